@@ -1,0 +1,10 @@
+//! Exit codes of `lambert` and `lambert-worker`.
+
+/// Everything asked for was done.
+pub const DONE: i32 = 0;
+/// Something failed on the way.
+pub const FAILED: i32 = 1;
+/// The command line or the configuration is wrong; nothing was started.
+pub const USAGE: i32 = 2;
+/// Stopped on request, with a checkpoint: the same command goes on from there (`EX_TEMPFAIL`).
+pub const STOPPED: i32 = 75;

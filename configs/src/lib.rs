@@ -1,0 +1,25 @@
+//! What lambert is told and what its two programs tell each other, as types.
+//!
+//! - [`load`]: file < environment < `--set`, unknown keys refused, every fault listed at once
+//! - [`prep`]: a preparation (text to dataset)
+//! - [`run`]: a run (a list of stages)
+//! - [`plan`]: the stages of a run laid end to end, in steps
+//! - [`schedule`]: the learning rate of a step
+//! - [`flops`]: parameters, floating-point operations and memory of a model, by formula
+//! - [`control`]: the messages between the ranks and the coordinator
+//! - [`exit`]: the exit codes of both programs
+//!
+//! This crate imports no other crate of the workspace, no tensors, no MPI and no async runtime.
+
+//pub mod control;
+pub mod exit;
+//pub mod flops;
+pub mod load;
+//pub mod plan;
+pub mod prep;
+//pub mod run;
+//pub mod schedule;
+
+pub use load::{Checked, ConfigError, Fault, Layers};
+pub use prep::PrepConfig;
+//pub use run::RunConfig;
