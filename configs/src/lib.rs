@@ -11,15 +11,15 @@
 //!
 //! This crate imports no other crate of the workspace, no tensors, no MPI and no async runtime.
 
-//pub mod control;
+pub mod control;
 pub mod exit;
-//pub mod flops;
+pub mod flops;
 pub mod load;
-//pub mod plan;
+pub mod plan;
 pub mod prep;
-//pub mod run;
-//pub mod schedule;
+pub mod run;
+pub mod schedule;
 
 pub use load::{Checked, ConfigError, Fault, Layers};
 pub use prep::PrepConfig;
-//pub use run::RunConfig;
+pub use run::RunConfig;

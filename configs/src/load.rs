@@ -81,9 +81,7 @@ impl Layers {
     pub fn from_process(sets: &[String]) -> Self {
         let mut environment: Vec<_> = std::env::vars_os()
             .filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)))
-            .filter_map(|(key, value)| {
-                Some((key.strip_prefix("LAMBERT__")?.to_lowercase().replace("__", "."), value))
-            })
+            .filter_map(|(key, value)| Some((key.strip_prefix("LAMBERT__")?.to_lowercase().replace("__", "."), value)))
             .collect();
         environment.sort();
         Self { environment, sets: sets.to_vec() }
@@ -96,8 +94,8 @@ impl Layers {
 
     /// Reads `path`, lays the other layers over it and checks the result.
     pub fn load<T: Checked>(&self, path: &Path) -> Result<T, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let text =
+            std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         self.parse(&text, &path.display().to_string())
     }
 
@@ -261,7 +259,8 @@ mod tests {
 
     #[test]
     fn sets_reach_sections_and_list_elements() {
-        let config = parse("number = 1\n[[list]]\n[[list]]", &["inner.text=some words", "list.1.share=0.5", "number=7"]);
+        let config =
+            parse("number = 1\n[[list]]\n[[list]]", &["inner.text=some words", "list.1.share=0.5", "number=7"]);
         let config = config.unwrap();
         assert_eq!((config.number, config.inner.text.as_str(), config.list[1].share), (7, "some words", 0.5));
     }

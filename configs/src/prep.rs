@@ -119,7 +119,14 @@ pub struct Samples {
 
 impl Default for Samples {
     fn default() -> Self {
-        Self { sequence_length: 128, pair: Pair::Nsp, short_sequence_probability: 0.1, passes: 1, held_out: 0.01, seed: 1 }
+        Self {
+            sequence_length: 128,
+            pair: Pair::Nsp,
+            short_sequence_probability: 0.1,
+            passes: 1,
+            held_out: 0.01,
+            seed: 1,
+        }
     }
 }
 

@@ -1,0 +1,183 @@
+//! What the ranks and the coordinator say to each other: JSON over HTTP.
+//!
+//! A rank is told where the coordinator listens by [`URL_VARIABLE`] and proves that it belongs to the attempt with the
+//! secret in [`TOKEN_VARIABLE`], sent as `Authorization: Bearer`. Both come through the environment, never a command
+//! line. `POST` [`PROGRESS_PATH`] takes a [`Progress`] and answers with a [`Directive`]; `POST` [`EVENT_PATH`] takes an
+//! [`Event`] and answers with nothing.
+
+use serde::{Deserialize, Serialize};
+
+/// Environment variable: the coordinator's address, as `http://127.0.0.1:41023`.
+pub const URL_VARIABLE: &str = "LAMBERT_CONTROL_URL";
+/// Environment variable: the secret of this attempt.
+pub const TOKEN_VARIABLE: &str = "LAMBERT_CONTROL_TOKEN";
+/// Where a rank posts its [`Progress`].
+pub const PROGRESS_PATH: &str = "/v1/progress";
+/// Where a rank posts an [`Event`].
+pub const EVENT_PATH: &str = "/v1/event";
+
+/// A rank's report; sent at its start, after each step and at least every few seconds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// The rank, from 0.
+    pub rank: usize,
+    /// Process id on `host`.
+    pub pid: u32,
+    /// Host name.
+    pub host: String,
+    /// Steps finished since the run's first start.
+    pub step: u64,
+    /// The records of the steps finished since the last report; from rank 0 only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub records: Vec<StepRecord>,
+}
+
+/// What the coordinator wants of the ranks. Rank 0 passes it on, so that all act at the same step.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Directive {
+    /// Go on.
+    #[default]
+    Continue,
+    /// Save a checkpoint after this step, then go on.
+    Checkpoint,
+    /// Save a checkpoint after this step, then exit with [`crate::exit::STOPPED`].
+    CheckpointAndStop,
+}
+
+/// The coordinator's answer to a [`Progress`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    /// What to do.
+    pub directive: Directive,
+}
+
+/// Something that happened once, for people and for `status`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Event {
+    /// The rank that tells it.
+    pub rank: usize,
+    /// What happened.
+    #[serde(flatten)]
+    pub kind: EventKind,
+}
+
+/// What an [`Event`] tells.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub enum EventKind {
+    /// Training starts at `step`: from nothing, or from a checkpoint.
+    Started {
+        /// Steps finished so far.
+        step: u64,
+        /// Steps of all stages.
+        steps: u64,
+        /// The checkpoint that it goes on from.
+        checkpoint: Option<String>,
+        /// Newer checkpoints that did not verify, each with the reason.
+        passed_over: Vec<String>,
+    },
+    /// A checkpoint was committed.
+    Checkpoint {
+        /// Its name, as `step-000012000-a0003`.
+        name: String,
+        /// Its step.
+        step: u64,
+        /// How long training stood still for it.
+        seconds: f64,
+    },
+    /// The held-out loss was measured.
+    Evaluation(Evaluation),
+    /// Something a person should know; training goes on.
+    Warning {
+        /// One sentence.
+        message: String,
+    },
+    /// The worker is done with this attempt in good order and exits with 0.
+    Finished {
+        /// Steps finished.
+        step: u64,
+        /// It was told to stop; the run has more steps.
+        stopped: bool,
+    },
+    /// This rank cannot go on and exits.
+    Failed {
+        /// The whole chain of causes.
+        message: String,
+        /// A new attempt may succeed (a store that was away); `false` where it cannot (a damaged shard).
+        retry: bool,
+    },
+}
+
+/// Loss and accuracy on held-out samples.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Evaluation {
+    /// Steps finished.
+    pub step: u64,
+    /// Samples looked at.
+    pub samples: u64,
+    /// Masked tokens looked at.
+    pub masked_tokens: u64,
+    /// Mean cross-entropy at the masked tokens, nats.
+    pub mlm_loss: f64,
+    /// Share of the masked tokens whose most probable piece is the right one.
+    pub mlm_accuracy: f64,
+    /// Mean cross-entropy of the pair objective, nats; absent without one.
+    pub pair_loss: Option<f64>,
+    /// Share of the samples whose pair label is guessed right.
+    pub pair_accuracy: Option<f64>,
+    /// Entropy of the dataset's pieces, nats: the loss of a guesser that ignores context.
+    pub unigram_entropy: f64,
+}
+
+/// What one step did; a line of the run's metrics.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepRecord {
+    /// Steps finished, this one included, since the run's first start.
+    pub step: u64,
+    /// Name of the stage.
+    pub stage: String,
+    /// Passes through the stage's dataset finished before this step's first sample.
+    pub epoch: u64,
+    /// Samples of the global batch.
+    pub samples: u64,
+    /// Tokens of the global batch, without padding.
+    pub tokens: u64,
+    /// Masked tokens of the global batch.
+    pub masked_tokens: u64,
+    /// `mlm_loss` plus `pair_loss`.
+    pub loss: f64,
+    /// Mean cross-entropy at the masked tokens, nats.
+    pub mlm_loss: f64,
+    /// Share of the masked tokens whose most probable piece is the right one.
+    pub mlm_accuracy: f64,
+    /// Mean cross-entropy of the pair objective, nats; absent without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pair_loss: Option<f64>,
+    /// Share of the samples whose pair label is guessed right.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pair_accuracy: Option<f64>,
+    /// Learning rate of this step.
+    pub learning_rate: f64,
+    /// L2 norm of the whole gradient, before clipping.
+    pub grad_norm: f64,
+    /// Wall-clock seconds of the step, the following parts included.
+    pub seconds: f64,
+    /// Seconds spent waiting for samples.
+    pub data_wait: f64,
+    /// Seconds of forward and backward passes.
+    pub forward_backward: f64,
+    /// Seconds of communication that nothing else hid.
+    pub communicate: f64,
+    /// Seconds of the weight update.
+    pub optimizer: f64,
+    /// Seconds that saving a checkpoint held up training.
+    pub checkpoint: f64,
+    /// Samples of the global batch over `seconds`.
+    pub samples_per_second: f64,
+    /// Tokens of the global batch over `seconds`.
+    pub tokens_per_second: f64,
+    /// Useful floating-point operations (no padding, no logits at unmasked positions) over `seconds` and over the peak
+    /// that the workers measured at their start; 0 if it was not measured.
+    pub flops_utilization: f64,
+}

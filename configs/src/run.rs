@@ -1,0 +1,443 @@
+//! A run: a model, an objective, an optimizer, and a list of stages.
+
+use serde::{Deserialize, Serialize};
+
+use crate::load::{Checked, Fault};
+pub use crate::prep::Pair;
+
+/// A run, as its TOML file says.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RunConfig {
+    /// Name and seed.
+    pub run: Run,
+    /// The encoder.
+    pub model: Model,
+    /// What is learnt.
+    pub objective: Objective,
+    /// How weights are updated.
+    pub optimizer: Optimizer,
+    /// What is done in what order.
+    pub stage: Vec<Stage>,
+    /// Held-out loss on the way.
+    pub evaluation: Evaluation,
+    /// When to save.
+    pub checkpoint: Checkpoint,
+    /// The machines.
+    pub cluster: Cluster,
+    /// The queue.
+    pub slurm: Slurm,
+}
+
+/// Name and seed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Run {
+    /// For people.
+    pub name: String,
+    /// Seed of weights, order, masks and dropout.
+    pub seed: u64,
+}
+
+impl Default for Run {
+    fn default() -> Self {
+        Self { name: "run".to_owned(), seed: 1 }
+    }
+}
+
+/// The encoder. Defaults are BERT-base.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Model {
+    /// Encoder layers.
+    pub layers: usize,
+    /// Width.
+    pub hidden: usize,
+    /// Attention heads; they divide the width.
+    pub heads: usize,
+    /// Width of the feed-forward layer.
+    pub intermediate: usize,
+    /// Longest sequence that has a position embedding.
+    pub positions: usize,
+    /// Dropout of embeddings, attention weights and layer outputs.
+    pub dropout: f64,
+    /// Standard deviation of the initial weights (truncated normal).
+    pub initializer_range: f64,
+    /// Epsilon of the layer normalisations.
+    pub layer_norm_eps: f64,
+}
+
+impl Default for Model {
+    fn default() -> Self {
+        Self {
+            layers: 12,
+            hidden: 768,
+            heads: 12,
+            intermediate: 3072,
+            positions: 512,
+            dropout: 0.1,
+            initializer_range: 0.02,
+            layer_norm_eps: 1e-12,
+        }
+    }
+}
+
+/// When masks change.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Masking {
+    /// New masks each epoch.
+    #[default]
+    Dynamic,
+    /// The same masks each epoch.
+    Static,
+}
+
+/// What is learnt: masked language modelling and a pair objective.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Objective {
+    /// The pair objective; must be what the dataset says.
+    pub pair: Pair,
+    /// When masks change.
+    pub masking: Masking,
+    /// Share of a sample's tokens, the specials counted, that is masked.
+    pub mask_probability: f64,
+    /// Masked tokens a sample at most.
+    pub max_predictions: usize,
+}
+
+impl Default for Objective {
+    fn default() -> Self {
+        Self { pair: Pair::Nsp, masking: Masking::Dynamic, mask_probability: 0.15, max_predictions: 20 }
+    }
+}
+
+/// The update rule.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OptimizerKind {
+    /// LAMB (arXiv 1904.00962).
+    #[default]
+    Lamb,
+    /// Adam with decoupled weight decay.
+    Adamw,
+}
+
+/// How weights are updated.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Optimizer {
+    /// The update rule.
+    pub kind: OptimizerKind,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Weight decay; biases and layer normalisations have none.
+    pub weight_decay: f64,
+    /// The gradient is scaled down to this L2 norm when above it; 0 turns it off.
+    pub clip_norm: f64,
+}
+
+impl Default for Optimizer {
+    fn default() -> Self {
+        Self { kind: OptimizerKind::Lamb, beta1: 0.9, beta2: 0.999, eps: 1e-6, weight_decay: 0.01, clip_norm: 1.0 }
+    }
+}
+
+/// How the learning rate falls after the warm-up.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Decay {
+    /// Polynomial of power 1.
+    #[default]
+    Linear,
+    /// Polynomial of `decay_power`.
+    Polynomial,
+    /// Half a cosine.
+    Cosine,
+    /// Not at all.
+    Constant,
+}
+
+/// One stage of a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Stage {
+    /// For people and for the records.
+    pub name: String,
+    /// The dataset, a folder or URL.
+    pub data: String,
+    /// Encoder layers; `model.layers` if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layers: Option<usize>,
+    /// Weight updates.
+    pub steps: u64,
+    /// Samples an update.
+    pub global_batch: usize,
+    /// Tokens of a micro-batch at most, padding counted.
+    pub micro_batch_tokens: usize,
+    /// Highest learning rate.
+    pub learning_rate: f64,
+    /// Share of the stage's steps in which the learning rate rises linearly.
+    pub warmup: f64,
+    /// How it falls afterwards.
+    pub decay: Decay,
+    /// Power of a polynomial decay.
+    pub decay_power: f64,
+    /// Learning rate at the stage's end.
+    pub learning_rate_end: f64,
+}
+
+impl Default for Stage {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            data: String::new(),
+            layers: None,
+            steps: 0,
+            global_batch: 256,
+            micro_batch_tokens: 4096,
+            learning_rate: 1e-4,
+            warmup: 0.1,
+            decay: Decay::Linear,
+            decay_power: 1.0,
+            learning_rate_end: 0.0,
+        }
+    }
+}
+
+/// Held-out loss on the way.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Evaluation {
+    /// The held-out dataset; empty for none.
+    pub data: String,
+    /// Steps between evaluations.
+    pub every_steps: u64,
+    /// Samples an evaluation at most; 0 for all.
+    pub samples: u64,
+}
+
+impl Default for Evaluation {
+    fn default() -> Self {
+        Self { data: String::new(), every_steps: 1000, samples: 2048 }
+    }
+}
+
+/// When to save; a checkpoint is due as soon as one of the two says so, and at the end of each stage.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Checkpoint {
+    /// Steps between checkpoints; 0 turns this off.
+    pub every_steps: u64,
+    /// Minutes between checkpoints; 0 turns this off.
+    pub every_minutes: f64,
+    /// How many of the newest are kept.
+    pub keep: usize,
+}
+
+impl Default for Checkpoint {
+    fn default() -> Self {
+        Self { every_steps: 1000, every_minutes: 15.0, keep: 3 }
+    }
+}
+
+/// How ranks exchange gradients.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Backend {
+    /// NCCL on GPUs, MPI between several ranks on CPUs, nothing for one rank.
+    #[default]
+    Auto,
+    /// One rank in one process.
+    Local,
+    /// MPI all-reduce.
+    Mpi,
+    /// NCCL all-reduce.
+    Nccl,
+}
+
+/// Where tensors live.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Device {
+    /// A GPU where there is one.
+    #[default]
+    Auto,
+    /// Main memory.
+    Cpu,
+    /// A GPU.
+    Cuda,
+}
+
+/// The machines.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Cluster {
+    /// Worker processes in all.
+    pub ranks: usize,
+    /// How ranks exchange gradients.
+    pub backend: Backend,
+    /// Where tensors live.
+    pub device: Device,
+    /// CPU threads of a rank.
+    pub threads: usize,
+    /// How often a failed attempt is started again before the run is given up; progress resets the count.
+    pub restarts: usize,
+    /// Arguments added to mpirun's command line.
+    pub mpirun_arguments: Vec<String>,
+}
+
+impl Default for Cluster {
+    fn default() -> Self {
+        Self {
+            ranks: 1,
+            backend: Backend::Auto,
+            device: Device::Auto,
+            threads: 1,
+            restarts: 5,
+            mpirun_arguments: Vec::new(),
+        }
+    }
+}
+
+/// The queue.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Slurm {
+    /// Slurm partition.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub partition: Option<String>,
+    /// Time limit, as Slurm writes it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time: Option<String>,
+}
+
+impl Stage {
+    /// Encoder layers of this stage.
+    pub fn depth(&self, model: &Model) -> usize {
+        self.layers.unwrap_or(model.layers)
+    }
+}
+
+impl Checked for RunConfig {
+    fn check(&self, faults: &mut Vec<Fault>) {
+        self.model.check(faults);
+        self.objective.check(faults);
+        self.optimizer.check(faults);
+        if self.stage.is_empty() {
+            faults.push(Fault::new("stage", "at least one [[stage]] is needed"));
+        }
+        for (index, stage) in self.stage.iter().enumerate() {
+            stage.check(index, faults);
+            let before = index.checked_sub(1).map_or(stage, |before| &self.stage[before]);
+            let (from, to) = (before.depth(&self.model), stage.depth(&self.model));
+            if from != to {
+                faults.push(Fault::new(
+                    format!("stage.{index}.layers"),
+                    format!("{to} layers after {from}: this version keeps one depth through a run"),
+                ));
+            }
+        }
+        self.cluster.check(faults);
+        positive("evaluation.every_steps", self.evaluation.every_steps as f64, faults);
+        positive("checkpoint.keep", self.checkpoint.keep as f64, faults);
+        not_negative("checkpoint.every_minutes", self.checkpoint.every_minutes, faults);
+    }
+}
+
+impl Model {
+    fn check(&self, faults: &mut Vec<Fault>) {
+        for (key, value) in [
+            ("model.layers", self.layers),
+            ("model.hidden", self.hidden),
+            ("model.heads", self.heads),
+            ("model.intermediate", self.intermediate),
+            ("model.positions", self.positions),
+        ] {
+            positive(key, value as f64, faults);
+        }
+        if self.heads > 0 && !self.hidden.is_multiple_of(self.heads) {
+            faults
+                .push(Fault::new("model.heads", format!("{} heads do not divide {} hidden", self.heads, self.hidden)));
+        }
+        share("model.dropout", self.dropout, faults);
+        positive("model.initializer_range", self.initializer_range, faults);
+        positive("model.layer_norm_eps", self.layer_norm_eps, faults);
+    }
+}
+
+impl Objective {
+    fn check(&self, faults: &mut Vec<Fault>) {
+        share("objective.mask_probability", self.mask_probability, faults);
+        positive("objective.mask_probability", self.mask_probability, faults);
+        positive("objective.max_predictions", self.max_predictions as f64, faults);
+    }
+}
+
+impl Optimizer {
+    fn check(&self, faults: &mut Vec<Fault>) {
+        share("optimizer.beta1", self.beta1, faults);
+        share("optimizer.beta2", self.beta2, faults);
+        positive("optimizer.eps", self.eps, faults);
+        not_negative("optimizer.weight_decay", self.weight_decay, faults);
+        not_negative("optimizer.clip_norm", self.clip_norm, faults);
+    }
+}
+
+impl Stage {
+    fn check(&self, index: usize, faults: &mut Vec<Fault>) {
+        let key = |name: &str| format!("stage.{index}.{name}");
+        if self.name.is_empty() {
+            faults.push(Fault::new(key("name"), "missing: a name for the records"));
+        }
+        if self.data.is_empty() {
+            faults.push(Fault::new(key("data"), "missing: the dataset's folder or URL"));
+        }
+        positive(&key("layers"), self.layers.unwrap_or(1) as f64, faults);
+        positive(&key("steps"), self.steps as f64, faults);
+        positive(&key("global_batch"), self.global_batch as f64, faults);
+        positive(&key("micro_batch_tokens"), self.micro_batch_tokens as f64, faults);
+        positive(&key("learning_rate"), self.learning_rate, faults);
+        positive(&key("decay_power"), self.decay_power, faults);
+        not_negative(&key("learning_rate_end"), self.learning_rate_end, faults);
+        if !(0.0..=1.0).contains(&self.warmup) {
+            faults.push(Fault::new(key("warmup"), "is a share of the steps: from 0 to 1"));
+        }
+    }
+}
+
+impl Cluster {
+    fn check(&self, faults: &mut Vec<Fault>) {
+        positive("cluster.ranks", self.ranks as f64, faults);
+        positive("cluster.threads", self.threads as f64, faults);
+        if self.backend == Backend::Local && self.ranks > 1 {
+            faults.push(Fault::new("cluster.backend", format!("local is one rank; {} are asked for", self.ranks)));
+        }
+        if self.backend == Backend::Nccl || self.device == Device::Cuda {
+            faults.push(Fault::new("cluster", "this version trains on the CPU: neither NCCL nor CUDA is built in yet"));
+        }
+    }
+}
+
+fn positive(key: &str, value: f64, faults: &mut Vec<Fault>) {
+    if !(value > 0.0 && value.is_finite()) {
+        faults.push(Fault::new(key, format!("is {value}; must be above 0")));
+    }
+}
+
+fn not_negative(key: &str, value: f64, faults: &mut Vec<Fault>) {
+    if !(value >= 0.0 && value.is_finite()) {
+        faults.push(Fault::new(key, format!("is {value}; must be 0 or above")));
+    }
+}
+
+fn share(key: &str, value: f64, faults: &mut Vec<Fault>) {
+    if !(0.0..1.0).contains(&value) {
+        faults.push(Fault::new(key, format!("is {value}; must be at least 0 and below 1")));
+    }
+}

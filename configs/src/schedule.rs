@@ -1,0 +1,60 @@
+//! The learning rate of a step: a linear warm-up, then a decay to the stage's end.
+
+use crate::run::{Decay, Stage};
+
+/// Learning rate of the step after `done` steps of this stage (so from 0 to `steps - 1`).
+///
+/// Warm-up rises linearly over `w = round(warmup x steps)` steps and ends at the full rate; the decay runs over the
+/// remaining steps and starts there too, so that the rate has no jump (`(1 - p)^power` with p over the decay alone; the
+/// NVIDIA recipe takes p over all steps and falls by a sixth at the end of its warm-up).
+pub fn learning_rate(stage: &Stage, done: u64) -> f64 {
+    let warmup = (stage.warmup * stage.steps as f64).round() as u64;
+    if done < warmup {
+        return stage.learning_rate * (done + 1) as f64 / warmup as f64;
+    }
+    let progress = (done - warmup) as f64 / (stage.steps - warmup).max(1) as f64;
+    let left = match stage.decay {
+        Decay::Constant => 1.0,
+        Decay::Linear => 1.0 - progress,
+        Decay::Polynomial => (1.0 - progress).max(0.0).powf(stage.decay_power),
+        Decay::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * progress).cos()),
+    };
+    stage.learning_rate_end + (stage.learning_rate - stage.learning_rate_end) * left
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stage(decay: Decay) -> Stage {
+        Stage {
+            steps: 100,
+            warmup: 0.1,
+            learning_rate: 2.0,
+            learning_rate_end: 0.5,
+            decay,
+            decay_power: 2.0,
+            ..Stage::default()
+        }
+    }
+
+    #[test]
+    fn warm_up_ends_at_the_full_rate() {
+        for decay in [Decay::Linear, Decay::Polynomial, Decay::Cosine, Decay::Constant] {
+            assert_eq!(learning_rate(&stage(decay), 0), 0.2);
+            assert_eq!(learning_rate(&stage(decay), 9), 2.0);
+            assert_eq!(learning_rate(&stage(decay), 10), 2.0);
+        }
+    }
+
+    #[test]
+    fn decay_follows_its_formula() {
+        let half = |decay| learning_rate(&stage(decay), 55);
+        assert!((half(Decay::Linear) - 1.25).abs() < 1e-12);
+        assert!((half(Decay::Polynomial) - (0.5 + 1.5 * 0.25)).abs() < 1e-12);
+        assert!((half(Decay::Cosine) - 1.25).abs() < 1e-12);
+        assert_eq!(half(Decay::Constant), 2.0);
+        let last = learning_rate(&stage(Decay::Linear), 99);
+        assert!(last > 0.5 && last < 0.52);
+    }
+}
