@@ -1,1 +1,20 @@
-//! (being built)
+//! Object stores behind blocking calls, and what a run keeps in them.
+//!
+//! A [`Store`] is a folder or a bucket prefix. On it stand two things: a [`lease`] says which attempt holds a
+//! run, and a [`checkpoint`] is a set of objects that exists from the moment its manifest does.
+
+/// [`Error`]: operation + URL + cause, free of credentials.
+pub mod error;
+/// SHA-256 as hexadecimal digits.
+pub mod hash;
+/// Which names objects may have.
+pub mod names;
+mod open;
+mod retry;
+mod runtime;
+mod store;
+
+pub use error::{Error, Result};
+pub use open::Settings;
+pub use retry::Patience;
+pub use store::{Object, Store};

@@ -1,0 +1,154 @@
+//! What can go wrong with a store. Every message names the operation and the URL; none holds a credential.
+
+use std::fmt;
+
+/// An operation on a store that did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The URL is of no kind this crate opens, or holds what a URL must not hold (a password, a query).
+    #[error("cannot open {url}: {why}")]
+    Url {
+        /// The URL as far as it may be shown.
+        url: String,
+        /// What is wrong with it and what was expected.
+        why: String,
+    },
+    /// An object name that could reach outside the store, or that no store takes.
+    #[error("{name:?} is not an object name: {why}")]
+    Name {
+        /// The refused name.
+        name: String,
+        /// The rule it breaks.
+        why: &'static str,
+    },
+    /// There is no such object (or bucket, or folder).
+    #[error("{operation} {url}: there is no such object")]
+    NotFound {
+        /// What was tried.
+        operation: &'static str,
+        /// The object's URL.
+        url: String,
+    },
+    /// The store refuses: no permission, no credential, or an expired one.
+    #[error(
+        "{operation} {url}: access denied (are the credentials in the environment present, current and allowed to do this?)"
+    )]
+    Denied {
+        /// What was tried.
+        operation: &'static str,
+        /// The object's URL.
+        url: String,
+        /// The store's own words.
+        #[source]
+        source: Cause,
+    },
+    /// The operation failed and trying again would not help, or was tried until patience ran out.
+    #[error("{operation} {url} failed after {attempts} attempt(s) in {seconds:.1} s")]
+    Failed {
+        /// What was tried.
+        operation: &'static str,
+        /// The object's URL.
+        url: String,
+        /// How often it was tried.
+        attempts: u32,
+        /// For how long it was tried, in seconds.
+        seconds: f64,
+        /// The last failure.
+        #[source]
+        source: Cause,
+    },
+    /// An object is not what its writer recorded: truncated, flipped, replaced.
+    #[error("{url} is damaged: {what}: expected {expected}, found {found}")]
+    Damaged {
+        /// The object's URL.
+        url: String,
+        /// Which property differs: size, sha256, format...
+        what: &'static str,
+        /// The recorded value.
+        expected: String,
+        /// The value found.
+        found: String,
+    },
+    /// An object is larger than what its reader is prepared to hold.
+    #[error("{url} has {bytes} bytes, more than the {limit} accepted here")]
+    TooLarge {
+        /// The object's URL.
+        url: String,
+        /// Its size in bytes.
+        bytes: u64,
+        /// The reader's limit in bytes.
+        limit: u64,
+    },
+    /// A newer attempt holds the run; this one must not write to it any more.
+    #[error("attempt {attempt} has lost the lease of {url}: attempt {newest} holds it")]
+    LeaseLost {
+        /// The run's URL.
+        url: String,
+        /// The attempt that asked.
+        attempt: u32,
+        /// The attempt that holds the run.
+        newest: u32,
+    },
+}
+
+/// Result of a store operation.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// Whether the cause is that the object does not exist.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::NotFound { .. })
+    }
+
+    /// Whether the object is there but its content is not what was recorded.
+    pub fn is_damaged(&self) -> bool {
+        matches!(self, Self::Damaged { .. } | Self::TooLarge { .. })
+    }
+}
+
+/// A lower layer's failure as text, with every credential of the environment taken out.
+///
+/// Text, because the layers below quote requests and responses, and only text can be searched for secrets.
+#[derive(Debug, Clone)]
+pub struct Cause(String);
+
+impl Cause {
+    pub(crate) fn new(message: impl fmt::Display) -> Self {
+        Self(without_secrets(message.to_string(), std::env::vars()))
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Cause {}
+
+/// Variables whose names look like these hold secrets; shorter values than this are no secrets but words.
+const SECRET_NAMES: [&str; 6] = ["SECRET", "TOKEN", "PASSWORD", "ACCESS_KEY", "ACCOUNT_KEY", "SAS"];
+const SHORTEST_SECRET: usize = 8;
+
+fn without_secrets(mut message: String, variables: impl Iterator<Item = (String, String)>) -> String {
+    for (name, value) in variables {
+        let secret = SECRET_NAMES.iter().any(|part| name.contains(part)) && value.len() >= SHORTEST_SECRET;
+        if secret && message.contains(&value) {
+            message = message.replace(&value, &format!("[{name}]"));
+        }
+    }
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_of_the_environment_are_taken_out_of_messages() {
+        let variables = [("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI"), ("AWS_REGION", "eu-west-1"), ("SAS", "short")];
+        let variables = variables.map(|(name, value)| (name.to_string(), value.to_string()));
+        let shown = without_secrets("PUT eu-west-1 short wJalrXUtnFEMI".into(), variables.into_iter());
+        assert_eq!(shown, "PUT eu-west-1 short [AWS_SECRET_ACCESS_KEY]");
+    }
+}

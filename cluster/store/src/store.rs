@@ -1,0 +1,289 @@
+//! A place in an object store, with blocking calls.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::TryStreamExt;
+use object_store::path::Path;
+use object_store::{GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+
+use crate::error::{Error, Result};
+use crate::names;
+use crate::open::{self, Backend, Settings};
+use crate::retry::{self, Patience, Place};
+use crate::runtime;
+
+/// A folder or an object-store prefix. Cheap to clone, usable from many threads at once.
+///
+/// Every call blocks its thread until the store has answered, and may also be made on a thread of an
+/// asynchronous runtime (it holds up that thread). Remote stores are retried within [`Settings::patience`];
+/// local writes are on the disk when a call returns, and a name is there completely or not at all, whenever the
+/// process is killed.
+#[derive(Clone)]
+pub struct Store {
+    pub(crate) backend: Arc<Backend>,
+    pub(crate) root: Path,
+    pub(crate) url: String,
+    pub(crate) patience: Patience,
+}
+
+/// An object in a listing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Object {
+    /// Its name, relative to the store that was listed.
+    pub path: String,
+    /// Its size in bytes.
+    pub bytes: u64,
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Store").field(&self.url).finish()
+    }
+}
+
+impl Store {
+    /// Opens a path, `file://`, `memory://name/prefix` (shared within the process), `s3://bucket/prefix`,
+    /// `gs://bucket/prefix` or `az://container/prefix`. Nothing is read or created yet.
+    ///
+    /// Credentials and endpoints come from the environment (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, ...) or from
+    /// the machine's own identity at its provider.
+    ///
+    /// # Errors
+    /// A URL of an unknown kind, one that holds a password, or a configuration that its provider refuses.
+    pub fn open(url: &str) -> Result<Self> {
+        Self::open_with(url, Settings::default())
+    }
+
+    /// Like [`Store::open`], with settings of one's own.
+    ///
+    /// # Errors
+    /// As for [`Store::open`].
+    pub fn open_with(url: &str, settings: Settings) -> Result<Self> {
+        let opened = open::open(url, &settings)?;
+        let (backend, root, url) = (Arc::new(opened.backend), opened.root, opened.url);
+        Ok(Self { backend, root, url, patience: settings.patience })
+    }
+
+    /// Where this is, as it can be given to [`Store::open`] again. Holds no credential.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The same store, one or more levels down.
+    ///
+    /// # Errors
+    /// [`Error::Name`] if `prefix` is no plain relative name.
+    pub fn join(&self, prefix: &str) -> Result<Self> {
+        let prefix = prefix.trim_end_matches('/');
+        let root = names::below(&self.root, prefix)?;
+        Ok(Self { root, url: self.url_of(prefix), ..self.clone() })
+    }
+
+    /// The file that holds `path`, if this store is a folder of this machine. The file need not exist.
+    ///
+    /// # Errors
+    /// [`Error::Name`] if `path` is no plain relative name.
+    pub fn local_path(&self, path: &str) -> Result<Option<PathBuf>> {
+        names::check(path)?;
+        Ok(self.is_local().then(|| PathBuf::from(&self.url).join(path)))
+    }
+
+    /// A whole object, whatever its size. Where the size is not known to be small use [`Store::get_at_most`].
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if there is none; else what the store says.
+    pub fn get(&self, path: &str) -> Result<Bytes> {
+        self.get_at_most(path, u64::MAX)
+    }
+
+    /// A whole object that must not have more than `limit` bytes; a larger one is not read at all.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::TooLarge`], else what the store says.
+    pub fn get_at_most(&self, path: &str, limit: u64) -> Result<Bytes> {
+        let (store, name, place) = self.ask("get", path)?;
+        let url = place.url.clone();
+        let found = runtime::wait(async move {
+            let once = |_| async {
+                let answer = store.backend.objects().get(&name).await?;
+                let bytes = answer.meta.size;
+                if bytes > limit { Ok(Err(bytes)) } else { complete(bytes, answer.bytes().await?).map(Ok) }
+            };
+            retry::attempts(&place, store.retried(), once).await
+        })?;
+        found.map_err(|bytes| Error::TooLarge { url, bytes, limit })
+    }
+
+    /// The bytes `range` of an object.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], a range beyond the object's end, else what the store says.
+    pub fn get_range(&self, path: &str, range: Range<u64>) -> Result<Bytes> {
+        if range.is_empty() {
+            return Ok(Bytes::new());
+        }
+        let (store, name, place) = self.ask("get range of", path)?;
+        let wanted = range.end - range.start;
+        runtime::wait(async move {
+            let once = |_| async { complete(wanted, store.backend.objects().get_range(&name, range.clone()).await?) };
+            retry::attempts(&place, store.retried(), once).await
+        })
+    }
+
+    /// Writes an object, in place of any that has the name.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub fn put(&self, path: &str, bytes: Bytes) -> Result<()> {
+        let (store, name, place) = self.ask("put", path)?;
+        runtime::wait(async move {
+            let payload = PutPayload::from_bytes(bytes);
+            let once = |_| store.backend.objects().put(&name, payload.clone());
+            retry::attempts(&place, store.retried(), once).await.map(drop)
+        })
+    }
+
+    /// Writes an object only if there is none of the name; returns whether it was written.
+    ///
+    /// If an answer was lost on the way and the object is then found with exactly these bytes, it counts as
+    /// written by this call; so bytes that tell writers apart (a random mark) make the result exact.
+    ///
+    /// # Errors
+    /// What the store says; "it exists" is not an error.
+    pub fn put_new(&self, path: &str, bytes: Bytes) -> Result<bool> {
+        let (store, name, place) = self.ask("create", path)?;
+        runtime::wait(async move {
+            let once = |attempt| create(store.backend.objects(), &name, bytes.clone(), attempt);
+            retry::attempts(&place, store.retried(), once).await
+        })
+    }
+
+    /// All objects below `prefix` (a folder's name, or empty for everything), sorted by name. A prefix without
+    /// objects gives an empty list.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub fn list(&self, prefix: &str) -> Result<Vec<Object>> {
+        let folder = names::folder(&self.root, prefix)?;
+        let (store, place) = (self.clone(), self.place("list", prefix));
+        runtime::wait(async move {
+            let once = |_| store.backend.objects().list(Some(&folder)).try_collect::<Vec<_>>();
+            let found = retry::attempts(&place, store.retried(), once).await?;
+            let named = found.into_iter().filter_map(|meta| {
+                let path = store.relative(&meta.location)?;
+                Some(Object { path, bytes: meta.size })
+            });
+            let mut objects: Vec<_> = named.collect();
+            objects.sort_by(|a, b| a.path.cmp(&b.path));
+            Ok(objects)
+        })
+    }
+
+    /// The names of the folders directly below `prefix`, sorted, without the prefix.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub fn list_folders(&self, prefix: &str) -> Result<Vec<String>> {
+        let folder = names::folder(&self.root, prefix)?;
+        let (store, place) = (self.clone(), self.place("list", prefix));
+        runtime::wait(async move {
+            let once = |_| store.backend.objects().list_with_delimiter(Some(&folder));
+            let found = retry::attempts(&place, store.retried(), once).await?;
+            let mut names: Vec<_> =
+                found.common_prefixes.iter().filter_map(|path| path.filename().map(String::from)).collect();
+            names.sort();
+            Ok(names)
+        })
+    }
+
+    /// Removes an object; that there is none is no error.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub fn delete(&self, path: &str) -> Result<()> {
+        let (store, name, place) = self.ask("delete", path)?;
+        let done = runtime::wait(async move {
+            let once = |_| store.backend.objects().delete(&name);
+            retry::attempts(&place, store.retried(), once).await
+        });
+        done.or_else(|error| if error.is_not_found() { Ok(()) } else { Err(error) })
+    }
+
+    /// The size of an object in bytes, or `None` if there is none.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub fn head(&self, path: &str) -> Result<Option<u64>> {
+        let (store, name, place) = self.ask("look at", path)?;
+        let found = runtime::wait(async move {
+            let once = |_| store.backend.objects().head(&name);
+            retry::attempts(&place, store.retried(), once).await
+        });
+        match found {
+            Ok(meta) => Ok(Some(meta.size)),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(crate) fn is_local(&self) -> bool {
+        matches!(*self.backend, Backend::Local(_))
+    }
+
+    /// The patience to retry with, where retrying helps at all.
+    pub(crate) fn retried(&self) -> Option<&Patience> {
+        matches!(*self.backend, Backend::Remote { in_memory: false, .. }).then_some(&self.patience)
+    }
+
+    pub(crate) fn url_of(&self, path: &str) -> String {
+        if path.is_empty() { self.url.clone() } else { format!("{}/{path}", self.url) }
+    }
+
+    pub(crate) fn place(&self, operation: &'static str, path: &str) -> Place {
+        Place { operation, url: self.url_of(path) }
+    }
+
+    /// What every request needs: the store to take along, the checked full name, and words for messages.
+    pub(crate) fn ask(&self, operation: &'static str, path: &str) -> Result<(Self, Path, Place)> {
+        Ok((self.clone(), names::below(&self.root, path)?, self.place(operation, path)))
+    }
+
+    fn relative(&self, full: &Path) -> Option<String> {
+        let parts: Vec<_> = full.prefix_match(&self.root)?.map(|part| part.as_ref().to_string()).collect();
+        Some(parts.join("/"))
+    }
+}
+
+/// A body that ends early can look like a success; its length cannot.
+fn complete(wanted: u64, body: Bytes) -> object_store::Result<Bytes> {
+    if body.len() as u64 == wanted {
+        return Ok(body);
+    }
+    let source = format!("the answer has {} bytes where {wanted} were announced", body.len()).into();
+    Err(object_store::Error::Generic { store: "answer", source })
+}
+
+async fn create(objects: &dyn ObjectStore, name: &Path, bytes: Bytes, attempt: u32) -> object_store::Result<bool> {
+    let options = PutOptions::from(PutMode::Create);
+    match objects.put_opts(name, PutPayload::from_bytes(bytes.clone()), options).await {
+        Ok(_) => Ok(true),
+        Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
+            // A later attempt may find what an earlier one wrote before its answer was lost.
+            let there = objects.get_opts(name, GetOptions::default()).await;
+            match there {
+                Ok(answer) => {
+                    Ok(attempt > 1 && answer.meta.size == bytes.len() as u64 && answer.bytes().await? == bytes)
+                }
+                Err(object_store::Error::NotFound { .. }) => {
+                    let source = "refused as existing, and then not there".into();
+                    Err(object_store::Error::Generic { store: "create", source })
+                }
+                Err(error) => Err(error),
+            }
+        }
+        Err(error) => Err(error),
+    }
+}
