@@ -1,0 +1,25 @@
+//! A dataset: Parquet shards of samples, `vocab.txt`, and `manifest.json`, which is written last.
+//!
+//! [`Dataset`] reads one from a folder or URL; [`ShardWriter`] and [`write()`] make one. The format is described in
+//! docs/formats.md.
+
+mod error;
+mod file;
+mod manifest;
+mod read;
+mod schema;
+mod write;
+
+pub use error::DatasetError;
+pub use manifest::{Counts, Manifest, SampleRules, Shard, VERSION, VocabularyFile, sha256_hex};
+pub use read::{Dataset, RowGroup, Samples};
+pub use write::{Sample, ShardWriter, shard_name, write};
+
+/// The name of the manifest inside a dataset.
+pub const MANIFEST: &str = "manifest.json";
+/// The name of the vocabulary inside a dataset.
+pub const VOCABULARY: &str = "vocab.txt";
+/// Rows of a row group unless the preparation says otherwise: about 0.2 MB at 128 tokens.
+pub const ROWS_PER_GROUP: usize = 1024;
+/// `pair_label` of a sample without a pair objective.
+pub const NO_PAIR: u8 = 255;

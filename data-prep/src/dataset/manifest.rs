@@ -1,0 +1,156 @@
+//! `manifest.json`: what a dataset holds and how it was made.
+
+use std::collections::BTreeMap;
+
+use lambert_config::prep::Pair;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::tokenizer::Special;
+
+/// The version of the format that this program writes and reads.
+pub const VERSION: u32 = 1;
+
+/// `manifest.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// [`VERSION`].
+    pub version: u32,
+    /// `train` or `held-out`.
+    pub split: String,
+    /// Tokens of a sample at most, special pieces included.
+    pub sequence_length: usize,
+    /// Whether text was lowercased and stripped of accents before it was split into pieces.
+    pub lowercase: bool,
+    /// The vocabulary.
+    pub vocabulary: VocabularyFile,
+    /// The ids of the special pieces.
+    pub special: Special,
+    /// How samples were cut.
+    pub samples: SampleRules,
+    /// How much went in and came out.
+    pub counts: Counts,
+    /// Nats per piece: the entropy of the pieces of the samples, special ones left out. No guesser that does not
+    /// look at the context has a lower loss.
+    pub unigram_entropy: f64,
+    /// The Parquet files, in the order of their rows.
+    pub shards: Vec<Shard>,
+}
+
+/// The vocabulary of a dataset.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VocabularyFile {
+    /// Its name beside the manifest.
+    pub path: String,
+    /// Pieces.
+    pub size: usize,
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// Of the file.
+    pub sha256: String,
+}
+
+/// How the samples of a dataset were cut.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SampleRules {
+    /// The pair objective.
+    pub pair: Pair,
+    /// Share of the samples that aimed at a random shorter length.
+    pub short_sequence_probability: f64,
+    /// How often each document was used.
+    pub passes: usize,
+    /// Share of the documents that were held out.
+    pub held_out: f64,
+    /// Seed of every random choice.
+    pub seed: u64,
+}
+
+/// How much went into a dataset and came out.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Documents used.
+    pub documents: u64,
+    /// Sentences in them.
+    pub sentences: u64,
+    /// Rows.
+    pub samples: u64,
+    /// Tokens of all rows, special pieces included.
+    pub tokens: u64,
+    /// Rows whose second segment was replaced or swapped.
+    pub positive_pairs: u64,
+    /// What was left out or mended, and how often, by reason; for the whole preparation, not only this split.
+    pub rejected: BTreeMap<String, u64>,
+}
+
+/// One Parquet file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shard {
+    /// Its name beside the manifest.
+    pub path: String,
+    /// Rows.
+    pub rows: u64,
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// Of the file.
+    pub sha256: String,
+    /// Rows of each of its row groups.
+    pub row_groups: Vec<u64>,
+}
+
+impl Manifest {
+    /// The bytes of `manifest.json`.
+    #[must_use]
+    pub fn to_json(&self) -> Vec<u8> {
+        // Serialising plain structs with string keys cannot fail; an empty file would be refused on reading.
+        let mut bytes = serde_json::to_vec_pretty(self).unwrap_or_default();
+        bytes.push(b'\n');
+        bytes
+    }
+
+    /// Reads `manifest.json`; the error says what was expected.
+    pub fn from_json(bytes: &[u8]) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        struct Head {
+            version: u32,
+        }
+        let head: Head = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        if head.version != VERSION {
+            return Err(format!("format version {}, this program reads {VERSION}", head.version));
+        }
+        let manifest: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        manifest.check().map(|()| manifest)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        for shard in &self.shards {
+            let rows: u64 = shard.row_groups.iter().sum();
+            if rows != shard.rows {
+                return Err(format!("{}: {} rows, but its row groups have {rows}", shard.path, shard.rows));
+            }
+        }
+        let names = self.shards.iter().map(|shard| &shard.path).chain([&self.vocabulary.path]);
+        for name in names {
+            if name.is_empty() || name.contains(['/', '\\']) || name.starts_with('.') {
+                return Err(format!("{name:?} is not a file name"));
+            }
+        }
+        let rows: u64 = self.shards.iter().map(|shard| shard.rows).sum();
+        if rows != self.counts.samples {
+            return Err(format!("{} samples counted, but the shards have {rows} rows", self.counts.samples));
+        }
+        match self.special.all().iter().find(|&&id| id as usize >= self.vocabulary.size) {
+            Some(id) => Err(format!("special id {id} in a vocabulary of {}", self.vocabulary.size)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The sha256 of `bytes`, in hexadecimal.
+#[must_use]
+pub fn sha256_hex(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
+pub(super) fn hex(digest: &[u8]) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}

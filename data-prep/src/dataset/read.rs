@@ -1,0 +1,290 @@
+//! Opening a dataset and reading its row groups.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use lambert_store::Store;
+use parquet::column::reader::ColumnReader;
+use parquet::errors::ParquetError;
+use parquet::file::reader::FileReader;
+use parquet::file::serialized_reader::SerializedFileReader;
+
+use super::file::{self, Positioned};
+use super::{DatasetError, MANIFEST, Manifest, NO_PAIR, Shard, schema, sha256_hex};
+
+/// A dataset that was opened: its manifest is read, the sizes of its files are right.
+///
+/// The bytes of a shard are checked against its sha256 once, when its first row group is read.
+pub struct Dataset {
+    store: Store,
+    manifest: Manifest,
+    sha256: String,
+    groups: Vec<RowGroup>,
+    shards: Vec<Mutex<Option<Arc<SerializedFileReader<Positioned>>>>>,
+}
+
+/// A row group, numbered through the whole dataset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowGroup {
+    /// Which shard of the manifest, from 0.
+    pub shard: usize,
+    /// Which row group of that shard, from 0.
+    pub index: usize,
+    /// Rows.
+    pub rows: u64,
+    /// The number of its first row in the whole dataset.
+    pub first_row: u64,
+}
+
+/// The samples of a row group.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Samples {
+    /// Token ids of all rows, one after another, special pieces included, unmasked.
+    pub input_ids: Vec<u32>,
+    /// Row `r` is `input_ids[offsets[r]..offsets[r + 1]]`; one more than there are rows.
+    pub offsets: Vec<usize>,
+    /// Where the second segment of each row starts; 0 = one segment.
+    pub segment_b_start: Vec<u16>,
+    /// For each row 1 = the second segment was replaced or swapped, 0 = it was not, [`NO_PAIR`] = no pair objective.
+    pub pair_label: Vec<u8>,
+}
+
+impl Samples {
+    /// Rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.segment_b_start.len()
+    }
+
+    /// The token ids of one row.
+    #[must_use]
+    pub fn ids(&self, row: usize) -> &[u32] {
+        &self.input_ids[self.offsets[row]..self.offsets[row + 1]]
+    }
+}
+
+impl Dataset {
+    /// Opens the dataset at a folder or URL.
+    pub fn open(url: &str) -> Result<Self, DatasetError> {
+        let store = Store::open(url).map_err(|source| DatasetError::Store { url: url.to_owned(), source })?;
+        Self::at(store)
+    }
+
+    /// Opens the dataset that lies at the root of `store`.
+    pub fn at(store: Store) -> Result<Self, DatasetError> {
+        let url = store.url().to_owned();
+        let bytes = store.get(MANIFEST).map_err(|source| match source.is_not_found() {
+            true => DatasetError::NoManifest { url: url.clone() },
+            false => DatasetError::Store { url: url.clone(), source },
+        })?;
+        let manifest =
+            Manifest::from_json(&bytes).map_err(|message| DatasetError::Manifest { url: url.clone(), message })?;
+        let groups = row_groups(&manifest.shards);
+        let shards = manifest.shards.iter().map(|_| Mutex::new(None)).collect();
+        let dataset = Self { store, manifest, sha256: sha256_hex(&bytes), groups, shards };
+        dataset.check_sizes()?;
+        Ok(dataset)
+    }
+
+    /// Where it lies.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        self.store.url()
+    }
+
+    /// What it holds and how it was made.
+    #[must_use]
+    pub const fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The sha256 of `manifest.json`: the identity of the dataset, since it pins every other byte.
+    #[must_use]
+    pub fn manifest_sha256(&self) -> &str {
+        &self.sha256
+    }
+
+    /// Samples.
+    #[must_use]
+    pub const fn rows(&self) -> u64 {
+        self.manifest.counts.samples
+    }
+
+    /// All row groups, in the order of their rows.
+    #[must_use]
+    pub fn row_groups(&self) -> &[RowGroup] {
+        &self.groups
+    }
+
+    /// Tokens of each row of a row group; reads only that column.
+    pub fn lengths(&self, row_group: usize) -> Result<Vec<u16>, DatasetError> {
+        let group = self.groups[row_group];
+        let reader = self.shard(group.shard)?;
+        let column = Column::read(&reader, group, schema::LENGTH).map_err(|e| self.parquet(group, e))?;
+        self.narrow(group, "length", &column.values)
+    }
+
+    /// The samples of a row group, numbered as in [`Dataset::row_groups`].
+    pub fn read(&self, row_group: usize) -> Result<Samples, DatasetError> {
+        let group = self.groups[row_group];
+        let reader = self.shard(group.shard)?;
+        let column = |index| Column::read(&reader, group, index).map_err(|e| self.parquet(group, e));
+        let [ids, length, segment_b_start, pair_label] = [
+            column(schema::INPUT_IDS)?,
+            column(schema::LENGTH)?,
+            column(schema::SEGMENT_B_START)?,
+            column(schema::PAIR_LABEL)?,
+        ];
+        let mut offsets = vec![0];
+        offsets.extend(length.values.iter().scan(0, |end, &length| {
+            *end += length as usize;
+            Some(*end)
+        }));
+        let samples = Samples {
+            input_ids: ids.values.iter().map(|&id| id as u32).collect(),
+            offsets,
+            segment_b_start: self.narrow(group, "segment_b_start", &segment_b_start.values)?,
+            pair_label: labels(&pair_label),
+        };
+        self.check_samples(group, &samples, &ids.repetition)?;
+        Ok(samples)
+    }
+
+    /// The bytes of `vocab.txt`, checked.
+    pub fn vocabulary(&self) -> Result<Vec<u8>, DatasetError> {
+        let file = &self.manifest.vocabulary;
+        let bytes = self.store.get(&file.path).map_err(|source| self.store_error(source))?;
+        let found = sha256_hex(&bytes);
+        if found != file.sha256 {
+            let (url, expected) = (self.url().to_owned(), file.sha256.clone());
+            return Err(DatasetError::Damaged { url, file: file.path.clone(), expected, found });
+        }
+        Ok(bytes.to_vec())
+    }
+
+    /// Re-hashes every file and reads every row.
+    pub fn verify(&self) -> Result<(), DatasetError> {
+        self.vocabulary()?;
+        self.manifest.shards.iter().try_for_each(|shard| file::verify(&self.store, shard))?;
+        (0..self.groups.len()).try_for_each(|group| self.read(group).map(drop))
+    }
+
+    fn shard(&self, index: usize) -> Result<Arc<SerializedFileReader<Positioned>>, DatasetError> {
+        // A poisoned lock only means that another thread failed to open the shard: try again here.
+        let mut slot = self.shards[index].lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(reader) = &*slot {
+            return Ok(reader.clone());
+        }
+        let shard = &self.manifest.shards[index];
+        let reader = Arc::new(file::open(&self.store, shard)?);
+        let found: Vec<u64> = reader.metadata().row_groups().iter().map(|group| group.num_rows() as u64).collect();
+        if found != shard.row_groups || reader.metadata().file_metadata().schema_descr().num_columns() != 4 {
+            let message = format!("row groups {found:?} in four columns, the manifest says {:?}", shard.row_groups);
+            return Err(DatasetError::Content {
+                url: self.url().to_owned(),
+                file: shard.path.clone(),
+                group: 0,
+                message,
+            });
+        }
+        *slot = Some(reader.clone());
+        Ok(reader)
+    }
+
+    fn check_sizes(&self) -> Result<(), DatasetError> {
+        let vocabulary = (&self.manifest.vocabulary.path, self.manifest.vocabulary.bytes);
+        let shards = self.manifest.shards.iter().map(|shard| (&shard.path, shard.bytes));
+        for (file, expected) in shards.chain([vocabulary]) {
+            let found = self.store.head(file).map_err(|source| self.store_error(source))?;
+            if found != Some(expected) {
+                return Err(DatasetError::Size { url: self.url().to_owned(), file: file.clone(), expected, found });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_samples(&self, group: RowGroup, samples: &Samples, starts: &[i16]) -> Result<(), DatasetError> {
+        let rows = starts.iter().filter(|&&level| level == 0).count();
+        let fault = if rows != samples.rows() || samples.offsets.last() != Some(&samples.input_ids.len()) {
+            Some("the column length does not match input_ids".to_owned())
+        } else {
+            let size = self.manifest.vocabulary.size;
+            let high = samples.input_ids.iter().find(|&&id| id as usize >= size);
+            high.map(|id| format!("token id {id} in a vocabulary of {size}"))
+        };
+        fault.map_or(Ok(()), |message| Err(self.content(group, message)))
+    }
+
+    fn narrow(&self, group: RowGroup, column: &str, values: &[i32]) -> Result<Vec<u16>, DatasetError> {
+        let narrowed: Result<Vec<u16>, _> = values.iter().map(|&value| u16::try_from(value)).collect();
+        narrowed.map_err(|_| self.content(group, format!("the column {column} holds more than 16 bits")))
+    }
+
+    fn content(&self, group: RowGroup, message: String) -> DatasetError {
+        let file = self.manifest.shards[group.shard].path.clone();
+        DatasetError::Content { url: self.url().to_owned(), file, group: group.index, message }
+    }
+
+    fn parquet(&self, group: RowGroup, source: ParquetError) -> DatasetError {
+        let file = format!("{}/{}", self.url(), self.manifest.shards[group.shard].path);
+        DatasetError::Parquet { operation: "read", file, source }
+    }
+
+    fn store_error(&self, source: lambert_store::Error) -> DatasetError {
+        DatasetError::Store { url: self.url().to_owned(), source }
+    }
+}
+
+fn row_groups(shards: &[Shard]) -> Vec<RowGroup> {
+    let mut first_row = 0;
+    let mut groups = Vec::new();
+    for (shard, entry) in shards.iter().enumerate() {
+        for (index, &rows) in entry.row_groups.iter().enumerate() {
+            groups.push(RowGroup { shard, index, rows, first_row });
+            first_row += rows;
+        }
+    }
+    groups
+}
+
+fn labels(column: &Column) -> Vec<u8> {
+    let mut values = column.values.iter();
+    column
+        .definition
+        .iter()
+        .map(|&level| if level == 0 { None } else { values.next() })
+        .map(|value| value.map_or(NO_PAIR, |&value| value as u8))
+        .collect()
+}
+
+/// A column of a row group as Parquet stores it.
+#[derive(Default)]
+struct Column {
+    values: Vec<i32>,
+    definition: Vec<i16>,
+    repetition: Vec<i16>,
+}
+
+impl Column {
+    fn read(reader: &SerializedFileReader<Positioned>, group: RowGroup, index: usize) -> Result<Self, ParquetError> {
+        let ColumnReader::Int32ColumnReader(mut column) =
+            reader.get_row_group(group.index)?.get_column_reader(index)?
+        else {
+            return Err(ParquetError::General(format!("column {index} is not of 32-bit integers")));
+        };
+        let mut read = Self::default();
+        let mut rows = 0;
+        while rows < group.rows as usize {
+            let (count, ..) = column.read_records(
+                group.rows as usize - rows,
+                Some(&mut read.definition),
+                Some(&mut read.repetition),
+                &mut read.values,
+            )?;
+            if count == 0 {
+                return Err(ParquetError::EOF(format!("column {index} ends after {rows} of {} rows", group.rows)));
+            }
+            rows += count;
+        }
+        Ok(read)
+    }
+}

@@ -1,0 +1,202 @@
+//! Writing shards, and small datasets as a whole.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parquet::data_type::Int32Type;
+use parquet::errors::ParquetError;
+use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
+use sha2::{Digest, Sha256};
+
+use super::manifest::hex;
+use super::{DatasetError, MANIFEST, Manifest, NO_PAIR, Shard, VOCABULARY, schema, sha256_hex};
+
+/// One row, borrowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sample<'a> {
+    /// Token ids with `[CLS]` and `[SEP]`, unmasked; at least one, at most 65,535.
+    pub input_ids: &'a [u32],
+    /// Where the second segment starts; 0 = one segment.
+    pub segment_b_start: u16,
+    /// 1 = the second segment was replaced or swapped, 0 = it was not, [`NO_PAIR`] = no pair objective.
+    pub pair_label: u8,
+}
+
+/// `shard-00000-of-00064.parquet`.
+#[must_use]
+pub fn shard_name(index: usize, count: usize) -> String {
+    format!("shard-{index:05}-of-{count:05}.parquet")
+}
+
+/// Writes one Parquet file, row by row; the bytes are a pure function of the rows.
+pub struct ShardWriter {
+    name: String,
+    writer: SerializedFileWriter<Hashing>,
+    rows_per_group: usize,
+    columns: Columns,
+    groups: Vec<u64>,
+    rows: u64,
+}
+
+#[derive(Default)]
+struct Columns {
+    ids: Vec<i32>,
+    starts: Vec<i16>,
+    present: Vec<i16>,
+    length: Vec<i32>,
+    segment_b_start: Vec<i32>,
+    pair_label: Vec<i32>,
+    pair_present: Vec<i16>,
+}
+
+impl ShardWriter {
+    /// Starts the file `folder/name`; what stands there is replaced.
+    pub fn create(folder: &Path, name: &str, vocabulary_size: usize, rows: usize) -> Result<Self, DatasetError> {
+        let path = folder.join(name);
+        let file = File::create(&path).map_err(|source| DatasetError::Io { operation: "create", path, source })?;
+        let hashing = Hashing { file: BufWriter::with_capacity(1 << 20, file), digest: Sha256::new(), bytes: 0 };
+        let writer = schema::schema(vocabulary_size)
+            .and_then(|schema| SerializedFileWriter::new(hashing, schema, Arc::new(schema::properties()?)))
+            .map_err(|source| DatasetError::Parquet { operation: "start", file: name.to_owned(), source })?;
+        let columns = Columns::default();
+        Ok(Self { name: name.to_owned(), writer, rows_per_group: rows.max(1), columns, groups: Vec::new(), rows: 0 })
+    }
+
+    /// Adds a row.
+    pub fn push(&mut self, sample: Sample<'_>) -> Result<(), DatasetError> {
+        let length = sample.input_ids.len();
+        if length == 0 || length > usize::from(u16::MAX) || usize::from(sample.segment_b_start) >= length {
+            let message = format!("{length} tokens with the second segment at {}", sample.segment_b_start);
+            return Err(DatasetError::Sample { file: self.name.clone(), row: self.rows, message });
+        }
+        self.columns.push(sample);
+        self.rows += 1;
+        if self.columns.length.len() == self.rows_per_group { self.write_group() } else { Ok(()) }
+    }
+
+    /// Writes what is left and syncs the file; gives its entry for the manifest.
+    pub fn finish(mut self) -> Result<Shard, DatasetError> {
+        if !self.columns.length.is_empty() {
+            self.write_group()?;
+        }
+        let Self { name, mut writer, groups, rows, .. } = self;
+        writer.finish().and_then(|_| writer.inner_mut().sync()).map_err(|source| DatasetError::Parquet {
+            operation: "finish",
+            file: name.clone(),
+            source,
+        })?;
+        let hashing = writer.inner_mut();
+        let (bytes, sha256) = (hashing.bytes, hex(&hashing.digest.clone().finalize()));
+        Ok(Shard { path: name, rows, bytes, sha256, row_groups: groups })
+    }
+
+    fn write_group(&mut self) -> Result<(), DatasetError> {
+        let rows = self.columns.length.len() as u64;
+        self.writer
+            .next_row_group()
+            .and_then(|group| self.columns.write(group))
+            .map_err(|source| DatasetError::Parquet { operation: "write", file: self.name.clone(), source })?;
+        self.groups.push(rows);
+        self.columns.clear();
+        Ok(())
+    }
+}
+
+impl Columns {
+    fn push(&mut self, sample: Sample<'_>) {
+        self.ids.extend(sample.input_ids.iter().map(|&id| id as i32));
+        self.starts.push(0);
+        self.starts.resize(self.ids.len(), 1);
+        self.present.resize(self.ids.len(), 1);
+        self.length.push(sample.input_ids.len() as i32);
+        self.segment_b_start.push(i32::from(sample.segment_b_start));
+        self.pair_present.push(i16::from(sample.pair_label != NO_PAIR));
+        if sample.pair_label != NO_PAIR {
+            self.pair_label.push(i32::from(sample.pair_label));
+        }
+    }
+
+    fn write(&self, mut group: SerializedRowGroupWriter<'_, Hashing>) -> Result<(), ParquetError> {
+        type Column<'a> = (&'a [i32], Option<&'a [i16]>, Option<&'a [i16]>);
+        let columns: [Column<'_>; 4] = [
+            (&self.ids, Some(&self.present), Some(&self.starts)),
+            (&self.length, None, None),
+            (&self.segment_b_start, None, None),
+            (&self.pair_label, Some(&self.pair_present), None),
+        ];
+        for (values, definition, repetition) in columns {
+            let Some(mut column) = group.next_column()? else { break };
+            column.typed::<Int32Type>().write_batch(values, definition, repetition)?;
+            column.close()?;
+        }
+        group.close().map(drop)
+    }
+
+    fn clear(&mut self) {
+        let Self { ids, starts, present, length, segment_b_start, pair_label, pair_present } = self;
+        [ids, length, segment_b_start, pair_label].into_iter().for_each(Vec::clear);
+        [starts, present, pair_present].into_iter().for_each(Vec::clear);
+    }
+}
+
+/// A file that knows the size and sha256 of what went into it.
+struct Hashing {
+    file: BufWriter<File>,
+    digest: Sha256,
+    bytes: u64,
+}
+
+impl Hashing {
+    fn sync(&mut self) -> Result<(), ParquetError> {
+        self.file.flush()?;
+        Ok(self.file.get_ref().sync_all()?)
+    }
+}
+
+impl Write for Hashing {
+    fn write(&mut self, buffer: &[u8]) -> std::io::Result<usize> {
+        let written = self.file.write(buffer)?;
+        self.digest.update(&buffer[..written]);
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// Writes a whole small dataset to a local folder: `samples` in their order, in `shards` files equal to within a row.
+///
+/// `manifest` says how it was made; its shards, its counts of samples and tokens and its vocabulary entry are filled
+/// in. Returns what was written as `manifest.json`.
+pub fn write(
+    folder: &Path,
+    mut manifest: Manifest,
+    vocabulary: &[u8],
+    samples: &[Sample<'_>],
+    shards: usize,
+    rows_per_group: usize,
+) -> Result<Manifest, DatasetError> {
+    let io = |operation, path: PathBuf| move |source| DatasetError::Io { operation, path, source };
+    std::fs::create_dir_all(folder).map_err(io("create", folder.to_owned()))?;
+    manifest.shards.clear();
+    for index in 0..shards {
+        let rows = |shard: usize| samples.len() * shard / shards;
+        let name = shard_name(index, shards);
+        let mut writer = ShardWriter::create(folder, &name, manifest.vocabulary.size, rows_per_group)?;
+        samples[rows(index)..rows(index + 1)].iter().try_for_each(|&sample| writer.push(sample))?;
+        manifest.shards.push(writer.finish()?);
+    }
+    manifest.counts.samples = samples.len() as u64;
+    manifest.counts.tokens = samples.iter().map(|sample| sample.input_ids.len() as u64).sum();
+    manifest.vocabulary.path = VOCABULARY.to_owned();
+    manifest.vocabulary.bytes = vocabulary.len() as u64;
+    manifest.vocabulary.sha256 = sha256_hex(vocabulary);
+    for (name, bytes) in [(VOCABULARY, vocabulary), (MANIFEST, &manifest.to_json())] {
+        std::fs::write(folder.join(name), bytes).map_err(io("write", folder.join(name)))?;
+    }
+    Ok(manifest)
+}
