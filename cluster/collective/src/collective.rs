@@ -1,0 +1,97 @@
+//! What every backend does.
+
+/// A collective operation that could not be done. The group is then of no use any more.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// MPI refused or failed.
+    #[error("{operation} failed: MPI error {code}: {text}")]
+    Mpi {
+        /// The MPI function.
+        operation: &'static str,
+        /// MPI's error code.
+        code: i32,
+        /// MPI's words for it.
+        text: String,
+    },
+    /// Another rank has ended, so this operation can never be complete.
+    #[error("{operation}: rank {rank} has left the group")]
+    RankGone {
+        /// What was tried.
+        operation: &'static str,
+        /// The rank that is gone.
+        rank: usize,
+    },
+    /// The ranks did not do the same thing.
+    #[error("{operation}: {what}")]
+    Mismatch {
+        /// What was tried.
+        operation: &'static str,
+        /// How the ranks differ, or which argument makes no sense.
+        what: String,
+    },
+    /// The MPI library cannot be used in the way this crate needs.
+    #[error("MPI cannot be used: {0}")]
+    Unusable(String),
+}
+
+/// Result of a collective operation.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// One rank's end of a group of ranks.
+///
+/// Every operation must be called by all ranks, in the same order and with equal lengths and roots. An error
+/// leaves the group unusable: the only sensible reaction is to end the process.
+pub trait Collective: Send {
+    /// This rank's number, from 0.
+    fn rank(&self) -> usize;
+
+    /// The number of ranks.
+    fn world(&self) -> usize;
+
+    /// The backend's name: `local` or `mpi`.
+    fn name(&self) -> &'static str;
+
+    /// Replaces `values` by their sum over all ranks, element by element.
+    ///
+    /// # Errors
+    /// A rank is gone, or the lengths differ (seen by `local` always, by `mpi` only sometimes).
+    fn all_reduce_sum_f32(&mut self, values: &mut [f32]) -> Result<()>;
+
+    /// Like [`Collective::all_reduce_sum_f32`], in double precision.
+    ///
+    /// # Errors
+    /// As there.
+    fn all_reduce_sum_f64(&mut self, values: &mut [f64]) -> Result<()>;
+
+    /// Replaces `bytes` on every rank by those of `root`. The lengths may differ before.
+    ///
+    /// # Errors
+    /// A rank is gone, or `root` is none of the ranks.
+    fn broadcast_bytes(&mut self, bytes: &mut Vec<u8>, root: usize) -> Result<()>;
+
+    /// Brings every rank's `bytes` to `root`, which gets them in rank order; the others get `None`.
+    ///
+    /// # Errors
+    /// A rank is gone, or `root` is none of the ranks.
+    fn gather_bytes(&mut self, bytes: &[u8], root: usize) -> Result<Option<Vec<Vec<u8>>>>;
+
+    /// Returns when all ranks have called it.
+    ///
+    /// # Errors
+    /// A rank is gone.
+    fn barrier(&mut self) -> Result<()>;
+
+    /// Leaves the group in order, after the last operation. Every rank must call it; a rank that ends without it
+    /// has failed, and MPI then ends the others.
+    ///
+    /// # Errors
+    /// What the backend says.
+    fn finish(self: Box<Self>) -> Result<()>;
+}
+
+pub(crate) fn check_root(operation: &'static str, root: usize, world: usize) -> Result<()> {
+    if root < world {
+        return Ok(());
+    }
+    Err(Error::Mismatch { operation, what: format!("root {root} in a world of {world}") })
+}
