@@ -79,6 +79,20 @@ pub enum Error {
         /// The reader's limit in bytes.
         limit: u64,
     },
+    /// A checkpoint of this name is already committed.
+    #[error("{url} exists already and is never replaced")]
+    Exists {
+        /// The object's URL.
+        url: String,
+    },
+    /// A checkpoint that is being committed contradicts itself or the writer.
+    #[error("{url} cannot be committed: {why}")]
+    Refused {
+        /// The checkpoint's URL.
+        url: String,
+        /// What is wrong.
+        why: String,
+    },
     /// A newer attempt holds the run; this one must not write to it any more.
     #[error("attempt {attempt} has lost the lease of {url}: attempt {newest} holds it")]
     LeaseLost {

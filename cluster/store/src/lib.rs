@@ -3,18 +3,24 @@
 //! A [`Store`] is a folder or a bucket prefix. On it stand two things: a [`lease`] says which attempt holds a
 //! run, and a [`checkpoint`] is a set of objects that exists from the moment its manifest does.
 
+/// Checkpoints: written in parts, committed manifest last, verified before use.
+pub mod checkpoint;
 /// [`Error`]: operation + URL + cause, free of credentials.
 pub mod error;
 /// SHA-256 as hexadecimal digits.
 pub mod hash;
+/// Which attempt holds a run.
+pub mod lease;
 /// Which names objects may have.
 pub mod names;
 mod open;
 mod retry;
 mod runtime;
 mod store;
+mod transfer;
 
 pub use error::{Error, Result};
+pub use lease::Lease;
 pub use open::Settings;
 pub use retry::Patience;
 pub use store::{Object, Store};

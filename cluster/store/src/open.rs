@@ -90,7 +90,11 @@ fn local(path: &FilePath, shown: &str) -> Result<Opened> {
     let resolved = resolve(path).map_err(|why| refused(shown, why))?;
     let url = resolved.to_str().ok_or_else(|| refused(shown, "the path is not UTF-8".into()))?.to_string();
     let root = Path::parse(url.trim_start_matches('/')).map_err(|source| refused(shown, source.to_string()))?;
-    Ok(Opened { backend: Backend::Local(LocalFileSystem::new().with_fsync(true)), root, url })
+    Ok(Opened {
+        backend: Backend::Local(LocalFileSystem::new().with_fsync(true).with_automatic_cleanup(true)),
+        root,
+        url,
+    })
 }
 
 /// The absolute path without symbolic links and `..`, whether or not its last parts exist yet.

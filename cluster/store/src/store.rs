@@ -10,10 +10,12 @@ use object_store::path::Path;
 use object_store::{GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 
 use crate::error::{Error, Result};
+use crate::hash;
 use crate::names;
 use crate::open::{self, Backend, Settings};
 use crate::retry::{self, Patience, Place};
 use crate::runtime;
+use crate::transfer;
 
 /// A folder or an object-store prefix. Cheap to clone, usable from many threads at once.
 ///
@@ -133,17 +135,35 @@ impl Store {
         })
     }
 
-    /// Writes an object, in place of any that has the name.
+    /// Writes an object, in place of any that has the name; large ones in parallel parts where the store has them.
     ///
     /// # Errors
     /// What the store says.
     pub fn put(&self, path: &str, bytes: Bytes) -> Result<()> {
         let (store, name, place) = self.ask("put", path)?;
-        runtime::wait(async move {
-            let payload = PutPayload::from_bytes(bytes);
-            let once = |_| store.backend.objects().put(&name, payload.clone());
-            retry::attempts(&place, store.retried(), once).await.map(drop)
-        })
+        runtime::wait(transfer::upload(store, name, place, bytes))
+    }
+
+    /// Like [`Store::put`]; returns the SHA-256 of `bytes`, computed while they are on their way.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub fn put_hashed(&self, path: &str, bytes: Bytes) -> Result<String> {
+        let (store, name, place) = self.ask("put", path)?;
+        let upload = runtime::start(transfer::upload(store, name, place, bytes.clone()));
+        let sha256 = hash::sha256(&bytes);
+        upload.wait().map(|()| sha256)
+    }
+
+    /// Reads the first `bytes` bytes of an object and hands them to `take` piece by piece, in order. The next
+    /// pieces are fetched in parallel meanwhile, so memory stays bounded whatever the size.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], an object that is shorter, else what the store says. `take` may have seen the first
+    /// pieces then.
+    pub fn read_pieces(&self, path: &str, bytes: u64, take: impl FnMut(&[u8])) -> Result<()> {
+        let (store, name, place) = self.ask("read", path)?;
+        transfer::download(store, name, place, bytes, take)
     }
 
     /// Writes an object only if there is none of the name; returns whether it was written.
@@ -187,15 +207,30 @@ impl Store {
     /// # Errors
     /// What the store says.
     pub fn list_folders(&self, prefix: &str) -> Result<Vec<String>> {
+        self.list_level(prefix).map(|(folders, _)| folders)
+    }
+
+    /// The names of the objects directly below `prefix`, those in folders not included, sorted, without the prefix.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub fn list_names(&self, prefix: &str) -> Result<Vec<String>> {
+        self.list_level(prefix).map(|(_, names)| names)
+    }
+
+    /// Folders and objects directly below `prefix`.
+    fn list_level(&self, prefix: &str) -> Result<(Vec<String>, Vec<String>)> {
         let folder = names::folder(&self.root, prefix)?;
         let (store, place) = (self.clone(), self.place("list", prefix));
         runtime::wait(async move {
             let once = |_| store.backend.objects().list_with_delimiter(Some(&folder));
             let found = retry::attempts(&place, store.retried(), once).await?;
-            let mut names: Vec<_> =
-                found.common_prefixes.iter().filter_map(|path| path.filename().map(String::from)).collect();
+            let last = |path: &Path| path.filename().map(String::from);
+            let mut folders: Vec<_> = found.common_prefixes.iter().filter_map(last).collect();
+            let mut names: Vec<_> = found.objects.iter().filter_map(|meta| last(&meta.location)).collect();
+            folders.sort();
             names.sort();
-            Ok(names)
+            Ok((folders, names))
         })
     }
 
@@ -258,7 +293,7 @@ impl Store {
 }
 
 /// A body that ends early can look like a success; its length cannot.
-fn complete(wanted: u64, body: Bytes) -> object_store::Result<Bytes> {
+pub(crate) fn complete(wanted: u64, body: Bytes) -> object_store::Result<Bytes> {
     if body.len() as u64 == wanted {
         return Ok(body);
     }

@@ -1,5 +1,7 @@
 //! Every kind of store does the same things: one body of checks, run over each.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
 use bytes::Bytes;
 use lambert_store::{Error, Store};
 

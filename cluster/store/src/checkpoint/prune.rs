@@ -1,0 +1,124 @@
+//! Removing checkpoints that are no longer wanted, and objects that belong to none.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::select::{committed, folders, verify};
+use super::{MANIFEST, Place, path};
+use crate::error::Result;
+use crate::lease::Lease;
+use crate::store::{Object, Store};
+
+/// Which checkpoints to keep. A checkpoint that any of the rules wants is kept.
+#[derive(Debug, Clone, Default)]
+pub struct Retention {
+    /// The newest so many; at least one is kept whatever this says.
+    pub last: usize,
+    /// Every checkpoint whose step is a multiple of this, for ever.
+    pub every_steps: Option<u64>,
+    /// Checkpoints by name, such as the best by held-out loss.
+    pub named: BTreeSet<String>,
+    /// A checkpoint that the caller knows to be sound, because it has just written or verified it: saves reading
+    /// it again.
+    pub known_sound: Option<String>,
+}
+
+/// What was removed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Pruned {
+    /// Names of the checkpoints that are gone.
+    pub checkpoints: Vec<String>,
+    /// Number of objects removed, those of unfinished checkpoints included.
+    pub objects: usize,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// Keeps the newest `keep` checkpoints (at least one), and always the newest that verifies.
+///
+/// # Errors
+/// What the store says.
+pub fn prune(run: &Store, keep: usize) -> Result<Pruned> {
+    retain(run, &Retention { last: keep, ..Retention::default() })
+}
+
+/// Keeps what `retention` says, and always the newest checkpoint that verifies. Objects of unfinished checkpoints
+/// go too, unless the running attempt may still be writing them.
+///
+/// # Errors
+/// What the store says; whatever was removed until then was not wanted.
+pub fn retain(run: &Store, retention: &Retention) -> Result<Pruned> {
+    let folders = folders(run)?;
+    let attempt = Lease::newest(run)?;
+    let doomed = doomed(run, &folders, retention, attempt)?;
+    let mut pruned = Pruned::default();
+    for place in doomed {
+        let objects = &folders[&place];
+        if committed(place, objects) {
+            pruned.checkpoints.push(place.name());
+        }
+        remove(run, place, objects, &mut pruned)?;
+    }
+    Ok(pruned)
+}
+
+/// The manifest goes first: from then on the checkpoint does not exist, and what a kill leaves of it belongs to
+/// none and goes the next time.
+fn remove(run: &Store, place: Place, objects: &[Object], pruned: &mut Pruned) -> Result<()> {
+    let manifest = path(&place.name(), MANIFEST);
+    let (first, rest): (Vec<_>, Vec<_>) = objects.iter().partition(|object| object.path == manifest);
+    for object in first.into_iter().chain(rest) {
+        run.delete(&object.path)?;
+        pruned.objects += 1;
+        pruned.bytes += object.bytes;
+    }
+    Ok(())
+}
+
+fn doomed(
+    run: &Store,
+    folders: &BTreeMap<Place, Vec<Object>>,
+    retention: &Retention,
+    attempt: Option<u32>,
+) -> Result<Vec<Place>> {
+    let all: Vec<Place> =
+        folders.iter().rev().filter(|(place, objects)| committed(**place, objects)).map(|(place, _)| *place).collect();
+    let mut wanted: BTreeSet<Place> =
+        all.iter().enumerate().filter(|(i, place)| retention.wants(*i, **place)).map(|(_, place)| *place).collect();
+    if wanted.len() < all.len() {
+        wanted.extend(newest_sound(run, &all, retention)?);
+    }
+    let kept = |place: &Place, objects: &[Object]| {
+        if committed(*place, objects) { wanted.contains(place) } else { may_be_written(*place, &all, attempt) }
+    };
+    Ok(folders.iter().filter(|(place, objects)| !kept(place, objects)).map(|(place, _)| *place).collect())
+}
+
+impl Retention {
+    fn wants(&self, from_newest: usize, place: Place) -> bool {
+        let multiple = self.every_steps.is_some_and(|every| every > 0 && place.step.is_multiple_of(every));
+        from_newest < self.last.max(1) || multiple || self.named.contains(&place.name())
+    }
+}
+
+/// The newest of `all` (newest first) that verifies.
+fn newest_sound(run: &Store, all: &[Place], retention: &Retention) -> Result<Option<Place>> {
+    for place in all {
+        let name = place.name();
+        if retention.known_sound.as_deref() == Some(&name) {
+            return Ok(Some(*place));
+        }
+        match verify(run, &name) {
+            Ok(_) => return Ok(Some(*place)),
+            Err(error) if error.is_damaged() || error.is_not_found() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(None)
+}
+
+/// Whether a checkpoint without manifest may be one that the running attempt is writing: saves of an attempt
+/// never overtake each other, so one that is older than the attempt's newest commit was given up.
+fn may_be_written(place: Place, committed: &[Place], attempt: Option<u32>) -> bool {
+    let newest = committed.first();
+    Some(place.attempt) >= attempt && newest.is_none_or(|newest| place > *newest)
+}

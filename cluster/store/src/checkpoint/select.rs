@@ -1,0 +1,154 @@
+//! Which checkpoints there are, which of them are sound, and reading from them.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+
+use super::{FOLDER, MANIFEST, Manifest, ObjectEntry, Place, path};
+use crate::error::{Error, Result};
+use crate::hash::Hasher;
+use crate::store::{Object, Store};
+
+/// No manifest comes near this; a larger object under its name is something else.
+const LARGEST_MANIFEST: u64 = 256 << 20;
+
+/// A committed checkpoint in a listing. Nothing of it has been read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// Its name.
+    pub name: String,
+    /// Where it stands among the others.
+    pub place: Place,
+    /// Bytes of all its objects.
+    pub bytes: u64,
+}
+
+/// A committed checkpoint that was not taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PassedOver {
+    /// Its name.
+    pub name: String,
+    /// What is wrong with it.
+    pub why: String,
+}
+
+/// The checkpoint to go on from (name and manifest), if any is sound, and those that were passed over, newest first.
+pub type Selection = (Option<(String, Manifest)>, Vec<PassedOver>);
+
+/// All folders of the run with a checkpoint's name, and the objects in each (paths relative to the run).
+pub(super) fn folders(run: &Store) -> Result<BTreeMap<Place, Vec<Object>>> {
+    let mut folders = BTreeMap::<Place, Vec<Object>>::new();
+    for object in run.list(FOLDER)? {
+        let name = object.path.split('/').nth(1);
+        if let Some(place) = name.and_then(Place::of) {
+            folders.entry(place).or_default().push(object);
+        }
+    }
+    Ok(folders)
+}
+
+pub(super) fn committed(place: Place, objects: &[Object]) -> bool {
+    let manifest = path(&place.name(), MANIFEST);
+    objects.iter().any(|object| object.path == manifest)
+}
+
+/// The committed checkpoints of a run, newest first: by attempt, then by step.
+///
+/// # Errors
+/// What the store says.
+pub fn list(run: &Store) -> Result<Vec<Listed>> {
+    let committed = folders(run)?.into_iter().rev().filter(|(place, objects)| committed(*place, objects));
+    let listed = committed.map(|(place, objects)| {
+        let bytes = objects.iter().map(|object| object.bytes).sum();
+        Listed { name: place.name(), place, bytes }
+    });
+    Ok(listed.collect())
+}
+
+/// The manifest of a checkpoint, checked in itself; the objects are not looked at.
+///
+/// # Errors
+/// [`Error::NotFound`] if the checkpoint is not committed, [`Error::Damaged`] if the manifest is not what was
+/// written or is of another format; else what the store says.
+pub fn read_manifest(run: &Store, checkpoint: &str) -> Result<Manifest> {
+    let name = path(checkpoint, MANIFEST);
+    let text = run.get_at_most(&name, LARGEST_MANIFEST)?;
+    Manifest::from_text(&text, &run.url_of(&name), checkpoint)
+}
+
+/// Reads everything of a checkpoint and compares sizes and checksums with its manifest.
+///
+/// # Errors
+/// [`Error::NotFound`] or [`Error::Damaged`] if it is not sound; else what the store says.
+pub fn verify(run: &Store, checkpoint: &str) -> Result<Manifest> {
+    let manifest = read_manifest(run, checkpoint)?;
+    // Sizes first: they are cheap, and most damage shows in them.
+    for entry in &manifest.objects {
+        check_size(run, checkpoint, entry)?;
+    }
+    for entry in &manifest.objects {
+        read_checked(run, checkpoint, entry, |_| ())?;
+    }
+    Ok(manifest)
+}
+
+/// The newest checkpoint that verifies, and those that were passed over on the way to it.
+///
+/// # Errors
+/// What the store says. A store that cannot be reached proves nothing about a checkpoint, so it is an error and
+/// never a reason to take an older one.
+pub fn newest_verified(run: &Store) -> Result<Selection> {
+    let mut passed_over = Vec::new();
+    for Listed { name, .. } in list(run)? {
+        match verify(run, &name) {
+            Ok(manifest) => return Ok((Some((name, manifest)), passed_over)),
+            Err(error) if error.is_damaged() || error.is_not_found() => {
+                passed_over.push(PassedOver { name, why: error.to_string() });
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok((None, passed_over))
+}
+
+/// One object of a checkpoint, whole and checked against the manifest.
+///
+/// # Errors
+/// [`Error::NotFound`] for an object that the manifest does not name or the store does not have,
+/// [`Error::Damaged`] if it is not what was written; else what the store says.
+pub fn read_object(run: &Store, manifest: &Manifest, object: &str) -> Result<Bytes> {
+    let checkpoint = manifest.name();
+    let name = path(&checkpoint, object);
+    let missing = || Error::NotFound { operation: "read", url: run.url_of(&name) };
+    let entry = manifest.object(object).ok_or_else(missing)?;
+    // Only now that the store itself gives this size is memory taken for it.
+    check_size(run, &checkpoint, entry)?;
+    let mut bytes = Vec::with_capacity(entry.bytes as usize);
+    read_checked(run, &checkpoint, entry, |piece| bytes.extend_from_slice(piece))?;
+    Ok(Bytes::from(bytes))
+}
+
+fn check_size(run: &Store, checkpoint: &str, entry: &ObjectEntry) -> Result<()> {
+    let name = path(checkpoint, &entry.path);
+    let found = match run.head(&name)? {
+        Some(bytes) if bytes == entry.bytes => return Ok(()),
+        Some(bytes) => format!("{bytes} bytes"),
+        None => "no object".to_string(),
+    };
+    let expected = format!("{} bytes", entry.bytes);
+    Err(Error::Damaged { url: run.url_of(&name), what: "size", expected, found })
+}
+
+fn read_checked(run: &Store, checkpoint: &str, entry: &ObjectEntry, mut take: impl FnMut(&[u8])) -> Result<()> {
+    let name = path(checkpoint, &entry.path);
+    let mut hasher = Hasher::new();
+    run.read_pieces(&name, entry.bytes, |piece| {
+        hasher.update(piece);
+        take(piece);
+    })?;
+    let found = hasher.finish();
+    if found == entry.sha256 {
+        return Ok(());
+    }
+    Err(Error::Damaged { url: run.url_of(&name), what: "sha256", expected: entry.sha256.clone(), found })
+}

@@ -1,0 +1,98 @@
+//! Who holds a run: one object per attempt, created and never overwritten.
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+
+use crate::error::{Error, Result};
+use crate::store::Store;
+
+/// The right to write to a run, until somebody takes a newer one.
+///
+/// There is nothing to renew and no clock involved: whoever starts the run next takes the next number, and the
+/// attempt before has lost it from then on.
+#[derive(Debug, Clone)]
+pub struct Lease {
+    store: Store,
+    attempt: u32,
+}
+
+impl Lease {
+    /// Takes the run for a new attempt: creates `lease-000001`, or one more than the newest there is.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub fn take(store: &Store) -> Result<Self> {
+        let mut attempt = Self::newest(store)?.unwrap_or(0) + 1;
+        while !store.put_new(&object(attempt), holder(attempt))? {
+            attempt += 1;
+        }
+        Ok(Self { store: store.clone(), attempt })
+    }
+
+    /// The lease that another process (the coordinator) has taken as `attempt`.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if there is no such lease; else what the store says.
+    pub fn attach(store: &Store, attempt: u32) -> Result<Self> {
+        let name = object(attempt);
+        let there = store.head(&name)?.is_some();
+        let missing = Error::NotFound { operation: "attach to", url: store.url_of(&name) };
+        if there { Ok(Self { store: store.clone(), attempt }) } else { Err(missing) }
+    }
+
+    /// The newest attempt that took the run, if any did.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub fn newest(store: &Store) -> Result<Option<u32>> {
+        let names = store.list_names("")?;
+        Ok(names.iter().filter_map(|name| name.strip_prefix("lease-")?.parse().ok()).max())
+    }
+
+    /// This attempt's number, from 1.
+    pub fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
+    /// Whether no newer lease exists.
+    ///
+    /// # Errors
+    /// What the store says; then nothing is known.
+    pub fn still_held(&self) -> Result<bool> {
+        Ok(Self::newest(&self.store)? <= Some(self.attempt))
+    }
+
+    /// Like [`Lease::still_held`], with the loss as an error that names the new holder.
+    ///
+    /// # Errors
+    /// [`Error::LeaseLost`]; else what the store says.
+    pub fn check(&self) -> Result<()> {
+        match Self::newest(&self.store)? {
+            Some(newest) if newest > self.attempt => {
+                Err(Error::LeaseLost { url: self.store.url().to_string(), attempt: self.attempt, newest })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn object(attempt: u32) -> String {
+    format!("lease-{attempt:06}")
+}
+
+/// Who took it, for people; and a random mark, by which a writer whose answer was lost knows its own object.
+fn holder(attempt: u32) -> Bytes {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let mark = format!("{:016x}", RandomState::new().hash_one((seconds, std::process::id())));
+    let holder = serde_json::json!({
+        "attempt": attempt,
+        "host": host.trim(),
+        "process": std::process::id(),
+        "unix_seconds": seconds,
+        "mark": mark,
+    });
+    Bytes::from(format!("{holder}\n"))
+}

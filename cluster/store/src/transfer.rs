@@ -1,0 +1,146 @@
+//! Large objects: uploads in parallel parts, downloads in parallel ranges.
+
+use std::ops::Range;
+use std::sync::mpsc::sync_channel;
+
+use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt, stream};
+use object_store::multipart::{MultipartStore, PartId};
+use object_store::path::Path;
+use object_store::{MultipartId, ObjectStoreExt, PutPayload};
+
+use crate::error::Result;
+use crate::open::Backend;
+use crate::retry::{self, Place};
+use crate::runtime;
+use crate::store::{Store, complete};
+
+/// Large enough for a good rate on one connection, small enough that a lost part costs little to send again.
+const PIECE: u64 = 16 << 20;
+
+/// S3 takes no more parts than this.
+const MOST_PARTS: u64 = 10_000;
+
+/// Pieces under way at once.
+const PARALLEL: usize = 8;
+
+/// Writes `bytes` under `name`. The name appears, complete, when everything has arrived.
+pub(crate) async fn upload(store: Store, name: Path, place: Place, bytes: Bytes) -> Result<()> {
+    match &*store.backend {
+        Backend::Remote { parts, .. } if bytes.len() as u64 > PIECE => {
+            let upload = Upload { store: &store, parts: parts.as_ref(), name: &name, place: &place };
+            upload.run(bytes).await
+        }
+        backend => {
+            let payload = PutPayload::from_bytes(bytes);
+            let once = |_| backend.objects().put(&name, payload.clone());
+            retry::attempts(&place, store.retried(), once).await.map(drop)
+        }
+    }
+}
+
+/// A multipart upload. Each of its requests is retried by itself.
+struct Upload<'a> {
+    store: &'a Store,
+    parts: &'a dyn MultipartStore,
+    name: &'a Path,
+    place: &'a Place,
+}
+
+impl Upload<'_> {
+    async fn run(&self, bytes: Bytes) -> Result<()> {
+        let begin = |_| self.parts.create_multipart(self.name);
+        let id = retry::attempts(self.place, self.store.retried(), begin).await?;
+        let done = self.send_and_complete(&id, bytes).await;
+        if done.is_err() {
+            // Parts of a given-up upload cost money until they are removed; if this fails too, the bucket's
+            // lifecycle rule is what is left (docs/operations.md).
+            let _ = self.parts.abort_multipart(self.name, &id).await;
+        }
+        done
+    }
+
+    async fn send_and_complete(&self, id: &MultipartId, bytes: Bytes) -> Result<()> {
+        let pieces = pieces(bytes.len() as u64).into_iter().enumerate();
+        let sent = stream::iter(pieces.map(|(i, range)| self.send(id, i, slice(&bytes, range))));
+        let parts: Vec<PartId> = sent.buffered(PARALLEL).try_collect().await?;
+        let finish = |attempt| self.finish(id, parts.clone(), bytes.len() as u64, attempt);
+        retry::attempts(self.place, self.store.retried(), finish).await
+    }
+
+    async fn send(&self, id: &MultipartId, index: usize, bytes: Bytes) -> Result<PartId> {
+        let payload = PutPayload::from_bytes(bytes);
+        let once = |_| self.parts.put_part(self.name, id, index, payload.clone());
+        retry::attempts(self.place, self.store.retried(), once).await
+    }
+
+    async fn finish(&self, id: &MultipartId, parts: Vec<PartId>, bytes: u64, attempt: u32) -> object_store::Result<()> {
+        match self.parts.complete_multipart(self.name, id, parts).await {
+            // An upload that is gone at the second try was completed by the first, whose answer was lost.
+            Err(object_store::Error::NotFound { .. }) if attempt > 1 => {
+                let there = self.store.backend.objects().head(self.name).await?;
+                if there.size == bytes { Ok(()) } else { Err(lost_upload()) }
+            }
+            done => done.map(drop),
+        }
+    }
+}
+
+fn lost_upload() -> object_store::Error {
+    object_store::Error::NotSupported { source: "the store has lost the parts of an upload".into() }
+}
+
+/// Fetches `bytes` bytes of `name` and hands them, in order, to `take` on the calling thread.
+pub(crate) fn download(store: Store, name: Path, place: Place, bytes: u64, mut take: impl FnMut(&[u8])) -> Result<()> {
+    let (sender, receiver) = sync_channel(1);
+    let fetching = runtime::start(async move {
+        let fetches = stream::iter(pieces(bytes).into_iter().map(|range| fetch(&store, &name, &place, range)));
+        let mut fetched = fetches.buffered(PARALLEL);
+        while let Some(piece) = fetched.next().await {
+            let sent = sender.send(piece?);
+            if sent.is_err() {
+                break;
+            }
+        }
+        Ok(())
+    });
+    receiver.iter().for_each(|piece: Bytes| take(&piece));
+    fetching.wait()
+}
+
+async fn fetch(store: &Store, name: &Path, place: &Place, range: Range<u64>) -> Result<Bytes> {
+    let once = |_| async {
+        let wanted = range.end - range.start;
+        complete(wanted, store.backend.objects().get_range(name, range.clone()).await?)
+    };
+    retry::attempts(place, store.retried(), once).await
+}
+
+/// `0..bytes` cut into pieces, of equal size but for the last.
+fn pieces(bytes: u64) -> Vec<Range<u64>> {
+    let piece = PIECE.max(bytes.div_ceil(MOST_PARTS));
+    (0..bytes.div_ceil(piece)).map(|i| i * piece..((i + 1) * piece).min(bytes)).collect()
+}
+
+fn slice(bytes: &Bytes, range: Range<u64>) -> Bytes {
+    bytes.slice(range.start as usize..range.end as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_everything_once_and_are_never_too_many() {
+        for bytes in [0, 1, PIECE - 1, PIECE, PIECE + 1, 5 * PIECE, MOST_PARTS * PIECE + 1, 1 << 50] {
+            let pieces = pieces(bytes);
+            assert!(pieces.len() as u64 <= MOST_PARTS);
+            let mut next = 0;
+            for piece in pieces {
+                assert_eq!(piece.start, next);
+                next = piece.end;
+            }
+            assert_eq!(next, bytes);
+        }
+    }
+}

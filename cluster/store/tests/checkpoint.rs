@@ -1,0 +1,199 @@
+//! Checkpoints exist when their manifest does, are verified before use, and outlive damage to newer ones.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+mod common;
+
+use bytes::Bytes;
+use common::{OBJECTS, content, folder_store, manifest, path, save};
+use lambert_store::checkpoint::{self, Manifest, Retention, Writer};
+use lambert_store::{Error, Lease, Store};
+
+fn newest(run: &Store) -> (Option<String>, Vec<String>) {
+    let (newest, passed_over) = checkpoint::newest_verified(run).unwrap();
+    (newest.map(|(name, _)| name), passed_over.into_iter().map(|over| format!("{}: {}", over.name, over.why)).collect())
+}
+
+fn names(run: &Store) -> Vec<String> {
+    checkpoint::list(run).unwrap().into_iter().map(|listed| listed.name).collect()
+}
+
+#[test]
+fn what_was_saved_is_found_and_read() {
+    let (_folder, run) = folder_store();
+    assert_eq!(newest(&run), (None, vec![]));
+    let lease = Lease::take(&run).unwrap();
+    let name = save(&run, &lease, 50);
+    assert_eq!(name, "step-000000050-a0001");
+    let (found, _) = checkpoint::newest_verified(&run).unwrap();
+    let (found, manifest) = found.unwrap();
+    assert_eq!((found, manifest.cursor[&"d".repeat(64)]), (name, 3200));
+    for object in OBJECTS {
+        assert_eq!(checkpoint::read_object(&run, &manifest, object).unwrap(), content(object, 50, 1));
+    }
+    assert!(checkpoint::read_object(&run, &manifest, "no-such").unwrap_err().is_not_found());
+}
+
+#[test]
+fn without_a_manifest_there_is_no_checkpoint() {
+    let (_folder, run) = folder_store();
+    let lease = Lease::take(&run).unwrap();
+    let first = save(&run, &lease, 50);
+    manifest(&Writer::new(&run, 100, 1), 100, 1);
+    assert_eq!(newest(&run), (Some(first), vec![]));
+}
+
+#[test]
+fn attempts_order_before_steps() {
+    let (_folder, run) = folder_store();
+    let first = Lease::take(&run).unwrap();
+    save(&run, &first, 50);
+    save(&run, &first, 200);
+    let second = Lease::take(&run).unwrap();
+    let late = save(&run, &second, 100);
+    assert_eq!(names(&run), ["step-000000100-a0002", "step-000000200-a0001", "step-000000050-a0001"]);
+    assert_eq!(newest(&run).0, Some(late));
+}
+
+#[test]
+fn who_has_lost_the_lease_commits_nothing() {
+    let (_folder, run) = folder_store();
+    let old = Lease::take(&run).unwrap();
+    let writer = Writer::new(&run, 50, old.attempt());
+    let prepared = manifest(&writer, 50, old.attempt());
+    Lease::take(&run).unwrap();
+    assert!(matches!(writer.commit(&prepared, &old), Err(Error::LeaseLost { attempt: 1, newest: 2, .. })));
+    assert_eq!(names(&run), [""; 0]);
+}
+
+#[test]
+fn a_commit_checks_what_it_promises() {
+    let (_folder, run) = folder_store();
+    let lease = Lease::take(&run).unwrap();
+    let writer = Writer::new(&run, 50, 1);
+    let good = manifest(&writer, 50, 1);
+    let commit = |manifest: &Manifest| writer.commit(manifest, &lease).unwrap_err();
+
+    let mut other_step = good.clone();
+    other_step.step = 51;
+    assert!(matches!(commit(&other_step), Error::Refused { .. }));
+    let mut wrong_size = good.clone();
+    wrong_size.objects[0].bytes += 1;
+    assert!(commit(&wrong_size).is_damaged());
+    let mut missing = good.clone();
+    missing.objects[0].path = "missing".into();
+    assert!(commit(&missing).is_damaged());
+    let mut twice = good.clone();
+    twice.objects.push(twice.objects[0].clone());
+    assert!(matches!(commit(&twice), Error::Refused { .. }));
+
+    writer.commit(&good, &lease).unwrap();
+    assert!(matches!(commit(&good), Error::Exists { .. }));
+}
+
+/// Damages the newest of two checkpoints; resume must take the older one and name what is wrong.
+fn passes_over(damage: impl FnOnce(&Store, &str), why: &str) {
+    let (_folder, run) = folder_store();
+    let lease = Lease::take(&run).unwrap();
+    let sound = save(&run, &lease, 50);
+    let damaged = save(&run, &lease, 100);
+    damage(&run, &damaged);
+    let (found, passed_over) = newest(&run);
+    assert_eq!(found, Some(sound));
+    assert_eq!(passed_over.len(), 1, "{passed_over:?}");
+    assert!(passed_over[0].starts_with(&damaged) && passed_over[0].contains(why), "{passed_over:?} lacks {why:?}");
+}
+
+fn change(run: &Store, path: &str, change: impl FnOnce(&mut Vec<u8>)) {
+    let mut bytes = run.get(path).unwrap().to_vec();
+    change(&mut bytes);
+    run.put(path, Bytes::from(bytes)).unwrap();
+}
+
+#[test]
+fn a_flipped_bit_is_noticed_wherever_it_is() {
+    for object in OBJECTS {
+        let length = content(object, 100, 1).len();
+        for position in [0, 1, 7, length / 2, length - 1] {
+            passes_over(|run, name| change(run, &path(name, object), |bytes| bytes[position] ^= 0x10), "sha256");
+        }
+    }
+    passes_over(|run, name| change(run, &path(name, "manifest.json"), |bytes| bytes[20] ^= 1), "manifest.json");
+}
+
+#[test]
+fn truncated_missing_and_lengthened_objects_are_noticed() {
+    for object in OBJECTS {
+        passes_over(|run, name| change(run, &path(name, object), |bytes| bytes.truncate(bytes.len() - 1)), "size");
+        passes_over(|run, name| change(run, &path(name, object), Vec::clear), "size");
+        passes_over(|run, name| change(run, &path(name, object), |bytes| bytes.push(0)), "size");
+        passes_over(|run, name| run.delete(&path(name, object)).unwrap(), "no object");
+    }
+}
+
+#[test]
+fn manifests_that_are_none_are_passed_over() {
+    let put = |text: &'static str| {
+        move |run: &Store, name: &str| {
+            run.put(&path(name, "manifest.json"), Bytes::from_static(text.as_bytes())).unwrap();
+        }
+    };
+    passes_over(put(""), "manifest");
+    passes_over(put("{}"), "manifest");
+    passes_over(put(r#"{"format": 2, "anything": []}"#), "format");
+    passes_over(put(r#"{"format": 1}"#), "checksum");
+    passes_over(|run, name| change(run, &path(name, "manifest.json"), |bytes| bytes.truncate(100)), "manifest");
+}
+
+#[test]
+fn a_manifest_under_another_name_is_passed_over() {
+    passes_over(
+        |run, name| {
+            let other = run.get(&path("step-000000050-a0001", "manifest.json")).unwrap();
+            run.put(&path(name, "manifest.json"), other).unwrap();
+        },
+        "name",
+    );
+}
+
+#[test]
+fn prune_keeps_the_newest_and_what_is_asked_for() {
+    let (_folder, run) = folder_store();
+    let lease = Lease::take(&run).unwrap();
+    let all: Vec<_> = (1..=6).map(|i| save(&run, &lease, i * 50)).collect();
+    let retention = Retention { last: 2, every_steps: Some(100), named: [all[0].clone()].into(), known_sound: None };
+    let pruned = checkpoint::retain(&run, &retention).unwrap();
+    assert_eq!(pruned.checkpoints, [all[2].clone()]);
+    assert_eq!(pruned.objects, 3);
+    checkpoint::prune(&run, 0).unwrap();
+    assert_eq!(names(&run), [all[5].clone()]);
+}
+
+#[test]
+fn prune_never_removes_the_newest_that_verifies() {
+    let (_folder, run) = folder_store();
+    let lease = Lease::take(&run).unwrap();
+    let all: Vec<_> = (1..=4).map(|i| save(&run, &lease, i * 50)).collect();
+    for damaged in &all[2..] {
+        change(&run, &path(damaged, OBJECTS[0]), |bytes| bytes[0] ^= 1);
+    }
+    checkpoint::prune(&run, 1).unwrap();
+    assert_eq!(names(&run), [all[3].clone(), all[1].clone()]);
+    assert_eq!(newest(&run).0, Some(all[1].clone()));
+}
+
+#[test]
+fn prune_removes_leftovers_but_not_a_save_under_way() {
+    let (_folder, run) = folder_store();
+    let first = Lease::take(&run).unwrap();
+    manifest(&Writer::new(&run, 90, first.attempt()), 90, first.attempt());
+    let second = Lease::take(&run).unwrap();
+    manifest(&Writer::new(&run, 40, second.attempt()), 40, second.attempt());
+    save(&run, &second, 50);
+    let under_way = Writer::new(&run, 100, second.attempt());
+    let prepared = manifest(&under_way, 100, second.attempt());
+    let pruned = checkpoint::prune(&run, 5).unwrap();
+    assert_eq!((pruned.checkpoints.len(), pruned.objects), (0, 4));
+    under_way.commit(&prepared, &second).unwrap();
+    assert_eq!(newest(&run), (Some("step-000000100-a0002".into()), vec![]));
+}

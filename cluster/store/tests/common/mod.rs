@@ -1,0 +1,47 @@
+//! Small runs with checkpoints, to be damaged by the tests.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use bytes::Bytes;
+use lambert_store::checkpoint::{FORMAT, Manifest, Writer};
+use lambert_store::{Lease, Store};
+
+/// The two objects of the checkpoints written here; their bytes depend on step and attempt.
+pub const OBJECTS: [&str; 2] = ["model.safetensors", "optimizer-00000-of-00001.safetensors"];
+
+pub fn folder_store() -> (tempfile::TempDir, Store) {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path().join("run").to_str().unwrap()).unwrap();
+    (folder, store)
+}
+
+pub fn content(object: &str, step: u64, attempt: u32) -> Bytes {
+    Bytes::from(format!("{object} of step {step} by attempt {attempt}, ").repeat(40))
+}
+
+pub fn manifest(writer: &Writer, step: u64, attempt: u32) -> Manifest {
+    let put = |object: &&str| writer.put_object(object, content(object, step, attempt)).unwrap();
+    Manifest {
+        format: FORMAT,
+        step,
+        attempt,
+        parent: None,
+        stage: 0,
+        cursor: [("d".repeat(64), step * 64)].into(),
+        config_sha256: "c".repeat(64),
+        world: 1,
+        state: serde_json::json!({ "updates": step }),
+        objects: OBJECTS.iter().map(put).collect(),
+    }
+}
+
+/// Writes and commits the checkpoint of `step`; returns its name.
+pub fn save(run: &Store, lease: &Lease, step: u64) -> String {
+    let writer = Writer::new(run, step, lease.attempt());
+    writer.commit(&manifest(&writer, step, lease.attempt()), lease).unwrap();
+    writer.name().to_string()
+}
+
+pub fn path(checkpoint: &str, object: &str) -> String {
+    format!("checkpoints/{checkpoint}/{object}")
+}
