@@ -1,2 +1,16 @@
-//! (being built)
-fn main() {}
+//! The program `lambert`: the library behind a command line, and the one place where errors are printed.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use lambert_launcher::{cli::Cli, commands, console};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    console::log(cli.log);
+    let code = commands::run(&cli.command).unwrap_or_else(|failure| {
+        console::line(&format!("lambert: error: {failure}"));
+        failure.code
+    });
+    ExitCode::from(u8::try_from(code).unwrap_or(1))
+}

@@ -1,0 +1,265 @@
+//! The command line as it is typed: everything a user can touch, declared once. Nothing here is checked beyond its form.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Pre-trains BERT-family encoders: text to dataset, dataset to model, on one machine or many.
+#[derive(Debug, Parser)]
+#[command(name = "lambert", version, max_term_width = 110, after_help = EXIT_CODES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+    /// How log lines on standard error look.
+    #[arg(long, global = true, value_enum, default_value_t)]
+    pub log: LogFormat,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 failed; 2 the command or the configuration is wrong; \
+75 stopped with a checkpoint, the same command goes on from it.";
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Turn text into a dataset: shuffled Parquet shards of token ids with a manifest
+    Prep(Prep),
+    /// Train a WordPiece vocabulary
+    Vocab(Vocab),
+    /// Write a synthetic corpus, drawn from a small grammar in which words far apart agree
+    Generate(Generate),
+    /// Show a dataset: its manifest, decoded samples, whether it is whole
+    Inspect(Inspect),
+    /// Start a run, or go on with the one that is there
+    Run(Run),
+    /// Show where a run is
+    Status(Status),
+    /// Ask a run to save a checkpoint and stop
+    Stop(Stop),
+    /// Look after a run's checkpoints
+    Checkpoint(Checkpoint),
+    /// Measure loss and accuracy of a model on a held-out dataset
+    Eval(Eval),
+    /// Let a model guess the pieces at [MASK]
+    FillMask(FillMask),
+    /// Write a model as a folder that Hugging Face transformers loads
+    Export(Export),
+}
+
+/// Arguments of `lambert prep`.
+#[derive(Debug, Args)]
+pub struct Prep {
+    /// The preparation, as TOML
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// Change a value of the configuration: samples.seed=7, source.0.path=books
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub sets: Vec<String>,
+    /// Threads that tokenize; as many as there are processors if absent
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Print the manifests of the finished datasets as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `lambert vocab`.
+#[derive(Debug, Args)]
+pub struct Vocab {
+    /// Text: files, folders, globs or URLs
+    #[arg(long, required = true, num_args = 1.., value_name = "URL")]
+    pub input: Vec<String>,
+    /// Pieces of the vocabulary, the special ones included
+    #[arg(long, default_value_t = 30522, value_name = "N")]
+    pub size: usize,
+    /// Where the vocabulary goes: a piece a line
+    #[arg(long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Keep upper case and accents
+    #[arg(long)]
+    pub cased: bool,
+    /// Pieces must occur this often
+    #[arg(long, default_value_t = 2, value_name = "N")]
+    pub min_frequency: u64,
+}
+
+/// Arguments of `lambert generate`.
+#[derive(Debug, Args)]
+pub struct Generate {
+    /// Documents to write
+    #[arg(long, value_name = "N")]
+    pub documents: u64,
+    /// Seed: the same seed gives the same text
+    #[arg(long, default_value_t = 1, value_name = "S")]
+    pub seed: u64,
+    /// The text file: a sentence a line, a blank line between documents
+    #[arg(long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Print the figures as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `lambert inspect`.
+#[derive(Debug, Args)]
+pub struct Inspect {
+    /// The dataset's folder or URL
+    pub dataset: String,
+    /// Decode and show this many samples
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub samples: usize,
+    /// Read every shard and compare its checksum
+    #[arg(long)]
+    pub verify: bool,
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `lambert run`.
+#[derive(Debug, Args)]
+pub struct Run {
+    /// The run, as TOML; may be left out where the run exists already
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Where the run lives: a folder or an object-store URL
+    #[arg(long, value_name = "URL")]
+    pub run: String,
+    /// Worker processes: the same as --set cluster.ranks=N
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<usize>,
+    /// Change a value of the configuration: stage.0.steps=100
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub sets: Vec<String>,
+    /// Print each step's record on standard output, a JSON object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `lambert status`.
+#[derive(Debug, Args)]
+pub struct Status {
+    /// The run's folder or URL
+    pub run: String,
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `lambert stop`.
+#[derive(Debug, Args)]
+pub struct Stop {
+    /// The run's folder or URL
+    pub run: String,
+}
+
+/// Arguments of `lambert checkpoint`.
+#[derive(Debug, Args)]
+pub struct Checkpoint {
+    /// What to do with the checkpoints.
+    #[command(subcommand)]
+    pub action: CheckpointAction,
+}
+
+/// What to do with a run's checkpoints.
+#[derive(Debug, Subcommand)]
+pub enum CheckpointAction {
+    /// List them, newest first
+    List {
+        /// The run's folder or URL
+        run: String,
+        /// Print as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Read every object of every checkpoint and compare its checksum; exit code 1 if one is damaged
+    Verify {
+        /// The run's folder or URL
+        run: String,
+        /// Print as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Delete all but the newest, and objects that belong to none; the newest good one always stays
+    Prune {
+        /// The run's folder or URL
+        run: String,
+        /// How many to keep
+        #[arg(long, default_value_t = 3, value_name = "N")]
+        keep: usize,
+        /// Print as JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Arguments of `lambert eval`, which are lambert-worker's.
+#[derive(Debug, Args)]
+pub struct Eval {
+    /// A run (its newest good checkpoint), or RUN/checkpoints/step-...
+    #[arg(value_name = "RUN_OR_CHECKPOINT")]
+    pub model: String,
+    /// The held-out dataset
+    #[arg(long, value_name = "DATASET")]
+    pub data: String,
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `lambert fill-mask`, which are lambert-worker's.
+#[derive(Debug, Args)]
+pub struct FillMask {
+    /// A run (its newest good checkpoint), or RUN/checkpoints/step-...
+    #[arg(value_name = "RUN_OR_CHECKPOINT")]
+    pub model: String,
+    /// Text with one or more [MASK]
+    pub text: String,
+    /// Guesses at each [MASK]
+    #[arg(long, default_value_t = 5, value_name = "N")]
+    pub top: usize,
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `lambert export`.
+#[derive(Debug, Args)]
+pub struct Export {
+    /// A run (its newest good checkpoint), or RUN/checkpoints/step-...
+    #[arg(value_name = "RUN_OR_CHECKPOINT")]
+    pub model: String,
+    /// The folder to write; must not hold anything yet
+    #[arg(long, value_name = "DIR")]
+    pub output: PathBuf,
+}
+
+impl Eval {
+    /// The same for lambert-worker.
+    pub fn to_worker(&self) -> Vec<String> {
+        let mut line = vec!["eval".to_owned(), "--data".to_owned(), self.data.clone()];
+        line.extend(self.json.then(|| "--json".to_owned()));
+        line.extend(["--".to_owned(), self.model.clone()]);
+        line
+    }
+}
+
+impl FillMask {
+    /// The same for lambert-worker.
+    pub fn to_worker(&self) -> Vec<String> {
+        let mut line = vec!["fill-mask".to_owned(), "--top".to_owned(), self.top.to_string()];
+        line.extend(self.json.then(|| "--json".to_owned()));
+        line.extend(["--".to_owned(), self.model.clone(), self.text.clone()]);
+        line
+    }
+}

@@ -1,0 +1,258 @@
+//! `lambert export`: a model as a folder that Hugging Face transformers loads.
+
+use std::path::{Path, PathBuf};
+
+use lambert_config::run::Model;
+use lambert_config::{Layers, RunConfig, exit};
+use lambert_data_prep::tokenizer::{Special, Tokenizer, TokenizerError, tokenizer_json};
+use lambert_store::Store;
+use lambert_store::checkpoint::{self, FOLDER, Manifest, PassedOver};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::status::require_run;
+use crate::cli;
+use crate::console;
+use crate::failure::{Failure, Outcome};
+use crate::run::order::CONFIG;
+
+/// The weights' object in a checkpoint, and their file in the folder: the names in it are transformers' own.
+const WEIGHTS: &str = "model.safetensors";
+/// The run's vocabulary.
+const VOCABULARY: &str = "vocab.txt";
+
+#[derive(Debug, thiserror::Error)]
+enum ExportError {
+    #[error("{} is not empty; an export goes to a new folder", folder.display())]
+    NotEmpty { folder: PathBuf },
+    #[error("{url} has no checkpoint that can be used{}", why(passed_over))]
+    NoCheckpoint { url: String, passed_over: Vec<PassedOver> },
+    #[error("checkpoint {name} does not say which vocabulary it was trained with")]
+    Facts { name: String, source: serde_json::Error },
+    #[error("{url}/{VOCABULARY} has {found} pieces, but checkpoint {name} was trained with {expected}")]
+    Vocabulary { url: String, name: String, expected: usize, found: usize },
+    #[error("the vocabulary of {url} cannot be used")]
+    Tokenizer { url: String, source: TokenizerError },
+    #[error("cannot write {}", path.display())]
+    Write { path: PathBuf, source: std::io::Error },
+}
+
+fn why(passed_over: &[PassedOver]) -> String {
+    passed_over.iter().map(|PassedOver { name, why }| format!("; {name}: {why}")).collect()
+}
+
+/// What a checkpoint's state says of the vocabulary.
+#[derive(Debug, Clone, Copy, Deserialize)]
+struct Facts {
+    vocabulary: usize,
+    lowercase: bool,
+}
+
+/// Writes the folder: all of it or nothing.
+pub fn export(arguments: &cli::Export) -> Outcome {
+    let folder = &arguments.output;
+    refuse_full(folder)?;
+    let source = Source::open(&arguments.model)?;
+    let files = source.files()?;
+    write(folder, &files)?;
+    let (name, url) = (source.manifest.name(), source.store.url());
+    tracing::info!("{}: {name} of {url}, for transformers' BertForPreTraining and BertTokenizerFast", folder.display());
+    console::result(&folder.display().to_string()).map_err(Failure::failed)?;
+    Ok(exit::DONE)
+}
+
+/// A checkpoint that verified, and what belongs to it.
+struct Source {
+    store: Store,
+    config: RunConfig,
+    manifest: Manifest,
+    facts: Facts,
+}
+
+impl Source {
+    /// `model` is a run, whose newest good checkpoint is taken, or `RUN/checkpoints/step-...`.
+    fn open(model: &str) -> Result<Self, Failure> {
+        let (run, name) = split(model);
+        let store = Store::open(run).map_err(Failure::usage)?;
+        require_run(&store)?;
+        let text = store.get(CONFIG).map_err(Failure::failed)?;
+        let origin = format!("{}/{CONFIG}", store.url());
+        let config = Layers::from_sets(&[]).parse(&String::from_utf8_lossy(&text), &origin)?;
+        let manifest = match name {
+            Some(name) => checkpoint::verify(&store, name).map_err(Failure::failed)?,
+            None => newest(&store)?,
+        };
+        let facts = serde_json::from_value(manifest.state.clone())
+            .map_err(|source| Failure::failed(ExportError::Facts { name: manifest.name(), source }))?;
+        Ok(Self { store, config, manifest, facts })
+    }
+
+    /// Name and content of every file.
+    fn files(&self) -> Result<Vec<(&'static str, Vec<u8>)>, Failure> {
+        let url = self.store.url();
+        let weights = checkpoint::read_object(&self.store, &self.manifest, WEIGHTS).map_err(Failure::failed)?;
+        let vocabulary = self.store.get(VOCABULARY).map_err(Failure::failed)?;
+        let unusable = |source| Failure::failed(ExportError::Tokenizer { url: url.to_owned(), source });
+        let tokenizer = Tokenizer::from_vocab(&vocabulary, self.facts.lowercase).map_err(unusable)?;
+        if tokenizer.size() != self.facts.vocabulary {
+            let (name, expected, found) = (self.manifest.name(), self.facts.vocabulary, tokenizer.size());
+            return Err(Failure::failed(ExportError::Vocabulary { url: url.to_owned(), name, expected, found }));
+        }
+        let layers = self
+            .config
+            .stage
+            .get(self.manifest.stage)
+            .map_or(self.config.model.layers, |stage| stage.depth(&self.config.model));
+        let bert = config_json(&self.config.model, layers, tokenizer.size(), tokenizer.special());
+        let positions = self.config.model.positions;
+        Ok(vec![
+            ("config.json", pretty(&bert)),
+            (WEIGHTS, weights.to_vec()),
+            (VOCABULARY, vocabulary.to_vec()),
+            ("tokenizer.json", tokenizer_json(&vocabulary, self.facts.lowercase).map_err(unusable)?.into_bytes()),
+            ("tokenizer_config.json", pretty(&tokenizer_config(self.facts.lowercase, positions))),
+            ("special_tokens_map.json", pretty(&special_tokens())),
+        ])
+    }
+}
+
+/// The run of a model, and the checkpoint's name if it is given.
+fn split(model: &str) -> (&str, Option<&str>) {
+    match model.trim_end_matches('/').rsplit_once(&format!("/{FOLDER}/")) {
+        Some((run, name)) if !name.contains('/') => (run, Some(name)),
+        _ => (model, None),
+    }
+}
+
+fn newest(store: &Store) -> Result<Manifest, Failure> {
+    let (found, passed_over) = checkpoint::newest_verified(store).map_err(Failure::failed)?;
+    match found {
+        Some((_, manifest)) => {
+            passed_over.iter().for_each(|over| tracing::warn!("passed over {}: {}", over.name, over.why));
+            Ok(manifest)
+        }
+        None => Err(Failure::failed(ExportError::NoCheckpoint { url: store.url().to_owned(), passed_over })),
+    }
+}
+
+/// transformers' `BertConfig`.
+fn config_json(model: &Model, layers: usize, vocabulary: usize, special: Special) -> Value {
+    json!({
+        "architectures": ["BertForPreTraining"],
+        "attention_probs_dropout_prob": model.dropout,
+        "classifier_dropout": null,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": model.dropout,
+        "hidden_size": model.hidden,
+        "initializer_range": model.initializer_range,
+        "intermediate_size": model.intermediate,
+        "layer_norm_eps": model.layer_norm_eps,
+        "max_position_embeddings": model.positions,
+        "model_type": "bert",
+        "num_attention_heads": model.heads,
+        "num_hidden_layers": layers,
+        "pad_token_id": special.pad,
+        "position_embedding_type": "absolute",
+        "tie_word_embeddings": true,
+        "torch_dtype": "float32",
+        "type_vocab_size": 2,
+        "use_cache": true,
+        "vocab_size": vocabulary,
+    })
+}
+
+fn tokenizer_config(lowercase: bool, positions: usize) -> Value {
+    let mut config = json!({
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": lowercase,
+        "model_max_length": positions,
+        "tokenize_chinese_chars": true,
+        "strip_accents": null,
+        "clean_up_tokenization_spaces": true,
+    });
+    if let (Value::Object(config), Value::Object(special)) = (&mut config, special_tokens()) {
+        config.extend(special);
+    }
+    config
+}
+
+fn special_tokens() -> Value {
+    json!({
+        "unk_token": "[UNK]",
+        "sep_token": "[SEP]",
+        "pad_token": "[PAD]",
+        "cls_token": "[CLS]",
+        "mask_token": "[MASK]",
+    })
+}
+
+fn pretty(value: &Value) -> Vec<u8> {
+    format!("{value:#}\n").into_bytes()
+}
+
+fn refuse_full(folder: &Path) -> Result<(), Failure> {
+    match std::fs::read_dir(folder).map(|mut entries| entries.next().is_some()) {
+        Ok(true) => Err(Failure::usage(ExportError::NotEmpty { folder: folder.to_owned() })),
+        Ok(false) => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(source) => Err(Failure::usage(ExportError::Write { path: folder.to_owned(), source })),
+    }
+}
+
+/// Writes beside the folder and renames at the end: a folder of this name is whole.
+fn write(folder: &Path, files: &[(&str, Vec<u8>)]) -> Result<(), Failure> {
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| Failure::failed(ExportError::Write { path, source })
+    };
+    let absolute = std::path::absolute(folder).map_err(failed(folder))?;
+    let beside = absolute.parent().unwrap_or(&absolute);
+    std::fs::create_dir_all(beside).map_err(failed(beside))?;
+    let temporary = tempfile::Builder::new().prefix(".export-").tempdir_in(beside).map_err(failed(beside))?;
+    for (name, content) in files {
+        let path = temporary.path().join(name);
+        std::fs::write(&path, content).map_err(failed(&path))?;
+    }
+    readable(temporary.path()).map_err(failed(folder))?;
+    // An empty folder gives way to a rename; nothing else does.
+    std::fs::rename(temporary.keep(), &absolute).map_err(failed(folder))
+}
+
+/// A temporary folder is its owner's alone; a result is as open as any folder that this user makes.
+fn readable(folder: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_is_told_from_a_run() {
+        assert_eq!(split("runs/a"), ("runs/a", None));
+        assert_eq!(split("s3://b/a/"), ("s3://b/a/", None));
+        assert_eq!(split("runs/a/checkpoints/step-1/"), ("runs/a", Some("step-1")));
+        assert_eq!(split("x/checkpoints/a/b"), ("x/checkpoints/a/b", None));
+    }
+
+    #[test]
+    fn a_folder_is_written_whole_and_never_over_another() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = place.path().join("new/model");
+        write(&folder, &[("a", b"1".to_vec())]).unwrap();
+        assert_eq!(std::fs::read(folder.join("a")).unwrap(), b"1");
+        assert_eq!(refuse_full(&folder).unwrap_err().code, exit::USAGE);
+        assert!(write(&folder, &[("a", b"2".to_vec())]).is_err());
+        assert_eq!(std::fs::read(folder.join("a")).unwrap(), b"1");
+    }
+
+    #[test]
+    fn the_model_is_described_for_transformers() {
+        let special = Special { pad: 0, unk: 1, cls: 2, sep: 3, mask: 4 };
+        let config = config_json(&Model::default(), 6, 1000, special);
+        assert_eq!(config["num_hidden_layers"], 6);
+        assert_eq!(config["layer_norm_eps"], 1e-12);
+        assert_eq!(config["pad_token_id"], 0);
+    }
+}

@@ -1,0 +1,26 @@
+//! The commands, each from its raw arguments to an exit code.
+
+mod checkpoint;
+mod export;
+mod inspect;
+mod status;
+mod stop;
+
+use crate::cli::Command;
+use crate::failure::Outcome;
+use crate::{run, worker};
+
+/// Does what the command line says.
+pub fn run(command: &Command) -> Outcome {
+    match command {
+        Command::Inspect(arguments) => inspect::inspect(arguments),
+        Command::Run(arguments) => run::run(arguments),
+        Command::Status(arguments) => status::status(arguments),
+        Command::Stop(arguments) => stop::stop(arguments),
+        Command::Eval(arguments) => worker::become_worker(&arguments.to_worker()),
+        Command::FillMask(arguments) => worker::become_worker(&arguments.to_worker()),
+        Command::Checkpoint(arguments) => checkpoint::checkpoint(&arguments.action),
+        Command::Export(arguments) => export::export(arguments),
+        _ => Ok(1),
+    }
+}

@@ -1,0 +1,19 @@
+//! The front door of lambert.
+//!
+//! - [`cli`]: the command line as it is typed
+//! - [`commands`]: one module a command; [`run`] is `lambert run`, the coordinator
+//! - [`status`]: `status.json`, which tells other machines where a run is
+//! - [`worker`]: where `lambert-worker` is
+//! - [`console`]: standard output for results, standard error for everything else
+//! - [`failure`]: errors on their way to the exit code
+//!
+//! This crate knows neither tensors nor MPI nor the training engine: it starts `lambert-worker` as a process and talks
+//! to it over HTTP.
+
+pub mod cli;
+pub mod commands;
+pub mod console;
+pub mod failure;
+pub mod run;
+pub mod status;
+pub mod worker;

@@ -1,0 +1,129 @@
+//! Whether a configuration trains the same as the one a run was started with.
+
+use lambert_config::RunConfig;
+use toml::Value;
+
+/// Sections, and one key, that decide what is trained: a run keeps them for life.
+const TRAINED: [&str; 5] = ["run.seed", "model", "objective", "optimizer", "stage"];
+
+/// A key with two values.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// The key, as `stage.0.steps`.
+    pub key: String,
+    /// What the run has, as TOML.
+    pub before: String,
+    /// What is asked for now, as TOML.
+    pub now: String,
+}
+
+impl std::fmt::Display for Difference {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {} in the run, {} now", self.key, self.before, self.now)
+    }
+}
+
+/// What differs between two configurations.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Differences {
+    /// What would train something else.
+    pub trained: Vec<Difference>,
+    /// What may change from start to start: machines, checkpoints, evaluation, the name.
+    pub around: Vec<Difference>,
+}
+
+/// Compares the run's configuration with the one asked for `now`.
+pub fn compare(run: &RunConfig, now: &RunConfig) -> Result<Differences, toml::ser::Error> {
+    let mut found = Vec::new();
+    walk("", Some(&Value::try_from(run)?), Some(&Value::try_from(now)?), &mut found);
+    let (trained, around) = found.into_iter().partition(|difference| is_trained(&difference.key));
+    Ok(Differences { trained, around })
+}
+
+fn is_trained(key: &str) -> bool {
+    TRAINED.iter().any(|part| key.strip_prefix(part).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
+}
+
+fn walk(key: &str, before: Option<&Value>, now: Option<&Value>, found: &mut Vec<Difference>) {
+    let below = |name: &str| if key.is_empty() { name.to_owned() } else { format!("{key}.{name}") };
+    match (before, now) {
+        (before, now) if before == now => {}
+        (Some(Value::Table(before)), Some(Value::Table(now))) => {
+            let added = now.keys().filter(|name| !before.contains_key(*name));
+            for name in before.keys().chain(added) {
+                walk(&below(name), before.get(name), now.get(name), found);
+            }
+        }
+        (Some(Value::Array(before)), Some(Value::Array(now))) if is_of_tables(before) || is_of_tables(now) => {
+            for index in 0..before.len().max(now.len()) {
+                walk(&below(&index.to_string()), before.get(index), now.get(index), found);
+            }
+        }
+        (before, now) => found.push(Difference { key: key.to_owned(), before: shown(before), now: shown(now) }),
+    }
+}
+
+fn is_of_tables(values: &[Value]) -> bool {
+    values.iter().any(Value::is_table)
+}
+
+fn shown(value: Option<&Value>) -> String {
+    match value {
+        None => "nothing".to_owned(),
+        Some(Value::Table(table)) => match table.get("name").and_then(Value::as_str) {
+            Some(name) => format!("{name:?}"),
+            None => "a section".to_owned(),
+        },
+        Some(value) => value.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lambert_config::run::Stage;
+
+    fn config() -> RunConfig {
+        let stage = |name: &str| Stage { name: name.into(), data: "/data".into(), steps: 10, ..Stage::default() };
+        RunConfig { stage: vec![stage("one"), stage("two")], ..RunConfig::default() }
+    }
+
+    fn keys(differences: &[Difference]) -> Vec<&str> {
+        differences.iter().map(|difference| difference.key.as_str()).collect()
+    }
+
+    #[test]
+    fn the_same_has_no_difference() {
+        assert_eq!(compare(&config(), &config()).unwrap(), Differences::default());
+    }
+
+    #[test]
+    fn what_is_trained_is_told_from_what_is_around_it() {
+        let mut now = config();
+        now.run.seed = 2;
+        now.run.name = "other".into();
+        now.model.hidden = 256;
+        now.stage[1].steps = 11;
+        now.stage[1].layers = Some(12);
+        now.cluster.ranks = 4;
+        now.slurm.time = Some("1:00".into());
+        now.checkpoint.keep = 9;
+        let found = compare(&config(), &now).unwrap();
+        assert_eq!(keys(&found.trained), ["model.hidden", "run.seed", "stage.1.steps", "stage.1.layers"]);
+        let mut around = keys(&found.around);
+        around.sort();
+        assert_eq!(around, ["checkpoint.keep", "cluster.ranks", "run.name", "slurm.time"]);
+        assert_eq!(found.trained[0].to_string(), "model.hidden: 768 in the run, 256 now");
+        assert_eq!(found.trained[3].before, "nothing");
+    }
+
+    #[test]
+    fn a_stage_more_or_less_is_a_difference() {
+        let mut now = config();
+        now.stage.pop();
+        assert_eq!(
+            compare(&config(), &now).unwrap().trained[0].to_string(),
+            "stage.1: \"two\" in the run, nothing now"
+        );
+    }
+}

@@ -1,0 +1,229 @@
+//! What a run was asked to be: the command line and the configuration, checked, against what the run's store holds.
+
+use std::path::PathBuf;
+
+use lambert_config::run::Pair;
+use lambert_config::{ConfigError, Fault, Layers, RunConfig};
+use lambert_data_prep::dataset::Dataset;
+use lambert_store::Store;
+
+use super::difference::{self, Difference, Differences};
+use crate::cli;
+use crate::failure::Failure;
+use crate::worker;
+
+/// The resolved configuration's name in the run's store.
+pub const CONFIG: &str = "run.toml";
+/// No configuration is longer than this, bytes.
+const LONGEST: u64 = 1 << 20;
+
+/// A run that may be started.
+#[derive(Debug)]
+pub struct Order {
+    /// The configuration, complete; the same as in the store.
+    pub config: RunConfig,
+    /// The run's store.
+    pub store: Store,
+    /// The lambert-worker program.
+    pub worker: PathBuf,
+}
+
+/// Why a run may not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum OrderError {
+    /// Nothing says what to train.
+    #[error("{url} holds no run yet: --config FILE says what to train")]
+    NoConfig {
+        /// The run's URL.
+        url: String,
+    },
+    /// The run is another one.
+    #[error(
+        "{url} holds a run that trains something else; give another --run, or the configuration that it was started \
+         with. What differs:{}",
+        list(differences)
+    )]
+    OtherRun {
+        /// The run's URL.
+        url: String,
+        /// The keys that decide it.
+        differences: Vec<Difference>,
+    },
+    /// The run's own configuration is no text.
+    #[error("{url}/{CONFIG} is not UTF-8")]
+    NotText {
+        /// The run's URL.
+        url: String,
+    },
+    /// The configuration cannot be written down.
+    #[error("cannot write the configuration as TOML")]
+    Toml(#[from] toml::ser::Error),
+    /// A path cannot be made absolute.
+    #[error("cannot find the folder that {path} is relative to")]
+    Path {
+        /// The path.
+        path: String,
+        /// Why not.
+        source: std::io::Error,
+    },
+}
+
+fn list(differences: &[Difference]) -> String {
+    differences.iter().map(|difference| format!("\n  {difference}")).collect()
+}
+
+impl Order {
+    /// Reads the configuration, compares it with the run in the store if there is one, checks what it names, and
+    /// writes it to the store.
+    pub fn place(arguments: &cli::Run) -> Result<Self, Failure> {
+        let store = Store::open(&arguments.run).map_err(Failure::usage)?;
+        let worker = worker::find().map_err(Failure::failed)?;
+        let before = stored(&store)?;
+        let config = configuration(arguments, &store, before.as_deref())?;
+        let before = before.map(|text| parse_stored(&text, &store)).transpose()?;
+        if let Some(before) = &before {
+            settle(before, &config, &store)?;
+        }
+        check_datasets(&config)?;
+        match &before {
+            None => create(&config, &store)?,
+            Some(before) if *before == config => {}
+            Some(_) => store.put(CONFIG, text(&config)?.into()).map_err(Failure::failed)?,
+        }
+        Ok(Self { config, store, worker })
+    }
+}
+
+/// The text of the run's configuration, if there is a run.
+fn stored(store: &Store) -> Result<Option<String>, Failure> {
+    match store.get_at_most(CONFIG, LONGEST) {
+        Ok(bytes) => match String::from_utf8(bytes.to_vec()) {
+            Ok(text) => Ok(Some(text)),
+            Err(_) => Err(Failure::failed(OrderError::NotText { url: store.url().to_owned() })),
+        },
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(Failure::failed(error)),
+    }
+}
+
+fn parse_stored(text: &str, store: &Store) -> Result<RunConfig, ConfigError> {
+    Layers::from_sets(&[]).parse(text, &format!("{}/{CONFIG}", store.url()))
+}
+
+fn configuration(arguments: &cli::Run, store: &Store, stored: Option<&str>) -> Result<RunConfig, Failure> {
+    let mut sets = arguments.sets.clone();
+    sets.extend(arguments.ranks.map(|ranks| format!("cluster.ranks={ranks}")));
+    let layers = Layers::from_process(&sets);
+    let mut config: RunConfig = match (&arguments.config, stored) {
+        (Some(path), _) => layers.load(path)?,
+        (None, Some(text)) => layers.parse(text, &format!("{}/{CONFIG}", store.url()))?,
+        (None, None) => return Err(Failure::usage(OrderError::NoConfig { url: store.url().to_owned() })),
+    };
+    for stage in &mut config.stage {
+        stage.data = absolute(&stage.data)?;
+    }
+    config.evaluation.data = absolute(&config.evaluation.data)?;
+    Ok(config)
+}
+
+/// A path as it is found from any folder; a URL, and nothing, as they are.
+fn absolute(path: &str) -> Result<String, Failure> {
+    if path.is_empty() || path.contains("://") {
+        return Ok(path.to_owned());
+    }
+    // With links resolved where it exists, so that the same folder has the same name each time.
+    let found = std::fs::canonicalize(path).or_else(|_| std::path::absolute(path));
+    match found {
+        Ok(found) => Ok(found.to_string_lossy().into_owned()),
+        Err(source) => Err(Failure::usage(OrderError::Path { path: path.to_owned(), source })),
+    }
+}
+
+/// Refuses what would train something else, and says what changes around it.
+fn settle(before: &RunConfig, now: &RunConfig, store: &Store) -> Result<(), Failure> {
+    let Differences { trained, around } =
+        difference::compare(before, now).map_err(|error| Failure::failed(OrderError::Toml(error)))?;
+    if !trained.is_empty() {
+        return Err(Failure::usage(OrderError::OtherRun { url: store.url().to_owned(), differences: trained }));
+    }
+    for change in around {
+        tracing::info!("taken over: {change}");
+    }
+    Ok(())
+}
+
+/// Opens every dataset before anything is written, so that a mistyped path leaves no half-made run behind.
+fn check_datasets(config: &RunConfig) -> Result<(), Failure> {
+    let stages = config.stage.iter().enumerate().map(|(index, stage)| (format!("stage.{index}.data"), &stage.data));
+    let evaluation = Some(("evaluation.data".to_owned(), &config.evaluation.data)).filter(|(_, url)| !url.is_empty());
+    let mut faults = Vec::new();
+    for (key, url) in stages.chain(evaluation) {
+        match Dataset::open(url) {
+            Ok(dataset) => check_dataset(config, &dataset, &key, &mut faults),
+            Err(error) => faults.push(Fault::new(key, Failure::usage(error).to_string())),
+        }
+    }
+    if faults.is_empty() {
+        return Ok(());
+    }
+    Err(ConfigError::Faults { origin: "the configuration".to_owned(), faults }.into())
+}
+
+/// What the workers would refuse.
+fn check_dataset(config: &RunConfig, dataset: &Dataset, key: &str, faults: &mut Vec<Fault>) {
+    let (manifest, positions) = (dataset.manifest(), config.model.positions);
+    let (prepared, wanted) = (manifest.samples.pair, config.objective.pair);
+    let mut fault = |message: String| faults.push(Fault::new(key, message));
+    if manifest.sequence_length > positions {
+        let length = manifest.sequence_length;
+        fault(format!("has samples of up to {length} tokens, but model.positions is {positions}"));
+    }
+    if wanted != Pair::None && prepared != wanted {
+        fault(format!("was prepared with pair = {prepared:?}, but objective.pair is {wanted:?}"));
+    }
+    if dataset.rows() == 0 {
+        fault("has no samples".to_owned());
+    }
+}
+
+fn text(config: &RunConfig) -> Result<String, Failure> {
+    toml::to_string(config).map_err(|error| Failure::failed(OrderError::Toml(error)))
+}
+
+/// Makes this the store's run.
+fn create(config: &RunConfig, store: &Store) -> Result<(), Failure> {
+    if store.put_new(CONFIG, text(config)?.into()).map_err(Failure::failed)? {
+        return Ok(());
+    }
+    // Another coordinator was faster: what it wrote counts.
+    let found = stored(store)?.unwrap_or_default();
+    settle(&parse_stored(&found, store)?, config, store)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lambert_config::Checked;
+
+    #[test]
+    fn what_is_written_is_read_back_the_same() {
+        let text =
+            "[[stage]]\nname = 'a'\ndata = '/d'\nsteps = 3\nlearning_rate = 1e-3\n[model]\nlayer_norm_eps = 1e-12";
+        let config: RunConfig = Layers::from_sets(&[]).parse(text, "test").unwrap();
+        let written = toml::to_string(&config).unwrap();
+        let store = Store::open("memory://order/run").unwrap();
+        assert_eq!(parse_stored(&written, &store).unwrap(), config);
+        let mut faults = Vec::new();
+        config.check(&mut faults);
+        assert_eq!(faults, []);
+    }
+
+    #[test]
+    fn urls_stay_and_paths_become_absolute() {
+        assert_eq!(absolute("s3://a/b").unwrap(), "s3://a/b");
+        assert_eq!(absolute("").unwrap(), "");
+        let here = std::env::current_dir().unwrap().canonicalize().unwrap();
+        assert_eq!(absolute(".").unwrap(), here.to_str().unwrap());
+        assert_eq!(absolute("no/such").unwrap(), here.join("no/such").to_str().unwrap());
+    }
+}

@@ -1,0 +1,201 @@
+//! A tree of processes that ends with its coordinator, and that can be ended whole.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, WaitOptions};
+
+/// What cannot be done with processes.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    /// The system refuses to hand orphaned grandchildren to this process.
+    #[error("cannot become the parent of orphaned workers")]
+    Reaper(#[source] io::Error),
+    /// The program cannot be started.
+    #[error("cannot start {program}")]
+    Start {
+        /// The program.
+        program: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The state of the child cannot be had.
+    #[error("cannot wait for the workers")]
+    Wait(#[source] io::Error),
+}
+
+/// Makes this process the parent of its descendants whose own parents die, so that no worker is ever lost sight of.
+pub fn adopt_orphans() -> Result<(), ProcessError> {
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+        .map_err(|error| ProcessError::Reaper(error.into()))
+}
+
+/// A started program and all that came from it.
+#[derive(Debug)]
+pub struct Tree {
+    /// The program itself, with its output still to be taken.
+    pub root: Child,
+}
+
+impl Tree {
+    /// Starts `line` (program, then arguments) with `environment` added, in a process group of its own, its output in
+    /// pipes. The calling thread's end, however it comes, sends the program SIGTERM: call this on the main thread.
+    pub fn start(line: &[OsString], environment: &[(&str, &str)]) -> Result<Self, ProcessError> {
+        let (program, arguments) =
+            line.split_first().map_or((OsString::new(), line), |(first, rest)| (first.clone(), rest));
+        let mut command = Command::new(&program);
+        command.args(arguments).envs(environment.iter().copied());
+        // Its own group: Ctrl-C at the terminal is for the coordinator, which asks for a checkpoint first.
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        let coordinator = rustix::process::getpid();
+        // SAFETY: the closure runs between fork and exec, where only async-signal-safe calls are allowed; it makes two
+        // system calls, and allocates nothing.
+        unsafe {
+            command.pre_exec(move || {
+                rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
+                // Had the coordinator died before the line above, no signal would ever come.
+                match rustix::process::getppid() == Some(coordinator) {
+                    true => Ok(()),
+                    false => Err(io::ErrorKind::BrokenPipe.into()),
+                }
+            });
+        }
+        let root = command
+            .spawn()
+            .map_err(|source| ProcessError::Start { program: program.to_string_lossy().into_owned(), source })?;
+        Ok(Self { root })
+    }
+
+    /// How the program ended, if it has.
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>, ProcessError> {
+        self.root.try_wait().map_err(ProcessError::Wait)
+    }
+
+    /// Ends the program and everything that came from it: asked first (mpirun then reaches other hosts too), after
+    /// `patience` forced. Returns when nothing is left of it on this host.
+    pub fn end(&mut self, patience: Duration) -> Result<(), ProcessError> {
+        let deadline = Instant::now() + patience;
+        if self.ended()?.is_none() {
+            signal(self.root.id(), Signal::TERM);
+        }
+        while self.ended()?.is_none() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        while self.ended()?.is_none() || !descendants()?.is_empty() {
+            descendants()?.into_iter().for_each(|pid| signal(pid, Signal::KILL));
+            std::thread::sleep(Duration::from_millis(20));
+            self.reap()?;
+        }
+        Ok(())
+    }
+
+    /// Takes leave of dead orphans, once the program itself has been waited for.
+    fn reap(&mut self) -> Result<(), ProcessError> {
+        if self.ended()?.is_some() {
+            while let Ok(Some(_)) = rustix::process::wait(WaitOptions::NOHANG) {}
+        }
+        Ok(())
+    }
+}
+
+fn signal(pid: u32, signal: Signal) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        // One that has just ended cannot be signalled, and need not be.
+        let _ = rustix::process::kill_process(pid, signal);
+    }
+}
+
+/// Every living process that descends from this one.
+fn descendants() -> Result<Vec<u32>, ProcessError> {
+    let mut parents = Vec::new();
+    for entry in std::fs::read_dir("/proc").map_err(ProcessError::Wait)?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        if let Some((state, parent)) = std::fs::read_to_string(entry.path().join("stat")).ok().as_deref().and_then(stat)
+        {
+            parents.push((pid, parent, state));
+        }
+    }
+    let mut family = HashSet::from([std::process::id()]);
+    // A child may stand before its parent in the list.
+    while parents.iter().filter(|(pid, parent, _)| family.contains(parent) && !family.contains(pid)).count() > 0 {
+        let next: Vec<u32> =
+            parents.iter().filter(|(_, parent, _)| family.contains(parent)).map(|(pid, ..)| *pid).collect();
+        family.extend(next);
+    }
+    let living = parents.iter().filter(|(pid, _, state)| *state != 'Z' && *pid != std::process::id());
+    Ok(living.map(|(pid, ..)| *pid).filter(|pid| family.contains(pid)).collect())
+}
+
+/// State and parent from a line of `/proc/PID/stat`; the name, in parentheses, may hold anything.
+fn stat(text: &str) -> Option<(char, u32)> {
+    let mut fields = text.rsplit_once(')')?.1.split_whitespace();
+    Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
+}
+
+/// Whether a process of this number lives on this host.
+pub fn lives(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).ok().as_deref().and_then(stat).is_some_and(|(s, _)| s != 'Z')
+}
+
+/// This host's name.
+pub fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// A status in words: `exited with code 3`, `was killed by signal 9`.
+pub fn words(status: ExitStatus) -> String {
+    use std::os::unix::process::ExitStatusExt;
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exited with code {code}"),
+        (None, Some(signal)) => format!("was killed by signal {signal}"),
+        (None, None) => "ended".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+
+    #[test]
+    fn stat_lines_with_odd_names() {
+        assert_eq!(stat("12 (a) R 9 (b)) S 7 12 12 0"), Some(('S', 7)));
+        assert_eq!(stat("12 (a"), None);
+    }
+
+    /// One test, because the children of a process are all its children, whichever test started them.
+    #[test]
+    fn a_tree_is_ended_to_the_last_orphan() {
+        adopt_orphans().unwrap();
+        // The shell leaves a grandchild behind that ignores being asked.
+        let script = "setsid sh -c 'trap \"\" TERM; while :; do sleep 0.1; done' & sleep 0.3; exit 3";
+        let line: Vec<OsString> = ["sh", "-c", script].map(OsString::from).into();
+        let mut tree = Tree::start(&line, &[]).unwrap();
+        let status = loop {
+            match tree.ended().unwrap() {
+                Some(status) => break status,
+                None => std::thread::sleep(Duration::from_millis(10)),
+            }
+        };
+        assert_eq!(words(status), "exited with code 3");
+        assert!(!descendants().unwrap().is_empty(), "the orphan is ours now");
+        tree.end(Duration::from_millis(100)).unwrap();
+        assert_eq!(descendants().unwrap(), Vec::<u32>::new());
+
+        let script = "trap '' TERM; echo $WORD; sleep 60 & wait";
+        let line: Vec<OsString> = ["sh", "-c", script].map(OsString::from).into();
+        let mut stubborn = Tree::start(&line, &[("WORD", "ready")]).unwrap();
+        let mut said = [0; 6];
+        stubborn.root.stdout.take().unwrap().read_exact(&mut said).unwrap();
+        assert_eq!(&said, b"ready\n");
+        let pid = stubborn.root.id();
+        assert!(lives(pid));
+        stubborn.end(Duration::from_millis(100)).unwrap();
+        assert!(!lives(pid));
+        assert_eq!(words(stubborn.ended().unwrap().unwrap()), "was killed by signal 9");
+    }
+}

@@ -1,0 +1,199 @@
+//! Progress of a run for the person in front of it: a bar on a terminal, else a line now and then.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use lambert_config::control::StepRecord;
+
+use crate::console;
+
+/// Steps over which speed is averaged.
+const WINDOW: usize = 50;
+/// Lines that are printed in any case at the start.
+const FIRST: usize = 5;
+/// Time between lines later.
+const PERIOD: Duration = Duration::from_secs(10);
+
+/// Speed, averaged over the last steps.
+#[derive(Debug, Default)]
+pub struct Pace {
+    steps: VecDeque<(u64, f64)>,
+}
+
+impl Pace {
+    /// Takes in a step.
+    pub fn add(&mut self, record: &StepRecord) {
+        self.steps.push_back((record.samples, record.seconds));
+        if self.steps.len() > WINDOW {
+            self.steps.pop_front();
+        }
+    }
+
+    /// Samples a second; 0 before the first step.
+    pub fn samples_per_second(&self) -> f64 {
+        let samples: u64 = self.steps.iter().map(|(samples, _)| samples).sum();
+        ratio(samples as f64, self.seconds())
+    }
+
+    /// Seconds that `left` steps will take; `None` before the first step.
+    pub fn seconds_for(&self, left: u64) -> Option<f64> {
+        (!self.steps.is_empty()).then(|| left as f64 * self.seconds() / self.steps.len() as f64)
+    }
+
+    fn seconds(&self) -> f64 {
+        self.steps.iter().map(|(_, seconds)| seconds).sum()
+    }
+}
+
+/// Shows the steps of a run on standard error.
+#[derive(Debug)]
+pub struct Display {
+    bar: Option<ProgressBar>,
+    steps: u64,
+    lines: usize,
+    last: Option<(Instant, u64)>,
+}
+
+impl Display {
+    /// For a run of `steps` steps: a bar if standard error is a terminal.
+    pub fn new(steps: u64) -> Self {
+        let bar = console::is_terminal().then(|| console::show(bar(steps)));
+        Self { bar, steps, lines: 0, last: None }
+    }
+
+    /// Shows a step.
+    pub fn step(&mut self, record: &StepRecord, pace: &Pace) {
+        if let Some(bar) = &self.bar {
+            bar.set_position(record.step);
+            bar.set_message(brief(record, pace, self.steps));
+        } else if due(record.step, self.steps, self.lines, self.last.map(|(at, step)| (at.elapsed(), step))) {
+            console::line(&line(record, pace, self.steps));
+            self.lines += 1;
+            self.last = Some((Instant::now(), record.step));
+        }
+    }
+
+    /// Takes the bar away; what was said above it stays.
+    pub fn end(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn bar(steps: u64) -> ProgressBar {
+    let style =
+        ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(steps).with_style(style)
+}
+
+/// Whether a step is worth a line: the first few, then every ten seconds or every twentieth of the run, and the last.
+fn due(step: u64, steps: u64, lines: usize, last: Option<(Duration, u64)>) -> bool {
+    let Some((ago, shown)) = last else { return true };
+    let twentieth = (steps / 20).max(1);
+    // Going back, after a restart, is worth a line too.
+    let passed = step / twentieth != shown / twentieth;
+    lines < FIRST || step >= steps || step <= shown || ago >= PERIOD || (passed && ago >= PERIOD / 20)
+}
+
+/// `step 120/300  loss 7.310  mlm 6.812 (acc 0.051)  lr 1.8e-3  44.1 samples/s  data wait 0.4 %  4 min left`.
+fn line(record: &StepRecord, pace: &Pace, steps: u64) -> String {
+    let wait = 100.0 * ratio(record.data_wait, record.seconds);
+    format!(
+        "step {}/{steps}  loss {:.4}  mlm {:.4} (accuracy {:.4})  lr {:.3e}  {:.1} samples/s  data wait {wait:.1} %{}",
+        record.step,
+        record.loss,
+        record.mlm_loss,
+        record.mlm_accuracy,
+        record.learning_rate,
+        pace.samples_per_second(),
+        left(pace, steps.saturating_sub(record.step)),
+    )
+}
+
+fn brief(record: &StepRecord, pace: &Pace, steps: u64) -> String {
+    let left = left(pace, steps.saturating_sub(record.step));
+    format!("loss {:.3}  mlm {:.3}  {:.1} samples/s{left}", record.loss, record.mlm_loss, pace.samples_per_second())
+}
+
+fn left(pace: &Pace, steps: u64) -> String {
+    match pace.seconds_for(steps) {
+        Some(seconds) if steps > 0 => format!("  {} left", duration(seconds)),
+        _ => String::new(),
+    }
+}
+
+/// A length of time in words: `42 s`, `3 min 05 s`, `2 h 10 min`.
+pub fn duration(seconds: f64) -> String {
+    let whole = seconds.max(0.0).round() as u64;
+    match whole {
+        0..60 => format!("{whole} s"),
+        60..3600 => format!("{} min {:02} s", whole / 60, whole % 60),
+        _ => format!("{} h {:02} min", whole / 3600, whole % 3600 / 60),
+    }
+}
+
+fn ratio(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { part / whole } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(step: u64) -> StepRecord {
+        StepRecord {
+            step,
+            samples: 64,
+            loss: 7.5,
+            mlm_loss: 6.8125,
+            mlm_accuracy: 0.05,
+            learning_rate: 0.0018,
+            seconds: 2.0,
+            data_wait: 0.01,
+            ..StepRecord::default()
+        }
+    }
+
+    #[test]
+    fn a_line_tells_what_matters() {
+        let mut pace = Pace::default();
+        pace.add(&record(120));
+        assert_eq!(
+            line(&record(120), &pace, 300),
+            "step 120/300  loss 7.5000  mlm 6.8125 (accuracy 0.0500)  lr 1.800e-3  32.0 samples/s  \
+             data wait 0.5 %  6 min 00 s left"
+        );
+        assert!(line(&record(300), &pace, 300).ends_with("data wait 0.5 %"));
+    }
+
+    #[test]
+    fn speed_is_averaged_over_a_window() {
+        let mut pace = Pace::default();
+        assert_eq!((pace.samples_per_second(), pace.seconds_for(10)), (0.0, None));
+        for step in 0..200 {
+            pace.add(&StepRecord { seconds: if step < 150 { 100.0 } else { 1.0 }, ..record(step) });
+        }
+        assert_eq!((pace.samples_per_second(), pace.seconds_for(10)), (64.0, Some(10.0)));
+    }
+
+    #[test]
+    fn lines_come_first_last_and_now_and_then() {
+        let soon = Duration::from_millis(10);
+        assert!(due(1, 1000, 0, None));
+        assert!(due(3, 1000, 2, Some((soon, 2))));
+        assert!(!due(20, 1000, 5, Some((soon, 19))));
+        assert!(due(20, 1000, 5, Some((PERIOD, 19))));
+        assert!(!due(50, 1000, 5, Some((soon, 49))), "a fast run prints no line a step");
+        assert!(due(50, 1000, 5, Some((PERIOD / 20, 49))));
+        assert!(due(40, 1000, 5, Some((soon, 60))), "back after a restart");
+        assert!(due(1000, 1000, 50, Some((soon, 999))));
+    }
+
+    #[test]
+    fn durations_read_well() {
+        let shown = [0.4, 59.6, 185.0, 7800.0].map(duration);
+        assert_eq!(shown, ["0 s", "1 min 00 s", "3 min 05 s", "2 h 10 min"]);
+    }
+}

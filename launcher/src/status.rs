@@ -1,0 +1,260 @@
+//! `status.json`: where a run is, for people and programs on other machines.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use lambert_config::control::{Evaluation, StepRecord};
+use lambert_store::Store;
+use serde::{Deserialize, Serialize};
+
+/// The object's name in the run's store.
+pub const OBJECT: &str = "status.json";
+/// How often it is written while nothing changes but the step.
+const PERIOD: Duration = Duration::from_secs(3);
+
+/// What a run is doing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// Workers are being started.
+    #[default]
+    Starting,
+    /// Steps are being made.
+    Training,
+    /// Workers died; they are started again after a pause.
+    Restarting,
+    /// A checkpoint was asked for, after which the run stops.
+    Stopping,
+    /// It stopped on request and can go on.
+    Stopped,
+    /// All steps are done.
+    Finished,
+    /// It was given up.
+    Failed,
+}
+
+impl State {
+    /// Whether nobody works on the run in this state.
+    pub fn is_over(self) -> bool {
+        matches!(self, Self::Stopped | Self::Finished | Self::Failed)
+    }
+}
+
+impl std::fmt::Display for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Starting => "starting",
+            Self::Training => "training",
+            Self::Restarting => "restarting",
+            Self::Stopping => "stopping",
+            Self::Stopped => "stopped",
+            Self::Finished => "finished",
+            Self::Failed => "failed",
+        })
+    }
+}
+
+/// Where a run is.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Status {
+    /// What it is doing.
+    pub state: State,
+    /// Its name.
+    pub name: String,
+    /// The attempt that holds it.
+    pub attempt: u32,
+    /// Steps finished.
+    pub step: u64,
+    /// Steps of all stages.
+    pub steps: u64,
+    /// Samples a second, averaged over the last steps.
+    pub samples_per_second: f64,
+    /// Seconds to the end at that speed, if known.
+    pub seconds_left: Option<f64>,
+    /// The newest committed checkpoint.
+    pub checkpoint: Option<String>,
+    /// How often workers were started again under this coordinator.
+    pub restarts: u64,
+    /// What those restarts cost.
+    pub lost: Vec<Lost>,
+    /// The last step's record.
+    pub record: Option<StepRecord>,
+    /// The last held-out measurement.
+    pub evaluation: Option<Evaluation>,
+    /// The workers.
+    pub ranks: Vec<RankStatus>,
+    /// Who watches them.
+    pub coordinator: Coordinator,
+    /// The last failure.
+    pub error: Option<String>,
+    /// When this was written, seconds since 1970.
+    pub updated: f64,
+}
+
+/// The coordinator.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Coordinator {
+    /// Host name.
+    pub host: String,
+    /// Process id there.
+    pub pid: u32,
+}
+
+/// A worker.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RankStatus {
+    /// Its rank.
+    pub rank: usize,
+    /// Host name.
+    pub host: String,
+    /// Process id there.
+    pub pid: u32,
+    /// Steps it has finished.
+    pub step: u64,
+    /// Seconds since it last reported.
+    pub silent: f64,
+}
+
+/// What a failure and the restart after it cost.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Lost {
+    /// The attempt that failed.
+    pub attempt: u32,
+    /// Steps finished when it failed.
+    pub step: u64,
+    /// Seconds from the failure until as many steps were finished again; absent until then.
+    pub seconds: Option<f64>,
+    /// Which rank failed and how.
+    pub cause: String,
+}
+
+/// Seconds since 1970.
+pub fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |passed| passed.as_secs_f64())
+}
+
+/// How soon a status is to be seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Urgency {
+    /// With the next regular writing.
+    Routine,
+    /// At once.
+    Change,
+}
+
+/// Writes the status on a thread of its own, so that a slow store never holds up the coordinator.
+#[derive(Debug)]
+pub struct Reporter {
+    shared: Arc<(Mutex<Pending>, Condvar)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Pending {
+    status: Option<Status>,
+    urgent: bool,
+    closing: bool,
+}
+
+impl Reporter {
+    /// Writes to `store`.
+    pub fn start(store: Store) -> std::io::Result<Self> {
+        let shared = Arc::new((Mutex::new(Pending::default()), Condvar::new()));
+        let queue = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("status".into()).spawn(move || write_all(&store, &queue))?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Hands over the newest status; one that was not written yet is forgotten.
+    pub fn publish(&self, status: Status, urgency: Urgency) {
+        let mut pending = self.shared.0.lock().unwrap_or_else(PoisonError::into_inner);
+        pending.status = Some(status);
+        pending.urgent |= urgency == Urgency::Change;
+        self.shared.1.notify_one();
+    }
+}
+
+impl Drop for Reporter {
+    fn drop(&mut self) {
+        self.shared.0.lock().unwrap_or_else(PoisonError::into_inner).closing = true;
+        self.shared.1.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // The thread does not panic; and if it did, the status is not worth a failure.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn write_all(store: &Store, (queue, changed): &(Mutex<Pending>, Condvar)) {
+    let mut written: Option<Instant> = None;
+    let mut away = false;
+    loop {
+        let mut pending = queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = |pending: &Pending| {
+            pending.closing
+                || pending.urgent
+                || (pending.status.is_some() && written.is_none_or(|at| at.elapsed() >= PERIOD))
+        };
+        while !due(&pending) {
+            pending = changed.wait_timeout(pending, PERIOD / 3).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let (status, closing) = (pending.status.take(), pending.closing);
+        pending.urgent = false;
+        drop(pending);
+        if let Some(status) = status {
+            away = write(store, status, away);
+            written = Some(Instant::now());
+        }
+        if closing {
+            return;
+        }
+    }
+}
+
+/// Writes one status; returns whether the store is away, which is said once.
+fn write(store: &Store, mut status: Status, away: bool) -> bool {
+    status.updated = now();
+    let text = match serde_json::to_vec_pretty(&status) {
+        Ok(text) => text,
+        Err(error) => {
+            tracing::warn!("the status cannot be written as JSON: {error}");
+            return away;
+        }
+    };
+    match store.put(OBJECT, text.into()) {
+        Ok(()) => false,
+        Err(error) => {
+            if !away {
+                tracing::warn!("the status cannot be written; the run goes on without: {error}");
+            }
+            true
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(store: &Store) -> Status {
+        serde_json::from_slice(&store.get(OBJECT).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn the_newest_status_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path().to_str().unwrap()).unwrap();
+        let reporter = Reporter::start(store.clone()).unwrap();
+        for step in 0..100 {
+            reporter.publish(Status { step, ..Status::default() }, Urgency::Routine);
+        }
+        let state = State::Finished;
+        reporter.publish(Status { step: 100, state, ..Status::default() }, Urgency::Change);
+        drop(reporter);
+        let status = read(&store);
+        assert_eq!((status.step, status.state), (100, State::Finished));
+        assert!((now() - status.updated).abs() < 60.0);
+    }
+}

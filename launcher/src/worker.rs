@@ -1,0 +1,54 @@
+//! Where `lambert-worker` is, and the commands that only hand over to it.
+
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::failure::{Failure, Outcome};
+
+const NAME: &str = "lambert-worker";
+
+/// Why there is no worker.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// It is nowhere.
+    #[error("there is no {NAME}: looked beside this program in {} and in the folders of PATH ({path})", beside.display())]
+    Missing {
+        /// The folder of this program.
+        beside: PathBuf,
+        /// PATH.
+        path: String,
+    },
+    /// It does not start.
+    #[error("cannot start {}", program.display())]
+    Start {
+        /// The program.
+        program: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+}
+
+/// Finds `lambert-worker`: beside this program, else in PATH.
+pub fn find() -> Result<PathBuf, WorkerError> {
+    let own = std::env::current_exe().ok().and_then(|program| program.canonicalize().ok());
+    let beside = own.as_deref().and_then(Path::parent).unwrap_or(Path::new(".")).to_owned();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::iter::once(beside.clone())
+        .chain(std::env::split_paths(&path))
+        .map(|folder| folder.join(NAME))
+        .find(|program| is_program(program));
+    found.ok_or_else(|| WorkerError::Missing { beside, path: path.to_string_lossy().into_owned() })
+}
+
+fn is_program(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    path.metadata().is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
+}
+
+/// Becomes the worker with `arguments`: its output, its exit code. Returns only if that cannot be done.
+pub fn become_worker(arguments: &[String]) -> Outcome {
+    let program = find().map_err(Failure::failed)?;
+    let source = Command::new(&program).args(arguments).exec();
+    Err(Failure::failed(WorkerError::Start { program, source }))
+}
