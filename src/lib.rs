@@ -1,1 +1,40 @@
-//! x
+//! The training engine of lambert: the only code of the project that knows tensors.
+//!
+//! Read in this order:
+//!
+//! - [`train`]: the loop, from a run's URL to its last checkpoint
+//! - [`session`]: what a rank holds while it trains: configuration, world, control channel, store
+//! - [`data`]: dataset to micro-batches; which sample, which micro-batch, which rank are pure functions
+//! - [`masking`]: which tokens are hidden, a pure function of (seed, epoch, sample)
+//! - [`model`]: embeddings, encoder, heads; parameters in flat buffers under Hugging Face's names
+//! - [`objective`]: masked language modelling and the pair objectives
+//! - [`step`]: one global batch through the model: losses and gradients
+//! - [`gradients`]: the sum of the gradients over all ranks
+//! - [`optim`]: LAMB and AdamW over the flat buffers
+//! - [`checkpoint`]: the training state to and from the run's store
+//! - [`saved`]: a model out of a run or checkpoint, for those that only read
+//! - [`evaluate`], [`fill_mask`]: what a trained model knows
+//! - [`metrics`]: one record a step
+//! - [`control`]: the worker's end of the control channel
+//! - [`torch`]: the thin unsafe layer over libtorch
+//! - [`error`]: everything that can go wrong, and the exit code of each
+
+pub mod checkpoint;
+pub mod control;
+pub mod data;
+pub mod error;
+pub mod evaluate;
+pub mod fill_mask;
+pub mod gradients;
+pub mod masking;
+pub mod metrics;
+pub mod model;
+pub mod objective;
+pub mod optim;
+pub mod saved;
+pub mod session;
+pub mod step;
+pub mod torch;
+pub mod train;
+
+pub use error::Error;

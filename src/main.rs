@@ -1,2 +1,150 @@
-//! x
-fn main() {}
+//! lambert-worker: one rank of a training run, and what else needs a model in memory.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use lambert::error::{self, Error};
+use lambert::session::Session;
+use lambert::train::Outcome;
+use lambert::{evaluate, fill_mask, saved::Saved, torch, train};
+use lambert_collective::local;
+use lambert_config::control::EventKind;
+use lambert_config::exit;
+use tracing_subscriber::EnvFilter;
+
+#[derive(Parser)]
+#[command(name = "lambert-worker", version, about = "One rank of a lambert run; started by `lambert`")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Train as one rank of a run that `lambert run` has laid down
+    Train {
+        /// The run's folder or URL
+        #[arg(long)]
+        run: String,
+        /// Number of the attempt, whose lease the coordinator took
+        #[arg(long)]
+        attempt: u32,
+    },
+    /// Held-out loss and accuracy
+    Eval {
+        /// A run, or one of its checkpoints
+        model: String,
+        /// The dataset to look at
+        #[arg(long)]
+        data: String,
+        /// Samples at most; all without it
+        #[arg(long, default_value_t = 0)]
+        samples: u64,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// The most probable pieces for each [MASK] of a text
+    FillMask {
+        /// A run, or one of its checkpoints
+        model: String,
+        /// A text with one [MASK] or more
+        text: String,
+        /// Pieces to name for each
+        #[arg(long, default_value_t = 5)]
+        top: usize,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    torch::keep_pages();
+    torch::quiet_panics();
+    let filter = EnvFilter::try_from_env("LAMBERT_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    let arguments = Arguments::parse();
+    let code = match torch::guard(|| run(arguments.command)) {
+        Ok(Ok(code)) => code,
+        Ok(Err(failed)) => {
+            tracing::error!("{}", error::chain(&failed));
+            failed.exit_code()
+        }
+        Err(panic) => {
+            tracing::error!("a mistake in lambert itself: {}", error::chain(&panic));
+            exit::FAILED
+        }
+    };
+    ExitCode::from(code as u8)
+}
+
+fn run(command: Command) -> Result<i32, Error> {
+    match command {
+        Command::Train { run, attempt } => train(&run, attempt),
+        Command::Eval { model, data, samples, json } => eval(&model, &data, samples, json),
+        Command::FillMask { model, text, top, json } => fill(&model, &text, top, json),
+    }
+}
+
+/// Trains, and tells the coordinator if that fails. Under a coordinator a stop that it asked for is success; by hand it
+/// has an exit code of its own.
+fn train(url: &str, attempt: u32) -> Result<i32, Error> {
+    let (session, mut collective) = Session::open(url, attempt)?;
+    match torch::guard(|| train::run(&session, &mut *collective)).map_err(Error::from).flatten() {
+        Ok(outcome) => {
+            collective.finish()?;
+            let by_hand = !session.control.is_connected();
+            Ok(if outcome == Outcome::Stopped && by_hand { exit::STOPPED } else { exit::DONE })
+        }
+        Err(failed) => {
+            let message = error::chain(&failed);
+            session.control.event(EventKind::Failed { message, retry: failed.may_pass() });
+            leave(session, &failed)
+        }
+    }
+}
+
+/// Ends this process without waiting for the other ranks, which may hang in a collective that this rank has left; the
+/// coordinator ends them.
+fn leave(session: Session, failed: &Error) -> ! {
+    let Session { control, .. } = session;
+    drop(control);
+    tracing::error!("{}", error::chain(failed));
+    std::process::exit(failed.exit_code());
+}
+
+fn eval(model: &str, data: &str, samples: u64, json: bool) -> Result<i32, Error> {
+    let saved = Saved::open(model)?;
+    let question = saved.question(data, samples)?;
+    let result = evaluate::evaluate(&saved.bert(), &mut local::alone(), &question, saved.step)?;
+    if json {
+        println!("{}", serde_json::to_string(&result).map_err(Error::Json)?);
+        return Ok(exit::DONE);
+    }
+    println!("step             {}", result.step);
+    println!("samples          {}", result.samples);
+    println!("masked tokens    {}", result.masked_tokens);
+    println!("MLM loss         {:.4} nats", result.mlm_loss);
+    println!("  context-free   {:.4} nats (unigram entropy of the dataset)", result.unigram_entropy);
+    println!("MLM accuracy     {:.2} %", 100.0 * result.mlm_accuracy);
+    if let (Some(loss), Some(accuracy)) = (result.pair_loss, result.pair_accuracy) {
+        println!("pair loss        {loss:.4} nats");
+        println!("pair accuracy    {:.2} %", 100.0 * accuracy);
+    }
+    Ok(exit::DONE)
+}
+
+fn fill(model: &str, text: &str, top: usize, json: bool) -> Result<i32, Error> {
+    let answers = fill_mask::fill(&Saved::open(model)?, text, top)?;
+    if json {
+        println!("{}", serde_json::to_string(&answers).map_err(Error::Json)?);
+        return Ok(exit::DONE);
+    }
+    for (number, guesses) in answers.iter().enumerate() {
+        let guesses: Vec<String> =
+            guesses.iter().map(|guess| format!("{} {:.1} %", guess.piece, 100.0 * guess.probability)).collect();
+        println!("[MASK] {}: {}", number + 1, guesses.join(", "));
+    }
+    Ok(exit::DONE)
+}

@@ -145,9 +145,14 @@ pub struct StepRecord {
     pub tokens: u64,
     /// Masked tokens of the global batch.
     pub masked_tokens: u64,
+    /// Sum of a 32-bit hash of each sample as it was fed, masks included: equal digests mean the same samples under the
+    /// same masks, whatever the world and the micro-batches.
+    pub batch_digest: u64,
     /// `mlm_loss` plus `pair_loss`.
+    #[serde(with = "finite")]
     pub loss: f64,
     /// Mean cross-entropy at the masked tokens, nats.
+    #[serde(with = "finite")]
     pub mlm_loss: f64,
     /// Share of the masked tokens whose most probable piece is the right one.
     pub mlm_accuracy: f64,
@@ -159,8 +164,9 @@ pub struct StepRecord {
     pub pair_accuracy: Option<f64>,
     /// Learning rate of this step.
     pub learning_rate: f64,
-    /// L2 norm of the whole gradient, before clipping.
-    pub grad_norm: f64,
+    /// L2 norm of the whole gradient, before clipping; absent where it was not finite and the step changed nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grad_norm: Option<f64>,
     /// Wall-clock seconds of the step, the following parts included.
     pub seconds: f64,
     /// Seconds spent waiting for samples.
@@ -180,4 +186,17 @@ pub struct StepRecord {
     /// Useful floating-point operations (no padding, no logits at unmasked positions) over `seconds` and over the peak
     /// that the workers measured at their start; 0 if it was not measured.
     pub flops_utilization: f64,
+}
+
+/// JSON has no NaN: a loss that is not finite is written as null and read back as NaN.
+mod finite {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+        if value.is_finite() { serializer.serialize_f64(*value) } else { serializer.serialize_none() }
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
+    }
 }

@@ -1,0 +1,43 @@
+# The commands of the project. Each one sets the machine up first (cluster/setup.sh: idempotent, quick when all is there).
+#
+#   make demo                    corpus to trained, killed, resumed and exported model, in a few minutes
+#   make demo CORPUS="a.txt b/"  the same with your own text files, folders or Wikipedia dump
+#   make test                    every check of the project
+#   make build                   the two programs, in target/release
+#   make check                   formatting, lints and documentation only
+
+SHELL := /bin/sh
+CARGO := cargo
+RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
+CORPUS ?=
+
+.PHONY: setup build demo test check doc bench clean
+
+setup:
+	@sh cluster/setup.sh
+
+build: setup
+	$(CARGO) build --release --workspace --locked
+	@# With CARGO_TARGET_DIR set, the programs are linked to where the documentation names them.
+	@if [ -n "$(CARGO_TARGET_DIR)" ] && [ "$$(realpath "$(RELEASE)")" != "$$(realpath -m target/release)" ]; then \
+		mkdir -p target/release && \
+		for program in lambert lambert-worker; do ln -sf "$$(realpath $(RELEASE)/$$program)" target/release/$$program; done; \
+	fi
+
+demo: build
+	@sh tests/demo.sh target/release demo $(CORPUS)
+
+check: setup
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --release --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --workspace --no-deps --locked --quiet
+
+# The programs first: the end-to-end tests start them.
+test: build check
+	$(CARGO) test --release --workspace --locked --no-fail-fast
+
+bench: build
+	$(CARGO) bench --workspace --locked
+
+clean:
+	rm -rf target demo

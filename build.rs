@@ -1,0 +1,23 @@
+//! Compiles the shim over libtorch's C++ interface, and lets the binaries find libtorch by themselves.
+
+use std::path::PathBuf;
+
+fn main() {
+    // torch-sys hands its choice of libtorch on to the packages that depend on it.
+    let lib = PathBuf::from(std::env::var("DEP_TCH_LIBTORCH_LIB").expect("torch-sys names libtorch's lib folder"));
+    let include = lib.with_file_name("include");
+    cc::Build::new()
+        .cpp(true)
+        .std("c++17")
+        .include(&include)
+        .include(include.join("torch/csrc/api/include"))
+        .flag_if_supported("-Wno-unused-parameter")
+        .file("src/torch_shim.cpp")
+        .compile("lambert_torch_shim");
+    println!("cargo:rerun-if-changed=src/torch_shim.cpp");
+    println!("cargo:rustc-link-search=native={}", lib.display());
+    println!("cargo:rustc-link-lib=dylib=torch_cpu");
+    println!("cargo:rustc-link-lib=dylib=c10");
+    // First beside the program (a copy on a cluster), then where it was built.
+    println!("cargo:rustc-link-arg=-Wl,-rpath,$ORIGIN/../lib:$ORIGIN:{}", lib.display());
+}

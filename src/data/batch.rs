@@ -1,0 +1,121 @@
+//! The tokens of a micro-batch: padded, masked, ready to become tensors.
+
+use lambert_data_prep::random::Key;
+
+use crate::masking::Hidden;
+
+/// One sample as the model sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MaskedSample {
+    /// Token ids, some hidden.
+    pub ids: Vec<u32>,
+    /// First token of the second segment; 0 for one segment.
+    pub segment_b_start: u16,
+    /// The pair label; `None` without a pair objective.
+    pub pair_label: Option<u8>,
+    /// What is hidden.
+    pub hidden: Vec<Hidden>,
+}
+
+impl MaskedSample {
+    /// 32 bits over all that the model sees of the sample; a global batch's digest is their sum.
+    fn digest(&self) -> u64 {
+        let mut key = Key::new(u64::from(self.segment_b_start)).with(self.pair_label.map_or(2, u64::from));
+        for id in &self.ids {
+            key = key.with(u64::from(*id));
+        }
+        for hidden in &self.hidden {
+            key = key.with(u64::from(hidden.position) << 32 | u64::from(hidden.label));
+        }
+        key.value() >> 32
+    }
+}
+
+/// Samples that go through the model together. Matrices are \[rows, width\], row after row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MicroBatch {
+    /// Its number in the global batch.
+    pub index: usize,
+    /// Samples.
+    pub rows: usize,
+    /// Tokens of a row, padding included.
+    pub width: usize,
+    /// Token ids, \[rows, width\].
+    pub ids: Vec<i64>,
+    /// 0 or 1 for each token, \[rows, width\].
+    pub segments: Vec<i64>,
+    /// Tokens of each row without padding, \[rows\].
+    pub lengths: Vec<usize>,
+    /// Indices into `ids` of the hidden tokens.
+    pub positions: Vec<i64>,
+    /// What stood there.
+    pub labels: Vec<i64>,
+    /// Pair label of each row, \[rows\]; empty without a pair objective.
+    pub pair_labels: Vec<i64>,
+    /// Sum of the samples' digests.
+    pub digest: u64,
+}
+
+impl MicroBatch {
+    /// Lays `samples` one below the other and pads them with `padding` to `width`.
+    pub fn new(index: usize, width: usize, padding: u32, samples: &[MaskedSample]) -> Self {
+        let rows = samples.len();
+        let mut batch = Self {
+            index,
+            rows,
+            width,
+            ids: vec![i64::from(padding); rows * width],
+            segments: vec![0; rows * width],
+            lengths: Vec::with_capacity(rows),
+            positions: Vec::new(),
+            labels: Vec::new(),
+            pair_labels: samples.iter().filter_map(|sample| sample.pair_label.map(i64::from)).collect(),
+            digest: 0,
+        };
+        for (row, sample) in samples.iter().enumerate() {
+            batch.put(row * width, sample);
+        }
+        batch
+    }
+
+    fn put(&mut self, start: usize, sample: &MaskedSample) {
+        let length = sample.ids.len();
+        for (slot, id) in self.ids[start..start + length].iter_mut().zip(&sample.ids) {
+            *slot = i64::from(*id);
+        }
+        if sample.segment_b_start > 0 {
+            self.segments[start + usize::from(sample.segment_b_start)..start + length].fill(1);
+        }
+        self.lengths.push(length);
+        for hidden in &sample.hidden {
+            self.positions.push((start + usize::from(hidden.position)) as i64);
+            self.labels.push(i64::from(hidden.label));
+        }
+        self.digest += sample.digest();
+    }
+
+    /// Whether any row is shorter than the batch is wide.
+    pub fn is_padded(&self) -> bool {
+        self.lengths.iter().any(|length| *length < self.width)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_padded_and_positions_point_into_the_whole() {
+        let sample = |ids: &[u32], start, position, label| MaskedSample {
+            ids: ids.to_vec(),
+            segment_b_start: start,
+            pair_label: Some(1),
+            hidden: vec![Hidden { position, label }],
+        };
+        let batch = MicroBatch::new(3, 4, 0, &[sample(&[2, 5, 3, 6], 3, 1, 50), sample(&[2, 9], 0, 1, 90)]);
+        assert_eq!(batch.ids, [2, 5, 3, 6, 2, 9, 0, 0]);
+        assert_eq!(batch.segments, [0, 0, 0, 1, 0, 0, 0, 0]);
+        assert_eq!((batch.positions, batch.labels), (vec![1, 5], vec![50, 90]));
+        assert_eq!((batch.lengths, batch.pair_labels), (vec![4, 2], vec![1, 1]));
+    }
+}

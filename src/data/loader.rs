@@ -1,0 +1,224 @@
+//! Reads, masks and cuts global batches ahead of the training loop, on a thread of its own.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Receiver, Sender};
+use lambert_config::run::{Masking, Objective, Pair};
+use lambert_data_prep::dataset::{Dataset, DatasetError, Samples};
+
+use super::batch::{MaskedSample, MicroBatch};
+use super::order::{Order, Place, WINDOW};
+use super::plan;
+use crate::masking::{self, Pieces};
+
+/// Global batches that wait for the training loop at most.
+const AHEAD: usize = 3;
+
+/// A dataset and how its samples are drawn and masked.
+#[derive(Clone)]
+pub struct Source {
+    /// The dataset.
+    pub dataset: Arc<Dataset>,
+    /// What is masked.
+    pub objective: Objective,
+    /// Seed of order and masks.
+    pub seed: u64,
+    /// Whether epochs are shuffled; evaluation reads in the order of the files.
+    pub shuffle: bool,
+}
+
+/// Which global batches are wanted, and which part of each.
+#[derive(Debug, Clone, Copy)]
+pub struct Demand {
+    /// Samples of this dataset that were used before, over all epochs.
+    pub cursor: u64,
+    /// Samples to draw in all.
+    pub samples: u64,
+    /// Samples of a global batch; the last may be smaller.
+    pub global_batch: usize,
+    /// Tokens of a micro-batch at most.
+    pub micro_batch_tokens: usize,
+    /// This rank.
+    pub rank: usize,
+    /// All ranks.
+    pub world: usize,
+}
+
+/// What a rank needs to know of one global batch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GlobalBatch {
+    /// Epoch of its first sample.
+    pub epoch: u64,
+    /// Length of every sample in tokens, those of other ranks included.
+    pub lengths: Vec<u16>,
+    /// Hidden tokens in all.
+    pub masked_tokens: u64,
+    /// The micro-batches of this rank; perhaps none.
+    pub micro_batches: Vec<MicroBatch>,
+}
+
+impl GlobalBatch {
+    /// Tokens without padding.
+    pub fn tokens(&self) -> u64 {
+        self.lengths.iter().map(|length| u64::from(*length)).sum()
+    }
+}
+
+/// A thread that reads ahead.
+pub struct Loader {
+    batches: Receiver<Result<GlobalBatch, DatasetError>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Loader {
+    /// Starts reading.
+    pub fn start(source: Source, demand: Demand) -> std::io::Result<Self> {
+        let (sender, batches) = crossbeam_channel::bounded(AHEAD);
+        let work = move || Reader::new(source).serve(&demand, &sender);
+        let thread = std::thread::Builder::new().name("loader".to_owned()).spawn(work)?;
+        Ok(Self { batches, thread: Some(thread) })
+    }
+
+    /// The next global batch; `None` after the last.
+    pub fn next_batch(&mut self) -> Option<Result<GlobalBatch, DatasetError>> {
+        self.batches.recv().ok()
+    }
+}
+
+impl Drop for Loader {
+    fn drop(&mut self) {
+        // A reader that waits with a finished batch wakes up when nobody can take it any more.
+        self.batches = crossbeam_channel::never();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A few of the last things that were asked for, by number.
+struct Recent<T> {
+    items: VecDeque<(usize, Arc<T>)>,
+    capacity: usize,
+}
+
+impl<T> Recent<T> {
+    fn get(&mut self, number: usize, load: impl FnOnce() -> Result<T, DatasetError>) -> Result<Arc<T>, DatasetError> {
+        if let Some((_, item)) = self.items.iter().find(|(held, _)| *held == number) {
+            return Ok(Arc::clone(item));
+        }
+        let item = Arc::new(load()?);
+        if self.items.len() == self.capacity {
+            self.items.pop_front();
+        }
+        self.items.push_back((number, Arc::clone(&item)));
+        Ok(item)
+    }
+}
+
+struct Reader {
+    source: Source,
+    pieces: Pieces,
+    sizes: Vec<u64>,
+    order: Option<Order>,
+    samples: Recent<Samples>,
+    lengths: Recent<Vec<u16>>,
+}
+
+impl Reader {
+    fn new(source: Source) -> Self {
+        let manifest = source.dataset.manifest();
+        let special = &manifest.special;
+        let pieces = Pieces {
+            count: manifest.vocabulary.size as u32,
+            mask: special.mask,
+            never: [special.pad, special.cls, special.sep],
+        };
+        let sizes = source.dataset.row_groups().iter().map(|group| group.rows as u64).collect();
+        // A batch may lie across two windows, and across two epochs.
+        let recent = 2 * WINDOW + 2;
+        Self {
+            pieces,
+            sizes,
+            order: None,
+            samples: Recent { items: VecDeque::new(), capacity: recent },
+            lengths: Recent { items: VecDeque::new(), capacity: recent },
+            source,
+        }
+    }
+
+    fn serve(&mut self, demand: &Demand, batches: &Sender<Result<GlobalBatch, DatasetError>>) {
+        let mut cursor = demand.cursor;
+        let end = demand.cursor + demand.samples;
+        while cursor < end {
+            let count = (end - cursor).min(demand.global_batch as u64);
+            let batch = self.global_batch(demand, cursor, count);
+            let failed = batch.is_err();
+            if batches.send(batch).is_err() || failed {
+                return;
+            }
+            cursor += count;
+        }
+    }
+
+    fn global_batch(&mut self, demand: &Demand, cursor: u64, count: u64) -> Result<GlobalBatch, DatasetError> {
+        let places: Vec<(u64, Place)> = (cursor..cursor + count).map(|index| self.place(index)).collect();
+        let lengths = places.iter().map(|(_, place)| self.length(*place)).collect::<Result<Vec<u16>, _>>()?;
+        let objective = &self.source.objective;
+        let masked = lengths.iter().map(|length| masking::predictions(objective, usize::from(*length)) as u64).sum();
+        let mut micro_batches = Vec::new();
+        for (index, cut) in plan::cut(&lengths, demand.micro_batch_tokens).into_iter().enumerate() {
+            if plan::rank_of(index, demand.world) != demand.rank {
+                continue;
+            }
+            let samples = cut.samples.iter().map(|sample| self.sample(places[*sample]));
+            let samples = samples.collect::<Result<Vec<MaskedSample>, _>>()?;
+            let padding = self.source.dataset.manifest().special.pad;
+            micro_batches.push(MicroBatch::new(index, cut.width, padding, &samples));
+        }
+        Ok(GlobalBatch { epoch: places[0].0, lengths, masked_tokens: masked, micro_batches })
+    }
+
+    /// Epoch and place of the sample that is drawn at `index`, counted over all epochs.
+    fn place(&mut self, index: u64) -> (u64, Place) {
+        let rows = self.source.dataset.rows();
+        let (epoch, index) = (index / rows, index % rows);
+        if !self.source.shuffle {
+            return (epoch, self.in_file_order(index));
+        }
+        if self.order.as_ref().is_none_or(|order| order.epoch() != epoch) {
+            self.order = Some(Order::new(&self.sizes, self.source.seed, epoch));
+        }
+        let order = self.order.as_ref().expect("just made");
+        (epoch, order.at(index))
+    }
+
+    fn in_file_order(&self, index: u64) -> Place {
+        let groups = self.source.dataset.row_groups();
+        let row_group = groups.partition_point(|group| group.first_row <= index) - 1;
+        Place { row_group, row: (index - groups[row_group].first_row) as usize }
+    }
+
+    fn length(&mut self, place: Place) -> Result<u16, DatasetError> {
+        let dataset = &self.source.dataset;
+        Ok(self.lengths.get(place.row_group, || dataset.lengths(place.row_group))?[place.row])
+    }
+
+    fn sample(&mut self, (epoch, place): (u64, Place)) -> Result<MaskedSample, DatasetError> {
+        let dataset = &self.source.dataset;
+        let samples = self.samples.get(place.row_group, || dataset.read(place.row_group))?;
+        let mut ids = samples.ids(place.row).to_vec();
+        let number = dataset.row_groups()[place.row_group].first_row + place.row as u64;
+        let masking = if self.source.shuffle { self.source.objective.masking } else { Masking::Static };
+        let key = masking::key(self.source.seed, masking, epoch, number);
+        let hidden = masking::mask(&mut ids, &self.source.objective, &self.pieces, key);
+        let pair = self.source.objective.pair != Pair::None;
+        Ok(MaskedSample {
+            ids,
+            segment_b_start: samples.segment_b_start[place.row],
+            pair_label: pair.then(|| samples.pair_label[place.row]),
+            hidden,
+        })
+    }
+}

@@ -1,0 +1,76 @@
+//! The most probable pieces for each \[MASK\] of a text.
+
+use serde::Serialize;
+use tch::{Kind, Tensor};
+
+use crate::data::MicroBatch;
+use crate::data::batch::MaskedSample;
+use crate::error::Error;
+use crate::masking::Hidden;
+use crate::model::Dropout;
+use crate::saved::Saved;
+use crate::{step, torch};
+
+/// How a masked place is written in a text.
+const MASK: &str = "[MASK]";
+
+/// One guess for one masked place.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Guess {
+    /// The piece.
+    pub piece: String,
+    /// Its id.
+    pub id: u32,
+    /// Its probability.
+    pub probability: f64,
+    /// Its logit.
+    pub logit: f64,
+}
+
+/// The `top` most probable pieces for each masked place of `text`, in order.
+pub fn fill(saved: &Saved, text: &str, top: usize) -> Result<Vec<Vec<Guess>>, Error> {
+    let batch = read(saved, text)?;
+    let tokenizer = &saved.tokenizer;
+    let logits = torch::guard(|| {
+        let hidden = tch::no_grad(|| saved.bert().forward(&step::input(&batch), Dropout::Off));
+        tch::no_grad(|| saved.bert().heads.masked_language(&hidden, &Tensor::from_slice(&batch.positions)))
+    })?;
+    let guesses = |row: i64| {
+        let logits = logits.get(row);
+        let probabilities = logits.softmax(-1, Kind::Double);
+        let (_, best) = logits.topk(top.min(tokenizer.size()) as i64, -1, true, true);
+        let guess = |id: i64| Guess {
+            piece: tokenizer.piece(id as u32).to_owned(),
+            id: id as u32,
+            probability: probabilities.double_value(&[id]),
+            logit: logits.double_value(&[id]),
+        };
+        (0..best.size()[0]).map(|rank| guess(best.int64_value(&[rank]))).collect()
+    };
+    torch::guard(|| (0..batch.positions.len() as i64).map(guesses).collect()).map_err(Error::from)
+}
+
+fn read(saved: &Saved, text: &str) -> Result<MicroBatch, Error> {
+    let (tokenizer, special) = (&saved.tokenizer, saved.tokenizer.special());
+    let mut ids = vec![special.cls];
+    for (index, part) in text.split(MASK).enumerate() {
+        if index > 0 {
+            ids.push(special.mask);
+        }
+        ids.extend(tokenizer.encode(part));
+    }
+    ids.push(special.sep);
+    let positions = saved.config.model.positions;
+    if ids.len() > positions {
+        return Err(Error::Usage(format!("the text has {} tokens, the model takes {positions}", ids.len())));
+    }
+    let masked = ids.iter().enumerate().filter(|(_, id)| **id == special.mask);
+    let hidden: Vec<Hidden> =
+        masked.map(|(position, _)| Hidden { position: position as u16, label: special.mask }).collect();
+    if hidden.is_empty() {
+        return Err(Error::Usage(format!("the text has no {MASK}: {text:?}")));
+    }
+    let width = ids.len();
+    let sample = MaskedSample { ids, segment_b_start: 0, pair_label: None, hidden };
+    Ok(MicroBatch::new(0, width, special.pad, &[sample]))
+}

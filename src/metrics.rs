@@ -1,0 +1,103 @@
+//! One record a step, and where they are kept: an object of JSON lines for each stretch between two checkpoints.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use lambert_config::control::StepRecord;
+use lambert_store::Store;
+use serde::Serialize;
+use tch::{Device, Kind, Tensor};
+
+use crate::error::Error;
+use crate::step::Totals;
+use crate::torch::{self, TorchError};
+
+/// Seconds since the last reading, again and again.
+pub struct Stopwatch(Instant);
+
+impl Stopwatch {
+    /// Starts now.
+    pub fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    /// Seconds since the start or the last lap.
+    pub fn lap(&mut self) -> f64 {
+        let now = Instant::now();
+        let seconds = now.duration_since(self.0).as_secs_f64();
+        self.0 = now;
+        seconds
+    }
+}
+
+/// Fills in the losses and accuracies of a step whose `totals` went through the all-reduce.
+pub fn put_losses(record: &mut StepRecord, totals: &Totals) {
+    let masked = totals.masked_tokens.max(1.0);
+    record.mlm_loss = totals.mlm_loss / masked;
+    record.mlm_accuracy = totals.mlm_correct / masked;
+    record.loss = record.mlm_loss;
+    if totals.pairs > 0.0 {
+        let pair_loss = totals.pair_loss / totals.pairs;
+        record.pair_loss = Some(pair_loss);
+        record.pair_accuracy = Some(totals.pair_correct / totals.pairs);
+        record.loss += pair_loss;
+    }
+    record.masked_tokens = totals.masked_tokens as u64;
+    record.batch_digest = totals.digest as u64;
+}
+
+/// Fills in the rates, once all seconds are known. `flops` are the step's useful operations, `peak` what all ranks
+/// together reach in a matrix product, per second.
+pub fn put_rates(record: &mut StepRecord, flops: f64, peak: f64) {
+    record.samples_per_second = record.samples as f64 / record.seconds;
+    record.tokens_per_second = record.tokens as f64 / record.seconds;
+    record.flops_utilization = flops / record.seconds / peak;
+}
+
+/// Floating-point operations a second of this rank in a matrix product of 1024 x 1024 in f32: the best of a few.
+pub fn matmul_peak() -> Result<f64, TorchError> {
+    const WIDTH: i64 = 1024;
+    torch::guard(|| {
+        let a = Tensor::ones([WIDTH, WIDTH], (Kind::Float, Device::Cpu));
+        let mut out = Tensor::zeros([WIDTH, WIDTH], (Kind::Float, Device::Cpu));
+        let mut best = f64::INFINITY;
+        for _ in 0..6 {
+            let mut watch = Stopwatch::start();
+            let _ = a.matmul_out(&mut out, &a);
+            best = best.min(watch.lap());
+        }
+        2.0 * (WIDTH as f64).powi(3) / best
+    })
+}
+
+/// The records since the last checkpoint.
+pub struct Records {
+    attempt: u32,
+    from: u64,
+    lines: String,
+}
+
+impl Records {
+    /// None yet, after `step` steps.
+    pub fn new(attempt: u32, step: u64) -> Self {
+        Self { attempt, from: step, lines: String::new() }
+    }
+
+    /// Adds one record: of a step, or of an evaluation.
+    pub fn push(&mut self, record: &impl Serialize) -> Result<(), Error> {
+        self.lines += &serde_json::to_string(record).map_err(Error::Json)?;
+        self.lines.push('\n');
+        Ok(())
+    }
+
+    /// Writes what was added as one object and begins the next: the records of steps that a checkpoint holds, and of no
+    /// others.
+    pub fn flush(&mut self, store: &Store, step: u64) -> Result<(), Error> {
+        if !self.lines.is_empty() {
+            let name = format!("metrics/attempt-{:04}-from-{:09}.jsonl", self.attempt, self.from);
+            store.put(&name, Bytes::from(std::mem::take(&mut self.lines)))?;
+        }
+        self.from = step;
+        Ok(())
+    }
+}

@@ -1,0 +1,34 @@
+//! Token + position + segment embeddings, normalised.
+
+use lambert_config::run;
+use tch::Tensor;
+
+use super::{Dropout, Input, LayerNorm, Parameters};
+
+pub struct Embeddings {
+    words: Tensor,
+    positions: Tensor,
+    segments: Tensor,
+    norm: LayerNorm,
+}
+
+impl Embeddings {
+    pub fn new(parameters: &Parameters, model: &run::Model) -> Self {
+        let table = |kind: &str| parameters.tensor(&format!("bert.embeddings.{kind}_embeddings.weight"));
+        Self {
+            words: table("word"),
+            positions: table("position"),
+            segments: table("token_type"),
+            norm: LayerNorm::new(parameters, "bert.embeddings.LayerNorm", model),
+        }
+    }
+
+    /// \[rows, width\] ids to \[rows, width, hidden\].
+    pub fn forward(&self, input: &Input, dropout: Dropout) -> Tensor {
+        let width = input.ids.size()[1];
+        let words = Tensor::embedding(&self.words, &input.ids, -1, false, false);
+        let segments = Tensor::embedding(&self.segments, &input.segments, -1, false, false);
+        let sum = words + segments + self.positions.narrow(0, 0, width);
+        dropout.apply(self.norm.forward(&sum))
+    }
+}

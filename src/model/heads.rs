@@ -1,0 +1,43 @@
+//! The pre-training heads: which piece was masked, and what the second segment is.
+
+use lambert_config::run;
+use tch::Tensor;
+
+use super::{LayerNorm, Linear, Parameters};
+
+/// MLM head (its decoder is the token embedding table) and pair head.
+pub struct Heads {
+    transform: Linear,
+    transform_norm: LayerNorm,
+    decoder: Linear,
+    pooler: Linear,
+    pair: Linear,
+}
+
+impl Heads {
+    pub(super) fn new(parameters: &Parameters, model: &run::Model) -> Self {
+        let decoder = Linear {
+            weight: parameters.tensor("bert.embeddings.word_embeddings.weight"),
+            bias: parameters.tensor("cls.predictions.bias"),
+        };
+        Self {
+            transform: Linear::new(parameters, "cls.predictions.transform.dense"),
+            transform_norm: LayerNorm::new(parameters, "cls.predictions.transform.LayerNorm", model),
+            decoder,
+            pooler: Linear::new(parameters, "bert.pooler.dense"),
+            pair: Linear::new(parameters, "cls.seq_relationship"),
+        }
+    }
+
+    /// Logits over the vocabulary, \[n, vocabulary\], at `n` chosen positions: `positions` are indices into the rows laid
+    /// end to end. `hidden` is \[rows, width, hidden\].
+    pub fn masked_language(&self, hidden: &Tensor, positions: &Tensor) -> Tensor {
+        let chosen = hidden.flatten(0, 1).index_select(0, positions);
+        self.decoder.forward(&self.transform_norm.forward(&self.transform.forward(&chosen).gelu("none")))
+    }
+
+    /// Logits of the pair label, \[rows, 2\], from the first token's hidden state.
+    pub fn pair(&self, hidden: &Tensor) -> Tensor {
+        self.pair.forward(&self.pooler.forward(&hidden.select(1, 0)).tanh())
+    }
+}

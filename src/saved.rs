@@ -1,0 +1,69 @@
+//! A model out of a run or a checkpoint, for those that only read it.
+
+use std::sync::Arc;
+
+use lambert_config::RunConfig;
+use lambert_data_prep::dataset::Dataset;
+use lambert_data_prep::tokenizer::Tokenizer;
+use lambert_store::Store;
+
+use crate::checkpoint;
+use crate::error::Error;
+use crate::evaluate::Question;
+use crate::model::{Bert, Parameters};
+use crate::session;
+
+/// A model and what belongs to it.
+pub struct Saved {
+    /// The run's configuration.
+    pub config: RunConfig,
+    /// The weights.
+    pub parameters: Parameters,
+    /// Encoder layers.
+    pub layers: usize,
+    /// Steps that it was trained for.
+    pub step: u64,
+    /// The run's vocabulary.
+    pub tokenizer: Tokenizer,
+    vocabulary_sha256: String,
+}
+
+impl Saved {
+    /// Reads `url`: a run (its newest checkpoint that verifies) or `RUN/checkpoints/step-...`.
+    pub fn open(url: &str) -> Result<Self, Error> {
+        let (run, name) = match url.trim_end_matches('/').rsplit_once("/checkpoints/") {
+            Some((run, name)) if !name.contains('/') => (run, Some(name)),
+            _ => (url, None),
+        };
+        let store = Store::open(run)?;
+        let (config, _) = session::read_config(&store)?;
+        tch::set_num_threads(std::thread::available_parallelism().map_or(1, |count| count.get() as i32));
+        let (manifest, facts) = checkpoint::choose(&store, name)?;
+        let layers = config.stage.get(manifest.stage).map_or(config.model.layers, |stage| stage.depth(&config.model));
+        let parameters = checkpoint::read_model(&store, &manifest, &config.model, layers, facts.vocabulary)?;
+        let vocabulary = store.get(session::VOCABULARY)?;
+        let tokenizer = Tokenizer::from_vocab(&vocabulary, facts.lowercase)?;
+        let vocabulary_sha256 = lambert_store::hash::sha256(&vocabulary);
+        Ok(Self { config, parameters, layers, step: manifest.step, tokenizer, vocabulary_sha256 })
+    }
+
+    /// The model over these weights.
+    pub fn bert(&self) -> Bert {
+        Bert::new(&self.parameters, &self.config.model, self.layers)
+    }
+
+    /// An evaluation on the dataset at `url`, which must have this model's vocabulary and objective.
+    pub fn question(&self, url: &str, samples: u64) -> Result<Question, Error> {
+        let dataset = Arc::new(Dataset::open(url)?);
+        let mut faults = Vec::new();
+        session::check(&self.config, &dataset, None, "--data", &mut faults);
+        if dataset.manifest().vocabulary.sha256 != self.vocabulary_sha256 {
+            faults.push(lambert_config::Fault::new("--data", "has another vocabulary than the model"));
+        }
+        if !faults.is_empty() {
+            return Err(Error::faults(url, faults));
+        }
+        let objective = self.config.objective.clone();
+        Ok(Question { dataset, objective, samples, micro_batch_tokens: 4096 })
+    }
+}

@@ -1,0 +1,132 @@
+//! One micro-batch, and one global batch, through the model.
+
+use lambert_data_prep::random::Key;
+use tch::{Kind, Tensor};
+
+use crate::data::{GlobalBatch, MicroBatch};
+use crate::model::{Bert, Dropout, Input, Parameters};
+use crate::objective::{masked_language, pair};
+use crate::torch::{self, TorchError};
+
+/// Sums over the samples of some micro-batches; over all ranks after [`Totals::as_array`] went through an all-reduce.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Totals {
+    /// Cross-entropies at the hidden tokens, nats.
+    pub mlm_loss: f64,
+    /// Hidden tokens that were guessed right.
+    pub mlm_correct: f64,
+    /// Hidden tokens.
+    pub masked_tokens: f64,
+    /// Cross-entropies of the pair objective, nats.
+    pub pair_loss: f64,
+    /// Pair labels that were guessed right.
+    pub pair_correct: f64,
+    /// Pair labels.
+    pub pairs: f64,
+    /// Digests of the samples as they were fed; exact, because each has 32 bits.
+    pub digest: f64,
+}
+
+impl Totals {
+    /// The sums as numbers that can be added up over ranks.
+    pub fn as_array(self) -> [f64; 7] {
+        let Self { mlm_loss, mlm_correct, masked_tokens, pair_loss, pair_correct, pairs, digest } = self;
+        [mlm_loss, mlm_correct, masked_tokens, pair_loss, pair_correct, pairs, digest]
+    }
+
+    /// The sums back from [`Totals::as_array`].
+    pub fn from_array(sums: [f64; 7]) -> Self {
+        let [mlm_loss, mlm_correct, masked_tokens, pair_loss, pair_correct, pairs, digest] = sums;
+        Self { mlm_loss, mlm_correct, masked_tokens, pair_loss, pair_correct, pairs, digest }
+    }
+
+    fn add(&mut self, other: Self) {
+        let (mut sums, other) = (self.as_array(), other.as_array());
+        sums.iter_mut().zip(other).for_each(|(sum, value)| *sum += value);
+        *self = Self::from_array(sums);
+    }
+}
+
+/// What a micro-batch's losses are divided by: the counts of the whole global batch.
+#[derive(Debug, Clone, Copy)]
+struct Divisors {
+    masked_tokens: f64,
+    samples: f64,
+}
+
+/// Forward and backward passes over this rank's part of a global batch. The gradients of
+/// `sum(MLM losses) / masked tokens + sum(pair losses) / samples` (counts of the whole global batch) are in
+/// `parameters.gradients` afterwards, and nothing else.
+///
+/// `dropout` is the probability and a key made of the seed and the step.
+pub fn forward_backward(
+    bert: &Bert,
+    parameters: &mut Parameters,
+    batch: &GlobalBatch,
+    dropout: (f64, Key),
+) -> Result<Totals, TorchError> {
+    let divisors = Divisors { masked_tokens: batch.masked_tokens.max(1) as f64, samples: batch.lengths.len() as f64 };
+    torch::guard(|| {
+        let _ = parameters.gradients.zero_();
+        let mut totals = Totals::default();
+        for micro_batch in &batch.micro_batches {
+            let seed = dropout.1.with(micro_batch.index as u64).value();
+            let dropout = Dropout::On { probability: dropout.0, seed };
+            totals.add(forward(bert, micro_batch, dropout, Some(divisors)));
+        }
+        totals
+    })
+}
+
+/// Forward passes without dropout over some micro-batches.
+pub fn evaluate(bert: &Bert, micro_batches: &[MicroBatch]) -> Result<Totals, TorchError> {
+    torch::guard(|| {
+        tch::no_grad(|| {
+            let mut totals = Totals::default();
+            for micro_batch in micro_batches {
+                totals.add(forward(bert, micro_batch, Dropout::Off, None));
+            }
+            totals
+        })
+    })
+}
+
+fn forward(bert: &Bert, batch: &MicroBatch, dropout: Dropout, backward: Option<Divisors>) -> Totals {
+    let hidden = bert.forward(&input(batch), dropout);
+    let (positions, labels) = (Tensor::from_slice(&batch.positions), Tensor::from_slice(&batch.labels));
+    let mlm = masked_language::score(&bert.heads, &hidden, &positions, &labels);
+    let pair = (!batch.pair_labels.is_empty())
+        .then(|| pair::score(&bert.heads, &hidden, &Tensor::from_slice(&batch.pair_labels)));
+    if let Some(divisors) = backward {
+        let mut loss = &mlm.loss / divisors.masked_tokens;
+        if let Some(pair) = &pair {
+            loss += &pair.loss / divisors.samples;
+        }
+        loss.backward();
+    }
+    let number = |tensor: &Tensor| tensor.to_kind(Kind::Double).double_value(&[]);
+    Totals {
+        mlm_loss: number(&mlm.loss),
+        mlm_correct: number(&mlm.correct),
+        masked_tokens: batch.labels.len() as f64,
+        pair_loss: pair.as_ref().map_or(0.0, |pair| number(&pair.loss)),
+        pair_correct: pair.as_ref().map_or(0.0, |pair| number(&pair.correct)),
+        pairs: batch.pair_labels.len() as f64,
+        digest: batch.digest as f64,
+    }
+}
+
+/// The tensors that a forward pass reads.
+pub fn input(batch: &MicroBatch) -> Input {
+    let shape = [batch.rows as i64, batch.width as i64];
+    let attendable = batch.is_padded().then(|| {
+        let row = |length: &usize| (0..batch.width).map(|position| position < *length).collect::<Vec<bool>>();
+        let all: Vec<bool> = batch.lengths.iter().flat_map(row).collect();
+        Tensor::from_slice(&all).view([shape[0], 1, 1, shape[1]])
+    });
+    Input {
+        ids: Tensor::from_slice(&batch.ids).view(shape),
+        segments: Tensor::from_slice(&batch.segments).view(shape),
+        attendable,
+    }
+}

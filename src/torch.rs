@@ -1,0 +1,81 @@
+//! The thinnest layer over libtorch: the only `unsafe` code that touches tensors, and the one place where its failures
+//! become errors.
+
+use std::cell::RefCell;
+use std::panic::AssertUnwindSafe;
+
+use tch::Tensor;
+
+/// libtorch refused an operation (mostly: out of memory).
+#[derive(Debug, thiserror::Error)]
+#[error("libtorch failed: {0}")]
+pub struct TorchError(String);
+
+unsafe extern "C" {
+    fn lambert_set_gradient(parameter: *mut torch_sys::C_tensor, gradient: *mut torch_sys::C_tensor) -> i32;
+}
+
+thread_local! {
+    static LAST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Keeps panics quiet: their words go into the error of [`guard`], or to whoever asks [`last_panic`].
+pub fn quiet_panics() {
+    std::panic::set_hook(Box::new(|info| {
+        LAST_PANIC.with(|last| *last.borrow_mut() = Some(info.to_string().replace('\n', " ")));
+    }));
+}
+
+/// What the last panic of this thread said, if one was caught since the last call.
+pub fn last_panic() -> Option<String> {
+    LAST_PANIC.with(|last| last.borrow_mut().take())
+}
+
+/// Runs tensor code. tch panics where libtorch reports an error; here that becomes an error again, so that model code
+/// can be written as formulas.
+pub fn guard<T>(work: impl FnOnce() -> T) -> Result<T, TorchError> {
+    std::panic::catch_unwind(AssertUnwindSafe(work)).map_err(|payload| {
+        let said = payload.downcast_ref::<String>().cloned();
+        let said = said.or_else(|| payload.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        let said = last_panic().or(said).unwrap_or_else(|| "no reason given".to_owned());
+        TorchError(said)
+    })
+}
+
+/// Lets backward accumulate the gradient of `parameter` straight into `gradient`, a view of the same shape.
+pub fn set_gradient(parameter: &Tensor, gradient: &Tensor) {
+    // SAFETY: both pointers are live at::Tensor objects for the whole call, which copies the handle it keeps.
+    let failed = unsafe { lambert_set_gradient(parameter.as_ptr().cast_mut(), gradient.as_ptr().cast_mut()) };
+    assert_eq!(failed, 0, "a gradient of another shape or type than its parameter");
+}
+
+/// The elements of a contiguous CPU tensor of f32, without a copy.
+pub fn floats(tensor: &Tensor) -> &[f32] {
+    check_floats(tensor);
+    // SAFETY: checked to be contiguous f32 in main memory; the storage lives as long as the handle that is borrowed.
+    unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<f32>(), tensor.numel()) }
+}
+
+/// The same, to be written. Taking the tensor mutably keeps this the only slice over it made through this handle.
+pub fn floats_mut(tensor: &mut Tensor) -> &mut [f32] {
+    check_floats(tensor);
+    // SAFETY: as above; views of the storage exist (the parameters), but no tensor code runs while the slice lives,
+    // because the training loop is one thread.
+    unsafe { std::slice::from_raw_parts_mut(tensor.data_ptr().cast::<f32>(), tensor.numel()) }
+}
+
+fn check_floats(tensor: &Tensor) {
+    let plain = tensor.is_contiguous() && tensor.kind() == tch::Kind::Float && tensor.device() == tch::Device::Cpu;
+    assert!(plain, "expected a contiguous f32 tensor in main memory");
+}
+
+/// Tells the allocator to keep the pages it has: fresh ones are faulted in one by one, which costs a step of a virtual
+/// machine up to a third of its time. Call before the first tensor.
+pub fn keep_pages() {
+    // SAFETY: mallopt only sets numbers, and no other thread runs yet.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, i32::MAX);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
+        libc::mallopt(libc::M_TOP_PAD, 64 << 20);
+    }
+}

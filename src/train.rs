@@ -1,0 +1,199 @@
+//! The training loop, from a run's URL to its last checkpoint.
+
+use lambert_collective::Collective;
+use lambert_config::control::{Directive, EventKind, StepRecord};
+use lambert_config::plan::{self, Place};
+use lambert_config::{flops, schedule};
+use lambert_data_prep::random::Key;
+
+use crate::checkpoint::{self, Saver, State};
+use crate::control;
+use crate::data::loader::Demand;
+use crate::data::{GlobalBatch, Loader, Source};
+use crate::error::Error;
+use crate::evaluate::{self, Question};
+use crate::metrics::{self, Stopwatch};
+use crate::model::Bert;
+use crate::session::{Datasets, Session};
+use crate::{gradients, step};
+
+/// How training ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// All stages are done.
+    Done,
+    /// It was told to stop, and saved a checkpoint.
+    Stopped,
+}
+
+/// Trains a run: from the newest checkpoint that verifies, or from the beginning.
+pub fn run(session: &Session, collective: &mut dyn Collective) -> Result<Outcome, Error> {
+    let datasets = Datasets::open(&session.config)?;
+    let (mut state, parent) = checkpoint::resume(session, collective, &datasets)?;
+    let mut saver = Saver::new(session, state.step, parent);
+    while let Some(place) = plan::place(&session.config, state.step) {
+        let mut stage = Stage::open(session, &datasets, &state, place)?;
+        for done in place.done + 1..=place.stage.steps {
+            let overdue = saver.is_overdue();
+            let (mut record, directive) = stage.update(&mut state, collective, overdue)?;
+            saver.push(&mut record)?;
+            report(session, &state, record);
+            let ends = done == place.stage.steps;
+            if ends || state.step.is_multiple_of(session.config.evaluation.every_steps) {
+                stage.evaluate(&state, collective, &mut saver)?;
+            }
+            if ends || directive != Directive::Continue || saver.is_due(state.step) {
+                saver.save(collective, &datasets, &state, place.index)?;
+            }
+            if directive == Directive::CheckpointAndStop && plan::place(&session.config, state.step).is_some() {
+                return Ok(finish(session, &state, Outcome::Stopped));
+            }
+        }
+    }
+    Ok(finish(session, &state, Outcome::Done))
+}
+
+fn finish(session: &Session, state: &State, outcome: Outcome) -> Outcome {
+    if session.is_first() {
+        session.control.event(EventKind::Finished { step: state.step, stopped: outcome == Outcome::Stopped });
+    }
+    outcome
+}
+
+fn report(session: &Session, state: &State, record: StepRecord) {
+    if session.is_first() && !session.control.is_connected() {
+        if let Ok(line) = serde_json::to_string(&record) {
+            println!("{line}");
+        }
+    }
+    session.control.step(state.step, session.is_first().then_some(record));
+}
+
+/// One stage under way.
+struct Stage<'a> {
+    session: &'a Session,
+    datasets: &'a Datasets,
+    place: Place<'a>,
+    /// Steps of the whole run that were done when this stage was opened.
+    first_step: u64,
+    loader: Loader,
+    bert: Bert,
+    layers: usize,
+}
+
+impl<'a> Stage<'a> {
+    fn open(session: &'a Session, datasets: &'a Datasets, state: &State, place: Place<'a>) -> Result<Self, Error> {
+        let config = &session.config;
+        let dataset = &datasets.stages[place.index];
+        let source = Source {
+            dataset: dataset.clone(),
+            objective: config.objective.clone(),
+            seed: config.run.seed,
+            shuffle: true,
+        };
+        let left = place.stage.steps - place.done;
+        let demand = Demand {
+            cursor: state.cursor(dataset),
+            samples: left * place.stage.global_batch as u64,
+            global_batch: place.stage.global_batch,
+            micro_batch_tokens: place.stage.micro_batch_tokens,
+            rank: session.rank,
+            world: session.world,
+        };
+        let loader = Loader::start(source, demand).map_err(Error::Thread)?;
+        let layers = place.stage.depth(&config.model);
+        let bert = Bert::new(&state.parameters, &config.model, layers);
+        Ok(Self { session, datasets, place, first_step: state.step, loader, bert, layers })
+    }
+
+    /// One step: a global batch, its gradient over all ranks, one update. Returns its record, and the directive that
+    /// all ranks follow after it.
+    fn update(
+        &mut self,
+        state: &mut State,
+        collective: &mut dyn Collective,
+        overdue: bool,
+    ) -> Result<(StepRecord, Directive), Error> {
+        let session = self.session;
+        let mut whole = Stopwatch::start();
+        let mut watch = Stopwatch::start();
+        let batch = self.loader.next_batch().ok_or(Error::NoMoreSamples(state.step))??;
+        let mut record = self.record(state, &batch);
+        record.data_wait = watch.lap();
+
+        let key = Key::new(session.config.run.seed).with_bytes(b"dropout").with(state.step);
+        let dropout = (session.config.model.dropout, key);
+        let totals = step::forward_backward(&self.bert, &mut state.parameters, &batch, dropout)?;
+        record.forward_backward = watch.lap();
+
+        gradients::reduce(collective, &mut state.parameters.gradients)?;
+        let (totals, directive) = self.agree(collective, totals, overdue)?;
+        record.communicate = watch.lap();
+
+        record.grad_norm = state.update(record.learning_rate);
+        record.optimizer = watch.lap();
+
+        state.advance(&self.datasets.stages[self.place.index], batch.lengths.len());
+        metrics::put_losses(&mut record, &totals);
+        record.step = state.step;
+        record.seconds = whole.lap();
+        metrics::put_rates(&mut record, self.flops(&batch), session.peak);
+        Ok((record, directive))
+    }
+
+    /// The totals over all ranks, and what rank 0 wants to happen after this step.
+    fn agree(
+        &self,
+        collective: &mut dyn Collective,
+        totals: step::Totals,
+        overdue: bool,
+    ) -> Result<(step::Totals, Directive), Error> {
+        let wanted = match self.session.control.directive() {
+            _ if !self.session.is_first() => Directive::Continue,
+            Directive::Continue if overdue => Directive::Checkpoint,
+            directive => directive,
+        };
+        let mut numbers = [0.0; 8];
+        numbers[..7].copy_from_slice(&totals.as_array());
+        numbers[7] = control::to_code(wanted);
+        collective.all_reduce_sum_f64(&mut numbers)?;
+        let [sums @ .., code] = numbers;
+        Ok((step::Totals::from_array(sums), control::from_code(code)))
+    }
+
+    /// What is known of a step before it is computed.
+    fn record(&self, state: &State, batch: &GlobalBatch) -> StepRecord {
+        let done = self.place.done + state.step - self.first_step;
+        StepRecord {
+            stage: self.place.stage.name.clone(),
+            epoch: batch.epoch,
+            samples: batch.lengths.len() as u64,
+            tokens: batch.tokens(),
+            learning_rate: schedule::learning_rate(self.place.stage, done),
+            ..StepRecord::default()
+        }
+    }
+
+    fn flops(&self, batch: &GlobalBatch) -> f64 {
+        let vocabulary = self.datasets.first().manifest().vocabulary.size;
+        let lengths = batch.lengths.iter().map(|length| u64::from(*length));
+        flops::training(&self.session.config.model, self.layers, vocabulary, lengths, batch.masked_tokens)
+    }
+
+    fn evaluate(&self, state: &State, collective: &mut dyn Collective, saver: &mut Saver<'_>) -> Result<(), Error> {
+        let Some(dataset) = &self.datasets.evaluation else { return Ok(()) };
+        let config = &self.session.config;
+        let question = Question {
+            dataset: dataset.clone(),
+            objective: config.objective.clone(),
+            samples: config.evaluation.samples,
+            micro_batch_tokens: self.place.stage.micro_batch_tokens,
+        };
+        let evaluation = evaluate::evaluate(&self.bert, collective, &question, state.step)?;
+        saver.push_evaluation(&evaluation)?;
+        if self.session.is_first() {
+            self.session.control.event(EventKind::Evaluation(evaluation));
+        }
+        Ok(())
+    }
+}

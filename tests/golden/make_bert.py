@@ -1,0 +1,55 @@
+"""Writes bert-tiny.safetensors: a small BertForPreTraining of Hugging Face transformers with random weights, two inputs
+(one padded, one with a single segment) and what it answers: logits, losses, and the gradient of each parameter.
+
+    pip install torch==2.11.0 transformers numpy safetensors
+    python tests/golden/make_bert.py tests/golden/bert-tiny.safetensors
+"""
+
+import sys
+
+import torch
+from safetensors.torch import save_file
+from transformers import BertConfig, BertForPreTraining
+
+torch.manual_seed(7)
+config = BertConfig(
+    vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+    max_position_embeddings=24, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+)
+model = BertForPreTraining(config).eval()
+with torch.no_grad():
+    for parameter in model.parameters():  # larger than at initialisation, so that every part of the formula shows
+        parameter.add_(0.15 * torch.randn_like(parameter))
+
+ids = torch.randint(5, 96, (2, 16))
+lengths = [16, 11]
+segments = torch.zeros(2, 16, dtype=torch.long)
+segments[0, 9:] = 1
+attendable = torch.zeros(2, 16, dtype=torch.long)
+for row, length in enumerate(lengths):
+    attendable[row, :length] = 1
+    ids[row, length:] = 0
+labels = torch.full((2, 16), -100)
+for row, position in [(0, 1), (0, 8), (0, 14), (1, 3), (1, 9)]:
+    labels[row, position] = torch.randint(5, 96, ())
+pair = torch.tensor([1, 0])
+
+out = model(ids, attention_mask=attendable, token_type_ids=segments)
+chosen = labels != -100
+mlm = torch.nn.functional.cross_entropy(out.prediction_logits[chosen], labels[chosen])
+nsp = torch.nn.functional.cross_entropy(out.seq_relationship_logits, pair)
+(mlm + nsp).backward()
+
+tensors = {}
+for name, parameter in model.named_parameters():  # tied parameters come once
+    tensors[f"weight:{name}"] = parameter.detach().clone().contiguous()
+    tensors[f"gradient:{name}"] = parameter.grad.detach().clone().contiguous()
+tensors |= {
+    "ids": ids, "segments": segments, "lengths": torch.tensor(lengths), "pair": pair,
+    "positions": chosen.flatten().nonzero().flatten(), "labels": labels[chosen],
+    "mlm_logits": out.prediction_logits.detach().flatten(0, 1)[chosen.flatten()].contiguous(),
+    "pair_logits": out.seq_relationship_logits.detach().contiguous(),
+    "mlm_loss": mlm.detach(), "pair_loss": nsp.detach(),
+}
+save_file(tensors, sys.argv[1])
+print(f"{len(tensors)} tensors, MLM loss {mlm.item():.6f}, pair loss {nsp.item():.6f}")
