@@ -62,11 +62,15 @@ pub struct Output {
     pub url: String,
     /// Parquet files of `train/`.
     pub shards: usize,
+    /// Rows of a row group: what a reader seeks by.
+    pub rows_per_group: usize,
+    /// Folder for unfinished work; if absent it lies beside the output. Gone when the preparation is done.
+    pub work: Option<String>,
 }
 
 impl Default for Output {
     fn default() -> Self {
-        Self { url: String::new(), shards: 8 }
+        Self { url: String::new(), shards: 8, rows_per_group: 1024, work: None }
     }
 }
 
@@ -146,6 +150,9 @@ impl Checked for PrepConfig {
         }
         if self.output.shards == 0 {
             fault("output.shards", "must be at least 1");
+        }
+        if self.output.rows_per_group == 0 {
+            fault("output.rows_per_group", "must be at least 1");
         }
         if self.vocabulary.file.is_empty() {
             fault("vocabulary.file", "missing: a vocab.txt");

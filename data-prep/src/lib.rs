@@ -1,9 +1,19 @@
 //! Text in, dataset out: documents, sentences, token ids, samples, Parquet; and the same dataset as it is read.
 //!
 //! - [`dataset`]: shards of samples and their manifest, read and written
-//! - [`random`]: keyed randomness that never changes
+//! - [`prep`]: a corpus to datasets, restartable, in bounded memory
+//! - [`source`]: files to raw documents
+//! - [`extract`]: raw documents to paragraphs of prose
+//! - [`sentences`]: paragraphs to sentences
 //! - [`tokenizer`]: WordPiece ids by a vocab.txt; `tokenizer.json` for others
+//! - [`samples`]: documents to samples with or without pairs
+//! - [`random`]: keyed randomness that never changes
 
 pub mod dataset;
+pub mod extract;
+pub mod prep;
 pub mod random;
+mod samples;
+pub mod sentences;
+pub mod source;
 pub mod tokenizer;

@@ -15,6 +15,7 @@ fn manifest() -> Manifest {
     Manifest {
         version: VERSION,
         split: "train".to_owned(),
+        preparation: String::new(),
         sequence_length: 16,
         lowercase: true,
         vocabulary: VocabularyFile { path: String::new(), size: 8, bytes: 0, sha256: String::new() },

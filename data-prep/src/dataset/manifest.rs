@@ -18,6 +18,9 @@ pub struct Manifest {
     pub version: u32,
     /// `train` or `held-out`.
     pub split: String,
+    /// What decided these bytes (configuration, vocabulary, sizes of the inputs), as a sha256; empty where no
+    /// preparation made them.
+    pub preparation: String,
     /// Tokens of a sample at most, special pieces included.
     pub sequence_length: usize,
     /// Whether text was lowercased and stripped of accents before it was split into pieces.

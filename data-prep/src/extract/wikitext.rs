@@ -1,0 +1,62 @@
+//! Wikitext to prose.
+//!
+//! Two passes: [`inline`] takes out what may span lines (templates, tables, comments, tags, links), [`lines`] then
+//! decides which lines are prose and tidies them. Neither is a full MediaWiki parser: the templates of a dump are not
+//! at hand, so those that stand for words (dates, units, languages) are rendered from a short list and the rest go.
+
+mod inline;
+mod lines;
+mod links;
+mod tags;
+mod templates;
+
+/// The prose of an article: a paragraph a line.
+#[must_use]
+pub fn prose(source: &str) -> String {
+    let mut flat = String::with_capacity(source.len());
+    inline::render(source, &mut flat, 0);
+    lines::paragraphs(&flat)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::prose;
+
+    #[test]
+    fn an_article_becomes_its_paragraphs() {
+        let source = "{{Infobox person|name={{nowrap|A}}|born=[[1900]]}}\n'''Anarchism''' is a \
+            [[political philosophy|philosophy]]<ref name=\"a\">Book, {{p.|3}}</ref> of [[state]]s.<ref name=b />\n\n\
+            == History ==\n[[File:x.jpg|thumb|A [[cat]] here]]\nIt began.<!-- note\n-->\n* item\n# two\n\
+            {| class=\"wikitable\"\n|-\n| a || {{b|}}\n{| \n| nested\n|}\n|}\nThe end &ndash; [http://x.org site] \
+            and [http://y.org].\n[[Category:Things]]\n[[de:Anarchie]]\n__NOTOC__\n";
+        assert_eq!(prose(source), "Anarchism is a philosophy of states.\nIt began.\nThe end – site and.\n");
+    }
+
+    #[test]
+    fn words_that_templates_stand_for_are_kept() {
+        assert_eq!(prose("It is {{convert|5|km|mi}} long."), "It is 5 km long.\n");
+        assert_eq!(prose("{{lang|fr|Le Monde}} is a {{nowrap|daily paper}}."), "Le Monde is a daily paper.\n");
+        assert_eq!(prose("Life ({{IPA|x}}; born 1900) and ({{audio|y}}) more."), "Life (born 1900) and more.\n");
+    }
+
+    #[test]
+    fn nowiki_and_broken_markup_are_survived() {
+        assert_eq!(prose("a <nowiki>[[b]]</nowiki> c"), "a [[b]] c\n");
+        assert_eq!(
+            prose("An {{unclosed template\nNext line [[open link\nx < y and 3 > 2 &amp; so"),
+            "An\nNext line open link\nx < y and 3 > 2 & so\n"
+        );
+        assert_eq!(prose("A <ref>never closed. B"), "A never closed. B\n");
+        assert_eq!(prose(&"{{".repeat(20_000)), "");
+        assert_eq!(prose(&"[[".repeat(20_000)), "");
+        assert_eq!(prose(&"<ref>".repeat(20_000)), "");
+    }
+
+    #[test]
+    fn math_code_and_galleries_go() {
+        assert_eq!(
+            prose("Let <math>x^2</math> be.\n<gallery>\na.jpg|b\n</gallery>\nSo<br />on <small>s</small>."),
+            "Let be.\nSo on s.\n"
+        );
+    }
+}

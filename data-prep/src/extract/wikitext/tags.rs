@@ -1,0 +1,142 @@
+//! Comments and HTML-like tags.
+
+/// Elements that go with what is in them.
+const DROPPED: [&str; 27] = [
+    "ref",
+    "references",
+    "math",
+    "chem",
+    "ce",
+    "code",
+    "source",
+    "syntaxhighlight",
+    "gallery",
+    "timeline",
+    "score",
+    "hiero",
+    "templatestyles",
+    "imagemap",
+    "mapframe",
+    "maplink",
+    "graph",
+    "inputbox",
+    "categorytree",
+    "style",
+    "script",
+    "table",
+    "includeonly",
+    "pre",
+    "section",
+    "indicator",
+    "tt",
+];
+
+/// Elements of which only the tags go.
+const UNWRAPPED: [&str; 38] = [
+    "br",
+    "small",
+    "sub",
+    "sup",
+    "div",
+    "span",
+    "b",
+    "i",
+    "u",
+    "s",
+    "em",
+    "strong",
+    "big",
+    "blockquote",
+    "center",
+    "poem",
+    "p",
+    "font",
+    "del",
+    "ins",
+    "strike",
+    "cite",
+    "abbr",
+    "q",
+    "li",
+    "ul",
+    "ol",
+    "dl",
+    "dt",
+    "dd",
+    "hr",
+    "noinclude",
+    "onlyinclude",
+    "h2",
+    "h3",
+    "var",
+    "kbd",
+    "bdi",
+];
+
+/// Handles the `<` at `at`: the end of what it begins, or `None` if it is only a character.
+pub fn tag(
+    source: &str,
+    at: usize,
+    output: &mut String,
+    copied: usize,
+    open_ended: &mut Vec<&'static str>,
+) -> Option<usize> {
+    let rest = &source[at..];
+    if rest.starts_with("<!--") {
+        output.push_str(&source[copied..at]);
+        return Some(memchr::memmem::find(rest.as_bytes(), b"-->").map_or(source.len(), |end| at + end + 3));
+    }
+    let closing = rest.starts_with("</");
+    let name = name(&rest[1 + usize::from(closing)..])?;
+    let length = memchr::memchr(b'>', rest.as_bytes())?;
+    let (opened, empty) = (at + length + 1, rest.as_bytes()[length - 1] == b'/');
+    if name == "nowiki" {
+        output.push_str(&source[copied..at]);
+        let end = if closing || empty { None } else { find_close(source, opened, "nowiki") };
+        let Some((inner, end)) = end else { return Some(opened) };
+        output.push_str(&source[opened..inner]);
+        return Some(end);
+    }
+    let dropped = DROPPED.iter().find(|known| **known == name);
+    if dropped.is_none() && !UNWRAPPED.contains(&name.as_str()) {
+        return None;
+    }
+    output.push_str(&source[copied..at]);
+    if matches!(name.as_str(), "br" | "p" | "li" | "div" | "dd" | "dt") {
+        output.push(' ');
+    }
+    let Some(dropped) = dropped else { return Some(opened) };
+    if closing || empty || open_ended.contains(dropped) {
+        return Some(opened);
+    }
+    match find_close(source, opened, dropped) {
+        Some((_, end)) => Some(end),
+        None => {
+            open_ended.push(dropped);
+            Some(opened)
+        }
+    }
+}
+
+/// The lower-case name that `rest` begins with, if a tag's name can end there.
+fn name(rest: &str) -> Option<String> {
+    let length = rest.bytes().take_while(u8::is_ascii_alphanumeric).count();
+    let ends = matches!(rest.as_bytes().get(length), Some(b'>' | b'/' | b' ' | b'\n' | b'\t'));
+    (ends && length > 0 && length < 20 && rest.as_bytes()[0].is_ascii_alphabetic())
+        .then(|| rest[..length].to_ascii_lowercase())
+}
+
+/// Where `</name` begins and ends, in any case.
+fn find_close(source: &str, from: usize, name: &str) -> Option<(usize, usize)> {
+    let bytes = source.as_bytes();
+    for found in memchr::memmem::find_iter(&bytes[from..], b"</") {
+        let at = from + found;
+        let tail = &bytes[at + 2..];
+        let named = tail.len() > name.len() && tail[..name.len()].eq_ignore_ascii_case(name.as_bytes());
+        if named && matches!(tail[name.len()], b'>' | b' ' | b'\n') {
+            let end = memchr::memchr(b'>', tail)?;
+            return Some((at, at + 2 + end + 1));
+        }
+    }
+    None
+}

@@ -1,0 +1,175 @@
+//! A preparation: a corpus to two datasets, `train` and `held-out`.
+//!
+//! ```text
+//! files -> documents -> sentences -> token ids    (any number of threads and parts; `tokenize`)
+//!       -> buckets of documents -> samples        (`buckets`, `crate::samples`)
+//!       -> one global order of samples -> shards  (`shards`)
+//!       -> manifests                              (`finish`)
+//! ```
+//!
+//! Every step leaves whole files in a work folder and skips what is there, so that a preparation that was killed goes
+//! on where it was. What ends up in a dataset is a pure function of the input bytes and the configuration: documents
+//! carry their place in the corpus, cells, partners and the order of the samples follow from it by keyed randomness,
+//! and no step depends on which thread or part did it.
+
+mod buckets;
+mod error;
+mod finish;
+mod job;
+mod sealed;
+mod shards;
+pub(crate) mod spill;
+mod tokenize;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use lambert_config::PrepConfig;
+use serde::Serialize;
+
+pub use error::PrepError;
+
+use crate::dataset::Manifest;
+use buckets::Split;
+use job::{Job, Run};
+use shards::Sorted;
+
+/// How a preparation is run; none of it changes a byte of the result.
+pub struct Options<'a> {
+    /// Threads.
+    pub threads: usize,
+    /// Only this part (from 0) of so many: tokenizes its share of the input and ends there.
+    pub part: Option<(usize, usize)>,
+    /// Told how far it is.
+    pub progress: &'a dyn Progress,
+}
+
+/// Is told how far a preparation is, from any of its threads, several times a second.
+pub trait Progress: Sync {
+    /// Takes note.
+    fn update(&self, status: &Status);
+}
+
+impl<F: Fn(&Status) + Sync> Progress for F {
+    fn update(&self, status: &Status) {
+        self(status);
+    }
+}
+
+/// How far a preparation is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Status {
+    /// What it does: `tokenizing`, `sampling`, `writing`.
+    pub phase: &'static str,
+    /// How much of it is done in this process.
+    pub done: u64,
+    /// How much there is to do.
+    pub total: u64,
+    /// Of what: `bytes` (as stored), `buckets`, `shards`.
+    pub unit: &'static str,
+    /// Bytes of text or decompressed XML that were tokenized in this process.
+    pub text_bytes: u64,
+}
+
+/// What a preparation made.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// Input files.
+    pub files: usize,
+    /// Bytes of the input files as stored.
+    pub input_bytes: u64,
+    /// `true` if the datasets were there already, made from the same corpus and configuration.
+    pub unchanged: bool,
+    /// Where each dataset is and what its manifest says; empty after a part.
+    pub datasets: Vec<Finished>,
+}
+
+/// A dataset that is there.
+#[derive(Debug, Clone, Serialize)]
+pub struct Finished {
+    /// Its folder or URL.
+    pub url: String,
+    /// Its manifest.
+    pub manifest: Manifest,
+}
+
+/// Prepares the datasets that `config` describes. Blocks until they are there.
+///
+/// # Errors
+/// See [`PrepError`]; a second call goes on where the first one failed.
+pub fn run(config: &PrepConfig, options: &Options<'_>) -> Result<Report, PrepError> {
+    let job = Job::new(config)?;
+    let input_bytes = job.files.iter().map(|file| file.bytes).sum();
+    let report = |unchanged, datasets| Report { files: job.files.len(), input_bytes, unchanged, datasets };
+    if let Some(datasets) = finish::existing(&job)? {
+        return Ok(report(true, datasets));
+    }
+    job.begin()?;
+    let threads = options.threads.max(1);
+    tokenize::run(&job, options.part, threads, options.progress)?;
+    if options.part.is_some() {
+        return Ok(report(false, Vec::new()));
+    }
+    let runs = job.runs()?;
+    let splits = Split::all(&job, &runs);
+    finish::check_not_empty(&job, &runs)?;
+    sample(&job, &runs, &splits, threads, options.progress)?;
+    let datasets = finish::datasets(&job, &runs, &splits, threads, options.progress)?;
+    Ok(report(false, datasets))
+}
+
+/// All buckets of all splits to samples.
+fn sample(
+    job: &Job<'_>,
+    runs: &[Run],
+    splits: &[Split],
+    threads: usize,
+    progress: &dyn Progress,
+) -> Result<(), PrepError> {
+    let tasks: Vec<(&Split, usize)> =
+        splits.iter().flat_map(|split| (0..split.buckets()).map(move |bucket| (split, bucket))).collect();
+    parallel(threads, tasks.len(), |index| {
+        let (split, bucket) = tasks[index];
+        buckets::make(job, runs, split, bucket)?;
+        progress.update(&Status {
+            phase: "sampling",
+            done: index as u64 + 1,
+            total: tasks.len() as u64,
+            unit: "buckets",
+            text_bytes: 0,
+        });
+        Ok(())
+    })
+    .map(drop)
+}
+
+/// Runs `task` for `0..count` on `threads` threads; the results in order, or the first failure.
+fn parallel<T: Send>(
+    threads: usize,
+    count: usize,
+    task: impl Fn(usize) -> Result<T, PrepError> + Sync,
+) -> Result<Vec<T>, PrepError> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut results = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= count {
+                return results;
+            }
+            let result = task(index);
+            if result.is_err() {
+                next.store(count, Ordering::Relaxed);
+            }
+            results.push((index, result));
+        }
+    };
+    let mut results: Vec<(usize, Result<T, PrepError>)> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads.min(count)).map(|_| scope.spawn(work)).collect();
+        let join = |worker: std::thread::ScopedJoinHandle<'_, _>| {
+            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        workers.into_iter().flat_map(join).collect()
+    });
+    results.sort_by_key(|(index, _)| *index);
+    results.into_iter().map(|(_, result)| result).collect()
+}

@@ -1,0 +1,131 @@
+use std::path::PathBuf;
+
+use crate::dataset::DatasetError;
+use crate::tokenizer::TokenizerError;
+
+/// Why a preparation stopped. Nothing that existed before was changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PrepError {
+    /// A source names no file.
+    #[error("{key} = {path:?}: {why}")]
+    NoFiles {
+        /// The key of the configuration.
+        key: String,
+        /// Its value.
+        path: String,
+        /// What was found.
+        why: String,
+    },
+    /// The vocabulary cannot be used.
+    #[error("cannot use vocabulary.file")]
+    Vocabulary(#[from] TokenizerError),
+    /// There is a dataset that this configuration did not make.
+    #[error("{url} holds a dataset made from another corpus or configuration; remove it or choose another output.url")]
+    Exists {
+        /// The dataset.
+        url: String,
+    },
+    /// The work folder belongs to something else.
+    #[error("{} holds the work of another corpus or configuration; remove it to start anew", folder.display())]
+    OtherWork {
+        /// The work folder.
+        folder: PathBuf,
+    },
+    /// A setting that only shows itself wrong here.
+    #[error("{key}: {message}")]
+    Setting {
+        /// The key of the configuration.
+        key: String,
+        /// What was found and expected.
+        message: String,
+    },
+    /// An input file cannot be read.
+    #[error("cannot {operation} {}", path.display())]
+    Input {
+        /// The file.
+        path: PathBuf,
+        /// What was tried.
+        operation: &'static str,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// An input file is damaged or its disk fails.
+    #[error("{file}: cannot read on behind byte {at} of its text")]
+    Stream {
+        /// The file.
+        file: String,
+        /// Decompressed bytes that were read.
+        at: u64,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A text is not UTF-8.
+    #[error("{file}: byte {at} is not UTF-8")]
+    NotUtf8 {
+        /// The file.
+        file: String,
+        /// In the decompressed file, from 0.
+        at: u64,
+    },
+    /// A file is not of the format that its source says.
+    #[error("{file}, byte {at}: expected {expected}")]
+    Format {
+        /// The file.
+        file: String,
+        /// In the decompressed file, from 0.
+        at: u64,
+        /// What should stand there.
+        expected: String,
+    },
+    /// Nothing came out of the corpus.
+    #[error("the corpus is empty: no sentence in {files} file(s){}", rejected.as_deref().unwrap_or(""))]
+    Empty {
+        /// Files read.
+        files: usize,
+        /// What was left out, as text that goes on with the message.
+        rejected: Option<String>,
+    },
+    /// A file of the work folder or the output cannot be written or read.
+    #[error("cannot {operation} {}", path.display())]
+    Work {
+        /// What was tried.
+        operation: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file of the work folder does not hold what was written.
+    #[error("{} is damaged; remove the folder {} to start anew", path.display(), path.parent().unwrap_or(path).display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The dataset cannot be written.
+    #[error("cannot write the dataset")]
+    Dataset(#[from] DatasetError),
+    /// The output store could not do what was asked.
+    #[error("cannot write to {url}")]
+    Store {
+        /// The output.
+        url: String,
+        /// Why.
+        source: lambert_store::Error,
+    },
+}
+
+impl PrepError {
+    /// Whether the command or its configuration is wrong (exit code 2), not the corpus or the machine (1).
+    #[must_use]
+    pub const fn is_usage(&self) -> bool {
+        matches!(
+            self,
+            Self::NoFiles { .. }
+                | Self::Vocabulary(_)
+                | Self::Exists { .. }
+                | Self::OtherWork { .. }
+                | Self::Setting { .. }
+        )
+    }
+}

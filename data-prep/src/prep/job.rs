@@ -1,0 +1,129 @@
+//! What a preparation works on, and its folder: made once, found again by a restart.
+
+use std::path::{Path, PathBuf};
+
+use lambert_config::PrepConfig;
+use serde::{Deserialize, Serialize};
+
+use super::sealed::Sealed;
+use super::spill::Contents;
+use super::{PrepError, tokenize};
+use crate::dataset::sha256_hex;
+use crate::source::{self, SourceFile};
+use crate::tokenizer::Tokenizer;
+
+/// The version of the work folder and of everything that decides the bytes of a dataset.
+const VERSION: u32 = 1;
+
+/// See the module.
+pub struct Job<'a> {
+    /// What was asked for.
+    pub config: &'a PrepConfig,
+    /// Its vocabulary.
+    pub tokenizer: Tokenizer,
+    /// The bytes of vocab.txt.
+    pub vocabulary: Vec<u8>,
+    /// All input files.
+    pub files: Vec<SourceFile>,
+    /// What decides the bytes of the dataset, as a sha256.
+    pub fingerprint: String,
+    folder: PathBuf,
+}
+
+/// A run file that is there.
+pub struct Run {
+    /// Its documents.
+    pub file: Sealed,
+    /// Where they are.
+    pub contents: Contents,
+}
+
+/// `job.json`: whose work this is.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Owner {
+    fingerprint: String,
+    /// When each input was changed.
+    modified: Vec<u64>,
+}
+
+impl<'a> Job<'a> {
+    /// Reads the vocabulary and finds the input files; writes nothing.
+    pub fn new(config: &'a PrepConfig) -> Result<Self, PrepError> {
+        let path = Path::new(&config.vocabulary.file);
+        let vocabulary = std::fs::read(path).map_err(|source| {
+            PrepError::Vocabulary(crate::tokenizer::TokenizerError::Read { path: path.to_owned(), source })
+        })?;
+        let tokenizer = Tokenizer::named(&vocabulary, config.vocabulary.lowercase, &config.vocabulary.file)?;
+        let files = source::find(&config.source)?;
+        let fingerprint = fingerprint(config, &vocabulary, &files);
+        let folder = work_folder(config);
+        Ok(Self { config, tokenizer, vocabulary, files, fingerprint, folder })
+    }
+
+    /// Makes the work folder, or takes up the one that is there.
+    pub fn begin(&self) -> Result<(), PrepError> {
+        let owner = Owner {
+            fingerprint: self.fingerprint.clone(),
+            modified: self.files.iter().map(|file| file.modified as u64).collect(),
+        };
+        let path = self.folder.join("job.json");
+        let runs = self.runs_folder();
+        std::fs::create_dir_all(&runs).map_err(|source| PrepError::Work {
+            operation: "create",
+            path: runs.clone(),
+            source,
+        })?;
+        match std::fs::read(&path) {
+            Ok(bytes) => match serde_json::from_slice::<Owner>(&bytes) {
+                Ok(found) if found == owner => Ok(()),
+                _ => Err(PrepError::OtherWork { folder: self.folder.clone() }),
+            },
+            Err(_) => {
+                let unfinished = path.with_extension(format!("{}.unfinished", std::process::id()));
+                let json = serde_json::to_vec(&owner).unwrap_or_default();
+                std::fs::write(&unfinished, json)
+                    .and_then(|()| std::fs::rename(&unfinished, &path))
+                    .map_err(|source| PrepError::Work { operation: "write", path, source })
+            }
+        }
+    }
+
+    /// The work folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Where the run files are.
+    pub fn runs_folder(&self) -> PathBuf {
+        self.folder.join("documents")
+    }
+
+    /// All run files that are there.
+    pub fn runs(&self) -> Result<Vec<Run>, PrepError> {
+        let paths = tokenize::run_files(&self.runs_folder())?;
+        paths.iter().map(|path| Sealed::open(path).map(|(file, contents)| Run { file, contents })).collect()
+    }
+}
+
+/// What decides the bytes of the dataset; where it goes and where its work lies does not.
+fn fingerprint(config: &PrepConfig, vocabulary: &[u8], files: &[SourceFile]) -> String {
+    let mut config = config.clone();
+    config.output.url.clear();
+    config.output.work = None;
+    config.vocabulary.file.clear();
+    let sizes: Vec<(usize, u64)> = files.iter().map(|file| (file.source, file.bytes)).collect();
+    let facts = serde_json::json!([VERSION, config, sha256_hex(vocabulary), sizes]);
+    sha256_hex(facts.to_string().as_bytes())
+}
+
+/// `output.work`, or a folder beside the output.
+fn work_folder(config: &PrepConfig) -> PathBuf {
+    let url = config.output.url.trim_end_matches('/');
+    match &config.output.work {
+        Some(folder) => PathBuf::from(folder),
+        None if url.contains("://") && !url.starts_with("file://") => {
+            PathBuf::from(format!("lambert-prep-{}.work", &sha256_hex(url.as_bytes())[..16]))
+        }
+        None => PathBuf::from(format!("{}.work", url.strip_prefix("file://").unwrap_or(url))),
+    }
+}

@@ -1,0 +1,184 @@
+//! Documents as token ids, sorted into cells, on their way from the tokenizing threads to the buckets.
+//!
+//! A document's cell follows from its place in the corpus alone. Buckets are made of neighbouring cells once the size
+//! of the corpus is known, so that they fit into memory and hold enough documents for pairs.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::{PrepError, sealed};
+use crate::random::Key;
+
+/// Cells of the documents to train on; the held-out ones follow.
+pub const TRAIN_CELLS: u16 = 1024;
+/// Cells of the documents held out.
+pub const HELD_OUT_CELLS: u16 = 64;
+
+/// A document's place in the corpus.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct DocumentId {
+    /// The file's number.
+    pub file: u32,
+    /// The document's number in the file.
+    pub ordinal: u32,
+}
+
+impl DocumentId {
+    /// This document's key for a choice of one kind.
+    pub fn key(self, seed: u64, kind: &str) -> Key {
+        Key::new(seed).with_bytes(kind.as_bytes()).with(u64::from(self.file)).with(u64::from(self.ordinal))
+    }
+
+    /// Where this document goes: held out (`true`), and its cell.
+    fn cell(self, seed: u64, held_out: f64) -> u16 {
+        let mut rng = self.key(seed, "cell").rng();
+        if rng.chance(held_out) {
+            TRAIN_CELLS + rng.below(u64::from(HELD_OUT_CELLS)) as u16
+        } else {
+            rng.below(u64::from(TRAIN_CELLS)) as u16
+        }
+    }
+}
+
+/// What stands in a run file.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Contents {
+    /// The batches whose documents are here: file, number, whether the file ends with it.
+    pub batches: Vec<(u32, u32, bool)>,
+    /// What each cell has here, by its number.
+    pub cells: BTreeMap<u16, CellPart>,
+    /// Documents, sentences and tokens.
+    pub totals: Totals,
+    /// What was left out, by reason.
+    pub rejected: BTreeMap<String, u64>,
+    /// The document to train on with the least key: held out if none else is.
+    pub least: Option<(u64, DocumentId)>,
+}
+
+/// A cell's documents in a run file.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct CellPart {
+    /// Where they start.
+    pub at: u64,
+    /// How long they are.
+    pub bytes: u64,
+    /// How much they are.
+    pub totals: Totals,
+}
+
+/// How much there is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Totals {
+    /// Documents.
+    pub documents: u64,
+    /// Sentences.
+    pub sentences: u64,
+    /// Tokens, special pieces not included.
+    pub tokens: u64,
+}
+
+impl std::ops::AddAssign for Totals {
+    fn add_assign(&mut self, other: Self) {
+        self.documents += other.documents;
+        self.sentences += other.sentences;
+        self.tokens += other.tokens;
+    }
+}
+
+/// Bytes of a token id in the work folder.
+pub const fn id_width(vocabulary_size: usize) -> usize {
+    if vocabulary_size <= 1 << 16 { 2 } else { 4 }
+}
+
+/// Bytes before the sentence lengths of a record: file, ordinal, sentences, tokens.
+pub const RECORD_HEAD: usize = 16;
+
+/// Collects documents; written to a run file now and then.
+pub struct Spill {
+    seed: u64,
+    held_out: f64,
+    width: usize,
+    bytes: Vec<u8>,
+    records: Vec<Record>,
+    contents: Contents,
+}
+
+struct Record {
+    cell: u16,
+    id: DocumentId,
+    start: usize,
+    end: usize,
+    totals: Totals,
+}
+
+impl Spill {
+    /// An empty one.
+    pub fn new(seed: u64, held_out: f64, width: usize) -> Self {
+        Self { seed, held_out, width, bytes: Vec::new(), records: Vec::new(), contents: Contents::default() }
+    }
+
+    /// Bytes collected.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether no batch was noted since the last writing.
+    pub fn is_empty(&self) -> bool {
+        self.contents.batches.is_empty()
+    }
+
+    /// Adds a document: `tokens` holds its sentences one after another, `lengths` their tokens.
+    pub fn push(&mut self, id: DocumentId, lengths: &[u16], tokens: &[u32]) {
+        let start = self.bytes.len();
+        for head in [id.file, id.ordinal, lengths.len() as u32, tokens.len() as u32] {
+            self.bytes.extend_from_slice(&head.to_le_bytes());
+        }
+        lengths.iter().for_each(|length| self.bytes.extend_from_slice(&length.to_le_bytes()));
+        let width = self.width;
+        tokens.iter().for_each(|id| self.bytes.extend_from_slice(&id.to_le_bytes()[..width]));
+        let totals = Totals { documents: 1, sentences: lengths.len() as u64, tokens: tokens.len() as u64 };
+        let cell = id.cell(self.seed, self.held_out);
+        if cell < TRAIN_CELLS {
+            let entry = (id.key(self.seed, "least").value(), id);
+            self.contents.least = Some(self.contents.least.map_or(entry, |least| least.min(entry)));
+        }
+        self.contents.totals += totals;
+        self.records.push(Record { cell, id, start, end: self.bytes.len(), totals });
+    }
+
+    /// Counts something that was left out.
+    pub fn reject(&mut self, reason: &str, count: u64) {
+        *self.contents.rejected.entry(reason.to_owned()).or_default() += count;
+    }
+
+    /// Notes that all documents of a batch were pushed.
+    pub fn end_batch(&mut self, file: u32, number: u32, last: bool) {
+        self.contents.batches.push((file, number, last));
+    }
+
+    /// Writes everything to a run file in `folder` and starts anew.
+    pub fn write(&mut self, folder: &Path) -> Result<(), PrepError> {
+        let Some((file, number, _)) = self.contents.batches.first() else { return Ok(()) };
+        let path = folder.join(format!("run-{file:06}-{number:06}.docs"));
+        let mut contents = std::mem::take(&mut self.contents);
+        self.records.sort_by_key(|record| (record.cell, record.id));
+        sealed::write(&path, |output| {
+            let mut at = 0;
+            for record in &self.records {
+                let length = (record.end - record.start) as u64;
+                let part = contents.cells.entry(record.cell).or_insert(CellPart { at, ..CellPart::default() });
+                part.bytes += length;
+                part.totals += record.totals;
+                at += length;
+                output.write_all(&self.bytes[record.start..record.end])?;
+            }
+            Ok(contents)
+        })?;
+        self.records.clear();
+        self.bytes.clear();
+        Ok(())
+    }
+}

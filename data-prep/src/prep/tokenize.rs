@@ -1,0 +1,166 @@
+//! The first half of a preparation: files to documents of token ids in the work folder, on any number of threads.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::job::Job;
+use super::spill::{DocumentId, Spill, id_width};
+use super::{PrepError, Progress, Status};
+use crate::extract::{Extracted, extract};
+use crate::sentences;
+use crate::source::{Batch, Batches, RawDocument, SourceFile};
+use crate::tokenizer::Encoder;
+
+/// Bytes of token ids that all threads together keep before they write them down.
+const KEPT: usize = 128 << 20;
+/// How long a thread's work may stay in memory only: what a kill can cost.
+const LONGEST: Duration = Duration::from_secs(10);
+/// A sentence of more tokens is cut into several.
+const LONGEST_SENTENCE: usize = 1024;
+
+/// Tokenizes every batch of this part that no run file holds yet.
+pub fn run(
+    job: &Job<'_>,
+    part: Option<(usize, usize)>,
+    threads: usize,
+    progress: &dyn Progress,
+) -> Result<(), PrepError> {
+    let runs = job.runs()?;
+    let done: HashSet<(u32, u32)> =
+        runs.iter().flat_map(|run| &run.contents.batches).map(|&(file, number, _)| (file, number)).collect();
+    let complete = complete_files(runs.iter().flat_map(|run| run.contents.batches.iter().copied()));
+    let mine = |file: &&SourceFile| part.is_none_or(|(index, parts)| file.number as usize % parts == index);
+    let left: Vec<&SourceFile> =
+        job.files.iter().filter(mine).filter(|file| !complete.contains(&file.number)).collect();
+    let total = left.iter().map(|file| file.bytes).sum();
+    let batches = Batches::new(&job.config.source, left, done);
+    let shared = Shared { job, batches, total, stop: AtomicBool::new(false), text: AtomicU64::new(0) };
+    let results: Vec<Result<(), PrepError>> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| shared.work(KEPT / threads, progress))).collect();
+        workers
+            .into_iter()
+            .map(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    });
+    results.into_iter().collect()
+}
+
+/// Files all of whose batches are among `batches`.
+fn complete_files(batches: impl Iterator<Item = (u32, u32, bool)>) -> HashSet<u32> {
+    let mut found: std::collections::HashMap<u32, (u32, Option<u32>)> = std::collections::HashMap::new();
+    for (file, number, last) in batches {
+        let entry = found.entry(file).or_default();
+        entry.0 += 1;
+        if last {
+            entry.1 = Some(number + 1);
+        }
+    }
+    found.into_iter().filter(|(_, (count, of))| Some(*count) == *of).map(|(file, _)| file).collect()
+}
+
+struct Shared<'a> {
+    job: &'a Job<'a>,
+    batches: Batches<'a>,
+    total: u64,
+    stop: AtomicBool,
+    text: AtomicU64,
+}
+
+impl Shared<'_> {
+    fn work(&self, kept: usize, progress: &dyn Progress) -> Result<(), PrepError> {
+        let result = self.batches_until_the_end(kept, progress);
+        if result.is_err() {
+            self.stop.store(true, Ordering::Relaxed);
+        }
+        result
+    }
+
+    fn batches_until_the_end(&self, kept: usize, progress: &dyn Progress) -> Result<(), PrepError> {
+        let samples = &self.job.config.samples;
+        let mut spill = Spill::new(samples.seed, samples.held_out, id_width(self.job.tokenizer.size()));
+        let mut encoder = Documents { encoder: self.job.tokenizer.encoder(), tokens: Vec::new(), lengths: Vec::new() };
+        let mut place = Default::default();
+        let mut written = Instant::now();
+        let runs = self.job.runs_folder();
+        while !self.stop.load(Ordering::Relaxed) {
+            let Some(batch) = self.batches.next(&mut place)? else { break };
+            self.encode(&batch, &mut encoder, &mut spill)?;
+            self.report(&batch, progress);
+            if spill.len() >= kept || written.elapsed() >= LONGEST {
+                spill.write(&runs)?;
+                written = Instant::now();
+            }
+        }
+        if spill.is_empty() { Ok(()) } else { spill.write(&runs) }
+    }
+
+    fn encode(&self, batch: &Batch, encoder: &mut Documents<'_>, spill: &mut Spill) -> Result<(), PrepError> {
+        let file = &self.job.files[batch.file as usize];
+        let source = &self.job.config.source[file.source];
+        for raw in &batch.documents {
+            match extract(source, raw, &file.path.display().to_string())? {
+                Extracted::Rejected(reason) => spill.reject(reason, 1),
+                Extracted::Text(text) => encoder.push(&text, raw, batch.file, spill),
+            }
+        }
+        spill.end_batch(batch.file, batch.number, batch.last);
+        Ok(())
+    }
+
+    fn report(&self, batch: &Batch, progress: &dyn Progress) {
+        let bytes: usize = batch.documents.iter().map(|document| document.bytes.len()).sum();
+        let text = self.text.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
+        progress.update(&Status {
+            phase: "tokenizing",
+            done: self.batches.bytes_read(),
+            total: self.total,
+            unit: "bytes",
+            text_bytes: text,
+        });
+    }
+}
+
+struct Documents<'a> {
+    encoder: Encoder<'a>,
+    tokens: Vec<u32>,
+    lengths: Vec<u16>,
+}
+
+impl Documents<'_> {
+    fn push(&mut self, text: &str, raw: &RawDocument, file: u32, spill: &mut Spill) {
+        self.tokens.clear();
+        self.lengths.clear();
+        let mut found = Vec::new();
+        for paragraph in text.lines() {
+            found.clear();
+            sentences::split(paragraph, &mut found);
+            for sentence in &found {
+                for ids in self.encoder.encode(sentence).chunks(LONGEST_SENTENCE) {
+                    self.lengths.push(ids.len() as u16);
+                    self.tokens.extend_from_slice(ids);
+                }
+            }
+        }
+        if self.tokens.is_empty() {
+            spill.reject("document without a sentence", 1);
+        } else {
+            spill.push(DocumentId { file, ordinal: raw.ordinal }, &self.lengths, &self.tokens);
+        }
+    }
+}
+
+/// The names of the run files in `folder`, sorted.
+pub fn run_files(folder: &Path) -> Result<Vec<std::path::PathBuf>, PrepError> {
+    let fault = |source| PrepError::Work { operation: "list", path: folder.to_owned(), source };
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(fault)? {
+        let path = entry.map_err(fault)?.path();
+        if path.extension().is_some_and(|extension| extension == "docs") {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}

@@ -1,0 +1,127 @@
+//! The corpus in batches of whole documents, dealt to any number of threads.
+//!
+//! Which documents a batch holds depends on the files alone, so that a restart can tell which batches are done.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use lambert_config::prep::Source;
+
+use super::{DocumentReader, RawDocument, SourceFile, open, reader};
+use crate::prep::PrepError;
+
+/// Bytes of documents in a batch: enough that taking one costs nothing, little enough that threads end together.
+const BATCH: usize = 1 << 20;
+
+/// Some documents of one file.
+#[derive(Debug)]
+pub struct Batch {
+    /// The file's number.
+    pub file: u32,
+    /// The batch's number in the file, from 0.
+    pub number: u32,
+    /// Whether the file ends here.
+    pub last: bool,
+    /// Whole documents.
+    pub documents: Vec<RawDocument>,
+}
+
+/// Gives out batches; see the module.
+pub struct Batches<'a> {
+    sources: &'a [Source],
+    files: Vec<&'a SourceFile>,
+    next_file: AtomicUsize,
+    open: Mutex<Vec<Arc<Mutex<Stream>>>>,
+    done: HashSet<(u32, u32)>,
+    read: Arc<AtomicU64>,
+}
+
+struct Stream {
+    file: u32,
+    number: u32,
+    ended: bool,
+    documents: Box<dyn DocumentReader>,
+}
+
+/// What a thread is reading.
+#[derive(Default)]
+pub struct Place(Option<Arc<Mutex<Stream>>>);
+
+impl<'a> Batches<'a> {
+    /// The batches of `files`, except those in `done` (file, number).
+    pub fn new(sources: &'a [Source], files: Vec<&'a SourceFile>, done: HashSet<(u32, u32)>) -> Self {
+        let (next_file, read) = (AtomicUsize::new(0), Arc::new(AtomicU64::new(0)));
+        Self { sources, files, next_file, open: Mutex::new(Vec::new()), done, read }
+    }
+
+    /// Stored bytes that were read.
+    pub fn bytes_read(&self) -> u64 {
+        self.read.load(Ordering::Relaxed)
+    }
+
+    /// The next batch for a thread; `None` at the end.
+    pub fn next(&self, place: &mut Place) -> Result<Option<Batch>, PrepError> {
+        loop {
+            let stream = match place.0.take() {
+                Some(stream) => stream,
+                None => match self.stream()? {
+                    Some(stream) => stream,
+                    None => return Ok(None),
+                },
+            };
+            let batch = self.batch(&mut stream.lock().unwrap_or_else(PoisonError::into_inner))?;
+            if let Some(batch) = batch {
+                place.0 = Some(stream);
+                return Ok(Some(batch));
+            }
+            lock(&self.open).retain(|other| !Arc::ptr_eq(other, &stream));
+        }
+    }
+
+    /// A file that nobody has opened, else one that another thread is reading.
+    fn stream(&self) -> Result<Option<Arc<Mutex<Stream>>>, PrepError> {
+        let Some(file) = self.files.get(self.next_file.fetch_add(1, Ordering::Relaxed)) else {
+            return Ok(lock(&self.open).last().cloned());
+        };
+        let source = &self.sources[file.source];
+        let input = open(&file.path, self.read.clone())?;
+        let documents = reader(source, input, &file.path.display().to_string());
+        let stream = Arc::new(Mutex::new(Stream { file: file.number, number: 0, ended: false, documents }));
+        lock(&self.open).push(stream.clone());
+        Ok(Some(stream))
+    }
+
+    fn batch(&self, stream: &mut Stream) -> Result<Option<Batch>, PrepError> {
+        while !stream.ended {
+            let mut batch = stream.next()?;
+            if !self.done.contains(&(batch.file, batch.number)) {
+                return Ok(Some(batch));
+            }
+            batch.documents.clear();
+        }
+        Ok(None)
+    }
+}
+
+impl Stream {
+    fn next(&mut self) -> Result<Batch, PrepError> {
+        let mut documents = Vec::new();
+        let mut bytes = 0;
+        while bytes < BATCH {
+            let Some(document) = self.documents.next()? else {
+                self.ended = true;
+                break;
+            };
+            bytes += document.bytes.len();
+            documents.push(document);
+        }
+        let number = self.number;
+        self.number += 1;
+        Ok(Batch { file: self.file, number, last: self.ended, documents })
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,105 @@
+//! The `<page>` elements of a MediaWiki dump, one after another, never the whole file.
+
+use std::io::BufRead;
+
+use memchr::memmem;
+
+use super::{DocumentReader, RawDocument};
+use crate::prep::PrepError;
+
+/// A page longer than this is no page: the closing tag is missing.
+const LONGEST: usize = 256 << 20;
+
+const OPEN: &[u8] = b"<page>";
+const CLOSE: &[u8] = b"</page>";
+
+/// See the module.
+pub struct Pages {
+    input: Box<dyn BufRead + Send>,
+    name: String,
+    buffer: Vec<u8>,
+    start: usize,
+    at: u64,
+    ordinal: u32,
+    ended: bool,
+    seen_root: bool,
+}
+
+impl Pages {
+    pub fn new(input: Box<dyn BufRead + Send>, name: String) -> Self {
+        Self { input, name, buffer: Vec::new(), start: 0, at: 0, ordinal: 0, ended: false, seen_root: false }
+    }
+
+    /// Reads on; `false` at the end of the file.
+    fn fill(&mut self) -> Result<bool, PrepError> {
+        if self.ended {
+            return Ok(false);
+        }
+        // What was used goes, so the buffer holds little more than one page.
+        self.buffer.drain(..self.start);
+        self.at += self.start as u64;
+        self.start = 0;
+        let at = self.at + self.buffer.len() as u64;
+        let available =
+            self.input.fill_buf().map_err(|source| PrepError::Stream { file: self.name.clone(), at, source })?;
+        let count = available.len();
+        self.buffer.extend_from_slice(available);
+        self.input.consume(count);
+        self.ended = count == 0;
+        Ok(count > 0)
+    }
+
+    /// Moves to just behind the next `needle`; `false` if there is none.
+    fn skip_past(&mut self, needle: &[u8]) -> Result<bool, PrepError> {
+        loop {
+            if let Some(found) = memmem::find(&self.buffer[self.start..], needle) {
+                self.start += found + needle.len();
+                return Ok(true);
+            }
+            // The needle may lie across the end of what was read.
+            self.start = self.buffer.len().saturating_sub(needle.len() - 1).max(self.start);
+            if !self.fill()? {
+                return Ok(false);
+            }
+        }
+    }
+
+    fn check_root(&mut self) -> Result<(), PrepError> {
+        while self.buffer.len() < 4096 && self.fill()? {}
+        self.seen_root = true;
+        if memmem::find(&self.buffer, b"<mediawiki").is_none() && !self.buffer.is_empty() {
+            let expected = "a MediaWiki dump: XML with a <mediawiki> element".to_owned();
+            return Err(PrepError::Format { file: self.name.clone(), at: 0, expected });
+        }
+        Ok(())
+    }
+}
+
+impl DocumentReader for Pages {
+    fn next(&mut self) -> Result<Option<RawDocument>, PrepError> {
+        if !self.seen_root {
+            self.check_root()?;
+        }
+        if !self.skip_past(OPEN)? {
+            return Ok(None);
+        }
+        let mut searched = 0;
+        let length = loop {
+            let body = &self.buffer[self.start..];
+            if let Some(found) = memmem::find(&body[searched..], CLOSE) {
+                break searched + found;
+            }
+            searched = body.len().saturating_sub(CLOSE.len() - 1);
+            if body.len() > LONGEST || !self.fill()? {
+                let at = self.at + self.start as u64;
+                let expected = "</page> for the <page> that starts here".to_owned();
+                return Err(PrepError::Format { file: self.name.clone(), at, expected });
+            }
+        };
+        let (at, ordinal) = (self.at + self.start as u64, self.ordinal);
+        let bytes = self.buffer[self.start..self.start + length].to_vec();
+        self.start += length + CLOSE.len();
+        self.ordinal += 1;
+        Ok(Some(RawDocument { ordinal, at, bytes }))
+    }
+}
