@@ -7,13 +7,19 @@
 //! - [`sentences`]: paragraphs to sentences
 //! - [`tokenizer`]: WordPiece ids by a vocab.txt; `tokenizer.json` for others
 //! - [`samples`]: documents to samples with or without pairs
+//! - [`vocab`]: training a vocabulary
+//! - [`grammar`]: a corpus where none is at hand
+//! - [`inspect`]: a dataset for a person to look at
 //! - [`random`]: keyed randomness that never changes
 
 pub mod dataset;
 pub mod extract;
+pub mod grammar;
+pub mod inspect;
 pub mod prep;
 pub mod random;
 mod samples;
 pub mod sentences;
 pub mod source;
 pub mod tokenizer;
+pub mod vocab;

@@ -27,6 +27,7 @@ use lambert_config::PrepConfig;
 use serde::Serialize;
 
 pub use error::PrepError;
+pub(crate) use finish::entropy;
 
 use crate::dataset::Manifest;
 use buckets::Split;

@@ -1,0 +1,272 @@
+//! A corpus from a small probabilistic grammar, for where no text is at hand.
+//!
+//! What comes next can be guessed from near (determiners agree with nouns, each noun has its adjectives, each verb its
+//! objects) and from far: a document keeps to one topic and one hero, verbs agree with their subject across a relative
+//! clause, the end of a sentence takes up its object again. So an encoder that uses context is better by nats than a
+//! guesser that only knows how frequent each word is, and the generator says how good that guesser can be.
+
+mod words;
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use crate::random::{Key, Rng};
+use words::{NAMES, TOPICS, Topic};
+
+/// What was generated.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    /// Documents, separated by blank lines.
+    pub documents: u64,
+    /// Sentences.
+    pub sentences: u64,
+    /// Words, points and commas included.
+    pub words: u64,
+    /// Bytes of text.
+    pub bytes: u64,
+    /// Different words.
+    pub vocabulary: usize,
+    /// Nats per word of a guesser that does not look at the context.
+    pub unigram_entropy: f64,
+}
+
+/// Writes `documents` documents to `output`; the same bytes for the same seed.
+///
+/// # Errors
+/// Those of `output`.
+pub fn generate(mut output: impl Write, documents: u64, seed: u64) -> io::Result<Report> {
+    let mut counts: HashMap<&'static str, u64> = HashMap::new();
+    let (mut sentences, mut bytes) = (0, 0);
+    let mut text = String::new();
+    for number in 0..documents {
+        let mut document = Document::new(Key::new(seed).with(number).rng());
+        text.clear();
+        for _ in 0..document.rng.between(6, 16) {
+            let sentence = document.sentence();
+            sentence.iter().for_each(|word| *counts.entry(word).or_default() += 1);
+            write_sentence(&sentence, &mut text);
+            sentences += 1;
+        }
+        text.push('\n');
+        bytes += text.len() as u64;
+        output.write_all(text.as_bytes())?;
+    }
+    output.flush()?;
+    let mut frequencies: Vec<u64> = counts.values().copied().collect();
+    frequencies.sort_unstable();
+    Ok(Report {
+        documents,
+        sentences,
+        words: frequencies.iter().sum(),
+        bytes,
+        vocabulary: frequencies.len(),
+        unigram_entropy: crate::prep::entropy(&frequencies),
+    })
+}
+
+/// A sentence a line: a capital first, no space before points and commas.
+fn write_sentence(sentence: &[&str], text: &mut String) {
+    for (index, word) in sentence.iter().enumerate() {
+        if index == 0 {
+            let (first, rest) = word.split_at(1);
+            text.push_str(&first.to_uppercase());
+            text.push_str(rest);
+            continue;
+        }
+        if !matches!(*word, "." | ",") {
+            text.push(' ');
+        }
+        if NAMES.iter().any(|(name, _)| name == word) {
+            let (first, rest) = word.split_at(1);
+            text.push_str(&first.to_uppercase());
+            text.push_str(rest);
+        } else {
+            text.push_str(word);
+        }
+    }
+    text.push('\n');
+}
+
+type Sentence = Vec<&'static str>;
+
+/// What a document keeps to.
+struct Document {
+    rng: Rng,
+    topic: &'static Topic,
+    hero: &'static str,
+    pronoun: &'static str,
+    /// The hero's own thing and place, which come back.
+    thing: usize,
+    place: &'static str,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Number {
+    One,
+    Many,
+}
+
+impl Document {
+    fn new(mut rng: Rng) -> Self {
+        let topic = &TOPICS[rng.below(TOPICS.len() as u64) as usize];
+        let (hero, pronoun) = NAMES[rng.below(NAMES.len() as u64) as usize];
+        let thing = rng.below(topic.nouns.len() as u64) as usize;
+        let place = topic.places[rng.below(topic.places.len() as u64) as usize];
+        Self { rng, topic, hero, pronoun, thing, place }
+    }
+
+    fn sentence(&mut self) -> Sentence {
+        let mut words = Vec::new();
+        match self.rng.below(5) {
+            0 => self.plain(&mut words),
+            1 => self.relative(&mut words),
+            2 => self.hero(&mut words),
+            3 => self.again(&mut words),
+            _ => self.says(&mut words),
+        }
+        words.push(".");
+        words
+    }
+
+    /// "These old boats carry the heavy nets in the harbour."
+    fn plain(&mut self, words: &mut Sentence) {
+        let number = self.number();
+        let noun = self.noun();
+        self.noun_phrase(noun, number, words);
+        self.predicate(number, words);
+        self.at_the_place(words);
+    }
+
+    /// "The captain that the sailors follow hauls the net." The verb agrees with the first noun.
+    fn relative(&mut self, words: &mut Sentence) {
+        let (outer, inner) = (self.number(), self.number());
+        let (subject, other) = (self.noun(), self.noun());
+        self.noun_phrase(subject, outer, words);
+        words.push("that");
+        self.noun_phrase(other, inner, words);
+        let verb = self.verb();
+        words.push(self.topic.verb(verb, inner == Number::One));
+        self.predicate(outer, words);
+    }
+
+    /// "In the harbour, Anna mends her net."
+    fn hero(&mut self, words: &mut Sentence) {
+        words.extend(["in", "the", self.place, ","]);
+        words.push(self.hero);
+        let verb = self.verb();
+        words.push(self.topic.verb(verb, true));
+        words.push(if self.pronoun == "she" { "her" } else { "his" });
+        words.push(self.topic.noun(self.thing, true));
+    }
+
+    /// "Anna sees this boat, and then she hauls the boat."
+    fn again(&mut self, words: &mut Sentence) {
+        let number = self.number();
+        let noun = self.noun();
+        words.extend([self.hero, "sees"]);
+        self.noun_phrase(noun, number, words);
+        words.extend([",", "and", "then", self.pronoun]);
+        let verb = self.verb();
+        words.extend([self.topic.verb(verb, true), "the", self.topic.noun(noun, number == Number::One)]);
+    }
+
+    /// "Anna says that many sailors follow the captain."
+    fn says(&mut self, words: &mut Sentence) {
+        let number = self.number();
+        words.extend([self.hero, "says", "that"]);
+        let noun = self.noun();
+        self.noun_phrase(noun, number, words);
+        self.predicate(number, words);
+    }
+
+    /// A verb and the objects it likes.
+    fn predicate(&mut self, number: Number, words: &mut Sentence) {
+        let verb = self.verb();
+        words.push(self.topic.verb(verb, number == Number::One));
+        let nouns = self.topic.nouns.len();
+        let object = if self.rng.chance(0.8) { verb % nouns } else { self.noun() };
+        let number = self.number();
+        self.noun_phrase(object, number, words);
+    }
+
+    fn noun_phrase(&mut self, noun: usize, number: Number, words: &mut Sentence) {
+        let one = number == Number::One;
+        let determiners = if one { ["the", "this", "every"] } else { ["the", "these", "many"] };
+        words.push(determiners[self.rng.below(3) as usize]);
+        if self.rng.chance(0.5) {
+            let adjectives = self.topic.adjectives.len();
+            let usual = noun % adjectives;
+            let other = self.rng.below(adjectives as u64) as usize;
+            words.push(self.topic.adjectives[if self.rng.chance(0.8) { usual } else { other }]);
+        }
+        words.push(self.topic.noun(noun, one));
+    }
+
+    fn at_the_place(&mut self, words: &mut Sentence) {
+        if self.rng.chance(0.6) {
+            words.extend(["in", "the", self.place]);
+        }
+    }
+
+    fn number(&mut self) -> Number {
+        if self.rng.chance(0.5) { Number::One } else { Number::Many }
+    }
+
+    fn noun(&mut self) -> usize {
+        self.rng.below(self.topic.nouns.len() as u64) as usize
+    }
+
+    fn verb(&mut self) -> usize {
+        self.rng.below(self.topic.verbs.len() as u64) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_seed_gives_the_same_text() {
+        let text = |seed| {
+            let mut bytes = Vec::new();
+            let report = generate(&mut bytes, 50, seed).unwrap();
+            (bytes, report)
+        };
+        assert_eq!(text(1), text(1));
+        assert_ne!(text(1).0, text(2).0);
+    }
+
+    #[test]
+    fn the_report_counts_what_stands_there() {
+        let mut bytes = Vec::new();
+        let report = generate(&mut bytes, 400, 3).unwrap();
+        let text = String::from_utf8(bytes).unwrap();
+        assert_eq!(report.bytes, text.len() as u64);
+        assert_eq!(text.trim_end().split("\n\n").count() as u64, report.documents);
+        assert_eq!(text.lines().filter(|line| !line.is_empty()).count() as u64, report.sentences);
+        let spaced = text.replace('.', " .").replace(',', " ,");
+        assert_eq!(spaced.split_whitespace().count() as u64, report.words);
+        assert!((200..600).contains(&report.vocabulary), "{report:?}");
+        assert!((4.0..6.0).contains(&report.unigram_entropy), "{report:?}");
+    }
+
+    /// A guesser that knows the word before is much better already; the topic and the far agreement come on top.
+    #[test]
+    fn the_word_before_tells_more_than_a_nat() {
+        let mut bytes = Vec::new();
+        let report = generate(&mut bytes, 3000, 4).unwrap();
+        let text = String::from_utf8(bytes).unwrap().to_lowercase().replace('.', " .").replace(',', " ,");
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let (mut pairs, mut singles) = (HashMap::<(&str, &str), f64>::new(), HashMap::<&str, f64>::new());
+        for pair in words.windows(2) {
+            *pairs.entry((pair[0], pair[1])).or_default() += 1.0;
+            *singles.entry(pair[0]).or_default() += 1.0;
+        }
+        let total = (words.len() - 1) as f64;
+        let conditional: f64 =
+            pairs.iter().map(|((before, _), &count)| -count / total * (count / singles[before]).ln()).sum();
+        assert!(conditional < report.unigram_entropy - 1.5, "{conditional} {report:?}");
+    }
+}

@@ -1,0 +1,180 @@
+//! Whole preparations: of the development corpora, of generated text, and of everything that is wrong.
+
+mod common;
+
+use std::path::Path;
+
+use common::{assert_same, config, corpora, generated, run, source, tree};
+use lambert_config::prep::{Documents, Format, Pair};
+use lambert_data_prep::dataset::Dataset;
+use lambert_data_prep::inspect::inspect;
+use lambert_data_prep::prep::{self, Options, Status};
+
+#[test]
+fn books_and_a_dump_become_a_dataset() {
+    let Some(corpora) = corpora() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let dump = corpora.join("wiki/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.xml.bz2");
+    let sources = vec![
+        source(&corpora.join("books/en/a*.txt"), Format::Text, Documents::File),
+        source(&corpora.join("books/en/doyle_lost_1912.txt"), Format::Text, Documents::File),
+        source(&dump, Format::Wikipedia, Documents::File),
+    ];
+    let mut config = config(folder.path(), &corpora.join("vocab/bert-base-uncased-vocab.txt"), sources);
+    config.samples.held_out = 0.05;
+    let report = run(&config, 2).unwrap();
+    assert_eq!(report.files, 5);
+    let [train, held_out] = report.datasets.as_slice() else { panic!("{report:?}") };
+    for dataset in [train, held_out] {
+        Dataset::open(&dataset.url).unwrap().verify().unwrap();
+    }
+    let counts = &train.manifest.counts;
+    eprintln!("{counts:?} entropy {}", train.manifest.unigram_entropy);
+    assert!(counts.samples > 8_000 && counts.sentences > 30_000, "{counts:?}");
+    assert!(counts.rejected["wikipedia: redirect"] > 50, "{counts:?}");
+    assert!((6.0..7.5).contains(&train.manifest.unigram_entropy));
+    let shares = counts.positive_pairs as f64 / counts.samples as f64;
+    assert!((0.45..0.65).contains(&shares), "{shares}");
+
+    let shown = inspect(&train.url, 400, false).unwrap();
+    let text: String = shown.samples.iter().map(|sample| sample.first.clone() + "\n").collect();
+    for markup in ["[[", "]]", "{ {", "} }", "gutenberg", "< ref", "http"] {
+        assert!(!text.contains(markup), "{markup} in {}", text.lines().find(|line| line.contains(markup)).unwrap());
+    }
+}
+
+#[test]
+fn the_bytes_do_not_depend_on_threads_parts_or_kills() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, vocabulary) = generated(folder.path(), 6_000);
+    let more = folder.path().join("more.txt");
+    lambert_data_prep::grammar::generate(std::fs::File::create(&more).unwrap(), 500, 2).unwrap();
+    let prepare = |name: &str, act: &dyn Fn(&lambert_config::PrepConfig)| {
+        let sources = [&text, &more].map(|path| source(path, Format::Text, Documents::BlankLine)).to_vec();
+        let work = folder.path().join(name);
+        std::fs::create_dir(&work).unwrap();
+        let config = config(&work, &vocabulary, sources);
+        act(&config);
+        run(&config, 1).unwrap();
+        assert!(!work.join("data.work").exists());
+        tree(&work)
+    };
+    let plain = prepare("plain", &|_| {});
+    let threads = prepare("threads", &|config| drop(run(config, 2).unwrap()));
+    let parts = prepare("parts", &|config| {
+        for part in [1, 0, 2] {
+            prep::run(config, &Options { threads: 1, part: Some((part, 3)), progress: &|_: &Status| {} }).unwrap();
+        }
+    });
+    assert_same(&plain, &threads);
+    assert_same(&plain, &parts);
+}
+
+#[test]
+fn a_dataset_that_is_there_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, vocabulary) = generated(folder.path(), 300);
+    let mut config = config(folder.path(), &vocabulary, vec![source(&text, Format::Text, Documents::BlankLine)]);
+    assert!(!run(&config, 1).unwrap().unchanged);
+    let before = tree(folder.path());
+    assert!(run(&config, 1).unwrap().unchanged);
+    config.samples.seed = 2;
+    let error = run(&config, 1).unwrap_err();
+    assert!(error.is_usage() && error.to_string().contains("another"), "{error}");
+    assert_same(&before, &tree(folder.path()));
+}
+
+#[test]
+fn another_seed_gives_other_samples_and_other_pairs_are_possible() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, vocabulary) = generated(folder.path(), 400);
+    let mut identities = std::collections::HashSet::new();
+    for (index, (seed, pair)) in
+        [(1, Pair::Nsp), (2, Pair::Nsp), (1, Pair::Sop), (1, Pair::None)].into_iter().enumerate()
+    {
+        let work = folder.path().join(index.to_string());
+        let mut config = config(&work, &vocabulary, vec![source(&text, Format::Text, Documents::BlankLine)]);
+        (config.samples.seed, config.samples.pair, config.samples.passes) = (seed, pair, 2);
+        let report = run(&config, 1).unwrap();
+        let dataset = Dataset::open(&report.datasets[0].url).unwrap();
+        dataset.verify().unwrap();
+        assert_eq!(dataset.manifest().counts.positive_pairs == 0, pair == Pair::None);
+        identities.insert(dataset.manifest_sha256().to_owned());
+    }
+    assert_eq!(identities.len(), 4);
+}
+
+#[test]
+fn a_single_document_is_held_out_rather_than_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, vocabulary) = generated(folder.path(), 10);
+    let mut config = config(folder.path(), &vocabulary, vec![source(&text, Format::Text, Documents::BlankLine)]);
+    config.samples.held_out = 0.001;
+    let report = run(&config, 1).unwrap();
+    let documents: Vec<u64> = report.datasets.iter().map(|dataset| dataset.manifest.counts.documents).collect();
+    assert_eq!(documents, [9, 1]);
+    config.samples.held_out = 0.0;
+    config.output.url = folder.path().join("none").display().to_string();
+    assert_eq!(run(&config, 1).unwrap().datasets.len(), 1);
+}
+
+/// Prepares one input that is wrong; the message, whether it is a usage error.
+fn refused(name: &str, bytes: &[u8], format: Format) -> (String, bool) {
+    let folder = tempfile::tempdir().unwrap();
+    let (_, vocabulary) = generated(folder.path(), 30);
+    let input = folder.path().join(name);
+    std::fs::write(&input, bytes).unwrap();
+    let config = config(folder.path(), &vocabulary, vec![source(&input, format, Documents::BlankLine)]);
+    let error = run(&config, 2).unwrap_err();
+    assert!(!folder.path().join("data/train/manifest.json").exists());
+    assert_eq!(std::fs::read(&input).unwrap(), bytes);
+    let mut message = error.to_string();
+    let mut cause: &dyn std::error::Error = &error;
+    while let Some(source) = cause.source() {
+        message = format!("{message}: {source}");
+        cause = source;
+    }
+    (message, error.is_usage())
+}
+
+#[test]
+fn bad_inputs_fail_with_their_name_and_place() {
+    let (message, usage) = refused("latin.txt", b"Caf\xe9 au lait.\n", Format::Text);
+    assert!(message.contains("latin.txt") && message.contains("byte 3") && !usage, "{message}");
+    let (message, usage) = refused("empty.txt", b" \n\n", Format::Text);
+    assert!(message.contains("empty") && !usage, "{message}");
+    let (message, usage) = refused("text.xml", b"This is no dump.\n", Format::Wikipedia);
+    assert!(message.contains("<mediawiki>") && message.contains("text.xml") && !usage, "{message}");
+    let cut = b"<mediawiki>\n<page>\n<title>A</title>\n<ns>0</ns><text>Some";
+    let (message, _) = refused("cut.xml", cut, Format::Wikipedia);
+    assert!(message.contains("byte 18") && message.contains("</page>"), "{message}");
+}
+
+#[test]
+fn a_truncated_bz2_is_noticed() {
+    let Some(corpora) = corpora() else { return };
+    let bytes = std::fs::read(corpora.join("wiki/minidumps/frwiki-mini-pages-articles.xml.bz2")).unwrap();
+    let (message, usage) = refused("cut.xml.bz2", &bytes[..bytes.len() * 2 / 3], Format::Wikipedia);
+    assert!(message.contains("cut.xml.bz2") && message.contains("byte") && !usage, "{message}");
+}
+
+#[test]
+fn wrong_configurations_are_usage_errors() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, vocabulary) = generated(folder.path(), 30);
+    let message = |path: &Path, vocabulary: &Path| {
+        let error = run(&config(folder.path(), vocabulary, vec![source(path, Format::Text, Documents::File)]), 1);
+        let error = error.unwrap_err();
+        assert!(error.is_usage(), "{error}");
+        format!("{error}: {}", std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default())
+    };
+    let missing = message(&folder.path().join("no-such-file.txt"), &vocabulary);
+    assert!(missing.contains("source.0.path") && missing.contains("no-such-file.txt"), "{missing}");
+    let glob = message(&folder.path().join("*.nothing"), &vocabulary);
+    assert!(glob.contains("*.nothing"), "{glob}");
+    let maskless = folder.path().join("maskless.txt");
+    let pieces = std::fs::read_to_string(&vocabulary).unwrap();
+    std::fs::write(&maskless, pieces.replace("[MASK]\n", "")).unwrap();
+    assert!(message(&text, &maskless).contains("[MASK]"), "{}", message(&text, &maskless));
+    assert!(message(&text, &folder.path().join("none.txt")).contains("none.txt"));
+}
