@@ -11,6 +11,7 @@ pub mod error;
 pub mod hash;
 /// Which attempt holds a run.
 pub mod lease;
+mod leftovers;
 /// Which names objects may have.
 pub mod names;
 mod open;

@@ -18,7 +18,7 @@ use crate::error::{Cause, Error, Result};
 use crate::retry::Patience;
 
 /// Connecting takes milliseconds or does not work at all.
-const CONNECT_TIMEOUT: &str = "5 seconds";
+const CONNECT_TIMEOUT: &str = "5 s";
 
 /// How to reach a store, beyond its URL.
 #[derive(Debug, Clone, Default)]
@@ -135,7 +135,7 @@ fn no_retries() -> RetryConfig {
 }
 
 fn request_timeout(settings: &Settings) -> String {
-    format!("{} milliseconds", settings.patience.request.as_millis())
+    format!("{} ms", settings.patience.request.as_millis())
 }
 
 fn s3(url: &Url, settings: &Settings) -> Result<Backend> {

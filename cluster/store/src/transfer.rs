@@ -76,8 +76,9 @@ impl Upload<'_> {
 
     async fn finish(&self, id: &MultipartId, parts: Vec<PartId>, bytes: u64, attempt: u32) -> object_store::Result<()> {
         match self.parts.complete_multipart(self.name, id, parts).await {
-            // An upload that is gone at the second try was completed by the first, whose answer was lost.
-            Err(object_store::Error::NotFound { .. }) if attempt > 1 => {
+            // An upload that is gone at the second try was completed by the first, whose answer was lost. (Most
+            // stores say "not found" then, some "denied".)
+            Err(object_store::Error::NotFound { .. } | object_store::Error::PermissionDenied { .. }) if attempt > 1 => {
                 let there = self.store.backend.objects().head(self.name).await?;
                 if there.size == bytes { Ok(()) } else { Err(lost_upload()) }
             }

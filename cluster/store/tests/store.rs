@@ -2,70 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
+mod common;
+
 use bytes::Bytes;
-use lambert_store::{Error, Store};
-
-fn everything(store: &Store) {
-    reads_back_what_it_wrote(store);
-    creates_only_once(store);
-    lists_and_deletes(store);
-    refuses_bad_names(store);
-}
-
-fn reads_back_what_it_wrote(store: &Store) {
-    store.put("a/b.bin", Bytes::from_static(b"0123456789")).unwrap();
-    assert_eq!(store.get("a/b.bin").unwrap(), "0123456789");
-    assert_eq!(store.get_range("a/b.bin", 2..5).unwrap(), "234");
-    assert_eq!(store.get_range("a/b.bin", 5..5).unwrap(), "");
-    assert!(store.get_range("a/b.bin", 8..12).is_err());
-    assert_eq!(store.head("a/b.bin").unwrap(), Some(10));
-    store.put("a/b.bin", Bytes::from_static(b"new")).unwrap();
-    assert_eq!(store.get("a/b.bin").unwrap(), "new");
-    store.put("empty", Bytes::new()).unwrap();
-    assert_eq!(store.get("empty").unwrap(), "");
-    assert_eq!(store.head("no such").unwrap(), None);
-    assert!(store.get("no such").unwrap_err().is_not_found());
-    assert!(matches!(store.get_at_most("a/b.bin", 2), Err(Error::TooLarge { bytes: 3, limit: 2, .. })));
-    assert_eq!(store.join("a").unwrap().get("b.bin").unwrap(), "new");
-    assert_eq!(
-        Store::open(store.join("a").unwrap().url()).map(|again| again.url().to_string()).unwrap(),
-        store.join("a").unwrap().url()
-    );
-}
-
-fn creates_only_once(store: &Store) {
-    assert!(store.put_new("once", Bytes::from_static(b"first")).unwrap());
-    assert!(!store.put_new("once", Bytes::from_static(b"second")).unwrap());
-    assert!(!store.put_new("once", Bytes::from_static(b"first")).unwrap());
-    assert_eq!(store.get("once").unwrap(), "first");
-}
-
-fn lists_and_deletes(store: &Store) {
-    let store = store.join("listing").unwrap();
-    assert_eq!(store.list("").unwrap(), []);
-    assert_eq!(store.list("nothing/here").unwrap(), []);
-    for name in ["b/2", "a", "b/1", "b/c/3"] {
-        store.put(name, Bytes::from(name)).unwrap();
-    }
-    let names = |prefix: &str| store.list(prefix).unwrap().into_iter().map(|object| object.path).collect::<Vec<_>>();
-    assert_eq!(names(""), ["a", "b/1", "b/2", "b/c/3"]);
-    assert_eq!(names("b"), ["b/1", "b/2", "b/c/3"]);
-    assert_eq!(store.list("b/c").unwrap()[0].bytes, 5);
-    assert_eq!(store.list_folders("").unwrap(), ["b"]);
-    assert_eq!(store.list_folders("b").unwrap(), ["c"]);
-    assert_eq!(store.list_folders("nothing").unwrap(), [""; 0]);
-    store.delete("b/1").unwrap();
-    store.delete("b/1").unwrap();
-    assert_eq!(names("b"), ["b/2", "b/c/3"]);
-}
-
-fn refuses_bad_names(store: &Store) {
-    for name in ["../x", "/etc/passwd", "a/../../x", "s3://other/x"] {
-        assert!(matches!(store.get(name), Err(Error::Name { .. })), "{name}");
-        assert!(matches!(store.put(name, Bytes::new()), Err(Error::Name { .. })), "{name}");
-        assert!(store.join(name).is_err() && store.local_path(name).is_err(), "{name}");
-    }
-}
+use common::behaviour::everything;
+use lambert_store::Store;
 
 #[test]
 fn a_local_folder() {

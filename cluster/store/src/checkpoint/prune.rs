@@ -1,11 +1,13 @@
 //! Removing checkpoints that are no longer wanted, and objects that belong to none.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use super::select::{committed, folders, verify};
-use super::{MANIFEST, Place, path};
+use super::{FOLDER, MANIFEST, Place, path};
 use crate::error::Result;
 use crate::lease::Lease;
+use crate::leftovers;
 use crate::store::{Object, Store};
 
 /// Which checkpoints to keep. A checkpoint that any of the rules wants is kept.
@@ -31,6 +33,8 @@ pub struct Pruned {
     pub objects: usize,
     /// Their bytes.
     pub bytes: u64,
+    /// Number of half-written files of killed processes removed (local stores only).
+    pub half_written: usize,
 }
 
 /// Keeps the newest `keep` checkpoints (at least one), and always the newest that verifies.
@@ -58,7 +62,28 @@ pub fn retain(run: &Store, retention: &Retention) -> Result<Pruned> {
         }
         remove(run, place, objects, &mut pruned)?;
     }
+    pruned.half_written = remove_half_written(run, &folders, attempt)?;
     Ok(pruned)
+}
+
+/// A file outside of checkpoints that nobody has written to for so long has lost its writer.
+const ABANDONED: Duration = Duration::from_secs(3600);
+
+/// What killed processes have left half-written: at once where nobody can be writing, elsewhere by age.
+fn remove_half_written(run: &Store, folders: &BTreeMap<Place, Vec<Object>>, attempt: Option<u32>) -> Result<usize> {
+    let committed = committed_newest_first(folders);
+    let mut removed = 0;
+    for name in run.list_folders(FOLDER)? {
+        if Place::of(&name).is_some_and(|place| !may_be_written(place, &committed, attempt)) {
+            removed += leftovers::remove(run, &format!("{FOLDER}/{name}"), Duration::ZERO)?;
+        }
+    }
+    Ok(removed + leftovers::remove(run, "", ABANDONED)?)
+}
+
+fn committed_newest_first(folders: &BTreeMap<Place, Vec<Object>>) -> Vec<Place> {
+    let newest_first = folders.iter().rev();
+    newest_first.filter(|(place, objects)| committed(**place, objects)).map(|(place, _)| *place).collect()
 }
 
 /// The manifest goes first: from then on the checkpoint does not exist, and what a kill leaves of it belongs to
@@ -80,8 +105,7 @@ fn doomed(
     retention: &Retention,
     attempt: Option<u32>,
 ) -> Result<Vec<Place>> {
-    let all: Vec<Place> =
-        folders.iter().rev().filter(|(place, objects)| committed(**place, objects)).map(|(place, _)| *place).collect();
+    let all = committed_newest_first(folders);
     let mut wanted: BTreeSet<Place> =
         all.iter().enumerate().filter(|(i, place)| retention.wants(*i, **place)).map(|(_, place)| *place).collect();
     if wanted.len() < all.len() {

@@ -72,8 +72,21 @@ pub fn list(run: &Store) -> Result<Vec<Listed>> {
 /// written or is of another format; else what the store says.
 pub fn read_manifest(run: &Store, checkpoint: &str) -> Result<Manifest> {
     let name = path(checkpoint, MANIFEST);
-    let text = run.get_at_most(&name, LARGEST_MANIFEST)?;
-    Manifest::from_text(&text, &run.url_of(&name), checkpoint)
+    looking_twice(run, || {
+        let text = run.get_at_most(&name, LARGEST_MANIFEST)?;
+        Manifest::from_text(&text, &run.url_of(&name), checkpoint)
+    })
+}
+
+/// Over a network a wrong answer is possible though the object is sound; one that comes twice is believed.
+fn looking_twice<T>(run: &Store, mut look: impl FnMut() -> Result<T>) -> Result<T> {
+    match look() {
+        Err(error) if error.is_damaged() && !run.is_local() => {
+            tracing::warn!("reading again: {error}");
+            look()
+        }
+        looked => looked,
+    }
 }
 
 /// Reads everything of a checkpoint and compares sizes and checksums with its manifest.
@@ -87,7 +100,7 @@ pub fn verify(run: &Store, checkpoint: &str) -> Result<Manifest> {
         check_size(run, checkpoint, entry)?;
     }
     for entry in &manifest.objects {
-        read_checked(run, checkpoint, entry, |_| ())?;
+        looking_twice(run, || read_checked(run, checkpoint, entry, |_| ()))?;
     }
     Ok(manifest)
 }
@@ -123,9 +136,11 @@ pub fn read_object(run: &Store, manifest: &Manifest, object: &str) -> Result<Byt
     let entry = manifest.object(object).ok_or_else(missing)?;
     // Only now that the store itself gives this size is memory taken for it.
     check_size(run, &checkpoint, entry)?;
-    let mut bytes = Vec::with_capacity(entry.bytes as usize);
-    read_checked(run, &checkpoint, entry, |piece| bytes.extend_from_slice(piece))?;
-    Ok(Bytes::from(bytes))
+    looking_twice(run, || {
+        let mut bytes = Vec::with_capacity(entry.bytes as usize);
+        read_checked(run, &checkpoint, entry, |piece| bytes.extend_from_slice(piece))?;
+        Ok(Bytes::from(bytes))
+    })
 }
 
 fn check_size(run: &Store, checkpoint: &str, entry: &ObjectEntry) -> Result<()> {

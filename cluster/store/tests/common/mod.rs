@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 #![allow(dead_code, reason = "each test program uses a part")]
 
+pub mod behaviour;
+
 use bytes::Bytes;
 use lambert_store::checkpoint::{FORMAT, Manifest, Writer};
 use lambert_store::{Lease, Store};

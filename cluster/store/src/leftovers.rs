@@ -1,0 +1,67 @@
+//! Half-written files that a killed process leaves in a local store.
+//!
+//! A local object is written as `NAME#1` (`#2`, ... if that is taken), flushed, and given its name by a rename
+//! or a hard link. Listings do not show such files, so nothing but this removes them.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use crate::error::{Cause, Error, Result};
+use crate::store::Store;
+
+/// Removes half-written files below `prefix` that have not been touched for `age`; returns how many. Folders
+/// left empty by this go too. Does nothing in stores that are not local.
+pub(crate) fn remove(store: &Store, prefix: &str, age: Duration) -> Result<usize> {
+    if !store.is_local() {
+        return Ok(0);
+    }
+    let folder = Path::new(store.url()).join(prefix);
+    sweep(&folder, age).map_err(|source| Error::Failed {
+        operation: "remove half-written files below",
+        url: store.url_of(prefix),
+        attempts: 1,
+        seconds: 0.0,
+        source: Cause::new(source),
+    })
+}
+
+fn sweep(folder: &Path, age: Duration) -> io::Result<usize> {
+    let entries = match fs::read_dir(folder) {
+        Err(missing) if missing.kind() == io::ErrorKind::NotFound => return Ok(0),
+        entries => entries?,
+    };
+    let mut removed = 0;
+    for entry in entries {
+        let entry = entry?;
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            removed += sweep(&entry.path(), age)?;
+        } else if kind.is_file() && is_half_written(&entry) && is_older(&entry, age)? {
+            gone_is_fine(fs::remove_file(entry.path()))?;
+            removed += 1;
+        }
+    }
+    if removed > 0 {
+        // Only an empty folder can be removed; any other is still in use.
+        let _ = fs::remove_dir(folder);
+    }
+    Ok(removed)
+}
+
+fn is_half_written(entry: &fs::DirEntry) -> bool {
+    let name = entry.file_name();
+    let number = name.to_str().and_then(|name| name.rsplit_once('#')).map(|(_, number)| number);
+    number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// A file from the future (a clock that jumped back) counts as young.
+fn is_older(entry: &fs::DirEntry, age: Duration) -> io::Result<bool> {
+    let touched = entry.metadata()?.modified()?;
+    Ok(age.is_zero() || SystemTime::now().duration_since(touched).is_ok_and(|idle| idle >= age))
+}
+
+fn gone_is_fine(result: io::Result<()>) -> io::Result<()> {
+    result.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
+}

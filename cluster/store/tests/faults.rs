@@ -1,0 +1,209 @@
+//! A store that fails in every way a network can, between the client and a real S3 server.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+mod common;
+mod s3_server;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use common::{OBJECTS, content, path, save};
+use lambert_store::checkpoint::{self, Retention};
+use lambert_store::{Error, Lease, Patience, Store};
+use s3_server::{Fault, Rule, SECRET_KEY, Server, Weather, brisk};
+
+fn server() -> (tempfile::TempDir, Server) {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), 0);
+    (folder, server)
+}
+
+const STALL: Fault = Fault::Stall(Duration::from_millis(1500));
+
+/// Faults that every request can meet and get over by being sent again.
+const PASSING: [Fault; 7] = [
+    Fault::Refuse(500, "InternalError"),
+    Fault::Refuse(503, "SlowDown"),
+    Fault::Refuse(429, "TooManyRequests"),
+    Fault::Reset,
+    Fault::LoseAnswer,
+    Fault::CutBody,
+    STALL,
+];
+
+/// Waits less for an answer than a stall lasts.
+fn hasty() -> Patience {
+    Patience { request: Duration::from_millis(700), total: Duration::from_secs(20), ..brisk() }
+}
+
+fn strike(server: &Server, method: &str, contains: &'static str, times: usize, fault: Fault) {
+    server.fail(Rule { method: method.parse().unwrap(), contains, after: 0, times, fault });
+}
+
+/// Does `operation` once for each fault, with the first two requests of `method` failing.
+fn survives(method: &str, operation: impl Fn(&Store, Fault)) {
+    let (_folder, server) = server();
+    let store = server.store_with("x", SECRET_KEY, hasty());
+    let has_body = method == "GET";
+    for fault in PASSING.into_iter().filter(|fault| has_body || *fault != Fault::CutBody) {
+        store.put("object", Bytes::from_static(b"0123456789")).unwrap();
+        strike(&server, method, "", 2, fault);
+        operation(&store, fault);
+        assert_eq!(server.clear(), 2, "{fault:?}");
+    }
+}
+
+#[test]
+fn reading_survives() {
+    survives("GET", |store, fault| assert_eq!(store.get("object").unwrap(), "0123456789", "{fault:?}"));
+    survives("GET", |store, fault| assert_eq!(store.get_range("object", 2..5).unwrap(), "234", "{fault:?}"));
+}
+
+#[test]
+fn looking_and_listing_survive() {
+    survives("HEAD", |store, _| assert_eq!(store.head("object").unwrap(), Some(10)));
+    survives("GET", |store, fault| assert_eq!(store.list("").unwrap().len(), 1, "{fault:?}"));
+}
+
+#[test]
+fn writing_and_deleting_survive() {
+    survives("PUT", |store, _| {
+        store.put("object", Bytes::from_static(b"new")).unwrap();
+        assert_eq!(store.get("object").unwrap(), "new");
+    });
+    survives("POST", |store, _| {
+        store.delete("object").unwrap();
+        assert_eq!(store.head("object").unwrap(), None);
+    });
+}
+
+#[test]
+fn a_create_whose_answer_was_lost_knows_its_own_object() {
+    let (_folder, server) = server();
+    let store = server.store_with("x", SECRET_KEY, hasty());
+    for fault in PASSING {
+        strike(&server, "PUT", "", 2, fault);
+        assert!(store.put_new("mine", Bytes::from_static(b"mine")).unwrap(), "{fault:?}");
+        assert_eq!(server.clear(), 2);
+        strike(&server, "PUT", "", 2, fault);
+        assert!(!store.put_new("mine", Bytes::from_static(b"other")).unwrap(), "{fault:?}");
+        assert_eq!(store.get("mine").unwrap(), "mine");
+        server.clear();
+        store.delete("mine").unwrap();
+    }
+    let run = server.store_with("run", SECRET_KEY, hasty());
+    strike(&server, "PUT", "lease", 3, Fault::LoseAnswer);
+    assert_eq!(Lease::take(&run).unwrap().attempt(), 1);
+}
+
+#[test]
+fn every_request_of_a_large_upload_survives() {
+    let (_folder, server) = server();
+    let store = server.store_with("x", SECRET_KEY, Patience { request: Duration::from_secs(10), ..hasty() });
+    let bytes = Bytes::from(vec![7; 17 << 20]);
+    for fault in [Fault::Refuse(503, "SlowDown"), Fault::Reset, Fault::LoseAnswer] {
+        strike(&server, "POST", "uploads", 1, fault);
+        strike(&server, "PUT", "partNumber=", 2, fault);
+        strike(&server, "POST", "uploadId=", 1, fault);
+        let sha256 = store.put_hashed("large", bytes.clone()).unwrap();
+        assert_eq!(server.clear(), 4, "{fault:?}");
+        assert_eq!(sha256, lambert_store::hash::sha256(&store.get("large").unwrap()), "{fault:?}");
+        store.delete("large").unwrap();
+    }
+}
+
+#[test]
+fn a_short_or_wrong_answer_does_not_condemn_a_sound_checkpoint() {
+    let (_folder, server) = server();
+    let run = server.store_with("run", SECRET_KEY, hasty());
+    let lease = Lease::take(&run).unwrap();
+    save(&run, &lease, 50);
+    let name = save(&run, &lease, 100);
+    for fault in [Fault::WrongBody, Fault::ShortBody, Fault::CutBody] {
+        for object in ["manifest.json", OBJECTS[0], OBJECTS[1]] {
+            strike(&server, "GET", object, 1, fault);
+            let (found, passed_over) = checkpoint::newest_verified(&run).unwrap();
+            assert_eq!((found.unwrap().0, passed_over), (name.clone(), vec![]), "{fault:?} in {object}");
+            assert_eq!(server.clear(), 1);
+        }
+        let manifest = checkpoint::read_manifest(&run, &name).unwrap();
+        strike(&server, "GET", OBJECTS[0], 1, fault);
+        assert_eq!(checkpoint::read_object(&run, &manifest, OBJECTS[0]).unwrap(), content(OBJECTS[0], 100, 1));
+        server.clear();
+    }
+}
+
+#[test]
+fn an_object_that_is_always_wrong_is_passed_over() {
+    let (_folder, server) = server();
+    let run = server.store_with("run", SECRET_KEY, hasty());
+    let lease = Lease::take(&run).unwrap();
+    let older = save(&run, &lease, 50);
+    save(&run, &lease, 100);
+    strike(&server, "GET", "step-000000100-a0001/model", usize::MAX, Fault::WrongBody);
+    let (found, passed_over) = checkpoint::newest_verified(&run).unwrap();
+    assert_eq!(found.unwrap().0, older);
+    assert!(passed_over[0].why.contains("sha256"), "{passed_over:?}");
+}
+
+#[test]
+fn a_store_that_is_down_is_no_reason_to_take_an_older_checkpoint() {
+    let (_folder, server) = server();
+    let run = server.store_with("run", SECRET_KEY, Patience { total: Duration::from_millis(200), ..brisk() });
+    let lease = Lease::take(&run).unwrap();
+    save(&run, &lease, 50);
+    save(&run, &lease, 100);
+    for fault in [Fault::Reset, Fault::Refuse(503, "SlowDown"), Fault::Refuse(403, "AccessDenied")] {
+        strike(&server, "GET", "step-000000100-a0001", usize::MAX, fault);
+        let error = checkpoint::newest_verified(&run).unwrap_err();
+        assert!(matches!(error, Error::Failed { .. } | Error::Denied { .. }), "{fault:?}: {error:?}");
+        assert!(checkpoint::prune(&run, 1).is_err());
+        server.clear();
+    }
+    assert_eq!(checkpoint::list(&run).unwrap().len(), 2);
+}
+
+#[test]
+fn a_failed_save_leaves_the_earlier_checkpoints_alone() {
+    let (_folder, server) = server();
+    let run = server.store_with("run", SECRET_KEY, Patience { total: Duration::from_millis(100), ..brisk() });
+    let lease = Lease::take(&run).unwrap();
+    let first = save(&run, &lease, 50);
+    strike(&server, "PUT", "", usize::MAX, Fault::Refuse(503, "SlowDown"));
+    let writer = checkpoint::Writer::new(&run, 100, 1);
+    assert!(writer.put_object(OBJECTS[0], Bytes::from_static(b"x")).is_err());
+    server.clear();
+    let (found, passed_over) = checkpoint::newest_verified(&run).unwrap();
+    assert_eq!((found.unwrap().0, passed_over), (first, vec![]));
+    save(&run, &lease, 100);
+}
+
+/// A whole run's worth of operations with a fault in every fourth request: nothing is lost and nothing is wrong.
+#[test]
+fn a_run_in_bad_weather() {
+    let (_folder, server) = server();
+    let run = server.store_with("run", SECRET_KEY, hasty());
+    let faults = PASSING.into_iter().filter(|fault| *fault != STALL).collect();
+    server.weather(Some(Weather { per_mille: 250, faults, seed: 7 }));
+    for attempt in 1..=3 {
+        let lease = Lease::take(&run).unwrap();
+        assert_eq!(lease.attempt(), attempt);
+        for step in 1..=8 {
+            let name = save(&run, &lease, u64::from(attempt) * 1000 + step);
+            assert!(lease.still_held().unwrap());
+            let (found, passed_over) = checkpoint::newest_verified(&run).unwrap();
+            assert_eq!((found.unwrap().0, passed_over), (name.clone(), vec![]));
+            let retention = Retention { last: 2, known_sound: Some(name), ..Retention::default() };
+            checkpoint::retain(&run, &retention).unwrap();
+        }
+    }
+    assert!(server.clear() > 100);
+    let names: Vec<_> = checkpoint::list(&run).unwrap().into_iter().map(|listed| listed.name).collect();
+    assert_eq!(names, ["step-000003008-a0003", "step-000003007-a0003"]);
+    assert_eq!(run.list("checkpoints").unwrap().len(), 6, "nothing is left behind");
+    for name in names {
+        checkpoint::verify(&run, &name).unwrap();
+        assert!(run.head(&path(&name, "manifest.json")).unwrap().is_some());
+    }
+}

@@ -1,0 +1,151 @@
+//! Folders of this machine: processes killed in the middle of a write, full disks, folders that are not ours.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+mod common;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use bytes::Bytes;
+use common::{folder_store, manifest, path, save};
+use lambert_store::checkpoint::{self, Writer};
+use lambert_store::{Error, Lease, Store};
+
+/// The folder in which the killed child writes; set by the test that kills it.
+const FOLDER: &str = "LAMBERT_TEST_FOLDER";
+const SIZE: usize = 3 << 20;
+
+/// What the child does until it is killed; run by hand it does nothing.
+#[test]
+fn child_that_writes_until_killed() {
+    let Ok(folder) = std::env::var(FOLDER) else { return };
+    let store = Store::open(&folder).unwrap();
+    for i in 0.. {
+        let bytes = Bytes::from(vec![i as u8; SIZE]);
+        store.put("replaced", bytes.clone()).unwrap();
+        store.put_new(&format!("checkpoints/step-{i:09}-a0001/created"), bytes).unwrap();
+    }
+}
+
+#[test]
+fn a_killed_writer_leaves_whole_objects_or_none() {
+    let (_folder, store) = folder_store();
+    Lease::take(&store).unwrap();
+    for round in 0..15u64 {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "child_that_writes_until_killed"])
+            .env(FOLDER, store.url())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(30 + round * 7));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        for object in store.list("").unwrap().iter().filter(|object| !object.path.starts_with("lease")) {
+            let bytes = store.get(&object.path).unwrap();
+            assert!(bytes.len() == SIZE && bytes.iter().all(|byte| *byte == bytes[0]), "{} is torn", object.path);
+        }
+    }
+    Lease::take(&store).unwrap();
+    checkpoint::prune(&store, 1).unwrap();
+    assert_eq!(files(&Path::new(store.url()).join("checkpoints")), [""; 0], "pruning removes what the killed left");
+}
+
+/// Every file below `folder`, half-written ones too.
+fn files(folder: &Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return vec![] };
+    let entries = entries.map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path.display().to_string()] }).collect()
+}
+
+#[test]
+fn half_written_files_go_where_nobody_writes_and_stay_where_somebody_may() {
+    let (_folder, run) = folder_store();
+    let lease = Lease::take(&run).unwrap();
+    let finished = save(&run, &lease, 50);
+    let under_way = Writer::new(&run, 100, 1);
+    manifest(&under_way, 100, 1);
+    let half = |name: &str| {
+        let file = run.local_path(name).unwrap().unwrap();
+        let file = file.with_file_name(format!("{}#1", file.file_name().unwrap().to_str().unwrap()));
+        std::fs::write(&file, "half").unwrap();
+        file
+    };
+    let dead = half(&path(&finished, "manifest.json"));
+    let alive = half(&path(under_way.name(), "model.safetensors"));
+    let young = half("status.json");
+    assert_eq!(checkpoint::prune(&run, 3).unwrap().half_written, 1);
+    assert!(!dead.exists() && alive.exists() && young.exists());
+    checkpoint::verify(&run, &finished).unwrap();
+}
+
+/// A file system of one MiB, or `None` where this process may not mount one.
+struct Small(tempfile::TempDir);
+
+impl Small {
+    fn mount() -> Option<Self> {
+        let small = Self(tempfile::tempdir().unwrap());
+        let mounted = mount(&["-t", "tmpfs", "-o", "size=1m", "tmpfs"], small.0.path());
+        if !mounted {
+            eprintln!("SKIPPED: this process may not mount a file system");
+        }
+        mounted.then_some(small)
+    }
+
+    fn store(&self) -> Store {
+        Store::open(self.0.path().to_str().unwrap()).unwrap()
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.0.path()).stderr(Stdio::null()).status();
+    }
+}
+
+fn mount(arguments: &[&str], on: &Path) -> bool {
+    Command::new("mount").args(arguments).arg(on).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+#[test]
+fn a_full_disk_is_said_clearly_and_costs_no_earlier_checkpoint() {
+    let Some(small) = Small::mount() else { return };
+    let run = small.store();
+    let lease = Lease::take(&run).unwrap();
+    let sound = save(&run, &lease, 50);
+    let before = files(small.0.path());
+    for bytes in [2 << 20, 20 << 20] {
+        let error = Writer::new(&run, 100, 1).put_object("model.safetensors", vec![1; bytes].into()).unwrap_err();
+        let text = format!("{error}: {}", std::error::Error::source(&error).unwrap());
+        assert!(text.contains("No space left") && text.contains("step-000000100-a0001/model.safetensors"), "{text}");
+    }
+    assert_eq!(files(small.0.path()), before, "nothing half-written stays on a full disk");
+    let (found, passed_over) = checkpoint::newest_verified(&run).unwrap();
+    assert_eq!((found.unwrap().0, passed_over), (sound, vec![]));
+}
+
+#[test]
+fn a_read_only_folder_is_said_clearly_and_can_be_read() {
+    let Some(small) = Small::mount() else { return };
+    let run = small.store();
+    let lease = Lease::take(&run).unwrap();
+    let sound = save(&run, &lease, 50);
+    assert!(mount(&["-o", "remount,ro"], small.0.path()));
+    for error in [run.put("x", Bytes::new()).unwrap_err(), Lease::take(&run).unwrap_err()] {
+        assert!(matches!(error, Error::Denied { .. }), "{error:?}");
+    }
+    checkpoint::verify(&run, &sound).unwrap();
+}
+
+#[test]
+fn a_file_where_a_folder_should_be_is_said_clearly() {
+    let (folder, _) = folder_store();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "x").unwrap();
+    let store = Store::open(file.to_str().unwrap()).unwrap();
+    let error = store.put("object", Bytes::new()).unwrap_err();
+    assert!(error.to_string().contains("file/object"), "{error}");
+    assert!(store.get("object").is_err());
+}

@@ -1,0 +1,124 @@
+//! Over HTTP, with credentials, against a real S3 protocol server.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+mod common;
+mod s3_server;
+
+use bytes::Bytes;
+use common::{OBJECTS, behaviour, content, save};
+use lambert_store::{Error, Lease, Patience, checkpoint};
+use s3_server::{Fault, Rule, SECRET_KEY, Server, brisk};
+
+fn server() -> (tempfile::TempDir, Server) {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), 0);
+    (folder, server)
+}
+
+/// The next put is answered with this status and code.
+fn refuse(status: u16, code: &'static str) -> Rule {
+    Rule { method: "PUT".parse().unwrap(), contains: "/x/", after: 0, times: 1, fault: Fault::Refuse(status, code) }
+}
+
+/// All messages of an error, as a user sees them.
+fn shown(error: &dyn std::error::Error) -> String {
+    let source = error.source().map(shown).unwrap_or_default();
+    format!("{error}: {source}")
+}
+
+#[test]
+fn behaves_like_every_store() {
+    let (_folder, server) = server();
+    behaviour::everything(&server.store("some/prefix"));
+}
+
+#[test]
+fn large_objects_go_and_come_in_parts() {
+    let (_folder, server) = server();
+    let store = server.store("large");
+    let bytes: Bytes = (0..40_000_003u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let sha256 = store.put_hashed("object", bytes.clone()).unwrap();
+    assert_eq!(sha256, lambert_store::hash::sha256(&bytes));
+    let parts = server.requests().iter().filter(|request| request.contains("partNumber=")).count();
+    assert_eq!(parts, 3);
+    let mut read = Vec::new();
+    store.read_pieces("object", bytes.len() as u64, |piece| read.extend_from_slice(piece)).unwrap();
+    assert!(read == bytes);
+    let ranges = server.requests().iter().filter(|request| request.starts_with("GET")).count();
+    assert_eq!(ranges, 3);
+}
+
+#[test]
+fn a_run_lives_in_a_bucket() {
+    let (_folder, server) = server();
+    let run = server.store("run");
+    let first = Lease::take(&run).unwrap();
+    save(&run, &first, 50);
+    save(&run, &first, 100);
+    let second = Lease::take(&run).unwrap();
+    assert!(!first.still_held().unwrap());
+    let newest = save(&run, &second, 150);
+    assert_eq!(checkpoint::prune(&run, 1).unwrap().checkpoints.len(), 2);
+    let (found, passed_over) = checkpoint::newest_verified(&run).unwrap();
+    let (name, manifest) = found.unwrap();
+    assert_eq!((name, passed_over), (newest, vec![]));
+    assert_eq!(checkpoint::read_object(&run, &manifest, OBJECTS[0]).unwrap(), content(OBJECTS[0], 150, 2));
+}
+
+#[test]
+fn of_many_writers_one_creates() {
+    let (_folder, server) = server();
+    let run = server.store("race");
+    let take = |_| {
+        let run = run.clone();
+        std::thread::spawn(move || Lease::take(&run).unwrap().attempt())
+    };
+    let threads: Vec<_> = (0..8).map(take).collect();
+    let mut attempts: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    attempts.sort_unstable();
+    assert_eq!(attempts, (1..=8).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_wrong_secret_is_denied_at_once_and_not_shown() {
+    let (_folder, server) = server();
+    let store = server.store_with("x", "not-the-secret-of-this-server", brisk());
+    let error = store.put("object", Bytes::from_static(b"x")).unwrap_err();
+    assert!(matches!(error, Error::Denied { .. }), "{error:?}");
+    let text = shown(&error);
+    assert!(text.contains("s3://runs/x/object") && !text.contains("not-the-secret"), "{text}");
+    assert_eq!(server.requests().len(), 1, "a refusal is not tried again");
+}
+
+#[test]
+fn no_permission_and_expired_credentials_are_said_clearly() {
+    let (_folder, server) = server();
+    let store = server.store("x");
+    for (status, code) in [(403, "AccessDenied"), (400, "ExpiredToken")] {
+        server.fail(refuse(status, code));
+        let error = store.put("object", Bytes::from_static(b"x")).unwrap_err();
+        assert!(matches!(error, Error::Denied { .. }) && shown(&error).contains(code), "{}", shown(&error));
+        assert!(!shown(&error).contains(SECRET_KEY));
+    }
+}
+
+#[test]
+fn a_bucket_that_is_not_there_is_said_clearly() {
+    let (_folder, server) = server();
+    server.fail(refuse(404, "NoSuchBucket"));
+    let error = server.store("x").put("object", Bytes::from_static(b"x")).unwrap_err();
+    assert!(error.is_not_found() && error.to_string().contains("s3://runs/x/object"), "{error}");
+}
+
+#[test]
+fn a_server_that_is_not_there_is_given_up_when_patience_ends() {
+    let patience = Patience { total: std::time::Duration::from_millis(300), ..brisk() };
+    let (folder, server) = server();
+    let store = server.store_with("x", SECRET_KEY, patience);
+    drop((server, folder));
+    let start = std::time::Instant::now();
+    let error = store.get("object").unwrap_err();
+    assert!(matches!(error, Error::Failed { attempts: 2.., .. }), "{error:?}");
+    assert!(start.elapsed() < std::time::Duration::from_secs(3));
+}

@@ -1,0 +1,242 @@
+//! A real S3 protocol server on this machine, over a folder, with a layer in front that fails on command.
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
+use hyper::body::{Frame, Incoming};
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use lambert_store::{Patience, Settings, Store};
+use s3s::auth::SimpleAuth;
+use s3s::service::{S3Service, S3ServiceBuilder};
+
+pub const BUCKET: &str = "runs";
+pub const ACCESS_KEY: &str = "AKIATESTTESTTEST";
+pub const SECRET_KEY: &str = "verysecretkeyverysecretkey";
+
+/// What goes wrong with a request.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Fault {
+    /// The request is not carried out; the answer is this status with this S3 error code.
+    Refuse(u16, &'static str),
+    /// The connection is closed before the request is carried out.
+    Reset,
+    /// The request is carried out, and the connection closed without an answer.
+    LoseAnswer,
+    /// The body of the answer stops in the middle and the connection is closed.
+    CutBody,
+    /// The body is shorter than it should be, and its header agrees with it.
+    ShortBody,
+    /// The body has the right length and other bytes.
+    WrongBody,
+    /// Nothing is answered for this long; then the connection is closed.
+    Stall(Duration),
+}
+
+/// Which requests a fault hits, and how many of them.
+#[derive(Debug, Clone)]
+pub struct Rule {
+    pub method: Method,
+    /// A part of the path and query.
+    pub contains: &'static str,
+    /// So many matching requests pass first.
+    pub after: usize,
+    pub times: usize,
+    pub fault: Fault,
+}
+
+/// Every request fails with this chance, by a fault of the list; the numbers come from the seed.
+#[derive(Debug, Clone)]
+pub struct Weather {
+    pub per_mille: u64,
+    pub faults: Vec<Fault>,
+    pub seed: u64,
+}
+
+#[derive(Default)]
+struct Layer {
+    rules: Mutex<Vec<Rule>>,
+    weather: Mutex<Option<Weather>>,
+    seen: Mutex<Vec<String>>,
+    hit: Mutex<usize>,
+    /// s3s-fs looks and then writes; S3 does both at once.
+    creating: tokio::sync::Mutex<()>,
+}
+
+pub struct Server {
+    address: SocketAddr,
+    layer: Arc<Layer>,
+    _runtime: tokio::runtime::Runtime,
+}
+
+type Answer = Response<BoxBody<Bytes, std::io::Error>>;
+
+impl Server {
+    /// Serves `folder` (with the bucket [`BUCKET`] in it) on `port` of this machine, 0 for any.
+    pub fn start(folder: &Path, port: u16) -> Self {
+        std::fs::create_dir_all(folder.join(BUCKET)).unwrap();
+        let mut builder = S3ServiceBuilder::new(s3s_fs::FileSystem::new(folder).unwrap());
+        builder.set_auth(SimpleAuth::from_single(ACCESS_KEY, SECRET_KEY));
+        let (service, layer) = (builder.build(), Arc::new(Layer::default()));
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let listener = runtime.block_on(tokio::net::TcpListener::bind(("127.0.0.1", port))).unwrap();
+        let address = listener.local_addr().unwrap();
+        runtime.spawn(accept(listener, service, layer.clone()));
+        Self { address, layer, _runtime: runtime }
+    }
+
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// The store at `prefix` of the bucket, with little patience.
+    pub fn store(&self, prefix: &str) -> Store {
+        self.store_with(prefix, SECRET_KEY, brisk())
+    }
+
+    pub fn store_with(&self, prefix: &str, secret: &str, patience: Patience) -> Store {
+        let options = [
+            ("aws_endpoint", self.endpoint()),
+            ("aws_region", "us-east-1".to_string()),
+            ("aws_access_key_id", ACCESS_KEY.to_string()),
+            ("aws_secret_access_key", secret.to_string()),
+        ];
+        let options = options.map(|(key, value)| (key.to_string(), value)).to_vec();
+        Store::open_with(&format!("s3://{BUCKET}/{prefix}"), Settings { patience, options }).unwrap()
+    }
+
+    pub fn fail(&self, rule: Rule) {
+        self.layer.rules.lock().unwrap().push(rule);
+    }
+
+    pub fn weather(&self, weather: Option<Weather>) {
+        *self.layer.weather.lock().unwrap() = weather;
+    }
+
+    /// Forgets all faults; returns how many requests were hit since the last time.
+    pub fn clear(&self) -> usize {
+        self.layer.rules.lock().unwrap().clear();
+        self.weather(None);
+        std::mem::take(&mut self.layer.hit.lock().unwrap())
+    }
+
+    /// Method and path of every request since the last call.
+    pub fn requests(&self) -> Vec<String> {
+        std::mem::take(&mut self.layer.seen.lock().unwrap())
+    }
+}
+
+/// Pauses of milliseconds, so that tests of retrying take no time.
+pub fn brisk() -> Patience {
+    Patience {
+        total: Duration::from_secs(5),
+        request: Duration::from_secs(2),
+        first_pause: Duration::from_millis(2),
+        longest_pause: Duration::from_millis(20),
+    }
+}
+
+async fn accept(listener: tokio::net::TcpListener, service: S3Service, layer: Arc<Layer>) {
+    while let Ok((socket, _)) = listener.accept().await {
+        let (service, layer) = (service.clone(), layer.clone());
+        let answer = move |request| answer(request, service.clone(), layer.clone());
+        let connection = hyper::server::conn::http1::Builder::new()
+            .serve_connection(TokioIo::new(socket), hyper::service::service_fn(answer));
+        tokio::spawn(connection);
+    }
+}
+
+async fn answer(request: Request<Incoming>, service: S3Service, layer: Arc<Layer>) -> std::io::Result<Answer> {
+    let fault = layer.fault(&request);
+    match fault {
+        Some(Fault::Refuse(status, code)) => {
+            // Read the body first: a client that is still sending sees a reset otherwise, not the answer.
+            let _ = request.into_body().collect().await;
+            return Ok(refusal(status, code));
+        }
+        Some(Fault::Reset) => return Err(closed()),
+        Some(Fault::Stall(duration)) => {
+            tokio::time::sleep(duration).await;
+            return Err(closed());
+        }
+        _ => {}
+    }
+    let creates = request.headers().contains_key("if-none-match") && request.method() == Method::PUT;
+    let _turn = if creates { Some(layer.creating.lock().await) } else { None };
+    let answer = hyper::service::Service::call(&service, request).await.map_err(|_| closed())?;
+    let (head, body) = answer.into_parts();
+    let body = body.collect().await.map_err(|_| closed())?.to_bytes();
+    spoil(head, body, fault)
+}
+
+fn spoil(mut head: hyper::http::response::Parts, body: Bytes, fault: Option<Fault>) -> std::io::Result<Answer> {
+    let half = body.len() / 2;
+    let whole = |bytes: Bytes| Full::new(bytes).map_err(|never: Infallible| match never {}).boxed();
+    match fault {
+        Some(Fault::LoseAnswer) => Err(closed()),
+        Some(Fault::CutBody) => {
+            let frames = [Ok(Frame::data(body.slice(..half))), Err(closed())];
+            Ok(Response::from_parts(head, BodyExt::boxed(StreamBody::new(futures_util::stream::iter(frames)))))
+        }
+        Some(Fault::ShortBody) => {
+            head.headers.insert("content-length", half.into());
+            Ok(Response::from_parts(head, whole(body.slice(..half))))
+        }
+        Some(Fault::WrongBody) => {
+            let mut wrong = body.to_vec();
+            wrong.iter_mut().for_each(|byte| *byte ^= 0x55);
+            Ok(Response::from_parts(head, whole(wrong.into())))
+        }
+        _ => Ok(Response::from_parts(head, whole(body))),
+    }
+}
+
+impl Layer {
+    fn fault(&self, request: &Request<Incoming>) -> Option<Fault> {
+        let target = request.uri().path_and_query().map_or("", |target| target.as_str());
+        self.seen.lock().unwrap().push(format!("{} {target}", request.method()));
+        let fault = self.by_rule(request.method(), target).or_else(|| self.by_weather());
+        *self.hit.lock().unwrap() += usize::from(fault.is_some());
+        fault
+    }
+
+    fn by_rule(&self, method: &Method, target: &str) -> Option<Fault> {
+        let mut rules = self.rules.lock().unwrap();
+        let rule =
+            rules.iter_mut().find(|rule| rule.times > 0 && rule.method == method && target.contains(rule.contains))?;
+        if rule.after > 0 {
+            rule.after -= 1;
+            return None;
+        }
+        rule.times -= 1;
+        Some(rule.fault)
+    }
+
+    fn by_weather(&self) -> Option<Fault> {
+        let mut weather = self.weather.lock().unwrap();
+        let Weather { per_mille, faults, seed } = weather.as_mut()?;
+        // Knuth's multiplier; the upper bits are the good ones.
+        *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let drawn = *seed >> 33;
+        (drawn % 1000 < *per_mille).then(|| faults[(drawn / 1000) as usize % faults.len()])
+    }
+}
+
+fn refusal(status: u16, code: &str) -> Answer {
+    let text = format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>as the test asked</Message></Error>");
+    let body = Full::new(Bytes::from(text)).map_err(|never: Infallible| match never {}).boxed();
+    let mut answer = Response::new(body);
+    *answer.status_mut() = StatusCode::from_u16(status).unwrap();
+    answer
+}
+
+fn closed() -> std::io::Error {
+    std::io::Error::new(std::io::ErrorKind::ConnectionReset, "the test closed the connection")
+}
