@@ -1,4 +1,5 @@
 //! Datasets: written, read back, and damaged in every way that must be noticed.
+#![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 use std::path::Path;
 
@@ -62,8 +63,8 @@ fn rows_come_back_in_order() {
         let samples = dataset.read(number).unwrap();
         let lengths = dataset.lengths(number).unwrap();
         assert_eq!(samples.rows() as u64, group.rows);
-        for row in 0..samples.rows() {
-            assert_eq!(samples.ids(row).len(), usize::from(lengths[row]));
+        for (row, &length) in lengths.iter().enumerate() {
+            assert_eq!(samples.ids(row).len(), usize::from(length));
             found.push((samples.ids(row).to_vec(), samples.segment_b_start[row], samples.pair_label[row]));
         }
     }

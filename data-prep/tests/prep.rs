@@ -1,4 +1,5 @@
 //! Whole preparations: of the development corpora, of generated text, and of everything that is wrong.
+#![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 mod common;
 

@@ -71,7 +71,8 @@ fn is_prose(block: &[&str], width: usize) -> bool {
 fn glue(joined: &mut String, next: &str) {
     let wide = |character: Option<char>| character.is_some_and(|c| ('\u{2e80}'..'\u{ffef}').contains(&c));
     let hyphen = joined.ends_with('-') && !joined.ends_with("--") && next.starts_with(char::is_alphanumeric);
-    if !hyphen && !(wide(joined.chars().next_back()) && wide(next.chars().next())) {
+    let both_wide = wide(joined.chars().next_back()) && wide(next.chars().next());
+    if !hyphen && !both_wide {
         joined.push(' ');
     }
 }

@@ -71,7 +71,7 @@ impl Split {
             if lone.is_some() && cells == HELD_OUT_CELLS { 1 } else { bucket_count(totals, cells) }
         };
         let held_out_cells = match lone {
-            Some(_) => vec![0..TRAIN_CELLS],
+            Some(_) => divide(0, TRAIN_CELLS, 1),
             None => divide(TRAIN_CELLS, HELD_OUT_CELLS, count(held_out, HELD_OUT_CELLS)),
         };
         vec![

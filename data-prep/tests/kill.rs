@@ -1,0 +1,85 @@
+//! A preparation that is killed with SIGKILL at random moments, and started again each time.
+#![allow(clippy::unwrap_used)] // A panic is a test's report.
+
+mod common;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{assert_same, config, generated, run, source, tree};
+use lambert_config::PrepConfig;
+use lambert_config::prep::{Documents, Format};
+use lambert_data_prep::random::Key;
+
+const FOLDER: &str = "LAMBERT_TEST_KILL_FOLDER";
+
+fn job(folder: &Path, work: &Path) -> PrepConfig {
+    let mut config = config(
+        work,
+        &folder.join("vocab.txt"),
+        vec![
+            source(&folder.join("corpus.txt"), Format::Text, Documents::BlankLine),
+            source(&folder.join("corpus.txt"), Format::Text, Documents::File),
+        ],
+    );
+    config.samples.passes = 2;
+    config
+}
+
+/// Not a test by itself: what the test below starts and kills.
+#[test]
+fn child() {
+    if let Some(folder) = std::env::var_os(FOLDER) {
+        let folder = Path::new(&folder);
+        run(&job(folder, &folder.join("killed")), 2).unwrap();
+    }
+}
+
+/// Runs [`child`] for at most `allowed`; whether it came to its end.
+fn attempt(folder: &Path, allowed: Option<Duration>) -> bool {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child", "--test-threads=1"])
+        .env(FOLDER, folder)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            assert!(status.success(), "the preparation failed after a kill");
+            return true;
+        }
+        if allowed.is_some_and(|allowed| start.elapsed() >= allowed) {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Kills of one preparation: few in an ordinary run of the tests, `LAMBERT_TEST_KILLS` for more.
+#[test]
+fn killed_at_any_moment_the_result_is_the_same() {
+    let kills: u64 = std::env::var("LAMBERT_TEST_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(6);
+    let folder = tempfile::tempdir().unwrap();
+    generated(folder.path(), 8_000);
+    let start = Instant::now();
+    run(&job(folder.path(), &folder.path().join("undisturbed")), 2).unwrap();
+    let whole = start.elapsed();
+    let mut rng = Key::new(whole.as_nanos() as u64).rng();
+    let mut finished = 0;
+    for _ in 0..kills {
+        // Up to somewhat beyond the time of a whole run, so that the last moments are met too.
+        let allowed = whole.mul_f64(rng.unit_f64() * 1.2);
+        if attempt(folder.path(), Some(allowed)) {
+            finished += 1;
+            std::fs::remove_dir_all(folder.path().join("killed")).unwrap();
+        }
+    }
+    eprintln!("{} of {kills} attempts were killed; a whole run takes {whole:?}", kills - finished);
+    assert!(attempt(folder.path(), None));
+    assert_same(&tree(&folder.path().join("undisturbed")), &tree(&folder.path().join("killed")));
+}

@@ -1,0 +1,45 @@
+//! Ids equal to those of Hugging Face's `BertTokenizerFast`, by values that tests/golden/tokenizer.py made.
+#![allow(clippy::unwrap_used)] // A panic is a test's report.
+
+use lambert_data_prep::tokenizer::{Tokenizer, tokenizer_json};
+use serde_json::Value;
+
+fn golden() -> Value {
+    serde_json::from_str(include_str!("golden/tokenizer.json")).unwrap()
+}
+
+fn strings(value: &Value) -> Vec<&str> {
+    value.as_array().unwrap().iter().map(|item| item.as_str().unwrap()).collect()
+}
+
+#[test]
+fn ids_equal_those_of_hugging_face() {
+    let golden = golden();
+    let lines = strings(&golden["lines"]);
+    assert!(lines.len() > 40);
+    for (name, lowercase) in [("cased", false), ("uncased", true)] {
+        let vocabulary = strings(&golden[name]["pieces"]).join("\n");
+        let tokenizer = Tokenizer::from_vocab(vocabulary.as_bytes(), lowercase).unwrap();
+        let mut encoder = tokenizer.encoder();
+        for (line, expected) in lines.iter().zip(golden[name]["ids"].as_array().unwrap()) {
+            let expected: Vec<u32> =
+                expected.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+            assert_eq!(encoder.encode(line), expected, "{name}: {line:?}");
+            assert_eq!(tokenizer.encode(line), expected, "{name}: {line:?}");
+            // No text becomes [PAD], [CLS], [SEP] or [MASK], whatever it spells.
+            assert!(expected.iter().all(|&id| id == 1 || id > 4), "{name}: {line:?}");
+        }
+    }
+}
+
+#[test]
+fn the_json_for_others_frames_text_and_knows_the_special_pieces() {
+    let golden = golden();
+    let vocabulary = strings(&golden["uncased"]["pieces"]).join("\n");
+    let json: Value = serde_json::from_str(&tokenizer_json(vocabulary.as_bytes(), true).unwrap()).unwrap();
+    assert_eq!(json["model"]["vocab"]["[MASK]"], 4);
+    assert_eq!(json["added_tokens"].as_array().unwrap().len(), 5);
+    assert_eq!(json["post_processor"]["single"][0]["SpecialToken"]["id"], "[CLS]");
+    assert_eq!(json["normalizer"]["lowercase"], true);
+    assert!(tokenizer_json(b"[PAD]\n", true).is_err());
+}
