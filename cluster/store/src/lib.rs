@@ -12,6 +12,7 @@ pub mod hash;
 /// Which attempt holds a run.
 pub mod lease;
 mod leftovers;
+mod local_read;
 /// Which names objects may have.
 pub mod names;
 mod open;
@@ -25,3 +26,4 @@ pub use lease::Lease;
 pub use open::Settings;
 pub use retry::Patience;
 pub use store::{Object, Store};
+pub use transfer::Upload;

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::sync::OnceLock;
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{TryRecvError, sync_channel};
 
 use tokio::runtime::{Builder, Handle, Runtime};
 
@@ -30,6 +30,14 @@ pub(crate) fn start<T: Send + 'static>(future: impl Future<Output = T> + Send + 
     Pending { receiver }
 }
 
+/// Runs computing work beside the runtime's own threads and waits for it without holding one up.
+pub(crate) async fn compute<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(value) => value,
+        Err(failed) => std::panic::resume_unwind(failed.into_panic()),
+    }
+}
+
 /// Runs `future` to its end while the calling thread waits.
 ///
 /// The wait is on a standard channel and not in the runtime, so a thread that belongs to somebody else's
@@ -44,6 +52,15 @@ pub(crate) struct Pending<T> {
 }
 
 impl<T> Pending<T> {
+    /// The value, if it is there by now.
+    pub(crate) fn take(&mut self) -> Option<T> {
+        match self.receiver.try_recv() {
+            Ok(value) => Some(value),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => panic!("a store task panicked; its message stands above"),
+        }
+    }
+
     pub(crate) fn wait(self) -> T {
         // The sender only vanishes without a value when the task itself panicked: a defect of this crate.
         self.receiver.recv().unwrap_or_else(|_| panic!("a store task panicked; its message stands above"))

@@ -9,13 +9,14 @@ use futures_util::TryStreamExt;
 use object_store::path::Path;
 use object_store::{GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::hash;
+use crate::local_read;
 use crate::names;
 use crate::open::{self, Backend, Settings};
 use crate::retry::{self, Patience, Place};
 use crate::runtime;
-use crate::transfer;
+use crate::transfer::{self, Upload};
 
 /// A folder or an object-store prefix. Cheap to clone, usable from many threads at once.
 ///
@@ -67,6 +68,12 @@ impl Store {
         let opened = open::open(url, &settings)?;
         let (backend, root, url) = (Arc::new(opened.backend), opened.root, opened.url);
         Ok(Self { backend, root, url, patience: settings.patience })
+    }
+
+    /// The same store with another patience: a background save can wait longer than a person.
+    #[must_use]
+    pub fn with_patience(&self, patience: Patience) -> Self {
+        Self { patience, ..self.clone() }
     }
 
     /// Where this is, as it can be given to [`Store::open`] again. Holds no credential.
@@ -149,10 +156,16 @@ impl Store {
     /// # Errors
     /// What the store says.
     pub fn put_hashed(&self, path: &str, bytes: Bytes) -> Result<String> {
+        self.put_in_background(path, bytes)?.wait()
+    }
+
+    /// Starts what [`Store::put_hashed`] does and returns at once. Several may be under way.
+    ///
+    /// # Errors
+    /// [`Error::Name`]; everything else comes out of the [`Upload`].
+    pub fn put_in_background(&self, path: &str, bytes: Bytes) -> Result<Upload> {
         let (store, name, place) = self.ask("put", path)?;
-        let upload = runtime::start(transfer::upload(store, name, place, bytes.clone()));
-        let sha256 = hash::sha256(&bytes);
-        upload.wait().map(|()| sha256)
+        Ok(Upload::start(store, name, place, bytes))
     }
 
     /// Reads the first `bytes` bytes of an object and hands them to `take` piece by piece, in order. The next
@@ -162,8 +175,50 @@ impl Store {
     /// [`Error::NotFound`], an object that is shorter, else what the store says. `take` may have seen the first
     /// pieces then.
     pub fn read_pieces(&self, path: &str, bytes: u64, take: impl FnMut(&[u8])) -> Result<()> {
-        let (store, name, place) = self.ask("read", path)?;
-        transfer::download(store, name, place, bytes, take)
+        match self.local_path(path)? {
+            Some(file) => local_read::pieces(&file, bytes, take).map_err(|source| self.read_error(path, &source)),
+            None => {
+                let (store, name, place) = self.ask("read", path)?;
+                transfer::download(store, name, place, bytes, take)
+            }
+        }
+    }
+
+    /// The first `bytes` bytes of an object and their SHA-256, computed while they come in. That much memory is
+    /// taken at once: check the object's size first.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], an object that is shorter, no memory, else what the store says.
+    pub fn get_hashed(&self, path: &str, bytes: u64) -> Result<(Bytes, String)> {
+        let mut whole = self.memory_for(path, bytes)?;
+        if let Some(file) = self.local_path(path)? {
+            whole.resize(bytes as usize, 0);
+            let sha256 = local_read::whole(&file, &mut whole).map_err(|source| self.read_error(path, &source))?;
+            return Ok((whole.into(), sha256));
+        }
+        let mut hasher = hash::Hasher::new();
+        self.read_pieces(path, bytes, |piece| {
+            hasher.update(piece);
+            whole.extend_from_slice(piece);
+        })?;
+        Ok((whole.into(), hasher.finish()))
+    }
+
+    fn memory_for(&self, path: &str, bytes: u64) -> Result<Vec<u8>> {
+        let mut memory = Vec::new();
+        let wanted = usize::try_from(bytes).unwrap_or(usize::MAX);
+        memory.try_reserve_exact(wanted).map_err(|source| self.read_error(path, &source))?;
+        Ok(memory)
+    }
+
+    fn read_error(&self, path: &str, source: &(dyn std::error::Error + 'static)) -> Error {
+        let (operation, url) = ("read", self.url_of(path));
+        let kind = source.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+        match kind {
+            Some(std::io::ErrorKind::NotFound) => Error::NotFound { operation, url },
+            Some(std::io::ErrorKind::PermissionDenied) => Error::Denied { operation, url, source: Cause::new(source) },
+            _ => Error::Failed { operation, url, attempts: 1, seconds: 0.0, source: Cause::new(source) },
+        }
     }
 
     /// Writes an object only if there is none of the name; returns whether it was written.

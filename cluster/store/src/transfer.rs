@@ -4,15 +4,16 @@ use std::ops::Range;
 use std::sync::mpsc::sync_channel;
 
 use bytes::Bytes;
-use futures_util::{StreamExt, TryStreamExt, stream};
+use futures_util::{StreamExt, TryStreamExt, future, stream};
 use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path;
 use object_store::{MultipartId, ObjectStoreExt, PutPayload};
 
 use crate::error::Result;
+use crate::hash;
 use crate::open::Backend;
 use crate::retry::{self, Place};
-use crate::runtime;
+use crate::runtime::{self, Pending};
 use crate::store::{Store, complete};
 
 /// Large enough for a good rate on one connection, small enough that a lost part costs little to send again.
@@ -24,11 +25,52 @@ const MOST_PARTS: u64 = 10_000;
 /// Pieces under way at once.
 const PARALLEL: usize = 8;
 
+/// A write under way. It goes on whether or not anybody waits for it, and ends with the process.
+pub struct Upload {
+    under_way: Pending<Result<String>>,
+    done: Option<Result<String>>,
+}
+
+impl std::fmt::Debug for Upload {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Upload").field("done", &self.done).finish_non_exhaustive()
+    }
+}
+
+impl Upload {
+    pub(crate) fn start(store: Store, name: Path, place: Place, bytes: Bytes) -> Self {
+        let under_way = runtime::start(async move {
+            let copy = bytes.clone();
+            let hashed = runtime::compute(move || hash::sha256(&copy));
+            let (sent, sha256) = future::join(upload(store, name, place, bytes), hashed).await;
+            sent.map(|()| sha256)
+        });
+        Self { under_way, done: None }
+    }
+
+    /// Whether it has ended, well or not: [`Upload::wait`] then returns at once.
+    pub fn is_done(&mut self) -> bool {
+        if self.done.is_none() {
+            self.done = self.under_way.take();
+        }
+        self.done.is_some()
+    }
+
+    /// Waits for the end and returns the SHA-256 of what was written.
+    ///
+    /// # Errors
+    /// What the store said.
+    pub fn wait(self) -> Result<String> {
+        let under_way = self.under_way;
+        self.done.unwrap_or_else(|| under_way.wait())
+    }
+}
+
 /// Writes `bytes` under `name`. The name appears, complete, when everything has arrived.
 pub(crate) async fn upload(store: Store, name: Path, place: Place, bytes: Bytes) -> Result<()> {
     match &*store.backend {
         Backend::Remote { parts, .. } if bytes.len() as u64 > PIECE => {
-            let upload = Upload { store: &store, parts: parts.as_ref(), name: &name, place: &place };
+            let upload = Multipart { store: &store, parts: parts.as_ref(), name: &name, place: &place };
             upload.run(bytes).await
         }
         backend => {
@@ -40,14 +82,14 @@ pub(crate) async fn upload(store: Store, name: Path, place: Place, bytes: Bytes)
 }
 
 /// A multipart upload. Each of its requests is retried by itself.
-struct Upload<'a> {
+struct Multipart<'a> {
     store: &'a Store,
     parts: &'a dyn MultipartStore,
     name: &'a Path,
     place: &'a Place,
 }
 
-impl Upload<'_> {
+impl Multipart<'_> {
     async fn run(&self, bytes: Bytes) -> Result<()> {
         let begin = |_| self.parts.create_multipart(self.name);
         let id = retry::attempts(self.place, self.store.retried(), begin).await?;

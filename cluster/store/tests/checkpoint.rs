@@ -88,7 +88,10 @@ fn a_commit_checks_what_it_promises() {
     assert!(matches!(commit(&twice), Error::Refused { .. }));
 
     writer.commit(&good, &lease).unwrap();
-    assert!(matches!(commit(&good), Error::Exists { .. }));
+    writer.commit(&good, &lease).expect("the same commit again is no conflict");
+    let mut other = good;
+    other.state = serde_json::json!("other");
+    assert!(matches!(commit(&other), Error::Exists { .. }));
 }
 
 /// Damages the newest of two checkpoints; resume must take the older one and name what is wrong.
@@ -196,4 +199,24 @@ fn prune_removes_leftovers_but_not_a_save_under_way() {
     assert_eq!((pruned.checkpoints.len(), pruned.objects), (0, 4));
     under_way.commit(&prepared, &second).unwrap();
     assert_eq!(newest(&run), (Some("step-000000100-a0002".into()), vec![]));
+}
+
+#[test]
+fn objects_written_in_the_background_come_out_the_same() {
+    let (_folder, run) = folder_store();
+    let writer = Writer::new(&run, 50, 1);
+    let bytes = Bytes::from_owner(vec![3u8; 20 << 20]);
+    let mut pending: Vec<_> =
+        (0..3).map(|i| writer.start_object(&format!("part-{i}"), bytes.clone()).unwrap()).collect();
+    while !pending.iter_mut().all(|object| object.is_done()) {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    for (i, object) in pending.into_iter().enumerate() {
+        let entry = object.wait().unwrap();
+        assert_eq!((entry.path, entry.bytes), (format!("part-{i}"), 20 << 20));
+        assert_eq!(entry.sha256, lambert_store::hash::sha256(&bytes));
+        let (read, sha256) = run.get_hashed(&path(writer.name(), &format!("part-{i}")), 20 << 20).unwrap();
+        assert!(read == bytes && sha256 == entry.sha256);
+    }
+    assert!(writer.start_object("../x", bytes).is_err());
 }

@@ -12,7 +12,7 @@ mod writer;
 pub use manifest::{FORMAT, Manifest, ObjectEntry, Slice};
 pub use prune::{Pruned, Retention, prune, retain};
 pub use select::{Listed, PassedOver, Selection, list, newest_verified, read_manifest, read_object, verify};
-pub use writer::Writer;
+pub use writer::{PendingObject, Writer};
 
 /// The folder of a run that holds its checkpoints.
 pub const FOLDER: &str = "checkpoints";

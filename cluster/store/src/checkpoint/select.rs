@@ -100,7 +100,7 @@ pub fn verify(run: &Store, checkpoint: &str) -> Result<Manifest> {
         check_size(run, checkpoint, entry)?;
     }
     for entry in &manifest.objects {
-        looking_twice(run, || read_checked(run, checkpoint, entry, |_| ()))?;
+        looking_twice(run, || check_content(run, checkpoint, entry))?;
     }
     Ok(manifest)
 }
@@ -137,9 +137,8 @@ pub fn read_object(run: &Store, manifest: &Manifest, object: &str) -> Result<Byt
     // Only now that the store itself gives this size is memory taken for it.
     check_size(run, &checkpoint, entry)?;
     looking_twice(run, || {
-        let mut bytes = Vec::with_capacity(entry.bytes as usize);
-        read_checked(run, &checkpoint, entry, |piece| bytes.extend_from_slice(piece))?;
-        Ok(Bytes::from(bytes))
+        let (bytes, found) = run.get_hashed(&name, entry.bytes)?;
+        same_sha256(run, &name, entry, found).map(|()| bytes)
     })
 }
 
@@ -154,16 +153,16 @@ fn check_size(run: &Store, checkpoint: &str, entry: &ObjectEntry) -> Result<()> 
     Err(Error::Damaged { url: run.url_of(&name), what: "size", expected, found })
 }
 
-fn read_checked(run: &Store, checkpoint: &str, entry: &ObjectEntry, mut take: impl FnMut(&[u8])) -> Result<()> {
+fn check_content(run: &Store, checkpoint: &str, entry: &ObjectEntry) -> Result<()> {
     let name = path(checkpoint, &entry.path);
     let mut hasher = Hasher::new();
-    run.read_pieces(&name, entry.bytes, |piece| {
-        hasher.update(piece);
-        take(piece);
-    })?;
-    let found = hasher.finish();
+    run.read_pieces(&name, entry.bytes, |piece| hasher.update(piece))?;
+    same_sha256(run, &name, entry, hasher.finish())
+}
+
+fn same_sha256(run: &Store, name: &str, entry: &ObjectEntry, found: String) -> Result<()> {
     if found == entry.sha256 {
         return Ok(());
     }
-    Err(Error::Damaged { url: run.url_of(&name), what: "sha256", expected: entry.sha256.clone(), found })
+    Err(Error::Damaged { url: run.url_of(name), what: "sha256", expected: entry.sha256.clone(), found })
 }

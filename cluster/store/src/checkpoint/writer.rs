@@ -2,10 +2,35 @@
 
 use bytes::Bytes;
 
-use super::{MANIFEST, Manifest, ObjectEntry, Place, path};
+use super::{MANIFEST, Manifest, ObjectEntry, Place, path, read_manifest};
 use crate::error::{Error, Result};
 use crate::lease::Lease;
 use crate::store::Store;
+use crate::transfer::Upload;
+
+/// An object of a checkpoint on its way to the store.
+#[derive(Debug)]
+pub struct PendingObject {
+    upload: Upload,
+    object: String,
+    bytes: u64,
+}
+
+impl PendingObject {
+    /// Whether the write has ended, well or not.
+    pub fn is_done(&mut self) -> bool {
+        self.upload.is_done()
+    }
+
+    /// Waits for the end; the entry has no slices.
+    ///
+    /// # Errors
+    /// What the store said.
+    pub fn wait(self) -> Result<ObjectEntry> {
+        let sha256 = self.upload.wait()?;
+        Ok(ObjectEntry { path: self.object, bytes: self.bytes, sha256, slices: Vec::new() })
+    }
+}
 
 /// A checkpoint being written. Every rank makes its own for the same step and attempt; it is cheap to clone and
 /// works from any thread.
@@ -31,10 +56,19 @@ impl Writer {
     /// # Errors
     /// A name that is none, else what the store says.
     pub fn put_object(&self, object: &str, bytes: Bytes) -> Result<ObjectEntry> {
+        self.start_object(object, bytes)?.wait()
+    }
+
+    /// Starts to write one object and returns at once. The bytes must be a snapshot: they are read until the
+    /// write is done. (`Bytes::from_owner` takes over a buffer without copying it.)
+    ///
+    /// # Errors
+    /// A name that is none; everything else comes out of the [`PendingObject`].
+    pub fn start_object(&self, object: &str, bytes: Bytes) -> Result<PendingObject> {
         crate::names::check(object)?;
         let size = bytes.len() as u64;
-        let sha256 = self.run.put_hashed(&path(&self.name, object), bytes)?;
-        Ok(ObjectEntry { path: object.to_string(), bytes: size, sha256, slices: Vec::new() })
+        let upload = self.run.put_in_background(&path(&self.name, object), bytes)?;
+        Ok(PendingObject { upload, object: object.to_string(), bytes: size })
     }
 
     /// Makes the checkpoint exist: checks that every object is there with its size and that the lease is held,
@@ -54,9 +88,13 @@ impl Writer {
             why: format!("it cannot be written as JSON: {fault}"),
         })?;
         lease.check()?;
-        let manifest = path(&self.name, MANIFEST);
-        let created = self.run.put_new(&manifest, Bytes::from(text))?;
-        if created { Ok(()) } else { Err(Error::Exists { url: self.run.url_of(&manifest) }) }
+        let name = path(&self.name, MANIFEST);
+        let created = self.run.put_new(&name, Bytes::from(text))?;
+        // A commit that seemed to fail may have arrived after all; done again, it is no conflict with itself.
+        if created || read_manifest(&self.run, &self.name)? == *manifest {
+            return Ok(());
+        }
+        Err(Error::Exists { url: self.run.url_of(&name) })
     }
 
     fn objection(&self, manifest: &Manifest, lease: &Lease) -> Option<String> {

@@ -1,0 +1,74 @@
+//! Reading large local files: one thread reads, the calling thread takes what is there, usually to hash it.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+use std::sync::mpsc::sync_channel;
+use std::thread;
+
+use crate::hash::Hasher;
+
+/// Small enough that what one thread has read is still in the cache when the other takes it.
+const PIECE: usize = 1 << 20;
+
+/// Buffers that go round between the two threads.
+const BUFFERS: usize = 4;
+
+/// Hands the first `bytes` bytes of `file` to `take`, in order.
+pub(crate) fn pieces(file: &Path, bytes: u64, mut take: impl FnMut(&[u8])) -> io::Result<()> {
+    let mut file = File::open(file)?;
+    thread::scope(|scope| {
+        let (full_sender, full) = sync_channel::<Vec<u8>>(BUFFERS);
+        let (empty_sender, empty) = sync_channel::<Vec<u8>>(BUFFERS);
+        let reader = scope.spawn(move || {
+            let mut left = bytes;
+            let mut fresh = BUFFERS;
+            while left > 0 {
+                let length = left.min(PIECE as u64);
+                let mut buffer = next_buffer(&mut fresh, &empty);
+                buffer.resize(length as usize, 0);
+                file.read_exact(&mut buffer)?;
+                left -= length;
+                if full_sender.send(buffer).is_err() {
+                    break;
+                }
+            }
+            Ok(())
+        });
+        for buffer in full {
+            take(&buffer);
+            // The reader is gone when it has read everything.
+            let _ = empty_sender.send(buffer);
+        }
+        reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+fn next_buffer(fresh: &mut usize, empty: &std::sync::mpsc::Receiver<Vec<u8>>) -> Vec<u8> {
+    if *fresh > 0 {
+        *fresh -= 1;
+        return Vec::with_capacity(PIECE);
+    }
+    empty.recv().unwrap_or_default()
+}
+
+/// Fills `whole` from the start of `file`; returns its SHA-256.
+pub(crate) fn whole(file: &Path, whole: &mut [u8]) -> io::Result<String> {
+    let mut file = File::open(file)?;
+    thread::scope(|scope| {
+        let (sender, read) = sync_channel::<&[u8]>(whole.len() / PIECE + 1);
+        let reader = scope.spawn(move || {
+            for piece in whole.chunks_mut(PIECE) {
+                file.read_exact(piece)?;
+                if sender.send(piece).is_err() {
+                    break;
+                }
+            }
+            Ok(())
+        });
+        let mut hasher = Hasher::new();
+        read.iter().for_each(|piece| hasher.update(piece));
+        let done: io::Result<()> = reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        done.map(|()| hasher.finish())
+    })
+}
