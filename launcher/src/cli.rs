@@ -68,6 +68,9 @@ pub struct Prep {
     /// Threads that tokenize; as many as there are processors if absent
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// Do only part I (from 0) of N; the same command without this joins all parts
+    #[arg(long, value_name = "I/N", value_parser = part)]
+    pub part: Option<(usize, usize)>,
     /// Print the manifests of the finished datasets as JSON
     #[arg(long)]
     pub json: bool,
@@ -242,6 +245,12 @@ pub struct Export {
     /// The folder to write; must not hold anything yet
     #[arg(long, value_name = "DIR")]
     pub output: PathBuf,
+}
+
+/// A part and the number of parts, written `I/N`.
+fn part(text: &str) -> Result<(usize, usize), String> {
+    let numbers = text.split_once('/').and_then(|(part, parts)| Some((part.parse().ok()?, parts.parse().ok()?)));
+    numbers.filter(|(part, parts)| part < parts).ok_or_else(|| "expected I/N with I from 0 to N - 1".to_owned())
 }
 
 impl Eval {

@@ -32,12 +32,13 @@ pub fn line(text: &str) {
     });
 }
 
-/// Writes a line of results to standard output; a reader that has gone away ends the command quietly.
+/// Writes a line of results to standard output. That its reader (`| head`) has seen enough is no failure.
 pub fn result(text: &str) -> io::Result<()> {
-    bars().suspend(|| {
+    let written = bars().suspend(|| {
         let mut output = io::stdout().lock();
         writeln!(output, "{text}").and_then(|()| output.flush())
-    })
+    });
+    written.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }
 
 /// Sends log lines of this process to standard error; `RUST_LOG` says which (information and worse if unset).

@@ -2,9 +2,13 @@
 
 mod checkpoint;
 mod export;
+mod files;
+mod generate;
 mod inspect;
+mod prep;
 mod status;
 mod stop;
+mod vocab;
 
 use crate::cli::Command;
 use crate::failure::Outcome;
@@ -13,6 +17,9 @@ use crate::{run, worker};
 /// Does what the command line says.
 pub fn run(command: &Command) -> Outcome {
     match command {
+        Command::Prep(arguments) => prep::prep(arguments),
+        Command::Vocab(arguments) => vocab::vocab(arguments),
+        Command::Generate(arguments) => generate::generate(arguments),
         Command::Inspect(arguments) => inspect::inspect(arguments),
         Command::Run(arguments) => run::run(arguments),
         Command::Status(arguments) => status::status(arguments),
@@ -21,6 +28,5 @@ pub fn run(command: &Command) -> Outcome {
         Command::FillMask(arguments) => worker::become_worker(&arguments.to_worker()),
         Command::Checkpoint(arguments) => checkpoint::checkpoint(&arguments.action),
         Command::Export(arguments) => export::export(arguments),
-        _ => Ok(1),
     }
 }

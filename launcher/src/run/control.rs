@@ -149,7 +149,10 @@ impl Shared {
 }
 
 fn read<T: serde::de::DeserializeOwned>(body: &Bytes) -> Result<T, Refusal> {
-    serde_json::from_slice(body).map_err(|error| (StatusCode::BAD_REQUEST, error.to_string()))
+    serde_json::from_slice(body).map_err(|error| {
+        tracing::warn!("a rank sent what cannot be read: {error}");
+        (StatusCode::BAD_REQUEST, error.to_string())
+    })
 }
 
 async fn progress(

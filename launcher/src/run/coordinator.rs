@@ -219,9 +219,9 @@ impl<'a> Coordinator<'a> {
         self.display.step(&record, &self.pace);
         if self.records == Records::Printed
             && let Ok(line) = serde_json::to_string(&record)
-            && console::result(&line).is_err()
+            && let Err(error) = console::result(&line)
         {
-            // Whoever read the records has gone; the run has not.
+            tracing::warn!("cannot print records any longer, the run goes on: {error}");
             self.records = Records::Shown;
         }
         self.status.record = Some(record);
@@ -256,8 +256,9 @@ impl<'a> Coordinator<'a> {
                 self.status.evaluation = Some(evaluation);
             }
             EventKind::Warning { message } => tracing::warn!("rank {}: {message}", event.rank),
+            EventKind::Finished { step, .. } => self.status.step = step,
             // Told once, with all that is known, when the attempt has ended.
-            EventKind::Finished { .. } | EventKind::Failed { .. } => {}
+            EventKind::Failed { .. } => {}
         }
         self.publish(Urgency::Change);
     }

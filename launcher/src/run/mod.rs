@@ -2,7 +2,8 @@
 //!
 //! - [`order`]: what was asked for, checked against the run that is there ([`difference`])
 //! - [`coordinator`]: attempts, one after the other; [`decision`] says what follows one, as a pure function
-//! - [`workers`]: the processes of an attempt, by [`mpirun`] or directly, ended to the last ([`processes`])
+//! - [`workers`]: the processes of an attempt, by [`mpirun`] or directly, ended to the last ([`processes`]); [`session`]
+//!   is where Open MPI keeps its files
 //! - [`control`]: the HTTP server that the ranks report to
 //! - [`watch`]: what is known of an attempt, and why it failed
 //! - [`requests`]: signals, stop requests, a lease that is lost
@@ -17,6 +18,7 @@ pub mod order;
 pub mod processes;
 pub mod progress;
 pub mod requests;
+pub mod session;
 pub mod watch;
 pub mod workers;
 

@@ -1,5 +1,6 @@
 //! How workers are started: mpirun's command line, and what mpirun says, read back.
 
+use std::borrow::Cow;
 use std::ffi::OsString;
 use std::path::Path;
 
@@ -78,7 +79,7 @@ pub fn hosts(arguments: &[String], slurm_nodes: Option<&str>) -> Hosts {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Line<'a> {
     /// A rank wrote it.
-    Rank(usize, &'a str),
+    Rank(usize, Cow<'a, str>),
     /// mpirun itself wrote it.
     Own(&'a str),
 }
@@ -91,9 +92,14 @@ pub fn line(text: &str) -> Line<'_> {
 fn tagged(text: &str) -> Option<Line<'_>> {
     let (_job, rest) = text.strip_prefix('[')?.split_once(',')?;
     let (rank, rest) = rest.split_once("]<")?;
-    let (stream, text) = rest.split_once(">:")?;
-    let known = ["stdout", "stderr", "stddiag"].contains(&stream);
-    known.then_some(Line::Rank(rank.parse().ok()?, text))
+    let (stream, said) = rest.split_once(">:")?;
+    if !["stdout", "stderr", "stddiag"].contains(&stream) {
+        return None;
+    }
+    // A line that was written in pieces has a tag before each of them.
+    let tag = &text[..text.len() - said.len()];
+    let said = if said.contains(tag) { Cow::Owned(said.replace(tag, "")) } else { Cow::Borrowed(said) };
+    Some(Line::Rank(rank.parse().ok()?, said))
 }
 
 /// How a rank died, as mpirun tells it.
@@ -234,8 +240,9 @@ mod tests {
 
     #[test]
     fn lines_of_ranks_are_told_apart() {
-        assert_eq!(line("[1,0]<stderr>:a: b"), Line::Rank(0, "a: b"));
-        assert_eq!(line("[1,12]<stdout>:"), Line::Rank(12, ""));
+        assert_eq!(line("[1,0]<stderr>:a: b"), Line::Rank(0, "a: b".into()));
+        assert_eq!(line("[1,0]<stderr>:a[1,0]<stderr>:: b"), Line::Rank(0, "a: b".into()));
+        assert_eq!(line("[1,12]<stdout>:"), Line::Rank(12, "".into()));
         assert_eq!(line("[vm:123] something"), Line::Own("[vm:123] something"));
         assert_eq!(line("[1,0] text"), Line::Own("[1,0] text"));
     }

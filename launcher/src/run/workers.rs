@@ -9,9 +9,10 @@ use lambert_config::control::{Directive, TOKEN_VARIABLE, URL_VARIABLE};
 use tempfile::TempDir;
 
 use super::control::{ControlError, ControlServer};
-use super::mpirun::{self, Hosts, Start};
+use super::mpirun::{self, Start};
 use super::order::Order;
 use super::processes::{self, ProcessError, Tree};
+use super::session;
 use super::watch::Message;
 
 /// How long workers that are asked to end may take.
@@ -52,7 +53,7 @@ impl Workers {
     pub fn start(order: &Order, attempt: u32) -> Result<Self, WorkersError> {
         let cluster = &order.config.cluster;
         let hosts = mpirun::hosts(&cluster.mpirun_arguments, std::env::var("SLURM_JOB_NUM_NODES").ok().as_deref());
-        let session = session(hosts)?;
+        let session = session::folder(hosts).map_err(WorkersError::Session)?;
         let line = mpirun::command(&Start {
             cluster,
             worker: &order.worker,
@@ -118,14 +119,6 @@ impl Drop for Workers {
         if let Err(error) = self.tree.end(PATIENCE) {
             tracing::error!("workers may be left over: {error}");
         }
-    }
-}
-
-/// A folder that goes with the attempt, where all workers are on this host.
-fn session(hosts: Hosts) -> Result<Option<TempDir>, WorkersError> {
-    match hosts {
-        Hosts::This => tempfile::Builder::new().prefix("lambert-").tempdir().map(Some).map_err(WorkersError::Session),
-        Hosts::Several => Ok(None),
     }
 }
 

@@ -1,0 +1,37 @@
+//! `lambert generate`: a corpus where none is at hand.
+
+use lambert_config::exit;
+use lambert_data_prep::grammar;
+use serde_json::json;
+
+use super::files;
+use crate::cli;
+use crate::console;
+use crate::failure::{Failure, Outcome};
+
+/// Writes the corpus and prints its figures.
+pub fn generate(arguments: &cli::Generate) -> Outcome {
+    let report =
+        files::write(&arguments.output, |output| grammar::generate(output, arguments.documents, arguments.seed))
+            .map_err(Failure::failed)?;
+    let (output, entropy) = (arguments.output.display(), report.unigram_entropy);
+    let text = match arguments.json {
+        true => json!({
+            "output": arguments.output,
+            "documents": report.documents,
+            "sentences": report.sentences,
+            "words": report.words,
+            "bytes": report.bytes,
+            "vocabulary": report.vocabulary,
+            "unigram_entropy": entropy,
+        })
+        .to_string(),
+        false => format!(
+            "{output}: {} documents, {} sentences, {} words ({} different), {} bytes\n\
+             unigram entropy {entropy:.4} nats a word: the loss of a guesser that ignores context",
+            report.documents, report.sentences, report.words, report.vocabulary, report.bytes
+        ),
+    };
+    console::result(&text).map_err(Failure::failed)?;
+    Ok(exit::DONE)
+}

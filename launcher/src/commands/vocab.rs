@@ -1,0 +1,37 @@
+//! `lambert vocab`: trains a WordPiece vocabulary.
+
+use std::io::Write;
+
+use lambert_config::exit;
+use lambert_config::prep::{Format, Source};
+use lambert_data_prep::vocab::{self, Settings};
+
+use super::{files, prep};
+use crate::cli;
+use crate::console;
+use crate::failure::{Failure, Outcome};
+
+/// Trains and writes the vocabulary.
+pub fn vocab(arguments: &cli::Vocab) -> Outcome {
+    let sources: Vec<Source> = arguments.input.iter().map(|path| source(path)).collect();
+    let settings = Settings {
+        size: arguments.size,
+        lowercase: !arguments.cased,
+        min_frequency: arguments.min_frequency,
+        ..Settings::default()
+    };
+    let text = vocab::train(&sources, &settings).map_err(prep::failure)?;
+    files::write(&arguments.output, |output| output.write_all(text.as_bytes())).map_err(Failure::failed)?;
+    let (pieces, output) = (text.lines().count(), arguments.output.display());
+    if pieces < arguments.size {
+        tracing::warn!("the text has room for {pieces} pieces only, fewer than the {} asked for", arguments.size);
+    }
+    console::result(&format!("{output}: {pieces} pieces")).map_err(Failure::failed)?;
+    Ok(exit::DONE)
+}
+
+/// Dumps of Wikipedia are known by their names: `...pages-articles.xml.bz2`.
+fn source(path: &str) -> Source {
+    let format = if path.contains(".xml") { Format::Wikipedia } else { Format::Text };
+    Source { path: path.to_owned(), format, ..Source::default() }
+}

@@ -1,0 +1,123 @@
+//! The real `lambert` from outside: exit codes, where output goes, one message an error.
+
+#![allow(clippy::unwrap_used)]
+use std::path::Path;
+use std::process::{Command, Output};
+
+struct Ran {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+/// Runs `lambert` in `folder`, with one thread and no configuration from the environment.
+fn lambert(folder: &Path, arguments: &[&str]) -> Ran {
+    let Output { status, stdout, stderr } =
+        Command::new(env!("CARGO_BIN_EXE_lambert")).args(arguments).current_dir(folder).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Ran { code: status.code().unwrap(), out: text(stdout), err: text(stderr) }
+}
+
+/// What a refusal looks like: this exit code, nothing on standard output, one line that begins with the program's name.
+fn refused(ran: &Ran, code: i32, words: &[&str]) {
+    assert_eq!(ran.code, code, "{}", ran.err);
+    assert_eq!(ran.out, "");
+    assert_eq!(ran.err.matches("lambert: error: ").count(), 1, "{}", ran.err);
+    assert!(!ran.err.contains("panicked"), "{}", ran.err);
+    for word in words {
+        assert!(ran.err.contains(word), "no {word:?} in {}", ran.err);
+    }
+}
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+#[test]
+fn help_is_a_result_and_tells_the_exit_codes() {
+    let ran = lambert(folder().path(), &["--help"]);
+    assert_eq!((ran.code, ran.err.as_str()), (0, ""));
+    for word in ["prep", "run", "status", "stop", "checkpoint", "export", "75 stopped with a checkpoint"] {
+        assert!(ran.out.contains(word), "no {word:?} in {}", ran.out);
+    }
+}
+
+#[test]
+fn what_cannot_be_a_command_line_is_a_usage_error() {
+    let here = folder();
+    for arguments in [
+        &[][..],
+        &["traim"],
+        &["run"],
+        &["run", "--run", "r", "--ranks", "two"],
+        &["prep", "--config", "p.toml", "--part", "3/3"],
+        &["checkpoint", "list"],
+        &["export", "r"],
+        &["status", "r", "--jsn"],
+    ] {
+        let ran = lambert(here.path(), arguments);
+        assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{arguments:?}: {}", ran.err);
+        assert!(ran.err.contains("Usage: lambert"), "{arguments:?}: {}", ran.err);
+    }
+}
+
+#[test]
+fn places_without_a_run_are_refused() {
+    let here = folder();
+    for arguments in [
+        &["status", "r"][..],
+        &["stop", "r"],
+        &["checkpoint", "list", "r"],
+        &["checkpoint", "verify", "r"],
+        &["checkpoint", "prune", "r"],
+        &["export", "r", "--output", "o"],
+    ] {
+        refused(&lambert(here.path(), arguments), 2, &["is not a run: it has no run.toml"]);
+    }
+    refused(&lambert(here.path(), &["status", "nonsense://r"]), 2, &["nonsense://r"]);
+    assert_eq!(std::fs::read_dir(here.path()).unwrap().count(), 0, "something was written");
+}
+
+#[test]
+fn missing_files_are_named() {
+    let here = folder();
+    refused(&lambert(here.path(), &["prep", "--config", "p.toml"]), 2, &["cannot read configuration p.toml"]);
+    refused(&lambert(here.path(), &["inspect", "d"]), 1, &["d is not a dataset: it has no manifest.json"]);
+    refused(&lambert(here.path(), &["vocab", "--input", "t.txt", "--output", "v.txt"]), 2, &["t.txt"]);
+}
+
+#[test]
+fn all_faults_of_a_preparation_are_listed() {
+    let here = folder();
+    std::fs::write(here.path().join("p.toml"), "[samples]\npasses = 'x'\nsize = 3\n[output]\nshards = 0\n").unwrap();
+    let ran = lambert(here.path(), &["prep", "--config", "p.toml", "--set", "samples.held_out=2"]);
+    let keys = ["samples.passes", "samples.size", "output.shards", "output.url", "samples.held_out", "source:"];
+    refused(&ran, 2, &keys);
+}
+
+#[test]
+fn a_generated_corpus_becomes_a_dataset() {
+    let here = folder();
+    let path = here.path();
+    let generated = lambert(path, &["generate", "--documents", "60", "--output", "corpus.txt", "--json"]);
+    assert_eq!(generated.code, 0, "{}", generated.err);
+    let figures: serde_json::Value = serde_json::from_str(&generated.out).unwrap();
+    assert_eq!(figures["documents"], 60);
+    assert!(figures["unigram_entropy"].as_f64().unwrap() > 3.0);
+    let vocab = lambert(path, &["vocab", "--input", "corpus.txt", "--size", "250", "--output", "vocab.txt"]);
+    assert_eq!((vocab.code, vocab.out.as_str()), (0, "vocab.txt: 250 pieces\n"), "{}", vocab.err);
+    let config = "[[source]]\npath = 'corpus.txt'\ndocuments = 'blank-line'\n[output]\nurl = 'data'\nshards = 2\n\
+                  [vocabulary]\nfile = 'vocab.txt'\n[samples]\nsequence_length = 64\nheld_out = 0.1\n";
+    std::fs::write(path.join("prep.toml"), config).unwrap();
+    let prepared = lambert(path, &["prep", "--config", "prep.toml"]);
+    assert_eq!(prepared.code, 0, "{}", prepared.err);
+    assert!(prepared.out.contains("data/train: "), "{}", prepared.out);
+    let again = lambert(path, &["prep", "--config", "prep.toml", "--json"]);
+    assert!(again.out.contains("\"unchanged\":true"), "{}", again.out);
+    let shown = lambert(path, &["inspect", "data/train", "--samples", "2", "--verify"]);
+    assert_eq!(shown.code, 0, "{}", shown.err);
+    assert_eq!(shown.out.matches("\nsample ").count(), 2, "{}", shown.out);
+    let text: serde_json::Value =
+        serde_json::from_str(&lambert(path, &["inspect", "data/held-out", "--json"]).out).unwrap();
+    assert_eq!(text["manifest"]["split"], "held-out");
+}
