@@ -19,8 +19,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{self, Error};
 use crate::metrics::{Records, Stopwatch};
-use crate::model::parameters;
 use crate::model::Parameters;
+use crate::model::parameters;
 use crate::optim::{self, Optimizer};
 use crate::session::{self, Datasets, Session};
 use crate::torch;

@@ -31,7 +31,8 @@ impl Control {
     /// Connects to the coordinator that the environment names.
     pub fn connect(rank: usize) -> Self {
         let directive = Arc::new(AtomicU8::new(0));
-        let (Ok(url), Ok(token)) = (std::env::var(control::URL_VARIABLE), std::env::var(control::TOKEN_VARIABLE)) else {
+        let (Ok(url), Ok(token)) = (std::env::var(control::URL_VARIABLE), std::env::var(control::TOKEN_VARIABLE))
+        else {
             return Self { messages: None, directive, thread: None };
         };
         let (sender, messages) = crossbeam_channel::unbounded();
@@ -144,9 +145,9 @@ impl Post {
     }
 
     fn report(&mut self) {
-        let answer = self.post(control::PROGRESS_PATH, &self.progress).and_then(|mut answer| {
-            answer.body_mut().read_json::<Answer>()
-        });
+        let answer = self
+            .post(control::PROGRESS_PATH, &self.progress)
+            .and_then(|mut answer| answer.body_mut().read_json::<Answer>());
         match answer {
             Ok(answer) => {
                 self.heard = Instant::now();

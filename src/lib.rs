@@ -16,7 +16,7 @@
 //! - [`evaluate`], [`fill_mask`]: what a trained model knows
 //! - [`metrics`]: one record a step
 //! - [`control`]: the worker's end of the control channel
-//! - [`torch`]: the thin unsafe layer over libtorch
+//! - [`torch`]: the thinnest layer over libtorch, and all unsafe code about tensors
 //! - [`error`]: everything that can go wrong, and the exit code of each
 
 pub mod checkpoint;

@@ -81,8 +81,7 @@ fn join(config: &RunConfig) -> Result<Box<dyn Collective>, Error> {
         Backend::Local => false,
         Backend::Auto | Backend::Nccl => started_by_mpi,
     };
-    let collective: Box<dyn Collective> =
-        if use_mpi { Box::new(mpi::Mpi::init()?) } else { Box::new(local::alone()) };
+    let collective: Box<dyn Collective> = if use_mpi { Box::new(mpi::Mpi::init()?) } else { Box::new(local::alone()) };
     if collective.world() != cluster.ranks {
         return Err(Error::Usage(format!(
             "cluster.ranks is {}, but {} process(es) were started together",
@@ -127,13 +126,7 @@ impl Datasets {
 }
 
 /// Whether a dataset is one that this model can learn from.
-pub fn check(
-    config: &RunConfig,
-    dataset: &Dataset,
-    first: Option<&Arc<Dataset>>,
-    key: &str,
-    faults: &mut Vec<Fault>,
-) {
+pub fn check(config: &RunConfig, dataset: &Dataset, first: Option<&Arc<Dataset>>, key: &str, faults: &mut Vec<Fault>) {
     let manifest = dataset.manifest();
     let mut fault = |message: String| faults.push(Fault::new(key, message));
     if manifest.sequence_length > config.model.positions {

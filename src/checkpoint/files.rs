@@ -58,7 +58,8 @@ pub fn model_bytes(parameters: &Parameters) -> Result<Bytes, Error> {
 
 /// A slice of the moments as a safetensors file.
 pub fn moments_bytes(optimizer: &Optimizer, range: Range<usize>) -> Result<Bytes, Error> {
-    let view = |moment| TensorView::new(Dtype::F32, vec![range.len()], bytemuck::cast_slice(moment)).map_err(write_error);
+    let view =
+        |moment| TensorView::new(Dtype::F32, vec![range.len()], bytemuck::cast_slice(moment)).map_err(write_error);
     let (first, second) = (&optimizer.first_moment[range.clone()], &optimizer.second_moment[range.clone()]);
     serialize(vec![(FIRST, view(first)?), (SECOND, view(second)?)])
 }

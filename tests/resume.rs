@@ -1,0 +1,114 @@
+//! Whatever is killed, the run ends with the bits of one that nobody disturbed.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+mod support;
+
+use std::time::Duration;
+
+use lambert_data_prep::random::{Key, Rng};
+use support::{Place, Running, assert_same_bits, checkpoints, final_state, workers};
+
+const STEPS: u64 = 60;
+
+/// Moments differ from test run to test run; the seed is printed, so that a failure can be repeated.
+fn moments() -> Rng {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
+    let seed = std::env::var("LAMBERT_TEST_SEED").map_or(now, |seed| seed.parse().unwrap());
+    eprintln!("moments from LAMBERT_TEST_SEED={seed}");
+    Rng::new(Key::new(seed))
+}
+
+/// The run that nobody disturbs.
+fn undisturbed(place: &Place) -> String {
+    let run = place.path("undisturbed");
+    let ended = Running::start(&place.config(STEPS, 2), &run).end();
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    assert_eq!(ended.records.len() as u64, STEPS);
+    assert_eq!(checkpoints(&run)[0], format!("step-{STEPS:09}-a0001"));
+    run
+}
+
+#[test]
+fn killed_ranks_and_coordinators_change_no_bit() {
+    let place = Place::new();
+    let reference = undisturbed(&place);
+    let mut moments = moments();
+    killed_ranks(&place, &reference, &mut moments);
+    killed_coordinators(&place, &reference, &mut moments);
+    off_by_one(&place, &reference);
+}
+
+/// Three times in one run, a rank each, before and after checkpoints.
+fn killed_ranks(place: &Place, reference: &str, moments: &mut Rng) {
+    let run = place.path("killed-ranks");
+    let mut running = Running::start(&place.config(STEPS, 2), &run);
+    let mut killed = Vec::new();
+    for (first, rank) in [(1, 1), (20, 0), (40, 1)] {
+        let step = first + moments.below(12);
+        running.reach(step);
+        std::thread::sleep(Duration::from_millis(moments.below(30)));
+        eprintln!("kill -9 of rank {rank} after step {step}");
+        running.kill_rank(rank, "-9");
+        killed.push(rank);
+    }
+    let ended = running.end();
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    for rank in killed {
+        let line = ended.log.lines().find(|line| {
+            line.contains(&format!("rank {rank} (pid ")) && line.contains("was killed by signal 9; the workers are started again")
+        });
+        assert!(line.is_some(), "rank {rank} is not named in {}", ended.log);
+    }
+    assert_eq!(ended.log.matches("is reached again: the restart cost").count(), 3, "{}", ended.log);
+    assert_same_bits(reference, &run);
+}
+
+/// Twice; its workers end by themselves, and the same command goes on.
+fn killed_coordinators(place: &Place, reference: &str, moments: &mut Rng) {
+    let run = place.path("killed-coordinators");
+    for first in [1, 25] {
+        let mut running = Running::start(&place.config(STEPS, 2), &run);
+        let step = first + moments.below(20);
+        running.reach(step);
+        std::thread::sleep(Duration::from_millis(moments.below(30)));
+        assert_eq!(workers(&run).len(), 2);
+        eprintln!("kill -9 of the coordinator after step {step}");
+        running.kill_coordinator("-9");
+        assert_eq!(running.end().code, None);
+        support::wait_for_no_workers(&run);
+    }
+    let ended = Running::start(&place.config(STEPS, 2), &run).end();
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    assert_same_bits(reference, &run);
+}
+
+/// The control: were the data cursor lost by one sample, the comparison above would show it.
+fn off_by_one(place: &Place, reference: &str) {
+    let run = place.path("off-by-one");
+    let mut running = Running::start(&place.config(STEPS, 2), &run);
+    running.reach(30);
+    running.kill_coordinator("-TERM");
+    let ended = running.end();
+    assert_eq!(ended.code, Some(75), "{}", ended.log);
+    shift_cursor(&run);
+    let ended = Running::start(&place.config(STEPS, 2), &run).end();
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    assert!(!ended.log.contains("passed over"), "the changed manifest was not taken: {}", ended.log);
+    assert_ne!(final_state(&run), final_state(reference), "another order of samples gave the same weights");
+}
+
+/// Adds one to the cursor in the newest checkpoint's manifest, and seals it again as its writer does.
+fn shift_cursor(run: &str) {
+    let path = format!("{run}/checkpoints/{}/manifest.json", checkpoints(run)[0]);
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (head, rest) = text.split_once("\"cursor\": {").unwrap();
+    let (key, rest) = rest.split_once("\": ").unwrap();
+    let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap();
+    let cursor: u64 = rest[..digits].parse().unwrap();
+    let text = format!("{head}\"cursor\": {{{key}\": {}{}", cursor + 1, &rest[digits..]);
+    let seal = text.rfind("\"manifest_sha256\": \"").unwrap() + "\"manifest_sha256\": \"".len();
+    let unsealed = format!("{}{}{}", &text[..seal], "0".repeat(64), &text[seal + 64..]);
+    let sealed = format!("{}{}{}", &text[..seal], lambert_store::hash::sha256(unsealed.as_bytes()), &text[seal + 64..]);
+    std::fs::write(path, sealed).unwrap();
+}

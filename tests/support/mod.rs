@@ -1,0 +1,253 @@
+//! What the end-to-end tests share: the two programs, a small dataset made by the real commands, a run that is watched.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test reports")]
+#![allow(dead_code, reason = "each test program uses its part")]
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, ChildStdout, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use lambert_config::control::StepRecord;
+
+/// Nothing here takes longer, even on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The program `lambert`, beside the worker that this test run built.
+pub fn lambert() -> PathBuf {
+    let program = Path::new(env!("CARGO_BIN_EXE_lambert-worker")).with_file_name("lambert");
+    assert!(program.exists(), "{} is missing: `cargo build --release --workspace` first", program.display());
+    program
+}
+
+/// How a command ended.
+pub struct Ran {
+    pub code: i32,
+    pub out: String,
+    pub err: String,
+}
+
+/// Runs `lambert` to its end.
+pub fn run(arguments: &[&str]) -> Ran {
+    let Output { status, stdout, stderr } = Command::new(lambert()).args(arguments).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    Ran { code: status.code().unwrap_or(-1), out: text(stdout), err: text(stderr) }
+}
+
+/// The same for a command that must succeed; gives its standard output.
+pub fn done(arguments: &[&str]) -> String {
+    let ran = run(arguments);
+    assert_eq!(ran.code, 0, "lambert {}: {}", arguments.join(" "), ran.err);
+    ran.out
+}
+
+/// A folder for a test, with a corpus, a vocabulary and datasets (`data/train`, `data/held-out`) from the real commands.
+pub struct Place {
+    folder: tempfile::TempDir,
+}
+
+/// The datasets are made once a test program and copied, so that a test may spoil its own.
+fn prepared() -> &'static Path {
+    static PREPARED: OnceLock<tempfile::TempDir> = OnceLock::new();
+    let folder = PREPARED.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+        done(&["generate", "--documents", "400", "--seed", "1", "--output", &path("corpus.txt")]);
+        done(&["vocab", "--input", &path("corpus.txt"), "--size", "300", "--output", &path("vocab.txt")]);
+        let config = format!(
+            "[[source]]\npath = {:?}\ndocuments = \"blank-line\"\n[output]\nurl = {:?}\nshards = 2\n\
+             [vocabulary]\nfile = {:?}\n[samples]\nsequence_length = 64\nheld_out = 0.1\n",
+            path("corpus.txt"),
+            path("data"),
+            path("vocab.txt")
+        );
+        std::fs::write(folder.path().join("prep.toml"), config).unwrap();
+        done(&["prep", "--config", &path("prep.toml")]);
+        folder
+    });
+    folder.path()
+}
+
+impl Place {
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        copy(prepared(), folder.path());
+        Self { folder }
+    }
+
+    pub fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    /// Writes a file and gives its path.
+    pub fn file(&self, name: &str, content: impl AsRef<[u8]>) -> String {
+        let path = self.path(name);
+        std::fs::create_dir_all(Path::new(&path).parent().unwrap()).unwrap();
+        std::fs::write(&path, content).unwrap();
+        path
+    }
+
+    /// A run of `steps` steps of a tiny model on `ranks` ranks.
+    pub fn config(&self, steps: u64, ranks: usize) -> String {
+        let text = format!(
+            "[model]\nlayers = 2\nhidden = 32\nheads = 2\nintermediate = 64\npositions = 64\n\
+             [[stage]]\nname = \"one\"\ndata = {:?}\nsteps = {steps}\nglobal_batch = 16\nmicro_batch_tokens = 256\n\
+             learning_rate = 5e-3\n[checkpoint]\nevery_steps = 7\nkeep = 3\n\
+             [cluster]\nranks = {ranks}\nbackend = \"mpi\"\ndevice = \"cpu\"\n",
+            self.path("data/train")
+        );
+        self.file(&format!("run-{steps}-{ranks}.toml"), text)
+    }
+}
+
+/// Copies a folder with all that is in it.
+pub fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let (entry, name) = (entry.as_ref().unwrap().path(), entry.as_ref().unwrap().file_name());
+        match entry.is_dir() {
+            true => copy(&entry, &to.join(name)),
+            false => drop(std::fs::copy(&entry, to.join(name)).unwrap()),
+        }
+    }
+}
+
+/// Every file below `folder` with its content.
+pub fn content(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(next) = folders.pop() {
+        for entry in std::fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => folders.push(path),
+                false => drop(found.insert(path.strip_prefix(folder).unwrap().to_owned(), std::fs::read(&path).unwrap())),
+            }
+        }
+    }
+    found
+}
+
+/// A `lambert run` under way, whose step records are read.
+pub struct Running {
+    coordinator: Child,
+    records: std::io::Lines<BufReader<ChildStdout>>,
+    log: std::thread::JoinHandle<String>,
+    run: String,
+}
+
+/// A `lambert run` that has ended.
+pub struct Ended {
+    /// `None` if it was killed.
+    pub code: Option<i32>,
+    /// Its standard error.
+    pub log: String,
+    /// The records that had not been read yet.
+    pub records: Vec<StepRecord>,
+}
+
+impl Running {
+    /// Starts or resumes the run at `run`.
+    pub fn start(config: &str, run: &str) -> Self {
+        let mut coordinator = Command::new(lambert())
+            .args(["run", "--config", config, "--run", run, "--json"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let records = BufReader::new(coordinator.stdout.take().unwrap()).lines();
+        let stderr: ChildStderr = coordinator.stderr.take().unwrap();
+        let log = std::thread::spawn(move || std::io::read_to_string(stderr).unwrap_or_default());
+        Self { coordinator, records, log, run: run.to_owned() }
+    }
+
+    /// The next step's record; `None` when the coordinator has gone.
+    pub fn record(&mut self) -> Option<StepRecord> {
+        self.records.next().map(|line| serde_json::from_str(&line.unwrap()).unwrap())
+    }
+
+    /// Waits until `step` is finished, or the run is.
+    pub fn reach(&mut self, step: u64) {
+        while self.record().is_some_and(|record| record.step < step) {}
+    }
+
+    /// Sends signal `number` to the worker of this rank.
+    pub fn kill_rank(&self, rank: usize, number: &str) {
+        let workers = workers(&self.run);
+        let pid = workers.get(&rank).unwrap_or_else(|| panic!("rank {rank} is not among {workers:?}"));
+        signal(*pid, number);
+    }
+
+    /// Sends signal `number` to the coordinator.
+    pub fn kill_coordinator(&self, number: &str) {
+        signal(self.coordinator.id(), number);
+    }
+
+    /// Waits for the end.
+    pub fn end(mut self) -> Ended {
+        let records = std::iter::from_fn(|| self.record()).collect();
+        let code = self.coordinator.wait().unwrap().code();
+        Ended { code, log: self.log.join().unwrap(), records }
+    }
+}
+
+/// Sends a signal.
+pub fn signal(pid: u32, number: &str) {
+    assert!(Command::new("kill").args([number, &pid.to_string()]).status().unwrap().success());
+}
+
+/// The workers of a run on this machine: process ids by rank.
+pub fn workers(run: &str) -> BTreeMap<usize, u32> {
+    let mut found = BTreeMap::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let read = |name: &str| std::fs::read(entry.path().join(name)).unwrap_or_default();
+        let (line, environment) = (read("cmdline"), read("environ"));
+        let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+        // mpirun's own command line has the same words, but does not begin with the worker.
+        if !words[0].ends_with(b"lambert-worker") || !words.contains(&run.as_bytes()) {
+            continue;
+        }
+        let rank = environment
+            .split(|byte| *byte == 0)
+            .find_map(|variable| std::str::from_utf8(variable.strip_prefix(b"OMPI_COMM_WORLD_RANK=")?).ok()?.parse().ok());
+        found.insert(rank.unwrap_or(0), pid);
+    }
+    found
+}
+
+/// Waits until a run has no worker left.
+pub fn wait_for_no_workers(run: &str) {
+    let start = Instant::now();
+    while !workers(run).is_empty() {
+        assert!(start.elapsed() < PATIENCE, "workers of {run} did not end: {:?}", workers(run));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The run's checkpoints, newest first.
+pub fn checkpoints(run: &str) -> Vec<String> {
+    let listed = done(&["checkpoint", "list", run, "--json"]);
+    let name = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["name"].as_str().unwrap().to_owned();
+    listed.lines().map(name).collect()
+}
+
+/// The files of the newest checkpoint but the manifest: weights and moments.
+pub fn final_state(run: &str) -> BTreeMap<PathBuf, Vec<u8>> {
+    let newest = checkpoints(run).remove(0);
+    let mut files = content(&Path::new(run).join("checkpoints").join(newest));
+    files.remove(Path::new("manifest.json"));
+    assert!(files.len() >= 2, "weights and moments expected, found {:?}", files.keys());
+    files
+}
+
+/// Asserts that two runs ended with the same bits.
+pub fn assert_same_bits(one: &str, other: &str) {
+    let (one, other) = (final_state(one), final_state(other));
+    assert_eq!(one.keys().collect::<Vec<_>>(), other.keys().collect::<Vec<_>>());
+    for (name, bytes) in &one {
+        assert!(bytes == &other[name], "{} differs", name.display());
+    }
+}

@@ -1,0 +1,38 @@
+//! Invariant 1: a global batch holds the same samples, under the same masks, for every world size; and the losses agree
+//! within the rounding of the order of summation.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+mod support;
+
+use lambert_config::control::StepRecord;
+use support::{Place, Running};
+
+const STEPS: u64 = 20;
+/// Relative difference of two losses.
+const TOLERANCE: f64 = 1e-5;
+
+fn train(place: &Place, ranks: usize) -> Vec<StepRecord> {
+    let ended = Running::start(&place.config(STEPS, ranks), &place.path(&format!("world-{ranks}"))).end();
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    assert_eq!(ended.records.len() as u64, STEPS);
+    ended.records
+}
+
+#[test]
+fn worlds_of_one_two_and_three_train_alike() {
+    let place = Place::new();
+    let one = train(&place, 1);
+    assert!(one.windows(2).all(|pair| pair[0].batch_digest != pair[1].batch_digest), "every batch is another");
+    for ranks in [2, 3] {
+        let mut worst: f64 = 0.0;
+        for (one, other) in one.iter().zip(train(&place, ranks)) {
+            let facts = |r: &StepRecord| (r.step, r.batch_digest, r.samples, r.tokens, r.masked_tokens);
+            assert_eq!(facts(one), facts(&other), "{ranks} ranks");
+            let losses = [(one.mlm_loss, other.mlm_loss), (one.pair_loss.unwrap(), other.pair_loss.unwrap())];
+            worst = losses.iter().fold(worst, |worst, (a, b)| worst.max((a - b).abs() / a.abs()));
+        }
+        eprintln!("losses of {ranks} ranks differ from one rank's by {worst:.1e} at most");
+        assert!(worst <= TOLERANCE, "losses of {ranks} ranks differ by {worst:.1e}");
+    }
+}
