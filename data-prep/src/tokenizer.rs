@@ -6,6 +6,7 @@
 
 mod error;
 pub mod json;
+mod memo;
 
 use std::path::Path;
 
@@ -14,6 +15,8 @@ use tokenizers::pipeline::{EncodeOptions, PipelineToken, PipelineTokenizer};
 
 pub use error::TokenizerError;
 pub use json::tokenizer_json;
+
+use memo::Memo;
 
 /// The ids of the five special pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,14 +89,23 @@ impl Tokenizer {
     /// The ids of `text`, without special pieces. (The library refuses texts of 4 GiB; such a one is one `[UNK]`.)
     #[must_use]
     pub fn encode(&self, text: &str) -> Vec<u32> {
-        let mut encoder = self.encoder();
-        encoder.encode(text).to_vec()
+        let mut ids = Vec::new();
+        self.append(text, &mut ids);
+        PipelineToken::cast_slice(&ids).to_vec()
     }
 
-    /// For many short texts: keeps its buffer.
+    /// For much text: remembers the words it has seen, and is several times as fast.
     #[must_use]
     pub fn encoder(&self) -> Encoder<'_> {
-        Encoder { tokenizer: self, ids: Vec::new() }
+        Encoder { tokenizer: self, memo: Memo::new(), ids: Vec::new() }
+    }
+
+    fn append(&self, text: &str, ids: &mut Vec<PipelineToken>) {
+        let start = ids.len();
+        if self.pipeline.encode_into(text, &self.options, ids).is_err() {
+            ids.truncate(start);
+            ids.push(self.special.unk.into());
+        }
     }
 
     /// The ids of the special pieces.
@@ -154,19 +166,17 @@ impl Tokenizer {
 /// See [`Tokenizer::encoder`].
 pub struct Encoder<'a> {
     tokenizer: &'a Tokenizer,
+    memo: Memo,
     ids: Vec<PipelineToken>,
 }
 
 impl Encoder<'_> {
-    /// The ids of `text`, without special pieces, until the next call.
+    /// The ids of `text`, without special pieces, until the next call; equal to those of [`Tokenizer::encode`].
     pub fn encode(&mut self, text: &str) -> &[u32] {
-        self.ids.clear();
-        let Tokenizer { pipeline, options, special, .. } = self.tokenizer;
-        if pipeline.encode_into(text, options, &mut self.ids).is_err() {
-            self.ids.clear();
-            self.ids.push(special.unk.into());
-        }
-        PipelineToken::cast_slice(&self.ids)
+        let Self { tokenizer, memo, ids } = self;
+        ids.clear();
+        memo::parts(text, |part| memo.encode(part, ids, |part, ids| tokenizer.append(part, ids)));
+        PipelineToken::cast_slice(ids)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Ids equal to those of Hugging Face's `BertTokenizerFast`, by values that tests/golden/tokenizer.py made.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
+use lambert_data_prep::random::{Key, Rng};
 use lambert_data_prep::tokenizer::{Tokenizer, tokenizer_json};
 use serde_json::Value;
 
@@ -42,4 +43,25 @@ fn the_json_for_others_frames_text_and_knows_the_special_pieces() {
     assert_eq!(json["post_processor"]["single"][0]["SpecialToken"]["id"], "[CLS]");
     assert_eq!(json["normalizer"]["lowercase"], true);
     assert!(tokenizer_json(b"[PAD]\n", true).is_err());
+}
+
+/// The encoder cuts texts up and remembers the parts; that must not show, whatever the text.
+#[test]
+fn the_encoder_that_remembers_equals_the_library() {
+    let golden = golden();
+    let characters: Vec<char> = strings(&golden["lines"]).concat().chars().chain("abc'’—  \u{301}\0".chars()).collect();
+    for (name, lowercase) in [("cased", false), ("uncased", true)] {
+        let vocabulary = strings(&golden[name]["pieces"]).join("\n");
+        let tokenizer = Tokenizer::from_vocab(vocabulary.as_bytes(), lowercase).unwrap();
+        let mut encoder = tokenizer.encoder();
+        for seed in 0..20_000 {
+            let mut rng = Key::new(seed).rng();
+            let pick = |rng: &mut Rng| match rng.below(3) {
+                0 => ['a', 'B', ' ', ',', '’', '\u{301}'][rng.below(6) as usize],
+                _ => characters[rng.below(characters.len() as u64) as usize],
+            };
+            let text: String = (0..rng.below(30)).map(|_| pick(&mut rng)).collect();
+            assert_eq!(encoder.encode(&text), tokenizer.encode(&text), "{name}: {text:?}");
+        }
+    }
 }

@@ -1,0 +1,117 @@
+//! MB/s of each stage of a preparation and of the whole, on the development corpora: `cargo bench -p lambert-data-prep`.
+//!
+//! One line a stage: megabytes (10^6) of text or XML, median seconds of the rounds, MB/s. The stages run on one thread.
+//! `LAMBERT_BENCH_ROUNDS` (3) rounds are interleaved, so that a busy machine slows all stages alike.
+#![allow(clippy::unwrap_used)] // A panic is a bench's report.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use lambert_config::PrepConfig;
+use lambert_config::prep::{Documents, Format, Source};
+use lambert_data_prep::extract::{Extracted, extract};
+use lambert_data_prep::prep::{self, Options, Status};
+use lambert_data_prep::sentences;
+use lambert_data_prep::source::{self, RawDocument};
+use lambert_data_prep::tokenizer::Tokenizer;
+
+struct Corpus {
+    source: Source,
+    raw: Vec<RawDocument>,
+    text: Vec<String>,
+}
+
+impl Corpus {
+    fn new(path: &Path, format: Format) -> Self {
+        let source = Source { path: path.display().to_string(), format, ..Source::default() };
+        let mut corpus = Self { source, raw: Vec::new(), text: Vec::new() };
+        corpus.read();
+        corpus.text = corpus.extract();
+        corpus
+    }
+
+    fn read(&mut self) {
+        self.raw.clear();
+        for file in source::find(std::slice::from_ref(&self.source)).unwrap() {
+            let input = source::open(&file.path, Arc::default()).unwrap();
+            let mut reader = source::reader(&self.source, input, "bench");
+            while let Some(document) = reader.next().unwrap() {
+                self.raw.push(document);
+            }
+        }
+    }
+
+    fn extract(&self) -> Vec<String> {
+        let extracted = self.raw.iter().map(|raw| extract(&self.source, raw, "bench").unwrap());
+        extracted.filter_map(|found| if let Extracted::Text(text) = found { Some(text) } else { None }).collect()
+    }
+
+    fn sentences(&self) -> Vec<&str> {
+        let mut found = Vec::new();
+        self.text.iter().flat_map(|text| text.lines()).for_each(|line| sentences::split(line, &mut found));
+        found
+    }
+
+    fn raw_bytes(&self) -> usize {
+        self.raw.iter().map(|raw| raw.bytes.len()).sum()
+    }
+}
+
+fn whole(source: &Source, vocabulary: &Path, threads: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = PrepConfig { source: vec![source.clone()], ..PrepConfig::default() };
+    config.output.url = folder.path().join("data").display().to_string();
+    config.vocabulary.file = vocabulary.display().to_string();
+    prep::run(&config, &Options { threads, part: None, progress: &|_: &Status| {} }).unwrap();
+}
+
+type Stage<'a> = (&'static str, usize, Box<dyn FnMut() + 'a>);
+
+fn main() {
+    let corpora = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../shared/corpora");
+    if !corpora.is_dir() {
+        println!("SKIPPED: no development corpora at {}", corpora.display());
+        return;
+    }
+    let rounds = std::env::var("LAMBERT_BENCH_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(3);
+    let books = Corpus::new(&corpora.join("books/en"), Format::Text);
+    let dump = corpora.join("wiki/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.xml.bz2");
+    let wiki = Corpus::new(&dump, Format::Wikipedia);
+    let vocabulary = corpora.join("vocab/bert-base-uncased-vocab.txt");
+    let tokenizer = Tokenizer::from_vocab_file(&vocabulary, true).unwrap();
+    let mut encoder = tokenizer.encoder();
+    let sentences = books.sentences();
+    let mut again = Corpus { source: wiki.source.clone(), raw: Vec::new(), text: Vec::new() };
+    let text_bytes = books.text.iter().map(String::len).sum();
+    let mut stages: Vec<Stage<'_>> = vec![
+        ("text: extract", books.raw_bytes(), Box::new(|| drop(books.extract()))),
+        ("text: sentences", text_bytes, Box::new(|| drop(books.sentences()))),
+        (
+            "text: tokens",
+            text_bytes,
+            Box::new(|| {
+                sentences.iter().for_each(|sentence| drop(std::hint::black_box(encoder.encode(sentence).len())));
+            }),
+        ),
+        ("text: whole, 1 thread", books.raw_bytes(), Box::new(|| whole(&books.source, &vocabulary, 1))),
+        ("text: whole, 2 threads", books.raw_bytes(), Box::new(|| whole(&books.source, &vocabulary, 2))),
+        ("dump: decompress, pages", wiki.raw_bytes(), Box::new(|| again.read())),
+        ("dump: extract", wiki.raw_bytes(), Box::new(|| drop(wiki.extract()))),
+        ("dump: whole, 1 thread", wiki.raw_bytes(), Box::new(|| whole(&wiki.source, &vocabulary, 1))),
+    ];
+    let mut seconds = vec![Vec::new(); stages.len()];
+    for _ in 0..rounds {
+        for ((_, _, run), seconds) in stages.iter_mut().zip(&mut seconds) {
+            let start = Instant::now();
+            run();
+            seconds.push(start.elapsed().as_secs_f64());
+        }
+    }
+    println!("{:<26} {:>8} {:>8} {:>8}", "stage", "MB", "s", "MB/s");
+    for ((name, bytes, _), seconds) in stages.iter().zip(&mut seconds) {
+        seconds.sort_by(f64::total_cmp);
+        let (megabytes, median) = (*bytes as f64 / 1e6, seconds[seconds.len() / 2]);
+        println!("{name:<26} {megabytes:>8.1} {median:>8.2} {:>8.1}", megabytes / median);
+    }
+}
