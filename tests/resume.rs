@@ -16,7 +16,7 @@ fn moments() -> Rng {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
     let seed = std::env::var("LAMBERT_TEST_SEED").map_or(now, |seed| seed.parse().unwrap());
     eprintln!("moments from LAMBERT_TEST_SEED={seed}");
-    Rng::new(Key::new(seed))
+    Key::new(seed).rng()
 }
 
 /// The run that nobody disturbs.
@@ -56,7 +56,8 @@ fn killed_ranks(place: &Place, reference: &str, moments: &mut Rng) {
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     for rank in killed {
         let line = ended.log.lines().find(|line| {
-            line.contains(&format!("rank {rank} (pid ")) && line.contains("was killed by signal 9; the workers are started again")
+            line.contains(&format!("rank {rank} (pid "))
+                && line.contains("was killed by signal 9; the workers are started again")
         });
         assert!(line.is_some(), "rank {rank} is not named in {}", ended.log);
     }

@@ -1,6 +1,7 @@
 //! The real `lambert` from outside: exit codes, where output goes, one message an error.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
 use std::path::Path;
 use std::process::{Command, Output};
 

@@ -123,7 +123,9 @@ pub fn content(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
             let path = entry.unwrap().path();
             match path.is_dir() {
                 true => folders.push(path),
-                false => drop(found.insert(path.strip_prefix(folder).unwrap().to_owned(), std::fs::read(&path).unwrap())),
+                false => {
+                    drop(found.insert(path.strip_prefix(folder).unwrap().to_owned(), std::fs::read(&path).unwrap()))
+                }
             }
         }
     }
@@ -210,9 +212,9 @@ pub fn workers(run: &str) -> BTreeMap<usize, u32> {
         if !words[0].ends_with(b"lambert-worker") || !words.contains(&run.as_bytes()) {
             continue;
         }
-        let rank = environment
-            .split(|byte| *byte == 0)
-            .find_map(|variable| std::str::from_utf8(variable.strip_prefix(b"OMPI_COMM_WORLD_RANK=")?).ok()?.parse().ok());
+        let rank = environment.split(|byte| *byte == 0).find_map(|variable| {
+            std::str::from_utf8(variable.strip_prefix(b"OMPI_COMM_WORLD_RANK=")?).ok()?.parse().ok()
+        });
         found.insert(rank.unwrap_or(0), pid);
     }
     found
@@ -230,7 +232,8 @@ pub fn wait_for_no_workers(run: &str) {
 /// The run's checkpoints, newest first.
 pub fn checkpoints(run: &str) -> Vec<String> {
     let listed = done(&["checkpoint", "list", run, "--json"]);
-    let name = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["name"].as_str().unwrap().to_owned();
+    let name =
+        |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["name"].as_str().unwrap().to_owned();
     listed.lines().map(name).collect()
 }
 
