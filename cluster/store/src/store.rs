@@ -190,13 +190,14 @@ impl Store {
     /// # Errors
     /// [`Error::NotFound`], an object that is shorter, no memory, else what the store says.
     pub fn get_hashed(&self, path: &str, bytes: u64) -> Result<(Bytes, String)> {
-        let mut whole = self.memory_for(path, bytes)?;
+        self.check_memory(path, bytes)?;
         if let Some(file) = self.local_path(path)? {
-            whole.resize(bytes as usize, 0);
+            // Zeroed pages that nobody has touched cost nothing until the file is read into them.
+            let mut whole = vec![0; bytes as usize];
             let sha256 = local_read::whole(&file, &mut whole).map_err(|source| self.read_error(path, &source))?;
             return Ok((whole.into(), sha256));
         }
-        let mut hasher = hash::Hasher::new();
+        let (mut whole, mut hasher) = (Vec::with_capacity(bytes as usize), hash::Hasher::new());
         self.read_pieces(path, bytes, |piece| {
             hasher.update(piece);
             whole.extend_from_slice(piece);
@@ -204,11 +205,10 @@ impl Store {
         Ok((whole.into(), hasher.finish()))
     }
 
-    fn memory_for(&self, path: &str, bytes: u64) -> Result<Vec<u8>> {
-        let mut memory = Vec::new();
+    /// An allocation that fails ends the process; one that is only tried is an error like any other.
+    fn check_memory(&self, path: &str, bytes: u64) -> Result<()> {
         let wanted = usize::try_from(bytes).unwrap_or(usize::MAX);
-        memory.try_reserve_exact(wanted).map_err(|source| self.read_error(path, &source))?;
-        Ok(memory)
+        Vec::<u8>::new().try_reserve_exact(wanted).map_err(|source| self.read_error(path, &source))
     }
 
     fn read_error(&self, path: &str, source: &(dyn std::error::Error + 'static)) -> Error {

@@ -220,3 +220,63 @@ fn objects_written_in_the_background_come_out_the_same() {
     }
     assert!(writer.start_object("../x", bytes).is_err());
 }
+
+/// Replaces an object of the newest checkpoint and its entry, as somebody with write access to the store can.
+fn forge(run: &Store, name: &str, object: &str, bytes: Vec<u8>) {
+    let mut manifest = checkpoint::read_manifest(run, name).unwrap();
+    let place = manifest.objects.iter().position(|entry| entry.path == object).unwrap();
+    run.delete(&path(name, "manifest.json")).unwrap();
+    let lease = Lease::attach(run, manifest.attempt).unwrap();
+    let writer = Writer::new(run, manifest.step, manifest.attempt);
+    manifest.objects[place] = writer.put_object(object, bytes.into()).unwrap();
+    writer.commit(&manifest, &lease).unwrap();
+}
+
+#[test]
+fn tensors_that_cannot_be_a_training_state_are_passed_over() {
+    let with_first_number = |number: f32| {
+        let mut bytes = content(OBJECTS[0], 100, 1).to_vec();
+        let at = bytes.len() - 1200;
+        bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
+        bytes
+    };
+    let petabyte = [&(1u64 << 50).to_le_bytes()[..], b"{}"].concat();
+    for (bytes, why) in [(with_first_number(f32::NAN), "finite"), (petabyte, "claims"), (vec![], "header")] {
+        passes_over(|run, name| forge(run, name, OBJECTS[0], bytes), why);
+    }
+    let (_folder, run) = folder_store();
+    let lease = Lease::take(&run).unwrap();
+    let name = save(&run, &lease, 100);
+    forge(&run, &name, OBJECTS[0], with_first_number(3.0));
+    assert_eq!(newest(&run), (Some(name), vec![]), "a forgery without fault is no fault");
+}
+
+#[test]
+fn sizes_that_only_the_manifest_claims_are_not_allocated() {
+    let (_folder, run) = folder_store();
+    let lease = Lease::take(&run).unwrap();
+    let name = save(&run, &lease, 100);
+    let mut manifest = checkpoint::read_manifest(&run, &name).unwrap();
+    manifest.objects[0].bytes = 1 << 50;
+    assert!(checkpoint::read_object(&run, &manifest, OBJECTS[0]).unwrap_err().is_damaged());
+    assert!(run.get_hashed(&path(&name, OBJECTS[0]), 1 << 60).is_err());
+}
+
+#[test]
+fn a_copy_is_the_same_checkpoint_and_a_damaged_one_is_not_copied() {
+    let (_folder, run) = folder_store();
+    let lease = Lease::take(&run).unwrap();
+    let name = save(&run, &lease, 100);
+    let archive = Store::open("memory://archive/run").unwrap();
+    checkpoint::copy(&run, &name, &archive).unwrap();
+    checkpoint::copy(&run, &name, &archive).unwrap();
+    assert_eq!(checkpoint::verify(&archive, &name).unwrap(), checkpoint::verify(&run, &name).unwrap());
+    forge(&run, &name, OBJECTS[0], content(OBJECTS[0], 7, 7).to_vec());
+    assert!(matches!(checkpoint::copy(&run, &name, &archive), Err(Error::Exists { .. })));
+    checkpoint::verify(&archive, &name).unwrap();
+
+    change(&run, &path(&name, OBJECTS[1]), |bytes| bytes[50] ^= 1);
+    let elsewhere = Store::open("memory://elsewhere/run").unwrap();
+    assert!(checkpoint::copy(&run, &name, &elsewhere).unwrap_err().is_damaged());
+    assert_eq!(names(&elsewhere), [""; 0]);
+}

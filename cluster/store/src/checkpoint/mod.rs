@@ -4,11 +4,14 @@
 //! manifest says. Ranks put their objects, rank 0 commits the manifest last; [`newest_verified`] finds what to
 //! resume from, [`prune`] removes what is no longer wanted.
 
+mod copy;
 mod manifest;
 mod prune;
 mod select;
+mod tensors;
 mod writer;
 
+pub use copy::copy;
 pub use manifest::{FORMAT, Manifest, ObjectEntry, Slice};
 pub use prune::{Pruned, Retention, prune, retain};
 pub use select::{Listed, PassedOver, Selection, list, newest_verified, read_manifest, read_object, verify};

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
+use super::tensors::{self, Inspector};
 use super::{FOLDER, MANIFEST, Manifest, ObjectEntry, Place, path};
 use crate::error::{Error, Result};
 use crate::hash::Hasher;
 use crate::store::{Object, Store};
 
 /// No manifest comes near this; a larger object under its name is something else.
-const LARGEST_MANIFEST: u64 = 256 << 20;
+pub(super) const LARGEST_MANIFEST: u64 = 256 << 20;
 
 /// A committed checkpoint in a listing. Nothing of it has been read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,7 +90,8 @@ fn looking_twice<T>(run: &Store, mut look: impl FnMut() -> Result<T>) -> Result<
     }
 }
 
-/// Reads everything of a checkpoint and compares sizes and checksums with its manifest.
+/// Reads everything of a checkpoint and compares sizes and checksums with its manifest. Objects that are
+/// safetensors must also have a sound header and finite numbers: nothing can be trained from others.
 ///
 /// # Errors
 /// [`Error::NotFound`] or [`Error::Damaged`] if it is not sound; else what the store says.
@@ -156,8 +158,16 @@ fn check_size(run: &Store, checkpoint: &str, entry: &ObjectEntry) -> Result<()> 
 fn check_content(run: &Store, checkpoint: &str, entry: &ObjectEntry) -> Result<()> {
     let name = path(checkpoint, &entry.path);
     let mut hasher = Hasher::new();
-    run.read_pieces(&name, entry.bytes, |piece| hasher.update(piece))?;
-    same_sha256(run, &name, entry, hasher.finish())
+    let mut inspector = entry.path.ends_with(tensors::SUFFIX).then(|| Inspector::new(entry.bytes));
+    run.read_pieces(&name, entry.bytes, |piece| {
+        hasher.update(piece);
+        inspector.iter_mut().for_each(|inspector| inspector.update(piece));
+    })?;
+    same_sha256(run, &name, entry, hasher.finish())?;
+    // The writer's bytes, but are they a training state?
+    let fault = inspector.and_then(Inspector::finish);
+    let expected = "sound safetensors with finite numbers".to_string();
+    fault.map_or(Ok(()), |found| Err(Error::Damaged { url: run.url_of(&name), what: "content", expected, found }))
 }
 
 fn same_sha256(run: &Store, name: &str, entry: &ObjectEntry, found: String) -> Result<()> {

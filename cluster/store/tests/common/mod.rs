@@ -17,8 +17,12 @@ pub fn folder_store() -> (tempfile::TempDir, Store) {
     (folder, store)
 }
 
+/// A small safetensors file.
 pub fn content(object: &str, step: u64, attempt: u32) -> Bytes {
-    Bytes::from(format!("{object} of step {step} by attempt {attempt}, ").repeat(40))
+    let seed = object.len() as f32 + step as f32 * 0.5 + attempt as f32;
+    let numbers: Vec<u8> = (0..300).flat_map(|i| (seed + i as f32).to_le_bytes()).collect();
+    let header = format!(r#"{{"x":{{"dtype":"F32","shape":[300],"data_offsets":[0,{}]}}}}"#, numbers.len());
+    [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &numbers].concat().into()
 }
 
 pub fn manifest(writer: &Writer, step: u64, attempt: u32) -> Manifest {

@@ -172,6 +172,9 @@ async fn answer(request: Request<Incoming>, service: S3Service, layer: Arc<Layer
     let _turn = if creates { Some(layer.creating.lock().await) } else { None };
     let answer = hyper::service::Service::call(&service, request).await.map_err(|_| closed())?;
     let (head, body) = answer.into_parts();
+    if fault.is_none() {
+        return Ok(Response::from_parts(head, body.map_err(std::io::Error::other).boxed()));
+    }
     let body = body.collect().await.map_err(|_| closed())?.to_bytes();
     spoil(head, body, fault)
 }
