@@ -61,10 +61,9 @@ fn finish(session: &Session, state: &State, outcome: Outcome) -> Outcome {
 }
 
 fn report(session: &Session, state: &State, record: StepRecord) {
-    if session.is_first() && !session.control.is_connected() {
-        if let Ok(line) = serde_json::to_string(&record) {
-            println!("{line}");
-        }
+    let by_hand = session.is_first() && !session.control.is_connected();
+    if by_hand && let Ok(line) = serde_json::to_string(&record) {
+        println!("{line}");
     }
     session.control.step(state.step, session.is_first().then_some(record));
 }

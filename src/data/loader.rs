@@ -135,7 +135,7 @@ impl Reader {
             mask: special.mask,
             never: [special.pad, special.cls, special.sep],
         };
-        let sizes = source.dataset.row_groups().iter().map(|group| group.rows as u64).collect();
+        let sizes = source.dataset.row_groups().iter().map(|group| group.rows).collect();
         // A batch may lie across two windows, and across two epochs.
         let recent = 2 * WINDOW + 2;
         Self {

@@ -1,0 +1,102 @@
+#!/bin/sh
+# The whole of lambert in a few minutes: corpus, vocabulary, dataset, two ranks, one of them killed half-way, the
+# restart, the end, an exported model. `make demo` calls it.
+#
+#   demo.sh PROGRAMS FOLDER [CORPUS...]    PROGRAMS holds lambert and lambert-worker; FOLDER is made anew
+set -eu
+
+programs=$1; demo=$2; shift 2
+lambert=$programs/lambert
+say() { printf '\n== %s\n' "$*"; }
+# The first number of that key in JSON on standard input: number KEY
+number() { grep -o "\"$1\": *[-0-9.e]*" | head -n 1 | sed 's/.*: *//'; }
+
+rm -rf "$demo"
+mkdir -p "$demo"
+
+# 1. Text: the user's, or a generated one.
+sources=
+if [ $# -eq 0 ]; then
+    say "Corpus: drawn from a small grammar in which words far apart agree"
+    "$lambert" generate --documents 4000 --seed 1 --output "$demo/corpus.txt"
+    set -- "$demo/corpus.txt"
+    documents=blank-line; length=64
+else
+    documents=file; length=128
+fi
+for path in "$@"; do
+    [ -e "$path" ] || { echo "demo: $path: no such file or folder" >&2; exit 2; }
+    format=text; case "$path" in *.xml*) format=wikipedia ;; esac
+    sources="$sources
+[[source]]
+path = \"$path\"
+format = \"$format\"
+documents = \"$documents\"
+"
+done
+
+# 2. Vocabulary and dataset.
+say "Vocabulary"
+inputs=; for path in "$@"; do inputs="$inputs --input $path"; done
+"$lambert" vocab $inputs --size 8000 --output "$demo/vocab.txt"
+say "Dataset"
+cat > "$demo/prep.toml" <<TOML
+$sources
+[output]
+url = "$demo/data"
+shards = 2
+[vocabulary]
+file = "$demo/vocab.txt"
+[samples]
+sequence_length = $length
+held_out = 0.05
+TOML
+"$lambert" prep --config "$demo/prep.toml"
+
+# 3. Training on two ranks; half-way rank 1 is killed as a lost machine would be.
+say "Training: 2 ranks, LAMB"
+"$lambert" run --config configs/demo.toml --run "$demo/run" \
+    --set "stage.0.data=$demo/data/train" --set "evaluation.data=$demo/data/held-out" &
+run=$!
+steps=$(sed -n 's/^steps = //p' configs/demo.toml)
+killed=
+while kill -0 $run 2>/dev/null; do
+    sleep 0.5
+    [ -z "$killed" ] || continue
+    status=$("$lambert" status "$demo/run" --json 2>/dev/null) || continue
+    step=$(echo "$status" | number step)
+    [ "${step:-0}" -ge $((steps / 2)) ] || continue
+    victim=$(echo "$status" | grep -o '{"rank":1,[^}]*}' | number pid)
+    [ -n "$victim" ] || continue
+    say "kill -9 of rank 1 (process $victim) at step $step, on purpose"
+    kill -9 "$victim"
+    killed=$step
+done
+wait $run
+[ -n "$killed" ] || { echo "demo: the run ended before a rank could be killed" >&2; exit 1; }
+
+# 4. What came out.
+say "Held-out evaluation and export"
+"$lambert" eval "$demo/run" --data "$demo/data/held-out" --json > "$demo/eval.json"
+"$lambert" export "$demo/run" --output "$demo/model"
+first=$(cat "$demo"/run/metrics/*.jsonl | head -n 1 | number mlm_loss)
+last=$(cat "$demo"/run/metrics/*.jsonl | grep '"seconds"' | tail -n 20 \
+    | grep -o '"mlm_loss":[-0-9.e]*' | sed 's/.*://' | awk '{ sum += $1 } END { printf "%.4f", sum / NR }')
+entropy=$(number unigram_entropy < "$demo/data/train/manifest.json")
+lost=$("$lambert" status "$demo/run" --json | grep -o '"lost":\[.*' | number seconds)
+say "Summary"
+printf 'MLM loss at the first step            %.4f nats\n' "$first"
+printf 'MLM loss of the last 20 steps         %.4f nats\n' "$last"
+printf 'held-out MLM loss                     %.4f nats\n' "$(number mlm_loss < "$demo/eval.json")"
+printf 'a guesser that ignores context        %.4f nats\n' "$entropy"
+printf 'lost to the kill at step %-12s %.1f s\n' "$killed" "$lost"
+printf 'exported for transformers             %s\n' "$demo/model"
+# Held-out sentences with one word hidden; a word between the third and the last.
+say "Fill-mask"
+"$lambert" inspect "$demo/data/held-out" --samples 30 --json | grep -o '"first":"[^"\\]*"' | sed 's/^"first":"//; s/"$//' \
+    | awk 'NF >= 6 && NF <= 40 && !/\[UNK\]/ && $5 ~ /^[a-z]+$/ { word = $5; $5 = "[MASK]"; print word "\t" $0; if (++n == 3) exit }' \
+    | while IFS="$(printf '\t')" read -r word text; do
+        printf '%s\n' "$text"
+        "$lambert" fill-mask "$demo/run" "$text" --top 5
+        printf '          it was: %s\n' "$word"
+    done
