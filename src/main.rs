@@ -62,7 +62,7 @@ enum Command {
 fn main() -> ExitCode {
     torch::keep_pages();
     torch::quiet_panics();
-    let filter = EnvFilter::try_from_env("LAMBERT_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
     let arguments = Arguments::parse();
     let code = match torch::guard(|| run(arguments.command)) {
