@@ -174,6 +174,12 @@ impl Reporter {
         pending.urgent |= urgency == Urgency::Change;
         self.shared.1.notify_one();
     }
+
+    /// Forgets what was not written yet.
+    pub fn discard(&self) {
+        let mut pending = self.shared.0.lock().unwrap_or_else(PoisonError::into_inner);
+        pending.status = None;
+    }
 }
 
 impl Drop for Reporter {

@@ -84,6 +84,8 @@ impl<'a> Coordinator<'a> {
         match &outcome {
             Ok(exit::DONE) => self.say_end(State::Finished, "finished"),
             Ok(_) => self.say_end(State::Stopped, "stopped"),
+            // The status belongs to the coordinator that has taken over.
+            Err(_) if self.requests.lease_lost() => self.reporter.discard(),
             Err(failure) => {
                 self.status.error = Some(failure.to_string());
                 self.enter(State::Failed);
@@ -263,11 +265,15 @@ impl<'a> Coordinator<'a> {
         self.publish(Urgency::Change);
     }
 
-    /// Notes what is lost from here on: until as many steps are finished again.
+    /// Notes what is lost from here on: until as many steps are finished again. A failure before that ends the account
+    /// of the one before, so that nothing is counted twice.
     fn note_failure(&mut self, watch: &Watch) {
         let since = watch.trouble.unwrap_or_else(Instant::now);
-        let (begun, step) = self.recovering.unwrap_or((since, 0));
-        self.recovering = Some((begun, step.max(watch.achieved.step)));
+        let before = self.recovering.replace((since, watch.achieved.step));
+        if let Some((begun, step)) = before {
+            self.recovering = Some((since, step.max(watch.achieved.step)));
+            self.account(since.duration_since(begun));
+        }
     }
 
     fn recovered(&mut self, watch: &Watch) {
@@ -276,10 +282,18 @@ impl<'a> Coordinator<'a> {
             return;
         }
         self.recovering = None;
-        let seconds = since.elapsed().as_secs_f64();
-        tracing::info!("step {step} is reached again: the restart cost {seconds:.1} s");
+        self.account(since.elapsed());
+        let seconds: f64 = self.status.lost.iter().filter_map(|lost| lost.seconds).sum();
+        let times = self.status.lost.len();
+        tracing::info!(
+            "step {step} is reached again: the restart cost {:.1} s ({seconds:.1} s in all, {times} restart(s))",
+            since.elapsed().as_secs_f64()
+        );
+    }
+
+    fn account(&mut self, cost: Duration) {
         if let Some(lost) = self.status.lost.last_mut() {
-            lost.seconds = Some(seconds);
+            lost.seconds = Some(cost.as_secs_f64());
         }
     }
 

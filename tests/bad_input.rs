@@ -1,0 +1,168 @@
+//! Whatever comes in wrong: exit code 1 or 2, one clear message, no panic, and nothing that existed is lost.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+mod support;
+
+use std::io::Write;
+use std::path::Path;
+
+use support::{Place, Ran, checkpoints, content, done, run};
+
+/// A refusal: this exit code and one message that holds all `words`.
+fn refused(ran: &Ran, code: i32, words: &[&str]) {
+    assert_eq!(ran.code, code, "{}", ran.err);
+    assert_eq!(ran.err.matches("error: ").count(), 1, "one message: {}", ran.err);
+    for word in ["panicked", "RUST_BACKTRACE", "[1,0]", "mpirun noticed"] {
+        assert!(!ran.err.contains(word), "{}", ran.err);
+    }
+    for word in words {
+        assert!(ran.err.contains(word), "no {word:?} in: {}", ran.err);
+    }
+}
+
+/// `lambert prep` of one source; the output folder, one for each source, holds something already that has to stay.
+fn prep(place: &Place, source: &str, format: &str, sets: &[&str]) -> Ran {
+    let output = format!("{source}-data");
+    let keep = format!("{output}/keep.txt");
+    let config = format!(
+        "[[source]]\npath = {source:?}\nformat = {format:?}\n[output]\nurl = {:?}\n[vocabulary]\nfile = {:?}\n\
+         [samples]\nsequence_length = 64\n",
+        output,
+        place.path("vocab.txt")
+    );
+    let config = place.file("bad.toml", config);
+    std::fs::create_dir_all(&output).unwrap();
+    std::fs::write(&keep, "this was here before").unwrap();
+    let mut arguments = vec!["prep", "--config", config.as_str()];
+    sets.iter().for_each(|set| arguments.extend(["--set", set]));
+    let ran = run(&arguments);
+    assert_eq!(std::fs::read(&keep).unwrap(), b"this was here before");
+    for dataset in ["train", "held-out"] {
+        assert!(!Path::new(&output).join(dataset).join("manifest.json").exists(), "a dataset of nothing");
+    }
+    ran
+}
+
+fn dump() -> Vec<u8> {
+    let text = "Every page of this small dump has sentences of its own. They are read as they stream by. ".repeat(40);
+    let page = |id: u32| {
+        format!(
+            "<page><title>Page {id}</title><ns>0</ns><id>{id}</id><revision><text>{id} {text}</text></revision></page>\n"
+        )
+    };
+    let pages: String = (0..200).map(page).collect();
+    let mut packed = bzip2::write::BzEncoder::new(Vec::new(), bzip2::Compression::fast());
+    write!(packed, "<mediawiki>\n{pages}</mediawiki>\n").unwrap();
+    packed.finish().unwrap()
+}
+
+#[test]
+fn corpora_that_cannot_be_read() {
+    let place = Place::new();
+    let missing = place.path("nothing.txt");
+    refused(&prep(&place, &missing, "text", &[]), 2, &["source.0.path", "nothing.txt"]);
+    let mut dump = dump();
+    let whole = place.file("whole.xml.bz2", &dump);
+    dump.truncate(dump.len() / 2);
+    let cut = place.file("cut.xml.bz2", &dump);
+    refused(&prep(&place, &cut, "wikipedia", &[]), 1, &["cut.xml.bz2"]);
+    let latin = place.file("latin.txt", b"A sentence in an old encoding: caf\xe9 au lait. And another one.\n");
+    refused(&prep(&place, &latin, "text", &[]), 1, &["latin.txt", "byte 34 is not UTF-8"]);
+    let empty = place.file("empty.txt", "");
+    refused(&prep(&place, &empty, "text", &[]), 1, &["the corpus is empty"]);
+    let vocabulary = std::fs::read_to_string(place.path("vocab.txt")).unwrap().replace("[MASK]", "[other]");
+    let vocabulary = place.file("maskless.txt", vocabulary);
+    let set = format!("vocabulary.file={vocabulary}");
+    refused(&prep(&place, &whole, "wikipedia", &[&set]), 2, &["maskless.txt", "[MASK]"]);
+}
+
+#[test]
+fn configurations_with_faults() {
+    let place = Place::new();
+    let config = place.config(4, 2);
+    let start = |arguments: &[&str]| run(&[&["run", "--run", &place.path("run")], arguments].concat());
+    refused(&start(&["--config", &place.path("no.toml")]), 2, &["cannot read", "no.toml"]);
+    refused(&start(&[]), 2, &["holds no run yet", "--config"]);
+    let faults = ["model.heads=3", "stage.0.stps=3", "stage.0.learning_rate=-1", "cluster.ranks=two", "colour=red"];
+    let sets: Vec<&str> = faults.iter().flat_map(|fault| ["--set", fault]).collect();
+    let keys = ["model.heads", "stage.0.stps", "stage.0.learning_rate", "cluster.ranks", "colour"];
+    refused(&start(&[&["--config", &config][..], &sets].concat()), 2, &keys);
+    let sets = ["--set", "stage.0.data=no-data", "--set", "evaluation.data=none", "--set", "model.positions=32"];
+    let keys = ["stage.0.data", "no-data", "evaluation.data", "model.positions is 32"];
+    let ran = start(&[&["--config", &config][..], &sets[..4]].concat());
+    refused(&ran, 2, &keys[..3]);
+    refused(&start(&["--config", &config, sets[4], sets[5]]), 2, &keys[3..]);
+    let other = place.file("not.toml", "[model\nlayers = 2");
+    refused(&start(&["--config", &other]), 2, &["not.toml", "line 1"]);
+    assert!(!Path::new(&place.path("run")).exists(), "a refused run left something behind");
+}
+
+#[test]
+fn datasets_that_are_damaged() {
+    let place = Place::new();
+    let (config, run_url) = (place.config(4, 2), place.path("run"));
+    let shard = place.path("data/train/shard-00001-of-00002.parquet");
+    let good = std::fs::read(&shard).unwrap();
+    let mut flipped = good.clone();
+    flipped[good.len() / 2] ^= 1;
+    std::fs::write(&shard, &flipped).unwrap();
+    let words = ["shard-00001-of-00002.parquet is damaged", "sha256"];
+    refused(&run(&["inspect", &place.path("data/train"), "--verify"]), 1, &words);
+    let ran = run(&["run", "--config", &config, "--run", &run_url]);
+    refused(&ran, 1, &words);
+    assert!(!ran.err.contains("attempt 2"), "what is damaged stays damaged: {}", ran.err);
+    std::fs::write(&shard, &good[..good.len() - 1]).unwrap();
+    let ran = run(&["run", "--config", &config, "--run", &run_url]);
+    refused(&ran, 2, &["shard-00001-of-00002.parquet", "bytes"]);
+    std::fs::write(&shard, good).unwrap();
+    done(&["run", "--config", &config, "--run", &run_url]);
+}
+
+#[test]
+fn a_run_of_another_configuration() {
+    let place = Place::new();
+    let (config, run_url) = (place.config(4, 2), place.path("run"));
+    done(&["run", "--config", &config, "--run", &run_url]);
+    let before = content(Path::new(&run_url));
+    let ran = run(&["run", "--config", &config, "--run", &run_url, "--set", "model.hidden=64", "--set", "run.seed=2"]);
+    refused(&ran, 2, &["model.hidden: 32 in the run, 64 now", "run.seed: 1 in the run, 2 now"]);
+    assert_eq!(content(Path::new(&run_url)), before);
+    let full = place.file("full/file", "mine");
+    refused(&run(&["export", &run_url, "--output", &place.path("full")]), 2, &["is not empty"]);
+    assert_eq!(std::fs::read(full).unwrap(), b"mine");
+}
+
+#[test]
+fn checkpoints_that_are_damaged() {
+    let place = Place::new();
+    let (config, run_url) = (place.config(30, 2), place.path("run"));
+    done(&["run", "--config", &config, "--run", &run_url]);
+    let [newest, second, third] = checkpoints(&run_url).try_into().unwrap();
+    let object = |name: &str, object: &str| format!("{run_url}/checkpoints/{name}/{object}");
+    let weights = object(&newest, "model.safetensors");
+    let whole = std::fs::read(&weights).unwrap();
+    std::fs::write(&weights, &whole[..whole.len() - 1]).unwrap();
+    let moments = object(&second, "optimizer-00001-of-00002.safetensors");
+    let mut flipped = std::fs::read(&moments).unwrap();
+    let middle = flipped.len() / 2;
+    flipped[middle] ^= 1;
+    std::fs::write(&moments, flipped).unwrap();
+
+    refused(&run(&["checkpoint", "verify", &run_url]), 1, &["2 of 3 checkpoints"]);
+    let exported = run(&["export", &run_url, "--output", &place.path("exported")]);
+    assert_eq!(exported.code, 0, "{}", exported.err);
+    let resumed = run(&["run", "--config", &config, "--run", &run_url]);
+    assert_eq!(resumed.code, 0, "{}", resumed.err);
+    for log in [&exported.err, &resumed.err] {
+        for name in [&newest, &second] {
+            let warned =
+                log.lines().any(|line| line.contains("WARN") && line.contains("passed over") && line.contains(name));
+            assert!(warned, "{name} is not passed over in {log}");
+        }
+    }
+    assert!(resumed.err.contains(&format!("training goes on from {third}")), "{}", resumed.err);
+    assert_eq!(checkpoints(&run_url)[0], "step-000000030-a0002");
+    let named = run(&["export", &format!("{run_url}/checkpoints/{newest}"), "--output", &place.path("x")]);
+    refused(&named, 1, &[&newest, "model.safetensors"]);
+}
