@@ -38,7 +38,7 @@ fn folder() -> tempfile::TempDir {
 fn help_is_a_result_and_tells_the_exit_codes() {
     let ran = lambert(folder().path(), &["--help"]);
     assert_eq!((ran.code, ran.err.as_str()), (0, ""));
-    for word in ["prep", "run", "status", "stop", "checkpoint", "export", "75 stopped with a checkpoint"] {
+    for word in ["prep", "run", "status", "stop", "checkpoint", "export", "75 stopped"] {
         assert!(ran.out.contains(word), "no {word:?} in {}", ran.out);
     }
 }
@@ -58,7 +58,7 @@ fn what_cannot_be_a_command_line_is_a_usage_error() {
     ] {
         let ran = lambert(here.path(), arguments);
         assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{arguments:?}: {}", ran.err);
-        assert!(ran.err.contains("Usage: lambert"), "{arguments:?}: {}", ran.err);
+        assert!(ran.err.contains("--help"), "{arguments:?}: {}", ran.err);
     }
 }
 
