@@ -9,7 +9,7 @@ use std::time::Duration;
 use lambert_data_prep::random::{Key, Rng};
 use support::{Place, Running, assert_same_bits, checkpoints, final_state, workers};
 
-const STEPS: u64 = 60;
+const STEPS: u64 = 90;
 
 /// Moments differ from test run to test run; the seed is printed, so that a failure can be repeated.
 fn moments() -> Rng {
@@ -44,8 +44,8 @@ fn killed_ranks(place: &Place, reference: &str, moments: &mut Rng) {
     let run = place.path("killed-ranks");
     let mut running = Running::start(&place.config(STEPS, 2), &run);
     let mut killed = Vec::new();
-    for (first, rank) in [(1, 1), (20, 0), (40, 1)] {
-        let step = first + moments.below(12);
+    for (first, rank) in [(1, 1), (25, 0), (50, 1)] {
+        let step = first + moments.below(15);
         running.reach(step);
         std::thread::sleep(Duration::from_millis(moments.below(30)));
         eprintln!("kill -9 of rank {rank} after step {step}");
@@ -68,7 +68,7 @@ fn killed_ranks(place: &Place, reference: &str, moments: &mut Rng) {
 /// Twice; its workers end by themselves, and the same command goes on.
 fn killed_coordinators(place: &Place, reference: &str, moments: &mut Rng) {
     let run = place.path("killed-coordinators");
-    for first in [1, 25] {
+    for first in [1, 30] {
         let mut running = Running::start(&place.config(STEPS, 2), &run);
         let step = first + moments.below(20);
         running.reach(step);
@@ -88,7 +88,7 @@ fn killed_coordinators(place: &Place, reference: &str, moments: &mut Rng) {
 fn off_by_one(place: &Place, reference: &str) {
     let run = place.path("off-by-one");
     let mut running = Running::start(&place.config(STEPS, 2), &run);
-    running.reach(30);
+    running.reach(20);
     running.kill_coordinator("-TERM");
     let ended = running.end();
     assert_eq!(ended.code, Some(75), "{}", ended.log);

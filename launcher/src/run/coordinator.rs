@@ -151,18 +151,22 @@ impl<'a> Coordinator<'a> {
     /// Follows the workers until they have ended, or have to be ended.
     fn follow(&mut self, workers: &mut Workers, watch: &mut Watch) -> Result<(End, Vec<Message>), Failure> {
         let ranks = self.order.config.cluster.ranks;
+        let mut looked = Instant::now();
         let end = loop {
             if let Some(message) = workers.next(TICK) {
                 self.take(message, watch);
-                continue;
+                // Ranks that report without a pause must not keep requests waiting.
+                if looked.elapsed() < TICK {
+                    continue;
+                }
             }
+            looked = Instant::now();
             if let Some(status) = workers.ended().map_err(Failure::failed)? {
                 break End::Status(status);
             }
             self.heed(workers)?;
-            let now = Instant::now();
-            let silence = watch.silence(now, SILENCE);
-            if let Some(message) = silence.or_else(|| watch.absence(workers.started, now, ABSENCE, ranks)) {
+            let silence = watch.silence(looked, SILENCE);
+            if let Some(message) = silence.or_else(|| watch.absence(workers.started, looked, ABSENCE, ranks)) {
                 break End::Silence(message);
             }
         };
