@@ -1,5 +1,7 @@
 //! The command line as it is typed: everything a user can touch, declared once. Nothing here is checked beyond its form.
 
+#![allow(rustdoc::broken_intra_doc_links, reason = "these comments are the help texts too, where [MASK] is no link")]
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};

@@ -121,11 +121,10 @@ pub fn content(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     while let Some(next) = folders.pop() {
         for entry in std::fs::read_dir(next).unwrap() {
             let path = entry.unwrap().path();
-            match path.is_dir() {
-                true => folders.push(path),
-                false => {
-                    drop(found.insert(path.strip_prefix(folder).unwrap().to_owned(), std::fs::read(&path).unwrap()))
-                }
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                found.insert(path.strip_prefix(folder).unwrap().to_owned(), std::fs::read(&path).unwrap());
             }
         }
     }
