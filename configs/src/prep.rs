@@ -10,6 +10,10 @@ use crate::load::{Checked, Fault};
 pub struct PrepConfig {
     /// Where text comes from; together they are the corpus.
     pub source: Vec<Source>,
+    /// Documents that must not be in the dataset (a test set): what equals or resembles one of them is removed.
+    pub exclude: Vec<Source>,
+    /// Which documents are used.
+    pub documents: DocumentRules,
     /// Where the dataset goes.
     pub output: Output,
     /// The WordPiece vocabulary.
@@ -19,17 +23,67 @@ pub struct PrepConfig {
 }
 
 /// One source of documents.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Source {
-    /// File, folder, glob or URL.
+    /// File, folder, glob or URL. gzip, bzip2, zstd and xz are seen by their first bytes.
     pub path: String,
     /// What the files hold.
     pub format: Format,
-    /// What a document is.
-    pub documents: Documents,
-    /// The character encoding, as the WHATWG names it; UTF-8 if absent.
+    /// What a document is; each format has its own default.
+    pub documents: Option<Documents>,
+    /// The column or field that holds the text, for `jsonl` and `parquet`.
+    pub field: String,
+    /// The character encoding, as the WHATWG names it. If absent: UTF-8, or UTF-16 where a byte-order mark says so.
     pub encoding: Option<String>,
+    /// What happens to bytes that are no text in this encoding.
+    pub invalid: Invalid,
+    /// What happens to parts of a file that cannot be read: a torn archive, a cut page, a bad row.
+    pub damaged: Damaged,
+    /// How often the documents of this source are used, compared with one of weight 1.
+    pub weight: usize,
+    /// `wikipedia`: keep the items of lists.
+    pub lists: bool,
+    /// `wikipedia`: keep headings.
+    pub headings: bool,
+}
+
+impl Default for Source {
+    fn default() -> Self {
+        Self {
+            path: String::new(),
+            format: Format::default(),
+            documents: None,
+            field: "text".to_owned(),
+            encoding: None,
+            invalid: Invalid::default(),
+            damaged: Damaged::default(),
+            weight: 1,
+            lists: false,
+            headings: false,
+        }
+    }
+}
+
+impl Source {
+    /// What a document is: as configured, or the format's default.
+    #[must_use]
+    pub fn documents(&self) -> Documents {
+        self.documents.unwrap_or(match self.format {
+            Format::Text => Documents::File,
+            Format::Sentences => Documents::BlankLine,
+            Format::Jsonl | Format::Parquet | Format::Wikipedia => Documents::Row,
+        })
+    }
+
+    fn takes(&self, documents: Documents) -> bool {
+        match self.format {
+            Format::Text => matches!(documents, Documents::File | Documents::BlankLine),
+            Format::Sentences => documents == Documents::BlankLine,
+            Format::Jsonl | Format::Parquet => matches!(documents, Documents::Row | Documents::Sentence),
+            Format::Wikipedia => documents == Documents::Row,
+        }
+    }
 }
 
 /// What the files of a source hold.
@@ -39,19 +93,63 @@ pub enum Format {
     /// Running text.
     #[default]
     Text,
+    /// A sentence a line, blank lines between documents: the input of Google's BERT code.
+    Sentences,
+    /// A JSON object a line.
+    Jsonl,
+    /// Rows with a column of text.
+    Parquet,
     /// A MediaWiki pages-articles dump (XML).
     Wikipedia,
 }
 
-/// What a document is in running text.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// What a document is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Documents {
-    /// A file is a document.
-    #[default]
+    /// A file.
     File,
-    /// Blank lines separate documents.
+    /// What stands between blank lines.
     BlankLine,
+    /// A row (a page of a dump is one).
+    Row,
+    /// The rows are sentences; an empty one, or the 512th, ends a document.
+    Sentence,
+}
+
+/// What happens to bytes that are no text.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Invalid {
+    /// The preparation stops and says where they are.
+    #[default]
+    Refuse,
+    /// U+FFFD takes their place (which BERT's cleaning drops); the documents are counted.
+    Replace,
+}
+
+/// What happens to parts of a file that cannot be read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Damaged {
+    /// The preparation stops and says where they are.
+    #[default]
+    Refuse,
+    /// They are left out and counted.
+    Skip,
+}
+
+/// Which documents are used.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DocumentRules {
+    /// Remove documents whose token ids equal those of an earlier one.
+    pub remove_duplicates: bool,
+    /// Remove documents at least this similar to an earlier one (share of common runs of five pieces, estimated by
+    /// MinHash); 0 keeps them.
+    pub remove_near_duplicates: f64,
+    /// Remove shorter documents, in tokens.
+    pub minimum_tokens: usize,
 }
 
 /// Where the dataset goes.
@@ -134,16 +232,39 @@ impl Default for Samples {
     }
 }
 
+impl Source {
+    fn check(&self, fault: &mut dyn FnMut(&str, &str)) {
+        if self.path.is_empty() {
+            fault("path", "missing: a file, folder, glob or URL");
+        }
+        if !self.takes(self.documents()) {
+            fault(
+                "documents",
+                "text takes file or blank-line, jsonl and parquet take row or sentence, the others none",
+            );
+        }
+        if self.field.is_empty() {
+            fault("field", "missing: the name of a column or field");
+        }
+        if self.weight == 0 {
+            fault("weight", "must be at least 1");
+        }
+    }
+}
+
 impl Checked for PrepConfig {
     fn check(&self, faults: &mut Vec<Fault>) {
         let mut fault = |key: &str, message: &str| faults.push(Fault::new(key, message));
         if self.source.is_empty() {
             fault("source", "at least one [[source]] is needed");
         }
-        for (index, source) in self.source.iter().enumerate() {
-            if source.path.is_empty() {
-                fault(&format!("source.{index}.path"), "missing: a file, folder, glob or URL");
+        for (list, sources) in [("source", &self.source), ("exclude", &self.exclude)] {
+            for (index, source) in sources.iter().enumerate() {
+                source.check(&mut |key, message| fault(&format!("{list}.{index}.{key}"), message));
             }
+        }
+        if !(0.0..=1.0).contains(&self.documents.remove_near_duplicates) {
+            fault("documents.remove_near_duplicates", "must be from 0 to 1");
         }
         if self.output.url.is_empty() {
             fault("output.url", "missing: a folder or URL");

@@ -34,8 +34,7 @@ impl Corpus {
     fn read(&mut self) {
         self.raw.clear();
         for file in source::find(std::slice::from_ref(&self.source)).unwrap() {
-            let input = source::open(&file.path, Arc::default()).unwrap();
-            let mut reader = source::reader(&self.source, input, "bench");
+            let mut reader = source::reader(&self.source, &file, Arc::default()).unwrap();
             while let Some(document) = reader.next().unwrap() {
                 self.raw.push(document);
             }
@@ -43,7 +42,7 @@ impl Corpus {
     }
 
     fn extract(&self) -> Vec<String> {
-        let extracted = self.raw.iter().map(|raw| extract(&self.source, raw, "bench").unwrap());
+        let extracted = self.raw.iter().map(|raw| extract(&self.source, raw, "bench", &mut |_| {}).unwrap());
         extracted.filter_map(|found| if let Extracted::Text(text) = found { Some(text) } else { None }).collect()
     }
 

@@ -6,7 +6,9 @@ mod page;
 mod paragraphs;
 pub mod wikitext;
 
-use lambert_config::prep::{Format, Source};
+use std::borrow::Cow;
+
+use lambert_config::prep::{Documents, Format, Invalid, Source};
 
 use crate::prep::PrepError;
 use crate::source::RawDocument;
@@ -16,21 +18,36 @@ use crate::source::RawDocument;
 pub enum Extracted {
     /// Its text: one paragraph a line, without markup.
     Text(String),
+    /// Its sentences, one a line.
+    Sentences(String),
     /// It is no document; the reason is a key of the manifest's `rejected`.
     Rejected(&'static str),
 }
 
-/// Takes the prose out of a document of `source`; `name` is the file, for errors.
-pub fn extract(source: &Source, raw: &RawDocument, name: &str) -> Result<Extracted, PrepError> {
-    let bytes = raw.bytes.as_slice();
-    // A byte-order mark is no text.
-    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
-    let text = std::str::from_utf8(bytes).map_err(|error| {
-        let skipped = raw.bytes.len() - bytes.len() + error.valid_up_to();
-        PrepError::NotUtf8 { file: name.to_owned(), at: raw.at + skipped as u64 }
-    })?;
-    Ok(match source.format {
-        Format::Text => Extracted::Text(paragraphs::join(gutenberg::body(text))),
-        Format::Wikipedia => page::extract(text),
+/// Takes the prose out of a document of `source`; `name` is the file, for errors. Tells `notes` what was mended.
+pub fn extract(
+    source: &Source,
+    raw: &RawDocument,
+    name: &str,
+    notes: &mut dyn FnMut(&'static str),
+) -> Result<Extracted, PrepError> {
+    let text = match (std::str::from_utf8(&raw.bytes), source.invalid) {
+        (Ok(text), _) => Cow::Borrowed(text),
+        (Err(_), Invalid::Replace) => {
+            notes("invalid UTF-8 replaced in a document");
+            String::from_utf8_lossy(&raw.bytes)
+        }
+        (Err(error), Invalid::Refuse) => {
+            return Err(PrepError::NotUtf8 { file: name.to_owned(), at: raw.at + error.valid_up_to() as u64 });
+        }
+    };
+    Ok(match (source.format, source.documents()) {
+        (Format::Sentences, _) | (_, Documents::Sentence) => Extracted::Sentences(text.into_owned()),
+        (Format::Wikipedia, _) => {
+            page::extract(&text, wikitext::Keep { lists: source.lists, headings: source.headings })
+        }
+        (Format::Text, _) => Extracted::Text(paragraphs::join(gutenberg::body(&text))),
+        // Rows are not wrapped at a width; their lines are paragraphs.
+        (Format::Jsonl | Format::Parquet, _) => Extracted::Text(text.into_owned()),
     })
 }

@@ -13,8 +13,10 @@
 //! and no step depends on which thread or part did it.
 
 mod buckets;
+mod duplicates;
 mod error;
 mod finish;
+mod heads;
 mod job;
 mod sealed;
 mod shards;
@@ -31,6 +33,7 @@ pub(crate) use finish::entropy;
 
 use crate::dataset::Manifest;
 use buckets::Split;
+use duplicates::Removed;
 use job::{Job, Run};
 use shards::Sorted;
 
@@ -111,10 +114,11 @@ pub fn run(config: &PrepConfig, options: &Options<'_>) -> Result<Report, PrepErr
         return Ok(report(false, Vec::new()));
     }
     let runs = job.runs()?;
-    let splits = Split::all(&job, &runs);
-    finish::check_not_empty(&job, &runs)?;
-    sample(&job, &runs, &splits, threads, options.progress)?;
-    let datasets = finish::datasets(&job, &runs, &splits, threads, options.progress)?;
+    let removed = duplicates::find(&job, &runs)?;
+    let splits = Split::all(&job, &runs, &removed)?;
+    finish::check_not_empty(&job, &runs, &splits, &removed)?;
+    sample(&job, &runs, &removed, &splits, threads, options.progress)?;
+    let datasets = finish::datasets(&job, &runs, &removed, &splits, threads, options.progress)?;
     Ok(report(false, datasets))
 }
 
@@ -122,6 +126,7 @@ pub fn run(config: &PrepConfig, options: &Options<'_>) -> Result<Report, PrepErr
 fn sample(
     job: &Job<'_>,
     runs: &[Run],
+    removed: &Removed,
     splits: &[Split],
     threads: usize,
     progress: &dyn Progress,
@@ -130,7 +135,7 @@ fn sample(
         splits.iter().flat_map(|split| (0..split.buckets()).map(move |bucket| (split, bucket))).collect();
     parallel(threads, tasks.len(), |index| {
         let (split, bucket) = tasks[index];
-        buckets::make(job, runs, split, bucket)?;
+        buckets::make(job, runs, removed, split, bucket)?;
         progress.update(&Status {
             phase: "sampling",
             done: index as u64 + 1,

@@ -4,9 +4,7 @@
 //! the order of a hash table, so the alphabet is chosen and numbered here and the result is the same every time.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use lambert_config::prep::Source;
 use tokenizers::normalizers::bert::BertNormalizer;
@@ -54,12 +52,12 @@ pub fn train(sources: &[Source], settings: &Settings) -> Result<String, PrepErro
     let mut words = Words::new(settings.lowercase);
     let files = source::find(sources)?;
     for file in &files {
-        let (source, name) = (&sources[file.source], file.path.display().to_string());
-        let input = source::open(Path::new(&file.path), Arc::new(AtomicU64::new(0)))?;
-        let mut documents = source::reader(source, input, &name);
+        let source = &sources[file.source];
+        let mut documents = source::reader(source, file, Arc::default())?;
         while let Some(raw) = documents.next()? {
-            if let Extracted::Text(text) = extract(source, &raw, &name)? {
-                text.lines().for_each(|line| words.count(line));
+            match extract(source, &raw, &file.name, &mut |_| {})? {
+                Extracted::Text(text) | Extracted::Sentences(text) => text.lines().for_each(|line| words.count(line)),
+                Extracted::Rejected(_) => {}
             }
         }
     }

@@ -3,7 +3,7 @@
 use super::{Extracted, entities, wikitext};
 
 /// The article's prose, or why it is none.
-pub fn extract(page: &str) -> Extracted {
+pub fn extract(page: &str, keep: wikitext::Keep) -> Extracted {
     if element(page, "<ns>", "</ns>").is_some_and(|namespace| namespace.trim() != "0") {
         return Extracted::Rejected("wikipedia: another name space");
     }
@@ -19,7 +19,7 @@ pub fn extract(page: &str) -> Extracted {
     if is_disambiguation(element(page, "<title>", "</title>").unwrap_or(""), &source) {
         return Extracted::Rejected("wikipedia: disambiguation");
     }
-    let prose = wikitext::prose(&source);
+    let prose = wikitext::prose(&source, keep);
     if prose.is_empty() { Extracted::Rejected("wikipedia: no prose") } else { Extracted::Text(prose) }
 }
 

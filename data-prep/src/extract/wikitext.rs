@@ -10,17 +10,30 @@ mod links;
 mod tags;
 mod templates;
 
+/// What is kept beside paragraphs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Keep {
+    /// The items of lists.
+    pub lists: bool,
+    /// Headings.
+    pub headings: bool,
+}
+
 /// The prose of an article: a paragraph a line.
 #[must_use]
-pub fn prose(source: &str) -> String {
+pub fn prose(source: &str, keep: Keep) -> String {
     let mut flat = String::with_capacity(source.len());
     inline::render(source, &mut flat, 0);
-    lines::paragraphs(&flat)
+    lines::paragraphs(&flat, keep)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::prose;
+    use super::Keep;
+
+    fn prose(source: &str) -> String {
+        super::prose(source, Keep::default())
+    }
 
     #[test]
     fn an_article_becomes_its_paragraphs() {
@@ -58,5 +71,13 @@ mod tests {
             prose("Let <math>x^2</math> be.\n<gallery>\na.jpg|b\n</gallery>\nSo<br />on <small>s</small>."),
             "Let be.\nSo on s.\n"
         );
+    }
+
+    #[test]
+    fn lists_and_headings_are_kept_where_asked() {
+        let source = "== A '''b''' ==\nText.\n* [[one]]\n** two\n: said\n";
+        assert_eq!(prose(source), "Text.\nsaid\n");
+        let keep = Keep { lists: true, headings: true };
+        assert_eq!(super::prose(source, keep), "A b\nText.\none\ntwo\nsaid\n");
     }
 }

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::duplicates::Removed;
+use super::heads::Head;
 use super::job::{Job, Run};
 use super::spill::{DocumentId, HELD_OUT_CELLS, TRAIN_CELLS, Totals, id_width};
 use super::{PrepError, sealed};
@@ -53,37 +55,36 @@ pub struct Contents {
 
 impl Split {
     /// Both datasets, as the documents that are there divide into them.
-    pub fn all(job: &Job<'_>, runs: &[Run]) -> Vec<Self> {
+    pub fn all(job: &Job<'_>, runs: &[Run], removed: &Removed) -> Result<Vec<Self>, PrepError> {
         let totals = |cells: Range<u16>| {
             let mut sum = Totals::default();
             let parts = runs.iter().flat_map(|run| run.contents.cells.range(cells.clone()));
             parts.for_each(|(_, part)| sum += part.totals);
+            removed.subtract(cells, &mut sum);
             sum
         };
-        let (mut train, mut held_out) = (totals(0..TRAIN_CELLS), totals(TRAIN_CELLS..TRAIN_CELLS + HELD_OUT_CELLS));
+        let cells = TRAIN_CELLS..TRAIN_CELLS + HELD_OUT_CELLS;
+        let (mut train, mut held_out) = (totals(0..TRAIN_CELLS), totals(cells));
         let mut lone = None;
         if job.config.samples.held_out > 0.0 && held_out.documents == 0 && train.documents > 1 {
-            lone = runs.iter().filter_map(|run| run.contents.least).min().map(|(_, id)| id);
-            train.documents -= 1;
-            held_out.documents = 1;
+            let head = least(job, runs, removed)?;
+            lone = head.map(|head| head.id);
+            if let Some(head) = head {
+                held_out = head.totals;
+                train.documents -= head.totals.documents;
+                train.sentences -= head.totals.sentences;
+                train.tokens -= head.totals.tokens;
+            }
         }
-        let count = |totals: Totals, cells: u16| {
-            if lone.is_some() && cells == HELD_OUT_CELLS { 1 } else { bucket_count(totals, cells) }
-        };
         let held_out_cells = match lone {
             Some(_) => divide(0, TRAIN_CELLS, 1),
-            None => divide(TRAIN_CELLS, HELD_OUT_CELLS, count(held_out, HELD_OUT_CELLS)),
+            None => divide(TRAIN_CELLS, HELD_OUT_CELLS, bucket_count(held_out, HELD_OUT_CELLS)),
         };
-        vec![
-            Self {
-                name: "train",
-                totals: train,
-                cells: divide(0, TRAIN_CELLS, count(train, TRAIN_CELLS)),
-                only: None,
-                except: lone,
-            },
+        let train_cells = divide(0, TRAIN_CELLS, bucket_count(train, TRAIN_CELLS));
+        Ok(vec![
+            Self { name: "train", totals: train, cells: train_cells, only: None, except: lone },
             Self { name: "held-out", totals: held_out, cells: held_out_cells, only: lone, except: None },
-        ]
+        ])
     }
 
     /// Buckets.
@@ -94,6 +95,21 @@ impl Split {
     fn keep(&self, id: DocumentId) -> bool {
         self.only.is_none_or(|only| only == id) && self.except != Some(id)
     }
+}
+
+/// The document that is held out where the configured share gives none: the one with the least key.
+fn least(job: &Job<'_>, runs: &[Run], removed: &Removed) -> Result<Option<Head>, PrepError> {
+    let mut least: Option<(u64, Head)> = None;
+    for run in runs {
+        run.each_head(|_, bytes| {
+            let head = Head::read(bytes);
+            let key = head.id.key(job.config.samples.seed, "least").value();
+            if head.cell < TRAIN_CELLS && !removed.contains(head.id) && least.is_none_or(|(other, _)| key < other) {
+                least = Some((key, head));
+            }
+        })?;
+    }
+    Ok(least.map(|(_, head)| head))
 }
 
 fn bucket_count(totals: Totals, cells: u16) -> u16 {
@@ -113,25 +129,24 @@ pub fn path(job: &Job<'_>, split: &Split, bucket: usize) -> PathBuf {
 }
 
 /// Makes the samples of a bucket, unless they are there.
-pub fn make(job: &Job<'_>, runs: &[Run], split: &Split, bucket: usize) -> Result<(), PrepError> {
+pub fn make(job: &Job<'_>, runs: &[Run], removed: &Removed, split: &Split, bucket: usize) -> Result<(), PrepError> {
     let path = path(job, split, bucket);
     if path.exists() {
         return Ok(());
     }
-    let documents = load(job, runs, split, bucket)?;
-    let rules = Rules { samples: &job.config.samples, special: job.tokenizer.special() };
+    let documents = load(job, runs, removed, split, bucket)?;
+    let weight = |id: DocumentId| job.sources[job.files[id.file as usize].source].weight;
+    let rules = Rules { samples: &job.config.samples, special: job.tokenizer.special(), weight: &weight };
     let mut collected = Collected::new(job.tokenizer.size());
     let key = Key::new(rules.samples.seed).with_bytes(b"shuffle").with_bytes(split.name.as_bytes()).with(bucket as u64);
-    for pass in 0..rules.samples.passes {
-        samples::make(&documents, &rules, pass, &mut |ids, start, label| {
-            collected.push(key.with(collected.records.len() as u64), ids, start, label, &rules);
-        });
-    }
+    samples::make(&documents, &rules, &mut |ids, start, label| {
+        collected.push(key.with(collected.records.len() as u64), ids, start, label, &rules);
+    });
     drop(documents);
     collected.write(&path).map(drop)
 }
 
-fn load(job: &Job<'_>, runs: &[Run], split: &Split, bucket: usize) -> Result<Bucket, PrepError> {
+fn load(job: &Job<'_>, runs: &[Run], removed: &Removed, split: &Split, bucket: usize) -> Result<Bucket, PrepError> {
     let cells = split.cells[bucket].clone();
     let mut bytes = Vec::new();
     for run in runs {
@@ -139,7 +154,7 @@ fn load(job: &Job<'_>, runs: &[Run], split: &Split, bucket: usize) -> Result<Buc
         let (Some(first), Some(last)) = (parts.first(), parts.last()) else { continue };
         bytes.extend_from_slice(&run.file.read(first.at, (last.at + last.bytes - first.at) as usize)?);
     }
-    Bucket::new(bytes, id_width(job.tokenizer.size()), |id| split.keep(id))
+    Bucket::new(bytes, id_width(job.tokenizer.size()), |id| split.keep(id) && !removed.contains(id))
         .ok_or_else(|| PrepError::Damaged { path: job.runs_folder() })
 }
 

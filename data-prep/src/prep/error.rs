@@ -41,10 +41,10 @@ pub enum PrepError {
         message: String,
     },
     /// An input file cannot be read.
-    #[error("cannot {operation} {}", path.display())]
+    #[error("cannot {operation} {path}")]
     Input {
         /// The file.
-        path: PathBuf,
+        path: String,
         /// What was tried.
         operation: &'static str,
         /// Why.
@@ -106,9 +106,9 @@ pub enum PrepError {
     #[error("cannot write the dataset")]
     Dataset(#[from] DatasetError),
     /// The output store could not do what was asked.
-    #[error("cannot write to {url}")]
+    #[error("cannot reach {url}")]
     Store {
-        /// The output.
+        /// The input or output.
         url: String,
         /// Why.
         source: lambert_store::Error,

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use lambert_store::Store;
 
-use super::{Finished, Job, PrepError, Progress, Run, Sorted, Split, Status, parallel};
+use super::{Finished, Job, PrepError, Progress, Removed, Run, Sorted, Split, Status, parallel};
 use crate::dataset::{
     Counts, Dataset, DatasetError, MANIFEST, Manifest, SampleRules, Shard, VERSION, VOCABULARY, VocabularyFile,
     sha256_hex,
@@ -38,20 +38,21 @@ fn url(job: &Job<'_>, split: &str) -> String {
 }
 
 /// An error if nothing came out of the corpus.
-pub fn check_not_empty(job: &Job<'_>, runs: &[Run]) -> Result<(), PrepError> {
-    if runs.iter().any(|run| run.contents.totals.documents > 0) {
+pub fn check_not_empty(job: &Job<'_>, runs: &[Run], splits: &[Split], removed: &Removed) -> Result<(), PrepError> {
+    if splits.iter().any(|split| split.totals.documents > 0) {
         return Ok(());
     }
     let rejected: Vec<String> =
-        rejected(runs).into_iter().map(|(reason, count)| format!("; left out: {reason} ({count})")).collect();
+        rejected(runs, removed).into_iter().map(|(reason, count)| format!("; left out: {reason} ({count})")).collect();
     Err(PrepError::Empty { files: job.files.len(), rejected: Some(rejected.concat()) })
 }
 
-fn rejected(runs: &[Run]) -> BTreeMap<String, u64> {
+fn rejected(runs: &[Run], removed: &Removed) -> BTreeMap<String, u64> {
     let mut sum = BTreeMap::new();
     for (reason, count) in runs.iter().flat_map(|run| &run.contents.rejected) {
         *sum.entry(reason.clone()).or_default() += count;
     }
+    removed.counts.iter().for_each(|(reason, count)| *sum.entry(reason.to_string()).or_default() += count);
     sum
 }
 
@@ -59,6 +60,7 @@ fn rejected(runs: &[Run]) -> BTreeMap<String, u64> {
 pub fn datasets(
     job: &Job<'_>,
     runs: &[Run],
+    removed: &Removed,
     splits: &[Split],
     threads: usize,
     progress: &dyn Progress,
@@ -66,7 +68,7 @@ pub fn datasets(
     let mut finished = Vec::new();
     // `train` comes last: where it is, everything is.
     for split in splits.iter().rev().filter(|split| split.buckets() > 0) {
-        finished.insert(0, dataset(job, runs, split, threads, progress)?);
+        finished.insert(0, dataset(job, runs, removed, split, threads, progress)?);
     }
     let folder = job.folder();
     std::fs::remove_dir_all(folder).map_err(|source| PrepError::Work {
@@ -80,6 +82,7 @@ pub fn datasets(
 fn dataset(
     job: &Job<'_>,
     runs: &[Run],
+    removed: &Removed,
     split: &Split,
     threads: usize,
     progress: &dyn Progress,
@@ -104,7 +107,7 @@ fn dataset(
         progress.update(&Status { phase: "writing", done, total, unit: "shards", text_bytes: 0 });
         Ok(shard)
     })?;
-    let manifest = manifest(job, runs, split, &sorted, written)?;
+    let manifest = manifest(job, runs, removed, split, &sorted, written)?;
     publish(job, &url, &folder, &manifest)?;
     Ok(Finished { url, manifest })
 }
@@ -120,6 +123,7 @@ fn shard_count(job: &Job<'_>, split: &Split) -> usize {
 fn manifest(
     job: &Job<'_>,
     runs: &[Run],
+    removed: &Removed,
     split: &Split,
     sorted: &Sorted,
     shards: Vec<Shard>,
@@ -128,7 +132,7 @@ fn manifest(
     let mut counts = Counts {
         documents: split.totals.documents,
         sentences: split.totals.sentences,
-        rejected: rejected(runs),
+        rejected: rejected(runs, removed),
         ..Counts::default()
     };
     for contents in sorted.contents() {

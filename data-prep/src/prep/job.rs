@@ -3,8 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use lambert_config::PrepConfig;
+use lambert_config::prep::Source;
 use serde::{Deserialize, Serialize};
 
+use super::heads::Head;
 use super::sealed::Sealed;
 use super::spill::Contents;
 use super::{PrepError, tokenize};
@@ -19,6 +21,8 @@ const VERSION: u32 = 1;
 pub struct Job<'a> {
     /// What was asked for.
     pub config: &'a PrepConfig,
+    /// Its sources, then those to be excluded.
+    pub sources: Vec<Source>,
     /// Its vocabulary.
     pub tokenizer: Tokenizer,
     /// The bytes of vocab.txt.
@@ -38,6 +42,26 @@ pub struct Run {
     pub contents: Contents,
 }
 
+impl Run {
+    /// Calls `each` with the number and the bytes of every head, in order.
+    pub fn each_head(&self, mut each: impl FnMut(usize, &[u8])) -> Result<(), PrepError> {
+        const AT_ONCE: u64 = 4096;
+        let width = Head::bytes(self.contents.signed);
+        for first in (0..self.contents.heads).step_by(AT_ONCE as usize) {
+            let count = AT_ONCE.min(self.contents.heads - first) as usize;
+            let bytes = self.file.read(self.contents.heads_at + first * width as u64, count * width)?;
+            bytes.chunks_exact(width).enumerate().for_each(|(index, head)| each(first as usize + index, head));
+        }
+        Ok(())
+    }
+
+    /// The signature of a document, by the number of its head.
+    pub fn signature(&self, number: usize) -> Result<Vec<u8>, PrepError> {
+        let (whole, head) = (Head::bytes(true), Head::bytes(false));
+        self.file.read(self.contents.heads_at + (number * whole + head) as u64, whole - head)
+    }
+}
+
 /// `job.json`: whose work this is.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Owner {
@@ -54,17 +78,18 @@ impl<'a> Job<'a> {
             PrepError::Vocabulary(crate::tokenizer::TokenizerError::Read { path: path.to_owned(), source })
         })?;
         let tokenizer = Tokenizer::named(&vocabulary, config.vocabulary.lowercase, &config.vocabulary.file)?;
-        let files = source::find(&config.source)?;
+        let sources: Vec<Source> = config.source.iter().chain(&config.exclude).cloned().collect();
+        let files = source::find(&sources)?;
         let fingerprint = fingerprint(config, &vocabulary, &files);
         let folder = work_folder(config);
-        Ok(Self { config, tokenizer, vocabulary, files, fingerprint, folder })
+        Ok(Self { config, sources, tokenizer, vocabulary, files, fingerprint, folder })
     }
 
     /// Makes the work folder, or takes up the one that is there.
     pub fn begin(&self) -> Result<(), PrepError> {
         let owner = Owner {
             fingerprint: self.fingerprint.clone(),
-            modified: self.files.iter().map(|file| file.modified as u64).collect(),
+            modified: self.files.iter().map(|file| file.modified).collect(),
         };
         let path = self.folder.join("job.json");
         let runs = self.runs_folder();
@@ -111,6 +136,7 @@ fn fingerprint(config: &PrepConfig, vocabulary: &[u8], files: &[SourceFile]) -> 
     config.output.url.clear();
     config.output.work = None;
     config.vocabulary.file.clear();
+    config.source.iter_mut().chain(&mut config.exclude).for_each(|source| source.path.clear());
     let sizes: Vec<(usize, u64)> = files.iter().map(|file| (file.source, file.bytes)).collect();
     let facts = serde_json::json!([VERSION, config, sha256_hex(vocabulary), sizes]);
     sha256_hex(facts.to_string().as_bytes())

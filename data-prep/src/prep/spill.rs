@@ -9,6 +9,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::heads::{self, EXCLUDED, Head};
 use super::{PrepError, sealed};
 use crate::random::Key;
 
@@ -54,8 +55,12 @@ pub struct Contents {
     pub totals: Totals,
     /// What was left out, by reason.
     pub rejected: BTreeMap<String, u64>,
-    /// The document to train on with the least key: held out if none else is.
-    pub least: Option<(u64, DocumentId)>,
+    /// Where the heads of all documents start; they end the body.
+    pub heads_at: u64,
+    /// How many there are.
+    pub heads: u64,
+    /// Whether the heads have signatures.
+    pub signed: bool,
 }
 
 /// A cell's documents in a run file.
@@ -101,7 +106,9 @@ pub struct Spill {
     seed: u64,
     held_out: f64,
     width: usize,
+    signed: bool,
     bytes: Vec<u8>,
+    heads: Vec<u8>,
     records: Vec<Record>,
     contents: Contents,
 }
@@ -115,14 +122,15 @@ struct Record {
 }
 
 impl Spill {
-    /// An empty one.
-    pub fn new(seed: u64, held_out: f64, width: usize) -> Self {
-        Self { seed, held_out, width, bytes: Vec::new(), records: Vec::new(), contents: Contents::default() }
+    /// An empty one; `signed` if near-duplicates are to be found.
+    pub fn new(seed: u64, held_out: f64, width: usize, signed: bool) -> Self {
+        let (bytes, heads, records, contents) = (Vec::new(), Vec::new(), Vec::new(), Contents::default());
+        Self { seed, held_out, width, signed, bytes, heads, records, contents }
     }
 
     /// Bytes collected.
     pub fn len(&self) -> usize {
-        self.bytes.len()
+        self.bytes.len() + self.heads.len()
     }
 
     /// Whether no batch was noted since the last writing.
@@ -130,23 +138,31 @@ impl Spill {
         self.contents.batches.is_empty()
     }
 
-    /// Adds a document: `tokens` holds its sentences one after another, `lengths` their tokens.
-    pub fn push(&mut self, id: DocumentId, lengths: &[u16], tokens: &[u32]) {
-        let start = self.bytes.len();
+    /// Adds a document: `tokens` holds its sentences one after another, `lengths` their tokens. Of one that is only
+    /// there to be excluded nothing but the head is kept.
+    pub fn push(&mut self, id: DocumentId, lengths: &[u16], tokens: &[u32], excluded: bool) {
+        let totals = Totals { documents: 1, sentences: lengths.len() as u64, tokens: tokens.len() as u64 };
+        let cell = if excluded { EXCLUDED } else { id.cell(self.seed, self.held_out) };
+        Head { id, cell, totals, hash: heads::hash(tokens) }.write(&mut self.heads);
+        if self.signed {
+            heads::signature(tokens).iter().for_each(|value| self.heads.extend_from_slice(&value.to_le_bytes()));
+        }
+        self.contents.heads += 1;
+        if !excluded {
+            let start = self.bytes.len();
+            self.write_tokens(id, lengths, tokens);
+            self.contents.totals += totals;
+            self.records.push(Record { cell, id, start, end: self.bytes.len(), totals });
+        }
+    }
+
+    fn write_tokens(&mut self, id: DocumentId, lengths: &[u16], tokens: &[u32]) {
         for head in [id.file, id.ordinal, lengths.len() as u32, tokens.len() as u32] {
             self.bytes.extend_from_slice(&head.to_le_bytes());
         }
         lengths.iter().for_each(|length| self.bytes.extend_from_slice(&length.to_le_bytes()));
         let width = self.width;
         tokens.iter().for_each(|id| self.bytes.extend_from_slice(&id.to_le_bytes()[..width]));
-        let totals = Totals { documents: 1, sentences: lengths.len() as u64, tokens: tokens.len() as u64 };
-        let cell = id.cell(self.seed, self.held_out);
-        if cell < TRAIN_CELLS {
-            let entry = (id.key(self.seed, "least").value(), id);
-            self.contents.least = Some(self.contents.least.map_or(entry, |least| least.min(entry)));
-        }
-        self.contents.totals += totals;
-        self.records.push(Record { cell, id, start, end: self.bytes.len(), totals });
     }
 
     /// Counts something that was left out.
@@ -175,9 +191,12 @@ impl Spill {
                 at += length;
                 output.write_all(&self.bytes[record.start..record.end])?;
             }
+            (contents.heads_at, contents.signed) = (at, self.signed);
+            output.write_all(&self.heads)?;
             Ok(contents)
         })?;
         self.records.clear();
+        self.heads.clear();
         self.bytes.clear();
         Ok(())
     }

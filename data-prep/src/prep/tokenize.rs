@@ -10,7 +10,7 @@ use super::spill::{DocumentId, Spill, id_width};
 use super::{PrepError, Progress, Status};
 use crate::extract::{Extracted, extract};
 use crate::sentences;
-use crate::source::{Batch, Batches, RawDocument, SourceFile};
+use crate::source::{Batch, Batches, Part, SourceFile, is_read_by};
 use crate::tokenizer::Encoder;
 
 /// Bytes of token ids that all threads together keep before they write them down.
@@ -21,21 +21,15 @@ const LONGEST: Duration = Duration::from_secs(10);
 const LONGEST_SENTENCE: usize = 1024;
 
 /// Tokenizes every batch of this part that no run file holds yet.
-pub fn run(
-    job: &Job<'_>,
-    part: Option<(usize, usize)>,
-    threads: usize,
-    progress: &dyn Progress,
-) -> Result<(), PrepError> {
+pub fn run(job: &Job<'_>, part: Part, threads: usize, progress: &dyn Progress) -> Result<(), PrepError> {
     let runs = job.runs()?;
     let done: HashSet<(u32, u32)> =
         runs.iter().flat_map(|run| &run.contents.batches).map(|&(file, number, _)| (file, number)).collect();
     let complete = complete_files(runs.iter().flat_map(|run| run.contents.batches.iter().copied()));
-    let mine = |file: &&SourceFile| part.is_none_or(|(index, parts)| file.number as usize % parts == index);
     let left: Vec<&SourceFile> =
-        job.files.iter().filter(mine).filter(|file| !complete.contains(&file.number)).collect();
+        job.files.iter().filter(|file| is_read_by(file, part) && !complete.contains(&file.number)).collect();
     let total = left.iter().map(|file| file.bytes).sum();
-    let batches = Batches::new(&job.config.source, left, done);
+    let batches = Batches::new(&job.sources, left, done, part);
     let shared = Shared { job, batches, total, stop: AtomicBool::new(false), text: AtomicU64::new(0) };
     let results: Vec<Result<(), PrepError>> = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| shared.work(KEPT / threads, progress))).collect();
@@ -79,8 +73,9 @@ impl Shared<'_> {
 
     fn batches_until_the_end(&self, kept: usize, progress: &dyn Progress) -> Result<(), PrepError> {
         let samples = &self.job.config.samples;
-        let mut spill = Spill::new(samples.seed, samples.held_out, id_width(self.job.tokenizer.size()));
-        let mut encoder = Documents { encoder: self.job.tokenizer.encoder(), tokens: Vec::new(), lengths: Vec::new() };
+        let signed = self.job.config.documents.remove_near_duplicates > 0.0;
+        let mut spill = Spill::new(samples.seed, samples.held_out, id_width(self.job.tokenizer.size()), signed);
+        let mut encoder = Documents::new(self.job);
         let mut place = Default::default();
         let mut written = Instant::now();
         let runs = self.job.runs_folder();
@@ -98,13 +93,19 @@ impl Shared<'_> {
 
     fn encode(&self, batch: &Batch, encoder: &mut Documents<'_>, spill: &mut Spill) -> Result<(), PrepError> {
         let file = &self.job.files[batch.file as usize];
-        let source = &self.job.config.source[file.source];
+        let source = &self.job.sources[file.source];
+        encoder.excluded = file.source >= self.job.config.source.len();
         for raw in &batch.documents {
-            match extract(source, raw, &file.path.display().to_string())? {
+            let id = DocumentId { file: batch.file, ordinal: raw.ordinal };
+            let extracted = extract(source, raw, &file.name, &mut |reason| spill.reject(reason, 1))?;
+            match extracted {
+                Extracted::Rejected(_) if encoder.excluded => {}
                 Extracted::Rejected(reason) => spill.reject(reason, 1),
-                Extracted::Text(text) => encoder.push(&text, raw, batch.file, spill),
+                Extracted::Text(text) => encoder.push(id, &text, false, spill),
+                Extracted::Sentences(text) => encoder.push(id, &text, true, spill),
             }
         }
+        batch.notes.iter().for_each(|(reason, count)| spill.reject(reason, *count));
         spill.end_batch(batch.file, batch.number, batch.last);
         Ok(())
     }
@@ -122,31 +123,47 @@ impl Shared<'_> {
     }
 }
 
+/// Tokenizes documents one after another.
 struct Documents<'a> {
     encoder: Encoder<'a>,
+    minimum: usize,
+    excluded: bool,
     tokens: Vec<u32>,
     lengths: Vec<u16>,
 }
 
-impl Documents<'_> {
-    fn push(&mut self, text: &str, raw: &RawDocument, file: u32, spill: &mut Spill) {
+impl<'a> Documents<'a> {
+    fn new(job: &'a Job<'_>) -> Self {
+        let (encoder, minimum) = (job.tokenizer.encoder(), job.config.documents.minimum_tokens);
+        Self { encoder, minimum, excluded: false, tokens: Vec::new(), lengths: Vec::new() }
+    }
+
+    fn push(&mut self, id: DocumentId, text: &str, is_split: bool, spill: &mut Spill) {
         self.tokens.clear();
         self.lengths.clear();
         let mut found = Vec::new();
         for paragraph in text.lines() {
+            if is_split {
+                self.sentence(paragraph);
+                continue;
+            }
             found.clear();
             sentences::split(paragraph, &mut found);
-            for sentence in &found {
-                for ids in self.encoder.encode(sentence).chunks(LONGEST_SENTENCE) {
-                    self.lengths.push(ids.len() as u16);
-                    self.tokens.extend_from_slice(ids);
-                }
-            }
+            found.iter().for_each(|sentence| self.sentence(sentence));
         }
         if self.tokens.is_empty() {
-            spill.reject("document without a sentence", 1);
+            spill.reject("documents: without a sentence", 1);
+        } else if self.tokens.len() < self.minimum && !self.excluded {
+            spill.reject("documents: too short", 1);
         } else {
-            spill.push(DocumentId { file, ordinal: raw.ordinal }, &self.lengths, &self.tokens);
+            spill.push(id, &self.lengths, &self.tokens, self.excluded);
+        }
+    }
+
+    fn sentence(&mut self, sentence: &str) {
+        for ids in self.encoder.encode(sentence).chunks(LONGEST_SENTENCE) {
+            self.lengths.push(ids.len() as u16);
+            self.tokens.extend_from_slice(ids);
         }
     }
 }

@@ -6,9 +6,9 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use lambert_config::prep::Source;
+use lambert_config::prep::{Damaged, Source};
 
-use super::{DocumentReader, RawDocument, SourceFile, open, reader};
+use super::{DocumentReader, Notes, RawDocument, SourceFile, reader};
 use crate::prep::PrepError;
 
 /// Bytes of documents in a batch: enough that taking one costs nothing, little enough that threads end together.
@@ -25,6 +25,24 @@ pub struct Batch {
     pub last: bool,
     /// Whole documents.
     pub documents: Vec<RawDocument>,
+    /// What was left out between them.
+    pub notes: Notes,
+}
+
+/// One of several processes that share the work: its number, from 0, and how many there are.
+pub type Part = Option<(usize, usize)>;
+
+/// Files of more stored bytes are shared by their batches, smaller ones go to one part as a whole.
+const SHARED: u64 = 32 << 20;
+
+/// Whether a file can hold work for this part, so that it has to be read.
+pub fn is_read_by(file: &SourceFile, part: Part) -> bool {
+    part.is_none_or(|(index, parts)| file.bytes > SHARED || file.number as usize % parts == index)
+}
+
+/// Whether a batch of a file that is read is this part's work.
+fn is_done_by(file: &SourceFile, batch: u32, part: Part) -> bool {
+    part.is_none_or(|(index, parts)| file.bytes <= SHARED || (file.number as usize + batch as usize) % parts == index)
 }
 
 /// Gives out batches; see the module.
@@ -34,11 +52,13 @@ pub struct Batches<'a> {
     next_file: AtomicUsize,
     open: Mutex<Vec<Arc<Mutex<Stream>>>>,
     done: HashSet<(u32, u32)>,
+    part: Part,
     read: Arc<AtomicU64>,
 }
 
 struct Stream {
-    file: u32,
+    file: SourceFile,
+    damaged: Damaged,
     number: u32,
     ended: bool,
     documents: Box<dyn DocumentReader>,
@@ -49,10 +69,10 @@ struct Stream {
 pub struct Place(Option<Arc<Mutex<Stream>>>);
 
 impl<'a> Batches<'a> {
-    /// The batches of `files`, except those in `done` (file, number).
-    pub fn new(sources: &'a [Source], files: Vec<&'a SourceFile>, done: HashSet<(u32, u32)>) -> Self {
+    /// The batches of `files` that are this part's, except those in `done` (file, number).
+    pub fn new(sources: &'a [Source], files: Vec<&'a SourceFile>, done: HashSet<(u32, u32)>, part: Part) -> Self {
         let (next_file, read) = (AtomicUsize::new(0), Arc::new(AtomicU64::new(0)));
-        Self { sources, files, next_file, open: Mutex::new(Vec::new()), done, read }
+        Self { sources, files, next_file, open: Mutex::new(Vec::new()), done, part, read }
     }
 
     /// Stored bytes that were read.
@@ -85,20 +105,20 @@ impl<'a> Batches<'a> {
             return Ok(lock(&self.open).last().cloned());
         };
         let source = &self.sources[file.source];
-        let input = open(&file.path, self.read.clone())?;
-        let documents = reader(source, input, &file.path.display().to_string());
-        let stream = Arc::new(Mutex::new(Stream { file: file.number, number: 0, ended: false, documents }));
+        let documents = reader(source, file, self.read.clone())?;
+        let (file, damaged) = (SourceFile::clone(file), source.damaged);
+        let stream = Arc::new(Mutex::new(Stream { file, damaged, number: 0, ended: false, documents }));
         lock(&self.open).push(stream.clone());
         Ok(Some(stream))
     }
 
     fn batch(&self, stream: &mut Stream) -> Result<Option<Batch>, PrepError> {
         while !stream.ended {
-            let mut batch = stream.next()?;
-            if !self.done.contains(&(batch.file, batch.number)) {
+            let batch = stream.next()?;
+            let mine = is_done_by(&stream.file, batch.number, self.part);
+            if mine && !self.done.contains(&(batch.file, batch.number)) {
                 return Ok(Some(batch));
             }
-            batch.documents.clear();
         }
         Ok(None)
     }
@@ -107,18 +127,26 @@ impl<'a> Batches<'a> {
 impl Stream {
     fn next(&mut self) -> Result<Batch, PrepError> {
         let mut documents = Vec::new();
+        let mut notes = Notes::new();
         let mut bytes = 0;
-        while bytes < BATCH {
-            let Some(document) = self.documents.next()? else {
-                self.ended = true;
-                break;
-            };
-            bytes += document.bytes.len();
-            documents.push(document);
+        while bytes < BATCH && !self.ended {
+            match self.documents.next() {
+                Ok(Some(document)) => {
+                    bytes += document.bytes.len();
+                    documents.push(document);
+                }
+                Ok(None) => self.ended = true,
+                Err(PrepError::Stream { .. }) if self.damaged == Damaged::Skip => {
+                    notes.push(("damaged file: the rest of it", 1));
+                    self.ended = true;
+                }
+                Err(error) => return Err(error),
+            }
         }
+        notes.extend(self.documents.notes());
         let number = self.number;
         self.number += 1;
-        Ok(Batch { file: self.file, number, last: self.ended, documents })
+        Ok(Batch { file: self.file.number, number, last: self.ended, documents, notes })
     }
 }
 

@@ -1,71 +1,107 @@
-//! Which files a source names, always in the same order.
+//! Which files the sources name, always in the same order.
 
 use std::path::{Path, PathBuf};
 
-use lambert_config::prep::Source;
+use lambert_config::prep::{Format, Source};
+use lambert_store::Store;
 
+use super::multistream;
 use crate::prep::PrepError;
 
-/// One input file.
+/// One input file, or a run of whole bzip2 streams of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceFile {
     /// Which `[[source]]`, from 0.
     pub source: usize,
     /// Its number among all files of all sources, from 0.
     pub number: u32,
-    /// Where it is.
-    pub path: PathBuf,
+    /// Its path or URL.
+    pub name: String,
+    /// Where it starts in the stored file; 0 unless the file was divided.
+    pub start: u64,
     /// Its size as it is stored.
     pub bytes: u64,
     /// When it was changed, in nanoseconds since 1970; tells a restart whether its work is still good.
-    pub modified: u128,
+    pub modified: u64,
+}
+
+impl SourceFile {
+    /// Whether this lies in an object store.
+    pub fn is_remote(&self) -> bool {
+        is_url(&self.name)
+    }
 }
 
 /// All files of all sources: the sources in their order, the files of each sorted by path.
 pub fn find(sources: &[Source]) -> Result<Vec<SourceFile>, PrepError> {
     let mut files = Vec::new();
     for (index, source) in sources.iter().enumerate() {
-        let mut paths = paths(index, &source.path)?;
-        paths.sort();
-        for path in paths {
-            let metadata = std::fs::metadata(&path).map_err(|error| PrepError::Input {
-                path: path.clone(),
-                operation: "look at",
-                source: error,
-            })?;
-            let modified = metadata.modified().ok().and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
-            files.push(SourceFile {
-                source: index,
-                number: files.len() as u32,
-                bytes: metadata.len(),
-                modified: modified.map_or(0, |since| since.as_nanos()),
-                path,
-            });
+        let key = format!("source.{index}.path");
+        let found = if is_url(&source.path) { remote(&key, &source.path)? } else { local(&key, &source.path)? };
+        for (name, bytes, modified) in found {
+            let parts = match source.format {
+                Format::Wikipedia if !is_url(&name) => multistream::divide(Path::new(&name), bytes)?,
+                _ => vec![0..bytes],
+            };
+            for part in parts {
+                let (number, bytes) = (files.len() as u32, part.end - part.start);
+                files.push(SourceFile {
+                    source: index,
+                    number,
+                    name: name.clone(),
+                    start: part.start,
+                    bytes,
+                    modified,
+                });
+            }
         }
     }
     Ok(files)
 }
 
-fn paths(index: usize, pattern: &str) -> Result<Vec<PathBuf>, PrepError> {
-    let missing =
-        |why: String| PrepError::NoFiles { key: format!("source.{index}.path"), path: pattern.to_owned(), why };
+fn is_url(path: &str) -> bool {
+    path.contains("://")
+}
+
+type Found = Vec<(String, u64, u64)>;
+
+fn no_files(key: &str, pattern: &str, why: impl ToString) -> PrepError {
+    PrepError::NoFiles { key: key.to_owned(), path: pattern.to_owned(), why: why.to_string() }
+}
+
+fn local(key: &str, pattern: &str) -> Result<Found, PrepError> {
     let path = Path::new(pattern);
-    let found = match std::fs::metadata(path) {
+    let mut paths: Vec<PathBuf> = match std::fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => below(path)?,
-        Ok(_) => return Ok(vec![path.to_owned()]),
+        Ok(_) => vec![path.to_owned()],
         // A name that exists is taken as it stands, even with brackets in it; only then is it a glob.
         Err(_) if pattern.contains(['*', '?', '[']) => {
-            let found = glob::glob(pattern).map_err(|error| missing(error.to_string()))?;
+            let found = glob::glob(pattern).map_err(|error| no_files(key, pattern, error))?;
             found.filter_map(Result::ok).filter(|path| path.is_file()).collect()
         }
-        Err(error) => return Err(missing(error.to_string())),
+        Err(error) => return Err(no_files(key, pattern, error)),
     };
-    if found.is_empty() { Err(missing("no file there".to_owned())) } else { Ok(found) }
+    if paths.is_empty() {
+        return Err(no_files(key, pattern, "no file there"));
+    }
+    paths.sort();
+    let describe = |path: PathBuf| {
+        let metadata = std::fs::metadata(&path).map_err(|source| PrepError::Input {
+            path: path.display().to_string(),
+            operation: "look at",
+            source,
+        })?;
+        let modified = metadata.modified().ok().and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
+        let name = path.into_os_string().into_string();
+        let name = name.map_err(|name| no_files(key, &name.to_string_lossy(), "the file's name is not UTF-8"))?;
+        Ok((name, metadata.len(), modified.map_or(0, |since| since.as_nanos() as u64)))
+    };
+    paths.into_iter().map(describe).collect()
 }
 
 /// Every file below a folder, hidden ones left out.
 fn below(folder: &Path) -> Result<Vec<PathBuf>, PrepError> {
-    let fault = |source| PrepError::Input { path: folder.to_owned(), operation: "list", source };
+    let fault = |source| PrepError::Input { path: folder.display().to_string(), operation: "list", source };
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(fault)? {
         let entry = entry.map_err(fault)?;
@@ -76,4 +112,23 @@ fn below(folder: &Path) -> Result<Vec<PathBuf>, PrepError> {
         if path.is_dir() { files.extend(below(&path)?) } else { files.push(path) }
     }
     Ok(files)
+}
+
+/// Objects: one, all below a prefix, or those that a glob names.
+fn remote(key: &str, url: &str) -> Result<Found, PrepError> {
+    let fault = |source| PrepError::Store { url: url.to_owned(), source };
+    let special = url.find(['*', '?', '[']).unwrap_or(url.len());
+    let folder_end = url[..special].rfind('/').unwrap_or(special);
+    let (folder, pattern) = (&url[..folder_end], url[folder_end..].trim_start_matches('/'));
+    let store = Store::open(folder).map_err(fault)?;
+    let glob = glob::Pattern::new(pattern).map_err(|error| no_files(key, url, error))?;
+    let below = format!("{}/", pattern.trim_end_matches('/'));
+    let found: Found = store
+        .list("")
+        .map_err(fault)?
+        .into_iter()
+        .filter(|object| glob.matches(&object.path) || pattern.is_empty() || object.path.starts_with(&below))
+        .map(|object| (format!("{folder}/{}", object.path), object.bytes, 0))
+        .collect();
+    if found.is_empty() { Err(no_files(key, url, "no object there")) } else { Ok(found) }
 }

@@ -1,10 +1,10 @@
 //! The `<page>` elements of a MediaWiki dump, one after another, never the whole file.
 
-use std::io::BufRead;
-
+use lambert_config::prep::Damaged;
 use memchr::memmem;
 
-use super::{DocumentReader, RawDocument};
+use super::open::Input;
+use super::{DocumentReader, Notes, RawDocument};
 use crate::prep::PrepError;
 
 /// A page longer than this is no page: the closing tag is missing.
@@ -15,8 +15,10 @@ const CLOSE: &[u8] = b"</page>";
 
 /// See the module.
 pub struct Pages {
-    input: Box<dyn BufRead + Send>,
+    input: Input,
     name: String,
+    damaged: Damaged,
+    notes: Notes,
     buffer: Vec<u8>,
     start: usize,
     at: u64,
@@ -26,8 +28,21 @@ pub struct Pages {
 }
 
 impl Pages {
-    pub fn new(input: Box<dyn BufRead + Send>, name: String) -> Self {
-        Self { input, name, buffer: Vec::new(), start: 0, at: 0, ordinal: 0, ended: false, seen_root: false }
+    /// The pages of `input`, which has to be a whole dump if `whole`, else a part that begins with a page.
+    pub fn new(input: Input, name: &str, whole: bool, damaged: Damaged) -> Self {
+        let (name, seen_root) = (name.to_owned(), !whole);
+        Self {
+            input,
+            name,
+            damaged,
+            notes: Notes::new(),
+            buffer: Vec::new(),
+            start: 0,
+            at: 0,
+            ordinal: 0,
+            ended: false,
+            seen_root,
+        }
     }
 
     /// Reads on; `false` at the end of the file.
@@ -75,6 +90,40 @@ impl Pages {
     }
 }
 
+impl Pages {
+    /// Bytes of the page that starts here; `None` if it is cut and that is to be passed over.
+    fn page(&mut self) -> Result<Option<usize>, PrepError> {
+        let mut searched = 0;
+        loop {
+            let body = &self.buffer[self.start..];
+            if let Some(found) = memmem::find(&body[searched..], CLOSE) {
+                let length = searched + found;
+                // Where a part of the file is missing, the next page begins before this one ends.
+                let Some(next) = memmem::rfind(&body[..length], OPEN) else { return Ok(Some(length)) };
+                self.cut()?;
+                self.start += next + OPEN.len();
+                return Ok(Some(length - next - OPEN.len()));
+            }
+            searched = body.len().saturating_sub(CLOSE.len() - 1);
+            if body.len() > LONGEST || !self.fill()? {
+                self.cut()?;
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Counts a page that is cut, or refuses it.
+    fn cut(&mut self) -> Result<(), PrepError> {
+        if self.damaged == Damaged::Skip {
+            self.notes.push(("wikipedia: cut page", 1));
+            return Ok(());
+        }
+        let at = self.at + self.start as u64;
+        let expected = "</page> for the <page> that starts here".to_owned();
+        Err(PrepError::Format { file: self.name.clone(), at, expected })
+    }
+}
+
 impl DocumentReader for Pages {
     fn next(&mut self) -> Result<Option<RawDocument>, PrepError> {
         if !self.seen_root {
@@ -83,23 +132,15 @@ impl DocumentReader for Pages {
         if !self.skip_past(OPEN)? {
             return Ok(None);
         }
-        let mut searched = 0;
-        let length = loop {
-            let body = &self.buffer[self.start..];
-            if let Some(found) = memmem::find(&body[searched..], CLOSE) {
-                break searched + found;
-            }
-            searched = body.len().saturating_sub(CLOSE.len() - 1);
-            if body.len() > LONGEST || !self.fill()? {
-                let at = self.at + self.start as u64;
-                let expected = "</page> for the <page> that starts here".to_owned();
-                return Err(PrepError::Format { file: self.name.clone(), at, expected });
-            }
-        };
+        let Some(length) = self.page()? else { return Ok(None) };
         let (at, ordinal) = (self.at + self.start as u64, self.ordinal);
         let bytes = self.buffer[self.start..self.start + length].to_vec();
         self.start += length + CLOSE.len();
         self.ordinal += 1;
         Ok(Some(RawDocument { ordinal, at, bytes }))
+    }
+
+    fn notes(&mut self) -> Notes {
+        std::mem::take(&mut self.notes)
     }
 }

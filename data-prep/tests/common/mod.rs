@@ -19,6 +19,7 @@ pub fn corpora() -> Option<PathBuf> {
 
 /// A source of the given kind.
 pub fn source(path: &Path, format: Format, documents: Documents) -> Source {
+    let documents = (format == Format::Text).then_some(documents);
     Source { path: path.display().to_string(), format, documents, ..Source::default() }
 }
 

@@ -1,25 +1,30 @@
 //! Which lines are prose, and their tidying.
 
-/// Paragraphs of `flat`, one a line: headings, lists, rules and remains of tables are left out.
-pub fn paragraphs(flat: &str) -> String {
+use super::Keep;
+
+/// Paragraphs of `flat`, one a line: rules and remains of tables are left out, headings and lists unless kept.
+pub fn paragraphs(flat: &str, keep: Keep) -> String {
     let mut output = String::with_capacity(flat.len());
     for line in flat.lines() {
-        let line = line.trim();
-        if is_prose(line) {
+        if let Some(line) = prose(line.trim(), keep) {
             tidy(line, &mut output);
         }
     }
     output
 }
 
-fn is_prose(line: &str) -> bool {
-    let Some(&first) = line.as_bytes().first() else { return false };
-    match first {
-        b'*' | b'#' | b';' | b'|' | b'!' => false,
-        b'=' => !line.ends_with('='),
-        b'-' => !line.starts_with("----"),
-        _ => line.chars().any(char::is_alphanumeric),
-    }
+/// The text of a line, if it is to be kept.
+fn prose(line: &str, keep: Keep) -> Option<&str> {
+    let text = match line.as_bytes().first()? {
+        b'|' | b'!' => return None,
+        b'*' | b'#' | b';' if !keep.lists => return None,
+        b'*' | b'#' | b';' => line.trim_start_matches(['*', '#', ';', ':', ' ']),
+        b'=' if line.ends_with('=') && !keep.headings => return None,
+        b'=' => line.trim_matches(['=', ' ']),
+        b'-' if line.starts_with("----") => return None,
+        _ => line,
+    };
+    text.chars().any(char::is_alphanumeric).then_some(text)
 }
 
 /// Appends `line` and a line end; mends the spaces and brackets that templates leave behind.

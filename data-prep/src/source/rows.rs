@@ -1,0 +1,216 @@
+//! JSON lines and Parquet: a row is a document, or a sentence of one.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::Write;
+
+use lambert_config::prep::Damaged;
+use lambert_store::Store;
+use parquet::column::reader::ColumnReader;
+use parquet::errors::ParquetError;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+
+use super::text::Lines;
+use super::{DocumentReader, Notes, RawDocument, SourceFile};
+use crate::prep::PrepError;
+
+/// Rows that make a document where no empty row ends it earlier.
+const SENTENCES: usize = 512;
+
+/// Gives the text of one row after another.
+pub trait Rows: Send {
+    /// Where the row starts (a byte of the file, or a row of it) and its text; `None` at the end.
+    fn next(&mut self) -> Result<Option<(u64, Vec<u8>)>, PrepError>;
+    /// What was left out since the last call.
+    fn notes(&mut self) -> Notes;
+}
+
+/// Rows as documents.
+pub struct Documents<R> {
+    rows: R,
+    sentences: bool,
+    ordinal: u32,
+}
+
+impl<R: Rows> Documents<R> {
+    /// Each row is a document, or with `sentences` a sentence of one.
+    pub fn new(rows: R, sentences: bool) -> Self {
+        Self { rows, sentences, ordinal: 0 }
+    }
+
+    fn gather(&mut self) -> Result<Option<(u64, Vec<u8>)>, PrepError> {
+        let mut document: Option<(u64, Vec<u8>)> = None;
+        for _ in 0..SENTENCES {
+            match self.rows.next()? {
+                None => break,
+                Some((_, text)) if text.trim_ascii().is_empty() => {
+                    if document.is_some() {
+                        break;
+                    }
+                }
+                Some((at, text)) => {
+                    let (_, lines) = document.get_or_insert((at, Vec::new()));
+                    lines.extend(text.iter().map(|&byte| if byte == b'\n' { b' ' } else { byte }));
+                    lines.push(b'\n');
+                }
+            }
+        }
+        Ok(document)
+    }
+}
+
+impl<R: Rows> DocumentReader for Documents<R> {
+    fn next(&mut self) -> Result<Option<RawDocument>, PrepError> {
+        let found = if self.sentences { self.gather()? } else { self.rows.next()? };
+        let ordinal = self.ordinal;
+        self.ordinal += 1;
+        Ok(found.map(|(at, bytes)| RawDocument { ordinal, at, bytes }))
+    }
+
+    fn notes(&mut self) -> Notes {
+        self.rows.notes()
+    }
+}
+
+/// A JSON object a line.
+pub struct JsonLines {
+    lines: Lines,
+    field: String,
+    damaged: Damaged,
+    notes: Notes,
+}
+
+impl JsonLines {
+    /// The text is in `field` of each object.
+    pub fn new(lines: Lines, field: String, damaged: Damaged) -> Self {
+        Self { lines, field, damaged, notes: Notes::new() }
+    }
+
+    fn text(&self, line: &[u8]) -> Result<String, String> {
+        let value: serde_json::Value =
+            serde_json::from_slice(line).map_err(|error| format!("a JSON object on this line ({error})"))?;
+        match value.get(&self.field) {
+            Some(serde_json::Value::String(text)) => Ok(text.clone()),
+            _ => Err(format!("a JSON object with a string in {:?} on this line", self.field)),
+        }
+    }
+}
+
+impl Rows for JsonLines {
+    fn next(&mut self) -> Result<Option<(u64, Vec<u8>)>, PrepError> {
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            let at = self.lines.at();
+            if self.lines.next(&mut line)? == 0 {
+                return Ok(None);
+            }
+            if line.trim_ascii().is_empty() {
+                continue;
+            }
+            match self.text(&line) {
+                Ok(text) => return Ok(Some((at, text.into_bytes()))),
+                Err(_) if self.damaged == Damaged::Skip => self.notes.push(("jsonl: bad line", 1)),
+                Err(expected) => {
+                    return Err(PrepError::Format { file: self.lines.name().to_owned(), at, expected });
+                }
+            }
+        }
+    }
+
+    fn notes(&mut self) -> Notes {
+        std::mem::take(&mut self.notes)
+    }
+}
+
+/// A column of text of a Parquet file, row group by row group.
+pub struct ParquetRows {
+    file: SerializedFileReader<File>,
+    name: String,
+    column: usize,
+    group: usize,
+    row: u64,
+    rows: VecDeque<Option<Vec<u8>>>,
+    notes: Notes,
+}
+
+impl ParquetRows {
+    /// The text is in the column `field`.
+    pub fn open(file: &SourceFile, field: &str) -> Result<Self, PrepError> {
+        let name = file.name.clone();
+        let reader = SerializedFileReader::new(local(file)?).map_err(|error| fault(&name, error))?;
+        let columns = reader.metadata().file_metadata().schema_descr().columns().to_vec();
+        let Some(column) = columns.iter().position(|column| column.path().string() == field) else {
+            let names: Vec<String> = columns.iter().map(|column| column.path().string()).collect();
+            let expected = format!("a column {field:?}; the columns are {}", names.join(", "));
+            return Err(PrepError::Format { file: name, at: 0, expected });
+        };
+        Ok(Self { file: reader, name, column, group: 0, row: 0, rows: VecDeque::new(), notes: Notes::new() })
+    }
+
+    fn read_group(&mut self) -> Result<(), ParquetError> {
+        let group = self.file.get_row_group(self.group)?;
+        let ColumnReader::ByteArrayColumnReader(mut column) = group.get_column_reader(self.column)? else {
+            return Err(ParquetError::General("the column does not hold text".to_owned()));
+        };
+        let optional = group.metadata().column(self.column).column_descr().max_def_level() > 0;
+        let rows = group.metadata().num_rows() as usize;
+        let (mut values, mut levels) = (Vec::new(), Vec::new());
+        while self.rows.len() < rows {
+            values.clear();
+            levels.clear();
+            let (count, ..) = column.read_records(rows - self.rows.len(), Some(&mut levels), None, &mut values)?;
+            if count == 0 {
+                return Err(ParquetError::EOF("the column ends early".to_owned()));
+            }
+            let mut values = values.iter().map(|value| value.data().to_vec());
+            let present = (0..count).map(|row| !optional || levels.get(row).is_some_and(|&level| level > 0));
+            self.rows.extend(present.map(|present| if present { values.next() } else { None }));
+        }
+        self.group += 1;
+        Ok(())
+    }
+}
+
+impl Rows for ParquetRows {
+    fn next(&mut self) -> Result<Option<(u64, Vec<u8>)>, PrepError> {
+        loop {
+            while let Some(row) = self.rows.pop_front() {
+                self.row += 1;
+                match row {
+                    Some(text) => return Ok(Some((self.row - 1, text))),
+                    None => self.notes.push(("parquet: row without text", 1)),
+                }
+            }
+            if self.group == self.file.num_row_groups() {
+                return Ok(None);
+            }
+            self.read_group().map_err(|error| fault(&self.name, error))?;
+        }
+    }
+
+    fn notes(&mut self) -> Notes {
+        std::mem::take(&mut self.notes)
+    }
+}
+
+fn fault(name: &str, error: ParquetError) -> PrepError {
+    PrepError::Format { file: name.to_owned(), at: 0, expected: format!("a Parquet file ({error})") }
+}
+
+/// The file itself, or a nameless copy of an object.
+fn local(file: &SourceFile) -> Result<File, PrepError> {
+    let fault = |source| PrepError::Input { path: file.name.clone(), operation: "read", source };
+    if !file.is_remote() {
+        return File::open(&file.name).map_err(fault);
+    }
+    let (folder, object) = file.name.rsplit_once('/').unwrap_or(("", &file.name));
+    let store_fault = |source| PrepError::Store { url: file.name.clone(), source };
+    let store = Store::open(folder).map_err(store_fault)?;
+    let mut copy = tempfile::tempfile().map_err(fault)?;
+    for start in (0..file.bytes).step_by(8 << 20) {
+        let end = (start + (8 << 20)).min(file.bytes);
+        copy.write_all(&store.get_range(object, start..end).map_err(store_fault)?).map_err(fault)?;
+    }
+    Ok(copy)
+}

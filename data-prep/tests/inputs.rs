@@ -1,0 +1,285 @@
+//! Every format, compression and encoding; what is damaged; duplicates; parts.
+#![allow(clippy::unwrap_used)] // A panic is a test's report.
+
+mod common;
+
+use std::io::Write;
+use std::path::Path;
+
+use common::{config, generated, run};
+use lambert_config::prep::{Damaged, Documents, Format, Invalid, Source};
+use lambert_data_prep::dataset::Manifest;
+use lambert_data_prep::prep::PrepError;
+
+/// Files of a corpus in one folder, the vocabulary beside it.
+struct Corpus {
+    folder: tempfile::TempDir,
+    text: String,
+}
+
+impl Corpus {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (text, _) = generated(folder.path(), 60);
+        let text = std::fs::read_to_string(text).unwrap();
+        Self { folder, text }
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn source(&self, name: &str, bytes: &[u8], format: Format) -> Source {
+        let path = self.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, bytes).unwrap();
+        let documents = (format == Format::Text).then_some(Documents::BlankLine);
+        Source { path: path.display().to_string(), format, documents, ..Source::default() }
+    }
+
+    fn prepare(&self, sources: Vec<Source>) -> Result<Manifest, PrepError> {
+        self.prepare_with(sources, |_| {})
+    }
+
+    fn prepare_with(
+        &self,
+        sources: Vec<Source>,
+        change: impl Fn(&mut lambert_config::PrepConfig),
+    ) -> Result<Manifest, PrepError> {
+        let work = tempfile::tempdir().unwrap();
+        let mut config = config(work.path(), &self.path().join("vocab.txt"), sources);
+        config.samples.held_out = 0.0;
+        change(&mut config);
+        run(&config, 2).map(|report| report.datasets[0].manifest.clone())
+    }
+
+    /// Documents, sentences and samples of the text as it is.
+    fn plain(&self) -> [u64; 3] {
+        counts(&self.prepare(vec![self.source("plain.txt", self.text.as_bytes(), Format::Text)]).unwrap())
+    }
+}
+
+fn counts(manifest: &Manifest) -> [u64; 3] {
+    [manifest.counts.documents, manifest.counts.sentences, manifest.counts.samples]
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn bzip2(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = bzip2::write::BzEncoder::new(Vec::new(), bzip2::Compression::fast());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+/// `The boat.` by `xz`: no encoder is linked in.
+const XZ: &[u8] = &[
+    0xfd, 0x37, 0x7a, 0x58, 0x5a, 0x00, 0x00, 0x04, 0xe6, 0xd6, 0xb4, 0x46, 0x02, 0x00, 0x21, 0x01, 0x16, 0x00, 0x00,
+    0x00, 0x74, 0x2f, 0xe5, 0xa3, 0x01, 0x00, 0x09, 0x54, 0x68, 0x65, 0x20, 0x62, 0x6f, 0x61, 0x74, 0x2e, 0x0a, 0x00,
+    0x00, 0x00, 0xcf, 0x5c, 0xae, 0xcc, 0x41, 0xa7, 0x78, 0x20, 0x00, 0x01, 0x22, 0x0a, 0x15, 0x1a, 0xe1, 0x67, 0x1f,
+    0xb6, 0xf3, 0x7d, 0x01, 0x00, 0x00, 0x00, 0x00, 0x04, 0x59, 0x5a,
+];
+
+#[test]
+fn every_compression_is_seen_and_all_members_are_read() {
+    let corpus = Corpus::new();
+    let half = corpus.text[..corpus.text.len() / 2].rfind("\n\n").unwrap() + 2;
+    let (one, two) = corpus.text.as_bytes().split_at(half);
+    let twice = |pack: &dyn Fn(&[u8]) -> Vec<u8>| [pack(one), pack(two)].concat();
+    let zstd = |bytes: &[u8]| zstd::encode_all(bytes, 3).unwrap();
+    for (name, bytes) in
+        [("a.gz", twice(&gzip)), ("b.bz2", twice(&bzip2)), ("c.zst", twice(&zstd)), ("d", gzip(corpus.text.as_bytes()))]
+    {
+        let manifest = corpus.prepare(vec![corpus.source(name, &bytes, Format::Text)]).unwrap();
+        assert_eq!(counts(&manifest), corpus.plain(), "{name}");
+    }
+    let xz = corpus.prepare(vec![corpus.source("e.xz", XZ, Format::Text)]).unwrap();
+    assert_eq!(xz.counts.documents, 1);
+}
+
+#[test]
+fn every_encoding_is_read() {
+    let corpus = Corpus::new();
+    let utf16 = |bytes_of: &dyn Fn(u16) -> [u8; 2]| {
+        std::iter::once(0xfeff).chain(corpus.text.encode_utf16()).flat_map(bytes_of).collect::<Vec<u8>>()
+    };
+    let marked = [b"\xef\xbb\xbf", corpus.text.as_bytes()].concat();
+    for (name, bytes) in [("le", utf16(&u16::to_le_bytes)), ("be", utf16(&u16::to_be_bytes)), ("mark", marked)] {
+        assert_eq!(
+            counts(&corpus.prepare(vec![corpus.source(name, &bytes, Format::Text)]).unwrap()),
+            corpus.plain(),
+            "{name}"
+        );
+    }
+    let mut latin = corpus.source("latin", b"Caf\xe9 the boat.\n", Format::Text);
+    assert!(corpus.prepare(vec![latin.clone()]).unwrap_err().to_string().contains("byte 3"));
+    latin.invalid = Invalid::Replace;
+    let manifest = corpus.prepare(vec![latin.clone()]).unwrap();
+    assert_eq!(manifest.counts.rejected["invalid UTF-8 replaced in a document"], 1);
+    latin.encoding = Some("windows-1252".to_owned());
+    assert!(corpus.prepare(vec![latin.clone()]).unwrap().counts.rejected.is_empty());
+    latin.encoding = Some("utf-99".to_owned());
+    assert!(corpus.prepare(vec![latin]).unwrap_err().is_usage());
+}
+
+#[test]
+fn every_format_gives_the_same_documents() {
+    let corpus = Corpus::new();
+    let documents: Vec<&str> = corpus.text.trim_end().split("\n\n").collect();
+    let lines: String = documents.iter().map(|text| serde_json::json!({"text": text}).to_string() + "\n").collect();
+    let jsonl = corpus.source("a.jsonl", lines.as_bytes(), Format::Jsonl);
+    let sentences = corpus.source("b.txt", corpus.text.as_bytes(), Format::Sentences);
+    let rows: String = corpus.text.lines().map(|text| serde_json::json!({"body": text}).to_string() + "\n").collect();
+    let mut by_sentence = corpus.source("c.jsonl", rows.as_bytes(), Format::Jsonl);
+    by_sentence.documents = Some(Documents::Sentence);
+    by_sentence.field = "body".to_owned();
+    let mut parquet = corpus.source("d.parquet", b"", Format::Parquet);
+    write_parquet(Path::new(&parquet.path), &documents);
+    for source in [jsonl, sentences, by_sentence, parquet.clone()] {
+        assert_eq!(counts(&corpus.prepare(vec![source.clone()]).unwrap()), corpus.plain(), "{}", source.path);
+    }
+    parquet.field = "body".to_owned();
+    let message = corpus.prepare(vec![parquet]).unwrap_err().to_string();
+    assert!(message.contains("\"body\"") && message.contains("text"), "{message}");
+}
+
+fn write_parquet(path: &Path, documents: &[&str]) {
+    use parquet::data_type::{ByteArray, ByteArrayType};
+    let schema = "message rows { optional binary text (UTF8); }";
+    let schema = std::sync::Arc::new(parquet::schema::parser::parse_message_type(schema).unwrap());
+    let file = std::fs::File::create(path).unwrap();
+    let mut writer = parquet::file::writer::SerializedFileWriter::new(file, schema, Default::default()).unwrap();
+    for chunk in documents.chunks(25) {
+        let values: Vec<ByteArray> = chunk.iter().map(|text| ByteArray::from(*text)).collect();
+        let mut group = writer.next_row_group().unwrap();
+        let mut column = group.next_column().unwrap().unwrap();
+        // The last row of each group is null.
+        let levels: Vec<i16> = (0..=chunk.len()).map(|row| i16::from(row < chunk.len())).collect();
+        column.typed::<ByteArrayType>().write_batch(&values, Some(&levels), None).unwrap();
+        column.close().unwrap();
+        group.close().unwrap();
+    }
+    writer.close().unwrap();
+}
+
+#[test]
+fn objects_of_a_store_are_inputs_and_outputs() {
+    let corpus = Corpus::new();
+    let store = lambert_store::Store::open("memory://corpus/books").unwrap();
+    store.put("one.txt", corpus.text.clone().into_bytes().into()).unwrap();
+    store.put("two.gz", gzip(corpus.text.as_bytes()).into()).unwrap();
+    store.put("three.md", "# no".into()).unwrap();
+    let source =
+        |path: &str| Source { path: path.to_owned(), documents: Some(Documents::BlankLine), ..Source::default() };
+    let [documents, ..] = corpus.plain();
+    let glob =
+        corpus.prepare(vec![source("memory://corpus/books/*.txt"), source("memory://corpus/books/t*.gz")]).unwrap();
+    assert_eq!(glob.counts.documents, 2 * documents);
+    let missing = corpus.prepare(vec![source("memory://corpus/none/*")]).unwrap_err();
+    assert!(missing.is_usage(), "{missing}");
+
+    let work = tempfile::tempdir().unwrap();
+    let mut config =
+        config(work.path(), &corpus.path().join("vocab.txt"), vec![source("memory://corpus/books/one.txt")]);
+    config.output.url = "memory://corpus/output".to_owned();
+    config.output.work = Some(work.path().join("work").display().to_string());
+    let report = run(&config, 1).unwrap();
+    for dataset in &report.datasets {
+        lambert_data_prep::dataset::Dataset::open(&dataset.url).unwrap().verify().unwrap();
+    }
+    assert!(run(&config, 1).unwrap().unchanged);
+}
+
+const DUMP: &str = "<mediawiki><page><title>A</title><ns>0</ns><text>The boat is wet. The net is old.</text></page>\n\
+    <page><title>B</title><ns>0</ns><text>The cow is";
+const REST: &str = "<page><title>C</title><ns>0</ns><text>The king is brave.</text></page></mediawiki>";
+
+#[test]
+fn damage_is_refused_or_passed_over_and_counted() {
+    let corpus = Corpus::new();
+    let mut cut = corpus.source("cut.xml", format!("{DUMP}{REST}").as_bytes(), Format::Wikipedia);
+    assert!(corpus.prepare(vec![cut.clone()]).unwrap_err().to_string().contains("</page>"));
+    cut.damaged = Damaged::Skip;
+    let manifest = corpus.prepare(vec![cut]).unwrap();
+    assert_eq!((manifest.counts.documents, manifest.counts.rejected["wikipedia: cut page"]), (2, 1));
+
+    let packed = gzip(corpus.text.repeat(40).as_bytes());
+    let mut torn = corpus.source("torn.gz", &packed[..packed.len() / 2], Format::Text);
+    assert!(corpus.prepare(vec![torn.clone()]).unwrap_err().to_string().contains("torn.gz"));
+    torn.damaged = Damaged::Skip;
+    let manifest = corpus.prepare(vec![torn]).unwrap();
+    assert!(manifest.counts.documents > 100);
+    assert_eq!(manifest.counts.rejected["damaged file: the rest of it"], 1);
+
+    let mut rows =
+        corpus.source("rows.jsonl", b"{\"text\": \"The boat.\"}\n{\"text\": 3}\nnonsense\n\n", Format::Jsonl);
+    assert!(corpus.prepare(vec![rows.clone()]).unwrap_err().to_string().contains("byte 22"));
+    rows.damaged = Damaged::Skip;
+    assert_eq!(corpus.prepare(vec![rows]).unwrap().counts.rejected["jsonl: bad line"], 2);
+}
+
+#[test]
+fn odd_texts_and_odd_names_are_survived() {
+    let corpus = Corpus::new();
+    let long = "boat ".repeat(2_000_000);
+    let unbroken = "x".repeat(3_000_000);
+    let nul = "The boat\0 is wet.\n\n\0\0\n";
+    for (name, text) in [("long", long.as_str()), ("unbroken", &unbroken), ("nul", nul)] {
+        let manifest = corpus.prepare(vec![corpus.source(name, text.as_bytes(), Format::Text)]).unwrap();
+        assert!(manifest.counts.samples > 0, "{name}");
+    }
+    for name in ["with space.txt", "quo'te\".txt", ".dot.txt", "-dash.txt", "ümläut [1].txt", "folder.txt/inner.txt"]
+    {
+        let mut source = corpus.source(name, b"The boat is wet. The net is old.", Format::Text);
+        if name.contains('/') {
+            source.path = corpus.path().join("folder.txt").display().to_string();
+        }
+        assert_eq!(corpus.prepare(vec![source]).unwrap().counts.documents, 1, "{name}");
+    }
+}
+
+#[test]
+fn duplicates_go_where_asked() {
+    let corpus = Corpus::new();
+    let [documents, ..] = corpus.plain();
+    let text = corpus.source("one.txt", corpus.text.as_bytes(), Format::Text);
+    // Every document again with one word changed, and once more as it is.
+    let changed = corpus
+        .text
+        .replacen(". ", ", then . ", 0)
+        .split("\n\n")
+        .map(|text| text.replacen('.', " again.", 1))
+        .collect::<Vec<_>>();
+    let changed = corpus.source("changed.txt", changed.join("\n\n").as_bytes(), Format::Text);
+    let all = vec![text.clone(), changed.clone(), text.clone()];
+    let kept = corpus.prepare(all.clone()).unwrap();
+    assert_eq!((kept.counts.documents, kept.counts.rejected.len()), (3 * documents, 0));
+
+    let exact = corpus.prepare_with(all.clone(), |config| config.documents.remove_duplicates = true).unwrap();
+    assert_eq!(exact.counts.rejected["documents: duplicate"], documents);
+    assert_eq!(exact.counts.documents, 2 * documents);
+
+    let near = corpus.prepare_with(all, |config| config.documents.remove_near_duplicates = 0.7).unwrap();
+    let alike = near.counts.rejected["documents: near-duplicate"];
+    assert!(alike > documents * 3 / 4, "{alike} of {documents}");
+    assert_eq!(near.counts.documents, 2 * documents - alike);
+
+    let excluded =
+        corpus.prepare_with(vec![changed, text.clone()], |config| config.exclude = vec![text.clone()]).unwrap();
+    assert_eq!(excluded.counts.rejected["documents: in the excluded set"], documents);
+    let short = corpus.prepare_with(vec![text], |config| config.documents.minimum_tokens = 100_000).unwrap_err();
+    assert!(short.to_string().contains("too short"), "{short}");
+}
+
+#[test]
+fn a_weight_repeats_documents_with_other_pairs() {
+    let corpus = Corpus::new();
+    let mut source = corpus.source("one.txt", corpus.text.as_bytes(), Format::Text);
+    let once = corpus.prepare(vec![source.clone()]).unwrap().counts.samples;
+    source.weight = 3;
+    let thrice = corpus.prepare(vec![source]).unwrap().counts.samples;
+    assert!(thrice.abs_diff(3 * once) < once / 3, "{once} {thrice}");
+}
