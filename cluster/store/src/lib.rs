@@ -3,6 +3,7 @@
 //! A [`Store`] is a folder or a bucket prefix. On it stand two things: a [`lease`] says which attempt holds a
 //! run, and a [`checkpoint`] is a set of objects that exists from the moment its manifest does.
 
+mod aws_profile;
 /// Checkpoints: written in parts, committed manifest last, verified before use.
 pub mod checkpoint;
 /// [`Error`]: operation + URL + cause, free of credentials.

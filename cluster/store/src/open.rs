@@ -14,6 +14,7 @@ use object_store::path::Path;
 use object_store::{ClientConfigKey, ObjectStore, RetryConfig};
 use url::Url;
 
+use crate::aws_profile;
 use crate::error::{Cause, Error, Result};
 use crate::retry::Patience;
 
@@ -144,6 +145,7 @@ fn s3(url: &Url, settings: &Settings) -> Result<Backend> {
         let key: AmazonS3ConfigKey = key.to_lowercase().parse().map_err(|e| build_error(url, e))?;
         builder = builder.with_config(key, value);
     }
+    builder = aws_profile::fill(builder).map_err(|why| refused(url.as_str(), why))?;
     let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
     if endpoint.is_some_and(|endpoint| is_this_machine(&endpoint)) {
         builder = builder.with_allow_http(true);

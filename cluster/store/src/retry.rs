@@ -65,7 +65,7 @@ where
             Ok(value) => return Ok(value),
             Err(failure) => failure,
         };
-        let again = patience.filter(|patience| failure.transient && start.elapsed() < patience.total);
+        let again = patience.filter(|patience| failure.again.is_worth(attempt) && start.elapsed() < patience.total);
         let Some(patience) = again else { return Err(failure.into_error(place, attempt, start.elapsed())) };
         let pause = patience.pause(attempt);
         let (operation, url, cause, seconds) = (place.operation, &place.url, &failure.cause, pause.as_secs_f32());
@@ -84,7 +84,7 @@ async fn limited<T>(
         Ok(done) => done.map_err(|error| Failure::remote(&error)),
         Err(_) => Err(Failure {
             meaning: Meaning::Other,
-            transient: true,
+            again: Again::Patiently,
             cause: Cause::new(format_args!("no complete answer within {} s", patience.request.as_secs_f32())),
         }),
     }
@@ -98,10 +98,30 @@ enum Meaning {
     Other,
 }
 
+/// Whether the next attempt may fare better.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Again {
+    Never,
+    /// A few times: it may be a hiccup, but most likely it is not.
+    Briefly,
+    /// As long as patience lasts.
+    Patiently,
+}
+
+impl Again {
+    fn is_worth(self, attempts: u32) -> bool {
+        match self {
+            Self::Never => false,
+            Self::Briefly => attempts < 3,
+            Self::Patiently => true,
+        }
+    }
+}
+
 /// A failed attempt.
 struct Failure {
     meaning: Meaning,
-    transient: bool,
+    again: Again,
     cause: Cause,
 }
 
@@ -113,19 +133,19 @@ impl Failure {
             (_, Some(PermissionDenied | ReadOnlyFilesystem)) => Meaning::Denied,
             _ => Meaning::Other,
         };
-        Self { meaning, transient: false, cause: Cause::new(chain(error)) }
+        Self { meaning, again: Again::Never, cause: Cause::new(chain(error)) }
     }
 
     fn remote(error: &object_store::Error) -> Self {
         use object_store::Error as E;
         let text = chain(error);
-        let (meaning, transient) = match error {
-            E::NotFound { .. } => (Meaning::NotFound, false),
-            E::PermissionDenied { .. } | E::Unauthenticated { .. } => (Meaning::Denied, false),
+        let (meaning, again) = match error {
+            E::NotFound { .. } => (Meaning::NotFound, Again::Never),
+            E::PermissionDenied { .. } | E::Unauthenticated { .. } => (Meaning::Denied, Again::Never),
             E::Generic { .. } => from_text(&text),
-            _ => (Meaning::Other, false),
+            _ => (Meaning::Other, Again::Never),
         };
-        Self { meaning, transient, cause: Cause::new(text) }
+        Self { meaning, again, cause: Cause::new(text) }
     }
 
     fn into_error(self, place: &Place, attempts: u32, elapsed: Duration) -> Error {
@@ -139,9 +159,12 @@ impl Failure {
 }
 
 /// object_store keeps the HTTP status of a failed request in a private type, but writes it into the message.
-fn from_text(text: &str) -> (Meaning, bool) {
+fn from_text(text: &str) -> (Meaning, Again) {
     if text.contains("ExpiredToken") || text.contains("InvalidAccessKeyId") || text.contains("TokenRefreshRequired") {
-        return (Meaning::Denied, false);
+        return (Meaning::Denied, Again::Never);
+    }
+    if METADATA_SERVICES.iter().any(|host| text.contains(host)) {
+        return (Meaning::Denied, Again::Briefly);
     }
     let status = text.split_once("status code: ").and_then(|(_, rest)| rest.get(..3)?.parse::<u16>().ok());
     let permanent = match status {
@@ -149,8 +172,12 @@ fn from_text(text: &str) -> (Meaning, bool) {
         Some(status) => (300..500).contains(&status),
         None => text.contains("redirect") || text.contains("scheme is not allowed"),
     };
-    (Meaning::Other, !permanent)
+    (Meaning::Other, if permanent { Again::Never } else { Again::Patiently })
 }
+
+/// Where a provider's machines ask for their own credentials. Elsewhere nobody answers there, which means that no
+/// other credential was found.
+const METADATA_SERVICES: [&str; 2] = ["169.254.169.254", "metadata.google.internal"];
 
 fn io_kind(error: &object_store::Error) -> Option<std::io::ErrorKind> {
     let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
@@ -187,7 +214,7 @@ mod tests {
 
     #[test]
     fn server_trouble_is_tried_again_and_refusals_are_not() {
-        let transient = |text: &str| Failure::remote(&generic(text)).transient;
+        let transient = |text: &str| Failure::remote(&generic(text)).again == Again::Patiently;
         for status in ["500 Internal Server Error", "503 Slow Down", "429 Too Many Requests", "408 Request Timeout"] {
             assert!(transient(&format!("Server returned non-2xx status code: {status}: ")), "{status}");
         }
@@ -196,6 +223,8 @@ mod tests {
         assert!(!transient("Received redirect without LOCATION"));
         let expired = generic("Server returned non-2xx status code: 400 Bad Request: <Code>ExpiredToken</Code>");
         assert_eq!(Failure::remote(&expired).meaning, Meaning::Denied);
+        let nobody = Failure::remote(&generic("error sending request for http://169.254.169.254/latest/api/token"));
+        assert!(nobody.meaning == Meaning::Denied && !nobody.again.is_worth(3));
     }
 
     #[test]
