@@ -136,7 +136,8 @@ fn agree_on_newest(session: &Session, collective: &mut dyn Collective) -> Result
             Ok(found) => found_of(found),
             Err(error) => Found { error: Some(error::chain(&error)), ..Found::default() },
         };
-        for passed_over in &found.passed_over {
+        // A coordinator prints these from the event that tells of the start.
+        for passed_over in found.passed_over.iter().filter(|_| !session.control.is_connected()) {
             tracing::warn!("passed over checkpoint {passed_over}");
         }
         bytes = serde_json::to_vec(&found).map_err(Error::Json)?;

@@ -1,6 +1,8 @@
 //! The model against Hugging Face transformers' BertForPreTraining: the golden values were written by
 //! tests/golden/make_bert.py. A padded row and a row of one segment are among the inputs.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
 use std::collections::HashMap;
 
 use lambert::data::{GlobalBatch, MicroBatch};

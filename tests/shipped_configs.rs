@@ -1,5 +1,7 @@
 //! Every file in configs/ parses and passes the checks: `prep-*.toml` as preparations, the others as runs.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
 use std::path::Path;
 
 use lambert_config::{Layers, PrepConfig, RunConfig, plan};

@@ -217,6 +217,9 @@ pub struct Eval {
     /// The held-out dataset
     #[arg(long, value_name = "DATASET")]
     pub data: String,
+    /// Samples at most; 0 for all
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub samples: u64,
     /// Print as JSON
     #[arg(long)]
     pub json: bool,
@@ -259,6 +262,7 @@ impl Eval {
     /// The same for lambert-worker.
     pub fn to_worker(&self) -> Vec<String> {
         let mut line = vec!["eval".to_owned(), "--data".to_owned(), self.data.clone()];
+        line.extend(["--samples".to_owned(), self.samples.to_string()]);
         line.extend(self.json.then(|| "--json".to_owned()));
         line.extend(["--".to_owned(), self.model.clone()]);
         line

@@ -41,7 +41,7 @@ pub fn find(sources: &[Source]) -> Result<Vec<SourceFile>, PrepError> {
         for (name, bytes, modified) in found {
             let parts = match source.format {
                 Format::Wikipedia if !is_url(&name) => multistream::divide(Path::new(&name), bytes)?,
-                _ => vec![0..bytes],
+                _ => std::iter::once(0..bytes).collect(),
             };
             for part in parts {
                 let (number, bytes) = (files.len() as u32, part.end - part.start);

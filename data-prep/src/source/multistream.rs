@@ -23,7 +23,7 @@ const STREAM: &[u8] = b"BZh91AY&SY";
 /// Ranges of stored bytes that begin and end between pages; the whole file if it cannot be divided.
 pub fn divide(path: &Path, bytes: u64) -> Result<Vec<Range<u64>>, PrepError> {
     if bytes < SMALLEST {
-        return Ok(vec![0..bytes]);
+        return Ok(std::iter::once(0..bytes).collect());
     }
     let fault = |source| PrepError::Input { path: path.display().to_string(), operation: "read", source };
     let mut file = File::open(path).map_err(fault)?;
