@@ -44,11 +44,11 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// The most probable pieces for each [MASK] of a text
+    /// The most probable pieces for each masked place of a text
     FillMask {
         /// A run, or one of its checkpoints
         model: String,
-        /// A text with one [MASK] or more
+        /// A text with MASK in brackets where pieces are hidden
         text: String,
         /// Pieces to name for each
         #[arg(long, default_value_t = 5)]

@@ -6,7 +6,7 @@
 //! - [`extract`]: raw documents to paragraphs of prose
 //! - [`sentences`]: paragraphs to sentences
 //! - [`tokenizer`]: WordPiece ids by a vocab.txt; `tokenizer.json` for others
-//! - [`samples`]: documents to samples with or without pairs
+//! - `samples`: documents to samples with or without pairs
 //! - [`vocab`]: training a vocabulary
 //! - [`grammar`]: a corpus where none is at hand
 //! - [`inspect`]: a dataset for a person to look at

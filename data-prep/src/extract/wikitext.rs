@@ -1,6 +1,6 @@
 //! Wikitext to prose.
 //!
-//! Two passes: [`inline`] takes out what may span lines (templates, tables, comments, tags, links), [`lines`] then
+//! Two passes: `inline` takes out what may span lines (templates, tables, comments, tags, links), `lines` then
 //! decides which lines are prose and tidies them. Neither is a full MediaWiki parser: the templates of a dump are not
 //! at hand, so those that stand for words (dates, units, languages) are rendered from a short list and the rest go.
 
