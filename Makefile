@@ -32,8 +32,8 @@ check: setup
 	$(CARGO) clippy --release --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --workspace --no-deps --locked --quiet
 
-# The programs first: the end-to-end tests start them.
-test: build check
+# Cargo builds the two programs too, before the first test: the end-to-end tests start them.
+test: check
 	$(CARGO) test --release --workspace --locked --no-fail-fast
 
 bench: build

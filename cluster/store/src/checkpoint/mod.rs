@@ -1,8 +1,8 @@
 //! Checkpoints of a run: sets of objects under `checkpoints/step-000012000-a0003/`.
 //!
 //! A checkpoint exists if and only if its manifest exists and every object has the size and checksum that the
-//! manifest says. Ranks put their objects, rank 0 commits the manifest last; [`newest_verified`] finds what to
-//! resume from, [`prune`] removes what is no longer wanted.
+//! manifest says. Ranks put their objects, rank 0 commits the manifest last; `newest_verified` finds what to
+//! resume from, `prune` removes what is no longer wanted.
 
 mod copy;
 mod manifest;
