@@ -16,10 +16,10 @@ cache=${XDG_CACHE_HOME:-$HOME/.cache}/lambert
 say() { echo "setup: $*" >&2; }
 die() { say "$*"; exit 1; }
 have() { command -v "$1" >/dev/null 2>&1; }
-# Where bindgen, which reads mpi.h at build time, looks for libclang.
+# Where bindgen, which reads mpi.h at build time, looks for libclang (libclang-cpp is another library).
 have_libclang() {
     [ -n "${LIBCLANG_PATH:-}" ] || ls /usr/lib/llvm-*/lib/libclang*.so* /usr/lib/*/libclang*.so* \
-        /usr/lib64/libclang*.so* /usr/local/lib/libclang*.so* 2>/dev/null | grep -q .
+        /usr/lib64/libclang*.so* /usr/local/lib/libclang*.so* 2>/dev/null | grep -v libclang-cpp | grep -q .
 }
 
 [ "$(uname -sm)" = "Linux x86_64" ] || die "this is $(uname -sm); lambert is built on Linux x86_64"
