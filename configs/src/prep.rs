@@ -164,11 +164,13 @@ pub struct Output {
     pub rows_per_group: usize,
     /// Folder for unfinished work; if absent it lies beside the output. Gone when the preparation is done.
     pub work: Option<String>,
+    /// Whether to refuse a preparation for which the disk of the work folder seems too small.
+    pub check_space: bool,
 }
 
 impl Default for Output {
     fn default() -> Self {
-        Self { url: String::new(), shards: 8, rows_per_group: 1024, work: None }
+        Self { url: String::new(), shards: 8, rows_per_group: 1024, work: None, check_space: true }
     }
 }
 

@@ -20,6 +20,7 @@ mod heads;
 mod job;
 mod sealed;
 mod shards;
+mod space;
 pub(crate) mod spill;
 mod tokenize;
 
@@ -30,6 +31,7 @@ use serde::Serialize;
 
 pub use error::PrepError;
 pub(crate) use finish::entropy;
+pub use space::Needs;
 
 use crate::dataset::Manifest;
 use buckets::Split;
@@ -49,6 +51,9 @@ pub struct Options<'a> {
 
 /// Is told how far a preparation is, from any of its threads, several times a second.
 pub trait Progress: Sync {
+    /// Takes note of what there is to do, before it is begun.
+    fn begin(&self, _plan: &Plan) {}
+
     /// Takes note.
     fn update(&self, status: &Status);
 }
@@ -59,11 +64,26 @@ impl<F: Fn(&Status) + Sync> Progress for F {
     }
 }
 
+/// What a preparation has before it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// Input files.
+    pub files: usize,
+    /// Sources, those of `exclude` included.
+    pub sources: usize,
+    /// Bytes of the input files as stored.
+    pub input_bytes: u64,
+    /// Disk space that is needed at the most, about; see [`Needs`].
+    pub needs: Needs,
+}
+
 /// How far a preparation is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {
     /// What it does: `tokenizing`, `sampling`, `writing`.
     pub phase: &'static str,
+    /// The number of the source that it reads.
+    pub source: Option<usize>,
     /// How much of it is done in this process.
     pub done: u64,
     /// How much there is to do.
@@ -107,6 +127,8 @@ pub fn run(config: &PrepConfig, options: &Options<'_>) -> Result<Report, PrepErr
     if let Some(datasets) = finish::existing(&job)? {
         return Ok(report(true, datasets));
     }
+    let needs = space::check_input(&job)?;
+    options.progress.begin(&Plan { files: job.files.len(), sources: job.sources.len(), input_bytes, needs });
     job.begin()?;
     let threads = options.threads.max(1);
     tokenize::run(&job, options.part, threads, options.progress)?;
@@ -117,6 +139,7 @@ pub fn run(config: &PrepConfig, options: &Options<'_>) -> Result<Report, PrepErr
     let removed = duplicates::find(&job, &runs)?;
     let splits = Split::all(&job, &runs, &removed)?;
     finish::check_not_empty(&job, &runs, &splits, &removed)?;
+    space::check_samples(&job, &runs)?;
     sample(&job, &runs, &removed, &splits, threads, options.progress)?;
     let datasets = finish::datasets(&job, &runs, &removed, &splits, threads, options.progress)?;
     Ok(report(false, datasets))
@@ -138,6 +161,7 @@ fn sample(
         buckets::make(job, runs, removed, split, bucket)?;
         progress.update(&Status {
             phase: "sampling",
+            source: None,
             done: index as u64 + 1,
             total: tasks.len() as u64,
             unit: "buckets",

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lambert_config::prep::Pair;
+use lambert_config::prep::{Format, Pair};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -33,6 +33,9 @@ pub struct Manifest {
     pub samples: SampleRules,
     /// How much went in and came out.
     pub counts: Counts,
+    /// What the preparation read, in the order of its configuration; the same in both splits.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sources: Vec<SourceCounts>,
     /// Nats per piece: the entropy of the pieces of the samples, special ones left out. No guesser that does not
     /// look at the context has a lower loss.
     pub unigram_entropy: f64,
@@ -83,6 +86,31 @@ pub struct Counts {
     pub positive_pairs: u64,
     /// What was left out or mended, and how often, by reason; for the whole preparation, not only this split.
     pub rejected: BTreeMap<String, u64>,
+}
+
+/// What was read of one source, for the whole preparation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceCounts {
+    /// What its files hold.
+    pub format: Format,
+    /// Whether its documents are only there to be kept out.
+    pub excluded: bool,
+    /// Files, or runs of whole bzip2 streams of one.
+    pub files: u64,
+    /// Their bytes as stored.
+    pub stored_bytes: u64,
+    /// Bytes of their documents, decompressed, markup included.
+    pub text_bytes: u64,
+    /// Documents that were found in them.
+    pub found: u64,
+    /// Documents used.
+    pub documents: u64,
+    /// Documents that were left out because another one equals or resembles them.
+    pub duplicates: u64,
+    /// Sentences, those of duplicates included.
+    pub sentences: u64,
+    /// Tokens, those of duplicates included.
+    pub tokens: u64,
 }
 
 /// One Parquet file.

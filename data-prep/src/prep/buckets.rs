@@ -71,9 +71,7 @@ impl Split {
             lone = head.map(|head| head.id);
             if let Some(head) = head {
                 held_out = head.totals;
-                train.documents -= head.totals.documents;
-                train.sentences -= head.totals.sentences;
-                train.tokens -= head.totals.tokens;
+                train -= head.totals;
             }
         }
         let held_out_cells = match lone {

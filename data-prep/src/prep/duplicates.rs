@@ -26,10 +26,13 @@ impl Removed {
     /// What is left of `totals` of some cells.
     pub fn subtract(&self, cells: std::ops::Range<u16>, totals: &mut Totals) {
         for (_, removed) in self.cells.range(cells) {
-            totals.documents -= removed.documents;
-            totals.sentences -= removed.sentences;
-            totals.tokens -= removed.tokens;
+            *totals -= *removed;
         }
+    }
+
+    /// All of them, in no order.
+    pub fn ids(&self) -> impl Iterator<Item = &DocumentId> {
+        self.documents.iter()
     }
 
     fn add(&mut self, head: &Head, reason: &'static str) {

@@ -86,6 +86,20 @@ pub enum PrepError {
         /// What was left out, as text that goes on with the message.
         rejected: Option<String>,
     },
+    /// The disk of the work folder is too small.
+    #[error(
+        "{}: about {} MB are needed here and {} MB are free; set output.work to a folder with more space, or \
+         output.check_space = false to try all the same",
+        folder.display(), needed / 1_000_000, free / 1_000_000
+    )]
+    Space {
+        /// The work folder.
+        folder: PathBuf,
+        /// Bytes.
+        needed: u64,
+        /// Bytes.
+        free: u64,
+    },
     /// A file of the work folder or the output cannot be written or read.
     #[error("cannot {operation} {}", path.display())]
     Work {

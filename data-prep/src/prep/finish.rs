@@ -5,10 +5,11 @@ use std::path::Path;
 
 use lambert_store::Store;
 
+use super::spill::SourceTotals;
 use super::{Finished, Job, PrepError, Progress, Removed, Run, Sorted, Split, Status, parallel};
 use crate::dataset::{
-    Counts, Dataset, DatasetError, MANIFEST, Manifest, SampleRules, Shard, VERSION, VOCABULARY, VocabularyFile,
-    sha256_hex,
+    Counts, Dataset, DatasetError, MANIFEST, Manifest, SampleRules, Shard, SourceCounts, VERSION, VOCABULARY,
+    VocabularyFile,    sha256_hex,
 };
 
 /// The datasets, if they are all there already and of this very job.
@@ -104,7 +105,7 @@ fn dataset(
     let written = parallel(threads, shards, |index| {
         let shard = sorted.write_shard(&folder, job, index, shards)?;
         let (done, total) = (index as u64 + 1, shards as u64);
-        progress.update(&Status { phase: "writing", done, total, unit: "shards", text_bytes: 0 });
+        progress.update(&Status { phase: "writing", source: None, done, total, unit: "shards", text_bytes: 0 });
         Ok(shard)
     })?;
     let manifest = manifest(job, runs, removed, split, &sorted, written)?;
@@ -161,9 +162,34 @@ fn manifest(
             seed: samples.seed,
         },
         counts,
+        sources: sources(job, runs, removed),
         unigram_entropy: entropy(&sorted.token_counts(job.tokenizer.size())?),
         shards,
     })
+}
+
+/// What was read of each source and what is left of it.
+fn sources(job: &Job<'_>, runs: &[Run], removed: &Removed) -> Vec<SourceCounts> {
+    let mut totals = vec![SourceTotals::default(); job.sources.len()];
+    for (source, part) in runs.iter().flat_map(|run| &run.contents.sources) {
+        totals[*source as usize] += *part;
+    }
+    let mut duplicates = vec![0; job.sources.len()];
+    removed.ids().for_each(|id| duplicates[job.files[id.file as usize].source] += 1);
+    let of = |index: usize| job.files.iter().filter(move |file| file.source == index);
+    let count = |index: usize| SourceCounts {
+        format: job.sources[index].format,
+        excluded: index >= job.config.source.len(),
+        files: of(index).count() as u64,
+        stored_bytes: of(index).map(|file| file.bytes).sum(),
+        text_bytes: totals[index].text_bytes,
+        found: totals[index].found,
+        documents: totals[index].kept.documents - duplicates[index],
+        duplicates: duplicates[index],
+        sentences: totals[index].kept.sentences,
+        tokens: totals[index].kept.tokens,
+    };
+    (0..job.sources.len()).map(count).collect()
 }
 
 /// Nats per item of a distribution given by counts; to six decimals, so that it is the same on every machine.

@@ -135,6 +135,7 @@ fn fingerprint(config: &PrepConfig, vocabulary: &[u8], files: &[SourceFile]) -> 
     let mut config = config.clone();
     config.output.url.clear();
     config.output.work = None;
+    config.output.check_space = true;
     config.vocabulary.file.clear();
     config.source.iter_mut().chain(&mut config.exclude).for_each(|source| source.path.clear());
     let sizes: Vec<(usize, u64)> = files.iter().map(|file| (file.source, file.bytes)).collect();

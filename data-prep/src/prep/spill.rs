@@ -53,6 +53,8 @@ pub struct Contents {
     pub cells: BTreeMap<u16, CellPart>,
     /// Documents, sentences and tokens.
     pub totals: Totals,
+    /// What was read of each source, by its number.
+    pub sources: BTreeMap<u32, SourceTotals>,
     /// What was left out, by reason.
     pub rejected: BTreeMap<String, u64>,
     /// Where the heads of all documents start; they end the body.
@@ -85,11 +87,38 @@ pub struct Totals {
     pub tokens: u64,
 }
 
+/// What was read of a source.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceTotals {
+    /// Bytes of its documents, decompressed, markup included.
+    pub text_bytes: u64,
+    /// Documents that were found.
+    pub found: u64,
+    /// What became of them; duplicates are not yet left out.
+    pub kept: Totals,
+}
+
+impl std::ops::AddAssign for SourceTotals {
+    fn add_assign(&mut self, other: Self) {
+        self.text_bytes += other.text_bytes;
+        self.found += other.found;
+        self.kept += other.kept;
+    }
+}
+
 impl std::ops::AddAssign for Totals {
     fn add_assign(&mut self, other: Self) {
         self.documents += other.documents;
         self.sentences += other.sentences;
         self.tokens += other.tokens;
+    }
+}
+
+impl std::ops::SubAssign for Totals {
+    fn sub_assign(&mut self, other: Self) {
+        self.documents -= other.documents;
+        self.sentences -= other.sentences;
+        self.tokens -= other.tokens;
     }
 }
 
@@ -163,6 +192,16 @@ impl Spill {
         lengths.iter().for_each(|length| self.bytes.extend_from_slice(&length.to_le_bytes()));
         let width = self.width;
         tokens.iter().for_each(|id| self.bytes.extend_from_slice(&id.to_le_bytes()[..width]));
+    }
+
+    /// What was collected since the last writing.
+    pub fn totals(&self) -> Totals {
+        self.contents.totals
+    }
+
+    /// Adds to what was read of a source.
+    pub fn count(&mut self, source: usize, read: SourceTotals) {
+        *self.contents.sources.entry(source as u32).or_default() += read;
     }
 
     /// Counts something that was left out.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::job::Job;
-use super::spill::{DocumentId, Spill, id_width};
+use super::spill::{DocumentId, SourceTotals, Spill, id_width};
 use super::{PrepError, Progress, Status};
 use crate::extract::{Extracted, extract};
 use crate::sentences;
@@ -95,6 +95,7 @@ impl Shared<'_> {
         let file = &self.job.files[batch.file as usize];
         let source = &self.job.sources[file.source];
         encoder.excluded = file.source >= self.job.config.source.len();
+        let before = spill.totals();
         for raw in &batch.documents {
             let id = DocumentId { file: batch.file, ordinal: raw.ordinal };
             let extracted = extract(source, raw, &file.name, &mut |reason| spill.reject(reason, 1))?;
@@ -105,16 +106,21 @@ impl Shared<'_> {
                 Extracted::Sentences(text) => encoder.push(id, &text, true, spill),
             }
         }
+        let mut kept = spill.totals();
+        kept -= before;
+        let found = batch.documents.len() as u64;
+        spill.count(file.source, SourceTotals { text_bytes: batch.bytes() as u64, found, kept });
         batch.notes.iter().for_each(|(reason, count)| spill.reject(reason, *count));
         spill.end_batch(batch.file, batch.number, batch.last);
         Ok(())
     }
 
     fn report(&self, batch: &Batch, progress: &dyn Progress) {
-        let bytes: usize = batch.documents.iter().map(|document| document.bytes.len()).sum();
-        let text = self.text.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
+        let bytes = batch.bytes() as u64;
+        let text = self.text.fetch_add(bytes, Ordering::Relaxed) + bytes;
         progress.update(&Status {
             phase: "tokenizing",
+            source: Some(self.job.files[batch.file as usize].source),
             done: self.batches.bytes_read(),
             total: self.total,
             unit: "bytes",

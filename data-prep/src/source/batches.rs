@@ -29,6 +29,13 @@ pub struct Batch {
     pub notes: Notes,
 }
 
+impl Batch {
+    /// Bytes of the documents.
+    pub fn bytes(&self) -> usize {
+        self.documents.iter().map(|document| document.bytes.len()).sum()
+    }
+}
+
 /// One of several processes that share the work: its number, from 0, and how many there are.
 pub type Part = Option<(usize, usize)>;
 

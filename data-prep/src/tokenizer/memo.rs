@@ -68,11 +68,12 @@ impl Memo {
 
 #[inline]
 fn key(part: &[u8]) -> Key {
-    let mut bytes = [0; 32];
+    let mut bytes = [0_u8; 32];
     bytes[..part.len()].copy_from_slice(part);
     bytes[LONGEST] = part.len() as u8;
-    let word = |at: usize| u64::from_le_bytes([0, 1, 2, 3, 4, 5, 6, 7].map(|offset| bytes[at + offset]));
-    [word(0), word(8), word(16), word(24)]
+    let mut key = [0; 4];
+    key.iter_mut().zip(bytes.as_chunks().0).for_each(|(word, &bytes)| *word = u64::from_le_bytes(bytes));
+    key
 }
 
 #[inline]

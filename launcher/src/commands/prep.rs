@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use lambert_config::{Layers, PrepConfig, exit};
-use lambert_data_prep::prep::{self, Finished, Options, PrepError, Report, Status};
+use lambert_data_prep::dataset::SourceCounts;
+use lambert_data_prep::prep::{self, Finished, Options, Plan, PrepError, Progress, Report, Status};
 
 use crate::cli;
 use crate::console;
@@ -19,13 +20,14 @@ pub fn prep(arguments: &cli::Prep) -> Outcome {
     let config: PrepConfig = Layers::from_process(&arguments.sets).load(&arguments.config)?;
     let threads = arguments.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let display = Display::default();
-    let progress = |status: &Status| display.show(status);
-    let options = Options { threads, part: arguments.part, progress: &progress };
+    let started = Instant::now();
+    let options = Options { threads, part: arguments.part, progress: &display };
     let report = prep::run(&config, &options);
     display.end();
     let report = report.map_err(failure)?;
     let text =
         if arguments.json { serde_json::to_string(&report).map_err(Failure::failed)? } else { described(&report) };
+    console::line(&cost(started.elapsed(), &report));
     console::result(&text).map_err(Failure::failed)?;
     Ok(exit::DONE)
 }
@@ -42,6 +44,9 @@ fn described(report: &Report) -> String {
         report.files,
         if report.unchanged { ": nothing to do, the datasets are there" } else { "" }
     )];
+    if let Some(first) = report.datasets.first() {
+        lines.extend(table(&first.manifest.sources));
+    }
     lines.extend(report.datasets.iter().map(dataset));
     if report.datasets.is_empty() {
         lines.push("this part is done; the same command without --part joins all parts".to_owned());
@@ -64,6 +69,53 @@ fn dataset(Finished { url, manifest }: &Finished) -> String {
     )
 }
 
+/// What it took.
+fn cost(time: Duration, report: &Report) -> String {
+    let seconds = time.as_secs_f64();
+    let mut text = format!("took {seconds:.1} s");
+    let sources = report.datasets.first().map_or(&[][..], |first| &first.manifest.sources);
+    let bytes: u64 = sources.iter().map(|source| source.text_bytes).sum();
+    if bytes > 0 && !report.unchanged {
+        text += &format!(", {:.1} MB/s of text", bytes as f64 / 1e6 / seconds);
+    }
+    match peak_memory() {
+        Some(bytes) => format!("{text}, {:.0} MB of memory at the most", bytes as f64 / 1e6),
+        None => text,
+    }
+}
+
+/// The largest resident set of this process so far, in bytes, as the kernel tells.
+fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kilobytes| kilobytes * 1024)
+}
+
+/// What went in, a line a source.
+fn table(sources: &[SourceCounts]) -> Vec<String> {
+    let row = |cells: [String; 8]| {
+        let [name, files, stored, text, found, used, sentences, tokens] = cells;
+        format!("{name:<13}{files:>7}{stored:>11}{text:>11}{found:>11}{used:>11}{sentences:>12}{tokens:>14}")
+    };
+    let head = ["source", "files", "stored MB", "text MB", "documents", "used", "sentences", "tokens"];
+    let megabytes = |bytes: u64| format!("{:.1}", bytes as f64 / 1e6);
+    let source = |(number, source): (usize, &SourceCounts)| {
+        let kind = if source.excluded { "excluded".to_owned() } else { format!("{:?}", source.format).to_lowercase() };
+        let count = |number: u64| number.to_string();
+        row([
+            format!("{number} {kind}"),
+            count(source.files),
+            megabytes(source.stored_bytes),
+            megabytes(source.text_bytes),
+            count(source.found),
+            count(source.documents),
+            count(source.sentences),
+            count(source.tokens),
+        ])
+    };
+    std::iter::once(row(head.map(str::to_owned))).chain(sources.iter().enumerate().map(source)).collect()
+}
+
 /// A bar, or a line now and then.
 #[derive(Default)]
 struct Display(Mutex<Shown>);
@@ -71,28 +123,52 @@ struct Display(Mutex<Shown>);
 #[derive(Default)]
 struct Shown {
     phase: &'static str,
+    sources: usize,
+    begun: Option<Instant>,
     bar: Option<ProgressBar>,
     line: Option<Instant>,
 }
 
-impl Display {
-    fn show(&self, status: &Status) {
+impl Progress for Display {
+    fn begin(&self, plan: &Plan) {
+        let mut shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        (shown.phase, shown.begun, shown.sources) = ("", Some(Instant::now()), plan.sources);
+        drop(shown);
+        let gigabytes = |bytes: u64| bytes as f64 / 1e9;
+        console::line(&format!(
+            "{} files, {:.3} GB; needs about {:.3} GB of disk at {}, where {:.3} GB are free",
+            plan.files,
+            gigabytes(plan.input_bytes),
+            gigabytes(plan.needs.bytes),
+            plan.needs.folder.display(),
+            gigabytes(plan.needs.free)
+        ));
+    }
+
+    fn update(&self, status: &Status) {
         let mut shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let new = shown.phase != status.phase;
+        if new && !shown.phase.is_empty() {
+            shown.begun = Some(Instant::now());
+        }
         shown.phase = status.phase;
+        let elapsed = shown.begun.map_or(0.0, |begun| begun.elapsed().as_secs_f64());
         if console::is_terminal() {
             if new && let Some(bar) = shown.bar.replace(console::show(bar(status))) {
                 bar.finish_and_clear();
             }
             if let Some(bar) = &shown.bar {
                 bar.set_position(status.done);
+                bar.set_message(detail(status, shown.sources, elapsed));
             }
         } else if new || shown.line.is_none_or(|at| at.elapsed() >= PERIOD) {
-            console::line(&line(status));
+            console::line(&line(status, shown.sources, elapsed));
             shown.line = Some(Instant::now());
         }
     }
+}
 
+impl Display {
     fn end(&self) {
         let mut shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(bar) = shown.bar.take() {
@@ -103,14 +179,26 @@ impl Display {
 
 fn bar(status: &Status) -> ProgressBar {
     let template = match status.unit {
-        "bytes" => "{prefix} {bar:30} {bytes}/{total_bytes}  {bytes_per_sec}  {eta} left",
-        _ => "{prefix} {bar:30} {pos}/{len} {msg}  {eta} left",
+        "bytes" => "{prefix} {bar:30} {bytes}/{total_bytes}  {msg}  {eta} left",
+        _ => "{prefix} {bar:30} {pos}/{len}{msg}  {eta} left",
     };
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(status.total).with_style(style).with_prefix(status.phase).with_message(status.unit)
+    ProgressBar::new(status.total).with_style(style).with_prefix(status.phase)
 }
 
-fn line(status: &Status) -> String {
-    let share = 100.0 * status.done as f64 / status.total.max(1) as f64;
-    format!("{}: {} of {} {} ({share:.0} %)", status.phase, status.done, status.total, status.unit)
+fn line(status: &Status, sources: usize, elapsed: f64) -> String {
+    let share = status.done as f64 / status.total.max(1) as f64;
+    let left = if share > 0.0 { format!(", {:.0} s left", elapsed / share * (1.0 - share)) } else { String::new() };
+    let percent = 100.0 * share;
+    let detail = detail(status, sources, elapsed);
+    format!("{}: {} of {} {} ({percent:.0} %){detail}{left}", status.phase, status.done, status.total, status.unit)
+}
+
+/// The source that is read and how fast.
+fn detail(status: &Status, sources: usize, elapsed: f64) -> String {
+    let source = status.source.map_or(String::new(), |source| format!(", source {source} of {sources}"));
+    if status.text_bytes == 0 || elapsed <= 0.0 {
+        return source;
+    }
+    format!("{source}, {:.1} MB/s of text", status.text_bytes as f64 / 1e6 / elapsed)
 }
