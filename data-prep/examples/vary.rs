@@ -17,8 +17,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [bytes, folder, files @ ..] = arguments.as_slice() else { return Err("expected BYTES FOLDER FILE...".into()) };
     let text = files.iter().map(std::fs::read_to_string).collect::<Result<String, _>>()?.replace('\r', "");
-    let paragraphs: Vec<Vec<&str>> =
-        text.split("\n\n").map(|text| text.split_whitespace().collect()).filter(|words: &Vec<_>| words.len() > 5).collect();
+    let paragraphs: Vec<Vec<&str>> = text
+        .split("\n\n")
+        .map(|text| text.split_whitespace().collect())
+        .filter(|words: &Vec<_>| words.len() > 5)
+        .collect();
     let words: Vec<&str> = paragraphs.iter().flatten().copied().collect();
     std::fs::create_dir_all(folder)?;
     let mut left: u64 = bytes.parse()?;

@@ -48,6 +48,8 @@ mod tests {
     #[test]
     fn words_that_templates_stand_for_are_kept() {
         assert_eq!(prose("It is {{convert|5|km|mi}} long."), "It is 5 km long.\n");
+        assert_eq!(prose("From {{cvt|2|to|3|sqmi}}, {{convert|9|PD/km2}}."), "From 2 to 3 sq mi, 9 per km2.\n");
+        assert_eq!(prose("{{As of|2014|lc=y}}, {{as of|2015}}"), "as of 2014, As of 2015\n");
         assert_eq!(prose("{{lang|fr|Le Monde}} is a {{nowrap|daily paper}}."), "Le Monde is a daily paper.\n");
         assert_eq!(prose("Life ({{IPA|x}}; born 1900) and ({{audio|y}}) more."), "Life (born 1900) and more.\n");
     }

@@ -9,7 +9,7 @@ use super::spill::SourceTotals;
 use super::{Finished, Job, PrepError, Progress, Removed, Run, Sorted, Split, Status, parallel};
 use crate::dataset::{
     Counts, Dataset, DatasetError, MANIFEST, Manifest, SampleRules, Shard, SourceCounts, VERSION, VOCABULARY,
-    VocabularyFile,    sha256_hex,
+    VocabularyFile, sha256_hex,
 };
 
 /// The datasets, if they are all there already and of this very job.

@@ -62,9 +62,8 @@ fn needs(job: &Job<'_>, sizes: impl Iterator<Item = (f64, f64)>) -> Needs {
     let width = id_width(job.tokenizer.size()) as f64;
     // A sample is at worst half full; [CLS] and two [SEP] come on top.
     let head = 2.0 * (SAMPLE_HEAD as f64 + 3.0 * width) / job.config.samples.sequence_length as f64;
-    let bytes: f64 = sizes
-        .map(|(tokens, uses)| tokens * width + tokens * uses * (width + head) * (1.0 + SHARDS_PER_SAMPLES))
-        .sum();
+    let bytes: f64 =
+        sizes.map(|(tokens, uses)| tokens * width + tokens * uses * (width + head) * (1.0 + SHARDS_PER_SAMPLES)).sum();
     Needs { folder: job.folder().to_owned(), bytes: bytes as u64, free: free(job.folder()) }
 }
 

@@ -24,7 +24,8 @@ pub fn render(inner: &str, output: &mut String, depth: usize) {
         }
         "frac" | "fraction" => output.push_str(&arguments().join("/")),
         "as of" => {
-            output.push_str("As of ");
+            let small = inner.contains("lc=y") || inner.contains("lc=on");
+            output.push_str(if small { "as of " } else { "As of " });
             show(arguments().first(), output, depth);
         }
         "circa" | "c." | "ca" => {
@@ -72,9 +73,30 @@ fn measure(arguments: &[&str], output: &mut String) {
     match (range, arguments) {
         (Some((from, joint, to, unit)), _) => {
             let joint = if matches!(joint, "-" | "–") { "–".to_owned() } else { format!(" {joint} ") };
-            output.push_str(&format!("{from}{joint}{to} {unit}"));
+            output.push_str(&format!("{from}{joint}{to}{}", unit_name(unit)));
         }
-        (None, [value, unit, ..]) => output.push_str(&format!("{value} {unit}")),
+        (None, [value, unit, ..]) => output.push_str(&format!("{value}{}", unit_name(unit))),
         (None, _) => {}
     }
+}
+
+/// What a reader sees behind the number for the template's code of a unit.
+fn unit_name(code: &str) -> String {
+    let name = match code {
+        "C" => "°C",
+        "F" => "°F",
+        "sqmi" => "sq mi",
+        "sqkm" => "km2",
+        "sqft" => "sq ft",
+        "PD/sqmi" | "/sqmi" => return " per sq mi".to_owned(),
+        "PD/km2" | "/km2" => return " per km2".to_owned(),
+        "USgal" | "impgal" => "gallons",
+        "MUSgal" => "million gallons",
+        "oilbbl" => "barrels",
+        "koilbbl" => "thousand barrels",
+        "Moilbbl" => "million barrels",
+        "Goilbbl" => "billion barrels",
+        code => code,
+    };
+    format!(" {name}")
 }
