@@ -23,6 +23,7 @@ fn manifest() -> Manifest {
         special: Special { pad: 0, unk: 1, cls: 2, sep: 3, mask: 4 },
         samples: SampleRules { pair: Pair::Nsp, short_sequence_probability: 0.1, passes: 1, held_out: 0.0, seed: 1 },
         counts: Counts::default(),
+        sources: Vec::new(),
         unigram_entropy: 1.0,
         shards: Vec::new(),
     }

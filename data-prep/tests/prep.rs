@@ -179,3 +179,41 @@ fn wrong_configurations_are_usage_errors() {
     assert!(message(&text, &maskless).contains("[MASK]"), "{}", message(&text, &maskless));
     assert!(message(&text, &folder.path().join("none.txt")).contains("none.txt"));
 }
+
+#[test]
+fn a_disk_that_is_too_small_is_seen_before_the_work_begins() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, vocabulary) = generated(folder.path(), 30);
+    // Three petabytes, of which nothing is stored.
+    let sparse = std::fs::File::create(folder.path().join("sparse.txt")).unwrap();
+    sparse.set_len(3 << 50).unwrap_or_else(|_| sparse.set_len(15 << 40).unwrap());
+    let huge = folder.path().join("sparse.txt");
+    let sources = [&text, &huge].map(|path| source(path, Format::Text, Documents::BlankLine)).to_vec();
+    let config = config(folder.path(), &vocabulary, sources);
+    let error = run(&config, 1).unwrap_err();
+    assert!(matches!(error, prep::PrepError::Space { needed, free, .. } if needed > free), "{error}");
+    assert!(error.to_string().contains("output.check_space"), "{error}");
+    assert!(!folder.path().join("data.work").exists());
+}
+
+#[test]
+fn the_manifest_says_what_was_read_of_each_source() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, vocabulary) = generated(folder.path(), 40);
+    let once = source(&text, Format::Text, Documents::BlankLine);
+    let mut config = config(folder.path(), &vocabulary, vec![once.clone(), once]);
+    config.documents.remove_duplicates = true;
+    config.samples.held_out = 0.2;
+    let report = run(&config, 2).unwrap();
+    let sources = &report.datasets[0].manifest.sources;
+    assert_eq!(sources, &report.datasets[1].manifest.sources);
+    let [first, second] = sources.as_slice() else { panic!("{sources:?}") };
+    assert_eq!((first.found, first.documents, first.duplicates, first.files), (40, 40, 0, 1));
+    assert_eq!((second.found, second.documents, second.duplicates, second.tokens), (40, 0, 40, first.tokens));
+    let bytes = std::fs::metadata(&text).unwrap().len();
+    assert_eq!(first.stored_bytes, bytes);
+    // The blank lines between documents belong to none.
+    assert!((bytes - 80..=bytes).contains(&first.text_bytes), "{first:?} of {bytes}");
+    let sentences: u64 = report.datasets.iter().map(|dataset| dataset.manifest.counts.sentences).sum();
+    assert_eq!(first.sentences, sentences);
+}

@@ -1,7 +1,7 @@
 """The same corpus through Hugging Face datasets + tokenizers and through `lambert prep`, interleaved, one process each.
 
     pip install datasets transformers tokenizers
-    python data-prep/benches/peers/datasets.py --lambert target/release/lambert --vocabulary vocab.txt --rounds 3 FILE...
+    python data-prep/benches/peers/huggingface.py --lambert target/release/lambert --vocabulary vocab.txt --rounds 3 FILE...
 
 Theirs is what their examples do: lines of text, a fast BERT tokenizer, runs of 128 tokens (no sentence pairs, no shuffle
 over the corpus), Parquet. Ours does more: sentences, next-sentence pairs, the global shuffle. Prints MB of text a second.
