@@ -79,7 +79,7 @@ impl State {
     /// nothing was changed. All ranks see the same gradients, and so decide alike.
     pub fn update(&mut self, learning_rate: f64) -> Option<f64> {
         let (specs, weights, gradients) = self.parameters.buffers_mut();
-        let norm = optim::sum_of_squares(gradients).sqrt();
+        let norm = optim::norm(gradients);
         if !norm.is_finite() {
             self.skipped_updates += 1;
             return None;

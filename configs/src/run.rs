@@ -138,13 +138,31 @@ pub struct Optimizer {
     pub eps: f64,
     /// Weight decay; biases and layer normalisations have none.
     pub weight_decay: f64,
+    /// Divide the moments by what they lack while there are few of them. The Adam of the original BERT is `adamw`
+    /// without it.
+    pub bias_correction: bool,
+    /// LAMB: biases and layer normalisations have a trust ratio too.
+    pub trust_undecayed: bool,
+    /// LAMB: the least and the greatest trust ratio; unbounded if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trust_ratio: Option<[f64; 2]>,
     /// The gradient is scaled down to this L2 norm when above it; 0 turns it off.
     pub clip_norm: f64,
 }
 
 impl Default for Optimizer {
     fn default() -> Self {
-        Self { kind: OptimizerKind::Lamb, beta1: 0.9, beta2: 0.999, eps: 1e-6, weight_decay: 0.01, clip_norm: 1.0 }
+        Self {
+            kind: OptimizerKind::Lamb,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-6,
+            weight_decay: 0.01,
+            bias_correction: true,
+            trust_undecayed: false,
+            trust_ratio: None,
+            clip_norm: 1.0,
+        }
     }
 }
 
@@ -386,6 +404,12 @@ impl Optimizer {
         positive("optimizer.eps", self.eps, faults);
         not_negative("optimizer.weight_decay", self.weight_decay, faults);
         not_negative("optimizer.clip_norm", self.clip_norm, faults);
+        if self.trust_ratio.is_some_and(|[least, most]| !(0.0 <= least && least <= most)) {
+            faults.push(Fault::new("optimizer.trust_ratio", "must be [least, most], neither below 0"));
+        }
+        if self.kind != OptimizerKind::Lamb && (self.trust_undecayed || self.trust_ratio.is_some()) {
+            faults.push(Fault::new("optimizer", "trust_undecayed and trust_ratio are settings of lamb"));
+        }
     }
 }
 

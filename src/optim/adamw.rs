@@ -1,12 +1,16 @@
-//! Adam with decoupled weight decay (arXiv 1711.05101) and bias correction.
+//! Adam with decoupled weight decay (arXiv 1711.05101). Without bias correction it is the Adam of the original BERT.
 
-use super::{Part, Rule};
+use super::Rule;
+use super::chunks::{self, Chunk};
 
 /// `p -= rate (m_hat / (sqrt(v_hat) + eps) + decay p)`.
-pub(super) fn update(rule: &Rule, part: Part<'_>) {
-    let Part { weights, gradients, first, second, decays } = part;
-    let decay = if decays { rule.weight_decay } else { 0.0 };
-    for (((weight, gradient), first), second) in weights.iter_mut().zip(gradients).zip(first).zip(second) {
-        *weight -= rule.learning_rate * (rule.direction(*gradient, first, second) + decay * *weight);
-    }
+pub(super) fn update(rule: &Rule, chunks: &mut [Chunk<'_>], threads: usize) {
+    chunks::each(chunks, threads, |chunk| {
+        let decay = if chunk.decays { rule.weight_decay } else { 0.0 };
+        let buffers = &mut chunk.buffers;
+        let moments = buffers.first.iter_mut().zip(&mut *buffers.second);
+        for ((weight, gradient), (first, second)) in buffers.weights.iter_mut().zip(&*buffers.gradients).zip(moments) {
+            *weight -= rule.learning_rate * (rule.direction(*gradient, first, second) + decay * *weight);
+        }
+    });
 }

@@ -1,22 +1,57 @@
 //! LAMB (arXiv 1904.00962, algorithm 2, with the details of the NVIDIA recipe): Adam's direction plus weight decay,
 //! scaled for each tensor by the ratio of the weights' norm to the update's.
 
-use super::{Part, Rule, sum_of_squares};
+use lambert_config::run::Optimizer as Settings;
+
+use super::Rule;
+use super::chunks::{self, Chunk, sum_of_squares};
+
+/// Elements that are worked on while they are in the cache.
+const BLOCK: usize = 2048;
 
 /// `u = m_hat / (sqrt(v_hat) + eps) + decay p`, then `p -= rate |p| / |u| u`. Tensors without weight decay have a
-/// ratio of 1, and so has one whose weights or update are all zero.
-pub(super) fn update(rule: &Rule, part: Part<'_>) {
-    let Part { weights, gradients, first, second, decays } = part;
-    let weights_norm = sum_of_squares(weights).sqrt();
-    let decay = if decays { rule.weight_decay } else { 0.0 };
-    for (((weight, gradient), first), second) in weights.iter().zip(&mut *gradients).zip(first).zip(second) {
-        *gradient = rule.direction(*gradient, first, second) + decay * *weight;
+/// ratio of 1 (unless the settings say otherwise), and so has one whose weights or update are all zero.
+pub(super) fn update(rule: &Rule, settings: &Settings, chunks: &mut [Chunk<'_>], threads: usize) {
+    let sums = chunks::each(chunks, threads, |chunk| directions(rule, chunk));
+    let parameters = chunks.last().map_or(0, |chunk| chunk.parameter + 1);
+    let mut norms = vec![(0.0, 0.0); parameters];
+    for (chunk, (weights, update)) in chunks.iter().zip(sums) {
+        norms[chunk.parameter].0 += weights;
+        norms[chunk.parameter].1 += update;
     }
-    let update_norm = sum_of_squares(gradients).sqrt();
-    let trusted = decays && weights_norm > 0.0 && update_norm > 0.0;
-    let ratio = if trusted { (weights_norm / update_norm) as f32 } else { 1.0 };
-    let rate = rule.learning_rate * ratio;
-    for (weight, update) in weights.iter_mut().zip(gradients) {
+    chunks::each(chunks, threads, |chunk| {
+        let (weights, update) = norms[chunk.parameter];
+        let trusted = chunk.decays || settings.trust_undecayed;
+        let ratio = if trusted { ratio(weights.sqrt(), update.sqrt(), settings.trust_ratio) } else { 1.0 };
+        apply(rule.learning_rate * ratio as f32, chunk);
+    });
+}
+
+/// The trust ratio of a tensor with these norms, within `bounds`.
+fn ratio(weights: f64, update: f64, bounds: Option<[f64; 2]>) -> f64 {
+    let ratio = if weights > 0.0 && update > 0.0 { weights / update } else { 1.0 };
+    bounds.map_or(ratio, |[least, most]| ratio.clamp(least, most))
+}
+
+/// Moves the moments and leaves `u` where the gradients were; the sums of the squares of weights and `u`.
+fn directions(rule: &Rule, chunk: &mut Chunk<'_>) -> (f64, f64) {
+    let decay = if chunk.decays { rule.weight_decay } else { 0.0 };
+    let buffers = &mut chunk.buffers;
+    let (mut weights_sum, mut update_sum) = (0.0, 0.0);
+    let moments = buffers.first.chunks_mut(BLOCK).zip(buffers.second.chunks_mut(BLOCK));
+    let blocks = buffers.weights.chunks(BLOCK).zip(buffers.gradients.chunks_mut(BLOCK)).zip(moments);
+    for ((weights, gradients), (first, second)) in blocks {
+        for (((weight, gradient), first), second) in weights.iter().zip(&mut *gradients).zip(first).zip(second) {
+            *gradient = rule.direction(*gradient, first, second) + decay * *weight;
+        }
+        weights_sum += sum_of_squares(weights);
+        update_sum += sum_of_squares(gradients);
+    }
+    (weights_sum, update_sum)
+}
+
+fn apply(rate: f32, chunk: &mut Chunk<'_>) {
+    for (weight, update) in chunk.buffers.weights.iter_mut().zip(&*chunk.buffers.gradients) {
         *weight -= rate * *update;
     }
 }

@@ -1,11 +1,16 @@
-//! Weight updates over the flat buffers: clipping, then LAMB or AdamW. Nothing here knows ranks or files.
+//! Weight updates over the flat buffers: clipping, then LAMB or AdamW, on several threads. Nothing here knows ranks or
+//! files.
 
 mod adamw;
+mod chunks;
 mod lamb;
+#[cfg(test)]
+mod tests;
 
 use lambert_config::run::{Optimizer as Settings, OptimizerKind};
 
 use crate::model::parameters::Spec;
+use chunks::Buffers;
 
 /// Moments and counter of an optimizer; with the weights, all of a run that an update changes.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,24 +54,14 @@ impl Rule {
     }
 }
 
-/// One parameter's part of the flat buffers.
-struct Part<'a> {
-    weights: &'a mut [f32],
-    /// Gradients; scratch afterwards.
-    gradients: &'a mut [f32],
-    first: &'a mut [f32],
-    second: &'a mut [f32],
-    decays: bool,
-}
-
 impl Optimizer {
     /// Zero moments for `elements` weights.
     pub fn new(settings: Settings, elements: usize) -> Self {
         Self { first_moment: vec![0.0; elements], second_moment: vec![0.0; elements], updates: 0, settings }
     }
 
-    /// One update of `weights` with `gradients` (which are scratch afterwards). `gradient_norm` is the L2 norm of all
-    /// gradients: they are scaled down to the clipping norm when above it.
+    /// One update of `weights` with `gradients` (which are scratch afterwards), on as many threads as libtorch has been
+    /// given. `gradient_norm` is the L2 norm of all gradients: they are scaled down to the clipping norm when above it.
     pub fn step(
         &mut self,
         specs: &[Spec],
@@ -77,26 +72,15 @@ impl Optimizer {
     ) {
         self.updates += 1;
         let rule = self.rule(gradient_norm, learning_rate);
-        let update = match self.settings.kind {
-            OptimizerKind::Lamb => lamb::update,
-            OptimizerKind::Adamw => adamw::update,
-        };
-        for spec in specs {
-            let range = spec.range();
-            let part = Part {
-                weights: &mut weights[range.clone()],
-                gradients: &mut gradients[range.clone()],
-                first: &mut self.first_moment[range.clone()],
-                second: &mut self.second_moment[range],
-                decays: spec.decays(),
-            };
-            update(&rule, part);
-        }
+        let (first, second) = (&mut *self.first_moment, &mut *self.second_moment);
+        update(&self.settings, &rule, specs, Buffers { weights, gradients, first, second }, threads());
     }
 
     fn rule(&self, gradient_norm: f64, learning_rate: f64) -> Rule {
         let settings = &self.settings;
-        let correction = |beta: f64| (1.0 / (1.0 - beta.powf(self.updates as f64))) as f32;
+        let correction = |beta: f64| {
+            if settings.bias_correction { (1.0 / (1.0 - beta.powf(self.updates as f64))) as f32 } else { 1.0 }
+        };
         let clip = settings.clip_norm > 0.0 && gradient_norm > settings.clip_norm;
         Rule {
             beta1: settings.beta1 as f32,
@@ -113,117 +97,20 @@ impl Optimizer {
     }
 }
 
-/// Sum of the squares, in f64 over fixed lanes, so that it is exact enough for a norm and the same each time.
-pub fn sum_of_squares(values: &[f32]) -> f64 {
-    let mut lanes = [0.0_f64; 8];
-    let chunks = values.chunks_exact(8);
-    let rest: f64 = chunks.remainder().iter().map(|value| f64::from(*value).powi(2)).sum();
-    for chunk in chunks {
-        for (lane, value) in lanes.iter_mut().zip(chunk) {
-            *lane += f64::from(*value) * f64::from(*value);
-        }
+/// The update itself; the number of threads changes no bit of it.
+fn update(settings: &Settings, rule: &Rule, specs: &[Spec], buffers: Buffers<'_>, threads: usize) {
+    let mut chunks = chunks::cut(specs, buffers);
+    match settings.kind {
+        OptimizerKind::Lamb => lamb::update(rule, settings, &mut chunks, threads),
+        OptimizerKind::Adamw => adamw::update(rule, &mut chunks, threads),
     }
-    lanes.iter().sum::<f64>() + rest
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use lambert_data_prep::random::Key;
+fn threads() -> usize {
+    tch::get_num_threads().max(1) as usize
+}
 
-    const SHAPES: [(&str, usize, bool); 5] = [
-        ("a.weight", 64 * 33, true),
-        ("b.bias", 33, false),
-        ("c.LayerNorm.weight", 7, false),
-        ("d.weight", 1, true),
-        ("e.weight", 50, true),
-    ];
-
-    /// The update rules once more, plainly and in f64. `e.weight` starts at zero norm.
-    struct Reference {
-        weights: Vec<f64>,
-        first: Vec<f64>,
-        second: Vec<f64>,
-    }
-
-    impl Reference {
-        fn step(&mut self, kind: OptimizerKind, settings: &Settings, gradients: &[f64], t: i32, rate: f64) {
-            let norm = gradients.iter().map(|g| g * g).sum::<f64>().sqrt();
-            let divide = if norm > settings.clip_norm { norm / settings.clip_norm } else { 1.0 };
-            let mut first = 0;
-            for (_, count, decays) in SHAPES {
-                let range = first..first + count;
-                first += count;
-                let decay = if decays { settings.weight_decay } else { 0.0 };
-                let directions: Vec<f64> = range
-                    .clone()
-                    .map(|i| {
-                        let g = gradients[i] / divide;
-                        self.first[i] = settings.beta1 * self.first[i] + (1.0 - settings.beta1) * g;
-                        self.second[i] = settings.beta2 * self.second[i] + (1.0 - settings.beta2) * g * g;
-                        let m = self.first[i] / (1.0 - settings.beta1.powi(t));
-                        let v = self.second[i] / (1.0 - settings.beta2.powi(t));
-                        m / (v.sqrt() + settings.eps) + decay * self.weights[i]
-                    })
-                    .collect();
-                let length = |values: &[f64]| values.iter().map(|value| value * value).sum::<f64>().sqrt();
-                let (p, u) = (length(&self.weights[range.clone()]), length(&directions));
-                let trusted = kind == OptimizerKind::Lamb && decays && p > 0.0 && u > 0.0;
-                let ratio = if trusted { p / u } else { 1.0 };
-                for (weight, direction) in self.weights[range].iter_mut().zip(directions) {
-                    *weight -= rate * ratio * direction;
-                }
-            }
-        }
-    }
-
-    fn against_reference(kind: OptimizerKind, steps: i32) -> f64 {
-        let settings = Settings { kind, ..Settings::default() };
-        let mut first = 0;
-        let specs: Vec<Spec> = SHAPES
-            .iter()
-            .map(|(name, count, decays)| {
-                let spec = Spec { name: (*name).to_owned(), shape: vec![*count as i64], first };
-                assert_eq!(spec.decays(), *decays);
-                first += count;
-                spec
-            })
-            .collect();
-        let mut rng = Key::new(5).rng();
-        let mut draw = |scale: f64| (0..first).map(|_| ((rng.unit_f64() - 0.5) * scale) as f32).collect::<Vec<f32>>();
-        let mut weights = draw(0.1);
-        weights[first - 50..].fill(0.0);
-        let wide = |values: &[f32]| values.iter().map(|value| f64::from(*value)).collect::<Vec<f64>>();
-        let mut reference = Reference { weights: wide(&weights), first: vec![0.0; first], second: vec![0.0; first] };
-        let mut optimizer = Optimizer::new(settings.clone(), first);
-        for t in 1..=steps {
-            // Every third gradient is small enough not to be clipped.
-            let mut gradients = draw(if t % 3 == 0 { 1e-3 } else { 1.0 });
-            let rate = 1e-2 / f64::from(t).sqrt();
-            reference.step(kind, &settings, &wide(&gradients), t, rate);
-            let norm = sum_of_squares(&gradients).sqrt();
-            optimizer.step(&specs, &mut weights, &mut gradients, norm, rate);
-        }
-        let worst = |range: std::ops::Range<usize>| {
-            let difference: f64 =
-                range.clone().map(|i| (f64::from(weights[i]) - reference.weights[i]).powi(2)).sum::<f64>().sqrt();
-            let size = range.map(|i| reference.weights[i].powi(2)).sum::<f64>().sqrt();
-            difference / size
-        };
-        specs.iter().map(|spec| worst(spec.range())).fold(0.0, f64::max)
-    }
-
-    #[test]
-    fn lamb_equals_its_formulas_in_f64() {
-        let error = against_reference(OptimizerKind::Lamb, 100);
-        println!("LAMB over 100 steps: relative error {error:.1e}");
-        assert!(error < 1e-5, "{error:e}");
-    }
-
-    #[test]
-    fn adamw_equals_its_formulas_in_f64() {
-        let error = against_reference(OptimizerKind::Adamw, 100);
-        println!("AdamW over 100 steps: relative error {error:.1e}");
-        assert!(error < 1e-5, "{error:e}");
-    }
+/// The L2 norm of all gradients, in f64; the same for any number of threads.
+pub fn norm(gradients: &[f32]) -> f64 {
+    chunks::sum_of_squares_of(gradients, threads()).sqrt()
 }
