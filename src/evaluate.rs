@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use lambert_collective::Collective;
 use lambert_config::control::Evaluation;
-use lambert_config::run::Objective;
+use lambert_config::run::{MaskToken, MaskUnit, Objective};
 use lambert_data_prep::dataset::Dataset;
 
 use crate::data::loader::Demand;
@@ -40,7 +40,8 @@ pub fn evaluate(
     let samples = if question.samples == 0 { rows } else { rows.min(question.samples) };
     let source = Source {
         dataset: Arc::clone(&question.dataset),
-        objective: question.objective.clone(),
+        // Single pieces behind [MASK], whatever the model is trained on.
+        objective: Objective { mask_unit: MaskUnit::Piece, mask_token: MaskToken::Mask, ..question.objective.clone() },
         seed: 0,
         shuffle: false,
     };

@@ -93,6 +93,30 @@ pub enum Masking {
     Static,
 }
 
+/// What is masked together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MaskUnit {
+    /// Single pieces.
+    #[default]
+    Piece,
+    /// Whole words.
+    Word,
+    /// Spans of one to ten words (arXiv 1907.10529), each replaced alike.
+    Span,
+}
+
+/// What stands in the place of four in five masked tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MaskToken {
+    /// \[MASK\].
+    #[default]
+    Mask,
+    /// \[UNK\].
+    Unk,
+}
+
 /// What is learnt: masked language modelling and a pair objective.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -101,15 +125,29 @@ pub struct Objective {
     pub pair: Pair,
     /// When masks change.
     pub masking: Masking,
+    /// Static masking: different masks of a sample; they come in turn, an epoch each.
+    pub static_masks: usize,
+    /// What is masked together.
+    pub mask_unit: MaskUnit,
+    /// What stands in the place of four in five masked tokens.
+    pub mask_token: MaskToken,
     /// Share of a sample's tokens, the specials counted, that is masked.
     pub mask_probability: f64,
-    /// Masked tokens a sample at most.
+    /// Masked tokens a sample at most; 0 for no limit.
     pub max_predictions: usize,
 }
 
 impl Default for Objective {
     fn default() -> Self {
-        Self { pair: Pair::Nsp, masking: Masking::Dynamic, mask_probability: 0.15, max_predictions: 20 }
+        Self {
+            pair: Pair::Nsp,
+            masking: Masking::Dynamic,
+            static_masks: 1,
+            mask_unit: MaskUnit::Piece,
+            mask_token: MaskToken::Mask,
+            mask_probability: 0.15,
+            max_predictions: 20,
+        }
     }
 }
 
@@ -393,7 +431,7 @@ impl Objective {
     fn check(&self, faults: &mut Vec<Fault>) {
         share("objective.mask_probability", self.mask_probability, faults);
         positive("objective.mask_probability", self.mask_probability, faults);
-        positive("objective.max_predictions", self.max_predictions as f64, faults);
+        positive("objective.static_masks", self.static_masks as f64, faults);
     }
 }
 

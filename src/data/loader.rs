@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender};
-use lambert_config::run::{Masking, Objective, Pair};
+use lambert_config::run::{Objective, Pair};
 use lambert_data_prep::dataset::{Dataset, DatasetError, Samples};
 
 use super::batch::{MaskedSample, MicroBatch};
@@ -53,7 +53,9 @@ pub struct GlobalBatch {
     pub epoch: u64,
     /// Length of every sample in tokens, those of other ranks included.
     pub lengths: Vec<u16>,
-    /// Hidden tokens in all.
+    /// Tokens to be hidden in all: what the mean of the masked-language loss is taken over. It follows from the lengths
+    /// alone, so that every rank knows it before its first backward pass; where no word is short enough for what is left
+    /// of a sample's share, a few less are hidden.
     pub masked_tokens: u64,
     /// The micro-batches of this rank; perhaps none.
     pub micro_batches: Vec<MicroBatch>,
@@ -76,7 +78,11 @@ impl Loader {
     /// Starts reading.
     pub fn start(source: Source, demand: Demand) -> std::io::Result<Self> {
         let (sender, batches) = crossbeam_channel::bounded(AHEAD);
-        let work = move || Reader::new(source).serve(&demand, &sender);
+        let work = move || match Reader::new(source) {
+            Ok(mut reader) => reader.serve(&demand, &sender),
+            // That nobody waits for the error any more is no failure.
+            Err(error) => drop(sender.send(Err(error))),
+        };
         let thread = std::thread::Builder::new().name("loader".to_owned()).spawn(work)?;
         Ok(Self { batches, thread: Some(thread) })
     }
@@ -117,6 +123,12 @@ impl<T> Recent<T> {
     }
 }
 
+/// For each piece of a vocab.txt whether it goes on the word before it.
+fn continuations(vocabulary: &[u8]) -> Vec<bool> {
+    let lines = vocabulary.strip_suffix(b"\n").unwrap_or(vocabulary).split(|byte| *byte == b'\n');
+    lines.map(|piece| piece.starts_with(b"##")).collect()
+}
+
 struct Reader {
     source: Source,
     pieces: Pieces,
@@ -127,25 +139,26 @@ struct Reader {
 }
 
 impl Reader {
-    fn new(source: Source) -> Self {
-        let manifest = source.dataset.manifest();
-        let special = &manifest.special;
+    fn new(source: Source) -> Result<Self, DatasetError> {
+        let special = &source.dataset.manifest().special;
+        let vocabulary = source.dataset.vocabulary()?;
         let pieces = Pieces {
-            count: manifest.vocabulary.size as u32,
             mask: special.mask,
+            unk: special.unk,
             never: [special.pad, special.cls, special.sep],
+            continuations: continuations(&vocabulary),
         };
         let sizes = source.dataset.row_groups().iter().map(|group| group.rows).collect();
         // A batch may lie across two windows, and across two epochs.
         let recent = 2 * WINDOW + 2;
-        Self {
+        Ok(Self {
             pieces,
             sizes,
             order: None,
             samples: Recent { items: VecDeque::new(), capacity: recent },
             lengths: Recent { items: VecDeque::new(), capacity: recent },
             source,
-        }
+        })
     }
 
     fn serve(&mut self, demand: &Demand, batches: &Sender<Result<GlobalBatch, DatasetError>>) {
@@ -210,8 +223,8 @@ impl Reader {
         let samples = self.samples.get(place.row_group, || dataset.read(place.row_group))?;
         let mut ids = samples.ids(place.row).to_vec();
         let number = dataset.row_groups()[place.row_group].first_row + place.row as u64;
-        let masking = if self.source.shuffle { self.source.objective.masking } else { Masking::Static };
-        let key = masking::key(self.source.seed, masking, epoch, number);
+        let epoch = if self.source.shuffle { epoch } else { 0 };
+        let key = masking::key(self.source.seed, &self.source.objective, epoch, number);
         let hidden = masking::mask(&mut ids, &self.source.objective, &self.pieces, key);
         let pair = self.source.objective.pair != Pair::None;
         Ok(MaskedSample {
