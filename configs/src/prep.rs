@@ -203,6 +203,17 @@ pub enum Pair {
     None,
 }
 
+/// How samples of one segment are filled with sentences (Liu et al. 2019, RoBERTa).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Packing {
+    /// With sentences of one document: its last sample is as short as it comes out.
+    #[default]
+    DocumentSentences,
+    /// With sentences of one document after another, \[SEP\] between two documents: samples are full.
+    FullSentences,
+}
+
 /// How documents become samples.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -211,6 +222,8 @@ pub struct Samples {
     pub sequence_length: usize,
     /// The pair objective.
     pub pair: Pair,
+    /// With `pair = "none"`: what fills a sample.
+    pub packing: Packing,
     /// Share of the samples that aim at a random shorter length.
     pub short_sequence_probability: f64,
     /// How often each document is used, each time with other pairs.
@@ -226,6 +239,7 @@ impl Default for Samples {
         Self {
             sequence_length: 128,
             pair: Pair::Nsp,
+            packing: Packing::default(),
             short_sequence_probability: 0.1,
             passes: 1,
             held_out: 0.01,
@@ -291,6 +305,9 @@ impl Checked for PrepConfig {
             if !(0.0..1.0).contains(&share) {
                 fault(key, "must be at least 0 and below 1");
             }
+        }
+        if samples.pair != Pair::None && samples.packing != Packing::default() {
+            fault("samples.packing", "full-sentences goes with pair = \"none\" only");
         }
         if samples.passes == 0 {
             fault("samples.passes", "must be at least 1");

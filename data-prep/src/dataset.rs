@@ -11,7 +11,10 @@ mod schema;
 mod write;
 
 pub use error::DatasetError;
-pub use manifest::{Counts, Manifest, SampleRules, Shard, SourceCounts, VERSION, VocabularyFile, sha256_hex};
+pub(crate) use manifest::hex;
+pub use manifest::{
+    Corpus, Counts, Manifest, SampleRules, Shard, SourceCounts, VERSION, VocabularyFile, sha256_hex,
+};
 pub use read::{Dataset, RowGroup, Samples};
 pub use write::{Sample, ShardWriter, shard_name, write};
 

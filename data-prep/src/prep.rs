@@ -13,11 +13,13 @@
 //! and no step depends on which thread or part did it.
 
 mod buckets;
+mod corpus;
 mod duplicates;
 mod error;
 mod finish;
 mod heads;
 mod job;
+mod lock;
 mod sealed;
 mod shards;
 mod space;
@@ -80,7 +82,7 @@ pub struct Plan {
 /// How far a preparation is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {
-    /// What it does: `tokenizing`, `sampling`, `writing`.
+    /// What it does: `comparing` (is it done already?), `tokenizing`, `sampling`, `writing`.
     pub phase: &'static str,
     /// The number of the source that it reads.
     pub source: Option<usize>,
@@ -124,13 +126,16 @@ pub fn run(config: &PrepConfig, options: &Options<'_>) -> Result<Report, PrepErr
     let job = Job::new(config)?;
     let input_bytes = job.files.iter().map(|file| file.bytes).sum();
     let report = |unchanged, datasets| Report { files: job.files.len(), input_bytes, unchanged, datasets };
-    if let Some(datasets) = finish::existing(&job)? {
+    let threads = options.threads.max(1);
+    if let Some(datasets) = finish::existing(&job, threads, options.progress)? {
+        if options.part.is_none() {
+            job.clear()?;
+        }
         return Ok(report(true, datasets));
     }
     let needs = space::check_input(&job)?;
     options.progress.begin(&Plan { files: job.files.len(), sources: job.sources.len(), input_bytes, needs });
-    job.begin()?;
-    let threads = options.threads.max(1);
+    let _lock = job.begin(options.part)?;
     tokenize::run(&job, options.part, threads, options.progress)?;
     if options.part.is_some() {
         return Ok(report(false, Vec::new()));

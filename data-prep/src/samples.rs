@@ -25,17 +25,25 @@ pub struct Rules<'a> {
 /// Takes a finished sample: ids, start of the second segment (0 = none), pair label.
 pub type Emit<'a> = dyn FnMut(&[u32], u16, u8) + 'a;
 
-/// All samples of the documents of `bucket`, in their order, pass after pass.
+/// All samples of the documents of `bucket`, pass after pass.
 pub fn make(bucket: &Bucket, rules: &Rules<'_>, emit: &mut Emit<'_>) {
     for pass in 0..rules.samples.passes {
-        for index in 0..bucket.len() {
-            let id = bucket.document(index).id;
-            for repeat in 0..(rules.weight)(id) {
-                let key = id.key(rules.samples.seed, "samples").with(pass as u64).with(repeat as u64);
-                match rules.samples.pair {
-                    Pair::Nsp | Pair::Sop => pairs::make(bucket, index, rules, &mut key.rng(), emit),
-                    Pair::None => single::make(bucket, index, rules, &mut key.rng(), emit),
-                }
+        let key = |index: usize, repeat: usize, kind: &str| {
+            bucket.document(index).id.key(rules.samples.seed, kind).with(pass as u64).with(repeat as u64)
+        };
+        let uses =
+            (0..bucket.len()).flat_map(|index| (0..(rules.weight)(bucket.document(index).id)).map(move |use_| (index, use_)));
+        match rules.samples.pair {
+            Pair::Nsp | Pair::Sop => uses.for_each(|(index, repeat)| {
+                pairs::make(bucket, index, rules, &mut key(index, repeat, "samples").rng(), emit);
+            }),
+            Pair::None => {
+                // Another order, and so other neighbours, in each pass.
+                let mut order: Vec<_> = uses.map(|(index, repeat)| (key(index, repeat, "order").value(), index)).collect();
+                order.sort_unstable();
+                let order: Vec<usize> = order.into_iter().map(|(_, index)| index).collect();
+                let Some(&first) = order.first() else { continue };
+                single::make(bucket, &order, rules, &mut key(first, 0, "samples").rng(), emit);
             }
         }
     }

@@ -1,11 +1,14 @@
 //! Where documents come from: files of several formats, streamed in batches of whole documents.
 
 mod batches;
+mod blocks;
+mod damage;
 mod files;
 mod mediawiki;
 mod multistream;
 mod open;
 mod rows;
+mod stored;
 mod text;
 mod transcode;
 
@@ -16,7 +19,7 @@ use lambert_config::prep::{Documents, Format, Source};
 
 pub use batches::{Batch, Batches, Part, is_read_by};
 pub use files::{SourceFile, find};
-pub use open::{Input, open};
+pub use stored::Stored;
 
 use crate::prep::PrepError;
 
@@ -49,20 +52,31 @@ pub fn reader(
     file: &SourceFile,
     counter: Arc<AtomicU64>,
 ) -> Result<Box<dyn DocumentReader>, PrepError> {
+    opened(source, file, counter).map(|(_, documents)| documents)
+}
+
+/// The same, and the stored file below it.
+fn opened(
+    source: &Source,
+    file: &SourceFile,
+    counter: Arc<AtomicU64>,
+) -> Result<(Stored, Box<dyn DocumentReader>), PrepError> {
+    let stored = Stored::open(file, counter)?;
+    let below = stored.clone();
     let sentences = source.documents() == Documents::Sentence;
     if source.format == Format::Parquet {
-        counter.fetch_add(file.bytes, std::sync::atomic::Ordering::Relaxed);
-        return Ok(Box::new(rows::Documents::new(rows::ParquetRows::open(file, &source.field)?, sentences)));
+        let rows = rows::ParquetRows::open(file, stored, &source.field)?;
+        return Ok((below, Box::new(rows::Documents::new(rows, sentences))));
     }
-    let input = open(file, source, counter)?;
+    let input = open::open(stored, file, source)?;
     if source.format == Format::Wikipedia {
-        return Ok(Box::new(mediawiki::Pages::new(input, &file.name, file.start == 0, source.damaged)));
+        let pages = mediawiki::Pages::new(input, &file.name, file.start == 0, source.damaged);
+        return Ok((below, Box::new(pages)));
     }
     let lines = text::Lines::new(input, &file.name);
-    Ok(if source.format == Format::Jsonl {
+    if source.format == Format::Jsonl {
         let rows = rows::JsonLines::new(lines, source.field.clone(), source.damaged);
-        Box::new(rows::Documents::new(rows, sentences))
-    } else {
-        Box::new(text::Text::new(lines, source.documents() == Documents::BlankLine))
-    })
+        return Ok((below, Box::new(rows::Documents::new(rows, sentences))));
+    }
+    Ok((below, Box::new(text::Text::new(lines, source.documents() == Documents::BlankLine))))
 }

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use lambert_config::prep::Pair;
+use lambert_config::prep::{Packing, Pair};
 use lambert_data_prep::dataset::{
     self, Counts, Dataset, Manifest, NO_PAIR, Sample, SampleRules, VERSION, VocabularyFile,
 };
@@ -17,11 +17,19 @@ fn manifest() -> Manifest {
         version: VERSION,
         split: "train".to_owned(),
         preparation: String::new(),
+        corpus: Default::default(),
         sequence_length: 16,
         lowercase: true,
         vocabulary: VocabularyFile { path: String::new(), size: 8, bytes: 0, sha256: String::new() },
         special: Special { pad: 0, unk: 1, cls: 2, sep: 3, mask: 4 },
-        samples: SampleRules { pair: Pair::Nsp, short_sequence_probability: 0.1, passes: 1, held_out: 0.0, seed: 1 },
+        samples: SampleRules {
+            pair: Pair::Nsp,
+            packing: Packing::default(),
+            short_sequence_probability: 0.1,
+            passes: 1,
+            held_out: 0.0,
+            seed: 1,
+        },
         counts: Counts::default(),
         sources: Vec::new(),
         unigram_entropy: 1.0,

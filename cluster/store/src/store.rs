@@ -39,6 +39,8 @@ pub struct Object {
     pub path: String,
     /// Its size in bytes.
     pub bytes: u64,
+    /// Another one when the object is replaced: its e_tag, or where the store has none the time of its last change.
+    pub tag: String,
 }
 
 impl std::fmt::Debug for Store {
@@ -249,7 +251,8 @@ impl Store {
             let found = retry::attempts(&place, store.retried(), once).await?;
             let named = found.into_iter().filter_map(|meta| {
                 let path = store.relative(&meta.location)?;
-                Some(Object { path, bytes: meta.size })
+                let tag = meta.e_tag.unwrap_or_else(|| meta.last_modified.to_rfc3339());
+                Some(Object { path, bytes: meta.size, tag })
             });
             let mut objects: Vec<_> = named.collect();
             objects.sort_by(|a, b| a.path.cmp(&b.path));

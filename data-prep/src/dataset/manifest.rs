@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lambert_config::prep::{Format, Pair};
+use lambert_config::prep::{Format, Packing, Pair};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -18,9 +18,12 @@ pub struct Manifest {
     pub version: u32,
     /// `train` or `held-out`.
     pub split: String,
-    /// What decided these bytes (configuration, vocabulary, sizes of the inputs), as a sha256; empty where no
+    /// What decided these bytes besides the corpus (configuration, vocabulary, version), as a sha256; empty where no
     /// preparation made them.
     pub preparation: String,
+    /// The corpus.
+    #[serde(default)]
+    pub corpus: Corpus,
     /// Tokens of a sample at most, special pieces included.
     pub sequence_length: usize,
     /// Whether text was lowercased and stripped of accents before it was split into pieces.
@@ -43,6 +46,16 @@ pub struct Manifest {
     pub shards: Vec<Shard>,
 }
 
+/// What was read to make a dataset.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Corpus {
+    /// Bytes of all input files as they are stored.
+    pub bytes: u64,
+    /// Of the number of the source and the sha256 of each input file, in their order; empty where no preparation made
+    /// the dataset.
+    pub sha256: String,
+}
+
 /// The vocabulary of a dataset.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VocabularyFile {
@@ -61,6 +74,9 @@ pub struct VocabularyFile {
 pub struct SampleRules {
     /// The pair objective.
     pub pair: Pair,
+    /// What fills a sample without a pair.
+    #[serde(default)]
+    pub packing: Packing,
     /// Share of the samples that aimed at a random shorter length.
     pub short_sequence_probability: f64,
     /// How often each document was used.
@@ -182,6 +198,6 @@ pub fn sha256_hex(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 
-pub(super) fn hex(digest: &[u8]) -> String {
+pub(crate) fn hex(digest: &[u8]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }

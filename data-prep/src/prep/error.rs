@@ -32,6 +32,20 @@ pub enum PrepError {
         /// The work folder.
         folder: PathBuf,
     },
+    /// Another process works in the work folder.
+    #[error("another preparation is at work in {} ({}); wait for its end", folder.display(), what)]
+    Busy {
+        /// The work folder.
+        folder: PathBuf,
+        /// What it does there.
+        what: String,
+    },
+    /// An input file is not what it was when a part of it was prepared.
+    #[error("{file} has changed since this preparation began; remove the work folder to start anew")]
+    Changed {
+        /// The file.
+        file: String,
+    },
     /// A setting that only shows itself wrong here.
     #[error("{key}: {message}")]
     Setting {

@@ -6,23 +6,23 @@ use std::path::Path;
 use lambert_store::Store;
 
 use super::spill::SourceTotals;
-use super::{Finished, Job, PrepError, Progress, Removed, Run, Sorted, Split, Status, parallel};
+use super::{Finished, Job, PrepError, Progress, Removed, Run, Sorted, Split, Status, corpus, parallel};
 use crate::dataset::{
-    Counts, Dataset, DatasetError, MANIFEST, Manifest, SampleRules, Shard, SourceCounts, VERSION, VOCABULARY,
+    Corpus, Counts, Dataset, DatasetError, MANIFEST, Manifest, SampleRules, Shard, SourceCounts, VERSION, VOCABULARY,
     VocabularyFile, sha256_hex,
 };
 
-/// The datasets, if they are all there already and of this very job.
-pub fn existing(job: &Job<'_>) -> Result<Option<Vec<Finished>>, PrepError> {
-    let train = match open(job, "train")? {
-        None => return Ok(None),
-        Some(train) => train,
-    };
-    let held_out = open(job, "held-out")?;
+/// The datasets, if they are all there already and of this very job and corpus.
+pub fn existing(job: &Job<'_>, threads: usize, progress: &dyn Progress) -> Result<Option<Vec<Finished>>, PrepError> {
+    let Some(found) = find(job, "train")? else { return Ok(None) };
+    let corpus = corpus::now(job, threads, progress)?;
+    let train = checked(found, &corpus)?;
+    let held_out = find(job, "held-out")?.map(|found| checked(found, &corpus)).transpose()?;
     Ok(Some(std::iter::once(train).chain(held_out).collect()))
 }
 
-fn open(job: &Job<'_>, split: &str) -> Result<Option<Finished>, PrepError> {
+/// A dataset that is there, if it is this job's.
+fn find(job: &Job<'_>, split: &str) -> Result<Option<Finished>, PrepError> {
     let url = url(job, split);
     match Dataset::open(&url) {
         Ok(dataset) if dataset.manifest().preparation == job.fingerprint => {
@@ -32,6 +32,10 @@ fn open(job: &Job<'_>, split: &str) -> Result<Option<Finished>, PrepError> {
         Ok(_) => Err(PrepError::Exists { url }),
         Err(error) => Err(error.into()),
     }
+}
+
+fn checked(found: Finished, corpus: &Corpus) -> Result<Finished, PrepError> {
+    if found.manifest.corpus == *corpus { Ok(found) } else { Err(PrepError::Exists { url: found.url }) }
 }
 
 fn url(job: &Job<'_>, split: &str) -> String {
@@ -67,16 +71,13 @@ pub fn datasets(
     progress: &dyn Progress,
 ) -> Result<Vec<Finished>, PrepError> {
     let mut finished = Vec::new();
+    let corpus = corpus::read(job, runs)?;
+    corpus::write_objects(job, runs)?;
     // `train` comes last: where it is, everything is.
     for split in splits.iter().rev().filter(|split| split.buckets() > 0) {
-        finished.insert(0, dataset(job, runs, removed, split, threads, progress)?);
+        finished.insert(0, dataset(job, runs, removed, split, &corpus, threads, progress)?);
     }
-    let folder = job.folder();
-    std::fs::remove_dir_all(folder).map_err(|source| PrepError::Work {
-        operation: "remove",
-        path: folder.to_owned(),
-        source,
-    })?;
+    job.remove()?;
     Ok(finished)
 }
 
@@ -85,12 +86,13 @@ fn dataset(
     runs: &[Run],
     removed: &Removed,
     split: &Split,
+    corpus: &Corpus,
     threads: usize,
     progress: &dyn Progress,
 ) -> Result<Finished, PrepError> {
     let url = url(job, split.name);
-    if let Some(finished) = open(job, split.name)? {
-        return Ok(finished);
+    if let Some(found) = find(job, split.name)? {
+        return checked(found, corpus);
     }
     let folder = job.folder().join(split.name);
     for folder in [&folder, &folder.with_extension("done")] {
@@ -108,7 +110,8 @@ fn dataset(
         progress.update(&Status { phase: "writing", source: None, done, total, unit: "shards", text_bytes: 0 });
         Ok(shard)
     })?;
-    let manifest = manifest(job, runs, removed, split, &sorted, written)?;
+    let mut manifest = manifest(job, runs, removed, split, &sorted, written)?;
+    manifest.corpus = corpus.clone();
     publish(job, &url, &folder, &manifest)?;
     Ok(Finished { url, manifest })
 }
@@ -145,6 +148,7 @@ fn manifest(
         version: VERSION,
         split: split.name.to_owned(),
         preparation: job.fingerprint.clone(),
+        corpus: Corpus::default(),
         sequence_length: samples.sequence_length,
         lowercase: job.config.vocabulary.lowercase,
         vocabulary: VocabularyFile {
@@ -156,6 +160,7 @@ fn manifest(
         special: job.tokenizer.special(),
         samples: SampleRules {
             pair: samples.pair,
+            packing: samples.packing,
             short_sequence_probability: samples.short_sequence_probability,
             passes: samples.passes,
             held_out: samples.held_out,

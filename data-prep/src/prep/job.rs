@@ -7,15 +7,16 @@ use lambert_config::prep::Source;
 use serde::{Deserialize, Serialize};
 
 use super::heads::Head;
+use super::lock::Lock;
 use super::sealed::Sealed;
 use super::spill::Contents;
 use super::{PrepError, tokenize};
 use crate::dataset::sha256_hex;
-use crate::source::{self, SourceFile};
+use crate::source::{self, Part, SourceFile};
 use crate::tokenizer::Tokenizer;
 
 /// The version of the work folder and of everything that decides the bytes of a dataset.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// See the module.
 pub struct Job<'a> {
@@ -29,7 +30,7 @@ pub struct Job<'a> {
     pub vocabulary: Vec<u8>,
     /// All input files.
     pub files: Vec<SourceFile>,
-    /// What decides the bytes of the dataset, as a sha256.
+    /// What decides the bytes of the dataset besides what the files hold, as a sha256.
     pub fingerprint: String,
     folder: PathBuf,
 }
@@ -66,8 +67,6 @@ impl Run {
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Owner {
     fingerprint: String,
-    /// When each input was changed.
-    modified: Vec<u64>,
 }
 
 impl<'a> Job<'a> {
@@ -85,12 +84,9 @@ impl<'a> Job<'a> {
         Ok(Self { config, sources, tokenizer, vocabulary, files, fingerprint, folder })
     }
 
-    /// Makes the work folder, or takes up the one that is there.
-    pub fn begin(&self) -> Result<(), PrepError> {
-        let owner = Owner {
-            fingerprint: self.fingerprint.clone(),
-            modified: self.files.iter().map(|file| file.modified).collect(),
-        };
+    /// Makes the work folder, or takes up the one that is there, and keeps others off this part of the work.
+    pub fn begin(&self, part: Part) -> Result<Lock, PrepError> {
+        let owner = Owner { fingerprint: self.fingerprint.clone() };
         let path = self.folder.join("job.json");
         let runs = self.runs_folder();
         std::fs::create_dir_all(&runs).map_err(|source| PrepError::Work {
@@ -98,19 +94,45 @@ impl<'a> Job<'a> {
             path: runs.clone(),
             source,
         })?;
+        let lock = Lock::take(&self.folder, part)?;
         match std::fs::read(&path) {
             Ok(bytes) => match serde_json::from_slice::<Owner>(&bytes) {
-                Ok(found) if found == owner => Ok(()),
-                _ => Err(PrepError::OtherWork { folder: self.folder.clone() }),
+                Ok(found) if found == owner => Ok(lock),
+                _ => Err(self.other_work()),
             },
             Err(_) => {
                 let unfinished = path.with_extension(format!("{}.unfinished", std::process::id()));
                 let json = serde_json::to_vec(&owner).unwrap_or_default();
                 std::fs::write(&unfinished, json)
                     .and_then(|()| std::fs::rename(&unfinished, &path))
+                    .map(|()| lock)
                     .map_err(|source| PrepError::Work { operation: "write", path, source })
             }
         }
+    }
+
+    /// The work folder is not this job's.
+    pub fn other_work(&self) -> PrepError {
+        PrepError::OtherWork { folder: self.folder.clone() }
+    }
+
+    /// Removes what a preparation left behind that was killed after its last step.
+    pub fn clear(&self) -> Result<(), PrepError> {
+        if !self.folder.join("job.json").exists() {
+            return Ok(());
+        }
+        match self.begin(None) {
+            Ok(_lock) => self.remove(),
+            // Not this job's: then it is for its owner.
+            Err(PrepError::OtherWork { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Removes the work folder.
+    pub fn remove(&self) -> Result<(), PrepError> {
+        let path = self.folder.clone();
+        std::fs::remove_dir_all(&path).map_err(|source| PrepError::Work { operation: "remove", path, source })
     }
 
     /// The work folder.

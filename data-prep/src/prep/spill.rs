@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::heads::{self, EXCLUDED, Head};
 use super::{PrepError, sealed};
 use crate::random::Key;
+use crate::source::Part;
 
 /// Cells of the documents to train on; the held-out ones follow.
 pub const TRAIN_CELLS: u16 = 1024;
@@ -47,8 +48,10 @@ impl DocumentId {
 /// What stands in a run file.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Contents {
-    /// The batches whose documents are here: file, number, whether the file ends with it.
-    pub batches: Vec<(u32, u32, bool)>,
+    /// The batches whose documents are here.
+    pub batches: Vec<DoneBatch>,
+    /// Files that were read to their end.
+    pub files: Vec<ReadFile>,
     /// What each cell has here, by its number.
     pub cells: BTreeMap<u16, CellPart>,
     /// Documents, sentences and tokens.
@@ -63,6 +66,30 @@ pub struct Contents {
     pub heads: u64,
     /// Whether the heads have signatures.
     pub signed: bool,
+}
+
+/// A batch that was worked through.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct DoneBatch {
+    /// The file's number.
+    pub file: u32,
+    /// The batch's number in the file.
+    pub number: u32,
+    /// Whether the file ends with it.
+    pub last: bool,
+    /// Of its documents, as they were read.
+    pub digest: u64,
+}
+
+/// What a file held when it was read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadFile {
+    /// Its number.
+    pub file: u32,
+    /// Of its stored bytes.
+    pub sha256: String,
+    /// Its stamp at that time.
+    pub stamp: String,
 }
 
 /// A cell's documents in a run file.
@@ -162,9 +189,9 @@ impl Spill {
         self.bytes.len() + self.heads.len()
     }
 
-    /// Whether no batch was noted since the last writing.
+    /// Whether nothing was noted since the last writing.
     pub fn is_empty(&self) -> bool {
-        self.contents.batches.is_empty()
+        self.contents.batches.is_empty() && self.contents.files.is_empty()
     }
 
     /// Adds a document: `tokens` holds its sentences one after another, `lengths` their tokens. Of one that is only
@@ -210,14 +237,29 @@ impl Spill {
     }
 
     /// Notes that all documents of a batch were pushed.
-    pub fn end_batch(&mut self, file: u32, number: u32, last: bool) {
-        self.contents.batches.push((file, number, last));
+    pub fn end_batch(&mut self, batch: DoneBatch) {
+        self.contents.batches.push(batch);
+    }
+
+    /// Notes that a file was read to its end.
+    pub fn end_file(&mut self, file: ReadFile) {
+        self.contents.files.push(file);
+    }
+
+    /// The name of a run file: no two of a preparation are the same, whichever part writes them.
+    fn name(&self, part: Part) -> Option<String> {
+        let (batch, file) = (self.contents.batches.first(), self.contents.files.first());
+        let part = part.map_or(0, |(index, _)| index);
+        batch.map(|batch| format!("run-{:06}-{:06}.docs", batch.file, batch.number)).or_else(|| {
+            // This part read a file to its end without doing its last batch.
+            file.map(|file| format!("read-{:06}-{part:06}.docs", file.file))
+        })
     }
 
     /// Writes everything to a run file in `folder` and starts anew.
-    pub fn write(&mut self, folder: &Path) -> Result<(), PrepError> {
-        let Some((file, number, _)) = self.contents.batches.first() else { return Ok(()) };
-        let path = folder.join(format!("run-{file:06}-{number:06}.docs"));
+    pub fn write(&mut self, folder: &Path, part: Part) -> Result<(), PrepError> {
+        let Some(name) = self.name(part) else { return Ok(()) };
+        let path = folder.join(name);
         let mut contents = std::mem::take(&mut self.contents);
         self.records.sort_by_key(|record| (record.cell, record.id));
         sealed::write(&path, |output| {

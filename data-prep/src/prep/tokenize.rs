@@ -1,13 +1,13 @@
 //! The first half of a preparation: files to documents of token ids in the work folder, on any number of threads.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::job::Job;
-use super::spill::{DocumentId, SourceTotals, Spill, id_width};
-use super::{PrepError, Progress, Status};
+use super::spill::{DocumentId, DoneBatch, ReadFile, SourceTotals, Spill, id_width};
+use super::{PrepError, Progress, Status, corpus};
 use crate::extract::{Extracted, extract};
 use crate::sentences;
 use crate::source::{Batch, Batches, Part, SourceFile, is_read_by};
@@ -23,14 +23,15 @@ const LONGEST_SENTENCE: usize = 1024;
 /// Tokenizes every batch of this part that no run file holds yet.
 pub fn run(job: &Job<'_>, part: Part, threads: usize, progress: &dyn Progress) -> Result<(), PrepError> {
     let runs = job.runs()?;
-    let done: HashSet<(u32, u32)> =
-        runs.iter().flat_map(|run| &run.contents.batches).map(|&(file, number, _)| (file, number)).collect();
-    let complete = complete_files(runs.iter().flat_map(|run| run.contents.batches.iter().copied()));
+    let batches = || runs.iter().flat_map(|run| &run.contents.batches);
+    let done: HashMap<(u32, u32), u64> = batches().map(|batch| ((batch.file, batch.number), batch.digest)).collect();
+    let complete = complete_files(batches());
+    corpus::check_unchanged(job, &runs, &complete, threads)?;
     let left: Vec<&SourceFile> =
         job.files.iter().filter(|file| is_read_by(file, part) && !complete.contains(&file.number)).collect();
     let total = left.iter().map(|file| file.bytes).sum();
     let batches = Batches::new(&job.sources, left, done, part);
-    let shared = Shared { job, batches, total, stop: AtomicBool::new(false), text: AtomicU64::new(0) };
+    let shared = Shared { job, part, batches, total, stop: AtomicBool::new(false), text: AtomicU64::new(0) };
     let results: Vec<Result<(), PrepError>> = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| shared.work(KEPT / threads, progress))).collect();
         workers
@@ -42,13 +43,13 @@ pub fn run(job: &Job<'_>, part: Part, threads: usize, progress: &dyn Progress) -
 }
 
 /// Files all of whose batches are among `batches`.
-fn complete_files(batches: impl Iterator<Item = (u32, u32, bool)>) -> HashSet<u32> {
-    let mut found: std::collections::HashMap<u32, (u32, Option<u32>)> = std::collections::HashMap::new();
-    for (file, number, last) in batches {
-        let entry = found.entry(file).or_default();
+fn complete_files<'a>(batches: impl Iterator<Item = &'a DoneBatch>) -> HashSet<u32> {
+    let mut found: HashMap<u32, (u32, Option<u32>)> = HashMap::new();
+    for batch in batches {
+        let entry = found.entry(batch.file).or_default();
         entry.0 += 1;
-        if last {
-            entry.1 = Some(number + 1);
+        if batch.last {
+            entry.1 = Some(batch.number + 1);
         }
     }
     found.into_iter().filter(|(_, (count, of))| Some(*count) == *of).map(|(file, _)| file).collect()
@@ -56,6 +57,7 @@ fn complete_files(batches: impl Iterator<Item = (u32, u32, bool)>) -> HashSet<u3
 
 struct Shared<'a> {
     job: &'a Job<'a>,
+    part: Part,
     batches: Batches<'a>,
     total: u64,
     stop: AtomicBool,
@@ -84,11 +86,11 @@ impl Shared<'_> {
             self.encode(&batch, &mut encoder, &mut spill)?;
             self.report(&batch, progress);
             if spill.len() >= kept || written.elapsed() >= LONGEST {
-                spill.write(&runs)?;
+                spill.write(&runs, self.part)?;
                 written = Instant::now();
             }
         }
-        if spill.is_empty() { Ok(()) } else { spill.write(&runs) }
+        if spill.is_empty() { Ok(()) } else { spill.write(&runs, self.part) }
     }
 
     fn encode(&self, batch: &Batch, encoder: &mut Documents<'_>, spill: &mut Spill) -> Result<(), PrepError> {
@@ -111,7 +113,13 @@ impl Shared<'_> {
         let found = batch.documents.len() as u64;
         spill.count(file.source, SourceTotals { text_bytes: batch.bytes() as u64, found, kept });
         batch.notes.iter().for_each(|(reason, count)| spill.reject(reason, *count));
-        spill.end_batch(batch.file, batch.number, batch.last);
+        if batch.mine {
+            let (file, number, last, digest) = (batch.file, batch.number, batch.last, batch.digest());
+            spill.end_batch(DoneBatch { file, number, last, digest });
+        }
+        if let Some(sha256) = &batch.sha256 {
+            spill.end_file(ReadFile { file: batch.file, sha256: sha256.clone(), stamp: file.stamp.clone() });
+        }
         Ok(())
     }
 

@@ -2,13 +2,14 @@
 //!
 //! Which documents a batch holds depends on the files alone, so that a restart can tell which batches are done.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use lambert_config::prep::{Damaged, Source};
+use lambert_config::prep::Source;
+use twox_hash::XxHash3_64;
 
-use super::{DocumentReader, Notes, RawDocument, SourceFile, reader};
+use super::{DocumentReader, Notes, RawDocument, SourceFile, Stored, opened};
 use crate::prep::PrepError;
 
 /// Bytes of documents in a batch: enough that taking one costs nothing, little enough that threads end together.
@@ -23,6 +24,10 @@ pub struct Batch {
     pub number: u32,
     /// Whether the file ends here.
     pub last: bool,
+    /// Whether the work is this part's; if not, no documents are here.
+    pub mine: bool,
+    /// With the last batch: the sha256 of the stored file.
+    pub sha256: Option<String>,
     /// Whole documents.
     pub documents: Vec<RawDocument>,
     /// What was left out between them.
@@ -33,6 +38,11 @@ impl Batch {
     /// Bytes of the documents.
     pub fn bytes(&self) -> usize {
         self.documents.iter().map(|document| document.bytes.len()).sum()
+    }
+
+    /// A hash of the documents: tells a restart whether the file is still what it was.
+    pub fn digest(&self) -> u64 {
+        self.documents.iter().fold(0, |seed, document| XxHash3_64::oneshot_with_seed(seed, &document.bytes))
     }
 }
 
@@ -58,16 +68,16 @@ pub struct Batches<'a> {
     files: Vec<&'a SourceFile>,
     next_file: AtomicUsize,
     open: Mutex<Vec<Arc<Mutex<Stream>>>>,
-    done: HashSet<(u32, u32)>,
+    done: HashMap<(u32, u32), u64>,
     part: Part,
     read: Arc<AtomicU64>,
 }
 
 struct Stream {
     file: SourceFile,
-    damaged: Damaged,
     number: u32,
     ended: bool,
+    stored: Stored,
     documents: Box<dyn DocumentReader>,
 }
 
@@ -76,8 +86,8 @@ struct Stream {
 pub struct Place(Option<Arc<Mutex<Stream>>>);
 
 impl<'a> Batches<'a> {
-    /// The batches of `files` that are this part's, except those in `done` (file, number).
-    pub fn new(sources: &'a [Source], files: Vec<&'a SourceFile>, done: HashSet<(u32, u32)>, part: Part) -> Self {
+    /// The batches of `files` that are this part's, except those in `done` (file, number, with their digests).
+    pub fn new(sources: &'a [Source], files: Vec<&'a SourceFile>, done: HashMap<(u32, u32), u64>, part: Part) -> Self {
         let (next_file, read) = (AtomicUsize::new(0), Arc::new(AtomicU64::new(0)));
         Self { sources, files, next_file, open: Mutex::new(Vec::new()), done, part, read }
     }
@@ -112,18 +122,27 @@ impl<'a> Batches<'a> {
             return Ok(lock(&self.open).last().cloned());
         };
         let source = &self.sources[file.source];
-        let documents = reader(source, file, self.read.clone())?;
-        let (file, damaged) = (SourceFile::clone(file), source.damaged);
-        let stream = Arc::new(Mutex::new(Stream { file, damaged, number: 0, ended: false, documents }));
+        let (stored, documents) = opened(source, file, self.read.clone())?;
+        let file = SourceFile::clone(file);
+        let stream = Arc::new(Mutex::new(Stream { file, number: 0, ended: false, stored, documents }));
         lock(&self.open).push(stream.clone());
         Ok(Some(stream))
     }
 
     fn batch(&self, stream: &mut Stream) -> Result<Option<Batch>, PrepError> {
         while !stream.ended {
-            let batch = stream.next()?;
-            let mine = is_done_by(&stream.file, batch.number, self.part);
-            if mine && !self.done.contains(&(batch.file, batch.number)) {
+            let mut batch = stream.next()?;
+            let done = self.done.get(&(batch.file, batch.number));
+            if done.is_some_and(|digest| *digest != batch.digest()) {
+                return Err(PrepError::Changed { file: stream.file.name.clone() });
+            }
+            batch.mine = done.is_none() && is_done_by(&stream.file, batch.number, self.part);
+            if batch.mine {
+                return Ok(Some(batch));
+            }
+            // Who reads a file to its end says what it held, whoever does the last batch.
+            if batch.last {
+                (batch.documents, batch.notes) = (Vec::new(), Notes::new());
                 return Ok(Some(batch));
             }
         }
@@ -134,26 +153,26 @@ impl<'a> Batches<'a> {
 impl Stream {
     fn next(&mut self) -> Result<Batch, PrepError> {
         let mut documents = Vec::new();
-        let mut notes = Notes::new();
         let mut bytes = 0;
         while bytes < BATCH && !self.ended {
-            match self.documents.next() {
-                Ok(Some(document)) => {
+            match self.documents.next()? {
+                Some(document) => {
                     bytes += document.bytes.len();
                     documents.push(document);
                 }
-                Ok(None) => self.ended = true,
-                Err(PrepError::Stream { .. }) if self.damaged == Damaged::Skip => {
-                    notes.push(("damaged file: the rest of it", 1));
-                    self.ended = true;
-                }
-                Err(error) => return Err(error),
+                None => self.ended = true,
             }
         }
-        notes.extend(self.documents.notes());
+        let notes = self.documents.notes();
         let number = self.number;
         self.number += 1;
-        Ok(Batch { file: self.file.number, number, last: self.ended, documents, notes })
+        let sha256 = if self.ended { Some(self.finish()?) } else { None };
+        Ok(Batch { file: self.file.number, number, last: self.ended, mine: true, sha256, documents, notes })
+    }
+
+    fn finish(&mut self) -> Result<String, PrepError> {
+        let fault = |source| PrepError::Input { path: self.file.name.clone(), operation: "read", source };
+        self.stored.finish().map_err(fault)
     }
 }
 

@@ -21,8 +21,9 @@ pub struct SourceFile {
     pub start: u64,
     /// Its size as it is stored.
     pub bytes: u64,
-    /// When it was changed, in nanoseconds since 1970; tells a restart whether its work is still good.
-    pub modified: u64,
+    /// Changes when the file does: nanoseconds since 1970, or what a store calls the e_tag. Says when to look twice,
+    /// and decides nothing.
+    pub stamp: String,
 }
 
 impl SourceFile {
@@ -38,7 +39,7 @@ pub fn find(sources: &[Source]) -> Result<Vec<SourceFile>, PrepError> {
     for (index, source) in sources.iter().enumerate() {
         let key = format!("source.{index}.path");
         let found = if is_url(&source.path) { remote(&key, &source.path)? } else { local(&key, &source.path)? };
-        for (name, bytes, modified) in found {
+        for (name, bytes, stamp) in found {
             let parts = match source.format {
                 Format::Wikipedia if !is_url(&name) => multistream::divide(Path::new(&name), bytes)?,
                 _ => std::iter::once(0..bytes).collect(),
@@ -51,7 +52,7 @@ pub fn find(sources: &[Source]) -> Result<Vec<SourceFile>, PrepError> {
                     name: name.clone(),
                     start: part.start,
                     bytes,
-                    modified,
+                    stamp: stamp.clone(),
                 });
             }
         }
@@ -63,7 +64,7 @@ fn is_url(path: &str) -> bool {
     path.contains("://")
 }
 
-type Found = Vec<(String, u64, u64)>;
+type Found = Vec<(String, u64, String)>;
 
 fn no_files(key: &str, pattern: &str, why: impl ToString) -> PrepError {
     PrepError::NoFiles { key: key.to_owned(), path: pattern.to_owned(), why: why.to_string() }
@@ -73,7 +74,9 @@ fn local(key: &str, pattern: &str) -> Result<Found, PrepError> {
     let path = Path::new(pattern);
     let mut paths: Vec<PathBuf> = match std::fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => below(path)?,
-        Ok(_) => vec![path.to_owned()],
+        Ok(metadata) if metadata.is_file() => vec![path.to_owned()],
+        // A pipe would be waited for, a device has no end.
+        Ok(_) => return Err(no_files(key, pattern, "neither a file nor a folder")),
         // A name that exists is taken as it stands, even with brackets in it; only then is it a glob.
         Err(_) if pattern.contains(['*', '?', '[']) => {
             let found = glob::glob(pattern).map_err(|error| no_files(key, pattern, error))?;
@@ -94,12 +97,12 @@ fn local(key: &str, pattern: &str) -> Result<Found, PrepError> {
         let modified = metadata.modified().ok().and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
         let name = path.into_os_string().into_string();
         let name = name.map_err(|name| no_files(key, &name.to_string_lossy(), "the file's name is not UTF-8"))?;
-        Ok((name, metadata.len(), modified.map_or(0, |since| since.as_nanos() as u64)))
+        Ok((name, metadata.len(), modified.map_or(0, |since| since.as_nanos()).to_string()))
     };
     paths.into_iter().map(describe).collect()
 }
 
-/// Every file below a folder, hidden ones left out.
+/// Every file below a folder; hidden ones, pipes, sockets and devices left out.
 fn below(folder: &Path) -> Result<Vec<PathBuf>, PrepError> {
     let fault = |source| PrepError::Input { path: folder.display().to_string(), operation: "list", source };
     let mut files = Vec::new();
@@ -109,7 +112,16 @@ fn below(folder: &Path) -> Result<Vec<PathBuf>, PrepError> {
             continue;
         }
         let path = entry.path();
-        if path.is_dir() { files.extend(below(&path)?) } else { files.push(path) }
+        let metadata = std::fs::metadata(&path).map_err(|source| PrepError::Input {
+            path: path.display().to_string(),
+            operation: "look at",
+            source,
+        })?;
+        if metadata.is_dir() {
+            files.extend(below(&path)?);
+        } else if metadata.is_file() {
+            files.push(path);
+        }
     }
     Ok(files)
 }
@@ -128,7 +140,7 @@ fn remote(key: &str, url: &str) -> Result<Found, PrepError> {
         .map_err(fault)?
         .into_iter()
         .filter(|object| glob.matches(&object.path) || pattern.is_empty() || object.path.starts_with(&below))
-        .map(|object| (format!("{folder}/{}", object.path), object.bytes, 0))
+        .map(|object| (format!("{folder}/{}", object.path), object.bytes, object.tag))
         .collect();
     if found.is_empty() { Err(no_files(key, url, "no object there")) } else { Ok(found) }
 }

@@ -3,6 +3,7 @@
 use lambert_config::prep::Damaged;
 use memchr::memmem;
 
+use super::damage::Gap;
 use super::open::Input;
 use super::{DocumentReader, Notes, RawDocument};
 use crate::prep::PrepError;
@@ -45,23 +46,33 @@ impl Pages {
         }
     }
 
-    /// Reads on; `false` at the end of the file.
-    fn fill(&mut self) -> Result<bool, PrepError> {
+    /// Reads on. [`More::Gap`] where text is missing: what was read and not used is gone with it.
+    fn fill(&mut self) -> Result<More, PrepError> {
         if self.ended {
-            return Ok(false);
+            return Ok(More::End);
         }
         // What was used goes, so the buffer holds little more than one page.
         self.buffer.drain(..self.start);
         self.at += self.start as u64;
         self.start = 0;
         let at = self.at + self.buffer.len() as u64;
-        let available =
-            self.input.fill_buf().map_err(|source| PrepError::Stream { file: self.name.clone(), at, source })?;
+        let available = match self.input.fill_buf() {
+            Ok(available) => available,
+            Err(source) => {
+                let Some(what) = Gap::of(&source) else {
+                    return Err(PrepError::Stream { file: self.name.clone(), at, source });
+                };
+                self.notes.push((what, 1));
+                self.at = at;
+                self.buffer.clear();
+                return Ok(More::Gap);
+            }
+        };
         let count = available.len();
         self.buffer.extend_from_slice(available);
         self.input.consume(count);
         self.ended = count == 0;
-        Ok(count > 0)
+        Ok(if self.ended { More::End } else { More::Text })
     }
 
     /// Moves to just behind the next `needle`; `false` if there is none.
@@ -73,21 +84,35 @@ impl Pages {
             }
             // The needle may lie across the end of what was read.
             self.start = self.buffer.len().saturating_sub(needle.len() - 1).max(self.start);
-            if !self.fill()? {
+            if self.fill()? == More::End {
                 return Ok(false);
             }
         }
     }
 
     fn check_root(&mut self) -> Result<(), PrepError> {
-        while self.buffer.len() < 4096 && self.fill()? {}
+        let mut gap = false;
+        while self.buffer.len() < 4096 {
+            match self.fill()? {
+                More::End => break,
+                more => gap |= more == More::Gap,
+            }
+        }
         self.seen_root = true;
-        if memmem::find(&self.buffer, b"<mediawiki").is_none() && !self.buffer.is_empty() {
+        if !gap && memmem::find(&self.buffer, b"<mediawiki").is_none() && !self.buffer.is_empty() {
             let expected = "a MediaWiki dump: XML with a <mediawiki> element".to_owned();
             return Err(PrepError::Format { file: self.name.clone(), at: 0, expected });
         }
         Ok(())
     }
+}
+
+/// What came of reading on.
+#[derive(PartialEq, Eq)]
+enum More {
+    Text,
+    Gap,
+    End,
 }
 
 impl Pages {
@@ -105,8 +130,9 @@ impl Pages {
                 return Ok(Some(length - next - OPEN.len()));
             }
             searched = body.len().saturating_sub(CLOSE.len() - 1);
-            if body.len() > LONGEST || !self.fill()? {
+            if body.len() > LONGEST || self.fill()? != More::Text {
                 self.cut()?;
+                self.start = self.buffer.len();
                 return Ok(None);
             }
         }
@@ -129,10 +155,14 @@ impl DocumentReader for Pages {
         if !self.seen_root {
             self.check_root()?;
         }
-        if !self.skip_past(OPEN)? {
-            return Ok(None);
-        }
-        let Some(length) = self.page()? else { return Ok(None) };
+        let length = loop {
+            if !self.skip_past(OPEN)? {
+                return Ok(None);
+            }
+            if let Some(length) = self.page()? {
+                break length;
+            }
+        };
         let (at, ordinal) = (self.at + self.start as u64, self.ordinal);
         let bytes = self.buffer[self.start..self.start + length].to_vec();
         self.start += length + CLOSE.len();

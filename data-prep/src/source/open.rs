@@ -1,32 +1,31 @@
 //! A file as a stream of its decompressed text, in UTF-8 as far as the file says what it is.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Take};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::io::{BufRead, BufReader, Read};
 
-use lambert_config::prep::{Invalid, Source};
-use lambert_store::Store;
+use lambert_config::prep::{Damaged, Invalid, Source};
 
 use super::SourceFile;
+use super::blocks::Blocks;
+use super::damage::Tolerant;
+use super::stored::Stored;
 use super::transcode::Transcoder;
 use crate::prep::PrepError;
 
 const BUFFER: usize = 1 << 17;
-/// Bytes of one request to a store.
-const PART: u64 = 8 << 20;
 
 /// A stream of decompressed bytes.
 pub type Input = Box<dyn BufRead + Send>;
 
-/// Opens `file`. What it is compressed with shows in its first bytes, not in its name; all members of a gzip or zstd
-/// file and all streams of a bzip2 or xz file are read. `counter` grows with the stored bytes that were read.
-pub fn open(file: &SourceFile, source: &Source, counter: Arc<AtomicU64>) -> Result<Input, PrepError> {
+/// The text in `stored`, which is `file`. What it is compressed with shows in its first bytes, not in its name; all
+/// members of a gzip or zstd file and all streams of a bzip2 or xz file are read. Where damage is to be passed over it
+/// is a [`super::damage::Gap`].
+pub fn open(stored: Stored, file: &SourceFile, source: &Source) -> Result<Input, PrepError> {
     let fault = |source| PrepError::Stream { file: file.name.clone(), at: 0, source };
-    let mut stored = BufReader::with_capacity(BUFFER, Counted { inner: stored(file)?, counter });
+    let tolerant = source.damaged == Damaged::Skip;
+    let mut stored = BufReader::with_capacity(BUFFER, stored);
     let magic = stored.fill_buf().map_err(fault)?;
     let mut input: Input = if magic.starts_with(b"BZh") {
-        buffered(bzip2::bufread::MultiBzDecoder::new(stored))
+        if tolerant { buffered(Blocks::new(stored)) } else { buffered(bzip2::bufread::MultiBzDecoder::new(stored)) }
     } else if magic.starts_with(&[0x1f, 0x8b]) {
         buffered(flate2::bufread::MultiGzDecoder::new(stored))
     } else if magic.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
@@ -36,8 +35,16 @@ pub fn open(file: &SourceFile, source: &Source, counter: Arc<AtomicU64>) -> Resu
     } else {
         Box::new(stored)
     };
-    let start = input.fill_buf().map_err(fault)?;
-    let encoding = encoding(start, source, file)?;
+    let start = if tolerant {
+        let mut tolerated = Tolerant::new(input);
+        let start = tolerated.start().map(head);
+        input = Box::new(tolerated);
+        start
+    } else {
+        input.fill_buf().map(head)
+    };
+    let start = start.map_err(fault)?;
+    let encoding = encoding(&start, source, file)?;
     if start.starts_with(b"\xef\xbb\xbf") {
         input.consume(3);
     }
@@ -45,6 +52,11 @@ pub fn open(file: &SourceFile, source: &Source, counter: Arc<AtomicU64>) -> Resu
         None => input,
         Some(encoding) => buffered(Transcoder::new(input, encoding, source.invalid == Invalid::Replace)),
     })
+}
+
+/// As many bytes as a byte-order mark can have.
+fn head(text: &[u8]) -> Vec<u8> {
+    text[..text.len().min(3)].to_vec()
 }
 
 /// The encoding that the text has to be changed from; `None` if it is UTF-8.
@@ -72,50 +84,4 @@ fn encoding(
 
 fn buffered(reader: impl Read + Send + 'static) -> Input {
     Box::new(BufReader::with_capacity(BUFFER, reader))
-}
-
-fn stored(file: &SourceFile) -> Result<Box<dyn Read + Send>, PrepError> {
-    if file.is_remote() {
-        let (folder, object) = file.name.rsplit_once('/').unwrap_or(("", &file.name));
-        let store = Store::open(folder).map_err(|source| PrepError::Store { url: file.name.clone(), source })?;
-        return Ok(Box::new(Remote { store, object: object.to_owned(), at: 0, bytes: file.bytes }));
-    }
-    let open = || -> std::io::Result<Take<File>> {
-        let mut opened = File::open(&file.name)?;
-        opened.seek(SeekFrom::Start(file.start))?;
-        Ok(opened.take(file.bytes))
-    };
-    let fault = |source| PrepError::Input { path: file.name.clone(), operation: "open", source };
-    open().map(|file| Box::new(file) as Box<dyn Read + Send>).map_err(fault)
-}
-
-struct Counted {
-    inner: Box<dyn Read + Send>,
-    counter: Arc<AtomicU64>,
-}
-
-impl Read for Counted {
-    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        let count = self.inner.read(buffer)?;
-        self.counter.fetch_add(count as u64, Ordering::Relaxed);
-        Ok(count)
-    }
-}
-
-/// An object, part by part; the store retries each part by itself.
-struct Remote {
-    store: Store,
-    object: String,
-    at: u64,
-    bytes: u64,
-}
-
-impl Read for Remote {
-    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        let end = (self.at + (buffer.len() as u64).min(PART)).min(self.bytes);
-        let part = self.store.get_range(&self.object, self.at..end).map_err(std::io::Error::other)?;
-        buffer[..part.len()].copy_from_slice(&part);
-        self.at = end;
-        Ok(part.len())
-    }
 }

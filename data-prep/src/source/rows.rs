@@ -2,15 +2,14 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::Write;
 
 use lambert_config::prep::Damaged;
-use lambert_store::Store;
 use parquet::column::reader::ColumnReader;
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
-use super::text::Lines;
+use super::stored::Stored;
+use super::text::{End, Lines};
 use super::{DocumentReader, Notes, RawDocument, SourceFile};
 use crate::prep::PrepError;
 
@@ -102,8 +101,13 @@ impl Rows for JsonLines {
         loop {
             line.clear();
             let at = self.lines.at();
-            if self.lines.next(&mut line)? == 0 {
-                return Ok(None);
+            match self.lines.next(&mut line)? {
+                End::File => return Ok(None),
+                End::Gap(what) => {
+                    self.notes.push((what, 1));
+                    continue;
+                }
+                End::Line => {}
             }
             if line.trim_ascii().is_empty() {
                 continue;
@@ -126,6 +130,7 @@ impl Rows for JsonLines {
 /// A column of text of a Parquet file, row group by row group.
 pub struct ParquetRows {
     file: SerializedFileReader<File>,
+    stored: Stored,
     name: String,
     column: usize,
     group: usize,
@@ -135,21 +140,27 @@ pub struct ParquetRows {
 }
 
 impl ParquetRows {
-    /// The text is in the column `field`.
-    pub fn open(file: &SourceFile, field: &str) -> Result<Self, PrepError> {
+    /// The text is in the column `field`. `stored` is the same file; it goes along, a row group ahead, for its hash.
+    pub fn open(file: &SourceFile, mut stored: Stored, field: &str) -> Result<Self, PrepError> {
         let name = file.name.clone();
-        let reader = SerializedFileReader::new(local(file)?).map_err(|error| fault(&name, error))?;
+        let reader = SerializedFileReader::new(local(file, &mut stored)?).map_err(|error| fault(&name, error))?;
         let columns = reader.metadata().file_metadata().schema_descr().columns().to_vec();
         let Some(column) = columns.iter().position(|column| column.path().string() == field) else {
             let names: Vec<String> = columns.iter().map(|column| column.path().string()).collect();
             let expected = format!("a column {field:?}; the columns are {}", names.join(", "));
             return Err(PrepError::Format { file: name, at: 0, expected });
         };
-        Ok(Self { file: reader, name, column, group: 0, row: 0, rows: VecDeque::new(), notes: Notes::new() })
+        let (rows, notes) = (VecDeque::new(), Notes::new());
+        Ok(Self { file: reader, stored, name, column, group: 0, row: 0, rows, notes })
     }
 
     fn read_group(&mut self) -> Result<(), ParquetError> {
         let group = self.file.get_row_group(self.group)?;
+        let ends = group.metadata().columns().iter().map(|column| {
+            let (start, bytes) = column.byte_range();
+            start + bytes
+        });
+        self.stored.pass(ends.max().unwrap_or(0)).map_err(|error| ParquetError::External(error.into()))?;
         let ColumnReader::ByteArrayColumnReader(mut column) = group.get_column_reader(self.column)? else {
             return Err(ParquetError::General("the column does not hold text".to_owned()));
         };
@@ -199,18 +210,12 @@ fn fault(name: &str, error: ParquetError) -> PrepError {
 }
 
 /// The file itself, or a nameless copy of an object.
-fn local(file: &SourceFile) -> Result<File, PrepError> {
+fn local(file: &SourceFile, stored: &mut Stored) -> Result<File, PrepError> {
     let fault = |source| PrepError::Input { path: file.name.clone(), operation: "read", source };
     if !file.is_remote() {
         return File::open(&file.name).map_err(fault);
     }
-    let (folder, object) = file.name.rsplit_once('/').unwrap_or(("", &file.name));
-    let store_fault = |source| PrepError::Store { url: file.name.clone(), source };
-    let store = Store::open(folder).map_err(store_fault)?;
     let mut copy = tempfile::tempfile().map_err(fault)?;
-    for start in (0..file.bytes).step_by(8 << 20) {
-        let end = (start + (8 << 20)).min(file.bytes);
-        copy.write_all(&store.get_range(object, start..end).map_err(store_fault)?).map_err(fault)?;
-    }
+    std::io::copy(stored, &mut copy).map_err(fault)?;
     Ok(copy)
 }

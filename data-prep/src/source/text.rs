@@ -1,5 +1,6 @@
 //! Plain text: a file is a document, or blank lines separate documents.
 
+use super::damage::Gap;
 use super::open::Input;
 use super::{DocumentReader, Notes, RawDocument};
 use crate::prep::PrepError;
@@ -28,8 +29,18 @@ impl DocumentReader for Text {
         let mut bytes = Vec::new();
         loop {
             let before = bytes.len();
-            if self.lines.next(&mut bytes)? == 0 {
-                break;
+            match self.lines.next(&mut bytes)? {
+                End::File => break,
+                End::Gap(what) => {
+                    self.notes.push((what, 1));
+                    // What is behind the gap is another document.
+                    if before > 0 {
+                        break;
+                    }
+                    at = self.lines.at;
+                    continue;
+                }
+                End::Line => {}
             }
             if self.blank_lines && bytes[before..].iter().all(u8::is_ascii_whitespace) {
                 bytes.truncate(before);
@@ -53,17 +64,30 @@ impl DocumentReader for Text {
     }
 }
 
+/// What ended a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// Its end, or that of the file.
+    Line,
+    /// There was no line any more.
+    File,
+    /// Damage, and what is missing. Nothing was appended: the pieces of the broken line are of no use.
+    Gap(&'static str),
+}
+
 /// Lines with their ends, of at most about [`LONGEST`] bytes.
 pub struct Lines {
     input: Input,
     name: String,
     at: u64,
+    /// Behind a gap: the rest of a line comes first.
+    broken: bool,
 }
 
 impl Lines {
     /// The lines of `input`; `name` is the file, for errors.
     pub fn new(input: Input, name: &str) -> Self {
-        Self { input, name: name.to_owned(), at: 0 }
+        Self { input, name: name.to_owned(), at: 0, broken: false }
     }
 
     /// Bytes of text that were read.
@@ -76,13 +100,35 @@ impl Lines {
         &self.name
     }
 
-    /// Appends the next line to `bytes`; 0 at the end.
-    pub fn next(&mut self, bytes: &mut Vec<u8>) -> Result<usize, PrepError> {
-        let mut taken = 0;
+    /// Appends the next line to `bytes`.
+    pub fn next(&mut self, bytes: &mut Vec<u8>) -> Result<End, PrepError> {
+        let before = bytes.len();
+        if self.broken {
+            self.broken = false;
+            let end = self.append(bytes)?;
+            bytes.truncate(before);
+            if end != End::Line {
+                return Ok(end);
+            }
+        }
+        self.append(bytes)
+    }
+
+    fn append(&mut self, bytes: &mut Vec<u8>) -> Result<End, PrepError> {
+        let (before, mut taken) = (bytes.len(), 0);
         loop {
             let at = self.at;
-            let available =
-                self.input.fill_buf().map_err(|source| PrepError::Stream { file: self.name.clone(), at, source })?;
+            let available = match self.input.fill_buf() {
+                Ok(available) => available,
+                Err(source) => match Gap::of(&source) {
+                    None => return Err(PrepError::Stream { file: self.name.clone(), at, source }),
+                    Some(what) => {
+                        bytes.truncate(before);
+                        self.broken = true;
+                        return Ok(End::Gap(what));
+                    }
+                },
+            };
             // A line that is too long is cut between two characters, at a space where there is one.
             let cut =
                 if taken < LONGEST { None } else { available.iter().position(|&byte| byte == b' ' || byte < 0x80) };
@@ -96,7 +142,7 @@ impl Lines {
             self.at += count as u64;
             taken += count;
             if ended {
-                return Ok(taken);
+                return Ok(if taken == 0 { End::File } else { End::Line });
             }
         }
     }

@@ -10,7 +10,7 @@ use super::open::Input;
 pub struct Transcoder {
     input: Input,
     decoder: Decoder,
-    name: &'static str,
+    encoding: &'static Encoding,
     replace: bool,
     at: u64,
     text: Vec<u8>,
@@ -21,14 +21,19 @@ pub struct Transcoder {
 impl Transcoder {
     /// Reads `input` as `encoding`; what is invalid is replaced by U+FFFD or is an error that says where it stands.
     pub fn new(input: Input, encoding: &'static Encoding, replace: bool) -> Self {
-        let (decoder, name) = (encoding.new_decoder_with_bom_removal(), encoding.name());
-        Self { input, decoder, name, replace, at: 0, text: Vec::new(), taken: 0, ended: false }
+        let decoder = encoding.new_decoder_with_bom_removal();
+        Self { input, decoder, encoding, replace, at: 0, text: Vec::new(), taken: 0, ended: false }
     }
 
     fn fill(&mut self) -> std::io::Result<()> {
         self.text.clear();
         self.taken = 0;
         while self.text.is_empty() && !self.ended {
+            if let Err(error) = self.input.fill_buf() {
+                // Behind a gap a character begins anew.
+                self.decoder = self.encoding.new_decoder_without_bom_handling();
+                return Err(error);
+            }
             let source = self.input.fill_buf()?;
             let last = source.is_empty();
             let mut buffer = vec![0; source.len() * 3 + 16];
@@ -42,7 +47,7 @@ impl Transcoder {
                     self.text.extend_from_slice("\u{fffd}".as_bytes());
                 }
                 DecoderResult::Malformed(..) => {
-                    let message = format!("not {} before byte {}", self.name, self.at);
+                    let message = format!("not {} before byte {}", self.encoding.name(), self.at);
                     return Err(Error::new(ErrorKind::InvalidData, message));
                 }
                 DecoderResult::InputEmpty => self.ended = last,

@@ -1,0 +1,91 @@
+//! Where a file is damaged and reading goes on: a gap.
+
+use std::collections::VecDeque;
+use std::io::{BufRead, Error, ErrorKind, Read, Result};
+
+use super::open::Input;
+use super::stored::StorageError;
+
+/// What a reader meets where a part of the text is missing. The next call reads what comes behind it.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Gap(&'static str);
+
+impl Gap {
+    /// As the error of a reader; `what` is what is missing, a key of the manifest's `rejected`.
+    pub fn error(what: &'static str) -> Error {
+        Error::new(ErrorKind::InvalidData, Self(what))
+    }
+
+    /// What is missing, if `error` is a gap and not an error that ends the file.
+    pub fn of(error: &Error) -> Option<&'static str> {
+        error.get_ref()?.downcast_ref::<Self>().map(|gap| gap.0)
+    }
+}
+
+/// An input whose damaged end is a gap. That the disk or the store fails stays an error.
+pub struct Tolerant {
+    input: Input,
+    ended: bool,
+    /// Gaps at the start, which the reader has yet to meet.
+    pending: VecDeque<&'static str>,
+}
+
+impl Tolerant {
+    /// Reads `input` as far as it goes.
+    pub fn new(input: Input) -> Self {
+        Self { input, ended: false, pending: VecDeque::new() }
+    }
+
+    /// The first text that can be read, to look at.
+    pub fn start(&mut self) -> Result<&[u8]> {
+        loop {
+            match self.next() {
+                Ok(()) => return if self.ended { Ok(&[]) } else { self.input.fill_buf() },
+                Err(error) => self.pending.push_back(Gap::of(&error).ok_or(error)?),
+            }
+        }
+    }
+
+    /// Whether there is text to be had, or the end.
+    fn next(&mut self) -> Result<()> {
+        if self.ended {
+            return Ok(());
+        }
+        self.input.fill_buf().map(drop).map_err(|error| self.tolerate(error))
+    }
+
+    fn tolerate(&mut self, error: Error) -> Error {
+        let storage = error.get_ref().is_some_and(|inner| inner.is::<StorageError>());
+        if storage || Gap::of(&error).is_some() {
+            return error;
+        }
+        self.ended = true;
+        Gap::error("damaged file: the rest of it")
+    }
+}
+
+impl Read for Tolerant {
+    fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
+        let available = self.fill_buf()?;
+        let count = available.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&available[..count]);
+        self.consume(count);
+        Ok(count)
+    }
+}
+
+impl BufRead for Tolerant {
+    fn fill_buf(&mut self) -> Result<&[u8]> {
+        if let Some(what) = self.pending.pop_front() {
+            return Err(Gap::error(what));
+        }
+        self.next()?;
+        // What is buffered by now comes at once and without an error.
+        if self.ended { Ok(&[]) } else { self.input.fill_buf() }
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.input.consume(count);
+    }
+}
