@@ -31,15 +31,16 @@ pub fn make(bucket: &Bucket, rules: &Rules<'_>, emit: &mut Emit<'_>) {
         let key = |index: usize, repeat: usize, kind: &str| {
             bucket.document(index).id.key(rules.samples.seed, kind).with(pass as u64).with(repeat as u64)
         };
-        let uses =
-            (0..bucket.len()).flat_map(|index| (0..(rules.weight)(bucket.document(index).id)).map(move |use_| (index, use_)));
+        let uses = (0..bucket.len())
+            .flat_map(|index| (0..(rules.weight)(bucket.document(index).id)).map(move |use_| (index, use_)));
         match rules.samples.pair {
             Pair::Nsp | Pair::Sop => uses.for_each(|(index, repeat)| {
                 pairs::make(bucket, index, rules, &mut key(index, repeat, "samples").rng(), emit);
             }),
             Pair::None => {
                 // Another order, and so other neighbours, in each pass.
-                let mut order: Vec<_> = uses.map(|(index, repeat)| (key(index, repeat, "order").value(), index)).collect();
+                let mut order: Vec<_> =
+                    uses.map(|(index, repeat)| (key(index, repeat, "order").value(), index)).collect();
                 order.sort_unstable();
                 let order: Vec<usize> = order.into_iter().map(|(_, index)| index).collect();
                 let Some(&first) = order.first() else { continue };

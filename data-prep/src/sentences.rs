@@ -6,20 +6,62 @@
 use icu_segmenter::SentenceSegmenter;
 use icu_segmenter::options::SentenceBreakInvariantOptions;
 
+/// Sentences with more bytes are divided at spaces where the script has no full stop.
+const LONG: usize = 600;
+/// The least bytes of a part of such a sentence; a Thai letter has three.
+const PART: usize = 150;
+
 /// Appends the sentences of `paragraph` to `sentences`, without the space around them.
 pub fn split<'a>(paragraph: &'a str, sentences: &mut Vec<&'a str>) {
     let segmenter = SentenceSegmenter::new(SentenceBreakInvariantOptions::default());
     let mut start = 0;
     for end in segmenter.segment_str(paragraph).skip(1) {
-        if end < paragraph.len() && !is_boundary(&paragraph[start..end], &paragraph[end..]) {
+        let end = end + closing(&paragraph[end..]) - opening(&paragraph[start..end]);
+        if end <= start || end < paragraph.len() && !is_boundary(&paragraph[start..end], &paragraph[end..]) {
             continue;
         }
         let sentence = paragraph[start..end].trim();
-        if !sentence.is_empty() {
+        if sentence.len() > LONG && sentence.bytes().any(|byte| byte == 0xe0) {
+            divide(sentence, sentences);
+        } else if !sentence.is_empty() {
             sentences.push(sentence);
         }
         start = end;
     }
+}
+
+/// Bytes of brackets at the end of a sentence that open the next one: `彼は聞いた。「私だ。」` has no space between them.
+fn opening(sentence: &str) -> usize {
+    let opens = |c: char| matches!(c, '「' | '『' | '（' | '《' | '〈' | '【');
+    let stem = sentence.trim_end_matches(opens);
+    // German closes with what opens in Chinese, so there it depends on what stands before.
+    let quoted = stem.strip_suffix(['“', '‘']).filter(|stem| stem.ends_with(['。', '！', '？', '”', '’']));
+    sentence.len() - quoted.unwrap_or(stem).len()
+}
+
+/// Bytes of a closing `»` with the space behind it, where French sets one apart: `« Qui ? » Il partit.`
+fn closing(after: &str) -> usize {
+    let Some(rest) = after.strip_prefix('»') else { return 0 };
+    // Before a letter it opens, as in German.
+    if rest.starts_with(char::is_alphanumeric) { 0 } else { after.len() - rest.trim_start().len() }
+}
+
+/// Divides a long sentence at the spaces between two letters of Thai or Lao, which end clauses there.
+fn divide<'a>(sentence: &'a str, sentences: &mut Vec<&'a str>) {
+    let mut start = 0;
+    for (space, _) in sentence.match_indices(' ') {
+        let (before, after) = (&sentence[start..space], &sentence[space + 1..]);
+        if before.len() >= PART && before.ends_with(has_no_stop) && after.starts_with(has_no_stop) {
+            sentences.push(before);
+            start = space + 1;
+        }
+    }
+    sentences.push(&sentence[start..]);
+}
+
+/// Letters of Thai and Lao.
+fn has_no_stop(character: char) -> bool {
+    matches!(character, '\u{e00}'..='\u{eff}')
 }
 
 /// Whether a sentence ends between `before` and `after`.
@@ -29,10 +71,33 @@ fn is_boundary(before: &str, after: &str) -> bool {
         return false;
     }
     let trimmed = before.trim_end();
-    let Some(stem) = trimmed.strip_suffix('.') else { return true };
+    let Some(stem) = trimmed.strip_suffix('.') else {
+        // 「誰？」と彼は聞いた。
+        return !(trimmed.ends_with(['」', '』']) && after.starts_with('と'));
+    };
     let word = stem.rsplit([' ', '\u{a0}', '(', '"', '“', '‘', '\'', '—', '-']).next().unwrap_or("");
-    !(is_initial(word) || ABBREVIATIONS.binary_search(&word).is_ok())
+    if stem.ends_with(has_no_stop) || is_initial(word) || ABBREVIATIONS.binary_search(&word).is_ok() {
+        return false;
+    }
+    !is_dotted(word) || begins_a_sentence(after)
 }
+
+/// `U.S` and `p.m`: they stand before names as well as at the end of a sentence.
+fn is_dotted(word: &str) -> bool {
+    word.len() > 2 && word.split('.').all(|letter| letter.len() == 1 && letter.starts_with(char::is_alphabetic))
+}
+
+fn begins_a_sentence(after: &str) -> bool {
+    let word = after.split(|c: char| !c.is_alphabetic()).next().unwrap_or("");
+    word.is_empty() || STARTERS.binary_search(&word).is_ok()
+}
+
+/// Words that begin sentences and no names, sorted by their bytes.
+const STARTERS: [&str; 36] = [
+    "A", "After", "All", "Although", "An", "And", "As", "At", "But", "By", "For", "From", "He", "Her", "His",
+    "However", "I", "If", "In", "It", "Its", "My", "No", "On", "She", "Some", "That", "The", "Their", "Then", "There",
+    "These", "They", "This", "We", "When",
+];
 
 /// `J` of "J. R. R. Tolkien", but not the word "I".
 fn is_initial(word: &str) -> bool {
@@ -41,12 +106,14 @@ fn is_initial(word: &str) -> bool {
 }
 
 /// Abbreviations before a capital letter, sorted by their bytes.
-const ABBREVIATIONS: [&str; 70] = [
-    "Adm", "Bros", "Capt", "Cf", "Co", "Col", "Comdr", "Cpl", "Dr", "Drs", "Esq", "Fig", "Fr", "Frl", "Ft", "Gen",
-    "Gov", "Hon", "Hr", "Inc", "Jr", "Lieut", "Lt", "Ltd", "MM", "Maj", "Messrs", "Mgr", "Mlle", "Mlles", "Mme",
-    "Mmes", "Mr", "Mrs", "Ms", "Mt", "No", "Nos", "Nr", "Prof", "Rep", "Rev", "Revd", "Sen", "Sgt", "Sr", "Sra", "St",
-    "Sta", "Ste", "Vol", "approx", "bzw", "ca", "cf", "d.h", "dt", "e.g", "eg", "etc", "fig", "i.e", "ie", "p", "pp",
-    "resp", "viz", "vol", "vs", "z.B",
+const ABBREVIATIONS: [&str; 101] = [
+    "Abb", "Adm", "Apr", "Aug", "Ave", "Bd", "Blvd", "Bros", "Capt", "Cf", "Co", "Col", "Comdr", "Cpl", "Dec", "Dept",
+    "Dr", "Drs", "Esq", "Feb", "Fig", "Fr", "Frl", "Ft", "Gen", "Gov", "Hon", "Hr", "Hrsg", "Hwy", "Inc", "Jan", "Jh",
+    "Jhd", "Jr", "Jul", "Jun", "Lieut", "Lt", "Ltd", "MM", "Maj", "Mar", "Messrs", "Mgr", "Mlle", "Mlles", "Mme",
+    "Mmes", "Mr", "Mrs", "Ms", "Mt", "No", "Nos", "Nov", "Nr", "Oct", "Ph.D", "Prof", "Rep", "Rev", "Revd", "Sen",
+    "Sep", "Sept", "Sgt", "Sr", "Sra", "St", "Sta", "Ste", "Tel", "Univ", "Vol", "approx", "av", "bd", "bzw", "ca",
+    "cf", "d.h", "dt", "e.g", "eg", "etc", "fig", "geb", "gest", "hrsg", "i.e", "ie", "p", "pp", "resp", "v", "viz",
+    "vol", "vs", "z.B", "éd",
 ];
 
 #[cfg(test)]
@@ -64,6 +131,9 @@ mod tests {
         let mut sorted = ABBREVIATIONS;
         sorted.sort_unstable();
         assert_eq!(ABBREVIATIONS, sorted);
+        let mut sorted = STARTERS;
+        sorted.sort_unstable();
+        assert_eq!(STARTERS, sorted);
     }
 
     #[test]
@@ -80,6 +150,41 @@ mod tests {
             ["\"Who is he?\" asked Thames.", "\"A friend.\""]
         );
         assert_eq!(sentences("Wait... what? Yes!"), ["Wait... what?", "Yes!"]);
+    }
+
+    #[test]
+    fn dotted_abbreviations_end_a_sentence_before_a_word_that_begins_one() {
+        assert_eq!(
+            sentences("The U.S. Army left the U.S. The Navy came at 5 p.m. Monday."),
+            ["The U.S. Army left the U.S.", "The Navy came at 5 p.m. Monday."]
+        );
+        assert_eq!(
+            sentences("Born on Oct. 5, 1852, he had a Ph.D. In it he wrote of J.R.R. Tolkien."),
+            ["Born on Oct. 5, 1852, he had a Ph.D. In it he wrote of J.R.R. Tolkien."]
+        );
+    }
+
+    #[test]
+    fn quotations_of_several_languages() {
+        assert_eq!(sentences("« Qui est-ce ? » demanda-t-il."), ["« Qui est-ce ? » demanda-t-il."]);
+        assert_eq!(sentences("« Qui est-ce ? » Il partit."), ["« Qui est-ce ? »", "Il partit."]);
+        assert_eq!(sentences("Er kam. »Wer ist da?« fragte sie."), ["Er kam.", "»Wer ist da?« fragte sie."]);
+        assert_eq!(sentences("„Wer ist da?“ Er schwieg."), ["„Wer ist da?“", "Er schwieg."]);
+        assert_eq!(sentences("「誰だ？」と彼は聞いた。「私だ。」"), ["「誰だ？」と彼は聞いた。", "「私だ。」"]);
+        assert_eq!(sentences("他说：“好。”他走了……我不知道。"), ["他说：“好。”", "他走了……我不知道。"]);
+        assert_eq!(sentences("他走了。“好。”“不好！”"), ["他走了。", "“好。”", "“不好！”"]);
+    }
+
+    #[test]
+    fn thai_is_divided_at_spaces_once_it_is_long() {
+        let clause = "ประเทศไทยเป็นรัฐชาติอันตั้งอยู่ในเอเชียตะวันออกเฉียงใต้";
+        assert_eq!(sentences(&[clause; 2].join(" ")).len(), 1);
+        let long = [clause; 60].join(" ");
+        let found = sentences(&long);
+        assert_eq!(found, vec![clause; 60]);
+        // Not at a number, and never in the middle of a word.
+        let dates = ["เมื่อวันที่ 24 มิถุนายน พ.ศ. 2475"; 40].join(" ");
+        assert!(sentences(&dates).iter().all(|part| part.ends_with("2475") || part.ends_with("มิถุนายน")), "{dates}");
     }
 
     #[test]

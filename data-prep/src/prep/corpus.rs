@@ -70,12 +70,7 @@ pub fn now(job: &Job<'_>, threads: usize, progress: &dyn Progress) -> Result<Cor
 }
 
 /// An error if a file that needs not be read any more holds something else now.
-pub fn check_unchanged(
-    job: &Job<'_>,
-    runs: &[Run],
-    complete: &HashSet<u32>,
-    threads: usize,
-) -> Result<(), PrepError> {
+pub fn check_unchanged(job: &Job<'_>, runs: &[Run], complete: &HashSet<u32>, threads: usize) -> Result<(), PrepError> {
     let found = read_files(job, runs)?;
     let doubtful: Vec<(&SourceFile, &ReadFile)> = found
         .values()

@@ -142,6 +142,8 @@ struct Documents<'a> {
     encoder: Encoder<'a>,
     minimum: usize,
     excluded: bool,
+    /// Sentences that were cut.
+    cut: u64,
     tokens: Vec<u32>,
     lengths: Vec<u16>,
 }
@@ -149,12 +151,13 @@ struct Documents<'a> {
 impl<'a> Documents<'a> {
     fn new(job: &'a Job<'_>) -> Self {
         let (encoder, minimum) = (job.tokenizer.encoder(), job.config.documents.minimum_tokens);
-        Self { encoder, minimum, excluded: false, tokens: Vec::new(), lengths: Vec::new() }
+        Self { encoder, minimum, excluded: false, cut: 0, tokens: Vec::new(), lengths: Vec::new() }
     }
 
     fn push(&mut self, id: DocumentId, text: &str, is_split: bool, spill: &mut Spill) {
         self.tokens.clear();
         self.lengths.clear();
+        self.cut = 0;
         let mut found = Vec::new();
         for paragraph in text.lines() {
             if is_split {
@@ -164,6 +167,9 @@ impl<'a> Documents<'a> {
             found.clear();
             sentences::split(paragraph, &mut found);
             found.iter().for_each(|sentence| self.sentence(sentence));
+        }
+        if self.cut > 0 && !self.excluded {
+            spill.reject("sentences: of over 1024 tokens, cut", self.cut);
         }
         if self.tokens.is_empty() {
             spill.reject("documents: without a sentence", 1);
@@ -175,7 +181,9 @@ impl<'a> Documents<'a> {
     }
 
     fn sentence(&mut self, sentence: &str) {
-        for ids in self.encoder.encode(sentence).chunks(LONGEST_SENTENCE) {
+        let ids = self.encoder.encode(sentence);
+        self.cut += u64::from(ids.len() > LONGEST_SENTENCE);
+        for ids in ids.chunks(LONGEST_SENTENCE) {
             self.lengths.push(ids.len() as u16);
             self.tokens.extend_from_slice(ids);
         }

@@ -68,7 +68,9 @@ impl Stored {
         let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if bytes.read != bytes.expected {
             let (read, expected) = (bytes.read, bytes.expected);
-            return Err(Error::other(format!("it has {read} bytes now and had {expected}: it changes while it is read")));
+            return Err(Error::other(format!(
+                "it has {read} bytes now and had {expected}: it changes while it is read"
+            )));
         }
         Ok(hex(&bytes.sha256.clone().finalize()))
     }

@@ -1,0 +1,198 @@
+//! Files that are damaged: refused by name and place, or passed over with what is before and behind kept and counted.
+#![allow(clippy::unwrap_used)] // A panic is a test's report.
+
+mod common;
+
+use std::io::Write;
+use std::path::Path;
+
+use common::{config, corpora, generated, run};
+use lambert_config::prep::{Damaged, Documents, Format, Source};
+use lambert_data_prep::dataset::Manifest;
+use lambert_data_prep::prep::PrepError;
+
+const BLOCK: &str = "bzip2: damaged block";
+
+fn bzip2(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = bzip2::write::BzEncoder::new(Vec::new(), bzip2::Compression::fast());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+/// Prepares one file, refusing or passing over damage.
+fn prepare(
+    bytes: &[u8],
+    name: &str,
+    format: Format,
+    documents: Option<Documents>,
+    damaged: Damaged,
+) -> Result<Manifest, PrepError> {
+    let folder = tempfile::tempdir().unwrap();
+    let (_, vocabulary) = generated(folder.path(), 30);
+    let path = folder.path().join(name);
+    std::fs::write(&path, bytes).unwrap();
+    let source = Source { path: path.display().to_string(), format, documents, damaged, ..Source::default() };
+    let mut config = config(folder.path(), &vocabulary, vec![source]);
+    config.samples.held_out = 0.0;
+    let report = run(&config, 2).map(|report| report.datasets[0].manifest.clone());
+    assert_eq!(std::fs::read(&path).unwrap(), bytes, "inputs are never changed");
+    report
+}
+
+fn refused(bytes: &[u8], name: &str, format: Format, words: &[&str]) {
+    let error = prepare(bytes, name, format, None, Damaged::Refuse).unwrap_err();
+    assert!(!error.is_usage());
+    words.iter().for_each(|word| assert!(error.to_string().contains(word), "no {word:?} in {error}"));
+}
+
+/// A dump of pages with one sentence each, their number in it.
+fn dump(pages: usize) -> String {
+    let page = |number: usize| {
+        let text = format!("The boat of number {number} is wet. ").repeat(40);
+        format!(
+            "<page><title>Page {number}</title><ns>0</ns><id>{number}</id><revision><text>{text}</text></revision></page>\n"
+        )
+    };
+    format!("<mediawiki>\n{}</mediawiki>\n", (0..pages).map(page).collect::<String>())
+}
+
+#[test]
+fn a_damaged_block_in_a_dump_costs_its_pages_only() {
+    let pages = 600;
+    let mut packed = bzip2(dump(pages).as_bytes());
+    let middle = packed.len() / 2;
+    packed[middle] ^= 4;
+    refused(&packed, "dump.xml.bz2", Format::Wikipedia, &["dump.xml.bz2", "behind byte"]);
+    let manifest = prepare(&packed, "dump.xml.bz2", Format::Wikipedia, None, Damaged::Skip).unwrap();
+    assert_eq!(manifest.counts.rejected[BLOCK], 1);
+    assert_eq!(manifest.counts.rejected["wikipedia: cut page"], 1, "the page that the gap cuts in two");
+    let lost = pages as u64 - manifest.counts.documents;
+    // A block holds 100 kB, a page 1.3 kB.
+    assert!((60..90).contains(&lost), "{lost}");
+    // No page of the dump has another number of sentences: none was put together from two.
+    assert_eq!(manifest.counts.sentences, 40 * manifest.counts.documents);
+}
+
+#[test]
+fn the_first_and_the_last_block_can_be_the_damaged_one() {
+    let pages = 300;
+    let packed = bzip2(dump(pages).as_bytes());
+    for at in [100, packed.len() - 100] {
+        let mut packed = packed.clone();
+        packed[at] ^= 4;
+        let manifest = prepare(&packed, "dump.xml.bz2", Format::Wikipedia, None, Damaged::Skip).unwrap();
+        assert_eq!(manifest.counts.rejected[BLOCK], 1);
+        assert_eq!(manifest.counts.sentences, 40 * manifest.counts.documents);
+        assert!(manifest.counts.documents > 150, "{at}: {:?}", manifest.counts);
+    }
+}
+
+#[test]
+fn text_and_rows_go_on_behind_a_gap() {
+    let sentence = |number: usize| format!("The king of number {number} is brave.");
+    let lines: String = (0..20_000).map(|number| sentence(number) + "\n").collect();
+    let rows: String =
+        (0..20_000).map(|number| serde_json::json!({"text": sentence(number)}).to_string() + "\n").collect();
+    for (name, text, format, documents, documents_expected) in [
+        ("one.txt.bz2", &lines, Format::Text, Some(Documents::File), 2..=2),
+        ("rows.jsonl.bz2", &rows, Format::Jsonl, None, 15_000..=19_500),
+    ] {
+        let mut packed = bzip2(text.as_bytes());
+        let middle = packed.len() / 2;
+        packed[middle] ^= 1;
+        let manifest = prepare(&packed, name, format, documents, Damaged::Skip).unwrap();
+        assert_eq!(manifest.counts.rejected, [(BLOCK.to_owned(), 1)].into(), "{name}");
+        assert!(documents_expected.contains(&manifest.counts.documents), "{name}: {:?}", manifest.counts);
+        assert!((15_000..19_500).contains(&manifest.counts.sentences), "{name}: {:?}", manifest.counts);
+    }
+}
+
+#[test]
+fn a_torn_archive_keeps_what_comes_before() {
+    let lines: String = (0..20_000).map(|number| format!("The king of number {number} is brave.\n")).collect();
+    let whole = gzip(lines.as_bytes());
+    let garbage = [whole.clone(), b"this is not gzip any more".to_vec()].concat();
+    refused(&garbage, "garbage.gz", Format::Text, &["garbage.gz"]);
+    let rest = "damaged file: the rest of it";
+    let manifest = prepare(&garbage, "garbage.gz", Format::Text, None, Damaged::Skip).unwrap();
+    assert_eq!((manifest.counts.sentences, manifest.counts.rejected[rest]), (20_000, 1));
+    for packed in [whole, zstd::encode_all(lines.as_bytes(), 3).unwrap(), bzip2(lines.as_bytes())] {
+        let torn = &packed[..packed.len() * 2 / 3];
+        refused(torn, "torn", Format::Text, &["torn"]);
+        let manifest = prepare(torn, "torn", Format::Text, None, Damaged::Skip).unwrap();
+        let counts = &manifest.counts;
+        assert!((7_000..15_000).contains(&counts.sentences), "{counts:?}");
+        assert_eq!(counts.rejected.values().sum::<u64>(), 1, "{counts:?}");
+    }
+}
+
+#[test]
+fn a_page_without_an_end_is_refused_or_left_out() {
+    let whole = dump(50);
+    let cut = &whole[..whole.len() - 700];
+    refused(cut.as_bytes(), "cut.xml", Format::Wikipedia, &["cut.xml", "</page>"]);
+    let manifest = prepare(cut.as_bytes(), "cut.xml", Format::Wikipedia, None, Damaged::Skip).unwrap();
+    assert_eq!((manifest.counts.documents, manifest.counts.rejected["wikipedia: cut page"]), (49, 1));
+}
+
+#[test]
+fn a_long_line_one_word_and_no_text_at_all() {
+    let unbroken = "x".repeat(10 << 20);
+    let spaced = "boat ".repeat(2 << 20);
+    let cut = "sentences: of over 1024 tokens, cut";
+    for text in [&unbroken, &spaced] {
+        let manifest = prepare(text.as_bytes(), "line.txt", Format::Text, None, Damaged::Refuse).unwrap();
+        assert!(manifest.counts.samples > 0 && manifest.counts.rejected.get(cut).copied().unwrap_or(0) <= 1);
+    }
+    let manifest = prepare(spaced.as_bytes(), "line.txt", Format::Text, None, Damaged::Refuse).unwrap();
+    assert_eq!(manifest.counts.rejected[cut], 1);
+    assert!(manifest.counts.sentences >= 2048, "2 Mi words, 1024 pieces a part: {:?}", manifest.counts);
+    let nul = "The boat\0 is wet.\n\n\0\0\n";
+    let manifest = prepare(nul.as_bytes(), "nul.txt", Format::Text, None, Damaged::Refuse).unwrap();
+    assert_eq!(manifest.counts.documents, 1);
+    refused(b"\0\0\0\n", "nothing.txt", Format::Text, &["without a sentence (1)"]);
+}
+
+#[test]
+fn what_is_no_file_is_not_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, vocabulary) = generated(folder.path(), 30);
+    let inputs = folder.path().join("inputs");
+    std::fs::create_dir(&inputs).unwrap();
+    std::fs::copy(text, inputs.join("text.txt")).unwrap();
+    let pipe = inputs.join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let source = |path: &Path| Source { path: path.display().to_string(), ..Source::default() };
+    assert_eq!(run(&config(folder.path(), &vocabulary, vec![source(&inputs)]), 1).unwrap().files, 1);
+    let error = run(&config(&inputs, &vocabulary, vec![source(&pipe)]), 1).unwrap_err();
+    assert!(error.is_usage() && error.to_string().contains("neither a file nor a folder"), "{error}");
+    let round = inputs.join("round");
+    std::os::unix::fs::symlink(&round, &round).unwrap();
+    let error = run(&config(&inputs, &vocabulary, vec![source(&inputs)]), 1).unwrap_err();
+    assert!(error.to_string().contains("round"), "{error}");
+}
+
+#[test]
+fn a_damaged_block_in_a_real_dump() {
+    let Some(corpora) = corpora() else { return };
+    let name = "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.xml.bz2";
+    let mut dump = std::fs::read(corpora.join("wiki").join(name)).unwrap();
+    let whole = prepare(&dump, name, Format::Wikipedia, None, Damaged::Refuse).unwrap();
+    let skipping = prepare(&dump, name, Format::Wikipedia, None, Damaged::Skip).unwrap();
+    assert_eq!(whole.counts, skipping.counts, "block by block is the same where nothing is damaged");
+    assert_eq!(whole.shards[0].sha256, skipping.shards[0].sha256);
+    let middle = dump.len() / 2;
+    dump[middle] ^= 0x40;
+    refused(&dump, name, Format::Wikipedia, &["behind byte"]);
+    let mended = prepare(&dump, name, Format::Wikipedia, None, Damaged::Skip).unwrap();
+    eprintln!("{} of {} documents are left", mended.counts.documents, whole.counts.documents);
+    assert_eq!(mended.counts.rejected[BLOCK], 1);
+    // 900 kB of 6.1 MB.
+    assert!(mended.counts.documents < whole.counts.documents && mended.counts.documents > whole.counts.documents / 2);
+}

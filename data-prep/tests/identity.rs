@@ -1,0 +1,147 @@
+//! What a dataset is made from: the contents of its inputs, not their names, sizes or times.
+#![allow(clippy::unwrap_used)] // A panic is a test's report.
+
+mod common;
+
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use common::{assert_same, config, generated, run, source, tree};
+use lambert_config::PrepConfig;
+use lambert_config::prep::{Documents, Format, Source};
+use lambert_data_prep::prep::{self, Options, PrepError, Report, Status};
+
+fn part(config: &PrepConfig, part: (usize, usize)) -> Result<Report, PrepError> {
+    prep::run(config, &Options { threads: 1, part: Some(part), progress: &|_: &Status| {} })
+}
+
+/// Replaces a word by another one of the same length; the file keeps its size, and its time if asked.
+fn edit(path: &Path, keep_time: bool) {
+    let modified = std::fs::metadata(path).unwrap().modified().unwrap();
+    let text = std::fs::read_to_string(path).unwrap();
+    let edited = text.replacen(" the ", " tha ", 1);
+    assert!(edited != text && edited.len() == text.len());
+    std::fs::write(path, edited).unwrap();
+    let time = if keep_time { modified } else { modified + Duration::from_secs(7) };
+    std::fs::File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
+}
+
+fn touch(path: &Path) {
+    let time = SystemTime::now() + Duration::from_secs(3);
+    std::fs::File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
+}
+
+fn refused(result: Result<Report, PrepError>, words: &[&str]) {
+    let message = result.unwrap_err().to_string();
+    words.iter().for_each(|word| assert!(message.contains(word), "no {word:?} in {message}"));
+}
+
+#[test]
+fn an_edit_that_keeps_size_and_time_is_noticed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, vocabulary) = generated(folder.path(), 200);
+    let config = config(folder.path(), &vocabulary, vec![source(&text, Format::Text, Documents::BlankLine)]);
+    let made = run(&config, 1).unwrap();
+    let before = std::fs::read(&text).unwrap();
+    touch(&text);
+    assert!(run(&config, 2).unwrap().unchanged, "equal contents, another time");
+    edit(&text, true);
+    refused(run(&config, 1), &["another corpus"]);
+    refused(part(&config, (0, 2)), &["another corpus"]);
+    std::fs::write(&text, before).unwrap();
+    let found = run(&config, 1).unwrap();
+    assert!(found.unchanged);
+    assert_eq!(found.datasets[0].manifest, made.datasets[0].manifest);
+    assert_eq!(made.datasets[0].manifest.corpus.bytes, std::fs::metadata(&text).unwrap().len());
+    // Killed behind its last step: what is left of the work goes with the next call.
+    std::fs::create_dir(folder.path().join("data.work")).unwrap();
+    std::fs::write(
+        folder.path().join("data.work/job.json"),
+        format!("{{\"fingerprint\":{:?}}}", found.datasets[0].manifest.preparation),
+    )
+    .unwrap();
+    assert!(run(&config, 1).unwrap().unchanged && !folder.path().join("data.work").exists());
+}
+
+#[test]
+fn an_edit_between_two_parts_is_noticed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (one, vocabulary) = generated(folder.path(), 200);
+    let two = folder.path().join("two.txt");
+    std::fs::copy(&one, &two).unwrap();
+    let sources = || [&one, &two].map(|path| source(path, Format::Text, Documents::BlankLine)).to_vec();
+    let (plain, split) = (folder.path().join("plain"), folder.path().join("split"));
+    run(&config(&plain, &vocabulary, sources()), 1).unwrap();
+    let config = config(&split, &vocabulary, sources());
+    part(&config, (0, 2)).unwrap();
+    touch(&one);
+    part(&config, (1, 2)).unwrap();
+    let original = std::fs::read(&one).unwrap();
+    edit(&one, false);
+    refused(run(&config, 1), &["corpus.txt", "has changed"]);
+    std::fs::write(&one, original).unwrap();
+    run(&config, 1).unwrap();
+    assert_same(&tree(&plain), &tree(&split));
+}
+
+#[test]
+fn an_edit_in_a_file_that_parts_share_is_noticed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, vocabulary) = generated(folder.path(), 200);
+    let once = std::fs::read_to_string(&text).unwrap();
+    // Above 32 MiB the parts share a file batch by batch.
+    std::fs::write(&text, once.repeat((33 << 20) / once.len() + 1)).unwrap();
+    let sources = || vec![source(&text, Format::Text, Documents::BlankLine)];
+    let config = config(folder.path(), &vocabulary, sources());
+    part(&config, (0, 2)).unwrap();
+    edit(&text, true);
+    refused(part(&config, (1, 2)), &["corpus.txt", "has changed"]);
+}
+
+#[test]
+fn objects_are_known_by_their_tags() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, vocabulary) = generated(folder.path(), 100);
+    let text = std::fs::read_to_string(text).unwrap();
+    let store = lambert_store::Store::open("memory://identity").unwrap();
+    store.put("books/one.txt", text.clone().into_bytes().into()).unwrap();
+    let path = "memory://identity/books/one.txt".to_owned();
+    let source = Source { path, documents: Some(Documents::BlankLine), ..Source::default() };
+    let mut config = config(folder.path(), &vocabulary, vec![source]);
+    config.output.url = "memory://identity/out".to_owned();
+    config.output.work = Some(folder.path().join("work").display().to_string());
+    run(&config, 1).unwrap();
+    let known = store.get("out/inputs.json").unwrap();
+    assert!(run(&config, 1).unwrap().unchanged);
+    // The hash of an object with the same tag is taken as it was written down; without it the object is read.
+    let mut other: serde_json::Value = serde_json::from_slice(&known).unwrap();
+    other[0]["sha256"] = "0".repeat(64).into();
+    store.put("out/inputs.json", other.to_string().into_bytes().into()).unwrap();
+    refused(run(&config, 1), &["another corpus"]);
+    store.delete("out/inputs.json").unwrap();
+    assert!(run(&config, 1).unwrap().unchanged);
+    store.put("out/inputs.json", known).unwrap();
+    store.put("books/one.txt", text.replacen(" the ", " tha ", 1).into_bytes().into()).unwrap();
+    refused(run(&config, 1), &["another corpus"]);
+}
+
+#[test]
+fn a_second_process_is_kept_off_the_work() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, vocabulary) = generated(folder.path(), 200);
+    let config = config(folder.path(), &vocabulary, vec![source(&text, Format::Text, Documents::BlankLine)]);
+    let second = std::sync::Mutex::new(Vec::new());
+    let meanwhile = |_: &Status| {
+        let mut second = second.lock().unwrap();
+        if second.is_empty() {
+            for error in [run(&config, 1).unwrap_err(), part(&config, (0, 2)).unwrap_err()] {
+                assert!(!error.is_usage());
+                second.push(error.to_string());
+            }
+        }
+    };
+    prep::run(&config, &Options { threads: 1, part: None, progress: &meanwhile }).unwrap();
+    for message in second.into_inner().unwrap() {
+        assert!(message.contains("data.work (all parts)") && message.contains("wait"), "{message}");
+    }
+}

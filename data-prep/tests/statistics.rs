@@ -1,0 +1,243 @@
+//! The samples of real books against the rules of Google's `create_pretraining_data`, written down a second time here
+//! and run on the same sentences: shares, lengths, and where segments come from.
+#![allow(clippy::unwrap_used)] // A panic is a test's report.
+
+mod common;
+
+use std::path::Path;
+
+use common::{config, corpora, run, source};
+use lambert_config::prep::{Documents, Format, Pair};
+use lambert_data_prep::dataset::Dataset;
+use lambert_data_prep::extract::{Extracted, extract};
+use lambert_data_prep::random::{Key, Rng};
+use lambert_data_prep::tokenizer::Tokenizer;
+use lambert_data_prep::{sentences, source as input};
+
+const LENGTH: usize = 128;
+const SHORT: f64 = 0.1;
+
+/// Documents of sentences of ids.
+type Corpus = Vec<Vec<Vec<u32>>>;
+
+/// Writes the sentences of the English books, 400 a document, as a file of Google's format; their ids.
+fn books(corpora: &Path, tokenizer: &Tokenizer, path: &Path) -> Corpus {
+    let books = source(&corpora.join("books/en"), Format::Text, Documents::File);
+    let (mut text, mut documents) = (String::new(), Corpus::new());
+    for file in input::find(std::slice::from_ref(&books)).unwrap() {
+        let mut reader = input::reader(&books, &file, Default::default()).unwrap();
+        let raw = reader.next().unwrap().unwrap();
+        let Extracted::Text(prose) = extract(&books, &raw, &file.name, &mut |_| {}).unwrap() else { panic!() };
+        let mut found = Vec::new();
+        prose.lines().for_each(|paragraph| sentences::split(paragraph, &mut found));
+        for document in found.chunks(400) {
+            text += &(document.join("\n") + "\n\n");
+            let ids = document.iter().map(|sentence| tokenizer.encode(sentence)).filter(|ids| !ids.is_empty());
+            documents.push(ids.collect());
+        }
+    }
+    std::fs::write(path, text).unwrap();
+    documents
+}
+
+struct Pairs {
+    /// Tokens of each sample, special ones included.
+    lengths: Vec<usize>,
+    random: usize,
+    /// The first tokens and lengths of the segments, with the label.
+    segments: Vec<(Vec<u32>, Vec<u32>, bool)>,
+}
+
+/// The rules as Google's code has them. `per_document`: the short target is drawn once a document, as there.
+fn google(corpus: &Corpus, per_document: bool, rng: &mut Rng) -> Pairs {
+    let most = LENGTH - 3;
+    let mut made = Pairs { lengths: Vec::new(), random: 0, segments: Vec::new() };
+    let target = |rng: &mut Rng| if rng.chance(SHORT) { rng.between(2, most as u64) as usize } else { most };
+    for (number, document) in corpus.iter().enumerate() {
+        let mut aim = target(rng);
+        let mut chunk: Vec<&Vec<u32>> = Vec::new();
+        let mut at = 0;
+        while at < document.len() {
+            chunk.push(&document[at]);
+            let filled: usize = chunk.iter().map(|sentence| sentence.len()).sum();
+            if at + 1 == document.len() || filled >= aim {
+                let cut = if chunk.len() >= 2 { rng.between(1, chunk.len() as u64 - 1) as usize } else { 1 };
+                let mut a: Vec<u32> = chunk[..cut].iter().copied().flatten().copied().collect();
+                let mut b: Vec<u32> = Vec::new();
+                let random = chunk.len() == 1 || rng.chance(0.5);
+                if random {
+                    let wanted = aim as i64 - a.len() as i64;
+                    let mut other = number;
+                    for _ in 0..10 {
+                        other = rng.below(corpus.len() as u64) as usize;
+                        if other != number {
+                            break;
+                        }
+                    }
+                    let start = rng.below(corpus[other].len() as u64) as usize;
+                    for sentence in &corpus[other][start..] {
+                        b.extend(sentence);
+                        if b.len() as i64 >= wanted {
+                            break;
+                        }
+                    }
+                    at -= chunk.len() - cut;
+                } else {
+                    b.extend(chunk[cut..].iter().copied().flatten());
+                }
+                while a.len() + b.len() > most {
+                    let longer = if a.len() > b.len() { &mut a } else { &mut b };
+                    if rng.chance(0.5) {
+                        longer.remove(0);
+                    } else {
+                        longer.pop();
+                    }
+                }
+                made.lengths.push(a.len() + b.len() + 3);
+                made.random += usize::from(random);
+                made.segments.push((a, b, random));
+                chunk.clear();
+                if !per_document {
+                    aim = target(rng);
+                }
+            }
+            at += 1;
+        }
+    }
+    made
+}
+
+/// What `lambert prep` makes of the same.
+fn ours(folder: &Path, vocabulary: &Path, sentences: &Path, passes: usize) -> Pairs {
+    let mut config = config(folder, vocabulary, vec![source(sentences, Format::Sentences, Documents::BlankLine)]);
+    let samples = &mut config.samples;
+    (samples.pair, samples.sequence_length, samples.short_sequence_probability) = (Pair::Nsp, LENGTH, SHORT);
+    (samples.passes, samples.held_out) = (passes, 0.0);
+    let report = run(&config, 2).unwrap();
+    let dataset = Dataset::open(&report.datasets[0].url).unwrap();
+    let mut made = Pairs { lengths: Vec::new(), random: 0, segments: Vec::new() };
+    for group in 0..dataset.row_groups().len() {
+        let samples = dataset.read(group).unwrap();
+        for row in 0..samples.rows() {
+            let (ids, start) = (samples.ids(row), usize::from(samples.segment_b_start[row]));
+            let random = samples.pair_label[row] == 1;
+            made.lengths.push(ids.len());
+            made.random += usize::from(random);
+            made.segments.push((ids[1..start - 1].to_vec(), ids[start..ids.len() - 1].to_vec(), random));
+        }
+    }
+    made
+}
+
+impl Pairs {
+    fn share(&self, matches: impl Fn(usize) -> bool) -> f64 {
+        self.lengths.iter().filter(|&&length| matches(length)).count() as f64 / self.lengths.len() as f64
+    }
+
+    /// Share of random second segments; share of samples that are not full; shares of eight classes of length.
+    fn figures(&self) -> (f64, f64, [f64; 8]) {
+        let classes = std::array::from_fn(|class| self.share(|length| (length - 1) / 16 == class));
+        (self.random as f64 / self.lengths.len() as f64, self.share(|length| length < LENGTH), classes)
+    }
+}
+
+/// All documents one after another, and where each run of [`Index::RUN`] tokens stands.
+struct Index {
+    tokens: Vec<u32>,
+    runs: Vec<(u64, u32)>,
+}
+
+impl Index {
+    const RUN: usize = 6;
+    /// Stands between two documents and nowhere else: what is found lies in one document.
+    const BORDER: u32 = u32::MAX;
+
+    fn new(corpus: &Corpus) -> Self {
+        let mut tokens = Vec::new();
+        for document in corpus {
+            tokens.extend(document.iter().flatten());
+            tokens.push(Self::BORDER);
+        }
+        let mut runs: Vec<(u64, u32)> =
+            tokens.windows(Self::RUN).enumerate().map(|(at, run)| (Self::key(run), at as u32)).collect();
+        runs.sort_unstable();
+        Self { tokens, runs }
+    }
+
+    fn key(run: &[u32]) -> u64 {
+        run.iter().fold(Key::new(0), |key, &id| key.with(u64::from(id))).value()
+    }
+
+    /// Where `segment` stands in one document.
+    fn places<'a>(&'a self, segment: &'a [u32]) -> impl Iterator<Item = usize> + 'a {
+        let key = Self::key(&segment[..Self::RUN]);
+        let first = self.runs.partition_point(|&(other, _)| other < key);
+        let candidates = self.runs[first..].iter().take_while(move |&&(other, _)| other == key);
+        candidates.map(|&(_, at)| at as usize).filter(|&at| self.tokens[at..].starts_with(segment))
+    }
+
+    /// Whether `after` follows `before` in one document, up to tokens that truncation took off between them.
+    fn follows(&self, before: &[u32], after: &[u32]) -> bool {
+        let gap = |at: usize| {
+            let end = at + before.len();
+            let reach = self.tokens.len().min(end + 3 * LENGTH * 4);
+            let inside = self.tokens[end..reach].split(|&id| id == Self::BORDER).next().unwrap_or_default();
+            inside.windows(after.len()).any(|window| window == after)
+        };
+        self.places(before).any(gap)
+    }
+}
+
+#[test]
+fn shares_and_lengths_are_googles_and_no_segment_leaves_its_document() {
+    let Some(corpora) = corpora() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let vocabulary = corpora.join("vocab/bert-base-uncased-vocab.txt");
+    let tokenizer = Tokenizer::from_vocab_file(&vocabulary, true).unwrap();
+    let path = folder.path().join("sentences.txt");
+    let corpus = books(&corpora, &tokenizer, &path);
+    let ours = ours(folder.path(), &vocabulary, &path, 2);
+    assert!(ours.lengths.len() > 100_000, "{}", ours.lengths.len());
+
+    let (random, short, classes) = ours.figures();
+    eprintln!("ours: {} samples, random {random:.4}, short {short:.4}, by length {classes:.4?}", ours.lengths.len());
+    for (per_document, name) in
+        [(false, "Google's rules, target a sample"), (true, "Google's rules, target a document")]
+    {
+        let mut rng = Key::new(1).rng();
+        let mut theirs = google(&corpus, per_document, &mut rng);
+        let more = google(&corpus, per_document, &mut rng);
+        theirs.lengths.extend(more.lengths);
+        theirs.random += more.random;
+        let (other_random, other_short, other_classes) = theirs.figures();
+        eprintln!(
+            "{name}: {} samples, random {other_random:.4}, short {other_short:.4}, by length {other_classes:.4?}",
+            theirs.lengths.len()
+        );
+        // Five standard deviations of the difference of two shares near 0.5 of 100,000 are 0.011; where a target is
+        // drawn for each of some thousand documents the short samples come in clusters.
+        let close = if per_document { 0.03 } else { 0.011 };
+        let count = theirs.lengths.len() as f64 / ours.lengths.len() as f64;
+        assert!((count - 1.0).abs() < close, "{name}: samples {count}");
+        for (left, right) in
+            [(random, other_random), (short, other_short)].into_iter().chain(classes.into_iter().zip(other_classes))
+        {
+            assert!((left - right).abs() < close, "{name}: {left} {right}");
+        }
+    }
+
+    let index = Index::new(&corpus);
+    let (mut checked, mut followed) = (0, 0);
+    for (a, b, random) in &ours.segments {
+        for segment in [a, b].into_iter().filter(|segment| segment.len() >= Index::RUN) {
+            assert!(index.places(segment).next().is_some(), "in no document: {}", tokenizer.decode(segment));
+            checked += 1;
+        }
+        if !random && a.len() >= Index::RUN {
+            assert!(index.follows(a, b), "{} | {}", tokenizer.decode(a), tokenizer.decode(b));
+            followed += 1;
+        }
+    }
+    eprintln!("{checked} segments lie in one document; {followed} second segments follow the first");
+    assert!(checked > 180_000 && followed > 40_000);
+}
