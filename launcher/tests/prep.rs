@@ -1,0 +1,270 @@
+//! `lambert prep` from outside where the machine fails: a full disk, a file that may not be read, an object store that
+//! is down for a while, a second process, SIGKILL at any moment.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+#[path = "../../cluster/store/tests/s3_server/mod.rs"]
+mod s3_server;
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use lambert_data_prep::random::Key;
+use s3_server::{ACCESS_KEY, Fault, Rule, SECRET_KEY, Server};
+
+const LAMBERT: &str = env!("CARGO_BIN_EXE_lambert");
+
+/// A folder with a generated corpus, a vocabulary and a configuration.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new(documents: u64) -> Self {
+        let place = Self(tempfile::tempdir().unwrap());
+        place.done(&["generate", "--documents", &documents.to_string(), "--output", "corpus.txt"]);
+        place.done(&["vocab", "--input", "corpus.txt", "--size", "400", "--output", "vocab.txt"]);
+        place.config("prep.toml", "corpus.txt", "data");
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn config(&self, name: &str, source: &str, output: &str) {
+        let text = format!(
+            "[[source]]\npath = {source:?}\ndocuments = \"blank-line\"\n[output]\nurl = {output:?}\nshards = 2\n\
+             [vocabulary]\nfile = \"vocab.txt\"\n[samples]\nsequence_length = 64\n"
+        );
+        std::fs::write(self.path(name), text).unwrap();
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(LAMBERT);
+        command.args(arguments).current_dir(self.0.path()).stdin(Stdio::null());
+        command
+    }
+
+    fn done(&self, arguments: &[&str]) {
+        let Output { status, stderr, .. } = self.command(arguments).output().unwrap();
+        assert!(status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&stderr));
+    }
+
+    /// What an undisturbed preparation makes.
+    fn undisturbed(&self) -> BTreeMap<PathBuf, Vec<u8>> {
+        self.done(&["prep", "--config", "prep.toml", "--set", "output.url=undisturbed", "--threads", "1"]);
+        tree(&self.path("undisturbed"))
+    }
+}
+
+/// Every file below `folder` with its bytes.
+fn tree(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(next) = folders.pop() {
+        for entry in std::fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                found.insert(path.strip_prefix(folder).unwrap().to_owned(), std::fs::read(&path).unwrap());
+            }
+        }
+    }
+    found
+}
+
+/// Asserts that two trees are equal, and names what is not.
+fn assert_same(one: &BTreeMap<PathBuf, Vec<u8>>, other: &BTreeMap<PathBuf, Vec<u8>>) {
+    assert_eq!(one.keys().collect::<Vec<_>>(), other.keys().collect::<Vec<_>>());
+    one.iter().for_each(|(name, bytes)| assert!(bytes == &other[name], "{} differs", name.display()));
+}
+
+/// One message, this exit code, all `words` in it.
+fn refused(output: &Output, code: i32, words: &[&str]) {
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{text}");
+    assert_eq!(text.matches("lambert: error: ").count(), 1, "{text}");
+    assert!(!text.contains("panicked"), "{text}");
+    words.iter().for_each(|word| assert!(text.contains(word), "no {word:?} in {text}"));
+}
+
+#[test]
+fn a_full_disk_is_one_message_and_the_work_goes_on_when_there_is_room() {
+    let place = Place::new(6_000);
+    std::fs::create_dir(place.path("disk")).unwrap();
+    // A file system of its own, in a mount name space of its own: 16 MiB, of which a filler leaves two.
+    let script = "set -e; mount -t tmpfs -o size=16m tmpfs disk; head -c 14680064 /dev/zero > disk/filler; set +e
+        \"$0\" prep --config prep.toml --set output.url=disk/data --threads 2 2> first.log; echo $? > first.code
+        rm disk/filler
+        \"$0\" prep --config prep.toml --set output.url=disk/data --threads 2 2> second.log; echo $? > second.code
+        cp -r disk/data result";
+    let mut unshare = Command::new("unshare");
+    let unshared = unshare.args(["--map-root-user", "--mount", "sh", "-c", script, LAMBERT]);
+    let ran = unshared.current_dir(place.0.path()).stderr(Stdio::null()).status();
+    if !ran.is_ok_and(|status| status.success()) {
+        eprintln!("SKIPPED: no small file system could be mounted here");
+        return;
+    }
+    let read = |name: &str| std::fs::read_to_string(place.path(name)).unwrap();
+    let first = read("first.log");
+    assert_eq!((read("first.code").trim(), first.matches("lambert: error: ").count()), ("1", 1), "{first}");
+    assert!(first.contains("disk/data.work") && first.to_lowercase().contains("space"), "{first}");
+    assert_eq!(read("second.code").trim(), "0", "{}", read("second.log"));
+    assert_same(&place.undisturbed(), &tree(&place.path("result")));
+}
+
+#[test]
+fn a_file_that_may_not_be_read_is_named() {
+    let place = Place::new(100);
+    let allow = |name: &str, mode: u32| {
+        std::fs::set_permissions(place.path(name), PermissionsExt::from_mode(mode)).unwrap();
+    };
+    std::fs::create_dir(place.path("out")).unwrap();
+    [("", 0o755), ("corpus.txt", 0), ("out", 0o777)].iter().for_each(|(name, mode)| allow(name, *mode));
+    let mut command = place.command(&["prep", "--config", "prep.toml", "--set", "output.url=out/data"]);
+    // Root may read everything; nobody may not.
+    if std::fs::read(place.path("corpus.txt")).is_ok() {
+        command.uid(65_534).gid(65_534);
+    }
+    let output = command.output().unwrap();
+    refused(&output, 1, &["cannot open corpus.txt", "Permission denied"]);
+    assert!(!place.path("out/data").exists());
+}
+
+#[test]
+fn a_store_that_answers_503_for_a_while_is_waited_for() {
+    let place = Place::new(400);
+    let server = Server::start(&place.path("bucket"), 0);
+    let corpus = std::fs::read(place.path("corpus.txt")).unwrap();
+    server.store("in").put("books/corpus.txt", corpus.into()).unwrap();
+    let fault = |method: &str, contains, after, fault| {
+        server.fail(Rule { method: method.parse().unwrap(), contains, after, times: 3, fault });
+    };
+    let down = Fault::Refuse(503, "SlowDown");
+    fault("GET", "list-type", 0, down);
+    fault("GET", "books/corpus.txt", 0, down);
+    fault("GET", "books/corpus.txt", 1, Fault::CutBody);
+    fault("PUT", "shard-00001", 0, down);
+    fault("PUT", "manifest.json", 0, Fault::LoseAnswer);
+    place.config("store.toml", "s3://runs/in/books/*.txt", "s3://runs/out");
+    let prep = |what: &[&str]| {
+        let mut command =
+            place.command(&[&["prep", "--config", "store.toml", "--set", "output.work=work"], what].concat());
+        command.env("AWS_ENDPOINT_URL", server.endpoint()).env("AWS_REGION", "us-east-1");
+        command.env("AWS_ACCESS_KEY_ID", ACCESS_KEY).env("AWS_SECRET_ACCESS_KEY", SECRET_KEY).output().unwrap()
+    };
+    let output = prep(&[]);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(server.clear() >= 12, "the faults were met");
+    let store = server.store("out");
+    for (name, bytes) in place.undisturbed() {
+        let name = name.to_str().unwrap();
+        assert!(store.get(name).unwrap() == bytes, "{name} differs");
+    }
+    // Up to date: the object is known by its tag and not read again.
+    server.requests();
+    let again = prep(&[]);
+    assert!(String::from_utf8_lossy(&again.stdout).contains("nothing to do"), "{again:?}");
+    assert!(!server.requests().iter().any(|request| request.contains("books/corpus.txt")), "it was read again");
+}
+
+#[test]
+fn of_two_processes_one_works_and_parts_go_side_by_side() {
+    let place = Place::new(3_000);
+    let mut first = place.command(&["prep", "--config", "prep.toml"]).stderr(Stdio::null()).spawn().unwrap();
+    while !place.path("data.work/job.json").exists() {
+        assert!(first.try_wait().unwrap().is_none(), "it was over before the second one began");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let signal = |number: &str| {
+        assert!(Command::new("kill").args([number, &first.id().to_string()]).status().unwrap().success());
+    };
+    signal("-STOP");
+    for part in [&[][..], &["--part", "0/2"]] {
+        let second = place.command(&[&["prep", "--config", "prep.toml"], part].concat()).output().unwrap();
+        refused(&second, 1, &["another preparation is at work in data.work (all parts)"]);
+    }
+    signal("-CONT");
+    assert!(first.wait().unwrap().success());
+    let whole = place.undisturbed();
+    assert_same(&whole, &tree(&place.path("data")));
+
+    let output = "output.url=parted";
+    let part = |part: &str| {
+        let arguments = ["prep", "--config", "prep.toml", "--set", output, "--threads", "1", "--part", part];
+        place.command(&arguments).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap()
+    };
+    let parts = ["0/3", "1/3", "2/3"].map(part);
+    parts.into_iter().for_each(|mut part| assert!(part.wait().unwrap().success()));
+    place.done(&["prep", "--config", "prep.toml", "--set", output]);
+    assert_same(&whole, &tree(&place.path("parted")));
+}
+
+/// All development corpora in one job. `cargo test --release -p lambert-launcher --test prep -- --ignored --nocapture`.
+#[test]
+#[ignore = "minutes long"]
+fn thirty_kills_threads_and_parts_of_a_real_job() {
+    let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/corpora");
+    if !corpora.is_dir() {
+        eprintln!("SKIPPED: no development corpora at {}", corpora.display());
+        return;
+    }
+    let place = Place(tempfile::tempdir().unwrap());
+    let path = |name: &str| corpora.join(name).display().to_string();
+    let text = format!(
+        "[[source]]\npath = {:?}\n[[source]]\npath = {:?}\nformat = \"wikipedia\"\n[documents]\nremove_duplicates = true\n\
+         [output]\nurl = \"data\"\nshards = 8\n[vocabulary]\nfile = {:?}\n[samples]\npasses = 3\n",
+        path("books"),
+        path("wiki/**/*.xml.bz2"),
+        path("vocab/bert-base-uncased-vocab.txt")
+    );
+    std::fs::write(place.path("prep.toml"), text).unwrap();
+    let start = Instant::now();
+    let whole = place.undisturbed();
+    let whole_time = start.elapsed();
+    eprintln!("undisturbed, one thread: {whole_time:.1?}, {} files", whole.len());
+
+    let prep = |threads: &str, more: &[&str]| {
+        let mut command = place.command(&[&["prep", "--config", "prep.toml", "--threads", threads], more].concat());
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        command
+    };
+    assert!(prep("2", &[]).status().unwrap().success());
+    assert_same(&whole, &tree(&place.path("data")));
+    std::fs::remove_dir_all(place.path("data")).unwrap();
+    eprintln!("two threads: the same bytes");
+    for parts in [1, 3, 7] {
+        for part in 0..parts {
+            assert!(prep("1", &["--part", &format!("{part}/{parts}")]).status().unwrap().success());
+        }
+        assert!(prep("2", &[]).status().unwrap().success());
+        assert_same(&whole, &tree(&place.path("data")));
+        std::fs::remove_dir_all(place.path("data")).unwrap();
+        eprintln!("{parts} parts: the same bytes");
+    }
+
+    let mut rng = Key::new(start.elapsed().as_nanos() as u64).rng();
+    let (mut kills, mut finished) = (0, 0);
+    while kills < 30 {
+        let allowed = whole_time.mul_f64(rng.unit_f64());
+        let mut child = prep("2", &[]).spawn().unwrap();
+        std::thread::sleep(allowed);
+        if let Some(status) = child.try_wait().unwrap() {
+            assert!(status.success(), "it failed after a kill");
+            assert_same(&whole, &tree(&place.path("data")));
+            std::fs::remove_dir_all(place.path("data")).unwrap();
+            finished += 1;
+            continue;
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        kills += 1;
+    }
+    assert!(prep("2", &[]).status().unwrap().success());
+    assert_same(&whole, &tree(&place.path("data")));
+    eprintln!("{kills} kills, {} jobs brought to their end, each time the same bytes", finished + 1);
+}
