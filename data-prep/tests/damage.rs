@@ -179,6 +179,31 @@ fn what_is_no_file_is_not_waited_for() {
 }
 
 #[test]
+fn a_multistream_dump_needs_no_index_and_gives_what_the_single_stream_gives() {
+    let Some(corpora) = corpora() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let inputs = folder.path().join("inputs");
+    std::fs::create_dir(&inputs).unwrap();
+    let copy = |name: &str| {
+        std::fs::copy(corpora.join("wiki/multistream").join(name), inputs.join(name)).unwrap();
+    };
+    let vocabulary = corpora.join("vocab/bert-base-uncased-vocab.txt");
+    let made = |name: &str, path: &Path| {
+        let source = Source { path: path.display().to_string(), format: Format::Wikipedia, ..Source::default() };
+        let report = run(&config(&folder.path().join(name), &vocabulary, vec![source]), 2).unwrap();
+        report.datasets[0].manifest.clone()
+    };
+    copy("enwiki-206-pages-articles-multistream.xml.bz2");
+    let alone = made("alone", &inputs);
+    copy("enwiki-206-pages-articles-multistream-index.txt.bz2");
+    let beside = made("beside", &inputs);
+    let single = "wiki/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.xml.bz2";
+    let single = made("single", &corpora.join(single));
+    assert_eq!(alone, beside);
+    assert_eq!((&alone.counts, &alone.shards), (&single.counts, &single.shards));
+}
+
+#[test]
 fn a_damaged_block_in_a_real_dump() {
     let Some(corpora) = corpora() else { return };
     let name = "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.xml.bz2";

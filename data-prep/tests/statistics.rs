@@ -213,7 +213,7 @@ fn shares_and_lengths_are_googles_and_no_segment_leaves_its_document() {
     // Google's code draws the short target once a document; the share of short samples then hangs on how many samples
     // a document gives. It is drawn for each sample here, and compared with a reference that does so too.
     let mut rng = Key::new(1).rng();
-    for (name, per_document) in [("a sample", false), ("b", false), ("c", false), ("d", false), ("a document", true)] {
+    for (name, per_document) in [("a sample", false), ("a document", true)] {
         let (theirs_random, theirs_short, theirs_classes, count) = google_twice(&corpus, per_document, &mut rng);
         eprintln!(
             "Google's rules, target {name}: {count} samples, random {theirs_random:.4}, short {theirs_short:.4}, by length {theirs_classes:.4?}"

@@ -39,7 +39,7 @@ pub fn find(sources: &[Source]) -> Result<Vec<SourceFile>, PrepError> {
     for (index, source) in sources.iter().enumerate() {
         let key = format!("source.{index}.path");
         let found = if is_url(&source.path) { remote(&key, &source.path)? } else { local(&key, &source.path)? };
-        for (name, bytes, stamp) in found {
+        for (name, bytes, stamp) in found.into_iter().filter(|(name, ..)| !is_index(source, name)) {
             let parts = match source.format {
                 Format::Wikipedia if !is_url(&name) => multistream::divide(Path::new(&name), bytes)?,
                 _ => std::iter::once(0..bytes).collect(),
@@ -58,6 +58,12 @@ pub fn find(sources: &[Source]) -> Result<Vec<SourceFile>, PrepError> {
         }
     }
     Ok(files)
+}
+
+/// Whether this is the index that comes with a multistream dump: no text, and not needed (see [`multistream`]).
+fn is_index(source: &Source, name: &str) -> bool {
+    let file = name.rsplit('/').next().unwrap_or(name);
+    source.format == Format::Wikipedia && name != source.path && file.contains("multistream-index")
 }
 
 fn is_url(path: &str) -> bool {
