@@ -12,9 +12,7 @@ mod write;
 
 pub use error::DatasetError;
 pub(crate) use manifest::hex;
-pub use manifest::{
-    Corpus, Counts, Manifest, SampleRules, Shard, SourceCounts, VERSION, VocabularyFile, sha256_hex,
-};
+pub use manifest::{Corpus, Counts, Manifest, SampleRules, Shard, SourceCounts, VERSION, VocabularyFile, sha256_hex};
 pub use read::{Dataset, RowGroup, Samples};
 pub use write::{Sample, ShardWriter, shard_name, write};
 

@@ -89,3 +89,40 @@ impl BufRead for Tolerant {
         self.input.consume(count);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::BufReader;
+
+    /// Fails once, behind four bytes.
+    struct Failing(Option<Error>, bool);
+
+    impl Read for Failing {
+        fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
+            match std::mem::replace(&mut self.1, true) {
+                false => {
+                    buffer[..4].copy_from_slice(b"text");
+                    Ok(4)
+                }
+                true => self.0.take().map_or(Ok(0), Err),
+            }
+        }
+    }
+
+    fn read(error: Error) -> Error {
+        let mut input = Tolerant::new(Box::new(BufReader::new(Failing(Some(error), false))));
+        assert_eq!(input.start().unwrap(), b"text");
+        input.read_to_end(&mut Vec::new()).unwrap_err()
+    }
+
+    #[test]
+    fn damage_is_a_gap_and_a_failing_disk_is_not() {
+        let damage = Error::new(ErrorKind::InvalidData, "no such code");
+        assert_eq!(Gap::of(&read(damage)), Some("damaged file: the rest of it"));
+        assert_eq!(Gap::of(&read(Gap::error("a block"))), Some("a block"));
+        let disk = Error::other(StorageError(Error::other("the disk is on fire")));
+        let error = read(disk);
+        assert!(Gap::of(&error).is_none() && error.to_string().contains("on fire"), "{error}");
+    }
+}

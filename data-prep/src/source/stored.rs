@@ -32,7 +32,7 @@ struct Bytes {
 /// The disk or the store failed, not what it holds: never passed over as damage.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
-pub struct StorageError(Error);
+pub struct StorageError(pub Error);
 
 impl Stored {
     /// Opens `file`; `counter` grows with the bytes that are read.

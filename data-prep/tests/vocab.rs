@@ -1,0 +1,61 @@
+//! A vocabulary is the same for any number of threads, and in every process: each has other hash tables.
+#![allow(clippy::unwrap_used)] // A panic is a test's report.
+
+mod common;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use common::{corpora, generated, source};
+use lambert_config::prep::{Documents, Format, Source};
+use lambert_data_prep::vocab::{Settings, train};
+
+const FOLDER: &str = "LAMBERT_TEST_VOCAB_FOLDER";
+const OUTPUT: &str = "LAMBERT_TEST_VOCAB_OUTPUT";
+
+/// The generated text, and a novel in German and one in Japanese where the development corpora are there.
+fn sources(folder: &Path) -> Vec<Source> {
+    let mut sources = vec![source(&folder.join("corpus.txt"), Format::Text, Documents::BlankLine)];
+    if let Some(corpora) = corpora() {
+        let books = ["books/de/goethe_werther.txt", "books/ja"].map(|name| corpora.join(name));
+        sources.extend(books.iter().map(|path| source(path, Format::Text, Documents::File)));
+    }
+    sources
+}
+
+/// Not a test by itself: what the test below starts.
+#[test]
+fn child() {
+    if let (Some(folder), Some(output)) = (std::env::var_os(FOLDER), std::env::var_os(OUTPUT)) {
+        // Many pairs of equal frequency, and more characters than the alphabet may have.
+        let settings = Settings { size: 3_000, limit_alphabet: 900, ..Settings::default() };
+        std::fs::write(output, train(&sources(Path::new(&folder)), &settings).unwrap()).unwrap();
+    }
+}
+
+#[test]
+fn threads_and_processes_train_the_same_vocabulary() {
+    let folder = tempfile::tempdir().unwrap();
+    generated(folder.path(), 1_500);
+    let trained: Vec<String> = ["1", "2", "2", "5"]
+        .into_iter()
+        .enumerate()
+        .map(|(number, threads)| {
+            let output = folder.path().join(number.to_string());
+            let status = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "child", "--test-threads=1"])
+                .envs([(FOLDER, folder.path()), (OUTPUT, output.as_path())])
+                .env("RAYON_NUM_THREADS", threads)
+                .stdout(Stdio::null())
+                .status();
+            assert!(status.unwrap().success());
+            std::fs::read_to_string(output).unwrap()
+        })
+        .collect();
+    assert!(trained[0].lines().count() > 500, "{}", trained[0].lines().count());
+    trained.iter().for_each(|other| assert!(*other == trained[0]));
+    // As many lines as different pieces, the special ones first.
+    let lines: std::collections::BTreeSet<&str> = trained[0].lines().collect();
+    assert_eq!(lines.len(), trained[0].lines().count());
+    assert!(trained[0].starts_with("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"));
+}
