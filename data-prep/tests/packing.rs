@@ -134,3 +134,20 @@ fn a_sentence_longer_than_a_sample_goes_on_in_the_next() {
         assert_eq!(counted(rows.iter().flat_map(|row| pieces(row)).flatten().copied()), expected);
     }
 }
+
+#[test]
+fn a_configuration_without_the_key_stays_in_documents_and_pairs_are_not_packed() {
+    use lambert_config::{Checked, PrepConfig};
+    let parse = |samples: &str| -> PrepConfig {
+        serde_json::from_str(&format!("{{\"samples\": {{\"pair\": {samples}}}}}")).unwrap()
+    };
+    let faulty = |config: &PrepConfig| {
+        let mut faults = Vec::new();
+        config.check(&mut faults);
+        faults.iter().any(|fault| fault.to_string().contains("samples.packing"))
+    };
+    assert_eq!(parse("\"none\"").samples.packing, Packing::DocumentSentences);
+    let full = parse("\"none\", \"packing\": \"full-sentences\"");
+    assert!(full.samples.packing == Packing::FullSentences && !faulty(&full));
+    assert!(faulty(&parse("\"nsp\", \"packing\": \"full-sentences\"")) && !faulty(&parse("\"nsp\"")));
+}

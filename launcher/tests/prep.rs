@@ -7,6 +7,7 @@
 mod s3_server;
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -134,6 +135,43 @@ fn a_file_that_may_not_be_read_is_named() {
     let output = command.output().unwrap();
     refused(&output, 1, &["cannot open corpus.txt", "Permission denied"]);
     assert!(!place.path("out/data").exists());
+}
+
+#[test]
+fn a_damaged_block_is_refused_by_name_or_counted() {
+    let place = Place::new(4_000);
+    let text = std::fs::read(place.path("corpus.txt")).unwrap();
+    let mut packed = bzip2::write::BzEncoder::new(Vec::new(), bzip2::Compression::fast());
+    packed.write_all(&text).unwrap();
+    let mut packed = packed.finish().unwrap();
+    let middle = packed.len() / 2;
+    packed[middle] ^= 1;
+    std::fs::write(place.path("corpus.txt.bz2"), packed).unwrap();
+    place.config("packed.toml", "corpus.txt.bz2", "packed");
+    let output = place.command(&["prep", "--config", "packed.toml"]).output().unwrap();
+    refused(&output, 1, &["corpus.txt.bz2: cannot read on behind byte"]);
+    assert!(!place.path("packed/train/manifest.json").exists());
+    let skip = ["prep", "--config", "packed.toml", "--set", "source.0.damaged=skip", "--set", "output.url=skipped"];
+    let output = place.command(&skip).output().unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && printed.contains("1 bzip2: damaged block"), "{printed}");
+}
+
+#[test]
+fn odd_names_are_names() {
+    let place = Place::new(100);
+    std::fs::create_dir(place.path("-in.txt")).unwrap();
+    let names = ["with space.txt", "quo'te\".txt", "-dash.txt", "ümläut 文字 [1].txt", "*.txt", "folder.gz/inner.txt"];
+    std::fs::create_dir(place.path("-in.txt/folder.gz")).unwrap();
+    for name in names {
+        std::fs::copy(place.path("corpus.txt"), place.path("-in.txt").join(name)).unwrap();
+    }
+    place.config("odd.toml", "-in.txt", "-out 'x'");
+    let output = place.command(&["prep", "--config", "odd.toml"]).output().unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && printed.contains("6 files"), "{output:?}");
+    assert!(place.path("-out 'x'/train/manifest.json").exists());
+    place.done(&["inspect", "--verify", "--", "-out 'x'/train"]);
 }
 
 #[test]
