@@ -32,7 +32,7 @@ pub fn make(bucket: &Bucket, rules: &Rules<'_>, emit: &mut Emit<'_>) {
             bucket.document(index).id.key(rules.samples.seed, kind).with(pass as u64).with(repeat as u64)
         };
         let uses = (0..bucket.len())
-            .flat_map(|index| (0..(rules.weight)(bucket.document(index).id)).map(move |use_| (index, use_)));
+            .flat_map(|index| (0..(rules.weight)(bucket.document(index).id)).map(move |repeat| (index, repeat)));
         match rules.samples.pair {
             Pair::Nsp | Pair::Sop => uses.for_each(|(index, repeat)| {
                 pairs::make(bucket, index, rules, &mut key(index, repeat, "samples").rng(), emit);

@@ -1,4 +1,4 @@
-"""Opens a dataset with pyarrow, pandas-free, and with Hugging Face datasets, and compares both with its manifest.
+"""Opens a dataset with pyarrow and with Hugging Face datasets, and compares both with its manifest.
 
     python check_dataset.py DATASET [SAMPLES]
 
@@ -34,7 +34,8 @@ def main() -> None:
         assert hashlib.sha256(path.read_bytes()).hexdigest() == shard["sha256"], path
         metadata = pyarrow.parquet.ParquetFile(path).metadata
         assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == shard["row_groups"]
-    print("pyarrow:", pyarrow.__version__, table.num_rows, "rows,", sum(lengths), "tokens,", len(manifest["shards"]), "shards")
+    shards = len(manifest["shards"])
+    print("pyarrow:", pyarrow.__version__, table.num_rows, "rows,", sum(lengths), "tokens,", shards, "shards")
 
     files = sorted(glob.glob(str(folder / "*.parquet")))
     rows = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(folder.parent / "hf-cache"))

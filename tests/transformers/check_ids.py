@@ -3,8 +3,9 @@
     python check_ids.py EXAMPLES CORPORA
 
 EXAMPLES is the folder of the programs `sentences` and `ids` (cargo build --release -p lambert-data-prep --examples);
-CORPORA holds books/, wiki/ and vocab/. The sentences are those that a preparation makes; the raw lines of every book are
-compared too, and lines that were made to be hard: those of data-prep/tests/golden and random strings of odd characters.
+CORPORA holds books/, wiki/ and vocab/. The sentences are those that a preparation makes; the raw lines of every book
+are compared too, and lines that were made to be hard: those of data-prep/tests/golden and random strings of odd
+characters.
 Needs transformers. Exits with 1 if one id differs.
 """
 
@@ -22,10 +23,14 @@ ODD = (
     + "".join(chr(c) for c in itertools.chain(range(0x300, 0x310), range(0x2000, 0x2070), range(0xFE00, 0xFE10)))
     + "\u0130\u0131\u1e9e\u00df\u03a3\u03c2\u0149\u01c5\ufb01\u212b\u2126\u0344\u0958\u1fb3\u0345"
     + "\u4e2d\u6587\u304b\u3099\u30ab\ud55c\uad6d\u1100\u1161\U00020000\uf900\u3007\u3000\uff21\uff71"
-    + "\U0001f468\u200d\U0001f469\U0001f3fd\U0001f1e9\U0001f1ea\u0645\u0631\u05e9\u05b8\u202e\u202c\u061c\u0939\u094d\u0e20\u0e32"
+    + "\U0001f468\u200d\U0001f469\U0001f3fd\U0001f1e9\U0001f1ea\u0645\u0631\u05e9\u05b8\u202e\u202c\u061c"
+    + "\u0939\u094d\u0e20\u0e32"
     + "\ufffd\ue000\ufdd0\u0378\U000e0001\U0010ffff\u180e\u2028\u2029\ufeff"
 )
-WORDS = ["[MASK]", "[SEP]", "##ing", "the", "The", "caf\u00e9", "x" * 101, "don't", "\u0130stanbul", "e\u0301" * 51, " "]
+WORDS = [
+    "[MASK]", "[SEP]", "##ing", "the", "The", "caf\u00e9",
+    "x" * 101, "don't", "\u0130stanbul", "e\u0301" * 51, " ",
+]
 
 
 def hard(corpora: pathlib.Path) -> list[str]:
