@@ -106,8 +106,8 @@ fn a_full_disk_is_one_message_and_the_work_goes_on_when_there_is_room() {
         cp -r disk/data result";
     let mut unshare = Command::new("unshare");
     let unshared = unshare.args(["--map-root-user", "--mount", "sh", "-c", script, LAMBERT]);
-    let ran = unshared.current_dir(place.0.path()).stderr(Stdio::null()).status();
-    if !ran.is_ok_and(|status| status.success()) {
+    let _ = unshared.current_dir(place.0.path()).stderr(Stdio::null()).status();
+    if !place.path("first.code").exists() {
         eprintln!("SKIPPED: no small file system could be mounted here");
         return;
     }
