@@ -36,6 +36,7 @@ pub(crate) use finish::entropy;
 pub use space::Needs;
 
 use crate::dataset::Manifest;
+use crate::source::Note;
 use buckets::Split;
 use duplicates::Removed;
 use job::{Job, Run};
@@ -55,6 +56,9 @@ pub struct Options<'a> {
 pub trait Progress: Sync {
     /// Takes note of what there is to do, before it is begun.
     fn begin(&self, _plan: &Plan) {}
+
+    /// Takes note of a place in an input file that was left out or mended.
+    fn left_out(&self, _file: &str, _note: &Note) {}
 
     /// Takes note.
     fn update(&self, status: &Status);

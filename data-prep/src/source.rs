@@ -34,8 +34,26 @@ pub struct RawDocument {
     pub bytes: Vec<u8>,
 }
 
-/// What was left out of a file: reason and count.
-pub type Notes = Vec<(&'static str, u64)>;
+/// What was left out of a file.
+pub type Notes = Vec<Note>;
+
+/// Something that was left out or mended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Note {
+    /// A key of the manifest's `rejected`.
+    pub what: &'static str,
+    /// A byte of the decompressed file, or a row.
+    pub at: u64,
+    /// The title of a page, where it can be told.
+    pub title: Option<String>,
+}
+
+impl Note {
+    /// Without a title.
+    pub fn new(what: &'static str, at: u64) -> Self {
+        Self { what, at, title: None }
+    }
+}
 
 /// Cuts a file into documents.
 pub trait DocumentReader: Send {

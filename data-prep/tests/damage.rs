@@ -9,7 +9,8 @@ use std::path::Path;
 use common::{config, corpora, generated, run};
 use lambert_config::prep::{Damaged, Documents, Format, Source};
 use lambert_data_prep::dataset::Manifest;
-use lambert_data_prep::prep::PrepError;
+use lambert_data_prep::prep::{self, Options, PrepError, Progress, Status};
+use lambert_data_prep::source::Note;
 
 const BLOCK: &str = "bzip2: damaged block";
 
@@ -220,4 +221,44 @@ fn a_damaged_block_in_a_real_dump() {
     assert_eq!(mended.counts.rejected[BLOCK], 1);
     // 900 kB of 6.1 MB.
     assert!(mended.counts.documents < whole.counts.documents && mended.counts.documents > whole.counts.documents / 2);
+}
+
+/// Remembers what it is told was left out.
+#[derive(Default)]
+struct Named(std::sync::Mutex<Vec<(String, Note)>>);
+
+impl Progress for Named {
+    fn left_out(&self, file: &str, note: &Note) {
+        self.0.lock().unwrap().push((file.to_owned(), note.clone()));
+    }
+
+    fn update(&self, _status: &Status) {}
+}
+
+#[test]
+fn what_is_left_out_is_named_by_file_and_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_, vocabulary) = generated(folder.path(), 30);
+    let whole = dump(3);
+    let second_end = whole.match_indices("</page>").nth(1).unwrap().0;
+    let second = whole.match_indices("<page>").nth(1).unwrap().0 + "<page>".len();
+    let mut cut = whole.clone();
+    cut.replace_range(second_end..second_end + "</page>".len(), "");
+    let lines = "{\"text\": \"The boat.\"}\n{\"text\": 3}\n";
+    let source = |name: &str, text: &str, format| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        let damaged = Damaged::Skip;
+        Source { path: path.display().to_string(), format, damaged, ..Source::default() }
+    };
+    let sources = vec![source("cut.xml", &cut, Format::Wikipedia), source("rows.jsonl", lines, Format::Jsonl)];
+    let named = Named::default();
+    let config = config(folder.path(), &vocabulary, sources);
+    prep::run(&config, &Options { threads: 1, part: None, progress: &named }).unwrap();
+    let named = named.0.into_inner().unwrap();
+    let page = Note { what: "wikipedia: cut page", at: second as u64, title: Some("Page 1".to_owned()) };
+    let line = Note::new("jsonl: bad line", 22);
+    for (file, note) in [("cut.xml", page), ("rows.jsonl", line)] {
+        assert!(named.iter().any(|(name, found)| name.ends_with(file) && *found == note), "{note:?} in {named:?}");
+    }
 }

@@ -10,7 +10,7 @@ use super::spill::{DocumentId, DoneBatch, ReadFile, SourceTotals, Spill, id_widt
 use super::{PrepError, Progress, Status, corpus};
 use crate::extract::{Extracted, extract};
 use crate::sentences;
-use crate::source::{Batch, Batches, Part, SourceFile, is_read_by};
+use crate::source::{Batch, Batches, Note, Part, SourceFile, is_read_by};
 use crate::tokenizer::Encoder;
 
 /// Bytes of token ids that all threads together keep before they write them down.
@@ -83,7 +83,7 @@ impl Shared<'_> {
         let runs = self.job.runs_folder();
         while !self.stop.load(Ordering::Relaxed) {
             let Some(batch) = self.batches.next(&mut place)? else { break };
-            self.encode(&batch, &mut encoder, &mut spill)?;
+            self.encode(&batch, &mut encoder, &mut spill, progress)?;
             self.report(&batch, progress);
             if spill.len() >= kept || written.elapsed() >= LONGEST {
                 spill.write(&runs, self.part)?;
@@ -93,14 +93,23 @@ impl Shared<'_> {
         if spill.is_empty() { Ok(()) } else { spill.write(&runs, self.part) }
     }
 
-    fn encode(&self, batch: &Batch, encoder: &mut Documents<'_>, spill: &mut Spill) -> Result<(), PrepError> {
+    fn encode(
+        &self,
+        batch: &Batch,
+        encoder: &mut Documents<'_>,
+        spill: &mut Spill,
+        progress: &dyn Progress,
+    ) -> Result<(), PrepError> {
         let file = &self.job.files[batch.file as usize];
         let source = &self.job.sources[file.source];
         encoder.excluded = file.source >= self.job.config.source.len();
         let before = spill.totals();
         for raw in &batch.documents {
             let id = DocumentId { file: batch.file, ordinal: raw.ordinal };
-            let extracted = extract(source, raw, &file.name, &mut |reason| spill.reject(reason, 1))?;
+            let extracted = extract(source, raw, &file.name, &mut |what| {
+                spill.reject(what, 1);
+                progress.left_out(&file.name, &Note::new(what, raw.at));
+            })?;
             match extracted {
                 Extracted::Rejected(_) if encoder.excluded => {}
                 Extracted::Rejected(reason) => spill.reject(reason, 1),
@@ -112,7 +121,10 @@ impl Shared<'_> {
         kept -= before;
         let found = batch.documents.len() as u64;
         spill.count(file.source, SourceTotals { text_bytes: batch.bytes() as u64, found, kept });
-        batch.notes.iter().for_each(|(reason, count)| spill.reject(reason, *count));
+        for note in &batch.notes {
+            spill.reject(note.what, 1);
+            progress.left_out(&file.name, note);
+        }
         if batch.mine {
             let (file, number, last, digest) = (batch.file, batch.number, batch.last, batch.digest());
             spill.end_batch(DoneBatch { file, number, last, digest });

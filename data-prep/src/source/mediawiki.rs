@@ -5,7 +5,7 @@ use memchr::memmem;
 
 use super::damage::Gap;
 use super::open::Input;
-use super::{DocumentReader, Notes, RawDocument};
+use super::{DocumentReader, Note, Notes, RawDocument};
 use crate::prep::PrepError;
 
 /// A page longer than this is no page: the closing tag is missing.
@@ -62,7 +62,7 @@ impl Pages {
                 let Some(what) = Gap::of(&source) else {
                     return Err(PrepError::Stream { file: self.name.clone(), at, source });
                 };
-                self.notes.push((what, 1));
+                self.notes.push(Note::new(what, at));
                 self.at = at;
                 self.buffer.clear();
                 return Ok(More::Gap);
@@ -140,14 +140,22 @@ impl Pages {
 
     /// Counts a page that is cut, or refuses it.
     fn cut(&mut self) -> Result<(), PrepError> {
+        let at = self.at + self.start as u64;
         if self.damaged == Damaged::Skip {
-            self.notes.push(("wikipedia: cut page", 1));
+            self.notes.push(Note { title: title(&self.buffer[self.start..]), ..Note::new("wikipedia: cut page", at) });
             return Ok(());
         }
-        let at = self.at + self.start as u64;
         let expected = "</page> for the <page> that starts here".to_owned();
         Err(PrepError::Format { file: self.name.clone(), at, expected })
     }
+}
+
+/// The title of the page that `text` begins with.
+fn title(text: &[u8]) -> Option<String> {
+    let (open, close) = (b"<title>", b"</title>");
+    let start = memmem::find(text, open)? + open.len();
+    let length = memmem::find(&text[start..], close)?;
+    String::from_utf8(text[start..start + length].to_vec()).ok()
 }
 
 impl DocumentReader for Pages {

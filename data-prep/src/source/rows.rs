@@ -10,7 +10,7 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 
 use super::stored::Stored;
 use super::text::{End, Lines};
-use super::{DocumentReader, Notes, RawDocument, SourceFile};
+use super::{DocumentReader, Note, Notes, RawDocument, SourceFile};
 use crate::prep::PrepError;
 
 /// Rows that make a document where no empty row ends it earlier.
@@ -104,7 +104,7 @@ impl Rows for JsonLines {
             match self.lines.next(&mut line)? {
                 End::File => return Ok(None),
                 End::Gap(what) => {
-                    self.notes.push((what, 1));
+                    self.notes.push(Note::new(what, at));
                     continue;
                 }
                 End::Line => {}
@@ -114,7 +114,7 @@ impl Rows for JsonLines {
             }
             match self.text(&line) {
                 Ok(text) => return Ok(Some((at, text.into_bytes()))),
-                Err(_) if self.damaged == Damaged::Skip => self.notes.push(("jsonl: bad line", 1)),
+                Err(_) if self.damaged == Damaged::Skip => self.notes.push(Note::new("jsonl: bad line", at)),
                 Err(expected) => {
                     return Err(PrepError::Format { file: self.lines.name().to_owned(), at, expected });
                 }
@@ -190,7 +190,7 @@ impl Rows for ParquetRows {
                 self.row += 1;
                 match row {
                     Some(text) => return Ok(Some((self.row - 1, text))),
-                    None => self.notes.push(("parquet: row without text", 1)),
+                    None => self.notes.push(Note::new("parquet: row without text", self.row - 1)),
                 }
             }
             if self.group == self.file.num_row_groups() {

@@ -2,7 +2,7 @@
 
 use super::damage::Gap;
 use super::open::Input;
-use super::{DocumentReader, Notes, RawDocument};
+use super::{DocumentReader, Note, Notes, RawDocument};
 use crate::prep::PrepError;
 
 /// A longer document goes on as another one, so that memory stays bounded.
@@ -32,7 +32,7 @@ impl DocumentReader for Text {
             match self.lines.next(&mut bytes)? {
                 End::File => break,
                 End::Gap(what) => {
-                    self.notes.push((what, 1));
+                    self.notes.push(Note::new(what, self.lines.at));
                     // What is behind the gap is another document.
                     if before > 0 {
                         break;
@@ -50,7 +50,7 @@ impl DocumentReader for Text {
                 at = self.lines.at;
             }
             if bytes.len() >= LONGEST {
-                self.notes.push(("text: document of over 16 MiB divided", 1));
+                self.notes.push(Note::new("text: document of over 16 MiB divided", self.lines.at));
                 break;
             }
         }

@@ -1,5 +1,6 @@
 //! `lambert prep`: text to a dataset.
 
+use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -7,6 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use lambert_config::{Layers, PrepConfig, exit};
 use lambert_data_prep::dataset::SourceCounts;
 use lambert_data_prep::prep::{self, Finished, Options, Plan, PrepError, Progress, Report, Status};
+use lambert_data_prep::source::Note;
 
 use crate::cli;
 use crate::console;
@@ -14,6 +16,10 @@ use crate::failure::{Failure, Outcome};
 
 /// Time between lines where there is no terminal.
 const PERIOD: Duration = Duration::from_secs(10);
+
+/// Places of each kind that are named where something was left out.
+const NAMED: u64 = 20;
+const MORE: u64 = NAMED + 1;
 
 /// Prepares the datasets, or says that they are there.
 pub fn prep(arguments: &cli::Prep) -> Outcome {
@@ -125,6 +131,7 @@ struct Shown {
     phase: &'static str,
     sources: usize,
     begun: Option<Instant>,
+    left_out: HashMap<&'static str, u64>,
     bar: Option<ProgressBar>,
     line: Option<Instant>,
 }
@@ -143,6 +150,20 @@ impl Progress for Display {
             plan.needs.folder.display(),
             gigabytes(plan.needs.free)
         ));
+    }
+
+    fn left_out(&self, file: &str, note: &Note) {
+        let mut shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = shown.left_out.entry(note.what).or_default();
+        *count += 1;
+        let count = *count;
+        drop(shown);
+        let title = note.title.as_ref().map_or(String::new(), |title| format!(" ({title})"));
+        match count {
+            ..=NAMED => console::line(&format!("{}: {file} at {}{title}", note.what, note.at)),
+            MORE => console::line(&format!("{}: more of them, which are only counted", note.what)),
+            _ => {}
+        }
     }
 
     fn update(&self, status: &Status) {
