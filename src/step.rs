@@ -58,20 +58,19 @@ struct Divisors {
 /// `sum(MLM losses) / masked tokens + sum(pair losses) / samples` (counts of the whole global batch) are in
 /// `parameters.gradients` afterwards, and nothing else.
 ///
-/// `dropout` is the probability and a key made of the seed and the step.
+/// `dropout` is a key made of the seed and the step.
 pub fn forward_backward(
     bert: &Bert,
     parameters: &mut Parameters,
     batch: &GlobalBatch,
-    dropout: (f64, Key),
+    dropout: Key,
 ) -> Result<Totals, TorchError> {
     let divisors = Divisors { masked_tokens: batch.masked_tokens.max(1) as f64, samples: batch.lengths.len() as f64 };
     torch::guard(|| {
         let _ = parameters.gradients.zero_();
         let mut totals = Totals::default();
         for micro_batch in &batch.micro_batches {
-            let seed = dropout.1.with(micro_batch.index as u64).value();
-            let dropout = Dropout::On { probability: dropout.0, seed };
+            let dropout = bert.dropout(dropout.with(micro_batch.index as u64).value());
             totals.add(forward(bert, micro_batch, dropout, Some(divisors)));
         }
         totals

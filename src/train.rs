@@ -120,8 +120,7 @@ impl<'a> Stage<'a> {
         let mut record = self.record(state, &batch);
         record.data_wait = watch.lap();
 
-        let key = Key::new(session.config.run.seed).with_bytes(b"dropout").with(state.step);
-        let dropout = (session.config.model.dropout, key);
+        let dropout = Key::new(session.config.run.seed).with_bytes(b"dropout").with(state.step);
         let totals = step::forward_backward(&self.bert, &mut state.parameters, &batch, dropout)?;
         record.forward_backward = watch.lap();
 

@@ -2,8 +2,8 @@
 
 use crate::run::Model;
 
-/// Parameters of the pre-training model: embeddings, `layers` encoder layers, pooler, MLM head (decoder tied to the
-/// token embeddings) and pair head.
+/// Parameters of the pre-training model: embeddings, `layers` encoder layers, pooler, MLM head and pair head. (With
+/// pre-normalisation the last layer norm takes the place of the embeddings'.)
 pub fn parameters(model: &Model, layers: usize, vocabulary: usize) -> u64 {
     let (hidden, intermediate) = (model.hidden as u64, model.intermediate as u64);
     let vocabulary = vocabulary as u64;
@@ -12,7 +12,8 @@ pub fn parameters(model: &Model, layers: usize, vocabulary: usize) -> u64 {
     let attention = 4 * (hidden * hidden + hidden) + norm;
     let feed_forward = 2 * hidden * intermediate + intermediate + hidden + norm;
     let pooler = hidden * hidden + hidden;
-    let mlm_head = hidden * hidden + hidden + norm + vocabulary;
+    let decoder = if model.tied_decoder { 0 } else { vocabulary * hidden + vocabulary };
+    let mlm_head = hidden * hidden + hidden + norm + vocabulary + decoder;
     let pair_head = 2 * hidden + 2;
     embeddings + layers as u64 * (attention + feed_forward) + pooler + mlm_head + pair_head
 }

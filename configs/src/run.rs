@@ -45,6 +45,28 @@ impl Default for Run {
     }
 }
 
+/// Where layer normalisations stand.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Norm {
+    /// Behind each sum, as in the original.
+    #[default]
+    Post,
+    /// Before attention and feed-forward layer, and once at the end (Megatron-BERT, arXiv 1909.08053).
+    Pre,
+}
+
+/// The activation of the feed-forward layers and the MLM head.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Activation {
+    /// `x Phi(x)`.
+    #[default]
+    Gelu,
+    /// Its approximation by a hyperbolic tangent.
+    GeluTanh,
+}
+
 /// The encoder. Defaults are BERT-base.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -59,8 +81,17 @@ pub struct Model {
     pub intermediate: usize,
     /// Longest sequence that has a position embedding.
     pub positions: usize,
+    /// Where layer normalisations stand.
+    pub norm: Norm,
+    /// The activation of the feed-forward layers and the MLM head.
+    pub activation: Activation,
+    /// The MLM head's decoder is the table of token embeddings.
+    pub tied_decoder: bool,
     /// Dropout of embeddings, attention weights and layer outputs.
     pub dropout: f64,
+    /// Dropout of attention weights, if it is another.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention_dropout: Option<f64>,
     /// Standard deviation of the initial weights (truncated normal).
     pub initializer_range: f64,
     /// Epsilon of the layer normalisations.
@@ -75,7 +106,11 @@ impl Default for Model {
             heads: 12,
             intermediate: 3072,
             positions: 512,
+            norm: Norm::Post,
+            activation: Activation::Gelu,
+            tied_decoder: true,
             dropout: 0.1,
+            attention_dropout: None,
             initializer_range: 0.02,
             layer_norm_eps: 1e-12,
         }
@@ -422,6 +457,7 @@ impl Model {
                 .push(Fault::new("model.heads", format!("{} heads do not divide {} hidden", self.heads, self.hidden)));
         }
         share("model.dropout", self.dropout, faults);
+        share("model.attention_dropout", self.attention_dropout.unwrap_or(0.0), faults);
         positive("model.initializer_range", self.initializer_range, faults);
         positive("model.layer_norm_eps", self.layer_norm_eps, faults);
     }

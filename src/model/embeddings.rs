@@ -1,6 +1,6 @@
-//! Token + position + segment embeddings, normalised.
+//! Token + position + segment embeddings, normalised unless the layers do that first.
 
-use lambert_config::run;
+use lambert_config::run::{self, Norm};
 use tch::Tensor;
 
 use super::{Dropout, Input, LayerNorm, Parameters};
@@ -9,7 +9,7 @@ pub struct Embeddings {
     words: Tensor,
     positions: Tensor,
     segments: Tensor,
-    norm: LayerNorm,
+    norm: Option<LayerNorm>,
 }
 
 impl Embeddings {
@@ -19,7 +19,7 @@ impl Embeddings {
             words: table("word"),
             positions: table("position"),
             segments: table("token_type"),
-            norm: LayerNorm::new(parameters, "bert.embeddings.LayerNorm", model),
+            norm: (model.norm == Norm::Post).then(|| LayerNorm::new(parameters, "bert.embeddings.LayerNorm", model)),
         }
     }
 
@@ -29,6 +29,9 @@ impl Embeddings {
         let words = Tensor::embedding(&self.words, &input.ids, -1, false, false);
         let segments = Tensor::embedding(&self.segments, &input.segments, -1, false, false);
         let sum = words + segments + self.positions.narrow(0, 0, width);
-        dropout.apply(self.norm.forward(&sum))
+        dropout.apply(match &self.norm {
+            Some(norm) => norm.forward(&sum),
+            None => sum,
+        })
     }
 }

@@ -1,12 +1,13 @@
 //! The pre-training heads: which piece was masked, and what the second segment is.
 
-use lambert_config::run;
+use lambert_config::run::{self, Activation};
 use tch::Tensor;
 
-use super::{LayerNorm, Linear, Parameters};
+use super::{LayerNorm, Linear, Parameters, activate};
 
-/// MLM head (its decoder is the token embedding table) and pair head.
+/// MLM head (its decoder is the token embedding table, unless it has one of its own) and pair head.
 pub struct Heads {
+    activation: Activation,
     transform: Linear,
     transform_norm: LayerNorm,
     decoder: Linear,
@@ -16,11 +17,14 @@ pub struct Heads {
 
 impl Heads {
     pub(super) fn new(parameters: &Parameters, model: &run::Model) -> Self {
-        let decoder = Linear {
-            weight: parameters.tensor("bert.embeddings.word_embeddings.weight"),
-            bias: parameters.tensor("cls.predictions.bias"),
+        let decoder = if model.tied_decoder {
+            let weight = parameters.tensor("bert.embeddings.word_embeddings.weight");
+            Linear { weight, bias: parameters.tensor("cls.predictions.bias") }
+        } else {
+            Linear::new(parameters, "cls.predictions.decoder")
         };
         Self {
+            activation: model.activation,
             transform: Linear::new(parameters, "cls.predictions.transform.dense"),
             transform_norm: LayerNorm::new(parameters, "cls.predictions.transform.LayerNorm", model),
             decoder,
@@ -33,7 +37,8 @@ impl Heads {
     /// end to end. `hidden` is \[rows, width, hidden\].
     pub fn masked_language(&self, hidden: &Tensor, positions: &Tensor) -> Tensor {
         let chosen = hidden.flatten(0, 1).index_select(0, positions);
-        self.decoder.forward(&self.transform_norm.forward(&self.transform.forward(&chosen).gelu("none")))
+        let transformed = activate(&self.transform.forward(&chosen), self.activation);
+        self.decoder.forward(&self.transform_norm.forward(&transformed))
     }
 
     /// Logits of the pair label, \[rows, 2\], from the first token's hidden state.

@@ -1,12 +1,12 @@
-//! BERT (arXiv 1810.04805): token, position and segment embeddings, a post-layer-norm encoder, the pre-training heads.
-//! Tensors carry Hugging Face's names. Nothing here knows ranks, files or the network.
+//! BERT (arXiv 1810.04805): token, position and segment embeddings, the encoder, the pre-training heads. Tensors carry
+//! Hugging Face's names: those of BertForPreTraining, or with pre-normalisation of MegatronBertForPreTraining. Nothing here knows ranks, files or the network.
 
 mod embeddings;
 mod encoder;
 mod heads;
 pub mod parameters;
 
-use lambert_config::run;
+use lambert_config::run::{self, Activation, Norm};
 use tch::Tensor;
 
 pub use heads::Heads;
@@ -32,6 +32,8 @@ pub enum Dropout {
     On {
         /// Share of the activations that are dropped.
         probability: f64,
+        /// Share of the attention weights that are dropped.
+        attention: f64,
         /// A pure function of the run's seed, the step and the micro-batch.
         seed: u64,
     },
@@ -45,9 +47,16 @@ impl Dropout {
         }
     }
 
+    fn attention_probability(self) -> f64 {
+        match self {
+            Self::Off => 0.0,
+            Self::On { attention, .. } => attention,
+        }
+    }
+
     fn seed_layer(self, layer: u64) {
-        if let Self::On { probability, seed } = self
-            && probability > 0.0
+        if let Self::On { probability, attention, seed } = self
+            && (probability > 0.0 || attention > 0.0)
         {
             tch::manual_seed(lambert_data_prep::random::Key::new(seed).with(layer).value() as i64);
         }
@@ -93,10 +102,20 @@ impl LayerNorm {
     }
 }
 
+fn activate(x: &Tensor, activation: Activation) -> Tensor {
+    x.gelu(match activation {
+        Activation::Gelu => "none",
+        Activation::GeluTanh => "tanh",
+    })
+}
+
 /// The encoder and its heads.
 pub struct Bert {
     embeddings: embeddings::Embeddings,
     layers: Vec<encoder::Layer>,
+    /// With pre-normalisation, what follows the last layer.
+    norm: Option<LayerNorm>,
+    dropout: [f64; 2],
     /// What turns the encoder's output into predictions.
     pub heads: Heads,
 }
@@ -107,6 +126,8 @@ impl Bert {
         Self {
             embeddings: embeddings::Embeddings::new(parameters, model),
             layers: (0..layers).map(|index| encoder::Layer::new(parameters, model, index)).collect(),
+            norm: (model.norm == Norm::Pre).then(|| LayerNorm::new(parameters, "bert.encoder.ln", model)),
+            dropout: [model.dropout, model.attention_dropout.unwrap_or(model.dropout)],
             heads: Heads::new(parameters, model),
         }
     }
@@ -119,6 +140,15 @@ impl Bert {
             dropout.seed_layer(index as u64 + 1);
             hidden = layer.forward(&hidden, input.attendable.as_ref(), dropout);
         }
-        hidden
+        match &self.norm {
+            Some(norm) => norm.forward(&hidden),
+            None => hidden,
+        }
+    }
+
+    /// The model's dropout, drawn from `seed`.
+    pub fn dropout(&self, seed: u64) -> Dropout {
+        let [probability, attention] = self.dropout;
+        Dropout::On { probability, attention, seed }
     }
 }

@@ -3,7 +3,7 @@
 //! The buffers hold the parameters in the order of their names, so that "elements 1000 to 2000" means the same in every
 //! process, checkpoint and world.
 
-use lambert_config::run;
+use lambert_config::run::{self, Norm};
 use lambert_data_prep::random::Key;
 use tch::{Device, Kind, Tensor};
 
@@ -33,7 +33,12 @@ impl Spec {
 
     /// Weight decay (and LAMB's trust ratio) is for matrices: biases and layer normalisations have none.
     pub fn decays(&self) -> bool {
-        !self.name.ends_with("bias") && !self.name.contains("LayerNorm")
+        !self.name.ends_with("bias") && !self.is_norm()
+    }
+
+    /// Whether it belongs to a layer normalisation (`ln` in Megatron-BERT's names).
+    fn is_norm(&self) -> bool {
+        self.name.contains("LayerNorm") || self.name.contains(".ln.")
     }
 }
 
@@ -60,11 +65,12 @@ pub fn specs(model: &run::Model, layers: usize, vocabulary: usize) -> Vec<Spec> 
         linear(format!("{layer}.intermediate.dense"), hidden, intermediate);
         linear(format!("{layer}.output.dense"), intermediate, hidden);
     }
-    let layer_norms = (0..layers).flat_map(|index| {
-        ["attention.output", "output"].map(|part| format!("bert.encoder.layer.{index}.{part}.LayerNorm"))
-    });
-    let norms = ["bert.embeddings.LayerNorm".to_owned(), "cls.predictions.transform.LayerNorm".to_owned()];
-    for name in norms.into_iter().chain(layer_norms) {
+    if !model.tied_decoder {
+        shapes.push(("cls.predictions.decoder.weight".into(), vec![vocabulary as i64, hidden]));
+        // The bias beside it in transformers' model; `cls.predictions.bias` is there too, and idle.
+        shapes.push(("cls.predictions.decoder.bias".into(), vec![vocabulary as i64]));
+    }
+    for name in norms(model.norm, layers) {
         shapes.push((format!("{name}.weight"), vec![hidden]));
         shapes.push((format!("{name}.bias"), vec![hidden]));
     }
@@ -76,6 +82,16 @@ pub fn specs(model: &run::Model, layers: usize, vocabulary: usize) -> Vec<Spec> 
         spec
     };
     shapes.into_iter().map(place).collect()
+}
+
+/// The names of all layer normalisations.
+fn norms(norm: Norm, layers: usize) -> Vec<String> {
+    let (first, parts) = match norm {
+        Norm::Post => ("bert.embeddings.LayerNorm", ["attention.output.LayerNorm", "output.LayerNorm"]),
+        Norm::Pre => ("bert.encoder.ln", ["attention.ln", "ln"]),
+    };
+    let of_layers = (0..layers).flat_map(|index| parts.map(|part| format!("bert.encoder.layer.{index}.{part}")));
+    [first, "cls.predictions.transform.LayerNorm"].into_iter().map(str::to_owned).chain(of_layers).collect()
 }
 
 /// Weights and gradients of a model.
@@ -118,7 +134,7 @@ impl Parameters {
             let elements = &mut values[spec.range()];
             if spec.decays() {
                 fill_truncated_normal(elements, Key::new(seed).with_bytes(spec.name.as_bytes()), deviation);
-            } else if spec.name.ends_with("LayerNorm.weight") {
+            } else if spec.is_norm() && spec.name.ends_with("weight") {
                 elements.fill(1.0);
             }
         }
@@ -180,13 +196,16 @@ mod tests {
 
     #[test]
     fn specs_lie_end_to_end_and_match_the_formula() {
-        let specs = specs(&tiny(), 3, 50);
-        let mut end = 0;
-        for spec in &specs {
-            assert_eq!(spec.first, end, "{}", spec.name);
-            end = spec.range().end;
+        let untied = run::Model { tied_decoder: false, ..tiny() };
+        let pre = run::Model { norm: Norm::Pre, ..tiny() };
+        for model in [tiny(), untied, pre] {
+            let mut end = 0;
+            for spec in &specs(&model, 3, 50) {
+                assert_eq!(spec.first, end, "{}", spec.name);
+                end = spec.range().end;
+            }
+            assert_eq!(end as u64, lambert_config::flops::parameters(&model, 3, 50));
         }
-        assert_eq!(end as u64, lambert_config::flops::parameters(&tiny(), 3, 50));
     }
 
     #[test]

@@ -1,22 +1,38 @@
-"""Writes bert-tiny.safetensors: a small BertForPreTraining of Hugging Face transformers with random weights, two inputs
-(one padded, one with a single segment) and what it answers: logits, losses, and the gradient of each parameter.
+"""Writes NAME.safetensors: a small pre-training model of Hugging Face transformers with random weights, two inputs (one
+padded, one with a single segment) and what it answers: logits, losses, and the gradient of each parameter.
 
     pip install torch==2.11.0 transformers numpy safetensors
-    python tests/golden/make_bert.py tests/golden/bert-tiny.safetensors
+    for name in bert-tiny bert-untied-tanh megatron-bert; do
+        python tests/golden/make_bert.py tests/golden/$name.safetensors
+    done
+
+bert-tiny is BertForPreTraining; bert-untied-tanh has a decoder of its own and the approximated GELU; megatron-bert is
+MegatronBertForPreTraining, which normalises before attention and feed-forward layer.
 """
 
+import pathlib
 import sys
 
 import torch
 from safetensors.torch import save_file
-from transformers import BertConfig, BertForPreTraining
+from transformers import BertConfig, BertForPreTraining, MegatronBertConfig, MegatronBertForPreTraining
 
 torch.manual_seed(7)
-config = BertConfig(
+shape = dict(
     vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
     max_position_embeddings=24, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
 )
-model = BertForPreTraining(config).eval()
+match pathlib.Path(sys.argv[1]).stem:
+    case "bert-tiny":
+        model = BertForPreTraining(BertConfig(**shape))
+    case "bert-untied-tanh":
+        options = dict(hidden_act="gelu_pytorch_tanh", tie_word_embeddings=False)
+        model = BertForPreTraining(BertConfig(**shape, **options))
+    case "megatron-bert":
+        model = MegatronBertForPreTraining(MegatronBertConfig(**shape))
+    case name:
+        sys.exit(f"no model is called {name}")
+model = model.eval()
 with torch.no_grad():
     for parameter in model.parameters():  # larger than at initialisation, so that every part of the formula shows
         parameter.add_(0.15 * torch.randn_like(parameter))
@@ -43,7 +59,8 @@ nsp = torch.nn.functional.cross_entropy(out.seq_relationship_logits, pair)
 tensors = {}
 for name, parameter in model.named_parameters():  # tied parameters come once
     tensors[f"weight:{name}"] = parameter.detach().clone().contiguous()
-    tensors[f"gradient:{name}"] = parameter.grad.detach().clone().contiguous()
+    gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+    tensors[f"gradient:{name}"] = gradient.detach().clone().contiguous()
 tensors |= {
     "ids": ids, "segments": segments, "lengths": torch.tensor(lengths), "pair": pair,
     "positions": chosen.flatten().nonzero().flatten(), "labels": labels[chosen],

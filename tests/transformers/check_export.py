@@ -5,7 +5,8 @@
 
 Needs torch and transformers, which the project does not; run it by hand, CI does not. It exports the model to a temporary
 folder and checks that
-- BertForPreTraining loads it with no missing, unexpected or mismatched weights, the decoder tied to the embeddings;
+- BertForPreTraining (MegatronBertForPreTraining where the config says so) loads it with no missing, unexpected or
+  mismatched weights, the decoder tied to the embeddings or not as the config says;
 - BertTokenizerFast and AutoTokenizer load it and cut the texts into the same pieces as `lambert fill-mask` sees;
 - the logits of the top pieces at each [MASK] differ from `lambert fill-mask`'s by at most 1e-4.
 """
@@ -16,7 +17,7 @@ import sys
 import tempfile
 
 import torch
-from transformers import AutoTokenizer, BertForPreTraining, BertTokenizerFast
+from transformers import AutoModelForPreTraining, AutoTokenizer, BertTokenizerFast
 
 TOLERANCE = 1e-4
 TOP = 20
@@ -24,11 +25,13 @@ TEXTS = ["the [MASK] visits the star .", "Every [MASK] that the kings see [MASK]
 
 
 def check_weights(folder):
-    model, loading = BertForPreTraining.from_pretrained(folder, output_loading_info=True)
+    model, loading = AutoModelForPreTraining.from_pretrained(folder, output_loading_info=True)
     for kind in ["missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"]:
         assert not loading[kind], f"{kind}: {loading[kind]}"
+    assert type(model).__name__ in model.config.architectures, type(model)
     embeddings = model.bert.embeddings.word_embeddings.weight
-    assert model.cls.predictions.decoder.weight.data_ptr() == embeddings.data_ptr(), "the decoder is not tied"
+    tied = model.cls.predictions.decoder.weight.data_ptr() == embeddings.data_ptr()
+    assert tied == model.config.tie_word_embeddings, f"the decoder is tied: {tied}"
     assert embeddings.dtype == torch.float32
     print(f"weights: {sum(p.numel() for p in model.parameters())} parameters, all of them found")
     return model.eval()

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use lambert_config::run::Model;
+use lambert_config::run::{Activation, Model, Norm};
 use lambert_config::{Layers, RunConfig, exit};
 use lambert_data_prep::tokenizer::{Special, Tokenizer, TokenizerError, tokenizer_json};
 use lambert_store::Store;
@@ -18,6 +18,9 @@ use crate::run::order::CONFIG;
 
 /// The weights' object in a checkpoint, and their file in the folder: the names in it are transformers' own.
 const WEIGHTS: &str = "model.safetensors";
+/// The classes of transformers that the model is for.
+const POST: &str = "BertForPreTraining";
+const PRE: &str = "MegatronBertForPreTraining";
 /// The run's vocabulary.
 const VOCABULARY: &str = "vocab.txt";
 
@@ -56,7 +59,8 @@ pub fn export(arguments: &cli::Export) -> Outcome {
     let files = source.files()?;
     write(folder, &files)?;
     let (name, url) = (source.manifest.name(), source.store.url());
-    tracing::info!("{}: {name} of {url}, for transformers' BertForPreTraining and BertTokenizerFast", folder.display());
+    let class = if source.config.model.norm == Norm::Post { POST } else { PRE };
+    tracing::info!("{}: {name} of {url}, for transformers' {class} and BertTokenizerFast", folder.display());
     console::result(&folder.display().to_string()).map_err(Failure::failed)?;
     Ok(exit::DONE)
 }
@@ -135,25 +139,33 @@ fn newest(store: &Store) -> Result<Manifest, Failure> {
     }
 }
 
-/// transformers' `BertConfig`.
+/// transformers' `BertConfig` or, with pre-normalisation, `MegatronBertConfig`.
 fn config_json(model: &Model, layers: usize, vocabulary: usize, special: Special) -> Value {
+    let (architecture, model_type) = match model.norm {
+        Norm::Post => (POST, "bert"),
+        Norm::Pre => (PRE, "megatron-bert"),
+    };
+    let activation = match model.activation {
+        Activation::Gelu => "gelu",
+        Activation::GeluTanh => "gelu_pytorch_tanh",
+    };
     json!({
-        "architectures": ["BertForPreTraining"],
-        "attention_probs_dropout_prob": model.dropout,
+        "architectures": [architecture],
+        "attention_probs_dropout_prob": model.attention_dropout.unwrap_or(model.dropout),
         "classifier_dropout": null,
-        "hidden_act": "gelu",
+        "hidden_act": activation,
         "hidden_dropout_prob": model.dropout,
         "hidden_size": model.hidden,
         "initializer_range": model.initializer_range,
         "intermediate_size": model.intermediate,
         "layer_norm_eps": model.layer_norm_eps,
         "max_position_embeddings": model.positions,
-        "model_type": "bert",
+        "model_type": model_type,
         "num_attention_heads": model.heads,
         "num_hidden_layers": layers,
         "pad_token_id": special.pad,
         "position_embedding_type": "absolute",
-        "tie_word_embeddings": true,
+        "tie_word_embeddings": model.tied_decoder,
         "torch_dtype": "float32",
         "type_vocab_size": 2,
         "use_cache": true,
