@@ -62,9 +62,11 @@ impl Control {
         }
     }
 
-    /// What the coordinator wanted last.
-    pub fn directive(&self) -> Directive {
-        from_code(f64::from(self.directive.load(Ordering::Relaxed)))
+    /// What the coordinator wants. A checkpoint without a stop is wanted once, however often that is asked.
+    pub fn take_directive(&self) -> Directive {
+        let (once, none) = (to_code(Directive::Checkpoint) as u8, to_code(Directive::Continue) as u8);
+        let taken = self.directive.compare_exchange(once, none, Ordering::Relaxed, Ordering::Relaxed);
+        from_code(f64::from(taken.unwrap_or_else(|other| other)))
     }
 }
 
@@ -102,6 +104,8 @@ struct Post {
     authorization: String,
     progress: Progress,
     directive: Arc<AtomicU8>,
+    /// The directive of the last answer.
+    told: Directive,
     heard: Instant,
 }
 
@@ -110,7 +114,7 @@ impl Post {
         let agent = ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(5))).build().new_agent();
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
         let progress = Progress { rank, pid: std::process::id(), host, step: 0, records: Vec::new() };
-        Self { agent, url, authorization: format!("Bearer {token}"), progress, directive, heard: Instant::now() }
+        Self { agent, url, authorization: format!("Bearer {token}"), progress, directive, told: Directive::Continue, heard: Instant::now() }
     }
 
     /// Posts until the training loop is done with it.
@@ -152,7 +156,9 @@ impl Post {
             Ok(answer) => {
                 self.heard = Instant::now();
                 self.progress.records.clear();
-                self.directive.store(to_code(answer.directive) as u8, Ordering::Relaxed);
+                if answer.directive != std::mem::replace(&mut self.told, answer.directive) {
+                    self.directive.store(to_code(answer.directive) as u8, Ordering::Relaxed);
+                }
             }
             Err(error) if self.heard.elapsed() > PATIENCE => {
                 tracing::error!("the coordinator has not answered for {} s ({error}); ending", PATIENCE.as_secs());

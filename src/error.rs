@@ -35,15 +35,13 @@ pub enum Error {
         /// What was found and expected.
         message: String,
     },
-    /// A checkpoint could not be written or committed.
+    /// A checkpoint could not be written or committed, and training without is of no use.
     #[error("cannot save checkpoint {name}: {message}")]
     Save {
         /// The checkpoint.
         name: String,
         /// What went wrong, on whichever rank.
         message: String,
-        /// Whether a new attempt may succeed.
-        retry: bool,
     },
     /// The run's store could not be searched for a checkpoint.
     #[error("cannot look for checkpoints in {url}: {message}")]
@@ -88,7 +86,6 @@ impl Error {
         match self {
             // Somebody else runs this run now: a new attempt would only take it back.
             Self::Store(error) => !matches!(error, lambert_store::Error::LeaseLost { .. }),
-            Self::Save { retry, .. } => *retry,
             Self::Resume { .. } | Self::Collective(_) | Self::Torch(_) | Self::Thread(_) => true,
             _ => false,
         }

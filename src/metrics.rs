@@ -90,14 +90,52 @@ impl Records {
         Ok(())
     }
 
-    /// Writes what was added as one object and begins the next: the records of steps that a checkpoint holds, and of no
-    /// others.
-    pub fn flush(&mut self, store: &Store, step: u64) -> Result<(), Error> {
-        if !self.lines.is_empty() {
-            let name = format!("metrics/attempt-{:04}-from-{:09}.jsonl", self.attempt, self.from);
-            store.put(&name, Bytes::from(std::mem::take(&mut self.lines)))?;
+    /// What was added, as the records of steps that a checkpoint after `step` holds, and begins the next.
+    pub fn cut(&mut self, step: u64) -> Sheet {
+        let from = std::mem::replace(&mut self.from, step);
+        Sheet { attempt: self.attempt, from, lines: std::mem::take(&mut self.lines) }
+    }
+
+    /// Takes back what was cut last, for a checkpoint that did not come about: the next one holds those steps, too.
+    pub fn restore(&mut self, sheet: Sheet) {
+        self.from = sheet.from;
+        self.lines.insert_str(0, &sheet.lines);
+    }
+}
+
+/// The records of the steps between two checkpoints.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sheet {
+    attempt: u32,
+    from: u64,
+    lines: String,
+}
+
+impl Sheet {
+    /// Writes them as one object, in place of a shorter one that a failed save has left.
+    pub fn write(&self, store: &Store) -> Result<(), lambert_store::Error> {
+        if self.lines.is_empty() {
+            return Ok(());
         }
-        self.from = step;
-        Ok(())
+        let name = format!("metrics/attempt-{:04}-from-{:09}.jsonl", self.attempt, self.from);
+        store.put(&name, Bytes::from(self.lines.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_of_a_failed_save_come_with_the_next() {
+        let mut records = Records::new(2, 10);
+        let mut push = |records: &mut Records, step: u64| records.push(&step).unwrap();
+        push(&mut records, 11);
+        let failed = records.cut(11);
+        push(&mut records, 12);
+        records.restore(failed);
+        push(&mut records, 13);
+        assert_eq!(records.cut(13), Sheet { attempt: 2, from: 10, lines: "11\n12\n13\n".into() });
+        assert_eq!(records.cut(13), Sheet { attempt: 2, from: 13, lines: String::new() });
     }
 }

@@ -28,13 +28,18 @@ pub struct Saved {
     vocabulary_sha256: String,
 }
 
+/// The run and, if `url` names one of its checkpoints (`RUN/checkpoints/step-...`), the checkpoint.
+pub fn split(url: &str) -> (&str, Option<&str>) {
+    match url.trim_end_matches('/').rsplit_once("/checkpoints/") {
+        Some((run, name)) if !name.contains('/') => (run, Some(name)),
+        _ => (url, None),
+    }
+}
+
 impl Saved {
     /// Reads `url`: a run (its newest checkpoint that verifies) or `RUN/checkpoints/step-...`.
     pub fn open(url: &str) -> Result<Self, Error> {
-        let (run, name) = match url.trim_end_matches('/').rsplit_once("/checkpoints/") {
-            Some((run, name)) if !name.contains('/') => (run, Some(name)),
-            _ => (url, None),
-        };
+        let (run, name) = split(url);
         let store = Store::open(run)?;
         let (config, _) = session::read_config(&store)?;
         tch::set_num_threads(std::thread::available_parallelism().map_or(1, |count| count.get() as i32));

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use lambert_collective::{Collective, local, mpi};
+use lambert_config::control::EventKind;
 use lambert_config::run::{Backend, Pair};
 use lambert_config::{Fault, Layers, RunConfig};
 use lambert_data_prep::dataset::Dataset;
@@ -56,6 +57,14 @@ impl Session {
     /// Whether this rank speaks for all.
     pub fn is_first(&self) -> bool {
         self.rank == 0
+    }
+
+    /// Tells people something, through the coordinator where there is one.
+    pub fn warn(&self, message: String) {
+        match self.control.is_connected() {
+            true => self.control.event(EventKind::Warning { message }),
+            false => tracing::warn!("{message}"),
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use lambert_config::plan::{self, Place};
 use lambert_config::{flops, schedule};
 use lambert_data_prep::random::Key;
 
+use crate::checkpoint::saver::Word;
 use crate::checkpoint::{self, Saver, State};
 use crate::control;
 use crate::data::loader::Demand;
@@ -29,26 +30,33 @@ pub enum Outcome {
 /// Trains a run: from the newest checkpoint that verifies, or from the beginning.
 pub fn run(session: &Session, collective: &mut dyn Collective) -> Result<Outcome, Error> {
     let datasets = Datasets::open(&session.config)?;
-    let (mut state, parent) = checkpoint::resume(session, collective, &datasets)?;
-    let mut saver = Saver::new(session, state.step, parent);
+    let (mut state, origin) = checkpoint::resume(session, collective, &datasets)?;
+    let mut saver = Saver::new(session, &datasets, &state, origin)?;
+    let mut stage_index = 0;
     while let Some(place) = plan::place(&session.config, state.step) {
+        stage_index = place.index;
         let mut stage = Stage::open(session, &datasets, &state, place)?;
         for done in place.done + 1..=place.stage.steps {
-            let overdue = saver.is_overdue();
-            let (mut record, directive) = stage.update(&mut state, collective, overdue)?;
+            let (mut record, told) = stage.update(&mut state, collective, &mut saver)?;
             saver.push(&mut record)?;
             report(session, &state, record);
+            saver.tend(collective, told.saving)?;
             let ends = done == place.stage.steps;
+            let mut must = ends;
             if ends || state.step.is_multiple_of(session.config.evaluation.every_steps) {
-                stage.evaluate(&state, collective, &mut saver)?;
+                must |= stage.evaluate(&state, collective, &mut saver)?;
             }
-            if ends || directive != Directive::Continue || saver.is_due(state.step) {
-                saver.save(collective, &datasets, &state, place.index)?;
-            }
-            if directive == Directive::CheckpointAndStop && plan::place(&session.config, state.step).is_some() {
+            if told.directive == Directive::CheckpointAndStop && plan::place(&session.config, state.step).is_some() {
+                saver.complete(collective, &state, place.index)?;
                 return Ok(finish(session, &state, Outcome::Stopped));
             }
+            if saver.is_due(state.step, told.directive != Directive::Continue) || must {
+                saver.save(collective, &state, place.index)?;
+            }
         }
+    }
+    if state.step > 0 {
+        saver.complete(collective, &state, stage_index)?;
     }
     Ok(finish(session, &state, Outcome::Done))
 }
@@ -66,6 +74,16 @@ fn report(session: &Session, state: &State, record: StepRecord) {
         println!("{line}");
     }
     session.control.step(state.step, session.is_first().then_some(record));
+}
+
+/// What all ranks know after a step.
+struct Told {
+    /// Sums over all ranks.
+    totals: step::Totals,
+    /// What rank 0 wants.
+    directive: Directive,
+    /// How the save under way stands.
+    saving: Word,
 }
 
 /// One stage under way.
@@ -105,14 +123,14 @@ impl<'a> Stage<'a> {
         Ok(Self { session, datasets, place, first_step: state.step, loader, bert, layers })
     }
 
-    /// One step: a global batch, its gradient over all ranks, one update. Returns its record, and the directive that
-    /// all ranks follow after it.
+    /// One step: a global batch, its gradient over all ranks, one update. Returns its record, and what all ranks know
+    /// after it.
     fn update(
         &mut self,
         state: &mut State,
         collective: &mut dyn Collective,
-        overdue: bool,
-    ) -> Result<(StepRecord, Directive), Error> {
+        saver: &mut Saver<'_>,
+    ) -> Result<(StepRecord, Told), Error> {
         let session = self.session;
         let mut whole = Stopwatch::start();
         let mut watch = Stopwatch::start();
@@ -125,38 +143,43 @@ impl<'a> Stage<'a> {
         record.forward_backward = watch.lap();
 
         gradients::reduce(collective, &mut state.parameters.gradients)?;
-        let (totals, directive) = self.agree(collective, totals, overdue)?;
+        let told = self.agree(collective, totals, saver)?;
         record.communicate = watch.lap();
 
         record.grad_norm = state.update(record.learning_rate);
         record.optimizer = watch.lap();
 
         state.advance(&self.datasets.stages[self.place.index], batch.lengths.len());
-        metrics::put_losses(&mut record, &totals);
+        metrics::put_losses(&mut record, &told.totals);
         record.step = state.step;
         record.seconds = whole.lap();
         metrics::put_rates(&mut record, self.flops(&batch), session.peak);
-        Ok((record, directive))
+        Ok((record, told))
     }
 
-    /// The totals over all ranks, and what rank 0 wants to happen after this step.
+    /// The totals over all ranks, what rank 0 wants to happen after this step, and how the save under way stands.
     fn agree(
         &self,
         collective: &mut dyn Collective,
         totals: step::Totals,
-        overdue: bool,
-    ) -> Result<(step::Totals, Directive), Error> {
-        let wanted = match self.session.control.directive() {
-            _ if !self.session.is_first() => Directive::Continue,
-            Directive::Continue if overdue => Directive::Checkpoint,
+        saver: &mut Saver<'_>,
+    ) -> Result<Told, Error> {
+        let wanted = match self.session.is_first() {
+            true => self.session.control.take_directive(),
+            false => Directive::Continue,
+        };
+        let wanted = match wanted {
+            Directive::Continue if self.session.is_first() && saver.is_overdue() => Directive::Checkpoint,
             directive => directive,
         };
-        let mut numbers = [0.0; 8];
+        let mut numbers = [0.0; 10];
         numbers[..7].copy_from_slice(&totals.as_array());
         numbers[7] = control::to_code(wanted);
+        numbers[8..].copy_from_slice(&saver.word());
         collective.all_reduce_sum_f64(&mut numbers)?;
-        let [sums @ .., code] = numbers;
-        Ok((step::Totals::from_array(sums), control::from_code(code)))
+        let [sums @ .., code, written, outcome] = numbers;
+        let (totals, directive) = (step::Totals::from_array(sums), control::from_code(code));
+        Ok(Told { totals, directive, saving: [written, outcome] })
     }
 
     /// What is known of a step before it is computed.
@@ -178,8 +201,9 @@ impl<'a> Stage<'a> {
         flops::training(&self.session.config.model, self.layers, vocabulary, lengths, batch.masked_tokens)
     }
 
-    fn evaluate(&self, state: &State, collective: &mut dyn Collective, saver: &mut Saver<'_>) -> Result<(), Error> {
-        let Some(dataset) = &self.datasets.evaluation else { return Ok(()) };
+    /// Measures the held-out loss, if there are samples for it. Returns whether a checkpoint is to be saved for it.
+    fn evaluate(&self, state: &State, collective: &mut dyn Collective, saver: &mut Saver<'_>) -> Result<bool, Error> {
+        let Some(dataset) = &self.datasets.evaluation else { return Ok(false) };
         let config = &self.session.config;
         let question = Question {
             dataset: dataset.clone(),
@@ -188,10 +212,10 @@ impl<'a> Stage<'a> {
             micro_batch_tokens: self.place.stage.micro_batch_tokens,
         };
         let evaluation = evaluate::evaluate(&self.bert, collective, &question, state.step)?;
-        saver.push_evaluation(&evaluation)?;
+        let best = saver.push_evaluation(collective, &evaluation)?;
         if self.session.is_first() {
             self.session.control.event(EventKind::Evaluation(evaluation));
         }
-        Ok(())
+        Ok(best)
     }
 }

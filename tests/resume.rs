@@ -9,7 +9,7 @@ use std::time::Duration;
 use lambert_data_prep::random::{Key, Rng};
 use support::{Place, Running, assert_same_bits, checkpoints, final_state, workers};
 
-const STEPS: u64 = 90;
+const STEPS: u64 = 240;
 
 /// Moments differ from test run to test run; the seed is printed, so that a failure can be repeated.
 fn moments() -> Rng {

@@ -85,6 +85,9 @@ pub enum EventKind {
         step: u64,
         /// How long training stood still for it.
         seconds: f64,
+        /// From the copy of the state to the manifest, most of it beside the training.
+        #[serde(default)]
+        written: f64,
     },
     /// The held-out loss was measured.
     Evaluation(Evaluation),

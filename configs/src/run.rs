@@ -37,11 +37,17 @@ pub struct Run {
     pub name: String,
     /// Seed of weights, order, masks and dropout.
     pub seed: u64,
+    /// The checkpoint of another run whose weights this one starts with, `RUN/checkpoints/step-...`; none: random weights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// Whether the moments and the count of updates come from there, too.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub from_optimizer: bool,
 }
 
 impl Default for Run {
     fn default() -> Self {
-        Self { name: "run".to_owned(), seed: 1 }
+        Self { name: "run".to_owned(), seed: 1, from: None, from_optimizer: false }
     }
 }
 
@@ -319,7 +325,8 @@ impl Default for Evaluation {
     }
 }
 
-/// When to save; a checkpoint is due as soon as one of the two says so, and at the end of each stage.
+/// When to save, what to keep, and how long to do without a store. A checkpoint is due as soon as one of the two
+/// intervals says so, and at the end of each stage.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Checkpoint {
@@ -329,11 +336,24 @@ pub struct Checkpoint {
     pub every_minutes: f64,
     /// How many of the newest are kept.
     pub keep: usize,
+    /// Checkpoints whose step is a multiple of this are kept for ever; 0 turns this off.
+    pub keep_every_steps: u64,
+    /// Each evaluation whose loss is the lowest so far is followed by a checkpoint, and the best of them is kept.
+    pub keep_best: bool,
+    /// Saves that have failed for so many minutes on end stop the run; until then they are tried again.
+    pub give_up_minutes: f64,
 }
 
 impl Default for Checkpoint {
     fn default() -> Self {
-        Self { every_steps: 1000, every_minutes: 15.0, keep: 3 }
+        Self {
+            every_steps: 1000,
+            every_minutes: 15.0,
+            keep: 3,
+            keep_every_steps: 0,
+            keep_best: false,
+            give_up_minutes: 120.0,
+        }
     }
 }
 
@@ -438,6 +458,13 @@ impl Checked for RunConfig {
         positive("evaluation.every_steps", self.evaluation.every_steps as f64, faults);
         positive("checkpoint.keep", self.checkpoint.keep as f64, faults);
         not_negative("checkpoint.every_minutes", self.checkpoint.every_minutes, faults);
+        not_negative("checkpoint.give_up_minutes", self.checkpoint.give_up_minutes, faults);
+        if self.checkpoint.keep_best && self.evaluation.data.is_empty() {
+            faults.push(Fault::new("checkpoint.keep_best", "needs evaluation.data: best is the lowest held-out loss"));
+        }
+        if self.run.from_optimizer && self.run.from.is_none() {
+            faults.push(Fault::new("run.from_optimizer", "needs run.from: the checkpoint whose optimizer is taken"));
+        }
     }
 }
 

@@ -146,6 +146,16 @@ pub struct Run {
     /// Change a value of the configuration: stage.0.steps=100
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
+    /// Start a new run with the weights of another's checkpoint, RUN/checkpoints/step-...
+    #[arg(long, value_name = "CHECKPOINT")]
+    pub from: Option<String>,
+    /// Take its optimizer's moments and count of updates, too
+    #[arg(long, requires = "from")]
+    pub with_optimizer: bool,
+    /// Let this key, or the section of this name, differ from what the run was started with: it trains something else
+    /// from here on
+    #[arg(long = "allow-change", value_name = "KEY")]
+    pub allow_change: Vec<String>,
     /// Print each step's record on standard output, a JSON object a line
     #[arg(long)]
     pub json: bool,
@@ -195,16 +205,29 @@ pub enum CheckpointAction {
         #[arg(long)]
         json: bool,
     },
-    /// Delete all but the newest, and objects that belong to none; the newest good one always stays
+    /// Delete all but the newest and those that the run's configuration keeps, and objects that belong to none; the
+    /// newest good one always stays
     Prune {
         /// The run's folder or URL
         run: String,
-        /// How many to keep
-        #[arg(long, default_value_t = 3, value_name = "N")]
-        keep: usize,
+        /// How many of the newest to keep; checkpoint.keep of the run if absent
+        #[arg(long, value_name = "N")]
+        keep: Option<usize>,
         /// Print as JSON
         #[arg(long)]
         json: bool,
+    },
+    /// Copy a checkpoint, each object checked on the way, to another folder or bucket, which becomes a run like this one
+    Copy {
+        /// RUN/checkpoints/step-...
+        checkpoint: String,
+        /// The folder or URL that it goes to
+        to: String,
+    },
+    /// Ask a run to save a checkpoint now and go on
+    Save {
+        /// The run's folder or URL
+        run: String,
     },
 }
 

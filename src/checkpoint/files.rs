@@ -1,12 +1,10 @@
 //! The objects of a checkpoint: weights and moments as safetensors.
 
-use std::collections::HashMap;
 use std::ops::Range;
 
-use bytes::Bytes;
 use lambert_store::Store;
 use lambert_store::checkpoint::{self as stored, Manifest, Slice};
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use safetensors::tensor::{Dtype, SafeTensors};
 
 use super::Facts;
 use crate::error::Error;
@@ -18,9 +16,9 @@ use crate::torch;
 /// The weights, under Hugging Face's names.
 pub const MODEL: &str = "model.safetensors";
 /// Mean of the gradients.
-const FIRST: &str = "exp_avg";
+pub const FIRST: &str = "exp_avg";
 /// Mean of the squared gradients.
-const SECOND: &str = "exp_avg_sq";
+pub const SECOND: &str = "exp_avg_sq";
 
 /// The object with part `index` of `parts` of the moments.
 pub fn part_name(index: usize, parts: usize) -> String {
@@ -46,30 +44,7 @@ pub fn slices(specs: &[Spec], range: &Range<usize>) -> Vec<Slice> {
     specs.iter().filter_map(cut).collect()
 }
 
-/// The weights as a safetensors file; `"format": "pt"` is what transformers asks for.
-pub fn model_bytes(parameters: &Parameters) -> Result<Bytes, Error> {
-    let values = torch::floats(&parameters.values);
-    let views = parameters.specs().iter().map(|spec| {
-        let shape = spec.shape.iter().map(|size| *size as usize).collect();
-        Ok((spec.name.as_str(), TensorView::new(Dtype::F32, shape, bytemuck::cast_slice(&values[spec.range()]))?))
-    });
-    serialize(views.collect::<Result<_, _>>().map_err(write_error)?)
-}
-
-/// A slice of the moments as a safetensors file.
-pub fn moments_bytes(optimizer: &Optimizer, range: Range<usize>) -> Result<Bytes, Error> {
-    let view =
-        |moment| TensorView::new(Dtype::F32, vec![range.len()], bytemuck::cast_slice(moment)).map_err(write_error);
-    let (first, second) = (&optimizer.first_moment[range.clone()], &optimizer.second_moment[range.clone()]);
-    serialize(vec![(FIRST, view(first)?), (SECOND, view(second)?)])
-}
-
-fn serialize(views: Vec<(&str, TensorView<'_>)>) -> Result<Bytes, Error> {
-    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    Ok(safetensors::serialize(views, Some(metadata)).map_err(write_error)?.into())
-}
-
-fn write_error(error: safetensors::SafeTensorError) -> Error {
+pub(super) fn write_error(error: safetensors::SafeTensorError) -> Error {
     Error::Checkpoint { name: "being written".to_owned(), message: error.to_string() }
 }
 
@@ -78,34 +53,78 @@ pub fn facts(manifest: &Manifest) -> Result<Facts, Error> {
     serde_json::from_value(manifest.state.clone()).map_err(|error| fault(manifest, format!("its state: {error}")))
 }
 
-/// Reads the weights; the file must hold the model's parameters and no others.
-pub fn read_weights(store: &Store, manifest: &Manifest, parameters: &mut Parameters) -> Result<(), Error> {
-    let bytes = stored::read_object(store, manifest, MODEL)?;
-    let file = File::open(manifest, MODEL, &bytes)?;
+/// Objects that are read at the same time.
+const PARALLEL: usize = 4;
+
+/// Reads the weights and, if asked for, the moments, several objects at a time, each checked against the manifest. The
+/// weights' file must hold the model's parameters and no others; the moments may lie in any number of parts.
+pub fn read(
+    store: &Store,
+    manifest: &Manifest,
+    parameters: &mut Parameters,
+    optimizer: Option<&mut Optimizer>,
+) -> Result<(), Error> {
     let specs = parameters.specs().to_vec();
-    if let Some(name) = file.tensors.names().into_iter().find(|name| !specs.iter().any(|spec| spec.name == **name)) {
-        return Err(fault(manifest, format!("{MODEL} holds {name}, which this model does not have")));
-    }
     let values = torch::floats_mut(&mut parameters.values);
-    for spec in &specs {
-        let shape: Vec<usize> = spec.shape.iter().map(|size| *size as usize).collect();
-        file.read(&spec.name, &shape, &mut values[spec.range()])?;
+    let mut reads: Vec<Box<dyn FnOnce() -> Result<(), Error> + Send + '_>> =
+        vec![Box::new(|| read_weights(store, manifest, &specs, values))];
+    if let Some(optimizer) = optimizer {
+        for part in parts(manifest, optimizer)? {
+            reads.push(Box::new(|| read_part(store, manifest, part)));
+        }
+    }
+    while !reads.is_empty() {
+        let now: Vec<_> = reads.drain(..reads.len().min(PARALLEL)).collect();
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = now.into_iter().map(|read| scope.spawn(read)).collect();
+            let ended = threads.into_iter().map(|thread| thread.join());
+            ended.map(|read| read.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect::<Result<(), _>>()
+        })?;
     }
     Ok(())
 }
 
-/// Reads the moments, whatever the number of parts.
-pub fn read_moments(store: &Store, manifest: &Manifest, optimizer: &mut Optimizer) -> Result<(), Error> {
-    let elements = optimizer.first_moment.len();
-    let parts = manifest.objects.iter().filter(|object| object.path.starts_with("optimizer-")).count();
-    for index in 0..parts {
-        let (name, range) = (part_name(index, parts), part_range(elements, index, parts));
-        let bytes = stored::read_object(store, manifest, &name)?;
-        let file = File::open(manifest, &name, &bytes)?;
-        file.read(FIRST, &[range.len()], &mut optimizer.first_moment[range.clone()])?;
-        file.read(SECOND, &[range.len()], &mut optimizer.second_moment[range])?;
+fn read_weights(store: &Store, manifest: &Manifest, specs: &[Spec], values: &mut [f32]) -> Result<(), Error> {
+    let bytes = stored::read_object(store, manifest, MODEL)?;
+    let file = File::open(manifest, MODEL, &bytes)?;
+    if let Some(name) = file.tensors.names().into_iter().find(|name| !specs.iter().any(|spec| spec.name == **name)) {
+        return Err(fault(manifest, format!("{MODEL} holds {name}, which this model does not have")));
     }
-    if parts == 0 { Err(fault(manifest, "it has no optimizer parts".to_owned())) } else { Ok(()) }
+    for spec in specs {
+        file.read(&spec.name, &spec.sizes(), &mut values[spec.range()])?;
+    }
+    Ok(())
+}
+
+/// A part of the moments, and where it goes.
+struct Part<'a> {
+    name: String,
+    first: &'a mut [f32],
+    second: &'a mut [f32],
+}
+
+fn parts<'a>(manifest: &Manifest, optimizer: &'a mut Optimizer) -> Result<Vec<Part<'a>>, Error> {
+    let count = manifest.objects.iter().filter(|object| object.path.starts_with("optimizer-")).count();
+    if count == 0 {
+        return Err(fault(manifest, "it has no optimizer parts".to_owned()));
+    }
+    let elements = optimizer.first_moment.len();
+    let (mut first, mut second) = (&mut optimizer.first_moment[..], &mut optimizer.second_moment[..]);
+    let cut = |index| {
+        let length = part_range(elements, index, count).len();
+        let first = first.split_off_mut(..length).unwrap_or_default();
+        let second = second.split_off_mut(..length).unwrap_or_default();
+        Part { name: part_name(index, count), first, second }
+    };
+    Ok((0..count).map(cut).collect())
+}
+
+fn read_part(store: &Store, manifest: &Manifest, part: Part<'_>) -> Result<(), Error> {
+    let bytes = stored::read_object(store, manifest, &part.name)?;
+    let file = File::open(manifest, &part.name, &bytes)?;
+    let shape = [part.first.len()];
+    file.read(FIRST, &shape, part.first)?;
+    file.read(SECOND, &shape, part.second)
 }
 
 struct File<'a> {

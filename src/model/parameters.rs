@@ -26,6 +26,11 @@ impl Spec {
         self.shape.iter().product::<i64>() as usize
     }
 
+    /// Its shape, as files have it.
+    pub fn sizes(&self) -> Vec<usize> {
+        self.shape.iter().map(|size| *size as usize).collect()
+    }
+
     /// Its elements in the flat buffers.
     pub fn range(&self) -> std::ops::Range<usize> {
         self.first..self.first + self.count()

@@ -29,9 +29,19 @@ pub struct Ran {
     pub err: String,
 }
 
+/// Variables for all programs that a test program starts, where it sets them: the way to its S3 server.
+pub static ENVIRONMENT: OnceLock<Vec<(&'static str, String)>> = OnceLock::new();
+
+/// `lambert` with these arguments.
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(lambert());
+    command.args(arguments).envs(ENVIRONMENT.get().into_iter().flatten().map(|(name, value)| (name, value)));
+    command
+}
+
 /// Runs `lambert` to its end.
 pub fn run(arguments: &[&str]) -> Ran {
-    let Output { status, stdout, stderr } = Command::new(lambert()).args(arguments).output().unwrap();
+    let Output { status, stdout, stderr } = command(arguments).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     Ran { code: status.code().unwrap_or(-1), out: text(stdout), err: text(stderr) }
 }
@@ -152,8 +162,12 @@ pub struct Ended {
 impl Running {
     /// Starts or resumes the run at `run`.
     pub fn start(config: &str, run: &str) -> Self {
-        let mut coordinator = Command::new(lambert())
-            .args(["run", "--config", config, "--run", run, "--json"])
+        Self::start_with(config, run, &[])
+    }
+
+    /// The same, with more arguments.
+    pub fn start_with(config: &str, run: &str, more: &[&str]) -> Self {
+        let mut coordinator = command(&[&["run", "--config", config, "--run", run, "--json"], more].concat())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()

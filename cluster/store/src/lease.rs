@@ -5,6 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 
+use crate::checkpoint;
 use crate::error::{Error, Result};
 use crate::store::Store;
 
@@ -19,12 +20,13 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Takes the run for a new attempt: creates `lease-000001`, or one more than the newest there is.
+    /// Takes the run for a new attempt: creates `lease-000001`, or one more than the newest there is. Checkpoints count,
+    /// too: one that was copied here from another run must not come after those of the attempts to follow.
     ///
     /// # Errors
     /// What the store says.
     pub fn take(store: &Store) -> Result<Self> {
-        let mut attempt = Self::newest(store)?.unwrap_or(0) + 1;
+        let mut attempt = Self::newest(store)?.max(checkpoint::highest_attempt(store)?).unwrap_or(0) + 1;
         while !store.put_new(&object(attempt), holder(attempt))? {
             attempt += 1;
         }

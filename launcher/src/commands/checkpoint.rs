@@ -1,19 +1,26 @@
-//! `lambert checkpoint list|verify|prune`.
+//! `lambert checkpoint list|verify|prune|copy|save`.
+
+use std::collections::BTreeSet;
 
 use lambert_config::exit;
 use lambert_store::Store;
-use lambert_store::checkpoint::{self, Listed};
+use lambert_store::checkpoint::{self, Listed, Retention};
 use serde_json::json;
 
 use super::status::require_run;
+use super::stop;
 use crate::cli::CheckpointAction;
 use crate::console;
 use crate::failure::{Failure, Outcome};
+use crate::run::requests::SAVE_OBJECT;
+use crate::run::{order, origin};
 
 #[derive(Debug, thiserror::Error)]
 enum CheckpointError {
     #[error("{damaged} of {all} checkpoints of {url} cannot be used")]
     Damaged { url: String, damaged: usize, all: usize },
+    #[error("{0} is no checkpoint; expected RUN/checkpoints/step-...")]
+    NoCheckpoint(String),
 }
 
 /// Does what is asked with a run's checkpoints.
@@ -22,6 +29,8 @@ pub fn checkpoint(action: &CheckpointAction) -> Outcome {
         CheckpointAction::List { run, json } => list(&open(run)?, *json),
         CheckpointAction::Verify { run, json } => verify(&open(run)?, *json),
         CheckpointAction::Prune { run, keep, json } => prune(&open(run)?, *keep, *json),
+        CheckpointAction::Copy { checkpoint, to } => copy(checkpoint, to),
+        CheckpointAction::Save { run } => save(&open(run)?),
     }
 }
 
@@ -73,8 +82,10 @@ fn verify(store: &Store, json: bool) -> Outcome {
     }
 }
 
-fn prune(store: &Store, keep: usize, json: bool) -> Outcome {
-    let pruned = checkpoint::prune(store, keep).map_err(Failure::failed)?;
+/// Keeps what the run's own configuration keeps, or the newest `keep`.
+fn prune(store: &Store, keep: Option<usize>, json: bool) -> Outcome {
+    let retention = retention(store, keep)?;
+    let pruned = checkpoint::retain(store, &retention).map_err(Failure::failed)?;
     print(&match json {
         true => {
             json!({ "checkpoints": pruned.checkpoints, "objects": pruned.objects, "bytes": pruned.bytes }).to_string()
@@ -85,6 +96,40 @@ fn prune(store: &Store, keep: usize, json: bool) -> Outcome {
             lines.join("\n")
         }
     })?;
+    Ok(exit::DONE)
+}
+
+fn retention(store: &Store, keep: Option<usize>) -> Result<Retention, Failure> {
+    let text = order::stored(store)?.unwrap_or_default();
+    let settings = order::parse_stored(&text, store)?.checkpoint;
+    let mut named = BTreeSet::new();
+    if settings.keep_best {
+        let listed = checkpoint::list(store).map_err(Failure::failed)?;
+        // The newest that can be read knows the best of all before it.
+        let newest = listed.iter().find_map(|listed| checkpoint::read_manifest(store, &listed.name).ok());
+        named.extend(newest.and_then(|manifest| manifest.best).map(|best| best.checkpoint));
+    }
+    let (last, every_steps) = (keep.unwrap_or(settings.keep), Some(settings.keep_every_steps));
+    Ok(Retention { last, every_steps, named, known_sound: None })
+}
+
+/// Copies a checkpoint, and beside it what a run needs to be one.
+fn copy(url: &str, to: &str) -> Outcome {
+    let no_checkpoint = || Failure::usage(CheckpointError::NoCheckpoint(url.to_owned()));
+    let (run, name) = origin::split(url).ok_or_else(no_checkpoint)?;
+    let (from, to) = (open(run)?, Store::open(to).map_err(Failure::usage)?);
+    for object in [order::CONFIG, origin::VOCABULARY] {
+        let bytes = from.get(object).map_err(Failure::failed)?;
+        to.put_new(object, bytes).map_err(Failure::failed)?;
+    }
+    checkpoint::copy(&from, name, &to).map_err(Failure::failed)?;
+    print(&format!("{}/{}/{name}", to.url(), checkpoint::FOLDER))?;
+    Ok(exit::DONE)
+}
+
+fn save(store: &Store) -> Outcome {
+    stop::request(store, SAVE_OBJECT)?;
+    print("asked to save: a checkpoint is saved after one of the next steps, and training goes on")?;
     Ok(exit::DONE)
 }
 

@@ -15,14 +15,13 @@ use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
 use crate::run::order::CONFIG;
+use crate::run::origin::VOCABULARY;
 
 /// The weights' object in a checkpoint, and their file in the folder: the names in it are transformers' own.
 const WEIGHTS: &str = "model.safetensors";
 /// The classes of transformers that the model is for.
 const POST: &str = "BertForPreTraining";
 const PRE: &str = "MegatronBertForPreTraining";
-/// The run's vocabulary.
-const VOCABULARY: &str = "vocab.txt";
 
 #[derive(Debug, thiserror::Error)]
 enum ExportError {
@@ -41,7 +40,7 @@ enum ExportError {
 }
 
 fn why(passed_over: &[PassedOver]) -> String {
-    passed_over.iter().map(|PassedOver { name, why }| format!("; {name}: {why}")).collect()
+    passed_over.iter().map(|PassedOver { name, why, .. }| format!("; {name}: {why}")).collect()
 }
 
 /// What a checkpoint's state says of the vocabulary.

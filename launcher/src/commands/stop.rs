@@ -15,13 +15,21 @@ enum StopError {
     NotRunning { url: String, state: String },
 }
 
-/// Leaves the request in the run's store.
+/// Asks for a checkpoint and an end.
 pub fn stop(arguments: &cli::Stop) -> Outcome {
     let store = Store::open(&arguments.run).map_err(Failure::usage)?;
-    status::require_run(&store)?;
+    request(&store, STOP_OBJECT)?;
+    // Whoever asked knows by the command's own exit code, should nobody read this.
+    let _ = console::result("asked to stop: a checkpoint is saved after the next step, then the workers leave");
+    Ok(exit::DONE)
+}
+
+/// Leaves a request in the store of a run that somebody works on.
+pub fn request(store: &Store, object: &str) -> Result<(), Failure> {
+    status::require_run(store)?;
     let idle =
         |state: &str| Failure::failed(StopError::NotRunning { url: store.url().to_owned(), state: state.to_owned() });
-    match status::read(&store)? {
+    match status::read(store)? {
         None => return Err(idle("was never started")),
         Some(status) if status.state.is_over() => return Err(idle(&format!("has {}", status.state))),
         Some(status) if status::life(&status) == Life::Gone => {
@@ -29,8 +37,5 @@ pub fn stop(arguments: &cli::Stop) -> Outcome {
         }
         Some(_) => {}
     }
-    store.put(STOP_OBJECT, "stop\n".into()).map_err(Failure::failed)?;
-    // Whoever asked knows by the command's own exit code, should nobody read this.
-    let _ = console::result("asked to stop: a checkpoint is saved after the next step, then the workers leave");
-    Ok(exit::DONE)
+    store.put(object, "asked\n".into()).map_err(Failure::failed)
 }

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 use lambert_config::control::{Directive, Event, EventKind, Progress, StepRecord};
 use lambert_config::run::RunConfig;
 use lambert_config::{exit, plan};
-use lambert_store::Lease;
+use lambert_store::{Lease, Patience, Store};
 
 use super::decision::{self, Achieved, Ending, Ledger, Next};
 use super::mpirun::{self, Line};
 use super::order::Order;
 use super::processes;
 use super::progress::{Display, Pace, duration};
-use super::requests::{Requests, STOP_OBJECT, Wish};
+use super::requests::{Requests, SAVE_OBJECT, STOP_OBJECT, Wish};
 use super::watch::{Cause, Message, Watch};
 use super::workers::Workers;
 use crate::console;
@@ -25,6 +25,8 @@ const TICK: Duration = Duration::from_millis(50);
 const SILENCE: Duration = Duration::from_secs(60);
 /// A worker reports when it has read the configuration and found its peers; on a busy file system that takes a while.
 const ABSENCE: Duration = Duration::from_secs(600);
+/// How long the workers are told to save a checkpoint; each of them reports, and is told, every two seconds at least.
+const TOLD: Duration = Duration::from_secs(6);
 
 /// Why a run ended badly.
 #[derive(Debug, thiserror::Error)]
@@ -62,19 +64,23 @@ pub struct Coordinator<'a> {
     ledger: Ledger,
     /// Since when, and until which step, work is being done again.
     recovering: Option<(Instant, u64)>,
+    /// Since when the workers are told to save a checkpoint.
+    saving: Option<Instant>,
 }
 
 impl<'a> Coordinator<'a> {
     /// Prepares to watch over `order`: from now on signals and the store are listened to.
     pub fn new(order: &'a Order, records: Records) -> Result<Self, Failure> {
         processes::adopt_orphans().map_err(Failure::failed)?;
-        order.store.delete(STOP_OBJECT).map_err(Failure::failed)?;
+        for old in [STOP_OBJECT, SAVE_OBJECT] {
+            order.store.delete(old).map_err(Failure::failed)?;
+        }
         let requests = Requests::listen(order.store.clone()).map_err(Failure::failed)?;
         let reporter = Reporter::start(order.store.clone()).map_err(Failure::failed)?;
         let status = first_status(&order.config);
         let display = Display::new(status.steps);
         let (pace, ledger) = (Pace::default(), Ledger::default());
-        Ok(Self { order, records, requests, reporter, status, display, pace, ledger, recovering: None })
+        Ok(Self { order, records, requests, reporter, status, display, pace, ledger, recovering: None, saving: None })
     }
 
     /// Runs attempts until the end, whatever it is.
@@ -126,7 +132,7 @@ impl<'a> Coordinator<'a> {
 
     /// One attempt, from its lease to its last process.
     fn attempt(&mut self) -> Result<(Result<Ending, Cause>, Achieved), Failure> {
-        let lease = Lease::take(&self.order.store).map_err(Failure::failed)?;
+        let lease = Lease::take(&patient(self.order)).map_err(Failure::failed)?;
         self.requests.hold(lease.attempt());
         self.status.attempt = lease.attempt();
         self.status.ranks.clear();
@@ -182,7 +188,7 @@ impl<'a> Coordinator<'a> {
             return Err(Failure::failed(RunError::Replaced));
         }
         match self.requests.wish() {
-            Wish::None => {}
+            Wish::None => self.pass_on_save(workers),
             Wish::Stop if self.status.state == State::Stopping => {}
             Wish::Stop => {
                 tracing::info!("stopping: the workers save a checkpoint after the next step");
@@ -195,6 +201,16 @@ impl<'a> Coordinator<'a> {
             }
         }
         Ok(())
+    }
+
+    fn pass_on_save(&mut self, workers: &Workers) {
+        if self.requests.take_save() {
+            tracing::info!("a checkpoint was asked for");
+            workers.direct(Directive::Checkpoint);
+            self.saving = Some(Instant::now());
+        } else if self.saving.take_if(|since| since.elapsed() > TOLD).is_some() {
+            workers.direct(Directive::Continue);
+        }
     }
 
     fn take(&mut self, message: Message, watch: &mut Watch) {
@@ -247,8 +263,8 @@ impl<'a> Coordinator<'a> {
                     self.enter(State::Training);
                 }
             }
-            EventKind::Checkpoint { name, seconds, .. } => {
-                tracing::info!("saved checkpoint {name} in {seconds:.2} s");
+            EventKind::Checkpoint { name, seconds, written, .. } => {
+                tracing::info!("saved checkpoint {name} in {written:.2} s; training stood still for {seconds:.3} s");
                 self.status.checkpoint = Some(name);
             }
             EventKind::Evaluation(evaluation) => {
@@ -352,6 +368,14 @@ impl<'a> Coordinator<'a> {
     fn publish(&self, urgency: Urgency) {
         self.reporter.publish(self.status.clone(), urgency);
     }
+}
+
+/// The run's store, with the patience that the workers have: one that is away is waited for.
+fn patient(order: &Order) -> Store {
+    let minutes = order.config.checkpoint.give_up_minutes;
+    let mut patience = Patience::default();
+    patience.total = patience.total.max(Duration::from_secs_f64(60.0 * minutes));
+    order.store.with_patience(patience)
 }
 
 /// Why the workers are not followed any longer.

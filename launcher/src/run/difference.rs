@@ -3,8 +3,11 @@
 use lambert_config::RunConfig;
 use toml::Value;
 
-/// Sections, and one key, that decide what is trained: a run keeps them for life.
-const TRAINED: [&str; 5] = ["run.seed", "model", "objective", "optimizer", "stage"];
+/// Sections and keys that decide what is trained: a run keeps them for life, unless its owner says otherwise.
+const TRAINED: [&str; 7] = ["run.seed", "run.from", "run.from_optimizer", "model", "objective", "optimizer", "stage"];
+
+/// How a stage's batches are cut: the same samples under the same masks, with other dropout.
+const CUT: &str = ".micro_batch_tokens";
 
 /// A key with two values.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,7 +22,8 @@ pub struct Difference {
 
 impl std::fmt::Display for Difference {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: {} in the run, {} now", self.key, self.before, self.now)
+        write!(f, "{}: {} in the run, {} now", self.key, self.before, self.now)?;
+        if self.key.ends_with(CUT) { f.write_str(" (other dropout from here on)") } else { Ok(()) }
     }
 }
 
@@ -40,8 +44,21 @@ pub fn compare(run: &RunConfig, now: &RunConfig) -> Result<Differences, toml::se
     Ok(Differences { trained, around })
 }
 
+impl Differences {
+    /// Lets `keys`, and what lies below them, differ.
+    pub fn allow(&mut self, keys: &[String]) {
+        let allowed = |difference: &mut Difference| keys.iter().any(|key| is_at_or_below(&difference.key, key));
+        let allowed: Vec<_> = self.trained.extract_if(.., allowed).collect();
+        self.around.extend(allowed);
+    }
+}
+
 fn is_trained(key: &str) -> bool {
-    TRAINED.iter().any(|part| key.strip_prefix(part).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
+    !key.ends_with(CUT) && TRAINED.iter().any(|part| is_at_or_below(key, part))
+}
+
+fn is_at_or_below(key: &str, part: &str) -> bool {
+    key.strip_prefix(part).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 fn walk(key: &str, before: Option<&Value>, now: Option<&Value>, found: &mut Vec<Difference>) {
@@ -115,6 +132,26 @@ mod tests {
         assert_eq!(around, ["checkpoint.keep", "cluster.ranks", "run.name", "slurm.time"]);
         assert_eq!(found.trained[0].to_string(), "model.hidden: 768 in the run, 256 now");
         assert_eq!(found.trained[3].before, "nothing");
+    }
+
+    #[test]
+    fn only_what_is_named_may_change() {
+        let mut now = config();
+        (now.model.dropout, now.model.hidden, now.stage[1].steps) = (0.2, 256, 11);
+        let mut found = compare(&config(), &now).unwrap();
+        found.allow(&["model.drop".into(), "model.dropout".into(), "stage".into()]);
+        assert_eq!(keys(&found.trained), ["model.hidden"]);
+        assert_eq!(keys(&found.around), ["model.dropout", "stage.1.steps"]);
+    }
+
+    #[test]
+    fn other_micro_batches_are_other_dropout() {
+        let mut now = config();
+        now.stage[0].micro_batch_tokens = 512;
+        let found = compare(&config(), &now).unwrap();
+        assert_eq!(found.trained, []);
+        let shown = "stage.0.micro_batch_tokens: 4096 in the run, 512 now (other dropout from here on)";
+        assert_eq!(found.around[0].to_string(), shown);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `lambert run`: the coordinator, which starts the workers of a run, watches them and starts them again.
 //!
-//! - [`order`]: what was asked for, checked against the run that is there ([`difference`])
+//! - [`order`]: what was asked for, checked against the run that is there ([`difference`]) and against the checkpoint that
+//!   a new one begins with ([`origin`])
 //! - [`coordinator`]: attempts, one after the other; [`decision`] says what follows one, as a pure function
 //! - [`workers`]: the processes of an attempt, by [`mpirun`] or directly, ended to the last ([`processes`]); [`session`]
 //!   is where Open MPI keeps its files
@@ -15,6 +16,7 @@ pub mod decision;
 pub mod difference;
 pub mod mpirun;
 pub mod order;
+pub mod origin;
 pub mod processes;
 pub mod progress;
 pub mod requests;

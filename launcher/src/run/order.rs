@@ -8,6 +8,7 @@ use lambert_data_prep::dataset::Dataset;
 use lambert_store::Store;
 
 use super::difference::{self, Difference, Differences};
+use super::origin;
 use crate::cli;
 use crate::failure::Failure;
 use crate::worker;
@@ -40,7 +41,7 @@ pub enum OrderError {
     /// The run is another one.
     #[error(
         "{url} holds a run that trains something else; give another --run, or the configuration that it was started \
-         with. What differs:{}",
+         with, or name what may change with --allow-change. What differs:{}",
         list(differences)
     )]
     OtherRun {
@@ -82,11 +83,14 @@ impl Order {
         let config = configuration(arguments, &store, before.as_deref())?;
         let before = before.map(|text| parse_stored(&text, &store)).transpose()?;
         if let Some(before) = &before {
-            settle(before, &config, &store)?;
+            settle(before, &config, &arguments.allow_change, &store)?;
         }
         check_datasets(&config)?;
         match &before {
-            None => create(&config, &store)?,
+            None => {
+                origin::check(&config)?;
+                create(&config, &store)?;
+            }
             Some(before) if *before == config => {}
             Some(_) => store.put(CONFIG, text(&config)?.into()).map_err(Failure::failed)?,
         }
@@ -95,7 +99,7 @@ impl Order {
 }
 
 /// The text of the run's configuration, if there is a run.
-fn stored(store: &Store) -> Result<Option<String>, Failure> {
+pub fn stored(store: &Store) -> Result<Option<String>, Failure> {
     match store.get_at_most(CONFIG, LONGEST) {
         Ok(bytes) => match String::from_utf8(bytes.to_vec()) {
             Ok(text) => Ok(Some(text)),
@@ -106,7 +110,8 @@ fn stored(store: &Store) -> Result<Option<String>, Failure> {
     }
 }
 
-fn parse_stored(text: &str, store: &Store) -> Result<RunConfig, ConfigError> {
+/// A run's configuration out of its text.
+pub fn parse_stored(text: &str, store: &Store) -> Result<RunConfig, ConfigError> {
     Layers::from_sets(&[]).parse(text, &format!("{}/{CONFIG}", store.url()))
 }
 
@@ -119,6 +124,16 @@ fn configuration(arguments: &cli::Run, store: &Store, stored: Option<&str>) -> R
         (None, Some(text)) => layers.parse(text, &format!("{}/{CONFIG}", store.url()))?,
         (None, None) => return Err(Failure::usage(OrderError::NoConfig { url: store.url().to_owned() })),
     };
+    match (&arguments.from, stored) {
+        (Some(from), _) => (config.run.from, config.run.from_optimizer) = (Some(from.clone()), arguments.with_optimizer),
+        // Where a run began needs to be said once.
+        (None, Some(text)) if config.run.from.is_none() => {
+            let before = parse_stored(text, store)?.run;
+            (config.run.from, config.run.from_optimizer) = (before.from, before.from_optimizer);
+        }
+        (None, _) => {}
+    }
+    config.run.from = config.run.from.as_deref().map(absolute).transpose()?;
     for stage in &mut config.stage {
         stage.data = absolute(&stage.data)?;
     }
@@ -139,10 +154,11 @@ fn absolute(path: &str) -> Result<String, Failure> {
     }
 }
 
-/// Refuses what would train something else, and says what changes around it.
-fn settle(before: &RunConfig, now: &RunConfig, store: &Store) -> Result<(), Failure> {
-    let Differences { trained, around } =
-        difference::compare(before, now).map_err(|error| Failure::failed(OrderError::Toml(error)))?;
+/// Refuses what would train something else and is not `allowed`, and says what changes around it.
+fn settle(before: &RunConfig, now: &RunConfig, allowed: &[String], store: &Store) -> Result<(), Failure> {
+    let mut found = difference::compare(before, now).map_err(|error| Failure::failed(OrderError::Toml(error)))?;
+    found.allow(allowed);
+    let Differences { trained, around } = found;
     if !trained.is_empty() {
         return Err(Failure::usage(OrderError::OtherRun { url: store.url().to_owned(), differences: trained }));
     }
@@ -197,7 +213,7 @@ fn create(config: &RunConfig, store: &Store) -> Result<(), Failure> {
     }
     // Another coordinator was faster: what it wrote counts.
     let found = stored(store)?.unwrap_or_default();
-    settle(&parse_stored(&found, store)?, config, store)
+    settle(&parse_stored(&found, store)?, config, &[], store)
 }
 
 #[cfg(test)]

@@ -11,6 +11,8 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 /// The object that asks a run to stop.
 pub const STOP_OBJECT: &str = "control/stop";
+/// The object that asks a run to save a checkpoint and go on.
+pub const SAVE_OBJECT: &str = "control/checkpoint";
 /// How often the store is asked.
 const PERIOD: Duration = Duration::from_secs(2);
 
@@ -29,6 +31,7 @@ pub enum Wish {
 struct Shared {
     signals: AtomicUsize,
     stop_object: AtomicBool,
+    save_object: AtomicBool,
     attempt: AtomicU32,
     lost: AtomicBool,
 }
@@ -71,6 +74,11 @@ impl Requests {
         }
     }
 
+    /// Whether a checkpoint was asked for since the last call.
+    pub fn take_save(&self) -> bool {
+        self.shared.save_object.swap(false, Ordering::SeqCst)
+    }
+
     /// Whose lease to look after; 0 for none.
     pub fn hold(&self, attempt: u32) {
         self.shared.attempt.store(attempt, Ordering::SeqCst);
@@ -98,6 +106,10 @@ fn ask(store: &Store, shared: &Shared) {
         }
         Err(error) => tracing::debug!("cannot look for {STOP_OBJECT}: {error}"),
     }
+    match take(store, SAVE_OBJECT) {
+        Ok(found) => drop(shared.save_object.fetch_or(found, Ordering::SeqCst)),
+        Err(error) => tracing::debug!("cannot look for {SAVE_OBJECT}: {error}"),
+    }
     let attempt = shared.attempt.load(Ordering::SeqCst);
     if attempt > 0 {
         match Lease::attach(store, attempt).and_then(|lease| lease.still_held()) {
@@ -110,4 +122,13 @@ fn ask(store: &Store, shared: &Shared) {
             Err(error) => tracing::debug!("cannot look at the lease: {error}"),
         }
     }
+}
+
+/// Whether an object was there; it is there no more.
+fn take(store: &Store, object: &str) -> Result<bool, lambert_store::Error> {
+    if store.head(object)?.is_none() {
+        return Ok(false);
+    }
+    store.delete(object)?;
+    Ok(true)
 }

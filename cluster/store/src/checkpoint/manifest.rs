@@ -8,14 +8,17 @@ use super::Place;
 use crate::error::{Error, Result};
 use crate::{hash, names};
 
-/// The format that this version writes. It reads this one only: there is no older one yet.
-pub const FORMAT: u32 = 1;
+/// The format that this version writes.
+pub const FORMAT: u32 = 2;
+
+/// The oldest format that it reads: without `held_out_loss` and `best`.
+const OLDEST: u32 = 1;
 
 /// A checkpoint's description, `manifest.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// [`FORMAT`] at the time of writing.
+    /// [`FORMAT`] at the time of writing; one older is read, too.
     pub format: u32,
     /// Optimizer steps done.
     pub step: u64,
@@ -32,10 +35,26 @@ pub struct Manifest {
     pub config_sha256: String,
     /// Number of ranks that wrote it.
     pub world: usize,
+    /// Loss on held-out samples after exactly these steps, nats; `None` if it was not measured then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_out_loss: Option<f64>,
+    /// The best checkpoint of the run by held-out loss so far; it may be this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best: Option<Best>,
     /// Counters and whatever else the engine must carry over; this crate does not look into it.
     pub state: serde_json::Value,
     /// Every object of the checkpoint but the manifest.
     pub objects: Vec<ObjectEntry>,
+}
+
+/// The checkpoint with the lowest held-out loss.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Best {
+    /// Its name.
+    pub checkpoint: String,
+    /// Its loss, nats.
+    pub loss: f64,
 }
 
 /// One object of a checkpoint.
@@ -107,8 +126,11 @@ impl Manifest {
             Err(Error::Damaged { url: url.to_string(), what, expected: expected.to_string(), found })
         };
         match serde_json::from_slice::<Versioned>(text) {
-            Ok(Versioned { format: FORMAT }) => {}
-            Ok(Versioned { format }) => return damaged("format", "1 (what this version reads)", format.to_string()),
+            Ok(Versioned { format: OLDEST..=FORMAT }) => {}
+            Ok(Versioned { format }) => {
+                let expected = format!("{OLDEST} to {FORMAT} (what this version of lambert reads)");
+                return damaged("format", &expected, format.to_string());
+            }
             Err(fault) => return damaged("text", "a checkpoint manifest", fault.to_string()),
         }
         let Some(body) = unsealed(text) else {
@@ -174,6 +196,8 @@ mod tests {
             cursor: [(hash::sha256(b"data"), 3200)].into(),
             config_sha256: hash::sha256(b"config"),
             world: 2,
+            held_out_loss: Some(2.5),
+            best: Some(Best { checkpoint: "step-000000040-a0001".into(), loss: 2.25 }),
             state: serde_json::json!({"skipped": [3, 4], "loss": 10.3}),
             objects: vec![
                 entry("model.safetensors"),
@@ -207,10 +231,21 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_format_is_refused_by_name() {
-        let newer = Manifest { format: FORMAT + 1, ..manifest() };
-        let message = read(newer.to_text().unwrap().as_bytes()).unwrap_err().to_string();
-        assert!(message.contains("format") && message.contains('2'), "{message}");
+    fn a_newer_format_is_refused_by_its_number() {
+        for format in [0, FORMAT + 1] {
+            let other = Manifest { format, ..manifest() };
+            let message = read(other.to_text().unwrap().as_bytes()).unwrap_err().to_string();
+            assert!(message.ends_with(&format!("reads), found {format}")), "{message}");
+        }
+    }
+
+    /// Written by the version of lambert before format 2.
+    #[test]
+    fn format_1_is_read() {
+        let text = include_bytes!("../../tests/golden/manifest-format-1.json");
+        let read = Manifest::from_text(text, "run/manifest.json", "step-000000007-a0001").unwrap();
+        assert_eq!((read.format, read.step, read.world, read.objects.len()), (1, 7, 2, 3));
+        assert_eq!((read.held_out_loss, read.best), (None, None));
     }
 
     #[test]

@@ -12,9 +12,11 @@ mod tensors;
 mod writer;
 
 pub use copy::copy;
-pub use manifest::{FORMAT, Manifest, ObjectEntry, Slice};
+pub use manifest::{Best, FORMAT, Manifest, ObjectEntry, Slice};
 pub use prune::{Pruned, Retention, prune, retain};
-pub use select::{Listed, PassedOver, Selection, list, newest_verified, read_manifest, read_object, verify};
+pub use select::{
+    Listed, PassedOver, Selection, list, newest_fitting, newest_verified, read_manifest, read_object, verify,
+};
 pub use writer::{PendingObject, Writer};
 
 /// The folder of a run that holds its checkpoints.
@@ -46,6 +48,12 @@ impl Place {
             .then(|| Some(Self { attempt: attempt.parse().ok()?, step: step.parse().ok()? }))??;
         (place.name() == name).then_some(place)
     }
+}
+
+/// The highest attempt that a checkpoint's folder in `run` names, finished or not.
+pub(crate) fn highest_attempt(run: &crate::Store) -> crate::Result<Option<u32>> {
+    let folders = run.list_folders(FOLDER)?;
+    Ok(folders.iter().filter_map(|name| Place::of(name)).map(|place| place.attempt).max())
 }
 
 /// `checkpoints/NAME/OBJECT`, relative to the run.

@@ -31,6 +31,8 @@ pub struct PassedOver {
     pub name: String,
     /// What is wrong with it.
     pub why: String,
+    /// Whether nothing is wrong with the manifest, and the caller cannot use what it describes.
+    pub sound: bool,
 }
 
 /// The checkpoint to go on from (name and manifest), if any is sound, and those that were passed over, newest first.
@@ -101,11 +103,19 @@ pub fn verify(run: &Store, checkpoint: &str) -> Result<Manifest> {
     for entry in &manifest.objects {
         check_size(run, checkpoint, entry)?;
     }
-    for entry in &manifest.objects {
-        looking_twice(run, || check_content(run, checkpoint, entry))?;
+    for some in manifest.objects.chunks(PARALLEL) {
+        std::thread::scope(|scope| {
+            let look = |entry| scope.spawn(move || looking_twice(run, || check_content(run, checkpoint, entry)));
+            let threads: Vec<_> = some.iter().map(look).collect();
+            let looked = threads.into_iter().map(|thread| thread.join());
+            looked.map(|looked| looked.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect::<Result<()>>()
+        })?;
     }
     Ok(manifest)
 }
+
+/// Objects that are read at the same time: enough to keep a processor hashing while others wait.
+const PARALLEL: usize = 4;
 
 /// The newest checkpoint that verifies, and those that were passed over on the way to it.
 ///
@@ -113,12 +123,25 @@ pub fn verify(run: &Store, checkpoint: &str) -> Result<Manifest> {
 /// What the store says. A store that cannot be reached proves nothing about a checkpoint, so it is an error and
 /// never a reason to take an older one.
 pub fn newest_verified(run: &Store) -> Result<Selection> {
+    newest_fitting(run, |_| None)
+}
+
+/// Like [`newest_verified`], of those that `misfit` has nothing to say against; it is asked before any object is read.
+///
+/// # Errors
+/// As there.
+pub fn newest_fitting(run: &Store, misfit: impl Fn(&Manifest) -> Option<String>) -> Result<Selection> {
     let mut passed_over = Vec::new();
     for Listed { name, .. } in list(run)? {
-        match verify(run, &name) {
-            Ok(manifest) => return Ok((Some((name, manifest)), passed_over)),
+        let found = read_manifest(run, &name).and_then(|manifest| {
+            let misfit = misfit(&manifest);
+            if misfit.is_none() { verify(run, &name).map(|manifest| (manifest, None)) } else { Ok((manifest, misfit)) }
+        });
+        match found {
+            Ok((manifest, None)) => return Ok((Some((name, manifest)), passed_over)),
+            Ok((_, Some(why))) => passed_over.push(PassedOver { name, why, sound: true }),
             Err(error) if error.is_damaged() || error.is_not_found() => {
-                passed_over.push(PassedOver { name, why: error.to_string() });
+                passed_over.push(PassedOver { name, why: error.to_string(), sound: false });
             }
             Err(error) => return Err(error),
         }

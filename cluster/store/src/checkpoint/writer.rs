@@ -2,7 +2,8 @@
 
 use bytes::Bytes;
 
-use super::{MANIFEST, Manifest, ObjectEntry, Place, path, read_manifest};
+use super::select::LARGEST_MANIFEST;
+use super::{MANIFEST, Manifest, ObjectEntry, Place, path};
 use crate::error::{Error, Result};
 use crate::lease::Lease;
 use crate::store::Store;
@@ -89,9 +90,9 @@ impl Writer {
         })?;
         lease.check()?;
         let name = path(&self.name, MANIFEST);
-        let created = self.run.put_new(&name, Bytes::from(text))?;
+        let text = Bytes::from(text);
         // A commit that seemed to fail may have arrived after all; done again, it is no conflict with itself.
-        if created || read_manifest(&self.run, &self.name)? == *manifest {
+        if self.run.put_new(&name, text.clone())? || self.run.get_at_most(&name, LARGEST_MANIFEST)? == text {
             return Ok(());
         }
         Err(Error::Exists { url: self.run.url_of(&name) })

@@ -36,6 +36,8 @@ pub fn manifest(writer: &Writer, step: u64, attempt: u32) -> Manifest {
         cursor: [("d".repeat(64), step * 64)].into(),
         config_sha256: "c".repeat(64),
         world: 1,
+        held_out_loss: None,
+        best: None,
         state: serde_json::json!({ "updates": step }),
         objects: OBJECTS.iter().map(put).collect(),
     }

@@ -1,17 +1,16 @@
-//! A real S3 protocol server on this machine, over a folder, with a layer in front that fails on command.
+//! A real S3 protocol server on this machine, over a folder, and in front of it a TCP proxy that fails on command.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 #![allow(dead_code, reason = "each test program uses a part")]
 
-use std::convert::Infallible;
+mod proxy;
+
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
-use hyper::body::{Frame, Incoming};
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use lambert_store::{Patience, Settings, Store};
 use s3s::auth::SimpleAuth;
@@ -26,11 +25,11 @@ pub const SECRET_KEY: &str = "verysecretkeyverysecretkey";
 pub enum Fault {
     /// The request is not carried out; the answer is this status with this S3 error code.
     Refuse(u16, &'static str),
-    /// The connection is closed before the request is carried out.
+    /// The connection is reset in the middle of the request's body, which the server never sees the end of.
     Reset,
-    /// The request is carried out, and the connection closed without an answer.
+    /// The request is carried out, and the connection reset without an answer.
     LoseAnswer,
-    /// The body of the answer stops in the middle and the connection is closed.
+    /// The body of the answer stops in the middle and the connection is reset.
     CutBody,
     /// The body is shorter than it should be, and its header agrees with it.
     ShortBody,
@@ -61,13 +60,11 @@ pub struct Weather {
 }
 
 #[derive(Default)]
-struct Layer {
+pub struct Layer {
     rules: Mutex<Vec<Rule>>,
     weather: Mutex<Option<Weather>>,
     seen: Mutex<Vec<String>>,
     hit: Mutex<usize>,
-    /// s3s-fs looks and then writes; S3 does both at once.
-    creating: tokio::sync::Mutex<()>,
 }
 
 pub struct Server {
@@ -75,8 +72,6 @@ pub struct Server {
     layer: Arc<Layer>,
     _runtime: tokio::runtime::Runtime,
 }
-
-type Answer = Response<BoxBody<Bytes, std::io::Error>>;
 
 impl Server {
     /// Serves `folder` (with the bucket [`BUCKET`] in it) on `port` of this machine, 0 for any.
@@ -86,9 +81,11 @@ impl Server {
         builder.set_auth(SimpleAuth::from_single(ACCESS_KEY, SECRET_KEY));
         let (service, layer) = (builder.build(), Arc::new(Layer::default()));
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        let listener = runtime.block_on(tokio::net::TcpListener::bind(("127.0.0.1", port))).unwrap();
-        let address = listener.local_addr().unwrap();
-        runtime.spawn(accept(listener, service, layer.clone()));
+        let listen = |port| runtime.block_on(tokio::net::TcpListener::bind(("127.0.0.1", port))).unwrap();
+        let (behind, front) = (listen(0), listen(port));
+        let (server, address) = (behind.local_addr().unwrap(), front.local_addr().unwrap());
+        runtime.spawn(accept(behind, service));
+        runtime.spawn(proxy::serve(front, server, layer.clone()));
         Self { address, layer, _runtime: runtime }
     }
 
@@ -143,74 +140,37 @@ pub fn brisk() -> Patience {
     }
 }
 
-async fn accept(listener: tokio::net::TcpListener, service: S3Service, layer: Arc<Layer>) {
+async fn accept(listener: tokio::net::TcpListener, service: S3Service) {
+    // s3s-fs looks and then writes; S3 does both at once.
+    let creating = Arc::new(tokio::sync::Mutex::new(()));
     while let Ok((socket, _)) = listener.accept().await {
-        let (service, layer) = (service.clone(), layer.clone());
-        let answer = move |request| answer(request, service.clone(), layer.clone());
+        let (service, creating) = (service.clone(), creating.clone());
+        let answer = move |request| answer(request, service.clone(), creating.clone());
         let connection = hyper::server::conn::http1::Builder::new()
             .serve_connection(TokioIo::new(socket), hyper::service::service_fn(answer));
         tokio::spawn(connection);
     }
 }
 
-async fn answer(request: Request<Incoming>, service: S3Service, layer: Arc<Layer>) -> std::io::Result<Answer> {
-    let fault = layer.fault(&request);
-    match fault {
-        Some(Fault::Refuse(status, code)) => {
-            // Read the body first: a client that is still sending sees a reset otherwise, not the answer.
-            let _ = request.into_body().collect().await;
-            return Ok(refusal(status, code));
-        }
-        Some(Fault::Reset) => return Err(closed()),
-        Some(Fault::Stall(duration)) => {
-            tokio::time::sleep(duration).await;
-            return Err(closed());
-        }
-        _ => {}
-    }
+async fn answer(
+    request: Request<Incoming>,
+    service: S3Service,
+    creating: Arc<tokio::sync::Mutex<()>>,
+) -> std::io::Result<Response<s3s::Body>> {
     let creates = request.headers().contains_key("if-none-match") && request.method() == Method::PUT;
-    let _turn = if creates { Some(layer.creating.lock().await) } else { None };
-    let answer = hyper::service::Service::call(&service, request).await.map_err(|_| closed())?;
-    let (head, body) = answer.into_parts();
-    if fault.is_none() {
-        return Ok(Response::from_parts(head, body.map_err(std::io::Error::other).boxed()));
-    }
-    let body = body.collect().await.map_err(|_| closed())?.to_bytes();
-    spoil(head, body, fault)
-}
-
-fn spoil(mut head: hyper::http::response::Parts, body: Bytes, fault: Option<Fault>) -> std::io::Result<Answer> {
-    let half = body.len() / 2;
-    let whole = |bytes: Bytes| Full::new(bytes).map_err(|never: Infallible| match never {}).boxed();
-    match fault {
-        Some(Fault::LoseAnswer) => Err(closed()),
-        Some(Fault::CutBody) => {
-            let frames = [Ok(Frame::data(body.slice(..half))), Err(closed())];
-            Ok(Response::from_parts(head, BodyExt::boxed(StreamBody::new(futures_util::stream::iter(frames)))))
-        }
-        Some(Fault::ShortBody) => {
-            head.headers.insert("content-length", half.into());
-            Ok(Response::from_parts(head, whole(body.slice(..half))))
-        }
-        Some(Fault::WrongBody) => {
-            let mut wrong = body.to_vec();
-            wrong.iter_mut().for_each(|byte| *byte ^= 0x55);
-            Ok(Response::from_parts(head, whole(wrong.into())))
-        }
-        _ => Ok(Response::from_parts(head, whole(body))),
-    }
+    let _turn = if creates { Some(creating.lock().await) } else { None };
+    hyper::service::Service::call(&service, request).await.map_err(|_| proxy::closed())
 }
 
 impl Layer {
-    fn fault(&self, request: &Request<Incoming>) -> Option<Fault> {
-        let target = request.uri().path_and_query().map_or("", |target| target.as_str());
-        self.seen.lock().unwrap().push(format!("{} {target}", request.method()));
-        let fault = self.by_rule(request.method(), target).or_else(|| self.by_weather());
+    fn fault(&self, method: &str, target: &str) -> Option<Fault> {
+        self.seen.lock().unwrap().push(format!("{method} {target}"));
+        let fault = self.by_rule(method, target).or_else(|| self.by_weather());
         *self.hit.lock().unwrap() += usize::from(fault.is_some());
         fault
     }
 
-    fn by_rule(&self, method: &Method, target: &str) -> Option<Fault> {
+    fn by_rule(&self, method: &str, target: &str) -> Option<Fault> {
         let mut rules = self.rules.lock().unwrap();
         let rule =
             rules.iter_mut().find(|rule| rule.times > 0 && rule.method == method && target.contains(rule.contains))?;
@@ -230,16 +190,4 @@ impl Layer {
         let drawn = *seed >> 33;
         (drawn % 1000 < *per_mille).then(|| faults[(drawn / 1000) as usize % faults.len()])
     }
-}
-
-fn refusal(status: u16, code: &str) -> Answer {
-    let text = format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>as the test asked</Message></Error>");
-    let body = Full::new(Bytes::from(text)).map_err(|never: Infallible| match never {}).boxed();
-    let mut answer = Response::new(body);
-    *answer.status_mut() = StatusCode::from_u16(status).unwrap();
-    answer
-}
-
-fn closed() -> std::io::Error {
-    std::io::Error::new(std::io::ErrorKind::ConnectionReset, "the test closed the connection")
 }

@@ -1,0 +1,159 @@
+//! A TCP proxy that forwards HTTP requests, one a connection, and fails on command.
+
+use std::io::{Error, ErrorKind, Result};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::{Fault, Layer};
+
+/// Takes connections on `listener` and forwards them to the server at `server`.
+pub async fn serve(listener: TcpListener, server: SocketAddr, layer: Arc<Layer>) {
+    while let Ok((client, _)) = listener.accept().await {
+        let layer = layer.clone();
+        tokio::spawn(async move {
+            // A client that goes away ends its connection, nothing else.
+            let _ = forward(client, server, &layer).await;
+        });
+    }
+}
+
+/// The head of a request or an answer, and what came with it of the body.
+struct Message {
+    lines: Vec<String>,
+    body: Vec<u8>,
+}
+
+impl Message {
+    /// Reads up to the end of the head, and a little more.
+    async fn read(from: &mut TcpStream) -> Result<Self> {
+        let mut bytes = Vec::new();
+        loop {
+            if let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
+                let body = bytes.split_off(end + 4);
+                let lines = String::from_utf8_lossy(&bytes[..end]).split("\r\n").map(String::from).collect();
+                return Ok(Self { lines, body });
+            }
+            if from.read_buf(&mut bytes).await? == 0 {
+                return Err(ErrorKind::UnexpectedEof.into());
+            }
+        }
+    }
+
+    fn header(&self, name: &str) -> Option<&str> {
+        let value = |line: &'_ String| line.split_once(':').is_some_and(|(key, _)| key.eq_ignore_ascii_case(name));
+        let line = self.lines[1..].iter().find(|line| value(line))?;
+        line.split_once(':').map(|(_, value)| value.trim())
+    }
+
+    fn length(&self) -> usize {
+        self.header("content-length").and_then(|length| length.parse().ok()).unwrap_or(0)
+    }
+
+    fn set(&mut self, name: &str, value: &str) {
+        self.lines.retain(|line| !line.split_once(':').is_some_and(|(key, _)| key.eq_ignore_ascii_case(name)));
+        self.lines.push(format!("{name}: {value}"));
+    }
+
+    fn head(&self) -> Vec<u8> {
+        (self.lines.join("\r\n") + "\r\n\r\n").into_bytes()
+    }
+
+    /// Reads the rest of a body whose length the head gives.
+    async fn fill(&mut self, from: &mut TcpStream) -> Result<()> {
+        while self.body.len() < self.length() {
+            if from.read_buf(&mut self.body).await? == 0 {
+                return Err(ErrorKind::UnexpectedEof.into());
+            }
+        }
+        Ok(())
+    }
+}
+
+async fn forward(mut client: TcpStream, server: SocketAddr, layer: &Layer) -> Result<()> {
+    let mut request = Message::read(&mut client).await?;
+    let line = request.lines[0].clone();
+    let mut words = line.split(' ');
+    let (method, target) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
+    let fault = layer.fault(method, target);
+    match fault {
+        Some(Fault::Refuse(status, code)) => {
+            // Read the body first: a client that is still sending sees a reset otherwise, not the answer.
+            request.fill(&mut client).await?;
+            return client.write_all(&refusal(status, code)).await;
+        }
+        Some(Fault::Reset) if request.length() == 0 => return client.set_zero_linger(),
+        Some(Fault::Reset) => {
+            let server = TcpStream::connect(server).await?;
+            return reset_inside(client, request, server).await;
+        }
+        Some(Fault::Stall(duration)) => {
+            tokio::time::sleep(duration).await;
+            return client.set_zero_linger();
+        }
+        _ => {}
+    }
+    request.set("connection", "close");
+    let mut server = TcpStream::connect(server).await?;
+    server.write_all(&request.head()).await?;
+    let missing = request.length().saturating_sub(request.body.len());
+    server.write_all(&request.body).await?;
+    tokio::io::copy(&mut (&mut client).take(missing as u64), &mut server).await?;
+    match fault {
+        None => tokio::io::copy(&mut server, &mut client).await.map(drop),
+        Some(fault) => spoil(client, server, method == "HEAD", fault).await,
+    }
+}
+
+/// The server sees half of the request, and then the end of the connection; the client sees a reset.
+async fn reset_inside(mut client: TcpStream, mut request: Message, mut server: TcpStream) -> Result<()> {
+    let half = request.length() / 2;
+    while request.body.len() < half {
+        if client.read_buf(&mut request.body).await? == 0 {
+            break;
+        }
+    }
+    server.write_all(&request.head()).await?;
+    server.write_all(&request.body[..half.min(request.body.len())]).await?;
+    client.set_zero_linger()?;
+    server.set_zero_linger()
+}
+
+/// Takes the server's whole answer and hands the client less, or other bytes, or nothing.
+async fn spoil(mut client: TcpStream, mut server: TcpStream, bodiless: bool, fault: Fault) -> Result<()> {
+    let mut answer = Message::read(&mut server).await?;
+    server.read_to_end(&mut answer.body).await?;
+    let half = answer.body.len() / 2;
+    match fault {
+        Fault::LoseAnswer => return client.set_zero_linger(),
+        Fault::CutBody => {
+            client.write_all(&answer.head()).await?;
+            client.write_all(&answer.body[..half]).await?;
+            client.flush().await?;
+            // Time for the half to be read: a reset takes back what was not.
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            return client.set_zero_linger();
+        }
+        Fault::ShortBody if !bodiless => {
+            answer.set("content-length", &half.to_string());
+            answer.body.truncate(half);
+        }
+        Fault::WrongBody => answer.body.iter_mut().for_each(|byte| *byte ^= 0x55),
+        _ => {}
+    }
+    client.write_all(&answer.head()).await?;
+    client.write_all(&answer.body).await
+}
+
+fn refusal(status: u16, code: &str) -> Vec<u8> {
+    let body = format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>as the test asked</Message></Error>");
+    let length = body.len();
+    format!("HTTP/1.1 {status} Refused\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}").into_bytes()
+}
+
+/// The error of a request that cannot be forwarded.
+pub fn closed() -> Error {
+    Error::new(ErrorKind::ConnectionReset, "the connection was closed")
+}

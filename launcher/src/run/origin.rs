@@ -1,0 +1,77 @@
+//! The checkpoint that a new run begins with, looked at before anything is written.
+
+use lambert_config::run::Model;
+use lambert_config::{ConfigError, Fault, RunConfig};
+use lambert_data_prep::dataset::Dataset;
+use lambert_store::Store;
+use lambert_store::checkpoint;
+
+use super::order;
+use crate::failure::Failure;
+
+const KEY: &str = "run.from";
+/// The run's vocabulary, in its store.
+pub const VOCABULARY: &str = "vocab.txt";
+
+/// The run and the checkpoint that a URL of a checkpoint names, `RUN/checkpoints/step-...`.
+pub fn split(url: &str) -> Option<(&str, &str)> {
+    let (run, name) = url.trim_end_matches('/').rsplit_once("/checkpoints/")?;
+    (!name.contains('/')).then_some((run, name))
+}
+
+/// Refuses a `run.from` whose weights are not those of this model.
+pub fn check(config: &RunConfig) -> Result<(), Failure> {
+    let Some(url) = &config.run.from else { return Ok(()) };
+    let mut faults = Vec::new();
+    match split(url) {
+        Some((run, name)) => look(config, run, name, &mut faults)?,
+        None => faults.push(Fault::new(KEY, format!("{url} is no checkpoint; expected RUN/checkpoints/step-..."))),
+    }
+    if faults.is_empty() {
+        return Ok(());
+    }
+    Err(ConfigError::Faults { origin: "the configuration".to_owned(), faults }.into())
+}
+
+fn look(config: &RunConfig, run: &str, name: &str, faults: &mut Vec<Fault>) -> Result<(), Failure> {
+    let store = Store::open(run).map_err(Failure::usage)?;
+    let manifest = match checkpoint::read_manifest(&store, name) {
+        Ok(manifest) => manifest,
+        Err(error) => {
+            faults.push(Fault::new(KEY, Failure::usage(error).to_string()));
+            return Ok(());
+        }
+    };
+    let Some(text) = order::stored(&store)? else {
+        faults.push(Fault::new(KEY, format!("{run} has no {}, which says what its model is", order::CONFIG)));
+        return Ok(());
+    };
+    let from = order::parse_stored(&text, &store)?;
+    let depth = |config: &RunConfig, stage: usize| {
+        config.stage.get(stage).map_or(config.model.layers, |stage| stage.depth(&config.model))
+    };
+    let (theirs, ours) = (shape(&from.model), shape(&config.model));
+    let layers = ("layers", depth(&from, manifest.stage), depth(config, 0));
+    let pairs = theirs.into_iter().zip(ours).map(|((key, theirs), (_, ours))| (key, theirs, ours));
+    for (key, theirs, ours) in pairs.chain([layers]).filter(|(_, theirs, ours)| theirs != ours) {
+        faults.push(Fault::new(KEY, format!("its model has {key} = {theirs}, the configuration {ours}")));
+    }
+    let vocabulary = store.get(VOCABULARY).map_err(Failure::failed)?;
+    let data = &config.stage[0].data;
+    if Dataset::open(data).map_err(Failure::usage)?.manifest().vocabulary.sha256
+        != lambert_store::hash::sha256(&vocabulary)
+    {
+        faults.push(Fault::new(KEY, format!("{run} has another vocabulary than {data}")));
+    }
+    Ok(())
+}
+
+/// What decides the shapes of the weights.
+fn shape(model: &Model) -> [(&'static str, usize); 4] {
+    [
+        ("hidden", model.hidden),
+        ("heads", model.heads),
+        ("intermediate", model.intermediate),
+        ("positions", model.positions),
+    ]
+}

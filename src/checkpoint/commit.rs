@@ -1,0 +1,87 @@
+//! Rank 0's last act in a save, on a thread of its own: records, manifest, and old checkpoints out of the way.
+
+use lambert_store::checkpoint::{self as stored, Manifest, ObjectEntry, Retention, Writer};
+use lambert_store::{Lease, Store};
+
+use crate::error::{self, Error};
+use crate::metrics::Sheet;
+
+/// What is committed, once every rank has handed in its entries.
+pub struct Commit {
+    /// The checkpoint.
+    pub writer: Writer,
+    /// Its manifest, without objects.
+    pub manifest: Manifest,
+    /// What the ranks handed in: [`to_part`] of each.
+    pub parts: Vec<Vec<u8>>,
+    /// The records of the steps that it holds.
+    pub sheet: Sheet,
+    /// The run's store.
+    pub store: Store,
+    /// The attempt's right to write there.
+    pub lease: Lease,
+    /// What is kept beside it.
+    pub retention: Retention,
+}
+
+/// What came of a save.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The checkpoint exists.
+    Committed,
+    /// It does not, for a reason that may pass.
+    Failed(String),
+    /// It does not, and this attempt will never save one.
+    Lost(String),
+}
+
+/// The entries of what a rank has written, or why it could not, as it is sent to rank 0.
+pub fn to_part(written: Result<Vec<ObjectEntry>, lambert_store::Error>) -> Result<Vec<u8>, Error> {
+    serde_json::to_vec(&written.map_err(|error| error::chain(&error))).map_err(Error::Json)
+}
+
+impl Commit {
+    /// Commits, and hands the records back: they are needed again if it failed.
+    pub fn run(mut self) -> (Outcome, Sheet) {
+        let outcome = self.objects().map_or_else(Outcome::Failed, |objects| {
+            self.manifest.objects = objects;
+            self.write().map_or_else(|error| outcome(&error), |()| Outcome::Committed)
+        });
+        if outcome == Outcome::Committed {
+            self.prune();
+        }
+        (outcome, self.sheet)
+    }
+
+    fn objects(&self) -> Result<Vec<ObjectEntry>, String> {
+        let mut objects = Vec::new();
+        for part in &self.parts {
+            let part: Result<Vec<ObjectEntry>, String> =
+                serde_json::from_slice(part).map_err(|error| error.to_string())?;
+            objects.extend(part?);
+        }
+        Ok(objects)
+    }
+
+    fn write(&self) -> Result<(), lambert_store::Error> {
+        self.sheet.write(&self.store)?;
+        self.writer.commit(&self.manifest, &self.lease)
+    }
+
+    fn prune(&mut self) {
+        self.retention.known_sound = Some(self.writer.name().to_owned());
+        if let Err(error) = stored::retain(&self.store, &self.retention) {
+            tracing::warn!("old checkpoints could not be removed: {}", error::chain(&error));
+        }
+    }
+}
+
+fn outcome(error: &lambert_store::Error) -> Outcome {
+    use lambert_store::Error as E;
+    let message = error::chain(error);
+    match error {
+        // Somebody else runs this run, or what was to be committed makes no sense: trying again changes nothing.
+        E::LeaseLost { .. } | E::Refused { .. } | E::Exists { .. } => Outcome::Lost(message),
+        _ => Outcome::Failed(message),
+    }
+}

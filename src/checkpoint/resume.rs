@@ -1,0 +1,203 @@
+//! The state to go on from.
+
+use std::collections::BTreeMap;
+
+use lambert_collective::Collective;
+use lambert_config::control::EventKind;
+use lambert_config::{RunConfig, plan, run};
+use lambert_store::Store;
+use lambert_store::checkpoint::{self as stored, Manifest, PassedOver, Selection};
+use serde::{Deserialize, Serialize};
+
+use super::{Facts, Origin, State, files};
+use crate::error::{self, Error};
+use crate::model::Parameters;
+use crate::model::parameters::{self, Spec};
+use crate::saved;
+use crate::session::{self, Datasets, Session};
+use crate::torch;
+
+/// The state of the newest checkpoint that verifies and fits the configuration; in a run without one the weights of
+/// `run.from`, or random ones.
+pub fn resume(
+    session: &Session,
+    collective: &mut dyn Collective,
+    datasets: &Datasets,
+) -> Result<(State, Origin), Error> {
+    let config = &session.config;
+    let found = agree_on_start(session, collective, datasets)?;
+    let (state, best) = match &found.checkpoint {
+        Some(name) => {
+            let manifest = stored::read_manifest(&session.store, name)?;
+            (load(session, &manifest, datasets)?, manifest.best)
+        }
+        None => (begin(session, datasets)?, None),
+    };
+    if session.is_first() {
+        session.control.event(EventKind::Started {
+            step: state.step,
+            steps: plan::total_steps(config),
+            checkpoint: found.checkpoint.clone(),
+            passed_over: found.passed_over,
+        });
+    }
+    Ok((state, Origin { checkpoint: found.checkpoint, best }))
+}
+
+/// What rank 0 found, told to all ranks, so that none of them looks for itself and sees another state of the store.
+#[derive(Default, Serialize, Deserialize)]
+struct Found {
+    checkpoint: Option<String>,
+    passed_over: Vec<String>,
+    error: Option<String>,
+    misfit: Option<String>,
+}
+
+fn agree_on_start(session: &Session, collective: &mut dyn Collective, datasets: &Datasets) -> Result<Found, Error> {
+    let mut bytes = Vec::new();
+    if session.is_first() {
+        let fits = |manifest: &Manifest| misfit(&session.config, manifest, vocabulary(datasets));
+        let found = match stored::newest_fitting(&session.store, fits) {
+            Ok(selection) => found(selection, &session.store),
+            Err(error) => Found { error: Some(error::chain(&error)), ..Found::default() },
+        };
+        // A coordinator prints these from the event that tells of the start.
+        for passed_over in found.passed_over.iter().filter(|_| !session.control.is_connected()) {
+            tracing::warn!("passed over checkpoint {passed_over}");
+        }
+        bytes = serde_json::to_vec(&found).map_err(Error::Json)?;
+    }
+    collective.broadcast_bytes(&mut bytes, 0)?;
+    let found: Found = serde_json::from_slice(&bytes).map_err(Error::Json)?;
+    match (found.error, found.misfit) {
+        (Some(message), _) => Err(Error::Resume { url: session.store.url().to_owned(), message }),
+        (None, Some(message)) => Err(Error::Usage(message)),
+        (None, None) => Ok(Found { error: None, misfit: None, ..found }),
+    }
+}
+
+fn found((newest, passed_over): Selection, store: &Store) -> Found {
+    let shown = |over: &PassedOver| format!("{}: {}", over.name, over.why);
+    // Starting anew would leave everything that the run has learnt behind.
+    let misfit = passed_over.iter().find(|over| newest.is_none() && over.sound).map(|over| {
+        format!("no checkpoint of {} fits the run's configuration; the newest is {}", store.url(), shown(over))
+    });
+    Found {
+        checkpoint: newest.map(|(name, _)| name),
+        passed_over: passed_over.iter().map(shown).collect(),
+        error: None,
+        misfit,
+    }
+}
+
+/// What keeps a checkpoint from being gone on from under this configuration, if anything does: its parameters, as the
+/// slices of its moments tell them, are not the model's.
+fn misfit(config: &RunConfig, manifest: &Manifest, vocabulary: usize) -> Option<String> {
+    let Some(stage) = config.stage.get(manifest.stage) else {
+        return Some(format!("it was saved in stage {}, of which this run has {}", manifest.stage, config.stage.len()));
+    };
+    let mut counts = BTreeMap::<&str, u64>::new();
+    for slice in manifest.objects.iter().flat_map(|object| &object.slices) {
+        *counts.entry(&slice.tensor).or_default() += slice.count;
+    }
+    let specs = parameters::specs(&config.model, stage.depth(&config.model), vocabulary);
+    let wrong = |spec: &&Spec| counts.get(spec.name.as_str()) != Some(&(spec.count() as u64));
+    if let Some(spec) = specs.iter().find(wrong) {
+        let there = counts.get(spec.name.as_str()).copied().unwrap_or(0);
+        return Some(format!("it has {there} elements of {}, the run's model has {}", spec.name, spec.count()));
+    }
+    let more = counts.len() - specs.len();
+    (more > 0).then(|| format!("it has {more} tensors more than the run's model"))
+}
+
+fn vocabulary(datasets: &Datasets) -> usize {
+    datasets.first().manifest().vocabulary.size
+}
+
+/// The state of a run before its first step.
+fn begin(session: &Session, datasets: &Datasets) -> Result<State, Error> {
+    let config = &session.config;
+    // The run keeps its vocabulary beside its configuration, for export and for those who only read the model.
+    if session.is_first() {
+        session.store.put(session::VOCABULARY, datasets.first().vocabulary()?.into())?;
+    }
+    let specs = parameters::specs(&config.model, config.stage[0].depth(&config.model), vocabulary(datasets));
+    match &config.run.from {
+        Some(url) => begin_from(config, url, specs, datasets),
+        None => {
+            let range = config.model.initializer_range;
+            let parameters = torch::guard(|| Parameters::initialize(specs, config.run.seed, range))?;
+            Ok(State::new(config, parameters))
+        }
+    }
+}
+
+/// Step 0 with another run's weights, and with its moments and count of updates if the configuration says so.
+fn begin_from(config: &RunConfig, url: &str, specs: Vec<Spec>, datasets: &Datasets) -> Result<State, Error> {
+    let (run, name) = saved::split(url);
+    let name = name.ok_or_else(|| {
+        Error::Usage(format!("run.from: {url} is no checkpoint; expected RUN/checkpoints/step-NNNNNNNNN-aNNNN"))
+    })?;
+    let store = Store::open(run)?;
+    if lambert_store::hash::sha256(&store.get(session::VOCABULARY)?) != datasets.first().manifest().vocabulary.sha256 {
+        return Err(Error::Usage(format!("run.from: {run} has another vocabulary than {}", datasets.first().url())));
+    }
+    let manifest = stored::verify(&store, name)?;
+    let parameters = torch::guard(|| Parameters::zeros(specs))?;
+    let mut state = State::new(config, parameters);
+    files::read(&store, &manifest, &mut state.parameters, config.run.from_optimizer.then_some(&mut state.optimizer))?;
+    if config.run.from_optimizer {
+        state.optimizer.updates = files::facts(&manifest)?.updates;
+    }
+    Ok(state)
+}
+
+fn load(session: &Session, manifest: &Manifest, datasets: &Datasets) -> Result<State, Error> {
+    let config = &session.config;
+    let facts = files::facts(manifest)?;
+    let specs = parameters::specs(&config.model, layers(config, manifest), vocabulary(datasets));
+    let parameters = torch::guard(|| Parameters::zeros(specs))?;
+    let mut state = State::new(config, parameters);
+    files::read(&session.store, manifest, &mut state.parameters, Some(&mut state.optimizer))?;
+    state.optimizer.updates = facts.updates;
+    state.skipped_updates = facts.skipped_updates;
+    state.step = manifest.step;
+    state.cursors = manifest.cursor.clone();
+    Ok(state)
+}
+
+/// Encoder layers at the time of a checkpoint.
+fn layers(config: &RunConfig, manifest: &Manifest) -> usize {
+    config.stage.get(manifest.stage).map_or(config.model.layers, |stage| stage.depth(&config.model))
+}
+
+/// The checkpoint `name` of a run, or its newest one that verifies.
+pub fn choose(store: &Store, name: Option<&str>) -> Result<(Manifest, Facts), Error> {
+    let manifest = match name {
+        Some(name) => stored::verify(store, name)?,
+        None => {
+            let (newest, passed_over) = stored::newest_verified(store)?;
+            for over in passed_over {
+                tracing::warn!("passed over checkpoint {}: {}", over.name, over.why);
+            }
+            let none = || Error::Usage(format!("{} has no checkpoint that verifies", store.url()));
+            newest.ok_or_else(none)?.1
+        }
+    };
+    let facts = files::facts(&manifest)?;
+    Ok((manifest, facts))
+}
+
+/// The weights of a checkpoint; names, shapes and types are checked against the model's.
+pub fn read_model(
+    store: &Store,
+    manifest: &Manifest,
+    model: &run::Model,
+    layers: usize,
+    vocabulary: usize,
+) -> Result<Parameters, Error> {
+    let specs = parameters::specs(model, layers, vocabulary);
+    let mut parameters = torch::guard(|| Parameters::zeros(specs))?;
+    files::read(store, manifest, &mut parameters, None)?;
+    Ok(parameters)
+}

@@ -1,0 +1,338 @@
+//! Saves that training does not wait for.
+//!
+//! 1. After the same step on all ranks the state is copied ([`Snapshot`]); the store's tasks write and hash the copy.
+//! 2. Every step's all-reduce carries how many ranks have written theirs. When all have, the entries of the objects are
+//!    gathered, and a thread of rank 0 checks the lease, commits and prunes ([`Commit`]).
+//! 3. A later all-reduce carries what came of it, so that all ranks know after the same step.
+//!
+//! No thread but the training loop's uses the collective, and a save begins only when the one before has ended: none
+//! overtakes another.
+
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use lambert_collective::Collective;
+use lambert_config::control::{Evaluation, EventKind, StepRecord};
+use lambert_store::checkpoint::{self as stored, Best, Manifest, PendingObject, Retention, Slice, Writer};
+
+use super::commit::{self, Commit, Outcome};
+use super::snapshot::Snapshot;
+use super::trouble::Trouble;
+use super::{Facts, Origin, State};
+use crate::error::Error;
+use crate::metrics::{Records, Sheet, Stopwatch};
+use crate::session::{Datasets, Session};
+
+/// What a rank says of the save under way, to be summed over the ranks: 1 if it has written its objects; from rank 0 the
+/// outcome of the commit, 0 as long as there is none.
+pub type Word = [f64; 2];
+
+const COMMITTED: f64 = 1.0;
+const FAILED: f64 = 2.0;
+const LOST: f64 = 3.0;
+
+/// Decides when to save, saves, and keeps the records that belong to each checkpoint.
+pub struct Saver<'a> {
+    session: &'a Session,
+    vocabulary: (usize, bool),
+    snapshot: Snapshot,
+    records: Records,
+    save: Option<Save>,
+    /// A save is wanted as soon as none is under way.
+    due: bool,
+    /// The newest checkpoint, and its step.
+    newest: Option<(String, u64)>,
+    /// The best checkpoint by held-out loss.
+    best: Option<Best>,
+    /// The last evaluation's step and loss.
+    evaluated: Option<(u64, f64)>,
+    last_save: Instant,
+    trouble: Trouble,
+    /// Seconds that training stood still for checkpoints since the last record.
+    stall: f64,
+}
+
+/// A save under way.
+struct Save {
+    writer: Writer,
+    manifest: Manifest,
+    began: Instant,
+    stall: f64,
+    phase: Phase,
+}
+
+enum Phase {
+    Writing(Vec<(PendingObject, Vec<Slice>)>, Sheet),
+    /// The thread is rank 0's.
+    Committing(Option<JoinHandle<(Outcome, Sheet)>>),
+    /// Rank 0 knows, and the others do not yet.
+    Decided(Outcome, Sheet),
+}
+
+impl<'a> Saver<'a> {
+    /// For an attempt that goes on with `state`, which came from `origin`.
+    ///
+    /// # Errors
+    /// More weights than a file can hold.
+    pub fn new(session: &'a Session, datasets: &Datasets, state: &State, origin: Origin) -> Result<Self, Error> {
+        let dataset = datasets.first().manifest();
+        Ok(Self {
+            session,
+            vocabulary: (dataset.vocabulary.size, dataset.lowercase),
+            snapshot: Snapshot::new(state.parameters.specs(), session.rank, session.world)?,
+            records: Records::new(session.lease.attempt(), state.step),
+            save: None,
+            due: false,
+            newest: origin.checkpoint.map(|name| (name, state.step)),
+            best: origin.best,
+            evaluated: None,
+            last_save: Instant::now(),
+            trouble: Trouble::default(),
+            stall: 0.0,
+        })
+    }
+
+    /// Takes a step's record in, and tells it what saving cost before it.
+    pub fn push(&mut self, record: &mut StepRecord) -> Result<(), Error> {
+        record.checkpoint = std::mem::take(&mut self.stall);
+        record.seconds += record.checkpoint;
+        self.records.push(record)
+    }
+
+    /// Takes an evaluation in, as a line among the records of the steps. Returns whether its checkpoint is the best so
+    /// far and is to be kept for that; all ranks are told rank 0's word.
+    pub fn push_evaluation(
+        &mut self,
+        collective: &mut dyn Collective,
+        evaluation: &Evaluation,
+    ) -> Result<bool, Error> {
+        self.records.push(&EventKind::Evaluation(evaluation.clone()))?;
+        let loss = evaluation.mlm_loss + evaluation.pair_loss.unwrap_or(0.0);
+        self.evaluated = loss.is_finite().then_some((evaluation.step, loss));
+        if !self.session.config.checkpoint.keep_best {
+            return Ok(false);
+        }
+        let best = loss.is_finite() && self.best.as_ref().is_none_or(|best| loss < best.loss);
+        let mut word = vec![u8::from(best)];
+        collective.broadcast_bytes(&mut word, 0)?;
+        Ok(word == [1])
+    }
+
+    /// Whether a checkpoint is due after `step`: by the number of steps, because one was `wanted`, or because one that
+    /// was due had to wait. The same on all ranks.
+    pub fn is_due(&mut self, step: u64, wanted: bool) -> bool {
+        let every = self.session.config.checkpoint.every_steps;
+        self.due |= wanted || every > 0 && step.is_multiple_of(every);
+        self.due && self.save.is_none()
+    }
+
+    /// Whether one is due by the clock. Ranks' clocks differ: only rank 0's word counts.
+    pub fn is_overdue(&self) -> bool {
+        let minutes = self.session.config.checkpoint.every_minutes;
+        let interval = minutes > 0.0 && self.last_save.elapsed() >= Duration::from_secs_f64(60.0 * minutes);
+        self.save.is_none() && (interval || self.trouble.is_due())
+    }
+
+    /// What this rank says of the save under way.
+    pub fn word(&mut self) -> Word {
+        let Some(save) = &mut self.save else { return [0.0; 2] };
+        save.decide(false, &self.trouble, self.session.config.checkpoint.give_up_minutes);
+        match &mut save.phase {
+            Phase::Writing(objects, _) => {
+                [f64::from(u8::from(objects.iter_mut().all(|(object, _)| object.is_done()))), 0.0]
+            }
+            Phase::Committing(_) => [0.0; 2],
+            Phase::Decided(outcome, _) => [0.0, code(outcome)],
+        }
+    }
+
+    /// Moves the save under way along, by the sum of the ranks' words. Call it after each step.
+    pub fn tend(&mut self, collective: &mut dyn Collective, words: Word) -> Result<(), Error> {
+        let Some(save) = &self.save else { return Ok(()) };
+        match save.phase {
+            Phase::Writing(..) if words[0] >= self.session.world as f64 => self.hand_in(collective),
+            Phase::Writing(..) => Ok(()),
+            _ if words[1] == 0.0 => Ok(()),
+            _ => self.conclude(collective, words[1]).map(drop),
+        }
+    }
+
+    /// Begins to save the state as a checkpoint, once the save before has ended.
+    pub fn save(&mut self, collective: &mut dyn Collective, state: &State, stage: usize) -> Result<(), Error> {
+        self.settle(collective)?;
+        if self.newest.as_ref().is_some_and(|(_, step)| *step == state.step) {
+            return Ok(());
+        }
+        let mut watch = Stopwatch::start();
+        (self.due, self.last_save) = (false, Instant::now());
+        let writer = Writer::new(&self.session.store, state.step, self.session.lease.attempt());
+        let objects = self.snapshot.take(state).into_iter().map(|object| {
+            let pending = writer.start_object(&object.name, object.bytes)?;
+            Ok((pending, object.slices))
+        });
+        let objects = objects.collect::<Result<_, Error>>()?;
+        let manifest = self.manifest(state, stage, writer.name())?;
+        let phase = Phase::Writing(objects, self.records.cut(state.step));
+        let stall = watch.lap();
+        self.save = Some(Save { writer, manifest, began: self.last_save, stall, phase });
+        self.stall += stall;
+        Ok(())
+    }
+
+    /// Returns when the state is saved as a checkpoint, however often that has to be tried.
+    pub fn complete(&mut self, collective: &mut dyn Collective, state: &State, stage: usize) -> Result<(), Error> {
+        loop {
+            self.save(collective, state, stage)?;
+            self.settle(collective)?;
+            if self.newest.as_ref().is_some_and(|(_, step)| *step == state.step) {
+                return Ok(());
+            }
+            std::thread::sleep(self.trouble.pause());
+        }
+    }
+
+    /// Waits for the end of the save under way, if one is.
+    fn settle(&mut self, collective: &mut dyn Collective) -> Result<(), Error> {
+        if matches!(&self.save, Some(Save { phase: Phase::Writing(..), .. })) {
+            self.hand_in(collective)?;
+        }
+        let mut watch = Stopwatch::start();
+        let Some(save) = &mut self.save else { return Ok(()) };
+        save.decide(true, &self.trouble, self.session.config.checkpoint.give_up_minutes);
+        let mut word = match &save.phase {
+            Phase::Decided(outcome, _) => vec![code(outcome) as u8],
+            _ => Vec::new(),
+        };
+        collective.broadcast_bytes(&mut word, 0)?;
+        self.conclude(collective, f64::from(word.first().copied().unwrap_or(0)))?;
+        self.stall += watch.lap();
+        Ok(())
+    }
+
+    /// All ranks hand their entries to rank 0, which begins to commit.
+    fn hand_in(&mut self, collective: &mut dyn Collective) -> Result<(), Error> {
+        let mut watch = Stopwatch::start();
+        let Some(save) = &mut self.save else { return Ok(()) };
+        let Phase::Writing(objects, sheet) = std::mem::replace(&mut save.phase, Phase::Committing(None)) else {
+            return Ok(());
+        };
+        let entries = objects.into_iter().map(|(object, slices)| {
+            let mut entry = object.wait()?;
+            entry.slices = slices;
+            Ok(entry)
+        });
+        let part = commit::to_part(entries.collect())?;
+        let Some(parts) = collective.gather_bytes(&part, 0)? else { return Ok(()) };
+        let (writer, manifest, session) = (save.writer.clone(), save.manifest.clone(), self.session);
+        let (store, lease, retention) = (session.store.clone(), session.lease.clone(), retention(session, &manifest));
+        let commit = Commit { writer, manifest, parts, sheet, store, lease, retention };
+        let thread = std::thread::Builder::new().name("commit".to_owned()).spawn(move || commit.run());
+        save.phase = Phase::Committing(Some(thread.map_err(Error::Thread)?));
+        let seconds = watch.lap();
+        save.stall += seconds;
+        self.stall += seconds;
+        Ok(())
+    }
+
+    /// All ranks act on what came of the save.
+    fn conclude(&mut self, collective: &mut dyn Collective, code: f64) -> Result<(), Error> {
+        let Some(Save { writer, manifest, began, stall, phase }) = self.save.take() else { return Ok(()) };
+        let name = writer.name().to_owned();
+        let decided = if let Phase::Decided(outcome, sheet) = phase { Some((outcome, sheet)) } else { None };
+        if code == COMMITTED {
+            self.trouble.clear();
+            self.best = manifest.best;
+            self.newest = Some((name.clone(), manifest.step));
+            if decided.is_some() {
+                let written = began.elapsed().as_secs_f64();
+                self.session.control.event(EventKind::Checkpoint { name, step: manifest.step, seconds: stall, written });
+            }
+            return Ok(());
+        }
+        self.trouble.add(began);
+        let mut message = Vec::new();
+        if let Some((Outcome::Failed(why) | Outcome::Lost(why), sheet)) = decided {
+            self.records.restore(sheet);
+            message = why.into_bytes();
+        }
+        if code == FAILED {
+            if self.session.is_first() {
+                self.warn(&name, &String::from_utf8_lossy(&message));
+            }
+            return Ok(());
+        }
+        collective.broadcast_bytes(&mut message, 0)?;
+        Err(Error::Save { name, message: String::from_utf8_lossy(&message).into_owned() })
+    }
+
+    fn warn(&self, name: &str, why: &str) {
+        let seconds = self.trouble.pause().as_secs();
+        self.session.warn(format!(
+            "checkpoint {name} was not saved, training goes on and another is tried in {seconds} s: {why}"
+        ));
+    }
+
+    fn manifest(&self, state: &State, stage: usize, name: &str) -> Result<Manifest, Error> {
+        let session = self.session;
+        let loss = self.evaluated.filter(|(step, _)| *step == state.step).map(|(_, loss)| loss);
+        let better = loss.filter(|loss| self.best.as_ref().is_none_or(|best| *loss < best.loss));
+        let best = better.map(|loss| Best { checkpoint: name.to_owned(), loss }).or_else(|| self.best.clone());
+        let facts = Facts {
+            updates: state.optimizer.updates,
+            skipped_updates: state.skipped_updates,
+            vocabulary: self.vocabulary.0,
+            lowercase: self.vocabulary.1,
+        };
+        Ok(Manifest {
+            format: stored::FORMAT,
+            step: state.step,
+            attempt: session.lease.attempt(),
+            parent: self.newest.as_ref().map(|(name, _)| name.clone()),
+            stage,
+            cursor: state.cursors.clone(),
+            config_sha256: session.config_sha256.clone(),
+            world: session.world,
+            held_out_loss: loss,
+            best,
+            state: serde_json::to_value(facts).map_err(Error::Json)?,
+            objects: Vec::new(),
+        })
+    }
+}
+
+impl Save {
+    /// Rank 0 takes up what its thread has done, if it has ended or if that is waited for. What has failed for longer
+    /// than `limit` minutes is given up.
+    fn decide(&mut self, wait: bool, trouble: &Trouble, limit: f64) {
+        let Phase::Committing(thread) = &mut self.phase else { return };
+        let Some(thread) = thread.take_if(|thread| wait || thread.is_finished()) else { return };
+        let (outcome, sheet) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let lasts = trouble.lasts(self.began).as_secs_f64() / 60.0;
+        let outcome = match outcome {
+            Outcome::Failed(why) if lasts >= limit => Outcome::Lost(format!(
+                "no checkpoint could be saved for {lasts:.1} minutes, and checkpoint.give_up_minutes is {limit}: {why}"
+            )),
+            outcome => outcome,
+        };
+        self.phase = Phase::Decided(outcome, sheet);
+    }
+}
+
+fn code(outcome: &Outcome) -> f64 {
+    match outcome {
+        Outcome::Committed => COMMITTED,
+        Outcome::Failed(_) => FAILED,
+        Outcome::Lost(_) => LOST,
+    }
+}
+
+/// What is kept when the checkpoint of `manifest` is committed.
+fn retention(session: &Session, manifest: &Manifest) -> Retention {
+    let settings = &session.config.checkpoint;
+    Retention {
+        last: settings.keep,
+        every_steps: Some(settings.keep_every_steps),
+        named: manifest.best.iter().filter(|_| settings.keep_best).map(|best| best.checkpoint.clone()).collect(),
+        known_sound: None,
+    }
+}

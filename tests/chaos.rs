@@ -1,0 +1,305 @@
+//! A run that is killed at random moments, again and again: rank by rank, all ranks at once, the coordinator; a third of
+//! the kills inside a save or a load. It must end with the same bits, or under changing worlds with the same samples.
+//!
+//! The short form runs with all tests. The long ones: docs/operations.md.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+#[path = "../cluster/store/tests/s3_server/mod.rs"]
+mod s3_server;
+mod support;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use lambert_config::control::StepRecord;
+use lambert_data_prep::random::{Key, Rng};
+use s3_server::{Fault, Server, Weather};
+use support::{Place, Running, assert_same_bits, checkpoints, content, done, workers};
+
+/// Steps between checkpoints, in support's configuration.
+const INTERVAL: u64 = 7;
+
+/// A run to be disturbed.
+struct Trial<'a> {
+    place: &'a Place,
+    steps: u64,
+    /// Where it lives, as `lambert` is told.
+    url: String,
+    /// Where its objects lie on this machine.
+    folder: PathBuf,
+    /// Ranks of the first start, the second, ...; over and over.
+    worlds: &'a [usize],
+    moments: Rng,
+    starts: usize,
+    tally: BTreeMap<&'static str, usize>,
+    log: String,
+}
+
+impl<'a> Trial<'a> {
+    fn new(place: &'a Place, name: &str, steps: u64, worlds: &'a [usize]) -> Self {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos() as u64;
+        let seed = std::env::var("LAMBERT_TEST_SEED").map_or(now, |seed| seed.parse().unwrap());
+        eprintln!("{name}: moments from LAMBERT_TEST_SEED={seed}");
+        let (url, folder) = (place.path(name), place.path(name).into());
+        let (moments, tally, log) = (Key::new(seed).rng(), BTreeMap::new(), String::new());
+        Self { place, steps, url, folder, worlds, moments, starts: 0, tally, log }
+    }
+
+    fn start(&mut self) -> Running {
+        let world = self.worlds[self.starts % self.worlds.len()];
+        self.starts += 1;
+        // Kills that lead nowhere are the point here, and no reason to give up.
+        Running::start_with(&self.place.config(self.steps, world), &self.url, &["--set", "cluster.restarts=100000"])
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.moments.below(bound)
+    }
+
+    /// Kills `kills` times, then lets the run come to its end.
+    fn disturb(&mut self, kills: usize) {
+        let mut running = self.start();
+        for kill in 0..kills {
+            self.wait(&mut running, kill);
+            running = self.kill(running);
+        }
+        let ended = running.end();
+        assert_eq!(ended.code, Some(0), "{}", ended.log);
+        self.log += &ended.log;
+        let resumes = self.log.matches("training goes on from").count();
+        let anew = self.log.matches("training starts from nothing").count();
+        let attempts = self.log.matches(": starting ").count();
+        eprintln!("{kills} kills {:?}; {attempts} attempts, {resumes} resumes, {anew} from nothing", self.tally);
+    }
+
+    fn count(&mut self, what: &'static str) {
+        *self.tally.entry(what).or_default() += 1;
+    }
+
+    /// Until the moment of the next kill: one in six inside a save, one in six while the ranks start and load.
+    fn wait(&mut self, running: &mut Running, kill: usize) {
+        match kill % 6 {
+            0 => {
+                let step = running.record().map_or(0, |record| record.step);
+                running.reach((step + 1 + self.below(2 * INTERVAL)).next_multiple_of(INTERVAL));
+                std::thread::sleep(Duration::from_micros(self.below(20_000)));
+                self.count("aimed at a save");
+            }
+            3 => {
+                wait_for_workers(&self.url);
+                std::thread::sleep(Duration::from_millis(self.below(500)));
+                self.count("aimed at a load");
+            }
+            _ => {
+                let steps = self.below(4 * INTERVAL);
+                (0..=steps).for_each(|_| drop(running.record()));
+                std::thread::sleep(Duration::from_millis(self.below(30)));
+            }
+        }
+    }
+
+    /// One rank, all ranks, or the coordinator, which is then started again.
+    fn kill(&mut self, running: Running) -> Running {
+        wait_for_workers(&self.url);
+        let victims: Vec<u32> = workers(&self.url).into_values().collect();
+        let drawn = if self.worlds.len() > 1 { 5 } else { self.below(6) };
+        match drawn {
+            0..3 => {
+                let one = victims[self.below(victims.len() as u64) as usize];
+                kill(one);
+                self.count("of one rank");
+                running
+            }
+            3..5 => {
+                victims.into_iter().for_each(kill);
+                self.count("of all ranks");
+                running
+            }
+            _ => {
+                running.kill_coordinator("-9");
+                self.count("of the coordinator");
+                let ended = running.end();
+                assert_eq!(ended.code, None, "the run was over before its last kill: {}", ended.log);
+                self.log += &ended.log;
+                support::wait_for_no_workers(&self.url);
+                self.start_over()
+            }
+        }
+    }
+
+    /// Starts the run again; now and then with a flipped byte in its newest checkpoint, which must be passed over.
+    fn start_over(&mut self) -> Running {
+        let there = checkpoints(&self.url);
+        if there.len() < 2 || self.below(3) > 0 {
+            return self.start();
+        }
+        let folder = self.folder.join("checkpoints").join(&there[0]);
+        let files: Vec<_> = content(&folder).into_iter().collect();
+        let (name, mut bytes) = files[self.below(files.len() as u64) as usize].clone();
+        let at = self.below(bytes.len() as u64) as usize;
+        bytes[at] ^= 1 << self.below(8);
+        std::fs::write(folder.join(&name), bytes).unwrap();
+        self.count("with damage");
+        let mut running = self.start();
+        let Some(_) = running.record() else { panic!("it did not come up again: {}", running.end().log) };
+        running.kill_coordinator("-9");
+        let ended = running.end();
+        support::wait_for_no_workers(&self.url);
+        let goes_on = |name: &String| ended.log.contains(&format!("training goes on from {name}"));
+        assert!(goes_on(&there[1]) && !goes_on(&there[0]), "{} at {at}: {}", name.display(), ended.log);
+        assert!(ended.log.contains(&format!("passed over a checkpoint: {}", there[0])), "{}", ended.log);
+        self.log += &ended.log;
+        self.start()
+    }
+
+    /// The records of the steps as they went into the final state: of each step those of the last attempt that did it.
+    fn history(&self) -> Vec<StepRecord> {
+        let mut sheets = content(&self.folder.join("metrics"));
+        sheets.retain(|name, _| name.extension().is_some_and(|end| end == "jsonl"));
+        let mut attempts = BTreeMap::<u64, Vec<(u64, Vec<u8>)>>::new();
+        for (name, text) in sheets {
+            let name = name.to_str().unwrap();
+            let (attempt, from) = name.trim_end_matches(".jsonl").trim_start_matches("attempt-").split_once("-from-").unwrap();
+            attempts.entry(attempt.parse().unwrap()).or_default().push((from.parse().unwrap(), text));
+        }
+        let (mut history, mut bound) = (Vec::new(), u64::MAX);
+        for sheets in attempts.into_values().rev() {
+            let lines = sheets.iter().flat_map(|(_, text)| text.split(|byte| *byte == b'\n'));
+            let records = lines.filter_map(|line| serde_json::from_slice::<StepRecord>(line).ok());
+            history.extend(records.filter(|record| record.step <= bound));
+            bound = bound.min(sheets.iter().map(|(from, _)| *from).min().unwrap());
+        }
+        history.sort_by_key(|record| record.step);
+        history
+    }
+
+    /// Every step once, each with the samples and masks of the undisturbed run.
+    fn check_history(&self, undisturbed: &[StepRecord]) {
+        let facts = |r: &StepRecord| (r.step, r.batch_digest, r.samples, r.masked_tokens);
+        let (found, expected): (Vec<_>, Vec<_>) =
+            (self.history().iter().map(facts).collect(), undisturbed.iter().map(facts).collect());
+        assert_eq!(found.len() as u64, self.steps, "steps that are missing or were done twice");
+        assert!(found == expected, "some batch was another");
+    }
+
+    /// What pruning leaves is what belongs there.
+    fn check_leftovers(&self) {
+        for name in content(&self.folder).keys().filter(|name| name.to_str().unwrap().contains('#')) {
+            // Half-written files outside of checkpoints go by age.
+            let file = File::options().write(true).open(self.folder.join(name)).unwrap();
+            file.set_modified(SystemTime::now() - Duration::from_secs(7200)).unwrap();
+        }
+        done(&["checkpoint", "prune", &self.url, "--keep", "1"]);
+        let newest = &checkpoints(&self.url)[0];
+        let belongs = |name: &str| {
+            ["run.toml", "vocab.txt", "status.json"].contains(&name)
+                || name.starts_with("lease-") && name.len() == "lease-000001".len()
+                || name.starts_with("metrics/attempt-") && name.ends_with(".jsonl")
+                || name.starts_with(&format!("checkpoints/{newest}/"))
+        };
+        let all = content(&self.folder);
+        let left: Vec<_> = all.keys().map(|name| name.to_str().unwrap()).filter(|name| !belongs(name)).collect();
+        assert_eq!(left, [""; 0], "left behind");
+        done(&["checkpoint", "verify", &self.url]);
+    }
+}
+
+fn kill(pid: u32) {
+    // It may have left by itself a moment ago.
+    let _ = std::process::Command::new("kill").args(["-9", &pid.to_string()]).stderr(std::process::Stdio::null()).status();
+}
+
+fn wait_for_workers(url: &str) {
+    let start = Instant::now();
+    while workers(url).is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(120), "no worker of {url} comes up");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn undisturbed(place: &Place, steps: u64) -> (String, Vec<StepRecord>) {
+    let run = place.path("undisturbed");
+    let ended = Running::start(&place.config(steps, 2), &run).end();
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    (run, ended.records)
+}
+
+/// Kills of one world, in a folder: the same bits in the end.
+fn in_a_folder(kills: usize) {
+    let (place, steps) = (Place::new(), 50 * kills as u64 + 60);
+    let (reference, records) = undisturbed(&place, steps);
+    let mut trial = Trial::new(&place, "killed", steps, &[2]);
+    trial.disturb(kills);
+    trial.check_history(&records);
+    assert_same_bits(&reference, &trial.url);
+    trial.check_leftovers();
+}
+
+/// Kills after which another number of ranks goes on: the same samples in every global batch.
+fn with_changing_worlds(kills: usize) {
+    let (place, steps) = (Place::new(), 50 * kills as u64 + 60);
+    let (_, records) = undisturbed(&place, steps);
+    let mut trial = Trial::new(&place, "worlds", steps, &[2, 3, 1]);
+    trial.disturb(kills);
+    trial.check_history(&records);
+    trial.check_leftovers();
+}
+
+/// Kills of a run in a bucket, behind a proxy that spoils every tenth request.
+fn in_a_bucket(kills: usize) {
+    let (place, steps) = (Place::new(), 50 * kills as u64 + 60);
+    let (reference, records) = undisturbed(&place, steps);
+    let server = Server::start(Path::new(&place.path("s3")), 0);
+    let variables = [
+        ("AWS_ENDPOINT_URL", server.endpoint()),
+        ("AWS_REGION", "us-east-1".to_owned()),
+        ("AWS_ACCESS_KEY_ID", s3_server::ACCESS_KEY.to_owned()),
+        ("AWS_SECRET_ACCESS_KEY", s3_server::SECRET_KEY.to_owned()),
+    ];
+    support::ENVIRONMENT.set(variables.into()).unwrap();
+    let faults = vec![
+        Fault::Refuse(500, "InternalError"),
+        Fault::Refuse(503, "SlowDown"),
+        Fault::Reset,
+        Fault::LoseAnswer,
+        Fault::CutBody,
+        Fault::Stall(Duration::from_millis(700)),
+    ];
+    server.weather(Some(Weather { per_mille: 100, faults, seed: 7 }));
+    let mut trial = Trial::new(&place, "bucket", steps, &[2]);
+    trial.url = format!("s3://{}/killed", s3_server::BUCKET);
+    trial.folder = Path::new(&place.path("s3")).join(s3_server::BUCKET).join("killed");
+    trial.disturb(kills);
+    eprintln!("{} requests were spoilt", server.clear());
+    trial.check_history(&records);
+    let local = place.path("copy");
+    support::copy(&trial.folder, Path::new(&local));
+    assert_same_bits(&reference, &local);
+    trial.check_leftovers();
+}
+
+#[test]
+fn a_few_kills_change_no_bit() {
+    in_a_folder(6);
+}
+
+#[test]
+#[ignore = "ten minutes: docs/operations.md"]
+fn two_hundred_kills_change_no_bit() {
+    in_a_folder(200);
+}
+
+#[test]
+#[ignore = "minutes: docs/operations.md"]
+fn forty_kills_with_changing_worlds_change_no_batch() {
+    with_changing_worlds(40);
+}
+
+#[test]
+#[ignore = "minutes: docs/operations.md"]
+fn forty_kills_over_a_bad_network_change_no_bit() {
+    in_a_bucket(40);
+}
