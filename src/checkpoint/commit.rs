@@ -49,6 +49,8 @@ impl Commit {
         });
         if outcome == Outcome::Committed {
             self.prune();
+        } else if let Err(error) = self.writer.abandon() {
+            tracing::debug!("what was written of {} stays: {}", self.writer.name(), error::chain(&error));
         }
         (outcome, self.sheet)
     }

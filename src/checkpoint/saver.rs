@@ -122,15 +122,16 @@ impl<'a> Saver<'a> {
     /// was due had to wait. The same on all ranks.
     pub fn is_due(&mut self, step: u64, wanted: bool) -> bool {
         let every = self.session.config.checkpoint.every_steps;
-        self.due |= wanted || every > 0 && step.is_multiple_of(every);
+        self.due |= wanted || every > 0 && step.is_multiple_of(every) && !self.trouble.is_there();
         self.due && self.save.is_none()
     }
 
-    /// Whether one is due by the clock. Ranks' clocks differ: only rank 0's word counts.
+    /// Whether one is due by the clock: the interval, or the pause after a failure, is over. Ranks' clocks differ: only
+    /// rank 0's word counts.
     pub fn is_overdue(&self) -> bool {
         let minutes = self.session.config.checkpoint.every_minutes;
         let interval = minutes > 0.0 && self.last_save.elapsed() >= Duration::from_secs_f64(60.0 * minutes);
-        self.save.is_none() && (interval || self.trouble.is_due())
+        self.save.is_none() && if self.trouble.is_there() { self.trouble.is_due() } else { interval }
     }
 
     /// What this rank says of the save under way.

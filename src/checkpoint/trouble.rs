@@ -26,6 +26,11 @@ impl Trouble {
         *self = Self::default();
     }
 
+    /// Whether the last save has failed.
+    pub fn is_there(&self) -> bool {
+        self.failures > 0
+    }
+
     /// From a failure to the next try: 1, 2, 4 ... 60 seconds.
     pub fn pause(&self) -> Duration {
         Duration::from_secs(1 << self.failures.saturating_sub(1).min(16)).min(LONGEST_PAUSE)

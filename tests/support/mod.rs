@@ -188,6 +188,13 @@ impl Running {
         while self.record().is_some_and(|record| record.step < step) {}
     }
 
+    /// Waits for `steps` steps more.
+    pub fn reach_now(&mut self, steps: u64) {
+        for _ in 0..steps {
+            assert!(self.record().is_some(), "the run has ended");
+        }
+    }
+
     /// Sends signal `number` to the worker of this rank.
     pub fn kill_rank(&self, rank: usize, number: &str) {
         let workers = workers(&self.run);

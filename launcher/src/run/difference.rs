@@ -44,6 +44,15 @@ pub fn compare(run: &RunConfig, now: &RunConfig) -> Result<Differences, toml::se
     Ok(Differences { trained, around })
 }
 
+impl Difference {
+    /// Whether it gives the weights other shapes: then no checkpoint from before can be gone on from.
+    pub fn is_of_shapes(&self) -> bool {
+        ["hidden", "intermediate", "positions", "layers"].iter().any(|name| {
+            self.key.rsplit_once('.').is_some_and(|(section, key)| key == *name && (section == "model" || section.starts_with("stage")))
+        })
+    }
+}
+
 impl Differences {
     /// Lets `keys`, and what lies below them, differ.
     pub fn allow(&mut self, keys: &[String]) {

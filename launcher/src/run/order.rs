@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use lambert_config::run::Pair;
 use lambert_config::{ConfigError, Fault, Layers, RunConfig};
 use lambert_data_prep::dataset::Dataset;
-use lambert_store::Store;
+use lambert_store::{Store, checkpoint};
 
 use super::difference::{self, Difference, Differences};
 use super::origin;
@@ -48,6 +48,18 @@ pub enum OrderError {
         /// The run's URL.
         url: String,
         /// The keys that decide it.
+        differences: Vec<Difference>,
+    },
+    /// The run's checkpoints are of no use to such a model.
+    #[error(
+        "{url} has checkpoints, whose weights have the shapes of its model; another model is another --run. What \
+         differs:{}",
+        list(differences)
+    )]
+    OtherShapes {
+        /// The run's URL.
+        url: String,
+        /// The keys that decide the shapes.
         differences: Vec<Difference>,
     },
     /// The run's own configuration is no text.
@@ -161,6 +173,10 @@ fn settle(before: &RunConfig, now: &RunConfig, allowed: &[String], store: &Store
     let Differences { trained, around } = found;
     if !trained.is_empty() {
         return Err(Failure::usage(OrderError::OtherRun { url: store.url().to_owned(), differences: trained }));
+    }
+    let shapes: Vec<_> = around.iter().filter(|change| change.is_of_shapes()).cloned().collect();
+    if !shapes.is_empty() && !checkpoint::list(store).map_err(Failure::failed)?.is_empty() {
+        return Err(Failure::usage(OrderError::OtherShapes { url: store.url().to_owned(), differences: shapes }));
     }
     for change in around {
         tracing::info!("taken over: {change}");

@@ -98,6 +98,19 @@ impl Writer {
         Err(Error::Exists { url: self.run.url_of(&name) })
     }
 
+    /// Takes back what a failed save has left in a folder, so that a full disk does not stay full. In a bucket nothing is
+    /// done, because a manifest whose answer was lost may still arrive: pruning removes the objects after a later commit.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub fn abandon(&self) -> Result<()> {
+        if !self.run.is_local() || self.run.head(&path(&self.name, MANIFEST))?.is_some() {
+            return Ok(());
+        }
+        let left = self.run.list(&format!("{}/{}", super::FOLDER, self.name))?;
+        left.iter().try_for_each(|object| self.run.delete(&object.path))
+    }
+
     fn objection(&self, manifest: &Manifest, lease: &Lease) -> Option<String> {
         if manifest.name() != self.name {
             return Some(format!("the manifest is that of {}", manifest.name()));

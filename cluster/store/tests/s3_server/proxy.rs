@@ -129,9 +129,11 @@ async fn spoil(mut client: TcpStream, mut server: TcpStream, bodiless: bool, fau
     match fault {
         Fault::LoseAnswer => return client.set_zero_linger(),
         Fault::CutBody => {
-            client.write_all(&answer.head()).await?;
+            // An answer without a body is cut in its head: without a body to miss it would be complete.
+            let mut head = answer.head();
+            head.truncate(if half == 0 { head.len() / 2 } else { head.len() });
+            client.write_all(&head).await?;
             client.write_all(&answer.body[..half]).await?;
-            client.flush().await?;
             // Time for the half to be read: a reset takes back what was not.
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
             return client.set_zero_linger();

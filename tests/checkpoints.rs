@@ -1,0 +1,289 @@
+//! What becomes of checkpoints: which are kept, where else they go, what may change between them, and what a store costs
+//! that takes none.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+mod support;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use lambert_store::{Store, checkpoint};
+use support::{Place, Running, checkpoints, content, done, final_state, run};
+
+fn steps(run: &str) -> Vec<u64> {
+    let step = |name: String| name["step-".len()..][..9].parse().unwrap();
+    checkpoints(run).into_iter().map(step).collect()
+}
+
+fn manifest(run: &str, name: &str) -> checkpoint::Manifest {
+    checkpoint::verify(&Store::open(run).unwrap(), name).unwrap()
+}
+
+/// Runs to the end with these settings; gives the log.
+fn train(config: &str, run_url: &str, more: &[&str]) -> String {
+    let ran = run(&[&["run", "--config", config, "--run", run_url], more].concat());
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    ran.err
+}
+
+#[test]
+fn the_last_every_nth_and_the_best_are_kept() {
+    let place = Place::new();
+    let (config, url, held_out) = (place.config(40, 2), place.path("run"), place.path("data/held-out"));
+    let evaluation = format!("evaluation.data={held_out}");
+    // Nothing is learnt where the loss goes up: the best is the first evaluation, long before the end.
+    let sets = [
+        &evaluation,
+        "evaluation.every_steps=10",
+        "checkpoint.keep_best=true",
+        "checkpoint.keep_every_steps=14",
+        "checkpoint.keep=1",
+        "stage.0.learning_rate=0.3",
+        "stage.0.warmup=0.5",
+        "stage.0.decay=constant",
+    ];
+    let more: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+    train(&config, &url, &more);
+    let newest = manifest(&url, &checkpoints(&url)[0]);
+    let best = newest.best.unwrap();
+    let losses: Vec<f64> = evaluations(&url);
+    assert_eq!(losses.len(), 4);
+    assert_eq!(best.loss, losses.iter().copied().fold(f64::INFINITY, f64::min));
+    assert_eq!((newest.step, newest.held_out_loss), (40, losses.last().copied()));
+    let best_step = steps_of(&best.checkpoint);
+    assert!(best_step < 40, "the best is the last: {losses:?}");
+    assert_eq!(manifest(&url, &best.checkpoint).held_out_loss, Some(best.loss));
+    let mut kept = vec![40, 28, 14, best_step];
+    kept.sort_unstable_by(|a, b| b.cmp(a));
+    kept.dedup();
+    assert_eq!(steps(&url), kept);
+    done(&["checkpoint", "prune", &url]);
+    assert_eq!(steps(&url), kept, "the command keeps what the run keeps");
+}
+
+fn steps_of(name: &str) -> u64 {
+    name["step-".len()..][..9].parse().unwrap()
+}
+
+/// Losses of the evaluations among the run's records.
+fn evaluations(url: &str) -> Vec<f64> {
+    let lines = content(&Path::new(url).join("metrics")).into_values().flat_map(|text| {
+        String::from_utf8(text).unwrap().lines().map(str::to_owned).collect::<Vec<_>>()
+    });
+    let loss = |line: String| {
+        let value: serde_json::Value = serde_json::from_str(&line).unwrap();
+        (value["event"] == "evaluation")
+            .then(|| value["mlm_loss"].as_f64().unwrap() + value["pair_loss"].as_f64().unwrap())
+    };
+    lines.filter_map(loss).collect()
+}
+
+#[test]
+fn a_new_run_begins_with_the_weights_of_another() {
+    let place = Place::new();
+    let (config, first) = (place.config(14, 2), place.path("first"));
+    train(&config, &first, &[]);
+    let from = format!("{first}/checkpoints/{}", checkpoints(&first)[0]);
+    // A learning rate of next to nothing, so that the weights are still those of the first run after a step.
+    let still = ["--set", "stage.0.learning_rate=1e-30", "--set", "stage.0.steps=1", "--from", &from];
+    let weights = |run: &str| final_state(run)[Path::new("model.safetensors")].clone();
+    let (bare, whole) = (place.path("bare"), place.path("whole"));
+    train(&config, &bare, &still);
+    train(&config, &whole, &[&still[..], &["--with-optimizer"]].concat());
+    assert!(weights(&bare) == weights(&first) && weights(&whole) == weights(&first));
+    let updates = |run: &str| manifest(run, &checkpoints(run)[0]).state["updates"].as_u64().unwrap();
+    assert_eq!((updates(&bare), updates(&whole)), (1, 15));
+    assert_eq!(manifest(&bare, &checkpoints(&bare)[0]).step, 1);
+    // The same command, and the one without --from, go on.
+    train(&config, &bare, &still);
+    train(&config, &bare, &still[..4]);
+
+    let refused = |more: &[&str], words: &[&str]| {
+        let ran = run(&[&["run", "--config", &config, "--run", &place.path("refused")], more].concat());
+        assert_eq!(ran.code, 2, "{}", ran.err);
+        words.iter().for_each(|word| assert!(ran.err.contains(word), "no {word:?} in {}", ran.err));
+        assert!(!Path::new(&place.path("refused")).exists(), "a refused run left something behind");
+    };
+    refused(&["--from", &from, "--set", "model.hidden=64"], &["run.from", "hidden = 32, the configuration 64"]);
+    refused(&["--from", &first], &["run.from", "is no checkpoint", "checkpoints/step-"]);
+    refused(&["--from", &format!("{first}/checkpoints/step-000000099-a0001")], &["run.from", "no such object"]);
+    refused(&["--with-optimizer"], &["--from"]);
+}
+
+#[test]
+fn changes_are_refused_unless_they_are_named() {
+    let place = Place::new();
+    let (config, url) = (place.config(7, 2), place.path("run"));
+    train(&config, &url, &[]);
+    let change = ["--set", "stage.0.steps=14", "--set", "model.dropout=0.2"];
+    let refused = run(&[&["run", "--config", &config, "--run", &url], &change[..]].concat());
+    assert_eq!(refused.code, 2);
+    for word in ["stage.0.steps: 7 in the run, 14 now", "model.dropout", "--allow-change"] {
+        assert!(refused.err.contains(word), "{}", refused.err);
+    }
+    let log = train(&config, &url, &[&change[..], &["--allow-change", "stage.0.steps", "--allow-change", "model"]].concat());
+    assert!(log.contains("taken over: stage.0.steps: 7 in the run, 14 now"), "{log}");
+    assert!(log.contains("training goes on from step-000000007-a0001"), "{log}");
+    // A width that no checkpoint has does not start the run anew.
+    let wide = ["--set", "stage.0.steps=14", "--set", "model.hidden=64", "--set", "model.dropout=0.2"];
+    let misfit = run(&[&["run", "--config", &config, "--run", &url, "--allow-change", "model"], &wide[..]].concat());
+    assert_eq!(misfit.code, 2, "{}", misfit.err);
+    assert!(misfit.err.contains("model.hidden: 32 in the run, 64 now"), "{}", misfit.err);
+    assert_eq!(steps(&url)[0], 14);
+    // Other micro-batches need no permission, and are said.
+    let small = ["--set", "stage.0.micro_batch_tokens=128", "--set", "stage.0.steps=14", "--set", "model.dropout=0.2"];
+    let log = train(&config, &url, &small);
+    assert!(log.contains("other dropout from here on"), "{log}");
+}
+
+/// Sound, but of another model: passed over where the run has another, and no reason to start anew where it has none.
+#[test]
+fn checkpoints_that_do_not_fit_are_passed_over() {
+    let place = Place::new();
+    let (config, wide, url) = (place.config(7, 2), place.path("wide"), place.path("run"));
+    train(&config, &wide, &["--set", "model.intermediate=128", "--set", "stage.0.steps=14"]);
+    train(&config, &url, &[]);
+    let (alien, longer) = (checkpoints(&wide).remove(0), ["--set", "stage.0.steps=8", "--allow-change", "stage"]);
+    checkpoint::copy(&Store::open(&wide).unwrap(), &alien, &Store::open(&url).unwrap()).unwrap();
+    let log = train(&config, &url, &longer);
+    let why = format!("passed over a checkpoint: {alien}: it has 128 elements of");
+    assert!(log.contains("training goes on from step-000000007-a0001"), "{log}");
+    assert!(log.contains(&why), "{log}");
+
+    let empty = place.path("empty");
+    checkpoint::copy(&Store::open(&wide).unwrap(), &alien, &Store::open(&empty).unwrap()).unwrap();
+    let ran = run(&["run", "--config", &config, "--run", &empty]);
+    assert_eq!(ran.code, 2, "{}", ran.err);
+    assert!(ran.err.contains("no checkpoint of") && ran.err.contains("fits the run's configuration"), "{}", ran.err);
+}
+
+#[test]
+fn a_copy_is_a_run_of_its_own() {
+    let place = Place::new();
+    let (config, url, copied) = (place.config(14, 2), place.path("run"), place.path("copied"));
+    train(&config, &url, &[]);
+    train(&config, &url, &["--set", "stage.0.steps=21", "--allow-change", "stage"]);
+    let newest = checkpoints(&url).remove(0);
+    assert_eq!(newest, "step-000000021-a0002");
+    done(&["checkpoint", "copy", &format!("{url}/checkpoints/{newest}"), &copied]);
+    assert_eq!(final_state(&copied), final_state(&url));
+    // The copied checkpoint has a higher attempt than a first start: what follows must come after it all the same.
+    train(&config, &copied, &["--set", "stage.0.steps=28", "--allow-change", "stage"]);
+    assert_eq!(checkpoints(&copied), ["step-000000028-a0003", newest.as_str()]);
+    let no_checkpoint = run(&["checkpoint", "copy", &url, &copied]);
+    assert_eq!(no_checkpoint.code, 2, "{}", no_checkpoint.err);
+}
+
+#[test]
+fn a_checkpoint_can_be_asked_for() {
+    let place = Place::new();
+    let (config, url) = (place.config(100_000, 2), place.path("run"));
+    let mut running = Running::start_with(&config, &url, &["--set", "checkpoint.every_steps=0"]);
+    running.reach(1);
+    done(&["checkpoint", "save", &url]);
+    wait_until(&mut running, || !checkpoints(&url).is_empty());
+    running.reach_now(50);
+    assert_eq!(checkpoints(&url).len(), 1, "one request, one checkpoint");
+    running.kill_coordinator("-TERM");
+    let ended = running.end();
+    assert_eq!(ended.code, Some(75), "{}", ended.log);
+    let idle = run(&["checkpoint", "save", &url]);
+    assert!(idle.code == 1 && idle.err.contains("is not being trained"), "{}", idle.err);
+}
+
+#[test]
+fn checkpoints_come_by_the_minute() {
+    let place = Place::new();
+    let (config, url) = (place.config(100_000, 2), place.path("run"));
+    let sets = ["--set", "checkpoint.every_steps=0", "--set", "checkpoint.every_minutes=0.005"];
+    let mut running = Running::start_with(&config, &url, &sets);
+    wait_until(&mut running, || checkpoints(&url).len() >= 3);
+    running.kill_coordinator("-TERM");
+    assert_eq!(running.end().code, Some(75));
+}
+
+/// Reads records, so that the run goes on, until something holds.
+fn wait_until(running: &mut Running, holds: impl Fn() -> bool) {
+    let start = Instant::now();
+    while running.record().is_some() && !holds() {
+        assert!(start.elapsed() < Duration::from_secs(120), "it never came to hold");
+    }
+}
+
+/// A file system of its own, or `None` where this process may not mount one.
+struct Disk(tempfile::TempDir);
+
+impl Disk {
+    fn mount(options: &str) -> Option<Self> {
+        let disk = Self(tempfile::tempdir().unwrap());
+        let mounted = mount(&["-t", "tmpfs", "-o", options, "tmpfs"], disk.0.path());
+        if !mounted {
+            eprintln!("SKIPPED: this process may not mount a file system");
+        }
+        mounted.then_some(disk)
+    }
+
+    fn url(&self) -> String {
+        self.0.path().join("run").to_str().unwrap().to_owned()
+    }
+
+    fn remount(&self, how: &str) {
+        assert!(mount(&["-o", &format!("remount,{how}")], self.0.path()));
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.0.path()).stderr(Stdio::null()).status();
+    }
+}
+
+fn mount(arguments: &[&str], on: &Path) -> bool {
+    Command::new("mount").args(arguments).arg(on).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+/// A folder that becomes read-only delays checkpoints, and nothing else; the saves go on when it can be written again.
+#[test]
+fn training_goes_on_while_the_store_takes_nothing() {
+    let Some(disk) = Disk::mount("size=64m") else { return };
+    let place = Place::new();
+    let (config, url) = (place.config(100_000, 2), disk.url());
+    let mut running = Running::start(&config, &url);
+    wait_until(&mut running, || !checkpoints(&url).is_empty());
+    disk.remount("ro");
+    let there = checkpoints(&url);
+    running.reach_now(200);
+    assert_eq!(checkpoints(&url), there);
+    disk.remount("rw");
+    wait_until(&mut running, || checkpoints(&url)[0] != there[0]);
+    running.kill_coordinator("-TERM");
+    let ended = running.end();
+    assert_eq!(ended.code, Some(75), "{}", ended.log);
+    assert!(!ended.log.contains("started again"), "{}", ended.log);
+    for word in ["was not saved, training goes on and another is tried in", "access denied", "Read-only file system"] {
+        assert!(ended.log.contains(word), "no {word:?} in {}", ended.log);
+    }
+}
+
+/// A disk that stays full ends the run when the limit has passed, with one message, and the checkpoints before stand.
+#[test]
+fn a_store_that_stays_down_stops_the_run() {
+    let Some(disk) = Disk::mount("size=1m") else { return };
+    let place = Place::new();
+    let (config, url) = (place.config(100_000, 2), disk.url());
+    let more = ["--set", "checkpoint.give_up_minutes=0.05", "--set", "checkpoint.keep=100"];
+    let ended = Running::start_with(&config, &url, &more).end();
+    assert_eq!(ended.code, Some(1), "{}", ended.log);
+    for word in ["No space left on device", "checkpoint.give_up_minutes is 0.05", "was not saved, training goes on"] {
+        assert!(ended.log.contains(word), "no {word:?} in {}", ended.log);
+    }
+    assert_eq!(ended.log.matches("attempt 2").count(), 0, "it is not started again: {}", ended.log);
+    assert_eq!(ended.log.matches("lambert: error: ").count(), 1, "{}", ended.log);
+    done(&["checkpoint", "verify", &url]);
+    let (there, all) = (checkpoints(&url), content(&Path::new(&url).join("checkpoints")));
+    assert!(!there.is_empty());
+    let orphans: Vec<_> = all.keys().filter(|name| !there.iter().any(|checkpoint| name.starts_with(checkpoint))).collect();
+    assert_eq!(orphans, [Path::new(""); 0], "what failed saves have written fills the disk");
+}
