@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::model::Parameters;
 use crate::optim::{self, Optimizer};
 
-pub use resume::{choose, read_model, resume};
+pub use resume::{choose, read_model, read_state, resume};
 pub use saver::Saver;
 
 /// All that an update changes.
@@ -62,7 +62,8 @@ pub struct Origin {
 }
 
 impl State {
-    fn new(config: &lambert_config::RunConfig, parameters: Parameters) -> Self {
+    /// Step 0 with these weights and no moments.
+    pub fn new(config: &lambert_config::RunConfig, parameters: Parameters) -> Self {
         let elements = parameters.values.numel();
         Self {
             step: 0,

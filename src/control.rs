@@ -114,7 +114,15 @@ impl Post {
         let agent = ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(5))).build().new_agent();
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
         let progress = Progress { rank, pid: std::process::id(), host, step: 0, records: Vec::new() };
-        Self { agent, url, authorization: format!("Bearer {token}"), progress, directive, told: Directive::Continue, heard: Instant::now() }
+        Self {
+            agent,
+            url,
+            authorization: format!("Bearer {token}"),
+            progress,
+            directive,
+            told: Directive::Continue,
+            heard: Instant::now(),
+        }
     }
 
     /// Posts until the training loop is done with it.

@@ -162,7 +162,8 @@ impl<'a> Trial<'a> {
         let mut attempts = BTreeMap::<u64, Vec<(u64, Vec<u8>)>>::new();
         for (name, text) in sheets {
             let name = name.to_str().unwrap();
-            let (attempt, from) = name.trim_end_matches(".jsonl").trim_start_matches("attempt-").split_once("-from-").unwrap();
+            let (attempt, from) =
+                name.trim_end_matches(".jsonl").trim_start_matches("attempt-").split_once("-from-").unwrap();
             attempts.entry(attempt.parse().unwrap()).or_default().push((from.parse().unwrap(), text));
         }
         let (mut history, mut bound) = (Vec::new(), u64::MAX);
@@ -209,7 +210,8 @@ impl<'a> Trial<'a> {
 
 fn kill(pid: u32) {
     // It may have left by itself a moment ago.
-    let _ = std::process::Command::new("kill").args(["-9", &pid.to_string()]).stderr(std::process::Stdio::null()).status();
+    let _ =
+        std::process::Command::new("kill").args(["-9", &pid.to_string()]).stderr(std::process::Stdio::null()).status();
 }
 
 fn wait_for_workers(url: &str) {
@@ -253,13 +255,7 @@ fn in_a_bucket(kills: usize) {
     let (place, steps) = (Place::new(), 50 * kills as u64 + 60);
     let (reference, records) = undisturbed(&place, steps);
     let server = Server::start(Path::new(&place.path("s3")), 0);
-    let variables = [
-        ("AWS_ENDPOINT_URL", server.endpoint()),
-        ("AWS_REGION", "us-east-1".to_owned()),
-        ("AWS_ACCESS_KEY_ID", s3_server::ACCESS_KEY.to_owned()),
-        ("AWS_SECRET_ACCESS_KEY", s3_server::SECRET_KEY.to_owned()),
-    ];
-    support::ENVIRONMENT.set(variables.into()).unwrap();
+    support::ENVIRONMENT.set(server.environment()).unwrap();
     let faults = vec![
         Fault::Refuse(500, "InternalError"),
         Fault::Refuse(503, "SlowDown"),

@@ -3,13 +3,16 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
+#[path = "../cluster/store/tests/s3_server/mod.rs"]
+mod s3_server;
 mod support;
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use lambert_store::{Store, checkpoint};
+use lambert_store::{Store, checkpoint, hash};
+use s3_server::{Fault, Rule, Server};
 use support::{Place, Running, checkpoints, content, done, final_state, run};
 
 fn steps(run: &str) -> Vec<u64> {
@@ -50,8 +53,10 @@ fn the_last_every_nth_and_the_best_are_kept() {
     let best = newest.best.unwrap();
     let losses: Vec<f64> = evaluations(&url);
     assert_eq!(losses.len(), 4);
-    assert_eq!(best.loss, losses.iter().copied().fold(f64::INFINITY, f64::min));
-    assert_eq!((newest.step, newest.held_out_loss), (40, losses.last().copied()));
+    assert!((best.loss - losses.iter().copied().fold(f64::INFINITY, f64::min)).abs() < 1e-9);
+    // JSON is read back to within the last bit.
+    let same = |a: f64, b: f64| (a - b).abs() <= 1e-12 * a.abs();
+    assert!(newest.step == 40 && same(newest.held_out_loss.unwrap(), losses[3]));
     let best_step = steps_of(&best.checkpoint);
     assert!(best_step < 40, "the best is the last: {losses:?}");
     assert_eq!(manifest(&url, &best.checkpoint).held_out_loss, Some(best.loss));
@@ -69,9 +74,9 @@ fn steps_of(name: &str) -> u64 {
 
 /// Losses of the evaluations among the run's records.
 fn evaluations(url: &str) -> Vec<f64> {
-    let lines = content(&Path::new(url).join("metrics")).into_values().flat_map(|text| {
-        String::from_utf8(text).unwrap().lines().map(str::to_owned).collect::<Vec<_>>()
-    });
+    let lines = content(&Path::new(url).join("metrics"))
+        .into_values()
+        .flat_map(|text| String::from_utf8(text).unwrap().lines().map(str::to_owned).collect::<Vec<_>>());
     let loss = |line: String| {
         let value: serde_json::Value = serde_json::from_str(&line).unwrap();
         (value["event"] == "evaluation")
@@ -123,7 +128,8 @@ fn changes_are_refused_unless_they_are_named() {
     for word in ["stage.0.steps: 7 in the run, 14 now", "model.dropout", "--allow-change"] {
         assert!(refused.err.contains(word), "{}", refused.err);
     }
-    let log = train(&config, &url, &[&change[..], &["--allow-change", "stage.0.steps", "--allow-change", "model"]].concat());
+    let log =
+        train(&config, &url, &[&change[..], &["--allow-change", "stage.0.steps", "--allow-change", "model"]].concat());
     assert!(log.contains("taken over: stage.0.steps: 7 in the run, 14 now"), "{log}");
     assert!(log.contains("training goes on from step-000000007-a0001"), "{log}");
     // A width that no checkpoint has does not start the run anew.
@@ -212,6 +218,95 @@ fn wait_until(running: &mut Running, holds: impl Fn() -> bool) {
     }
 }
 
+/// Replaces `from` by `to` in a checkpoint's manifest and seals it again, as anybody who knows the format can.
+fn forge(manifest: &Path, from: &str, to: &str) {
+    let text = std::fs::read_to_string(manifest).unwrap();
+    assert!(text.contains(from), "no {from} in {text}");
+    std::fs::write(manifest, support::seal(&text.replacen(from, to, 1))).unwrap();
+}
+
+/// A checkpoint that somebody has made up, with all checksums right, is refused for what it is.
+#[test]
+fn an_adversarys_checkpoint_is_passed_over() {
+    let place = Place::new();
+    let (config, url) = (place.config(14, 1), place.path("run"));
+    train(&config, &url, &[]);
+    let newest = checkpoints(&url).remove(0);
+    let folder = Path::new(&url).join("checkpoints").join(&newest);
+    let (weights, whole) = (folder.join("model.safetensors"), content(&folder));
+    let entry = |bytes: &[u8]| (format!("\"bytes\": {}", bytes.len()), hash::sha256(bytes));
+    let before = entry(&whole[Path::new("model.safetensors")]);
+    let replace = |bytes: Vec<u8>| {
+        let after = entry(&bytes);
+        std::fs::write(&weights, bytes).unwrap();
+        forge(&folder.join("manifest.json"), &before.0, &after.0);
+        forge(&folder.join("manifest.json"), &before.1, &after.1);
+    };
+    let name = |to: &str| forge(&folder.join("manifest.json"), "\"model.safetensors\"", &format!("{to:?}"));
+    let mut not_a_number = whole[Path::new("model.safetensors")].clone();
+    let end = not_a_number.len();
+    not_a_number[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+    let petabyte = [&(1u64 << 50).to_le_bytes()[..], b"{}"].concat();
+    let tricks: [(&dyn Fn(), &str); 7] = [
+        (&|| name("../../../../etc/passwd"), "not an object name"),
+        (&|| name("s3://elsewhere/model.safetensors"), "not an object name"),
+        (&|| name("/etc/passwd"), "not an object name"),
+        (&|| name("optimizer-00000-of-00001.safetensors"), "named twice"),
+        (&|| forge(&folder.join("manifest.json"), &before.0, "\"bytes\": 1125899906842624"), "1125899906842624 bytes"),
+        (&|| replace(petabyte.clone()), "claims a header of 1125899906842624 bytes"),
+        (&|| replace(not_a_number.clone()), "finite"),
+    ];
+    for (trick, word) in tricks {
+        trick();
+        let ran = run(&["run", "--config", &config, "--run", &url]);
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        let line = ran.err.lines().find(|line| line.contains(&format!("passed over a checkpoint: {newest}")));
+        assert!(line.is_some_and(|line| line.contains(word)), "no {word:?} in {}", ran.err);
+        assert!(ran.err.contains("training goes on from step-000000007-a0001"), "{}", ran.err);
+        // As it was before, for the next trick.
+        let later = checkpoints(&url).into_iter().filter(|name| *name != newest && !name.ends_with("a0001"));
+        later.for_each(|name| std::fs::remove_dir_all(Path::new(&url).join("checkpoints").join(name)).unwrap());
+        whole.iter().for_each(|(name, bytes)| std::fs::write(folder.join(name), bytes).unwrap());
+    }
+    assert_eq!(train(&config, &url, &[]).matches("passed over").count(), 0);
+}
+
+/// What a bucket refuses is a warning that says why; saves go on when it does not refuse any more.
+#[test]
+fn a_bucket_that_refuses_delays_checkpoints() {
+    let place = Place::new();
+    let server = Server::start(Path::new(&place.path("s3")), 0);
+    support::ENVIRONMENT.set(server.environment()).unwrap();
+    let (config, url) = (place.config(100_000, 2), format!("s3://{}/run", s3_server::BUCKET));
+    let mut running = Running::start(&config, &url);
+    wait_until(&mut running, || !checkpoints(&url).is_empty());
+    let refusals = [(403, "AccessDenied"), (400, "ExpiredToken"), (403, "RequestTimeTooSkewed")];
+    for (status, code) in refusals {
+        let there = checkpoints(&url);
+        let fault = Fault::Refuse(status, code);
+        let rule =
+            Rule { method: "PUT".parse().unwrap(), contains: "/checkpoints/", after: 0, times: usize::MAX, fault };
+        server.fail(rule);
+        wait_until(&mut running, || server.hits() > 0);
+        running.reach_now(50);
+        server.clear();
+        wait_until(&mut running, || checkpoints(&url)[0] != there[0]);
+    }
+    running.kill_coordinator("-TERM");
+    let ended = running.end();
+    assert_eq!(ended.code, Some(75), "{}", ended.log);
+    for (_, code) in refusals {
+        let line = ended.log.lines().find(|line| line.contains("was not saved") && line.contains(code));
+        assert!(
+            line.is_some_and(|line| line.contains("access denied") && line.contains("credentials")),
+            "{code}: {}",
+            ended.log
+        );
+    }
+    assert!(!ended.log.contains(s3_server::SECRET_KEY) && !ended.log.contains("attempt 2"), "{}", ended.log);
+    done(&["checkpoint", "verify", &url]);
+}
+
 /// A file system of its own, or `None` where this process may not mount one.
 struct Disk(tempfile::TempDir);
 
@@ -284,6 +379,7 @@ fn a_store_that_stays_down_stops_the_run() {
     done(&["checkpoint", "verify", &url]);
     let (there, all) = (checkpoints(&url), content(&Path::new(&url).join("checkpoints")));
     assert!(!there.is_empty());
-    let orphans: Vec<_> = all.keys().filter(|name| !there.iter().any(|checkpoint| name.starts_with(checkpoint))).collect();
+    let orphans: Vec<_> =
+        all.keys().filter(|name| !there.iter().any(|checkpoint| name.starts_with(checkpoint))).collect();
     assert_eq!(orphans, [Path::new(""); 0], "what failed saves have written fills the disk");
 }

@@ -108,8 +108,5 @@ fn shift_cursor(run: &str) {
     let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap();
     let cursor: u64 = rest[..digits].parse().unwrap();
     let text = format!("{head}\"cursor\": {{{key}\": {}{}", cursor + 1, &rest[digits..]);
-    let seal = text.rfind("\"manifest_sha256\": \"").unwrap() + "\"manifest_sha256\": \"".len();
-    let unsealed = format!("{}{}{}", &text[..seal], "0".repeat(64), &text[seal + 64..]);
-    let sealed = format!("{}{}{}", &text[..seal], lambert_store::hash::sha256(unsealed.as_bytes()), &text[seal + 64..]);
-    std::fs::write(path, sealed).unwrap();
+    std::fs::write(path, support::seal(&text)).unwrap();
 }

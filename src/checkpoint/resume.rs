@@ -154,16 +154,22 @@ fn begin_from(config: &RunConfig, url: &str, specs: Vec<Spec>, datasets: &Datase
 
 fn load(session: &Session, manifest: &Manifest, datasets: &Datasets) -> Result<State, Error> {
     let config = &session.config;
-    let facts = files::facts(manifest)?;
     let specs = parameters::specs(&config.model, layers(config, manifest), vocabulary(datasets));
     let parameters = torch::guard(|| Parameters::zeros(specs))?;
     let mut state = State::new(config, parameters);
-    files::read(&session.store, manifest, &mut state.parameters, Some(&mut state.optimizer))?;
+    read_state(&session.store, manifest, &mut state)?;
+    Ok(state)
+}
+
+/// Fills `state`, which has a model's parameters, from a checkpoint; each object is checked against the manifest.
+pub fn read_state(store: &Store, manifest: &Manifest, state: &mut State) -> Result<(), Error> {
+    let facts = files::facts(manifest)?;
+    files::read(store, manifest, &mut state.parameters, Some(&mut state.optimizer))?;
     state.optimizer.updates = facts.updates;
     state.skipped_updates = facts.skipped_updates;
     state.step = manifest.step;
     state.cursors = manifest.cursor.clone();
-    Ok(state)
+    Ok(())
 }
 
 /// Encoder layers at the time of a checkpoint.

@@ -101,11 +101,7 @@ impl<'a> Saver<'a> {
 
     /// Takes an evaluation in, as a line among the records of the steps. Returns whether its checkpoint is the best so
     /// far and is to be kept for that; all ranks are told rank 0's word.
-    pub fn push_evaluation(
-        &mut self,
-        collective: &mut dyn Collective,
-        evaluation: &Evaluation,
-    ) -> Result<bool, Error> {
+    pub fn push_evaluation(&mut self, collective: &mut dyn Collective, evaluation: &Evaluation) -> Result<bool, Error> {
         self.records.push(&EventKind::Evaluation(evaluation.clone()))?;
         let loss = evaluation.mlm_loss + evaluation.pair_loss.unwrap_or(0.0);
         self.evaluated = loss.is_finite().then_some((evaluation.step, loss));
@@ -246,7 +242,12 @@ impl<'a> Saver<'a> {
             self.newest = Some((name.clone(), manifest.step));
             if decided.is_some() {
                 let written = began.elapsed().as_secs_f64();
-                self.session.control.event(EventKind::Checkpoint { name, step: manifest.step, seconds: stall, written });
+                self.session.control.event(EventKind::Checkpoint {
+                    name,
+                    step: manifest.step,
+                    seconds: stall,
+                    written,
+                });
             }
             return Ok(());
         }

@@ -274,3 +274,10 @@ pub fn assert_same_bits(one: &str, other: &str) {
         assert!(bytes == &other[name], "{} differs", name.display());
     }
 }
+
+/// A manifest's text with the checksum that belongs to it, as its writer seals it.
+pub fn seal(text: &str) -> String {
+    let at = text.rfind("\"manifest_sha256\": \"").unwrap() + "\"manifest_sha256\": \"".len();
+    let with = |digits: &str| format!("{}{digits}{}", &text[..at], &text[at + 64..]);
+    with(&lambert_store::hash::sha256(with(&"0".repeat(64)).as_bytes()))
+}

@@ -280,3 +280,30 @@ fn a_copy_is_the_same_checkpoint_and_a_damaged_one_is_not_copied() {
     assert!(checkpoint::copy(&run, &name, &elsewhere).unwrap_err().is_damaged());
     assert_eq!(names(&elsewhere), [""; 0]);
 }
+
+/// Every byte of the manifest, of the headers and every 29th of the data, flipped; and every length that is shorter.
+#[test]
+fn no_byte_can_change_and_none_can_be_missing() {
+    let (_folder, run) = folder_store();
+    let lease = Lease::take(&run).unwrap();
+    let name = save(&run, &lease, 100);
+    for object in [&["manifest.json"], &OBJECTS[..]].concat() {
+        let file = run.local_path(&path(&name, object)).unwrap().unwrap();
+        let whole = std::fs::read(&file).unwrap();
+        let noticed = |bytes: &[u8], what: &str, at: usize| {
+            std::fs::write(&file, bytes).unwrap();
+            let error = checkpoint::verify(&run, &name).expect_err("it verifies");
+            assert!(error.is_damaged(), "{object}, {what} at {at}: {error}");
+        };
+        let head = if object == "manifest.json" { whole.len() } else { 100 };
+        for at in (0..whole.len()).filter(|at| *at < head || at % 29 == 0 || at + 8 > whole.len()) {
+            let mut flipped = whole.clone();
+            flipped[at] ^= 1 << (at % 8);
+            noticed(&flipped, "flipped", at);
+            noticed(&whole[..at], "cut", at);
+        }
+        noticed(&[&whole[..], b" "].concat(), "lengthened", whole.len());
+        std::fs::write(&file, whole).unwrap();
+    }
+    checkpoint::verify(&run, &name).unwrap();
+}

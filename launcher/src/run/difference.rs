@@ -48,7 +48,9 @@ impl Difference {
     /// Whether it gives the weights other shapes: then no checkpoint from before can be gone on from.
     pub fn is_of_shapes(&self) -> bool {
         ["hidden", "intermediate", "positions", "layers"].iter().any(|name| {
-            self.key.rsplit_once('.').is_some_and(|(section, key)| key == *name && (section == "model" || section.starts_with("stage")))
+            self.key
+                .rsplit_once('.')
+                .is_some_and(|(section, key)| key == *name && (section == "model" || section.starts_with("stage")))
         })
     }
 }

@@ -137,7 +137,9 @@ fn configuration(arguments: &cli::Run, store: &Store, stored: Option<&str>) -> R
         (None, None) => return Err(Failure::usage(OrderError::NoConfig { url: store.url().to_owned() })),
     };
     match (&arguments.from, stored) {
-        (Some(from), _) => (config.run.from, config.run.from_optimizer) = (Some(from.clone()), arguments.with_optimizer),
+        (Some(from), _) => {
+            (config.run.from, config.run.from_optimizer) = (Some(from.clone()), arguments.with_optimizer)
+        }
         // Where a run began needs to be said once.
         (None, Some(text)) if config.run.from.is_none() => {
             let before = parse_stored(text, store)?.run;

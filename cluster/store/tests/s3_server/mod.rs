@@ -109,6 +109,21 @@ impl Server {
         Store::open_with(&format!("s3://{BUCKET}/{prefix}"), Settings { patience, options }).unwrap()
     }
 
+    /// The variables by which a program finds this server and may use it.
+    pub fn environment(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("AWS_ENDPOINT_URL", self.endpoint()),
+            ("AWS_REGION", "us-east-1".to_owned()),
+            ("AWS_ACCESS_KEY_ID", ACCESS_KEY.to_owned()),
+            ("AWS_SECRET_ACCESS_KEY", SECRET_KEY.to_owned()),
+        ]
+    }
+
+    /// How many requests were hit by a fault since the last [`Server::clear`].
+    pub fn hits(&self) -> usize {
+        *self.layer.hit.lock().unwrap()
+    }
+
     pub fn fail(&self, rule: Rule) {
         self.layer.rules.lock().unwrap().push(rule);
     }

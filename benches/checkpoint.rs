@@ -1,0 +1,205 @@
+//! What a checkpoint of BERT-base with LAMB's moments costs (1.3 GB), beside one memcpy, a plain write and read, and, with
+//! the `--python` of an environment that has torch and safetensors, beside theirs:
+//! `cargo bench --bench checkpoint [-- [--layers N] [--folder DIR] [--python PYTHON]]`.
+//!
+//! All contestants take turns in each round, so that whatever else the machine does hits all of them; medians are shown.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a benchmark reports")]
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use clap::Parser;
+use lambert::checkpoint::snapshot::{Object, Snapshot};
+use lambert::checkpoint::{State, read_state};
+use lambert::model::{Parameters, parameters};
+use lambert_config::RunConfig;
+use lambert_store::checkpoint::{FORMAT, Manifest, Writer, verify};
+use lambert_store::{Lease, Store};
+
+const VOCABULARY: usize = 30_522;
+
+#[derive(Parser)]
+struct Arguments {
+    /// Encoder layers of BERT-base's width
+    #[arg(long, default_value_t = 12)]
+    layers: usize,
+    /// Rounds, of which the median is shown
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Where to write; the system's folder for temporary files if absent
+    #[arg(long)]
+    folder: Option<String>,
+    /// A Python with torch and safetensors, to be compared with
+    #[arg(long)]
+    python: Option<String>,
+    /// What cargo passes to every benchmark
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// Seconds of each contestant, a list each.
+type Times = Vec<(&'static str, Vec<f64>)>;
+
+fn note(times: &mut Times, name: &'static str, seconds: f64) {
+    match times.iter_mut().find(|(known, _)| *known == name) {
+        Some((_, all)) => all.push(seconds),
+        None => times.push((name, vec![seconds])),
+    }
+}
+
+fn timed<T>(times: &mut Times, name: &'static str, once: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let value = once();
+    note(times, name, start.elapsed().as_secs_f64());
+    value
+}
+
+fn main() {
+    lambert::torch::keep_pages();
+    let arguments = Arguments::parse();
+    let parent = arguments.folder.clone().map_or_else(std::env::temp_dir, Into::into);
+    let folder = tempfile::tempdir_in(parent).unwrap();
+    let mut state = state(arguments.layers);
+    let mut snapshot = Snapshot::new(state.parameters.specs(), 0, 1).unwrap();
+    let size = 12 * state.optimizer.first_moment.len();
+    let store = Store::open(folder.path().join("run").to_str().unwrap()).unwrap();
+    let lease = Lease::take(&store).unwrap();
+    let (source, mut target) = (vec![1u8; size], vec![2u8; size]);
+    let mut peers = arguments.python.as_deref().map(|python| Peers::start(python, size / 12, folder.path()));
+    let mut times = Times::new();
+    for round in 0..arguments.rounds as u64 {
+        timed(&mut times, "memcpy", || target.copy_from_slice(&source));
+        std::hint::black_box(&target);
+        state.step = round;
+        save(&mut times, &store, &lease, &mut snapshot, &state);
+        let plain = folder.path().join("plain");
+        timed(&mut times, "plain write + fsync", || plain_write(&plain, &source));
+        load(&mut times, &store, &mut state);
+        timed(&mut times, "plain read", || plain_read(&plain, &mut target));
+        if let Some(peers) = &mut peers {
+            peers.round(&mut times);
+        }
+        std::fs::remove_dir_all(folder.path().join("run/checkpoints")).unwrap();
+    }
+    show(times, size);
+}
+
+fn state(layers: usize) -> State {
+    let config = RunConfig::default();
+    let specs = parameters::specs(&config.model, layers, VOCABULARY);
+    let mut state = State::new(&config, Parameters::initialize(specs, 1, 0.02));
+    for (moment, scale) in [(&mut state.optimizer.first_moment, 1e-3), (&mut state.optimizer.second_moment, 1e-6)] {
+        moment.iter_mut().enumerate().for_each(|(i, value)| *value = (i % 1013) as f32 * scale);
+    }
+    state
+}
+
+/// What training waits for, and the whole save.
+fn save(times: &mut Times, store: &Store, lease: &Lease, snapshot: &mut Snapshot, state: &State) {
+    let start = Instant::now();
+    let writer = Writer::new(store, state.step, lease.attempt());
+    let begin = |object: Object| (writer.start_object(&object.name, object.bytes).unwrap(), object.slices);
+    let pending: Vec<_> = snapshot.take(state).into_iter().map(begin).collect();
+    note(times, "lambert: training waits", start.elapsed().as_secs_f64());
+    let objects = pending.into_iter().map(|(object, slices)| {
+        let mut entry = object.wait().unwrap();
+        entry.slices = slices;
+        entry
+    });
+    let manifest = Manifest {
+        format: FORMAT,
+        step: state.step,
+        attempt: lease.attempt(),
+        parent: None,
+        stage: 0,
+        cursor: Default::default(),
+        config_sha256: "0".repeat(64),
+        world: 1,
+        held_out_loss: None,
+        best: None,
+        state: serde_json::json!({ "updates": 1, "skipped_updates": 0, "vocabulary": VOCABULARY, "lowercase": true }),
+        objects: objects.collect(),
+    };
+    writer.commit(&manifest, lease).unwrap();
+    note(times, "lambert: save, committed", start.elapsed().as_secs_f64());
+}
+
+fn load(times: &mut Times, store: &Store, state: &mut State) {
+    let name = format!("step-{:09}-a0001", state.step);
+    let manifest = timed(times, "lambert: verify", || verify(store, &name).unwrap());
+    timed(times, "lambert: load, hashed", || read_state(store, &manifest, state).unwrap());
+}
+
+fn plain_write(file: &Path, bytes: &[u8]) {
+    let mut file = File::create(file).unwrap();
+    file.write_all(bytes).unwrap();
+    file.sync_all().unwrap();
+}
+
+fn plain_read(file: &Path, into: &mut [u8]) {
+    File::open(file).unwrap().read_exact(into).unwrap();
+}
+
+/// A Python process that saves a state of the same size in its own ways.
+struct Peers {
+    process: Child,
+    answers: std::io::Lines<BufReader<std::process::ChildStdout>>,
+}
+
+const WAYS: [&str; 4] = ["torch.save", "safetensors save_file", "torch dcp save", "torch dcp async_save"];
+
+impl Peers {
+    fn start(python: &str, elements: usize, folder: &Path) -> Self {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/checkpoint_peers.py");
+        let mut process = Command::new(python)
+            .args([script, &elements.to_string(), folder.join("peers").to_str().unwrap()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let answers = BufReader::new(process.stdout.take().unwrap()).lines();
+        Self { process, answers }
+    }
+
+    fn round(&mut self, times: &mut Times) {
+        for way in WAYS {
+            writeln!(self.process.stdin.as_mut().unwrap(), "{way}").unwrap();
+            let answer = self.answers.next().unwrap().unwrap();
+            let (waits, whole) = answer.split_once(' ').unwrap();
+            if way == "torch dcp async_save" {
+                note(times, "torch dcp async_save: training waits", waits.parse().unwrap());
+            }
+            note(times, way, whole.parse().unwrap());
+        }
+    }
+}
+
+impl Drop for Peers {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn show(times: Times, size: usize) {
+    println!("{:.2} GB of state", size as f64 / 1e9);
+    let medians: Vec<_> = times
+        .into_iter()
+        .map(|(name, mut all)| {
+            all.sort_by(f64::total_cmp);
+            (name, all[all.len() / 2], all[0], all[all.len() - 1])
+        })
+        .collect();
+    let median = |wanted: &str| medians.iter().find(|(name, ..)| *name == wanted).map_or(f64::NAN, |found| found.1);
+    for (name, middle, fastest, slowest) in &medians {
+        let rate = size as f64 / middle / 1e6;
+        println!("{name:38} {middle:7.3} s ({fastest:.3} to {slowest:.3})  {rate:6.0} MB/s");
+    }
+    println!("waiting / memcpy     {:.2}", median("lambert: training waits") / median("memcpy"));
+    println!("rate of save / plain {:.2}", median("plain write + fsync") / median("lambert: save, committed"));
+    println!("rate of load / plain {:.2}", median("plain read") / median("lambert: load, hashed"));
+}
