@@ -145,7 +145,7 @@ pub fn content(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 pub struct Running {
     coordinator: Child,
     records: std::io::Lines<BufReader<ChildStdout>>,
-    log: std::thread::JoinHandle<String>,
+    log: Option<std::thread::JoinHandle<String>>,
     run: String,
 }
 
@@ -175,7 +175,7 @@ impl Running {
         let records = BufReader::new(coordinator.stdout.take().unwrap()).lines();
         let stderr: ChildStderr = coordinator.stderr.take().unwrap();
         let log = std::thread::spawn(move || std::io::read_to_string(stderr).unwrap_or_default());
-        Self { coordinator, records, log, run: run.to_owned() }
+        Self { coordinator, records, log: Some(log), run: run.to_owned() }
     }
 
     /// The next step's record; `None` when the coordinator has gone.
@@ -211,7 +211,17 @@ impl Running {
     pub fn end(mut self) -> Ended {
         let records = std::iter::from_fn(|| self.record()).collect();
         let code = self.coordinator.wait().unwrap().code();
-        Ended { code, log: self.log.join().unwrap(), records }
+        Ended { code, log: self.log.take().unwrap().join().unwrap(), records }
+    }
+}
+
+/// A test that fails leaves no run behind that goes on for ever.
+impl Drop for Running {
+    fn drop(&mut self) {
+        if matches!(self.coordinator.try_wait(), Ok(None)) {
+            let _ = self.coordinator.kill();
+            let _ = self.coordinator.wait();
+        }
     }
 }
 
