@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn records_of_a_failed_save_come_with_the_next() {
         let mut records = Records::new(2, 10);
-        let mut push = |records: &mut Records, step: u64| records.push(&step).unwrap();
+        let push = |records: &mut Records, step: u64| records.push(&step).unwrap();
         push(&mut records, 11);
         let failed = records.cut(11);
         push(&mut records, 12);

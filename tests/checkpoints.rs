@@ -381,5 +381,5 @@ fn a_store_that_stays_down_stops_the_run() {
     assert!(!there.is_empty());
     let orphans: Vec<_> =
         all.keys().filter(|name| !there.iter().any(|checkpoint| name.starts_with(checkpoint))).collect();
-    assert_eq!(orphans, [Path::new(""); 0], "what failed saves have written fills the disk");
+    assert!(orphans.is_empty(), "what failed saves have written fills the disk: {orphans:?}");
 }

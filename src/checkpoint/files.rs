@@ -77,8 +77,8 @@ pub fn read(
         let now: Vec<_> = reads.drain(..reads.len().min(PARALLEL)).collect();
         std::thread::scope(|scope| {
             let threads: Vec<_> = now.into_iter().map(|read| scope.spawn(read)).collect();
-            let ended = threads.into_iter().map(|thread| thread.join());
-            ended.map(|read| read.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect::<Result<(), _>>()
+            let mut ended = threads.into_iter().map(|thread| thread.join());
+            ended.try_for_each(|read| read.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         })?;
     }
     Ok(())

@@ -138,7 +138,7 @@ fn configuration(arguments: &cli::Run, store: &Store, stored: Option<&str>) -> R
     };
     match (&arguments.from, stored) {
         (Some(from), _) => {
-            (config.run.from, config.run.from_optimizer) = (Some(from.clone()), arguments.with_optimizer)
+            (config.run.from, config.run.from_optimizer) = (Some(from.clone()), arguments.with_optimizer);
         }
         // Where a run began needs to be said once.
         (None, Some(text)) if config.run.from.is_none() => {

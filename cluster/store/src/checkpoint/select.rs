@@ -107,8 +107,8 @@ pub fn verify(run: &Store, checkpoint: &str) -> Result<Manifest> {
         std::thread::scope(|scope| {
             let look = |entry| scope.spawn(move || looking_twice(run, || check_content(run, checkpoint, entry)));
             let threads: Vec<_> = some.iter().map(look).collect();
-            let looked = threads.into_iter().map(|thread| thread.join());
-            looked.map(|looked| looked.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect::<Result<()>>()
+            let mut looked = threads.into_iter().map(|thread| thread.join());
+            looked.try_for_each(|looked| looked.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         })?;
     }
     Ok(manifest)
