@@ -4,10 +4,11 @@
 //! - [`resume`]: the state to go on from, out of the newest checkpoint that verifies and fits
 //! - [`saver`]: when to save, and saves beside the training; [`snapshot`] is the copy that is written, [`commit`] what
 //!   rank 0 does when all ranks have written theirs, [`trouble`] what follows failures
-//! - [`files`]: the objects of a checkpoint
+//! - [`files`]: the objects of a checkpoint, which [`filler`] takes in as they are read
 
 pub mod commit;
 mod files;
+mod filler;
 mod resume;
 pub mod saver;
 pub mod snapshot;

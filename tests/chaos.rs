@@ -9,7 +9,7 @@
 mod s3_server;
 mod support;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
@@ -35,6 +35,8 @@ struct Trial<'a> {
     moments: Rng,
     starts: usize,
     tally: BTreeMap<&'static str, usize>,
+    /// Checkpoints in which a byte was flipped.
+    damaged: BTreeSet<String>,
     log: String,
 }
 
@@ -45,7 +47,7 @@ impl<'a> Trial<'a> {
         eprintln!("{name}: moments from LAMBERT_TEST_SEED={seed}");
         let (url, folder) = (place.path(name), place.path(name).into());
         let (moments, tally, log) = (Key::new(seed).rng(), BTreeMap::new(), String::new());
-        Self { place, steps, url, folder, worlds, moments, starts: 0, tally, log }
+        Self { place, steps, url, folder, worlds, moments, starts: 0, tally, damaged: BTreeSet::new(), log }
     }
 
     fn start(&mut self) -> Running {
@@ -132,11 +134,13 @@ impl<'a> Trial<'a> {
 
     /// Starts the run again; now and then with a flipped byte in its newest checkpoint, which must be passed over.
     fn start_over(&mut self) -> Running {
-        let there = checkpoints(&self.url);
-        if there.len() < 2 || self.below(3) > 0 {
+        let mut sound = checkpoints(&self.url);
+        sound.retain(|name| !self.damaged.contains(name));
+        if sound.len() < 2 || self.below(3) > 0 {
             return self.start();
         }
-        let folder = self.folder.join("checkpoints").join(&there[0]);
+        self.damaged.insert(sound[0].clone());
+        let folder = self.folder.join("checkpoints").join(&sound[0]);
         let files: Vec<_> = content(&folder).into_iter().collect();
         let (name, mut bytes) = files[self.below(files.len() as u64) as usize].clone();
         let at = self.below(bytes.len() as u64) as usize;
@@ -149,8 +153,8 @@ impl<'a> Trial<'a> {
         let ended = running.end();
         support::wait_for_no_workers(&self.url);
         let goes_on = |name: &String| ended.log.contains(&format!("training goes on from {name}"));
-        assert!(goes_on(&there[1]) && !goes_on(&there[0]), "{} at {at}: {}", name.display(), ended.log);
-        assert!(ended.log.contains(&format!("passed over a checkpoint: {}", there[0])), "{}", ended.log);
+        assert!(goes_on(&sound[1]) && !goes_on(&sound[0]), "{} at {at}: {}", name.display(), ended.log);
+        assert!(ended.log.contains(&format!("passed over a checkpoint: {}", sound[0])), "{}", ended.log);
         self.log += &ended.log;
         self.start()
     }

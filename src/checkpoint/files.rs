@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use lambert_store::Store;
 use lambert_store::checkpoint::{self as stored, Manifest, Slice};
-use safetensors::tensor::{Dtype, SafeTensors};
 
 use super::Facts;
+use super::filler::{Filler, Target};
 use crate::error::Error;
 use crate::model::Parameters;
 use crate::model::parameters::Spec;
@@ -85,15 +85,19 @@ pub fn read(
 }
 
 fn read_weights(store: &Store, manifest: &Manifest, specs: &[Spec], values: &mut [f32]) -> Result<(), Error> {
-    let bytes = stored::read_object(store, manifest, MODEL)?;
-    let file = File::open(manifest, MODEL, &bytes)?;
-    if let Some(name) = file.tensors.names().into_iter().find(|name| !specs.iter().any(|spec| spec.name == **name)) {
-        return Err(fault(manifest, format!("{MODEL} holds {name}, which this model does not have")));
-    }
-    for spec in specs {
-        file.read(&spec.name, &spec.sizes(), &mut values[spec.range()])?;
-    }
-    Ok(())
+    let mut rest = values;
+    let targets = specs.iter().map(|spec| {
+        let values = rest.split_off_mut(..spec.count()).unwrap_or_default();
+        Target { name: &spec.name, shape: spec.sizes(), values }
+    });
+    fill(store, manifest, MODEL, targets.collect())
+}
+
+/// Reads an object into `targets`, which are all that it may hold.
+fn fill(store: &Store, manifest: &Manifest, object: &str, targets: Vec<Target<'_>>) -> Result<(), Error> {
+    let mut filler = Filler::new(targets);
+    stored::stream_object(store, manifest, object, &mut filler)?;
+    filler.finish().map_or(Ok(()), |why| Err(fault(manifest, format!("{object}: {why}"))))
 }
 
 /// A part of the moments, and where it goes.
@@ -120,36 +124,12 @@ fn parts<'a>(manifest: &Manifest, optimizer: &'a mut Optimizer) -> Result<Vec<Pa
 }
 
 fn read_part(store: &Store, manifest: &Manifest, part: Part<'_>) -> Result<(), Error> {
-    let bytes = stored::read_object(store, manifest, &part.name)?;
-    let file = File::open(manifest, &part.name, &bytes)?;
-    let shape = [part.first.len()];
-    file.read(FIRST, &shape, part.first)?;
-    file.read(SECOND, &shape, part.second)
-}
-
-struct File<'a> {
-    manifest: &'a Manifest,
-    name: &'a str,
-    tensors: SafeTensors<'a>,
-}
-
-impl<'a> File<'a> {
-    fn open(manifest: &'a Manifest, name: &'a str, bytes: &'a [u8]) -> Result<Self, Error> {
-        let tensors = SafeTensors::deserialize(bytes).map_err(|error| fault(manifest, format!("{name}: {error}")))?;
-        Ok(Self { manifest, name, tensors })
-    }
-
-    fn read(&self, tensor: &str, shape: &[usize], into: &mut [f32]) -> Result<(), Error> {
-        let complain = |message: String| fault(self.manifest, format!("{}: {tensor}: {message}", self.name));
-        let view = self.tensors.tensor(tensor).map_err(|error| complain(error.to_string()))?;
-        if view.dtype() != Dtype::F32 || view.shape() != shape {
-            return Err(complain(format!("is {:?} {:?}, expected F32 {shape:?}", view.dtype(), view.shape())));
-        }
-        for (value, bytes) in into.iter_mut().zip(view.data().as_chunks::<4>().0) {
-            *value = f32::from_le_bytes(*bytes);
-        }
-        Ok(())
-    }
+    let shape = vec![part.first.len()];
+    let targets = vec![
+        Target { name: FIRST, shape: shape.clone(), values: part.first },
+        Target { name: SECOND, shape, values: part.second },
+    ];
+    fill(store, manifest, &part.name, targets)
 }
 
 fn fault(manifest: &Manifest, message: String) -> Error {

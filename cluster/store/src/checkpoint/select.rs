@@ -167,6 +167,36 @@ pub fn read_object(run: &Store, manifest: &Manifest, object: &str) -> Result<Byt
     })
 }
 
+/// Takes an object piece by piece.
+pub trait Sink {
+    /// Forgets what came: the object comes again from its beginning.
+    fn restart(&mut self);
+    /// Takes the next bytes.
+    fn update(&mut self, piece: &[u8]);
+}
+
+/// Hands one object of a checkpoint to `sink` and checks it against the manifest meanwhile: what the sink has taken is
+/// to be trusted if this succeeds, and not before.
+///
+/// # Errors
+/// As for [`read_object`].
+pub fn stream_object(run: &Store, manifest: &Manifest, object: &str, sink: &mut impl Sink) -> Result<()> {
+    let checkpoint = manifest.name();
+    let name = path(&checkpoint, object);
+    let missing = || Error::NotFound { operation: "read", url: run.url_of(&name) };
+    let entry = manifest.object(object).ok_or_else(missing)?;
+    check_size(run, &checkpoint, entry)?;
+    looking_twice(run, || {
+        sink.restart();
+        let mut hasher = Hasher::new();
+        run.read_pieces(&name, entry.bytes, |piece| {
+            hasher.update(piece);
+            sink.update(piece);
+        })?;
+        same_sha256(run, &name, entry, hasher.finish())
+    })
+}
+
 fn check_size(run: &Store, checkpoint: &str, entry: &ObjectEntry) -> Result<()> {
     let name = path(checkpoint, &entry.path);
     let found = match run.head(&name)? {
