@@ -4,7 +4,7 @@
 //! - [`resume`]: the state to go on from, out of the newest checkpoint that verifies and fits
 //! - [`saver`]: when to save, and saves beside the training; [`snapshot`] is the copy that is written, [`commit`] what
 //!   rank 0 does when all ranks have written theirs, [`trouble`] what follows failures
-//! - [`files`]: the objects of a checkpoint, which [`filler`] takes in as they are read
+//! - files and filler: the objects of a checkpoint, and how they are taken in as they are read
 
 pub mod commit;
 mod files;
