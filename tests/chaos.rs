@@ -235,7 +235,7 @@ fn undisturbed(place: &Place, steps: u64) -> (String, Vec<StepRecord>) {
 
 /// Kills of one world, in a folder: the same bits in the end.
 fn in_a_folder(kills: usize) {
-    let (place, steps) = (Place::new(), 30 * kills as u64 + 60);
+    let (place, steps) = (Place::new(), 70 * kills as u64 + 60);
     let (reference, records) = undisturbed(&place, steps);
     let mut trial = Trial::new(&place, "killed", steps, &[2]);
     trial.disturb(kills);
@@ -246,7 +246,7 @@ fn in_a_folder(kills: usize) {
 
 /// Kills after which another number of ranks goes on: the same samples in every global batch.
 fn with_changing_worlds(kills: usize) {
-    let (place, steps) = (Place::new(), 30 * kills as u64 + 60);
+    let (place, steps) = (Place::new(), 70 * kills as u64 + 60);
     let (_, records) = undisturbed(&place, steps);
     let mut trial = Trial::new(&place, "worlds", steps, &[2, 3, 1]);
     trial.disturb(kills);
@@ -256,7 +256,7 @@ fn with_changing_worlds(kills: usize) {
 
 /// Kills of a run in a bucket, behind a proxy that spoils every tenth request.
 fn in_a_bucket(kills: usize) {
-    let (place, steps) = (Place::new(), 30 * kills as u64 + 60);
+    let (place, steps) = (Place::new(), 70 * kills as u64 + 60);
     let (reference, records) = undisturbed(&place, steps);
     let server = Server::start(Path::new(&place.path("s3")), 0);
     support::ENVIRONMENT.set(server.environment()).unwrap();

@@ -50,8 +50,8 @@ fn look(config: &RunConfig, run: &str, name: &str, faults: &mut Vec<Fault>) -> R
     let depth = |config: &RunConfig, stage: usize| {
         config.stage.get(stage).map_or(config.model.layers, |stage| stage.depth(&config.model))
     };
-    let (theirs, ours) = (shape(&from.model), shape(&config.model));
-    let layers = ("layers", depth(&from, manifest.stage), depth(config, 0));
+    let (theirs, ours) = (shape(&from.model)?, shape(&config.model)?);
+    let layers = ("layers", depth(&from, manifest.stage).to_string(), depth(config, 0).to_string());
     let pairs = theirs.into_iter().zip(ours).map(|((key, theirs), (_, ours))| (key, theirs, ours));
     for (key, theirs, ours) in pairs.chain([layers]).filter(|(_, theirs, ours)| theirs != ours) {
         faults.push(Fault::new(KEY, format!("its model has {key} = {theirs}, the configuration {ours}")));
@@ -66,12 +66,9 @@ fn look(config: &RunConfig, run: &str, name: &str, faults: &mut Vec<Fault>) -> R
     Ok(())
 }
 
-/// What decides the shapes of the weights.
-fn shape(model: &Model) -> [(&'static str, usize); 4] {
-    [
-        ("hidden", model.hidden),
-        ("heads", model.heads),
-        ("intermediate", model.intermediate),
-        ("positions", model.positions),
-    ]
+/// What decides which weights there are, and their shapes; as TOML.
+fn shape(model: &Model) -> Result<Vec<(&'static str, String)>, Failure> {
+    let table = toml::Table::try_from(model).map_err(Failure::failed)?;
+    let value = |key| (key, table.get(key).map_or(String::new(), ToString::to_string));
+    Ok(["hidden", "heads", "intermediate", "positions", "norm", "tied_decoder"].map(value).into())
 }
