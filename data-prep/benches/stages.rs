@@ -68,6 +68,8 @@ fn whole(source: &Source, vocabulary: &Path, threads: usize, phases: &Phases) {
     let mut config = PrepConfig { source: vec![source.clone(); COPIES], ..PrepConfig::default() };
     config.output.url = folder.path().join("data").display().to_string();
     config.vocabulary.file = vocabulary.display().to_string();
+    // Of a few dozen documents a hundredth cannot be held out: it would be a tenth of the text, in one shard.
+    config.samples.held_out = 0.0;
     *phases.lock().unwrap() = vec![("tokenizing", Instant::now())];
     let progress = |status: &Status| {
         let mut phases = phases.lock().unwrap();
