@@ -163,8 +163,10 @@ fn sample(
     threads: usize,
     progress: &dyn Progress,
 ) -> Result<(), PrepError> {
-    let tasks: Vec<(&Split, usize)> =
+    let mut tasks: Vec<(&Split, usize)> =
         splits.iter().flat_map(|split| (0..split.buckets()).map(move |bucket| (split, bucket))).collect();
+    // The largest first, so that all threads end together.
+    tasks.sort_by_cached_key(|(split, bucket)| std::cmp::Reverse(split.tokens(runs, *bucket)));
     parallel(threads, tasks.len(), |index| {
         let (split, bucket) = tasks[index];
         buckets::make(job, runs, removed, split, bucket)?;

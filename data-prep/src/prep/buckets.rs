@@ -90,6 +90,12 @@ impl Split {
         if self.totals.documents == 0 { 0 } else { self.cells.len() }
     }
 
+    /// Tokens of a bucket, those of documents left out included.
+    pub fn tokens(&self, runs: &[Run], bucket: usize) -> u64 {
+        let cells = self.cells[bucket].clone();
+        runs.iter().flat_map(|run| run.contents.cells.range(cells.clone())).map(|(_, part)| part.totals.tokens).sum()
+    }
+
     fn keep(&self, id: DocumentId) -> bool {
         self.only.is_none_or(|only| only == id) && self.except != Some(id)
     }

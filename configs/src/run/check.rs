@@ -1,0 +1,136 @@
+//! What a run's configuration must satisfy before anything is started.
+
+use super::{Backend, Cluster, Device, Model, Objective, Optimizer, OptimizerKind, RunConfig, Stage};
+use crate::load::{Checked, Fault};
+
+impl Checked for RunConfig {
+    fn check(&self, faults: &mut Vec<Fault>) {
+        self.model.check(faults);
+        self.objective.check(faults);
+        self.optimizer.check(faults);
+        if self.stage.is_empty() {
+            faults.push(Fault::new("stage", "at least one [[stage]] is needed"));
+        }
+        for (index, stage) in self.stage.iter().enumerate() {
+            stage.check(index, faults);
+            let before = index.checked_sub(1).map_or(stage, |before| &self.stage[before]);
+            let (from, to) = (before.depth(&self.model), stage.depth(&self.model));
+            if from != to {
+                faults.push(Fault::new(
+                    format!("stage.{index}.layers"),
+                    format!("{to} layers after {from}: this version keeps one depth through a run"),
+                ));
+            }
+        }
+        self.cluster.check(faults);
+        positive("evaluation.every_steps", self.evaluation.every_steps as f64, faults);
+        positive("checkpoint.keep", self.checkpoint.keep as f64, faults);
+        not_negative("checkpoint.every_minutes", self.checkpoint.every_minutes, faults);
+        not_negative("checkpoint.give_up_minutes", self.checkpoint.give_up_minutes, faults);
+        if self.checkpoint.keep_best && self.evaluation.data.is_empty() {
+            faults.push(Fault::new("checkpoint.keep_best", "needs evaluation.data: best is the lowest held-out loss"));
+        }
+        if self.run.from_optimizer && self.run.from.is_none() {
+            faults.push(Fault::new("run.from_optimizer", "needs run.from: the checkpoint whose optimizer is taken"));
+        }
+    }
+}
+
+impl Model {
+    fn check(&self, faults: &mut Vec<Fault>) {
+        for (key, value) in [
+            ("model.layers", self.layers),
+            ("model.hidden", self.hidden),
+            ("model.heads", self.heads),
+            ("model.intermediate", self.intermediate),
+            ("model.positions", self.positions),
+        ] {
+            positive(key, value as f64, faults);
+        }
+        if self.heads > 0 && !self.hidden.is_multiple_of(self.heads) {
+            faults
+                .push(Fault::new("model.heads", format!("{} heads do not divide {} hidden", self.heads, self.hidden)));
+        }
+        share("model.dropout", self.dropout, faults);
+        share("model.attention_dropout", self.attention_dropout.unwrap_or(0.0), faults);
+        positive("model.initializer_range", self.initializer_range, faults);
+        positive("model.layer_norm_eps", self.layer_norm_eps, faults);
+    }
+}
+
+impl Objective {
+    fn check(&self, faults: &mut Vec<Fault>) {
+        share("objective.mask_probability", self.mask_probability, faults);
+        positive("objective.mask_probability", self.mask_probability, faults);
+        positive("objective.static_masks", self.static_masks as f64, faults);
+    }
+}
+
+impl Optimizer {
+    fn check(&self, faults: &mut Vec<Fault>) {
+        share("optimizer.beta1", self.beta1, faults);
+        share("optimizer.beta2", self.beta2, faults);
+        positive("optimizer.eps", self.eps, faults);
+        not_negative("optimizer.weight_decay", self.weight_decay, faults);
+        not_negative("optimizer.clip_norm", self.clip_norm, faults);
+        if self.trust_ratio.is_some_and(|[least, most]| !(0.0 <= least && least <= most)) {
+            faults.push(Fault::new("optimizer.trust_ratio", "must be [least, most], neither below 0"));
+        }
+        if self.kind != OptimizerKind::Lamb && (self.trust_undecayed || self.trust_ratio.is_some()) {
+            faults.push(Fault::new("optimizer", "trust_undecayed and trust_ratio are settings of lamb"));
+        }
+    }
+}
+
+impl Stage {
+    fn check(&self, index: usize, faults: &mut Vec<Fault>) {
+        let key = |name: &str| format!("stage.{index}.{name}");
+        if self.name.is_empty() {
+            faults.push(Fault::new(key("name"), "missing: a name for the records"));
+        }
+        if self.data.is_empty() {
+            faults.push(Fault::new(key("data"), "missing: the dataset's folder or URL"));
+        }
+        positive(&key("layers"), self.layers.unwrap_or(1) as f64, faults);
+        positive(&key("steps"), self.steps as f64, faults);
+        positive(&key("global_batch"), self.global_batch as f64, faults);
+        positive(&key("micro_batch_tokens"), self.micro_batch_tokens as f64, faults);
+        positive(&key("learning_rate"), self.learning_rate, faults);
+        positive(&key("decay_power"), self.decay_power, faults);
+        not_negative(&key("learning_rate_end"), self.learning_rate_end, faults);
+        if !(0.0..=1.0).contains(&self.warmup) {
+            faults.push(Fault::new(key("warmup"), "is a share of the steps: from 0 to 1"));
+        }
+    }
+}
+
+impl Cluster {
+    fn check(&self, faults: &mut Vec<Fault>) {
+        positive("cluster.ranks", self.ranks as f64, faults);
+        positive("cluster.threads", self.threads as f64, faults);
+        if self.backend == Backend::Local && self.ranks > 1 {
+            faults.push(Fault::new("cluster.backend", format!("local is one rank; {} are asked for", self.ranks)));
+        }
+        if self.backend == Backend::Nccl || self.device == Device::Cuda {
+            faults.push(Fault::new("cluster", "this version trains on the CPU: neither NCCL nor CUDA is built in yet"));
+        }
+    }
+}
+
+fn positive(key: &str, value: f64, faults: &mut Vec<Fault>) {
+    if !(value > 0.0 && value.is_finite()) {
+        faults.push(Fault::new(key, format!("is {value}; must be above 0")));
+    }
+}
+
+fn not_negative(key: &str, value: f64, faults: &mut Vec<Fault>) {
+    if !(value >= 0.0 && value.is_finite()) {
+        faults.push(Fault::new(key, format!("is {value}; must be 0 or above")));
+    }
+}
+
+fn share(key: &str, value: f64, faults: &mut Vec<Fault>) {
+    if !(0.0..1.0).contains(&value) {
+        faults.push(Fault::new(key, format!("is {value}; must be at least 0 and below 1")));
+    }
+}
