@@ -7,7 +7,7 @@ mod support;
 use std::io::Write;
 use std::path::Path;
 
-use support::{Place, Ran, checkpoints, content, done, run};
+use support::{Place, Ran, checkpoints, done, run, tree};
 
 /// A refusal: this exit code and one message that holds all `words`.
 fn refused(ran: &Ran, code: i32, words: &[&str]) {
@@ -124,10 +124,10 @@ fn a_run_of_another_configuration() {
     let place = Place::new();
     let (config, run_url) = (place.config(4, 2), place.path("run"));
     done(&["run", "--config", &config, "--run", &run_url]);
-    let before = content(Path::new(&run_url));
+    let before = tree(Path::new(&run_url));
     let ran = run(&["run", "--config", &config, "--run", &run_url, "--set", "model.hidden=64", "--set", "run.seed=2"]);
     refused(&ran, 2, &["model.hidden: 32 in the run, 64 now", "run.seed: 1 in the run, 2 now"]);
-    assert_eq!(content(Path::new(&run_url)), before);
+    assert_eq!(tree(Path::new(&run_url)), before);
     let full = place.file("full/file", "mine");
     refused(&run(&["export", &run_url, "--output", &place.path("full")]), 2, &["is not empty"]);
     assert_eq!(std::fs::read(full).unwrap(), b"mine");

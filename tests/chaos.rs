@@ -17,7 +17,7 @@ use std::time::{Duration, Instant, SystemTime};
 use lambert_config::control::StepRecord;
 use lambert_data_prep::random::{Key, Rng};
 use s3_server::{Fault, Server, Weather};
-use support::{Place, Running, assert_same_bits, checkpoints, content, done, workers};
+use support::{Place, Running, assert_same_bits, checkpoints, done, tree, workers};
 
 /// Steps between checkpoints, in support's configuration.
 const INTERVAL: u64 = 7;
@@ -141,7 +141,7 @@ impl<'a> Trial<'a> {
         }
         self.damaged.insert(sound[0].clone());
         let folder = self.folder.join("checkpoints").join(&sound[0]);
-        let files: Vec<_> = content(&folder).into_iter().collect();
+        let files: Vec<_> = tree(&folder).into_iter().collect();
         let (name, mut bytes) = files[self.below(files.len() as u64) as usize].clone();
         let at = self.below(bytes.len() as u64) as usize;
         bytes[at] ^= 1 << self.below(8);
@@ -161,7 +161,7 @@ impl<'a> Trial<'a> {
 
     /// The records of the steps as they went into the final state: of each step those of the last attempt that did it.
     fn history(&self) -> Vec<StepRecord> {
-        let mut sheets = content(&self.folder.join("metrics"));
+        let mut sheets = tree(&self.folder.join("metrics"));
         sheets.retain(|name, _| name.extension().is_some_and(|end| end == "jsonl"));
         let mut attempts = BTreeMap::<u64, Vec<(u64, Vec<u8>)>>::new();
         for (name, text) in sheets {
@@ -192,7 +192,7 @@ impl<'a> Trial<'a> {
 
     /// What pruning leaves is what belongs there.
     fn check_leftovers(&self) {
-        for name in content(&self.folder).keys().filter(|name| name.to_str().unwrap().contains('#')) {
+        for name in tree(&self.folder).keys().filter(|name| name.to_str().unwrap().contains('#')) {
             // Half-written files outside of checkpoints go by age.
             let file = File::options().write(true).open(self.folder.join(name)).unwrap();
             file.set_modified(SystemTime::now() - Duration::from_secs(7200)).unwrap();
@@ -205,7 +205,7 @@ impl<'a> Trial<'a> {
                 || name.starts_with("metrics/attempt-") && name.ends_with(".jsonl")
                 || name.starts_with(&format!("checkpoints/{newest}/"))
         };
-        let all = content(&self.folder);
+        let all = tree(&self.folder);
         let left: Vec<_> = all.keys().map(|name| name.to_str().unwrap()).filter(|name| !belongs(name)).collect();
         assert_eq!(left, [""; 0], "left behind");
         done(&["checkpoint", "verify", &self.url]);

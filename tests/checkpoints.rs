@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use lambert_store::{Store, checkpoint, hash};
 use s3_server::{Fault, Rule, Server};
-use support::{Place, Running, checkpoints, content, done, final_state, run};
+use support::{Place, Running, checkpoints, done, final_state, run, tree};
 
 fn steps(run: &str) -> Vec<u64> {
     let step = |name: String| name["step-".len()..][..9].parse().unwrap();
@@ -74,7 +74,7 @@ fn steps_of(name: &str) -> u64 {
 
 /// Losses of the evaluations among the run's records.
 fn evaluations(url: &str) -> Vec<f64> {
-    let lines = content(&Path::new(url).join("metrics"))
+    let lines = tree(&Path::new(url).join("metrics"))
         .into_values()
         .flat_map(|text| String::from_utf8(text).unwrap().lines().map(str::to_owned).collect::<Vec<_>>());
     let loss = |line: String| {
@@ -233,7 +233,7 @@ fn an_adversarys_checkpoint_is_passed_over() {
     train(&config, &url, &[]);
     let newest = checkpoints(&url).remove(0);
     let folder = Path::new(&url).join("checkpoints").join(&newest);
-    let (weights, whole) = (folder.join("model.safetensors"), content(&folder));
+    let (weights, whole) = (folder.join("model.safetensors"), tree(&folder));
     let entry = |bytes: &[u8]| (format!("\"bytes\": {}", bytes.len()), hash::sha256(bytes));
     let before = entry(&whole[Path::new("model.safetensors")]);
     let replace = |bytes: Vec<u8>| {
@@ -377,7 +377,7 @@ fn a_store_that_stays_down_stops_the_run() {
     assert_eq!(ended.log.matches("attempt 2").count(), 0, "it is not started again: {}", ended.log);
     assert_eq!(ended.log.matches("lambert: error: ").count(), 1, "{}", ended.log);
     done(&["checkpoint", "verify", &url]);
-    let (there, all) = (checkpoints(&url), content(&Path::new(&url).join("checkpoints")));
+    let (there, all) = (checkpoints(&url), tree(&Path::new(&url).join("checkpoints")));
     assert!(!there.is_empty());
     let orphans: Vec<_> =
         all.keys().filter(|name| !there.iter().any(|checkpoint| name.starts_with(checkpoint))).collect();

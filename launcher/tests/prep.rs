@@ -5,8 +5,9 @@
 
 #[path = "../../cluster/store/tests/s3_server/mod.rs"]
 mod s3_server;
+#[path = "../../tests/support/tree.rs"]
+mod tree;
 
-use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use lambert_data_prep::random::Key;
 use s3_server::{ACCESS_KEY, Fault, Rule, SECRET_KEY, Server};
+use tree::{Tree, assert_same, tree};
 
 const LAMBERT: &str = env!("CARGO_BIN_EXE_lambert");
 
@@ -55,33 +57,10 @@ impl Place {
     }
 
     /// What an undisturbed preparation makes.
-    fn undisturbed(&self) -> BTreeMap<PathBuf, Vec<u8>> {
+    fn undisturbed(&self) -> Tree {
         self.done(&["prep", "--config", "prep.toml", "--set", "output.url=undisturbed", "--threads", "1"]);
         tree(&self.path("undisturbed"))
     }
-}
-
-/// Every file below `folder` with its bytes.
-fn tree(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let mut found = BTreeMap::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(next) = folders.pop() {
-        for entry in std::fs::read_dir(next).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else {
-                found.insert(path.strip_prefix(folder).unwrap().to_owned(), std::fs::read(&path).unwrap());
-            }
-        }
-    }
-    found
-}
-
-/// Asserts that two trees are equal, and names what is not.
-fn assert_same(one: &BTreeMap<PathBuf, Vec<u8>>, other: &BTreeMap<PathBuf, Vec<u8>>) {
-    assert_eq!(one.keys().collect::<Vec<_>>(), other.keys().collect::<Vec<_>>());
-    one.iter().for_each(|(name, bytes)| assert!(bytes == &other[name], "{} differs", name.display()));
 }
 
 /// One message, this exit code, all `words` in it.

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test reports")]
 #![allow(dead_code, reason = "each test program uses its part")]
 
+mod tree;
+
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -11,6 +13,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use lambert_config::control::StepRecord;
+pub use tree::tree;
 
 /// Nothing here takes longer, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -122,23 +125,6 @@ pub fn copy(from: &Path, to: &Path) {
             false => drop(std::fs::copy(&entry, to.join(name)).unwrap()),
         }
     }
-}
-
-/// Every file below `folder` with its content.
-pub fn content(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let mut found = BTreeMap::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(next) = folders.pop() {
-        for entry in std::fs::read_dir(next).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else {
-                found.insert(path.strip_prefix(folder).unwrap().to_owned(), std::fs::read(&path).unwrap());
-            }
-        }
-    }
-    found
 }
 
 /// A `lambert run` under way, whose step records are read.
@@ -270,7 +256,7 @@ pub fn checkpoints(run: &str) -> Vec<String> {
 /// The files of the newest checkpoint but the manifest: weights and moments.
 pub fn final_state(run: &str) -> BTreeMap<PathBuf, Vec<u8>> {
     let newest = checkpoints(run).remove(0);
-    let mut files = content(&Path::new(run).join("checkpoints").join(newest));
+    let mut files = tree(&Path::new(run).join("checkpoints").join(newest));
     files.remove(Path::new("manifest.json"));
     assert!(files.len() >= 2, "weights and moments expected, found {:?}", files.keys());
     files

@@ -1,11 +1,15 @@
 //! What the tests of preparations share.
-#![allow(dead_code)] // Each test file uses a part of it.
+#![allow(dead_code, unused_imports)] // Each test file uses a part of it.
+
+#[path = "../../../tests/support/tree.rs"]
+mod tree;
 
 use std::path::{Path, PathBuf};
 
 use lambert_config::PrepConfig;
 use lambert_config::prep::{Documents, Format, Source};
 use lambert_data_prep::prep::{self, Options, PrepError, Report, Status};
+pub use tree::{assert_same, tree};
 
 /// `shared/corpora` beside the checkout, if it is there.
 pub fn corpora() -> Option<PathBuf> {
@@ -47,32 +51,4 @@ pub fn generated(folder: &Path, documents: u64) -> (PathBuf, PathBuf) {
     let vocabulary = folder.join("vocab.txt");
     std::fs::write(&vocabulary, pieces).unwrap();
     (text, vocabulary)
-}
-
-/// Every file below `folder` with its bytes, sorted by name.
-pub fn tree(folder: &Path) -> Vec<(String, Vec<u8>)> {
-    let mut files = Vec::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(next) = folders.pop() {
-        for entry in std::fs::read_dir(next).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else {
-                let name = path.strip_prefix(folder).unwrap().display().to_string();
-                files.push((name, std::fs::read(&path).unwrap()));
-            }
-        }
-    }
-    files.sort();
-    files
-}
-
-/// Asserts that two trees are equal, and names the first file that is not.
-pub fn assert_same(left: &[(String, Vec<u8>)], right: &[(String, Vec<u8>)]) {
-    let names = |tree: &[(String, Vec<u8>)]| tree.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
-    assert_eq!(names(left), names(right));
-    for ((name, one), (_, other)) in left.iter().zip(right) {
-        assert!(one == other, "{name} differs");
-    }
 }

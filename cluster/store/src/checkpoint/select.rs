@@ -155,12 +155,8 @@ pub fn newest_fitting(run: &Store, misfit: impl Fn(&Manifest) -> Option<String>)
 /// [`Error::NotFound`] for an object that the manifest does not name or the store does not have,
 /// [`Error::Damaged`] if it is not what was written; else what the store says.
 pub fn read_object(run: &Store, manifest: &Manifest, object: &str) -> Result<Bytes> {
-    let checkpoint = manifest.name();
-    let name = path(&checkpoint, object);
-    let missing = || Error::NotFound { operation: "read", url: run.url_of(&name) };
-    let entry = manifest.object(object).ok_or_else(missing)?;
     // Only now that the store itself gives this size is memory taken for it.
-    check_size(run, &checkpoint, entry)?;
+    let (name, entry) = sized(run, manifest, object)?;
     looking_twice(run, || {
         let (bytes, found) = run.get_hashed(&name, entry.bytes)?;
         same_sha256(run, &name, entry, found).map(|()| bytes)
@@ -181,11 +177,7 @@ pub trait Sink {
 /// # Errors
 /// As for [`read_object`].
 pub fn stream_object(run: &Store, manifest: &Manifest, object: &str, sink: &mut impl Sink) -> Result<()> {
-    let checkpoint = manifest.name();
-    let name = path(&checkpoint, object);
-    let missing = || Error::NotFound { operation: "read", url: run.url_of(&name) };
-    let entry = manifest.object(object).ok_or_else(missing)?;
-    check_size(run, &checkpoint, entry)?;
+    let (name, entry) = sized(run, manifest, object)?;
     looking_twice(run, || {
         sink.restart();
         let mut hasher = Hasher::new();
@@ -195,6 +187,16 @@ pub fn stream_object(run: &Store, manifest: &Manifest, object: &str, sink: &mut 
         })?;
         same_sha256(run, &name, entry, hasher.finish())
     })
+}
+
+/// The place and the entry of an object that has the size its entry says.
+fn sized<'a>(run: &Store, manifest: &'a Manifest, object: &str) -> Result<(String, &'a ObjectEntry)> {
+    let checkpoint = manifest.name();
+    let name = path(&checkpoint, object);
+    let missing = || Error::NotFound { operation: "read", url: run.url_of(&name) };
+    let entry = manifest.object(object).ok_or_else(missing)?;
+    check_size(run, &checkpoint, entry)?;
+    Ok((name, entry))
 }
 
 fn check_size(run: &Store, checkpoint: &str, entry: &ObjectEntry) -> Result<()> {

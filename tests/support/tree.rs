@@ -1,0 +1,30 @@
+//! The files of a folder, to be compared. Shared by the tests of several packages.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Every file below a folder, by its path there, with its bytes.
+pub type Tree = BTreeMap<PathBuf, Vec<u8>>;
+
+/// Reads a folder.
+pub fn tree(folder: &Path) -> Tree {
+    let mut found = Tree::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(next) = folders.pop() {
+        for entry in std::fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                found.insert(path.strip_prefix(folder).unwrap().to_owned(), std::fs::read(&path).unwrap());
+            }
+        }
+    }
+    found
+}
+
+/// Asserts that two folders hold the same, and names the first file that differs.
+pub fn assert_same(one: &Tree, other: &Tree) {
+    assert_eq!(one.keys().collect::<Vec<_>>(), other.keys().collect::<Vec<_>>());
+    one.iter().for_each(|(name, bytes)| assert!(bytes == &other[name], "{} differs", name.display()));
+}
