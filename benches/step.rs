@@ -1,0 +1,267 @@
+//! Training steps beside Hugging Face transformers, on the same samples in the same minutes:
+//! `cargo bench --workspace --bench step -- --shape base --python PYTHON`.
+//!
+//! The samples are those that a preparation makes of a folder of plain text. Each round times the same number of steps
+//! of every contender, one after the other; medians of the rounds are printed. All use two threads, f32, dropout 0.1 and
+//! AdamW, and an allocator that keeps its pages. Without `--python` (one that has torch and transformers) only lambert
+//! runs. FLOPs are the useful ones (no padding, no logits but the masked ones); the machine's peak is that of a product
+//! of 1024 x 1024 matrices, measured in every round.
+#![allow(clippy::unwrap_used)] // A panic is a bench's report.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::time::Instant;
+
+use clap::{Parser, ValueEnum};
+use lambert::data::loader::Demand;
+use lambert::data::{GlobalBatch, Loader, Source};
+use lambert::model::{Bert, Parameters, parameters};
+use lambert::optim::{self, Optimizer};
+use lambert::{metrics, step, torch};
+use lambert_config::run::{Model, Objective, Optimizer as Settings, OptimizerKind};
+use lambert_config::{PrepConfig, flops, prep};
+use lambert_data_prep::dataset::Dataset;
+use lambert_data_prep::prep::{Options, Status, run as prepare};
+use lambert_data_prep::random::Key;
+
+#[derive(Parser)]
+struct Arguments {
+    /// Model and samples of a global batch
+    #[arg(long, value_enum, default_value_t = Shape::Small)]
+    shape: Shape,
+    /// A folder of plain text
+    #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/corpora/books/en"))]
+    text: String,
+    /// A vocab.txt
+    #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/corpora/vocab/bert-base-uncased-vocab.txt"))]
+    vocabulary: String,
+    /// A Python with torch and transformers
+    #[arg(long)]
+    python: Option<String>,
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Steps of a round
+    #[arg(long, default_value_t = 4)]
+    steps: usize,
+    #[arg(long, default_value_t = 2)]
+    threads: usize,
+    /// Given by cargo
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Shape {
+    /// BERT-base, batches of 8
+    Base,
+    /// 4 layers, 256 wide, batches of 32
+    Small,
+}
+
+impl Shape {
+    fn model(self) -> Model {
+        match self {
+            Self::Base => Model::default(),
+            Self::Small => Model { layers: 4, hidden: 256, heads: 4, intermediate: 1024, ..Model::default() },
+        }
+    }
+
+    fn batch(self) -> usize {
+        match self {
+            Self::Base => 8,
+            Self::Small => 32,
+        }
+    }
+}
+
+/// The first `count` global batches of the text's samples of 128 tokens.
+fn batches(arguments: &Arguments, folder: &Path, count: usize) -> (Vec<GlobalBatch>, usize) {
+    let source = prep::Source { path: arguments.text.clone(), ..prep::Source::default() };
+    let mut config = PrepConfig { source: vec![source], ..PrepConfig::default() };
+    config.output.url = folder.join("data").display().to_string();
+    config.vocabulary.file = arguments.vocabulary.clone();
+    config.samples.held_out = 0.0;
+    prepare(&config, &Options { threads: 2, part: None, progress: &|_: &Status| {} }).unwrap();
+    let dataset = Arc::new(Dataset::open(&folder.join("data/train").display().to_string()).unwrap());
+    let vocabulary = dataset.manifest().vocabulary.size;
+    let source = Source { dataset, objective: Objective::default(), seed: 1, shuffle: true };
+    let batch = arguments.shape.batch();
+    let demand = Demand {
+        cursor: 0,
+        samples: (count * batch) as u64,
+        global_batch: batch,
+        micro_batch_tokens: batch * 128,
+        rank: 0,
+        world: 1,
+    };
+    let mut loader = Loader::start(source, demand).unwrap();
+    let batches = std::iter::from_fn(|| loader.next_batch()).collect::<Result<_, _>>().unwrap();
+    (batches, vocabulary)
+}
+
+/// Seconds of some steps: all, and forward and backward alone.
+#[derive(Clone, Copy)]
+struct Seconds {
+    all: f64,
+    forward_backward: f64,
+}
+
+struct Engine {
+    parameters: Parameters,
+    bert: Bert,
+    optimizer: Optimizer,
+    step: u64,
+}
+
+impl Engine {
+    fn new(model: &Model, vocabulary: usize) -> Self {
+        let parameters = Parameters::initialize(parameters::specs(model, model.layers, vocabulary), 1, 0.02);
+        let settings = Settings { kind: OptimizerKind::Adamw, ..Settings::default() };
+        let elements = parameters.specs().last().unwrap().range().end;
+        let bert = Bert::new(&parameters, model, model.layers);
+        Self { parameters, bert, optimizer: Optimizer::new(settings, elements), step: 0 }
+    }
+
+    fn steps(&mut self, batches: &[GlobalBatch]) -> Seconds {
+        let start = Instant::now();
+        let mut forward_backward = 0.0;
+        for batch in batches {
+            let begin = Instant::now();
+            let dropout = Key::new(1).with_bytes(b"dropout").with(self.step);
+            step::forward_backward(&self.bert, &mut self.parameters, batch, dropout).unwrap();
+            forward_backward += begin.elapsed().as_secs_f64();
+            let (specs, values, gradients) = self.parameters.buffers_mut();
+            let norm = optim::norm(gradients);
+            self.optimizer.step(specs, values, gradients, norm, 1e-4);
+            self.step += 1;
+        }
+        Seconds { all: start.elapsed().as_secs_f64(), forward_backward }
+    }
+}
+
+/// Contenders in another process: a line with a name and a range of batches goes in, a line with seconds comes out.
+struct Peers {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Peers {
+    fn start(python: &str, arguments: &Arguments, folder: &Path, batches: &[GlobalBatch], vocabulary: usize) -> Self {
+        let model = arguments.shape.model();
+        let plain = |batch: &GlobalBatch| {
+            let micro = &batch.micro_batches[0];
+            serde_json::json!({
+                "ids": micro.ids, "segments": micro.segments, "lengths": micro.lengths, "width": micro.width,
+                "positions": micro.positions, "labels": micro.labels, "pair_labels": micro.pair_labels,
+            })
+        };
+        let batches: Vec<_> = batches.iter().map(plain).collect();
+        let task = serde_json::json!({
+            "threads": arguments.threads, "vocabulary": vocabulary, "layers": model.layers, "hidden": model.hidden,
+            "heads": model.heads, "intermediate": model.intermediate, "batches": batches,
+        });
+        let file = folder.join("task.json");
+        std::fs::write(&file, serde_json::to_vec(&task).unwrap()).unwrap();
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/step_peers.py");
+        let mut child = Command::new(python)
+            .arg(script)
+            .arg(file)
+            .env("MALLOC_MMAP_THRESHOLD_", "8589934592")
+            .env("MALLOC_TRIM_THRESHOLD_", "17179869184")
+            .env("MALLOC_TOP_PAD_", "67108864")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        Self { child, input, output }
+    }
+
+    fn steps(&mut self, name: &str, range: std::ops::Range<usize>) -> f64 {
+        writeln!(self.input, "{name} {} {}", range.start, range.end).unwrap();
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        line.trim().parse().unwrap()
+    }
+
+    fn end(self) {
+        let Self { mut child, input, .. } = self;
+        drop(input);
+        child.wait().unwrap();
+    }
+}
+
+const PEERS: [&str; 2] = ["transformers", "transformers, head at masked positions"];
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn line(name: &str, rates: &mut [f64], ours: f64) {
+    let middle = median(rates);
+    let spread = 100.0 * (rates[rates.len() - 1] - rates[0]) / middle;
+    println!("{name:<42} {middle:>7.2} samples/s (spread {spread:.0} %)  lambert is {:.2} times it", ours / middle);
+}
+
+fn main() {
+    torch::keep_pages();
+    let arguments = Arguments::parse();
+    if !Path::new(&arguments.text).is_dir() {
+        println!("SKIPPED: no text at {}; name a folder with --text", arguments.text);
+        return;
+    }
+    tch::set_num_threads(arguments.threads as i32);
+    let folder = tempfile::tempdir().unwrap();
+    let count = arguments.steps * (arguments.rounds + 1);
+    let (batches, vocabulary) = batches(&arguments, folder.path(), count);
+    let model = arguments.shape.model();
+    let mut engine = Engine::new(&model, vocabulary);
+    let start = |python| Peers::start(python, &arguments, folder.path(), &batches, vocabulary);
+    let mut peers = arguments.python.as_deref().map(start);
+    let mut rates = vec![Vec::new(); 1 + PEERS.len()];
+    let (mut forward_backward, mut optimizer, mut utilization) = (Vec::new(), Vec::new(), Vec::new());
+    for (round, chunk) in batches.chunks(arguments.steps).enumerate() {
+        let samples: usize = chunk.iter().map(|batch| batch.lengths.len()).sum();
+        let peak = metrics::matmul_peak().unwrap();
+        let seconds = engine.steps(chunk);
+        let range = round * arguments.steps..(round + 1) * arguments.steps;
+        let others: Vec<f64> = match &mut peers {
+            Some(peers) => PEERS.iter().map(|name| peers.steps(name, range.clone())).collect(),
+            None => Vec::new(),
+        };
+        // The first round warms up.
+        if round == 0 {
+            continue;
+        }
+        let useful = |batch: &GlobalBatch| {
+            let lengths = batch.lengths.iter().map(|length| u64::from(*length));
+            flops::training(&model, model.layers, vocabulary, lengths, batch.masked_tokens)
+        };
+        for (rates, seconds) in rates.iter_mut().zip(std::iter::once(seconds.all).chain(others)) {
+            rates.push(samples as f64 / seconds);
+        }
+        forward_backward.push(seconds.forward_backward / arguments.steps as f64);
+        optimizer.push((seconds.all - seconds.forward_backward) / arguments.steps as f64);
+        utilization.push(chunk.iter().map(useful).sum::<f64>() / seconds.all / peak);
+    }
+    let tokens: u64 = batches.iter().map(GlobalBatch::tokens).sum();
+    let ours = median(&mut rates[0].clone());
+    line("lambert", &mut rates[0], ours);
+    for (name, rates) in PEERS.iter().zip(&mut rates[1..]).filter(|(_, rates)| !rates.is_empty()) {
+        line(name, rates, ours);
+    }
+    println!("tokens/s {:.0}", ours * tokens as f64 / (count * arguments.shape.batch()) as f64);
+    println!(
+        "forward_backward {:.4} s, optimizer {:.4} s a step",
+        median(&mut forward_backward),
+        median(&mut optimizer)
+    );
+    println!("flops_utilization {:.3}", median(&mut utilization));
+    if let Some(peers) = peers {
+        peers.end();
+    }
+}
