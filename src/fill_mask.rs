@@ -72,5 +72,5 @@ fn read(saved: &Saved, text: &str) -> Result<MicroBatch, Error> {
     }
     let width = ids.len();
     let sample = MaskedSample { ids, segment_b_start: 0, pair_label: None, hidden };
-    Ok(MicroBatch::new(0, width, special.pad, &[sample]))
+    Ok(MicroBatch::new(&[0], width, special.pad, &[sample]))
 }

@@ -70,7 +70,7 @@ pub fn forward_backward(
         let _ = parameters.gradients.zero_();
         let mut totals = Totals::default();
         for micro_batch in &batch.micro_batches {
-            let dropout = bert.dropout(dropout.with(micro_batch.index as u64).value());
+            let dropout = bert.dropout(dropout, &micro_batch.samples);
             totals.add(forward(bert, micro_batch, dropout, Some(divisors)));
         }
         totals
@@ -90,7 +90,7 @@ pub fn evaluate(bert: &Bert, micro_batches: &[MicroBatch]) -> Result<Totals, Tor
     })
 }
 
-fn forward(bert: &Bert, batch: &MicroBatch, dropout: Dropout, backward: Option<Divisors>) -> Totals {
+fn forward(bert: &Bert, batch: &MicroBatch, dropout: Dropout<'_>, backward: Option<Divisors>) -> Totals {
     let hidden = bert.forward(&input(batch), dropout);
     let (positions, labels) = (Tensor::from_slice(&batch.positions), Tensor::from_slice(&batch.labels));
     let mlm = masked_language::score(&bert.heads, &hidden, &positions, &labels);
@@ -127,5 +127,49 @@ pub fn input(batch: &MicroBatch) -> Input {
         ids: Tensor::from_slice(&batch.ids).view(shape),
         segments: Tensor::from_slice(&batch.segments).view(shape),
         attendable,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::batch::MaskedSample;
+    use crate::masking::Hidden;
+    use crate::model::parameters;
+    use lambert_config::run::Model;
+
+    fn sample(length: u32) -> MaskedSample {
+        let hidden = Hidden { position: 1, label: length };
+        let ids = (0..length).map(|place| (place * 7 + length) % 50).collect();
+        MaskedSample { ids, segment_b_start: 3, pair_label: Some(1), hidden: vec![hidden] }
+    }
+
+    /// Five samples of 5 to 13 tokens, in the given micro-batches.
+    fn batch(cuts: &[&[usize]]) -> GlobalBatch {
+        let length = |number: usize| 5 + 2 * number;
+        let micro = |cut: &&[usize]| {
+            let samples: Vec<_> = cut.iter().map(|number| sample(length(*number) as u32)).collect();
+            MicroBatch::new(cut, cut.iter().map(|number| length(*number)).max().unwrap(), 0, &samples)
+        };
+        let lengths = (0..5).map(|number| length(number) as u16).collect();
+        GlobalBatch { epoch: 0, lengths, masked_tokens: 5, micro_batches: cuts.iter().map(micro).collect() }
+    }
+
+    fn gradients(cuts: &[&[usize]], step: u64) -> Vec<f32> {
+        let model = Model { hidden: 16, heads: 2, intermediate: 32, positions: 16, dropout: 0.3, ..Model::default() };
+        let mut parameters = Parameters::initialize(parameters::specs(&model, 2, 50), 1, 0.2);
+        let bert = Bert::new(&parameters, &model, 2);
+        forward_backward(&bert, &mut parameters, &batch(cuts), Key::new(step)).unwrap();
+        torch::floats(&parameters.gradients).to_vec()
+    }
+
+    #[test]
+    fn gradients_with_dropout_do_not_depend_on_the_micro_batches() {
+        let whole = gradients(&[&[4, 3, 2, 1, 0]], 1);
+        let cut = gradients(&[&[3, 0], &[1], &[4, 2]], 1);
+        let norm = |values: &[f32]| values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
+        let distance = |other: &[f32]| norm(&whole.iter().zip(other).map(|(a, b)| a - b).collect::<Vec<_>>());
+        assert!(distance(&cut) < 1e-5 * norm(&whole), "{} of {}", distance(&cut), norm(&whole));
+        assert!(distance(&gradients(&[&[4, 3, 2, 1, 0]], 2)) > 0.1 * norm(&whole), "another step, the same dropout");
     }
 }

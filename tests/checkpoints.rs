@@ -141,7 +141,7 @@ fn changes_are_refused_unless_they_are_named() {
     // Other micro-batches need no permission, and are said.
     let small = ["--set", "stage.0.micro_batch_tokens=128", "--set", "stage.0.steps=14", "--set", "model.dropout=0.2"];
     let log = train(&config, &url, &small);
-    assert!(log.contains("other dropout from here on"), "{log}");
+    assert!(log.contains("rounded otherwise from here on"), "{log}");
 }
 
 /// Sound, but of another model: passed over where the run has another, and no reason to start anew where it has none.

@@ -66,7 +66,7 @@ impl Golden {
 
     fn batch(&self) -> MicroBatch {
         MicroBatch {
-            index: 0,
+            samples: vec![0, 1],
             rows: 2,
             width: 16,
             ids: self.integers["ids"].clone(),

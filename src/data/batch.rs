@@ -34,8 +34,8 @@ impl MaskedSample {
 /// Samples that go through the model together. Matrices are \[rows, width\], row after row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MicroBatch {
-    /// Its number in the global batch.
-    pub index: usize,
+    /// The number of each sample in the global batch, \[rows\].
+    pub samples: Vec<u64>,
     /// Samples.
     pub rows: usize,
     /// Tokens of a row, padding included.
@@ -57,11 +57,12 @@ pub struct MicroBatch {
 }
 
 impl MicroBatch {
-    /// Lays `samples` one below the other and pads them with `padding` to `width`.
-    pub fn new(index: usize, width: usize, padding: u32, samples: &[MaskedSample]) -> Self {
+    /// Lays `samples`, whose numbers in the global batch are `numbers`, one below the other and pads them with `padding`
+    /// to `width`.
+    pub fn new(numbers: &[usize], width: usize, padding: u32, samples: &[MaskedSample]) -> Self {
         let rows = samples.len();
         let mut batch = Self {
-            index,
+            samples: numbers.iter().map(|number| *number as u64).collect(),
             rows,
             width,
             ids: vec![i64::from(padding); rows * width],
@@ -112,7 +113,7 @@ mod tests {
             pair_label: Some(1),
             hidden: vec![Hidden { position, label }],
         };
-        let batch = MicroBatch::new(3, 4, 0, &[sample(&[2, 5, 3, 6], 3, 1, 50), sample(&[2, 9], 0, 1, 90)]);
+        let batch = MicroBatch::new(&[3, 1], 4, 0, &[sample(&[2, 5, 3, 6], 3, 1, 50), sample(&[2, 9], 0, 1, 90)]);
         assert_eq!(batch.ids, [2, 5, 3, 6, 2, 9, 0, 0]);
         assert_eq!(batch.segments, [0, 0, 0, 1, 0, 0, 0, 0]);
         assert_eq!((batch.positions, batch.labels), (vec![1, 5], vec![50, 90]));

@@ -188,7 +188,7 @@ impl Reader {
             let samples = cut.samples.iter().map(|sample| self.sample(places[*sample]));
             let samples = samples.collect::<Result<Vec<MaskedSample>, _>>()?;
             let padding = self.source.dataset.manifest().special.pad;
-            micro_batches.push(MicroBatch::new(index, cut.width, padding, &samples));
+            micro_batches.push(MicroBatch::new(&cut.samples, cut.width, padding, &samples));
         }
         Ok(GlobalBatch { epoch: places[0].0, lengths, masked_tokens: masked, micro_batches })
     }

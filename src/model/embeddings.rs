@@ -24,14 +24,15 @@ impl Embeddings {
     }
 
     /// \[rows, width\] ids to \[rows, width, hidden\].
-    pub fn forward(&self, input: &Input, dropout: Dropout) -> Tensor {
+    pub fn forward(&self, input: &Input, dropout: Dropout<'_>) -> Tensor {
         let width = input.ids.size()[1];
         let words = Tensor::embedding(&self.words, &input.ids, -1, false, false);
         let segments = Tensor::embedding(&self.segments, &input.segments, -1, false, false);
         let sum = words + segments + self.positions.narrow(0, 0, width);
-        dropout.apply(match &self.norm {
+        let embedded = match &self.norm {
             Some(norm) => norm.forward(&sum),
             None => sum,
-        })
+        };
+        dropout.hidden(embedded, 0)
     }
 }

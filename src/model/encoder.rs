@@ -6,6 +6,8 @@ use tch::Tensor;
 use super::{Dropout, LayerNorm, Linear, Parameters, activate};
 
 pub struct Layer {
+    /// Its first place where dropout is drawn; the embeddings' is 0.
+    site: u64,
     heads: i64,
     norm: Norm,
     activation: Activation,
@@ -28,6 +30,7 @@ impl Layer {
             LayerNorm::new(parameters, &name(part), model)
         };
         Self {
+            site: 1 + 3 * index as u64,
             heads: model.heads as i64,
             norm: model.norm,
             activation: model.activation,
@@ -42,12 +45,15 @@ impl Layer {
         }
     }
 
-    /// \[rows, width, hidden\] to the same.
-    pub fn forward(&self, hidden: &Tensor, attendable: Option<&Tensor>, dropout: Dropout) -> Tensor {
-        let attention = |x: &Tensor| dropout.apply(self.attention_output.forward(&self.attend(x, attendable, dropout)));
+    /// \[rows, width, hidden\] to the same. `attendable` is \[rows, 1, 1, width\], `true` where a token is no padding.
+    pub fn forward(&self, hidden: &Tensor, attendable: Option<&Tensor>, dropout: Dropout<'_>) -> Tensor {
+        let attention = |x: &Tensor| {
+            let mixed = self.attend(x, attendable, dropout);
+            dropout.hidden(self.attention_output.forward(&mixed), self.site + 1)
+        };
         let feed_forward = |x: &Tensor| {
             let inner = activate(&self.intermediate.forward(x), self.activation);
-            dropout.apply(self.output.forward(&inner))
+            dropout.hidden(self.output.forward(&inner), self.site + 2)
         };
         match self.norm {
             Norm::Post => {
@@ -61,21 +67,24 @@ impl Layer {
         }
     }
 
-    fn attend(&self, hidden: &Tensor, attendable: Option<&Tensor>, dropout: Dropout) -> Tensor {
+    /// softmax(Q K^T / sqrt(hidden / heads)) V.
+    fn attend(&self, hidden: &Tensor, attendable: Option<&Tensor>, dropout: Dropout<'_>) -> Tensor {
         let size = hidden.size();
         let (rows, width) = (size[0], size[1]);
         // [rows, heads, width, hidden / heads]
         let split = |linear: &Linear| linear.forward(hidden).view([rows, width, self.heads, -1]).transpose(1, 2);
-        let mixed = Tensor::scaled_dot_product_attention(
-            &split(&self.query),
-            &split(&self.key),
-            &split(&self.value),
-            attendable,
-            dropout.attention_probability(),
-            false,
-            None,
-            false,
-        );
-        mixed.transpose(1, 2).reshape([rows, width, -1])
+        let (query, key, value) = (split(&self.query), split(&self.key), split(&self.value));
+        if !dropout.drops_attention() {
+            // libtorch's fused kernel, which has no weights that could be dropped.
+            let mixed = Tensor::scaled_dot_product_attention(&query, &key, &value, attendable, 0.0, false, None, false);
+            return mixed.transpose(1, 2).reshape([rows, width, -1]);
+        }
+        let scale = 1.0 / (query.size()[3] as f64).sqrt();
+        let mut scores = (query * scale).matmul(&key.transpose(2, 3));
+        if let Some(attendable) = attendable {
+            scores = scores.masked_fill(&attendable.logical_not(), f64::NEG_INFINITY);
+        }
+        let weights = dropout.attention(scores.softmax(-1, None), self.site);
+        weights.matmul(&value).transpose(1, 2).reshape([rows, width, -1])
     }
 }

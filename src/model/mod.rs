@@ -1,14 +1,17 @@
 //! BERT (arXiv 1810.04805): token, position and segment embeddings, the encoder, the pre-training heads. Tensors carry
 //! Hugging Face's names: those of BertForPreTraining, or with pre-normalisation of MegatronBertForPreTraining. Nothing here knows ranks, files or the network.
 
+mod dropout;
 mod embeddings;
 mod encoder;
 mod heads;
 pub mod parameters;
 
 use lambert_config::run::{self, Activation, Norm};
+use lambert_data_prep::random::Key;
 use tch::Tensor;
 
+pub use dropout::{Draws, Dropout};
 pub use heads::Heads;
 pub use parameters::Parameters;
 
@@ -20,51 +23,6 @@ pub struct Input {
     pub segments: Tensor,
     /// `true` where a token may be attended to, \[rows, 1, 1, width\]; `None` where no row is padded.
     pub attendable: Option<Tensor>,
-}
-
-/// Dropout of one forward pass.
-#[derive(Debug, Clone, Copy)]
-pub enum Dropout {
-    /// None: evaluation.
-    Off,
-    /// With this probability. libtorch's generator is seeded before the embeddings and each layer from `seed` and the
-    /// layer's number, so that the same layer draws the same again whatever was computed before it.
-    On {
-        /// Share of the activations that are dropped.
-        probability: f64,
-        /// Share of the attention weights that are dropped.
-        attention: f64,
-        /// A pure function of the run's seed, the step and the micro-batch.
-        seed: u64,
-    },
-}
-
-impl Dropout {
-    fn probability(self) -> f64 {
-        match self {
-            Self::Off => 0.0,
-            Self::On { probability, .. } => probability,
-        }
-    }
-
-    fn attention_probability(self) -> f64 {
-        match self {
-            Self::Off => 0.0,
-            Self::On { attention, .. } => attention,
-        }
-    }
-
-    fn seed_layer(self, layer: u64) {
-        if let Self::On { probability, attention, seed } = self
-            && (probability > 0.0 || attention > 0.0)
-        {
-            tch::manual_seed(lambert_data_prep::random::Key::new(seed).with(layer).value() as i64);
-        }
-    }
-
-    fn apply(self, tensor: Tensor) -> Tensor {
-        if self.probability() > 0.0 { tensor.dropout(self.probability(), true) } else { tensor }
-    }
 }
 
 /// A linear map `x W^T + b`; W is \[out, in\].
@@ -133,11 +91,9 @@ impl Bert {
     }
 
     /// Hidden states of the last layer, \[rows, width, hidden\].
-    pub fn forward(&self, input: &Input, dropout: Dropout) -> Tensor {
-        dropout.seed_layer(0);
+    pub fn forward(&self, input: &Input, dropout: Dropout<'_>) -> Tensor {
         let mut hidden = self.embeddings.forward(input, dropout);
-        for (index, layer) in self.layers.iter().enumerate() {
-            dropout.seed_layer(index as u64 + 1);
+        for layer in &self.layers {
             hidden = layer.forward(&hidden, input.attendable.as_ref(), dropout);
         }
         match &self.norm {
@@ -146,9 +102,9 @@ impl Bert {
         }
     }
 
-    /// The model's dropout, drawn from `seed`.
-    pub fn dropout(&self, seed: u64) -> Dropout {
-        let [probability, attention] = self.dropout;
-        Dropout::On { probability, attention, seed }
+    /// The model's dropout of a step for the given samples of its global batch; `key` is made of the seed and the step.
+    pub fn dropout<'a>(&self, key: Key, samples: &'a [u64]) -> Dropout<'a> {
+        let [hidden, attention] = self.dropout;
+        Dropout::On(Draws { hidden, attention, key, samples })
     }
 }

@@ -6,7 +6,7 @@ use toml::Value;
 /// Sections and keys that decide what is trained: a run keeps them for life, unless its owner says otherwise.
 const TRAINED: [&str; 7] = ["run.seed", "run.from", "run.from_optimizer", "model", "objective", "optimizer", "stage"];
 
-/// How a stage's batches are cut: the same samples under the same masks, with other dropout.
+/// How a stage's batches are cut: the same samples, masks and dropout, summed up in another order.
 const CUT: &str = ".micro_batch_tokens";
 
 /// A key with two values.
@@ -23,7 +23,7 @@ pub struct Difference {
 impl std::fmt::Display for Difference {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: {} in the run, {} now", self.key, self.before, self.now)?;
-        if self.key.ends_with(CUT) { f.write_str(" (other dropout from here on)") } else { Ok(()) }
+        if self.key.ends_with(CUT) { f.write_str(" (rounded otherwise from here on)") } else { Ok(()) }
     }
 }
 
@@ -161,7 +161,7 @@ mod tests {
         now.stage[0].micro_batch_tokens = 512;
         let found = compare(&config(), &now).unwrap();
         assert_eq!(found.trained, []);
-        let shown = "stage.0.micro_batch_tokens: 4096 in the run, 512 now (other dropout from here on)";
+        let shown = "stage.0.micro_batch_tokens: 4096 in the run, 512 now (rounded otherwise from here on)";
         assert_eq!(found.around[0].to_string(), shown);
     }
 
