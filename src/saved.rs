@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lambert_config::RunConfig;
-use lambert_data_prep::dataset::Dataset;
+use lambert_data_prep::dataset::{Dataset, check_fit};
 use lambert_data_prep::tokenizer::Tokenizer;
 use lambert_store::Store;
 
@@ -61,10 +61,7 @@ impl Saved {
     pub fn question(&self, url: &str, samples: u64) -> Result<Question, Error> {
         let dataset = Arc::new(Dataset::open(url)?);
         let mut faults = Vec::new();
-        session::check(&self.config, &dataset, None, "--data", &mut faults);
-        if dataset.manifest().vocabulary.sha256 != self.vocabulary_sha256 {
-            faults.push(lambert_config::Fault::new("--data", "has another vocabulary than the model"));
-        }
+        check_fit(&self.config, &[("--data".to_owned(), &dataset)], Some(&self.vocabulary_sha256), &mut faults);
         if !faults.is_empty() {
             return Err(Error::faults(url, faults));
         }

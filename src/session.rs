@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use lambert_collective::{Collective, local, mpi};
 use lambert_config::control::EventKind;
-use lambert_config::run::{Backend, Pair};
-use lambert_config::{Fault, Layers, RunConfig};
-use lambert_data_prep::dataset::Dataset;
+use lambert_config::run::Backend;
+use lambert_config::{Layers, RunConfig, memory};
+use lambert_data_prep::dataset::{Dataset, check_fit};
 use lambert_store::Store;
 use lambert_store::lease::Lease;
 
@@ -110,52 +110,24 @@ pub struct Datasets {
 }
 
 impl Datasets {
-    /// Opens all of them, and checks that the model and the objective fit; every fault is listed.
+    /// Opens all of them, and checks that the model, the objective and this host's memory fit; every fault is listed.
     pub fn open(config: &RunConfig) -> Result<Self, Error> {
+        let open = |url: &String| Dataset::open(url).map(Arc::new);
+        let stages = config.stage.iter().map(|stage| open(&stage.data)).collect::<Result<Vec<_>, _>>()?;
+        let held_out = Some(&config.evaluation.data).filter(|url| !url.is_empty());
+        let evaluation = held_out.map(open).transpose()?;
+        let mut used: Vec<(String, &Dataset)> =
+            stages.iter().enumerate().map(|(index, dataset)| (format!("stage.{index}.data"), &**dataset)).collect();
+        used.extend(evaluation.as_deref().map(|dataset| ("evaluation.data".to_owned(), dataset)));
         let mut faults = Vec::new();
-        let mut stages: Vec<Arc<Dataset>> = Vec::new();
-        for (index, stage) in config.stage.iter().enumerate() {
-            let dataset = Arc::new(Dataset::open(&stage.data)?);
-            check(config, &dataset, stages.first(), &format!("stage.{index}.data"), &mut faults);
-            stages.push(dataset);
-        }
-        let mut evaluation = None;
-        if !config.evaluation.data.is_empty() {
-            let dataset = Arc::new(Dataset::open(&config.evaluation.data)?);
-            check(config, &dataset, stages.first(), "evaluation.data", &mut faults);
-            evaluation = Some(dataset);
-        }
+        check_fit(config, &used, None, &mut faults);
+        let ranks = lambert_collective::world::detect().map_or(1, |world| world.local_size);
+        memory::check(config, stages[0].manifest().vocabulary.size, ranks, &mut faults);
         if faults.is_empty() { Ok(Self { stages, evaluation }) } else { Err(Error::faults(CONFIG, faults)) }
     }
 
     /// Facts of the vocabulary that all datasets share.
     pub fn first(&self) -> &Dataset {
         &self.stages[0]
-    }
-}
-
-/// Whether a dataset is one that this model can learn from.
-pub fn check(config: &RunConfig, dataset: &Dataset, first: Option<&Arc<Dataset>>, key: &str, faults: &mut Vec<Fault>) {
-    let manifest = dataset.manifest();
-    let mut fault = |message: String| faults.push(Fault::new(key, message));
-    if manifest.sequence_length > config.model.positions {
-        fault(format!(
-            "samples of up to {} tokens, but model.positions is {}",
-            manifest.sequence_length, config.model.positions
-        ));
-    }
-    if config.objective.pair != Pair::None && manifest.samples.pair != config.objective.pair {
-        fault(format!(
-            "was prepared with pair = {:?}, but objective.pair is {:?}",
-            manifest.samples.pair, config.objective.pair
-        ));
-    }
-    if dataset.rows() == 0 {
-        fault("has no samples".to_owned());
-    }
-    if let Some(first) = first
-        && first.manifest().vocabulary.sha256 != manifest.vocabulary.sha256
-    {
-        fault(format!("has another vocabulary than {}", first.url()));
     }
 }

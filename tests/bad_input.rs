@@ -99,6 +99,37 @@ fn configurations_with_faults() {
 }
 
 #[test]
+fn impossible_runs_are_refused_with_all_that_is_wrong_at_once() {
+    let place = Place::new();
+    let (config, run_url, other) = (place.config(4, 2), place.path("run"), place.path("other"));
+    let vocabulary = place.path("other.txt");
+    done(&["vocab", "--input", &place.path("corpus.txt"), "--size", "200", "--output", &vocabulary]);
+    let sets = [format!("vocabulary.file={vocabulary}"), format!("output.url={other}")];
+    done(&["prep", "--config", &place.path("prep.toml"), "--set", &sets[0], "--set", &sets[1]]);
+    let held_out = format!("evaluation.data={other}/held-out");
+    let faults = ["model.hidden=600000", "model.heads=7", "model.positions=32", "objective.pair=sop", &held_out];
+    let sets: Vec<&str> = faults.iter().flat_map(|fault| ["--set", fault]).collect();
+    let start = [&["run", "--run", &run_url, "--config", &config][..], &sets].concat();
+    let words = [
+        "has 7 faults",
+        "model.heads: 7 heads do not divide 600000 hidden",
+        "stage.0.data: has samples of up to 64 tokens, but model.positions is 32",
+        "stage.0.data: was prepared with pair = Nsp, but objective.pair is Sop",
+        "evaluation.data: has samples of up to 64",
+        "evaluation.data: was prepared with pair",
+        "evaluation.data: has another vocabulary than stage.0.data",
+        "model: its ",
+        "the host has ",
+    ];
+    refused(&run(&start), 2, &words);
+    assert!(!Path::new(&run_url).exists(), "a refused run left something behind");
+    done(&["run", "--run", &run_url, "--config", &config]);
+    let sets = ["--set", &format!("stage.0.data={other}/train"), "--allow-change", "stage.0.data"].map(str::to_owned);
+    let start = [&["run", "--run", &run_url, "--config", &config][..], &sets.each_ref().map(String::as_str)].concat();
+    refused(&run(&start), 2, &["stage.0.data: has another vocabulary than the model"]);
+}
+
+#[test]
 fn datasets_that_are_damaged() {
     let place = Place::new();
     let (config, run_url) = (place.config(4, 2), place.path("run"));

@@ -5,7 +5,8 @@
 //! - [`run`]: a run (a list of stages)
 //! - [`plan`]: the stages of a run laid end to end, in steps
 //! - [`schedule`]: the learning rate of a step
-//! - [`flops`]: parameters, floating-point operations and memory of a model, by formula
+//! - [`flops`]: parameters and floating-point operations of a model, by formula
+//! - [`memory`]: bytes of its training state, and those that this host has
 //! - [`control`]: the messages between the ranks and the coordinator
 //! - [`exit`]: the exit codes of both programs
 //!
@@ -15,6 +16,7 @@ pub mod control;
 pub mod exit;
 pub mod flops;
 pub mod load;
+pub mod memory;
 pub mod plan;
 pub mod prep;
 pub mod run;

@@ -94,13 +94,29 @@ impl Layers {
 
     /// Reads `path`, lays the other layers over it and checks the result.
     pub fn load<T: Checked>(&self, path: &Path) -> Result<T, ConfigError> {
-        let text =
-            std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        self.parse(&text, &path.display().to_string())
+        self.load_with(path, |_, _| {})
     }
 
-    /// The same for text that was read already; `origin` names it in errors.
+    /// The same with checks of the caller's, whose faults are listed beside the others: what is wrong with the things
+    /// that the configuration names.
+    pub fn load_with<T: Checked>(&self, path: &Path, more: impl FnOnce(&T, &mut Vec<Fault>)) -> Result<T, ConfigError> {
+        let text =
+            std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        self.parse_with(&text, &path.display().to_string(), more)
+    }
+
+    /// [`Layers::load`] for text that was read already; `origin` names it in errors.
     pub fn parse<T: Checked>(&self, text: &str, origin: &str) -> Result<T, ConfigError> {
+        self.parse_with(text, origin, |_, _| {})
+    }
+
+    /// [`Layers::load_with`] for text that was read already; `origin` names it in errors.
+    pub fn parse_with<T: Checked>(
+        &self,
+        text: &str,
+        origin: &str,
+        more: impl FnOnce(&T, &mut Vec<Fault>),
+    ) -> Result<T, ConfigError> {
         let table: Table = toml::from_str(text).map_err(|error: toml::de::Error| ConfigError::Syntax {
             origin: origin.to_owned(),
             message: error.to_string().trim_end().to_owned(),
@@ -125,6 +141,7 @@ impl Layers {
             let unread: Vec<String> = faults.iter().map(|fault| fault.key.clone()).collect();
             let mut wrong = Vec::new();
             config.check(&mut wrong);
+            more(config, &mut wrong);
             // A value that could not be read stands at its default now; what the default breaks is no second fault.
             faults.extend(wrong.into_iter().filter(|fault| !unread.contains(&fault.key)));
         }

@@ -5,12 +5,14 @@
 
 mod error;
 mod file;
+mod fit;
 mod manifest;
 mod read;
 mod schema;
 mod write;
 
 pub use error::DatasetError;
+pub use fit::check_fit;
 pub(crate) use manifest::hex;
 pub use manifest::{Corpus, Counts, Manifest, SampleRules, Shard, SourceCounts, VERSION, VocabularyFile, sha256_hex};
 pub use read::{Dataset, RowGroup, Samples};

@@ -36,16 +36,31 @@ impl Checked for RunConfig {
     }
 }
 
+/// No model is larger in any direction; products of such numbers can be computed with.
+const LARGEST: usize = 1 << 20;
+
 impl Model {
-    fn check(&self, faults: &mut Vec<Fault>) {
-        for (key, value) in [
+    fn sizes(&self) -> [(&'static str, usize); 5] {
+        [
             ("model.layers", self.layers),
             ("model.hidden", self.hidden),
             ("model.heads", self.heads),
             ("model.intermediate", self.intermediate),
             ("model.positions", self.positions),
-        ] {
+        ]
+    }
+
+    /// Whether all sizes are such that formulas may be computed with them.
+    pub(crate) fn is_sized(&self) -> bool {
+        self.sizes().iter().all(|(_, size)| (1..=LARGEST).contains(size))
+    }
+
+    fn check(&self, faults: &mut Vec<Fault>) {
+        for (key, value) in self.sizes() {
             positive(key, value as f64, faults);
+            if value > LARGEST {
+                faults.push(Fault::new(key, format!("is {value}; must be at most {LARGEST}")));
+            }
         }
         if self.heads > 0 && !self.hidden.is_multiple_of(self.heads) {
             faults
@@ -91,7 +106,9 @@ impl Stage {
         if self.data.is_empty() {
             faults.push(Fault::new(key("data"), "missing: the dataset's folder or URL"));
         }
-        positive(&key("layers"), self.layers.unwrap_or(1) as f64, faults);
+        if !(1..=LARGEST).contains(&self.layers.unwrap_or(1)) {
+            faults.push(Fault::new(key("layers"), format!("must be from 1 to {LARGEST}")));
+        }
         positive(&key("steps"), self.steps as f64, faults);
         positive(&key("global_batch"), self.global_batch as f64, faults);
         positive(&key("micro_batch_tokens"), self.micro_batch_tokens as f64, faults);

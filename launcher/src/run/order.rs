@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
-use lambert_config::run::Pair;
-use lambert_config::{ConfigError, Fault, Layers, RunConfig};
-use lambert_data_prep::dataset::Dataset;
+use lambert_config::{ConfigError, Fault, Layers, RunConfig, memory};
+use lambert_data_prep::dataset::{Dataset, check_fit};
 use lambert_store::{Store, checkpoint};
 
 use super::difference::{self, Difference, Differences};
-use super::origin;
+use super::mpirun;
+use super::origin::{self, VOCABULARY};
 use crate::cli;
 use crate::failure::Failure;
 use crate::worker;
@@ -86,7 +86,7 @@ fn list(differences: &[Difference]) -> String {
 }
 
 impl Order {
-    /// Reads the configuration, compares it with the run in the store if there is one, checks what it names, and
+    /// Reads the configuration, checks it and what it names, compares it with the run in the store if there is one, and
     /// writes it to the store.
     pub fn place(arguments: &cli::Run) -> Result<Self, Failure> {
         let store = Store::open(&arguments.run).map_err(Failure::usage)?;
@@ -97,7 +97,6 @@ impl Order {
         if let Some(before) = &before {
             settle(before, &config, &arguments.allow_change, &store)?;
         }
-        check_datasets(&config)?;
         match &before {
             None => {
                 origin::check(&config)?;
@@ -127,13 +126,26 @@ pub fn parse_stored(text: &str, store: &Store) -> Result<RunConfig, ConfigError>
     Layers::from_sets(&[]).parse(text, &format!("{}/{CONFIG}", store.url()))
 }
 
+/// The sha256 of the run's vocabulary, which it has from its first start on.
+fn vocabulary(store: &Store) -> Result<Option<String>, Failure> {
+    match store.get(VOCABULARY) {
+        Ok(bytes) => Ok(Some(lambert_store::hash::sha256(&bytes))),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(Failure::failed(error)),
+    }
+}
+
 fn configuration(arguments: &cli::Run, store: &Store, stored: Option<&str>) -> Result<RunConfig, Failure> {
     let mut sets = arguments.sets.clone();
     sets.extend(arguments.ranks.map(|ranks| format!("cluster.ranks={ranks}")));
     let layers = Layers::from_process(&sets);
+    let vocabulary = vocabulary(store)?;
+    let surroundings = |config: &RunConfig, faults: &mut Vec<Fault>| {
+        check_surroundings(config, vocabulary.as_deref(), faults);
+    };
     let mut config: RunConfig = match (&arguments.config, stored) {
-        (Some(path), _) => layers.load(path)?,
-        (None, Some(text)) => layers.parse(text, &format!("{}/{CONFIG}", store.url()))?,
+        (Some(path), _) => layers.load_with(path, surroundings)?,
+        (None, Some(text)) => layers.parse_with(text, &format!("{}/{CONFIG}", store.url()), surroundings)?,
         (None, None) => return Err(Failure::usage(OrderError::NoConfig { url: store.url().to_owned() })),
     };
     match (&arguments.from, stored) {
@@ -186,37 +198,24 @@ fn settle(before: &RunConfig, now: &RunConfig, allowed: &[String], store: &Store
     Ok(())
 }
 
-/// Opens every dataset before anything is written, so that a mistyped path leaves no half-made run behind.
-fn check_datasets(config: &RunConfig) -> Result<(), Failure> {
+/// What is wrong with the things that the configuration names, before anything is written: a mistyped path leaves no
+/// half-made run behind. `vocabulary` is the sha256 of the run's, if there is a run.
+fn check_surroundings(config: &RunConfig, vocabulary: Option<&str>, faults: &mut Vec<Fault>) {
     let stages = config.stage.iter().enumerate().map(|(index, stage)| (format!("stage.{index}.data"), &stage.data));
-    let evaluation = Some(("evaluation.data".to_owned(), &config.evaluation.data)).filter(|(_, url)| !url.is_empty());
-    let mut faults = Vec::new();
-    for (key, url) in stages.chain(evaluation) {
+    let evaluation = ("evaluation.data".to_owned(), &config.evaluation.data);
+    let mut opened = Vec::new();
+    for (key, url) in stages.chain([evaluation]).filter(|(_, url)| !url.is_empty()) {
         match Dataset::open(url) {
-            Ok(dataset) => check_dataset(config, &dataset, &key, &mut faults),
+            Ok(dataset) => opened.push((key, dataset)),
             Err(error) => faults.push(Fault::new(key, Failure::usage(error).to_string())),
         }
     }
-    if faults.is_empty() {
-        return Ok(());
-    }
-    Err(ConfigError::Faults { origin: "the configuration".to_owned(), faults }.into())
-}
-
-/// What the workers would refuse.
-fn check_dataset(config: &RunConfig, dataset: &Dataset, key: &str, faults: &mut Vec<Fault>) {
-    let (manifest, positions) = (dataset.manifest(), config.model.positions);
-    let (prepared, wanted) = (manifest.samples.pair, config.objective.pair);
-    let mut fault = |message: String| faults.push(Fault::new(key, message));
-    if manifest.sequence_length > positions {
-        let length = manifest.sequence_length;
-        fault(format!("has samples of up to {length} tokens, but model.positions is {positions}"));
-    }
-    if wanted != Pair::None && prepared != wanted {
-        fault(format!("was prepared with pair = {prepared:?}, but objective.pair is {wanted:?}"));
-    }
-    if dataset.rows() == 0 {
-        fault("has no samples".to_owned());
+    let used: Vec<_> = opened.iter().map(|(key, dataset)| (key.clone(), dataset)).collect();
+    check_fit(config, &used, vocabulary, faults);
+    let slurm = std::env::var("SLURM_JOB_NUM_NODES").ok();
+    let here = mpirun::hosts(&config.cluster.mpirun_arguments, slurm.as_deref()) == mpirun::Hosts::This;
+    if let Some((_, dataset)) = opened.first().filter(|_| here) {
+        memory::check(config, dataset.manifest().vocabulary.size, config.cluster.ranks, faults);
     }
 }
 
