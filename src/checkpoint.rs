@@ -4,22 +4,29 @@
 //! - [`resume`]: the state to go on from, out of the newest checkpoint that verifies and fits
 //! - [`saver`]: when to save, and saves beside the training; [`snapshot`] is the copy that is written, [`commit`] what
 //!   rank 0 does when all ranks have written theirs, [`trouble`] what follows failures
+//! - [`rollback`]: what an attempt that went back leaves for the next
 //! - files and filler: the objects of a checkpoint, and how they are taken in as they are read
 
 pub mod commit;
 mod files;
 mod filler;
 mod resume;
+pub mod rollback;
 pub mod saver;
 pub mod snapshot;
 pub mod trouble;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
+use lambert_config::plan::Place;
+use lambert_config::run::Guard;
 use lambert_data_prep::dataset::Dataset;
 use lambert_store::checkpoint::Best;
 use serde::{Deserialize, Serialize};
 
+use crate::data::detours::Detours;
+use crate::guard::{History, Verdict};
 use crate::model::Parameters;
 use crate::optim::{self, Optimizer};
 
@@ -34,8 +41,14 @@ pub struct State {
     pub parameters: Parameters,
     /// Moments.
     pub optimizer: Optimizer,
-    /// Steps whose gradient was not finite; they changed nothing.
+    /// Steps whose loss or gradient was not finite; they changed nothing.
     pub skipped_updates: u64,
+    /// Samples that were passed over or taught nothing.
+    pub skipped_samples: u64,
+    /// What of each dataset is not drawn, by the sha256 of its manifest.
+    pub detours: BTreeMap<String, Detours>,
+    /// What the steps of the stage have shown.
+    pub history: History,
     /// Samples drawn from each dataset, by the sha256 of its manifest.
     pub cursors: BTreeMap<String, u64>,
 }
@@ -45,8 +58,17 @@ pub struct State {
 pub struct Facts {
     /// Updates made.
     pub updates: u64,
-    /// Steps whose gradient was not finite.
+    /// Steps whose loss or gradient was not finite.
     pub skipped_updates: u64,
+    /// Samples that were passed over or taught nothing.
+    #[serde(default)]
+    pub skipped_samples: u64,
+    /// What of each dataset is not drawn, by the sha256 of its manifest.
+    #[serde(default)]
+    pub detours: BTreeMap<String, Detours>,
+    /// What the steps of the stage have shown.
+    #[serde(default)]
+    pub history: History,
     /// Pieces of the vocabulary.
     pub vocabulary: usize,
     /// Whether text is lowercased before it is split into pieces.
@@ -71,6 +93,9 @@ impl State {
             parameters,
             optimizer: Optimizer::new(config.optimizer.clone(), elements),
             skipped_updates: 0,
+            skipped_samples: 0,
+            detours: BTreeMap::new(),
+            history: History::default(),
             cursors: BTreeMap::new(),
         }
     }
@@ -80,22 +105,52 @@ impl State {
         self.cursors.get(dataset.manifest_sha256()).copied().unwrap_or(0)
     }
 
-    /// Counts a finished step that drew `samples` from `dataset`.
-    pub fn advance(&mut self, dataset: &Dataset, samples: usize) {
-        self.step += 1;
-        *self.cursors.entry(dataset.manifest_sha256().to_owned()).or_default() += samples as u64;
+    /// Begins or goes on with a stage: the first step of each starts a new history, and new moments if it says so. (Where a
+    /// run is resumed before that step the same happens again.)
+    pub fn enter(&mut self, place: &Place<'_>) {
+        if place.done > 0 {
+            return;
+        }
+        self.history = History::default();
+        if place.stage.restart_optimizer {
+            self.optimizer.restart();
+        }
     }
 
-    /// Updates the weights with the reduced gradients. Returns the gradient's norm, or `None` where it is not finite: then
-    /// nothing was changed. All ranks see the same gradients, and so decide alike.
-    pub fn update(&mut self, learning_rate: f64) -> Option<f64> {
+    /// Judges the next step by `loss` and the reduced gradients, and updates the weights if it is sound. The step drew
+    /// `samples` of `dataset`, of which `passed` were passed over. All ranks see the same numbers, and so decide alike.
+    /// Returns the gradient's norm where it is finite.
+    pub fn update(&mut self, guard: &Guard, drawn: Drawn<'_>, loss: f64, learning_rate: f64) -> (Option<f64>, Verdict) {
+        let Drawn { dataset, samples, passed } = drawn;
         let (specs, weights, gradients) = self.parameters.buffers_mut();
         let norm = optim::norm(gradients);
-        if !norm.is_finite() {
-            self.skipped_updates += 1;
-            return None;
+        let verdict = self.history.judge(guard, self.step, samples.clone(), loss, norm);
+        match verdict {
+            Verdict::GoBack(_) => return (Some(norm).filter(|norm| norm.is_finite()), verdict),
+            Verdict::Sound => {
+                self.optimizer.step(specs, weights, gradients, norm, learning_rate);
+                self.skipped_samples += passed;
+            }
+            Verdict::Skip => {
+                self.skipped_updates += 1;
+                self.skipped_samples += samples.end - samples.start;
+                self.detours.entry(dataset.to_owned()).or_default().add(samples.clone());
+            }
         }
-        self.optimizer.step(specs, weights, gradients, norm, learning_rate);
-        Some(norm)
+        let sound = verdict == Verdict::Sound;
+        self.history.add(guard, self.step, samples.clone(), sound.then_some(loss));
+        self.step += 1;
+        self.cursors.insert(dataset.to_owned(), samples.end);
+        (Some(norm).filter(|norm| norm.is_finite()), verdict)
     }
+}
+
+/// What a step drew.
+pub struct Drawn<'a> {
+    /// sha256 of the dataset's manifest.
+    pub dataset: &'a str,
+    /// Numbers of its samples, counted over all epochs.
+    pub samples: Range<u64>,
+    /// How many of them were passed over.
+    pub passed: u64,
 }

@@ -27,6 +27,24 @@ pub enum Error {
     /// A tensor operation failed.
     #[error(transparent)]
     Torch(#[from] TorchError),
+    /// A step needs more memory than there is.
+    #[error(
+        "out of memory: {asked} more could not be had in a step; what lowers it: a smaller stage.{stage}.micro_batch_tokens \
+         ({tokens} now), a smaller objective.max_predictions ({predictions} now, 0 is no limit), a dataset prepared with a \
+         smaller samples.sequence_length ({length} now)"
+    )]
+    Memory {
+        /// How much.
+        asked: String,
+        /// The stage's number.
+        stage: usize,
+        /// Tokens of a micro-batch at most.
+        tokens: usize,
+        /// Masked tokens of a sample at most.
+        predictions: usize,
+        /// Tokens of a sample at most.
+        length: usize,
+    },
     /// A checkpoint's contents are not what its manifest and the run say.
     #[error("checkpoint {name}: {message}")]
     Checkpoint {
@@ -51,6 +69,17 @@ pub enum Error {
         /// What rank 0 met.
         message: String,
     },
+    /// A record of going back cannot be read.
+    #[error("{url} is not a record of a rollback")]
+    Rollback {
+        /// Where it lies.
+        url: String,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+    /// Another rank cannot go on, and says why itself.
+    #[error("{0}")]
+    Peer(&'static str),
     /// A vocabulary cannot be used.
     #[error(transparent)]
     Tokenizer(#[from] lambert_data_prep::tokenizer::TokenizerError),
@@ -86,7 +115,8 @@ impl Error {
         match self {
             // Somebody else runs this run now: a new attempt would only take it back.
             Self::Store(error) => !matches!(error, lambert_store::Error::LeaseLost { .. }),
-            Self::Resume { .. } | Self::Collective(_) | Self::Torch(_) | Self::Thread(_) => true,
+            Self::Resume { .. } | Self::Collective(_) | Self::Torch(_) | Self::Thread(_) | Self::Peer(_) => true,
+            Self::Dataset(error) => matches!(error, DatasetError::Store { .. }),
             _ => false,
         }
     }

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use lambert_collective::Collective;
 use lambert_config::control::Evaluation;
-use lambert_config::run::{MaskToken, MaskUnit, Objective};
+use lambert_config::run::{MaskToken, MaskUnit, Objective, Test};
 use lambert_data_prep::dataset::Dataset;
 
+use crate::data::detours::Detours;
 use crate::data::loader::Demand;
 use crate::data::{Loader, Source};
 use crate::error::Error;
@@ -44,16 +45,17 @@ pub fn evaluate(
         objective: Objective { mask_unit: MaskUnit::Piece, mask_token: MaskToken::Mask, ..question.objective.clone() },
         seed: 0,
         shuffle: false,
+        test: Test::default(),
     };
     let demand = Demand {
         cursor: 0,
-        samples,
-        global_batch: BATCH,
+        detours: Detours::default(),
         micro_batch_tokens: question.micro_batch_tokens,
         rank: collective.rank(),
         world: collective.world(),
     };
-    let mut loader = Loader::start(source, demand).map_err(Error::Thread)?;
+    let sizes = (0..samples).step_by(BATCH).map(move |first| (samples - first).min(BATCH as u64) as usize);
+    let mut loader = Loader::start(source, demand, sizes).map_err(Error::Thread)?;
     let mut sums = Totals::default().as_array();
     while let Some(batch) = loader.next_batch() {
         let totals = step::evaluate(bert, &batch?.micro_batches)?;

@@ -71,6 +71,6 @@ fn read(saved: &Saved, text: &str) -> Result<MicroBatch, Error> {
         return Err(Error::Usage(format!("the text has no {MASK}: {text:?}")));
     }
     let width = ids.len();
-    let sample = MaskedSample { ids, segment_b_start: 0, pair_label: None, hidden };
+    let sample = MaskedSample { ids, segment_b_start: 0, pair_label: None, hidden, factor: 1.0 };
     Ok(MicroBatch::new(&[0], width, special.pad, &[sample]))
 }

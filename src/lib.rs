@@ -10,6 +10,7 @@
 //! - [`objective`]: masked language modelling and the pair objectives
 //! - [`step`]: one global batch through the model: losses and gradients
 //! - [`gradients`]: the sum of the gradients over all ranks
+//! - [`guard`]: which steps change the weights, and when the run goes back; [`retreat`]: how
 //! - [`optim`]: LAMB and AdamW over the flat buffers
 //! - [`checkpoint`]: the training state to and from the run's store
 //! - [`saved`]: a model out of a run or checkpoint, for those that only read
@@ -26,11 +27,13 @@ pub mod error;
 pub mod evaluate;
 pub mod fill_mask;
 pub mod gradients;
+pub mod guard;
 pub mod masking;
 pub mod metrics;
 pub mod model;
 pub mod objective;
 pub mod optim;
+pub mod retreat;
 pub mod saved;
 pub mod session;
 pub mod step;

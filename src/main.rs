@@ -95,7 +95,7 @@ fn train(url: &str, attempt: u32) -> Result<i32, Error> {
         Ok(outcome) => {
             collective.finish()?;
             let by_hand = !session.control.is_connected();
-            Ok(if outcome == Outcome::Stopped && by_hand { exit::STOPPED } else { exit::DONE })
+            Ok(if outcome != Outcome::Done && by_hand { exit::STOPPED } else { exit::DONE })
         }
         Err(failed) => {
             let message = error::chain(&failed);

@@ -93,9 +93,12 @@ pub fn evaluate(bert: &Bert, micro_batches: &[MicroBatch]) -> Result<Totals, Tor
 fn forward(bert: &Bert, batch: &MicroBatch, dropout: Dropout<'_>, backward: Option<Divisors>) -> Totals {
     let hidden = bert.forward(&input(batch), dropout);
     let (positions, labels) = (Tensor::from_slice(&batch.positions), Tensor::from_slice(&batch.labels));
-    let mlm = masked_language::score(&bert.heads, &hidden, &positions, &labels);
+    let rows = (!batch.factors.is_empty()).then(|| Tensor::from_slice(&batch.factors));
+    let tokens =
+        rows.as_ref().map(|rows| rows.index_select(0, &positions.divide_scalar_mode(batch.width as i64, "floor")));
+    let mlm = masked_language::score(&bert.heads, &hidden, &positions, &labels, tokens.as_ref());
     let pair = (!batch.pair_labels.is_empty())
-        .then(|| pair::score(&bert.heads, &hidden, &Tensor::from_slice(&batch.pair_labels)));
+        .then(|| pair::score(&bert.heads, &hidden, &Tensor::from_slice(&batch.pair_labels), rows.as_ref()));
     if let Some(divisors) = backward {
         let mut loss = &mlm.loss / divisors.masked_tokens;
         if let Some(pair) = &pair {
@@ -141,7 +144,7 @@ mod tests {
     fn sample(length: u32) -> MaskedSample {
         let hidden = Hidden { position: 1, label: length };
         let ids = (0..length).map(|place| (place * 7 + length) % 50).collect();
-        MaskedSample { ids, segment_b_start: 3, pair_label: Some(1), hidden: vec![hidden] }
+        MaskedSample { ids, segment_b_start: 3, pair_label: Some(1), hidden: vec![hidden], factor: 1.0 }
     }
 
     /// Five samples of 5 to 13 tokens, in the given micro-batches.
@@ -152,7 +155,7 @@ mod tests {
             MicroBatch::new(cut, cut.iter().map(|number| length(*number)).max().unwrap(), 0, &samples)
         };
         let lengths = (0..5).map(|number| length(number) as u16).collect();
-        GlobalBatch { epoch: 0, lengths, masked_tokens: 5, micro_batches: cuts.iter().map(micro).collect() }
+        GlobalBatch { epoch: 0, drawn: 0..5, lengths, masked_tokens: 5, micro_batches: cuts.iter().map(micro).collect() }
     }
 
     fn gradients(cuts: &[&[usize]], step: u64) -> Vec<f32> {

@@ -14,6 +14,25 @@ use tch::Tensor;
 #[error("libtorch failed: {0}")]
 pub struct TorchError(String);
 
+impl TorchError {
+    /// How much memory was asked for in vain, in words, if that is what failed.
+    pub fn memory(&self) -> Option<String> {
+        let said = &self.0;
+        let after = |words: &str| said.split_once(words).map(|(_, rest)| rest);
+        // As the CPU's allocator says it, then as that of a GPU.
+        if let Some(bytes) =
+            after("you tried to allocate ").and_then(|rest| rest.split(' ').next()?.parse::<f64>().ok())
+        {
+            return Some(format!("{:.2} GiB", bytes / f64::from(1 << 30)));
+        }
+        if let Some(rest) = after("Tried to allocate ") {
+            return Some(rest.split(' ').take(2).collect::<Vec<_>>().join(" ").trim_end_matches('.').to_owned());
+        }
+        let unsaid = ["bad_alloc", "out of memory", "Cannot allocate memory"];
+        unsaid.iter().any(|words| said.contains(words)).then(|| "more memory".to_owned())
+    }
+}
+
 unsafe extern "C" {
     fn lambert_set_gradient(parameter: *mut torch_sys::C_tensor, gradient: *mut torch_sys::C_tensor) -> i32;
 }
@@ -133,5 +152,23 @@ pub fn keep_pages() {
         libc::mallopt(libc::M_MMAP_THRESHOLD, i32::MAX);
         libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
         libc::mallopt(libc::M_TOP_PAD, 64 << 20);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_asked_for_is_read_from_the_messages_of_libtorch() {
+        let asked = |said: &str| TorchError(said.to_owned()).memory();
+        let cpu = "err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 3221225472 bytes. Error code 12";
+        assert_eq!(asked(cpu).as_deref(), Some("3.00 GiB"));
+        let gpu = "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 139.80 GiB";
+        assert_eq!(asked(gpu).as_deref(), Some("20.00 MiB"));
+        assert_eq!(asked("std::bad_alloc").as_deref(), Some("more memory"));
+        assert_eq!(asked("mat1 and mat2 shapes cannot be multiplied"), None);
+        let failed = guard(|| tch::Tensor::zeros([1 << 50], (tch::Kind::Float, tch::Device::Cpu))).unwrap_err();
+        assert_eq!(failed.memory().as_deref(), Some("4194304.00 GiB"), "{failed}");
     }
 }

@@ -4,19 +4,22 @@ use lambert_collective::Collective;
 use lambert_config::control::{Directive, EventKind, StepRecord};
 use lambert_config::plan::{self, Place};
 use lambert_config::{flops, schedule};
+use lambert_data_prep::dataset::DatasetError;
 use lambert_data_prep::random::Key;
 
 use crate::checkpoint::saver::Word;
-use crate::checkpoint::{self, Saver, State};
+use crate::checkpoint::{self, Drawn, Saver, State};
 use crate::control;
 use crate::data::loader::Demand;
 use crate::data::{GlobalBatch, Loader, Source};
 use crate::error::Error;
 use crate::evaluate::{self, Question};
+use crate::guard::Verdict;
 use crate::metrics::{self, Stopwatch};
 use crate::model::Bert;
 use crate::session::{Datasets, Session};
-use crate::{gradients, step};
+use crate::torch::TorchError;
+use crate::{gradients, retreat, step};
 
 /// How training ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +28,8 @@ pub enum Outcome {
     Done,
     /// It was told to stop, and saved a checkpoint.
     Stopped,
+    /// It is to go on from an earlier checkpoint, as a new attempt.
+    RolledBack,
 }
 
 /// Trains a run: from the newest checkpoint that verifies, or from the beginning.
@@ -33,13 +38,25 @@ pub fn run(session: &Session, collective: &mut dyn Collective) -> Result<Outcome
     let (mut state, origin) = checkpoint::resume(session, collective, &datasets)?;
     let mut saver = Saver::new(session, &datasets, &state, origin)?;
     let mut stage_index = 0;
-    while let Some(place) = plan::place(&session.config, state.step) {
+    'stages: while let Some(place) = plan::place(&session.config, state.step) {
         stage_index = place.index;
+        let dataset = &*datasets.stages[place.index];
+        state.enter(&place);
         let mut stage = Stage::open(session, &datasets, &state, place)?;
         for done in place.done + 1..=place.stage.steps {
-            let (mut record, told) = stage.update(&mut state, collective, &mut saver)?;
+            let (mut record, told) = match stage.update(&mut state, collective, &mut saver)? {
+                Step::Made(record, told) => (*record, told),
+                Step::Unread(error) => {
+                    retreat::go_around(session, collective, &mut saver, &mut state, (place.index, dataset), error)?;
+                    continue 'stages;
+                }
+            };
             saver.push(&mut record)?;
             report(session, &state, record);
+            if let Verdict::GoBack(retreat) = told.verdict {
+                retreat::go_back(session, collective, &mut saver, dataset, retreat)?;
+                return Ok(Outcome::RolledBack);
+            }
             saver.tend(collective, told.saving)?;
             let ends = done == place.stage.steps;
             let mut must = ends;
@@ -76,6 +93,14 @@ fn report(session: &Session, state: &State, record: StepRecord) {
     session.control.step(state.step, session.is_first().then_some(record));
 }
 
+/// What came of a step.
+enum Step {
+    /// Its record, and what all ranks know after it.
+    Made(Box<StepRecord>, Told),
+    /// It was not made, because a rank could not read its samples; why, if it was this one.
+    Unread(Option<DatasetError>),
+}
+
 /// What all ranks know after a step.
 struct Told {
     /// Sums over all ranks.
@@ -84,6 +109,10 @@ struct Told {
     directive: Directive,
     /// How the save under way stands.
     saving: Word,
+    /// Ranks that could not read their samples.
+    unread: f64,
+    /// What becomes of the step.
+    verdict: Verdict,
 }
 
 /// One stage under way.
@@ -107,54 +136,63 @@ impl<'a> Stage<'a> {
             objective: config.objective.clone(),
             seed: config.run.seed,
             shuffle: true,
+            test: config.test.clone(),
         };
-        let left = place.stage.steps - place.done;
         let demand = Demand {
             cursor: state.cursor(dataset),
-            samples: left * place.stage.global_batch as u64,
-            global_batch: place.stage.global_batch,
+            detours: state.detours.get(dataset.manifest_sha256()).cloned().unwrap_or_default(),
             micro_batch_tokens: place.stage.micro_batch_tokens,
             rank: session.rank,
             world: session.world,
         };
-        let loader = Loader::start(source, demand).map_err(Error::Thread)?;
+        let (stage, steps) = (place.stage.clone(), place.done..place.stage.steps);
+        let sizes = steps.map(move |done| plan::global_batch(&stage, done));
+        let loader = Loader::start(source, demand, sizes).map_err(Error::Thread)?;
         let layers = place.stage.depth(&config.model);
         let bert = Bert::new(&state.parameters, &config.model, layers);
         Ok(Self { session, datasets, place, first_step: state.step, loader, bert, layers })
     }
 
-    /// One step: a global batch, its gradient over all ranks, one update. Returns its record, and what all ranks know
-    /// after it.
+    /// One step: a global batch, its gradient over all ranks, one update if it is sound.
     fn update(
         &mut self,
         state: &mut State,
         collective: &mut dyn Collective,
         saver: &mut Saver<'_>,
-    ) -> Result<(StepRecord, Told), Error> {
+    ) -> Result<Step, Error> {
         let session = self.session;
         let mut whole = Stopwatch::start();
         let mut watch = Stopwatch::start();
-        let batch = self.loader.next_batch().ok_or(Error::NoMoreSamples(state.step))??;
+        let read = self.loader.next_batch().ok_or(Error::NoMoreSamples(state.step))?;
+        // A rank without samples takes part with zeros, so that all learn of it together.
+        let (batch, unread) = read.map_or_else(|error| (GlobalBatch::default(), Some(error)), |batch| (batch, None));
         let mut record = self.record(state, &batch);
         record.data_wait = watch.lap();
 
         let dropout = Key::new(session.config.run.seed).with_bytes(b"dropout").with(state.step);
-        let totals = step::forward_backward(&self.bert, &mut state.parameters, &batch, dropout)?;
+        let totals = step::forward_backward(&self.bert, &mut state.parameters, &batch, dropout);
+        let totals = totals.map_err(|error| self.explain(error))?;
         record.forward_backward = watch.lap();
 
         gradients::reduce(collective, &mut state.parameters.gradients)?;
-        let told = self.agree(collective, totals, saver)?;
+        let mut told = self.agree(collective, totals, saver, unread.is_some())?;
         record.communicate = watch.lap();
+        if told.unread > 0.0 {
+            return Ok(Step::Unread(unread));
+        }
 
-        record.grad_norm = state.update(record.learning_rate);
+        metrics::put_losses(&mut record, &told.totals);
+        record.step = state.step + 1;
+        let dataset = self.datasets.stages[self.place.index].manifest_sha256();
+        let drawn = Drawn { dataset, samples: batch.drawn.clone(), passed: batch.passed() };
+        (record.grad_norm, told.verdict) =
+            state.update(&session.config.guard, drawn, record.loss, record.learning_rate);
         record.optimizer = watch.lap();
 
-        state.advance(&self.datasets.stages[self.place.index], batch.lengths.len());
-        metrics::put_losses(&mut record, &told.totals);
-        record.step = state.step;
+        (record.skipped_updates, record.skipped_samples) = (state.skipped_updates, state.skipped_samples);
         record.seconds = whole.lap();
         metrics::put_rates(&mut record, self.flops(&batch), session.peak);
-        Ok((record, told))
+        Ok(Step::Made(Box::new(record), told))
     }
 
     /// The totals over all ranks, what rank 0 wants to happen after this step, and how the save under way stands.
@@ -163,6 +201,7 @@ impl<'a> Stage<'a> {
         collective: &mut dyn Collective,
         totals: step::Totals,
         saver: &mut Saver<'_>,
+        unread: bool,
     ) -> Result<Told, Error> {
         let wanted = match self.session.is_first() {
             true => self.session.control.take_directive(),
@@ -172,14 +211,15 @@ impl<'a> Stage<'a> {
             Directive::Continue if self.session.is_first() && saver.is_overdue() => Directive::Checkpoint,
             directive => directive,
         };
-        let mut numbers = [0.0; 10];
+        let mut numbers = [0.0; 11];
         numbers[..7].copy_from_slice(&totals.as_array());
         numbers[7] = control::to_code(wanted);
-        numbers[8..].copy_from_slice(&saver.word());
+        numbers[8..10].copy_from_slice(&saver.word());
+        numbers[10] = f64::from(u8::from(unread));
         collective.all_reduce_sum_f64(&mut numbers)?;
-        let [sums @ .., code, written, outcome] = numbers;
+        let [sums @ .., code, written, outcome, unread] = numbers;
         let (totals, directive) = (step::Totals::from_array(sums), control::from_code(code));
-        Ok(Told { totals, directive, saving: [written, outcome] })
+        Ok(Told { totals, directive, saving: [written, outcome], unread, verdict: Verdict::Sound })
     }
 
     /// What is known of a step before it is computed.
@@ -192,6 +232,21 @@ impl<'a> Stage<'a> {
             tokens: batch.tokens(),
             learning_rate: schedule::learning_rate(self.place.stage, done),
             ..StepRecord::default()
+        }
+    }
+
+    /// Where memory ran out, what the user can do about it.
+    fn explain(&self, error: TorchError) -> Error {
+        let (objective, Place { stage, index, .. }) = (&self.session.config.objective, self.place);
+        match error.memory() {
+            None => error.into(),
+            Some(asked) => Error::Memory {
+                asked,
+                stage: index,
+                tokens: stage.micro_batch_tokens,
+                predictions: objective.max_predictions,
+                length: self.datasets.stages[index].manifest().sequence_length,
+            },
         }
     }
 

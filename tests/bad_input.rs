@@ -129,6 +129,33 @@ fn impossible_runs_are_refused_with_all_that_is_wrong_at_once() {
     refused(&run(&start), 2, &["stage.0.data: has another vocabulary than the model"]);
 }
 
+/// A limit on the address space of all that is started, and one tensor that is larger.
+#[test]
+fn memory_that_runs_out_in_a_step() {
+    let place = Place::new();
+    let config = place.config(4, 1);
+    let sets = ["model.intermediate=65536", "stage.0.global_batch=4096", "stage.0.micro_batch_tokens=300000"];
+    let sets: String = sets.map(|set| format!(" --set {set}")).concat();
+    let line = format!(
+        "ulimit -v {}; exec {} run --config {config} --run {} --set cluster.backend=local{sets}",
+        12 << 20,
+        support::lambert().display(),
+        place.path("run")
+    );
+    let ended = std::process::Command::new("sh").args(["-c", &line]).output().unwrap();
+    let ran =
+        Ran { code: ended.status.code().unwrap(), out: String::new(), err: String::from_utf8(ended.stderr).unwrap() };
+    let words = [
+        "out of memory: ",
+        " GiB more could not be had in a step",
+        "stage.0.micro_batch_tokens (300000 now)",
+        "objective.max_predictions (20 now",
+        "samples.sequence_length (64 now)",
+    ];
+    refused(&ran, 1, &words);
+    assert!(!ran.err.contains("attempt 2"), "the same step needs the same memory: {}", ran.err);
+}
+
 #[test]
 fn datasets_that_are_damaged() {
     let place = Place::new();

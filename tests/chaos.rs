@@ -17,7 +17,7 @@ use std::time::{Duration, Instant, SystemTime};
 use lambert_config::control::StepRecord;
 use lambert_data_prep::random::{Key, Rng};
 use s3_server::{Fault, Server, Weather};
-use support::{Place, Running, assert_same_bits, checkpoints, done, tree, workers};
+use support::{Place, Running, assert_same_bits, checkpoints, done, kill_if_there, tree, workers};
 
 /// Steps between checkpoints, in support's configuration.
 const INTERVAL: u64 = 7;
@@ -111,12 +111,12 @@ impl<'a> Trial<'a> {
         match drawn {
             0..3 => {
                 let one = victims[self.below(victims.len() as u64) as usize];
-                kill(one);
+                kill_if_there(one);
                 self.count("of one rank");
                 running
             }
             3..5 => {
-                victims.into_iter().for_each(kill);
+                victims.into_iter().for_each(kill_if_there);
                 self.count("of all ranks");
                 running
             }
@@ -210,12 +210,6 @@ impl<'a> Trial<'a> {
         assert_eq!(left, [""; 0], "left behind");
         done(&["checkpoint", "verify", &self.url]);
     }
-}
-
-fn kill(pid: u32) {
-    // It may have left by itself a moment ago.
-    let _ =
-        std::process::Command::new("kill").args(["-9", &pid.to_string()]).stderr(std::process::Stdio::null()).status();
 }
 
 fn wait_for_workers(url: &str) {

@@ -96,6 +96,11 @@ pub enum EventKind {
         /// One sentence.
         message: String,
     },
+    /// The run goes back and around what derailed it: the workers leave in good order, for a new attempt.
+    RolledBack {
+        /// What happened and what follows.
+        message: String,
+    },
     /// The worker is done with this attempt in good order and exits with 0.
     Finished {
         /// Steps finished.
@@ -170,6 +175,13 @@ pub struct StepRecord {
     /// L2 norm of the whole gradient, before clipping; absent where it was not finite and the step changed nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grad_norm: Option<f64>,
+    /// Updates of the run up to here that changed nothing, because loss or gradient were not finite.
+    #[serde(default)]
+    pub skipped_updates: u64,
+    /// Samples up to here that were passed over or taught nothing: those of such updates, those that the run went back
+    /// around, and those of damaged shards.
+    #[serde(default)]
+    pub skipped_samples: u64,
     /// Wall-clock seconds of the step, the following parts included.
     pub seconds: f64,
     /// Seconds spent waiting for samples.

@@ -2,11 +2,11 @@
 
 use crate::run::Model;
 
-/// Parameters of the pre-training model: embeddings, `layers` encoder layers, pooler, MLM head and pair head. (With
-/// pre-normalisation the last layer norm takes the place of the embeddings'.)
+/// Parameters of the pre-training model: embeddings, `layers` encoder layers, pooler, MLM head and pair head, the rows that
+/// fill up the vocabulary among them. (With pre-normalisation the last layer norm takes the place of the embeddings'.)
 pub fn parameters(model: &Model, layers: usize, vocabulary: usize) -> u64 {
     let (hidden, intermediate) = (model.hidden as u64, model.intermediate as u64);
-    let vocabulary = vocabulary as u64;
+    let vocabulary = model.rows_of(vocabulary) as u64;
     let norm = 2 * hidden;
     let embeddings = (vocabulary + model.positions as u64 + 2) * hidden + norm;
     let attention = 4 * (hidden * hidden + hidden) + norm;
@@ -52,5 +52,8 @@ mod tests {
         assert_eq!(parameters(&base, 12, 30522), 110_106_428);
         let large = Model { layers: 24, hidden: 1024, heads: 16, intermediate: 4096, ..Model::default() };
         assert_eq!(parameters(&large, 24, 30522), 336_226_108);
+        // Six rows of the table and of the decoder's bias more.
+        let padded = Model { pad_vocabulary_to: 8, ..large };
+        assert_eq!(parameters(&padded, 24, 30522), 336_226_108 + 6 * 1025);
     }
 }

@@ -28,6 +28,11 @@ pub struct RunConfig {
     pub cluster: Cluster,
     /// The queue.
     pub slurm: Slurm,
+    /// What keeps the run on its way.
+    pub guard: Guard,
+    /// Faults on purpose, for tests only.
+    #[serde(skip_serializing_if = "Test::is_none")]
+    pub test: Test,
 }
 
 /// Name and seed.
@@ -94,6 +99,9 @@ pub struct Model {
     pub activation: Activation,
     /// The MLM head's decoder is the table of token embeddings.
     pub tied_decoder: bool,
+    /// The tables of the vocabulary are filled up to a multiple of this many rows, which matrix units of GPUs ask for (8);
+    /// 1 adds none. Such a row is zero, and never predicted.
+    pub pad_vocabulary_to: usize,
     /// Dropout of embeddings, attention weights and layer outputs.
     pub dropout: f64,
     /// Dropout of attention weights, if it is another.
@@ -103,6 +111,13 @@ pub struct Model {
     pub initializer_range: f64,
     /// Epsilon of the layer normalisations.
     pub layer_norm_eps: f64,
+}
+
+impl Model {
+    /// Rows of the tables of a vocabulary of so many pieces.
+    pub fn rows_of(&self, vocabulary: usize) -> usize {
+        vocabulary.next_multiple_of(self.pad_vocabulary_to.max(1))
+    }
 }
 
 impl Default for Model {
@@ -116,6 +131,7 @@ impl Default for Model {
             norm: Norm::Post,
             activation: Activation::Gelu,
             tied_decoder: true,
+            pad_vocabulary_to: 1,
             dropout: 0.1,
             attention_dropout: None,
             initializer_range: 0.02,
@@ -202,6 +218,8 @@ pub enum OptimizerKind {
     Lamb,
     /// Adam with decoupled weight decay.
     Adamw,
+    /// The Adam of the original BERT: the same without bias correction, whatever `bias_correction` says.
+    AdamBert,
 }
 
 /// How weights are updated.
@@ -218,8 +236,7 @@ pub struct Optimizer {
     pub eps: f64,
     /// Weight decay; biases and layer normalisations have none.
     pub weight_decay: f64,
-    /// Divide the moments by what they lack while there are few of them. The Adam of the original BERT is `adamw`
-    /// without it.
+    /// Divide the moments by what they lack while there are few of them.
     pub bias_correction: bool,
     /// LAMB: biases and layer normalisations have a trust ratio too.
     pub trust_undecayed: bool,
@@ -228,6 +245,13 @@ pub struct Optimizer {
     pub trust_ratio: Option<[f64; 2]>,
     /// The gradient is scaled down to this L2 norm when above it; 0 turns it off.
     pub clip_norm: f64,
+}
+
+impl Optimizer {
+    /// Whether the moments are corrected for what they lack.
+    pub fn corrects_bias(&self) -> bool {
+        self.bias_correction && self.kind != OptimizerKind::AdamBert
+    }
 }
 
 impl Default for Optimizer {
@@ -276,6 +300,9 @@ pub struct Stage {
     pub steps: u64,
     /// Samples an update.
     pub global_batch: usize,
+    /// Smaller global batches at the stage's beginning; none if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub batch_ramp: Option<BatchRamp>,
     /// Tokens of a micro-batch at most, padding counted.
     pub micro_batch_tokens: usize,
     /// Highest learning rate.
@@ -288,6 +315,19 @@ pub struct Stage {
     pub decay_power: f64,
     /// Learning rate at the stage's end.
     pub learning_rate_end: f64,
+    /// Whether moments and the count of updates begin anew with this stage; they go on otherwise.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub restart_optimizer: bool,
+}
+
+/// A global batch that grows: from `start` at the stage's first step to `global_batch` after `steps` steps, in a line.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BatchRamp {
+    /// Samples of the first update.
+    pub start: usize,
+    /// Updates until the whole global batch is reached.
+    pub steps: u64,
 }
 
 impl Default for Stage {
@@ -298,12 +338,14 @@ impl Default for Stage {
             layers: None,
             steps: 0,
             global_batch: 256,
+            batch_ramp: None,
             micro_batch_tokens: 4096,
             learning_rate: 1e-4,
             warmup: 0.1,
             decay: Decay::Linear,
             decay_power: 1.0,
             learning_rate_end: 0.0,
+            restart_optimizer: false,
         }
     }
 }
@@ -427,6 +469,79 @@ pub struct Slurm {
     /// Time limit, as Slurm writes it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time: Option<String>,
+}
+
+/// What is done about a shard that cannot be read in mid-run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DamagedShard {
+    /// A checkpoint is saved and the run stops.
+    #[default]
+    Stop,
+    /// Its samples are left out from then on, and counted.
+    Skip,
+}
+
+/// What keeps the run on its way: when a step is undone and gone around.
+///
+/// A step whose loss or gradient is not finite changes nothing. Several in a row, or a loss above its band, send the run
+/// back to the last checkpoint from before them, and around their samples.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Guard {
+    /// So many steps in a row without a finite loss and gradient go back; 0: they are skipped for ever.
+    pub nonfinite_steps: u64,
+    /// The band of the loss ends so many standard deviations above its running mean, and a tenth of the mean at least;
+    /// 0: there is no band.
+    pub loss_band: f64,
+    /// Steps that mean and deviation are taken over, each stage's anew; there is no band before as many.
+    pub loss_window: u64,
+    /// Global batches before the first bad one that are gone around, too: the update that derails a run shows in the loss
+    /// of the batch after it.
+    pub batches_before: u64,
+    /// Going back so often in a row without getting anywhere gives the run up.
+    pub rollbacks: usize,
+    /// What is done about a shard that cannot be read.
+    pub damaged_shard: DamagedShard,
+}
+
+impl Default for Guard {
+    fn default() -> Self {
+        Self {
+            nonfinite_steps: 3,
+            loss_band: 10.0,
+            loss_window: 100,
+            batches_before: 1,
+            rollbacks: 10,
+            damaged_shard: DamagedShard::Stop,
+        }
+    }
+}
+
+/// Faults on purpose: samples, by their rows in the stages' datasets, whose losses are falsified. For tests.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Test {
+    /// Their loss is not a number.
+    pub nan_samples: Vec<u64>,
+    /// Their loss is multiplied by 1,000,000.
+    pub million_samples: Vec<u64>,
+}
+
+impl Test {
+    /// Whether nothing is falsified.
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// What the loss of the sample in `row` is multiplied with.
+    pub fn factor(&self, row: u64) -> f32 {
+        match row {
+            row if self.nan_samples.contains(&row) => f32::NAN,
+            row if self.million_samples.contains(&row) => 1e6,
+            _ => 1.0,
+        }
+    }
 }
 
 impl Stage {

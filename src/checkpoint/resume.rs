@@ -9,6 +9,7 @@ use lambert_store::Store;
 use lambert_store::checkpoint::{self as stored, Manifest, PassedOver, Selection};
 use serde::{Deserialize, Serialize};
 
+use super::rollback::Rollback;
 use super::{Facts, Origin, State, files};
 use crate::error::{self, Error};
 use crate::model::Parameters;
@@ -26,13 +27,14 @@ pub fn resume(
 ) -> Result<(State, Origin), Error> {
     let config = &session.config;
     let found = agree_on_start(session, collective, datasets)?;
-    let (state, best) = match &found.checkpoint {
+    let (mut state, best) = match &found.checkpoint {
         Some(name) => {
             let manifest = stored::read_manifest(&session.store, name)?;
             (load(session, &manifest, datasets)?, manifest.best)
         }
         None => (begin(session, datasets)?, None),
     };
+    found.rollbacks.iter().for_each(|rollback| rollback.apply(&mut state));
     if session.is_first() {
         session.control.event(EventKind::Started {
             step: state.step,
@@ -49,6 +51,7 @@ pub fn resume(
 struct Found {
     checkpoint: Option<String>,
     passed_over: Vec<String>,
+    rollbacks: Vec<Rollback>,
     error: Option<String>,
     misfit: Option<String>,
 }
@@ -56,11 +59,8 @@ struct Found {
 fn agree_on_start(session: &Session, collective: &mut dyn Collective, datasets: &Datasets) -> Result<Found, Error> {
     let mut bytes = Vec::new();
     if session.is_first() {
-        let fits = |manifest: &Manifest| misfit(&session.config, manifest, vocabulary(datasets));
-        let found = match stored::newest_fitting(&session.store, fits) {
-            Ok(selection) => found(selection, &session.store),
-            Err(error) => Found { error: Some(error::chain(&error)), ..Found::default() },
-        };
+        let found = look(session, datasets)
+            .unwrap_or_else(|error| Found { error: Some(error::chain(&error)), ..Found::default() });
         // A coordinator prints these from the event that tells of the start.
         for passed_over in found.passed_over.iter().filter(|_| !session.control.is_connected()) {
             tracing::warn!("passed over checkpoint {passed_over}");
@@ -76,6 +76,21 @@ fn agree_on_start(session: &Session, collective: &mut dyn Collective, datasets: 
     }
 }
 
+/// Looks for the checkpoint to go on from: one that the run did not go back behind, if there is any.
+fn look(session: &Session, datasets: &Datasets) -> Result<Found, Error> {
+    let rollbacks = Rollback::read_all(&session.store)?;
+    let fits = |manifest: &Manifest| misfit(&session.config, manifest, vocabulary(datasets));
+    let undone = |manifest: &Manifest| rollbacks.iter().find_map(|rollback| rollback.misfit(manifest));
+    let (newest, passed_over) =
+        stored::newest_fitting(&session.store, |manifest| fits(manifest).or_else(|| undone(manifest)))?;
+    // Older checkpoints may have been pruned: then one from just before the fault is better than none.
+    let selection = match newest {
+        Some(_) => (newest, passed_over),
+        None => stored::newest_fitting(&session.store, fits)?,
+    };
+    Ok(Found { rollbacks, ..found(selection, &session.store) })
+}
+
 fn found((newest, passed_over): Selection, store: &Store) -> Found {
     let shown = |over: &PassedOver| format!("{}: {}", over.name, over.why);
     // Starting anew would leave everything that the run has learnt behind.
@@ -85,6 +100,7 @@ fn found((newest, passed_over): Selection, store: &Store) -> Found {
     Found {
         checkpoint: newest.map(|(name, _)| name),
         passed_over: passed_over.iter().map(shown).collect(),
+        rollbacks: Vec::new(),
         error: None,
         misfit,
     }
@@ -167,6 +183,9 @@ pub fn read_state(store: &Store, manifest: &Manifest, state: &mut State) -> Resu
     files::read(store, manifest, &mut state.parameters, Some(&mut state.optimizer))?;
     state.optimizer.updates = facts.updates;
     state.skipped_updates = facts.skipped_updates;
+    state.skipped_samples = facts.skipped_samples;
+    state.detours = facts.detours;
+    state.history = facts.history;
     state.step = manifest.step;
     state.cursors = manifest.cursor.clone();
     Ok(())

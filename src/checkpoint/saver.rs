@@ -188,8 +188,14 @@ impl<'a> Saver<'a> {
         }
     }
 
+    /// Writes the records since the last checkpoint, for an attempt that ends without another.
+    pub fn write_records(&mut self) -> Result<(), Error> {
+        let step = self.newest.as_ref().map_or(0, |(_, step)| *step);
+        Ok(self.records.cut(step).write(&self.session.store)?)
+    }
+
     /// Waits for the end of the save under way, if one is.
-    fn settle(&mut self, collective: &mut dyn Collective) -> Result<(), Error> {
+    pub fn settle(&mut self, collective: &mut dyn Collective) -> Result<(), Error> {
         if matches!(&self.save, Some(Save { phase: Phase::Writing(..), .. })) {
             self.hand_in(collective)?;
         }
@@ -282,6 +288,9 @@ impl<'a> Saver<'a> {
         let facts = Facts {
             updates: state.optimizer.updates,
             skipped_updates: state.skipped_updates,
+            skipped_samples: state.skipped_samples,
+            detours: state.detours.clone(),
+            history: state.history.clone(),
             vocabulary: self.vocabulary.0,
             lowercase: self.vocabulary.1,
         };

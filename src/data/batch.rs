@@ -5,7 +5,7 @@ use lambert_data_prep::random::Key;
 use crate::masking::Hidden;
 
 /// One sample as the model sees it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct MaskedSample {
     /// Token ids, some hidden.
     pub ids: Vec<u32>,
@@ -15,6 +15,8 @@ pub struct MaskedSample {
     pub pair_label: Option<u8>,
     /// What is hidden.
     pub hidden: Vec<Hidden>,
+    /// What its loss is multiplied with: 1, but in tests.
+    pub factor: f32,
 }
 
 impl MaskedSample {
@@ -32,7 +34,7 @@ impl MaskedSample {
 }
 
 /// Samples that go through the model together. Matrices are \[rows, width\], row after row.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct MicroBatch {
     /// The number of each sample in the global batch, \[rows\].
     pub samples: Vec<u64>,
@@ -54,6 +56,8 @@ pub struct MicroBatch {
     pub pair_labels: Vec<i64>,
     /// Sum of the samples' digests.
     pub digest: u64,
+    /// What each row's loss is multiplied with, \[rows\]; empty if nothing is, as everywhere but in tests.
+    pub factors: Vec<f32>,
 }
 
 impl MicroBatch {
@@ -72,7 +76,11 @@ impl MicroBatch {
             labels: Vec::new(),
             pair_labels: samples.iter().filter_map(|sample| sample.pair_label.map(i64::from)).collect(),
             digest: 0,
+            factors: Vec::new(),
         };
+        if samples.iter().any(|sample| sample.factor != 1.0) {
+            batch.factors = samples.iter().map(|sample| sample.factor).collect();
+        }
         for (row, sample) in samples.iter().enumerate() {
             batch.put(row * width, sample);
         }
@@ -112,6 +120,7 @@ mod tests {
             segment_b_start: start,
             pair_label: Some(1),
             hidden: vec![Hidden { position, label }],
+            factor: 1.0,
         };
         let batch = MicroBatch::new(&[3, 1], 4, 0, &[sample(&[2, 5, 3, 6], 3, 1, 50), sample(&[2, 9], 0, 1, 90)]);
         assert_eq!(batch.ids, [2, 5, 3, 6, 2, 9, 0, 0]);

@@ -1,14 +1,16 @@
 //! Reads, masks and cuts global batches ahead of the training loop, on a thread of its own.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender};
-use lambert_config::run::{Objective, Pair};
+use lambert_config::run::{Objective, Pair, Test};
 use lambert_data_prep::dataset::{Dataset, DatasetError, Samples};
 
 use super::batch::{MaskedSample, MicroBatch};
+use super::detours::Detours;
 use super::order::{Order, Place, WINDOW};
 use super::plan;
 use crate::masking::{self, Pieces};
@@ -27,17 +29,17 @@ pub struct Source {
     pub seed: u64,
     /// Whether epochs are shuffled; evaluation reads in the order of the files.
     pub shuffle: bool,
+    /// Faults on purpose.
+    pub test: Test,
 }
 
 /// Which global batches are wanted, and which part of each.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Demand {
     /// Samples of this dataset that were used before, over all epochs.
     pub cursor: u64,
-    /// Samples to draw in all.
-    pub samples: u64,
-    /// Samples of a global batch; the last may be smaller.
-    pub global_batch: usize,
+    /// Samples that are not drawn.
+    pub detours: Detours,
     /// Tokens of a micro-batch at most.
     pub micro_batch_tokens: usize,
     /// This rank.
@@ -47,10 +49,12 @@ pub struct Demand {
 }
 
 /// What a rank needs to know of one global batch.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct GlobalBatch {
     /// Epoch of its first sample.
     pub epoch: u64,
+    /// Numbers of its samples, counted over all epochs; those that were passed over are among them.
+    pub drawn: Range<u64>,
     /// Length of every sample in tokens, those of other ranks included.
     pub lengths: Vec<u16>,
     /// Tokens to be hidden in all: what the mean of the masked-language loss is taken over. It follows from the lengths
@@ -66,6 +70,11 @@ impl GlobalBatch {
     pub fn tokens(&self) -> u64 {
         self.lengths.iter().map(|length| u64::from(*length)).sum()
     }
+
+    /// Samples that were passed over.
+    pub fn passed(&self) -> u64 {
+        self.drawn.end - self.drawn.start - self.lengths.len() as u64
+    }
 }
 
 /// A thread that reads ahead.
@@ -75,11 +84,15 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// Starts reading.
-    pub fn start(source: Source, demand: Demand) -> std::io::Result<Self> {
+    /// Starts reading global batches of `sizes` samples, one after the other.
+    pub fn start(
+        source: Source,
+        demand: Demand,
+        sizes: impl Iterator<Item = usize> + Send + 'static,
+    ) -> std::io::Result<Self> {
         let (sender, batches) = crossbeam_channel::bounded(AHEAD);
         let work = move || match Reader::new(source) {
-            Ok(mut reader) => reader.serve(&demand, &sender),
+            Ok(mut reader) => reader.serve(&demand, sizes, &sender),
             // That nobody waits for the error any more is no failure.
             Err(error) => drop(sender.send(Err(error))),
         };
@@ -161,22 +174,40 @@ impl Reader {
         })
     }
 
-    fn serve(&mut self, demand: &Demand, batches: &Sender<Result<GlobalBatch, DatasetError>>) {
+    fn serve(
+        &mut self,
+        demand: &Demand,
+        sizes: impl Iterator<Item = usize>,
+        batches: &Sender<Result<GlobalBatch, DatasetError>>,
+    ) {
         let mut cursor = demand.cursor;
-        let end = demand.cursor + demand.samples;
-        while cursor < end {
-            let count = (end - cursor).min(demand.global_batch as u64);
-            let batch = self.global_batch(demand, cursor, count);
-            let failed = batch.is_err();
-            if batches.send(batch).is_err() || failed {
-                return;
+        for size in sizes {
+            let batch = self.global_batch(demand, cursor, size);
+            let end = batch.as_ref().ok().map(|batch| batch.drawn.end);
+            let taken = batches.send(batch).is_ok();
+            match end.filter(|_| taken) {
+                Some(end) => cursor = end,
+                None => return,
             }
-            cursor += count;
         }
     }
 
-    fn global_batch(&mut self, demand: &Demand, cursor: u64, count: u64) -> Result<GlobalBatch, DatasetError> {
-        let places: Vec<(u64, Place)> = (cursor..cursor + count).map(|index| self.place(index)).collect();
+    /// Epochs and places of the next `size` samples from number `cursor` on, and the number behind the last.
+    fn draw(&mut self, demand: &Demand, cursor: u64, size: usize) -> (Vec<(u64, Place)>, u64) {
+        let mut places = Vec::with_capacity(size);
+        let mut number = cursor;
+        while places.len() < size {
+            let (epoch, place) = self.place(number);
+            if !demand.detours.hold(number, self.source.dataset.row_groups()[place.row_group].shard) {
+                places.push((epoch, place));
+            }
+            number += 1;
+        }
+        (places, number)
+    }
+
+    fn global_batch(&mut self, demand: &Demand, cursor: u64, size: usize) -> Result<GlobalBatch, DatasetError> {
+        let (places, end) = self.draw(demand, cursor, size);
         let lengths = places.iter().map(|(_, place)| self.length(*place)).collect::<Result<Vec<u16>, _>>()?;
         let objective = &self.source.objective;
         let masked = lengths.iter().map(|length| masking::predictions(objective, usize::from(*length)) as u64).sum();
@@ -190,7 +221,8 @@ impl Reader {
             let padding = self.source.dataset.manifest().special.pad;
             micro_batches.push(MicroBatch::new(&cut.samples, cut.width, padding, &samples));
         }
-        Ok(GlobalBatch { epoch: places[0].0, lengths, masked_tokens: masked, micro_batches })
+        let drawn = cursor..end;
+        Ok(GlobalBatch { epoch: places[0].0, drawn, lengths, masked_tokens: masked, micro_batches })
     }
 
     /// Epoch and place of the sample that is drawn at `index`, counted over all epochs.
@@ -232,6 +264,7 @@ impl Reader {
             segment_b_start: samples.segment_b_start[place.row],
             pair_label: pair.then(|| samples.pair_label[place.row]),
             hidden,
+            factor: self.source.test.factor(number),
         })
     }
 }

@@ -6,7 +6,7 @@ use super::Scored;
 use crate::model::Heads;
 
 /// Scores the hidden tokens at `positions` (indices into the rows laid end to end, \[n\]) with the pieces `labels` (\[n\]).
-/// The head runs at these positions only. `hidden` is \[rows, width, hidden\].
-pub fn score(heads: &Heads, hidden: &Tensor, positions: &Tensor, labels: &Tensor) -> Scored {
-    super::score(&heads.masked_language(hidden, positions), labels)
+/// The head runs at these positions only. `hidden` is \[rows, width, hidden\]; `factors` \[n\] multiply the losses.
+pub fn score(heads: &Heads, hidden: &Tensor, positions: &Tensor, labels: &Tensor, factors: Option<&Tensor>) -> Scored {
+    super::score(&heads.masked_language(hidden, positions), labels, factors)
 }

@@ -16,8 +16,13 @@ pub struct Scored {
 }
 
 /// Sum of the cross-entropies of `logits` \[n, classes\] against `labels` \[n\], and how many of the best guesses are right.
-fn score(logits: &Tensor, labels: &Tensor) -> Scored {
-    let loss = logits.cross_entropy_loss(labels, None::<Tensor>, Reduction::Sum, -100, 0.0);
+/// `factors` \[n\] multiply each cross-entropy, in tests.
+fn score(logits: &Tensor, labels: &Tensor, factors: Option<&Tensor>) -> Scored {
+    let loss = |reduction| logits.cross_entropy_loss(labels, None::<Tensor>, reduction, -100, 0.0);
+    let loss = match factors {
+        Some(factors) => (loss(Reduction::None) * factors).sum(Kind::Float),
+        None => loss(Reduction::Sum),
+    };
     let correct = tch::no_grad(|| logits.argmax(-1, false).eq_tensor(labels).sum(Kind::Int64));
     Scored { loss, correct }
 }

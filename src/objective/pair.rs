@@ -6,7 +6,7 @@ use tch::Tensor;
 use super::Scored;
 use crate::model::Heads;
 
-/// Scores the pair `labels` (\[rows\], 0 or 1). `hidden` is \[rows, width, hidden\].
-pub fn score(heads: &Heads, hidden: &Tensor, labels: &Tensor) -> Scored {
-    super::score(&heads.pair(hidden), labels)
+/// Scores the pair `labels` (\[rows\], 0 or 1). `hidden` is \[rows, width, hidden\]; `factors` \[rows\] multiply the losses.
+pub fn score(heads: &Heads, hidden: &Tensor, labels: &Tensor, factors: Option<&Tensor>) -> Scored {
+    super::score(&heads.pair(hidden), labels, factors)
 }

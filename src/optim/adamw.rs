@@ -1,4 +1,5 @@
-//! Adam with decoupled weight decay (arXiv 1711.05101). Without bias correction it is the Adam of the original BERT.
+//! Adam with decoupled weight decay (arXiv 1711.05101). Without bias correction it is the Adam of the original BERT
+//! (google-research/bert, optimization.py).
 
 use super::Rule;
 use super::chunks::{self, Chunk};

@@ -60,6 +60,13 @@ impl Optimizer {
         Self { first_moment: vec![0.0; elements], second_moment: vec![0.0; elements], updates: 0, settings }
     }
 
+    /// Forgets the moments and the count of updates.
+    pub fn restart(&mut self) {
+        self.first_moment.fill(0.0);
+        self.second_moment.fill(0.0);
+        self.updates = 0;
+    }
+
     /// One update of `weights` with `gradients` (which are scratch afterwards), on as many threads as libtorch has been
     /// given. `gradient_norm` is the L2 norm of all gradients: they are scaled down to the clipping norm when above it.
     pub fn step(
@@ -79,7 +86,7 @@ impl Optimizer {
     fn rule(&self, gradient_norm: f64, learning_rate: f64) -> Rule {
         let settings = &self.settings;
         let correction = |beta: f64| {
-            if settings.bias_correction { (1.0 / (1.0 - beta.powf(self.updates as f64))) as f32 } else { 1.0 }
+            if settings.corrects_bias() { (1.0 / (1.0 - beta.powf(self.updates as f64))) as f32 } else { 1.0 }
         };
         let clip = settings.clip_norm > 0.0 && gradient_norm > settings.clip_norm;
         Rule {
@@ -102,7 +109,7 @@ fn update(settings: &Settings, rule: &Rule, specs: &[Spec], buffers: Buffers<'_>
     let mut chunks = chunks::cut(specs, buffers);
     match settings.kind {
         OptimizerKind::Lamb => lamb::update(rule, settings, &mut chunks, threads),
-        OptimizerKind::Adamw => adamw::update(rule, &mut chunks, threads),
+        OptimizerKind::Adamw | OptimizerKind::AdamBert => adamw::update(rule, &mut chunks, threads),
     }
 }
 

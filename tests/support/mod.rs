@@ -216,6 +216,11 @@ pub fn signal(pid: u32, number: &str) {
     assert!(Command::new("kill").args([number, &pid.to_string()]).status().unwrap().success());
 }
 
+/// Kills a process, should it still be there.
+pub fn kill_if_there(pid: u32) {
+    let _ = Command::new("kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status().unwrap();
+}
+
 /// The workers of a run on this machine: process ids by rank.
 pub fn workers(run: &str) -> BTreeMap<usize, u32> {
     let mut found = BTreeMap::new();

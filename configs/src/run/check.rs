@@ -1,6 +1,6 @@
 //! What a run's configuration must satisfy before anything is started.
 
-use super::{Backend, Cluster, Device, Model, Objective, Optimizer, OptimizerKind, RunConfig, Stage};
+use super::{Backend, Cluster, Device, Guard, Model, Objective, Optimizer, OptimizerKind, RunConfig, Stage};
 use crate::load::{Checked, Fault};
 
 impl Checked for RunConfig {
@@ -23,6 +23,7 @@ impl Checked for RunConfig {
             }
         }
         self.cluster.check(faults);
+        self.guard.check(faults);
         positive("evaluation.every_steps", self.evaluation.every_steps as f64, faults);
         positive("checkpoint.keep", self.checkpoint.keep as f64, faults);
         not_negative("checkpoint.every_minutes", self.checkpoint.every_minutes, faults);
@@ -65,6 +66,9 @@ impl Model {
         if self.heads > 0 && !self.hidden.is_multiple_of(self.heads) {
             faults
                 .push(Fault::new("model.heads", format!("{} heads do not divide {} hidden", self.heads, self.hidden)));
+        }
+        if !(1..=1024).contains(&self.pad_vocabulary_to) {
+            faults.push(Fault::new("model.pad_vocabulary_to", "must be from 1 to 1024"));
         }
         share("model.dropout", self.dropout, faults);
         share("model.attention_dropout", self.attention_dropout.unwrap_or(0.0), faults);
@@ -111,6 +115,12 @@ impl Stage {
         }
         positive(&key("steps"), self.steps as f64, faults);
         positive(&key("global_batch"), self.global_batch as f64, faults);
+        if let Some(ramp) = self.batch_ramp
+            && !((1..=self.global_batch).contains(&ramp.start) && (1..=self.steps).contains(&ramp.steps))
+        {
+            let message = "start is from 1 to global_batch, steps from 1 to the stage's steps";
+            faults.push(Fault::new(key("batch_ramp"), message));
+        }
         positive(&key("micro_batch_tokens"), self.micro_batch_tokens as f64, faults);
         positive(&key("learning_rate"), self.learning_rate, faults);
         positive(&key("decay_power"), self.decay_power, faults);
@@ -118,6 +128,21 @@ impl Stage {
         if !(0.0..=1.0).contains(&self.warmup) {
             faults.push(Fault::new(key("warmup"), "is a share of the steps: from 0 to 1"));
         }
+    }
+}
+
+/// Steps that the training state may have to remember one by one.
+const MOST_REMEMBERED: u64 = 1000;
+
+impl Guard {
+    fn check(&self, faults: &mut Vec<Fault>) {
+        for (key, value) in [("nonfinite_steps", self.nonfinite_steps), ("batches_before", self.batches_before)] {
+            if value > MOST_REMEMBERED {
+                faults.push(Fault::new(format!("guard.{key}"), format!("must be at most {MOST_REMEMBERED}")));
+            }
+        }
+        not_negative("guard.loss_band", self.loss_band, faults);
+        positive("guard.loss_window", self.loss_window as f64, faults);
     }
 }
 

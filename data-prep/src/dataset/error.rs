@@ -63,12 +63,14 @@ pub enum DatasetError {
         message: String,
     },
     /// The Parquet library failed.
-    #[error("cannot {operation} {file}")]
+    #[error("cannot {operation} {file}{}", group.map_or(String::new(), |group| format!(", row group {group}")))]
     Parquet {
         /// What was tried.
         operation: &'static str,
         /// The shard.
         file: String,
+        /// The row group in it, from 0, if it is about one.
+        group: Option<usize>,
         /// Why.
         source: parquet::errors::ParquetError,
     },

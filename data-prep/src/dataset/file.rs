@@ -34,7 +34,12 @@ pub fn open(store: &Store, shard: &Shard) -> Result<SerializedFileReader<Positio
         None => fetch(store, shard)?,
     };
     SerializedFileReader::new(Positioned { file: Arc::new(file), bytes: shard.bytes }).map_err(|source| {
-        DatasetError::Parquet { operation: "open", file: format!("{}/{}", store.url(), shard.path), source }
+        DatasetError::Parquet {
+            operation: "open",
+            file: format!("{}/{}", store.url(), shard.path),
+            group: None,
+            source,
+        }
     })
 }
 

@@ -161,6 +161,19 @@ impl Dataset {
         Ok(bytes.to_vec())
     }
 
+    /// The number of the shard that `error` says is damaged: its bytes are not those of the manifest, or cannot be decoded.
+    /// `None` for other errors.
+    #[must_use]
+    pub fn damaged_shard(&self, error: &DatasetError) -> Option<usize> {
+        let file = match error {
+            DatasetError::Damaged { file, .. } | DatasetError::Content { file, .. } => file,
+            DatasetError::Parquet { file, .. } => file,
+            _ => return None,
+        };
+        let whole = |shard: &Shard| format!("{}/{}", self.url(), shard.path);
+        self.manifest.shards.iter().position(|shard| *file == shard.path || *file == whole(shard))
+    }
+
     /// Re-hashes every file and reads every row.
     pub fn verify(&self) -> Result<(), DatasetError> {
         self.vocabulary()?;
@@ -226,7 +239,7 @@ impl Dataset {
 
     fn parquet(&self, group: RowGroup, source: ParquetError) -> DatasetError {
         let file = format!("{}/{}", self.url(), self.manifest.shards[group.shard].path);
-        DatasetError::Parquet { operation: "read", file, source }
+        DatasetError::Parquet { operation: "read", file, group: Some(group.index), source }
     }
 
     fn store_error(&self, source: lambert_store::Error) -> DatasetError {

@@ -59,7 +59,12 @@ impl ShardWriter {
         let hashing = Hashing { file: BufWriter::with_capacity(1 << 20, file), digest: Sha256::new(), bytes: 0 };
         let writer = schema::schema(vocabulary_size)
             .and_then(|schema| SerializedFileWriter::new(hashing, schema, Arc::new(schema::properties()?)))
-            .map_err(|source| DatasetError::Parquet { operation: "start", file: name.to_owned(), source })?;
+            .map_err(|source| DatasetError::Parquet {
+                operation: "start",
+                file: name.to_owned(),
+                group: None,
+                source,
+            })?;
         let columns = Columns::default();
         Ok(Self { name: name.to_owned(), writer, rows_per_group: rows.max(1), columns, groups: Vec::new(), rows: 0 })
     }
@@ -85,6 +90,7 @@ impl ShardWriter {
         writer.finish().and_then(|_| writer.inner_mut().sync()).map_err(|source| DatasetError::Parquet {
             operation: "finish",
             file: name.clone(),
+            group: None,
             source,
         })?;
         let hashing = writer.inner_mut();
@@ -94,10 +100,9 @@ impl ShardWriter {
 
     fn write_group(&mut self) -> Result<(), DatasetError> {
         let rows = self.columns.length.len() as u64;
-        self.writer
-            .next_row_group()
-            .and_then(|group| self.columns.write(group))
-            .map_err(|source| DatasetError::Parquet { operation: "write", file: self.name.clone(), source })?;
+        self.writer.next_row_group().and_then(|group| self.columns.write(group)).map_err(|source| {
+            DatasetError::Parquet { operation: "write", file: self.name.clone(), group: None, source }
+        })?;
         self.groups.push(rows);
         self.columns.clear();
         Ok(())

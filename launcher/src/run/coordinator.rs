@@ -107,10 +107,17 @@ impl<'a> Coordinator<'a> {
                 Ok(ending) => (ending, None),
                 Err(cause) => (cause.ending, Some(cause.message)),
             };
-            let (next, ledger) = decision::next(self.ledger, &ending, achieved, self.order.config.cluster.restarts);
+            let config = &self.order.config;
+            let limit = if ending == Ending::RolledBack { config.guard.rollbacks } else { config.cluster.restarts };
+            let (next, ledger) = decision::next(self.ledger, &ending, achieved, limit);
             self.ledger = ledger;
             let cause = cause.unwrap_or_default();
             match next {
+                // What it goes back to is in the store: there is nothing to save.
+                Next::Restart(_) if ending == Ending::RolledBack && self.requests.wish() == Wish::Stop => {
+                    self.honour_stop()?;
+                    return Ok(exit::STOPPED);
+                }
                 Next::Leave(code @ (exit::DONE | exit::STOPPED)) => {
                     self.honour_stop()?;
                     return Ok(code);
@@ -120,7 +127,11 @@ impl<'a> Coordinator<'a> {
                 Next::Leave(_) => return Err(Failure::failed(RunError::Worker(cause))),
                 Next::GiveUp(restarts) => return Err(Failure::failed(RunError::GivenUp { restarts, cause })),
                 Next::Restart(pause) => {
-                    self.say_restart(&cause, pause);
+                    let from = match ending {
+                        Ending::RolledBack => String::new(),
+                        _ => format!(", from {}", self.resumes_from()),
+                    };
+                    self.say_restart(&cause, pause, &from);
                     if self.pause(pause) != Wish::None {
                         self.honour_stop()?;
                         return Ok(exit::STOPPED);
@@ -280,7 +291,7 @@ impl<'a> Coordinator<'a> {
             EventKind::Warning { message } => tracing::warn!("rank {}: {message}", event.rank),
             EventKind::Finished { step, .. } => self.status.step = step,
             // Told once, with all that is known, when the attempt has ended.
-            EventKind::Failed { .. } => {}
+            EventKind::Failed { .. } | EventKind::RolledBack { .. } => {}
         }
         self.publish(Urgency::Change);
     }
@@ -317,8 +328,8 @@ impl<'a> Coordinator<'a> {
         }
     }
 
-    fn say_restart(&mut self, cause: &str, pause: Duration) {
-        tracing::warn!("{cause}; the workers are started again in {} s, from {}", pause.as_secs(), self.resumes_from());
+    fn say_restart(&mut self, cause: &str, pause: Duration, from: &str) {
+        tracing::warn!("{cause}; the workers are started again in {} s{from}", pause.as_secs());
         let step = self.recovering.map_or(0, |(_, step)| step);
         let lost = Lost { attempt: self.status.attempt, step, seconds: None, cause: cause.to_owned() };
         self.status.lost.push(lost);

@@ -14,6 +14,8 @@ pub enum Ending {
     Finished,
     /// A checkpoint was saved on request and the workers left.
     Stopped,
+    /// The workers left in good order, and the run goes back behind what derailed it.
+    RolledBack,
     /// A worker died or could not go on.
     Failed {
         /// The exit code that belongs to it, should nothing else be tried.
@@ -52,15 +54,17 @@ pub enum Next {
     GiveUp(usize),
 }
 
-/// Decides what follows an attempt, at most `limit` restarts in a row without progress, and keeps the ledger.
+/// Decides what follows an attempt, at most `limit` restarts of its kind in a row without progress, and keeps the ledger.
+/// After a rollback the workers are started again at once.
 ///
 /// Progress is a checkpoint or more steps than any attempt before; it sets the count back. The pause doubles with each
 /// failure in a row from one second up to a minute.
 pub fn next(ledger: Ledger, ending: &Ending, achieved: Achieved, limit: usize) -> (Next, Ledger) {
-    let (code, retry) = match *ending {
+    let (code, retry, waits) = match *ending {
         Ending::Finished => return (Next::Leave(exit::DONE), ledger),
         Ending::Stopped => return (Next::Leave(exit::STOPPED), ledger),
-        Ending::Failed { code, retry } => (code, retry),
+        Ending::RolledBack => (exit::FAILED, true, false),
+        Ending::Failed { code, retry } => (code, retry, true),
     };
     let progress = achieved.committed || achieved.step > ledger.furthest;
     let in_vain = if progress { 1 } else { ledger.in_vain + 1 };
@@ -68,7 +72,7 @@ pub fn next(ledger: Ledger, ending: &Ending, achieved: Achieved, limit: usize) -
     let next = match (retry, in_vain > limit) {
         (false, _) => Next::Leave(code),
         (true, true) => Next::GiveUp(limit),
-        (true, false) => Next::Restart(pause(in_vain)),
+        (true, false) => Next::Restart(if waits { pause(in_vain) } else { Duration::ZERO }),
     };
     (next, ledger)
 }
@@ -131,6 +135,16 @@ mod tests {
         // A newer checkpoint is progress even where the attempt died earlier than the one before.
         let (saved, after) = next(ledger, &FAILED, Achieved { step: 60, committed: true }, 5);
         assert_eq!((seconds(saved), after), (1, Ledger { in_vain: 1, furthest: 100 }));
+    }
+
+    #[test]
+    fn going_back_does_not_wait_and_has_its_limit() {
+        let back = |ledger, limit| next(ledger, &Ending::RolledBack, Achieved { step: 9, committed: false }, limit);
+        let (first, ledger) = back(Ledger::default(), 2);
+        assert_eq!(first, Next::Restart(Duration::ZERO));
+        let (second, ledger) = back(ledger, 2);
+        assert_eq!(second, Next::Restart(Duration::ZERO));
+        assert_eq!(back(ledger, 2).0, Next::GiveUp(2));
     }
 
     #[test]

@@ -57,6 +57,8 @@ pub struct Watch {
     /// When it was first known that something is wrong.
     pub trouble: Option<Instant>,
     finished: Option<Order>,
+    /// Why the run goes back, if that is how the attempt ends.
+    retreat: String,
     failures: Vec<Said>,
 }
 
@@ -65,6 +67,7 @@ pub struct Watch {
 enum Order {
     Complete,
     Stopped,
+    RolledBack,
 }
 
 /// Why an attempt failed.
@@ -98,6 +101,10 @@ impl Watch {
             EventKind::Checkpoint { .. } => self.achieved.committed = true,
             EventKind::Finished { stopped, .. } => {
                 self.finished = Some(if *stopped { Order::Stopped } else { Order::Complete });
+            }
+            EventKind::RolledBack { message } => {
+                self.trouble.get_or_insert_with(Instant::now);
+                (self.finished, self.retreat) = (Some(Order::RolledBack), message.clone());
             }
             EventKind::Failed { message, retry } => {
                 self.trouble.get_or_insert_with(Instant::now);
@@ -134,6 +141,7 @@ impl Watch {
         match self.finished {
             Some(Order::Complete) if left => Ok(Ending::Finished),
             Some(Order::Stopped) if left => Ok(Ending::Stopped),
+            Some(Order::RolledBack) if left => Err(Cause { message: self.retreat.clone(), ending: Ending::RolledBack }),
             _ => Err(self.cause(status, ranks)),
         }
     }
@@ -234,6 +242,11 @@ mod tests {
         tell(&mut watch, 0, EventKind::Finished { step: 9, stopped: true });
         assert_eq!(watch.end(status(0), 2), Ok(Ending::Stopped));
         assert_eq!(watch.end(status(75 << 8), 2), Ok(Ending::Stopped));
+        tell(&mut watch, 0, EventKind::RolledBack { message: "the loss".into() });
+        let cause = watch.end(status(0), 2).unwrap_err();
+        assert_eq!((cause.message.as_str(), cause.ending), ("the loss", Ending::RolledBack));
+        watch.told.abort = Some(Abort::Signal { rank: 1, signal: 9 });
+        assert_eq!(watch.end(status(SIGNALLED), 2).unwrap_err().ending, retry());
     }
 
     #[test]

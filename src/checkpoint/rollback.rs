@@ -1,0 +1,67 @@
+//! Going back: what an attempt that was derailed leaves in the run's store for the attempts after it.
+//!
+//! `rollbacks/attempt-0003.json` says which steps stay and which samples are gone around. It is written before the
+//! attempt ends; an attempt that is killed before that comes to the same step and the same decision again.
+
+use std::ops::Range;
+
+use lambert_store::Store;
+use lambert_store::checkpoint::Manifest;
+use serde::{Deserialize, Serialize};
+
+use super::State;
+use crate::error::Error;
+
+/// The folder of a run that holds them.
+const FOLDER: &str = "rollbacks";
+/// No record is longer than this, bytes.
+const LONGEST: u64 = 1 << 20;
+
+/// One way back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rollback {
+    /// The attempt that was derailed.
+    pub attempt: u32,
+    /// The state after so many steps is good: checkpoints of this attempt and those before it that have more are passed
+    /// over.
+    pub steps: u64,
+    /// sha256 of the manifest of the dataset that was learnt from.
+    pub dataset: String,
+    /// The samples of it that are gone around, counted over all epochs.
+    pub samples: Range<u64>,
+    /// What happened.
+    pub why: String,
+}
+
+impl Rollback {
+    /// Writes it into the run's store.
+    pub fn write(&self, run: &Store) -> Result<(), Error> {
+        let text = serde_json::to_vec_pretty(self).map_err(Error::Json)?;
+        Ok(run.put(&format!("{FOLDER}/attempt-{:04}.json", self.attempt), text.into())?)
+    }
+
+    /// All of a run.
+    pub fn read_all(run: &Store) -> Result<Vec<Self>, Error> {
+        let mut found = Vec::new();
+        for object in run.list(FOLDER)? {
+            let bytes = run.get_at_most(&object.path, LONGEST)?;
+            let read = serde_json::from_slice(&bytes);
+            found.push(
+                read.map_err(|source| Error::Rollback { url: format!("{}/{}", run.url(), object.path), source })?,
+            );
+        }
+        Ok(found)
+    }
+
+    /// What speaks against a checkpoint, if anything does.
+    pub fn misfit(&self, manifest: &Manifest) -> Option<String> {
+        let undone = manifest.attempt <= self.attempt && manifest.step > self.steps;
+        undone.then(|| format!("attempt {} went back to the first {} steps", self.attempt, self.steps))
+    }
+
+    /// Lets `state` go around the samples.
+    pub fn apply(&self, state: &mut State) {
+        state.detours.entry(self.dataset.clone()).or_default().add(self.samples.clone());
+    }
+}

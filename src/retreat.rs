@@ -1,0 +1,116 @@
+//! What follows when a step cannot be made or must be undone: the run goes back and around the samples that derailed it,
+//! or around a damaged shard, or stops with a checkpoint. All ranks act alike.
+
+use lambert_collective::Collective;
+use lambert_config::control::EventKind;
+use lambert_config::run::DamagedShard;
+use lambert_data_prep::dataset::{Dataset, DatasetError};
+use serde::{Deserialize, Serialize};
+
+use crate::checkpoint::rollback::Rollback;
+use crate::checkpoint::{Saver, State};
+use crate::error::{self, Error};
+use crate::guard::Retreat;
+use crate::session::Session;
+
+/// Ends the attempt that `retreat` undoes: rank 0 leaves a record of it for the next one.
+pub fn go_back(
+    session: &Session,
+    collective: &mut dyn Collective,
+    saver: &mut Saver<'_>,
+    dataset: &Dataset,
+    retreat: Retreat,
+) -> Result<(), Error> {
+    // A save under way is of a state from before: it may be what the next attempt begins with.
+    saver.settle(collective)?;
+    let Retreat { steps, samples, why } = retreat;
+    let message = format!(
+        "{why}; the run goes back to its first {steps} steps and around samples {} to {} of {}",
+        samples.start,
+        samples.end - 1,
+        dataset.url()
+    );
+    let written = match session.is_first() {
+        true => {
+            let (attempt, dataset) = (session.lease.attempt(), dataset.manifest_sha256().to_owned());
+            leave(session, saver, &Rollback { attempt, steps, dataset, samples, why })
+        }
+        false => Ok(()),
+    };
+    // Ranks that leave take the others with them, so all wait until the record is there.
+    let mut word = vec![u8::from(written.is_ok())];
+    collective.broadcast_bytes(&mut word, 0)?;
+    written?;
+    if word != [1] {
+        return Err(Error::Peer("rank 0 could not record that the run goes back"));
+    }
+    if session.is_first() {
+        session.control.event(EventKind::RolledBack { message });
+    }
+    Ok(())
+}
+
+fn leave(session: &Session, saver: &mut Saver<'_>, rollback: &Rollback) -> Result<(), Error> {
+    session.lease.check()?;
+    saver.write_records()?;
+    rollback.write(&session.store)
+}
+
+/// What a rank tells of samples that it could not read.
+#[derive(Serialize, Deserialize)]
+struct Unread {
+    /// The damaged shard's number, if that is what it is.
+    shard: Option<usize>,
+    message: String,
+}
+
+/// Some rank could not read its samples, `error` if it is this one. The damaged shards are left out from now on if the
+/// configuration says so and there are others.
+///
+/// # Errors
+/// Otherwise the fault itself, on the rank that met it, after a checkpoint was saved.
+pub fn go_around(
+    session: &Session,
+    collective: &mut dyn Collective,
+    saver: &mut Saver<'_>,
+    state: &mut State,
+    (stage, dataset): (usize, &Dataset),
+    error: Option<DatasetError>,
+) -> Result<(), Error> {
+    let unread = gather(collective, dataset, error.as_ref())?;
+    let shards: Option<Vec<usize>> = unread.iter().map(|unread| unread.shard).collect();
+    let detours = state.detours.entry(dataset.manifest_sha256().to_owned()).or_default();
+    if let Some(shards) = shards.filter(|_| session.config.guard.damaged_shard == DamagedShard::Skip) {
+        let before = detours.clone();
+        let new = shards.iter().filter(|shard| detours.add_shard(**shard)).count();
+        if new > 0 && detours.leaves_any_of(dataset.manifest().shards.len()) {
+            if let (true, Some(first)) = (session.is_first(), unread.first()) {
+                session.warn(format!("{}; its samples are left out from here on", first.message));
+            }
+            return Ok(());
+        }
+        *detours = before;
+    }
+    if state.step > 0 {
+        saver.complete(collective, state, stage)?;
+    }
+    Err(error.map_or(Error::Peer("another rank could not read its samples"), Error::Dataset))
+}
+
+/// What all ranks could not read, told to all.
+fn gather(
+    collective: &mut dyn Collective,
+    dataset: &Dataset,
+    error: Option<&DatasetError>,
+) -> Result<Vec<Unread>, Error> {
+    let own = error.map(|error| Unread { shard: dataset.damaged_shard(error), message: error::chain(error) });
+    let own = serde_json::to_vec(&own).map_err(Error::Json)?;
+    let mut all = Vec::new();
+    if let Some(parts) = collective.gather_bytes(&own, 0)? {
+        let parts = parts.iter().map(|part| serde_json::from_slice::<Option<Unread>>(part));
+        let unread: Vec<Option<Unread>> = parts.collect::<Result<_, _>>().map_err(Error::Json)?;
+        all = serde_json::to_vec(&unread.into_iter().flatten().collect::<Vec<_>>()).map_err(Error::Json)?;
+    }
+    collective.broadcast_bytes(&mut all, 0)?;
+    serde_json::from_slice(&all).map_err(Error::Json)
+}

@@ -1,0 +1,87 @@
+//! A shard that turns out to be damaged in mid-run: it is named, and the run stops with a checkpoint or goes around it.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+mod support;
+
+use lambert::data::order::Order;
+use lambert_data_prep::dataset::Dataset;
+use serde_json::Value;
+use support::{Ended, Place, Running, assert_same_bits, checkpoints, done};
+
+const STEPS: u64 = 60;
+const BATCH: u64 = 16;
+
+/// A dataset of many small shards, the shard of it that is drawn last, and the step that needs it first.
+fn prepare(place: &Place) -> (String, usize, u64) {
+    let url = place.path("small");
+    let sets = [format!("output.url={url}"), "output.shards=60".into(), "output.rows_per_group=16".into()];
+    let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+    done(&[&["prep", "--config", &place.path("prep.toml")][..], &sets].concat());
+    let dataset = Dataset::open(&format!("{url}/train")).unwrap();
+    let groups = dataset.row_groups();
+    let order = Order::new(&groups.iter().map(|group| group.rows).collect::<Vec<_>>(), 1, 0);
+    let first = |shard: usize| (0..dataset.rows()).find(|n| groups[order.at(*n).row_group].shard == shard).unwrap();
+    let needed = |shard: usize| first(shard) / BATCH + 1;
+    let shard = (0..60).filter(|shard| needed(*shard) < STEPS - 10).max_by_key(|shard| needed(*shard)).unwrap();
+    (url, shard, needed(shard))
+}
+
+fn start(place: &Place, name: &str, data: &str, ranks: usize, more: &[&str]) -> Running {
+    let data = format!("stage.0.data={data}/train");
+    let arguments = [&["--set", &data][..], more].concat();
+    Running::start_with(&place.config(STEPS, ranks), &place.path(name), &arguments)
+}
+
+fn finished(ended: Ended) -> Ended {
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    ended
+}
+
+#[test]
+fn a_damaged_shard_is_named_and_stopped_at_or_gone_around() {
+    let place = Place::new();
+    let (data, shard, step) = prepare(&place);
+    let path = format!("{data}/train/shard-{shard:05}-of-00060.parquet");
+    let good = std::fs::read(&path).unwrap();
+    finished(start(&place, "good", &data, 2, &[]).end());
+
+    let mut bad = good.clone();
+    bad[good.len() / 2] ^= 4;
+    std::fs::write(&path, &bad).unwrap();
+    let stopped = start(&place, "stopped", &data, 2, &[]).end();
+    assert_eq!(stopped.code, Some(1), "{}", stopped.log);
+    let named = format!("shard-{shard:05}-of-00060.parquet is damaged: its sha256 is");
+    assert!(stopped.log.contains(&named), "{}", stopped.log);
+    assert!(!stopped.log.contains("attempt 2"), "what is damaged stays damaged: {}", stopped.log);
+    assert_eq!(stopped.records.len() as u64, step - 1);
+    let newest = checkpoints(&place.path("stopped")).remove(0);
+    assert_eq!(newest, format!("step-{:09}-a0001", step - 1), "it stopped with a checkpoint");
+
+    let skip = ["--set", "guard.damaged_shard=skip"];
+    let around = finished(start(&place, "around", &data, 2, &skip).end());
+    assert!(around.log.contains(&named) && around.log.contains("left out from here on"), "{}", around.log);
+    let skipped: Vec<u64> = around.records.iter().map(|record| record.skipped_samples).collect();
+    assert!(skipped[step as usize - 2] == 0 && skipped[step as usize - 1] > 0, "{skipped:?}");
+    let manifest = format!("{}/checkpoints/step-{STEPS:09}-a0001/manifest.json", place.path("around"));
+    let manifest: Value = serde_json::from_slice(&std::fs::read(manifest).unwrap()).unwrap();
+    assert_eq!(manifest["state"]["skipped_samples"].as_u64(), skipped.last().copied());
+    let cursor = manifest["cursor"].as_object().unwrap().values().next().unwrap().as_u64().unwrap();
+    assert_eq!(cursor, STEPS * BATCH + skipped.last().unwrap(), "exactly once");
+
+    // Stopped behind the discovery, and in another world: the same samples.
+    let mut running = start(&place, "resumed", &data, 2, &skip);
+    running.reach(step + 2);
+    running.kill_coordinator("-TERM");
+    assert_eq!(running.end().code, Some(75));
+    finished(start(&place, "resumed", &data, 2, &skip).end());
+    assert_same_bits(&place.path("around"), &place.path("resumed"));
+    let alone = finished(start(&place, "alone", &data, 1, &skip).end());
+    let digests = |ended: &Ended| ended.records.iter().map(|record| record.batch_digest).collect::<Vec<_>>();
+    assert_eq!(digests(&alone), digests(&around));
+
+    // Brought back, the run that stopped goes on and ends as if nothing had been.
+    std::fs::write(&path, &good).unwrap();
+    finished(start(&place, "stopped", &data, 2, &[]).end());
+    assert_same_bits(&place.path("good"), &place.path("stopped"));
+}

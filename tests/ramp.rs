@@ -1,0 +1,42 @@
+//! A global batch that grows: the same samples for every world and after every restart.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+mod support;
+
+use lambert_config::control::StepRecord;
+use support::{Place, Running, assert_same_bits};
+
+const STEPS: u64 = 30;
+
+fn start(place: &Place, name: &str, ranks: usize) -> Running {
+    let arguments = ["--set", "stage.0.batch_ramp={ start = 3, steps = 20 }"];
+    Running::start_with(&place.config(STEPS, ranks), &place.path(name), &arguments)
+}
+
+fn facts(records: &[StepRecord]) -> Vec<(u64, u64, u64)> {
+    records.iter().map(|record| (record.step, record.samples, record.batch_digest)).collect()
+}
+
+#[test]
+fn a_growing_batch_holds_the_same_samples_everywhere() {
+    let place = Place::new();
+    let whole = start(&place, "whole", 2).end();
+    assert_eq!(whole.code, Some(0), "{}", whole.log);
+    let sizes: Vec<u64> = whole.records.iter().map(|record| record.samples).collect();
+    let expected: Vec<u64> = (0..STEPS).map(|done| if done < 20 { 3 + 13 * done / 20 } else { 16 }).collect();
+    assert_eq!(sizes, expected);
+
+    let mut running = start(&place, "resumed", 2);
+    running.reach(10);
+    running.kill_coordinator("-TERM");
+    let stopped = running.end();
+    assert_eq!(stopped.code, Some(75), "{}", stopped.log);
+    let resumed = start(&place, "resumed", 2).end();
+    assert_eq!(resumed.code, Some(0), "{}", resumed.log);
+    assert!(resumed.records[0].step < 20, "it was not stopped within the ramp");
+    assert_same_bits(&place.path("whole"), &place.path("resumed"));
+
+    let alone = start(&place, "alone", 1).end();
+    assert_eq!(facts(&alone.records), facts(&whole.records));
+}

@@ -1,0 +1,77 @@
+//! From one stage to the next: moments and counters go on, or both begin anew. Neither makes an update larger or smaller
+//! than the schedule says.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+use lambert::checkpoint::{Drawn, State};
+use lambert::guard::Verdict;
+use lambert::model::{Parameters, parameters};
+use lambert::torch;
+use lambert_config::run::{Decay, Model, Optimizer, OptimizerKind, Stage};
+use lambert_config::{RunConfig, plan, schedule};
+use lambert_data_prep::random::Key;
+
+const STEPS: u64 = 40;
+
+fn config(kind: OptimizerKind, restart_optimizer: bool) -> RunConfig {
+    let model = Model { layers: 1, hidden: 16, heads: 2, intermediate: 32, positions: 16, ..Model::default() };
+    // A tenth of the rate in the second stage: the schedule's own jump.
+    let stage = |learning_rate, restart_optimizer| Stage {
+        steps: STEPS,
+        warmup: 0.0,
+        decay: Decay::Constant,
+        learning_rate,
+        restart_optimizer,
+        ..Stage::default()
+    };
+    let optimizer = Optimizer { kind, weight_decay: 0.0, trust_undecayed: true, ..Optimizer::default() };
+    RunConfig {
+        model,
+        optimizer,
+        stage: vec![stage(1e-3, false), stage(1e-4, restart_optimizer)],
+        ..RunConfig::default()
+    }
+}
+
+/// The root mean square of each update over its learning rate, with gradients that keep their direction.
+fn sizes(config: &RunConfig) -> (Vec<f64>, u64) {
+    let specs = parameters::specs(&config.model, 1, 50);
+    let mut state = State::new(config, Parameters::initialize(specs, 1, 0.02));
+    let mut rng = Key::new(3).rng();
+    let mut sizes = Vec::new();
+    while let Some(place) = plan::place(config, state.step) {
+        state.enter(&place);
+        let rate = schedule::learning_rate(place.stage, place.done);
+        let before = torch::floats(&state.parameters.values).to_vec();
+        let gradients = torch::floats_mut(&mut state.parameters.gradients);
+        gradients.iter_mut().enumerate().for_each(|(index, gradient)| {
+            *gradient = (1.0 + index as f32).sin() * (0.8 + 0.4 * rng.unit_f64() as f32);
+        });
+        let drawn = Drawn { dataset: "data", samples: state.step..state.step + 1, passed: 0 };
+        assert_eq!(state.update(&config.guard, drawn, 5.0, rate).1, Verdict::Sound);
+        let after = torch::floats(&state.parameters.values);
+        let squares = after.iter().zip(&before).map(|(after, before)| f64::from(after - before).powi(2));
+        sizes.push((squares.sum::<f64>() / before.len() as f64).sqrt() / rate);
+    }
+    (sizes, state.optimizer.updates)
+}
+
+#[test]
+fn an_update_is_as_large_as_the_schedule_says() {
+    for (kind, restart) in [
+        (OptimizerKind::Adamw, false),
+        (OptimizerKind::Adamw, true),
+        (OptimizerKind::AdamBert, false),
+        (OptimizerKind::Lamb, false),
+        (OptimizerKind::Lamb, true),
+    ] {
+        let (sizes, updates) = sizes(&config(kind, restart));
+        let change = STEPS as usize;
+        let ratios: Vec<f64> = (change..change + 10).map(|step| sizes[step] / sizes[change - 1]).collect();
+        println!(
+            "{kind:?}, restarted: {restart}: the first updates of the second stage are {ratios:.3?} times the last"
+        );
+        assert!(ratios.iter().all(|ratio| (0.8..1.25).contains(ratio)), "{kind:?}, {restart}: {ratios:?}");
+        assert_eq!(updates, if restart { STEPS } else { 2 * STEPS }, "{kind:?}");
+    }
+}
