@@ -11,6 +11,8 @@ pub struct Heads {
     transform: Linear,
     transform_norm: LayerNorm,
     decoder: Linear,
+    /// Added to the decoder's bias: minus infinity where a row stands for no piece; \[rows\], `None` if there are none.
+    never: Option<Tensor>,
     pooler: Linear,
     pair: Linear,
 }
@@ -23,8 +25,15 @@ impl Heads {
         } else {
             Linear::new(parameters, "cls.predictions.decoder")
         };
+        let padding = parameters.spec("cls.predictions.bias").padding as i64;
+        let never = (padding > 0).then(|| {
+            let never = decoder.bias.zeros_like().set_requires_grad(false);
+            let _ = never.narrow(0, never.size()[0] - padding, padding).fill_(f64::NEG_INFINITY);
+            never
+        });
         Self {
             activation: model.activation,
+            never,
             transform: Linear::new(parameters, "cls.predictions.transform.dense"),
             transform_norm: LayerNorm::new(parameters, "cls.predictions.transform.LayerNorm", model),
             decoder,
@@ -34,11 +43,15 @@ impl Heads {
     }
 
     /// Logits over the vocabulary, \[n, vocabulary\], at `n` chosen positions: `positions` are indices into the rows laid
-    /// end to end. `hidden` is \[rows, width, hidden\].
+    /// end to end. `hidden` is \[rows, width, hidden\]. Rows that fill up the vocabulary have minus infinity.
     pub fn masked_language(&self, hidden: &Tensor, positions: &Tensor) -> Tensor {
         let chosen = hidden.flatten(0, 1).index_select(0, positions);
         let transformed = activate(&self.transform.forward(&chosen), self.activation);
-        self.decoder.forward(&self.transform_norm.forward(&transformed))
+        let normalised = self.transform_norm.forward(&transformed);
+        match &self.never {
+            Some(never) => normalised.linear(&self.decoder.weight, Some(&(&self.decoder.bias + never))),
+            None => self.decoder.forward(&normalised),
+        }
     }
 
     /// Logits of the pair label, \[rows, 2\], from the first token's hidden state.

@@ -18,6 +18,8 @@ pub struct Spec {
     pub shape: Vec<i64>,
     /// Its first element in the flat buffers.
     pub first: usize,
+    /// Its last rows that stand for no piece of the vocabulary.
+    pub padding: usize,
 }
 
 impl Spec {
@@ -50,11 +52,12 @@ impl Spec {
 /// Every parameter of the pre-training model, in the order of the names.
 pub fn specs(model: &run::Model, layers: usize, vocabulary: usize) -> Vec<Spec> {
     let (hidden, intermediate) = (model.hidden as i64, model.intermediate as i64);
+    let rows = model.rows_of(vocabulary);
     let mut shapes: Vec<(String, Vec<i64>)> = vec![
-        ("bert.embeddings.word_embeddings.weight".into(), vec![vocabulary as i64, hidden]),
+        ("bert.embeddings.word_embeddings.weight".into(), vec![rows as i64, hidden]),
         ("bert.embeddings.position_embeddings.weight".into(), vec![model.positions as i64, hidden]),
         ("bert.embeddings.token_type_embeddings.weight".into(), vec![2, hidden]),
-        ("cls.predictions.bias".into(), vec![vocabulary as i64]),
+        ("cls.predictions.bias".into(), vec![rows as i64]),
     ];
     let mut linear = |name: String, from: i64, to: i64| {
         shapes.push((format!("{name}.weight"), vec![to, from]));
@@ -71,9 +74,9 @@ pub fn specs(model: &run::Model, layers: usize, vocabulary: usize) -> Vec<Spec> 
         linear(format!("{layer}.output.dense"), intermediate, hidden);
     }
     if !model.tied_decoder {
-        shapes.push(("cls.predictions.decoder.weight".into(), vec![vocabulary as i64, hidden]));
+        shapes.push(("cls.predictions.decoder.weight".into(), vec![rows as i64, hidden]));
         // The bias beside it in transformers' model; `cls.predictions.bias` is there too, and idle.
-        shapes.push(("cls.predictions.decoder.bias".into(), vec![vocabulary as i64]));
+        shapes.push(("cls.predictions.decoder.bias".into(), vec![rows as i64]));
     }
     for name in norms(model.norm, layers) {
         shapes.push((format!("{name}.weight"), vec![hidden]));
@@ -82,11 +85,19 @@ pub fn specs(model: &run::Model, layers: usize, vocabulary: usize) -> Vec<Spec> 
     shapes.sort();
     let mut first = 0;
     let place = |(name, shape): (String, Vec<i64>)| {
-        let spec = Spec { name, shape, first };
+        let padding = if is_of_vocabulary(&name) { rows - vocabulary } else { 0 };
+        let spec = Spec { name, shape, first, padding };
         first += spec.count();
         spec
     };
     shapes.into_iter().map(place).collect()
+}
+
+/// Whether a parameter has a row a piece.
+fn is_of_vocabulary(name: &str) -> bool {
+    name == "bert.embeddings.word_embeddings.weight"
+        || name == "cls.predictions.bias"
+        || name.starts_with("cls.predictions.decoder.")
 }
 
 /// The names of all layer normalisations.
@@ -130,7 +141,8 @@ impl Parameters {
     }
 
     /// The published initialisation: matrices from a normal distribution cut at two standard deviations, biases 0,
-    /// layer normalisations 1. Each parameter is a pure function of the seed and its name.
+    /// layer normalisations 1. Each parameter is a pure function of the seed and its name. Rows that stand for no piece
+    /// are 0, and stay so: no gradient reaches them.
     pub fn initialize(specs: Vec<Spec>, seed: u64, deviation: f64) -> Self {
         let mut parameters = Self::zeros(specs);
         let specs = parameters.specs.clone();
@@ -139,6 +151,9 @@ impl Parameters {
             let elements = &mut values[spec.range()];
             if spec.decays() {
                 fill_truncated_normal(elements, Key::new(seed).with_bytes(spec.name.as_bytes()), deviation);
+                let width = elements.len() / spec.shape[0] as usize;
+                let pieces = elements.len() - spec.padding * width;
+                elements[pieces..].fill(0.0);
             } else if spec.is_norm() && spec.name.ends_with("weight") {
                 elements.fill(1.0);
             }
@@ -158,8 +173,17 @@ impl Parameters {
 
     /// A handle to one parameter. Asking for a name that no [`Spec`] has is a mistake in the model's code.
     pub fn tensor(&self, name: &str) -> Tensor {
+        self.views[self.index(name)].shallow_clone()
+    }
+
+    /// Name, shape and place of one parameter.
+    pub fn spec(&self, name: &str) -> &Spec {
+        &self.specs[self.index(name)]
+    }
+
+    fn index(&self, name: &str) -> usize {
         let index = self.specs.binary_search_by(|spec| spec.name.as_str().cmp(name));
-        self.views[index.unwrap_or_else(|_| panic!("the model has no parameter {name}"))].shallow_clone()
+        index.unwrap_or_else(|_| panic!("the model has no parameter {name}"))
     }
 }
 
@@ -203,13 +227,31 @@ mod tests {
     fn specs_lie_end_to_end_and_match_the_formula() {
         let untied = run::Model { tied_decoder: false, ..tiny() };
         let pre = run::Model { norm: Norm::Pre, ..tiny() };
-        for model in [tiny(), untied, pre] {
+        let padded = run::Model { pad_vocabulary_to: 8, ..untied.clone() };
+        for model in [tiny(), untied, pre, padded] {
             let mut end = 0;
             for spec in &specs(&model, 3, 50) {
                 assert_eq!(spec.first, end, "{}", spec.name);
                 end = spec.range().end;
             }
             assert_eq!(end as u64, lambert_config::flops::parameters(&model, 3, 50));
+        }
+    }
+
+    #[test]
+    fn rows_without_a_piece_are_zero_and_the_others_as_ever() {
+        let model = run::Model { pad_vocabulary_to: 8, tied_decoder: false, ..tiny() };
+        let plain = run::Model { pad_vocabulary_to: 1, ..model.clone() };
+        let weights = |model: &run::Model, name: &str| {
+            let mut parameters = Parameters::initialize(specs(model, 1, 50), 1, 0.02);
+            let range = parameters.spec(name).range();
+            torch::floats_mut(&mut parameters.values)[range].to_vec()
+        };
+        for name in ["bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"] {
+            let (padded, plain) = (weights(&model, name), weights(&plain, name));
+            assert_eq!((padded.len(), plain.len()), (56 * 8, 50 * 8));
+            assert_eq!(padded[..plain.len()], plain);
+            assert!(padded[plain.len()..].iter().all(|weight| *weight == 0.0));
         }
     }
 

@@ -8,6 +8,14 @@ padded, one with a single segment) and what it answers: logits, losses, and the 
 
 bert-tiny is BertForPreTraining; bert-untied-tanh has a decoder of its own and the approximated GELU; megatron-bert is
 MegatronBertForPreTraining, which normalises before attention and feed-forward layer.
+
+The published shapes are too large to be kept (0.9 and 2.7 GB); they are compared by
+
+    mkdir -p golden
+    for name in bert-base-uncased bert-base-cased bert-large-uncased bert-large-cased; do
+        python tests/golden/make_bert.py golden/$name.safetensors
+    done
+    LAMBERT_GOLDEN=$PWD/golden cargo test --release --workspace --test model_golden -- --ignored --nocapture
 """
 
 import pathlib
@@ -18,6 +26,7 @@ from safetensors.torch import save_file
 from transformers import BertConfig, BertForPreTraining, MegatronBertConfig, MegatronBertForPreTraining
 
 torch.manual_seed(7)
+rows, width, deviation = 2, 16, 0.15
 shape = dict(
     vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
     max_position_embeddings=24, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
@@ -30,25 +39,35 @@ match pathlib.Path(sys.argv[1]).stem:
         model = BertForPreTraining(BertConfig(**shape, **options))
     case "megatron-bert":
         model = MegatronBertForPreTraining(MegatronBertConfig(**shape))
+    case "bert-base-uncased" | "bert-base-cased" | "bert-large-uncased" | "bert-large-cased" as name:
+        rows, width, deviation = 4, 128, 0.02
+        shape["vocab_size"] = 30522 if name.endswith("uncased") else 28996
+        shape["max_position_embeddings"] = 512
+        large = dict(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
+        base = dict(hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072)
+        model = BertForPreTraining(BertConfig(**shape | (large if "large" in name else base)))
     case name:
         sys.exit(f"no model is called {name}")
 model = model.eval()
 with torch.no_grad():
     for parameter in model.parameters():  # larger than at initialisation, so that every part of the formula shows
-        parameter.add_(0.15 * torch.randn_like(parameter))
+        parameter.add_(deviation * torch.randn_like(parameter))
 
-ids = torch.randint(5, 96, (2, 16))
-lengths = [16, 11]
-segments = torch.zeros(2, 16, dtype=torch.long)
-segments[0, 9:] = 1
-attendable = torch.zeros(2, 16, dtype=torch.long)
+vocabulary = shape["vocab_size"]
+ids = torch.randint(5, vocabulary, (rows, width))
+lengths = [width, 11 * width // 16, width, 5][:rows]
+segments = torch.zeros(rows, width, dtype=torch.long)
+segments[0, 9 * width // 16:] = 1
+attendable = torch.zeros(rows, width, dtype=torch.long)
 for row, length in enumerate(lengths):
     attendable[row, :length] = 1
     ids[row, length:] = 0
-labels = torch.full((2, 16), -100)
-for row, position in [(0, 1), (0, 8), (0, 14), (1, 3), (1, 9)]:
-    labels[row, position] = torch.randint(5, 96, ())
-pair = torch.tensor([1, 0])
+labels = torch.full((rows, width), -100)
+chosen = [(0, 1), (0, 8), (0, 14), (1, 3), (1, 9)]
+chosen += [(row, place) for row in range(2, rows) for place in range(2, lengths[row], 7)]
+for row, position in chosen:
+    labels[row, position] = torch.randint(5, vocabulary, ())
+pair = torch.tensor([1, 0, 0, 1])[:rows]
 
 out = model(ids, attention_mask=attendable, token_type_ids=segments)
 chosen = labels != -100

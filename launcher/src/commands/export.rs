@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::status::require_run;
+use super::unpad;
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
@@ -94,6 +95,8 @@ impl Source {
     fn files(&self) -> Result<Vec<(&'static str, Vec<u8>)>, Failure> {
         let url = self.store.url();
         let weights = checkpoint::read_object(&self.store, &self.manifest, WEIGHTS).map_err(Failure::failed)?;
+        let rows = (self.config.model.rows_of(self.facts.vocabulary), self.facts.vocabulary);
+        let weights = unpad::weights(&weights, rows).map_err(Failure::failed)?;
         let vocabulary = self.store.get(VOCABULARY).map_err(Failure::failed)?;
         let unusable = |source| Failure::failed(ExportError::Tokenizer { url: url.to_owned(), source });
         let tokenizer = Tokenizer::from_vocab(&vocabulary, self.facts.lowercase).map_err(unusable)?;
@@ -110,7 +113,7 @@ impl Source {
         let positions = self.config.model.positions;
         Ok(vec![
             ("config.json", pretty(&bert)),
-            (WEIGHTS, weights.to_vec()),
+            (WEIGHTS, weights),
             (VOCABULARY, vocabulary.to_vec()),
             ("tokenizer.json", tokenizer_json(&vocabulary, self.facts.lowercase).map_err(unusable)?.into_bytes()),
             ("tokenizer_config.json", pretty(&tokenizer_config(self.facts.lowercase, positions))),

@@ -8,6 +8,7 @@ mod inspect;
 mod prep;
 mod status;
 mod stop;
+mod unpad;
 mod vocab;
 
 use crate::cli::Command;

@@ -47,11 +47,13 @@ pub fn compare(run: &RunConfig, now: &RunConfig) -> Result<Differences, toml::se
 impl Difference {
     /// Whether it gives the model other weights, or other shapes of them: then no checkpoint from before can be gone on from.
     pub fn is_of_shapes(&self) -> bool {
-        ["hidden", "intermediate", "positions", "layers", "norm", "tied_decoder"].iter().any(|name| {
-            self.key
-                .rsplit_once('.')
-                .is_some_and(|(section, key)| key == *name && (section == "model" || section.starts_with("stage")))
-        })
+        ["hidden", "intermediate", "positions", "layers", "norm", "tied_decoder", "pad_vocabulary_to"].iter().any(
+            |name| {
+                self.key
+                    .rsplit_once('.')
+                    .is_some_and(|(section, key)| key == *name && (section == "model" || section.starts_with("stage")))
+            },
+        )
     }
 }
 

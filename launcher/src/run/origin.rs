@@ -70,5 +70,5 @@ fn look(config: &RunConfig, run: &str, name: &str, faults: &mut Vec<Fault>) -> R
 fn shape(model: &Model) -> Result<Vec<(&'static str, String)>, Failure> {
     let table = toml::Table::try_from(model).map_err(Failure::failed)?;
     let value = |key| (key, table.get(key).map_or(String::new(), ToString::to_string));
-    Ok(["hidden", "heads", "intermediate", "positions", "norm", "tied_decoder"].map(value).into())
+    Ok(["hidden", "heads", "intermediate", "positions", "norm", "tied_decoder", "pad_vocabulary_to"].map(value).into())
 }
