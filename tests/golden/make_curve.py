@@ -1,0 +1,94 @@
+"""Writes curve.safetensors: a small BertForPreTraining, ten global batches of eight samples, and the losses of 50 steps on
+them, in plain PyTorch arithmetic: AdamW and LAMB, gradients clipped to 1, a warm-up of five steps and a linear decay.
+
+    pip install torch==2.11.0 transformers numpy safetensors
+    python tests/golden/make_curve.py tests/golden/curve.safetensors
+"""
+
+import copy
+import sys
+
+import torch
+from safetensors.torch import save_file
+from transformers import BertConfig, BertForPreTraining
+
+STEPS, WARMUP, BATCHES, ROWS, WIDTH = 50, 5, 10, 8, 16
+RATE = {"adamw": 5e-3, "lamb": 2e-2}
+BETA1, BETA2, EPS, DECAY, CLIP = 0.9, 0.999, 1e-6, 0.01, 1.0
+
+torch.manual_seed(11)
+start = BertForPreTraining(BertConfig(
+    vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+    max_position_embeddings=24, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, initializer_range=0.05,
+)).eval()
+
+# Sequences with a rule, so that there is something to learn: each piece follows from the one before.
+ids = torch.zeros(BATCHES, ROWS, WIDTH, dtype=torch.long)
+labels = torch.full_like(ids, -100)
+segments = torch.zeros_like(ids)
+lengths = torch.zeros(BATCHES, ROWS, dtype=torch.long)
+pair = torch.randint(0, 2, (BATCHES, ROWS))
+for batch in range(BATCHES):
+    for row in range(ROWS):
+        # The last four rows of a batch are a micro-batch of their own, of twelve columns.
+        length = int(torch.randint(9, WIDTH + 1, ()) if row < ROWS // 2 else torch.randint(5, 13, ()))
+        length = WIDTH if row == 0 else 12 if row == ROWS // 2 else length
+        piece = int(torch.randint(5, 96, ()))
+        for place in range(length):
+            ids[batch, row, place] = piece
+            piece = 5 + (7 * piece + 3) % 91
+        if row % 3:
+            segments[batch, row, length // 2:length] = 1
+        for place in torch.randperm(length)[:2]:
+            labels[batch, row, place] = ids[batch, row, place]
+            ids[batch, row, place] = 4
+        lengths[batch, row] = length
+
+
+def loss_of(model, batch):
+    attendable = (torch.arange(WIDTH) < lengths[batch][:, None]).long()
+    out = model(ids[batch], attention_mask=attendable, token_type_ids=segments[batch])
+    chosen = labels[batch] != -100
+    mlm = torch.nn.functional.cross_entropy(out.prediction_logits[chosen], labels[batch][chosen])
+    return mlm + torch.nn.functional.cross_entropy(out.seq_relationship_logits, pair[batch])
+
+
+def rate_of(step, peak):
+    return peak * (step + 1) / WARMUP if step < WARMUP else peak * (1 - (step - WARMUP) / (STEPS - WARMUP))
+
+
+def curve(kind):
+    model = copy.deepcopy(start)
+    named = dict(model.named_parameters())
+    first = {name: torch.zeros_like(value) for name, value in named.items()}
+    second = {name: torch.zeros_like(value) for name, value in named.items()}
+    losses = []
+    for step in range(STEPS):
+        model.zero_grad()
+        loss = loss_of(model, step % BATCHES)
+        loss.backward()
+        losses.append(loss.item())
+        with torch.no_grad():
+            norm = torch.sqrt(sum(value.grad.double().square().sum() for value in named.values())).item()
+            for name, value in named.items():
+                gradient = value.grad * min(1.0, CLIP / norm)
+                first[name] = BETA1 * first[name] + (1 - BETA1) * gradient
+                second[name] = BETA2 * second[name] + (1 - BETA2) * gradient.square()
+                m = first[name] / (1 - BETA1 ** (step + 1))
+                v = second[name] / (1 - BETA2 ** (step + 1))
+                decays = not name.endswith("bias") and "LayerNorm" not in name
+                update = m / (v.sqrt() + EPS) + (DECAY * value if decays else 0)
+                trust = 1.0
+                if kind == "lamb" and decays:
+                    trust = (value.double().norm() / update.double().norm()).item()
+                value -= rate_of(step, RATE[kind]) * trust * update
+    return losses
+
+
+tensors = {f"weight:{name}": value.detach().clone() for name, value in start.named_parameters()}
+tensors |= {"ids": ids, "segments": segments, "lengths": lengths, "labels": labels, "pair": pair}
+for kind in RATE:
+    losses = curve(kind)
+    tensors[f"losses:{kind}"] = torch.tensor(losses, dtype=torch.float32)
+    print(f"{kind}: from {losses[0]:.4f} to {losses[-1]:.4f}")
+save_file(tensors, sys.argv[1])

@@ -1,0 +1,134 @@
+//! Fifty steps from fixed weights on fixed batches: against the same arithmetic in plain PyTorch (tests/golden/
+//! make_curve.py), against the curve of this engine that is kept here, and against themselves.
+//!
+//! A change that is meant to move the curve writes it anew with `LAMBERT_WRITE_CURVE=1`.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+use std::collections::BTreeMap;
+
+use lambert::checkpoint::{Drawn, State};
+use lambert::data::{GlobalBatch, MicroBatch};
+use lambert::model::{Bert, Parameters, parameters};
+use lambert::{step, torch};
+use lambert_config::run::{Decay, Guard, Model, Optimizer, OptimizerKind, Stage};
+use lambert_config::{RunConfig, schedule};
+use lambert_data_prep::random::Key;
+use safetensors::SafeTensors;
+
+const STEPS: u64 = 50;
+const PIECES: usize = 96;
+/// Rows of a global batch and its columns; the second half of the rows is a micro-batch of `NARROW` columns.
+const ROWS: usize = 8;
+const WIDTH: usize = 16;
+const NARROW: usize = 12;
+const OWN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/own_curve.json");
+const THEIRS: &[u8] = include_bytes!("golden/curve.safetensors");
+
+type Curve = Vec<f64>;
+
+struct Golden(SafeTensors<'static>);
+
+impl Golden {
+    fn floats(&self, name: &str) -> Vec<f32> {
+        let data = self.0.tensor(name).unwrap().data();
+        data.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
+    }
+
+    /// The part of an integer tensor \[batches, rows\] or \[batches, rows, width\] that belongs to `batch` and `rows`.
+    fn integers(&self, name: &str, batch: usize, rows: std::ops::Range<usize>) -> Vec<Vec<i64>> {
+        let tensor = self.0.tensor(name).unwrap();
+        let values: Vec<i64> =
+            tensor.data().chunks_exact(8).map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap())).collect();
+        let width = tensor.shape().get(2).copied().unwrap_or(1);
+        rows.map(|row| values[(batch * ROWS + row) * width..][..width].to_vec()).collect()
+    }
+
+    fn micro_batch(&self, batch: usize, index: usize) -> MicroBatch {
+        let rows = index * ROWS / 2..(index + 1) * ROWS / 2;
+        let width = [WIDTH, NARROW][index];
+        let table = |name: &str| -> Vec<i64> {
+            self.integers(name, batch, rows.clone()).iter().flat_map(|row| row[..width].to_vec()).collect()
+        };
+        let column = |name: &str| self.integers(name, batch, rows.clone()).concat();
+        let labels: Vec<(usize, i64)> = table("labels").into_iter().enumerate().filter(|(_, id)| *id >= 0).collect();
+        MicroBatch {
+            index,
+            rows: rows.len(),
+            width,
+            ids: table("ids"),
+            segments: table("segments"),
+            lengths: column("lengths").iter().map(|length| *length as usize).collect(),
+            positions: labels.iter().map(|(place, _)| *place as i64).collect(),
+            labels: labels.iter().map(|(_, id)| *id).collect(),
+            pair_labels: column("pair"),
+            digest: 0,
+            factors: Vec::new(),
+        }
+    }
+
+    fn global_batch(&self, number: u64) -> GlobalBatch {
+        let micro_batches: Vec<MicroBatch> =
+            (0..2).map(|index| self.micro_batch(number as usize % 10, index)).collect();
+        GlobalBatch {
+            epoch: 0,
+            drawn: number * ROWS as u64..(number + 1) * ROWS as u64,
+            lengths: micro_batches.iter().flat_map(|batch| &batch.lengths).map(|length| *length as u16).collect(),
+            masked_tokens: micro_batches.iter().map(|batch| batch.labels.len() as u64).sum(),
+            micro_batches,
+        }
+    }
+}
+
+/// The losses of the fifty steps.
+fn train(kind: OptimizerKind, learning_rate: f64) -> Curve {
+    let golden = Golden(SafeTensors::deserialize(THEIRS).unwrap());
+    let model =
+        Model { layers: 2, hidden: 32, heads: 4, intermediate: 64, positions: 24, dropout: 0.0, ..Model::default() };
+    let optimizer = Optimizer { kind, ..Optimizer::default() };
+    let config = RunConfig { model, optimizer, ..RunConfig::default() };
+    let mut parameters = Parameters::zeros(parameters::specs(&config.model, 2, PIECES));
+    let specs = parameters.specs().to_vec();
+    let values = torch::floats_mut(&mut parameters.values);
+    specs.iter().for_each(|spec| {
+        values[spec.range()].copy_from_slice(&golden.floats(&format!("weight:{}", spec.name)));
+    });
+    let bert = Bert::new(&parameters, &config.model, 2);
+    let mut state = State::new(&config, parameters);
+    let stage = Stage { steps: STEPS, warmup: 0.1, decay: Decay::Linear, learning_rate, ..Stage::default() };
+    let one = |number: u64| {
+        let batch = golden.global_batch(number);
+        let totals = step::forward_backward(&bert, &mut state.parameters, &batch, Key::new(1)).unwrap();
+        let loss = totals.mlm_loss / totals.masked_tokens + totals.pair_loss / totals.pairs;
+        let drawn = Drawn { dataset: "golden", samples: batch.drawn, passed: 0 };
+        state.update(&Guard::default(), drawn, loss, schedule::learning_rate(&stage, number));
+        loss
+    };
+    (0..STEPS).map(one).collect()
+}
+
+fn worst<'a>(one: &Curve, other: impl IntoIterator<Item = &'a f64>) -> f64 {
+    one.iter().zip(other).map(|(one, other)| (one - other).abs()).fold(0.0, f64::max)
+}
+
+#[test]
+fn fifty_steps_lose_what_they_should() {
+    let golden = Golden(SafeTensors::deserialize(THEIRS).unwrap());
+    let kinds = [("adamw", OptimizerKind::Adamw, 5e-3), ("lamb", OptimizerKind::Lamb, 2e-2)];
+    let curves: BTreeMap<&str, Curve> = kinds.into_iter().map(|(name, kind, rate)| (name, train(kind, rate))).collect();
+    if std::env::var_os("LAMBERT_WRITE_CURVE").is_some() {
+        std::fs::write(OWN, serde_json::to_string_pretty(&curves).unwrap() + "\n").unwrap();
+    }
+    let own: BTreeMap<String, Curve> = serde_json::from_slice(&std::fs::read(OWN).unwrap()).unwrap();
+    for (name, kind, rate) in kinds {
+        let curve = &curves[name];
+        let theirs: Curve = golden.floats(&format!("losses:{name}")).into_iter().map(f64::from).collect();
+        assert_eq!((curve.len(), theirs.len(), own[name].len()), (50, 50, 50));
+        assert!(curve[49] < 0.8 * curve[0], "{name} learns nothing: {curve:?}");
+        let (torch, kept) = (worst(curve, &theirs), worst(curve, &own[name]));
+        println!("{name}: from {:.4} to {:.4}; from PyTorch's {torch:.1e}, from ours {kept:.1e}", curve[0], curve[49]);
+        assert!(torch < 1e-4, "{name}: {torch:e} from PyTorch");
+        assert!(kept < 1e-5, "{name}: {kept:e} from the curve that is kept");
+        assert_eq!(train(kind, rate), *curve, "{name}: two runs differ");
+    }
+}
