@@ -4,7 +4,8 @@
 
 use std::path::Path;
 
-use lambert_config::{Layers, PrepConfig, RunConfig, plan};
+use lambert_config::run::{Model, OptimizerKind};
+use lambert_config::{Layers, PrepConfig, RunConfig, flops, plan, schedule};
 
 #[test]
 fn every_shipped_configuration_is_valid() {
@@ -26,4 +27,46 @@ fn every_shipped_configuration_is_valid() {
         }
     }
     assert!(runs >= 2 && preparations >= 2, "{runs} runs, {preparations} preparations");
+}
+
+fn shipped(name: &str) -> RunConfig {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs").join(format!("{name}.toml"));
+    Layers::default().load(&path).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Steps, samples and highest learning rate of each stage.
+fn plan(config: &RunConfig) -> Vec<(u64, u64, f64)> {
+    config.stage.iter().map(|stage| (stage.steps, plan::samples(stage), stage.learning_rate)).collect()
+}
+
+fn parameters(config: &RunConfig) -> u64 {
+    let plain = Model { pad_vocabulary_to: 1, ..config.model.clone() };
+    flops::parameters(&plain, config.model.layers, 30522)
+}
+
+#[test]
+fn lamb_has_the_constants_of_its_recipe() {
+    for (name, size) in [("bert-base-lamb", 110_106_428), ("bert-large-lamb", 336_226_108)] {
+        let config = shipped(name);
+        assert_eq!(config.optimizer.kind, OptimizerKind::Lamb);
+        assert_eq!(plan(&config), [(7038, 461_242_368, 6e-3), (1563, 51_216_384, 4e-3)]);
+        assert_eq!([config.stage[0].warmup, config.stage[1].warmup], [0.2843, 0.128]);
+        assert_eq!(parameters(&config), size);
+    }
+}
+
+#[test]
+fn adam_follows_the_published_line_through_both_phases() {
+    for (name, size) in [("bert-base-adam", 110_106_428), ("bert-large-adam", 336_226_108)] {
+        let config = shipped(name);
+        assert_eq!((config.optimizer.kind, plan::total_steps(&config)), (OptimizerKind::AdamBert, 1_000_000));
+        assert_eq!(config.stage.iter().map(plan::samples).sum::<u64>(), 256_000_000);
+        assert_eq!(parameters(&config), size);
+        for step in [0, 9_999, 10_000, 500_000, 899_999, 900_000, 999_999] {
+            let place = plan::place(&config, step).unwrap();
+            let line = if step < 10_000 { (step + 1) as f64 / 1e4 } else { (1_000_000 - step) as f64 / 990_000.0 };
+            let rate = schedule::learning_rate(place.stage, place.done);
+            assert!((rate - 1e-4 * line).abs() < 1e-9 * 1e-4, "{name}, step {step}: {rate}");
+        }
+    }
 }
