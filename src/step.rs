@@ -155,7 +155,13 @@ mod tests {
             MicroBatch::new(cut, cut.iter().map(|number| length(*number)).max().unwrap(), 0, &samples)
         };
         let lengths = (0..5).map(|number| length(number) as u16).collect();
-        GlobalBatch { epoch: 0, drawn: 0..5, lengths, masked_tokens: 5, micro_batches: cuts.iter().map(micro).collect() }
+        GlobalBatch {
+            epoch: 0,
+            drawn: 0..5,
+            lengths,
+            masked_tokens: 5,
+            micro_batches: cuts.iter().map(micro).collect(),
+        }
     }
 
     fn gradients(cuts: &[&[usize]], step: u64) -> Vec<f32> {

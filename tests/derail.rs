@@ -150,11 +150,14 @@ fn what_is_not_finite_changes_nothing_and_several_in_a_row_go_back() {
     assert_eq!(left_out(&place, "skipped"), (vec![30 * BATCH..31 * BATCH], BATCH));
     ends_like(&skipped, &clean);
 
-    let row = [format!("test.nan_samples={}", rows(&place, &[30 * BATCH, 31 * BATCH + 1, 32 * BATCH + 2]))];
+    // Steps 34 to 36, with a checkpoint after the second of them.
+    let row = [format!("test.nan_samples={}", rows(&place, &[33 * BATCH, 34 * BATCH + 1, 35 * BATCH + 2]))];
     let faulty = train(&place, "row", 2, &row);
     let told = faulty.log.lines().find(|line| line.contains("goes back")).expect(&faulty.log);
-    assert!(told.contains("step 33: 3 step(s) in a row") && told.contains("its first 29 steps"), "{told}");
-    assert_eq!(left_out(&place, "row"), (vec![29 * BATCH..33 * BATCH], 4 * BATCH));
+    assert!(told.contains("step 36: 3 step(s) in a row") && told.contains("its first 32 steps"), "{told}");
+    let passed = "step-000000035-a0001: attempt 1 went back to the first 32 steps";
+    assert!(faulty.log.contains(passed) && faulty.log.contains("goes on from step-000000028-a0001"), "{}", faulty.log);
+    assert_eq!(left_out(&place, "row"), (vec![32 * BATCH..36 * BATCH], 4 * BATCH));
     ends_like(&faulty, &clean);
 }
 

@@ -53,7 +53,7 @@ impl Golden {
         let column = |name: &str| self.integers(name, batch, rows.clone()).concat();
         let labels: Vec<(usize, i64)> = table("labels").into_iter().enumerate().filter(|(_, id)| *id >= 0).collect();
         MicroBatch {
-            index,
+            samples: rows.clone().map(|row| row as u64).collect(),
             rows: rows.len(),
             width,
             ids: table("ids"),

@@ -1,10 +1,12 @@
 //! A run: a model, an objective, an optimizer, and a list of stages.
 
 mod check;
+mod guard;
 
 use serde::{Deserialize, Serialize};
 
 pub use crate::prep::Pair;
+pub use guard::{DamagedShard, Guard, Test};
 
 /// A run, as its TOML file says.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -469,79 +471,6 @@ pub struct Slurm {
     /// Time limit, as Slurm writes it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time: Option<String>,
-}
-
-/// What is done about a shard that cannot be read in mid-run.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum DamagedShard {
-    /// A checkpoint is saved and the run stops.
-    #[default]
-    Stop,
-    /// Its samples are left out from then on, and counted.
-    Skip,
-}
-
-/// What keeps the run on its way: when a step is undone and gone around.
-///
-/// A step whose loss or gradient is not finite changes nothing. Several in a row, or a loss above its band, send the run
-/// back to the last checkpoint from before them, and around their samples.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Guard {
-    /// So many steps in a row without a finite loss and gradient go back; 0: they are skipped for ever.
-    pub nonfinite_steps: u64,
-    /// The band of the loss ends so many standard deviations above its running mean, and a tenth of the mean at least;
-    /// 0: there is no band.
-    pub loss_band: f64,
-    /// Steps that mean and deviation are taken over, each stage's anew; there is no band before as many.
-    pub loss_window: u64,
-    /// Global batches before the first bad one that are gone around, too: the update that derails a run shows in the loss
-    /// of the batch after it.
-    pub batches_before: u64,
-    /// Going back so often in a row without getting anywhere gives the run up.
-    pub rollbacks: usize,
-    /// What is done about a shard that cannot be read.
-    pub damaged_shard: DamagedShard,
-}
-
-impl Default for Guard {
-    fn default() -> Self {
-        Self {
-            nonfinite_steps: 3,
-            loss_band: 10.0,
-            loss_window: 100,
-            batches_before: 1,
-            rollbacks: 10,
-            damaged_shard: DamagedShard::Stop,
-        }
-    }
-}
-
-/// Faults on purpose: samples, by their rows in the stages' datasets, whose losses are falsified. For tests.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Test {
-    /// Their loss is not a number.
-    pub nan_samples: Vec<u64>,
-    /// Their loss is multiplied by 1,000,000.
-    pub million_samples: Vec<u64>,
-}
-
-impl Test {
-    /// Whether nothing is falsified.
-    pub fn is_none(&self) -> bool {
-        *self == Self::default()
-    }
-
-    /// What the loss of the sample in `row` is multiplied with.
-    pub fn factor(&self, row: u64) -> f32 {
-        match row {
-            row if self.nan_samples.contains(&row) => f32::NAN,
-            row if self.million_samples.contains(&row) => 1e6,
-            _ => 1.0,
-        }
-    }
 }
 
 impl Stage {

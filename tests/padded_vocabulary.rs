@@ -1,0 +1,50 @@
+//! Rows that fill up the vocabulary change nothing: neither what is learnt nor what is exported.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+mod support;
+
+use safetensors::SafeTensors;
+use support::{Ended, Place, Running, done};
+
+/// Pieces of support's vocabulary.
+const PIECES: usize = 300;
+
+fn train(place: &Place, name: &str, rows: usize) -> Ended {
+    let set = format!("model.pad_vocabulary_to={rows}");
+    let ended = Running::start_with(&place.config(20, 2), &place.path(name), &["--set", &set]).end();
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    ended
+}
+
+/// The exported table of token embeddings: its shape and its bytes.
+fn exported(place: &Place, name: &str) -> (Vec<usize>, Vec<u8>) {
+    let folder = place.path(&format!("{name}-model"));
+    done(&["export", &place.path(name), "--output", &folder]);
+    let config = std::fs::read_to_string(format!("{folder}/config.json")).unwrap();
+    assert!(config.contains("\"vocab_size\": 300"), "{config}");
+    let bytes = std::fs::read(format!("{folder}/model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(file.tensor("cls.predictions.bias").unwrap().shape(), [PIECES]);
+    let table = file.tensor("bert.embeddings.word_embeddings.weight").unwrap();
+    (table.shape().to_vec(), table.data().to_vec())
+}
+
+#[test]
+fn rows_without_a_piece_change_nothing() {
+    let place = Place::new();
+    let (plain, padded) = (train(&place, "plain", 1), train(&place, "padded", 64));
+    for (plain, padded) in plain.records.iter().zip(&padded.records) {
+        assert_eq!(plain.batch_digest, padded.batch_digest);
+        assert!((plain.loss - padded.loss).abs() < 1e-4, "{} and {}", plain.loss, padded.loss);
+    }
+    let ((shape, plain), (same, padded)) = (exported(&place, "plain"), exported(&place, "padded"));
+    assert_eq!((shape, same), (vec![PIECES, 32], vec![PIECES, 32]));
+    let numbers = |bytes: &[u8]| -> Vec<f32> {
+        bytes.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
+    };
+    let far = numbers(&plain).iter().zip(numbers(&padded)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(far < 1e-3, "exported weights differ by {far}");
+    let guesses = done(&["fill-mask", &place.path("padded"), "the [MASK] .", "--top", "300"]);
+    assert!(!guesses.contains("NaN"), "{guesses}");
+}
