@@ -15,12 +15,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
+use lambert::data::detours::Detours;
 use lambert::data::loader::Demand;
 use lambert::data::{GlobalBatch, Loader, Source};
 use lambert::model::{Bert, Parameters, parameters};
 use lambert::optim::{self, Optimizer};
 use lambert::{metrics, step, torch};
-use lambert_config::run::{Model, Objective, Optimizer as Settings, OptimizerKind};
+use lambert_config::run::{Model, Objective, Optimizer as Settings, OptimizerKind, Test};
 use lambert_config::{PrepConfig, flops, prep};
 use lambert_data_prep::dataset::Dataset;
 use lambert_data_prep::prep::{Options, Status, run as prepare};
@@ -86,17 +87,10 @@ fn batches(arguments: &Arguments, folder: &Path, count: usize) -> (Vec<GlobalBat
     prepare(&config, &Options { threads: 2, part: None, progress: &|_: &Status| {} }).unwrap();
     let dataset = Arc::new(Dataset::open(&folder.join("data/train").display().to_string()).unwrap());
     let vocabulary = dataset.manifest().vocabulary.size;
-    let source = Source { dataset, objective: Objective::default(), seed: 1, shuffle: true };
+    let source = Source { dataset, objective: Objective::default(), seed: 1, shuffle: true, test: Test::default() };
     let batch = arguments.shape.batch();
-    let demand = Demand {
-        cursor: 0,
-        samples: (count * batch) as u64,
-        global_batch: batch,
-        micro_batch_tokens: batch * 128,
-        rank: 0,
-        world: 1,
-    };
-    let mut loader = Loader::start(source, demand).unwrap();
+    let demand = Demand { cursor: 0, detours: Detours::default(), micro_batch_tokens: batch * 128, rank: 0, world: 1 };
+    let mut loader = Loader::start(source, demand, std::iter::repeat_n(batch, count)).unwrap();
     let batches = std::iter::from_fn(|| loader.next_batch()).collect::<Result<_, _>>().unwrap();
     (batches, vocabulary)
 }
