@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(asked(gpu).as_deref(), Some("20.00 MiB"));
         assert_eq!(asked("std::bad_alloc").as_deref(), Some("more memory"));
         assert_eq!(asked("mat1 and mat2 shapes cannot be multiplied"), None);
-        let failed = guard(|| tch::Tensor::zeros([1 << 50], (tch::Kind::Float, tch::Device::Cpu))).unwrap_err();
+        let failed = guard(|| Tensor::zeros([1 << 50], (tch::Kind::Float, tch::Device::Cpu))).unwrap_err();
         assert_eq!(failed.memory().as_deref(), Some("4194304.00 GiB"), "{failed}");
     }
 }
