@@ -43,7 +43,7 @@ fn sweep(folder: &Path, age: Duration) -> io::Result<usize> {
             removed += 1;
         }
     }
-    if removed > 0 {
+    if removed > 0 || age.is_zero() {
         // Only an empty folder can be removed; any other is still in use.
         let _ = fs::remove_dir(folder);
     }

@@ -76,8 +76,11 @@ fn half_written_files_go_where_nobody_writes_and_stay_where_somebody_may() {
     let dead = half(&path(&finished, "manifest.json"));
     let alive = half(&path(under_way.name(), "model.safetensors"));
     let young = half("status.json");
+    // A writer that was killed before its first byte, or a pruner before its last act.
+    let empty = run.local_path("checkpoints/step-000000010-a0001").unwrap().unwrap();
+    std::fs::create_dir(&empty).unwrap();
     assert_eq!(checkpoint::prune(&run, 3).unwrap().half_written, 1);
-    assert!(!dead.exists() && alive.exists() && young.exists());
+    assert!(!dead.exists() && !empty.exists() && alive.exists() && young.exists());
     checkpoint::verify(&run, &finished).unwrap();
 }
 
