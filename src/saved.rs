@@ -43,9 +43,10 @@ impl Saved {
         let store = Store::open(run)?;
         let (config, _) = session::read_config(&store)?;
         tch::set_num_threads(std::thread::available_parallelism().map_or(1, |count| count.get() as i32));
-        let (manifest, facts) = checkpoint::choose(&store, name)?;
+        let (verified, facts) = checkpoint::choose(&store, name)?;
+        let manifest = &verified.manifest;
         let layers = config.stage.get(manifest.stage).map_or(config.model.layers, |stage| stage.depth(&config.model));
-        let parameters = checkpoint::read_model(&store, &manifest, &config.model, layers, facts.vocabulary)?;
+        let parameters = checkpoint::read_model(&store, &verified, &config.model, layers, facts.vocabulary)?;
         let vocabulary = store.get(session::VOCABULARY)?;
         let tokenizer = Tokenizer::from_vocab(&vocabulary, facts.lowercase)?;
         let vocabulary_sha256 = lambert_store::hash::sha256(&vocabulary);

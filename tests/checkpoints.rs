@@ -21,7 +21,7 @@ fn steps(run: &str) -> Vec<u64> {
 }
 
 fn manifest(run: &str, name: &str) -> checkpoint::Manifest {
-    checkpoint::verify(&Store::open(run).unwrap(), name).unwrap()
+    checkpoint::verify(&Store::open(run).unwrap(), name).unwrap().manifest
 }
 
 /// Runs to the end with these settings; gives the log.

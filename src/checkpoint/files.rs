@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use lambert_store::Store;
-use lambert_store::checkpoint::{self as stored, Manifest, Slice};
+use lambert_store::checkpoint::{self as stored, Manifest, Slice, Verified};
 
 use super::Facts;
 use super::filler::{Filler, Target};
@@ -56,21 +56,21 @@ pub fn facts(manifest: &Manifest) -> Result<Facts, Error> {
 /// Objects that are read at the same time.
 const PARALLEL: usize = 4;
 
-/// Reads the weights and, if asked for, the moments, several objects at a time, each checked against the manifest. The
+/// Reads the weights and, if asked for, the moments, several objects at a time; what is read is what was verified. The
 /// weights' file must hold the model's parameters and no others; the moments may lie in any number of parts.
 pub fn read(
     store: &Store,
-    manifest: &Manifest,
+    verified: &Verified,
     parameters: &mut Parameters,
     optimizer: Option<&mut Optimizer>,
 ) -> Result<(), Error> {
     let specs = parameters.specs().to_vec();
     let values = torch::floats_mut(&mut parameters.values);
     let mut reads: Vec<Box<dyn FnOnce() -> Result<(), Error> + Send + '_>> =
-        vec![Box::new(|| read_weights(store, manifest, &specs, values))];
+        vec![Box::new(|| read_weights(store, verified, &specs, values))];
     if let Some(optimizer) = optimizer {
-        for part in parts(manifest, optimizer)? {
-            reads.push(Box::new(|| read_part(store, manifest, part)));
+        for part in parts(&verified.manifest, optimizer)? {
+            reads.push(Box::new(|| read_part(store, verified, part)));
         }
     }
     while !reads.is_empty() {
@@ -84,20 +84,20 @@ pub fn read(
     Ok(())
 }
 
-fn read_weights(store: &Store, manifest: &Manifest, specs: &[Spec], values: &mut [f32]) -> Result<(), Error> {
+fn read_weights(store: &Store, verified: &Verified, specs: &[Spec], values: &mut [f32]) -> Result<(), Error> {
     let mut rest = values;
     let targets = specs.iter().map(|spec| {
         let values = rest.split_off_mut(..spec.count()).unwrap_or_default();
         Target { name: &spec.name, shape: spec.sizes(), values }
     });
-    fill(store, manifest, MODEL, targets.collect())
+    fill(store, verified, MODEL, targets.collect())
 }
 
 /// Reads an object into `targets`, which are all that it may hold.
-fn fill(store: &Store, manifest: &Manifest, object: &str, targets: Vec<Target<'_>>) -> Result<(), Error> {
+fn fill(store: &Store, verified: &Verified, object: &str, targets: Vec<Target<'_>>) -> Result<(), Error> {
     let mut filler = Filler::new(targets);
-    stored::stream_object(store, manifest, object, &mut filler)?;
-    filler.finish().map_or(Ok(()), |why| Err(fault(manifest, format!("{object}: {why}"))))
+    stored::stream_object(store, verified, object, &mut filler)?;
+    filler.finish().map_or(Ok(()), |why| Err(fault(&verified.manifest, format!("{object}: {why}"))))
 }
 
 /// A part of the moments, and where it goes.
@@ -123,13 +123,13 @@ fn parts<'a>(manifest: &Manifest, optimizer: &'a mut Optimizer) -> Result<Vec<Pa
     Ok((0..count).map(cut).collect())
 }
 
-fn read_part(store: &Store, manifest: &Manifest, part: Part<'_>) -> Result<(), Error> {
+fn read_part(store: &Store, verified: &Verified, part: Part<'_>) -> Result<(), Error> {
     let shape = vec![part.first.len()];
     let targets = vec![
         Target { name: FIRST, shape: shape.clone(), values: part.first },
         Target { name: SECOND, shape, values: part.second },
     ];
-    fill(store, manifest, &part.name, targets)
+    fill(store, verified, &part.name, targets)
 }
 
 fn fault(manifest: &Manifest, message: String) -> Error {

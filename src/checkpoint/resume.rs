@@ -6,7 +6,7 @@ use lambert_collective::Collective;
 use lambert_config::control::EventKind;
 use lambert_config::{RunConfig, plan, run};
 use lambert_store::Store;
-use lambert_store::checkpoint::{self as stored, Manifest, PassedOver, Selection};
+use lambert_store::checkpoint::{self as stored, Manifest, PassedOver, Selection, Verified};
 use serde::{Deserialize, Serialize};
 
 use super::rollback::Rollback;
@@ -28,28 +28,26 @@ pub fn resume(
     let config = &session.config;
     let found = agree_on_start(session, collective, datasets)?;
     let (mut state, best) = match &found.checkpoint {
-        Some(name) => {
-            let manifest = stored::read_manifest(&session.store, name)?;
-            (load(session, &manifest, datasets)?, manifest.best)
-        }
+        Some(verified) => (load(session, verified, datasets)?, verified.manifest.best.clone()),
         None => (begin(session, datasets)?, None),
     };
+    let checkpoint = found.checkpoint.map(|verified| verified.manifest.name());
     found.rollbacks.iter().for_each(|rollback| rollback.apply(&mut state));
     if session.is_first() {
         session.control.event(EventKind::Started {
             step: state.step,
             steps: plan::total_steps(config),
-            checkpoint: found.checkpoint.clone(),
+            checkpoint: checkpoint.clone(),
             passed_over: found.passed_over,
         });
     }
-    Ok((state, Origin { checkpoint: found.checkpoint, best }))
+    Ok((state, Origin { checkpoint, best }))
 }
 
 /// What rank 0 found, told to all ranks, so that none of them looks for itself and sees another state of the store.
 #[derive(Default, Serialize, Deserialize)]
 struct Found {
-    checkpoint: Option<String>,
+    checkpoint: Option<Verified>,
     passed_over: Vec<String>,
     rollbacks: Vec<Rollback>,
     error: Option<String>,
@@ -98,7 +96,7 @@ fn found((newest, passed_over): Selection, store: &Store) -> Found {
         format!("no checkpoint of {} fits the run's configuration; the newest is {}", store.url(), shown(over))
     });
     Found {
-        checkpoint: newest.map(|(name, _)| name),
+        checkpoint: newest.map(|(_, verified)| verified),
         passed_over: passed_over.iter().map(shown).collect(),
         rollbacks: Vec::new(),
         error: None,
@@ -158,29 +156,30 @@ fn begin_from(config: &RunConfig, url: &str, specs: Vec<Spec>, datasets: &Datase
     if lambert_store::hash::sha256(&store.get(session::VOCABULARY)?) != datasets.first().manifest().vocabulary.sha256 {
         return Err(Error::Usage(format!("run.from: {run} has another vocabulary than {}", datasets.first().url())));
     }
-    let manifest = stored::verify(&store, name)?;
+    let verified = stored::verify(&store, name)?;
     let parameters = torch::guard(|| Parameters::zeros(specs))?;
     let mut state = State::new(config, parameters);
-    files::read(&store, &manifest, &mut state.parameters, config.run.from_optimizer.then_some(&mut state.optimizer))?;
+    files::read(&store, &verified, &mut state.parameters, config.run.from_optimizer.then_some(&mut state.optimizer))?;
     if config.run.from_optimizer {
-        state.optimizer.updates = files::facts(&manifest)?.updates;
+        state.optimizer.updates = files::facts(&verified.manifest)?.updates;
     }
     Ok(state)
 }
 
-fn load(session: &Session, manifest: &Manifest, datasets: &Datasets) -> Result<State, Error> {
+fn load(session: &Session, verified: &Verified, datasets: &Datasets) -> Result<State, Error> {
     let config = &session.config;
-    let specs = parameters::specs(&config.model, layers(config, manifest), vocabulary(datasets));
+    let specs = parameters::specs(&config.model, layers(config, &verified.manifest), vocabulary(datasets));
     let parameters = torch::guard(|| Parameters::zeros(specs))?;
     let mut state = State::new(config, parameters);
-    read_state(&session.store, manifest, &mut state)?;
+    read_state(&session.store, verified, &mut state)?;
     Ok(state)
 }
 
-/// Fills `state`, which has a model's parameters, from a checkpoint; each object is checked against the manifest.
-pub fn read_state(store: &Store, manifest: &Manifest, state: &mut State) -> Result<(), Error> {
+/// Fills `state`, which has a model's parameters, from a checkpoint.
+pub fn read_state(store: &Store, verified: &Verified, state: &mut State) -> Result<(), Error> {
+    let manifest = &verified.manifest;
     let facts = files::facts(manifest)?;
-    files::read(store, manifest, &mut state.parameters, Some(&mut state.optimizer))?;
+    files::read(store, verified, &mut state.parameters, Some(&mut state.optimizer))?;
     state.optimizer.updates = facts.updates;
     state.skipped_updates = facts.skipped_updates;
     state.skipped_samples = facts.skipped_samples;
@@ -197,8 +196,8 @@ fn layers(config: &RunConfig, manifest: &Manifest) -> usize {
 }
 
 /// The checkpoint `name` of a run, or its newest one that verifies.
-pub fn choose(store: &Store, name: Option<&str>) -> Result<(Manifest, Facts), Error> {
-    let manifest = match name {
+pub fn choose(store: &Store, name: Option<&str>) -> Result<(Verified, Facts), Error> {
+    let verified = match name {
         Some(name) => stored::verify(store, name)?,
         None => {
             let (newest, passed_over) = stored::newest_verified(store)?;
@@ -209,20 +208,20 @@ pub fn choose(store: &Store, name: Option<&str>) -> Result<(Manifest, Facts), Er
             newest.ok_or_else(none)?.1
         }
     };
-    let facts = files::facts(&manifest)?;
-    Ok((manifest, facts))
+    let facts = files::facts(&verified.manifest)?;
+    Ok((verified, facts))
 }
 
 /// The weights of a checkpoint; names, shapes and types are checked against the model's.
 pub fn read_model(
     store: &Store,
-    manifest: &Manifest,
+    verified: &Verified,
     model: &run::Model,
     layers: usize,
     vocabulary: usize,
 ) -> Result<Parameters, Error> {
     let specs = parameters::specs(model, layers, vocabulary);
     let mut parameters = torch::guard(|| Parameters::zeros(specs))?;
-    files::read(store, manifest, &mut parameters, None)?;
+    files::read(store, verified, &mut parameters, None)?;
     Ok(parameters)
 }

@@ -11,6 +11,9 @@ use crate::hash::Hasher;
 /// Small enough that what one thread has read is still in the cache when the other takes it.
 const PIECE: usize = 1 << 20;
 
+/// Half of a usual core's own cache: the rest is for what is made of the piece.
+const PIECE_HERE: usize = 512 << 10;
+
 /// Buffers that go round between the two threads.
 const BUFFERS: usize = 4;
 
@@ -42,6 +45,20 @@ pub(crate) fn pieces(file: &Path, bytes: u64, mut take: impl FnMut(&[u8])) -> io
         }
         reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
+}
+
+/// The same on one thread, for a `take` that is quicker than handing a piece to another thread.
+pub(crate) fn pieces_here(file: &Path, bytes: u64, mut take: impl FnMut(&[u8])) -> io::Result<()> {
+    let mut file = File::open(file)?;
+    let mut buffer = vec![0; bytes.min(PIECE_HERE as u64) as usize];
+    let mut left = bytes;
+    while left > 0 {
+        let piece = &mut buffer[..left.min(PIECE_HERE as u64) as usize];
+        file.read_exact(piece)?;
+        take(piece);
+        left -= piece.len() as u64;
+    }
+    Ok(())
 }
 
 fn next_buffer(fresh: &mut usize, empty: &std::sync::mpsc::Receiver<Vec<u8>>) -> Vec<u8> {

@@ -186,6 +186,17 @@ impl Store {
         }
     }
 
+    /// Like [`Store::read_pieces`] for a `take` that takes little time: a folder's files are read on the calling thread.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_pieces_here(&self, path: &str, bytes: u64, take: impl FnMut(&[u8])) -> Result<()> {
+        match self.local_path(path)? {
+            Some(file) => local_read::pieces_here(&file, bytes, take).map_err(|source| self.read_error(path, &source)),
+            None => self.read_pieces(path, bytes, take),
+        }
+    }
+
     /// The first `bytes` bytes of an object and their SHA-256, computed while they come in. That much memory is
     /// taken at once: check the object's size first.
     ///

@@ -5,8 +5,8 @@
 mod common;
 
 use bytes::Bytes;
-use common::{OBJECTS, content, folder_store, manifest, path, save};
-use lambert_store::checkpoint::{self, Manifest, Retention, Writer};
+use common::{Kept, OBJECTS, content, folder_store, manifest, path, save};
+use lambert_store::checkpoint::{self, Manifest, Retention, Verified, Writer};
 use lambert_store::{Error, Lease, Store};
 
 fn newest(run: &Store) -> (Option<String>, Vec<String>) {
@@ -26,7 +26,8 @@ fn what_was_saved_is_found_and_read() {
     let name = save(&run, &lease, 50);
     assert_eq!(name, "step-000000050-a0001");
     let (found, _) = checkpoint::newest_verified(&run).unwrap();
-    let (found, manifest) = found.unwrap();
+    let (found, verified) = found.unwrap();
+    let manifest = verified.manifest;
     assert_eq!((found, manifest.cursor[&"d".repeat(64)]), (name, 3200));
     for object in OBJECTS {
         assert_eq!(checkpoint::read_object(&run, &manifest, object).unwrap(), content(object, 50, 1));
@@ -279,6 +280,26 @@ fn a_copy_is_the_same_checkpoint_and_a_damaged_one_is_not_copied() {
     let elsewhere = Store::open("memory://elsewhere/run").unwrap();
     assert!(checkpoint::copy(&run, &name, &elsewhere).unwrap_err().is_damaged());
     assert_eq!(names(&elsewhere), [""; 0]);
+}
+
+#[test]
+fn what_changes_between_verifying_and_loading_is_noticed() {
+    let (_folder, run) = folder_store();
+    let lease = Lease::take(&run).unwrap();
+    let name = save(&run, &lease, 100);
+    let verified = checkpoint::verify(&run, &name).unwrap();
+    let sent: Verified = serde_json::from_str(&serde_json::to_string(&verified).unwrap()).unwrap();
+    assert_eq!(sent, verified);
+    let size = content(OBJECTS[1], 100, 1).len();
+    for at in [0, size / 2, size - 1] {
+        let mut kept = Kept::default();
+        checkpoint::stream_object(&run, &sent, OBJECTS[1], &mut kept).unwrap();
+        assert_eq!(kept.0, content(OBJECTS[1], 100, 1));
+        change(&run, &path(&name, OBJECTS[1]), |bytes| bytes[at] ^= 1);
+        let error = checkpoint::stream_object(&run, &sent, OBJECTS[1], &mut kept).unwrap_err();
+        assert!(error.is_damaged() && error.to_string().contains("that which was verified"), "{error}");
+        change(&run, &path(&name, OBJECTS[1]), |bytes| bytes[at] ^= 1);
+    }
 }
 
 /// Every byte of the manifest, of the headers and every 29th of the data, flipped; and every length that is shorter.

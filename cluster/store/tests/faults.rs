@@ -8,7 +8,7 @@ mod s3_server;
 use std::time::Duration;
 
 use bytes::Bytes;
-use common::{OBJECTS, content, path, save};
+use common::{Kept, OBJECTS, content, path, save};
 use lambert_store::checkpoint::{self, Retention};
 use lambert_store::{Error, Lease, Patience, Store};
 use s3_server::{Fault, Rule, SECRET_KEY, Server, Weather, brisk};
@@ -127,10 +127,14 @@ fn a_short_or_wrong_answer_does_not_condemn_a_sound_checkpoint() {
             assert_eq!((found.unwrap().0, passed_over), (name.clone(), vec![]), "{fault:?} in {object}");
             assert_eq!(server.clear(), 1);
         }
-        let manifest = checkpoint::read_manifest(&run, &name).unwrap();
+        let verified = checkpoint::verify(&run, &name).unwrap();
         strike(&server, "GET", OBJECTS[0], 1, fault);
-        assert_eq!(checkpoint::read_object(&run, &manifest, OBJECTS[0]).unwrap(), content(OBJECTS[0], 100, 1));
-        server.clear();
+        let read = checkpoint::read_object(&run, &verified.manifest, OBJECTS[0]).unwrap();
+        assert_eq!((read, server.clear()), (content(OBJECTS[0], 100, 1), 1));
+        strike(&server, "GET", OBJECTS[0], 1, fault);
+        let mut streamed = Kept::default();
+        checkpoint::stream_object(&run, &verified, OBJECTS[0], &mut streamed).unwrap();
+        assert_eq!((streamed.0, server.clear()), (content(OBJECTS[0], 100, 1).to_vec(), 1));
     }
 }
 

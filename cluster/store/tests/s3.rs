@@ -61,9 +61,9 @@ fn a_run_lives_in_a_bucket() {
     let newest = save(&run, &second, 150);
     assert_eq!(checkpoint::prune(&run, 1).unwrap().checkpoints.len(), 2);
     let (found, passed_over) = checkpoint::newest_verified(&run).unwrap();
-    let (name, manifest) = found.unwrap();
+    let (name, verified) = found.unwrap();
     assert_eq!((name, passed_over), (newest, vec![]));
-    assert_eq!(checkpoint::read_object(&run, &manifest, OBJECTS[0]).unwrap(), content(OBJECTS[0], 150, 2));
+    assert_eq!(checkpoint::read_object(&run, &verified.manifest, OBJECTS[0]).unwrap(), content(OBJECTS[0], 150, 2));
 }
 
 #[test]

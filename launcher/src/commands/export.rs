@@ -83,7 +83,7 @@ impl Source {
         let origin = format!("{}/{CONFIG}", store.url());
         let config = Layers::from_sets(&[]).parse(&String::from_utf8_lossy(&text), &origin)?;
         let manifest = match name {
-            Some(name) => checkpoint::verify(&store, name).map_err(Failure::failed)?,
+            Some(name) => checkpoint::verify(&store, name).map_err(Failure::failed)?.manifest,
             None => newest(&store)?,
         };
         let facts = serde_json::from_value(manifest.state.clone())
@@ -133,9 +133,9 @@ fn split(model: &str) -> (&str, Option<&str>) {
 fn newest(store: &Store) -> Result<Manifest, Failure> {
     let (found, passed_over) = checkpoint::newest_verified(store).map_err(Failure::failed)?;
     match found {
-        Some((_, manifest)) => {
+        Some((_, verified)) => {
             passed_over.iter().for_each(|over| tracing::warn!("passed over {}: {}", over.name, over.why));
-            Ok(manifest)
+            Ok(verified.manifest)
         }
         None => Err(Failure::failed(ExportError::NoCheckpoint { url: store.url().to_owned(), passed_over })),
     }

@@ -15,7 +15,7 @@ pub use copy::copy;
 pub use manifest::{Best, FORMAT, Manifest, ObjectEntry, Slice};
 pub use prune::{Pruned, Retention, prune, retain};
 pub use select::{
-    Listed, PassedOver, Selection, Sink, list, newest_fitting, newest_verified, read_manifest, read_object,
+    Listed, PassedOver, Selection, Sink, Verified, list, newest_fitting, newest_verified, read_manifest, read_object,
     stream_object, verify,
 };
 pub use writer::{PendingObject, Writer};

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 
 use super::tensors::{self, Inspector};
 use super::{FOLDER, MANIFEST, Manifest, ObjectEntry, Place, path};
 use crate::error::{Error, Result};
-use crate::hash::Hasher;
+use crate::hash::{Hasher, Mark};
 use crate::store::{Object, Store};
 
 /// No manifest comes near this; a larger object under its name is something else.
@@ -35,8 +36,18 @@ pub struct PassedOver {
     pub sound: bool,
 }
 
-/// The checkpoint to go on from (name and manifest), if any is sound, and those that were passed over, newest first.
-pub type Selection = (Option<(String, Manifest)>, Vec<PassedOver>);
+/// A checkpoint of which every byte was read and found sound. It can be sent to others, which then read it as it was found,
+/// or not at all.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Verified {
+    /// What it holds.
+    pub manifest: Manifest,
+    /// [`Mark`]s of its objects.
+    marks: BTreeMap<String, u64>,
+}
+
+/// The checkpoint to go on from (with its name), if any is sound, and those that were passed over, newest first.
+pub type Selection = (Option<(String, Verified)>, Vec<PassedOver>);
 
 /// All folders of the run with a checkpoint's name, and the objects in each (paths relative to the run).
 pub(super) fn folders(run: &Store) -> Result<BTreeMap<Place, Vec<Object>>> {
@@ -97,21 +108,25 @@ fn looking_twice<T>(run: &Store, mut look: impl FnMut() -> Result<T>) -> Result<
 ///
 /// # Errors
 /// [`Error::NotFound`] or [`Error::Damaged`] if it is not sound; else what the store says.
-pub fn verify(run: &Store, checkpoint: &str) -> Result<Manifest> {
+pub fn verify(run: &Store, checkpoint: &str) -> Result<Verified> {
     let manifest = read_manifest(run, checkpoint)?;
     // Sizes first: they are cheap, and most damage shows in them.
     for entry in &manifest.objects {
         check_size(run, checkpoint, entry)?;
     }
+    let mut marks = BTreeMap::new();
     for some in manifest.objects.chunks(PARALLEL) {
         std::thread::scope(|scope| {
             let look = |entry| scope.spawn(move || looking_twice(run, || check_content(run, checkpoint, entry)));
             let threads: Vec<_> = some.iter().map(look).collect();
-            let mut looked = threads.into_iter().map(|thread| thread.join());
-            looked.try_for_each(|looked| looked.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            threads.into_iter().zip(some).try_for_each(|(thread, entry)| {
+                let mark = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+                marks.insert(entry.path.clone(), mark);
+                Ok(())
+            })
         })?;
     }
-    Ok(manifest)
+    Ok(Verified { manifest, marks })
 }
 
 /// Objects that are read at the same time: enough to keep a processor hashing while others wait.
@@ -135,11 +150,11 @@ pub fn newest_fitting(run: &Store, misfit: impl Fn(&Manifest) -> Option<String>)
     for Listed { name, .. } in list(run)? {
         let found = read_manifest(run, &name).and_then(|manifest| {
             let misfit = misfit(&manifest);
-            if misfit.is_none() { verify(run, &name).map(|manifest| (manifest, None)) } else { Ok((manifest, misfit)) }
+            misfit.map_or_else(|| verify(run, &name).map(Ok), |misfit| Ok(Err(misfit)))
         });
         match found {
-            Ok((manifest, None)) => return Ok((Some((name, manifest)), passed_over)),
-            Ok((_, Some(why))) => passed_over.push(PassedOver { name, why, sound: true }),
+            Ok(Ok(verified)) => return Ok((Some((name, verified)), passed_over)),
+            Ok(Err(why)) => passed_over.push(PassedOver { name, why, sound: true }),
             Err(error) if error.is_damaged() || error.is_not_found() => {
                 passed_over.push(PassedOver { name, why: error.to_string(), sound: false });
             }
@@ -171,21 +186,26 @@ pub trait Sink {
     fn update(&mut self, piece: &[u8]);
 }
 
-/// Hands one object of a checkpoint to `sink` and checks it against the manifest meanwhile: what the sink has taken is
-/// to be trusted if this succeeds, and not before.
+/// Hands one object of a checkpoint to `sink` and looks meanwhile whether it is still what was verified: what the sink has
+/// taken is to be trusted if this succeeds, and not before.
 ///
 /// # Errors
 /// As for [`read_object`].
-pub fn stream_object(run: &Store, manifest: &Manifest, object: &str, sink: &mut impl Sink) -> Result<()> {
-    let (name, entry) = sized(run, manifest, object)?;
+pub fn stream_object(run: &Store, verified: &Verified, object: &str, sink: &mut impl Sink) -> Result<()> {
+    let (name, entry) = sized(run, &verified.manifest, object)?;
     looking_twice(run, || {
         sink.restart();
-        let mut hasher = Hasher::new();
-        run.read_pieces(&name, entry.bytes, |piece| {
-            hasher.update(piece);
+        let mut mark = Mark::new();
+        run.read_pieces_here(&name, entry.bytes, |piece| {
+            mark.update(piece);
             sink.update(piece);
         })?;
-        same_sha256(run, &name, entry, hasher.finish())
+        let found = mark.finish();
+        if verified.marks.get(object) == Some(&found) {
+            return Ok(());
+        }
+        let (what, expected) = ("content", "that which was verified".to_string());
+        Err(Error::Damaged { url: run.url_of(&name), what, expected, found: "another".to_string() })
     })
 }
 
@@ -210,19 +230,23 @@ fn check_size(run: &Store, checkpoint: &str, entry: &ObjectEntry) -> Result<()> 
     Err(Error::Damaged { url: run.url_of(&name), what: "size", expected, found })
 }
 
-fn check_content(run: &Store, checkpoint: &str, entry: &ObjectEntry) -> Result<()> {
+/// Reads an object whole; gives the mark of its bytes.
+fn check_content(run: &Store, checkpoint: &str, entry: &ObjectEntry) -> Result<u64> {
     let name = path(checkpoint, &entry.path);
-    let mut hasher = Hasher::new();
+    let (mut hasher, mut mark) = (Hasher::new(), Mark::new());
     let mut inspector = entry.path.ends_with(tensors::SUFFIX).then(|| Inspector::new(entry.bytes));
     run.read_pieces(&name, entry.bytes, |piece| {
         hasher.update(piece);
+        mark.update(piece);
         inspector.iter_mut().for_each(|inspector| inspector.update(piece));
     })?;
     same_sha256(run, &name, entry, hasher.finish())?;
     // The writer's bytes, but are they a training state?
     let fault = inspector.and_then(Inspector::finish);
     let expected = "sound safetensors with finite numbers".to_string();
-    fault.map_or(Ok(()), |found| Err(Error::Damaged { url: run.url_of(&name), what: "content", expected, found }))
+    fault.map_or(Ok(mark.finish()), |found| {
+        Err(Error::Damaged { url: run.url_of(&name), what: "content", expected, found })
+    })
 }
 
 fn same_sha256(run: &Store, name: &str, entry: &ObjectEntry, found: String) -> Result<()> {

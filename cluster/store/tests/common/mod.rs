@@ -5,7 +5,7 @@
 pub mod behaviour;
 
 use bytes::Bytes;
-use lambert_store::checkpoint::{FORMAT, Manifest, Writer};
+use lambert_store::checkpoint::{FORMAT, Manifest, Sink, Writer};
 use lambert_store::{Lease, Store};
 
 /// The two objects of the checkpoints written here; their bytes depend on step and attempt.
@@ -15,6 +15,20 @@ pub fn folder_store() -> (tempfile::TempDir, Store) {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path().join("run").to_str().unwrap()).unwrap();
     (folder, store)
+}
+
+/// A sink that keeps what it takes.
+#[derive(Default)]
+pub struct Kept(pub Vec<u8>);
+
+impl Sink for Kept {
+    fn restart(&mut self) {
+        self.0.clear();
+    }
+
+    fn update(&mut self, piece: &[u8]) {
+        self.0.extend_from_slice(piece);
+    }
 }
 
 /// A small safetensors file.
