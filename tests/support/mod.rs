@@ -44,7 +44,13 @@ fn command(arguments: &[&str]) -> Command {
 
 /// Runs `lambert` to its end.
 pub fn run(arguments: &[&str]) -> Ran {
-    let Output { status, stdout, stderr } = command(arguments).output().unwrap();
+    run_in(arguments, &[])
+}
+
+/// The same with these variables.
+pub fn run_in(arguments: &[&str], environment: &[(&'static str, String)]) -> Ran {
+    let variables = environment.iter().map(|(name, value)| (name, value));
+    let Output { status, stdout, stderr } = command(arguments).envs(variables).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     Ran { code: status.code().unwrap_or(-1), out: text(stdout), err: text(stderr) }
 }
@@ -153,7 +159,13 @@ impl Running {
 
     /// The same, with more arguments.
     pub fn start_with(config: &str, run: &str, more: &[&str]) -> Self {
+        Self::start_in(config, run, more, &[])
+    }
+
+    /// The same with these variables, too.
+    pub fn start_in(config: &str, run: &str, more: &[&str], environment: &[(&'static str, String)]) -> Self {
         let mut coordinator = command(&[&["run", "--config", config, "--run", run, "--json"], more].concat())
+            .envs(environment.iter().map(|(name, value)| (name, value)))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
@@ -274,6 +286,23 @@ pub fn assert_same_bits(one: &str, other: &str) {
     for (name, bytes) in &one {
         assert!(bytes == &other[name], "{} differs", name.display());
     }
+}
+
+/// Moves the newest checkpoint of a run to another step, as if it had trained until then: step, cursors and updates.
+pub fn move_on(run: &str, step: u64) {
+    let (name, folder) = (checkpoints(run).remove(0), Path::new(run).join("checkpoints"));
+    let path = folder.join(&name).join("manifest.json");
+    let mut manifest: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let was = manifest["step"].as_u64().unwrap();
+    let (state, cursor) = ("/state/updates", "/cursor");
+    let moved = |value: &mut serde_json::Value| *value = (value.as_u64().unwrap() / was * step).into();
+    moved(&mut manifest["step"]);
+    moved(manifest.pointer_mut(state).unwrap());
+    manifest.pointer_mut(cursor).unwrap().as_object_mut().unwrap().values_mut().for_each(moved);
+    let text = serde_json::to_string_pretty(&manifest).unwrap() + "\n";
+    std::fs::write(path, seal(&text)).unwrap();
+    let new = name.replacen(&format!("step-{was:09}"), &format!("step-{step:09}"), 1);
+    std::fs::rename(folder.join(&name), folder.join(new)).unwrap();
 }
 
 /// A manifest's text with the checksum that belongs to it, as its writer seals it.

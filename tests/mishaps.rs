@@ -1,0 +1,153 @@
+//! Mishaps at chosen moments: kills inside single requests of a save or a load, a wall clock that jumps. And that nothing
+//! which is written or said holds a credential.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+#[path = "../cluster/store/tests/s3_server/mod.rs"]
+mod s3_server;
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use s3_server::{BUCKET, Fault, Rule, SECRET_KEY, Server, Weather};
+use support::{Place, Running, assert_same_bits, checkpoints, run_in, signal, tree, workers};
+
+fn holds(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(120), "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A request to be stalled: method, part of the path, and how many like it pass before.
+type Aim = (&'static str, &'static str, usize);
+
+/// Rank 0 reads each object once to verify it; then all ranks load it.
+const AIMS: [Aim; 7] = [
+    ("PUT", "/model.safetensors", 0),
+    ("GET", "/manifest.json", 0),
+    ("GET", "/model.safetensors", 0),
+    ("GET", "/model.safetensors", 1),
+    ("GET", "/optimizer-00001", 2),
+    ("PUT", "/optimizer-00001", 0),
+    ("PUT", "/manifest.json", 0),
+];
+
+fn stall(server: &Server, (method, contains, after): Aim) {
+    let fault = Fault::Stall(Duration::from_secs(30));
+    server.fail(Rule { method: method.parse().unwrap(), contains, after, times: 1, fault });
+}
+
+/// Each kill comes while the one request that it is aimed at is under way.
+#[test]
+fn kills_inside_a_save_or_a_load_change_no_bit() {
+    let place = Place::new();
+    let (config, reference) = (place.config(150, 2), place.path("undisturbed"));
+    assert_eq!(Running::start(&config, &reference).end().code, Some(0));
+    let server = Server::start(Path::new(&place.path("s3")), 0);
+    let url = format!("s3://{BUCKET}/killed");
+    let mut running = Running::start_in(&config, &url, &["--set", "cluster.restarts=100"], &server.environment());
+    // The first rests on a checkpoint; later ones on what the kills before have left.
+    running.reach(15);
+    stall(&server, AIMS[0]);
+    for (i, aim) in AIMS.iter().enumerate() {
+        holds(&format!("no request like {aim:?}"), || server.hits() > 0);
+        server.clear();
+        let victims = workers(&url);
+        let next = AIMS.get(i + 1);
+        next.filter(|aim| aim.0 == "GET").iter().for_each(|aim| stall(&server, **aim));
+        // All ranks or one of them, in turn; the coordinator ends the others.
+        victims.iter().filter(|(rank, _)| i % 3 == 2 || **rank == i % 3).for_each(|(_, pid)| signal(*pid, "-9"));
+        let is_new = || workers(&url).values().any(|pid| !victims.values().any(|victim| victim == pid));
+        holds("no new workers", is_new);
+        next.filter(|aim| aim.0 == "PUT").iter().for_each(|aim| stall(&server, **aim));
+    }
+    let ended = running.end();
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    assert_eq!(ended.log.matches("was killed by signal 9").count(), AIMS.len(), "{}", ended.log);
+    let local = place.path("copy");
+    support::copy(&Path::new(&place.path("s3")).join(BUCKET).join("killed"), Path::new(&local));
+    assert_same_bits(&reference, &local);
+}
+
+/// A library that makes the wall clock jump in every program that is told to load it.
+fn jumping_clock(place: &Place) -> (&'static str, String) {
+    let (source, library) =
+        (concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/jumping_clock.c"), place.path("clock.so"));
+    let built = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o", &library, source]).status().unwrap();
+    assert!(built.success());
+    ("LD_PRELOAD", library)
+}
+
+/// Neither intervals nor leases nor the order of checkpoints look at the wall clock.
+#[test]
+fn a_clock_that_jumps_changes_nothing() {
+    let place = Place::new();
+    let clock = [jumping_clock(&place)];
+    let day = |_| run_in_clock(&clock);
+    let days: std::collections::BTreeSet<_> = (0..12).map(day).collect();
+    assert!(days.len() > 2, "the clock does not jump: {days:?}");
+    let (config, reference) = (place.config(350, 2), place.path("undisturbed"));
+    let by_minutes = |minutes: &str| format!("checkpoint.every_minutes={minutes}");
+    let never = by_minutes("5");
+    let ended =
+        Running::start_in(&config, &reference, &["--set", "checkpoint.every_steps=0", "--set", &never], &clock).end();
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    assert_eq!(ended.log.matches("saved checkpoint").count(), 1, "only the end saves: {}", ended.log);
+
+    let (often, run) = (by_minutes("0.005"), place.path("killed"));
+    let mut running = Running::start_in(&config, &run, &["--set", "checkpoint.every_steps=0", "--set", &often], &clock);
+    for attempt in ["-a0001", "-a0002"] {
+        let saved =
+            || running.record().is_none() || checkpoints(&run).first().is_some_and(|name| name.ends_with(attempt));
+        holds("no checkpoint by the clock", saved);
+        running.kill_rank(1, "-9");
+    }
+    let ended = running.end();
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    assert_eq!(ended.log.matches("training goes on from").count(), 2, "{}", ended.log);
+    assert_same_bits(&reference, &run);
+}
+
+/// The year that a program sees.
+fn run_in_clock(clock: &[(&'static str, String)]) -> String {
+    std::thread::sleep(Duration::from_millis(130));
+    let year = Command::new("date").arg("+%Y").envs(clock.iter().map(|(name, value)| (name, value))).output().unwrap();
+    String::from_utf8(year.stdout).unwrap()
+}
+
+/// Not in the most detailed log of a bad day, and in no file.
+#[test]
+fn no_credential_is_logged_or_written() {
+    let place = Place::new();
+    let folder = PathBuf::from(place.path("s3"));
+    let server = Server::start(&folder, 0);
+    let mut environment = server.environment();
+    environment.push(("RUST_LOG", "trace".to_owned()));
+    let faults = vec![Fault::Refuse(403, "SignatureDoesNotMatch"), Fault::Refuse(503, "SlowDown"), Fault::CutBody];
+    let url = format!("s3://{BUCKET}/run");
+    let mut running = Running::start_in(&place.config(100, 2), &url, &[], &environment);
+    running.reach(8);
+    server.weather(Some(Weather { per_mille: 100, faults, seed: 3 }));
+    running.reach(90);
+    assert!(server.clear() > 0, "the weather was good");
+    let ended = running.end();
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    let wrong: Vec<_> =
+        environment.iter().map(|(name, value)| (*name, value.replace("verysecret", "otherwords"))).collect();
+    let denied = run_in(&["checkpoint", "list", &url], &wrong);
+    assert!(denied.code != 0 && denied.err.contains("access denied"), "{}", denied.err);
+    for log in [&ended.log, &denied.err] {
+        assert!(!log.contains(SECRET_KEY) && !log.contains("otherwords"), "{log}");
+    }
+    assert!(ended.log.contains("TRACE") || ended.log.contains("DEBUG"), "the log is not detailed: {}", ended.log);
+    let written = tree(&folder);
+    assert!(written.len() > 5, "{:?}", written.keys());
+    for (name, bytes) in written {
+        let found = bytes.windows(SECRET_KEY.len()).any(|part| part == SECRET_KEY.as_bytes());
+        assert!(!found, "{} holds the secret", name.display());
+    }
+}
