@@ -6,6 +6,7 @@ mod support;
 
 use std::time::Duration;
 
+use lambert_config::control::StepRecord;
 use lambert_data_prep::random::{Key, Rng};
 use support::{Place, Running, assert_same_bits, checkpoints, final_state, workers};
 
@@ -97,6 +98,24 @@ fn off_by_one(place: &Place, reference: &str) {
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     assert!(!ended.log.contains("passed over"), "the changed manifest was not taken: {}", ended.log);
     assert_ne!(final_state(&run), final_state(reference), "another order of samples gave the same weights");
+}
+
+/// A checkpoint that is moved to a later step goes on with the batches that belong there: nothing but the cursor decides.
+#[test]
+fn the_cursor_alone_decides_the_next_batches() {
+    let place = Place::new();
+    let batches =
+        |records: &[StepRecord]| records.iter().map(|r| (r.step, r.epoch, r.batch_digest)).collect::<Vec<_>>();
+    let straight = Running::start(&place.config(STEPS, 2), &place.path("straight")).end();
+    let run = place.path("moved");
+    let mut running = Running::start(&place.config(STEPS, 2), &run);
+    running.reach(10);
+    running.kill_coordinator("-TERM");
+    assert_eq!(running.end().code, Some(75));
+    support::move_on(&run, STEPS - 30);
+    let moved = Running::start(&place.config(STEPS, 2), &run).end();
+    assert_eq!((straight.code, moved.code), (Some(0), Some(0)), "{}", moved.log);
+    assert_eq!(batches(&moved.records), batches(&straight.records)[STEPS as usize - 30..]);
 }
 
 /// Adds one to the cursor in the newest checkpoint's manifest, and seals it again as its writer does.
