@@ -33,7 +33,8 @@ fn main() {
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let config = prepare(&arguments, &path);
     let (new, early, late) = (path("new"), path("early"), path("late"));
-    let running = Running::start(&config, &early);
+    let mut running = Running::start(&config, &early);
+    running.reach(11);
     while checkpoints(&early).is_empty() {
         std::thread::sleep(Duration::from_millis(100));
     }
