@@ -48,6 +48,9 @@ struct Arguments {
     steps: usize,
     #[arg(long, default_value_t = 2)]
     threads: usize,
+    /// Compute activations again on the way back
+    #[arg(long)]
+    recompute: bool,
     /// Given by cargo
     #[arg(long, hide = true)]
     bench: bool,
@@ -110,11 +113,12 @@ struct Engine {
 }
 
 impl Engine {
-    fn new(model: &Model, vocabulary: usize) -> Self {
+    fn new(model: &Model, vocabulary: usize, recompute: bool) -> Self {
         let parameters = Parameters::initialize(parameters::specs(model, model.layers, vocabulary), 1, 0.02);
         let settings = Settings { kind: OptimizerKind::Adamw, ..Settings::default() };
         let elements = parameters.specs().last().unwrap().range().end;
-        let bert = Bert::new(&parameters, model, model.layers);
+        let mut bert = Bert::new(&parameters, model, model.layers);
+        bert.recompute = recompute;
         Self { parameters, bert, optimizer: Optimizer::new(settings, elements), step: 0 }
     }
 
@@ -213,7 +217,7 @@ fn main() {
     let count = arguments.steps * (arguments.rounds + 1);
     let (batches, vocabulary) = batches(&arguments, folder.path(), count);
     let model = arguments.shape.model();
-    let mut engine = Engine::new(&model, vocabulary);
+    let mut engine = Engine::new(&model, vocabulary, arguments.recompute);
     let start = |python| Peers::start(python, &arguments, folder.path(), &batches, vocabulary);
     let mut peers = arguments.python.as_deref().map(start);
     let mut rates = vec![Vec::new(); 1 + PEERS.len()];

@@ -30,8 +30,8 @@ pub enum Error {
     /// A step needs more memory than there is.
     #[error(
         "out of memory: {asked} more could not be had in a step; what lowers it: a smaller stage.{stage}.micro_batch_tokens \
-         ({tokens} now), a smaller objective.max_predictions ({predictions} now, 0 is no limit), a dataset prepared with a \
-         smaller samples.sequence_length ({length} now)"
+         ({tokens} now), stage.{stage}.recompute = true ({recompute} now), a smaller objective.max_predictions \
+         ({predictions} now, 0 is no limit)"
     )]
     Memory {
         /// How much.
@@ -40,10 +40,10 @@ pub enum Error {
         stage: usize,
         /// Tokens of a micro-batch at most.
         tokens: usize,
+        /// Whether activations are computed again already.
+        recompute: bool,
         /// Masked tokens of a sample at most.
         predictions: usize,
-        /// Tokens of a sample at most.
-        length: usize,
     },
     /// A checkpoint's contents are not what its manifest and the run say.
     #[error("checkpoint {name}: {message}")]

@@ -5,7 +5,7 @@ use tch::{Kind, Tensor};
 
 use crate::data::{GlobalBatch, MicroBatch};
 use crate::model::{Bert, Dropout, Input, Parameters};
-use crate::objective::{masked_language, pair};
+use crate::objective::{Scored, masked_language, pair};
 use crate::torch::{self, TorchError};
 
 /// Sums over the samples of some micro-batches; over all ranks after [`Totals::as_array`] went through an all-reduce.
@@ -90,22 +90,44 @@ pub fn evaluate(bert: &Bert, micro_batches: &[MicroBatch]) -> Result<Totals, Tor
     })
 }
 
-fn forward(bert: &Bert, batch: &MicroBatch, dropout: Dropout<'_>, backward: Option<Divisors>) -> Totals {
-    let hidden = bert.forward(&input(batch), dropout);
-    let (positions, labels) = (Tensor::from_slice(&batch.positions), Tensor::from_slice(&batch.labels));
-    let rows = (!batch.factors.is_empty()).then(|| Tensor::from_slice(&batch.factors));
-    let tokens =
-        rows.as_ref().map(|rows| rows.index_select(0, &positions.divide_scalar_mode(batch.width as i64, "floor")));
-    let mlm = masked_language::score(&bert.heads, &hidden, &positions, &labels, tokens.as_ref());
-    let pair = (!batch.pair_labels.is_empty())
-        .then(|| pair::score(&bert.heads, &hidden, &Tensor::from_slice(&batch.pair_labels), rows.as_ref()));
-    if let Some(divisors) = backward {
-        let mut loss = &mlm.loss / divisors.masked_tokens;
-        if let Some(pair) = &pair {
-            loss += &pair.loss / divisors.samples;
-        }
-        loss.backward();
+/// The objectives' scores of one micro-batch.
+struct Scores {
+    mlm: Scored,
+    pair: Option<Scored>,
+}
+
+impl Scores {
+    fn new(bert: &Bert, batch: &MicroBatch, hidden: &Tensor) -> Self {
+        let (positions, labels) = (Tensor::from_slice(&batch.positions), Tensor::from_slice(&batch.labels));
+        let rows = (!batch.factors.is_empty()).then(|| Tensor::from_slice(&batch.factors));
+        let row_of = || positions.divide_scalar_mode(batch.width as i64, "floor");
+        let tokens = rows.as_ref().map(|rows| rows.index_select(0, &row_of()));
+        let mlm = masked_language::score(&bert.heads, hidden, &positions, &labels, tokens.as_ref());
+        let pair = (!batch.pair_labels.is_empty())
+            .then(|| pair::score(&bert.heads, hidden, &Tensor::from_slice(&batch.pair_labels), rows.as_ref()));
+        Self { mlm, pair }
     }
+
+    /// This micro-batch's share of the global batch's loss, a scalar.
+    fn loss(&self, divisors: Divisors) -> Tensor {
+        let mlm = &self.mlm.loss / divisors.masked_tokens;
+        match &self.pair {
+            Some(pair) => mlm + &pair.loss / divisors.samples,
+            None => mlm,
+        }
+    }
+}
+
+fn forward(bert: &Bert, batch: &MicroBatch, dropout: Dropout<'_>, backward: Option<Divisors>) -> Totals {
+    let input = input(batch);
+    let score = |hidden: &Tensor| Scores::new(bert, batch, hidden);
+    let Scores { mlm, pair } = match backward {
+        Some(divisors) => bert.backward(&input, dropout, |hidden| {
+            let scores = score(hidden);
+            (scores.loss(divisors), scores)
+        }),
+        None => score(&bert.forward(&input, dropout)),
+    };
     let number = |tensor: &Tensor| tensor.to_kind(Kind::Double).double_value(&[]);
     Totals {
         mlm_loss: number(&mlm.loss),
@@ -139,7 +161,7 @@ mod tests {
     use crate::data::batch::MaskedSample;
     use crate::masking::Hidden;
     use crate::model::parameters;
-    use lambert_config::run::Model;
+    use lambert_config::run::{Model, Norm};
 
     fn sample(length: u32) -> MaskedSample {
         let hidden = Hidden { position: 1, label: length };
@@ -164,21 +186,38 @@ mod tests {
         }
     }
 
-    fn gradients(cuts: &[&[usize]], step: u64) -> Vec<f32> {
-        let model = Model { hidden: 16, heads: 2, intermediate: 32, positions: 16, dropout: 0.3, ..Model::default() };
+    fn gradients(cuts: &[&[usize]], step: u64, norm: Norm, recompute: bool) -> Vec<f32> {
+        let shape = Model { hidden: 16, heads: 2, intermediate: 32, positions: 16, ..Model::default() };
+        let model = Model { dropout: 0.3, norm, ..shape };
         let mut parameters = Parameters::initialize(parameters::specs(&model, 2, 50), 1, 0.2);
-        let bert = Bert::new(&parameters, &model, 2);
+        let mut bert = Bert::new(&parameters, &model, 2);
+        bert.recompute = recompute;
         forward_backward(&bert, &mut parameters, &batch(cuts), Key::new(step)).unwrap();
         torch::floats(&parameters.gradients).to_vec()
     }
 
+    /// |a - b| / |a|.
+    fn distance(a: &[f32], b: &[f32]) -> f64 {
+        let norm = |values: &[f32]| values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
+        norm(&a.iter().zip(b).map(|(a, b)| a - b).collect::<Vec<_>>()) / norm(a)
+    }
+
+    const WHOLE: &[&[usize]] = &[&[4, 3, 2, 1, 0]];
+
     #[test]
     fn gradients_with_dropout_do_not_depend_on_the_micro_batches() {
-        let whole = gradients(&[&[4, 3, 2, 1, 0]], 1);
-        let cut = gradients(&[&[3, 0], &[1], &[4, 2]], 1);
-        let norm = |values: &[f32]| values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
-        let distance = |other: &[f32]| norm(&whole.iter().zip(other).map(|(a, b)| a - b).collect::<Vec<_>>());
-        assert!(distance(&cut) < 1e-5 * norm(&whole), "{} of {}", distance(&cut), norm(&whole));
-        assert!(distance(&gradients(&[&[4, 3, 2, 1, 0]], 2)) > 0.1 * norm(&whole), "another step, the same dropout");
+        let whole = gradients(WHOLE, 1, Norm::Post, false);
+        let cut = gradients(&[&[3, 0], &[1], &[4, 2]], 1, Norm::Post, false);
+        assert!(distance(&whole, &cut) < 1e-5, "{}", distance(&whole, &cut));
+        let next = gradients(WHOLE, 2, Norm::Post, false);
+        assert!(distance(&whole, &next) > 0.1, "another step, the same dropout");
+    }
+
+    #[test]
+    fn activations_computed_again_give_the_same_gradients() {
+        for norm in [Norm::Post, Norm::Pre] {
+            let (kept, again) = (gradients(WHOLE, 1, norm, false), gradients(WHOLE, 1, norm, true));
+            assert!(distance(&kept, &again) < 1e-6, "{norm:?}: {}", distance(&kept, &again));
+        }
     }
 }

@@ -149,7 +149,8 @@ impl<'a> Stage<'a> {
         let sizes = steps.map(move |done| plan::global_batch(&stage, done));
         let loader = Loader::start(source, demand, sizes).map_err(Error::Thread)?;
         let layers = place.stage.depth(&config.model);
-        let bert = Bert::new(&state.parameters, &config.model, layers);
+        let mut bert = Bert::new(&state.parameters, &config.model, layers);
+        bert.recompute = place.stage.recompute;
         Ok(Self { session, datasets, place, first_step: state.step, loader, bert, layers })
     }
 
@@ -244,8 +245,8 @@ impl<'a> Stage<'a> {
                 asked,
                 stage: index,
                 tokens: stage.micro_batch_tokens,
+                recompute: stage.recompute,
                 predictions: objective.max_predictions,
-                length: self.datasets.stages[index].manifest().sequence_length,
             },
         }
     }

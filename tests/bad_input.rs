@@ -150,7 +150,7 @@ fn memory_that_runs_out_in_a_step() {
         " GiB more could not be had in a step",
         "stage.0.micro_batch_tokens (300000 now)",
         "objective.max_predictions (20 now",
-        "samples.sequence_length (64 now)",
+        "stage.0.recompute = true (false now)",
     ];
     refused(&ran, 1, &words);
     assert!(!ran.err.contains("attempt 2"), "the same step needs the same memory: {}", ran.err);

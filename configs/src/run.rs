@@ -307,6 +307,10 @@ pub struct Stage {
     pub batch_ramp: Option<BatchRamp>,
     /// Tokens of a micro-batch at most, padding counted.
     pub micro_batch_tokens: usize,
+    /// Keep only what goes into each layer on the way forward, and compute the rest again on the way back: a third more
+    /// work for a fraction of the memory, and the same result.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub recompute: bool,
     /// Highest learning rate.
     pub learning_rate: f64,
     /// Share of the stage's steps in which the learning rate rises linearly.
@@ -342,6 +346,7 @@ impl Default for Stage {
             global_batch: 256,
             batch_ramp: None,
             micro_batch_tokens: 4096,
+            recompute: false,
             learning_rate: 1e-4,
             warmup: 0.1,
             decay: Decay::Linear,

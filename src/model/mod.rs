@@ -6,6 +6,7 @@ mod embeddings;
 mod encoder;
 mod heads;
 pub mod parameters;
+mod recompute;
 
 use lambert_config::run::{self, Activation, Norm};
 use lambert_data_prep::random::Key;
@@ -74,6 +75,8 @@ pub struct Bert {
     /// With pre-normalisation, what follows the last layer.
     norm: Option<LayerNorm>,
     dropout: [f64; 2],
+    /// Whether activations are computed again on the way back, instead of being kept.
+    pub recompute: bool,
     /// What turns the encoder's output into predictions.
     pub heads: Heads,
 }
@@ -86,6 +89,7 @@ impl Bert {
             layers: (0..layers).map(|index| encoder::Layer::new(parameters, model, index)).collect(),
             norm: (model.norm == Norm::Pre).then(|| LayerNorm::new(parameters, "bert.encoder.ln", model)),
             dropout: [model.dropout, model.attention_dropout.unwrap_or(model.dropout)],
+            recompute: false,
             heads: Heads::new(parameters, model),
         }
     }
@@ -96,6 +100,10 @@ impl Bert {
         for layer in &self.layers {
             hidden = layer.forward(&hidden, input.attendable.as_ref(), dropout);
         }
+        self.finish(hidden)
+    }
+
+    fn finish(&self, hidden: Tensor) -> Tensor {
         match &self.norm {
             Some(norm) => norm.forward(&hidden),
             None => hidden,

@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn a_mark_does_not_depend_on_the_pieces() {
-        let bytes: Vec<u8> = (0..5000u32).map(|i| (i * i >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..5000u32).map(|i| ((i * i) >> 3) as u8).collect();
         let mark = |piece: usize| {
             let mut mark = Mark::new();
             bytes.chunks(piece).for_each(|piece| mark.update(piece));

@@ -6,8 +6,8 @@ use toml::Value;
 /// Sections and keys that decide what is trained: a run keeps them for life, unless its owner says otherwise.
 const TRAINED: [&str; 7] = ["run.seed", "run.from", "run.from_optimizer", "model", "objective", "optimizer", "stage"];
 
-/// How a stage's batches are cut: the same samples, masks and dropout, summed up in another order.
-const CUT: &str = ".micro_batch_tokens";
+/// How a stage is computed: the same samples, masks and dropout, summed up in another order.
+const ROUNDED: [&str; 2] = [".micro_batch_tokens", ".recompute"];
 
 /// A key with two values.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct Difference {
 impl std::fmt::Display for Difference {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: {} in the run, {} now", self.key, self.before, self.now)?;
-        if self.key.ends_with(CUT) { f.write_str(" (rounded otherwise from here on)") } else { Ok(()) }
+        if is_rounding(&self.key) { f.write_str(" (rounded otherwise from here on)") } else { Ok(()) }
     }
 }
 
@@ -67,7 +67,11 @@ impl Differences {
 }
 
 fn is_trained(key: &str) -> bool {
-    !key.ends_with(CUT) && TRAINED.iter().any(|part| is_at_or_below(key, part))
+    !is_rounding(key) && TRAINED.iter().any(|part| is_at_or_below(key, part))
+}
+
+fn is_rounding(key: &str) -> bool {
+    ROUNDED.iter().any(|end| key.ends_with(end))
 }
 
 fn is_at_or_below(key: &str, part: &str) -> bool {
