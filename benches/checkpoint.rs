@@ -1,7 +1,7 @@
 //! What a checkpoint of BERT-base with LAMB's moments costs (1.3 GB), beside one memcpy, a plain write and plain reads (from
 //! the page cache, and from the disk after the cache was told to forget the files), and, with
 //! the `--python` of an environment that has torch and safetensors, beside theirs:
-//! `cargo bench --bench checkpoint [-- [--layers N] [--folder DIR] [--python PYTHON]]`.
+//! `cargo bench --workspace --bench checkpoint [-- [--layers N] [--folder DIR] [--python PYTHON]]`.
 //!
 //! All contestants take turns in each round, so that whatever else the machine does hits all of them; medians are shown.
 

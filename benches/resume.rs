@@ -1,6 +1,6 @@
 //! From `lambert run` to the first new step of BERT-base: of a new run, of one that goes on from its checkpoint of step 10,
-//! and of one that goes on from the same checkpoint moved to step 1,000,000: `cargo bench --bench resume -- --vocabulary
-//! FILE`, with a vocabulary of BERT's size. All three take turns. Needs some 5 GB for temporary files.
+//! and of one that goes on from the same checkpoint moved to step 1,000,000: `cargo bench --workspace --bench resume --
+//! --vocabulary FILE`, with a vocabulary of BERT's size. All three take turns. Needs some 5 GB for temporary files.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a benchmark reports")]
 

@@ -293,7 +293,7 @@ fn a_few_kills_change_no_bit() {
 }
 
 #[test]
-#[ignore = "ten minutes: docs/operations.md"]
+#[ignore = "half an hour: docs/operations.md"]
 fn two_hundred_kills_change_no_bit() {
     in_a_folder(200);
 }

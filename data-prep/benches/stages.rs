@@ -1,4 +1,4 @@
-//! MB/s of each stage of a preparation and of the whole, on the development corpora: `cargo bench -p lambert-data-prep`.
+//! MB/s of each stage of a preparation and of the whole, on the development corpora: `cargo bench --workspace --bench stages`.
 //!
 //! One line a stage: megabytes (10^6) of text or XML, median seconds of the rounds, MB/s. The stages run on one thread.
 //! `LAMBERT_BENCH_ROUNDS` (3) rounds are interleaved, so that a busy machine slows all stages alike.

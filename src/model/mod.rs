@@ -1,5 +1,6 @@
 //! BERT (arXiv 1810.04805): token, position and segment embeddings, the encoder, the pre-training heads. Tensors carry
-//! Hugging Face's names: those of BertForPreTraining, or with pre-normalisation of MegatronBertForPreTraining. Nothing here knows ranks, files or the network.
+//! Hugging Face's names: those of BertForPreTraining, or with pre-normalisation of MegatronBertForPreTraining. Nothing
+//! here knows ranks, files or the network.
 
 mod dropout;
 mod embeddings;
