@@ -386,7 +386,7 @@ pub struct Checkpoint {
     pub every_minutes: f64,
     /// How many of the newest are kept.
     pub keep: usize,
-    /// Checkpoints whose step is a multiple of this are kept for ever; 0 turns this off.
+    /// The first checkpoint at or after each multiple of this is kept for ever; 0 turns this off.
     pub keep_every_steps: u64,
     /// Each evaluation whose loss is the lowest so far is followed by a checkpoint, and the best of them is kept.
     pub keep_best: bool,

@@ -342,7 +342,7 @@ fn retention(session: &Session, manifest: &Manifest) -> Retention {
     let settings = &session.config.checkpoint;
     Retention {
         last: settings.keep,
-        every_steps: Some(settings.keep_every_steps),
+        every_steps: settings.keep_every_steps,
         named: manifest.best.iter().filter(|_| settings.keep_best).map(|best| best.checkpoint.clone()).collect(),
         known_sound: None,
     }

@@ -74,17 +74,17 @@ impl Layer {
         // [rows, heads, width, hidden / heads]
         let split = |linear: &Linear| linear.forward(hidden).view([rows, width, self.heads, -1]).transpose(1, 2);
         let (query, key, value) = (split(&self.query), split(&self.key), split(&self.value));
-        if !dropout.drops_attention() {
+        let mixed = if dropout.drops_attention() {
+            let scale = 1.0 / (query.size()[3] as f64).sqrt();
+            let mut scores = (query * scale).matmul(&key.transpose(2, 3));
+            if let Some(attendable) = attendable {
+                scores = scores.masked_fill(&attendable.logical_not(), f64::NEG_INFINITY);
+            }
+            dropout.attention(scores.softmax(-1, None), self.site).matmul(&value)
+        } else {
             // libtorch's fused kernel, which has no weights that could be dropped.
-            let mixed = Tensor::scaled_dot_product_attention(&query, &key, &value, attendable, 0.0, false, None, false);
-            return mixed.transpose(1, 2).reshape([rows, width, -1]);
-        }
-        let scale = 1.0 / (query.size()[3] as f64).sqrt();
-        let mut scores = (query * scale).matmul(&key.transpose(2, 3));
-        if let Some(attendable) = attendable {
-            scores = scores.masked_fill(&attendable.logical_not(), f64::NEG_INFINITY);
-        }
-        let weights = dropout.attention(scores.softmax(-1, None), self.site);
-        weights.matmul(&value).transpose(1, 2).reshape([rows, width, -1])
+            Tensor::scaled_dot_product_attention(&query, &key, &value, attendable, 0.0, false, None, false)
+        };
+        mixed.transpose(1, 2).reshape([rows, width, -1])
     }
 }

@@ -164,13 +164,19 @@ fn a_manifest_under_another_name_is_passed_over() {
 fn prune_keeps_the_newest_and_what_is_asked_for() {
     let (_folder, run) = folder_store();
     let lease = Lease::take(&run).unwrap();
-    let all: Vec<_> = (1..=6).map(|i| save(&run, &lease, i * 50)).collect();
-    let retention = Retention { last: 2, every_steps: Some(100), named: [all[0].clone()].into(), known_sound: None };
+    // The one that was due at step 200 came later.
+    let all = [50, 100, 150, 230, 260, 310, 320].map(|step| save(&run, &lease, step));
+    let retention = Retention { last: 2, every_steps: 100, named: [all[0].clone()].into(), known_sound: None };
     let pruned = checkpoint::retain(&run, &retention).unwrap();
-    assert_eq!(pruned.checkpoints, [all[2].clone()]);
-    assert_eq!(pruned.objects, 3);
+    assert_eq!(pruned.checkpoints, [all[2].clone(), all[4].clone()]);
+    assert_eq!(pruned.objects, 6);
+    // The first at or after 300 goes on being kept when newer ones have come.
+    save(&run, &lease, 330);
+    save(&run, &lease, 340);
+    let pruned = checkpoint::retain(&run, &Retention { named: [].into(), ..retention }).unwrap();
+    assert_eq!(pruned.checkpoints, [all[0].clone(), all[6].clone()]);
     checkpoint::prune(&run, 0).unwrap();
-    assert_eq!(names(&run), [all[5].clone()]);
+    assert_eq!(names(&run), ["step-000000340-a0001"]);
 }
 
 #[test]

@@ -109,7 +109,7 @@ fn retention(store: &Store, keep: Option<usize>) -> Result<Retention, Failure> {
         let newest = listed.iter().find_map(|listed| checkpoint::read_manifest(store, &listed.name).ok());
         named.extend(newest.and_then(|manifest| manifest.best).map(|best| best.checkpoint));
     }
-    let (last, every_steps) = (keep.unwrap_or(settings.keep), Some(settings.keep_every_steps));
+    let (last, every_steps) = (keep.unwrap_or(settings.keep), settings.keep_every_steps);
     Ok(Retention { last, every_steps, named, known_sound: None })
 }
 

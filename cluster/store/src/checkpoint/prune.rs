@@ -15,8 +15,9 @@ use crate::store::{Object, Store};
 pub struct Retention {
     /// The newest so many; at least one is kept whatever this says.
     pub last: usize,
-    /// Every checkpoint whose step is a multiple of this, for ever.
-    pub every_steps: Option<u64>,
+    /// The first checkpoint at or after each multiple of this, for ever; 0: none. Not only at the multiple itself: a
+    /// checkpoint that was due there may have had to wait for the end of the one before.
+    pub every_steps: u64,
     /// Checkpoints by name, such as the best by held-out loss.
     pub named: BTreeSet<String>,
     /// A checkpoint that the caller knows to be sound, because it has just written or verified it: saves reading
@@ -106,8 +107,7 @@ fn doomed(
     attempt: Option<u32>,
 ) -> Result<Vec<Place>> {
     let all = committed_newest_first(folders);
-    let mut wanted: BTreeSet<Place> =
-        all.iter().enumerate().filter(|(i, place)| retention.wants(*i, **place)).map(|(_, place)| *place).collect();
+    let mut wanted = retention.wanted(&all);
     if wanted.len() < all.len() {
         wanted.extend(newest_sound(run, &all, retention)?);
     }
@@ -118,9 +118,25 @@ fn doomed(
 }
 
 impl Retention {
-    fn wants(&self, from_newest: usize, place: Place) -> bool {
-        let multiple = self.every_steps.is_some_and(|every| every > 0 && place.step.is_multiple_of(every));
-        from_newest < self.last.max(1) || multiple || self.named.contains(&place.name())
+    /// Those of `all` (newest first) that a rule wants.
+    fn wanted(&self, all: &[Place]) -> BTreeSet<Place> {
+        let newest = all.iter().take(self.last.max(1));
+        let named = all.iter().filter(|place| self.named.contains(&place.name()));
+        newest.chain(named).copied().chain(self.milestones(all)).collect()
+    }
+
+    /// The first of `all` (newest first) at or after each multiple of `every_steps`; of several at a step the newest.
+    fn milestones(&self, all: &[Place]) -> impl Iterator<Item = Place> {
+        let mut first = BTreeMap::<u64, Place>::new();
+        for place in all {
+            let multiple = place.step.checked_div(self.every_steps).filter(|multiple| *multiple > 0);
+            let Some(multiple) = multiple else { continue };
+            let known = first.entry(multiple).or_insert(*place);
+            if place.step < known.step {
+                *known = *place;
+            }
+        }
+        first.into_values()
     }
 }
 
