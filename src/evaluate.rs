@@ -63,15 +63,15 @@ pub fn evaluate(
     }
     collective.all_reduce_sum_f64(&mut sums)?;
     let totals = Totals::from_array(sums);
-    let paired = totals.pairs > 0.0;
+    let (mlm, pair) = (totals.mlm(), totals.pair());
     Ok(Evaluation {
         step,
         samples,
-        masked_tokens: totals.masked_tokens as u64,
-        mlm_loss: totals.mlm_loss / totals.masked_tokens,
-        mlm_accuracy: totals.mlm_correct / totals.masked_tokens,
-        pair_loss: paired.then(|| totals.pair_loss / totals.pairs),
-        pair_accuracy: paired.then(|| totals.pair_correct / totals.pairs),
+        masked_tokens: mlm.answers as u64,
+        mlm_loss: mlm.loss / mlm.answers,
+        mlm_accuracy: mlm.correct / mlm.answers,
+        pair_loss: pair.mean_loss(),
+        pair_accuracy: pair.accuracy(),
         unigram_entropy: question.dataset.manifest().unigram_entropy,
     })
 }

@@ -32,17 +32,12 @@ impl Stopwatch {
 
 /// Fills in the losses and accuracies of a step whose `totals` went through the all-reduce.
 pub fn put_losses(record: &mut StepRecord, totals: &Totals) {
-    let masked = totals.masked_tokens.max(1.0);
-    record.mlm_loss = totals.mlm_loss / masked;
-    record.mlm_accuracy = totals.mlm_correct / masked;
-    record.loss = record.mlm_loss;
-    if totals.pairs > 0.0 {
-        let pair_loss = totals.pair_loss / totals.pairs;
-        record.pair_loss = Some(pair_loss);
-        record.pair_accuracy = Some(totals.pair_correct / totals.pairs);
-        record.loss += pair_loss;
-    }
-    record.masked_tokens = totals.masked_tokens as u64;
+    let (mlm, pair) = (totals.mlm(), totals.pair());
+    record.mlm_loss = mlm.mean_loss().unwrap_or(0.0);
+    record.mlm_accuracy = mlm.accuracy().unwrap_or(0.0);
+    (record.pair_loss, record.pair_accuracy) = (pair.mean_loss(), pair.accuracy());
+    record.loss = totals.objectives.iter().filter_map(|sums| sums.mean_loss()).sum();
+    record.masked_tokens = mlm.answers as u64;
     record.batch_digest = totals.digest as u64;
 }
 

@@ -5,39 +5,62 @@ use tch::{Kind, Tensor};
 
 use crate::data::{GlobalBatch, MicroBatch};
 use crate::model::{Bert, Dropout, Input, Parameters};
-use crate::objective::{Scored, masked_language, pair};
+use crate::objective::{self, Scored};
 use crate::torch::{self, TorchError};
+
+/// What came of an objective's questions.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Sums {
+    /// Cross-entropies, nats.
+    pub loss: f64,
+    /// Right answers.
+    pub correct: f64,
+    /// Answers.
+    pub answers: f64,
+}
+
+impl Sums {
+    /// Loss an answer, nats; `None` if nothing was asked.
+    pub fn mean_loss(self) -> Option<f64> {
+        (self.answers > 0.0).then(|| self.loss / self.answers)
+    }
+
+    /// Share of the answers that are right.
+    pub fn accuracy(self) -> Option<f64> {
+        (self.answers > 0.0).then(|| self.correct / self.answers)
+    }
+}
 
 /// Sums over the samples of some micro-batches; over all ranks after [`Totals::as_array`] went through an all-reduce.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Totals {
-    /// Cross-entropies at the hidden tokens, nats.
-    pub mlm_loss: f64,
-    /// Hidden tokens that were guessed right.
-    pub mlm_correct: f64,
-    /// Hidden tokens.
-    pub masked_tokens: f64,
-    /// Cross-entropies of the pair objective, nats.
-    pub pair_loss: f64,
-    /// Pair labels that were guessed right.
-    pub pair_correct: f64,
-    /// Pair labels.
-    pub pairs: f64,
+    /// In the order of [`objective::ALL`].
+    pub objectives: [Sums; objective::ALL.len()],
     /// Digests of the samples as they were fed; exact, because each has 32 bits.
     pub digest: f64,
 }
 
 impl Totals {
+    /// How many numbers they are.
+    pub const LENGTH: usize = 3 * objective::ALL.len() + 1;
+
     /// The sums as numbers that can be added up over ranks.
-    pub fn as_array(self) -> [f64; 7] {
-        let Self { mlm_loss, mlm_correct, masked_tokens, pair_loss, pair_correct, pairs, digest } = self;
-        [mlm_loss, mlm_correct, masked_tokens, pair_loss, pair_correct, pairs, digest]
+    pub fn as_array(self) -> [f64; Self::LENGTH] {
+        let mut numbers = [self.digest; Self::LENGTH];
+        for (three, Sums { loss, correct, answers }) in numbers.chunks_exact_mut(3).zip(self.objectives) {
+            three.copy_from_slice(&[loss, correct, answers]);
+        }
+        numbers
     }
 
     /// The sums back from [`Totals::as_array`].
-    pub fn from_array(sums: [f64; 7]) -> Self {
-        let [mlm_loss, mlm_correct, masked_tokens, pair_loss, pair_correct, pairs, digest] = sums;
-        Self { mlm_loss, mlm_correct, masked_tokens, pair_loss, pair_correct, pairs, digest }
+    pub fn from_array(numbers: [f64; Self::LENGTH]) -> Self {
+        let three = |place: usize| Sums {
+            loss: numbers[3 * place],
+            correct: numbers[3 * place + 1],
+            answers: numbers[3 * place + 2],
+        };
+        Self { objectives: std::array::from_fn(three), digest: numbers[Self::LENGTH - 1] }
     }
 
     fn add(&mut self, other: Self) {
@@ -45,14 +68,20 @@ impl Totals {
         sums.iter_mut().zip(other).for_each(|(sum, value)| *sum += value);
         *self = Self::from_array(sums);
     }
+
+    /// Those of masked language modelling.
+    pub fn mlm(&self) -> Sums {
+        self.objectives[objective::MASKED_LANGUAGE]
+    }
+
+    /// Those of the pair objective.
+    pub fn pair(&self) -> Sums {
+        self.objectives[objective::PAIR]
+    }
 }
 
-/// What a micro-batch's losses are divided by: the counts of the whole global batch.
-#[derive(Debug, Clone, Copy)]
-struct Divisors {
-    masked_tokens: f64,
-    samples: f64,
-}
+/// What each objective's losses of a micro-batch are divided by: its answers over the whole global batch.
+type Divisors = [f64; objective::ALL.len()];
 
 /// Forward and backward passes over this rank's part of a global batch. The gradients of
 /// `sum(MLM losses) / masked tokens + sum(pair losses) / samples` (counts of the whole global batch) are in
@@ -65,7 +94,7 @@ pub fn forward_backward(
     batch: &GlobalBatch,
     dropout: Key,
 ) -> Result<Totals, TorchError> {
-    let divisors = Divisors { masked_tokens: batch.masked_tokens.max(1) as f64, samples: batch.lengths.len() as f64 };
+    let divisors = objective::ALL.map(|objective| objective.answers_of_all(batch).max(1) as f64);
     torch::guard(|| {
         let _ = parameters.gradients.zero_();
         let mut totals = Totals::default();
@@ -90,54 +119,40 @@ pub fn evaluate(bert: &Bert, micro_batches: &[MicroBatch]) -> Result<Totals, Tor
     })
 }
 
-/// The objectives' scores of one micro-batch.
-struct Scores {
-    mlm: Scored,
-    pair: Option<Scored>,
+/// Scores of one micro-batch, of each objective that it has questions of.
+type Scores = [Option<Scored>; objective::ALL.len()];
+
+fn score(bert: &Bert, batch: &MicroBatch, hidden: &Tensor) -> Scores {
+    let factors = (!batch.factors.is_empty()).then(|| Tensor::from_slice(&batch.factors));
+    objective::ALL.map(|objective| {
+        (objective.answers(batch) > 0).then(|| objective.score(&bert.heads, hidden, batch, factors.as_ref()))
+    })
 }
 
-impl Scores {
-    fn new(bert: &Bert, batch: &MicroBatch, hidden: &Tensor) -> Self {
-        let (positions, labels) = (Tensor::from_slice(&batch.positions), Tensor::from_slice(&batch.labels));
-        let rows = (!batch.factors.is_empty()).then(|| Tensor::from_slice(&batch.factors));
-        let row_of = || positions.divide_scalar_mode(batch.width as i64, "floor");
-        let tokens = rows.as_ref().map(|rows| rows.index_select(0, &row_of()));
-        let mlm = masked_language::score(&bert.heads, hidden, &positions, &labels, tokens.as_ref());
-        let pair = (!batch.pair_labels.is_empty())
-            .then(|| pair::score(&bert.heads, hidden, &Tensor::from_slice(&batch.pair_labels), rows.as_ref()));
-        Self { mlm, pair }
-    }
-
-    /// This micro-batch's share of the global batch's loss, a scalar.
-    fn loss(&self, divisors: Divisors) -> Tensor {
-        let mlm = &self.mlm.loss / divisors.masked_tokens;
-        match &self.pair {
-            Some(pair) => mlm + &pair.loss / divisors.samples,
-            None => mlm,
-        }
-    }
+/// This micro-batch's share of the global batch's loss, a scalar.
+fn loss(scores: &Scores, divisors: Divisors) -> Tensor {
+    let shares = scores.iter().zip(divisors).filter_map(|(scored, divisor)| Some(&scored.as_ref()?.loss / divisor));
+    // The first by itself, so that a sum of one has no other rounding.
+    shares.reduce(|sum, share| sum + share).unwrap_or_else(|| Tensor::from(0.0_f32).set_requires_grad(true))
 }
 
 fn forward(bert: &Bert, batch: &MicroBatch, dropout: Dropout<'_>, backward: Option<Divisors>) -> Totals {
     let input = input(batch);
-    let score = |hidden: &Tensor| Scores::new(bert, batch, hidden);
-    let Scores { mlm, pair } = match backward {
+    let scores = match backward {
         Some(divisors) => bert.backward(&input, dropout, |hidden| {
-            let scores = score(hidden);
-            (scores.loss(divisors), scores)
+            let scores = score(bert, batch, hidden);
+            (loss(&scores, divisors), scores)
         }),
-        None => score(&bert.forward(&input, dropout)),
+        None => score(bert, batch, &bert.forward(&input, dropout)),
     };
+    let mut totals = Totals { digest: batch.digest as f64, ..Totals::default() };
     let number = |tensor: &Tensor| tensor.to_kind(Kind::Double).double_value(&[]);
-    Totals {
-        mlm_loss: number(&mlm.loss),
-        mlm_correct: number(&mlm.correct),
-        masked_tokens: batch.labels.len() as f64,
-        pair_loss: pair.as_ref().map_or(0.0, |pair| number(&pair.loss)),
-        pair_correct: pair.as_ref().map_or(0.0, |pair| number(&pair.correct)),
-        pairs: batch.pair_labels.len() as f64,
-        digest: batch.digest as f64,
+    for ((sums, scored), objective) in totals.objectives.iter_mut().zip(&scores).zip(objective::ALL) {
+        if let Some(Scored { loss, correct }) = scored {
+            *sums = Sums { loss: number(loss), correct: number(correct), answers: objective.answers(batch) as f64 };
+        }
     }
+    totals
 }
 
 /// The tensors that a forward pass reads.

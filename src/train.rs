@@ -212,11 +212,11 @@ impl<'a> Stage<'a> {
             Directive::Continue if self.session.is_first() && saver.is_overdue() => Directive::Checkpoint,
             directive => directive,
         };
-        let mut numbers = [0.0; 11];
-        numbers[..7].copy_from_slice(&totals.as_array());
-        numbers[7] = control::to_code(wanted);
-        numbers[8..10].copy_from_slice(&saver.word());
-        numbers[10] = f64::from(u8::from(unread));
+        let [written, outcome] = saver.word();
+        let words = [control::to_code(wanted), written, outcome, f64::from(u8::from(unread))];
+        let mut numbers = [0.0; step::Totals::LENGTH + 4];
+        numbers[..step::Totals::LENGTH].copy_from_slice(&totals.as_array());
+        numbers[step::Totals::LENGTH..].copy_from_slice(&words);
         collective.all_reduce_sum_f64(&mut numbers)?;
         let [sums @ .., code, written, outcome, unread] = numbers;
         let (totals, directive) = (step::Totals::from_array(sums), control::from_code(code));

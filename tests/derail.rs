@@ -6,6 +6,7 @@
 mod support;
 
 use std::ops::Range;
+use std::path::Path;
 use std::time::Duration;
 
 use lambert::data::order::Order;
@@ -93,7 +94,10 @@ fn a_loss_above_its_band_is_gone_around() {
     ends_like(&faulty, &clean);
     // The record of the step that was undone is kept, and so is the reason.
     let run = place.path("faulty");
-    let undone = std::fs::read_to_string(format!("{run}/metrics/attempt-0001-from-000000049.jsonl")).unwrap();
+    let metrics = support::tree(&Path::new(&run).join("metrics"));
+    let of_the_first = |name: &Path| name.to_str().unwrap().starts_with("attempt-0001-");
+    let (_, undone) = metrics.iter().rfind(|(name, _)| of_the_first(name)).unwrap();
+    let undone = std::str::from_utf8(undone).unwrap();
     assert!(serde_json::from_str::<StepRecord>(undone.lines().last().unwrap()).unwrap().loss > 1000.0, "{undone}");
     assert!(std::fs::read_to_string(format!("{run}/rollbacks/attempt-0001.json")).unwrap().contains("above its band"));
     // Without the guard the same sample leaves its mark.
@@ -155,8 +159,12 @@ fn what_is_not_finite_changes_nothing_and_several_in_a_row_go_back() {
     let faulty = train(&place, "row", 2, &row);
     let told = faulty.log.lines().find(|line| line.contains("goes back")).expect(&faulty.log);
     assert!(told.contains("step 36: 3 step(s) in a row") && told.contains("its first 32 steps"), "{told}");
+    // On a slow disk there are fewer of them.
+    let saved = |step: &str| faulty.log.contains(&format!("saved checkpoint step-{step}-a0001"));
     let passed = "step-000000035-a0001: attempt 1 went back to the first 32 steps";
-    assert!(faulty.log.contains(passed) && faulty.log.contains("goes on from step-000000028-a0001"), "{}", faulty.log);
+    assert_eq!(faulty.log.contains(passed), saved("000000035"), "{}", faulty.log);
+    let from = faulty.log.split("goes on from step-").nth(1).map_or(0, |name| name[..9].parse().unwrap());
+    assert!(from == 28 || from < 28 && !saved("000000028"), "{}", faulty.log);
     assert_eq!(left_out(&place, "row"), (vec![[32 * BATCH, 36 * BATCH]], 4 * BATCH));
     ends_like(&faulty, &clean);
 }

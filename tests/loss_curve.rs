@@ -11,7 +11,7 @@ use lambert::checkpoint::{Drawn, State};
 use lambert::data::{GlobalBatch, MicroBatch};
 use lambert::model::{Bert, Parameters, parameters};
 use lambert::{step, torch};
-use lambert_config::run::{Decay, Guard, Model, Optimizer, OptimizerKind, Stage};
+use lambert_config::run::{Decay, Guard, Model, Optimizer, OptimizerKind, Precision, Stage};
 use lambert_config::{RunConfig, schedule};
 use lambert_data_prep::random::Key;
 use safetensors::SafeTensors;
@@ -82,9 +82,14 @@ impl Golden {
 
 /// The losses of the fifty steps.
 fn train(kind: OptimizerKind, learning_rate: f64) -> Curve {
+    train_in(Precision::Fp32, kind, learning_rate).0
+}
+
+/// The same, with another precision; and the weights in the end.
+fn train_in(precision: Precision, kind: OptimizerKind, learning_rate: f64) -> (Curve, Vec<f32>) {
     let golden = Golden(SafeTensors::deserialize(THEIRS).unwrap());
-    let model =
-        Model { layers: 2, hidden: 32, heads: 4, intermediate: 64, positions: 24, dropout: 0.0, ..Model::default() };
+    let shape = Model { layers: 2, hidden: 32, heads: 4, intermediate: 64, positions: 24, ..Model::default() };
+    let model = Model { dropout: 0.0, precision, ..shape };
     let optimizer = Optimizer { kind, ..Optimizer::default() };
     let config = RunConfig { model, optimizer, ..RunConfig::default() };
     let mut parameters = Parameters::zeros(parameters::specs(&config.model, 2, PIECES));
@@ -99,12 +104,13 @@ fn train(kind: OptimizerKind, learning_rate: f64) -> Curve {
     let one = |number: u64| {
         let batch = golden.global_batch(number);
         let totals = step::forward_backward(&bert, &mut state.parameters, &batch, Key::new(1)).unwrap();
-        let loss = totals.mlm_loss / totals.masked_tokens + totals.pair_loss / totals.pairs;
+        let loss = totals.mlm().mean_loss().unwrap() + totals.pair().mean_loss().unwrap();
         let drawn = Drawn { dataset: "golden", samples: batch.drawn, passed: 0 };
         state.update(&Guard::default(), drawn, loss, schedule::learning_rate(&stage, number));
         loss
     };
-    (0..STEPS).map(one).collect()
+    let curve = (0..STEPS).map(one).collect();
+    (curve, torch::floats(&state.parameters.values).to_vec())
 }
 
 fn worst<'a>(one: &Curve, other: impl IntoIterator<Item = &'a f64>) -> f64 {
@@ -130,5 +136,18 @@ fn fifty_steps_lose_what_they_should() {
         assert!(torch < 1e-4, "{name}: {torch:e} from PyTorch");
         assert!(kept < 1e-5, "{name}: {kept:e} from the curve that is kept");
         assert_eq!(train(kind, rate), *curve, "{name}: two runs differ");
+    }
+}
+
+/// Weights and moments of 32 bits take in updates that 16 bits would lose.
+#[test]
+fn bf16_loses_nearly_the_same() {
+    for (kind, rate) in [(OptimizerKind::Adamw, 5e-3), (OptimizerKind::Lamb, 2e-2)] {
+        let (curve, weights) = train_in(Precision::Bf16, kind, rate);
+        let apart = worst(&curve, &train(kind, rate));
+        println!("{kind:?}: bf16 ends at {:.4}, {apart:.1e} from f32 at the most", curve[49]);
+        assert!((1e-6..0.03).contains(&apart), "{kind:?}: {apart:e}");
+        let coarse = weights.iter().filter(|weight| weight.to_bits().trailing_zeros() >= 16).count();
+        assert!(coarse < weights.len() / 10, "{coarse} of {} weights have 16 bits", weights.len());
     }
 }

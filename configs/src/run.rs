@@ -81,6 +81,18 @@ pub enum Activation {
     GeluTanh,
 }
 
+/// What the model computes with. Weights, gradients, moments, losses and everything that is summed over ranks are f32 either
+/// way.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Precision {
+    /// 32 bits.
+    #[default]
+    Fp32,
+    /// 16 bits, 8 of them for the exponent (bfloat16).
+    Bf16,
+}
+
 /// The encoder. Defaults are BERT-base.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -95,6 +107,8 @@ pub struct Model {
     pub intermediate: usize,
     /// Longest sequence that has a position embedding.
     pub positions: usize,
+    /// What it computes with.
+    pub precision: Precision,
     /// Where layer normalisations stand.
     pub norm: Norm,
     /// The activation of the feed-forward layers and the MLM head.
@@ -130,6 +144,7 @@ impl Default for Model {
             heads: 12,
             intermediate: 3072,
             positions: 512,
+            precision: Precision::Fp32,
             norm: Norm::Post,
             activation: Activation::Gelu,
             tied_decoder: true,

@@ -41,7 +41,7 @@ impl Dropout<'_> {
     /// Drops activations, \[rows, width, hidden\], at the model's place `site`.
     pub fn hidden(self, x: Tensor, site: u64) -> Tensor {
         match self {
-            Self::On(draws) if draws.hidden > 0.0 => &x * draws.mask(&x.size(), draws.hidden, site),
+            Self::On(draws) if draws.hidden > 0.0 => apply(&x, &draws.mask(&x.size(), draws.hidden, site)),
             _ => x,
         }
     }
@@ -49,10 +49,17 @@ impl Dropout<'_> {
     /// Drops attention weights, \[rows, heads, width, width\], at the model's place `site`.
     pub fn attention(self, weights: Tensor, site: u64) -> Tensor {
         match self {
-            Self::On(draws) if draws.attention > 0.0 => &weights * draws.mask(&weights.size(), draws.attention, site),
+            Self::On(draws) if draws.attention > 0.0 => {
+                apply(&weights, &draws.mask(&weights.size(), draws.attention, site))
+            }
             _ => weights,
         }
     }
+}
+
+/// The factors are f32: 1 / 0.9 has no equal in bf16.
+fn apply(x: &Tensor, mask: &Tensor) -> Tensor {
+    (x * mask).to_kind(x.kind())
 }
 
 impl Draws<'_> {

@@ -48,10 +48,12 @@ impl Heads {
         let chosen = hidden.flatten(0, 1).index_select(0, positions);
         let transformed = activate(&self.transform.forward(&chosen), self.activation);
         let normalised = self.transform_norm.forward(&transformed);
-        match &self.never {
-            Some(never) => normalised.linear(&self.decoder.weight, Some(&(&self.decoder.bias + never))),
-            None => self.decoder.forward(&normalised),
-        }
+        let bias = match &self.never {
+            Some(never) => &self.decoder.bias + never,
+            None => self.decoder.bias.shallow_clone(),
+        };
+        let kind = normalised.kind();
+        normalised.linear(&self.decoder.weight.to_kind(kind), Some(bias.to_kind(kind)))
     }
 
     /// Logits of the pair label, \[rows, 2\], from the first token's hidden state.

@@ -9,9 +9,9 @@ mod heads;
 pub mod parameters;
 mod recompute;
 
-use lambert_config::run::{self, Activation, Norm};
+use lambert_config::run::{self, Activation, Norm, Precision};
 use lambert_data_prep::random::Key;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 pub use dropout::{Draws, Dropout};
 pub use heads::Heads;
@@ -27,7 +27,7 @@ pub struct Input {
     pub attendable: Option<Tensor>,
 }
 
-/// A linear map `x W^T + b`; W is \[out, in\].
+/// A linear map `x W^T + b`; W is \[out, in\]. Computed in the kind of number that `x` is; the gradients are f32.
 struct Linear {
     weight: Tensor,
     bias: Tensor,
@@ -40,7 +40,7 @@ impl Linear {
     }
 
     fn forward(&self, x: &Tensor) -> Tensor {
-        x.linear(&self.weight, Some(&self.bias))
+        x.linear(&self.weight.to_kind(x.kind()), Some(self.bias.to_kind(x.kind())))
     }
 }
 
@@ -58,7 +58,8 @@ impl LayerNorm {
     }
 
     fn forward(&self, x: &Tensor) -> Tensor {
-        x.layer_norm(self.weight.size(), Some(&self.weight), Some(&self.bias), self.eps, false)
+        let (weight, bias) = (self.weight.to_kind(x.kind()), self.bias.to_kind(x.kind()));
+        x.layer_norm(self.weight.size(), Some(weight), Some(bias), self.eps, false)
     }
 }
 
@@ -76,6 +77,8 @@ pub struct Bert {
     /// With pre-normalisation, what follows the last layer.
     norm: Option<LayerNorm>,
     dropout: [f64; 2],
+    /// What the layers and heads compute with.
+    kind: Kind,
     /// Whether activations are computed again on the way back, instead of being kept.
     pub recompute: bool,
     /// What turns the encoder's output into predictions.
@@ -90,6 +93,10 @@ impl Bert {
             layers: (0..layers).map(|index| encoder::Layer::new(parameters, model, index)).collect(),
             norm: (model.norm == Norm::Pre).then(|| LayerNorm::new(parameters, "bert.encoder.ln", model)),
             dropout: [model.dropout, model.attention_dropout.unwrap_or(model.dropout)],
+            kind: match model.precision {
+                Precision::Fp32 => Kind::Float,
+                Precision::Bf16 => Kind::BFloat16,
+            },
             recompute: false,
             heads: Heads::new(parameters, model),
         }
@@ -97,11 +104,16 @@ impl Bert {
 
     /// Hidden states of the last layer, \[rows, width, hidden\].
     pub fn forward(&self, input: &Input, dropout: Dropout<'_>) -> Tensor {
-        let mut hidden = self.embeddings.forward(input, dropout);
+        let mut hidden = self.embed(input, dropout);
         for layer in &self.layers {
             hidden = layer.forward(&hidden, input.attendable.as_ref(), dropout);
         }
         self.finish(hidden)
+    }
+
+    /// What goes into the first layer.
+    fn embed(&self, input: &Input, dropout: Dropout<'_>) -> Tensor {
+        self.embeddings.forward(input, dropout).to_kind(self.kind)
     }
 
     fn finish(&self, hidden: Tensor) -> Tensor {

@@ -24,13 +24,13 @@ impl Bert {
             backward_from(&layer.forward(&below, input.attendable.as_ref(), dropout), &gradient);
             gradient = below.grad();
         }
-        backward_from(&self.embeddings.forward(input, dropout), &gradient);
+        backward_from(&self.embed(input, dropout), &gradient);
         rest
     }
 
     /// What goes into each layer, and what comes out of the last.
     fn inputs(&self, input: &Input, dropout: Dropout<'_>) -> (Vec<Tensor>, Tensor) {
-        let mut hidden = self.embeddings.forward(input, dropout);
+        let mut hidden = self.embed(input, dropout);
         let mut inputs = Vec::with_capacity(self.layers.len());
         for layer in &self.layers {
             let above = layer.forward(&hidden, input.attendable.as_ref(), dropout);

@@ -3,10 +3,22 @@
 
 use tch::Tensor;
 
-use super::Scored;
+use super::{Objective, Scored};
+use crate::data::{GlobalBatch, MicroBatch};
 use crate::model::Heads;
 
-/// Scores the pair `labels` (\[rows\], 0 or 1). `hidden` is \[rows, width, hidden\]; `factors` \[rows\] multiply the losses.
-pub fn score(heads: &Heads, hidden: &Tensor, labels: &Tensor, factors: Option<&Tensor>) -> Scored {
-    super::score(&heads.pair(hidden), labels, factors)
+pub struct Pair;
+
+impl Objective for Pair {
+    fn answers(&self, batch: &MicroBatch) -> usize {
+        batch.pair_labels.len()
+    }
+
+    fn answers_of_all(&self, batch: &GlobalBatch) -> u64 {
+        batch.lengths.len() as u64
+    }
+
+    fn score(&self, heads: &Heads, hidden: &Tensor, batch: &MicroBatch, factors: Option<&Tensor>) -> Scored {
+        super::score(&heads.pair(hidden), &Tensor::from_slice(&batch.pair_labels), factors)
+    }
 }

@@ -1,5 +1,5 @@
 //! What the store reaches on a checkpoint-sized object, beside what the machine reaches without it:
-//! `cargo bench -p lambert-store [-- MEBIBYTES [FOLDER]]`. Each line is the median of five.
+//! `cargo bench --workspace --bench throughput [-- MEBIBYTES [FOLDER]]`. Each line is the median of five.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a benchmark reports")]
 
