@@ -122,7 +122,8 @@ impl Datasets {
         let mut faults = Vec::new();
         check_fit(config, &used, None, &mut faults);
         let ranks = lambert_collective::world::detect().map_or(1, |world| world.local_size);
-        memory::check(config, stages[0].manifest().vocabulary.size, ranks, &mut faults);
+        let lengths: Vec<usize> = stages.iter().map(|dataset| dataset.manifest().sequence_length).collect();
+        memory::check(config, stages[0].manifest().vocabulary.size, &lengths, ranks, &mut faults);
         if faults.is_empty() { Ok(Self { stages, evaluation }) } else { Err(Error::faults(CONFIG, faults)) }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::flops;
 use crate::load::Fault;
-use crate::run::RunConfig;
+use crate::run::{Precision, RunConfig, Stage};
 
 /// Weights, gradients and two moments, 4 bytes each.
 const STATE: u64 = 16;
@@ -15,29 +15,95 @@ pub fn state(parameters: u64, ranks: usize) -> u64 {
     parameters.saturating_mul((ranks as u64).saturating_mul(STATE).saturating_add(SNAPSHOT))
 }
 
-/// Adds a fault if the training state of `ranks` ranks does not fit into the memory of this host.
-pub fn check(config: &RunConfig, vocabulary: usize, ranks: usize, faults: &mut Vec<Fault>) {
-    let deepest = config.stage.iter().map(|stage| stage.depth(&config.model)).max().unwrap_or(config.model.layers);
-    if !config.model.is_sized() || deepest > 1 << 20 {
+/// Bytes of a worker without tensors: libtorch, Open MPI, threads, samples that are read ahead. Measured.
+const PROGRAM: u64 = 220 << 20;
+
+/// Bytes of the activations, and of the gradients of activations, of one micro-batch of a stage at their most; `length` is
+/// the dataset's sequence length, `vocabulary` its pieces. Counted is what each operation keeps for its backward pass, what
+/// it lets go again (glibc's allocator finds no use for an aligned block among others that are kept:
+/// <https://sourceware.org/bugzilla/show_bug.cgi?id=14581>), and the larger of the softmax over the vocabulary and one
+/// layer's gradients.
+pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length: usize) -> u64 {
+    let model = &config.model;
+    let bytes = match model.precision {
+        Precision::Fp32 => 4.0,
+        Precision::Bf16 => 2.0,
+    };
+    let (hidden, intermediate) = (model.hidden as f64, model.intermediate as f64);
+    let (tokens, width, heads) = (stage.micro_batch_tokens as f64, length as f64, model.heads as f64);
+    let drops = |probability: f64| if probability > 0.0 { 4.0 } else { 0.0 };
+    let (mask, attention_mask) = (drops(model.dropout), drops(model.attention_dropout.unwrap_or(model.dropout)));
+    let (row, wide, weights) = (tokens * hidden, tokens * intermediate, tokens * width * heads);
+
+    // Kept: query, key, value, what they mix to; both sums and both normalisations; the feed-forward layer before and after
+    // its activation; dropout's factors, in f32. Let go: what the two blocks put out. The fused attention keeps no weights;
+    // the other keeps them before and after dropout, and lets go the scores, twice, and its inputs in another order.
+    let attention = match attention_mask > 0.0 {
+        true => weights * (4.0 * bytes + attention_mask) + 4.0 * bytes * row,
+        false => 0.0,
+    };
+    let layer = bytes * (10.0 * row + 2.0 * wide) + 2.0 * mask * row + attention;
+    let embeddings = (8.0 + mask) * row + (4.0 - bytes) * row;
+    let gradients = bytes * (8.0 * row + 2.0 * wide) + if attention > 0.0 { 4.0 * bytes * weights } else { 0.0 };
+
+    let objective = &config.objective;
+    let most = match objective.max_predictions {
+        0 => f64::INFINITY,
+        most => most as f64 * (tokens / width).ceil(),
+    };
+    let masked = (tokens * objective.mask_probability).min(most);
+    let table = model.rows_of(vocabulary) as f64;
+    // Logarithms of the softmax, the gradient that comes in and the one that goes out.
+    let head = masked * (4.0 * bytes * hidden + 12.0 * table);
+
+    let layers = stage.depth(model) as f64;
+    let sum = match stage.recompute {
+        false => embeddings + layers * layer + head.max(gradients),
+        true => embeddings + layers * bytes * row + head.max(layer + gradients),
+    };
+    sum as u64
+}
+
+/// Bytes of one rank in a stage, if it is one of `ranks`, all on one host.
+pub fn of_a_rank(config: &RunConfig, stage: &Stage, vocabulary: usize, length: usize, ranks: usize) -> u64 {
+    let parameters = flops::parameters(&config.model, stage.depth(&config.model), vocabulary);
+    let state = state(parameters, ranks) / ranks.max(1) as u64;
+    let activations = activations(config, stage, vocabulary, length);
+    PROGRAM.saturating_add(state).saturating_add(activations)
+}
+
+/// Adds a fault for the stage that needs most, if `ranks` ranks of it do not fit into the memory of this host. `lengths` are
+/// the sequence lengths of the stages' datasets.
+pub fn check(config: &RunConfig, vocabulary: usize, lengths: &[usize], ranks: usize, faults: &mut Vec<Fault>) {
+    if !config.model.is_sized() || config.stage.iter().any(|stage| stage.depth(&config.model) > 1 << 20) {
         return;
     }
-    let parameters = flops::parameters(&config.model, deepest, vocabulary);
     if let Some(there) = of_this_host() {
-        faults.extend(shortage(parameters, ranks, there));
+        faults.extend(shortage(config, vocabulary, lengths, ranks, there));
     }
 }
 
-fn shortage(parameters: u64, ranks: usize, there: u64) -> Option<Fault> {
-    let needed = state(parameters, ranks);
+fn shortage(config: &RunConfig, vocabulary: usize, lengths: &[usize], ranks: usize, there: u64) -> Option<Fault> {
+    let stages = config.stage.iter().zip(lengths).enumerate();
+    let needed = stages.map(|(index, (stage, length))| {
+        (of_a_rank(config, stage, vocabulary, *length, ranks).saturating_mul(ranks as u64), index)
+    });
+    let (needed, index) = needed.max()?;
+    let stage = &config.stage[index];
+    let parameters = flops::parameters(&config.model, stage.depth(&config.model), vocabulary);
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
     (needed > there).then(|| {
         let message = format!(
-            "its {parameters} parameters take {:.1} GiB with gradients, moments and the copy for checkpoints, for {ranks} \
-             rank(s) on this host, before any activation; the host has {:.1} GiB",
+            "needs about {:.1} GiB for {ranks} rank(s) on this host, which has {:.1}: {:.1} GiB for {parameters} parameters \
+             with gradients, moments and the copy for checkpoints, and {:.1} GiB a rank for a micro-batch of {} tokens \
+             (stage.{index}.micro_batch_tokens and stage.{index}.recompute change that)",
             gib(needed),
-            gib(there)
+            gib(there),
+            gib(state(parameters, ranks)),
+            gib(activations(config, stage, vocabulary, lengths[index])),
+            stage.micro_batch_tokens,
         );
-        Fault::new("model", message)
+        Fault::new(format!("stage.{index}"), message)
     })
 }
 
@@ -64,10 +130,31 @@ mod tests {
     fn bert_large_on_two_ranks() {
         // 336,226,108 parameters: 2 x 16 and 12 bytes each.
         assert_eq!(state(336_226_108, 2), 14_793_948_752);
-        assert_eq!(shortage(336_226_108, 2, 14_793_948_752), None);
-        let fault = shortage(336_226_108, 2, 14_793_948_751).unwrap().to_string();
-        assert!(fault.contains("13.8 GiB"), "{fault}");
         assert_eq!(state(u64::MAX, 2), u64::MAX);
+    }
+
+    #[test]
+    fn the_stage_that_needs_most_is_named() {
+        let stage = |micro_batch_tokens| Stage { micro_batch_tokens, ..Stage::default() };
+        let config = RunConfig { stage: vec![stage(1024), stage(65536), stage(4096)], ..RunConfig::default() };
+        let needed = |index: usize| 2 * of_a_rank(&config, &config.stage[index], 30522, 128, 2);
+        let short = |there| shortage(&config, 30522, &[128; 3], 2, there);
+        assert_eq!(short(needed(1)), None);
+        let fault = short(needed(1) - 1).unwrap().to_string();
+        assert!(fault.contains("stage.1:") && fault.contains("65536 tokens"), "{fault}");
+        assert!(needed(0) < needed(2) && needed(2) < needed(1));
+    }
+
+    #[test]
+    fn activations_of_bert_base() {
+        let config = RunConfig::default();
+        let bytes = |stage: Stage| activations(&config, &stage, 30522, 128) as f64 / 1e9;
+        let whole = Stage { micro_batch_tokens: 1024, ..Stage::default() };
+        // 14 x 768 and 2 x 3072 numbers and two masks a token and layer, five of 12 x 128 attention weights; 154 rows of
+        // three tables of 30522.
+        assert!((bytes(whole.clone()) - 1.368).abs() < 0.002, "{}", bytes(whole.clone()));
+        let again = Stage { recompute: true, ..whole };
+        assert!((bytes(again.clone()) - 0.230).abs() < 0.002, "{}", bytes(again));
     }
 
     #[test]

@@ -214,8 +214,9 @@ fn check_surroundings(config: &RunConfig, vocabulary: Option<&str>, faults: &mut
     check_fit(config, &used, vocabulary, faults);
     let slurm = std::env::var("SLURM_JOB_NUM_NODES").ok();
     let here = mpirun::hosts(&config.cluster.mpirun_arguments, slurm.as_deref()) == mpirun::Hosts::This;
-    if let Some((_, dataset)) = opened.first().filter(|_| here) {
-        memory::check(config, dataset.manifest().vocabulary.size, config.cluster.ranks, faults);
+    let lengths: Vec<usize> = opened.iter().map(|(_, dataset)| dataset.manifest().sequence_length).collect();
+    if let Some((_, dataset)) = opened.first().filter(|_| here && lengths.len() >= config.stage.len()) {
+        memory::check(config, dataset.manifest().vocabulary.size, &lengths, config.cluster.ranks, faults);
     }
 }
 

@@ -1,0 +1,68 @@
+//! The formula for a worker's memory against what workers have had at the most.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+mod support;
+
+use lambert_config::{Layers, memory};
+use lambert_data_prep::dataset::Dataset;
+use support::{Place, Running};
+
+/// How far the formula may be from the truth.
+const MARGIN: f64 = 0.15;
+
+/// The peak of the memory of a run's only worker after three steps, in bytes, and what the formula says.
+fn measure(place: &Place, name: &str, sets: &[&str]) -> (f64, f64) {
+    let data = place.path("data/train");
+    let text = format!(
+        "[model]\nlayers = 4\nhidden = 128\nheads = 4\nintermediate = 512\npositions = 64\npad_vocabulary_to = 1024\n\
+         [[stage]]\nname = \"one\"\ndata = {data:?}\nsteps = 50\nglobal_batch = 256\nmicro_batch_tokens = 8192\n\
+         learning_rate = 1e-3\n[cluster]\nbackend = \"local\"\ndevice = \"cpu\"\n"
+    );
+    let config = place.file(&format!("{name}.toml"), text);
+    let url = place.path(name);
+    let more: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+    let mut running = Running::start_with(&config, &url, &more);
+    running.reach(2);
+    let Some(worker) = support::workers(&url).remove(&0) else { panic!("{}", running.end().log) };
+    let status = std::fs::read_to_string(format!("/proc/{worker}/status")).unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let peak = peak.trim().strip_suffix(" kB").unwrap().parse::<f64>().unwrap() * 1024.0;
+    drop(running);
+    let config = std::fs::read_to_string(format!("{url}/run.toml")).unwrap();
+    let (config, dataset) = (Layers::default().parse(&config, "run.toml").unwrap(), Dataset::open(&data).unwrap());
+    let (pieces, length) = (dataset.manifest().vocabulary.size, dataset.manifest().sequence_length);
+    (peak, memory::of_a_rank(&config, &config.stage[0], pieces, length, 1) as f64)
+}
+
+#[test]
+fn the_formula_is_near_the_measured_peak() {
+    let place = Place::new();
+    let cases: [(&str, &[&str]); 7] = [
+        ("plain", &[]),
+        ("no-dropout", &["model.dropout=0.0"]),
+        ("many-masks", &["objective.mask_probability=0.6", "objective.max_predictions=0"]),
+        ("recomputed", &["stage.0.recompute=true"]),
+        ("large-micro-batch", &["stage.0.micro_batch_tokens=16384"]),
+        (
+            "wide",
+            &[
+                "model.hidden=512",
+                "model.intermediate=2048",
+                "model.heads=8",
+                "stage.0.micro_batch_tokens=4096",
+                "stage.0.global_batch=80",
+            ],
+        ),
+        ("pre-norm-bf16", &["model.norm=pre", "model.precision=bf16"]),
+    ];
+    let mut far = Vec::new();
+    for (name, sets) in cases {
+        let (peak, formula) = measure(&place, name, sets);
+        println!("{name}: {:.0} MB measured, {:.0} MB by the formula", peak / 1e6, formula / 1e6);
+        if (formula / peak - 1.0).abs() > MARGIN {
+            far.push(name);
+        }
+    }
+    assert!(far.is_empty(), "more than {MARGIN} away: {far:?}");
+}
