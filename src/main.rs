@@ -1,5 +1,6 @@
 //! lambert-worker: one rank of a training run, and what else needs a model in memory.
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -63,7 +64,9 @@ fn main() -> ExitCode {
     torch::keep_pages();
     torch::quiet_panics();
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    let colours = std::io::stderr().is_terminal();
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    lines.with_ansi(colours).init();
     let arguments = Arguments::parse();
     let code = match torch::guard(|| run(arguments.command)) {
         Ok(Ok(code)) => code,

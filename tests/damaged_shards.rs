@@ -38,6 +38,34 @@ fn finished(ended: Ended) -> Ended {
     ended
 }
 
+/// What no checksum tells: the bytes are those that the manifest names, and are no samples.
+#[test]
+fn a_shard_that_cannot_be_decoded_is_named_and_gone_around() {
+    let place = Place::new();
+    let (data, shard, step) = prepare(&place);
+    let name = format!("shard-{shard:05}-of-00060.parquet");
+    let path = format!("{data}/train/{name}");
+    let mut bad = std::fs::read(&path).unwrap();
+    // The pages of all columns, but neither the magic numbers nor the footer.
+    let half = bad.len() / 2;
+    bad[4..half].fill(0xee);
+    std::fs::write(&path, &bad).unwrap();
+    let manifest = format!("{data}/train/manifest.json");
+    let mut value: Value = serde_json::from_slice(&std::fs::read(&manifest).unwrap()).unwrap();
+    value["shards"][shard]["sha256"] = lambert_store::hash::sha256(&bad).into();
+    std::fs::write(&manifest, serde_json::to_vec(&value).unwrap()).unwrap();
+
+    let stopped = start(&place, "stopped", &data, 2, &[]).end();
+    assert_eq!(stopped.code, Some(1), "{}", stopped.log);
+    assert!(stopped.log.contains(&name), "{}", stopped.log);
+    assert!(stopped.log.contains("another rank could not read its samples"), "both ranks read it: {}", stopped.log);
+    assert_eq!(stopped.records.len() as u64, step - 1, "{}", stopped.log);
+    let around = start(&place, "around", &data, 2, &["--set", "guard.damaged_shard=skip"]).end();
+    let around = finished(around);
+    assert!(around.log.contains(&name) && around.log.contains("left out from here on"), "{}", around.log);
+    assert!(around.records[step as usize - 1].skipped_samples > 0);
+}
+
 #[test]
 fn a_damaged_shard_is_named_and_stopped_at_or_gone_around() {
     let place = Place::new();

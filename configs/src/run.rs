@@ -212,6 +212,16 @@ pub struct Objective {
     pub max_predictions: usize,
 }
 
+impl Objective {
+    /// Tokens to hide in a sample of `length` tokens, specials counted: `min(max_predictions, max(1, round(p x length)))`,
+    /// as Google's create_pretraining_data. Fewer are hidden where the sample has fewer that may be, or where no word is
+    /// short enough for what is left.
+    pub fn predictions(&self, length: usize) -> usize {
+        let share = ((self.mask_probability * length as f64).round() as usize).max(1);
+        if self.max_predictions == 0 { share } else { share.min(self.max_predictions) }
+    }
+}
+
 impl Default for Objective {
     fn default() -> Self {
         Self {

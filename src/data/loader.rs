@@ -210,7 +210,7 @@ impl Reader {
         let (places, end) = self.draw(demand, cursor, size);
         let lengths = places.iter().map(|(_, place)| self.length(*place)).collect::<Result<Vec<u16>, _>>()?;
         let objective = &self.source.objective;
-        let masked = lengths.iter().map(|length| masking::predictions(objective, usize::from(*length)) as u64).sum();
+        let masked = lengths.iter().map(|length| objective.predictions(usize::from(*length)) as u64).sum();
         let mut micro_batches = Vec::new();
         for (index, cut) in plan::cut(&lengths, demand.micro_batch_tokens).into_iter().enumerate() {
             if plan::rank_of(index, demand.world) != demand.rank {

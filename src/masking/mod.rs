@@ -46,19 +46,11 @@ pub fn key(seed: u64, objective: &Objective, epoch: u64, sample: u64) -> Key {
     Key::new(seed).with_bytes(b"mask").with(epoch).with(sample)
 }
 
-/// Tokens to hide in a sample of `length` tokens, specials counted: `min(max_predictions, max(1, round(p x length)))`,
-/// as Google's create_pretraining_data. Fewer are hidden where the sample has fewer that may be, or where no word is
-/// short enough for what is left.
-pub fn predictions(objective: &Objective, length: usize) -> usize {
-    let share = ((objective.mask_probability * length as f64).round() as usize).max(1);
-    if objective.max_predictions == 0 { share } else { share.min(objective.max_predictions) }
-}
-
 /// Hides tokens of `ids` in place and returns them in the order of their positions. Of the hidden tokens 80 % become
 /// \[MASK\] (or \[UNK\]), 10 % a random piece, 10 % stay as they are; that is drawn for each token, or for each span.
 pub fn mask(ids: &mut [u32], objective: &Objective, pieces: &Pieces, key: Key) -> Vec<Hidden> {
     let mut rng = key.rng();
-    let most = predictions(objective, ids.len());
+    let most = objective.predictions(ids.len());
     let chosen = choose::choose(ids, objective.mask_unit, most, pieces, &mut rng);
     let hider = match objective.mask_token {
         MaskToken::Mask => pieces.mask,

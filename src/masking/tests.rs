@@ -71,7 +71,7 @@ impl Counts {
             let original = sample(128, number);
             let mut ids = original.clone();
             let hidden = mask(&mut ids, objective, &pieces, key(3, objective, 0, number));
-            counts.most += predictions(objective, 128) as u64;
+            counts.most += objective.predictions(128) as u64;
             let at: Vec<usize> = hidden.iter().map(|hidden| usize::from(hidden.position)).collect();
             assert!(at.is_sorted_by(|a, b| a < b));
             for (&position, hidden) in at.iter().zip(&hidden) {
@@ -187,5 +187,5 @@ fn short_samples_hide_at_least_one_token_and_never_a_special_one() {
         assert_eq!(mask(&mut [2, 3], &objective, &pieces(), Key::new(1)), []);
     }
     let (some, all) = (Objective::default(), objective(MaskUnit::Piece));
-    assert_eq!((predictions(&some, 512), predictions(&all, 512), predictions(&some, 128)), (20, 77, 19));
+    assert_eq!((some.predictions(512), all.predictions(512), some.predictions(128)), (20, 77, 19));
 }

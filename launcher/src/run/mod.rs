@@ -8,12 +8,13 @@
 //! - [`control`]: the HTTP server that the ranks report to
 //! - [`watch`]: what is known of an attempt, and why it failed
 //! - [`requests`]: signals, stop requests, a lease that is lost
-//! - [`progress`]: what a person sees
+//! - [`forecast`]: what a run will do and need, said before it starts; [`progress`]: what a person sees then
 
 pub mod control;
 pub mod coordinator;
 pub mod decision;
 pub mod difference;
+pub mod forecast;
 pub mod mpirun;
 pub mod order;
 pub mod origin;
@@ -25,6 +26,7 @@ pub mod watch;
 pub mod workers;
 
 use crate::cli;
+use crate::console;
 use crate::failure::Outcome;
 use coordinator::{Coordinator, Records};
 use order::Order;
@@ -32,6 +34,7 @@ use order::Order;
 /// Starts or resumes the run, and returns when it is done, stopped or given up.
 pub fn run(arguments: &cli::Run) -> Outcome {
     let order = Order::place(arguments)?;
+    forecast::lines(&order.config)?.iter().for_each(|line| console::line(line));
     let records = if arguments.json { Records::Printed } else { Records::Shown };
     Coordinator::new(&order, records)?.run()
 }

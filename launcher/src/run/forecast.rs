@@ -1,0 +1,119 @@
+//! What a run will do and need, said before it starts: its stages, their operations, the memory of a rank.
+
+use lambert_config::run::{RunConfig, Stage};
+use lambert_config::{flops, memory, plan};
+use lambert_data_prep::dataset::Dataset;
+
+use crate::failure::Failure;
+
+/// What a forecast has to know of a dataset.
+#[derive(Debug, Clone, Copy)]
+struct Data {
+    /// Pieces of the vocabulary.
+    pieces: usize,
+    /// Tokens of a sample at most.
+    longest: usize,
+    /// Samples.
+    rows: u64,
+    /// Tokens of all samples.
+    tokens: u64,
+}
+
+impl Data {
+    fn open(url: &str) -> Result<Self, Failure> {
+        let dataset = Dataset::open(url).map_err(Failure::usage)?;
+        let manifest = dataset.manifest();
+        let (pieces, longest) = (manifest.vocabulary.size, manifest.sequence_length);
+        Ok(Self { pieces, longest, rows: dataset.rows(), tokens: manifest.counts.tokens })
+    }
+
+    /// Tokens of a sample in the mean.
+    fn mean(self) -> f64 {
+        self.tokens as f64 / self.rows.max(1) as f64
+    }
+}
+
+/// Useful operations of a stage with so many layers, as if all its samples had the mean length.
+fn operations(config: &RunConfig, stage: &Stage, layers: usize, data: Data) -> f64 {
+    let length = data.mean().round() as usize;
+    let masked = config.objective.predictions(length) as u64;
+    let sample = flops::training(&config.model, layers, data.pieces, std::iter::once(length as u64), masked);
+    sample * plan::samples(stage) as f64
+}
+
+/// A table of the stages and a line for the whole run.
+///
+/// # Errors
+/// A dataset that cannot be opened.
+pub fn lines(config: &RunConfig) -> Result<Vec<String>, Failure> {
+    let data = config.stage.iter().map(|stage| Data::open(&stage.data)).collect::<Result<Vec<_>, _>>()?;
+    Ok(table(config, &data))
+}
+
+fn table(config: &RunConfig, data: &[Data]) -> Vec<String> {
+    let deepest = config.stage.iter().map(|stage| stage.depth(&config.model)).max().unwrap_or_default();
+    let (mut samples, mut all, mut at_full_depth) = (0, 0.0, 0.0);
+    let head = ["stage", "layers", "tokens", "steps", "samples", "epochs", "operations", "GiB a rank"];
+    let mut rows = vec![head.map(str::to_owned)];
+    for (index, (stage, data)) in config.stage.iter().zip(data).enumerate() {
+        let layers = stage.depth(&config.model);
+        let here = operations(config, stage, layers, *data);
+        samples += plan::samples(stage);
+        all += here;
+        at_full_depth += operations(config, stage, deepest, *data);
+        let memory = memory::of_a_rank(config, stage, data.pieces, data.longest, config.cluster.ranks);
+        rows.push([
+            format!("{index} {}", stage.name),
+            layers.to_string(),
+            data.longest.to_string(),
+            stage.steps.to_string(),
+            plan::samples(stage).to_string(),
+            format!("{:.2}", plan::samples(stage) as f64 / data.rows.max(1) as f64),
+            format!("{here:.2e}"),
+            format!("{:.1}", memory as f64 / f64::from(1 << 30)),
+        ]);
+    }
+    let mut lines = align(&rows);
+    let saved = 100.0 * (1.0 - all / at_full_depth);
+    let less =
+        if saved > 0.0 { format!(", {saved:.0} % less than with {deepest} layers all along") } else { String::new() };
+    let steps = plan::total_steps(config);
+    lines.push(format!("in all {steps} steps, {samples} samples, {all:.2e} operations{less}"));
+    lines
+}
+
+/// The first column to the left, the others to the right.
+fn align(rows: &[[String; 8]]) -> Vec<String> {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
+    let widths: [usize; 8] = std::array::from_fn(width);
+    let line = |row: &[String; 8]| {
+        let mut line = format!("{:<1$}", row[0], widths[0]);
+        for (cell, width) in row.iter().zip(widths).skip(1) {
+            line += &format!("  {cell:>width$}");
+        }
+        line
+    };
+    rows.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_of_other_depths_and_lengths() {
+        let stage = |layers, steps| Stage { name: "one".into(), layers: Some(layers), steps, ..Stage::default() };
+        let config = RunConfig { stage: vec![stage(6, 100), stage(12, 100)], ..RunConfig::default() };
+        let short = Data { pieces: 30522, longest: 128, rows: 51200, tokens: 51200 * 128 };
+        let lines = table(&config, &[short, Data { longest: 512, tokens: 51200 * 512, ..short }]);
+        assert_eq!(lines.len(), 4);
+        // 128 tokens, 6 layers of 14.2 million operations a token and layer and 0.39 of attention; 19 tokens of the head.
+        let words: Vec<&str> = lines[1].split_whitespace().collect();
+        assert_eq!(words[..7], ["0", "one", "6", "128", "100", "25600", "0.50"]);
+        let expected = 3.0 * 25600.0 * (128.0 * 6.0 * (14_155_776.0 + 393_216.0) + 19.0 * 48_061_440.0);
+        assert!((words[7].parse::<f64>().unwrap() / expected - 1.0).abs() < 0.01, "{} {expected:e}", words[7]);
+        assert!(lines[3].starts_with("in all 200 steps, 51200 samples, ") && lines[3].contains(" % less than with 12"));
+        let alone = RunConfig { stage: vec![stage(12, 100)], ..config };
+        assert!(!table(&alone, &[short])[2].contains("less"), "{:?}", table(&alone, &[short]));
+    }
+}
