@@ -16,7 +16,7 @@ pub fn state(parameters: u64, ranks: usize) -> u64 {
 }
 
 /// Bytes of a worker without tensors: libtorch, Open MPI, threads, samples that are read ahead. Measured.
-const PROGRAM: u64 = 220 << 20;
+const PROGRAM: u64 = 190 << 20;
 
 /// Bytes of the activations, and of the gradients of activations, of one micro-batch of a stage at their most; `length` is
 /// the dataset's sequence length, `vocabulary` its pieces. Counted is what each operation keeps for its backward pass, what
@@ -30,7 +30,9 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
         Precision::Bf16 => 2.0,
     };
     let (hidden, intermediate) = (model.hidden as f64, model.intermediate as f64);
-    let (tokens, width, heads) = (stage.micro_batch_tokens as f64, length as f64, model.heads as f64);
+    // No micro-batch is larger than the global batch.
+    let tokens = (stage.micro_batch_tokens as f64).min(stage.global_batch as f64 * length as f64);
+    let (width, heads) = (length as f64, model.heads as f64);
     let drops = |probability: f64| if probability > 0.0 { 4.0 } else { 0.0 };
     let (mask, attention_mask) = (drops(model.dropout), drops(model.attention_dropout.unwrap_or(model.dropout)));
     let (row, wide, weights) = (tokens * hidden, tokens * intermediate, tokens * width * heads);
