@@ -20,15 +20,17 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use lambert_config::plan::Place;
-use lambert_config::run::Guard;
+use lambert_config::run::{Guard, Model};
 use lambert_data_prep::dataset::Dataset;
 use lambert_store::checkpoint::Best;
 use serde::{Deserialize, Serialize};
 
 use crate::data::detours::Detours;
+use crate::growth;
 use crate::guard::{History, Verdict};
 use crate::model::Parameters;
 use crate::optim::{self, Optimizer};
+use crate::torch::TorchError;
 
 pub use resume::{choose, read_model, read_state, resume};
 pub use saver::Saver;
@@ -58,6 +60,9 @@ pub struct State {
 pub struct Facts {
     /// Updates made.
     pub updates: u64,
+    /// Of the encoder layers whose moments were zero after so many updates.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub born: BTreeMap<usize, u64>,
     /// Steps whose loss or gradient was not finite.
     pub skipped_updates: u64,
     /// Samples that were passed over or taught nothing.
@@ -105,16 +110,21 @@ impl State {
         self.cursors.get(dataset.manifest_sha256()).copied().unwrap_or(0)
     }
 
-    /// Begins or goes on with a stage: the first step of each starts a new history, and new moments if it says so. (Where a
-    /// run is resumed before that step the same happens again.)
-    pub fn enter(&mut self, place: &Place<'_>) {
+    /// Begins or goes on with a stage: the first step of each starts a new history, with the stage's depth, and with new
+    /// moments if it says so. (Where a run is resumed before that step the same happens again.)
+    ///
+    /// # Errors
+    /// No memory for a deeper model.
+    pub fn enter(&mut self, model: &Model, place: &Place<'_>) -> Result<(), TorchError> {
         if place.done > 0 {
-            return;
+            return Ok(());
         }
         self.history = History::default();
+        growth::grow(self, model, &place.stage.growth, place.stage.depth(model))?;
         if place.stage.restart_optimizer {
             self.optimizer.restart();
         }
+        Ok(())
     }
 
     /// Judges the next step by `loss` and the reduced gradients, and updates the weights if it is sound. The step drew

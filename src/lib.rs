@@ -27,6 +27,7 @@ pub mod error;
 pub mod evaluate;
 pub mod fill_mask;
 pub mod gradients;
+pub mod growth;
 pub mod guard;
 pub mod masking;
 pub mod metrics;

@@ -19,7 +19,7 @@ use crate::metrics::{self, Stopwatch};
 use crate::model::Bert;
 use crate::session::{Datasets, Session};
 use crate::torch::TorchError;
-use crate::{gradients, retreat, step};
+use crate::{gradients, growth, retreat, step};
 
 /// How training ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,9 +41,10 @@ pub fn run(session: &Session, collective: &mut dyn Collective) -> Result<Outcome
     'stages: while let Some(place) = plan::place(&session.config, state.step) {
         stage_index = place.index;
         let dataset = &*datasets.stages[place.index];
-        state.enter(&place);
+        enter(session, collective, &mut saver, &mut state, &place)?;
         let mut stage = Stage::open(session, &datasets, &state, place)?;
         for done in place.done + 1..=place.stage.steps {
+            stage.freeze(&mut state, done - 1);
             let (mut record, told) = match stage.update(&mut state, collective, &mut saver)? {
                 Step::Made(record, told) => (*record, told),
                 Step::Unread(error) => {
@@ -76,6 +77,30 @@ pub fn run(session: &Session, collective: &mut dyn Collective) -> Result<Outcome
         saver.complete(collective, &state, stage_index)?;
     }
     Ok(finish(session, &state, Outcome::Done))
+}
+
+/// Begins a stage, or goes on with it. Before a model grows, what it grows from is a checkpoint.
+fn enter(
+    session: &Session,
+    collective: &mut dyn Collective,
+    saver: &mut Saver<'_>,
+    state: &mut State,
+    place: &Place<'_>,
+) -> Result<(), Error> {
+    let model = &session.config.model;
+    let (from, to) = (state.parameters.layers(), place.stage.depth(model));
+    if from != to {
+        saver.complete(collective, state, place.index.saturating_sub(1))?;
+    }
+    state.enter(model, place)?;
+    if from != to {
+        saver.resize(state)?;
+        if session.is_first() {
+            let step = state.step;
+            session.control.event(EventKind::Grown { step, from, to, stage: place.stage.name.clone() });
+        }
+    }
+    Ok(())
 }
 
 fn finish(session: &Session, state: &State, outcome: Outcome) -> Outcome {
@@ -152,6 +177,15 @@ impl<'a> Stage<'a> {
         let mut bert = Bert::new(&state.parameters, &config.model, layers);
         bert.recompute = place.stage.recompute;
         Ok(Self { session, datasets, place, first_step: state.step, loader, bert, layers })
+    }
+
+    /// Freezes or frees the old layers, as the stage's growth says for the step after `done` of them.
+    fn freeze(&self, state: &mut State, done: u64) {
+        let (config, Place { stage, index, .. }) = (&self.session.config, self.place);
+        if done == self.place.done || done == stage.growth.new_layers_only {
+            let before = index.checked_sub(1).map_or(stage, |before| &config.stage[before]);
+            growth::freeze(&mut state.parameters, &stage.growth, before.depth(&config.model), done);
+        }
     }
 
     /// One step: a global batch, its gradient over all ranks, one update if it is sound.

@@ -40,7 +40,7 @@ fn sizes(config: &RunConfig) -> (Vec<f64>, u64) {
     let mut rng = Key::new(3).rng();
     let mut sizes = Vec::new();
     while let Some(place) = plan::place(config, state.step) {
-        state.enter(&place);
+        state.enter(&config.model, &place).unwrap();
         let rate = schedule::learning_rate(place.stage, place.done);
         let before = torch::floats(&state.parameters.values).to_vec();
         let gradients = torch::floats_mut(&mut state.parameters.gradients);

@@ -91,6 +91,17 @@ pub enum EventKind {
     },
     /// The held-out loss was measured.
     Evaluation(Evaluation),
+    /// The model has more layers from here on.
+    Grown {
+        /// Steps finished.
+        step: u64,
+        /// Layers before.
+        from: usize,
+        /// Layers now.
+        to: usize,
+        /// The stage that begins.
+        stage: String,
+    },
     /// Something a person should know; training goes on.
     Warning {
         /// One sentence.

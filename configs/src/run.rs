@@ -1,11 +1,13 @@
 //! A run: a model, an objective, an optimizer, and a list of stages.
 
 mod check;
+mod growth;
 mod guard;
 
 use serde::{Deserialize, Serialize};
 
 pub use crate::prep::Pair;
+pub use growth::{Growth, Moments, Order};
 pub use guard::{DamagedShard, Guard, Test};
 
 /// A run, as its TOML file says.
@@ -323,6 +325,9 @@ pub struct Stage {
     /// Encoder layers; `model.layers` if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<usize>,
+    /// How the new layers are made, if the stage before has fewer.
+    #[serde(skip_serializing_if = "Growth::is_default")]
+    pub growth: Growth,
     /// Weight updates.
     pub steps: u64,
     /// Samples an update.
@@ -367,6 +372,7 @@ impl Default for Stage {
             name: String::new(),
             data: String::new(),
             layers: None,
+            growth: Growth::default(),
             steps: 0,
             global_batch: 256,
             batch_ramp: None,

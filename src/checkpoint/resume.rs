@@ -161,7 +161,8 @@ fn begin_from(config: &RunConfig, url: &str, specs: Vec<Spec>, datasets: &Datase
     let mut state = State::new(config, parameters);
     files::read(&store, &verified, &mut state.parameters, config.run.from_optimizer.then_some(&mut state.optimizer))?;
     if config.run.from_optimizer {
-        state.optimizer.updates = files::facts(&verified.manifest)?.updates;
+        let facts = files::facts(&verified.manifest)?;
+        (state.optimizer.updates, state.optimizer.born) = (facts.updates, facts.born);
     }
     Ok(state)
 }
@@ -180,7 +181,7 @@ pub fn read_state(store: &Store, verified: &Verified, state: &mut State) -> Resu
     let manifest = &verified.manifest;
     let facts = files::facts(manifest)?;
     files::read(store, verified, &mut state.parameters, Some(&mut state.optimizer))?;
-    state.optimizer.updates = facts.updates;
+    (state.optimizer.updates, state.optimizer.born) = (facts.updates, facts.born);
     state.skipped_updates = facts.skipped_updates;
     state.skipped_samples = facts.skipped_samples;
     state.detours = facts.detours;

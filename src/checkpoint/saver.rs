@@ -176,6 +176,15 @@ impl<'a> Saver<'a> {
         Ok(())
     }
 
+    /// Makes room for the copy of a state that has grown. No save may be under way.
+    ///
+    /// # Errors
+    /// More weights than a file can hold.
+    pub fn resize(&mut self, state: &State) -> Result<(), Error> {
+        self.snapshot = Snapshot::new(state.parameters.specs(), self.session.rank, self.session.world)?;
+        Ok(())
+    }
+
     /// Returns when the state is saved as a checkpoint, however often that has to be tried.
     pub fn complete(&mut self, collective: &mut dyn Collective, state: &State, stage: usize) -> Result<(), Error> {
         loop {
@@ -287,6 +296,7 @@ impl<'a> Saver<'a> {
         let best = better.map(|loss| Best { checkpoint: name.to_owned(), loss }).or_else(|| self.best.clone());
         let facts = Facts {
             updates: state.optimizer.updates,
+            born: state.optimizer.born.clone(),
             skipped_updates: state.skipped_updates,
             skipped_samples: state.skipped_samples,
             detours: state.detours.clone(),

@@ -20,6 +20,8 @@ pub struct Spec {
     pub first: usize,
     /// Its last rows that stand for no piece of the vocabulary.
     pub padding: usize,
+    /// Whether it stays as it is for now, with its moments.
+    pub frozen: bool,
 }
 
 impl Spec {
@@ -41,6 +43,12 @@ impl Spec {
     /// Weight decay (and LAMB's trust ratio) is for matrices: biases and layer normalisations have none.
     pub fn decays(&self) -> bool {
         !self.name.ends_with("bias") && !self.is_norm()
+    }
+
+    /// The encoder layer that it belongs to, and its name within the layer.
+    pub fn layer(&self) -> Option<(usize, &str)> {
+        let (layer, part) = self.name.strip_prefix("bert.encoder.layer.")?.split_once('.')?;
+        Some((layer.parse().ok()?, part))
     }
 
     /// Whether it belongs to a layer normalisation (`ln` in Megatron-BERT's names).
@@ -86,7 +94,7 @@ pub fn specs(model: &run::Model, layers: usize, vocabulary: usize) -> Vec<Spec> 
     let mut first = 0;
     let place = |(name, shape): (String, Vec<i64>)| {
         let padding = if is_of_vocabulary(&name) { rows - vocabulary } else { 0 };
-        let spec = Spec { name, shape, first, padding };
+        let spec = Spec { name, shape, first, padding, frozen: false };
         first += spec.count();
         spec
     };
@@ -169,6 +177,26 @@ impl Parameters {
     /// Names, shapes and places, in the order of the names.
     pub fn specs(&self) -> &[Spec] {
         &self.specs
+    }
+
+    /// Encoder layers.
+    pub fn layers(&self) -> usize {
+        self.specs.iter().filter_map(|spec| spec.layer()).map(|(layer, _)| layer + 1).max().unwrap_or(0)
+    }
+
+    /// Pieces of the vocabulary.
+    pub fn vocabulary(&self) -> usize {
+        let bias = self.spec("cls.predictions.bias");
+        bias.count() - bias.padding
+    }
+
+    /// Freezes the parameters of which `frozen` says so, and no others: backward leaves their gradients at zero, and updates
+    /// pass them over.
+    pub fn freeze(&mut self, frozen: impl Fn(&Spec) -> bool) {
+        for (spec, view) in self.specs.iter_mut().zip(&mut self.views) {
+            spec.frozen = frozen(spec);
+            let _ = view.requires_grad_(!spec.frozen);
+        }
     }
 
     /// A handle to one parameter. Asking for a name that no [`Spec`] has is a mistake in the model's code.

@@ -44,7 +44,9 @@ fn leaf(tensor: &Tensor) -> Tensor {
     tensor.detach().set_requires_grad(true)
 }
 
-/// Goes back from `output`, whose gradient is given.
+/// Goes back from `output`, whose gradient is given; there is no way back where all parameters are frozen.
 fn backward_from(output: &Tensor, gradient: &Tensor) {
-    (output * gradient).sum(Kind::Float).backward();
+    if output.requires_grad() {
+        (output * gradient).sum(Kind::Float).backward();
+    }
 }

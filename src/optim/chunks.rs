@@ -1,6 +1,7 @@
 //! The flat buffers in chunks that several threads work on. How they are cut does not depend on the threads, and sums over
 //! chunks are added in their order, so that the result does not either.
 
+use super::Rule;
 use crate::model::parameters::Spec;
 
 /// Elements of a chunk: many for each thread, and little enough bookkeeping.
@@ -43,18 +44,22 @@ pub struct Chunk<'a> {
     pub parameter: usize,
     /// Whether it has weight decay.
     pub decays: bool,
+    /// How it is updated.
+    pub rule: Rule,
     /// Its elements.
     pub buffers: Buffers<'a>,
 }
 
-/// Cuts the buffers of all parameters, which lie one behind the other, into chunks of one parameter each.
-pub fn cut<'a>(specs: &[Spec], mut buffers: Buffers<'a>) -> Vec<Chunk<'a>> {
+/// Cuts the buffers of all parameters, which lie one behind the other, into chunks of one parameter each; those of
+/// parameters without a rule are left out.
+pub fn cut<'a>(specs: &[Spec], rules: &[Option<Rule>], mut buffers: Buffers<'a>) -> Vec<Chunk<'a>> {
     let mut chunks = Vec::new();
-    for (parameter, spec) in specs.iter().enumerate() {
+    for (parameter, (spec, rule)) in specs.iter().zip(rules).enumerate() {
         let mut left = spec.count();
         while left > 0 {
             let count = left.min(CHUNK);
-            chunks.push(Chunk { parameter, decays: spec.decays(), buffers: buffers.take(count) });
+            let buffers = buffers.take(count);
+            chunks.extend(rule.map(|rule| Chunk { parameter, decays: spec.decays(), rule, buffers }));
             left -= count;
         }
     }

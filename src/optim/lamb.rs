@@ -3,7 +3,6 @@
 
 use lambert_config::run::Optimizer as Settings;
 
-use super::Rule;
 use super::chunks::{self, Chunk, sum_of_squares};
 
 /// Elements that are worked on while they are in the cache.
@@ -11,8 +10,8 @@ const BLOCK: usize = 2048;
 
 /// `u = m_hat / (sqrt(v_hat) + eps) + decay p`, then `p -= rate |p| / |u| u`. Tensors without weight decay have a
 /// ratio of 1 (unless the settings say otherwise), and so has one whose weights or update are all zero.
-pub(super) fn update(rule: &Rule, settings: &Settings, chunks: &mut [Chunk<'_>], threads: usize) {
-    let sums = chunks::each(chunks, threads, |chunk| directions(rule, chunk));
+pub(super) fn update(settings: &Settings, chunks: &mut [Chunk<'_>], threads: usize) {
+    let sums = chunks::each(chunks, threads, directions);
     let parameters = chunks.last().map_or(0, |chunk| chunk.parameter + 1);
     let mut norms = vec![(0.0, 0.0); parameters];
     for (chunk, (weights, update)) in chunks.iter().zip(sums) {
@@ -23,7 +22,7 @@ pub(super) fn update(rule: &Rule, settings: &Settings, chunks: &mut [Chunk<'_>],
         let (weights, update) = norms[chunk.parameter];
         let trusted = chunk.decays || settings.trust_undecayed;
         let ratio = if trusted { ratio(weights.sqrt(), update.sqrt(), settings.trust_ratio) } else { 1.0 };
-        apply(rule.learning_rate * ratio as f32, chunk);
+        apply(chunk.rule.learning_rate * ratio as f32, chunk);
     });
 }
 
@@ -34,7 +33,8 @@ fn ratio(weights: f64, update: f64, bounds: Option<[f64; 2]>) -> f64 {
 }
 
 /// Moves the moments and leaves `u` where the gradients were; the sums of the squares of weights and `u`.
-fn directions(rule: &Rule, chunk: &mut Chunk<'_>) -> (f64, f64) {
+fn directions(chunk: &mut Chunk<'_>) -> (f64, f64) {
+    let rule = chunk.rule;
     let decay = if chunk.decays { rule.weight_decay } else { 0.0 };
     let buffers = &mut chunk.buffers;
     let (mut weights_sum, mut update_sum) = (0.0, 0.0);

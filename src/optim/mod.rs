@@ -7,6 +7,8 @@ mod lamb;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
+
 use lambert_config::run::{Optimizer as Settings, OptimizerKind};
 
 use crate::model::parameters::Spec;
@@ -21,10 +23,12 @@ pub struct Optimizer {
     pub second_moment: Vec<f32>,
     /// Updates made; the bias correction counts these.
     pub updates: u64,
+    /// Of the encoder layers whose moments were zero after so many updates: the bias correction of theirs counts from there.
+    pub born: BTreeMap<usize, u64>,
     settings: Settings,
 }
 
-/// What one update of one element needs, the same for all.
+/// What one update of one element needs, the same for all of a parameter.
 #[derive(Debug, Clone, Copy)]
 struct Rule {
     beta1: f32,
@@ -57,7 +61,7 @@ impl Rule {
 impl Optimizer {
     /// Zero moments for `elements` weights.
     pub fn new(settings: Settings, elements: usize) -> Self {
-        Self { first_moment: vec![0.0; elements], second_moment: vec![0.0; elements], updates: 0, settings }
+        Self { first_moment: vec![0.0; elements], second_moment: vec![0.0; elements], updates: 0, born: BTreeMap::new(), settings }
     }
 
     /// Forgets the moments and the count of updates.
@@ -65,10 +69,12 @@ impl Optimizer {
         self.first_moment.fill(0.0);
         self.second_moment.fill(0.0);
         self.updates = 0;
+        self.born.clear();
     }
 
     /// One update of `weights` with `gradients` (which are scratch afterwards), on as many threads as libtorch has been
     /// given. `gradient_norm` is the L2 norm of all gradients: they are scaled down to the clipping norm when above it.
+    /// Frozen parameters are passed over.
     pub fn step(
         &mut self,
         specs: &[Spec],
@@ -78,15 +84,21 @@ impl Optimizer {
         learning_rate: f64,
     ) {
         self.updates += 1;
-        let rule = self.rule(gradient_norm, learning_rate);
+        let age = |spec: &Spec| {
+            let born = spec.layer().and_then(|(layer, _)| self.born.get(&layer));
+            self.updates - born.copied().unwrap_or(0)
+        };
+        let rule = |spec: &Spec| (!spec.frozen).then(|| self.rule(gradient_norm, learning_rate, age(spec)));
+        let rules: Vec<Option<Rule>> = specs.iter().map(rule).collect();
         let (first, second) = (&mut *self.first_moment, &mut *self.second_moment);
-        update(&self.settings, &rule, specs, Buffers { weights, gradients, first, second }, threads());
+        update(&self.settings, &rules, specs, Buffers { weights, gradients, first, second }, threads());
     }
 
-    fn rule(&self, gradient_norm: f64, learning_rate: f64) -> Rule {
+    /// The rule for parameters whose moments have seen `updates` updates, this one counted.
+    fn rule(&self, gradient_norm: f64, learning_rate: f64, updates: u64) -> Rule {
         let settings = &self.settings;
         let correction = |beta: f64| {
-            if settings.corrects_bias() { (1.0 / (1.0 - beta.powf(self.updates as f64))) as f32 } else { 1.0 }
+            if settings.corrects_bias() { (1.0 / (1.0 - beta.powf(updates as f64))) as f32 } else { 1.0 }
         };
         let clip = settings.clip_norm > 0.0 && gradient_norm > settings.clip_norm;
         Rule {
@@ -105,11 +117,11 @@ impl Optimizer {
 }
 
 /// The update itself; the number of threads changes no bit of it.
-fn update(settings: &Settings, rule: &Rule, specs: &[Spec], buffers: Buffers<'_>, threads: usize) {
-    let mut chunks = chunks::cut(specs, buffers);
+fn update(settings: &Settings, rules: &[Option<Rule>], specs: &[Spec], buffers: Buffers<'_>, threads: usize) {
+    let mut chunks = chunks::cut(specs, rules, buffers);
     match settings.kind {
-        OptimizerKind::Lamb => lamb::update(rule, settings, &mut chunks, threads),
-        OptimizerKind::Adamw | OptimizerKind::AdamBert => adamw::update(rule, &mut chunks, threads),
+        OptimizerKind::Lamb => lamb::update(settings, &mut chunks, threads),
+        OptimizerKind::Adamw | OptimizerKind::AdamBert => adamw::update(&mut chunks, threads),
     }
 }
 

@@ -20,7 +20,7 @@ type Shapes = [(&'static str, usize, bool)];
 fn specs(shapes: &Shapes) -> Vec<Spec> {
     let mut first = 0;
     let spec = |&(name, count, decays): &(&str, usize, bool)| {
-        let spec = Spec { name: name.to_owned(), shape: vec![count as i64], first, padding: 0 };
+        let spec = Spec { name: name.to_owned(), shape: vec![count as i64], first, padding: 0, frozen: false };
         assert_eq!(spec.decays(), decays);
         first += count;
         spec
@@ -144,17 +144,49 @@ fn the_number_of_threads_changes_no_bit() {
             let (mut weights, mut gradients) = (draw.weights(&SHAPES), draw.values(&SHAPES, 1.0));
             let mut optimizer = Optimizer { updates: 1, ..Optimizer::new(settings.clone(), elements(&SHAPES)) };
             let norm = chunks::sum_of_squares_of(&gradients, threads).sqrt();
-            let rule = optimizer.rule(norm, 1e-2);
+            let rules = vec![Some(optimizer.rule(norm, 1e-2, 1)); specs.len()];
             let buffers = Buffers {
                 weights: &mut weights,
                 gradients: &mut gradients,
                 first: &mut optimizer.first_moment,
                 second: &mut optimizer.second_moment,
             };
-            update(&settings, &rule, &specs, buffers, threads);
+            update(&settings, &rules, &specs, buffers, threads);
             (weights, optimizer, norm)
         };
         let alone = after(1);
         [2, 3, 7, 64].iter().for_each(|&threads| assert_eq!(after(threads), alone));
+    }
+}
+
+#[test]
+fn a_frozen_layer_stays_and_one_that_is_born_later_counts_from_there() {
+    for kind in [OptimizerKind::Lamb, OptimizerKind::Adamw] {
+        let settings = Settings { kind, ..Settings::default() };
+        let names = ["bert.encoder.layer.0.output.dense.weight", "bert.encoder.layer.1.output.dense.weight"];
+        let shapes = names.map(|name| (name, 40, true));
+        let mut specs = specs(&shapes);
+        let mut draw = Draw(Key::new(7).rng());
+        let mut weights = draw.values(&shapes, 0.1);
+        let (start, range) = (weights.clone(), specs[1].range());
+        let mut optimizer = Optimizer::new(settings.clone(), 80);
+        specs[1].frozen = true;
+        for _ in 0..3 {
+            optimizer.step(&specs, &mut weights, &mut draw.values(&shapes, 1.0), 1.0, 1e-2);
+        }
+        assert_eq!(weights[range.clone()], start[range.clone()]);
+        assert_ne!(weights[..40], start[..40]);
+        assert!(optimizer.first_moment[range.clone()].iter().all(|moment| *moment == 0.0));
+        specs[1].frozen = false;
+        optimizer.born.insert(1, 3);
+        let mut alone = Optimizer::new(settings, 40);
+        let mut its_own = start[range.clone()].to_vec();
+        for _ in 0..2 {
+            let mut gradients = draw.values(&shapes, 1.0);
+            let mut its_gradients = gradients[range.clone()].to_vec();
+            optimizer.step(&specs, &mut weights, &mut gradients, 1.0, 1e-2);
+            alone.step(&self::specs(&shapes[..1]), &mut its_own, &mut its_gradients, 1.0, 1e-2);
+        }
+        assert_eq!(weights[range], its_own, "{kind:?}");
     }
 }

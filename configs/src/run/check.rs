@@ -1,6 +1,6 @@
 //! What a run's configuration must satisfy before anything is started.
 
-use super::{Backend, Cluster, Device, Guard, Model, Objective, Optimizer, OptimizerKind, RunConfig, Stage};
+use super::{Backend, Cluster, Device, Guard, Model, Objective, Optimizer, OptimizerKind, Order, RunConfig, Stage};
 use crate::load::{Checked, Fault};
 
 impl Checked for RunConfig {
@@ -15,12 +15,7 @@ impl Checked for RunConfig {
             stage.check(index, faults);
             let before = index.checked_sub(1).map_or(stage, |before| &self.stage[before]);
             let (from, to) = (before.depth(&self.model), stage.depth(&self.model));
-            if from != to {
-                faults.push(Fault::new(
-                    format!("stage.{index}.layers"),
-                    format!("{to} layers after {from}: this version keeps one depth through a run"),
-                ));
-            }
+            stage.check_growth(index, from, to, faults);
         }
         self.cluster.check(faults);
         self.guard.check(faults);
@@ -127,6 +122,27 @@ impl Stage {
         not_negative(&key("learning_rate_end"), self.learning_rate_end, faults);
         if !(0.0..=1.0).contains(&self.warmup) {
             faults.push(Fault::new(key("warmup"), "is a share of the steps: from 0 to 1"));
+        }
+    }
+}
+
+impl Stage {
+    /// Growth from `from` layers, those of the stage before, to `to`.
+    fn check_growth(&self, index: usize, from: usize, to: usize, faults: &mut Vec<Fault>) {
+        let key = |name: &str| format!("stage.{index}.{name}");
+        if to < from {
+            faults.push(Fault::new(key("layers"), format!("{to} layers after {from}: layers cannot be taken away")));
+        }
+        if to > from && self.growth.order == Order::Interleave && !to.is_multiple_of(from.max(1)) {
+            let message = format!("{to} layers after {from}: interleave reaches multiples of {from} only");
+            faults.push(Fault::new(key("growth.order"), message));
+        }
+        if to <= from && !self.growth.is_default() {
+            faults.push(Fault::new(key("growth"), "the stage has no more layers than the one before"));
+        }
+        if self.growth.new_layers_only > self.steps {
+            let message = format!("is {}; the stage has {} steps", self.growth.new_layers_only, self.steps);
+            faults.push(Fault::new(key("growth.new_layers_only"), message));
         }
     }
 }

@@ -288,6 +288,9 @@ impl<'a> Coordinator<'a> {
                 );
                 self.status.evaluation = Some(evaluation);
             }
+            EventKind::Grown { step, from, to, stage } => {
+                tracing::info!("the model grows from {from} to {to} layers after step {step}: stage {stage} begins");
+            }
             EventKind::Warning { message } => tracing::warn!("rank {}: {message}", event.rank),
             EventKind::Finished { step, .. } => self.status.step = step,
             // Told once, with all that is known, when the attempt has ended.

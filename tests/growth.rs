@@ -1,0 +1,146 @@
+//! Runs whose model grows: the same bits and samples whatever is killed around a boundary, what stands on either side of one,
+//! and what is refused.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use lambert_data_prep::random::Key;
+use safetensors::SafeTensors;
+use support::{Ended, Place, Running, assert_same_bits, checkpoints, done, run};
+
+/// Stages of one, two and four layers, of so many steps each.
+const STEPS: u64 = 20;
+
+fn config(place: &Place, ranks: usize) -> String {
+    let data = place.path("data/train");
+    let stage = |layers: usize, more: &str| {
+        format!(
+            "[[stage]]\nname = \"{layers}\"\nlayers = {layers}\ndata = {data:?}\nsteps = {STEPS}\nglobal_batch = 16\n\
+             micro_batch_tokens = 256\nlearning_rate = 5e-3\ndecay = \"constant\"\n{more}"
+        )
+    };
+    let text = format!(
+        "[model]\nhidden = 32\nheads = 2\nintermediate = 64\npositions = 64\n\
+         {}{}{}[checkpoint]\nevery_steps = 7\nkeep = 100\n\
+         [cluster]\nranks = {ranks}\nbackend = \"mpi\"\ndevice = \"cpu\"\n",
+        stage(1, ""),
+        stage(2, "growth.moments = \"zero\"\ngrowth.new_layers_only = 4\n"),
+        stage(4, "growth.order = \"interleave\"\ngrowth.identity = true\n"),
+    );
+    place.file(&format!("growing-{ranks}.toml"), text)
+}
+
+fn finished(ended: Ended) -> Ended {
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    ended
+}
+
+/// The tensors of a checkpoint's model, by name.
+fn model(run: &str, step: u64) -> BTreeMap<String, Vec<u8>> {
+    let name = checkpoints(run).into_iter().find(|name| name.starts_with(&format!("step-{step:09}"))).unwrap();
+    let bytes = std::fs::read(format!("{run}/checkpoints/{name}/model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    tensors.iter().map(|(name, view)| (name.to_owned(), view.data().to_vec())).collect()
+}
+
+fn layers(model: &BTreeMap<String, Vec<u8>>) -> usize {
+    let layer = |name: &String| name.strip_prefix("bert.encoder.layer.")?.split('.').next()?.parse::<usize>().ok();
+    model.keys().filter_map(layer).max().unwrap() + 1
+}
+
+#[test]
+fn a_growing_model_is_the_same_whatever_is_killed() {
+    let place = Place::new();
+    let reference = place.path("reference");
+    let whole = finished(Running::start(&config(&place, 2), &reference).end());
+    assert!(whole.log.contains("grows from 1 to 2 layers after step 20"), "{}", whole.log);
+    assert!(whole.log.contains("grows from 2 to 4 layers after step 40"), "{}", whole.log);
+    let (first, last) = (&whole.records[0], whole.records.last().unwrap());
+    assert!(last.loss < 0.97 * first.loss, "nothing was learnt: {} to {}", first.loss, last.loss);
+    both_sides(&place, &reference);
+
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
+    let seed = std::env::var("LAMBERT_TEST_SEED").map_or(now, |seed| seed.parse().unwrap());
+    eprintln!("moments from LAMBERT_TEST_SEED={seed}");
+    let mut moments = Key::new(seed).rng();
+    for (trial, boundary) in [STEPS, 2 * STEPS, STEPS, 2 * STEPS].into_iter().enumerate() {
+        let name = place.path(&format!("killed-{trial}"));
+        let mut running = Running::start(&config(&place, 2), &name);
+        running.reach(boundary - trial as u64 % 2);
+        std::thread::sleep(Duration::from_millis(moments.below(60)));
+        if trial < 2 {
+            support::workers(&name).into_values().for_each(support::kill_if_there);
+        } else {
+            running.kill_coordinator("-9");
+            drop(running.end());
+            support::wait_for_no_workers(&name);
+            running = Running::start(&config(&place, 2), &name);
+        }
+        finished(running.end());
+        assert_same_bits(&reference, &name);
+    }
+
+    // Another world behind the boundary: the same samples.
+    let moved = place.path("moved");
+    let mut running = Running::start(&config(&place, 2), &moved);
+    running.reach(STEPS - 3);
+    running.kill_coordinator("-TERM");
+    let stopped = running.end();
+    assert_eq!(stopped.code, Some(75), "{}", stopped.log);
+    let rest = finished(Running::start(&config(&place, 1), &moved).end());
+    for record in &rest.records {
+        let other = &whole.records[record.step as usize - 1];
+        assert_eq!((record.batch_digest, &record.stage), (other.batch_digest, &other.stage), "step {}", record.step);
+    }
+    assert_eq!(rest.records.last().unwrap().step, 3 * STEPS);
+}
+
+/// The checkpoints around the boundaries: before one the model is as deep as before, and behind it only new layers change for
+/// a while.
+fn both_sides(place: &Place, run: &str) {
+    let [before, frozen, after, end] = [20, 21, 28, 60].map(|step| model(run, step));
+    assert_eq!([&before, &frozen, &after, &end].map(layers), [1, 2, 2, 4]);
+    assert_eq!(layers(&model(run, 40)), 2, "the boundary is a checkpoint");
+    let old = |name: &String| !name.starts_with("bert.encoder.layer.1.");
+    assert!(before.iter().all(|(name, data)| *data == frozen[name]), "an old layer was trained");
+    assert!(frozen.iter().filter(|(name, _)| !old(name)).any(|(name, data)| {
+        *data != before[&name.replace("layer.1.", "layer.0.")]
+    }));
+    assert!(before.iter().any(|(name, data)| *data != after[name]), "old layers were not freed");
+    // The exported folder says how deep it is.
+    for (step, layers) in [(20, 1), (40, 2), (60, 4)] {
+        let name = checkpoints(run).into_iter().find(|name| name.starts_with(&format!("step-{step:09}"))).unwrap();
+        let folder = place.path(&format!("export-{layers}"));
+        done(&["export", &format!("{run}/checkpoints/{name}"), "--output", &folder]);
+        let config = std::fs::read(format!("{folder}/config.json")).unwrap();
+        let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+        assert_eq!(config["num_hidden_layers"], layers);
+    }
+}
+
+#[test]
+fn growth_that_cannot_be_is_refused() {
+    let place = Place::new();
+    let config = config(&place, 1);
+    let url = place.path("refused");
+    let refused = |sets: &[&str], words: &[&str]| {
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        let ran = run(&[&["run", "--config", &config, "--run", &url][..], &sets].concat());
+        assert_eq!(ran.code, 2, "{}", ran.err);
+        words.iter().for_each(|word| assert!(ran.err.contains(word), "no {word:?} in {}", ran.err));
+        assert!(!std::path::Path::new(&url).exists(), "a refused run left something behind");
+    };
+    refused(&["stage.2.layers=1"], &["stage.2.layers: 1 layers after 2: layers cannot be taken away"]);
+    refused(&["stage.2.layers=3"], &["stage.2.growth.order: 3 layers after 2: interleave reaches multiples of 2 only"]);
+    refused(&["stage.2.layers=2"], &["stage.2.growth: the stage has no more layers"]);
+    refused(
+        &["stage.1.growth.new_layers_only=21", "stage.2.hidden=64"],
+        &["stage.2.hidden"],
+    );
+    refused(&["stage.1.growth.new_layers_only=21"], &["stage.1.growth.new_layers_only: is 21; the stage has 20 steps"]);
+    refused(&["stage.1.growth.moments=half"], &["stage.1.growth.moments", "copy"]);
+}
