@@ -19,7 +19,7 @@ pub mod trouble;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use lambert_config::plan::Place;
+use lambert_config::plan::{Ended, Place};
 use lambert_config::run::{Guard, Model};
 use lambert_data_prep::dataset::Dataset;
 use lambert_store::checkpoint::Best;
@@ -30,6 +30,7 @@ use crate::growth;
 use crate::guard::{History, Verdict};
 use crate::model::Parameters;
 use crate::optim::{self, Optimizer};
+use crate::plateau::Watched;
 use crate::torch::TorchError;
 
 pub use resume::{choose, read_model, read_state, resume};
@@ -51,6 +52,12 @@ pub struct State {
     pub detours: BTreeMap<String, Detours>,
     /// What the steps of the stage have shown.
     pub history: History,
+    /// What the evaluations of the stage have shown, where it may end at a plateau.
+    pub watched: Watched,
+    /// Stages that have ended at one.
+    pub ended: Ended,
+    /// Layers before the stage's growth, if its model has grown.
+    pub grown_from: Option<usize>,
     /// Samples drawn from each dataset, by the sha256 of its manifest.
     pub cursors: BTreeMap<String, u64>,
 }
@@ -74,6 +81,15 @@ pub struct Facts {
     /// What the steps of the stage have shown.
     #[serde(default)]
     pub history: History,
+    /// What the evaluations of the stage have shown.
+    #[serde(default, skip_serializing_if = "Watched::is_new")]
+    pub watched: Watched,
+    /// Stages that have ended at a plateau, and their steps.
+    #[serde(default, skip_serializing_if = "Ended::is_empty")]
+    pub ended: Ended,
+    /// Layers before the stage's growth, if its model has grown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grown_from: Option<usize>,
     /// Pieces of the vocabulary.
     pub vocabulary: usize,
     /// Whether text is lowercased before it is split into pieces.
@@ -101,6 +117,9 @@ impl State {
             skipped_samples: 0,
             detours: BTreeMap::new(),
             history: History::default(),
+            watched: Watched::default(),
+            ended: Ended::new(),
+            grown_from: None,
             cursors: BTreeMap::new(),
         }
     }
@@ -120,6 +139,7 @@ impl State {
             return Ok(());
         }
         self.history = History::default();
+        self.watched = Watched::default();
         growth::grow(self, model, &place.stage.growth, place.stage.depth(model))?;
         if place.stage.restart_optimizer {
             self.optimizer.restart();

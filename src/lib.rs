@@ -34,6 +34,7 @@ pub mod metrics;
 pub mod model;
 pub mod objective;
 pub mod optim;
+pub mod plateau;
 pub mod retreat;
 pub mod saved;
 pub mod session;

@@ -38,7 +38,7 @@ pub fn run(session: &Session, collective: &mut dyn Collective) -> Result<Outcome
     let (mut state, origin) = checkpoint::resume(session, collective, &datasets)?;
     let mut saver = Saver::new(session, &datasets, &state, origin)?;
     let mut stage_index = 0;
-    'stages: while let Some(place) = plan::place(&session.config, state.step) {
+    'stages: while let Some(place) = plan::place(&session.config, &state.ended, state.step) {
         stage_index = place.index;
         let dataset = &*datasets.stages[place.index];
         enter(session, collective, &mut saver, &mut state, &place)?;
@@ -59,17 +59,22 @@ pub fn run(session: &Session, collective: &mut dyn Collective) -> Result<Outcome
                 return Ok(Outcome::RolledBack);
             }
             saver.tend(collective, told.saving)?;
-            let ends = done == place.stage.steps;
-            let mut must = ends;
+            let mut ends = done == place.stage.steps;
+            let mut best = false;
             if ends || state.step.is_multiple_of(session.config.evaluation.every_steps) {
-                must |= stage.evaluate(&state, collective, &mut saver)?;
+                best = stage.evaluate(&mut state, collective, &mut saver)?;
+                ends |= state.ended.contains_key(&place.index);
             }
-            if told.directive == Directive::CheckpointAndStop && plan::place(&session.config, state.step).is_some() {
+            let is_last = plan::place(&session.config, &state.ended, state.step).is_none();
+            if told.directive == Directive::CheckpointAndStop && !is_last {
                 saver.complete(collective, &state, place.index)?;
                 return Ok(finish(session, &state, Outcome::Stopped));
             }
-            if saver.is_due(state.step, told.directive != Directive::Continue) || must {
+            if saver.is_due(state.step, told.directive != Directive::Continue) || ends || best {
                 saver.save(collective, &state, place.index)?;
+            }
+            if ends {
+                continue 'stages;
             }
         }
     }
@@ -89,7 +94,8 @@ fn enter(
 ) -> Result<(), Error> {
     let model = &session.config.model;
     let (from, to) = (state.parameters.layers(), place.stage.depth(model));
-    if from != to {
+    // A run that begins from another's checkpoint has it there.
+    if from != to && state.step > 0 {
         saver.complete(collective, state, place.index.saturating_sub(1))?;
     }
     state.enter(model, place)?;
@@ -181,10 +187,9 @@ impl<'a> Stage<'a> {
 
     /// Freezes or frees the old layers, as the stage's growth says for the step after `done` of them.
     fn freeze(&self, state: &mut State, done: u64) {
-        let (config, Place { stage, index, .. }) = (&self.session.config, self.place);
-        if done == self.place.done || done == stage.growth.new_layers_only {
-            let before = index.checked_sub(1).map_or(stage, |before| &config.stage[before]);
-            growth::freeze(&mut state.parameters, &stage.growth, before.depth(&config.model), done);
+        let growth = &self.place.stage.growth;
+        if done == self.place.done || done == growth.new_layers_only {
+            growth::freeze(&mut state.parameters, growth, state.grown_from, done);
         }
     }
 
@@ -259,13 +264,12 @@ impl<'a> Stage<'a> {
 
     /// What is known of a step before it is computed.
     fn record(&self, state: &State, batch: &GlobalBatch) -> StepRecord {
-        let done = self.place.done + state.step - self.first_step;
         StepRecord {
             stage: self.place.stage.name.clone(),
             epoch: batch.epoch,
             samples: batch.lengths.len() as u64,
             tokens: batch.tokens(),
-            learning_rate: schedule::learning_rate(self.place.stage, done),
+            learning_rate: schedule::learning_rate(self.place.stage, self.done(state)),
             ..StepRecord::default()
         }
     }
@@ -291,8 +295,14 @@ impl<'a> Stage<'a> {
         flops::training(&self.session.config.model, self.layers, vocabulary, lengths, batch.masked_tokens)
     }
 
-    /// Measures the held-out loss, if there are samples for it. Returns whether a checkpoint is to be saved for it.
-    fn evaluate(&self, state: &State, collective: &mut dyn Collective, saver: &mut Saver<'_>) -> Result<bool, Error> {
+    /// Measures the held-out loss, if there are samples for it, and ends the stage where it is flat. Returns whether a
+    /// checkpoint is to be saved for the loss.
+    fn evaluate(
+        &self,
+        state: &mut State,
+        collective: &mut dyn Collective,
+        saver: &mut Saver<'_>,
+    ) -> Result<bool, Error> {
         let Some(dataset) = &self.datasets.evaluation else { return Ok(false) };
         let config = &self.session.config;
         let question = Question {
@@ -303,9 +313,25 @@ impl<'a> Stage<'a> {
         };
         let evaluation = evaluate::evaluate(&self.bert, collective, &question, state.step)?;
         let best = saver.push_evaluation(collective, &evaluation)?;
+        let loss = evaluation.mlm_loss;
         if self.session.is_first() {
             self.session.control.event(EventKind::Evaluation(evaluation));
         }
+        let Place { stage, index, .. } = self.place;
+        let done = self.done(state);
+        if stage.plateau.is_some_and(|plateau| state.watched.is_flat(&plateau, loss)) && done < stage.steps {
+            state.ended.insert(index, done);
+            if self.session.is_first() {
+                let steps = plan::total_steps(config, &state.ended);
+                let stage = stage.name.clone();
+                self.session.control.event(EventKind::Plateau { step: state.step, stage, done, steps });
+            }
+        }
         Ok(best)
+    }
+
+    /// Steps of this stage that are done.
+    fn done(&self, state: &State) -> u64 {
+        self.place.done + state.step - self.first_step
     }
 }

@@ -12,11 +12,13 @@ use lambert_data_prep::random::Key;
 use safetensors::SafeTensors;
 use support::{Ended, Place, Running, assert_same_bits, checkpoints, done, run};
 
-/// Stages of one, two and four layers, of so many steps each.
+/// Stages of one, two and four layers, of so many steps each; but the second ends at a plateau before them.
 const STEPS: u64 = 20;
+/// Steps after which the stages end.
+const ENDS: [u64; 3] = [STEPS, STEPS + 12, STEPS + 12 + STEPS];
 
 fn config(place: &Place, ranks: usize) -> String {
-    let data = place.path("data/train");
+    let (data, held_out) = (place.path("data/train"), place.path("data/held-out"));
     let stage = |layers: usize, more: &str| {
         format!(
             "[[stage]]\nname = \"{layers}\"\nlayers = {layers}\ndata = {data:?}\nsteps = {STEPS}\nglobal_batch = 16\n\
@@ -25,10 +27,14 @@ fn config(place: &Place, ranks: usize) -> String {
     };
     let text = format!(
         "[model]\nhidden = 32\nheads = 2\nintermediate = 64\npositions = 64\n\
-         {}{}{}[checkpoint]\nevery_steps = 7\nkeep = 100\n\
+         {}{}{}[evaluation]\ndata = {held_out:?}\nevery_steps = 4\nsamples = 32\n[checkpoint]\nevery_steps = 7\nkeep = 100\n\
          [cluster]\nranks = {ranks}\nbackend = \"mpi\"\ndevice = \"cpu\"\n",
         stage(1, ""),
-        stage(2, "growth.moments = \"zero\"\ngrowth.new_layers_only = 4\n"),
+        // No loss falls by 10 nats: after the first evaluation all are flat.
+        stage(
+            2,
+            "growth.moments = \"zero\"\ngrowth.new_layers_only = 4\nplateau = { evaluations = 2, min_delta = 10.0 }\n",
+        ),
         stage(4, "growth.order = \"interleave\"\ngrowth.identity = true\n"),
     );
     place.file(&format!("growing-{ranks}.toml"), text)
@@ -58,7 +64,11 @@ fn a_growing_model_is_the_same_whatever_is_killed() {
     let reference = place.path("reference");
     let whole = finished(Running::start(&config(&place, 2), &reference).end());
     assert!(whole.log.contains("grows from 1 to 2 layers after step 20"), "{}", whole.log);
-    assert!(whole.log.contains("grows from 2 to 4 layers after step 40"), "{}", whole.log);
+    let flat = "the held-out loss is flat: stage 2 ends after 12 steps, at step 32 of now 52";
+    assert!(whole.log.contains(flat), "{}", whole.log);
+    assert!(whole.log.contains("grows from 2 to 4 layers after step 32"), "{}", whole.log);
+    let steps = |stage: &str| whole.records.iter().filter(|record| record.stage == stage).count() as u64;
+    assert_eq!(["1", "2", "4"].map(steps), [STEPS, 12, STEPS]);
     let (first, last) = (&whole.records[0], whole.records.last().unwrap());
     assert!(last.loss < 0.97 * first.loss, "nothing was learnt: {} to {}", first.loss, last.loss);
     both_sides(&place, &reference);
@@ -67,7 +77,7 @@ fn a_growing_model_is_the_same_whatever_is_killed() {
     let seed = std::env::var("LAMBERT_TEST_SEED").map_or(now, |seed| seed.parse().unwrap());
     eprintln!("moments from LAMBERT_TEST_SEED={seed}");
     let mut moments = Key::new(seed).rng();
-    for (trial, boundary) in [STEPS, 2 * STEPS, STEPS, 2 * STEPS].into_iter().enumerate() {
+    for (trial, boundary) in [ENDS[0], ENDS[1], ENDS[0], ENDS[1]].into_iter().enumerate() {
         let name = place.path(&format!("killed-{trial}"));
         let mut running = Running::start(&config(&place, 2), &name);
         running.reach(boundary - trial as u64 % 2);
@@ -96,23 +106,26 @@ fn a_growing_model_is_the_same_whatever_is_killed() {
         let other = &whole.records[record.step as usize - 1];
         assert_eq!((record.batch_digest, &record.stage), (other.batch_digest, &other.stage), "step {}", record.step);
     }
-    assert_eq!(rest.records.last().unwrap().step, 3 * STEPS);
+    assert_eq!(rest.records.last().unwrap().step, ENDS[2]);
 }
 
 /// The checkpoints around the boundaries: before one the model is as deep as before, and behind it only new layers change for
 /// a while.
 fn both_sides(place: &Place, run: &str) {
-    let [before, frozen, after, end] = [20, 21, 28, 60].map(|step| model(run, step));
+    let [before, frozen, after, end] = [20, 21, 28, 52].map(|step| model(run, step));
     assert_eq!([&before, &frozen, &after, &end].map(layers), [1, 2, 2, 4]);
-    assert_eq!(layers(&model(run, 40)), 2, "the boundary is a checkpoint");
+    assert_eq!(layers(&model(run, 32)), 2, "the boundary is a checkpoint");
     let old = |name: &String| !name.starts_with("bert.encoder.layer.1.");
     assert!(before.iter().all(|(name, data)| *data == frozen[name]), "an old layer was trained");
-    assert!(frozen.iter().filter(|(name, _)| !old(name)).any(|(name, data)| {
-        *data != before[&name.replace("layer.1.", "layer.0.")]
-    }));
+    assert!(
+        frozen
+            .iter()
+            .filter(|(name, _)| !old(name))
+            .any(|(name, data)| { *data != before[&name.replace("layer.1.", "layer.0.")] })
+    );
     assert!(before.iter().any(|(name, data)| *data != after[name]), "old layers were not freed");
     // The exported folder says how deep it is.
-    for (step, layers) in [(20, 1), (40, 2), (60, 4)] {
+    for (step, layers) in [(20, 1), (32, 2), (52, 4)] {
         let name = checkpoints(run).into_iter().find(|name| name.starts_with(&format!("step-{step:09}"))).unwrap();
         let folder = place.path(&format!("export-{layers}"));
         done(&["export", &format!("{run}/checkpoints/{name}"), "--output", &folder]);
@@ -120,6 +133,61 @@ fn both_sides(place: &Place, run: &str) {
         let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
         assert_eq!(config["num_hidden_layers"], layers);
     }
+}
+
+/// A run of two layers that begins with the weights of a checkpoint with one.
+#[test]
+fn a_model_grows_from_another_runs_checkpoint() {
+    let place = Place::new();
+    let config = config(&place, 1);
+    let first = place.path("first");
+    finished(Running::start_with(&config, &first, &["--set", "stage.0.steps=10", "--set", "stage.0.name=other"]).end());
+    let checkpoint = |step: u64| {
+        let name = checkpoints(&first).into_iter().find(|name| name.starts_with(&format!("step-{step:09}"))).unwrap();
+        format!("{first}/checkpoints/{name}")
+    };
+    let (shallow, deep) = (checkpoint(10), checkpoint(42));
+    let set = ["--set", "stage.0.layers=2", "--set", "stage.0.growth.new_layers_only=12"];
+    let more = [&set[..], &["--set", "stage.1.growth.moments=zero", "--set", "stage.1.layers=4"]].concat();
+    let from = |from: &str, more: &[&str]| {
+        [&["--from", from][..], more].concat().into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+
+    let with = [&more[..], &["--with-optimizer"]].concat();
+    let arguments = from(&shallow, &with);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let (whole, killed) = (place.path("whole"), place.path("killed"));
+    let ended = finished(Running::start_with(&config, &whole, &arguments).end());
+    assert!(ended.log.contains("grows from 1 to 2 layers after step 0"), "{}", ended.log);
+    // At step 7 only the new layer has been trained, at step 14 all have.
+    let [start, frozen, freed] = [(&first, 10), (&whole, 7), (&whole, 14)].map(|(run, step)| model(run, step));
+    assert!(start.iter().all(|(name, data)| *data == frozen[name]), "an old layer was trained");
+    assert!(start.iter().any(|(name, data)| *data != freed[name]), "old layers were not freed");
+    let mut running = Running::start_with(&config, &killed, &arguments);
+    running.reach(9);
+    support::workers(&killed).into_values().for_each(support::kill_if_there);
+    finished(running.end());
+    assert_same_bits(&whole, &killed);
+
+    let refused = |checkpoint: &str, more: &[&str], word: &str| {
+        let url = place.path("refused");
+        let arguments = from(checkpoint, more);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let ran = run(&[&["run", "--config", &config, "--run", &url][..], &arguments].concat());
+        assert_eq!(ran.code, 2, "{}", ran.err);
+        assert!(ran.err.contains(word), "no {word:?} in {}", ran.err);
+        assert!(!std::path::Path::new(&url).exists(), "a refused run left something behind");
+    };
+    refused(&deep, &[], "stage.0.layers: 1 layers after 4: layers cannot be taken away");
+    let moments = [&more[..], &["--set", "stage.0.growth.moments=scale"]].concat();
+    refused(&shallow, &moments, "stage.0.growth.moments: asks for moments");
+    refused(&shallow, &[&more[..], &["--set", "model.hidden=64"]].concat(), "run.from: its model has hidden = 32");
+    let manifest = format!("{shallow}/manifest.json");
+    let text = std::fs::read_to_string(&manifest).unwrap();
+    let mut value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    value["objects"].as_array_mut().unwrap().retain(|object| object["path"] == "model.safetensors");
+    std::fs::write(&manifest, support::seal(&(serde_json::to_string_pretty(&value).unwrap() + "\n"))).unwrap();
+    refused(&shallow, &with, "run.from_optimizer: ");
 }
 
 #[test]
@@ -137,10 +205,10 @@ fn growth_that_cannot_be_is_refused() {
     refused(&["stage.2.layers=1"], &["stage.2.layers: 1 layers after 2: layers cannot be taken away"]);
     refused(&["stage.2.layers=3"], &["stage.2.growth.order: 3 layers after 2: interleave reaches multiples of 2 only"]);
     refused(&["stage.2.layers=2"], &["stage.2.growth: the stage has no more layers"]);
-    refused(
-        &["stage.1.growth.new_layers_only=21", "stage.2.hidden=64"],
-        &["stage.2.hidden"],
-    );
+    refused(&["stage.1.growth.new_layers_only=21", "stage.2.hidden=64"], &["stage.2.hidden"]);
     refused(&["stage.1.growth.new_layers_only=21"], &["stage.1.growth.new_layers_only: is 21; the stage has 20 steps"]);
     refused(&["stage.1.growth.moments=half"], &["stage.1.growth.moments", "copy"]);
+    refused(&["stage.1.restart_optimizer=true"], &["stage.1.growth.moments: with restart_optimizer none are kept"]);
+    refused(&["stage.1.plateau.evaluations=0"], &["stage.1.plateau.evaluations: is 0"]);
+    refused(&["evaluation.data="], &["stage.1.plateau: needs evaluation.data"]);
 }

@@ -22,7 +22,7 @@ fn every_shipped_configuration_is_valid() {
             preparations += 1;
         } else {
             let config: RunConfig = Layers::default().load(&path).unwrap_or_else(|error| panic!("{error}"));
-            assert!(plan::total_steps(&config) > 0, "{name}");
+            assert!(plan::total_steps(&config, &plan::Ended::new()) > 0, "{name}");
             runs += 1;
         }
     }
@@ -59,11 +59,14 @@ fn lamb_has_the_constants_of_its_recipe() {
 fn adam_follows_the_published_line_through_both_phases() {
     for (name, size) in [("bert-base-adam", 110_106_428), ("bert-large-adam", 336_226_108)] {
         let config = shipped(name);
-        assert_eq!((config.optimizer.kind, plan::total_steps(&config)), (OptimizerKind::AdamBert, 1_000_000));
+        assert_eq!(
+            (config.optimizer.kind, plan::total_steps(&config, &plan::Ended::new())),
+            (OptimizerKind::AdamBert, 1_000_000)
+        );
         assert_eq!(config.stage.iter().map(plan::samples).sum::<u64>(), 256_000_000);
         assert_eq!(parameters(&config), size);
         for step in [0, 9_999, 10_000, 500_000, 899_999, 900_000, 999_999] {
-            let place = plan::place(&config, step).unwrap();
+            let place = plan::place(&config, &plan::Ended::new(), step).unwrap();
             let line = if step < 10_000 { (step + 1) as f64 / 1e4 } else { (1_000_000 - step) as f64 / 990_000.0 };
             let rate = schedule::learning_rate(place.stage, place.done);
             assert!((rate - 1e-4 * line).abs() < 1e-9 * 1e-4, "{name}, step {step}: {rate}");

@@ -39,7 +39,7 @@ fn sizes(config: &RunConfig) -> (Vec<f64>, u64) {
     let mut state = State::new(config, Parameters::initialize(specs, 1, 0.02));
     let mut rng = Key::new(3).rng();
     let mut sizes = Vec::new();
-    while let Some(place) = plan::place(config, state.step) {
+    while let Some(place) = plan::place(config, &state.ended, state.step) {
         state.enter(&config.model, &place).unwrap();
         let rate = schedule::learning_rate(place.stage, place.done);
         let before = torch::floats(&state.parameters.values).to_vec();

@@ -91,6 +91,17 @@ pub enum EventKind {
     },
     /// The held-out loss was measured.
     Evaluation(Evaluation),
+    /// The held-out loss is flat: a stage ends before its last step.
+    Plateau {
+        /// Steps finished.
+        step: u64,
+        /// The stage that ends.
+        stage: String,
+        /// Steps of it.
+        done: u64,
+        /// Steps of all stages, now.
+        steps: u64,
+    },
     /// The model has more layers from here on.
     Grown {
         /// Steps finished.

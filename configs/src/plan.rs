@@ -1,6 +1,11 @@
 //! The stages of a run laid end to end: which stage a step is in.
 
+use std::collections::BTreeMap;
+
 use crate::run::{RunConfig, Stage};
+
+/// Steps of the stages that have ended before their last step, by the number of the stage.
+pub type Ended = BTreeMap<usize, u64>;
 
 /// A step's place in the run.
 #[derive(Debug, Clone, Copy)]
@@ -32,19 +37,25 @@ pub fn samples(stage: &Stage) -> u64 {
     risen + (stage.steps - ramp) * stage.global_batch as u64
 }
 
-/// Steps of all stages.
-pub fn total_steps(config: &RunConfig) -> u64 {
-    config.stage.iter().map(|stage| stage.steps).sum()
+/// Each stage with its steps.
+fn stages<'a>(config: &'a RunConfig, ended: &Ended) -> impl Iterator<Item = (&'a Stage, u64)> {
+    let steps = |index, stage: &Stage| ended.get(&index).map_or(stage.steps, |steps| stage.steps.min(*steps));
+    config.stage.iter().enumerate().map(move |(index, stage)| (stage, steps(index, stage)))
+}
+
+/// Steps of all stages: where a stage has yet to end at a plateau, at most so many.
+pub fn total_steps(config: &RunConfig, ended: &Ended) -> u64 {
+    stages(config, ended).map(|(_, steps)| steps).sum()
 }
 
 /// The place of the step after `step` finished ones; `None` after the last.
-pub fn place(config: &RunConfig, step: u64) -> Option<Place<'_>> {
+pub fn place<'a>(config: &'a RunConfig, ended: &Ended, step: u64) -> Option<Place<'a>> {
     let mut done = step;
-    for (index, stage) in config.stage.iter().enumerate() {
-        if done < stage.steps {
+    for (index, (stage, steps)) in stages(config, ended).enumerate() {
+        if done < steps {
             return Some(Place { index, stage, done });
         }
-        done -= stage.steps;
+        done -= steps;
     }
     None
 }
@@ -68,8 +79,14 @@ mod tests {
     fn stages_follow_each_other() {
         let stage = |steps| Stage { steps, ..Stage::default() };
         let config = RunConfig { stage: vec![stage(3), stage(2)], ..RunConfig::default() };
-        let places: Vec<_> = (0..6).map(|step| place(&config, step).map(|at| (at.index, at.done))).collect();
-        assert_eq!(places, [Some((0, 0)), Some((0, 1)), Some((0, 2)), Some((1, 0)), Some((1, 1)), None]);
-        assert_eq!(total_steps(&config), 5);
+        let places = |ended: &Ended| -> Vec<_> {
+            (0..6).map(|step| place(&config, ended, step).map(|at| (at.index, at.done))).collect()
+        };
+        let none = Ended::new();
+        assert_eq!(places(&none), [Some((0, 0)), Some((0, 1)), Some((0, 2)), Some((1, 0)), Some((1, 1)), None]);
+        assert_eq!(total_steps(&config, &none), 5);
+        let early = Ended::from([(0, 1)]);
+        assert_eq!(places(&early), [Some((0, 0)), Some((1, 0)), Some((1, 1)), None, None, None]);
+        assert_eq!(total_steps(&config, &early), 3);
     }
 }

@@ -36,7 +36,7 @@ pub fn resume(
     if session.is_first() {
         session.control.event(EventKind::Started {
             step: state.step,
-            steps: plan::total_steps(config),
+            steps: plan::total_steps(config, &state.ended),
             checkpoint: checkpoint.clone(),
             passed_over: found.passed_over,
         });
@@ -135,10 +135,10 @@ fn begin(session: &Session, datasets: &Datasets) -> Result<State, Error> {
     if session.is_first() {
         session.store.put(session::VOCABULARY, datasets.first().vocabulary()?.into())?;
     }
-    let specs = parameters::specs(&config.model, config.stage[0].depth(&config.model), vocabulary(datasets));
     match &config.run.from {
-        Some(url) => begin_from(config, url, specs, datasets),
+        Some(url) => begin_from(config, url, datasets),
         None => {
+            let specs = parameters::specs(&config.model, config.stage[0].depth(&config.model), vocabulary(datasets));
             let range = config.model.initializer_range;
             let parameters = torch::guard(|| Parameters::initialize(specs, config.run.seed, range))?;
             Ok(State::new(config, parameters))
@@ -146,8 +146,9 @@ fn begin(session: &Session, datasets: &Datasets) -> Result<State, Error> {
     }
 }
 
-/// Step 0 with another run's weights, and with its moments and count of updates if the configuration says so.
-fn begin_from(config: &RunConfig, url: &str, specs: Vec<Spec>, datasets: &Datasets) -> Result<State, Error> {
+/// Step 0 with another run's weights, and with its moments and count of updates if the configuration says so. The model is as
+/// deep as it is there: the first stage lets it grow.
+fn begin_from(config: &RunConfig, url: &str, datasets: &Datasets) -> Result<State, Error> {
     let (run, name) = saved::split(url);
     let name = name.ok_or_else(|| {
         Error::Usage(format!("run.from: {url} is no checkpoint; expected RUN/checkpoints/step-NNNNNNNNN-aNNNN"))
@@ -157,6 +158,8 @@ fn begin_from(config: &RunConfig, url: &str, specs: Vec<Spec>, datasets: &Datase
         return Err(Error::Usage(format!("run.from: {run} has another vocabulary than {}", datasets.first().url())));
     }
     let verified = stored::verify(&store, name)?;
+    let (theirs, _) = session::read_config(&store)?;
+    let specs = parameters::specs(&config.model, layers(&theirs, &verified.manifest), vocabulary(datasets));
     let parameters = torch::guard(|| Parameters::zeros(specs))?;
     let mut state = State::new(config, parameters);
     files::read(&store, &verified, &mut state.parameters, config.run.from_optimizer.then_some(&mut state.optimizer))?;
@@ -186,6 +189,7 @@ pub fn read_state(store: &Store, verified: &Verified, state: &mut State) -> Resu
     state.skipped_samples = facts.skipped_samples;
     state.detours = facts.detours;
     state.history = facts.history;
+    (state.watched, state.ended, state.grown_from) = (facts.watched, facts.ended, facts.grown_from);
     state.step = manifest.step;
     state.cursors = manifest.cursor.clone();
     Ok(())

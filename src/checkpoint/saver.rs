@@ -301,6 +301,9 @@ impl<'a> Saver<'a> {
             skipped_samples: state.skipped_samples,
             detours: state.detours.clone(),
             history: state.history.clone(),
+            watched: state.watched.clone(),
+            ended: state.ended.clone(),
+            grown_from: state.grown_from,
             vocabulary: self.vocabulary.0,
             lowercase: self.vocabulary.1,
         };

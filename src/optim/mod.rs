@@ -61,7 +61,13 @@ impl Rule {
 impl Optimizer {
     /// Zero moments for `elements` weights.
     pub fn new(settings: Settings, elements: usize) -> Self {
-        Self { first_moment: vec![0.0; elements], second_moment: vec![0.0; elements], updates: 0, born: BTreeMap::new(), settings }
+        Self {
+            first_moment: vec![0.0; elements],
+            second_moment: vec![0.0; elements],
+            updates: 0,
+            born: BTreeMap::new(),
+            settings,
+        }
     }
 
     /// Forgets the moments and the count of updates.

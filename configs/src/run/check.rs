@@ -14,9 +14,12 @@ impl Checked for RunConfig {
         for (index, stage) in self.stage.iter().enumerate() {
             stage.check(index, faults);
             let before = index.checked_sub(1).map_or(stage, |before| &self.stage[before]);
-            let (from, to) = (before.depth(&self.model), stage.depth(&self.model));
-            stage.check_growth(index, from, to, faults);
+            // What a checkpoint of another run is like is seen when that is opened.
+            if index > 0 || self.run.from.is_none() {
+                stage.check_growth(index, before.depth(&self.model), &self.model, faults);
+            }
         }
+        self.check_plateaus(faults);
         self.cluster.check(faults);
         self.guard.check(faults);
         positive("evaluation.every_steps", self.evaluation.every_steps as f64, faults);
@@ -28,6 +31,20 @@ impl Checked for RunConfig {
         }
         if self.run.from_optimizer && self.run.from.is_none() {
             faults.push(Fault::new("run.from_optimizer", "needs run.from: the checkpoint whose optimizer is taken"));
+        }
+    }
+}
+
+impl RunConfig {
+    fn check_plateaus(&self, faults: &mut Vec<Fault>) {
+        let plateaus = self.stage.iter().enumerate();
+        for (index, plateau) in plateaus.filter_map(|(index, stage)| Some((index, stage.plateau?))) {
+            let key = format!("stage.{index}.plateau");
+            if self.evaluation.data.is_empty() {
+                faults.push(Fault::new(&*key, "needs evaluation.data: it is the held-out loss that is flat"));
+            }
+            positive(&format!("{key}.evaluations"), plateau.evaluations as f64, faults);
+            not_negative(&format!("{key}.min_delta"), plateau.min_delta, faults);
         }
     }
 }
@@ -127,8 +144,9 @@ impl Stage {
 }
 
 impl Stage {
-    /// Growth from `from` layers, those of the stage before, to `to`.
-    fn check_growth(&self, index: usize, from: usize, to: usize, faults: &mut Vec<Fault>) {
+    /// Checks the growth from `from` layers, those of the stage or the checkpoint before, to this stage's.
+    pub fn check_growth(&self, index: usize, from: usize, model: &Model, faults: &mut Vec<Fault>) {
+        let to = self.depth(model);
         let key = |name: &str| format!("stage.{index}.{name}");
         if to < from {
             faults.push(Fault::new(key("layers"), format!("{to} layers after {from}: layers cannot be taken away")));
@@ -139,6 +157,9 @@ impl Stage {
         }
         if to <= from && !self.growth.is_default() {
             faults.push(Fault::new(key("growth"), "the stage has no more layers than the one before"));
+        }
+        if self.restart_optimizer && self.growth.moments.is_some() {
+            faults.push(Fault::new(key("growth.moments"), "with restart_optimizer none are kept"));
         }
         if self.growth.new_layers_only > self.steps {
             let message = format!("is {}; the stage has {} steps", self.growth.new_layers_only, self.steps);

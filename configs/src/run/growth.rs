@@ -34,10 +34,10 @@ pub enum Moments {
 pub struct Growth {
     /// What a layer is made from.
     pub order: Order,
-    /// What becomes of the moments.
-    pub moments: Moments,
-    /// New layers begin with output projections of zero, so that what goes in comes out: exactly with pre-normalisation,
-    /// nearly with post-normalisation, where it is normalised again.
+    /// What becomes of the moments; `copy` if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub moments: Option<Moments>,
+    /// New layers begin with output projections of zero, so that what goes in comes out and no answer of the model changes.
     pub identity: bool,
     /// For so many steps of the stage only the new layers are trained.
     pub new_layers_only: u64,
@@ -47,6 +47,11 @@ impl Growth {
     /// Whether nothing is said about it.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// What becomes of the moments.
+    pub fn moments(&self) -> Moments {
+        self.moments.unwrap_or_default()
     }
 
     /// For each of `to` layers the one of `from` that it is made from, and whether it is new.

@@ -270,6 +270,7 @@ impl<'a> Coordinator<'a> {
                     None => tracing::info!("training starts from nothing: {steps} steps"),
                 }
                 (self.status.step, self.status.steps, self.status.checkpoint) = (step, steps, checkpoint);
+                self.display.set_steps(steps);
                 if self.status.state != State::Stopping {
                     self.enter(State::Training);
                 }
@@ -287,6 +288,13 @@ impl<'a> Coordinator<'a> {
                     evaluation.unigram_entropy
                 );
                 self.status.evaluation = Some(evaluation);
+            }
+            EventKind::Plateau { step, stage, done, steps } => {
+                tracing::info!(
+                    "the held-out loss is flat: stage {stage} ends after {done} steps, at step {step} of now {steps}"
+                );
+                self.status.steps = steps;
+                self.display.set_steps(steps);
             }
             EventKind::Grown { step, from, to, stage } => {
                 tracing::info!("the model grows from {from} to {to} layers after step {step}: stage {stage} begins");
@@ -401,7 +409,7 @@ enum End {
 fn first_status(config: &RunConfig) -> Status {
     Status {
         name: config.run.name.clone(),
-        steps: plan::total_steps(config),
+        steps: plan::total_steps(config, &plan::Ended::new()),
         coordinator: Who { host: processes::host(), pid: std::process::id() },
         ..Status::default()
     }

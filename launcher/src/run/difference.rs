@@ -40,7 +40,10 @@ pub struct Differences {
 pub fn compare(run: &RunConfig, now: &RunConfig) -> Result<Differences, toml::ser::Error> {
     let mut found = Vec::new();
     walk("", Some(&Value::try_from(run)?), Some(&Value::try_from(now)?), &mut found);
-    let (trained, around) = found.into_iter().partition(|difference| is_trained(&difference.key));
+    // Where evaluations decide when a stage ends, they decide what is trained.
+    let evaluated = [run, now].iter().any(|config| config.stage.iter().any(|stage| stage.plateau.is_some()));
+    let decides = |key: &str| is_trained(key) || (evaluated && is_at_or_below(key, "evaluation"));
+    let (trained, around) = found.into_iter().partition(|difference| decides(&difference.key));
     Ok(Differences { trained, around })
 }
 
@@ -115,7 +118,7 @@ fn shown(value: Option<&Value>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lambert_config::run::Stage;
+    use lambert_config::run::{Plateau, Stage};
 
     fn config() -> RunConfig {
         let stage = |name: &str| Stage { name: name.into(), data: "/data".into(), steps: 10, ..Stage::default() };
@@ -149,6 +152,17 @@ mod tests {
         assert_eq!(around, ["checkpoint.keep", "cluster.ranks", "run.name", "slurm.time"]);
         assert_eq!(found.trained[0].to_string(), "model.hidden: 768 in the run, 256 now");
         assert_eq!(found.trained[3].before, "nothing");
+    }
+
+    #[test]
+    fn evaluations_that_end_a_stage_decide_what_is_trained() {
+        let mut before = config();
+        let mut now = before.clone();
+        now.evaluation.every_steps = 7;
+        assert_eq!(compare(&before, &now).unwrap().trained, []);
+        before.stage[0].plateau = Some(Plateau::default());
+        now.stage[0].plateau = before.stage[0].plateau;
+        assert_eq!(keys(&compare(&before, &now).unwrap().trained), ["evaluation.every_steps"]);
     }
 
     #[test]

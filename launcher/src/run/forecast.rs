@@ -66,7 +66,7 @@ fn table(config: &RunConfig, data: &[Data]) -> Vec<String> {
             format!("{index} {}", stage.name),
             layers.to_string(),
             data.longest.to_string(),
-            stage.steps.to_string(),
+            format!("{}{}", if stage.plateau.is_some() { "<=" } else { "" }, stage.steps),
             plan::samples(stage).to_string(),
             format!("{:.2}", plan::samples(stage) as f64 / data.rows.max(1) as f64),
             format!("{here:.2e}"),
@@ -77,8 +77,9 @@ fn table(config: &RunConfig, data: &[Data]) -> Vec<String> {
     let saved = 100.0 * (1.0 - all / at_full_depth);
     let less =
         if saved > 0.0 { format!(", {saved:.0} % less than with {deepest} layers all along") } else { String::new() };
-    let steps = plan::total_steps(config);
-    lines.push(format!("in all {steps} steps, {samples} samples, {all:.2e} operations{less}"));
+    let steps = plan::total_steps(config, &plan::Ended::new());
+    let most = if config.stage.iter().any(|stage| stage.plateau.is_some()) { "at most " } else { "" };
+    lines.push(format!("in all {most}{steps} steps, {samples} samples, {all:.2e} operations{less}"));
     lines
 }
 

@@ -203,19 +203,20 @@ fn settle(before: &RunConfig, now: &RunConfig, allowed: &[String], store: &Store
 fn check_surroundings(config: &RunConfig, vocabulary: Option<&str>, faults: &mut Vec<Fault>) {
     let stages = config.stage.iter().enumerate().map(|(index, stage)| (format!("stage.{index}.data"), &stage.data));
     let evaluation = ("evaluation.data".to_owned(), &config.evaluation.data);
-    let mut opened = Vec::new();
+    let (mut opened, before) = (Vec::new(), faults.len());
     for (key, url) in stages.chain([evaluation]).filter(|(_, url)| !url.is_empty()) {
         match Dataset::open(url) {
             Ok(dataset) => opened.push((key, dataset)),
             Err(error) => faults.push(Fault::new(key, Failure::usage(error).to_string())),
         }
     }
+    let all = faults.len() == before;
     let used: Vec<_> = opened.iter().map(|(key, dataset)| (key.clone(), dataset)).collect();
     check_fit(config, &used, vocabulary, faults);
     let slurm = std::env::var("SLURM_JOB_NUM_NODES").ok();
     let here = mpirun::hosts(&config.cluster.mpirun_arguments, slurm.as_deref()) == mpirun::Hosts::This;
     let lengths: Vec<usize> = opened.iter().map(|(_, dataset)| dataset.manifest().sequence_length).collect();
-    if let Some((_, dataset)) = opened.first().filter(|_| here && lengths.len() >= config.stage.len()) {
+    if let Some((_, dataset)) = opened.first().filter(|_| here && all && lengths.len() >= config.stage.len()) {
         memory::check(config, dataset.manifest().vocabulary.size, &lengths, config.cluster.ranks, faults);
     }
 }

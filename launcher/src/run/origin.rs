@@ -1,6 +1,6 @@
 //! The checkpoint that a new run begins with, looked at before anything is written.
 
-use lambert_config::run::Model;
+use lambert_config::run::{Model, Moments};
 use lambert_config::{ConfigError, Fault, RunConfig};
 use lambert_data_prep::dataset::Dataset;
 use lambert_store::Store;
@@ -10,6 +10,8 @@ use super::order;
 use crate::failure::Failure;
 
 const KEY: &str = "run.from";
+/// What the names of the objects with the moments begin with.
+const OPTIMIZER: &str = "optimizer-";
 /// The run's vocabulary, in its store.
 pub const VOCABULARY: &str = "vocab.txt";
 
@@ -47,14 +49,20 @@ fn look(config: &RunConfig, run: &str, name: &str, faults: &mut Vec<Fault>) -> R
         return Ok(());
     };
     let from = order::parse_stored(&text, &store)?;
-    let depth = |config: &RunConfig, stage: usize| {
-        config.stage.get(stage).map_or(config.model.layers, |stage| stage.depth(&config.model))
-    };
     let (theirs, ours) = (shape(&from.model)?, shape(&config.model)?);
-    let layers = ("layers", depth(&from, manifest.stage).to_string(), depth(config, 0).to_string());
     let pairs = theirs.into_iter().zip(ours).map(|((key, theirs), (_, ours))| (key, theirs, ours));
-    for (key, theirs, ours) in pairs.chain([layers]).filter(|(_, theirs, ours)| theirs != ours) {
+    for (key, theirs, ours) in pairs.filter(|(_, theirs, ours)| theirs != ours) {
         faults.push(Fault::new(KEY, format!("its model has {key} = {theirs}, the configuration {ours}")));
+    }
+    let layers = from.stage.get(manifest.stage).map_or(from.model.layers, |stage| stage.depth(&from.model));
+    let stage = &config.stage[0];
+    stage.check_growth(0, layers, &config.model, faults);
+    if stage.growth.moments.is_some_and(|moments| moments != Moments::Zero) && !config.run.from_optimizer {
+        let message = "asks for moments; run.from gives them with run.from_optimizer only (--with-optimizer)";
+        faults.push(Fault::new("stage.0.growth.moments", message));
+    }
+    if config.run.from_optimizer && !manifest.objects.iter().any(|object| object.path.starts_with(OPTIMIZER)) {
+        faults.push(Fault::new("run.from_optimizer", format!("{run}/checkpoints/{name} has no moments")));
     }
     let vocabulary = store.get(VOCABULARY).map_err(Failure::failed)?;
     let data = &config.stage[0].data;

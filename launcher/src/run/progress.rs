@@ -62,6 +62,12 @@ impl Display {
         Self { bar, steps, lines: 0, last: None }
     }
 
+    /// The run has `steps` steps after all.
+    pub fn set_steps(&mut self, steps: u64) {
+        self.steps = steps;
+        self.bar.iter().for_each(|bar| bar.set_length(steps));
+    }
+
     /// Shows a step.
     pub fn step(&mut self, record: &StepRecord, pace: &Pace) {
         if let Some(bar) = &self.bar {

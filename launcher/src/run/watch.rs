@@ -110,7 +110,10 @@ impl Watch {
                 self.trouble.get_or_insert_with(Instant::now);
                 self.failures.push(Said { rank: event.rank, message: message.clone(), retry: *retry });
             }
-            EventKind::Evaluation(_) | EventKind::Grown { .. } | EventKind::Warning { .. } => {}
+            EventKind::Evaluation(_)
+            | EventKind::Plateau { .. }
+            | EventKind::Grown { .. }
+            | EventKind::Warning { .. } => {}
         }
     }
 
