@@ -8,6 +8,7 @@ mod support;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use lambert_config::control::StepRecord;
 use lambert_data_prep::random::Key;
 use safetensors::SafeTensors;
 use support::{Ended, Place, Running, assert_same_bits, checkpoints, done, run};
@@ -146,9 +147,11 @@ fn a_model_grows_from_another_runs_checkpoint() {
         let name = checkpoints(&first).into_iter().find(|name| name.starts_with(&format!("step-{step:09}"))).unwrap();
         format!("{first}/checkpoints/{name}")
     };
-    let (shallow, deep) = (checkpoint(10), checkpoint(42));
+    let (shallow, deep) = (checkpoint(10), checkpoint(40));
     let set = ["--set", "stage.0.layers=2", "--set", "stage.0.growth.new_layers_only=12"];
-    let more = [&set[..], &["--set", "stage.1.growth.moments=zero", "--set", "stage.1.layers=4"]].concat();
+    let more =
+        [&set[..], &["--set", "stage.1.growth.moments=zero", "--set", "stage.1.layers=4", "--set", "stage.2.layers=8"]]
+            .concat();
     let from = |from: &str, more: &[&str]| {
         [&["--from", from][..], more].concat().into_iter().map(str::to_owned).collect::<Vec<_>>()
     };
@@ -190,6 +193,47 @@ fn a_model_grows_from_another_runs_checkpoint() {
     refused(&shallow, &with, "run.from_optimizer: ");
 }
 
+/// The shipped configuration of BERT-base, narrower and with fewer steps: three depths, and behind them longer samples.
+#[test]
+fn a_shipped_configuration_runs_from_end_to_end() {
+    let place = Place::new();
+    let (short, long) = (place.path("data/train"), place.path("long/train"));
+    let prep = format!(
+        "[[source]]\npath = {:?}\ndocuments = \"blank-line\"\n[output]\nurl = {:?}\n[vocabulary]\nfile = {:?}\n\
+         [samples]\nsequence_length = 128\nheld_out = 0.1\n",
+        place.path("corpus.txt"),
+        place.path("long"),
+        place.path("vocab.txt")
+    );
+    done(&["prep", "--config", &place.file("long.toml", prep)]);
+    let mut sets: Vec<String> = vec!["model.hidden=32".into(), "model.heads=2".into(), "model.intermediate=64".into()];
+    sets.extend(["cluster.ranks=2".into(), format!("evaluation.data={}", place.path("data/held-out"))]);
+    for (stage, data) in [&short, &short, &short, &long].into_iter().enumerate() {
+        let few = [("steps", "3"), ("global_batch", "16"), ("micro_batch_tokens", "512"), ("data", data)];
+        sets.extend(few.map(|(key, value)| format!("stage.{stage}.{key}={value}")));
+    }
+    let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+    let shipped = format!("{}/configs/bert-base-stacked.toml", env!("CARGO_MANIFEST_DIR"));
+    let url = place.path("shipped");
+    let ended = finished(Running::start_with(&shipped, &url, &sets).end());
+    for said in [
+        "grows from 3 to 6 layers after step 3: stage 6-layers begins",
+        "grows from 6 to 12 layers after step 6: stage 12-layers begins",
+        "% less than with 12 layers all along",
+    ] {
+        assert!(ended.log.contains(said), "no {said:?} in {}", ended.log);
+    }
+    let stages: Vec<&str> = ended.records.iter().map(|record| record.stage.as_str()).collect();
+    let expected = ["3-layers", "6-layers", "12-layers", "512-tokens"].map(|name| [name; 3]).concat();
+    assert_eq!(stages, expected);
+    let longest = |records: &[StepRecord]| records.iter().map(|record| record.tokens / record.samples).max().unwrap();
+    assert!(
+        longest(&ended.records[..9]) <= 64 && longest(&ended.records[9..]) > 64,
+        "the last stage has longer samples"
+    );
+    assert_eq!([3, 6, 9, 12].map(|step| layers(&model(&url, step))), [3, 6, 12, 12]);
+}
+
 #[test]
 fn growth_that_cannot_be_is_refused() {
     let place = Place::new();
@@ -207,6 +251,7 @@ fn growth_that_cannot_be_is_refused() {
     refused(&["stage.2.layers=2"], &["stage.2.growth: the stage has no more layers"]);
     refused(&["stage.1.growth.new_layers_only=21", "stage.2.hidden=64"], &["stage.2.hidden"]);
     refused(&["stage.1.growth.new_layers_only=21"], &["stage.1.growth.new_layers_only: is 21; the stage has 20 steps"]);
+    refused(&["stage.0.growth.identity=true"], &["stage.0.growth: the stage has no more layers"]);
     refused(&["stage.1.growth.moments=half"], &["stage.1.growth.moments", "copy"]);
     refused(&["stage.1.restart_optimizer=true"], &["stage.1.growth.moments: with restart_optimizer none are kept"]);
     refused(&["stage.1.plateau.evaluations=0"], &["stage.1.plateau.evaluations: is 0"]);

@@ -13,9 +13,8 @@ impl Checked for RunConfig {
         }
         for (index, stage) in self.stage.iter().enumerate() {
             stage.check(index, faults);
-            let before = index.checked_sub(1).map_or(stage, |before| &self.stage[before]);
-            // What a checkpoint of another run is like is seen when that is opened.
-            if index > 0 || self.run.from.is_none() {
+            // What the first one grows from is known when `run.from` is opened.
+            if let Some(before) = index.checked_sub(1).map(|before| &self.stage[before]) {
                 stage.check_growth(index, before.depth(&self.model), &self.model, faults);
             }
         }

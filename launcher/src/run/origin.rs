@@ -21,13 +21,15 @@ pub fn split(url: &str) -> Option<(&str, &str)> {
     (!name.contains('/')).then_some((run, name))
 }
 
-/// Refuses a `run.from` whose weights are not those of this model.
+/// Refuses a `run.from` whose weights are not those of this model, nor such that it can grow from them.
 pub fn check(config: &RunConfig) -> Result<(), Failure> {
-    let Some(url) = &config.run.from else { return Ok(()) };
     let mut faults = Vec::new();
-    match split(url) {
-        Some((run, name)) => look(config, run, name, &mut faults)?,
-        None => faults.push(Fault::new(KEY, format!("{url} is no checkpoint; expected RUN/checkpoints/step-..."))),
+    match config.run.from.as_deref().map(|url| (url, split(url))) {
+        None => config.stage[0].check_growth(0, config.stage[0].depth(&config.model), &config.model, &mut faults),
+        Some((_, Some((run, name)))) => look(config, run, name, &mut faults)?,
+        Some((url, None)) => {
+            faults.push(Fault::new(KEY, format!("{url} is no checkpoint; expected RUN/checkpoints/step-...")));
+        }
     }
     if faults.is_empty() {
         return Ok(());
