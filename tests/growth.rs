@@ -207,7 +207,11 @@ fn a_shipped_configuration_runs_from_end_to_end() {
     );
     done(&["prep", "--config", &place.file("long.toml", prep)]);
     let mut sets: Vec<String> = vec!["model.hidden=32".into(), "model.heads=2".into(), "model.intermediate=64".into()];
-    sets.extend(["cluster.ranks=2".into(), format!("evaluation.data={}", place.path("data/held-out"))]);
+    sets.extend([
+        "cluster.ranks=2".into(),
+        "checkpoint.keep=9".into(),
+        format!("evaluation.data={}", place.path("data/held-out")),
+    ]);
     for (stage, data) in [&short, &short, &short, &long].into_iter().enumerate() {
         let few = [("steps", "3"), ("global_batch", "16"), ("micro_batch_tokens", "512"), ("data", data)];
         sets.extend(few.map(|(key, value)| format!("stage.{stage}.{key}={value}")));
