@@ -1,4 +1,4 @@
-//! Every file in configs/ parses and passes the checks: `prep-*.toml` as preparations, the others as runs.
+//! Every file in configs/ and docs/stacking/ parses and passes the checks: `prep*.toml` as preparations, the others as runs.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
@@ -9,15 +9,15 @@ use lambert_config::{Layers, PrepConfig, RunConfig, flops, plan, schedule};
 
 #[test]
 fn every_shipped_configuration_is_valid() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs");
+    let folders = ["configs", "docs/stacking"].map(|folder| Path::new(env!("CARGO_MANIFEST_DIR")).join(folder));
     let (mut runs, mut preparations) = (0, 0);
-    for entry in std::fs::read_dir(folder).unwrap() {
+    for entry in folders.into_iter().flat_map(|folder| std::fs::read_dir(folder).unwrap()) {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap().to_owned();
         if !name.ends_with(".toml") || name == "Cargo.toml" {
             continue;
         }
-        if name.starts_with("prep-") {
+        if name.starts_with("prep") {
             Layers::default().load::<PrepConfig>(&path).unwrap_or_else(|error| panic!("{error}"));
             preparations += 1;
         } else {

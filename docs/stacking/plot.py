@@ -12,39 +12,36 @@ import statistics
 import tomllib
 from pathlib import Path
 
-VOCABULARY = 8192
 
-
-def operations(model, layers, record):
+def operations(model, layers, vocabulary, record):
     """Useful operations of a step, as configs/src/flops.rs counts them; samples are taken for equally long."""
     hidden, intermediate = model["hidden"], model["intermediate"]
     length = record["tokens"] / record["samples"]
     token = 8 * hidden**2 + 4 * hidden * intermediate + 4 * length * hidden
-    head = record["masked_tokens"] * (2 * hidden**2 + 2 * hidden * VOCABULARY)
+    head = record["masked_tokens"] * (2 * hidden**2 + 2 * hidden * vocabulary)
     return 3 * (record["tokens"] * layers * token + head + record["samples"] * 2 * hidden**2)
 
 
 def curve(run, seconds):
     """The steps, operations, seconds and held-out losses of a run's evaluations."""
     config = tomllib.loads((run / "run.toml").read_text())
-    layers = {stage["name"]: stage.get("layers", config["model"]["layers"]) for stage in config["stage"]}
+    vocabulary = len((run / "vocab.txt").read_text().splitlines())
+    depths = [stage.get("layers", config["model"]["layers"]) for stage in config["stage"] for _ in range(stage["steps"])]
     steps, losses = {}, {}
     for file in sorted((run / "metrics").glob("*.jsonl")):
         for line in file.read_text().splitlines():
             record = json.loads(line)
             if record.get("event") == "evaluation":
                 losses[record["step"]] = record["mlm_loss"]
-            elif "stage" in record and "seconds" in record:
+            elif "tokens" in record:
                 steps[record["step"]] = record
-    done, work, time, points = 0, 0.0, 0.0, []
-    for step in range(1, max(steps) + 1):
-        depth = layers[steps[step]["stage"]]
-        work += operations(config["model"], depth, steps[step])
+    assert max(steps) == len(depths), f"{run} is not at its end"
+    work, time, points = 0.0, 0.0, []
+    for step, depth in enumerate(depths, start=1):
+        work += operations(config["model"], depth, vocabulary, steps[step])
         time += seconds[depth]
         if step in losses:
             points.append((step, work, time, losses[step]))
-        done = step
-    assert done == sum(stage["steps"] for stage in config["stage"]), f"{run} is not at its end"
     return points
 
 
