@@ -19,12 +19,12 @@ pub enum Order {
 #[serde(rename_all = "kebab-case")]
 pub enum Moments {
     /// A new layer has those of the layer that it is made from.
-    #[default]
     Copy,
     /// A new layer has none, and counts its updates from here on for the bias correction.
     Zero,
     /// Of the n layers made from one, each has 1/n of the first moment and 1/n² of the second: as if each had its share
     /// of the gradient.
+    #[default]
     Scale,
 }
 
@@ -34,7 +34,7 @@ pub enum Moments {
 pub struct Growth {
     /// What a layer is made from.
     pub order: Order,
-    /// What becomes of the moments; `copy` if absent.
+    /// What becomes of the moments; `scale` if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub moments: Option<Moments>,
     /// New layers begin with output projections of zero, so that what goes in comes out and no answer of the model changes.
