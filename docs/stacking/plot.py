@@ -45,6 +45,13 @@ def curve(run, seconds):
     return points
 
 
+def mean(curves):
+    """The mean of the seeds, at the steps that all have."""
+    seeds = [{point[0]: point for point in points} for points in curves]
+    steps = sorted(set.intersection(*(set(seed) for seed in seeds)))
+    return [tuple(statistics.mean(seed[step][field] for seed in seeds) for field in range(4)) for step in steps]
+
+
 def reached(points, loss, column):
     """Where on the line between evaluations a loss is reached first; None if it never is."""
     for before, now in zip(points, points[1:]):
@@ -67,20 +74,18 @@ def main():
         label, runs = arm.split("=")
         arms[label] = [curve(Path(run), seconds) for run in runs.split(",")]
 
-    first = next(iter(arms.values()))
-    print("| | final held-out MLM loss | operations | seconds | as low as full depth's end after, of its operations | of its time |")
-    print("|---|---|---|---|---|---|")
-    for label, curves in arms.items():
-        ends = [points[-1] for points in curves]
-        share = lambda column: [
-            reached(points, full[-1][3], column) / full[-1][column] if reached(points, full[-1][3], column) else None
-            for points, full in zip(curves, first)
+    # Each seed by itself, and the mean of the seeds.
+    rows = {label: [*curves, mean(curves)] for label, curves in arms.items()}
+    full = next(iter(rows.values()))
+    print("| | final held-out MLM loss: seeds, mean | operations | seconds | full depth's end is reached after, of its time |")
+    print("|---|---|---|---|---|")
+    for label, curves in rows.items():
+        shares = [
+            (time := reached(points, whole[-1][3], 2)) and time / whole[-1][2] for points, whole in zip(curves, full)
         ]
-        shown = lambda values: ", ".join("never" if value is None else f"{value:.3f}" for value in values)
-        print(
-            f"| {label} | {', '.join(f'{end[3]:.4f}' for end in ends)} | {ends[0][1]:.3e} | {ends[0][2]:.0f} "
-            f"| {shown(share(1))} | {shown(share(2))} |"
-        )
+        losses = ", ".join(f"{points[-1][3]:.4f}" for points in curves)
+        shown = ", ".join("never" if share is None else f"{share:.3f}" for share in shares)
+        print(f"| {label} | {losses} | {curves[0][-1][1]:.3e} | {curves[0][-1][2]:.0f} | {shown} |")
     if not arguments.output:
         return
     import matplotlib
@@ -88,16 +93,20 @@ def main():
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), sharey=True)
-    for axis, column, name, unit in [(axes[0], 1, "operations, 10^12", 1e12), (axes[1], 2, "seconds, one thread", 1)]:
-        for label, curves in arms.items():
-            x = [statistics.mean(points[column] for points in row) / unit for row in zip(*curves)]
-            y = [statistics.mean(points[3] for points in row) for row in zip(*curves)]
-            axis.plot(x, y, label=label, marker=".", markersize=4, linewidth=1.2)
-        axis.set_xlabel(name)
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("held-out MLM loss, nats (mean of the seeds)")
-    axes[1].legend()
+    # The whole curves above, their ends below.
+    figure, axes = pyplot.subplots(2, 2, figsize=(11, 8), sharex="col", sharey="row")
+    lowest = min(points[-1][3] for curves in arms.values() for points in curves)
+    for column, name, unit in [(1, "operations, 10^12", 1e12), (2, "seconds, one thread", 1)]:
+        for axis in axes[:, column - 1]:
+            for label, curves in arms.items():
+                points = mean(curves)
+                x, y = [point[column] / unit for point in points], [point[3] for point in points]
+                axis.plot(x, y, label=label, marker=".", markersize=4, linewidth=1.2)
+            axis.grid(alpha=0.3)
+        axes[1, column - 1].set_xlabel(name)
+        axes[1, column - 1].set_ylim(lowest - 0.02, lowest + 0.5)
+    axes[0, 0].set_ylabel("held-out MLM loss, nats (mean of the seeds)")
+    axes[0, 1].legend()
     figure.tight_layout()
     figure.savefig(arguments.output)
 
