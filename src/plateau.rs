@@ -19,9 +19,9 @@ impl Watched {
         *self == Self::default()
     }
 
-    /// Takes in a held-out loss. Returns whether the loss is flat.
+    /// Takes in a held-out loss. Returns whether the loss is flat; one that is no number counts as no fall.
     pub fn is_flat(&mut self, plateau: &Plateau, loss: f64) -> bool {
-        let falls = self.lowest.is_none_or(|lowest| loss < f64::from(lowest) - plateau.min_delta);
+        let falls = loss.is_finite() && self.lowest.is_none_or(|lowest| loss < f64::from(lowest) - plateau.min_delta);
         if falls {
             (self.lowest, self.flat) = (Some(loss as f32), 0);
         } else {
@@ -49,6 +49,7 @@ mod tests {
         );
         assert_eq!(flat(&[5.0, 4.95, 4.8, 4.9, 4.75]), [false, false, false, false, true]);
         assert_eq!(flat(&[5.0, f64::NAN, f64::NAN]), [false, false, true]);
+        assert_eq!(flat(&[f64::NAN, 5.0, 4.95, f64::INFINITY]), [false, false, false, true]);
         let plateau = Plateau { evaluations: 1, min_delta: 0.0 };
         let mut watched = Watched::default();
         assert!(!watched.is_flat(&plateau, 5.0) && !watched.is_flat(&plateau, 4.9) && watched.is_flat(&plateau, 4.95));
@@ -57,7 +58,7 @@ mod tests {
     #[test]
     fn what_was_seen_passes_through_json_unchanged() {
         let mut watched = Watched::default();
-        for loss in [6.123_456_789, 5.1, 5.0999, 1.0 / 3.0] {
+        for loss in [f64::NAN, 6.123_456_789, 5.1, 5.0999, 1.0 / 3.0] {
             watched.is_flat(&Plateau::default(), loss);
             let text = serde_json::to_string(&watched).unwrap();
             assert_eq!(serde_json::from_str::<Watched>(&text).unwrap(), watched, "{text}");

@@ -45,7 +45,7 @@ impl Saved {
         tch::set_num_threads(std::thread::available_parallelism().map_or(1, |count| count.get() as i32));
         let (verified, facts) = checkpoint::choose(&store, name)?;
         let manifest = &verified.manifest;
-        let layers = config.stage.get(manifest.stage).map_or(config.model.layers, |stage| stage.depth(&config.model));
+        let layers = config.depth(manifest.stage);
         let parameters = checkpoint::read_model(&store, &verified, &config.model, layers, facts.vocabulary)?;
         let vocabulary = store.get(session::VOCABULARY)?;
         let tokenizer = Tokenizer::from_vocab(&vocabulary, facts.lowercase)?;

@@ -22,10 +22,14 @@ use support::{Place, Running, assert_same_bits, checkpoints, done, kill_if_there
 /// Steps between checkpoints, in support's configuration.
 const INTERVAL: u64 = 7;
 
+/// More steps than any run here gets to before its last kill.
+const ENDLESS: u64 = 1_000_000;
+
 /// A run to be disturbed.
 struct Trial<'a> {
     place: &'a Place,
-    steps: u64,
+    /// Its last step, once that is known.
+    steps: Option<u64>,
     /// Where it lives, as `lambert` is told.
     url: String,
     /// Where its objects lie on this machine.
@@ -41,40 +45,49 @@ struct Trial<'a> {
 }
 
 impl<'a> Trial<'a> {
-    fn new(place: &'a Place, name: &str, steps: u64, worlds: &'a [usize]) -> Self {
+    fn new(place: &'a Place, name: &str, worlds: &'a [usize]) -> Self {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos() as u64;
         let seed = std::env::var("LAMBERT_TEST_SEED").map_or(now, |seed| seed.parse().unwrap());
         eprintln!("{name}: moments from LAMBERT_TEST_SEED={seed}");
         let (url, folder) = (place.path(name), place.path(name).into());
         let (moments, tally, log) = (Key::new(seed).rng(), BTreeMap::new(), String::new());
-        Self { place, steps, url, folder, worlds, moments, starts: 0, tally, damaged: BTreeSet::new(), log }
+        Self { place, steps: None, url, folder, worlds, moments, starts: 0, tally, damaged: BTreeSet::new(), log }
     }
 
     fn start(&mut self) -> Running {
         let world = self.worlds[self.starts % self.worlds.len()];
         self.starts += 1;
+        let config = self.place.config(self.steps.unwrap_or(ENDLESS), world);
         // Kills that lead nowhere are the point here, and no reason to give up.
-        Running::start_with(&self.place.config(self.steps, world), &self.url, &["--set", "cluster.restarts=100000"])
+        let more = ["--set", "cluster.restarts=100000", "--allow-change", "stage"];
+        Running::start_with(&config, &self.url, &[&STEADY[..], &more].concat())
     }
 
     fn below(&mut self, bound: u64) -> u64 {
         self.moments.below(bound)
     }
 
-    /// Kills `kills` times, then lets the run come to its end.
-    fn disturb(&mut self, kills: usize) {
+    /// Kills `kills` times, and lets the run come to an end a few checkpoints later. Returns its steps.
+    fn disturb(&mut self, kills: usize) -> u64 {
         let mut running = self.start();
         for kill in 0..kills {
             self.wait(&mut running, kill);
             running = self.kill(running);
         }
-        let ended = running.end();
+        running.kill_coordinator("-9");
+        self.log += &running.end().log;
+        support::wait_for_no_workers(&self.url);
+        let newest = checkpoints(&self.url).first().map_or(0, |name| step_of(name));
+        let steps = *self.steps.insert(newest + 5 * INTERVAL + 3);
+        let ended = self.start().end();
         assert_eq!(ended.code, Some(0), "{}", ended.log);
         self.log += &ended.log;
         let resumes = self.log.matches("training goes on from").count();
         let anew = self.log.matches("training starts from nothing").count();
         let attempts = self.log.matches(": starting ").count();
-        eprintln!("{kills} kills {:?}; {attempts} attempts, {resumes} resumes, {anew} from nothing", self.tally);
+        let tally = &self.tally;
+        eprintln!("{kills} kills {tally:?}; {attempts} attempts, {resumes} resumes, {anew} from nothing, {steps} steps");
+        steps
     }
 
     fn count(&mut self, what: &'static str) {
@@ -85,7 +98,7 @@ impl<'a> Trial<'a> {
     fn wait(&mut self, running: &mut Running, kill: usize) {
         match kill % 6 {
             0 => {
-                let step = running.record().map_or(0, |record| record.step);
+                let step = running.latest().map_or(0, |record| record.step);
                 running.reach((step + 1 + self.below(2 * INTERVAL)).next_multiple_of(INTERVAL));
                 std::thread::sleep(Duration::from_micros(self.below(20_000)));
                 self.count("aimed at a save");
@@ -96,8 +109,8 @@ impl<'a> Trial<'a> {
                 self.count("aimed at a load");
             }
             _ => {
-                let steps = self.below(4 * INTERVAL);
-                (0..=steps).for_each(|_| drop(running.record()));
+                let step = running.latest().map_or(0, |record| record.step);
+                running.reach(step + 1 + self.below(4 * INTERVAL));
                 std::thread::sleep(Duration::from_millis(self.below(30)));
             }
         }
@@ -186,7 +199,7 @@ impl<'a> Trial<'a> {
         let facts = |r: &StepRecord| (r.step, r.batch_digest, r.samples, r.masked_tokens);
         let (found, expected): (Vec<_>, Vec<_>) =
             (self.history().iter().map(facts).collect(), undisturbed.iter().map(facts).collect());
-        assert_eq!(found.len() as u64, self.steps, "steps that are missing or were done twice");
+        assert_eq!(Some(found.len() as u64), self.steps, "steps that are missing or were done twice");
         let other = found.iter().zip(&expected).find(|(found, expected)| found != expected);
         assert!(other.is_none(), "some batch was another: {other:?}");
     }
@@ -227,9 +240,17 @@ fn wait_for_workers(url: &str) {
     }
 }
 
+/// A schedule that does not depend on the number of steps, which is known only after the last kill.
+const STEADY: [&str; 4] = ["--set", "stage.0.warmup=0.0", "--set", "stage.0.decay=constant"];
+
+/// The step of a checkpoint of this name.
+fn step_of(name: &str) -> u64 {
+    name.split('-').nth(1).unwrap().parse().unwrap()
+}
+
 fn undisturbed(place: &Place, steps: u64) -> (String, Vec<StepRecord>) {
     let run = place.path("undisturbed");
-    let ended = Running::start(&place.config(steps, 2), &run).end();
+    let ended = Running::start_with(&place.config(steps, 2), &run, &STEADY).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     assert_eq!(ended.records.len() as u64, steps, "the machine has disturbed it: {}", ended.log);
     (run, ended.records)
@@ -237,14 +258,10 @@ fn undisturbed(place: &Place, steps: u64) -> (String, Vec<StepRecord>) {
 
 /// Kills of one world, in a folder: the same bits in the end.
 fn in_a_folder(kills: usize) {
-    let (place, steps) = (Place::new(), 40 * kills as u64 + 60);
-    let mut trial = Trial::new(&place, "killed", steps, &[2]);
-    // Side by side: one computes while the other comes up again.
-    let (reference, records) = std::thread::scope(|scope| {
-        let other = scope.spawn(|| undisturbed(&place, steps));
-        trial.disturb(kills);
-        other.join().unwrap()
-    });
+    let place = Place::new();
+    let mut trial = Trial::new(&place, "killed", &[2]);
+    let steps = trial.disturb(kills);
+    let (reference, records) = undisturbed(&place, steps);
     trial.check_history(&records);
     assert_same_bits(&reference, &trial.url);
     trial.check_leftovers();
@@ -252,18 +269,17 @@ fn in_a_folder(kills: usize) {
 
 /// Kills after which another number of ranks goes on: the same samples in every global batch.
 fn with_changing_worlds(kills: usize) {
-    let (place, steps) = (Place::new(), 40 * kills as u64 + 60);
+    let place = Place::new();
+    let mut trial = Trial::new(&place, "worlds", &[2, 3, 1]);
+    let steps = trial.disturb(kills);
     let (_, records) = undisturbed(&place, steps);
-    let mut trial = Trial::new(&place, "worlds", steps, &[2, 3, 1]);
-    trial.disturb(kills);
     trial.check_history(&records);
     trial.check_leftovers();
 }
 
 /// Kills of a run in a bucket, behind a proxy that spoils every tenth request.
 fn in_a_bucket(kills: usize) {
-    let (place, steps) = (Place::new(), 40 * kills as u64 + 60);
-    let (reference, records) = undisturbed(&place, steps);
+    let place = Place::new();
     let server = Server::start(Path::new(&place.path("s3")), 0);
     support::ENVIRONMENT.set(server.environment()).unwrap();
     let faults = vec![
@@ -275,11 +291,12 @@ fn in_a_bucket(kills: usize) {
         Fault::Stall(Duration::from_millis(700)),
     ];
     server.weather(Some(Weather { per_mille: 100, faults, seed: 7 }));
-    let mut trial = Trial::new(&place, "bucket", steps, &[2]);
+    let mut trial = Trial::new(&place, "bucket", &[2]);
     trial.url = format!("s3://{}/killed", s3_server::BUCKET);
     trial.folder = Path::new(&place.path("s3")).join(s3_server::BUCKET).join("killed");
-    trial.disturb(kills);
+    let steps = trial.disturb(kills);
     eprintln!("{} requests were spoilt", server.clear());
+    let (reference, records) = undisturbed(&place, steps);
     trial.check_history(&records);
     let local = place.path("copy");
     support::copy(&trial.folder, Path::new(&local));

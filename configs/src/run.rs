@@ -49,6 +49,13 @@ pub struct RunConfig {
     pub test: Test,
 }
 
+impl RunConfig {
+    /// Encoder layers of a stage; those of the model where there is no such stage.
+    pub fn depth(&self, stage: usize) -> usize {
+        self.stage.get(stage).map_or(self.model.layers, |stage| stage.depth(&self.model))
+    }
+}
+
 /// Name and seed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

@@ -159,7 +159,7 @@ fn begin_from(config: &RunConfig, url: &str, datasets: &Datasets) -> Result<Stat
     }
     let verified = stored::verify(&store, name)?;
     let (theirs, _) = session::read_config(&store)?;
-    let specs = parameters::specs(&config.model, layers(&theirs, &verified.manifest), vocabulary(datasets));
+    let specs = parameters::specs(&config.model, theirs.depth(verified.manifest.stage), vocabulary(datasets));
     let parameters = torch::guard(|| Parameters::zeros(specs))?;
     let mut state = State::new(config, parameters);
     files::read(&store, &verified, &mut state.parameters, config.run.from_optimizer.then_some(&mut state.optimizer))?;
@@ -172,7 +172,7 @@ fn begin_from(config: &RunConfig, url: &str, datasets: &Datasets) -> Result<Stat
 
 fn load(session: &Session, verified: &Verified, datasets: &Datasets) -> Result<State, Error> {
     let config = &session.config;
-    let specs = parameters::specs(&config.model, layers(config, &verified.manifest), vocabulary(datasets));
+    let specs = parameters::specs(&config.model, config.depth(verified.manifest.stage), vocabulary(datasets));
     let parameters = torch::guard(|| Parameters::zeros(specs))?;
     let mut state = State::new(config, parameters);
     read_state(&session.store, verified, &mut state)?;
@@ -193,11 +193,6 @@ pub fn read_state(store: &Store, verified: &Verified, state: &mut State) -> Resu
     state.step = manifest.step;
     state.cursors = manifest.cursor.clone();
     Ok(())
-}
-
-/// Encoder layers at the time of a checkpoint.
-fn layers(config: &RunConfig, manifest: &Manifest) -> usize {
-    config.stage.get(manifest.stage).map_or(config.model.layers, |stage| stage.depth(&config.model))
 }
 
 /// The checkpoint `name` of a run, or its newest one that verifies.

@@ -212,10 +212,9 @@ impl Reader {
         let objective = &self.source.objective;
         let masked = lengths.iter().map(|length| objective.predictions(usize::from(*length)) as u64).sum();
         let mut micro_batches = Vec::new();
-        for (index, cut) in plan::cut(&lengths, demand.micro_batch_tokens).into_iter().enumerate() {
-            if plan::rank_of(index, demand.world) != demand.rank {
-                continue;
-            }
+        let cuts = plan::cut(&lengths, demand.micro_batch_tokens);
+        let ranks = plan::deal(&cuts, demand.world);
+        for (cut, _) in cuts.iter().zip(ranks).filter(|(_, rank)| *rank == demand.rank) {
             let samples = cut.samples.iter().map(|sample| self.sample(places[*sample]));
             let samples = samples.collect::<Result<Vec<MaskedSample>, _>>()?;
             let padding = self.source.dataset.manifest().special.pad;

@@ -10,6 +10,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ChildStdout, Command, Output, Stdio};
 use std::sync::OnceLock;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use lambert_config::control::StepRecord;
@@ -136,9 +137,20 @@ pub fn copy(from: &Path, to: &Path) {
 /// A `lambert run` under way, whose step records are read.
 pub struct Running {
     coordinator: Child,
-    records: std::io::Lines<BufReader<ChildStdout>>,
+    records: Receiver<StepRecord>,
     log: Option<std::thread::JoinHandle<String>>,
     run: String,
+}
+
+/// Reads the step records on a thread of its own, so that a test that does not wait for them keeps no run waiting.
+fn read_records(output: ChildStdout) -> Receiver<StepRecord> {
+    let (sender, records) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let lines = BufReader::new(output).lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap());
+        // The test may have ended.
+        lines.for_each(|record| drop(sender.send(record)));
+    });
+    records
 }
 
 /// A `lambert run` that has ended.
@@ -170,7 +182,7 @@ impl Running {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let records = BufReader::new(coordinator.stdout.take().unwrap()).lines();
+        let records = read_records(coordinator.stdout.take().unwrap());
         let stderr: ChildStderr = coordinator.stderr.take().unwrap();
         let log = std::thread::spawn(move || std::io::read_to_string(stderr).unwrap_or_default());
         Self { coordinator, records, log: Some(log), run: run.to_owned() }
@@ -178,7 +190,12 @@ impl Running {
 
     /// The next step's record; `None` when the coordinator has gone.
     pub fn record(&mut self) -> Option<StepRecord> {
-        self.records.next().map(|line| serde_json::from_str(&line.unwrap()).unwrap())
+        self.records.recv().ok()
+    }
+
+    /// The newest step's record that has not been read; the next one, if all have been.
+    pub fn latest(&mut self) -> Option<StepRecord> {
+        self.records.try_iter().last().or_else(|| self.record())
     }
 
     /// Waits until `step` is finished, or the run is.

@@ -104,11 +104,7 @@ impl Source {
             let (name, expected, found) = (self.manifest.name(), self.facts.vocabulary, tokenizer.size());
             return Err(Failure::failed(ExportError::Vocabulary { url: url.to_owned(), name, expected, found }));
         }
-        let layers = self
-            .config
-            .stage
-            .get(self.manifest.stage)
-            .map_or(self.config.model.layers, |stage| stage.depth(&self.config.model));
+        let layers = self.config.depth(self.manifest.stage);
         let bert = config_json(&self.config.model, layers, tokenizer.size(), tokenizer.special());
         let positions = self.config.model.positions;
         Ok(vec![

@@ -25,7 +25,7 @@ pub fn split(url: &str) -> Option<(&str, &str)> {
 pub fn check(config: &RunConfig) -> Result<(), Failure> {
     let mut faults = Vec::new();
     match config.run.from.as_deref().map(|url| (url, split(url))) {
-        None => config.stage[0].check_growth(0, config.stage[0].depth(&config.model), &config.model, &mut faults),
+        None => config.stage[0].check_growth(0, config.depth(0), &config.model, &mut faults),
         Some((_, Some((run, name)))) => look(config, run, name, &mut faults)?,
         Some((url, None)) => {
             faults.push(Fault::new(KEY, format!("{url} is no checkpoint; expected RUN/checkpoints/step-...")));
@@ -56,7 +56,7 @@ fn look(config: &RunConfig, run: &str, name: &str, faults: &mut Vec<Fault>) -> R
     for (key, theirs, ours) in pairs.filter(|(_, theirs, ours)| theirs != ours) {
         faults.push(Fault::new(KEY, format!("its model has {key} = {theirs}, the configuration {ours}")));
     }
-    let layers = from.stage.get(manifest.stage).map_or(from.model.layers, |stage| stage.depth(&from.model));
+    let layers = from.depth(manifest.stage);
     let stage = &config.stage[0];
     stage.check_growth(0, layers, &config.model, faults);
     if stage.growth.moments.is_some_and(|moments| moments != Moments::Zero) && !config.run.from_optimizer {
