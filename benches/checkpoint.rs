@@ -65,7 +65,6 @@ fn timed<T>(times: &mut Times, name: &'static str, once: impl FnOnce() -> T) -> 
 }
 
 fn main() {
-    lambert::torch::keep_pages();
     let arguments = Arguments::parse();
     let parent = arguments.folder.clone().map_or_else(std::env::temp_dir, Into::into);
     let folder = tempfile::tempdir_in(parent).unwrap();

@@ -20,7 +20,7 @@ use lambert::data::loader::Demand;
 use lambert::data::{GlobalBatch, Loader, Source};
 use lambert::model::{Bert, Parameters, parameters};
 use lambert::optim::{self, Optimizer};
-use lambert::{metrics, step, torch};
+use lambert::{metrics, step};
 use lambert_config::run::{Model, Objective, Optimizer as Settings, OptimizerKind, Test};
 use lambert_config::{PrepConfig, flops, prep};
 use lambert_data_prep::dataset::Dataset;
@@ -206,7 +206,6 @@ fn line(name: &str, rates: &mut [f64], ours: f64) {
 }
 
 fn main() {
-    torch::keep_pages();
     let arguments = Arguments::parse();
     if !Path::new(&arguments.text).is_dir() {
         println!("SKIPPED: no text at {}; name a folder with --text", arguments.text);

@@ -20,6 +20,7 @@
 //! - [`torch`]: the thinnest layer over libtorch, and all unsafe code about tensors
 //! - [`error`]: everything that can go wrong, and the exit code of each
 
+mod allocator;
 pub mod checkpoint;
 pub mod control;
 pub mod data;

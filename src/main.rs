@@ -61,7 +61,6 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    torch::keep_pages();
     torch::quiet_panics();
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let colours = std::io::stderr().is_terminal();

@@ -196,6 +196,7 @@ mod tests {
             epoch: 0,
             drawn: 0..5,
             lengths,
+            padding: 0,
             masked_tokens: 5,
             micro_batches: cuts.iter().map(micro).collect(),
         }

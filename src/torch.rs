@@ -2,7 +2,7 @@
 //! become errors.
 
 use std::cell::RefCell;
-use std::ffi::c_void;
+use std::ffi::{CStr, c_char, c_void};
 use std::panic::AssertUnwindSafe;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -35,6 +35,12 @@ impl TorchError {
 
 unsafe extern "C" {
     fn lambert_set_gradient(parameter: *mut torch_sys::C_tensor, gradient: *mut torch_sys::C_tensor) -> i32;
+    fn lambert_linear(
+        x: *const torch_sys::C_tensor,
+        weight: *const torch_sys::C_tensor,
+        bias: *const torch_sys::C_tensor,
+        failed: extern "C" fn(*const c_char),
+    ) -> *mut torch_sys::C_tensor;
 }
 
 thread_local! {
@@ -69,6 +75,25 @@ pub fn set_gradient(parameter: &Tensor, gradient: &Tensor) {
     // SAFETY: both pointers are live at::Tensor objects for the whole call, which copies the handle it keeps.
     let failed = unsafe { lambert_set_gradient(parameter.as_ptr().cast_mut(), gradient.as_ptr().cast_mut()) };
     assert_eq!(failed, 0, "a gradient of another shape or type than its parameter");
+}
+
+/// `x W^T + b`, \[..., in\] to \[..., out\], in the kind of number that `x` is. `weight`, \[out, in\], and `bias`, \[out\], are
+/// parameters with gradients from [`set_gradient`]: the backward pass adds to those without a tensor in between.
+pub fn linear(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Tensor {
+    thread_local! {
+        static SAID: RefCell<String> = const { RefCell::new(String::new()) };
+    }
+    extern "C" fn failed(text: *const c_char) {
+        // SAFETY: lambert_linear passes a string that ends with a zero and lives until this returns.
+        let text = unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
+        SAID.with(|said| *said.borrow_mut() = text);
+    }
+    // SAFETY: all pointers are live at::Tensor objects for the whole call; what comes back is this caller's own.
+    unsafe {
+        let made = lambert_linear(x.as_ptr(), weight.as_ptr(), bias.as_ptr(), failed);
+        assert!(!made.is_null(), "{}", SAID.with(RefCell::take));
+        Tensor::from_ptr(made)
+    }
 }
 
 /// The elements of a contiguous CPU tensor of f32, without a copy.
@@ -141,17 +166,6 @@ pub fn each_chunk(values: &mut [f32], length: usize, work: impl Fn(usize, &mut [
         // SAFETY: `task` reads `data` as what it is, and GOMP_parallel returns when all threads have left it.
         Some(parallel) => unsafe { parallel(task, data, tch::get_num_threads().max(1) as u32, 0) },
         None => task(data),
-    }
-}
-
-/// Tells the allocator to keep the pages it has: fresh ones are faulted in one by one, which costs a step of a virtual
-/// machine up to a third of its time. Call before the first tensor.
-pub fn keep_pages() {
-    // SAFETY: mallopt only sets numbers, and no other thread runs yet.
-    unsafe {
-        libc::mallopt(libc::M_MMAP_THRESHOLD, i32::MAX);
-        libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
-        libc::mallopt(libc::M_TOP_PAD, 64 << 20);
     }
 }
 

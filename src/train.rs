@@ -269,6 +269,7 @@ impl<'a> Stage<'a> {
             epoch: batch.epoch,
             samples: batch.lengths.len() as u64,
             tokens: batch.tokens(),
+            padding: batch.padding as f64 / batch.tokens().max(1) as f64,
             learning_rate: schedule::learning_rate(self.place.stage, self.done(state)),
             ..StepRecord::default()
         }

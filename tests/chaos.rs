@@ -85,8 +85,8 @@ impl<'a> Trial<'a> {
         let resumes = self.log.matches("training goes on from").count();
         let anew = self.log.matches("training starts from nothing").count();
         let attempts = self.log.matches(": starting ").count();
-        let tally = &self.tally;
-        eprintln!("{kills} kills {tally:?}; {attempts} attempts, {resumes} resumes, {anew} from nothing, {steps} steps");
+        eprintln!("{kills} kills {:?}", self.tally);
+        eprintln!("{attempts} attempts, {resumes} resumes, {anew} from nothing; {steps} steps");
         steps
     }
 
@@ -104,7 +104,7 @@ impl<'a> Trial<'a> {
                 self.count("aimed at a save");
             }
             3 => {
-                wait_for_workers(&self.url);
+                wait_for_workers(running, &self.url);
                 std::thread::sleep(Duration::from_millis(self.below(500)));
                 self.count("aimed at a load");
             }
@@ -117,8 +117,8 @@ impl<'a> Trial<'a> {
     }
 
     /// One rank, all ranks, or the coordinator, which is then started again.
-    fn kill(&mut self, running: Running) -> Running {
-        wait_for_workers(&self.url);
+    fn kill(&mut self, mut running: Running) -> Running {
+        wait_for_workers(&mut running, &self.url);
         let victims: Vec<u32> = workers(&self.url).into_values().collect();
         let drawn = if self.worlds.len() > 1 { 5 } else { self.below(6) };
         match drawn {
@@ -232,9 +232,12 @@ impl<'a> Trial<'a> {
     }
 }
 
-fn wait_for_workers(url: &str) {
+fn wait_for_workers(running: &mut Running, url: &str) {
     let start = Instant::now();
     while workers(url).is_empty() {
+        if let Some(words) = running.last_words() {
+            panic!("the run was over before its last kill: {words}");
+        }
         assert!(start.elapsed() < Duration::from_secs(120), "no worker of {url} comes up");
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -16,7 +16,7 @@ fn measure(place: &Place, name: &str, sets: &[&str]) -> (f64, f64) {
     let data = place.path("data/train");
     let text = format!(
         "[model]\nlayers = 4\nhidden = 128\nheads = 4\nintermediate = 512\npositions = 64\npad_vocabulary_to = 1024\n\
-         [[stage]]\nname = \"one\"\ndata = {data:?}\nsteps = 50\nglobal_batch = 128\nmicro_batch_tokens = 8192\n\
+         [[stage]]\nname = \"one\"\ndata = {data:?}\nsteps = 50\nglobal_batch = 256\nmicro_batch_tokens = 8192\n\
          learning_rate = 1e-3\n[cluster]\nthreads = 2\nbackend = \"local\"\ndevice = \"cpu\"\n"
     );
     let config = place.file(&format!("{name}.toml"), text);
@@ -43,7 +43,7 @@ fn the_formula_is_near_the_measured_peak() {
         ("no-dropout", &["model.dropout=0.0"]),
         ("many-masks", &["objective.mask_probability=0.6", "objective.max_predictions=0"]),
         ("recomputed", &["stage.0.recompute=true"]),
-        ("large-micro-batch", &["stage.0.micro_batch_tokens=16384", "stage.0.global_batch=256"]),
+        ("large-micro-batch", &["stage.0.micro_batch_tokens=16384", "stage.0.global_batch=512"]),
         (
             "wide",
             &[
@@ -51,7 +51,7 @@ fn the_formula_is_near_the_measured_peak() {
                 "model.intermediate=2048",
                 "model.heads=8",
                 "stage.0.micro_batch_tokens=4096",
-                "stage.0.global_batch=80",
+                "stage.0.global_batch=128",
             ],
         ),
         ("pre-norm-bf16", &["model.norm=pre", "model.precision=bf16"]),

@@ -24,10 +24,12 @@ fn worlds_of_one_two_and_three_train_alike() {
     let place = Place::new();
     let one = train(&place, 1);
     assert!(one.windows(2).all(|pair| pair[0].batch_digest != pair[1].batch_digest), "every batch is another");
+    let padding: Vec<f64> = one.iter().map(|record| record.padding).collect();
+    assert!(padding.iter().all(|share| (0.0..0.03).contains(share)) && padding.iter().any(|share| *share > 0.0));
     for ranks in [2, 3] {
         let mut worst: f64 = 0.0;
         for (one, other) in one.iter().zip(train(&place, ranks)) {
-            let facts = |r: &StepRecord| (r.step, r.batch_digest, r.samples, r.tokens, r.masked_tokens);
+            let facts = |r: &StepRecord| (r.step, r.batch_digest, r.samples, r.tokens, r.padding, r.masked_tokens);
             assert_eq!(facts(one), facts(&other), "{ranks} ranks");
             let losses = [(one.mlm_loss, other.mlm_loss), (one.pair_loss.unwrap(), other.pair_loss.unwrap())];
             worst = losses.iter().fold(worst, |worst, (a, b)| worst.max((a - b).abs() / a.abs()));

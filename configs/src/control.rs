@@ -173,6 +173,9 @@ pub struct StepRecord {
     pub samples: u64,
     /// Tokens of the global batch, without padding.
     pub tokens: u64,
+    /// Tokens of padding that all ranks computed with, over `tokens`.
+    #[serde(default)]
+    pub padding: f64,
     /// Masked tokens of the global batch.
     pub masked_tokens: u64,
     /// Sum of a 32-bit hash of each sample as it was fed, masks included: equal digests mean the same samples under the

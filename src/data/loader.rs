@@ -57,6 +57,8 @@ pub struct GlobalBatch {
     pub drawn: Range<u64>,
     /// Length of every sample in tokens, those of other ranks included.
     pub lengths: Vec<u16>,
+    /// Tokens of padding in the micro-batches of all ranks.
+    pub padding: u64,
     /// Tokens to be hidden in all: what the mean of the masked-language loss is taken over. It follows from the lengths
     /// alone, so that every rank knows it before its first backward pass; where no word is short enough for what is left
     /// of a sample's share, a few less are hidden.
@@ -220,8 +222,10 @@ impl Reader {
             let padding = self.source.dataset.manifest().special.pad;
             micro_batches.push(MicroBatch::new(&cut.samples, cut.width, padding, &samples));
         }
-        let drawn = cursor..end;
-        Ok(GlobalBatch { epoch: places[0].0, drawn, lengths, masked_tokens: masked, micro_batches })
+        let tokens: u64 = lengths.iter().map(|length| u64::from(*length)).sum();
+        let padding = cuts.iter().map(|cut| cut.tokens() as u64).sum::<u64>() - tokens;
+        let (epoch, drawn) = (places[0].0, cursor..end);
+        Ok(GlobalBatch { epoch, drawn, lengths, padding, masked_tokens: masked, micro_batches })
     }
 
     /// Epoch and place of the sample that is drawn at `index`, counted over all epochs.

@@ -14,6 +14,13 @@ pub struct Cut {
     pub width: usize,
 }
 
+impl Cut {
+    /// Tokens that are computed with, padding included: rows x width.
+    pub fn tokens(&self) -> usize {
+        self.samples.len() * self.width
+    }
+}
+
 /// Padding stays below this share of a global batch's tokens.
 const PADDING: f64 = 0.03;
 
@@ -77,15 +84,14 @@ impl PartialOrd for Split {
 /// The rank that works on each micro-batch: one after the other, the largest first, goes to the rank that has the fewest
 /// tokens.
 pub fn deal(cuts: &[Cut], world: usize) -> Vec<usize> {
-    let tokens = |index: usize| cuts[index].samples.len() * cuts[index].width;
     let mut by_size: Vec<usize> = (0..cuts.len()).collect();
-    by_size.sort_by_key(|index| (Reverse(tokens(*index)), *index));
+    by_size.sort_by_key(|index| (Reverse(cuts[*index].tokens()), *index));
     let mut loads: BinaryHeap<_> = (0..world).map(|rank| Reverse((0, rank))).collect();
     let mut ranks = vec![0; cuts.len()];
     for index in by_size {
         let Some(Reverse((load, rank))) = loads.pop() else { break };
         ranks[index] = rank;
-        loads.push(Reverse((load + tokens(index), rank)));
+        loads.push(Reverse((load + cuts[index].tokens(), rank)));
     }
     ranks
 }
@@ -119,7 +125,7 @@ mod tests {
                     let mut length = || (0..skew).map(|_| 1 + rng.below(longest)).max().unwrap_or(1) as u16;
                     let lengths: Vec<u16> = (0..rows).map(|_| length()).collect();
                     let cuts = cut(&lengths, 2048);
-                    let room: usize = cuts.iter().map(|cut| cut.samples.len() * cut.width).sum();
+                    let room: usize = cuts.iter().map(Cut::tokens).sum();
                     let tokens: usize = lengths.iter().map(|length| usize::from(*length)).sum();
                     assert!((room as f64) < 1.03 * tokens as f64, "{room} for {tokens} tokens");
                 }
@@ -138,7 +144,7 @@ mod tests {
         let cuts = cut(&lengths, 1024);
         for world in [1, 2, 3, 8] {
             let mut loads = vec![0; world];
-            deal(&cuts, world).iter().zip(&cuts).for_each(|(rank, cut)| loads[*rank] += cut.samples.len() * cut.width);
+            deal(&cuts, world).iter().zip(&cuts).for_each(|(rank, cut)| loads[*rank] += cut.tokens());
             let apart = loads.iter().max().unwrap() - loads.iter().min().unwrap();
             assert!(apart <= 1024, "{loads:?}");
         }

@@ -11,7 +11,7 @@ pub struct Heads {
     transform: Linear,
     transform_norm: LayerNorm,
     decoder: Linear,
-    /// Added to the decoder's bias: minus infinity where a row stands for no piece; \[rows\], `None` if there are none.
+    /// Added to the logits: minus infinity where a row stands for no piece; \[rows\], `None` if there are none.
     never: Option<Tensor>,
     pooler: Linear,
     pair: Linear,
@@ -48,12 +48,11 @@ impl Heads {
         let chosen = hidden.flatten(0, 1).index_select(0, positions);
         let transformed = activate(&self.transform.forward(&chosen), self.activation);
         let normalised = self.transform_norm.forward(&transformed);
-        let bias = match &self.never {
-            Some(never) => &self.decoder.bias + never,
-            None => self.decoder.bias.shallow_clone(),
-        };
-        let kind = normalised.kind();
-        normalised.linear(&self.decoder.weight.to_kind(kind), Some(bias.to_kind(kind)))
+        let logits = self.decoder.forward(&normalised);
+        match &self.never {
+            Some(never) => logits + never,
+            None => logits,
+        }
     }
 
     /// Logits of the pair label, \[rows, 2\], from the first token's hidden state.

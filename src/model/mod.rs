@@ -13,6 +13,8 @@ use lambert_config::run::{self, Activation, Norm, Precision};
 use lambert_data_prep::random::Key;
 use tch::{Kind, Tensor};
 
+use crate::torch;
+
 pub use dropout::{Draws, Dropout};
 pub use heads::Heads;
 pub use parameters::Parameters;
@@ -40,7 +42,7 @@ impl Linear {
     }
 
     fn forward(&self, x: &Tensor) -> Tensor {
-        x.linear(&self.weight.to_kind(x.kind()), Some(self.bias.to_kind(x.kind())))
+        torch::linear(x, &self.weight, &self.bias)
     }
 }
 

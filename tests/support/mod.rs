@@ -222,6 +222,12 @@ impl Running {
         signal(self.coordinator.id(), number);
     }
 
+    /// What it said, if it has ended.
+    pub fn last_words(&mut self) -> Option<String> {
+        let code = self.coordinator.try_wait().unwrap()?;
+        Some(format!("{code}: {}", self.log.take()?.join().unwrap()))
+    }
+
     /// Waits for the end.
     pub fn end(mut self) -> Ended {
         let records = std::iter::from_fn(|| self.record()).collect();
