@@ -185,4 +185,39 @@ mod tests {
         let failed = guard(|| Tensor::zeros([1 << 50], (tch::Kind::Float, tch::Device::Cpu))).unwrap_err();
         assert_eq!(failed.memory().as_deref(), Some("4194304.00 GiB"), "{failed}");
     }
+
+    #[test]
+    fn a_linear_map_adds_to_the_gradients_of_what_is_not_frozen() {
+        let options = (tch::Kind::Float, tch::Device::Cpu);
+        for kind in [tch::Kind::Float, tch::Kind::BFloat16] {
+            let parameter = |shape: &[i64]| {
+                let (parameter, gradient) = (Tensor::ones(shape, options), Tensor::zeros(shape, options));
+                let parameter = parameter.set_requires_grad(true);
+                set_gradient(&parameter, &gradient);
+                (parameter, gradient)
+            };
+            let (mut weight, of_weight) = parameter(&[5, 4]);
+            let (bias, of_bias) = parameter(&[5]);
+            let x = Tensor::ones([2, 3, 4], options).to_kind(kind).set_requires_grad(true);
+            let back = |weight: &Tensor| {
+                let y = linear(&x, weight, &bias);
+                assert_eq!((y.kind(), y.size(), y.double_value(&[1, 2, 4])), (kind, vec![2, 3, 5], 5.0));
+                y.sum(tch::Kind::Float).backward();
+            };
+            back(&weight);
+            back(&weight);
+            let _ = weight.requires_grad_(false);
+            back(&weight);
+            assert!(floats(&of_weight).iter().all(|sum| *sum == 12.0), "two passes, six rows each");
+            assert!(floats(&of_bias).iter().all(|sum| *sum == 18.0), "three passes");
+            assert_eq!(x.grad().double_value(&[1, 2, 3]), 15.0);
+        }
+    }
+
+    #[test]
+    fn shapes_that_do_not_fit_are_an_error() {
+        let zeros = |shape: &[i64]| Tensor::zeros(shape, (tch::Kind::Float, tch::Device::Cpu));
+        let failed = guard(|| linear(&zeros(&[2, 3]), &zeros(&[5, 4]), &zeros(&[5]))).unwrap_err();
+        assert!(failed.to_string().contains("shapes cannot be multiplied (2x3 and 4x5)"), "{failed}");
+    }
 }
