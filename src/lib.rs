@@ -17,6 +17,7 @@
 //! - [`evaluate`], [`fill_mask`]: what a trained model knows
 //! - [`metrics`]: one record a step
 //! - [`control`]: the worker's end of the control channel
+//! - `allocator`: jemalloc in place of malloc
 //! - [`torch`]: the thinnest layer over libtorch, and all unsafe code about tensors
 //! - [`error`]: everything that can go wrong, and the exit code of each
 

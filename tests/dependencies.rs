@@ -139,8 +139,11 @@ fn the_engine_keeps_its_layers() {
             if file != "main.rs" && file != "train.rs" && text.contains("crate::train") {
                 broken.push(format!("{file} imports train"));
             }
-            // Unsafe code about tensors stays in one file.
-            if file.ends_with(".rs") && file != "torch.rs" && UNSAFE.iter().any(|form| text.contains(form)) {
+            // Unsafe code stays in the layers over libtorch and the allocator.
+            if file.ends_with(".rs")
+                && !["torch.rs", "allocator.rs"].contains(&file.as_str())
+                && UNSAFE.iter().any(|form| text.contains(form))
+            {
                 broken.push(format!("{file} has unsafe code"));
             }
         }
