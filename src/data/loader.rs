@@ -222,10 +222,10 @@ impl Reader {
             let padding = self.source.dataset.manifest().special.pad;
             micro_batches.push(MicroBatch::new(&cut.samples, cut.width, padding, &samples));
         }
-        let tokens: u64 = lengths.iter().map(|length| u64::from(*length)).sum();
-        let padding = cuts.iter().map(|cut| cut.tokens() as u64).sum::<u64>() - tokens;
         let (epoch, drawn) = (places[0].0, cursor..end);
-        Ok(GlobalBatch { epoch, drawn, lengths, padding, masked_tokens: masked, micro_batches })
+        let mut batch = GlobalBatch { epoch, drawn, lengths, padding: 0, masked_tokens: masked, micro_batches };
+        batch.padding = cuts.iter().map(|cut| cut.tokens() as u64).sum::<u64>() - batch.tokens();
+        Ok(batch)
     }
 
     /// Epoch and place of the sample that is drawn at `index`, counted over all epochs.

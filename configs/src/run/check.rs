@@ -1,6 +1,8 @@
 //! What a run's configuration must satisfy before anything is started.
 
-use super::{Backend, Cluster, Device, Guard, Model, Objective, Optimizer, OptimizerKind, Order, RunConfig, Stage};
+use super::{
+    Backend, Cluster, Device, Guard, Masking, Model, Objective, Optimizer, OptimizerKind, Order, RunConfig, Stage,
+};
 use crate::load::{Checked, Fault};
 
 impl Checked for RunConfig {
@@ -93,6 +95,10 @@ impl Objective {
         share("objective.mask_probability", self.mask_probability, faults);
         positive("objective.mask_probability", self.mask_probability, faults);
         positive("objective.static_masks", self.static_masks as f64, faults);
+        if self.masking == Masking::Dynamic && self.static_masks > 1 {
+            let message = "has no meaning for dynamic masks; objective.masking = \"static\" takes so many in turn";
+            faults.push(Fault::new("objective.static_masks", message));
+        }
     }
 }
 
