@@ -107,11 +107,14 @@ fn impossible_runs_are_refused_with_all_that_is_wrong_at_once() {
     let sets = [format!("vocabulary.file={vocabulary}"), format!("output.url={other}")];
     done(&["prep", "--config", &place.path("prep.toml"), "--set", &sets[0], "--set", &sets[1]]);
     let held_out = format!("evaluation.data={other}/held-out");
-    let faults = ["model.hidden=600000", "model.heads=7", "model.positions=32", "objective.pair=sop", &held_out];
+    let objective = ["objective.pair=sop", "objective.static_masks=3"];
+    let model = ["model.hidden=600000", "model.heads=7", "model.positions=32"];
+    let faults = [&model[..], &objective, &[held_out.as_str()]].concat();
     let sets: Vec<&str> = faults.iter().flat_map(|fault| ["--set", fault]).collect();
     let start = [&["run", "--run", &run_url, "--config", &config][..], &sets].concat();
     let words = [
-        "has 7 faults",
+        "has 8 faults",
+        "objective.static_masks: has no meaning for dynamic masks",
         "model.heads: 7 heads do not divide 600000 hidden",
         "stage.0.data: has samples of up to 64 tokens, but model.positions is 32",
         "stage.0.data: was prepared with pair = Nsp, but objective.pair is Sop",
