@@ -2,10 +2,10 @@
 //! `cargo bench --workspace --bench step -- --shape base --python PYTHON`.
 //!
 //! The samples are those that a preparation makes of a folder of plain text. Each round times the same number of steps
-//! of every contender, one after the other; medians of the rounds are printed. All use two threads, f32, dropout 0.1 and
-//! AdamW, and an allocator that keeps its pages. Without `--python` (one that has torch and transformers) only lambert
-//! runs. FLOPs are the useful ones (no padding, no logits but the masked ones); the machine's peak is that of a product
-//! of 1024 x 1024 matrices, measured in every round.
+//! of every contender, one after the other; medians of the rounds are printed, and of the ratios within a round. All use
+//! two threads, f32, dropout 0.1 and AdamW, and an allocator that keeps its pages. Without `--python` (one that has torch
+//! and transformers) only lambert runs. FLOPs are the useful ones (no padding, no logits but the masked ones); the
+//! machine's peak is that of a product of 1024 x 1024 matrices, measured in every round.
 #![allow(clippy::unwrap_used)] // A panic is a bench's report.
 
 use std::io::{BufRead, BufReader, Write};
@@ -194,15 +194,27 @@ impl Peers {
 
 const PEERS: [&str; 2] = ["transformers", "transformers, head at masked positions"];
 
-fn median(values: &mut [f64]) -> f64 {
+fn median(values: &[f64]) -> f64 {
+    let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
 
-fn line(name: &str, rates: &mut [f64], ours: f64) {
-    let middle = median(rates);
-    let spread = 100.0 * (rates[rates.len() - 1] - rates[0]) / middle;
-    println!("{name:<42} {middle:>7.2} samples/s (spread {spread:.0} %)  lambert is {:.2} times it", ours / middle);
+/// (largest - smallest) / median, in percent.
+fn spread(values: &[f64]) -> f64 {
+    let extreme = |pick: fn(f64, f64) -> f64| values.iter().copied().reduce(pick).unwrap();
+    100.0 * (extreme(f64::max) - extreme(f64::min)) / median(values)
+}
+
+/// Rates of all rounds, and what lambert's are of those of the same round.
+fn line(name: &str, rates: &[f64], ours: &[f64]) {
+    let ratios: Vec<f64> = ours.iter().zip(rates).map(|(ours, theirs)| ours / theirs).collect();
+    let (rate, ratio) = (median(rates), median(&ratios));
+    println!(
+        "{name:<42} {rate:>7.2} samples/s (spread {:.0} %)  lambert is {ratio:.2} times it (spread {:.0} %)",
+        spread(rates),
+        spread(&ratios)
+    );
 }
 
 fn main() {
@@ -246,18 +258,14 @@ fn main() {
         utilization.push(chunk.iter().map(useful).sum::<f64>() / seconds.all / peak);
     }
     let tokens: u64 = batches.iter().map(GlobalBatch::tokens).sum();
-    let ours = median(&mut rates[0].clone());
-    line("lambert", &mut rates[0], ours);
-    for (name, rates) in PEERS.iter().zip(&mut rates[1..]).filter(|(_, rates)| !rates.is_empty()) {
+    let ours = &rates[0];
+    line("lambert", ours, ours);
+    for (name, rates) in PEERS.iter().zip(&rates[1..]).filter(|(_, rates)| !rates.is_empty()) {
         line(name, rates, ours);
     }
-    println!("tokens/s {:.0}", ours * tokens as f64 / (count * arguments.shape.batch()) as f64);
-    println!(
-        "forward_backward {:.4} s, optimizer {:.4} s a step",
-        median(&mut forward_backward),
-        median(&mut optimizer)
-    );
-    println!("flops_utilization {:.3}", median(&mut utilization));
+    println!("tokens/s {:.0}", median(ours) * tokens as f64 / (count * arguments.shape.batch()) as f64);
+    println!("forward_backward {:.4} s, optimizer {:.4} s a step", median(&forward_backward), median(&optimizer));
+    println!("flops_utilization {:.3}", median(&utilization));
     if let Some(peers) = peers {
         peers.end();
     }

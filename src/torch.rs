@@ -35,13 +35,22 @@ impl TorchError {
 
 unsafe extern "C" {
     fn lambert_set_gradient(parameter: *mut torch_sys::C_tensor, gradient: *mut torch_sys::C_tensor) -> i32;
+    fn lambert_allow_onednn(allowed: bool);
     fn lambert_linear(
         x: *const torch_sys::C_tensor,
         weight: *const torch_sys::C_tensor,
         bias: *const torch_sys::C_tensor,
-        failed: extern "C" fn(*const c_char),
+        failed: Failed,
+    ) -> *mut torch_sys::C_tensor;
+    fn lambert_embedding(
+        table: *const torch_sys::C_tensor,
+        ids: *const torch_sys::C_tensor,
+        failed: Failed,
     ) -> *mut torch_sys::C_tensor;
 }
+
+/// Told why an operation failed.
+type Failed = extern "C" fn(*const c_char);
 
 thread_local! {
     static LAST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
@@ -77,23 +86,41 @@ pub fn set_gradient(parameter: &Tensor, gradient: &Tensor) {
     assert_eq!(failed, 0, "a gradient of another shape or type than its parameter");
 }
 
+/// Whether [`linear`] may compute by oneDNN, as it does unless this says otherwise, in the whole process. Without, all
+/// operations are those of PyTorch, and so are their roundings.
+pub fn allow_onednn(allowed: bool) {
+    // SAFETY: sets a flag.
+    unsafe { lambert_allow_onednn(allowed) }
+}
+
 /// `x W^T + b`, \[..., in\] to \[..., out\], in the kind of number that `x` is. `weight`, \[out, in\], and `bias`, \[out\], are
 /// parameters with gradients from [`set_gradient`]: the backward pass adds to those without a tensor in between.
 pub fn linear(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Tensor {
+    // SAFETY: all pointers are live at::Tensor objects for the whole call.
+    made(|failed| unsafe { lambert_linear(x.as_ptr(), weight.as_ptr(), bias.as_ptr(), failed) })
+}
+
+/// The rows of `table`, \[rows, width\], that `ids`, \[...\] of i64, name: \[..., width\]. `table` is a parameter like those of
+/// [`linear`].
+pub fn embedding(table: &Tensor, ids: &Tensor) -> Tensor {
+    // SAFETY: both pointers are live at::Tensor objects for the whole call.
+    made(|failed| unsafe { lambert_embedding(table.as_ptr(), ids.as_ptr(), failed) })
+}
+
+/// The tensor that `make` gives to its caller; panics like tch with what it says where it fails.
+fn made(make: impl FnOnce(Failed) -> *mut torch_sys::C_tensor) -> Tensor {
     thread_local! {
         static SAID: RefCell<String> = const { RefCell::new(String::new()) };
     }
     extern "C" fn failed(text: *const c_char) {
-        // SAFETY: lambert_linear passes a string that ends with a zero and lives until this returns.
+        // SAFETY: the shim passes a string that ends with a zero and lives until this returns.
         let text = unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
         SAID.with(|said| *said.borrow_mut() = text);
     }
-    // SAFETY: all pointers are live at::Tensor objects for the whole call; what comes back is this caller's own.
-    unsafe {
-        let made = lambert_linear(x.as_ptr(), weight.as_ptr(), bias.as_ptr(), failed);
-        assert!(!made.is_null(), "{}", SAID.with(RefCell::take));
-        Tensor::from_ptr(made)
-    }
+    let made = make(failed);
+    assert!(!made.is_null(), "{}", SAID.with(RefCell::take));
+    // SAFETY: a new at::Tensor that nothing else holds.
+    unsafe { Tensor::from_ptr(made) }
 }
 
 /// The elements of a contiguous CPU tensor of f32, without a copy.
@@ -212,6 +239,22 @@ mod tests {
             assert!(floats(&of_bias).iter().all(|sum| *sum == 18.0), "three passes");
             assert_eq!(x.grad().double_value(&[1, 2, 3]), 15.0);
         }
+    }
+
+    #[test]
+    fn an_embedding_adds_each_row_s_gradient_to_the_table_s() {
+        let options = (tch::Kind::Float, tch::Device::Cpu);
+        let table = Tensor::arange(6, options).view([3, 2]).set_requires_grad(true);
+        let gradient = Tensor::zeros([3, 2], options);
+        set_gradient(&table, &gradient);
+        let ids = Tensor::from_slice(&[2_i64, 0, 2, 2]).view([2, 2]);
+        for _ in 0..2 {
+            let rows = embedding(&table, &ids);
+            assert_eq!((rows.size(), floats(&rows)), (vec![2, 2, 2], &[4.0, 5.0, 0.0, 1.0, 4.0, 5.0, 4.0, 5.0][..]));
+            (rows * Tensor::from_slice(&[1.0_f32, 10.0])).sum(tch::Kind::Float).backward();
+        }
+        assert_eq!(floats(&gradient), [2.0, 20.0, 0.0, 0.0, 6.0, 60.0], "two passes");
+        assert!(guard(|| embedding(&table, &Tensor::from_slice(&[3_i64]))).is_err(), "a row that is not there");
     }
 
     #[test]

@@ -117,7 +117,7 @@ fn worst(ours: &Tensor, golden: &[f32]) -> f64 {
     let ours = ours.contiguous();
     let ours = torch::floats(&ours);
     assert_eq!(ours.len(), golden.len());
-    ours.iter().zip(golden).map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max)
+    ours.iter().zip(golden).map(|(a, b)| f64::from((a - b).abs())).max_by(f64::total_cmp).unwrap()
 }
 
 #[test]
@@ -143,7 +143,9 @@ fn logits(name: &str, golden: &Golden) {
     assert!(mlm < 1e-4 && pair < 1e-4, "{name}: {mlm:e} {pair:e}");
 }
 
-/// The published shapes, from the files of tests/golden/make_bert.py in the folder that LAMBERT_GOLDEN names.
+/// The published shapes, from the files of tests/golden/make_bert.py in the folder that LAMBERT_GOLDEN names. By libtorch's
+/// own products, then by oneDNN's, where gradients that almost cancel (keys' and queries' of deep layers) are compared with
+/// float64.
 #[test]
 #[ignore = "needs the files that tests/golden/make_bert.py writes"]
 fn published_shapes_equal_transformers() {
@@ -156,8 +158,11 @@ fn published_shapes_equal_transformers() {
             let bytes = std::fs::read(format!("{folder}/{name}.safetensors")).unwrap();
             let golden = Golden { pieces, ..Golden::read(model.clone(), &bytes) };
             drop(bytes);
-            logits(&name, &golden);
-            losses_and_gradients(&name, &golden);
+            for onednn in [false, true] {
+                torch::allow_onednn(onednn);
+                logits(&name, &golden);
+                losses_and_gradients(&name, &golden, onednn);
+            }
         }
     }
 }
@@ -165,7 +170,7 @@ fn published_shapes_equal_transformers() {
 #[test]
 fn losses_and_gradients_equal_transformers() {
     for (name, golden) in golden() {
-        losses_and_gradients(name, &golden);
+        losses_and_gradients(name, &golden, true);
     }
 }
 
@@ -213,12 +218,12 @@ impl Golden {
     }
 }
 
-fn losses_and_gradients(name: &str, golden: &Golden) {
+fn losses_and_gradients(name: &str, golden: &Golden, onednn: bool) {
     let (totals, parameters) = golden.step(false);
     let mlm = totals.mlm().mean_loss().unwrap() - f64::from(golden.floats["mlm_loss"][0]);
     let pair = totals.pair().mean_loss().unwrap() - f64::from(golden.floats["pair_loss"][0]);
     assert!(mlm.abs() < 1e-4 && pair.abs() < 1e-4, "{name}: {mlm:e} {pair:e}");
-    let (mut largest, mut key_bias) = (0.0_f64, 0.0_f64);
+    let (mut largest, mut key_bias, mut undetermined) = (0.0_f64, 0.0_f64, Vec::new());
     let gradients = torch::floats(&parameters.gradients);
     for spec in parameters.specs() {
         let theirs = &golden.floats[&format!("gradient:{}", spec.name)];
@@ -229,6 +234,17 @@ fn losses_and_gradients(name: &str, golden: &Golden) {
         let size = norm(&mut theirs.iter().map(|value| f64::from(*value)));
         // The keys' bias shifts all scores of a query alike: its gradient is zero but for rounding.
         let limit = if spec.name.ends_with("key.bias") { 1e-6 } else { 1e-4 * size };
+        if let Some(exact) = golden.floats.get(&format!("gradient64:{}", spec.name))
+            && difference > limit
+            && onednn
+        {
+            // What is left is rounding, of both: ours may be little farther from what float64 gives.
+            let far = |values: &[f32]| norm(&mut values.iter().zip(exact).map(|(a, b)| f64::from(a - b)));
+            let (ours, theirs) = (far(ours), far(theirs));
+            assert!(ours < 2.0 * theirs, "{name}, {}: {ours:e}, theirs {theirs:e}", spec.name);
+            undetermined.push((ours / theirs, theirs / size));
+            continue;
+        }
         let idle = spec.name == "cls.predictions.bias" && !golden.model.tied_decoder;
         assert_eq!(size == 0.0, idle, "{name}, {}", spec.name);
         assert!(difference <= limit, "{name}, {}: {difference:e} of {size:e}", spec.name);
@@ -244,4 +260,14 @@ fn losses_and_gradients(name: &str, golden: &Golden) {
         mlm.abs(),
         pair.abs()
     );
+    if !undetermined.is_empty() {
+        let most = |pick: fn(&(f64, f64)) -> f64| undetermined.iter().map(pick).max_by(f64::total_cmp).unwrap();
+        println!(
+            "{name}: {} tensors that f32 does not determine to 1e-4 (transformers' are up to {:.1e} from float64): ours are at \
+             most {:.2} times as far",
+            undetermined.len(),
+            most(|pair| pair.1),
+            most(|pair| pair.0)
+        );
+    }
 }

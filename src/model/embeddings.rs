@@ -4,6 +4,7 @@ use lambert_config::run::{self, Norm};
 use tch::Tensor;
 
 use super::{Dropout, Input, LayerNorm, Parameters};
+use crate::torch;
 
 pub struct Embeddings {
     words: Tensor,
@@ -26,8 +27,8 @@ impl Embeddings {
     /// \[rows, width\] ids to \[rows, width, hidden\].
     pub fn forward(&self, input: &Input, dropout: Dropout<'_>) -> Tensor {
         let width = input.ids.size()[1];
-        let words = Tensor::embedding(&self.words, &input.ids, -1, false, false);
-        let segments = Tensor::embedding(&self.segments, &input.segments, -1, false, false);
+        let words = torch::embedding(&self.words, &input.ids);
+        let segments = torch::embedding(&self.segments, &input.segments);
         let sum = words + segments + self.positions.narrow(0, 0, width);
         let embedded = match &self.norm {
             Some(norm) => norm.forward(&sum),

@@ -108,7 +108,7 @@ fn against_reference(shapes: &Shapes, settings: &Settings, steps: i32) -> f64 {
         let size: f64 = range.clone().map(|i| reference.weights[i].powi(2)).sum();
         (range.map(difference).sum::<f64>() / size).sqrt()
     };
-    specs.iter().map(|spec| worst(spec.range())).fold(0.0, f64::max)
+    specs.iter().map(|spec| worst(spec.range())).max_by(f64::total_cmp).unwrap()
 }
 
 #[test]

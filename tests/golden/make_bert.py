@@ -9,7 +9,7 @@ padded, one with a single segment) and what it answers: logits, losses, and the 
 bert-tiny is BertForPreTraining; bert-untied-tanh has a decoder of its own and the approximated GELU; megatron-bert is
 MegatronBertForPreTraining, which normalises before attention and feed-forward layer.
 
-The published shapes are too large to be kept (0.9 and 2.7 GB); they are compared by
+The published shapes are too large to be kept (1.3 and 4 GB); their gradients come in float64, too. They are compared by
 
     mkdir -p golden
     for name in bert-base-uncased bert-base-cased bert-large-uncased bert-large-cased; do
@@ -87,5 +87,12 @@ tensors |= {
     "pair_logits": out.seq_relationship_logits.detach().contiguous(),
     "mlm_loss": mlm.detach(), "pair_loss": nsp.detach(),
 }
+if width > 16:
+    model.zero_grad()
+    out = model.double()(ids, attention_mask=attendable, token_type_ids=segments)
+    loss = torch.nn.functional.cross_entropy(out.prediction_logits[chosen], labels[chosen])
+    (loss + torch.nn.functional.cross_entropy(out.seq_relationship_logits, pair)).backward()
+    for name, parameter in model.named_parameters():
+        tensors[f"gradient64:{name}"] = parameter.grad.float().contiguous()
 save_file(tensors, sys.argv[1])
 print(f"{len(tensors)} tensors, MLM loss {mlm.item():.6f}, pair loss {nsp.item():.6f}")
