@@ -1,12 +1,14 @@
 //! The sum of the gradients over all ranks, in place in the flat buffer.
 
 use lambert_collective::Collective;
-use tch::Tensor;
 
 use crate::error::Error;
-use crate::torch;
+use crate::state::TrainState;
 
-/// Adds up `gradients` over all ranks; every rank has the same bits afterwards.
-pub fn reduce(collective: &mut dyn Collective, gradients: &mut Tensor) -> Result<(), Error> {
-    Ok(collective.all_reduce_sum_f32(torch::floats_mut(gradients))?)
+/// Adds up the gradients of `state` over all ranks; every rank has the same bits afterwards.
+pub fn reduce(collective: &mut dyn Collective, state: &mut TrainState) -> Result<(), Error> {
+    let kernels = state.parameters.kernels().clone();
+    let mut reduced = Ok(());
+    kernels.with_floats(state.gradients_mut(), &mut |gradients| reduced = collective.all_reduce_sum_f32(gradients));
+    Ok(reduced?)
 }

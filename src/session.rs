@@ -12,6 +12,7 @@ use lambert_store::lease::Lease;
 
 use crate::control::Control;
 use crate::error::Error;
+use crate::kernels::{Host, Kernels};
 use crate::metrics;
 
 /// The resolved configuration of a run, in its store.
@@ -35,6 +36,8 @@ pub struct Session {
     pub world: usize,
     /// The coordinator.
     pub control: Control,
+    /// The device that this rank computes on.
+    pub kernels: Arc<dyn Kernels>,
     /// Floating-point operations a second of all ranks together, in a matrix product.
     pub peak: f64,
 }
@@ -49,9 +52,10 @@ impl Session {
         let mut collective = join(&config)?;
         let (rank, world) = (collective.rank(), collective.world());
         let control = Control::connect(rank);
-        let mut peak = [metrics::matmul_peak()?];
+        let kernels: Arc<dyn Kernels> = Arc::new(Host);
+        let mut peak = [metrics::matmul_peak(&*kernels)?];
         collective.all_reduce_sum_f64(&mut peak)?;
-        Ok((Self { config, config_sha256, store, lease, rank, world, control, peak: peak[0] }, collective))
+        Ok((Self { config, config_sha256, store, lease, rank, world, control, kernels, peak: peak[0] }, collective))
     }
 
     /// Whether this rank speaks for all.

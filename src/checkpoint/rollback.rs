@@ -9,8 +9,8 @@ use lambert_store::Store;
 use lambert_store::checkpoint::Manifest;
 use serde::{Deserialize, Serialize};
 
-use super::State;
 use crate::error::Error;
+use crate::state::TrainState;
 
 /// The folder of a run that holds them.
 const FOLDER: &str = "rollbacks";
@@ -61,7 +61,7 @@ impl Rollback {
     }
 
     /// Lets `state` go around the samples.
-    pub fn apply(&self, state: &mut State) {
+    pub fn apply(&self, state: &mut TrainState) {
         state.detours.entry(self.dataset.clone()).or_default().add(self.samples.clone());
     }
 }

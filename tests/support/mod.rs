@@ -331,11 +331,11 @@ pub fn move_on(run: &str, step: u64) {
     let path = folder.join(&name).join("manifest.json");
     let mut manifest: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     let was = manifest["step"].as_u64().unwrap();
-    let (state, cursor) = ("/state/updates", "/cursor");
     let moved = |value: &mut serde_json::Value| *value = (value.as_u64().unwrap() / was * step).into();
     moved(&mut manifest["step"]);
-    moved(manifest.pointer_mut(state).unwrap());
-    manifest.pointer_mut(cursor).unwrap().as_object_mut().unwrap().values_mut().for_each(moved);
+    for counts in ["/state/updates", "/cursor"] {
+        manifest.pointer_mut(counts).unwrap().as_object_mut().unwrap().values_mut().for_each(moved);
+    }
     let text = serde_json::to_string_pretty(&manifest).unwrap() + "\n";
     std::fs::write(path, seal(&text)).unwrap();
     let new = name.replacen(&format!("step-{was:09}"), &format!("step-{step:09}"), 1);

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::{hash, names};
 
 /// The format that this version writes.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 
 /// The oldest format that it reads: without `held_out_loss` and `best`.
 const OLDEST: u32 = 1;
@@ -18,7 +18,7 @@ const OLDEST: u32 = 1;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// [`FORMAT`] at the time of writing; one older is read, too.
+    /// [`FORMAT`] at the time of writing; the older ones are read, too.
     pub format: u32,
     /// Optimizer steps done.
     pub step: u64,
