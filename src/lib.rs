@@ -10,6 +10,7 @@
 //! - [`objective`]: masked language modelling and the pair objectives
 //! - [`step`]: one global batch through the model: losses and gradients
 //! - [`gradients`]: the sum of the gradients over all ranks
+//! - [`agreement`]: what ranks tell each other after a step
 //! - [`guard`]: which steps change the weights, and when the run goes back; [`retreat`]: how
 //! - [`optim`]: LAMB and AdamW over the flat buffers
 //! - [`checkpoint`]: the training state to and from the run's store
@@ -21,6 +22,7 @@
 //! - [`torch`]: the thinnest layer over libtorch, and all unsafe code about tensors
 //! - [`error`]: everything that can go wrong, and the exit code of each
 
+pub mod agreement;
 mod allocator;
 pub mod checkpoint;
 pub mod control;

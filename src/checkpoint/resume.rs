@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lambert_collective::Collective;
+use lambert_collective::Group;
 use lambert_config::control::EventKind;
 use lambert_config::{RunConfig, plan, run};
 use lambert_store::Store;
@@ -20,11 +20,7 @@ use crate::torch;
 
 /// The state of the newest checkpoint that verifies and fits the configuration; in a run without one the weights of
 /// `run.from`, or random ones.
-pub fn resume(
-    session: &Session,
-    collective: &mut dyn Collective,
-    datasets: &Datasets,
-) -> Result<(State, Origin), Error> {
+pub fn resume(session: &Session, collective: &mut dyn Group, datasets: &Datasets) -> Result<(State, Origin), Error> {
     let config = &session.config;
     let found = agree_on_start(session, collective, datasets)?;
     let (mut state, best) = match &found.checkpoint {
@@ -54,7 +50,7 @@ struct Found {
     misfit: Option<String>,
 }
 
-fn agree_on_start(session: &Session, collective: &mut dyn Collective, datasets: &Datasets) -> Result<Found, Error> {
+fn agree_on_start(session: &Session, collective: &mut dyn Group, datasets: &Datasets) -> Result<Found, Error> {
     let mut bytes = Vec::new();
     if session.is_first() {
         let found = look(session, datasets)
