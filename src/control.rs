@@ -64,9 +64,9 @@ impl Control {
 
     /// What the coordinator wants. A checkpoint without a stop is wanted once, however often that is asked.
     pub fn take_directive(&self) -> Directive {
-        let (once, none) = (to_code(Directive::Checkpoint) as u8, to_code(Directive::Continue) as u8);
+        let (once, none) = (to_code(Directive::Checkpoint), to_code(Directive::Continue));
         let taken = self.directive.compare_exchange(once, none, Ordering::Relaxed, Ordering::Relaxed);
-        from_code(f64::from(taken.unwrap_or_else(|other| other)))
+        from_code(taken.unwrap_or_else(|other| other))
     }
 }
 
@@ -80,18 +80,18 @@ impl Drop for Control {
     }
 }
 
-/// A directive as a number that survives a summing all-reduce to which only rank 0 adds.
-pub fn to_code(directive: Directive) -> f64 {
+/// A directive as a number, for threads to exchange.
+fn to_code(directive: Directive) -> u8 {
     match directive {
-        Directive::Continue => 0.0,
-        Directive::Checkpoint => 1.0,
-        Directive::CheckpointAndStop => 2.0,
+        Directive::Continue => 0,
+        Directive::Checkpoint => 1,
+        Directive::CheckpointAndStop => 2,
     }
 }
 
 /// The directive of a number.
-pub fn from_code(code: f64) -> Directive {
-    match code as u8 {
+fn from_code(code: u8) -> Directive {
+    match code {
         0 => Directive::Continue,
         1 => Directive::Checkpoint,
         _ => Directive::CheckpointAndStop,
@@ -165,7 +165,7 @@ impl Post {
                 self.heard = Instant::now();
                 self.progress.records.clear();
                 if answer.directive != std::mem::replace(&mut self.told, answer.directive) {
-                    self.directive.store(to_code(answer.directive) as u8, Ordering::Relaxed);
+                    self.directive.store(to_code(answer.directive), Ordering::Relaxed);
                 }
             }
             Err(error) if self.heard.elapsed() > PATIENCE => {

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use lambert_collective::Collective;
+use lambert_collective::Group;
 use lambert_config::control::Evaluation;
 use lambert_config::run::{MaskToken, MaskUnit, Objective, Test};
 use lambert_data_prep::dataset::Dataset;
@@ -31,12 +31,7 @@ pub struct Question {
 }
 
 /// Loss and accuracy of `bert` after `step` steps, over all ranks.
-pub fn evaluate(
-    bert: &Bert,
-    collective: &mut dyn Collective,
-    question: &Question,
-    step: u64,
-) -> Result<Evaluation, Error> {
+pub fn evaluate(bert: &Bert, collective: &mut dyn Group, question: &Question, step: u64) -> Result<Evaluation, Error> {
     let rows = question.dataset.rows();
     let samples = if question.samples == 0 { rows } else { rows.min(question.samples) };
     let source = Source {

@@ -15,6 +15,7 @@
 //! - [`gradients`]: the sum of the gradients over all ranks
 //! - [`optim`]: the rules of LAMB and AdamW
 //! - [`outcome`]: what a step computed, and what follows from it
+//! - [`agreement`]: what ranks tell each other after a step
 //! - [`guard`]: which steps change the weights, and when the run goes back; [`retreat`]: how
 //! - [`stages`]: the beginning of a stage, growth, and its end at a plateau
 //! - [`checkpoint`]: the training state to and from the run's store
@@ -26,6 +27,7 @@
 //! - [`torch`]: the thinnest layer over libtorch
 //! - [`error`]: everything that can go wrong, and the exit code of each
 
+pub mod agreement;
 mod allocator;
 pub mod checkpoint;
 pub mod control;

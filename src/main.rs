@@ -92,10 +92,10 @@ fn run(command: Command) -> Result<i32, Error> {
 /// Trains, and tells the coordinator if that fails. Under a coordinator a stop that it asked for is success; by hand it
 /// has an exit code of its own.
 fn train(url: &str, attempt: u32) -> Result<i32, Error> {
-    let (session, mut collective) = Session::open(url, attempt)?;
-    match torch::guard(|| train::run(&session, &mut *collective)).map_err(Error::from).flatten() {
+    let (session, mut ranks) = Session::open(url, attempt)?;
+    match torch::guard(|| train::run(&session, &mut ranks)).map_err(Error::from).flatten() {
         Ok(outcome) => {
-            collective.finish()?;
+            ranks.finish()?;
             let by_hand = !session.control.is_connected();
             Ok(if outcome != Outcome::Done && by_hand { exit::STOPPED } else { exit::DONE })
         }
@@ -119,7 +119,7 @@ fn leave(session: Session, failed: &Error) -> ! {
 fn eval(model: &str, data: &str, samples: u64, json: bool) -> Result<i32, Error> {
     let saved = Saved::open(model)?;
     let question = saved.question(data, samples)?;
-    let result = evaluate::evaluate(&saved.bert(), &mut local::alone(), &question, saved.step)?;
+    let result = evaluate::evaluate(&saved.bert(), &mut *local::alone().group, &question, saved.step)?;
     if json {
         println!("{}", serde_json::to_string(&result).map_err(Error::Json)?);
         return Ok(exit::DONE);

@@ -1,7 +1,7 @@
 //! What follows when a step cannot be made or must be undone: the run goes back and around the samples that derailed it,
 //! or around a damaged shard, or stops with a checkpoint. All ranks act alike.
 
-use lambert_collective::Collective;
+use lambert_collective::Group;
 use lambert_config::control::EventKind;
 use lambert_config::run::DamagedShard;
 use lambert_data_prep::dataset::{Dataset, DatasetError};
@@ -17,7 +17,7 @@ use crate::state::TrainState;
 /// Ends the attempt that `retreat` undoes: rank 0 leaves a record of it for the next one.
 pub fn go_back(
     session: &Session,
-    collective: &mut dyn Collective,
+    collective: &mut dyn Group,
     saver: &mut Saver<'_>,
     dataset: &Dataset,
     retreat: Retreat,
@@ -72,7 +72,7 @@ struct Unread {
 /// Otherwise the fault itself, on the rank that met it, after a checkpoint was saved.
 pub fn go_around(
     session: &Session,
-    collective: &mut dyn Collective,
+    collective: &mut dyn Group,
     saver: &mut Saver<'_>,
     state: &mut TrainState,
     dataset: &Dataset,
@@ -99,11 +99,7 @@ pub fn go_around(
 }
 
 /// What all ranks could not read, told to all.
-fn gather(
-    collective: &mut dyn Collective,
-    dataset: &Dataset,
-    error: Option<&DatasetError>,
-) -> Result<Vec<Unread>, Error> {
+fn gather(collective: &mut dyn Group, dataset: &Dataset, error: Option<&DatasetError>) -> Result<Vec<Unread>, Error> {
     let own = error.map(|error| Unread { shard: dataset.damaged_shard(error), message: error::chain(error) });
     let own = serde_json::to_vec(&own).map_err(Error::Json)?;
     let mut all = Vec::new();

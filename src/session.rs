@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lambert_collective::{Collective, local, mpi};
+use lambert_collective::{Endpoints, local, mpi};
 use lambert_config::control::EventKind;
 use lambert_config::run::Backend;
 use lambert_config::{Layers, RunConfig, memory};
@@ -44,18 +44,18 @@ pub struct Session {
 
 impl Session {
     /// Joins attempt `attempt` of the run at `url`; also returns the way to the other ranks.
-    pub fn open(url: &str, attempt: u32) -> Result<(Self, Box<dyn Collective>), Error> {
+    pub fn open(url: &str, attempt: u32) -> Result<(Self, Endpoints), Error> {
         let store = Store::open(url)?;
         let (config, config_sha256) = read_config(&store)?;
         let lease = Lease::attach(&store, attempt)?;
         tch::set_num_threads(config.cluster.threads as i32);
-        let mut collective = join(&config)?;
-        let (rank, world) = (collective.rank(), collective.world());
+        let mut ranks = join(&config)?;
+        let (rank, world) = (ranks.group.rank(), ranks.group.world());
         let control = Control::connect(rank);
         let kernels: Arc<dyn Kernels> = Arc::new(Host);
         let mut peak = [metrics::matmul_peak(&*kernels)?];
-        collective.all_reduce_sum_f64(&mut peak)?;
-        Ok((Self { config, config_sha256, store, lease, rank, world, control, kernels, peak: peak[0] }, collective))
+        ranks.group.all_reduce_sum_f64(&mut peak)?;
+        Ok((Self { config, config_sha256, store, lease, rank, world, control, kernels, peak: peak[0] }, ranks))
     }
 
     /// Whether this rank speaks for all.
@@ -86,7 +86,7 @@ pub fn read_config(store: &Store) -> Result<(RunConfig, String), Error> {
 }
 
 /// The world that the configuration asks for; that it is the one at hand is checked.
-fn join(config: &RunConfig) -> Result<Box<dyn Collective>, Error> {
+fn join(config: &RunConfig) -> Result<Endpoints, Error> {
     let started_by_mpi = lambert_collective::world::detect().is_some();
     let cluster = &config.cluster;
     let use_mpi = match cluster.backend {
@@ -94,15 +94,15 @@ fn join(config: &RunConfig) -> Result<Box<dyn Collective>, Error> {
         Backend::Local => false,
         Backend::Auto | Backend::Nccl => started_by_mpi,
     };
-    let collective: Box<dyn Collective> = if use_mpi { Box::new(mpi::Mpi::init()?) } else { Box::new(local::alone()) };
-    if collective.world() != cluster.ranks {
+    let ranks = if use_mpi { mpi::init()? } else { local::alone() };
+    let world = ranks.group.world();
+    if world != cluster.ranks {
         return Err(Error::Usage(format!(
-            "cluster.ranks is {}, but {} process(es) were started together",
-            cluster.ranks,
-            collective.world()
+            "cluster.ranks is {}, but {world} process(es) were started together",
+            cluster.ranks
         )));
     }
-    Ok(collective)
+    Ok(ranks)
 }
 
 /// The datasets of a run.

@@ -1,15 +1,14 @@
 //! The training loop, from a run's URL to its last checkpoint.
 
-use lambert_collective::Collective;
+use lambert_collective::{Endpoints, Group, Reducer};
 use lambert_config::control::{Directive, EventKind, StepRecord};
 use lambert_config::plan::{self, Place};
 use lambert_config::{flops, schedule};
 use lambert_data_prep::dataset::DatasetError;
 use lambert_data_prep::random::Key;
 
-use crate::checkpoint::saver::Word;
+use crate::agreement::{self, Agreement, Vote};
 use crate::checkpoint::{self, Saver};
-use crate::control;
 use crate::data::loader::Demand;
 use crate::data::{GlobalBatch, Loader, Source};
 use crate::error::Error;
@@ -36,7 +35,8 @@ pub enum Outcome {
 }
 
 /// Trains a run: from the newest checkpoint that verifies, or from the beginning.
-pub fn run(session: &Session, collective: &mut dyn Collective) -> Result<Outcome, Error> {
+pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
+    let (collective, reducer) = (&mut *ranks.group, &mut *ranks.reducer);
     let datasets = Datasets::open(&session.config)?;
     let (mut state, origin) = checkpoint::resume(session, collective, &datasets)?;
     let mut saver = Saver::new(session, &datasets, &state, origin)?;
@@ -46,7 +46,7 @@ pub fn run(session: &Session, collective: &mut dyn Collective) -> Result<Outcome
         let mut stage = Stage::open(session, &datasets, &state, place)?;
         for done in place.done + 1..=place.stage.steps {
             stage.freeze(&mut state, done - 1);
-            let (mut record, told) = match stage.update(&mut state, collective, &mut saver)? {
+            let (mut record, told) = match stage.update(&mut state, collective, reducer, &mut saver)? {
                 Step::Made(record, told) => (*record, told),
                 Step::Unread(error) => {
                     retreat::go_around(session, collective, &mut saver, &mut state, dataset, error)?;
@@ -59,7 +59,7 @@ pub fn run(session: &Session, collective: &mut dyn Collective) -> Result<Outcome
                 retreat::go_back(session, collective, &mut saver, dataset, retreat)?;
                 return Ok(Outcome::RolledBack);
             }
-            saver.tend(collective, told.saving)?;
+            saver.tend(collective, &told.agreement)?;
             let mut ends = done == place.stage.steps;
             let mut best = false;
             if ends || state.step.is_multiple_of(session.config.evaluation.every_steps) {
@@ -67,11 +67,11 @@ pub fn run(session: &Session, collective: &mut dyn Collective) -> Result<Outcome
                 ends |= state.ended.contains_key(&place.index);
             }
             let is_last = plan::place(&session.config, &state.ended, state.step).is_none();
-            if told.directive == Directive::CheckpointAndStop && !is_last {
+            if told.agreement.directive == Directive::CheckpointAndStop && !is_last {
                 saver.complete(collective, &state)?;
                 return Ok(finish(session, &state, Outcome::Stopped));
             }
-            if saver.is_due(state.step, told.directive != Directive::Continue) || ends || best {
+            if saver.is_due(state.step, told.agreement.directive != Directive::Continue) || ends || best {
                 saver.save(collective, &state)?;
             }
             if ends {
@@ -88,7 +88,7 @@ pub fn run(session: &Session, collective: &mut dyn Collective) -> Result<Outcome
 /// Begins a stage, or goes on with it. Before a model grows, what it grows from is a checkpoint.
 fn enter(
     session: &Session,
-    collective: &mut dyn Collective,
+    collective: &mut dyn Group,
     saver: &mut Saver<'_>,
     state: &mut TrainState,
     place: &Place<'_>,
@@ -137,12 +137,8 @@ enum Step {
 struct Told {
     /// Sums over all ranks.
     totals: step::Totals,
-    /// What rank 0 wants.
-    directive: Directive,
-    /// How the save under way stands.
-    saving: Word,
-    /// Ranks that could not read their samples.
-    unread: f64,
+    /// What they have told each other.
+    agreement: Agreement,
     /// What becomes of the step.
     verdict: Verdict,
 }
@@ -198,7 +194,8 @@ impl<'a> Stage<'a> {
     fn update(
         &mut self,
         state: &mut TrainState,
-        collective: &mut dyn Collective,
+        collective: &mut dyn Group,
+        reducer: &mut dyn Reducer,
         saver: &mut Saver<'_>,
     ) -> Result<Step, Error> {
         let session = self.session;
@@ -217,7 +214,7 @@ impl<'a> Stage<'a> {
         }
         let forward_backward = watch.lap();
 
-        gradients::reduce(collective, state)?;
+        gradients::reduce(reducer, state)?;
         let mut communicate = watch.lap();
 
         let learning_rate = schedule::learning_rate(self.place.stage, self.done(state));
@@ -227,7 +224,7 @@ impl<'a> Stage<'a> {
 
         let mut told = self.agree(collective, totals, saver, unread.is_some())?;
         communicate += watch.lap();
-        if told.unread > 0.0 {
+        if told.agreement.unread > 0 {
             return Ok(Step::Unread(unread));
         }
         let outcome = StepOutcome { learning_rate, totals: told.totals, norm, ..self.outcome(state, &batch) };
@@ -244,7 +241,7 @@ impl<'a> Stage<'a> {
     /// The totals over all ranks, what rank 0 wants to happen after this step, and how the save under way stands.
     fn agree(
         &self,
-        collective: &mut dyn Collective,
+        collective: &mut dyn Group,
         totals: step::Totals,
         saver: &mut Saver<'_>,
         unread: bool,
@@ -257,15 +254,10 @@ impl<'a> Stage<'a> {
             Directive::Continue if self.session.is_first() && saver.is_overdue() => Directive::Checkpoint,
             directive => directive,
         };
-        let [written, outcome] = saver.word();
-        let words = [control::to_code(wanted), written, outcome, f64::from(u8::from(unread))];
-        let mut numbers = [0.0; step::Totals::LENGTH + 4];
-        numbers[..step::Totals::LENGTH].copy_from_slice(&totals.as_array());
-        numbers[step::Totals::LENGTH..].copy_from_slice(&words);
-        collective.all_reduce_sum_f64(&mut numbers)?;
-        let [sums @ .., code, written, outcome, unread] = numbers;
-        let (totals, directive) = (step::Totals::from_array(sums), control::from_code(code));
-        Ok(Told { totals, directive, saving: [written, outcome], unread, verdict: Verdict::Sound })
+        let mut sums = totals.as_array();
+        let vote = Vote { directive: wanted, save: saver.vote(), unread };
+        let agreement = agreement::exchange(collective, &mut sums, vote)?;
+        Ok(Told { totals: step::Totals::from_array(sums), agreement, verdict: Verdict::Sound })
     }
 
     /// What is known of a step before it is computed.
@@ -309,7 +301,7 @@ impl<'a> Stage<'a> {
     fn evaluate(
         &self,
         state: &mut TrainState,
-        collective: &mut dyn Collective,
+        collective: &mut dyn Group,
         saver: &mut Saver<'_>,
     ) -> Result<bool, Error> {
         let Some(dataset) = &self.datasets.evaluation else { return Ok(false) };

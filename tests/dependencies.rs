@@ -133,14 +133,28 @@ fn main_memory_is_the_host_s() {
         if !allowed.contains(&file.as_str()) && UNSAFE.iter().any(|form| code.contains(form)) {
             broken.push(format!("{file} has unsafe code"));
         }
-        if !file.starts_with("kernels/host/") && ["data_ptr", "from_raw_parts", "GOMP"].iter().any(|word| code.contains(word)) {
+        if !file.starts_with("kernels/host/")
+            && ["data_ptr", "from_raw_parts", "GOMP"].iter().any(|word| code.contains(word))
+        {
             broken.push(format!("{file} takes a slice of a tensor"));
         }
-        if !file.starts_with("kernels/") && ["Device::Cpu", "Tensor::from_slice"].iter().any(|word| code.contains(word)) {
+        if !file.starts_with("kernels/") && ["Device::Cpu", "Tensor::from_slice"].iter().any(|word| code.contains(word))
+        {
             broken.push(format!("{file} puts a tensor into main memory"));
         }
-        let apart = [("state/", "lambert_store"), ("state/", "lambert_collective"), ("state/", "growth::"), ("stages/", "checkpoint::"), ("checkpoint/", "growth::")];
-        broken.extend(apart.iter().filter(|(place, word)| file.starts_with(place) && code.contains(word)).map(|(_, word)| format!("{file} mentions {word}")));
+        let apart = [
+            ("state/", "lambert_store"),
+            ("state/", "lambert_collective"),
+            ("state/", "growth::"),
+            ("stages/", "checkpoint::"),
+            ("checkpoint/", "growth::"),
+        ];
+        broken.extend(
+            apart
+                .iter()
+                .filter(|(place, word)| file.starts_with(place) && code.contains(word))
+                .map(|(_, word)| format!("{file} mentions {word}")),
+        );
     }
     assert!(broken.is_empty(), "{broken:?}");
 }

@@ -5,16 +5,20 @@
 
 mod support;
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
+use lambert::checkpoint::rollback::Rollback;
 use lambert::data::order::Order;
 use lambert_config::control::StepRecord;
 use lambert_data_prep::dataset::Dataset;
 use lambert_data_prep::random::Key;
+use lambert_store::Store;
+use safetensors::SafeTensors;
 use serde_json::Value;
-use support::{Ended, Place, Running, assert_same_bits, checkpoints};
+use support::{Ended, Place, Running, assert_same_bits, checkpoints, final_state};
 
 const STEPS: u64 = 90;
 /// Samples of a global batch, in support's configuration.
@@ -68,30 +72,57 @@ fn left_out(place: &Place, name: &str) -> (Vec<[u64; 2]>, u64) {
     (ranges.iter().map(|range| [range.start, range.end]).collect(), skipped)
 }
 
-/// The mean loss of the last ten steps.
-fn final_loss(records: &[StepRecord]) -> f64 {
-    records.iter().rev().take(10).map(|record| record.loss).sum::<f64>() / 10.0
+/// A run whose samples `samples` are left out from its first step on, and which no fault disturbs.
+fn without(place: &Place, name: &str, samples: Range<u64>) -> Ended {
+    let dataset = Dataset::open(&place.path("data/train")).unwrap().manifest_sha256().to_owned();
+    let left_out = Rollback { attempt: 0, steps: 0, dataset, samples, why: "a test leaves them out".into() };
+    std::fs::create_dir_all(place.path(name)).unwrap();
+    left_out.write(&Store::open(&place.path(name)).unwrap()).unwrap();
+    train(place, name, 2, &[])
 }
 
-fn ends_like(one: &Ended, other: &Ended) {
-    assert!(one.records.last().unwrap().loss < 0.97 * other.records[0].loss, "nothing was learnt");
-    let (one, other) = (final_loss(&one.records), final_loss(&other.records));
-    eprintln!("final losses {one:.4} and {other:.4}");
-    assert!((one - other).abs() < 0.01 * other, "{one} is not like {other}");
+/// The weights that a run ended with.
+fn weights(place: &Place, name: &str) -> Vec<f32> {
+    let files = final_state(&place.path(name));
+    let tensors = SafeTensors::deserialize(&files[Path::new("model.safetensors")]).unwrap();
+    let by_name: BTreeMap<&str, &[u8]> = tensors.iter().map(|(name, tensor)| (name, tensor.data())).collect();
+    let values = by_name.values().flat_map(|data| data.chunks_exact(4));
+    values.map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
+}
+
+/// How far apart the weights of two runs ended, in lengths of the latter's: |a - b| / |b|.
+fn distance(place: &Place, one: &str, other: &str) -> f64 {
+    let (one, other) = (weights(place, one), weights(place, other));
+    assert_eq!(one.len(), other.len());
+    let square = |value: f32| f64::from(value).powi(2);
+    let apart: f64 = one.iter().zip(&other).map(|(a, b)| square(a - b)).sum();
+    (apart / other.iter().map(|value| square(*value)).sum::<f64>()).sqrt()
+}
+
+/// Asserts that a run ended as if the samples that another never had had not been there: weights, moments, counters.
+fn ends_like(place: &Place, one: &str, other: &str) {
+    assert_same_bits(&place.path(one), &place.path(other));
+    let end = |name: &str| ["state", "cursor"].map(|part| manifest(place, name)[part].clone());
+    assert_eq!(end(one), end(other));
+}
+
+/// What was fed, by step: at last, where a step was made again. (From which checkpoint on is up to the disk's speed.)
+fn digests(ended: &Ended) -> BTreeMap<u64, u64> {
+    ended.records.iter().map(|record| (record.step, record.batch_digest)).collect()
 }
 
 #[test]
 fn a_loss_above_its_band_is_gone_around() {
     let place = Place::new();
-    let clean = train(&place, "clean", 2, &[]);
-    assert_eq!(left_out(&place, "clean"), (Vec::new(), 0));
     let fault = [format!("test.million_samples={}", rows(&place, &[50 * BATCH + 3]))];
     let faulty = train(&place, "faulty", 2, &fault);
     let told = faulty.log.lines().find(|line| line.contains("is above its band")).expect(&faulty.log);
     assert!(told.contains("step 51: the loss of ") && told.contains("goes back to its first 49 steps"), "{told}");
     assert_eq!(faulty.log.matches("the workers are started again in 0 s").count(), 1, "{}", faulty.log);
     assert_eq!(left_out(&place, "faulty"), (vec![[49 * BATCH, 51 * BATCH]], 2 * BATCH));
-    ends_like(&faulty, &clean);
+    let without = without(&place, "without", 49 * BATCH..51 * BATCH);
+    assert!(without.records.last().unwrap().loss < 0.97 * without.records[0].loss, "nothing was learnt");
+    ends_like(&place, "faulty", "without");
     // The record of the step that was undone is kept, and so is the reason.
     let run = place.path("faulty");
     let metrics = support::tree(&Path::new(&run).join("metrics"));
@@ -100,16 +131,17 @@ fn a_loss_above_its_band_is_gone_around() {
     let undone = std::str::from_utf8(undone).unwrap();
     assert!(serde_json::from_str::<StepRecord>(undone.lines().last().unwrap()).unwrap().loss > 1000.0, "{undone}");
     assert!(std::fs::read_to_string(format!("{run}/rollbacks/attempt-0001.json")).unwrap().contains("above its band"));
-    // Without the guard the same sample leaves its mark.
+    // Without the guard the same sample leaves its mark; another world goes around the same samples, and ends with other
+    // roundings.
     let unguarded = train(&place, "unguarded", 2, &[fault[0].clone(), "guard.loss_band=0".into()]);
     assert!(unguarded.records.iter().any(|record| record.loss > 1000.0 && record.step == 51));
     assert_eq!(left_out(&place, "unguarded").1, 0);
-    eprintln!("unguarded: final loss {:.4}", final_loss(&unguarded.records));
-    // Another world goes around the same samples.
     let alone = train(&place, "alone", 1, &fault);
     assert_eq!(left_out(&place, "alone"), left_out(&place, "faulty"));
-    let digests = |ended: &Ended| ended.records.iter().map(|record| record.batch_digest).collect::<Vec<_>>();
     assert_eq!(digests(&alone), digests(&faulty));
+    let [marked, rounded] = ["unguarded", "alone"].map(|name| distance(&place, name, "without"));
+    eprintln!("weights beside a run without the samples: {marked:.1e} without the guard, {rounded:.1e} on one rank");
+    assert!(rounded < 1e-3 && marked > 100.0 * rounded, "{marked:.1e} without the guard, {rounded:.1e} on one rank");
     kills_on_the_way_back(&place, &fault);
 }
 
@@ -152,7 +184,12 @@ fn what_is_not_finite_changes_nothing_and_several_in_a_row_go_back() {
     let record = &skipped.records[30];
     assert!(record.loss.is_nan() && record.grad_norm.is_none(), "{record:?}");
     assert_eq!(left_out(&place, "skipped"), (vec![[30 * BATCH, 31 * BATCH]], BATCH));
-    ends_like(&skipped, &clean);
+    assert_eq!(digests(&skipped), digests(&clean), "the steps after it have the samples that they would have had");
+    // A run that ends with that step ends with the weights and moments of one that ends before it.
+    let constant = |steps: u64| [one[0].clone(), format!("stage.0.steps={steps}"), "stage.0.decay=constant".into()];
+    train(&place, "until-30", 2, &constant(30));
+    train(&place, "until-31", 2, &constant(31));
+    assert_same_bits(&place.path("until-30"), &place.path("until-31"));
 
     // Steps 34 to 36, with a checkpoint after the second of them.
     let row = [format!("test.nan_samples={}", rows(&place, &[33 * BATCH, 34 * BATCH + 1, 35 * BATCH + 2]))];
@@ -166,7 +203,8 @@ fn what_is_not_finite_changes_nothing_and_several_in_a_row_go_back() {
     let from = faulty.log.split("goes on from step-").nth(1).map_or(0, |name| name[..9].parse().unwrap());
     assert!(from == 28 || from < 28 && !saved("000000028"), "{}", faulty.log);
     assert_eq!(left_out(&place, "row"), (vec![[32 * BATCH, 36 * BATCH]], 4 * BATCH));
-    ends_like(&faulty, &clean);
+    without(&place, "without", 32 * BATCH..36 * BATCH);
+    ends_like(&place, "row", "without");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use lambert_collective::Collective;
+use lambert_collective::Group;
 use lambert_config::control::EventKind;
 use lambert_config::{RunConfig, plan, run};
 use lambert_store::Store;
@@ -33,7 +33,7 @@ pub struct Origin {
 /// `run.from`, or random ones.
 pub fn resume(
     session: &Session,
-    collective: &mut dyn Collective,
+    collective: &mut dyn Group,
     datasets: &Datasets,
 ) -> Result<(TrainState, Origin), Error> {
     let config = &session.config;
@@ -65,7 +65,7 @@ struct Found {
     misfit: Option<String>,
 }
 
-fn agree_on_start(session: &Session, collective: &mut dyn Collective, datasets: &Datasets) -> Result<Found, Error> {
+fn agree_on_start(session: &Session, collective: &mut dyn Group, datasets: &Datasets) -> Result<Found, Error> {
     let mut bytes = Vec::new();
     if session.is_first() {
         let found = look(session, datasets)

@@ -11,7 +11,7 @@
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use lambert_collective::Collective;
+use lambert_collective::Group;
 use lambert_config::control::{Evaluation, EventKind, StepRecord};
 use lambert_store::checkpoint::{self as stored, Best, Manifest, PendingObject, Retention, Slice, Writer};
 
@@ -19,18 +19,11 @@ use super::commit::{self, Commit, Outcome};
 use super::snapshot::Snapshot;
 use super::trouble::Trouble;
 use super::{Facts, Origin};
+use crate::agreement::{Agreement, Decision, SaveVote};
 use crate::error::Error;
 use crate::metrics::{Records, Sheet, Stopwatch};
 use crate::session::{Datasets, Session};
 use crate::state::TrainState;
-
-/// What a rank says of the save under way, to be summed over the ranks: 1 if it has written its objects; from rank 0 the
-/// outcome of the commit, 0 as long as there is none.
-pub type Word = [f64; 2];
-
-const COMMITTED: f64 = 1.0;
-const FAILED: f64 = 2.0;
-const LOST: f64 = 3.0;
 
 /// Decides when to save, saves, and keeps the records that belong to each checkpoint.
 pub struct Saver<'a> {
@@ -102,7 +95,7 @@ impl<'a> Saver<'a> {
 
     /// Takes an evaluation in, as a line among the records of the steps. Returns whether its checkpoint is the best so
     /// far and is to be kept for that; all ranks are told rank 0's word.
-    pub fn push_evaluation(&mut self, collective: &mut dyn Collective, evaluation: &Evaluation) -> Result<bool, Error> {
+    pub fn push_evaluation(&mut self, collective: &mut dyn Group, evaluation: &Evaluation) -> Result<bool, Error> {
         self.records.push(&EventKind::Evaluation(evaluation.clone()))?;
         let loss = evaluation.mlm_loss + evaluation.pair_loss.unwrap_or(0.0);
         self.evaluated = loss.is_finite().then_some((evaluation.step, loss));
@@ -132,31 +125,31 @@ impl<'a> Saver<'a> {
     }
 
     /// What this rank says of the save under way.
-    pub fn word(&mut self) -> Word {
-        let Some(save) = &mut self.save else { return [0.0; 2] };
+    pub fn vote(&mut self) -> SaveVote {
+        let Some(save) = &mut self.save else { return SaveVote::Nothing };
         save.decide(false, &self.trouble, self.session.config.checkpoint.give_up_minutes);
         match &mut save.phase {
-            Phase::Writing(objects, _) => {
-                [f64::from(u8::from(objects.iter_mut().all(|(object, _)| object.is_done()))), 0.0]
-            }
-            Phase::Committing(_) => [0.0; 2],
-            Phase::Decided(outcome, _) => [0.0, code(outcome)],
+            Phase::Writing(objects, _) => match objects.iter_mut().all(|(object, _)| object.is_done()) {
+                true => SaveVote::Written,
+                false => SaveVote::Nothing,
+            },
+            Phase::Committing(_) => SaveVote::Nothing,
+            Phase::Decided(outcome, _) => SaveVote::Decided(decision(outcome)),
         }
     }
 
-    /// Moves the save under way along, by the sum of the ranks' words. Call it after each step.
-    pub fn tend(&mut self, collective: &mut dyn Collective, words: Word) -> Result<(), Error> {
+    /// Moves the save under way along, by what the ranks have agreed on. Call it after each step.
+    pub fn tend(&mut self, collective: &mut dyn Group, agreement: &Agreement) -> Result<(), Error> {
         let Some(save) = &self.save else { return Ok(()) };
-        match save.phase {
-            Phase::Writing(..) if words[0] >= self.session.world as f64 => self.hand_in(collective),
-            Phase::Writing(..) => Ok(()),
-            _ if words[1] == 0.0 => Ok(()),
-            _ => self.conclude(collective, words[1]).map(drop),
+        match (&save.phase, agreement.decided) {
+            (Phase::Writing(..), _) if agreement.written >= self.session.world => self.hand_in(collective),
+            (Phase::Writing(..), _) | (_, None) => Ok(()),
+            (_, Some(decision)) => self.conclude(collective, decision),
         }
     }
 
     /// Begins to save the state as a checkpoint, once the save before has ended.
-    pub fn save(&mut self, collective: &mut dyn Collective, state: &TrainState) -> Result<(), Error> {
+    pub fn save(&mut self, collective: &mut dyn Group, state: &TrainState) -> Result<(), Error> {
         self.settle(collective)?;
         if self.newest.as_ref().is_some_and(|(_, step)| *step == state.step) {
             return Ok(());
@@ -187,7 +180,7 @@ impl<'a> Saver<'a> {
     }
 
     /// Returns when the state is saved as a checkpoint, however often that has to be tried.
-    pub fn complete(&mut self, collective: &mut dyn Collective, state: &TrainState) -> Result<(), Error> {
+    pub fn complete(&mut self, collective: &mut dyn Group, state: &TrainState) -> Result<(), Error> {
         loop {
             self.save(collective, state)?;
             self.settle(collective)?;
@@ -205,7 +198,7 @@ impl<'a> Saver<'a> {
     }
 
     /// Waits for the end of the save under way, if one is.
-    pub fn settle(&mut self, collective: &mut dyn Collective) -> Result<(), Error> {
+    pub fn settle(&mut self, collective: &mut dyn Group) -> Result<(), Error> {
         if matches!(&self.save, Some(Save { phase: Phase::Writing(..), .. })) {
             self.hand_in(collective)?;
         }
@@ -213,17 +206,19 @@ impl<'a> Saver<'a> {
         let Some(save) = &mut self.save else { return Ok(()) };
         save.decide(true, &self.trouble, self.session.config.checkpoint.give_up_minutes);
         let mut word = match &save.phase {
-            Phase::Decided(outcome, _) => vec![code(outcome) as u8],
+            Phase::Decided(outcome, _) => vec![decision(outcome).to_byte()],
             _ => Vec::new(),
         };
         collective.broadcast_bytes(&mut word, 0)?;
-        self.conclude(collective, f64::from(word.first().copied().unwrap_or(0)))?;
+        // A rank 0 without a decision has failed, and the others end with it.
+        let decision = word.first().and_then(|byte| Decision::from_byte(*byte)).unwrap_or(Decision::Lost);
+        self.conclude(collective, decision)?;
         self.stall += watch.lap();
         Ok(())
     }
 
     /// All ranks hand their entries to rank 0, which begins to commit.
-    fn hand_in(&mut self, collective: &mut dyn Collective) -> Result<(), Error> {
+    fn hand_in(&mut self, collective: &mut dyn Group) -> Result<(), Error> {
         let mut watch = Stopwatch::start();
         let Some(save) = &mut self.save else { return Ok(()) };
         let Phase::Writing(objects, sheet) = std::mem::replace(&mut save.phase, Phase::Committing(None)) else {
@@ -248,11 +243,11 @@ impl<'a> Saver<'a> {
     }
 
     /// All ranks act on what came of the save.
-    fn conclude(&mut self, collective: &mut dyn Collective, code: f64) -> Result<(), Error> {
+    fn conclude(&mut self, collective: &mut dyn Group, decision: Decision) -> Result<(), Error> {
         let Some(Save { writer, manifest, began, stall, phase }) = self.save.take() else { return Ok(()) };
         let name = writer.name().to_owned();
         let decided = if let Phase::Decided(outcome, sheet) = phase { Some((outcome, sheet)) } else { None };
-        if code == COMMITTED {
+        if decision == Decision::Committed {
             self.trouble.clear();
             self.best = manifest.best;
             self.newest = Some((name.clone(), manifest.step));
@@ -273,7 +268,7 @@ impl<'a> Saver<'a> {
             self.records.restore(sheet);
             message = why.into_bytes();
         }
-        if code == FAILED {
+        if decision == Decision::Failed {
             if self.session.is_first() {
                 self.warn(&name, &String::from_utf8_lossy(&message));
             }
@@ -331,11 +326,11 @@ impl Save {
     }
 }
 
-fn code(outcome: &Outcome) -> f64 {
+fn decision(outcome: &Outcome) -> Decision {
     match outcome {
-        Outcome::Committed => COMMITTED,
-        Outcome::Failed(_) => FAILED,
-        Outcome::Lost(_) => LOST,
+        Outcome::Committed => Decision::Committed,
+        Outcome::Failed(_) => Decision::Failed,
+        Outcome::Lost(_) => Decision::Lost,
     }
 }
 

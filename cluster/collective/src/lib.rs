@@ -1,20 +1,44 @@
 //! Collective operations between the ranks of a run.
 //!
-//! A [`Collective`] is one rank's end of a group. It sees host slices, never tensors. Two backends pass one
-//! conformance suite: [`local`] joins threads of one process, [`mpi`] joins processes through MPI. [`world`]
-//! tells, before anything is started, whether a launcher has made this process a rank.
+//! A rank has two [`Endpoints`]: a [`Group`] for host bytes and small numbers (agreement, broadcast, gather, barrier), and a
+//! [`Reducer`] for [`Bucket`]s of gradients, which are started and awaited later. A bucket is raw memory with its place,
+//! never a tensor. Two backends pass one conformance suite: [`local`] joins threads of one process, [`mpi`] joins processes
+//! through MPI. [`world`] tells, before anything is started, whether a launcher has made this process a rank.
 //!
-//! Calls block, take `&mut self` and are made in the same order on every rank: so one thread of a worker owns
-//! the collective, and whoever wants a transfer asks that thread. Sums have a fixed order: they are equal on all
-//! ranks, and equal again when the same world sums the same numbers.
+//! Sums have a fixed order: they are equal on all ranks, and equal again when the same world sums the same numbers.
 
-/// The trait and its errors.
-mod collective;
+mod bucket;
+mod error;
+mod group;
 /// Ranks as threads of one process.
 pub mod local;
 /// Ranks as processes joined by MPI.
 pub mod mpi;
+mod reducer;
 /// Who started this process, as which rank.
 pub mod world;
 
-pub use collective::{Collective, Error, Result};
+pub use bucket::{Bucket, Place};
+pub use error::{Error, Result};
+pub use group::Group;
+pub use reducer::{Pending, Reducer, all_reduce};
+
+/// What ties one rank to the others.
+pub struct Endpoints {
+    /// For agreement.
+    pub group: Box<dyn Group>,
+    /// For gradients.
+    pub reducer: Box<dyn Reducer>,
+}
+
+impl Endpoints {
+    /// Leaves in order, after the last operation. Every rank must call it; a rank that ends without it has failed, and
+    /// MPI then ends the others.
+    ///
+    /// # Errors
+    /// What the backend says.
+    pub fn finish(self) -> Result<()> {
+        drop(self.reducer);
+        self.group.finish()
+    }
+}

@@ -10,8 +10,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use lambert_collective::mpi::Mpi;
-use lambert_collective::{Collective, world};
+use lambert_collective::{Endpoints, all_reduce, mpi, world};
 
 /// Where the ranks of a job leave files for the test that started them.
 const FOLDER: &str = "LAMBERT_TEST_FOLDER";
@@ -29,13 +28,14 @@ fn mpirun(ranks: usize, test: &str, folder: &Path) -> (Output, Duration) {
 }
 
 /// This process as a rank of the job that was started for the calling test, or `None` outside one.
-fn as_rank() -> Option<Box<Mpi>> {
+fn as_rank() -> Option<Endpoints> {
     let detected = world::detect()?;
-    let mpi = Mpi::init().unwrap();
-    assert_eq!((mpi.rank(), mpi.world()), (detected.rank, detected.size));
+    let ends = mpi::init().unwrap();
+    let rank = ends.group.rank();
+    assert_eq!((rank, ends.group.world()), (detected.rank, detected.size));
     let folder = std::env::var(FOLDER).unwrap();
-    std::fs::write(format!("{folder}/pid-{}", mpi.rank()), std::process::id().to_string()).unwrap();
-    Some(Box::new(mpi))
+    std::fs::write(format!("{folder}/pid-{rank}"), std::process::id().to_string()).unwrap();
+    Some(ends)
 }
 
 #[test]
@@ -55,12 +55,38 @@ fn digest_of_a_job(ranks: usize) -> String {
 
 #[test]
 fn rank_that_runs_the_suite() {
-    let Some(mut mpi) = as_rank() else { return };
-    let digest = suite::everything(mpi.as_mut());
-    if mpi.rank() == 0 {
+    let Some(mut ends) = as_rank() else { return };
+    let digest = suite::everything(&mut ends);
+    if ends.group.rank() == 0 {
         std::fs::write(format!("{}/digest", std::env::var(FOLDER).unwrap()), digest.to_string()).unwrap();
     }
-    mpi.finish().unwrap();
+    ends.finish().unwrap();
+}
+
+#[test]
+fn a_rank_that_never_comes_is_noticed_at_the_deadline() {
+    let folder = tempfile::tempdir().unwrap();
+    let (output, _) = mpirun(3, "rank_that_never_comes", folder.path());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{said}");
+    for rank in 0..2 {
+        assert!(folder.path().join(format!("noticed-{rank}")).exists(), "{said}");
+    }
+}
+
+#[test]
+fn rank_that_never_comes() {
+    let Some(mut ends) = as_rank() else { return };
+    let rank = ends.group.rank();
+    let noticed = |rank: usize| Path::new(&std::env::var(FOLDER).unwrap()).join(format!("noticed-{rank}"));
+    if rank < 2 {
+        suite::a_rank_that_never_comes_is_noticed(&mut ends);
+        std::fs::write(noticed(rank), "").unwrap();
+    }
+    // Who ends takes the others along.
+    while !(0..2).all(|rank| noticed(rank).exists()) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 #[test]
@@ -70,8 +96,8 @@ fn a_rank_killed_inside_an_all_reduce_ends_the_job() {
 
 #[test]
 fn rank_that_is_killed() {
-    let Some(mut mpi) = as_rank() else { return };
-    if mpi.rank() == 1 {
+    let Some(mut ends) = as_rank() else { return };
+    if ends.group.rank() == 1 {
         std::thread::spawn(|| {
             std::thread::sleep(Duration::from_millis(300));
             Command::new("kill").args(["-9", &std::process::id().to_string()]).status().unwrap();
@@ -79,7 +105,7 @@ fn rank_that_is_killed() {
     }
     let mut values = vec![1.0; 1 << 20];
     loop {
-        mpi.all_reduce_sum_f32(&mut values).unwrap();
+        all_reduce(&mut *ends.reducer, &mut values, None).unwrap();
     }
 }
 
@@ -90,9 +116,9 @@ fn a_rank_that_returns_early_ends_the_job() {
 
 #[test]
 fn rank_that_returns_early() {
-    let Some(mut mpi) = as_rank() else { return };
-    if mpi.rank() != 1 {
-        mpi.barrier().unwrap();
+    let Some(mut ends) = as_rank() else { return };
+    if ends.group.rank() != 1 {
+        ends.group.barrier().unwrap();
     }
 }
 

@@ -1,45 +1,57 @@
-//! Ranks as processes joined by MPI.
-//!
-//! The functions of MPI are called directly: the safe layer of the `mpi` crate has no in-place reduction, ends
-//! the process on errors, and finalizes MPI when a value is dropped, which makes a rank that unwinds wait for
-//! the others for ever.
-//!
-//! When a rank dies, Open MPI's `mpirun` sees it (a process that ends by a signal, with a non-zero code, or
-//! without [`Collective::finish`]) and ends all others of the job, also those inside an operation. No operation
-//! needs a time limit of its own for that; a rank that hangs without dying is the coordinator's business.
+//! The thinnest layer over the MPI library: the only unsafe code that calls it.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::marker::PhantomData;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use ::mpi::ffi;
 
-use crate::collective::{Collective, Error, Result, check_root};
+use crate::{Error, Result};
 
 /// Elements or bytes moved by one MPI call: counts are 32-bit there. 2^28 f64 are 2 GiB.
 const CHUNK: usize = 1 << 28;
 
-/// This process as a rank of MPI's world.
-///
-/// There can be one in the life of a process. It may be moved to the thread that does the communication, and is
-/// used by one thread at a time. Dropping it does not finalize MPI: see [`Collective::finish`].
-#[derive(Debug)]
-pub struct Mpi {
-    rank: usize,
-    world: usize,
-    in_place: *const c_void,
-    not_sync: PhantomData<std::cell::Cell<()>>,
+/// Messages between one pair of ranks arrive in order, so one tag serves.
+const TAG: c_int = 1;
+
+/// A number that MPI can add up.
+pub trait Number {
+    /// Its type's name in MPI.
+    fn datatype() -> ffi::MPI_Datatype;
 }
 
-// SAFETY: MPI is initialized with MPI_THREAD_SERIALIZED, so any thread may call it, one at a time; `in_place` is
-// a marker value that is never read through. `&mut self` on every operation keeps the calls one at a time.
-unsafe impl Send for Mpi {}
+impl Number for f32 {
+    fn datatype() -> ffi::MPI_Datatype {
+        // SAFETY: a constant of the library, set before main.
+        unsafe { ffi::RSMPI_FLOAT }
+    }
+}
 
-impl Mpi {
-    /// Joins the world that `mpirun` or `srun` has started this process in. Blocks until all ranks have come.
-    ///
-    /// # Errors
-    /// MPI is already initialized, gives no thread support, or is of an unknown make. (Some failures to start,
-    /// such as a launcher that is gone, make Open MPI end the process by itself.)
+impl Number for f64 {
+    fn datatype() -> ffi::MPI_Datatype {
+        // SAFETY: a constant of the library, set before main.
+        unsafe { ffi::RSMPI_DOUBLE }
+    }
+}
+
+/// All ranks, with an order of messages of their own.
+pub struct Communicator {
+    /// Held during each call; whether MPI is finalized.
+    calls: Arc<Mutex<bool>>,
+    in_place: *const c_void,
+    handle: ffi::MPI_Comm,
+    rank: usize,
+    size: usize,
+}
+
+// SAFETY: MPI is initialized with MPI_THREAD_SERIALIZED, so any thread may call it, one at a time: every call is made under
+// `calls`. `in_place` is a marker value that is never read through, `handle` belongs to the process.
+unsafe impl Send for Communicator {}
+// SAFETY: as above.
+unsafe impl Sync for Communicator {}
+
+impl Communicator {
+    /// Initializes MPI; the communicator of all ranks.
     pub fn init() -> Result<Self> {
         // SAFETY: `already` lives for the call.
         let already = unsafe {
@@ -52,29 +64,51 @@ impl Mpi {
         }
         start_with_threads()?;
         let in_place = in_place_marker(&library_version()?)?;
-        let (rank, world) = place_in_world()?;
-        Ok(Self { rank, world, in_place, not_sync: PhantomData })
+        let (rank, size) = place_in_world()?;
+        // SAFETY: a constant of the library, set before main.
+        let handle = unsafe { ffi::RSMPI_COMM_WORLD };
+        Ok(Self { calls: Arc::new(Mutex::new(false)), in_place, handle, rank, size })
     }
 
-    /// Ends all ranks of the job at once with exit code `code`. For failures that the others cannot see.
-    pub fn abort(&self, code: i32) -> ! {
-        // SAFETY: MPI is initialized for as long as `self` exists.
-        unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, code) };
-        std::process::exit(code)
+    /// As long as this is held, no other thread calls MPI.
+    fn call(&self) -> Result<MutexGuard<'_, bool>> {
+        let finalized = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        if *finalized { Err(Error::Unusable("it is finalized in this process".into())) } else { Ok(finalized) }
     }
 
-    fn all_reduce<T>(&mut self, values: &mut [T], datatype: ffi::MPI_Datatype) -> Result<()> {
+    /// This rank's number, from 0.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The number of ranks.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// The same ranks, whose messages are not taken for this one's. All ranks must call it.
+    pub fn duplicate(&self) -> Result<Self> {
+        let _call = self.call()?;
+        let mut handle = self.handle;
+        // SAFETY: MPI is initialized; `handle` lives for the call.
+        check("MPI_Comm_dup", unsafe { ffi::MPI_Comm_dup(self.handle, &mut handle) })?;
+        Ok(Self { calls: self.calls.clone(), in_place: self.in_place, handle, rank: self.rank, size: self.size })
+    }
+
+    /// Replaces `values` by their sum over all ranks.
+    pub fn all_reduce<T: Number>(&self, values: &mut [T]) -> Result<()> {
+        let _call = self.call()?;
         for part in values.chunks_mut(CHUNK) {
-            // SAFETY: `part` is valid for `len` elements of the type that `datatype` names (the two callers), and
-            // the marker tells MPI to read from there too.
+            // SAFETY: `part` is valid for `len` elements of the type that `datatype` names, and the marker tells MPI to
+            // read from there too.
             let code = unsafe {
                 ffi::MPI_Allreduce(
                     self.in_place.cast_mut(),
                     part.as_mut_ptr().cast(),
                     part.len() as c_int,
-                    datatype,
+                    T::datatype(),
                     ffi::RSMPI_SUM,
-                    ffi::RSMPI_COMM_WORLD,
+                    self.handle,
                 )
             };
             check("MPI_Allreduce", code)?;
@@ -82,7 +116,9 @@ impl Mpi {
         Ok(())
     }
 
-    fn broadcast(&mut self, bytes: &mut [u8], root: usize) -> Result<()> {
+    /// Replaces `bytes` by those of `root`, of the same length.
+    pub fn broadcast(&self, bytes: &mut [u8], root: usize) -> Result<()> {
+        let _call = self.call()?;
         for part in bytes.chunks_mut(CHUNK) {
             // SAFETY: `part` is valid for `len` bytes, read on the root and written elsewhere.
             let code = unsafe {
@@ -91,7 +127,7 @@ impl Mpi {
                     part.len() as c_int,
                     ffi::RSMPI_UINT8_T,
                     root as c_int,
-                    ffi::RSMPI_COMM_WORLD,
+                    self.handle,
                 )
             };
             check("MPI_Bcast", code)?;
@@ -99,7 +135,9 @@ impl Mpi {
         Ok(())
     }
 
-    fn send(&mut self, bytes: &[u8], to: usize) -> Result<()> {
+    /// Sends `bytes` to rank `to`.
+    pub fn send(&self, bytes: &[u8], to: usize) -> Result<()> {
+        let _call = self.call()?;
         for part in bytes.chunks(CHUNK) {
             // SAFETY: `part` is valid for `len` bytes and only read.
             let code = unsafe {
@@ -109,7 +147,7 @@ impl Mpi {
                     ffi::RSMPI_UINT8_T,
                     to as c_int,
                     TAG,
-                    ffi::RSMPI_COMM_WORLD,
+                    self.handle,
                 )
             };
             check("MPI_Send", code)?;
@@ -117,7 +155,9 @@ impl Mpi {
         Ok(())
     }
 
-    fn receive(&mut self, bytes: &mut [u8], from: usize) -> Result<()> {
+    /// Fills `bytes` with what rank `from` sends.
+    pub fn receive(&self, bytes: &mut [u8], from: usize) -> Result<()> {
+        let _call = self.call()?;
         for part in bytes.chunks_mut(CHUNK) {
             // SAFETY: `part` is valid for `len` bytes and this rank's own.
             let code = unsafe {
@@ -127,7 +167,7 @@ impl Mpi {
                     ffi::RSMPI_UINT8_T,
                     from as c_int,
                     TAG,
-                    ffi::RSMPI_COMM_WORLD,
+                    self.handle,
                     ffi::RSMPI_STATUS_IGNORE,
                 )
             };
@@ -136,69 +176,42 @@ impl Mpi {
         Ok(())
     }
 
-    fn receive_all(&mut self, from: usize) -> Result<Vec<u8>> {
-        let mut length = [0; 8];
-        self.receive(&mut length, from)?;
-        let mut bytes = buffer("gather", u64::from_le_bytes(length))?;
-        self.receive(&mut bytes, from)?;
-        Ok(bytes)
-    }
-}
-
-/// Messages between one pair of ranks arrive in order, so one tag serves.
-const TAG: c_int = 1;
-
-impl Collective for Mpi {
-    fn rank(&self) -> usize {
-        self.rank
+    /// Returns when all ranks have called it.
+    pub fn barrier(&self) -> Result<()> {
+        let _call = self.call()?;
+        // SAFETY: MPI is initialized, and not finalized.
+        check("MPI_Barrier", unsafe { ffi::MPI_Barrier(self.handle) })
     }
 
-    fn world(&self) -> usize {
-        self.world
-    }
-
-    fn name(&self) -> &'static str {
-        "mpi"
-    }
-
-    fn all_reduce_sum_f32(&mut self, values: &mut [f32]) -> Result<()> {
-        // SAFETY: a constant of the library, set before main.
-        self.all_reduce(values, unsafe { ffi::RSMPI_FLOAT })
-    }
-
-    fn all_reduce_sum_f64(&mut self, values: &mut [f64]) -> Result<()> {
-        // SAFETY: a constant of the library, set before main.
-        self.all_reduce(values, unsafe { ffi::RSMPI_DOUBLE })
-    }
-
-    fn broadcast_bytes(&mut self, bytes: &mut Vec<u8>, root: usize) -> Result<()> {
-        check_root("broadcast", root, self.world)?;
-        let mut length = (bytes.len() as u64).to_le_bytes();
-        self.broadcast(&mut length, root)?;
-        if self.rank != root {
-            *bytes = buffer("broadcast", u64::from_le_bytes(length))?;
+    /// Returns when all ranks have called it, or fails at `deadline`; the group is of no use then.
+    pub fn arrive(&self, operation: &'static str, deadline: Instant) -> Result<()> {
+        // SAFETY: MPI is initialized and not finalized; the request lives until it is complete or given up; it refers to no memory of ours.
+        unsafe {
+            let mut request = std::mem::zeroed();
+            let call = self.call()?;
+            check("MPI_Ibarrier", ffi::MPI_Ibarrier(self.handle, &mut request))?;
+            drop(call);
+            loop {
+                let mut complete: c_int = 0;
+                let call = self.call()?;
+                check("MPI_Test", ffi::MPI_Test(&mut request, &mut complete, ffi::RSMPI_STATUS_IGNORE))?;
+                drop(call);
+                if complete != 0 {
+                    return Ok(());
+                }
+                if Instant::now() >= deadline {
+                    return Err(Error::Deadline { operation, missing: Vec::new() });
+                }
+                std::thread::yield_now();
+            }
         }
-        self.broadcast(bytes, root)
     }
 
-    fn gather_bytes(&mut self, bytes: &[u8], root: usize) -> Result<Option<Vec<Vec<u8>>>> {
-        check_root("gather", root, self.world)?;
-        if self.rank != root {
-            self.send(&(bytes.len() as u64).to_le_bytes(), root)?;
-            self.send(bytes, root)?;
-            return Ok(None);
-        }
-        let all = (0..self.world).map(|from| if from == root { Ok(bytes.to_vec()) } else { self.receive_all(from) });
-        all.collect::<Result<_>>().map(Some)
-    }
-
-    fn barrier(&mut self) -> Result<()> {
-        // SAFETY: MPI is initialized for as long as `self` exists.
-        check("MPI_Barrier", unsafe { ffi::MPI_Barrier(ffi::RSMPI_COMM_WORLD) })
-    }
-
-    fn finish(self: Box<Self>) -> Result<()> {
-        // SAFETY: MPI is initialized, and with `self` goes the only way to call it again.
+    /// Ends MPI in this process, with all other ranks.
+    pub fn finalize(self) -> Result<()> {
+        let mut finalized = self.call()?;
+        *finalized = true;
+        // SAFETY: MPI is initialized, and nothing calls it after this.
         check("MPI_Finalize", unsafe { ffi::MPI_Finalize() })
     }
 }
@@ -252,7 +265,8 @@ fn in_place_marker(version: &str) -> Result<*const c_void> {
     Ok(value as *const c_void)
 }
 
-fn buffer(operation: &'static str, length: u64) -> Result<Vec<u8>> {
+/// `length` zeros, for what another rank sends.
+pub fn buffer(operation: &'static str, length: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let refused = |_| Error::Mismatch { operation, what: format!("no memory for {length} bytes") };
     bytes.try_reserve_exact(usize::try_from(length).unwrap_or(usize::MAX)).map_err(refused)?;

@@ -1,47 +1,10 @@
-//! What every backend does.
+use crate::{Error, Result};
 
-/// A collective operation that could not be done. The group is then of no use any more.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// MPI refused or failed.
-    #[error("{operation} failed: MPI error {code}: {text}")]
-    Mpi {
-        /// The MPI function.
-        operation: &'static str,
-        /// MPI's error code.
-        code: i32,
-        /// MPI's words for it.
-        text: String,
-    },
-    /// Another rank has ended, so this operation can never be complete.
-    #[error("{operation}: rank {rank} has left the group")]
-    RankGone {
-        /// What was tried.
-        operation: &'static str,
-        /// The rank that is gone.
-        rank: usize,
-    },
-    /// The ranks did not do the same thing.
-    #[error("{operation}: {what}")]
-    Mismatch {
-        /// What was tried.
-        operation: &'static str,
-        /// How the ranks differ, or which argument makes no sense.
-        what: String,
-    },
-    /// The MPI library cannot be used in the way this crate needs.
-    #[error("MPI cannot be used: {0}")]
-    Unusable(String),
-}
-
-/// Result of a collective operation.
-pub type Result<T, E = Error> = std::result::Result<T, E>;
-
-/// One rank's end of a group of ranks.
+/// One rank's end of a group of ranks: host bytes and small numbers, for agreement between the ranks.
 ///
 /// Every operation must be called by all ranks, in the same order and with equal lengths and roots. An error
 /// leaves the group unusable: the only sensible reaction is to end the process.
-pub trait Collective: Send {
+pub trait Group: Send {
     /// This rank's number, from 0.
     fn rank(&self) -> usize;
 
@@ -55,12 +18,6 @@ pub trait Collective: Send {
     ///
     /// # Errors
     /// A rank is gone, or the lengths differ (seen by `local` always, by `mpi` only sometimes).
-    fn all_reduce_sum_f32(&mut self, values: &mut [f32]) -> Result<()>;
-
-    /// Like [`Collective::all_reduce_sum_f32`], in double precision.
-    ///
-    /// # Errors
-    /// As there.
     fn all_reduce_sum_f64(&mut self, values: &mut [f64]) -> Result<()>;
 
     /// Replaces `bytes` on every rank by those of `root`. The lengths may differ before.
@@ -81,8 +38,7 @@ pub trait Collective: Send {
     /// A rank is gone.
     fn barrier(&mut self) -> Result<()>;
 
-    /// Leaves the group in order, after the last operation. Every rank must call it; a rank that ends without it
-    /// has failed, and MPI then ends the others.
+    /// Leaves the group in order, after the last operation: see [`Endpoints::finish`](crate::Endpoints::finish).
     ///
     /// # Errors
     /// What the backend says.

@@ -1,0 +1,40 @@
+use std::time::Instant;
+
+use crate::{Bucket, Result};
+
+/// One rank's end of the sums of gradients.
+///
+/// All ranks start the same buckets, of equal lengths, in the same order. Several may be under way at once, beside operations
+/// of the [`Group`](crate::Group), and they may be awaited in any order; but where one rank awaits a bucket before an
+/// operation of the group, all do, because a backend may do the work while it is awaited. An error leaves the group unusable.
+pub trait Reducer: Send {
+    /// The backend's name.
+    fn name(&self) -> &'static str;
+
+    /// Begins to replace `bucket`'s values, on every rank, by their sum over all ranks, element by element. The sum has
+    /// the same bits on all ranks, and the same again when the same world sums the same numbers.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`](crate::Error::Unreachable) for memory that this reducer cannot read, or what the backend says.
+    fn start(&mut self, bucket: Bucket) -> Result<Box<dyn Pending>>;
+}
+
+/// A reduction under way. An implementor never touches the bucket's memory again after [`Pending::wait`] has returned,
+/// with an error too, or after the value was dropped, which gives the reduction up.
+pub trait Pending: Send {
+    /// Returns when the bucket holds the sum; waits for ever without a `deadline`.
+    ///
+    /// # Errors
+    /// A rank is gone, the ranks' buckets differ, or [`Error::Deadline`](crate::Error::Deadline).
+    fn wait(self: Box<Self>, deadline: Option<Instant>) -> Result<()>;
+}
+
+/// Sums `values` over all ranks: one bucket in main memory, awaited at once.
+///
+/// # Errors
+/// As those of [`Reducer::start`] and [`Pending::wait`].
+pub fn all_reduce(reducer: &mut dyn Reducer, values: &mut [f32], deadline: Option<Instant>) -> Result<()> {
+    // SAFETY: `values` stays mutably borrowed until the reduction was awaited or dropped, after which nothing touches it.
+    let bucket = unsafe { Bucket::host(values.as_mut_ptr(), values.len()) };
+    reducer.start(bucket)?.wait(deadline)
+}

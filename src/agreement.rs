@@ -1,0 +1,207 @@
+//! What ranks tell each other after a step, beside the sums of the losses. It travels in the same all-reduce, so that all
+//! ranks know the same after the same step.
+
+use lambert_collective::Group;
+use lambert_config::control::Directive;
+
+use crate::error::Error;
+
+/// What one rank says.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Vote {
+    /// What rank 0 wants to happen; the others want nothing.
+    pub directive: Directive,
+    /// How the save under way stands with this rank.
+    pub save: SaveVote,
+    /// Whether this rank could not read its samples.
+    pub unread: bool,
+}
+
+/// How the save under way stands with one rank.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum SaveVote {
+    /// There is none, or nothing is to be told of it.
+    #[default]
+    Nothing,
+    /// This rank has written its objects.
+    Written,
+    /// Rank 0 knows what came of it.
+    Decided(Decision),
+}
+
+/// What came of a save.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Decision {
+    /// The checkpoint exists.
+    Committed,
+    /// It does not, for a reason that may pass.
+    Failed,
+    /// It does not, and this attempt will never save one.
+    Lost,
+}
+
+/// What all ranks know.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Agreement {
+    /// What is to happen after this step.
+    pub directive: Directive,
+    /// Ranks that have written their objects of the save under way.
+    pub written: usize,
+    /// What came of the save under way, once rank 0 knows.
+    pub decided: Option<Decision>,
+    /// Ranks that could not read their samples.
+    pub unread: usize,
+}
+
+/// Numbers of an encoded [`Vote`]: how many ranks ask for each directive, have written, know each decision, and could not
+/// read.
+const LENGTH: usize = 7;
+
+impl Vote {
+    /// Its number of ranks, one, at the places of what it says: whatever ranks say, the sums can be told apart.
+    fn encode(self) -> [f64; LENGTH] {
+        let says = |said: bool| f64::from(u8::from(said));
+        [
+            says(self.directive == Directive::Checkpoint),
+            says(self.directive == Directive::CheckpointAndStop),
+            says(self.save == SaveVote::Written),
+            says(self.save == SaveVote::Decided(Decision::Committed)),
+            says(self.save == SaveVote::Decided(Decision::Failed)),
+            says(self.save == SaveVote::Decided(Decision::Lost)),
+            says(self.unread),
+        ]
+    }
+}
+
+impl Agreement {
+    /// From the sums of all ranks' votes; of what more than one rank says the strongest holds.
+    fn decode(sums: [f64; LENGTH]) -> Self {
+        let [checkpoint, stop, written, committed, failed, lost, unread] = sums.map(|ranks| ranks as usize);
+        let strongest =
+            |said: &[(usize, Decision)]| said.iter().filter(|(ranks, _)| *ranks > 0).map(|said| said.1).max();
+        Self {
+            directive: match (checkpoint, stop) {
+                (0, 0) => Directive::Continue,
+                (_, 0) => Directive::Checkpoint,
+                _ => Directive::CheckpointAndStop,
+            },
+            written,
+            decided: strongest(&[(committed, Decision::Committed), (failed, Decision::Failed), (lost, Decision::Lost)]),
+            unread,
+        }
+    }
+}
+
+impl Decision {
+    /// As one byte, for a broadcast.
+    pub fn to_byte(self) -> u8 {
+        match self {
+            Self::Committed => 1,
+            Self::Failed => 2,
+            Self::Lost => 3,
+        }
+    }
+
+    /// Back from [`Decision::to_byte`].
+    pub fn from_byte(byte: u8) -> Option<Self> {
+        [Self::Committed, Self::Failed, Self::Lost].into_iter().find(|decision| decision.to_byte() == byte)
+    }
+}
+
+/// Adds `sums` up over all ranks, with their votes in the same all-reduce.
+pub fn exchange(group: &mut dyn Group, sums: &mut [f64], vote: Vote) -> Result<Agreement, Error> {
+    let mut numbers = [&*sums, &vote.encode()].concat();
+    group.all_reduce_sum_f64(&mut numbers)?;
+    let (added, votes) = numbers.split_at(sums.len());
+    sums.copy_from_slice(added);
+    let mut of_all = [0.0; LENGTH];
+    of_all.copy_from_slice(votes);
+    Ok(Agreement::decode(of_all))
+}
+
+#[cfg(test)]
+mod tests {
+    use lambert_collective::local;
+
+    use super::*;
+
+    const DIRECTIVES: [Directive; 3] = [Directive::Continue, Directive::Checkpoint, Directive::CheckpointAndStop];
+    const DECISIONS: [Decision; 3] = [Decision::Committed, Decision::Failed, Decision::Lost];
+
+    /// Every vote that there is.
+    fn votes() -> impl Iterator<Item = Vote> {
+        let saves = [SaveVote::Nothing, SaveVote::Written].into_iter().chain(DECISIONS.map(SaveVote::Decided));
+        let with = move |directive| {
+            let of = move |save| [false, true].map(|unread| Vote { directive, save, unread });
+            saves.clone().flat_map(of)
+        };
+        DIRECTIVES.into_iter().flat_map(with)
+    }
+
+    /// The agreement of some votes, and the sums of the numbers 0.1, 1.1, ... that travel with them.
+    fn agree(votes: &[Vote]) -> Agreement {
+        let ranks = local::group(votes.len()).into_iter().zip(votes.to_vec()).enumerate();
+        let rank = |(rank, (mut ends, vote)): (usize, (lambert_collective::Endpoints, Vote))| {
+            std::thread::spawn(move || {
+                let mut sums = [rank as f64 + 0.1, 7.0];
+                let agreement = exchange(&mut *ends.group, &mut sums, vote).unwrap();
+                (agreement, sums.map(f64::to_bits))
+            })
+        };
+        let threads: Vec<_> = ranks.map(rank).collect();
+        let all: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        assert!(all.iter().all(|one| *one == all[0]), "ranks know different things: {all:?}");
+        let first = (1..votes.len()).fold(0.1, |sum, rank| sum + (rank as f64 + 0.1));
+        assert_eq!(all[0].1, [first, 7.0 * votes.len() as f64].map(f64::to_bits), "the sums of the losses");
+        all[0].0
+    }
+
+    #[test]
+    fn one_rank_alone_is_understood_whatever_it_says() {
+        assert_eq!(votes().count(), 30);
+        for vote in votes() {
+            let Vote { directive, save, unread } = vote;
+            let decided = if let SaveVote::Decided(decision) = save { Some(decision) } else { None };
+            let expected = Agreement {
+                directive,
+                written: usize::from(save == SaveVote::Written),
+                decided,
+                unread: unread.into(),
+            };
+            assert_eq!(agree(&[vote]), expected);
+        }
+    }
+
+    #[test]
+    fn rank_0_is_understood_whatever_the_others_say() {
+        for vote in votes() {
+            let others = [SaveVote::Written, SaveVote::Nothing].map(|save| Vote {
+                directive: Directive::Continue,
+                save,
+                unread: true,
+            });
+            let (alone, all) = (agree(&[vote]), agree(&[vote, others[0], others[1], others[0]]));
+            assert_eq!((all.directive, all.decided), (alone.directive, alone.decided));
+            assert_eq!((all.written, all.unread), (alone.written + 2, alone.unread + 3));
+        }
+    }
+
+    /// Only rank 0 should; if the rule is broken, no other word comes out of it.
+    #[test]
+    fn of_several_words_the_strongest_holds() {
+        let saying = |directive, decision| Vote { directive, save: SaveVote::Decided(decision), unread: false };
+        let (once, stop) = (Directive::Checkpoint, Directive::CheckpointAndStop);
+        let agreed = agree(&[saying(once, Decision::Committed), saying(once, Decision::Committed)]);
+        assert_eq!((agreed.directive, agreed.decided), (once, Some(Decision::Committed)));
+        let agreed = agree(&[saying(stop, Decision::Failed), saying(once, Decision::Lost)]);
+        assert_eq!((agreed.directive, agreed.decided), (stop, Some(Decision::Lost)));
+    }
+
+    #[test]
+    fn decisions_travel_as_bytes() {
+        for decision in DECISIONS {
+            assert_eq!(Decision::from_byte(decision.to_byte()), Some(decision));
+        }
+        assert_eq!([0, 4, 255].map(Decision::from_byte), [None; 3]);
+    }
+}
