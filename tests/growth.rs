@@ -6,6 +6,7 @@
 mod support;
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use lambert_config::control::StepRecord;
@@ -48,7 +49,12 @@ fn finished(ended: Ended) -> Ended {
 
 /// The tensors of a checkpoint's model, by name.
 fn model(run: &str, step: u64) -> BTreeMap<String, Vec<u8>> {
-    let name = checkpoints(run).into_iter().find(|name| name.starts_with(&format!("step-{step:09}"))).unwrap();
+    model_among(run, step..=step)
+}
+
+/// The same of the newest checkpoint after one of these steps: on a slow disk one that is due comes a little later.
+fn model_among(run: &str, steps: RangeInclusive<u64>) -> BTreeMap<String, Vec<u8>> {
+    let name = checkpoints(run).into_iter().find(|name| steps.contains(&name[5..14].parse().unwrap())).unwrap();
     let bytes = std::fs::read(format!("{run}/checkpoints/{name}/model.safetensors")).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
     tensors.iter().map(|(name, view)| (name.to_owned(), view.data().to_vec())).collect()
@@ -115,7 +121,7 @@ fn a_growing_model_is_the_same_whatever_is_killed() {
 /// The checkpoints around the boundaries: before one the model is as deep as before, and behind it only new layers change for
 /// a while.
 fn both_sides(place: &Place, run: &str) {
-    let [before, frozen, after, end] = [20, 21, 28, 52].map(|step| model(run, step));
+    let [before, frozen, after, end] = [20..=20, 21..=24, 25..=31, 52..=52].map(|steps| model_among(run, steps));
     assert_eq!([&before, &frozen, &after, &end].map(layers), [1, 2, 2, 4]);
     assert_eq!(layers(&model(run, 32)), 2, "the boundary is a checkpoint");
     let old = |name: &String| !name.starts_with("bert.encoder.layer.1.");
@@ -164,8 +170,9 @@ fn a_model_grows_from_another_runs_checkpoint() {
     let (whole, killed) = (place.path("whole"), place.path("killed"));
     let ended = finished(Running::start_with(&config, &whole, &arguments).end());
     assert!(ended.log.contains("grows from 1 to 2 layers after step 0"), "{}", ended.log);
-    // At step 7 only the new layer has been trained, at step 14 all have.
-    let [start, frozen, freed] = [(&first, 10), (&whole, 7), (&whole, 14)].map(|(run, step)| model(run, step));
+    // Until step 12 only the new layer is trained.
+    let [start, frozen, freed] =
+        [(&first, 10..=10), (&whole, 1..=12), (&whole, 13..=19)].map(|(run, steps)| model_among(run, steps));
     assert!(start.iter().all(|(name, data)| *data == frozen[name]), "an old layer was trained");
     assert!(start.iter().any(|(name, data)| *data != freed[name]), "old layers were not freed");
     let mut running = Running::start_with(&config, &killed, &arguments);

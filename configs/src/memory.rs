@@ -153,10 +153,10 @@ mod tests {
         let bytes = |stage: Stage| activations(&config, &stage, 30522, 128) as f64 / 1e9;
         let whole = Stage { micro_batch_tokens: 1024, ..Stage::default() };
         // 8 x 768 and 2 x 3072 numbers and two masks a token and layer, three of 12 x 128 attention weights; 154 rows of
-        // three tables of 30522.
-        assert!((bytes(whole.clone()) - 0.974).abs() < 0.002, "{}", bytes(whole.clone()));
+        // four tables of 30522.
+        assert!((bytes(whole.clone()) - 0.992).abs() < 0.002, "{}", bytes(whole.clone()));
         let again = Stage { recompute: true, ..whole };
-        assert!((bytes(again.clone()) - 0.157).abs() < 0.002, "{}", bytes(again));
+        assert!((bytes(again.clone()) - 0.176).abs() < 0.002, "{}", bytes(again));
     }
 
     #[test]

@@ -115,7 +115,14 @@ mod tests {
 
     #[test]
     fn counts_of_the_formats_before_are_those_of_the_groups() {
-        let spec = |name: &str| Spec { name: name.to_owned(), shape: vec![1], first: 0, padding: 0, frozen: false };
+        let spec = |name: &str| Spec {
+            name: name.to_owned(),
+            shape: vec![1],
+            first: 0,
+            padding: 0,
+            joined: false,
+            frozen: false,
+        };
         let layer = |layer: usize| spec(&format!("bert.encoder.layer.{layer}.output.dense.bias"));
         let specs = [layer(0), layer(1), layer(12), spec("bert.pooler.dense.bias"), spec("cls.predictions.bias")];
         let rest = r#""skipped_updates": 0, "vocabulary": 9, "lowercase": true"#;

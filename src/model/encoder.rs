@@ -12,9 +12,8 @@ pub struct Layer {
     heads: i64,
     norm: Norm,
     activation: Activation,
-    query: Linear,
-    key: Linear,
-    value: Linear,
+    /// Query, key and value, one below the other.
+    query_key_value: Linear,
     attention_output: Linear,
     attention_norm: LayerNorm,
     intermediate: Linear,
@@ -35,9 +34,7 @@ impl Layer {
             heads: model.heads as i64,
             norm: model.norm,
             activation: model.activation,
-            query: linear("attention.self.query"),
-            key: linear("attention.self.key"),
-            value: linear("attention.self.value"),
+            query_key_value: Linear::joined(parameters, &name("attention.self.query")),
             attention_output: linear("attention.output.dense"),
             attention_norm: norm(["attention.output.LayerNorm", "attention.ln"]),
             intermediate: linear("intermediate.dense"),
@@ -72,9 +69,9 @@ impl Layer {
     fn attend(&self, hidden: &Tensor, attendable: Option<&Tensor>, dropout: Dropout<'_>) -> Tensor {
         let size = hidden.size();
         let (rows, width) = (size[0], size[1]);
-        // [rows, heads, width, hidden / heads]
-        let split = |linear: &Linear| linear.forward(hidden).view([rows, width, self.heads, -1]).transpose(1, 2);
-        let (query, key, value) = (split(&self.query), split(&self.key), split(&self.value));
+        // [3, rows, heads, width, hidden / heads]
+        let all = self.query_key_value.forward(hidden).view([rows, width, 3, self.heads, -1]).permute([2, 0, 3, 1, 4]);
+        let (query, key, value) = (all.select(0, 0), all.select(0, 1), all.select(0, 2));
         let mixed = if dropout.drops_attention() {
             let scale = 1.0 / (query.size()[3] as f64).sqrt();
             let mut scores = (query * scale).matmul(&key.transpose(2, 3));

@@ -35,6 +35,12 @@ impl Linear {
         Self { weight: part("weight"), bias: part("bias") }
     }
 
+    /// Of several that have the same input and are joined to the first, `name`.
+    fn joined(parameters: &Parameters, name: &str) -> Self {
+        let part = |part: &str| parameters.joined(&format!("{name}.{part}"));
+        Self { weight: part("weight"), bias: part("bias") }
+    }
+
     fn forward(&self, x: &Tensor) -> Tensor {
         torch::linear(x, &self.weight, &self.bias)
     }

@@ -1,10 +1,14 @@
-//! The parameters of a model: their names and shapes, and their order in the flat buffers, which is that of the names.
+//! The parameters of a model: their names and shapes, and their order in the flat buffers, in which the backward pass is done
+//! with their gradients: from the heads down to the embeddings. So the gradients that are final at any moment of it are one
+//! range.
+
+use std::cmp::Reverse;
 
 use lambert_config::run::{self, Norm};
 
-use crate::state::Spec;
+use crate::state::{self, Spec};
 
-/// Every parameter of the pre-training model, in the order of the names.
+/// Every parameter of the pre-training model, in the order in which the backward pass is done with their gradients.
 pub fn specs(model: &run::Model, layers: usize, vocabulary: usize) -> Vec<Spec> {
     let (hidden, intermediate) = (model.hidden as i64, model.intermediate as i64);
     let rows = model.rows_of(vocabulary);
@@ -37,15 +41,64 @@ pub fn specs(model: &run::Model, layers: usize, vocabulary: usize) -> Vec<Spec> 
         shapes.push((format!("{name}.weight"), vec![hidden]));
         shapes.push((format!("{name}.bias"), vec![hidden]));
     }
-    shapes.sort();
-    let mut first = 0;
-    let place = |(name, shape): (String, Vec<i64>)| {
+    shapes.sort_by_cached_key(|(name, _)| turn(name));
+    let spec = |(name, shape): (String, Vec<i64>)| {
         let padding = if is_of_vocabulary(&name) { rows - vocabulary } else { 0 };
-        let spec = Spec { name, shape, first, padding, frozen: false };
-        first += spec.count();
-        spec
+        Spec { joined: is_joined(&name), name, shape, first: 0, padding, frozen: false }
     };
-    shapes.into_iter().map(place).collect()
+    let mut specs: Vec<Spec> = shapes.into_iter().map(spec).collect();
+    state::place(&mut specs);
+    specs
+}
+
+/// Parameters outside the layers whose gradients the backward pass is done with before it comes to the layers, in its order.
+const ABOVE: [&str; 8] = [
+    "cls.seq_relationship.",
+    "bert.pooler.",
+    "cls.predictions.bias",
+    "cls.predictions.decoder.",
+    "cls.predictions.transform.LayerNorm.",
+    "cls.predictions.transform.dense.",
+    "bert.encoder.ln.",
+    "bert.encoder.layer.",
+];
+/// Those behind the layers. The table of pieces, which is the decoder's too, is last.
+const BELOW: [&str; 4] = [
+    "bert.embeddings.LayerNorm.",
+    "bert.embeddings.position_embeddings.",
+    "bert.embeddings.token_type_embeddings.",
+    "bert.embeddings.word_embeddings.",
+];
+/// Those of a layer. Query, key and value are one matrix and one vector.
+const WITHIN: [&str; 13] = [
+    "output.LayerNorm.",
+    "output.dense.",
+    "intermediate.dense.",
+    "ln.",
+    "attention.output.LayerNorm.",
+    "attention.output.dense.",
+    "attention.self.query.weight",
+    "attention.self.key.weight",
+    "attention.self.value.weight",
+    "attention.self.query.bias",
+    "attention.self.key.bias",
+    "attention.self.value.bias",
+    "attention.ln.",
+];
+
+/// When the backward pass is done with the gradient of a parameter, compared with others; the name itself last.
+fn turn(name: &str) -> (usize, Reverse<usize>, usize, String) {
+    let among =
+        |parts: &[&str], name: &str| parts.iter().position(|part| name.starts_with(part)).unwrap_or(parts.len());
+    let outside = ABOVE.iter().chain(&BELOW).position(|part| name.starts_with(part)).unwrap_or(0);
+    let layer = name.strip_prefix("bert.encoder.layer.").and_then(|rest| rest.split_once('.'));
+    let (layer, within) = layer.map_or((0, 0), |(layer, part)| (layer.parse().unwrap_or(0), among(&WITHIN, part)));
+    (outside, Reverse(layer), within, name.to_owned())
+}
+
+/// Whether it lies directly behind the one before it.
+fn is_joined(name: &str) -> bool {
+    ["key", "value"].iter().any(|part| name.contains(&format!(".attention.self.{part}.")))
 }
 
 /// Whether a parameter has a row a piece.
@@ -74,17 +127,38 @@ mod tests {
     }
 
     #[test]
-    fn specs_lie_end_to_end_and_match_the_formula() {
+    fn specs_lie_one_behind_the_other_and_match_the_formula() {
         let untied = run::Model { tied_decoder: false, ..tiny() };
         let pre = run::Model { norm: Norm::Pre, ..tiny() };
         let padded = run::Model { pad_vocabulary_to: 8, ..untied.clone() };
         for model in [tiny(), untied, pre, padded] {
-            let mut end = 0;
-            for spec in &specs(&model, 3, 50) {
-                assert_eq!(spec.first, end, "{}", spec.name);
-                end = spec.range().end;
-            }
-            assert_eq!(end as u64, lambert_config::flops::parameters(&model, 3, 50));
+            let specs = specs(&model, 3, 50);
+            assert!(specs.windows(2).all(|pair| pair[0].range().end <= pair[1].first));
+            assert!(specs.iter().all(|spec| spec.joined || spec.first % 32 == 0));
+            let elements: usize = specs.iter().map(Spec::count).sum();
+            assert_eq!(elements as u64, lambert_config::flops::parameters(&model, 3, 50));
         }
+    }
+
+    #[test]
+    fn the_order_is_that_of_the_backward_pass() {
+        let order = |model: &run::Model| specs(model, 12, 50).into_iter().map(|spec| spec.name).collect::<Vec<_>>();
+        let names = order(&tiny());
+        let place = |name: &str| names.iter().position(|other| other == name).unwrap();
+        let layer = |layer: usize, part: &str| place(&format!("bert.encoder.layer.{layer}.{part}"));
+        assert_eq!(names.last().unwrap(), "bert.embeddings.word_embeddings.weight");
+        assert_eq!(names[0], "cls.seq_relationship.bias");
+        assert!(layer(10, "output.dense.weight") < layer(2, "output.dense.weight"));
+        let first = layer(5, "attention.self.query.weight");
+        let parts = ["query.weight", "key.weight", "value.weight", "query.bias", "key.bias", "value.bias"];
+        let expected: Vec<usize> = (first..first + 6).collect();
+        assert_eq!(parts.map(|part| layer(5, &format!("attention.self.{part}"))).to_vec(), expected);
+        let pre = order(&run::Model { norm: Norm::Pre, tied_decoder: false, ..tiny() });
+        let place = |name: &str| pre.iter().position(|other| other == name).unwrap();
+        assert!(place("bert.encoder.ln.weight") < place("bert.encoder.layer.11.output.dense.weight"));
+        assert!(place("cls.predictions.decoder.weight") < place("cls.predictions.transform.dense.weight"));
+        assert!(
+            place("bert.encoder.layer.3.attention.self.query.bias") < place("bert.encoder.layer.3.attention.ln.bias")
+        );
     }
 }

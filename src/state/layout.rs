@@ -13,6 +13,8 @@ pub struct Spec {
     pub first: usize,
     /// Its last rows that stand for no piece of the vocabulary.
     pub padding: usize,
+    /// Whether it lies directly behind the one before, so that both are one matrix, or one vector.
+    pub joined: bool,
     /// Whether it stays as it is for now, with its moments.
     pub frozen: bool,
 }
@@ -55,6 +57,18 @@ impl Spec {
     /// Whether it belongs to a layer normalisation (`ln` in Megatron-BERT's names).
     pub fn is_norm(&self) -> bool {
         self.name.contains("LayerNorm") || self.name.contains(".ln.")
+    }
+}
+
+/// Parameters begin at a multiple of so many elements: 128 bytes.
+const ALIGNMENT: usize = 32;
+
+/// Gives each of `specs` its place, in their order. Gaps between them are zero, and in no checkpoint.
+pub fn place(specs: &mut [Spec]) {
+    let mut end = 0_usize;
+    for spec in specs {
+        spec.first = if spec.joined { end } else { end.next_multiple_of(ALIGNMENT) };
+        end = spec.range().end;
     }
 }
 

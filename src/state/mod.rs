@@ -23,7 +23,7 @@ use crate::guard::History;
 use crate::kernels::{Buffers, Kernels};
 use crate::stages::plateau::Watched;
 
-pub use layout::{Spec, elements};
+pub use layout::{Spec, elements, place};
 pub use parameters::Parameters;
 pub use region::Region;
 

@@ -20,6 +20,8 @@ pub struct Parameters {
     pub(super) values: Tensor,
     specs: Vec<Spec>,
     views: Vec<Tensor>,
+    /// Of joined parameters, as one: the number of the first, how many they are, and the view.
+    joined: Vec<(Range<usize>, Tensor)>,
     places: HashMap<String, usize>,
 }
 
@@ -29,7 +31,9 @@ impl Parameters {
         let values = kernels.zeros(&[layout::elements(&specs) as i64], Kind::Float);
         let views = specs.iter().map(|spec| view(&values, spec).detach()).collect();
         let places = specs.iter().enumerate().map(|(place, spec)| (spec.name.clone(), place)).collect();
-        Self { kernels, values, specs, views, places }
+        let joined = joined(&specs).into_iter().map(|rows| (rows.clone(), join(&values, &specs[rows]).detach()));
+        let joined = joined.collect();
+        Self { kernels, values, specs, views, joined, places }
     }
 
     /// The published initialisation: matrices from a normal distribution cut at two standard deviations, biases 0,
@@ -58,6 +62,10 @@ impl Parameters {
         for (spec, parameter) in self.specs.iter().zip(&mut self.views) {
             let _ = parameter.requires_grad_(true);
             torch::set_gradient(parameter, &view(gradients, spec));
+        }
+        for (numbers, parameter) in &mut self.joined {
+            let _ = parameter.requires_grad_(true);
+            torch::set_gradient(parameter, &join(gradients, &self.specs[numbers.clone()]));
         }
     }
 
@@ -89,11 +97,21 @@ impl Parameters {
             spec.frozen = frozen(spec);
             let _ = view.requires_grad_(!spec.frozen);
         }
+        for (numbers, view) in &mut self.joined {
+            let _ = view.requires_grad_(!self.specs[numbers.start].frozen);
+        }
     }
 
     /// A handle to one parameter. Asking for a name that no [`Spec`] has is a mistake in the model's code.
     pub fn tensor(&self, name: &str) -> Tensor {
         self.views[self.place(name)].shallow_clone()
+    }
+
+    /// A handle to one parameter and those that are joined to it, one below the other.
+    pub fn joined(&self, name: &str) -> Tensor {
+        let place = self.place(name);
+        let found = self.joined.iter().find(|(numbers, _)| numbers.start == place);
+        found.unwrap_or_else(|| panic!("nothing is joined to {name}")).1.shallow_clone()
     }
 
     /// Name, shape and place of one parameter.
@@ -127,6 +145,26 @@ impl Parameters {
 /// A parameter's part of a flat buffer, in its shape.
 pub(super) fn view(buffer: &Tensor, spec: &Spec) -> Tensor {
     buffer.narrow(0, spec.first as i64, spec.count() as i64).view(spec.shape.as_slice())
+}
+
+/// The numbers of parameters that are joined to each other.
+fn joined(specs: &[Spec]) -> Vec<Range<usize>> {
+    let mut runs = Vec::<Range<usize>>::new();
+    for (number, _) in specs.iter().enumerate().filter(|(_, spec)| spec.joined) {
+        match runs.last_mut().filter(|run| run.end == number) {
+            Some(run) => run.end += 1,
+            None => runs.push(number.saturating_sub(1)..number + 1),
+        }
+    }
+    runs
+}
+
+/// The part of a flat buffer that parameters which are joined have, as one parameter with all their rows.
+fn join(buffer: &Tensor, specs: &[Spec]) -> Tensor {
+    let mut shape = specs[0].shape.clone();
+    shape[0] = specs.iter().map(|spec| spec.shape[0]).sum();
+    let count = specs.iter().map(Spec::count).sum::<usize>();
+    buffer.narrow(0, specs[0].first as i64, count as i64).view(shape.as_slice())
 }
 
 /// By the polar method of Marsaglia; values beyond two deviations are drawn again.
