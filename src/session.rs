@@ -1,14 +1,15 @@
 //! What a rank holds while it trains, beside the training state.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use lambert_collective::{Collective, local, mpi};
 use lambert_config::control::EventKind;
 use lambert_config::run::Backend;
 use lambert_config::{Layers, RunConfig, memory};
 use lambert_data_prep::dataset::{Dataset, check_fit};
-use lambert_store::Store;
 use lambert_store::lease::Lease;
+use lambert_store::{Patience, Store};
 
 use crate::control::Control;
 use crate::error::Error;
@@ -34,21 +35,26 @@ pub struct Session {
     /// All ranks.
     pub world: usize,
     /// The coordinator.
-    pub control: Control,
+    pub control: Arc<Control>,
     /// Floating-point operations a second of all ranks together, in a matrix product.
     pub peak: f64,
 }
 
 impl Session {
-    /// Joins attempt `attempt` of the run at `url`; also returns the way to the other ranks.
-    pub fn open(url: &str, attempt: u32) -> Result<(Self, Box<dyn Collective>), Error> {
+    /// Joins attempt `attempt` of the run at `url`, which has `world` ranks if that is known; also returns the way to the
+    /// other ranks.
+    pub fn open(
+        url: &str,
+        attempt: u32,
+        world: Option<usize>,
+        control: Arc<Control>,
+    ) -> Result<(Self, Box<dyn Collective>), Error> {
         let store = Store::open(url)?;
         let (config, config_sha256) = read_config(&store)?;
         let lease = Lease::attach(&store, attempt)?;
         tch::set_num_threads(config.cluster.threads as i32);
-        let mut collective = join(&config)?;
+        let mut collective = join(&config, world)?;
         let (rank, world) = (collective.rank(), collective.world());
-        let control = Control::connect(rank);
         let mut peak = [metrics::matmul_peak()?];
         collective.all_reduce_sum_f64(&mut peak)?;
         Ok((Self { config, config_sha256, store, lease, rank, world, control, peak: peak[0] }, collective))
@@ -57,6 +63,19 @@ impl Session {
     /// Whether this rank speaks for all.
     pub fn is_first(&self) -> bool {
         self.rank == 0
+    }
+
+    /// A save that failed because another attempt has taken the run is told as that.
+    pub fn explain(&self, error: Error) -> Error {
+        let brief = Patience { total: Duration::from_secs(5), ..Patience::default() };
+        let lost = || Lease::attach(&self.store.with_patience(brief), self.lease.attempt()).and_then(|own| own.check());
+        match error {
+            Error::Save { .. } => match lost() {
+                Err(lost @ lambert_store::Error::LeaseLost { .. }) => Error::Store(lost),
+                _ => error,
+            },
+            other => other,
+        }
     }
 
     /// Tells people something, through the coordinator where there is one.
@@ -81,8 +100,8 @@ pub fn read_config(store: &Store) -> Result<(RunConfig, String), Error> {
     Ok((Layers::default().parse(&text, &origin)?, lambert_store::hash::sha256(&bytes)))
 }
 
-/// The world that the configuration asks for; that it is the one at hand is checked.
-fn join(config: &RunConfig) -> Result<Box<dyn Collective>, Error> {
+/// The world at hand; that it is the attempt's is checked.
+fn join(config: &RunConfig, world: Option<usize>) -> Result<Box<dyn Collective>, Error> {
     let started_by_mpi = lambert_collective::world::detect().is_some();
     let cluster = &config.cluster;
     let use_mpi = match cluster.backend {
@@ -91,11 +110,10 @@ fn join(config: &RunConfig) -> Result<Box<dyn Collective>, Error> {
         Backend::Auto | Backend::Nccl => started_by_mpi,
     };
     let collective: Box<dyn Collective> = if use_mpi { Box::new(mpi::Mpi::init()?) } else { Box::new(local::alone()) };
-    if collective.world() != cluster.ranks {
+    if let Some(world) = world.filter(|world| *world != collective.world()) {
+        let here = collective.world();
         return Err(Error::Usage(format!(
-            "cluster.ranks is {}, but {} process(es) were started together",
-            cluster.ranks,
-            collective.world()
+            "the attempt has {world} ranks, but {here} process(es) were started together"
         )));
     }
     Ok(collective)

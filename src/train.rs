@@ -9,7 +9,7 @@ use lambert_data_prep::random::Key;
 
 use crate::checkpoint::saver::Word;
 use crate::checkpoint::{self, Drawn, Saver, State};
-use crate::control;
+use crate::control::{self, Phase};
 use crate::data::loader::Demand;
 use crate::data::{GlobalBatch, Loader, Source};
 use crate::error::Error;
@@ -34,6 +34,7 @@ pub enum Outcome {
 
 /// Trains a run: from the newest checkpoint that verifies, or from the beginning.
 pub fn run(session: &Session, collective: &mut dyn Collective) -> Result<Outcome, Error> {
+    session.control.phase(Phase::Load);
     let datasets = Datasets::open(&session.config)?;
     let (mut state, origin) = checkpoint::resume(session, collective, &datasets)?;
     let mut saver = Saver::new(session, &datasets, &state, origin)?;
@@ -52,6 +53,7 @@ pub fn run(session: &Session, collective: &mut dyn Collective) -> Result<Outcome
                     continue 'stages;
                 }
             };
+            session.control.phase(Phase::Save);
             saver.push(&mut record)?;
             report(session, &state, record);
             if let Verdict::GoBack(retreat) = told.verdict {
@@ -65,6 +67,7 @@ pub fn run(session: &Session, collective: &mut dyn Collective) -> Result<Outcome
                 best = stage.evaluate(&mut state, collective, &mut saver)?;
                 ends |= state.ended.contains_key(&place.index);
             }
+            session.control.phase(Phase::Save);
             let is_last = plan::place(&session.config, &state.ended, state.step).is_none();
             if told.directive == Directive::CheckpointAndStop && !is_last {
                 saver.complete(collective, &state, place.index)?;
@@ -78,6 +81,7 @@ pub fn run(session: &Session, collective: &mut dyn Collective) -> Result<Outcome
             }
         }
     }
+    session.control.phase(Phase::Save);
     if state.step > 0 {
         saver.complete(collective, &state, stage_index)?;
     }
@@ -203,17 +207,20 @@ impl<'a> Stage<'a> {
         let session = self.session;
         let mut whole = Stopwatch::start();
         let mut watch = Stopwatch::start();
+        session.control.phase(Phase::Read);
         let read = self.loader.next_batch().ok_or(Error::NoMoreSamples(state.step))?;
         // A rank without samples takes part with zeros, so that all learn of it together.
         let (batch, unread) = read.map_or_else(|error| (GlobalBatch::default(), Some(error)), |batch| (batch, None));
         let mut record = self.record(state, &batch);
         record.data_wait = watch.lap();
 
+        session.control.phase(Phase::Step);
         let dropout = Key::new(session.config.run.seed).with_bytes(b"dropout").with(state.step);
         let totals = step::forward_backward(&self.bert, &mut state.parameters, &batch, dropout);
         let totals = totals.map_err(|error| self.explain(error))?;
         record.forward_backward = watch.lap();
 
+        session.control.phase(Phase::Exchange);
         gradients::reduce(collective, &mut state.parameters.gradients)?;
         let mut told = self.agree(collective, totals, saver, unread.is_some())?;
         record.communicate = watch.lap();
@@ -221,6 +228,7 @@ impl<'a> Stage<'a> {
             return Ok(Step::Unread(unread));
         }
 
+        session.control.phase(Phase::Step);
         metrics::put_losses(&mut record, &told.totals);
         record.step = state.step + 1;
         let dataset = self.datasets.stages[self.place.index].manifest_sha256();
@@ -305,6 +313,7 @@ impl<'a> Stage<'a> {
         saver: &mut Saver<'_>,
     ) -> Result<bool, Error> {
         let Some(dataset) = &self.datasets.evaluation else { return Ok(false) };
+        self.session.control.phase(Phase::Evaluate);
         let config = &self.session.config;
         let question = Question {
             dataset: dataset.clone(),
