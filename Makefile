@@ -10,6 +10,8 @@ SHELL := /bin/sh
 CARGO := cargo
 RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
 CORPUS ?=
+# What the programs say they were built from: a coordinator refuses ranks of another commit.
+export LAMBERT_GIT := $(shell git rev-parse --short=12 HEAD 2>/dev/null)
 
 .PHONY: setup build demo test check doc bench clean
 

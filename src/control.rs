@@ -1,100 +1,123 @@
-//! The worker's end of the control channel: a thread that posts progress to the coordinator and keeps its last
-//! directive.
+//! The worker's end of the control channel: a thread that reports to the coordinator what the training thread does, repeats
+//! what was not acknowledged, and keeps the coordinator's last order.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
-use lambert_config::control::{self, Answer, Directive, Event, EventKind, Progress, StepRecord};
+use lambert_config::control::{Directive, EventKind, StepRecord};
 use lambert_config::exit;
+pub use lambert_control::Phase;
+use lambert_control::{Answer, OrderSlot, Outbox, REPORT_PATH, Report, Saying, TOKEN_VARIABLE, URL_VARIABLE, Versions};
 
 /// A rank tells that it is alive at least this often.
 const HEARTBEAT: Duration = Duration::from_secs(2);
+/// A report that was not answered is repeated after this long.
+const AGAIN: Duration = Duration::from_millis(200);
+/// One report, from the connection to the answer.
+const REQUEST: Duration = Duration::from_secs(5);
 /// A coordinator that has not answered for this long is gone, and the worker ends.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The way to the coordinator, or to nobody where the worker was started by hand.
 pub struct Control {
-    messages: Option<Sender<Message>>,
-    directive: Arc<AtomicU8>,
+    shared: Arc<Shared>,
+    wake: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-enum Message {
-    Step(u64, Option<Box<StepRecord>>),
-    Event(EventKind),
+struct Shared {
+    state: Mutex<State>,
+}
+
+/// What the training thread and the reporting thread know of each other.
+struct State {
+    step: u64,
+    phase: Phase,
+    /// Since when it is in the phase, or the last step is finished.
+    since: Instant,
+    outbox: Outbox,
+    orders: OrderSlot,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Control {
     /// Connects to the coordinator that the environment names.
-    pub fn connect(rank: usize) -> Self {
-        let directive = Arc::new(AtomicU8::new(0));
-        let (Ok(url), Ok(token)) = (std::env::var(control::URL_VARIABLE), std::env::var(control::TOKEN_VARIABLE))
-        else {
-            return Self { messages: None, directive, thread: None };
+    pub fn connect(rank: usize, versions: Versions) -> Self {
+        let (step, phase, since) = (0, Phase::Join, Instant::now());
+        let (outbox, orders) = (Outbox::default(), OrderSlot::default());
+        let shared = Arc::new(Shared { state: Mutex::new(State { step, phase, since, outbox, orders }) });
+        let (Ok(url), Ok(token)) = (std::env::var(URL_VARIABLE), std::env::var(TOKEN_VARIABLE)) else {
+            return Self { shared, wake: None, thread: None };
         };
-        let (sender, messages) = crossbeam_channel::unbounded();
-        let mut post = Post::new(rank, url, token, Arc::clone(&directive));
-        let thread = std::thread::Builder::new().name("control".to_owned()).spawn(move || post.serve(&messages)).ok();
-        Self { messages: Some(sender), directive, thread }
+        let (wake, woken) = crossbeam_channel::bounded(1);
+        let mut post = Post::new(rank, &url, &token, Arc::clone(&shared), versions);
+        let thread = std::thread::Builder::new().name("control".to_owned()).spawn(move || post.serve(&woken)).ok();
+        Self { shared, wake: Some(wake), thread }
     }
 
     /// Whether there is a coordinator.
     pub fn is_connected(&self) -> bool {
-        self.messages.is_some()
+        self.wake.is_some()
+    }
+
+    /// The training thread goes on to another phase.
+    pub fn phase(&self, phase: Phase) {
+        let mut state = self.shared.state();
+        if state.phase != phase {
+            (state.phase, state.since) = (phase, Instant::now());
+        }
     }
 
     /// Reports the steps that are finished, with the last step's record (rank 0).
     pub fn step(&self, step: u64, record: Option<StepRecord>) {
-        self.send(Message::Step(step, record.map(Box::new)));
+        let mut state = self.shared.state();
+        (state.step, state.since) = (step, Instant::now());
+        if let Some(record) = record.filter(|_| self.is_connected()) {
+            state.outbox.push(Saying::Record(Box::new(record)));
+        }
+        drop(state);
+        self.wake();
     }
 
     /// Reports that something happened.
     pub fn event(&self, kind: EventKind) {
-        self.send(Message::Event(kind));
-    }
-
-    fn send(&self, message: Message) {
-        if let Some(messages) = &self.messages {
-            let _ = messages.send(message);
+        if self.is_connected() {
+            self.shared.state().outbox.push(Saying::Event(kind));
+            self.wake();
         }
     }
 
-    /// What the coordinator wants. A checkpoint without a stop is wanted once, however often that is asked.
-    pub fn take_directive(&self) -> Directive {
-        let (once, none) = (to_code(Directive::Checkpoint), to_code(Directive::Continue));
-        let taken = self.directive.compare_exchange(once, none, Ordering::Relaxed, Ordering::Relaxed);
-        from_code(taken.unwrap_or_else(|other| other))
+    fn wake(&self) {
+        if let Some(wake) = &self.wake {
+            // A full channel wakes it, too.
+            let _ = wake.try_send(());
+        }
     }
-}
 
-impl Drop for Control {
-    /// Waits until everything was told.
-    fn drop(&mut self) {
-        self.messages = None;
+    /// What the coordinator wants, once, however often it says so.
+    pub fn take_directive(&self) -> Directive {
+        self.shared.state().orders.take()
+    }
+
+    /// Waits until the coordinator has heard everything.
+    fn finish(&mut self) {
+        self.wake = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-/// A directive as a number, for threads to exchange.
-fn to_code(directive: Directive) -> u8 {
-    match directive {
-        Directive::Continue => 0,
-        Directive::Checkpoint => 1,
-        Directive::CheckpointAndStop => 2,
-    }
-}
-
-/// The directive of a number.
-fn from_code(code: u8) -> Directive {
-    match code {
-        0 => Directive::Continue,
-        1 => Directive::Checkpoint,
-        _ => Directive::CheckpointAndStop,
+impl Drop for Control {
+    fn drop(&mut self) {
+        self.finish();
     }
 }
 
@@ -102,87 +125,150 @@ struct Post {
     agent: ureq::Agent,
     url: String,
     authorization: String,
-    progress: Progress,
-    directive: Arc<AtomicU8>,
-    /// The directive of the last answer.
-    told: Directive,
+    rank: usize,
+    host: String,
+    shared: Arc<Shared>,
+    /// What this rank runs, until the coordinator knows.
+    versions: Option<Versions>,
     heard: Instant,
 }
 
 impl Post {
-    fn new(rank: usize, url: String, token: String, directive: Arc<AtomicU8>) -> Self {
-        let agent = ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(5))).build().new_agent();
+    fn new(rank: usize, url: &str, token: &str, shared: Arc<Shared>, versions: Versions) -> Self {
+        // A proxy of the environment is for the world outside, never for the way to the coordinator.
+        let agent = ureq::Agent::config_builder().timeout_global(Some(REQUEST)).proxy(None).build().new_agent();
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
-        let progress = Progress { rank, pid: std::process::id(), host, step: 0, records: Vec::new() };
-        Self {
-            agent,
-            url,
-            authorization: format!("Bearer {token}"),
-            progress,
-            directive,
-            told: Directive::Continue,
-            heard: Instant::now(),
-        }
+        let (url, authorization) = (format!("{url}{REPORT_PATH}"), format!("Bearer {token}"));
+        Self { agent, url, authorization, rank, host, shared, versions: Some(versions), heard: Instant::now() }
     }
 
-    /// Posts until the training loop is done with it.
-    fn serve(&mut self, messages: &Receiver<Message>) {
-        self.report();
+    /// Reports until the training loop is done with it and everything was acknowledged.
+    fn serve(&mut self, woken: &Receiver<()>) {
         loop {
-            match messages.recv_timeout(HEARTBEAT) {
-                Ok(message) => {
-                    self.take(message);
-                    // Steps that came in the meantime go in the same report.
-                    messages.try_iter().for_each(|message| self.take(message));
-                    self.report();
-                }
-                Err(RecvTimeoutError::Timeout) => self.report(),
-                Err(RecvTimeoutError::Disconnected) => return,
+            let answered = self.report();
+            let pause = if answered { HEARTBEAT } else { AGAIN };
+            let ended = matches!(woken.recv_timeout(pause), Err(RecvTimeoutError::Disconnected));
+            if ended && self.shared.state().outbox.is_empty() {
+                return;
+            }
+            if ended && !answered {
+                std::thread::sleep(AGAIN);
             }
         }
     }
 
-    fn take(&mut self, message: Message) {
-        match message {
-            Message::Step(step, record) => {
-                self.progress.step = step;
-                self.progress.records.extend(record.map(|record| *record));
-            }
-            Message::Event(kind) => {
-                self.report();
-                let event = Event { rank: self.progress.rank, kind };
-                let _ = self.post(control::EVENT_PATH, &event);
-            }
-        }
-    }
-
-    fn report(&mut self) {
-        let answer = self
-            .post(control::PROGRESS_PATH, &self.progress)
-            .and_then(|mut answer| answer.body_mut().read_json::<Answer>());
+    /// Sends a report; whether it was answered.
+    fn report(&mut self) -> bool {
+        let report = self.written();
+        let request = self.agent.post(&self.url).header("Authorization", &self.authorization);
+        let answer = request.send_json(&report).and_then(|mut answer| answer.body_mut().read_json::<Answer>());
         match answer {
-            Ok(answer) => {
-                self.heard = Instant::now();
-                self.progress.records.clear();
-                if answer.directive != std::mem::replace(&mut self.told, answer.directive) {
-                    self.directive.store(to_code(answer.directive), Ordering::Relaxed);
-                }
-            }
+            Ok(answer) => self.take(answer),
             Err(error) if self.heard.elapsed() > PATIENCE => {
                 tracing::error!("the coordinator has not answered for {} s ({error}); ending", PATIENCE.as_secs());
                 // Other threads may be inside MPI, waiting for ranks that end in the same way.
                 std::process::exit(exit::FAILED);
             }
-            Err(error) => tracing::debug!("the coordinator does not answer: {error}"),
+            Err(error) => {
+                tracing::debug!("the coordinator does not answer: {error}");
+                return false;
+            }
+        }
+        true
+    }
+
+    fn written(&self) -> Report {
+        let state = self.shared.state();
+        Report {
+            rank: self.rank,
+            pid: std::process::id(),
+            host: self.host.clone(),
+            step: state.step,
+            phase: state.phase,
+            in_phase: state.since.elapsed().as_secs_f64(),
+            taken: state.orders.taken(),
+            versions: self.versions.clone(),
+            said: state.outbox.batch(),
         }
     }
 
-    fn post(
-        &self,
-        path: &str,
-        message: &impl serde::Serialize,
-    ) -> Result<ureq::http::Response<ureq::Body>, ureq::Error> {
-        let request = self.agent.post(format!("{}{path}", self.url)).header("Authorization", &self.authorization);
-        request.send_json(message)
+    fn take(&mut self, answer: Answer) {
+        (self.heard, self.versions) = (Instant::now(), None);
+        let mut state = self.shared.state();
+        state.outbox.acknowledge(answer.acknowledged);
+        answer.order.into_iter().for_each(|order| state.orders.hear(order));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    /// Reads a report; `None` where the connection has ended.
+    fn read(stream: &TcpStream) -> Option<Report> {
+        let mut lines = BufReader::new(stream);
+        let mut length = 0;
+        loop {
+            let mut line = String::new();
+            if lines.read_line(&mut line).ok()? == 0 {
+                return None;
+            }
+            if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                length = value.trim().parse().unwrap();
+            }
+            if line == "\r\n" {
+                let mut body = vec![0; length];
+                lines.read_exact(&mut body).ok()?;
+                return Some(serde_json::from_slice(&body).unwrap());
+            }
+        }
+    }
+
+    fn answer(mut stream: &TcpStream, answer: &Answer) {
+        let body = serde_json::to_string(answer).unwrap();
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
+        stream.write_all((head + &body).as_bytes()).unwrap();
+    }
+
+    /// Answers that are lost, connections that break: what was said last arrives, and the rank waits until it has.
+    #[test]
+    fn the_last_word_arrives_however_often_it_is_lost() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State {
+                step: 0,
+                phase: Phase::Stop,
+                since: Instant::now(),
+                outbox: Outbox::default(),
+                orders: OrderSlot::default(),
+            }),
+        });
+        let (wake, woken) = crossbeam_channel::bounded(1);
+        let mut post = Post::new(0, &url, "secret", Arc::clone(&shared), Versions::default());
+        let thread = std::thread::spawn(move || post.serve(&woken));
+        let mut control = Control { shared, wake: Some(wake), thread: Some(thread) };
+        control.event(EventKind::Finished { step: 9, stopped: true });
+        let coordinator = std::thread::spawn(move || {
+            let (mut lost, mut inbox) = (0, lambert_control::Inbox::default());
+            loop {
+                let (stream, _) = listener.accept().unwrap();
+                let Some(report) = read(&stream) else { continue };
+                if !report.said.is_empty() && lost < 3 {
+                    // The report has arrived, or not; its answer never does.
+                    lost += 1;
+                    continue;
+                }
+                let said = inbox.take(report.said);
+                answer(&stream, &Answer { acknowledged: inbox.acknowledged(), order: None });
+                if !said.is_empty() {
+                    return said;
+                }
+            }
+        });
+        control.finish();
+        assert_eq!(coordinator.join().unwrap(), [Saying::Event(EventKind::Finished { step: 9, stopped: true })]);
     }
 }

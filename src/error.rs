@@ -1,6 +1,6 @@
 //! Everything that can go wrong in a worker, and what the program exits with.
 
-use lambert_config::{ConfigError, Fault, exit};
+use lambert_config::{ConfigError, Fault, control, exit};
 use lambert_data_prep::dataset::DatasetError;
 
 use crate::torch::TorchError;
@@ -110,16 +110,30 @@ impl Error {
         }
     }
 
-    /// Whether a new attempt may succeed where this one failed.
-    pub fn may_pass(&self) -> bool {
+    /// What a new attempt may hope for.
+    pub fn fault(&self) -> control::Fault {
+        use control::Fault as F;
         match self {
-            // Somebody else runs this run now: a new attempt would only take it back.
-            Self::Store(error) => !matches!(error, lambert_store::Error::LeaseLost { .. }),
-            Self::Resume { .. } | Self::Collective(_) | Self::Torch(_) | Self::Thread(_) | Self::Peer(_) => true,
-            Self::Dataset(error) => matches!(error, DatasetError::Store { .. }),
-            _ => false,
+            Self::Store(lambert_store::Error::LeaseLost { .. }) => F::LeaseLost,
+            // The coordinator has seen it: what is missing is a mount of this host.
+            Self::Dataset(DatasetError::NoManifest { .. }) => F::Host,
+            Self::Dataset(DatasetError::Store { .. }) => F::Passing,
+            Self::Dataset(error) if is_of_host(error) => F::Host,
+            Self::Store(_) | Self::Resume { .. } | Self::Collective(_) | Self::Torch(_) | Self::Thread(_) => F::Passing,
+            Self::Peer(_) => F::Passing,
+            _ if self.exit_code() == exit::USAGE => F::Usage,
+            _ => F::Lasting,
         }
     }
+}
+
+/// Whether a file could not be read for a reason that lies in this host, or on its way to a file server: EIO, ESTALE and
+/// their like.
+fn is_of_host(error: &(dyn std::error::Error + 'static)) -> bool {
+    const OF_HOST: [i32; 6] =
+        [libc::EIO, libc::ESTALE, libc::ENOTCONN, libc::ETIMEDOUT, libc::EHOSTDOWN, libc::EREMOTEIO];
+    let own = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
+    own.is_some_and(|code| OF_HOST.contains(&code)) || error.source().is_some_and(is_of_host)
 }
 
 /// An error and all its causes, on one line.
@@ -131,4 +145,29 @@ pub fn chain(error: &dyn std::error::Error) -> String {
         source = cause.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_pass_on_another_host_is_told_from_what_lasts() {
+        let io = |code: i32| {
+            let source = std::io::Error::from_raw_os_error(code);
+            Error::Dataset(DatasetError::Io { operation: "read", path: "shard".into(), source })
+        };
+        for (code, fault) in [
+            (libc::EIO, control::Fault::Host),
+            (libc::ESTALE, control::Fault::Host),
+            (libc::ENOENT, control::Fault::Lasting),
+        ] {
+            assert_eq!(io(code).fault(), fault, "{code}");
+        }
+        let missing = Error::Dataset(DatasetError::NoManifest { url: "/data".into() });
+        assert_eq!(missing.fault(), control::Fault::Host);
+        assert_eq!(Error::Usage("wrong".into()).fault(), control::Fault::Usage);
+        let lost = lambert_store::Error::LeaseLost { url: "/run".into(), attempt: 1, newest: 2 };
+        assert_eq!(Error::Store(lost).fault(), control::Fault::LeaseLost);
+    }
 }

@@ -2,8 +2,10 @@
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
+use lambert::control::{Control, Phase};
 use lambert::error::{self, Error};
 use lambert::session::Session;
 use lambert::train::Outcome;
@@ -11,6 +13,7 @@ use lambert::{evaluate, fill_mask, saved::Saved, torch, train};
 use lambert_collective::local;
 use lambert_config::control::EventKind;
 use lambert_config::exit;
+use lambert_control::Versions;
 use tracing_subscriber::EnvFilter;
 
 #[derive(Parser)]
@@ -30,6 +33,9 @@ enum Command {
         /// Number of the attempt, whose lease the coordinator took
         #[arg(long)]
         attempt: u32,
+        /// Ranks of the attempt; as many as were started together if absent
+        #[arg(long)]
+        world: Option<usize>,
     },
     /// Held-out loss and accuracy
     Eval {
@@ -83,7 +89,7 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<i32, Error> {
     match command {
-        Command::Train { run, attempt } => train(&run, attempt),
+        Command::Train { run, attempt, world } => train(&run, attempt, world),
         Command::Eval { model, data, samples, json } => eval(&model, &data, samples, json),
         Command::FillMask { model, text, top, json } => fill(&model, &text, top, json),
     }
@@ -91,26 +97,41 @@ fn run(command: Command) -> Result<i32, Error> {
 
 /// Trains, and tells the coordinator if that fails. Under a coordinator a stop that it asked for is success; by hand it
 /// has an exit code of its own.
-fn train(url: &str, attempt: u32) -> Result<i32, Error> {
-    let (session, mut ranks) = Session::open(url, attempt)?;
-    match torch::guard(|| train::run(&session, &mut ranks)).map_err(Error::from).flatten() {
+fn train(url: &str, attempt: u32, world: Option<usize>) -> Result<i32, Error> {
+    let rank = lambert_collective::world::detect().map_or(0, |world| world.rank);
+    let control = Arc::new(Control::connect(rank, versions()));
+    let outcome = torch::guard(|| attend(url, attempt, world, &control)).map_err(Error::from).flatten();
+    match outcome {
         Ok(outcome) => {
-            ranks.finish()?;
-            let by_hand = !session.control.is_connected();
+            let by_hand = !control.is_connected();
             Ok(if outcome != Outcome::Done && by_hand { exit::STOPPED } else { exit::DONE })
         }
         Err(failed) => {
             let message = error::chain(&failed);
-            session.control.event(EventKind::Failed { message, retry: failed.may_pass() });
-            leave(session, &failed)
+            control.event(EventKind::Failed { message, fault: failed.fault() });
+            leave(control, &failed)
         }
     }
 }
 
+/// Takes part in an attempt to its end.
+fn attend(url: &str, attempt: u32, world: Option<usize>, control: &Arc<Control>) -> Result<Outcome, Error> {
+    let (session, mut ranks) = Session::open(url, attempt, world, Arc::clone(control))?;
+    let outcome = train::run(&session, &mut ranks).map_err(|error| session.explain(error))?;
+    control.phase(Phase::Stop);
+    ranks.finish()?;
+    Ok(outcome)
+}
+
+fn versions() -> Versions {
+    Versions { libtorch: torch::version(), mpi: lambert_collective::mpi::version(), ..Versions::of_program() }
+}
+
 /// Ends this process without waiting for the other ranks, which may hang in a collective that this rank has left; the
 /// coordinator ends them.
-fn leave(session: Session, failed: &Error) -> ! {
-    let Session { control, .. } = session;
+fn leave(control: Arc<Control>, failed: &Error) -> ! {
+    control.phase(Phase::Stop);
+    // The last of its owners, the session being gone: what it has to tell is told.
     drop(control);
     tracing::error!("{}", error::chain(failed));
     std::process::exit(failed.exit_code());

@@ -1,14 +1,15 @@
 //! What a rank holds while it trains, beside the training state.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use lambert_collective::{Endpoints, local, mpi};
 use lambert_config::control::EventKind;
 use lambert_config::run::Backend;
 use lambert_config::{Layers, RunConfig, memory};
 use lambert_data_prep::dataset::{Dataset, check_fit};
-use lambert_store::Store;
 use lambert_store::lease::Lease;
+use lambert_store::{Patience, Store};
 
 use crate::control::Control;
 use crate::error::Error;
@@ -35,7 +36,7 @@ pub struct Session {
     /// All ranks.
     pub world: usize,
     /// The coordinator.
-    pub control: Control,
+    pub control: Arc<Control>,
     /// The device that this rank computes on.
     pub kernels: Arc<dyn Kernels>,
     /// Floating-point operations a second of all ranks together, in a matrix product.
@@ -43,15 +44,20 @@ pub struct Session {
 }
 
 impl Session {
-    /// Joins attempt `attempt` of the run at `url`; also returns the way to the other ranks.
-    pub fn open(url: &str, attempt: u32) -> Result<(Self, Endpoints), Error> {
+    /// Joins attempt `attempt` of the run at `url`, which has `world` ranks if that is known; also returns the way to the
+    /// other ranks.
+    pub fn open(
+        url: &str,
+        attempt: u32,
+        world: Option<usize>,
+        control: Arc<Control>,
+    ) -> Result<(Self, Endpoints), Error> {
         let store = Store::open(url)?;
         let (config, config_sha256) = read_config(&store)?;
         let lease = Lease::attach(&store, attempt)?;
         tch::set_num_threads(config.cluster.threads as i32);
-        let mut ranks = join(&config)?;
+        let mut ranks = join(&config, world)?;
         let (rank, world) = (ranks.group.rank(), ranks.group.world());
-        let control = Control::connect(rank);
         let kernels: Arc<dyn Kernels> = Arc::new(Host);
         let mut peak = [metrics::matmul_peak(&*kernels)?];
         ranks.group.all_reduce_sum_f64(&mut peak)?;
@@ -61,6 +67,19 @@ impl Session {
     /// Whether this rank speaks for all.
     pub fn is_first(&self) -> bool {
         self.rank == 0
+    }
+
+    /// A save that failed because another attempt has taken the run is told as that.
+    pub fn explain(&self, error: Error) -> Error {
+        let brief = Patience { total: Duration::from_secs(5), ..Patience::default() };
+        let lost = || Lease::attach(&self.store.with_patience(brief), self.lease.attempt()).and_then(|own| own.check());
+        match error {
+            Error::Save { .. } => match lost() {
+                Err(lost @ lambert_store::Error::LeaseLost { .. }) => Error::Store(lost),
+                _ => error,
+            },
+            other => other,
+        }
     }
 
     /// Tells people something, through the coordinator where there is one.
@@ -85,8 +104,8 @@ pub fn read_config(store: &Store) -> Result<(RunConfig, String), Error> {
     Ok((Layers::default().parse(&text, &origin)?, lambert_store::hash::sha256(&bytes)))
 }
 
-/// The world that the configuration asks for; that it is the one at hand is checked.
-fn join(config: &RunConfig) -> Result<Endpoints, Error> {
+/// The world at hand; that it is the attempt's is checked.
+fn join(config: &RunConfig, world: Option<usize>) -> Result<Endpoints, Error> {
     let started_by_mpi = lambert_collective::world::detect().is_some();
     let cluster = &config.cluster;
     let use_mpi = match cluster.backend {
@@ -95,11 +114,10 @@ fn join(config: &RunConfig) -> Result<Endpoints, Error> {
         Backend::Auto | Backend::Nccl => started_by_mpi,
     };
     let ranks = if use_mpi { mpi::init()? } else { local::alone() };
-    let world = ranks.group.world();
-    if world != cluster.ranks {
+    let here = ranks.group.world();
+    if let Some(world) = world.filter(|world| *world != here) {
         return Err(Error::Usage(format!(
-            "cluster.ranks is {}, but {world} process(es) were started together",
-            cluster.ranks
+            "the attempt has {world} ranks, but {here} process(es) were started together"
         )));
     }
     Ok(ranks)

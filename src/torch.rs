@@ -54,6 +54,18 @@ thread_local! {
     static LAST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
+unsafe extern "C" {
+    fn lambert_torch_settings() -> *const c_char;
+}
+
+/// The version of the libtorch that is loaded, as `2.11.0`; empty where it does not tell.
+pub fn version() -> String {
+    // SAFETY: the shim gives a string with its end that lives as long as the program.
+    let settings = unsafe { CStr::from_ptr(lambert_torch_settings()) }.to_string_lossy();
+    let version = settings.split("TORCH_VERSION=").nth(1).and_then(|rest| rest.split([',', ' ']).next());
+    version.unwrap_or_default().to_owned()
+}
+
 /// Keeps panics quiet: their words go into the error of [`guard`], or to whoever asks [`last_panic`].
 pub fn quiet_panics() {
     std::panic::set_hook(Box::new(|info| {
@@ -140,6 +152,11 @@ mod tests {
         assert_eq!(asked("mat1 and mat2 shapes cannot be multiplied"), None);
         let failed = guard(|| Tensor::zeros([1 << 50], (tch::Kind::Float, tch::Device::Cpu))).unwrap_err();
         assert_eq!(failed.memory().as_deref(), Some("4194304.00 GiB"), "{failed}");
+    }
+
+    #[test]
+    fn the_loaded_library_tells_its_version() {
+        assert!(version().starts_with("2."), "{:?}", version());
     }
 
     #[test]

@@ -3,7 +3,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <ATen/ATen.h>
+#include <ATen/Version.h>
 #include <atomic>
+#include <string>
 
 namespace at::native {
 // oneDNN's x W^T + b, fused with what `attr` names. libtorch exports it, but has no header for it.
@@ -119,4 +121,10 @@ extern "C" at::Tensor *lambert_linear(const at::Tensor *x, const at::Tensor *wei
 // The rows of `table`, a parameter of the same sort, that `ids` name. Returns as `made` does.
 extern "C" at::Tensor *lambert_embedding(const at::Tensor *table, const at::Tensor *ids, void (*failed)(const char *)) {
   return made([&] { return Embedding::apply(*table, *ids); }, failed);
+}
+
+// What libtorch was built with, its version among it, as the library that is loaded says.
+extern "C" const char *lambert_torch_settings() {
+  static const std::string settings = at::show_config();
+  return settings.c_str();
 }

@@ -9,6 +9,7 @@ use lambert_data_prep::random::Key;
 
 use crate::agreement::{self, Agreement, Vote};
 use crate::checkpoint::{self, Saver};
+use crate::control::Phase;
 use crate::data::loader::Demand;
 use crate::data::{GlobalBatch, Loader, Source};
 use crate::error::Error;
@@ -37,6 +38,7 @@ pub enum Outcome {
 /// Trains a run: from the newest checkpoint that verifies, or from the beginning.
 pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
     let (collective, reducer) = (&mut *ranks.group, &mut *ranks.reducer);
+    session.control.phase(Phase::Load);
     let datasets = Datasets::open(&session.config)?;
     let (mut state, origin) = checkpoint::resume(session, collective, &datasets)?;
     let mut saver = Saver::new(session, &datasets, &state, origin)?;
@@ -53,6 +55,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
                     continue 'stages;
                 }
             };
+            session.control.phase(Phase::Save);
             saver.push(&mut record)?;
             report(session, &state, record);
             if let Verdict::GoBack(retreat) = told.verdict {
@@ -66,6 +69,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
                 best = stage.evaluate(&mut state, collective, &mut saver)?;
                 ends |= state.ended.contains_key(&place.index);
             }
+            session.control.phase(Phase::Save);
             let is_last = plan::place(&session.config, &state.ended, state.step).is_none();
             if told.agreement.directive == Directive::CheckpointAndStop && !is_last {
                 saver.complete(collective, &state)?;
@@ -79,6 +83,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
             }
         }
     }
+    session.control.phase(Phase::Save);
     if state.step > 0 {
         saver.complete(collective, &state)?;
     }
@@ -201,11 +206,13 @@ impl<'a> Stage<'a> {
         let session = self.session;
         let mut whole = Stopwatch::start();
         let mut watch = Stopwatch::start();
+        session.control.phase(Phase::Read);
         let read = self.loader.next_batch().ok_or(Error::NoMoreSamples(state.step))?;
         // A rank without samples takes part without gradients, so that all learn of it together.
         let (batch, unread) = read.map_or_else(|error| (GlobalBatch::default(), Some(error)), |batch| (batch, None));
         let data_wait = watch.lap();
 
+        session.control.phase(Phase::Step);
         let dropout = Key::new(session.config.run.seed).with_bytes(b"dropout").with(state.step);
         let computed = step::forward_backward(&self.bert, state, &batch, dropout);
         let computed = computed.map_err(|error| self.explain(error))?;
@@ -214,14 +221,17 @@ impl<'a> Stage<'a> {
         }
         let forward_backward = watch.lap();
 
+        session.control.phase(Phase::Exchange);
         gradients::reduce(reducer, state)?;
         let mut communicate = watch.lap();
 
+        session.control.phase(Phase::Step);
         let learning_rate = schedule::learning_rate(self.place.stage, self.done(state));
         let norm = torch::guard(|| optim::update(state, &session.config.optimizer, learning_rate))?;
         let (totals, norm) = computed.fetch(state.kernels(), &norm)?;
         let optimizer = watch.lap();
 
+        session.control.phase(Phase::Exchange);
         let mut told = self.agree(collective, totals, saver, unread.is_some())?;
         communicate += watch.lap();
         if told.agreement.unread > 0 {
@@ -305,6 +315,7 @@ impl<'a> Stage<'a> {
         saver: &mut Saver<'_>,
     ) -> Result<bool, Error> {
         let Some(dataset) = &self.datasets.evaluation else { return Ok(false) };
+        self.session.control.phase(Phase::Evaluate);
         let config = &self.session.config;
         let question = Question {
             dataset: dataset.clone(),

@@ -214,7 +214,7 @@ impl<'a> Trial<'a> {
         done(&["checkpoint", "prune", &self.url, "--keep", "1"]);
         let newest = &checkpoints(&self.url)[0];
         let belongs = |name: &str| {
-            ["run.toml", "vocab.txt", "status.json"].contains(&name)
+            ["run.toml", "vocab.txt", "status.json", "coordinator.json"].contains(&name)
                 || name.starts_with("lease-") && name.len() == "lease-000001".len()
                 || name.starts_with("metrics/attempt-") && name.ends_with(".jsonl")
                 || name.starts_with(&format!("checkpoints/{newest}/"))

@@ -60,7 +60,7 @@ fn reached() -> BTreeMap<String, BTreeSet<String>> {
 fn crates_depend_in_one_direction() {
     const TENSORS: [&str; 2] = ["tch", "torch-sys"];
     const MPI: [&str; 2] = ["mpi", "mpi-sys"];
-    let rules: [(&str, Vec<&str>); 6] =
+    let rules: [(&str, Vec<&str>); 7] =
         [
             (
                 "lambert-config",
@@ -81,6 +81,22 @@ fn crates_depend_in_one_direction() {
             (
                 "lambert-data-prep",
                 [&["lambert", "lambert-collective", "lambert-launcher"][..], &TENSORS, &MPI].concat(),
+            ),
+            (
+                "lambert-control",
+                [
+                    &[
+                        "lambert",
+                        "lambert-data-prep",
+                        "lambert-collective",
+                        "lambert-store",
+                        "lambert-launcher",
+                        "tokio",
+                    ][..],
+                    &TENSORS,
+                    &MPI,
+                ]
+                .concat(),
             ),
             ("lambert-collective", [&["lambert", "lambert-data-prep", "lambert-launcher"][..], &TENSORS].concat()),
             ("lambert-store", [&["lambert", "lambert-data-prep", "lambert-launcher"][..], &TENSORS, &MPI].concat()),
@@ -160,6 +176,37 @@ fn main_memory_is_the_host_s() {
 }
 
 const UNSAFE: [&str; 4] = ["unsafe {", "unsafe extern", "unsafe fn", "unsafe impl"];
+
+/// Every source file below `folder` of the project.
+fn sources_of(folder: &str) -> Vec<(String, String)> {
+    sources(&format!("../{folder}"))
+}
+
+/// What decides has neither clock nor I/O nor thread, and only launchers know a starter's flags and prose.
+#[test]
+fn the_coordinator_keeps_its_layers() {
+    let mut broken = Vec::new();
+    let decides = [sources_of("launcher/src/run/decide.rs"), sources_of("launcher/src/run/decide")].concat();
+    assert!(decides.len() > 5, "the sources of the decision were not found");
+    for (file, text) in decides {
+        let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        for word in
+            ["Instant", "SystemTime", "std::fs", "std::thread", "std::net", "std::process", "lambert_store", "env::var"]
+        {
+            if code.contains(word) && !file.ends_with("random.rs") {
+                broken.push(format!("{file} mentions {word}"));
+            }
+        }
+    }
+    for (file, text) in sources_of("launcher/src/run").into_iter().filter(|(file, _)| !file.contains("/launch/")) {
+        for word in ["--tag-output", "prterun", "orte_", "prte_", "--oversubscribe"] {
+            if text.contains(word) {
+                broken.push(format!("{file} mentions {word}"));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{broken:?}");
+}
 
 #[test]
 fn the_engine_keeps_its_layers() {

@@ -11,7 +11,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use lambert::checkpoint::rollback::Rollback;
-use lambert::data::order::Order;
 use lambert_config::control::StepRecord;
 use lambert_data_prep::dataset::Dataset;
 use lambert_data_prep::random::Key;
@@ -25,18 +24,6 @@ const STEPS: u64 = 90;
 const BATCH: u64 = 16;
 /// The loss has a band from this step on.
 const WINDOW: u64 = 20;
-
-/// Rows of the training data that are drawn as numbers `numbers`.
-fn rows(place: &Place, numbers: &[u64]) -> String {
-    let dataset = Dataset::open(&place.path("data/train")).unwrap();
-    let sizes: Vec<u64> = dataset.row_groups().iter().map(|group| group.rows).collect();
-    let order = Order::new(&sizes, 1, 0);
-    let row = |number: &u64| {
-        let drawn = order.at(*number);
-        dataset.row_groups()[drawn.row_group].first_row + drawn.row as u64
-    };
-    format!("{:?}", numbers.iter().map(row).collect::<Vec<_>>())
-}
 
 /// A run on `ranks` ranks with faults `sets`.
 fn start(place: &Place, name: &str, ranks: usize, sets: &[String]) -> Running {
@@ -114,7 +101,7 @@ fn digests(ended: &Ended) -> BTreeMap<u64, u64> {
 #[test]
 fn a_loss_above_its_band_is_gone_around() {
     let place = Place::new();
-    let fault = [format!("test.million_samples={}", rows(&place, &[50 * BATCH + 3]))];
+    let fault = [format!("test.million_samples={}", support::rows(&place, &[50 * BATCH + 3]))];
     let faulty = train(&place, "faulty", 2, &fault);
     let told = faulty.log.lines().find(|line| line.contains("is above its band")).expect(&faulty.log);
     assert!(told.contains("step 51: the loss of ") && told.contains("goes back to its first 49 steps"), "{told}");
@@ -176,7 +163,7 @@ fn kills_on_the_way_back(place: &Place, fault: &[String]) {
 fn what_is_not_finite_changes_nothing_and_several_in_a_row_go_back() {
     let place = Place::new();
     let clean = train(&place, "clean", 2, &[]);
-    let one = [format!("test.nan_samples={}", rows(&place, &[30 * BATCH + 5]))];
+    let one = [format!("test.nan_samples={}", support::rows(&place, &[30 * BATCH + 5]))];
     let skipped = train(&place, "skipped", 2, &one);
     assert!(!skipped.log.contains("goes back"), "{}", skipped.log);
     let counts: Vec<_> = skipped.records.iter().map(|r| (r.step, r.skipped_updates, r.skipped_samples)).collect();
@@ -192,7 +179,7 @@ fn what_is_not_finite_changes_nothing_and_several_in_a_row_go_back() {
     assert_same_bits(&place.path("until-30"), &place.path("until-31"));
 
     // Steps 34 to 36, with a checkpoint after the second of them.
-    let row = [format!("test.nan_samples={}", rows(&place, &[33 * BATCH, 34 * BATCH + 1, 35 * BATCH + 2]))];
+    let row = [format!("test.nan_samples={}", support::rows(&place, &[33 * BATCH, 34 * BATCH + 1, 35 * BATCH + 2]))];
     let faulty = train(&place, "row", 2, &row);
     let told = faulty.log.lines().find(|line| line.contains("goes back")).expect(&faulty.log);
     assert!(told.contains("step 36: 3 step(s) in a row") && told.contains("its first 32 steps"), "{told}");
@@ -213,5 +200,5 @@ fn a_run_that_goes_back_in_vain_is_given_up() {
     let all = format!("test.nan_samples={:?}", (0..2000).collect::<Vec<u64>>());
     let ended = start(&place, "hopeless", 1, &[all, "guard.rollbacks=2".into()]).end();
     assert_eq!(ended.code, Some(1), "{}", ended.log);
-    assert!(ended.log.contains("given up after 2 restarts that led nowhere"), "{}", ended.log);
+    assert!(ended.log.contains("given up after 2 rollbacks without progress"), "{}", ended.log);
 }

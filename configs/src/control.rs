@@ -1,36 +1,7 @@
-//! What the ranks and the coordinator say to each other: JSON over HTTP.
-//!
-//! A rank is told where the coordinator listens by [`URL_VARIABLE`] and proves that it belongs to the attempt with the
-//! secret in [`TOKEN_VARIABLE`], sent as `Authorization: Bearer`. Both come through the environment, never a command
-//! line. `POST` [`PROGRESS_PATH`] takes a [`Progress`] and answers with a [`Directive`]; `POST` [`EVENT_PATH`] takes an
-//! [`Event`] and answers with nothing.
+//! What ranks tell of a run and what they are told: the records and events that logs, files and messages carry. How they
+//! travel is cluster/control's.
 
 use serde::{Deserialize, Serialize};
-
-/// Environment variable: the coordinator's address, as `http://127.0.0.1:41023`.
-pub const URL_VARIABLE: &str = "LAMBERT_CONTROL_URL";
-/// Environment variable: the secret of this attempt.
-pub const TOKEN_VARIABLE: &str = "LAMBERT_CONTROL_TOKEN";
-/// Where a rank posts its [`Progress`].
-pub const PROGRESS_PATH: &str = "/v1/progress";
-/// Where a rank posts an [`Event`].
-pub const EVENT_PATH: &str = "/v1/event";
-
-/// A rank's report; sent at its start, after each step and at least every few seconds.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Progress {
-    /// The rank, from 0.
-    pub rank: usize,
-    /// Process id on `host`.
-    pub pid: u32,
-    /// Host name.
-    pub host: String,
-    /// Steps finished since the run's first start.
-    pub step: u64,
-    /// The records of the steps finished since the last report; from rank 0 only.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub records: Vec<StepRecord>,
-}
 
 /// What the coordinator wants of the ranks. Rank 0 passes it on, so that all act at the same step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -45,24 +16,7 @@ pub enum Directive {
     CheckpointAndStop,
 }
 
-/// The coordinator's answer to a [`Progress`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answer {
-    /// What to do.
-    pub directive: Directive,
-}
-
 /// Something that happened once, for people and for `status`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Event {
-    /// The rank that tells it.
-    pub rank: usize,
-    /// What happened.
-    #[serde(flatten)]
-    pub kind: EventKind,
-}
-
-/// What an [`Event`] tells.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum EventKind {
@@ -134,9 +88,25 @@ pub enum EventKind {
     Failed {
         /// The whole chain of causes.
         message: String,
-        /// A new attempt may succeed (a store that was away); `false` where it cannot (a damaged shard).
-        retry: bool,
+        /// What a new attempt may hope for.
+        fault: Fault,
     },
+}
+
+/// What kind of failure ended a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fault {
+    /// A new attempt would meet it again: a damaged shard.
+    Lasting,
+    /// The command line or the configuration is wrong.
+    Usage,
+    /// A new attempt may be spared it: a store that was away.
+    Passing,
+    /// It is this host's, and may pass: a mount that is missing, a disk that fails to read.
+    Host,
+    /// A newer attempt, of another coordinator, holds the run.
+    LeaseLost,
 }
 
 /// Loss and accuracy on held-out samples.

@@ -8,3 +8,5 @@ pub const FAILED: i32 = 1;
 pub const USAGE: i32 = 2;
 /// Stopped on request, with a checkpoint: the same command goes on from there (`EX_TEMPFAIL`).
 pub const STOPPED: i32 = 75;
+/// Another coordinator has taken the run over; nobody should start this one again, or requeue it (`EX_NOPERM`).
+pub const REPLACED: i32 = 77;

@@ -1,6 +1,7 @@
 //! A run: a model, an objective, an optimizer, and a list of stages.
 
 mod check;
+mod cluster;
 mod growth;
 mod guard;
 mod model;
@@ -12,6 +13,7 @@ mod stage;
 use serde::{Deserialize, Serialize};
 
 pub use crate::prep::Pair;
+pub use cluster::{Backend, Cluster, ControlChannel, Device, Host, LauncherKind, Limits};
 pub use growth::{Growth, Moments, Order};
 pub use guard::{DamagedShard, Guard, Test};
 pub use model::{Activation, Model, Norm, Precision};
@@ -124,65 +126,6 @@ impl Default for Checkpoint {
             keep_every_steps: 0,
             keep_best: false,
             give_up_minutes: 120.0,
-        }
-    }
-}
-
-/// How ranks exchange gradients.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Backend {
-    /// NCCL on GPUs, MPI between several ranks on CPUs, nothing for one rank.
-    #[default]
-    Auto,
-    /// One rank in one process.
-    Local,
-    /// MPI all-reduce.
-    Mpi,
-    /// NCCL all-reduce.
-    Nccl,
-}
-
-/// Where tensors live.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Device {
-    /// A GPU where there is one.
-    #[default]
-    Auto,
-    /// Main memory.
-    Cpu,
-    /// A GPU.
-    Cuda,
-}
-
-/// The machines.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Cluster {
-    /// Worker processes in all.
-    pub ranks: usize,
-    /// How ranks exchange gradients.
-    pub backend: Backend,
-    /// Where tensors live.
-    pub device: Device,
-    /// CPU threads of a rank.
-    pub threads: usize,
-    /// How often a failed attempt is started again before the run is given up; progress resets the count.
-    pub restarts: usize,
-    /// Arguments added to mpirun's command line.
-    pub mpirun_arguments: Vec<String>,
-}
-
-impl Default for Cluster {
-    fn default() -> Self {
-        Self {
-            ranks: 1,
-            backend: Backend::Auto,
-            device: Device::Auto,
-            threads: 1,
-            restarts: 5,
-            mpirun_arguments: Vec::new(),
         }
     }
 }

@@ -19,7 +19,7 @@ pub struct Cli {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 failed; 2 the command or the configuration is wrong; \
-75 stopped with a checkpoint, the same command goes on from it.";
+75 stopped with a checkpoint, the same command goes on from it; 77 another `lambert run` has taken the run over.";
 
 /// How log lines look.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -156,7 +156,7 @@ pub struct Run {
     /// from here on
     #[arg(long = "allow-change", value_name = "KEY")]
     pub allow_change: Vec<String>,
-    /// Print each step's record on standard output, a JSON object a line
+    /// Print each step's record, and what else happens, on standard output, a JSON object a line
     #[arg(long)]
     pub json: bool,
 }

@@ -22,6 +22,11 @@ impl Failure {
         Self { code: exit::USAGE, error: error.into() }
     }
 
+    /// Something that has an exit code of its own.
+    pub fn coded(code: i32, error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self { code, error: error.into() }
+    }
+
     /// Something went wrong on the way.
     pub fn failed(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self { code: exit::FAILED, error: error.into() }
@@ -31,14 +36,19 @@ impl Failure {
 /// The error and, after a colon each, what caused it.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.error)?;
-        let mut cause = self.error.source();
-        while let Some(error) = cause {
-            write!(f, ": {error}")?;
-            cause = error.source();
-        }
-        Ok(())
+        f.write_str(&chain(&*self.error))
     }
+}
+
+/// An error and, after a colon each, what caused it.
+pub fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
 }
 
 impl From<ConfigError> for Failure {

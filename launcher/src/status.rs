@@ -8,6 +8,8 @@ use lambert_config::control::{Evaluation, StepRecord};
 use lambert_store::Store;
 use serde::{Deserialize, Serialize};
 
+use crate::run::decide::{Memory, memory};
+
 /// The object's name in the run's store.
 pub const OBJECT: &str = "status.json";
 /// How often it is written while nothing changes but the step.
@@ -85,6 +87,8 @@ pub struct Status {
     pub evaluation: Option<Evaluation>,
     /// The workers.
     pub ranks: Vec<RankStatus>,
+    /// Connections and requests that the current attempt's control channel has refused.
+    pub refused: u64,
     /// Who watches them.
     pub coordinator: Coordinator,
     /// The last failure.
@@ -113,6 +117,9 @@ pub struct RankStatus {
     pub pid: u32,
     /// Steps it has finished.
     pub step: u64,
+    /// What its training thread is doing, in words.
+    #[serde(default)]
+    pub phase: String,
     /// Seconds since it last reported.
     pub silent: f64,
 }
@@ -154,6 +161,7 @@ pub struct Reporter {
 #[derive(Debug, Default)]
 struct Pending {
     status: Option<Status>,
+    memory: Option<Memory>,
     urgent: bool,
     closing: bool,
 }
@@ -175,10 +183,16 @@ impl Reporter {
         self.shared.1.notify_one();
     }
 
+    /// Hands over what a later start needs to know; it is written before the status.
+    pub fn remember(&self, memory: Memory) {
+        let mut pending = self.shared.0.lock().unwrap_or_else(PoisonError::into_inner);
+        pending.memory = Some(memory);
+    }
+
     /// Forgets what was not written yet.
     pub fn discard(&self) {
         let mut pending = self.shared.0.lock().unwrap_or_else(PoisonError::into_inner);
-        pending.status = None;
+        (pending.status, pending.memory) = (None, None);
     }
 }
 
@@ -206,11 +220,15 @@ fn write_all(store: &Store, (queue, changed): &(Mutex<Pending>, Condvar)) {
         while !due(&pending) {
             pending = changed.wait_timeout(pending, PERIOD / 3).unwrap_or_else(PoisonError::into_inner).0;
         }
-        let (status, closing) = (pending.status.take(), pending.closing);
+        let (status, memory, closing) = (pending.status.take(), pending.memory.take(), pending.closing);
         pending.urgent = false;
         drop(pending);
-        if let Some(status) = status {
-            away = write(store, status, away);
+        if let Some(memory) = memory {
+            away = write(store, memory::OBJECT, &memory, away);
+        }
+        if let Some(mut status) = status {
+            status.updated = now();
+            away = write(store, OBJECT, &status, away);
             written = Some(Instant::now());
         }
         if closing {
@@ -219,21 +237,20 @@ fn write_all(store: &Store, (queue, changed): &(Mutex<Pending>, Condvar)) {
     }
 }
 
-/// Writes one status; returns whether the store is away, which is said once.
-fn write(store: &Store, mut status: Status, away: bool) -> bool {
-    status.updated = now();
-    let text = match serde_json::to_vec_pretty(&status) {
+/// Writes an object; returns whether the store is away, which is said once.
+fn write(store: &Store, object: &str, value: &impl Serialize, away: bool) -> bool {
+    let text = match serde_json::to_vec_pretty(value) {
         Ok(text) => text,
         Err(error) => {
-            tracing::warn!("the status cannot be written as JSON: {error}");
+            tracing::warn!("{object} cannot be written as JSON: {error}");
             return away;
         }
     };
-    match store.put(OBJECT, text.into()) {
+    match store.put(object, text.into()) {
         Ok(()) => false,
         Err(error) => {
             if !away {
-                tracing::warn!("the status cannot be written; the run goes on without: {error}");
+                tracing::warn!("{object} cannot be written; the run goes on without: {error}");
             }
             true
         }

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use lambert::data::order::Order;
 use lambert_config::control::StepRecord;
 use lambert_data_prep::dataset::Dataset;
+use serde_json::Value;
 pub use tree::tree;
 
 /// Nothing here takes longer, even on a busy machine.
@@ -160,9 +161,10 @@ pub struct Running {
 fn read_records(output: ChildStdout) -> Receiver<StepRecord> {
     let (sender, records) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        let lines = BufReader::new(output).lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap());
-        // The test may have ended.
-        lines.for_each(|record| drop(sender.send(record)));
+        let lines = BufReader::new(output).lines().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+        // Lines of other things than steps say of what; the test may have ended.
+        let records = lines.filter(|line| line.get("event").is_none());
+        records.for_each(|record| drop(sender.send(serde_json::from_value(record).unwrap())));
     });
     records
 }
@@ -302,8 +304,7 @@ pub fn wait_for_no_workers(run: &str) {
 /// The run's checkpoints, newest first.
 pub fn checkpoints(run: &str) -> Vec<String> {
     let listed = done(&["checkpoint", "list", run, "--json"]);
-    let name =
-        |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["name"].as_str().unwrap().to_owned();
+    let name = |line: &str| serde_json::from_str::<Value>(line).unwrap()["name"].as_str().unwrap().to_owned();
     listed.lines().map(name).collect()
 }
 
@@ -329,9 +330,9 @@ pub fn assert_same_bits(one: &str, other: &str) {
 pub fn move_on(run: &str, step: u64) {
     let (name, folder) = (checkpoints(run).remove(0), Path::new(run).join("checkpoints"));
     let path = folder.join(&name).join("manifest.json");
-    let mut manifest: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let mut manifest: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     let was = manifest["step"].as_u64().unwrap();
-    let moved = |value: &mut serde_json::Value| *value = (value.as_u64().unwrap() / was * step).into();
+    let moved = |value: &mut Value| *value = (value.as_u64().unwrap() / was * step).into();
     moved(&mut manifest["step"]);
     for counts in ["/state/updates", "/cursor"] {
         manifest.pointer_mut(counts).unwrap().as_object_mut().unwrap().values_mut().for_each(moved);

@@ -93,6 +93,15 @@ pub enum Error {
         /// What is wrong.
         why: String,
     },
+    /// The store replaces objects that were to be created only, so that two coordinators would hold the same lease.
+    #[error(
+        "{url} was to be created only and was replaced: this store does not honour If-None-Match (create-only writes), \
+         which leases and commits rest on"
+    )]
+    NotCreateOnly {
+        /// The object's URL.
+        url: String,
+    },
     /// A newer attempt holds the run; this one must not write to it any more.
     #[error("attempt {attempt} has lost the lease of {url}: attempt {newest} holds it")]
     LeaseLost {

@@ -23,14 +23,40 @@ impl Lease {
     /// Takes the run for a new attempt: creates `lease-000001`, or one more than the newest there is. Checkpoints count,
     /// too: one that was copied here from another run must not come after those of the attempts to follow.
     ///
+    /// A store that replaces objects which were to be created only would give two coordinators the same lease. So this
+    /// proves that the store does not: a second creation must be refused, and the object must still carry the mark of the
+    /// first.
+    ///
     /// # Errors
-    /// What the store says.
+    /// [`Error::NotCreateOnly`] where the store cannot hold a lease; else what the store says.
     pub fn take(store: &Store) -> Result<Self> {
         let mut attempt = Self::newest(store)?.max(checkpoint::highest_attempt(store)?).unwrap_or(0) + 1;
-        while !store.put_new(&object(attempt), holder(attempt))? {
-            attempt += 1;
+        let (lease, own) = loop {
+            match Self::create(store, attempt)? {
+                Some(taken) => break taken,
+                None => attempt += 1,
+            }
+        };
+        let name = object(attempt);
+        if store.put_new(&name, holder(attempt))? || store.get(&name)? != own {
+            return Err(Error::NotCreateOnly { url: store.url_of(&name) });
         }
-        Ok(Self { store: store.clone(), attempt })
+        Ok(lease)
+    }
+
+    /// Takes the run for exactly this attempt, the one after the taker's own; `None` if somebody else has it.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub fn take_exactly(store: &Store, attempt: u32) -> Result<Option<Self>> {
+        Ok(Self::create(store, attempt)?.map(|(lease, _)| lease))
+    }
+
+    /// The lease, and what its object holds.
+    fn create(store: &Store, attempt: u32) -> Result<Option<(Self, Bytes)>> {
+        let own = holder(attempt);
+        let created = store.put_new(&object(attempt), own.clone())?;
+        Ok(created.then(|| (Self { store: store.clone(), attempt }, own)))
     }
 
     /// The lease that another process (the coordinator) has taken as `attempt`.
@@ -88,6 +114,7 @@ fn object(attempt: u32) -> String {
 fn holder(attempt: u32) -> Bytes {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    // Each RandomState has keys of its own.
     let mark = format!("{:016x}", RandomState::new().hash_one((seconds, std::process::id())));
     let holder = serde_json::json!({
         "attempt": attempt,

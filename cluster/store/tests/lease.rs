@@ -3,8 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 mod common;
+mod s3_server;
 
 use lambert_store::{Error, Lease, Store};
+use s3_server::{Fault, Rule, Server};
 
 #[test]
 fn the_newest_attempt_holds_the_run() {
@@ -34,4 +36,46 @@ fn attempts_that_start_together_get_different_numbers() {
         attempts.sort_unstable();
         assert_eq!(attempts, (1..=12).collect::<Vec<_>>());
     }
+}
+
+/// One that comes back after somebody else has begun finds its next lease taken, and takes no other.
+#[test]
+fn a_restart_takes_the_lease_after_its_own_or_none() {
+    let (_folder, run) = common::folder_store();
+    let first = Lease::take(&run).unwrap();
+    let second = Lease::take_exactly(&run, first.attempt() + 1).unwrap().unwrap();
+    assert!(second.still_held().unwrap());
+    assert!(Lease::take_exactly(&run, first.attempt() + 1).unwrap().is_none(), "it is another's now");
+    assert_eq!(Lease::newest(&run).unwrap(), Some(2), "and no later one was taken");
+}
+
+/// Who creates a lease and never hears of it knows it for its own.
+#[test]
+fn a_lost_answer_loses_no_lease() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), 0);
+    let run = server.store("lost-answer");
+    Lease::take(&run).unwrap();
+    server.fail(Rule {
+        method: "PUT".parse().unwrap(),
+        contains: "lease-",
+        after: 0,
+        times: 2,
+        fault: Fault::LoseAnswer,
+    });
+    assert_eq!(Lease::take_exactly(&run, 2).unwrap().unwrap().attempt(), 2);
+    assert_eq!(server.clear(), 2);
+    assert!(Lease::take_exactly(&run, 2).unwrap().is_none());
+}
+
+#[test]
+fn a_store_that_replaces_what_was_to_be_created_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(folder.path(), 0);
+    let run = server.store("careless");
+    assert_eq!(Lease::take(&run).unwrap().attempt(), 1);
+    server.ignore_conditions();
+    let refused = Lease::take(&run).unwrap_err();
+    assert!(matches!(refused, Error::NotCreateOnly { .. }), "{refused}");
+    assert!(refused.to_string().contains("If-None-Match"), "{refused}");
 }

@@ -1,7 +1,8 @@
 //! What a run's configuration must satisfy before anything is started.
 
 use super::{
-    Backend, Cluster, Device, Guard, Masking, Model, Objective, Optimizer, OptimizerKind, Order, RunConfig, Stage,
+    Backend, Cluster, Device, Guard, LauncherKind, Limits, Masking, Model, Objective, Optimizer, OptimizerKind, Order,
+    RunConfig, Stage,
 };
 use crate::load::{Checked, Fault};
 
@@ -188,16 +189,68 @@ impl Guard {
     }
 }
 
+/// Arguments of mpirun that decide where ranks are, which `cluster.hosts` does.
+const PLACING: [&str; 8] =
+    ["-H", "-host", "--host", "-hostfile", "--hostfile", "-machinefile", "--machinefile", "--default-hostfile"];
+
 impl Cluster {
     fn check(&self, faults: &mut Vec<Fault>) {
         positive("cluster.ranks", self.ranks as f64, faults);
         positive("cluster.threads", self.threads as f64, faults);
+        positive("cluster.restart_window_minutes", self.restart_window_minutes, faults);
+        not_negative("cluster.patience_minutes", self.patience_minutes, faults);
+        self.limits.check(faults);
+        self.check_hosts(faults);
+        if self.launcher == LauncherKind::Direct && self.ranks > 1 {
+            faults.push(Fault::new("cluster.launcher", format!("direct is one rank; {} are asked for", self.ranks)));
+        }
         if self.backend == Backend::Local && self.ranks > 1 {
             faults.push(Fault::new("cluster.backend", format!("local is one rank; {} are asked for", self.ranks)));
+        }
+        if let Some(flag) = self.mpirun_arguments.iter().find(|argument| PLACING.contains(&argument.as_str())) {
+            let message = format!("{flag}: hosts are named in cluster.hosts, as [\"a:4\", \"b:4\"]");
+            faults.push(Fault::new("cluster.mpirun_arguments", message));
+        }
+        if self.control.ports.is_some_and(|[first, last]| first == 0 || first > last) {
+            faults.push(Fault::new("cluster.control.ports", "must be [first, last], from 1 to 65535"));
         }
         if self.backend == Backend::Nccl || self.device == Device::Cuda {
             faults.push(Fault::new("cluster", "this version trains on the CPU: neither NCCL nor CUDA is built in yet"));
         }
+    }
+
+    fn check_hosts(&self, faults: &mut Vec<Fault>) {
+        match self.host_list() {
+            Err(message) => faults.push(Fault::new("cluster.hosts", message)),
+            Ok(hosts) if hosts.is_empty() => {}
+            Ok(hosts) => {
+                let room: usize = hosts.iter().map(|host| host.ranks).sum();
+                if room < self.ranks {
+                    let message = format!("have room for {room} ranks; cluster.ranks is {}", self.ranks);
+                    faults.push(Fault::new("cluster.hosts", message));
+                }
+                if self.launcher == LauncherKind::Direct {
+                    faults.push(Fault::new("cluster.launcher", "direct starts no rank on another host"));
+                }
+            }
+        }
+    }
+}
+
+impl Limits {
+    fn check(&self, faults: &mut Vec<Fault>) {
+        let values = [
+            ("silence_seconds", self.silence_seconds),
+            ("join_seconds", self.join_seconds),
+            ("load_seconds", self.load_seconds),
+            ("step_seconds", self.step_seconds),
+            ("step_medians", self.step_medians),
+            ("first_step_seconds", self.first_step_seconds),
+            ("evaluate_seconds", self.evaluate_seconds),
+            ("save_seconds", self.save_seconds),
+            ("stop_seconds", self.stop_seconds),
+        ];
+        values.iter().for_each(|(key, value)| not_negative(&format!("cluster.limits.{key}"), *value, faults));
     }
 }
 

@@ -12,7 +12,7 @@ use super::stop;
 use crate::cli::CheckpointAction;
 use crate::console;
 use crate::failure::{Failure, Outcome};
-use crate::run::requests::SAVE_OBJECT;
+use crate::run::sources::SAVE_OBJECT;
 use crate::run::{order, origin};
 
 #[derive(Debug, thiserror::Error)]

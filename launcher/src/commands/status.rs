@@ -8,8 +8,8 @@ use serde_json::json;
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
+use crate::run::launch::processes;
 use crate::run::order::CONFIG;
-use crate::run::processes;
 use crate::run::progress::duration;
 use crate::status::{self as file, RankStatus, State, Status};
 
@@ -152,5 +152,6 @@ fn lines(url: &str, status: &Status) -> Vec<String> {
 
 fn rank(rank: &RankStatus) -> String {
     let (number, pid, host, step, silent) = (rank.rank, rank.pid, &rank.host, rank.step, rank.silent);
-    format!("rank {number:<7} pid {pid} on host {host}, step {step}, heard {silent:.1} s before")
+    let phase = &rank.phase;
+    format!("rank {number:<7} pid {pid} on host {host}, step {step}, {phase}, last heartbeat {silent:.1} s ago")
 }

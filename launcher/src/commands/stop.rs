@@ -7,7 +7,7 @@ use super::status::{self, Life};
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
-use crate::run::requests::STOP_OBJECT;
+use crate::run::sources::STOP_OBJECT;
 
 #[derive(Debug, thiserror::Error)]
 enum StopError {

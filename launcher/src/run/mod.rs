@@ -2,39 +2,37 @@
 //!
 //! - [`order`]: what was asked for, checked against the run that is there ([`difference`]) and against the checkpoint that
 //!   a new one begins with ([`origin`])
-//! - [`coordinator`]: attempts, one after the other; [`decision`] says what follows one, as a pure function
-//! - [`workers`]: the processes of an attempt, by [`mpirun`] or directly, ended to the last ([`processes`]); [`session`]
-//!   is where Open MPI keeps its files
-//! - [`control`]: the HTTP server that the ranks report to
-//! - [`watch`]: what is known of an attempt, and why it failed
-//! - [`requests`]: signals, stop requests, a lease that is lost
+//! - [`coordinator`]: hands events to [`decide`], a pure function, and carries out what it wants done
+//! - [`sources`] of events: signals, the run's store, the lease; [`control`]: the HTTP server that the ranks report to
+//! - [`launch`]: the processes of an attempt, started directly or by mpirun, ended to the last
+//! - [`observers`]: the status in the store, the log and the display, the lines of `--json`
 //! - [`forecast`]: what a run will do and need, said before it starts; [`progress`]: what a person sees then
 
 pub mod control;
 pub mod coordinator;
-pub mod decision;
+pub mod decide;
 pub mod difference;
 pub mod forecast;
-pub mod mpirun;
+pub mod launch;
+pub mod observers;
 pub mod order;
 pub mod origin;
-pub mod processes;
 pub mod progress;
-pub mod requests;
-pub mod session;
-pub mod watch;
-pub mod workers;
+pub mod sources;
 
 use crate::cli;
 use crate::console;
-use crate::failure::Outcome;
-use coordinator::{Coordinator, Records};
+use crate::failure::{Failure, Outcome};
+use coordinator::Coordinator;
+use observers::Records;
 use order::Order;
 
 /// Starts or resumes the run, and returns when it is done, stopped or given up.
 pub fn run(arguments: &cli::Run) -> Outcome {
     let order = Order::place(arguments)?;
+    let launcher = launch::choose(&order.config.cluster).map_err(Failure::failed)?;
+    tracing::debug!("ranks are started by {}", launcher.name());
     forecast::lines(&order.config)?.iter().for_each(|line| console::line(line));
     let records = if arguments.json { Records::Printed } else { Records::Shown };
-    Coordinator::new(&order, records)?.run()
+    Coordinator::new(&order, &*launcher, records)?.run()
 }

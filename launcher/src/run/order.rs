@@ -6,8 +6,9 @@ use lambert_config::{ConfigError, Fault, Layers, RunConfig, memory};
 use lambert_data_prep::dataset::{Dataset, check_fit};
 use lambert_store::{Store, checkpoint};
 
+use super::coordinator;
+use super::decide::Room;
 use super::difference::{self, Difference, Differences};
-use super::mpirun;
 use super::origin::{self, VOCABULARY};
 use crate::cli;
 use crate::failure::Failure;
@@ -27,6 +28,8 @@ pub struct Order {
     pub store: Store,
     /// The lambert-worker program.
     pub worker: PathBuf,
+    /// Where ranks may be.
+    pub room: Room,
 }
 
 /// Why a run may not be started.
@@ -105,7 +108,8 @@ impl Order {
             Some(before) if *before == config => {}
             Some(_) => store.put(CONFIG, text(&config)?.into()).map_err(Failure::failed)?,
         }
-        Ok(Self { config, store, worker })
+        let room = coordinator::room(&config);
+        Ok(Self { config, store, worker, room })
     }
 }
 
@@ -213,8 +217,7 @@ fn check_surroundings(config: &RunConfig, vocabulary: Option<&str>, faults: &mut
     let all = faults.len() == before;
     let used: Vec<_> = opened.iter().map(|(key, dataset)| (key.clone(), dataset)).collect();
     check_fit(config, &used, vocabulary, faults);
-    let slurm = std::env::var("SLURM_JOB_NUM_NODES").ok();
-    let here = mpirun::hosts(&config.cluster.mpirun_arguments, slurm.as_deref()) == mpirun::Hosts::This;
+    let here = coordinator::room(config) == Room::Here;
     let lengths: Vec<usize> = opened.iter().map(|(_, dataset)| dataset.manifest().sequence_length).collect();
     if let Some((_, dataset)) = opened.first().filter(|_| here && all && lengths.len() >= config.stage.len()) {
         memory::check(config, dataset.manifest().vocabulary.size, &lengths, config.cluster.ranks, faults);

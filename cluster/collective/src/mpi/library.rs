@@ -253,6 +253,13 @@ fn library_version() -> Result<String> {
     Ok(words(&text, length))
 }
 
+/// The MPI library's name and version, as `Open MPI v4.1.4`; empty where it does not tell. It may be asked before MPI is
+/// initialized.
+pub fn version() -> String {
+    let version = library_version().unwrap_or_default();
+    version.split([',', '\n']).next().unwrap_or_default().trim().to_owned()
+}
+
 /// MPI_IN_PLACE is a cast in a C macro, which bindings cannot carry over; its value belongs to the ABI.
 fn in_place_marker(version: &str) -> Result<*const c_void> {
     let value: isize = if version.contains("Open MPI") {

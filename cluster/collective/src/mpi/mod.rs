@@ -15,6 +15,7 @@ mod reducer;
 use crate::{Endpoints, Result};
 use group::MpiGroup;
 use library::Communicator;
+pub use library::version;
 use reducer::MpiReducer;
 
 /// Joins the world that `mpirun` or `srun` has started this process in. Blocks until all ranks have come. There can be one

@@ -5,7 +5,8 @@
 mod proxy;
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -65,6 +66,8 @@ pub struct Layer {
     weather: Mutex<Option<Weather>>,
     seen: Mutex<Vec<String>>,
     hit: Mutex<usize>,
+    /// Whether PUT's If-None-Match is ignored, as by a store that does not know it.
+    unconditional: AtomicBool,
 }
 
 pub struct Server {
@@ -84,7 +87,7 @@ impl Server {
         let listen = |port| runtime.block_on(tokio::net::TcpListener::bind(("127.0.0.1", port))).unwrap();
         let (behind, front) = (listen(0), listen(port));
         let (server, address) = (behind.local_addr().unwrap(), front.local_addr().unwrap());
-        runtime.spawn(accept(behind, service));
+        runtime.spawn(accept(behind, service, layer.clone(), folder.to_owned()));
         runtime.spawn(proxy::serve(front, server, layer.clone()));
         Self { address, layer, _runtime: runtime }
     }
@@ -124,6 +127,11 @@ impl Server {
         *self.layer.hit.lock().unwrap()
     }
 
+    /// From now on objects that are to be created only are replaced.
+    pub fn ignore_conditions(&self) {
+        self.layer.unconditional.store(true, Ordering::SeqCst);
+    }
+
     pub fn fail(&self, rule: Rule) {
         self.layer.rules.lock().unwrap().push(rule);
     }
@@ -155,12 +163,19 @@ pub fn brisk() -> Patience {
     }
 }
 
-async fn accept(listener: tokio::net::TcpListener, service: S3Service) {
+async fn accept(listener: tokio::net::TcpListener, service: S3Service, layer: Arc<Layer>, folder: PathBuf) {
     // s3s-fs looks and then writes; S3 does both at once.
     let creating = Arc::new(tokio::sync::Mutex::new(()));
     while let Ok((socket, _)) = listener.accept().await {
         let (service, creating) = (service.clone(), creating.clone());
-        let answer = move |request| answer(request, service.clone(), creating.clone());
+        let (layer, folder) = (layer.clone(), folder.clone());
+        let answer = move |request: Request<Incoming>| {
+            if layer.unconditional.load(Ordering::SeqCst) && request.headers().contains_key("if-none-match") {
+                // The header is part of the signature, so the object goes in its place.
+                let _ = std::fs::remove_file(folder.join(request.uri().path().trim_start_matches('/')));
+            }
+            answer(request, service.clone(), creating.clone())
+        };
         let connection = hyper::server::conn::http1::Builder::new()
             .serve_connection(TokioIo::new(socket), hyper::service::service_fn(answer));
         tokio::spawn(connection);

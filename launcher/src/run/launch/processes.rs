@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions};
 
+use crate::run::decide::Exit;
+
 /// What cannot be done with processes.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
@@ -34,11 +36,25 @@ pub fn adopt_orphans() -> Result<(), ProcessError> {
         .map_err(|error| ProcessError::Reaper(error.into()))
 }
 
+/// How long processes that are asked to end may take, before they are forced.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long processes that are forced may take: one in an uninterruptible state (a file system that is away) may take for
+/// ever.
+const FORCED: Duration = Duration::from_secs(20);
+
 /// A started program and all that came from it.
 #[derive(Debug)]
 pub struct Tree {
     /// The program itself, with its output still to be taken.
     pub root: Child,
+    ending: Option<Ending>,
+}
+
+/// When what happens while a tree is ended.
+#[derive(Debug, Clone, Copy)]
+struct Ending {
+    force: Instant,
+    leave: Instant,
 }
 
 impl Tree {
@@ -67,7 +83,7 @@ impl Tree {
         let root = command
             .spawn()
             .map_err(|source| ProcessError::Start { program: program.to_string_lossy().into_owned(), source })?;
-        Ok(Self { root })
+        Ok(Self { root, ending: None })
     }
 
     /// How the program ended, if it has.
@@ -75,22 +91,50 @@ impl Tree {
         self.root.try_wait().map_err(ProcessError::Wait)
     }
 
-    /// Ends the program and everything that came from it: asked first (mpirun then reaches other hosts too), after
-    /// `patience` forced. Returns when nothing is left of it on this host.
-    pub fn end(&mut self, patience: Duration) -> Result<(), ProcessError> {
-        let deadline = Instant::now() + patience;
+    /// Asks the program to end (mpirun then reaches other hosts too). What is left after a while is forced, by
+    /// [`Tree::poll_end`].
+    pub fn end(&mut self) -> Result<(), ProcessError> {
+        self.end_within(PATIENCE, FORCED)
+    }
+
+    fn end_within(&mut self, patience: Duration, forced: Duration) -> Result<(), ProcessError> {
+        let mut force = Instant::now();
         if self.ended()?.is_none() {
             signal(self.root.id(), Signal::TERM);
+            force += patience;
         }
-        while self.ended()?.is_none() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        while self.ended()?.is_none() || !descendants()?.is_empty() {
-            descendants()?.into_iter().for_each(|pid| signal(pid, Signal::KILL));
-            std::thread::sleep(Duration::from_millis(20));
-            self.reap()?;
-        }
+        self.ending.get_or_insert(Ending { force, leave: force + forced });
         Ok(())
+    }
+
+    /// Goes on with the end that was begun: `None` while something is left of the program on this host, then the
+    /// processes that cannot be ended.
+    pub fn poll_end(&mut self) -> Result<Option<Vec<String>>, ProcessError> {
+        let Some(Ending { force, leave }) = self.ending else { return Ok(None) };
+        let now = Instant::now();
+        let ended = self.ended()?.is_some();
+        if !ended && now < force {
+            return Ok(None);
+        }
+        let left = descendants()?;
+        if ended && left.is_empty() {
+            self.reap()?;
+            return Ok(Some(Vec::new()));
+        }
+        left.iter().for_each(|pid| signal(*pid, Signal::KILL));
+        self.reap()?;
+        Ok((now >= leave).then(|| left.into_iter().map(describe).collect()))
+    }
+
+    /// Ends the program and everything that came from it, and waits until that is so.
+    pub fn end_now(&mut self) -> Result<Vec<String>, ProcessError> {
+        self.end()?;
+        loop {
+            match self.poll_end()? {
+                Some(left) => return Ok(left),
+                None => std::thread::sleep(Duration::from_millis(20)),
+            }
+        }
     }
 
     /// Takes leave of dead orphans, once the program itself has been waited for.
@@ -130,6 +174,18 @@ fn descendants() -> Result<Vec<u32>, ProcessError> {
     Ok(living.map(|(pid, ..)| *pid).filter(|pid| family.contains(pid)).collect())
 }
 
+/// A process in words: `pid 12 (lambert-worker, uninterruptible)`.
+fn describe(pid: u32) -> String {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = match stat(&text) {
+        Some(('D', _)) => "uninterruptible".to_owned(),
+        Some((state, _)) => format!("state {state}"),
+        None => "ended meanwhile".to_owned(),
+    };
+    format!("pid {pid} ({}, {state})", name.trim())
+}
+
 /// State and parent from a line of `/proc/PID/stat`; the name, in parentheses, may hold anything.
 fn stat(text: &str) -> Option<(char, u32)> {
     let mut fields = text.rsplit_once(')')?.1.split_whitespace();
@@ -146,13 +202,12 @@ pub fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// A status in words: `exited with code 3`, `was killed by signal 9`.
-pub fn words(status: ExitStatus) -> String {
+/// How a process ended.
+pub fn exit(status: ExitStatus) -> Exit {
     use std::os::unix::process::ExitStatusExt;
     match (status.code(), status.signal()) {
-        (Some(code), _) => format!("exited with code {code}"),
-        (None, Some(signal)) => format!("was killed by signal {signal}"),
-        (None, None) => "ended".to_owned(),
+        (Some(code), _) => Exit::Code(code),
+        (None, signal) => Exit::Signal(signal.unwrap_or_default()),
     }
 }
 
@@ -165,6 +220,16 @@ mod tests {
     fn stat_lines_with_odd_names() {
         assert_eq!(stat("12 (a) R 9 (b)) S 7 12 12 0"), Some(('S', 7)));
         assert_eq!(stat("12 (a"), None);
+    }
+
+    fn end(tree: &mut Tree) {
+        tree.end_within(Duration::from_millis(100), FORCED).unwrap();
+        loop {
+            match tree.poll_end().unwrap() {
+                Some(left) => return assert_eq!(left, [""; 0]),
+                None => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
     }
 
     /// One test, because the children of a process are all its children, whichever test started them.
@@ -181,9 +246,9 @@ mod tests {
                 None => std::thread::sleep(Duration::from_millis(10)),
             }
         };
-        assert_eq!(words(status), "exited with code 3");
+        assert_eq!(exit(status), Exit::Code(3));
         assert!(!descendants().unwrap().is_empty(), "the orphan is ours now");
-        tree.end(Duration::from_millis(100)).unwrap();
+        end(&mut tree);
         assert_eq!(descendants().unwrap(), Vec::<u32>::new());
 
         let script = "trap '' TERM; echo $WORD; sleep 60 & wait";
@@ -194,8 +259,8 @@ mod tests {
         assert_eq!(&said, b"ready\n");
         let pid = stubborn.root.id();
         assert!(lives(pid));
-        stubborn.end(Duration::from_millis(100)).unwrap();
+        end(&mut stubborn);
         assert!(!lives(pid));
-        assert_eq!(words(stubborn.ended().unwrap().unwrap()), "was killed by signal 9");
+        assert_eq!(exit(stubborn.ended().unwrap().unwrap()), Exit::Signal(9));
     }
 }

@@ -5,18 +5,18 @@ use std::path::Path;
 
 use tempfile::TempDir;
 
-use super::mpirun::Hosts;
 use super::processes;
+use crate::run::decide::Placement;
 
 /// What the folders' names begin with; the coordinator's process id follows.
 const PREFIX: &str = "lambert-mpirun-";
 
 /// A folder for an attempt, where all its workers are on this host (on others it would have to be made, too). Those of
 /// coordinators that were killed are removed.
-pub fn folder(hosts: Hosts) -> io::Result<Option<TempDir>> {
-    match hosts {
-        Hosts::Several => Ok(None),
-        Hosts::This => {
+pub fn folder(placement: &Placement) -> io::Result<Option<TempDir>> {
+    match placement {
+        Placement::Hosts(_) | Placement::Allocation => Ok(None),
+        Placement::Here => {
             let place = std::env::temp_dir();
             sweep(&place)?;
             let prefix = format!("{PREFIX}{}-", std::process::id());

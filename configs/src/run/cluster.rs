@@ -1,0 +1,209 @@
+//! The machines of a run, how ranks are started on them, and how long things may take there.
+
+use serde::{Deserialize, Serialize};
+
+/// How ranks exchange gradients.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Backend {
+    /// NCCL on GPUs, MPI between several ranks on CPUs, nothing for one rank.
+    #[default]
+    Auto,
+    /// One rank in one process.
+    Local,
+    /// MPI all-reduce.
+    Mpi,
+    /// NCCL all-reduce.
+    Nccl,
+}
+
+/// Where tensors live.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Device {
+    /// A GPU where there is one.
+    #[default]
+    Auto,
+    /// Main memory.
+    Cpu,
+    /// A GPU.
+    Cuda,
+}
+
+/// What starts the ranks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LauncherKind {
+    /// `direct` for one rank without MPI, else `mpirun`.
+    #[default]
+    Auto,
+    /// The coordinator itself starts the only rank.
+    Direct,
+    /// Open MPI's mpirun, 4 or 5.
+    Mpirun,
+}
+
+/// The machines.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Cluster {
+    /// Worker processes in all.
+    pub ranks: usize,
+    /// Hosts for ranks, as `NAME` or `NAME:RANKS` (`[ADDRESS]:RANKS` for IPv6); none: this host, or what Slurm has given.
+    /// They are filled in order; those that are not needed stand in for one that fails.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<String>,
+    /// What starts the ranks.
+    pub launcher: LauncherKind,
+    /// How ranks exchange gradients.
+    pub backend: Backend,
+    /// Where tensors live.
+    pub device: Device,
+    /// CPU threads of a rank.
+    pub threads: usize,
+    /// How many failures within `restart_window_minutes` are followed by a restart; one more gives the run up.
+    pub restarts: usize,
+    /// Failures that are longer ago no longer count, minutes.
+    pub restart_window_minutes: f64,
+    /// How long starts that no rank reports from are tried again, minutes.
+    pub patience_minutes: f64,
+    /// Arguments added to mpirun's command line.
+    pub mpirun_arguments: Vec<String>,
+    /// Variables passed on to the ranks on other hosts beside the usual ones; `NAME` or `PREFIX_*`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub environment: Vec<String>,
+    /// A folder of each host for a file of each rank's log; none: no such files.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_folder: Option<String>,
+    /// Where the coordinator listens.
+    pub control: ControlChannel,
+    /// How long a rank may be in a phase.
+    pub limits: Limits,
+}
+
+impl Default for Cluster {
+    fn default() -> Self {
+        Self {
+            ranks: 1,
+            hosts: Vec::new(),
+            launcher: LauncherKind::Auto,
+            backend: Backend::Auto,
+            device: Device::Auto,
+            threads: 1,
+            restarts: 5,
+            restart_window_minutes: 60.0,
+            patience_minutes: 60.0,
+            mpirun_arguments: Vec::new(),
+            environment: Vec::new(),
+            log_folder: None,
+            control: ControlChannel::default(),
+            limits: Limits::default(),
+        }
+    }
+}
+
+/// Where the coordinator listens for ranks on other hosts; those on its own reach it over the loopback interface.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ControlChannel {
+    /// The name or address by which ranks reach the coordinator; none: found out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// The network interface to listen on; none: all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interface: Option<String>,
+    /// The first and the last port to listen on; none: any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ports: Option<[u16; 2]>,
+}
+
+/// How long a rank may go without progress before its attempt is ended, seconds; 0 is no limit.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// Without a word from a process, which reports every two seconds.
+    pub silence_seconds: f64,
+    /// From the start of the processes until all have found each other.
+    pub join_seconds: f64,
+    /// Opening datasets, loading the checkpoint.
+    pub load_seconds: f64,
+    /// The least limit of a step, once the run's step time is known.
+    pub step_seconds: f64,
+    /// A step's limit in medians of the last steps, where that is more.
+    pub step_medians: f64,
+    /// A step, while the run's step time is not known.
+    pub first_step_seconds: f64,
+    /// Measuring the held-out loss.
+    pub evaluate_seconds: f64,
+    /// Waiting for a checkpoint, beyond `checkpoint.give_up_minutes`.
+    pub save_seconds: f64,
+    /// Leaving.
+    pub stop_seconds: f64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            silence_seconds: 60.0,
+            join_seconds: 600.0,
+            load_seconds: 3600.0,
+            step_seconds: 300.0,
+            step_medians: 10.0,
+            first_step_seconds: 7200.0,
+            evaluate_seconds: 7200.0,
+            save_seconds: 3600.0,
+            stop_seconds: 600.0,
+        }
+    }
+}
+
+/// A host, and how many ranks may be there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Host {
+    /// Its name or address.
+    pub name: String,
+    /// Ranks at most.
+    pub ranks: usize,
+}
+
+impl Cluster {
+    /// The hosts that the configuration names, in its order.
+    ///
+    /// # Errors
+    /// The first entry that is none, and what was expected.
+    pub fn host_list(&self) -> Result<Vec<Host>, String> {
+        self.hosts.iter().map(|entry| parse_host(entry)).collect()
+    }
+}
+
+fn parse_host(entry: &str) -> Result<Host, String> {
+    let wrong = || format!("{entry:?} is no host: NAME, NAME:RANKS or [IPV6]:RANKS is expected");
+    let (name, ranks) = match entry.strip_prefix('[') {
+        Some(rest) => {
+            let (address, rest) = rest.split_once(']').ok_or_else(wrong)?;
+            (address, rest.strip_prefix(':').unwrap_or(if rest.is_empty() { "1" } else { "" }))
+        }
+        None => entry.rsplit_once(':').unwrap_or((entry, "1")),
+    };
+    let plain = entry.starts_with('[') || !name.contains(':');
+    let ranks: usize = ranks.parse().map_err(|_| wrong())?;
+    let is_name = !name.is_empty() && !name.starts_with('-') && !name.contains([',', ' ', '/']);
+    if plain && is_name && ranks > 0 { Ok(Host { name: name.to_owned(), ranks }) } else { Err(wrong()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_names_with_numbers_of_ranks() {
+        let host = |entry: &str| parse_host(entry).map(|host| (host.name, host.ranks));
+        assert_eq!(host("a"), Ok(("a".to_owned(), 1)));
+        assert_eq!(host("node-3.cluster:4"), Ok(("node-3.cluster".to_owned(), 4)));
+        assert_eq!(host("[fd00::2]:3"), Ok(("fd00::2".to_owned(), 3)));
+        assert_eq!(host("[fd00::2]"), Ok(("fd00::2".to_owned(), 1)));
+        for wrong in ["", ":2", "a:0", "a:b", "a:1:2", "fd00::2", "[fd00::2", "[fd00::2]3", "a,b", "-x:1"] {
+            assert!(host(wrong).is_err(), "{wrong}");
+        }
+    }
+}

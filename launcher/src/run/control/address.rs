@@ -1,0 +1,169 @@
+//! Where the control channel listens, and by what address ranks reach it.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
+
+use lambert_config::run::ControlChannel;
+
+use crate::run::decide::Placement;
+use crate::run::launch::processes;
+
+/// Why nothing listens.
+#[derive(Debug, thiserror::Error)]
+pub enum AddressError {
+    /// No port.
+    #[error("cannot listen on {address} for the ranks{}", ports.map_or(String::new(), |[first, last]| format!(" (cluster.control.ports: {first} to {last})")))]
+    Listen {
+        /// Where.
+        address: IpAddr,
+        /// The ports that may be used, if not all.
+        ports: Option<[u16; 2]>,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// No such interface.
+    #[error("cluster.control.interface: this host has no interface {name} with an address; it has {there}")]
+    Interface {
+        /// Its name.
+        name: String,
+        /// Those that there are.
+        there: String,
+    },
+    /// The interfaces cannot be listed.
+    #[error("cannot list the network interfaces")]
+    Interfaces(#[source] std::io::Error),
+}
+
+/// Listens for ranks that are placed so; the second is the URL by which they reach it.
+pub fn listen(channel: &ControlChannel, placement: &Placement) -> Result<(TcpListener, String), AddressError> {
+    let (ip, name) = match placement {
+        Placement::Here => loopback(),
+        Placement::Hosts(_) | Placement::Allocation => elsewhere(channel, placement)?,
+    };
+    let (listener, port) = bind(ip, channel.ports)?;
+    Ok((listener, format!("http://{name}:{port}")))
+}
+
+fn loopback() -> (IpAddr, String) {
+    let four = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    let ip = if TcpListener::bind((four, 0)).is_ok() { four } else { IpAddr::V6(Ipv6Addr::LOCALHOST) };
+    (ip, in_url(&ip.to_string()))
+}
+
+/// The interface's address, or all; and the name that the configuration gives, or the address that leads to the other
+/// hosts, or this host's name.
+fn elsewhere(channel: &ControlChannel, placement: &Placement) -> Result<(IpAddr, String), AddressError> {
+    let interface = channel.interface.as_deref().map(of_interface).transpose()?;
+    let name = match (&channel.address, interface) {
+        (Some(address), _) => address.clone(),
+        (None, Some(ip)) => ip.to_string(),
+        (None, None) => towards(placement).map_or_else(processes::host, |ip| ip.to_string()),
+    };
+    let all = match UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)) {
+        // On Linux it takes IPv4 connections, too.
+        Ok(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        Err(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+    };
+    Ok((interface.unwrap_or(all), in_url(&name)))
+}
+
+/// The address of this host from which the first other one is reached: no packet is sent to find out.
+fn towards(placement: &Placement) -> Option<IpAddr> {
+    let Placement::Hosts(hosts) = placement else { return None };
+    let reach = |name: &str| {
+        let other = (name, 9).to_socket_addrs().ok()?.next()?;
+        let any: IpAddr = if other.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let socket = UdpSocket::bind((any, 0)).ok()?;
+        socket.connect(other).ok()?;
+        Some(socket.local_addr().ok()?.ip())
+    };
+    hosts.iter().filter_map(|host| reach(&host.name)).find(|ip| !ip.is_loopback())
+}
+
+fn of_interface(name: &str) -> Result<IpAddr, AddressError> {
+    let mut all = if_addrs::get_if_addrs().map_err(AddressError::Interfaces)?;
+    // A link-local address does not lead to every host; IPv4 comes first where there is both.
+    all.sort_by_key(|interface| (interface.is_link_local(), interface.ip().is_ipv6()));
+    let found = all.iter().find(|interface| interface.name == name);
+    found.map(|interface| interface.ip()).ok_or_else(|| {
+        let there: Vec<_> = all.iter().map(|interface| format!("{} ({})", interface.name, interface.ip())).collect();
+        AddressError::Interface { name: name.to_owned(), there: there.join(", ") }
+    })
+}
+
+fn bind(ip: IpAddr, ports: Option<[u16; 2]>) -> Result<(TcpListener, u16), AddressError> {
+    let mut last = std::io::ErrorKind::AddrInUse.into();
+    let range = ports.map_or(0..=0, |[first, last]| first..=last);
+    for port in range {
+        let bound = TcpListener::bind(SocketAddr::new(ip, port)).and_then(|listener| {
+            listener.set_nonblocking(true)?;
+            let port = listener.local_addr()?.port();
+            Ok((listener, port))
+        });
+        match bound {
+            Ok(bound) => return Ok(bound),
+            Err(error) => last = error,
+        }
+    }
+    Err(AddressError::Listen { address: ip, ports, source: last })
+}
+
+/// An address as it stands in a URL: IPv6 in brackets.
+fn in_url(name: &str) -> String {
+    if name.contains(':') && !name.starts_with('[') { format!("[{name}]") } else { name.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lambert_config::run::Host;
+
+    fn hosts(name: &str) -> Placement {
+        Placement::Hosts(vec![Host { name: name.into(), ranks: 1 }])
+    }
+
+    #[test]
+    fn one_host_is_the_loopback_interface() {
+        let (listener, url) = listen(&ControlChannel::default(), &Placement::Here).unwrap();
+        assert!(listener.local_addr().unwrap().ip().is_loopback());
+        assert!(url.starts_with("http://127.0.0.1:"), "{url}");
+    }
+
+    #[test]
+    fn several_hosts_are_told_what_the_configuration_says() {
+        let url = |address: &str| {
+            let url = listen(&address_of(address), &hosts("127.0.0.1")).unwrap().1;
+            url.rsplit_once(':').unwrap().0.to_owned()
+        };
+        assert_eq!(url("head.cluster"), "http://head.cluster");
+        assert_eq!(url("fd00::1"), "http://[fd00::1]");
+    }
+
+    fn address_of(address: &str) -> ControlChannel {
+        ControlChannel { address: Some(address.into()), ..ControlChannel::default() }
+    }
+
+    #[test]
+    fn ports_come_from_the_range() {
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let held = TcpListener::bind(("127.0.0.1", taken)).unwrap();
+        let channel = |last| ControlChannel { ports: Some([taken, last]), ..ControlChannel::default() };
+        let refused = listen(&channel(taken), &Placement::Here).unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            format!("cannot listen on 127.0.0.1 for the ranks (cluster.control.ports: {taken} to {taken})")
+        );
+        let (_, url) = listen(&channel(taken.saturating_add(200)), &Placement::Here).unwrap();
+        let port: u16 = url.rsplit_once(':').unwrap().1.parse().unwrap();
+        assert!((taken..=taken.saturating_add(200)).contains(&port) && port != taken);
+        drop(held);
+    }
+
+    #[test]
+    fn an_interface_is_found_by_its_name() {
+        let channel = |name: &str| ControlChannel { interface: Some(name.into()), ..ControlChannel::default() };
+        let (listener, _) = listen(&channel("lo"), &hosts("127.0.0.1")).unwrap();
+        assert!(listener.local_addr().unwrap().ip().is_loopback());
+        let refused = listen(&channel("nowhere9"), &hosts("127.0.0.1")).unwrap_err().to_string();
+        assert!(refused.contains("no interface nowhere9") && refused.contains("lo (127.0.0.1)"), "{refused}");
+    }
+}

@@ -1,0 +1,59 @@
+//! Connections of the control channel, within limits: how many, and how long one may take to say what it wants.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+
+/// From a connection, or the last answer on it, to the end of the next request's head. Ranks report every two seconds.
+const HEAD: Duration = Duration::from_secs(5);
+/// A connection is closed after so long in any case; a rank opens another.
+const WHOLE: Duration = Duration::from_secs(3600);
+/// No request's head is longer, bytes.
+const LONGEST_HEAD: usize = 16 << 10;
+
+/// Connections at a time, for so many ranks: each has one, and opens a second when the first has stalled.
+pub fn most(ranks: usize) -> usize {
+    2 * ranks + 64
+}
+
+/// Serves `routes` on `most` connections at a time; one too many is closed, and said to `refuse`.
+pub async fn serve(listener: TcpListener, routes: Router, most: usize, refuse: impl Fn()) {
+    let room = Arc::new(Semaphore::new(most));
+    loop {
+        let socket = match listener.accept().await {
+            Ok((socket, _)) => socket,
+            Err(error) => {
+                tracing::warn!("the control channel cannot accept a connection: {error}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        match Arc::clone(&room).try_acquire_owned() {
+            Ok(seat) => {
+                let routes = routes.clone();
+                tokio::spawn(async move {
+                    // Too slow, or gone: a rank repeats what was not answered.
+                    let _ = tokio::time::timeout(WHOLE, connection(socket, routes)).await;
+                    drop(seat);
+                });
+            }
+            Err(_) => refuse(),
+        }
+    }
+}
+
+async fn connection(socket: TcpStream, routes: Router) -> Result<(), hyper::Error> {
+    // Reports are small, and each waits for its answer.
+    let _ = socket.set_nodelay(true);
+    hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD)
+        .max_buf_size(LONGEST_HEAD)
+        .serve_connection(TokioIo::new(socket), TowerToHyperService::new(routes))
+        .await
+}

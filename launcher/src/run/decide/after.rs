@@ -1,0 +1,199 @@
+//! What follows when the processes of an attempt are gone.
+
+use lambert_config::control::Fault;
+use lambert_config::exit;
+
+use super::event::{Action, Note, Seconds, Verdict};
+use super::memory::Restart;
+use super::watch::{Ending, Failure, Watch};
+use super::{Phase, Running, State, Why};
+
+/// The longest pause before ranks are started again, seconds.
+const LONGEST_PAUSE: Seconds = 60.0;
+/// How often a failure of a host is tried again, on another or the same.
+const HOST_TRIES: usize = 3;
+
+/// How the attempts so far have fared, since the run last got anywhere.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Tries {
+    /// Failures in a row without progress.
+    in_a_row: usize,
+    /// Failures of a host in a row without progress.
+    of_hosts: usize,
+    /// Starts in a row that no rank reported from.
+    absent: usize,
+    /// When the first of these ended.
+    absent_since: Option<Seconds>,
+    /// Most steps that an attempt has finished.
+    furthest: u64,
+    /// Since when, and until which step, work is being done again.
+    recovering: Option<(Seconds, u64)>,
+}
+
+impl Tries {
+    /// As many steps are done again as before the last failure: how many, and what it has cost.
+    pub fn recover(&mut self, at: Seconds, watch: &Watch) -> Option<(u64, Seconds)> {
+        let (since, step) = self.recovering.filter(|(_, step)| watch.started && watch.step >= *step)?;
+        self.recovering = None;
+        Some((step, at - since))
+    }
+
+    /// Counts a failure; a checkpoint or more steps than any attempt before set the counts back. A failure before the
+    /// steps of the one before are done again ends the account of that one, so that nothing is counted twice: returns
+    /// what it has cost.
+    fn fail(&mut self, at: Seconds, watch: &Watch) -> Option<Seconds> {
+        let progress = watch.committed || watch.step > self.furthest;
+        self.furthest = self.furthest.max(watch.step);
+        if progress {
+            (self.in_a_row, self.of_hosts) = (0, 0);
+        }
+        self.in_a_row += 1;
+        (self.absent, self.absent_since) = (0, None);
+        let since = watch.trouble.unwrap_or(at);
+        let before = self.recovering.replace((since, watch.step));
+        let (begun, step) = before?;
+        self.recovering = Some((since, step.max(watch.step)));
+        Some(since - begun)
+    }
+}
+
+/// What follows the end of `running`, whose processes were ended for the reason `why`.
+pub fn follow(state: &mut State, at: Seconds, running: &Running, why: Why, actions: &mut Vec<Action>) -> Phase {
+    let watch = &running.watch;
+    let ending = match why {
+        Why::Killed => return Phase::Over(killed(state)),
+        Why::Replaced(message) => return Phase::Over(Verdict::Replaced(message)),
+        Why::Failed(_) if watch.ranks.is_empty() => Ending::Absent(absence(&why, running)),
+        Why::Failed(failure) => Ending::Failed(failure),
+        Why::Left => watch.ending(running.attempt.world),
+    };
+    match ending {
+        Ending::Finished => Phase::Over(Verdict::Finished),
+        Ending::Stopped => Phase::Over(Verdict::Stopped),
+        Ending::Absent(cause) => absent(state, at, running, cause, actions),
+        Ending::RolledBack(cause) => rolled_back(state, at, running, cause, actions),
+        Ending::Failed(failure) => failed(state, at, running, failure, actions),
+    }
+}
+
+fn killed(state: &State) -> Verdict {
+    let from = state.checkpoint.as_deref().unwrap_or("the beginning (no checkpoint yet)");
+    Verdict::Failed(exit::FAILED, format!("ended at once by a second signal; the run goes on from {from}"))
+}
+
+fn absence(why: &Why, running: &Running) -> String {
+    match why {
+        Why::Failed(failure) => failure.message.clone(),
+        _ => format!("no rank of attempt {} has reported", running.attempt.number),
+    }
+}
+
+/// No rank has come up: a host, a link or a file system is away. That is waited for.
+fn absent(state: &mut State, at: Seconds, running: &Running, cause: String, actions: &mut Vec<Action>) -> Phase {
+    if state.wishes.stop {
+        return Phase::Over(Verdict::Stopped);
+    }
+    let tries = &mut state.tries;
+    tries.absent += 1;
+    let since = *tries.absent_since.get_or_insert(running.begun);
+    let left = since + state.settings.absence - at;
+    if left <= 0.0 {
+        let minutes = state.settings.absence / 60.0;
+        let message =
+            format!("given up: no rank has reported for {minutes} minutes (cluster.patience_minutes); {cause}");
+        return give_up(state, at, message);
+    }
+    let pause = pause(tries.absent);
+    actions.push(Action::Note(Note::Waiting { cause, pause, minutes_left: left / 60.0 }));
+    Phase::Pausing { last: running.attempt.number, until: at + pause }
+}
+
+fn rolled_back(state: &mut State, at: Seconds, running: &Running, cause: String, actions: &mut Vec<Action>) -> Phase {
+    note(state, at, running, &Failure::passing(cause.clone()), false);
+    // What it goes back to is in the store: there is nothing to save.
+    if state.wishes.stop {
+        return Phase::Over(Verdict::Stopped);
+    }
+    let limit = state.settings.rollbacks;
+    if state.tries.in_a_row > limit {
+        return give_up(state, at, format!("given up after {limit} rollbacks without progress; the last: {cause}"));
+    }
+    again(at, running, cause, 0.0, true, actions)
+}
+
+fn failed(state: &mut State, at: Seconds, running: &Running, failure: Failure, actions: &mut Vec<Action>) -> Phase {
+    let Failure { message, fault, .. } = &failure;
+    if *fault == Fault::LeaseLost {
+        return Phase::Over(Verdict::Replaced(message.clone()));
+    }
+    if running.stopping {
+        let message = format!("the ranks failed while they were to save a checkpoint and stop: {message}");
+        return Phase::Over(Verdict::Failed(exit::FAILED, message));
+    }
+    match fault {
+        Fault::Usage => return Phase::Over(Verdict::Failed(exit::USAGE, message.clone())),
+        Fault::Lasting | Fault::LeaseLost => return Phase::Over(Verdict::Failed(exit::FAILED, message.clone())),
+        Fault::Host | Fault::Passing => {}
+    }
+    note(state, at, running, &failure, true);
+    if state.wishes.stop {
+        return Phase::Over(Verdict::Stopped);
+    }
+    if let Some(message) = one_too_many(state, at, &failure) {
+        return give_up(state, at, message);
+    }
+    let pause = pause(state.tries.in_a_row);
+    again(at, running, failure.message, pause, false, actions)
+}
+
+/// Whether this failure is one too many, in words.
+fn one_too_many(state: &mut State, at: Seconds, failure: &Failure) -> Option<String> {
+    state.tries.of_hosts += usize::from(failure.fault == Fault::Host);
+    if state.tries.of_hosts > HOST_TRIES {
+        return Some(format!("given up after {HOST_TRIES} tries: {}", failure.message));
+    }
+    let settings = &state.settings;
+    let failures = state.memory.count(state.unix(at) - settings.window);
+    let (limit, minutes) = (settings.restarts, settings.window / 60.0);
+    (failures > limit).then(|| {
+        format!(
+            "given up after {failures} failures within {minutes} minutes (cluster.restarts = {limit}); the last: {}",
+            failure.message
+        )
+    })
+}
+
+/// Remembers a failure.
+fn note(state: &mut State, at: Seconds, running: &Running, failure: &Failure, counts: bool) {
+    let watch = &running.watch;
+    if let Some(cost) = state.tries.fail(at, watch) {
+        state.memory.account(cost);
+    }
+    let (cause, host, unix) = (failure.message.clone(), failure.host.clone(), state.unix(at));
+    let (attempt, step) = (running.attempt.number, watch.step);
+    state.memory.add(Restart { unix, attempt, step, cause, counts, host, seconds: None });
+}
+
+/// Whoever starts the run again by hand has mended something: what was before no longer counts.
+fn give_up(state: &mut State, at: Seconds, message: String) -> Phase {
+    state.memory.counted_from = state.unix(at);
+    Phase::Over(Verdict::Failed(exit::FAILED, message))
+}
+
+fn again(
+    at: Seconds,
+    running: &Running,
+    cause: String,
+    pause: Seconds,
+    rollback: bool,
+    actions: &mut Vec<Action>,
+) -> Phase {
+    actions.push(Action::Note(Note::Restart { cause, pause, rollback }));
+    Phase::Pausing { last: running.attempt.number, until: at + pause }
+}
+
+/// 1, 2, 4 ... seconds for the first, second, third ... failure in a row.
+fn pause(failures: usize) -> Seconds {
+    let doublings = i32::try_from(failures.saturating_sub(1)).unwrap_or(i32::MAX).min(16);
+    f64::powi(2.0, doublings).min(LONGEST_PAUSE)
+}

@@ -1,0 +1,167 @@
+//! What the decision is told and what it wants done.
+
+use lambert_config::control::Directive;
+use lambert_control::{Report, Saying};
+
+use super::placement::Attempt;
+
+/// Seconds since the coordinator began.
+pub type Seconds = f64;
+
+/// What happens to a coordinator. Times come with the event: nothing here looks at a clock.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// Time has passed; comes many times a second.
+    Tick,
+    /// SIGINT, SIGTERM, SIGHUP or SIGUSR1: the first asks for a checkpoint and an end, the second for an end at once.
+    Signal,
+    /// Somebody asks for a checkpoint and an end.
+    StopRequested,
+    /// Somebody asks for a checkpoint.
+    SaveRequested,
+    /// The lease that was wanted is held, as this attempt's.
+    LeaseTaken(u32),
+    /// The lease that was wanted is another coordinator's.
+    LeaseHeld(u32),
+    /// The lease cannot be taken, for the reason in words.
+    LeaseFailed(String),
+    /// The newest lease in the store.
+    LeaseSeen(u32),
+    /// The processes of an attempt did not come into being, for the reason in words.
+    StartFailed(u32, String),
+    /// Something came from the processes of an attempt.
+    Worker(u32, FromWorkers),
+}
+
+/// What comes from the processes of an attempt.
+#[derive(Debug, Clone, PartialEq)]
+pub enum FromWorkers {
+    /// A rank's report; what it says in it comes as [`FromWorkers::Said`] right behind.
+    Report(Report),
+    /// A rank says something once.
+    Said(usize, Saying),
+    /// A rank wrote a line.
+    Line(usize, String),
+    /// The launcher tells how the first rank died.
+    Died(Death),
+    /// The launcher says something else, a paragraph.
+    Remark(String),
+    /// The launcher, or the only rank, has ended.
+    Exited(Exit),
+    /// Nothing is left of the processes but these, which cannot be ended; nothing comes after it.
+    Gone(Vec<String>),
+}
+
+/// How a rank died.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Death {
+    /// By this signal.
+    Signal {
+        /// The rank.
+        rank: usize,
+        /// The signal's number.
+        signal: i32,
+    },
+    /// With this exit code.
+    Exit {
+        /// The rank.
+        rank: usize,
+        /// Its exit code.
+        code: i32,
+    },
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// With this code.
+    Code(i32),
+    /// By this signal.
+    Signal(i32),
+}
+
+impl std::fmt::Display for Exit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Code(code) => write!(f, "exited with code {code}"),
+            Self::Signal(signal) => write!(f, "was killed by signal {signal}"),
+        }
+    }
+}
+
+/// Which lease is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// The one after the newest.
+    Next,
+    /// This one: the one after the own.
+    Exactly(u32),
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    /// Take a lease; answered by [`Event::LeaseTaken`], [`Event::LeaseHeld`] or [`Event::LeaseFailed`].
+    TakeLease(Wanted),
+    /// Start an attempt's processes; [`FromWorkers::Gone`] or [`Event::StartFailed`] is the last that comes of it.
+    Start(Attempt),
+    /// Order the ranks.
+    Order(Directive),
+    /// End the processes of the attempt; answered by [`FromWorkers::Gone`].
+    End,
+    /// Take the request to stop out of the store.
+    ForgetStop,
+    /// Tell people.
+    Note(Note),
+}
+
+/// What people are told.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Note {
+    /// A stop was asked for; the ranks save a checkpoint after the next step.
+    Stopping,
+    /// A checkpoint was asked for.
+    Saving,
+    /// A rank is in a phase for longer than usual, not yet for so long that it is taken for hung.
+    Slow(String),
+    /// An attempt has failed and another follows after a pause.
+    Restart {
+        /// Which rank failed and how.
+        cause: String,
+        /// Seconds until then.
+        pause: Seconds,
+        /// Whether it goes back around samples, and not on from the newest checkpoint.
+        rollback: bool,
+    },
+    /// No rank came up; the start is tried again after a pause, and is no restart.
+    Waiting {
+        /// What the launcher says.
+        cause: String,
+        /// Seconds until then.
+        pause: Seconds,
+        /// Minutes until the run is given up.
+        minutes_left: f64,
+    },
+    /// As many steps are done as before the failure.
+    Recovered {
+        /// The steps.
+        step: u64,
+        /// What that restart has cost.
+        seconds: f64,
+    },
+    /// Processes that cannot be ended are left.
+    Left(Vec<String>),
+}
+
+/// How a run under this coordinator ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// All steps are done.
+    Finished,
+    /// It stopped on request and can go on.
+    Stopped,
+    /// Another coordinator has it.
+    Replaced(String),
+    /// It failed, with this exit code, for the reason in words.
+    Failed(i32, String),
+}

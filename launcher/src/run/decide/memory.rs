@@ -1,0 +1,115 @@
+//! What a later start of the same run needs to know: kept in the run's store as `coordinator.json`.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::event::Seconds;
+
+/// The object's name in the run's store.
+pub const OBJECT: &str = "coordinator.json";
+/// So many failures are remembered.
+const MOST: usize = 1000;
+
+/// What coordinators of a run remember.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Memory {
+    /// Failures that were followed by another start, oldest first.
+    pub restarts: Vec<Restart>,
+    /// Failures up to this moment (seconds since 1970) no longer count: the run was given up, and started again by hand.
+    pub counted_from: f64,
+    /// What all failures have cost so far, seconds.
+    pub seconds_lost: f64,
+    /// How long the last checkpoint took from the copy of the state to the manifest, seconds.
+    pub last_save_seconds: Option<f64>,
+}
+
+/// A failure that was followed by another start.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Restart {
+    /// When, seconds since 1970.
+    pub unix: f64,
+    /// The attempt that failed.
+    pub attempt: u32,
+    /// Steps finished then.
+    pub step: u64,
+    /// Which rank failed and how.
+    pub cause: String,
+    /// Whether it counts against `cluster.restarts`.
+    pub counts: bool,
+    /// The host that is to blame, if one is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// Seconds until as many steps were finished again; none until then.
+    #[serde(default)]
+    pub seconds: Option<Seconds>,
+}
+
+impl Memory {
+    /// Takes out what lies in the future of `now`: a clock was wrong then or is now, and nothing waits for it.
+    pub fn sanitized(mut self, now: f64) -> Self {
+        self.counted_from = self.counted_from.min(now);
+        self.restarts.iter_mut().for_each(|restart| restart.unix = restart.unix.min(now));
+        self
+    }
+
+    /// Adds a failure.
+    pub fn add(&mut self, restart: Restart) {
+        self.restarts.push(restart);
+        if self.restarts.len() > MOST {
+            self.restarts.remove(0);
+        }
+    }
+
+    /// Failures that count, after the moment `since`.
+    pub fn count(&self, since: f64) -> usize {
+        let since = since.max(self.counted_from);
+        let counts = |restart: &&Restart| restart.counts && restart.unix > since;
+        self.restarts.iter().filter(counts).count()
+    }
+
+    /// Hosts that were to blame after the moment `since`.
+    pub fn failed_hosts(&self, since: f64) -> BTreeSet<&str> {
+        let recent = self.restarts.iter().filter(|restart| restart.unix > since);
+        recent.filter_map(|restart| restart.host.as_deref()).collect()
+    }
+
+    /// Notes what the last failure has cost.
+    pub fn account(&mut self, cost: Seconds) {
+        if let Some(last) = self.restarts.last_mut()
+            && last.seconds.is_none()
+        {
+            last.seconds = Some(cost);
+            self.seconds_lost += cost;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn restart(unix: f64, counts: bool, host: Option<&str>) -> Restart {
+        let host = host.map(str::to_owned);
+        Restart { unix, attempt: 1, step: 1, cause: "c".into(), counts, host, seconds: None }
+    }
+
+    #[test]
+    fn only_what_counts_within_the_window_is_counted() {
+        let mut memory = Memory { counted_from: 20.0, ..Memory::default() };
+        for (unix, counts) in [(10.0, true), (30.0, true), (40.0, false), (50.0, true)] {
+            memory.add(restart(unix, counts, (unix > 35.0).then_some("b")));
+        }
+        assert_eq!((memory.count(0.0), memory.count(30.0)), (2, 1));
+        assert_eq!(memory.failed_hosts(35.0), BTreeSet::from(["b"]));
+        assert_eq!(memory.failed_hosts(60.0), BTreeSet::new());
+        let earlier = memory.clone().sanitized(15.0);
+        assert_eq!((earlier.counted_from, earlier.restarts[3].unix), (15.0, 15.0));
+        memory.account(3.0);
+        memory.account(5.0);
+        assert_eq!((memory.restarts[3].seconds, memory.seconds_lost), (Some(3.0), 3.0));
+        (0..2000).for_each(|i| memory.add(restart(f64::from(i), true, None)));
+        assert_eq!(memory.restarts.len(), MOST);
+    }
+}

@@ -1,0 +1,264 @@
+//! Random sequences of events, plausible ones and impossible ones, through the decision.
+
+use lambert_config::RunConfig;
+use lambert_config::control::{EventKind, Fault, StepRecord};
+use lambert_config::run::Host;
+use lambert_control::{Phase as Doing, Report, Saying};
+use lambert_data_prep::random::{Key, Rng};
+
+use super::*;
+
+/// Sequences; each has its own seed.
+const SEQUENCES: u64 = 100_000;
+/// Events of a sequence.
+const EVENTS: usize = 60;
+
+const RESTARTS: usize = 3;
+
+fn settings() -> Settings {
+    let mut config = RunConfig::default();
+    let cluster = &mut config.cluster;
+    (cluster.ranks, cluster.restarts) = (2, RESTARTS);
+    (cluster.restart_window_minutes, cluster.patience_minutes) = (10.0, 10.0);
+    cluster.limits.join_seconds = 50.0;
+    (cluster.limits.load_seconds, cluster.limits.first_step_seconds, cluster.limits.step_seconds) = (90.0, 80.0, 70.0);
+    (cluster.limits.evaluate_seconds, cluster.limits.save_seconds, cluster.limits.stop_seconds) = (90.0, 90.0, 90.0);
+    config.checkpoint.give_up_minutes = 1.0;
+    let host = |name: &str| Host { name: name.into(), ranks: 1 };
+    Settings::new(&config, Room::Hosts(vec![host("a"), host("b"), host("c")]), 1e9)
+}
+
+/// The longest that a rank may go on without progress: the limit of a save.
+const LONGEST: Seconds = 90.0 + 60.0;
+
+/// Holds the decision to what must always be true, by means of its own.
+#[derive(Default)]
+struct Auditor {
+    active: Option<u32>,
+    ending: bool,
+    newest: u32,
+    wanted: Option<Wanted>,
+    /// When the processes of the attempt were last heard of.
+    alive: Seconds,
+    restarts: Vec<Seconds>,
+    waiting: Option<Seconds>,
+    verdict: Option<Verdict>,
+}
+
+impl Auditor {
+    fn before(&mut self, at: Seconds, event: &Event) {
+        match event {
+            Event::Worker(attempt, FromWorkers::Gone(_)) | Event::StartFailed(attempt, _)
+                if Some(*attempt) == self.active =>
+            {
+                (self.active, self.ending) = (None, false);
+            }
+            Event::Worker(attempt, FromWorkers::Report(_)) if Some(*attempt) == self.active => {
+                (self.alive, self.waiting) = (at, None);
+            }
+            Event::LeaseTaken(number) => self.newest = self.newest.max(*number),
+            _ => {}
+        }
+    }
+
+    fn after(&mut self, at: Seconds, tick: bool, state: &State, actions: &[Action]) {
+        if self.verdict.is_some() {
+            assert_eq!((actions, state.verdict()), (&[][..], self.verdict.as_ref()), "something after a verdict");
+        }
+        actions.iter().for_each(|action| self.act(at, action));
+        self.verdict = state.verdict().cloned();
+        let late = at - self.alive > LONGEST && tick && self.verdict.is_none();
+        assert!(!(late && self.active.is_some() && !self.ending), "a limit was not kept: {state:?}");
+        let window = self.restarts.iter().filter(|then| **then > at - 600.0).count();
+        assert!(window <= RESTARTS, "{window} restarts in ten minutes");
+        assert!(self.waiting.is_none_or(|since| at - since <= 600.0 + 61.0 + LONGEST || self.verdict.is_some()));
+    }
+
+    fn act(&mut self, at: Seconds, action: &Action) {
+        match action {
+            Action::TakeLease(wanted) => {
+                assert_eq!(self.active, None, "a lease while an attempt is under way");
+                self.wanted = Some(*wanted);
+            }
+            Action::Start(attempt) => {
+                assert_eq!(self.active, None, "two attempts at once");
+                assert!(self.newest == attempt.number, "an attempt without its lease");
+                assert!(self.wanted.take().is_some(), "a start without a wish");
+                (self.active, self.alive) = (Some(attempt.number), at);
+                self.waiting.get_or_insert(at);
+                let Placement::Hosts(hosts) = &attempt.placement else { panic!() };
+                assert_eq!(hosts.iter().map(|host| host.ranks).sum::<usize>(), attempt.world);
+            }
+            Action::End => {
+                assert!(self.active.is_some() && !self.ending, "nothing to end");
+                self.ending = true;
+            }
+            Action::Order(_) => assert!(self.active.is_some(), "an order to nobody"),
+            Action::Note(Note::Restart { rollback: false, .. }) => self.restarts.push(at),
+            Action::Note(_) | Action::ForgetStop => {}
+        }
+    }
+}
+
+struct Play {
+    rng: Rng,
+    at: Seconds,
+    state: State,
+    auditor: Auditor,
+}
+
+impl Play {
+    fn begin(seed: u64) -> Self {
+        let (state, actions) = State::begin(settings(), Memory::default());
+        let mut auditor = Auditor::default();
+        actions.iter().for_each(|action| auditor.act(0.0, action));
+        Self { rng: Key::new(seed).rng(), at: 0.0, state, auditor }
+    }
+
+    fn give(&mut self, event: Event) {
+        // Time does not stand still, and a source of ticks does not sleep.
+        self.at += if self.rng.below(4) == 0 { self.rng.below(40) as f64 } else { 0.1 };
+        for event in [event, Event::Tick] {
+            let tick = event == Event::Tick;
+            self.auditor.before(self.at, &event);
+            let state = self.state.clone();
+            let (state, actions) = decide(state, self.at, event);
+            self.auditor.after(self.at, tick, &state, &actions);
+            self.state = state;
+        }
+    }
+
+    fn rank(&mut self) -> usize {
+        self.rng.below(2) as usize
+    }
+
+    /// Mostly what could happen now; sometimes what could not.
+    fn event(&mut self) -> Event {
+        let (attempt, newest) = (self.auditor.active.unwrap_or(self.auditor.newest), self.auditor.newest);
+        match self.rng.below(40) {
+            0 => Event::Signal,
+            1 => Event::StopRequested,
+            2 => Event::SaveRequested,
+            3 => Event::LeaseSeen(newest + self.rng.below(20) as u32 / 18),
+            4 => Event::LeaseSeen(newest.saturating_sub(1)),
+            5 => Event::Worker(attempt.saturating_sub(1), FromWorkers::Gone(Vec::new())),
+            6 => Event::StartFailed(attempt.saturating_sub(1), "late".into()),
+            7..14 => Event::Tick,
+            _ if self.auditor.wanted.is_some() => self.lease(),
+            _ if self.auditor.active.is_none() => Event::Tick,
+            14..18 => Event::Worker(attempt, self.end()),
+            _ => Event::Worker(attempt, self.word()),
+        }
+    }
+
+    fn lease(&mut self) -> Event {
+        let next = self.auditor.newest + 1;
+        match self.rng.below(30) {
+            0 => Event::LeaseHeld(next),
+            1 => Event::LeaseFailed("the store is away".into()),
+            _ => Event::LeaseTaken(next),
+        }
+    }
+
+    fn end(&mut self) -> FromWorkers {
+        match self.rng.below(8) {
+            0 | 1 => FromWorkers::Exited(Exit::Code([0, 0, 1, 2, 75][self.rng.below(5) as usize])),
+            2 => FromWorkers::Exited(Exit::Signal(9)),
+            3 => FromWorkers::Died(Death::Signal { rank: self.rank(), signal: 9 }),
+            4 => FromWorkers::Died(Death::Exit { rank: self.rank(), code: 1 }),
+            5 => FromWorkers::Remark("no route to host".into()),
+            _ if self.auditor.ending || self.rng.below(3) == 0 => FromWorkers::Gone(Vec::new()),
+            _ => FromWorkers::Line(0, "text".into()),
+        }
+    }
+
+    fn word(&mut self) -> FromWorkers {
+        if self.rng.below(2) == 0 {
+            let phase = Doing::ALL[self.rng.below(8) as usize];
+            let (rank, step, in_phase) = (self.rank(), self.rng.below(50), self.rng.below(60) as f64);
+            let host = ["a", "b", "c"][self.rng.below(3) as usize].into();
+            return FromWorkers::Report(Report { rank, pid: 1, host, step, phase, in_phase, ..Report::default() });
+        }
+        let (step, message) = (self.rng.below(50), "m".to_owned());
+        let event = match self.rng.below(12) {
+            0 | 1 => EventKind::Started { step, steps: 50, checkpoint: None, passed_over: Vec::new() },
+            2 | 3 => EventKind::Checkpoint { name: "c".into(), step, seconds: 1.0, written: 1.0 },
+            4 => EventKind::Finished { step, stopped: self.rng.below(2) == 0 },
+            5 => EventKind::RolledBack { message },
+            6 => EventKind::Failed { message, fault: Fault::Passing },
+            7 => EventKind::Failed { message, fault: Fault::Host },
+            8 if self.rng.below(4) == 0 => EventKind::Failed { message, fault: Fault::Lasting },
+            8 if self.rng.below(4) == 0 => EventKind::Failed { message, fault: Fault::LeaseLost },
+            9 => EventKind::Warning { message },
+            _ => {
+                let record = StepRecord { step, seconds: 1.0, ..StepRecord::default() };
+                return FromWorkers::Said(0, Saying::Record(Box::new(record)));
+            }
+        };
+        FromWorkers::Said(self.rank(), Saying::Event(event))
+    }
+
+    /// What the world owes the coordinator: an answer about the lease, processes that are gone when they were ended.
+    fn owed(&mut self) -> Event {
+        match self.auditor.active {
+            _ if self.auditor.wanted.is_some() => Event::LeaseTaken(self.auditor.newest + 1),
+            Some(attempt) if self.auditor.ending => Event::Worker(attempt, FromWorkers::Gone(Vec::new())),
+            _ => Event::Tick,
+        }
+    }
+}
+
+/// Two signals, and what the world owes, lead out of every state within a few events.
+fn signals_end(mut play: Play) {
+    (0..2).for_each(|_| play.give(Event::Signal));
+    for _ in 0..8 {
+        let event = play.owed();
+        play.give(event);
+    }
+    assert!(play.auditor.verdict.is_some(), "no way out: {:?}", play.state);
+}
+
+/// If nobody says anything any more, limits and patience lead out of every state.
+fn silence_ends(mut play: Play) {
+    for _ in 0..4000 {
+        let event = play.owed();
+        play.give(event);
+        if play.auditor.verdict.is_some() {
+            return;
+        }
+    }
+    panic!("no way out at {} s: {:?}", play.at, play.state);
+}
+
+#[test]
+fn random_sequences_keep_every_promise() {
+    let first = std::env::var("LAMBERT_TEST_SEED").map_or(0, |seed| seed.parse().unwrap());
+    let mut verdicts = std::collections::BTreeMap::<String, u64>::new();
+    for seed in first..first + SEQUENCES {
+        let run = move || {
+            let mut play = Play::begin(seed);
+            for _ in 0..EVENTS {
+                let event = play.event();
+                play.give(event);
+            }
+            let verdict = play.auditor.verdict.clone();
+            if seed % 2 == 0 {
+                signals_end(play)
+            } else {
+                silence_ends(play)
+            }
+            verdict
+        };
+        let verdict = std::panic::catch_unwind(run).unwrap_or_else(|_| panic!("LAMBERT_TEST_SEED={seed}"));
+        let name = verdict.map_or("going on".to_owned(), |verdict| match verdict {
+            Verdict::Failed(code, why) => format!("{code} {}", why.split(' ').take(2).collect::<Vec<_>>().join(" ")),
+            other => format!("{other:?}").split('(').next().unwrap_or_default().to_owned(),
+        });
+        *verdicts.entry(name).or_default() += 1;
+    }
+    eprintln!("{verdicts:?}");
+    // The sequences reach what they are to test.
+    for word in ["Finished", "Stopped", "Replaced", "1 given up", "1 ended at", "going on"] {
+        assert!(verdicts.iter().any(|(name, times)| name.starts_with(word) && *times > 100), "{word}: {verdicts:?}");
+    }
+}

@@ -1,0 +1,367 @@
+//! What is known of an attempt while it runs, put together from what ranks and the launcher say; and why it failed.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use lambert_config::control::{EventKind, Fault};
+use lambert_config::exit;
+use lambert_control::{Phase, Report, Saying, Versions};
+
+use super::event::{Death, Exit, FromWorkers, Seconds};
+
+/// Steps that the median is taken over.
+const WINDOW: usize = 50;
+
+/// A rank, as last heard of.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rank {
+    /// Process id on `host`.
+    pub pid: u32,
+    /// Host name.
+    pub host: String,
+    /// Steps it has finished.
+    pub step: u64,
+    /// What its training thread is doing.
+    pub phase: Phase,
+    /// Since when.
+    pub since: Seconds,
+    /// When it last reported.
+    pub heard: Seconds,
+}
+
+/// An attempt, as far as it is known.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Watch {
+    /// The ranks that have reported, by number.
+    pub ranks: BTreeMap<usize, Rank>,
+    /// Whether training has started.
+    pub started: bool,
+    /// Most steps that a rank has finished.
+    pub step: u64,
+    /// Whether a checkpoint was committed.
+    pub committed: bool,
+    /// When it was first known that something is wrong.
+    pub trouble: Option<Seconds>,
+    /// How the launcher, or the only rank, ended.
+    pub exit: Option<Exit>,
+    /// The first difference between two versions, in words.
+    pub mixture: Option<String>,
+    versions: Option<(usize, Versions)>,
+    seconds: VecDeque<f64>,
+    left: Option<Left>,
+    death: Option<Death>,
+    remarks: Vec<String>,
+    failures: Vec<RankFailure>,
+}
+
+/// How the ranks left in good order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Left {
+    Complete,
+    Stopped,
+    RolledBack(String),
+}
+
+/// A failure that a rank told of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct RankFailure {
+    rank: usize,
+    message: String,
+    fault: Fault,
+}
+
+/// How an attempt ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ending {
+    /// All steps are done.
+    Finished,
+    /// A checkpoint was saved on request and the ranks left.
+    Stopped,
+    /// The ranks left in good order, and the run goes back behind what derailed it.
+    RolledBack(String),
+    /// No rank ever came up.
+    Absent(String),
+    /// It failed.
+    Failed(Failure),
+}
+
+/// Why an attempt failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// Which rank and how, for people.
+    pub message: String,
+    /// What a new attempt may hope for.
+    pub fault: Fault,
+    /// The host that is to blame, if one is.
+    pub host: Option<String>,
+}
+
+impl Failure {
+    /// Something that a new attempt may be spared.
+    pub fn passing(message: String) -> Self {
+        Self { message, fault: Fault::Passing, host: None }
+    }
+}
+
+impl Watch {
+    /// Takes in what came from the processes.
+    pub fn take(&mut self, at: Seconds, what: FromWorkers) {
+        match what {
+            FromWorkers::Report(report) => self.report(at, report),
+            FromWorkers::Said(rank, saying) => self.said(at, rank, saying),
+            FromWorkers::Died(death) => {
+                self.trouble.get_or_insert(at);
+                self.death.get_or_insert(death);
+            }
+            FromWorkers::Remark(text) => self.remarks.push(text),
+            FromWorkers::Exited(exit) => {
+                self.trouble.get_or_insert(at);
+                self.exit.get_or_insert(exit);
+            }
+            FromWorkers::Line(..) | FromWorkers::Gone(_) => {}
+        }
+    }
+
+    fn report(&mut self, at: Seconds, report: Report) {
+        let Report { rank, pid, host, step, phase, in_phase, versions, .. } = report;
+        if let Some(versions) = versions {
+            self.compare(rank, versions);
+        }
+        self.step = self.step.max(step);
+        let since = at - in_phase.max(0.0);
+        self.ranks.insert(rank, Rank { pid, host, step, phase, since, heard: at });
+    }
+
+    fn compare(&mut self, rank: usize, versions: Versions) {
+        let Some((first, known)) = &self.versions else {
+            self.versions = Some((rank, versions));
+            return;
+        };
+        if let Some((what, one, other)) = known.differs(&versions) {
+            let mixture = format!("rank {first} has {what} {one}, rank {rank} has {other}");
+            self.mixture.get_or_insert(mixture);
+        }
+    }
+
+    fn said(&mut self, at: Seconds, rank: usize, saying: Saying) {
+        let event = match saying {
+            Saying::Record(record) => {
+                self.seconds.push_back(record.seconds);
+                self.seconds.drain(..self.seconds.len().saturating_sub(WINDOW));
+                self.step = self.step.max(record.step);
+                return;
+            }
+            Saying::Event(event) => event,
+        };
+        match event {
+            EventKind::Started { .. } => self.started = true,
+            EventKind::Checkpoint { .. } => self.committed = true,
+            EventKind::Finished { stopped: true, .. } => self.left = Some(Left::Stopped),
+            EventKind::Finished { stopped: false, .. } => self.left = Some(Left::Complete),
+            EventKind::RolledBack { message } => {
+                self.trouble.get_or_insert(at);
+                self.left = Some(Left::RolledBack(message));
+            }
+            EventKind::Failed { message, fault } => {
+                self.trouble.get_or_insert(at);
+                self.failures.push(RankFailure { rank, message, fault });
+            }
+            EventKind::Evaluation(_)
+            | EventKind::Plateau { .. }
+            | EventKind::Grown { .. }
+            | EventKind::Warning { .. } => {}
+        }
+    }
+
+    /// The median of the last steps, seconds; `None` before the first.
+    pub fn median_step(&self) -> Option<Seconds> {
+        let mut seconds: Vec<f64> = self.seconds.iter().copied().collect();
+        seconds.sort_by(f64::total_cmp);
+        seconds.get(seconds.len() / 2).copied()
+    }
+
+    /// How the attempt of `world` ranks ended, once its processes have.
+    pub fn ending(&self, world: usize) -> Ending {
+        let in_order = matches!(self.exit, Some(Exit::Code(exit::DONE | exit::STOPPED)));
+        match &self.left {
+            Some(Left::Complete) if in_order => Ending::Finished,
+            Some(Left::Stopped) if in_order => Ending::Stopped,
+            Some(Left::RolledBack(why)) if in_order => Ending::RolledBack(why.clone()),
+            _ => self.failure(world),
+        }
+    }
+
+    /// The first of these that is known: a fault that a rank says is lasting, a signal, what the dead rank said, what
+    /// any rank said, how the process ended.
+    fn failure(&self, world: usize) -> Ending {
+        let lasting = |failure: &&RankFailure| !matches!(failure.fault, Fault::Passing | Fault::Host);
+        let by = |rank: usize| self.failures.iter().find(|failure| failure.rank == rank);
+        let host = || self.failures.iter().find(|failure| failure.fault == Fault::Host);
+        let told = self.failures.iter().find(lasting).or_else(host);
+        match (told, self.death) {
+            (Some(told), _) => self.told(told),
+            (None, Some(Death::Signal { rank, signal })) => {
+                let message = format!("{} was killed by signal {signal}", self.who(rank));
+                Ending::Failed(Failure::passing(message))
+            }
+            (None, Some(Death::Exit { rank, code })) => match by(rank) {
+                Some(told) => self.told(told),
+                None => self.coded(format!("{} exited with code {code}", self.who(rank)), code),
+            },
+            (None, None) => match self.failures.first() {
+                Some(told) => self.told(told),
+                None => self.unexplained(world),
+            },
+        }
+    }
+
+    fn told(&self, failure: &RankFailure) -> Ending {
+        let message = format!("{} failed: {}", self.who(failure.rank), failure.message);
+        let host = self.ranks.get(&failure.rank).filter(|_| failure.fault == Fault::Host);
+        Ending::Failed(Failure { message, fault: failure.fault, host: host.map(|rank| rank.host.clone()) })
+    }
+
+    /// Nobody said anything: the process's own end is all there is to tell.
+    fn unexplained(&self, world: usize) -> Ending {
+        let subject = if world == 1 { self.who(0) } else { "the launcher".to_owned() };
+        let exit = self.exit.unwrap_or(Exit::Code(exit::FAILED));
+        let mut message = format!("{subject} {exit}");
+        if exit == Exit::Code(exit::DONE) {
+            message.push_str(" before the ranks had said that they were done");
+        }
+        self.remarks.iter().for_each(|remark| message.push_str(&format!(": {remark}")));
+        match exit {
+            // One process is its rank: it did come up.
+            _ if world > 1 && self.ranks.is_empty() => Ending::Absent(message),
+            Exit::Code(code) => self.coded(message, code),
+            Exit::Signal(_) => Ending::Failed(Failure::passing(message)),
+        }
+    }
+
+    fn coded(&self, message: String, code: i32) -> Ending {
+        let fault = if code == exit::USAGE { Fault::Usage } else { Fault::Passing };
+        Ending::Failed(Failure { message, fault, host: None })
+    }
+
+    /// A rank in words.
+    pub fn who(&self, rank: usize) -> String {
+        match self.ranks.get(&rank) {
+            Some(known) => format!("rank {rank} (pid {} on host {})", known.pid, known.host),
+            None => format!("rank {rank} (which had not reported yet)"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn watch() -> Watch {
+        let mut watch = Watch::default();
+        for rank in 0..2 {
+            let report = Report { rank, pid: 40 + rank as u32, host: "x".into(), step: 5, ..Report::default() };
+            watch.take(0.0, FromWorkers::Report(report));
+        }
+        watch
+    }
+
+    fn tell(watch: &mut Watch, rank: usize, kind: EventKind) {
+        watch.take(1.0, FromWorkers::Said(rank, Saying::Event(kind)));
+    }
+
+    fn failed(message: &str, fault: Fault) -> EventKind {
+        EventKind::Failed { message: message.into(), fault }
+    }
+
+    fn ended(mut watch: Watch, code: i32) -> Ending {
+        watch.take(2.0, FromWorkers::Exited(Exit::Code(code)));
+        watch.ending(2)
+    }
+
+    fn failure(watch: Watch, code: i32) -> (String, Fault) {
+        match ended(watch, code) {
+            Ending::Failed(failure) => (failure.message, failure.fault),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn good_order_needs_both_the_word_and_the_exit_code() {
+        let mut watch = watch();
+        assert!(failure(watch.clone(), 0).0.contains("before the ranks had said"));
+        tell(&mut watch, 0, EventKind::Finished { step: 9, stopped: false });
+        assert_eq!(ended(watch.clone(), 0), Ending::Finished);
+        assert_eq!(failure(watch.clone(), 1).1, Fault::Passing);
+        tell(&mut watch, 0, EventKind::Finished { step: 9, stopped: true });
+        assert_eq!(ended(watch.clone(), 0), Ending::Stopped);
+        assert_eq!(ended(watch.clone(), 75), Ending::Stopped);
+        tell(&mut watch, 0, EventKind::RolledBack { message: "the loss".into() });
+        assert_eq!(ended(watch.clone(), 0), Ending::RolledBack("the loss".into()));
+        watch.take(1.0, FromWorkers::Died(Death::Signal { rank: 1, signal: 9 }));
+        assert_eq!(failure(watch, 137).1, Fault::Passing);
+    }
+
+    #[test]
+    fn the_killed_rank_is_named_whatever_the_survivors_say() {
+        let mut watch = watch();
+        watch.take(1.0, FromWorkers::Died(Death::Signal { rank: 1, signal: 9 }));
+        tell(&mut watch, 0, failed("the all-reduce failed", Fault::Passing));
+        let expected = ("rank 1 (pid 41 on host x) was killed by signal 9".to_owned(), Fault::Passing);
+        assert_eq!(failure(watch, 137), expected);
+    }
+
+    #[test]
+    fn a_lasting_fault_and_one_of_a_host_come_before_everything() {
+        for fault in [Fault::Lasting, Fault::Host, Fault::LeaseLost, Fault::Usage] {
+            let mut watch = watch();
+            watch.take(1.0, FromWorkers::Died(Death::Signal { rank: 1, signal: 9 }));
+            tell(&mut watch, 1, failed("a peer left", Fault::Passing));
+            tell(&mut watch, 0, failed("shard-00001 is damaged", fault));
+            let Ending::Failed(failure) = ended(watch, 1) else { panic!() };
+            assert_eq!(failure.message, "rank 0 (pid 40 on host x) failed: shard-00001 is damaged");
+            assert_eq!((failure.fault, failure.host.is_some()), (fault, fault == Fault::Host));
+        }
+    }
+
+    #[test]
+    fn what_the_dead_rank_said_is_its_cause() {
+        let mut watch = watch();
+        watch.take(1.0, FromWorkers::Died(Death::Exit { rank: 1, code: 1 }));
+        tell(&mut watch, 0, failed("a peer left", Fault::Passing));
+        tell(&mut watch, 1, failed("the store is away", Fault::Passing));
+        assert!(failure(watch, 1).0.ends_with("failed: the store is away"));
+    }
+
+    #[test]
+    fn a_wrong_configuration_is_final() {
+        assert_eq!(failure(watch(), 2).1, Fault::Usage);
+    }
+
+    #[test]
+    fn a_start_that_no_rank_reports_from_is_none() {
+        let mut watch = Watch::default();
+        watch.take(1.0, FromWorkers::Remark("no route to host b".into()));
+        assert_eq!(
+            ended(watch.clone(), 1),
+            Ending::Absent("the launcher exited with code 1: no route to host b".into())
+        );
+        watch.take(1.0, FromWorkers::Died(Death::Exit { rank: 1, code: 1 }));
+        assert!(matches!(ended(watch, 1), Ending::Failed(_)), "a rank that died was there");
+        let mut alone = Watch::default();
+        alone.take(1.0, FromWorkers::Exited(Exit::Signal(9)));
+        assert!(matches!(alone.ending(1), Ending::Failed(_)), "the only process is the rank");
+    }
+
+    #[test]
+    fn a_mixture_of_versions_is_found() {
+        let mut watch = Watch::default();
+        let report = |rank, mpi: &str| {
+            let versions = Versions { mpi: mpi.into(), ..Versions::of_program() };
+            FromWorkers::Report(Report { rank, versions: Some(versions), ..Report::default() })
+        };
+        watch.take(0.0, report(0, "four"));
+        watch.take(0.0, report(1, "four"));
+        assert_eq!(watch.mixture, None);
+        watch.take(0.0, report(2, "five"));
+        assert_eq!(watch.mixture.as_deref(), Some("rank 0 has MPI library four, rank 2 has five"));
+    }
+}

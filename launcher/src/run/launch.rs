@@ -1,0 +1,111 @@
+//! What starts the ranks of an attempt. Flags, prose and process trees live in here; the rest of the coordinator knows
+//! attempts and events.
+//!
+//! - [`direct`]: one rank, started by the coordinator itself; [`mpirun`]: Open MPI 4 and 5, [`prose`] is what they print
+//! - [`environment`]: the variables that ranks on other hosts are given
+//! - [`processes`]: a tree of processes that is ended to the last; [`session`]: where Open MPI keeps its files
+//! - [`workers`]: an attempt's processes under way
+
+pub mod direct;
+pub mod environment;
+pub mod mpirun;
+pub mod processes;
+pub mod prose;
+pub mod session;
+pub mod workers;
+
+use std::ffi::OsString;
+use std::fmt::Debug;
+use std::path::{Path, PathBuf};
+
+use lambert_config::run::{Backend, Cluster, LauncherKind};
+
+use super::decide::{Attempt, FromWorkers};
+use direct::Direct;
+use mpirun::Mpirun;
+
+/// A command line: the program, then its arguments. It holds no secret.
+pub type CommandLine = Vec<OsString>;
+
+/// What is started.
+#[derive(Debug, Clone, Copy)]
+pub struct Start<'a> {
+    /// The attempt that the lease was taken for.
+    pub attempt: &'a Attempt,
+    /// The machines, as configured.
+    pub cluster: &'a Cluster,
+    /// The lambert-worker program.
+    pub worker: &'a Path,
+    /// The run's URL.
+    pub run: &'a str,
+    /// Names of the variables that all ranks are given.
+    pub variables: &'a [String],
+    /// A folder of this attempt for the launcher's own files, where all ranks are on this host.
+    pub session: Option<&'a Path>,
+}
+
+impl Start<'_> {
+    /// The worker's own command line.
+    pub fn worker_line(&self) -> CommandLine {
+        let (attempt, world) = (self.attempt.number.to_string(), self.attempt.world.to_string());
+        let mut line = vec![self.worker.into()];
+        line.extend(["train", "--run", self.run, "--attempt", &attempt, "--world", &world].map(OsString::from));
+        line
+    }
+}
+
+/// A way to start ranks.
+pub trait Launcher: Debug {
+    /// Its name and version, for people.
+    fn name(&self) -> String;
+    /// The command that starts an attempt.
+    fn command(&self, start: &Start<'_>) -> CommandLine;
+    /// What understands a stream of its output.
+    fn prose(&self) -> Box<dyn Prose>;
+}
+
+/// Understands a stream of a launcher's output, line by line.
+pub trait Prose: Send {
+    /// What a line tells.
+    fn line(&mut self, text: &str) -> Vec<FromWorkers>;
+    /// What the last lines told, at the end of the stream.
+    fn end(&mut self) -> Vec<FromWorkers>;
+}
+
+/// Why there is no launcher.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// There is no mpirun.
+    #[error("cannot start mpirun, which {ranks} ranks need (Open MPI 4 or 5)")]
+    NoMpirun {
+        /// Ranks.
+        ranks: usize,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// mpirun is of another MPI.
+    #[error("{} is not Open MPI 4 or 5, which is what lambert is started with; it says {says:?}", program.display())]
+    OtherMpi {
+        /// The program.
+        program: PathBuf,
+        /// The first line of what it says of its version.
+        says: String,
+    },
+}
+
+/// The launcher that the configuration asks for.
+pub fn choose(cluster: &Cluster) -> Result<Box<dyn Launcher>, LaunchError> {
+    if is_direct(cluster) { Ok(Box::new(Direct)) } else { Ok(Box::new(Mpirun::find(cluster.ranks)?)) }
+}
+
+/// Whether one process on this host is all there is.
+fn is_direct(cluster: &Cluster) -> bool {
+    match cluster.launcher {
+        LauncherKind::Direct => true,
+        LauncherKind::Mpirun => false,
+        LauncherKind::Auto => {
+            let local = matches!(cluster.backend, Backend::Auto | Backend::Local);
+            cluster.ranks == 1 && cluster.hosts.is_empty() && local
+        }
+    }
+}

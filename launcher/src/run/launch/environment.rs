@@ -1,0 +1,73 @@
+//! Which variables of the coordinator's environment ranks on other hosts are given. mpirun is told their names; the values
+//! travel in its own messages and stand on no command line.
+
+use lambert_control::{TOKEN_VARIABLE, URL_VARIABLE};
+
+/// Credentials and endpoints of stores, certificates, logging, and the settings of libraries. Those of mpirun's own process
+/// (`OMPI_MCA_*`) it passes on itself where they are for it; ranks get them, too.
+const USUAL: [&str; 14] = [
+    "AWS_*",
+    "GOOGLE_*",
+    "AZURE_*",
+    "SSL_CERT_*",
+    "RUST_LOG",
+    "LAMBERT_*",
+    "NCCL_*",
+    "UCX_*",
+    "FI_*",
+    "OMPI_MCA_*",
+    "OMP_*",
+    "PYTORCH_*",
+    "LD_LIBRARY_PATH",
+    "RUST_BACKTRACE",
+];
+
+/// The names out of `present` that are passed on, with `more` patterns beside the usual ones; and those of the control
+/// channel.
+pub fn passed_on(present: impl Iterator<Item = String>, more: &[String]) -> Vec<String> {
+    let patterns: Vec<&str> = USUAL.into_iter().chain(more.iter().map(String::as_str)).collect();
+    let mut names: Vec<String> =
+        present.filter(|name| patterns.iter().any(|pattern| matches(pattern, name)) && is_plain(name)).collect();
+    names.extend([URL_VARIABLE, TOKEN_VARIABLE].map(str::to_owned));
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+fn matches(pattern: &str, name: &str) -> bool {
+    match pattern.strip_suffix('*') {
+        Some(prefix) => name.starts_with(prefix),
+        None => name == pattern,
+    }
+}
+
+/// A name that cannot be taken for something else on mpirun's command line.
+fn is_plain(name: &str) -> bool {
+    name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_passed_on_by_pattern() {
+        let present =
+            ["AWS_SECRET_ACCESS_KEY", "PATH", "OMP_NUM_THREADS", "SSL_CERT_FILE", "RUST_LOG", "RUST_LOGS", "MY_KEY"];
+        let odd = ["AWS_X=Y", "LAMBERT__CLUSTER__RANKS", "LAMBERT_CONTROL_TOKEN"];
+        let names = present.iter().chain(&odd).map(|name| (*name).to_owned());
+        assert_eq!(
+            passed_on(names, &["MY_*".to_owned()]),
+            [
+                "AWS_SECRET_ACCESS_KEY",
+                "LAMBERT_CONTROL_TOKEN",
+                "LAMBERT_CONTROL_URL",
+                "LAMBERT__CLUSTER__RANKS",
+                "MY_KEY",
+                "OMP_NUM_THREADS",
+                "RUST_LOG",
+                "SSL_CERT_FILE"
+            ]
+        );
+    }
+}

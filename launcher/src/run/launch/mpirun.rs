@@ -1,0 +1,137 @@
+//! Open MPI's mpirun, of version 4 (ORTE) and 5 (PRRTE).
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::prose::OpenMpi;
+use super::{CommandLine, LaunchError, Launcher, Prose, Start};
+use crate::run::decide::Placement;
+
+/// An mpirun that was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mpirun {
+    /// Open MPI's version, as `4.1.4`.
+    pub version: String,
+    /// Whether this process is root, which Open MPI refuses unless told otherwise.
+    root: bool,
+}
+
+impl Mpirun {
+    /// Asks the mpirun of PATH what it is.
+    pub fn find(ranks: usize) -> Result<Self, LaunchError> {
+        let asked = Command::new("mpirun").arg("--version").output();
+        let output = asked.map_err(|source| LaunchError::NoMpirun { ranks, source })?;
+        let said = String::from_utf8_lossy(if output.stdout.is_empty() { &output.stderr } else { &output.stdout });
+        let root = rustix::process::geteuid().is_root();
+        match version(&said) {
+            Some(version) => Ok(Self { version: version.to_owned(), root }),
+            None => {
+                let says = said.lines().next().unwrap_or_default().trim().to_owned();
+                Err(LaunchError::OtherMpi { program: in_path("mpirun"), says })
+            }
+        }
+    }
+
+    /// Open MPI 5 starts its processes by PRRTE, whose settings have names of their own.
+    fn is_five(&self) -> bool {
+        self.version.starts_with("5.")
+    }
+}
+
+/// The version that an mpirun says it has, if it is one that is known here.
+fn version(said: &str) -> Option<&str> {
+    let version = said.lines().next()?.trim().strip_prefix("mpirun (Open MPI) ")?;
+    ["4.", "5."].iter().any(|known| version.starts_with(known)).then_some(version)
+}
+
+fn in_path(name: &str) -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|folder| folder.join(name)).find(|program| program.is_file());
+    found.unwrap_or_else(|| name.into())
+}
+
+impl Launcher for Mpirun {
+    fn name(&self) -> String {
+        format!("mpirun (Open MPI {})", self.version)
+    }
+
+    fn command(&self, start: &Start<'_>) -> CommandLine {
+        let mut line: CommandLine = ["mpirun", "-n", &start.attempt.world.to_string()].map(OsString::from).into();
+        line.extend(["--oversubscribe", "--bind-to", "none", "--tag-output"].map(OsString::from));
+        if self.root {
+            line.push("--allow-run-as-root".into());
+        }
+        if let Some(session) = start.session {
+            line.extend(self.session(session));
+        }
+        if let Placement::Hosts(hosts) = &start.attempt.placement {
+            let hosts: Vec<String> = hosts.iter().map(|host| format!("{}:{}", host.name, host.ranks)).collect();
+            line.extend(["--host".into(), OsString::from(hosts.join(","))]);
+        }
+        for variable in start.variables {
+            line.extend(["-x", variable].map(OsString::from));
+        }
+        line.extend(start.cluster.mpirun_arguments.iter().map(OsString::from));
+        line.extend(start.worker_line());
+        line
+    }
+
+    fn prose(&self) -> Box<dyn Prose> {
+        Box::new(OpenMpi::default())
+    }
+}
+
+impl Mpirun {
+    fn session(&self, folder: &Path) -> [OsString; 3] {
+        let (kind, key) =
+            if self.is_five() { ("--prtemca", "prte_tmpdir_base") } else { ("--mca", "orte_tmpdir_base") };
+        [kind.into(), key.into(), folder.into()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::decide::Attempt;
+    use lambert_config::run::{Cluster, Host};
+
+    fn line(version: &str, root: bool, placement: Placement) -> String {
+        let cluster =
+            Cluster { mpirun_arguments: vec!["--mca".into(), "btl".into(), "tcp,self".into()], ..Cluster::default() };
+        let start = Start {
+            attempt: &Attempt { number: 3, world: 2, placement },
+            cluster: &cluster,
+            worker: Path::new("/bin/lambert-worker"),
+            run: "/runs/a",
+            variables: &["LAMBERT_CONTROL_URL".to_owned(), "AWS_REGION".to_owned()],
+            session: Some(Path::new("/tmp/s")),
+        };
+        let line = Mpirun { version: version.to_owned(), root }.command(&start);
+        line.into_iter().map(|word| word.into_string().unwrap()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn ranks_go_through_mpirun() {
+        let hosts = ["a", "b"].map(|name| Host { name: name.into(), ranks: 1 }).into();
+        assert_eq!(
+            line("4.1.4", false, Placement::Hosts(hosts)),
+            "mpirun -n 2 --oversubscribe --bind-to none --tag-output --mca orte_tmpdir_base /tmp/s --host a:1,b:1 \
+             -x LAMBERT_CONTROL_URL -x AWS_REGION --mca btl tcp,self \
+             /bin/lambert-worker train --run /runs/a --attempt 3 --world 2"
+        );
+        let five = line("5.0.11", true, Placement::Here);
+        assert!(five.contains(" --allow-run-as-root --prtemca prte_tmpdir_base /tmp/s -x "), "{five}");
+        assert!(!five.contains("orte_tmpdir_base") && !five.contains("--host"), "{five}");
+    }
+
+    #[test]
+    fn only_open_mpi_4_and_5_are_known() {
+        assert_eq!(version("mpirun (Open MPI) 4.1.4\n\nReport bugs to ..."), Some("4.1.4"));
+        assert_eq!(version("mpirun (Open MPI) 5.0.11\n"), Some("5.0.11"));
+        // MPICH's, Intel's, an Open MPI of another day, nothing.
+        for other in ["HYDRA build details:\n", "Intel(R) MPI Library for Linux* OS", "mpirun (Open MPI) 6.0.0", ""] {
+            assert_eq!(version(other), None, "{other}");
+        }
+    }
+}

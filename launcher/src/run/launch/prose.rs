@@ -1,0 +1,171 @@
+//! What Open MPI's mpirun prints, read back: lines of ranks, how the first of them died, and what else it has to say.
+
+use super::Prose;
+use crate::run::decide::{Death, FromWorkers};
+
+/// Puts mpirun's own lines together to paragraphs, and tells those of ranks apart.
+#[derive(Debug, Default)]
+pub struct OpenMpi {
+    block: Option<Vec<String>>,
+}
+
+impl Prose for OpenMpi {
+    fn line(&mut self, text: &str) -> Vec<FromWorkers> {
+        match tagged(text) {
+            Some((rank, said)) => vec![FromWorkers::Line(rank, said)],
+            None => self.own(text).into_iter().collect(),
+        }
+    }
+
+    fn end(&mut self) -> Vec<FromWorkers> {
+        self.close().into_iter().collect()
+    }
+}
+
+/// A rank's line, which `--tag-output` marks as `[job,rank]<stream>:text` (Open MPI 5 adds a space).
+fn tagged(text: &str) -> Option<(usize, String)> {
+    let (_job, rest) = text.strip_prefix('[')?.split_once(',')?;
+    let (rank, rest) = rest.split_once("]<")?;
+    let (stream, said) = rest.split_once(">:")?;
+    if !["stdout", "stderr", "stddiag"].contains(&stream) {
+        return None;
+    }
+    // A line that was written in pieces has a tag before each of them.
+    let tag = &text[..text.len() - said.len()];
+    let said = said.strip_prefix(' ').unwrap_or(said);
+    Some((rank.parse().ok()?, said.replace(tag, "")))
+}
+
+impl OpenMpi {
+    /// Takes in a line of mpirun's own. A rule of dashes opens and closes a paragraph.
+    fn own(&mut self, text: &str) -> Option<FromWorkers> {
+        let rule = text.len() >= 20 && text.bytes().all(|byte| byte == b'-');
+        match (rule, self.block.as_mut()) {
+            (true, None) => self.block = Some(Vec::new()),
+            (true, Some(_)) => return self.close(),
+            (false, Some(block)) => block.push(text.trim().to_owned()),
+            (false, None) => return paragraph(text.trim().to_owned()),
+        }
+        None
+    }
+
+    /// Takes the open paragraph for whole.
+    fn close(&mut self) -> Option<FromWorkers> {
+        let block = self.block.take()?;
+        let words: Vec<&str> = block.iter().flat_map(|line| line.split_whitespace()).collect();
+        paragraph(words.join(" "))
+    }
+}
+
+fn paragraph(text: String) -> Option<FromWorkers> {
+    match death(&text) {
+        Some(death) => Some(FromWorkers::Died(death)),
+        None if text.is_empty() || is_banner(&text) => None,
+        None => Some(FromWorkers::Remark(text)),
+    }
+}
+
+/// The report of a rank's death, in one line; `mpirun` is `prterun` in Open MPI 5.
+fn death(text: &str) -> Option<Death> {
+    let own = |rest: &'static str| ["mpirun", "prterun"].map(|name| format!("{name} {rest}"));
+    let noticed = own("noticed that process rank ");
+    if let Some(rest) = noticed.iter().find_map(|start| text.strip_prefix(start.as_str())) {
+        let rank = number(rest)?;
+        let signal = number(rest.split_once("exited on signal ")?.1)?;
+        return Some(Death::Signal { rank: usize::try_from(rank).ok()?, signal: i32::try_from(signal).ok()? });
+    }
+    // Process name: [[54471,1],1] Exit code: 3; in Open MPI 5: [prterun-vm-14062@1,1].
+    let rest = text.split_once("Process name: [")?.1;
+    let (name, rest) = rest.split_once(" Exit code:")?;
+    let rank = number(name.rsplit_once(',')?.1)?;
+    let code = number(rest)?;
+    Some(Death::Exit { rank: usize::try_from(rank).ok()?, code: i32::try_from(code).ok()? })
+}
+
+/// The number that `text` begins with.
+fn number(text: &str) -> Option<u64> {
+    let text = text.trim_start();
+    text[..text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len())].parse().ok()
+}
+
+/// Whether a paragraph tells only that something else was told.
+fn is_banner(text: &str) -> bool {
+    const BANNERS: [&str; 5] = [
+        "Primary job terminated normally, but ",
+        "mpirun has exited due to process rank ",
+        "prterun has exited due to process rank ",
+        "MPI_ABORT was invoked on rank ",
+        "Per user-direction, the job has been aborted",
+    ];
+    BANNERS.iter().any(|banner| text.starts_with(banner))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_ranks_are_told_apart() {
+        let line = |text: &str| OpenMpi::default().line(text);
+        assert_eq!(line("[1,0]<stderr>:a: b"), [FromWorkers::Line(0, "a: b".into())]);
+        assert_eq!(line("[1,0]<stderr>:a[1,0]<stderr>:: b"), [FromWorkers::Line(0, "a: b".into())]);
+        assert_eq!(line("[1,12]<stdout>:"), [FromWorkers::Line(12, String::new())]);
+        assert_eq!(line("[1,1]<stdout>: out 1"), [FromWorkers::Line(1, "out 1".into())]);
+        assert_eq!(line("[vm:123] something"), [FromWorkers::Remark("[vm:123] something".into())]);
+        assert_eq!(line("[1,0] text"), [FromWorkers::Remark("[1,0] text".into())]);
+    }
+
+    fn told(text: &str) -> Vec<FromWorkers> {
+        let mut prose = OpenMpi::default();
+        let mut told: Vec<_> = text.lines().flat_map(|line| prose.line(line)).collect();
+        told.extend(prose.end());
+        told
+    }
+
+    const RULE: &str = "--------------------------------------------------------------------------";
+
+    // The following texts are those of Open MPI 4.1.4 and 5.0.11, as they printed them.
+
+    #[test]
+    fn death_by_signal() {
+        let four = format!(
+            "{RULE}\nPrimary job  terminated normally, but 1 process returned\na non-zero exit code. Per user-direction, \
+             the job has been aborted.\n{RULE}\n{RULE}\nmpirun noticed that process rank 1 with PID 0 on node vm exited \
+             on signal 9 (Killed).\n{RULE}\n"
+        );
+        let five = format!(
+            "{RULE}\nprterun noticed that process rank 1 with PID 14042 on node vm exited on\nsignal 9 (Killed).\n{RULE}"
+        );
+        for text in [four, five] {
+            assert_eq!(told(&text), [FromWorkers::Died(Death::Signal { rank: 1, signal: 9 })], "{text}");
+        }
+    }
+
+    #[test]
+    fn death_with_an_exit_code() {
+        let four = format!(
+            "{RULE}\nmpirun detected that one or more processes exited with non-zero status, thus causing\nthe job to be \
+             terminated. The first process to do so was:\n\n  Process name: [[54471,1],1]\n  Exit code:    3\n{RULE}"
+        );
+        let five = format!(
+            "{RULE}\nprterun detected that one or more processes exited with non-zero status,\nthus causing the job to be \
+             terminated. The first process to do so was:\n\n   Process name: [prterun-vm-14062@1,1]\n   Exit code:    3\n\
+             {RULE}"
+        );
+        for text in [four, five] {
+            assert_eq!(told(&text), [FromWorkers::Died(Death::Exit { rank: 1, code: 3 })], "{text}");
+        }
+    }
+
+    #[test]
+    fn anything_else_is_passed_on_whole() {
+        let text = format!(
+            "{RULE}\nmpirun was unable to launch the specified application as it could not access\nor execute an \
+             executable:\n\nExecutable: /tmp/nope\nNode: vm\n\nwhile attempting to start process rank 0.\n{RULE}\n\
+             2 total processes failed to start\n"
+        );
+        let told = told(&text);
+        let [FromWorkers::Remark(first), FromWorkers::Remark(_)] = &told[..] else { panic!("{told:?}") };
+        assert!(first.ends_with("Executable: /tmp/nope Node: vm while attempting to start process rank 0."));
+    }
+}

@@ -1,0 +1,170 @@
+//! The processes of one attempt, from their start to the last one gone: what they do and say comes out as events.
+
+use std::io::{BufRead, BufReader, Read};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use lambert_config::control::Directive;
+use lambert_control::{TOKEN_VARIABLE, URL_VARIABLE};
+use tempfile::TempDir;
+
+use super::processes::{self, ProcessError, Tree};
+use super::{Launcher, Prose, Start, environment, session};
+use crate::run::control::{ControlError, ControlServer};
+use crate::run::decide::{Attempt, Event, FromWorkers};
+use crate::run::order::Order;
+
+/// How long what they said last may take to arrive.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// Why workers cannot be started or ended.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkersError {
+    /// No control channel.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// A process.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// No folder for the launcher.
+    #[error("cannot make a folder for mpirun's session files")]
+    Session(#[source] std::io::Error),
+    /// No thread.
+    #[error("cannot start a thread that reads what the workers print")]
+    Reader(#[source] std::io::Error),
+}
+
+/// Workers under way. Dropping them ends them.
+#[derive(Debug)]
+pub struct Workers {
+    number: u32,
+    tree: Tree,
+    server: Option<ControlServer>,
+    events: Sender<Event>,
+    exited: bool,
+    /// Disconnected when all output was read.
+    readers: Receiver<()>,
+    _session: Option<TempDir>,
+}
+
+impl Workers {
+    /// Starts all ranks of `attempt`. Call this on the main thread, whose end is theirs.
+    pub fn start(
+        order: &Order,
+        launcher: &dyn Launcher,
+        attempt: &Attempt,
+        events: Sender<Event>,
+    ) -> Result<Self, WorkersError> {
+        let cluster = &order.config.cluster;
+        let session = session::folder(&attempt.placement).map_err(WorkersError::Session)?;
+        let present = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        let line = launcher.command(&Start {
+            attempt,
+            cluster,
+            worker: &order.worker,
+            run: order.store.url(),
+            variables: &environment::passed_on(present, &cluster.environment),
+            session: session.as_ref().map(TempDir::path),
+        });
+        let server = ControlServer::start(&cluster.control, attempt, events.clone())?;
+        let environment = [(URL_VARIABLE, server.url()), (TOKEN_VARIABLE, server.token())];
+        tracing::debug!("starting {line:?}");
+        let mut tree = Tree::start(&line, &environment)?;
+        let outputs = [
+            tree.root.stdout.take().map(|output| Box::new(output) as Box<dyn Read + Send>),
+            tree.root.stderr.take().map(|output| Box::new(output) as Box<dyn Read + Send>),
+        ];
+        let (alive, readers) = channel();
+        let (number, server) = (attempt.number, Some(server));
+        let workers = Self { number, tree, server, events, exited: false, readers, _session: session };
+        for output in outputs.into_iter().flatten() {
+            workers.read(output, launcher.prose(), alive.clone())?;
+        }
+        Ok(workers)
+    }
+
+    fn read(
+        &self,
+        output: Box<dyn Read + Send>,
+        mut prose: Box<dyn Prose>,
+        alive: Sender<()>,
+    ) -> Result<(), WorkersError> {
+        let (number, events) = (self.number, self.events.clone());
+        let read = move || {
+            let _alive = alive;
+            // That nobody listens any more is no failure.
+            let tell = |told: Vec<FromWorkers>| {
+                told.into_iter().for_each(|what| drop(events.send(Event::Worker(number, what))));
+            };
+            each_line(output, |line| tell(prose.line(line)));
+            tell(prose.end());
+        };
+        std::thread::Builder::new().name("output".into()).spawn(read).map(drop).map_err(WorkersError::Reader)
+    }
+
+    /// What the ranks are ordered.
+    pub fn order(&self, directive: Directive) {
+        if let Some(server) = &self.server {
+            server.order(directive);
+        }
+    }
+
+    /// How many requests the control server has refused.
+    pub fn refused(&self) -> u64 {
+        self.server.as_ref().map_or(0, ControlServer::refused)
+    }
+
+    /// Begins to end them.
+    pub fn end(&mut self) -> Result<(), ProcessError> {
+        self.tree.end()
+    }
+
+    /// Makes events of what has become of the processes; whether they are gone, which is the last event.
+    pub fn poll(&mut self) -> Result<bool, ProcessError> {
+        if !self.exited
+            && let Some(status) = self.tree.ended()?
+        {
+            self.exited = true;
+            self.tell(FromWorkers::Exited(processes::exit(status)));
+        }
+        let Some(left) = self.tree.poll_end()? else { return Ok(false) };
+        self.hear_out();
+        self.tell(FromWorkers::Gone(left));
+        Ok(true)
+    }
+
+    /// Waits until the readers of the output have passed on the last line, and the server its last request.
+    fn hear_out(&mut self) {
+        let deadline = Instant::now() + LAST_WORDS;
+        let left = || deadline.saturating_duration_since(Instant::now());
+        while !matches!(self.readers.recv_timeout(left()), Err(RecvTimeoutError::Disconnected)) {
+            if left().is_zero() {
+                break;
+            }
+        }
+        self.server = None;
+    }
+
+    fn tell(&self, what: FromWorkers) {
+        let _ = self.events.send(Event::Worker(self.number, what));
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        match self.tree.end_now() {
+            Ok(left) if left.is_empty() => {}
+            Ok(left) => tracing::error!("processes that cannot be ended are left: {}", left.join(", ")),
+            Err(error) => tracing::error!("workers may be left over: {error}"),
+        }
+    }
+}
+
+fn each_line(output: Box<dyn Read + Send>, mut take: impl FnMut(&str)) {
+    let mut output = BufReader::new(output);
+    let mut line = Vec::new();
+    while output.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
+        take(String::from_utf8_lossy(&line).trim_end());
+        line.clear();
+    }
+}

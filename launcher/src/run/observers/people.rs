@@ -1,0 +1,146 @@
+//! The log and the display: what happens, in words.
+
+use lambert_config::control::EventKind;
+use lambert_control::Saying;
+
+use super::Scene;
+use crate::console;
+use crate::run::decide::{Action, Event, FromWorkers, Note, State, Verdict};
+use crate::run::progress::{Display, duration};
+use crate::status::Status;
+
+/// Tells people.
+#[derive(Debug)]
+pub struct People {
+    display: Display,
+    url: String,
+    restarts: usize,
+}
+
+impl People {
+    /// Of a run of `steps` steps at `url`.
+    pub fn new(steps: u64, url: &str) -> Self {
+        Self { display: Display::new(steps), url: url.to_owned(), restarts: 0 }
+    }
+
+    /// Something happened.
+    pub fn see(&mut self, scene: &Scene<'_>) {
+        if let Event::Worker(_, what) = scene.event {
+            self.worker(what, scene);
+        }
+        scene.actions.iter().for_each(|action| self.action(action, scene.state));
+    }
+
+    fn worker(&mut self, what: &FromWorkers, scene: &Scene<'_>) {
+        match what {
+            FromWorkers::Said(_, Saying::Record(record)) => self.display.step(record, scene.pace),
+            FromWorkers::Said(rank, Saying::Event(event)) => self.event(*rank, event),
+            FromWorkers::Line(rank, text) => console::line(&self.line(*rank, text, scene.state)),
+            _ => {}
+        }
+    }
+
+    fn line(&self, rank: usize, text: &str, state: &State) -> String {
+        match state.running().map_or(state.settings.ranks, |running| running.attempt.world) {
+            1 => text.to_owned(),
+            _ => format!("rank {rank}: {text}"),
+        }
+    }
+
+    fn event(&mut self, rank: usize, event: &EventKind) {
+        match event {
+            EventKind::Started { step, steps, checkpoint, passed_over } => {
+                passed_over.iter().for_each(|why| tracing::warn!("passed over a checkpoint: {why}"));
+                match checkpoint {
+                    Some(name) => tracing::info!("training goes on from {name}, step {step} of {steps}"),
+                    None => tracing::info!("training starts from nothing: {steps} steps"),
+                }
+                self.display.set_steps(*steps);
+            }
+            EventKind::Checkpoint { name, seconds, written, .. } => {
+                tracing::info!("saved checkpoint {name} in {written:.2} s; training stood still for {seconds:.3} s");
+            }
+            EventKind::Evaluation(evaluation) => tracing::info!(
+                "held-out loss after step {}: mlm {:.4} (accuracy {:.4}; without context {:.4})",
+                evaluation.step,
+                evaluation.mlm_loss,
+                evaluation.mlm_accuracy,
+                evaluation.unigram_entropy
+            ),
+            EventKind::Plateau { step, stage, done, steps } => {
+                tracing::info!(
+                    "the held-out loss is flat: stage {stage} ends after {done} steps, at step {step} of now {steps}"
+                );
+                self.display.set_steps(*steps);
+            }
+            EventKind::Grown { step, from, to, stage } => {
+                tracing::info!("the model grows from {from} to {to} layers after step {step}: stage {stage} begins");
+            }
+            EventKind::Warning { message } => tracing::warn!("rank {rank}: {message}"),
+            // Told once, with all that is known, when the attempt has ended.
+            EventKind::Finished { .. } | EventKind::Failed { .. } | EventKind::RolledBack { .. } => {}
+        }
+    }
+
+    fn action(&mut self, action: &Action, state: &State) {
+        match action {
+            Action::Start(attempt) => {
+                tracing::info!("attempt {}: starting {} rank(s)", attempt.number, attempt.world);
+            }
+            Action::Note(note) => self.note(note, state),
+            Action::TakeLease(_) | Action::Order(_) | Action::End | Action::ForgetStop => {}
+        }
+    }
+
+    fn note(&mut self, note: &Note, state: &State) {
+        match note {
+            Note::Stopping => tracing::info!("stopping: the workers save a checkpoint after the next step"),
+            Note::Saving => tracing::info!("a checkpoint was asked for"),
+            Note::Slow(message) => tracing::warn!("{message}"),
+            Note::Restart { cause, pause, rollback } => {
+                let from = match (rollback, &state.checkpoint) {
+                    (true, _) => String::new(),
+                    (false, Some(name)) => format!(", from {name}"),
+                    (false, None) => ", from the beginning (no checkpoint yet)".to_owned(),
+                };
+                tracing::warn!("{cause}; the workers are started again in {pause} s{from}");
+            }
+            Note::Waiting { cause, pause, minutes_left } => tracing::warn!(
+                "no rank has reported ({cause}); trying again in {pause} s, for {minutes_left:.0} minutes more"
+            ),
+            Note::Recovered { step, seconds } => {
+                self.restarts += 1;
+                let (all, times) = (state.memory.seconds_lost, state.memory.restarts.len());
+                tracing::info!(
+                    "step {step} is reached again: the restart cost {seconds:.1} s ({all:.1} s in all, {times} restart(s))"
+                );
+            }
+            Note::Left(left) => {
+                tracing::error!("processes that cannot be ended are left on this host: {}", left.join(", "));
+            }
+        }
+    }
+
+    /// The run is over under this coordinator.
+    pub fn end(&mut self, verdict: &Verdict, status: &Status) {
+        self.display.end();
+        match verdict {
+            Verdict::Finished => self.say_end("finished", "", status),
+            Verdict::Stopped => {
+                let left = status.seconds_left.map(duration);
+                let left = left.map_or(String::new(), |left| format!("; the same command goes on, {left} are left"));
+                self.say_end("stopped", &left, status);
+            }
+            Verdict::Replaced(_) | Verdict::Failed(..) => {}
+        }
+    }
+
+    fn say_end(&self, word: &str, left: &str, status: &Status) {
+        let (step, steps, speed) = (status.step, status.steps, status.samples_per_second);
+        let checkpoint = match &status.checkpoint {
+            Some(name) => format!("checkpoint {}/checkpoints/{name}", self.url),
+            None => "no checkpoint was saved".to_owned(),
+        };
+        console::line(&format!("{word} at step {step} of {steps} ({speed:.1} samples/s): {checkpoint}{left}"));
+    }
+}

@@ -1,0 +1,107 @@
+//! Where events come from, beside the processes of an attempt: signals, the run's store, the lease. Each on a thread of its
+//! own, so that none keeps another waiting.
+
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+use lambert_store::{Lease, Store};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+
+use super::decide::{Event, Wanted};
+
+/// The object that asks a run to stop.
+pub const STOP_OBJECT: &str = "control/stop";
+/// The object that asks a run to save a checkpoint and go on.
+pub const SAVE_OBJECT: &str = "control/checkpoint";
+/// How often the store is asked.
+const PERIOD: Duration = Duration::from_secs(2);
+
+/// Signals that are events, for as long as it lives.
+#[derive(Debug)]
+pub struct Signals(signal_hook::iterator::Handle);
+
+impl Signals {
+    /// From now on SIGTERM, SIGINT, SIGUSR1 and SIGHUP do not end this process. A SIGHUP that this process was started to
+    /// ignore (by nohup) stays ignored.
+    pub fn listen(events: Sender<Event>) -> std::io::Result<Self> {
+        let heeded = [SIGINT, SIGTERM, SIGUSR1].into_iter().chain((!ignores(SIGHUP)).then_some(SIGHUP));
+        let mut signals = signal_hook::iterator::Signals::new(heeded)?;
+        let handle = signals.handle();
+        std::thread::Builder::new().name("signals".into()).spawn(move || {
+            for _ in signals.forever() {
+                let _ = events.send(Event::Signal);
+            }
+        })?;
+        Ok(Self(handle))
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// Whether this process ignores a signal.
+fn ignores(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
+/// Asks the store for requests and for the newest lease, for as long as it lives.
+#[derive(Debug)]
+pub struct Requests {
+    _alive: Sender<()>,
+}
+
+impl Requests {
+    /// Asks `store` now and then.
+    pub fn listen(store: Store, events: Sender<Event>) -> std::io::Result<Self> {
+        let (alive, ended) = channel::<()>();
+        std::thread::Builder::new().name("requests".into()).spawn(move || {
+            while ended.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
+                for event in ask(&store) {
+                    let _ = events.send(event);
+                }
+            }
+        })?;
+        Ok(Self { _alive: alive })
+    }
+}
+
+/// A store that is away asks for nothing; it is asked again.
+fn ask(store: &Store) -> Vec<Event> {
+    let answers = [
+        store.head(STOP_OBJECT).map(|found| found.map(|_| Event::StopRequested)),
+        take(store, SAVE_OBJECT).map(|found| found.then_some(Event::SaveRequested)),
+        Lease::newest(store).map(|newest| newest.map(Event::LeaseSeen)),
+    ];
+    let said = |answer: Result<Option<Event>, lambert_store::Error>| {
+        answer.inspect_err(|error| tracing::debug!("cannot look for requests and leases: {error}")).ok().flatten()
+    };
+    answers.into_iter().filter_map(said).collect()
+}
+
+/// Whether an object was there; it is there no more.
+fn take(store: &Store, object: &str) -> Result<bool, lambert_store::Error> {
+    if store.head(object)?.is_none() {
+        return Ok(false);
+    }
+    store.delete(object)?;
+    Ok(true)
+}
+
+/// Takes a lease on a thread of its own: a store that is away keeps nobody waiting.
+pub fn take_lease(store: Store, wanted: Wanted, events: Sender<Event>) -> std::io::Result<()> {
+    let take = move || {
+        let event = match wanted {
+            Wanted::Next => Lease::take(&store).map(|lease| Event::LeaseTaken(lease.attempt())),
+            Wanted::Exactly(number) => Lease::take_exactly(&store, number)
+                .map(|lease| lease.map_or(Event::LeaseHeld(number), |lease| Event::LeaseTaken(lease.attempt()))),
+        };
+        let event = event.unwrap_or_else(|error| Event::LeaseFailed(crate::failure::chain(&error)));
+        let _ = events.send(event);
+    };
+    std::thread::Builder::new().name("lease".into()).spawn(take).map(drop)
+}

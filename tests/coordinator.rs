@@ -1,0 +1,299 @@
+//! The coordinator over the real programs: what is asked of it, what hangs, who else wants the run, what it is started with.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+#[path = "../cluster/store/tests/s3_server/mod.rs"]
+mod s3_server;
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use s3_server::{BUCKET, Fault, Rule, Server};
+use support::{Ended, Place, Running, assert_same_bits, checkpoints, lambert, run_in, workers};
+
+/// More steps than any run here makes before it is ended.
+const ENDLESS: u64 = 1_000_000;
+
+fn file(run: &str, name: &str) -> serde_json::Value {
+    serde_json::from_slice(&std::fs::read(Path::new(run).join(name)).unwrap()).unwrap()
+}
+
+fn seconds(what: &str, start: Instant) -> f64 {
+    let seconds = start.elapsed().as_secs_f64();
+    eprintln!("{what}: {seconds:.1} s");
+    seconds
+}
+
+/// The processes of a run are gone, and it can go on.
+fn stopped(run: &str, ended: &Ended, code: i32, word: &str) {
+    assert_eq!(ended.code, Some(code), "{}", ended.log);
+    assert!(ended.log.contains(word), "no {word:?} in {}", ended.log);
+    assert!(workers(run).is_empty());
+}
+
+#[test]
+fn hangup_and_the_first_user_signal_save_and_stop() {
+    let place = Place::new();
+    for (number, signal) in ["-HUP", "-USR1"].into_iter().enumerate() {
+        let run = place.path(&format!("run-{number}"));
+        let mut running = Running::start(&place.config(ENDLESS, 2), &run);
+        running.reach(3);
+        let start = Instant::now();
+        running.kill_coordinator(signal);
+        let ended = running.end();
+        seconds(signal, start);
+        stopped(&run, &ended, 75, "stopped at step");
+        assert_eq!(checkpoints(&run).len(), 1, "{}", ended.log);
+        assert_eq!(file(&run, "status.json")["state"], "stopped");
+    }
+}
+
+/// nohup's way: the run outlives the terminal.
+#[test]
+fn a_hangup_that_was_ignored_before_stays_ignored() {
+    let place = Place::new();
+    let run = place.path("run");
+    let line =
+        format!("trap '' HUP; exec {} run --config {} --run {run}", lambert().display(), place.config(ENDLESS, 1));
+    let mut coordinator = Command::new("sh").args(["-c", &line]).stderr(Stdio::null()).spawn().unwrap();
+    let state = || std::fs::read_to_string(Path::new(&run).join("status.json")).unwrap_or_default();
+    let until = |what: &str| {
+        let start = Instant::now();
+        while !state().contains(what) {
+            assert!(start.elapsed() < Duration::from_secs(120), "{}", state());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    until("\"training\"");
+    support::signal(coordinator.id(), "-HUP");
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(state().contains("\"training\""), "{}", state());
+    support::signal(coordinator.id(), "-TERM");
+    assert_eq!(coordinator.wait().unwrap().code(), Some(75));
+}
+
+/// A stopped process says nothing; the attempt is ended after the limit, and the run goes on with the same bits.
+#[test]
+fn a_stopped_rank_is_noticed_and_the_run_goes_on() {
+    let place = Place::new();
+    let (config, run, reference) = (place.config(60, 2), place.path("run"), place.path("undisturbed"));
+    assert_eq!(Running::start(&config, &reference).end().code, Some(0));
+    let mut running = Running::start_with(&config, &run, &["--set", "cluster.limits.silence_seconds=6"]);
+    running.reach(10);
+    let start = Instant::now();
+    running.kill_rank(1, "-STOP");
+    while !running.record().is_none_or(|record| record.step < 30 && start.elapsed().as_secs() > 5) {}
+    seconds("from SIGSTOP to the next attempt's step, with a limit of 6 s", start);
+    let ended = running.end();
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    assert!(ended.log.contains("has been silent for 6 s; the workers are started again in 1 s"), "{}", ended.log);
+    assert_same_bits(&reference, &run);
+    assert!(file(&run, "coordinator.json")["restarts"][0]["cause"].as_str().unwrap().contains("silent"));
+}
+
+/// All ranks report, and no step is made: not silence, but a hang.
+#[test]
+fn a_reader_that_hangs_is_noticed_and_named() {
+    let place = Place::new();
+    let run = place.path("run");
+    let sets = ["--set", "cluster.limits.step_seconds=5", "--set", "cluster.limits.first_step_seconds=60"];
+    let slow = slow_reads(&place);
+    let mut running = Running::start_in(&place.config(ENDLESS, 2), &run, &sets, &[slow.preload, slow.trigger]);
+    running.reach(5);
+    std::fs::write(&slow.file, "1").unwrap();
+    let start = Instant::now();
+    while !std::fs::read_to_string(Path::new(&run).join("status.json")).unwrap().contains("hangs") {
+        assert!(start.elapsed() < Duration::from_secs(100), "the hang was not noticed");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    seconds("a reader that hangs, noticed with a limit of 5 s", start);
+    std::fs::remove_file(&slow.file).unwrap();
+    // It trains again.
+    while running.record().is_some_and(|record| record.step < 40) {}
+    running.kill_coordinator("-TERM");
+    let ended = running.end();
+    assert_eq!(ended.code, Some(75), "{}", ended.log);
+    assert!(ended.log.contains("hangs: waiting for samples (step "), "{}", ended.log);
+    assert!(ended.log.contains("is slow: "), "slow is said before hung: {}", ended.log);
+}
+
+struct SlowReads {
+    preload: (&'static str, String),
+    trigger: (&'static str, String),
+    file: PathBuf,
+}
+
+/// A library in whose presence reads of shards hang while a file exists.
+fn slow_reads(place: &Place) -> SlowReads {
+    let (source, library) =
+        (concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/hanging_reads.c"), place.path("hang.so"));
+    let built = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o", &library, source, "-ldl"]).status().unwrap();
+    assert!(built.success());
+    let file = PathBuf::from(place.path("hang"));
+    let trigger = ("LAMBERT_TEST_HANG", file.to_str().unwrap().to_owned());
+    SlowReads { preload: ("LD_PRELOAD", library), trigger, file }
+}
+
+/// One coordinator loses its workers while another has begun: it leaves, and takes the run from nobody.
+#[test]
+fn one_that_comes_back_leaves_the_run_to_its_successor() {
+    let place = Place::new();
+    let (config, run) = (place.config(ENDLESS, 2), place.path("run"));
+    let mut first = Running::start(&config, &run);
+    first.reach(3);
+    first.kill_coordinator("-STOP");
+    let mut second = Running::start(&config, &run);
+    second.reach(3);
+    let start = Instant::now();
+    first.kill_coordinator("-CONT");
+    let ended = first.end();
+    seconds("from its return to its end", start);
+    assert_eq!(ended.code, Some(77), "{}", ended.log);
+    assert!(ended.log.contains("another `lambert run` has taken this run over"), "{}", ended.log);
+    second.reach_now(20);
+    second.kill_coordinator("-TERM");
+    let ended = second.end();
+    assert_eq!(ended.code, Some(75), "{}", ended.log);
+    assert!(!ended.log.contains("started again"), "the successor was disturbed: {}", ended.log);
+    assert_eq!(file(&run, "status.json")["attempt"], 2);
+}
+
+/// The answer to the creation of a lease is lost, again and again, while the poller sees the lease.
+#[test]
+fn a_lost_answer_to_a_lease_is_no_eviction() {
+    let place = Place::new();
+    let server = Server::start(Path::new(&place.path("s3")), 0);
+    let url = format!("s3://{BUCKET}/run");
+    let mut running = Running::start_in(&place.config(60, 2), &url, &[], &server.environment());
+    running.reach(10);
+    let fault = Fault::LoseAnswer;
+    server.fail(Rule { method: "PUT".parse().unwrap(), contains: "lease-000002", after: 0, times: 6, fault });
+    let start = Instant::now();
+    running.kill_rank(0, "-9");
+    let ended = running.end();
+    seconds("to the end", start);
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    assert!(server.hits() >= 6, "{}", server.hits());
+    assert!(ended.log.contains("attempt 2: starting") && !ended.log.contains("attempt 3"), "{}", ended.log);
+}
+
+/// The control channel goes to the coordinator, whatever the environment says of the way to the world.
+#[test]
+fn a_proxy_is_not_for_the_control_channel() {
+    let place = Place::new();
+    let proxies = ["HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"];
+    // Nobody listens there.
+    let environment = proxies.map(|name| (name, "http://127.0.0.1:9".to_owned()));
+    let ended = Running::start_in(&place.config(20, 2), &place.path("run"), &[], &environment).end();
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+}
+
+/// A request for a checkpoint lives as long as a step takes.
+#[test]
+fn a_request_for_a_checkpoint_is_honoured_by_slow_steps() {
+    let place = Place::new();
+    let (run, slow) = (place.path("run"), slow_reads(&place));
+    let sets = ["--set", "checkpoint.every_steps=0"];
+    let mut running = Running::start_in(&place.config(ENDLESS, 2), &run, &sets, &[slow.preload, slow.trigger]);
+    running.reach(3);
+    std::fs::write(&slow.file, "1").unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    support::done(&["checkpoint", "save", &run]);
+    // Longer than any request was remembered once.
+    std::thread::sleep(Duration::from_secs(10));
+    std::fs::remove_file(&slow.file).unwrap();
+    let start = Instant::now();
+    while checkpoints(&run).is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(60), "no checkpoint was saved");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    running.kill_coordinator("-TERM");
+    assert_eq!(running.end().code, Some(75));
+}
+
+/// A copy of `lambert` whose worker is a script before the real one, `$WORKER`.
+fn with_worker(place: &Place, script: &str) -> PathBuf {
+    let program = PathBuf::from(place.path("programs/lambert"));
+    let text = format!("#!/bin/sh\nWORKER={}\n{script}\n", env!("CARGO_BIN_EXE_lambert-worker"));
+    let worker = place.file("programs/lambert-worker", text);
+    std::fs::copy(lambert(), &program).unwrap();
+    std::fs::set_permissions(worker, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    program
+}
+
+/// Runs such a copy to its end: its exit code and its log.
+fn run_with_worker(place: &Place, script: &str) -> (i32, String) {
+    let config = place.config(ENDLESS, 2);
+    let arguments = ["run", "--config", &config, "--run", &place.path("run")];
+    let output = Command::new(with_worker(place, script)).args(arguments).output().unwrap();
+    (output.status.code().unwrap_or(-1), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// A worker that fails before it trains says why, in `status` too.
+#[test]
+fn a_failure_at_the_start_is_told_in_words() {
+    let place = Place::new();
+    let (code, log) = run_with_worker(&place, "exec $WORKER train --run $3 --attempt $5 --world 3");
+    let why = "failed: the attempt has 3 ranks, but 2 process(es) were started together";
+    assert_eq!(code, 2, "{log}");
+    assert!(log.contains(why), "{log}");
+    let status = support::done(&["status", &place.path("run")]);
+    assert!(status.contains("failed       rank ") && status.contains(why), "{status}");
+}
+
+/// The folder of an Open MPI 5, where LAMBERT_TEST_OPENMPI5 names one.
+fn open_mpi_5() -> Option<String> {
+    let five = std::env::var("LAMBERT_TEST_OPENMPI5").ok();
+    if five.is_none() {
+        eprintln!("SKIPPED: LAMBERT_TEST_OPENMPI5 names no folder of an Open MPI 5 (docs/operations.md)");
+    }
+    five
+}
+
+/// One rank has another MPI than the other: refused before they try to find each other.
+#[test]
+fn a_mixture_of_versions_is_refused() {
+    let Some(five) = open_mpi_5() else { return };
+    let place = Place::new();
+    let script = format!("[ $OMPI_COMM_WORLD_RANK = 0 ] || export LD_LIBRARY_PATH={five}/lib\nexec $WORKER \"$@\"");
+    let start = Instant::now();
+    let (code, log) = run_with_worker(&place, &script);
+    seconds("a mixture of versions", start);
+    assert_eq!(code, 2, "{log}");
+    assert!(log.contains("the ranks do not run the same programs: rank "), "{log}");
+    assert!(log.contains("has MPI library Open MPI v4") && log.contains("Open MPI v5"), "{log}");
+}
+
+/// mpirun's place is taken by the MPI of another house.
+#[test]
+fn another_mpi_is_refused_by_name() {
+    let place = Place::new();
+    let folder = place.path("bin");
+    let program = place.file("bin/mpirun", "#!/bin/sh\necho 'HYDRA build details:'\necho '    Version: 4.0.2'\n");
+    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let path = format!("{folder}:{}", std::env::var("PATH").unwrap());
+    let ran = run_in(&["run", "--config", &place.config(9, 2), "--run", &place.path("run")], &[("PATH", path)]);
+    assert_eq!(ran.code, 1, "{}", ran.err);
+    assert!(ran.err.contains("bin/mpirun is not Open MPI 4 or 5") && ran.err.contains("HYDRA"), "{}", ran.err);
+}
+
+/// Open MPI 5, where LAMBERT_TEST_OPENMPI5 names its folder: a kill, and the same bits.
+#[test]
+fn open_mpi_5_starts_and_restarts() {
+    let Some(five) = open_mpi_5() else { return };
+    let place = Place::new();
+    let path = format!("{five}/bin:{}", std::env::var("PATH").unwrap());
+    let environment = [("PATH", path), ("LD_LIBRARY_PATH", format!("{five}/lib"))];
+    let (config, run, reference) = (place.config(60, 2), place.path("run"), place.path("undisturbed"));
+    let ended = Running::start_in(&config, &reference, &[], &environment).end();
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    let mut running = Running::start_in(&config, &run, &[], &environment);
+    running.reach(20);
+    running.kill_rank(1, "-9");
+    let ended = running.end();
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    assert!(ended.log.contains("rank 1 (pid ") && ended.log.contains("was killed by signal 9"), "{}", ended.log);
+    assert_same_bits(&reference, &run);
+}
