@@ -16,6 +16,7 @@
 //! - [`saved`]: a model out of a run or checkpoint, for those that only read
 //! - [`evaluate`], [`fill_mask`]: what a trained model knows
 //! - [`metrics`]: one record a step
+//! - [`output`]: results on standard output
 //! - [`control`]: the worker's end of the control channel
 //! - `allocator`: jemalloc in place of malloc
 //! - [`torch`]: the thinnest layer over libtorch, and all unsafe code about tensors
@@ -36,6 +37,7 @@ pub mod metrics;
 pub mod model;
 pub mod objective;
 pub mod optim;
+pub mod output;
 pub mod plateau;
 pub mod retreat;
 pub mod saved;

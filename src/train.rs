@@ -19,7 +19,7 @@ use crate::metrics::{self, Stopwatch};
 use crate::model::Bert;
 use crate::session::{Datasets, Session};
 use crate::torch::TorchError;
-use crate::{gradients, growth, retreat, step};
+use crate::{gradients, growth, output, retreat, step};
 
 /// How training ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,7 +119,8 @@ fn finish(session: &Session, state: &State, outcome: Outcome) -> Outcome {
 fn report(session: &Session, state: &State, record: StepRecord) {
     let by_hand = session.is_first() && !session.control.is_connected();
     if by_hand && let Ok(line) = serde_json::to_string(&record) {
-        println!("{line}");
+        // A run does not end because nobody reads its records.
+        let _ = output::line(&line);
     }
     session.control.step(state.step, session.is_first().then_some(record));
 }
