@@ -1,7 +1,7 @@
 # The commands of the project. Each one sets the machine up first (cluster/setup.sh: idempotent, quick when all is there).
 #
 #   make demo                    corpus to trained, killed, resumed and exported model, in a few minutes
-#   make demo CORPUS="a.txt b/"  the same with your own text files, folders or Wikipedia dump
+#   make demo CORPUS="a.txt b/"  the same with whatever `lambert prep` reads: files, folders, globs, URLs
 #   make test                    every check of the project
 #   make build                   the two programs, in target/release
 #   make check                   formatting, lints and documentation only
@@ -12,6 +12,7 @@ RELEASE := $(or $(CARGO_TARGET_DIR),target)/release
 CORPUS ?=
 # What the programs say they were built from: a coordinator refuses ranks of another commit.
 export LAMBERT_GIT := $(shell git rev-parse --short=12 HEAD 2>/dev/null)
+DEMO ?= demo
 
 .PHONY: setup build demo test check doc bench clean
 
@@ -27,7 +28,7 @@ build: setup
 	fi
 
 demo: build
-	@sh tests/demo.sh target/release demo $(CORPUS)
+	@sh tests/demo.sh $(RELEASE) $(DEMO) $(CORPUS)
 
 check: setup
 	$(CARGO) fmt --all --check

@@ -25,7 +25,7 @@ use lambert::{metrics, optim, step};
 use lambert_config::run::{Model, Objective, Optimizer as Settings, OptimizerKind, Test};
 use lambert_config::{PrepConfig, flops, prep};
 use lambert_data_prep::dataset::Dataset;
-use lambert_data_prep::prep::{Options, Status, run as prepare};
+use lambert_data_prep::prep::{MEMORY, Options, Status, run as prepare};
 use lambert_data_prep::random::Key;
 
 #[derive(Parser)]
@@ -88,7 +88,7 @@ fn batches(arguments: &Arguments, folder: &Path, count: usize) -> (Vec<GlobalBat
     config.output.url = folder.join("data").display().to_string();
     config.vocabulary.file = arguments.vocabulary.clone();
     config.samples.held_out = 0.0;
-    prepare(&config, &Options { threads: 2, part: None, progress: &|_: &Status| {} }).unwrap();
+    prepare(&config, &Options { threads: 2, memory: MEMORY, part: None, progress: &|_: &Status| {} }).unwrap();
     let dataset = Arc::new(Dataset::open(&folder.join("data/train").display().to_string()).unwrap());
     let vocabulary = dataset.manifest().vocabulary.size;
     let source = Source { dataset, objective: Objective::default(), seed: 1, shuffle: true, test: Test::default() };

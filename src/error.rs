@@ -86,6 +86,9 @@ pub enum Error {
     /// A record or message cannot be written as JSON.
     #[error("cannot write JSON")]
     Json(#[source] serde_json::Error),
+    /// Results cannot be printed.
+    #[error("cannot write to standard output")]
+    Output(#[source] std::io::Error),
     /// The operating system gives no thread.
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),

@@ -22,6 +22,7 @@
 //! - [`saved`]: a model out of a run or checkpoint, for those that only read
 //! - [`evaluate`], [`fill_mask`]: what a trained model knows
 //! - [`metrics`]: one record a step
+//! - [`output`]: results on standard output
 //! - [`control`]: the worker's end of the control channel
 //! - `allocator`: jemalloc in place of malloc
 //! - [`torch`]: the thinnest layer over libtorch
@@ -45,6 +46,7 @@ pub mod model;
 pub mod objective;
 pub mod optim;
 pub mod outcome;
+pub mod output;
 pub mod retreat;
 pub mod saved;
 pub mod session;

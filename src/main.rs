@@ -9,7 +9,7 @@ use lambert::control::{Control, Phase};
 use lambert::error::{self, Error};
 use lambert::session::Session;
 use lambert::train::Outcome;
-use lambert::{evaluate, fill_mask, saved::Saved, torch, train};
+use lambert::{evaluate, fill_mask, output, saved::Saved, torch, train};
 use lambert_collective::local;
 use lambert_config::control::EventKind;
 use lambert_config::exit;
@@ -71,7 +71,8 @@ fn main() -> ExitCode {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let colours = std::io::stderr().is_terminal();
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
-    lines.with_ansi(colours).init();
+    // tracing would report a closed standard error there, and panic.
+    lines.with_ansi(colours).log_internal_errors(false).init();
     let arguments = Arguments::parse();
     let code = match torch::guard(|| run(arguments.command)) {
         Ok(Ok(code)) => code,
@@ -142,32 +143,35 @@ fn eval(model: &str, data: &str, samples: u64, json: bool) -> Result<i32, Error>
     let question = saved.question(data, samples)?;
     let result = evaluate::evaluate(&saved.bert(), &mut *local::alone().group, &question, saved.step)?;
     if json {
-        println!("{}", serde_json::to_string(&result).map_err(Error::Json)?);
+        output::line(&serde_json::to_string(&result).map_err(Error::Json)?)?;
         return Ok(exit::DONE);
     }
-    println!("step             {}", result.step);
-    println!("samples          {}", result.samples);
-    println!("masked tokens    {}", result.masked_tokens);
-    println!("MLM loss         {:.4} nats", result.mlm_loss);
-    println!("  context-free   {:.4} nats (unigram entropy of the dataset)", result.unigram_entropy);
-    println!("MLM accuracy     {:.2} %", 100.0 * result.mlm_accuracy);
+    let mut lines = vec![
+        format!("step             {}", result.step),
+        format!("samples          {}", result.samples),
+        format!("masked tokens    {}", result.masked_tokens),
+        format!("MLM loss         {:.4} nats", result.mlm_loss),
+        format!("  context-free   {:.4} nats (unigram entropy of the dataset)", result.unigram_entropy),
+        format!("MLM accuracy     {:.2} %", 100.0 * result.mlm_accuracy),
+    ];
     if let (Some(loss), Some(accuracy)) = (result.pair_loss, result.pair_accuracy) {
-        println!("pair loss        {loss:.4} nats");
-        println!("pair accuracy    {:.2} %", 100.0 * accuracy);
+        lines.push(format!("pair loss        {loss:.4} nats"));
+        lines.push(format!("pair accuracy    {:.2} %", 100.0 * accuracy));
     }
+    output::line(&lines.join("\n"))?;
     Ok(exit::DONE)
 }
 
 fn fill(model: &str, text: &str, top: usize, json: bool) -> Result<i32, Error> {
     let answers = fill_mask::fill(&Saved::open(model)?, text, top)?;
     if json {
-        println!("{}", serde_json::to_string(&answers).map_err(Error::Json)?);
+        output::line(&serde_json::to_string(&answers).map_err(Error::Json)?)?;
         return Ok(exit::DONE);
     }
     for (number, guesses) in answers.iter().enumerate() {
         let guesses: Vec<String> =
             guesses.iter().map(|guess| format!("{} {:.1} %", guess.piece, 100.0 * guess.probability)).collect();
-        println!("[MASK] {}: {}", number + 1, guesses.join(", "));
+        output::line(&format!("[MASK] {}: {}", number + 1, guesses.join(", ")))?;
     }
     Ok(exit::DONE)
 }

@@ -22,7 +22,7 @@ use crate::session::{Datasets, Session};
 use crate::stages::{self, growth};
 use crate::state::TrainState;
 use crate::torch::{self, TorchError};
-use crate::{gradients, optim, retreat, step};
+use crate::{gradients, optim, output, retreat, step};
 
 /// How training ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,7 +125,8 @@ fn finish(session: &Session, state: &TrainState, outcome: Outcome) -> Outcome {
 fn report(session: &Session, state: &TrainState, record: StepRecord) {
     let by_hand = session.is_first() && !session.control.is_connected();
     if by_hand && let Ok(line) = serde_json::to_string(&record) {
-        println!("{line}");
+        // A run does not end because nobody reads its records.
+        let _ = output::line(&line);
     }
     session.control.step(state.step, session.is_first().then_some(record));
 }

@@ -3,6 +3,8 @@
 # restart, the end, an exported model. `make demo` calls it.
 #
 #   demo.sh PROGRAMS FOLDER [CORPUS...]    PROGRAMS holds lambert and lambert-worker; FOLDER is made anew
+#
+# DEMO_STEPS in the environment: fewer steps than configs/demo.toml has, for a test.
 set -eu
 
 programs=$1; demo=$2; shift 2
@@ -15,7 +17,6 @@ rm -rf "$demo"
 mkdir -p "$demo"
 
 # 1. Text: the user's, or a generated one.
-sources=
 if [ $# -eq 0 ]; then
     say "Corpus: drawn from a small grammar in which words far apart agree"
     "$lambert" generate --documents 4000 --seed 1 --output "$demo/corpus.txt"
@@ -24,24 +25,17 @@ if [ $# -eq 0 ]; then
 else
     documents=file; length=128
 fi
-for path in "$@"; do
-    [ -e "$path" ] || { echo "demo: $path: no such file or folder" >&2; exit 2; }
-    format=text; case "$path" in *.xml*) format=wikipedia ;; esac
-    sources="$sources
-[[source]]
-path = \"$path\"
-format = \"$format\"
-documents = \"$documents\"
-"
-done
 
-# 2. Vocabulary and dataset.
+# 2. Vocabulary and dataset. What each file holds shows in its first bytes.
 say "Vocabulary"
-inputs=; for path in "$@"; do inputs="$inputs --input $path"; done
-"$lambert" vocab $inputs --size 8000 --output "$demo/vocab.txt"
+"$lambert" vocab --size 8000 --output "$demo/vocab.txt" --input "$@"
 say "Dataset"
-cat > "$demo/prep.toml" <<TOML
-$sources
+prepare() {
+    for path in "$@"; do
+        printf '[[source]]\npath = "%s"\nformat = "auto"\ndocuments = "%s"\n' \
+            "$(printf '%s' "$path" | sed 's/["\\]/\\&/g')" "$documents"
+    done > "$demo/prep.toml"
+    cat >> "$demo/prep.toml" <<TOML
 [output]
 url = "$demo/data"
 shards = 2
@@ -51,14 +45,23 @@ file = "$demo/vocab.txt"
 sequence_length = $length
 held_out = 0.05
 TOML
-"$lambert" prep --config "$demo/prep.toml"
+    "$lambert" prep --config "$demo/prep.toml"
+}
+prepare "$@"
+if [ ! -e "$demo/data/held-out" ]; then
+    echo "demo: one document is not enough to hold one out; its paragraphs are taken for documents" >&2
+    rm -rf "$demo/data"
+    documents=blank-line
+    prepare "$@"
+fi
 
 # 3. Training on two ranks; half-way rank 1 is killed as a lost machine would be.
 say "Training: 2 ranks, LAMB"
+steps=${DEMO_STEPS:-$(sed -n 's/^steps = //p' configs/demo.toml)}
 "$lambert" run --config configs/demo.toml --run "$demo/run" \
+    --set "stage.0.steps=$steps" --set "checkpoint.every_steps=$((steps / 24))" \
     --set "stage.0.data=$demo/data/train" --set "evaluation.data=$demo/data/held-out" &
 run=$!
-steps=$(sed -n 's/^steps = //p' configs/demo.toml)
 killed=
 while kill -0 $run 2>/dev/null; do
     sleep 0.5

@@ -73,23 +73,31 @@ fn list(faults: &[Fault]) -> String {
 #[derive(Debug, Default, Clone)]
 pub struct Layers {
     environment: Vec<(String, String)>,
+    /// Variables of ours whose values are not UTF-8.
+    unreadable: Vec<String>,
     sets: Vec<String>,
 }
 
 impl Layers {
     /// This process's `LAMBERT__*` variables, then `sets` (`key=value` each).
     pub fn from_process(sets: &[String]) -> Self {
-        let mut environment: Vec<_> = std::env::vars_os()
-            .filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)))
-            .filter_map(|(key, value)| Some((key.strip_prefix("LAMBERT__")?.to_lowercase().replace("__", "."), value)))
-            .collect();
+        let (mut environment, mut unreadable) = (Vec::new(), Vec::new());
+        for (name, value) in std::env::vars_os() {
+            let name = name.to_string_lossy();
+            let Some(key) = name.strip_prefix("LAMBERT__") else { continue };
+            match value.into_string() {
+                Ok(value) => environment.push((key.to_lowercase().replace("__", "."), value)),
+                Err(_) => unreadable.push(name.into_owned()),
+            }
+        }
         environment.sort();
-        Self { environment, sets: sets.to_vec() }
+        unreadable.sort();
+        Self { environment, unreadable, sets: sets.to_vec() }
     }
 
     /// Only `sets`, whatever the environment holds.
     pub fn from_sets(sets: &[String]) -> Self {
-        Self { environment: Vec::new(), sets: sets.to_vec() }
+        Self { sets: sets.to_vec(), ..Self::default() }
     }
 
     /// Reads `path`, lays the other layers over it and checks the result.
@@ -123,6 +131,8 @@ impl Layers {
         })?;
         let mut tree = Value::Table(table);
         let mut faults = Vec::new();
+        let not_utf_8 = |name| Fault::new("", format!("{name}: the value is not UTF-8"));
+        faults.extend(self.unreadable.iter().map(not_utf_8));
         let mut settings = self.environment.clone();
         for set in &self.sets {
             match set.split_once('=') {

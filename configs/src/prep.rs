@@ -66,23 +66,14 @@ impl Default for Source {
 }
 
 impl Source {
-    /// What a document is: as configured, or the format's default.
+    /// What a document of a file in `format` is: as configured where the format takes that, or the format's default.
     #[must_use]
-    pub fn documents(&self) -> Documents {
-        self.documents.unwrap_or(match self.format {
-            Format::Text => Documents::File,
+    pub fn documents(&self, format: Format) -> Documents {
+        self.documents.filter(|documents| format.takes(*documents)).unwrap_or(match format {
+            Format::Auto | Format::Text => Documents::File,
             Format::Sentences => Documents::BlankLine,
             Format::Jsonl | Format::Parquet | Format::Wikipedia => Documents::Row,
         })
-    }
-
-    fn takes(&self, documents: Documents) -> bool {
-        match self.format {
-            Format::Text => matches!(documents, Documents::File | Documents::BlankLine),
-            Format::Sentences => documents == Documents::BlankLine,
-            Format::Jsonl | Format::Parquet => matches!(documents, Documents::Row | Documents::Sentence),
-            Format::Wikipedia => documents == Documents::Row,
-        }
     }
 }
 
@@ -90,6 +81,8 @@ impl Source {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Format {
+    /// What each file's first bytes show: a dump, Parquet, JSON lines, or else running text.
+    Auto,
     /// Running text.
     #[default]
     Text,
@@ -101,6 +94,18 @@ pub enum Format {
     Parquet,
     /// A MediaWiki pages-articles dump (XML).
     Wikipedia,
+}
+
+impl Format {
+    fn takes(self, documents: Documents) -> bool {
+        match self {
+            Self::Auto => true,
+            Self::Text => matches!(documents, Documents::File | Documents::BlankLine),
+            Self::Sentences => documents == Documents::BlankLine,
+            Self::Jsonl | Self::Parquet => matches!(documents, Documents::Row | Documents::Sentence),
+            Self::Wikipedia => documents == Documents::Row,
+        }
+    }
 }
 
 /// What a document is.
@@ -253,7 +258,7 @@ impl Source {
         if self.path.is_empty() {
             fault("path", "missing: a file, folder, glob or URL");
         }
-        if !self.takes(self.documents()) {
+        if self.documents.is_some_and(|documents| !self.format.takes(documents)) {
             fault(
                 "documents",
                 "text takes file or blank-line, jsonl and parquet take row or sentence, the others none",

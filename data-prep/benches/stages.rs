@@ -13,12 +13,12 @@ use lambert_config::prep::{Format, Source};
 use lambert_data_prep::extract::{Extracted, extract};
 use lambert_data_prep::prep::{self, Options, Status};
 use lambert_data_prep::sentences;
-use lambert_data_prep::source::{self, RawDocument};
+use lambert_data_prep::source::{self, RawDocument, SourceFile};
 use lambert_data_prep::tokenizer::Tokenizer;
 
 struct Corpus {
     source: Source,
-    raw: Vec<RawDocument>,
+    raw: Vec<(Arc<SourceFile>, RawDocument)>,
     text: Vec<String>,
 }
 
@@ -35,14 +35,15 @@ impl Corpus {
         self.raw.clear();
         for file in source::find(std::slice::from_ref(&self.source)).unwrap() {
             let mut reader = source::reader(&self.source, &file, Arc::default()).unwrap();
+            let file = Arc::new(file);
             while let Some(document) = reader.next().unwrap() {
-                self.raw.push(document);
+                self.raw.push((file.clone(), document));
             }
         }
     }
 
     fn extract(&self) -> Vec<String> {
-        let extracted = self.raw.iter().map(|raw| extract(&self.source, raw, "bench", &mut |_| {}).unwrap());
+        let extracted = self.raw.iter().map(|(file, raw)| extract(&self.source, file, raw, &mut |_| {}).unwrap());
         extracted.filter_map(|found| if let Extracted::Text(text) = found { Some(text) } else { None }).collect()
     }
 
@@ -53,7 +54,7 @@ impl Corpus {
     }
 
     fn raw_bytes(&self) -> usize {
-        self.raw.iter().map(|raw| raw.bytes.len()).sum()
+        self.raw.iter().map(|(_, raw)| raw.bytes.len()).sum()
     }
 }
 
@@ -77,7 +78,7 @@ fn whole(source: &Source, vocabulary: &Path, threads: usize, phases: &Phases) {
             phases.push((status.phase, Instant::now()));
         }
     };
-    prep::run(&config, &Options { threads, part: None, progress: &progress }).unwrap();
+    prep::run(&config, &Options { threads, memory: prep::MEMORY, part: None, progress: &progress }).unwrap();
     phases.lock().unwrap().push(("", Instant::now()));
 }
 

@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for file in source::find(std::slice::from_ref(&source))? {
         let mut reader = source::reader(&source, &file, Arc::default())?;
         while let Some(raw) = reader.next()? {
-            match extract(&source, &raw, &file.name, &mut |_| {})? {
+            match extract(&source, &file, &raw, &mut |_| {})? {
                 Extracted::Text(text) | Extracted::Sentences(text) => {
                     write!(output, "<doc title=\"{}\">\n{text}</doc>\n", title(&raw.bytes))?;
                 }

@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let mut documents = source::reader(&source, &file, Default::default())?;
         while let Some(raw) = documents.next()? {
             let mut found = Vec::new();
-            let extracted = extract(&source, &raw, &file.name, &mut |_| {})?;
+            let extracted = extract(&source, &file, &raw, &mut |_| {})?;
             match &extracted {
                 Extracted::Text(text) => text.lines().for_each(|line| sentences::split(line, &mut found)),
                 Extracted::Sentences(text) => found.extend(text.lines()),

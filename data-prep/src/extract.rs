@@ -11,7 +11,7 @@ use std::borrow::Cow;
 use lambert_config::prep::{Documents, Format, Invalid, Source};
 
 use crate::prep::PrepError;
-use crate::source::RawDocument;
+use crate::source::{RawDocument, SourceFile};
 
 /// What became of a raw document.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,11 +24,11 @@ pub enum Extracted {
     Rejected(&'static str),
 }
 
-/// Takes the prose out of a document of `source`; `name` is the file, for errors. Tells `notes` what was mended.
+/// Takes the prose out of a document of `file`, which is of `source`. Tells `notes` what was mended.
 pub fn extract(
     source: &Source,
+    file: &SourceFile,
     raw: &RawDocument,
-    name: &str,
     notes: &mut dyn FnMut(&'static str),
 ) -> Result<Extracted, PrepError> {
     let text = match (std::str::from_utf8(&raw.bytes), source.invalid) {
@@ -38,15 +38,15 @@ pub fn extract(
             String::from_utf8_lossy(&raw.bytes)
         }
         (Err(error), Invalid::Refuse) => {
-            return Err(PrepError::NotUtf8 { file: name.to_owned(), at: raw.at + error.valid_up_to() as u64 });
+            return Err(PrepError::NotUtf8 { file: file.name.clone(), at: raw.at + error.valid_up_to() as u64 });
         }
     };
-    Ok(match (source.format, source.documents()) {
+    Ok(match (file.format, source.documents(file.format)) {
         (Format::Sentences, _) | (_, Documents::Sentence) => Extracted::Sentences(text.into_owned()),
         (Format::Wikipedia, _) => {
-            page::extract(&text, wikitext::Keep { lists: source.lists, headings: source.headings })
+            page::extract(&text, wikitext::Keep { lists: source.lists, headings: source.headings }, &file.site)
         }
-        (Format::Text, _) => Extracted::Text(paragraphs::join(gutenberg::body(&text))),
+        (Format::Text | Format::Auto, _) => Extracted::Text(paragraphs::join(gutenberg::body(&text))),
         // Rows are not wrapped at a width; their lines are paragraphs.
         (Format::Jsonl | Format::Parquet, _) => Extracted::Text(text.into_owned()),
     })

@@ -13,19 +13,25 @@
 //! and no step depends on which thread or part did it.
 
 mod buckets;
+mod collected;
 mod corpus;
 mod duplicates;
 mod error;
 mod finish;
 mod heads;
 mod job;
+mod levels;
 mod lock;
+mod memory;
+mod merge;
+mod partitions;
 mod sealed;
 mod shards;
 mod space;
 pub(crate) mod spill;
 mod tokenize;
 
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use lambert_config::PrepConfig;
@@ -39,13 +45,23 @@ use crate::dataset::Manifest;
 use crate::source::Note;
 use buckets::Split;
 use duplicates::Removed;
-use job::{Job, Run};
+use job::{Job, Run, Scale};
+use levels::Levels;
+use memory::Memory;
 use shards::Sorted;
+
+/// Bytes of memory that a preparation takes unless it is told otherwise.
+pub const MEMORY: u64 = 2 << 30;
+
+/// Bytes of memory for each token of a bucket whose samples are made: its id, and its share of what is beside it.
+const BUCKET_BYTES: u64 = 5;
 
 /// How a preparation is run; none of it changes a byte of the result.
 pub struct Options<'a> {
     /// Threads.
     pub threads: usize,
+    /// Bytes of memory for all of them together.
+    pub memory: u64,
     /// Only this part (from 0) of so many: tokenizes its share of the input and ends there.
     pub part: Option<(usize, usize)>,
     /// Told how far it is.
@@ -56,6 +72,9 @@ pub struct Options<'a> {
 pub trait Progress: Sync {
     /// Takes note of what there is to do, before it is begun.
     fn begin(&self, _plan: &Plan) {}
+
+    /// Takes note that nothing keeps other processes out of the work folder, because its file system has no locks.
+    fn not_locked(&self, _folder: &Path) {}
 
     /// Takes note of a place in an input file that was left out or mended.
     fn left_out(&self, _file: &str, _note: &Note) {}
@@ -127,10 +146,14 @@ pub struct Finished {
 /// # Errors
 /// See [`PrepError`]; a second call goes on where the first one failed.
 pub fn run(config: &PrepConfig, options: &Options<'_>) -> Result<Report, PrepError> {
-    let job = Job::new(config)?;
+    run_in_pieces(config, options, Scale::default())
+}
+
+fn run_in_pieces(config: &PrepConfig, options: &Options<'_>, scale: Scale) -> Result<Report, PrepError> {
+    let threads = options.threads.max(1);
+    let job = Job::new(config, Memory::new(options.memory, threads)?, scale)?;
     let input_bytes = job.files.iter().map(|file| file.bytes).sum();
     let report = |unchanged, datasets| Report { files: job.files.len(), input_bytes, unchanged, datasets };
-    let threads = options.threads.max(1);
     if let Some(datasets) = finish::existing(&job, threads, options.progress)? {
         if options.part.is_none() {
             job.clear()?;
@@ -139,7 +162,10 @@ pub fn run(config: &PrepConfig, options: &Options<'_>) -> Result<Report, PrepErr
     }
     let needs = space::check_input(&job)?;
     options.progress.begin(&Plan { files: job.files.len(), sources: job.sources.len(), input_bytes, needs });
-    let _lock = job.begin(options.part)?;
+    let lock = job.begin(options.part)?;
+    if !lock.is_held {
+        options.progress.not_locked(job.folder());
+    }
     tokenize::run(&job, options.part, threads, options.progress)?;
     if options.part.is_some() {
         return Ok(report(false, Vec::new()));
@@ -154,7 +180,7 @@ pub fn run(config: &PrepConfig, options: &Options<'_>) -> Result<Report, PrepErr
     Ok(report(false, datasets))
 }
 
-/// All buckets of all splits to samples.
+/// All buckets of all splits to samples, and these to few files.
 fn sample(
     job: &Job<'_>,
     runs: &[Run],
@@ -163,13 +189,20 @@ fn sample(
     threads: usize,
     progress: &dyn Progress,
 ) -> Result<(), PrepError> {
-    let mut tasks: Vec<(&Split, usize)> =
-        splits.iter().flat_map(|split| (0..split.buckets()).map(move |bucket| (split, bucket))).collect();
+    let of_cells = buckets::totals(runs)?;
+    let levels: Vec<Levels<'_>> = splits.iter().map(|split| Levels::new(job, split)).collect();
+    let tokens: Vec<Vec<u64>> = splits.iter().map(|split| split.tokens(&of_cells)).collect();
+    let mut tasks: Vec<(usize, usize)> = (0..splits.len())
+        .flat_map(|split| (0..splits[split].buckets()).map(move |bucket| (split, bucket)))
+        .filter(|&(split, bucket)| !levels[split].is_done(0, bucket))
+        .collect();
     // The largest first, so that all threads end together.
-    tasks.sort_by_cached_key(|(split, bucket)| std::cmp::Reverse(split.tokens(runs, *bucket)));
-    parallel(threads, tasks.len(), |index| {
+    tasks.sort_by_key(|&(split, bucket)| std::cmp::Reverse(tokens[split][bucket]));
+    let largest = tasks.first().map_or(0, |&(split, bucket)| tokens[split][bucket]);
+    let workers = job.memory.workers(largest * BUCKET_BYTES + 2 * job.scale.sorted as u64).min(threads);
+    parallel(workers, tasks.len(), |index| {
         let (split, bucket) = tasks[index];
-        buckets::make(job, runs, removed, split, bucket)?;
+        buckets::make(job, runs, removed, &splits[split], bucket, &levels[split].path(0, bucket))?;
         progress.update(&Status {
             phase: "sampling",
             source: None,
@@ -179,8 +212,13 @@ fn sample(
             text_bytes: 0,
         });
         Ok(())
-    })
-    .map(drop)
+    })?;
+    for levels in &levels {
+        for level in 1..levels.len() {
+            parallel(threads, levels.files(level), |index| levels.make(level, index))?;
+        }
+    }
+    Ok(())
 }
 
 /// Runs `task` for `0..count` on `threads` threads; the results in order, or the first failure.

@@ -3,8 +3,11 @@
 //! The boundaries are those of Unicode's UAX #29, which the `icu_segmenter` crate finds. That standard cannot know
 //! abbreviations or reported speech, so boundaries behind `Mr.`, `J. R.` or `"Who?"` before `he asked` are taken out.
 
+mod words;
+
 use icu_segmenter::SentenceSegmenter;
 use icu_segmenter::options::SentenceBreakInvariantOptions;
+use words::{ABBREVIATIONS, STARTERS};
 
 /// Sentences with more bytes are divided at spaces where the script has no full stop.
 const LONG: usize = 600;
@@ -76,8 +79,14 @@ fn is_boundary(before: &str, after: &str) -> bool {
         return !(trimmed.ends_with(['」', '』']) && after.starts_with('と'));
     };
     let word = stem.rsplit([' ', '\u{a0}', '(', '"', '“', '‘', '\'', '—', '-']).next().unwrap_or("");
-    if stem.ends_with(has_no_stop) || is_initial(word) || ABBREVIATIONS.binary_search(&word).is_ok() {
+    if stem.ends_with(has_no_stop) || ABBREVIATIONS.binary_search(&word).is_ok() || is_year(word, after) {
         return false;
+    }
+    if is_initial(word) {
+        // "vitamin C. The", but "J. R. Smith".
+        let before = stem[..stem.len() - word.len()].trim_end();
+        let named = before.ends_with(char::is_alphanumeric) && after.starts_with(char::is_alphabetic);
+        return named && begins_a_sentence(after);
     }
     !is_dotted(word) || begins_a_sentence(after)
 }
@@ -87,34 +96,25 @@ fn is_dotted(word: &str) -> bool {
     word.len() > 2 && word.split('.').all(|letter| letter.len() == 1 && letter.starts_with(char::is_alphabetic))
 }
 
-fn begins_a_sentence(after: &str) -> bool {
-    let word = after.split(|c: char| !c.is_alphabetic()).next().unwrap_or("");
-    word.is_empty() || STARTERS.binary_search(&word).is_ok()
+/// `c. 1900`, `b. 1850`: a small letter stands for a word before a number.
+fn is_year(word: &str, after: &str) -> bool {
+    let mut characters = word.chars();
+    let small = matches!((characters.next(), characters.next()), (Some(c), None) if c.is_lowercase());
+    small && after.starts_with(|c: char| c.is_ascii_digit())
 }
 
-/// Words that begin sentences and no names, sorted by their bytes.
-const STARTERS: [&str; 36] = [
-    "A", "After", "All", "Although", "An", "And", "As", "At", "But", "By", "For", "From", "He", "Her", "His",
-    "However", "I", "If", "In", "It", "Its", "My", "No", "On", "She", "Some", "That", "The", "Their", "Then", "There",
-    "These", "They", "This", "We", "When",
-];
+fn begins_a_sentence(after: &str) -> bool {
+    let length = after.find(|c: char| !c.is_alphabetic()).unwrap_or(after.len());
+    let (word, rest) = after.split_at(length);
+    // "A" of "J. A. Smith" is none.
+    word.is_empty() || STARTERS.binary_search(&word).is_ok() && !rest.starts_with('.')
+}
 
 /// `J` of "J. R. R. Tolkien", but not the word "I".
 fn is_initial(word: &str) -> bool {
     let mut characters = word.chars();
     matches!((characters.next(), characters.next()), (Some(c), None) if c.is_uppercase() && c != 'I')
 }
-
-/// Abbreviations before a capital letter, sorted by their bytes.
-const ABBREVIATIONS: [&str; 101] = [
-    "Abb", "Adm", "Apr", "Aug", "Ave", "Bd", "Blvd", "Bros", "Capt", "Cf", "Co", "Col", "Comdr", "Cpl", "Dec", "Dept",
-    "Dr", "Drs", "Esq", "Feb", "Fig", "Fr", "Frl", "Ft", "Gen", "Gov", "Hon", "Hr", "Hrsg", "Hwy", "Inc", "Jan", "Jh",
-    "Jhd", "Jr", "Jul", "Jun", "Lieut", "Lt", "Ltd", "MM", "Maj", "Mar", "Messrs", "Mgr", "Mlle", "Mlles", "Mme",
-    "Mmes", "Mr", "Mrs", "Ms", "Mt", "No", "Nos", "Nov", "Nr", "Oct", "Ph.D", "Prof", "Rep", "Rev", "Revd", "Sen",
-    "Sep", "Sept", "Sgt", "Sr", "Sra", "St", "Sta", "Ste", "Tel", "Univ", "Vol", "approx", "av", "bd", "bzw", "ca",
-    "cf", "d.h", "dt", "e.g", "eg", "etc", "fig", "geb", "gest", "hrsg", "i.e", "ie", "p", "pp", "resp", "v", "viz",
-    "vol", "vs", "z.B", "éd",
-];
 
 #[cfg(test)]
 mod tests {
@@ -127,20 +127,56 @@ mod tests {
     }
 
     #[test]
-    fn abbreviations_are_sorted() {
-        let mut sorted = ABBREVIATIONS;
-        sorted.sort_unstable();
-        assert_eq!(ABBREVIATIONS, sorted);
-        let mut sorted = STARTERS;
-        sorted.sort_unstable();
-        assert_eq!(STARTERS, sorted);
-    }
-
-    #[test]
     fn abbreviations_initials_and_numbers_end_nothing() {
         let text = "Mr. J. R. Smith paid 3.14 dollars, e.g. for No. 5. Then Dr. Watson left.";
         assert_eq!(sentences(text), ["Mr. J. R. Smith paid 3.14 dollars, e.g. for No. 5.", "Then Dr. Watson left."]);
         assert_eq!(sentences("So did I. He went."), ["So did I.", "He went."]);
+    }
+
+    #[test]
+    fn a_letter_that_is_no_initial_ends_a_sentence_before_a_word_that_begins_one() {
+        assert_eq!(sentences("He took vitamin C. The cold went."), ["He took vitamin C.", "The cold went."]);
+        assert_eq!(sentences("Er nahm Vitamin C. Die Kälte ging."), ["Er nahm Vitamin C.", "Die Kälte ging."]);
+        assert_eq!(
+            sentences("Il prit la vitamine C. Le froid vint. Elle partit."),
+            ["Il prit la vitamine C. Le froid vint.", "Elle partit."]
+        );
+        for text in ["J. A. Smith and George W. Bush met.", "Then A. A. Milne wrote.", "By S. E. All of Kent."] {
+            assert_eq!(sentences(text), [text]);
+        }
+    }
+
+    #[test]
+    fn abbreviations_of_many_languages_end_nothing() {
+        for text in [
+            "El Sr. García y la Dra. López viven en la Avda. Mayor.",
+            "Il Sig. Rossi e il dott. Bianchi, cfr. Dante, arrivano.",
+            "Dhr. Jansen sprak o.a. Duits, bijv. Nr. 5.",
+            "Kościół św. Jana przy ul. Długiej, tzw. Stary, m.in. Jan.",
+            "Bydlel např. Karel v č. 5, tzv. Malý.",
+            "Nagy pl. Budapest, ifj. Kovács és az ún. Vár.",
+            "Он жил на ул. Ленина, англ. London, им. Пушкина, т.е. Москва.",
+            "Жив на вул. Франка, напр. Київ, т.зв. Січ.",
+            "Geldi, bkz. Ankara, Doç. Yılmaz ve Sn. Kaya.",
+            "Ο Δρ. Παπάς, δηλ. Γιάννης, π.χ. Αθήνα.",
+            "Han bor bl.a. Stockholm, s.k. Norrmalm.",
+            "It was built c. 1900 by him (c. 1900 – c. 1950).",
+        ] {
+            assert_eq!(sentences(text), [text]);
+        }
+    }
+
+    /// Words of one language that are abbreviations of another.
+    #[test]
+    fn words_that_sentences_end_with_end_them() {
+        for text in [
+            "He looked ill. She left.",
+            "Poor old chap. I like him.",
+            "Deixa-me ir. Joaquina saiu.",
+            "Han döljer sig. Närmaste är bra.",
+        ] {
+            assert_eq!(sentences(text).len(), 2, "{text}");
+        }
     }
 
     #[test]

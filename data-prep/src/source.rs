@@ -1,5 +1,6 @@
 //! Where documents come from: files of several formats, streamed in batches of whole documents.
 
+mod ahead;
 mod batches;
 mod blocks;
 mod damage;
@@ -7,6 +8,8 @@ mod files;
 mod mediawiki;
 mod multistream;
 mod open;
+mod peek;
+mod recognize;
 mod rows;
 mod stored;
 mod text;
@@ -70,31 +73,37 @@ pub fn reader(
     file: &SourceFile,
     counter: Arc<AtomicU64>,
 ) -> Result<Box<dyn DocumentReader>, PrepError> {
-    opened(source, file, counter).map(|(_, documents)| documents)
+    opened(source, file, counter, WINDOW).map(|(_, documents)| documents)
 }
 
-/// The same, and the stored file below it.
+/// Bytes that a decompressor may have where no budget says otherwise.
+const WINDOW: u64 = 1 << 30;
+
+/// The same, and the stored file below it. A decompressor may have `window` bytes for what it looks back at.
 fn opened(
     source: &Source,
     file: &SourceFile,
     counter: Arc<AtomicU64>,
+    window: u64,
 ) -> Result<(Stored, Box<dyn DocumentReader>), PrepError> {
-    let stored = Stored::open(file, counter)?;
+    let stored = Stored::open(file, counter, window)?;
     let below = stored.clone();
-    let sentences = source.documents() == Documents::Sentence;
-    if source.format == Format::Parquet {
+    let kind = source.documents(file.format);
+    let sentences = kind == Documents::Sentence;
+    if file.format == Format::Parquet {
         let rows = rows::ParquetRows::open(file, stored, &source.field)?;
         return Ok((below, Box::new(rows::Documents::new(rows, sentences))));
     }
-    let input = open::open(stored, file, source)?;
-    if source.format == Format::Wikipedia {
+    let input = Box::new(open::open(stored, file, source, window)?);
+    if file.format == Format::Wikipedia {
         let pages = mediawiki::Pages::new(input, &file.name, file.start == 0, source.damaged);
         return Ok((below, Box::new(pages)));
     }
-    let lines = text::Lines::new(input, &file.name);
-    if source.format == Format::Jsonl {
+    if file.format == Format::Jsonl {
+        let lines = text::Lines::whole(input, &file.name);
         let rows = rows::JsonLines::new(lines, source.field.clone(), source.damaged);
         return Ok((below, Box::new(rows::Documents::new(rows, sentences))));
     }
-    Ok((below, Box::new(text::Text::new(lines, source.documents() == Documents::BlankLine))))
+    let lines = text::Lines::new(input, &file.name);
+    Ok((below, Box::new(text::Text::new(lines, kind == Documents::BlankLine))))
 }

@@ -55,7 +55,7 @@ pub fn train(sources: &[Source], settings: &Settings) -> Result<String, PrepErro
         let source = &sources[file.source];
         let mut documents = source::reader(source, file, Arc::default())?;
         while let Some(raw) = documents.next()? {
-            match extract(source, &raw, &file.name, &mut |_| {})? {
+            match extract(source, file, &raw, &mut |_| {})? {
                 Extracted::Text(text) | Extracted::Sentences(text) => text.lines().for_each(|line| words.count(line)),
                 Extracted::Rejected(_) => {}
             }

@@ -157,7 +157,9 @@ fn a_long_line_one_word_and_no_text_at_all() {
     let nul = "The boat\0 is wet.\n\n\0\0\n";
     let manifest = prepare(nul.as_bytes(), "nul.txt", Format::Text, None, Damaged::Refuse).unwrap();
     assert_eq!(manifest.counts.documents, 1);
-    refused(b"\0\0\0\n", "nothing.txt", Format::Text, &["without a sentence (1)"]);
+    refused(b"\0\0\0\n", "nothing.txt", Format::Text, &["nothing.txt", "a binary file"]);
+    // Spaces without width, of which nothing is left.
+    refused("\u{200b}\u{200b}\n".as_bytes(), "nothing.txt", Format::Text, &["without a sentence (1)"]);
 }
 
 #[test]
@@ -254,7 +256,7 @@ fn what_is_left_out_is_named_by_file_and_place() {
     let sources = vec![source("cut.xml", &cut, Format::Wikipedia), source("rows.jsonl", lines, Format::Jsonl)];
     let named = Named::default();
     let config = config(folder.path(), &vocabulary, sources);
-    prep::run(&config, &Options { threads: 1, part: None, progress: &named }).unwrap();
+    prep::run(&config, &Options { threads: 1, memory: prep::MEMORY, part: None, progress: &named }).unwrap();
     let named = named.0.into_inner().unwrap();
     let page = Note { what: "wikipedia: cut page", at: second as u64, title: Some("Page 1".to_owned()) };
     let line = Note::new("jsonl: bad line", 22);

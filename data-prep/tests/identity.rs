@@ -12,7 +12,7 @@ use lambert_config::prep::{Documents, Format, Source};
 use lambert_data_prep::prep::{self, Options, PrepError, Report, Status};
 
 fn part(config: &PrepConfig, part: (usize, usize)) -> Result<Report, PrepError> {
-    prep::run(config, &Options { threads: 1, part: Some(part), progress: &|_: &Status| {} })
+    prep::run(config, &Options { threads: 1, memory: prep::MEMORY, part: Some(part), progress: &|_: &Status| {} })
 }
 
 /// Replaces a word by another one of the same length; the file keeps its size, and its time if asked.
@@ -140,7 +140,7 @@ fn a_second_process_is_kept_off_the_work() {
             }
         }
     };
-    prep::run(&config, &Options { threads: 1, part: None, progress: &meanwhile }).unwrap();
+    prep::run(&config, &Options { threads: 1, memory: prep::MEMORY, part: None, progress: &meanwhile }).unwrap();
     for message in second.into_inner().unwrap() {
         assert!(message.contains("data.work (all parts)") && message.contains("wait"), "{message}");
     }

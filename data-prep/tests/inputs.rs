@@ -165,6 +165,169 @@ fn write_parquet(path: &Path, documents: &[&str]) {
     writer.close().unwrap();
 }
 
+/// A tar archive of one file, as `tar` makes it.
+fn tar(text: &[u8]) -> Vec<u8> {
+    let mut head = [0; 512];
+    for (at, field) in [(0, "books/one.txt"), (100, "0000644"), (148, "        "), (156, "0"), (257, "ustar\x0000root")]
+    {
+        head[at..at + field.len()].copy_from_slice(field.as_bytes());
+    }
+    head[124..135].copy_from_slice(format!("{:011o}", text.len()).as_bytes());
+    let sum: u32 = head.iter().map(|&byte| u32::from(byte)).sum();
+    head[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    let mut archive = [&head, text].concat();
+    archive.resize(archive.len().next_multiple_of(512) + 1024, 0);
+    archive
+}
+
+#[test]
+fn what_is_no_text_is_refused_by_name_with_what_it_looks_like() {
+    let corpus = Corpus::new();
+    let archive = tar(corpus.text.as_bytes());
+    let png = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\x01\0\0\0\x01\0\x08\x06\0\0\0\x5c\x72\xa8\x66";
+    let jpeg = b"\xff\xd8\xff\xe0\0\x10JFIF\0\x01\x01\0\0\x01\0\x01\0\0\xff\xdb\0\x43\0\x08\x06\x06\x07";
+    let mut rng = lambert_data_prep::random::Key::new(1).rng();
+    let noise: Vec<u8> = (0..5000).map(|_| rng.below(256) as u8).collect();
+    let zip = [&b"PK\x03\x04\x14\0\0\0\x08\0"[..], &noise[..300]].concat();
+    let wide: Vec<u8> = corpus.text.encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let pdf = b"%PDF-1.7\n1 0 obj\n<< /Type /Catalog >>\nendobj\n";
+    let cases: [(&str, Vec<u8>, &[&str]); 12] = [
+        ("books.tar", archive.clone(), &["tar archive", "unpack"]),
+        ("books.tar.gz", gzip(&archive), &["tar archive", "unpack"]),
+        ("books.txt", bzip2(&archive), &["tar archive", "unpack"]),
+        ("twice.gz", gzip(&gzip(corpus.text.as_bytes())), &["compressed twice", "gzip"]),
+        ("paper.pdf", pdf.to_vec(), &["PDF"]),
+        ("paper.pdf.gz", gzip(pdf), &["PDF"]),
+        ("map.png", png.to_vec(), &["binary", "image/png"]),
+        ("photo.jpg", jpeg.to_vec(), &["binary", "image/jpeg"]),
+        ("book.epub", zip, &["binary", "application/"]),
+        ("noise", noise, &["binary"]),
+        ("wide.txt", wide, &["UTF-16", "encoding = \"utf-16le\""]),
+        ("dump.xml", format!("{DUMP}{REST}").into_bytes(), &["MediaWiki", "format = \"wikipedia\""]),
+    ];
+    for (name, bytes, words) in cases {
+        for invalid in [Invalid::Refuse, Invalid::Replace] {
+            let source = Source { invalid, ..corpus.source(name, &bytes, Format::Text) };
+            let message = corpus.prepare(vec![source]).unwrap_err().to_string();
+            for word in [&[name, "looks like"], words].concat() {
+                assert!(message.contains(word), "no {word:?} in {message}");
+            }
+        }
+    }
+    let dump = corpus.source("dump.xml.tar.gz", &gzip(&archive), Format::Wikipedia);
+    assert!(corpus.prepare(vec![dump]).unwrap_err().to_string().contains("tar archive"));
+    let mut parquet = corpus.source("d.parquet", b"", Format::Text);
+    write_parquet(Path::new(&parquet.path), &["The boat is wet."]);
+    assert!(corpus.prepare(vec![parquet.clone()]).unwrap_err().to_string().contains("format = \"parquet\""));
+    parquet.format = Format::Auto;
+    corpus.prepare(vec![parquet]).unwrap();
+}
+
+#[test]
+fn every_format_is_recognized_by_its_first_bytes() {
+    let corpus = Corpus::new();
+    let documents: Vec<&str> = corpus.text.trim_end().split("\n\n").collect();
+    let lines: String = documents.iter().map(|text| serde_json::json!({"text": text}).to_string() + "\n").collect();
+    let page = |text: &&str| format!("<page><title>A</title><ns>0</ns><text>{text}</text></page>\n");
+    let dump = format!("<mediawiki>\n{}</mediawiki>\n", documents.iter().map(page).collect::<String>());
+    let utf16: Vec<u8> = std::iter::once(0xfeff).chain(corpus.text.encode_utf16()).flat_map(u16::to_be_bytes).collect();
+    let cases = [
+        ("one", corpus.text.clone().into_bytes()),
+        ("two", gzip(corpus.text.as_bytes())),
+        ("three", utf16),
+        ("four", lines.clone().into_bytes()),
+        ("five", bzip2(lines.as_bytes())),
+        ("six", dump.clone().into_bytes()),
+        ("seven", bzip2(dump.as_bytes())),
+        ("eight", zstd::encode_all(dump.as_bytes(), 3).unwrap()),
+    ];
+    let [plain, ..] = corpus.plain();
+    let auto = |path: String| Source {
+        path,
+        format: Format::Auto,
+        documents: Some(Documents::BlankLine),
+        ..Source::default()
+    };
+    for (name, bytes) in &cases {
+        let source = auto(corpus.source(&format!("in/{name}"), bytes, Format::Text).path);
+        assert_eq!(corpus.prepare(vec![source]).unwrap().counts.documents, plain, "{name}");
+    }
+    write_parquet(&corpus.path().join("in/nine"), &documents);
+    // All of them in one folder.
+    let all = corpus.prepare(vec![auto(corpus.path().join("in").display().to_string())]).unwrap();
+    assert_eq!(all.counts.documents, plain * (cases.len() as u64 + 1));
+}
+
+#[test]
+fn a_long_json_line_is_whole_or_refused_in_words() {
+    let corpus = Corpus::new();
+    let short = "{\"text\": \"The cow is brown.\"}\n";
+    let long = "The boat is wet. ".repeat(1_300_000);
+    let line = format!("{{\"text\": {long:?}}}\n");
+    assert!(line.len() > 20 << 20);
+    let rows = corpus.source("rows.jsonl", [short, &line, short].concat().as_bytes(), Format::Jsonl);
+    let manifest = corpus.prepare(vec![rows]).unwrap();
+    assert_eq!((manifest.counts.documents, manifest.counts.sentences), (3, 1_300_002));
+    drop(line);
+
+    // What compresses as well as this may be longer than memory.
+    let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    packed.write_all(format!("{short}{{\"text\": \"").as_bytes()).unwrap();
+    (0..257).for_each(|_| packed.write_all(&vec![b'x'; 1 << 20]).unwrap());
+    packed.write_all(format!("\"}}\n{short}").as_bytes()).unwrap();
+    let mut rows = corpus.source("endless.jsonl.gz", &packed.finish().unwrap(), Format::Jsonl);
+    let message = corpus.prepare(vec![rows.clone()]).unwrap_err().to_string();
+    assert!(message.contains("endless.jsonl.gz, byte 30") && message.contains("at most 256 MiB"), "{message}");
+    rows.damaged = Damaged::Skip;
+    let manifest = corpus.prepare(vec![rows]).unwrap();
+    assert_eq!((manifest.counts.documents, manifest.counts.rejected["jsonl: line of over 256 MiB"]), (2, 1));
+}
+
+#[test]
+fn zstd_with_skippable_frames_and_long_windows_is_read() {
+    let corpus = Corpus::new();
+    let packed = zstd::encode_all(corpus.text.as_bytes(), 3).unwrap();
+    for mark in [0x50, 0x5f] {
+        let skipped = [&[mark, 0x2a, 0x4d, 0x18, 5, 0, 0, 0], &b"index"[..]].concat();
+        let bytes = [&skipped[..], &packed, &skipped].concat();
+        let manifest = corpus.prepare(vec![corpus.source("a.zst", &bytes, Format::Text)]).unwrap();
+        assert_eq!(counts(&manifest), corpus.plain());
+    }
+    // `zstd --long=28`: the window is what the frame says, however much of it is used.
+    let mut encoder = zstd::stream::write::Encoder::new(Vec::new(), 1).unwrap();
+    encoder.window_log(28).unwrap();
+    encoder.long_distance_matching(true).unwrap();
+    encoder.write_all(corpus.text.as_bytes()).unwrap();
+    let packed = encoder.finish().unwrap();
+    let manifest = corpus.prepare(vec![corpus.source("long.zst", &packed, Format::Text)]).unwrap();
+    assert_eq!(counts(&manifest), corpus.plain());
+}
+
+/// The window is each thread's share of the memory: 256 threads have 3 MiB each, and the file asks for 8.
+#[test]
+fn what_needs_more_memory_to_decompress_than_there_is_is_refused_in_words() {
+    let corpus = Corpus::new();
+    let mut encoder = zstd::stream::write::Encoder::new(Vec::new(), 1).unwrap();
+    encoder.window_log(23).unwrap();
+    encoder.write_all(corpus.text.as_bytes()).unwrap();
+    for (name, bytes) in [("small.xz", XZ.to_vec()), ("small.zst", encoder.finish().unwrap())] {
+        let mut source = corpus.source(name, &bytes, Format::Text);
+        // Not passed over as damage either.
+        for damaged in [Damaged::Refuse, Damaged::Skip] {
+            source.damaged = damaged;
+            let work = tempfile::tempdir().unwrap();
+            let config = config(work.path(), &corpus.path().join("vocab.txt"), vec![source.clone()]);
+            let error = run(&config, 256).unwrap_err();
+            let cause = std::error::Error::source(&error).unwrap().to_string();
+            assert!(
+                error.to_string().contains(name) && cause.contains("more than the 3 MiB which --memory"),
+                "{cause}"
+            );
+            run(&config, 2).unwrap();
+        }
+    }
+}
+
 #[test]
 fn objects_of_a_store_are_inputs_and_outputs() {
     let corpus = Corpus::new();

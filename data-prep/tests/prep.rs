@@ -64,7 +64,11 @@ fn the_bytes_do_not_depend_on_threads_parts_or_kills() {
     let threads = prepare("threads", &|config| drop(run(config, 2).unwrap()));
     let parts = prepare("parts", &|config| {
         for part in [1, 0, 2] {
-            prep::run(config, &Options { threads: 1, part: Some((part, 3)), progress: &|_: &Status| {} }).unwrap();
+            prep::run(
+                config,
+                &Options { threads: 1, memory: prep::MEMORY, part: Some((part, 3)), progress: &|_: &Status| {} },
+            )
+            .unwrap();
         }
     });
     assert_same(&plain, &threads);

@@ -27,7 +27,7 @@ fn books(corpora: &Path, tokenizer: &Tokenizer, path: &Path) -> Corpus {
     for file in input::find(std::slice::from_ref(&books)).unwrap() {
         let mut reader = input::reader(&books, &file, Default::default()).unwrap();
         let raw = reader.next().unwrap().unwrap();
-        let Extracted::Text(prose) = extract(&books, &raw, &file.name, &mut |_| {}).unwrap() else { panic!() };
+        let Extracted::Text(prose) = extract(&books, &file, &raw, &mut |_| {}).unwrap() else { panic!() };
         let mut found = Vec::new();
         prose.lines().for_each(|paragraph| sentences::split(paragraph, &mut found));
         for document in found.chunks(400) {

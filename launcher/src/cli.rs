@@ -70,6 +70,9 @@ pub struct Prep {
     /// Threads that tokenize; as many as there are processors if absent
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// Memory for all threads together, as 512M or 4G; changes nothing of the result
+    #[arg(long, value_name = "BYTES", default_value = "2G", value_parser = bytes)]
+    pub memory: u64,
     /// Do only part I (from 0) of N; the same command without this joins all parts
     #[arg(long, value_name = "I/N", value_parser = part)]
     pub part: Option<(usize, usize)>,
@@ -273,6 +276,21 @@ pub struct Export {
     /// The folder to write; must not hold anything yet
     #[arg(long, value_name = "DIR")]
     pub output: PathBuf,
+}
+
+/// Bytes, written as a number with K, M, G or T (of 1024) behind it.
+fn bytes(text: &str) -> Result<u64, String> {
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let shift = match unit.trim_end_matches("iB").trim_end_matches('B') {
+        "" => 0,
+        "K" | "k" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return Err("expected bytes as 512M or 4G".to_owned()),
+    };
+    let number = number.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
+    number.ok_or_else(|| "expected bytes as 512M or 4G".to_owned())
 }
 
 /// A part and the number of parts, written `I/N`.

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -85,6 +87,34 @@ fn missing_files_are_named() {
     refused(&lambert(here.path(), &["prep", "--config", "p.toml"]), 2, &["cannot read configuration p.toml"]);
     refused(&lambert(here.path(), &["inspect", "d"]), 1, &["d is not a dataset: it has no manifest.json"]);
     refused(&lambert(here.path(), &["vocab", "--input", "t.txt", "--output", "v.txt"]), 2, &["t.txt"]);
+}
+
+/// A variable of any name, one that speaks of a secret, and one that every store reads.
+#[test]
+fn variables_that_are_not_utf_8_are_none_of_our_business() {
+    let here = folder();
+    for name in ["ODD", "ODD_SECRET", "AWS_ACCESS_KEY_ID", "RUST_LOG", "HTTP_PROXY"] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lambert"));
+        command.args(["status", "nonsense://r"]).current_dir(here.path());
+        let Output { status, stdout, stderr } =
+            command.env(name, OsStr::from_bytes(b"caf\xe9 au lait")).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        let ran = Ran { code: status.code().unwrap(), out: text(stdout), err: text(stderr) };
+        refused(&ran, 2, &["nonsense://r"]);
+    }
+}
+
+/// Ours is: what it would have set is not guessed.
+#[test]
+fn a_setting_that_is_not_utf_8_is_refused_by_name() {
+    let here = folder();
+    std::fs::write(here.path().join("p.toml"), "").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lambert"));
+    command.args(["prep", "--config", "p.toml"]).current_dir(here.path());
+    command.env("LAMBERT__OUTPUT__URL", OsStr::from_bytes(b"caf\xe9"));
+    let Output { stderr, .. } = command.output().unwrap();
+    let said = String::from_utf8(stderr).unwrap();
+    assert!(said.contains("LAMBERT__OUTPUT__URL: the value is not UTF-8"), "{said}");
 }
 
 #[test]

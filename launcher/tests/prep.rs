@@ -15,7 +15,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use lambert_config::prep::Source;
 use lambert_data_prep::random::Key;
+use lambert_data_prep::source::{self, Stored};
+use lambert_store::Store;
 use s3_server::{ACCESS_KEY, Fault, Rule, SECRET_KEY, Server};
 use tree::{Tree, assert_same, tree};
 
@@ -220,6 +223,84 @@ fn of_two_processes_one_works_and_parts_go_side_by_side() {
     parts.into_iter().for_each(|mut part| assert!(part.wait().unwrap().success()));
     place.done(&["prep", "--config", "prep.toml", "--set", output]);
     assert_same(&whole, &tree(&place.path("parted")));
+}
+
+/// A library that makes locks what they are on other file systems, in every program that is told to load it.
+fn odd_locks(place: &Place) -> PathBuf {
+    let library = place.path("locks.so");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/support/odd_locks.c");
+    let mut compiler = Command::new("cc");
+    assert!(compiler.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(source).status().unwrap().success());
+    library
+}
+
+#[test]
+fn locks_of_nfs_and_no_locks_at_all_are_lived_with() {
+    let place = Place::new(100);
+    let library = odd_locks(&place);
+    let whole = place.undisturbed();
+    let prep = |kind: &str, output: &str, more: &[&str]| {
+        let set = format!("output.url={output}");
+        let mut command = place.command(&[&["prep", "--config", "prep.toml", "--set", &set][..], more].concat());
+        command.env("LD_PRELOAD", &library).env("ODD_LOCKS", kind).output().unwrap()
+    };
+    for kind in ["nfs", "none"] {
+        // The second looks at the lock of the first, and the third at both.
+        for more in [&["--part", "0/2"][..], &["--part", "1/2"], &[]] {
+            let output = prep(kind, kind, more);
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{kind} {more:?}: {said}");
+            assert_eq!(said.contains("has no locks"), kind == "none", "{kind}: {said}");
+        }
+        assert_same(&whole, &tree(&place.path(kind)));
+    }
+}
+
+/// What another process of this number, in another container, may have made.
+#[test]
+fn temporary_names_are_nobody_elses() {
+    let place = Place::new(100);
+    // The shell becomes the program, so its number is the program's.
+    let script = "mkdir -p data.work/documents/run-000000-000000.unfinished data.work/job.json.$$.unfinished
+        exec \"$0\" prep --config prep.toml";
+    let ended = Command::new("sh").args(["-c", script, LAMBERT]).current_dir(place.0.path()).output().unwrap();
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    assert_same(&place.undisturbed(), &tree(&place.path("data")));
+}
+
+const RATE: &str = "LAMBERT_TEST_RATE_URL";
+
+/// Prints the rates of a plain parallel download and of a preparation's reading, in turns.
+/// `cargo test --release -p lambert-launcher --test prep -- --ignored --nocapture rate_of`.
+#[test]
+#[ignore = "prints rates"]
+fn rate_of_reading_from_a_bucket() {
+    let place = Place(tempfile::tempdir().unwrap());
+    let server = Server::start(&place.path("bucket"), 0);
+    let text: Vec<u8> = (0..400_000_000_u64).map(|at| b"etaoin shrdlu\n"[(at * at / 7 % 14) as usize]).collect();
+    server.store("in").put("one.txt", text.into()).unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "rate_child", "--nocapture"]).envs(server.environment());
+    assert!(child.env(RATE, "s3://runs/in").stdout(Stdio::null()).status().unwrap().success());
+}
+
+/// Not a test by itself: what the test above starts, beside its server.
+#[test]
+fn rate_child() {
+    let Ok(url) = std::env::var(RATE) else { return };
+    let store = Store::open(&url).unwrap();
+    let source = Source { path: format!("{url}/one.txt"), ..Source::default() };
+    let file = source::find(&[source]).unwrap().remove(0);
+    let rate = |read: &dyn Fn()| {
+        let start = Instant::now();
+        read();
+        file.bytes as f64 / 1e6 / start.elapsed().as_secs_f64()
+    };
+    for _ in 0..7 {
+        let plain = rate(&|| store.read_pieces("one.txt", file.bytes, |_| {}).unwrap());
+        let ours = rate(&|| drop(Stored::open(&file, Default::default(), 1 << 28).unwrap().finish().unwrap()));
+        eprintln!("plain {plain:.0} MB/s, read and hashed by a preparation {ours:.0} MB/s: {:.2}", ours / plain);
+    }
 }
 
 /// All development corpora in one job. `cargo test --release -p lambert-launcher --test prep -- --ignored --nocapture`.

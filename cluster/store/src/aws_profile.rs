@@ -1,5 +1,6 @@
 //! The keys that AWS's own tools keep in `~/.aws`: object_store reads the environment only.
 
+use std::env::VarError;
 use std::path::PathBuf;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey as Key};
@@ -15,7 +16,8 @@ pub(crate) fn fill(builder: AmazonS3Builder) -> Result<AmazonS3Builder, String> 
     }
     let (name, named) = match std::env::var("AWS_PROFILE") {
         Ok(name) => (name, true),
-        Err(_) => ("default".to_string(), false),
+        Err(VarError::NotPresent) => ("default".to_string(), false),
+        Err(VarError::NotUnicode(_)) => return Err("AWS_PROFILE is not UTF-8".to_string()),
     };
     let credentials = file("AWS_SHARED_CREDENTIALS_FILE", "credentials");
     let config = file("AWS_CONFIG_FILE", "config");

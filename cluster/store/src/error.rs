@@ -137,7 +137,10 @@ pub struct Cause(String);
 
 impl Cause {
     pub(crate) fn new(message: impl fmt::Display) -> Self {
-        Self(without_secrets(message.to_string(), std::env::vars()))
+        // What is not UTF-8 can have come into a message as its lossy form only.
+        let variables = std::env::vars_os();
+        let text = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
+        Self(without_secrets(message.to_string(), variables.map(|(name, value)| (text(name), text(value)))))
     }
 }
 

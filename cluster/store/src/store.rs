@@ -1,5 +1,6 @@
 //! A place in an object store, with blocking calls.
 
+use std::fs::File;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -151,6 +152,16 @@ impl Store {
     pub fn put(&self, path: &str, bytes: Bytes) -> Result<()> {
         let (store, name, place) = self.ask("put", path)?;
         runtime::wait(transfer::upload(store, name, place, bytes))
+    }
+
+    /// Writes an object of the first `bytes` bytes of `file`. A few pieces of it are in memory at a time where the store
+    /// takes large objects in parts.
+    ///
+    /// # Errors
+    /// The file cannot be read, or what the store says.
+    pub fn put_file(&self, path: &str, file: File, bytes: u64) -> Result<()> {
+        let (store, name, place) = self.ask("put", path)?;
+        runtime::wait(transfer::upload_file(store, name, place, Arc::new(file), bytes))
     }
 
     /// Like [`Store::put`]; returns the SHA-256 of `bytes`, computed while they are on their way.

@@ -1,6 +1,9 @@
 //! Large objects: uploads in parallel parts, downloads in parallel ranges.
 
+use std::fs::File;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
 use bytes::Bytes;
@@ -9,7 +12,7 @@ use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path;
 use object_store::{MultipartId, ObjectStoreExt, PutPayload};
 
-use crate::error::Result;
+use crate::error::{Cause, Error, Result};
 use crate::hash;
 use crate::open::Backend;
 use crate::retry::{self, Place};
@@ -71,12 +74,62 @@ pub(crate) async fn upload(store: Store, name: Path, place: Place, bytes: Bytes)
     match &*store.backend {
         Backend::Remote { parts, .. } if bytes.len() as u64 > PIECE => {
             let upload = Multipart { store: &store, parts: parts.as_ref(), name: &name, place: &place };
-            upload.run(bytes).await
+            upload.run(&Content::Bytes(bytes)).await
         }
         backend => {
             let payload = PutPayload::from_bytes(bytes);
             let once = |_| backend.objects().put(&name, payload.clone());
             retry::attempts(&place, store.retried(), once).await.map(drop)
+        }
+    }
+}
+
+/// Writes the first `bytes` bytes of a file under `name`: a few pieces of it are in memory at a time.
+pub(crate) async fn upload_file(store: Store, name: Path, place: Place, file: Arc<File>, bytes: u64) -> Result<()> {
+    match &*store.backend {
+        Backend::Remote { parts, .. } if bytes > PIECE => {
+            let upload = Multipart { store: &store, parts: parts.as_ref(), name: &name, place: &place };
+            upload.run(&Content::File(file, bytes)).await
+        }
+        _ => {
+            let whole = Content::File(file, bytes).read(0..bytes, &place).await?;
+            upload(store, name, place, whole).await
+        }
+    }
+}
+
+/// What is to be written.
+enum Content {
+    Bytes(Bytes),
+    /// So many bytes of a file.
+    File(Arc<File>, u64),
+}
+
+impl Content {
+    fn len(&self) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes.len() as u64,
+            Self::File(_, bytes) => *bytes,
+        }
+    }
+
+    async fn read(&self, range: Range<u64>, place: &Place) -> Result<Bytes> {
+        match self {
+            Self::Bytes(bytes) => Ok(slice(bytes, range)),
+            Self::File(file, _) => {
+                let file = file.clone();
+                let read = runtime::compute(move || {
+                    let mut buffer = vec![0; (range.end - range.start) as usize];
+                    file.read_exact_at(&mut buffer, range.start).map(|()| buffer)
+                });
+                read.await.map(Bytes::from).map_err(|source| Error::Failed {
+                    operation: place.operation,
+                    url: place.url.clone(),
+                    attempts: 1,
+                    seconds: 0.0,
+                    source: Cause::new(format_args!("cannot read the file that is to go there: {source}")),
+                })
+            }
         }
     }
 }
@@ -90,10 +143,10 @@ struct Multipart<'a> {
 }
 
 impl Multipart<'_> {
-    async fn run(&self, bytes: Bytes) -> Result<()> {
+    async fn run(&self, content: &Content) -> Result<()> {
         let begin = |_| self.parts.create_multipart(self.name);
         let id = retry::attempts(self.place, self.store.retried(), begin).await?;
-        let done = self.send_and_complete(&id, bytes).await;
+        let done = self.send_and_complete(&id, content).await;
         if done.is_err() {
             // Parts of a given-up upload cost money until they are removed; if this fails too, the bucket's
             // lifecycle rule is what is left (docs/operations.md).
@@ -102,11 +155,14 @@ impl Multipart<'_> {
         done
     }
 
-    async fn send_and_complete(&self, id: &MultipartId, bytes: Bytes) -> Result<()> {
-        let pieces = pieces(bytes.len() as u64).into_iter().enumerate();
-        let sent = stream::iter(pieces.map(|(i, range)| self.send(id, i, slice(&bytes, range))));
+    async fn send_and_complete(&self, id: &MultipartId, content: &Content) -> Result<()> {
+        let pieces = pieces(content.len()).into_iter().enumerate();
+        let sent = stream::iter(pieces.map(|(i, range)| async move {
+            let bytes = content.read(range, self.place).await?;
+            self.send(id, i, bytes).await
+        }));
         let parts: Vec<PartId> = sent.buffered(PARALLEL).try_collect().await?;
-        let finish = |attempt| self.finish(id, parts.clone(), bytes.len() as u64, attempt);
+        let finish = |attempt| self.finish(id, parts.clone(), content.len(), attempt);
         retry::attempts(self.place, self.store.retried(), finish).await
     }
 

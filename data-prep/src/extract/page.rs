@@ -3,7 +3,7 @@
 use super::{Extracted, entities, wikitext};
 
 /// The article's prose, or why it is none.
-pub fn extract(page: &str, keep: wikitext::Keep) -> Extracted {
+pub fn extract(page: &str, keep: wikitext::Keep, site: &wikitext::Site) -> Extracted {
     if element(page, "<ns>", "</ns>").is_some_and(|namespace| namespace.trim() != "0") {
         return Extracted::Rejected("wikipedia: another name space");
     }
@@ -16,10 +16,10 @@ pub fn extract(page: &str, keep: wikitext::Keep) -> Extracted {
     if is_redirect(&source) {
         return Extracted::Rejected("wikipedia: redirect");
     }
-    if is_disambiguation(element(page, "<title>", "</title>").unwrap_or(""), &source) {
+    if is_disambiguation(element(page, "<title>", "</title>").unwrap_or(""), &source, site) {
         return Extracted::Rejected("wikipedia: disambiguation");
     }
-    let prose = wikitext::prose(&source, keep);
+    let prose = wikitext::prose(&source, keep, site);
     if prose.is_empty() { Extracted::Rejected("wikipedia: no prose") } else { Extracted::Text(prose) }
 }
 
@@ -39,55 +39,57 @@ fn text(page: &str) -> Option<&str> {
     page.get(open + 1..end)
 }
 
+/// `#REDIRECT [[...]]`, in whatever language: a line that begins with a word behind `#`, and then a link.
 fn is_redirect(source: &str) -> bool {
-    let start = source.trim_start();
-    start.starts_with('#') && start.len() > 9 && {
-        let head: String = start.chars().take(20).collect::<String>().to_lowercase();
-        [
-            "#redirect",
-            "#weiterleitung",
-            "#redirection",
-            "#redirecció",
-            "#omdirigering",
-            "#doorverwijzing",
-            "#uudelleenohjaus",
-            "#ohjaus",
-            "#rinvia",
-            "#redirección",
-            "#넘겨주기",
-            "#ανακατευθυνση",
-        ]
-        .iter()
-        .any(|word| head.starts_with(word))
-    }
+    let Some(rest) = source.trim_start().strip_prefix('#') else { return false };
+    let Some((word, _)) = rest.lines().next().and_then(|line| line.split_once("[[")) else { return false };
+    let word = word.trim_end_matches([' ', ':', '：']);
+    let is_word = |c: char| !c.is_ascii() || c.is_ascii_alphabetic() || matches!(c, ' ' | '_');
+    word.len() > 3 && word.split(' ').count() <= MOST_WORDS && !word.starts_with(' ') && word.chars().all(is_word)
 }
 
-fn is_disambiguation(title: &str, source: &str) -> bool {
-    const NAMES: [&str; 16] = [
-        "disambig",
-        "disambiguation",
-        "hndis",
-        "geodis",
-        "dab",
-        "disamb",
-        "begriffsklärung",
-        "homonymie",
-        "desambiguación",
-        "disambigua",
-        "dp",
-        "täsmennyssivu",
-        "täsmennys",
-        "flertydig",
-        "αποσαφήνιση",
-        "동음이의",
-    ];
-    if title.ends_with("(disambiguation)") {
+/// Words of the longest name for a redirect.
+const MOST_WORDS: usize = 3;
+
+/// Bytes of the longest name of a template that marks a disambiguation page.
+const LONGEST_TEMPLATE: usize = 100;
+
+fn is_disambiguation(title: &str, source: &str, site: &wikitext::Site) -> bool {
+    if title
+        .strip_suffix(')')
+        .and_then(|title| title.rsplit_once('('))
+        .is_some_and(|(_, word)| site.disambiguates(word))
+    {
         return true;
     }
     memchr::memmem::find_iter(source.as_bytes(), "{{").any(|at| {
         let rest = &source[at + 2..];
         let end = rest.find(['|', '}', '\n', '{']).unwrap_or(0);
         let name = rest[..end].trim();
-        name.len() < 32 && NAMES.contains(&name.to_lowercase().as_str())
+        name.len() < LONGEST_TEMPLATE && site.disambiguates(name)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redirects_are_seen_in_any_language() {
+        for text in [
+            "#REDIRECT [[A]]",
+            "#redirect: [[A]]",
+            "\n#ÁTIRÁNYÍTÁS [[A]]",
+            "#転送 [[A]]",
+            "#تحويل [[ب]]",
+            "#OHJAUS[[A]]",
+        ] {
+            assert!(is_redirect(text), "{text}");
+        }
+        for text in
+            ["# [[A]] is first", "#1 [[A]]", "#REDIRECT", "A #REDIRECT [[B]]", "# one [[A]]", "#one of the many [[A]]"]
+        {
+            assert!(!is_redirect(text), "{text}");
+        }
+    }
 }

@@ -4,11 +4,17 @@
 //! decides which lines are prose and tidies them. Neither is a full MediaWiki parser: the templates of a dump are not
 //! at hand, so those that stand for words (dates, units, languages) are rendered from a short list and the rest go.
 
+mod arguments;
 mod inline;
+mod languages;
 mod lines;
 mod links;
+mod measures;
+mod site;
 mod tags;
 mod templates;
+
+pub use site::Site;
 
 /// What is kept beside paragraphs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -19,20 +25,20 @@ pub struct Keep {
     pub headings: bool,
 }
 
-/// The prose of an article: a paragraph a line.
+/// The prose of an article of `site`: a paragraph a line.
 #[must_use]
-pub fn prose(source: &str, keep: Keep) -> String {
+pub fn prose(source: &str, keep: Keep, site: &Site) -> String {
     let mut flat = String::with_capacity(source.len());
-    inline::render(source, &mut flat, 0);
+    inline::render(source, &mut flat, 0, site);
     lines::paragraphs(&flat, keep)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Keep;
+    use super::{Keep, Site};
 
     fn prose(source: &str) -> String {
-        super::prose(source, Keep::default())
+        super::prose(source, Keep::default(), &Site::default())
     }
 
     #[test]
@@ -52,6 +58,80 @@ mod tests {
         assert_eq!(prose("{{As of|2014|lc=y}}, {{as of|2015}}"), "as of 2014, As of 2015\n");
         assert_eq!(prose("{{lang|fr|Le Monde}} is a {{nowrap|daily paper}}."), "Le Monde is a daily paper.\n");
         assert_eq!(prose("Life ({{IPA|x}}; born 1900) and ({{audio|y}}) more."), "Life (born 1900) and more.\n");
+    }
+
+    /// All of these vanished in the middle of a sentence.
+    #[test]
+    fn words_of_templates_stay_in_their_sentences() {
+        for (source, shown) in [
+            ("Athens ({{langx|el|Αθήνα}}) is old.", "Athens (Αθήνα) is old."),
+            ("Athens ({{lang-el|Αθήνα|Athína}}) is old.", "Athens (Αθήνα) is old."),
+            ("It was {{ill|Karl Moor|de|Karl Moor (Maler)}} who came.", "It was Karl Moor who came."),
+            ("He met {{lien|langue=en|trad=John Doe|texte=Jean}} là.", "He met Jean là."),
+            ("He met {{lien|Jean Dupont|lang=en|trad=x}} là.", "He met Jean Dupont là."),
+            (
+                "The {{USS|Enterprise|CV-6}} sank {{HMS|Hood|51|2}} and the {{SS|Great Eastern}}.",
+                "The USS Enterprise (CV-6) sank Hood and the SS Great Eastern.",
+            ),
+            (
+                "A {{sclass|Nimitz|aircraft carrier}} and the {{ship|RMS|Titanic||3}}.",
+                "A Nimitz-class aircraft carrier and the RMS Titanic.",
+            ),
+            ("He said:{{quote|All is {{lang|la|vanitas}}.|Solomon}}And left.", "He said:\nAll is vanitas.\nAnd left."),
+            ("{{Blockquote|text=Be [[good]].|author=A}}", "Be good."),
+            (
+                "Au {{s|XIX|e}}, puis du {{s-|III|e}} au {{sp|XVII|e|au|XVIII|e|s}}.",
+                "Au XIXe siècle, puis du IIIe siècle au XVIIe au XVIIIe siècle.",
+            ),
+            (
+                "Dès le {{-s|V|e}} et le {{XIXe siècle}}, le {{1er}} mai.",
+                "Dès le Ve siècle av. J.-C. et le XIXe siècle, le 1er mai.",
+            ),
+            (
+                "Le {{date|5|mars|1900}} à {{unité|12|km|2}} ou {{unité|1000 habitants}}.",
+                "Le 5 mars 1900 à 12 km ou 1000 habitants.",
+            ),
+            ("Er sagte {{\"|Nein}} auf {{enS|no}}.", "Er sagte „Nein“ auf no."),
+            (
+                "Town of {{formatnum:1234}} for {{US$|5}}, {{frac|1|3|4}} of {{chem2|H2O}}.",
+                "Town of 1234 for US$5, 1 3/4 of H2O.",
+            ),
+            ("Из {{нп5|Город|города|en|City}} и {{нп|Река}}.", "Из города и Река."),
+            ("Life ({{circa|1900|1950}}) went on.{{sfn|A|2000}}", "Life (c. 1900 – c. 1950) went on."),
+            ("{{citation|last=A|title=B|year=2000}}Text.", "Text."),
+        ] {
+            assert_eq!(prose(source), format!("{shown}\n"), "{source}");
+        }
+    }
+
+    /// Rules of MediaWiki: the first letter's case, spaces around the name and underscores count for nothing.
+    #[test]
+    fn files_and_categories_go_in_any_language() {
+        for link in [
+            "[[Fájl:A b.jpg|bélyegkép|balra|160px|Egy [[kép]] itt]]",
+            "[[ファイル:A.svg|サムネイル|図]]",
+            "[[קובץ:A.png|ממוזער]]",
+            "[[پرونده:A.JPG|بندانگشتی|چپ]]",
+            "[[Soubor:A.ogg]]",
+            "[[Պատկեր:A.jpg|մինի]]",
+            "[[fájl : A.jpg|x]]",
+            "[[Unbekannt:A b.webm|thumb]]",
+            "[[ไฟล์:A.jpg|thumb|right]]",
+            "[[ფაილი:A.jpg|მინი]]",
+            "[[Kategória:Városok|*]]",
+            "[[Dosya:A.gif]]",
+            "[[चित्र:A.jpg|अंगूठाकार]]",
+            "[[চিত্র:A.jpg|থাম্ব]]",
+            "[[ملف:A.jpg|تصغير]]",
+            "[[ስዕል:A.jpg|thumb]]",
+        ] {
+            assert_eq!(prose(&format!("One {link}two.")), "One two.\n", "{link}");
+        }
+        assert_eq!(prose("Text.\n[[Xyzzy:Things]]\n[[Xyzzy:Others|*]]\n"), "Text.\n");
+        assert_eq!(
+            prose("See [[:Kategória:A|these]] and [[Star Trek: Picard]]."),
+            "See these and Star Trek: Picard.\n"
+        );
     }
 
     #[test]
@@ -80,6 +160,6 @@ mod tests {
         let source = "== A '''b''' ==\nText.\n* [[one]]\n** two\n: said\n";
         assert_eq!(prose(source), "Text.\nsaid\n");
         let keep = Keep { lists: true, headings: true };
-        assert_eq!(super::prose(source, keep), "A b\nText.\none\ntwo\nsaid\n");
+        assert_eq!(super::prose(source, keep, &Site::default()), "A b\nText.\none\ntwo\nsaid\n");
     }
 }

@@ -1,22 +1,22 @@
 //! The second half, first step: the documents of each bucket to samples, sorted by the keys of the global shuffle.
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::PrepError;
+use super::collected::Collected;
 use super::duplicates::Removed;
 use super::heads::Head;
 use super::job::{Job, Run};
-use super::spill::{DocumentId, HELD_OUT_CELLS, TRAIN_CELLS, Totals, id_width};
-use super::{PrepError, sealed};
+use super::spill::{DocumentId, HELD_OUT_CELLS, PARTS, TRAIN_CELLS, Totals, id_width};
 use crate::random::Key;
 use crate::samples::{self, Bucket, Rules};
 
 /// Tokens that a bucket should hold: little memory, and work for many threads.
-const TOKENS: u64 = 4 << 20;
+pub const TOKENS: u64 = 4 << 20;
 /// Documents that a bucket should hold at the least, so that pairs are of many documents.
 const DOCUMENTS: u64 = 16;
 /// Tokens beyond which a bucket is divided even if it holds few documents.
@@ -33,7 +33,8 @@ pub struct Split {
     pub name: &'static str,
     /// How much goes in.
     pub totals: Totals,
-    cells: Vec<Range<u16>>,
+    /// Parts of cells, numbered through all cells.
+    parts: Vec<Range<u32>>,
     only: Option<DocumentId>,
     except: Option<DocumentId>,
 }
@@ -53,13 +54,28 @@ pub struct Contents {
     pub positive_pairs: u64,
 }
 
+impl Contents {
+    /// Both together.
+    pub fn with(mut self, other: &Self) -> Self {
+        for (interval, (rows, bytes)) in &other.intervals {
+            let sum = self.intervals.entry(*interval).or_default();
+            (sum.0, sum.1) = (sum.0 + rows, sum.1 + bytes);
+        }
+        self.bytes += other.bytes;
+        self.samples += other.samples;
+        self.tokens += other.tokens;
+        self.positive_pairs += other.positive_pairs;
+        self
+    }
+}
+
 impl Split {
     /// Both datasets, as the documents that are there divide into them.
     pub fn all(job: &Job<'_>, runs: &[Run], removed: &Removed) -> Result<Vec<Self>, PrepError> {
+        let of_cells = totals(runs)?;
         let totals = |cells: Range<u16>| {
             let mut sum = Totals::default();
-            let parts = runs.iter().flat_map(|run| run.contents.cells.range(cells.clone()));
-            parts.for_each(|(_, part)| sum += part.totals);
+            of_cells[usize::from(cells.start)..usize::from(cells.end)].iter().for_each(|cell| sum += *cell);
             removed.subtract(cells, &mut sum);
             sum
         };
@@ -74,31 +90,53 @@ impl Split {
                 train -= head.totals;
             }
         }
-        let held_out_cells = match lone {
+        let buckets = |totals, cells| bucket_count(totals, cells, job.scale.bucket);
+        let held_out_parts = match lone {
             Some(_) => divide(0, TRAIN_CELLS, 1),
-            None => divide(TRAIN_CELLS, HELD_OUT_CELLS, bucket_count(held_out, HELD_OUT_CELLS)),
+            None => divide(TRAIN_CELLS, HELD_OUT_CELLS, buckets(held_out, HELD_OUT_CELLS)),
         };
-        let train_cells = divide(0, TRAIN_CELLS, bucket_count(train, TRAIN_CELLS));
+        let train_parts = divide(0, TRAIN_CELLS, buckets(train, TRAIN_CELLS));
         Ok(vec![
-            Self { name: "train", totals: train, cells: train_cells, only: None, except: lone },
-            Self { name: "held-out", totals: held_out, cells: held_out_cells, only: lone, except: None },
+            Self { name: "train", totals: train, parts: train_parts, only: None, except: lone },
+            Self { name: "held-out", totals: held_out, parts: held_out_parts, only: lone, except: None },
         ])
     }
 
     /// Buckets.
     pub fn buckets(&self) -> usize {
-        if self.totals.documents == 0 { 0 } else { self.cells.len() }
+        if self.totals.documents == 0 { 0 } else { self.parts.len() }
     }
 
-    /// Tokens of a bucket, those of documents left out included.
-    pub fn tokens(&self, runs: &[Run], bucket: usize) -> u64 {
-        let cells = self.cells[bucket].clone();
-        runs.iter().flat_map(|run| run.contents.cells.range(cells.clone())).map(|(_, part)| part.totals.tokens).sum()
+    /// Tokens of each bucket, about: those of its cells, or its share of one.
+    pub fn tokens(&self, of_cells: &[Totals]) -> Vec<u64> {
+        let tokens = |parts: &Range<u32>| {
+            let (cells, parts) = (cells(parts), parts.end - parts.start);
+            let whole: u64 =
+                of_cells[usize::from(cells.start)..usize::from(cells.end)].iter().map(|cell| cell.tokens).sum();
+            whole * u64::from(parts) / (u64::from(cells.end - cells.start) * u64::from(PARTS))
+        };
+        self.parts[..self.buckets()].iter().map(tokens).collect()
     }
 
     fn keep(&self, id: DocumentId) -> bool {
         self.only.is_none_or(|only| only == id) && self.except != Some(id)
     }
+}
+
+/// What all runs have of each cell.
+pub fn totals(runs: &[Run]) -> Result<Vec<Totals>, PrepError> {
+    let mut totals = vec![Totals::default(); usize::from(TRAIN_CELLS + HELD_OUT_CELLS)];
+    for run in runs {
+        let cells = run.cells(0..TRAIN_CELLS + HELD_OUT_CELLS)?;
+        totals.iter_mut().zip(cells).for_each(|(total, cell)| *total += cell.totals);
+    }
+    Ok(totals)
+}
+
+/// The cells in which some parts lie.
+fn cells(parts: &Range<u32>) -> Range<u16> {
+    let width = u32::from(PARTS);
+    (parts.start / width) as u16..parts.end.div_ceil(width) as u16
 }
 
 /// The document that is held out where the configured share gives none: the one with the least key.
@@ -116,105 +154,66 @@ fn least(job: &Job<'_>, runs: &[Run], removed: &Removed) -> Result<Option<Head>,
     Ok(least.map(|(_, head)| head))
 }
 
-fn bucket_count(totals: Totals, cells: u16) -> u16 {
-    let wanted = totals.tokens.div_ceil(TOKENS).min(totals.documents / DOCUMENTS);
+fn bucket_count(totals: Totals, cells: u16, tokens: u64) -> u32 {
+    let wanted = totals.tokens.div_ceil(tokens).min(totals.documents / DOCUMENTS);
     let needed = totals.tokens.div_ceil(MOST_TOKENS);
-    wanted.max(needed).clamp(1, u64::from(cells)).next_power_of_two() as u16
+    wanted.max(needed).clamp(1, u64::from(cells) * u64::from(PARTS)).next_power_of_two() as u32
 }
 
-fn divide(first: u16, cells: u16, buckets: u16) -> Vec<Range<u16>> {
-    let size = cells / buckets;
+fn divide(first: u16, cells: u16, buckets: u32) -> Vec<Range<u32>> {
+    let (first, size) = (u32::from(first) * u32::from(PARTS), u32::from(cells) * u32::from(PARTS) / buckets);
     (0..buckets).map(|bucket| first + bucket * size..first + (bucket + 1) * size).collect()
 }
 
-/// Where the samples of a bucket go.
-pub fn path(job: &Job<'_>, split: &Split, bucket: usize) -> PathBuf {
-    job.folder().join(format!("{}-{bucket:05}.samples", split.name))
-}
-
-/// Makes the samples of a bucket, unless they are there.
-pub fn make(job: &Job<'_>, runs: &[Run], removed: &Removed, split: &Split, bucket: usize) -> Result<(), PrepError> {
-    let path = path(job, split, bucket);
-    if path.exists() {
-        return Ok(());
-    }
+/// Makes the samples of a bucket in the file `path`.
+pub fn make(
+    job: &Job<'_>,
+    runs: &[Run],
+    removed: &Removed,
+    split: &Split,
+    bucket: usize,
+    path: &Path,
+) -> Result<(), PrepError> {
     let documents = load(job, runs, removed, split, bucket)?;
     let weight = |id: DocumentId| job.sources[job.files[id.file as usize].source].weight;
     let rules = Rules { samples: &job.config.samples, special: job.tokenizer.special(), weight: &weight };
-    let mut collected = Collected::new(job.tokenizer.size());
+    let mut collected = Collected::new(job);
     let key = Key::new(rules.samples.seed).with_bytes(b"shuffle").with_bytes(split.name.as_bytes()).with(bucket as u64);
+    let mut result = Ok(());
     samples::make(&documents, &rules, &mut |ids, start, label| {
-        collected.push(key.with(collected.records.len() as u64), ids, start, label, &rules);
+        if result.is_ok() {
+            result = collected.push(key, ids, start, label);
+        }
     });
+    result?;
     drop(documents);
-    collected.write(&path).map(drop)
+    collected.write(path)
 }
 
 fn load(job: &Job<'_>, runs: &[Run], removed: &Removed, split: &Split, bucket: usize) -> Result<Bucket, PrepError> {
-    let cells = split.cells[bucket].clone();
+    let (parts, width) = (&split.parts[bucket], id_width(job.tokenizer.size()));
+    let (cells, seed) = (cells(parts), job.config.samples.seed);
+    let whole = (parts.end - parts.start).is_multiple_of(u32::from(PARTS));
+    let first = u32::from(cells.start) * u32::from(PARTS);
+    let of_cell = (parts.start - first) as u16..(parts.end - first).min(u32::from(PARTS)) as u16;
     let mut bytes = Vec::new();
     for run in runs {
-        let parts: Vec<_> = run.contents.cells.range(cells.clone()).map(|(_, part)| part).collect();
-        let (Some(first), Some(last)) = (parts.first(), parts.last()) else { continue };
-        bytes.extend_from_slice(&run.file.read(first.at, (last.at + last.bytes - first.at) as usize)?);
+        let found = run.cells(cells.clone())?;
+        let mut found = found.iter().filter(|cell| cell.totals.documents > 0);
+        let Some(first) = found.next() else { continue };
+        let (at, length) = if whole {
+            let last = found.next_back().unwrap_or(first);
+            (first.at, last.at + last.bytes - first.at)
+        } else {
+            run.parts(first, of_cell.clone(), seed, width)?
+        };
+        bytes.extend_from_slice(&run.file.read(at, length as usize)?);
     }
-    Bucket::new(bytes, id_width(job.tokenizer.size()), |id| split.keep(id) && !removed.contains(id))
+    Bucket::new(bytes, width, |id| split.keep(id) && !removed.contains(id))
         .ok_or_else(|| PrepError::Damaged { path: job.runs_folder() })
 }
 
-struct Collected {
-    width: usize,
-    bytes: Vec<u8>,
-    /// Key, number, start and end in `bytes`.
-    records: Vec<(u64, u32, usize, usize)>,
-    counts: Vec<u64>,
-    contents: Contents,
-}
-
-impl Collected {
-    fn new(vocabulary_size: usize) -> Self {
-        let (bytes, records, contents) = (Vec::new(), Vec::new(), Contents::default());
-        Self { width: id_width(vocabulary_size), bytes, records, counts: vec![0; vocabulary_size], contents }
-    }
-
-    fn push(&mut self, key: Key, ids: &[u32], segment_b_start: u16, label: u8, rules: &Rules<'_>) {
-        let start = self.bytes.len();
-        self.bytes.extend_from_slice(&key.value().to_le_bytes());
-        self.bytes.extend_from_slice(&(ids.len() as u16).to_le_bytes());
-        self.bytes.extend_from_slice(&segment_b_start.to_le_bytes());
-        self.bytes.push(label);
-        let width = self.width;
-        for id in ids {
-            self.bytes.extend_from_slice(&id.to_le_bytes()[..width]);
-            self.counts[*id as usize] += 1;
-        }
-        // Those that frame the segments, not an [UNK] in the text.
-        self.counts[rules.special.cls as usize] = 0;
-        self.counts[rules.special.sep as usize] = 0;
-        self.records.push((key.value(), self.records.len() as u32, start, self.bytes.len()));
-        self.contents.samples += 1;
-        self.contents.tokens += ids.len() as u64;
-        self.contents.positive_pairs += u64::from(label == 1);
-    }
-
-    fn write(mut self, path: &std::path::Path) -> Result<Contents, PrepError> {
-        self.records.sort_unstable();
-        let mut contents = self.contents;
-        sealed::write(path, |output| {
-            for &(key, _, start, end) in &self.records {
-                let interval = contents.intervals.entry(interval(key)).or_default();
-                interval.0 += 1;
-                interval.1 += (end - start) as u64;
-                output.write_all(&self.bytes[start..end])?;
-            }
-            contents.bytes = self.bytes.len() as u64;
-            self.counts.iter().try_for_each(|count| output.write_all(&count.to_le_bytes()))?;
-            Ok(contents)
-        })
-    }
-}
-
 /// Which of the [`INTERVALS`] a key lies in.
-fn interval(key: u64) -> usize {
+pub fn interval(key: u64) -> usize {
     (key >> (u64::BITS - INTERVALS.trailing_zeros())) as usize
 }

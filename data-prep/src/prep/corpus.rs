@@ -60,7 +60,7 @@ pub fn now(job: &Job<'_>, threads: usize, progress: &dyn Progress) -> Result<Cor
         let file = &job.files[index];
         let hash = match known.iter().find(|object| object.is(file)) {
             Some(object) => object.sha256.clone(),
-            None => hash(file)?,
+            None => hash(file, job.memory.window())?,
         };
         let done = done.fetch_add(file.bytes, Ordering::Relaxed) + file.bytes;
         progress.update(&Status { phase: "comparing", source: None, done, total, unit: "bytes", text_bytes: 0 });
@@ -79,7 +79,7 @@ pub fn check_unchanged(job: &Job<'_>, runs: &[Run], complete: &HashSet<u32>, thr
         .collect();
     parallel(threads, doubtful.len(), |index| {
         let (file, read) = doubtful[index];
-        if hash(file)? == read.sha256 { Ok(()) } else { Err(changed(file)) }
+        if hash(file, job.memory.window())? == read.sha256 { Ok(()) } else { Err(changed(file)) }
     })
     .map(drop)
 }
@@ -134,9 +134,9 @@ fn corpus(job: &Job<'_>, hashes: &[String]) -> Corpus {
     Corpus { bytes, sha256: sha256_hex(serde_json::json!(facts).to_string().as_bytes()) }
 }
 
-fn hash(file: &SourceFile) -> Result<String, PrepError> {
+fn hash(file: &SourceFile, memory: u64) -> Result<String, PrepError> {
     let fault = |source| PrepError::Input { path: file.name.clone(), operation: "read", source };
-    Stored::open(file, Default::default())?.finish().map_err(fault)
+    Stored::open(file, Default::default(), memory)?.finish().map_err(fault)
 }
 
 fn changed(file: &SourceFile) -> PrepError {

@@ -82,6 +82,14 @@ pub enum PrepError {
         /// In the decompressed file, from 0.
         at: u64,
     },
+    /// A file holds no text.
+    #[error("{file} is not read as text: it looks like {found}")]
+    NotText {
+        /// The file.
+        file: String,
+        /// What it looks like, and what can be done about it.
+        found: String,
+    },
     /// A file is not of the format that its source says.
     #[error("{file}, byte {at}: expected {expected}")]
     Format {

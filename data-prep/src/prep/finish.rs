@@ -1,16 +1,21 @@
 //! The last step: shards, vocabulary and manifests to their place, the manifest of `train` last of all.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 
 use lambert_store::Store;
 
+use super::levels::Levels;
 use super::spill::SourceTotals;
-use super::{Finished, Job, PrepError, Progress, Removed, Run, Sorted, Split, Status, corpus, parallel};
+use super::{Finished, Job, PrepError, Progress, Removed, Run, Sorted, Split, Status, corpus, parallel, sealed};
 use crate::dataset::{
     Corpus, Counts, Dataset, DatasetError, MANIFEST, Manifest, SampleRules, Shard, SourceCounts, VERSION, VOCABULARY,
     VocabularyFile, sha256_hex,
 };
+
+/// Bytes of memory for a shard that is written: a row group, and what is read ahead of each sample file.
+const SHARD_BYTES: u64 = 32 << 20;
 
 /// The datasets, if they are all there already and of this very job and corpus.
 pub fn existing(job: &Job<'_>, threads: usize, progress: &dyn Progress) -> Result<Option<Vec<Finished>>, PrepError> {
@@ -70,50 +75,76 @@ pub fn datasets(
     threads: usize,
     progress: &dyn Progress,
 ) -> Result<Vec<Finished>, PrepError> {
-    let mut finished = Vec::new();
     let corpus = corpus::read(job, runs)?;
     corpus::write_objects(job, runs)?;
-    // `train` comes last: where it is, everything is.
-    for split in splits.iter().rev().filter(|split| split.buckets() > 0) {
-        finished.insert(0, dataset(job, runs, removed, split, &corpus, threads, progress)?);
+    let mut finished = Vec::new();
+    let mut open = Vec::new();
+    for split in splits.iter().filter(|split| split.buckets() > 0) {
+        match find(job, split.name)? {
+            Some(found) => finished.push(checked(found, &corpus)?),
+            None => open.push(Unwritten::open(job, split)?),
+        }
     }
+    let mut written = write_shards(job, &open, threads, progress)?;
+    // `train` comes last: where it is, everything is.
+    for (split, shards) in open.iter().zip(&mut written).rev() {
+        let mut manifest = manifest(job, runs, removed, split.split, &split.sorted, std::mem::take(shards))?;
+        manifest.corpus = corpus.clone();
+        let url = url(job, split.split.name);
+        publish(job, &url, &split.folder, &manifest)?;
+        finished.push(Finished { url, manifest });
+    }
+    finished.sort_by_key(|dataset| splits.iter().position(|split| split.name == dataset.manifest.split));
     job.remove()?;
     Ok(finished)
 }
 
-fn dataset(
+/// A dataset that is to be written.
+struct Unwritten<'a> {
+    split: &'a Split,
+    sorted: Sorted,
+    folder: PathBuf,
+    shards: usize,
+}
+
+impl<'a> Unwritten<'a> {
+    fn open(job: &Job<'_>, split: &'a Split) -> Result<Self, PrepError> {
+        let folder = job.folder().join(split.name);
+        for folder in [&folder, &folder.with_extension("done")] {
+            std::fs::create_dir_all(folder).map_err(|source| PrepError::Work {
+                operation: "create",
+                path: folder.clone(),
+                source,
+            })?;
+        }
+        let sorted = Sorted::open(job, &Levels::new(job, split))?;
+        Ok(Self { split, sorted, folder, shards: shard_count(job, split) })
+    }
+}
+
+/// The shards of each dataset; those of all datasets side by side, so that no thread waits for the end of a small one.
+fn write_shards(
     job: &Job<'_>,
-    runs: &[Run],
-    removed: &Removed,
-    split: &Split,
-    corpus: &Corpus,
+    open: &[Unwritten<'_>],
     threads: usize,
     progress: &dyn Progress,
-) -> Result<Finished, PrepError> {
-    let url = url(job, split.name);
-    if let Some(found) = find(job, split.name)? {
-        return checked(found, corpus);
-    }
-    let folder = job.folder().join(split.name);
-    for folder in [&folder, &folder.with_extension("done")] {
-        std::fs::create_dir_all(folder).map_err(|source| PrepError::Work {
-            operation: "create",
-            path: folder.clone(),
-            source,
-        })?;
-    }
-    let sorted = Sorted::open(job, split)?;
-    let shards = shard_count(job, split);
-    let written = parallel(threads, shards, |index| {
-        let shard = sorted.write_shard(&folder, job, index, shards)?;
-        let (done, total) = (index as u64 + 1, shards as u64);
+) -> Result<Vec<Vec<Shard>>, PrepError> {
+    let mut tasks: Vec<(usize, usize)> =
+        open.iter().enumerate().flat_map(|(index, split)| (0..split.shards).map(move |shard| (index, shard))).collect();
+    // The largest first, so that all threads end together.
+    tasks.sort_by_key(|&(index, _)| std::cmp::Reverse(open[index].sorted.len() / open[index].shards as u64));
+    let workers = job.memory.workers(SHARD_BYTES).min(threads);
+    let shards = parallel(workers, tasks.len(), |number| {
+        let (index, shard) = tasks[number];
+        let split = &open[index];
+        let written = split.sorted.write_shard(&split.folder, job, shard, split.shards)?;
+        let (done, total) = (number as u64 + 1, tasks.len() as u64);
         progress.update(&Status { phase: "writing", source: None, done, total, unit: "shards", text_bytes: 0 });
-        Ok(shard)
+        Ok(written)
     })?;
-    let mut manifest = manifest(job, runs, removed, split, &sorted, written)?;
-    manifest.corpus = corpus.clone();
-    publish(job, &url, &folder, &manifest)?;
-    Ok(Finished { url, manifest })
+    let mut written = vec![Vec::new(); open.len()];
+    tasks.iter().zip(shards).for_each(|(&(index, _), shard)| written[index].push(shard));
+    Ok(written)
 }
 
 fn shard_count(job: &Job<'_>, split: &Split) -> usize {
@@ -180,7 +211,7 @@ fn sources(job: &Job<'_>, runs: &[Run], removed: &Removed) -> Vec<SourceCounts> 
         totals[*source as usize] += *part;
     }
     let mut duplicates = vec![0; job.sources.len()];
-    removed.ids().for_each(|id| duplicates[job.files[id.file as usize].source] += 1);
+    removed.by_file().for_each(|(file, count)| duplicates[job.files[file as usize].source] += count);
     let of = |index: usize| job.files.iter().filter(move |file| file.source == index);
     let count = |index: usize| SourceCounts {
         format: job.sources[index].format,
@@ -221,21 +252,16 @@ fn publish(job: &Job<'_>, url: &str, folder: &Path, manifest: &Manifest) -> Resu
         if !path.exists() && store.head(&shard.path).map_err(fault)? == Some(shard.bytes) {
             continue;
         }
-        let moved = match &local {
-            Some(target) => target
-                .parent()
-                .map_or(Ok(()), std::fs::create_dir_all)
-                .and_then(|()| std::fs::rename(&path, target))
-                .is_ok(),
-            None => false,
+        let work = |operation| {
+            let path = path.clone();
+            move |source| PrepError::Work { operation, path, source }
         };
-        if !moved {
-            let bytes = std::fs::read(&path).map_err(|source| PrepError::Work {
-                operation: "read",
-                path: path.clone(),
-                source,
-            })?;
-            store.put(&shard.path, bytes.into()).map_err(fault)?;
+        match local {
+            Some(target) => sealed::move_file(&path, &target).map_err(work("move"))?,
+            None => {
+                let file = File::open(&path).map_err(work("read"))?;
+                store.put_file(&shard.path, file, shard.bytes).map_err(fault)?;
+            }
         }
     }
     store.put(VOCABULARY, job.vocabulary.clone().into()).map_err(fault)?;

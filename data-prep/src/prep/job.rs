@@ -1,22 +1,26 @@
 //! What a preparation works on, and its folder: made once, found again by a restart.
 
+use std::io::Write;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use lambert_config::PrepConfig;
 use lambert_config::prep::Source;
 use serde::{Deserialize, Serialize};
 
+use super::buckets;
 use super::heads::Head;
 use super::lock::Lock;
-use super::sealed::Sealed;
-use super::spill::Contents;
+use super::memory::Memory;
+use super::sealed::{self, Sealed};
+use super::spill::{CellPart, Contents, record_bytes};
 use super::{PrepError, tokenize};
 use crate::dataset::sha256_hex;
 use crate::source::{self, Part, SourceFile};
 use crate::tokenizer::Tokenizer;
 
 /// The version of the work folder and of everything that decides the bytes of a dataset.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// See the module.
 pub struct Job<'a> {
@@ -28,11 +32,34 @@ pub struct Job<'a> {
     pub tokenizer: Tokenizer,
     /// The bytes of vocab.txt.
     pub vocabulary: Vec<u8>,
+    /// What it may take.
+    pub memory: Memory,
+    /// How the work is cut.
+    pub scale: Scale,
     /// All input files.
     pub files: Vec<SourceFile>,
     /// What decides the bytes of the dataset besides what the files hold, as a sha256.
     pub fingerprint: String,
     folder: PathBuf,
+}
+
+/// How the work is cut into pieces. Only the first decides bytes of a dataset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scale {
+    /// Tokens that a bucket should hold.
+    pub bucket: u64,
+    /// Bytes of samples that are sorted in memory.
+    pub sorted: usize,
+    /// Sample files that are read at a time.
+    pub merged: usize,
+    /// Bytes of heads that are compared in memory, at the most.
+    pub compared: u64,
+}
+
+impl Default for Scale {
+    fn default() -> Self {
+        Self { bucket: buckets::TOKENS, sorted: 32 << 20, merged: 128, compared: u64::MAX }
+    }
 }
 
 /// A run file that is there.
@@ -56,6 +83,30 @@ impl Run {
         Ok(())
     }
 
+    /// What some neighbouring cells have here.
+    pub fn cells(&self, cells: Range<u16>) -> Result<Vec<CellPart>, PrepError> {
+        let at = self.contents.cells_at + u64::from(cells.start) * CellPart::BYTES as u64;
+        let bytes = self.file.read(at, cells.len() * CellPart::BYTES)?;
+        Ok(bytes.chunks_exact(CellPart::BYTES).map(CellPart::read).collect())
+    }
+
+    /// Where the documents of some neighbouring parts of a cell are, and how long they are.
+    pub fn parts(&self, cell: &CellPart, parts: Range<u16>, seed: u64, width: usize) -> Result<(u64, u64), PrepError> {
+        let head_bytes = Head::bytes(self.contents.signed);
+        let at = self.contents.heads_at + cell.head * head_bytes as u64;
+        let heads = self.file.read(at, cell.totals.documents as usize * head_bytes)?;
+        let (mut start, mut bytes) = (cell.at, 0);
+        for head in heads.chunks_exact(head_bytes).map(Head::read) {
+            let (part, length) = (head.id.part(seed), record_bytes(&head.totals, width));
+            if part < parts.start {
+                start += length;
+            } else if part < parts.end {
+                bytes += length;
+            }
+        }
+        Ok((start, bytes))
+    }
+
     /// The signature of a document, by the number of its head.
     pub fn signature(&self, number: usize) -> Result<Vec<u8>, PrepError> {
         let (whole, head) = (Head::bytes(true), Head::bytes(false));
@@ -71,7 +122,7 @@ struct Owner {
 
 impl<'a> Job<'a> {
     /// Reads the vocabulary and finds the input files; writes nothing.
-    pub fn new(config: &'a PrepConfig) -> Result<Self, PrepError> {
+    pub fn new(config: &'a PrepConfig, memory: Memory, scale: Scale) -> Result<Self, PrepError> {
         let path = Path::new(&config.vocabulary.file);
         let vocabulary = std::fs::read(path).map_err(|source| {
             PrepError::Vocabulary(crate::tokenizer::TokenizerError::Read { path: path.to_owned(), source })
@@ -81,7 +132,7 @@ impl<'a> Job<'a> {
         let files = source::find(&sources)?;
         let fingerprint = fingerprint(config, &vocabulary, &files);
         let folder = work_folder(config);
-        Ok(Self { config, sources, tokenizer, vocabulary, files, fingerprint, folder })
+        Ok(Self { config, sources, tokenizer, vocabulary, memory, scale, files, fingerprint, folder })
     }
 
     /// Makes the work folder, or takes up the one that is there, and keeps others off this part of the work.
@@ -101,12 +152,8 @@ impl<'a> Job<'a> {
                 _ => Err(self.other_work()),
             },
             Err(_) => {
-                let unfinished = path.with_extension(format!("{}.unfinished", std::process::id()));
                 let json = serde_json::to_vec(&owner).unwrap_or_default();
-                std::fs::write(&unfinished, json)
-                    .and_then(|()| std::fs::rename(&unfinished, &path))
-                    .map(|()| lock)
-                    .map_err(|source| PrepError::Work { operation: "write", path, source })
+                sealed::whole(&path, |mut file| file.write_all(&json)).map(|()| lock)
             }
         }
     }

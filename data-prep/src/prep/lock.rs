@@ -6,6 +6,8 @@
 use std::fs::{File, TryLockError};
 use std::path::Path;
 
+use rustix::io::Errno;
+
 use super::PrepError;
 use crate::source::Part;
 
@@ -13,21 +15,26 @@ const SUFFIX: &str = ".lock";
 
 /// Held as long as the process works in the folder.
 #[derive(Debug)]
-pub struct Lock(#[expect(dead_code, reason = "closing the file gives the lock back")] File);
+pub struct Lock {
+    #[expect(dead_code, reason = "closing the file gives the lock back")]
+    file: File,
+    /// `false` on a file system without locks: then it is for the user not to start the same work twice.
+    pub is_held: bool,
+}
 
 impl Lock {
     /// Takes the place of `part` in `folder`, or that of the process that joins all parts.
     pub fn take(folder: &Path, part: Part) -> Result<Self, PrepError> {
         let own = name(part);
-        let file = lock(folder, &own, File::try_lock)?;
+        let lock = lock(folder, &own, File::try_lock)?;
         let fault = |source| PrepError::Work { operation: "list", path: folder.to_owned(), source };
         for entry in std::fs::read_dir(folder).map_err(fault)? {
             let other = entry.map_err(fault)?.file_name().to_string_lossy().into_owned();
             if other.ends_with(SUFFIX) && other != own && !side_by_side(&other, part) {
-                drop(lock(folder, &other, File::try_lock_shared)?);
+                drop(self::lock(folder, &other, File::try_lock_shared)?);
             }
         }
-        Ok(Self(file))
+        Ok(lock)
     }
 }
 
@@ -43,20 +50,27 @@ fn side_by_side(other: &str, part: Part) -> bool {
     part.is_some_and(|(_, parts)| other.starts_with("part-") && other.ends_with(&format!("-of-{parts}{SUFFIX}")))
 }
 
-fn lock(folder: &Path, name: &str, take: fn(&File) -> Result<(), TryLockError>) -> Result<File, PrepError> {
+fn lock(folder: &Path, name: &str, take: fn(&File) -> Result<(), TryLockError>) -> Result<Lock, PrepError> {
     let path = folder.join(name);
     let fault = |source| PrepError::Work { operation: "lock", path: path.clone(), source };
-    let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(fault)?;
+    // NFS turns flock into fcntl's locks, of which a shared one needs a file that is open for reading and an exclusive
+    // one a file that is open for writing.
+    let file = File::options().create(true).truncate(false).read(true).write(true).open(&path).map_err(fault)?;
     match take(&file) {
-        Ok(()) => Ok(file),
+        Ok(()) => Ok(Lock { file, is_held: true }),
         Err(TryLockError::WouldBlock) => {
             let what = name.trim_end_matches(SUFFIX).replace('-', " ");
             Err(PrepError::Busy { folder: folder.to_owned(), what })
         }
-        // A file system without locks: then it is for the user not to start the same work twice.
-        Err(TryLockError::Error(error)) if error.kind() == std::io::ErrorKind::Unsupported => Ok(file),
+        Err(TryLockError::Error(error)) if has_no_locks(&error) => Ok(Lock { file, is_held: false }),
         Err(TryLockError::Error(error)) => Err(fault(error)),
     }
+}
+
+/// Whether the file system has no locks: it says so, or its server's lock manager does not answer (ENOLCK).
+fn has_no_locks(error: &std::io::Error) -> bool {
+    let codes = [Errno::NOLCK, Errno::NOSYS, Errno::OPNOTSUPP, Errno::INVAL];
+    codes.iter().any(|code| error.raw_os_error() == Some(code.raw_os_error()))
 }
 
 #[cfg(test)]

@@ -1,20 +1,20 @@
-//! The second half, second step: the samples of all buckets in the order of their keys, to shards.
+//! The second half, last step: the samples of all files in the order of their keys, to shards.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use super::PrepError;
-use super::buckets::{self, Contents, INTERVALS, SAMPLE_HEAD, Split};
+use super::buckets::{Contents, INTERVALS, SAMPLE_HEAD};
 use super::job::Job;
+use super::levels::{Levels, SampleFile, token_counts};
+use super::merge::merge;
 use super::sealed::{self, Sealed};
 use super::spill::id_width;
-use crate::dataset::{Sample, Shard, ShardWriter, shard_name};
+use crate::dataset::{DatasetError, Sample, Shard, ShardWriter, shard_name};
 
-/// Bytes of samples that are sorted at once, about.
-const SORTED: u64 = 16 << 20;
-
-/// All samples of a split, as its buckets left them.
+/// All samples of a split.
 pub struct Sorted {
-    files: Vec<(Sealed, Contents)>,
+    files: Vec<SampleFile>,
     /// Where each interval's samples start in each file, and where the last ones end.
     starts: Vec<Vec<u64>>,
     /// The number of the first sample of each interval, and of all samples.
@@ -23,17 +23,15 @@ pub struct Sorted {
 }
 
 impl Sorted {
-    /// Opens the sample files of every bucket.
-    pub fn open(job: &Job<'_>, split: &Split) -> Result<Self, PrepError> {
-        let files: Vec<(Sealed, Contents)> = (0..split.buckets())
-            .map(|bucket| Sealed::open(&buckets::path(job, split, bucket)))
-            .collect::<Result<_, _>>()?;
+    /// Opens the sample files.
+    pub fn open(job: &Job<'_>, levels: &Levels<'_>) -> Result<Self, PrepError> {
+        let files = levels.top()?;
         let mut rows = vec![0; INTERVALS + 1];
         let mut starts = Vec::new();
-        for (_, contents) in &files {
+        for file in &files {
             let mut start = vec![0; INTERVALS + 1];
             for interval in 0..INTERVALS {
-                let (count, bytes) = contents.intervals.get(&interval).copied().unwrap_or_default();
+                let (count, bytes) = file.contents.intervals.get(&interval).copied().unwrap_or_default();
                 start[interval + 1] = start[interval] + bytes;
                 rows[interval + 1] += count;
             }
@@ -48,21 +46,14 @@ impl Sorted {
         self.rows[INTERVALS]
     }
 
-    /// What the buckets counted, one after another.
+    /// What the files hold, one after another.
     pub fn contents(&self) -> impl Iterator<Item = &Contents> {
-        self.files.iter().map(|(_, contents)| contents)
+        self.files.iter().map(|file| &file.contents)
     }
 
     /// How often each token id stands in the samples; `[CLS]` and `[SEP]` are not counted.
     pub fn token_counts(&self, size: usize) -> Result<Vec<u64>, PrepError> {
-        let mut counts = vec![0; size];
-        for (file, contents) in &self.files {
-            let bytes = file.read(contents.bytes, size * 8)?;
-            for (count, word) in counts.iter_mut().zip(bytes.chunks_exact(8)) {
-                *count += word.try_into().map_or(0, u64::from_le_bytes);
-            }
-        }
-        Ok(counts)
+        token_counts(&self.files, size)
     }
 
     /// Writes shard `index` of `count` to `folder`, unless it is there.
@@ -74,71 +65,40 @@ impl Sorted {
         }
         let row = |shard: usize| (u128::from(self.len()) * shard as u128 / count as u128) as u64;
         let mut writer = ShardWriter::create(folder, &name, job.tokenizer.size(), job.config.output.rows_per_group)?;
-        self.each(row(index)..row(index + 1), &mut writer)?;
+        self.each(job, row(index)..row(index + 1), &mut writer)?;
         let shard = writer.finish()?;
         sealed::write(&done, |_| Ok(shard))
     }
 
     /// Gives the samples with the numbers `wanted` to `writer`.
-    fn each(&self, wanted: std::ops::Range<u64>, writer: &mut ShardWriter) -> Result<(), PrepError> {
-        let mut first = self.rows.partition_point(|&row| row <= wanted.start).saturating_sub(1);
-        while first < INTERVALS && self.rows[first] < wanted.end {
-            let mut last = first + 1;
-            while last < INTERVALS && self.rows[last] < wanted.end && self.bytes(first, last + 1) <= SORTED {
-                last += 1;
+    fn each(&self, job: &Job<'_>, wanted: Range<u64>, writer: &mut ShardWriter) -> Result<(), PrepError> {
+        let first = self.rows.partition_point(|&row| row <= wanted.start).saturating_sub(1);
+        let cursors = self.files.iter().zip(&self.starts).map(|(file, start)| file.cursor(start[first], self.width));
+        let (mut row, mut ids, mut failed) = (self.rows[first], Vec::new(), None);
+        let merged = merge(cursors.collect(), |sample| {
+            if row >= wanted.end {
+                return Ok(false);
             }
-            self.emit(first, last, &wanted, writer)?;
-            first = last;
-        }
-        Ok(())
-    }
-
-    fn bytes(&self, first: usize, last: usize) -> u64 {
-        self.starts.iter().map(|start| start[last] - start[first]).sum()
-    }
-
-    /// Sorts the samples of some intervals and gives those that are `wanted` to `writer`.
-    fn emit(
-        &self,
-        first: usize,
-        last: usize,
-        wanted: &std::ops::Range<u64>,
-        writer: &mut ShardWriter,
-    ) -> Result<(), PrepError> {
-        let mut loaded = Vec::new();
-        for ((file, _), start) in self.files.iter().zip(&self.starts) {
-            loaded.push(file.read(start[first], (start[last] - start[first]) as usize)?);
-        }
-        let mut found: Vec<(u64, usize, usize)> = Vec::new();
-        for (bucket, bytes) in loaded.iter().enumerate() {
-            let mut at = 0;
-            while at < bytes.len() {
-                found.push((number(bytes, at, 8), bucket, at));
-                at += SAMPLE_HEAD + number(bytes, at + 8, 2) as usize * self.width;
+            if row >= wanted.start {
+                failed = self.write(sample, &mut ids, writer).err();
             }
-        }
-        found.sort_unstable();
-        let skip = wanted.start.saturating_sub(self.rows[first]) as usize;
-        let take = (wanted.end - self.rows[first].max(wanted.start)) as usize;
-        let mut ids = Vec::new();
-        for &(_, bucket, at) in found.iter().skip(skip).take(take) {
-            let bytes = &loaded[bucket];
-            let length = number(bytes, at + 8, 2) as usize;
-            ids.clear();
-            ids.extend(
-                (0..length).map(|index| number(bytes, at + SAMPLE_HEAD + index * self.width, self.width) as u32),
-            );
-            let (segment_b_start, pair_label) = (number(bytes, at + 10, 2) as u16, bytes[at + 12]);
-            writer.push(Sample { input_ids: &ids, segment_b_start, pair_label })?;
-        }
-        Ok(())
+            row += 1;
+            Ok(failed.is_none())
+        });
+        merged.map_err(|source| PrepError::Work { operation: "read from", path: job.folder().to_owned(), source })?;
+        failed.map_or(Ok(()), |error| Err(error.into()))
     }
-}
 
-fn number(bytes: &[u8], at: usize, width: usize) -> u64 {
-    let mut word = [0; 8];
-    word[..width].copy_from_slice(&bytes[at..at + width]);
-    u64::from_le_bytes(word)
+    fn write(&self, sample: &[u8], ids: &mut Vec<u32>, writer: &mut ShardWriter) -> Result<(), DatasetError> {
+        let word = |at: usize| u16::from_le_bytes([sample[at], sample[at + 1]]);
+        let tokens = &sample[SAMPLE_HEAD..];
+        ids.clear();
+        match self.width {
+            2 => ids.extend(tokens.chunks_exact(2).map(|id| u32::from(u16::from_le_bytes([id[0], id[1]])))),
+            _ => ids.extend(tokens.chunks_exact(4).map(|id| u32::from_le_bytes([id[0], id[1], id[2], id[3]]))),
+        }
+        writer.push(Sample { input_ids: ids, segment_b_start: word(10), pair_label: sample[12] })
+    }
 }
 
 /// The file that says a shard is finished, and what its manifest entry is.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use lambert_config::prep::{Format, Source};
+use lambert_config::prep::Format;
 
 use super::PrepError;
 use super::buckets::SAMPLE_HEAD;
@@ -30,10 +30,7 @@ const SHARDS_PER_SAMPLES: f64 = 0.9;
 
 /// Estimates the needs from the sizes of the input; an error if there is not as much.
 pub fn check_input(job: &Job<'_>) -> Result<Needs, PrepError> {
-    let sizes = job.files.iter().map(|file| {
-        let source = &job.sources[file.source];
-        (text_bytes(source, file) * TOKENS_PER_BYTE, uses(job, file.source))
-    });
+    let sizes = job.files.iter().map(|file| (text_bytes(file) * TOKENS_PER_BYTE, uses(job, file.source)));
     let mut needs = needs(job, sizes);
     // What an earlier attempt left is part of the sum.
     needs.bytes = needs.bytes.saturating_sub(size(job.folder()));
@@ -73,18 +70,18 @@ fn uses(job: &Job<'_>, source: usize) -> f64 {
     if excluded { 0.0 } else { (job.config.samples.passes * job.sources[source].weight) as f64 }
 }
 
-/// Bytes of text in a file, by its name's ending and its source's format.
-fn text_bytes(source: &Source, file: &SourceFile) -> f64 {
+/// Bytes of text in a file, by its name's ending and its format.
+fn text_bytes(file: &SourceFile) -> f64 {
     let packed = match Path::new(&file.name).extension().and_then(|extension| extension.to_str()) {
         Some("gz") => 3.0,
         Some("bz2" | "zst") => 4.0,
         Some("xz") => 4.5,
         _ => 1.0,
     };
-    let format = match source.format {
+    let format = match file.format {
         Format::Wikipedia => TEXT_PER_XML,
         Format::Parquet => 2.5,
-        Format::Text | Format::Sentences | Format::Jsonl => 1.0,
+        Format::Auto | Format::Text | Format::Sentences | Format::Jsonl => 1.0,
     };
     file.bytes as f64 * packed * format
 }

@@ -18,6 +18,8 @@ use crate::source::Part;
 pub const TRAIN_CELLS: u16 = 1024;
 /// Cells of the documents held out.
 pub const HELD_OUT_CELLS: u16 = 64;
+/// Parts of a cell, for corpora whose cells are too large for memory.
+pub const PARTS: u16 = 1024;
 
 /// A document's place in the corpus.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -34,7 +36,7 @@ impl DocumentId {
         Key::new(seed).with_bytes(kind.as_bytes()).with(u64::from(self.file)).with(u64::from(self.ordinal))
     }
 
-    /// Where this document goes: held out (`true`), and its cell.
+    /// Where this document goes: its cell.
     fn cell(self, seed: u64, held_out: f64) -> u16 {
         let mut rng = self.key(seed, "cell").rng();
         if rng.chance(held_out) {
@@ -42,6 +44,11 @@ impl DocumentId {
         } else {
             rng.below(u64::from(TRAIN_CELLS)) as u16
         }
+    }
+
+    /// Its part of the cell.
+    pub fn part(self, seed: u64) -> u16 {
+        self.key(seed, "part").rng().below(u64::from(PARTS)) as u16
     }
 }
 
@@ -52,18 +59,18 @@ pub struct Contents {
     pub batches: Vec<DoneBatch>,
     /// Files that were read to their end.
     pub files: Vec<ReadFile>,
-    /// What each cell has here, by its number.
-    pub cells: BTreeMap<u16, CellPart>,
     /// Documents, sentences and tokens.
     pub totals: Totals,
     /// What was read of each source, by its number.
     pub sources: BTreeMap<u32, SourceTotals>,
     /// What was left out, by reason.
     pub rejected: BTreeMap<String, u64>,
-    /// Where the heads of all documents start; they end the body.
+    /// Where the heads of all documents start, in the order of the documents; those of excluded ones are the last.
     pub heads_at: u64,
     /// How many there are.
     pub heads: u64,
+    /// Where the table of the cells starts: a [`CellPart`] for each. It ends the body.
+    pub cells_at: u64,
     /// Whether the heads have signatures.
     pub signed: bool,
 }
@@ -92,15 +99,37 @@ pub struct ReadFile {
     pub stamp: String,
 }
 
-/// A cell's documents in a run file.
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+/// A cell's documents in a run file, sorted by their parts of the cell and then by their places in the corpus.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CellPart {
     /// Where they start.
     pub at: u64,
     /// How long they are.
     pub bytes: u64,
+    /// The number of the first one's head.
+    pub head: u64,
     /// How much they are.
     pub totals: Totals,
+}
+
+impl CellPart {
+    /// Bytes of one in the table.
+    pub const BYTES: usize = 48;
+
+    fn write(&self) -> [u8; Self::BYTES] {
+        let Totals { documents, sentences, tokens } = self.totals;
+        let mut bytes = [0; Self::BYTES];
+        let words = [self.at, self.bytes, self.head, documents, sentences, tokens];
+        bytes.chunks_exact_mut(8).zip(words).for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_le_bytes()));
+        bytes
+    }
+
+    /// Reads what stands in the table.
+    pub fn read(bytes: &[u8]) -> Self {
+        let word = |index: usize| bytes[index * 8..index * 8 + 8].try_into().map_or(0, u64::from_le_bytes);
+        let totals = Totals { documents: word(3), sentences: word(4), tokens: word(5) };
+        Self { at: word(0), bytes: word(1), head: word(2), totals }
+    }
 }
 
 /// How much there is.
@@ -157,6 +186,11 @@ pub const fn id_width(vocabulary_size: usize) -> usize {
 /// Bytes before the sentence lengths of a record: file, ordinal, sentences, tokens.
 pub const RECORD_HEAD: usize = 16;
 
+/// Bytes of a document's record, whose ids have `width` bytes.
+pub const fn record_bytes(totals: &Totals, width: usize) -> u64 {
+    RECORD_HEAD as u64 + 2 * totals.sentences + totals.tokens * width as u64
+}
+
 /// Collects documents; written to a run file now and then.
 pub struct Spill {
     seed: u64,
@@ -171,9 +205,13 @@ pub struct Spill {
 
 struct Record {
     cell: u16,
+    part: u16,
     id: DocumentId,
+    /// In the bytes; the same place where the document is excluded.
     start: usize,
     end: usize,
+    /// In the heads.
+    head: usize,
     totals: Totals,
 }
 
@@ -186,7 +224,7 @@ impl Spill {
 
     /// Bytes collected.
     pub fn len(&self) -> usize {
-        self.bytes.len() + self.heads.len()
+        self.bytes.len() + self.heads.len() + self.records.len() * size_of::<Record>()
     }
 
     /// Whether nothing was noted since the last writing.
@@ -199,17 +237,18 @@ impl Spill {
     pub fn push(&mut self, id: DocumentId, lengths: &[u16], tokens: &[u32], excluded: bool) {
         let totals = Totals { documents: 1, sentences: lengths.len() as u64, tokens: tokens.len() as u64 };
         let cell = if excluded { EXCLUDED } else { id.cell(self.seed, self.held_out) };
+        let (start, head) = (self.bytes.len(), self.heads.len());
         Head { id, cell, totals, hash: heads::hash(tokens) }.write(&mut self.heads);
         if self.signed {
             heads::signature(tokens).iter().for_each(|value| self.heads.extend_from_slice(&value.to_le_bytes()));
         }
         self.contents.heads += 1;
         if !excluded {
-            let start = self.bytes.len();
             self.write_tokens(id, lengths, tokens);
             self.contents.totals += totals;
-            self.records.push(Record { cell, id, start, end: self.bytes.len(), totals });
         }
+        let (part, end) = (id.part(self.seed), self.bytes.len());
+        self.records.push(Record { cell, part, id, start, end, head, totals });
     }
 
     fn write_tokens(&mut self, id: DocumentId, lengths: &[u16], tokens: &[u32]) {
@@ -261,19 +300,21 @@ impl Spill {
         let Some(name) = self.name(part) else { return Ok(()) };
         let path = folder.join(name);
         let mut contents = std::mem::take(&mut self.contents);
-        self.records.sort_by_key(|record| (record.cell, record.id));
+        // Excluded documents have the greatest cell.
+        self.records.sort_unstable_by_key(|record| (record.cell, record.part, record.id));
         sealed::write(&path, |output| {
             let mut at = 0;
             for record in &self.records {
-                let length = (record.end - record.start) as u64;
-                let part = contents.cells.entry(record.cell).or_insert(CellPart { at, ..CellPart::default() });
-                part.bytes += length;
-                part.totals += record.totals;
-                at += length;
+                at += (record.end - record.start) as u64;
                 output.write_all(&self.bytes[record.start..record.end])?;
             }
+            let width = Head::bytes(self.signed);
             (contents.heads_at, contents.signed) = (at, self.signed);
-            output.write_all(&self.heads)?;
+            contents.cells_at = at + (self.heads.len()) as u64;
+            for record in &self.records {
+                output.write_all(&self.heads[record.head..record.head + width])?;
+            }
+            cells(&self.records).iter().try_for_each(|cell| output.write_all(&cell.write()))?;
             Ok(contents)
         })?;
         self.records.clear();
@@ -281,4 +322,21 @@ impl Spill {
         self.bytes.clear();
         Ok(())
     }
+}
+
+/// What each cell has of sorted records.
+fn cells(records: &[Record]) -> Vec<CellPart> {
+    let mut cells = vec![CellPart::default(); usize::from(TRAIN_CELLS + HELD_OUT_CELLS)];
+    let mut at = 0;
+    for (number, record) in records.iter().enumerate().filter(|(_, record)| record.cell != EXCLUDED) {
+        let cell = &mut cells[usize::from(record.cell)];
+        if cell.totals.documents == 0 {
+            (cell.at, cell.head) = (at, number as u64);
+        }
+        let length = (record.end - record.start) as u64;
+        cell.bytes += length;
+        cell.totals += record.totals;
+        at += length;
+    }
+    cells
 }

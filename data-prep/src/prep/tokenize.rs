@@ -13,8 +13,6 @@ use crate::sentences;
 use crate::source::{Batch, Batches, Note, Part, SourceFile, is_read_by};
 use crate::tokenizer::Encoder;
 
-/// Bytes of token ids that all threads together keep before they write them down.
-const KEPT: usize = 128 << 20;
 /// How long a thread's work may stay in memory only: what a kill can cost.
 const LONGEST: Duration = Duration::from_secs(10);
 /// A sentence of more tokens is cut into several.
@@ -30,10 +28,10 @@ pub fn run(job: &Job<'_>, part: Part, threads: usize, progress: &dyn Progress) -
     let left: Vec<&SourceFile> =
         job.files.iter().filter(|file| is_read_by(file, part) && !complete.contains(&file.number)).collect();
     let total = left.iter().map(|file| file.bytes).sum();
-    let batches = Batches::new(&job.sources, left, done, part);
+    let batches = Batches::new(&job.sources, left, done, part, job.memory.window());
     let shared = Shared { job, part, batches, total, stop: AtomicBool::new(false), text: AtomicU64::new(0) };
     let results: Vec<Result<(), PrepError>> = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| shared.work(KEPT / threads, progress))).collect();
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| shared.work(job.memory.kept(), progress))).collect();
         workers
             .into_iter()
             .map(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
@@ -106,7 +104,7 @@ impl Shared<'_> {
         let before = spill.totals();
         for raw in &batch.documents {
             let id = DocumentId { file: batch.file, ordinal: raw.ordinal };
-            let extracted = extract(source, raw, &file.name, &mut |what| {
+            let extracted = extract(source, file, raw, &mut |what| {
                 spill.reject(what, 1);
                 progress.left_out(&file.name, &Note::new(what, raw.at));
             })?;

@@ -70,6 +70,7 @@ pub struct Batches<'a> {
     open: Mutex<Vec<Arc<Mutex<Stream>>>>,
     done: HashMap<(u32, u32), u64>,
     part: Part,
+    window: u64,
     read: Arc<AtomicU64>,
 }
 
@@ -87,9 +88,16 @@ pub struct Place(Option<Arc<Mutex<Stream>>>);
 
 impl<'a> Batches<'a> {
     /// The batches of `files` that are this part's, except those in `done` (file, number, with their digests).
-    pub fn new(sources: &'a [Source], files: Vec<&'a SourceFile>, done: HashMap<(u32, u32), u64>, part: Part) -> Self {
+    /// A decompressor may have `window` bytes for what it looks back at.
+    pub fn new(
+        sources: &'a [Source],
+        files: Vec<&'a SourceFile>,
+        done: HashMap<(u32, u32), u64>,
+        part: Part,
+        window: u64,
+    ) -> Self {
         let (next_file, read) = (AtomicUsize::new(0), Arc::new(AtomicU64::new(0)));
-        Self { sources, files, next_file, open: Mutex::new(Vec::new()), done, part, read }
+        Self { sources, files, next_file, open: Mutex::new(Vec::new()), done, part, window, read }
     }
 
     /// Stored bytes that were read.
@@ -122,7 +130,7 @@ impl<'a> Batches<'a> {
             return Ok(lock(&self.open).last().cloned());
         };
         let source = &self.sources[file.source];
-        let (stored, documents) = opened(source, file, self.read.clone())?;
+        let (stored, documents) = opened(source, file, self.read.clone(), self.window)?;
         let file = SourceFile::clone(file);
         let stream = Arc::new(Mutex::new(Stream { file, number: 0, ended: false, stored, documents }));
         lock(&self.open).push(stream.clone());

@@ -1,11 +1,13 @@
 //! Which files the sources name, always in the same order.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use lambert_config::prep::{Format, Source};
 use lambert_store::Store;
 
-use super::multistream;
+use super::{multistream, recognize};
+use crate::extract::wikitext::Site;
 use crate::prep::PrepError;
 
 /// One input file, or a run of whole bzip2 streams of one.
@@ -17,6 +19,10 @@ pub struct SourceFile {
     pub number: u32,
     /// Its path or URL.
     pub name: String,
+    /// What it holds: as configured, or as its first bytes show.
+    pub format: Format,
+    /// Of a dump: what its wiki calls things.
+    pub site: Arc<Site>,
     /// Where it starts in the stored file; 0 unless the file was divided.
     pub start: u64,
     /// Its size as it is stored.
@@ -40,20 +46,21 @@ pub fn find(sources: &[Source]) -> Result<Vec<SourceFile>, PrepError> {
         let key = format!("source.{index}.path");
         let found = if is_url(&source.path) { remote(&key, &source.path)? } else { local(&key, &source.path)? };
         for (name, bytes, stamp) in found.into_iter().filter(|(name, ..)| !is_index(source, name)) {
-            let parts = match source.format {
-                Format::Wikipedia if !is_url(&name) => multistream::divide(Path::new(&name), bytes)?,
+            let (format, site) = (source.format, Arc::default());
+            let mut file = SourceFile { source: index, number: 0, name, format, site, start: 0, bytes, stamp };
+            if file.format == Format::Auto {
+                file.format = recognize::format(&file, source)?;
+            }
+            if file.format == Format::Wikipedia {
+                file.site = Arc::new(recognize::site(&file, source)?);
+            }
+            let parts = match file.format {
+                Format::Wikipedia if !file.is_remote() => multistream::divide(Path::new(&file.name), bytes)?,
                 _ => std::iter::once(0..bytes).collect(),
             };
             for part in parts {
                 let (number, bytes) = (files.len() as u32, part.end - part.start);
-                files.push(SourceFile {
-                    source: index,
-                    number,
-                    name: name.clone(),
-                    start: part.start,
-                    bytes,
-                    stamp: stamp.clone(),
-                });
+                files.push(SourceFile { number, start: part.start, bytes, ..file.clone() });
             }
         }
     }
@@ -63,7 +70,8 @@ pub fn find(sources: &[Source]) -> Result<Vec<SourceFile>, PrepError> {
 /// Whether this is the index that comes with a multistream dump: no text, and not needed (see [`multistream`]).
 fn is_index(source: &Source, name: &str) -> bool {
     let file = name.rsplit('/').next().unwrap_or(name);
-    source.format == Format::Wikipedia && name != source.path && file.contains("multistream-index")
+    let dumps = matches!(source.format, Format::Wikipedia | Format::Auto);
+    dumps && name != source.path && file.contains("multistream-index")
 }
 
 fn is_url(path: &str) -> bool {

@@ -1,40 +1,31 @@
 //! A file as a stream of its decompressed text, in UTF-8 as far as the file says what it is.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Error, ErrorKind, Read};
 
 use lambert_config::prep::{Damaged, Invalid, Source};
 
 use super::SourceFile;
 use super::blocks::Blocks;
 use super::damage::Tolerant;
-use super::stored::Stored;
+use super::peek::Peeked;
+use super::recognize;
+use super::stored::{StorageError, Stored};
 use super::transcode::Transcoder;
 use crate::prep::PrepError;
 
 const BUFFER: usize = 1 << 17;
+/// The longest window of zstd, as a power of two.
+const LONGEST_WINDOW: u32 = 31;
 
 /// A stream of decompressed bytes.
 pub type Input = Box<dyn BufRead + Send>;
 
-/// The text in `stored`, which is `file`. What it is compressed with shows in its first bytes, not in its name; all
-/// members of a gzip or zstd file and all streams of a bzip2 or xz file are read. Where damage is to be passed over it
-/// is a [`super::damage::Gap`].
-pub fn open(stored: Stored, file: &SourceFile, source: &Source) -> Result<Input, PrepError> {
+/// The text in `stored`, which is `file`, or a refusal if it is none. Where damage is to be passed over it is a
+/// [`super::damage::Gap`].
+pub fn open(stored: Stored, file: &SourceFile, source: &Source, window: u64) -> Result<Peeked, PrepError> {
     let fault = |source| PrepError::Stream { file: file.name.clone(), at: 0, source };
     let tolerant = source.damaged == Damaged::Skip;
-    let mut stored = BufReader::with_capacity(BUFFER, stored);
-    let magic = stored.fill_buf().map_err(fault)?;
-    let mut input: Input = if magic.starts_with(b"BZh") {
-        if tolerant { buffered(Blocks::new(stored)) } else { buffered(bzip2::bufread::MultiBzDecoder::new(stored)) }
-    } else if magic.starts_with(&[0x1f, 0x8b]) {
-        buffered(flate2::bufread::MultiGzDecoder::new(stored))
-    } else if magic.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
-        buffered(zstd::stream::read::Decoder::with_buffer(stored).map_err(fault)?)
-    } else if magic.starts_with(&[0xfd, b'7', b'z', b'X', b'Z', 0]) {
-        buffered(lzma_rust2::XzReader::new(stored, true))
-    } else {
-        Box::new(stored)
-    };
+    let mut input = decompressed(stored, tolerant, window).map_err(fault)?;
     let start = if tolerant {
         let mut tolerated = Tolerant::new(input);
         let start = tolerated.start().map(head);
@@ -48,10 +39,60 @@ pub fn open(stored: Stored, file: &SourceFile, source: &Source) -> Result<Input,
     if start.starts_with(b"\xef\xbb\xbf") {
         input.consume(3);
     }
-    Ok(match encoding {
+    let text = Peeked::new(match encoding {
         None => input,
         Some(encoding) => buffered(Transcoder::new(input, encoding, source.invalid == Invalid::Replace)),
+    });
+    match recognize::refusal(text.head(), file.format) {
+        Some(found) => Err(PrepError::NotText { file: file.name.clone(), found }),
+        None => Ok(text),
+    }
+}
+
+/// What `stored` is compressed with shows in its first bytes, not in its name; all members of a gzip or zstd file and
+/// all streams of a bzip2 or xz file are read.
+fn decompressed(stored: Stored, tolerant: bool, window: u64) -> std::io::Result<Input> {
+    let mut stored = BufReader::with_capacity(BUFFER, stored);
+    Ok(match recognize::compression(stored.fill_buf()?) {
+        Some("bzip2") if tolerant => buffered(Blocks::new(stored)),
+        Some("bzip2") => buffered(bzip2::bufread::MultiBzDecoder::new(stored)),
+        Some("gzip") => buffered(flate2::bufread::MultiGzDecoder::new(stored)),
+        Some("zstd") => {
+            let mut decoder = zstd::stream::read::Decoder::with_buffer(stored)?;
+            decoder.window_log_max(window.ilog2().min(LONGEST_WINDOW))?;
+            buffered(Limited { inner: decoder, window })
+        }
+        Some(_) => {
+            let kibibytes = u32::try_from(window >> 10).unwrap_or(u32::MAX);
+            buffered(Limited { inner: lzma_rust2::XzReader::new_mem_limit(stored, true, kibibytes), window })
+        }
+        None => Box::new(stored),
     })
+}
+
+/// A decompressor that refuses what needs more memory than it may have; both libraries say so in words of their own.
+struct Limited<R> {
+    inner: R,
+    window: u64,
+}
+
+impl<R: Read> Read for Limited<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        self.inner.read(buffer).map_err(|error| {
+            let said = error.to_string();
+            if said.contains("mem_limit") || said.contains("too much memory") {
+                let mebibytes = self.window >> 20;
+                return Error::new(
+                    ErrorKind::OutOfMemory,
+                    StorageError(Error::other(format!(
+                        "it was compressed with a window that needs more than the {mebibytes} MiB which --memory leaves \
+                         for it here; more memory or fewer --threads read it"
+                    ))),
+                );
+            }
+            error
+        })
+    }
 }
 
 /// As many bytes as a byte-order mark can have.

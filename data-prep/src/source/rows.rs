@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::fs::File;
 
 use lambert_config::prep::Damaged;
-use parquet::column::reader::ColumnReader;
+use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
+use parquet::data_type::ByteArrayType;
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
@@ -107,6 +108,14 @@ impl Rows for JsonLines {
                     self.notes.push(Note::new(what, at));
                     continue;
                 }
+                End::TooLong(_) if self.damaged == Damaged::Skip => {
+                    self.notes.push(Note::new("jsonl: line of over 256 MiB", at));
+                    continue;
+                }
+                End::TooLong(most) => {
+                    let expected = format!("a line of at most {} MiB", most >> 20);
+                    return Err(PrepError::Format { file: self.lines.name().to_owned(), at, expected });
+                }
                 End::Line => {}
             }
             if line.trim_ascii().is_empty() {
@@ -127,16 +136,28 @@ impl Rows for JsonLines {
     }
 }
 
-/// A column of text of a Parquet file, row group by row group.
+/// Rows of a column that are decoded at once: little beside the page that they are in.
+const AT_ONCE: usize = 256;
+
+/// A column of text of a Parquet file, page by page.
 pub struct ParquetRows {
     file: SerializedFileReader<File>,
     stored: Stored,
     name: String,
     column: usize,
+    /// The row group to be read next.
     group: usize,
+    open: Option<Group>,
     row: u64,
     rows: VecDeque<Option<Vec<u8>>>,
     notes: Notes,
+}
+
+/// A row group that is being read.
+struct Group {
+    column: ColumnReaderImpl<ByteArrayType>,
+    optional: bool,
+    left: usize,
 }
 
 impl ParquetRows {
@@ -151,35 +172,45 @@ impl ParquetRows {
             return Err(PrepError::Format { file: name, at: 0, expected });
         };
         let (rows, notes) = (VecDeque::new(), Notes::new());
-        Ok(Self { file: reader, stored, name, column, group: 0, row: 0, rows, notes })
+        Ok(Self { file: reader, stored, name, column, group: 0, open: None, row: 0, rows, notes })
     }
 
-    fn read_group(&mut self) -> Result<(), ParquetError> {
+    /// Begins the next row group, or decodes some rows of the one that is open.
+    fn read_on(&mut self) -> Result<(), ParquetError> {
+        let Some(group) = &mut self.open else {
+            self.open = Some(self.next_group()?);
+            self.group += 1;
+            return Ok(());
+        };
+        if group.left == 0 {
+            self.open = None;
+            return Ok(());
+        }
+        let (mut values, mut levels) = (Vec::new(), Vec::new());
+        let (count, ..) = group.column.read_records(group.left.min(AT_ONCE), Some(&mut levels), None, &mut values)?;
+        if count == 0 {
+            return Err(ParquetError::EOF("the column ends early".to_owned()));
+        }
+        group.left -= count;
+        let mut values = values.iter().map(|value| value.data().to_vec());
+        let present = (0..count).map(|row| !group.optional || levels.get(row).is_some_and(|&level| level > 0));
+        self.rows.extend(present.map(|present| if present { values.next() } else { None }));
+        Ok(())
+    }
+
+    fn next_group(&mut self) -> Result<Group, ParquetError> {
         let group = self.file.get_row_group(self.group)?;
         let ends = group.metadata().columns().iter().map(|column| {
             let (start, bytes) = column.byte_range();
             start + bytes
         });
         self.stored.pass(ends.max().unwrap_or(0)).map_err(|error| ParquetError::External(error.into()))?;
-        let ColumnReader::ByteArrayColumnReader(mut column) = group.get_column_reader(self.column)? else {
-            return Err(ParquetError::General("the column does not hold text".to_owned()));
-        };
         let optional = group.metadata().column(self.column).column_descr().max_def_level() > 0;
-        let rows = group.metadata().num_rows() as usize;
-        let (mut values, mut levels) = (Vec::new(), Vec::new());
-        while self.rows.len() < rows {
-            values.clear();
-            levels.clear();
-            let (count, ..) = column.read_records(rows - self.rows.len(), Some(&mut levels), None, &mut values)?;
-            if count == 0 {
-                return Err(ParquetError::EOF("the column ends early".to_owned()));
-            }
-            let mut values = values.iter().map(|value| value.data().to_vec());
-            let present = (0..count).map(|row| !optional || levels.get(row).is_some_and(|&level| level > 0));
-            self.rows.extend(present.map(|present| if present { values.next() } else { None }));
+        let left = group.metadata().num_rows() as usize;
+        match group.get_column_reader(self.column)? {
+            ColumnReader::ByteArrayColumnReader(column) => Ok(Group { column, optional, left }),
+            _ => Err(ParquetError::General("the column does not hold text".to_owned())),
         }
-        self.group += 1;
-        Ok(())
     }
 }
 
@@ -193,10 +224,10 @@ impl Rows for ParquetRows {
                     None => self.notes.push(Note::new("parquet: row without text", self.row - 1)),
                 }
             }
-            if self.group == self.file.num_row_groups() {
+            if self.open.is_none() && self.group == self.file.num_row_groups() {
                 return Ok(None);
             }
-            self.read_group().map_err(|error| fault(&self.name, error))?;
+            self.read_on().map_err(|error| fault(&self.name, error))?;
         }
     }
 

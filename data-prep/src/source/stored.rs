@@ -9,11 +9,10 @@ use lambert_store::Store;
 use sha2::{Digest, Sha256};
 
 use super::SourceFile;
+use super::ahead::Ahead;
 use crate::dataset::hex;
 use crate::prep::PrepError;
 
-/// Bytes of one request to a store.
-const PART: u64 = 8 << 20;
 /// Bytes at once where nobody but the hash wants them.
 const PASSED: usize = 1 << 20;
 
@@ -35,12 +34,12 @@ struct Bytes {
 pub struct StorageError(pub Error);
 
 impl Stored {
-    /// Opens `file`; `counter` grows with the bytes that are read.
-    pub fn open(file: &SourceFile, counter: Arc<AtomicU64>) -> std::result::Result<Self, PrepError> {
+    /// Opens `file`; `counter` grows with the bytes that are read. An object may have `memory` bytes that are read ahead.
+    pub fn open(file: &SourceFile, counter: Arc<AtomicU64>, memory: u64) -> std::result::Result<Self, PrepError> {
         let inner = if file.is_remote() {
             let (folder, object) = file.name.rsplit_once('/').unwrap_or(("", &file.name));
             let store = Store::open(folder).map_err(|source| PrepError::Store { url: file.name.clone(), source })?;
-            Box::new(Remote { store, object: object.to_owned(), at: 0, bytes: file.bytes }) as Box<dyn Read + Send>
+            Box::new(Ahead::new(store, object, file.bytes, memory)) as Box<dyn Read + Send>
         } else {
             let fault = |source| PrepError::Input { path: file.name.clone(), operation: "open", source };
             Box::new(local(file).map_err(fault)?)
@@ -101,22 +100,4 @@ fn local(file: &SourceFile) -> Result<Take<File>> {
     let mut opened = File::open(&file.name)?;
     opened.seek(SeekFrom::Start(file.start))?;
     Ok(opened.take(file.bytes))
-}
-
-/// An object, part by part; the store retries each part by itself.
-struct Remote {
-    store: Store,
-    object: String,
-    at: u64,
-    bytes: u64,
-}
-
-impl Read for Remote {
-    fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
-        let end = (self.at + (buffer.len() as u64).min(PART)).min(self.bytes);
-        let part = self.store.get_range(&self.object, self.at..end).map_err(Error::other)?;
-        buffer[..part.len()].copy_from_slice(&part);
-        self.at = end;
-        Ok(part.len())
-    }
 }

@@ -7,6 +7,8 @@ use crate::prep::PrepError;
 
 /// A longer document goes on as another one, so that memory stays bounded.
 const LONGEST: usize = 16 << 20;
+/// A longer line that cannot be cut is not read.
+const LONGEST_WHOLE: usize = 256 << 20;
 
 /// Documents of lines.
 pub struct Text {
@@ -40,7 +42,7 @@ impl DocumentReader for Text {
                     at = self.lines.at;
                     continue;
                 }
-                End::Line => {}
+                End::Line | End::TooLong(_) => {}
             }
             if self.blank_lines && bytes[before..].iter().all(u8::is_ascii_whitespace) {
                 bytes.truncate(before);
@@ -73,21 +75,30 @@ pub enum End {
     File,
     /// Damage, and what is missing. Nothing was appended: the pieces of the broken line are of no use.
     Gap(&'static str),
+    /// The end of a line that must not be cut and is longer than so many bytes. Nothing was appended.
+    TooLong(usize),
 }
 
-/// Lines with their ends, of at most about [`LONGEST`] bytes.
+/// Lines with their ends.
 pub struct Lines {
     input: Input,
     name: String,
     at: u64,
+    /// Whether a long line is cut in several; otherwise it is passed over.
+    cuts: bool,
     /// Behind a gap: the rest of a line comes first.
     broken: bool,
 }
 
 impl Lines {
-    /// The lines of `input`; `name` is the file, for errors.
+    /// The lines of `input`, those of over 16 MiB cut in several; `name` is the file, for errors.
     pub fn new(input: Input, name: &str) -> Self {
-        Self { input, name: name.to_owned(), at: 0, broken: false }
+        Self { input, name: name.to_owned(), at: 0, cuts: true, broken: false }
+    }
+
+    /// The lines of `input`, whole; those of over 256 MiB are passed over as [`End::TooLong`].
+    pub fn whole(input: Input, name: &str) -> Self {
+        Self { cuts: false, ..Self::new(input, name) }
     }
 
     /// Bytes of text that were read.
@@ -130,17 +141,27 @@ impl Lines {
                 },
             };
             // A line that is too long is cut between two characters, at a space where there is one.
-            let cut =
-                if taken < LONGEST { None } else { available.iter().position(|&byte| byte == b' ' || byte < 0x80) };
+            let cut = if self.cuts && taken >= LONGEST {
+                available.iter().position(|&byte| byte == b' ' || byte < 0x80)
+            } else {
+                None
+            };
             let (count, ended) = match (memchr::memchr(b'\n', available), cut) {
                 (Some(end), _) => (end + 1, true),
                 (None, Some(cut)) => (cut, true),
                 (None, None) => (available.len(), available.is_empty()),
             };
-            bytes.extend_from_slice(&available[..count]);
+            taken += count;
+            let too_long = !self.cuts && taken > LONGEST_WHOLE;
+            if !too_long {
+                bytes.extend_from_slice(&available[..count]);
+            }
             self.input.consume(count);
             self.at += count as u64;
-            taken += count;
+            if ended && too_long {
+                bytes.truncate(before);
+                return Ok(End::TooLong(LONGEST_WHOLE));
+            }
             if ended {
                 return Ok(if taken == 0 { End::File } else { End::Line });
             }

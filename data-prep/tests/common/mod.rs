@@ -38,7 +38,7 @@ pub fn config(folder: &Path, vocabulary: &Path, sources: Vec<Source>) -> PrepCon
 
 /// Runs it with so many threads.
 pub fn run(config: &PrepConfig, threads: usize) -> Result<Report, PrepError> {
-    prep::run(config, &Options { threads, part: None, progress: &|_: &Status| {} })
+    prep::run(config, &Options { threads, memory: prep::MEMORY, part: None, progress: &|_: &Status| {} })
 }
 
 /// A corpus from the grammar and a vocabulary trained on it.

@@ -1,6 +1,7 @@
 //! `lambert prep`: text to a dataset.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -27,7 +28,7 @@ pub fn prep(arguments: &cli::Prep) -> Outcome {
     let threads = arguments.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let display = Display::default();
     let started = Instant::now();
-    let options = Options { threads, part: arguments.part, progress: &display };
+    let options = Options { threads, memory: arguments.memory, part: arguments.part, progress: &display };
     let report = prep::run(&config, &options);
     display.end();
     let report = report.map_err(failure)?;
@@ -149,6 +150,13 @@ impl Progress for Display {
             gigabytes(plan.needs.bytes),
             plan.needs.folder.display(),
             gigabytes(plan.needs.free)
+        ));
+    }
+
+    fn not_locked(&self, folder: &Path) {
+        let folder = folder.display();
+        console::line(&format!(
+            "{folder}: this file system has no locks; a second preparation at work there would not be noticed"
         ));
     }
 

@@ -30,8 +30,7 @@ pub fn vocab(arguments: &cli::Vocab) -> Outcome {
     Ok(exit::DONE)
 }
 
-/// Dumps of Wikipedia are known by their names: `...pages-articles.xml.bz2`.
+/// Whatever a preparation can recognize.
 fn source(path: &str) -> Source {
-    let format = if path.contains(".xml") { Format::Wikipedia } else { Format::Text };
-    Source { path: path.to_owned(), format, ..Source::default() }
+    Source { path: path.to_owned(), format: Format::Auto, ..Source::default() }
 }

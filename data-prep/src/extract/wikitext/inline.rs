@@ -1,13 +1,13 @@
 //! Everything that may span lines.
 
 use super::super::entities;
-use super::{links, tags, templates};
+use super::{Site, links, tags, templates};
 
 /// Nested deeper than this, markup is dropped unread.
 const DEEPEST: usize = 24;
 
 /// Appends `source` to `output` without templates, tables, comments, tags, links and quotes.
-pub fn render(source: &str, output: &mut String, depth: usize) {
+pub fn render(source: &str, output: &mut String, depth: usize, site: &Site) {
     if depth > DEEPEST {
         return;
     }
@@ -18,8 +18,8 @@ pub fn render(source: &str, output: &mut String, depth: usize) {
     while let Some(found) = next_special(bytes, at) {
         let step = match bytes[found] {
             b'<' => tags::tag(source, found, output, copied, &mut open_ended.tags),
-            b'{' => brace(source, found, output, copied, depth, &mut open_ended),
-            b'[' => links::link(source, found, output, copied, depth, &mut open_ended.links),
+            b'{' => brace(source, found, output, copied, depth, &mut open_ended, site),
+            b'[' => links::link(source, found, output, copied, depth, &mut open_ended.links, site),
             b'\'' => quotes(source, found, output, copied),
             b'&' => reference(source, found, output, copied),
             b'_' => magic_word(source, found, output, copied),
@@ -63,6 +63,7 @@ fn brace(
     copied: usize,
     depth: usize,
     open_ended: &mut Unclosed,
+    site: &Site,
 ) -> Option<usize> {
     let rest = &source[at..];
     if rest.starts_with("{|") && starts_line(source, at) {
@@ -78,7 +79,7 @@ fn brace(
     output.push_str(&source[copied..at]);
     match template_end(source, at, &mut open_ended.templates) {
         Some(end) => {
-            templates::render(&source[at + 2..end - 2], output, depth + 1);
+            templates::render(&source[at + 2..end - 2], output, depth + 1, site);
             Some(end)
         }
         None => Some(line_end(source, at)),

@@ -1,44 +1,15 @@
 //! `[[internal|links]]` and `[http://external links]`.
 
-use super::inline;
+use super::{Site, inline};
 
-/// Name spaces whose links show nothing in the text: the English names and those of the wikis we test with.
-const HIDDEN: [&str; 34] = [
-    "file",
-    "image",
-    "category",
-    "media",
-    "datei",
-    "bild",
-    "kategorie",
-    "fichier",
-    "catégorie",
-    "archivo",
-    "imagen",
-    "categoría",
-    "immagine",
-    "categoria",
-    "bestand",
-    "afbeelding",
-    "categorie",
-    "tiedosto",
-    "kuva",
-    "luokka",
-    "fil",
-    "billede",
-    "kategori",
-    "αρχείο",
-    "εικόνα",
-    "κατηγορία",
-    "파일",
-    "그림",
-    "분류",
-    "ficheiro",
-    "imagem",
-    "kategoreja",
-    "fails",
-    "файл",
+/// Ends of the names of files that pages show: whatever name space such a link names, it is that of files.
+const MEDIA: [&str; 25] = [
+    "jpg", "jpeg", "jpe", "png", "svg", "gif", "tif", "tiff", "webp", "bmp", "xcf", "ogg", "oga", "ogv", "opus",
+    "webm", "mid", "midi", "flac", "wav", "mp3", "mp4", "pdf", "djvu", "stl",
 ];
+
+/// Bytes of the longest name of a name space: a letter of an Indian script has three.
+const LONGEST_NAME: usize = 80;
 
 /// Interwiki prefixes that are longer than a language code.
 const INTERWIKI: [&str; 10] = [
@@ -62,13 +33,17 @@ pub fn link(
     copied: usize,
     depth: usize,
     open_ended: &mut bool,
+    site: &Site,
 ) -> Option<usize> {
     let rest = &source[at..];
     if rest.starts_with("[[") {
         output.push_str(&source[copied..at]);
         return Some(match end(source, at, open_ended) {
             Some(end) => {
-                internal(&source[at + 2..end - 2], output, depth + 1);
+                let inner = &source[at + 2..end - 2];
+                if !is_category_line(source, at, end, inner) {
+                    internal(inner, output, depth + 1, site);
+                }
                 end
             }
             None => at + 2,
@@ -81,7 +56,7 @@ pub fn link(
     }
     output.push_str(&source[copied..at]);
     if let Some((_, label)) = rest[1..length].split_once(' ') {
-        inline::render(label, output, depth + 1);
+        inline::render(label, output, depth + 1, site);
     }
     Some(at + length + 1)
 }
@@ -110,30 +85,50 @@ fn end(source: &str, at: usize, open_ended: &mut bool) -> Option<usize> {
     None
 }
 
-fn internal(inner: &str, output: &mut String, depth: usize) {
+fn internal(inner: &str, output: &mut String, depth: usize, site: &Site) {
     let (target, label) = match inner.split_once('|') {
         Some((target, label)) => (target.trim(), Some(label)),
         None => (inner.trim(), None),
     };
     let (shown, escaped) = target.strip_prefix(':').map_or((target, false), |rest| (rest, true));
-    if !escaped && is_hidden(shown, label) {
+    if !escaped && is_hidden(shown, label, site) {
         return;
     }
     match label {
         // `[[Target (x)|]]` shows the target without its bracket.
         Some(label) if label.trim().is_empty() => output.push_str(shown.split(" (").next().unwrap_or(shown)),
-        Some(label) => inline::render(label, output, depth),
-        None => inline::render(shown, output, depth),
+        Some(label) => inline::render(label, output, depth, site),
+        None => inline::render(shown, output, depth, site),
     }
 }
 
-fn is_hidden(target: &str, label: Option<&str>) -> bool {
+/// Whether a link shows nothing where it stands.
+fn is_hidden(target: &str, label: Option<&str>, site: &Site) -> bool {
     let Some((prefix, rest)) = target.split_once(':') else { return false };
     let prefix = prefix.trim();
-    if prefix.len() > 24 {
+    if prefix.is_empty() || prefix.len() > LONGEST_NAME {
         return false;
     }
     let language = (2..=3).contains(&prefix.len()) && prefix.bytes().all(|byte| byte.is_ascii_lowercase());
-    HIDDEN.contains(&prefix.to_lowercase().as_str())
+    is_media(rest)
+        || site.hides(prefix)
         || (label.is_none() && !rest.starts_with(' ') && (language || INTERWIKI.contains(&prefix)))
+}
+
+fn is_media(name: &str) -> bool {
+    let name = name.split('#').next().unwrap_or(name).trim_end();
+    let extension = name.rsplit_once('.').map_or("", |(_, extension)| extension);
+    extension.len() <= 5 && MEDIA.iter().any(|known| extension.eq_ignore_ascii_case(known))
+}
+
+/// Whether a link into some name space is all that its line holds: so stand the categories at the end of a page, in
+/// whatever language, and no sentence.
+fn is_category_line(source: &str, at: usize, end: usize, inner: &str) -> bool {
+    let target = inner.split('|').next().unwrap_or(inner);
+    let apart = target.split_once(':').is_some_and(|(prefix, rest)| {
+        !prefix.is_empty() && !prefix.ends_with(' ') && !rest.is_empty() && !rest.starts_with(' ')
+    });
+    let before = source[..at].trim_end_matches([' ', '\t']);
+    let after = source[end..].trim_start_matches([' ', '\t']);
+    apart && (before.is_empty() || before.ends_with('\n')) && (after.is_empty() || after.starts_with(['\n', '\r']))
 }
