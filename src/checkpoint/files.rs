@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use lambert_store::Store;
 use lambert_store::checkpoint::{self as stored, Manifest, Slice, Verified};
+use lambert_store::{Store, run};
 
 use super::Facts;
 use super::filler::{Filler, Target};
@@ -13,17 +13,10 @@ use crate::model::parameters::Spec;
 use crate::optim::Optimizer;
 use crate::torch;
 
-/// The weights, under Hugging Face's names.
-pub const MODEL: &str = "model.safetensors";
 /// Mean of the gradients.
 pub const FIRST: &str = "exp_avg";
 /// Mean of the squared gradients.
 pub const SECOND: &str = "exp_avg_sq";
-
-/// The object with part `index` of `parts` of the moments.
-pub fn part_name(index: usize, parts: usize) -> String {
-    format!("optimizer-{index:05}-of-{parts:05}.safetensors")
-}
 
 /// The elements of part `index` of `parts`, which differ in size by one at most.
 pub fn part_range(elements: usize, index: usize, parts: usize) -> Range<usize> {
@@ -90,7 +83,7 @@ fn read_weights(store: &Store, verified: &Verified, specs: &[Spec], values: &mut
         let values = rest.split_off_mut(..spec.count()).unwrap_or_default();
         Target { name: &spec.name, shape: spec.sizes(), values }
     });
-    fill(store, verified, MODEL, targets.collect())
+    fill(store, verified, run::WEIGHTS, targets.collect())
 }
 
 /// Reads an object into `targets`, which are all that it may hold.
@@ -108,7 +101,7 @@ struct Part<'a> {
 }
 
 fn parts<'a>(manifest: &Manifest, optimizer: &'a mut Optimizer) -> Result<Vec<Part<'a>>, Error> {
-    let count = manifest.objects.iter().filter(|object| object.path.starts_with("optimizer-")).count();
+    let count = manifest.objects.iter().filter(|object| run::is_moments(&object.path)).count();
     if count == 0 {
         return Err(fault(manifest, "it has no optimizer parts".to_owned()));
     }
@@ -118,7 +111,7 @@ fn parts<'a>(manifest: &Manifest, optimizer: &'a mut Optimizer) -> Result<Vec<Pa
         let length = part_range(elements, index, count).len();
         let first = first.split_off_mut(..length).unwrap_or_default();
         let second = second.split_off_mut(..length).unwrap_or_default();
-        Part { name: part_name(index, count), first, second }
+        Part { name: run::moments(index, count), first, second }
     };
     Ok((0..count).map(cut).collect())
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use lambert_store::checkpoint::Slice;
+use lambert_store::run;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use super::{State, files};
@@ -109,7 +110,7 @@ impl Snapshot {
         Ok(Self {
             weights: (rank == 0).then(|| File::new(weights)).transpose()?,
             moments: File::new(moments)?,
-            name: files::part_name(rank, world),
+            name: run::moments(rank, world),
             slices: files::slices(specs, &range),
             range,
         })
@@ -123,7 +124,7 @@ impl Snapshot {
             Object { name: self.name.clone(), bytes: self.moments.fill(&moments), slices: self.slices.clone() };
         let weights = self.weights.as_mut().map(|file| {
             let bytes = file.fill(&[torch::floats(&state.parameters.values)]);
-            Object { name: files::MODEL.to_owned(), bytes, slices: Vec::new() }
+            Object { name: run::WEIGHTS.to_owned(), bytes, slices: Vec::new() }
         });
         std::iter::once(moments).chain(weights).collect()
     }

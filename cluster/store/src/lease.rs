@@ -5,9 +5,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 
-use crate::checkpoint;
 use crate::error::{Error, Result};
 use crate::store::Store;
+use crate::{checkpoint, run};
 
 /// The right to write to a run, until somebody takes a newer one.
 ///
@@ -27,7 +27,7 @@ impl Lease {
     /// What the store says.
     pub fn take(store: &Store) -> Result<Self> {
         let mut attempt = Self::newest(store)?.max(checkpoint::highest_attempt(store)?).unwrap_or(0) + 1;
-        while !store.put_new(&object(attempt), holder(attempt))? {
+        while !store.put_new(&run::lease(attempt), holder(attempt))? {
             attempt += 1;
         }
         Ok(Self { store: store.clone(), attempt })
@@ -38,7 +38,7 @@ impl Lease {
     /// # Errors
     /// [`Error::NotFound`] if there is no such lease; else what the store says.
     pub fn attach(store: &Store, attempt: u32) -> Result<Self> {
-        let name = object(attempt);
+        let name = run::lease(attempt);
         let there = store.head(&name)?.is_some();
         let missing = Error::NotFound { operation: "attach to", url: store.url_of(&name) };
         if there { Ok(Self { store: store.clone(), attempt }) } else { Err(missing) }
@@ -50,7 +50,7 @@ impl Lease {
     /// What the store says.
     pub fn newest(store: &Store) -> Result<Option<u32>> {
         let names = store.list_names("")?;
-        Ok(names.iter().filter_map(|name| name.strip_prefix("lease-")?.parse().ok()).max())
+        Ok(names.iter().filter_map(|name| run::attempt_of_lease(name)).max())
     }
 
     /// This attempt's number, from 1.
@@ -78,10 +78,6 @@ impl Lease {
             _ => Ok(()),
         }
     }
-}
-
-fn object(attempt: u32) -> String {
-    format!("lease-{attempt:06}")
 }
 
 /// Who took it, for people; and a random mark, by which a writer whose answer was lost knows its own object.

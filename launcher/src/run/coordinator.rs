@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use lambert_config::control::{Directive, Event, EventKind, Progress, StepRecord};
 use lambert_config::run::RunConfig;
 use lambert_config::{exit, plan};
+use lambert_store::run::checkpoint_url;
 use lambert_store::{Lease, Patience, Store};
 
 use super::decision::{self, Achieved, Ending, Ledger, Next};
@@ -358,7 +359,7 @@ impl<'a> Coordinator<'a> {
         console::line(&format!(
             "{word} at step {step} of {steps} ({speed:.1} samples/s): {}{left}",
             match &self.status.checkpoint {
-                Some(name) => format!("checkpoint {url}/checkpoints/{name}"),
+                Some(name) => format!("checkpoint {}", checkpoint_url(url, name)),
                 None => "no checkpoint was saved".to_owned(),
             }
         ));

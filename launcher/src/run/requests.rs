@@ -7,12 +7,9 @@ use std::time::Duration;
 
 use lambert_store::Lease;
 use lambert_store::Store;
+pub use lambert_store::run::{SAVE as SAVE_OBJECT, STOP as STOP_OBJECT};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-/// The object that asks a run to stop.
-pub const STOP_OBJECT: &str = "control/stop";
-/// The object that asks a run to save a checkpoint and go on.
-pub const SAVE_OBJECT: &str = "control/checkpoint";
 /// How often the store is asked.
 const PERIOD: Duration = Duration::from_secs(2);
 
