@@ -11,10 +11,15 @@ fn main() {
         .std("c++17")
         .include(&include)
         .include(include.join("torch/csrc/api/include"))
+        // As libtorch was built: some of its classes have other members without.
+        .define("NDEBUG", None)
         .flag_if_supported("-Wno-unused-parameter")
         .file("src/torch_shim.cpp")
+        // Of the tests: a program that does not ask for it does not get it.
+        .file("src/kernels/meta_shapes.cpp")
         .compile("lambert_torch_shim");
     println!("cargo:rerun-if-changed=src/torch_shim.cpp");
+    println!("cargo:rerun-if-changed=src/kernels/meta_shapes.cpp");
     println!("cargo:rustc-link-search=native={}", lib.display());
     println!("cargo:rustc-link-lib=dylib=torch_cpu");
     println!("cargo:rustc-link-lib=dylib=c10");

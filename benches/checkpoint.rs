@@ -11,12 +11,15 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Parser;
+use lambert::checkpoint::read_state;
 use lambert::checkpoint::snapshot::{Object, Snapshot};
-use lambert::checkpoint::{State, read_state};
-use lambert::model::{Parameters, parameters};
+use lambert::kernels::Host;
+use lambert::model::parameters;
+use lambert::state::{Buffer, Parameters, TrainState};
 use lambert_config::RunConfig;
 use lambert_store::checkpoint::{FORMAT, Manifest, Writer, verify};
 use lambert_store::{Lease, Store};
@@ -70,7 +73,7 @@ fn main() {
     let folder = tempfile::tempdir_in(parent).unwrap();
     let mut state = state(arguments.layers);
     let mut snapshot = Snapshot::new(state.parameters.specs(), 0, 1).unwrap();
-    let size = 12 * state.optimizer.first_moment.len();
+    let size = 12 * state.elements();
     let store = Store::open(folder.path().join("run").to_str().unwrap()).unwrap();
     let lease = Lease::take(&store).unwrap();
     let (source, mut target) = (vec![1u8; size], vec![2u8; size]);
@@ -97,18 +100,19 @@ fn main() {
     show(times, size);
 }
 
-fn state(layers: usize) -> State {
+fn state(layers: usize) -> TrainState {
     let config = RunConfig::default();
     let specs = parameters::specs(&config.model, layers, VOCABULARY);
-    let mut state = State::new(&config, Parameters::initialize(specs, 1, 0.02));
-    for (moment, scale) in [(&mut state.optimizer.first_moment, 1e-3), (&mut state.optimizer.second_moment, 1e-6)] {
-        moment.iter_mut().enumerate().for_each(|(i, value)| *value = (i % 1013) as f32 * scale);
+    let mut state = TrainState::new(Parameters::initialize(Arc::new(Host), specs, 1, 0.02));
+    for (moment, scale) in [(Buffer::First, 1e-3), (Buffer::Second, 1e-6)] {
+        let values: Vec<f32> = (0..state.elements()).map(|i| (i % 1013) as f32 * scale).collect();
+        state.write(moment, 0, &values);
     }
     state
 }
 
 /// What training waits for, and the whole save.
-fn save(times: &mut Times, store: &Store, lease: &Lease, snapshot: &mut Snapshot, state: &State) {
+fn save(times: &mut Times, store: &Store, lease: &Lease, snapshot: &mut Snapshot, state: &TrainState) {
     let start = Instant::now();
     let writer = Writer::new(store, state.step, lease.attempt());
     let begin = |object: Object| (writer.start_object(&object.name, object.bytes).unwrap(), object.slices);
@@ -137,7 +141,7 @@ fn save(times: &mut Times, store: &Store, lease: &Lease, snapshot: &mut Snapshot
     note(times, "lambert: save, committed", start.elapsed().as_secs_f64());
 }
 
-fn name(state: &State) -> String {
+fn name(state: &TrainState) -> String {
     format!("step-{:09}-a0001", state.step)
 }
 

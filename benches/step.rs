@@ -18,9 +18,10 @@ use clap::{Parser, ValueEnum};
 use lambert::data::detours::Detours;
 use lambert::data::loader::Demand;
 use lambert::data::{GlobalBatch, Loader, Source};
-use lambert::model::{Bert, Parameters, parameters};
-use lambert::optim::{self, Optimizer};
-use lambert::{metrics, step};
+use lambert::kernels::Host;
+use lambert::model::{Bert, parameters};
+use lambert::state::{Parameters, TrainState};
+use lambert::{metrics, optim, step};
 use lambert_config::run::{Model, Objective, Optimizer as Settings, OptimizerKind, Test};
 use lambert_config::{PrepConfig, flops, prep};
 use lambert_data_prep::dataset::Dataset;
@@ -106,20 +107,20 @@ struct Seconds {
 }
 
 struct Engine {
-    parameters: Parameters,
+    state: TrainState,
     bert: Bert,
-    optimizer: Optimizer,
+    settings: Settings,
     step: u64,
 }
 
 impl Engine {
     fn new(model: &Model, vocabulary: usize, recompute: bool) -> Self {
-        let parameters = Parameters::initialize(parameters::specs(model, model.layers, vocabulary), 1, 0.02);
+        let specs = parameters::specs(model, model.layers, vocabulary);
+        let state = TrainState::new(Parameters::initialize(Arc::new(Host), specs, 1, 0.02));
         let settings = Settings { kind: OptimizerKind::Adamw, ..Settings::default() };
-        let elements = parameters.specs().last().unwrap().range().end;
-        let mut bert = Bert::new(&parameters, model, model.layers);
+        let mut bert = Bert::new(&state.parameters, model, model.layers);
         bert.recompute = recompute;
-        Self { parameters, bert, optimizer: Optimizer::new(settings, elements), step: 0 }
+        Self { state, bert, settings, step: 0 }
     }
 
     fn steps(&mut self, batches: &[GlobalBatch]) -> Seconds {
@@ -128,11 +129,11 @@ impl Engine {
         for batch in batches {
             let begin = Instant::now();
             let dropout = Key::new(1).with_bytes(b"dropout").with(self.step);
-            step::forward_backward(&self.bert, &mut self.parameters, batch, dropout).unwrap();
+            let computed = step::forward_backward(&self.bert, &mut self.state, batch, dropout).unwrap();
             forward_backward += begin.elapsed().as_secs_f64();
-            let (specs, values, gradients) = self.parameters.buffers_mut();
-            let norm = optim::norm(gradients);
-            self.optimizer.step(specs, values, gradients, norm, 1e-4);
+            let norm = optim::update(&mut self.state, &self.settings, 1e-4);
+            computed.fetch(&Host, &norm).unwrap();
+            self.state.count_update();
             self.step += 1;
         }
         Seconds { all: start.elapsed().as_secs_f64(), forward_backward }
@@ -235,7 +236,7 @@ fn main() {
     let (mut forward_backward, mut optimizer, mut utilization) = (Vec::new(), Vec::new(), Vec::new());
     for (round, chunk) in batches.chunks(arguments.steps).enumerate() {
         let samples: usize = chunk.iter().map(|batch| batch.lengths.len()).sum();
-        let peak = metrics::matmul_peak().unwrap();
+        let peak = metrics::matmul_peak(&Host).unwrap();
         let seconds = engine.steps(chunk);
         let range = round * arguments.steps..(round + 1) * arguments.steps;
         let others: Vec<f64> = match &mut peers {

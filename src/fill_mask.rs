@@ -1,15 +1,16 @@
 //! The most probable pieces for each \[MASK\] of a text.
 
 use serde::Serialize;
-use tch::{Kind, Tensor};
+use tch::Kind;
 
 use crate::data::MicroBatch;
 use crate::data::batch::MaskedSample;
 use crate::error::Error;
+use crate::input::Input;
 use crate::masking::Hidden;
 use crate::model::Dropout;
 use crate::saved::Saved;
-use crate::{step, torch};
+use crate::torch;
 
 /// How a masked place is written in a text.
 const MASK: &str = "[MASK]";
@@ -32,8 +33,11 @@ pub fn fill(saved: &Saved, text: &str, top: usize) -> Result<Vec<Vec<Guess>>, Er
     let batch = read(saved, text)?;
     let tokenizer = &saved.tokenizer;
     let logits = torch::guard(|| {
-        let hidden = tch::no_grad(|| saved.bert().forward(&step::input(&batch), Dropout::Off));
-        tch::no_grad(|| saved.bert().heads.masked_language(&hidden, &Tensor::from_slice(&batch.positions)))
+        let bert = saved.bert();
+        let input = Input::upload(bert.kernels(), &batch);
+        let hidden = tch::no_grad(|| bert.forward(&input, Dropout::Off));
+        let positions = input.positions.as_ref().expect("read() refuses a text without a mask");
+        tch::no_grad(|| bert.heads.masked_language(&hidden, positions))
     })?;
     let guesses = |row: i64| {
         let logits = logits.get(row);

@@ -4,22 +4,27 @@
 //!
 //! - [`train`]: the loop, from a run's URL to its last checkpoint
 //! - [`session`]: what a rank holds while it trains: configuration, world, control channel, store
+//! - [`state`]: the training state, as tensors on one device
+//! - [`kernels`]: what is computed by loops of our own, a trait with an implementor for each kind of device
 //! - [`data`]: dataset to micro-batches; which sample, which micro-batch, which rank are pure functions
 //! - [`masking`]: which tokens are hidden, a pure function of (seed, epoch, sample)
-//! - [`model`]: embeddings, encoder, heads; parameters in flat buffers under Hugging Face's names
+//! - [`input`]: a micro-batch on the device
+//! - [`model`]: embeddings, encoder, heads, over the parameters of the state
 //! - [`objective`]: masked language modelling and the pair objectives
 //! - [`step`]: one global batch through the model: losses and gradients
 //! - [`gradients`]: the sum of the gradients over all ranks
+//! - [`optim`]: the rules of LAMB and AdamW
+//! - [`outcome`]: what a step computed, and what follows from it
 //! - [`agreement`]: what ranks tell each other after a step
 //! - [`guard`]: which steps change the weights, and when the run goes back; [`retreat`]: how
-//! - [`optim`]: LAMB and AdamW over the flat buffers
+//! - [`stages`]: the beginning of a stage, growth, and its end at a plateau
 //! - [`checkpoint`]: the training state to and from the run's store
 //! - [`saved`]: a model out of a run or checkpoint, for those that only read
 //! - [`evaluate`], [`fill_mask`]: what a trained model knows
 //! - [`metrics`]: one record a step
 //! - [`control`]: the worker's end of the control channel
 //! - `allocator`: jemalloc in place of malloc
-//! - [`torch`]: the thinnest layer over libtorch, and all unsafe code about tensors
+//! - [`torch`]: the thinnest layer over libtorch
 //! - [`error`]: everything that can go wrong, and the exit code of each
 
 pub mod agreement;
@@ -31,17 +36,20 @@ pub mod error;
 pub mod evaluate;
 pub mod fill_mask;
 pub mod gradients;
-pub mod growth;
 pub mod guard;
+pub mod input;
+pub mod kernels;
 pub mod masking;
 pub mod metrics;
 pub mod model;
 pub mod objective;
 pub mod optim;
-pub mod plateau;
+pub mod outcome;
 pub mod retreat;
 pub mod saved;
 pub mod session;
+pub mod stages;
+pub mod state;
 pub mod step;
 pub mod torch;
 pub mod train;

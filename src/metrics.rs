@@ -6,10 +6,12 @@ use bytes::Bytes;
 use lambert_config::control::StepRecord;
 use lambert_store::{Store, run};
 use serde::Serialize;
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use crate::error::Error;
-use crate::step::Totals;
+use crate::kernels::Kernels;
+use crate::outcome::StepOutcome;
+use crate::state::TrainState;
 use crate::torch::{self, TorchError};
 
 /// Seconds since the last reading, again and again.
@@ -30,15 +32,29 @@ impl Stopwatch {
     }
 }
 
-/// Fills in the losses and accuracies of a step whose `totals` went through the all-reduce.
-pub fn put_losses(record: &mut StepRecord, totals: &Totals) {
-    let (mlm, pair) = (totals.mlm(), totals.pair());
-    record.mlm_loss = mlm.mean_loss().unwrap_or(0.0);
-    record.mlm_accuracy = mlm.accuracy().unwrap_or(0.0);
-    (record.pair_loss, record.pair_accuracy) = (pair.mean_loss(), pair.accuracy());
-    record.loss = totals.objectives.iter().filter_map(|sums| sums.mean_loss()).sum();
-    record.masked_tokens = mlm.answers as u64;
-    record.batch_digest = totals.digest as u64;
+/// The record of a step after which the state is `state`; without times and rates.
+pub fn record(outcome: &StepOutcome, state: &TrainState) -> StepRecord {
+    let (mlm, pair) = (outcome.totals.mlm(), outcome.totals.pair());
+    StepRecord {
+        step: outcome.before + 1,
+        stage: outcome.stage.clone(),
+        epoch: outcome.epoch,
+        samples: outcome.samples,
+        tokens: outcome.tokens,
+        padding: outcome.padding as f64 / outcome.tokens.max(1) as f64,
+        masked_tokens: mlm.answers as u64,
+        batch_digest: outcome.totals.digest as u64,
+        loss: outcome.loss(),
+        mlm_loss: mlm.mean_loss().unwrap_or(0.0),
+        mlm_accuracy: mlm.accuracy().unwrap_or(0.0),
+        pair_loss: pair.mean_loss(),
+        pair_accuracy: pair.accuracy(),
+        learning_rate: outcome.learning_rate,
+        grad_norm: outcome.finite_norm(),
+        skipped_updates: state.skipped_updates,
+        skipped_samples: state.skipped_samples,
+        ..StepRecord::default()
+    }
 }
 
 /// Fills in the rates, once all seconds are known. `flops` are the step's useful operations, `peak` what all ranks
@@ -51,11 +67,10 @@ pub fn put_rates(record: &mut StepRecord, flops: f64, peak: f64) {
 
 /// Floating-point operations a second of this rank in a matrix product of 1024 x 1024 in f32: the best of a few by each
 /// of the two libraries that a training step uses (libtorch's MKL and oneDNN).
-pub fn matmul_peak() -> Result<f64, TorchError> {
+pub fn matmul_peak(kernels: &dyn Kernels) -> Result<f64, TorchError> {
     const WIDTH: i64 = 1024;
     torch::guard(|| {
-        let options = (Kind::Float, Device::Cpu);
-        let (a, bias) = (Tensor::ones([WIDTH, WIDTH], options), Tensor::zeros([WIDTH], options));
+        let (a, bias) = (kernels.zeros(&[WIDTH, WIDTH], Kind::Float) + 1.0, kernels.zeros(&[WIDTH], Kind::Float));
         let products: [&dyn Fn() -> Tensor; 2] = [&|| a.matmul(&a), &|| torch::linear(&a, &a, &bias)];
         let mut best = f64::INFINITY;
         for _ in 0..6 {

@@ -7,11 +7,12 @@ use lambert_config::run::DamagedShard;
 use lambert_data_prep::dataset::{Dataset, DatasetError};
 use serde::{Deserialize, Serialize};
 
+use crate::checkpoint::Saver;
 use crate::checkpoint::rollback::Rollback;
-use crate::checkpoint::{Saver, State};
 use crate::error::{self, Error};
 use crate::guard::Retreat;
 use crate::session::Session;
+use crate::state::TrainState;
 
 /// Ends the attempt that `retreat` undoes: rank 0 leaves a record of it for the next one.
 pub fn go_back(
@@ -73,8 +74,8 @@ pub fn go_around(
     session: &Session,
     collective: &mut dyn Group,
     saver: &mut Saver<'_>,
-    state: &mut State,
-    (stage, dataset): (usize, &Dataset),
+    state: &mut TrainState,
+    dataset: &Dataset,
     error: Option<DatasetError>,
 ) -> Result<(), Error> {
     let unread = gather(collective, dataset, error.as_ref())?;
@@ -92,7 +93,7 @@ pub fn go_around(
         *detours = before;
     }
     if state.step > 0 {
-        saver.complete(collective, state, stage)?;
+        saver.complete(collective, state)?;
     }
     Err(error.map_or(Error::Peer("another rank could not read its samples"), Error::Dataset))
 }

@@ -10,8 +10,10 @@ use lambert_store::{Store, run};
 use crate::checkpoint;
 use crate::error::Error;
 use crate::evaluate::Question;
-use crate::model::{Bert, Parameters};
+use crate::kernels::Host;
+use crate::model::Bert;
 use crate::session;
+use crate::state::Parameters;
 
 /// A model and what belongs to it.
 pub struct Saved {
@@ -38,7 +40,8 @@ impl Saved {
         let (verified, facts) = checkpoint::choose(&store, name)?;
         let manifest = &verified.manifest;
         let layers = config.depth(manifest.stage);
-        let parameters = checkpoint::read_model(&store, &verified, &config.model, layers, facts.vocabulary)?;
+        let shape = (layers, facts.vocabulary);
+        let parameters = checkpoint::read_model(Arc::new(Host), &store, &verified, &config.model, shape)?;
         let vocabulary = store.get(run::VOCABULARY)?;
         let tokenizer = Tokenizer::from_vocab(&vocabulary, facts.lowercase)?;
         let vocabulary_sha256 = lambert_store::hash::sha256(&vocabulary);

@@ -13,6 +13,7 @@ use lambert_store::run::CONFIG;
 
 use crate::control::Control;
 use crate::error::Error;
+use crate::kernels::{Host, Kernels};
 use crate::metrics;
 
 /// A rank's place in a run.
@@ -31,6 +32,8 @@ pub struct Session {
     pub world: usize,
     /// The coordinator.
     pub control: Control,
+    /// The device that this rank computes on.
+    pub kernels: Arc<dyn Kernels>,
     /// Floating-point operations a second of all ranks together, in a matrix product.
     pub peak: f64,
 }
@@ -45,9 +48,10 @@ impl Session {
         let mut ranks = join(&config)?;
         let (rank, world) = (ranks.group.rank(), ranks.group.world());
         let control = Control::connect(rank);
-        let mut peak = [metrics::matmul_peak()?];
+        let kernels: Arc<dyn Kernels> = Arc::new(Host);
+        let mut peak = [metrics::matmul_peak(&*kernels)?];
         ranks.group.all_reduce_sum_f64(&mut peak)?;
-        Ok((Self { config, config_sha256, store, lease, rank, world, control, peak: peak[0] }, ranks))
+        Ok((Self { config, config_sha256, store, lease, rank, world, control, kernels, peak: peak[0] }, ranks))
     }
 
     /// Whether this rank speaks for all.

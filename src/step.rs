@@ -1,11 +1,14 @@
-//! One micro-batch, and one global batch, through the model.
+//! One micro-batch, and one global batch, through the model. What a step computes stays on the device and is read once.
 
 use lambert_data_prep::random::Key;
 use tch::{Kind, Tensor};
 
 use crate::data::{GlobalBatch, MicroBatch};
-use crate::model::{Bert, Dropout, Input, Parameters};
+use crate::input::Input;
+use crate::kernels::Kernels;
+use crate::model::{Bert, Dropout};
 use crate::objective::{self, Scored};
+use crate::state::TrainState;
 use crate::torch::{self, TorchError};
 
 /// What came of an objective's questions.
@@ -63,119 +66,137 @@ impl Totals {
         Self { objectives: std::array::from_fn(three), digest: numbers[Self::LENGTH - 1] }
     }
 
-    fn add(&mut self, other: Self) {
-        let (mut sums, other) = (self.as_array(), other.as_array());
-        sums.iter_mut().zip(other).for_each(|(sum, value)| *sum += value);
-        *self = Self::from_array(sums);
-    }
-
-    /// Those of masked language modelling.
+    /// Masked language modelling's.
     pub fn mlm(&self) -> Sums {
         self.objectives[objective::MASKED_LANGUAGE]
     }
 
-    /// Those of the pair objective.
+    /// The pair objective's.
     pub fn pair(&self) -> Sums {
         self.objectives[objective::PAIR]
     }
 }
 
-/// What each objective's losses of a micro-batch are divided by: its answers over the whole global batch.
-type Divisors = [f64; objective::ALL.len()];
+/// How many objectives there are.
+const OBJECTIVES: usize = objective::ALL.len();
 
-/// Forward and backward passes over this rank's part of a global batch. The gradients of
-/// `sum(MLM losses) / masked tokens + sum(pair losses) / samples` (counts of the whole global batch) are in
-/// `parameters.gradients` afterwards, and nothing else.
+/// Totals of the micro-batches so far: losses and right answers on the device, what is known beforehand in main memory.
+pub struct Pending {
+    /// Loss and right answers of each objective, f64 \[2 x objectives\].
+    sums: Tensor,
+    known: Totals,
+}
+
+impl Pending {
+    fn new(kernels: &dyn Kernels) -> Self {
+        Self { sums: kernels.zeros(&[2 * OBJECTIVES as i64], Kind::Double), known: Totals::default() }
+    }
+
+    fn add(&mut self, batch: &MicroBatch, scores: &Scores) {
+        self.known.digest += batch.digest as f64;
+        for (index, scored) in scores.iter().enumerate() {
+            let Some(Scored { loss, correct }) = scored else { continue };
+            self.known.objectives[index].answers += objective::ALL[index].answers(batch) as f64;
+            let _ = self.sums.narrow(0, 2 * index as i64, 1).g_add_(&loss.detach());
+            let _ = self.sums.narrow(0, 2 * index as i64 + 1, 1).g_add_(correct);
+        }
+    }
+
+    /// 0 if all losses are finite, otherwise a number that is not; f32 \[\].
+    fn fault(&self) -> Tensor {
+        (self.sums.sum(Kind::Double) * 0.0).to_kind(Kind::Float)
+    }
+
+    /// The totals, and `norm`, f64 \[\]: all of it in one read.
+    pub fn fetch(self, kernels: &dyn Kernels, norm: &Tensor) -> Result<(Totals, f64), TorchError> {
+        let numbers = torch::guard(|| kernels.fetch(&Tensor::cat(&[self.sums, norm.view([1])], 0)))?;
+        let mut totals = self.known;
+        for (sums, numbers) in totals.objectives.iter_mut().zip(numbers.chunks_exact(2)) {
+            (sums.loss, sums.correct) = (numbers[0], numbers[1]);
+        }
+        Ok((totals, numbers[2 * OBJECTIVES]))
+    }
+}
+
+/// What the sum of an objective's cross-entropies is divided by: its answers over the whole global batch.
+type Divisors = [f64; OBJECTIVES];
+
+/// Forward and backward passes over this rank's micro-batches of a global batch. The gradients of
+/// `sum(MLM losses) / masked tokens + sum(pair losses) / samples` (counts of the whole global batch) are in `state`
+/// afterwards, and nothing else. Where a loss is not finite, neither is the state's gradient norm.
 ///
 /// `dropout` is a key made of the seed and the step.
 pub fn forward_backward(
     bert: &Bert,
-    parameters: &mut Parameters,
+    state: &mut TrainState,
     batch: &GlobalBatch,
     dropout: Key,
-) -> Result<Totals, TorchError> {
+) -> Result<Pending, TorchError> {
     let divisors = objective::ALL.map(|objective| objective.answers_of_all(batch).max(1) as f64);
+    let kernels = state.parameters.kernels().clone();
     torch::guard(|| {
-        let _ = parameters.gradients.zero_();
-        let mut totals = Totals::default();
+        state.clear_gradients();
+        let mut pending = Pending::new(&*kernels);
         for micro_batch in &batch.micro_batches {
-            let dropout = bert.dropout(dropout, &micro_batch.samples);
-            totals.add(forward(bert, micro_batch, dropout, Some(divisors)));
+            let input = Input::upload(&*kernels, micro_batch);
+            let scores = bert.backward(&input, bert.dropout(dropout, &input), |hidden| {
+                let scores = score(bert, micro_batch, &input, hidden);
+                (loss(&*kernels, &scores, divisors), scores)
+            });
+            pending.add(micro_batch, &scores);
         }
-        totals
+        state.add_to_tail(&pending.fault());
+        pending
     })
+}
+
+/// Lets all ranks leave out the update of this step, because this one has no samples for it.
+pub fn spoil(state: &mut TrainState) -> Result<(), TorchError> {
+    let kernels = state.parameters.kernels().clone();
+    torch::guard(|| state.add_to_tail(&(kernels.zeros(&[], Kind::Float) + f64::NAN)))
 }
 
 /// Forward passes without dropout over some micro-batches.
 pub fn evaluate(bert: &Bert, micro_batches: &[MicroBatch]) -> Result<Totals, TorchError> {
-    torch::guard(|| {
-        tch::no_grad(|| {
-            let mut totals = Totals::default();
-            for micro_batch in micro_batches {
-                totals.add(forward(bert, micro_batch, Dropout::Off, None));
-            }
-            totals
-        })
-    })
+    let kernels = bert.kernels();
+    let pending = torch::guard(|| {
+        let _without = tch::no_grad_guard();
+        let mut pending = Pending::new(kernels);
+        for micro_batch in micro_batches {
+            let input = Input::upload(kernels, micro_batch);
+            let hidden = bert.forward(&input, Dropout::Off);
+            pending.add(micro_batch, &score(bert, micro_batch, &input, &hidden));
+        }
+        pending
+    })?;
+    let none = torch::guard(|| kernels.zeros(&[], Kind::Double))?;
+    Ok(pending.fetch(kernels, &none)?.0)
 }
 
 /// Scores of one micro-batch, of each objective that it has questions of.
-type Scores = [Option<Scored>; objective::ALL.len()];
+type Scores = [Option<Scored>; OBJECTIVES];
 
-fn score(bert: &Bert, batch: &MicroBatch, hidden: &Tensor) -> Scores {
-    let factors = (!batch.factors.is_empty()).then(|| Tensor::from_slice(&batch.factors));
-    objective::ALL.map(|objective| {
-        (objective.answers(batch) > 0).then(|| objective.score(&bert.heads, hidden, batch, factors.as_ref()))
-    })
+fn score(bert: &Bert, batch: &MicroBatch, input: &Input, hidden: &Tensor) -> Scores {
+    objective::ALL.map(|objective| (objective.answers(batch) > 0).then(|| objective.score(&bert.heads, hidden, input)))
 }
 
 /// This micro-batch's share of the global batch's loss, a scalar.
-fn loss(scores: &Scores, divisors: Divisors) -> Tensor {
+fn loss(kernels: &dyn Kernels, scores: &Scores, divisors: Divisors) -> Tensor {
     let shares = scores.iter().zip(divisors).filter_map(|(scored, divisor)| Some(&scored.as_ref()?.loss / divisor));
     // The first by itself, so that a sum of one has no other rounding.
-    shares.reduce(|sum, share| sum + share).unwrap_or_else(|| Tensor::from(0.0_f32).set_requires_grad(true))
-}
-
-fn forward(bert: &Bert, batch: &MicroBatch, dropout: Dropout<'_>, backward: Option<Divisors>) -> Totals {
-    let input = input(batch);
-    let scores = match backward {
-        Some(divisors) => bert.backward(&input, dropout, |hidden| {
-            let scores = score(bert, batch, hidden);
-            (loss(&scores, divisors), scores)
-        }),
-        None => score(bert, batch, &bert.forward(&input, dropout)),
-    };
-    let mut totals = Totals { digest: batch.digest as f64, ..Totals::default() };
-    let number = |tensor: &Tensor| tensor.to_kind(Kind::Double).double_value(&[]);
-    for ((sums, scored), objective) in totals.objectives.iter_mut().zip(&scores).zip(objective::ALL) {
-        if let Some(Scored { loss, correct }) = scored {
-            *sums = Sums { loss: number(loss), correct: number(correct), answers: objective.answers(batch) as f64 };
-        }
-    }
-    totals
-}
-
-/// The tensors that a forward pass reads.
-pub fn input(batch: &MicroBatch) -> Input {
-    let shape = [batch.rows as i64, batch.width as i64];
-    let attendable = batch.is_padded().then(|| {
-        let row = |length: &usize| (0..batch.width).map(|position| position < *length).collect::<Vec<bool>>();
-        let all: Vec<bool> = batch.lengths.iter().flat_map(row).collect();
-        Tensor::from_slice(&all).view([shape[0], 1, 1, shape[1]])
-    });
-    Input {
-        ids: Tensor::from_slice(&batch.ids).view(shape),
-        segments: Tensor::from_slice(&batch.segments).view(shape),
-        attendable,
-    }
+    shares.reduce(|sum, share| sum + share).unwrap_or_else(|| kernels.zeros(&[], Kind::Float).set_requires_grad(true))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::data::batch::MaskedSample;
+    use crate::kernels::Host;
     use crate::masking::Hidden;
     use crate::model::parameters;
+    use crate::state::{Buffer, Parameters};
     use lambert_config::run::{Model, Norm};
 
     fn sample(length: u32) -> MaskedSample {
@@ -205,11 +226,12 @@ mod tests {
     fn gradients(cuts: &[&[usize]], step: u64, norm: Norm, recompute: bool) -> Vec<f32> {
         let shape = Model { hidden: 16, heads: 2, intermediate: 32, positions: 16, ..Model::default() };
         let model = Model { dropout: 0.3, norm, ..shape };
-        let mut parameters = Parameters::initialize(parameters::specs(&model, 2, 50), 1, 0.2);
-        let mut bert = Bert::new(&parameters, &model, 2);
+        let parameters = Parameters::initialize(Arc::new(Host), parameters::specs(&model, 2, 50), 1, 0.2);
+        let mut state = TrainState::new(parameters);
+        let mut bert = Bert::new(&state.parameters, &model, 2);
         bert.recompute = recompute;
-        forward_backward(&bert, &mut parameters, &batch(cuts), Key::new(step)).unwrap();
-        torch::floats(&parameters.gradients).to_vec()
+        forward_backward(&bert, &mut state, &batch(cuts), Key::new(step)).unwrap();
+        state.read(Buffer::Gradients, 0..state.elements())
     }
 
     /// |a - b| / |a|.

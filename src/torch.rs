@@ -2,10 +2,8 @@
 //! become errors.
 
 use std::cell::RefCell;
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, c_char};
 use std::panic::AssertUnwindSafe;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tch::Tensor;
 
@@ -123,82 +121,13 @@ fn made(make: impl FnOnce(Failed) -> *mut torch_sys::C_tensor) -> Tensor {
     unsafe { Tensor::from_ptr(made) }
 }
 
-/// The elements of a contiguous CPU tensor of f32, without a copy.
-pub fn floats(tensor: &Tensor) -> &[f32] {
-    check_floats(tensor);
-    // SAFETY: checked to be contiguous f32 in main memory; the storage lives as long as the handle that is borrowed.
-    unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<f32>(), tensor.numel()) }
-}
-
-/// The same, to be written. Taking the tensor mutably keeps this the only slice over it made through this handle.
-pub fn floats_mut(tensor: &mut Tensor) -> &mut [f32] {
-    check_floats(tensor);
-    // SAFETY: as above; views of the storage exist (the parameters), but no tensor code runs while the slice lives,
-    // because the training loop is one thread.
-    unsafe { std::slice::from_raw_parts_mut(tensor.data_ptr().cast::<f32>(), tensor.numel()) }
-}
-
-fn check_floats(tensor: &Tensor) {
-    let plain = tensor.is_contiguous() && tensor.kind() == tch::Kind::Float && tensor.device() == tch::Device::Cpu;
-    assert!(plain, "expected a contiguous f32 tensor in main memory");
-}
-
-/// What libgomp has behind `#pragma omp parallel`: function, its argument, threads, flags.
-type GompParallel = unsafe extern "C" fn(extern "C" fn(*mut c_void), *mut c_void, u32, u32);
-
-/// libtorch's libgomp: threads of our own would share the processors with its own, which spin for a while after each
-/// operation.
-fn gomp_parallel() -> Option<GompParallel> {
-    static FOUND: OnceLock<Option<GompParallel>> = OnceLock::new();
-    *FOUND.get_or_init(|| {
-        // SAFETY: the name ends with a zero; the symbol of this name has had this type since GCC 4.9.
-        unsafe {
-            let symbol = libc::dlsym(libc::RTLD_DEFAULT, c"GOMP_parallel".as_ptr());
-            (!symbol.is_null()).then(|| std::mem::transmute::<*mut c_void, GompParallel>(symbol))
-        }
-    })
-}
-
-/// Gives `work` each chunk of `length` values (the last may be shorter) with its number, on libtorch's threads.
-pub fn each_chunk(values: &mut [f32], length: usize, work: impl Fn(usize, &mut [f32]) + Sync) {
-    struct Shared<'a, W> {
-        next: AtomicUsize,
-        first: *mut f32,
-        count: usize,
-        length: usize,
-        work: &'a W,
-    }
-    extern "C" fn take<W: Fn(usize, &mut [f32]) + Sync>(shared: *mut c_void) {
-        // SAFETY: each_chunk, which waits for all threads, passes a Shared of this type.
-        let shared = unsafe { &*shared.cast::<Shared<'_, W>>() };
-        loop {
-            let index = shared.next.fetch_add(1, Ordering::Relaxed);
-            let start = index.saturating_mul(shared.length);
-            if start >= shared.count {
-                return;
-            }
-            let length = shared.length.min(shared.count - start);
-            // SAFETY: within the slice that each_chunk borrows mutably; no other thread gets this index.
-            let chunk = unsafe { std::slice::from_raw_parts_mut(shared.first.add(start), length) };
-            (shared.work)(index, chunk);
-        }
-    }
-    fn task<W: Fn(usize, &mut [f32]) + Sync>(_: &W) -> extern "C" fn(*mut c_void) {
-        take::<W>
-    }
-    let (first, count) = (values.as_mut_ptr(), values.len());
-    let mut shared = Shared { next: AtomicUsize::new(0), first, count, length: length.max(1), work: &work };
-    let (task, data) = (task(&work), (&raw mut shared).cast::<c_void>());
-    match gomp_parallel() {
-        // SAFETY: `task` reads `data` as what it is, and GOMP_parallel returns when all threads have left it.
-        Some(parallel) => unsafe { parallel(task, data, tch::get_num_threads().max(1) as u32, 0) },
-        None => task(data),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn floats(tensor: &Tensor) -> Vec<f32> {
+        Vec::try_from(tensor.flatten(0, -1)).unwrap()
+    }
 
     #[test]
     fn what_was_asked_for_is_read_from_the_messages_of_libtorch() {
@@ -235,8 +164,8 @@ mod tests {
             back(&weight);
             let _ = weight.requires_grad_(false);
             back(&weight);
-            assert!(floats(&of_weight).iter().all(|sum| *sum == 12.0), "two passes, six rows each");
-            assert!(floats(&of_bias).iter().all(|sum| *sum == 18.0), "three passes");
+            assert_eq!(floats(&of_weight), [12.0; 20], "two passes, six rows each");
+            assert_eq!(floats(&of_bias), [18.0; 5], "three passes");
             assert_eq!(x.grad().double_value(&[1, 2, 3]), 15.0);
         }
     }
@@ -250,7 +179,7 @@ mod tests {
         let ids = Tensor::from_slice(&[2_i64, 0, 2, 2]).view([2, 2]);
         for _ in 0..2 {
             let rows = embedding(&table, &ids);
-            assert_eq!((rows.size(), floats(&rows)), (vec![2, 2, 2], &[4.0, 5.0, 0.0, 1.0, 4.0, 5.0, 4.0, 5.0][..]));
+            assert_eq!((rows.size(), floats(&rows)), (vec![2, 2, 2], vec![4.0, 5.0, 0.0, 1.0, 4.0, 5.0, 4.0, 5.0]));
             (rows * Tensor::from_slice(&[1.0_f32, 10.0])).sum(tch::Kind::Float).backward();
         }
         assert_eq!(floats(&gradient), [2.0, 20.0, 0.0, 0.0, 6.0, 60.0], "two passes");

@@ -8,7 +8,7 @@ use lambert_data_prep::dataset::DatasetError;
 use lambert_data_prep::random::Key;
 
 use crate::agreement::{self, Agreement, Vote};
-use crate::checkpoint::{self, Drawn, Saver, State};
+use crate::checkpoint::{self, Saver};
 use crate::data::loader::Demand;
 use crate::data::{GlobalBatch, Loader, Source};
 use crate::error::Error;
@@ -16,9 +16,12 @@ use crate::evaluate::{self, Question};
 use crate::guard::Verdict;
 use crate::metrics::{self, Stopwatch};
 use crate::model::Bert;
+use crate::outcome::{Drawn, StepOutcome};
 use crate::session::{Datasets, Session};
-use crate::torch::TorchError;
-use crate::{gradients, growth, retreat, step};
+use crate::stages::{self, growth};
+use crate::state::TrainState;
+use crate::torch::{self, TorchError};
+use crate::{gradients, optim, retreat, step};
 
 /// How training ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,9 +40,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
     let datasets = Datasets::open(&session.config)?;
     let (mut state, origin) = checkpoint::resume(session, collective, &datasets)?;
     let mut saver = Saver::new(session, &datasets, &state, origin)?;
-    let mut stage_index = 0;
     'stages: while let Some(place) = plan::place(&session.config, &state.ended, state.step) {
-        stage_index = place.index;
         let dataset = &*datasets.stages[place.index];
         enter(session, collective, &mut saver, &mut state, &place)?;
         let mut stage = Stage::open(session, &datasets, &state, place)?;
@@ -48,7 +49,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
             let (mut record, told) = match stage.update(&mut state, collective, reducer, &mut saver)? {
                 Step::Made(record, told) => (*record, told),
                 Step::Unread(error) => {
-                    retreat::go_around(session, collective, &mut saver, &mut state, (place.index, dataset), error)?;
+                    retreat::go_around(session, collective, &mut saver, &mut state, dataset, error)?;
                     continue 'stages;
                 }
             };
@@ -67,11 +68,11 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
             }
             let is_last = plan::place(&session.config, &state.ended, state.step).is_none();
             if told.agreement.directive == Directive::CheckpointAndStop && !is_last {
-                saver.complete(collective, &state, place.index)?;
+                saver.complete(collective, &state)?;
                 return Ok(finish(session, &state, Outcome::Stopped));
             }
             if saver.is_due(state.step, told.agreement.directive != Directive::Continue) || ends || best {
-                saver.save(collective, &state, place.index)?;
+                saver.save(collective, &state)?;
             }
             if ends {
                 continue 'stages;
@@ -79,7 +80,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
         }
     }
     if state.step > 0 {
-        saver.complete(collective, &state, stage_index)?;
+        saver.complete(collective, &state)?;
     }
     Ok(finish(session, &state, Outcome::Done))
 }
@@ -89,16 +90,16 @@ fn enter(
     session: &Session,
     collective: &mut dyn Group,
     saver: &mut Saver<'_>,
-    state: &mut State,
+    state: &mut TrainState,
     place: &Place<'_>,
 ) -> Result<(), Error> {
     let model = &session.config.model;
     let (from, to) = (state.parameters.layers(), place.stage.depth(model));
     // A run that begins from another's checkpoint has it there.
     if from != to && state.step > 0 {
-        saver.complete(collective, state, place.index.saturating_sub(1))?;
+        saver.complete(collective, state)?;
     }
-    state.enter(model, place)?;
+    stages::enter(state, model, place)?;
     if from != to {
         saver.resize(state)?;
         if session.is_first() {
@@ -109,14 +110,14 @@ fn enter(
     Ok(())
 }
 
-fn finish(session: &Session, state: &State, outcome: Outcome) -> Outcome {
+fn finish(session: &Session, state: &TrainState, outcome: Outcome) -> Outcome {
     if session.is_first() {
         session.control.event(EventKind::Finished { step: state.step, stopped: outcome == Outcome::Stopped });
     }
     outcome
 }
 
-fn report(session: &Session, state: &State, record: StepRecord) {
+fn report(session: &Session, state: &TrainState, record: StepRecord) {
     let by_hand = session.is_first() && !session.control.is_connected();
     if by_hand && let Ok(line) = serde_json::to_string(&record) {
         println!("{line}");
@@ -155,7 +156,7 @@ struct Stage<'a> {
 }
 
 impl<'a> Stage<'a> {
-    fn open(session: &'a Session, datasets: &'a Datasets, state: &State, place: Place<'a>) -> Result<Self, Error> {
+    fn open(session: &'a Session, datasets: &'a Datasets, state: &TrainState, place: Place<'a>) -> Result<Self, Error> {
         let config = &session.config;
         let dataset = &datasets.stages[place.index];
         let source = Source {
@@ -182,7 +183,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Freezes or frees the old layers, as the stage's growth says for the step after `done` of them.
-    fn freeze(&self, state: &mut State, done: u64) {
+    fn freeze(&self, state: &mut TrainState, done: u64) {
         let growth = &self.place.stage.growth;
         if done == self.place.done || done == growth.new_layers_only {
             growth::freeze(&mut state.parameters, growth, state.grown_from, done);
@@ -192,7 +193,7 @@ impl<'a> Stage<'a> {
     /// One step: a global batch, its gradient over all ranks, one update if it is sound.
     fn update(
         &mut self,
-        state: &mut State,
+        state: &mut TrainState,
         collective: &mut dyn Group,
         reducer: &mut dyn Reducer,
         saver: &mut Saver<'_>,
@@ -201,32 +202,37 @@ impl<'a> Stage<'a> {
         let mut whole = Stopwatch::start();
         let mut watch = Stopwatch::start();
         let read = self.loader.next_batch().ok_or(Error::NoMoreSamples(state.step))?;
-        // A rank without samples takes part with zeros, so that all learn of it together.
+        // A rank without samples takes part without gradients, so that all learn of it together.
         let (batch, unread) = read.map_or_else(|error| (GlobalBatch::default(), Some(error)), |batch| (batch, None));
-        let mut record = self.record(state, &batch);
-        record.data_wait = watch.lap();
+        let data_wait = watch.lap();
 
         let dropout = Key::new(session.config.run.seed).with_bytes(b"dropout").with(state.step);
-        let totals = step::forward_backward(&self.bert, &mut state.parameters, &batch, dropout);
-        let totals = totals.map_err(|error| self.explain(error))?;
-        record.forward_backward = watch.lap();
+        let computed = step::forward_backward(&self.bert, state, &batch, dropout);
+        let computed = computed.map_err(|error| self.explain(error))?;
+        if unread.is_some() {
+            step::spoil(state)?;
+        }
+        let forward_backward = watch.lap();
 
-        gradients::reduce(reducer, &mut state.parameters.gradients)?;
+        gradients::reduce(reducer, state)?;
+        let mut communicate = watch.lap();
+
+        let learning_rate = schedule::learning_rate(self.place.stage, self.done(state));
+        let norm = torch::guard(|| optim::update(state, &session.config.optimizer, learning_rate))?;
+        let (totals, norm) = computed.fetch(state.kernels(), &norm)?;
+        let optimizer = watch.lap();
+
         let mut told = self.agree(collective, totals, saver, unread.is_some())?;
-        record.communicate = watch.lap();
+        communicate += watch.lap();
         if told.agreement.unread > 0 {
             return Ok(Step::Unread(unread));
         }
+        let outcome = StepOutcome { learning_rate, totals: told.totals, norm, ..self.outcome(state, &batch) };
+        told.verdict = outcome.conclude(state, &session.config.guard);
 
-        metrics::put_losses(&mut record, &told.totals);
-        record.step = state.step + 1;
-        let dataset = self.datasets.stages[self.place.index].manifest_sha256();
-        let drawn = Drawn { dataset, samples: batch.drawn.clone(), passed: batch.passed() };
-        (record.grad_norm, told.verdict) =
-            state.update(&session.config.guard, drawn, record.loss, record.learning_rate);
-        record.optimizer = watch.lap();
-
-        (record.skipped_updates, record.skipped_samples) = (state.skipped_updates, state.skipped_samples);
+        let mut record = metrics::record(&outcome, state);
+        (record.data_wait, record.forward_backward) = (data_wait, forward_backward);
+        (record.communicate, record.optimizer) = (communicate, optimizer);
         record.seconds = whole.lap();
         metrics::put_rates(&mut record, self.flops(&batch), session.peak);
         Ok(Step::Made(Box::new(record), told))
@@ -255,15 +261,17 @@ impl<'a> Stage<'a> {
     }
 
     /// What is known of a step before it is computed.
-    fn record(&self, state: &State, batch: &GlobalBatch) -> StepRecord {
-        StepRecord {
+    fn outcome(&self, state: &TrainState, batch: &GlobalBatch) -> StepOutcome {
+        let dataset = self.datasets.stages[self.place.index].manifest_sha256().to_owned();
+        StepOutcome {
             stage: self.place.stage.name.clone(),
+            before: state.step,
             epoch: batch.epoch,
             samples: batch.lengths.len() as u64,
             tokens: batch.tokens(),
-            padding: batch.padding as f64 / batch.tokens().max(1) as f64,
-            learning_rate: schedule::learning_rate(self.place.stage, self.done(state)),
-            ..StepRecord::default()
+            padding: batch.padding,
+            drawn: Drawn { dataset, samples: batch.drawn.clone(), passed: batch.passed() },
+            ..StepOutcome::default()
         }
     }
 
@@ -290,7 +298,12 @@ impl<'a> Stage<'a> {
 
     /// Measures the held-out loss, if there are samples for it, and ends the stage where it is flat. Returns whether a
     /// checkpoint is to be saved for the loss.
-    fn evaluate(&self, state: &mut State, collective: &mut dyn Group, saver: &mut Saver<'_>) -> Result<bool, Error> {
+    fn evaluate(
+        &self,
+        state: &mut TrainState,
+        collective: &mut dyn Group,
+        saver: &mut Saver<'_>,
+    ) -> Result<bool, Error> {
         let Some(dataset) = &self.datasets.evaluation else { return Ok(false) };
         let config = &self.session.config;
         let question = Question {
@@ -319,7 +332,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Steps of this stage that are done.
-    fn done(&self, state: &State) -> u64 {
+    fn done(&self, state: &TrainState) -> u64 {
         self.place.done + state.step - self.first_step
     }
 }

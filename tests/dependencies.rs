@@ -182,13 +182,57 @@ fn unsafe_code_of_the_collectives_is_in_the_thinnest_layers() {
     assert_eq!(found, THIN);
 }
 
+/// All source files of the engine, with their texts.
+fn all_sources() -> Vec<(String, String)> {
+    let entries = std::fs::read_dir(Path::new(ROOT).join("src")).unwrap();
+    entries.flat_map(|entry| sources(&entry.unwrap().file_name().into_string().unwrap())).collect()
+}
+
+/// Unsafe code stays in the layers over libtorch, main memory and the allocator, and slices of tensors in one file. (meta.rs is
+/// a test.)
+#[test]
+fn main_memory_is_the_host_s() {
+    let mut broken = Vec::new();
+    let is_test = |file: &str| file == "kernels/meta.rs" || file == "kernels/tests.rs";
+    for (file, text) in all_sources().into_iter().filter(|(file, _)| file.ends_with(".rs") && !is_test(file)) {
+        let (code, _) = text.split_once("mod tests {").unwrap_or((&text, ""));
+        let allowed = ["torch.rs", "allocator.rs", "kernels/host/mod.rs", "kernels/host/gomp.rs"];
+        if !allowed.contains(&file.as_str()) && UNSAFE.iter().any(|form| code.contains(form)) {
+            broken.push(format!("{file} has unsafe code"));
+        }
+        if !file.starts_with("kernels/host/")
+            && ["data_ptr", "from_raw_parts", "GOMP"].iter().any(|word| code.contains(word))
+        {
+            broken.push(format!("{file} takes a slice of a tensor"));
+        }
+        if !file.starts_with("kernels/") && ["Device::Cpu", "Tensor::from_slice"].iter().any(|word| code.contains(word))
+        {
+            broken.push(format!("{file} puts a tensor into main memory"));
+        }
+        let apart = [
+            ("state/", "lambert_store"),
+            ("state/", "lambert_collective"),
+            ("state/", "growth::"),
+            ("stages/", "checkpoint::"),
+            ("checkpoint/", "growth::"),
+        ];
+        broken.extend(
+            apart
+                .iter()
+                .filter(|(place, word)| file.starts_with(place) && code.contains(word))
+                .map(|(_, word)| format!("{file} mentions {word}")),
+        );
+    }
+    assert!(broken.is_empty(), "{broken:?}");
+}
+
 const UNSAFE: [&str; 4] = ["unsafe {", "unsafe extern", "unsafe fn", "unsafe impl"];
 
 #[test]
 fn the_engine_keeps_its_layers() {
     let mut broken = Vec::new();
     // What computes knows neither ranks nor files nor the network.
-    for place in ["model", "objective", "optim", "masking", "step.rs"] {
+    for place in ["model", "objective", "optim", "masking", "state", "kernels", "step.rs"] {
         for (file, text) in sources(place) {
             for word in
                 ["lambert_store", "lambert_collective", "std::fs", "std::net", "crate::session", "crate::control"]
@@ -200,19 +244,9 @@ fn the_engine_keeps_its_layers() {
         }
     }
     // Nothing but the program imports the loop.
-    for entry in std::fs::read_dir(Path::new(ROOT).join("src")).unwrap() {
-        let name = entry.unwrap().file_name().into_string().unwrap();
-        for (file, text) in sources(&name) {
-            if file != "main.rs" && file != "train.rs" && text.contains("crate::train") {
-                broken.push(format!("{file} imports train"));
-            }
-            // Unsafe code stays in the layers over libtorch and the allocator.
-            if file.ends_with(".rs")
-                && !["torch.rs", "allocator.rs"].contains(&file.as_str())
-                && UNSAFE.iter().any(|form| text.contains(form))
-            {
-                broken.push(format!("{file} has unsafe code"));
-            }
+    for (file, text) in all_sources() {
+        if file != "main.rs" && file != "train.rs" && text.contains("crate::train") {
+            broken.push(format!("{file} imports train"));
         }
     }
     assert!(broken.is_empty(), "{broken:?}");

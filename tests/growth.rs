@@ -240,6 +240,23 @@ fn a_shipped_configuration_runs_from_end_to_end() {
     assert_eq!([3, 6, 9, 12].map(|step| layers(&model(&url, step))), [3, 6, 12, 12]);
 }
 
+/// What happens once at the beginning of a stage happens although the stage before now ends earlier than the run has come.
+#[test]
+fn a_stage_that_is_cut_short_behind_its_end_is_left_as_any_other() {
+    let place = Place::new();
+    let (config, url) = (config(&place, 1), place.path("cut"));
+    let mut running = Running::start(&config, &url);
+    running.reach(15);
+    running.kill_coordinator("-TERM");
+    let stopped = running.end();
+    assert_eq!(stopped.code, Some(75), "{}", stopped.log);
+    let step = checkpoints(&url)[0][5..14].parse::<u64>().unwrap();
+    let cut = ["--set", "stage.0.steps=10", "--allow-change", "stage"];
+    let ended = finished(Running::start_with(&config, &url, &cut).end());
+    assert!(ended.log.contains(&format!("grows from 1 to 2 layers after step {step}")), "{}", ended.log);
+    assert_eq!(ended.records[0].stage, "2");
+}
+
 #[test]
 fn growth_that_cannot_be_is_refused() {
     let place = Place::new();

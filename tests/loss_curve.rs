@@ -6,11 +6,15 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use lambert::checkpoint::{Drawn, State};
 use lambert::data::{GlobalBatch, MicroBatch};
-use lambert::model::{Bert, Parameters, parameters};
-use lambert::{step, torch};
+use lambert::guard::Verdict;
+use lambert::kernels::{Host, Kernels, Reference};
+use lambert::model::{Bert, parameters};
+use lambert::outcome::{Drawn, StepOutcome};
+use lambert::state::{Buffer, Parameters, TrainState};
+use lambert::{optim, step};
 use lambert_config::run::{Decay, Guard, Model, Optimizer, OptimizerKind, Precision, Stage};
 use lambert_config::{RunConfig, schedule};
 use lambert_data_prep::random::Key;
@@ -83,35 +87,40 @@ impl Golden {
 
 /// The losses of the fifty steps.
 fn train(kind: OptimizerKind, learning_rate: f64) -> Curve {
-    train_in(Precision::Fp32, kind, learning_rate).0
+    train_in(Arc::new(Host), Precision::Fp32, kind, learning_rate).0
 }
 
-/// The same, with another precision; and the weights in the end.
-fn train_in(precision: Precision, kind: OptimizerKind, learning_rate: f64) -> (Curve, Vec<f32>) {
+/// The same, with other kernels or another precision; and the weights in the end.
+fn train_in(
+    kernels: Arc<dyn Kernels>,
+    precision: Precision,
+    kind: OptimizerKind,
+    learning_rate: f64,
+) -> (Curve, Vec<f32>) {
     let golden = Golden(SafeTensors::deserialize(THEIRS).unwrap());
     let shape = Model { layers: 2, hidden: 32, heads: 4, intermediate: 64, positions: 24, ..Model::default() };
     let model = Model { dropout: 0.0, precision, ..shape };
     let optimizer = Optimizer { kind, ..Optimizer::default() };
     let config = RunConfig { model, optimizer, ..RunConfig::default() };
-    let mut parameters = Parameters::zeros(parameters::specs(&config.model, 2, PIECES));
-    let specs = parameters.specs().to_vec();
-    let values = torch::floats_mut(&mut parameters.values);
-    specs.iter().for_each(|spec| {
-        values[spec.range()].copy_from_slice(&golden.floats(&format!("weight:{}", spec.name)));
-    });
+    let parameters = Parameters::zeros(kernels, parameters::specs(&config.model, 2, PIECES));
+    for spec in parameters.specs() {
+        parameters.write(spec, &golden.floats(&format!("weight:{}", spec.name)));
+    }
     let bert = Bert::new(&parameters, &config.model, 2);
-    let mut state = State::new(&config, parameters);
+    let mut state = TrainState::new(parameters);
     let stage = Stage { steps: STEPS, warmup: 0.1, decay: Decay::Linear, learning_rate, ..Stage::default() };
     let one = |number: u64| {
         let batch = golden.global_batch(number);
-        let totals = step::forward_backward(&bert, &mut state.parameters, &batch, Key::new(1)).unwrap();
-        let loss = totals.mlm().mean_loss().unwrap() + totals.pair().mean_loss().unwrap();
-        let drawn = Drawn { dataset: "golden", samples: batch.drawn, passed: 0 };
-        state.update(&Guard::default(), drawn, loss, schedule::learning_rate(&stage, number));
-        loss
+        let computed = step::forward_backward(&bert, &mut state, &batch, Key::new(1)).unwrap();
+        let norm = optim::update(&mut state, &config.optimizer, schedule::learning_rate(&stage, number));
+        let (totals, norm) = computed.fetch(state.kernels(), &norm).unwrap();
+        let drawn = Drawn { dataset: "golden".into(), samples: batch.drawn, passed: 0 };
+        let outcome = StepOutcome { before: number, drawn, totals, norm, ..StepOutcome::default() };
+        assert_eq!(outcome.conclude(&mut state, &Guard::default()), Verdict::Sound);
+        outcome.loss()
     };
     let curve = (0..STEPS).map(one).collect();
-    (curve, torch::floats(&state.parameters.values).to_vec())
+    (curve, state.read(Buffer::Weights, 0..state.elements()))
 }
 
 fn worst<'a>(one: &Curve, other: impl IntoIterator<Item = &'a f64>) -> f64 {
@@ -140,11 +149,22 @@ fn fifty_steps_lose_what_they_should() {
     }
 }
 
+/// The kernels of plain libtorch operations learn the same.
+#[test]
+fn the_reference_s_kernels_lose_the_same() {
+    for (kind, rate) in [(OptimizerKind::Adamw, 5e-3), (OptimizerKind::Lamb, 2e-2)] {
+        let reference = Arc::new(Reference::new(tch::Device::Cpu));
+        let apart = worst(&train_in(reference, Precision::Fp32, kind, rate).0, &train(kind, rate));
+        println!("{kind:?}: plain operations differ by {apart:.1e} at the most");
+        assert!(apart < 1e-5, "{kind:?}: {apart:e}");
+    }
+}
+
 /// Weights and moments of 32 bits take in updates that 16 bits would lose.
 #[test]
 fn bf16_loses_nearly_the_same() {
     for (kind, rate) in [(OptimizerKind::Adamw, 5e-3), (OptimizerKind::Lamb, 2e-2)] {
-        let (curve, weights) = train_in(Precision::Bf16, kind, rate);
+        let (curve, weights) = train_in(Arc::new(Host), Precision::Bf16, kind, rate);
         let apart = worst(&curve, &train(kind, rate));
         println!("{kind:?}: bf16 ends at {:.4}, {apart:.1e} from f32 at the most", curve[49]);
         assert!((1e-6..0.03).contains(&apart), "{kind:?}: {apart:e}");

@@ -8,8 +8,10 @@ use lambert_config::{Layers, memory};
 use lambert_data_prep::dataset::Dataset;
 use support::{Place, Running};
 
-/// How far the formula may be from the truth.
+/// How far the formula, which refuses runs, may be above the truth: never below.
 const MARGIN: f64 = 0.15;
+/// What the program itself needs less on some types of processors, bytes.
+const PROGRAM: f64 = 64e6;
 
 /// The peak of the memory of a run's only worker after three steps, in bytes, and what the formula says.
 fn measure(place: &Place, name: &str, sets: &[&str]) -> (f64, f64) {
@@ -36,7 +38,7 @@ fn measure(place: &Place, name: &str, sets: &[&str]) -> (f64, f64) {
 }
 
 #[test]
-fn the_formula_is_near_the_measured_peak() {
+fn the_formula_is_little_above_the_measured_peak() {
     let place = Place::new();
     let cases: [(&str, &[&str]); 7] = [
         ("plain", &[]),
@@ -60,9 +62,9 @@ fn the_formula_is_near_the_measured_peak() {
     for (name, sets) in cases {
         let (peak, formula) = measure(&place, name, sets);
         println!("{name}: {:.0} MB measured, {:.0} MB by the formula", peak / 1e6, formula / 1e6);
-        if (formula / peak - 1.0).abs() > MARGIN {
+        if !(peak..(1.0 + MARGIN) * peak + PROGRAM).contains(&formula) {
             far.push(name);
         }
     }
-    assert!(far.is_empty(), "more than {MARGIN} away: {far:?}");
+    assert!(far.is_empty(), "below the peak or more than {MARGIN} above: {far:?}");
 }

@@ -4,9 +4,13 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use lambert::data::{GlobalBatch, MicroBatch};
-use lambert::model::{Bert, Dropout, Parameters, parameters};
+use lambert::input::Input;
+use lambert::kernels::Host;
+use lambert::model::{Bert, Dropout, parameters};
+use lambert::state::{Buffer, Parameters, TrainState};
 use lambert::{step, torch};
 use lambert_config::run::{Activation, Model, Norm, Precision};
 use lambert_data_prep::random::Key;
@@ -97,16 +101,13 @@ impl Golden {
     /// that would be predicted.
     fn model(&self) -> (Parameters, Bert) {
         let layers = self.model.layers;
-        let mut parameters = Parameters::zeros(parameters::specs(&self.model, layers, self.pieces));
-        let specs = parameters.specs().to_vec();
+        let parameters = Parameters::zeros(Arc::new(Host), parameters::specs(&self.model, layers, self.pieces));
         let theirs = self.floats.keys().filter(|name| name.starts_with("weight:")).count();
-        assert_eq!(theirs, specs.len(), "another number of parameters");
-        let values = torch::floats_mut(&mut parameters.values);
-        for spec in &specs {
-            let theirs = &self.floats[&format!("weight:{}", spec.name)];
-            let (ours, more) = values[spec.range()].split_at_mut(theirs.len());
-            ours.copy_from_slice(theirs);
-            more.fill(3.0);
+        assert_eq!(theirs, parameters.specs().len(), "another number of parameters");
+        for spec in parameters.specs() {
+            let mut weights = self.floats[&format!("weight:{}", spec.name)].clone();
+            weights.resize(spec.count(), 3.0);
+            parameters.write(spec, &weights);
         }
         let bert = Bert::new(&parameters, &self.model, layers);
         (parameters, bert)
@@ -114,8 +115,7 @@ impl Golden {
 }
 
 fn worst(ours: &Tensor, golden: &[f32]) -> f64 {
-    let ours = ours.contiguous();
-    let ours = torch::floats(&ours);
+    let ours: Vec<f32> = Vec::try_from(ours.flatten(0, -1)).unwrap();
     assert_eq!(ours.len(), golden.len());
     ours.iter().zip(golden).map(|(a, b)| f64::from((a - b).abs())).max_by(f64::total_cmp).unwrap()
 }
@@ -131,7 +131,7 @@ fn logits(name: &str, golden: &Golden) {
     let (_parameters, bert) = golden.model();
     let batch = golden.batch();
     let (mlm, pair) = tch::no_grad(|| {
-        let hidden = bert.forward(&step::input(&batch), Dropout::Off);
+        let hidden = bert.forward(&Input::upload(&Host, &batch), Dropout::Off);
         (bert.heads.masked_language(&hidden, &Tensor::from_slice(&batch.positions)), bert.heads.pair(&hidden))
     });
     let (pieces, rows) = (golden.pieces as i64, mlm.size()[1]);
@@ -184,9 +184,10 @@ fn bf16_comes_near() {
             let mlm = totals.mlm().mean_loss().unwrap() / f64::from(bf16.floats["mlm_loss"][0]) - 1.0;
             let pair = totals.pair().mean_loss().unwrap() / f64::from(bf16.floats["pair_loss"][0]) - 1.0;
             let (mut difference, mut size) = (0.0, 0.0);
-            for spec in gradients.specs() {
+            let all = gradients.read(Buffer::Gradients, 0..gradients.elements());
+            for spec in gradients.parameters.specs() {
                 let theirs = &bf16.floats[&format!("gradient:{}", spec.name)];
-                for (ours, theirs) in torch::floats(&gradients.gradients)[spec.range()].iter().zip(theirs) {
+                for (ours, theirs) in all[spec.range()].iter().zip(theirs) {
                     difference += f64::from(ours - theirs).powi(2);
                     size += f64::from(*theirs).powi(2);
                 }
@@ -201,8 +202,9 @@ fn bf16_comes_near() {
 
 impl Golden {
     /// Losses and gradients of the golden batch.
-    fn step(&self, recompute: bool) -> (step::Totals, Parameters) {
-        let (mut parameters, mut bert) = self.model();
+    fn step(&self, recompute: bool) -> (step::Totals, TrainState) {
+        let (parameters, mut bert) = self.model();
+        let mut state = TrainState::new(parameters);
         bert.recompute = recompute;
         let micro_batch = self.batch();
         let batch = GlobalBatch {
@@ -213,19 +215,20 @@ impl Golden {
             masked_tokens: micro_batch.labels.len() as u64,
             micro_batches: vec![micro_batch],
         };
-        let totals = step::forward_backward(&bert, &mut parameters, &batch, Key::new(1)).unwrap();
-        (totals, parameters)
+        let computed = step::forward_backward(&bert, &mut state, &batch, Key::new(1)).unwrap();
+        let (totals, _) = computed.fetch(&Host, &state.gradient_norm()).unwrap();
+        (totals, state)
     }
 }
 
 fn losses_and_gradients(name: &str, golden: &Golden, onednn: bool) {
-    let (totals, parameters) = golden.step(false);
+    let (totals, state) = golden.step(false);
     let mlm = totals.mlm().mean_loss().unwrap() - f64::from(golden.floats["mlm_loss"][0]);
     let pair = totals.pair().mean_loss().unwrap() - f64::from(golden.floats["pair_loss"][0]);
     assert!(mlm.abs() < 1e-4 && pair.abs() < 1e-4, "{name}: {mlm:e} {pair:e}");
     let (mut largest, mut key_bias, mut undetermined) = (0.0_f64, 0.0_f64, Vec::new());
-    let gradients = torch::floats(&parameters.gradients);
-    for spec in parameters.specs() {
+    let gradients = state.read(Buffer::Gradients, 0..state.elements());
+    for spec in state.parameters.specs() {
         let theirs = &golden.floats[&format!("gradient:{}", spec.name)];
         let (ours, padding) = gradients[spec.range()].split_at(theirs.len());
         assert!(padding.iter().all(|gradient| *gradient == 0.0), "{name}, {}: padding is learnt", spec.name);

@@ -3,10 +3,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
-use lambert::checkpoint::{Drawn, State};
+use std::sync::Arc;
+
 use lambert::guard::Verdict;
-use lambert::model::{Parameters, parameters};
-use lambert::torch;
+use lambert::kernels::Host;
+use lambert::model::parameters;
+use lambert::outcome::{Drawn, StepOutcome};
+use lambert::state::{Buffer, Parameters, TrainState};
+use lambert::{optim, stages};
 use lambert_config::run::{Decay, Model, Optimizer, OptimizerKind, Stage};
 use lambert_config::{RunConfig, plan, schedule};
 use lambert_data_prep::random::Key;
@@ -36,24 +40,25 @@ fn config(kind: OptimizerKind, restart_optimizer: bool) -> RunConfig {
 /// The root mean square of each update over its learning rate, with gradients that keep their direction.
 fn sizes(config: &RunConfig) -> (Vec<f64>, u64) {
     let specs = parameters::specs(&config.model, 1, 50);
-    let mut state = State::new(config, Parameters::initialize(specs, 1, 0.02));
+    let mut state = TrainState::new(Parameters::initialize(Arc::new(Host), specs, 1, 0.02));
     let mut rng = Key::new(3).rng();
     let mut sizes = Vec::new();
     while let Some(place) = plan::place(config, &state.ended, state.step) {
-        state.enter(&config.model, &place).unwrap();
+        stages::enter(&mut state, &config.model, &place).unwrap();
         let rate = schedule::learning_rate(place.stage, place.done);
-        let before = torch::floats(&state.parameters.values).to_vec();
-        let gradients = torch::floats_mut(&mut state.parameters.gradients);
-        gradients.iter_mut().enumerate().for_each(|(index, gradient)| {
-            *gradient = (1.0 + index as f32).sin() * (0.8 + 0.4 * rng.unit_f64() as f32);
-        });
-        let drawn = Drawn { dataset: "data", samples: state.step..state.step + 1, passed: 0 };
-        assert_eq!(state.update(&config.guard, drawn, 5.0, rate).1, Verdict::Sound);
-        let after = torch::floats(&state.parameters.values);
+        let before = state.read(Buffer::Weights, 0..state.elements());
+        let gradient = |index: usize| (1.0 + index as f32).sin() * (0.8 + 0.4 * rng.unit_f64() as f32);
+        let gradients: Vec<f32> = (0..before.len()).map(gradient).collect();
+        state.write(Buffer::Gradients, 0, &gradients);
+        let norm = f64::try_from(optim::update(&mut state, &config.optimizer, rate)).unwrap();
+        let drawn = Drawn { dataset: "data".into(), samples: state.step..state.step + 1, passed: 0 };
+        let outcome = StepOutcome { before: state.step, drawn, norm, ..StepOutcome::default() };
+        assert_eq!(outcome.conclude(&mut state, &config.guard), Verdict::Sound);
+        let after = state.read(Buffer::Weights, 0..before.len());
         let squares = after.iter().zip(&before).map(|(after, before)| f64::from(after - before).powi(2));
         sizes.push((squares.sum::<f64>() / before.len() as f64).sqrt() / rate);
     }
-    (sizes, state.optimizer.updates)
+    (sizes, state.updates["bert.pooler"])
 }
 
 #[test]

@@ -50,6 +50,12 @@ impl Key {
         mix(self.0 ^ STEP)
     }
 
+    /// The 64 bits that it is, for a device that narrows it further by itself.
+    #[must_use]
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
     /// A generator for the choices about this key.
     #[must_use]
     pub const fn rng(self) -> Rng {

@@ -5,13 +5,9 @@ use std::ops::Range;
 use lambert_store::checkpoint::{self as stored, Manifest, Slice, Verified};
 use lambert_store::{Store, run};
 
-use super::Facts;
 use super::filler::{Filler, Target};
 use crate::error::Error;
-use crate::model::Parameters;
-use crate::model::parameters::Spec;
-use crate::optim::Optimizer;
-use crate::torch;
+use crate::state::{Buffer, Parameters, Spec, TrainState};
 
 /// Mean of the gradients.
 pub const FIRST: &str = "exp_avg";
@@ -24,52 +20,60 @@ pub fn part_range(elements: usize, index: usize, parts: usize) -> Range<usize> {
     start(index)..start(index + 1)
 }
 
-/// Which elements of which parameters lie in `range` of the flat buffers.
+/// Which elements of which parameters are those of `range`, counted over all parameters one behind the other.
 pub fn slices(specs: &[Spec], range: &Range<usize>) -> Vec<Slice> {
+    let mut before = 0;
     let cut = |spec: &Spec| {
-        let (start, end) = (spec.first.max(range.start), spec.range().end.min(range.end));
+        let first = before;
+        before += spec.count();
+        let (start, end) = (first.max(range.start), before.min(range.end));
         (start < end).then(|| Slice {
             tensor: spec.name.clone(),
-            first: (start - spec.first) as u64,
+            first: (start - first) as u64,
             count: (end - start) as u64,
         })
     };
     specs.iter().filter_map(cut).collect()
 }
 
-pub(super) fn write_error(error: safetensors::SafeTensorError) -> Error {
-    Error::Checkpoint { name: "being written".to_owned(), message: error.to_string() }
+/// Where a slice lies in the flat buffers; `None` if these parameters do not have it.
+pub fn place(specs: &[Spec], slice: &Slice) -> Option<Range<usize>> {
+    let spec = specs.iter().find(|spec| spec.name == slice.tensor)?;
+    let end = slice.first.checked_add(slice.count).filter(|end| *end <= spec.count() as u64)?;
+    Some(spec.first + slice.first as usize..spec.first + end as usize)
 }
 
-/// The counters and facts of a checkpoint.
-pub fn facts(manifest: &Manifest) -> Result<Facts, Error> {
-    serde_json::from_value(manifest.state.clone()).map_err(|error| fault(manifest, format!("its state: {error}")))
+pub(super) fn write_error(error: safetensors::SafeTensorError) -> Error {
+    Error::Checkpoint { name: "being written".to_owned(), message: error.to_string() }
 }
 
 /// Objects that are read at the same time.
 const PARALLEL: usize = 4;
 
-/// Reads the weights and, if asked for, the moments, several objects at a time; what is read is what was verified. The
-/// weights' file must hold the model's parameters and no others; the moments may lie in any number of parts.
-pub fn read(
-    store: &Store,
-    verified: &Verified,
-    parameters: &mut Parameters,
-    optimizer: Option<&mut Optimizer>,
-) -> Result<(), Error> {
-    let specs = parameters.specs().to_vec();
-    let values = torch::floats_mut(&mut parameters.values);
-    let mut reads: Vec<Box<dyn FnOnce() -> Result<(), Error> + Send + '_>> =
-        vec![Box::new(|| read_weights(store, verified, &specs, values))];
-    if let Some(optimizer) = optimizer {
-        for part in parts(&verified.manifest, optimizer)? {
-            reads.push(Box::new(|| read_part(store, verified, part)));
-        }
-    }
-    while !reads.is_empty() {
-        let now: Vec<_> = reads.drain(..reads.len().min(PARALLEL)).collect();
+/// Reads the weights; what is read is what was verified. The file must hold the model's parameters and no others.
+pub fn read_weights(store: &Store, verified: &Verified, parameters: &Parameters) -> Result<(), Error> {
+    fill(store, verified, run::WEIGHTS, weights(parameters))
+}
+
+fn weights(parameters: &Parameters) -> Vec<Target> {
+    let target = |spec: &Spec| {
+        let region = parameters.region(vec![spec.range()]);
+        Target { name: spec.name.clone(), shape: spec.sizes(), region }
+    };
+    parameters.specs().iter().map(target).collect()
+}
+
+/// Reads the weights and the moments, several objects at a time. The moments may lie in any number of parts.
+pub fn read(store: &Store, verified: &Verified, state: &mut TrainState) -> Result<(), Error> {
+    let moments = parts(&verified.manifest, state)?;
+    let mut objects = vec![(run::WEIGHTS.to_owned(), weights(&state.parameters))];
+    objects.extend(moments);
+    while !objects.is_empty() {
+        let now: Vec<_> = objects.drain(..objects.len().min(PARALLEL)).collect();
         std::thread::scope(|scope| {
-            let threads: Vec<_> = now.into_iter().map(|read| scope.spawn(read)).collect();
+            let read =
+                |(name, targets): (String, Vec<Target>)| scope.spawn(move || fill(store, verified, &name, targets));
+            let threads: Vec<_> = now.into_iter().map(read).collect();
             let mut ended = threads.into_iter().map(|thread| thread.join());
             ended.try_for_each(|read| read.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         })?;
@@ -77,52 +81,37 @@ pub fn read(
     Ok(())
 }
 
-fn read_weights(store: &Store, verified: &Verified, specs: &[Spec], values: &mut [f32]) -> Result<(), Error> {
-    let mut rest = values;
-    let targets = specs.iter().map(|spec| {
-        let values = rest.split_off_mut(..spec.count()).unwrap_or_default();
-        Target { name: &spec.name, shape: spec.sizes(), values }
-    });
-    fill(store, verified, run::WEIGHTS, targets.collect())
-}
-
 /// Reads an object into `targets`, which are all that it may hold.
-fn fill(store: &Store, verified: &Verified, object: &str, targets: Vec<Target<'_>>) -> Result<(), Error> {
+fn fill(store: &Store, verified: &Verified, object: &str, targets: Vec<Target>) -> Result<(), Error> {
     let mut filler = Filler::new(targets);
     stored::stream_object(store, verified, object, &mut filler)?;
     filler.finish().map_or(Ok(()), |why| Err(fault(&verified.manifest, format!("{object}: {why}"))))
 }
 
-/// A part of the moments, and where it goes.
-struct Part<'a> {
-    name: String,
-    first: &'a mut [f32],
-    second: &'a mut [f32],
-}
-
-fn parts<'a>(manifest: &Manifest, optimizer: &'a mut Optimizer) -> Result<Vec<Part<'a>>, Error> {
-    let count = manifest.objects.iter().filter(|object| run::is_moments(&object.path)).count();
-    if count == 0 {
-        return Err(fault(manifest, "it has no optimizer parts".to_owned()));
+/// The objects with the moments, and where they go: as their slices say, whatever the order of the parameters was.
+fn parts(manifest: &Manifest, state: &TrainState) -> Result<Vec<(String, Vec<Target>)>, Error> {
+    let specs = state.parameters.specs();
+    let mut covered = Vec::new();
+    let mut parts = Vec::new();
+    for object in manifest.objects.iter().filter(|object| run::is_moments(&object.path)) {
+        let ranges = object.slices.iter().map(|slice| place(specs, slice)).collect::<Option<Vec<_>>>();
+        let ranges = ranges.ok_or_else(|| fault(manifest, format!("{} has slices of another model", object.path)))?;
+        let shape = vec![ranges.iter().map(Range::len).sum()];
+        let target = |name: &str, buffer| {
+            let region = state.region(buffer, ranges.clone());
+            Target { name: name.to_owned(), shape: shape.clone(), region }
+        };
+        parts.push((object.path.clone(), vec![target(FIRST, Buffer::First), target(SECOND, Buffer::Second)]));
+        covered.extend(ranges);
     }
-    let elements = optimizer.first_moment.len();
-    let (mut first, mut second) = (&mut optimizer.first_moment[..], &mut optimizer.second_moment[..]);
-    let cut = |index| {
-        let length = part_range(elements, index, count).len();
-        let first = first.split_off_mut(..length).unwrap_or_default();
-        let second = second.split_off_mut(..length).unwrap_or_default();
-        Part { name: run::moments(index, count), first, second }
-    };
-    Ok((0..count).map(cut).collect())
-}
-
-fn read_part(store: &Store, verified: &Verified, part: Part<'_>) -> Result<(), Error> {
-    let shape = vec![part.first.len()];
-    let targets = vec![
-        Target { name: FIRST, shape: shape.clone(), values: part.first },
-        Target { name: SECOND, shape, values: part.second },
-    ];
-    fill(store, verified, &part.name, targets)
+    // Several threads write: no element twice.
+    covered.sort_by_key(|range| range.start);
+    let once = covered.windows(2).all(|pair| pair[0].end <= pair[1].start);
+    let all = covered.iter().map(Range::len).sum::<usize>() == specs.iter().map(Spec::count).sum::<usize>();
+    match once && all {
+        true => Ok(parts),
+        false => Err(fault(manifest, "its optimizer parts do not have every element once".to_owned())),
+    }
 }
 
 fn fault(manifest: &Manifest, message: String) -> Error {

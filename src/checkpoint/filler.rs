@@ -6,27 +6,27 @@ use std::ops::Range;
 use lambert_store::checkpoint::Sink;
 use safetensors::tensor::{Dtype, Metadata};
 
+use crate::state::Region;
+
 const LENGTH: usize = size_of::<u64>();
 /// Headers of real models have kilobytes.
 const LONGEST_HEADER: u64 = 16 << 20;
 
 /// Where a tensor goes.
-#[derive(Debug)]
-pub struct Target<'a> {
+pub struct Target {
     /// Its name in the file.
-    pub name: &'a str,
+    pub name: String,
     /// The shape that it must have.
     pub shape: Vec<usize>,
-    /// The elements.
-    pub values: &'a mut [f32],
+    /// Its place in the training state.
+    pub region: Region,
 }
 
 type Plan = Vec<(usize, Range<usize>)>;
 
 /// Takes a file piece by piece.
-#[derive(Debug)]
-pub struct Filler<'a> {
-    targets: Vec<Target<'a>>,
+pub struct Filler {
+    targets: Vec<Target>,
     head: Vec<u8>,
     /// For each target, in the order of the file: its place among the targets, and its bytes, counted from the end of the
     /// header. None until the header was read.
@@ -36,9 +36,9 @@ pub struct Filler<'a> {
     fault: Option<String>,
 }
 
-impl<'a> Filler<'a> {
+impl Filler {
     /// For a file that must hold these tensors and no others.
-    pub fn new(targets: Vec<Target<'a>>) -> Self {
+    pub fn new(targets: Vec<Target>) -> Self {
         Self { targets, head: Vec::new(), plan: None, seen: 0, fault: None }
     }
 
@@ -69,10 +69,10 @@ impl<'a> Filler<'a> {
         if let Some(alien) = metadata.offset_keys().iter().find(|name| !known(name)) {
             return Err(format!("it holds {alien}, which this model does not have"));
         }
-        let place = |(index, target): (usize, &Target<'_>)| {
-            let info = metadata.info(target.name).ok_or_else(|| format!("it has no {}", target.name))?;
+        let place = |(index, target): (usize, &Target)| {
+            let info = metadata.info(&target.name).ok_or_else(|| format!("it has no {}", target.name))?;
             if info.dtype != Dtype::F32 || info.shape != target.shape {
-                let (name, wanted) = (target.name, &target.shape);
+                let (name, wanted) = (&target.name, &target.shape);
                 return Err(format!("{name} is {:?} {:?}, expected F32 {wanted:?}", info.dtype, info.shape));
             }
             Ok((index, info.data_offsets.0..info.data_offsets.1))
@@ -89,14 +89,13 @@ impl<'a> Filler<'a> {
         let first = plan.partition_point(|(_, range)| range.end <= start);
         for (index, range) in plan[first..].iter().take_while(|(_, range)| range.start < end) {
             let (from, to) = (range.start.max(start), range.end.min(end));
-            let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut *self.targets[*index].values);
-            bytes[from - range.start..to - range.start].copy_from_slice(&piece[from - start..to - start]);
+            self.targets[*index].region.write(from - range.start, &piece[from - start..to - start]);
         }
         self.seen = end;
     }
 }
 
-impl Sink for Filler<'_> {
+impl Sink for Filler {
     fn restart(&mut self) {
         self.head.clear();
         (self.plan, self.seen, self.fault) = (None, 0, None);
@@ -122,24 +121,30 @@ const _: () = assert!(cfg!(target_endian = "little"));
 mod tests {
     use super::*;
     use crate::checkpoint::snapshot::File;
+    use crate::state::tests::region;
 
     fn file() -> Vec<u8> {
         let mut file = File::new([("a".to_owned(), vec![2, 3]), ("b".to_owned(), vec![2])]).unwrap();
-        file.fill(&[&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &[7.0, 8.0]]).to_vec()
+        file.fill(&[region(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]), region(&[7.0, 8.0])]).to_vec()
     }
 
     /// What becomes of `bytes`, in pieces of `size`, with `b` to be of shape `shape`.
     fn fill(bytes: &[u8], size: usize, shape: &[usize]) -> (Vec<f32>, Option<String>) {
-        let (mut a, mut b) = (vec![0.0; 6], vec![0.0; shape.iter().product()]);
-        let target = |name, shape: &[usize], values| Target { name, shape: shape.to_vec(), values };
+        let (a, b) = (region(&[0.0; 6]), region(&vec![0.0; shape.iter().product()]));
+        let target =
+            |name: &str, shape: &[usize], region| Target { name: name.to_owned(), shape: shape.to_vec(), region };
         // In another order than the file's.
-        let mut filler = Filler::new(vec![target("b", shape, &mut b[..]), target("a", &[2, 3], &mut a[..])]);
+        let mut filler = Filler::new(vec![target("b", shape, b.clone()), target("a", &[2, 3], a.clone())]);
         filler.update(&bytes[..bytes.len() / 2]);
         filler.restart();
         bytes.chunks(size).for_each(|piece| filler.update(piece));
         let fault = filler.finish();
-        a.extend(b);
-        (a, fault)
+        let floats = |region: &Region| {
+            let mut values = vec![0.0_f32; region.len() / 4];
+            region.read(bytemuck::cast_slice_mut(&mut values));
+            values
+        };
+        ([floats(&a), floats(&b)].concat(), fault)
     }
 
     #[test]

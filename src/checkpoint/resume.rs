@@ -1,26 +1,41 @@
 //! The state to go on from.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use lambert_collective::Group;
 use lambert_config::control::EventKind;
 use lambert_config::{RunConfig, plan, run};
 use lambert_store::Store;
-use lambert_store::checkpoint::{self as stored, Manifest, PassedOver, Selection, Verified};
+use lambert_store::checkpoint::{self as stored, Best, Manifest, PassedOver, Selection, Verified};
 use lambert_store::run::{self as stored_run, VOCABULARY};
 use serde::{Deserialize, Serialize};
 
 use super::rollback::Rollback;
-use super::{Facts, Origin, State, files};
+use super::{Facts, files};
 use crate::error::{self, Error};
-use crate::model::Parameters;
-use crate::model::parameters::{self, Spec};
+use crate::kernels::Kernels;
+use crate::model::parameters;
 use crate::session::{self, Datasets, Session};
+use crate::state::{Parameters, Spec, TrainState};
 use crate::torch;
+
+/// Where a state comes from.
+#[derive(Debug, Clone, Default)]
+pub struct Origin {
+    /// The run's checkpoint that holds it; `None` at the beginning of a run.
+    pub checkpoint: Option<String>,
+    /// The best checkpoint by held-out loss up to then.
+    pub best: Option<Best>,
+}
 
 /// The state of the newest checkpoint that verifies and fits the configuration; in a run without one the weights of
 /// `run.from`, or random ones.
-pub fn resume(session: &Session, collective: &mut dyn Group, datasets: &Datasets) -> Result<(State, Origin), Error> {
+pub fn resume(
+    session: &Session,
+    collective: &mut dyn Group,
+    datasets: &Datasets,
+) -> Result<(TrainState, Origin), Error> {
     let config = &session.config;
     let found = agree_on_start(session, collective, datasets)?;
     let (mut state, best) = match &found.checkpoint {
@@ -125,26 +140,27 @@ fn vocabulary(datasets: &Datasets) -> usize {
 }
 
 /// The state of a run before its first step.
-fn begin(session: &Session, datasets: &Datasets) -> Result<State, Error> {
+fn begin(session: &Session, datasets: &Datasets) -> Result<TrainState, Error> {
     let config = &session.config;
     // The run keeps its vocabulary beside its configuration, for export and for those who only read the model.
     if session.is_first() {
         session.store.put(VOCABULARY, datasets.first().vocabulary()?.into())?;
     }
     match &config.run.from {
-        Some(url) => begin_from(config, url, datasets),
+        Some(url) => begin_from(session, url, datasets),
         None => {
             let specs = parameters::specs(&config.model, config.stage[0].depth(&config.model), vocabulary(datasets));
             let range = config.model.initializer_range;
-            let parameters = torch::guard(|| Parameters::initialize(specs, config.run.seed, range))?;
-            Ok(State::new(config, parameters))
+            let (kernels, seed) = (session.kernels.clone(), config.run.seed);
+            Ok(torch::guard(|| TrainState::new(Parameters::initialize(kernels, specs, seed, range)))?)
         }
     }
 }
 
 /// Step 0 with another run's weights, and with its moments and count of updates if the configuration says so. The model is as
 /// deep as it is there: the first stage lets it grow.
-fn begin_from(config: &RunConfig, url: &str, datasets: &Datasets) -> Result<State, Error> {
+fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<TrainState, Error> {
+    let config = &session.config;
     let (run, name) = stored_run::split(url);
     let name = name.ok_or_else(|| {
         Error::Usage(format!("run.from: {url} is no checkpoint; expected {}", stored_run::CHECKPOINT_URL))
@@ -156,38 +172,35 @@ fn begin_from(config: &RunConfig, url: &str, datasets: &Datasets) -> Result<Stat
     let verified = stored::verify(&store, name)?;
     let (theirs, _) = session::read_config(&store)?;
     let specs = parameters::specs(&config.model, theirs.depth(verified.manifest.stage), vocabulary(datasets));
-    let parameters = torch::guard(|| Parameters::zeros(specs))?;
-    let mut state = State::new(config, parameters);
-    files::read(&store, &verified, &mut state.parameters, config.run.from_optimizer.then_some(&mut state.optimizer))?;
-    if config.run.from_optimizer {
-        let facts = files::facts(&verified.manifest)?;
-        (state.optimizer.updates, state.optimizer.born) = (facts.updates, facts.born);
+    let mut state = empty(session, specs)?;
+    match config.run.from_optimizer {
+        true => {
+            files::read(&store, &verified, &mut state)?;
+            state.updates = Facts::read(&verified.manifest)?.updates(state.parameters.specs());
+        }
+        false => files::read_weights(&store, &verified, &state.parameters)?,
     }
     Ok(state)
 }
 
-fn load(session: &Session, verified: &Verified, datasets: &Datasets) -> Result<State, Error> {
+/// A state of these parameters, to be filled.
+fn empty(session: &Session, specs: Vec<Spec>) -> Result<TrainState, Error> {
+    Ok(torch::guard(|| TrainState::new(Parameters::zeros(session.kernels.clone(), specs)))?)
+}
+
+fn load(session: &Session, verified: &Verified, datasets: &Datasets) -> Result<TrainState, Error> {
     let config = &session.config;
     let specs = parameters::specs(&config.model, config.depth(verified.manifest.stage), vocabulary(datasets));
-    let parameters = torch::guard(|| Parameters::zeros(specs))?;
-    let mut state = State::new(config, parameters);
+    let mut state = empty(session, specs)?;
     read_state(&session.store, verified, &mut state)?;
     Ok(state)
 }
 
 /// Fills `state`, which has a model's parameters, from a checkpoint.
-pub fn read_state(store: &Store, verified: &Verified, state: &mut State) -> Result<(), Error> {
-    let manifest = &verified.manifest;
-    let facts = files::facts(manifest)?;
-    files::read(store, verified, &mut state.parameters, Some(&mut state.optimizer))?;
-    (state.optimizer.updates, state.optimizer.born) = (facts.updates, facts.born);
-    state.skipped_updates = facts.skipped_updates;
-    state.skipped_samples = facts.skipped_samples;
-    state.detours = facts.detours;
-    state.history = facts.history;
-    (state.watched, state.ended, state.grown_from) = (facts.watched, facts.ended, facts.grown_from);
-    state.step = manifest.step;
-    state.cursors = manifest.cursor.clone();
+pub fn read_state(store: &Store, verified: &Verified, state: &mut TrainState) -> Result<(), Error> {
+    let facts = Facts::read(&verified.manifest)?;
+    files::read(store, verified, state)?;
+    facts.apply(&verified.manifest, state);
     Ok(())
 }
 
@@ -204,20 +217,20 @@ pub fn choose(store: &Store, name: Option<&str>) -> Result<(Verified, Facts), Er
             newest.ok_or_else(none)?.1
         }
     };
-    let facts = files::facts(&verified.manifest)?;
+    let facts = Facts::read(&verified.manifest)?;
     Ok((verified, facts))
 }
 
 /// The weights of a checkpoint; names, shapes and types are checked against the model's.
 pub fn read_model(
+    kernels: Arc<dyn Kernels>,
     store: &Store,
     verified: &Verified,
     model: &run::Model,
-    layers: usize,
-    vocabulary: usize,
+    (layers, vocabulary): (usize, usize),
 ) -> Result<Parameters, Error> {
     let specs = parameters::specs(model, layers, vocabulary);
-    let mut parameters = torch::guard(|| Parameters::zeros(specs))?;
-    files::read(store, verified, &mut parameters, None)?;
+    let parameters = torch::guard(|| Parameters::zeros(kernels, specs))?;
+    files::read_weights(store, verified, &parameters)?;
     Ok(parameters)
 }

@@ -9,8 +9,8 @@ use lambert_store::checkpoint::Manifest;
 use lambert_store::{Store, run};
 use serde::{Deserialize, Serialize};
 
-use super::State;
 use crate::error::Error;
+use crate::state::TrainState;
 
 /// No record is longer than this, bytes.
 const LONGEST: u64 = 1 << 20;
@@ -59,7 +59,7 @@ impl Rollback {
     }
 
     /// Lets `state` go around the samples.
-    pub fn apply(&self, state: &mut State) {
+    pub fn apply(&self, state: &mut TrainState) {
         state.detours.entry(self.dataset.clone()).or_default().add(self.samples.clone());
     }
 }

@@ -18,11 +18,12 @@ use lambert_store::checkpoint::{self as stored, Best, Manifest, PendingObject, R
 use super::commit::{self, Commit, Outcome};
 use super::snapshot::Snapshot;
 use super::trouble::Trouble;
-use super::{Facts, Origin, State};
+use super::{Facts, Origin};
 use crate::agreement::{Agreement, Decision, SaveVote};
 use crate::error::Error;
 use crate::metrics::{Records, Sheet, Stopwatch};
 use crate::session::{Datasets, Session};
+use crate::state::TrainState;
 
 /// Decides when to save, saves, and keeps the records that belong to each checkpoint.
 pub struct Saver<'a> {
@@ -67,7 +68,7 @@ impl<'a> Saver<'a> {
     ///
     /// # Errors
     /// More weights than a file can hold.
-    pub fn new(session: &'a Session, datasets: &Datasets, state: &State, origin: Origin) -> Result<Self, Error> {
+    pub fn new(session: &'a Session, datasets: &Datasets, state: &TrainState, origin: Origin) -> Result<Self, Error> {
         let dataset = datasets.first().manifest();
         Ok(Self {
             session,
@@ -148,7 +149,7 @@ impl<'a> Saver<'a> {
     }
 
     /// Begins to save the state as a checkpoint, once the save before has ended.
-    pub fn save(&mut self, collective: &mut dyn Group, state: &State, stage: usize) -> Result<(), Error> {
+    pub fn save(&mut self, collective: &mut dyn Group, state: &TrainState) -> Result<(), Error> {
         self.settle(collective)?;
         if self.newest.as_ref().is_some_and(|(_, step)| *step == state.step) {
             return Ok(());
@@ -161,7 +162,7 @@ impl<'a> Saver<'a> {
             Ok((pending, object.slices))
         });
         let objects = objects.collect::<Result<_, Error>>()?;
-        let manifest = self.manifest(state, stage, writer.name())?;
+        let manifest = self.manifest(state, writer.name())?;
         let phase = Phase::Writing(objects, self.records.cut(state.step));
         let stall = watch.lap();
         self.save = Some(Save { writer, manifest, began: self.last_save, stall, phase });
@@ -173,15 +174,15 @@ impl<'a> Saver<'a> {
     ///
     /// # Errors
     /// More weights than a file can hold.
-    pub fn resize(&mut self, state: &State) -> Result<(), Error> {
+    pub fn resize(&mut self, state: &TrainState) -> Result<(), Error> {
         self.snapshot = Snapshot::new(state.parameters.specs(), self.session.rank, self.session.world)?;
         Ok(())
     }
 
     /// Returns when the state is saved as a checkpoint, however often that has to be tried.
-    pub fn complete(&mut self, collective: &mut dyn Group, state: &State, stage: usize) -> Result<(), Error> {
+    pub fn complete(&mut self, collective: &mut dyn Group, state: &TrainState) -> Result<(), Error> {
         loop {
-            self.save(collective, state, stage)?;
+            self.save(collective, state)?;
             self.settle(collective)?;
             if self.newest.as_ref().is_some_and(|(_, step)| *step == state.step) {
                 return Ok(());
@@ -284,30 +285,18 @@ impl<'a> Saver<'a> {
         ));
     }
 
-    fn manifest(&self, state: &State, stage: usize, name: &str) -> Result<Manifest, Error> {
+    fn manifest(&self, state: &TrainState, name: &str) -> Result<Manifest, Error> {
         let session = self.session;
         let loss = self.evaluated.filter(|(step, _)| *step == state.step).map(|(_, loss)| loss);
         let better = loss.filter(|loss| self.best.as_ref().is_none_or(|best| *loss < best.loss));
         let best = better.map(|loss| Best { checkpoint: name.to_owned(), loss }).or_else(|| self.best.clone());
-        let facts = Facts {
-            updates: state.optimizer.updates,
-            born: state.optimizer.born.clone(),
-            skipped_updates: state.skipped_updates,
-            skipped_samples: state.skipped_samples,
-            detours: state.detours.clone(),
-            history: state.history.clone(),
-            watched: state.watched.clone(),
-            ended: state.ended.clone(),
-            grown_from: state.grown_from,
-            vocabulary: self.vocabulary.0,
-            lowercase: self.vocabulary.1,
-        };
+        let facts = Facts::of(state, self.vocabulary);
         Ok(Manifest {
             format: stored::FORMAT,
             step: state.step,
             attempt: session.lease.attempt(),
             parent: self.newest.as_ref().map(|(name, _)| name.clone()),
-            stage,
+            stage: state.entered.unwrap_or(0),
             cursor: state.cursors.clone(),
             config_sha256: session.config_sha256.clone(),
             world: session.world,

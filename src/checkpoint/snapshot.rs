@@ -10,10 +10,9 @@ use lambert_store::checkpoint::Slice;
 use lambert_store::run;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
-use super::{State, files};
+use super::files;
 use crate::error::Error;
-use crate::model::parameters::Spec;
-use crate::torch;
+use crate::state::{Buffer, Region, Spec, TrainState};
 
 /// Headers are padded to this, so that the data is aligned.
 const ALIGNMENT: usize = 8;
@@ -62,13 +61,13 @@ impl File {
 
     /// The file with `parts`, one after the other, as its data, which they fill exactly. The buffer is used again by the
     /// next call; while the bytes of the one before are still held somewhere, a new one takes its place.
-    pub fn fill(&mut self, parts: &[&[f32]]) -> Bytes {
+    pub fn fill(&mut self, parts: &[Region]) -> Bytes {
         let head = self.head;
         let bytes = Arc::make_mut(&mut self.bytes);
         let mut rest = &mut bytes[head..];
         for part in parts {
-            let (now, later) = rest.split_at_mut(size_of_val(*part));
-            now.copy_from_slice(bytemuck::cast_slice(part));
+            let (now, later) = rest.split_at_mut(part.len());
+            part.read(now);
             rest = later;
         }
         assert!(rest.is_empty(), "the tensors of a snapshot have changed their shapes");
@@ -93,7 +92,8 @@ pub struct Snapshot {
     weights: Option<File>,
     moments: File,
     name: String,
-    range: Range<usize>,
+    /// The elements of the flat buffers whose moments this rank writes.
+    ranges: Vec<Range<usize>>,
     slices: Vec<Slice>,
 }
 
@@ -103,27 +103,28 @@ impl Snapshot {
     /// # Errors
     /// More elements than a file can have.
     pub fn new(specs: &[Spec], rank: usize, world: usize) -> Result<Self, Error> {
-        let elements = specs.last().map_or(0, |spec| spec.range().end);
+        let elements = specs.iter().map(Spec::count).sum();
         let range = files::part_range(elements, rank, world);
+        let slices = files::slices(specs, &range);
         let weights = specs.iter().map(|spec| (spec.name.clone(), spec.sizes()));
         let moments = [files::FIRST, files::SECOND].map(|name| (name.to_owned(), vec![range.len()]));
         Ok(Self {
             weights: (rank == 0).then(|| File::new(weights)).transpose()?,
             moments: File::new(moments)?,
             name: run::moments(rank, world),
-            slices: files::slices(specs, &range),
-            range,
+            ranges: slices.iter().filter_map(|slice| files::place(specs, slice)).collect(),
+            slices,
         })
     }
 
     /// Copies what this rank writes of `state`.
-    pub fn take(&mut self, state: &State) -> Vec<Object> {
-        let optimizer = &state.optimizer;
-        let moments = [&optimizer.first_moment, &optimizer.second_moment].map(|all| &all[self.range.clone()]);
+    pub fn take(&mut self, state: &TrainState) -> Vec<Object> {
+        let moments = [Buffer::First, Buffer::Second].map(|buffer| state.region(buffer, self.ranges.clone()));
         let moments =
             Object { name: self.name.clone(), bytes: self.moments.fill(&moments), slices: self.slices.clone() };
         let weights = self.weights.as_mut().map(|file| {
-            let bytes = file.fill(&[torch::floats(&state.parameters.values)]);
+            let all = state.parameters.specs().iter().map(Spec::range).collect();
+            let bytes = file.fill(&[state.region(Buffer::Weights, all)]);
             Object { name: run::WEIGHTS.to_owned(), bytes, slices: Vec::new() }
         });
         std::iter::once(moments).chain(weights).collect()
@@ -133,6 +134,7 @@ impl Snapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::tests::region;
     use safetensors::tensor::TensorView;
 
     #[test]
@@ -143,17 +145,17 @@ mod tests {
             |shape: &[usize], data| TensorView::new(Dtype::F32, shape.to_vec(), bytemuck::cast_slice(data)).unwrap();
         let views = [("a", view(&[2, 3], &a[..])), ("b", view(&[2], &b[..]))];
         let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-        assert_eq!(file.fill(&[&a, &b]), safetensors::serialize(views, Some(format)).unwrap());
+        assert_eq!(file.fill(&[region(&a), region(&b)]), safetensors::serialize(views, Some(format)).unwrap());
     }
 
     #[test]
     fn a_buffer_is_used_again_and_never_under_a_reader() {
         let mut file = File::new([("a".to_owned(), vec![2])]).unwrap();
-        let first = file.fill(&[&[1.0, 2.0]]);
-        let second = file.fill(&[&[3.0, 4.0]]);
+        let first = file.fill(&[region(&[1.0, 2.0])]);
+        let second = file.fill(&[region(&[3.0, 4.0])]);
         assert_ne!(first, second, "the first was written over while somebody read it");
         let address = second.as_ptr();
         drop((first, second));
-        assert_eq!(file.fill(&[&[5.0, 6.0]]).as_ptr(), address);
+        assert_eq!(file.fill(&[region(&[5.0, 6.0])]).as_ptr(), address);
     }
 }

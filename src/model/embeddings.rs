@@ -3,7 +3,9 @@
 use lambert_config::run::{self, Norm};
 use tch::Tensor;
 
-use super::{Dropout, Input, LayerNorm, Parameters};
+use super::{Dropout, LayerNorm};
+use crate::input::Input;
+use crate::state::Parameters;
 use crate::torch;
 
 pub struct Embeddings {

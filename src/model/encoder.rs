@@ -3,7 +3,8 @@
 use lambert_config::run::{self, Activation, Norm};
 use tch::Tensor;
 
-use super::{Dropout, LayerNorm, Linear, Parameters, activate};
+use super::{Dropout, LayerNorm, Linear, activate};
+use crate::state::Parameters;
 
 pub struct Layer {
     /// Its first place where dropout is drawn; the embeddings' is 0.

@@ -3,7 +3,8 @@
 use lambert_config::run::{self, Activation};
 use tch::Tensor;
 
-use super::{LayerNorm, Linear, Parameters, activate};
+use super::{LayerNorm, Linear, activate};
+use crate::state::Parameters;
 
 /// MLM head (its decoder is the token embedding table, unless it has one of its own) and pair head.
 pub struct Heads {

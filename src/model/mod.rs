@@ -9,25 +9,19 @@ mod heads;
 pub mod parameters;
 mod recompute;
 
+use std::sync::Arc;
+
 use lambert_config::run::{self, Activation, Norm, Precision};
 use lambert_data_prep::random::Key;
 use tch::{Kind, Tensor};
 
+use crate::input::Input;
+use crate::kernels::Kernels;
+use crate::state::Parameters;
 use crate::torch;
 
-pub use dropout::{Draws, Dropout};
+pub use dropout::{Dropout, Rates};
 pub use heads::Heads;
-pub use parameters::Parameters;
-
-/// What one forward pass of a micro-batch reads.
-pub struct Input {
-    /// Token ids, \[rows, width\], i64.
-    pub ids: Tensor,
-    /// Segment of each token, \[rows, width\], i64, 0 or 1.
-    pub segments: Tensor,
-    /// `true` where a token may be attended to, \[rows, 1, 1, width\]; `None` where no row is padded.
-    pub attendable: Option<Tensor>,
-}
 
 /// A linear map `x W^T + b`; W is \[out, in\]. Computed in the kind of number that `x` is; the gradients are f32.
 struct Linear {
@@ -78,7 +72,8 @@ pub struct Bert {
     layers: Vec<encoder::Layer>,
     /// With pre-normalisation, what follows the last layer.
     norm: Option<LayerNorm>,
-    dropout: [f64; 2],
+    dropout: Rates,
+    kernels: Arc<dyn Kernels>,
     /// What the layers and heads compute with.
     kind: Kind,
     /// Whether activations are computed again on the way back, instead of being kept.
@@ -94,7 +89,8 @@ impl Bert {
             embeddings: embeddings::Embeddings::new(parameters, model),
             layers: (0..layers).map(|index| encoder::Layer::new(parameters, model, index)).collect(),
             norm: (model.norm == Norm::Pre).then(|| LayerNorm::new(parameters, "bert.encoder.ln", model)),
-            dropout: [model.dropout, model.attention_dropout.unwrap_or(model.dropout)],
+            dropout: Rates { hidden: model.dropout, attention: model.attention_dropout.unwrap_or(model.dropout) },
+            kernels: Arc::clone(parameters.kernels()),
             kind: match model.precision {
                 Precision::Fp32 => Kind::Float,
                 Precision::Bf16 => Kind::BFloat16,
@@ -102,6 +98,11 @@ impl Bert {
             recompute: false,
             heads: Heads::new(parameters, model),
         }
+    }
+
+    /// The kernels of the device that it computes on.
+    pub fn kernels(&self) -> &dyn Kernels {
+        &*self.kernels
     }
 
     /// Hidden states of the last layer, \[rows, width, hidden\].
@@ -125,9 +126,8 @@ impl Bert {
         }
     }
 
-    /// The model's dropout of a step for the given samples of its global batch; `key` is made of the seed and the step.
-    pub fn dropout<'a>(&self, key: Key, samples: &'a [u64]) -> Dropout<'a> {
-        let [hidden, attention] = self.dropout;
-        Dropout::On(Draws { hidden, attention, key, samples })
+    /// The model's dropout of a step for the samples of `input`; `key` is made of the seed and the step.
+    pub fn dropout<'a>(&'a self, key: Key, input: &'a Input) -> Dropout<'a> {
+        Dropout::On { rates: self.dropout, key, samples: &input.samples, kernels: &*self.kernels }
     }
 }

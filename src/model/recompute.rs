@@ -2,7 +2,8 @@
 
 use tch::{Kind, Tensor};
 
-use super::{Bert, Dropout, Input};
+use super::{Bert, Dropout};
+use crate::input::Input;
 
 impl Bert {
     /// Forward pass, `loss` of the encoder's output \[rows, width, hidden\] (a scalar, and what else the caller wants), and

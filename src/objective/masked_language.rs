@@ -5,6 +5,7 @@ use tch::Tensor;
 
 use super::{Objective, Scored};
 use crate::data::{GlobalBatch, MicroBatch};
+use crate::input::Input;
 use crate::model::Heads;
 
 pub struct MaskedLanguage;
@@ -18,10 +19,11 @@ impl Objective for MaskedLanguage {
         batch.masked_tokens
     }
 
-    fn score(&self, heads: &Heads, hidden: &Tensor, batch: &MicroBatch, factors: Option<&Tensor>) -> Scored {
-        let (positions, labels) = (Tensor::from_slice(&batch.positions), Tensor::from_slice(&batch.labels));
-        let row_of = || positions.divide_scalar_mode(batch.width as i64, "floor");
-        let factors = factors.map(|rows| rows.index_select(0, &row_of()));
-        super::score(&heads.masked_language(hidden, &positions), &labels, factors.as_ref())
+    fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> Scored {
+        let (positions, labels) = (super::asked(input.positions.as_ref()), super::asked(input.labels.as_ref()));
+        let width = input.ids.size()[1];
+        let row_of = || positions.divide_scalar_mode(width, "floor");
+        let factors = input.factors.as_ref().map(|rows| rows.index_select(0, &row_of()));
+        super::score(&heads.masked_language(hidden, positions), labels, factors.as_ref())
     }
 }

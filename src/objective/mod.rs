@@ -8,6 +8,7 @@ mod pair;
 use tch::{Kind, Reduction, Tensor};
 
 use crate::data::{GlobalBatch, MicroBatch};
+use crate::input::Input;
 use crate::model::Heads;
 
 /// One of the things that are learnt.
@@ -18,9 +19,8 @@ pub trait Objective: Sync {
     /// Answers that the whole global batch asks for, over all ranks: what the sum of its losses is divided by.
     fn answers_of_all(&self, batch: &GlobalBatch) -> u64;
 
-    /// Scores a micro-batch that asks for answers. `hidden` is \[rows, width, hidden\]; `factors` \[rows\] multiply each
-    /// row's losses, in tests.
-    fn score(&self, heads: &Heads, hidden: &Tensor, batch: &MicroBatch, factors: Option<&Tensor>) -> Scored;
+    /// Scores a micro-batch that asks for answers. `hidden` is \[rows, width, hidden\].
+    fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> Scored;
 }
 
 /// All objectives. Their losses are added up.
@@ -37,6 +37,11 @@ pub struct Scored {
     pub loss: Tensor,
     /// How many answers are right; a scalar.
     pub correct: Tensor,
+}
+
+/// What a micro-batch asks for. Only those that have answers are asked to score it.
+fn asked(questions: Option<&Tensor>) -> &Tensor {
+    questions.expect("a micro-batch without answers is not scored")
 }
 
 /// Sum of the cross-entropies of `logits` \[n, classes\] against `labels` \[n\], and how many of the best guesses are right.

@@ -5,6 +5,7 @@ use tch::Tensor;
 
 use super::{Objective, Scored};
 use crate::data::{GlobalBatch, MicroBatch};
+use crate::input::Input;
 use crate::model::Heads;
 
 pub struct Pair;
@@ -18,7 +19,7 @@ impl Objective for Pair {
         batch.lengths.len() as u64
     }
 
-    fn score(&self, heads: &Heads, hidden: &Tensor, batch: &MicroBatch, factors: Option<&Tensor>) -> Scored {
-        super::score(&heads.pair(hidden), &Tensor::from_slice(&batch.pair_labels), factors)
+    fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> Scored {
+        super::score(&heads.pair(hidden), super::asked(input.pair_labels.as_ref()), input.factors.as_ref())
     }
 }

@@ -13,7 +13,9 @@ use std::sync::OnceLock;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
+use lambert::data::order::Order;
 use lambert_config::control::StepRecord;
+use lambert_data_prep::dataset::Dataset;
 pub use tree::tree;
 
 /// Nothing here takes longer, even on a busy machine.
@@ -120,6 +122,18 @@ impl Place {
         );
         self.file(&format!("run-{steps}-{ranks}.toml"), text)
     }
+}
+
+/// Rows of the training data that are drawn as numbers `numbers`, as a list in TOML.
+pub fn rows(place: &Place, numbers: &[u64]) -> String {
+    let dataset = Dataset::open(&place.path("data/train")).unwrap();
+    let sizes: Vec<u64> = dataset.row_groups().iter().map(|group| group.rows).collect();
+    let order = Order::new(&sizes, 1, 0);
+    let row = |number: &u64| {
+        let drawn = order.at(*number);
+        dataset.row_groups()[drawn.row_group].first_row + drawn.row as u64
+    };
+    format!("{:?}", numbers.iter().map(row).collect::<Vec<_>>())
 }
 
 /// Copies a folder with all that is in it.
@@ -317,11 +331,11 @@ pub fn move_on(run: &str, step: u64) {
     let path = folder.join(&name).join("manifest.json");
     let mut manifest: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     let was = manifest["step"].as_u64().unwrap();
-    let (state, cursor) = ("/state/updates", "/cursor");
     let moved = |value: &mut serde_json::Value| *value = (value.as_u64().unwrap() / was * step).into();
     moved(&mut manifest["step"]);
-    moved(manifest.pointer_mut(state).unwrap());
-    manifest.pointer_mut(cursor).unwrap().as_object_mut().unwrap().values_mut().for_each(moved);
+    for counts in ["/state/updates", "/cursor"] {
+        manifest.pointer_mut(counts).unwrap().as_object_mut().unwrap().values_mut().for_each(moved);
+    }
     let text = serde_json::to_string_pretty(&manifest).unwrap() + "\n";
     std::fs::write(path, seal(&text)).unwrap();
     let new = name.replacen(&format!("step-{was:09}"), &format!("step-{step:09}"), 1);

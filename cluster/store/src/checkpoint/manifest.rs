@@ -10,7 +10,7 @@ use crate::run::MANIFEST;
 use crate::{hash, names};
 
 /// The format that this version writes.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 
 /// The oldest format that it reads: without `held_out_loss` and `best`.
 const OLDEST: u32 = 1;
@@ -19,7 +19,7 @@ const OLDEST: u32 = 1;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// [`FORMAT`] at the time of writing; one older is read, too.
+    /// [`FORMAT`] at the time of writing; the older ones are read, too.
     pub format: u32,
     /// Optimizer steps done.
     pub step: u64,

@@ -5,51 +5,29 @@ use std::ops::Range;
 
 use lambert_config::run::{Growth, Model, Moments, Norm};
 
-use crate::checkpoint::State;
-use crate::model::Parameters;
-use crate::model::parameters::{self, Spec};
+use crate::model::parameters;
+use crate::state::{Buffer, Parameters, Spec, TrainState};
 use crate::torch::{self, TorchError};
 
 /// Gives `state` the depth `layers`, if it has another. Embeddings, heads and old layers stay as they are; new layers are
 /// made as `growth` says, and the weights, moments and counts of updates go with them.
-pub fn grow(state: &mut State, model: &Model, growth: &Growth, layers: usize) -> Result<(), TorchError> {
+pub fn grow(state: &mut TrainState, model: &Model, growth: &Growth, layers: usize) -> Result<(), TorchError> {
     let from = state.parameters.layers();
     state.grown_from = (from != layers).then_some(from);
     if from == layers {
         return Ok(());
     }
-    let vocabulary = state.parameters.vocabulary();
-    let specs = parameters::specs(model, layers, vocabulary);
-    let mut grown = torch::guard(|| Parameters::zeros(specs))?;
+    let specs = parameters::specs(model, layers, state.parameters.vocabulary());
     let plan = Plan { growth, model, sources: growth.sources(from, layers), old: &state.parameters };
-    let elements = grown.values.numel();
-    let (mut first, mut second) = (vec![0.0; elements], vec![0.0; elements]);
-    let specs = grown.specs().to_vec();
-    let weights = torch::floats_mut(&mut grown.values);
-    let old_weights = torch::floats(&state.parameters.values);
-    for spec in &specs {
-        let origin = plan.origin(spec);
-        match origin.weights {
-            Weights::Of(from) => weights[spec.range()].copy_from_slice(&old_weights[from]),
-            Weights::All(value) => weights[spec.range()].fill(value),
+    let kernels = state.parameters.kernels().clone();
+    let grown = torch::guard(|| {
+        let mut grown = TrainState::new(Parameters::zeros(kernels, specs.clone()));
+        for spec in &specs {
+            plan.make(spec, state, &mut grown);
         }
-        if let Some((from, share)) = origin.moments {
-            let scaled = |to: &mut [f32], old: &[f32], factor: f32| {
-                to.iter_mut().zip(old).for_each(|(to, old)| *to = old * factor);
-            };
-            scaled(&mut first[spec.range()], &state.optimizer.first_moment[from.clone()], share);
-            scaled(&mut second[spec.range()], &state.optimizer.second_moment[from], share * share);
-        }
-    }
-    state.optimizer.first_moment = first;
-    state.optimizer.second_moment = second;
-    let born = state.optimizer.updates;
-    let old = std::mem::take(&mut state.optimizer.born);
-    for (layer, (source, new)) in plan.sources.iter().enumerate() {
-        let birth = if *new && growth.moments() == Moments::Zero { Some(&born) } else { old.get(source) };
-        state.optimizer.born.extend(birth.map(|birth| (layer, *birth)));
-    }
-    state.parameters = grown;
+        grown
+    })?;
+    state.take_tensors(grown);
     Ok(())
 }
 
@@ -63,11 +41,11 @@ struct Plan<'a> {
 }
 
 /// Where one parameter comes from, in the flat buffers of the model before.
-struct Origin {
+struct Origin<'a> {
     /// Its weights.
     weights: Weights,
-    /// Its moments, and what part of them is taken; zeros if `None`.
-    moments: Option<(Range<usize>, f32)>,
+    /// The parameter that it has its moments from, and what part of them is taken; none if `None`.
+    moments: Option<(&'a Spec, f32)>,
 }
 
 enum Weights {
@@ -84,15 +62,28 @@ impl Weights {
     }
 }
 
-impl Plan<'_> {
-    fn origin(&self, spec: &Spec) -> Origin {
-        let range = |name: &str| self.old.spec(name).range();
+impl<'a> Plan<'a> {
+    /// Gives a parameter of `grown` its weights, moments and count of updates.
+    fn make(&self, spec: &Spec, old: &TrainState, grown: &mut TrainState) {
+        let origin = self.origin(spec);
+        match origin.weights {
+            Weights::Of(from) => grown.copy(Buffer::Weights, spec.range(), old, from, 1.0),
+            Weights::All(value) => grown.fill(Buffer::Weights, spec.range(), value),
+        }
+        let Some((from, share)) = origin.moments else { return };
+        grown.copy(Buffer::First, spec.range(), old, from.range(), share);
+        grown.copy(Buffer::Second, spec.range(), old, from.range(), share * share);
+        grown.updates.insert(spec.group(), old.updates_of(from));
+    }
+
+    fn origin(&self, spec: &Spec) -> Origin<'a> {
         let Some((layer, part)) = spec.layer() else {
-            let range = range(&spec.name);
-            return Origin { weights: Weights::Of(range.clone()), moments: Some((range, 1.0)) };
+            let old = self.old.spec(&spec.name);
+            return Origin { weights: Weights::Of(old.range()), moments: Some((old, 1.0)) };
         };
         let (source, new) = self.sources[layer];
-        let of = |layer: usize, part: &str| range(&format!("bert.encoder.layer.{layer}.{part}"));
+        let old = |layer: usize, part: &str| self.old.spec(&format!("bert.encoder.layer.{layer}.{part}"));
+        let of = |layer: usize, part: &str| old(layer, part).range();
         let moments = match self.growth.moments() {
             Moments::Copy => Some(1.0),
             Moments::Zero => (!new).then_some(1.0),
@@ -102,7 +93,7 @@ impl Plan<'_> {
             true => self.identity(layer, part, of),
             false => Weights::Of(of(source, part)),
         };
-        Origin { weights, moments: moments.map(|share| (of(source, part), share)) }
+        Origin { weights, moments: moments.map(|share| (old(source, part), share)) }
     }
 
     /// The weights of a part of the deeper model if its new layers put out what goes in: their projections add nothing.
@@ -142,47 +133,52 @@ pub fn freeze(parameters: &mut Parameters, growth: &Growth, from: Option<usize>,
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::sync::Arc;
 
-    use lambert_config::RunConfig;
     use lambert_config::run::Order;
     use tch::{Kind, Tensor};
 
     use super::*;
     use crate::data::MicroBatch;
     use crate::data::batch::MaskedSample;
+    use crate::input::Input;
+    use crate::kernels::Host;
     use crate::masking::Hidden;
     use crate::model::{Bert, Dropout};
-    use crate::step;
 
     const PIECES: usize = 50;
 
     /// A state of a small model whose every element tells it from all others.
-    fn state(norm: Norm, layers: usize) -> (State, Model) {
+    fn state(norm: Norm, layers: usize) -> (TrainState, Model) {
         let shape = Model { hidden: 16, heads: 2, intermediate: 32, positions: 16, ..Model::default() };
         let model = Model { norm, pad_vocabulary_to: 8, ..shape };
-        let config = RunConfig { model: model.clone(), ..RunConfig::default() };
-        let parameters = Parameters::initialize(parameters::specs(&model, layers, PIECES), 1, 0.3);
-        let mut state = State::new(&config, parameters);
+        let parameters = Parameters::initialize(Arc::new(Host), parameters::specs(&model, layers, PIECES), 1, 0.3);
+        let mut state = TrainState::new(parameters);
         // The gains and biases of a new model are 1 and 0: trained ones are not.
-        let specs = state.parameters.specs().to_vec();
-        let weights = torch::floats_mut(&mut state.parameters.values);
-        for spec in specs.iter().filter(|spec| spec.name.contains("LayerNorm")) {
+        for spec in state.parameters.specs().iter().filter(|spec| spec.name.contains("LayerNorm")) {
+            let mut weights = state.parameters.read(spec);
             let rough = |(i, weight): (usize, &mut f32)| *weight += 0.3 * ((7 * i) as f32).sin();
-            weights[spec.range()].iter_mut().enumerate().for_each(rough);
+            weights.iter_mut().enumerate().for_each(rough);
+            state.parameters.write(spec, &weights);
         }
-        let numbers = |from: f32| (0..).map(move |i| from + i as f32);
-        state.optimizer.first_moment.iter_mut().zip(numbers(1e5)).for_each(|(to, value)| *to = value);
-        state.optimizer.second_moment.iter_mut().zip(numbers(3e5)).for_each(|(to, value)| *to = value);
-        state.optimizer.updates = 70;
+        for (buffer, from) in [(Buffer::First, 1e5), (Buffer::Second, 3e5)] {
+            let numbers: Vec<f32> = (0..state.elements()).map(|i| from + i as f32).collect();
+            state.write(buffer, 0, &numbers);
+        }
+        updated(&mut state, 70);
         (state, model)
     }
 
+    /// Lets `updates` updates be counted.
+    fn updated(state: &mut TrainState, updates: usize) {
+        (0..updates).for_each(|_| state.count_update());
+    }
+
     /// Weights and both moments, by name.
-    fn tensors(state: &State) -> BTreeMap<String, [Vec<f32>; 3]> {
-        let values = torch::floats(&state.parameters.values);
-        let (first, second) = (&state.optimizer.first_moment, &state.optimizer.second_moment);
-        let all: [&[f32]; 3] = [values, first, second];
-        let of = |spec: &Spec| all.map(|all| all[spec.range()].to_vec());
+    fn tensors(state: &TrainState) -> BTreeMap<String, [Vec<f32>; 3]> {
+        let of = |spec: &Spec| {
+            [Buffer::Weights, Buffer::First, Buffer::Second].map(|buffer| state.read(buffer, spec.range()))
+        };
         state.parameters.specs().iter().map(|spec| (spec.name.clone(), of(spec))).collect()
     }
 
@@ -211,7 +207,15 @@ mod tests {
         let after = tensors(&state);
         assert_eq!(after.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
         after.iter().for_each(|(name, tensors)| assert!(*tensors == expected[name], "{name}"));
-        assert_eq!(state.optimizer.updates, 70);
+        let ages: BTreeMap<_, _> = (0..made.len()).map(|layer| (layer, age(&state, layer))).collect();
+        let zero = moments == Moments::Zero;
+        let expected = |layer: usize| if zero && factor(layer) == [0.0, 0.0] { 0 } else { 70 };
+        assert!(ages.iter().all(|(layer, age)| *age == expected(*layer)), "{ages:?}");
+    }
+
+    /// Updates that the moments of a layer have seen.
+    fn age(state: &TrainState, layer: usize) -> u64 {
+        state.updates.get(&format!("layer.{layer}")).copied().unwrap_or(0)
     }
 
     #[test]
@@ -229,14 +233,14 @@ mod tests {
     }
 
     /// Hidden states and MLM logits for a sample.
-    fn answers(state: &State, model: &Model) -> (Tensor, Tensor) {
+    fn answers(state: &TrainState, model: &Model) -> (Tensor, Tensor) {
         let bert = Bert::new(&state.parameters, model, state.parameters.layers());
         let hidden = vec![Hidden { position: 1, label: 3 }];
         let sample =
             MaskedSample { ids: (5..17).collect(), segment_b_start: 6, pair_label: Some(1), hidden, factor: 1.0 };
         let batch = MicroBatch::new(&[0], 12, 0, &[sample]);
         tch::no_grad(|| {
-            let hidden = bert.forward(&step::input(&batch), Dropout::Off);
+            let hidden = bert.forward(&Input::upload(state.kernels(), &batch), Dropout::Off);
             let logits = bert.heads.masked_language(&hidden, &Tensor::from_slice(&[1i64, 7]));
             (hidden, logits.narrow(1, 0, PIECES as i64))
         })
@@ -269,12 +273,27 @@ mod tests {
         let (mut state, model) = state(Norm::Post, 2);
         let growth = Growth { moments: Some(Moments::Zero), ..Growth::default() };
         grow(&mut state, &model, &growth, 4).unwrap();
-        assert_eq!(state.optimizer.born, BTreeMap::from([(2, 70), (3, 70)]));
-        state.optimizer.updates = 90;
+        updated(&mut state, 20);
         grow(&mut state, &model, &growth, 8).unwrap();
-        assert_eq!(state.optimizer.born, [(2, 70), (3, 70), (4, 90), (5, 90), (6, 90), (7, 90)].into());
+        assert_eq!(std::array::from_fn(|layer| age(&state, layer)), [90, 90, 20, 20, 0, 0, 0, 0]);
         let copy = Growth::default();
+        updated(&mut state, 1);
         grow(&mut state, &model, &copy, 16).unwrap();
-        assert_eq!(state.optimizer.born[&10], 70, "a copy is as old as what it was made from");
+        assert_eq!(age(&state, 10), 21, "a copy is as old as what it was made from");
+        assert_eq!(state.updates["bert.pooler"], 91);
+    }
+
+    #[test]
+    fn what_is_frozen_grows_no_older() {
+        let (mut state, model) = state(Norm::Post, 1);
+        let growth = Growth { new_layers_only: 3, moments: Some(Moments::Zero), ..Growth::default() };
+        state.restart_optimizer();
+        grow(&mut state, &model, &growth, 2).unwrap();
+        let from = state.grown_from;
+        for done in 0..5 {
+            freeze(&mut state.parameters, &growth, from, done);
+            state.count_update();
+        }
+        assert_eq!((age(&state, 0), age(&state, 1), state.updates["bert.embeddings"]), (2, 5, 2));
     }
 }

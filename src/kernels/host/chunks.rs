@@ -1,15 +1,16 @@
 //! The flat buffers in chunks that several threads work on. How they are cut does not depend on the threads, and sums over
 //! chunks are added in their order, so that the result does not either.
 
-use super::Rule;
-use crate::model::parameters::Spec;
+use std::ops::Range;
+
+use crate::kernels::Rule;
 
 /// Elements of a chunk: many for each thread, and little enough bookkeeping.
 const CHUNK: usize = 1 << 16;
 
 /// The same elements of the four flat buffers.
 #[derive(Default)]
-pub struct Buffers<'a> {
+pub struct Slices<'a> {
     /// Weights.
     pub weights: &'a mut [f32],
     /// Gradients; scratch afterwards.
@@ -20,7 +21,7 @@ pub struct Buffers<'a> {
     pub second: &'a mut [f32],
 }
 
-impl<'a> Buffers<'a> {
+impl Slices<'_> {
     /// Takes the first `count` elements off.
     fn take(&mut self, count: usize) -> Self {
         Self {
@@ -42,24 +43,23 @@ fn take<'a>(buffer: &mut &'a mut [f32], count: usize) -> &'a mut [f32] {
 pub struct Chunk<'a> {
     /// The parameter's number.
     pub parameter: usize,
-    /// Whether it has weight decay.
-    pub decays: bool,
     /// How it is updated.
     pub rule: Rule,
     /// Its elements.
-    pub buffers: Buffers<'a>,
+    pub slices: Slices<'a>,
 }
 
-/// Cuts the buffers of all parameters, which lie one behind the other, into chunks of one parameter each; those of
-/// parameters without a rule are left out.
-pub fn cut<'a>(specs: &[Spec], rules: &[Option<Rule>], mut buffers: Buffers<'a>) -> Vec<Chunk<'a>> {
+/// Cuts the parameters, whose ranges lie in the order of the buffers, into chunks of one parameter each.
+pub fn cut<'a>(parameters: &[(Range<usize>, Rule)], mut slices: Slices<'a>) -> Vec<Chunk<'a>> {
     let mut chunks = Vec::new();
-    for (parameter, (spec, rule)) in specs.iter().zip(rules).enumerate() {
-        let mut left = spec.count();
+    let mut end = 0;
+    for (parameter, (range, rule)) in parameters.iter().enumerate() {
+        slices.take(range.start - end);
+        end = range.end;
+        let mut left = range.len();
         while left > 0 {
             let count = left.min(CHUNK);
-            let buffers = buffers.take(count);
-            chunks.extend(rule.map(|rule| Chunk { parameter, decays: spec.decays(), rule, buffers }));
+            chunks.push(Chunk { parameter, rule: *rule, slices: slices.take(count) });
             left -= count;
         }
     }
@@ -68,7 +68,7 @@ pub fn cut<'a>(specs: &[Spec], rules: &[Option<Rule>], mut buffers: Buffers<'a>)
 
 /// Gives every chunk to `work` on `threads` threads; the results in the order of the chunks.
 pub fn each<R: Send>(chunks: &mut [Chunk<'_>], threads: usize, work: impl Fn(&mut Chunk<'_>) -> R + Sync) -> Vec<R> {
-    let elements: usize = chunks.iter().map(|chunk| chunk.buffers.weights.len()).sum();
+    let elements: usize = chunks.iter().map(|chunk| chunk.slices.weights.len()).sum();
     let share = elements.div_ceil(threads.max(1));
     let run = |part: &mut [Chunk<'_>]| part.iter_mut().map(&work).collect::<Vec<R>>();
     std::thread::scope(|scope| {
@@ -77,7 +77,7 @@ pub fn each<R: Send>(chunks: &mut [Chunk<'_>], threads: usize, work: impl Fn(&mu
         for _ in 1..threads {
             let mut sum = 0;
             let count = rest.iter().take_while(|chunk| {
-                sum += chunk.buffers.weights.len();
+                sum += chunk.slices.weights.len();
                 sum <= share
             });
             let (part, after) = rest.split_at_mut(count.count());

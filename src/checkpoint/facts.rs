@@ -1,0 +1,131 @@
+//! The counters and facts of a checkpoint: what its manifest has under `state`.
+
+use std::collections::BTreeMap;
+
+use lambert_config::plan::Ended;
+use lambert_store::checkpoint::Manifest;
+use serde::{Deserialize, Serialize};
+
+use crate::data::detours::Detours;
+use crate::error::Error;
+use crate::guard::History;
+use crate::stages::plateau::Watched;
+use crate::state::{Spec, TrainState};
+
+/// The counters and facts of a manifest's `state`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Facts {
+    /// Updates that the moments of each group of parameters have seen.
+    updates: Updates,
+    /// Of the encoder layers whose moments were zero after so many updates; in format 2 and older.
+    #[serde(default, skip_serializing)]
+    born: BTreeMap<usize, u64>,
+    /// Steps whose loss or gradient was not finite.
+    skipped_updates: u64,
+    /// Samples that were passed over or taught nothing.
+    #[serde(default)]
+    skipped_samples: u64,
+    /// What of each dataset is not drawn, by the sha256 of its manifest.
+    #[serde(default)]
+    detours: BTreeMap<String, Detours>,
+    /// What the steps of the stage have shown.
+    #[serde(default)]
+    history: History,
+    /// What the evaluations of the stage have shown.
+    #[serde(default, skip_serializing_if = "Watched::is_new")]
+    watched: Watched,
+    /// Stages that have ended at a plateau, and their steps.
+    #[serde(default, skip_serializing_if = "Ended::is_empty")]
+    ended: Ended,
+    /// Layers before the stage's growth, if its model has grown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    grown_from: Option<usize>,
+    /// Pieces of the vocabulary.
+    pub vocabulary: usize,
+    /// Whether text is lowercased before it is split into pieces.
+    pub lowercase: bool,
+}
+
+/// Counts of updates.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Updates {
+    /// Of all parameters alike, but for layers that were born later: format 2 and older.
+    Alike(u64),
+    /// By group.
+    Groups(BTreeMap<String, u64>),
+}
+
+impl Facts {
+    /// Those of `state`, whose datasets have a vocabulary of so many pieces.
+    pub fn of(state: &TrainState, (vocabulary, lowercase): (usize, bool)) -> Self {
+        Self {
+            updates: Updates::Groups(state.updates.clone()),
+            born: BTreeMap::new(),
+            skipped_updates: state.skipped_updates,
+            skipped_samples: state.skipped_samples,
+            detours: state.detours.clone(),
+            history: state.history.clone(),
+            watched: state.watched.clone(),
+            ended: state.ended.clone(),
+            grown_from: state.grown_from,
+            vocabulary,
+            lowercase,
+        }
+    }
+
+    /// Those of a checkpoint.
+    pub fn read(manifest: &Manifest) -> Result<Self, Error> {
+        let fault = |error: serde_json::Error| Error::Checkpoint {
+            name: manifest.name(),
+            message: format!("its state: {error}"),
+        };
+        serde_json::from_value(manifest.state.clone()).map_err(fault)
+    }
+
+    /// The counts of updates, for a model of these parameters.
+    pub fn updates(&self, specs: &[Spec]) -> BTreeMap<String, u64> {
+        let count = |spec: &Spec| {
+            let born = spec.layer().and_then(|(layer, _)| self.born.get(&layer)).copied().unwrap_or(0);
+            match &self.updates {
+                Updates::Alike(all) => all.saturating_sub(born),
+                Updates::Groups(groups) => groups.get(&spec.group()).copied().unwrap_or(0),
+            }
+        };
+        specs.iter().map(|spec| (spec.group(), count(spec))).filter(|(_, count)| *count > 0).collect()
+    }
+
+    /// Gives them, with the step, stage and cursors of `manifest`, to a state of its model.
+    pub fn apply(self, manifest: &Manifest, state: &mut TrainState) {
+        state.updates = self.updates(state.parameters.specs());
+        state.skipped_updates = self.skipped_updates;
+        state.skipped_samples = self.skipped_samples;
+        state.detours = self.detours;
+        state.history = self.history;
+        (state.watched, state.ended, state.grown_from) = (self.watched, self.ended, self.grown_from);
+        state.entered = Some(manifest.stage);
+        state.step = manifest.step;
+        state.cursors = manifest.cursor.clone();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_of_the_formats_before_are_those_of_the_groups() {
+        let spec = |name: &str| Spec { name: name.to_owned(), shape: vec![1], first: 0, padding: 0, frozen: false };
+        let layer = |layer: usize| spec(&format!("bert.encoder.layer.{layer}.output.dense.bias"));
+        let specs = [layer(0), layer(1), layer(12), spec("bert.pooler.dense.bias"), spec("cls.predictions.bias")];
+        let rest = r#""skipped_updates": 0, "vocabulary": 9, "lowercase": true"#;
+        let facts: Facts =
+            serde_json::from_str(&format!(r#"{{"updates": 70, "born": {{"1": 30, "12": 70}}, {rest}}}"#)).unwrap();
+        let counts = [("bert.pooler", 70), ("cls.predictions", 70), ("layer.0", 70), ("layer.1", 40)];
+        let counts: BTreeMap<String, u64> = counts.map(|(group, count)| (group.to_owned(), count)).into();
+        assert_eq!(facts.updates(&specs), counts);
+        let text = serde_json::to_string(&Facts { updates: Updates::Groups(counts.clone()), ..facts }).unwrap();
+        assert!(!text.contains("born"), "{text}");
+        assert_eq!(serde_json::from_str::<Facts>(&text).unwrap().updates(&specs), counts);
+    }
+}

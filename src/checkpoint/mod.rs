@@ -1,0 +1,22 @@
+//! The training state, to and from the checkpoints of a run.
+//!
+//! - [`resume`]: the state to go on from, out of the newest checkpoint that verifies and fits
+//! - [`saver`]: when to save, and saves beside the training; [`snapshot`] is the copy that is written, [`commit`] what
+//!   rank 0 does when all ranks have written theirs, [`trouble`] what follows failures
+//! - [`rollback`]: what an attempt that went back leaves for the next
+//! - [`Facts`]: the counters of a checkpoint
+//! - files and filler: the objects of a checkpoint, and how they are taken in as they are read
+
+pub mod commit;
+mod facts;
+mod files;
+mod filler;
+mod resume;
+pub mod rollback;
+pub mod saver;
+pub mod snapshot;
+pub mod trouble;
+
+pub use facts::Facts;
+pub use resume::{Origin, choose, read_model, read_state, resume};
+pub use saver::Saver;

@@ -1,0 +1,57 @@
+//! Chunks on libtorch's own threads (libgomp): threads of our own would share the processors with these, which spin for a
+//! while after each operation.
+
+use std::ffi::c_void;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// What libgomp has behind `#pragma omp parallel`: function, its argument, threads, flags.
+type GompParallel = unsafe extern "C" fn(extern "C" fn(*mut c_void), *mut c_void, u32, u32);
+
+fn gomp_parallel() -> Option<GompParallel> {
+    static FOUND: OnceLock<Option<GompParallel>> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        // SAFETY: the name ends with a zero; the symbol of this name has had this type since GCC 4.9.
+        unsafe {
+            let symbol = libc::dlsym(libc::RTLD_DEFAULT, c"GOMP_parallel".as_ptr());
+            (!symbol.is_null()).then(|| std::mem::transmute::<*mut c_void, GompParallel>(symbol))
+        }
+    })
+}
+
+/// Gives `work` each chunk of `length` values (the last may be shorter) with its number.
+pub fn each_chunk(values: &mut [f32], length: usize, work: impl Fn(usize, &mut [f32]) + Sync) {
+    struct Shared<'a, W> {
+        next: AtomicUsize,
+        first: *mut f32,
+        count: usize,
+        length: usize,
+        work: &'a W,
+    }
+    extern "C" fn take<W: Fn(usize, &mut [f32]) + Sync>(shared: *mut c_void) {
+        // SAFETY: each_chunk, which waits for all threads, passes a Shared of this type.
+        let shared = unsafe { &*shared.cast::<Shared<'_, W>>() };
+        loop {
+            let index = shared.next.fetch_add(1, Ordering::Relaxed);
+            let start = index.saturating_mul(shared.length);
+            if start >= shared.count {
+                return;
+            }
+            let length = shared.length.min(shared.count - start);
+            // SAFETY: within the slice that each_chunk borrows mutably; no other thread gets this index.
+            let chunk = unsafe { std::slice::from_raw_parts_mut(shared.first.add(start), length) };
+            (shared.work)(index, chunk);
+        }
+    }
+    fn task<W: Fn(usize, &mut [f32]) + Sync>(_: &W) -> extern "C" fn(*mut c_void) {
+        take::<W>
+    }
+    let (first, count) = (values.as_mut_ptr(), values.len());
+    let mut shared = Shared { next: AtomicUsize::new(0), first, count, length: length.max(1), work: &work };
+    let (task, data) = (task(&work), (&raw mut shared).cast::<c_void>());
+    match gomp_parallel() {
+        // SAFETY: `task` reads `data` as what it is, and GOMP_parallel returns when all threads have left it.
+        Some(parallel) => unsafe { parallel(task, data, tch::get_num_threads().max(1) as u32, 0) },
+        None => task(data),
+    }
+}

@@ -1,0 +1,131 @@
+//! What the engine computes by loops of its own instead of libtorch's operations, and how numbers get to a device and back.
+//! One trait; another kind of device is another implementor.
+//!
+//! - [`Host`]: main memory; the only file that takes slices of tensors
+//! - [`Reference`]: plain libtorch operations, slow, on any device: what the others are tested against
+
+mod host;
+#[cfg(test)]
+mod meta;
+mod reference;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use lambert_config::run::OptimizerKind;
+use lambert_data_prep::random::Key;
+use tch::{Kind, Tensor};
+
+pub use host::Host;
+pub use reference::Reference;
+
+/// A device's kernels. Results may be awaited by [`Kernels::fetch`] and [`Kernels::read`] only; everything else may return
+/// before it is done.
+pub trait Kernels: Send + Sync {
+    /// Zeros of `kind` on the device.
+    fn zeros(&self, shape: &[i64], kind: Kind) -> Tensor;
+
+    /// A copy of `values` on the device, \[n\].
+    fn upload(&self, values: Values<'_>) -> Tensor;
+
+    /// Copies bytes of a contiguous tensor, from byte `first` on, into `into`.
+    fn read(&self, tensor: &Tensor, first: usize, into: &mut [u8]);
+
+    /// Copies `bytes` into a contiguous tensor, from byte `first` on. Several threads may write at the same time, each other
+    /// bytes.
+    fn write(&self, tensor: &Tensor, first: usize, bytes: &[u8]);
+
+    /// The values of `numbers`, f64 \[n\], once they are computed: the one read of a step.
+    fn fetch(&self, numbers: &Tensor) -> Vec<f64>;
+
+    /// Gives `work` the elements of a contiguous f32 tensor in main memory, as sums over ranks need them.
+    fn with_floats(&self, tensor: &mut Tensor, work: &mut dyn FnMut(&mut [f32]));
+
+    /// Factors for dropout, f32 of `shape` \[rows, (heads,) width, length\]: 0 for what is dropped, `draws.scale` for the rest.
+    /// Every factor is a pure function of `draws`, its row's sample, its head and its position: the same on every device.
+    fn dropout_factors(&self, draws: &Draws<'_>, shape: &[i64]) -> Tensor;
+
+    /// The L2 norm of f32 `values`, f64 \[\]; summed in a fixed order.
+    fn norm(&self, values: &Tensor) -> Tensor;
+
+    /// One update of the weights and moments; nothing changes where `update.norm` is not finite. The gradients are scratch
+    /// afterwards.
+    fn update(&self, buffers: &mut Buffers<'_>, update: &Update<'_>);
+}
+
+/// Numbers in main memory.
+#[derive(Debug, Clone, Copy)]
+pub enum Values<'a> {
+    /// Ids, positions, labels.
+    I64(&'a [i64]),
+    /// Factors.
+    F32(&'a [f32]),
+    /// Masks.
+    Bool(&'a [bool]),
+}
+
+/// What dropout is drawn from at one place of the model.
+#[derive(Debug, Clone, Copy)]
+pub struct Draws<'a> {
+    /// Of the run's seed, the step and the place in the model.
+    pub key: Key,
+    /// The number of each row's sample in the global batch, i64 \[rows\], on the device.
+    pub samples: &'a Tensor,
+    /// A value is dropped if its 16 random bits, as a number, are below this.
+    pub dropped: u16,
+    /// What the rest is multiplied with, so that the mean stays.
+    pub scale: f32,
+}
+
+/// The flat buffers of the training state, f32 \[elements\]; the gradients may be longer.
+pub struct Buffers<'a> {
+    /// Weights.
+    pub weights: &'a mut Tensor,
+    /// Gradients.
+    pub gradients: &'a mut Tensor,
+    /// First moments.
+    pub first: &'a mut Tensor,
+    /// Second moments.
+    pub second: &'a mut Tensor,
+}
+
+/// One update of all parameters that are not frozen.
+#[derive(Debug)]
+pub struct Update<'a> {
+    /// Which rule.
+    pub kind: OptimizerKind,
+    /// The gradient is scaled down to this norm when above it; 0: never.
+    pub clip_norm: f64,
+    /// The bounds of LAMB's trust ratio.
+    pub trust_ratio: Option<[f64; 2]>,
+    /// The L2 norm of all gradients, f64 \[\], on the device.
+    pub norm: &'a Tensor,
+    /// The parameters, in the order of the buffers.
+    pub parameters: Vec<(Range<usize>, Rule)>,
+}
+
+/// What one update of one element needs, the same for all of a parameter.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rule {
+    /// Decay of the first moment.
+    pub beta1: f32,
+    /// 1 - beta1, and 1 - beta2 below: subtracted in f64, because f32 would lose the fifth digit.
+    pub share1: f32,
+    /// Decay of the second moment.
+    pub beta2: f32,
+    /// 1 - beta2.
+    pub share2: f32,
+    /// Added to the root of the second moment.
+    pub eps: f32,
+    /// 1 / (1 - beta1^t).
+    pub correction1: f32,
+    /// 1 / (1 - beta2^t).
+    pub correction2: f32,
+    /// Learning rate.
+    pub learning_rate: f32,
+    /// Weight decay; 0 for biases and layer normalisations.
+    pub weight_decay: f32,
+    /// Whether LAMB scales its update by the trust ratio.
+    pub trusted: bool,
+}

@@ -1,0 +1,277 @@
+//! Every implementor against the formulas in f64, and against the host.
+
+use std::ops::Range;
+
+use lambert_config::run::Optimizer as Settings;
+use tch::{Device, Tensor};
+
+use super::*;
+use crate::optim;
+
+/// `e.weight` starts at zero norm, `f.weight` has several chunks. Whether it decays stands last.
+pub const SHAPES: Shapes<6> = [
+    ("a.weight", 64 * 33, true),
+    ("b.bias", 33, false),
+    ("c.LayerNorm.weight", 7, false),
+    ("d.weight", 1, true),
+    ("e.weight", 50, true),
+    ("f.weight", (2 << 16) + 11, true),
+];
+/// Those that fit into a chunk.
+const SMALL: usize = 5;
+const ZERO: usize = 4;
+
+pub type Shapes<const N: usize> = [(&'static str, usize, bool); N];
+type Shape = (&'static str, usize, bool);
+
+fn ranges(shapes: &[Shape]) -> Vec<Range<usize>> {
+    let mut end = 0;
+    let range = |(_, count, _): &Shape| {
+        end += count;
+        end - count..end
+    };
+    shapes.iter().map(range).collect()
+}
+
+fn elements(shapes: &[Shape]) -> usize {
+    shapes.iter().map(|(_, count, _)| count).sum()
+}
+
+/// An update of all `shapes`.
+pub fn update<'a>(shapes: &[Shape], settings: &Settings, rate: f64, updates: u64, norm: &'a Tensor) -> Update<'a> {
+    let rules = shapes.iter().map(|(_, _, decays)| optim::rule(settings, *decays, updates, rate));
+    Update {
+        kind: settings.kind,
+        clip_norm: settings.clip_norm,
+        trust_ratio: settings.trust_ratio,
+        norm,
+        parameters: ranges(shapes).into_iter().zip(rules).collect(),
+    }
+}
+
+/// The update rules once more, plainly and in f64.
+struct Reference {
+    weights: Vec<f64>,
+    first: Vec<f64>,
+    second: Vec<f64>,
+}
+
+impl Reference {
+    fn step(&mut self, settings: &Settings, shapes: &[Shape], gradients: &[f64], t: i32, rate: f64) {
+        let norm = gradients.iter().map(|g| g * g).sum::<f64>().sqrt();
+        let divide = if norm > settings.clip_norm { norm / settings.clip_norm } else { 1.0 };
+        let corrects = settings.bias_correction && settings.kind != OptimizerKind::AdamBert;
+        let corrected = |beta: f64| if corrects { 1.0 - beta.powi(t) } else { 1.0 };
+        let (correction1, correction2) = (corrected(settings.beta1), corrected(settings.beta2));
+        let mut first = 0;
+        for &(_, count, decays) in shapes {
+            let range = first..first + count;
+            first += count;
+            let decay = if decays { settings.weight_decay } else { 0.0 };
+            let direction = |i: usize| {
+                let g = gradients[i] / divide;
+                self.first[i] = settings.beta1 * self.first[i] + (1.0 - settings.beta1) * g;
+                self.second[i] = settings.beta2 * self.second[i] + (1.0 - settings.beta2) * g * g;
+                let (m, v) = (self.first[i] / correction1, self.second[i] / correction2);
+                m / (v.sqrt() + settings.eps) + decay * self.weights[i]
+            };
+            let directions: Vec<f64> = range.clone().map(direction).collect();
+            let length = |values: &[f64]| values.iter().map(|value| value * value).sum::<f64>().sqrt();
+            let (p, u) = (length(&self.weights[range.clone()]), length(&directions));
+            let trusted = settings.kind == OptimizerKind::Lamb && (decays || settings.trust_undecayed);
+            let ratio = if p > 0.0 && u > 0.0 { p / u } else { 1.0 };
+            let bounded = settings.trust_ratio.map_or(ratio, |[least, most]| ratio.max(least).min(most));
+            let ratio = if trusted { bounded } else { 1.0 };
+            for (weight, direction) in self.weights[range].iter_mut().zip(directions) {
+                *weight -= rate * ratio * direction;
+            }
+        }
+    }
+}
+
+pub struct Draw(lambert_data_prep::random::Rng);
+
+impl Draw {
+    pub fn new(seed: u64) -> Self {
+        Self(Key::new(seed).rng())
+    }
+
+    pub fn values(&mut self, shapes: &[Shape], scale: f64) -> Vec<f32> {
+        (0..elements(shapes)).map(|_| ((self.0.unit_f64() - 0.5) * scale) as f32).collect()
+    }
+
+    pub fn weights(&mut self, shapes: &[Shape]) -> Vec<f32> {
+        let mut weights = self.values(shapes, 0.1);
+        weights[ranges(shapes)[ZERO].clone()].fill(0.0);
+        weights
+    }
+}
+
+/// Weights, gradients and moments on a device.
+struct Tensors([Tensor; 4]);
+
+impl Tensors {
+    /// With zero moments.
+    fn new(kernels: &dyn Kernels, weights: &[f32]) -> Self {
+        let zeros = || kernels.zeros(&[weights.len() as i64], Kind::Float);
+        Self([kernels.upload(Values::F32(weights)), zeros(), zeros(), zeros()])
+    }
+
+    fn update(&mut self, kernels: &dyn Kernels, gradients: &[f32], update: impl Fn(&Tensor) -> Update<'_>) {
+        let [weights, scratch, first, second] = &mut self.0;
+        *scratch = kernels.upload(Values::F32(gradients));
+        let norm = kernels.norm(scratch);
+        let mut buffers = Buffers { weights, gradients: scratch, first, second };
+        kernels.update(&mut buffers, &update(&norm));
+    }
+
+    /// Weights and both moments, in main memory.
+    fn values(&self) -> [Vec<f32>; 3] {
+        [0, 2, 3].map(|index| Vec::try_from(self.0[index].to_device(Device::Cpu)).unwrap())
+    }
+}
+
+/// The worst relative error of a parameter after `steps` updates.
+fn against_formulas(kernels: &dyn Kernels, shapes: &[Shape], settings: &Settings, steps: u64) -> f64 {
+    let mut draw = Draw::new(5);
+    let weights = draw.weights(shapes);
+    let wide = |values: &[f32]| values.iter().map(|value| f64::from(*value)).collect::<Vec<f64>>();
+    let zeros = vec![0.0; weights.len()];
+    let mut formulas = Reference { weights: wide(&weights), first: zeros.clone(), second: zeros };
+    let mut tensors = Tensors::new(kernels, &weights);
+    for t in 1..=steps {
+        // Every third gradient is small enough not to be clipped.
+        let gradients = draw.values(shapes, if t % 3 == 0 { 1e-4 } else { 1.0 });
+        let rate = 1e-2 / (t as f64).sqrt();
+        formulas.step(settings, shapes, &wide(&gradients), t as i32, rate);
+        tensors.update(kernels, &gradients, |norm| update(shapes, settings, rate, t, norm));
+    }
+    let [weights, ..] = tensors.values();
+    let worst = |range: Range<usize>| {
+        let difference = |i: usize| (f64::from(weights[i]) - formulas.weights[i]).powi(2);
+        let size: f64 = range.clone().map(|i| formulas.weights[i].powi(2)).sum();
+        (range.map(difference).sum::<f64>() / size).sqrt()
+    };
+    ranges(shapes).into_iter().map(worst).max_by(f64::total_cmp).unwrap()
+}
+
+fn settings() -> Vec<(&'static str, Settings)> {
+    let lamb = Settings::default();
+    let adamw = Settings { kind: OptimizerKind::Adamw, ..lamb.clone() };
+    let uncorrected = |settings: &Settings| Settings { bias_correction: false, ..settings.clone() };
+    vec![
+        ("LAMB without bias correction", uncorrected(&lamb)),
+        (
+            "LAMB, trust ratio bounded and for all",
+            Settings { trust_undecayed: true, trust_ratio: Some([0.02, 0.05]), ..lamb.clone() },
+        ),
+        ("AdamW without bias correction", uncorrected(&adamw)),
+        ("Adam of the original BERT", Settings { kind: OptimizerKind::AdamBert, ..lamb.clone() }),
+        ("LAMB", lamb),
+        ("AdamW", adamw),
+    ]
+}
+
+fn reference() -> super::Reference {
+    // libtorch's threads would wait for each other where several tests run.
+    tch::set_num_threads(1);
+    super::Reference::new(Device::Cpu)
+}
+
+#[test]
+fn every_rule_equals_its_formulas_in_f64_over_a_thousand_steps() {
+    for (name, settings) in settings() {
+        let error = against_formulas(&Host, &SHAPES[..SMALL], &settings, 1000);
+        println!("{name} over 1,000 steps: relative error {error:.1e}");
+        assert!(error < 1e-5, "{name}: {error:e}");
+        let error = against_formulas(&Host, &SHAPES, &settings, 10);
+        assert!(error < 1e-5, "{name} in chunks: {error:e}");
+        let error = against_formulas(&reference(), &SHAPES, &settings, 10);
+        assert!(error < 1e-5, "{name} out of libtorch's operations: {error:e}");
+    }
+}
+
+#[test]
+fn updates_of_the_reference_are_the_host_s() {
+    for (name, settings) in settings() {
+        let mut draw = Draw::new(8);
+        let weights = draw.weights(&SHAPES);
+        let (mut ours, mut theirs) = (Tensors::new(&Host, &weights), Tensors::new(&reference(), &weights));
+        for t in 1..=20 {
+            let gradients = draw.values(&SHAPES, if t % 3 == 0 { 1e-4 } else { 1.0 });
+            ours.update(&Host, &gradients, |norm| update(&SHAPES, &settings, 1e-2, t, norm));
+            theirs.update(&reference(), &gradients, |norm| update(&SHAPES, &settings, 1e-2, t, norm));
+        }
+        for (ours, theirs) in ours.values().iter().zip(theirs.values()) {
+            let apart = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs()).max_by(f32::total_cmp).unwrap();
+            assert!(apart < 1e-6, "{name}: {apart:e}");
+        }
+    }
+}
+
+#[test]
+fn what_is_not_finite_changes_nothing() {
+    for kernels in [&Host as &dyn Kernels, &reference()] {
+        for (name, settings) in settings() {
+            let mut draw = Draw::new(9);
+            let mut tensors = Tensors::new(kernels, &draw.weights(&SHAPES));
+            let sound = draw.values(&SHAPES, 1.0);
+            tensors.update(kernels, &sound, |norm| update(&SHAPES, &settings, 1e-2, 1, norm));
+            let before = tensors.values();
+            for fault in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let mut gradients = sound.clone();
+                gradients[1234] = fault;
+                tensors.update(kernels, &gradients, |norm| update(&SHAPES, &settings, 1e-2, 2, norm));
+                assert_eq!(tensors.values(), before, "{name}: {fault}");
+            }
+            tensors.update(kernels, &sound, |norm| update(&SHAPES, &settings, 1e-2, 2, norm));
+            assert_ne!(tensors.values(), before, "{name}");
+        }
+    }
+}
+
+#[test]
+fn what_has_no_rule_stays() {
+    for kernels in [&Host as &dyn Kernels, &reference()] {
+        let mut draw = Draw::new(7);
+        let (start, gradients) = (draw.weights(&SHAPES), draw.values(&SHAPES, 1.0));
+        let mut tensors = Tensors::new(kernels, &start);
+        tensors.update(kernels, &gradients, |norm| {
+            let mut update = update(&SHAPES, &Settings::default(), 1e-2, 1, norm);
+            // The first, one in the middle, the last.
+            [5, 2, 0].into_iter().for_each(|frozen| drop(update.parameters.remove(frozen)));
+            update
+        });
+        let [weights, first, _] = tensors.values();
+        for (number, range) in ranges(&SHAPES).into_iter().enumerate() {
+            let same = weights[range.clone()] == start[range.clone()];
+            assert_eq!(same, [0, 2, 5].contains(&number), "{}", SHAPES[number].0);
+            assert_eq!(first[range].iter().all(|moment| *moment == 0.0), same);
+        }
+    }
+}
+
+#[test]
+fn dropout_s_factors_are_the_same_bits_everywhere() {
+    for shape in [&[3, 7, 5][..], &[2, 4, 6, 9], &[1, 1, 1], &[5, 2, 16, 64]] {
+        let samples: Vec<i64> = (0..shape[0]).map(|row| 1_000_003 * row + 7).collect();
+        for (dropped, scale) in [(6554, 1.111_114), (1, 1.0), (65_535, 65536.0), (32_768, 2.0)] {
+            let factors = |kernels: &dyn Kernels| {
+                let samples = kernels.upload(Values::I64(&samples));
+                let draws = Draws { key: Key::new(11).with(3), samples: &samples, dropped, scale };
+                let factors = kernels.dropout_factors(&draws, shape);
+                assert_eq!(factors.size(), shape);
+                Vec::<f32>::try_from(factors.flatten(0, -1)).unwrap()
+            };
+            assert_eq!(factors(&Host), factors(&reference()), "{shape:?} {dropped}");
+        }
+    }
+}
+
+#[test]
+fn norms_agree() {
+    let values = Draw::new(3).values(&SHAPES, 2.0);
+    let of = |kernels: &dyn Kernels| kernels.fetch(&kernels.norm(&kernels.upload(Values::F32(&values))).view([1]))[0];
+    assert!((of(&Host) / of(&reference()) - 1.0).abs() < 1e-12);
+    assert_eq!(of(&Host), of(&Host));
+}

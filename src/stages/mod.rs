@@ -1,0 +1,66 @@
+//! What happens once at the beginning of a stage, and whether it ends before its last step.
+//!
+//! - [`growth`]: more layers (progressive stacking)
+//! - [`plateau`]: whether the held-out loss is flat
+
+pub mod growth;
+pub mod plateau;
+
+use lambert_config::plan::Place;
+use lambert_config::run::Model;
+
+use crate::guard::History;
+use crate::state::TrainState;
+use crate::torch::TorchError;
+use plateau::Watched;
+
+/// Enters the stage of `place`, unless that has been done: each starts a new history, with its depth, and with new moments
+/// if it says so. Returns whether the stage is a new one.
+///
+/// # Errors
+/// No memory for a deeper model.
+pub fn enter(state: &mut TrainState, model: &Model, place: &Place<'_>) -> Result<bool, TorchError> {
+    if state.entered == Some(place.index) {
+        return Ok(false);
+    }
+    growth::grow(state, model, &place.stage.growth, place.stage.depth(model))?;
+    state.history = History::default();
+    state.watched = Watched::default();
+    if place.stage.restart_optimizer {
+        state.restart_optimizer();
+    }
+    state.entered = Some(place.index);
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use lambert_config::run::{Growth, Stage};
+
+    use super::*;
+    use crate::kernels::Host;
+    use crate::model::parameters;
+    use crate::state::Parameters;
+
+    /// A stage is entered again where a rank could not read the samples of its first step.
+    #[test]
+    fn what_happens_once_happens_once() {
+        let model = Model { hidden: 8, heads: 2, intermediate: 16, positions: 16, ..Model::default() };
+        let parameters = Parameters::initialize(Arc::new(Host), parameters::specs(&model, 1, 50), 1, 0.02);
+        let mut state = TrainState::new(parameters);
+        let growth = Growth { new_layers_only: 3, ..Growth::default() };
+        let stage = Stage { layers: Some(2), steps: 9, growth, restart_optimizer: true, ..Stage::default() };
+        let place = |done| Place { index: 1, stage: &stage, done };
+        assert!(enter(&mut state, &model, &place(0)).unwrap());
+        state.count_update();
+        assert!(!enter(&mut state, &model, &place(0)).unwrap());
+        assert_eq!((state.grown_from, state.parameters.layers()), (Some(1), 2));
+        assert_eq!(state.updates["layer.1"], 1, "the optimizer was restarted twice");
+        // A stage that the run enters behind its beginning: the one before was cut short.
+        state.entered = Some(0);
+        assert!(enter(&mut state, &model, &place(5)).unwrap());
+        assert!(state.updates.is_empty());
+    }
+}

@@ -1,0 +1,217 @@
+//! The weights of a model on one device: one flat buffer, and a view of it for each parameter.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use lambert_data_prep::random::Key;
+use tch::{Kind, Tensor};
+
+use super::Region;
+use super::layout::{self, Spec};
+use crate::kernels::Kernels;
+use crate::torch;
+
+/// The weights of a model.
+pub struct Parameters {
+    /// The device that they are on.
+    pub(super) kernels: Arc<dyn Kernels>,
+    /// All weights, \[elements\], f32.
+    pub(super) values: Tensor,
+    specs: Vec<Spec>,
+    views: Vec<Tensor>,
+    places: HashMap<String, usize>,
+}
+
+impl Parameters {
+    /// Zeros.
+    pub fn zeros(kernels: Arc<dyn Kernels>, specs: Vec<Spec>) -> Self {
+        let values = kernels.zeros(&[layout::elements(&specs) as i64], Kind::Float);
+        let views = specs.iter().map(|spec| view(&values, spec).detach()).collect();
+        let places = specs.iter().enumerate().map(|(place, spec)| (spec.name.clone(), place)).collect();
+        Self { kernels, values, specs, views, places }
+    }
+
+    /// The published initialisation: matrices from a normal distribution cut at two standard deviations, biases 0,
+    /// layer normalisations 1. Each parameter is a pure function of the seed and its name. Rows that stand for no piece
+    /// are 0, and stay so: no gradient reaches them.
+    pub fn initialize(kernels: Arc<dyn Kernels>, specs: Vec<Spec>, seed: u64, deviation: f64) -> Self {
+        let parameters = Self::zeros(kernels, specs);
+        for spec in &parameters.specs {
+            let mut elements = vec![0.0; spec.count()];
+            if spec.decays() {
+                fill_truncated_normal(&mut elements, Key::new(seed).with_bytes(spec.name.as_bytes()), deviation);
+                let width = elements.len() / spec.shape[0] as usize;
+                let pieces = elements.len() - spec.padding * width;
+                elements[pieces..].fill(0.0);
+            } else if spec.is_norm() && spec.name.ends_with("weight") {
+                elements.fill(1.0);
+            }
+            parameters.write(spec, &elements);
+        }
+        parameters
+    }
+
+    /// Lets backward accumulate each parameter's gradient in its place in `gradients`, which is as long as the weights at
+    /// least.
+    pub(super) fn attach(&mut self, gradients: &Tensor) {
+        for (spec, parameter) in self.specs.iter().zip(&mut self.views) {
+            let _ = parameter.requires_grad_(true);
+            torch::set_gradient(parameter, &view(gradients, spec));
+        }
+    }
+
+    /// The kernels of the device that the weights are on.
+    pub fn kernels(&self) -> &Arc<dyn Kernels> {
+        &self.kernels
+    }
+
+    /// Names, shapes and places.
+    pub fn specs(&self) -> &[Spec] {
+        &self.specs
+    }
+
+    /// Encoder layers.
+    pub fn layers(&self) -> usize {
+        self.specs.iter().filter_map(|spec| spec.layer()).map(|(layer, _)| layer + 1).max().unwrap_or(0)
+    }
+
+    /// Pieces of the vocabulary.
+    pub fn vocabulary(&self) -> usize {
+        let bias = self.spec("cls.predictions.bias");
+        bias.count() - bias.padding
+    }
+
+    /// Freezes the parameters of which `frozen` says so, and no others: backward leaves their gradients at zero, and updates
+    /// pass them over.
+    pub fn freeze(&mut self, frozen: impl Fn(&Spec) -> bool) {
+        for (spec, view) in self.specs.iter_mut().zip(&mut self.views) {
+            spec.frozen = frozen(spec);
+            let _ = view.requires_grad_(!spec.frozen);
+        }
+    }
+
+    /// A handle to one parameter. Asking for a name that no [`Spec`] has is a mistake in the model's code.
+    pub fn tensor(&self, name: &str) -> Tensor {
+        self.views[self.place(name)].shallow_clone()
+    }
+
+    /// Name, shape and place of one parameter.
+    pub fn spec(&self, name: &str) -> &Spec {
+        &self.specs[self.place(name)]
+    }
+
+    /// One parameter's weights, in main memory.
+    pub fn read(&self, spec: &Spec) -> Vec<f32> {
+        let mut elements = vec![0.0_f32; spec.count()];
+        self.kernels.read(&self.values, size_of::<f32>() * spec.first, bytemuck::cast_slice_mut(&mut elements));
+        elements
+    }
+
+    /// Gives one parameter these weights.
+    pub fn write(&self, spec: &Spec, elements: &[f32]) {
+        assert_eq!(elements.len(), spec.count(), "{}", spec.name);
+        self.kernels.write(&self.values, size_of::<f32>() * spec.first, bytemuck::cast_slice(elements));
+    }
+
+    /// The ranges `ranges` of the weights, one behind the other, to be read or filled as bytes.
+    pub fn region(&self, ranges: Vec<Range<usize>>) -> Region {
+        Region::new(Arc::clone(&self.kernels), self.values.shallow_clone(), ranges)
+    }
+
+    fn place(&self, name: &str) -> usize {
+        *self.places.get(name).unwrap_or_else(|| panic!("the model has no parameter {name}"))
+    }
+}
+
+/// A parameter's part of a flat buffer, in its shape.
+pub(super) fn view(buffer: &Tensor, spec: &Spec) -> Tensor {
+    buffer.narrow(0, spec.first as i64, spec.count() as i64).view(spec.shape.as_slice())
+}
+
+/// By the polar method of Marsaglia; values beyond two deviations are drawn again.
+fn fill_truncated_normal(elements: &mut [f32], key: Key, deviation: f64) {
+    let mut rng = key.rng();
+    let mut spare = None;
+    let mut normal = move || {
+        if let Some(value) = spare.take() {
+            return value;
+        }
+        loop {
+            let (x, y) = (2.0 * rng.unit_f64() - 1.0, 2.0 * rng.unit_f64() - 1.0);
+            let square: f64 = x * x + y * y;
+            if square > 0.0 && square < 1.0 {
+                let scale = (-2.0 * square.ln() / square).sqrt();
+                spare = Some(y * scale);
+                return x * scale;
+            }
+        }
+    };
+    for element in elements {
+        *element = loop {
+            let value: f64 = normal();
+            if value.abs() <= 2.0 {
+                break (value * deviation) as f32;
+            }
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::Host;
+    use crate::model::parameters::specs;
+    use crate::state::{Buffer, TrainState};
+    use lambert_config::run::Model;
+
+    fn tiny() -> Model {
+        Model { hidden: 8, heads: 2, intermediate: 16, positions: 16, ..Model::default() }
+    }
+
+    fn host() -> Arc<dyn Kernels> {
+        Arc::new(Host)
+    }
+
+    #[test]
+    fn rows_without_a_piece_are_zero_and_the_others_as_ever() {
+        let model = Model { pad_vocabulary_to: 8, tied_decoder: false, ..tiny() };
+        let plain = Model { pad_vocabulary_to: 1, ..model.clone() };
+        let weights = |model: &Model, name: &str| {
+            let parameters = Parameters::initialize(host(), specs(model, 1, 50), 1, 0.02);
+            parameters.read(parameters.spec(name))
+        };
+        for name in ["bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"] {
+            let (padded, plain) = (weights(&model, name), weights(&plain, name));
+            assert_eq!((padded.len(), plain.len()), (56 * 8, 50 * 8));
+            assert_eq!(padded[..plain.len()], plain);
+            assert!(padded[plain.len()..].iter().all(|weight| *weight == 0.0));
+        }
+    }
+
+    #[test]
+    fn backward_accumulates_into_the_flat_buffer() {
+        let parameters = Parameters::initialize(host(), specs(&tiny(), 1, 50), 1, 0.02);
+        let state = TrainState::new(parameters);
+        let weight = state.parameters.tensor("bert.pooler.dense.weight");
+        for _ in 0..2 {
+            (&weight * 3.0).sum(Kind::Float).backward();
+        }
+        let range = state.parameters.spec("bert.pooler.dense.weight").range();
+        let gradients = state.read(Buffer::Gradients, 0..state.elements());
+        assert!(gradients[range.clone()].iter().all(|gradient| *gradient == 6.0));
+        assert_eq!(gradients.iter().map(|gradient| *gradient as f64).sum::<f64>(), 6.0 * range.len() as f64);
+    }
+
+    #[test]
+    fn initial_weights_are_a_truncated_normal() {
+        let mut elements = vec![0.0; 100_000];
+        fill_truncated_normal(&mut elements, Key::new(1), 0.02);
+        assert!(elements.iter().all(|value| value.abs() <= 0.04));
+        let square = elements.iter().map(|value| f64::from(value * value)).sum::<f64>() / 1e5;
+        // A normal cut at two deviations keeps a variance of 0.7737 of the whole one.
+        assert!((square / 0.0004 - 0.7737).abs() < 0.01, "{square}");
+        let mean = elements.iter().map(|value| f64::from(*value)).sum::<f64>() / 1e5;
+        assert!(mean.abs() < 0.0003, "{mean}");
+    }
+}
