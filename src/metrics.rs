@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use lambert_config::control::StepRecord;
-use lambert_store::Store;
+use lambert_store::{Store, run};
 use serde::Serialize;
 use tch::{Kind, Tensor};
 
@@ -131,8 +131,7 @@ impl Sheet {
         if self.lines.is_empty() {
             return Ok(());
         }
-        let name = format!("metrics/attempt-{:04}-from-{:09}.jsonl", self.attempt, self.from);
-        store.put(&name, Bytes::from(self.lines.clone()))
+        store.put(&run::records(self.attempt, self.from), Bytes::from(self.lines.clone()))
     }
 }
 

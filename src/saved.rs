@@ -5,7 +5,7 @@ use std::sync::Arc;
 use lambert_config::RunConfig;
 use lambert_data_prep::dataset::{Dataset, check_fit};
 use lambert_data_prep::tokenizer::Tokenizer;
-use lambert_store::Store;
+use lambert_store::{Store, run};
 
 use crate::checkpoint;
 use crate::error::Error;
@@ -30,19 +30,11 @@ pub struct Saved {
     vocabulary_sha256: String,
 }
 
-/// The run and, if `url` names one of its checkpoints (`RUN/checkpoints/step-...`), the checkpoint.
-pub fn split(url: &str) -> (&str, Option<&str>) {
-    match url.trim_end_matches('/').rsplit_once("/checkpoints/") {
-        Some((run, name)) if !name.contains('/') => (run, Some(name)),
-        _ => (url, None),
-    }
-}
-
 impl Saved {
     /// Reads `url`: a run (its newest checkpoint that verifies) or `RUN/checkpoints/step-...`.
     pub fn open(url: &str) -> Result<Self, Error> {
-        let (run, name) = split(url);
-        let store = Store::open(run)?;
+        let (of, name) = run::split(url);
+        let store = Store::open(of)?;
         let (config, _) = session::read_config(&store)?;
         tch::set_num_threads(std::thread::available_parallelism().map_or(1, |count| count.get() as i32));
         let (verified, facts) = checkpoint::choose(&store, name)?;
@@ -50,7 +42,7 @@ impl Saved {
         let layers = config.depth(manifest.stage);
         let shape = (layers, facts.vocabulary);
         let parameters = checkpoint::read_model(Arc::new(Host), &store, &verified, &config.model, shape)?;
-        let vocabulary = store.get(session::VOCABULARY)?;
+        let vocabulary = store.get(run::VOCABULARY)?;
         let tokenizer = Tokenizer::from_vocab(&vocabulary, facts.lowercase)?;
         let vocabulary_sha256 = lambert_store::hash::sha256(&vocabulary);
         Ok(Self { config, parameters, layers, step: manifest.step, tokenizer, vocabulary_sha256 })

@@ -9,17 +9,13 @@ use lambert_config::run::Backend;
 use lambert_config::{Layers, RunConfig, memory};
 use lambert_data_prep::dataset::{Dataset, check_fit};
 use lambert_store::lease::Lease;
+use lambert_store::run::CONFIG;
 use lambert_store::{Patience, Store};
 
 use crate::control::Control;
 use crate::error::Error;
 use crate::kernels::{Host, Kernels};
 use crate::metrics;
-
-/// The resolved configuration of a run, in its store.
-pub const CONFIG: &str = "run.toml";
-/// The run's vocabulary, in its store.
-pub const VOCABULARY: &str = "vocab.txt";
 
 /// A rank's place in a run.
 pub struct Session {

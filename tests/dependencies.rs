@@ -117,18 +117,85 @@ fn crates_depend_in_one_direction() {
     assert!(reached["lambert-launcher"].contains("lambert-store"));
 }
 
-/// Every source file below `folder` of src/, with its text.
-fn sources(folder: &str) -> Vec<(String, String)> {
-    let path = Path::new(ROOT).join("src").join(folder);
+/// Every source file below `folder` of the repository, a file itself too, with its text.
+fn files_below(folder: &str) -> Vec<(String, String)> {
+    let path = Path::new(ROOT).join(folder);
     if path.is_file() {
         return vec![(folder.to_owned(), std::fs::read_to_string(&path).unwrap())];
     }
     let mut files = Vec::new();
     for entry in std::fs::read_dir(&path).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
-        files.extend(sources(&format!("{folder}/{name}")));
+        files.extend(files_below(&format!("{folder}/{name}")));
     }
     files
+}
+
+/// The same below src/.
+fn sources(folder: &str) -> Vec<(String, String)> {
+    let files = files_below(&format!("src/{folder}")).into_iter();
+    files.map(|(name, text)| (name.strip_prefix("src/").unwrap().to_owned(), text)).collect()
+}
+
+/// What of a source file is neither comment nor test.
+fn code(text: &str) -> String {
+    let before_tests = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    let lines = before_tests.lines().filter(|line| !line.trim_start().starts_with("//"));
+    lines.map(|line| format!("{line}\n")).collect()
+}
+
+/// Files below `folders` whose code has one of `words`, but for those of `home`; and whether the home has each word.
+fn strays(folders: &[&str], home: &str, words: &[&str]) -> Vec<String> {
+    let mut found = Vec::new();
+    let at_home: String = files_below(home).iter().map(|(_, text)| code(text)).collect();
+    for word in words {
+        if !at_home.contains(word) {
+            found.push(format!("{home} does not have {word}: nothing is proved"));
+        }
+        for (file, text) in folders.iter().flat_map(|folder| files_below(folder)) {
+            if !file.starts_with(home) && code(&text).contains(word) {
+                found.push(format!("{file} has {word}, which belongs into {home}"));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn each_fact_has_one_home() {
+    // The names of a run's objects. (A dataset has a vocab.txt and a manifest.json of its own.)
+    let of_runs = [
+        "\"run.toml\"",
+        "\"vocab.txt\"",
+        "status.json",
+        "control/stop",
+        "control/checkpoint\"",
+        "\"manifest.json\"",
+        "model.safetensors",
+        "\"optimizer-",
+        "\"rollbacks\"",
+        "metrics/attempt",
+        "\"lease-",
+        "\"step-",
+    ];
+    let broken = strays(&["src", "launcher/src", "cluster/store/src"], "cluster/store/src/run.rs", &of_runs);
+    assert!(broken.is_empty(), "{broken:#?}");
+    for (file, text) in ["src", "launcher/src", "cluster/store/src"].iter().flat_map(|folder| files_below(folder)) {
+        let apart = code(&text).contains("/checkpoints/");
+        assert!(!apart || file == "cluster/store/src/run.rs", "{file} takes URLs of checkpoints apart");
+    }
+}
+
+#[test]
+fn unsafe_code_of_the_collectives_is_in_the_thinnest_layers() {
+    const THIN: [&str; 3] = ["bucket.rs", "mpi/library.rs", "reducer.rs"];
+    let has_unsafe = |(file, text): (String, String)| {
+        let found = UNSAFE.iter().any(|form| code(&text).contains(form));
+        found.then(|| file.strip_prefix("cluster/collective/src/").unwrap().to_owned())
+    };
+    let mut found: Vec<String> = files_below("cluster/collective/src").into_iter().filter_map(has_unsafe).collect();
+    found.sort();
+    assert_eq!(found, THIN);
 }
 
 /// All source files of the engine, with their texts.

@@ -6,12 +6,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lambert_config::control::{Evaluation, StepRecord};
 use lambert_store::Store;
+pub use lambert_store::run::STATUS as OBJECT;
 use serde::{Deserialize, Serialize};
 
 use crate::run::decide::{Memory, memory};
 
-/// The object's name in the run's store.
-pub const OBJECT: &str = "status.json";
 /// How often it is written while nothing changes but the step.
 const PERIOD: Duration = Duration::from_secs(3);
 

@@ -2,24 +2,17 @@
 
 use std::ops::Range;
 
-use lambert_store::Store;
 use lambert_store::checkpoint::{self as stored, Manifest, Slice, Verified};
+use lambert_store::{Store, run};
 
 use super::filler::{Filler, Target};
 use crate::error::Error;
 use crate::state::{Buffer, Parameters, Spec, TrainState};
 
-/// The weights, under Hugging Face's names.
-pub const MODEL: &str = "model.safetensors";
 /// Mean of the gradients.
 pub const FIRST: &str = "exp_avg";
 /// Mean of the squared gradients.
 pub const SECOND: &str = "exp_avg_sq";
-
-/// The object with part `index` of `parts` of the moments.
-pub fn part_name(index: usize, parts: usize) -> String {
-    format!("optimizer-{index:05}-of-{parts:05}.safetensors")
-}
 
 /// The elements of part `index` of `parts`, which differ in size by one at most.
 pub fn part_range(elements: usize, index: usize, parts: usize) -> Range<usize> {
@@ -59,7 +52,7 @@ const PARALLEL: usize = 4;
 
 /// Reads the weights; what is read is what was verified. The file must hold the model's parameters and no others.
 pub fn read_weights(store: &Store, verified: &Verified, parameters: &Parameters) -> Result<(), Error> {
-    fill(store, verified, MODEL, weights(parameters))
+    fill(store, verified, run::WEIGHTS, weights(parameters))
 }
 
 fn weights(parameters: &Parameters) -> Vec<Target> {
@@ -73,7 +66,7 @@ fn weights(parameters: &Parameters) -> Vec<Target> {
 /// Reads the weights and the moments, several objects at a time. The moments may lie in any number of parts.
 pub fn read(store: &Store, verified: &Verified, state: &mut TrainState) -> Result<(), Error> {
     let moments = parts(&verified.manifest, state)?;
-    let mut objects = vec![(MODEL.to_owned(), weights(&state.parameters))];
+    let mut objects = vec![(run::WEIGHTS.to_owned(), weights(&state.parameters))];
     objects.extend(moments);
     while !objects.is_empty() {
         let now: Vec<_> = objects.drain(..objects.len().min(PARALLEL)).collect();
@@ -100,7 +93,7 @@ fn parts(manifest: &Manifest, state: &TrainState) -> Result<Vec<(String, Vec<Tar
     let specs = state.parameters.specs();
     let mut covered = Vec::new();
     let mut parts = Vec::new();
-    for object in manifest.objects.iter().filter(|object| object.path.starts_with("optimizer-")) {
+    for object in manifest.objects.iter().filter(|object| run::is_moments(&object.path)) {
         let ranges = object.slices.iter().map(|slice| place(specs, slice)).collect::<Option<Vec<_>>>();
         let ranges = ranges.ok_or_else(|| fault(manifest, format!("{} has slices of another model", object.path)))?;
         let shape = vec![ranges.iter().map(Range::len).sum()];

@@ -8,6 +8,7 @@ use lambert_config::control::EventKind;
 use lambert_config::{RunConfig, plan, run};
 use lambert_store::Store;
 use lambert_store::checkpoint::{self as stored, Best, Manifest, PassedOver, Selection, Verified};
+use lambert_store::run::{self as stored_run, VOCABULARY};
 use serde::{Deserialize, Serialize};
 
 use super::rollback::Rollback;
@@ -15,7 +16,6 @@ use super::{Facts, files};
 use crate::error::{self, Error};
 use crate::kernels::Kernels;
 use crate::model::parameters;
-use crate::saved;
 use crate::session::{self, Datasets, Session};
 use crate::state::{Parameters, Spec, TrainState};
 use crate::torch;
@@ -144,7 +144,7 @@ fn begin(session: &Session, datasets: &Datasets) -> Result<TrainState, Error> {
     let config = &session.config;
     // The run keeps its vocabulary beside its configuration, for export and for those who only read the model.
     if session.is_first() {
-        session.store.put(session::VOCABULARY, datasets.first().vocabulary()?.into())?;
+        session.store.put(VOCABULARY, datasets.first().vocabulary()?.into())?;
     }
     match &config.run.from {
         Some(url) => begin_from(session, url, datasets),
@@ -161,12 +161,12 @@ fn begin(session: &Session, datasets: &Datasets) -> Result<TrainState, Error> {
 /// deep as it is there: the first stage lets it grow.
 fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<TrainState, Error> {
     let config = &session.config;
-    let (run, name) = saved::split(url);
+    let (run, name) = stored_run::split(url);
     let name = name.ok_or_else(|| {
-        Error::Usage(format!("run.from: {url} is no checkpoint; expected RUN/checkpoints/step-NNNNNNNNN-aNNNN"))
+        Error::Usage(format!("run.from: {url} is no checkpoint; expected {}", stored_run::CHECKPOINT_URL))
     })?;
     let store = Store::open(run)?;
-    if lambert_store::hash::sha256(&store.get(session::VOCABULARY)?) != datasets.first().manifest().vocabulary.sha256 {
+    if lambert_store::hash::sha256(&store.get(VOCABULARY)?) != datasets.first().manifest().vocabulary.sha256 {
         return Err(Error::Usage(format!("run.from: {run} has another vocabulary than {}", datasets.first().url())));
     }
     let verified = stored::verify(&store, name)?;

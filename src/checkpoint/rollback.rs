@@ -5,15 +5,13 @@
 
 use std::ops::Range;
 
-use lambert_store::Store;
 use lambert_store::checkpoint::Manifest;
+use lambert_store::{Store, run};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::state::TrainState;
 
-/// The folder of a run that holds them.
-const FOLDER: &str = "rollbacks";
 /// No record is longer than this, bytes.
 const LONGEST: u64 = 1 << 20;
 
@@ -38,13 +36,13 @@ impl Rollback {
     /// Writes it into the run's store.
     pub fn write(&self, run: &Store) -> Result<(), Error> {
         let text = serde_json::to_vec_pretty(self).map_err(Error::Json)?;
-        Ok(run.put(&format!("{FOLDER}/attempt-{:04}.json", self.attempt), text.into())?)
+        Ok(run.put(&run::rollback(self.attempt), text.into())?)
     }
 
     /// All of a run.
     pub fn read_all(run: &Store) -> Result<Vec<Self>, Error> {
         let mut found = Vec::new();
-        for object in run.list(FOLDER)? {
+        for object in run.list(run::ROLLBACKS)? {
             let bytes = run.get_at_most(&object.path, LONGEST)?;
             let read = serde_json::from_slice(&bytes);
             found.push(

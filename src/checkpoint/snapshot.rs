@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use lambert_store::checkpoint::Slice;
+use lambert_store::run;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use super::files;
@@ -110,7 +111,7 @@ impl Snapshot {
         Ok(Self {
             weights: (rank == 0).then(|| File::new(weights)).transpose()?,
             moments: File::new(moments)?,
-            name: files::part_name(rank, world),
+            name: run::moments(rank, world),
             ranges: slices.iter().filter_map(|slice| files::place(specs, slice)).collect(),
             slices,
         })
@@ -124,7 +125,7 @@ impl Snapshot {
         let weights = self.weights.as_mut().map(|file| {
             let all = state.parameters.specs().iter().map(Spec::range).collect();
             let bytes = file.fill(&[state.region(Buffer::Weights, all)]);
-            Object { name: files::MODEL.to_owned(), bytes, slices: Vec::new() }
+            Object { name: run::WEIGHTS.to_owned(), bytes, slices: Vec::new() }
         });
         std::iter::once(moments).chain(weights).collect()
     }

@@ -5,9 +5,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 
-use crate::checkpoint;
 use crate::error::{Error, Result};
 use crate::store::Store;
+use crate::{checkpoint, run};
 
 /// The right to write to a run, until somebody takes a newer one.
 ///
@@ -37,7 +37,7 @@ impl Lease {
                 None => attempt += 1,
             }
         };
-        let name = object(attempt);
+        let name = run::lease(attempt);
         if store.put_new(&name, holder(attempt))? || store.get(&name)? != own {
             return Err(Error::NotCreateOnly { url: store.url_of(&name) });
         }
@@ -55,7 +55,7 @@ impl Lease {
     /// The lease, and what its object holds.
     fn create(store: &Store, attempt: u32) -> Result<Option<(Self, Bytes)>> {
         let own = holder(attempt);
-        let created = store.put_new(&object(attempt), own.clone())?;
+        let created = store.put_new(&run::lease(attempt), own.clone())?;
         Ok(created.then(|| (Self { store: store.clone(), attempt }, own)))
     }
 
@@ -64,7 +64,7 @@ impl Lease {
     /// # Errors
     /// [`Error::NotFound`] if there is no such lease; else what the store says.
     pub fn attach(store: &Store, attempt: u32) -> Result<Self> {
-        let name = object(attempt);
+        let name = run::lease(attempt);
         let there = store.head(&name)?.is_some();
         let missing = Error::NotFound { operation: "attach to", url: store.url_of(&name) };
         if there { Ok(Self { store: store.clone(), attempt }) } else { Err(missing) }
@@ -76,7 +76,7 @@ impl Lease {
     /// What the store says.
     pub fn newest(store: &Store) -> Result<Option<u32>> {
         let names = store.list_names("")?;
-        Ok(names.iter().filter_map(|name| name.strip_prefix("lease-")?.parse().ok()).max())
+        Ok(names.iter().filter_map(|name| run::attempt_of_lease(name)).max())
     }
 
     /// This attempt's number, from 1.
@@ -104,10 +104,6 @@ impl Lease {
             _ => Ok(()),
         }
     }
-}
-
-fn object(attempt: u32) -> String {
-    format!("lease-{attempt:06}")
 }
 
 /// Who took it, for people; and a random mark, by which a writer whose answer was lost knows its own object.

@@ -18,6 +18,8 @@ mod local_read;
 pub mod names;
 mod open;
 mod retry;
+/// The names of a run's objects, and the URLs of its checkpoints.
+pub mod run;
 mod runtime;
 mod store;
 mod transfer;

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use lambert_config::exit;
-use lambert_store::Store;
 use lambert_store::checkpoint::{self, Listed, Retention};
+use lambert_store::{Store, run as names};
 use serde_json::json;
 
 use super::status::require_run;
@@ -12,14 +12,14 @@ use super::stop;
 use crate::cli::CheckpointAction;
 use crate::console;
 use crate::failure::{Failure, Outcome};
+use crate::run::order;
 use crate::run::sources::SAVE_OBJECT;
-use crate::run::{order, origin};
 
 #[derive(Debug, thiserror::Error)]
 enum CheckpointError {
     #[error("{damaged} of {all} checkpoints of {url} cannot be used")]
     Damaged { url: String, damaged: usize, all: usize },
-    #[error("{0} is no checkpoint; expected RUN/checkpoints/step-...")]
+    #[error("{0} is no checkpoint; expected {expected}", expected = names::CHECKPOINT_URL)]
     NoCheckpoint(String),
 }
 
@@ -116,14 +116,15 @@ fn retention(store: &Store, keep: Option<usize>) -> Result<Retention, Failure> {
 /// Copies a checkpoint, and beside it what a run needs to be one.
 fn copy(url: &str, to: &str) -> Outcome {
     let no_checkpoint = || Failure::usage(CheckpointError::NoCheckpoint(url.to_owned()));
-    let (run, name) = origin::split(url).ok_or_else(no_checkpoint)?;
+    let (run, name) = names::split(url);
+    let name = name.ok_or_else(no_checkpoint)?;
     let (from, to) = (open(run)?, Store::open(to).map_err(Failure::usage)?);
-    for object in [order::CONFIG, origin::VOCABULARY] {
+    for object in [names::CONFIG, names::VOCABULARY] {
         let bytes = from.get(object).map_err(Failure::failed)?;
         to.put_new(object, bytes).map_err(Failure::failed)?;
     }
     checkpoint::copy(&from, name, &to).map_err(Failure::failed)?;
-    print(&format!("{}/{}/{name}", to.url(), checkpoint::FOLDER))?;
+    print(&names::checkpoint_url(to.url(), name))?;
     Ok(exit::DONE)
 }
 

@@ -6,7 +6,9 @@ use lambert_config::run::{Activation, Model, Norm};
 use lambert_config::{Layers, RunConfig, exit};
 use lambert_data_prep::tokenizer::{Special, Tokenizer, TokenizerError, tokenizer_json};
 use lambert_store::Store;
-use lambert_store::checkpoint::{self, FOLDER, Manifest, PassedOver};
+use lambert_store::checkpoint::{self, Manifest, PassedOver};
+// The weights and the vocabulary have the names that transformers gives them.
+use lambert_store::run::{CONFIG, VOCABULARY, WEIGHTS, split};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -15,11 +17,7 @@ use super::unpad;
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
-use crate::run::order::CONFIG;
-use crate::run::origin::VOCABULARY;
 
-/// The weights' object in a checkpoint, and their file in the folder: the names in it are transformers' own.
-const WEIGHTS: &str = "model.safetensors";
 /// The classes of transformers that the model is for.
 const POST: &str = "BertForPreTraining";
 const PRE: &str = "MegatronBertForPreTraining";
@@ -115,14 +113,6 @@ impl Source {
             ("tokenizer_config.json", pretty(&tokenizer_config(self.facts.lowercase, positions))),
             ("special_tokens_map.json", pretty(&special_tokens())),
         ])
-    }
-}
-
-/// The run of a model, and the checkpoint's name if it is given.
-fn split(model: &str) -> (&str, Option<&str>) {
-    match model.trim_end_matches('/').rsplit_once(&format!("/{FOLDER}/")) {
-        Some((run, name)) if !name.contains('/') => (run, Some(name)),
-        _ => (model, None),
     }
 }
 
@@ -237,14 +227,6 @@ fn readable(folder: &Path) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_checkpoint_is_told_from_a_run() {
-        assert_eq!(split("runs/a"), ("runs/a", None));
-        assert_eq!(split("s3://b/a/"), ("s3://b/a/", None));
-        assert_eq!(split("runs/a/checkpoints/step-1/"), ("runs/a", Some("step-1")));
-        assert_eq!(split("x/checkpoints/a/b"), ("x/checkpoints/a/b", None));
-    }
 
     #[test]
     fn a_folder_is_written_whole_and_never_over_another() {

@@ -3,13 +3,13 @@
 use lambert_config::exit;
 use lambert_store::Store;
 use lambert_store::checkpoint::{self, Listed};
+use lambert_store::run::CONFIG;
 use serde_json::json;
 
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
 use crate::run::launch::processes;
-use crate::run::order::CONFIG;
 use crate::run::progress::duration;
 use crate::status::{self as file, RankStatus, State, Status};
 

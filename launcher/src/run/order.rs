@@ -4,18 +4,17 @@ use std::path::PathBuf;
 
 use lambert_config::{ConfigError, Fault, Layers, RunConfig, memory};
 use lambert_data_prep::dataset::{Dataset, check_fit};
+use lambert_store::run::{CONFIG, VOCABULARY};
 use lambert_store::{Store, checkpoint};
 
 use super::coordinator;
 use super::decide::Room;
 use super::difference::{self, Difference, Differences};
-use super::origin::{self, VOCABULARY};
+use super::origin;
 use crate::cli;
 use crate::failure::Failure;
 use crate::worker;
 
-/// The resolved configuration's name in the run's store.
-pub const CONFIG: &str = "run.toml";
 /// No configuration is longer than this, bytes.
 const LONGEST: u64 = 1 << 20;
 

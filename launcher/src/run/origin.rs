@@ -3,32 +3,22 @@
 use lambert_config::run::{Model, Moments};
 use lambert_config::{ConfigError, Fault, RunConfig};
 use lambert_data_prep::dataset::Dataset;
-use lambert_store::Store;
-use lambert_store::checkpoint;
+use lambert_store::{Store, checkpoint, run as names};
 
 use super::order;
 use crate::failure::Failure;
 
 const KEY: &str = "run.from";
-/// What the names of the objects with the moments begin with.
-const OPTIMIZER: &str = "optimizer-";
-/// The run's vocabulary, in its store.
-pub const VOCABULARY: &str = "vocab.txt";
-
-/// The run and the checkpoint that a URL of a checkpoint names, `RUN/checkpoints/step-...`.
-pub fn split(url: &str) -> Option<(&str, &str)> {
-    let (run, name) = url.trim_end_matches('/').rsplit_once("/checkpoints/")?;
-    (!name.contains('/')).then_some((run, name))
-}
 
 /// Refuses a `run.from` whose weights are not those of this model, nor such that it can grow from them.
 pub fn check(config: &RunConfig) -> Result<(), Failure> {
     let mut faults = Vec::new();
-    match config.run.from.as_deref().map(|url| (url, split(url))) {
+    match config.run.from.as_deref().map(|url| (url, names::split(url))) {
         None => config.stage[0].check_growth(0, config.depth(0), &config.model, &mut faults),
-        Some((_, Some((run, name)))) => look(config, run, name, &mut faults)?,
-        Some((url, None)) => {
-            faults.push(Fault::new(KEY, format!("{url} is no checkpoint; expected RUN/checkpoints/step-...")));
+        Some((_, (run, Some(name)))) => look(config, run, name, &mut faults)?,
+        Some((url, (_, None))) => {
+            let expected = names::CHECKPOINT_URL;
+            faults.push(Fault::new(KEY, format!("{url} is no checkpoint; expected {expected}")));
         }
     }
     if faults.is_empty() {
@@ -47,7 +37,7 @@ fn look(config: &RunConfig, run: &str, name: &str, faults: &mut Vec<Fault>) -> R
         }
     };
     let Some(text) = order::stored(&store)? else {
-        faults.push(Fault::new(KEY, format!("{run} has no {}, which says what its model is", order::CONFIG)));
+        faults.push(Fault::new(KEY, format!("{run} has no {}, which says what its model is", names::CONFIG)));
         return Ok(());
     };
     let from = order::parse_stored(&text, &store)?;
@@ -63,10 +53,10 @@ fn look(config: &RunConfig, run: &str, name: &str, faults: &mut Vec<Fault>) -> R
         let message = "asks for moments; run.from gives them with run.from_optimizer only (--with-optimizer)";
         faults.push(Fault::new("stage.0.growth.moments", message));
     }
-    if config.run.from_optimizer && !manifest.objects.iter().any(|object| object.path.starts_with(OPTIMIZER)) {
-        faults.push(Fault::new("run.from_optimizer", format!("{run}/checkpoints/{name} has no moments")));
+    if config.run.from_optimizer && !manifest.objects.iter().any(|object| names::is_moments(&object.path)) {
+        faults.push(Fault::new("run.from_optimizer", format!("{} has no moments", names::checkpoint_url(run, name))));
     }
-    let vocabulary = store.get(VOCABULARY).map_err(Failure::failed)?;
+    let vocabulary = store.get(names::VOCABULARY).map_err(Failure::failed)?;
     let data = &config.stage[0].data;
     if Dataset::open(data).map_err(Failure::usage)?.manifest().vocabulary.sha256
         != lambert_store::hash::sha256(&vocabulary)

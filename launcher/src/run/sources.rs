@@ -4,15 +4,12 @@
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
+pub use lambert_store::run::{SAVE as SAVE_OBJECT, STOP as STOP_OBJECT};
 use lambert_store::{Lease, Store};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 
 use super::decide::{Event, Wanted};
 
-/// The object that asks a run to stop.
-pub const STOP_OBJECT: &str = "control/stop";
-/// The object that asks a run to save a checkpoint and go on.
-pub const SAVE_OBJECT: &str = "control/checkpoint";
 /// How often the store is asked.
 const PERIOD: Duration = Duration::from_secs(2);
 

@@ -3,8 +3,9 @@
 use bytes::Bytes;
 
 use super::select::LARGEST_MANIFEST;
-use super::{MANIFEST, Manifest, path, read_manifest, read_object};
+use super::{Manifest, read_manifest, read_object};
 use crate::error::{Error, Result};
+use crate::run::{MANIFEST, in_checkpoint};
 use crate::store::Store;
 
 /// Copies the checkpoint `checkpoint` of the run `from` into the run `to`, under the same name: every object is
@@ -15,13 +16,13 @@ use crate::store::Store;
 /// checkpoint of that name; else what the stores say. A copy that failed can be made again.
 pub fn copy(from: &Store, checkpoint: &str, to: &Store) -> Result<()> {
     let manifest = read_manifest(from, checkpoint)?;
-    let name = path(checkpoint, MANIFEST);
+    let name = in_checkpoint(checkpoint, MANIFEST);
     if to.head(&name)?.is_some() {
         return same(&manifest, to, &name);
     }
     for entry in &manifest.objects {
         let bytes = read_object(from, &manifest, &entry.path)?;
-        to.put(&path(checkpoint, &entry.path), bytes)?;
+        to.put(&in_checkpoint(checkpoint, &entry.path), bytes)?;
     }
     let text: Bytes = from.get_at_most(&name, LARGEST_MANIFEST)?;
     if to.put_new(&name, text)? { Ok(()) } else { same(&manifest, to, &name) }

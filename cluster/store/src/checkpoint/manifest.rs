@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Place;
 use crate::error::{Error, Result};
+use crate::run::MANIFEST;
 use crate::{hash, names};
 
 /// The format that this version writes.
@@ -157,7 +158,7 @@ impl Manifest {
             if let Err(error) = names::check(path) {
                 return Some(error.to_string());
             }
-            if path == super::MANIFEST || !seen.insert(path) {
+            if path == MANIFEST || !seen.insert(path) {
                 return Some(format!("{path:?} is named twice"));
             }
             let digits = sha256.len() == DIGITS && sha256.bytes().all(|byte| byte.is_ascii_hexdigit());

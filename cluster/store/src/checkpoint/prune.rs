@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use super::Place;
 use super::select::{committed, folders, verify};
-use super::{FOLDER, MANIFEST, Place, path};
 use crate::error::Result;
 use crate::lease::Lease;
 use crate::leftovers;
+use crate::run::{CHECKPOINTS, MANIFEST, checkpoint, in_checkpoint};
 use crate::store::{Object, Store};
 
 /// Which checkpoints to keep. A checkpoint that any of the rules wants is kept.
@@ -74,9 +75,9 @@ const ABANDONED: Duration = Duration::from_secs(3600);
 fn remove_half_written(run: &Store, folders: &BTreeMap<Place, Vec<Object>>, attempt: Option<u32>) -> Result<usize> {
     let committed = committed_newest_first(folders);
     let mut removed = 0;
-    for name in run.list_folders(FOLDER)? {
+    for name in run.list_folders(CHECKPOINTS)? {
         if Place::of(&name).is_some_and(|place| !may_be_written(place, &committed, attempt)) {
-            removed += leftovers::remove(run, &format!("{FOLDER}/{name}"), Duration::ZERO)?;
+            removed += leftovers::remove(run, &checkpoint(&name), Duration::ZERO)?;
         }
     }
     Ok(removed + leftovers::remove(run, "", ABANDONED)?)
@@ -90,7 +91,7 @@ fn committed_newest_first(folders: &BTreeMap<Place, Vec<Object>>) -> Vec<Place> 
 /// The manifest goes first: from then on the checkpoint does not exist, and what a kill leaves of it belongs to
 /// none and goes the next time.
 fn remove(run: &Store, place: Place, objects: &[Object], pruned: &mut Pruned) -> Result<()> {
-    let manifest = path(&place.name(), MANIFEST);
+    let manifest = in_checkpoint(&place.name(), MANIFEST);
     let (first, rest): (Vec<_>, Vec<_>) = objects.iter().partition(|object| object.path == manifest);
     for object in first.into_iter().chain(rest) {
         run.delete(&object.path)?;

@@ -6,9 +6,10 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::tensors::{self, Inspector};
-use super::{FOLDER, MANIFEST, Manifest, ObjectEntry, Place, path};
+use super::{Manifest, ObjectEntry, Place};
 use crate::error::{Error, Result};
 use crate::hash::{Hasher, Mark};
+use crate::run::{CHECKPOINTS, MANIFEST, in_checkpoint};
 use crate::store::{Object, Store};
 
 /// No manifest comes near this; a larger object under its name is something else.
@@ -52,7 +53,7 @@ pub type Selection = (Option<(String, Verified)>, Vec<PassedOver>);
 /// All folders of the run with a checkpoint's name, and the objects in each (paths relative to the run).
 pub(super) fn folders(run: &Store) -> Result<BTreeMap<Place, Vec<Object>>> {
     let mut folders = BTreeMap::<Place, Vec<Object>>::new();
-    for object in run.list(FOLDER)? {
+    for object in run.list(CHECKPOINTS)? {
         let name = object.path.split('/').nth(1);
         if let Some(place) = name.and_then(Place::of) {
             folders.entry(place).or_default().push(object);
@@ -62,7 +63,7 @@ pub(super) fn folders(run: &Store) -> Result<BTreeMap<Place, Vec<Object>>> {
 }
 
 pub(super) fn committed(place: Place, objects: &[Object]) -> bool {
-    let manifest = path(&place.name(), MANIFEST);
+    let manifest = in_checkpoint(&place.name(), MANIFEST);
     objects.iter().any(|object| object.path == manifest)
 }
 
@@ -85,7 +86,7 @@ pub fn list(run: &Store) -> Result<Vec<Listed>> {
 /// [`Error::NotFound`] if the checkpoint is not committed, [`Error::Damaged`] if the manifest is not what was
 /// written or is of another format; else what the store says.
 pub fn read_manifest(run: &Store, checkpoint: &str) -> Result<Manifest> {
-    let name = path(checkpoint, MANIFEST);
+    let name = in_checkpoint(checkpoint, MANIFEST);
     looking_twice(run, || {
         let text = run.get_at_most(&name, LARGEST_MANIFEST)?;
         Manifest::from_text(&text, &run.url_of(&name), checkpoint)
@@ -212,7 +213,7 @@ pub fn stream_object(run: &Store, verified: &Verified, object: &str, sink: &mut 
 /// The place and the entry of an object that has the size its entry says.
 fn sized<'a>(run: &Store, manifest: &'a Manifest, object: &str) -> Result<(String, &'a ObjectEntry)> {
     let checkpoint = manifest.name();
-    let name = path(&checkpoint, object);
+    let name = in_checkpoint(&checkpoint, object);
     let missing = || Error::NotFound { operation: "read", url: run.url_of(&name) };
     let entry = manifest.object(object).ok_or_else(missing)?;
     check_size(run, &checkpoint, entry)?;
@@ -220,7 +221,7 @@ fn sized<'a>(run: &Store, manifest: &'a Manifest, object: &str) -> Result<(Strin
 }
 
 fn check_size(run: &Store, checkpoint: &str, entry: &ObjectEntry) -> Result<()> {
-    let name = path(checkpoint, &entry.path);
+    let name = in_checkpoint(checkpoint, &entry.path);
     let found = match run.head(&name)? {
         Some(bytes) if bytes == entry.bytes => return Ok(()),
         Some(bytes) => format!("{bytes} bytes"),
@@ -232,7 +233,7 @@ fn check_size(run: &Store, checkpoint: &str, entry: &ObjectEntry) -> Result<()> 
 
 /// Reads an object whole; gives the mark of its bytes.
 fn check_content(run: &Store, checkpoint: &str, entry: &ObjectEntry) -> Result<u64> {
-    let name = path(checkpoint, &entry.path);
+    let name = in_checkpoint(checkpoint, &entry.path);
     let (mut hasher, mut mark) = (Hasher::new(), Mark::new());
     let mut inspector = entry.path.ends_with(tensors::SUFFIX).then(|| Inspector::new(entry.bytes));
     run.read_pieces(&name, entry.bytes, |piece| {

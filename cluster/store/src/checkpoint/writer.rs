@@ -3,9 +3,10 @@
 use bytes::Bytes;
 
 use super::select::LARGEST_MANIFEST;
-use super::{MANIFEST, Manifest, ObjectEntry, Place, path};
+use super::{Manifest, ObjectEntry, Place};
 use crate::error::{Error, Result};
 use crate::lease::Lease;
+use crate::run::{MANIFEST, checkpoint, in_checkpoint};
 use crate::store::Store;
 use crate::transfer::Upload;
 
@@ -68,7 +69,7 @@ impl Writer {
     pub fn start_object(&self, object: &str, bytes: Bytes) -> Result<PendingObject> {
         crate::names::check(object)?;
         let size = bytes.len() as u64;
-        let upload = self.run.put_in_background(&path(&self.name, object), bytes)?;
+        let upload = self.run.put_in_background(&in_checkpoint(&self.name, object), bytes)?;
         Ok(PendingObject { upload, object: object.to_string(), bytes: size })
     }
 
@@ -81,15 +82,15 @@ impl Writer {
     /// says.
     pub fn commit(&self, manifest: &Manifest, lease: &Lease) -> Result<()> {
         if let Some(why) = self.objection(manifest, lease) {
-            return Err(Error::Refused { url: self.run.url_of(&path(&self.name, MANIFEST)), why });
+            return Err(Error::Refused { url: self.run.url_of(&in_checkpoint(&self.name, MANIFEST)), why });
         }
         self.check_objects(manifest)?;
         let text = manifest.to_text().map_err(|fault| Error::Refused {
-            url: self.run.url_of(&path(&self.name, MANIFEST)),
+            url: self.run.url_of(&in_checkpoint(&self.name, MANIFEST)),
             why: format!("it cannot be written as JSON: {fault}"),
         })?;
         lease.check()?;
-        let name = path(&self.name, MANIFEST);
+        let name = in_checkpoint(&self.name, MANIFEST);
         let text = Bytes::from(text);
         // A commit that seemed to fail may have arrived after all; done again, it is no conflict with itself.
         if self.run.put_new(&name, text.clone())? || self.run.get_at_most(&name, LARGEST_MANIFEST)? == text {
@@ -104,10 +105,10 @@ impl Writer {
     /// # Errors
     /// What the store says.
     pub fn abandon(&self) -> Result<()> {
-        if !self.run.is_local() || self.run.head(&path(&self.name, MANIFEST))?.is_some() {
+        if !self.run.is_local() || self.run.head(&in_checkpoint(&self.name, MANIFEST))?.is_some() {
             return Ok(());
         }
-        let left = self.run.list(&format!("{}/{}", super::FOLDER, self.name))?;
+        let left = self.run.list(&checkpoint(&self.name))?;
         left.iter().try_for_each(|object| self.run.delete(&object.path))
     }
 
@@ -122,9 +123,9 @@ impl Writer {
     }
 
     fn check_objects(&self, manifest: &Manifest) -> Result<()> {
-        let found = self.run.list(&format!("{}/{}", super::FOLDER, self.name))?;
+        let found = self.run.list(&checkpoint(&self.name))?;
         for entry in &manifest.objects {
-            let name = path(&self.name, &entry.path);
+            let name = in_checkpoint(&self.name, &entry.path);
             let bytes = found.iter().find(|object| object.path == name).map(|object| object.bytes);
             if bytes != Some(entry.bytes) {
                 return Err(Error::Damaged {

@@ -2,12 +2,11 @@
 
 use std::collections::BTreeSet;
 
+pub use lambert_store::run::COORDINATOR as OBJECT;
 use serde::{Deserialize, Serialize};
 
 use super::event::Seconds;
 
-/// The object's name in the run's store.
-pub const OBJECT: &str = "coordinator.json";
 /// So many failures are remembered.
 const MOST: usize = 1000;
 

@@ -2,6 +2,7 @@
 
 use lambert_config::control::EventKind;
 use lambert_control::Saying;
+use lambert_store::run::checkpoint_url;
 
 use super::Scene;
 use crate::console;
@@ -138,7 +139,7 @@ impl People {
     fn say_end(&self, word: &str, left: &str, status: &Status) {
         let (step, steps, speed) = (status.step, status.steps, status.samples_per_second);
         let checkpoint = match &status.checkpoint {
-            Some(name) => format!("checkpoint {}/checkpoints/{name}", self.url),
+            Some(name) => format!("checkpoint {}", checkpoint_url(&self.url, name)),
             None => "no checkpoint was saved".to_owned(),
         };
         console::line(&format!("{word} at step {step} of {steps} ({speed:.1} samples/s): {checkpoint}{left}"));
