@@ -19,8 +19,8 @@ use crate::samples::{self, Bucket, Rules};
 pub const TOKENS: u64 = 4 << 20;
 /// Documents that a bucket should hold at the least, so that pairs are of many documents.
 const DOCUMENTS: u64 = 16;
-/// Tokens beyond which a bucket is divided even if it holds few documents.
-const MOST_TOKENS: u64 = 64 << 20;
+/// How often as many tokens a bucket may hold, if it holds few documents.
+const MOST: u64 = 16;
 /// The space of shuffle keys is cut into this many equal intervals for the index of a bucket's samples.
 pub const INTERVALS: usize = 4096;
 /// Bytes before the ids of a sample: key, length, start of the second segment, pair label.
@@ -83,18 +83,21 @@ impl Split {
         let (mut train, mut held_out) = (totals(0..TRAIN_CELLS), totals(cells));
         let mut lone = None;
         if job.config.samples.held_out > 0.0 && held_out.documents == 0 && train.documents > 1 {
-            let head = least(job, runs, removed)?;
-            lone = head.map(|head| head.id);
-            if let Some(head) = head {
+            lone = least(job, runs, removed)?;
+            if let Some(head) = lone {
                 held_out = head.totals;
                 train -= head.totals;
             }
         }
         let buckets = |totals, cells| bucket_count(totals, cells, job.scale.bucket);
         let held_out_parts = match lone {
-            Some(_) => divide(0, TRAIN_CELLS, 1),
+            Some(head) => {
+                let part = u32::from(head.cell) * u32::from(PARTS) + u32::from(head.id.part(job.config.samples.seed));
+                std::iter::once(part..part + 1).collect()
+            }
             None => divide(TRAIN_CELLS, HELD_OUT_CELLS, buckets(held_out, HELD_OUT_CELLS)),
         };
+        let lone = lone.map(|head| head.id);
         let train_parts = divide(0, TRAIN_CELLS, buckets(train, TRAIN_CELLS));
         Ok(vec![
             Self { name: "train", totals: train, parts: train_parts, only: None, except: lone },
@@ -156,7 +159,7 @@ fn least(job: &Job<'_>, runs: &[Run], removed: &Removed) -> Result<Option<Head>,
 
 fn bucket_count(totals: Totals, cells: u16, tokens: u64) -> u32 {
     let wanted = totals.tokens.div_ceil(tokens).min(totals.documents / DOCUMENTS);
-    let needed = totals.tokens.div_ceil(MOST_TOKENS);
+    let needed = totals.tokens.div_ceil(MOST * tokens);
     wanted.max(needed).clamp(1, u64::from(cells) * u64::from(PARTS)).next_power_of_two() as u32
 }
 

@@ -97,7 +97,8 @@ fn internal(inner: &str, output: &mut String, depth: usize, site: &Site) {
     match label {
         // `[[Target (x)|]]` shows the target without its bracket.
         Some(label) if label.trim().is_empty() => output.push_str(shown.split(" (").next().unwrap_or(shown)),
-        Some(label) => inline::render(label, output, depth, site),
+        // `[[Target|label|]]` is a slip.
+        Some(label) => inline::render(label.trim_end_matches('|'), output, depth, site),
         None => inline::render(shown, output, depth, site),
     }
 }

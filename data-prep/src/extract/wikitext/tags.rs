@@ -1,7 +1,7 @@
 //! Comments and HTML-like tags.
 
 /// Elements that go with what is in them.
-const DROPPED: [&str; 27] = [
+const DROPPED: [&str; 30] = [
     "ref",
     "references",
     "math",
@@ -24,6 +24,9 @@ const DROPPED: [&str; 27] = [
     "style",
     "script",
     "table",
+    "tr",
+    "td",
+    "th",
     "includeonly",
     "pre",
     "section",
