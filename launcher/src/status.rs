@@ -223,7 +223,7 @@ fn write_all(store: &Store, (queue, changed): &(Mutex<Pending>, Condvar)) {
         pending.urgent = false;
         drop(pending);
         if let Some(memory) = memory {
-            away = write(store, memory::OBJECT, &memory, away);
+            away = write(store, lambert_store::run::COORDINATOR, &memory, away);
         }
         if let Some(mut status) = status {
             status.updated = now();

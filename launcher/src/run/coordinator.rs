@@ -146,7 +146,7 @@ fn patient(order: &Order) -> Store {
 
 /// What earlier coordinators of the run have left; nothing, where it cannot be read.
 fn remembered(store: &Store) -> Memory {
-    let bytes = match store.get_at_most(memory::OBJECT, LONGEST) {
+    let bytes = match store.get_at_most(lambert_store::run::COORDINATOR, LONGEST) {
         Ok(bytes) => bytes,
         Err(error) if error.is_not_found() => return Memory::default(),
         Err(error) => {
@@ -156,7 +156,7 @@ fn remembered(store: &Store) -> Memory {
     };
     serde_json::from_slice(&bytes).unwrap_or_else(|error| {
         let url = store.url();
-        tracing::warn!("{url}/{} is not a coordinator's memory; restarts are counted anew: {error}", memory::OBJECT);
+        tracing::warn!("{url}/{} is not a coordinator's memory; restarts are counted anew: {error}", lambert_store::run::COORDINATOR);
         Memory::default()
     })
 }

@@ -1,8 +1,7 @@
-//! What a later start of the same run needs to know: kept in the run's store as `coordinator.json`.
+//! What a later start of the same run needs to know: kept in the run's store.
 
 use std::collections::BTreeSet;
 
-pub use lambert_store::run::COORDINATOR as OBJECT;
 use serde::{Deserialize, Serialize};
 
 use super::event::Seconds;
