@@ -18,7 +18,7 @@ const AGAIN: Duration = Duration::from_millis(200);
 /// One report, from the connection to the answer.
 const REQUEST: Duration = Duration::from_secs(5);
 /// A coordinator that has not answered for this long is gone, and the worker ends.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(45);
 
 /// The way to the coordinator, or to nobody where the worker was started by hand.
 pub struct Control {

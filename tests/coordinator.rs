@@ -59,14 +59,7 @@ fn a_hangup_that_was_ignored_before_stays_ignored() {
         format!("trap '' HUP; exec {} run --config {} --run {run}", lambert().display(), place.config(ENDLESS, 1));
     let mut coordinator = Command::new("sh").args(["-c", &line]).stderr(Stdio::null()).spawn().unwrap();
     let state = || std::fs::read_to_string(Path::new(&run).join("status.json")).unwrap_or_default();
-    let until = |what: &str| {
-        let start = Instant::now();
-        while !state().contains(what) {
-            assert!(start.elapsed() < Duration::from_secs(120), "{}", state());
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    };
-    until("\"training\"");
+    until(&run, "\"training\"");
     support::signal(coordinator.id(), "-HUP");
     std::thread::sleep(Duration::from_secs(2));
     assert!(state().contains("\"training\""), "{}", state());
@@ -78,13 +71,13 @@ fn a_hangup_that_was_ignored_before_stays_ignored() {
 #[test]
 fn a_stopped_rank_is_noticed_and_the_run_goes_on() {
     let place = Place::new();
-    let (config, run, reference) = (place.config(60, 2), place.path("run"), place.path("undisturbed"));
+    let (config, run, reference) = (place.config(300, 2), place.path("run"), place.path("undisturbed"));
     assert_eq!(Running::start(&config, &reference).end().code, Some(0));
     let mut running = Running::start_with(&config, &run, &["--set", "cluster.limits.silence_seconds=6"]);
     running.reach(10);
     let start = Instant::now();
     running.kill_rank(1, "-STOP");
-    while !running.record().is_none_or(|record| record.step < 30 && start.elapsed().as_secs() > 5) {}
+    while !running.record().is_none_or(|record| record.step < 100 && start.elapsed().as_secs() > 5) {}
     seconds("from SIGSTOP to the next attempt's step, with a limit of 6 s", start);
     let ended = running.end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
@@ -93,30 +86,33 @@ fn a_stopped_rank_is_noticed_and_the_run_goes_on() {
     assert!(file(&run, "coordinator.json")["restarts"][0]["cause"].as_str().unwrap().contains("silent"));
 }
 
+/// Waits until the run's status says so.
+fn until(run: &str, word: &str) {
+    let start = Instant::now();
+    while !std::fs::read_to_string(Path::new(run).join("status.json")).unwrap_or_default().contains(word) {
+        assert!(start.elapsed() < Duration::from_secs(120), "no {word:?} in the status of {run}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// All ranks report, and no step is made: not silence, but a hang.
 #[test]
 fn a_reader_that_hangs_is_noticed_and_named() {
     let place = Place::new();
-    let run = place.path("run");
-    let sets = ["--set", "cluster.limits.step_seconds=5", "--set", "cluster.limits.first_step_seconds=60"];
-    let slow = slow_reads(&place);
+    let (run, slow) = (place.path("run"), slow_reads(&place));
+    let sets = ["--set", "cluster.limits.first_step_seconds=6"];
     let mut running = Running::start_in(&place.config(ENDLESS, 2), &run, &sets, &[slow.preload, slow.trigger]);
-    running.reach(5);
-    std::fs::write(&slow.file, "1").unwrap();
+    until(&run, "\"training\"");
     let start = Instant::now();
-    while !std::fs::read_to_string(Path::new(&run).join("status.json")).unwrap().contains("hangs") {
-        assert!(start.elapsed() < Duration::from_secs(100), "the hang was not noticed");
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    seconds("a reader that hangs, noticed with a limit of 5 s", start);
+    until(&run, " hangs: ");
+    seconds("a reader that hangs, noticed with a limit of 6 s", start);
     std::fs::remove_file(&slow.file).unwrap();
-    // It trains again.
-    while running.record().is_some_and(|record| record.step < 40) {}
+    running.reach(5);
     running.kill_coordinator("-TERM");
     let ended = running.end();
     assert_eq!(ended.code, Some(75), "{}", ended.log);
-    assert!(ended.log.contains("hangs: waiting for samples (step "), "{}", ended.log);
-    assert!(ended.log.contains("is slow: "), "slow is said before hung: {}", ended.log);
+    assert!(ended.log.contains(" hangs: waiting for samples (step 1) for 6 s; the limit is 6 s"), "{}", ended.log);
+    assert!(ended.log.contains(" is slow: waiting for samples"), "slow is said before hung: {}", ended.log);
 }
 
 struct SlowReads {
@@ -131,7 +127,7 @@ fn slow_reads(place: &Place) -> SlowReads {
         (concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/hanging_reads.c"), place.path("hang.so"));
     let built = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o", &library, source, "-ldl"]).status().unwrap();
     assert!(built.success());
-    let file = PathBuf::from(place.path("hang"));
+    let file = PathBuf::from(place.file("hang", "until it is gone"));
     let trigger = ("LAMBERT_TEST_HANG", file.to_str().unwrap().to_owned());
     SlowReads { preload: ("LD_PRELOAD", library), trigger, file }
 }
@@ -166,7 +162,7 @@ fn a_lost_answer_to_a_lease_is_no_eviction() {
     let place = Place::new();
     let server = Server::start(Path::new(&place.path("s3")), 0);
     let url = format!("s3://{BUCKET}/run");
-    let mut running = Running::start_in(&place.config(60, 2), &url, &[], &server.environment());
+    let mut running = Running::start_in(&place.config(300, 2), &url, &[], &server.environment());
     running.reach(10);
     let fault = Fault::LoseAnswer;
     server.fail(Rule { method: "PUT".parse().unwrap(), contains: "lease-000002", after: 0, times: 6, fault });
@@ -196,10 +192,8 @@ fn a_request_for_a_checkpoint_is_honoured_by_slow_steps() {
     let place = Place::new();
     let (run, slow) = (place.path("run"), slow_reads(&place));
     let sets = ["--set", "checkpoint.every_steps=0"];
-    let mut running = Running::start_in(&place.config(ENDLESS, 2), &run, &sets, &[slow.preload, slow.trigger]);
-    running.reach(3);
-    std::fs::write(&slow.file, "1").unwrap();
-    std::thread::sleep(Duration::from_secs(1));
+    let running = Running::start_in(&place.config(ENDLESS, 2), &run, &sets, &[slow.preload, slow.trigger]);
+    until(&run, "\"training\"");
     support::done(&["checkpoint", "save", &run]);
     // Longer than any request was remembered once.
     std::thread::sleep(Duration::from_secs(10));
@@ -286,7 +280,7 @@ fn open_mpi_5_starts_and_restarts() {
     let place = Place::new();
     let path = format!("{five}/bin:{}", std::env::var("PATH").unwrap());
     let environment = [("PATH", path), ("LD_LIBRARY_PATH", format!("{five}/lib"))];
-    let (config, run, reference) = (place.config(60, 2), place.path("run"), place.path("undisturbed"));
+    let (config, run, reference) = (place.config(300, 2), place.path("run"), place.path("undisturbed"));
     let ended = Running::start_in(&config, &reference, &[], &environment).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     let mut running = Running::start_in(&config, &run, &[], &environment);

@@ -42,6 +42,7 @@ impl<'a> Coordinator<'a> {
     /// Prepares to watch over `order`: from now on signals and the store are listened to.
     pub fn new(order: &'a Order, launcher: &'a dyn Launcher, records: Records) -> Result<Self, Failure> {
         processes::adopt_orphans().map_err(Failure::failed)?;
+        processes::allow_connections();
         for old in [STOP_OBJECT, SAVE_OBJECT] {
             order.store.delete(old).map_err(Failure::failed)?;
         }

@@ -12,14 +12,10 @@ pub mod event;
 pub mod limits;
 pub mod memory;
 pub mod placement;
-#[cfg(test)]
-mod random;
-#[cfg(test)]
-mod tests;
 pub mod watch;
 
 use lambert_config::RunConfig;
-use lambert_config::control::{Directive, EventKind};
+use lambert_config::control::{Directive, EventKind, Fault};
 use lambert_config::exit;
 use lambert_control::{Saying, Versions};
 
@@ -253,7 +249,7 @@ fn start(state: &mut State, at: Seconds, number: u32, actions: &mut Vec<Action>)
 }
 
 fn run(state: &mut State, at: Seconds, mut running: Box<Running>, event: Event, actions: &mut Vec<Action>) -> Phase {
-    let number = running.attempt.number;
+    let (number, tick) = (running.attempt.number, event == Event::Tick);
     match event {
         Event::Worker(attempt, what) if attempt == number => {
             let gone = matches!(what, FromWorkers::Gone(_));
@@ -271,7 +267,12 @@ fn run(state: &mut State, at: Seconds, mut running: Box<Running>, event: Event, 
         Event::SaveRequested if !running.stopping => actions.push(Action::Order(Directive::Checkpoint)),
         _ => {}
     }
-    match reason_to_end(state, at, &mut running, actions) {
+    // Limits look at all ranks, and so are not for every report.
+    let mut why = reason_to_end(state, &mut running, actions);
+    if why.is_none() && tick {
+        why = overdue(state, at, &mut running, actions);
+    }
+    match why {
         Some(why) => to_end(running, why, actions),
         None => Phase::Running(running),
     }
@@ -284,8 +285,8 @@ fn replaced_message(newest: u32) -> String {
     }
 }
 
-/// What wishes, the limits and the end of the launcher ask for.
-fn reason_to_end(state: &State, at: Seconds, running: &mut Running, actions: &mut Vec<Action>) -> Option<Why> {
+/// What wishes, the end of the launcher and a mixture of versions ask for.
+fn reason_to_end(state: &State, running: &mut Running, actions: &mut Vec<Action>) -> Option<Why> {
     if running.watch.exit.is_some() {
         return Some(Why::Left);
     }
@@ -296,11 +297,13 @@ fn reason_to_end(state: &State, at: Seconds, running: &mut Running, actions: &mu
         running.stopping = true;
         actions.extend([Action::Note(Note::Stopping), Action::Order(Directive::CheckpointAndStop)]);
     }
-    if let Some(mixture) = running.watch.mixture.clone() {
-        let message = format!("the ranks do not run the same programs: {mixture}");
-        let fault = lambert_config::control::Fault::Usage;
-        return Some(Why::Failed(Failure { message, fault, host: None }));
-    }
+    let mixture = running.watch.mixture.as_ref()?;
+    let message = format!("the ranks do not run the same programs: {mixture}");
+    Some(Why::Failed(Failure { message, fault: Fault::Usage, host: None }))
+}
+
+/// What the limits ask for.
+fn overdue(state: &State, at: Seconds, running: &mut Running, actions: &mut Vec<Action>) -> Option<Why> {
     let patience = &state.settings.patience;
     match patience.slow(at, &running.watch) {
         Some(message) if !std::mem::replace(&mut running.slow, true) => actions.push(Action::Note(Note::Slow(message))),

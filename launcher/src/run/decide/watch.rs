@@ -11,6 +11,10 @@ use super::event::{Death, Exit, FromWorkers, Seconds};
 /// Steps that the median is taken over.
 const WINDOW: usize = 50;
 
+/// So many of the launcher's remarks are told, from the beginning of each so many characters.
+const REMARKS: usize = 4;
+const LONGEST_REMARK: usize = 300;
+
 /// A rank, as last heard of.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rank {
@@ -228,7 +232,7 @@ impl Watch {
         if exit == Exit::Code(exit::DONE) {
             message.push_str(" before the ranks had said that they were done");
         }
-        self.remarks.iter().for_each(|remark| message.push_str(&format!(": {remark}")));
+        self.remarks.iter().take(REMARKS).for_each(|remark| message.push_str(&format!(": {}", brief(remark))));
         match exit {
             // One process is its rank: it did come up.
             _ if world > 1 && self.ranks.is_empty() => Ending::Absent(message),
@@ -248,6 +252,14 @@ impl Watch {
             Some(known) => format!("rank {rank} (pid {} on host {})", known.pid, known.host),
             None => format!("rank {rank} (which had not reported yet)"),
         }
+    }
+}
+
+/// The beginning of what a launcher says: it tends to give advice for every system.
+fn brief(remark: &str) -> String {
+    match remark.char_indices().nth(LONGEST_REMARK) {
+        Some((end, _)) => format!("{}...", &remark[..end]),
+        None => remark.to_owned(),
     }
 }
 

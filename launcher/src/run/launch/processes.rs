@@ -36,6 +36,14 @@ pub fn adopt_orphans() -> Result<(), ProcessError> {
         .map_err(|error| ProcessError::Reaper(error.into()))
 }
 
+/// Lets this process have as many files open as the system allows: each rank has a connection.
+pub fn allow_connections() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    // Where that is refused, a run of few ranks goes well.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+}
+
 /// How long processes that are asked to end may take, before they are forced.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long processes that are forced may take: one in an uninterruptible state (a file system that is away) may take for

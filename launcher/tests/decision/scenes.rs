@@ -1,11 +1,15 @@
 //! The decision, scene by scene.
 
 use lambert_config::RunConfig;
-use lambert_config::control::{EventKind, Fault, StepRecord};
+use lambert_config::control::{Directive, EventKind, Fault, StepRecord};
 use lambert_config::run::Host;
 use lambert_control::{Report, Saying};
 
-use super::*;
+use lambert_control::Versions;
+use lambert_launcher::run::decide::{
+    Action, Attempt, Event, Exit, FromWorkers, Memory, Note, Phase, Placement, Room, Seconds, Settings, State, Verdict,
+    Wanted, decide,
+};
 
 /// A coordinator on a stage: events in, what was decided out.
 struct Scene {

@@ -1,0 +1,102 @@
+//! What a report of a rank costs its coordinator, by the number of ranks: real HTTP over the loopback interface, the server
+//! and the decision of `lambert run`. `cargo bench -p lambert-launcher --bench heartbeats`.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a bench reports")]
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use lambert_config::RunConfig;
+use lambert_config::run::ControlChannel;
+use lambert_control::{Phase, REPORT_PATH, Report};
+use lambert_launcher::run::control::ControlServer;
+use lambert_launcher::run::decide::{Attempt, Event, Memory, Placement, Room, Settings, State, decide};
+use lambert_launcher::run::launch::processes;
+
+/// Reports in all, for each number of ranks.
+const REPORTS: usize = 40_000;
+
+fn main() {
+    processes::allow_connections();
+    println!(
+        "{:>6} {:>10} {:>14} {:>16} {:>14}",
+        "ranks", "reports/s", "server us each", "decision us each", "refused"
+    );
+    for ranks in [10, 100, 1000] {
+        measure(ranks);
+    }
+}
+
+fn measure(ranks: usize) {
+    let (events, inbox) = channel();
+    let attempt = Attempt { number: 1, world: ranks, placement: Placement::Here };
+    let server = ControlServer::start(&ControlChannel::default(), &attempt, events).unwrap();
+    let decision = std::thread::Builder::new().name("decision".into()).spawn(move || attend(ranks, &inbox)).unwrap();
+    let address = server.url().strip_prefix("http://").unwrap().to_owned();
+    let requests: Vec<_> = (0..ranks).map(|rank| request(rank, &address, server.token())).collect();
+    let mut streams: Vec<_> = (0..ranks).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    round(&mut streams, &requests);
+    let (before, start) = (cpu_of("control"), Instant::now());
+    for _ in 0..REPORTS / ranks {
+        round(&mut streams, &requests);
+    }
+    let (seconds, served) = (start.elapsed().as_secs_f64(), (cpu_of("control") - before).as_secs_f64());
+    let refused = server.refused();
+    drop(server);
+    let (decided, decisions) = decision.join().unwrap();
+    let each = |seconds: f64, times: usize| 1e6 * seconds / times as f64;
+    println!(
+        "{ranks:>6} {:>10.0} {:>14.1} {:>16.2} {refused:>14}",
+        REPORTS as f64 / seconds,
+        each(served, REPORTS),
+        each(decided.as_secs_f64(), decisions)
+    );
+}
+
+/// What `lambert run` does with the events; its CPU time, and the reports.
+fn attend(ranks: usize, inbox: &Receiver<Event>) -> (Duration, usize) {
+    let mut config = RunConfig::default();
+    config.cluster.ranks = ranks;
+    let (mut state, _) = State::begin(Settings::new(&config, Room::Here, 0.0), Memory::default());
+    (state, _) = decide(state, 0.0, Event::LeaseTaken(1));
+    let (start, before, mut reports) = (Instant::now(), cpu_of("decision"), 0);
+    while let Ok(event) = inbox.recv() {
+        (state, _) = decide(state, start.elapsed().as_secs_f64(), event);
+        reports += 1;
+    }
+    (cpu_of("decision") - before, reports)
+}
+
+fn request(rank: usize, address: &str, token: &str) -> String {
+    let report = Report { rank, pid: 1, host: "host".into(), step: 7, phase: Phase::Step, ..Report::default() };
+    let body = serde_json::to_string(&report).unwrap();
+    let length = body.len();
+    format!(
+        "POST {REPORT_PATH} HTTP/1.1\r\nhost: {address}\r\nauthorization: Bearer {token}\r\n\
+         content-length: {length}\r\n\r\n{body}"
+    )
+}
+
+/// Every rank reports once, and reads its answer.
+fn round(streams: &mut [TcpStream], requests: &[String]) {
+    streams.iter_mut().zip(requests).for_each(|(stream, request)| stream.write_all(request.as_bytes()).unwrap());
+    for stream in streams {
+        let (mut answer, mut at) = ([0; 1024], 0);
+        while !answer[..at].ends_with(b"}") {
+            at += stream.read(&mut answer[at..]).unwrap();
+        }
+        assert!(answer.starts_with(b"HTTP/1.1 200"));
+    }
+}
+
+/// CPU time of this process's threads of a name, by the kernel's count of nanoseconds.
+fn cpu_of(name: &str) -> Duration {
+    let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let of_name = threads
+        .filter(|thread| std::fs::read_to_string(thread.path().join("comm")).is_ok_and(|comm| comm.trim() == name));
+    let nanoseconds = |text: String| text.split(' ').next().and_then(|number| number.parse::<u64>().ok());
+    let each = of_name.filter_map(|thread| nanoseconds(std::fs::read_to_string(thread.path().join("schedstat")).ok()?));
+    Duration::from_nanos(each.sum())
+}

@@ -1,0 +1,8 @@
+//! The coordinator's decision from outside: scene by scene, and by random sequences of events.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+#[path = "decision/random.rs"]
+mod random;
+#[path = "decision/scenes.rs"]
+mod scenes;
