@@ -9,7 +9,7 @@ use lambert_store::Store;
 pub use lambert_store::run::STATUS as OBJECT;
 use serde::{Deserialize, Serialize};
 
-use crate::run::decide::{Memory, memory};
+use crate::run::decide::Memory;
 
 /// How often it is written while nothing changes but the step.
 const PERIOD: Duration = Duration::from_secs(3);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use lambert_config::exit;
 use lambert_store::{Patience, Store};
 
-use super::decide::{self, Action, Attempt, Event, Memory, Room, Settings, State, Verdict, memory};
+use super::decide::{self, Action, Attempt, Event, Memory, Room, Settings, State, Verdict};
 use super::launch::workers::Workers;
 use super::launch::{Launcher, processes};
 use super::observers::{Observers, Records};
@@ -157,7 +157,10 @@ fn remembered(store: &Store) -> Memory {
     };
     serde_json::from_slice(&bytes).unwrap_or_else(|error| {
         let url = store.url();
-        tracing::warn!("{url}/{} is not a coordinator's memory; restarts are counted anew: {error}", lambert_store::run::COORDINATOR);
+        tracing::warn!(
+            "{url}/{} is not a coordinator's memory; restarts are counted anew: {error}",
+            lambert_store::run::COORDINATOR
+        );
         Memory::default()
     })
 }
