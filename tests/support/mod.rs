@@ -14,7 +14,6 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use lambert_config::control::StepRecord;
-use serde_json::Value;
 pub use tree::tree;
 
 /// Nothing here takes longer, even on a busy machine.
@@ -147,7 +146,9 @@ pub struct Running {
 fn read_records(output: ChildStdout) -> Receiver<StepRecord> {
     let (sender, records) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        let lines = BufReader::new(output).lines().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+        let lines = BufReader::new(output)
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(&line.unwrap()).unwrap());
         // Lines of other things than steps say of what; the test may have ended.
         let records = lines.filter(|line| line.get("event").is_none());
         records.for_each(|record| drop(sender.send(serde_json::from_value(record).unwrap())));
