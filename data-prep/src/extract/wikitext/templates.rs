@@ -64,7 +64,7 @@ impl Shows {
             Self::Argument(number) => show(arguments.get(number)),
             Self::Last => show(arguments.get(arguments.len().saturating_sub(1))),
             Self::SecondOrFirst => {
-                show([arguments.get(1), arguments.get(0)].into_iter().find(|text| !text.is_empty()).unwrap_or(""))
+                show([arguments.get(1), arguments.get(0)].into_iter().find(|text| !text.is_empty()).unwrap_or(""));
             }
             Self::All(joint) => show(&arguments.all().join(joint)),
             Self::Behind(words) => show(&format!("{words}{}", arguments.get(0))),
