@@ -230,7 +230,7 @@ pub(crate) mod tests {
 
     /// A region of these numbers, in a buffer of its own.
     pub fn region(numbers: &[f32]) -> Region {
-        let buffer = Tensor::from_slice(numbers);
-        Region::new(Arc::new(Host), buffer, vec![0..numbers.len()])
+        let (buffer, all) = (Tensor::from_slice(numbers), 0..numbers.len());
+        Region::new(Arc::new(Host), buffer, Vec::from([all]))
     }
 }
