@@ -72,9 +72,6 @@ pub struct Cluster {
     /// Variables passed on to the ranks on other hosts beside the usual ones; `NAME` or `PREFIX_*`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub environment: Vec<String>,
-    /// A folder of each host for a file of each rank's log; none: no such files.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub log_folder: Option<String>,
     /// Where the coordinator listens.
     pub control: ControlChannel,
     /// How long a rank may be in a phase.
@@ -95,7 +92,6 @@ impl Default for Cluster {
             patience_minutes: 60.0,
             mpirun_arguments: Vec::new(),
             environment: Vec::new(),
-            log_folder: None,
             control: ControlChannel::default(),
             limits: Limits::default(),
         }

@@ -1,0 +1,65 @@
+//! `lambert ... | head`: a reader that has seen enough is no failure, whatever was still to be said.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+mod support;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use support::{Place, done};
+
+/// A pipe that nobody reads.
+fn closed() -> Stdio {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    writer.into()
+}
+
+/// Runs a program with its standard output closed, and its standard error too; gives what it says otherwise.
+fn unread(program: &Path, arguments: &[&str]) {
+    let command = || {
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::null());
+        command
+    };
+    let ended = command().stdout(closed()).stderr(Stdio::piped()).output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(0), "{arguments:?} with a closed output: {said}");
+    assert!(!said.contains("panicked") && !said.contains("a mistake in lambert"), "{arguments:?}: {said}");
+    let ended = command().stdout(closed()).stderr(closed()).status().unwrap();
+    assert_eq!(ended.code(), Some(0), "{arguments:?} with both closed");
+}
+
+#[test]
+fn what_nobody_reads_is_no_failure() {
+    let place = Place::new();
+    let (config, run) = (place.config(4, 1), place.path("run"));
+    done(&["run", "--config", &config, "--run", &run]);
+    let data = place.path("data/held-out");
+    let prep = place.path("prep.toml");
+    let commands: [&[&str]; 9] = [
+        &["eval", &run, "--data", &data, "--samples", "4"],
+        &["eval", &run, "--data", &data, "--samples", "4", "--json"],
+        &["fill-mask", &run, "the [MASK] sees the star ."],
+        &["fill-mask", &run, "the [MASK] sees the star .", "--json"],
+        &["inspect", &data, "--samples", "3"],
+        &["status", &run],
+        &["checkpoint", "verify", &run],
+        &["prep", "--config", &prep],
+        &["--help"],
+    ];
+    commands.iter().for_each(|command| unread(&support::lambert(), command));
+    unread(&support::lambert(), &["run", "--config", &config, "--run", &place.path("second"), "--json"]);
+}
+
+/// The records of a worker that is started by hand go to its standard output.
+#[test]
+fn training_goes_on_when_nobody_reads_the_records() {
+    let place = Place::new();
+    let (config, run) = (place.config(4, 1), place.path("run"));
+    done(&["run", "--config", &config, "--run", &run, "--set", "cluster.backend=local"]);
+    let worker = support::lambert().with_file_name("lambert-worker");
+    let arguments = ["train", "--run", &run, "--attempt", "1"];
+    unread(&worker, &arguments);
+}

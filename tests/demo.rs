@@ -1,0 +1,88 @@
+//! `make demo` in each form that README.md shows, with fewer steps. It makes its own folder and builds nothing.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+mod support;
+
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+
+use support::lambert;
+
+/// The command of README.md in a code span or block that begins so; its corpus as a list of names.
+fn shown(file: &str) -> Vec<Vec<String>> {
+    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
+    let forms = text.match_indices("make demo").map(|(at, _)| {
+        let rest = &text[at + "make demo".len()..];
+        let corpus = rest.strip_prefix(" CORPUS=\"").and_then(|rest| rest.split_once('"')).map(|(corpus, _)| corpus);
+        corpus.unwrap_or("").split_whitespace().map(str::to_owned).collect()
+    });
+    let mut forms: Vec<Vec<String>> = forms.collect();
+    forms.sort();
+    forms.dedup();
+    forms
+}
+
+/// Text of the grammar, documents apart.
+fn documents(folder: &Path, count: u32, seed: u32) -> Vec<String> {
+    let path = folder.join("generated.txt");
+    let arguments = ["--documents", &count.to_string(), "--seed", &seed.to_string(), "--output"];
+    let made = Command::new(lambert()).arg("generate").args(arguments).arg(&path).output().unwrap();
+    assert!(made.status.success());
+    std::fs::read_to_string(path).unwrap().trim_end().split("\n\n").map(str::to_owned).collect()
+}
+
+/// Puts an input of the kind that its name says there: a folder of books, a dump, a text.
+fn write(folder: &Path, name: &str) {
+    let path = folder.join(name);
+    if name.ends_with('/') {
+        std::fs::create_dir(&path).unwrap();
+        for (number, text) in documents(folder, 300, 2).iter().enumerate() {
+            std::fs::write(path.join(format!("book {number}.txt")), text).unwrap();
+        }
+    } else if name.ends_with(".xml.bz2") {
+        let page = |(id, text): (usize, &String)| {
+            format!("<page><title>{id}</title><ns>0</ns><id>{id}</id><revision><text>{text}</text></revision></page>\n")
+        };
+        let pages: String = documents(folder, 300, 3).iter().enumerate().map(page).collect();
+        let mut packed =
+            bzip2::write::BzEncoder::new(std::fs::File::create(&path).unwrap(), bzip2::Compression::fast());
+        write!(packed, "<mediawiki>\n{pages}</mediawiki>\n").unwrap();
+        packed.finish().unwrap();
+    } else {
+        assert!(name.ends_with(".txt"), "no such input is made here: {name}");
+        std::fs::write(&path, documents(folder, 300, 4).join("\n\n")).unwrap();
+    }
+}
+
+/// `make demo` as it is typed, but with the inputs in a folder of this test and 60 steps.
+fn demo(corpus: &[String]) {
+    let folder = tempfile::tempdir().unwrap();
+    corpus.iter().for_each(|name| write(folder.path(), name));
+    let inputs: Vec<String> = corpus.iter().map(|name| format!("{}/{name}", folder.path().display())).collect();
+    let mut make = Command::new("make");
+    // The programs are those of this test run.
+    make.args(["-o", "build", "demo", &format!("CORPUS={}", inputs.join(" "))]);
+    make.arg(format!("DEMO={}", folder.path().join("demo").display()));
+    make.arg(format!("RELEASE={}", lambert().parent().unwrap().display()));
+    make.env("DEMO_STEPS", "60").current_dir(env!("CARGO_MANIFEST_DIR"));
+    let made = make.output().unwrap();
+    let said = format!("{}{}", String::from_utf8_lossy(&made.stdout), String::from_utf8_lossy(&made.stderr));
+    assert!(made.status.success(), "make demo with {corpus:?}: {said}");
+    for word in ["kill -9 of rank 1", "held-out MLM loss", "exported for transformers", "[MASK]"] {
+        assert!(said.contains(word), "no {word:?} of {corpus:?} in {said}");
+    }
+    assert!(folder.path().join("demo/model/model.safetensors").exists());
+}
+
+#[test]
+fn every_form_that_is_shown_works() {
+    let forms: Vec<Vec<String>> = [shown("README.md"), shown("Makefile")].concat();
+    let own = forms.iter().filter(|corpus| !corpus.is_empty());
+    assert!(forms.iter().any(Vec::is_empty) && own.count() >= 2, "{forms:?}");
+    let mut forms: Vec<Vec<String>> = forms;
+    forms.sort();
+    forms.dedup();
+    forms.iter().for_each(|corpus| demo(corpus));
+}
