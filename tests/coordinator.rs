@@ -45,7 +45,8 @@ fn hangup_and_the_first_user_signal_save_and_stop() {
         let ended = running.end();
         seconds(signal, start);
         stopped(&run, &ended, 75, "stopped at step");
-        assert_eq!(checkpoints(&run).len(), 1, "{}", ended.log);
+        // More, where it had come to a multiple of the interval.
+        assert!(!checkpoints(&run).is_empty(), "{}", ended.log);
         assert_eq!(file(&run, "status.json")["state"], "stopped");
     }
 }
