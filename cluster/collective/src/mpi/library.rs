@@ -265,7 +265,7 @@ fn in_place_marker(version: &str) -> Result<*const c_void> {
     if !version.contains("Open MPI") {
         return Err(Error::Unusable(format!("the library is {version:?}; Open MPI is expected")));
     }
-    Ok(1 as *const c_void)
+    Ok(std::ptr::without_provenance(1))
 }
 
 /// `length` zeros, for what another rank sends.
