@@ -58,15 +58,11 @@ pub fn evaluate(bert: &Bert, collective: &mut dyn Group, question: &Question, st
     }
     collective.all_reduce_sum_f64(&mut sums)?;
     let totals = Totals::from_array(sums);
-    let (mlm, pair) = (totals.mlm(), totals.pair());
     Ok(Evaluation {
         step,
         samples,
-        masked_tokens: mlm.answers as u64,
-        mlm_loss: mlm.loss / mlm.answers,
-        mlm_accuracy: mlm.correct / mlm.answers,
-        pair_loss: pair.mean_loss(),
-        pair_accuracy: pair.accuracy(),
+        masked_tokens: totals.hidden_tokens(),
+        scores: totals.scores(),
         unigram_entropy: question.dataset.manifest().unigram_entropy,
     })
 }

@@ -13,6 +13,7 @@ use lambert::{evaluate, fill_mask, output, saved::Saved, torch, train};
 use lambert_collective::local;
 use lambert_config::control::EventKind;
 use lambert_config::exit;
+use lambert_config::objectives::{self, Asks};
 use lambert_control::Versions;
 use tracing_subscriber::EnvFilter;
 
@@ -150,13 +151,15 @@ fn eval(model: &str, data: &str, samples: u64, json: bool) -> Result<i32, Error>
         format!("step             {}", result.step),
         format!("samples          {}", result.samples),
         format!("masked tokens    {}", result.masked_tokens),
-        format!("MLM loss         {:.4} nats", result.mlm_loss),
-        format!("  context-free   {:.4} nats (unigram entropy of the dataset)", result.unigram_entropy),
-        format!("MLM accuracy     {:.2} %", 100.0 * result.mlm_accuracy),
     ];
-    if let (Some(loss), Some(accuracy)) = (result.pair_loss, result.pair_accuracy) {
-        lines.push(format!("pair loss        {loss:.4} nats"));
-        lines.push(format!("pair accuracy    {:.2} %", 100.0 * accuracy));
+    for objective in objectives::ALL {
+        let (title, Some(score)) = (objective.title, result.scores.of(objective.name)) else { continue };
+        lines.push(format!("{:<17}{:.4} nats", format!("{title} loss"), score.loss));
+        if objective.asks == Asks::HiddenTokens {
+            let entropy = result.unigram_entropy;
+            lines.push(format!("  context-free   {entropy:.4} nats (unigram entropy of the dataset)"));
+        }
+        lines.push(format!("{:<17}{:.2} %", format!("{title} accuracy"), 100.0 * score.accuracy));
     }
     output::line(&lines.join("\n"))?;
     Ok(exit::DONE)

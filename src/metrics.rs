@@ -34,7 +34,6 @@ impl Stopwatch {
 
 /// The record of a step after which the state is `state`; without times and rates.
 pub fn record(outcome: &StepOutcome, state: &TrainState) -> StepRecord {
-    let (mlm, pair) = (outcome.totals.mlm(), outcome.totals.pair());
     StepRecord {
         step: outcome.before + 1,
         stage: outcome.stage.clone(),
@@ -42,13 +41,10 @@ pub fn record(outcome: &StepOutcome, state: &TrainState) -> StepRecord {
         samples: outcome.samples,
         tokens: outcome.tokens,
         padding: outcome.padding as f64 / outcome.tokens.max(1) as f64,
-        masked_tokens: mlm.answers as u64,
+        masked_tokens: outcome.totals.hidden_tokens(),
         batch_digest: outcome.totals.digest as u64,
         loss: outcome.loss(),
-        mlm_loss: mlm.mean_loss().unwrap_or(0.0),
-        mlm_accuracy: mlm.accuracy().unwrap_or(0.0),
-        pair_loss: pair.mean_loss(),
-        pair_accuracy: pair.accuracy(),
+        scores: outcome.totals.scores(),
         learning_rate: outcome.learning_rate,
         grad_norm: outcome.finite_norm(),
         skipped_updates: state.skipped_updates,

@@ -1,5 +1,6 @@
 //! One micro-batch, and one global batch, through the model. What a step computes stays on the device and is read once.
 
+use lambert_config::objectives::{Asks, Objective, Score, Scores};
 use lambert_data_prep::random::Key;
 use tch::{Kind, Tensor};
 
@@ -66,14 +67,26 @@ impl Totals {
         Self { objectives: std::array::from_fn(three), digest: numbers[Self::LENGTH - 1] }
     }
 
-    /// Masked language modelling's.
-    pub fn mlm(&self) -> Sums {
-        self.objectives[objective::MASKED_LANGUAGE]
+    /// Those of one objective.
+    pub fn of(&self, objective: Objective) -> Sums {
+        let place = objective::ALL.iter().position(|other| other.description() == objective);
+        place.map_or_else(Sums::default, |place| self.objectives[place])
     }
 
-    /// The pair objective's.
-    pub fn pair(&self) -> Sums {
-        self.objectives[objective::PAIR]
+    /// Answers about hidden tokens.
+    pub fn hidden_tokens(&self) -> u64 {
+        let all = objective::ALL.iter().zip(self.objectives);
+        let of_tokens = all.filter(|(objective, _)| objective.description().asks == Asks::HiddenTokens);
+        of_tokens.map(|(_, sums)| sums.answers as u64).sum()
+    }
+
+    /// Mean losses and accuracies of the objectives that were asked.
+    pub fn scores(&self) -> Scores {
+        let score = |(objective, sums): (&&dyn objective::Objective, Sums)| {
+            let objective = objective.description().name.to_owned();
+            Some(Score { objective, loss: sums.mean_loss()?, accuracy: sums.accuracy()? })
+        };
+        objective::ALL.iter().zip(self.objectives).filter_map(score).collect()
     }
 }
 
@@ -92,7 +105,7 @@ impl Pending {
         Self { sums: kernels.zeros(&[2 * OBJECTIVES as i64], Kind::Double), known: Totals::default() }
     }
 
-    fn add(&mut self, batch: &MicroBatch, scores: &Scores) {
+    fn add(&mut self, batch: &MicroBatch, scores: &AllScored) {
         self.known.digest += batch.digest as f64;
         for (index, scored) in scores.iter().enumerate() {
             let Some(Scored { loss, correct }) = scored else { continue };
@@ -174,14 +187,14 @@ pub fn evaluate(bert: &Bert, micro_batches: &[MicroBatch]) -> Result<Totals, Tor
 }
 
 /// Scores of one micro-batch, of each objective that it has questions of.
-type Scores = [Option<Scored>; OBJECTIVES];
+type AllScored = [Option<Scored>; OBJECTIVES];
 
-fn score(bert: &Bert, batch: &MicroBatch, input: &Input, hidden: &Tensor) -> Scores {
+fn score(bert: &Bert, batch: &MicroBatch, input: &Input, hidden: &Tensor) -> AllScored {
     objective::ALL.map(|objective| (objective.answers(batch) > 0).then(|| objective.score(&bert.heads, hidden, input)))
 }
 
 /// This micro-batch's share of the global batch's loss, a scalar.
-fn loss(kernels: &dyn Kernels, scores: &Scores, divisors: Divisors) -> Tensor {
+fn loss(kernels: &dyn Kernels, scores: &AllScored, divisors: Divisors) -> Tensor {
     let shares = scores.iter().zip(divisors).filter_map(|(scored, divisor)| Some(&scored.as_ref()?.loss / divisor));
     // The first by itself, so that a sum of one has no other rounding.
     shares.reduce(|sum, share| sum + share).unwrap_or_else(|| kernels.zeros(&[], Kind::Float).set_requires_grad(true))

@@ -326,7 +326,7 @@ impl<'a> Stage<'a> {
         };
         let evaluation = evaluate::evaluate(&self.bert, collective, &question, state.step)?;
         let best = saver.push_evaluation(collective, &evaluation)?;
-        let loss = evaluation.mlm_loss;
+        let loss = evaluation.scores.main().loss;
         if self.session.is_first() {
             self.session.control.event(EventKind::Evaluation(evaluation));
         }

@@ -12,6 +12,7 @@ use lambert::kernels::Host;
 use lambert::model::{Bert, Dropout, parameters};
 use lambert::state::{Buffer, Parameters, TrainState};
 use lambert::{step, torch};
+use lambert_config::objectives::{MASKED_LANGUAGE, PAIR};
 use lambert_config::run::{Activation, Model, Norm, Precision};
 use lambert_data_prep::random::Key;
 use safetensors::SafeTensors;
@@ -181,8 +182,8 @@ fn bf16_comes_near() {
         let bf16 = Golden { model: Model { precision: Precision::Bf16, ..golden.model.clone() }, ..golden };
         for recompute in [false, true] {
             let (totals, gradients) = bf16.step(recompute);
-            let mlm = totals.mlm().mean_loss().unwrap() / f64::from(bf16.floats["mlm_loss"][0]) - 1.0;
-            let pair = totals.pair().mean_loss().unwrap() / f64::from(bf16.floats["pair_loss"][0]) - 1.0;
+            let mlm = totals.of(MASKED_LANGUAGE).mean_loss().unwrap() / f64::from(bf16.floats["mlm_loss"][0]) - 1.0;
+            let pair = totals.of(PAIR).mean_loss().unwrap() / f64::from(bf16.floats["pair_loss"][0]) - 1.0;
             let (mut difference, mut size) = (0.0, 0.0);
             let all = gradients.read(Buffer::Gradients, 0..gradients.elements());
             for spec in gradients.parameters.specs() {
@@ -223,8 +224,8 @@ impl Golden {
 
 fn losses_and_gradients(name: &str, golden: &Golden, onednn: bool) {
     let (totals, state) = golden.step(false);
-    let mlm = totals.mlm().mean_loss().unwrap() - f64::from(golden.floats["mlm_loss"][0]);
-    let pair = totals.pair().mean_loss().unwrap() - f64::from(golden.floats["pair_loss"][0]);
+    let mlm = totals.of(MASKED_LANGUAGE).mean_loss().unwrap() - f64::from(golden.floats["mlm_loss"][0]);
+    let pair = totals.of(PAIR).mean_loss().unwrap() - f64::from(golden.floats["pair_loss"][0]);
     assert!(mlm.abs() < 1e-4 && pair.abs() < 1e-4, "{name}: {mlm:e} {pair:e}");
     let (mut largest, mut key_bias, mut undetermined) = (0.0_f64, 0.0_f64, Vec::new());
     let gradients = state.read(Buffer::Gradients, 0..state.elements());

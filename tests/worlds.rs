@@ -31,8 +31,11 @@ fn worlds_of_one_two_and_three_train_alike() {
         for (one, other) in one.iter().zip(train(&place, ranks)) {
             let facts = |r: &StepRecord| (r.step, r.batch_digest, r.samples, r.tokens, r.padding, r.masked_tokens);
             assert_eq!(facts(one), facts(&other), "{ranks} ranks");
-            let losses = [(one.mlm_loss, other.mlm_loss), (one.pair_loss.unwrap(), other.pair_loss.unwrap())];
-            worst = losses.iter().fold(worst, |worst, (a, b)| worst.max((a - b).abs() / a.abs()));
+            assert_eq!(one.scores.iter().count(), 2, "MLM and pairs");
+            for (one, other) in one.scores.iter().zip(other.scores.iter()) {
+                assert_eq!(one.objective, other.objective);
+                worst = worst.max((one.loss - other.loss).abs() / one.loss.abs());
+            }
         }
         eprintln!("losses of {ranks} ranks differ from one rank's by {worst:.1e} at most");
         assert!(worst <= TOLERANCE, "losses of {ranks} ranks differ by {worst:.1e}");

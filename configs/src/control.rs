@@ -3,6 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::objectives::Scores;
+
 /// What the coordinator wants of the ranks. Rank 0 passes it on, so that all act at the same step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -118,14 +120,9 @@ pub struct Evaluation {
     pub samples: u64,
     /// Masked tokens looked at.
     pub masked_tokens: u64,
-    /// Mean cross-entropy at the masked tokens, nats.
-    pub mlm_loss: f64,
-    /// Share of the masked tokens whose most probable piece is the right one.
-    pub mlm_accuracy: f64,
-    /// Mean cross-entropy of the pair objective, nats; absent without one.
-    pub pair_loss: Option<f64>,
-    /// Share of the samples whose pair label is guessed right.
-    pub pair_accuracy: Option<f64>,
+    /// Loss and accuracy of each objective: `mlm_loss`, `mlm_accuracy`, `pair_loss`, ...
+    #[serde(flatten)]
+    pub scores: Scores,
     /// Entropy of the dataset's pieces, nats: the loss of a guesser that ignores context.
     pub unigram_entropy: f64,
 }
@@ -151,20 +148,12 @@ pub struct StepRecord {
     /// Sum of a 32-bit hash of each sample as it was fed, masks included: equal digests mean the same samples under the
     /// same masks, whatever the world and the micro-batches.
     pub batch_digest: u64,
-    /// `mlm_loss` plus `pair_loss`.
+    /// The sum of the objectives' losses.
     #[serde(with = "finite")]
     pub loss: f64,
-    /// Mean cross-entropy at the masked tokens, nats.
-    #[serde(with = "finite")]
-    pub mlm_loss: f64,
-    /// Share of the masked tokens whose most probable piece is the right one.
-    pub mlm_accuracy: f64,
-    /// Mean cross-entropy of the pair objective, nats; absent without one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pair_loss: Option<f64>,
-    /// Share of the samples whose pair label is guessed right.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pair_accuracy: Option<f64>,
+    /// Loss and accuracy of each objective: `mlm_loss`, `mlm_accuracy`, `pair_loss`, ...
+    #[serde(flatten)]
+    pub scores: Scores,
     /// Learning rate of this step.
     pub learning_rate: f64,
     /// L2 norm of the whole gradient, before clipping; absent where it was not finite and the step changed nothing.

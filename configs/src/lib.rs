@@ -5,6 +5,8 @@
 //! - [`run`]: a run (a list of stages)
 //! - [`plan`]: the stages of a run laid end to end, in steps
 //! - [`schedule`]: the learning rate of a step
+//! - [`architecture`]: what a model is made of: its parts and their tensors
+//! - [`objectives`]: what is learnt, by name, and how it is scored
 //! - [`flops`]: parameters and floating-point operations of a model, by formula
 //! - [`memory`]: bytes of its training state, and those that this host has
 //! - [`control`]: the messages between the ranks and the coordinator
@@ -12,11 +14,13 @@
 //!
 //! This crate imports no other crate of the workspace, no tensors, no MPI and no async runtime.
 
+pub mod architecture;
 pub mod control;
 pub mod exit;
 pub mod flops;
 pub mod load;
 pub mod memory;
+pub mod objectives;
 pub mod plan;
 pub mod prep;
 pub mod run;

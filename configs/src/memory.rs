@@ -1,5 +1,6 @@
 //! What a run needs of its machines' memory, by formula, and what this machine has.
 
+use crate::architecture::Architecture;
 use crate::flops;
 use crate::load::Fault;
 use crate::run::{Precision, RunConfig, Stage};
@@ -36,11 +37,12 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
     let (mask, attention_mask) = (drops(model.dropout), drops(model.attention_dropout.unwrap_or(model.dropout)));
     let (row, wide, weights) = (tokens * hidden, tokens * intermediate, tokens * width * heads);
 
-    // Query, key, value, what they mix to; both sums and both normalisations; the feed-forward layer before and after its
-    // activation; dropout's factors, in f32. The fused attention keeps no weights; the other keeps them before and after
-    // dropout.
+    // What the parts put out, and dropout's factors, in f32. The fused attention keeps no weights; the other keeps them before
+    // and after dropout.
     let attention = if attention_mask > 0.0 { weights * (2.0 * bytes + attention_mask) } else { 0.0 };
-    let layer = bytes * (8.0 * row + 2.0 * wide) + 2.0 * mask * row + attention;
+    let architecture = Architecture::new(model, vocabulary);
+    let (kept, dropped) = (architecture.kept_by_layer() as f64, architecture.dropped_by_layer() as f64);
+    let layer = tokens * (bytes * kept + mask * dropped) + attention;
     let embeddings = (4.0 + bytes + mask) * row;
     // At the activation; or at the attention weights, when what the feed-forward layer kept has gone.
     let at_weights = if attention > 0.0 { 3.0 * weights + row - 2.0 * wide } else { 0.0 };
@@ -54,9 +56,9 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
         most => most as f64 * (tokens / width).ceil(),
     };
     let masked = (tokens * objective.mask_probability).min(most);
-    let table = model.rows_of(vocabulary) as f64;
+    let table = architecture.rows() as f64;
     // Logarithms of the softmax, the gradient that comes in, the one that goes out, and the copy that a matrix product makes.
-    let head = masked * (4.0 * bytes * hidden + 16.0 * table);
+    let head = masked * (bytes * architecture.kept_by_head() as f64 + 16.0 * table);
 
     let layers = stage.depth(model) as f64;
     let sum = match stage.recompute {

@@ -86,7 +86,7 @@ impl Facts {
     /// The counts of updates, for a model of these parameters.
     pub fn updates(&self, specs: &[Spec]) -> BTreeMap<String, u64> {
         let count = |spec: &Spec| {
-            let born = spec.layer().and_then(|(layer, _)| self.born.get(&layer)).copied().unwrap_or(0);
+            let born = spec.id.layer.and_then(|layer| self.born.get(&layer)).copied().unwrap_or(0);
             match &self.updates {
                 Updates::Alike(all) => all.saturating_sub(born),
                 Updates::Groups(groups) => groups.get(&spec.group()).copied().unwrap_or(0),
@@ -111,20 +111,19 @@ impl Facts {
 
 #[cfg(test)]
 mod tests {
+    use lambert_config::architecture::{Leaf, Part, TensorId};
+
     use super::*;
 
     #[test]
     fn counts_of_the_formats_before_are_those_of_the_groups() {
-        let spec = |name: &str| Spec {
-            name: name.to_owned(),
-            shape: vec![1],
-            first: 0,
-            padding: 0,
-            joined: false,
-            frozen: false,
+        let spec = |name: &str, layer| {
+            let id = TensorId { layer, ..TensorId::new(Part::Output, Leaf::Bias) };
+            Spec { id, name: name.to_owned(), shape: vec![1], first: 0, padding: 0, joined: false, frozen: false }
         };
-        let layer = |layer: usize| spec(&format!("bert.encoder.layer.{layer}.output.dense.bias"));
-        let specs = [layer(0), layer(1), layer(12), spec("bert.pooler.dense.bias"), spec("cls.predictions.bias")];
+        let layers = [0, 1, 12].map(|layer| spec("of a layer", Some(layer)));
+        let others = ["bert.pooler.dense.bias", "cls.predictions.bias"].map(|name| spec(name, None));
+        let specs = [&layers[..], &others].concat();
         let rest = r#""skipped_updates": 0, "vocabulary": 9, "lowercase": true"#;
         let facts: Facts =
             serde_json::from_str(&format!(r#"{{"updates": 70, "born": {{"1": 30, "12": 70}}, {rest}}}"#)).unwrap();

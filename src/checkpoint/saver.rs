@@ -97,7 +97,7 @@ impl<'a> Saver<'a> {
     /// far and is to be kept for that; all ranks are told rank 0's word.
     pub fn push_evaluation(&mut self, collective: &mut dyn Group, evaluation: &Evaluation) -> Result<bool, Error> {
         self.records.push(&EventKind::Evaluation(evaluation.clone()))?;
-        let loss = evaluation.mlm_loss + evaluation.pair_loss.unwrap_or(0.0);
+        let loss = evaluation.scores.loss();
         self.evaluated = loss.is_finite().then_some((evaluation.step, loss));
         if !self.session.config.checkpoint.keep_best {
             return Ok(false);

@@ -1,5 +1,6 @@
 //! Token + position + segment embeddings, normalised unless the layers do that first.
 
+use lambert_config::architecture::{Leaf, Part, TensorId};
 use lambert_config::run::{self, Norm};
 use tch::Tensor;
 
@@ -17,12 +18,12 @@ pub struct Embeddings {
 
 impl Embeddings {
     pub fn new(parameters: &Parameters, model: &run::Model) -> Self {
-        let table = |kind: &str| parameters.tensor(&format!("bert.embeddings.{kind}_embeddings.weight"));
+        let table = |part| parameters.tensor(TensorId::new(part, Leaf::Weight));
         Self {
-            words: table("word"),
-            positions: table("position"),
-            segments: table("token_type"),
-            norm: (model.norm == Norm::Post).then(|| LayerNorm::new(parameters, "bert.embeddings.LayerNorm", model)),
+            words: table(Part::WordEmbeddings),
+            positions: table(Part::PositionEmbeddings),
+            segments: table(Part::SegmentEmbeddings),
+            norm: (model.norm == Norm::Post).then(|| LayerNorm::new(parameters, Part::EmbeddingNorm, None, model)),
         }
     }
 

@@ -1,5 +1,6 @@
 //! One encoder layer: self-attention and feed-forward, each added to its input. Normalised is the sum, or what goes in.
 
+use lambert_config::architecture::Part;
 use lambert_config::run::{self, Activation, Norm};
 use tch::Tensor;
 
@@ -23,23 +24,19 @@ pub struct Layer {
 
 impl Layer {
     pub fn new(parameters: &Parameters, model: &run::Model, index: usize) -> Self {
-        let name = |part: &str| format!("bert.encoder.layer.{index}.{part}");
-        let linear = |part: &str| Linear::new(parameters, &name(part));
-        let norm = |[post, pre]: [&str; 2]| {
-            let part = if model.norm == Norm::Post { post } else { pre };
-            LayerNorm::new(parameters, &name(part), model)
-        };
+        let linear = |part| Linear::new(parameters, part, Some(index));
+        let norm = |part| LayerNorm::new(parameters, part, Some(index), model);
         Self {
             site: 1 + 3 * index as u64,
             heads: model.heads as i64,
             norm: model.norm,
             activation: model.activation,
-            query_key_value: Linear::joined(parameters, &name("attention.self.query")),
-            attention_output: linear("attention.output.dense"),
-            attention_norm: norm(["attention.output.LayerNorm", "attention.ln"]),
-            intermediate: linear("intermediate.dense"),
-            output: linear("output.dense"),
-            output_norm: norm(["output.LayerNorm", "ln"]),
+            query_key_value: Linear::joined(parameters, Part::Query, index),
+            attention_output: linear(Part::AttentionOutput),
+            attention_norm: norm(Part::AttentionNorm),
+            intermediate: linear(Part::Intermediate),
+            output: linear(Part::Output),
+            output_norm: norm(Part::OutputNorm),
         }
     }
 

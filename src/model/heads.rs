@@ -1,5 +1,6 @@
 //! The pre-training heads: which piece was masked, and what the second segment is.
 
+use lambert_config::architecture::{Leaf, Part, TensorId};
 use lambert_config::run::{self, Activation};
 use tch::Tensor;
 
@@ -20,13 +21,14 @@ pub struct Heads {
 
 impl Heads {
     pub(super) fn new(parameters: &Parameters, model: &run::Model) -> Self {
+        let bias = TensorId::new(Part::PredictionBias, Leaf::Bias);
         let decoder = if model.tied_decoder {
-            let weight = parameters.tensor("bert.embeddings.word_embeddings.weight");
-            Linear { weight, bias: parameters.tensor("cls.predictions.bias") }
+            let weight = parameters.tensor(TensorId::new(Part::WordEmbeddings, Leaf::Weight));
+            Linear { weight, bias: parameters.tensor(bias) }
         } else {
-            Linear::new(parameters, "cls.predictions.decoder")
+            Linear::new(parameters, Part::Decoder, None)
         };
-        let padding = parameters.spec("cls.predictions.bias").padding as i64;
+        let padding = parameters.spec(bias).padding as i64;
         let never = (padding > 0).then(|| {
             let never = decoder.bias.zeros_like().set_requires_grad(false);
             let _ = never.narrow(0, never.size()[0] - padding, padding).fill_(f64::NEG_INFINITY);
@@ -35,11 +37,11 @@ impl Heads {
         Self {
             activation: model.activation,
             never,
-            transform: Linear::new(parameters, "cls.predictions.transform.dense"),
-            transform_norm: LayerNorm::new(parameters, "cls.predictions.transform.LayerNorm", model),
+            transform: Linear::new(parameters, Part::Transform, None),
+            transform_norm: LayerNorm::new(parameters, Part::TransformNorm, None, model),
             decoder,
-            pooler: Linear::new(parameters, "bert.pooler.dense"),
-            pair: Linear::new(parameters, "cls.seq_relationship"),
+            pooler: Linear::new(parameters, Part::Pooler, None),
+            pair: Linear::new(parameters, Part::PairHead, None),
         }
     }
 

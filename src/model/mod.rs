@@ -11,6 +11,7 @@ mod recompute;
 
 use std::sync::Arc;
 
+use lambert_config::architecture::{Leaf, Part, TensorId};
 use lambert_config::run::{self, Activation, Norm, Precision};
 use lambert_data_prep::random::Key;
 use tch::{Kind, Tensor};
@@ -30,15 +31,15 @@ struct Linear {
 }
 
 impl Linear {
-    fn new(parameters: &Parameters, name: &str) -> Self {
-        let part = |part: &str| parameters.tensor(&format!("{name}.{part}"));
-        Self { weight: part("weight"), bias: part("bias") }
+    fn new(parameters: &Parameters, part: Part, layer: Option<usize>) -> Self {
+        let leaf = |leaf| parameters.tensor(TensorId { part, layer, leaf });
+        Self { weight: leaf(Leaf::Weight), bias: leaf(Leaf::Bias) }
     }
 
-    /// Of several that have the same input and are joined to the first, `name`.
-    fn joined(parameters: &Parameters, name: &str) -> Self {
-        let part = |part: &str| parameters.joined(&format!("{name}.{part}"));
-        Self { weight: part("weight"), bias: part("bias") }
+    /// Of several in a layer that have the same input and are joined to the first, `part`.
+    fn joined(parameters: &Parameters, part: Part, layer: usize) -> Self {
+        let leaf = |leaf| parameters.joined(TensorId { part, layer: Some(layer), leaf });
+        Self { weight: leaf(Leaf::Weight), bias: leaf(Leaf::Bias) }
     }
 
     fn forward(&self, x: &Tensor) -> Tensor {
@@ -54,9 +55,9 @@ struct LayerNorm {
 }
 
 impl LayerNorm {
-    fn new(parameters: &Parameters, name: &str, model: &run::Model) -> Self {
-        let part = |part: &str| parameters.tensor(&format!("{name}.{part}"));
-        Self { weight: part("weight"), bias: part("bias"), eps: model.layer_norm_eps }
+    fn new(parameters: &Parameters, part: Part, layer: Option<usize>, model: &run::Model) -> Self {
+        let leaf = |leaf| parameters.tensor(TensorId { part, layer, leaf });
+        Self { weight: leaf(Leaf::Weight), bias: leaf(Leaf::Bias), eps: model.layer_norm_eps }
     }
 
     fn forward(&self, x: &Tensor) -> Tensor {
@@ -94,7 +95,7 @@ impl Bert {
         Self {
             embeddings: embeddings::Embeddings::new(parameters, model),
             layers: (0..layers).map(|index| encoder::Layer::new(parameters, model, index)).collect(),
-            norm: (model.norm == Norm::Pre).then(|| LayerNorm::new(parameters, "bert.encoder.ln", model)),
+            norm: (model.norm == Norm::Pre).then(|| LayerNorm::new(parameters, Part::FinalNorm, None, model)),
             dropout: Rates { hidden: model.dropout, attention: model.attention_dropout.unwrap_or(model.dropout) },
             kernels: Arc::clone(parameters.kernels()),
             kind: match model.precision {

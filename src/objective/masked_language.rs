@@ -1,6 +1,7 @@
 //! Masked language modelling (arXiv 1810.04805, 3.1): name the piece that was hidden. The head runs at the hidden tokens
 //! only.
 
+use lambert_config::objectives;
 use tch::Tensor;
 
 use super::{Objective, Scored};
@@ -11,6 +12,10 @@ use crate::model::Heads;
 pub struct MaskedLanguage;
 
 impl Objective for MaskedLanguage {
+    fn description(&self) -> objectives::Objective {
+        objectives::MASKED_LANGUAGE
+    }
+
     fn answers(&self, batch: &MicroBatch) -> usize {
         batch.labels.len()
     }

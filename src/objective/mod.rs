@@ -5,6 +5,7 @@
 mod masked_language;
 mod pair;
 
+use lambert_config::objectives;
 use tch::{Kind, Reduction, Tensor};
 
 use crate::data::{GlobalBatch, MicroBatch};
@@ -13,6 +14,9 @@ use crate::model::Heads;
 
 /// One of the things that are learnt.
 pub trait Objective: Sync {
+    /// Its name, and what it asks for.
+    fn description(&self) -> objectives::Objective;
+
     /// Answers that a micro-batch asks for.
     fn answers(&self, batch: &MicroBatch) -> usize;
 
@@ -25,11 +29,6 @@ pub trait Objective: Sync {
 
 /// All objectives. Their losses are added up.
 pub const ALL: [&dyn Objective; 2] = [&masked_language::MaskedLanguage, &pair::Pair];
-
-/// The place of masked language modelling in [`ALL`].
-pub const MASKED_LANGUAGE: usize = 0;
-/// The place of the pair objective in [`ALL`].
-pub const PAIR: usize = 1;
 
 /// Sums over one micro-batch.
 pub struct Scored {

@@ -1,6 +1,7 @@
 //! Pair objectives: next-sentence prediction and sentence order. Both ask for one of two labels a sample; what the
 //! label means is the dataset's matter (1 = the second segment was replaced, or swapped with the first).
 
+use lambert_config::objectives;
 use tch::Tensor;
 
 use super::{Objective, Scored};
@@ -11,6 +12,10 @@ use crate::model::Heads;
 pub struct Pair;
 
 impl Objective for Pair {
+    fn description(&self) -> objectives::Objective {
+        objectives::PAIR
+    }
+
     fn answers(&self, batch: &MicroBatch) -> usize {
         batch.pair_labels.len()
     }

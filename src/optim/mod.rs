@@ -14,7 +14,8 @@ use crate::state::{Spec, TrainState};
 pub fn update(state: &mut TrainState, settings: &Settings, learning_rate: f64) -> Tensor {
     let norm = state.gradient_norm();
     let live = state.parameters.specs().iter().filter(|spec| !spec.frozen);
-    let rule = |spec: &Spec| (spec.range(), rule(settings, spec.decays(), state.updates_of(spec) + 1, learning_rate));
+    let rule =
+        |spec: &Spec| (spec.range(), rule(settings, spec.id.decays(), state.updates_of(spec) + 1, learning_rate));
     let update = Update {
         kind: settings.kind,
         clip_norm: settings.clip_norm,

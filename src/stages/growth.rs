@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use lambert_config::architecture::{Part, TensorId};
 use lambert_config::run::{Growth, Model, Moments, Norm};
 
 use crate::model::parameters;
@@ -57,8 +58,8 @@ enum Weights {
 
 impl Weights {
     /// Those of a normalisation that only normalises.
-    fn plain(part: &str) -> Self {
-        Self::All(if part.ends_with("weight") { 1.0 } else { 0.0 })
+    fn plain(id: TensorId) -> Self {
+        Self::All(if id.is_gain() { 1.0 } else { 0.0 })
     }
 }
 
@@ -77,44 +78,44 @@ impl<'a> Plan<'a> {
     }
 
     fn origin(&self, spec: &Spec) -> Origin<'a> {
-        let Some((layer, part)) = spec.layer() else {
-            let old = self.old.spec(&spec.name);
+        let Some(layer) = spec.id.layer else {
+            let old = self.old.spec(spec.id);
             return Origin { weights: Weights::Of(old.range()), moments: Some((old, 1.0)) };
         };
         let (source, new) = self.sources[layer];
-        let old = |layer: usize, part: &str| self.old.spec(&format!("bert.encoder.layer.{layer}.{part}"));
-        let of = |layer: usize, part: &str| old(layer, part).range();
+        let old = |layer: usize| self.old.spec(TensorId { layer: Some(layer), ..spec.id });
+        let of = |layer: usize| old(layer).range();
         let moments = match self.growth.moments() {
             Moments::Copy => Some(1.0),
             Moments::Zero => (!new).then_some(1.0),
             Moments::Scale => Some(1.0 / self.sources.iter().filter(|(other, _)| *other == source).count() as f32),
         };
         let weights = match self.growth.identity {
-            true => self.identity(layer, part, of),
-            false => Weights::Of(of(source, part)),
+            true => self.identity(layer, spec.id, of),
+            false => Weights::Of(of(source)),
         };
-        Origin { weights, moments: moments.map(|share| (old(source, part), share)) }
+        Origin { weights, moments: moments.map(|share| (old(source), share)) }
     }
 
     /// The weights of a part of the deeper model if its new layers put out what goes in: their projections add nothing.
     /// With post-normalisation a sum is normalised behind each of them, which leaves alone what has been normalised and
     /// nothing else: so the gain and bias below a row of new layers are moved to its end, and all before have 1 and 0.
-    fn identity(&self, layer: usize, part: &str, of: impl Fn(usize, &str) -> Range<usize>) -> Weights {
+    fn identity(&self, layer: usize, id: TensorId, of: impl Fn(usize) -> Range<usize>) -> Weights {
         let (source, new) = self.sources[layer];
         let is_new = |layer: usize| self.sources.get(layer).is_some_and(|(_, new)| *new);
-        let inner = part.strip_prefix("attention.").unwrap_or(part);
-        match (inner, inner == part) {
-            ("output.dense.weight" | "output.dense.bias", _) if new => Weights::All(0.0),
-            ("output.LayerNorm.weight" | "output.LayerNorm.bias", ends) if self.model.norm == Norm::Post => {
+        match id.part {
+            part if part.is_added() && new => Weights::All(0.0),
+            Part::AttentionNorm | Part::OutputNorm if self.model.norm == Norm::Post => {
+                let ends = id.part == Part::OutputNorm;
                 let old = (0..=layer).rev().find(|below| !is_new(*below)).unwrap_or(0);
                 match (new, is_new(layer + 1)) {
-                    (true, false) if ends => Weights::Of(of(self.sources[old].0, part)),
-                    (true, _) => Weights::plain(part),
-                    (false, true) if ends => Weights::plain(part),
-                    (false, _) => Weights::Of(of(source, part)),
+                    (true, false) if ends => Weights::Of(of(self.sources[old].0)),
+                    (true, _) => Weights::plain(id),
+                    (false, true) if ends => Weights::plain(id),
+                    (false, _) => Weights::Of(of(source)),
                 }
             }
-            _ => Weights::Of(of(source, part)),
+            _ => Weights::Of(of(source)),
         }
     }
 }
@@ -126,7 +127,7 @@ pub fn freeze(parameters: &mut Parameters, growth: &Growth, from: Option<usize>,
         return parameters.freeze(|_| false);
     };
     let sources = growth.sources(from, parameters.layers());
-    let is_new = |spec: &Spec| spec.layer().is_some_and(|(layer, _)| sources.get(layer).is_some_and(|(_, new)| *new));
+    let is_new = |spec: &Spec| spec.id.layer.is_some_and(|layer| sources.get(layer).is_some_and(|(_, new)| *new));
     parameters.freeze(|spec| !is_new(spec));
 }
 

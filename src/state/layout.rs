@@ -2,9 +2,13 @@
 
 use std::ops::Range;
 
+use lambert_config::architecture::TensorId;
+
 /// A parameter's name (Hugging Face's), shape and place in the flat buffers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
+    /// What it is.
+    pub id: TensorId,
     /// As `bert.encoder.layer.0.attention.self.query.weight`.
     pub name: String,
     /// As \[out, in\].
@@ -35,28 +39,12 @@ impl Spec {
         self.first..self.first + self.count()
     }
 
-    /// Weight decay (and LAMB's trust ratio) is for matrices: biases and layer normalisations have none.
-    pub fn decays(&self) -> bool {
-        !self.name.ends_with("bias") && !self.is_norm()
-    }
-
-    /// The encoder layer that it belongs to, and its name within the layer.
-    pub fn layer(&self) -> Option<(usize, &str)> {
-        let (layer, part) = self.name.strip_prefix("bert.encoder.layer.")?.split_once('.')?;
-        Some((layer.parse().ok()?, part))
-    }
-
     /// The parameters that its updates are counted together with: those that are frozen, or grown, with it.
     pub fn group(&self) -> String {
-        match self.layer() {
-            Some((layer, _)) => format!("layer.{layer}"),
+        match self.id.layer {
+            Some(layer) => format!("layer.{layer}"),
             None => self.name.splitn(3, '.').take(2).collect::<Vec<_>>().join("."),
         }
-    }
-
-    /// Whether it belongs to a layer normalisation (`ln` in Megatron-BERT's names).
-    pub fn is_norm(&self) -> bool {
-        self.name.contains("LayerNorm") || self.name.contains(".ln.")
     }
 }
 

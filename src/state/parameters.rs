@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use lambert_config::architecture::{Leaf, Part, TensorId};
 use lambert_data_prep::random::Key;
 use tch::{Kind, Tensor};
 
@@ -22,7 +23,7 @@ pub struct Parameters {
     views: Vec<Tensor>,
     /// Of joined parameters, as one: the number of the first, how many they are, and the view.
     joined: Vec<(Range<usize>, Tensor)>,
-    places: HashMap<String, usize>,
+    places: HashMap<TensorId, usize>,
 }
 
 impl Parameters {
@@ -30,7 +31,7 @@ impl Parameters {
     pub fn zeros(kernels: Arc<dyn Kernels>, specs: Vec<Spec>) -> Self {
         let values = kernels.zeros(&[layout::elements(&specs) as i64], Kind::Float);
         let views = specs.iter().map(|spec| view(&values, spec).detach()).collect();
-        let places = specs.iter().enumerate().map(|(place, spec)| (spec.name.clone(), place)).collect();
+        let places = specs.iter().enumerate().map(|(place, spec)| (spec.id, place)).collect();
         let joined = joined(&specs).into_iter().map(|rows| (rows.clone(), join(&values, &specs[rows]).detach()));
         let joined = joined.collect();
         Self { kernels, values, specs, views, joined, places }
@@ -43,12 +44,12 @@ impl Parameters {
         let parameters = Self::zeros(kernels, specs);
         for spec in &parameters.specs {
             let mut elements = vec![0.0; spec.count()];
-            if spec.decays() {
+            if spec.id.decays() {
                 fill_truncated_normal(&mut elements, Key::new(seed).with_bytes(spec.name.as_bytes()), deviation);
                 let width = elements.len() / spec.shape[0] as usize;
                 let pieces = elements.len() - spec.padding * width;
                 elements[pieces..].fill(0.0);
-            } else if spec.is_norm() && spec.name.ends_with("weight") {
+            } else if spec.id.is_gain() {
                 elements.fill(1.0);
             }
             parameters.write(spec, &elements);
@@ -81,12 +82,12 @@ impl Parameters {
 
     /// Encoder layers.
     pub fn layers(&self) -> usize {
-        self.specs.iter().filter_map(|spec| spec.layer()).map(|(layer, _)| layer + 1).max().unwrap_or(0)
+        self.specs.iter().filter_map(|spec| spec.id.layer).map(|layer| layer + 1).max().unwrap_or(0)
     }
 
     /// Pieces of the vocabulary.
     pub fn vocabulary(&self) -> usize {
-        let bias = self.spec("cls.predictions.bias");
+        let bias = self.spec(TensorId::new(Part::PredictionBias, Leaf::Bias));
         bias.count() - bias.padding
     }
 
@@ -102,21 +103,21 @@ impl Parameters {
         }
     }
 
-    /// A handle to one parameter. Asking for a name that no [`Spec`] has is a mistake in the model's code.
-    pub fn tensor(&self, name: &str) -> Tensor {
-        self.views[self.place(name)].shallow_clone()
+    /// A handle to one parameter. Asking for what no [`Spec`] is is a mistake in the model's code.
+    pub fn tensor(&self, id: TensorId) -> Tensor {
+        self.views[self.place(id)].shallow_clone()
     }
 
     /// A handle to one parameter and those that are joined to it, one below the other.
-    pub fn joined(&self, name: &str) -> Tensor {
-        let place = self.place(name);
+    pub fn joined(&self, id: TensorId) -> Tensor {
+        let place = self.place(id);
         let found = self.joined.iter().find(|(numbers, _)| numbers.start == place);
-        found.unwrap_or_else(|| panic!("nothing is joined to {name}")).1.shallow_clone()
+        found.unwrap_or_else(|| panic!("nothing is joined to {id:?}")).1.shallow_clone()
     }
 
     /// Name, shape and place of one parameter.
-    pub fn spec(&self, name: &str) -> &Spec {
-        &self.specs[self.place(name)]
+    pub fn spec(&self, id: TensorId) -> &Spec {
+        &self.specs[self.place(id)]
     }
 
     /// One parameter's weights, in main memory.
@@ -137,8 +138,8 @@ impl Parameters {
         Region::new(Arc::clone(&self.kernels), self.values.shallow_clone(), ranges)
     }
 
-    fn place(&self, name: &str) -> usize {
-        *self.places.get(name).unwrap_or_else(|| panic!("the model has no parameter {name}"))
+    fn place(&self, id: TensorId) -> usize {
+        *self.places.get(&id).unwrap_or_else(|| panic!("the model has no parameter {id:?}"))
     }
 }
 
@@ -215,12 +216,12 @@ mod tests {
     fn rows_without_a_piece_are_zero_and_the_others_as_ever() {
         let model = Model { pad_vocabulary_to: 8, tied_decoder: false, ..tiny() };
         let plain = Model { pad_vocabulary_to: 1, ..model.clone() };
-        let weights = |model: &Model, name: &str| {
+        let weights = |model: &Model, part: Part| {
             let parameters = Parameters::initialize(host(), specs(model, 1, 50), 1, 0.02);
-            parameters.read(parameters.spec(name))
+            parameters.read(parameters.spec(TensorId::new(part, Leaf::Weight)))
         };
-        for name in ["bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"] {
-            let (padded, plain) = (weights(&model, name), weights(&plain, name));
+        for part in [Part::WordEmbeddings, Part::Decoder] {
+            let (padded, plain) = (weights(&model, part), weights(&plain, part));
             assert_eq!((padded.len(), plain.len()), (56 * 8, 50 * 8));
             assert_eq!(padded[..plain.len()], plain);
             assert!(padded[plain.len()..].iter().all(|weight| *weight == 0.0));
@@ -231,11 +232,12 @@ mod tests {
     fn backward_accumulates_into_the_flat_buffer() {
         let parameters = Parameters::initialize(host(), specs(&tiny(), 1, 50), 1, 0.02);
         let state = TrainState::new(parameters);
-        let weight = state.parameters.tensor("bert.pooler.dense.weight");
+        let pooler = TensorId::new(Part::Pooler, Leaf::Weight);
+        let weight = state.parameters.tensor(pooler);
         for _ in 0..2 {
             (&weight * 3.0).sum(Kind::Float).backward();
         }
-        let range = state.parameters.spec("bert.pooler.dense.weight").range();
+        let range = state.parameters.spec(pooler).range();
         let gradients = state.read(Buffer::Gradients, 0..state.elements());
         assert!(gradients[range.clone()].iter().all(|gradient| *gradient == 6.0));
         assert_eq!(gradients.iter().map(|gradient| *gradient as f64).sum::<f64>(), 6.0 * range.len() as f64);

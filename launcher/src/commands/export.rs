@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use lambert_config::architecture::Architecture;
 use lambert_config::run::{Activation, Model, Norm};
 use lambert_config::{Layers, RunConfig, exit};
 use lambert_data_prep::tokenizer::{Special, Tokenizer, TokenizerError, tokenizer_json};
@@ -93,8 +94,9 @@ impl Source {
     fn files(&self) -> Result<Vec<(&'static str, Vec<u8>)>, Failure> {
         let url = self.store.url();
         let weights = checkpoint::read_object(&self.store, &self.manifest, WEIGHTS).map_err(Failure::failed)?;
-        let rows = (self.config.model.rows_of(self.facts.vocabulary), self.facts.vocabulary);
-        let weights = unpad::weights(&weights, rows).map_err(Failure::failed)?;
+        let layers = self.config.depth(self.manifest.stage);
+        let tensors = Architecture::new(&self.config.model, self.facts.vocabulary).tensors(layers);
+        let weights = unpad::weights(&weights, &tensors).map_err(Failure::failed)?;
         let vocabulary = self.store.get(VOCABULARY).map_err(Failure::failed)?;
         let unusable = |source| Failure::failed(ExportError::Tokenizer { url: url.to_owned(), source });
         let tokenizer = Tokenizer::from_vocab(&vocabulary, self.facts.lowercase).map_err(unusable)?;
@@ -102,7 +104,6 @@ impl Source {
             let (name, expected, found) = (self.manifest.name(), self.facts.vocabulary, tokenizer.size());
             return Err(Failure::failed(ExportError::Vocabulary { url: url.to_owned(), name, expected, found }));
         }
-        let layers = self.config.depth(self.manifest.stage);
         let bert = config_json(&self.config.model, layers, tokenizer.size(), tokenizer.special());
         let positions = self.config.model.positions;
         Ok(vec![

@@ -1,6 +1,7 @@
 //! `lambert status`: where a run is, as its coordinator wrote it last, and its checkpoints.
 
 use lambert_config::exit;
+use lambert_config::objectives::Score;
 use lambert_store::Store;
 use lambert_store::checkpoint::{self, Listed};
 use lambert_store::run::CONFIG;
@@ -125,14 +126,15 @@ fn lines(url: &str, status: &Status) -> Vec<String> {
     }
     lines.push(step);
     if let Some(record) = &status.record {
+        let Score { objective, loss, accuracy } = record.scores.main();
         lines.push(format!(
-            "loss         {:.4} (mlm {:.4}, accuracy {:.4}), learning rate {:.3e}",
-            record.loss, record.mlm_loss, record.mlm_accuracy, record.learning_rate
+            "loss         {:.4} ({objective} {loss:.4}, accuracy {accuracy:.4}), learning rate {:.3e}",
+            record.loss, record.learning_rate
         ));
     }
     if let Some(held_out) = &status.evaluation {
-        let (loss, step) = (held_out.mlm_loss, held_out.step);
-        lines.push(format!("held out     mlm {loss:.4}, accuracy {:.4}, after step {step}", held_out.mlm_accuracy));
+        let (Score { objective, loss, accuracy }, step) = (held_out.scores.main(), held_out.step);
+        lines.push(format!("held out     {objective} {loss:.4}, accuracy {accuracy:.4}, after step {step}"));
     }
     lines.push(format!("attempt      {}, {} restart(s)", status.attempt, status.restarts));
     lines.extend(status.lost.iter().map(|lost| {

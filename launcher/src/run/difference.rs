@@ -1,6 +1,6 @@
 //! Whether a configuration trains the same as the one a run was started with.
 
-use lambert_config::RunConfig;
+use lambert_config::{RunConfig, architecture};
 use toml::Value;
 
 /// Sections and keys that decide what is trained: a run keeps them for life, unless its owner says otherwise.
@@ -50,13 +50,11 @@ pub fn compare(run: &RunConfig, now: &RunConfig) -> Result<Differences, toml::se
 impl Difference {
     /// Whether it gives the model other weights, or other shapes of them: then no checkpoint from before can be gone on from.
     pub fn is_of_shapes(&self) -> bool {
-        ["hidden", "intermediate", "positions", "layers", "norm", "tied_decoder", "pad_vocabulary_to"].iter().any(
-            |name| {
-                self.key
-                    .rsplit_once('.')
-                    .is_some_and(|(section, key)| key == *name && (section == "model" || section.starts_with("stage")))
-            },
-        )
+        architecture::SHAPING.iter().any(|name| {
+            self.key
+                .rsplit_once('.')
+                .is_some_and(|(section, key)| key == *name && (section == "model" || section.starts_with("stage")))
+        })
     }
 }
 

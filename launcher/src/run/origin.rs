@@ -1,5 +1,6 @@
 //! The checkpoint that a new run begins with, looked at before anything is written.
 
+use lambert_config::architecture::SHAPING;
 use lambert_config::run::{Model, Moments};
 use lambert_config::{ConfigError, Fault, RunConfig};
 use lambert_data_prep::dataset::Dataset;
@@ -70,5 +71,7 @@ fn look(config: &RunConfig, run: &str, name: &str, faults: &mut Vec<Fault>) -> R
 fn shape(model: &Model) -> Result<Vec<(&'static str, String)>, Failure> {
     let table = toml::Table::try_from(model).map_err(Failure::failed)?;
     let value = |key| (key, table.get(key).map_or(String::new(), ToString::to_string));
-    Ok(["hidden", "heads", "intermediate", "positions", "norm", "tied_decoder", "pad_vocabulary_to"].map(value).into())
+    // With other heads the same weights mean something else; layers may grow.
+    let shaping = SHAPING.into_iter().filter(|key| *key != "layers");
+    Ok(shaping.chain(["heads"]).map(value).collect())
 }

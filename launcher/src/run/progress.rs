@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use lambert_config::control::StepRecord;
+use lambert_config::objectives::Score;
 
 use crate::console;
 
@@ -106,12 +107,11 @@ fn due(step: u64, steps: u64, lines: usize, last: Option<(Duration, u64)>) -> bo
 /// `step 120/300  loss 7.310  mlm 6.812 (acc 0.051)  lr 1.8e-3  44.1 samples/s  data wait 0.4 %  4 min left`.
 fn line(record: &StepRecord, pace: &Pace, steps: u64) -> String {
     let wait = 100.0 * ratio(record.data_wait, record.seconds);
+    let Score { objective, loss, accuracy } = record.scores.main();
     format!(
-        "step {}/{steps}  loss {:.4}  mlm {:.4} (accuracy {:.4})  lr {:.3e}  {:.1} samples/s  data wait {wait:.1} %{}",
+        "step {}/{steps}  loss {:.4}  {objective} {loss:.4} (accuracy {accuracy:.4})  lr {:.3e}  {:.1} samples/s  data wait {wait:.1} %{}",
         record.step,
         record.loss,
-        record.mlm_loss,
-        record.mlm_accuracy,
         record.learning_rate,
         pace.samples_per_second(),
         left(pace, steps.saturating_sub(record.step)),
@@ -120,7 +120,8 @@ fn line(record: &StepRecord, pace: &Pace, steps: u64) -> String {
 
 fn brief(record: &StepRecord, pace: &Pace, steps: u64) -> String {
     let left = left(pace, steps.saturating_sub(record.step));
-    format!("loss {:.3}  mlm {:.3}  {:.1} samples/s{left}", record.loss, record.mlm_loss, pace.samples_per_second())
+    let Score { objective, loss, .. } = record.scores.main();
+    format!("loss {:.3}  {objective} {loss:.3}  {:.1} samples/s{left}", record.loss, pace.samples_per_second())
 }
 
 fn left(pace: &Pace, steps: u64) -> String {
@@ -153,8 +154,7 @@ mod tests {
             step,
             samples: 64,
             loss: 7.5,
-            mlm_loss: 6.8125,
-            mlm_accuracy: 0.05,
+            scores: [Score { objective: "mlm".to_owned(), loss: 6.8125, accuracy: 0.05 }].into_iter().collect(),
             learning_rate: 0.0018,
             seconds: 2.0,
             data_wait: 0.01,

@@ -1,6 +1,7 @@
 //! The log and the display: what happens, in words.
 
 use lambert_config::control::EventKind;
+use lambert_config::objectives::Score;
 use lambert_control::Saying;
 use lambert_store::run::checkpoint_url;
 
@@ -61,13 +62,14 @@ impl People {
             EventKind::Checkpoint { name, seconds, written, .. } => {
                 tracing::info!("saved checkpoint {name} in {written:.2} s; training stood still for {seconds:.3} s");
             }
-            EventKind::Evaluation(evaluation) => tracing::info!(
-                "held-out loss after step {}: mlm {:.4} (accuracy {:.4}; without context {:.4})",
-                evaluation.step,
-                evaluation.mlm_loss,
-                evaluation.mlm_accuracy,
-                evaluation.unigram_entropy
-            ),
+            EventKind::Evaluation(evaluation) => {
+                let Score { objective, loss, accuracy } = evaluation.scores.main();
+                tracing::info!(
+                    "held-out loss after step {}: {objective} {loss:.4} (accuracy {accuracy:.4}; without context {:.4})",
+                    evaluation.step,
+                    evaluation.unigram_entropy
+                );
+            }
             EventKind::Plateau { step, stage, done, steps } => {
                 tracing::info!(
                     "the held-out loss is flat: stage {stage} ends after {done} steps, at step {step} of now {steps}"
