@@ -281,6 +281,7 @@ impl<'a> Stage<'a> {
             samples: batch.lengths.len() as u64,
             tokens: batch.tokens(),
             padding: batch.padding,
+            balance: batch.balance,
             drawn: Drawn { dataset, samples: batch.drawn.clone(), passed: batch.passed() },
             ..StepOutcome::default()
         }

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender};
+use lambert_config::dealing::Division;
 use lambert_config::run::{Objective, Pair, Test};
 use lambert_data_prep::dataset::{Dataset, DatasetError, Samples};
 
 use super::batch::{MaskedSample, MicroBatch};
 use super::detours::Detours;
 use super::order::{Order, Place, WINDOW};
-use super::plan;
 use crate::masking::{self, Pieces};
 
 /// Global batches that wait for the training loop at most.
@@ -59,6 +59,8 @@ pub struct GlobalBatch {
     pub lengths: Vec<u16>,
     /// Tokens of padding in the micro-batches of all ranks.
     pub padding: u64,
+    /// Tokens of the rank with the most over the mean, padding included; 0 if the samples could not be read.
+    pub balance: f64,
     /// Tokens to be hidden in all: what the mean of the masked-language loss is taken over. It follows from the lengths
     /// alone, so that every rank knows it before its first backward pass; where no word is short enough for what is left
     /// of a sample's share, a few less are hidden.
@@ -214,17 +216,18 @@ impl Reader {
         let objective = &self.source.objective;
         let masked = lengths.iter().map(|length| objective.predictions(usize::from(*length)) as u64).sum();
         let mut micro_batches = Vec::new();
-        let cuts = plan::cut(&lengths, demand.micro_batch_tokens);
-        let ranks = plan::deal(&cuts, demand.world);
-        for (cut, _) in cuts.iter().zip(ranks).filter(|(_, rank)| *rank == demand.rank) {
+        let division = Division::new(&lengths, demand.world, demand.micro_batch_tokens);
+        for cut in &division.ranks[demand.rank] {
             let samples = cut.samples.iter().map(|sample| self.sample(places[*sample]));
             let samples = samples.collect::<Result<Vec<MaskedSample>, _>>()?;
             let padding = self.source.dataset.manifest().special.pad;
             micro_batches.push(MicroBatch::new(&cut.samples, cut.width, padding, &samples));
         }
         let (epoch, drawn) = (places[0].0, cursor..end);
-        let mut batch = GlobalBatch { epoch, drawn, lengths, padding: 0, masked_tokens: masked, micro_batches };
-        batch.padding = cuts.iter().map(|cut| cut.tokens() as u64).sum::<u64>() - batch.tokens();
+        let balance = division.balance();
+        let mut batch =
+            GlobalBatch { epoch, drawn, lengths, padding: 0, balance, masked_tokens: masked, micro_batches };
+        batch.padding = division.tokens() as u64 - batch.tokens();
         Ok(batch)
     }
 

@@ -33,6 +33,20 @@ impl Data {
     }
 }
 
+/// Tokens of the rank with the most over the mean, in a global batch of a stage: as if samples were as long as can be but for
+/// some that were cut at any length, which a preparation's short samples are, and had the dataset's mean length.
+fn balance(config: &RunConfig, stage: &Stage, data: Data) -> f64 {
+    let longest = data.longest as f64;
+    let cut = (2.0 * (1.0 - data.mean() / longest)).clamp(0.0, 1.0);
+    let samples = stage.global_batch as f64;
+    let length = |index: usize| {
+        let place = (index as f64 + 0.5) / samples;
+        (longest * (place / cut.max(f64::EPSILON)).min(1.0)).ceil() as u16
+    };
+    let lengths: Vec<u16> = (0..stage.global_batch).map(length).collect();
+    Division::new(&lengths, config.cluster.ranks, stage.micro_batch_tokens).balance()
+}
+
 /// Useful operations of a stage with so many layers, as if all its samples had the mean length.
 fn operations(config: &RunConfig, stage: &Stage, layers: usize, data: Data) -> f64 {
     let length = data.mean().round() as usize;
@@ -53,7 +67,7 @@ pub fn lines(config: &RunConfig) -> Result<Vec<String>, Failure> {
 fn table(config: &RunConfig, data: &[Data]) -> Vec<String> {
     let deepest = config.stage.iter().map(|stage| stage.depth(&config.model)).max().unwrap_or_default();
     let (mut samples, mut all, mut at_full_depth) = (0, 0.0, 0.0);
-    let head = ["stage", "layers", "tokens", "steps", "samples", "epochs", "operations", "GiB a rank"];
+    let head = ["stage", "layers", "tokens", "steps", "samples", "epochs", "operations", "GiB a rank", "balance"];
     let mut rows = vec![head.map(str::to_owned)];
     for (index, (stage, data)) in config.stage.iter().zip(data).enumerate() {
         let layers = stage.depth(&config.model);
@@ -71,6 +85,7 @@ fn table(config: &RunConfig, data: &[Data]) -> Vec<String> {
             format!("{:.2}", plan::samples(stage) as f64 / data.rows.max(1) as f64),
             format!("{here:.2e}"),
             format!("{:.1}", memory as f64 / f64::from(1 << 30)),
+            format!("{:.2}", balance(config, stage, *data)),
         ]);
     }
     let mut lines = align(&rows);
@@ -84,10 +99,10 @@ fn table(config: &RunConfig, data: &[Data]) -> Vec<String> {
 }
 
 /// The first column to the left, the others to the right.
-fn align(rows: &[[String; 8]]) -> Vec<String> {
+fn align(rows: &[[String; 9]]) -> Vec<String> {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
-    let widths: [usize; 8] = std::array::from_fn(width);
-    let line = |row: &[String; 8]| {
+    let widths: [usize; 9] = std::array::from_fn(width);
+    let line = |row: &[String; 9]| {
         let mut line = format!("{:<1$}", row[0], widths[0]);
         for (cell, width) in row.iter().zip(widths).skip(1) {
             line += &format!("  {cell:>width$}");
@@ -113,6 +128,7 @@ mod tests {
         assert_eq!(words[..7], ["0", "one", "6", "128", "100", "25600", "0.50"]);
         let expected = 3.0 * 25600.0 * (128.0 * 6.0 * (14_155_776.0 + 393_216.0) + 19.0 * 48_061_440.0);
         assert!((words[7].parse::<f64>().unwrap() / expected - 1.0).abs() < 0.01, "{} {expected:e}", words[7]);
+        assert_eq!(words[words.len() - 1], "1.00");
         assert!(lines[3].starts_with("in all 200 steps, 51200 samples, ") && lines[3].contains(" % less than with 12"));
         let alone = RunConfig { stage: vec![stage(12, 100)], ..config };
         assert!(!table(&alone, &[short])[2].contains("less"), "{:?}", table(&alone, &[short]));
