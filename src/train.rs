@@ -3,7 +3,7 @@
 use lambert_collective::{Endpoints, Group, Reducer};
 use lambert_config::control::{Directive, EventKind, StepRecord};
 use lambert_config::plan::{self, Place};
-use lambert_config::{flops, schedule};
+use lambert_config::{flops, objectives, schedule};
 use lambert_data_prep::dataset::DatasetError;
 use lambert_data_prep::random::Key;
 
@@ -188,11 +188,13 @@ impl<'a> Stage<'a> {
         Ok(Self { session, datasets, place, first_step: state.step, loader, bert, layers })
     }
 
-    /// Freezes or frees the old layers, as the stage's growth says for the step after `done` of them.
+    /// Freezes what no objective reads, and freezes or frees the old layers, as the stage's growth says for the step after
+    /// `done` of them.
     fn freeze(&self, state: &mut TrainState, done: u64) {
         let growth = &self.place.stage.growth;
         if done == self.place.done || done == growth.new_layers_only {
-            growth::freeze(&mut state.parameters, growth, state.grown_from, done);
+            let idle = objectives::idle(&self.session.config.objective);
+            growth::freeze(&mut state.parameters, growth, state.grown_from, done, &idle);
         }
     }
 

@@ -1,7 +1,9 @@
 //! What a run will do and need, said before it starts: its stages, their operations, the memory of a rank.
 
+use lambert_config::architecture::{Architecture, Tensor};
+use lambert_config::dealing::Division;
 use lambert_config::run::{RunConfig, Stage};
-use lambert_config::{flops, memory, plan};
+use lambert_config::{flops, memory, objectives, plan};
 use lambert_data_prep::dataset::Dataset;
 
 use crate::failure::Failure;
@@ -94,8 +96,22 @@ fn table(config: &RunConfig, data: &[Data]) -> Vec<String> {
         if saved > 0.0 { format!(", {saved:.0} % less than with {deepest} layers all along") } else { String::new() };
     let steps = plan::total_steps(config, &plan::Ended::new());
     let most = if config.stage.iter().any(|stage| stage.plateau.is_some()) { "at most " } else { "" };
+    lines.extend(frozen(config));
     lines.push(format!("in all {most}{steps} steps, {samples} samples, {all:.2e} operations{less}"));
     lines
+}
+
+/// The parts that stay as they are, if there are any.
+fn frozen(config: &RunConfig) -> Option<String> {
+    let idle = objectives::idle(&config.objective);
+    let tensors = Architecture::new(&config.model, 0).tensors(0);
+    let part = |tensor: &Tensor| tensor.name.rsplit_once('.').map_or("", |(part, _)| part).to_owned();
+    let mut parts: Vec<String> = tensors.iter().filter(|tensor| idle.contains(&tensor.id.part)).map(part).collect();
+    parts.dedup();
+    let objectives = objectives::ALL.into_iter().filter(|other| !objectives::is_active(*other, &config.objective));
+    let titles: Vec<&str> = objectives.map(|objective| objective.title).collect();
+    let why = format!("not trained without a {} objective, and not exported", titles.join(" or "));
+    (!parts.is_empty()).then(|| format!("frozen: {} ({why})", parts.join(", ")))
 }
 
 /// The first column to the left, the others to the right.
@@ -114,6 +130,8 @@ fn align(rows: &[[String; 9]]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use lambert_config::run::{Cluster, Objective, Pair};
+
     use super::*;
 
     #[test]
@@ -130,6 +148,16 @@ mod tests {
         assert!((words[7].parse::<f64>().unwrap() / expected - 1.0).abs() < 0.01, "{} {expected:e}", words[7]);
         assert_eq!(words[words.len() - 1], "1.00");
         assert!(lines[3].starts_with("in all 200 steps, 51200 samples, ") && lines[3].contains(" % less than with 12"));
+        // Six samples for four ranks: two of them have two.
+        let small = Stage { global_batch: 6, ..stage(6, 100) };
+        let uneven =
+            RunConfig { stage: vec![small], cluster: Cluster { ranks: 4, ..Cluster::default() }, ..config.clone() };
+        assert!(table(&uneven, &[short])[1].ends_with(" 1.33"), "{:?}", table(&uneven, &[short]));
+        assert_eq!(frozen(&config), None);
+        let objective = Objective { pair: Pair::None, ..config.objective.clone() };
+        let expected =
+            "frozen: bert.pooler.dense, cls.seq_relationship (not trained without a pair objective, and not exported)";
+        assert!(table(&RunConfig { objective, ..config.clone() }, &[short; 2]).contains(&expected.to_owned()));
         let alone = RunConfig { stage: vec![stage(12, 100)], ..config };
         assert!(!table(&alone, &[short])[2].contains("less"), "{:?}", table(&alone, &[short]));
     }
