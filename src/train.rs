@@ -62,6 +62,9 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
                 retreat::go_back(session, collective, &mut saver, dataset, retreat)?;
                 return Ok(Outcome::RolledBack);
             }
+            if session.config.test.flips(session.lease.attempt(), session.rank, state.step) {
+                state.flip_a_bit();
+            }
             saver.tend(collective, &told.agreement)?;
             let mut ends = done == place.stage.steps;
             let mut best = false;
@@ -210,7 +213,10 @@ impl<'a> Stage<'a> {
         let mut whole = Stopwatch::start();
         let mut watch = Stopwatch::start();
         session.control.phase(Phase::Read);
-        let read = self.loader.next_batch().ok_or(Error::NoMoreSamples(state.step))?;
+        let Some(read) = self.loader.next_batch() else {
+            self.loader.finish()?;
+            return Err(Error::NoMoreSamples(state.step));
+        };
         // A rank without samples takes part without gradients, so that all learn of it together.
         let (batch, unread) = read.map_or_else(|error| (GlobalBatch::default(), Some(error)), |batch| (batch, None));
         let data_wait = watch.lap();

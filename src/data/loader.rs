@@ -13,7 +13,9 @@ use lambert_data_prep::dataset::{Dataset, DatasetError, Samples};
 use super::batch::{MaskedSample, MicroBatch};
 use super::detours::Detours;
 use super::order::{Order, Place, WINDOW};
+use crate::error::Error;
 use crate::masking::{self, Pieces};
+use crate::torch;
 
 /// Global batches that wait for the training loop at most.
 const AHEAD: usize = 3;
@@ -84,7 +86,8 @@ impl GlobalBatch {
 /// A thread that reads ahead.
 pub struct Loader {
     batches: Receiver<Result<GlobalBatch, DatasetError>>,
-    thread: Option<JoinHandle<()>>,
+    /// It ends with what it said if it panicked.
+    thread: Option<JoinHandle<Result<(), String>>>,
 }
 
 impl Loader {
@@ -95,18 +98,29 @@ impl Loader {
         sizes: impl Iterator<Item = usize> + Send + 'static,
     ) -> std::io::Result<Self> {
         let (sender, batches) = crossbeam_channel::bounded(AHEAD);
-        let work = move || match Reader::new(source) {
+        let serve = move || match Reader::new(source) {
             Ok(mut reader) => reader.serve(&demand, sizes, &sender),
             // That nobody waits for the error any more is no failure.
             Err(error) => drop(sender.send(Err(error))),
         };
+        let work = move || torch::caught(serve);
         let thread = std::thread::Builder::new().name("loader".to_owned()).spawn(work)?;
         Ok(Self { batches, thread: Some(thread) })
     }
 
-    /// The next global batch; `None` after the last.
+    /// The next global batch; `None` after the last, or when [`Loader::finish`] has something to say.
     pub fn next_batch(&mut self) -> Option<Result<GlobalBatch, DatasetError>> {
         self.batches.recv().ok()
+    }
+
+    /// Waits for the end of the thread, after the last batch.
+    ///
+    /// # Errors
+    /// What it said if it panicked.
+    pub fn finish(&mut self) -> Result<(), Error> {
+        let ended = self.thread.take().map_or(Ok(Ok(())), JoinHandle::join);
+        let ended = ended.unwrap_or_else(|_| Err("it ended without a word".to_owned()));
+        ended.map_err(|message| Error::Panic { thread: "the reader of samples", message })
     }
 }
 
@@ -272,5 +286,25 @@ impl Reader {
             hidden,
             factor: self.source.test.factor(number),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_of_the_reader_keeps_its_words() {
+        let (sender, batches) = crossbeam_channel::bounded::<Result<GlobalBatch, DatasetError>>(1);
+        let serve = move || {
+            let _held = sender;
+            panic!("row {} is not there", 7);
+        };
+        let thread = std::thread::spawn(move || torch::caught(serve));
+        let mut loader = Loader { batches, thread: Some(thread) };
+        assert!(loader.next_batch().is_none());
+        let error = loader.finish().unwrap_err();
+        assert_eq!(error.to_string(), "a mistake in lambert itself, in the reader of samples: row 7 is not there");
+        loader.finish().unwrap();
     }
 }
