@@ -36,6 +36,8 @@ pub enum Decision {
     Committed,
     /// It does not, for a reason that may pass.
     Failed,
+    /// It does not, because the ranks do not have the same weights.
+    Apart,
     /// It does not, and this attempt will never save one.
     Lost,
 }
@@ -55,7 +57,7 @@ pub struct Agreement {
 
 /// Numbers of an encoded [`Vote`]: how many ranks ask for each directive, have written, know each decision, and could not
 /// read.
-const LENGTH: usize = 7;
+const LENGTH: usize = 8;
 
 impl Vote {
     /// Its number of ranks, one, at the places of what it says: whatever ranks say, the sums can be told apart.
@@ -67,6 +69,7 @@ impl Vote {
             says(self.save == SaveVote::Written),
             says(self.save == SaveVote::Decided(Decision::Committed)),
             says(self.save == SaveVote::Decided(Decision::Failed)),
+            says(self.save == SaveVote::Decided(Decision::Apart)),
             says(self.save == SaveVote::Decided(Decision::Lost)),
             says(self.unread),
         ]
@@ -76,7 +79,7 @@ impl Vote {
 impl Agreement {
     /// From the sums of all ranks' votes; of what more than one rank says the strongest holds.
     fn decode(sums: [f64; LENGTH]) -> Self {
-        let [checkpoint, stop, written, committed, failed, lost, unread] = sums.map(|ranks| ranks as usize);
+        let [checkpoint, stop, written, committed, failed, apart, lost, unread] = sums.map(|ranks| ranks as usize);
         let strongest =
             |said: &[(usize, Decision)]| said.iter().filter(|(ranks, _)| *ranks > 0).map(|said| said.1).max();
         Self {
@@ -86,7 +89,12 @@ impl Agreement {
                 _ => Directive::CheckpointAndStop,
             },
             written,
-            decided: strongest(&[(committed, Decision::Committed), (failed, Decision::Failed), (lost, Decision::Lost)]),
+            decided: strongest(&[
+                (committed, Decision::Committed),
+                (failed, Decision::Failed),
+                (apart, Decision::Apart),
+                (lost, Decision::Lost),
+            ]),
             unread,
         }
     }
@@ -98,13 +106,14 @@ impl Decision {
         match self {
             Self::Committed => 1,
             Self::Failed => 2,
-            Self::Lost => 3,
+            Self::Apart => 3,
+            Self::Lost => 4,
         }
     }
 
     /// Back from [`Decision::to_byte`].
     pub fn from_byte(byte: u8) -> Option<Self> {
-        [Self::Committed, Self::Failed, Self::Lost].into_iter().find(|decision| decision.to_byte() == byte)
+        [Self::Committed, Self::Failed, Self::Apart, Self::Lost].into_iter().find(|decision| decision.to_byte() == byte)
     }
 }
 
@@ -126,7 +135,7 @@ mod tests {
     use super::*;
 
     const DIRECTIVES: [Directive; 3] = [Directive::Continue, Directive::Checkpoint, Directive::CheckpointAndStop];
-    const DECISIONS: [Decision; 3] = [Decision::Committed, Decision::Failed, Decision::Lost];
+    const DECISIONS: [Decision; 4] = [Decision::Committed, Decision::Failed, Decision::Apart, Decision::Lost];
 
     /// Every vote that there is.
     fn votes() -> impl Iterator<Item = Vote> {
@@ -158,7 +167,7 @@ mod tests {
 
     #[test]
     fn one_rank_alone_is_understood_whatever_it_says() {
-        assert_eq!(votes().count(), 30);
+        assert_eq!(votes().count(), 36);
         for vote in votes() {
             let Vote { directive, save, unread } = vote;
             let decided = if let SaveVote::Decided(decision) = save { Some(decision) } else { None };
@@ -202,6 +211,6 @@ mod tests {
         for decision in DECISIONS {
             assert_eq!(Decision::from_byte(decision.to_byte()), Some(decision));
         }
-        assert_eq!([0, 4, 255].map(Decision::from_byte), [None; 3]);
+        assert_eq!([0, 5, 255].map(Decision::from_byte), [None; 3]);
     }
 }

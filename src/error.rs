@@ -3,6 +3,7 @@
 use lambert_config::{ConfigError, Fault, control, exit};
 use lambert_data_prep::dataset::DatasetError;
 
+use crate::checkpoint::replicas::Apart;
 use crate::torch::TorchError;
 
 /// A worker's failure. Messages do not repeat their source; the chain is printed once, at the end of the program.
@@ -59,6 +60,24 @@ pub enum Error {
         /// The checkpoint.
         name: String,
         /// What went wrong, on whichever rank.
+        message: String,
+    },
+    /// The ranks do not have the same weights.
+    #[error("{apart} after step {step}: no checkpoint was saved")]
+    Replicas {
+        /// The step whose checkpoint was to be saved.
+        step: u64,
+        /// Which ranks.
+        apart: Apart,
+        /// Whether it is known that this rank is wrong.
+        blamed: bool,
+    },
+    /// A thread of lambert's own ended by a mistake in it.
+    #[error("a mistake in lambert itself, in {thread}: {message}")]
+    Panic {
+        /// What the thread does.
+        thread: &'static str,
+        /// What it said.
         message: String,
     },
     /// The run's store could not be searched for a checkpoint.
@@ -122,8 +141,9 @@ impl Error {
             Self::Dataset(DatasetError::NoManifest { .. }) => F::Host,
             Self::Dataset(DatasetError::Store { .. }) => F::Passing,
             Self::Dataset(error) if is_of_host(error) => F::Host,
+            Self::Replicas { blamed: true, .. } => F::Host,
             Self::Store(_) | Self::Resume { .. } | Self::Collective(_) | Self::Torch(_) | Self::Thread(_) => F::Passing,
-            Self::Peer(_) => F::Passing,
+            Self::Peer(_) | Self::Replicas { .. } => F::Passing,
             _ if self.exit_code() == exit::USAGE => F::Usage,
             _ => F::Lasting,
         }

@@ -56,6 +56,8 @@ pub fn evaluate(bert: &Bert, collective: &mut dyn Group, question: &Question, st
         let totals = step::evaluate(bert, &batch?.micro_batches)?;
         sums.iter_mut().zip(totals.as_array()).for_each(|(sum, value)| *sum += value);
     }
+    // A reader that has panicked has given fewer samples than were asked for.
+    loader.finish()?;
     collective.all_reduce_sum_f64(&mut sums)?;
     let totals = Totals::from_array(sums);
     Ok(Evaluation {

@@ -41,6 +41,7 @@ pub fn record(outcome: &StepOutcome, state: &TrainState) -> StepRecord {
         samples: outcome.samples,
         tokens: outcome.tokens,
         padding: outcome.padding as f64 / outcome.tokens.max(1) as f64,
+        balance: outcome.balance,
         masked_tokens: outcome.totals.hidden_tokens(),
         batch_digest: outcome.totals.digest as u64,
         loss: outcome.loss(),

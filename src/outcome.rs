@@ -34,6 +34,8 @@ pub struct StepOutcome {
     pub tokens: u64,
     /// Tokens of padding in the micro-batches of all ranks.
     pub padding: u64,
+    /// Tokens of the rank with the most over the mean, padding included.
+    pub balance: f64,
     /// What it drew.
     pub drawn: Drawn,
     /// The learning rate of its update.

@@ -231,6 +231,7 @@ mod tests {
             drawn: 0..5,
             lengths,
             padding: 0,
+            balance: 1.0,
             masked_tokens: 5,
             micro_batches: cuts.iter().map(micro).collect(),
         }

@@ -81,11 +81,15 @@ pub fn last_panic() -> Option<String> {
 /// Runs tensor code. tch panics where libtorch reports an error; here that becomes an error again, so that model code
 /// can be written as formulas.
 pub fn guard<T>(work: impl FnOnce() -> T) -> Result<T, TorchError> {
+    caught(work).map_err(TorchError)
+}
+
+/// Runs `work`; if it panics, what it said.
+pub fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     std::panic::catch_unwind(AssertUnwindSafe(work)).map_err(|payload| {
         let said = payload.downcast_ref::<String>().cloned();
         let said = said.or_else(|| payload.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-        let said = last_panic().or(said).unwrap_or_else(|| "no reason given".to_owned());
-        TorchError(said)
+        last_panic().or(said).unwrap_or_else(|| "no reason given".to_owned())
     })
 }
 

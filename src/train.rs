@@ -3,7 +3,7 @@
 use lambert_collective::{Endpoints, Group, Reducer};
 use lambert_config::control::{Directive, EventKind, StepRecord};
 use lambert_config::plan::{self, Place};
-use lambert_config::{flops, schedule};
+use lambert_config::{flops, objectives, schedule};
 use lambert_data_prep::dataset::DatasetError;
 use lambert_data_prep::random::Key;
 
@@ -61,6 +61,9 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
             if let Verdict::GoBack(retreat) = told.verdict {
                 retreat::go_back(session, collective, &mut saver, dataset, retreat)?;
                 return Ok(Outcome::RolledBack);
+            }
+            if session.config.test.flips(session.lease.attempt(), session.rank, state.step) {
+                state.flip_a_bit();
             }
             saver.tend(collective, &told.agreement)?;
             let mut ends = done == place.stage.steps;
@@ -188,11 +191,13 @@ impl<'a> Stage<'a> {
         Ok(Self { session, datasets, place, first_step: state.step, loader, bert, layers })
     }
 
-    /// Freezes or frees the old layers, as the stage's growth says for the step after `done` of them.
+    /// Freezes what no objective reads, and freezes or frees the old layers, as the stage's growth says for the step after
+    /// `done` of them.
     fn freeze(&self, state: &mut TrainState, done: u64) {
         let growth = &self.place.stage.growth;
         if done == self.place.done || done == growth.new_layers_only {
-            growth::freeze(&mut state.parameters, growth, state.grown_from, done);
+            let idle = objectives::idle(&self.session.config.objective);
+            growth::freeze(&mut state.parameters, growth, state.grown_from, done, &idle);
         }
     }
 
@@ -208,7 +213,10 @@ impl<'a> Stage<'a> {
         let mut whole = Stopwatch::start();
         let mut watch = Stopwatch::start();
         session.control.phase(Phase::Read);
-        let read = self.loader.next_batch().ok_or(Error::NoMoreSamples(state.step))?;
+        let Some(read) = self.loader.next_batch() else {
+            self.loader.finish()?;
+            return Err(Error::NoMoreSamples(state.step));
+        };
         // A rank without samples takes part without gradients, so that all learn of it together.
         let (batch, unread) = read.map_or_else(|error| (GlobalBatch::default(), Some(error)), |batch| (batch, None));
         let data_wait = watch.lap();
@@ -281,6 +289,7 @@ impl<'a> Stage<'a> {
             samples: batch.lengths.len() as u64,
             tokens: batch.tokens(),
             padding: batch.padding,
+            balance: batch.balance,
             drawn: Drawn { dataset, samples: batch.drawn.clone(), passed: batch.passed() },
             ..StepOutcome::default()
         }

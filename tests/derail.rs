@@ -202,3 +202,31 @@ fn a_run_that_goes_back_in_vain_is_given_up() {
     assert_eq!(ended.code, Some(1), "{}", ended.log);
     assert!(ended.log.contains("given up after 2 rollbacks without progress"), "{}", ended.log);
 }
+
+/// Rates that no model survives: what is measured then is not a number, and is told all the same.
+#[test]
+fn a_held_out_loss_that_is_not_finite_is_told() {
+    let place = Place::new();
+    let held_out = format!("evaluation.data={}", place.path("data/held-out"));
+    let sets = [
+        "optimizer.kind=adamw",
+        "stage.0.learning_rate=1e30",
+        "guard.loss_band=0",
+        "guard.nonfinite_steps=1000",
+        "evaluation.every_steps=2",
+        "checkpoint.keep_best=true",
+        held_out.as_str(),
+    ];
+    let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+    let (config, run) = (place.config(6, 2), place.path("run"));
+    let ran = support::run(&[&["run", "--config", &config, "--run", &run, "--json"][..], &sets].concat());
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let lines: Vec<Value> = ran.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |event: &str| lines.iter().filter(|line| line["event"] == *event).collect::<Vec<_>>();
+    assert_eq!(of("evaluation").len(), 3, "{}", ran.out);
+    assert!(of("evaluation").iter().all(|line| line["mlm_loss"].is_null() && line["masked_tokens"].as_u64() > Some(0)));
+    assert_eq!(of("end")[0]["state"], "finished");
+    let status: Value = serde_json::from_str(&support::done(&["status", &run, "--json"])).unwrap();
+    assert_eq!((&status["status"]["step"], &status["status"]["evaluation"]["mlm_loss"]), (&6.into(), &Value::Null));
+    assert!(manifest(&place, "run")["best"].is_null(), "no such loss is the best");
+}

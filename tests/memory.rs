@@ -68,3 +68,40 @@ fn the_formula_is_little_above_the_measured_peak() {
     }
     assert!(far.is_empty(), "below the peak or more than {MARGIN} above: {far:?}");
 }
+
+/// Bytes of main memory that a process has now.
+fn resident(pid: u32) -> f64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse::<f64>().unwrap() * 1024.0
+}
+
+/// Steps come in ever other shapes, and every hundredth is saved; a worker has no more memory after two thousand more of them.
+#[test]
+fn memory_is_flat_over_two_thousand_steps_of_changing_shapes() {
+    // Allocator and libraries have taken what they keep by then.
+    const FIRST: u64 = 800;
+    const LAST: u64 = FIRST + 2000;
+    let place = Place::new();
+    let sets = [
+        "stage.0.batch_ramp={ start = 12, steps = 3000 }",
+        "checkpoint.every_steps=100",
+        "cluster.backend=local",
+        "cluster.threads=1",
+    ];
+    let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+    let (config, run) = (place.config(LAST + 250, 1), place.path("run"));
+    let mut running = Running::start_with(&config, &run, &sets);
+    // The mean over two hundred steps: the allocator gives back in its own time.
+    let mut mean = |from: u64| {
+        running.reach(from);
+        let worker = support::workers(&run).remove(&0).unwrap();
+        let all: Vec<f64> = (0..200).filter_map(|_| running.record()).map(|_| resident(worker)).collect();
+        assert_eq!(all.len(), 200, "the run ended early");
+        all.iter().sum::<f64>() / 200.0
+    };
+    let (early, late) = (mean(FIRST), mean(LAST));
+    println!("{:.1} MB after {FIRST} steps, {:.1} MB after {LAST}", early / 1e6, late / 1e6);
+    // Five kilobytes a step: fewer than any tensor of a step has. Arenas of the allocator come and go.
+    assert!(late < early + 1e7, "{early} bytes became {late}");
+}

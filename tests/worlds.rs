@@ -24,12 +24,22 @@ fn worlds_of_one_two_and_three_train_alike() {
     let place = Place::new();
     let one = train(&place, 1);
     assert!(one.windows(2).all(|pair| pair[0].batch_digest != pair[1].batch_digest), "every batch is another");
-    let padding: Vec<f64> = one.iter().map(|record| record.padding).collect();
-    assert!(padding.iter().all(|share| (0.0..0.03).contains(share)) && padding.iter().any(|share| *share > 0.0));
-    for ranks in [2, 3] {
+    let padding = |records: &[StepRecord]| records.iter().map(|record| record.padding).collect::<Vec<_>>();
+    assert!(padding(&one).iter().any(|share| *share > 0.0));
+    assert!(one.iter().all(|record| record.balance == 1.0));
+    // Sixteen samples among three ranks: one has six at least.
+    for (ranks, even) in [(2, 1.05), (3, 1.25)] {
         let mut worst: f64 = 0.0;
-        for (one, other) in one.iter().zip(train(&place, ranks)) {
-            let facts = |r: &StepRecord| (r.step, r.batch_digest, r.samples, r.tokens, r.padding, r.masked_tokens);
+        let others = train(&place, ranks);
+        assert!(
+            padding(&others).iter().all(|share| (0.0..0.03).contains(share)),
+            "{ranks} ranks: {:?}",
+            padding(&others)
+        );
+        let balance: Vec<f64> = others.iter().map(|record| record.balance).collect();
+        assert!(balance.iter().all(|balance| (1.0..even).contains(balance)), "{ranks} ranks: {balance:?}");
+        for (one, other) in one.iter().zip(others) {
+            let facts = |r: &StepRecord| (r.step, r.batch_digest, r.samples, r.tokens, r.masked_tokens);
             assert_eq!(facts(one), facts(&other), "{ranks} ranks");
             assert_eq!(one.scores.iter().count(), 2, "MLM and pairs");
             for (one, other) in one.scores.iter().zip(other.scores.iter()) {

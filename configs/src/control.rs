@@ -143,6 +143,10 @@ pub struct StepRecord {
     /// Tokens of padding that all ranks computed with, over `tokens`.
     #[serde(default)]
     pub padding: f64,
+    /// Tokens of the rank with the most over the mean of all ranks, padding included: how much longer than need be a step
+    /// takes. 0 in records of before.
+    #[serde(default)]
+    pub balance: f64,
     /// Masked tokens of the global batch.
     pub masked_tokens: u64,
     /// Sum of a 32-bit hash of each sample as it was fed, masks included: equal digests mean the same samples under the

@@ -4,6 +4,7 @@
 //! - [`prep`]: a preparation (text to dataset)
 //! - [`run`]: a run (a list of stages)
 //! - [`plan`]: the stages of a run laid end to end, in steps
+//! - [`dealing`]: which samples of a global batch a rank works on, and in which micro-batches
 //! - [`schedule`]: the learning rate of a step
 //! - [`architecture`]: what a model is made of: its parts and their tensors
 //! - [`objectives`]: what is learnt, by name, and how it is scored
@@ -16,6 +17,7 @@
 
 pub mod architecture;
 pub mod control;
+pub mod dealing;
 pub mod exit;
 pub mod flops;
 pub mod load;

@@ -7,6 +7,10 @@ use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::architecture::Part;
+use crate::prep::Pair;
+use crate::run;
+
 /// What one answer is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asks {
@@ -25,16 +29,37 @@ pub struct Objective {
     pub title: &'static str,
     /// What it asks for.
     pub asks: Asks,
+    /// The parts of the model that are its head: what it reads behind the encoder.
+    pub head: &'static [Part],
 }
 
 /// Masked language modelling (arXiv 1810.04805, 3.1): which piece was hidden.
-pub const MASKED_LANGUAGE: Objective = Objective { name: "mlm", title: "MLM", asks: Asks::HiddenTokens };
+pub const MASKED_LANGUAGE: Objective = Objective {
+    name: "mlm",
+    title: "MLM",
+    asks: Asks::HiddenTokens,
+    head: &[Part::Transform, Part::TransformNorm, Part::Decoder, Part::PredictionBias],
+};
 
 /// A pair objective, next sentence or sentence order: what the second segment is.
-pub const PAIR: Objective = Objective { name: "pair", title: "pair", asks: Asks::Samples };
+pub const PAIR: Objective =
+    Objective { name: "pair", title: "pair", asks: Asks::Samples, head: &[Part::Pooler, Part::PairHead] };
 
 /// All objectives, in the order of the records.
 pub const ALL: [Objective; 2] = [MASKED_LANGUAGE, PAIR];
+
+/// Whether a run learns it.
+pub fn is_active(objective: Objective, config: &run::Objective) -> bool {
+    objective != PAIR || config.pair != Pair::None
+}
+
+/// The parts of the model that none of a run's objectives reads. Nothing is learnt by them, so they are frozen, and no export
+/// has them.
+pub fn idle(config: &run::Objective) -> Vec<Part> {
+    let (active, others): (Vec<_>, Vec<_>) = ALL.into_iter().partition(|objective| is_active(*objective, config));
+    let read = |part: &Part| active.iter().any(|objective| objective.head.contains(part));
+    others.iter().flat_map(|objective| objective.head).copied().filter(|part| !read(part)).collect()
+}
 
 /// The one that lines for people show, and whose held-out loss ends a stage with a plateau.
 pub const MAIN: Objective = MASKED_LANGUAGE;
@@ -159,6 +184,14 @@ mod tests {
         let text = serde_json::to_string(&alone).unwrap();
         assert!(!text.contains("pair"), "{text}");
         assert_eq!(serde_json::from_str::<StepRecord>(&text).unwrap(), alone);
+    }
+
+    #[test]
+    fn a_run_without_pairs_has_two_idle_parts() {
+        let config = |pair| run::Objective { pair, ..run::Objective::default() };
+        assert_eq!(idle(&config(Pair::None)), [Part::Pooler, Part::PairHead]);
+        assert_eq!(idle(&config(Pair::Nsp)), []);
+        assert_eq!(idle(&config(Pair::Sop)), []);
     }
 
     #[test]

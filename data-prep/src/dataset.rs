@@ -3,6 +3,7 @@
 //! [`Dataset`] reads one from a folder or URL; [`ShardWriter`] and [`write()`] make one. The format is described in
 //! docs/formats.md.
 
+mod check;
 mod error;
 mod file;
 mod fit;

@@ -2,13 +2,17 @@
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use lambert_config::prep::{Packing, Pair};
 use lambert_data_prep::dataset::{
-    self, Counts, Dataset, Manifest, NO_PAIR, Sample, SampleRules, VERSION, VocabularyFile,
+    self, Counts, Dataset, Manifest, NO_PAIR, Sample, SampleRules, VERSION, VocabularyFile, sha256_hex,
 };
 use lambert_data_prep::random::Key;
 use lambert_data_prep::tokenizer::Special;
+use parquet::data_type::Int32Type;
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
 
 const VOCABULARY: &[u8] = b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\nc\n";
 
@@ -37,14 +41,13 @@ fn manifest() -> Manifest {
     }
 }
 
-/// Rows of many lengths, with and without a pair.
+/// Rows of many lengths.
 fn rows(count: u64) -> Vec<(Vec<u32>, u16, u8)> {
     let row = |index: u64| {
         let mut rng = Key::new(5).with(index).rng();
         let length = rng.between(3, 16);
         let ids = (0..length).map(|_| rng.below(8) as u32).collect();
-        let label = [0, 1, NO_PAIR][rng.below(3) as usize];
-        (ids, if label == NO_PAIR { 0 } else { rng.below(length) as u16 }, label)
+        (ids, rng.below(length) as u16, rng.below(2) as u8)
     };
     (0..count).map(row).collect()
 }
@@ -163,4 +166,93 @@ fn rows_that_cannot_be_are_refused() {
     };
     assert!(refused(&[], 0) && refused(&[2, 3], 2) && refused(&vec![5; 70_000], 0));
     assert!(!refused(&[2, 3], 0));
+}
+
+#[test]
+fn rows_without_pairs_have_no_label() {
+    let folder = tempfile::tempdir().unwrap();
+    let sample = |pair_label| Sample { input_ids: &[2, 5, 3], segment_b_start: 0, pair_label };
+    let manifest = |pair| Manifest { samples: SampleRules { pair, ..manifest().samples }, ..manifest() };
+    let read = |pair, label| {
+        dataset::write(folder.path(), manifest(pair), VOCABULARY, &[sample(label)], 1, 10).unwrap();
+        Dataset::open(folder.path().to_str().unwrap()).unwrap().read(0).map(|samples| samples.pair_label)
+    };
+    assert_eq!(read(Pair::None, NO_PAIR).unwrap(), [NO_PAIR]);
+    assert_eq!(read(Pair::Sop, 1).unwrap(), [1]);
+    let refused = |pair, label| read(pair, label).unwrap_err().to_string();
+    assert!(refused(Pair::Nsp, NO_PAIR).contains("row 0 has no pair label, expected 0 or 1"));
+    assert!(refused(Pair::None, 1).contains("row 0 has pair label 1, expected none"));
+}
+
+/// The columns of a shard of two rows, [2, 5, 3] and [2, 6, 3].
+struct Columns {
+    length: [i32; 2],
+    segment_b_start: [i32; 2],
+    pair_label: [i32; 2],
+}
+
+/// A dataset whose shard was written by another program.
+fn foreign(folder: &Path, columns: &Columns) -> Dataset {
+    let sample = |ids| Sample { input_ids: ids, segment_b_start: 2, pair_label: 1 };
+    let mut manifest =
+        dataset::write(folder, manifest(), VOCABULARY, &[sample(&[2, 5, 3]), sample(&[2, 6, 3])], 1, 10).unwrap();
+    let schema = "message sample {
+        required group input_ids (LIST) { repeated group list { required int32 element (INTEGER(16,false)); } }
+        required int32 length (INTEGER(16,false));
+        required int32 segment_b_start (INTEGER(16,false));
+        optional int32 pair_label (INTEGER(8,false));
+    }";
+    let schema = Arc::new(parse_message_type(schema).unwrap());
+    let mut bytes = Vec::new();
+    let mut writer = SerializedFileWriter::new(&mut bytes, schema, Default::default()).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    type Levels<'a> = Option<&'a [i16]>;
+    let columns: [(&[i32], Levels<'_>, Levels<'_>); 4] = [
+        (&[2, 5, 3, 2, 6, 3], Some(&[1; 6]), Some(&[0, 1, 1, 0, 1, 1])),
+        (&columns.length, None, None),
+        (&columns.segment_b_start, None, None),
+        (&columns.pair_label, Some(&[1; 2]), None),
+    ];
+    for (values, definition, repetition) in columns {
+        let mut column = group.next_column().unwrap().unwrap();
+        column.typed::<Int32Type>().write_batch(values, definition, repetition).unwrap();
+        column.close().unwrap();
+    }
+    group.close().unwrap();
+    writer.close().unwrap();
+    let shard = &mut manifest.shards[0];
+    (shard.bytes, shard.sha256) = (bytes.len() as u64, sha256_hex(&bytes));
+    std::fs::write(folder.join(&shard.path), bytes).unwrap();
+    std::fs::write(folder.join("manifest.json"), manifest.to_json()).unwrap();
+    Dataset::open(folder.to_str().unwrap()).unwrap()
+}
+
+#[test]
+fn rows_of_another_program_are_checked_where_they_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let good = || Columns { length: [3, 3], segment_b_start: [2, 3], pair_label: [0, 1] };
+    let read = foreign(folder.path(), &good()).read(0).unwrap();
+    assert_eq!(
+        (read.ids(1), &read.segment_b_start[..], &read.pair_label[..]),
+        (&[2, 6, 3][..], &[2, 3][..], &[0, 1][..])
+    );
+    let refused = |columns: Columns, words: &str| {
+        let dataset = foreign(folder.path(), &columns);
+        let message = dataset.read(0).unwrap_err().to_string();
+        assert!(message.contains(words) && message.contains("row group 0"), "{message}");
+        if columns.length != [3, 3] && columns.length != [2, 3] {
+            assert_eq!(dataset.lengths(0).unwrap_err().to_string(), message);
+        }
+    };
+    for length in [0, -1, 17, 1 << 16] {
+        let words = format!("row 1 has {length} tokens, expected 1 to 16");
+        refused(Columns { length: [3, length], ..good() }, &words);
+    }
+    refused(Columns { length: [2, 3], segment_b_start: [0, 0], ..good() }, "does not match input_ids");
+    for start in [4, -1, 1 << 16] {
+        let words = format!("the second segment of row 0, of 3 tokens, starts at {start}");
+        refused(Columns { segment_b_start: [start, 0], ..good() }, &words);
+    }
+    refused(Columns { pair_label: [2, 0], ..good() }, "row 0 has pair label 2, expected 0 or 1");
+    refused(Columns { pair_label: [0, -1], ..good() }, "row 1 has pair label 254, expected 0 or 1");
 }

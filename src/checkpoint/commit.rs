@@ -2,7 +2,9 @@
 
 use lambert_store::checkpoint::{self as stored, Manifest, ObjectEntry, Retention, Writer};
 use lambert_store::{Lease, Store};
+use serde::{Deserialize, Serialize};
 
+use super::replicas::Apart;
 use crate::error::{self, Error};
 use crate::metrics::Sheet;
 
@@ -12,7 +14,7 @@ pub struct Commit {
     pub writer: Writer,
     /// Its manifest, without objects.
     pub manifest: Manifest,
-    /// What the ranks handed in: [`to_part`] of each.
+    /// What the ranks handed in, [`Part::encode`] of each.
     pub parts: Vec<Vec<u8>>,
     /// The records of the steps that it holds.
     pub sheet: Sheet,
@@ -31,22 +33,33 @@ pub enum Outcome {
     Committed,
     /// It does not, for a reason that may pass.
     Failed(String),
+    /// It does not, because the ranks do not have the same weights.
+    Apart(Apart),
     /// It does not, and this attempt will never save one.
     Lost(String),
 }
 
-/// The entries of what a rank has written, or why it could not, as it is sent to rank 0.
-pub fn to_part(written: Result<Vec<ObjectEntry>, lambert_store::Error>) -> Result<Vec<u8>, Error> {
-    serde_json::to_vec(&written.map_err(|error| error::chain(&error))).map_err(Error::Json)
+/// What a rank hands in.
+#[derive(Serialize, Deserialize)]
+pub struct Part {
+    /// Of its weights, as they were when it began to save.
+    digest: u64,
+    /// The entries of what it has written, or why it could not.
+    written: Result<Vec<ObjectEntry>, String>,
+}
+
+impl Part {
+    /// As it is sent to rank 0.
+    pub fn encode(digest: u64, written: Result<Vec<ObjectEntry>, lambert_store::Error>) -> Result<Vec<u8>, Error> {
+        let written = written.map_err(|error| error::chain(&error));
+        serde_json::to_vec(&Self { digest, written }).map_err(Error::Json)
+    }
 }
 
 impl Commit {
     /// Commits, and hands the records back: they are needed again if it failed.
     pub fn run(mut self) -> (Outcome, Sheet) {
-        let outcome = self.objects().map_or_else(Outcome::Failed, |objects| {
-            self.manifest.objects = objects;
-            self.write().map_or_else(|error| outcome(&error), |()| Outcome::Committed)
-        });
+        let outcome = self.outcome();
         if outcome == Outcome::Committed {
             self.prune();
         } else if let Err(error) = self.writer.abandon() {
@@ -55,14 +68,20 @@ impl Commit {
         (outcome, self.sheet)
     }
 
-    fn objects(&self) -> Result<Vec<ObjectEntry>, String> {
-        let mut objects = Vec::new();
-        for part in &self.parts {
-            let part: Result<Vec<ObjectEntry>, String> =
-                serde_json::from_slice(part).map_err(|error| error.to_string())?;
-            objects.extend(part?);
+    fn outcome(&mut self) -> Outcome {
+        let parts: Result<Vec<Part>, _> = self.parts.iter().map(|part| serde_json::from_slice(part)).collect();
+        let parts = match parts {
+            Ok(parts) => parts,
+            Err(error) => return Outcome::Failed(error.to_string()),
+        };
+        if let Some(apart) = Apart::among(&parts.iter().map(|part| part.digest).collect::<Vec<_>>()) {
+            return Outcome::Apart(apart);
         }
-        Ok(objects)
+        let written: Result<Vec<Vec<ObjectEntry>>, String> = parts.into_iter().map(|part| part.written).collect();
+        written.map_or_else(Outcome::Failed, |objects| {
+            self.manifest.objects = objects.concat();
+            self.write().map_or_else(|error| outcome(&error), |()| Outcome::Committed)
+        })
     }
 
     fn write(&self) -> Result<(), lambert_store::Error> {

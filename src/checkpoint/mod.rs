@@ -4,6 +4,7 @@
 //! - [`saver`]: when to save, and saves beside the training; [`snapshot`] is the copy that is written, [`commit`] what
 //!   rank 0 does when all ranks have written theirs, [`trouble`] what follows failures
 //! - [`rollback`]: what an attempt that went back leaves for the next
+//! - [`replicas`]: whether all ranks have the same weights
 //! - [`Facts`]: the counters of a checkpoint
 //! - files and filler: the objects of a checkpoint, and how they are taken in as they are read
 
@@ -11,6 +12,7 @@ pub mod commit;
 mod facts;
 mod files;
 mod filler;
+pub mod replicas;
 mod resume;
 pub mod rollback;
 pub mod saver;

@@ -15,7 +15,8 @@ use lambert_collective::Group;
 use lambert_config::control::{Evaluation, EventKind, StepRecord};
 use lambert_store::checkpoint::{self as stored, Best, Manifest, PendingObject, Retention, Slice, Writer};
 
-use super::commit::{self, Commit, Outcome};
+use super::commit::{Commit, Outcome, Part};
+use super::replicas::{self, Apart};
 use super::snapshot::Snapshot;
 use super::trouble::Trouble;
 use super::{Facts, Origin};
@@ -24,6 +25,7 @@ use crate::error::Error;
 use crate::metrics::{Records, Sheet, Stopwatch};
 use crate::session::{Datasets, Session};
 use crate::state::TrainState;
+use crate::torch;
 
 /// Decides when to save, saves, and keeps the records that belong to each checkpoint.
 pub struct Saver<'a> {
@@ -50,6 +52,8 @@ pub struct Saver<'a> {
 struct Save {
     writer: Writer,
     manifest: Manifest,
+    /// Of this rank's weights.
+    digest: u64,
     began: Instant,
     stall: f64,
     phase: Phase,
@@ -162,10 +166,11 @@ impl<'a> Saver<'a> {
             Ok((pending, object.slices))
         });
         let objects = objects.collect::<Result<_, Error>>()?;
+        let digest = torch::guard(|| replicas::digest(state))?;
         let manifest = self.manifest(state, writer.name())?;
         let phase = Phase::Writing(objects, self.records.cut(state.step));
         let stall = watch.lap();
-        self.save = Some(Save { writer, manifest, began: self.last_save, stall, phase });
+        self.save = Some(Save { writer, manifest, digest, began: self.last_save, stall, phase });
         self.stall += stall;
         Ok(())
     }
@@ -229,7 +234,7 @@ impl<'a> Saver<'a> {
             entry.slices = slices;
             Ok(entry)
         });
-        let part = commit::to_part(entries.collect())?;
+        let part = Part::encode(save.digest, entries.collect())?;
         let Some(parts) = collective.gather_bytes(&part, 0)? else { return Ok(()) };
         let (writer, manifest, session) = (save.writer.clone(), save.manifest.clone(), self.session);
         let (store, lease, retention) = (session.store.clone(), session.lease.clone(), retention(session, &manifest));
@@ -244,7 +249,7 @@ impl<'a> Saver<'a> {
 
     /// All ranks act on what came of the save.
     fn conclude(&mut self, collective: &mut dyn Group, decision: Decision) -> Result<(), Error> {
-        let Some(Save { writer, manifest, began, stall, phase }) = self.save.take() else { return Ok(()) };
+        let Some(Save { writer, manifest, began, stall, phase, .. }) = self.save.take() else { return Ok(()) };
         let name = writer.name().to_owned();
         let decided = if let Phase::Decided(outcome, sheet) = phase { Some((outcome, sheet)) } else { None };
         if decision == Decision::Committed {
@@ -264,9 +269,13 @@ impl<'a> Saver<'a> {
         }
         self.trouble.add(began);
         let mut message = Vec::new();
-        if let Some((Outcome::Failed(why) | Outcome::Lost(why), sheet)) = decided {
+        if let Some((outcome, sheet)) = decided {
             self.records.restore(sheet);
-            message = why.into_bytes();
+            message = match outcome {
+                Outcome::Committed => Vec::new(),
+                Outcome::Failed(why) | Outcome::Lost(why) => why.into_bytes(),
+                Outcome::Apart(apart) => serde_json::to_vec(&apart).map_err(Error::Json)?,
+            };
         }
         if decision == Decision::Failed {
             if self.session.is_first() {
@@ -275,6 +284,11 @@ impl<'a> Saver<'a> {
             return Ok(());
         }
         collective.broadcast_bytes(&mut message, 0)?;
+        if decision == Decision::Apart {
+            let apart: Apart = serde_json::from_slice(&message).map_err(Error::Json)?;
+            let blamed = apart.blames(self.session.rank);
+            return Err(Error::Replicas { step: manifest.step, apart, blamed });
+        }
         Err(Error::Save { name, message: String::from_utf8_lossy(&message).into_owned() })
     }
 
@@ -330,6 +344,7 @@ fn decision(outcome: &Outcome) -> Decision {
     match outcome {
         Outcome::Committed => Decision::Committed,
         Outcome::Failed(_) => Decision::Failed,
+        Outcome::Apart(_) => Decision::Apart,
         Outcome::Lost(_) => Decision::Lost,
     }
 }

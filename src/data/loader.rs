@@ -6,14 +6,16 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender};
+use lambert_config::dealing::Division;
 use lambert_config::run::{Objective, Pair, Test};
 use lambert_data_prep::dataset::{Dataset, DatasetError, Samples};
 
 use super::batch::{MaskedSample, MicroBatch};
 use super::detours::Detours;
 use super::order::{Order, Place, WINDOW};
-use super::plan;
+use crate::error::Error;
 use crate::masking::{self, Pieces};
+use crate::torch;
 
 /// Global batches that wait for the training loop at most.
 const AHEAD: usize = 3;
@@ -59,6 +61,8 @@ pub struct GlobalBatch {
     pub lengths: Vec<u16>,
     /// Tokens of padding in the micro-batches of all ranks.
     pub padding: u64,
+    /// Tokens of the rank with the most over the mean, padding included; 0 if the samples could not be read.
+    pub balance: f64,
     /// Tokens to be hidden in all: what the mean of the masked-language loss is taken over. It follows from the lengths
     /// alone, so that every rank knows it before its first backward pass; where no word is short enough for what is left
     /// of a sample's share, a few less are hidden.
@@ -82,7 +86,8 @@ impl GlobalBatch {
 /// A thread that reads ahead.
 pub struct Loader {
     batches: Receiver<Result<GlobalBatch, DatasetError>>,
-    thread: Option<JoinHandle<()>>,
+    /// It ends with what it said if it panicked.
+    thread: Option<JoinHandle<Result<(), String>>>,
 }
 
 impl Loader {
@@ -93,18 +98,29 @@ impl Loader {
         sizes: impl Iterator<Item = usize> + Send + 'static,
     ) -> std::io::Result<Self> {
         let (sender, batches) = crossbeam_channel::bounded(AHEAD);
-        let work = move || match Reader::new(source) {
+        let serve = move || match Reader::new(source) {
             Ok(mut reader) => reader.serve(&demand, sizes, &sender),
             // That nobody waits for the error any more is no failure.
             Err(error) => drop(sender.send(Err(error))),
         };
+        let work = move || torch::caught(serve);
         let thread = std::thread::Builder::new().name("loader".to_owned()).spawn(work)?;
         Ok(Self { batches, thread: Some(thread) })
     }
 
-    /// The next global batch; `None` after the last.
+    /// The next global batch; `None` after the last, or when [`Loader::finish`] has something to say.
     pub fn next_batch(&mut self) -> Option<Result<GlobalBatch, DatasetError>> {
         self.batches.recv().ok()
+    }
+
+    /// Waits for the end of the thread, after the last batch.
+    ///
+    /// # Errors
+    /// What it said if it panicked.
+    pub fn finish(&mut self) -> Result<(), Error> {
+        let ended = self.thread.take().map_or(Ok(Ok(())), JoinHandle::join);
+        let ended = ended.unwrap_or_else(|_| Err("it ended without a word".to_owned()));
+        ended.map_err(|message| Error::Panic { thread: "the reader of samples", message })
     }
 }
 
@@ -214,17 +230,18 @@ impl Reader {
         let objective = &self.source.objective;
         let masked = lengths.iter().map(|length| objective.predictions(usize::from(*length)) as u64).sum();
         let mut micro_batches = Vec::new();
-        let cuts = plan::cut(&lengths, demand.micro_batch_tokens);
-        let ranks = plan::deal(&cuts, demand.world);
-        for (cut, _) in cuts.iter().zip(ranks).filter(|(_, rank)| *rank == demand.rank) {
+        let division = Division::new(&lengths, demand.world, demand.micro_batch_tokens);
+        for cut in &division.ranks[demand.rank] {
             let samples = cut.samples.iter().map(|sample| self.sample(places[*sample]));
             let samples = samples.collect::<Result<Vec<MaskedSample>, _>>()?;
             let padding = self.source.dataset.manifest().special.pad;
             micro_batches.push(MicroBatch::new(&cut.samples, cut.width, padding, &samples));
         }
         let (epoch, drawn) = (places[0].0, cursor..end);
-        let mut batch = GlobalBatch { epoch, drawn, lengths, padding: 0, masked_tokens: masked, micro_batches };
-        batch.padding = cuts.iter().map(|cut| cut.tokens() as u64).sum::<u64>() - batch.tokens();
+        let balance = division.balance();
+        let mut batch =
+            GlobalBatch { epoch, drawn, lengths, padding: 0, balance, masked_tokens: masked, micro_batches };
+        batch.padding = division.tokens() as u64 - batch.tokens();
         Ok(batch)
     }
 
@@ -269,5 +286,25 @@ impl Reader {
             hidden,
             factor: self.source.test.factor(number),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_of_the_reader_keeps_its_words() {
+        let (sender, batches) = crossbeam_channel::bounded::<Result<GlobalBatch, DatasetError>>(1);
+        let serve = move || {
+            let _held = sender;
+            panic!("row {} is not there", 7);
+        };
+        let thread = std::thread::spawn(move || torch::caught(serve));
+        let mut loader = Loader { batches, thread: Some(thread) };
+        assert!(loader.next_batch().is_none());
+        let error = loader.finish().unwrap_err();
+        assert_eq!(error.to_string(), "a mistake in lambert itself, in the reader of samples: row 7 is not there");
+        loader.finish().unwrap();
     }
 }

@@ -2,7 +2,6 @@
 //!
 //! - [`order`]: the order of the samples, a pure function of (row groups, seed, epoch)
 //! - [`detours`]: what is left out of it
-//! - [`plan`]: which samples make a micro-batch and which rank gets it, a pure function of their lengths
 //! - [`batch`]: the tokens of a micro-batch, masked
 //! - [`loader`]: reads ahead on a thread of its own
 
@@ -10,7 +9,6 @@ pub mod batch;
 pub mod detours;
 pub mod loader;
 pub mod order;
-pub mod plan;
 
 pub use batch::MicroBatch;
 pub use loader::{GlobalBatch, Loader, Source};

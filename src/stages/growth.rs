@@ -120,11 +120,11 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Freezes all but the new layers while a stage whose model had `from` layers before it has `done` of the steps in which
-/// only these are trained; after them nothing is frozen.
-pub fn freeze(parameters: &mut Parameters, growth: &Growth, from: Option<usize>, done: u64) {
+/// Freezes the `idle` parts, which no objective reads; and all but the new layers while a stage whose model had `from` layers
+/// before it has `done` of the steps in which only these are trained.
+pub fn freeze(parameters: &mut Parameters, growth: &Growth, from: Option<usize>, done: u64, idle: &[Part]) {
     let Some(from) = from.filter(|_| done < growth.new_layers_only) else {
-        return parameters.freeze(|_| false);
+        return parameters.freeze(|spec| idle.contains(&spec.id.part));
     };
     let sources = growth.sources(from, parameters.layers());
     let is_new = |spec: &Spec| spec.id.layer.is_some_and(|layer| sources.get(layer).is_some_and(|(_, new)| *new));
@@ -292,7 +292,7 @@ mod tests {
         grow(&mut state, &model, &growth, 2).unwrap();
         let from = state.grown_from;
         for done in 0..5 {
-            freeze(&mut state.parameters, &growth, from, done);
+            freeze(&mut state.parameters, &growth, from, done, &[]);
             state.count_update();
         }
         assert_eq!((age(&state, 0), age(&state, 1), state.updates["bert.embeddings"]), (2, 5, 2));

@@ -208,6 +208,13 @@ impl TrainState {
         let _ = part.fill_(f64::from(value));
     }
 
+    /// Lets a bit of the weights change by itself, for tests: one that no update rounds away.
+    pub fn flip_a_bit(&mut self) {
+        let first = self.parameters.specs().last().map_or(0, |spec| spec.first);
+        let flipped = self.read(Buffer::Weights, first..first + 1)[0].to_bits() ^ (1 << 22);
+        self.write(Buffer::Weights, first, &[f32::from_bits(flipped)]);
+    }
+
     /// Takes the weights, gradients, moments and counts of updates of `other`, which may be of another model, for its own.
     pub fn take_tensors(&mut self, other: Self) {
         self.parameters = other.parameters;

@@ -5,7 +5,8 @@
 
 Needs torch and transformers, which the project does not; run it by hand, CI does not. It exports the model to a temporary
 folder and checks that
-- BertForPreTraining (MegatronBertForPreTraining where the config says so) loads it with no missing, unexpected or
+- the class that its config names (BertForPreTraining; MegatronBert... with pre-normalisation, ...ForMaskedLM without a pair
+  objective) loads it with no missing, unexpected or
   mismatched weights, the decoder tied to the embeddings or not as the config says;
 - BertTokenizerFast and AutoTokenizer load it and cut the texts into the same pieces as `lambert fill-mask` sees;
 - the logits of the top pieces at each [MASK] differ from `lambert fill-mask`'s by at most 1e-4.
@@ -17,7 +18,8 @@ import sys
 import tempfile
 
 import torch
-from transformers import AutoModelForPreTraining, AutoTokenizer, BertTokenizerFast
+import transformers
+from transformers import AutoConfig, AutoTokenizer, BertTokenizerFast
 
 TOLERANCE = 1e-4
 TOP = 20
@@ -25,7 +27,8 @@ TEXTS = ["the [MASK] visits the star .", "Every [MASK] that the kings see [MASK]
 
 
 def check_weights(folder):
-    model, loading = AutoModelForPreTraining.from_pretrained(folder, output_loading_info=True)
+    model_class = getattr(transformers, AutoConfig.from_pretrained(folder).architectures[0])
+    model, loading = model_class.from_pretrained(folder, output_loading_info=True)
     for kind in ["missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"]:
         assert not loading[kind], f"{kind}: {loading[kind]}"
     assert type(model).__name__ in model.config.architectures, type(model)
@@ -54,7 +57,8 @@ def check_logits(model, tokenizer, program, run, text):
     guesses = json.loads(answer.stdout)
     batch = tokenizer(text, return_tensors="pt")
     with torch.no_grad():
-        logits = model(**batch).prediction_logits[0]
+        output = model(**batch)
+        logits = (output.logits if "logits" in output else output.prediction_logits)[0]
     masks = (batch["input_ids"][0] == tokenizer.mask_token_id).nonzero().flatten().tolist()
     assert len(masks) == len(guesses), f"{len(masks)} masks, {len(guesses)} answers: {text}"
     worst = 0.0

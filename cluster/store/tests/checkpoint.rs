@@ -193,6 +193,36 @@ fn prune_never_removes_the_newest_that_verifies() {
 }
 
 #[test]
+fn checkpoints_that_were_undone_push_none_out() {
+    let (_folder, run) = folder_store();
+    let first = Lease::take(&run).unwrap();
+    let before: Vec<_> = [50, 100, 150, 200].map(|step| save(&run, &first, step)).into();
+    let undo = |attempt: u32, steps: u64| {
+        let record =
+            format!(r#"{{"attempt": {attempt}, "steps": {steps}, "dataset": "d", "samples": {{}}, "why": "a test"}}"#);
+        run.put(&lambert_store::run::rollback(attempt), record.into()).unwrap();
+    };
+    // The run went back to step 60: the next one that it saves is not at once the only one that it can go back to.
+    undo(1, 60);
+    let second = Lease::take(&run).unwrap();
+    let after = save(&run, &second, 70);
+    let retention = Retention { last: 2, known_sound: Some(after.clone()), ..Retention::default() };
+    checkpoint::retain(&run, &Retention { named: [before[3].clone()].into(), ..retention.clone() }).unwrap();
+    assert_eq!(names(&run), [after.clone(), before[3].clone(), before[0].clone()]);
+    checkpoint::retain(&run, &retention).unwrap();
+    assert_eq!(names(&run), [after.clone(), before[0].clone()]);
+    // Where all are undone, the newest stay; and where the others are damaged, the newest sound one.
+    undo(2, 10);
+    checkpoint::retain(&run, &Retention { last: 2, ..Retention::default() }).unwrap();
+    assert_eq!(names(&run), [after.clone(), before[0].clone()]);
+    let third = Lease::take(&run).unwrap();
+    let damaged = save(&run, &third, 10);
+    change(&run, &path(&damaged, OBJECTS[0]), |bytes| bytes[0] ^= 1);
+    checkpoint::prune(&run, 1).unwrap();
+    assert_eq!(names(&run), [damaged, after]);
+}
+
+#[test]
 fn prune_removes_leftovers_but_not_a_save_under_way() {
     let (_folder, run) = folder_store();
     let first = Lease::take(&run).unwrap();

@@ -49,7 +49,8 @@ impl Default for Guard {
     }
 }
 
-/// Faults on purpose: samples, by their rows in the stages' datasets, whose losses are falsified. For tests.
+/// Faults on purpose: samples, by their rows in the stages' datasets, whose losses are falsified, and weights that change by
+/// themselves. For tests.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Test {
@@ -57,12 +58,19 @@ pub struct Test {
     pub nan_samples: Vec<u64>,
     /// Their loss is multiplied by 1,000,000.
     pub million_samples: Vec<u64>,
+    /// In the first attempt a bit of this rank's weights flips after this step: \[rank, step\] of each.
+    pub flipped_weights: Vec<[u64; 2]>,
 }
 
 impl Test {
     /// Whether nothing is falsified.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// Whether a bit of the weights of `rank` flips after `step` of `attempt`.
+    pub fn flips(&self, attempt: u32, rank: usize, step: u64) -> bool {
+        attempt == 1 && self.flipped_weights.contains(&[rank as u64, step])
     }
 
     /// What the loss of the sample in `row` is multiplied with.

@@ -9,7 +9,7 @@ use parquet::file::reader::FileReader;
 use parquet::file::serialized_reader::SerializedFileReader;
 
 use super::file::{self, Positioned};
-use super::{DatasetError, MANIFEST, Manifest, NO_PAIR, Shard, schema, sha256_hex};
+use super::{DatasetError, MANIFEST, Manifest, NO_PAIR, Shard, check, schema, sha256_hex};
 
 /// A dataset that was opened: its manifest is read, the sizes of its files are right.
 ///
@@ -120,7 +120,7 @@ impl Dataset {
         let group = self.groups[row_group];
         let reader = self.shard(group.shard)?;
         let column = Column::read(&reader, group, schema::LENGTH).map_err(|e| self.parquet(group, e))?;
-        self.narrow(group, "length", &column.values)
+        check::lengths(&self.manifest, &column.values).map_err(|message| self.content(group, message))
     }
 
     /// The samples of a row group, numbered as in [`Dataset::row_groups`].
@@ -134,19 +134,20 @@ impl Dataset {
             column(schema::SEGMENT_B_START)?,
             column(schema::PAIR_LABEL)?,
         ];
+        let fault = |message| self.content(group, message);
+        let lengths = check::lengths(&self.manifest, &length.values).map_err(fault)?;
         let mut offsets = vec![0];
-        offsets.extend(length.values.iter().scan(0, |end, &length| {
-            *end += length as usize;
+        offsets.extend(lengths.iter().scan(0, |end, &length| {
+            *end += usize::from(length);
             Some(*end)
         }));
         let samples = Samples {
             input_ids: ids.values.iter().map(|&id| id as u32).collect(),
             offsets,
-            segment_b_start: self.narrow(group, "segment_b_start", &segment_b_start.values)?,
+            segment_b_start: check::starts(&segment_b_start.values, &lengths).map_err(fault)?,
             pair_label: labels(&pair_label),
         };
-        self.check_samples(group, &samples, &ids.repetition)?;
-        Ok(samples)
+        check::fault(&self.manifest, &samples, &ids.repetition).map_or(Ok(samples), |message| Err(fault(message)))
     }
 
     /// The bytes of `vocab.txt`, checked.
@@ -215,23 +216,6 @@ impl Dataset {
         Ok(())
     }
 
-    fn check_samples(&self, group: RowGroup, samples: &Samples, starts: &[i16]) -> Result<(), DatasetError> {
-        let rows = starts.iter().filter(|&&level| level == 0).count();
-        let fault = if rows != samples.rows() || samples.offsets.last() != Some(&samples.input_ids.len()) {
-            Some("the column length does not match input_ids".to_owned())
-        } else {
-            let size = self.manifest.vocabulary.size;
-            let high = samples.input_ids.iter().find(|&&id| id as usize >= size);
-            high.map(|id| format!("token id {id} in a vocabulary of {size}"))
-        };
-        fault.map_or(Ok(()), |message| Err(self.content(group, message)))
-    }
-
-    fn narrow(&self, group: RowGroup, column: &str, values: &[i32]) -> Result<Vec<u16>, DatasetError> {
-        let narrowed: Result<Vec<u16>, _> = values.iter().map(|&value| u16::try_from(value)).collect();
-        narrowed.map_err(|_| self.content(group, format!("the column {column} holds more than 16 bits")))
-    }
-
     fn content(&self, group: RowGroup, message: String) -> DatasetError {
         let file = self.manifest.shards[group.shard].path.clone();
         DatasetError::Content { url: self.url().to_owned(), file, group: group.index, message }
@@ -265,7 +249,8 @@ fn labels(column: &Column) -> Vec<u8> {
         .definition
         .iter()
         .map(|&level| if level == 0 { None } else { values.next() })
-        .map(|value| value.map_or(NO_PAIR, |&value| value as u8))
+        // What is no label at all becomes one that is refused.
+        .map(|value| value.map_or(NO_PAIR, |&value| u8::try_from(value).unwrap_or(NO_PAIR - 1)))
         .collect()
 }
 

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use lambert_config::architecture::Architecture;
-use lambert_config::run::{Activation, Model, Norm};
+use lambert_config::objectives::idle;
+use lambert_config::run::{Activation, Norm};
 use lambert_config::{Layers, RunConfig, exit};
 use lambert_data_prep::tokenizer::{Special, Tokenizer, TokenizerError, tokenizer_json};
 use lambert_store::Store;
@@ -14,14 +15,21 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::status::require_run;
-use super::unpad;
+use super::trim;
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
 
-/// The classes of transformers that the model is for.
-const POST: &str = "BertForPreTraining";
-const PRE: &str = "MegatronBertForPreTraining";
+/// The class of transformers that a run's model is for, and its type of model. Without a pair objective neither pooler nor
+/// pair head has learnt anything, and the class has none.
+fn class(config: &RunConfig) -> (&'static str, &'static str) {
+    match (config.model.norm, idle(&config.objective).is_empty()) {
+        (Norm::Post, true) => ("BertForPreTraining", "bert"),
+        (Norm::Post, false) => ("BertForMaskedLM", "bert"),
+        (Norm::Pre, true) => ("MegatronBertForPreTraining", "megatron-bert"),
+        (Norm::Pre, false) => ("MegatronBertForMaskedLM", "megatron-bert"),
+    }
+}
 
 #[derive(Debug, thiserror::Error)]
 enum ExportError {
@@ -58,7 +66,7 @@ pub fn export(arguments: &cli::Export) -> Outcome {
     let files = source.files()?;
     write(folder, &files)?;
     let (name, url) = (source.manifest.name(), source.store.url());
-    let class = if source.config.model.norm == Norm::Post { POST } else { PRE };
+    let (class, _) = class(&source.config);
     tracing::info!("{}: {name} of {url}, for transformers' {class} and BertTokenizerFast", folder.display());
     console::result(&folder.display().to_string()).map_err(Failure::failed)?;
     Ok(exit::DONE)
@@ -96,7 +104,7 @@ impl Source {
         let weights = checkpoint::read_object(&self.store, &self.manifest, WEIGHTS).map_err(Failure::failed)?;
         let layers = self.config.depth(self.manifest.stage);
         let tensors = Architecture::new(&self.config.model, self.facts.vocabulary).tensors(layers);
-        let weights = unpad::weights(&weights, &tensors).map_err(Failure::failed)?;
+        let weights = trim::weights(&weights, &tensors, &idle(&self.config.objective)).map_err(Failure::failed)?;
         let vocabulary = self.store.get(VOCABULARY).map_err(Failure::failed)?;
         let unusable = |source| Failure::failed(ExportError::Tokenizer { url: url.to_owned(), source });
         let tokenizer = Tokenizer::from_vocab(&vocabulary, self.facts.lowercase).map_err(unusable)?;
@@ -104,7 +112,7 @@ impl Source {
             let (name, expected, found) = (self.manifest.name(), self.facts.vocabulary, tokenizer.size());
             return Err(Failure::failed(ExportError::Vocabulary { url: url.to_owned(), name, expected, found }));
         }
-        let bert = config_json(&self.config.model, layers, tokenizer.size(), tokenizer.special());
+        let bert = config_json(&self.config, layers, tokenizer.size(), tokenizer.special());
         let positions = self.config.model.positions;
         Ok(vec![
             ("config.json", pretty(&bert)),
@@ -129,11 +137,8 @@ fn newest(store: &Store) -> Result<Manifest, Failure> {
 }
 
 /// transformers' `BertConfig` or, with pre-normalisation, `MegatronBertConfig`.
-fn config_json(model: &Model, layers: usize, vocabulary: usize, special: Special) -> Value {
-    let (architecture, model_type) = match model.norm {
-        Norm::Post => (POST, "bert"),
-        Norm::Pre => (PRE, "megatron-bert"),
-    };
+fn config_json(config: &RunConfig, layers: usize, vocabulary: usize, special: Special) -> Value {
+    let ((architecture, model_type), model) = (class(config), &config.model);
     let activation = match model.activation {
         Activation::Gelu => "gelu",
         Activation::GeluTanh => "gelu_pytorch_tanh",
@@ -227,6 +232,8 @@ fn readable(folder: &Path) -> std::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use lambert_config::run::{Model, Objective, Pair};
+
     use super::*;
 
     #[test]
@@ -243,9 +250,20 @@ mod tests {
     #[test]
     fn the_model_is_described_for_transformers() {
         let special = Special { pad: 0, unk: 1, cls: 2, sep: 3, mask: 4 };
-        let config = config_json(&Model::default(), 6, 1000, special);
+        let run = RunConfig::default();
+        let config = config_json(&run, 6, 1000, special);
+        assert_eq!(
+            (&config["architectures"][0], &config["model_type"]),
+            (&json!("BertForPreTraining"), &json!("bert"))
+        );
         assert_eq!(config["num_hidden_layers"], 6);
         assert_eq!(config["layer_norm_eps"], 1e-12);
         assert_eq!(config["pad_token_id"], 0);
+        let without = Objective { pair: Pair::None, ..run.objective.clone() };
+        for (norm, name) in [(Norm::Post, "BertForMaskedLM"), (Norm::Pre, "MegatronBertForMaskedLM")] {
+            let model = Model { norm, ..run.model.clone() };
+            let alone = RunConfig { objective: without.clone(), model, ..run.clone() };
+            assert_eq!(config_json(&alone, 6, 1000, special)["architectures"], json!([name]));
+        }
     }
 }

@@ -8,7 +8,7 @@ mod inspect;
 mod prep;
 mod status;
 mod stop;
-mod unpad;
+mod trim;
 mod vocab;
 
 use crate::cli::Command;

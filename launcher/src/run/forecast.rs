@@ -1,7 +1,9 @@
 //! What a run will do and need, said before it starts: its stages, their operations, the memory of a rank.
 
+use lambert_config::architecture::{Architecture, Tensor};
+use lambert_config::dealing::Division;
 use lambert_config::run::{RunConfig, Stage};
-use lambert_config::{flops, memory, plan};
+use lambert_config::{flops, memory, objectives, plan};
 use lambert_data_prep::dataset::Dataset;
 
 use crate::failure::Failure;
@@ -33,6 +35,20 @@ impl Data {
     }
 }
 
+/// Tokens of the rank with the most over the mean, in a global batch of a stage: as if samples were as long as can be but for
+/// some that were cut at any length, which a preparation's short samples are, and had the dataset's mean length.
+fn balance(config: &RunConfig, stage: &Stage, data: Data) -> f64 {
+    let longest = data.longest as f64;
+    let cut = (2.0 * (1.0 - data.mean() / longest)).clamp(0.0, 1.0);
+    let samples = stage.global_batch as f64;
+    let length = |index: usize| {
+        let place = (index as f64 + 0.5) / samples;
+        (longest * (place / cut.max(f64::EPSILON)).min(1.0)).ceil() as u16
+    };
+    let lengths: Vec<u16> = (0..stage.global_batch).map(length).collect();
+    Division::new(&lengths, config.cluster.ranks, stage.micro_batch_tokens).balance()
+}
+
 /// Useful operations of a stage with so many layers, as if all its samples had the mean length.
 fn operations(config: &RunConfig, stage: &Stage, layers: usize, data: Data) -> f64 {
     let length = data.mean().round() as usize;
@@ -53,7 +69,7 @@ pub fn lines(config: &RunConfig) -> Result<Vec<String>, Failure> {
 fn table(config: &RunConfig, data: &[Data]) -> Vec<String> {
     let deepest = config.stage.iter().map(|stage| stage.depth(&config.model)).max().unwrap_or_default();
     let (mut samples, mut all, mut at_full_depth) = (0, 0.0, 0.0);
-    let head = ["stage", "layers", "tokens", "steps", "samples", "epochs", "operations", "GiB a rank"];
+    let head = ["stage", "layers", "tokens", "steps", "samples", "epochs", "operations", "GiB a rank", "balance"];
     let mut rows = vec![head.map(str::to_owned)];
     for (index, (stage, data)) in config.stage.iter().zip(data).enumerate() {
         let layers = stage.depth(&config.model);
@@ -71,6 +87,7 @@ fn table(config: &RunConfig, data: &[Data]) -> Vec<String> {
             format!("{:.2}", plan::samples(stage) as f64 / data.rows.max(1) as f64),
             format!("{here:.2e}"),
             format!("{:.1}", memory as f64 / f64::from(1 << 30)),
+            format!("{:.2}", balance(config, stage, *data)),
         ]);
     }
     let mut lines = align(&rows);
@@ -79,15 +96,29 @@ fn table(config: &RunConfig, data: &[Data]) -> Vec<String> {
         if saved > 0.0 { format!(", {saved:.0} % less than with {deepest} layers all along") } else { String::new() };
     let steps = plan::total_steps(config, &plan::Ended::new());
     let most = if config.stage.iter().any(|stage| stage.plateau.is_some()) { "at most " } else { "" };
+    lines.extend(frozen(config));
     lines.push(format!("in all {most}{steps} steps, {samples} samples, {all:.2e} operations{less}"));
     lines
 }
 
+/// The parts that stay as they are, if there are any.
+fn frozen(config: &RunConfig) -> Option<String> {
+    let idle = objectives::idle(&config.objective);
+    let tensors = Architecture::new(&config.model, 0).tensors(0);
+    let part = |tensor: &Tensor| tensor.name.rsplit_once('.').map_or("", |(part, _)| part).to_owned();
+    let mut parts: Vec<String> = tensors.iter().filter(|tensor| idle.contains(&tensor.id.part)).map(part).collect();
+    parts.dedup();
+    let objectives = objectives::ALL.into_iter().filter(|other| !objectives::is_active(*other, &config.objective));
+    let titles: Vec<&str> = objectives.map(|objective| objective.title).collect();
+    let why = format!("not trained without a {} objective, and not exported", titles.join(" or "));
+    (!parts.is_empty()).then(|| format!("frozen: {} ({why})", parts.join(", ")))
+}
+
 /// The first column to the left, the others to the right.
-fn align(rows: &[[String; 8]]) -> Vec<String> {
+fn align(rows: &[[String; 9]]) -> Vec<String> {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
-    let widths: [usize; 8] = std::array::from_fn(width);
-    let line = |row: &[String; 8]| {
+    let widths: [usize; 9] = std::array::from_fn(width);
+    let line = |row: &[String; 9]| {
         let mut line = format!("{:<1$}", row[0], widths[0]);
         for (cell, width) in row.iter().zip(widths).skip(1) {
             line += &format!("  {cell:>width$}");
@@ -99,6 +130,8 @@ fn align(rows: &[[String; 8]]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use lambert_config::run::{Cluster, Objective, Pair};
+
     use super::*;
 
     #[test]
@@ -113,7 +146,18 @@ mod tests {
         assert_eq!(words[..7], ["0", "one", "6", "128", "100", "25600", "0.50"]);
         let expected = 3.0 * 25600.0 * (128.0 * 6.0 * (14_155_776.0 + 393_216.0) + 19.0 * 48_061_440.0);
         assert!((words[7].parse::<f64>().unwrap() / expected - 1.0).abs() < 0.01, "{} {expected:e}", words[7]);
+        assert_eq!(words[words.len() - 1], "1.00");
         assert!(lines[3].starts_with("in all 200 steps, 51200 samples, ") && lines[3].contains(" % less than with 12"));
+        // Six samples for four ranks: two of them have two.
+        let small = Stage { global_batch: 6, ..stage(6, 100) };
+        let uneven =
+            RunConfig { stage: vec![small], cluster: Cluster { ranks: 4, ..Cluster::default() }, ..config.clone() };
+        assert!(table(&uneven, &[short])[1].ends_with(" 1.33"), "{:?}", table(&uneven, &[short]));
+        assert_eq!(frozen(&config), None);
+        let objective = Objective { pair: Pair::None, ..config.objective.clone() };
+        let expected =
+            "frozen: bert.pooler.dense, cls.seq_relationship (not trained without a pair objective, and not exported)";
+        assert!(table(&RunConfig { objective, ..config.clone() }, &[short; 2]).contains(&expected.to_owned()));
         let alone = RunConfig { stage: vec![stage(12, 100)], ..config };
         assert!(!table(&alone, &[short])[2].contains("less"), "{:?}", table(&alone, &[short]));
     }

@@ -9,6 +9,7 @@ mod manifest;
 mod prune;
 mod select;
 mod tensors;
+mod undone;
 mod writer;
 
 pub use crate::run::Place;
@@ -19,6 +20,7 @@ pub use select::{
     Listed, PassedOver, Selection, Sink, Verified, list, newest_fitting, newest_verified, read_manifest, read_object,
     stream_object, verify,
 };
+pub use undone::Undone;
 pub use writer::{PendingObject, Writer};
 
 /// The highest attempt that a checkpoint's folder in `run` names, finished or not.

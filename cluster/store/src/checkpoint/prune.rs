@@ -3,15 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::Place;
 use super::select::{committed, folders, verify};
+use super::{Place, Undone};
 use crate::error::Result;
 use crate::lease::Lease;
 use crate::leftovers;
 use crate::run::{CHECKPOINTS, MANIFEST, checkpoint, in_checkpoint};
 use crate::store::{Object, Store};
 
-/// Which checkpoints to keep. A checkpoint that any of the rules wants is kept.
+/// Which checkpoints to keep. A checkpoint that any of the rules wants is kept. Those that a rollback has undone count for none
+/// but the names, so that they push no other out.
 #[derive(Debug, Clone, Default)]
 pub struct Retention {
     /// The newest so many; at least one is kept whatever this says.
@@ -108,9 +109,16 @@ fn doomed(
     attempt: Option<u32>,
 ) -> Result<Vec<Place>> {
     let all = committed_newest_first(folders);
-    let mut wanted = retention.wanted(&all);
+    let rollbacks = Undone::read_all(run)?;
+    let is_undone = |place: &Place| rollbacks.iter().any(|rollback| rollback.holds(*place));
+    let (undone, valid): (Vec<Place>, Vec<Place>) = all.iter().partition(|place| is_undone(place));
+    // Where nothing else is left, a run goes on from one that was undone.
+    let counted = if valid.is_empty() { &undone } else { &valid };
+    let mut wanted = retention.wanted(counted);
+    wanted.extend(undone.iter().filter(|place| retention.named.contains(&place.name())));
     if wanted.len() < all.len() {
-        wanted.extend(newest_sound(run, &all, retention)?);
+        let sound = newest_sound(run, counted, retention)?;
+        wanted.extend(if sound.is_none() { newest_sound(run, &undone, retention)? } else { sound });
     }
     let kept = |place: &Place, objects: &[Object]| {
         if committed(*place, objects) { wanted.contains(place) } else { may_be_written(*place, &all, attempt) }

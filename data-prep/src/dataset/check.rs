@@ -1,0 +1,47 @@
+//! What the columns of a row group must satisfy before a row of it is used: a shard may have been written by another program.
+
+use lambert_config::prep::Pair;
+
+use super::{Manifest, NO_PAIR, Samples};
+
+/// The lengths of rows, in tokens.
+///
+/// # Errors
+/// What was found in which row, and what was expected.
+pub fn lengths(manifest: &Manifest, column: &[i32]) -> Result<Vec<u16>, String> {
+    let longest = manifest.sequence_length;
+    let checked = column.iter().enumerate().map(|(row, &length)| match u16::try_from(length) {
+        Ok(length) if (1..=longest).contains(&usize::from(length)) => Ok(length),
+        _ => Err(format!("row {row} has {length} tokens, expected 1 to {longest}")),
+    });
+    checked.collect()
+}
+
+/// Where the second segments of rows start.
+///
+/// # Errors
+/// What was found in which row, and what was expected.
+pub fn starts(column: &[i32], lengths: &[u16]) -> Result<Vec<u16>, String> {
+    let checked = column.iter().zip(lengths).enumerate().map(|(row, (&start, &length))| match u16::try_from(start) {
+        Ok(start) if start <= length => Ok(start),
+        _ => Err(format!("the second segment of row {row}, of {length} tokens, starts at {start}")),
+    });
+    checked.collect()
+}
+
+/// What cannot be so in the samples of a row group, whose ids begin a new row where `repetition` is 0.
+pub fn fault(manifest: &Manifest, samples: &Samples, repetition: &[i16]) -> Option<String> {
+    let rows = repetition.iter().filter(|&&level| level == 0).count();
+    if rows != samples.rows() || samples.offsets.last() != Some(&samples.input_ids.len()) {
+        return Some("the column length does not match input_ids".to_owned());
+    }
+    let size = manifest.vocabulary.size;
+    if let Some(id) = samples.input_ids.iter().find(|&&id| id as usize >= size) {
+        return Some(format!("token id {id} in a vocabulary of {size}"));
+    }
+    let pair = manifest.samples.pair;
+    let possible = |label: u8| if pair == Pair::None { label == NO_PAIR } else { label <= 1 };
+    let (row, label) = samples.pair_label.iter().enumerate().find(|(_, label)| !possible(**label))?;
+    let found = if *label == NO_PAIR { "no pair label".to_owned() } else { format!("pair label {label}") };
+    Some(format!("row {row} has {found}, expected {}", if pair == Pair::None { "none" } else { "0 or 1" }))
+}
