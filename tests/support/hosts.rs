@@ -17,10 +17,14 @@ pub struct Network {
     number: u32,
     bridge: String,
     key: String,
+    /// Variables that all processes there have, where they are not those of this machine.
+    environment: Vec<(&'static str, String)>,
 }
 
 /// One of them.
 pub struct Host {
+    /// Its name, by which it calls itself.
+    pub name: String,
     /// Its address.
     pub address: String,
     /// Its IPv6 address.
@@ -36,6 +40,11 @@ pub struct Host {
 impl Network {
     /// `count` hosts that see the folder of `place`; `None`, with a word, where such hosts cannot be made.
     pub fn new(place: &Place, count: u32) -> Option<Self> {
+        Self::with(place, count, &[])
+    }
+
+    /// The same, with variables that put an Open MPI 5 into the place of the installed one, unless there are none.
+    pub fn with(place: &Place, count: u32, environment: &[(&'static str, String)]) -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let missing = ["unshare", "nsenter", "ip", "dropbear", "dbclient", "dropbearkey"].into_iter().find(|program| {
             !Command::new("sh").args(["-c", &format!("command -v {program} >/dev/null")]).status().unwrap().success()
@@ -54,7 +63,7 @@ impl Network {
              ip addr add fd77:{number}::fe/64 dev {bridge} nodad
              ip link set {bridge} up"
         ));
-        let mut network = Self { hosts: Vec::new(), number, bridge, key };
+        let mut network = Self { hosts: Vec::new(), number, bridge, key, environment: environment.to_vec() };
         for index in 0..count {
             let host = network.host(place, index + 1);
             network.hosts.push(host);
@@ -65,11 +74,12 @@ impl Network {
     fn host(&self, place: &Place, index: u32) -> Host {
         let (number, key) = (self.number, &self.key);
         let (address, six) = (format!("10.212.{number}.{index}"), format!("fd77:{number}::{index}"));
+        let name = format!("host-{number}-{index}");
         let plug = format!("lmp{}-{number}-{index}", std::process::id() % 100_000);
         let (folder, programs) = (place.path(""), lambert().parent().unwrap().to_str().unwrap().to_owned());
         let script = format!(
             "set -e
-             hostname host-{number}-{index}
+             hostname {name}
              mount --make-rprivate /
              mount -t tmpfs tmpfs /mnt
              mkdir /mnt/written /mnt/work /mnt/tmp /mnt/place /mnt/programs
@@ -87,6 +97,7 @@ impl Network {
         );
         let unshare = Command::new("unshare")
             .args(["--net", "--uts", "--mount", "--pid", "--ipc", "--fork", "--kill-child", "sh", "-c", &script])
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
@@ -100,12 +111,17 @@ impl Network {
              ip -6 addr add {six}/64 dev eth0 nodad
              ip link set eth0 up'"
         ));
-        Host { address, six, unshare, init, plug }
+        Host { name, address, six, unshare, init, plug }
     }
 
     /// The host of this index, from 0.
     pub fn host_of(&self, index: usize) -> &Host {
         &self.hosts[index]
+    }
+
+    /// What programs there are started with.
+    pub fn environment(&self) -> &[(&'static str, String)] {
+        &self.environment
     }
 
     /// This machine's own address on the network.
@@ -117,9 +133,12 @@ impl Network {
     pub fn arguments(&self, hosts: &[usize], ranks: usize) -> Vec<String> {
         let hosts: Vec<String> = hosts.iter().map(|host| format!("{}:{ranks}", self.hosts[*host].address)).collect();
         let agent = format!("dbclient -y -y -i {}", self.key);
-        let mpirun = ["--mca", "plm_rsh_agent", &agent, "--mca", "btl", "tcp,self"];
-        let network = ["--mca", "btl_tcp_if_include", "eth0", "--mca", "oob_tcp_if_include", "eth0"];
-        let mpirun = [&mpirun[..], &network[..]].concat();
+        let transport = ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "eth0"];
+        let daemons = match self.environment.is_empty() {
+            true => ["--mca", "plm_rsh_agent", &agent, "--mca", "oob_tcp_if_include", "eth0"],
+            false => ["--prtemca", "plm_ssh_agent", &agent, "--prtemca", "prte_if_include", "eth0"],
+        };
+        let mpirun = [transport, daemons].concat();
         let sets = [format!("cluster.hosts={hosts:?}"), format!("cluster.mpirun_arguments={mpirun:?}")];
         sets.into_iter().flat_map(|set| ["--set".to_owned(), set]).collect()
     }
