@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use lambert_config::memory::Data;
 use lambert_store::Store;
 use parquet::column::reader::ColumnReader;
 use parquet::errors::ParquetError;
@@ -109,6 +110,14 @@ impl Dataset {
         self.manifest.counts.samples
     }
 
+    /// What it takes to read ahead in it.
+    #[must_use]
+    pub fn sizes(&self) -> Data {
+        let row_group = self.groups.iter().map(|group| group.rows).max().unwrap_or(0);
+        let (pieces, longest) = (self.manifest.vocabulary.size, self.manifest.sequence_length);
+        Data { pieces, longest, rows: self.rows(), row_group }
+    }
+
     /// All row groups, in the order of their rows.
     #[must_use]
     pub fn row_groups(&self) -> &[RowGroup] {
@@ -142,7 +151,7 @@ impl Dataset {
             Some(*end)
         }));
         let samples = Samples {
-            input_ids: ids.values.iter().map(|&id| id as u32).collect(),
+            input_ids: ids.values.into_iter().map(|id| id as u32).collect(),
             offsets,
             segment_b_start: check::starts(&segment_b_start.values, &lengths).map_err(fault)?,
             pair_label: labels(&pair_label),
@@ -254,6 +263,9 @@ fn labels(column: &Column) -> Vec<u8> {
         .collect()
 }
 
+/// Room is made for so many values of a column at once, whatever a file claims to have.
+const LARGEST: usize = 1 << 24;
+
 /// A column of a row group as Parquet stores it.
 #[derive(Default)]
 struct Column {
@@ -269,7 +281,13 @@ impl Column {
         else {
             return Err(ParquetError::General(format!("column {index} is not of 32-bit integers")));
         };
-        let mut read = Self::default();
+        let expected = reader.metadata().row_group(group.index).column(index).num_values();
+        let expected = usize::try_from(expected).unwrap_or(0).min(LARGEST);
+        let mut read = Self {
+            values: Vec::with_capacity(expected),
+            definition: Vec::with_capacity(expected),
+            repetition: Vec::with_capacity(expected),
+        };
         let mut rows = 0;
         while rows < group.rows as usize {
             let (count, ..) = column.read_records(
