@@ -48,6 +48,8 @@ pub fn evaluate(bert: &Bert, collective: &mut dyn Group, question: &Question, st
         micro_batch_tokens: question.micro_batch_tokens,
         rank: collective.rank(),
         world: collective.world(),
+        threads: 1,
+        largest: BATCH,
     };
     let sizes = (0..samples).step_by(BATCH).map(move |first| (samples - first).min(BATCH as u64) as usize);
     let mut loader = Loader::start(source, demand, sizes).map_err(Error::Thread)?;

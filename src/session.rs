@@ -7,7 +7,7 @@ use lambert_collective::{Endpoints, local, mpi};
 use lambert_config::control::EventKind;
 use lambert_config::run::Backend;
 use lambert_config::{Layers, RunConfig, memory};
-use lambert_data_prep::dataset::{Dataset, check_fit};
+use lambert_data_prep::dataset::{Dataset, DatasetError, check_fit};
 use lambert_store::lease::Lease;
 use lambert_store::run::CONFIG;
 use lambert_store::{Patience, Store};
@@ -31,6 +31,8 @@ pub struct Session {
     pub rank: usize,
     /// All ranks.
     pub world: usize,
+    /// Threads that may read samples at the same time: this rank's share of its host's.
+    pub readers: usize,
     /// The coordinator.
     pub control: Arc<Control>,
     /// The device that this rank computes on.
@@ -57,7 +59,8 @@ impl Session {
         let kernels: Arc<dyn Kernels> = Arc::new(Host);
         let mut peak = [metrics::matmul_peak(&*kernels)?];
         ranks.group.all_reduce_sum_f64(&mut peak)?;
-        Ok((Self { config, config_sha256, store, lease, rank, world, control, kernels, peak: peak[0] }, ranks))
+        let (readers, peak) = (readers(), peak[0]);
+        Ok((Self { config, config_sha256, store, lease, rank, world, readers, control, kernels, peak }, ranks))
     }
 
     /// Whether this rank speaks for all.
@@ -100,6 +103,12 @@ pub fn read_config(store: &Store) -> Result<(RunConfig, String), Error> {
     Ok((Layers::default().parse(&text, &origin)?, lambert_store::hash::sha256(&bytes)))
 }
 
+/// This rank's share of its host's processors.
+fn readers() -> usize {
+    let ranks = lambert_collective::world::detect().map_or(1, |world| world.local_size);
+    std::thread::available_parallelism().map_or(1, usize::from).div_ceil(ranks.max(1)).min(memory::READERS)
+}
+
 /// The world at hand; that it is the attempt's is checked.
 fn join(config: &RunConfig, world: Option<usize>) -> Result<Endpoints, Error> {
     let started_by_mpi = lambert_collective::world::detect().is_some();
@@ -130,8 +139,9 @@ pub struct Datasets {
 impl Datasets {
     /// Opens all of them, and checks that the model, the objective and this host's memory fit; every fault is listed.
     pub fn open(config: &RunConfig) -> Result<Self, Error> {
-        let open = |url: &String| Dataset::open(url).map(Arc::new);
-        let stages = config.stage.iter().map(|stage| open(&stage.data)).collect::<Result<Vec<_>, _>>()?;
+        let cache = &config.cluster.dataset_cache;
+        let open = |url: &String| Ok(Arc::new(Dataset::open(url)?.with_cache(cache)));
+        let stages = config.stage.iter().map(|stage| open(&stage.data)).collect::<Result<Vec<_>, DatasetError>>()?;
         let held_out = Some(&config.evaluation.data).filter(|url| !url.is_empty());
         let evaluation = held_out.map(open).transpose()?;
         let mut used: Vec<(String, &Dataset)> =
@@ -140,8 +150,8 @@ impl Datasets {
         let mut faults = Vec::new();
         check_fit(config, &used, None, &mut faults);
         let ranks = lambert_collective::world::detect().map_or(1, |world| world.local_size);
-        let lengths: Vec<usize> = stages.iter().map(|dataset| dataset.manifest().sequence_length).collect();
-        memory::check(config, stages[0].manifest().vocabulary.size, &lengths, ranks, &mut faults);
+        let data: Vec<memory::Data> = stages.iter().map(|dataset| dataset.sizes()).collect();
+        memory::check(config, &data, ranks, &mut faults);
         if faults.is_empty() { Ok(Self { stages, evaluation }) } else { Err(Error::faults(CONFIG, faults)) }
     }
 

@@ -181,6 +181,8 @@ impl<'a> Stage<'a> {
             micro_batch_tokens: place.stage.micro_batch_tokens,
             rank: session.rank,
             world: session.world,
+            threads: session.readers,
+            largest: place.stage.global_batch.max(place.stage.batch_ramp.map_or(0, |ramp| ramp.start)),
         };
         let (stage, steps) = (place.stage.clone(), place.done..place.stage.steps);
         let sizes = steps.map(move |done| plan::global_batch(&stage, done));

@@ -1,9 +1,13 @@
 //! What a run needs of its machines' memory, by formula, and what this machine has.
 
+mod samples;
+
 use crate::architecture::Architecture;
 use crate::flops;
 use crate::load::Fault;
 use crate::run::{Precision, RunConfig, Stage};
+
+pub use samples::{Data, READERS, batches_ahead, samples};
 
 /// Weights, gradients and two moments, 4 bytes each.
 const STATE: u64 = 16;
@@ -16,7 +20,7 @@ pub fn state(parameters: u64, ranks: usize) -> u64 {
     parameters.saturating_mul((ranks as u64).saturating_mul(STATE).saturating_add(SNAPSHOT))
 }
 
-/// Bytes of a worker without tensors: libtorch, Open MPI, threads, samples that are read ahead. Measured; it differs by some
+/// Bytes of a worker without tensors: libtorch, Open MPI, threads. Measured; it differs by some
 /// 60 MiB between types of processors, and this is the larger.
 const PROGRAM: u64 = 200 << 20;
 
@@ -68,44 +72,46 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
     sum as u64
 }
 
-/// Bytes of one rank in a stage, if it is one of `ranks`, all on one host.
-pub fn of_a_rank(config: &RunConfig, stage: &Stage, vocabulary: usize, length: usize, ranks: usize) -> u64 {
-    let parameters = flops::parameters(&config.model, stage.depth(&config.model), vocabulary);
+/// Bytes of one rank in a stage over this dataset, if it is one of `ranks`, all on one host.
+pub fn of_a_rank(config: &RunConfig, stage: &Stage, data: Data, ranks: usize) -> u64 {
+    let parameters = flops::parameters(&config.model, stage.depth(&config.model), data.pieces);
     let state = state(parameters, ranks) / ranks.max(1) as u64;
-    let activations = activations(config, stage, vocabulary, length);
-    PROGRAM.saturating_add(state).saturating_add(activations)
+    let activations = activations(config, stage, data.pieces, data.longest);
+    let samples = samples(stage, config.cluster.ranks.max(ranks), data);
+    [state, activations, samples].into_iter().fold(PROGRAM, u64::saturating_add)
 }
 
-/// Adds a fault for the stage that needs most, if `ranks` ranks of it do not fit into the memory of this host. `lengths` are
-/// the sequence lengths of the stages' datasets.
-pub fn check(config: &RunConfig, vocabulary: usize, lengths: &[usize], ranks: usize, faults: &mut Vec<Fault>) {
+/// Adds a fault for the stage that needs most, if `ranks` ranks of it do not fit into the memory of this host. `data` are the
+/// stages' datasets.
+pub fn check(config: &RunConfig, data: &[Data], ranks: usize, faults: &mut Vec<Fault>) {
     if !config.model.is_sized() || config.stage.iter().any(|stage| stage.depth(&config.model) > 1 << 20) {
         return;
     }
     if let Some(there) = of_this_host() {
-        faults.extend(shortage(config, vocabulary, lengths, ranks, there));
+        faults.extend(shortage(config, data, ranks, there));
     }
 }
 
-fn shortage(config: &RunConfig, vocabulary: usize, lengths: &[usize], ranks: usize, there: u64) -> Option<Fault> {
-    let stages = config.stage.iter().zip(lengths).enumerate();
-    let needed = stages.map(|(index, (stage, length))| {
-        (of_a_rank(config, stage, vocabulary, *length, ranks).saturating_mul(ranks as u64), index)
-    });
+fn shortage(config: &RunConfig, data: &[Data], ranks: usize, there: u64) -> Option<Fault> {
+    let stages = config.stage.iter().zip(data).enumerate();
+    let needed = stages
+        .map(|(index, (stage, data))| (of_a_rank(config, stage, *data, ranks).saturating_mul(ranks as u64), index));
     let (needed, index) = needed.max()?;
-    let stage = &config.stage[index];
-    let parameters = flops::parameters(&config.model, stage.depth(&config.model), vocabulary);
+    let (stage, data) = (&config.stage[index], data[index]);
+    let parameters = flops::parameters(&config.model, stage.depth(&config.model), data.pieces);
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
     (needed > there).then(|| {
         let message = format!(
             "needs about {:.1} GiB for {ranks} rank(s) on this host, which has {:.1}: {:.1} GiB for {parameters} parameters \
-             with gradients, moments and the copy for checkpoints, and {:.1} GiB a rank for a micro-batch of {} tokens \
-             (stage.{index}.micro_batch_tokens and stage.{index}.recompute change that)",
+             with gradients, moments and the copy for checkpoints, {:.1} GiB a rank for a micro-batch of {} tokens \
+             (stage.{index}.micro_batch_tokens and stage.{index}.recompute change that), and {:.1} GiB a rank for samples \
+             that are read ahead (stage.{index}.global_batch, more ranks)",
             gib(needed),
             gib(there),
             gib(state(parameters, ranks)),
-            gib(activations(config, stage, vocabulary, lengths[index])),
+            gib(activations(config, stage, data.pieces, data.longest)),
             stage.micro_batch_tokens,
+            gib(samples(stage, config.cluster.ranks.max(ranks), data)),
         );
         Fault::new(format!("stage.{index}"), message)
     })
@@ -141,8 +147,9 @@ mod tests {
     fn the_stage_that_needs_most_is_named() {
         let stage = |micro_batch_tokens| Stage { micro_batch_tokens, ..Stage::default() };
         let config = RunConfig { stage: vec![stage(1024), stage(65536), stage(4096)], ..RunConfig::default() };
-        let needed = |index: usize| 2 * of_a_rank(&config, &config.stage[index], 30522, 128, 2);
-        let short = |there| shortage(&config, 30522, &[128; 3], 2, there);
+        let data = Data { pieces: 30522, longest: 128, rows: 1 << 20, row_group: 1024 };
+        let needed = |index: usize| 2 * of_a_rank(&config, &config.stage[index], data, 2);
+        let short = |there| shortage(&config, &[data; 3], 2, there);
         assert_eq!(short(needed(1)), None);
         let fault = short(needed(1) - 1).unwrap().to_string();
         assert!(fault.contains("stage.1:") && fault.contains("65536 tokens"), "{fault}");

@@ -1,24 +1,20 @@
-//! Reads, masks and cuts global batches ahead of the training loop, on a thread of its own.
+//! Global batches are made ahead of the training loop, by a thread of its own that takes others to help where the loop would
+//! wait.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender};
-use lambert_config::dealing::Division;
-use lambert_config::run::{Objective, Pair, Test};
-use lambert_data_prep::dataset::{Dataset, DatasetError, Samples};
+use lambert_config::memory;
+use lambert_config::run::{Objective, Test};
+use lambert_data_prep::dataset::{Dataset, DatasetError};
 
-use super::batch::{MaskedSample, MicroBatch};
+use super::batch::MicroBatch;
 use super::detours::Detours;
-use super::order::{Order, Place, WINDOW};
+use super::reader::Reader;
 use crate::error::Error;
-use crate::masking::{self, Pieces};
 use crate::torch;
-
-/// Global batches that wait for the training loop at most.
-const AHEAD: usize = 3;
 
 /// A dataset and how its samples are drawn and masked.
 #[derive(Clone)]
@@ -48,6 +44,10 @@ pub struct Demand {
     pub rank: usize,
     /// All ranks.
     pub world: usize,
+    /// Threads that read at the same time at most.
+    pub threads: usize,
+    /// Samples of a global batch at most.
+    pub largest: usize,
 }
 
 /// What a rank needs to know of one global batch.
@@ -97,9 +97,10 @@ impl Loader {
         demand: Demand,
         sizes: impl Iterator<Item = usize> + Send + 'static,
     ) -> std::io::Result<Self> {
-        let (sender, batches) = crossbeam_channel::bounded(AHEAD);
+        let data = source.dataset.sizes();
+        let (sender, batches) = crossbeam_channel::bounded(memory::batches_ahead(demand.largest, demand.world, data));
         let serve = move || match Reader::new(source) {
-            Ok(mut reader) => reader.serve(&demand, sizes, &sender),
+            Ok(mut reader) => serve(&mut reader, &demand, sizes, &sender),
             // That nobody waits for the error any more is no failure.
             Err(error) => drop(sender.send(Err(error))),
         };
@@ -134,158 +135,37 @@ impl Drop for Loader {
     }
 }
 
-/// A few of the last things that were asked for, by number.
-struct Recent<T> {
-    items: VecDeque<(usize, Arc<T>)>,
-    capacity: usize,
+/// Serves global batches of `sizes` samples until nobody takes them.
+fn serve(
+    reader: &mut Reader,
+    demand: &Demand,
+    sizes: impl Iterator<Item = usize>,
+    batches: &Sender<Result<GlobalBatch, DatasetError>>,
+) {
+    let (mut cursor, mut threads) = (demand.cursor, 1);
+    let _ahead = match reader.fetch_ahead(cursor) {
+        Ok(ahead) => ahead,
+        Err(error) => return drop(batches.send(Err(error))),
+    };
+    for size in sizes {
+        let batch = reader.global_batch(demand, cursor, size, threads);
+        threads = next_threads(threads, demand.threads, batches.is_empty(), batches.is_full());
+        let end = batch.as_ref().ok().map(|batch| batch.drawn.end);
+        let taken = batches.send(batch).is_ok();
+        match end.filter(|_| taken) {
+            Some(end) => cursor = end,
+            None => return,
+        }
+    }
 }
 
-impl<T> Recent<T> {
-    fn get(&mut self, number: usize, load: impl FnOnce() -> Result<T, DatasetError>) -> Result<Arc<T>, DatasetError> {
-        if let Some((_, item)) = self.items.iter().find(|(held, _)| *held == number) {
-            return Ok(Arc::clone(item));
-        }
-        let item = Arc::new(load()?);
-        if self.items.len() == self.capacity {
-            self.items.pop_front();
-        }
-        self.items.push_back((number, Arc::clone(&item)));
-        Ok(item)
-    }
-}
-
-/// For each piece of a vocab.txt whether it goes on the word before it.
-fn continuations(vocabulary: &[u8]) -> Vec<bool> {
-    let lines = vocabulary.strip_suffix(b"\n").unwrap_or(vocabulary).split(|byte| *byte == b'\n');
-    lines.map(|piece| piece.starts_with(b"##")).collect()
-}
-
-struct Reader {
-    source: Source,
-    pieces: Pieces,
-    sizes: Vec<u64>,
-    order: Option<Order>,
-    samples: Recent<Samples>,
-    lengths: Recent<Vec<u16>>,
-}
-
-impl Reader {
-    fn new(source: Source) -> Result<Self, DatasetError> {
-        let special = &source.dataset.manifest().special;
-        let vocabulary = source.dataset.vocabulary()?;
-        let pieces = Pieces {
-            mask: special.mask,
-            unk: special.unk,
-            never: [special.pad, special.cls, special.sep],
-            continuations: continuations(&vocabulary),
-        };
-        let sizes = source.dataset.row_groups().iter().map(|group| group.rows).collect();
-        // A batch may lie across two windows, and across two epochs.
-        let recent = 2 * WINDOW + 2;
-        Ok(Self {
-            pieces,
-            sizes,
-            order: None,
-            samples: Recent { items: VecDeque::new(), capacity: recent },
-            lengths: Recent { items: VecDeque::new(), capacity: recent },
-            source,
-        })
-    }
-
-    fn serve(
-        &mut self,
-        demand: &Demand,
-        sizes: impl Iterator<Item = usize>,
-        batches: &Sender<Result<GlobalBatch, DatasetError>>,
-    ) {
-        let mut cursor = demand.cursor;
-        for size in sizes {
-            let batch = self.global_batch(demand, cursor, size);
-            let end = batch.as_ref().ok().map(|batch| batch.drawn.end);
-            let taken = batches.send(batch).is_ok();
-            match end.filter(|_| taken) {
-                Some(end) => cursor = end,
-                None => return,
-            }
-        }
-    }
-
-    /// Epochs and places of the next `size` samples from number `cursor` on, and the number behind the last.
-    fn draw(&mut self, demand: &Demand, cursor: u64, size: usize) -> (Vec<(u64, Place)>, u64) {
-        let mut places = Vec::with_capacity(size);
-        let mut number = cursor;
-        while places.len() < size {
-            let (epoch, place) = self.place(number);
-            if !demand.detours.hold(number, self.source.dataset.row_groups()[place.row_group].shard) {
-                places.push((epoch, place));
-            }
-            number += 1;
-        }
-        (places, number)
-    }
-
-    fn global_batch(&mut self, demand: &Demand, cursor: u64, size: usize) -> Result<GlobalBatch, DatasetError> {
-        let (places, end) = self.draw(demand, cursor, size);
-        let lengths = places.iter().map(|(_, place)| self.length(*place)).collect::<Result<Vec<u16>, _>>()?;
-        let objective = &self.source.objective;
-        let masked = lengths.iter().map(|length| objective.predictions(usize::from(*length)) as u64).sum();
-        let mut micro_batches = Vec::new();
-        let division = Division::new(&lengths, demand.world, demand.micro_batch_tokens);
-        for cut in &division.ranks[demand.rank] {
-            let samples = cut.samples.iter().map(|sample| self.sample(places[*sample]));
-            let samples = samples.collect::<Result<Vec<MaskedSample>, _>>()?;
-            let padding = self.source.dataset.manifest().special.pad;
-            micro_batches.push(MicroBatch::new(&cut.samples, cut.width, padding, &samples));
-        }
-        let (epoch, drawn) = (places[0].0, cursor..end);
-        let balance = division.balance();
-        let mut batch =
-            GlobalBatch { epoch, drawn, lengths, padding: 0, balance, masked_tokens: masked, micro_batches };
-        batch.padding = division.tokens() as u64 - batch.tokens();
-        Ok(batch)
-    }
-
-    /// Epoch and place of the sample that is drawn at `index`, counted over all epochs.
-    fn place(&mut self, index: u64) -> (u64, Place) {
-        let rows = self.source.dataset.rows();
-        let (epoch, index) = (index / rows, index % rows);
-        if !self.source.shuffle {
-            return (epoch, self.in_file_order(index));
-        }
-        if self.order.as_ref().is_none_or(|order| order.epoch() != epoch) {
-            self.order = Some(Order::new(&self.sizes, self.source.seed, epoch));
-        }
-        let order = self.order.as_ref().expect("just made");
-        (epoch, order.at(index))
-    }
-
-    fn in_file_order(&self, index: u64) -> Place {
-        let groups = self.source.dataset.row_groups();
-        let row_group = groups.partition_point(|group| group.first_row <= index) - 1;
-        Place { row_group, row: (index - groups[row_group].first_row) as usize }
-    }
-
-    fn length(&mut self, place: Place) -> Result<u16, DatasetError> {
-        let dataset = &self.source.dataset;
-        Ok(self.lengths.get(place.row_group, || dataset.lengths(place.row_group))?[place.row])
-    }
-
-    fn sample(&mut self, (epoch, place): (u64, Place)) -> Result<MaskedSample, DatasetError> {
-        let dataset = &self.source.dataset;
-        let samples = self.samples.get(place.row_group, || dataset.read(place.row_group))?;
-        let mut ids = samples.ids(place.row).to_vec();
-        let number = dataset.row_groups()[place.row_group].first_row + place.row as u64;
-        let epoch = if self.source.shuffle { epoch } else { 0 };
-        let key = masking::key(self.source.seed, &self.source.objective, epoch, number);
-        let hidden = masking::mask(&mut ids, &self.source.objective, &self.pieces, key);
-        let pair = self.source.objective.pair != Pair::None;
-        Ok(MaskedSample {
-            ids,
-            segment_b_start: samples.segment_b_start[place.row],
-            pair_label: pair.then(|| samples.pair_label[place.row]),
-            hidden,
-            factor: self.source.test.factor(number),
-        })
+/// Threads for the next batch: one more, up to `most`, while no batch waits for the training loop; one less while the loop is
+/// behind.
+fn next_threads(threads: usize, most: usize, starving: bool, full: bool) -> usize {
+    match (starving, full) {
+        (true, _) => (threads + 1).min(most.max(1)),
+        (false, true) => (threads - 1).max(1),
+        (false, false) => threads,
     }
 }
 

@@ -3,12 +3,16 @@
 //! - [`order`]: the order of the samples, a pure function of (row groups, seed, epoch)
 //! - [`detours`]: what is left out of it
 //! - [`batch`]: the tokens of a micro-batch, masked
-//! - [`loader`]: reads ahead on a thread of its own
+//! - [`groups`]: the row groups that a batch needs, each decoded once
+//! - [`reader`]: a rank's part of one global batch after the other
+//! - [`loader`]: makes them ahead of the training loop
 
 pub mod batch;
 pub mod detours;
+pub mod groups;
 pub mod loader;
 pub mod order;
+pub mod reader;
 
 pub use batch::MicroBatch;
 pub use loader::{GlobalBatch, Loader, Source};

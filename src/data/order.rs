@@ -4,7 +4,7 @@
 
 use lambert_data_prep::random::{Key, Permutation};
 
-/// Row groups of a window; the memory of a reader is this many decoded row groups, and a few more.
+/// Row groups of a window: what a reader keeps from one batch to the next.
 pub const WINDOW: usize = 16;
 
 /// Where a sample lies.
@@ -56,6 +56,17 @@ impl Order {
         Place { row_group: self.row_groups[group], row: (shuffled - self.starts[group]) as usize }
     }
 
+    /// The row groups of the window that the sample at `index` of the epoch is in.
+    pub fn window(&self, index: u64) -> &[usize] {
+        let window = self.group_of(index) / WINDOW;
+        &self.row_groups[window * WINDOW..((window + 1) * WINDOW).min(self.row_groups.len())]
+    }
+
+    /// The row groups from the window of the sample at `index` on to the end of the epoch, in their order.
+    pub fn row_groups_from(&self, index: u64) -> &[usize] {
+        &self.row_groups[self.group_of(index) / WINDOW * WINDOW..]
+    }
+
     fn group_of(&self, index: u64) -> usize {
         self.starts.partition_point(|start| *start <= index) - 1
     }
@@ -96,6 +107,7 @@ mod tests {
             let range = window * 160..(window + 1) * 160;
             let touched: HashSet<usize> = range.map(|index| order.at(index).row_group).collect();
             assert_eq!(touched.len(), WINDOW);
+            assert_eq!(touched, order.window(window * 160 + 7).iter().copied().collect());
         }
     }
 }

@@ -31,12 +31,13 @@ pub fn starts(column: &[i32], lengths: &[u16]) -> Result<Vec<u16>, String> {
 
 /// What cannot be so in the samples of a row group, whose ids begin a new row where `repetition` is 0.
 pub fn fault(manifest: &Manifest, samples: &Samples, repetition: &[i16]) -> Option<String> {
-    let rows = repetition.iter().filter(|&&level| level == 0).count();
-    if rows != samples.rows() || samples.offsets.last() != Some(&samples.input_ids.len()) {
+    // Sums and a maximum are computed several at a time, searches are not: this sees every token.
+    let rows: u32 = repetition.iter().map(|&level| u32::from(level == 0)).sum();
+    if rows as usize != samples.rows() || samples.offsets.last() != Some(&samples.input_ids.len()) {
         return Some("the column length does not match input_ids".to_owned());
     }
     let size = manifest.vocabulary.size;
-    if let Some(id) = samples.input_ids.iter().find(|&&id| id as usize >= size) {
+    if let Some(id) = samples.input_ids.iter().max().filter(|&&id| id as usize >= size) {
         return Some(format!("token id {id} in a vocabulary of {size}"));
     }
     let pair = manifest.samples.pair;

@@ -11,12 +11,7 @@ use crate::failure::Failure;
 /// What a forecast has to know of a dataset.
 #[derive(Debug, Clone, Copy)]
 struct Data {
-    /// Pieces of the vocabulary.
-    pieces: usize,
-    /// Tokens of a sample at most.
-    longest: usize,
-    /// Samples.
-    rows: u64,
+    sizes: memory::Data,
     /// Tokens of all samples.
     tokens: u64,
 }
@@ -24,21 +19,19 @@ struct Data {
 impl Data {
     fn open(url: &str) -> Result<Self, Failure> {
         let dataset = Dataset::open(url).map_err(Failure::usage)?;
-        let manifest = dataset.manifest();
-        let (pieces, longest) = (manifest.vocabulary.size, manifest.sequence_length);
-        Ok(Self { pieces, longest, rows: dataset.rows(), tokens: manifest.counts.tokens })
+        Ok(Self { sizes: dataset.sizes(), tokens: dataset.manifest().counts.tokens })
     }
 
     /// Tokens of a sample in the mean.
     fn mean(self) -> f64 {
-        self.tokens as f64 / self.rows.max(1) as f64
+        self.tokens as f64 / self.sizes.rows.max(1) as f64
     }
 }
 
 /// Tokens of the rank with the most over the mean, in a global batch of a stage: as if samples were as long as can be but for
 /// some that were cut at any length, which a preparation's short samples are, and had the dataset's mean length.
 fn balance(config: &RunConfig, stage: &Stage, data: Data) -> f64 {
-    let longest = data.longest as f64;
+    let longest = data.sizes.longest as f64;
     let cut = (2.0 * (1.0 - data.mean() / longest)).clamp(0.0, 1.0);
     let samples = stage.global_batch as f64;
     let length = |index: usize| {
@@ -53,7 +46,7 @@ fn balance(config: &RunConfig, stage: &Stage, data: Data) -> f64 {
 fn operations(config: &RunConfig, stage: &Stage, layers: usize, data: Data) -> f64 {
     let length = data.mean().round() as usize;
     let masked = config.objective.predictions(length) as u64;
-    let sample = flops::training(&config.model, layers, data.pieces, std::iter::once(length as u64), masked);
+    let sample = flops::training(&config.model, layers, data.sizes.pieces, std::iter::once(length as u64), masked);
     sample * plan::samples(stage) as f64
 }
 
@@ -77,14 +70,14 @@ fn table(config: &RunConfig, data: &[Data]) -> Vec<String> {
         samples += plan::samples(stage);
         all += here;
         at_full_depth += operations(config, stage, deepest, *data);
-        let memory = memory::of_a_rank(config, stage, data.pieces, data.longest, config.cluster.ranks);
+        let memory = memory::of_a_rank(config, stage, data.sizes, config.cluster.ranks);
         rows.push([
             format!("{index} {}", stage.name),
             layers.to_string(),
-            data.longest.to_string(),
+            data.sizes.longest.to_string(),
             format!("{}{}", if stage.plateau.is_some() { "<=" } else { "" }, stage.steps),
             plan::samples(stage).to_string(),
-            format!("{:.2}", plan::samples(stage) as f64 / data.rows.max(1) as f64),
+            format!("{:.2}", plan::samples(stage) as f64 / data.sizes.rows.max(1) as f64),
             format!("{here:.2e}"),
             format!("{:.1}", memory as f64 / f64::from(1 << 30)),
             format!("{:.2}", balance(config, stage, *data)),
@@ -138,8 +131,10 @@ mod tests {
     fn stages_of_other_depths_and_lengths() {
         let stage = |layers, steps| Stage { name: "one".into(), layers: Some(layers), steps, ..Stage::default() };
         let config = RunConfig { stage: vec![stage(6, 100), stage(12, 100)], ..RunConfig::default() };
-        let short = Data { pieces: 30522, longest: 128, rows: 51200, tokens: 51200 * 128 };
-        let lines = table(&config, &[short, Data { longest: 512, tokens: 51200 * 512, ..short }]);
+        let sizes = memory::Data { pieces: 30522, longest: 128, rows: 51200, row_group: 1024 };
+        let short = Data { sizes, tokens: 51200 * 128 };
+        let long = Data { sizes: memory::Data { longest: 512, ..sizes }, tokens: 51200 * 512 };
+        let lines = table(&config, &[short, long]);
         assert_eq!(lines.len(), 4);
         // 128 tokens, 6 layers of 14.2 million operations a token and layer and 0.39 of attention; 19 tokens of the head.
         let words: Vec<&str> = lines[1].split_whitespace().collect();

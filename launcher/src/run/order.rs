@@ -217,9 +217,9 @@ fn check_surroundings(config: &RunConfig, vocabulary: Option<&str>, faults: &mut
     let used: Vec<_> = opened.iter().map(|(key, dataset)| (key.clone(), dataset)).collect();
     check_fit(config, &used, vocabulary, faults);
     let here = coordinator::room(config) == Room::Here;
-    let lengths: Vec<usize> = opened.iter().map(|(_, dataset)| dataset.manifest().sequence_length).collect();
-    if let Some((_, dataset)) = opened.first().filter(|_| here && all && lengths.len() >= config.stage.len()) {
-        memory::check(config, dataset.manifest().vocabulary.size, &lengths, config.cluster.ranks, faults);
+    let data: Vec<memory::Data> = opened.iter().map(|(_, dataset)| dataset.sizes()).collect();
+    if here && all && !data.is_empty() && data.len() >= config.stage.len() {
+        memory::check(config, &data, config.cluster.ranks, faults);
     }
 }
 

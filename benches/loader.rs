@@ -1,0 +1,133 @@
+//! Whether reading keeps up with training: one rank of worlds of 1, 8 and 64 takes its part of global batches of 256, 8,192 and
+//! 65,536 samples, and spends on each the time in which a device learns 1,500 or 5,000 samples a second:
+//! `cargo bench --workspace --bench loader`. Printed is how much of the time after the first batch it waited, the row groups
+//! decoded a step beside those that its samples lie in, threads, and memory beside the formula's.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a benchmark reports")]
+
+#[path = "../tests/support/samples.rs"]
+mod samples;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use lambert::data::detours::Detours;
+use lambert::data::loader::Demand;
+use lambert::data::reader::Reader;
+use lambert::data::{Loader, Source};
+use lambert_config::memory;
+use lambert_config::run::{Objective, Stage, Test};
+use lambert_data_prep::dataset::Dataset;
+use samples::Shape;
+
+#[derive(Parser)]
+struct Arguments {
+    /// Samples of the dataset
+    #[arg(long, default_value_t = 400_000)]
+    rows: u64,
+    /// Seconds of each measurement, about
+    #[arg(long, default_value_t = 10.0)]
+    seconds: f64,
+    /// Threads that read at the same time at most
+    #[arg(long, default_value_t = 2)]
+    threads: usize,
+    /// A folder for the dataset, which is made there unless it is there
+    #[arg(long)]
+    folder: Option<String>,
+    /// What cargo passes to every benchmark
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+const LONGEST: usize = 128;
+
+fn main() {
+    let arguments = Arguments::parse();
+    let temporary = tempfile::tempdir().unwrap();
+    let folder = arguments.folder.clone().unwrap_or_else(|| temporary.path().to_str().unwrap().to_owned());
+    if !Path::new(&folder).join("manifest.json").exists() {
+        let shape = Shape { rows: arguments.rows, longest: LONGEST, rows_per_group: 1024, shards: 8, pieces: 30522 };
+        samples::write(Path::new(&folder), &shape);
+    }
+    let dataset = Arc::new(Dataset::open(&folder).unwrap());
+    // Every shard is hashed once, which is not what is measured.
+    (0..dataset.row_groups().len()).for_each(|group| drop(dataset.lengths(group).unwrap()));
+    println!("batch    world  samples/s  waited  decoded  threads  produced/s  memory MB  formula MB");
+    for batch in [256, 8192, 65536] {
+        for world in [1, 8, 64] {
+            let (decoded, produced) = decoding(&dataset, batch, world, &arguments);
+            for rate in [1500.0, 5000.0] {
+                let (waited, memory) = consume(&dataset, batch, world, rate, &arguments);
+                let formula = memory::samples(&stage(batch), world, dataset.sizes()) as f64 / 1e6;
+                println!(
+                    "{batch:<7}  {world:<5}  {rate:<9}  {waited:5.2} %  {decoded:>7}  {:>7}  {produced:>10.0}  \
+                     {memory:>9.0}  {formula:>10.0}",
+                    arguments.threads
+                );
+            }
+        }
+    }
+}
+
+fn stage(global_batch: usize) -> Stage {
+    Stage { global_batch, ..Stage::default() }
+}
+
+fn source(dataset: &Arc<Dataset>) -> Source {
+    let (objective, test) = (Objective::default(), Test::default());
+    Source { dataset: Arc::clone(dataset), objective, seed: 1, shuffle: true, test }
+}
+
+fn demand(batch: usize, world: usize, arguments: &Arguments) -> Demand {
+    let (cursor, detours, threads) = (0, Detours::default(), arguments.threads);
+    Demand { cursor, detours, micro_batch_tokens: 16384, rank: 0, world, threads, largest: batch }
+}
+
+/// Row groups decoded a step, and the samples a second that one thread makes of this rank's part.
+fn decoding(dataset: &Arc<Dataset>, batch: usize, world: usize, arguments: &Arguments) -> (String, f64) {
+    let mut reader = Reader::new(source(dataset)).unwrap();
+    let demand = demand(batch, world, arguments);
+    let (start, mut steps, mut most) = (Instant::now(), 0, 0);
+    while steps < 2 || start.elapsed().as_secs_f64() < arguments.seconds / 5.0 {
+        let before = reader.decoded();
+        drop(reader.global_batch(&demand, steps * batch as u64, batch, 1).unwrap());
+        (steps, most) = (steps + 1, most.max(reader.decoded() - before));
+    }
+    let samples = (steps as usize * batch) as f64 / world as f64;
+    let mean = reader.decoded() as f64 / steps as f64;
+    (format!("{mean:.1}/{most}"), samples / start.elapsed().as_secs_f64())
+}
+
+/// The share of the time that a consumer waits, in percent, and the memory that reading takes at the most, MB.
+fn consume(dataset: &Arc<Dataset>, batch: usize, world: usize, rate: f64, arguments: &Arguments) -> (f64, f64) {
+    let before = resident();
+    let step = batch as f64 / world as f64 / rate;
+    let steps = ((arguments.seconds / step) as usize).max(3);
+    let mut loader =
+        Loader::start(source(dataset), demand(batch, world, arguments), (0..steps).map(move |_| batch)).unwrap();
+    let mut held = loader.next_batch().unwrap().unwrap();
+    let (start, mut waited, mut most) = (Instant::now(), 0.0, 0.0_f64);
+    for _ in 1..steps {
+        // The step is computed, in pieces, so that memory is looked at.
+        let until = Instant::now() + Duration::from_secs_f64(step);
+        while let Some(left) = until.checked_duration_since(Instant::now()) {
+            most = most.max(resident() - before);
+            std::thread::sleep(left.min(Duration::from_millis(50)));
+        }
+        let asked = Instant::now();
+        let next = loader.next_batch().unwrap().unwrap();
+        waited += asked.elapsed().as_secs_f64();
+        held = next;
+    }
+    drop(held);
+    (100.0 * waited / start.elapsed().as_secs_f64(), most)
+}
+
+/// MB of main memory that this process has.
+fn resident() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse::<f64>().unwrap() / 1e3
+}

@@ -1,0 +1,106 @@
+//! Global batches as a rank reads them: each row group is decoded once, on any number of threads with the same result.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+#[path = "support/samples.rs"]
+mod samples;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
+use lambert::data::detours::Detours;
+use lambert::data::loader::{Demand, GlobalBatch, Source};
+use lambert::data::order::{Order, WINDOW};
+use lambert::data::reader::Reader;
+use lambert_config::run::{Objective, Test};
+use lambert_data_prep::dataset::Dataset;
+use samples::Shape;
+
+const ROWS: u64 = 500;
+const GROUP: u64 = 5;
+
+fn dataset(folder: &Path) -> Arc<Dataset> {
+    samples::write(folder, &Shape { rows: ROWS, longest: 32, rows_per_group: GROUP as usize, shards: 4, pieces: 99 });
+    Arc::new(Dataset::open(folder.to_str().unwrap()).unwrap())
+}
+
+fn reader(dataset: &Arc<Dataset>, shuffle: bool) -> Reader {
+    let (objective, test) = (Objective::default(), Test::default());
+    Reader::new(Source { dataset: Arc::clone(dataset), objective, seed: 1, shuffle, test }).unwrap()
+}
+
+fn demand(rank: usize, world: usize) -> Demand {
+    let (cursor, detours) = (0, Detours::default());
+    Demand { cursor, detours, micro_batch_tokens: 256, rank, world, threads: 4, largest: 300 }
+}
+
+/// Batches of `size` samples from number 0 to `end`.
+fn read(reader: &mut Reader, demand: &Demand, size: usize, end: u64, threads: usize) -> Vec<GlobalBatch> {
+    let starts = (0..end).step_by(size);
+    starts.map(|start| reader.global_batch(demand, start, size, threads).unwrap()).collect()
+}
+
+#[test]
+fn batches_do_not_depend_on_threads_and_hold_each_sample_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let dataset = dataset(folder.path());
+    for size in [7, 100, 300] {
+        let (end, alone) = (2 * ROWS, demand(0, 1));
+        let one = read(&mut reader(&dataset, true), &alone, size, end, 1);
+        assert_eq!(one, read(&mut reader(&dataset, true), &alone, size, end, 4));
+        let digest = |batch: &GlobalBatch| batch.micro_batches.iter().map(|micro| micro.digest).sum::<u64>();
+        let ranks: Vec<_> =
+            (0..3).map(|rank| read(&mut reader(&dataset, true), &demand(rank, 3), size, end, 2)).collect();
+        for (step, batch) in one.iter().enumerate() {
+            assert_eq!(digest(batch), ranks.iter().map(|rank| digest(&rank[step])).sum::<u64>());
+            assert!(ranks.iter().all(|rank| rank[step].lengths == batch.lengths && rank[step].drawn == batch.drawn));
+        }
+    }
+}
+
+#[test]
+fn no_row_group_is_decoded_twice_in_a_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let dataset = dataset(folder.path());
+    let groups = dataset.row_groups().len();
+    let sizes: Vec<u64> = dataset.row_groups().iter().map(|group| group.rows).collect();
+    let order = Order::new(&sizes, 1, 0);
+    // Three windows and a bit: more groups than are kept.
+    let size = 260;
+    let mut large = reader(&dataset, true);
+    for start in [0, size] {
+        let before = large.decoded();
+        large.global_batch(&demand(0, 1), start, size as usize, 2).unwrap();
+        let touched: BTreeSet<usize> = (start..(start + size).min(ROWS)).map(|at| order.at(at).row_group).collect();
+        assert!(touched.len() > 3 * WINDOW && touched.len() < groups);
+        let decoded = (large.decoded() - before) as usize;
+        assert!(decoded <= touched.len() + WINDOW, "{decoded} decoded for {}", touched.len());
+        assert!(start > 0 || decoded == touched.len(), "{decoded} decoded for {}", touched.len());
+    }
+    // Small batches, most of which lie within a window: an epoch decodes each group once, and so does one in order.
+    for shuffle in [true, false] {
+        let mut small = reader(&dataset, shuffle);
+        read(&mut small, &demand(0, 1), 10, ROWS, 2);
+        assert_eq!(small.decoded() as usize, groups, "shuffled: {shuffle}");
+    }
+}
+
+#[test]
+fn the_first_damaged_row_group_is_the_error_on_any_number_of_threads() {
+    let folder = tempfile::tempdir().unwrap();
+    let dataset = dataset(folder.path());
+    for shard in &dataset.manifest().shards {
+        let path = folder.path().join(&shard.path);
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[7] ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+    }
+    let errors = [1, 2, 4].map(|threads| {
+        let error = reader(&dataset, true).global_batch(&demand(0, 1), 0, 300, threads).unwrap_err();
+        assert_eq!(dataset.damaged_shard(&error), Some(0));
+        error.to_string()
+    });
+    assert!(errors[0].contains("shard-00000-of-00004.parquet is damaged"), "{}", errors[0]);
+    assert!(errors.iter().all(|error| *error == errors[0]), "{errors:?}");
+}
