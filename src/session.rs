@@ -7,7 +7,7 @@ use lambert_collective::{Endpoints, local, mpi};
 use lambert_config::control::EventKind;
 use lambert_config::run::Backend;
 use lambert_config::{Layers, RunConfig, memory};
-use lambert_data_prep::dataset::{Dataset, check_fit};
+use lambert_data_prep::dataset::{Dataset, DatasetError, check_fit};
 use lambert_store::lease::Lease;
 use lambert_store::run::CONFIG;
 use lambert_store::{Patience, Store};
@@ -139,8 +139,9 @@ pub struct Datasets {
 impl Datasets {
     /// Opens all of them, and checks that the model, the objective and this host's memory fit; every fault is listed.
     pub fn open(config: &RunConfig) -> Result<Self, Error> {
-        let open = |url: &String| Dataset::open(url).map(Arc::new);
-        let stages = config.stage.iter().map(|stage| open(&stage.data)).collect::<Result<Vec<_>, _>>()?;
+        let cache = &config.cluster.dataset_cache;
+        let open = |url: &String| Ok(Arc::new(Dataset::open(url)?.with_cache(cache)));
+        let stages = config.stage.iter().map(|stage| open(&stage.data)).collect::<Result<Vec<_>, DatasetError>>()?;
         let held_out = Some(&config.evaluation.data).filter(|url| !url.is_empty());
         let evaluation = held_out.map(open).transpose()?;
         let mut used: Vec<(String, &Dataset)> =

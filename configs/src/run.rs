@@ -13,7 +13,7 @@ mod stage;
 use serde::{Deserialize, Serialize};
 
 pub use crate::prep::Pair;
-pub use cluster::{Backend, Cluster, ControlChannel, Device, Host, LauncherKind, Limits};
+pub use cluster::{Backend, Cluster, ControlChannel, DatasetCache, Device, Host, LauncherKind, Limits};
 pub use growth::{Growth, Moments, Order};
 pub use guard::{DamagedShard, Guard, Test};
 pub use model::{Activation, Model, Norm, Precision};

@@ -3,6 +3,8 @@
 //! [`Dataset`] reads one from a folder or URL; [`ShardWriter`] and [`write()`] make one. The format is described in
 //! docs/formats.md.
 
+mod ahead;
+mod cache;
 mod check;
 mod error;
 mod file;
@@ -12,6 +14,7 @@ mod read;
 mod schema;
 mod write;
 
+pub use ahead::FetchAhead;
 pub use error::DatasetError;
 pub use fit::check_fit;
 pub(crate) use manifest::hex;

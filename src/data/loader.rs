@@ -143,6 +143,10 @@ fn serve(
     batches: &Sender<Result<GlobalBatch, DatasetError>>,
 ) {
     let (mut cursor, mut threads) = (demand.cursor, 1);
+    let _ahead = match reader.fetch_ahead(cursor) {
+        Ok(ahead) => ahead,
+        Err(error) => return drop(batches.send(Err(error))),
+    };
     for size in sizes {
         let batch = reader.global_batch(demand, cursor, size, threads);
         threads = next_threads(threads, demand.threads, batches.is_empty(), batches.is_full());

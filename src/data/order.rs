@@ -62,6 +62,11 @@ impl Order {
         &self.row_groups[window * WINDOW..((window + 1) * WINDOW).min(self.row_groups.len())]
     }
 
+    /// The row groups from the window of the sample at `index` on to the end of the epoch, in their order.
+    pub fn row_groups_from(&self, index: u64) -> &[usize] {
+        &self.row_groups[self.group_of(index) / WINDOW * WINDOW..]
+    }
+
     fn group_of(&self, index: u64) -> usize {
         self.starts.partition_point(|start| *start <= index) - 1
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use lambert_config::dealing::Division;
 use lambert_config::run::Pair;
-use lambert_data_prep::dataset::{DatasetError, Samples};
+use lambert_data_prep::dataset::{DatasetError, FetchAhead, Samples};
 
 use super::batch::{MaskedSample, MicroBatch};
 use super::groups::Groups;
@@ -35,6 +35,19 @@ impl Reader {
         let sizes = source.dataset.row_groups().iter().map(|group| group.rows).collect();
         let groups = Groups::new(source.dataset.clone());
         Ok(Self { source, pieces, sizes, order: None, groups })
+    }
+
+    /// Begins to fetch the shards that the samples from number `cursor` on are in, if they lie in an object store.
+    pub fn fetch_ahead(&mut self, cursor: u64) -> Result<Option<FetchAhead>, DatasetError> {
+        let (rows, dataset) = (self.source.dataset.rows(), self.source.dataset.clone());
+        let (epoch, index) = (cursor / rows, cursor % rows);
+        let groups: Vec<usize> = match self.source.shuffle {
+            true => self.order(epoch).row_groups_from(index).to_vec(),
+            false => (self.in_file_order(index).row_group..self.sizes.len()).collect(),
+        };
+        let mut seen = BTreeSet::new();
+        let shards = groups.iter().map(|group| dataset.row_groups()[*group].shard).filter(|shard| seen.insert(*shard));
+        dataset.fetch_ahead(&shards.collect::<Vec<_>>())
     }
 
     /// Row groups decoded so far.

@@ -199,6 +199,7 @@ impl Cluster {
         positive("cluster.threads", self.threads as f64, faults);
         positive("cluster.restart_window_minutes", self.restart_window_minutes, faults);
         not_negative("cluster.patience_minutes", self.patience_minutes, faults);
+        positive("cluster.dataset_cache.gigabytes", self.dataset_cache.gigabytes, faults);
         self.limits.check(faults);
         self.check_hosts(faults);
         if self.launcher == LauncherKind::Direct && self.ranks > 1 {

@@ -74,6 +74,8 @@ pub struct Cluster {
     pub environment: Vec<String>,
     /// Where the coordinator listens.
     pub control: ControlChannel,
+    /// Where copies of datasets in object stores are kept on each host.
+    pub dataset_cache: DatasetCache,
     /// How long a rank may be in a phase.
     pub limits: Limits,
 }
@@ -93,8 +95,26 @@ impl Default for Cluster {
             mpirun_arguments: Vec::new(),
             environment: Vec::new(),
             control: ControlChannel::default(),
+            dataset_cache: DatasetCache::default(),
             limits: Limits::default(),
         }
+    }
+}
+
+/// Where copies of datasets in object stores are kept on a host; all its ranks share them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DatasetCache {
+    /// A folder on a disk of the host; empty for /var/tmp/lambert-USER, with the user's number.
+    pub folder: String,
+    /// What it may hold, GB; the copies that were used least recently go first. A dataset that is larger is fetched again and
+    /// again.
+    pub gigabytes: f64,
+}
+
+impl Default for DatasetCache {
+    fn default() -> Self {
+        Self { folder: String::new(), gigabytes: 200.0 }
     }
 }
 

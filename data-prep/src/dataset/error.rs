@@ -84,6 +84,16 @@ pub enum DatasetError {
         /// Why.
         source: std::io::Error,
     },
+    /// The folder with copies of shards cannot be used.
+    #[error("cannot {operation} {}, where copies of datasets are kept (cluster.dataset_cache)", folder.display())]
+    Cache {
+        /// What was tried.
+        operation: &'static str,
+        /// The folder.
+        folder: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
     /// A sample cannot be a row.
     #[error("sample {row} of {file}: {message}")]
     Sample {

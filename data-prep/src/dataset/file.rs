@@ -1,8 +1,8 @@
 //! A shard as a file of this machine, hashed before its first row is used.
 
 use std::fs::File;
-use std::io::{Read, Write};
-use std::os::unix::fs::FileExt;
+use std::io::Read;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -12,14 +12,21 @@ use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::serialized_reader::SerializedFileReader;
 use sha2::{Digest, Sha256};
 
+use super::cache::Cache;
 use super::manifest::hex;
 use super::{DatasetError, Shard};
 
-/// Bytes of one request to a store.
-const PART: u64 = 16 << 20;
+/// Which file of this machine a shard is: device and inode.
+pub type Identity = (u64, u64);
 
-/// Opens a shard and checks its sha256; one that is not a file of this machine is copied to a nameless one first.
-pub fn open(store: &Store, shard: &Shard) -> Result<SerializedFileReader<Positioned>, DatasetError> {
+/// Opens a shard, checks its sha256 unless it is the file `checked`, and says which file it is. Of one that is not a file of this
+/// machine the copy in `cache` is taken.
+pub fn open(
+    store: &Store,
+    shard: &Shard,
+    cache: &Cache,
+    checked: Option<Identity>,
+) -> Result<(SerializedFileReader<Positioned>, Identity), DatasetError> {
     let file = match local(store, &shard.path)? {
         Some(path) => {
             let io = |operation| {
@@ -27,28 +34,52 @@ pub fn open(store: &Store, shard: &Shard) -> Result<SerializedFileReader<Positio
                 move |source| DatasetError::Io { operation, path, source }
             };
             let mut file = File::open(&path).map_err(io("open"))?;
-            let found = hash(&mut file).map_err(io("read"))?;
-            check(store, shard, found)?;
+            if Some(identity(&file).map_err(io("read"))?) != checked {
+                let found = hash(&mut file).map_err(io("read"))?;
+                check(store, shard, found)?;
+            }
             file
         }
-        None => fetch(store, shard)?,
+        None => copied(store, shard, cache, checked)?,
     };
-    SerializedFileReader::new(Positioned { file: Arc::new(file), bytes: shard.bytes }).map_err(|source| {
-        DatasetError::Parquet {
-            operation: "open",
-            file: format!("{}/{}", store.url(), shard.path),
-            group: None,
-            source,
+    let io = |source| DatasetError::Io { operation: "read", path: shard.path.clone().into(), source };
+    let found = identity(&file).map_err(io)?;
+    let reader = SerializedFileReader::new(Positioned { file: Arc::new(file), bytes: shard.bytes });
+    let file = || format!("{}/{}", store.url(), shard.path);
+    let fault = |source| DatasetError::Parquet { operation: "open", file: file(), group: None, source };
+    Ok((reader.map_err(fault)?, found))
+}
+
+fn identity(file: &File) -> std::io::Result<Identity> {
+    file.metadata().map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
+/// The copy in `cache`, which is fetched if it is not there or not sound.
+fn copied(store: &Store, shard: &Shard, cache: &Cache, checked: Option<Identity>) -> Result<File, DatasetError> {
+    let sound = |file: &mut File| -> std::io::Result<bool> {
+        Ok(Some(identity(file)?) == checked || hash(file)? == shard.sha256)
+    };
+    if let Some(mut file) = cache.find(shard) {
+        if matches!(sound(&mut file), Ok(true)) {
+            return Ok(file);
         }
-    })
+        cache.discard(shard)?;
+    }
+    let (mut file, verified) = cache.fetch(store, shard)?;
+    if !verified {
+        let found = hash(&mut file).map_err(cache.fault("read a copy in"))?;
+        check(store, shard, found)?;
+    }
+    Ok(file)
 }
 
 /// Re-hashes a shard.
-pub fn verify(store: &Store, shard: &Shard) -> Result<(), DatasetError> {
-    open(store, shard).map(drop)
+pub fn verify(store: &Store, shard: &Shard, cache: &Cache) -> Result<(), DatasetError> {
+    open(store, shard, cache, None).map(drop)
 }
 
-fn local(store: &Store, path: &str) -> Result<Option<std::path::PathBuf>, DatasetError> {
+/// Where a shard lies, if it is a file of this machine.
+pub fn local(store: &Store, path: &str) -> Result<Option<std::path::PathBuf>, DatasetError> {
     store.local_path(path).map_err(|source| DatasetError::Store { url: store.url().to_owned(), source })
 }
 
@@ -69,22 +100,6 @@ fn check(store: &Store, shard: &Shard, found: String) -> Result<(), DatasetError
     }
     let (url, file) = (store.url().to_owned(), shard.path.clone());
     Err(DatasetError::Damaged { url, file, expected: shard.sha256.clone(), found })
-}
-
-fn fetch(store: &Store, shard: &Shard) -> Result<File, DatasetError> {
-    let path = std::env::temp_dir();
-    let io = |source| DatasetError::Io { operation: "write a copy of a shard in", path: path.clone(), source };
-    let mut copy = tempfile::tempfile().map_err(io)?;
-    let mut digest = Sha256::new();
-    for start in (0..shard.bytes).step_by(PART as usize) {
-        let part = store
-            .get_range(&shard.path, start..(start + PART).min(shard.bytes))
-            .map_err(|source| DatasetError::Store { url: store.url().to_owned(), source })?;
-        digest.update(&part);
-        copy.write_all(&part).map_err(io)?;
-    }
-    check(store, shard, hex(&digest.finalize()))?;
-    Ok(copy)
 }
 
 /// A file read by position, so that threads do not move each other's cursor.

@@ -1,16 +1,19 @@
 //! Opening a dataset and reading its row groups.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use lambert_config::memory::Data;
+use lambert_config::run::DatasetCache;
 use lambert_store::Store;
 use parquet::column::reader::ColumnReader;
 use parquet::errors::ParquetError;
 use parquet::file::reader::FileReader;
 use parquet::file::serialized_reader::SerializedFileReader;
 
-use super::file::{self, Positioned};
-use super::{DatasetError, MANIFEST, Manifest, NO_PAIR, Shard, check, schema, sha256_hex};
+use super::cache::Cache;
+use super::file::{self, Identity, Positioned};
+use super::{DatasetError, FetchAhead, MANIFEST, Manifest, NO_PAIR, Shard, check, schema, sha256_hex};
 
 /// A dataset that was opened: its manifest is read, the sizes of its files are right.
 ///
@@ -20,7 +23,21 @@ pub struct Dataset {
     manifest: Manifest,
     sha256: String,
     groups: Vec<RowGroup>,
-    shards: Vec<Mutex<Option<Arc<SerializedFileReader<Positioned>>>>>,
+    cache: Cache,
+    shards: Vec<Mutex<Slot>>,
+    /// Shards that are open, the least recently opened first.
+    open: Mutex<VecDeque<usize>>,
+}
+
+/// Shards that are open at the same time: a process may have some thousand files.
+const OPEN: usize = 128;
+
+/// A shard, as far as it is known.
+#[derive(Default)]
+struct Slot {
+    reader: Option<Arc<SerializedFileReader<Positioned>>>,
+    /// The file that was checked.
+    checked: Option<Identity>,
 }
 
 /// A row group, numbered through the whole dataset.
@@ -80,10 +97,42 @@ impl Dataset {
         let manifest =
             Manifest::from_json(&bytes).map_err(|message| DatasetError::Manifest { url: url.clone(), message })?;
         let groups = row_groups(&manifest.shards);
-        let shards = manifest.shards.iter().map(|_| Mutex::new(None)).collect();
-        let dataset = Self { store, manifest, sha256: sha256_hex(&bytes), groups, shards };
+        let shards = manifest.shards.iter().map(|_| Mutex::default()).collect();
+        let (cache, open) = (Cache::new(&DatasetCache::default()), Mutex::default());
+        let dataset = Self { store, manifest, sha256: sha256_hex(&bytes), groups, cache, shards, open };
         dataset.check_sizes()?;
         Ok(dataset)
+    }
+
+    /// The same, with copies of its shards kept where `settings` say, if it lies in an object store.
+    #[must_use]
+    pub fn with_cache(self, settings: &DatasetCache) -> Self {
+        Self { cache: Cache::new(settings), ..self }
+    }
+
+    /// Begins to fetch the copies of `shards`, in the order in which they are needed, as far as they fit into the cache; nothing
+    /// if they are files of this machine.
+    ///
+    /// # Errors
+    /// The name of a shard that no store takes.
+    pub fn fetch_ahead(self: &Arc<Self>, shards: &[usize]) -> Result<Option<FetchAhead>, DatasetError> {
+        let Some(first) = shards.first() else { return Ok(None) };
+        if file::local(&self.store, &self.manifest.shards[*first].path)?.is_some() {
+            return Ok(None);
+        }
+        let mut room = self.cache.limit();
+        let fits = |shard: &&usize| {
+            let left = room.checked_sub(self.manifest.shards[**shard].bytes);
+            room = left.unwrap_or(0);
+            left.is_some()
+        };
+        let shards = shards.iter().take_while(fits).copied().collect();
+        Ok(Some(FetchAhead::start(self, shards)))
+    }
+
+    /// Fetches the copy of a shard, unless it is there or somebody is about it.
+    pub(super) fn fetch(&self, shard: usize) -> Result<(), DatasetError> {
+        self.cache.fetch_ahead(&self.store, &self.manifest.shards[shard])
     }
 
     /// Where it lies.
@@ -187,18 +236,19 @@ impl Dataset {
     /// Re-hashes every file and reads every row.
     pub fn verify(&self) -> Result<(), DatasetError> {
         self.vocabulary()?;
-        self.manifest.shards.iter().try_for_each(|shard| file::verify(&self.store, shard))?;
+        self.manifest.shards.iter().try_for_each(|shard| file::verify(&self.store, shard, &self.cache))?;
         (0..self.groups.len()).try_for_each(|group| self.read(group).map(drop))
     }
 
     fn shard(&self, index: usize) -> Result<Arc<SerializedFileReader<Positioned>>, DatasetError> {
         // A poisoned lock only means that another thread failed to open the shard: try again here.
         let mut slot = self.shards[index].lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(reader) = &*slot {
+        if let Some(reader) = &slot.reader {
             return Ok(reader.clone());
         }
         let shard = &self.manifest.shards[index];
-        let reader = Arc::new(file::open(&self.store, shard)?);
+        let (reader, checked) = file::open(&self.store, shard, &self.cache, slot.checked)?;
+        let reader = Arc::new(reader);
         let found: Vec<u64> = reader.metadata().row_groups().iter().map(|group| group.num_rows() as u64).collect();
         if found != shard.row_groups || reader.metadata().file_metadata().schema_descr().num_columns() != 4 {
             let message = format!("row groups {found:?} in four columns, the manifest says {:?}", shard.row_groups);
@@ -209,8 +259,21 @@ impl Dataset {
                 message,
             });
         }
-        *slot = Some(reader.clone());
+        *slot = Slot { reader: Some(reader.clone()), checked: Some(checked) };
+        drop(slot);
+        self.close_oldest(index);
         Ok(reader)
+    }
+
+    /// Closes what was opened first, if there are too many open with `opened`. Who reads it goes on reading it.
+    fn close_oldest(&self, opened: usize) {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.push_back(opened);
+        let oldest = if open.len() > OPEN { open.pop_front() } else { None };
+        drop(open);
+        if let Some(oldest) = oldest {
+            self.shards[oldest].lock().unwrap_or_else(PoisonError::into_inner).reader = None;
+        }
     }
 
     fn check_sizes(&self) -> Result<(), DatasetError> {

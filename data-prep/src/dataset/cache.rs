@@ -1,0 +1,189 @@
+//! Copies of remote shards on this host, shared by all processes on it that use the same folder.
+//!
+//! A copy's name is its sha256: it gets that name when it is whole and verified. One process fetches a shard while the others that
+//! want it wait. When a new copy would go beyond the limit, those that were used least recently go first; a process that has one
+//! open goes on reading it.
+
+use std::fs::{File, TryLockError};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use lambert_config::run::DatasetCache;
+use lambert_store::Store;
+use lambert_store::hash::Hasher;
+
+use super::{DatasetError, Shard};
+
+/// What the name of a copy ends with.
+const COPY: &str = ".parquet";
+/// What the name of a lock ends with.
+const LOCK: &str = ".lock";
+/// What the name of a copy begins with that is not whole yet.
+const PARTIAL: &str = ".fetch-";
+/// The lock of those that make room.
+const ROOM: &str = "room.lock";
+/// A partial copy that nobody has written to for so long has lost its writer, and a lock its owner.
+const ABANDONED: Duration = Duration::from_secs(3600);
+
+/// A folder with copies of shards.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    folder: PathBuf,
+    /// Bytes of all copies at most, if that is more than one.
+    limit: u64,
+}
+
+impl Cache {
+    /// The folder that the settings name, or /var/tmp/lambert-USER: /tmp may be main memory.
+    pub fn new(settings: &DatasetCache) -> Self {
+        let own = || PathBuf::from(format!("/var/tmp/lambert-{}", rustix::process::getuid().as_raw()));
+        let folder = if settings.folder.is_empty() { own() } else { PathBuf::from(&settings.folder) };
+        Self { folder, limit: (settings.gigabytes * 1e9) as u64 }
+    }
+
+    /// Bytes of all copies at most.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// A shard's copy as it lies here, if it does; whoever reads it checks it.
+    pub fn find(&self, shard: &Shard) -> Option<File> {
+        let file = File::open(self.path(shard)).ok()?;
+        let whole = file.metadata().is_ok_and(|metadata| metadata.len() == shard.bytes);
+        // The time of the last use. Where another user owns the copy it stays as it is.
+        let _ = file.set_modified(SystemTime::now());
+        whole.then_some(file)
+    }
+
+    /// Removes a copy that is not what it should be.
+    pub fn discard(&self, shard: &Shard) -> Result<(), DatasetError> {
+        remove(&self.path(shard)).map_err(self.fault("remove a damaged copy from"))
+    }
+
+    /// Fetches a shard unless its copy is there. While another process fetches it, this one waits. Also says whether it was
+    /// fetched, and so verified, just now.
+    pub fn fetch(&self, store: &Store, shard: &Shard) -> Result<(File, bool), DatasetError> {
+        let lock = self.lock_file(&lock_name(shard))?;
+        unless_unsupported(lock.lock()).map_err(self.fault("lock a file in"))?;
+        match self.find(shard) {
+            Some(file) => Ok((file, false)),
+            None => self.copy(store, shard).map(|file| (file, true)),
+        }
+    }
+
+    /// Fetches a shard unless its copy is there or another process is about it.
+    pub fn fetch_ahead(&self, store: &Store, shard: &Shard) -> Result<(), DatasetError> {
+        let lock = self.lock_file(&lock_name(shard))?;
+        match lock.try_lock() {
+            Err(TryLockError::WouldBlock) => return Ok(()),
+            Err(TryLockError::Error(error)) => unless_unsupported(Err(error)).map_err(self.fault("lock a file in"))?,
+            Ok(()) => {}
+        }
+        match self.find(shard) {
+            Some(_) => Ok(()),
+            None => self.copy(store, shard).map(drop),
+        }
+    }
+
+    fn path(&self, shard: &Shard) -> PathBuf {
+        self.folder.join(format!("{}{COPY}", shard.sha256))
+    }
+
+    fn lock_file(&self, name: &str) -> Result<File, DatasetError> {
+        std::fs::create_dir_all(&self.folder).map_err(self.fault("create"))?;
+        let path = self.folder.join(name);
+        File::options()
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .write(true)
+            .open(path)
+            .map_err(self.fault("lock a file in"))
+    }
+
+    fn copy(&self, store: &Store, shard: &Shard) -> Result<File, DatasetError> {
+        self.make_room(shard.bytes)?;
+        let mut copy =
+            tempfile::Builder::new().prefix(PARTIAL).tempfile_in(&self.folder).map_err(self.fault("write to"))?;
+        let (mut hasher, mut written) = (Hasher::new(), Ok(()));
+        let take = |piece: &[u8]| {
+            hasher.update(piece);
+            if written.is_ok() {
+                written = copy.write_all(piece);
+            }
+        };
+        let url = || store.url().to_owned();
+        store
+            .read_pieces(&shard.path, shard.bytes, take)
+            .map_err(|source| DatasetError::Store { url: url(), source })?;
+        written.map_err(self.fault("write to"))?;
+        let found = hasher.finish();
+        if found != shard.sha256 {
+            let (file, expected) = (shard.path.clone(), shard.sha256.clone());
+            return Err(DatasetError::Damaged { url: url(), file, expected, found });
+        }
+        let file = copy.persist(self.path(shard)).map_err(|error| self.fault("write to")(error.error))?;
+        // Whoever waits for its lock has the file, and finds the copy.
+        remove(&self.folder.join(lock_name(shard))).map_err(self.fault("remove a lock from"))?;
+        Ok(file)
+    }
+
+    /// Removes what was used least recently, until `bytes` more fit in.
+    fn make_room(&self, bytes: u64) -> Result<(), DatasetError> {
+        let lock = self.lock_file(ROOM)?;
+        unless_unsupported(lock.lock()).map_err(self.fault("lock a file in"))?;
+        let mut copies = Vec::new();
+        for entry in std::fs::read_dir(&self.folder).map_err(self.fault("list"))? {
+            let entry = entry.map_err(self.fault("list"))?;
+            // Another process may have removed it.
+            let Ok(metadata) = entry.metadata() else { continue };
+            let (name, used) = (entry.file_name(), metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH));
+            let name = name.to_string_lossy();
+            if name.ends_with(COPY) {
+                copies.push((used, metadata.len(), entry.path()));
+            } else if (name.starts_with(PARTIAL) || name.ends_with(LOCK) && name != ROOM)
+                && used.elapsed().is_ok_and(|age| age > ABANDONED)
+            {
+                remove(&entry.path()).map_err(self.fault("remove a partial copy from"))?;
+            }
+        }
+        copies.sort();
+        let mut all: u64 = copies.iter().map(|(_, bytes, _)| bytes).sum();
+        for (_, freed, path) in copies {
+            if all.saturating_add(bytes) <= self.limit {
+                break;
+            }
+            remove(&path).map_err(self.fault("remove a copy from"))?;
+            all -= freed;
+        }
+        Ok(())
+    }
+
+    /// What went wrong with the folder.
+    pub fn fault(&self, operation: &'static str) -> impl Fn(io::Error) -> DatasetError {
+        let folder = self.folder.clone();
+        move |source| DatasetError::Cache { operation, folder: folder.clone(), source }
+    }
+}
+
+fn lock_name(shard: &Shard) -> String {
+    format!("{}{LOCK}", shard.sha256)
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+/// A file system without locks has none to wait for: then each process may fetch its own, and the last one's copy stays.
+fn unless_unsupported(locked: io::Result<()>) -> io::Result<()> {
+    use rustix::io::Errno;
+    let none = [Errno::NOLCK, Errno::NOSYS, Errno::OPNOTSUPP, Errno::INVAL].map(Errno::raw_os_error);
+    match locked {
+        Err(error) if error.raw_os_error().is_some_and(|code| none.contains(&code)) => Ok(()),
+        other => other,
+    }
+}

@@ -1,0 +1,159 @@
+//! Copies of a dataset in an object store: one a host, whole and verified, the least recently used gone first.
+#![allow(clippy::unwrap_used)] // A panic is a test's report.
+
+#[path = "../../tests/support/samples.rs"]
+mod samples;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lambert_config::run::DatasetCache;
+use lambert_data_prep::dataset::{Dataset, Samples};
+use lambert_store::Store;
+use samples::Shape;
+
+const SHARDS: u64 = 8;
+
+/// A dataset in a store, and a folder for copies of it.
+struct Remote {
+    folder: tempfile::TempDir,
+    url: String,
+    store: Store,
+}
+
+impl Remote {
+    fn new(name: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let local = folder.path().join("data");
+        samples::write(&local, &Shape { rows: 400, longest: 32, rows_per_group: 10, shards: SHARDS, pieces: 99 });
+        let url = format!("memory://{name}/data");
+        let store = Store::open(&url).unwrap();
+        for entry in std::fs::read_dir(&local).unwrap() {
+            let path = entry.unwrap().path();
+            store.put(path.file_name().unwrap().to_str().unwrap(), std::fs::read(&path).unwrap().into()).unwrap();
+        }
+        Self { folder, url, store }
+    }
+
+    fn cache(&self) -> PathBuf {
+        self.folder.path().join("cache")
+    }
+
+    /// The dataset as one process sees it, with room for `bytes`.
+    fn open(&self, bytes: f64) -> Arc<Dataset> {
+        let folder = self.cache().to_str().unwrap().to_owned();
+        let settings = DatasetCache { folder, gigabytes: bytes / 1e9 };
+        Arc::new(Dataset::open(&self.url).unwrap().with_cache(&settings))
+    }
+
+    fn remove(&self, dataset: &Dataset) {
+        dataset.manifest().shards.iter().for_each(|shard| self.store.delete(&shard.path).unwrap());
+    }
+}
+
+/// What lies in a folder, with this ending.
+fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path());
+    entries.filter(|path| path.to_str().unwrap().ends_with(ending)).collect()
+}
+
+fn all(dataset: &Dataset) -> Vec<Samples> {
+    (0..dataset.row_groups().len()).map(|group| dataset.read(group).unwrap()).collect()
+}
+
+/// A row group of a shard.
+fn group_of(dataset: &Dataset, shard: usize) -> usize {
+    dataset.row_groups().iter().position(|group| group.shard == shard).unwrap()
+}
+
+#[test]
+fn processes_of_a_host_share_one_verified_copy() {
+    let remote = Remote::new("shared");
+    // Several at the same time: each is fetched once, and nothing but copies is left.
+    let ranks: Vec<_> = (0..4)
+        .map(|_| {
+            let dataset = remote.open(1e9);
+            std::thread::spawn(move || all(&dataset))
+        })
+        .collect();
+    let read: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+    assert!(read.iter().all(|samples| *samples == read[0]));
+    let local = Dataset::open(remote.folder.path().join("data").to_str().unwrap()).unwrap();
+    assert_eq!(read[0], all(&local));
+    assert_eq!(files(&remote.cache(), ".parquet").len() as u64, SHARDS);
+    let partial = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with(".fetch-");
+    assert!(!files(&remote.cache(), "").iter().any(partial), "{:?}", files(&remote.cache(), ""));
+    // With the copies nothing is fetched any more.
+    let later = remote.open(1e9);
+    remote.remove(&later);
+    assert_eq!(all(&later), read[0]);
+}
+
+#[test]
+fn a_damaged_copy_is_fetched_again_and_a_damaged_shard_is_none() {
+    let remote = Remote::new("damaged");
+    let expected = all(&remote.open(1e9));
+    for (at, copy) in files(&remote.cache(), ".parquet").into_iter().enumerate() {
+        let mut bytes = std::fs::read(&copy).unwrap();
+        match at % 2 {
+            0 => bytes[100] ^= 1,
+            _ => bytes.truncate(50),
+        }
+        std::fs::write(&copy, bytes).unwrap();
+    }
+    assert_eq!(all(&remote.open(1e9)), expected);
+    let dataset = remote.open(1e9);
+    let shard = &dataset.manifest().shards[2];
+    std::fs::remove_file(remote.cache().join(format!("{}.parquet", shard.sha256))).unwrap();
+    let mut bytes = std::fs::read(remote.folder.path().join("data").join(&shard.path)).unwrap();
+    bytes[100] ^= 1;
+    remote.store.put(&shard.path, bytes.into()).unwrap();
+    let error = dataset.read(group_of(&dataset, 2)).unwrap_err();
+    assert!(error.to_string().contains(&shard.path) && error.to_string().contains("is damaged"), "{error}");
+    assert_eq!(dataset.damaged_shard(&error), Some(2));
+    assert_eq!(files(&remote.cache(), ".parquet").len() as u64, SHARDS - 1);
+}
+
+#[test]
+fn the_copies_that_were_used_least_recently_go_first() {
+    let remote = Remote::new("limited");
+    let largest = remote.open(1.0).manifest().shards.iter().map(|shard| shard.bytes).max().unwrap() as f64;
+    let dataset = remote.open(3.5 * largest);
+    let copies = || -> Vec<usize> {
+        let there = |shard: &usize| {
+            remote.cache().join(format!("{}.parquet", dataset.manifest().shards[*shard].sha256)).exists()
+        };
+        (0..SHARDS as usize).filter(there).collect()
+    };
+    for shard in [0, 1, 2] {
+        dataset.read(group_of(&dataset, shard)).unwrap();
+    }
+    // Another process uses the oldest.
+    remote.open(1e9).read(group_of(&dataset, 0)).unwrap();
+    dataset.read(group_of(&dataset, 3)).unwrap();
+    assert_eq!(copies(), [0, 2, 3]);
+    // Whoever has one open goes on reading it.
+    dataset.read(group_of(&dataset, 1)).unwrap();
+    // A limit below a single shard holds one.
+    let tight = remote.open(1.0);
+    tight.read(group_of(&tight, 5)).unwrap();
+    assert_eq!(copies(), [5]);
+    assert_eq!(all(&tight), all(&Dataset::open(remote.folder.path().join("data").to_str().unwrap()).unwrap()));
+}
+
+#[test]
+fn shards_are_fetched_ahead_as_far_as_there_is_room() {
+    let remote = Remote::new("ahead");
+    let dataset = remote.open(1e9);
+    let ahead = dataset.fetch_ahead(&(0..SHARDS as usize).collect::<Vec<_>>()).unwrap();
+    assert!(ahead.is_some());
+    let start = Instant::now();
+    while (files(&remote.cache(), ".parquet").len() as u64) < SHARDS {
+        assert!(start.elapsed() < Duration::from_secs(60), "not all were fetched");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let local = Arc::new(Dataset::open(remote.folder.path().join("data").to_str().unwrap()).unwrap());
+    assert!(local.fetch_ahead(&[0, 1]).unwrap().is_none(), "files of this machine are not copied");
+    assert!(remote.open(1.0).fetch_ahead(&[0, 1]).unwrap().is_some());
+}
