@@ -37,6 +37,7 @@ check: setup
 
 # Cargo builds the two programs too, before the first test: the end-to-end tests start them.
 test: check
+	@sh tests/setup.sh
 	$(CARGO) test --release --workspace --locked --no-fail-fast
 
 bench: build

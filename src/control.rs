@@ -1,6 +1,7 @@
 //! The worker's end of the control channel: a thread that reports to the coordinator what the training thread does, repeats
 //! what was not acknowledged, and keeps the coordinator's last order.
 
+use std::io::ErrorKind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -19,6 +20,8 @@ const AGAIN: Duration = Duration::from_millis(200);
 const REQUEST: Duration = Duration::from_secs(5);
 /// A coordinator that has not answered for this long is gone, and the worker ends.
 const PATIENCE: Duration = Duration::from_secs(45);
+/// The same where its host says all that time that nobody listens: a link that is cut says nothing.
+const REFUSED: Duration = Duration::from_secs(5);
 
 /// The way to the coordinator, or to nobody where the worker was started by hand.
 pub struct Control {
@@ -131,6 +134,8 @@ struct Post {
     /// What this rank runs, until the coordinator knows.
     versions: Option<Versions>,
     heard: Instant,
+    /// Since when connections have been refused without exception.
+    refused: Option<Instant>,
 }
 
 impl Post {
@@ -139,7 +144,8 @@ impl Post {
         let agent = ureq::Agent::config_builder().timeout_global(Some(REQUEST)).proxy(None).build().new_agent();
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
         let (url, authorization) = (format!("{url}{REPORT_PATH}"), format!("Bearer {token}"));
-        Self { agent, url, authorization, rank, host, shared, versions: Some(versions), heard: Instant::now() }
+        let (versions, heard) = (Some(versions), Instant::now());
+        Self { agent, url, authorization, rank, host, shared, versions, heard, refused: None }
     }
 
     /// Reports until the training loop is done with it and everything was acknowledged.
@@ -164,17 +170,25 @@ impl Post {
         let answer = request.send_json(&report).and_then(|mut answer| answer.body_mut().read_json::<Answer>());
         match answer {
             Ok(answer) => self.take(answer),
-            Err(error) if self.heard.elapsed() > PATIENCE => {
-                tracing::error!("the coordinator has not answered for {} s ({error}); ending", PATIENCE.as_secs());
-                // Other threads may be inside MPI, waiting for ranks that end in the same way.
-                std::process::exit(exit::FAILED);
-            }
             Err(error) => {
-                tracing::debug!("the coordinator does not answer: {error}");
+                self.doubt(&error);
                 return false;
             }
         }
         true
+    }
+
+    /// It was not answered. Ends this process if the coordinator is gone.
+    fn doubt(&mut self, error: &ureq::Error) {
+        let is_refused = matches!(error, ureq::Error::Io(error) if error.kind() == ErrorKind::ConnectionRefused);
+        self.refused = is_refused.then(|| self.refused.unwrap_or_else(Instant::now));
+        let silent = self.heard.elapsed();
+        if silent > PATIENCE || self.refused.is_some_and(|since| since.elapsed() > REFUSED) {
+            tracing::error!("the coordinator has not answered for {} s ({error}); ending", silent.as_secs());
+            // Other threads may be inside MPI, waiting for ranks that end in the same way.
+            std::process::exit(exit::FAILED);
+        }
+        tracing::debug!("the coordinator does not answer: {error}");
     }
 
     fn written(&self) -> Report {
@@ -193,7 +207,7 @@ impl Post {
     }
 
     fn take(&mut self, answer: Answer) {
-        (self.heard, self.versions) = (Instant::now(), None);
+        (self.heard, self.refused, self.versions) = (Instant::now(), None, None);
         let mut state = self.shared.state();
         state.outbox.acknowledge(answer.acknowledged);
         answer.order.into_iter().for_each(|order| state.orders.hear(order));

@@ -139,8 +139,8 @@ impl Error {
             Self::Store(lambert_store::Error::LeaseLost { .. }) => F::LeaseLost,
             // The coordinator has seen it: what is missing is a mount of this host.
             Self::Dataset(DatasetError::NoManifest { .. }) => F::Host,
-            Self::Dataset(DatasetError::Store { .. }) => F::Passing,
             Self::Dataset(error) if is_of_host(error) => F::Host,
+            Self::Dataset(DatasetError::Store { .. }) => F::Passing,
             Self::Replicas { blamed: true, .. } => F::Host,
             Self::Store(_) | Self::Resume { .. } | Self::Collective(_) | Self::Torch(_) | Self::Thread(_) => F::Passing,
             Self::Peer(_) | Self::Replicas { .. } => F::Passing,

@@ -22,7 +22,8 @@
 //! - [`saved`]: a model out of a run or checkpoint, for those that only read
 //! - [`evaluate`], [`fill_mask`]: what a trained model knows
 //! - [`metrics`]: one record a step
-//! - [`output`]: results on standard output
+//! - [`output`]: results on standard output; [`rank_log`]: what a rank prints, in a file of its host;
+//!   [`janitor`]: what its launcher leaves there, removed
 //! - [`control`]: the worker's end of the control channel
 //! - `allocator`: jemalloc in place of malloc
 //! - [`torch`]: the thinnest layer over libtorch
@@ -39,6 +40,7 @@ pub mod fill_mask;
 pub mod gradients;
 pub mod guard;
 pub mod input;
+pub mod janitor;
 pub mod kernels;
 pub mod masking;
 pub mod metrics;
@@ -47,6 +49,7 @@ pub mod objective;
 pub mod optim;
 pub mod outcome;
 pub mod output;
+pub mod rank_log;
 pub mod retreat;
 pub mod saved;
 pub mod session;

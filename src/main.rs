@@ -1,6 +1,7 @@
 //! lambert-worker: one rank of a training run, and what else needs a model in memory.
 
 use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use lambert::control::{Control, Phase};
 use lambert::error::{self, Error};
 use lambert::session::Session;
 use lambert::train::Outcome;
-use lambert::{evaluate, fill_mask, output, saved::Saved, torch, train};
+use lambert::{evaluate, fill_mask, janitor, output, rank_log, saved::Saved, torch, train};
 use lambert_collective::local;
 use lambert_config::control::EventKind;
 use lambert_config::exit;
@@ -37,6 +38,12 @@ enum Command {
         /// Ranks of the attempt; as many as were started together if absent
         #[arg(long)]
         world: Option<usize>,
+        /// A folder for a file of what this rank prints; none without it
+        #[arg(long)]
+        logs: Option<PathBuf>,
+        /// A folder that the launcher keeps on this host, removed when the launcher is gone
+        #[arg(long)]
+        session: Option<PathBuf>,
     },
     /// Held-out loss and accuracy
     Eval {
@@ -91,9 +98,23 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<i32, Error> {
     match command {
-        Command::Train { run, attempt, world } => train(&run, attempt, world),
+        Command::Train { run, attempt, world, logs, session } => {
+            attach(logs.as_deref(), session.as_deref());
+            train(&run, attempt, world)
+        }
         Command::Eval { model, data, samples, json } => eval(&model, &data, samples, json),
         Command::FillMask { model, text, top, json } => fill(&model, &text, top, json),
+    }
+}
+
+/// Sees to what outlives this process on its host: what it prints, and what its launcher leaves.
+fn attach(logs: Option<&Path>, session: Option<&Path>) {
+    let (rank, local) = lambert_collective::world::detect().map_or((0, 0), |world| (world.rank, world.local_rank));
+    if let Some(Err(error)) = logs.map(|folder| rank_log::begin(folder, rank)) {
+        tracing::warn!("what this rank prints is not kept here: {}", error::chain(&error));
+    }
+    if let Some(Err(error)) = session.filter(|_| local == 0).map(janitor::remove_after_launcher) {
+        tracing::warn!("what the launcher leaves here will not be removed: {error}");
     }
 }
 

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant, SystemTime};
 use lambert_config::control::StepRecord;
 use lambert_data_prep::random::{Key, Rng};
 use s3_server::{Fault, Server, Weather};
-use support::{Place, Running, assert_same_bits, checkpoints, done, kill_if_there, tree, workers};
+use support::{Place, Running, assert_same_bits, checkpoints, done, kill_if_there, open_mpi_5, tree, workers};
 
 /// Steps between checkpoints, in support's configuration.
 const INTERVAL: u64 = 7;
@@ -38,6 +38,8 @@ struct Trial<'a> {
     worlds: &'a [usize],
     moments: Rng,
     starts: usize,
+    /// The MPI of every other start, if not the installed one.
+    other_mpi: Vec<(&'static str, String)>,
     tally: BTreeMap<&'static str, usize>,
     /// Checkpoints in which a byte was flipped.
     damaged: BTreeSet<String>,
@@ -51,7 +53,19 @@ impl<'a> Trial<'a> {
         eprintln!("{name}: moments from LAMBERT_TEST_SEED={seed}");
         let (url, folder) = (place.path(name), place.path(name).into());
         let (moments, tally, log) = (Key::new(seed).rng(), BTreeMap::new(), String::new());
-        Self { place, steps: None, url, folder, worlds, moments, starts: 0, tally, damaged: BTreeSet::new(), log }
+        Self {
+            place,
+            steps: None,
+            url,
+            folder,
+            worlds,
+            moments,
+            starts: 0,
+            other_mpi: Vec::new(),
+            tally,
+            damaged: BTreeSet::new(),
+            log,
+        }
     }
 
     fn start(&mut self) -> Running {
@@ -60,7 +74,8 @@ impl<'a> Trial<'a> {
         let config = self.place.config(self.steps.unwrap_or(ENDLESS), world);
         // Kills that lead nowhere are the point here, and no reason to give up.
         let more = ["--set", "cluster.restarts=100000", "--allow-change", "stage"];
-        Running::start_with(&config, &self.url, &[&STEADY[..], &more].concat())
+        let mpi = if self.starts.is_multiple_of(2) { &self.other_mpi[..] } else { &[] };
+        Running::start_in(&config, &self.url, &[&STEADY[..], &more].concat(), mpi)
     }
 
     fn below(&mut self, bound: u64) -> u64 {
@@ -259,10 +274,11 @@ fn undisturbed(place: &Place, steps: u64) -> (String, Vec<StepRecord>) {
     (run, ended.records)
 }
 
-/// Kills of one world, in a folder: the same bits in the end.
+/// Kills of one world, in a folder, under Open MPI 4 and 5 in turn: the same bits in the end.
 fn in_a_folder(kills: usize) {
     let place = Place::new();
     let mut trial = Trial::new(&place, "killed", &[2]);
+    trial.other_mpi = open_mpi_5().into_iter().flatten().collect();
     let steps = trial.disturb(kills);
     let (reference, records) = undisturbed(&place, steps);
     trial.check_history(&records);

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use s3_server::{BUCKET, Fault, Rule, Server};
-use support::{Ended, Place, Running, assert_same_bits, checkpoints, lambert, run_in, workers};
+use support::{Ended, Place, Running, assert_same_bits, checkpoints, lambert, open_mpi_5, run_in, workers};
 
 /// More steps than any run here makes before it is ended.
 const ENDLESS: u64 = 1_000_000;
@@ -176,6 +176,78 @@ fn a_lost_answer_to_a_lease_is_no_eviction() {
     assert!(ended.log.contains("attempt 2: starting") && !ended.log.contains("attempt 3"), "{}", ended.log);
 }
 
+/// Whoever waits for a lease hears a signal.
+#[test]
+fn a_signal_is_heeded_while_a_lease_is_awaited() {
+    let place = Place::new();
+    let server = Server::start(Path::new(&place.path("s3")), 0);
+    let url = format!("s3://{BUCKET}/run");
+    let fault = Fault::Refuse(503, "SlowDown");
+    server.fail(Rule { method: "PUT".parse().unwrap(), contains: "lease-", after: 0, times: 100_000, fault });
+    let running = Running::start_in(&place.config(ENDLESS, 2), &url, &[], &server.environment());
+    let start = Instant::now();
+    while server.hits() < 2 {
+        assert!(start.elapsed() < Duration::from_secs(60), "nobody wants a lease");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let start = Instant::now();
+    running.kill_coordinator("-TERM");
+    let ended = running.end();
+    let took = seconds("from SIGTERM to the end, without a lease", start);
+    assert_eq!(ended.code, Some(75), "{}", ended.log);
+    // The store is given three minutes.
+    assert!(took < 60.0, "{}", ended.log);
+}
+
+/// A process in an uninterruptible state cannot be ended by anybody: it is reported after a limit, and left.
+#[test]
+fn what_cannot_be_ended_is_reported_and_left() {
+    let place = Place::new();
+    let Some(frozen) = Frozen::new(&place) else { return };
+    let script = format!("echo gone > {}/file", frozen.folder);
+    let program = with_worker(&place, &script);
+    let arguments = ["run", "--config", &place.config(ENDLESS, 1), "--run", &place.path("run")];
+    let coordinator = Command::new(program).args(arguments).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+    let start = Instant::now();
+    for _ in 0..2 {
+        support::signal(coordinator.id(), "-TERM");
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    let output = coordinator.wait_with_output().unwrap();
+    let log = String::from_utf8_lossy(&output.stderr);
+    seconds("from the second signal to the end", start);
+    assert!(log.contains("(lambert-worker, uninterruptible)"), "{log}");
+    drop(frozen);
+}
+
+/// A file system that hangs every write until it is dropped.
+struct Frozen {
+    folder: String,
+}
+
+impl Frozen {
+    fn new(place: &Place) -> Option<Self> {
+        let (image, folder) = (place.path("image"), place.path("frozen"));
+        let script = format!(
+            "truncate -s 8M {image} && mkfs.ext4 -q {image} && mkdir {folder} && mount -o loop {image} {folder} && \
+             fsfreeze --freeze {folder}"
+        );
+        if !Command::new("sh").args(["-ec", &script]).stderr(Stdio::null()).status().unwrap().success() {
+            eprintln!("SKIPPED: a file system is frozen by root, with loop devices and e2fsprogs");
+            return None;
+        }
+        Some(Self { folder })
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let script = format!("fsfreeze --unfreeze {0}; sleep 0.5; umount -l {0}", self.folder);
+        let _ = Command::new("sh").args(["-c", &script]).status();
+    }
+}
+
 /// The control channel goes to the coordinator, whatever the environment says of the way to the world.
 #[test]
 fn a_proxy_is_not_for_the_control_channel() {
@@ -238,21 +310,12 @@ fn a_failure_at_the_start_is_told_in_words() {
     assert!(status.contains("failed       rank ") && status.contains(why), "{status}");
 }
 
-/// The folder of an Open MPI 5, where LAMBERT_TEST_OPENMPI5 names one.
-fn open_mpi_5() -> Option<String> {
-    let five = std::env::var("LAMBERT_TEST_OPENMPI5").ok();
-    if five.is_none() {
-        eprintln!("SKIPPED: LAMBERT_TEST_OPENMPI5 names no folder of an Open MPI 5 (docs/operations.md)");
-    }
-    five
-}
-
 /// One rank has another MPI than the other: refused before they try to find each other.
 #[test]
 fn a_mixture_of_versions_is_refused() {
-    let Some(five) = open_mpi_5() else { return };
+    let Some([_, (name, library)]) = open_mpi_5() else { return };
     let place = Place::new();
-    let script = format!("[ $OMPI_COMM_WORLD_RANK = 0 ] || export LD_LIBRARY_PATH={five}/lib\nexec $WORKER \"$@\"");
+    let script = format!("[ $OMPI_COMM_WORLD_RANK = 0 ] || export {name}={library}\nexec $WORKER \"$@\"");
     let start = Instant::now();
     let (code, log) = run_with_worker(&place, &script);
     seconds("a mixture of versions", start);
@@ -274,13 +337,11 @@ fn another_mpi_is_refused_by_name() {
     assert!(ran.err.contains("bin/mpirun is not Open MPI 4 or 5") && ran.err.contains("HYDRA"), "{}", ran.err);
 }
 
-/// Open MPI 5, where LAMBERT_TEST_OPENMPI5 names its folder: a kill, and the same bits.
+/// A kill under Open MPI 5, and the same bits.
 #[test]
 fn open_mpi_5_starts_and_restarts() {
-    let Some(five) = open_mpi_5() else { return };
+    let Some(environment) = open_mpi_5() else { return };
     let place = Place::new();
-    let path = format!("{five}/bin:{}", std::env::var("PATH").unwrap());
-    let environment = [("PATH", path), ("LD_LIBRARY_PATH", format!("{five}/lib"))];
     let (config, run, reference) = (place.config(300, 2), place.path("run"), place.path("undisturbed"));
     let ended = Running::start_in(&config, &reference, &[], &environment).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);

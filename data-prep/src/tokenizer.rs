@@ -7,6 +7,7 @@
 mod error;
 pub mod json;
 mod memo;
+mod words;
 
 use std::path::Path;
 
@@ -17,6 +18,7 @@ pub use error::TokenizerError;
 pub use json::tokenizer_json;
 
 use memo::Memo;
+use words::Words;
 
 /// The ids of the five special pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,6 +53,7 @@ impl Special {
 /// A WordPiece tokenizer; cheap to share between threads.
 pub struct Tokenizer {
     pipeline: PipelineTokenizer,
+    words: Words,
     options: EncodeOptions,
     pieces: Vec<String>,
     special: Special,
@@ -83,7 +86,8 @@ impl Tokenizer {
         let text = json::canonical(&pieces, lowercase);
         let pipeline = tokenizers::from_json(&text)
             .map_err(|source| TokenizerError::Build { origin: origin.to_owned(), source })?;
-        Ok(Self { pipeline, options: EncodeOptions::no_specials(), pieces, special, lowercase })
+        let words = Words::new(&pieces, special.unk, lowercase);
+        Ok(Self { pipeline, words, options: EncodeOptions::no_specials(), pieces, special, lowercase })
     }
 
     /// The ids of `text`, without special pieces. (The library refuses texts of 4 GiB; such a one is one `[UNK]`.)
@@ -94,7 +98,7 @@ impl Tokenizer {
         PipelineToken::cast_slice(&ids).to_vec()
     }
 
-    /// For much text: remembers the words it has seen, and is several times as fast.
+    /// For much text: remembers the words it has seen, spells most new ones itself, and is several times as fast.
     #[must_use]
     pub fn encoder(&self) -> Encoder<'_> {
         Encoder { tokenizer: self, memo: Memo::new(), ids: Vec::new() }
@@ -175,7 +179,12 @@ impl Encoder<'_> {
     pub fn encode(&mut self, text: &str) -> &[u32] {
         let Self { tokenizer, memo, ids } = self;
         ids.clear();
-        memo::parts(text, |part| memo.encode(part, ids, |part, ids| tokenizer.append(part, ids)));
+        let append = |part: &str, ids: &mut Vec<_>| {
+            if !tokenizer.words.append(part, ids) {
+                tokenizer.append(part, ids);
+            }
+        };
+        memo::parts(text, |part| memo.encode(part, ids, append));
         PipelineToken::cast_slice(ids)
     }
 }

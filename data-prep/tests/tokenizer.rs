@@ -45,6 +45,34 @@ fn the_json_for_others_frames_text_and_knows_the_special_pieces() {
     assert!(tokenizer_json(b"[PAD]\n", true).is_err());
 }
 
+/// Words that the encoder spells itself: pieces put together, whole, cut short, in any case, too long to be known.
+#[test]
+fn words_equal_the_library() {
+    let golden = golden();
+    for (name, lowercase) in [("cased", false), ("uncased", true)] {
+        let pieces = strings(&golden[name]["pieces"]);
+        let tokenizer = Tokenizer::from_vocab(pieces.join("\n").as_bytes(), lowercase).unwrap();
+        let mut encoder = tokenizer.encoder();
+        let mut unknown = 0;
+        for seed in 0..50_000 {
+            let mut rng = Key::new(seed).rng();
+            let piece =
+                |rng: &mut Rng| pieces[5 + rng.below(pieces.len() as u64 - 5) as usize].trim_start_matches("##");
+            let mut word: String = (0..1 + rng.below(5)).map(|_| piece(&mut rng)).collect();
+            match rng.below(4) {
+                0 => word = word.to_uppercase(),
+                1 => drop(word.pop()),
+                2 => word.push(['z', '7', 'Q', 'é'][rng.below(4) as usize]),
+                _ => {}
+            }
+            let expected = tokenizer.encode(&word);
+            unknown += usize::from(expected == [tokenizer.special().unk]);
+            assert_eq!(encoder.encode(&word), expected, "{name}: {word:?}");
+        }
+        assert!(unknown > 100, "{unknown} words are unknown");
+    }
+}
+
 /// The encoder cuts texts up and remembers the parts; that must not show, whatever the text.
 #[test]
 fn the_encoder_that_remembers_equals_the_library() {

@@ -84,6 +84,9 @@ pub struct Status {
     pub record: Option<StepRecord>,
     /// The last held-out measurement.
     pub evaluation: Option<Evaluation>,
+    /// The folder on each host that has what the attempt's ranks there printed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logs: Option<String>,
     /// The workers.
     pub ranks: Vec<RankStatus>,
     /// Connections and requests that the current attempt's control channel has refused.

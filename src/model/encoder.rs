@@ -66,9 +66,10 @@ impl Layer {
     fn attend(&self, hidden: &Tensor, attendable: Option<&Tensor>, dropout: Dropout<'_>) -> Tensor {
         let size = hidden.size();
         let (rows, width) = (size[0], size[1]);
-        // [3, rows, heads, width, hidden / heads]
-        let all = self.query_key_value.forward(hidden).view([rows, width, 3, self.heads, -1]).permute([2, 0, 3, 1, 4]);
-        let (query, key, value) = (all.select(0, 0), all.select(0, 1), all.select(0, 2));
+        // Three of [rows, width, heads, hidden / heads]. Their gradients are stacked by one copy, as the product wants them.
+        let all = self.query_key_value.forward(hidden).view([rows, width, 3, self.heads, -1]).unbind(2);
+        let heads = |index: usize| all[index].transpose(1, 2);
+        let (query, key, value) = (heads(0), heads(1), heads(2));
         let mixed = if dropout.drops_attention() {
             let scale = 1.0 / (query.size()[3] as f64).sqrt();
             let mut scores = (query * scale).matmul(&key.transpose(2, 3));

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test reports")]
 #![allow(dead_code, reason = "each test program uses its part")]
 
+pub mod hosts;
 mod tree;
 
 use std::collections::BTreeMap;
@@ -10,7 +11,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ChildStdout, Command, Output, Stdio};
 use std::sync::OnceLock;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use lambert::data::order::Order;
@@ -27,6 +28,22 @@ pub fn lambert() -> PathBuf {
     let program = Path::new(env!("CARGO_BIN_EXE_lambert-worker")).with_file_name("lambert");
     assert!(program.exists(), "{} is missing: `cargo build --release --workspace` first", program.display());
     program
+}
+
+/// The variables that put an Open MPI 5 into the place of the installed one: that of LAMBERT_TEST_OPENMPI5, or the one that
+/// tests/setup.sh fetched.
+pub fn open_mpi_5() -> Option<[(&'static str, String); 2]> {
+    let fetched = || {
+        let home = |name: &str| std::env::var(name).ok();
+        let cache = home("XDG_CACHE_HOME").or_else(|| Some(home("HOME")? + "/.cache"))?;
+        Some(cache + "/lambert/openmpi-5.0.11").filter(|folder| Path::new(folder).exists())
+    };
+    let Some(folder) = std::env::var("LAMBERT_TEST_OPENMPI5").ok().or_else(fetched) else {
+        eprintln!("SKIPPED: there is no Open MPI 5; tests/setup.sh fetches one");
+        return None;
+    };
+    let path = format!("{folder}/bin:{}", std::env::var("PATH").unwrap());
+    Some([("PATH", path), ("LD_LIBRARY_PATH", format!("{folder}/lib"))])
 }
 
 /// How a command ended.
@@ -192,12 +209,15 @@ impl Running {
 
     /// The same with these variables, too.
     pub fn start_in(config: &str, run: &str, more: &[&str], environment: &[(&'static str, String)]) -> Self {
-        let mut coordinator = command(&[&["run", "--config", config, "--run", run, "--json"], more].concat())
-            .envs(environment.iter().map(|(name, value)| (name, value)))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut program = command(&[]);
+        program.envs(environment.iter().map(|(name, value)| (name, value)));
+        Self::start_by(program, config, run, more)
+    }
+
+    /// The same by a command that begins in its own way.
+    pub fn start_by(mut program: Command, config: &str, run: &str, more: &[&str]) -> Self {
+        program.args(["run", "--config", config, "--run", run, "--json"]).args(more);
+        let mut coordinator = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let records = read_records(coordinator.stdout.take().unwrap());
         let stderr: ChildStderr = coordinator.stderr.take().unwrap();
         let log = std::thread::spawn(move || std::io::read_to_string(stderr).unwrap_or_default());
@@ -206,7 +226,11 @@ impl Running {
 
     /// The next step's record; `None` when the coordinator has gone.
     pub fn record(&mut self) -> Option<StepRecord> {
-        self.records.recv().ok()
+        match self.records.recv_timeout(5 * PATIENCE) {
+            Ok(record) => Some(record),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => panic!("no step in {:?}", 5 * PATIENCE),
+        }
     }
 
     /// The newest step's record that has not been read; the next one, if all have been.

@@ -72,6 +72,10 @@ pub struct Cluster {
     /// Variables passed on to the ranks on other hosts beside the usual ones; `NAME` or `PREFIX_*`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub environment: Vec<String>,
+    /// A folder on each host, with an absolute path, for files of what the ranks there print; `none`: no files. The usual
+    /// place is `/tmp/lambert-logs-UID`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub log_folder: String,
     /// Where the coordinator listens.
     pub control: ControlChannel,
     /// Where copies of datasets in object stores are kept on each host.
@@ -94,6 +98,7 @@ impl Default for Cluster {
             patience_minutes: 60.0,
             mpirun_arguments: Vec::new(),
             environment: Vec::new(),
+            log_folder: String::new(),
             control: ControlChannel::default(),
             dataset_cache: DatasetCache::default(),
             limits: Limits::default(),
@@ -183,6 +188,9 @@ pub struct Host {
 }
 
 impl Cluster {
+    /// In place of a folder: what ranks print is not kept on their hosts.
+    pub const NO_LOGS: &str = "none";
+
     /// The hosts that the configuration names, in its order.
     ///
     /// # Errors

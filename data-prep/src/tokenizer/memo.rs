@@ -6,7 +6,7 @@
 //! looked up by its bytes; what is not there the library encodes. tests/tokenizer.rs holds this to be exact.
 
 /// Bytes of a part that can be remembered.
-const LONGEST: usize = 31;
+pub const LONGEST: usize = 31;
 /// Ids of a part that can be remembered.
 const MOST_IDS: usize = 7;
 /// Slots: 8 MiB, which holds the words of a large corpus that make up nearly all of its text.
@@ -27,7 +27,7 @@ struct Slot {
 }
 
 /// The bytes of a word, zeros behind them, and its length in the last byte.
-type Key = [u64; 4];
+pub type Key = [u64; 4];
 
 impl Memo {
     /// An empty one.
@@ -50,7 +50,7 @@ impl Memo {
             return;
         }
         let key = key(part.as_bytes());
-        let slot = &mut self.slots[index(key)];
+        let slot = &mut self.slots[index(key, SLOTS)];
         if slot.key == key {
             output.extend(slot.ids[..slot.count as usize].iter().map(|&id| T::from(id)));
             return;
@@ -66,8 +66,9 @@ impl Memo {
     }
 }
 
+/// The key of at most [`LONGEST`] bytes.
 #[inline]
-fn key(part: &[u8]) -> Key {
+pub fn key(part: &[u8]) -> Key {
     let mut bytes = [0_u8; 32];
     bytes[..part.len()].copy_from_slice(part);
     bytes[LONGEST] = part.len() as u8;
@@ -76,10 +77,11 @@ fn key(part: &[u8]) -> Key {
     key
 }
 
+/// Its place among `slots`, a power of two.
 #[inline]
-fn index(key: Key) -> usize {
+pub fn index(key: Key, slots: usize) -> usize {
     let mixed = key.iter().fold(0_u64, |sum, &word| (sum.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95));
-    (mixed >> (u64::BITS - SLOTS.trailing_zeros())) as usize
+    (mixed >> (u64::BITS - slots.trailing_zeros())) as usize
 }
 
 /// What a byte does to the part it stands in.

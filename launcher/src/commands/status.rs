@@ -141,6 +141,7 @@ fn lines(url: &str, status: &Status) -> Vec<String> {
         let cost = lost.seconds.map_or("not made up for yet".to_owned(), |seconds| format!("cost {seconds:.1} s"));
         format!("lost         at step {} of attempt {}: {} ({cost})", lost.step, lost.attempt, lost.cause)
     }));
+    lines.extend(status.logs.iter().map(|folder| format!("logs         {folder}, on each rank's host")));
     if status.state == State::Failed
         && let Some(error) = &status.error
     {

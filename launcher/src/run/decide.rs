@@ -238,14 +238,16 @@ fn start(state: &mut State, at: Seconds, number: u32, actions: &mut Vec<Action>)
         return Phase::Over(Verdict::Stopped);
     }
     let settings = &state.settings;
-    let avoid = state.memory.failed_hosts(state.unix(at) - settings.window);
+    let mut avoid = state.memory.failed_hosts(state.unix(at) - settings.window);
+    avoid.extend(state.tries.unreachable());
     let placement = placement::place(&settings.room, settings.ranks, &avoid);
     let attempt = Attempt { number, world: settings.ranks, placement };
     actions.push(Action::Start(attempt.clone()));
     if state.wishes.save {
         actions.push(Action::Order(Directive::Checkpoint));
     }
-    Phase::Running(Box::new(Running { attempt, begun: at, watch: Watch::default(), slow: false, stopping: false }))
+    let watch = Watch::new(attempt.placement.places());
+    Phase::Running(Box::new(Running { attempt, begun: at, watch, slow: false, stopping: false }))
 }
 
 fn run(state: &mut State, at: Seconds, mut running: Box<Running>, event: Event, actions: &mut Vec<Action>) -> Phase {

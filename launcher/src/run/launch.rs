@@ -4,10 +4,12 @@
 //! - [`direct`]: one rank, started by the coordinator itself; [`mpirun`]: Open MPI 4 and 5, [`prose`] is what they print
 //! - [`environment`]: the variables that ranks on other hosts are given
 //! - [`processes`]: a tree of processes that is ended to the last; [`session`]: where Open MPI keeps its files
+//! - [`logs`]: where ranks keep what they print
 //! - [`workers`]: an attempt's processes under way
 
 pub mod direct;
 pub mod environment;
+pub mod logs;
 pub mod mpirun;
 pub mod processes;
 pub mod prose;
@@ -40,8 +42,10 @@ pub struct Start<'a> {
     pub run: &'a str,
     /// Names of the variables that all ranks are given.
     pub variables: &'a [String],
-    /// A folder of this attempt for the launcher's own files, where all ranks are on this host.
-    pub session: Option<&'a Path>,
+    /// A folder on each host for the launcher's own files in this attempt.
+    pub session: &'a Path,
+    /// A folder on each host for files of what the ranks there print.
+    pub logs: Option<&'a Path>,
 }
 
 impl Start<'_> {
@@ -50,6 +54,7 @@ impl Start<'_> {
         let (attempt, world) = (self.attempt.number.to_string(), self.attempt.world.to_string());
         let mut line = vec![self.worker.into()];
         line.extend(["train", "--run", self.run, "--attempt", &attempt, "--world", &world].map(OsString::from));
+        line.extend(self.logs.into_iter().flat_map(|logs| ["--logs".into(), logs.into()]));
         line
     }
 }

@@ -40,7 +40,7 @@ pub struct Observers {
 impl Observers {
     /// For a run of this configuration.
     pub fn new(config: &RunConfig, records: Records, url: &str, reporter: Reporter) -> Self {
-        let report = report::Report::new(config, reporter);
+        let report = report::Report::new(config, url, reporter);
         let people = people::People::new(report.steps(), url);
         Self { pace: Pace::default(), people, report, lines: Lines::new(records) }
     }

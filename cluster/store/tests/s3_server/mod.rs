@@ -79,13 +79,18 @@ pub struct Server {
 impl Server {
     /// Serves `folder` (with the bucket [`BUCKET`] in it) on `port` of this machine, 0 for any.
     pub fn start(folder: &Path, port: u16) -> Self {
+        Self::start_at(folder, "127.0.0.1", port)
+    }
+
+    /// The same for who reaches this machine under another of its addresses.
+    pub fn start_at(folder: &Path, address: &str, port: u16) -> Self {
         std::fs::create_dir_all(folder.join(BUCKET)).unwrap();
         let mut builder = S3ServiceBuilder::new(s3s_fs::FileSystem::new(folder).unwrap());
         builder.set_auth(SimpleAuth::from_single(ACCESS_KEY, SECRET_KEY));
         let (service, layer) = (builder.build(), Arc::new(Layer::default()));
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        let listen = |port| runtime.block_on(tokio::net::TcpListener::bind(("127.0.0.1", port))).unwrap();
-        let (behind, front) = (listen(0), listen(port));
+        let listen = |address, port| runtime.block_on(tokio::net::TcpListener::bind((address, port))).unwrap();
+        let (behind, front) = (listen("127.0.0.1", 0), listen(address, port));
         let (server, address) = (behind.local_addr().unwrap(), front.local_addr().unwrap());
         runtime.spawn(accept(behind, service, layer.clone(), folder.to_owned()));
         runtime.spawn(proxy::serve(front, server, layer.clone()));

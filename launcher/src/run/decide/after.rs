@@ -1,5 +1,7 @@
 //! What follows when the processes of an attempt are gone.
 
+use std::collections::BTreeSet;
+
 use lambert_config::control::Fault;
 use lambert_config::exit;
 
@@ -24,6 +26,8 @@ pub struct Tries {
     absent: usize,
     /// When the first of these ended.
     absent_since: Option<Seconds>,
+    /// Hosts that the launcher could not reach in these.
+    unreachable: BTreeSet<String>,
     /// Most steps that an attempt has finished.
     furthest: u64,
     /// Since when, and until which step, work is being done again.
@@ -31,6 +35,11 @@ pub struct Tries {
 }
 
 impl Tries {
+    /// Hosts that could not be reached since a rank last came up.
+    pub fn unreachable(&self) -> impl Iterator<Item = &str> {
+        self.unreachable.iter().map(String::as_str)
+    }
+
     /// As many steps are done again as before the last failure: how many, and what it has cost.
     pub fn recover(&mut self, at: Seconds, watch: &Watch) -> Option<(u64, Seconds)> {
         let (since, step) = self.recovering.filter(|(_, step)| watch.started && watch.step >= *step)?;
@@ -49,6 +58,7 @@ impl Tries {
         }
         self.in_a_row += 1;
         (self.absent, self.absent_since) = (0, None);
+        self.unreachable.clear();
         let since = watch.trouble.unwrap_or(at);
         let before = self.recovering.replace((since, watch.step));
         let (begun, step) = before?;
@@ -95,6 +105,7 @@ fn absent(state: &mut State, at: Seconds, running: &Running, cause: String, acti
     }
     let tries = &mut state.tries;
     tries.absent += 1;
+    tries.unreachable.extend(running.watch.complained_of());
     let since = *tries.absent_since.get_or_insert(running.begun);
     let left = since + state.settings.absence - at;
     if left <= 0.0 {

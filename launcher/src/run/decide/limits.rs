@@ -56,16 +56,16 @@ impl Patience {
     fn silent(&self, at: Seconds, watch: &Watch) -> Option<Hang> {
         let limit = self.limits.silence_seconds;
         let silent = |rank: &Rank| limit > 0.0 && rank.phase != Phase::Stop && at - rank.heard > limit;
-        let (number, rank) = watch.ranks.iter().find(|(_, rank)| silent(rank))?;
+        let (number, _) = watch.ranks.iter().find(|(_, rank)| silent(rank))?;
         let message = format!("{} has been silent for {limit} s", watch.who(*number));
-        Some(Hang { message, host: Some(rank.host.clone()) })
+        Some(Hang { message, host: watch.host(*number) })
     }
 
     fn absent(&self, at: Seconds, begun: Seconds, world: usize, watch: &Watch) -> Option<Hang> {
         let limit = self.of(Phase::Join, None);
         let missing = (0..world).find(|rank| !watch.ranks.contains_key(rank))?;
         let message = format!("rank {missing} has not reported within {limit} s of its start");
-        (at - begun > limit).then_some(Hang { message, host: None })
+        (at - begun > limit).then(|| Hang { message, host: watch.host(missing) })
     }
 
     /// All ranks work in step, so that one that hangs holds up all, and one that is busy with something longer may hold

@@ -26,6 +26,14 @@ pub enum Placement {
     Allocation,
 }
 
+impl Placement {
+    /// The names of the hosts, one a rank: launchers fill them in order. None where it is not decided here who is where.
+    pub fn places(&self) -> Vec<String> {
+        let Self::Hosts(hosts) = self else { return Vec::new() };
+        hosts.iter().flat_map(|host| std::iter::repeat_n(host.name.clone(), host.ranks)).collect()
+    }
+}
+
 /// Where ranks may be.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Room {
@@ -77,5 +85,7 @@ mod tests {
         assert_eq!(placed(5, &["a", "b", "c"]), "a:2 b:2 c:1 ");
         assert_eq!(placed(2, &["nowhere"]), "a:2 ");
         assert_eq!(place(&Room::Here, 9, &BTreeSet::new()), Placement::Here);
+        let host = |name: &str, ranks| Host { name: name.to_owned(), ranks };
+        assert_eq!(Placement::Hosts(vec![host("a", 2), host("b", 1)]).places(), ["a", "a", "b"]);
     }
 }

@@ -35,6 +35,8 @@ pub struct Rank {
 /// An attempt, as far as it is known.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Watch {
+    /// The host of each rank, by the name that the configuration gives it, where it does.
+    places: Vec<String>,
     /// The ranks that have reported, by number.
     pub ranks: BTreeMap<usize, Rank>,
     /// Whether training has started.
@@ -107,6 +109,11 @@ impl Failure {
 }
 
 impl Watch {
+    /// Of an attempt whose ranks are put on the hosts of these names.
+    pub fn new(places: Vec<String>) -> Self {
+        Self { places, ..Self::default() }
+    }
+
     /// Takes in what came from the processes.
     pub fn take(&mut self, at: Seconds, what: FromWorkers) {
         match what {
@@ -220,8 +227,8 @@ impl Watch {
 
     fn told(&self, failure: &RankFailure) -> Ending {
         let message = format!("{} failed: {}", self.who(failure.rank), failure.message);
-        let host = self.ranks.get(&failure.rank).filter(|_| failure.fault == Fault::Host);
-        Ending::Failed(Failure { message, fault: failure.fault, host: host.map(|rank| rank.host.clone()) })
+        let host = self.host(failure.rank).filter(|_| failure.fault == Fault::Host);
+        Ending::Failed(Failure { message, fault: failure.fault, host })
     }
 
     /// Nobody said anything: the process's own end is all there is to tell.
@@ -237,13 +244,36 @@ impl Watch {
             // One process is its rank: it did come up.
             _ if world > 1 && self.ranks.is_empty() => Ending::Absent(message),
             Exit::Code(code) => self.coded(message, code),
-            Exit::Signal(_) => Ending::Failed(Failure::passing(message)),
+            Exit::Signal(_) => Ending::Failed(Failure { host: self.complained_of(), ..Failure::passing(message) }),
         }
     }
 
     fn coded(&self, message: String, code: i32) -> Ending {
         let fault = if code == exit::USAGE { Fault::Usage } else { Fault::Passing };
-        Ending::Failed(Failure { message, fault, host: None })
+        Ending::Failed(Failure { message, fault, host: self.complained_of() })
+    }
+
+    /// The host of a rank, by the name under which it is avoided.
+    pub fn host(&self, rank: usize) -> Option<String> {
+        self.places.get(rank).or_else(|| Some(&self.ranks.get(&rank)?.host)).cloned()
+    }
+
+    /// The host that the launcher's remarks are about: that of whom they name, if it is one.
+    pub fn complained_of(&self) -> Option<String> {
+        let is_of_name = |c: char| c.is_ascii_alphanumeric() || ['.', '-', '_', ':'].contains(&c);
+        let mut named: Vec<&String> = self
+            .places
+            .iter()
+            .filter(|place| {
+                let words = self.remarks.iter().flat_map(|remark| remark.split(|c| !is_of_name(c)));
+                // A port, or the end of a sentence, may stand behind it.
+                words
+                    .filter_map(|word| word.strip_prefix(place.as_str()))
+                    .any(|rest| rest.is_empty() || rest.starts_with(':') || rest == ".")
+            })
+            .collect();
+        named.dedup();
+        if let [name] = named[..] { Some(name.clone()) } else { None }
     }
 
     /// A rank in words.
@@ -361,6 +391,35 @@ mod tests {
         let mut alone = Watch::default();
         alone.take(1.0, FromWorkers::Exited(Exit::Signal(9)));
         assert!(matches!(alone.ending(1), Ending::Failed(_)), "the only process is the rank");
+    }
+
+    #[test]
+    fn a_host_that_the_launcher_has_lost_is_to_blame() {
+        let mut watch = Watch { places: ["10.0.0.1", "10.0.0.2"].map(str::to_owned).into(), ..watch() };
+        let remark = "ORTE has lost communication with a remote daemon. HNP daemon : [[27258,0],0] on node x Remote daemon: \
+                      [[27258,0],1] on node 10.0.0.2 This is usually due to";
+        watch.take(1.0, FromWorkers::Remark(remark.into()));
+        let Ending::Failed(failure) = ended(watch, 205) else { panic!() };
+        assert_eq!((failure.fault, failure.host.as_deref()), (Fault::Passing, Some("10.0.0.2")));
+    }
+
+    #[test]
+    fn the_one_host_that_a_launcher_names_is_the_one_it_complains_of() {
+        let complained = |remark: &str| {
+            let mut watch = Watch {
+                places: ["10.0.0.1", "10.0.0.1", "10.0.0.12", "d"].map(str::to_owned).into(),
+                ..Watch::default()
+            };
+            watch.take(1.0, FromWorkers::Remark(remark.into()));
+            watch.complained_of()
+        };
+        let exited = "dbclient: Connection to root@10.0.0.12:22 exited: Connect failed: No route to host";
+        assert_eq!(complained(exited).as_deref(), Some("10.0.0.12"));
+        assert_eq!(complained("ssh: connect to host d port 22: Connection refused").as_deref(), Some("d"));
+        assert_eq!(complained("cannot reach 10.0.0.1."), Some("10.0.0.1".to_owned()));
+        for other in ["a daemon died", "10.0.0.1 cannot reach d", "10.0.0.13"] {
+            assert_eq!(complained(other), None, "{other}");
+        }
     }
 
     #[test]

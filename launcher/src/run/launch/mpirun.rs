@@ -62,18 +62,18 @@ impl Launcher for Mpirun {
         if self.root {
             line.push("--allow-run-as-root".into());
         }
-        if let Some(session) = start.session {
-            line.extend(self.session(session));
-        }
+        line.extend(self.session(start.session));
         if let Placement::Hosts(hosts) = &start.attempt.placement {
             let hosts: Vec<String> = hosts.iter().map(|host| format!("{}:{}", host.name, host.ranks)).collect();
-            line.extend(["--host".into(), OsString::from(hosts.join(","))]);
+            // By slot: the ranks fill the hosts in order, so that it is known who is where.
+            line.extend(["--host".into(), OsString::from(hosts.join(",")), "--map-by".into(), "slot".into()]);
         }
         for variable in start.variables {
             line.extend(["-x", variable].map(OsString::from));
         }
         line.extend(start.cluster.mpirun_arguments.iter().map(OsString::from));
         line.extend(start.worker_line());
+        line.extend(["--session".into(), start.session.into()]);
         line
     }
 
@@ -105,7 +105,8 @@ mod tests {
             worker: Path::new("/bin/lambert-worker"),
             run: "/runs/a",
             variables: &["LAMBERT_CONTROL_URL".to_owned(), "AWS_REGION".to_owned()],
-            session: Some(Path::new("/tmp/s")),
+            session: Path::new("/tmp/s"),
+            logs: Some(Path::new("/tmp/l")),
         };
         let line = Mpirun { version: version.to_owned(), root }.command(&start);
         line.into_iter().map(|word| word.into_string().unwrap()).collect::<Vec<_>>().join(" ")
@@ -116,9 +117,9 @@ mod tests {
         let hosts = ["a", "b"].map(|name| Host { name: name.into(), ranks: 1 }).into();
         assert_eq!(
             line("4.1.4", false, Placement::Hosts(hosts)),
-            "mpirun -n 2 --oversubscribe --bind-to none --tag-output --mca orte_tmpdir_base /tmp/s --host a:1,b:1 \
+            "mpirun -n 2 --oversubscribe --bind-to none --tag-output --mca orte_tmpdir_base /tmp/s --host a:1,b:1 --map-by slot \
              -x LAMBERT_CONTROL_URL -x AWS_REGION --mca btl tcp,self \
-             /bin/lambert-worker train --run /runs/a --attempt 3 --world 2"
+             /bin/lambert-worker train --run /runs/a --attempt 3 --world 2 --logs /tmp/l --session /tmp/s"
         );
         let five = line("5.0.11", true, Placement::Here);
         assert!(five.contains(" --allow-run-as-root --prtemca prte_tmpdir_base /tmp/s -x "), "{five}");

@@ -50,12 +50,17 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// ever.
 const FORCED: Duration = Duration::from_secs(20);
 
+/// How long what has outlived the program by itself may take: it passes on last words, removes files.
+const GRACE: Duration = Duration::from_millis(600);
+
 /// A started program and all that came from it.
 #[derive(Debug)]
 pub struct Tree {
     /// The program itself, with its output still to be taken.
     pub root: Child,
     ending: Option<Ending>,
+    /// When the program had ended first.
+    over: Option<Instant>,
 }
 
 /// When what happens while a tree is ended.
@@ -91,7 +96,7 @@ impl Tree {
         let root = command
             .spawn()
             .map_err(|source| ProcessError::Start { program: program.to_string_lossy().into_owned(), source })?;
-        Ok(Self { root, ending: None })
+        Ok(Self { root, ending: None, over: None })
     }
 
     /// How the program ended, if it has.
@@ -128,6 +133,10 @@ impl Tree {
         if ended && left.is_empty() {
             self.reap()?;
             return Ok(Some(Vec::new()));
+        }
+        if ended && now < *self.over.get_or_insert(now) + GRACE {
+            self.reap()?;
+            return Ok(None);
         }
         left.iter().for_each(|pid| signal(*pid, Signal::KILL));
         self.reap()?;

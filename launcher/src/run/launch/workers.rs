@@ -1,15 +1,15 @@
 //! The processes of one attempt, from their start to the last one gone: what they do and say comes out as events.
 
 use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use lambert_config::control::Directive;
 use lambert_control::{TOKEN_VARIABLE, URL_VARIABLE};
-use tempfile::TempDir;
 
 use super::processes::{self, ProcessError, Tree};
-use super::{Launcher, Prose, Start, environment, session};
+use super::{Launcher, Prose, Start, environment, logs, session};
 use crate::run::control::{ControlError, ControlServer};
 use crate::run::decide::{Attempt, Event, FromWorkers};
 use crate::run::order::Order;
@@ -26,9 +26,6 @@ pub enum WorkersError {
     /// A process.
     #[error(transparent)]
     Process(#[from] ProcessError),
-    /// No folder for the launcher.
-    #[error("cannot make a folder for mpirun's session files")]
-    Session(#[source] std::io::Error),
     /// No thread.
     #[error("cannot start a thread that reads what the workers print")]
     Reader(#[source] std::io::Error),
@@ -44,7 +41,7 @@ pub struct Workers {
     exited: bool,
     /// Disconnected when all output was read.
     readers: Receiver<()>,
-    _session: Option<TempDir>,
+    session: PathBuf,
 }
 
 impl Workers {
@@ -56,7 +53,7 @@ impl Workers {
         events: Sender<Event>,
     ) -> Result<Self, WorkersError> {
         let cluster = &order.config.cluster;
-        let session = session::folder(&attempt.placement).map_err(WorkersError::Session)?;
+        let session = session::folder(order.store.url(), attempt.number);
         let present = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         let line = launcher.command(&Start {
             attempt,
@@ -64,7 +61,8 @@ impl Workers {
             worker: &order.worker,
             run: order.store.url(),
             variables: &environment::passed_on(present, &cluster.environment),
-            session: session.as_ref().map(TempDir::path),
+            session: &session,
+            logs: logs::folder(cluster, order.store.url(), attempt.number).as_deref(),
         });
         let server = ControlServer::start(&cluster.control, attempt, events.clone())?;
         let environment = [(URL_VARIABLE, server.url()), (TOKEN_VARIABLE, server.token())];
@@ -76,7 +74,7 @@ impl Workers {
         ];
         let (alive, readers) = channel();
         let (number, server) = (attempt.number, Some(server));
-        let workers = Self { number, tree, server, events, exited: false, readers, _session: session };
+        let workers = Self { number, tree, server, events, exited: false, readers, session };
         for output in outputs.into_iter().flatten() {
             workers.read(output, launcher.prose(), alive.clone())?;
         }
@@ -157,6 +155,7 @@ impl Drop for Workers {
             Ok(left) => tracing::error!("processes that cannot be ended are left: {}", left.join(", ")),
             Err(error) => tracing::error!("workers may be left over: {error}"),
         }
+        session::remove(&self.session);
     }
 }
 

@@ -3,12 +3,13 @@
 use lambert_config::RunConfig;
 use lambert_config::control::{EventKind, StepRecord};
 use lambert_config::plan;
+use lambert_config::run::Cluster;
 use lambert_control::Saying;
 
 use super::Scene;
 use crate::run::decide::memory::Restart;
 use crate::run::decide::{Action, Event, FromWorkers, Memory, Note, Seconds, State as Decided, Verdict};
-use crate::run::launch::processes;
+use crate::run::launch::{logs, processes};
 use crate::status::{Coordinator, Lost, RankStatus, Reporter, State, Status, Urgency};
 
 /// How often the status of all ranks is put together while nothing else changes, seconds. It does not follow each report:
@@ -19,21 +20,24 @@ const PERIOD: Seconds = 1.0;
 #[derive(Debug)]
 pub struct Report {
     status: Status,
+    cluster: Cluster,
+    url: String,
     reporter: Reporter,
     written: Seconds,
     memory: Memory,
 }
 
 impl Report {
-    /// Of a run that begins.
-    pub fn new(config: &RunConfig, reporter: Reporter) -> Self {
+    /// Of the run at `url`, which begins.
+    pub fn new(config: &RunConfig, url: &str, reporter: Reporter) -> Self {
         let status = Status {
             name: config.run.name.clone(),
             steps: plan::total_steps(config, &plan::Ended::new()),
             coordinator: Coordinator { host: processes::host(), pid: std::process::id() },
             ..Status::default()
         };
-        Self { status, reporter, written: 0.0, memory: Memory::default() }
+        let (cluster, url) = (config.cluster.clone(), url.to_owned());
+        Self { status, cluster, url, reporter, written: 0.0, memory: Memory::default() }
     }
 
     /// Steps of all stages.
@@ -127,6 +131,8 @@ impl Report {
             Action::Start(attempt) => {
                 status.state = State::Starting;
                 status.attempt = attempt.number;
+                status.logs = logs::folder(&self.cluster, &self.url, attempt.number)
+                    .map(|folder| folder.to_string_lossy().into_owned());
                 status.ranks.clear();
             }
             Action::Note(Note::Stopping) => status.state = State::Stopping,

@@ -1,0 +1,216 @@
+//! Runs on several hosts: links that are cut, a host that is lost, a store that is out of reach.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+#[path = "../cluster/store/tests/s3_server/mod.rs"]
+mod s3_server;
+mod support;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use s3_server::{BUCKET, Server};
+use support::hosts::{Host, Network};
+use support::{Place, Running, assert_same_bits, lambert, open_mpi_5};
+
+/// More steps than any run here makes before it is ended.
+const ENDLESS: u64 = 1_000_000;
+
+/// `lambert run` on the first of the hosts.
+fn start(network: &Network, hosts: &[usize], config: &str, run: &str, more: &[&str]) -> Running {
+    let arguments = network.arguments(hosts, 1);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).chain(more.iter().copied()).collect();
+    let mut command = network.host_of(hosts[0]).command(&lambert());
+    command.envs(network.environment().iter().map(|(name, value)| (name, value)));
+    Running::start_by(command, config, run, &arguments)
+}
+
+/// Where ranks keep what they print if nothing else is said.
+fn logs() -> PathBuf {
+    format!("/tmp/lambert-logs-{}", rustix::process::geteuid().as_raw()).into()
+}
+
+/// The ranks whose output is in files on a host.
+fn ranks(host: &Host) -> BTreeSet<String> {
+    host.files(&logs()).into_iter().map(|(path, _)| path.file_stem().unwrap().to_str().unwrap().to_owned()).collect()
+}
+
+fn only(name: &str) -> BTreeSet<String> {
+    BTreeSet::from([name.to_owned()])
+}
+
+/// Waits until there is nothing of a run on the host but its logs.
+fn wait_for_nothing(host: &Host) {
+    let start = Instant::now();
+    while !(host.processes().is_empty() && host.left(&logs()).is_empty()) {
+        let (processes, files) = (host.processes(), host.left(&logs()));
+        assert!(start.elapsed() < Duration::from_secs(90), "left on {}: {processes:?} {files:?}", host.address);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    eprintln!("nothing is left on {} after {:.1} s", host.address, start.elapsed().as_secs_f64());
+}
+
+/// Cuts the second host off for each time in turn: while the first times pass nobody restarts, after the last one does.
+fn cut(silence: u64, short: u64, long: u64) {
+    let place = Place::new();
+    let Some(network) = Network::new(&place, 2) else { return };
+    let (config, run) = (place.config(ENDLESS, 2), place.path("run"));
+    let mut running =
+        start(&network, &[0, 1], &config, &run, &["--set", &format!("cluster.limits.silence_seconds={silence}")]);
+    running.reach(5);
+    for (seconds, restarts) in [(short, 0), (long, 1)] {
+        let begun = Instant::now();
+        network.cut(1);
+        std::thread::sleep(Duration::from_secs(seconds));
+        network.mend(1);
+        let before = running.latest().unwrap().step;
+        // Not those that were on their way.
+        while running.record().unwrap().step < before.min(5) + 20 {}
+        running.reach_now(20);
+        eprintln!("cut for {seconds} s: steps again after {:.1} s", begun.elapsed().as_secs_f64());
+        let status: serde_json::Value = serde_json::from_str(&support::done(&["status", &run, "--json"])).unwrap();
+        assert_eq!(status["status"]["restarts"], restarts, "{status}");
+    }
+    network.host_of(0).signal_coordinator("-TERM");
+    let ended = running.end();
+    assert_eq!(ended.code, Some(75), "{}", ended.log);
+    assert!(ended.log.contains("rank 1 (") && ended.log.contains("has been silent for "), "{}", ended.log);
+    [0, 1].into_iter().for_each(|host| wait_for_nothing(network.host_of(host)));
+}
+
+#[test]
+fn a_link_is_cut() {
+    cut(12, 4, 20);
+}
+
+#[test]
+#[ignore = "takes eight minutes: the limits that a run has unless told otherwise"]
+fn a_link_is_cut_for_minutes() {
+    cut(60, 20, 300);
+}
+
+/// Its rank goes to the host that is to spare, and the run ends with the bits of one that was left alone.
+#[test]
+fn a_host_is_lost() {
+    let place = Place::new();
+    let Some(network) = Network::new(&place, 3) else { return };
+    let (config, run, reference) = (place.config(400, 2), place.path("run"), place.path("undisturbed"));
+    assert_eq!(Running::start(&config, &reference).end().code, Some(0));
+    let mut running = start(&network, &[0, 1, 2], &config, &run, &["--set", "cluster.limits.silence_seconds=10"]);
+    running.reach(20);
+    let begun = Instant::now();
+    network.lose(1);
+    while running.record().is_some_and(|record| record.step > 100 || begun.elapsed().as_secs() < 2) {}
+    eprintln!("a host is lost: steps again after {:.1} s", begun.elapsed().as_secs_f64());
+    let ended = running.end();
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    assert_same_bits(&reference, &run);
+    let third = network.host_of(2);
+    assert_eq!(ranks(third), only("rank-00001"), "{}", ended.log);
+    [0, 2].into_iter().for_each(|host| wait_for_nothing(network.host_of(host)));
+}
+
+/// A rank's host cannot read the dataset, as `spoil` sees to: the rank goes to the host that is to spare.
+fn on_another_host(spoil: &str, why: &str) {
+    let place = Place::new();
+    let Some(network) = Network::new(&place, 3) else { return };
+    let second =
+        network.host_of(1).command(Path::new("sh")).args(["-ec", spoil, "sh", &place.path("data/train")]).status();
+    if !second.unwrap().success() {
+        eprintln!("SKIPPED: loop devices and e2fsprogs are needed");
+        return;
+    }
+    let ended = start(&network, &[0, 1, 2], &place.config(30, 2), &place.path("run"), &[]).end();
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    let who = format!("on host {}) failed: ", network.host_of(1).name);
+    let restarts = ended.log.lines().filter(|line| line.contains("are started again")).collect::<Vec<_>>();
+    let [restart] = restarts[..] else { panic!("{restarts:?} in {}", ended.log) };
+    assert!(restart.contains(&who) && restart.contains(why), "{restart}");
+    assert_eq!(ranks(network.host_of(2)), only("rank-00001"), "{}", ended.log);
+}
+
+#[test]
+fn a_mount_is_missing_on_one_host() {
+    on_another_host("mount -t tmpfs tmpfs $1", "manifest.json");
+}
+
+/// A disk whose blocks are gone: every read is an input/output error.
+#[test]
+fn a_disk_fails_on_one_host() {
+    let spoil = "truncate -s 16M /mnt/disk && mkfs.ext4 -q /mnt/disk && mkdir /mnt/data && mount -o loop /mnt/disk /mnt/data
+                 cp $1/* /mnt/data && umount /mnt/data && mount -o loop,ro /mnt/disk /mnt/data && ls -l /mnt/data >/dev/null
+                 mount --bind /mnt/data $1 && truncate -s 4096 /mnt/disk";
+    on_another_host(spoil, "Input/output error");
+}
+
+/// The control channel over IPv6; each rank's output on its own host, to the last word of one that crashes; nothing else
+/// stays there.
+fn what_stays(mpi: &[(&'static str, String)]) {
+    let place = Place::new();
+    let Some(network) = Network::with(&place, 2, mpi) else { return };
+    let (first, second) = (network.host_of(0), network.host_of(1));
+    let address = format!("cluster.control.address={:?}", first.six);
+    let (config, run) = (place.config(ENDLESS, 2), place.path("run"));
+    let mut running = start(&network, &[0, 1], &config, &run, &["--set", &address]);
+    running.reach(10);
+    let environment = std::fs::read(format!("/proc/{}/environ", support::workers(&run)[&1])).unwrap();
+    let url = format!("LAMBERT_CONTROL_URL=http://[{}]:", first.six);
+    assert!(String::from_utf8_lossy(&environment).contains(&url), "no {url}");
+    // Open MPI prints where it was.
+    running.kill_rank(1, "-SEGV");
+    while running.record().is_some_and(|record| record.step >= 10) {}
+    running.reach(20);
+    first.signal_coordinator("-9");
+    let log = running.end().log;
+    [first, second].into_iter().for_each(wait_for_nothing);
+    assert_eq!((ranks(first), ranks(second)), (only("rank-00000"), only("rank-00001")));
+    let files = second.files(&logs());
+    let (_, said) = files.iter().find(|(path, _)| path.ends_with("attempt-000001/rank-00001.log")).unwrap();
+    for text in [said, &log] {
+        assert!(text.contains("*** Process received signal ***"), "{said} {log}");
+    }
+}
+
+#[test]
+fn what_ranks_print_stays_on_their_hosts_and_nothing_else_does() {
+    what_stays(&[]);
+}
+
+#[test]
+fn so_it_is_with_open_mpi_5() {
+    let Some(mpi) = open_mpi_5() else { return };
+    what_stays(&mpi);
+}
+
+/// The first coordinator is cut off from the store and from everybody; one on the second host begins meanwhile.
+#[test]
+fn a_store_is_out_of_reach() {
+    let place = Place::new();
+    let Some(network) = Network::new(&place, 2) else { return };
+    let server = Server::start_at(Path::new(&place.path("s3")), &network.outside(), 0);
+    let url = format!("s3://{BUCKET}/run");
+    let config = place.config(ENDLESS, 1);
+    let start = |host: usize| {
+        let mut command = network.host_of(host).command(&lambert());
+        command.envs(server.environment().iter().map(|(name, value)| (*name, value.clone())));
+        command.env("AWS_ALLOW_HTTP", "true");
+        Running::start_by(command, &config, &url, &[])
+    };
+    let mut first = start(0);
+    first.reach(10);
+    network.cut(0);
+    let mut second = start(1);
+    second.reach_now(30);
+    network.mend(0);
+    let begun = Instant::now();
+    let ended = first.end();
+    eprintln!("from its return to its end: {:.1} s", begun.elapsed().as_secs_f64());
+    assert_eq!(ended.code, Some(77), "{}", ended.log);
+    assert!(ended.log.contains("another `lambert run` has taken this run over"), "{}", ended.log);
+    second.reach_now(30);
+    network.host_of(1).signal_coordinator("-TERM");
+    let ended = second.end();
+    assert_eq!(ended.code, Some(75), "{}", ended.log);
+    assert!(ended.log.contains("attempt 2: ") && !ended.log.contains("started again"), "{}", ended.log);
+}

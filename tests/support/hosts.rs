@@ -1,0 +1,245 @@
+//! Several hosts out of this one: each a namespace of its own for network, names, processes and mounts, with its own `/tmp`
+//! and a server for ssh, joined by a bridge. Links can be cut, hosts can be lost.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use super::{Place, lambert, tree};
+
+/// What bridges are named; the process that made them follows.
+const BRIDGE: &str = "lmb";
+
+/// Hosts on a network of their own.
+pub struct Network {
+    hosts: Vec<Host>,
+    number: u32,
+    bridge: String,
+    key: String,
+    /// Variables that all processes there have, where they are not those of this machine.
+    environment: Vec<(&'static str, String)>,
+}
+
+/// One of them.
+pub struct Host {
+    /// Its name, by which it calls itself.
+    pub name: String,
+    /// Its address.
+    pub address: String,
+    /// Its IPv6 address.
+    pub six: String,
+    /// `unshare`, whose end ends the host.
+    unshare: Child,
+    /// The host's first process.
+    init: u32,
+    /// The end of its cable that is in the bridge.
+    plug: String,
+}
+
+impl Network {
+    /// `count` hosts that see the folder of `place`; `None`, with a word, where such hosts cannot be made.
+    pub fn new(place: &Place, count: u32) -> Option<Self> {
+        Self::with(place, count, &[])
+    }
+
+    /// The same, with variables that put an Open MPI 5 into the place of the installed one, unless there are none.
+    pub fn with(place: &Place, count: u32, environment: &[(&'static str, String)]) -> Option<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let missing = ["unshare", "nsenter", "ip", "dropbear", "dbclient", "dropbearkey"].into_iter().find(|program| {
+            !Command::new("sh").args(["-c", &format!("command -v {program} >/dev/null")]).status().unwrap().success()
+        });
+        if !rustix::process::geteuid().is_root() || missing.is_some() {
+            eprintln!("SKIPPED: hosts are made by root, with iproute2, util-linux and dropbear; missing: {missing:?}");
+            return None;
+        }
+        sweep();
+        let (number, key) = (NEXT.fetch_add(1, Ordering::Relaxed), place.path("ssh-key"));
+        let bridge = format!("{BRIDGE}{}-{number}", std::process::id());
+        sh(&format!(
+            "dropbearkey -t ed25519 -f {key} 2>&1 | grep ^ssh- > {key}.pub
+             ip link add {bridge} type bridge
+             ip addr add 10.212.{number}.254/24 dev {bridge}
+             ip addr add fd77:{number}::fe/64 dev {bridge} nodad
+             ip link set {bridge} up"
+        ));
+        let mut network = Self { hosts: Vec::new(), number, bridge, key, environment: environment.to_vec() };
+        for index in 0..count {
+            let host = network.host(place, index + 1);
+            network.hosts.push(host);
+        }
+        Some(network)
+    }
+
+    fn host(&self, place: &Place, index: u32) -> Host {
+        let (number, key) = (self.number, &self.key);
+        let (address, six) = (format!("10.212.{number}.{index}"), format!("fd77:{number}::{index}"));
+        let name = format!("host-{number}-{index}");
+        let plug = format!("lmp{}-{number}-{index}", std::process::id() % 100_000);
+        let (folder, programs) = (place.path(""), lambert().parent().unwrap().to_str().unwrap().to_owned());
+        let script = format!(
+            "set -e
+             hostname {name}
+             mount --make-rprivate /
+             mount -t tmpfs tmpfs /mnt
+             mkdir /mnt/written /mnt/work /mnt/tmp /mnt/place /mnt/programs
+             mount --bind {folder} /mnt/place
+             mount --bind {programs} /mnt/programs
+             mount -t overlay overlay -o lowerdir=/tmp,upperdir=/mnt/written,workdir=/mnt/work /mnt/tmp
+             mount --bind /mnt/tmp /tmp
+             mount --bind /mnt/place {folder}
+             mount --bind /mnt/programs {programs}
+             mkdir -p ~/.ssh
+             mount -t tmpfs -o mode=0700 tmpfs ~/.ssh
+             cp {key}.pub ~/.ssh/authorized_keys
+             mount -t proc proc /proc
+             exec dropbear -F -E -R -s -e -r {key} -P /mnt/pid"
+        );
+        let unshare = Command::new("unshare")
+            .args(["--net", "--uts", "--mount", "--pid", "--ipc", "--fork", "--kill-child", "sh", "-c", &script])
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let init = first_child(unshare.id());
+        let bridge = &self.bridge;
+        sh(&format!(
+            "ip link add {plug} type veth peer name eth0 netns {init}
+             ip link set {plug} master {bridge} up
+             nsenter --target {init} --net sh -c 'ip link set lo up
+             ip addr add {address}/24 dev eth0
+             ip -6 addr add {six}/64 dev eth0 nodad
+             ip link set eth0 up'"
+        ));
+        Host { name, address, six, unshare, init, plug }
+    }
+
+    /// The host of this index, from 0.
+    pub fn host_of(&self, index: usize) -> &Host {
+        &self.hosts[index]
+    }
+
+    /// What programs there are started with.
+    pub fn environment(&self) -> &[(&'static str, String)] {
+        &self.environment
+    }
+
+    /// This machine's own address on the network.
+    pub fn outside(&self) -> String {
+        format!("10.212.{}.254", self.number)
+    }
+
+    /// Arguments of `lambert run` for a run on these hosts, `ranks` each.
+    pub fn arguments(&self, hosts: &[usize], ranks: usize) -> Vec<String> {
+        let hosts: Vec<String> = hosts.iter().map(|host| format!("{}:{ranks}", self.hosts[*host].address)).collect();
+        let agent = format!("dbclient -y -y -i {}", self.key);
+        let transport = ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "eth0"];
+        let daemons = match self.environment.is_empty() {
+            true => ["--mca", "plm_rsh_agent", &agent, "--mca", "oob_tcp_if_include", "eth0"],
+            false => ["--prtemca", "plm_ssh_agent", &agent, "--prtemca", "prte_if_include", "eth0"],
+        };
+        let mpirun = [transport, daemons].concat();
+        let sets = [format!("cluster.hosts={hosts:?}"), format!("cluster.mpirun_arguments={mpirun:?}")];
+        sets.into_iter().flat_map(|set| ["--set".to_owned(), set]).collect()
+    }
+
+    /// No packet leaves or reaches the host from here on.
+    pub fn cut(&self, host: usize) {
+        sh(&format!("ip link set {} nomaster", self.hosts[host].plug));
+    }
+
+    /// The host is on the network again.
+    pub fn mend(&self, host: usize) {
+        sh(&format!("ip link set {} master {}", self.hosts[host].plug, self.bridge));
+    }
+
+    /// The host is off: every process there has gone.
+    pub fn lose(&self, host: usize) {
+        super::signal(self.hosts[host].init, "-9");
+    }
+}
+
+impl Host {
+    /// A command that runs there.
+    pub fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new("nsenter");
+        command.args(["--target", &self.init.to_string(), "--net", "--uts", "--mount", "--pid", "--ipc", "--"]);
+        command.arg(program);
+        command
+    }
+
+    /// What was written to its `/tmp` since it is there.
+    fn written(&self) -> PathBuf {
+        format!("/proc/{}/root/mnt/written", self.init).into()
+    }
+
+    /// What was written to its `/tmp` and is still there, but for `without`.
+    pub fn left(&self, without: &Path) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(self.written()).unwrap();
+        let names = entries.map(|entry| PathBuf::from(entry.unwrap().file_name()));
+        names.filter(|name| !without.ends_with(name)).collect()
+    }
+
+    /// The files below a folder of its `/tmp`, with their text.
+    pub fn files(&self, folder: &Path) -> Vec<(PathBuf, String)> {
+        let files = tree(&self.written().join(folder.strip_prefix("/tmp").unwrap()));
+        files.into_iter().map(|(path, bytes)| (path, String::from_utf8_lossy(&bytes).into_owned())).collect()
+    }
+
+    /// Sends a signal to the coordinator that runs there.
+    pub fn signal_coordinator(&self, number: &str) {
+        let found = self.command(Path::new("pgrep")).args(["-x", "lambert"]).output().unwrap();
+        let pid = String::from_utf8(found.stdout).unwrap();
+        assert!(self.command(Path::new("kill")).args([number, pid.trim()]).status().unwrap().success(), "{pid:?}");
+    }
+
+    /// Command lines of the processes there, but for the ssh server.
+    pub fn processes(&self) -> Vec<String> {
+        let text = self.command(Path::new("ps")).args(["-eo", "args="]).output().unwrap().stdout;
+        let text = String::from_utf8_lossy(&text);
+        let lines =
+            text.lines().map(str::trim).filter(|line| !line.starts_with("dropbear") && !line.starts_with("ps "));
+        lines.filter(|line| !line.ends_with("<defunct>")).map(str::to_owned).collect()
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        for host in &mut self.hosts {
+            let _ = host.unshare.kill();
+            let _ = host.unshare.wait();
+        }
+        let _ = Command::new("ip").args(["link", "del", &self.bridge]).status();
+    }
+}
+
+fn sh(script: &str) {
+    let status = Command::new("sh").args(["-ec", script]).status().unwrap();
+    assert!(status.success(), "{script}");
+}
+
+fn first_child(pid: u32) -> u32 {
+    let start = Instant::now();
+    loop {
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+        // Its server is up once its address can be set: `exec` has taken place, all mounts are made.
+        let child = children.split_whitespace().next().and_then(|child| child.parse().ok());
+        let name = child.map(|child: u32| std::fs::read_to_string(format!("/proc/{child}/comm")).unwrap_or_default());
+        if let (Some(child), Some("dropbear\n")) = (child, name.as_deref()) {
+            return child;
+        }
+        assert!(start.elapsed() < Duration::from_secs(30), "a host does not come up");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Removes the bridges of test programs that were killed; their hosts ended with them.
+fn sweep() {
+    for entry in std::fs::read_dir("/sys/class/net").unwrap().flatten() {
+        let name = entry.file_name().into_string().unwrap_or_default();
+        let owner = name.strip_prefix(BRIDGE).and_then(|rest| rest.split('-').next());
+        if owner.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+            let _ = Command::new("ip").args(["link", "del", &name]).status();
+        }
+    }
+}
