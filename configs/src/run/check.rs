@@ -199,6 +199,7 @@ impl Cluster {
         positive("cluster.threads", self.threads as f64, faults);
         positive("cluster.restart_window_minutes", self.restart_window_minutes, faults);
         not_negative("cluster.patience_minutes", self.patience_minutes, faults);
+        positive("cluster.dataset_cache.gigabytes", self.dataset_cache.gigabytes, faults);
         if !matches!(self.log_folder.as_str(), "" | Cluster::NO_LOGS) && !self.log_folder.starts_with('/') {
             faults.push(Fault::new("cluster.log_folder", "must be an absolute path, the same on all hosts, or none"));
         }
