@@ -203,7 +203,6 @@ impl Cluster {
         if !matches!(self.log_folder.as_str(), "" | Cluster::NO_LOGS) && !self.log_folder.starts_with('/') {
             faults.push(Fault::new("cluster.log_folder", "must be an absolute path, the same on all hosts, or none"));
         }
-        positive("cluster.dataset_cache.gigabytes", self.dataset_cache.gigabytes, faults);
         self.limits.check(faults);
         self.check_hosts(faults);
         if self.launcher == LauncherKind::Direct && self.ranks > 1 {
