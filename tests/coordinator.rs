@@ -38,7 +38,10 @@ fn hangup_and_the_first_user_signal_save_and_stop() {
     let place = Place::new();
     for (number, signal) in ["-HUP", "-USR1"].into_iter().enumerate() {
         let run = place.path(&format!("run-{number}"));
-        let mut running = Running::start(&place.config(ENDLESS, 2), &run);
+        // Whoever started the tests may have told them to ignore SIGHUP.
+        let mut command = Command::new("env");
+        command.arg("--default-signal=HUP").arg(lambert());
+        let mut running = Running::start_by(command, &place.config(ENDLESS, 2), &run, &[]);
         running.reach(3);
         let start = Instant::now();
         running.kill_coordinator(signal);
