@@ -155,8 +155,12 @@ impl Error {
 fn is_of_host(error: &(dyn std::error::Error + 'static)) -> bool {
     const OF_HOST: [i32; 6] =
         [libc::EIO, libc::ESTALE, libc::ENOTCONN, libc::ETIMEDOUT, libc::EHOSTDOWN, libc::EREMOTEIO];
+    // A store may be away for all hosts; what only a disk or a mount says is of this one.
+    const OF_MOUNT: [i32; 2] = [libc::EIO, libc::ESTALE];
     let own = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
-    own.is_some_and(|code| OF_HOST.contains(&code)) || error.source().is_some_and(is_of_host)
+    let told = error.downcast_ref::<lambert_store::Cause>().and_then(lambert_store::Cause::os_error);
+    let is_own = own.is_some_and(|code| OF_HOST.contains(&code)) || told.is_some_and(|code| OF_MOUNT.contains(&code));
+    is_own || error.source().is_some_and(is_of_host)
 }
 
 /// An error and all its causes, on one line.

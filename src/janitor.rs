@@ -6,10 +6,11 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Waits for the end of the process `$0`; then removes the folder `$1`, and those of the same run's earlier attempts, whose
-/// launchers may have been cut off before a rank came up. Names end with `-` and the attempt's number.
+/// Waits for the end of the process `$0`, unless that is 1, which has taken the place of a launcher that is gone. Then removes
+/// the folder `$1`, and those of the same run's earlier attempts, whose launchers may have been cut off before a rank came up.
+/// Names end with `-` and the attempt's number.
 const SCRIPT: &str = r#"
-while kill -0 "$0" 2>/dev/null; do sleep 0.2; done
+while [ "$0" != 1 ] && kill -0 "$0" 2>/dev/null; do sleep 0.2; done
 rm -rf -- "$1"
 for other in "${1%-*}"-*; do
     [ "${other##*-}" -lt "${1##*-}" ] 2>/dev/null && rm -rf -- "$other"

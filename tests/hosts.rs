@@ -144,8 +144,7 @@ fn a_disk_fails_on_one_host() {
     on_another_host(spoil, "Input/output error");
 }
 
-/// The control channel over IPv6; each rank's output on its own host, to the last word of one that crashes; nothing else
-/// stays there.
+/// The control channel over IPv6; a file of each rank's output on its own host; nothing else stays there.
 fn what_stays(mpi: &[(&'static str, String)]) {
     let place = Place::new();
     let Some(network) = Network::with(&place, 2, mpi) else { return };
@@ -157,19 +156,10 @@ fn what_stays(mpi: &[(&'static str, String)]) {
     let environment = std::fs::read(format!("/proc/{}/environ", support::workers(&run)[&1])).unwrap();
     let url = format!("LAMBERT_CONTROL_URL=http://[{}]:", first.six);
     assert!(String::from_utf8_lossy(&environment).contains(&url), "no {url}");
-    // Open MPI prints where it was.
-    running.kill_rank(1, "-SEGV");
-    while running.record().is_some_and(|record| record.step >= 10) {}
-    running.reach(20);
     first.signal_coordinator("-9");
-    let log = running.end().log;
+    running.end();
     [first, second].into_iter().for_each(wait_for_nothing);
     assert_eq!((ranks(first), ranks(second)), (only("rank-00000"), only("rank-00001")));
-    let files = second.files(&logs());
-    let (_, said) = files.iter().find(|(path, _)| path.ends_with("attempt-000001/rank-00001.log")).unwrap();
-    for text in [said, &log] {
-        assert!(text.contains("*** Process received signal ***"), "{said} {log}");
-    }
 }
 
 #[test]

@@ -89,9 +89,10 @@ impl Network {
              mount --bind /mnt/tmp /tmp
              mount --bind /mnt/place {folder}
              mount --bind /mnt/programs {programs}
-             mkdir -p ~/.ssh
-             mount -t tmpfs -o mode=0700 tmpfs ~/.ssh
-             cp {key}.pub ~/.ssh/authorized_keys
+             home=$(getent passwd root | cut -d: -f6)
+             mkdir -p $home/.ssh
+             mount -t tmpfs -o mode=0700 tmpfs $home/.ssh
+             cp {key}.pub $home/.ssh/authorized_keys
              mount -t proc proc /proc
              exec dropbear -F -E -R -s -e -r {key} -P /mnt/pid"
         );

@@ -142,6 +142,12 @@ impl Cause {
         let text = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
         Self(without_secrets(message.to_string(), variables.map(|(name, value)| (text(name), text(value)))))
     }
+
+    /// The operating system's number of the failure, where its words have one: `(os error 5)`.
+    pub fn os_error(&self) -> Option<i32> {
+        let (_, rest) = self.0.rsplit_once("(os error ")?;
+        rest.split_once(')')?.0.parse().ok()
+    }
 }
 
 impl fmt::Display for Cause {

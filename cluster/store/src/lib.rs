@@ -24,7 +24,7 @@ mod runtime;
 mod store;
 mod transfer;
 
-pub use error::{Error, Result};
+pub use error::{Cause, Error, Result};
 pub use lease::Lease;
 pub use open::Settings;
 pub use retry::Patience;
