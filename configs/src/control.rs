@@ -39,7 +39,7 @@ pub enum EventKind {
         name: String,
         /// Its step.
         step: u64,
-        /// How long training stood still for it.
+        /// How long training paused for it.
         seconds: f64,
         /// From the copy of the state to the manifest, most of it beside the training.
         #[serde(default)]
@@ -123,7 +123,7 @@ pub struct Evaluation {
     /// Loss and accuracy of each objective: `mlm_loss`, `mlm_accuracy`, `pair_loss`, ...
     #[serde(flatten)]
     pub scores: Scores,
-    /// Entropy of the dataset's pieces, nats: the loss of a guesser that ignores context.
+    /// Entropy of the dataset's pieces, nats: the loss of the unigram baseline.
     pub unigram_entropy: f64,
 }
 

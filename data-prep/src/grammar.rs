@@ -2,8 +2,8 @@
 //!
 //! What comes next can be guessed from near (determiners agree with nouns, each noun has its adjectives, each verb its
 //! objects) and from far: a document keeps to one topic and one hero, verbs agree with their subject across a relative
-//! clause, the end of a sentence takes up its object again. So an encoder that uses context is better by nats than a
-//! guesser that only knows how frequent each word is, and the generator says how good that guesser can be.
+//! clause, the end of a sentence takes up its object again. So an encoder that uses context is better by nats than
+//! the unigram baseline, whose loss the generator states.
 
 mod words;
 

@@ -171,7 +171,7 @@ impl Host {
 
     /// What was written to its `/tmp` since it is there.
     fn written(&self) -> PathBuf {
-        format!("/proc/{}/root/mnt/written", self.init).into()
+        Path::new("/proc").join(self.init.to_string()).join("root/mnt/written")
     }
 
     /// What was written to its `/tmp` and is still there, but for `without`.

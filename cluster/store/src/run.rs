@@ -110,7 +110,7 @@ impl Place {
         format!("step-{:09}-a{:04}", self.step, self.attempt)
     }
 
-    /// The place that a name stands for, or `None` if it is no checkpoint's name.
+    /// Parses a checkpoint's name; `None` if it is not one.
     pub fn of(name: &str) -> Option<Self> {
         let (step, attempt) = name.strip_prefix("step-")?.split_once("-a")?;
         let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());

@@ -39,8 +39,7 @@ pub struct Manifest {
     /// What the preparation read, in the order of its configuration; the same in both splits.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<SourceCounts>,
-    /// Nats per piece: the entropy of the pieces of the samples, special ones left out. No guesser that does not
-    /// look at the context has a lower loss.
+    /// Nats per piece: the entropy of the pieces of the samples, special ones left out; the loss of the unigram baseline.
     pub unigram_entropy: f64,
     /// The Parquet files, in the order of their rows.
     pub shards: Vec<Shard>,
