@@ -356,3 +356,33 @@ fn open_mpi_5_starts_and_restarts() {
     assert!(ended.log.contains("rank 1 (pid ") && ended.log.contains("was killed by signal 9"), "{}", ended.log);
     assert_same_bits(&reference, &run);
 }
+
+/// What a rank says as it crashes is in its host's file, though nobody could ask it any more.
+#[test]
+fn the_last_words_of_a_crash_are_kept() {
+    let place = Place::new();
+    let (run, folder) = (place.path("run"), place.path("logs"));
+    let logs = format!("cluster.log_folder={folder:?}");
+    let mut running = Running::start_with(&place.config(ENDLESS, 2), &run, &["--set", &logs]);
+    running.reach(5);
+    // Open MPI's handler prints the stack, and ends the process by the same signal.
+    running.kill_rank(1, "-ABRT");
+    let start = Instant::now();
+    while !printed(&folder).contains("Signal: Aborted (6)") {
+        assert!(start.elapsed() < Duration::from_secs(30), "{}", printed(&folder));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    running.reach_now(10);
+    running.kill_coordinator("-TERM");
+    let ended = running.end();
+    stopped(&run, &ended, 75, "was killed by signal 6");
+    seconds("a rank crashes", start);
+}
+
+/// What rank 1 has printed in the first attempt.
+fn printed(folder: &str) -> String {
+    let files = support::tree(Path::new(folder));
+    let first = |path: &Path| path.ends_with("attempt-000001/rank-00001.log");
+    let file = files.into_iter().find(|(path, _)| first(path));
+    file.map(|(_, bytes)| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+}
