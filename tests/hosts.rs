@@ -85,7 +85,7 @@ fn a_link_is_cut() {
 }
 
 #[test]
-#[ignore = "takes eight minutes: the limits that a run has unless told otherwise"]
+#[ignore = "takes six minutes: the limits that a run has unless told otherwise"]
 fn a_link_is_cut_for_minutes() {
     cut(60, 20, 300);
 }
@@ -144,14 +144,15 @@ fn a_disk_fails_on_one_host() {
     on_another_host(spoil, "Input/output error");
 }
 
-/// The control channel over IPv6; a file of each rank's output on its own host; nothing else stays there.
+/// Hosts by their names, the control channel over IPv6; a file of each rank's output on its own host; nothing else stays there.
 fn what_stays(mpi: &[(&'static str, String)]) {
     let place = Place::new();
     let Some(network) = Network::with(&place, 2, mpi) else { return };
     let (first, second) = (network.host_of(0), network.host_of(1));
     let address = format!("cluster.control.address={:?}", first.six);
     let (config, run) = (place.config(ENDLESS, 2), place.path("run"));
-    let mut running = start(&network, &[0, 1], &config, &run, &["--set", &address]);
+    let names = r#"cluster.hosts=["a:1", "b:1"]"#;
+    let mut running = start(&network, &[0, 1], &config, &run, &["--set", &address, "--set", names]);
     running.reach(10);
     let environment = std::fs::read(format!("/proc/{}/environ", support::workers(&run)[&1])).unwrap();
     let url = format!("LAMBERT_CONTROL_URL=http://[{}]:", first.six);

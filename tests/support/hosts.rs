@@ -63,6 +63,8 @@ impl Network {
              ip addr add fd77:{number}::fe/64 dev {bridge} nodad
              ip link set {bridge} up"
         ));
+        let lines = (1..=count).map(|index| format!("10.212.{number}.{index} {}\n", name_of(index)));
+        std::fs::write(place.path("hosts"), format!("127.0.0.1 localhost\n{}", lines.collect::<String>())).unwrap();
         let mut network = Self { hosts: Vec::new(), number, bridge, key, environment: environment.to_vec() };
         for index in 0..count {
             let host = network.host(place, index + 1);
@@ -86,6 +88,7 @@ impl Network {
              mount --bind {folder} /mnt/place
              mount --bind {programs} /mnt/programs
              mount -t overlay overlay -o lowerdir=/tmp,upperdir=/mnt/written,workdir=/mnt/work /mnt/tmp
+             mount --bind {folder}/hosts /etc/hosts
              mount --bind /mnt/tmp /tmp
              mount --bind /mnt/place {folder}
              mount --bind /mnt/programs {programs}
@@ -212,6 +215,11 @@ impl Drop for Network {
         }
         let _ = Command::new("ip").args(["link", "del", &self.bridge]).status();
     }
+}
+
+/// What /etc/hosts calls a host: a, b, c.
+fn name_of(index: u32) -> char {
+    char::from(b'a' + (index - 1) as u8)
 }
 
 fn sh(script: &str) {
