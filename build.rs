@@ -18,8 +18,22 @@ fn main() {
         // Of the tests: a program that does not ask for it does not get it.
         .file("src/kernels/meta_shapes.cpp")
         .compile("lambert_torch_shim");
+    // Of the tests, too: the kernels of a GPU as C++, rounded as the GPU rounds.
+    cc::Build::new()
+        .cpp(true)
+        .std("c++17")
+        .flag("-ffp-contract=off")
+        .flag_if_supported("-U_FORTIFY_SOURCE")
+        .file("src/kernels/cuda/emulator.cpp")
+        .compile("lambert_emulator");
+    println!("cargo:rerun-if-changed=src/kernels/cuda");
     println!("cargo:rerun-if-changed=src/torch_shim.cpp");
     println!("cargo:rerun-if-changed=src/kernels/meta_shapes.cpp");
+    let version = std::fs::read_to_string(include.join("torch/headeronly/version.h")).unwrap_or_default();
+    let part =
+        |name: &str| version.lines().find_map(|line| line.strip_prefix(&format!("#define TORCH_VERSION_{name} ")));
+    let parts = ["MAJOR", "MINOR", "PATCH"].map(|name| part(name).unwrap_or("0").trim().to_owned());
+    println!("cargo:rustc-env=LAMBERT_LIBTORCH_VERSION={}", parts.join("."));
     println!("cargo:rustc-link-search=native={}", lib.display());
     println!("cargo:rustc-link-lib=dylib=torch_cpu");
     println!("cargo:rustc-link-lib=dylib=c10");

@@ -238,7 +238,7 @@ fn main() {
     let (mut forward_backward, mut optimizer, mut utilization) = (Vec::new(), Vec::new(), Vec::new());
     for (round, chunk) in batches.chunks(arguments.steps).enumerate() {
         let samples: usize = chunk.iter().map(|batch| batch.lengths.len()).sum();
-        let peak = metrics::matmul_peak(&Host).unwrap();
+        let peak = metrics::matmul_peak(&Host, tch::Kind::Float, 1024).unwrap();
         let seconds = engine.steps(chunk);
         let range = round * arguments.steps..(round + 1) * arguments.steps;
         let others: Vec<f64> = match &mut peers {

@@ -4,6 +4,7 @@ use lambert_config::{ConfigError, Fault, control, exit};
 use lambert_data_prep::dataset::DatasetError;
 
 use crate::checkpoint::replicas::Apart;
+use crate::device::DeviceError;
 use crate::torch::TorchError;
 
 /// A worker's failure. Messages do not repeat their source; the chain is printed once, at the end of the program.
@@ -28,6 +29,9 @@ pub enum Error {
     /// A tensor operation failed.
     #[error(transparent)]
     Torch(#[from] TorchError),
+    /// A card cannot be used.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// A step needs more memory than there is.
     #[error(
         "out of memory: {asked} more could not be had in a step; what lowers it: a smaller stage.{stage}.micro_batch_tokens \
@@ -128,6 +132,7 @@ impl Error {
             Self::Config(_) | Self::Usage(_) | Self::Tokenizer(_) | Self::Dataset(DatasetError::NoManifest { .. }) => {
                 exit::USAGE
             }
+            Self::Device(error) if error.is_missing() => exit::USAGE,
             _ => exit::FAILED,
         }
     }

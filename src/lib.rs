@@ -26,6 +26,7 @@
 //!   [`janitor`]: what its launcher leaves there, removed
 //! - [`control`]: the worker's end of the control channel
 //! - `allocator`: jemalloc in place of malloc
+//! - [`device`]: what a rank computes on, and what a card needs for that
 //! - [`torch`]: the thinnest layer over libtorch
 //! - [`error`]: everything that can go wrong, and the exit code of each
 
@@ -34,6 +35,7 @@ mod allocator;
 pub mod checkpoint;
 pub mod control;
 pub mod data;
+pub mod device;
 pub mod error;
 pub mod evaluate;
 pub mod fill_mask;

@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
 use lambert::control::{Control, Phase};
+use lambert::device::Chosen;
 use lambert::error::{self, Error};
-use lambert::session::Session;
+use lambert::session::{self, Session};
 use lambert::train::Outcome;
 use lambert::{evaluate, fill_mask, janitor, output, rank_log, saved::Saved, torch, train};
 use lambert_collective::local;
@@ -16,6 +17,7 @@ use lambert_config::control::EventKind;
 use lambert_config::exit;
 use lambert_config::objectives::{self, Asks};
 use lambert_control::Versions;
+use lambert_store::Store;
 use tracing_subscriber::EnvFilter;
 
 #[derive(Parser)]
@@ -122,8 +124,11 @@ fn attach(logs: Option<&Path>, session: Option<&Path>) {
 /// has an exit code of its own.
 fn train(url: &str, attempt: u32, world: Option<usize>) -> Result<i32, Error> {
     let rank = lambert_collective::world::detect().map_or(0, |world| world.rank);
+    // Before anything asks libtorch, the version of the one that is loaded among it.
+    let device = choose(url);
     let control = Arc::new(Control::connect(rank, versions()));
-    let outcome = torch::guard(|| attend(url, attempt, world, &control)).map_err(Error::from).flatten();
+    let attend = || attend(url, attempt, world, device?, &control);
+    let outcome = torch::guard(attend).map_err(Error::from).flatten();
     match outcome {
         Ok(outcome) => {
             let by_hand = !control.is_connected();
@@ -137,9 +142,21 @@ fn train(url: &str, attempt: u32, world: Option<usize>) -> Result<i32, Error> {
     }
 }
 
+/// What the run at `url` computes on, loaded.
+fn choose(url: &str) -> Result<Chosen, Error> {
+    let (config, _) = session::read_config(&Store::open(url)?)?;
+    Ok(Chosen::load(&config.cluster)?)
+}
+
 /// Takes part in an attempt to its end.
-fn attend(url: &str, attempt: u32, world: Option<usize>, control: &Arc<Control>) -> Result<Outcome, Error> {
-    let (session, mut ranks) = Session::open(url, attempt, world, Arc::clone(control))?;
+fn attend(
+    url: &str,
+    attempt: u32,
+    world: Option<usize>,
+    device: Chosen,
+    control: &Arc<Control>,
+) -> Result<Outcome, Error> {
+    let (session, mut ranks) = Session::open(url, attempt, world, device, Arc::clone(control))?;
     let outcome = train::run(&session, &mut ranks).map_err(|error| session.explain(error))?;
     control.phase(Phase::Stop);
     ranks.finish()?;

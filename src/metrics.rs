@@ -62,22 +62,23 @@ pub fn put_rates(record: &mut StepRecord, flops: f64, peak: f64) {
     record.flops_utilization = flops / record.seconds / peak;
 }
 
-/// Floating-point operations a second of this rank in a matrix product of 1024 x 1024 in f32: the best of a few by each
-/// of the two libraries that a training step uses (libtorch's MKL and oneDNN).
-pub fn matmul_peak(kernels: &dyn Kernels) -> Result<f64, TorchError> {
-    const WIDTH: i64 = 1024;
+/// Floating-point operations a second of this rank in a product of two square matrices of `width` in `kind`: the best of a few
+/// by each of the two functions that a training step uses (in main memory those are MKL and oneDNN).
+pub fn matmul_peak(kernels: &dyn Kernels, kind: Kind, width: i64) -> Result<f64, TorchError> {
     torch::guard(|| {
-        let (a, bias) = (kernels.zeros(&[WIDTH, WIDTH], Kind::Float) + 1.0, kernels.zeros(&[WIDTH], Kind::Float));
-        let products: [&dyn Fn() -> Tensor; 2] = [&|| a.matmul(&a), &|| torch::linear(&a, &a, &bias)];
+        let ones = |shape: &[i64]| kernels.zeros(shape, kind) + 1.0;
+        let (a, bias) = (ones(&[width, width]), ones(&[width]));
+        let products: [&dyn Fn() -> Tensor; 2] = [&|| a.matmul(&a), &|| torch::linear(&a, &a, &bias, None)];
         let mut best = f64::INFINITY;
         for _ in 0..6 {
             for product in products {
                 let mut watch = Stopwatch::start();
-                let _ = product();
+                // A number of it, which has to be waited for.
+                kernels.fetch(&product().flatten(0, -1).narrow(0, 0, 1).to_kind(Kind::Double));
                 best = best.min(watch.lap());
             }
         }
-        2.0 * (WIDTH as f64).powi(3) / best
+        2.0 * (width as f64).powi(3) / best
     })
 }
 

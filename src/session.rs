@@ -11,11 +11,17 @@ use lambert_data_prep::dataset::{Dataset, DatasetError, check_fit};
 use lambert_store::lease::Lease;
 use lambert_store::run::CONFIG;
 use lambert_store::{Patience, Store};
+use tch::Kind;
 
 use crate::control::Control;
+use crate::device::{self, Chosen};
 use crate::error::Error;
-use crate::kernels::{Host, Kernels};
-use crate::metrics;
+use crate::kernels::Kernels;
+use crate::{metrics, model};
+
+/// Width of the matrices whose product shows what a device can do: a card needs larger ones.
+const PEAK_WIDTH: i64 = 1024;
+const PEAK_WIDTH_OF_CARDS: i64 = 8192;
 
 /// A rank's place in a run.
 pub struct Session {
@@ -42,12 +48,13 @@ pub struct Session {
 }
 
 impl Session {
-    /// Joins attempt `attempt` of the run at `url`, which has `world` ranks if that is known; also returns the way to the
-    /// other ranks.
+    /// Joins attempt `attempt` of the run at `url`, which has `world` ranks if that is known, to compute on `device`; also
+    /// returns the way to the other ranks.
     pub fn open(
         url: &str,
         attempt: u32,
         world: Option<usize>,
+        device: Chosen,
         control: Arc<Control>,
     ) -> Result<(Self, Endpoints), Error> {
         let store = Store::open(url)?;
@@ -56,8 +63,16 @@ impl Session {
         tch::set_num_threads(config.cluster.threads as i32);
         let mut ranks = join(&config, world)?;
         let (rank, world) = (ranks.group.rank(), ranks.group.world());
-        let kernels: Arc<dyn Kernels> = Arc::new(Host);
-        let mut peak = [metrics::matmul_peak(&*kernels)?];
+        let (kernels, card) = device.kernels(lambert_collective::world::detect().as_ref())?;
+        device::check_shared(&mut *ranks.group, card.as_ref(), config.cluster.share_device)?;
+        let (kind, width) = match &card {
+            Some(card) => {
+                tracing::info!("rank {rank} computes on {card}");
+                (model::kind(&config.model), PEAK_WIDTH_OF_CARDS)
+            }
+            None => (Kind::Float, PEAK_WIDTH),
+        };
+        let mut peak = [metrics::matmul_peak(&*kernels, kind, width)?];
         ranks.group.all_reduce_sum_f64(&mut peak)?;
         let (readers, peak) = (readers(), peak[0]);
         Ok((Self { config, config_sha256, store, lease, rank, world, readers, control, kernels, peak }, ranks))

@@ -2,10 +2,10 @@
 //! become errors.
 
 use std::cell::RefCell;
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::panic::AssertUnwindSafe;
 
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 /// libtorch refused an operation (mostly: out of memory).
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +38,16 @@ unsafe extern "C" {
         x: *const torch_sys::C_tensor,
         weight: *const torch_sys::C_tensor,
         bias: *const torch_sys::C_tensor,
+        low_weight: *const torch_sys::C_tensor,
+        low_bias: *const torch_sys::C_tensor,
+        failed: Failed,
+    ) -> *mut torch_sys::C_tensor;
+    fn lambert_own_transpose(
+        x: *const torch_sys::C_tensor,
+        added: *const torch_sys::C_tensor,
+        call: Call,
+        owner: *mut c_void,
+        forget: extern "C" fn(*mut c_void),
         failed: Failed,
     ) -> *mut torch_sys::C_tensor;
     fn lambert_embedding(
@@ -50,12 +60,49 @@ unsafe extern "C" {
 /// Told why an operation failed.
 type Failed = extern "C" fn(*const c_char);
 
+/// Calls the [`Map`] behind the first argument with `x` and what is added to it, if it is not null; null where that fails, and
+/// why.
+type Call = extern "C" fn(
+    *mut c_void,
+    *const torch_sys::C_tensor,
+    *const torch_sys::C_tensor,
+    *mut *const c_char,
+) -> *mut torch_sys::C_tensor;
+
+/// A linear map of tensors that is its own transpose, with something added to its result.
+type Map = Box<dyn Fn(&Tensor, Option<&Tensor>) -> Tensor + Send>;
+
 thread_local! {
     static LAST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+    /// Why the last operation of the shim failed.
+    static SAID: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+extern "C" fn failed(text: *const c_char) {
+    // SAFETY: the shim passes a string that ends with a zero and lives until this returns.
+    let text = unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
+    SAID.with(|said| *said.borrow_mut() = text);
 }
 
 unsafe extern "C" {
     fn lambert_torch_settings() -> *const c_char;
+    fn lambert_current_stream(index: i32, stream: *mut *mut c_void, failed: Failed) -> i32;
+}
+
+/// The version of libtorch's headers that the program was built with.
+pub const BUILT_WITH: &str = env!("LAMBERT_LIBTORCH_VERSION");
+
+/// The stream of card `index` that this thread's operations go to, as CUDA knows it.
+///
+/// # Errors
+/// libtorch knows no such card.
+pub fn current_stream(index: usize) -> Result<*mut c_void, String> {
+    let mut stream = std::ptr::null_mut();
+    // SAFETY: the pointer lives for the call.
+    match unsafe { lambert_current_stream(index as i32, &raw mut stream, failed) } {
+        0 => Ok(stream),
+        _ => Err(SAID.with(RefCell::take)),
+    }
 }
 
 /// The version of the libtorch that is loaded, as `2.11.0`; empty where it does not tell.
@@ -108,10 +155,85 @@ pub fn allow_onednn(allowed: bool) {
 }
 
 /// `x W^T + b`, \[..., in\] to \[..., out\], in the kind of number that `x` is. `weight`, \[out, in\], and `bias`, \[out\], are
-/// parameters with gradients from [`set_gradient`]: the backward pass adds to those without a tensor in between.
-pub fn linear(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Tensor {
-    // SAFETY: all pointers are live at::Tensor objects for the whole call.
-    made(|failed| unsafe { lambert_linear(x.as_ptr(), weight.as_ptr(), bias.as_ptr(), failed) })
+/// parameters with gradients from [`set_gradient`]: the backward pass adds to those without a tensor in between. `low` are
+/// both in the kind of number of `x`; without it they are cast.
+pub fn linear(x: &Tensor, weight: &Tensor, bias: &Tensor, low: Option<&[Tensor; 2]>) -> Tensor {
+    let [low_weight, low_bias] = low.map_or([std::ptr::null(); 2], |low| low.each_ref().map(Tensor::as_ptr));
+    // SAFETY: all pointers are live at::Tensor objects for the whole call, or null where that is allowed.
+    made(|failed| unsafe { lambert_linear(x.as_ptr(), weight.as_ptr(), bias.as_ptr(), low_weight, low_bias, failed) })
+}
+
+/// `map(x, added)`, where `map` is linear in `x`, its own transpose, and adds `added`, of the same shape: the gradient of `x` is
+/// `map` of the result's. It may be called by another thread, and again, but not by two at once.
+pub fn own_transpose(
+    x: &Tensor,
+    added: Option<&Tensor>,
+    map: impl Fn(&Tensor, Option<&Tensor>) -> Tensor + Send + 'static,
+) -> Tensor {
+    extern "C" fn call(
+        owner: *mut c_void,
+        x: *const torch_sys::C_tensor,
+        added: *const torch_sys::C_tensor,
+        said: *mut *const c_char,
+    ) -> *mut torch_sys::C_tensor {
+        thread_local! {
+            static WHY: RefCell<CString> = RefCell::default();
+        }
+        // SAFETY: the Map that own_transpose gave away, which lives until it is forgotten.
+        let map = unsafe { &*owner.cast::<Map>() };
+        let handle = |tensor: *const torch_sys::C_tensor| {
+            // SAFETY: a live at::Tensor, of which this makes a handle of its own.
+            unsafe { Tensor::clone_from_ptr(tensor.cast_mut()) }
+        };
+        let made = caught(|| {
+            let added = (!added.is_null()).then(|| handle(added));
+            map(&handle(x), added.as_ref())
+        });
+        match made {
+            // The shim takes the at::Tensor over.
+            Ok(made) => std::mem::ManuallyDrop::new(made).as_mut_ptr(),
+            Err(why) => {
+                WHY.set(CString::new(why.replace('\0', " ")).unwrap_or_default());
+                // SAFETY: the shim's pointer to a string; the string lives until this thread's next failure.
+                unsafe { *said = WHY.with_borrow(|why| why.as_ptr()) };
+                std::ptr::null_mut()
+            }
+        }
+    }
+    extern "C" fn forget(owner: *mut c_void) {
+        // SAFETY: made by Box::into_raw below; the shim forgets it once.
+        drop(unsafe { Box::from_raw(owner.cast::<Map>()) });
+    }
+    let owner = Box::into_raw(Box::<Map>::new(Box::new(map))).cast::<c_void>();
+    let added = added.map_or(std::ptr::null(), Tensor::as_ptr);
+    // SAFETY: the pointers are live at::Tensor objects, or null where that is allowed; `owner` is what `call` and `forget` expect.
+    made(|failed| unsafe { lambert_own_transpose(x.as_ptr(), added, call, owner, forget, failed) })
+}
+
+/// Copies bytes of a contiguous tensor on any device, from byte `first` on, into `into`.
+pub fn read_bytes(tensor: &Tensor, first: usize, into: &mut [u8]) {
+    // SAFETY: the tensor over `into` lives no longer than `into` is borrowed, and the copy has ended when `copy_` returns.
+    let mut host = unsafe { bytes_in_place(into.as_mut_ptr(), into.len()) };
+    host.copy_(&bytes_of(tensor, first, into.len()));
+}
+
+/// Copies `bytes` into a contiguous tensor on any device, from byte `first` on.
+pub fn write_bytes(tensor: &Tensor, first: usize, bytes: &[u8]) {
+    // SAFETY: as above; nothing writes through this tensor.
+    let host = unsafe { bytes_in_place(bytes.as_ptr().cast_mut(), bytes.len()) };
+    bytes_of(tensor, first, bytes.len()).copy_(&host);
+}
+
+/// Bytes of main memory as a tensor, u8 \[count\].
+unsafe fn bytes_in_place(first: *mut u8, count: usize) -> Tensor {
+    // SAFETY: the caller sees to the memory.
+    unsafe { Tensor::from_blob(first, &[count as i64], &[1], Kind::Uint8, Device::Cpu) }
+}
+
+/// `count` bytes of a contiguous tensor, from byte `first` on, u8.
+fn bytes_of(tensor: &Tensor, first: usize, count: usize) -> Tensor {
+    assert!(tensor.is_contiguous(), "bytes of a tensor that has gaps");
+    tensor.detach().flatten(0, -1).view_dtype(Kind::Uint8).narrow(0, first as i64, count as i64)
 }
 
 /// The rows of `table`, \[rows, width\], that `ids`, \[...\] of i64, name: \[..., width\]. `table` is a parameter like those of
@@ -123,14 +245,6 @@ pub fn embedding(table: &Tensor, ids: &Tensor) -> Tensor {
 
 /// The tensor that `make` gives to its caller; panics like tch with what it says where it fails.
 fn made(make: impl FnOnce(Failed) -> *mut torch_sys::C_tensor) -> Tensor {
-    thread_local! {
-        static SAID: RefCell<String> = const { RefCell::new(String::new()) };
-    }
-    extern "C" fn failed(text: *const c_char) {
-        // SAFETY: the shim passes a string that ends with a zero and lives until this returns.
-        let text = unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
-        SAID.with(|said| *said.borrow_mut() = text);
-    }
     let made = make(failed);
     assert!(!made.is_null(), "{}", SAID.with(RefCell::take));
     // SAFETY: a new at::Tensor that nothing else holds.
@@ -154,7 +268,7 @@ mod tests {
         assert_eq!(asked(gpu).as_deref(), Some("20.00 MiB"));
         assert_eq!(asked("std::bad_alloc").as_deref(), Some("more memory"));
         assert_eq!(asked("mat1 and mat2 shapes cannot be multiplied"), None);
-        let failed = guard(|| Tensor::zeros([1 << 50], (tch::Kind::Float, tch::Device::Cpu))).unwrap_err();
+        let failed = guard(|| Tensor::zeros([1 << 50], (Kind::Float, Device::Cpu))).unwrap_err();
         assert_eq!(failed.memory().as_deref(), Some("4194304.00 GiB"), "{failed}");
     }
 
@@ -165,8 +279,8 @@ mod tests {
 
     #[test]
     fn a_linear_map_adds_to_the_gradients_of_what_is_not_frozen() {
-        let options = (tch::Kind::Float, tch::Device::Cpu);
-        for kind in [tch::Kind::Float, tch::Kind::BFloat16] {
+        let options = (Kind::Float, Device::Cpu);
+        for kind in [Kind::Float, Kind::BFloat16] {
             let parameter = |shape: &[i64]| {
                 let (parameter, gradient) = (Tensor::ones(shape, options), Tensor::zeros(shape, options));
                 let parameter = parameter.set_requires_grad(true);
@@ -177,9 +291,9 @@ mod tests {
             let (bias, of_bias) = parameter(&[5]);
             let x = Tensor::ones([2, 3, 4], options).to_kind(kind).set_requires_grad(true);
             let back = |weight: &Tensor| {
-                let y = linear(&x, weight, &bias);
+                let y = linear(&x, weight, &bias, None);
                 assert_eq!((y.kind(), y.size(), y.double_value(&[1, 2, 4])), (kind, vec![2, 3, 5], 5.0));
-                y.sum(tch::Kind::Float).backward();
+                y.sum(Kind::Float).backward();
             };
             back(&weight);
             back(&weight);
@@ -193,7 +307,7 @@ mod tests {
 
     #[test]
     fn an_embedding_adds_each_row_s_gradient_to_the_table_s() {
-        let options = (tch::Kind::Float, tch::Device::Cpu);
+        let options = (Kind::Float, Device::Cpu);
         let table = Tensor::arange(6, options).view([3, 2]).set_requires_grad(true);
         let gradient = Tensor::zeros([3, 2], options);
         set_gradient(&table, &gradient);
@@ -201,7 +315,7 @@ mod tests {
         for _ in 0..2 {
             let rows = embedding(&table, &ids);
             assert_eq!((rows.size(), floats(&rows)), (vec![2, 2, 2], vec![4.0, 5.0, 0.0, 1.0, 4.0, 5.0, 4.0, 5.0]));
-            (rows * Tensor::from_slice(&[1.0_f32, 10.0])).sum(tch::Kind::Float).backward();
+            (rows * Tensor::from_slice(&[1.0_f32, 10.0])).sum(Kind::Float).backward();
         }
         assert_eq!(floats(&gradient), [2.0, 20.0, 0.0, 0.0, 6.0, 60.0], "two passes");
         assert!(guard(|| embedding(&table, &Tensor::from_slice(&[3_i64]))).is_err(), "a row that is not there");
@@ -209,8 +323,8 @@ mod tests {
 
     #[test]
     fn shapes_that_do_not_fit_are_an_error() {
-        let zeros = |shape: &[i64]| Tensor::zeros(shape, (tch::Kind::Float, tch::Device::Cpu));
-        let failed = guard(|| linear(&zeros(&[2, 3]), &zeros(&[5, 4]), &zeros(&[5]))).unwrap_err();
+        let zeros = |shape: &[i64]| Tensor::zeros(shape, (Kind::Float, Device::Cpu));
+        let failed = guard(|| linear(&zeros(&[2, 3]), &zeros(&[5, 4]), &zeros(&[5]), None)).unwrap_err();
         assert!(failed.to_string().contains("shapes cannot be multiplied (2x3 and 4x5)"), "{failed}");
     }
 }

@@ -4,7 +4,10 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Version.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <atomic>
+#include <stdexcept>
 #include <string>
 
 namespace at::native {
@@ -34,6 +37,7 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+using MaybeTensor = std::optional<at::Tensor>;
 
 // x W^T + b; W may be strided. For f32 in main memory by oneDNN, which is faster than MKL, what at::linear calls
 // (docs/experiments.md). Shapes that do not fit are left to at::linear, which says so.
@@ -49,13 +53,17 @@ at::Tensor product(const at::Tensor &x, const at::Tensor &weight, const std::opt
 // x W^T + b, computed in x's kind of number. libtorch's own puts the gradient of W into a tensor of its own, which is then
 // read again to be added to the flat buffer; here the matrix product adds to the buffer itself.
 struct Linear : torch::autograd::Function<Linear> {
+  // `low` are weight and bias in x's kind of number, if there is such a copy.
   static at::Tensor forward(AutogradContext *context, const at::Tensor &x, const at::Tensor &weight,
-                            const at::Tensor &bias) {
-    const at::Tensor cast = weight.to(x.scalar_type());
-    context->save_for_backward({x, cast});
+                            const at::Tensor &bias, const MaybeTensor &low_weight, const MaybeTensor &low_bias) {
+    const auto cast = [&](const at::Tensor &parameter, const MaybeTensor &low) {
+      return low && low->scalar_type() == x.scalar_type() ? *low : parameter.to(x.scalar_type());
+    };
+    const at::Tensor used = cast(weight, low_weight);
+    context->save_for_backward({x, used});
     context->saved_data["weight"] = weight;
     context->saved_data["bias"] = bias;
-    return product(x, cast, bias.to(x.scalar_type()));
+    return product(x, used, cast(bias, low_bias));
   }
 
   static variable_list backward(AutogradContext *context, const variable_list &gradients) {
@@ -65,8 +73,12 @@ struct Linear : torch::autograd::Function<Linear> {
     const at::Tensor x = saved[0].reshape({-1, saved[0].size(-1)});
     const at::Tensor gradient = gradients[0].reshape({-1, gradients[0].size(-1)});
     if (weight.requires_grad()) {
+      at::Tensor &sum = weight.mutable_grad();
       if (x.scalar_type() == weight.scalar_type()) {
-        weight.mutable_grad().addmm_(gradient.t(), x);
+        sum.addmm_(gradient.t(), x);
+      } else if (x.is_cuda()) {
+        // Not rounded for each micro-batch: the product of bf16 adds to f32. Only CUDA has it.
+        at::addmm_out(sum, sum, gradient.t(), x, at::kFloat, 1, 1);
       } else {
         weight.mutable_grad().add_(gradient.t().mm(x));
       }
@@ -78,7 +90,7 @@ struct Linear : torch::autograd::Function<Linear> {
     if (context->needs_input_grad(0)) {
       below = product(gradient, saved[1].t(), std::nullopt).view_as(saved[0]);
     }
-    return {below, at::Tensor(), at::Tensor()};
+    return {below, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -98,6 +110,53 @@ struct Embedding : torch::autograd::Function<Embedding> {
   }
 };
 
+// A function of Rust's, and what it belongs to.
+struct Map : torch::CustomClassHolder {
+  using Call = at::Tensor *(*)(void *owner, const at::Tensor *x, const at::Tensor *added, const char **said);
+  Call call;
+  void *owner;
+  void (*forget)(void *owner);
+
+  Map(Call call, void *owner, void (*forget)(void *)) : call(call), owner(owner), forget(forget) {}
+  ~Map() override { forget(owner); }
+
+  at::Tensor operator()(const at::Tensor &x, const MaybeTensor &added) const {
+    const char *said = "";
+    at::Tensor *made = call(owner, &x, added ? &*added : nullptr, &said);
+    if (made == nullptr) {
+      throw std::runtime_error(said);
+    }
+    at::Tensor result = std::move(*made);
+    delete made;
+    return result;
+  }
+};
+
+// map(x) + added, where map is linear and its own transpose: its way back is the map itself.
+struct OwnTranspose : torch::autograd::Function<OwnTranspose> {
+  static at::Tensor forward(AutogradContext *context, const at::Tensor &x, const MaybeTensor &added,
+                            const c10::intrusive_ptr<Map> &map) {
+    context->saved_data["map"] = c10::IValue::make_capsule(map);
+    context->saved_data["adds"] = added.has_value();
+    return (*map)(x, added);
+  }
+
+  static variable_list backward(AutogradContext *context, const variable_list &gradients) {
+    const auto holder = context->saved_data["map"].toCapsule();
+    const auto &map = static_cast<const Map &>(*holder);
+    at::Tensor of_x, of_added;
+    if (context->needs_input_grad(0)) {
+      of_x = map(gradients[0], std::nullopt);
+    }
+    if (context->saved_data["adds"].toBool()) {
+      of_added = gradients[0];
+    }
+    return {of_x, of_added, at::Tensor()};
+  }
+};
+
+MaybeTensor some(const at::Tensor *tensor) { return tensor == nullptr ? MaybeTensor() : MaybeTensor(*tensor); }
+
 // What `make` makes, as its caller's own; where libtorch fails, nothing, and `failed` is told why.
 template <typename Make>
 at::Tensor *made(Make make, void (*failed)(const char *)) {
@@ -112,15 +171,39 @@ at::Tensor *made(Make make, void (*failed)(const char *)) {
 }  // namespace
 
 // x W^T + b, whose backward pass adds the gradients of W and b to where lambert_set_gradient put them; `weight` and
-// `bias` are parameters that have such places. Returns as `made` does.
+// `bias` are parameters that have such places, `low_weight` and `low_bias` the same in x's kind of number or null. Returns as
+// `made` does.
 extern "C" at::Tensor *lambert_linear(const at::Tensor *x, const at::Tensor *weight, const at::Tensor *bias,
+                                      const at::Tensor *low_weight, const at::Tensor *low_bias,
                                       void (*failed)(const char *)) {
-  return made([&] { return Linear::apply(*x, *weight, *bias); }, failed);
+  return made([&] { return Linear::apply(*x, *weight, *bias, some(low_weight), some(low_bias)); }, failed);
+}
+
+// map(x) + added, or map(x) where `added` is null; `owner` belongs to the map and is forgotten with it. Returns as `made`
+// does.
+extern "C" at::Tensor *lambert_own_transpose(const at::Tensor *x, const at::Tensor *added, Map::Call call, void *owner,
+                                             void (*forget)(void *), void (*failed)(const char *)) {
+  const auto map = c10::make_intrusive<Map>(call, owner, forget);
+  return made([&] { return OwnTranspose::apply(*x, some(added), map); }, failed);
 }
 
 // The rows of `table`, a parameter of the same sort, that `ids` name. Returns as `made` does.
 extern "C" at::Tensor *lambert_embedding(const at::Tensor *table, const at::Tensor *ids, void (*failed)(const char *)) {
   return made([&] { return Embedding::apply(*table, *ids); }, failed);
+}
+
+// The stream of card `index` that this thread's operations go to, as CUDA knows it (null is the default one), into `stream`.
+// Through c10's interface, which needs no header of CUDA's. Returns 0, or 1 and tells `failed` why.
+extern "C" int lambert_current_stream(int index, void **stream, void (*failed)(const char *)) {
+  try {
+    const auto *guard = c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA);
+    const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index));
+    *stream = guard->getStreamNativeHandle(guard->getStream(device));
+    return 0;
+  } catch (const std::exception &error) {
+    failed(error.what());
+    return 1;
+  }
 }
 
 // What libtorch was built with, its version among it, as the library that is loaded says.

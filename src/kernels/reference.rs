@@ -93,6 +93,9 @@ pub(super) fn change(buffers: &mut Buffers<'_>, update: &Update<'_>) {
             old.copy_(&chosen);
         }
     }
+    if let Some(low) = &mut buffers.low {
+        low.copy_(buffers.weights);
+    }
 }
 
 fn direction(rule: &Rule, first: &Tensor, second: &Tensor) -> Tensor {

@@ -5,6 +5,7 @@ use std::ops::Range;
 use lambert_config::run::Optimizer as Settings;
 use tch::{Device, Tensor};
 
+use super::cuda::Emulator;
 use super::*;
 use crate::optim;
 
@@ -107,26 +108,29 @@ impl Draw {
     }
 }
 
-/// Weights, gradients and moments on a device.
-struct Tensors([Tensor; 4]);
+/// Weights, gradients and moments on a device, and the copy of the weights in bf16.
+struct Tensors([Tensor; 5]);
 
 impl Tensors {
     /// With zero moments.
     fn new(kernels: &dyn Kernels, weights: &[f32]) -> Self {
         let zeros = || kernels.zeros(&[weights.len() as i64], Kind::Float);
-        Self([kernels.upload(Values::F32(weights)), zeros(), zeros(), zeros()])
+        let values = kernels.upload(Values::F32(weights));
+        let low = values.to_kind(Kind::BFloat16);
+        Self([values, zeros(), zeros(), zeros(), low])
     }
 
     fn update(&mut self, kernels: &dyn Kernels, gradients: &[f32], update: impl Fn(&Tensor) -> Update<'_>) {
-        let [weights, scratch, first, second] = &mut self.0;
+        let [weights, scratch, first, second, low] = &mut self.0;
         *scratch = kernels.upload(Values::F32(gradients));
         let norm = kernels.norm(scratch);
-        let mut buffers = Buffers { weights, gradients: scratch, first, second };
+        let mut buffers = Buffers { weights, gradients: scratch, first, second, low: Some(low) };
         kernels.update(&mut buffers, &update(&norm));
     }
 
     /// Weights and both moments, in main memory.
     fn values(&self) -> [Vec<f32>; 3] {
+        assert_eq!(self.0[4], self.0[0].to_kind(Kind::BFloat16), "the copy in bf16");
         [0, 2, 3].map(|index| Vec::try_from(self.0[index].to_device(Device::Cpu)).unwrap())
     }
 }
@@ -178,6 +182,11 @@ fn reference() -> super::Reference {
     super::Reference::new(Device::Cpu)
 }
 
+/// A GPU's kernels, on a processor.
+fn emulated() -> Cuda<Emulator> {
+    Cuda::new(Emulator::default())
+}
+
 #[test]
 fn every_rule_equals_its_formulas_in_f64_over_a_thousand_steps() {
     for (name, settings) in settings() {
@@ -188,30 +197,42 @@ fn every_rule_equals_its_formulas_in_f64_over_a_thousand_steps() {
         assert!(error < 1e-5, "{name} in chunks: {error:e}");
         let error = against_formulas(&reference(), &SHAPES, &settings, 10);
         assert!(error < 1e-5, "{name} out of libtorch's operations: {error:e}");
+        let error = against_formulas(&emulated(), &SHAPES, &settings, 10);
+        assert!(error < 1e-5, "{name} out of a GPU's kernels: {error:e}");
     }
 }
 
+/// How far weights and moments are from the host's after `steps` updates, at most.
+fn from_the_host(kernels: &dyn Kernels, shapes: &[Shape], settings: &Settings, steps: u64) -> f32 {
+    let mut draw = Draw::new(8);
+    let weights = draw.weights(shapes);
+    let (mut ours, mut theirs) = (Tensors::new(&Host, &weights), Tensors::new(kernels, &weights));
+    for t in 1..=steps {
+        let gradients = draw.values(shapes, if t % 3 == 0 { 1e-4 } else { 1.0 });
+        let rate = 1e-2 / (t as f64).sqrt();
+        ours.update(&Host, &gradients, |norm| update(shapes, settings, rate, t, norm));
+        theirs.update(kernels, &gradients, |norm| update(shapes, settings, rate, t, norm));
+    }
+    let (ours, theirs) = (ours.values().concat(), theirs.values().concat());
+    ours.iter().zip(theirs).map(|(a, b)| (a - b).abs()).max_by(f32::total_cmp).unwrap()
+}
+
 #[test]
-fn updates_of_the_reference_are_the_host_s() {
+fn updates_are_the_host_s() {
     for (name, settings) in settings() {
-        let mut draw = Draw::new(8);
-        let weights = draw.weights(&SHAPES);
-        let (mut ours, mut theirs) = (Tensors::new(&Host, &weights), Tensors::new(&reference(), &weights));
-        for t in 1..=20 {
-            let gradients = draw.values(&SHAPES, if t % 3 == 0 { 1e-4 } else { 1.0 });
-            ours.update(&Host, &gradients, |norm| update(&SHAPES, &settings, 1e-2, t, norm));
-            theirs.update(&reference(), &gradients, |norm| update(&SHAPES, &settings, 1e-2, t, norm));
-        }
-        for (ours, theirs) in ours.values().iter().zip(theirs.values()) {
-            let apart = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs()).max_by(f32::total_cmp).unwrap();
-            assert!(apart < 1e-6, "{name}: {apart:e}");
-        }
+        let apart = from_the_host(&reference(), &SHAPES, &settings, 20);
+        assert!(apart < 1e-6, "{name} out of libtorch's operations: {apart:e}");
+        let apart = from_the_host(&emulated(), &SHAPES, &settings, 20);
+        assert!(apart < 1e-6, "{name} out of a GPU's kernels: {apart:e}");
+        let apart = from_the_host(&emulated(), &SHAPES[..SMALL], &settings, 1000);
+        println!("{name} out of a GPU's kernels over 1,000 steps: {apart:.1e}");
+        assert!(apart < 1e-6, "{name} out of a GPU's kernels over 1,000 steps: {apart:e}");
     }
 }
 
 #[test]
 fn what_is_not_finite_changes_nothing() {
-    for kernels in [&Host as &dyn Kernels, &reference()] {
+    for kernels in [&Host as &dyn Kernels, &reference(), &emulated()] {
         for (name, settings) in settings() {
             let mut draw = Draw::new(9);
             let mut tensors = Tensors::new(kernels, &draw.weights(&SHAPES));
@@ -232,7 +253,7 @@ fn what_is_not_finite_changes_nothing() {
 
 #[test]
 fn what_has_no_rule_stays() {
-    for kernels in [&Host as &dyn Kernels, &reference()] {
+    for kernels in [&Host as &dyn Kernels, &reference(), &emulated()] {
         let mut draw = Draw::new(7);
         let (start, gradients) = (draw.weights(&SHAPES), draw.values(&SHAPES, 1.0));
         let mut tensors = Tensors::new(kernels, &start);
@@ -265,6 +286,36 @@ fn dropout_s_factors_are_the_same_bits_everywhere() {
                 Vec::<f32>::try_from(factors.flatten(0, -1)).unwrap()
             };
             assert_eq!(factors(&Host), factors(&reference()), "{shape:?} {dropped}");
+            assert_eq!(factors(&Host), factors(&emulated()), "{shape:?} {dropped}");
+        }
+    }
+}
+
+/// The activations of the shipped models in short, and attention weights; rows whose length is no multiple of four.
+#[test]
+fn dropout_and_its_way_back_are_the_same_bits_on_a_gpu() {
+    for shape in [&[2, 5, 128][..], &[1, 3, 768], &[1, 2, 1024], &[2, 4, 6, 11], &[1, 12, 3, 128]] {
+        for kind in [Kind::Float, Kind::BFloat16] {
+            let values = |seed: u64| {
+                let count = shape.iter().product::<i64>() as usize;
+                let values = Draw::new(seed).values(&[("x", count, true)], 4.0);
+                Host.upload(Values::F32(&values)).view(shape).to_kind(kind)
+            };
+            let samples = Host.upload(Values::I64(&[3, 1 << 40][..shape[0] as usize]));
+            let draws = Draws { key: Key::new(5).with(9), samples: &samples, dropped: 6554, scale: 1.111_114 };
+            let passes = |kernels: &dyn Kernels, adds: bool| {
+                let (x, added) = (values(1).set_requires_grad(true), values(2).set_requires_grad(true));
+                let y = kernels.dropout(&x, adds.then_some(&added), &draws);
+                (&y * values(3)).sum(Kind::Float).backward();
+                [y, x.grad(), if adds { added.grad() } else { values(2) }].map(|tensor| tensor.detach())
+            };
+            assert_eq!(passes(&Host, false), passes(&emulated(), false), "{shape:?} {kind:?}");
+            let ([.., theirs_x, theirs_added], [y, x, added]) = (passes(&Host, true), passes(&emulated(), true));
+            assert_eq!((theirs_x, theirs_added), (x, added), "{shape:?} {kind:?}, added");
+            // Rounded once, not twice.
+            let host = passes(&Host, true)[0].to_kind(Kind::Float);
+            let apart = ((y.to_kind(Kind::Float) - &host) / (host.abs() + 1.0)).abs().max().double_value(&[]);
+            assert!(apart <= if kind == Kind::Float { 0.0 } else { 1.0 / 128.0 }, "{shape:?} {kind:?}: {apart:e}");
         }
     }
 }
@@ -274,5 +325,8 @@ fn norms_agree() {
     let values = Draw::new(3).values(&SHAPES, 2.0);
     let of = |kernels: &dyn Kernels| kernels.fetch(&kernels.norm(&kernels.upload(Values::F32(&values))).view([1]))[0];
     assert!((of(&Host) / of(&reference()) - 1.0).abs() < 1e-12);
+    assert!((of(&Host) / of(&emulated()) - 1.0).abs() < 1e-12);
     assert_eq!(of(&Host), of(&Host));
+    // The threads' order is another each time.
+    assert_eq!(of(&emulated()), of(&emulated()));
 }

@@ -43,25 +43,28 @@ impl Dropout<'_> {
         matches!(self, Self::On { rates, .. } if rates.attention > 0.0)
     }
 
-    /// Drops activations, \[rows, width, hidden\], at the model's place `site`.
-    pub fn hidden(self, x: Tensor, site: u64) -> Tensor {
-        self.drop(x, site, |rates| rates.hidden)
+    /// Drops activations, \[rows, width, hidden\], at the model's place `site`, and adds `added` where there is something.
+    pub fn hidden(self, x: Tensor, added: Option<&Tensor>, site: u64) -> Tensor {
+        self.drop(x, added, site, |rates| rates.hidden)
     }
 
     /// Drops attention weights, \[rows, heads, width, width\], at the model's place `site`.
     pub fn attention(self, weights: Tensor, site: u64) -> Tensor {
-        self.drop(weights, site, |rates| rates.attention)
+        self.drop(weights, None, site, |rates| rates.attention)
     }
 
-    fn drop(self, x: Tensor, site: u64, rate: impl Fn(Rates) -> f64) -> Tensor {
-        let Self::On { rates, key, samples, kernels } = self else { return x };
-        let dropped = (rate(rates) * STEPS).round();
-        if rate(rates) <= 0.0 {
-            return x;
+    fn drop(self, x: Tensor, added: Option<&Tensor>, site: u64, rate: impl Fn(Rates) -> f64) -> Tensor {
+        let draws = match &self {
+            Self::On { rates, key, samples, .. } if rate(*rates) > 0.0 => {
+                let dropped = (rate(*rates) * STEPS).round();
+                let scale = (STEPS / (STEPS - dropped)) as f32;
+                Some(Draws { key: key.with(site), samples, dropped: dropped as u16, scale })
+            }
+            _ => None,
+        };
+        match (self, draws) {
+            (Self::On { kernels, .. }, Some(draws)) => kernels.dropout(&x, added, &draws),
+            _ => added.map_or_else(|| x.shallow_clone(), |added| &x + added),
         }
-        let scale = (STEPS / (STEPS - dropped)) as f32;
-        let draws = Draws { key: key.with(site), samples, dropped: dropped as u16, scale };
-        // The factors are f32: 1 / 0.9 has no equal in bf16.
-        (&x * kernels.dropout_factors(&draws, &x.size())).to_kind(x.kind())
     }
 }

@@ -37,6 +37,6 @@ impl Embeddings {
             Some(norm) => norm.forward(&sum),
             None => sum,
         };
-        dropout.hidden(embedded, 0)
+        dropout.hidden(embedded, None, 0)
     }
 }

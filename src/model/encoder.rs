@@ -42,22 +42,23 @@ impl Layer {
 
     /// \[rows, width, hidden\] to the same. `attendable` is \[rows, 1, 1, width\], `true` where a token is no padding.
     pub fn forward(&self, hidden: &Tensor, attendable: Option<&Tensor>, dropout: Dropout<'_>) -> Tensor {
-        let attention = |x: &Tensor| {
+        // Each of `x`, added to `hidden`.
+        let attention = |x: &Tensor, hidden: &Tensor| {
             let mixed = self.attend(x, attendable, dropout);
-            dropout.hidden(self.attention_output.forward(&mixed), self.site + 1)
+            dropout.hidden(self.attention_output.forward(&mixed), Some(hidden), self.site + 1)
         };
-        let feed_forward = |x: &Tensor| {
+        let feed_forward = |x: &Tensor, hidden: &Tensor| {
             let inner = activate(&self.intermediate.forward(x), self.activation);
-            dropout.hidden(self.output.forward(&inner), self.site + 2)
+            dropout.hidden(self.output.forward(&inner), Some(hidden), self.site + 2)
         };
         match self.norm {
             Norm::Post => {
-                let hidden = self.attention_norm.forward(&(attention(hidden) + hidden));
-                self.output_norm.forward(&(feed_forward(&hidden) + hidden))
+                let hidden = self.attention_norm.forward(&attention(hidden, hidden));
+                self.output_norm.forward(&feed_forward(&hidden, &hidden))
             }
             Norm::Pre => {
-                let hidden = attention(&self.attention_norm.forward(hidden)) + hidden;
-                feed_forward(&self.output_norm.forward(&hidden)) + hidden
+                let hidden = attention(&self.attention_norm.forward(hidden), hidden);
+                feed_forward(&self.output_norm.forward(&hidden), &hidden)
             }
         }
     }

@@ -23,8 +23,7 @@ impl Heads {
     pub(super) fn new(parameters: &Parameters, model: &run::Model) -> Self {
         let bias = TensorId::new(Part::PredictionBias, Leaf::Bias);
         let decoder = if model.tied_decoder {
-            let weight = parameters.tensor(TensorId::new(Part::WordEmbeddings, Leaf::Weight));
-            Linear { weight, bias: parameters.tensor(bias) }
+            Linear::of(parameters, TensorId::new(Part::WordEmbeddings, Leaf::Weight), bias)
         } else {
             Linear::new(parameters, Part::Decoder, None)
         };

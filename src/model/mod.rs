@@ -28,22 +28,31 @@ pub use heads::Heads;
 struct Linear {
     weight: Tensor,
     bias: Tensor,
+    /// Both once more, in the kind of number that the model computes with; `None`: they are cast each time.
+    low: Option<[Tensor; 2]>,
 }
 
 impl Linear {
     fn new(parameters: &Parameters, part: Part, layer: Option<usize>) -> Self {
-        let leaf = |leaf| parameters.tensor(TensorId { part, layer, leaf });
-        Self { weight: leaf(Leaf::Weight), bias: leaf(Leaf::Bias) }
+        let id = |leaf| TensorId { part, layer, leaf };
+        Self::of(parameters, id(Leaf::Weight), id(Leaf::Bias))
+    }
+
+    /// Of these two parameters.
+    fn of(parameters: &Parameters, weight: TensorId, bias: TensorId) -> Self {
+        let low = parameters.low_tensor(weight).zip(parameters.low_tensor(bias)).map(|(weight, bias)| [weight, bias]);
+        Self { weight: parameters.tensor(weight), bias: parameters.tensor(bias), low }
     }
 
     /// Of several in a layer that have the same input and are joined to the first, `part`.
     fn joined(parameters: &Parameters, part: Part, layer: usize) -> Self {
-        let leaf = |leaf| parameters.joined(TensorId { part, layer: Some(layer), leaf });
-        Self { weight: leaf(Leaf::Weight), bias: leaf(Leaf::Bias) }
+        let [weight, bias] = [Leaf::Weight, Leaf::Bias].map(|leaf| TensorId { part, layer: Some(layer), leaf });
+        let low = parameters.low_joined(weight).zip(parameters.low_joined(bias)).map(|(weight, bias)| [weight, bias]);
+        Self { weight: parameters.joined(weight), bias: parameters.joined(bias), low }
     }
 
     fn forward(&self, x: &Tensor) -> Tensor {
-        torch::linear(x, &self.weight, &self.bias)
+        torch::linear(x, &self.weight, &self.bias, self.low.as_ref())
     }
 }
 
@@ -63,6 +72,14 @@ impl LayerNorm {
     fn forward(&self, x: &Tensor) -> Tensor {
         let (weight, bias) = (self.weight.to_kind(x.kind()), self.bias.to_kind(x.kind()));
         x.layer_norm(self.weight.size(), Some(weight), Some(bias), self.eps, false)
+    }
+}
+
+/// What a model computes with.
+pub fn kind(model: &run::Model) -> Kind {
+    match model.precision {
+        Precision::Fp32 => Kind::Float,
+        Precision::Bf16 => Kind::BFloat16,
     }
 }
 
@@ -98,10 +115,7 @@ impl Bert {
             norm: (model.norm == Norm::Pre).then(|| LayerNorm::new(parameters, Part::FinalNorm, None, model)),
             dropout: Rates { hidden: model.dropout, attention: model.attention_dropout.unwrap_or(model.dropout) },
             kernels: Arc::clone(parameters.kernels()),
-            kind: match model.precision {
-                Precision::Fp32 => Kind::Float,
-                Precision::Bf16 => Kind::BFloat16,
-            },
+            kind: kind(model),
             recompute: false,
             heads: Heads::new(parameters, model),
         }

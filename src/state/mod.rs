@@ -167,6 +167,7 @@ impl TrainState {
             gradients: &mut self.gradients,
             first: &mut self.first,
             second: &mut self.second,
+            low: self.parameters.low.as_mut(),
         }
     }
 

@@ -19,6 +19,8 @@ pub struct Parameters {
     pub(super) kernels: Arc<dyn Kernels>,
     /// All weights, \[elements\], f32.
     pub(super) values: Tensor,
+    /// The same in the kind of number that the model computes with, where updates keep such a copy.
+    pub(super) low: Option<Tensor>,
     specs: Vec<Spec>,
     views: Vec<Tensor>,
     /// Of joined parameters, as one: the number of the first, how many they are, and the view.
@@ -34,7 +36,7 @@ impl Parameters {
         let places = specs.iter().enumerate().map(|(place, spec)| (spec.id, place)).collect();
         let joined = joined(&specs).into_iter().map(|rows| (rows.clone(), join(&values, &specs[rows]).detach()));
         let joined = joined.collect();
-        Self { kernels, values, specs, views, joined, places }
+        Self { kernels, values, low: None, specs, views, joined, places }
     }
 
     /// The published initialisation: matrices from a normal distribution cut at two standard deviations, biases 0,
@@ -113,6 +115,23 @@ impl Parameters {
         let place = self.place(id);
         let found = self.joined.iter().find(|(numbers, _)| numbers.start == place);
         found.unwrap_or_else(|| panic!("nothing is joined to {id:?}")).1.shallow_clone()
+    }
+
+    /// From here on updates keep a copy of the weights in `kind`, unless that is what they are. To be called again when they
+    /// change otherwise.
+    pub fn keep_low(&mut self, kind: Kind) {
+        self.low = (kind != Kind::Float).then(|| self.values.detach().to_kind(kind));
+    }
+
+    /// What [`Parameters::tensor`] gives, in the copy; `None` if none is kept.
+    pub fn low_tensor(&self, id: TensorId) -> Option<Tensor> {
+        self.low.as_ref().map(|low| view(low, self.spec(id)))
+    }
+
+    /// What [`Parameters::joined`] gives, in the copy; `None` if none is kept.
+    pub fn low_joined(&self, id: TensorId) -> Option<Tensor> {
+        let rows = self.joined.iter().find(|(numbers, _)| numbers.start == self.place(id))?.0.clone();
+        self.low.as_ref().map(|low| join(low, &self.specs[rows]))
     }
 
     /// Name, shape and place of one parameter.

@@ -21,7 +21,7 @@ pub enum Backend {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Device {
-    /// A GPU where there is one.
+    /// A GPU where there is a driver with one, which then has to be usable; else main memory.
     #[default]
     Auto,
     /// Main memory.
@@ -59,6 +59,13 @@ pub struct Cluster {
     pub backend: Backend,
     /// Where tensors live.
     pub device: Device,
+    /// The folder of the CUDA half of libtorch on each host; empty: what `LAMBERT_LIBTORCH` names, lib/ beside the program, or
+    /// the installed Python package torch.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub libtorch: String,
+    /// Whether ranks of a host may have one card together.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub share_device: bool,
     /// CPU threads of a rank.
     pub threads: usize,
     /// How many failures within `restart_window_minutes` are followed by a restart; one more gives the run up.
@@ -92,6 +99,8 @@ impl Default for Cluster {
             launcher: LauncherKind::Auto,
             backend: Backend::Auto,
             device: Device::Auto,
+            libtorch: String::new(),
+            share_device: false,
             threads: 1,
             restarts: 5,
             restart_window_minutes: 60.0,

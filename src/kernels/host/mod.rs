@@ -27,6 +27,7 @@ impl Kernels for Host {
             Values::I64(values) => Tensor::from_slice(values),
             Values::F32(values) => Tensor::from_slice(values),
             Values::Bool(values) => Tensor::from_slice(values),
+            Values::U8(values) => Tensor::from_slice(values),
         }
     }
 
@@ -73,6 +74,9 @@ impl Kernels for Host {
             second: floats_mut(buffers.second),
         };
         change(slices, update, norm, threads());
+        if let Some(low) = &mut buffers.low {
+            low.copy_(buffers.weights);
+        }
     }
 }
 

@@ -1,0 +1,311 @@
+//! The device that a rank computes on: main memory, or a card of its host. What a card needs (the driver, the CUDA half of
+//! libtorch, NVRTC) is loaded when the program runs, so that one program serves both kinds of machine.
+//!
+//! - [`Libtorch`]: where the CUDA half of libtorch is
+//! - [`Chosen`]: what a rank computes on
+
+mod libtorch;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use lambert_collective::Group;
+use lambert_collective::world::World;
+use lambert_config::run::{Cluster, Device};
+
+use crate::error::Error;
+use crate::kernels::cuda::{CardFacts, CompileError, Driver, DriverError, Gpu, NVRTC_NAMES, Nvrtc};
+use crate::kernels::{Cuda, Host, Kernels};
+use crate::torch;
+
+pub use libtorch::Libtorch;
+
+/// Why a card cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// A folder that was named has no CUDA libtorch.
+    #[error("{}, which {origin} names, has no {}, nor has lib/ in it", folder.display(), libtorch::NAME)]
+    NotThere {
+        /// The folder.
+        folder: PathBuf,
+        /// What names it.
+        origin: &'static str,
+    },
+    /// There is none anywhere.
+    #[error(
+        "there is no {} here: cluster.libtorch and {} name no folder, and it is not in {}; `cluster/setup.sh --cuda` fetches \
+         it, and cluster.device = \"cpu\" does without",
+        libtorch::NAME,
+        libtorch::VARIABLE,
+        list(looked)
+    )]
+    Nowhere {
+        /// Folders that it was looked for in.
+        looked: Vec<PathBuf>,
+    },
+    /// It does not say what it is.
+    #[error("{} has no version.py beside it that tells which libtorch it is", folder.display())]
+    NoVersion {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// It is the half of another libtorch.
+    #[error("libtorch in {} is {version}, and this program was built with {built_with}", folder.display())]
+    OtherVersion {
+        /// The folder.
+        folder: PathBuf,
+        /// Its version.
+        version: String,
+        /// What it has to be.
+        built_with: String,
+    },
+    /// It cannot be loaded, or something that it needs.
+    #[error("cannot load {}", path.display())]
+    Load {
+        /// The library.
+        path: PathBuf,
+        /// Why not.
+        source: libloading::Error,
+    },
+    /// The driver refuses, or there is none.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// The driver is older than libtorch's CUDA.
+    #[error(
+        "the NVIDIA driver supports CUDA {}.{}, and libtorch {version} was built with CUDA {cuda}: it needs driver 580 or \
+         later",
+        there / 1000, there % 1000 / 10
+    )]
+    OldDriver {
+        /// As the driver says it: 12040 is 12.4.
+        there: i32,
+        /// libtorch's version.
+        version: String,
+        /// Its CUDA.
+        cuda: String,
+    },
+    /// The driver sees no card.
+    #[error("the NVIDIA driver sees no card{}", visible())]
+    NoCards,
+    /// libtorch has no code for the card.
+    #[error(
+        "card {index} ({name}) has compute capability {}.{}, and this libtorch has code for 7.5 and later; docs/operations.md \
+         says how to build for an older card",
+        capability.0, capability.1
+    )]
+    OldCard {
+        /// Its number.
+        index: usize,
+        /// Its name.
+        name: String,
+        /// Its compute capability.
+        capability: (i32, i32),
+    },
+    /// There is a driver and a libtorch, and they do not work together.
+    #[error("libtorch {version} finds no card, although the driver does; {said}")]
+    Unusable {
+        /// libtorch's version.
+        version: String,
+        /// What is known.
+        said: String,
+    },
+    /// No compiler for the kernels.
+    #[error("there is no {} here, which compiles lambert's kernels for the card; it is not in {}", NVRTC_NAMES[0], list(looked))]
+    NoCompiler {
+        /// Folders that it was looked for in.
+        looked: Vec<PathBuf>,
+    },
+    /// The kernels do not compile.
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+    /// Two ranks have one card.
+    #[error("ranks {} and {} of a host have the same card; cluster.share_device = true allows it (this rank's is {card} of {host})", ranks[0], ranks[1])]
+    Shared {
+        /// Which ranks.
+        ranks: [usize; 2],
+        /// The card of the rank that says so, by its place on the bus.
+        card: String,
+        /// That rank's host.
+        host: String,
+    },
+    /// libtorch fails.
+    #[error(transparent)]
+    Torch(#[from] torch::TorchError),
+}
+
+impl DeviceError {
+    /// Whether the machine lacks something; else a card failed.
+    pub fn is_missing(&self) -> bool {
+        !matches!(self, Self::Torch(_) | Self::Driver(DriverError::Call { .. }))
+    }
+}
+
+fn list(folders: &[PathBuf]) -> String {
+    folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+fn visible() -> String {
+    std::env::var("CUDA_VISIBLE_DEVICES")
+        .map_or_else(|_| String::new(), |value| format!(" (CUDA_VISIBLE_DEVICES={value:?})"))
+}
+
+/// Oldest compute capability that libtorch's wheels have code for.
+const OLDEST: (i32, i32) = (7, 5);
+
+/// What a rank computes on.
+pub enum Chosen {
+    /// Main memory.
+    Host,
+    /// A card of this host.
+    Card(Driver, Libtorch),
+}
+
+impl Chosen {
+    /// As the configuration says; what a card needs is loaded. With `auto` a card is taken where there is a driver with one.
+    /// To be called before anything else of libtorch.
+    ///
+    /// # Errors
+    /// A card is to be used and cannot be. Nobody trains on a processor by mistake.
+    pub fn load(cluster: &Cluster) -> Result<Self, DeviceError> {
+        let driver = match (cluster.device, Driver::open()) {
+            (Device::Cpu, _) | (Device::Auto, Err(_)) => return Ok(Self::Host),
+            (Device::Auto, Ok(driver)) if driver.cards()? == 0 => return Ok(Self::Host),
+            // What is missing beside the driver is to be told, too: what is there of libtorch comes first.
+            (Device::Cuda, Err(error)) => {
+                Libtorch::find(&cluster.libtorch, torch::BUILT_WITH)?;
+                return Err(error.into());
+            }
+            (_, Ok(driver)) => driver,
+        };
+        let libtorch = Libtorch::find(&cluster.libtorch, torch::BUILT_WITH)?;
+        let (there, needed) = (driver.version()?, libtorch.cuda.split('.').next().and_then(|major| major.parse().ok()));
+        if needed.is_some_and(|major: i32| there / 1000 < major) {
+            let Libtorch { version, cuda, .. } = libtorch;
+            return Err(DeviceError::OldDriver { there, version, cuda });
+        }
+        if driver.cards()? == 0 {
+            return Err(DeviceError::NoCards);
+        }
+        libtorch.load()?;
+        Ok(Self::Card(driver, libtorch))
+    }
+
+    /// The kernels of the device, and what the card is if it is one. Which card follows from the rank's place on its host.
+    ///
+    /// # Errors
+    /// The card, or the compiler of its kernels, cannot be used.
+    pub fn kernels(self, world: Option<&World>) -> Result<(Arc<dyn Kernels>, Option<Card>), DeviceError> {
+        let Self::Card(driver, libtorch) = self else { return Ok((Arc::new(Host), None)) };
+        let cards = driver.cards()?;
+        let index = world.map_or(0, |world| world.local_rank) % cards.max(1);
+        let facts = driver.facts(index)?;
+        if facts.capability < OLDEST {
+            return Err(DeviceError::OldCard { index, name: facts.name, capability: facts.capability });
+        }
+        if !torch::guard(tch::Cuda::is_available)? {
+            let said = format!("it was loaded from {}", libtorch.folder.display());
+            return Err(DeviceError::Unusable { version: libtorch.version, said });
+        }
+        let looked = libtorch.nvidia_folders();
+        let mut compiler = None;
+        for folder in &looked {
+            compiler = compiler.or(Nvrtc::open(folder)?);
+        }
+        let compiler = compiler.ok_or(DeviceError::NoCompiler { looked })?;
+        let code = compiler.kernels(&facts.architecture(), cache().as_deref())?;
+        let card = Card { index, facts, libtorch, nvrtc: compiler.version()? };
+        let gpu = Gpu::new(driver, index, &code)?;
+        Ok((Arc::new(Cuda::new(gpu)), Some(card)))
+    }
+}
+
+/// The card of a rank, as it is told at the start.
+#[derive(Debug, Clone)]
+pub struct Card {
+    /// Its number on its host, as this process sees it.
+    pub index: usize,
+    /// What it is.
+    pub facts: CardFacts,
+    /// The libtorch that uses it.
+    pub libtorch: Libtorch,
+    /// Version of the compiler of the kernels.
+    pub nvrtc: String,
+}
+
+impl std::fmt::Display for Card {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { index, facts, libtorch, nvrtc } = self;
+        write!(
+            f,
+            "card {index}, {} ({}, {} GiB, {}); libtorch {} from {} ({}), NVRTC {nvrtc}",
+            facts.name,
+            facts.architecture(),
+            facts.memory >> 30,
+            facts.bus,
+            libtorch.version,
+            libtorch.folder.display(),
+            libtorch.origin
+        )
+    }
+}
+
+/// Refuses two ranks of a host with one card, unless that is `allowed`. All ranks call it together and come to the same end.
+///
+/// # Errors
+/// The ranks cannot exchange what they have, or two have the same.
+pub fn check_shared(group: &mut dyn Group, card: Option<&Card>, allowed: bool) -> Result<(), Error> {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let own = card.map(|card| (host, card.facts.bus.clone()));
+    let gathered = group.gather_bytes(&serde_json::to_vec(&own).map_err(Error::Json)?, 0)?;
+    let mut word = Vec::new();
+    if let Some(all) = gathered {
+        let all = all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<Vec<_>, _>>();
+        word = serde_json::to_vec(&twice(&all.map_err(Error::Json)?)).map_err(Error::Json)?;
+    }
+    group.broadcast_bytes(&mut word, 0)?;
+    let twice: Option<[usize; 2]> = serde_json::from_slice(&word).map_err(Error::Json)?;
+    match (twice, own) {
+        (Some(ranks), own) if !allowed => {
+            let (host, card) = own.unwrap_or_default();
+            Err(DeviceError::Shared { ranks, card, host }.into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The first two ranks that have one card of one host.
+fn twice(all: &[Option<(String, String)>]) -> Option<[usize; 2]> {
+    let pairs = (0..all.len()).flat_map(|second| (0..second).map(move |first| [first, second]));
+    pairs.into_iter().find(|[first, second]| all[*first].is_some() && all[*first] == all[*second])
+}
+
+/// Where compiled kernels are kept.
+fn cache() -> Option<PathBuf> {
+    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;
+    Some(cache.join("lambert"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_card_that_two_ranks_have_is_found() {
+        let card = |host: &str, bus: &str| Some((host.to_owned(), bus.to_owned()));
+        assert_eq!(twice(&[card("a", "1"), card("a", "2"), card("b", "1"), None, None]), None);
+        assert_eq!(twice(&[card("a", "1"), card("a", "2"), card("b", "1"), card("a", "2")]), Some([1, 3]));
+    }
+
+    #[test]
+    fn a_processor_needs_nothing_and_a_card_says_what_is_missing() {
+        let cluster = |device: Device| Cluster { device, libtorch: "/nowhere".to_owned(), ..Cluster::default() };
+        assert!(matches!(Chosen::load(&cluster(Device::Cpu)), Ok(Chosen::Host)));
+        let Err(error) = Chosen::load(&cluster(Device::Cuda)) else { panic!("a card out of nowhere") };
+        assert!(
+            error.to_string().starts_with("/nowhere, which cluster.libtorch names, has no libtorch_cuda.so"),
+            "{error}"
+        );
+        assert!(error.is_missing());
+    }
+}

@@ -1,0 +1,47 @@
+//! A card of NVIDIA's, as the kernels see it.
+
+use tch::{Device, Kind, Tensor};
+
+use super::KERNELS;
+use super::driver::{Driver, DriverError, Loaded};
+use super::launch::{Arguments, Card, THREADS};
+use crate::torch;
+
+/// A card and its kernels.
+pub struct Gpu {
+    index: usize,
+    loaded: Loaded,
+}
+
+impl Gpu {
+    /// Card `index`, with the kernels in `code`, a cubin.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn new(driver: Driver, index: usize, code: &[u8]) -> Result<Self, DriverError> {
+        Ok(Self { index, loaded: driver.load(index, code, &KERNELS)? })
+    }
+
+    fn device(&self) -> Device {
+        Device::Cuda(self.index)
+    }
+}
+
+impl Card for Gpu {
+    fn zeros(&self, shape: &[i64], kind: Kind) -> Tensor {
+        Tensor::zeros(shape, (kind, self.device()))
+    }
+
+    fn place(&self, host: Tensor) -> Tensor {
+        // Out of pinned memory, which libtorch keeps until the copy has been made.
+        let kind = host.kind();
+        host.pin_memory(self.device()).to_device_(self.device(), kind, true, false)
+    }
+
+    fn launch(&self, kernel: &str, blocks: usize, arguments: &mut Arguments) -> Result<(), String> {
+        let stream = torch::current_stream(self.index)?;
+        // SAFETY: the callers in this folder pass what kernels.cu has; the emulator calls the same with checked types.
+        let launched = unsafe { self.loaded.launch(kernel, blocks, THREADS, stream, arguments.pointers()) };
+        launched.map_err(|error| error.to_string())
+    }
+}

@@ -1,0 +1,83 @@
+//! Calls of a kernel, whoever runs it.
+
+use std::ffi::c_void;
+
+use tch::{Kind, Tensor};
+
+/// Threads of every block; kernels.cu has the same number.
+pub const THREADS: usize = 256;
+
+/// Memory, and what runs the kernels of kernels.cu on it, in the order of the calls.
+pub trait Card: Send + Sync {
+    /// Zeros of `kind` on the card.
+    fn zeros(&self, shape: &[i64], kind: Kind) -> Tensor;
+
+    /// A copy of a tensor in main memory on the card. It may be made later, in the order of the calls.
+    fn place(&self, host: Tensor) -> Tensor;
+
+    /// Starts `blocks` blocks of [`THREADS`] threads of the kernel `lambert_NAME`, which reads and writes memory that the
+    /// arguments point to.
+    ///
+    /// # Errors
+    /// The card refuses it.
+    fn launch(&self, kernel: &str, blocks: usize, arguments: &mut Arguments) -> Result<(), String>;
+}
+
+/// What a kernel is called with, one after the other, as its parameters have them.
+#[derive(Debug, Default)]
+pub struct Arguments {
+    /// Each in the first bytes of a word.
+    words: Vec<u64>,
+    pointers: Vec<*mut c_void>,
+}
+
+impl Arguments {
+    /// None yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A pointer to the elements of a contiguous tensor, which has to live until the device has done its work (libtorch's
+    /// allocators see to that for work on the stream that the tensor was made for).
+    pub fn tensor(mut self, tensor: &Tensor) -> Self {
+        assert!(tensor.is_contiguous(), "a kernel's tensors are contiguous");
+        self.words.push(tensor.data_ptr() as u64);
+        self
+    }
+
+    /// The same, or a null pointer.
+    pub fn some(self, tensor: Option<&Tensor>) -> Self {
+        match tensor {
+            Some(tensor) => self.tensor(tensor),
+            None => self.u64(0),
+        }
+    }
+
+    /// A `u64`.
+    pub fn u64(mut self, value: u64) -> Self {
+        self.words.push(value);
+        self
+    }
+
+    /// A `u32`.
+    pub fn u32(self, value: usize) -> Self {
+        let value = u32::try_from(value).expect("a kernel's u32 is below 2^32");
+        self.u64(u64::from(value))
+    }
+
+    /// A `float`.
+    pub fn f32(self, value: f32) -> Self {
+        self.u64(u64::from(value.to_bits()))
+    }
+
+    /// A `double`.
+    pub fn f64(self, value: f64) -> Self {
+        self.u64(value.to_bits())
+    }
+
+    /// Pointers to the arguments, as `cuLaunchKernel` wants them; they are good until the next call.
+    pub fn pointers(&mut self) -> &mut [*mut c_void] {
+        self.pointers = self.words.iter_mut().map(|word| std::ptr::from_mut(word).cast::<c_void>()).collect();
+        &mut self.pointers
+    }
+}

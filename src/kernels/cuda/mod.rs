@@ -1,0 +1,163 @@
+//! GPUs: kernels of our own where keyed draws demand them or where they pay, libtorch's operations for the rest.
+//!
+//! - kernels.cu: the kernels, which [`Nvrtc`] compiles for the card that is there
+//! - [`Card`](launch::Card): what runs them: a [`Gpu`], or in tests a processor
+//! - [`Driver`]: which cards there are
+
+mod chunks;
+mod driver;
+#[cfg(test)]
+mod emulator;
+mod gpu;
+mod launch;
+mod nvrtc;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use lambert_config::run::OptimizerKind;
+use tch::{Device, Kind, Tensor};
+
+use self::chunks::{CHUNK, Chunks};
+pub use self::driver::{CardFacts, Driver, DriverError};
+#[cfg(test)]
+pub use self::emulator::Emulator;
+pub use self::gpu::Gpu;
+use self::launch::{Arguments, Card, THREADS};
+pub use self::nvrtc::{CompileError, NAMES as NVRTC_NAMES, Nvrtc};
+use super::{Buffers, Draws, Host, Kernels, Update, Values};
+use crate::torch;
+
+/// What kernels.cu has, each with `lambert_` before its name.
+const KERNELS: [&str; 8] =
+    ["dropout_f32", "dropout_bf16", "squares", "root_of_sums", "lamb_directions", "lamb_rates", "lamb_apply", "adamw"];
+
+/// A card, or what stands for one.
+pub struct Cuda<C> {
+    card: Arc<C>,
+    /// Of the last update.
+    chunks: Mutex<Option<Chunks>>,
+}
+
+impl<C: Card> Cuda<C> {
+    /// The kernels of `card`.
+    pub fn new(card: C) -> Self {
+        Self { card: Arc::new(card), chunks: Mutex::new(None) }
+    }
+
+    fn launch(&self, kernel: &str, blocks: usize, arguments: Arguments) {
+        launch(&*self.card, kernel, blocks, arguments);
+    }
+
+    fn lamb(&self, buffers: &mut Buffers<'_>, update: &Update<'_>, chunks: &Chunks, rules: &Tensor) {
+        let sums = self.card.zeros(&[2 * chunks.count as i64], Kind::Double);
+        let arguments = Arguments::new().tensor(&chunks.table).tensor(rules).tensor(update.norm).f64(update.clip_norm);
+        let arguments = arguments.tensor(buffers.weights).tensor(buffers.gradients);
+        let arguments = arguments.tensor(buffers.first).tensor(buffers.second).tensor(&sums);
+        self.launch("lamb_directions", chunks.count, arguments);
+        let rates = self.card.zeros(&[update.parameters.len() as i64], Kind::Float);
+        let [least, most] = update.trust_ratio.unwrap_or([0.0, f64::INFINITY]);
+        let arguments = Arguments::new().tensor(&rates).tensor(rules).tensor(&chunks.ends).tensor(&sums);
+        self.launch("lamb_rates", update.parameters.len(), arguments.f64(least).f64(most));
+        let arguments = Arguments::new().tensor(&chunks.table).tensor(&rates).tensor(update.norm);
+        let arguments = arguments.tensor(buffers.weights).tensor(buffers.gradients).some(buffers.low.as_deref());
+        self.launch("lamb_apply", chunks.count, arguments);
+    }
+
+    fn adamw(&self, buffers: &mut Buffers<'_>, update: &Update<'_>, chunks: &Chunks, rules: &Tensor) {
+        let arguments = Arguments::new().tensor(&chunks.table).tensor(rules).tensor(update.norm).f64(update.clip_norm);
+        let arguments = arguments.tensor(buffers.weights).tensor(buffers.gradients);
+        let arguments = arguments.tensor(buffers.first).tensor(buffers.second).some(buffers.low.as_deref());
+        self.launch("adamw", chunks.count, arguments);
+    }
+}
+
+impl<C: Card + 'static> Kernels for Cuda<C> {
+    fn zeros(&self, shape: &[i64], kind: Kind) -> Tensor {
+        self.card.zeros(shape, kind)
+    }
+
+    fn upload(&self, values: Values<'_>) -> Tensor {
+        self.card.place(Host.upload(values))
+    }
+
+    fn read(&self, tensor: &Tensor, first: usize, into: &mut [u8]) {
+        torch::read_bytes(tensor, first, into);
+    }
+
+    fn write(&self, tensor: &Tensor, first: usize, bytes: &[u8]) {
+        torch::write_bytes(tensor, first, bytes);
+    }
+
+    fn fetch(&self, numbers: &Tensor) -> Vec<f64> {
+        Host.fetch(&numbers.to_device(Device::Cpu))
+    }
+
+    fn with_floats(&self, tensor: &mut Tensor, work: &mut dyn FnMut(&mut [f32])) {
+        let mut whole = tensor.to_device(Device::Cpu);
+        Host.with_floats(&mut whole, work);
+        tensor.copy_(&whole);
+    }
+
+    fn dropout_factors(&self, draws: &Draws<'_>, shape: &[i64]) -> Tensor {
+        drop(&*self.card, &(self.zeros(shape, Kind::Float) + 1.0), None, draws)
+    }
+
+    fn dropout(&self, x: &Tensor, added: Option<&Tensor>, draws: &Draws<'_>) -> Tensor {
+        let (card, samples) = (Arc::clone(&self.card), draws.samples.shallow_clone());
+        let (key, dropped, scale) = (draws.key, draws.dropped, draws.scale);
+        let map = move |x: &Tensor, added: Option<&Tensor>| {
+            drop(&*card, x, added, &Draws { key, samples: &samples, dropped, scale })
+        };
+        torch::own_transpose(x, added, map)
+    }
+
+    fn norm(&self, values: &Tensor) -> Tensor {
+        let count = values.numel();
+        let blocks = count.div_ceil(CHUNK);
+        let (sums, root) = (self.zeros(&[blocks as i64], Kind::Double), self.zeros(&[], Kind::Double));
+        self.launch("squares", blocks, Arguments::new().tensor(&sums).tensor(values).u64(count as u64).u32(CHUNK));
+        self.launch("root_of_sums", 1, Arguments::new().tensor(&root).tensor(&sums).u32(blocks));
+        root
+    }
+
+    fn update(&self, buffers: &mut Buffers<'_>, update: &Update<'_>) {
+        let mut last = self.chunks.lock().unwrap_or_else(PoisonError::into_inner);
+        let chunks = match last.take() {
+            Some(chunks) if chunks.are_of(update) => chunks,
+            _ => Chunks::new(self, update),
+        };
+        let rules = self.upload(Values::U8(&chunks::rules(update)));
+        match update.kind {
+            OptimizerKind::Lamb => self.lamb(buffers, update, &chunks, &rules),
+            OptimizerKind::Adamw | OptimizerKind::AdamBert => self.adamw(buffers, update, &chunks, &rules),
+        }
+        *last = Some(chunks);
+    }
+}
+
+/// Panics, as libtorch's operations do, where the card refuses.
+fn launch<C: Card>(card: &C, kernel: &str, blocks: usize, mut arguments: Arguments) {
+    if blocks > 0 {
+        card.launch(kernel, blocks, &mut arguments).unwrap_or_else(|said| panic!("kernel {kernel}: {said}"));
+    }
+}
+
+/// `x`, \[rows, (heads,) width, length\], times its factors, and `added` to that if there is something.
+fn drop<C: Card>(card: &C, x: &Tensor, added: Option<&Tensor>, draws: &Draws<'_>) -> Tensor {
+    let (x, added) = (x.contiguous(), added.map(Tensor::contiguous));
+    let shape = x.size();
+    let [.., width, length] = shape[..] else { panic!("dropout of {shape:?}") };
+    let heads = if shape.len() == 4 { shape[1] } else { 1 };
+    let lines = shape[..shape.len() - 1].iter().product::<i64>() as usize;
+    let kernel = match x.kind() {
+        Kind::Float => "dropout_f32",
+        Kind::BFloat16 => "dropout_bf16",
+        other => panic!("dropout of {other:?}"),
+    };
+    let out = x.empty_like();
+    let arguments = Arguments::new().tensor(&out).tensor(&x).some(added.as_ref()).tensor(draws.samples);
+    let arguments = arguments.u64(draws.key.bits()).u32(draws.dropped.into()).f32(draws.scale).u64(lines as u64);
+    let arguments = arguments.u32(heads as usize).u32(width as usize).u32(length as usize);
+    launch(card, kernel, lines.div_ceil(THREADS / 32), arguments);
+    out
+}
