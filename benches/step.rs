@@ -17,7 +17,7 @@ use std::time::Instant;
 use clap::{Parser, ValueEnum};
 use lambert::data::detours::Detours;
 use lambert::data::loader::Demand;
-use lambert::data::{GlobalBatch, Loader, Source};
+use lambert::data::{GlobalBatch, Loader, MicroBatch, Source};
 use lambert::kernels::Host;
 use lambert::model::{Bert, parameters};
 use lambert::state::{Parameters, TrainState};
@@ -155,7 +155,7 @@ impl Peers {
         let plain = |batch: &GlobalBatch| {
             let micro = &batch.micro_batches[0];
             serde_json::json!({
-                "ids": micro.ids, "segments": micro.segments, "lengths": micro.lengths, "width": micro.width,
+                "ids": micro.ids, "segments": segments(micro), "lengths": micro.lengths, "width": micro.width,
                 "positions": micro.positions, "labels": micro.labels, "pair_labels": micro.pair_labels,
             })
         };
@@ -218,6 +218,14 @@ fn line(name: &str, rates: &[f64], ours: &[f64]) {
         spread(rates),
         spread(&ratios)
     );
+}
+
+/// Segment of each token, row after row.
+fn segments(batch: &MicroBatch) -> Vec<u8> {
+    let row = |(second, length): (&i32, &i32)| {
+        (0..batch.width as i32).map(|position| u8::from(position >= *second && position < *length)).collect::<Vec<_>>()
+    };
+    batch.second.iter().zip(&batch.lengths).flat_map(row).collect()
 }
 
 fn main() {

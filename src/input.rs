@@ -1,6 +1,6 @@
 //! A micro-batch on the device: all that its passes read.
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use crate::data::MicroBatch;
 use crate::kernels::{Kernels, Values};
@@ -26,26 +26,70 @@ pub struct Input {
 }
 
 impl Input {
-    /// Copies a micro-batch to the device.
+    /// Copies a micro-batch to the device, all at once; what follows from the rest is computed there.
     pub fn upload(kernels: &dyn Kernels, batch: &MicroBatch) -> Self {
-        let shape = [batch.rows as i64, batch.width as i64];
-        let samples: Vec<i64> = batch.samples.iter().map(|sample| *sample as i64).collect();
-        let integers = |values: &[i64]| kernels.upload(Values::I64(values));
-        let some = |values: &[i64]| (!values.is_empty()).then(|| integers(values));
-        let attendable = batch.is_padded().then(|| {
-            let row = |length: &usize| (0..batch.width).map(|position| position < *length).collect::<Vec<bool>>();
-            let all: Vec<bool> = batch.lengths.iter().flat_map(row).collect();
-            kernels.upload(Values::Bool(&all)).view([shape[0], 1, 1, shape[1]])
+        let (rows, width) = (batch.rows as i64, batch.width as i64);
+        let samples: Vec<i32> = batch.samples.iter().map(|sample| *sample as i32).collect();
+        let parts: [&[i32]; 7] =
+            [&batch.ids, &batch.second, &batch.lengths, &samples, &batch.positions, &batch.labels, &batch.pair_labels];
+        let all = kernels.upload(Values::I32(&parts.concat())).to_kind(Kind::Int64);
+        let mut first = 0;
+        let parts = parts.map(|part| {
+            first += part.len() as i64;
+            all.narrow(0, first - part.len() as i64, part.len() as i64)
         });
+        let [ids, second, lengths, samples, positions, labels, pair_labels] = parts;
+        let some = |part: Tensor| (part.size()[0] > 0).then_some(part);
+        // 0 to the width, for every row.
+        let position = all.narrow(0, 0, width).ones_like().cumsum(0, Kind::Int64) - 1;
+        let is_before = |ends: Tensor| position.lt_tensor(&ends.view([rows, 1]));
+        let (in_first, in_row) = (is_before(second), is_before(lengths));
         Self {
-            ids: integers(&batch.ids).view(shape),
-            segments: integers(&batch.segments).view(shape),
-            attendable,
-            samples: integers(&samples),
-            positions: some(&batch.positions),
-            labels: some(&batch.labels),
-            pair_labels: some(&batch.pair_labels),
+            ids: ids.view([rows, width]),
+            segments: in_row.bitwise_and_tensor(&in_first.bitwise_not()).to_kind(Kind::Int64),
+            attendable: batch.is_padded().then(|| in_row.view([rows, 1, 1, width])),
+            samples,
+            positions: some(positions),
+            labels: some(labels),
+            pair_labels: some(pair_labels),
             factors: (!batch.factors.is_empty()).then(|| kernels.upload(Values::F32(&batch.factors))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::batch::MaskedSample;
+    use crate::kernels::Host;
+    use crate::masking::Hidden;
+
+    #[test]
+    fn a_micro_batch_arrives_as_it_was() {
+        let sample = |ids: &[u32], segment_b_start, position, label| MaskedSample {
+            ids: ids.to_vec(),
+            segment_b_start,
+            pair_label: Some(1),
+            hidden: vec![Hidden { position, label }],
+            factor: 1.0,
+        };
+        let samples = [sample(&[2, 5, 3, 6], 3, 1, 50), sample(&[2, 9], 0, 1, 90), sample(&[2, 7, 7], 1, 2, 8)];
+        let input = Input::upload(&Host, &MicroBatch::new(&[3, 1, 70_000], 4, 0, &samples));
+        let numbers = |tensor: &Tensor| {
+            assert_eq!(tensor.kind(), Kind::Int64);
+            Vec::<i64>::try_from(tensor.flatten(0, -1)).unwrap()
+        };
+        assert_eq!(input.ids.size(), [3, 4]);
+        assert_eq!(numbers(&input.ids), [2, 5, 3, 6, 2, 9, 0, 0, 2, 7, 7, 0]);
+        assert_eq!(numbers(&input.segments), [0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 1, 0]);
+        assert_eq!(numbers(&input.samples), [3, 1, 70_000]);
+        let attendable = input.attendable.unwrap();
+        assert_eq!(attendable.size(), [3, 1, 1, 4]);
+        assert_eq!(numbers(&attendable.to_kind(Kind::Int64)), [1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 0]);
+        assert_eq!(numbers(&input.positions.unwrap()), [1, 5, 10]);
+        assert_eq!(numbers(&input.labels.unwrap()), [50, 90, 8]);
+        assert_eq!(numbers(&input.pair_labels.unwrap()), [1, 1, 1]);
+        let alone = MicroBatch::new(&[0], 4, 0, &samples[..1]);
+        assert!(Input::upload(&Host, &alone).attendable.is_none());
     }
 }

@@ -219,24 +219,36 @@ fn all_sources() -> Vec<(String, String)> {
     entries.flat_map(|entry| sources(&entry.unwrap().file_name().into_string().unwrap())).collect()
 }
 
-/// Unsafe code stays in the layers over libtorch, main memory and the allocator, and slices of tensors in one file. (meta.rs is
-/// a test.)
+/// Unsafe code stays in the layers over libtorch, NVIDIA's libraries, main memory and the allocator, and slices of tensors in one
+/// file; one more gives their places to a card. (meta.rs and emulator.rs are tests.)
 #[test]
 fn main_memory_is_the_host_s() {
     let mut broken = Vec::new();
-    let is_test = |file: &str| file == "kernels/meta.rs" || file == "kernels/tests.rs";
+    let is_test = |file: &str| ["kernels/meta.rs", "kernels/tests.rs", "kernels/cuda/emulator.rs"].contains(&file);
     for (file, text) in all_sources().into_iter().filter(|(file, _)| file.ends_with(".rs") && !is_test(file)) {
         let (code, _) = text.split_once("mod tests {").unwrap_or((&text, ""));
-        let allowed = ["torch.rs", "allocator.rs", "kernels/host/mod.rs", "kernels/host/gomp.rs"];
+        let allowed = [
+            "torch.rs",
+            "allocator.rs",
+            "kernels/host/mod.rs",
+            "kernels/host/gomp.rs",
+            "device/driver.rs",
+            "device/gpu.rs",
+            "device/libtorch.rs",
+            "device/nvrtc.rs",
+        ];
         if !allowed.contains(&file.as_str()) && UNSAFE.iter().any(|form| code.contains(form)) {
             broken.push(format!("{file} has unsafe code"));
         }
         if !file.starts_with("kernels/host/")
+            && file != "kernels/cuda/launch.rs"
             && ["data_ptr", "from_raw_parts", "GOMP"].iter().any(|word| code.contains(word))
         {
             broken.push(format!("{file} takes a slice of a tensor"));
         }
-        if !file.starts_with("kernels/") && ["Device::Cpu", "Tensor::from_slice"].iter().any(|word| code.contains(word))
+        if !file.starts_with("kernels/")
+            && !file.starts_with("device/")
+            && ["Device::Cpu", "Tensor::from_slice"].iter().any(|word| code.contains(word))
         {
             broken.push(format!("{file} puts a tensor into main memory"));
         }

@@ -40,10 +40,10 @@ impl Golden {
     }
 
     /// The part of an integer tensor \[batches, rows\] or \[batches, rows, width\] that belongs to `batch` and `rows`.
-    fn integers(&self, name: &str, batch: usize, rows: std::ops::Range<usize>) -> Vec<Vec<i64>> {
+    fn integers(&self, name: &str, batch: usize, rows: std::ops::Range<usize>) -> Vec<Vec<i32>> {
         let tensor = self.0.tensor(name).unwrap();
-        let values: Vec<i64> =
-            tensor.data().chunks_exact(8).map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap())).collect();
+        let words = tensor.data().chunks_exact(8);
+        let values: Vec<i32> = words.map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap()) as i32).collect();
         let width = tensor.shape().get(2).copied().unwrap_or(1);
         rows.map(|row| values[(batch * ROWS + row) * width..][..width].to_vec()).collect()
     }
@@ -51,19 +51,20 @@ impl Golden {
     fn micro_batch(&self, batch: usize, index: usize) -> MicroBatch {
         let rows = index * ROWS / 2..(index + 1) * ROWS / 2;
         let width = [WIDTH, NARROW][index];
-        let table = |name: &str| -> Vec<i64> {
+        let table = |name: &str| -> Vec<i32> {
             self.integers(name, batch, rows.clone()).iter().flat_map(|row| row[..width].to_vec()).collect()
         };
         let column = |name: &str| self.integers(name, batch, rows.clone()).concat();
-        let labels: Vec<(usize, i64)> = table("labels").into_iter().enumerate().filter(|(_, id)| *id >= 0).collect();
+        let labels: Vec<(usize, i32)> = table("labels").into_iter().enumerate().filter(|(_, id)| *id >= 0).collect();
+        let second = |row: &[i32]| row.iter().position(|segment| *segment == 1).unwrap_or(width) as i32;
         MicroBatch {
             samples: rows.clone().map(|row| row as u64).collect(),
             rows: rows.len(),
             width,
             ids: table("ids"),
-            segments: table("segments"),
-            lengths: column("lengths").iter().map(|length| *length as usize).collect(),
-            positions: labels.iter().map(|(place, _)| *place as i64).collect(),
+            second: table("segments").chunks(width).map(second).collect(),
+            lengths: column("lengths"),
+            positions: labels.iter().map(|(place, _)| *place as i32).collect(),
             labels: labels.iter().map(|(_, id)| *id).collect(),
             pair_labels: column("pair"),
             digest: 0,

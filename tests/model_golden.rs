@@ -83,16 +83,20 @@ impl Golden {
     }
 
     fn batch(&self) -> MicroBatch {
+        let integers = |name: &str| self.integers[name].iter().map(|value| *value as i32).collect::<Vec<i32>>();
+        let (ids, lengths) = (integers("ids"), integers("lengths"));
+        let width = ids.len() / lengths.len();
+        let second = |row: &[i32]| row.iter().position(|segment| *segment == 1).unwrap_or(width) as i32;
         MicroBatch {
-            samples: (0..self.integers["lengths"].len() as u64).collect(),
-            rows: self.integers["lengths"].len(),
-            width: self.integers["ids"].len() / self.integers["lengths"].len(),
-            ids: self.integers["ids"].clone(),
-            segments: self.integers["segments"].clone(),
-            lengths: self.integers["lengths"].iter().map(|length| *length as usize).collect(),
-            positions: self.integers["positions"].clone(),
-            labels: self.integers["labels"].clone(),
-            pair_labels: self.integers["pair"].clone(),
+            samples: (0..lengths.len() as u64).collect(),
+            rows: lengths.len(),
+            width,
+            ids,
+            second: integers("segments").chunks(width).map(second).collect(),
+            lengths,
+            positions: integers("positions"),
+            labels: integers("labels"),
+            pair_labels: integers("pair"),
             digest: 0,
             factors: Vec::new(),
         }

@@ -43,17 +43,17 @@ pub struct MicroBatch {
     /// Tokens of a row, padding included.
     pub width: usize,
     /// Token ids, \[rows, width\].
-    pub ids: Vec<i64>,
-    /// 0 or 1 for each token, \[rows, width\].
-    pub segments: Vec<i64>,
+    pub ids: Vec<i32>,
+    /// First token of each row's second segment, \[rows\]; the width where there is none.
+    pub second: Vec<i32>,
     /// Tokens of each row without padding, \[rows\].
-    pub lengths: Vec<usize>,
+    pub lengths: Vec<i32>,
     /// Indices into `ids` of the hidden tokens.
-    pub positions: Vec<i64>,
+    pub positions: Vec<i32>,
     /// What stood there.
-    pub labels: Vec<i64>,
+    pub labels: Vec<i32>,
     /// Pair label of each row, \[rows\]; empty without a pair objective.
-    pub pair_labels: Vec<i64>,
+    pub pair_labels: Vec<i32>,
     /// Sum of the samples' digests.
     pub digest: u64,
     /// What each row's loss is multiplied with, \[rows\]; empty if nothing is, as everywhere but in tests.
@@ -69,12 +69,12 @@ impl MicroBatch {
             samples: numbers.iter().map(|number| *number as u64).collect(),
             rows,
             width,
-            ids: vec![i64::from(padding); rows * width],
-            segments: vec![0; rows * width],
+            ids: vec![padding as i32; rows * width],
+            second: Vec::with_capacity(rows),
             lengths: Vec::with_capacity(rows),
             positions: Vec::new(),
             labels: Vec::new(),
-            pair_labels: samples.iter().filter_map(|sample| sample.pair_label.map(i64::from)).collect(),
+            pair_labels: samples.iter().filter_map(|sample| sample.pair_label.map(i32::from)).collect(),
             digest: 0,
             factors: Vec::new(),
         };
@@ -90,22 +90,23 @@ impl MicroBatch {
     fn put(&mut self, start: usize, sample: &MaskedSample) {
         let length = sample.ids.len();
         for (slot, id) in self.ids[start..start + length].iter_mut().zip(&sample.ids) {
-            *slot = i64::from(*id);
+            *slot = *id as i32;
         }
-        if sample.segment_b_start > 0 {
-            self.segments[start + usize::from(sample.segment_b_start)..start + length].fill(1);
-        }
-        self.lengths.push(length);
+        self.second.push(match sample.segment_b_start {
+            0 => self.width as i32,
+            start => i32::from(start),
+        });
+        self.lengths.push(length as i32);
         for hidden in &sample.hidden {
-            self.positions.push((start + usize::from(hidden.position)) as i64);
-            self.labels.push(i64::from(hidden.label));
+            self.positions.push((start + usize::from(hidden.position)) as i32);
+            self.labels.push(hidden.label as i32);
         }
         self.digest += sample.digest();
     }
 
     /// Whether any row is shorter than the batch is wide.
     pub fn is_padded(&self) -> bool {
-        self.lengths.iter().any(|length| *length < self.width)
+        self.lengths.iter().any(|length| (*length as usize) < self.width)
     }
 }
 
@@ -124,7 +125,7 @@ mod tests {
         };
         let batch = MicroBatch::new(&[3, 1], 4, 0, &[sample(&[2, 5, 3, 6], 3, 1, 50), sample(&[2, 9], 0, 1, 90)]);
         assert_eq!(batch.ids, [2, 5, 3, 6, 2, 9, 0, 0]);
-        assert_eq!(batch.segments, [0, 0, 0, 1, 0, 0, 0, 0]);
+        assert_eq!(batch.second, [3, 4]);
         assert_eq!((batch.positions, batch.labels), (vec![1, 5], vec![50, 90]));
         assert_eq!((batch.lengths, batch.pair_labels), (vec![4, 2], vec![1, 1]));
     }

@@ -1,10 +1,15 @@
 //! The device that a rank computes on: main memory, or a card of its host. What a card needs (the driver, the CUDA half of
 //! libtorch, NVRTC) is loaded when the program runs, so that one program serves both kinds of machine.
 //!
-//! - [`Libtorch`]: where the CUDA half of libtorch is
 //! - [`Chosen`]: what a rank computes on
+//! - [`Driver`]: which cards there are; kernels that are started on one
+//! - [`Libtorch`]: where the CUDA half of libtorch is
+//! - [`Nvrtc`]: the compiler of our own kernels
 
+mod driver;
+mod gpu;
 mod libtorch;
+mod nvrtc;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,11 +19,14 @@ use lambert_collective::world::World;
 use lambert_config::run::{Cluster, Device};
 
 use crate::error::Error;
-use crate::kernels::cuda::{CardFacts, CompileError, Driver, DriverError, Gpu, NVRTC_NAMES, Nvrtc};
 use crate::kernels::{Cuda, Host, Kernels};
 use crate::torch;
 
+use gpu::Gpu;
+
+pub use driver::{CardFacts, Driver, DriverError};
 pub use libtorch::Libtorch;
+pub use nvrtc::{CompileError, Nvrtc};
 
 /// Why a card cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -110,7 +118,7 @@ pub enum DeviceError {
         said: String,
     },
     /// No compiler for the kernels.
-    #[error("there is no {} here, which compiles lambert's kernels for the card; it is not in {}", NVRTC_NAMES[0], list(looked))]
+    #[error("there is no {} here, which compiles lambert's kernels for the card; it is not in {}", nvrtc::NAMES[0], list(looked))]
     NoCompiler {
         /// Folders that it was looked for in.
         looked: Vec<PathBuf>,
@@ -215,7 +223,7 @@ impl Chosen {
         let code = compiler.kernels(&facts.architecture(), cache().as_deref())?;
         let card = Card { index, facts, libtorch, nvrtc: compiler.version()? };
         let gpu = Gpu::new(driver, index, &code)?;
-        Ok((Arc::new(Cuda::new(gpu)), Some(card)))
+        Ok((Arc::new(Cuda::new(Arc::new(gpu))), Some(card)))
     }
 }
 

@@ -1,17 +1,19 @@
 //! A whole step on libtorch's meta device, whose tensors have shapes and no data: a read that nobody sees in the code, or a
-//! shape that follows from data, is an error there. What may be read, and what is copied to the device, is counted.
+//! shape that follows from data, is an error there. What may be read, and what is copied to the device, is counted. Once with
+//! the reference's operations, once as on a card, whose own kernels are replaced by a check of what they are called with.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use lambert_config::run::{Model, Norm, Optimizer as Settings, OptimizerKind};
+use lambert_config::run::{Model, Norm, Optimizer as Settings, OptimizerKind, Precision};
 use lambert_data_prep::random::Key;
 
+use super::cuda::launch::{Arguments, Card, THREADS};
 use super::*;
 use crate::data::batch::MaskedSample;
 use crate::data::{GlobalBatch, MicroBatch};
 use crate::masking::Hidden;
-use crate::model::{Bert, parameters};
+use crate::model::{self, Bert, parameters};
 use crate::state::{Parameters, TrainState};
 use crate::{optim, step, torch};
 
@@ -21,9 +23,9 @@ unsafe extern "C" {
     fn lambert_observed(reads: *mut i64, copies: *mut i64);
 }
 
-/// The reference's operations on the meta device.
+/// The meta device.
 #[derive(Default)]
-struct Meta {
+struct Nothing {
     /// Calls of [`Kernels::fetch`].
     fetched: AtomicUsize,
 }
@@ -37,14 +39,64 @@ fn to_meta(host: &Tensor) -> Tensor {
     }
 }
 
-impl Kernels for Meta {
+impl Card for Nothing {
     fn zeros(&self, shape: &[i64], kind: Kind) -> Tensor {
         // From one element, and on the device: no copy of the whole.
-        to_meta(&Host.zeros(&[1], kind)).expand(shape, false).zeros_like()
+        to_meta(&Host.zeros(&[], kind)).expand(shape, false).zeros_like()
+    }
+
+    fn place(&self, host: Tensor) -> Tensor {
+        to_meta(&host)
+    }
+
+    fn fetch(&self, numbers: &Tensor) -> Vec<f64> {
+        self.fetched.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(numbers.kind(), Kind::Double);
+        vec![1.0; numbers.size()[0] as usize]
+    }
+
+    /// Checks the sizes of what a kernel reads and writes, in bytes.
+    fn launch(&self, kernel: &str, blocks: usize, arguments: &mut Arguments) -> Result<(), String> {
+        let sizes = |places: &[usize]| places.iter().map(|place| arguments.size(*place)).collect::<Vec<_>>();
+        let number = |place: usize| arguments.number(place);
+        let fits = match kernel {
+            "dropout_f32" | "dropout_bf16" => {
+                let element = if kernel == "dropout_f32" { 4 } else { 2 };
+                let (lines, heads, width, length) = (number(7), number(8), number(9), number(10));
+                let added = arguments.size(2);
+                let all = element * lines * length;
+                sizes(&[0, 1, 3]) == [all, all, 8 * lines / heads / width]
+                    && (added == 0 || added == all)
+                    && blocks == lines.div_ceil(THREADS / 32)
+            }
+            "squares" => sizes(&[0, 1]) == [8 * blocks, 4 * number(2)] && blocks == number(2).div_ceil(number(3)),
+            "root_of_sums" => sizes(&[0, 1]) == [8, 8 * number(2)] && blocks == 1,
+            "lamb_directions" => {
+                let all = arguments.size(4);
+                sizes(&[0, 2, 6, 7, 8]) == [16 * blocks, 8, all, all, 16 * blocks] && arguments.size(5) >= all
+            }
+            "lamb_rates" => sizes(&[0, 1, 2]) == [4 * blocks, 40 * blocks, 4 * blocks],
+            "lamb_apply" => sizes(&[0, 2]) == [16 * blocks, 8] && arguments.size(4) >= arguments.size(3),
+            "adamw" => {
+                let all = arguments.size(4);
+                sizes(&[0, 2, 6, 7]) == [16 * blocks, 8, all, all] && arguments.size(5) >= all
+            }
+            _ => false,
+        };
+        if fits { Ok(()) } else { Err(format!("called with {arguments:?}")) }
+    }
+}
+
+/// The reference's operations on the meta device.
+struct Meta(Arc<Nothing>);
+
+impl Kernels for Meta {
+    fn zeros(&self, shape: &[i64], kind: Kind) -> Tensor {
+        self.0.zeros(shape, kind)
     }
 
     fn upload(&self, values: Values<'_>) -> Tensor {
-        to_meta(&Host.upload(values))
+        self.0.place(Host.upload(values))
     }
 
     fn read(&self, _: &Tensor, _: usize, _: &mut [u8]) {
@@ -54,9 +106,7 @@ impl Kernels for Meta {
     fn write(&self, _: &Tensor, _: usize, _: &[u8]) {}
 
     fn fetch(&self, numbers: &Tensor) -> Vec<f64> {
-        self.fetched.fetch_add(1, Ordering::Relaxed);
-        assert_eq!(numbers.kind(), Kind::Double);
-        vec![1.0; numbers.size()[0] as usize]
+        self.0.fetch(numbers)
     }
 
     fn with_floats(&self, _: &mut Tensor, _: &mut dyn FnMut(&mut [f32])) {
@@ -90,10 +140,16 @@ fn batch() -> GlobalBatch {
 }
 
 /// Of a step: calls of fetch, numbers read otherwise, and copies between devices.
-fn counts(model: &Model, kind: OptimizerKind, recompute: bool) -> (usize, i64, i64) {
-    let (meta, layers) = (Arc::new(Meta::default()), 2);
-    let specs = parameters::specs(model, layers, 50);
-    let mut state = TrainState::new(Parameters::zeros(meta.clone(), specs));
+fn counts(
+    device: &Nothing,
+    kernels: Arc<dyn Kernels>,
+    model: &Model,
+    kind: OptimizerKind,
+    recompute: bool,
+) -> (usize, i64, i64) {
+    let layers = 2;
+    let mut state = TrainState::new(Parameters::zeros(kernels.clone(), parameters::specs(model, layers, 50)));
+    state.parameters.keep_low(model::kind(model));
     let mut bert = Bert::new(&state.parameters, model, layers);
     bert.recompute = recompute;
     let (batch, settings) = (batch(), Settings { kind, ..Settings::default() });
@@ -102,34 +158,59 @@ fn counts(model: &Model, kind: OptimizerKind, recompute: bool) -> (usize, i64, i
     unsafe { lambert_observe() };
     let computed = step::forward_backward(&bert, &mut state, &batch, Key::new(1)).unwrap();
     let norm = torch::guard(|| optim::update(&mut state, &settings, 1e-3)).unwrap();
-    computed.fetch(&*meta, &norm).unwrap();
+    computed.fetch(&*kernels, &norm).unwrap();
     // SAFETY: both integers live for the call.
     unsafe { lambert_observed(&mut reads, &mut copies) };
-    (meta.fetched.load(Ordering::Relaxed), reads, copies)
+    (device.fetched.swap(0, Ordering::Relaxed), reads, copies)
 }
 
-/// Ids, segments, sample numbers, positions, labels and pair labels of each micro-batch; and one mask of padding.
-const UPLOADS: i64 = 2 * 6 + 1;
+/// One for each micro-batch.
+const UPLOADS: i64 = 2;
 /// One element of what `zeros` makes during a step: the sums.
 const ZEROS: i64 = 1;
+/// What an update of a card's needs: the rules; and, in the first step, where the chunks of the parameters are. What the norm
+/// and LAMB's sums and rates begin with.
+const CARD: i64 = 3 + 2;
+const CARD_LAMB: i64 = CARD + 2;
 
 #[test]
 fn a_step_reads_once_and_copies_what_it_must() {
     let shape = Model { hidden: 32, heads: 2, intermediate: 64, positions: 16, ..Model::default() };
     for norm in [Norm::Post, Norm::Pre] {
-        for (dropout, pad_vocabulary_to) in [(0.1, 1), (0.0, 8)] {
+        for (dropout, pad_vocabulary_to, precision) in
+            [(0.1, 1, Precision::Fp32), (0.0, 8, Precision::Fp32), (0.1, 8, Precision::Bf16)]
+        {
             for (kind, recompute) in [(OptimizerKind::Lamb, false), (OptimizerKind::Adamw, true)] {
-                let model = Model { norm, dropout, pad_vocabulary_to, ..shape.clone() };
-                let counts = counts(&model, kind, recompute);
-                assert_eq!(counts, (1, 0, UPLOADS + ZEROS), "{norm:?}, {dropout}, {kind:?}");
+                let model = Model { norm, dropout, pad_vocabulary_to, precision, ..shape.clone() };
+                let device = Arc::new(Nothing::default());
+                let meta = Arc::new(Meta(device.clone()));
+                let seen = counts(&device, meta, &model, kind, recompute);
+                assert_eq!(seen, (1, 0, UPLOADS + ZEROS), "{norm:?}, {dropout}, {kind:?}, {precision:?}");
+                let card = Arc::new(Cuda::new(device.clone()));
+                let seen = counts(&device, card, &model, kind, recompute);
+                let of_card = if kind == OptimizerKind::Lamb { CARD_LAMB } else { CARD };
+                assert_eq!(
+                    seen,
+                    (1, 0, UPLOADS + ZEROS + of_card),
+                    "a card: {norm:?}, {dropout}, {kind:?}, {precision:?}"
+                );
             }
         }
     }
 }
 
 #[test]
+fn a_kernel_of_wrong_sizes_is_refused() {
+    let card = Nothing::default();
+    let tensor = |count: i64| card.zeros(&[count], Kind::Float);
+    let arguments = |count| Arguments::new().tensor(&card.zeros(&[1], Kind::Double)).tensor(&tensor(count));
+    assert!(card.launch("squares", 1, &mut arguments(7).u64(7).u32(16)).is_ok());
+    assert!(card.launch("squares", 1, &mut arguments(6).u64(7).u32(16)).is_err());
+}
+
+#[test]
 fn a_number_read_on_the_way_is_an_error() {
-    let numbers = Meta::default().zeros(&[3], Kind::Float);
+    let numbers = Nothing::default().zeros(&[3], Kind::Float);
     assert!(torch::guard(|| numbers.sum(Kind::Float).double_value(&[])).is_err());
     let mixed = torch::guard(|| &numbers + &Host.upload(Values::F32(&[1.0, 2.0, 3.0])));
     assert!(mixed.is_err(), "a tensor in main memory among those of the device");

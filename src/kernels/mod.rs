@@ -69,11 +69,11 @@ pub trait Kernels: Send + Sync {
 #[derive(Debug, Clone, Copy)]
 pub enum Values<'a> {
     /// Ids, positions, labels.
+    I32(&'a [i32]),
+    /// Numbers of samples.
     I64(&'a [i64]),
     /// Factors.
     F32(&'a [f32]),
-    /// Masks.
-    Bool(&'a [bool]),
     /// Tables of a kernel.
     U8(&'a [u8]),
 }

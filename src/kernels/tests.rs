@@ -1,6 +1,7 @@
 //! Every implementor against the formulas in f64, and against the host.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use lambert_config::run::Optimizer as Settings;
 use tch::{Device, Tensor};
@@ -184,7 +185,7 @@ fn reference() -> super::Reference {
 
 /// A GPU's kernels, on a processor.
 fn emulated() -> Cuda<Emulator> {
-    Cuda::new(Emulator::default())
+    Cuda::new(Arc::default())
 }
 
 #[test]

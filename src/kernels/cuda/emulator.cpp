@@ -1,5 +1,6 @@
 // For tests: the kernels as C++, on a processor. The threads of a block are fibres that switch at barriers and shuffles, in an
-// order drawn by a seed, so that a barrier that is missing shows. Blocks run one after the other.
+// order drawn by a seed, so that a barrier that is missing shows: between barriers each has a priority, and the first of those
+// that can goes on, so that some thread is always far ahead of the others. Blocks run one after the other.
 
 #include <setjmp.h>
 #include <ucontext.h>
@@ -10,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <queue>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -33,6 +35,7 @@ struct Fibre {
   ucontext_t start;
   jmp_buf state;
   bool begun = false;
+  uint64_t priority = 0;
   Waits waits = Waits::kEnded;
   // What it brings to a shuffle, from how many lanes further it wants another's, and what it gets.
   uint64_t brought, got;
@@ -42,17 +45,18 @@ struct Fibre {
 // The threads of one block after the other.
 struct Block {
   std::vector<Fibre> fibres;
+  std::priority_queue<std::pair<uint64_t, unsigned>> ready;
   std::function<void()> body;
   jmp_buf scheduler;
   unsigned current = 0;
   uint64_t random = 0;
   const char *fault = nullptr;
 
-  unsigned draw(unsigned below) {
+  uint64_t draw() {
     random ^= random << 13;
     random ^= random >> 7;
     random ^= random << 17;
-    return static_cast<unsigned>(random % below);
+    return random;
   }
 
   // Gives the processor back; returns when the fibre goes on.
@@ -95,11 +99,18 @@ struct Block {
     return true;
   }
 
-  void release(unsigned first, unsigned end, std::vector<unsigned> &ready) {
+  void release(unsigned first, unsigned end) {
     for (unsigned thread = first; thread < end; thread++) {
       fibres[thread].waits = Waits::kNot;
-      ready.push_back(thread);
+      ready.emplace(fibres[thread].priority, thread);
     }
+  }
+
+  void release_all() {
+    for (Fibre &fibre : fibres) {
+      fibre.priority = draw();
+    }
+    release(0, static_cast<unsigned>(fibres.size()));
   }
 
   void shuffle(unsigned first) {
@@ -115,17 +126,14 @@ struct Block {
       throw std::runtime_error("a block is no number of whole warps");
     }
     fibres.resize(threads);
-    std::vector<unsigned> ready;
-    release(0, threads, ready);
+    release_all();
     unsigned ended = 0;
     while (ended < threads) {
       if (ready.empty()) {
         throw std::runtime_error("threads wait for others that have ended or wait elsewhere");
       }
-      const unsigned turn = draw(static_cast<unsigned>(ready.size()));
-      const unsigned thread = ready[turn];
-      ready[turn] = ready.back();
-      ready.pop_back();
+      const unsigned thread = ready.top().second;
+      ready.pop();
       go_on(thread);
       const unsigned warp = thread - thread % kWarp;
       switch (fibres[thread].waits) {
@@ -134,13 +142,13 @@ struct Block {
           break;
         case Waits::kBarrier:
           if (all_wait(0, threads, Waits::kBarrier)) {
-            release(0, threads, ready);
+            release_all();
           }
           break;
         case Waits::kShuffle:
           if (all_wait(warp, warp + kWarp, Waits::kShuffle)) {
             shuffle(warp);
-            release(warp, warp + kWarp, ready);
+            release(warp, warp + kWarp);
           }
           break;
         case Waits::kNot:

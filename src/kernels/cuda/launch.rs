@@ -15,6 +15,9 @@ pub trait Card: Send + Sync {
     /// A copy of a tensor in main memory on the card. It may be made later, in the order of the calls.
     fn place(&self, host: Tensor) -> Tensor;
 
+    /// As [`Kernels::fetch`](crate::kernels::Kernels::fetch).
+    fn fetch(&self, numbers: &Tensor) -> Vec<f64>;
+
     /// Starts `blocks` blocks of [`THREADS`] threads of the kernel `lambert_NAME`, which reads and writes memory that the
     /// arguments point to.
     ///
@@ -28,6 +31,8 @@ pub trait Card: Send + Sync {
 pub struct Arguments {
     /// Each in the first bytes of a word.
     words: Vec<u64>,
+    /// Bytes behind each that is a pointer; 0 behind the others.
+    sizes: Vec<usize>,
     pointers: Vec<*mut c_void>,
 }
 
@@ -42,6 +47,7 @@ impl Arguments {
     pub fn tensor(mut self, tensor: &Tensor) -> Self {
         assert!(tensor.is_contiguous(), "a kernel's tensors are contiguous");
         self.words.push(tensor.data_ptr() as u64);
+        self.sizes.push(tensor.numel() * tensor.kind().elt_size_in_bytes());
         self
     }
 
@@ -56,6 +62,7 @@ impl Arguments {
     /// A `u64`.
     pub fn u64(mut self, value: u64) -> Self {
         self.words.push(value);
+        self.sizes.push(0);
         self
     }
 
@@ -73,6 +80,18 @@ impl Arguments {
     /// A `double`.
     pub fn f64(self, value: f64) -> Self {
         self.u64(value.to_bits())
+    }
+
+    /// An argument that is no pointer.
+    #[cfg(test)]
+    pub fn number(&self, place: usize) -> usize {
+        self.words[place] as usize
+    }
+
+    /// Bytes of the tensor that an argument points to; 0 for a null pointer or a number.
+    #[cfg(test)]
+    pub fn size(&self, place: usize) -> usize {
+        self.sizes[place]
     }
 
     /// Pointers to the arguments, as `cuLaunchKernel` wants them; they are good until the next call.

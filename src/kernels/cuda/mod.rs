@@ -1,16 +1,12 @@
 //! GPUs: kernels of our own where keyed draws demand them or where they pay, libtorch's operations for the rest.
 //!
-//! - kernels.cu: the kernels, which [`Nvrtc`] compiles for the card that is there
-//! - [`Card`](launch::Card): what runs them: a [`Gpu`], or in tests a processor
-//! - [`Driver`]: which cards there are
+//! - kernels.cu: the kernels, which are compiled for the card that is there ([`crate::device`])
+//! - [`Card`](launch::Card): what runs them: a GPU, or in tests a processor
 
 mod chunks;
-mod driver;
 #[cfg(test)]
 mod emulator;
-mod gpu;
-mod launch;
-mod nvrtc;
+pub mod launch;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,17 +14,17 @@ use lambert_config::run::OptimizerKind;
 use tch::{Device, Kind, Tensor};
 
 use self::chunks::{CHUNK, Chunks};
-pub use self::driver::{CardFacts, Driver, DriverError};
 #[cfg(test)]
 pub use self::emulator::Emulator;
-pub use self::gpu::Gpu;
 use self::launch::{Arguments, Card, THREADS};
-pub use self::nvrtc::{CompileError, NAMES as NVRTC_NAMES, Nvrtc};
 use super::{Buffers, Draws, Host, Kernels, Update, Values};
 use crate::torch;
 
+/// The kernels, as text.
+pub const SOURCE: &str = include_str!("kernels.cu");
+
 /// What kernels.cu has, each with `lambert_` before its name.
-const KERNELS: [&str; 8] =
+pub const KERNELS: [&str; 8] =
     ["dropout_f32", "dropout_bf16", "squares", "root_of_sums", "lamb_directions", "lamb_rates", "lamb_apply", "adamw"];
 
 /// A card, or what stands for one.
@@ -40,8 +36,8 @@ pub struct Cuda<C> {
 
 impl<C: Card> Cuda<C> {
     /// The kernels of `card`.
-    pub fn new(card: C) -> Self {
-        Self { card: Arc::new(card), chunks: Mutex::new(None) }
+    pub fn new(card: Arc<C>) -> Self {
+        Self { card, chunks: Mutex::new(None) }
     }
 
     fn launch(&self, kernel: &str, blocks: usize, arguments: Arguments) {
@@ -89,7 +85,7 @@ impl<C: Card + 'static> Kernels for Cuda<C> {
     }
 
     fn fetch(&self, numbers: &Tensor) -> Vec<f64> {
-        Host.fetch(&numbers.to_device(Device::Cpu))
+        self.card.fetch(numbers)
     }
 
     fn with_floats(&self, tensor: &mut Tensor, work: &mut dyn FnMut(&mut [f32])) {

@@ -2,9 +2,10 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::KERNELS;
 use super::driver::{Driver, DriverError, Loaded};
-use super::launch::{Arguments, Card, THREADS};
+use crate::kernels::cuda::KERNELS;
+use crate::kernels::cuda::launch::{Arguments, Card, THREADS};
+use crate::kernels::{Host, Kernels};
 use crate::torch;
 
 /// A card and its kernels.
@@ -36,6 +37,10 @@ impl Card for Gpu {
         // Out of pinned memory, which libtorch keeps until the copy has been made.
         let kind = host.kind();
         host.pin_memory(self.device()).to_device_(self.device(), kind, true, false)
+    }
+
+    fn fetch(&self, numbers: &Tensor) -> Vec<f64> {
+        Host.fetch(&numbers.to_device(Device::Cpu))
     }
 
     fn launch(&self, kernel: &str, blocks: usize, arguments: &mut Arguments) -> Result<(), String> {

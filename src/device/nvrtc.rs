@@ -10,13 +10,13 @@ use std::{fs, io};
 use lambert_store::hash::sha256;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
 
+use crate::kernels::cuda::SOURCE;
+
 /// The library, by the names that versions 13 and 12 of CUDA give it.
 pub const NAMES: [&str; 2] = ["libnvrtc.so.13", "libnvrtc.so.12"];
 /// What it looks for beside itself, and does not find unless it is loaded already.
 const BUILTINS: &str = "libnvrtc-builtins.so";
 
-/// The kernels.
-const SOURCE: &str = include_str!("kernels.cu");
 /// One rounding for each operation, as on the host.
 const OPTIONS: [&str; 3] = ["--std=c++17", "--fmad=false", "-default-device"];
 
