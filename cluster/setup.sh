@@ -5,9 +5,13 @@
 #   Open MPI, libclang   Debian packages, unless mpicc (any MPI) and libclang are there
 #   libtorch, CPU        a folder in the per-user cache, unless LIBTORCH names one
 #   .cargo/config.toml   tells cargo where that folder is (git ignores the file)
+#
+# With --cuda, for a machine with GPUs that has no Python package torch: the CUDA half of libtorch and NVIDIA's libraries, in
+# another folder of the cache (2.3 GB to fetch, 2.8 GB there). The driver, 580 or later, is the machine's.
 set -eu
 
 TORCH=2.11.0
+TORCH_SHA256=7aa2f9bbc6d4595ba72138026b2074be1233186150e9292865e04b7a63b8c67a
 CUPTI=13.0.85
 CUDART=13.0.96
 top=$(cd "$(dirname "$0")/.." && pwd)
@@ -30,7 +34,7 @@ packages=
 have cc && have c++ || packages="$packages build-essential"
 have mpicc && have mpirun || packages="$packages libopenmpi-dev openmpi-bin"
 have_libclang || packages="$packages libclang-dev"
-if [ -z "${LIBTORCH:-}" ] && [ ! -f "$cache/libtorch-$TORCH-cpu/build-version" ]; then
+if [ -n "${1:-}" ] || { [ -z "${LIBTORCH:-}" ] && [ ! -f "$cache/libtorch-$TORCH-cpu/build-version" ]; }; then
     have unzip || packages="$packages unzip"
     have pip || have pip3 || packages="$packages python3-pip"
 fi
@@ -60,7 +64,7 @@ if [ -z "${LIBTORCH:-}" ]; then
         mkdir -p "$cache"
         work=$(mktemp -d "$cache/fetch.XXXXXX")
         trap 'rm -rf "$work"' EXIT
-        torch=$(wheel torch $TORCH 7aa2f9bbc6d4595ba72138026b2074be1233186150e9292865e04b7a63b8c67a manylinux_2_28_x86_64)
+        torch=$(wheel torch $TORCH $TORCH_SHA256 manylinux_2_28_x86_64)
         cupti=$(wheel nvidia-cuda-cupti $CUPTI 4eb01c08e859bf924d222250d2e8f8b8ff6d3db4721288cf35d14252a4d933c8 manylinux_2_25_x86_64)
         cudart=$(wheel nvidia-cuda-runtime $CUDART 7f82250d7782aa23b6cfe765ecc7db554bd3c2870c43f3d1821f1d18aebf0548 manylinux_2_17_x86_64)
         mkdir -p "$work/libtorch/lib"
@@ -90,3 +94,39 @@ config="# Written by cluster/setup.sh.
 LIBTORCH = \"$LIBTORCH\""
 mkdir -p "$top/.cargo"
 [ "$(cat "$top/.cargo/config.toml" 2>/dev/null)" = "$config" ] || echo "$config" > "$top/.cargo/config.toml"
+
+# 4. What a GPU needs, in the places that the wheels' libraries look for each other.
+cuda=$cache/libtorch-$TORCH-cuda
+if [ "${1:-}" = --cuda ] && [ ! -f "$cuda/torch/version.py" ]; then
+    say "fetching the CUDA half of libtorch $TORCH (2.3 GB, once for this user) to $cuda"
+    mkdir -p "$cache"
+    work=$(mktemp -d "$cache/fetch.XXXXXX")
+    trap 'rm -rf "$work"' EXIT
+    mkdir "$work/cuda"
+    torch=$(wheel torch $TORCH $TORCH_SHA256 manylinux_2_28_x86_64)
+    for file in version.py lib/libtorch_cuda.so lib/libc10_cuda.so lib/libtorch_nvshmem.so lib/libcaffe2_nvrtc.so; do
+        unzip -q "$torch" "torch/$file" -d "$work/cuda"
+    done
+    rm "$torch"
+    while read -r name version tag sum; do
+        part=$(wheel "$name" "$version" "$sum" "$tag")
+        unzip -q "$part" 'nvidia/*/lib/*' -d "$work/cuda"
+        rm "$part"
+    done <<'WHEELS'
+nvidia-cublas 13.1.0.3 manylinux_2_27_x86_64 ee8722c1f0145ab246bccb9e452153b5e0515fd094c3678df50b2a0888b8b171
+nvidia-cuda-runtime 13.0.96 manylinux_2_17_x86_64 7f82250d7782aa23b6cfe765ecc7db554bd3c2870c43f3d1821f1d18aebf0548
+nvidia-cuda-nvrtc 13.0.88 manylinux2010_x86_64 ad9b6d2ead2435f11cbb6868809d2adeeee302e9bb94bcf0539c7a40d80e8575
+nvidia-cufft 12.0.0.61 manylinux2014_x86_64 6c44f692dce8fd5ffd3e3df134b6cdb9c2f72d99cf40b62c32dde45eea9ddad3
+nvidia-cufile 1.15.1.6 manylinux2014_x86_64 08a3ecefae5a01c7f5117351c64f17c7c62efa5fffdbe24fc7d298da19cd0b44
+nvidia-curand 10.4.0.35 manylinux_2_27_x86_64 1aee33a5da6e1db083fe2b90082def8915f30f3248d5896bcec36a579d941bfc
+nvidia-cusparse 12.6.3.3 manylinux2014_x86_64 2b3c89c88d01ee0e477cb7f82ef60a11a4bcd57b6b87c33f789350b59759360b
+nvidia-nvjitlink 13.0.88 manylinux2010_x86_64 13a74f429e23b921c1109976abefacc69835f2f433ebd323d3946e11d804e47b
+nvidia-cudnn-cu13 9.19.0.56 manylinux_2_27_x86_64 d20e1734305e9d68889a96e3f35094d733ff1f83932ebe462753973e53a572bf
+nvidia-cusparselt-cu13 0.8.0 manylinux2014_x86_64 25e30a8a7323935d4ad0340b95a0b69926eee755767e8e0b1cf8dd85b197d3fd
+nvidia-nccl-cu13 2.28.9 manylinux_2_18_x86_64 e4553a30f34195f3fa1da02a6da3d6337d28f2003943aa0a3d247bbc25fefc42
+nvidia-nvshmem-cu13 3.4.5 manylinux2014_x86_64 290f0a2ee94c9f3687a02502f3b9299a9f9fe826e6d0287ee18482e78d495b80
+WHEELS
+    rm -rf "$cuda"
+    mv "$work/cuda" "$cuda"   # last: a folder of this name is whole
+    say "the CUDA half of libtorch $TORCH is ready"
+fi

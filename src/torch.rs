@@ -105,10 +105,15 @@ pub fn current_stream(index: usize) -> Result<*mut c_void, String> {
     }
 }
 
+/// What the libtorch that is loaded was built with, in its own words.
+pub fn settings() -> String {
+    // SAFETY: the shim gives a string with its end that lives as long as the program.
+    unsafe { CStr::from_ptr(lambert_torch_settings()) }.to_string_lossy().into_owned()
+}
+
 /// The version of the libtorch that is loaded, as `2.11.0`; empty where it does not tell.
 pub fn version() -> String {
-    // SAFETY: the shim gives a string with its end that lives as long as the program.
-    let settings = unsafe { CStr::from_ptr(lambert_torch_settings()) }.to_string_lossy();
+    let settings = settings();
     let version = settings.split("TORCH_VERSION=").nth(1).and_then(|rest| rest.split([',', ' ']).next());
     version.unwrap_or_default().to_owned()
 }

@@ -248,6 +248,7 @@ fn main_memory_is_the_host_s() {
         }
         if !file.starts_with("kernels/")
             && !file.starts_with("device/")
+            && file != "torch.rs"
             && ["Device::Cpu", "Tensor::from_slice"].iter().any(|word| code.contains(word))
         {
             broken.push(format!("{file} puts a tensor into main memory"));

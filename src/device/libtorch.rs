@@ -29,7 +29,7 @@ pub struct Libtorch {
 
 impl Libtorch {
     /// The first of: the folder `configured`, unless that is empty; the one that [`VARIABLE`] names; lib/ beside the
-    /// program; the installed Python package torch.
+    /// program; the installed Python package torch; what cluster/setup.sh has fetched.
     ///
     /// # Errors
     /// A folder that somebody named has none; or there is none anywhere; or it does not tell its version, or is of another
@@ -58,6 +58,11 @@ impl Libtorch {
             return Self::of(found, "the Python package torch", built_with);
         }
         looked.extend(package);
+        let fetched = super::cache().map(|cache| cache.join(format!("libtorch-{built_with}-cuda/torch")));
+        if let Some(found) = fetched.as_deref().and_then(within) {
+            return Self::of(found, "fetched by cluster/setup.sh", built_with);
+        }
+        looked.extend(fetched);
         Err(DeviceError::Nowhere { looked })
     }
 

@@ -1,0 +1,82 @@
+//! Devices that a machine has, and those that it lacks: what is said, and what the program exits with.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+mod support;
+
+use std::path::{Path, PathBuf};
+
+use lambert::device::{Driver, DriverError, Libtorch};
+use lambert::torch;
+use support::{Place, run_in};
+
+/// What a run on a GPU with the libtorch of `folder` says and exits with.
+fn on_a_gpu(place: &Place, folder: &str, environment: &[(&'static str, String)]) -> (i32, String) {
+    let (config, run) = (place.config(9, 1), place.path("run"));
+    let libtorch = format!("cluster.libtorch={folder:?}");
+    let sets = ["--set", "cluster.device=\"cuda\"", "--set", &libtorch];
+    let ran = run_in(&[&["run", "--config", &config, "--run", &run][..], &sets].concat(), environment);
+    let _ = std::fs::remove_dir_all(run);
+    (ran.code, ran.err)
+}
+
+/// A folder that looks like a libtorch of this version.
+fn libtorch(place: &Place, name: &str, version: &str) -> String {
+    place.file(&format!("{name}/lib/libtorch_cuda.so"), "no library");
+    place.file(&format!("{name}/version.py"), format!("__version__ = '{version}'\ncuda: Optional[str] = '13.0'\n"));
+    place.path(name)
+}
+
+#[test]
+fn what_a_gpu_lacks_is_told_in_one_message() {
+    let place = Place::new();
+    let (code, said) = on_a_gpu(&place, &place.path("data"), &[]);
+    assert!(said.contains("which cluster.libtorch names, has no libtorch_cuda.so"), "{said}");
+    assert_eq!(code, 2, "{said}");
+    let (code, said) = on_a_gpu(&place, &libtorch(&place, "other", "2.9.1+cu128"), &[]);
+    assert!(said.contains("is 2.9.1+cu128, and this program was built with 2."), "{said}");
+    assert_eq!(code, 2, "{said}");
+    // The environment names one where the configuration does not.
+    let (code, said) = on_a_gpu(&place, "", &[("LAMBERT_LIBTORCH", place.path("nothing"))]);
+    assert!(said.contains("which LAMBERT_LIBTORCH names, has no libtorch_cuda.so"), "{said}");
+    assert_eq!(code, 2, "{said}");
+}
+
+#[test]
+fn a_machine_without_a_driver_says_so() {
+    if !matches!(Driver::open(), Err(DriverError::Absent(_))) {
+        eprintln!("SKIPPED: this machine has an NVIDIA driver");
+        return;
+    }
+    let place = Place::new();
+    let folder = libtorch(&place, "right", &format!("{}+cu130", torch::BUILT_WITH));
+    let (code, said) = on_a_gpu(&place, &folder, &[]);
+    assert!(said.contains("this machine has no NVIDIA driver: libcuda.so.1"), "{said}");
+    assert!(!said.contains("backtrace") && !said.contains("started again"), "{said}");
+    assert_eq!(code, 2, "{said}");
+    // Nobody asked for a card.
+    let ran = run_in(
+        &["run", "--config", &place.config(9, 1), "--run", &place.path("run"), "--set", "cluster.device=\"auto\""],
+        &[],
+    );
+    assert_eq!(ran.code, 0, "{}", ran.err);
+}
+
+/// The real library loads without a driver, and finds no card.
+#[test]
+fn the_cuda_half_of_libtorch_loads() {
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".cache"))).unwrap();
+    let folder = cache.join(format!("lambert/libtorch-{}-cuda/torch", torch::BUILT_WITH));
+    if !folder.exists() {
+        eprintln!("SKIPPED: no {}; `cluster/setup.sh --cuda` fetches it", folder.display());
+        return;
+    }
+    let found = Libtorch::find(folder.to_str().unwrap(), torch::BUILT_WITH).unwrap();
+    found.load().unwrap();
+    assert_eq!(tch::Cuda::is_available(), Driver::open().is_ok_and(|driver| driver.cards().unwrap() > 0));
+    // Its own words, which the other half has not.
+    assert!(torch::settings().contains("- CUDA Runtime 13.0"), "{}", torch::settings());
+    assert!(found.nvidia_folders().iter().any(|folder| folder.join("libnvrtc.so.13").exists()));
+    assert!(found.nvidia_folders().iter().any(|folder| folder.join("libnccl.so.2").exists()));
+}
