@@ -15,6 +15,8 @@ pub struct Input {
     pub attendable: Option<Tensor>,
     /// The number of each row's sample in the global batch, i64 \[rows\].
     pub samples: Tensor,
+    /// The first of them: no other micro-batch of the global batch has it.
+    pub first_sample: u64,
     /// Indices of the hidden tokens in the rows laid end to end, i64 \[n\]; `None` where nothing is hidden.
     pub positions: Option<Tensor>,
     /// What stood there, i64 \[n\].
@@ -49,6 +51,7 @@ impl Input {
             segments: in_row.bitwise_and_tensor(&in_first.bitwise_not()).to_kind(Kind::Int64),
             attendable: batch.is_padded().then(|| in_row.view([rows, 1, 1, width])),
             samples,
+            first_sample: batch.samples.first().copied().unwrap_or(0),
             positions: some(positions),
             labels: some(labels),
             pair_labels: some(pair_labels),

@@ -206,11 +206,12 @@ mod tests {
 
     use super::*;
     use crate::data::batch::MaskedSample;
-    use crate::kernels::Host;
+    use crate::kernels::cuda::Emulator;
+    use crate::kernels::{Cuda, Host};
     use crate::masking::Hidden;
     use crate::model::parameters;
     use crate::state::{Buffer, Parameters};
-    use lambert_config::run::{Model, Norm};
+    use lambert_config::run::{Attention, Model, Norm, Precision};
 
     fn sample(length: u32) -> MaskedSample {
         let hidden = Hidden { position: 1, label: length };
@@ -237,12 +238,25 @@ mod tests {
         }
     }
 
+    fn model(norm: Norm) -> Model {
+        Model { hidden: 16, heads: 2, intermediate: 32, positions: 16, dropout: 0.3, norm, ..Model::default() }
+    }
+
     fn gradients(cuts: &[&[usize]], step: u64, norm: Norm, recompute: bool) -> Vec<f32> {
-        let shape = Model { hidden: 16, heads: 2, intermediate: 32, positions: 16, ..Model::default() };
-        let model = Model { dropout: 0.3, norm, ..shape };
-        let parameters = Parameters::initialize(Arc::new(Host), parameters::specs(&model, 2, 50), 1, 0.2);
+        gradients_on(Arc::new(Host), &model(norm), cuts, step, recompute)
+    }
+
+    fn gradients_on(
+        kernels: Arc<dyn Kernels>,
+        model: &Model,
+        cuts: &[&[usize]],
+        step: u64,
+        recompute: bool,
+    ) -> Vec<f32> {
+        let parameters = Parameters::initialize(kernels, parameters::specs(model, 2, 50), 1, 0.2);
         let mut state = TrainState::new(parameters);
-        let mut bert = Bert::new(&state.parameters, &model, 2);
+        state.parameters.keep_low(crate::model::kind(model));
+        let mut bert = Bert::new(&state.parameters, model, 2);
         bert.recompute = recompute;
         forward_backward(&bert, &mut state, &batch(cuts), Key::new(step)).unwrap();
         state.read(Buffer::Gradients, 0..state.elements())
@@ -271,5 +285,38 @@ mod tests {
             let (kept, again) = (gradients(WHOLE, 1, norm, false), gradients(WHOLE, 1, norm, true));
             assert!(distance(&kept, &again) < 1e-6, "{norm:?}: {}", distance(&kept, &again));
         }
+    }
+
+    #[test]
+    fn a_step_on_an_emulated_card_is_the_host_s() {
+        let card = || Arc::new(Cuda::new(Arc::new(Emulator::default())));
+        for (norm, precision, bound) in [
+            (Norm::Post, Precision::Fp32, 1e-6),
+            (Norm::Pre, Precision::Fp32, 1e-6),
+            // Sums with the residual are rounded once, not twice.
+            (Norm::Post, Precision::Bf16, 2e-2),
+        ] {
+            let model = Model { attention: Attention::Keyed, precision, ..model(norm) };
+            let host = gradients_on(Arc::new(Host), &model, WHOLE, 1, false);
+            for recompute in [false, true] {
+                let apart = distance(&host, &gradients_on(card(), &model, WHOLE, 1, recompute));
+                assert!(apart < bound, "{norm:?} {precision:?} {recompute}: {apart:e}");
+            }
+        }
+    }
+
+    #[test]
+    fn fused_attention_draws_for_each_step_and_micro_batch() {
+        let model = Model { attention: Attention::Fused, ..model(Norm::Post) };
+        let of = |cuts: &[&[usize]], step, recompute| gradients_on(Arc::new(Host), &model, cuts, step, recompute);
+        let once = of(WHOLE, 1, false);
+        assert_eq!(of(WHOLE, 1, false), once, "the same step draws the same");
+        assert!(distance(&once, &of(WHOLE, 1, true)) < 1e-6, "so does the way back");
+        assert!(distance(&once, &of(WHOLE, 2, false)) > 0.1, "another step");
+        assert!(distance(&once, &of(&[&[3, 0], &[1], &[4, 2]], 1, false)) > 0.01, "another cut");
+        let without = Model { attention_dropout: Some(0.0), ..model.clone() };
+        let keyed = Model { attention: Attention::Keyed, ..without.clone() };
+        let of = |model: &Model| gradients_on(Arc::new(Host), model, WHOLE, 1, false);
+        assert_eq!(of(&without), of(&keyed), "without dropout of weights there is no difference");
     }
 }

@@ -13,7 +13,7 @@ use lambert::model::{Bert, Dropout, parameters};
 use lambert::state::{Buffer, Parameters, TrainState};
 use lambert::{step, torch};
 use lambert_config::objectives::{MASKED_LANGUAGE, PAIR};
-use lambert_config::run::{Activation, Model, Norm, Precision};
+use lambert_config::run::{Activation, Attention, Model, Norm, Precision};
 use lambert_data_prep::random::Key;
 use safetensors::SafeTensors;
 use tch::Tensor;
@@ -31,6 +31,7 @@ const TINY: Model = Model {
     pad_vocabulary_to: 1,
     dropout: 0.0,
     attention_dropout: None,
+    attention: Attention::Auto,
     initializer_range: 0.02,
     layer_norm_eps: 1e-12,
 };

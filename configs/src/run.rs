@@ -16,7 +16,7 @@ pub use crate::prep::Pair;
 pub use cluster::{Backend, Cluster, ControlChannel, DatasetCache, Device, Host, LauncherKind, Limits};
 pub use growth::{Growth, Moments, Order};
 pub use guard::{DamagedShard, Guard, Test};
-pub use model::{Activation, Model, Norm, Precision};
+pub use model::{Activation, Attention, Model, Norm, Precision};
 pub use objective::{MaskToken, MaskUnit, Masking, Objective};
 pub use optimizer::{Optimizer, OptimizerKind};
 pub use plateau::Plateau;

@@ -43,6 +43,11 @@ impl Card for Gpu {
         Host.fetch(&numbers.to_device(Device::Cpu))
     }
 
+    fn seed(&self, seed: u64) {
+        // Of all cards that this process has begun to use, which is this one.
+        tch::Cuda::manual_seed_all(seed);
+    }
+
     fn launch(&self, kernel: &str, blocks: usize, arguments: &mut Arguments) -> Result<(), String> {
         let stream = torch::current_stream(self.index)?;
         // SAFETY: the callers in this folder pass what kernels.cu has; the emulator calls the same with checked types.

@@ -55,6 +55,8 @@ impl Card for Nothing {
         vec![1.0; numbers.size()[0] as usize]
     }
 
+    fn seed(&self, _: u64) {}
+
     /// Checks the sizes of what a kernel reads and writes, in bytes.
     fn launch(&self, kernel: &str, blocks: usize, arguments: &mut Arguments) -> Result<(), String> {
         let sizes = |places: &[usize]| places.iter().map(|place| arguments.size(*place)).collect::<Vec<_>>();
@@ -112,6 +114,8 @@ impl Kernels for Meta {
     fn with_floats(&self, _: &mut Tensor, _: &mut dyn FnMut(&mut [f32])) {
         unreachable!("sums over ranks are no part of a rank's step")
     }
+
+    fn seed(&self, _: u64) {}
 
     fn dropout_factors(&self, draws: &Draws<'_>, shape: &[i64]) -> Tensor {
         reference::dropout_factors(draws, shape)

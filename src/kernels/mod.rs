@@ -45,6 +45,14 @@ pub trait Kernels: Send + Sync {
     /// Gives `work` the elements of a contiguous f32 tensor in main memory, as sums over ranks need them.
     fn with_floats(&self, tensor: &mut Tensor, work: &mut dyn FnMut(&mut [f32]));
 
+    /// Whether attention is faster fused, unless somebody says otherwise.
+    fn prefers_fused(&self) -> bool {
+        false
+    }
+
+    /// Seeds libtorch's own generator for the device, for what is enqueued next.
+    fn seed(&self, seed: u64);
+
     /// Factors for dropout, f32 of `shape` \[rows, (heads,) width, length\]: 0 for what is dropped, `draws.scale` for the rest.
     /// Every factor is a pure function of `draws`, its row's sample, its head and its position: the same on every device.
     fn dropout_factors(&self, draws: &Draws<'_>, shape: &[i64]) -> Tensor;

@@ -48,6 +48,10 @@ impl Kernels for Reference {
         tensor.copy_(&whole);
     }
 
+    fn seed(&self, seed: u64) {
+        tch::manual_seed(seed as i64);
+    }
+
     fn dropout_factors(&self, draws: &Draws<'_>, shape: &[i64]) -> Tensor {
         dropout_factors(draws, shape)
     }

@@ -31,6 +31,8 @@ pub enum Dropout<'a> {
         samples: &'a Tensor,
         /// What draws.
         kernels: &'a dyn Kernels,
+        /// For fused attention, which draws by itself: a number that no other micro-batch of the global batch has.
+        fused: Option<u64>,
     },
 }
 
@@ -38,9 +40,21 @@ pub enum Dropout<'a> {
 const STEPS: f64 = 65536.0;
 
 impl Dropout<'_> {
-    /// Whether attention weights are dropped at all.
-    pub fn drops_attention(self) -> bool {
-        matches!(self, Self::On { rates, .. } if rates.attention > 0.0)
+    /// Whether attention weights are dropped one by one, so that they have to be there.
+    pub fn needs_weights(self) -> bool {
+        matches!(self, Self::On { rates, fused: None, .. } if rates.attention > 0.0)
+    }
+
+    /// With fused attention, the share of the weights that it is to drop at the model's place `site`. Its generator is seeded
+    /// for the next call.
+    pub fn of_fused_attention(self, site: u64) -> f64 {
+        match self {
+            Self::On { rates, key, kernels, fused: Some(micro_batch), .. } if rates.attention > 0.0 => {
+                kernels.seed(key.with(site).with(micro_batch).value());
+                rates.attention
+            }
+            _ => 0.0,
+        }
     }
 
     /// Drops activations, \[rows, width, hidden\], at the model's place `site`, and adds `added` where there is something.

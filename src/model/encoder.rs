@@ -71,7 +71,7 @@ impl Layer {
         let all = self.query_key_value.forward(hidden).view([rows, width, 3, self.heads, -1]).unbind(2);
         let heads = |index: usize| all[index].transpose(1, 2);
         let (query, key, value) = (heads(0), heads(1), heads(2));
-        let mixed = if dropout.drops_attention() {
+        let mixed = if dropout.needs_weights() {
             let scale = 1.0 / (query.size()[3] as f64).sqrt();
             let mut scores = (query * scale).matmul(&key.transpose(2, 3));
             if let Some(attendable) = attendable {
@@ -79,8 +79,9 @@ impl Layer {
             }
             dropout.attention(scores.softmax(-1, None), self.site).matmul(&value)
         } else {
-            // libtorch's fused kernel, which has no weights that could be dropped.
-            Tensor::scaled_dot_product_attention(&query, &key, &value, attendable, 0.0, false, None, false)
+            // libtorch's fused kernels, which keep no weights.
+            let dropped = dropout.of_fused_attention(self.site);
+            Tensor::scaled_dot_product_attention(&query, &key, &value, attendable, dropped, false, None, false)
         };
         mixed.transpose(1, 2).reshape([rows, width, -1])
     }

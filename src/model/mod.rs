@@ -12,7 +12,7 @@ mod recompute;
 use std::sync::Arc;
 
 use lambert_config::architecture::{Leaf, Part, TensorId};
-use lambert_config::run::{self, Activation, Norm, Precision};
+use lambert_config::run::{self, Activation, Attention, Norm, Precision};
 use lambert_data_prep::random::Key;
 use tch::{Kind, Tensor};
 
@@ -97,6 +97,8 @@ pub struct Bert {
     /// With pre-normalisation, what follows the last layer.
     norm: Option<LayerNorm>,
     dropout: Rates,
+    /// Whether attention draws its dropout by itself.
+    fused: bool,
     kernels: Arc<dyn Kernels>,
     /// What the layers and heads compute with.
     kind: Kind,
@@ -114,6 +116,11 @@ impl Bert {
             layers: (0..layers).map(|index| encoder::Layer::new(parameters, model, index)).collect(),
             norm: (model.norm == Norm::Pre).then(|| LayerNorm::new(parameters, Part::FinalNorm, None, model)),
             dropout: Rates { hidden: model.dropout, attention: model.attention_dropout.unwrap_or(model.dropout) },
+            fused: match model.attention {
+                Attention::Auto => parameters.kernels().prefers_fused(),
+                Attention::Keyed => false,
+                Attention::Fused => true,
+            },
             kernels: Arc::clone(parameters.kernels()),
             kind: kind(model),
             recompute: false,
@@ -149,6 +156,7 @@ impl Bert {
 
     /// The model's dropout of a step for the samples of `input`; `key` is made of the seed and the step.
     pub fn dropout<'a>(&'a self, key: Key, input: &'a Input) -> Dropout<'a> {
-        Dropout::On { rates: self.dropout, key, samples: &input.samples, kernels: &*self.kernels }
+        let fused = self.fused.then_some(input.first_sample);
+        Dropout::On { rates: self.dropout, key, samples: &input.samples, kernels: &*self.kernels, fused }
     }
 }

@@ -36,6 +36,27 @@ pub enum Precision {
     Bf16,
 }
 
+/// What dropout of the attention weights is drawn from, where there is any.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Attention {
+    /// Fused on a GPU, keyed in main memory.
+    #[default]
+    Auto,
+    /// The seed, the step, the sample, the layer, the head and the position: the same on every device, in every world, however
+    /// a global batch is cut. The weights are kept for the backward pass.
+    Keyed,
+    /// libtorch's fused attention, by its own generator, seeded from the seed, the step, the micro-batch and the layer: what is
+    /// dropped depends on how a global batch is cut and on the device. Faster on a GPU, and no weights are kept.
+    Fused,
+}
+
+impl Attention {
+    fn is_auto(&self) -> bool {
+        *self == Self::Auto
+    }
+}
+
 /// The encoder. Defaults are BERT-base.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -66,6 +87,9 @@ pub struct Model {
     /// Dropout of attention weights, if it is another.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention_dropout: Option<f64>,
+    /// What dropout of attention weights is drawn from.
+    #[serde(skip_serializing_if = "Attention::is_auto")]
+    pub attention: Attention,
     /// Standard deviation of the initial weights (truncated normal).
     pub initializer_range: f64,
     /// Epsilon of the layer normalisations.
@@ -94,6 +118,7 @@ impl Default for Model {
             pad_vocabulary_to: 1,
             dropout: 0.1,
             attention_dropout: None,
+            attention: Attention::Auto,
             initializer_range: 0.02,
             layer_norm_eps: 1e-12,
         }

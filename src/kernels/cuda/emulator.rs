@@ -37,6 +37,10 @@ impl Card for Emulator {
         Host.fetch(numbers)
     }
 
+    fn seed(&self, seed: u64) {
+        Host.seed(seed);
+    }
+
     fn launch(&self, kernel: &str, blocks: usize, arguments: &mut Arguments) -> Result<(), String> {
         let name = CString::new(kernel).map_err(|error| error.to_string())?;
         let seed = self.launches.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5bd1_e995;

@@ -18,6 +18,9 @@ pub trait Card: Send + Sync {
     /// As [`Kernels::fetch`](crate::kernels::Kernels::fetch).
     fn fetch(&self, numbers: &Tensor) -> Vec<f64>;
 
+    /// As [`Kernels::seed`](crate::kernels::Kernels::seed).
+    fn seed(&self, seed: u64);
+
     /// Starts `blocks` blocks of [`THREADS`] threads of the kernel `lambert_NAME`, which reads and writes memory that the
     /// arguments point to.
     ///

@@ -94,6 +94,14 @@ impl<C: Card + 'static> Kernels for Cuda<C> {
         tensor.copy_(&whole);
     }
 
+    fn prefers_fused(&self) -> bool {
+        true
+    }
+
+    fn seed(&self, seed: u64) {
+        self.card.seed(seed);
+    }
+
     fn dropout_factors(&self, draws: &Draws<'_>, shape: &[i64]) -> Tensor {
         drop(&*self.card, &(self.zeros(shape, Kind::Float) + 1.0), None, draws)
     }

@@ -51,6 +51,10 @@ impl Kernels for Host {
         work(floats_mut(tensor));
     }
 
+    fn seed(&self, seed: u64) {
+        tch::manual_seed(seed as i64);
+    }
+
     fn dropout_factors(&self, draws: &Draws<'_>, shape: &[i64]) -> Tensor {
         let mut factors = Tensor::empty(shape, (Kind::Float, Device::Cpu));
         dropout::fill(floats_mut(&mut factors), shape, draws, slice::<i64>(draws.samples, Kind::Int64));
