@@ -32,6 +32,14 @@ pub enum Error {
     /// A card cannot be used.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// A card has failed while it was used.
+    #[error("card {card} is lost to this process: {said}")]
+    Card {
+        /// Its number, name and place on the bus.
+        card: String,
+        /// What CUDA says.
+        said: String,
+    },
     /// A step needs more memory than there is.
     #[error(
         "out of memory: {asked} more could not be had in a step; what lowers it: a smaller stage.{stage}.micro_batch_tokens \
@@ -133,6 +141,7 @@ impl Error {
                 exit::USAGE
             }
             Self::Device(error) if error.is_missing() => exit::USAGE,
+            Self::Card { .. } => exit::CARD,
             _ => exit::FAILED,
         }
     }
@@ -146,7 +155,7 @@ impl Error {
             Self::Dataset(DatasetError::NoManifest { .. }) => F::Host,
             Self::Dataset(error) if is_of_host(error) => F::Host,
             Self::Dataset(DatasetError::Store { .. }) => F::Passing,
-            Self::Replicas { blamed: true, .. } => F::Host,
+            Self::Replicas { blamed: true, .. } | Self::Card { .. } => F::Host,
             Self::Store(_) | Self::Resume { .. } | Self::Collective(_) | Self::Torch(_) | Self::Thread(_) => F::Passing,
             Self::Peer(_) | Self::Replicas { .. } => F::Passing,
             _ if self.exit_code() == exit::USAGE => F::Usage,

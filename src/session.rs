@@ -14,7 +14,7 @@ use lambert_store::{Patience, Store};
 use tch::Kind;
 
 use crate::control::Control;
-use crate::device::{self, Chosen};
+use crate::device::{self, Card, Chosen};
 use crate::error::Error;
 use crate::kernels::Kernels;
 use crate::{metrics, model};
@@ -43,6 +43,8 @@ pub struct Session {
     pub control: Arc<Control>,
     /// The device that this rank computes on.
     pub kernels: Arc<dyn Kernels>,
+    /// The card, if it is one.
+    pub card: Option<Card>,
     /// Floating-point operations a second of all ranks together, in a matrix product.
     pub peak: f64,
 }
@@ -75,7 +77,7 @@ impl Session {
         let mut peak = [metrics::matmul_peak(&*kernels, kind, width)?];
         ranks.group.all_reduce_sum_f64(&mut peak)?;
         let (readers, peak) = (readers(), peak[0]);
-        Ok((Self { config, config_sha256, store, lease, rank, world, readers, control, kernels, peak }, ranks))
+        Ok((Self { config, config_sha256, store, lease, rank, world, readers, control, kernels, card, peak }, ranks))
     }
 
     /// Whether this rank speaks for all.
@@ -83,8 +85,13 @@ impl Session {
         self.rank == 0
     }
 
-    /// A save that failed because another attempt has taken the run is told as that.
+    /// A save that failed because another attempt has taken the run is told as that, and a card that is lost is named.
     pub fn explain(&self, error: Error) -> Error {
+        if let (Error::Torch(failed), Some(card)) = (&error, &self.card)
+            && let Some(said) = failed.lost_card()
+        {
+            return Error::Card { card: card.name(), said: said.to_owned() };
+        }
         let brief = Patience { total: Duration::from_secs(5), ..Patience::default() };
         let lost = || Lease::attach(&self.store.with_patience(brief), self.lease.attempt()).and_then(|own| own.check());
         match error {

@@ -31,6 +31,31 @@ impl TorchError {
     }
 }
 
+/// What CUDA says of a card that no call of the process reaches any more. Each is an error of
+/// <https://docs.nvidia.com/cuda/cuda-runtime-api> after which "the process must be terminated".
+const LOST: [&str; 12] = [
+    "uncorrectable ECC error",
+    "uncorrectable NVLink error",
+    "illegal memory access",
+    "illegal instruction",
+    "misaligned address",
+    "invalid program counter",
+    "hardware stack error",
+    "invalid address space",
+    "unspecified launch failure",
+    "device-side assert",
+    "launch timed out",
+    "GPU has fallen off the bus",
+];
+
+impl TorchError {
+    /// Whether a card is lost to this process; then what CUDA says of it, in one line.
+    pub fn lost_card(&self) -> Option<&str> {
+        let line = self.0.lines().find(|line| LOST.iter().any(|words| line.contains(words)))?;
+        (line.contains("CUDA") || line.contains("driver")).then_some(line)
+    }
+}
+
 unsafe extern "C" {
     fn lambert_set_gradient(parameter: *mut torch_sys::C_tensor, gradient: *mut torch_sys::C_tensor) -> i32;
     fn lambert_allow_onednn(allowed: bool);
@@ -275,6 +300,17 @@ mod tests {
         assert_eq!(asked("mat1 and mat2 shapes cannot be multiplied"), None);
         let failed = guard(|| Tensor::zeros([1 << 50], (Kind::Float, Device::Cpu))).unwrap_err();
         assert_eq!(failed.memory().as_deref(), Some("4194304.00 GiB"), "{failed}");
+    }
+
+    #[test]
+    fn a_lost_card_is_told_from_an_operation_that_failed() {
+        let lost = |said: &str| TorchError(said.to_owned()).lost_card().map(str::to_owned);
+        let said = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported later";
+        assert_eq!(lost(said).as_deref(), Some("CUDA error: an illegal memory access was encountered"));
+        let said = "kernel adamw: the driver's cuLaunchKernel failed: CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC error encountered (214)";
+        assert!(lost(said).is_some());
+        assert_eq!(lost("CUDA out of memory. Tried to allocate 20.00 MiB"), None);
+        assert_eq!(lost("mat1 and mat2 shapes cannot be multiplied"), None);
     }
 
     #[test]

@@ -240,6 +240,13 @@ pub struct Card {
     pub nvrtc: String,
 }
 
+impl Card {
+    /// As a message names it.
+    pub fn name(&self) -> String {
+        format!("{} ({}, {})", self.index, self.facts.name, self.facts.bus)
+    }
+}
+
 impl std::fmt::Display for Card {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { index, facts, libtorch, nvrtc } = self;
