@@ -19,6 +19,7 @@ mod duplicates;
 mod error;
 mod finish;
 mod heads;
+pub(crate) mod ids;
 mod job;
 mod levels;
 mod lock;

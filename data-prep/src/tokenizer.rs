@@ -101,7 +101,7 @@ impl Tokenizer {
     /// For much text: remembers the words it has seen, spells most new ones itself, and is several times as fast.
     #[must_use]
     pub fn encoder(&self) -> Encoder<'_> {
-        Encoder { tokenizer: self, memo: Memo::new(), ids: Vec::new() }
+        Encoder { tokenizer: self, memo: Memo::new(), ids: Vec::new(), spelt: Vec::new() }
     }
 
     fn append(&self, text: &str, ids: &mut Vec<PipelineToken>) {
@@ -171,21 +171,24 @@ impl Tokenizer {
 pub struct Encoder<'a> {
     tokenizer: &'a Tokenizer,
     memo: Memo,
-    ids: Vec<PipelineToken>,
+    ids: Vec<u32>,
+    /// What the library gave for a part.
+    spelt: Vec<PipelineToken>,
 }
 
 impl Encoder<'_> {
     /// The ids of `text`, without special pieces, until the next call; equal to those of [`Tokenizer::encode`].
     pub fn encode(&mut self, text: &str) -> &[u32] {
-        let Self { tokenizer, memo, ids } = self;
+        let Self { tokenizer, memo, ids, spelt } = self;
         ids.clear();
-        let append = |part: &str, ids: &mut Vec<_>| {
+        memo.encode(text, ids, |part, ids| {
             if !tokenizer.words.append(part, ids) {
-                tokenizer.append(part, ids);
+                spelt.clear();
+                tokenizer.append(part, spelt);
+                ids.extend_from_slice(PipelineToken::cast_slice(spelt));
             }
-        };
-        memo::parts(text, |part| memo.encode(part, ids, append));
-        PipelineToken::cast_slice(ids)
+        });
+        ids
     }
 }
 

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::job::Job;
-use super::spill::{DocumentId, DoneBatch, ReadFile, SourceTotals, Spill, id_width};
-use super::{PrepError, Progress, Status, corpus};
+use super::spill::{DocumentId, DoneBatch, ReadFile, SourceTotals, Spill};
+use super::{PrepError, Progress, Status, corpus, ids};
 use crate::extract::{Extracted, extract};
 use crate::sentences;
 use crate::source::{Batch, Batches, Note, Part, SourceFile, is_read_by};
@@ -74,7 +74,7 @@ impl Shared<'_> {
     fn batches_until_the_end(&self, kept: usize, progress: &dyn Progress) -> Result<(), PrepError> {
         let samples = &self.job.config.samples;
         let signed = self.job.config.documents.remove_near_duplicates > 0.0;
-        let mut spill = Spill::new(samples.seed, samples.held_out, id_width(self.job.tokenizer.size()), signed);
+        let mut spill = Spill::new(samples.seed, samples.held_out, ids::width(self.job.tokenizer.size()), signed);
         let mut encoder = Documents::new(self.job);
         let mut place = Default::default();
         let mut written = Instant::now();

@@ -42,7 +42,7 @@ impl Words {
     }
 
     /// Appends the ids of `word`; `false` if it is none that is encoded here.
-    pub fn append<T: From<u32>>(&self, word: &str, ids: &mut Vec<T>) -> bool {
+    pub fn append(&self, word: &str, ids: &mut Vec<u32>) -> bool {
         let mut bytes = [0; LONGEST];
         let Some(bytes) = bytes.get_mut(..word.len()).filter(|_| is_word(word.as_bytes())) else { return false };
         bytes.copy_from_slice(word.as_bytes());
@@ -57,10 +57,10 @@ impl Words {
                 (1..=longest).rev().find_map(|length| Some((self.find(mark(&rest[..length], continues))?, length)));
             let Some((id, length)) = found else {
                 ids.truncate(start);
-                ids.push(self.unk.into());
+                ids.push(self.unk);
                 break;
             };
-            ids.push(id.into());
+            ids.push(id);
             rest = &rest[length..];
         }
         true
