@@ -30,6 +30,8 @@ mod sealed;
 mod shards;
 mod space;
 pub(crate) mod spill;
+#[cfg(test)]
+mod tests;
 mod tokenize;
 
 use std::path::Path;
