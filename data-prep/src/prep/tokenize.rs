@@ -84,11 +84,16 @@ impl Shared<'_> {
             self.encode(&batch, &mut encoder, &mut spill, progress)?;
             self.report(&batch, progress);
             if spill.len() >= kept || written.elapsed() >= LONGEST {
-                spill.write(&runs, self.part)?;
+                self.write(&mut spill, &runs)?;
                 written = Instant::now();
             }
         }
-        if spill.is_empty() { Ok(()) } else { spill.write(&runs, self.part) }
+        if spill.is_empty() { Ok(()) } else { self.write(&mut spill, &runs) }
+    }
+
+    fn write(&self, spill: &mut Spill, folder: &Path) -> Result<(), PrepError> {
+        self.job.tokenizer.check()?;
+        spill.write(folder, self.part)
     }
 
     fn encode(

@@ -200,8 +200,8 @@ impl Iterator for Parts<'_> {
     }
 }
 
-/// The typographic marks of running text: – — ‘ ’ “ ” …
-fn is_mark(bytes: &[u8]) -> bool {
+/// Whether `bytes` begin with one of the typographic marks of running text: – — ‘ ’ “ ” …
+pub fn is_mark(bytes: &[u8]) -> bool {
     matches!(bytes, [0xe2, 0x80, 0x93 | 0x94 | 0x98 | 0x99 | 0x9c | 0x9d | 0xa6, ..])
 }
 
