@@ -19,6 +19,7 @@ mod duplicates;
 mod error;
 mod finish;
 mod heads;
+pub(crate) mod ids;
 mod job;
 mod levels;
 mod lock;
@@ -29,6 +30,8 @@ mod sealed;
 mod shards;
 mod space;
 pub(crate) mod spill;
+#[cfg(test)]
+mod tests;
 mod tokenize;
 
 use std::path::Path;

@@ -1,13 +1,15 @@
 //! Paragraphs to sentences.
 //!
-//! The boundaries are those of Unicode's UAX #29, which the `icu_segmenter` crate finds. That standard cannot know
-//! abbreviations or reported speech, so boundaries behind `Mr.`, `J. R.` or `"Who?"` before `he asked` are taken out.
+//! The boundaries are those of Unicode's UAX #29 ([`boundaries()`]). That standard cannot know abbreviations or reported
+//! speech, so boundaries behind `Mr.`, `J. R.` or `"Who?"` before `he asked` are taken out.
 
-mod words;
+mod abbreviations;
+mod boundaries;
+mod starters;
 
-use icu_segmenter::SentenceSegmenter;
-use icu_segmenter::options::SentenceBreakInvariantOptions;
-use words::{ABBREVIATIONS, STARTERS};
+use abbreviations::ABBREVIATIONS;
+use boundaries::boundaries;
+use starters::STARTERS;
 
 /// Sentences with more bytes are divided at spaces where the script has no full stop.
 const LONG: usize = 600;
@@ -16,9 +18,8 @@ const PART: usize = 150;
 
 /// Appends the sentences of `paragraph` to `sentences`, without the space around them.
 pub fn split<'a>(paragraph: &'a str, sentences: &mut Vec<&'a str>) {
-    let segmenter = SentenceSegmenter::new(SentenceBreakInvariantOptions::default());
     let mut start = 0;
-    for end in segmenter.segment_str(paragraph).skip(1) {
+    for end in boundaries(paragraph) {
         let end = end + closing(&paragraph[end..]) - opening(&paragraph[start..end]);
         if end <= start || end < paragraph.len() && !is_boundary(&paragraph[start..end], &paragraph[end..]) {
             continue;
@@ -124,6 +125,11 @@ mod tests {
         let mut found = Vec::new();
         split(paragraph, &mut found);
         found
+    }
+
+    #[test]
+    fn lists_of_words_are_sorted() {
+        assert!(ABBREVIATIONS.is_sorted() && STARTERS.is_sorted());
     }
 
     #[test]

@@ -6,17 +6,20 @@
 
 mod error;
 pub mod json;
+mod library;
 mod memo;
 mod words;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use tokenizers::pipeline::{EncodeOptions, PipelineToken, PipelineTokenizer};
+use tokenizers::pipeline::{EncodeOptions, PipelineToken};
 
 pub use error::TokenizerError;
 pub use json::tokenizer_json;
 
+use library::Library;
 use memo::Memo;
 use words::Words;
 
@@ -52,10 +55,11 @@ impl Special {
 
 /// A WordPiece tokenizer; cheap to share between threads.
 pub struct Tokenizer {
-    pipeline: PipelineTokenizer,
+    library: Library,
     words: Words,
     options: EncodeOptions,
-    pieces: Vec<String>,
+    pieces: Arc<Vec<String>>,
+    origin: String,
     special: Special,
     lowercase: bool,
 }
@@ -81,13 +85,25 @@ impl Tokenizer {
 
     /// The same; errors call the vocabulary `origin`.
     pub fn named(bytes: &[u8], lowercase: bool, origin: &str) -> Result<Self, TokenizerError> {
-        let pieces = json::pieces(bytes, origin)?;
+        let tokenizer = Self::begin(bytes, lowercase, origin)?;
+        tokenizer.check().map(|()| tokenizer)
+    }
+
+    /// The same, while a part of it is still being built: what it encodes is of no use until [`Tokenizer::check`] was asked.
+    pub fn begin(bytes: &[u8], lowercase: bool, origin: &str) -> Result<Self, TokenizerError> {
+        let pieces = Arc::new(json::pieces(bytes, origin)?);
         let special = special(&pieces, origin)?;
-        let text = json::canonical(&pieces, lowercase);
-        let pipeline = tokenizers::from_json(&text)
-            .map_err(|source| TokenizerError::Build { origin: origin.to_owned(), source })?;
+        let library = Library::begin(pieces.clone(), lowercase);
         let words = Words::new(&pieces, special.unk, lowercase);
-        Ok(Self { pipeline, words, options: EncodeOptions::no_specials(), pieces, special, lowercase })
+        let (options, origin) = (EncodeOptions::no_specials(), origin.to_owned());
+        Ok(Self { library, words, options, pieces, origin, special, lowercase })
+    }
+
+    /// Whether all of it was built; waits until it is.
+    pub fn check(&self) -> Result<(), TokenizerError> {
+        let refused =
+            |reason: &String| TokenizerError::Build { origin: self.origin.clone(), source: reason.clone().into() };
+        self.library.built().as_ref().map(drop).map_err(refused)
     }
 
     /// The ids of `text`, without special pieces. (The library refuses texts of 4 GiB; such a one is one `[UNK]`.)
@@ -101,12 +117,13 @@ impl Tokenizer {
     /// For much text: remembers the words it has seen, spells most new ones itself, and is several times as fast.
     #[must_use]
     pub fn encoder(&self) -> Encoder<'_> {
-        Encoder { tokenizer: self, memo: Memo::new(), ids: Vec::new() }
+        Encoder { tokenizer: self, memo: Memo::new(), ids: Vec::new(), spelt: Vec::new() }
     }
 
     fn append(&self, text: &str, ids: &mut Vec<PipelineToken>) {
         let start = ids.len();
-        if self.pipeline.encode_into(text, &self.options, ids).is_err() {
+        let encoded = self.library.built().as_ref().is_ok_and(|it| it.encode_into(text, &self.options, ids).is_ok());
+        if !encoded {
             ids.truncate(start);
             ids.push(self.special.unk.into());
         }
@@ -171,21 +188,24 @@ impl Tokenizer {
 pub struct Encoder<'a> {
     tokenizer: &'a Tokenizer,
     memo: Memo,
-    ids: Vec<PipelineToken>,
+    ids: Vec<u32>,
+    /// What the library gave for a part.
+    spelt: Vec<PipelineToken>,
 }
 
 impl Encoder<'_> {
     /// The ids of `text`, without special pieces, until the next call; equal to those of [`Tokenizer::encode`].
     pub fn encode(&mut self, text: &str) -> &[u32] {
-        let Self { tokenizer, memo, ids } = self;
+        let Self { tokenizer, memo, ids, spelt } = self;
         ids.clear();
-        let append = |part: &str, ids: &mut Vec<_>| {
+        memo.encode(text, ids, |part, ids| {
             if !tokenizer.words.append(part, ids) {
-                tokenizer.append(part, ids);
+                spelt.clear();
+                tokenizer.append(part, spelt);
+                ids.extend_from_slice(PipelineToken::cast_slice(spelt));
             }
-        };
-        memo::parts(text, |part| memo.encode(part, ids, append));
-        PipelineToken::cast_slice(ids)
+        });
+        ids
     }
 }
 

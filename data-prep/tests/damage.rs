@@ -3,9 +3,9 @@
 
 mod common;
 
-use std::io::Write;
 use std::path::Path;
 
+use common::corpus::{bzip2, gzip};
 use common::{config, corpora, generated, run};
 use lambert_config::prep::{Damaged, Documents, Format, Source};
 use lambert_data_prep::dataset::Manifest;
@@ -13,18 +13,6 @@ use lambert_data_prep::prep::{self, Options, PrepError, Progress, Status};
 use lambert_data_prep::source::Note;
 
 const BLOCK: &str = "bzip2: damaged block";
-
-fn bzip2(bytes: &[u8]) -> Vec<u8> {
-    let mut encoder = bzip2::write::BzEncoder::new(Vec::new(), bzip2::Compression::fast());
-    encoder.write_all(bytes).unwrap();
-    encoder.finish().unwrap()
-}
-
-fn gzip(bytes: &[u8]) -> Vec<u8> {
-    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-    encoder.write_all(bytes).unwrap();
-    encoder.finish().unwrap()
-}
 
 /// Prepares one file, refusing or passing over damage.
 fn prepare(

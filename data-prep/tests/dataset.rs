@@ -1,15 +1,15 @@
 //! Datasets: written, read back, and damaged in every way that must be noticed.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
+#[path = "../../tests/support/samples.rs"]
+mod samples;
+
 use std::path::Path;
 use std::sync::Arc;
 
-use lambert_config::prep::{Packing, Pair};
-use lambert_data_prep::dataset::{
-    self, Counts, Dataset, Manifest, NO_PAIR, Sample, SampleRules, VERSION, VocabularyFile, sha256_hex,
-};
+use lambert_config::prep::Pair;
+use lambert_data_prep::dataset::{self, Dataset, Manifest, NO_PAIR, Sample, SampleRules, sha256_hex};
 use lambert_data_prep::random::Key;
-use lambert_data_prep::tokenizer::Special;
 use parquet::data_type::Int32Type;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
@@ -17,28 +17,7 @@ use parquet::schema::parser::parse_message_type;
 const VOCABULARY: &[u8] = b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\nc\n";
 
 fn manifest() -> Manifest {
-    Manifest {
-        version: VERSION,
-        split: "train".to_owned(),
-        preparation: String::new(),
-        corpus: Default::default(),
-        sequence_length: 16,
-        lowercase: true,
-        vocabulary: VocabularyFile { path: String::new(), size: 8, bytes: 0, sha256: String::new() },
-        special: Special { pad: 0, unk: 1, cls: 2, sep: 3, mask: 4 },
-        samples: SampleRules {
-            pair: Pair::Nsp,
-            packing: Packing::default(),
-            short_sequence_probability: 0.1,
-            passes: 1,
-            held_out: 0.0,
-            seed: 1,
-        },
-        counts: Counts::default(),
-        sources: Vec::new(),
-        unigram_entropy: 1.0,
-        shards: Vec::new(),
-    }
+    samples::manifest(16, 8, VOCABULARY)
 }
 
 /// Rows of many lengths.

@@ -6,74 +6,9 @@ mod common;
 use std::io::Write;
 use std::path::Path;
 
-use common::{config, generated, run};
+use common::corpus::{Corpus, bzip2, counts, gzip};
+use common::{config, run};
 use lambert_config::prep::{Damaged, Documents, Format, Invalid, Source};
-use lambert_data_prep::dataset::Manifest;
-use lambert_data_prep::prep::PrepError;
-
-/// Files of a corpus in one folder, the vocabulary beside it.
-struct Corpus {
-    folder: tempfile::TempDir,
-    text: String,
-}
-
-impl Corpus {
-    fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let (text, _) = generated(folder.path(), 60);
-        let text = std::fs::read_to_string(text).unwrap();
-        Self { folder, text }
-    }
-
-    fn path(&self) -> &Path {
-        self.folder.path()
-    }
-
-    fn source(&self, name: &str, bytes: &[u8], format: Format) -> Source {
-        let path = self.path().join(name);
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(&path, bytes).unwrap();
-        let documents = (format == Format::Text).then_some(Documents::BlankLine);
-        Source { path: path.display().to_string(), format, documents, ..Source::default() }
-    }
-
-    fn prepare(&self, sources: Vec<Source>) -> Result<Manifest, PrepError> {
-        self.prepare_with(sources, |_| {})
-    }
-
-    fn prepare_with(
-        &self,
-        sources: Vec<Source>,
-        change: impl Fn(&mut lambert_config::PrepConfig),
-    ) -> Result<Manifest, PrepError> {
-        let work = tempfile::tempdir().unwrap();
-        let mut config = config(work.path(), &self.path().join("vocab.txt"), sources);
-        config.samples.held_out = 0.0;
-        change(&mut config);
-        run(&config, 2).map(|report| report.datasets[0].manifest.clone())
-    }
-
-    /// Documents, sentences and samples of the text as it is.
-    fn plain(&self) -> [u64; 3] {
-        counts(&self.prepare(vec![self.source("plain.txt", self.text.as_bytes(), Format::Text)]).unwrap())
-    }
-}
-
-fn counts(manifest: &Manifest) -> [u64; 3] {
-    [manifest.counts.documents, manifest.counts.sentences, manifest.counts.samples]
-}
-
-fn gzip(bytes: &[u8]) -> Vec<u8> {
-    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-    encoder.write_all(bytes).unwrap();
-    encoder.finish().unwrap()
-}
-
-fn bzip2(bytes: &[u8]) -> Vec<u8> {
-    let mut encoder = bzip2::write::BzEncoder::new(Vec::new(), bzip2::Compression::fast());
-    encoder.write_all(bytes).unwrap();
-    encoder.finish().unwrap()
-}
 
 /// `The boat.` by `xz`: no encoder is linked in.
 const XZ: &[u8] = &[

@@ -15,10 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use lambert_config::prep::Source;
 use lambert_data_prep::random::Key;
-use lambert_data_prep::source::{self, Stored};
-use lambert_store::Store;
 use s3_server::{ACCESS_KEY, Fault, Rule, SECRET_KEY, Server};
 use tree::{Tree, assert_same, tree};
 
@@ -266,42 +263,6 @@ fn temporary_names_are_nobody_elses() {
     let ended = Command::new("sh").args(["-c", script, LAMBERT]).current_dir(place.0.path()).output().unwrap();
     assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
     assert_same(&place.undisturbed(), &tree(&place.path("data")));
-}
-
-const RATE: &str = "LAMBERT_TEST_RATE_URL";
-
-/// Prints the rates of a plain parallel download and of a preparation's reading, in turns.
-/// `cargo test --release -p lambert-launcher --test prep -- --ignored --nocapture rate_of`.
-#[test]
-#[ignore = "prints rates"]
-fn rate_of_reading_from_a_bucket() {
-    let place = Place(tempfile::tempdir().unwrap());
-    let server = Server::start(&place.path("bucket"), 0);
-    let text: Vec<u8> = (0..400_000_000_u64).map(|at| b"etaoin shrdlu\n"[(at * at / 7 % 14) as usize]).collect();
-    std::fs::create_dir_all(place.path("bucket/runs/in")).unwrap();
-    std::fs::write(place.path("bucket/runs/in/one.txt"), text).unwrap();
-    let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", "rate_child", "--nocapture"]).envs(server.environment());
-    assert!(child.env(RATE, "s3://runs/in").stdout(Stdio::null()).status().unwrap().success());
-}
-
-/// Not a test by itself: what the test above starts, beside its server.
-#[test]
-fn rate_child() {
-    let Ok(url) = std::env::var(RATE) else { return };
-    let store = Store::open(&url).unwrap();
-    let source = Source { path: format!("{url}/one.txt"), ..Source::default() };
-    let file = source::find(&[source]).unwrap().remove(0);
-    let rate = |read: &dyn Fn()| {
-        let start = Instant::now();
-        read();
-        file.bytes as f64 / 1e6 / start.elapsed().as_secs_f64()
-    };
-    for _ in 0..7 {
-        let plain = rate(&|| store.read_pieces("one.txt", file.bytes, |_| {}).unwrap());
-        let ours = rate(&|| drop(Stored::open(&file, Default::default(), 1 << 28).unwrap().finish().unwrap()));
-        eprintln!("plain {plain:.0} MB/s, read and hashed by a preparation {ours:.0} MB/s: {:.2}", ours / plain);
-    }
 }
 
 /// All development corpora in one job. `cargo test --release -p lambert-launcher --test prep -- --ignored --nocapture`.

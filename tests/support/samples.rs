@@ -1,6 +1,7 @@
 //! Datasets of any size, of samples that mean nothing.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![allow(dead_code, reason = "each test program uses a part")]
 
 use std::path::Path;
 
@@ -28,33 +29,8 @@ pub fn write(folder: &Path, shape: &Shape) {
     let vocabulary: String =
         ["[PAD]\n", "[UNK]\n", "[CLS]\n", "[SEP]\n", "[MASK]\n"].map(String::from).into_iter().chain(words).collect();
     std::fs::write(folder.join("vocab.txt"), &vocabulary).unwrap();
-    let mut manifest = Manifest {
-        version: VERSION,
-        split: "train".to_owned(),
-        preparation: String::new(),
-        corpus: Corpus::default(),
-        sequence_length: shape.longest,
-        lowercase: true,
-        vocabulary: VocabularyFile {
-            path: "vocab.txt".to_owned(),
-            size: shape.pieces,
-            bytes: vocabulary.len() as u64,
-            sha256: sha256_hex(vocabulary.as_bytes()),
-        },
-        special: Special { pad: 0, unk: 1, cls: 2, sep: 3, mask: 4 },
-        samples: SampleRules {
-            pair: Pair::Nsp,
-            packing: Packing::default(),
-            short_sequence_probability: 0.1,
-            passes: 1,
-            held_out: 0.0,
-            seed: 1,
-        },
-        counts: Counts { samples: shape.rows, ..Counts::default() },
-        sources: Vec::new(),
-        unigram_entropy: 1.0,
-        shards: Vec::new(),
-    };
+    let counts = Counts { samples: shape.rows, ..Counts::default() };
+    let mut manifest = Manifest { counts, ..manifest(shape.longest, shape.pieces, vocabulary.as_bytes()) };
     let mut ids = Vec::new();
     for shard in 0..shape.shards {
         let name = shard_name(shard as usize, shape.shards as usize);
@@ -74,4 +50,35 @@ pub fn write(folder: &Path, shape: &Shape) {
         manifest.shards.push(writer.finish().unwrap());
     }
     std::fs::write(folder.join("manifest.json"), manifest.to_json()).unwrap();
+}
+
+/// The manifest of a dataset without shards.
+pub fn manifest(longest: usize, pieces: usize, vocabulary: &[u8]) -> Manifest {
+    Manifest {
+        version: VERSION,
+        split: "train".to_owned(),
+        preparation: String::new(),
+        corpus: Corpus::default(),
+        sequence_length: longest,
+        lowercase: true,
+        vocabulary: VocabularyFile {
+            path: "vocab.txt".to_owned(),
+            size: pieces,
+            bytes: vocabulary.len() as u64,
+            sha256: sha256_hex(vocabulary),
+        },
+        special: Special { pad: 0, unk: 1, cls: 2, sep: 3, mask: 4 },
+        samples: SampleRules {
+            pair: Pair::Nsp,
+            packing: Packing::default(),
+            short_sequence_probability: 0.1,
+            passes: 1,
+            held_out: 0.0,
+            seed: 1,
+        },
+        counts: Counts::default(),
+        sources: Vec::new(),
+        unigram_entropy: 1.0,
+        shards: Vec::new(),
+    }
 }

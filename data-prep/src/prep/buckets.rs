@@ -6,12 +6,12 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::PrepError;
 use super::collected::Collected;
 use super::duplicates::Removed;
 use super::heads::Head;
 use super::job::{Job, Run};
-use super::spill::{DocumentId, HELD_OUT_CELLS, PARTS, TRAIN_CELLS, Totals, id_width};
+use super::spill::{DocumentId, HELD_OUT_CELLS, PARTS, TRAIN_CELLS, Totals};
+use super::{PrepError, ids};
 use crate::random::Key;
 use crate::samples::{self, Bucket, Rules};
 
@@ -194,7 +194,7 @@ pub fn make(
 }
 
 fn load(job: &Job<'_>, runs: &[Run], removed: &Removed, split: &Split, bucket: usize) -> Result<Bucket, PrepError> {
-    let (parts, width) = (&split.parts[bucket], id_width(job.tokenizer.size()));
+    let (parts, width) = (&split.parts[bucket], ids::width(job.tokenizer.size()));
     let (cells, seed) = (cells(parts), job.config.samples.seed);
     let whole = (parts.end - parts.start).is_multiple_of(u32::from(PARTS));
     let first = u32::from(cells.start) * u32::from(PARTS);

@@ -5,12 +5,10 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-use super::PrepError;
 use super::buckets::{Contents, SAMPLE_HEAD, interval};
 use super::job::Job;
 use super::merge::{Cursor, merge};
-use super::sealed;
-use super::spill::id_width;
+use super::{PrepError, ids, sealed};
 use crate::random::Key;
 use crate::tokenizer::Special;
 
@@ -34,7 +32,7 @@ impl<'a> Collected<'a> {
         let size = job.tokenizer.size();
         Self {
             job,
-            width: id_width(size),
+            width: ids::width(size),
             special: job.tokenizer.special(),
             bytes: Vec::new(),
             records: Vec::new(),
@@ -52,11 +50,8 @@ impl<'a> Collected<'a> {
         self.bytes.extend_from_slice(&(ids.len() as u16).to_le_bytes());
         self.bytes.extend_from_slice(&segment_b_start.to_le_bytes());
         self.bytes.push(label);
-        let width = self.width;
-        for id in ids {
-            self.bytes.extend_from_slice(&id.to_le_bytes()[..width]);
-            self.counts[*id as usize] += 1;
-        }
+        ids::write(ids, self.width, &mut self.bytes);
+        ids.iter().for_each(|&id| self.counts[id as usize] += 1);
         let length = (self.bytes.len() - start) as u64;
         self.records.push((key, start, self.bytes.len()));
         self.contents.samples += 1;

@@ -1,6 +1,5 @@
 //! Which documents are left out because another one is equal or alike. Of such documents the first in the corpus
 //! stays; those of `exclude` come before all others.
-
 //!
 //! Memory holds a bit for each document, and as many heads as the budget allows: the others wait in files.
 

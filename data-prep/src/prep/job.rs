@@ -127,7 +127,7 @@ impl<'a> Job<'a> {
         let vocabulary = std::fs::read(path).map_err(|source| {
             PrepError::Vocabulary(crate::tokenizer::TokenizerError::Read { path: path.to_owned(), source })
         })?;
-        let tokenizer = Tokenizer::named(&vocabulary, config.vocabulary.lowercase, &config.vocabulary.file)?;
+        let tokenizer = Tokenizer::begin(&vocabulary, config.vocabulary.lowercase, &config.vocabulary.file)?;
         let sources: Vec<Source> = config.source.iter().chain(&config.exclude).cloned().collect();
         let files = source::find(&sources)?;
         let fingerprint = fingerprint(config, &vocabulary, &files);

@@ -7,13 +7,12 @@ use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 
-use super::PrepError;
 use super::buckets::{Contents, Split};
 use super::collected::write_counts;
 use super::job::Job;
 use super::merge::{Cursor, merge};
 use super::sealed::{self, Sealed};
-use super::spill::id_width;
+use super::{PrepError, ids};
 
 /// Sample files of a split.
 pub struct Levels<'a> {
@@ -75,7 +74,7 @@ impl<'a> Levels<'a> {
         let size = self.job.tokenizer.size();
         let counts = token_counts(&files, size)?;
         sealed::write(&self.path(level, index), |output| {
-            let cursors = files.iter().map(|file| file.cursor(0, id_width(size))).collect();
+            let cursors = files.iter().map(|file| file.cursor(0, ids::width(size))).collect();
             merge(cursors, |sample| output.write_all(sample).map(|()| true))?;
             write_counts(&counts, output)?;
             Ok(files.iter().fold(Contents::default(), |sum, file| sum.with(&file.contents)))

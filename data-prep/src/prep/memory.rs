@@ -53,3 +53,23 @@ impl Memory {
         (self.variable() / each.max(1)).clamp(1, self.threads) as usize
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_little_is_refused_and_all_shares_together_stay_within_the_budget() {
+        let error = Memory::new(LEAST - 1, 2).unwrap_err();
+        assert!(error.is_usage() && error.to_string().contains("--memory: must be at least 256 MiB"), "{error}");
+        for (bytes, threads) in [(LEAST, 1), (LEAST, 64), (512 << 20, 2), (64 << 30, 16)] {
+            let memory = Memory::new(bytes, threads).unwrap();
+            let shares = (memory.kept() as u64 + memory.window()) * threads as u64;
+            assert!(FIXED + shares <= bytes && FIXED + memory.sorted() <= bytes, "{bytes} bytes, {threads} threads");
+            for each in [1 << 20, 40 << 20, 1 << 30] {
+                let workers = memory.workers(each);
+                assert!((1..=threads).contains(&workers) && (workers == 1 || workers as u64 * each + FIXED <= bytes));
+            }
+        }
+    }
+}

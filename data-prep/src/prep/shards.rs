@@ -3,13 +3,12 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use super::PrepError;
 use super::buckets::{Contents, INTERVALS, SAMPLE_HEAD};
 use super::job::Job;
 use super::levels::{Levels, SampleFile, token_counts};
 use super::merge::merge;
 use super::sealed::{self, Sealed};
-use super::spill::id_width;
+use super::{PrepError, ids};
 use crate::dataset::{DatasetError, Sample, Shard, ShardWriter, shard_name};
 
 /// All samples of a split.
@@ -38,7 +37,7 @@ impl Sorted {
             starts.push(start);
         }
         (0..INTERVALS).for_each(|interval| rows[interval + 1] += rows[interval]);
-        Ok(Self { files, starts, rows, width: id_width(job.tokenizer.size()) })
+        Ok(Self { files, starts, rows, width: ids::width(job.tokenizer.size()) })
     }
 
     /// Samples.
@@ -93,10 +92,7 @@ impl Sorted {
         let word = |at: usize| u16::from_le_bytes([sample[at], sample[at + 1]]);
         let tokens = &sample[SAMPLE_HEAD..];
         ids.clear();
-        match self.width {
-            2 => ids.extend(tokens.chunks_exact(2).map(|id| u32::from(u16::from_le_bytes([id[0], id[1]])))),
-            _ => ids.extend(tokens.chunks_exact(4).map(|id| u32::from_le_bytes([id[0], id[1], id[2], id[3]]))),
-        }
+        ids::read(tokens, self.width, ids);
         writer.push(Sample { input_ids: ids, segment_b_start: word(10), pair_label: sample[12] })
     }
 }

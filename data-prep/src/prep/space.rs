@@ -4,10 +4,9 @@ use std::path::Path;
 
 use lambert_config::prep::Format;
 
-use super::PrepError;
 use super::buckets::SAMPLE_HEAD;
 use super::job::{Job, Run};
-use super::spill::id_width;
+use super::{PrepError, ids};
 use crate::source::SourceFile;
 
 /// Disk space for the work folder; the dataset is made in it and moved out of it.
@@ -56,7 +55,7 @@ fn check(job: &Job<'_>, needs: Needs) -> Result<Needs, PrepError> {
 
 /// From the tokens of parts of the corpus and how often each part is used.
 fn needs(job: &Job<'_>, sizes: impl Iterator<Item = (f64, f64)>) -> Needs {
-    let width = id_width(job.tokenizer.size()) as f64;
+    let width = ids::width(job.tokenizer.size()) as f64;
     // A sample is at worst half full; [CLS] and two [SEP] come on top.
     let head = 2.0 * (SAMPLE_HEAD as f64 + 3.0 * width) / job.config.samples.sequence_length as f64;
     let bytes: f64 =

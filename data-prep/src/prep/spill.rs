@@ -10,7 +10,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::heads::{self, EXCLUDED, Head};
-use super::{PrepError, sealed};
+use super::{PrepError, ids, sealed};
 use crate::random::Key;
 use crate::source::Part;
 
@@ -178,11 +178,6 @@ impl std::ops::SubAssign for Totals {
     }
 }
 
-/// Bytes of a token id in the work folder.
-pub const fn id_width(vocabulary_size: usize) -> usize {
-    if vocabulary_size <= 1 << 16 { 2 } else { 4 }
-}
-
 /// Bytes before the sentence lengths of a record: file, ordinal, sentences, tokens.
 pub const RECORD_HEAD: usize = 16;
 
@@ -256,8 +251,7 @@ impl Spill {
             self.bytes.extend_from_slice(&head.to_le_bytes());
         }
         lengths.iter().for_each(|length| self.bytes.extend_from_slice(&length.to_le_bytes()));
-        let width = self.width;
-        tokens.iter().for_each(|id| self.bytes.extend_from_slice(&id.to_le_bytes()[..width]));
+        ids::write(tokens, self.width, &mut self.bytes);
     }
 
     /// What was collected since the last writing.

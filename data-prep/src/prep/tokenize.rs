@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::job::Job;
-use super::spill::{DocumentId, DoneBatch, ReadFile, SourceTotals, Spill, id_width};
-use super::{PrepError, Progress, Status, corpus};
+use super::spill::{DocumentId, DoneBatch, ReadFile, SourceTotals, Spill};
+use super::{PrepError, Progress, Status, corpus, ids};
 use crate::extract::{Extracted, extract};
 use crate::sentences;
 use crate::source::{Batch, Batches, Note, Part, SourceFile, is_read_by};
@@ -74,7 +74,7 @@ impl Shared<'_> {
     fn batches_until_the_end(&self, kept: usize, progress: &dyn Progress) -> Result<(), PrepError> {
         let samples = &self.job.config.samples;
         let signed = self.job.config.documents.remove_near_duplicates > 0.0;
-        let mut spill = Spill::new(samples.seed, samples.held_out, id_width(self.job.tokenizer.size()), signed);
+        let mut spill = Spill::new(samples.seed, samples.held_out, ids::width(self.job.tokenizer.size()), signed);
         let mut encoder = Documents::new(self.job);
         let mut place = Default::default();
         let mut written = Instant::now();
@@ -84,11 +84,16 @@ impl Shared<'_> {
             self.encode(&batch, &mut encoder, &mut spill, progress)?;
             self.report(&batch, progress);
             if spill.len() >= kept || written.elapsed() >= LONGEST {
-                spill.write(&runs, self.part)?;
+                self.write(&mut spill, &runs)?;
                 written = Instant::now();
             }
         }
-        if spill.is_empty() { Ok(()) } else { spill.write(&runs, self.part) }
+        if spill.is_empty() { Ok(()) } else { self.write(&mut spill, &runs) }
+    }
+
+    fn write(&self, spill: &mut Spill, folder: &Path) -> Result<(), PrepError> {
+        self.job.tokenizer.check()?;
+        spill.write(folder, self.part)
     }
 
     fn encode(

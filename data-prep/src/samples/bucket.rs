@@ -1,5 +1,6 @@
 //! The documents of a bucket in memory.
 
+use crate::prep::ids;
 use crate::prep::spill::{DocumentId, RECORD_HEAD};
 
 /// Documents in the order of their place in the corpus.
@@ -89,9 +90,6 @@ impl Document<'_> {
     /// Appends the tokens of a range.
     pub fn copy(&self, tokens: std::ops::Range<usize>, output: &mut Vec<u32>) {
         let bytes = &self.tokens[tokens.start * self.width..tokens.end * self.width];
-        match self.width {
-            2 => output.extend(bytes.chunks_exact(2).map(|id| u32::from(u16::from_le_bytes([id[0], id[1]])))),
-            _ => output.extend(bytes.chunks_exact(4).map(|id| u32::from_le_bytes([id[0], id[1], id[2], id[3]]))),
-        }
+        ids::read(bytes, self.width, output);
     }
 }

@@ -129,7 +129,15 @@ mod tests {
     #[test]
     fn an_object_that_has_gone_is_an_error() {
         let store = Store::open("memory://ahead").unwrap();
-        let error = Ahead::new(store, "gone", 100, PART).read_to_end(&mut Vec::new()).unwrap_err();
+        let mut failing = Ahead::new(store.clone(), "gone", 100, PART);
+        let error = failing.read_to_end(&mut Vec::new()).unwrap_err();
+        assert!(error.to_string().contains("no such object"), "{error}");
+        // In the middle, where other threads read.
+        store.put("going", vec![7; 3 * PART as usize].into()).unwrap();
+        let mut failing = Ahead::new(store.clone(), "going", 3 * PART, 4 * PART);
+        failing.read_exact(&mut vec![0; PART as usize]).unwrap();
+        store.delete("going").unwrap();
+        let error = failing.read_to_end(&mut Vec::new()).unwrap_err();
         assert!(error.to_string().contains("no such object"), "{error}");
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{BufRead, Error, ErrorKind, Read, Result};
 
-use super::open::Input;
+use super::open::{Input, read_buffered};
 use super::stored::StorageError;
 
 /// What a reader meets where a part of the text is missing. The next call reads what comes behind it.
@@ -67,11 +67,7 @@ impl Tolerant {
 
 impl Read for Tolerant {
     fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
-        let available = self.fill_buf()?;
-        let count = available.len().min(buffer.len());
-        buffer[..count].copy_from_slice(&available[..count]);
-        self.consume(count);
-        Ok(count)
+        read_buffered(self, buffer)
     }
 }
 

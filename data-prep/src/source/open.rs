@@ -126,3 +126,10 @@ fn encoding(
 fn buffered(reader: impl Read + Send + 'static) -> Input {
     Box::new(BufReader::with_capacity(BUFFER, reader))
 }
+
+/// [`Read::read`] for who has [`BufRead`].
+pub fn read_buffered(input: &mut impl BufRead, buffer: &mut [u8]) -> std::io::Result<usize> {
+    let count = input.fill_buf()?.read(buffer)?;
+    input.consume(count);
+    Ok(count)
+}

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, Error, Read, Result};
 
-use super::open::Input;
+use super::open::{Input, read_buffered};
 
 /// Bytes that are looked at: a tar archive shows itself in the first 512.
 const HEAD: usize = 4096;
@@ -47,11 +47,7 @@ impl Peeked {
 
 impl Read for Peeked {
     fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
-        let available = self.fill_buf()?;
-        let count = available.len().min(buffer.len());
-        buffer[..count].copy_from_slice(&available[..count]);
-        self.consume(count);
-        Ok(count)
+        read_buffered(self, buffer)
     }
 }
 

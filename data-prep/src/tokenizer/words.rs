@@ -1,9 +1,9 @@
-//! Words of ASCII letters and digits, which are nearly all that English text has, by WordPiece's own rule: the longest piece
-//! first, again and again, and `[UNK]` for a word that cannot be spelt so. On them BERT's cleaning does nothing but lowercase,
-//! so that the library's way is longer than the work. tests/tokenizer.rs holds this to be equal to it.
+//! Words of ASCII letters and digits and single marks, which are nearly all that English text has, by WordPiece's own rule: the
+//! longest piece first, again and again, and `[UNK]` for a word that cannot be spelt so. On them BERT's cleaning does nothing but
+//! lowercase, so that the library's way is longer than the work. tests/tokenizer.rs holds this to be equal to it.
 
 use super::json::PREFIX;
-use super::memo::{Key, index, key};
+use super::memo::{Key, index, is_mark, key};
 
 /// Bytes of a word that is encoded here.
 const LONGEST: usize = super::memo::LONGEST;
@@ -42,7 +42,7 @@ impl Words {
     }
 
     /// Appends the ids of `word`; `false` if it is none that is encoded here.
-    pub fn append<T: From<u32>>(&self, word: &str, ids: &mut Vec<T>) -> bool {
+    pub fn append(&self, word: &str, ids: &mut Vec<u32>) -> bool {
         let mut bytes = [0; LONGEST];
         let Some(bytes) = bytes.get_mut(..word.len()).filter(|_| is_word(word.as_bytes())) else { return false };
         bytes.copy_from_slice(word.as_bytes());
@@ -57,10 +57,10 @@ impl Words {
                 (1..=longest).rev().find_map(|length| Some((self.find(mark(&rest[..length], continues))?, length)));
             let Some((id, length)) = found else {
                 ids.truncate(start);
-                ids.push(self.unk.into());
+                ids.push(self.unk);
                 break;
             };
-            ids.push(id.into());
+            ids.push(id);
             rest = &rest[length..];
         }
         true
@@ -91,5 +91,9 @@ fn mark(text: &[u8], continues: bool) -> Key {
 }
 
 fn is_word(text: &[u8]) -> bool {
-    (1..=LONGEST).contains(&text.len()) && text.iter().all(u8::is_ascii_alphanumeric)
+    match text {
+        [mark] if mark.is_ascii_punctuation() => true,
+        [_, _, _] if is_mark(text) => true,
+        _ => (1..=LONGEST).contains(&text.len()) && text.iter().all(u8::is_ascii_alphanumeric),
+    }
 }

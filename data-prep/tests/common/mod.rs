@@ -1,6 +1,7 @@
 //! What the tests of preparations share.
 #![allow(dead_code, unused_imports)] // Each test file uses a part of it.
 
+pub mod corpus;
 #[path = "../../../tests/support/tree.rs"]
 mod tree;
 

@@ -1,0 +1,78 @@
+//! Whole preparations in small pieces: what would not fit into memory goes through files, and nothing shows of it.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use lambert_config::PrepConfig;
+use lambert_config::prep::{Documents, Format, Pair, Source};
+
+use super::{MEMORY, Manifest, Options, Scale, Status, run_in_pieces};
+use crate::{grammar, vocab};
+
+/// Twice the same 600 documents, of which half are held out.
+fn config(folder: &Path) -> PrepConfig {
+    let (text, vocabulary) = (folder.join("corpus.txt"), folder.join("vocab.txt"));
+    grammar::generate(File::create(&text).unwrap(), 600, 1).unwrap();
+    let path = text.display().to_string();
+    let (format, documents) = (Format::Text, Some(Documents::BlankLine));
+    let source = Source { path, format, documents, ..Source::default() };
+    let settings = vocab::Settings { size: 600, ..Default::default() };
+    std::fs::write(&vocabulary, vocab::train(std::slice::from_ref(&source), &settings).unwrap()).unwrap();
+    let mut config = PrepConfig { source: vec![source.clone(), source], ..PrepConfig::default() };
+    config.vocabulary.file = vocabulary.display().to_string();
+    (config.output.shards, config.samples.held_out) = (3, 0.5);
+    config
+}
+
+/// The manifests of both datasets, and how many buckets there were.
+fn prepare(config: &PrepConfig, name: &str, scale: Scale) -> (Vec<Manifest>, u64) {
+    let mut config = config.clone();
+    config.output.url = Path::new(&config.vocabulary.file).with_file_name(name).display().to_string();
+    let buckets = AtomicU64::new(0);
+    let progress = |status: &Status| {
+        if status.unit == "buckets" {
+            buckets.fetch_max(status.total, Ordering::Relaxed);
+        }
+    };
+    let options = Options { threads: 2, memory: MEMORY, part: None, progress: &progress };
+    let report = run_in_pieces(&config, &options, scale).unwrap();
+    (report.datasets.into_iter().map(|dataset| dataset.manifest).collect(), buckets.into_inner())
+}
+
+#[test]
+fn what_goes_through_files_is_what_stays_in_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(folder.path());
+    config.documents.remove_near_duplicates = 0.8;
+    let whole = Scale { bucket: 2000, ..Scale::default() };
+    let (expected, buckets) = prepare(&config, "whole", whole);
+    assert!(buckets > 8, "{buckets} buckets");
+    assert_eq!(expected[0].counts.rejected["documents: duplicate"], 600);
+    for (name, scale) in [
+        ("sorted", Scale { sorted: 2000, ..whole }),
+        ("merged", Scale { merged: 2, ..whole }),
+        ("compared", Scale { compared: 5000, ..whole }),
+        ("all", Scale { sorted: 2000, merged: 3, compared: 5000, ..whole }),
+    ] {
+        assert_eq!(prepare(&config, name, scale).0, expected, "{name}");
+    }
+}
+
+/// There are 64 cells of held-out documents.
+#[test]
+fn buckets_of_less_than_a_cell_lose_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(folder.path());
+    config.samples.pair = Pair::None;
+    for (name, scale) in [("large", Scale::default()), ("small", Scale { bucket: 4, ..Scale::default() })] {
+        let (manifests, buckets) = prepare(&config, name, scale);
+        assert_eq!(buckets > 400, name == "small", "{buckets} buckets");
+        let sum = |count: fn(&Manifest) -> u64| manifests.iter().map(count).sum::<u64>();
+        let read: u64 = manifests[0].sources.iter().map(|source| source.tokens).sum();
+        // A sample without pairs has [CLS] and [SEP], and a [SEP] between two documents.
+        let framed = sum(|manifest| manifest.counts.tokens) - 2 * sum(|manifest| manifest.counts.samples);
+        assert!((read..read + 1200).contains(&framed), "{name}: {framed} of {read}");
+        assert_eq!(sum(|manifest| manifest.counts.documents), 1200, "{name}");
+    }
+}

@@ -1,0 +1,84 @@
+//! The sentence boundaries of Unicode's UAX #29.
+//!
+//! `icu_segmenter` finds them and looks at every character. Only behind a full stop or one of its like can a sentence end, so
+//! here it begins with the character before the next one that might be such: of what stands further to the left no rule asks.
+
+use icu_segmenter::SentenceSegmenter;
+use icu_segmenter::options::SentenceBreakInvariantOptions;
+
+/// The places behind each sentence of `text`, the last of them its end.
+pub fn boundaries(text: &str) -> impl Iterator<Item = usize> {
+    let segmenter = SentenceSegmenter::new(SentenceBreakInvariantOptions::default());
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let from = at + quiet(&text.as_bytes()[at..]);
+        // The first one found is the beginning.
+        at = from + segmenter.segment_str(&text[from..]).nth(1)?;
+        Some(at)
+    })
+}
+
+/// Where the last of the quiet characters starts that `text` begins with: those that end no sentence and that no character
+/// before them changes.
+fn quiet(text: &[u8]) -> usize {
+    let (mut last, mut at) = (0, 0);
+    loop {
+        let run = text[at..].iter().position(|&byte| !QUIET[usize::from(byte)]).unwrap_or(text.len() - at);
+        if run > 0 {
+            at += run;
+            last = at - 1;
+        }
+        let width = match text[at..] {
+            // Letters: Latin from À to ſ, Cyrillic from Ѐ to ѿ.
+            [0xc3..=0xc5 | 0xd0..=0xd1, _, ..] => 2,
+            // – — ‘ ’ “ ” …
+            [0xe2, 0x80, 0x93 | 0x94 | 0x98 | 0x99 | 0x9c | 0x9d | 0xa6, ..] => 3,
+            _ => return last,
+        };
+        last = at;
+        at += width;
+    }
+}
+
+/// The quiet characters of ASCII.
+const QUIET: [bool; 256] = {
+    let mut quiet = [false; 256];
+    let mut byte = 0;
+    while byte < 128 {
+        quiet[byte] = !matches!(byte as u8, b'.' | b'!' | b'?' | b'\n' | b'\r');
+        byte += 1;
+    }
+    quiet
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Key;
+
+    fn assert_same(text: &str) {
+        let segmenter = SentenceSegmenter::new(SentenceBreakInvariantOptions::default());
+        let expected: Vec<usize> = segmenter.segment_str(text).skip(1).collect();
+        assert_eq!(boundaries(text).collect::<Vec<_>>(), expected, "{text:?}");
+    }
+
+    #[test]
+    fn they_are_those_of_the_whole_text() {
+        ["", ".", "a", "A.B", "x. y", "3.14 e.g. It. «Ja.» No", "Who? “he.” ’Tis…", "Да. Нет", "好。不好"]
+            .into_iter()
+            .for_each(assert_same);
+        // What stops, what closes, what goes on, what combines, and every character that is passed over.
+        let odd = ".!?。．\u{85}\u{2028}\r\n\t )”’»,;:—–…aBz9 \u{301}\u{ad}\u{200d}\u{feff}ßЯяאا ज中ไ١ª\u{1f600}";
+        let quiet = (0..0x80).chain(0xc0..0x180).chain(0x400..0x480).filter_map(char::from_u32);
+        let characters: Vec<char> = odd.chars().chain(quiet).collect();
+        let odd = odd.chars().count() as u64;
+        for seed in 0..100_000 {
+            let mut rng = Key::new(seed).rng();
+            let pick = |_| {
+                let most = if rng.chance(0.7) { odd } else { characters.len() as u64 };
+                characters[rng.below(most) as usize]
+            };
+            assert_same(&(0..1 + seed % 12).map(pick).collect::<String>());
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! The rate at which a preparation reads an object of a bucket, beside plain downloads of the same object, from an S3 server on
+//! this machine: `cargo bench --workspace --bench inputs [-- MEBIBYTES]`. Each line is the median of the rounds, which are
+//! interleaved. (The server reads a whole object for each request, so the object is small, and is read several times.)
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a benchmark reports")]
+
+#[path = "../../cluster/store/tests/s3_server/mod.rs"]
+mod s3_server;
+
+use std::io::Read;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Instant;
+
+use clap::Parser;
+use lambert_config::prep::{Format, Source};
+use lambert_data_prep::source::{self, Stored};
+use object_store::ObjectStoreExt;
+use object_store::aws::{AmazonS3, AmazonS3Builder};
+use s3_server::{BUCKET, Server};
+use tokio::task::JoinSet;
+
+const OBJECT: &str = "corpus/text.txt";
+/// How often the object is read in a round.
+const TIMES: u64 = 4;
+
+#[derive(Parser)]
+struct Arguments {
+    /// The size of the object
+    #[arg(default_value_t = 32)]
+    mebibytes: u64,
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// The bytes of the object that a server of the environment has
+    #[arg(long, hide = true)]
+    measure: Option<u64>,
+    /// What cargo passes to every benchmark
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+fn main() {
+    let arguments = Arguments::parse();
+    if let Some(bytes) = arguments.measure {
+        return measure(bytes, arguments.rounds);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(BUCKET).join(OBJECT);
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let bytes = arguments.mebibytes << 20;
+    let line = "The boat that the king saw went down the river before the old men had come home.\n";
+    let lines = line.repeat((bytes / line.len() as u64) as usize);
+    std::fs::write(&path, &lines).unwrap();
+    let server = Server::start(folder.path(), 0);
+    // A program of its own finds the server as every preparation does.
+    let mut measuring = Command::new(std::env::current_exe().unwrap());
+    measuring.args(["--rounds", &arguments.rounds.to_string(), "--measure", &lines.len().to_string()]);
+    measuring.envs(server.environment()).env("AWS_ALLOW_HTTP", "true");
+    assert!(measuring.status().unwrap().success());
+}
+
+fn measure(bytes: u64, rounds: usize) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let client = Arc::new(AmazonS3Builder::from_env().with_bucket_name(BUCKET).build().unwrap());
+    let source = Source { path: format!("s3://{BUCKET}/{OBJECT}"), format: Format::Text, ..Source::default() };
+    let file = source::find(std::slice::from_ref(&source)).unwrap().remove(0);
+    assert_eq!(file.bytes, bytes);
+    let mut contestants: [(&str, &mut dyn FnMut() -> u64); 5] = [
+        ("one request", &mut || runtime.block_on(whole(&client))),
+        ("6 requests of 4 MiB at a time", &mut || runtime.block_on(download(&client, bytes, 4 << 20, 6))),
+        ("8 requests of 16 MiB at a time", &mut || runtime.block_on(download(&client, bytes, 16 << 20, 8))),
+        ("lambert: bytes, hashed", &mut || {
+            let mut stored = Stored::open(&file, Arc::default(), 1 << 30).unwrap();
+            let mut buffer = vec![0; 128 << 10];
+            std::iter::from_fn(|| Some(stored.read(&mut buffer).unwrap()).filter(|&count| count > 0)).sum::<usize>()
+                as u64
+        }),
+        ("lambert: documents", &mut || {
+            let mut reader = source::reader(&source, &file, Arc::default()).unwrap();
+            std::iter::from_fn(|| reader.next().unwrap()).map(|document| document.bytes.len() as u64).sum()
+        }),
+    ];
+    let mut times = vec![Vec::new(); contestants.len()];
+    for _ in 0..rounds {
+        for ((_, once), times) in contestants.iter_mut().zip(&mut times) {
+            let start = Instant::now();
+            (0..TIMES).for_each(|_| assert_eq!(once(), bytes));
+            times.push(start.elapsed().as_secs_f64());
+        }
+    }
+    for ((name, _), times) in contestants.iter().zip(&mut times) {
+        times.sort_by(f64::total_cmp);
+        let rate = |seconds: f64| (TIMES * bytes) as f64 / 1e6 / seconds;
+        let (fastest, slowest) = (rate(times[0]), rate(times[times.len() - 1]));
+        println!("{name:32} {:6.0} MB/s ({slowest:.0} to {fastest:.0})", rate(times[times.len() / 2]));
+    }
+}
+
+async fn whole(client: &AmazonS3) -> u64 {
+    client.get(&OBJECT.into()).await.unwrap().bytes().await.unwrap().len() as u64
+}
+
+/// All ranges of the object, `parallel` of them under way at a time; what has come is dropped.
+async fn download(client: &Arc<AmazonS3>, bytes: u64, part: u64, parallel: usize) -> u64 {
+    let (mut under_way, mut sum) = (JoinSet::new(), 0);
+    for start in (0..bytes).step_by(part as usize) {
+        if under_way.len() == parallel {
+            sum += under_way.join_next().await.unwrap().unwrap();
+        }
+        let client = client.clone();
+        let range = start..(start + part).min(bytes);
+        under_way.spawn(async move { client.get_range(&OBJECT.into(), range).await.unwrap().len() as u64 });
+    }
+    sum + under_way.join_all().await.into_iter().sum::<u64>()
+}
