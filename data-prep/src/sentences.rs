@@ -1,6 +1,6 @@
 //! Paragraphs to sentences.
 //!
-//! The boundaries are those of Unicode's UAX #29 ([`boundaries()`]). That standard cannot know abbreviations or reported
+//! The boundaries are those of Unicode's UAX #29 (`boundaries`). That standard cannot know abbreviations or reported
 //! speech, so boundaries behind `Mr.`, `J. R.` or `"Who?"` before `he asked` are taken out.
 
 mod abbreviations;
