@@ -28,7 +28,7 @@ pub struct Libtorch {
 }
 
 impl Libtorch {
-    /// The first of: the folder `configured`, unless that is empty; the one that [`VARIABLE`] names; lib/ beside the
+    /// The first of: the folder `configured`, unless that is empty; the one that `LAMBERT_LIBTORCH` names; lib/ beside the
     /// program; the installed Python package torch; what cluster/setup.sh has fetched.
     ///
     /// # Errors
