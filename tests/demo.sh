@@ -91,7 +91,7 @@ say "Summary"
 printf 'MLM loss at the first step            %.4f nats\n' "$first"
 printf 'MLM loss of the last 20 steps         %.4f nats\n' "$last"
 printf 'held-out MLM loss                     %.4f nats\n' "$(number mlm_loss < "$demo/eval.json")"
-printf 'a guesser that ignores context        %.4f nats\n' "$entropy"
+printf 'unigram baseline                      %.4f nats\n' "$entropy"
 printf 'lost to the kill at step %-12s %.1f s\n' "$killed" "$lost"
 printf 'exported for transformers             %s\n' "$demo/model"
 # Held-out sentences with one word hidden; a word between the third and the last.

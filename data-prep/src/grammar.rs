@@ -28,7 +28,7 @@ pub struct Report {
     pub bytes: u64,
     /// Different words.
     pub vocabulary: usize,
-    /// Nats per word of a guesser that does not look at the context.
+    /// Loss of the unigram baseline, nats per word.
     pub unigram_entropy: f64,
 }
 
@@ -252,7 +252,7 @@ mod tests {
         assert!((4.0..6.0).contains(&report.unigram_entropy), "{report:?}");
     }
 
-    /// A guesser that knows the word before is much better already; the topic and the far agreement come on top.
+    /// A bigram baseline is much better already; the topic and the far agreement come on top.
     #[test]
     fn the_word_before_tells_more_than_a_nat() {
         let mut bytes = Vec::new();

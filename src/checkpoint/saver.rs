@@ -44,7 +44,7 @@ pub struct Saver<'a> {
     evaluated: Option<(u64, f64)>,
     last_save: Instant,
     trouble: Trouble,
-    /// Seconds that training stood still for checkpoints since the last record.
+    /// Seconds that training paused for checkpoints since the last record.
     stall: f64,
 }
 

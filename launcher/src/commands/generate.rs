@@ -28,7 +28,7 @@ pub fn generate(arguments: &cli::Generate) -> Outcome {
         .to_string(),
         false => format!(
             "{output}: {} documents, {} sentences, {} words ({} different), {} bytes\n\
-             unigram entropy {entropy:.4} nats a word: the loss of a guesser that ignores context",
+             unigram entropy {entropy:.4} nats a word: the loss of the unigram baseline",
             report.documents, report.sentences, report.words, report.vocabulary, report.bytes
         ),
     };

@@ -26,7 +26,7 @@ fn described(found: &Inspection) -> String {
         format!("from        {} documents, {} sentences", counts.documents, counts.sentences),
         format!("pairs       {:?}, {replaced} replaced or swapped", manifest.samples.pair),
         format!("vocabulary  {} pieces, {case}", manifest.vocabulary.size),
-        format!("entropy     {:.4} nats a piece (a guesser without context)", manifest.unigram_entropy),
+        format!("entropy     {:.4} nats a piece (unigram baseline)", manifest.unigram_entropy),
         format!("shards      {}, {bytes} bytes", manifest.shards.len()),
         format!("sha256      {}", found.sha256),
     ];

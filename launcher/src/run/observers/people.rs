@@ -60,7 +60,7 @@ impl People {
                 self.display.set_steps(*steps);
             }
             EventKind::Checkpoint { name, seconds, written, .. } => {
-                tracing::info!("saved checkpoint {name} in {written:.2} s; training stood still for {seconds:.3} s");
+                tracing::info!("saved checkpoint {name} in {written:.2} s; training paused {seconds:.3} s");
             }
             EventKind::Evaluation(evaluation) => {
                 let Score { objective, loss, accuracy } = evaluation.scores.main();
