@@ -111,11 +111,19 @@ extern "C" fn failed(text: *const c_char) {
 
 unsafe extern "C" {
     fn lambert_torch_settings() -> *const c_char;
+    fn lambert_seed_card(index: i32, seed: u64, failed: Failed) -> i32;
     fn lambert_current_stream(index: i32, stream: *mut *mut c_void, failed: Failed) -> i32;
 }
 
 /// The version of libtorch's headers that the program was built with.
 pub const BUILT_WITH: &str = env!("LAMBERT_LIBTORCH_VERSION");
+
+/// Seeds libtorch's own generator for card `index`; panics like tch where there is no such card.
+pub fn seed_card(index: usize, seed: u64) {
+    // SAFETY: numbers only.
+    let code = unsafe { lambert_seed_card(index as i32, seed, failed) };
+    assert_eq!(code, 0, "{}", SAID.with(RefCell::take));
+}
 
 /// The stream of card `index` that this thread's operations go to, as CUDA knows it.
 ///

@@ -7,6 +7,7 @@
 #include <ATen/core/ivalue.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <atomic>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 
@@ -190,6 +191,20 @@ extern "C" at::Tensor *lambert_own_transpose(const at::Tensor *x, const at::Tens
 // The rows of `table`, a parameter of the same sort, that `ids` name. Returns as `made` does.
 extern "C" at::Tensor *lambert_embedding(const at::Tensor *table, const at::Tensor *ids, void (*failed)(const char *)) {
   return made([&] { return Embedding::apply(*table, *ids); }, failed);
+}
+
+// Seeds the default generator of card `index`. Returns 0, or 1 and tells `failed` why.
+extern "C" int lambert_seed_card(int index, uint64_t seed, void (*failed)(const char *)) {
+  try {
+    const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index));
+    at::Generator generator = at::globalContext().defaultGenerator(device);
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_current_seed(seed);
+    return 0;
+  } catch (const std::exception &error) {
+    failed(error.what());
+    return 1;
+  }
 }
 
 // The stream of card `index` that this thread's operations go to, as CUDA knows it (null is the default one), into `stream`.

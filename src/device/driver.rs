@@ -28,6 +28,20 @@ pub enum DriverError {
     },
 }
 
+impl DriverError {
+    /// Whether this only says that the machine has no card that this process may use.
+    pub fn has_no_card(&self) -> bool {
+        match self {
+            Self::Absent(_) => true,
+            Self::Call { code, .. } => *code == NO_DEVICE || *code == STUB_LIBRARY,
+        }
+    }
+}
+
+/// `CUDA_ERROR_NO_DEVICE`, and `CUDA_ERROR_STUB_LIBRARY`: a driver's place is taken by what programs are linked with.
+const NO_DEVICE: i32 = 100;
+const STUB_LIBRARY: i32 = 34;
+
 type Status = c_int;
 type Device = c_int;
 type Context = *mut c_void;
@@ -81,7 +95,7 @@ impl Driver {
     /// Loads the driver and lets it begin.
     ///
     /// # Errors
-    /// There is none, or it finds no card.
+    /// There is none, or it cannot begin; without a card that is [`DriverError::has_no_card`].
     pub fn open() -> Result<Self, DriverError> {
         // SAFETY: NVIDIA's library; its initializers have no conditions.
         let library = unsafe { Library::open(Some(NAME), RTLD_NOW | RTLD_GLOBAL) };
@@ -196,19 +210,6 @@ impl Driver {
         self.check("cuCtxSetCurrent", unsafe { set(context) })
     }
 
-    /// Free and all bytes of a card's memory.
-    ///
-    /// # Errors
-    /// The driver refuses.
-    pub fn memory(&self, index: usize) -> Result<(u64, u64), DriverError> {
-        self.enter(self.context(index)?)?;
-        let ask = self.symbol::<unsafe extern "C" fn(*mut usize, *mut usize) -> Status>("cuMemGetInfo_v2")?;
-        let (mut free, mut total) = (0, 0);
-        // SAFETY: both integers live for the call.
-        self.check("cuMemGetInfo_v2", unsafe { ask(&raw mut free, &raw mut total) })?;
-        Ok((free as u64, total as u64))
-    }
-
     /// The functions of these names out of a cubin, on a card.
     ///
     /// # Errors
@@ -252,7 +253,7 @@ impl Loaded {
     /// Starts `blocks` blocks of `threads` threads on `stream`.
     ///
     /// # Errors
-    /// The driver refuses; a number of its own says that the card is lost ([`is_lost`]).
+    /// The driver refuses.
     ///
     /// # Safety
     /// `arguments` point to as many values as the kernel has parameters, of their types.
@@ -273,5 +274,18 @@ impl Loaded {
         let status =
             unsafe { (self.launch)(function, blocks, 1, 1, threads, 1, 1, 0, stream, pointers, std::ptr::null_mut()) };
         self.driver.check("cuLaunchKernel", status)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_that_is_broken_is_not_one_without_cards() {
+        let failed = |code| DriverError::Call { call: "cuInit", code, said: String::new() };
+        assert!(DriverError::Absent(String::new()).has_no_card() && failed(100).has_no_card());
+        // CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, CUDA_ERROR_UNKNOWN.
+        assert!(!failed(803).has_no_card() && !failed(999).has_no_card());
     }
 }

@@ -44,13 +44,12 @@ impl Card for Gpu {
     }
 
     fn seed(&self, seed: u64) {
-        // Of all cards that this process has begun to use, which is this one.
-        tch::Cuda::manual_seed_all(seed);
+        torch::seed_card(self.index, seed);
     }
 
     fn launch(&self, kernel: &str, blocks: usize, arguments: &mut Arguments) -> Result<(), String> {
         let stream = torch::current_stream(self.index)?;
-        // SAFETY: the callers in this folder pass what kernels.cu has; the emulator calls the same with checked types.
+        // SAFETY: src/kernels/cuda passes what kernels.cu has; the tests run the same calls by the emulator.
         let launched = unsafe { self.loaded.launch(kernel, blocks, THREADS, stream, arguments.pointers()) };
         launched.map_err(|error| error.to_string())
     }

@@ -11,8 +11,8 @@ use super::DeviceError;
 pub const NAME: &str = "libtorch_cuda.so";
 /// Names a folder that it is in.
 pub const VARIABLE: &str = "LAMBERT_LIBTORCH";
-/// Below these folders, from the one that libtorch_cuda.so is in, a Python installation has NVIDIA's libraries.
-const WHEELS: [&str; 2] = ["../../nvidia", "../nvidia"];
+/// Below this folder, from the one that libtorch_cuda.so is in, a Python installation has NVIDIA's libraries.
+const WHEELS: &str = "../../nvidia";
 
 /// A CUDA libtorch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,9 +94,8 @@ impl Libtorch {
 
     /// Folders that NVIDIA's libraries may be in.
     pub fn nvidia_folders(&self) -> Vec<PathBuf> {
-        let packages =
-            WHEELS.iter().flat_map(|wheels| std::fs::read_dir(self.folder.join(wheels)).into_iter().flatten());
-        let packages = packages.flatten().map(|entry| entry.path().join("lib"));
+        let packages = std::fs::read_dir(self.folder.join(WHEELS)).into_iter().flatten().flatten();
+        let packages = packages.map(|entry| entry.path().join("lib"));
         std::iter::once(self.folder.clone()).chain(packages).filter(|folder| folder.is_dir()).collect()
     }
 }

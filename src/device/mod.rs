@@ -175,24 +175,27 @@ impl Chosen {
     /// # Errors
     /// A card is to be used and cannot be. Nobody trains on a processor by mistake.
     pub fn load(cluster: &Cluster) -> Result<Self, DeviceError> {
-        let driver = match (cluster.device, Driver::open()) {
-            (Device::Cpu, _) | (Device::Auto, Err(_)) => return Ok(Self::Host),
-            (Device::Auto, Ok(driver)) if driver.cards()? == 0 => return Ok(Self::Host),
-            // What is missing beside the driver is to be told, too: what is there of libtorch comes first.
-            (Device::Cuda, Err(error)) => {
+        if cluster.device == Device::Cpu {
+            return Ok(Self::Host);
+        }
+        let asked = cluster.device == Device::Cuda;
+        let driver = match Driver::open() {
+            Err(error) if !asked && error.has_no_card() => return Ok(Self::Host),
+            Err(error) => {
+                // What is wrong beside the driver is to be told first: it can be mended without the machine's operator.
                 Libtorch::find(&cluster.libtorch, torch::BUILT_WITH)?;
                 return Err(error.into());
             }
-            (_, Ok(driver)) => driver,
+            Ok(driver) => driver,
         };
+        if driver.cards()? == 0 {
+            return if asked { Err(DeviceError::NoCards) } else { Ok(Self::Host) };
+        }
         let libtorch = Libtorch::find(&cluster.libtorch, torch::BUILT_WITH)?;
         let (there, needed) = (driver.version()?, libtorch.cuda.split('.').next().and_then(|major| major.parse().ok()));
         if needed.is_some_and(|major: i32| there / 1000 < major) {
             let Libtorch { version, cuda, .. } = libtorch;
             return Err(DeviceError::OldDriver { there, version, cuda });
-        }
-        if driver.cards()? == 0 {
-            return Err(DeviceError::NoCards);
         }
         libtorch.load()?;
         Ok(Self::Card(driver, libtorch))

@@ -76,10 +76,8 @@ pub trait Kernels: Send + Sync {
 /// Numbers in main memory.
 #[derive(Debug, Clone, Copy)]
 pub enum Values<'a> {
-    /// Ids, positions, labels.
+    /// A micro-batch.
     I32(&'a [i32]),
-    /// Numbers of samples.
-    I64(&'a [i64]),
     /// Factors.
     F32(&'a [f32]),
     /// Tables of a kernel.

@@ -280,7 +280,7 @@ fn dropout_s_factors_are_the_same_bits_everywhere() {
         let samples: Vec<i64> = (0..shape[0]).map(|row| 1_000_003 * row + 7).collect();
         for (dropped, scale) in [(6554, 1.111_114), (1, 1.0), (65_535, 65536.0), (32_768, 2.0)] {
             let factors = |kernels: &dyn Kernels| {
-                let samples = kernels.upload(Values::I64(&samples));
+                let samples = Tensor::from_slice(&samples);
                 let draws = Draws { key: Key::new(11).with(3), samples: &samples, dropped, scale };
                 let factors = kernels.dropout_factors(&draws, shape);
                 assert_eq!(factors.size(), shape);
@@ -302,7 +302,7 @@ fn dropout_and_its_way_back_are_the_same_bits_on_a_gpu() {
                 let values = Draw::new(seed).values(&[("x", count, true)], 4.0);
                 Host.upload(Values::F32(&values)).view(shape).to_kind(kind)
             };
-            let samples = Host.upload(Values::I64(&[3, 1 << 40][..shape[0] as usize]));
+            let samples = Tensor::from_slice(&[3_i64, 1 << 40][..shape[0] as usize]);
             let draws = Draws { key: Key::new(5).with(9), samples: &samples, dropped: 6554, scale: 1.111_114 };
             let passes = |kernels: &dyn Kernels, adds: bool| {
                 let (x, added) = (values(1).set_requires_grad(true), values(2).set_requires_grad(true));

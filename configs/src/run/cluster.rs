@@ -60,7 +60,7 @@ pub struct Cluster {
     /// Where tensors live.
     pub device: Device,
     /// The folder of the CUDA half of libtorch on each host; empty: what `LAMBERT_LIBTORCH` names, lib/ beside the program, or
-    /// the installed Python package torch.
+    /// the installed Python package torch, or what cluster/setup.sh --cuda has fetched.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub libtorch: String,
     /// Whether ranks of a host may have one card together.

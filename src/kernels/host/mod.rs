@@ -25,7 +25,6 @@ impl Kernels for Host {
     fn upload(&self, values: Values<'_>) -> Tensor {
         match values {
             Values::I32(values) => Tensor::from_slice(values),
-            Values::I64(values) => Tensor::from_slice(values),
             Values::F32(values) => Tensor::from_slice(values),
             Values::U8(values) => Tensor::from_slice(values),
         }

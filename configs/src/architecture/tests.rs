@@ -1,0 +1,119 @@
+//! Names, shapes and sizes against the published models'.
+
+use super::*;
+use crate::run::Norm;
+
+fn names(model: &Model) -> Vec<String> {
+    let mut names: Vec<_> = Architecture::new(model, 50).tensors(1).into_iter().map(|tensor| tensor.name).collect();
+    names.sort();
+    names
+}
+
+/// `BertForPreTraining(BertConfig(num_hidden_layers=1)).state_dict()` of transformers, without what is an alias there.
+const POST: [&str; 30] = [
+    "bert.embeddings.LayerNorm.bias",
+    "bert.embeddings.LayerNorm.weight",
+    "bert.embeddings.position_embeddings.weight",
+    "bert.embeddings.token_type_embeddings.weight",
+    "bert.embeddings.word_embeddings.weight",
+    "bert.encoder.layer.0.attention.output.LayerNorm.bias",
+    "bert.encoder.layer.0.attention.output.LayerNorm.weight",
+    "bert.encoder.layer.0.attention.output.dense.bias",
+    "bert.encoder.layer.0.attention.output.dense.weight",
+    "bert.encoder.layer.0.attention.self.key.bias",
+    "bert.encoder.layer.0.attention.self.key.weight",
+    "bert.encoder.layer.0.attention.self.query.bias",
+    "bert.encoder.layer.0.attention.self.query.weight",
+    "bert.encoder.layer.0.attention.self.value.bias",
+    "bert.encoder.layer.0.attention.self.value.weight",
+    "bert.encoder.layer.0.intermediate.dense.bias",
+    "bert.encoder.layer.0.intermediate.dense.weight",
+    "bert.encoder.layer.0.output.LayerNorm.bias",
+    "bert.encoder.layer.0.output.LayerNorm.weight",
+    "bert.encoder.layer.0.output.dense.bias",
+    "bert.encoder.layer.0.output.dense.weight",
+    "bert.pooler.dense.bias",
+    "bert.pooler.dense.weight",
+    "cls.predictions.bias",
+    "cls.predictions.transform.LayerNorm.bias",
+    "cls.predictions.transform.LayerNorm.weight",
+    "cls.predictions.transform.dense.bias",
+    "cls.predictions.transform.dense.weight",
+    "cls.seq_relationship.bias",
+    "cls.seq_relationship.weight",
+];
+
+#[test]
+fn tensors_have_the_names_of_transformers() {
+    assert_eq!(names(&Model::default()), POST);
+    let untied = names(&Model { tied_decoder: false, ..Model::default() });
+    let more: Vec<_> = untied.iter().filter(|name| !POST.contains(&name.as_str())).collect();
+    assert_eq!(more, ["cls.predictions.decoder.bias", "cls.predictions.decoder.weight"]);
+    assert_eq!(untied.len(), 32);
+    // MegatronBertForPreTraining.
+    let megatron = |name: &str| match name.rsplit_once('.').unwrap() {
+        ("bert.embeddings.LayerNorm", leaf) => format!("bert.encoder.ln.{leaf}"),
+        ("bert.encoder.layer.0.attention.output.LayerNorm", leaf) => {
+            format!("bert.encoder.layer.0.attention.ln.{leaf}")
+        }
+        ("bert.encoder.layer.0.output.LayerNorm", leaf) => format!("bert.encoder.layer.0.ln.{leaf}"),
+        _ => name.to_owned(),
+    };
+    let mut expected: Vec<String> = POST.iter().map(|name| megatron(name)).collect();
+    expected.sort();
+    assert_eq!(names(&Model { norm: Norm::Pre, ..Model::default() }), expected);
+}
+
+#[test]
+fn every_tensor_is_there_once_and_is_what_its_name_says() {
+    for norm in [Norm::Post, Norm::Pre] {
+        let model = Model { norm, tied_decoder: false, pad_vocabulary_to: 8, ..Model::default() };
+        let architecture = Architecture::new(&model, 50);
+        let tensors = architecture.tensors(3);
+        let ids: std::collections::HashSet<_> = tensors.iter().map(|tensor| tensor.id).collect();
+        let names: std::collections::HashSet<_> = tensors.iter().map(|tensor| &tensor.name).collect();
+        assert_eq!((ids.len(), names.len()), (tensors.len(), tensors.len()));
+        for Tensor { id, name, shape, padding } in &tensors {
+            let is_norm = name.contains("LayerNorm") || name.contains(".ln.");
+            assert_eq!(id.decays(), !name.ends_with("bias") && !is_norm, "{name}");
+            assert_eq!(id.is_gain(), name.ends_with("weight") && is_norm, "{name}");
+            let layer = name.strip_prefix("bert.encoder.layer.").and_then(|rest| rest.split('.').next()?.parse().ok());
+            assert_eq!(id.layer, layer, "{name}");
+            assert_eq!(*padding, (shape[0] == 56).then_some(6), "{name}");
+        }
+        let count: u64 = tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>() as u64).sum();
+        assert_eq!(count, architecture.parameters(3));
+        assert_eq!(tensors.iter().filter(|tensor| tensor.padding.is_some()).count(), 4);
+    }
+}
+
+/// Each key of `[model]` is changed by itself.
+#[test]
+fn the_keys_that_shape_a_model_are_those_that_change_its_tensors() {
+    let model = Model::default();
+    let tensors = |model: &Model| Architecture::new(model, 50).tensors(model.layers);
+    let table = toml::Table::try_from(&model).unwrap();
+    let change = |key: &str, value: &toml::Value| {
+        Some(match (key, value) {
+            ("norm", _) => "pre".into(),
+            ("activation", _) => "gelu-tanh".into(),
+            ("precision", _) => "bf16".into(),
+            (_, toml::Value::Integer(number)) => (number + 7).into(),
+            (_, toml::Value::Float(number)) => (number / 2.0).into(),
+            (_, toml::Value::Boolean(value)) => (!value).into(),
+            _ => return None,
+        })
+    };
+    let shapes = |(key, value): (&String, &toml::Value)| {
+        let mut table = table.clone();
+        table.insert(key.clone(), change(key, value).unwrap_or_else(|| panic!("{key} is not changed here")));
+        let other: Model = table.try_into().unwrap();
+        assert_ne!(other, model, "{key}");
+        (tensors(&other) != tensors(&model)).then(|| key.clone())
+    };
+    let mut found: Vec<String> = table.iter().filter_map(shapes).collect();
+    let mut expected = SHAPING.map(str::to_owned);
+    found.sort();
+    expected.sort();
+    assert_eq!(found, expected);
+}
