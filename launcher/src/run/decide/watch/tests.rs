@@ -1,0 +1,137 @@
+//! What the watch over the ranks notices, and when.
+
+use super::*;
+
+fn watch() -> Watch {
+    let mut watch = Watch::default();
+    for rank in 0..2 {
+        let report = Report { rank, pid: 40 + rank as u32, host: "x".into(), step: 5, ..Report::default() };
+        watch.take(0.0, FromWorkers::Report(report));
+    }
+    watch
+}
+
+fn tell(watch: &mut Watch, rank: usize, kind: EventKind) {
+    watch.take(1.0, FromWorkers::Said(rank, Saying::Event(kind)));
+}
+
+fn failed(message: &str, fault: Fault) -> EventKind {
+    EventKind::Failed { message: message.into(), fault }
+}
+
+fn ended(mut watch: Watch, code: i32) -> Ending {
+    watch.take(2.0, FromWorkers::Exited(Exit::Code(code)));
+    watch.ending(2)
+}
+
+fn failure(watch: Watch, code: i32) -> (String, Fault) {
+    match ended(watch, code) {
+        Ending::Failed(failure) => (failure.message, failure.fault),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn good_order_needs_both_the_word_and_the_exit_code() {
+    let mut watch = watch();
+    assert!(failure(watch.clone(), 0).0.contains("before the ranks had said"));
+    tell(&mut watch, 0, EventKind::Finished { step: 9, stopped: false });
+    assert_eq!(ended(watch.clone(), 0), Ending::Finished);
+    assert_eq!(failure(watch.clone(), 1).1, Fault::Passing);
+    tell(&mut watch, 0, EventKind::Finished { step: 9, stopped: true });
+    assert_eq!(ended(watch.clone(), 0), Ending::Stopped);
+    assert_eq!(ended(watch.clone(), 75), Ending::Stopped);
+    tell(&mut watch, 0, EventKind::RolledBack { message: "the loss".into() });
+    assert_eq!(ended(watch.clone(), 0), Ending::RolledBack("the loss".into()));
+    watch.take(1.0, FromWorkers::Died(Death::Signal { rank: 1, signal: 9 }));
+    assert_eq!(failure(watch, 137).1, Fault::Passing);
+}
+
+#[test]
+fn the_killed_rank_is_named_whatever_the_survivors_say() {
+    let mut watch = watch();
+    watch.take(1.0, FromWorkers::Died(Death::Signal { rank: 1, signal: 9 }));
+    tell(&mut watch, 0, failed("the all-reduce failed", Fault::Passing));
+    let expected = ("rank 1 (pid 41 on host x) was killed by signal 9".to_owned(), Fault::Passing);
+    assert_eq!(failure(watch, 137), expected);
+}
+
+#[test]
+fn a_lasting_fault_and_one_of_a_host_come_before_everything() {
+    for fault in [Fault::Lasting, Fault::Host, Fault::LeaseLost, Fault::Usage] {
+        let mut watch = watch();
+        watch.take(1.0, FromWorkers::Died(Death::Signal { rank: 1, signal: 9 }));
+        tell(&mut watch, 1, failed("a peer left", Fault::Passing));
+        tell(&mut watch, 0, failed("shard-00001 is damaged", fault));
+        let Ending::Failed(failure) = ended(watch, 1) else { panic!() };
+        assert_eq!(failure.message, "rank 0 (pid 40 on host x) failed: shard-00001 is damaged");
+        assert_eq!((failure.fault, failure.host.is_some()), (fault, fault == Fault::Host));
+    }
+}
+
+#[test]
+fn what_the_dead_rank_said_is_its_cause() {
+    let mut watch = watch();
+    watch.take(1.0, FromWorkers::Died(Death::Exit { rank: 1, code: 1 }));
+    tell(&mut watch, 0, failed("a peer left", Fault::Passing));
+    tell(&mut watch, 1, failed("the store is away", Fault::Passing));
+    assert!(failure(watch, 1).0.ends_with("failed: the store is away"));
+}
+
+#[test]
+fn a_wrong_configuration_is_final() {
+    assert_eq!(failure(watch(), 2).1, Fault::Usage);
+}
+
+#[test]
+fn a_start_that_no_rank_reports_from_is_none() {
+    let mut watch = Watch::default();
+    watch.take(1.0, FromWorkers::Remark("no route to host b".into()));
+    assert_eq!(ended(watch.clone(), 1), Ending::Absent("the launcher exited with code 1: no route to host b".into()));
+    watch.take(1.0, FromWorkers::Died(Death::Exit { rank: 1, code: 1 }));
+    assert!(matches!(ended(watch, 1), Ending::Failed(_)), "a rank that died was there");
+    let mut alone = Watch::default();
+    alone.take(1.0, FromWorkers::Exited(Exit::Signal(9)));
+    assert!(matches!(alone.ending(1), Ending::Failed(_)), "the only process is the rank");
+}
+
+#[test]
+fn a_host_that_the_launcher_has_lost_is_to_blame() {
+    let mut watch = Watch { places: ["10.0.0.1", "10.0.0.2"].map(str::to_owned).into(), ..watch() };
+    let remark = "ORTE has lost communication with a remote daemon. HNP daemon : [[27258,0],0] on node x Remote daemon: \
+                  [[27258,0],1] on node 10.0.0.2 This is usually due to";
+    watch.take(1.0, FromWorkers::Remark(remark.into()));
+    let Ending::Failed(failure) = ended(watch, 205) else { panic!() };
+    assert_eq!((failure.fault, failure.host.as_deref()), (Fault::Passing, Some("10.0.0.2")));
+}
+
+#[test]
+fn the_one_host_that_a_launcher_names_is_the_one_it_complains_of() {
+    let complained = |remark: &str| {
+        let mut watch =
+            Watch { places: ["10.0.0.1", "10.0.0.1", "10.0.0.12", "d"].map(str::to_owned).into(), ..Watch::default() };
+        watch.take(1.0, FromWorkers::Remark(remark.into()));
+        watch.complained_of()
+    };
+    let exited = "dbclient: Connection to root@10.0.0.12:22 exited: Connect failed: No route to host";
+    assert_eq!(complained(exited).as_deref(), Some("10.0.0.12"));
+    assert_eq!(complained("ssh: connect to host d port 22: Connection refused").as_deref(), Some("d"));
+    assert_eq!(complained("cannot reach 10.0.0.1."), Some("10.0.0.1".to_owned()));
+    for other in ["a daemon died", "10.0.0.1 cannot reach d", "10.0.0.13"] {
+        assert_eq!(complained(other), None, "{other}");
+    }
+}
+
+#[test]
+fn a_mixture_of_versions_is_found() {
+    let mut watch = Watch::default();
+    let report = |rank, mpi: &str| {
+        let versions = Versions { mpi: mpi.into(), ..Versions::of_program() };
+        FromWorkers::Report(Report { rank, versions: Some(versions), ..Report::default() })
+    };
+    watch.take(0.0, report(0, "four"));
+    watch.take(0.0, report(1, "four"));
+    assert_eq!(watch.mixture, None);
+    watch.take(0.0, report(2, "five"));
+    assert_eq!(watch.mixture.as_deref(), Some("rank 0 has MPI library four, rank 2 has five"));
+}
