@@ -1,30 +1,45 @@
-//! Removes what a launcher keeps on this host once it is gone. It may be killed at any moment, and so may this rank and the
-//! coordinator: a process of its own waits for the launcher's end.
+//! Removes what a launcher and MPI keep on this host once the launcher is gone. It may be killed at any moment, and so may
+//! this rank and the coordinator: a process of its own waits for the launcher's end.
 
+use std::fs::DirBuilder;
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// Waits for the end of the process `$0`, unless that is 1, which has taken the place of a launcher that is gone. Then removes
-/// the folder `$1`, and those of the same run's earlier attempts, whose launchers may have been cut off before a rank came up.
-/// Names end with `-` and the attempt's number.
+/// the folders `$@`, and those of the same run's earlier attempts, whose launchers may have been cut off before a rank came
+/// up. Names end with `-` and the attempt's number.
 const SCRIPT: &str = r#"
 while [ "$0" != 1 ] && kill -0 "$0" 2>/dev/null; do sleep 0.2; done
-rm -rf -- "$1"
-for other in "${1%-*}"-*; do
-    [ "${other##*-}" -lt "${1##*-}" ] 2>/dev/null && rm -rf -- "$other"
+for folder; do
+    rm -rf -- "$folder"
+    for other in "${folder%-*}"-*; do
+        [ "${other##*-}" -lt "${folder##*-}" ] 2>/dev/null && rm -rf -- "$other"
+    done
 done
 "#;
 
-/// Removes `folder` on this host when this process's parent, the launcher, is gone.
+/// Makes a folder that nobody else may look into, unless it is there.
+///
+/// # Errors
+/// It cannot be made.
+pub fn make(folder: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        made => made,
+    }
+}
+
+/// Removes `folders` on this host when this process's parent, the launcher, is gone.
 ///
 /// # Errors
 /// No process can be started.
-pub fn remove_after_launcher(folder: &Path) -> io::Result<()> {
+pub fn remove_after_launcher(folders: &[PathBuf]) -> io::Result<()> {
     let Some(launcher) = rustix::process::getppid() else { return Ok(()) };
     let mut shell = Command::new("sh");
-    shell.args(["-c", SCRIPT]).arg(launcher.as_raw_nonzero().to_string()).arg(folder).process_group(0);
+    shell.args(["-c", SCRIPT]).arg(launcher.as_raw_nonzero().to_string()).args(folders).process_group(0);
     shell.current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().map(drop)
 }
 
@@ -37,13 +52,17 @@ mod tests {
     fn folders_go_when_the_launcher_has_gone() {
         let place = tempfile::tempdir().unwrap();
         let folder = |name: &str| place.path().join(name);
-        for name in ["run-1-3", "run-1-9", "run-1-12", "run-1-10", "run-2-1", "run-1-x"] {
-            std::fs::create_dir(folder(name)).unwrap();
-        }
+        const NAMES: [&str; 8] =
+            ["run-1-3", "run-1-9", "run-1-12", "run-1-10", "run-2-1", "run-1-x", "shm-1-9", "shm-1-10"];
+        NAMES.iter().for_each(|name| make(&folder(name)).unwrap());
+        make(&folder("shm-1-10")).unwrap();
         let mut launcher = Command::new("sleep").arg("1000").spawn().unwrap();
         let mut shell = Command::new("sh");
-        let mut shell =
-            shell.args(["-c", SCRIPT]).arg(launcher.id().to_string()).arg(folder("run-1-10")).spawn().unwrap();
+        let mut shell = shell
+            .args(["-c", SCRIPT, &launcher.id().to_string()])
+            .args(["run-1-10", "shm-1-10"].map(folder))
+            .spawn()
+            .unwrap();
         std::thread::sleep(Duration::from_millis(500));
         assert!(folder("run-1-3").exists(), "the launcher is still there");
         launcher.kill().unwrap();
@@ -51,8 +70,7 @@ mod tests {
         let start = Instant::now();
         assert!(shell.wait().unwrap().code().is_some());
         eprintln!("gone after {:.1} s", start.elapsed().as_secs_f64());
-        let left =
-            ["run-1-3", "run-1-9", "run-1-12", "run-1-10", "run-2-1", "run-1-x"].map(|name| folder(name).exists());
-        assert_eq!(left, [false, false, true, false, true, true]);
+        let left: Vec<&str> = NAMES.into_iter().filter(|name| folder(name).exists()).collect();
+        assert_eq!(left, ["run-1-12", "run-2-1", "run-1-x"]);
     }
 }

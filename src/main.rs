@@ -43,9 +43,9 @@ enum Command {
         /// A folder for a file of what this rank prints; none without it
         #[arg(long)]
         logs: Option<PathBuf>,
-        /// A folder that the launcher keeps on this host, removed when the launcher is gone
+        /// A folder that the launcher or MPI has on this host, removed when the launcher is gone; can be given several times
         #[arg(long)]
-        session: Option<PathBuf>,
+        session: Vec<PathBuf>,
     },
     /// Held-out loss and accuracy
     Eval {
@@ -101,7 +101,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<i32, Error> {
     match command {
         Command::Train { run, attempt, world, logs, session } => {
-            attach(logs.as_deref(), session.as_deref());
+            attach(logs.as_deref(), &session);
             train(&run, attempt, world)
         }
         Command::Eval { model, data, samples, json } => eval(&model, &data, samples, json),
@@ -110,12 +110,20 @@ fn run(command: Command) -> Result<i32, Error> {
 }
 
 /// Sees to what outlives this process on its host: what it prints, and what its launcher leaves.
-fn attach(logs: Option<&Path>, session: Option<&Path>) {
+fn attach(logs: Option<&Path>, session: &[PathBuf]) {
     let (rank, local) = lambert_collective::world::detect().map_or((0, 0), |world| (world.rank, world.local_rank));
     if let Some(Err(error)) = logs.map(|folder| rank_log::begin(folder, rank)) {
         tracing::warn!("what this rank prints is not kept here: {}", error::chain(&error));
     }
-    if let Some(Err(error)) = session.filter(|_| local == 0).map(janitor::remove_after_launcher) {
+    for folder in session {
+        if let Err(error) = janitor::make(folder) {
+            tracing::warn!("cannot make {}: {error}", folder.display());
+        }
+    }
+    if local == 0
+        && !session.is_empty()
+        && let Err(error) = janitor::remove_after_launcher(session)
+    {
         tracing::warn!("what the launcher leaves here will not be removed: {error}");
     }
 }

@@ -144,23 +144,29 @@ fn a_disk_fails_on_one_host() {
     on_another_host(spoil, "Input/output error");
 }
 
-/// Hosts by their names, the control channel over IPv6; a file of each rank's output on its own host; nothing else stays there.
+/// Hosts by their names, the control channel over IPv6; a file of each rank's output on its own host; nothing else stays there,
+/// in memory neither.
 fn what_stays(mpi: &[(&'static str, String)]) {
     let place = Place::new();
     let Some(network) = Network::with(&place, 2, mpi) else { return };
     let (first, second) = (network.host_of(0), network.host_of(1));
     let address = format!("cluster.control.address={:?}", first.six);
-    let (config, run) = (place.config(ENDLESS, 2), place.path("run"));
-    let names = r#"cluster.hosts=["a:1", "b:1"]"#;
+    let (config, run) = (place.config(ENDLESS, 4), place.path("run"));
+    let names = r#"cluster.hosts=["a:2", "b:2"]"#;
     let mut running = start(&network, &[0, 1], &config, &run, &["--set", &address, "--set", names]);
     running.reach(10);
+    for host in [first, second] {
+        assert_ne!(support::tree(&host.shared_memory()).len(), 0, "the ranks of {} share no memory", host.address);
+    }
     let environment = std::fs::read(format!("/proc/{}/environ", support::workers(&run)[&1])).unwrap();
     let url = format!("LAMBERT_CONTROL_URL=http://[{}]:", first.six);
     assert!(String::from_utf8_lossy(&environment).contains(&url), "no {url}");
     first.signal_coordinator("-9");
+    [first, second].into_iter().for_each(Host::kill_ranks);
     running.end();
     [first, second].into_iter().for_each(wait_for_nothing);
-    assert_eq!((ranks(first), ranks(second)), (only("rank-00000"), only("rank-00001")));
+    let two = |first, second| BTreeSet::from([format!("rank-{first:05}"), format!("rank-{second:05}")]);
+    assert_eq!((ranks(first), ranks(second)), (two(0, 1), two(2, 3)));
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Several hosts out of this one: each a namespace of its own for network, names, processes and mounts, with its own `/tmp`
-//! and a server for ssh, joined by a bridge. Links can be cut, hosts can be lost.
+//! Several hosts out of this one: each a namespace of its own for network, names, processes and mounts, with its own `/tmp`,
+//! its own `/dev/shm` and a server for ssh, joined by a bridge. Links can be cut, hosts can be lost.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -88,6 +88,7 @@ impl Network {
              mount --bind {folder} /mnt/place
              mount --bind {programs} /mnt/programs
              mount -t overlay overlay -o lowerdir=/tmp,upperdir=/mnt/written,workdir=/mnt/work /mnt/tmp
+             mount -t tmpfs tmpfs /dev/shm
              mount --bind {folder}/hosts /etc/hosts
              mount --bind /mnt/tmp /tmp
              mount --bind /mnt/place {folder}
@@ -137,8 +138,12 @@ impl Network {
     pub fn arguments(&self, hosts: &[usize], ranks: usize) -> Vec<String> {
         let hosts: Vec<String> = hosts.iter().map(|host| format!("{}:{ranks}", self.hosts[*host].address)).collect();
         let agent = format!("dbclient -y -y -i {}", self.key);
-        let transport = ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "eth0"];
-        let daemons = match self.environment.is_empty() {
+        let (four, btl) = match self.environment.is_empty() {
+            true => (true, "tcp,self,vader"),
+            false => (false, "tcp,self,sm"),
+        };
+        let transport = ["--mca", "btl", btl, "--mca", "btl_tcp_if_include", "eth0"];
+        let daemons = match four {
             true => ["--mca", "plm_rsh_agent", &agent, "--mca", "oob_tcp_if_include", "eth0"],
             false => ["--prtemca", "plm_ssh_agent", &agent, "--prtemca", "prte_if_include", "eth0"],
         };
@@ -177,17 +182,31 @@ impl Host {
         Path::new("/proc").join(self.init.to_string()).join("root/mnt/written")
     }
 
-    /// What was written to its `/tmp` and is still there, but for `without`.
+    /// What was written to its `/tmp` and is still there, but for `without`; and what is in its `/dev/shm`.
     pub fn left(&self, without: &Path) -> Vec<PathBuf> {
-        let entries = std::fs::read_dir(self.written()).unwrap();
-        let names = entries.map(|entry| PathBuf::from(entry.unwrap().file_name()));
-        names.filter(|name| !without.ends_with(name)).collect()
+        let names = |folder: &Path| {
+            let entries = std::fs::read_dir(folder).unwrap();
+            entries.map(|entry| PathBuf::from(entry.unwrap().file_name())).collect::<Vec<_>>()
+        };
+        let written = names(&self.written()).into_iter().filter(|name| !without.ends_with(name));
+        written.chain(names(&self.shared_memory())).collect()
+    }
+
+    /// Its `/dev/shm`.
+    pub fn shared_memory(&self) -> PathBuf {
+        Path::new("/proc").join(self.init.to_string()).join("root/dev/shm")
     }
 
     /// The files below a folder of its `/tmp`, with their text.
     pub fn files(&self, folder: &Path) -> Vec<(PathBuf, String)> {
         let files = tree(&self.written().join(folder.strip_prefix("/tmp").unwrap()));
         files.into_iter().map(|(path, bytes)| (path, String::from_utf8_lossy(&bytes).into_owned())).collect()
+    }
+
+    /// Kills the ranks that run there and what has started them, all at once.
+    pub fn kill_ranks(&self) {
+        let names = "lambert-worker|orted|prted|mpirun|prterun";
+        assert!(self.command(Path::new("pkill")).args(["-9", "-x", names]).status().unwrap().success());
     }
 
     /// Sends a signal to the coordinator that runs there.

@@ -25,6 +25,7 @@ use lambert_config::run::{Backend, Cluster, LauncherKind};
 use super::decide::{Attempt, FromWorkers};
 use direct::Direct;
 use mpirun::Mpirun;
+use session::Session;
 
 /// A command line: the program, then its arguments. It holds no secret.
 pub type CommandLine = Vec<OsString>;
@@ -42,8 +43,8 @@ pub struct Start<'a> {
     pub run: &'a str,
     /// Names of the variables that all ranks are given.
     pub variables: &'a [String],
-    /// A folder on each host for the launcher's own files in this attempt.
-    pub session: &'a Path,
+    /// Folders on each host for what the launcher and MPI keep there in this attempt.
+    pub session: &'a Session,
     /// A folder on each host for files of what the ranks there print.
     pub logs: Option<&'a Path>,
 }

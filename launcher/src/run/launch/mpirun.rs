@@ -1,10 +1,11 @@
 //! Open MPI's mpirun, of version 4 (ORTE) and 5 (PRRTE).
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use super::prose::OpenMpi;
+use super::session::Session;
 use super::{CommandLine, LaunchError, Launcher, Prose, Start};
 use crate::run::decide::Placement;
 
@@ -73,7 +74,7 @@ impl Launcher for Mpirun {
         }
         line.extend(start.cluster.mpirun_arguments.iter().map(OsString::from));
         line.extend(start.worker_line());
-        line.extend(["--session".into(), start.session.into()]);
+        line.extend(start.session.folders().into_iter().flat_map(|folder| ["--session".into(), folder.into()]));
         line
     }
 
@@ -83,10 +84,13 @@ impl Launcher for Mpirun {
 }
 
 impl Mpirun {
-    fn session(&self, folder: &Path) -> [OsString; 3] {
-        let (kind, key) =
-            if self.is_five() { ("--prtemca", "prte_tmpdir_base") } else { ("--mca", "orte_tmpdir_base") };
-        [kind.into(), key.into(), folder.into()]
+    fn session(&self, session: &Session) -> [OsString; 6] {
+        let (kind, files, memory) = match self.is_five() {
+            true => ("--prtemca", "prte_tmpdir_base", "btl_sm_backing_directory"),
+            false => ("--mca", "orte_tmpdir_base", "btl_vader_backing_directory"),
+        };
+        let Session { files: tmp, memory: shm } = session;
+        [kind.into(), files.into(), tmp.into(), "--mca".into(), memory.into(), shm.into()]
     }
 }
 
@@ -95,6 +99,7 @@ mod tests {
     use super::*;
     use crate::run::decide::Attempt;
     use lambert_config::run::{Cluster, Host};
+    use std::path::Path;
 
     fn line(version: &str, root: bool, placement: Placement) -> String {
         let cluster =
@@ -105,7 +110,7 @@ mod tests {
             worker: Path::new("/bin/lambert-worker"),
             run: "/runs/a",
             variables: &["LAMBERT_CONTROL_URL".to_owned(), "AWS_REGION".to_owned()],
-            session: Path::new("/tmp/s"),
+            session: &Session { files: "/tmp/s".into(), memory: "/dev/shm/s".into() },
             logs: Some(Path::new("/tmp/l")),
         };
         let line = Mpirun { version: version.to_owned(), root }.command(&start);
@@ -117,13 +122,20 @@ mod tests {
         let hosts = ["a", "b"].map(|name| Host { name: name.into(), ranks: 1 }).into();
         assert_eq!(
             line("4.1.4", false, Placement::Hosts(hosts)),
-            "mpirun -n 2 --oversubscribe --bind-to none --tag-output --mca orte_tmpdir_base /tmp/s --host a:1,b:1 --map-by slot \
-             -x LAMBERT_CONTROL_URL -x AWS_REGION --mca btl tcp,self \
-             /bin/lambert-worker train --run /runs/a --attempt 3 --world 2 --logs /tmp/l --session /tmp/s"
+            "mpirun -n 2 --oversubscribe --bind-to none --tag-output --mca orte_tmpdir_base /tmp/s --mca btl_vader_backing_directory /dev/shm/s \
+             --host a:1,b:1 --map-by slot -x LAMBERT_CONTROL_URL -x AWS_REGION --mca btl tcp,self \
+             /bin/lambert-worker train --run /runs/a --attempt 3 --world 2 --logs /tmp/l \
+             --session /tmp/s --session /dev/shm/s"
         );
         let five = line("5.0.11", true, Placement::Here);
-        assert!(five.contains(" --allow-run-as-root --prtemca prte_tmpdir_base /tmp/s -x "), "{five}");
-        assert!(!five.contains("orte_tmpdir_base") && !five.contains("--host"), "{five}");
+        assert!(
+            five.contains(" --prtemca prte_tmpdir_base /tmp/s --mca btl_sm_backing_directory /dev/shm/s -x "),
+            "{five}"
+        );
+        assert!(
+            five.contains(" --allow-run-as-root ") && !five.contains("orte_tmpdir_base") && !five.contains("--host"),
+            "{five}"
+        );
     }
 
     #[test]

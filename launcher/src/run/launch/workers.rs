@@ -1,7 +1,6 @@
 //! The processes of one attempt, from their start to the last one gone: what they do and say comes out as events.
 
 use std::io::{BufRead, BufReader, Read};
-use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -9,7 +8,8 @@ use lambert_config::control::Directive;
 use lambert_control::{TOKEN_VARIABLE, URL_VARIABLE};
 
 use super::processes::{self, ProcessError, Tree};
-use super::{Launcher, Prose, Start, environment, logs, session};
+use super::session::Session;
+use super::{Launcher, Prose, Start, environment, logs};
 use crate::run::control::{ControlError, ControlServer};
 use crate::run::decide::{Attempt, Event, FromWorkers};
 use crate::run::order::Order;
@@ -41,7 +41,7 @@ pub struct Workers {
     exited: bool,
     /// Disconnected when all output was read.
     readers: Receiver<()>,
-    session: PathBuf,
+    session: Session,
 }
 
 impl Workers {
@@ -53,7 +53,7 @@ impl Workers {
         events: Sender<Event>,
     ) -> Result<Self, WorkersError> {
         let cluster = &order.config.cluster;
-        let session = session::folder(order.store.url(), attempt.number);
+        let session = Session::new(order.store.url(), attempt.number);
         let present = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         let line = launcher.command(&Start {
             attempt,
@@ -155,7 +155,7 @@ impl Drop for Workers {
             Ok(left) => tracing::error!("processes that cannot be ended are left: {}", left.join(", ")),
             Err(error) => tracing::error!("workers may be left over: {error}"),
         }
-        session::remove(&self.session);
+        self.session.remove();
     }
 }
 
