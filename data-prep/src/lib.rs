@@ -10,12 +10,14 @@
 //! - [`vocab`]: training a vocabulary
 //! - [`grammar`]: a corpus where none is at hand
 //! - [`inspect`]: a dataset for a person to look at
+//! - `parallel`: independent tasks on several threads
 //! - [`random`]: keyed randomness that never changes
 
 pub mod dataset;
 pub mod extract;
 pub mod grammar;
 pub mod inspect;
+mod parallel;
 pub mod prep;
 pub mod random;
 mod samples;

@@ -35,7 +35,6 @@ mod tests;
 mod tokenize;
 
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use lambert_config::PrepConfig;
 use serde::Serialize;
@@ -45,6 +44,7 @@ pub(crate) use finish::entropy;
 pub use space::Needs;
 
 use crate::dataset::Manifest;
+use crate::parallel::parallel;
 use crate::source::Note;
 use buckets::Split;
 use duplicates::Removed;
@@ -154,7 +154,7 @@ pub fn run(config: &PrepConfig, options: &Options<'_>) -> Result<Report, PrepErr
 
 fn run_in_pieces(config: &PrepConfig, options: &Options<'_>, scale: Scale) -> Result<Report, PrepError> {
     let threads = options.threads.max(1);
-    let job = Job::new(config, Memory::new(options.memory, threads)?, scale)?;
+    let job = Job::new(config, Memory::new(options.memory, threads)?, scale, threads)?;
     let input_bytes = job.files.iter().map(|file| file.bytes).sum();
     let report = |unchanged, datasets| Report { files: job.files.len(), input_bytes, unchanged, datasets };
     if let Some(datasets) = finish::existing(&job, threads, options.progress)? {
@@ -222,36 +222,4 @@ fn sample(
         }
     }
     Ok(())
-}
-
-/// Runs `task` for `0..count` on `threads` threads; the results in order, or the first failure.
-fn parallel<T: Send>(
-    threads: usize,
-    count: usize,
-    task: impl Fn(usize) -> Result<T, PrepError> + Sync,
-) -> Result<Vec<T>, PrepError> {
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mut results = Vec::new();
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            if index >= count {
-                return results;
-            }
-            let result = task(index);
-            if result.is_err() {
-                next.store(count, Ordering::Relaxed);
-            }
-            results.push((index, result));
-        }
-    };
-    let mut results: Vec<(usize, Result<T, PrepError>)> = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads.min(count)).map(|_| scope.spawn(work)).collect();
-        let join = |worker: std::thread::ScopedJoinHandle<'_, _>| {
-            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        workers.into_iter().flat_map(join).collect()
-    });
-    results.sort_by_key(|(index, _)| *index);
-    results.into_iter().map(|(_, result)| result).collect()
 }

@@ -50,7 +50,7 @@ const MOST_COUNTED: u64 = 1 << 30;
 /// What a preparation of the same sources would fail with; no word at all; a size that the alphabet alone exceeds.
 pub fn train(sources: &[Source], settings: &Settings) -> Result<String, PrepError> {
     let mut words = Words::new(settings.lowercase);
-    let files = source::find(sources)?;
+    let files = source::find(sources, 1)?;
     for file in &files {
         let source = &sources[file.source];
         let mut documents = source::reader(source, file, Arc::default())?;

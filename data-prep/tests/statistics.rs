@@ -24,7 +24,7 @@ type Corpus = Vec<Vec<Vec<u32>>>;
 fn books(corpora: &Path, tokenizer: &Tokenizer, path: &Path) -> Corpus {
     let books = source(&corpora.join("books/en"), Format::Text, Documents::File);
     let (mut text, mut documents) = (String::new(), Corpus::new());
-    for file in input::find(std::slice::from_ref(&books)).unwrap() {
+    for file in input::find(std::slice::from_ref(&books), 2).unwrap() {
         let mut reader = input::reader(&books, &file, Default::default()).unwrap();
         let raw = reader.next().unwrap().unwrap();
         let Extracted::Text(prose) = extract(&books, &file, &raw, &mut |_| {}).unwrap() else { panic!() };

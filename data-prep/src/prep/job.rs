@@ -121,15 +121,15 @@ struct Owner {
 }
 
 impl<'a> Job<'a> {
-    /// Reads the vocabulary and finds the input files; writes nothing.
-    pub fn new(config: &'a PrepConfig, memory: Memory, scale: Scale) -> Result<Self, PrepError> {
+    /// Reads the vocabulary and finds the input files, on `threads` threads; writes nothing.
+    pub fn new(config: &'a PrepConfig, memory: Memory, scale: Scale, threads: usize) -> Result<Self, PrepError> {
         let path = Path::new(&config.vocabulary.file);
         let vocabulary = std::fs::read(path).map_err(|source| {
             PrepError::Vocabulary(crate::tokenizer::TokenizerError::Read { path: path.to_owned(), source })
         })?;
         let tokenizer = Tokenizer::begin(&vocabulary, config.vocabulary.lowercase, &config.vocabulary.file)?;
         let sources: Vec<Source> = config.source.iter().chain(&config.exclude).cloned().collect();
-        let files = source::find(&sources)?;
+        let files = source::find(&sources, threads)?;
         let fingerprint = fingerprint(config, &vocabulary, &files);
         let folder = work_folder(config);
         Ok(Self { config, sources, tokenizer, vocabulary, memory, scale, files, fingerprint, folder })

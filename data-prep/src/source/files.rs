@@ -1,5 +1,6 @@
 //! Which files the sources name, always in the same order.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use lambert_store::Store;
 
 use super::{multistream, recognize};
 use crate::extract::wikitext::Site;
+use crate::parallel::parallel;
 use crate::prep::PrepError;
 
 /// One input file, or a run of whole bzip2 streams of one.
@@ -39,25 +41,14 @@ impl SourceFile {
     }
 }
 
-/// All files of all sources: the sources in their order, the files of each sorted by path.
-pub fn find(sources: &[Source]) -> Result<Vec<SourceFile>, PrepError> {
+/// All files of all sources: the sources in their order, the files of each sorted by path. `threads` look at them.
+pub fn find(sources: &[Source], threads: usize) -> Result<Vec<SourceFile>, PrepError> {
     let mut files = Vec::new();
     for (index, source) in sources.iter().enumerate() {
         let key = format!("source.{index}.path");
         let found = if is_url(&source.path) { remote(&key, &source.path)? } else { local(&key, &source.path)? };
-        for (name, bytes, stamp) in found.into_iter().filter(|(name, ..)| !is_index(source, name)) {
-            let (format, site) = (source.format, Arc::default());
-            let mut file = SourceFile { source: index, number: 0, name, format, site, start: 0, bytes, stamp };
-            if file.format == Format::Auto {
-                file.format = recognize::format(&file, source)?;
-            }
-            if file.format == Format::Wikipedia {
-                file.site = Arc::new(recognize::site(&file, source)?);
-            }
-            let parts = match file.format {
-                Format::Wikipedia if !file.is_remote() => multistream::divide(Path::new(&file.name), bytes)?,
-                _ => std::iter::once(0..bytes).collect(),
-            };
+        let found: Found = found.into_iter().filter(|(name, ..)| !is_index(source, name)).collect();
+        for (file, parts) in parallel(threads, found.len(), |number| look_at(index, source, &found[number]))? {
             for part in parts {
                 let (number, bytes) = (files.len() as u32, part.end - part.start);
                 files.push(SourceFile { number, start: part.start, bytes, ..file.clone() });
@@ -65,6 +56,24 @@ pub fn find(sources: &[Source]) -> Result<Vec<SourceFile>, PrepError> {
         }
     }
     Ok(files)
+}
+
+/// A file and the parts that it is read in.
+fn look_at(index: usize, source: &Source, found: &(String, u64, String)) -> Result<(SourceFile, Parts), PrepError> {
+    let (name, bytes, stamp) = found.clone();
+    let (format, site) = (source.format, Arc::default());
+    let mut file = SourceFile { source: index, number: 0, name, format, site, start: 0, bytes, stamp };
+    if file.format == Format::Auto {
+        file.format = recognize::format(&file, source)?;
+    }
+    if file.format == Format::Wikipedia {
+        file.site = Arc::new(recognize::site(&file, source)?);
+    }
+    let parts = match file.format {
+        Format::Wikipedia if !file.is_remote() => multistream::divide(Path::new(&file.name), bytes)?,
+        _ => std::iter::once(0..bytes).collect(),
+    };
+    Ok((file, parts))
 }
 
 /// Whether this is the index that comes with a multistream dump: no text, and not needed (see [`multistream`]).
@@ -79,6 +88,8 @@ fn is_url(path: &str) -> bool {
 }
 
 type Found = Vec<(String, u64, String)>;
+/// Ranges of stored bytes.
+type Parts = Vec<Range<u64>>;
 
 fn no_files(key: &str, pattern: &str, why: impl ToString) -> PrepError {
     PrepError::NoFiles { key: key.to_owned(), path: pattern.to_owned(), why: why.to_string() }

@@ -1,0 +1,40 @@
+//! Independent tasks on several threads.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::prep::PrepError;
+
+/// Runs `task` for `0..count` on `threads` threads; the results in order.
+///
+/// # Errors
+/// The first failure; what was not begun by then is left undone.
+pub fn parallel<T: Send>(
+    threads: usize,
+    count: usize,
+    task: impl Fn(usize) -> Result<T, PrepError> + Sync,
+) -> Result<Vec<T>, PrepError> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut results = Vec::new();
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= count {
+                return results;
+            }
+            let result = task(index);
+            if result.is_err() {
+                next.store(count, Ordering::Relaxed);
+            }
+            results.push((index, result));
+        }
+    };
+    let mut results: Vec<(usize, Result<T, PrepError>)> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads.min(count)).map(|_| scope.spawn(work)).collect();
+        let join = |worker: std::thread::ScopedJoinHandle<'_, _>| {
+            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        workers.into_iter().flat_map(join).collect()
+    });
+    results.sort_by_key(|(index, _)| *index);
+    results.into_iter().map(|(_, result)| result).collect()
+}
