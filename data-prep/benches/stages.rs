@@ -33,7 +33,7 @@ impl Corpus {
 
     fn read(&mut self) {
         self.raw.clear();
-        for file in source::find(std::slice::from_ref(&self.source)).unwrap() {
+        for file in source::find(std::slice::from_ref(&self.source), 1).unwrap() {
             let mut reader = source::reader(&self.source, &file, Arc::default()).unwrap();
             let file = Arc::new(file);
             while let Some(document) = reader.next().unwrap() {

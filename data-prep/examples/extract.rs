@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let source = Source { path, format: Format::Wikipedia, damaged: Damaged::Skip, ..Source::default() };
     let mut output = std::io::BufWriter::with_capacity(1 << 20, std::io::stdout().lock());
     let mut left_out: BTreeMap<&str, u64> = BTreeMap::new();
-    for file in source::find(std::slice::from_ref(&source))? {
+    for file in source::find(std::slice::from_ref(&source), 1)? {
         let mut reader = source::reader(&source, &file, Arc::default())?;
         while let Some(raw) = reader.next()? {
             match extract(&source, &file, &raw, &mut |_| {})? {

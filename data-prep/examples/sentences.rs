@@ -12,7 +12,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let format: Format = serde_json::from_value(format.as_str().into())?;
     let source = Source { path: path.clone(), format, ..Source::default() };
     let mut output = std::io::BufWriter::new(std::io::stdout().lock());
-    for file in source::find(std::slice::from_ref(&source))? {
+    for file in source::find(std::slice::from_ref(&source), 1)? {
         let mut documents = source::reader(&source, &file, Default::default())?;
         while let Some(raw) = documents.next()? {
             let mut found = Vec::new();

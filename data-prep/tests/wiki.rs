@@ -88,7 +88,7 @@ fn dump([code, file, alias, category, thumb, redirect, disambiguation, sentence]
 fn read(path: &Path) -> (Vec<String>, Vec<&'static str>) {
     let source = source(path, Format::Wikipedia, Documents::Row);
     let (mut articles, mut rejected) = (Vec::new(), Vec::new());
-    for file in input::find(std::slice::from_ref(&source)).unwrap() {
+    for file in input::find(std::slice::from_ref(&source), 2).unwrap() {
         let mut pages = input::reader(&source, &file, Default::default()).unwrap();
         while let Some(page) = pages.next().unwrap() {
             match extract(&source, &file, &page, &mut |_| {}).unwrap() {

@@ -63,7 +63,7 @@ fn measure(bytes: u64, rounds: usize) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let client = Arc::new(AmazonS3Builder::from_env().with_bucket_name(BUCKET).build().unwrap());
     let source = Source { path: format!("s3://{BUCKET}/{OBJECT}"), format: Format::Text, ..Source::default() };
-    let file = source::find(std::slice::from_ref(&source)).unwrap().remove(0);
+    let file = source::find(std::slice::from_ref(&source), 1).unwrap().remove(0);
     assert_eq!(file.bytes, bytes);
     let mut contestants: [(&str, &mut dyn FnMut() -> u64); 5] = [
         ("one request", &mut || runtime.block_on(whole(&client))),
