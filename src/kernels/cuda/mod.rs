@@ -17,7 +17,7 @@ use self::chunks::{CHUNK, Chunks};
 #[cfg(test)]
 pub use self::emulator::Emulator;
 use self::launch::{Arguments, Card, THREADS};
-use super::{Buffers, Draws, Host, Kernels, Update, Values};
+use super::{Buffers, Copies, Copy, Draws, Host, Kernels, Memory, Update, Values};
 use crate::torch;
 
 /// The kernels, as text.
@@ -74,6 +74,26 @@ impl<C: Card + 'static> Kernels for Cuda<C> {
 
     fn upload(&self, values: Values<'_>) -> Tensor {
         self.card.place(Host.upload(values))
+    }
+
+    fn send(&self, values: Values<'_>) -> Tensor {
+        self.card.send(Host.upload(values))
+    }
+
+    fn order_sent(&self) {
+        self.card.order_sent();
+    }
+
+    fn memory(&self, bytes: Vec<u8>) -> Memory {
+        self.card.memory(bytes)
+    }
+
+    fn begin_copies(&self, copies: Vec<Copy>, into: Memory) -> Box<dyn Copies> {
+        self.card.begin_copies(copies, into)
+    }
+
+    fn order_copies(&self) {
+        self.card.order_copies();
     }
 
     fn read(&self, tensor: &Tensor, first: usize, into: &mut [u8]) {
