@@ -84,6 +84,10 @@ impl Card for Gpu {
         Host.fetch(&numbers.to_device(Device::Cpu))
     }
 
+    fn peak_memory(&self) -> Option<u64> {
+        card::peak_memory(self.index).ok()
+    }
+
     fn seed(&self, seed: u64) {
         card::seed(self.index, seed);
     }

@@ -76,6 +76,11 @@ pub trait Kernels: Send + Sync {
         false
     }
 
+    /// The most bytes of a device's memory of its own that this process has had at a time.
+    fn peak_memory(&self) -> Option<u64> {
+        None
+    }
+
     /// Seeds libtorch's own generator for the device, for what is enqueued next.
     fn seed(&self, seed: u64);
 

@@ -2,6 +2,7 @@
 // needs no header of CUDA's.
 
 #include <ATen/ATen.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -100,6 +101,17 @@ extern "C" int lambert_current_stream(int index, void **stream, Failed failed) {
       [&] {
         const auto *guard = c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA);
         *stream = guard->getStreamNativeHandle(guard->getStream(card(index)));
+        return 0;
+      },
+      failed);
+}
+
+// The most bytes of card `index` that tensors have had at a time, into `bytes`.
+extern "C" int lambert_peak_memory(int index, int64_t *bytes, Failed failed) {
+  return attempt(
+      [&] {
+        const auto stats = c10::getDeviceAllocator(c10::DeviceType::CUDA)->getDeviceStats(card(index).index());
+        *bytes = stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)].peak;
         return 0;
       },
       failed);

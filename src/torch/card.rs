@@ -10,6 +10,7 @@ use super::{Failed, SAID, failed, made};
 unsafe extern "C" {
     fn lambert_seed_card(index: i32, seed: u64, failed: Failed) -> i32;
     fn lambert_current_stream(index: i32, stream: *mut *mut c_void, failed: Failed) -> i32;
+    fn lambert_peak_memory(index: i32, bytes: *mut i64, failed: Failed) -> i32;
     fn lambert_lane(index: i32, failed: Failed) -> *mut c_void;
     fn lambert_lane_forget(lane: *mut c_void);
     fn lambert_lane_send(
@@ -49,6 +50,19 @@ pub fn current_stream(index: usize) -> Result<*mut c_void, String> {
     // SAFETY: the pointer lives for the call.
     match unsafe { lambert_current_stream(index as i32, &raw mut stream, failed) } {
         0 => Ok(stream),
+        _ => Err(SAID.with(RefCell::take)),
+    }
+}
+
+/// The most bytes of card `index` that this process's tensors have had at a time.
+///
+/// # Errors
+/// libtorch knows no such card.
+pub fn peak_memory(index: usize) -> Result<u64, String> {
+    let mut bytes = 0;
+    // SAFETY: the integer lives for the call.
+    match unsafe { lambert_peak_memory(index as i32, &raw mut bytes, failed) } {
+        0 => Ok(u64::try_from(bytes).unwrap_or(0)),
         _ => Err(SAID.with(RefCell::take)),
     }
 }

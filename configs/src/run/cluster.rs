@@ -30,6 +30,17 @@ pub enum Device {
     Cuda,
 }
 
+impl Device {
+    /// The names that a configuration and a command line have for them.
+    pub const NAMES: [&str; 3] = ["auto", "cpu", "cuda"];
+
+    /// The one of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        let place = Self::NAMES.iter().position(|other| *other == name)?;
+        Some([Self::Auto, Self::Cpu, Self::Cuda][place])
+    }
+}
+
 /// What starts the ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -39,6 +39,11 @@ pub trait Card: Send + Sync {
     /// As [`Kernels::fetch`](crate::kernels::Kernels::fetch).
     fn fetch(&self, numbers: &Tensor) -> Vec<f64>;
 
+    /// As [`Kernels::peak_memory`](crate::kernels::Kernels::peak_memory).
+    fn peak_memory(&self) -> Option<u64> {
+        None
+    }
+
     /// As [`Kernels::seed`](crate::kernels::Kernels::seed).
     fn seed(&self, seed: u64);
 

@@ -118,6 +118,10 @@ impl<C: Card + 'static> Kernels for Cuda<C> {
         true
     }
 
+    fn peak_memory(&self) -> Option<u64> {
+        self.card.peak_memory()
+    }
+
     fn seed(&self, seed: u64) {
         self.card.seed(seed);
     }
