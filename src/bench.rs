@@ -84,7 +84,7 @@ pub fn run(config: &RunConfig, request: &Request) -> Result<i32, Error> {
     if !faults.is_empty() {
         return Err(Error::faults("the configuration", faults));
     }
-    let (kernels, card) = device.kernels(None)?;
+    let (kernels, card) = device.kernels(None, config.model.precision)?;
     let measured = measure(config, request, dataset, kernels, card.as_ref())?;
     if request.json {
         output::line(&serde_json::to_string(&measured).map_err(Error::Json)?)?;

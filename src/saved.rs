@@ -42,7 +42,7 @@ impl Saved {
         let store = Store::open(of)?;
         let (mut config, _) = session::read_config(&store)?;
         config.cluster.device = device;
-        let (kernels, _) = Chosen::load(&config.cluster)?.kernels(None)?;
+        let (kernels, _) = Chosen::load(&config.cluster)?.kernels(None, config.model.precision)?;
         tch::set_num_threads(std::thread::available_parallelism().map_or(1, |count| count.get() as i32));
         let (verified, facts) = checkpoint::choose(&store, name)?;
         let manifest = &verified.manifest;

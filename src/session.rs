@@ -61,7 +61,7 @@ impl Session {
         tch::set_num_threads(config.cluster.threads as i32);
         let mut ranks = join(&config, world)?;
         let (rank, world) = (ranks.group.rank(), ranks.group.world());
-        let (kernels, card) = device.kernels(lambert_collective::world::detect().as_ref())?;
+        let (kernels, card) = device.kernels(lambert_collective::world::detect().as_ref(), config.model.precision)?;
         device::check_shared(&mut *ranks.group, card.as_ref(), config.cluster.share_device)?;
         let kind = match &card {
             Some(card) => {

@@ -7,6 +7,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <vector>
@@ -82,7 +83,33 @@ int attempt(Work work, Failed failed) {
 
 }  // namespace
 
-// Seeds the default generator of card `index`. Returns 0, or -1 and tells `failed` why.
+// Lets operations on cards add up in one order. cuBLAS needs a workspace of a fixed size for that, which it reads from the
+// environment when it begins. Returns 0, or -1 and tells `failed` why, and so do all below that return a number.
+extern "C" int lambert_add_in_one_order(Failed failed) {
+  return attempt(
+      [] {
+        setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+        at::Context &context = at::globalContext();
+        context.setDeterministicAlgorithms(true, /*warn_only=*/false);
+        context.setDeterministicCuDNN(true);
+        // Nothing here reads memory before it writes it.
+        context.setDeterministicFillUninitializedMemory(false);
+        return 0;
+      },
+      failed);
+}
+
+// Whether matrix products of 32 bits may read 19 of them.
+extern "C" int lambert_allow_tf32(bool allowed, Failed failed) {
+  return attempt(
+      [&] {
+        at::globalContext().setFloat32MatmulPrecision(allowed ? "high" : "highest");
+        return 0;
+      },
+      failed);
+}
+
+// Seeds the default generator of card `index`.
 extern "C" int lambert_seed_card(int index, uint64_t seed, Failed failed) {
   return attempt(
       [&] {
@@ -95,7 +122,6 @@ extern "C" int lambert_seed_card(int index, uint64_t seed, Failed failed) {
 }
 
 // The stream of card `index` that this thread's operations go to, as CUDA knows it (null is the default one), into `stream`.
-// Returns as lambert_seed_card does, and so do all below that return a number.
 extern "C" int lambert_current_stream(int index, void **stream, Failed failed) {
   return attempt(
       [&] {

@@ -8,6 +8,8 @@ use tch::Tensor;
 use super::{Failed, SAID, failed, made};
 
 unsafe extern "C" {
+    fn lambert_add_in_one_order(failed: Failed) -> i32;
+    fn lambert_allow_tf32(allowed: bool, failed: Failed) -> i32;
     fn lambert_seed_card(index: i32, seed: u64, failed: Failed) -> i32;
     fn lambert_current_stream(index: i32, stream: *mut *mut c_void, failed: Failed) -> i32;
     fn lambert_peak_memory(index: i32, bytes: *mut i64, failed: Failed) -> i32;
@@ -33,6 +35,19 @@ unsafe extern "C" {
 fn check(code: i32) -> i32 {
     assert!(code >= 0, "{}", SAID.with(RefCell::take));
     code
+}
+
+/// Lets libtorch's operations on cards add up in one order, from here on, in the whole process. To be called before the first of
+/// them, and before there are other threads that read the environment.
+pub fn add_in_one_order() {
+    // SAFETY: sets flags.
+    check(unsafe { lambert_add_in_one_order(failed) });
+}
+
+/// Whether matrix products of 32 bits on cards may read 19 of them, in the whole process.
+pub fn allow_tf32(allowed: bool) {
+    // SAFETY: sets a flag.
+    check(unsafe { lambert_allow_tf32(allowed, failed) });
 }
 
 /// Seeds libtorch's own generator for card `index`.

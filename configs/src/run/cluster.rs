@@ -77,6 +77,10 @@ pub struct Cluster {
     /// Whether ranks of a host may have one card together.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub share_device: bool,
+    /// Whether a GPU adds up in one order, so that a run that was interrupted ends with the bits of one that was not; slower.
+    /// Main memory always does.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub deterministic: bool,
     /// CPU threads of a rank.
     pub threads: usize,
     /// How many failures within `restart_window_minutes` are followed by a restart; one more gives the run up.
@@ -112,6 +116,7 @@ impl Default for Cluster {
             device: Device::Auto,
             libtorch: String::new(),
             share_device: false,
+            deterministic: false,
             threads: 1,
             restarts: 5,
             restart_window_minutes: 60.0,

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tch::{Device, Kind, Tensor};
 
@@ -48,13 +48,13 @@ struct Begun(Arc<Mutex<Late>>);
 
 impl Copies for Begun {
     fn are_done(&self) -> bool {
-        self.0.lock().unwrap().copies.is_empty()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).copies.is_empty()
     }
 
     fn wait(self: Box<Self>) -> Memory {
-        let mut late = self.0.lock().unwrap();
+        let mut late = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         late.make();
-        late.memory.take().unwrap()
+        late.memory.take().unwrap_or_else(|| Memory::new(Vec::new()))
     }
 }
 
@@ -69,22 +69,30 @@ impl Card for Emulator {
 
     fn send(&self, host: Tensor) -> Tensor {
         let place = (host.ones_like() * 0x7f).to_kind(host.kind());
-        self.sent.lock().unwrap().push((place.shallow_clone(), host));
+        self.sent.lock().unwrap_or_else(PoisonError::into_inner).push((place.shallow_clone(), host));
         place
     }
 
     fn order_sent(&self) {
-        self.sent.lock().unwrap().drain(..).for_each(|(mut place, host)| place.copy_(&host));
+        self.sent
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .drain(..)
+            .for_each(|(mut place, host)| place.copy_(&host));
     }
 
     fn begin_copies(&self, copies: Vec<Copy>, into: Memory) -> Box<dyn Copies> {
         let late = Arc::new(Mutex::new(Late { copies, memory: Some(into) }));
-        self.begun.lock().unwrap().push(late.clone());
+        self.begun.lock().unwrap_or_else(PoisonError::into_inner).push(late.clone());
         Box::new(Begun(late))
     }
 
     fn order_copies(&self) {
-        self.begun.lock().unwrap().drain(..).for_each(|late| late.lock().unwrap().make());
+        self.begun
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .drain(..)
+            .for_each(|late| late.lock().unwrap_or_else(PoisonError::into_inner).make());
     }
 
     fn fetch(&self, numbers: &Tensor) -> Vec<f64> {

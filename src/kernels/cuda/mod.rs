@@ -1,10 +1,9 @@
 //! GPUs: kernels of our own where keyed draws demand them or where they pay, libtorch's operations for the rest.
 //!
 //! - kernels.cu: the kernels, which are compiled for the card that is there ([`crate::device`])
-//! - [`Card`]: what runs them: a GPU, or in tests a processor
+//! - [`Card`]: what runs them: a GPU, or in tests a processor ([`Emulator`])
 
 mod chunks;
-#[cfg(test)]
 mod emulator;
 pub mod launch;
 
@@ -14,7 +13,6 @@ use lambert_config::run::OptimizerKind;
 use tch::{Device, Kind, Tensor};
 
 use self::chunks::{CHUNK, Chunks};
-#[cfg(test)]
 pub use self::emulator::Emulator;
 use self::launch::{Arguments, Card, THREADS};
 use super::{Buffers, Copies, Copy, Draws, Host, Kernels, Memory, Update, Values};
