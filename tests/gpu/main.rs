@@ -1,0 +1,136 @@
+//! What only a GPU shows: the real card against the host. Each test prints its figure as `POINT name: ...`, which tests/gpu/run.sh
+//! collects. Without a card they say SKIPPED.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+#[path = "../support/curve.rs"]
+mod curve;
+
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use curve::{train, train_in, worst};
+use lambert::checkpoint::snapshot::Snapshot;
+use lambert::device::{Chosen, Driver};
+use lambert::kernels::{Draws, Host, Kernels, Values};
+use lambert::model::parameters;
+use lambert::optim;
+use lambert::state::{Buffer, Parameters, TrainState};
+use lambert_config::run::{Cluster, Device, Model, Optimizer, OptimizerKind, Precision};
+use lambert_data_prep::random::Key;
+use tch::Kind;
+
+/// The first card; all tests together load what it needs, before anything else asks libtorch.
+fn card() -> Option<Arc<dyn Kernels>> {
+    static CARD: OnceLock<Option<Arc<dyn Kernels>>> = OnceLock::new();
+    let open = || match Driver::open() {
+        Err(error) if error.has_no_card() => None,
+        opened => {
+            opened.unwrap();
+            let cluster = Cluster { device: Device::Cuda, ..Cluster::default() };
+            let (kernels, card) = Chosen::load(&cluster).unwrap().kernels(None, Precision::Fp32).unwrap();
+            eprintln!("{}", card.unwrap());
+            Some(kernels)
+        }
+    };
+    let card = CARD.get_or_init(open).clone();
+    if card.is_none() {
+        eprintln!("SKIPPED: there is no GPU");
+    }
+    card
+}
+
+#[test]
+fn fifty_steps_lose_what_they_should() {
+    let Some(card) = card() else { return };
+    for (kind, rate) in [(OptimizerKind::Adamw, 5e-3), (OptimizerKind::Lamb, 2e-2)] {
+        let host = train(kind, rate);
+        for (precision, most) in [(Precision::Fp32, 1e-4), (Precision::Bf16, 0.03)] {
+            let apart = worst(&train_in(card.clone(), precision, kind, rate).0, &host);
+            println!("POINT golden steps, {kind:?}, {precision:?}: {apart:.1e} (at most {most:.0e})");
+            assert!(apart < most, "{kind:?}, {precision:?}: {apart:e}");
+        }
+    }
+}
+
+/// Rows, heads, width and length, as they are in use.
+const SHAPES: [&[i64]; 6] =
+    [&[5, 7, 16], &[3, 130, 768], &[2, 512, 1024], &[2, 4, 33, 33], &[2, 12, 128, 128], &[1, 16, 512, 512]];
+
+#[test]
+fn dropout_draws_what_the_host_draws() {
+    let Some(card) = card() else { return };
+    let factors = |kernels: &dyn Kernels, shape: &[i64]| {
+        let samples: Vec<i32> = (0..shape[0] as i32).map(|row| 70_001 * row + 3).collect();
+        let samples = kernels.upload(Values::I32(&samples)).to_kind(Kind::Int64);
+        let draws = Draws { key: Key::new(11).with(5), samples: &samples, dropped: 6554, scale: 1.0 / 0.9 };
+        let made = kernels.dropout_factors(&draws, shape);
+        let mut bytes = vec![0; 4 * made.numel()];
+        kernels.read(&made, 0, &mut bytes);
+        bytes
+    };
+    for shape in SHAPES {
+        assert!(factors(&*card, shape) == factors(&Host, shape), "{shape:?}: other factors");
+    }
+    println!("POINT dropout masks: equal bits over {} shapes", SHAPES.len());
+}
+
+/// A state whose weights, and whose gradients of a step, are the same on every device.
+fn state(kernels: Arc<dyn Kernels>, model: &Model) -> TrainState {
+    TrainState::new(Parameters::initialize(kernels, parameters::specs(model, 2, 1000), 1, 0.02))
+}
+
+#[test]
+fn updates_are_the_host_s() {
+    let Some(card) = card() else { return };
+    let model = Model { hidden: 256, heads: 4, intermediate: 1024, positions: 128, ..Model::default() };
+    for kind in [OptimizerKind::Lamb, OptimizerKind::Adamw, OptimizerKind::AdamBert] {
+        let settings = Optimizer { kind, ..Optimizer::default() };
+        let (mut host, mut there) = (state(Arc::new(Host), &model), state(card.clone(), &model));
+        let mut rng = Key::new(9).rng();
+        for _ in 0..100 {
+            let gradients: Vec<f32> = (0..host.elements()).map(|_| (rng.unit_f64() - 0.5) as f32).collect();
+            for state in [&mut host, &mut there] {
+                state.write(Buffer::Gradients, 0, &gradients);
+                let _ = optim::update(state, &settings, 1e-3);
+            }
+        }
+        let read = |state: &TrainState| state.read(Buffer::Weights, 0..state.elements());
+        let (host, there) = (read(&host), read(&there));
+        let square = |values: &mut dyn Iterator<Item = f32>| values.map(|value| f64::from(value).powi(2)).sum::<f64>();
+        let apart = square(&mut host.iter().zip(&there).map(|(a, b)| a - b)) / square(&mut host.iter().copied());
+        let apart = apart.sqrt();
+        println!("POINT 100 updates, {kind:?}: {apart:.1e} of the weights (at most 1e-5)");
+        assert!(apart < 1e-5, "{kind:?}: {apart:e}");
+    }
+}
+
+/// A snapshot is begun at once, holds what was there, and training goes on meanwhile.
+#[test]
+fn a_snapshot_is_taken_beside_the_computing() {
+    let Some(card) = card() else { return };
+    let mut state = state(card, &Model::default());
+    let mut snapshot = Snapshot::new(&state.parameters, 0, 1).unwrap();
+    for round in 0..3 {
+        let before = state.read(Buffer::Weights, 0..state.elements());
+        state.write(Buffer::Gradients, 0, &vec![0.1; state.elements()]);
+        let start = Instant::now();
+        let copying = snapshot.begin(&state);
+        let begun = start.elapsed().as_secs_f64();
+        let _ = optim::update(&mut state, &Optimizer::default(), 1e-2);
+        let objects = snapshot.finish(copying);
+        let whole = start.elapsed().as_secs_f64();
+        // The last parameter's last elements stand at the end of the file of the weights.
+        let last = state.parameters.specs().iter().last().unwrap().range();
+        let bytes: Vec<u8> = before[last].iter().flat_map(|weight| weight.to_le_bytes()).collect();
+        assert!(objects[1].bytes.ends_with(&bytes), "the snapshot has what came after it");
+        let size = objects.iter().map(|object| object.bytes.len()).sum::<usize>();
+        let rate = size as f64 / whole / 1e9;
+        println!(
+            "POINT snapshot {round}: training waits {:.1} ms of {:.1} ms, {rate:.1} GB/s",
+            1e3 * begun,
+            1e3 * whole
+        );
+        assert!(begun < 0.2 * whole, "training waits {begun} s of {whole} s");
+    }
+}

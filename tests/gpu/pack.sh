@@ -1,0 +1,20 @@
+#!/bin/sh
+# What tests/gpu/run.sh needs on a machine that builds nothing, in one folder (some 60 MB): the programs and the test program
+# without their symbols, and Open MPI 5.
+#
+#   tests/gpu/pack.sh [FOLDER]    FOLDER (.gpu) is made anew
+set -eu
+cd "$(dirname "$0")/../.."
+folder=${1:-.gpu}
+target=${CARGO_TARGET_DIR:-target}
+
+sh tests/setup.sh
+cargo build --release --workspace --locked
+program=$(cargo test --release --locked --test gpu --no-run --message-format json |
+    sed -n 's/.*"name":"gpu".*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
+rm -rf "$folder"
+mkdir -p "$folder"
+for name in lambert lambert-worker; do strip -o "$folder/$name" "$target/release/$name"; done
+strip -o "$folder/gpu-tests" "$program"
+cp -R "${LAMBERT_TEST_OPENMPI5:-${XDG_CACHE_HOME:-$HOME/.cache}/lambert/openmpi-5.0.11}" "$folder/openmpi"
+du -sh "$folder" >&2

