@@ -1,5 +1,6 @@
 //! What a run needs of its machines' memory, by formula, and what this machine has.
 
+pub mod card;
 mod samples;
 
 use crate::architecture::Architecture;
