@@ -183,7 +183,7 @@ impl<'a> Stage<'a> {
         let demand = Demand {
             cursor: state.cursor(dataset),
             detours: state.detours.get(dataset.manifest_sha256()).cloned().unwrap_or_default(),
-            micro_batch_tokens: place.stage.micro_batch_tokens,
+            micro_batch_tokens: place.stage.micro_batch_tokens.or_default(),
             rank: session.rank,
             world: session.world,
             threads: session.readers,
@@ -311,7 +311,7 @@ impl<'a> Stage<'a> {
             Some(asked) => Error::Memory {
                 asked,
                 stage: index,
-                tokens: stage.micro_batch_tokens,
+                tokens: stage.micro_batch_tokens.or_default(),
                 recompute: stage.recompute,
                 predictions: objective.max_predictions,
             },
@@ -339,7 +339,7 @@ impl<'a> Stage<'a> {
             dataset: dataset.clone(),
             objective: config.objective.clone(),
             samples: config.evaluation.samples,
-            micro_batch_tokens: self.place.stage.micro_batch_tokens,
+            micro_batch_tokens: self.place.stage.micro_batch_tokens.or_default(),
         };
         let evaluation = evaluate::evaluate(&self.bert, collective, &question, state.step)?;
         let best = saver.push_evaluation(collective, &evaluation)?;

@@ -36,7 +36,7 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
     };
     let (hidden, intermediate) = (model.hidden as f64, model.intermediate as f64);
     // No micro-batch is larger than the global batch.
-    let tokens = (stage.micro_batch_tokens as f64).min(stage.global_batch as f64 * length as f64);
+    let tokens = (stage.micro_batch_tokens.or_default() as f64).min(stage.global_batch as f64 * length as f64);
     let (width, heads) = (length as f64, model.heads as f64);
     let drops = |probability: f64| if probability > 0.0 { 4.0 } else { 0.0 };
     let (mask, attention_mask) = (drops(model.dropout), drops(model.attention_dropout.unwrap_or(model.dropout)));
@@ -111,7 +111,7 @@ fn shortage(config: &RunConfig, data: &[Data], ranks: usize, there: u64) -> Opti
             gib(there),
             gib(state(parameters, ranks)),
             gib(activations(config, stage, data.pieces, data.longest)),
-            stage.micro_batch_tokens,
+            stage.micro_batch_tokens.or_default(),
             gib(samples(stage, config.cluster.ranks.max(ranks), data)),
         );
         Fault::new(format!("stage.{index}"), message)
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn the_stage_that_needs_most_is_named() {
-        let stage = |micro_batch_tokens| Stage { micro_batch_tokens, ..Stage::default() };
+        let stage = |tokens: usize| Stage { micro_batch_tokens: tokens.into(), ..Stage::default() };
         let config = RunConfig { stage: vec![stage(1024), stage(65536), stage(4096)], ..RunConfig::default() };
         let data = Data { pieces: 30522, longest: 128, rows: 1 << 20, row_group: 1024 };
         let needed = |index: usize| 2 * of_a_rank(&config, &config.stage[index], data, 2);
@@ -161,7 +161,7 @@ mod tests {
     fn activations_of_bert_base() {
         let config = RunConfig::default();
         let bytes = |stage: Stage| activations(&config, &stage, 30522, 128) as f64 / 1e9;
-        let whole = Stage { micro_batch_tokens: 1024, ..Stage::default() };
+        let whole = Stage { micro_batch_tokens: 1024.into(), ..Stage::default() };
         // 8 x 768 and 2 x 3072 numbers and two masks a token and layer, three of 12 x 128 attention weights; 154 rows of
         // four tables of 30522.
         assert!((bytes(whole.clone()) - 0.992).abs() < 0.002, "{}", bytes(whole.clone()));

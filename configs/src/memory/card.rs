@@ -78,11 +78,7 @@ pub fn activations(config: &RunConfig, stage: &Stage, data: Data, tokens: usize)
 
 /// Whether attention keeps its weights on a card.
 fn keeps_weights(config: &RunConfig) -> bool {
-    config.model.attention == Attention::Keyed && drops_attention(config)
-}
-
-fn drops_attention(config: &RunConfig) -> bool {
-    config.model.attention_dropout.unwrap_or(config.model.dropout) > 0.0
+    config.model.attention == Attention::Keyed && config.model.drops_attention()
 }
 
 /// Masked tokens of a micro-batch. Shorter samples reach `max_predictions` later, so that this is no bound on them.

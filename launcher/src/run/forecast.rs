@@ -39,7 +39,7 @@ fn balance(config: &RunConfig, stage: &Stage, data: Data) -> f64 {
         (longest * (place / cut.max(f64::EPSILON)).min(1.0)).ceil() as u16
     };
     let lengths: Vec<u16> = (0..stage.global_batch).map(length).collect();
-    Division::new(&lengths, config.cluster.ranks, stage.micro_batch_tokens).balance()
+    Division::new(&lengths, config.cluster.ranks, stage.micro_batch_tokens.or_default()).balance()
 }
 
 /// Useful operations of a stage with so many layers, as if all its samples had the mean length.
