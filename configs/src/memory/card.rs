@@ -76,6 +76,11 @@ pub fn activations(config: &RunConfig, stage: &Stage, data: Data, tokens: usize)
     (REST * (most + IDS * all + vectors)) as u64
 }
 
+/// Whether dropout on a card follows how a global batch is cut into micro-batches: fused attention draws by itself.
+pub fn follows_cuts(config: &RunConfig) -> bool {
+    config.model.attention != Attention::Keyed && config.model.drops_attention()
+}
+
 /// Whether attention keeps its weights on a card.
 fn keeps_weights(config: &RunConfig) -> bool {
     config.model.attention == Attention::Keyed && config.model.drops_attention()
@@ -90,25 +95,29 @@ fn masked(config: &RunConfig, data: Data, tokens: usize) -> f64 {
 }
 
 /// Bytes of the training state with so many layers.
-fn state(config: &RunConfig, layers: usize, pieces: usize) -> u64 {
+pub fn state(config: &RunConfig, layers: usize, pieces: usize) -> u64 {
     let copy = if config.model.precision == Precision::Bf16 { COPY } else { 0 };
     let tensors = TENSORS.0.saturating_mul(layers as u64).saturating_add(TENSORS.1);
     let parameters = Architecture::new(&config.model, pieces).parameters(layers);
     parameters.saturating_add(ALIGNMENT * tensors).saturating_mul(STATE + copy)
 }
 
-/// Bytes of a card that a rank needs in stage `index`, with micro-batches of at most `tokens` tokens. Where the model grows that is
-/// the old and the new state at the stage's beginning, if that is more.
-pub fn needed(config: &RunConfig, index: usize, data: Data, tokens: usize) -> u64 {
+/// Bytes of a card that a rank of `world` needs in stage `index`, with micro-batches of at most `tokens` tokens. Where the model
+/// grows that is the old and the new state at the stage's beginning, if that is more.
+pub fn needed(config: &RunConfig, index: usize, data: Data, world: usize, tokens: usize) -> u64 {
     let stage = &config.stage[index];
     let layers = stage.depth(&config.model);
-    let whole = stage.global_batch.saturating_mul(data.longest);
-    // A sample that is longer than a micro-batch may be is one by itself.
-    let tokens = tokens.min(whole).max(data.longest);
+    // No micro-batch is larger than the rank's share; a sample that is longer than one may be is one by itself.
+    let tokens = tokens.min(share(stage, world).saturating_mul(data.longest)).max(data.longest);
     let own = state(config, layers, data.pieces);
     let before = index.checked_sub(1).map_or(layers, |before| config.depth(before));
     let growing = if before == layers { 0 } else { own.saturating_add(state(config, before, data.pieces)) };
     own.saturating_add(activations(config, stage, data, tokens)).max(growing)
+}
+
+/// Samples of a global batch that a rank of `world` has at most, if all have the same length.
+fn share(stage: &Stage, world: usize) -> usize {
+    stage.global_batch.div_ceil(world.max(1)).max(1)
 }
 
 /// Bytes that a step's tensors leave to others, of `free` bytes of a card: CUDA's code and the workspaces of its libraries, 1 GiB,
@@ -122,10 +131,9 @@ pub fn reserve(free: u64) -> u64 {
 pub fn largest(config: &RunConfig, index: usize, data: Data, world: usize, room: u64) -> Option<usize> {
     let fits = |samples: usize| {
         let tokens = samples.saturating_mul(data.longest);
-        needed(config, index, data, tokens) <= room && elements(config, data, tokens) < f64::from(i32::MAX)
+        needed(config, index, data, world, tokens) <= room && elements(config, data, tokens) < f64::from(i32::MAX)
     };
-    let share = config.stage[index].global_batch.div_ceil(world.max(1)).max(1);
-    let (mut fitting, mut above) = (0, share + 1);
+    let (mut fitting, mut above) = (0, share(&config.stage[index], world).saturating_add(1));
     while above - fitting > 1 {
         let middle = fitting + (above - fitting) / 2;
         *(if fits(middle) { &mut fitting } else { &mut above }) = middle;

@@ -96,7 +96,7 @@ fn ratio(mut config: RunConfig, shape: Shape) -> f64 {
     config.model = Model { layers, hidden, heads, intermediate, positions: length, ..config.model };
     let data = memory::Data { pieces: shape.pieces, longest: length, rows: 1 << 20, row_group: 1024 };
     let counted = peak(&config, shape);
-    card::needed(&config, 0, data, shape.rows * length) as f64 / counted as f64
+    card::needed(&config, 0, data, 1, shape.rows * length) as f64 / counted as f64
 }
 
 #[test]
