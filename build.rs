@@ -15,6 +15,7 @@ fn main() {
         .define("NDEBUG", None)
         .flag_if_supported("-Wno-unused-parameter")
         .file("src/torch_shim.cpp")
+        .file("src/torch/card.cpp")
         // Of the tests: a program that does not ask for it does not get it.
         .file("src/kernels/meta_shapes.cpp")
         .compile("lambert_torch_shim");
@@ -28,6 +29,7 @@ fn main() {
         .compile("lambert_emulator");
     println!("cargo:rerun-if-changed=src/kernels/cuda");
     println!("cargo:rerun-if-changed=src/torch_shim.cpp");
+    println!("cargo:rerun-if-changed=src/torch/card.cpp");
     println!("cargo:rerun-if-changed=src/kernels/meta_shapes.cpp");
     let version = std::fs::read_to_string(include.join("torch/headeronly/version.h")).unwrap_or_default();
     let part =

@@ -72,7 +72,7 @@ fn main() {
     let parent = arguments.folder.clone().map_or_else(std::env::temp_dir, Into::into);
     let folder = tempfile::tempdir_in(parent).unwrap();
     let mut state = state(arguments.layers);
-    let mut snapshot = Snapshot::new(state.parameters.specs(), 0, 1).unwrap();
+    let mut snapshot = Snapshot::new(&state.parameters, 0, 1).unwrap();
     let size = 12 * state.elements();
     let store = Store::open(folder.path().join("run").to_str().unwrap()).unwrap();
     let lease = Lease::take(&store).unwrap();
@@ -116,7 +116,8 @@ fn save(times: &mut Times, store: &Store, lease: &Lease, snapshot: &mut Snapshot
     let start = Instant::now();
     let writer = Writer::new(store, state.step, lease.attempt());
     let begin = |object: Object| (writer.start_object(&object.name, object.bytes).unwrap(), object.slices);
-    let pending: Vec<_> = snapshot.take(state).into_iter().map(begin).collect();
+    let copying = snapshot.begin(state);
+    let pending: Vec<_> = snapshot.finish(copying).into_iter().map(begin).collect();
     note(times, "lambert: training waits", start.elapsed().as_secs_f64());
     let objects = pending.into_iter().map(|(object, slices)| {
         let mut entry = object.wait().unwrap();

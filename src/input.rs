@@ -27,18 +27,54 @@ pub struct Input {
     pub factors: Option<Tensor>,
 }
 
-impl Input {
-    /// Copies a micro-batch to the device, all at once; what follows from the rest is computed there.
-    pub fn upload(kernels: &dyn Kernels, batch: &MicroBatch) -> Self {
-        let (rows, width) = (batch.rows as i64, batch.width as i64);
+/// A micro-batch on its way to the device.
+struct Sent {
+    /// All of its whole numbers, i32.
+    numbers: Tensor,
+    factors: Option<Tensor>,
+}
+
+impl Sent {
+    fn new(kernels: &dyn Kernels, batch: &MicroBatch) -> Self {
         let samples: Vec<i32> = batch.samples.iter().map(|sample| *sample as i32).collect();
-        let parts: [&[i32]; 7] =
+        let numbers: [&[i32]; 7] =
             [&batch.ids, &batch.second, &batch.lengths, &samples, &batch.positions, &batch.labels, &batch.pair_labels];
-        let all = kernels.upload(Values::I32(&parts.concat())).to_kind(Kind::Int64);
+        Self {
+            numbers: kernels.send(Values::I32(&numbers.concat())),
+            factors: (!batch.factors.is_empty()).then(|| kernels.send(Values::F32(&batch.factors))),
+        }
+    }
+}
+
+impl Input {
+    /// Gives `work` each micro-batch on the device, where the next one goes meanwhile.
+    pub fn each(kernels: &dyn Kernels, batches: &[MicroBatch], mut work: impl FnMut(&MicroBatch, Self)) {
+        let mut ahead = batches.first().map(|batch| Sent::new(kernels, batch));
+        for (number, batch) in batches.iter().enumerate() {
+            let Some(sent) = ahead.take() else { return };
+            kernels.order_sent();
+            ahead = batches.get(number + 1).map(|next| Sent::new(kernels, next));
+            work(batch, Self::new(batch, sent));
+        }
+    }
+
+    /// One micro-batch on the device.
+    pub fn upload(kernels: &dyn Kernels, batch: &MicroBatch) -> Self {
+        let sent = Sent::new(kernels, batch);
+        kernels.order_sent();
+        Self::new(batch, sent)
+    }
+
+    /// A micro-batch that has arrived; what follows from its numbers is computed on the device.
+    fn new(batch: &MicroBatch, sent: Sent) -> Self {
+        let (rows, width) = (batch.rows as i64, batch.width as i64);
+        let all = sent.numbers.to_kind(Kind::Int64);
+        let (positions, labels, pairs) = (batch.positions.len(), batch.labels.len(), batch.pair_labels.len());
+        let counts = [batch.ids.len(), batch.second.len(), batch.lengths.len(), batch.rows, positions, labels, pairs];
         let mut first = 0;
-        let parts = parts.map(|part| {
-            first += part.len() as i64;
-            all.narrow(0, first - part.len() as i64, part.len() as i64)
+        let parts = counts.map(|count| {
+            first += count as i64;
+            all.narrow(0, first - count as i64, count as i64)
         });
         let [ids, second, lengths, samples, positions, labels, pair_labels] = parts;
         let some = |part: Tensor| (part.size()[0] > 0).then_some(part);
@@ -55,7 +91,7 @@ impl Input {
             positions: some(positions),
             labels: some(labels),
             pair_labels: some(pair_labels),
-            factors: (!batch.factors.is_empty()).then(|| kernels.upload(Values::F32(&batch.factors))),
+            factors: sent.factors,
         }
     }
 }

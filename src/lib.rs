@@ -21,7 +21,7 @@
 //! - [`checkpoint`]: the training state to and from the run's store
 //! - [`saved`]: a model out of a run or checkpoint, for those that only read
 //! - [`evaluate`], [`fill_mask`]: what a trained model knows
-//! - [`metrics`]: one record a step
+//! - [`metrics`]: one record a step; [`mod@bench`]: what a stage takes, measured
 //! - [`output`]: results on standard output; [`rank_log`]: what a rank prints, in a file of its host;
 //!   [`janitor`]: what its launcher leaves there, removed
 //! - [`control`]: the worker's end of the control channel
@@ -33,6 +33,7 @@
 
 pub mod agreement;
 mod allocator;
+pub mod bench;
 pub mod budget;
 pub mod checkpoint;
 pub mod control;

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Parser, Subcommand};
+use lambert::bench::{self, Request};
 use lambert::control::{Control, Phase};
 use lambert::device::Chosen;
 use lambert::error::{self, Error};
@@ -14,8 +15,9 @@ use lambert::train::Outcome;
 use lambert::{evaluate, fill_mask, janitor, output, rank_log, saved::Saved, torch, train};
 use lambert_collective::local;
 use lambert_config::control::EventKind;
-use lambert_config::exit;
 use lambert_config::objectives::{self, Asks};
+use lambert_config::run::Device;
+use lambert_config::{Layers, RunConfig, exit};
 use lambert_control::Versions;
 use lambert_store::Store;
 use tracing_subscriber::EnvFilter;
@@ -57,6 +59,33 @@ enum Command {
         /// Samples at most; all without it
         #[arg(long, default_value_t = 0)]
         samples: u64,
+        /// What computes
+        #[arg(long, default_value = "auto", value_parser = device)]
+        device: Device,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// What a stage of a configuration takes on this device, as one rank alone; nothing is saved
+    Bench {
+        /// The configuration of a run
+        #[arg(long)]
+        config: PathBuf,
+        /// KEY=VALUE over the configuration, as cluster.device="cuda"; can be given several times
+        #[arg(long = "set", value_name = "KEY=VALUE")]
+        sets: Vec<String>,
+        /// The stage, from 0
+        #[arg(long, default_value_t = 0)]
+        stage: usize,
+        /// Samples of a step; the stage's global batch without it
+        #[arg(long)]
+        samples: Option<usize>,
+        /// Steps that are timed as a whole; as many more are timed by phase
+        #[arg(long, default_value_t = 10)]
+        steps: usize,
+        /// Steps before that
+        #[arg(long, default_value_t = 3)]
+        warmup: usize,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -70,6 +99,9 @@ enum Command {
         /// Pieces to name for each
         #[arg(long, default_value_t = 5)]
         top: usize,
+        /// What computes
+        #[arg(long, default_value = "auto", value_parser = device)]
+        device: Device,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -104,8 +136,14 @@ fn run(command: Command) -> Result<i32, Error> {
             attach(logs.as_deref(), &session);
             train(&run, attempt, world)
         }
-        Command::Eval { model, data, samples, json } => eval(&model, &data, samples, json),
-        Command::FillMask { model, text, top, json } => fill(&model, &text, top, json),
+        Command::Eval { model, data, samples, device, json } => {
+            eval(&Saved::open(&model, device)?, &data, samples, json)
+        }
+        Command::Bench { config, sets, stage, samples, steps, warmup, json } => {
+            let config: RunConfig = Layers::from_process(&sets).load(&config)?;
+            bench::run(&config, &Request { stage, samples, steps, warmup, json })
+        }
+        Command::FillMask { model, text, top, device, json } => fill(&Saved::open(&model, device)?, &text, top, json),
     }
 }
 
@@ -185,8 +223,12 @@ fn leave(control: Arc<Control>, failed: &Error) -> ! {
     std::process::exit(failed.exit_code());
 }
 
-fn eval(model: &str, data: &str, samples: u64, json: bool) -> Result<i32, Error> {
-    let saved = Saved::open(model)?;
+/// The device of a name.
+fn device(name: &str) -> Result<Device, String> {
+    Device::named(name).ok_or_else(|| format!("expected one of {}", Device::NAMES.join(", ")))
+}
+
+fn eval(saved: &Saved, data: &str, samples: u64, json: bool) -> Result<i32, Error> {
     let question = saved.question(data, samples)?;
     let result = evaluate::evaluate(&saved.bert(), &mut *local::alone().group, &question, saved.step)?;
     if json {
@@ -211,8 +253,8 @@ fn eval(model: &str, data: &str, samples: u64, json: bool) -> Result<i32, Error>
     Ok(exit::DONE)
 }
 
-fn fill(model: &str, text: &str, top: usize, json: bool) -> Result<i32, Error> {
-    let answers = fill_mask::fill(&Saved::open(model)?, text, top)?;
+fn fill(saved: &Saved, text: &str, top: usize, json: bool) -> Result<i32, Error> {
+    let answers = fill_mask::fill(saved, text, top)?;
     if json {
         output::line(&serde_json::to_string(&answers).map_err(Error::Json)?)?;
         return Ok(exit::DONE);

@@ -62,6 +62,11 @@ pub fn put_rates(record: &mut StepRecord, flops: f64, peak: f64) {
     record.flops_utilization = flops / record.seconds / peak;
 }
 
+/// Width of the matrices whose product shows what a device can do: a card needs larger ones.
+pub fn peak_width(card: bool) -> i64 {
+    if card { 8192 } else { 1024 }
+}
+
 /// Floating-point operations a second of this rank in a product of two square matrices of `width` in `kind`: the best of a few
 /// by each of the two functions that a training step uses (in main memory those are MKL and oneDNN).
 pub fn matmul_peak(kernels: &dyn Kernels, kind: Kind, width: i64) -> Result<f64, TorchError> {

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use lambert_config::RunConfig;
+use lambert_config::run::Device;
 use lambert_data_prep::dataset::{Dataset, check_fit};
 use lambert_data_prep::tokenizer::Tokenizer;
 use lambert_store::{Store, run};
 
 use crate::checkpoint;
+use crate::device::Chosen;
 use crate::error::Error;
 use crate::evaluate::Question;
-use crate::kernels::Host;
 use crate::model::Bert;
 use crate::session;
 use crate::state::Parameters;
@@ -31,17 +32,23 @@ pub struct Saved {
 }
 
 impl Saved {
-    /// Reads `url`: a run (its newest checkpoint that verifies) or `RUN/checkpoints/step-...`.
-    pub fn open(url: &str) -> Result<Self, Error> {
+    /// Reads `url`: a run (its newest checkpoint that verifies) or `RUN/checkpoints/step-...`, to compute on `device`. To be
+    /// called before anything else of libtorch.
+    ///
+    /// # Errors
+    /// No such run, no good checkpoint, a device that cannot be used.
+    pub fn open(url: &str, device: Device) -> Result<Self, Error> {
         let (of, name) = run::split(url);
         let store = Store::open(of)?;
-        let (config, _) = session::read_config(&store)?;
+        let (mut config, _) = session::read_config(&store)?;
+        config.cluster.device = device;
+        let (kernels, _) = Chosen::load(&config.cluster)?.kernels(None, config.model.precision)?;
         tch::set_num_threads(std::thread::available_parallelism().map_or(1, |count| count.get() as i32));
         let (verified, facts) = checkpoint::choose(&store, name)?;
         let manifest = &verified.manifest;
         let layers = config.depth(manifest.stage);
         let shape = (layers, facts.vocabulary);
-        let parameters = checkpoint::read_model(Arc::new(Host), &store, &verified, &config.model, shape)?;
+        let parameters = checkpoint::read_model(kernels, &store, &verified, &config.model, shape)?;
         let vocabulary = store.get(run::VOCABULARY)?;
         let tokenizer = Tokenizer::from_vocab(&vocabulary, facts.lowercase)?;
         let vocabulary_sha256 = lambert_store::hash::sha256(&vocabulary);

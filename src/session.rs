@@ -19,10 +19,6 @@ use crate::error::Error;
 use crate::kernels::Kernels;
 use crate::{metrics, model};
 
-/// Width of the matrices whose product shows what a device can do: a card needs larger ones.
-const PEAK_WIDTH: i64 = 1024;
-const PEAK_WIDTH_OF_CARDS: i64 = 8192;
-
 /// A rank's place in a run.
 pub struct Session {
     /// The resolved configuration.
@@ -65,16 +61,16 @@ impl Session {
         tch::set_num_threads(config.cluster.threads as i32);
         let mut ranks = join(&config, world)?;
         let (rank, world) = (ranks.group.rank(), ranks.group.world());
-        let (kernels, card) = device.kernels(lambert_collective::world::detect().as_ref())?;
+        let (kernels, card) = device.kernels(lambert_collective::world::detect().as_ref(), config.model.precision)?;
         device::check_shared(&mut *ranks.group, card.as_ref(), config.cluster.share_device)?;
-        let (kind, width) = match &card {
+        let kind = match &card {
             Some(card) => {
                 tracing::info!("rank {rank} computes on {card}");
-                (model::kind(&config.model), PEAK_WIDTH_OF_CARDS)
+                model::kind(&config.model)
             }
-            None => (Kind::Float, PEAK_WIDTH),
+            None => Kind::Float,
         };
-        let mut peak = [metrics::matmul_peak(&*kernels, kind, width)?];
+        let mut peak = [metrics::matmul_peak(&*kernels, kind, metrics::peak_width(card.is_some()))?];
         ranks.group.all_reduce_sum_f64(&mut peak)?;
         let (readers, peak) = (readers(), peak[0]);
         Ok((Self { config, config_sha256, store, lease, rank, world, readers, control, kernels, card, peak }, ranks))
@@ -126,7 +122,7 @@ pub fn read_config(store: &Store) -> Result<(RunConfig, String), Error> {
 }
 
 /// This rank's share of its host's processors.
-fn readers() -> usize {
+pub fn readers() -> usize {
     let ranks = lambert_collective::world::detect().map_or(1, |world| world.local_size);
     std::thread::available_parallelism().map_or(1, usize::from).div_ceil(ranks.max(1)).min(memory::READERS)
 }

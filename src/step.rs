@@ -150,14 +150,13 @@ pub fn forward_backward(
     torch::guard(|| {
         state.clear_gradients();
         let mut pending = Pending::new(&*kernels);
-        for micro_batch in &batch.micro_batches {
-            let input = Input::upload(&*kernels, micro_batch);
+        Input::each(&*kernels, &batch.micro_batches, |micro_batch, input| {
             let scores = bert.backward(&input, bert.dropout(dropout, &input), |hidden| {
                 let scores = score(bert, micro_batch, &input, hidden);
                 (loss(&*kernels, &scores, divisors), scores)
             });
             pending.add(micro_batch, &scores);
-        }
+        });
         state.add_to_tail(&pending.fault());
         pending
     })
@@ -175,11 +174,10 @@ pub fn evaluate(bert: &Bert, micro_batches: &[MicroBatch]) -> Result<Totals, Tor
     let pending = torch::guard(|| {
         let _without = tch::no_grad_guard();
         let mut pending = Pending::new(kernels);
-        for micro_batch in micro_batches {
-            let input = Input::upload(kernels, micro_batch);
+        Input::each(kernels, micro_batches, |micro_batch, input| {
             let hidden = bert.forward(&input, Dropout::Off);
             pending.add(micro_batch, &score(bert, micro_batch, &input, &hidden));
-        }
+        });
         pending
     })?;
     let none = torch::guard(|| kernels.zeros(&[], Kind::Double))?;

@@ -1,6 +1,8 @@
 //! The thinnest layer over libtorch: the only `unsafe` code that touches tensors, and the one place where its failures
 //! become errors.
 
+pub mod card;
+
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::panic::AssertUnwindSafe;
@@ -111,32 +113,10 @@ extern "C" fn failed(text: *const c_char) {
 
 unsafe extern "C" {
     fn lambert_torch_settings() -> *const c_char;
-    fn lambert_seed_card(index: i32, seed: u64, failed: Failed) -> i32;
-    fn lambert_current_stream(index: i32, stream: *mut *mut c_void, failed: Failed) -> i32;
 }
 
 /// The version of libtorch's headers that the program was built with.
 pub const BUILT_WITH: &str = env!("LAMBERT_LIBTORCH_VERSION");
-
-/// Seeds libtorch's own generator for card `index`; panics like tch where there is no such card.
-pub fn seed_card(index: usize, seed: u64) {
-    // SAFETY: numbers only.
-    let code = unsafe { lambert_seed_card(index as i32, seed, failed) };
-    assert_eq!(code, 0, "{}", SAID.with(RefCell::take));
-}
-
-/// The stream of card `index` that this thread's operations go to, as CUDA knows it.
-///
-/// # Errors
-/// libtorch knows no such card.
-pub fn current_stream(index: usize) -> Result<*mut c_void, String> {
-    let mut stream = std::ptr::null_mut();
-    // SAFETY: the pointer lives for the call.
-    match unsafe { lambert_current_stream(index as i32, &raw mut stream, failed) } {
-        0 => Ok(stream),
-        _ => Err(SAID.with(RefCell::take)),
-    }
-}
 
 /// What the libtorch that is loaded was built with, in its own words.
 pub fn settings() -> String {
@@ -253,6 +233,17 @@ pub fn read_bytes(tensor: &Tensor, first: usize, into: &mut [u8]) {
     // SAFETY: the tensor over `into` lives no longer than `into` is borrowed, and the copy has ended when `copy_` returns.
     let mut host = unsafe { bytes_in_place(into.as_mut_ptr(), into.len()) };
     host.copy_(&bytes_of(tensor, first, into.len()));
+}
+
+/// Begins to copy bytes of a contiguous tensor on a card, from byte `first` on, into `into`.
+///
+/// # Safety
+/// As of [`Lane::take`](card::Lane::take).
+pub unsafe fn begin_read(lane: &card::Lane, tensor: &Tensor, first: usize, into: &mut [u8]) {
+    // SAFETY: the caller sees to the memory, for longer than this tensor lives.
+    let host = unsafe { bytes_in_place(into.as_mut_ptr(), into.len()) };
+    // SAFETY: the caller's.
+    unsafe { lane.take(&host, &bytes_of(tensor, first, into.len())) }
 }
 
 /// Copies `bytes` into a contiguous tensor on any device, from byte `first` on.

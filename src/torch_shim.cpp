@@ -5,9 +5,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Version.h>
 #include <ATen/core/ivalue.h>
-#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <atomic>
-#include <mutex>
 #include <stdexcept>
 #include <string>
 
@@ -191,34 +189,6 @@ extern "C" at::Tensor *lambert_own_transpose(const at::Tensor *x, const at::Tens
 // The rows of `table`, a parameter of the same sort, that `ids` name. Returns as `made` does.
 extern "C" at::Tensor *lambert_embedding(const at::Tensor *table, const at::Tensor *ids, void (*failed)(const char *)) {
   return made([&] { return Embedding::apply(*table, *ids); }, failed);
-}
-
-// Seeds the default generator of card `index`. Returns 0, or 1 and tells `failed` why.
-extern "C" int lambert_seed_card(int index, uint64_t seed, void (*failed)(const char *)) {
-  try {
-    const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index));
-    at::Generator generator = at::globalContext().defaultGenerator(device);
-    const std::lock_guard<std::mutex> lock(generator.mutex());
-    generator.set_current_seed(seed);
-    return 0;
-  } catch (const std::exception &error) {
-    failed(error.what());
-    return 1;
-  }
-}
-
-// The stream of card `index` that this thread's operations go to, as CUDA knows it (null is the default one), into `stream`.
-// Through c10's interface, which needs no header of CUDA's. Returns 0, or 1 and tells `failed` why.
-extern "C" int lambert_current_stream(int index, void **stream, void (*failed)(const char *)) {
-  try {
-    const auto *guard = c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA);
-    const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index));
-    *stream = guard->getStreamNativeHandle(guard->getStream(device));
-    return 0;
-  } catch (const std::exception &error) {
-    failed(error.what());
-    return 1;
-  }
 }
 
 // What libtorch was built with, its version among it, as the library that is loaded says.

@@ -153,7 +153,7 @@ fn strays(folders: &[&str], home: &str, words: &[&str]) -> Vec<String> {
             found.push(format!("{home} does not have {word}: nothing is proved"));
         }
         for (file, text) in folders.iter().flat_map(|folder| files_below(folder)) {
-            if !file.starts_with(home) && code(&text).contains(word) {
+            if !file.starts_with(home) && !file.ends_with("/tests.rs") && code(&text).contains(word) {
                 found.push(format!("{file} has {word}, which belongs into {home}"));
             }
         }
@@ -231,6 +231,7 @@ fn main_memory_is_the_host_s() {
         let (code, _) = text.split_once("mod tests {").unwrap_or((&text, ""));
         let allowed = [
             "torch.rs",
+            "torch/card.rs",
             "allocator.rs",
             "kernels/host/mod.rs",
             "kernels/host/gomp.rs",

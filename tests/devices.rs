@@ -84,3 +84,38 @@ fn the_cuda_half_of_libtorch_loads() {
     assert!(found.nvidia_folders().iter().any(|folder| folder.join("libnvrtc.so.13").exists()));
     assert!(found.nvidia_folders().iter().any(|folder| folder.join("libnccl.so.2").exists()));
 }
+
+/// What `lambert-worker bench` prints of a stage, and what a user gets wrong.
+#[test]
+fn a_stage_is_measured() {
+    let place = Place::new();
+    let config = place.config(9, 1);
+    let bench = |more: &[&str]| {
+        let line = [&["bench", "--config", &config, "--steps", "3", "--warmup", "1"][..], more].concat();
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_lambert-worker")).args(line).output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    let (code, out, err) = bench(&["--json", "--samples", "8"]);
+    assert_eq!(code, Some(0), "{err}");
+    let measured: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let number = |name: &str| measured[name].as_f64().unwrap_or_else(|| panic!("no {name} in {out}"));
+    assert_eq!(number("samples"), 8.0);
+    let seconds = measured["seconds"].as_array().unwrap().iter().map(|value| value.as_f64().unwrap());
+    let seconds: Vec<f64> = seconds.collect();
+    assert!(seconds.is_sorted() && seconds[0] > 0.0, "{out}");
+    assert!((number("samples_per_second") * seconds[1] / 8.0 - 1.0).abs() < 1e-9, "{out}");
+    assert!((number("teraflops") / number("peak_teraflops") / number("utilization") - 1.0).abs() < 1e-9, "{out}");
+    assert!(number("utilization") > 0.0 && number("utilization") < 1.0, "{out}");
+    for phase in ["data_wait", "forward_backward", "optimizer"] {
+        assert!(number(phase) >= 0.0 && number(phase) < 1.0, "{phase} in {out}");
+    }
+    assert!(number("forward_backward") > number("optimizer"), "{out}");
+    assert!(number("peak_memory") > 10e6, "{out}");
+    let (code, out, _) = bench(&["--samples", "8"]);
+    assert!(code == Some(0) && out.contains("8 samples, ") && out.contains(" % of "), "{out}");
+    let (code, _, err) = bench(&["--stage", "1"]);
+    assert!(code == Some(2) && err.contains("there is no stage 1: the configuration has 1, counted from 0"), "{err}");
+    let (code, _, err) = bench(&["--set", "stage.0.data=\"/nowhere\""]);
+    assert!(code == Some(2) && err.contains("/nowhere"), "{err}");
+}

@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use lambert::data::{GlobalBatch, MicroBatch};
 use lambert::guard::Verdict;
-use lambert::kernels::{Host, Kernels, Reference};
+use lambert::kernels::cuda::Emulator;
+use lambert::kernels::{Cuda, Host, Kernels, Reference};
 use lambert::model::{Bert, parameters};
 use lambert::outcome::{Drawn, StepOutcome};
 use lambert::state::{Buffer, Parameters, TrainState};
@@ -158,6 +159,17 @@ fn the_reference_s_kernels_lose_the_same() {
         let reference = Arc::new(Reference::new(tch::Device::Cpu));
         let apart = worst(&train_in(reference, Precision::Fp32, kind, rate).0, &train(kind, rate));
         println!("{kind:?}: plain operations differ by {apart:.1e} at the most");
+        assert!(apart < 1e-5, "{kind:?}: {apart:e}");
+    }
+}
+
+/// The kernels of a GPU, run by a processor, learn the same.
+#[test]
+fn an_emulated_card_loses_the_same() {
+    for (kind, rate) in [(OptimizerKind::Adamw, 5e-3), (OptimizerKind::Lamb, 2e-2)] {
+        let card = Arc::new(Cuda::new(Arc::new(Emulator::default())));
+        let apart = worst(&train_in(card, Precision::Fp32, kind, rate).0, &train(kind, rate));
+        println!("{kind:?}: an emulated card differs by {apart:.1e} at the most");
         assert!(apart < 1e-5, "{kind:?}: {apart:e}");
     }
 }

@@ -37,7 +37,7 @@ const EXCHANGE: u64 = 4;
 pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length: usize) -> u64 {
     let model = &config.model;
     let bytes = match model.precision {
-        Precision::Fp32 => 4.0,
+        Precision::Fp32 | Precision::Tf32 => 4.0,
         Precision::Bf16 => 2.0,
     };
     let (hidden, intermediate) = (model.hidden as f64, model.intermediate as f64);

@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use lambert_config::run::Device;
 
 /// Pre-trains BERT-family encoders: text to dataset, dataset to model, on one machine or many.
 #[derive(Debug, Parser)]
@@ -246,6 +247,9 @@ pub struct Eval {
     /// Samples at most; 0 for all
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub samples: u64,
+    /// What computes, whatever the run was trained on
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = Device::NAMES)]
+    pub device: String,
     /// Print as JSON
     #[arg(long)]
     pub json: bool,
@@ -262,6 +266,9 @@ pub struct FillMask {
     /// Guesses at each [MASK]
     #[arg(long, default_value_t = 5, value_name = "N")]
     pub top: usize,
+    /// What computes, whatever the run was trained on
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = Device::NAMES)]
+    pub device: String,
     /// Print as JSON
     #[arg(long)]
     pub json: bool,
@@ -303,7 +310,7 @@ impl Eval {
     /// The same for lambert-worker.
     pub fn to_worker(&self) -> Vec<String> {
         let mut line = vec!["eval".to_owned(), "--data".to_owned(), self.data.clone()];
-        line.extend(["--samples".to_owned(), self.samples.to_string()]);
+        line.extend(["--samples".to_owned(), self.samples.to_string(), "--device".to_owned(), self.device.clone()]);
         line.extend(self.json.then(|| "--json".to_owned()));
         line.extend(["--".to_owned(), self.model.clone()]);
         line
@@ -314,6 +321,7 @@ impl FillMask {
     /// The same for lambert-worker.
     pub fn to_worker(&self) -> Vec<String> {
         let mut line = vec!["fill-mask".to_owned(), "--top".to_owned(), self.top.to_string()];
+        line.extend(["--device".to_owned(), self.device.clone()]);
         line.extend(self.json.then(|| "--json".to_owned()));
         line.extend(["--".to_owned(), self.model.clone(), self.text.clone()]);
         line

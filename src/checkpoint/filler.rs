@@ -120,12 +120,17 @@ const _: () = assert!(cfg!(target_endian = "little"));
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
+
     use crate::checkpoint::snapshot::File;
+    use crate::kernels::Host;
     use crate::state::tests::region;
 
     fn file() -> Vec<u8> {
-        let mut file = File::new([("a".to_owned(), vec![2, 3]), ("b".to_owned(), vec![2])]).unwrap();
-        file.fill(&[region(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]), region(&[7.0, 8.0])]).to_vec()
+        let tensors = [("a".to_owned(), vec![2, 3]), ("b".to_owned(), vec![2])];
+        let mut file = File::new(Arc::new(Host), tensors).unwrap();
+        let copies = file.begin(&[region(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]), region(&[7.0, 8.0])]);
+        file.finish(copies).to_vec()
     }
 
     /// What becomes of `bytes`, in pieces of `size`, with `b` to be of shape `shape`.

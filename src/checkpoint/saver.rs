@@ -1,6 +1,7 @@
 //! Saves that training does not wait for.
 //!
-//! 1. After the same step on all ranks the state is copied ([`Snapshot`]); the store's tasks write and hash the copy.
+//! 1. After the same step on all ranks the state is copied ([`Snapshot`]), out of a card's memory while training goes on; the
+//!    store's tasks write and hash the copy.
 //! 2. Every step's all-reduce carries how many ranks have written theirs. When all have, the entries of the objects are
 //!    gathered, and a thread of rank 0 checks the lease, commits and prunes ([`Commit`]).
 //! 3. A later all-reduce carries what came of it, so that all ranks know after the same step.
@@ -17,7 +18,7 @@ use lambert_store::checkpoint::{self as stored, Best, Manifest, PendingObject, R
 
 use super::commit::{Commit, Outcome, Part};
 use super::replicas::{self, Apart};
-use super::snapshot::Snapshot;
+use super::snapshot::{Copying, Snapshot};
 use super::trouble::Trouble;
 use super::{Facts, Origin};
 use crate::agreement::{Agreement, Decision, SaveVote};
@@ -60,6 +61,7 @@ struct Save {
 }
 
 enum Phase {
+    Copying(Copying, Sheet),
     Writing(Vec<(PendingObject, Vec<Slice>)>, Sheet),
     /// The thread is rank 0's.
     Committing(Option<JoinHandle<(Outcome, Sheet)>>),
@@ -77,7 +79,7 @@ impl<'a> Saver<'a> {
         Ok(Self {
             session,
             vocabulary: (dataset.vocabulary.size, dataset.lowercase),
-            snapshot: Snapshot::new(state.parameters.specs(), session.rank, session.world)?,
+            snapshot: Snapshot::new(&state.parameters, session.rank, session.world)?,
             records: Records::new(session.lease.attempt(), state.step),
             save: None,
             due: false,
@@ -137,17 +139,18 @@ impl<'a> Saver<'a> {
                 true => SaveVote::Written,
                 false => SaveVote::Nothing,
             },
-            Phase::Committing(_) => SaveVote::Nothing,
+            Phase::Copying(..) | Phase::Committing(_) => SaveVote::Nothing,
             Phase::Decided(outcome, _) => SaveVote::Decided(decision(outcome)),
         }
     }
 
     /// Moves the save under way along, by what the ranks have agreed on. Call it after each step.
     pub fn tend(&mut self, collective: &mut dyn Group, agreement: &Agreement) -> Result<(), Error> {
+        self.write_what_is_copied(false)?;
         let Some(save) = &self.save else { return Ok(()) };
         match (&save.phase, agreement.decided) {
             (Phase::Writing(..), _) if agreement.written >= self.session.world => self.hand_in(collective),
-            (Phase::Writing(..), _) | (_, None) => Ok(()),
+            (Phase::Copying(..) | Phase::Writing(..), _) | (_, None) => Ok(()),
             (_, Some(decision)) => self.conclude(collective, decision),
         }
     }
@@ -161,18 +164,35 @@ impl<'a> Saver<'a> {
         let mut watch = Stopwatch::start();
         (self.due, self.last_save) = (false, Instant::now());
         let writer = Writer::new(&self.session.store, state.step, self.session.lease.attempt());
-        let objects = self.snapshot.take(state).into_iter().map(|object| {
-            let pending = writer.start_object(&object.name, object.bytes)?;
-            Ok((pending, object.slices))
-        });
-        let objects = objects.collect::<Result<_, Error>>()?;
+        let copying = torch::guard(|| self.snapshot.begin(state))?;
         // One rank has nobody to compare with.
         let digest = if self.session.world > 1 { torch::guard(|| replicas::digest(state))? } else { 0 };
         let manifest = self.manifest(state, writer.name())?;
-        let phase = Phase::Writing(objects, self.records.cut(state.step));
+        let phase = Phase::Copying(copying, self.records.cut(state.step));
         let stall = watch.lap();
         self.save = Some(Save { writer, manifest, digest, began: self.last_save, stall, phase });
         self.stall += stall;
+        self.write_what_is_copied(false)
+    }
+
+    /// Lets the store write the copy of the state when it is there, or waits for it.
+    fn write_what_is_copied(&mut self, wait: bool) -> Result<(), Error> {
+        let Some(save) = &mut self.save else { return Ok(()) };
+        if !matches!(&save.phase, Phase::Copying(copying, _) if wait || copying.is_done()) {
+            return Ok(());
+        }
+        let mut watch = Stopwatch::start();
+        let Phase::Copying(copying, sheet) = std::mem::replace(&mut save.phase, Phase::Committing(None)) else {
+            return Ok(());
+        };
+        let objects = torch::guard(|| self.snapshot.finish(copying))?.into_iter().map(|object| {
+            let pending = save.writer.start_object(&object.name, object.bytes)?;
+            Ok((pending, object.slices))
+        });
+        save.phase = Phase::Writing(objects.collect::<Result<_, Error>>()?, sheet);
+        let seconds = watch.lap();
+        save.stall += seconds;
+        self.stall += seconds;
         Ok(())
     }
 
@@ -181,7 +201,7 @@ impl<'a> Saver<'a> {
     /// # Errors
     /// More weights than a file can hold.
     pub fn resize(&mut self, state: &TrainState) -> Result<(), Error> {
-        self.snapshot = Snapshot::new(state.parameters.specs(), self.session.rank, self.session.world)?;
+        self.snapshot = Snapshot::new(&state.parameters, self.session.rank, self.session.world)?;
         Ok(())
     }
 
@@ -205,6 +225,7 @@ impl<'a> Saver<'a> {
 
     /// Waits for the end of the save under way, if one is.
     pub fn settle(&mut self, collective: &mut dyn Group) -> Result<(), Error> {
+        self.write_what_is_copied(true)?;
         if matches!(&self.save, Some(Save { phase: Phase::Writing(..), .. })) {
             self.hand_in(collective)?;
         }

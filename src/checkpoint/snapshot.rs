@@ -1,5 +1,6 @@
 //! The copy of the state that a checkpoint is written from: safetensors files in memory, whose headers are made once and
-//! whose data is filled in again for each save. Taking it is one copy of the flat buffers, and all that training waits for.
+//! whose data is filled in again for each save. Training waits for one copy of the flat buffers in main memory; out of a
+//! card's memory they are copied while it goes on, up to the next update.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -12,33 +13,39 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use super::files;
 use crate::error::Error;
-use crate::state::{Buffer, Region, Spec, TrainState};
+use crate::kernels::{Copies, Kernels, Memory};
+use crate::state::{Buffer, Parameters, Region, Spec, TrainState};
 
 /// Headers are padded to this, so that the data is aligned.
 const ALIGNMENT: usize = 8;
 
 /// A safetensors file in memory, of f32 tensors that lie one after the other in the order given.
-#[derive(Debug)]
 pub struct File {
-    bytes: Arc<Vec<u8>>,
-    head: usize,
+    kernels: Arc<dyn Kernels>,
+    header: Vec<u8>,
+    data: usize,
+    /// Of the last copy.
+    memory: Option<Arc<Memory>>,
 }
 
 /// Bytes that a store reads while their owner keeps the buffer.
-struct Lent(Arc<Vec<u8>>);
+struct Lent(Arc<Memory>);
 
 impl AsRef<[u8]> for Lent {
     fn as_ref(&self) -> &[u8] {
-        &self.0
+        self.0.bytes()
     }
 }
 
 impl File {
-    /// Room for tensors of these names and shapes.
+    /// Room for tensors of these names and shapes, from the device of `kernels`.
     ///
     /// # Errors
     /// More elements than a file can have.
-    pub fn new(tensors: impl IntoIterator<Item = (String, Vec<usize>)>) -> Result<Self, Error> {
+    pub fn new(
+        kernels: Arc<dyn Kernels>,
+        tensors: impl IntoIterator<Item = (String, Vec<usize>)>,
+    ) -> Result<Self, Error> {
         let mut end = 0;
         let place = |(name, shape): (String, Vec<usize>)| {
             let start = end;
@@ -51,27 +58,39 @@ impl File {
         let metadata = Metadata::new(Some(format), tensors).map_err(files::write_error)?;
         let mut header = serde_json::to_vec(&metadata).map_err(Error::Json)?;
         header.resize(header.len().next_multiple_of(ALIGNMENT), b' ');
-        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
-        bytes.append(&mut header);
-        let head = bytes.len();
-        // Not zero, so that the system gives the pages now and not during the first save.
-        bytes.resize(head + end, 0xff);
-        Ok(Self { bytes: Arc::new(bytes), head })
+        let mut whole = (header.len() as u64).to_le_bytes().to_vec();
+        whole.append(&mut header);
+        let mut file = Self { kernels, header: whole, data: end, memory: None };
+        file.memory = Some(Arc::new(file.room()));
+        Ok(file)
     }
 
-    /// The file with `parts`, one after the other, as its data, which they fill exactly. The buffer is used again by the
-    /// next call; while the bytes of the one before are still held somewhere, a new one takes its place.
-    pub fn fill(&mut self, parts: &[Region]) -> Bytes {
-        let head = self.head;
-        let bytes = Arc::make_mut(&mut self.bytes);
-        let mut rest = &mut bytes[head..];
+    fn room(&self) -> Memory {
+        let mut bytes = self.header.clone();
+        // Not zero, so that the system gives the pages now and not during the first save.
+        bytes.resize(self.header.len() + self.data, 0xff);
+        self.kernels.memory(bytes)
+    }
+
+    /// Begins to copy `parts`, one after the other, to where the data is, which they fill exactly. The memory of the last copy
+    /// is used again; while it is still held somewhere, other memory takes its place.
+    pub fn begin(&mut self, parts: &[Region]) -> Box<dyn Copies> {
+        let memory = self.memory.take().and_then(Arc::into_inner).unwrap_or_else(|| self.room());
+        let mut at = self.header.len();
+        let mut copies = Vec::new();
         for part in parts {
-            let (now, later) = rest.split_at_mut(part.len());
-            part.read(now);
-            rest = later;
+            copies.extend(part.copies(at));
+            at += part.len();
         }
-        assert!(rest.is_empty(), "the tensors of a snapshot have changed their shapes");
-        Bytes::from_owner(Lent(Arc::clone(&self.bytes)))
+        assert_eq!(at, memory.bytes().len(), "the tensors of a snapshot have changed their shapes");
+        self.kernels.begin_copies(copies, memory)
+    }
+
+    /// The file, once the copies that [`File::begin`] has begun are done.
+    pub fn finish(&mut self, copies: Box<dyn Copies>) -> Bytes {
+        let memory = Arc::new(copies.wait());
+        self.memory = Some(Arc::clone(&memory));
+        Bytes::from_owner(Lent(memory))
     }
 }
 
@@ -86,8 +105,20 @@ pub struct Object {
     pub slices: Vec<Slice>,
 }
 
+/// Copies of what a rank writes, under way.
+pub struct Copying {
+    moments: Box<dyn Copies>,
+    weights: Option<Box<dyn Copies>>,
+}
+
+impl Copying {
+    /// Whether they have all been made.
+    pub fn is_done(&self) -> bool {
+        self.moments.are_done() && self.weights.as_ref().is_none_or(|weights| weights.are_done())
+    }
+}
+
 /// Room for what one rank writes: its part of the moments and, on rank 0, the weights.
-#[derive(Debug)]
 pub struct Snapshot {
     weights: Option<File>,
     moments: File,
@@ -98,33 +129,44 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// For rank `rank` of `world`, and parameters `specs`.
+    /// For rank `rank` of `world`.
     ///
     /// # Errors
     /// More elements than a file can have.
-    pub fn new(specs: &[Spec], rank: usize, world: usize) -> Result<Self, Error> {
+    pub fn new(parameters: &Parameters, rank: usize, world: usize) -> Result<Self, Error> {
+        let (specs, kernels) = (parameters.specs(), parameters.kernels());
         let elements = specs.iter().map(Spec::count).sum();
         let range = files::part_range(elements, rank, world);
         let slices = files::slices(specs, &range);
         let weights = specs.iter().map(|spec| (spec.name.clone(), spec.sizes()));
         let moments = [files::FIRST, files::SECOND].map(|name| (name.to_owned(), vec![range.len()]));
         Ok(Self {
-            weights: (rank == 0).then(|| File::new(weights)).transpose()?,
-            moments: File::new(moments)?,
+            weights: (rank == 0).then(|| File::new(Arc::clone(kernels), weights)).transpose()?,
+            moments: File::new(Arc::clone(kernels), moments)?,
             name: run::moments(rank, world),
             ranges: slices.iter().filter_map(|slice| files::place(specs, slice)).collect(),
             slices,
         })
     }
 
-    /// Copies what this rank writes of `state`.
-    pub fn take(&mut self, state: &TrainState) -> Vec<Object> {
+    /// Begins to copy what this rank writes of `state`, as it is now, whatever changes it afterwards.
+    pub fn begin(&mut self, state: &TrainState) -> Copying {
         let moments = [Buffer::First, Buffer::Second].map(|buffer| state.region(buffer, self.ranges.clone()));
-        let moments =
-            Object { name: self.name.clone(), bytes: self.moments.fill(&moments), slices: self.slices.clone() };
+        let moments = self.moments.begin(&moments);
         let weights = self.weights.as_mut().map(|file| {
             let all = state.parameters.specs().iter().map(Spec::range).collect();
-            let bytes = file.fill(&[state.region(Buffer::Weights, all)]);
+            file.begin(&[state.region(Buffer::Weights, all)])
+        });
+        Copying { moments, weights }
+    }
+
+    /// What was copied, once that has ended.
+    pub fn finish(&mut self, copying: Copying) -> Vec<Object> {
+        let bytes = self.moments.finish(copying.moments);
+        let moments = Object { name: self.name.clone(), bytes, slices: self.slices.clone() };
+        let weights = self.weights.as_mut().zip(copying.weights);
+        let weights = weights.map(|(file, copies)| {
+            let bytes = file.finish(copies);
             Object { name: run::WEIGHTS.to_owned(), bytes, slices: Vec::new() }
         });
         std::iter::once(moments).chain(weights).collect()
@@ -134,28 +176,89 @@ impl Snapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::cuda::Emulator;
+    use crate::kernels::{Cuda, Host};
+    use crate::model::parameters;
     use crate::state::tests::region;
+    use crate::{optim, torch};
+    use lambert_config::run::{Model, Optimizer};
     use safetensors::tensor::TensorView;
+
+    fn file(tensors: impl IntoIterator<Item = (String, Vec<usize>)>) -> File {
+        File::new(Arc::new(Host), tensors).unwrap()
+    }
+
+    fn fill(file: &mut File, parts: &[Region]) -> Bytes {
+        let copies = file.begin(parts);
+        file.finish(copies)
+    }
 
     #[test]
     fn a_file_is_what_the_safetensors_library_writes() {
         let (a, b) = ([1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [7.0f32, 8.0]);
-        let mut file = File::new([("a".to_owned(), vec![2, 3]), ("b".to_owned(), vec![2])]).unwrap();
+        let mut file = file([("a".to_owned(), vec![2, 3]), ("b".to_owned(), vec![2])]);
         let view =
             |shape: &[usize], data| TensorView::new(Dtype::F32, shape.to_vec(), bytemuck::cast_slice(data)).unwrap();
         let views = [("a", view(&[2, 3], &a[..])), ("b", view(&[2], &b[..]))];
         let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-        assert_eq!(file.fill(&[region(&a), region(&b)]), safetensors::serialize(views, Some(format)).unwrap());
+        assert_eq!(fill(&mut file, &[region(&a), region(&b)]), safetensors::serialize(views, Some(format)).unwrap());
     }
 
     #[test]
     fn a_buffer_is_used_again_and_never_under_a_reader() {
-        let mut file = File::new([("a".to_owned(), vec![2])]).unwrap();
-        let first = file.fill(&[region(&[1.0, 2.0])]);
-        let second = file.fill(&[region(&[3.0, 4.0])]);
+        let mut file = file([("a".to_owned(), vec![2])]);
+        let first = fill(&mut file, &[region(&[1.0, 2.0])]);
+        let second = fill(&mut file, &[region(&[3.0, 4.0])]);
         assert_ne!(first, second, "the first was written over while somebody read it");
         let address = second.as_ptr();
         drop((first, second));
-        assert_eq!(file.fill(&[region(&[5.0, 6.0])]).as_ptr(), address);
+        assert_eq!(fill(&mut file, &[region(&[5.0, 6.0])]).as_ptr(), address);
+    }
+
+    /// On an emulated card, which copies as late as it may.
+    #[test]
+    fn a_snapshot_is_the_state_when_it_was_begun_whatever_happens_then() {
+        let card = || Arc::new(Cuda::new(Arc::new(Emulator::default())));
+        let model = Model { hidden: 16, heads: 2, intermediate: 32, positions: 16, ..Model::default() };
+        let mut state = TrainState::new(Parameters::initialize(card(), parameters::specs(&model, 2, 50), 1, 0.2));
+        let all = 0..state.elements();
+        let mut snapshot = Snapshot::new(&state.parameters, 0, 1).unwrap();
+        let bytes = |state: &TrainState| {
+            [Buffer::Weights, Buffer::First, Buffer::Second].map(|buffer| {
+                let region = state.region(buffer, state.parameters.specs().iter().map(Spec::range).collect());
+                let mut bytes = vec![0; region.len()];
+                region.read(&mut bytes);
+                bytes
+            })
+        };
+        type Change = fn(&mut TrainState);
+        let changes: [(&str, Change); 6] = [
+            ("an update", |state| {
+                torch::guard(|| optim::update(state, &Optimizer::default(), 1e-2)).map(drop).unwrap();
+            }),
+            ("new moments", TrainState::restart_optimizer),
+            ("a bit", TrainState::flip_a_bit),
+            ("a value", |state| state.fill(Buffer::Weights, 0..8, 9.0)),
+            ("a copy", |state| {
+                let other = Parameters::initialize(Arc::new(Host), state.parameters.specs().to_vec(), 2, 0.2);
+                state.copy(Buffer::Weights, 0..8, &TrainState::new(other), 0..8, 1.0);
+            }),
+            ("another state", |state| {
+                let other = Parameters::initialize(Arc::new(Host), state.parameters.specs().to_vec(), 3, 0.2);
+                state.take_tensors(TrainState::new(other));
+            }),
+        ];
+        for (name, change) in changes {
+            state.fill(Buffer::First, all.clone(), 0.5);
+            state.fill(Buffer::Gradients, all.clone(), 0.1);
+            let before = bytes(&state);
+            let copying = snapshot.begin(&state);
+            change(&mut state);
+            let after = bytes(&state);
+            assert_ne!(before, after, "{name} changes nothing");
+            let objects = snapshot.finish(copying);
+            assert!(objects[0].bytes.ends_with(&before[1..].concat()), "moments, {name}");
+            assert!(objects[1].bytes.ends_with(&before[0]), "weights, {name}");
+        }
     }
 }

@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::sync::Arc;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
 
@@ -223,35 +224,55 @@ impl Driver {
         Ok(free as u64)
     }
 
-    /// The functions of these names out of a cubin, on a card.
+    /// Keeps `bytes` where they are, so that a card copies to them by itself and beside its computing. They must be freed after
+    /// what this gives.
     ///
     /// # Errors
-    /// The driver refuses the code, or it has no such function.
-    pub fn load(self, index: usize, code: &[u8], names: &[&'static str]) -> Result<Loaded, DriverError> {
-        let context = self.context(index)?;
-        self.enter(context)?;
-        let load = self.symbol::<unsafe extern "C" fn(*mut Module, *const c_void) -> Status>("cuModuleLoadData")?;
-        let mut module = std::ptr::null_mut();
-        // SAFETY: a whole cubin, whose length it has in itself; it is copied.
-        self.check("cuModuleLoadData", unsafe { load(&raw mut module, code.as_ptr().cast()) })?;
-        type Get = unsafe extern "C" fn(*mut Function, Module, *const c_char) -> Status;
-        let get = self.symbol::<Get>("cuModuleGetFunction")?;
-        let function = |name: &&'static str| {
-            let symbol = CString::new(format!("lambert_{name}")).unwrap_or_default();
-            let mut function = std::ptr::null_mut();
-            // SAFETY: a module from above and a string with its end.
-            self.check("cuModuleGetFunction", unsafe { get(&raw mut function, module, symbol.as_ptr()) })?;
-            Ok((*name, function))
+    /// The driver refuses: the memory that may be pinned is limited.
+    pub fn pin(self: &Arc<Self>, index: usize, bytes: &mut [u8]) -> Result<Pin, DriverError> {
+        type Register = unsafe extern "C" fn(*mut c_void, usize, c_uint) -> Status;
+        self.enter(self.context(index)?)?;
+        let register = self.symbol::<Register>("cuMemHostRegister_v2")?;
+        let first = bytes.as_mut_ptr().cast::<c_void>();
+        // SAFETY: memory of that length, which the caller keeps.
+        self.check("cuMemHostRegister", unsafe { register(first, bytes.len(), PORTABLE) })?;
+        Ok(Pin { driver: Arc::clone(self), index, first })
+    }
+}
+
+/// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for all contexts of the process.
+const PORTABLE: c_uint = 1;
+
+/// Main memory that stays where it is.
+pub struct Pin {
+    driver: Arc<Driver>,
+    index: usize,
+    first: *mut c_void,
+}
+
+// SAFETY: the pointer is only given to the driver, whose functions any thread may call.
+unsafe impl Send for Pin {}
+// SAFETY: as above.
+unsafe impl Sync for Pin {}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        let driver = &self.driver;
+        let undo = || {
+            driver.enter(driver.context(self.index)?)?;
+            let unregister = driver.symbol::<unsafe extern "C" fn(*mut c_void) -> Status>("cuMemHostUnregister")?;
+            // SAFETY: registered above, and once.
+            driver.check("cuMemHostUnregister", unsafe { unregister(self.first) })
         };
-        let functions = names.iter().map(function).collect::<Result<_, DriverError>>()?;
-        let launch = *self.symbol::<Launch>("cuLaunchKernel")?;
-        Ok(Loaded { driver: self, context, functions, launch })
+        if let Err(error) = undo() {
+            tracing::debug!("pinned memory is not given back: {error}");
+        }
     }
 }
 
 /// Kernels on a card.
 pub struct Loaded {
-    driver: Driver,
+    driver: Arc<Driver>,
     context: Context,
     functions: HashMap<&'static str, Function>,
     launch: Launch,
@@ -263,6 +284,31 @@ unsafe impl Send for Loaded {}
 unsafe impl Sync for Loaded {}
 
 impl Loaded {
+    /// The functions of these names out of a cubin, on card `index`.
+    ///
+    /// # Errors
+    /// The driver refuses the code, or it has no such function.
+    pub fn new(driver: Arc<Driver>, index: usize, code: &[u8], names: &[&'static str]) -> Result<Self, DriverError> {
+        let context = driver.context(index)?;
+        driver.enter(context)?;
+        let load = driver.symbol::<unsafe extern "C" fn(*mut Module, *const c_void) -> Status>("cuModuleLoadData")?;
+        let mut module = std::ptr::null_mut();
+        // SAFETY: a whole cubin, whose length it has in itself; it is copied.
+        driver.check("cuModuleLoadData", unsafe { load(&raw mut module, code.as_ptr().cast()) })?;
+        type Get = unsafe extern "C" fn(*mut Function, Module, *const c_char) -> Status;
+        let get = driver.symbol::<Get>("cuModuleGetFunction")?;
+        let function = |name: &&'static str| {
+            let symbol = CString::new(format!("lambert_{name}")).unwrap_or_default();
+            let mut function = std::ptr::null_mut();
+            // SAFETY: a module from above and a string with its end.
+            driver.check("cuModuleGetFunction", unsafe { get(&raw mut function, module, symbol.as_ptr()) })?;
+            Ok((*name, function))
+        };
+        let functions = names.iter().map(function).collect::<Result<_, DriverError>>()?;
+        let launch = *driver.symbol::<Launch>("cuLaunchKernel")?;
+        Ok(Self { driver, context, functions, launch })
+    }
+
     /// Starts `blocks` blocks of `threads` threads on `stream`.
     ///
     /// # Errors

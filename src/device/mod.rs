@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use lambert_collective::Group;
 use lambert_collective::world::World;
-use lambert_config::run::{Cluster, Device};
+use lambert_config::run::{Cluster, Device, Precision};
 
 use crate::error::Error;
 use crate::kernels::{Cuda, Host, Kernels};
@@ -202,14 +202,22 @@ impl Chosen {
             return Err(DeviceError::OldDriver { there, version, cuda });
         }
         libtorch.load()?;
+        if cluster.deterministic {
+            torch::guard(torch::card::add_in_one_order)?;
+        }
         Ok(Self::Card(driver, libtorch))
     }
 
-    /// The kernels of the device, and what the card is if it is one. Which card follows from the rank's place on its host.
+    /// The kernels of the device, and what the card is if it is one. Which card follows from the rank's place on its host;
+    /// `precision` is what its matrix products of 32 bits follow.
     ///
     /// # Errors
     /// The card, or the compiler of its kernels, cannot be used.
-    pub fn kernels(self, world: Option<&World>) -> Result<(Arc<dyn Kernels>, Option<Card>), DeviceError> {
+    pub fn kernels(
+        self,
+        world: Option<&World>,
+        precision: Precision,
+    ) -> Result<(Arc<dyn Kernels>, Option<Card>), DeviceError> {
         let Self::Card(driver, libtorch) = self else { return Ok((Arc::new(Host), None)) };
         let cards = driver.cards()?;
         let index = world.map_or(0, |world| world.local_rank) % cards.max(1);
@@ -221,6 +229,7 @@ impl Chosen {
             let said = format!("it was loaded from {}", libtorch.folder.display());
             return Err(DeviceError::Unusable { version: libtorch.version, said });
         }
+        torch::guard(|| torch::card::allow_tf32(precision == Precision::Tf32))?;
         let looked = libtorch.nvidia_folders();
         let mut compiler = None;
         for folder in &looked {

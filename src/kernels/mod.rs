@@ -3,8 +3,10 @@
 //!
 //! - [`Host`]: main memory; the only file that takes slices of tensors
 //! - [`Cuda`]: GPUs; kernels of our own (cuda/kernels.cu) and libtorch's operations
+//! - [`copies`]: copies out of a device's memory beside its computing
 //! - [`Reference`]: plain libtorch operations, slow, on any device: what the others are tested against
 
+pub mod copies;
 pub mod cuda;
 mod host;
 #[cfg(test)]
@@ -19,12 +21,13 @@ use lambert_config::run::OptimizerKind;
 use lambert_data_prep::random::Key;
 use tch::{Kind, Tensor};
 
+pub use copies::{Copies, Copy, Memory};
 pub use cuda::Cuda;
 pub use host::Host;
 pub use reference::Reference;
 
 /// A device's kernels. Results may be awaited by [`Kernels::fetch`] and [`Kernels::read`] only; everything else may return
-/// before it is done.
+/// before it is done, in the order of the calls unless it says otherwise.
 pub trait Kernels: Send + Sync {
     /// Zeros of `kind` on the device.
     fn zeros(&self, shape: &[i64], kind: Kind) -> Tensor;
@@ -32,12 +35,35 @@ pub trait Kernels: Send + Sync {
     /// A copy of `values` on the device, \[n\].
     fn upload(&self, values: Values<'_>) -> Tensor;
 
+    /// The same beside what the device was given before, and not to be used before the next call of
+    /// [`Kernels::order_sent`].
+    fn send(&self, values: Values<'_>) -> Tensor {
+        self.upload(values)
+    }
+
+    /// Lets what comes after this wait for what was sent.
+    fn order_sent(&self) {}
+
     /// Copies bytes of a contiguous tensor, from byte `first` on, into `into`.
     fn read(&self, tensor: &Tensor, first: usize, into: &mut [u8]);
 
     /// Copies `bytes` into a contiguous tensor, from byte `first` on. Several threads may write at the same time, each other
     /// bytes.
     fn write(&self, tensor: &Tensor, first: usize, bytes: &[u8]);
+
+    /// Memory of these bytes, to which the device copies as quickly as it can.
+    fn memory(&self, bytes: Vec<u8>) -> Memory {
+        Memory::new(bytes)
+    }
+
+    /// Begins to copy bytes of tensors as they are when what was called before has been done. What comes after this must not
+    /// change them before a call of [`Kernels::order_copies`].
+    fn begin_copies(&self, copies: Vec<Copy>, into: Memory) -> Box<dyn Copies> {
+        Box::new(copies::Done::make(self, &copies, into))
+    }
+
+    /// Lets what comes after this wait for the copies that have begun.
+    fn order_copies(&self) {}
 
     /// The values of `numbers`, f64 \[n\], once they are computed: the one read of a step.
     fn fetch(&self, numbers: &Tensor) -> Vec<f64>;
@@ -48,6 +74,11 @@ pub trait Kernels: Send + Sync {
     /// Whether attention is faster fused, unless somebody says otherwise.
     fn prefers_fused(&self) -> bool {
         false
+    }
+
+    /// The most bytes of a device's memory of its own that this process has had at a time.
+    fn peak_memory(&self) -> Option<u64> {
+        None
     }
 
     /// Seeds libtorch's own generator for the device, for what is enqueued next.

@@ -78,7 +78,7 @@ impl LayerNorm {
 /// What a model computes with.
 pub fn kind(model: &run::Model) -> Kind {
     match model.precision {
-        Precision::Fp32 => Kind::Float,
+        Precision::Fp32 | Precision::Tf32 => Kind::Float,
         Precision::Bf16 => Kind::BFloat16,
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tch::Tensor;
 
-use crate::kernels::Kernels;
+use crate::kernels::{Copy, Kernels};
 
 const ELEMENT: usize = size_of::<f32>();
 
@@ -58,6 +58,15 @@ impl Region {
             let part = &mut into[*before..][..ELEMENT * range.len()];
             self.kernels.read(&self.buffer, ELEMENT * range.start, part);
         }
+    }
+
+    /// What copies the region to memory, its first byte to `at`.
+    pub fn copies(&self, at: usize) -> impl Iterator<Item = Copy> + '_ {
+        self.ranges.iter().map(move |(before, range)| Copy {
+            tensor: self.buffer.shallow_clone(),
+            first: ELEMENT * range.start,
+            to: at + before..at + before + ELEMENT * range.len(),
+        })
     }
 
     /// Fills the region's bytes from `first` on.

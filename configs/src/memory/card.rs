@@ -33,7 +33,7 @@ const REST: f64 = 1.01;
 pub fn activations(config: &RunConfig, stage: &Stage, data: Data, tokens: usize) -> u64 {
     let model = &config.model;
     let bytes = match model.precision {
-        Precision::Fp32 => 4.0,
+        Precision::Fp32 | Precision::Tf32 => 4.0,
         Precision::Bf16 => 2.0,
     };
     let (hidden, layers) = (model.hidden as f64, stage.depth(model) as f64);

@@ -30,6 +30,17 @@ pub enum Device {
     Cuda,
 }
 
+impl Device {
+    /// The names that a configuration and a command line have for them.
+    pub const NAMES: [&str; 3] = ["auto", "cpu", "cuda"];
+
+    /// The one of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        let place = Self::NAMES.iter().position(|other| *other == name)?;
+        Some([Self::Auto, Self::Cpu, Self::Cuda][place])
+    }
+}
+
 /// What starts the ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -66,6 +77,10 @@ pub struct Cluster {
     /// Whether ranks of a host may have one card together.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub share_device: bool,
+    /// Whether a GPU adds up in one order, so that a run that was interrupted ends with the bits of one that was not; slower.
+    /// Main memory always does.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub deterministic: bool,
     /// CPU threads of a rank.
     pub threads: usize,
     /// How many failures within `restart_window_minutes` are followed by a restart; one more gives the run up.
@@ -101,6 +116,7 @@ impl Default for Cluster {
             device: Device::Auto,
             libtorch: String::new(),
             share_device: false,
+            deterministic: false,
             threads: 1,
             restarts: 5,
             restart_window_minutes: 60.0,

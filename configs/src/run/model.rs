@@ -32,6 +32,8 @@ pub enum Precision {
     /// 32 bits.
     #[default]
     Fp32,
+    /// 32 bits, of which a GPU's matrix products read 19 (TensorFloat-32); the same as `fp32` elsewhere.
+    Tf32,
     /// 16 bits, 8 of them for the exponent (bfloat16).
     Bf16,
 }

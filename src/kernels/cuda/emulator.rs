@@ -2,11 +2,12 @@
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tch::{Device, Kind, Tensor};
 
 use super::launch::{Arguments, Card, THREADS};
-use crate::kernels::{Host, Kernels};
+use crate::kernels::{Copies, Copy, Host, Kernels, Memory, copies};
 
 unsafe extern "C" {
     fn lambert_emulate(
@@ -18,10 +19,43 @@ unsafe extern "C" {
     ) -> *const c_char;
 }
 
-/// Runs kernels on tensors in main memory.
-#[derive(Debug, Default)]
+/// Runs kernels on tensors in main memory. Copies beside the computing are made as late as they may be, so that a call that is
+/// to wait for one, and does not, works on other numbers.
+#[derive(Default)]
 pub struct Emulator {
     launches: AtomicU64,
+    /// What was sent: where it goes, and what it is.
+    sent: Mutex<Vec<(Tensor, Tensor)>>,
+    begun: Mutex<Vec<Arc<Mutex<Late>>>>,
+}
+
+/// Copies that have begun; none are left once they have been made.
+struct Late {
+    copies: Vec<Copy>,
+    memory: Option<Memory>,
+}
+
+impl Late {
+    fn make(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            let done = copies::Done::make(&Host, &self.copies, memory);
+            (self.copies, self.memory) = (Vec::new(), Some(Box::new(done).wait()));
+        }
+    }
+}
+
+struct Begun(Arc<Mutex<Late>>);
+
+impl Copies for Begun {
+    fn are_done(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).copies.is_empty()
+    }
+
+    fn wait(self: Box<Self>) -> Memory {
+        let mut late = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        late.make();
+        late.memory.take().unwrap_or_else(|| Memory::new(Vec::new()))
+    }
 }
 
 impl Card for Emulator {
@@ -31,6 +65,34 @@ impl Card for Emulator {
 
     fn place(&self, host: Tensor) -> Tensor {
         host
+    }
+
+    fn send(&self, host: Tensor) -> Tensor {
+        let place = (host.ones_like() * 0x7f).to_kind(host.kind());
+        self.sent.lock().unwrap_or_else(PoisonError::into_inner).push((place.shallow_clone(), host));
+        place
+    }
+
+    fn order_sent(&self) {
+        self.sent
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .drain(..)
+            .for_each(|(mut place, host)| place.copy_(&host));
+    }
+
+    fn begin_copies(&self, copies: Vec<Copy>, into: Memory) -> Box<dyn Copies> {
+        let late = Arc::new(Mutex::new(Late { copies, memory: Some(into) }));
+        self.begun.lock().unwrap_or_else(PoisonError::into_inner).push(late.clone());
+        Box::new(Begun(late))
+    }
+
+    fn order_copies(&self) {
+        self.begun
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .drain(..)
+            .for_each(|late| late.lock().unwrap_or_else(PoisonError::into_inner).make());
     }
 
     fn fetch(&self, numbers: &Tensor) -> Vec<f64> {

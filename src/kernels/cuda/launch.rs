@@ -4,6 +4,8 @@ use std::ffi::c_void;
 
 use tch::{Kind, Tensor};
 
+use crate::kernels::{Copies, Copy, Memory};
+
 /// Threads of every block; kernels.cu has the same number.
 pub const THREADS: usize = 256;
 
@@ -15,8 +17,32 @@ pub trait Card: Send + Sync {
     /// A copy of a tensor in main memory on the card. It may be made later, in the order of the calls.
     fn place(&self, host: Tensor) -> Tensor;
 
+    /// As [`Kernels::send`](crate::kernels::Kernels::send).
+    fn send(&self, host: Tensor) -> Tensor {
+        self.place(host)
+    }
+
+    /// As [`Kernels::order_sent`](crate::kernels::Kernels::order_sent).
+    fn order_sent(&self) {}
+
+    /// As [`Kernels::memory`](crate::kernels::Kernels::memory).
+    fn memory(&self, bytes: Vec<u8>) -> Memory {
+        Memory::new(bytes)
+    }
+
+    /// As [`Kernels::begin_copies`](crate::kernels::Kernels::begin_copies).
+    fn begin_copies(&self, copies: Vec<Copy>, into: Memory) -> Box<dyn Copies>;
+
+    /// As [`Kernels::order_copies`](crate::kernels::Kernels::order_copies).
+    fn order_copies(&self) {}
+
     /// As [`Kernels::fetch`](crate::kernels::Kernels::fetch).
     fn fetch(&self, numbers: &Tensor) -> Vec<f64>;
+
+    /// As [`Kernels::peak_memory`](crate::kernels::Kernels::peak_memory).
+    fn peak_memory(&self) -> Option<u64> {
+        None
+    }
 
     /// As [`Kernels::seed`](crate::kernels::Kernels::seed).
     fn seed(&self, seed: u64);

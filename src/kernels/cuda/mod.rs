@@ -1,10 +1,9 @@
 //! GPUs: kernels of our own where keyed draws demand them or where they pay, libtorch's operations for the rest.
 //!
 //! - kernels.cu: the kernels, which are compiled for the card that is there ([`crate::device`])
-//! - [`Card`]: what runs them: a GPU, or in tests a processor
+//! - [`Card`]: what runs them: a GPU, or in tests a processor ([`Emulator`])
 
 mod chunks;
-#[cfg(test)]
 mod emulator;
 pub mod launch;
 
@@ -14,10 +13,9 @@ use lambert_config::run::OptimizerKind;
 use tch::{Device, Kind, Tensor};
 
 use self::chunks::{CHUNK, Chunks};
-#[cfg(test)]
 pub use self::emulator::Emulator;
 use self::launch::{Arguments, Card, THREADS};
-use super::{Buffers, Draws, Host, Kernels, Update, Values};
+use super::{Buffers, Copies, Copy, Draws, Host, Kernels, Memory, Update, Values};
 use crate::torch;
 
 /// The kernels, as text.
@@ -76,6 +74,26 @@ impl<C: Card + 'static> Kernels for Cuda<C> {
         self.card.place(Host.upload(values))
     }
 
+    fn send(&self, values: Values<'_>) -> Tensor {
+        self.card.send(Host.upload(values))
+    }
+
+    fn order_sent(&self) {
+        self.card.order_sent();
+    }
+
+    fn memory(&self, bytes: Vec<u8>) -> Memory {
+        self.card.memory(bytes)
+    }
+
+    fn begin_copies(&self, copies: Vec<Copy>, into: Memory) -> Box<dyn Copies> {
+        self.card.begin_copies(copies, into)
+    }
+
+    fn order_copies(&self) {
+        self.card.order_copies();
+    }
+
     fn read(&self, tensor: &Tensor, first: usize, into: &mut [u8]) {
         torch::read_bytes(tensor, first, into);
     }
@@ -96,6 +114,10 @@ impl<C: Card + 'static> Kernels for Cuda<C> {
 
     fn prefers_fused(&self) -> bool {
         true
+    }
+
+    fn peak_memory(&self) -> Option<u64> {
+        self.card.peak_memory()
     }
 
     fn seed(&self, seed: u64) {

@@ -1,0 +1,263 @@
+//! What a stage of a configuration takes on the device that is here: `lambert-worker bench`. One rank alone, on the stage's own
+//! samples, with weights that are drawn.
+
+use std::fmt::{Display, Formatter};
+use std::sync::Arc;
+
+use lambert_config::run::Stage;
+use lambert_config::{RunConfig, exit, flops, schedule};
+use lambert_data_prep::dataset::{Dataset, check_fit};
+use lambert_data_prep::random::Key;
+use serde::Serialize;
+use tch::Kind;
+
+use crate::data::detours::Detours;
+use crate::data::loader::Demand;
+use crate::data::{Loader, Source};
+use crate::device::{Card, Chosen};
+use crate::error::Error;
+use crate::kernels::Kernels;
+use crate::metrics::{self, Stopwatch};
+use crate::model::{self, Bert, parameters};
+use crate::state::{Parameters, TrainState};
+use crate::{optim, output, session, step, torch};
+
+/// What is to be measured.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The stage, from 0.
+    pub stage: usize,
+    /// Samples of a step; the stage's global batch without it.
+    pub samples: Option<usize>,
+    /// Steps that are timed as a whole; as many are timed by phase.
+    pub steps: usize,
+    /// Steps before that.
+    pub warmup: usize,
+    /// Print JSON.
+    pub json: bool,
+}
+
+/// What was measured. Times are medians; rates are those of steps that are not interrupted to be timed by phase.
+#[derive(Debug, Clone, Serialize)]
+pub struct Measured {
+    /// The device.
+    pub device: String,
+    /// Samples of a step.
+    pub samples: usize,
+    /// Tokens of a step without padding, the mean of all.
+    pub tokens: f64,
+    /// Padding, a share of the tokens that were computed.
+    pub padding: f64,
+    /// Seconds of a step: the least, the median, the most.
+    pub seconds: [f64; 3],
+    /// Samples a second.
+    pub samples_per_second: f64,
+    /// Useful floating-point operations a second, in units of 10^12.
+    pub teraflops: f64,
+    /// The same of a product of two large square matrices in the kind of number that the model computes with.
+    pub peak_teraflops: f64,
+    /// The one over the other.
+    pub utilization: f64,
+    /// Shares of a step: waiting for samples, forward and backward passes, update.
+    pub data_wait: f64,
+    /// See above.
+    pub forward_backward: f64,
+    /// See above.
+    pub optimizer: f64,
+    /// Bytes at the most: of a card's memory, as libtorch has allocated it; else of the process.
+    pub peak_memory: u64,
+}
+
+/// Measures, and prints what came of it.
+///
+/// # Errors
+/// A stage that is not there, a dataset that does not fit, a device that cannot be used, too little memory.
+pub fn run(config: &RunConfig, request: &Request) -> Result<i32, Error> {
+    let stages = config.stage.len();
+    let none = || format!("there is no stage {}: the configuration has {stages}, counted from 0", request.stage);
+    let stage = config.stage.get(request.stage).ok_or_else(|| Error::Usage(none()))?;
+    let device = Chosen::load(&config.cluster)?;
+    tch::set_num_threads(config.cluster.threads as i32);
+    let dataset = Arc::new(Dataset::open(&stage.data)?.with_cache(&config.cluster.dataset_cache));
+    let mut faults = Vec::new();
+    check_fit(config, &[(format!("stage.{}.data", request.stage), &dataset)], None, &mut faults);
+    if !faults.is_empty() {
+        return Err(Error::faults("the configuration", faults));
+    }
+    let (kernels, card) = device.kernels(None, config.model.precision)?;
+    let measured = measure(config, request, dataset, kernels, card.as_ref())?;
+    if request.json {
+        output::line(&serde_json::to_string(&measured).map_err(Error::Json)?)?;
+    } else {
+        output::line(&measured.to_string())?;
+    }
+    Ok(exit::DONE)
+}
+
+/// One step.
+#[derive(Debug, Clone, Copy, Default)]
+struct Timed {
+    data_wait: f64,
+    forward_backward: f64,
+    optimizer: f64,
+    /// Seconds of all of it.
+    whole: f64,
+    /// Useful floating-point operations.
+    flops: f64,
+    tokens: u64,
+    padding: u64,
+}
+
+/// A stage on a device.
+struct Bench<'a> {
+    config: &'a RunConfig,
+    stage: &'a Stage,
+    layers: usize,
+    vocabulary: usize,
+    bert: Bert,
+    state: TrainState,
+    loader: Loader,
+}
+
+impl<'a> Bench<'a> {
+    fn new(
+        config: &'a RunConfig,
+        stage: &'a Stage,
+        dataset: Arc<Dataset>,
+        kernels: Arc<dyn Kernels>,
+        sizes: (usize, usize),
+    ) -> Result<Self, Error> {
+        let (layers, vocabulary) = (stage.depth(&config.model), dataset.manifest().vocabulary.size);
+        let state = torch::guard(|| {
+            let specs = parameters::specs(&config.model, layers, vocabulary);
+            let parameters = Parameters::initialize(kernels, specs, config.run.seed, config.model.initializer_range);
+            let mut state = TrainState::new(parameters);
+            state.parameters.keep_low(model::kind(&config.model));
+            state
+        })?;
+        let mut bert = Bert::new(&state.parameters, &config.model, layers);
+        bert.recompute = stage.recompute;
+        let (objective, seed, test) = (config.objective.clone(), config.run.seed, config.test.clone());
+        let source = Source { dataset, objective, seed, shuffle: true, test };
+        let (samples, steps) = sizes;
+        let demand = Demand {
+            cursor: 0,
+            detours: Detours::default(),
+            micro_batch_tokens: stage.micro_batch_tokens.or_default(),
+            rank: 0,
+            world: 1,
+            threads: session::readers(),
+            largest: samples,
+        };
+        let loader = Loader::start(source, demand, std::iter::repeat_n(samples, steps)).map_err(Error::Thread)?;
+        Ok(Self { config, stage, layers, vocabulary, bert, state, loader })
+    }
+
+    /// A step as training makes it; `by_phase` waits for the device between the phases, too.
+    fn step(&mut self, by_phase: bool) -> Result<Timed, Error> {
+        let (mut whole, mut watch) = (Stopwatch::start(), Stopwatch::start());
+        let Some(batch) = self.loader.next_batch() else {
+            self.loader.finish()?;
+            return Err(Error::NoMoreSamples(self.state.step));
+        };
+        let batch = batch?;
+        let data_wait = watch.lap();
+        let dropout = Key::new(self.config.run.seed).with_bytes(b"dropout").with(self.state.step);
+        let computed = step::forward_backward(&self.bert, &mut self.state, &batch, dropout)?;
+        if by_phase {
+            torch::guard(|| self.state.kernels().fetch(&self.state.kernels().zeros(&[1], Kind::Double)))?;
+        }
+        let forward_backward = watch.lap();
+        let rate = schedule::learning_rate(self.stage, self.state.step);
+        let norm = torch::guard(|| optim::update(&mut self.state, &self.config.optimizer, rate))?;
+        computed.fetch(self.state.kernels(), &norm)?;
+        let optimizer = watch.lap();
+        self.state.step += 1;
+        let lengths = batch.lengths.iter().map(|length| u64::from(*length));
+        let masked = batch.masked_tokens;
+        Ok(Timed {
+            data_wait,
+            forward_backward,
+            optimizer,
+            whole: whole.lap(),
+            flops: flops::training(&self.config.model, self.layers, self.vocabulary, lengths, masked),
+            tokens: batch.tokens(),
+            padding: batch.padding,
+        })
+    }
+}
+
+fn measure(
+    config: &RunConfig,
+    request: &Request,
+    dataset: Arc<Dataset>,
+    kernels: Arc<dyn Kernels>,
+    card: Option<&Card>,
+) -> Result<Measured, Error> {
+    let stage = &config.stage[request.stage];
+    let samples = request.samples.unwrap_or(stage.global_batch).max(1);
+    let steps = request.steps.max(1);
+    let peak = metrics::matmul_peak(&*kernels, model::kind(&config.model), metrics::peak_width(card.is_some()))?;
+    let mut bench = Bench::new(config, stage, dataset, kernels.clone(), (samples, request.warmup + 2 * steps))?;
+    for _ in 0..request.warmup {
+        bench.step(false)?;
+    }
+    let (mut plain, mut by_phase) = (Vec::new(), Vec::new());
+    for _ in 0..steps {
+        plain.push(bench.step(false)?);
+        by_phase.push(bench.step(true)?);
+    }
+    let seconds = sorted(&plain, |timed| timed.whole);
+    let rate = median(&plain, |timed| timed.flops / timed.whole);
+    let all = || plain.iter().chain(&by_phase);
+    let (tokens, padding): (u64, u64) = (all().map(|timed| timed.tokens).sum(), all().map(|timed| timed.padding).sum());
+    Ok(Measured {
+        device: card.map_or_else(|| format!("{} threads of a processor", config.cluster.threads), Card::to_string),
+        samples,
+        tokens: tokens as f64 / (2 * steps) as f64,
+        padding: padding as f64 / (tokens + padding).max(1) as f64,
+        seconds: [seconds[0], seconds[steps / 2], seconds[steps - 1]],
+        samples_per_second: median(&plain, |timed| samples as f64 / timed.whole),
+        teraflops: rate / 1e12,
+        peak_teraflops: peak / 1e12,
+        utilization: rate / peak,
+        data_wait: median(&by_phase, |timed| timed.data_wait / timed.whole),
+        forward_backward: median(&by_phase, |timed| timed.forward_backward / timed.whole),
+        optimizer: median(&by_phase, |timed| timed.optimizer / timed.whole),
+        peak_memory: kernels.peak_memory().or_else(peak_of_process).unwrap_or(0),
+    })
+}
+
+fn sorted(all: &[Timed], of: impl Fn(&Timed) -> f64) -> Vec<f64> {
+    let mut values: Vec<f64> = all.iter().map(of).collect();
+    values.sort_by(f64::total_cmp);
+    values
+}
+
+fn median(all: &[Timed], of: impl Fn(&Timed) -> f64) -> f64 {
+    sorted(all, of)[all.len() / 2]
+}
+
+/// The most main memory that this process has had, in bytes.
+fn peak_of_process() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
+}
+
+impl Display for Measured {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let [least, median, most] = self.seconds;
+        writeln!(f, "device            {}", self.device)?;
+        let Self { samples, tokens, padding, .. } = self;
+        writeln!(f, "step              {samples} samples, {tokens:.0} tokens, {:.1} % padding", 100.0 * padding)?;
+        writeln!(f, "seconds           {median:.4} ({least:.4} to {most:.4})")?;
+        writeln!(f, "samples/s         {:.1}", self.samples_per_second)?;
+        let Self { teraflops, peak_teraflops, utilization, .. } = self;
+        writeln!(f, "TFLOP/s           {teraflops:.3}, {:.1} % of {peak_teraflops:.3}", 100.0 * utilization)?;
+        writeln!(f, "data wait         {:.1} %", 100.0 * self.data_wait)?;
+        writeln!(f, "forward, backward {:.1} %", 100.0 * self.forward_backward)?;
+        writeln!(f, "optimizer         {:.1} %", 100.0 * self.optimizer)?;
+        write!(f, "peak memory       {:.2} GiB", self.peak_memory as f64 / f64::from(1 << 30))
+    }
+}
