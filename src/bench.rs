@@ -143,7 +143,7 @@ impl<'a> Bench<'a> {
         let demand = Demand {
             cursor: 0,
             detours: Detours::default(),
-            micro_batch_tokens: stage.micro_batch_tokens,
+            micro_batch_tokens: stage.micro_batch_tokens.or_default(),
             rank: 0,
             world: 1,
             threads: session::readers(),

@@ -154,7 +154,7 @@ impl Error {
             // The coordinator has seen it: what is missing is a mount of this host.
             Self::Dataset(DatasetError::NoManifest { .. }) => F::Host,
             Self::Dataset(error) if is_of_host(error) => F::Host,
-            Self::Dataset(DatasetError::Store { .. }) => F::Passing,
+            Self::Dataset(DatasetError::Store { .. }) | Self::Device(DeviceError::Occupied(_)) => F::Passing,
             Self::Replicas { blamed: true, .. } | Self::Card { .. } => F::Host,
             Self::Store(_) | Self::Resume { .. } | Self::Collective(_) | Self::Torch(_) | Self::Thread(_) => F::Passing,
             Self::Peer(_) | Self::Replicas { .. } => F::Passing,
@@ -207,6 +207,8 @@ mod tests {
         }
         let missing = Error::Dataset(DatasetError::NoManifest { url: "/data".into() });
         assert_eq!(missing.fault(), control::Fault::Host);
+        let occupied = Error::Device(DeviceError::Occupied("short".into()));
+        assert_eq!((occupied.fault(), occupied.exit_code()), (control::Fault::Passing, exit::FAILED));
         assert_eq!(Error::Usage("wrong".into()).fault(), control::Fault::Usage);
         let lost = lambert_store::Error::LeaseLost { url: "/run".into(), attempt: 1, newest: 2 };
         assert_eq!(Error::Store(lost).fault(), control::Fault::LeaseLost);

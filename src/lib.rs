@@ -27,12 +27,14 @@
 //! - [`control`]: the worker's end of the control channel
 //! - `allocator`: jemalloc in place of malloc
 //! - [`device`]: what a rank computes on, and what a card needs for that
+//! - [`budget`]: whether micro-batches fit into the cards, and how large they are where that is left open
 //! - [`torch`]: the thinnest layer over libtorch
 //! - [`error`]: everything that can go wrong, and the exit code of each
 
 pub mod agreement;
 mod allocator;
 pub mod bench;
+pub mod budget;
 pub mod checkpoint;
 pub mod control;
 pub mod data;

@@ -75,8 +75,8 @@ struct Linear : torch::autograd::Function<Linear> {
       at::Tensor &sum = weight.mutable_grad();
       if (x.scalar_type() == weight.scalar_type()) {
         sum.addmm_(gradient.t(), x);
-      } else if (x.is_cuda()) {
-        // Not rounded for each micro-batch: the product of bf16 adds to f32. Only CUDA has it.
+      } else if (!x.is_cpu()) {
+        // Not rounded for each micro-batch: the product of bf16 adds to f32. Main memory does not have it.
         at::addmm_out(sum, sum, gradient.t(), x, at::kFloat, 1, 1);
       } else {
         weight.mutable_grad().add_(gradient.t().mm(x));

@@ -8,6 +8,7 @@ use lambert_data_prep::dataset::DatasetError;
 use lambert_data_prep::random::Key;
 
 use crate::agreement::{self, Agreement, Vote};
+use crate::budget;
 use crate::checkpoint::{self, Saver};
 use crate::control::Phase;
 use crate::data::loader::Demand;
@@ -40,12 +41,13 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
     let (collective, reducer) = (&mut *ranks.group, &mut *ranks.reducer);
     session.control.phase(Phase::Load);
     let datasets = Datasets::open(&session.config)?;
+    let budgets = budget::settle(session, collective, &datasets)?;
     let (mut state, origin) = checkpoint::resume(session, collective, &datasets)?;
     let mut saver = Saver::new(session, &datasets, &state, origin)?;
     'stages: while let Some(place) = plan::place(&session.config, &state.ended, state.step) {
         let dataset = &*datasets.stages[place.index];
         enter(session, collective, &mut saver, &mut state, &place)?;
-        let mut stage = Stage::open(session, &datasets, &mut state, place)?;
+        let mut stage = Stage::open(session, &datasets, &mut state, place, budgets[place.index])?;
         for done in place.done + 1..=place.stage.steps {
             stage.freeze(&mut state, done - 1);
             let (mut record, told) = match stage.update(&mut state, collective, reducer, &mut saver)? {
@@ -162,6 +164,8 @@ struct Stage<'a> {
     loader: Loader,
     bert: Bert,
     layers: usize,
+    /// Tokens of a micro-batch at most.
+    micro_batch_tokens: usize,
 }
 
 impl<'a> Stage<'a> {
@@ -170,6 +174,7 @@ impl<'a> Stage<'a> {
         datasets: &'a Datasets,
         state: &mut TrainState,
         place: Place<'a>,
+        micro_batch_tokens: usize,
     ) -> Result<Self, Error> {
         let config = &session.config;
         let dataset = &datasets.stages[place.index];
@@ -183,7 +188,7 @@ impl<'a> Stage<'a> {
         let demand = Demand {
             cursor: state.cursor(dataset),
             detours: state.detours.get(dataset.manifest_sha256()).cloned().unwrap_or_default(),
-            micro_batch_tokens: place.stage.micro_batch_tokens,
+            micro_batch_tokens,
             rank: session.rank,
             world: session.world,
             threads: session.readers,
@@ -196,7 +201,7 @@ impl<'a> Stage<'a> {
         torch::guard(|| state.parameters.keep_low(model::kind(&config.model)))?;
         let mut bert = Bert::new(&state.parameters, &config.model, layers);
         bert.recompute = place.stage.recompute;
-        Ok(Self { session, datasets, place, first_step: state.step, loader, bert, layers })
+        Ok(Self { session, datasets, place, first_step: state.step, loader, bert, layers, micro_batch_tokens })
     }
 
     /// Freezes what no objective reads, and freezes or frees the old layers, as the stage's growth says for the step after
@@ -311,7 +316,7 @@ impl<'a> Stage<'a> {
             Some(asked) => Error::Memory {
                 asked,
                 stage: index,
-                tokens: stage.micro_batch_tokens,
+                tokens: self.micro_batch_tokens,
                 recompute: stage.recompute,
                 predictions: objective.max_predictions,
             },
@@ -339,7 +344,7 @@ impl<'a> Stage<'a> {
             dataset: dataset.clone(),
             objective: config.objective.clone(),
             samples: config.evaluation.samples,
-            micro_batch_tokens: self.place.stage.micro_batch_tokens,
+            micro_batch_tokens: self.micro_batch_tokens,
         };
         let evaluation = evaluate::evaluate(&self.bert, collective, &question, state.step)?;
         let best = saver.push_evaluation(collective, &evaluation)?;

@@ -68,6 +68,25 @@ fn the_formula_is_little_above_the_measured_peak() {
     assert!(far.is_empty(), "below the peak or more than {MARGIN} above: {far:?}");
 }
 
+#[test]
+fn micro_batches_that_are_left_open_are_kept_by_attempt_and_are_the_default_in_main_memory() {
+    let place = Place::new();
+    let config = place.config(3, 1);
+    let run = |name: &str, tokens: &str| {
+        let (url, set) = (place.path(name), format!("stage.0.micro_batch_tokens={tokens}"));
+        let ended = Running::start_with(&config, &url, &["--set", &set, "--set", "cluster.backend=local"]).end();
+        assert_eq!(ended.code, Some(0), "{}", ended.log);
+        (url, ended)
+    };
+    let ((open, auto), (_, fixed)) = (run("open", "auto"), run("fixed", "4096"));
+    assert!(auto.log.contains("stage one has micro-batches of 4096 tokens in this attempt"), "{}", auto.log);
+    let kept = std::fs::read_to_string(format!("{open}/micro-batches/attempt-0001.json")).unwrap();
+    assert_eq!(kept, r#"{"one":4096}"#);
+    assert!(std::fs::read_to_string(format!("{open}/run.toml")).unwrap().contains("micro_batch_tokens = \"auto\""));
+    let losses = |ended: &support::Ended| ended.records.iter().map(|record| record.loss.to_bits()).collect::<Vec<_>>();
+    assert_eq!((losses(&auto).len(), losses(&auto)), (3, losses(&fixed)));
+}
+
 /// Bytes of main memory that a process has now.
 fn resident(pid: u32) -> f64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();

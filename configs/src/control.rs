@@ -69,6 +69,13 @@ pub enum EventKind {
         /// The stage that begins.
         stage: String,
     },
+    /// How large micro-batches are in this attempt, in a stage that leaves it open.
+    MicroBatch {
+        /// The stage.
+        stage: String,
+        /// Tokens of a micro-batch at most.
+        tokens: usize,
+    },
     /// Something a person should know; training goes on.
     Warning {
         /// One sentence.

@@ -1,11 +1,13 @@
 //! What a run needs of its machines' memory, by formula, and what this machine has.
 
+pub mod card;
+pub mod fit;
 mod samples;
 
 use crate::architecture::Architecture;
 use crate::flops;
 use crate::load::Fault;
-use crate::run::{Precision, RunConfig, Stage};
+use crate::run::{Device, Precision, RunConfig, Stage};
 
 pub use samples::{Data, READERS, batches_ahead, samples};
 
@@ -24,6 +26,11 @@ pub fn state(parameters: u64, ranks: usize) -> u64 {
 /// 60 MiB between types of processors, and this is the larger.
 const PROGRAM: u64 = 200 << 20;
 
+/// Bytes in main memory of a worker whose tensors are on a card: the CUDA halves of its libraries come on top. Assumed.
+const PROGRAM_OF_CARD: u64 = 2 << 30;
+/// Bytes a parameter in main memory of a rank that computes on a card: gradients on their way to the other ranks.
+const EXCHANGE: u64 = 4;
+
 /// Bytes of the activations, and of the gradients of activations, of one micro-batch of a stage at their most; `length` is
 /// the dataset's sequence length, `vocabulary` its pieces. Counted is what each operation keeps for its backward pass, and the
 /// larger of the softmax over the vocabulary and one layer's gradients.
@@ -35,7 +42,7 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
     };
     let (hidden, intermediate) = (model.hidden as f64, model.intermediate as f64);
     // No micro-batch is larger than the global batch.
-    let tokens = (stage.micro_batch_tokens as f64).min(stage.global_batch as f64 * length as f64);
+    let tokens = (stage.micro_batch_tokens.or_default() as f64).min(stage.global_batch as f64 * length as f64);
     let (width, heads) = (length as f64, model.heads as f64);
     let drops = |probability: f64| if probability > 0.0 { 4.0 } else { 0.0 };
     let (mask, attention_mask) = (drops(model.dropout), drops(model.attention_dropout.unwrap_or(model.dropout)));
@@ -72,13 +79,26 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
     sum as u64
 }
 
-/// Bytes of one rank in a stage over this dataset, if it is one of `ranks`, all on one host.
+/// Bytes in main memory of one rank in a stage over this dataset, if it is one of `ranks`, all on one host.
 pub fn of_a_rank(config: &RunConfig, stage: &Stage, data: Data, ranks: usize) -> u64 {
     let parameters = flops::parameters(&config.model, stage.depth(&config.model), data.pieces);
+    let samples = samples(stage, config.cluster.ranks.max(ranks), data);
+    if is_on_card(config) {
+        let copies = EXCHANGE.saturating_add(SNAPSHOT.div_ceil(ranks.max(1) as u64)).saturating_mul(parameters);
+        return [copies, samples].into_iter().fold(PROGRAM_OF_CARD, u64::saturating_add);
+    }
     let state = state(parameters, ranks) / ranks.max(1) as u64;
     let activations = activations(config, stage, data.pieces, data.longest);
-    let samples = samples(stage, config.cluster.ranks.max(ranks), data);
     [state, activations, samples].into_iter().fold(PROGRAM, u64::saturating_add)
+}
+
+/// Whether ranks of this host compute on cards, as far as can be known without the driver.
+pub fn is_on_card(config: &RunConfig) -> bool {
+    match config.cluster.device {
+        Device::Cuda => true,
+        Device::Cpu => false,
+        Device::Auto => std::path::Path::new("/proc/driver/nvidia/version").exists(),
+    }
 }
 
 /// Adds a fault for the stage that needs most, if `ranks` ranks of it do not fit into the memory of this host. `data` are the
@@ -100,6 +120,17 @@ fn shortage(config: &RunConfig, data: &[Data], ranks: usize, there: u64) -> Opti
     let (stage, data) = (&config.stage[index], data[index]);
     let parameters = flops::parameters(&config.model, stage.depth(&config.model), data.pieces);
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+    let samples = samples(stage, config.cluster.ranks.max(ranks), data);
+    if needed > there && is_on_card(config) {
+        let message = format!(
+            "needs about {:.1} GiB of main memory for {ranks} rank(s) on this host, which has {:.1}, beside its cards: copies of \
+             {parameters} parameters for checkpoints and sums, and {:.1} GiB a rank for samples that are read ahead",
+            gib(needed),
+            gib(there),
+            gib(samples),
+        );
+        return Some(Fault::new(format!("stage.{index}"), message));
+    }
     (needed > there).then(|| {
         let message = format!(
             "needs about {:.1} GiB for {ranks} rank(s) on this host, which has {:.1}: {:.1} GiB for {parameters} parameters \
@@ -110,8 +141,8 @@ fn shortage(config: &RunConfig, data: &[Data], ranks: usize, there: u64) -> Opti
             gib(there),
             gib(state(parameters, ranks)),
             gib(activations(config, stage, data.pieces, data.longest)),
-            stage.micro_batch_tokens,
-            gib(samples(stage, config.cluster.ranks.max(ranks), data)),
+            stage.micro_batch_tokens.or_default(),
+            gib(samples),
         );
         Fault::new(format!("stage.{index}"), message)
     })
@@ -145,7 +176,7 @@ mod tests {
 
     #[test]
     fn the_stage_that_needs_most_is_named() {
-        let stage = |micro_batch_tokens| Stage { micro_batch_tokens, ..Stage::default() };
+        let stage = |tokens: usize| Stage { micro_batch_tokens: tokens.into(), ..Stage::default() };
         let config = RunConfig { stage: vec![stage(1024), stage(65536), stage(4096)], ..RunConfig::default() };
         let data = Data { pieces: 30522, longest: 128, rows: 1 << 20, row_group: 1024 };
         let needed = |index: usize| 2 * of_a_rank(&config, &config.stage[index], data, 2);
@@ -157,10 +188,25 @@ mod tests {
     }
 
     #[test]
+    fn of_what_is_on_a_card_main_memory_has_copies() {
+        let data = Data { pieces: 30522, longest: 128, rows: 1 << 20, row_group: 1024 };
+        let of = |device, tokens: usize| {
+            let stage = Stage { micro_batch_tokens: tokens.into(), global_batch: 1 << 16, ..Stage::default() };
+            let cluster = crate::run::Cluster { device, ..Default::default() };
+            let config = RunConfig { stage: vec![stage], cluster, ..RunConfig::default() };
+            (of_a_rank(&config, &config.stage[0], data, 2), shortage(&config, &[data], 2, 1 << 30))
+        };
+        let (cuda, cpu) = (of(Device::Cuda, 1 << 20), of(Device::Cpu, 1 << 20));
+        assert_eq!(cuda.0, of(Device::Cuda, 1 << 10).0, "no activations");
+        assert!(cuda.0 < 5 << 30 && cpu.0 > 100 << 30, "{} {}", cuda.0, cpu.0);
+        assert!(cuda.1.unwrap().message.contains("beside its cards"));
+    }
+
+    #[test]
     fn activations_of_bert_base() {
         let config = RunConfig::default();
         let bytes = |stage: Stage| activations(&config, &stage, 30522, 128) as f64 / 1e9;
-        let whole = Stage { micro_batch_tokens: 1024, ..Stage::default() };
+        let whole = Stage { micro_batch_tokens: 1024.into(), ..Stage::default() };
         // 8 x 768 and 2 x 3072 numbers and two masks a token and layer, three of 12 x 128 attention weights; 154 rows of
         // four tables of 30522.
         assert!((bytes(whole.clone()) - 0.992).abs() < 0.002, "{}", bytes(whole.clone()));

@@ -1,5 +1,6 @@
 //! A run: a model, an objective, an optimizer, and a list of stages.
 
+mod budget;
 mod check;
 mod cluster;
 mod growth;
@@ -13,6 +14,7 @@ mod stage;
 use serde::{Deserialize, Serialize};
 
 pub use crate::prep::Pair;
+pub use budget::TokenBudget;
 pub use cluster::{Backend, Cluster, ControlChannel, DatasetCache, Device, Host, LauncherKind, Limits};
 pub use growth::{Growth, Moments, Order};
 pub use guard::{DamagedShard, Guard, Test};

@@ -211,6 +211,19 @@ impl Driver {
         self.check("cuCtxSetCurrent", unsafe { set(context) })
     }
 
+    /// Bytes of a card's memory that nobody uses, this process's context not counted.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn free(&self, index: usize) -> Result<u64, DriverError> {
+        self.enter(self.context(index)?)?;
+        let ask = self.symbol::<unsafe extern "C" fn(*mut usize, *mut usize) -> Status>("cuMemGetInfo_v2")?;
+        let (mut free, mut all) = (0, 0);
+        // SAFETY: both integers live for the call.
+        self.check("cuMemGetInfo_v2", unsafe { ask(&raw mut free, &raw mut all) })?;
+        Ok(free as u64)
+    }
+
     /// Keeps `bytes` where they are, so that a card copies to them by itself and beside its computing. They must be freed after
     /// what this gives.
     ///

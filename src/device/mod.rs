@@ -13,6 +13,7 @@ mod nvrtc;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use lambert_collective::Group;
 use lambert_collective::world::World;
@@ -136,6 +137,9 @@ pub enum DeviceError {
         /// That rank's host.
         host: String,
     },
+    /// A run would fit into a card that nobody else used.
+    #[error("{0}\n  all of it would fit into a card that nothing else uses")]
+    Occupied(String),
     /// libtorch fails.
     #[error(transparent)]
     Torch(#[from] torch::TorchError),
@@ -144,7 +148,7 @@ pub enum DeviceError {
 impl DeviceError {
     /// Whether the machine lacks something; else a card failed.
     pub fn is_missing(&self) -> bool {
-        !matches!(self, Self::Torch(_) | Self::Driver(DriverError::Call { .. }))
+        !matches!(self, Self::Torch(_) | Self::Occupied(_) | Self::Driver(DriverError::Call { .. }))
     }
 }
 
@@ -233,7 +237,9 @@ impl Chosen {
         }
         let compiler = compiler.ok_or(DeviceError::NoCompiler { looked })?;
         let code = compiler.kernels(&facts.architecture(), cache().as_deref())?;
-        let card = Card { index, facts, libtorch, nvrtc: compiler.version()? };
+        // Before anything of libtorch's is there.
+        let free = settled(facts.memory, &mut || driver.free(index), &mut std::thread::sleep)?;
+        let card = Card { index, facts, free, libtorch, nvrtc: compiler.version()? };
         let gpu = Gpu::new(driver, index, &code)?;
         Ok((Arc::new(Cuda::new(Arc::new(gpu))), Some(card)))
     }
@@ -246,6 +252,8 @@ pub struct Card {
     pub index: usize,
     /// What it is.
     pub facts: CardFacts,
+    /// Bytes of its memory that were free when this process came to it.
+    pub free: u64,
     /// The libtorch that uses it.
     pub libtorch: Libtorch,
     /// Version of the compiler of the kernels.
@@ -261,13 +269,14 @@ impl Card {
 
 impl std::fmt::Display for Card {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { index, facts, libtorch, nvrtc } = self;
+        let Self { index, facts, free, libtorch, nvrtc } = self;
         write!(
             f,
-            "card {index}, {} ({}, {} GiB, {}); libtorch {} from {} ({}), NVRTC {nvrtc}",
+            "card {index}, {} ({}, {} GiB, {:.1} free, {}); libtorch {} from {} ({}), NVRTC {nvrtc}",
             facts.name,
             facts.architecture(),
             facts.memory >> 30,
+            *free as f64 / f64::from(1 << 30),
             facts.bus,
             libtorch.version,
             libtorch.folder.display(),
@@ -306,6 +315,31 @@ fn twice(all: &[Option<(String, String)>]) -> Option<[usize; 2]> {
     pairs.into_iter().find(|[first, second]| all[*first].is_some() && all[*first] == all[*second])
 }
 
+/// Seconds that memory of processes that have ended may take to be free.
+const SECONDS: usize = 10;
+
+/// The free ones of `all` bytes: where a tenth is taken, once no more come back. A rank that was killed a moment ago still has its
+/// memory.
+fn settled(
+    all: u64,
+    free: &mut dyn FnMut() -> Result<u64, DriverError>,
+    wait: &mut dyn FnMut(Duration),
+) -> Result<u64, DriverError> {
+    let mut last = free()?;
+    for _ in 0..SECONDS {
+        if last >= all - all / 10 {
+            break;
+        }
+        wait(Duration::from_secs(1));
+        let now = free()?;
+        if now <= last {
+            break;
+        }
+        last = now;
+    }
+    Ok(last)
+}
+
 /// Where compiled kernels are kept.
 fn cache() -> Option<PathBuf> {
     let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -322,6 +356,20 @@ mod tests {
         let card = |host: &str, bus: &str| Some((host.to_owned(), bus.to_owned()));
         assert_eq!(twice(&[card("a", "1"), card("a", "2"), card("b", "1"), None, None]), None);
         assert_eq!(twice(&[card("a", "1"), card("a", "2"), card("b", "1"), card("a", "2")]), Some([1, 3]));
+    }
+
+    #[test]
+    fn memory_that_comes_back_is_waited_for() {
+        let settle = |readings: &[u64]| {
+            let (mut readings, mut waited) = (readings.iter().copied(), 0);
+            let free = settled(100, &mut || Ok(readings.next().unwrap()), &mut |_| waited += 1).unwrap();
+            (free, waited)
+        };
+        assert_eq!(settle(&[95]), (95, 0));
+        assert_eq!(settle(&[20, 60, 97]), (97, 2));
+        assert_eq!(settle(&[50, 50]), (50, 1), "somebody else's");
+        assert_eq!(settle(&[50, 40]), (50, 1));
+        assert_eq!(settle(&(10..30).collect::<Vec<_>>()), (20, 10), "for ten seconds");
     }
 
     #[test]

@@ -2,6 +2,8 @@
 //! shape that follows from data, is an error there. What may be read, and what is copied to the device, is counted. Once with
 //! the reference's operations, once as on a card, whose own kernels are replaced by a check of what they are called with.
 
+mod memory;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,13 +1,15 @@
-// For tests: tensors on the meta device, which have shapes and no data, so that reading one is an error; and an observer of
-// what passes between it and main memory.
+// For tests: tensors on the meta device, which have shapes and no data, so that reading one is an error; an observer of
+// what passes between it and main memory; and an allocator that counts the bytes that a card would have to hold.
 //
 // libtorch's own shape functions of these operations are registered from Python.
 
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/record_function.h>
+#include <c10/core/Allocator.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cstring>
 
 namespace {
@@ -51,6 +53,83 @@ at::Tensor &chosen_out(const at::Tensor &condition, const at::Tensor &self, cons
   return out;
 }
 
+// x W^T into f32, as CUDA has it for x of 16 bits: straight into the sum.
+at::Tensor &addmm_out(const at::Tensor &, const at::Tensor &, const at::Tensor &, at::ScalarType, const at::Scalar &,
+                      const at::Scalar &, at::Tensor &out) {
+  return out;
+}
+
+// Fused attention as libtorch's CUDA kernels have it (aten/src/ATen/native/transformers/cuda): kept are the result, laid out
+// as [rows, width, heads, head], and a logarithm of a sum for each row of weights.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> fused(const at::Tensor &query, const at::Tensor &,
+                                                                 const at::Tensor &, const std::optional<at::Tensor> &,
+                                                                 bool keeps, double, bool, std::optional<double>) {
+  const int64_t rows = query.size(0), heads = query.size(1), width = query.size(2), head = query.size(3);
+  const auto of = query.options();
+  return {at::empty({rows, width, heads, head}, of).transpose(1, 2),
+          at::empty({rows, heads, keeps ? (width + 31) / 32 * 32 : 0}, of.dtype(at::kFloat)),
+          at::empty({}, of.dtype(at::kLong)), at::empty({}, of.dtype(at::kLong))};
+}
+
+// Its way back sums the queries' gradients in f32, in blocks of up to 128 rows of weights and heads of whole 32 numbers.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> fused_backward(
+    const at::Tensor &gradient, const at::Tensor &query, const at::Tensor &key, const at::Tensor &value,
+    const at::Tensor &, const at::Tensor &, const at::Tensor &, const at::Tensor &, const at::Tensor &, double,
+    std::array<bool, 4>, bool, std::optional<double>) {
+  const int64_t rows = query.size(0), heads = query.size(1), width = query.size(2), head = query.size(3);
+  const at::Tensor laid_out = gradient.transpose(1, 2).contiguous();
+  const auto like_laid_out = [&](const at::Tensor &of) {
+    return at::empty({rows, of.size(2), heads, of.size(3)}, of.options()).transpose(1, 2);
+  };
+  auto gradients = std::make_tuple(like_laid_out(query), like_laid_out(key), like_laid_out(value), at::Tensor());
+  const at::Tensor sums =
+      at::empty({rows, heads, (width + 127) / 128 * 128, (head + 31) / 32 * 32}, query.options().dtype(at::kFloat));
+  return gradients;
+}
+
+// On meta tensors libtorch would take attention apart into plain operations; a card does not.
+at::Tensor attention(const at::Tensor &query, const at::Tensor &key, const at::Tensor &value,
+                     const std::optional<at::Tensor> &mask, double dropped, bool causal, std::optional<double> scale,
+                     bool) {
+  std::optional<at::Tensor> bias;
+  if (mask) {
+    // Added instead of chosen, its rows of whole 16 numbers, and one for all heads and queries.
+    const int64_t width = key.size(2);
+    const at::Tensor added = at::empty({query.size(0), 1, 1, (width + 15) / 16 * 16}, query.options());
+    bias = added.narrow(3, 0, width).expand({query.size(0), query.size(1), query.size(2), width});
+  }
+  const bool keeps = at::GradMode::is_enabled() && query.requires_grad();
+  return std::get<0>(
+      at::_scaled_dot_product_efficient_attention(query, key, value, bias, keeps, dropped, causal, scale));
+}
+
+// Bytes of this thread's meta tensors, and the most they have been.
+thread_local int64_t live, peak;
+
+// A tensor's memory: a number of bytes, and nothing behind it.
+struct Counting final : c10::Allocator {
+  static void forget(void *bytes) {
+    live -= *static_cast<int64_t *>(bytes);
+    delete static_cast<int64_t *>(bytes);
+  }
+
+  c10::DataPtr allocate(size_t bytes) override {
+    live += static_cast<int64_t>(bytes);
+    peak = std::max(peak, live);
+    return {nullptr, new int64_t(static_cast<int64_t>(bytes)), &forget, c10::Device(c10::DeviceType::Meta)};
+  }
+
+  void copy_data(void *, const void *, size_t) const override {}
+};
+
+Counting counting;
+
+// Before main: at::empty asks for the meta device's allocator each time.
+const bool counted = [] {
+  c10::SetAllocator(c10::DeviceType::Meta, &counting, 1);
+  return true;
+}();
+
 thread_local int64_t reads, copies;
 thread_local at::CallbackHandle observer;
 
@@ -77,7 +156,12 @@ TORCH_LIBRARY_IMPL(aten, Meta, library) {
   library.impl("logical_not", logical_not);
   library.impl("where.self", chosen);
   library.impl("where.self_out", chosen_out);
+  library.impl("addmm.dtype_out", addmm_out);
+  library.impl("_scaled_dot_product_efficient_attention", fused);
+  library.impl("_scaled_dot_product_efficient_attention_backward", fused_backward);
 }
+
+TORCH_LIBRARY_IMPL(aten, AutogradMeta, library) { library.impl("scaled_dot_product_attention", attention); }
 
 // A tensor of the shape and kind of `host`, and of none of its values, on the meta device; nothing where libtorch fails.
 extern "C" at::Tensor *lambert_to_meta(const at::Tensor *host) {
@@ -100,3 +184,12 @@ extern "C" void lambert_observed(int64_t *reads_then, int64_t *copies_then) {
   *reads_then = reads;
   *copies_then = copies;
 }
+
+// Bytes of this thread's meta tensors now; the peak begins anew with them.
+extern "C" int64_t lambert_live() {
+  peak = live;
+  return live;
+}
+
+// The most bytes since then.
+extern "C" int64_t lambert_peak() { return peak; }

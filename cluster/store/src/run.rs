@@ -55,6 +55,11 @@ pub fn rollback(attempt: u32) -> String {
     format!("{ROLLBACKS}/attempt-{attempt:04}.json")
 }
 
+/// How large the micro-batches of an attempt are, where the configuration leaves it open.
+pub fn micro_batches(attempt: u32) -> String {
+    format!("micro-batches/attempt-{attempt:04}.json")
+}
+
 /// The records of an attempt's steps behind step `from`, up to a checkpoint.
 pub fn records(attempt: u32, from: u64) -> String {
     format!("metrics/attempt-{attempt:04}-from-{from:09}.jsonl")

@@ -1,8 +1,8 @@
 //! What a run's configuration must satisfy before anything is started.
 
 use super::{
-    Backend, Cluster, Guard, LauncherKind, Limits, Masking, Model, Objective, Optimizer, OptimizerKind, Order,
-    RunConfig, Stage,
+    Attention, Backend, Cluster, Device, Guard, LauncherKind, Limits, Masking, Model, Objective, Optimizer,
+    OptimizerKind, Order, RunConfig, Stage, TokenBudget,
 };
 use crate::load::{Checked, Fault};
 
@@ -22,6 +22,7 @@ impl Checked for RunConfig {
             }
         }
         self.check_plateaus(faults);
+        self.check_budgets(faults);
         self.cluster.check(faults);
         self.guard.check(faults);
         positive("evaluation.every_steps", self.evaluation.every_steps as f64, faults);
@@ -38,6 +39,19 @@ impl Checked for RunConfig {
 }
 
 impl RunConfig {
+    /// A card that is only known when the run starts is asked then.
+    fn check_budgets(&self, faults: &mut Vec<Fault>) {
+        let is_fused = match self.model.attention {
+            Attention::Auto => self.cluster.device == Device::Cuda,
+            Attention::Keyed => false,
+            Attention::Fused => true,
+        };
+        let open = self.stage.iter().enumerate().filter(|(_, stage)| stage.micro_batch_tokens == TokenBudget::Auto);
+        for (index, _) in open.filter(|_| is_fused && self.model.drops_attention()) {
+            faults.push(Fault::new(format!("stage.{index}.micro_batch_tokens"), TokenBudget::NOT_FUSED));
+        }
+    }
+
     fn check_plateaus(&self, faults: &mut Vec<Fault>) {
         let plateaus = self.stage.iter().enumerate();
         for (index, plateau) in plateaus.filter_map(|(index, stage)| Some((index, stage.plateau?))) {
@@ -139,7 +153,7 @@ impl Stage {
             let message = "start is from 1 to global_batch, steps from 1 to the stage's steps";
             faults.push(Fault::new(key("batch_ramp"), message));
         }
-        positive(&key("micro_batch_tokens"), self.micro_batch_tokens as f64, faults);
+        positive(&key("micro_batch_tokens"), self.micro_batch_tokens.or_default() as f64, faults);
         positive(&key("learning_rate"), self.learning_rate, faults);
         positive(&key("decay_power"), self.decay_power, faults);
         not_negative(&key("learning_rate_end"), self.learning_rate_end, faults);

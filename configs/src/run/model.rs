@@ -103,6 +103,11 @@ impl Model {
     pub fn rows_of(&self, vocabulary: usize) -> usize {
         vocabulary.next_multiple_of(self.pad_vocabulary_to.max(1))
     }
+
+    /// Whether attention weights are dropped.
+    pub fn drops_attention(&self) -> bool {
+        self.attention_dropout.unwrap_or(self.dropout) > 0.0
+    }
 }
 
 impl Default for Model {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Growth, Model, Plateau};
+use super::{Growth, Model, Plateau, TokenBudget};
 
 /// How the learning rate falls after the warm-up.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,8 +43,8 @@ pub struct Stage {
     /// Smaller global batches at the stage's beginning; none if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_ramp: Option<BatchRamp>,
-    /// Tokens of a micro-batch at most, padding counted.
-    pub micro_batch_tokens: usize,
+    /// Tokens of a micro-batch at most, padding counted; `"auto"`: the largest that fits into the card.
+    pub micro_batch_tokens: TokenBudget,
     /// Keep only what goes into each layer on the way forward, and compute the rest again on the way back: a third more
     /// work for a fraction of the memory, and the same result.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -92,7 +92,7 @@ impl Default for Stage {
             plateau: None,
             global_batch: 256,
             batch_ramp: None,
-            micro_batch_tokens: 4096,
+            micro_batch_tokens: TokenBudget::default(),
             recompute: false,
             learning_rate: 1e-4,
             warmup: 0.1,

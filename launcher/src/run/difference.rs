@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn other_micro_batches_are_other_dropout() {
         let mut now = config();
-        now.stage[0].micro_batch_tokens = 512;
+        now.stage[0].micro_batch_tokens = 512.into();
         let found = compare(&config(), &now).unwrap();
         assert_eq!(found.trained, []);
         let shown = "stage.0.micro_batch_tokens: 4096 in the run, 512 now (rounded otherwise from here on)";

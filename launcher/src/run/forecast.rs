@@ -2,7 +2,8 @@
 
 use lambert_config::architecture::{Architecture, Tensor};
 use lambert_config::dealing::Division;
-use lambert_config::run::{RunConfig, Stage};
+use lambert_config::memory::card;
+use lambert_config::run::{RunConfig, Stage, TokenBudget};
 use lambert_config::{flops, memory, objectives, plan};
 use lambert_data_prep::dataset::Dataset;
 
@@ -39,7 +40,7 @@ fn balance(config: &RunConfig, stage: &Stage, data: Data) -> f64 {
         (longest * (place / cut.max(f64::EPSILON)).min(1.0)).ceil() as u16
     };
     let lengths: Vec<u16> = (0..stage.global_batch).map(length).collect();
-    Division::new(&lengths, config.cluster.ranks, stage.micro_batch_tokens).balance()
+    Division::new(&lengths, config.cluster.ranks, stage.micro_batch_tokens.or_default()).balance()
 }
 
 /// Useful operations of a stage with so many layers, as if all its samples had the mean length.
@@ -89,9 +90,32 @@ fn table(config: &RunConfig, data: &[Data]) -> Vec<String> {
         if saved > 0.0 { format!(", {saved:.0} % less than with {deepest} layers all along") } else { String::new() };
     let steps = plan::total_steps(config, &plan::Ended::new());
     let most = if config.stage.iter().any(|stage| stage.plateau.is_some()) { "at most " } else { "" };
+    lines.extend(on_cards(config, data));
     lines.extend(frozen(config));
     lines.push(format!("in all {most}{steps} steps, {samples} samples, {all:.2e} operations{less}"));
     lines
+}
+
+/// What each stage needs of a rank's card, if the ranks compute on cards.
+fn on_cards(config: &RunConfig, data: &[Data]) -> Vec<String> {
+    let line = |(index, data): (usize, &Data)| {
+        let (stage, needed) =
+            (&config.stage[index], |tokens| card::needed(config, index, data.sizes, config.cluster.ranks, tokens));
+        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+        match stage.micro_batch_tokens {
+            TokenBudget::Tokens(tokens) => {
+                format!(
+                    "stage {index} needs about {:.1} GiB of a rank's card, for micro-batches of {tokens} tokens",
+                    gib(needed(tokens))
+                )
+            }
+            TokenBudget::Auto => format!(
+                "stage {index} takes the largest micro-batches that fit into a rank's card, which need {:.1} GiB at least",
+                gib(needed(0))
+            ),
+        }
+    };
+    if memory::is_on_card(config) { data.iter().enumerate().map(line).collect() } else { Vec::new() }
 }
 
 /// The parts that stay as they are, if there are any.
@@ -123,7 +147,7 @@ fn align(rows: &[[String; 9]]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use lambert_config::run::{Cluster, Objective, Pair};
+    use lambert_config::run::{Cluster, Device, Objective, Pair};
 
     use super::*;
 
@@ -149,6 +173,12 @@ mod tests {
             RunConfig { stage: vec![small], cluster: Cluster { ranks: 4, ..Cluster::default() }, ..config.clone() };
         assert!(table(&uneven, &[short])[1].ends_with(" 1.33"), "{:?}", table(&uneven, &[short]));
         assert_eq!(frozen(&config), None);
+        let on_card = RunConfig { cluster: Cluster { device: Device::Cuda, ..Cluster::default() }, ..config.clone() };
+        let lines = on_cards(&on_card, &[short, long]);
+        assert!(
+            lines[1].starts_with("stage 1 needs about ") && lines[1].ends_with("micro-batches of 4096 tokens"),
+            "{lines:?}"
+        );
         let objective = Objective { pair: Pair::None, ..config.objective.clone() };
         let expected =
             "frozen: bert.pooler.dense, cls.seq_relationship (not trained without a pair objective, and not exported)";

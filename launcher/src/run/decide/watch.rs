@@ -179,6 +179,7 @@ impl Watch {
             EventKind::Evaluation(_)
             | EventKind::Plateau { .. }
             | EventKind::Grown { .. }
+            | EventKind::MicroBatch { .. }
             | EventKind::Warning { .. } => {}
         }
     }

@@ -80,9 +80,10 @@ fn of_kind(attempt: u32, event: &EventKind) -> Option<Value> {
         EventKind::Checkpoint { name, step, seconds, written } => Some(json!({
             "event": "checkpoint", "name": name, "step": step, "paused_seconds": seconds, "seconds": written })),
         EventKind::RolledBack { message } => Some(json!({ "event": "rollback", "attempt": attempt, "cause": message })),
-        EventKind::Evaluation(_) | EventKind::Plateau { .. } | EventKind::Grown { .. } => {
-            serde_json::to_value(event).ok()
-        }
+        EventKind::Evaluation(_)
+        | EventKind::Plateau { .. }
+        | EventKind::Grown { .. }
+        | EventKind::MicroBatch { .. } => serde_json::to_value(event).ok(),
         EventKind::Warning { .. } | EventKind::Finished { .. } | EventKind::Failed { .. } => None,
     }
 }

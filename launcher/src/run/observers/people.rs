@@ -79,6 +79,9 @@ impl People {
             EventKind::Grown { step, from, to, stage } => {
                 tracing::info!("the model grows from {from} to {to} layers after step {step}: stage {stage} begins");
             }
+            EventKind::MicroBatch { stage, tokens } => {
+                tracing::info!("stage {stage} has micro-batches of {tokens} tokens in this attempt");
+            }
             EventKind::Warning { message } => tracing::warn!("rank {rank}: {message}"),
             // Told once, with all that is known, when the attempt has ended.
             EventKind::Finished { .. } | EventKind::Failed { .. } | EventKind::RolledBack { .. } => {}

@@ -118,6 +118,7 @@ impl Report {
             EventKind::Plateau { steps, .. } => status.steps = *steps,
             EventKind::Finished { step, .. } => status.step = *step,
             EventKind::Grown { .. }
+            | EventKind::MicroBatch { .. }
             | EventKind::Warning { .. }
             | EventKind::Failed { .. }
             | EventKind::RolledBack { .. } => {}

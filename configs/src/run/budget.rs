@@ -1,0 +1,146 @@
+//! How many tokens a micro-batch may have: a number, or what fits.
+
+use serde::de::{Error, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Tokens of a micro-batch at most, padding counted. In TOML a number, or the word `"auto"`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenBudget {
+    /// So many.
+    Tokens(usize),
+    /// On a card the largest that fits into its free memory, decided anew by each attempt; in main memory [`TokenBudget::DEFAULT`].
+    Auto,
+}
+
+impl TokenBudget {
+    /// Where nothing is said, or nothing is known of a card.
+    pub const DEFAULT: usize = 4096;
+
+    /// Why some runs may not leave it open.
+    pub const NOT_FUSED: &str = "is \"auto\", which may be another number in each attempt, and fused attention draws its dropout by \
+                                 micro-batch: set a number, model.attention = \"keyed\", or model.attention_dropout = 0.0";
+
+    /// The number, or the default where it is open.
+    pub fn or_default(self) -> usize {
+        match self {
+            Self::Tokens(tokens) => tokens,
+            Self::Auto => Self::DEFAULT,
+        }
+    }
+}
+
+impl Default for TokenBudget {
+    fn default() -> Self {
+        Self::Tokens(Self::DEFAULT)
+    }
+}
+
+impl From<usize> for TokenBudget {
+    fn from(tokens: usize) -> Self {
+        Self::Tokens(tokens)
+    }
+}
+
+impl Serialize for TokenBudget {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Tokens(tokens) => serializer.serialize_u64(*tokens as u64),
+            Self::Auto => serializer.serialize_str("auto"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for TokenBudget {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NumberOrAuto;
+
+        impl Visitor<'_> for NumberOrAuto {
+            type Value = TokenBudget;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a number of tokens, or \"auto\"")
+            }
+
+            fn visit_u64<E: Error>(self, tokens: u64) -> Result<TokenBudget, E> {
+                let tokens = usize::try_from(tokens);
+                tokens.map(TokenBudget::Tokens).map_err(|_| E::custom("more tokens than this machine can count"))
+            }
+
+            fn visit_i64<E: Error>(self, tokens: i64) -> Result<TokenBudget, E> {
+                let below = |_| E::custom(format!("is {tokens}; must be above 0"));
+                self.visit_u64(u64::try_from(tokens).map_err(below)?)
+            }
+
+            fn visit_str<E: Error>(self, word: &str) -> Result<TokenBudget, E> {
+                match word {
+                    "auto" => Ok(TokenBudget::Auto),
+                    _ => Err(E::invalid_value(serde::de::Unexpected::Str(word), &self)),
+                }
+            }
+        }
+
+        deserializer.deserialize_any(NumberOrAuto)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Layers, RunConfig};
+
+    fn parse(value: &str, sets: &[&str]) -> Result<TokenBudget, String> {
+        let text = format!("[[stage]]\nname = \"one\"\ndata = \"x\"\nsteps = 9\nmicro_batch_tokens = {value}\n");
+        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+        let config: Result<RunConfig, _> = Layers::from_sets(&sets).parse(&text, "run.toml");
+        config.map(|config| config.stage[0].micro_batch_tokens).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_number_or_the_word_is_read_and_written() {
+        for (value, budget) in [("512", TokenBudget::Tokens(512)), ("\"auto\"", TokenBudget::Auto)] {
+            assert_eq!(parse(value, &[]), Ok(budget));
+            let config = RunConfig {
+                stage: vec![crate::run::Stage { micro_batch_tokens: budget, ..Default::default() }],
+                ..RunConfig::default()
+            };
+            let text = toml::to_string(&config).unwrap();
+            assert!(text.contains(&format!("micro_batch_tokens = {value}\n")), "{text}");
+        }
+        assert_eq!(parse("512", &["stage.0.micro_batch_tokens=auto"]), Ok(TokenBudget::Auto));
+        assert_eq!(parse("\"auto\"", &["stage.0.micro_batch_tokens=64"]), Ok(TokenBudget::Tokens(64)));
+    }
+
+    #[test]
+    fn anything_else_is_a_fault_that_says_what_is_expected() {
+        for (value, words) in [
+            (
+                "\"much\"",
+                "stage.0.micro_batch_tokens: invalid value: string \"much\", expected a number of tokens, or \"auto\"",
+            ),
+            ("-3", "stage.0.micro_batch_tokens: is -3; must be above 0"),
+            ("0", "stage.0.micro_batch_tokens: is 0; must be above 0"),
+            (
+                "1.5",
+                "stage.0.micro_batch_tokens: invalid type: floating point `1.5`, expected a number of tokens, or \"auto\"",
+            ),
+        ] {
+            let said = parse(value, &[]).unwrap_err();
+            assert!(said.contains(words), "{said}");
+        }
+    }
+
+    #[test]
+    fn what_demands_a_fixed_cut_refuses_auto() {
+        let sets = |sets: &[&str]| parse("\"auto\"", sets);
+        let said = sets(&["model.attention=fused"]).unwrap_err();
+        assert!(said.contains("stage.0.micro_batch_tokens: is \"auto\"") && said.contains("keyed"), "{said}");
+        assert!(sets(&["cluster.device=cuda"]).is_err(), "fused on a card unless somebody says otherwise");
+        for fine in [
+            &["model.attention=fused", "model.attention_dropout=0.0"],
+            &["cluster.device=cuda", "model.attention=keyed"],
+        ] {
+            assert_eq!(sets(fine), Ok(TokenBudget::Auto));
+        }
+        assert_eq!(sets(&["cluster.device=cpu"]), Ok(TokenBudget::Auto));
+    }
+}

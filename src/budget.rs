@@ -1,0 +1,137 @@
+//! How many tokens a micro-batch has, for this attempt: what the configuration says, or the largest that fits into the cards.
+
+use std::collections::BTreeMap;
+
+use lambert_collective::Group;
+use lambert_config::control::EventKind;
+use lambert_config::memory::{Data, fit, fit::Room};
+use lambert_config::run::TokenBudget;
+use lambert_store::run::{self, CONFIG};
+use serde::{Deserialize, Serialize};
+
+use crate::device::{Card, DeviceError};
+use crate::error::Error;
+use crate::session::{Datasets, Session};
+
+/// Tokens of a micro-batch at most, of each stage. All ranks call it together and come to the same end: before anything of the
+/// training state is on a card.
+///
+/// # Errors
+/// A stage does not fit into a card.
+pub fn settle(session: &Session, group: &mut dyn Group, datasets: &Datasets) -> Result<Vec<usize>, Error> {
+    let room = least(group, session.card.as_ref())?;
+    let data: Vec<Data> = datasets.stages.iter().map(|dataset| dataset.sizes()).collect();
+    let config = &session.config;
+    let chosen = fit::micro_batches(config, &data, session.world, room.as_ref()).map_err(|short| {
+        let (error, is_passing) = (Error::faults(CONFIG, short.faults), short.is_passing);
+        if is_passing { DeviceError::Occupied(error.to_string()).into() } else { error }
+    })?;
+    if session.is_first() {
+        tell(session, &chosen)?;
+    }
+    Ok(chosen)
+}
+
+/// Tells people what was chosen for the stages that leave it open, and the run's store, by attempt.
+fn tell(session: &Session, chosen: &[usize]) -> Result<(), Error> {
+    let open = session.config.stage.iter().zip(chosen);
+    let open: BTreeMap<&str, usize> = open
+        .filter(|(stage, _)| stage.micro_batch_tokens == TokenBudget::Auto)
+        .map(|(stage, tokens)| (&*stage.name, *tokens))
+        .collect();
+    for (stage, tokens) in &open {
+        session.control.event(EventKind::MicroBatch { stage: (*stage).to_owned(), tokens: *tokens });
+    }
+    if !open.is_empty() {
+        let text = serde_json::to_vec(&open).map_err(Error::Json)?;
+        session.store.put(&run::micro_batches(session.lease.attempt()), text.into())?;
+    }
+    Ok(())
+}
+
+/// What a rank tells of its card.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Told {
+    host: String,
+    bus: String,
+    name: String,
+    free: u64,
+    memory: u64,
+}
+
+/// The card that has the least room for a rank; the same on all ranks. `None` if none has a card.
+fn least(group: &mut dyn Group, card: Option<&Card>) -> Result<Option<Room>, Error> {
+    let own = card.map(|card| Told {
+        host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        bus: card.facts.bus.clone(),
+        name: card.name(),
+        free: card.free,
+        memory: card.facts.memory,
+    });
+    let gathered = group.gather_bytes(&serde_json::to_vec(&own).map_err(Error::Json)?, 0)?;
+    let mut word = Vec::new();
+    if let Some(all) = gathered {
+        let all = all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<Vec<_>, _>>();
+        word = serde_json::to_vec(&least_of(&all.map_err(Error::Json)?)).map_err(Error::Json)?;
+    }
+    group.broadcast_bytes(&mut word, 0)?;
+    serde_json::from_slice(&word).map_err(Error::Json)
+}
+
+/// Ranks that share a card have equal parts of what is free.
+fn least_of(all: &[Option<Told>]) -> Option<Room> {
+    let mut sharing = BTreeMap::<(&str, &str), u64>::new();
+    for told in all.iter().flatten() {
+        *sharing.entry((&told.host, &told.bus)).or_default() += 1;
+    }
+    let rooms = all.iter().enumerate().filter_map(|(rank, told)| {
+        let told = told.as_ref()?;
+        let ranks = sharing[&(&*told.host, &*told.bus)];
+        let card = format!("card {} of host {}", told.name, told.host);
+        Some(Room { rank, card, free: told.free / ranks, memory: told.memory / ranks })
+    });
+    rooms.min_by_key(|room| (room.free, room.rank))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{CardFacts, Libtorch};
+
+    fn told(host: &str, bus: &str, free: u64) -> Option<Told> {
+        Some(Told { host: host.into(), bus: bus.into(), name: format!("0 (X, {bus})"), free, memory: 100 })
+    }
+
+    #[test]
+    fn the_least_room_is_found_and_shared_cards_are_divided() {
+        assert_eq!(least_of(&[None, None]), None);
+        let least = |all: &[Option<Told>]| least_of(all).map(|room| (room.rank, room.free, room.memory));
+        assert_eq!(least(&[told("a", "1", 90), None, told("b", "1", 80)]), Some((2, 80, 100)));
+        assert_eq!(least(&[told("a", "1", 70), told("a", "2", 60), told("a", "1", 66)]), Some((2, 33, 50)));
+        let room = least_of(&[told("a", "1", 90)]).unwrap();
+        assert_eq!(room.card, "card 0 (X, 1) of host a");
+    }
+
+    /// A card with so many bytes free, on a bus of its own.
+    fn card(free: u64) -> Card {
+        let facts = CardFacts { name: "X".into(), capability: (9, 0), bus: format!("bus {free}"), memory: 100 };
+        let libtorch = Libtorch { folder: "/x".into(), origin: "a test", version: String::new(), cuda: String::new() };
+        Card { index: 1, facts, free, libtorch, nvrtc: String::new() }
+    }
+
+    #[test]
+    fn all_ranks_know_the_same() {
+        let rooms = |free: [Option<u64>; 3]| {
+            let ranks = lambert_collective::local::group(3).into_iter().zip(free);
+            let threads: Vec<_> = ranks
+                .map(|(mut ends, free)| std::thread::spawn(move || least(&mut *ends.group, free.map(card).as_ref())))
+                .collect();
+            let mut rooms: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect();
+            rooms.dedup();
+            assert_eq!(rooms.len(), 1, "ranks know different things");
+            rooms.remove(0).map(|room| (room.rank, room.free))
+        };
+        assert_eq!(rooms([None; 3]), None);
+        assert_eq!(rooms([Some(80), None, Some(70)]), Some((2, 70)));
+    }
+}
