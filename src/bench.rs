@@ -5,7 +5,7 @@ use std::fmt::{Display, Formatter};
 use std::sync::Arc;
 
 use lambert_config::run::Stage;
-use lambert_config::{RunConfig, exit, flops, schedule};
+use lambert_config::{RunConfig, exit, flops, memory, schedule};
 use lambert_data_prep::dataset::{Dataset, check_fit};
 use lambert_data_prep::random::Key;
 use serde::Serialize;
@@ -66,6 +66,8 @@ pub struct Measured {
     pub optimizer: f64,
     /// Bytes at the most: of a card's memory, as libtorch has allocated it; else of the process.
     pub peak_memory: u64,
+    /// Bytes of a card's memory that the formula names for the stage.
+    pub needed_memory: Option<u64>,
 }
 
 /// Measures, and prints what came of it.
@@ -197,6 +199,9 @@ fn measure(
     let stage = &config.stage[request.stage];
     let samples = request.samples.unwrap_or(stage.global_batch).max(1);
     let steps = request.steps.max(1);
+    let tokens = stage.micro_batch_tokens.or_default();
+    let needed = || memory::card::needed(config, request.stage, dataset.sizes(), 1, tokens);
+    let needed_memory = card.map(|_| needed());
     let peak = metrics::matmul_peak(&*kernels, model::kind(&config.model), metrics::peak_width(card.is_some()))?;
     let mut bench = Bench::new(config, stage, dataset, kernels.clone(), (samples, request.warmup + 2 * steps))?;
     for _ in 0..request.warmup {
@@ -225,6 +230,7 @@ fn measure(
         forward_backward: median(&by_phase, |timed| timed.forward_backward / timed.whole),
         optimizer: median(&by_phase, |timed| timed.optimizer / timed.whole),
         peak_memory: kernels.peak_memory().or_else(peak_of_process).unwrap_or(0),
+        needed_memory,
     })
 }
 
@@ -258,6 +264,8 @@ impl Display for Measured {
         writeln!(f, "data wait         {:.1} %", 100.0 * self.data_wait)?;
         writeln!(f, "forward, backward {:.1} %", 100.0 * self.forward_backward)?;
         writeln!(f, "optimizer         {:.1} %", 100.0 * self.optimizer)?;
-        write!(f, "peak memory       {:.2} GiB", self.peak_memory as f64 / f64::from(1 << 30))
+        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+        write!(f, "peak memory       {:.2} GiB", gib(self.peak_memory))?;
+        self.needed_memory.map_or(Ok(()), |needed| write!(f, ", {:.2} by formula", gib(needed)))
     }
 }

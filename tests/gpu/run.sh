@@ -181,10 +181,11 @@ TOML
     figures=$(python3 - "$output/$1-$2.json" "$5" <<'PYTHON'
 import json, sys
 m, aim = json.load(open(sys.argv[1])), float(sys.argv[2])
-good = m["utilization"] >= aim and m["data_wait"] < 0.01
-print("passed" if good else "FAILED", "%.0f samples/s, %.0f TFLOP/s, %.1f %% of %.0f (aim %.0f), data wait %.2f %%, optimizer %.1f %%, %.1f GiB" % (
+good = m["utilization"] >= aim and m["data_wait"] < 0.01 and m["peak_memory"] <= (m["needed_memory"] or 2**60)
+print("passed" if good else "FAILED", "%.0f samples/s, %.0f TFLOP/s, %.1f %% of %.0f (aim %.0f), data wait %.2f %%, optimizer %.1f %%, %.2f GiB (%.2f by formula)" % (
     m["samples_per_second"], m["teraflops"], 100 * m["utilization"], m["peak_teraflops"], 100 * aim,
-    100 * m["data_wait"], 100 * m["optimizer"], m["peak_memory"] / 2**30))
+    100 * m["data_wait"], 100 * m["optimizer"], m["peak_memory"] / 2**30,
+    (m["needed_memory"] or 0) / 2**30))
 PYTHON
     )
     point "BERT-$1, $2 tokens" "${figures%% *}" "${figures#* }"

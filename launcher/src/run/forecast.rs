@@ -115,7 +115,12 @@ fn on_cards(config: &RunConfig, data: &[Data]) -> Vec<String> {
             ),
         }
     };
-    if memory::is_on_card(config) { data.iter().enumerate().map(line).collect() } else { Vec::new() }
+    if !memory::is_on_card(config) {
+        return Vec::new();
+    }
+    let by = if card::follows_cuts(config) { "micro-batch (fused attention)" } else { "sample" };
+    let draws = config.model.drops_attention().then(|| format!("dropout of attention is drawn by {by}"));
+    data.iter().enumerate().map(line).chain(draws).collect()
 }
 
 /// The parts that stay as they are, if there are any.
@@ -179,6 +184,7 @@ mod tests {
             lines[1].starts_with("stage 1 needs about ") && lines[1].ends_with("micro-batches of 4096 tokens"),
             "{lines:?}"
         );
+        assert_eq!(lines[2], "dropout of attention is drawn by micro-batch (fused attention)");
         let objective = Objective { pair: Pair::None, ..config.objective.clone() };
         let expected =
             "frozen: bert.pooler.dense, cls.seq_relationship (not trained without a pair objective, and not exported)";
