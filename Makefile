@@ -38,8 +38,7 @@ check: setup
 # Cargo builds the two programs too, before the first test: the end-to-end tests start them.
 test: check
 	@sh tests/setup.sh
-	@# Most end-to-end tests wait for kills, limits and stores: more at a time than there are cores.
-	RUST_TEST_THREADS=$$(( $$(nproc) > 4 ? $$(nproc) : 4 )) $(CARGO) test --release --workspace --locked --no-fail-fast
+	$(CARGO) test --release --workspace --locked --no-fail-fast
 
 bench: build
 	$(CARGO) bench --workspace --locked

@@ -13,6 +13,8 @@ fn main() {
         .include(include.join("torch/csrc/api/include"))
         // As libtorch was built: some of its classes have other members without.
         .define("NDEBUG", None)
+        // For each of the thousands of headers of libtorch: nobody asks for it.
+        .debug(false)
         .flag_if_supported("-Wno-unused-parameter")
         .file("src/torch_shim.cpp")
         .file("src/torch/card.cpp")

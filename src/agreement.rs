@@ -1,10 +1,31 @@
-//! What ranks tell each other after a step, beside the sums of the losses. It travels in the same all-reduce, so that all
-//! ranks know the same after the same step.
+//! What ranks tell each other after a step, beside the sums of the losses: it travels in the same all-reduce, so that all ranks
+//! know the same after the same step. And what they decide together before the first.
 
 use lambert_collective::Group;
 use lambert_config::control::Directive;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::error::Error;
+
+/// What `decide` makes, on rank 0, of what each rank has, in their order; the same on all ranks, which call it together.
+///
+/// # Errors
+/// They cannot exchange it.
+pub fn together<T, R>(group: &mut dyn Group, own: &T, decide: impl FnOnce(&[T]) -> R) -> Result<R, Error>
+where
+    T: Serialize + DeserializeOwned,
+    R: Serialize + DeserializeOwned,
+{
+    let gathered = group.gather_bytes(&serde_json::to_vec(own).map_err(Error::Json)?, 0)?;
+    let mut word = Vec::new();
+    if let Some(all) = gathered {
+        let all = all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<Vec<T>, _>>();
+        word = serde_json::to_vec(&decide(&all.map_err(Error::Json)?)).map_err(Error::Json)?;
+    }
+    group.broadcast_bytes(&mut word, 0)?;
+    serde_json::from_slice(&word).map_err(Error::Json)
+}
 
 /// What one rank says.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -2,6 +2,7 @@
 //! samples, with weights that are drawn.
 
 use std::fmt::{Display, Formatter};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use lambert_config::run::Stage;
@@ -13,7 +14,7 @@ use tch::Kind;
 
 use crate::data::detours::Detours;
 use crate::data::loader::Demand;
-use crate::data::{Loader, Source};
+use crate::data::{Loader, MicroBatch, Source};
 use crate::device::{Card, Chosen};
 use crate::error::Error;
 use crate::kernels::Kernels;
@@ -35,6 +36,9 @@ pub struct Request {
     pub warmup: usize,
     /// Print JSON.
     pub json: bool,
+    /// Write the first so many global batches, as this rank computes them, to this file as JSON, and measure nothing: so that
+    /// another program is measured on the same ones.
+    pub batches: Option<PathBuf>,
 }
 
 /// What was measured. Times are medians; rates are those of steps that are not interrupted to be timed by phase.
@@ -64,6 +68,9 @@ pub struct Measured {
     pub forward_backward: f64,
     /// See above.
     pub optimizer: f64,
+    /// Share of the forward and backward passes after which the processor has given all of them to the device. Where it is
+    /// nearly 1 the device waits for the processor.
+    pub enqueued: f64,
     /// Bytes at the most: of a card's memory, as libtorch has allocated it; else of the process.
     pub peak_memory: u64,
     /// Bytes of a card's memory that the formula names for the stage.
@@ -86,6 +93,10 @@ pub fn run(config: &RunConfig, request: &Request) -> Result<i32, Error> {
     if !faults.is_empty() {
         return Err(Error::faults("the configuration", faults));
     }
+    if let Some(path) = &request.batches {
+        write_batches(config, request, dataset, path)?;
+        return Ok(exit::DONE);
+    }
     let (kernels, card) = device.kernels(None, config.model.precision)?;
     let measured = measure(config, request, dataset, kernels, card.as_ref())?;
     if request.json {
@@ -96,10 +107,57 @@ pub fn run(config: &RunConfig, request: &Request) -> Result<i32, Error> {
     Ok(exit::DONE)
 }
 
+/// The samples of `steps` steps.
+fn loader(
+    config: &RunConfig,
+    stage: &Stage,
+    dataset: Arc<Dataset>,
+    samples: usize,
+    steps: usize,
+) -> Result<Loader, Error> {
+    let (objective, seed, test) = (config.objective.clone(), config.run.seed, config.test.clone());
+    let source = Source { dataset, objective, seed, shuffle: true, test };
+    let demand = Demand {
+        cursor: 0,
+        detours: Detours::default(),
+        micro_batch_tokens: stage.micro_batch_tokens.or_default(),
+        rank: 0,
+        world: 1,
+        threads: session::readers(),
+        largest: samples,
+    };
+    Loader::start(source, demand, std::iter::repeat_n(samples, steps)).map_err(Error::Thread)
+}
+
+/// What [`Request::batches`] says.
+fn write_batches(config: &RunConfig, request: &Request, dataset: Arc<Dataset>, path: &Path) -> Result<(), Error> {
+    let stage = &config.stage[request.stage];
+    let samples = request.samples.unwrap_or(stage.global_batch).max(1);
+    let vocabulary = config.model.rows_of(dataset.manifest().vocabulary.size);
+    let mut loader = loader(config, stage, dataset, samples, request.steps)?;
+    let mut batches = Vec::new();
+    while let Some(batch) = loader.next_batch() {
+        let micro_batches = batch?.micro_batches;
+        let json = |batch: &MicroBatch| {
+            let MicroBatch { rows, width, ids, second, lengths, positions, labels, pair_labels, .. } = batch;
+            serde_json::json!({
+                "rows": rows, "width": width, "ids": ids, "second": second, "lengths": lengths, "positions": positions,
+                "labels": labels, "pair_labels": pair_labels,
+            })
+        };
+        batches.push(micro_batches.iter().map(json).collect::<Vec<_>>());
+    }
+    loader.finish()?;
+    let (layers, model) = (stage.depth(&config.model), &config.model);
+    let whole = serde_json::json!({"model": model, "layers": layers, "vocabulary": vocabulary, "batches": batches});
+    std::fs::write(path, whole.to_string()).map_err(Error::Output)
+}
+
 /// One step.
 #[derive(Debug, Clone, Copy, Default)]
 struct Timed {
     data_wait: f64,
+    enqueued: f64,
     forward_backward: f64,
     optimizer: f64,
     /// Seconds of all of it.
@@ -139,19 +197,7 @@ impl<'a> Bench<'a> {
         })?;
         let mut bert = Bert::new(&state.parameters, &config.model, layers);
         bert.recompute = stage.recompute;
-        let (objective, seed, test) = (config.objective.clone(), config.run.seed, config.test.clone());
-        let source = Source { dataset, objective, seed, shuffle: true, test };
-        let (samples, steps) = sizes;
-        let demand = Demand {
-            cursor: 0,
-            detours: Detours::default(),
-            micro_batch_tokens: stage.micro_batch_tokens.or_default(),
-            rank: 0,
-            world: 1,
-            threads: session::readers(),
-            largest: samples,
-        };
-        let loader = Loader::start(source, demand, std::iter::repeat_n(samples, steps)).map_err(Error::Thread)?;
+        let loader = loader(config, stage, dataset, sizes.0, sizes.1)?;
         Ok(Self { config, stage, layers, vocabulary, bert, state, loader })
     }
 
@@ -166,10 +212,11 @@ impl<'a> Bench<'a> {
         let data_wait = watch.lap();
         let dropout = Key::new(self.config.run.seed).with_bytes(b"dropout").with(self.state.step);
         let computed = step::forward_backward(&self.bert, &mut self.state, &batch, dropout)?;
+        let enqueued = watch.lap();
         if by_phase {
             torch::guard(|| self.state.kernels().fetch(&self.state.kernels().zeros(&[1], Kind::Double)))?;
         }
-        let forward_backward = watch.lap();
+        let forward_backward = enqueued + watch.lap();
         let rate = schedule::learning_rate(self.stage, self.state.step);
         let norm = torch::guard(|| optim::update(&mut self.state, &self.config.optimizer, rate))?;
         computed.fetch(self.state.kernels(), &norm)?;
@@ -179,6 +226,7 @@ impl<'a> Bench<'a> {
         let masked = batch.masked_tokens;
         Ok(Timed {
             data_wait,
+            enqueued,
             forward_backward,
             optimizer,
             whole: whole.lap(),
@@ -229,6 +277,7 @@ fn measure(
         data_wait: median(&by_phase, |timed| timed.data_wait / timed.whole),
         forward_backward: median(&by_phase, |timed| timed.forward_backward / timed.whole),
         optimizer: median(&by_phase, |timed| timed.optimizer / timed.whole),
+        enqueued: median(&by_phase, |timed| timed.enqueued / timed.forward_backward),
         peak_memory: kernels.peak_memory().or_else(peak_of_process).unwrap_or(0),
         needed_memory,
     })
@@ -264,6 +313,7 @@ impl Display for Measured {
         writeln!(f, "data wait         {:.1} %", 100.0 * self.data_wait)?;
         writeln!(f, "forward, backward {:.1} %", 100.0 * self.forward_backward)?;
         writeln!(f, "optimizer         {:.1} %", 100.0 * self.optimizer)?;
+        writeln!(f, "enqueued after    {:.1} % of forward and backward", 100.0 * self.enqueued)?;
         let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
         write!(f, "peak memory       {:.2} GiB", gib(self.peak_memory))?;
         self.needed_memory.map_or(Ok(()), |needed| write!(f, ", {:.2} by formula", gib(needed)))

@@ -9,6 +9,7 @@ use lambert_config::run::TokenBudget;
 use lambert_store::run::{self, CONFIG};
 use serde::{Deserialize, Serialize};
 
+use crate::agreement;
 use crate::device::{Card, DeviceError};
 use crate::error::Error;
 use crate::session::{Datasets, Session};
@@ -68,14 +69,7 @@ fn least(group: &mut dyn Group, card: Option<&Card>) -> Result<Option<Room>, Err
         free: card.free,
         memory: card.facts.memory,
     });
-    let gathered = group.gather_bytes(&serde_json::to_vec(&own).map_err(Error::Json)?, 0)?;
-    let mut word = Vec::new();
-    if let Some(all) = gathered {
-        let all = all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<Vec<_>, _>>();
-        word = serde_json::to_vec(&least_of(&all.map_err(Error::Json)?)).map_err(Error::Json)?;
-    }
-    group.broadcast_bytes(&mut word, 0)?;
-    serde_json::from_slice(&word).map_err(Error::Json)
+    agreement::together(group, &own, least_of)
 }
 
 /// Ranks that share a card have equal parts of what is free.

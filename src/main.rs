@@ -89,6 +89,9 @@ enum Command {
         /// Print JSON
         #[arg(long)]
         json: bool,
+        /// Write the global batches of `--steps` steps to this file as JSON, and measure nothing
+        #[arg(long)]
+        batches: Option<PathBuf>,
     },
     /// The most probable pieces for each masked place of a text
     FillMask {
@@ -139,9 +142,9 @@ fn run(command: Command) -> Result<i32, Error> {
         Command::Eval { model, data, samples, device, json } => {
             eval(&Saved::open(&model, device)?, &data, samples, json)
         }
-        Command::Bench { config, sets, stage, samples, steps, warmup, json } => {
+        Command::Bench { config, sets, stage, samples, steps, warmup, json, batches } => {
             let config: RunConfig = Layers::from_process(&sets).load(&config)?;
-            bench::run(&config, &Request { stage, samples, steps, warmup, json })
+            bench::run(&config, &Request { stage, samples, steps, warmup, json, batches })
         }
         Command::FillMask { model, text, top, device, json } => fill(&Saved::open(&model, device)?, &text, top, json),
     }

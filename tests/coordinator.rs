@@ -285,12 +285,16 @@ fn a_request_for_a_checkpoint_is_honoured_by_slow_steps() {
 
 /// A copy of `lambert` whose worker is a script before the real one, `$WORKER`.
 fn with_worker(place: &Place, script: &str) -> PathBuf {
-    let program = PathBuf::from(place.path("programs/lambert"));
     let text = format!("#!/bin/sh\nWORKER={}\n{script}\n", env!("CARGO_BIN_EXE_lambert-worker"));
-    let worker = place.file("programs/lambert-worker", text);
-    std::fs::copy(lambert(), &program).unwrap();
-    std::fs::set_permissions(worker, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    program
+    install(Path::new(&place.file("worker.sh", text)), &place.path("programs/lambert-worker"));
+    install(&lambert(), &place.path("programs/lambert"))
+}
+
+/// A program, copied by another process: one that this process has open for writing could not be started while another test
+/// starts something.
+fn install(from: &Path, to: &str) -> PathBuf {
+    assert!(Command::new("install").args(["-D", "-m", "755"]).arg(from).arg(to).status().unwrap().success());
+    to.into()
 }
 
 /// Runs such a copy to its end: its exit code and its log.
@@ -331,10 +335,9 @@ fn a_mixture_of_versions_is_refused() {
 #[test]
 fn another_mpi_is_refused_by_name() {
     let place = Place::new();
-    let folder = place.path("bin");
-    let program = place.file("bin/mpirun", "#!/bin/sh\necho 'HYDRA build details:'\necho '    Version: 4.0.2'\n");
-    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let path = format!("{folder}:{}", std::env::var("PATH").unwrap());
+    let text = place.file("mpirun.sh", "#!/bin/sh\necho 'HYDRA build details:'\necho '    Version: 4.0.2'\n");
+    install(Path::new(&text), &place.path("bin/mpirun"));
+    let path = format!("{}:{}", place.path("bin"), std::env::var("PATH").unwrap());
     let ran = run_in(&["run", "--config", &place.config(9, 2), "--run", &place.path("run")], &[("PATH", path)]);
     assert_eq!(ran.code, 1, "{}", ran.err);
     assert!(ran.err.contains("bin/mpirun is not Open MPI 4 or 5") && ran.err.contains("HYDRA"), "{}", ran.err);

@@ -10,6 +10,9 @@ use crate::kernels::cuda::launch::{Arguments, Card, THREADS};
 use crate::kernels::{Copies, Copy, Host, Kernels, Memory};
 use crate::torch::{self, card, card::Lane};
 
+/// Bytes of memory that is worth pinning.
+const SMALLEST_PINNED: usize = 1 << 20;
+
 /// A card and its kernels.
 pub struct Gpu {
     index: usize,
@@ -44,13 +47,14 @@ impl Card for Gpu {
     }
 
     fn place(&self, host: Tensor) -> Tensor {
-        // Out of pinned memory, which libtorch keeps until the copy has been made.
-        let kind = host.kind();
-        host.pin_memory(self.device()).to_device_(self.device(), kind, true, false)
+        let lane = lock(&self.up);
+        let placed = lane.send(&host);
+        lane.order();
+        placed
     }
 
     fn send(&self, host: Tensor) -> Tensor {
-        lock(&self.up).send(&host.pin_memory(self.device()))
+        lock(&self.up).send(&host)
     }
 
     fn order_sent(&self) {
@@ -58,6 +62,10 @@ impl Card for Gpu {
     }
 
     fn memory(&self, mut bytes: Vec<u8>) -> Memory {
+        // Smaller ones may have pages in common, which cannot be pinned twice.
+        if bytes.len() < SMALLEST_PINNED {
+            return Memory::new(bytes);
+        }
         match self.driver.pin(self.index, &mut bytes) {
             Ok(pin) => Memory::pinned(bytes, Box::new(pin)),
             Err(error) => {

@@ -19,6 +19,7 @@ use lambert_collective::Group;
 use lambert_collective::world::World;
 use lambert_config::run::{Cluster, Device, Precision};
 
+use crate::agreement;
 use crate::error::Error;
 use crate::kernels::{Cuda, Host, Kernels};
 use crate::torch;
@@ -292,15 +293,7 @@ impl std::fmt::Display for Card {
 pub fn check_shared(group: &mut dyn Group, card: Option<&Card>, allowed: bool) -> Result<(), Error> {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let own = card.map(|card| (host, card.facts.bus.clone()));
-    let gathered = group.gather_bytes(&serde_json::to_vec(&own).map_err(Error::Json)?, 0)?;
-    let mut word = Vec::new();
-    if let Some(all) = gathered {
-        let all = all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<Vec<_>, _>>();
-        word = serde_json::to_vec(&twice(&all.map_err(Error::Json)?)).map_err(Error::Json)?;
-    }
-    group.broadcast_bytes(&mut word, 0)?;
-    let twice: Option<[usize; 2]> = serde_json::from_slice(&word).map_err(Error::Json)?;
-    match (twice, own) {
+    match (agreement::together(group, &own, twice)?, own) {
         (Some(ranks), own) if !allowed => {
             let (host, card) = own.unwrap_or_default();
             Err(DeviceError::Shared { ranks, card, host }.into())

@@ -1,7 +1,8 @@
 // What of a card's is reached through libtorch: its generator, its streams. All through c10's device-generic interface, which
 // needs no header of CUDA's.
 
-#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
@@ -24,11 +25,11 @@ class Lane {
   explicit Lane(c10::Device device)
       : device(device), guard(device.type()), stream(guard.getStreamFromGlobalPool(device)), last(device.type()) {}
 
-  // A copy of a tensor in pinned memory, made as soon as the lane is free. For the computing stream it is there after
-  // `order`.
+  // A copy of a tensor in main memory, made as soon as the lane is free, by way of pinned memory, which libtorch keeps until
+  // then. For the computing stream it is there after `order`.
   at::Tensor send(const at::Tensor &host) {
     const c10::StreamGuard here(stream);
-    at::Tensor made = host.to(device, host.scalar_type(), /*non_blocking=*/true);
+    at::Tensor made = host.pin_memory().to(device, host.scalar_type(), /*non_blocking=*/true);
     last.record(stream);
     sent.push_back(made);
     return made;

@@ -99,10 +99,10 @@ impl Lane {
         Self(lane)
     }
 
-    /// A copy of `host`, which lies in pinned memory, on the card; made as soon as the lane is free. It is there for what the
-    /// computing stream is given after [`Lane::order`].
+    /// A copy of `host` on the card, made as soon as the lane is free. It is there for what the computing stream is given after
+    /// [`Lane::order`].
     pub fn send(&self, host: &Tensor) -> Tensor {
-        // SAFETY: a lane and a live at::Tensor; libtorch keeps pinned memory of its own until the copy has been made.
+        // SAFETY: a lane and a live at::Tensor, whose content is copied before this returns.
         made(|failed| unsafe { lambert_lane_send(self.0, host.as_ptr(), failed) })
     }
 

@@ -5,8 +5,8 @@
 #   tests/gpu/run.sh [--packed FOLDER] [--output FOLDER] [PART...]
 #
 # Parts, each below 8 minutes: `points` (kernels, golden steps, snapshots), `resume` (a kill changes no bit), `two` (two ranks on
-# one card over MPI), `speed` (BERT-base and BERT-large at 128 and 512 tokens). All of them without a name. Ends with a table
-# and OUTPUT/points.json; exits with 1 where a point fails.
+# one card over MPI), `base` and `large` (BERT-base and BERT-large at 128 and 512 tokens, beside transformers where python3 has
+# it). All of them without a name. Ends with a table and OUTPUT/points.json; exits with 1 where a point fails.
 set -eu
 packed=.gpu; output=${TMPDIR:-/tmp}/lambert-gpu
 while [ $# -gt 0 ]; do
@@ -17,8 +17,9 @@ while [ $# -gt 0 ]; do
         *) break ;;
     esac
 done
-[ $# -gt 0 ] || set -- points resume two speed
+[ $# -gt 0 ] || set -- points resume two base large
 packed=$(cd "$packed" && pwd)
+peers=$(cd "$(dirname "$0")" && pwd)/peers.py
 mkdir -p "$output"
 output=$(cd "$output" && pwd)
 work=$(mktemp -d)
@@ -148,7 +149,7 @@ two() {
     fi
 }
 
-# speed_of SHAPE LENGTH SAMPLES TOKENS AIM
+# speed_of SHAPE LENGTH SAMPLES TOKENS SHARE TIMES
 speed_of() {
     if [ "$1" = large ]; then size="layers = 24
 hidden = 1024
@@ -182,29 +183,62 @@ TOML
 import json, sys
 m, aim = json.load(open(sys.argv[1])), float(sys.argv[2])
 good = m["utilization"] >= aim and m["data_wait"] < 0.01 and m["peak_memory"] <= (m["needed_memory"] or 2**60)
-print("passed" if good else "FAILED", "%.0f samples/s, %.0f TFLOP/s, %.1f %% of %.0f (aim %.0f), data wait %.2f %%, optimizer %.1f %%, %.2f GiB (%.2f by formula)" % (
+print("passed" if good else "FAILED", "%.0f samples/s, %.0f TFLOP/s, %.1f %% of %.0f (aim %.0f), data wait %.2f %%, optimizer %.1f %%, enqueued after %.0f %%, %.2f GiB (%.2f by formula)" % (
     m["samples_per_second"], m["teraflops"], 100 * m["utilization"], m["peak_teraflops"], 100 * aim,
-    100 * m["data_wait"], 100 * m["optimizer"], m["peak_memory"] / 2**30,
+    100 * m["data_wait"], 100 * m["optimizer"], 100 * m["enqueued"], m["peak_memory"] / 2**30,
     (m["needed_memory"] or 0) / 2**30))
 PYTHON
     )
     point "BERT-$1, $2 tokens" "${figures%% *}" "${figures#* }"
+    beside_transformers "$1" "$2" "$6"
 }
 
-speed() {
-    say "BERT-base and BERT-large, bf16"
+# On the same samples: beside_transformers SHAPE LENGTH AIM
+beside_transformers() {
+    if ! python3 -c 'import transformers' 2>/dev/null; then
+        echo "SKIPPED: python3 has no transformers"
+        return
+    fi
+    lambert-worker bench --config "$work/$1-$2.toml" --steps 3 --batches "$work/batches.json" 2>> "$output/$1-$2.log"
+    if ! python3 "$peers" "$work/batches.json" > "$output/$1-$2-peers.jsonl" 2> "$output/$1-$2-peers.log"; then
+        tail -n 5 "$output/$1-$2-peers.log"
+    fi
+    ratios=$(python3 - "$output/$1-$2.json" "$output/$1-$2-peers.jsonl" "$3" <<'PYTHON'
+import json, sys
+own, aim = json.load(open(sys.argv[1]))["samples_per_second"], float(sys.argv[3])
+peers = {p["name"]: p["samples_per_second"] for p in map(json.loads, open(sys.argv[2]))}
+good = "compiled" in peers and own >= aim * peers["compiled"]
+said = ["%s %.0f samples/s, lambert %.2f times" % (name, rate, own / rate) for name, rate in peers.items()]
+print("passed" if good else "FAILED", "; ".join(said or ["nothing"]), "(aim %.1f times compiled)" % aim)
+PYTHON
+    )
+    point "BERT-$1, $2 tokens, transformers" "${ratios%% *}" "${ratios#* }"
+}
+
+datasets() {
     [ -e "$work/d128" ] || dataset d128 128
-    dataset d512 512
-    speed_of base 128 2048 65536 0.45
-    speed_of base 512 512 65536 0.40
-    speed_of large 128 1024 32768 0.55
-    speed_of large 512 256 32768 0.45
+    [ -e "$work/d512" ] || dataset d512 512
+}
+
+# Samples a step, tokens a micro-batch, share of the peak, times transformers.
+base() {
+    say "BERT-base, bf16"
+    datasets
+    speed_of base 128 2048 65536 0.45 1.0
+    speed_of base 512 512 65536 0.40 1.0
+}
+
+large() {
+    say "BERT-large, bf16"
+    datasets
+    speed_of large 128 1024 32768 0.55 1.2
+    speed_of large 512 256 32768 0.45 1.0
 }
 
 for part in "$@"; do
     case $part in
-        points | resume | two | speed) "$part" ;;
-        *) echo "no part $part: points, resume, two, speed" >&2; exit 2 ;;
+        points | resume | two | base | large) "$part" ;;
+        *) echo "no part $part: points, resume, two, base, large" >&2; exit 2 ;;
     esac
 done
 
