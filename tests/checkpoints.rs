@@ -116,7 +116,7 @@ fn a_new_run_begins_with_the_weights_of_another() {
         assert!(!Path::new(&place.path("refused")).exists(), "a refused run left something behind");
     };
     refused(&["--from", &from, "--set", "model.hidden=64"], &["run.from", "hidden = 32, the configuration 64"]);
-    refused(&["--from", &first], &["run.from", "is no checkpoint", "checkpoints/step-"]);
+    refused(&["--from", &first], &["run.from", "is not a checkpoint", "checkpoints/step-"]);
     refused(&["--from", &format!("{first}/checkpoints/step-000000099-a0001")], &["run.from", "no such object"]);
     refused(&["--with-optimizer"], &["--from"]);
 }

@@ -163,7 +163,7 @@ fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<Train
     let config = &session.config;
     let (run, name) = stored_run::split(url);
     let name = name.ok_or_else(|| {
-        Error::Usage(format!("run.from: {url} is no checkpoint; expected {}", stored_run::CHECKPOINT_URL))
+        Error::Usage(format!("run.from: {url} is not a checkpoint; expected {}", stored_run::CHECKPOINT_URL))
     })?;
     let store = Store::open(run)?;
     if lambert_store::hash::sha256(&store.get(VOCABULARY)?) != datasets.first().manifest().vocabulary.sha256 {

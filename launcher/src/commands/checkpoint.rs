@@ -19,7 +19,7 @@ use crate::run::sources::SAVE_OBJECT;
 enum CheckpointError {
     #[error("{damaged} of {all} checkpoints of {url} cannot be used")]
     Damaged { url: String, damaged: usize, all: usize },
-    #[error("{0} is no checkpoint; expected {expected}", expected = names::CHECKPOINT_URL)]
+    #[error("{0} is not a checkpoint; expected {expected}", expected = names::CHECKPOINT_URL)]
     NoCheckpoint(String),
 }
 

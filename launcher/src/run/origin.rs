@@ -19,7 +19,7 @@ pub fn check(config: &RunConfig) -> Result<(), Failure> {
         Some((_, (run, Some(name)))) => look(config, run, name, &mut faults)?,
         Some((url, (_, None))) => {
             let expected = names::CHECKPOINT_URL;
-            faults.push(Fault::new(KEY, format!("{url} is no checkpoint; expected {expected}")));
+            faults.push(Fault::new(KEY, format!("{url} is not a checkpoint; expected {expected}")));
         }
     }
     if faults.is_empty() {
