@@ -13,6 +13,7 @@ pub mod hash;
 /// Which attempt holds a run.
 pub mod lease;
 mod leftovers;
+mod listing;
 mod local_read;
 /// Which names objects may have.
 pub mod names;
@@ -26,7 +27,8 @@ mod transfer;
 
 pub use error::{Cause, Error, Result};
 pub use lease::Lease;
+pub use listing::Object;
 pub use open::Settings;
 pub use retry::Patience;
-pub use store::{Object, Store};
+pub use store::Store;
 pub use transfer::Upload;

@@ -8,8 +8,9 @@ use super::{Place, Undone};
 use crate::error::Result;
 use crate::lease::Lease;
 use crate::leftovers;
+use crate::listing::Object;
 use crate::run::{CHECKPOINTS, MANIFEST, checkpoint, in_checkpoint};
-use crate::store::{Object, Store};
+use crate::store::Store;
 
 /// Which checkpoints to keep. A checkpoint that any of the rules wants is kept. Those that a rollback has undone count for none
 /// but the names, so that they push no other out.

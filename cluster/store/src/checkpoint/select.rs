@@ -9,8 +9,9 @@ use super::tensors::{self, Inspector};
 use super::{Manifest, ObjectEntry, Place};
 use crate::error::{Error, Result};
 use crate::hash::{Hasher, Mark};
+use crate::listing::Object;
 use crate::run::{CHECKPOINTS, MANIFEST, in_checkpoint};
-use crate::store::{Object, Store};
+use crate::store::Store;
 
 /// No manifest comes near this; a larger object under its name is something else.
 pub(super) const LARGEST_MANIFEST: u64 = 256 << 20;
