@@ -1,13 +1,9 @@
 //! Whatever comes in wrong: exit code 1 or 2, one clear message, no panic, and nothing that existed is lost.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
-
-mod support;
-
 use std::io::Write;
 use std::path::Path;
 
-use support::{Place, Ran, checkpoints, done, run, tree};
+use crate::support::{self, Place, Ran, checkpoints, done, run, tree};
 
 /// A refusal: this exit code and one message that holds all `words`.
 fn refused(ran: &Ran, code: i32, words: &[&str]) {

@@ -3,21 +3,17 @@
 //!
 //! The short form runs with all tests. The long ones: docs/operations.md.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
-
-#[path = "../cluster/store/tests/s3_server/mod.rs"]
-mod s3_server;
-mod support;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
+use crate::s3_server::{self, Fault, Server, Weather};
+use crate::support::{
+    self, Place, Running, assert_same_bits, checkpoints, done, kill_if_there, open_mpi_5, tree, workers,
+};
 use lambert_config::control::StepRecord;
 use lambert_data_prep::random::{Key, Rng};
-use s3_server::{Fault, Server, Weather};
-use support::{Place, Running, assert_same_bits, checkpoints, done, kill_if_there, open_mpi_5, tree, workers};
 
 /// Steps between checkpoints, in support's configuration.
 const INTERVAL: u64 = 7;
@@ -300,7 +296,7 @@ fn with_changing_worlds(kills: usize) {
 fn in_a_bucket(kills: usize) {
     let place = Place::new();
     let server = Server::start(Path::new(&place.path("s3")), 0);
-    support::ENVIRONMENT.set(server.environment()).unwrap();
+    support::ENVIRONMENT.set(server.environment());
     let faults = vec![
         Fault::Refuse(500, "InternalError"),
         Fault::Refuse(503, "SlowDown"),

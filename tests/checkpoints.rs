@@ -1,19 +1,13 @@
 //! What becomes of checkpoints: which are kept, where else they go, what may change between them, and what a store costs
 //! that takes none.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
-
-#[path = "../cluster/store/tests/s3_server/mod.rs"]
-mod s3_server;
-mod support;
-
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::s3_server::{self, Fault, Rule, Server};
+use crate::support::{self, Place, Running, checkpoints, done, final_state, run, tree};
 use lambert_store::{Store, checkpoint, hash};
-use s3_server::{Fault, Rule, Server};
-use support::{Place, Running, checkpoints, done, final_state, run, tree};
 
 fn steps(run: &str) -> Vec<u64> {
     let step = |name: String| name["step-".len()..][..9].parse().unwrap();
@@ -281,7 +275,7 @@ fn an_adversarys_checkpoint_is_passed_over() {
 fn a_bucket_that_refuses_delays_checkpoints() {
     let place = Place::new();
     let server = Server::start(Path::new(&place.path("s3")), 0);
-    support::ENVIRONMENT.set(server.environment()).unwrap();
+    support::ENVIRONMENT.set(server.environment());
     let (config, url) = (place.config(100_000, 2), format!("s3://{}/run", s3_server::BUCKET));
     let mut running = Running::start(&config, &url);
     wait_until(&mut running, || !checkpoints(&url).is_empty());

@@ -1,13 +1,9 @@
 //! `lambert ... | head`: a reader that has seen enough is no failure, whatever was still to be said.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
-
-mod support;
-
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use support::{Place, done};
+use crate::support::{self, Place, done};
 
 /// A pipe that nobody reads.
 fn closed() -> Stdio {

@@ -1,17 +1,13 @@
 //! The coordinator over the real programs: what is asked of it, what hangs, who else wants the run, what it is started with.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
-
-#[path = "../cluster/store/tests/s3_server/mod.rs"]
-mod s3_server;
-mod support;
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use s3_server::{BUCKET, Fault, Rule, Server};
-use support::{Ended, Place, Running, assert_same_bits, checkpoints, lambert, open_mpi_5, run_in, workers};
+use crate::s3_server::{BUCKET, Fault, Rule, Server};
+use crate::support::{
+    self, Ended, Place, Running, assert_same_bits, checkpoints, lambert, open_mpi_5, run_in, workers,
+};
 
 /// More steps than any run here makes before it is ended.
 const ENDLESS: u64 = 1_000_000;

@@ -1,13 +1,9 @@
 //! A shard that turns out to be damaged in mid-run: it is named, and the run stops with a checkpoint or goes around it.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
-
-mod support;
-
+use crate::support::{Ended, Place, Running, assert_same_bits, checkpoints, done};
 use lambert::data::order::Order;
 use lambert_data_prep::dataset::Dataset;
 use serde_json::Value;
-use support::{Ended, Place, Running, assert_same_bits, checkpoints, done};
 
 const STEPS: u64 = 60;
 const BATCH: u64 = 16;

@@ -1,14 +1,10 @@
 //! `make demo` in each form that README.md shows, with fewer steps. It makes its own folder and builds nothing.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
-
-mod support;
-
 use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
-use support::lambert;
+use crate::support::lambert;
 
 /// The command of README.md in a code span or block that begins so; its corpus as a list of names.
 fn shown(file: &str) -> Vec<Vec<String>> {

@@ -1,7 +1,5 @@
 //! The rules of direction in docs/architecture.md, proved over cargo's own dependency graph and over the sources.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;

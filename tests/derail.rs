@@ -1,15 +1,12 @@
 //! Runs that are derailed on purpose, by samples whose loss is falsified: what is not finite changes nothing, several such
 //! steps or a loss above its band send the run back and around the samples, and it ends as if they had not been there.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
-
-mod support;
-
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::support::{self, Ended, Place, Running, assert_same_bits, checkpoints, final_state};
 use lambert::checkpoint::rollback::Rollback;
 use lambert_config::control::StepRecord;
 use lambert_data_prep::dataset::Dataset;
@@ -17,7 +14,6 @@ use lambert_data_prep::random::Key;
 use lambert_store::Store;
 use safetensors::SafeTensors;
 use serde_json::Value;
-use support::{Ended, Place, Running, assert_same_bits, checkpoints, final_state};
 
 const STEPS: u64 = 90;
 /// Samples of a global batch, in support's configuration.

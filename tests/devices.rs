@@ -1,14 +1,10 @@
 //! Devices that a machine has, and those that it lacks: what is said, and what the program exits with.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
-
-mod support;
-
 use std::path::{Path, PathBuf};
 
+use crate::support::{Place, run_in};
 use lambert::device::{Driver, DriverError, Libtorch};
 use lambert::torch;
-use support::{Place, run_in};
 
 /// What a run on a GPU with the libtorch of `folder` says and exits with.
 fn on_a_gpu(place: &Place, folder: &str, environment: &[(&'static str, String)]) -> (i32, String) {

@@ -1,18 +1,14 @@
 //! Runs whose model grows: the same bits and samples whatever is killed around a boundary, what stands on either side of one,
 //! and what is refused.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
-
-mod support;
-
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use crate::support::{self, Ended, Place, Running, assert_same_bits, checkpoints, done, run};
 use lambert_config::control::StepRecord;
 use lambert_data_prep::random::Key;
 use safetensors::SafeTensors;
-use support::{Ended, Place, Running, assert_same_bits, checkpoints, done, run};
 
 /// Stages of one, two and four layers, of so many steps each; but the second ends at a plateau before them.
 const STEPS: u64 = 20;

@@ -1,18 +1,12 @@
 //! Runs on several hosts: links that are cut, a host that is lost, a store that is out of reach.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
-
-#[path = "../cluster/store/tests/s3_server/mod.rs"]
-mod s3_server;
-mod support;
-
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use s3_server::{BUCKET, Server};
-use support::hosts::{Host, Network};
-use support::{Place, Running, assert_same_bits, lambert, open_mpi_5};
+use crate::s3_server::{BUCKET, Server};
+use crate::support::hosts::{Host, Network};
+use crate::support::{self, Place, Running, assert_same_bits, lambert, open_mpi_5};
 
 /// More steps than any run here makes before it is ended.
 const ENDLESS: u64 = 1_000_000;

@@ -1,13 +1,9 @@
 //! What no objective reads stays as it was initialised, is named in the plan, and is not exported.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
-
-mod support;
-
 use std::path::Path;
 
+use crate::support::{Place, Running, checkpoints, done};
 use safetensors::SafeTensors;
-use support::{Place, Running, checkpoints, done};
 
 /// The tensors of pooler and pair head.
 const IDLE: [&str; 4] =

@@ -1,12 +1,8 @@
 //! The formula for a worker's memory against what workers have had at the most.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
-
-mod support;
-
+use crate::support::{self, Place, Running};
 use lambert_config::{Layers, memory};
 use lambert_data_prep::dataset::Dataset;
-use support::{Place, Running};
 
 /// How far the formula, which refuses runs, may be above the truth: never below.
 const MARGIN: f64 = 0.15;

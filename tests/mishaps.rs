@@ -1,19 +1,13 @@
 //! Mishaps at chosen moments: kills inside single requests of a save or a load, a wall clock that jumps. And that nothing
 //! which is written or said holds a credential.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
-
-#[path = "../cluster/store/tests/s3_server/mod.rs"]
-mod s3_server;
-mod support;
-
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use s3_server::{BUCKET, Fault, Rule, SECRET_KEY, Server, Weather};
-use support::{Place, Running, assert_same_bits, checkpoints, run_in, signal, tree, workers};
+use crate::s3_server::{BUCKET, Fault, Rule, SECRET_KEY, Server, Weather};
+use crate::support::{self, Place, Running, assert_same_bits, checkpoints, run_in, signal, tree, workers};
 
 fn holds(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();

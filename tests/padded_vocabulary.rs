@@ -1,11 +1,7 @@
 //! Rows that fill up the vocabulary change nothing: neither what is learnt nor what is exported.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
-
-mod support;
-
+use crate::support::{Ended, Place, Running, done};
 use safetensors::SafeTensors;
-use support::{Ended, Place, Running, done};
 
 /// Pieces of support's vocabulary.
 const PIECES: usize = 300;

@@ -1,11 +1,7 @@
 //! A global batch that grows: the same samples for every world and after every restart.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
-
-mod support;
-
+use crate::support::{Place, Running, assert_same_bits};
 use lambert_config::control::StepRecord;
-use support::{Place, Running, assert_same_bits};
 
 const STEPS: u64 = 30;
 

@@ -4,17 +4,13 @@
 //!
 //! Bits are those of one type of processor: on another, the losses are compared instead.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
-
-mod support;
-
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use crate::support::{self, Place, Running, checkpoints};
 use lambert_data_prep::dataset::Dataset;
 use safetensors::SafeTensors;
 use serde::{Deserialize, Serialize};
-use support::{Place, Running, checkpoints};
 
 const REFERENCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/reference.json");
 /// Losses on another type of processor differ by less than this.

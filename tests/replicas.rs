@@ -1,11 +1,7 @@
 //! A bit of one rank's weights flips: the next save names the rank, nothing is committed, and the run goes on from the
 //! checkpoint before to the end that it would have had.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
-
-mod support;
-
-use support::{Ended, Place, Running, assert_same_bits};
+use crate::support::{Ended, Place, Running, assert_same_bits};
 
 const STEPS: u64 = 21;
 

@@ -1,14 +1,10 @@
 //! Whatever is killed, the run ends with the bits of one that nobody disturbed.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
-
-mod support;
-
 use std::time::Duration;
 
+use crate::support::{self, Place, Running, assert_same_bits, checkpoints, final_state, workers};
 use lambert_config::control::StepRecord;
 use lambert_data_prep::random::{Key, Rng};
-use support::{Place, Running, assert_same_bits, checkpoints, final_state, workers};
 
 const STEPS: u64 = 240;
 

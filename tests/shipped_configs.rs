@@ -1,7 +1,5 @@
 //! Every file in configs/ and docs/stacking/ parses and passes the checks: `prep*.toml` as preparations, the others as runs.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
-
 use std::path::Path;
 
 use lambert_config::run::{Model, OptimizerKind};

@@ -1,8 +1,6 @@
 //! From one stage to the next: moments and counters go on, or both begin anew. Neither makes an update larger or smaller
 //! than the schedule says.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
-
 use std::sync::Arc;
 
 use lambert::guard::Verdict;

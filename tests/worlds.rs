@@ -1,12 +1,8 @@
 //! Invariant 1: a global batch holds the same samples, under the same masks, for every world size; and the losses agree
 //! within the rounding of the order of summation.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
-
-mod support;
-
+use crate::support::{Place, Running};
 use lambert_config::control::StepRecord;
-use support::{Place, Running};
 
 const STEPS: u64 = 20;
 /// Relative difference of two losses.

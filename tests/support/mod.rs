@@ -1,11 +1,9 @@
 //! What the end-to-end tests share: the two programs, a small dataset made by the real commands, a run that is watched.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test reports")]
-#![allow(dead_code, reason = "each test program uses its part")]
-
 pub mod hosts;
 mod tree;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -53,13 +51,15 @@ pub struct Ran {
     pub err: String,
 }
 
-/// Variables for all programs that a test program starts, where it sets them: the way to its S3 server.
-pub static ENVIRONMENT: OnceLock<Vec<(&'static str, String)>> = OnceLock::new();
+thread_local! {
+    /// Variables for all programs that a test starts, where it sets them: the way to its S3 server.
+    pub static ENVIRONMENT: RefCell<Vec<(&'static str, String)>> = const { RefCell::new(Vec::new()) };
+}
 
 /// `lambert` with these arguments.
 fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(lambert());
-    command.args(arguments).envs(ENVIRONMENT.get().into_iter().flatten().map(|(name, value)| (name, value)));
+    command.args(arguments).envs(ENVIRONMENT.with_borrow(Vec::clone));
     command
 }
 

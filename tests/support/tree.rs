@@ -24,6 +24,7 @@ pub fn tree(folder: &Path) -> Tree {
 }
 
 /// Asserts that two folders hold the same, and names the first file that differs.
+#[allow(dead_code, reason = "tests of preparation use it")]
 pub fn assert_same(one: &Tree, other: &Tree) {
     assert_eq!(one.keys().collect::<Vec<_>>(), other.keys().collect::<Vec<_>>());
     one.iter().for_each(|(name, bytes)| assert!(bytes == &other[name], "{} differs", name.display()));

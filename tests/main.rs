@@ -1,0 +1,31 @@
+//! End-to-end tests of the two programs, one file a subject. One test program for all of them: it is linked once, and the
+//! small dataset that they share is made once.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+mod bad_input;
+mod chaos;
+mod checkpoints;
+mod closed_pipes;
+mod coordinator;
+mod damaged_shards;
+mod demo;
+mod dependencies;
+mod derail;
+mod devices;
+mod growth;
+mod hosts;
+mod idle_parts;
+mod memory;
+mod mishaps;
+mod padded_vocabulary;
+mod ramp;
+mod reference;
+mod replicas;
+mod resume;
+#[path = "../cluster/store/tests/s3_server/mod.rs"]
+mod s3_server;
+mod shipped_configs;
+mod stage_change;
+mod support;
+mod worlds;
