@@ -131,7 +131,7 @@ impl Engine {
         for batch in batches {
             let begin = Instant::now();
             let dropout = Key::new(1).with_bytes(b"dropout").with(self.step);
-            let computed = step::forward_backward(&self.bert, &mut self.state, batch, dropout).unwrap();
+            let computed = step::forward_backward(&self.bert, &mut self.state, batch, dropout, &mut |_, _| ()).unwrap();
             forward_backward += begin.elapsed().as_secs_f64();
             let norm = optim::update(&mut self.state, &self.settings, 1e-4);
             computed.fetch(&Host, &norm).unwrap();

@@ -211,7 +211,7 @@ impl<'a> Bench<'a> {
         let batch = batch?;
         let data_wait = watch.lap();
         let dropout = Key::new(self.config.run.seed).with_bytes(b"dropout").with(self.state.step);
-        let computed = step::forward_backward(&self.bert, &mut self.state, &batch, dropout)?;
+        let computed = step::forward_backward(&self.bert, &mut self.state, &batch, dropout, &mut |_, _| ())?;
         let enqueued = watch.lap();
         if by_phase {
             torch::guard(|| self.state.kernels().fetch(&self.state.kernels().zeros(&[1], Kind::Double)))?;

@@ -1,14 +1,140 @@
-//! The sum of the gradients over all ranks, in place in the flat buffer: one bucket, awaited at once.
+//! The sum of the gradients over all ranks, in place in the flat buffer: in buckets, each of which travels while the rest of
+//! the backward pass runs.
 
-use lambert_collective::{Reducer, all_reduce};
+use lambert_collective::{Bucket, Pending, Reducer, all_reduce};
 
 use crate::error::Error;
 use crate::state::TrainState;
 
-/// Adds up the gradients of `state` over all ranks; every rank has the same bits afterwards.
-pub fn reduce(reducer: &mut dyn Reducer, state: &mut TrainState) -> Result<(), Error> {
-    let kernels = state.parameters.kernels().clone();
-    let mut reduced = Ok(());
-    kernels.with_floats(state.gradients_mut(), &mut |gradients| reduced = all_reduce(reducer, gradients, None));
-    Ok(reduced?)
+/// The gradients of one step on their way through the sum. A bucket is a range of the flat buffer, which lies in the order of
+/// the backward pass: all ranks start the same buckets in the same order, however many micro-batches each of them has.
+pub struct Exchange<'a> {
+    reducer: &'a mut dyn Reducer,
+    /// Elements of a bucket; `None`: nothing is sent before all gradients are final.
+    bucket: Option<usize>,
+    /// Elements that are in buckets which have been started.
+    started: usize,
+    pending: Vec<Box<dyn Pending>>,
+    /// Why a bucket could not be started.
+    failed: Option<lambert_collective::Error>,
+}
+
+impl<'a> Exchange<'a> {
+    /// In buckets of so many elements; `overlap` says whether they are sent as soon as they are final.
+    pub fn new(reducer: &'a mut dyn Reducer, bucket: usize, overlap: bool) -> Self {
+        Self { reducer, bucket: overlap.then_some(bucket.max(1)), started: 0, pending: Vec::new(), failed: None }
+    }
+
+    /// Starts the buckets that are whole now that the first `elements` gradients are final, which nothing in this process
+    /// touches until [`Exchange::finish`] has returned.
+    pub fn are_final(&mut self, state: &TrainState, elements: usize) {
+        let Some(bucket) = self.bucket else { return };
+        while self.started + bucket <= elements {
+            self.start(state, bucket);
+        }
+    }
+
+    fn start(&mut self, state: &TrainState, count: usize) {
+        let first = self.started;
+        self.started += count;
+        let Some(address) = state.gradients_in_place(first..self.started) else { return };
+        // SAFETY: the values are those of the state's buffer, which outlives the buckets: they are awaited or dropped with this
+        // exchange, in the course of one step. Whoever said that they are final does not touch them meanwhile.
+        let bucket = unsafe { Bucket::host(address.as_ptr(), count) };
+        match self.reducer.start(bucket) {
+            Ok(pending) => self.pending.push(pending),
+            Err(error) => self.failed = self.failed.take().or(Some(error)),
+        }
+    }
+
+    /// Sends what is left, and the element behind the gradients; returns when every rank has the sum, all the same bits.
+    ///
+    /// # Errors
+    /// What the reducer says.
+    pub fn finish(mut self, state: &mut TrainState) -> Result<(), Error> {
+        let all = state.gradients_mut().numel();
+        if state.gradients_in_place(0..all).is_none() {
+            return self.by_main_memory(state);
+        }
+        self.are_final(state, all);
+        if self.started < all {
+            self.start(state, all - self.started);
+        }
+        if let Some(error) = self.failed {
+            return Err(error.into());
+        }
+        Ok(self.pending.into_iter().try_for_each(|pending| pending.wait(None))?)
+    }
+
+    /// Gradients that no sum can be made of where they are.
+    fn by_main_memory(self, state: &mut TrainState) -> Result<(), Error> {
+        let kernels = state.parameters.kernels().clone();
+        let mut reduced = Ok(());
+        kernels.with_floats(state.gradients_mut(), &mut |values| reduced = all_reduce(self.reducer, values, None));
+        Ok(reduced?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use lambert_collective::local;
+    use lambert_config::run::Model;
+
+    use super::*;
+    use crate::kernels::cuda::Emulator;
+    use crate::kernels::{Cuda, Host, Kernels};
+    use crate::model::parameters;
+    use crate::state::{Buffer, Parameters};
+
+    /// The gradients of each rank after the exchange, which told it of progress as `told` says.
+    fn exchanged(
+        kernels: fn() -> Arc<dyn Kernels>,
+        bucket: usize,
+        overlap: bool,
+        told: &[&[f64]],
+    ) -> Vec<(Vec<f32>, f64)> {
+        let rank = |(rank, (mut ends, told)): (usize, (lambert_collective::Endpoints, Vec<f64>))| {
+            std::thread::spawn(move || {
+                tch::set_num_threads(1);
+                let model = Model { hidden: 8, heads: 2, intermediate: 16, positions: 16, ..Model::default() };
+                let parameters = Parameters::zeros(kernels(), parameters::specs(&model, 1, 50));
+                let mut state = TrainState::new(parameters);
+                let all = state.elements();
+                // Of different sizes, so that their sum depends on the order.
+                let own: Vec<f32> =
+                    (0..all).map(|i| ((i * 37 + rank * 11) % 1009) as f32 * 1.1_f32.powi(i as i32 % 90)).collect();
+                state.write(Buffer::Gradients, 0, &own);
+                state.add_to_tail(&(state.kernels().zeros(&[], tch::Kind::Float) + rank as f64));
+                let mut exchange = Exchange::new(&mut *ends.reducer, bucket, overlap);
+                told.iter().for_each(|share| exchange.are_final(&state, (share * all as f64) as usize));
+                exchange.finish(&mut state).unwrap();
+                let norm = state.kernels().fetch(&state.gradient_norm().view([1]))[0];
+                (state.read(Buffer::Gradients, 0..all), norm)
+            })
+        };
+        let ranks = local::group(told.len()).into_iter().zip(told.iter().map(|shares| shares.to_vec())).enumerate();
+        let threads: Vec<_> = ranks.map(rank).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    }
+
+    #[test]
+    fn every_rank_has_the_same_sum_whenever_its_gradients_were_final() {
+        let host: fn() -> Arc<dyn Kernels> = || Arc::new(Host);
+        let card: fn() -> Arc<dyn Kernels> = || Arc::new(Cuda::new(Arc::new(Emulator::default())));
+        let whole = exchanged(host, usize::MAX, false, &[&[], &[], &[]]);
+        assert!(whole[0].0.iter().filter(|sum| **sum != 0.0).count() > 1000);
+        let told: [&[f64]; 3] = [&[0.3, 0.31, 0.9, 1.0], &[], &[1.0]];
+        for (kernels, bucket, overlap) in
+            [(host, 100, true), (host, 1, true), (host, 1 << 30, true), (host, 100, false), (card, 100, true)]
+        {
+            for (sum, norm) in exchanged(kernels, bucket, overlap, &told) {
+                assert!(sum == whole[0].0, "buckets of {bucket}");
+                // The tail is 0 + 1 + 2.
+                let square: f64 = sum.iter().map(|sum| f64::from(*sum).powi(2)).sum();
+                assert!((norm / (square.sqrt() + 3.0) - 1.0).abs() < 1e-9, "{norm}");
+            }
+        }
+    }
 }

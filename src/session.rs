@@ -62,7 +62,7 @@ impl Session {
         let mut ranks = join(&config, world)?;
         let (rank, world) = (ranks.group.rank(), ranks.group.world());
         let (kernels, card) = device.kernels(lambert_collective::world::detect().as_ref(), config.model.precision)?;
-        device::check_shared(&mut *ranks.group, card.as_ref(), config.cluster.share_device)?;
+        device::world::check(&mut *ranks.group, card.as_ref(), config.cluster.share_device)?;
         let kind = match &card {
             Some(card) => {
                 tracing::info!("rank {rank} computes on {card}");

@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 use crate::data::{GlobalBatch, MicroBatch};
 use crate::input::Input;
 use crate::kernels::Kernels;
-use crate::model::{Bert, Dropout};
+use crate::model::{Bert, Dropout, parameters};
 use crate::objective::{self, Scored};
 use crate::state::TrainState;
 use crate::torch::{self, TorchError};
@@ -138,22 +138,31 @@ type Divisors = [f64; OBJECTIVES];
 /// `sum(MLM losses) / masked tokens + sum(pair losses) / samples` (counts of the whole global batch) are in `state`
 /// afterwards, and nothing else. Where a loss is not finite, neither is the state's gradient norm.
 ///
-/// `dropout` is a key made of the seed and the step.
+/// `dropout` is a key made of the seed and the step. While the backward pass of the last micro-batch runs, `are_final` is told
+/// how many of the gradients, from the first on, nothing is added to any more.
 pub fn forward_backward(
     bert: &Bert,
     state: &mut TrainState,
     batch: &GlobalBatch,
     dropout: Key,
+    are_final: &mut dyn FnMut(&TrainState, usize),
 ) -> Result<Pending, TorchError> {
     let divisors = objective::ALL.map(|objective| objective.answers_of_all(batch).max(1) as f64);
     let kernels = state.parameters.kernels().clone();
     torch::guard(|| {
         state.clear_gradients();
         let mut pending = Pending::new(&*kernels);
+        let mut left = batch.micro_batches.len();
         Input::each(&*kernels, &batch.micro_batches, |micro_batch, input| {
-            let scores = bert.backward(&input, bert.dropout(dropout, &input), |hidden| {
+            left -= 1;
+            let loss = |hidden: &Tensor| {
                 let scores = score(bert, micro_batch, &input, hidden);
                 (loss(&*kernels, &scores, divisors), scores)
+            };
+            let scores = bert.backward(&input, bert.dropout(dropout, &input), loss, &mut |passed| {
+                if left == 0 {
+                    are_final(state, parameters::final_elements(state.parameters.specs(), passed));
+                }
             });
             pending.add(micro_batch, &scores);
         });
@@ -256,7 +265,7 @@ mod tests {
         state.parameters.keep_low(crate::model::kind(model));
         let mut bert = Bert::new(&state.parameters, model, 2);
         bert.recompute = recompute;
-        forward_backward(&bert, &mut state, &batch(cuts), Key::new(step)).unwrap();
+        forward_backward(&bert, &mut state, &batch(cuts), Key::new(step), &mut |_, _| ()).unwrap();
         state.read(Buffer::Gradients, 0..state.elements())
     }
 
@@ -282,6 +291,63 @@ mod tests {
         for norm in [Norm::Post, Norm::Pre] {
             let (kept, again) = (gradients(WHOLE, 1, norm, false), gradients(WHOLE, 1, norm, true));
             assert!(distance(&kept, &again) < 1e-6, "{norm:?}: {}", distance(&kept, &again));
+        }
+    }
+
+    #[test]
+    fn gradients_that_are_said_to_be_final_are() {
+        let cards: [fn() -> Arc<dyn Kernels>; 2] =
+            [|| Arc::new(Host), || Arc::new(Cuda::new(Arc::new(Emulator::default())))];
+        for (kernels, norm, tied_decoder, recompute, precision) in [
+            (cards[0], Norm::Post, true, false, Precision::Fp32),
+            (cards[0], Norm::Post, true, true, Precision::Fp32),
+            (cards[0], Norm::Pre, false, false, Precision::Fp32),
+            (cards[0], Norm::Pre, true, true, Precision::Bf16),
+            (cards[1], Norm::Post, true, false, Precision::Bf16),
+        ] {
+            let model = Model { tied_decoder, precision, ..model(norm) };
+            let parameters = Parameters::initialize(kernels(), parameters::specs(&model, 3, 50), 1, 0.2);
+            let mut state = TrainState::new(parameters);
+            state.parameters.keep_low(crate::model::kind(&model));
+            let mut bert = Bert::new(&state.parameters, &model, 3);
+            bert.recompute = recompute;
+            let mut told = Vec::new();
+            let mut tell = |state: &TrainState, elements| told.push(state.read(Buffer::Gradients, 0..elements));
+            forward_backward(&bert, &mut state, &batch(&[&[3, 0], &[1], &[4, 2]]), Key::new(1), &mut tell).unwrap();
+            let gradients = state.read(Buffer::Gradients, 0..state.elements());
+            // The heads, three layers, all.
+            assert_eq!(told.len(), 5);
+            assert!(told.windows(2).all(|pair| pair[0].len() < pair[1].len()), "each says more than the one before");
+            assert_eq!(told.last().map(Vec::len), Some(state.elements()));
+            for early in told {
+                assert_eq!(early, gradients[..early.len()], "{norm:?} {tied_decoder} {recompute} {precision:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_frozen_ends_the_way_back() {
+        for (recompute, asks) in [(false, true), (true, true), (false, false), (true, false)] {
+            let model = model(Norm::Post);
+            let parameters = Parameters::initialize(Arc::new(Host), parameters::specs(&model, 3, 50), 1, 0.2);
+            let mut state = TrainState::new(parameters);
+            let is_old = |spec: &crate::state::Spec| spec.id.layer.is_none_or(|layer| layer < 2);
+            state.parameters.freeze(is_old);
+            let mut bert = Bert::new(&state.parameters, &model, 3);
+            bert.recompute = recompute;
+            let mut batch = batch(WHOLE);
+            if !asks {
+                let lone = MaskedSample { pair_label: None, hidden: Vec::new(), ..sample(5) };
+                batch.micro_batches = vec![MicroBatch::new(&[0], 5, 0, &[lone])];
+            }
+            let mut told = 0;
+            forward_backward(&bert, &mut state, &batch, Key::new(1), &mut |_, elements| told = elements).unwrap();
+            assert_eq!(told, state.elements());
+            for spec in state.parameters.specs() {
+                let moved = state.read(Buffer::Gradients, spec.range()).iter().any(|gradient| *gradient != 0.0);
+                assert!(!moved || asks && !is_old(spec), "{}", spec.name);
+                assert!(moved || !asks || is_old(spec) || spec.name.ends_with("key.bias"), "{}", spec.name);
+            }
         }
     }
 

@@ -77,6 +77,11 @@ unsafe extern "C" {
         forget: extern "C" fn(*mut c_void),
         failed: Failed,
     ) -> *mut torch_sys::C_tensor;
+    fn lambert_backward(
+        output: *const torch_sys::C_tensor,
+        gradient: *const torch_sys::C_tensor,
+        failed: Failed,
+    ) -> i32;
     fn lambert_embedding(
         table: *const torch_sys::C_tensor,
         ids: *const torch_sys::C_tensor,
@@ -226,6 +231,13 @@ pub fn own_transpose(
     let added = added.map_or(std::ptr::null(), Tensor::as_ptr);
     // SAFETY: the pointers are live at::Tensor objects, or null where that is allowed; `owner` is what `call` and `forget` expect.
     made(|failed| unsafe { lambert_own_transpose(x.as_ptr(), added, call, owner, forget, failed) })
+}
+
+/// Goes back from `output` to what it was made of; `gradient`, of its shape, is that of `output`.
+pub fn backward(output: &Tensor, gradient: &Tensor) {
+    // SAFETY: both pointers are live at::Tensor objects for the whole call.
+    let failure = unsafe { lambert_backward(output.as_ptr(), gradient.as_ptr(), failed) };
+    assert_eq!(failure, 0, "{}", SAID.with(RefCell::take));
 }
 
 /// Copies bytes of a contiguous tensor on any device, from byte `first` on, into `into`.

@@ -186,6 +186,17 @@ extern "C" at::Tensor *lambert_own_transpose(const at::Tensor *x, const at::Tens
   return made([&] { return OwnTranspose::apply(*x, some(added), map); }, failed);
 }
 
+// Goes back from `output`, whose gradient is `gradient`. Returns 0, or tells `failed` why not.
+extern "C" int lambert_backward(const at::Tensor *output, const at::Tensor *gradient, void (*failed)(const char *)) {
+  try {
+    output->backward(*gradient);
+    return 0;
+  } catch (const std::exception &error) {
+    failed(error.what());
+    return 1;
+  }
+}
+
 // The rows of `table`, a parameter of the same sort, that `ids` name. Returns as `made` does.
 extern "C" at::Tensor *lambert_embedding(const at::Tensor *table, const at::Tensor *ids, void (*failed)(const char *)) {
   return made([&] { return Embedding::apply(*table, *ids); }, failed);

@@ -15,6 +15,7 @@ use crate::data::loader::Demand;
 use crate::data::{GlobalBatch, Loader, Source};
 use crate::error::Error;
 use crate::evaluate::{self, Question};
+use crate::gradients::Exchange;
 use crate::guard::Verdict;
 use crate::metrics::{self, Stopwatch};
 use crate::model::{self, Bert};
@@ -23,7 +24,7 @@ use crate::session::{Datasets, Session};
 use crate::stages::{self, growth};
 use crate::state::TrainState;
 use crate::torch::{self, TorchError};
-use crate::{gradients, optim, output, retreat, step};
+use crate::{optim, output, retreat, step};
 
 /// How training ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -236,7 +237,10 @@ impl<'a> Stage<'a> {
 
         session.control.phase(Phase::Step);
         let dropout = Key::new(session.config.run.seed).with_bytes(b"dropout").with(state.step);
-        let computed = step::forward_backward(&self.bert, state, &batch, dropout);
+        let cluster = &session.config.cluster;
+        let mut exchange = Exchange::new(reducer, cluster.bucket_elements(), cluster.overlap);
+        let mut are_final = |state: &TrainState, elements| exchange.are_final(state, elements);
+        let computed = step::forward_backward(&self.bert, state, &batch, dropout, &mut are_final);
         let computed = computed.map_err(|error| self.explain(error))?;
         if unread.is_some() {
             step::spoil(state)?;
@@ -244,7 +248,7 @@ impl<'a> Stage<'a> {
         let forward_backward = watch.lap();
 
         session.control.phase(Phase::Exchange);
-        gradients::reduce(reducer, state)?;
+        exchange.finish(state)?;
         let mut communicate = watch.lap();
 
         session.control.phase(Phase::Step);

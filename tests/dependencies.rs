@@ -231,6 +231,7 @@ fn main_memory_is_the_host_s() {
             "torch.rs",
             "torch/card.rs",
             "allocator.rs",
+            "gradients.rs",
             "kernels/host/mod.rs",
             "kernels/host/gomp.rs",
             "device/driver.rs",

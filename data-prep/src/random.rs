@@ -10,10 +10,11 @@
 pub struct Key(u64);
 
 /// 2^64 divided by the golden ratio: the step of `SplitMix64`.
-const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+pub const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The finalizer of `SplitMix64` (Steele, Lea and Flood 2014; Stafford's variant 13): a bijection of 64 bits.
-const fn mix(value: u64) -> u64 {
+#[must_use]
+pub const fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     value ^ (value >> 31)

@@ -4,22 +4,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::state::{Buffer, TrainState};
-use lambert_store::hash::Mark;
-
-/// Elements that are digested at a time: they stay in the processor's cache between copy and digest.
-const CHUNK: usize = 1 << 16;
-
-/// A digest of the weights of `state`: XXH3, 64 bits.
-pub fn digest(state: &TrainState) -> u64 {
-    let mut mark = Mark::new();
-    for first in (0..state.elements()).step_by(CHUNK) {
-        let chunk = state.read(Buffer::Weights, first..(first + CHUNK).min(state.elements()));
-        mark.update(bytemuck::cast_slice(&chunk));
-    }
-    mark.finish()
-}
-
 /// Ranks that do not have the weights of the others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Apart {

@@ -15,9 +15,10 @@ use std::time::{Duration, Instant};
 use lambert_collective::Group;
 use lambert_config::control::{Evaluation, EventKind, StepRecord};
 use lambert_store::checkpoint::{self as stored, Best, Manifest, PendingObject, Retention, Slice, Writer};
+use tch::Tensor;
 
 use super::commit::{Commit, Outcome, Part};
-use super::replicas::{self, Apart};
+use super::replicas::Apart;
 use super::snapshot::{Copying, Snapshot};
 use super::trouble::Trouble;
 use super::{Facts, Origin};
@@ -53,8 +54,8 @@ pub struct Saver<'a> {
 struct Save {
     writer: Writer,
     manifest: Manifest,
-    /// Of this rank's weights.
-    digest: u64,
+    /// Of this rank's weights, if there are others to compare with.
+    digest: Option<Tensor>,
     began: Instant,
     stall: f64,
     phase: Phase,
@@ -165,8 +166,8 @@ impl<'a> Saver<'a> {
         (self.due, self.last_save) = (false, Instant::now());
         let writer = Writer::new(&self.session.store, state.step, self.session.lease.attempt());
         let copying = torch::guard(|| self.snapshot.begin(state))?;
-        // One rank has nobody to compare with.
-        let digest = if self.session.world > 1 { torch::guard(|| replicas::digest(state))? } else { 0 };
+        let compares = self.session.world > 1;
+        let digest = compares.then(|| torch::guard(|| state.digest())).transpose()?;
         let manifest = self.manifest(state, writer.name())?;
         let phase = Phase::Copying(copying, self.records.cut(state.step));
         let stall = watch.lap();
@@ -256,7 +257,11 @@ impl<'a> Saver<'a> {
             entry.slices = slices;
             Ok(entry)
         });
-        let part = Part::encode(save.digest, entries.collect())?;
+        let mut digest = [0; size_of::<u64>()];
+        if let Some(made) = &save.digest {
+            torch::guard(|| self.session.kernels.read(made, 0, &mut digest))?;
+        }
+        let part = Part::encode(u64::from_ne_bytes(digest), entries.collect())?;
         let Some(parts) = collective.gather_bytes(&part, 0)? else { return Ok(()) };
         let (writer, manifest, session) = (save.writer.clone(), save.manifest.clone(), self.session);
         let (store, lease, retention) = (session.store.clone(), session.lease.clone(), retention(session, &manifest));

@@ -10,17 +10,15 @@ mod driver;
 mod gpu;
 mod libtorch;
 mod nvrtc;
+pub mod world;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lambert_collective::Group;
 use lambert_collective::world::World;
 use lambert_config::run::{Cluster, Device, Precision};
 
-use crate::agreement;
-use crate::error::Error;
 use crate::kernels::{Cuda, Host, Kernels};
 use crate::torch;
 
@@ -128,16 +126,9 @@ pub enum DeviceError {
     /// The kernels do not compile.
     #[error(transparent)]
     Compile(#[from] CompileError),
-    /// Two ranks have one card.
-    #[error("ranks {} and {} of a host have the same card; cluster.share_device = true allows it (this rank's is {card} of {host})", ranks[0], ranks[1])]
-    Shared {
-        /// Which ranks.
-        ranks: [usize; 2],
-        /// The card of the rank that says so, by its place on the bus.
-        card: String,
-        /// That rank's host.
-        host: String,
-    },
+    /// The ranks' devices do not go together.
+    #[error(transparent)]
+    World(#[from] world::Clash),
     /// A run would fit into a card that nobody else used.
     #[error("{0}\n  all of it would fit into a card that nothing else uses")]
     Occupied(String),
@@ -286,28 +277,6 @@ impl std::fmt::Display for Card {
     }
 }
 
-/// Refuses two ranks of a host with one card, unless that is `allowed`. All ranks call it together and come to the same end.
-///
-/// # Errors
-/// The ranks cannot exchange what they have, or two have the same.
-pub fn check_shared(group: &mut dyn Group, card: Option<&Card>, allowed: bool) -> Result<(), Error> {
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let own = card.map(|card| (host, card.facts.bus.clone()));
-    match (agreement::together(group, &own, twice)?, own) {
-        (Some(ranks), own) if !allowed => {
-            let (host, card) = own.unwrap_or_default();
-            Err(DeviceError::Shared { ranks, card, host }.into())
-        }
-        _ => Ok(()),
-    }
-}
-
-/// The first two ranks that have one card of one host.
-fn twice(all: &[Option<(String, String)>]) -> Option<[usize; 2]> {
-    let pairs = (0..all.len()).flat_map(|second| (0..second).map(move |first| [first, second]));
-    pairs.into_iter().find(|[first, second]| all[*first].is_some() && all[*first] == all[*second])
-}
-
 /// Seconds that memory of processes that have ended may take to be free.
 const SECONDS: usize = 10;
 
@@ -343,13 +312,6 @@ fn cache() -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_card_that_two_ranks_have_is_found() {
-        let card = |host: &str, bus: &str| Some((host.to_owned(), bus.to_owned()));
-        assert_eq!(twice(&[card("a", "1"), card("a", "2"), card("b", "1"), None, None]), None);
-        assert_eq!(twice(&[card("a", "1"), card("a", "2"), card("b", "1"), card("a", "2")]), Some([1, 3]));
-    }
 
     #[test]
     fn memory_that_comes_back_is_waited_for() {

@@ -79,6 +79,8 @@ impl Card for Nothing {
             }
             "squares" => sizes(&[0, 1]) == [8 * blocks, 4 * number(2)] && blocks == number(2).div_ceil(number(3)),
             "root_of_sums" => sizes(&[0, 1]) == [8, 8 * number(2)] && blocks == 1,
+            "words" => sizes(&[0, 1]) == [8 * blocks, 4 * number(2)] && blocks == number(2).div_ceil(number(3)),
+            "sum_of_words" => sizes(&[0, 1]) == [8, 8 * number(2)] && blocks == 1,
             "lamb_directions" => {
                 let all = arguments.size(4);
                 sizes(&[0, 2, 6, 7, 8]) == [16 * blocks, 8, all, all, 16 * blocks] && arguments.size(5) >= all
@@ -131,6 +133,10 @@ impl Kernels for Meta {
         reference::norm(values)
     }
 
+    fn digest(&self, values: &Tensor) -> Tensor {
+        reference::digest(values)
+    }
+
     fn update(&self, buffers: &mut Buffers<'_>, update: &Update<'_>) {
         reference::change(buffers, update);
     }
@@ -166,7 +172,7 @@ fn counts(
     let (mut reads, mut copies) = (0, 0);
     // SAFETY: counters that live as long as the process.
     unsafe { lambert_observe() };
-    let computed = step::forward_backward(&bert, &mut state, &batch, Key::new(1)).unwrap();
+    let computed = step::forward_backward(&bert, &mut state, &batch, Key::new(1), &mut |_, _| ()).unwrap();
     let norm = torch::guard(|| optim::update(&mut state, &settings, 1e-3)).unwrap();
     computed.fetch(&*kernels, &norm).unwrap();
     // SAFETY: both integers live for the call.

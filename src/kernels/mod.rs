@@ -16,6 +16,7 @@ mod reference;
 mod tests;
 
 use std::ops::Range;
+use std::ptr::NonNull;
 
 use lambert_config::run::OptimizerKind;
 use lambert_data_prep::random::Key;
@@ -68,6 +69,12 @@ pub trait Kernels: Send + Sync {
     /// The values of `numbers`, f64 \[n\], once they are computed: the one read of a step.
     fn fetch(&self, numbers: &Tensor) -> Vec<f64>;
 
+    /// Where an element of a contiguous f32 tensor lies in main memory, and those behind it, if they do: what sums over ranks read
+    /// and write while other operations run.
+    fn in_place(&self, _tensor: &Tensor, _element: usize) -> Option<NonNull<f32>> {
+        None
+    }
+
     /// Gives `work` the elements of a contiguous f32 tensor in main memory, as sums over ranks need them.
     fn with_floats(&self, tensor: &mut Tensor, work: &mut dyn FnMut(&mut [f32]));
 
@@ -98,6 +105,11 @@ pub trait Kernels: Send + Sync {
 
     /// The L2 norm of f32 `values`, f64 \[\]; summed in a fixed order.
     fn norm(&self, values: &Tensor) -> Tensor;
+
+    /// A digest of the bits of f32 `values`, i64 \[\], the same on every device: the sum, modulo 2^64, of
+    /// `mix(word + (i + 1) STEP)` over the words, two elements each (the second in the upper half; 0 behind the last one).
+    /// Where one word changes, whatever its bits, the digest does.
+    fn digest(&self, values: &Tensor) -> Tensor;
 
     /// One update of the weights and moments; nothing changes where `update.norm` is not finite. The gradients are scratch
     /// afterwards.

@@ -60,6 +60,10 @@ impl Kernels for Reference {
         norm(values)
     }
 
+    fn digest(&self, values: &Tensor) -> Tensor {
+        digest(values)
+    }
+
     fn update(&self, buffers: &mut Buffers<'_>, update: &Update<'_>) {
         change(buffers, update);
     }
@@ -68,6 +72,15 @@ impl Kernels for Reference {
 /// As [`Kernels::norm`].
 pub(super) fn norm(values: &Tensor) -> Tensor {
     values.to_kind(Kind::Double).square().sum(Kind::Double).sqrt()
+}
+
+/// As [`Kernels::digest`].
+pub(super) fn digest(values: &Tensor) -> Tensor {
+    let bits = values.view_dtype(Kind::Int).to_kind(Kind::Int64).bitwise_and(u64::from(u32::MAX) as i64);
+    let pairs = bits.constant_pad_nd([0, bits.numel() as i64 % 2]).view([-1, 2]);
+    let words = pairs.select(1, 1) * (1_i64 << 32) + pairs.select(1, 0);
+    let places = words.ones_like().cumsum(0, Kind::Int64);
+    mix(&(words + places * STEP)).sum(Kind::Int64)
 }
 
 /// As [`Kernels::update`].

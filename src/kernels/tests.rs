@@ -322,6 +322,36 @@ fn dropout_and_its_way_back_are_the_same_bits_on_a_gpu() {
 }
 
 #[test]
+fn digests_are_the_same_everywhere_and_see_every_bit() {
+    let values = Draw::new(4).values(&SHAPES, 2.0);
+    let of = |kernels: &dyn Kernels, values: &[f32]| {
+        let mut digest = [0; 8];
+        kernels.read(&kernels.digest(&kernels.upload(Values::F32(values))), 0, &mut digest);
+        u64::from_ne_bytes(digest)
+    };
+    for count in [1, 2, 3, 50, 1 << 16, (1 << 16) + 1, values.len()] {
+        let values = &values[..count];
+        let digest = of(&Host, values);
+        assert_eq!(digest, of(&reference(), values), "{count}");
+        assert_eq!(digest, of(&emulated(), values), "{count}");
+        for (place, bit) in [(0, 0), (count / 2, 31), (count - 1, 13)] {
+            let mut other = values.to_vec();
+            other[place] = f32::from_bits(other[place].to_bits() ^ 1 << bit);
+            assert_ne!(digest, of(&Host, &other), "{count}, bit {bit} at {place}");
+        }
+        if count > 2 {
+            let mut other = values.to_vec();
+            other.swap(0, 2);
+            assert_ne!(digest, of(&Host, &other), "{count}, swapped");
+        }
+    }
+    assert_eq!(of(&Host, &[]), 0);
+    // By the formula, with another's constants: splitmix64's first outputs are mix(STEP), mix(2 STEP).
+    assert_eq!(of(&Host, &[0.0]), 0xe220_a839_7b1d_cdaf);
+    assert_eq!(of(&Host, &[0.0; 4]), 0xe220_a839_7b1d_cdaf_u64.wrapping_add(0x6e78_9e6a_a1b9_65f4));
+}
+
+#[test]
 fn norms_agree() {
     let values = Draw::new(3).values(&SHAPES, 2.0);
     let of = |kernels: &dyn Kernels| kernels.fetch(&kernels.norm(&kernels.upload(Values::F32(&values))).view([1]))[0];

@@ -2,12 +2,12 @@
 //! Hugging Face's names: those of BertForPreTraining, or with pre-normalisation of MegatronBertForPreTraining. Nothing
 //! here knows ranks, files or the network.
 
+mod backward;
 mod dropout;
 mod embeddings;
 mod encoder;
 mod heads;
 pub mod parameters;
-mod recompute;
 
 use std::sync::Arc;
 
@@ -21,6 +21,7 @@ use crate::kernels::Kernels;
 use crate::state::Parameters;
 use crate::torch;
 
+pub use backward::Passed;
 pub use dropout::{Dropout, Rates};
 pub use heads::Heads;
 

@@ -6,6 +6,7 @@ use std::cmp::Reverse;
 use lambert_config::architecture::{Architecture, Leaf, Part, Tensor, TensorId};
 use lambert_config::run::{self, Norm};
 
+use super::Passed;
 use crate::state::{self, Spec};
 
 /// Every parameter of the pre-training model, in the order in which the backward pass is done with their gradients.
@@ -59,6 +60,19 @@ fn turn(TensorId { part, layer, leaf }: TensorId, norm: Norm) -> (usize, Reverse
     let later = (leaf == Leaf::Weight) != joined;
     let place = rows[row].iter().position(|other| *other == part).unwrap_or(0);
     (section, Reverse(layer), row, later, place)
+}
+
+/// Gradients, from the first on, that are final once the backward pass has come so far.
+pub fn final_elements(specs: &[Spec], passed: Passed) -> usize {
+    let is_final = |id: &TensorId| {
+        let above = id.layer.is_none() && !BELOW.contains(&id.part);
+        match passed {
+            Passed::Heads => above,
+            Passed::Layer(layer) => above || id.layer.is_some_and(|other| other >= layer),
+            Passed::All => true,
+        }
+    };
+    specs.iter().find(|spec| !is_final(&spec.id)).map_or_else(|| state::elements(specs), |spec| spec.first)
 }
 
 /// Whether it lies directly behind the one before it.

@@ -13,6 +13,7 @@ mod region;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::ptr::NonNull;
 
 use lambert_config::plan::Ended;
 use lambert_data_prep::dataset::Dataset;
@@ -161,6 +162,12 @@ impl TrainState {
         &mut self.gradients
     }
 
+    /// Where a range of the gradients and their tail lies in main memory, if it does.
+    pub fn gradients_in_place(&self, range: Range<usize>) -> Option<NonNull<f32>> {
+        assert!(range.start < range.end && range.end <= self.gradients.numel(), "gradients {range:?}");
+        self.kernels().in_place(&self.gradients, range.start)
+    }
+
     /// All buffers, for an update in place.
     pub fn buffers(&mut self) -> Buffers<'_> {
         self.kernels().order_copies();
@@ -189,6 +196,11 @@ impl TrainState {
         let first = size_of::<f32>() * range.start;
         self.kernels().read(self.buffer(buffer), first, bytemuck::cast_slice_mut(&mut elements));
         elements
+    }
+
+    /// A digest of the weights' bits as they are now, i64 \[\].
+    pub fn digest(&self) -> Tensor {
+        self.kernels().digest(&self.parameters.values)
     }
 
     /// Writes elements of a buffer.

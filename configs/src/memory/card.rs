@@ -69,7 +69,8 @@ pub fn activations(config: &RunConfig, stage: &Stage, data: Data, tokens: usize)
     } else {
         // The sum of the embeddings is f32, and kept where it is normalised.
         let embeddings = row + if is_first_normed { 0.0 } else { 4.0 * all * hidden };
-        embeddings + layers * layer + (head + normed).max(back)
+        // What comes out of the last layer stays while the heads' way back runs.
+        embeddings + layers * layer + (head + row).max(back)
     };
     // Vectors of parameters as the layers compute with them, and the logits' rows that stand for no piece.
     let vectors = 4.0 * rows + (4.0 * layers + 8.0) * hidden * bytes;

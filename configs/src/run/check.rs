@@ -211,6 +211,7 @@ impl Cluster {
     fn check(&self, faults: &mut Vec<Fault>) {
         positive("cluster.ranks", self.ranks as f64, faults);
         positive("cluster.threads", self.threads as f64, faults);
+        positive("cluster.bucket_mb", self.bucket_mb, faults);
         positive("cluster.restart_window_minutes", self.restart_window_minutes, faults);
         not_negative("cluster.patience_minutes", self.patience_minutes, faults);
         positive("cluster.dataset_cache.gigabytes", self.dataset_cache.gigabytes, faults);

@@ -83,6 +83,10 @@ pub struct Cluster {
     pub deterministic: bool,
     /// CPU threads of a rank.
     pub threads: usize,
+    /// Gradients are summed over the ranks in parts of so many MB, each as soon as it is final.
+    pub bucket_mb: f64,
+    /// Whether they are sent while the rest of the backward pass runs; without, at its end.
+    pub overlap: bool,
     /// How many failures within `restart_window_minutes` are followed by a restart; one more gives the run up.
     pub restarts: usize,
     /// Failures that are longer ago no longer count, minutes.
@@ -118,6 +122,8 @@ impl Default for Cluster {
             share_device: false,
             deterministic: false,
             threads: 1,
+            bucket_mb: 25.0,
+            overlap: true,
             restarts: 5,
             restart_window_minutes: 60.0,
             patience_minutes: 60.0,
@@ -215,6 +221,11 @@ pub struct Host {
 impl Cluster {
     /// In place of a folder: what ranks print is not kept on their hosts.
     pub const NO_LOGS: &str = "none";
+
+    /// Gradients in a part of [`Cluster::bucket_mb`]; one at least.
+    pub fn bucket_elements(&self) -> usize {
+        (self.bucket_mb * 1e6 / size_of::<f32>() as f64).max(1.0) as usize
+    }
 
     /// The hosts that the configuration names, in its order.
     ///

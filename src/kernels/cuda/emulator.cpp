@@ -212,8 +212,8 @@ std::function<void(void **)> callable(void (*kernel)(Arguments...)) {
 
 #define KERNEL(name) {#name, callable(lambert_##name)}
 const std::map<std::string, std::function<void(void **)>> kKernels = {
-    KERNEL(dropout_f32), KERNEL(dropout_bf16),    KERNEL(squares),    KERNEL(root_of_sums),
-    KERNEL(adamw),       KERNEL(lamb_directions), KERNEL(lamb_rates), KERNEL(lamb_apply),
+    KERNEL(dropout_f32),  KERNEL(dropout_bf16),    KERNEL(squares),    KERNEL(root_of_sums), KERNEL(words),
+    KERNEL(sum_of_words), KERNEL(lamb_directions), KERNEL(lamb_rates), KERNEL(lamb_apply),   KERNEL(adamw),
 };
 
 }  // namespace

@@ -95,8 +95,9 @@ extern "C" __global__ void lambert_dropout_bf16(bf16 *out, const bf16 *x, const 
 // ---- Sums.
 
 // The sum of `value` over the block, in its first thread. Every thread of the block takes part.
-__device__ inline double sum_of_block(double value) {
-  __shared__ double warps[THREADS / WARP];
+template <typename T>
+__device__ inline T sum_of_block(T value) {
+  __shared__ T warps[THREADS / WARP];
   for (u32 delta = WARP / 2; delta > 0; delta /= 2) {
     value += __shfl_down_sync(0xffffffffu, value, delta);
   }
@@ -137,6 +138,34 @@ extern "C" __global__ void lambert_root_of_sums(double *root, const double *sums
   sum = sum_of_block(sum);
   if (threadIdx.x == 0) {
     *root = sqrt(sum);
+  }
+}
+
+// sums[block] = the sum of the mixed words of a block's `chunk` elements, an even number, of `values`: a digest of their bits
+// (`Kernels::digest`).
+extern "C" __global__ void lambert_words(u64 *sums, const float *values, u64 count, u32 chunk) {
+  const u64 first = static_cast<u64>(blockIdx.x) * chunk;
+  const u64 end = first + chunk < count ? first + chunk : count;
+  u64 sum = 0;
+  for (u64 i = first + 2 * threadIdx.x; i < end; i += 2 * THREADS) {
+    const u64 high = i + 1 < end ? bits_of(values[i + 1]) : 0;
+    sum += mix((high << 32 | bits_of(values[i])) + (i / 2 + 1) * STEP);
+  }
+  sum = sum_of_block(sum);
+  if (threadIdx.x == 0) {
+    sums[blockIdx.x] = sum;
+  }
+}
+
+// *into = the sum of `sums`, by one block.
+extern "C" __global__ void lambert_sum_of_words(u64 *into, const u64 *sums, u32 count) {
+  u64 sum = 0;
+  for (u32 i = threadIdx.x; i < count; i += THREADS) {
+    sum += sums[i];
+  }
+  sum = sum_of_block(sum);
+  if (threadIdx.x == 0) {
+    *into = sum;
   }
 }
 

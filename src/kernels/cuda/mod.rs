@@ -22,8 +22,18 @@ use crate::torch;
 pub const SOURCE: &str = include_str!("kernels.cu");
 
 /// What kernels.cu has, each with `lambert_` before its name.
-pub const KERNELS: [&str; 8] =
-    ["dropout_f32", "dropout_bf16", "squares", "root_of_sums", "lamb_directions", "lamb_rates", "lamb_apply", "adamw"];
+pub const KERNELS: [&str; 10] = [
+    "dropout_f32",
+    "dropout_bf16",
+    "squares",
+    "root_of_sums",
+    "words",
+    "sum_of_words",
+    "lamb_directions",
+    "lamb_rates",
+    "lamb_apply",
+    "adamw",
+];
 
 /// A card, or what stands for one.
 pub struct Cuda<C> {
@@ -144,6 +154,15 @@ impl<C: Card + 'static> Kernels for Cuda<C> {
         self.launch("squares", blocks, Arguments::new().tensor(&sums).tensor(values).u64(count as u64).u32(CHUNK));
         self.launch("root_of_sums", 1, Arguments::new().tensor(&root).tensor(&sums).u32(blocks));
         root
+    }
+
+    fn digest(&self, values: &Tensor) -> Tensor {
+        let count = values.numel();
+        let blocks = count.div_ceil(CHUNK);
+        let (sums, sum) = (self.zeros(&[blocks as i64], Kind::Int64), self.zeros(&[], Kind::Int64));
+        self.launch("words", blocks, Arguments::new().tensor(&sums).tensor(values).u64(count as u64).u32(CHUNK));
+        self.launch("sum_of_words", 1, Arguments::new().tensor(&sum).tensor(&sums).u32(blocks));
+        sum
     }
 
     fn update(&self, buffers: &mut Buffers<'_>, update: &Update<'_>) {

@@ -3,6 +3,8 @@
 
 use std::ops::Range;
 
+use lambert_data_prep::random::{STEP, mix};
+
 use crate::kernels::Rule;
 
 /// Elements of a chunk: many for each thread, and little enough bookkeeping.
@@ -94,18 +96,39 @@ pub fn each<R: Send>(chunks: &mut [Chunk<'_>], threads: usize, work: impl Fn(&mu
     })
 }
 
-/// Sum of the squares on `threads` threads; see [`sum_of_squares`].
-pub fn sum_of_squares_of(values: &[f32], threads: usize) -> f64 {
-    let chunks: Vec<&[f32]> = values.chunks(CHUNK).collect();
-    let sums = |part: &[&[f32]]| part.iter().map(|chunk| sum_of_squares(chunk)).collect::<Vec<f64>>();
+/// What `of` makes of each chunk of `values` (its number, and its elements), on `threads` threads; in their order.
+fn over<R: Send>(values: &[f32], threads: usize, of: impl Fn(usize, &[f32]) -> R + Sync) -> Vec<R> {
+    let chunks: Vec<(usize, &[f32])> = values.chunks(CHUNK).enumerate().collect();
+    let of = &of;
     std::thread::scope(|scope| {
         let parts = chunks.chunks(chunks.len().div_ceil(threads.max(1)).max(1));
-        let parts: Vec<_> = parts.map(|part| scope.spawn(move || sums(part))).collect();
-        let join = |part: std::thread::ScopedJoinHandle<'_, Vec<f64>>| {
+        let results =
+            |part: &[(usize, &[f32])]| part.iter().map(|(number, chunk)| of(*number, chunk)).collect::<Vec<R>>();
+        let parts: Vec<_> = parts.map(|part| scope.spawn(move || results(part))).collect();
+        let join = |part: std::thread::ScopedJoinHandle<'_, Vec<R>>| {
             part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
-        parts.into_iter().flat_map(join).sum()
+        parts.into_iter().flat_map(join).collect()
     })
+}
+
+/// Sum of the squares on `threads` threads; see [`sum_of_squares`].
+pub fn sum_of_squares_of(values: &[f32], threads: usize) -> f64 {
+    over(values, threads, |_, chunk| sum_of_squares(chunk)).iter().sum()
+}
+
+/// As [`Kernels::digest`](crate::kernels::Kernels::digest), on `threads` threads.
+pub fn digest(values: &[f32], threads: usize) -> u64 {
+    let of_chunk = |number: usize, chunk: &[f32]| {
+        let (pairs, rest) = chunk.as_chunks::<2>();
+        let words = pairs.iter().copied().chain(rest.first().map(|last| [*last, 0.0]));
+        let mixed = words.zip((number * CHUNK / 2 + 1) as u64..).map(|([low, high], place)| {
+            let word = u64::from(high.to_bits()) << 32 | u64::from(low.to_bits());
+            mix(word.wrapping_add(place.wrapping_mul(STEP)))
+        });
+        mixed.fold(0, u64::wrapping_add)
+    };
+    over(values, threads, of_chunk).into_iter().fold(0, u64::wrapping_add)
 }
 
 /// Sum of the squares, in f64 over fixed lanes, so that it is exact enough for a norm and the same each time.

@@ -7,6 +7,8 @@ mod dropout;
 mod gomp;
 mod lamb;
 
+use std::ptr::NonNull;
+
 use lambert_config::run::OptimizerKind;
 use tch::{Device, Kind, Tensor};
 
@@ -46,6 +48,11 @@ impl Kernels for Host {
         slice::<f64>(&numbers.contiguous(), Kind::Double).to_vec()
     }
 
+    fn in_place(&self, tensor: &Tensor, element: usize) -> Option<NonNull<f32>> {
+        check(tensor, Kind::Float);
+        NonNull::new(bytes_from(tensor, size_of::<f32>() * element, size_of::<f32>()).cast())
+    }
+
     fn with_floats(&self, tensor: &mut Tensor, work: &mut dyn FnMut(&mut [f32])) {
         work(floats_mut(tensor));
     }
@@ -63,6 +70,10 @@ impl Kernels for Host {
     fn norm(&self, values: &Tensor) -> Tensor {
         let sum = chunks::sum_of_squares_of(slice::<f32>(values, Kind::Float), threads());
         Tensor::from(sum.sqrt())
+    }
+
+    fn digest(&self, values: &Tensor) -> Tensor {
+        Tensor::from(chunks::digest(slice::<f32>(values, Kind::Float), threads()) as i64)
     }
 
     fn update(&self, buffers: &mut Buffers<'_>, update: &Update<'_>) {

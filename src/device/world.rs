@@ -1,0 +1,108 @@
+//! Whether the devices of all ranks go together: a card for each, or a processor for each.
+
+use lambert_collective::Group;
+use serde::{Deserialize, Serialize};
+
+use super::{Card, DeviceError};
+use crate::agreement;
+use crate::error::Error;
+
+/// Two ranks whose devices do not go together.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum Clash {
+    /// They have one card.
+    #[error(
+        "ranks {} and {} have the same card, {card} of host {host}; cluster.share_device = true allows it",
+        ranks[0],
+        ranks[1]
+    )]
+    Shared {
+        /// Which ranks.
+        ranks: [usize; 2],
+        /// The card, by its place on the bus.
+        card: String,
+        /// Their host.
+        host: String,
+    },
+    /// One has a card, the other has not: it would be waited for in every step, and round otherwise.
+    #[error(
+        "rank {} computes on a card of host {} and rank {} on a processor of host {}: all ranks of a run have the same kind of device (cluster.device = \"cpu\" or \"cuda\" says which)",
+        card.0,
+        card.1,
+        processor.0,
+        processor.1
+    )]
+    Mixed {
+        /// The first rank with a card, and its host.
+        card: (usize, String),
+        /// The first without, and its host.
+        processor: (usize, String),
+    },
+}
+
+/// Where a rank computes.
+#[derive(Debug, Serialize, Deserialize)]
+struct Place {
+    host: String,
+    /// By its place on the bus.
+    card: Option<String>,
+}
+
+/// Checks the devices of all ranks, which call this together; that ranks share a card may be `allowed`.
+///
+/// # Errors
+/// They do not go together.
+pub fn check(group: &mut dyn Group, card: Option<&Card>, allowed: bool) -> Result<(), Error> {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let own = Place { host, card: card.map(|card| card.facts.bus.clone()) };
+    match agreement::together(group, &own, |all| clash(all, allowed))? {
+        Some(clash) => Err(DeviceError::World(clash).into()),
+        None => Ok(()),
+    }
+}
+
+/// The first two ranks that do not go together.
+fn clash(all: &[Place], allowed: bool) -> Option<Clash> {
+    let first = |with_card: bool| {
+        let rank = all.iter().position(|place| place.card.is_some() == with_card)?;
+        Some((rank, all[rank].host.clone()))
+    };
+    if let (Some(card), Some(processor)) = (first(true), first(false)) {
+        return Some(Clash::Mixed { card, processor });
+    }
+    let same =
+        |[first, second]: &[usize; 2]| all[*first].host == all[*second].host && all[*first].card == all[*second].card;
+    let pairs = (0..all.len()).flat_map(|second| (0..second).map(move |first| [first, second]));
+    let ranks = pairs.into_iter().filter(|_| !allowed).find(same)?;
+    let Place { host, card } = &all[ranks[0]];
+    Some(Clash::Shared { ranks, card: card.clone()?, host: host.clone() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places(of: &[(&str, &str)]) -> Vec<Place> {
+        let place = |(host, card): &(&str, &str)| Place {
+            host: (*host).to_owned(),
+            card: (!card.is_empty()).then(|| (*card).to_owned()),
+        };
+        of.iter().map(place).collect()
+    }
+
+    #[test]
+    fn a_card_that_two_ranks_have_is_found() {
+        assert_eq!(clash(&places(&[("a", "1"), ("a", "2"), ("b", "1")]), false), None);
+        let shared = places(&[("a", "1"), ("a", "2"), ("b", "1"), ("a", "2")]);
+        let said = clash(&shared, false).unwrap().to_string();
+        assert!(said.starts_with("ranks 1 and 3 have the same card, 2 of host a"), "{said}");
+        assert_eq!(clash(&shared, true), None);
+    }
+
+    #[test]
+    fn cards_and_processors_do_not_go_together() {
+        let said = clash(&places(&[("a", "1"), ("a", "2"), ("b", ""), ("b", "")]), true).unwrap().to_string();
+        assert!(said.starts_with("rank 0 computes on a card of host a and rank 2 on a processor of host b"), "{said}");
+        assert_eq!(clash(&places(&[("a", ""), ("a", ""), ("b", "")]), false), None, "processors are shared");
+    }
+}
