@@ -138,15 +138,24 @@ impl Decision {
     }
 }
 
-/// Adds `sums` up over all ranks, with their votes in the same all-reduce.
-pub fn exchange(group: &mut dyn Group, sums: &mut [f64], vote: Vote) -> Result<Agreement, Error> {
-    let mut numbers = [&*sums, &vote.encode()].concat();
+/// Adds `sums` up over all ranks; their votes and a time of each, in seconds, go through the same all-reduce. Returns what they
+/// have agreed on, and the times in the order of the ranks.
+pub fn exchange(
+    group: &mut dyn Group,
+    sums: &mut [f64],
+    vote: Vote,
+    seconds: f64,
+) -> Result<(Agreement, Vec<f64>), Error> {
+    let mut times = vec![0.0; group.world()];
+    times[group.rank()] = seconds;
+    let mut numbers = [&*sums, &vote.encode(), &times].concat();
     group.all_reduce_sum_f64(&mut numbers)?;
-    let (added, votes) = numbers.split_at(sums.len());
+    let (added, rest) = numbers.split_at(sums.len());
+    let (votes, times) = rest.split_at(LENGTH);
     sums.copy_from_slice(added);
     let mut of_all = [0.0; LENGTH];
     of_all.copy_from_slice(votes);
-    Ok(Agreement::decode(of_all))
+    Ok((Agreement::decode(of_all), times.to_vec()))
 }
 
 #[cfg(test)]
@@ -174,7 +183,9 @@ mod tests {
         let rank = |(rank, (mut ends, vote)): (usize, (lambert_collective::Endpoints, Vote))| {
             std::thread::spawn(move || {
                 let mut sums = [rank as f64 + 0.1, 7.0];
-                let agreement = exchange(&mut *ends.group, &mut sums, vote).unwrap();
+                let (agreement, times) = exchange(&mut *ends.group, &mut sums, vote, rank as f64 + 0.5).unwrap();
+                let expected: Vec<f64> = (0..ends.group.world()).map(|rank| rank as f64 + 0.5).collect();
+                assert_eq!(times, expected);
                 (agreement, sums.map(f64::to_bits))
             })
         };

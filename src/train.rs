@@ -1,7 +1,7 @@
 //! The training loop, from a run's URL to its last checkpoint.
 
 use lambert_collective::{Endpoints, Group, Reducer};
-use lambert_config::control::{Directive, EventKind, StepRecord};
+use lambert_config::control::{Directive, EventKind, RankTimes, StepRecord};
 use lambert_config::plan::{self, Place};
 use lambert_config::{flops, objectives, schedule};
 use lambert_data_prep::dataset::DatasetError;
@@ -151,6 +151,8 @@ struct Told {
     totals: step::Totals,
     /// What they have told each other.
     agreement: Agreement,
+    /// Seconds until each of them was done with its own samples.
+    busy: Vec<f64>,
     /// What becomes of the step.
     verdict: Verdict,
 }
@@ -258,7 +260,7 @@ impl<'a> Stage<'a> {
         let optimizer = watch.lap();
 
         session.control.phase(Phase::Exchange);
-        let mut told = self.agree(collective, totals, saver, unread.is_some())?;
+        let mut told = self.agree(collective, totals, saver, unread.is_some(), data_wait + forward_backward)?;
         communicate += watch.lap();
         if told.agreement.unread > 0 {
             return Ok(Step::Unread(unread));
@@ -269,6 +271,7 @@ impl<'a> Stage<'a> {
         let mut record = metrics::record(&outcome, state);
         (record.data_wait, record.forward_backward) = (data_wait, forward_backward);
         (record.communicate, record.optimizer) = (communicate, optimizer);
+        record.ranks = RankTimes::of(&told.busy);
         record.seconds = whole.lap();
         metrics::put_rates(&mut record, self.flops(&batch), session.peak);
         Ok(Step::Made(Box::new(record), told))
@@ -281,6 +284,7 @@ impl<'a> Stage<'a> {
         totals: step::Totals,
         saver: &mut Saver<'_>,
         unread: bool,
+        busy: f64,
     ) -> Result<Told, Error> {
         let wanted = match self.session.is_first() {
             true => self.session.control.take_directive(),
@@ -292,8 +296,8 @@ impl<'a> Stage<'a> {
         };
         let mut sums = totals.as_array();
         let vote = Vote { directive: wanted, save: saver.vote(), unread };
-        let agreement = agreement::exchange(collective, &mut sums, vote)?;
-        Ok(Told { totals: step::Totals::from_array(sums), agreement, verdict: Verdict::Sound })
+        let (agreement, busy) = agreement::exchange(collective, &mut sums, vote, busy)?;
+        Ok(Told { totals: step::Totals::from_array(sums), agreement, busy, verdict: Verdict::Sound })
     }
 
     /// What is known of a step before it is computed.

@@ -185,6 +185,9 @@ pub struct StepRecord {
     pub forward_backward: f64,
     /// Seconds of communication that nothing else hid.
     pub communicate: f64,
+    /// Seconds until each rank was done with its own samples, and with waiting for them; absent in records of before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<RankTimes>,
     /// Seconds of the weight update.
     pub optimizer: f64,
     /// Seconds that saving a checkpoint held up training.
@@ -198,6 +201,30 @@ pub struct StepRecord {
     pub flops_utilization: f64,
 }
 
+/// How a time is spread over the ranks, seconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct RankTimes {
+    /// Of the fastest rank.
+    pub min: f64,
+    /// Of the one in the middle; the slower one of two.
+    pub median: f64,
+    /// Of the slowest.
+    pub max: f64,
+    /// Which one that is; the first of several.
+    pub slowest: usize,
+}
+
+impl RankTimes {
+    /// From each rank's time, in the order of the ranks; `None` for no ranks.
+    pub fn of(times: &[f64]) -> Option<Self> {
+        let mut sorted = times.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let (min, max) = (*sorted.first()?, *sorted.last()?);
+        let slowest = times.iter().position(|time| *time == max)?;
+        Some(Self { min, median: sorted[sorted.len() / 2], max, slowest })
+    }
+}
+
 /// JSON has no NaN: a loss that is not finite is written as null and read back as NaN.
 mod finite {
     use serde::{Deserialize, Deserializer, Serializer};
@@ -208,5 +235,19 @@ mod finite {
 
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
         Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_ranks_are_told_by_their_spread_and_the_slowest() {
+        assert_eq!(RankTimes::of(&[]), None);
+        let one = RankTimes::of(&[2.0]).unwrap();
+        assert_eq!((one.min, one.median, one.max, one.slowest), (2.0, 2.0, 2.0, 0));
+        let four = RankTimes::of(&[3.0, 1.0, 5.0, 2.0]).unwrap();
+        assert_eq!((four.min, four.median, four.max, four.slowest), (1.0, 3.0, 5.0, 2));
     }
 }

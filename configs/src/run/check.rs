@@ -260,6 +260,7 @@ impl Limits {
     fn check(&self, faults: &mut Vec<Fault>) {
         let values = [
             ("silence_seconds", self.silence_seconds),
+            ("stall_seconds", self.stall_seconds),
             ("join_seconds", self.join_seconds),
             ("load_seconds", self.load_seconds),
             ("step_seconds", self.step_seconds),

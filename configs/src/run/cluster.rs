@@ -85,6 +85,8 @@ pub struct Cluster {
     pub threads: usize,
     /// Gradients are summed over the ranks in parts of so many MB, each as soon as it is final.
     pub bucket_mb: f64,
+    /// The format that they travel in; they are added up in f32.
+    pub wire: Wire,
     /// Whether they are sent while the rest of the backward pass runs; without, at its end.
     pub overlap: bool,
     /// How many failures within `restart_window_minutes` are followed by a restart; one more gives the run up.
@@ -123,6 +125,7 @@ impl Default for Cluster {
             deterministic: false,
             threads: 1,
             bucket_mb: 25.0,
+            wire: Wire::Fp32,
             overlap: true,
             restarts: 5,
             restart_window_minutes: 60.0,
@@ -135,6 +138,17 @@ impl Default for Cluster {
             limits: Limits::default(),
         }
     }
+}
+
+/// The format in which gradients travel between ranks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Wire {
+    /// As they are.
+    #[default]
+    Fp32,
+    /// Rounded to bf16: half the bytes.
+    Bf16,
 }
 
 /// Where copies of datasets in object stores are kept on a host; all its ranks share them.
@@ -175,6 +189,8 @@ pub struct ControlChannel {
 pub struct Limits {
     /// Without a word from a process, which reports every two seconds.
     pub silence_seconds: f64,
+    /// In a sum over the ranks, without any part of it having arrived, until ranks that do not answer are given up.
+    pub stall_seconds: f64,
     /// From the start of the processes until all have found each other.
     pub join_seconds: f64,
     /// Opening datasets, loading the checkpoint.
@@ -197,6 +213,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             silence_seconds: 60.0,
+            stall_seconds: 60.0,
             join_seconds: 600.0,
             load_seconds: 3600.0,
             step_seconds: 300.0,

@@ -1,5 +1,6 @@
 //! `lambert status`: where a run is, as its coordinator wrote it last, and its checkpoints.
 
+use lambert_config::control::RankTimes;
 use lambert_config::exit;
 use lambert_config::objectives::Score;
 use lambert_store::Store;
@@ -108,6 +109,13 @@ fn described(url: &str, status: Option<&Status>, checkpoints: &[Listed]) -> Stri
     lines.join("\n")
 }
 
+/// How long the ranks took for their own samples, and which one the others wait for.
+fn rank_times(times: RankTimes, ranks: &[RankStatus]) -> String {
+    let RankTimes { min, median, max, slowest } = times;
+    let host = ranks.iter().find(|rank| rank.rank == slowest).map_or("?", |rank| rank.host.as_str());
+    format!("ranks        {min:.3} to {max:.3} s a step, median {median:.3}; the slowest is rank {slowest} on host {host}")
+}
+
 fn lines(url: &str, status: &Status) -> Vec<String> {
     let age = duration(file::now() - status.updated);
     let who = format!("pid {} on host {}", status.coordinator.pid, status.coordinator.host);
@@ -131,6 +139,9 @@ fn lines(url: &str, status: &Status) -> Vec<String> {
             "loss         {:.4} ({objective} {loss:.4}, accuracy {accuracy:.4}), learning rate {:.3e}",
             record.loss, record.learning_rate
         ));
+    }
+    if let Some(times) = status.record.as_ref().and_then(|record| record.ranks).filter(|_| status.ranks.len() > 1) {
+        lines.push(rank_times(times, &status.ranks));
     }
     if let Some(held_out) = &status.evaluation {
         let (Score { objective, loss, accuracy }, step) = (held_out.scores.main(), held_out.step);
