@@ -1,5 +1,5 @@
 /// A collective operation that could not be done. The group is then of no use any more.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// MPI refused or failed.

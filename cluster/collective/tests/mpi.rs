@@ -30,7 +30,7 @@ fn mpirun(ranks: usize, test: &str, folder: &Path) -> (Output, Duration) {
 /// This process as a rank of the job that was started for the calling test, or `None` outside one.
 fn as_rank() -> Option<Endpoints> {
     let detected = world::detect()?;
-    let ends = mpi::init().unwrap();
+    let ends = mpi::init(mpi::Options::default()).unwrap();
     let rank = ends.group.rank();
     assert_eq!((rank, ends.group.world()), (detected.rank, detected.size));
     let folder = std::env::var(FOLDER).unwrap();
