@@ -9,11 +9,12 @@
 //! the element's place in its bucket. MPI reads and writes memory of this crate only, never a bucket's, so a bucket that was given
 //! up is not touched again, whatever MPI still holds.
 //!
-//! **Nothing waits for ever.** An operation is hung when no segment has been complete for [`Options::stall`]. After half of that
-//! time the ranks that wait ask all others where they are; communication threads answer, also while their ranks compute. When
-//! the limit is over, those that have not answered are named in [`Error::Deadline`](crate::Error::Deadline). If all have answered
-//! and some have not come to the operation, they are alive: a straggler, or rank 0 reading a checkpoint. The others go on waiting
-//! and asking, up to [`Options::absence`], then name them. If all have come and nothing moves, nobody is named.
+//! **Nothing waits for ever.** An operation is hung when no segment has been complete for
+//! [`Options::stall`](crate::mpi::Options::stall). After half of that time the ranks that wait ask all others where they are;
+//! communication threads answer, also while their ranks compute. When the limit is over, those that have not answered are named
+//! in [`Error::Deadline`](crate::Error::Deadline). If all have answered and some have not come to the operation, they are alive:
+//! a straggler, or rank 0 reading a checkpoint. The others go on waiting and asking, up to
+//! [`Options::absence`](crate::mpi::Options::absence), then name them. If all have come and nothing moves, nobody is named.
 //!
 //! The functions of MPI are called directly: the safe layer of the `mpi` crate ends the process on errors, and finalizes MPI
 //! when a value is dropped, which makes a rank that unwinds wait for the others for ever.
@@ -44,7 +45,7 @@ use reducer::MpiReducer;
 pub use wire::Wire;
 
 /// The most bytes of one message.
-const SEGMENT: usize = 1 << 20;
+const SEGMENT: usize = 1 << 18;
 
 /// What a reduction is called in errors.
 const BUCKET: &str = "reduction of a bucket";

@@ -4,16 +4,13 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-/// Polls without success before the thread sleeps between them.
-const EAGER: u32 = 20;
-
-/// The first sleep between two polls, and the longest one while something is under way.
+/// The first sleep between two polls, and the longest one while something is under way. Polls that only yield in between were
+/// measured beside compute threads, and cost them more than they brought (docs/experiments.md, Collectives).
 const SHORTEST: Duration = Duration::from_micros(50);
 const LONGEST: Duration = Duration::from_millis(1);
 
-/// Counts polls without success.
+/// The sleep after the next poll without success.
 pub struct Pace {
-    missed: u32,
     sleep: Duration,
     /// The longest sleep while nothing is under way: others may ask where this rank is, and what MPI has taken from it may not
     /// have left yet.
@@ -22,21 +19,16 @@ pub struct Pace {
 
 impl Pace {
     pub fn new(idle: Duration) -> Self {
-        Self { missed: 0, sleep: SHORTEST, idle }
+        Self { sleep: SHORTEST, idle }
     }
 
     /// Something has happened.
     pub fn moved(&mut self) {
-        (self.missed, self.sleep) = (0, SHORTEST);
+        self.sleep = SHORTEST;
     }
 
     /// Waits after a poll without success, for the next request at most; `Err` when there can be no more.
     pub fn wait<T>(&mut self, requests: &Receiver<T>, is_idle: bool) -> Result<Option<T>, ()> {
-        self.missed += 1;
-        if self.missed <= EAGER && !is_idle {
-            std::thread::yield_now();
-            return Ok(None);
-        }
         let sleep = self.sleep.min(if is_idle { self.idle } else { LONGEST });
         self.sleep = sleep * 2;
         match requests.recv_timeout(sleep) {

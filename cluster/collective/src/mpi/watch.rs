@@ -77,7 +77,13 @@ impl Watch {
         let half = self.limits.stall / 2;
         let Some(asked) = &self.asked else {
             let due = now >= self.heard + half || term.is_some_and(|term| now >= term.ask);
-            return if over { Verdict::Hung(Vec::new()) } else if due { Verdict::Ask } else { Verdict::Wait };
+            return if over {
+                Verdict::Hung(Vec::new())
+            } else if due {
+                Verdict::Ask
+            } else {
+                Verdict::Wait
+            };
         };
         // Counted from the question, so that a rank that was stopped itself listens before it judges.
         if !over && now < asked.at + half {

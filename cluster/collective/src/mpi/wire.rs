@@ -11,7 +11,7 @@ pub enum Wire {
     /// A value is rounded when it leaves a rank, and only then: the first rank of the ring rounds its own, every further rank adds
     /// its own unrounded f32 to what it received, in f32, and rounds the sum. The last rounding makes the result, which is a
     /// bf16 number on all ranks, also on the rank that made it. So a sum over n ranks is rounded n times (twice over two), each
-    /// time by at most 2^-9 of the partial sum. Infinities and NaN stay what they are. Buckets of up to 32 KiB travel as f32.
+    /// time by at most 2^-8 of the partial sum. Infinities and NaN stay what they are. Buckets of up to 32 KiB travel as f32.
     Bf16,
 }
 
@@ -43,14 +43,18 @@ impl Wire {
     /// Replaces `values` by those in `bytes`.
     pub fn keep(self, bytes: &[u8], values: &mut [f32]) {
         match self {
-            Self::F32 => values.iter_mut().zip(bytes.as_chunks().0).for_each(|(value, &b)| *value = f32::from_le_bytes(b)),
-            Self::Bf16 => values.iter_mut().zip(bytes.as_chunks().0).for_each(|(value, &b)| *value = widened(b)),
+            Self::F32 => copy::<4>(values, bytes, f32::from_le_bytes),
+            Self::Bf16 => copy::<2>(values, bytes, widened),
         }
     }
 }
 
 fn each<const WIDTH: usize>(bytes: &mut [u8], values: &[f32], change: impl Fn([u8; WIDTH], f32) -> [u8; WIDTH]) {
     bytes.as_chunks_mut::<WIDTH>().0.iter_mut().zip(values).for_each(|(bytes, &value)| *bytes = change(*bytes, value));
+}
+
+fn copy<const WIDTH: usize>(values: &mut [f32], bytes: &[u8], number: impl Fn([u8; WIDTH]) -> f32) {
+    values.iter_mut().zip(bytes.as_chunks().0).for_each(|(value, &bytes)| *value = number(bytes));
 }
 
 /// To bf16, to nearest, ties to even. A NaN stays one.
