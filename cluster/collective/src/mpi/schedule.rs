@@ -86,21 +86,22 @@ mod tests {
         let first = |rank: usize| schedules[rank].iter().find_map(|step| step.send).map_or(0, |send| send.part);
         let mut held: Vec<Vec<usize>> = (0..world).map(|rank| values[rank][first(rank)].clone()).collect();
         let mut next = vec![0; world];
-        let mut posted: std::collections::BTreeMap<(usize, usize), std::collections::VecDeque<(usize, Vec<usize>)>> =
-            Default::default();
+        // From, to, part and value of each message on its way, in the order of the sends.
+        let mut posted: Vec<(usize, usize, usize, Vec<usize>)> = Vec::new();
         let mut sent = vec![false; world];
         while (0..world).any(|rank| next[rank] < schedules[rank].len()) {
             let before = next.clone();
             for rank in 0..world {
                 let Some(step) = schedules[rank].get(next[rank]) else { continue };
                 if let Some(Move { peer, part }) = step.send.filter(|_| !sent[rank]) {
-                    posted.entry((rank, peer)).or_default().push_back((part, held[rank].clone()));
+                    posted.push((rank, peer, part, held[rank].clone()));
                     sent[rank] = true;
                 }
                 if let Some((Move { peer, part }, effect)) = step.receive {
-                    let Some((sent_part, mut value)) = posted.entry((peer, rank)).or_default().pop_front() else {
+                    let Some(first) = posted.iter().position(|(from, to, ..)| (*from, *to) == (peer, rank)) else {
                         continue;
                     };
+                    let (_, _, sent_part, mut value) = posted.remove(first);
                     assert_eq!(sent_part, part, "what is sent is what is expected");
                     let own = &mut values[rank][part];
                     if effect != Effect::Keep {
