@@ -9,13 +9,26 @@ use lambert_collective::mpi::{self, Options};
 use lambert_collective::{Endpoints, world};
 
 /// Where the ranks of a job leave files for the test that started them.
-const FOLDER: &str = "LAMBERT_TEST_FOLDER";
+pub const FOLDER: &str = "LAMBERT_TEST_FOLDER";
+
+/// Seconds after which mpirun ends a job: none here takes as long.
+const TIMEOUT: &str = "60";
 
 /// Runs `test` as the ranks of a job; its output, and how long it took.
+#[allow(dead_code, reason = "a test program may start its jobs in another way")]
 pub fn mpirun(ranks: usize, test: &str, folder: &Path) -> (Output, Duration) {
     let start = Instant::now();
     let output = Command::new("mpirun")
-        .args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", &ranks.to_string()])
+        .args([
+            "--allow-run-as-root",
+            "--oversubscribe",
+            "--bind-to",
+            "none",
+            "--timeout",
+            TIMEOUT,
+            "-n",
+            &ranks.to_string(),
+        ])
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
         .env(FOLDER, folder)
@@ -41,8 +54,15 @@ pub fn file(name: &str) -> PathBuf {
 
 /// Writes such a file, whole.
 pub fn write(name: &str, text: &str) {
-    std::fs::write(file("unfinished").with_extension(name), text).unwrap();
-    std::fs::rename(file("unfinished").with_extension(name), file(name)).unwrap();
+    write_in(&file(""), name, text);
+}
+
+/// The same from outside the job.
+pub fn write_in(folder: &Path, name: &str, text: &str) {
+    // Two ranks may write the same one.
+    let unfinished = folder.join(format!("unfinished-{}-{name}", std::process::id()));
+    std::fs::write(&unfinished, text).unwrap();
+    std::fs::rename(&unfinished, folder.join(name)).unwrap();
 }
 
 /// Waits until there are such files.
