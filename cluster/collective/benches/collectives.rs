@@ -34,7 +34,7 @@ fn main() {
     }
 }
 
-/// Runs the jobs in turn, and prints the median of each of their figures.
+/// Runs the jobs in turn, and prints the median of each of their figures and of its ratio to the first job's in the same round.
 fn compare(ranks: usize, jobs: &[&str]) {
     let mut figures = vec![Vec::new(); jobs.len()];
     for _ in 0..ROUNDS {
@@ -42,14 +42,20 @@ fn compare(ranks: usize, jobs: &[&str]) {
             figures.push(run(ranks, job));
         }
     }
-    for (job, rounds) in jobs.iter().zip(figures) {
+    for (job, rounds) in jobs.iter().zip(&figures) {
         println!("{job}, {ranks} ranks, median (least to most) of {ROUNDS}:");
         for (index, (name, _)) in rounds[0].iter().enumerate() {
-            let mut values: Vec<f64> = rounds.iter().map(|round| round[index].1).collect();
-            values.sort_by(f64::total_cmp);
-            println!("    {name}: {:.3} ({:.3} to {:.3})", values[ROUNDS / 2], values[0], values[ROUNDS - 1]);
+            let values = rounds.iter().map(|round| round[index].1);
+            let ratios = rounds.iter().zip(&figures[0]).map(|(round, first)| round[index].1 / first[index].1);
+            println!("    {name}: {}; to {} {}", spread(values), jobs[0], spread(ratios));
         }
     }
+}
+
+fn spread(values: impl Iterator<Item = f64>) -> String {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    format!("{:.3} ({:.3} to {:.3})", values[values.len() / 2], values[0], values[values.len() - 1])
 }
 
 /// The figures that rank 0 of a job prints, as `name = number`.

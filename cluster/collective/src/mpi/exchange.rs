@@ -4,9 +4,11 @@
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use super::SEGMENT;
 use super::library::{Communicator, Transfer};
 use crate::{Error, Result};
+
+/// The most bytes of one segment.
+const SEGMENT: usize = 1 << 20;
 
 /// Messages between one pair of ranks arrive in order, and a rank does one operation of the group at a time, so one tag serves.
 const TAG: usize = 0;

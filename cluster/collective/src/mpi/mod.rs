@@ -4,7 +4,7 @@
 //! rank do are requests to this thread, so buckets are summed while the rank computes. It sleeps while nothing is under way.
 //!
 //! **Sums are made of point-to-point messages**, in a fixed order. A bucket of more than 32 KiB goes around a ring
-//! (reduce-scatter, then all-gather) in segments of at most 1 MiB, of which each rank has four under way; a smaller one, and the
+//! (reduce-scatter, then all-gather) in segments of at most 256 KiB, of which each rank has four under way; a smaller one, and the
 //! sum of f64, is made by recursive doubling. The order of a sum's terms follows from the world and, from three ranks on, from
 //! the element's place in its bucket. MPI reads and writes memory of this crate only, never a bucket's, so a bucket that was given
 //! up is not touched again, whatever MPI still holds.
@@ -43,9 +43,6 @@ use group::MpiGroup;
 pub use library::version;
 use reducer::MpiReducer;
 pub use wire::Wire;
-
-/// The most bytes of one message.
-const SEGMENT: usize = 1 << 18;
 
 /// What a reduction is called in errors.
 const BUCKET: &str = "reduction of a bucket";

@@ -58,7 +58,7 @@ fn bucket(values: &mut [f32]) -> Bucket {
     unsafe { Bucket::host(values.as_mut_ptr(), values.len()) }
 }
 
-/// The elements of a segment of 1 MiB.
+/// The elements of 1 MiB.
 const MIB: usize = 1 << 18;
 
 /// Up to where a backend may sum in another way.
@@ -224,7 +224,7 @@ fn sums_of_two_are_plain(group: &mut dyn Group, reducer: &mut dyn Reducer, round
     }
 }
 
-/// A number of 100 MB buckets in one; a job of its own, because it takes seconds.
+/// One bucket of 100 MB; a job of its own, because it takes a second.
 #[allow(dead_code, reason = "one backend's tests may leave it out")]
 pub fn a_hundred_megabytes(ends: &mut Endpoints) {
     let mut values = numbers(25_000_000, ends.group.rank());
