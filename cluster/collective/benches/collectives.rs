@@ -1,4 +1,4 @@
-//! Times over MPI on this machine: `cargo bench -p lambert-collective -- [reduce] [overlap] [gather] [small]`, all by default.
+//! Times over MPI on this machine: `cargo bench -p lambert-collective -- [reduce] [overlap] [gather] [small] [accuracy]`, all by default.
 //!
 //! The program starts itself under `mpirun`, a job for each figure. What is compared is interleaved in rounds; medians are told.
 
@@ -27,6 +27,8 @@ fn main() {
         ("overlap", 2, &["overlap"]),
         ("gather", 8, &["MPI_Gather", "gather"]),
         ("small", 2, &["small"]),
+        ("accuracy", 2, &["accuracy", "accuracy-bf16"]),
+        ("accuracy", 8, &["accuracy", "accuracy-bf16"]),
     ] {
         if is_asked(name) {
             compare(ranks, jobs);
@@ -47,7 +49,8 @@ fn compare(ranks: usize, jobs: &[&str]) {
         for (index, (name, _)) in rounds[0].iter().enumerate() {
             let values = rounds.iter().map(|round| round[index].1);
             let ratios = rounds.iter().zip(&figures[0]).map(|(round, first)| round[index].1 / first[index].1);
-            println!("    {name}: {}; to {} {}", spread(values), jobs[0], spread(ratios));
+            let ratio = if *job == jobs[0] { String::new() } else { format!("; to {} {}", jobs[0], spread(ratios)) };
+            println!("    {name}: {}{ratio}", spread(values));
         }
     }
 }
@@ -77,14 +80,20 @@ fn as_rank(job: &str) {
     let job: fn(&mut Endpoints) = match job {
         "MPI_Allreduce" => return open_mpi(open_mpi_reduces),
         "MPI_Gather" => return open_mpi(open_mpi_gathers),
-        "ring-bf16" => return with_options(Options { wire: Wire::Bf16, ..Options::default() }, reduce),
+        "ring-bf16" => return with_options(bf16(), reduce),
+        "accuracy-bf16" => return with_options(bf16(), accuracy),
         "ring" => reduce,
         "overlap" => overlap,
         "gather" => gather,
         "small" => small,
+        "accuracy" => accuracy,
         other => panic!("there is no job {other}"),
     };
     with_options(Options::default(), job);
+}
+
+fn bf16() -> Options {
+    Options { wire: Wire::Bf16, ..Options::default() }
 }
 
 fn with_options(options: Options, job: fn(&mut Endpoints)) {
@@ -176,6 +185,25 @@ fn small(ends: &mut Endpoints) {
     let begin = cpu_seconds();
     std::thread::sleep(std::time::Duration::from_secs(5));
     tell(ends, "idle, processor ms a second", 200.0 * (cpu_seconds() - begin));
+}
+
+/// The error of sums of independent numbers between -1 and 1, one of each rank.
+fn accuracy(ends: &mut Endpoints) {
+    let number = |i: u64, rank: usize| {
+        let mixed = (i ^ (rank as u64) << 40).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (mixed >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    let mut values: Vec<f32> = (0..1 << 20).map(|i| number(i, ends.group.rank())).collect();
+    all_reduce(&mut *ends.reducer, &mut values, None).unwrap();
+    let world = ends.group.world();
+    let (mut errors, mut squares) = (0.0, 0.0);
+    for (i, &value) in values.iter().enumerate() {
+        let sum: f64 = (0..world).map(|rank| f64::from(number(i as u64, rank))).sum();
+        errors += (f64::from(value) - sum).powi(2);
+        squares += sum.powi(2);
+    }
+    tell(ends, "error of the sum, parts in a million of its norm", 1e6 * (errors / squares).sqrt());
 }
 
 /// MPI as a plain program uses it; the job is told this rank's number and the number of ranks.

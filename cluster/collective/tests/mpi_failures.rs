@@ -211,8 +211,9 @@ fn rank_that_gives_a_bucket_up() {
     values.fill(0.5);
     std::thread::sleep(Duration::from_millis(500));
     assert!(values.iter().all(|value| *value == 0.5), "a bucket was touched after it was given up");
+    // Its own rank is told at the next segment; one that waits for a segment of such a rank, by the limit.
     let error = ends.group.barrier().unwrap_err();
-    assert!(matches!(error, Error::Mismatch { .. }), "{error}");
+    assert!(matches!(error, Error::Mismatch { .. } | Error::Deadline { .. }), "{error}");
     tell(&ends, "");
 }
 
