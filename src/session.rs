@@ -136,7 +136,7 @@ fn join(config: &RunConfig, world: Option<usize>) -> Result<Endpoints, Error> {
         Backend::Local => false,
         Backend::Auto | Backend::Nccl => started_by_mpi,
     };
-    let ranks = if use_mpi { mpi::init()? } else { local::alone() };
+    let ranks = if use_mpi { mpi::init(mpi::Options::default())? } else { local::alone() };
     let here = ranks.group.world();
     if let Some(world) = world.filter(|world| *world != here) {
         return Err(Error::Usage(format!(

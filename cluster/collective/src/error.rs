@@ -1,5 +1,5 @@
 /// A collective operation that could not be done. The group is then of no use any more.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// MPI refused or failed.
@@ -20,12 +20,13 @@ pub enum Error {
         /// The rank that is gone.
         rank: usize,
     },
-    /// Not all ranks took part in time.
+    /// Not all ranks took part in time, or nothing moved between them for too long.
     #[error("{operation}: deadline exceeded, still waiting for {}", ranks(missing))]
     Deadline {
         /// What was tried.
         operation: &'static str,
-        /// The ranks that had not come; empty where the backend cannot tell.
+        /// The ranks that are suspected: those that did not answer, else those that had not come to the operation; empty where
+        /// all had come and all answer.
         missing: Vec<usize>,
     },
     /// The ranks did not do the same thing.

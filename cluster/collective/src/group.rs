@@ -2,8 +2,9 @@ use crate::{Error, Result};
 
 /// One rank's end of a group of ranks: host bytes and small numbers, for agreement between the ranks.
 ///
-/// Every operation must be called by all ranks, in the same order and with equal lengths and roots. An error
-/// leaves the group unusable: the only sensible reaction is to end the process.
+/// Every operation must be called by all ranks, in the same order and with equal lengths and roots. With `mpi` each may fail with
+/// [`Error::Deadline`] (see [`Options`](crate::mpi::Options)). An error leaves the group unusable: the only sensible reaction is to
+/// end the process.
 pub trait Group: Send {
     /// This rank's number, from 0.
     fn rank(&self) -> usize;

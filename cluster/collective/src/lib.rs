@@ -5,7 +5,8 @@
 //! never a tensor. Two backends pass one conformance suite: [`local`] joins threads of one process, [`mpi`] joins processes
 //! through MPI. [`world`] tells, before anything is started, whether a launcher has made this process a rank.
 //!
-//! Sums have a fixed order: they are equal on all ranks, and equal again when the same world sums the same numbers.
+//! Sums have a fixed order: they are equal on all ranks, and equal again when the same world sums the same numbers in buckets of
+//! the same lengths.
 
 mod bucket;
 mod error;

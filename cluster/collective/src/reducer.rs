@@ -5,8 +5,8 @@ use crate::{Bucket, Result};
 /// One rank's end of the sums of gradients.
 ///
 /// All ranks start the same buckets, of equal lengths, in the same order. Several may be under way at once, beside operations
-/// of the [`Group`](crate::Group), and they may be awaited in any order; but where one rank awaits a bucket before an
-/// operation of the group, all do, because a backend may do the work while it is awaited. An error leaves the group unusable.
+/// of the [`Group`](crate::Group), and each rank may await them when it likes and in any order: they are summed in the
+/// background, about in the order of the starts. An error leaves the group unusable.
 pub trait Reducer: Send {
     /// The backend's name.
     fn name(&self) -> &'static str;
@@ -22,10 +22,12 @@ pub trait Reducer: Send {
 /// A reduction under way. An implementor never touches the bucket's memory again after [`Pending::wait`] has returned,
 /// with an error too, or after the value was dropped, which gives the reduction up.
 pub trait Pending: Send {
-    /// Returns when the bucket holds the sum; waits for ever without a `deadline`.
+    /// Returns when the bucket holds the sum. `deadline` is a limit beside those of the backend: `mpi` has
+    /// [its own](crate::mpi::Options), `local` has none.
     ///
     /// # Errors
-    /// A rank is gone, the ranks' buckets differ, or [`Error::Deadline`](crate::Error::Deadline).
+    /// A rank is gone, the ranks' buckets differ, or [`Error::Deadline`](crate::Error::Deadline). The bucket may hold sums of
+    /// some of the ranks then.
     fn wait(self: Box<Self>, deadline: Option<Instant>) -> Result<()>;
 }
 

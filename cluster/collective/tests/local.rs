@@ -16,13 +16,18 @@ fn run<T: Send + 'static>(world: usize, rank_body: fn(Endpoints) -> T) -> Vec<T>
 }
 
 #[test]
-fn the_suite_in_worlds_of_one_two_three_and_five() {
-    for world in [1, 2, 3, 5] {
-        let first = run(world, |mut ends| suite::everything(&mut ends));
-        let again = run(world, |mut ends| suite::everything(&mut ends));
+fn the_suite_in_worlds_of_one_to_eight() {
+    for world in [1, 2, 3, 4, 8] {
+        let first = run(world, |mut ends| suite::everything(&mut ends, suite::F32));
+        let again = run(world, |mut ends| suite::everything(&mut ends, suite::F32));
         assert_eq!(first, again);
     }
-    suite::everything(&mut local::alone());
+    suite::everything(&mut local::alone(), suite::F32);
+}
+
+#[test]
+fn a_hundred_megabytes_between_two_threads() {
+    run(2, |mut ends| suite::a_hundred_megabytes(&mut ends));
 }
 
 #[test]

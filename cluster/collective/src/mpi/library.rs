@@ -1,79 +1,37 @@
 //! The thinnest layer over the MPI library: the only unsafe code that calls it.
+//!
+//! Everything here but [`version`] is bound to the thread that called [`Library::init`]: MPI's handles are raw pointers, which
+//! Rust sends to no other thread. MPI reads and writes memory of this module only: a buffer is moved into its [`Transfer`], and
+//! a transfer that is dropped before it is complete leaks it.
 
-use std::ffi::{c_char, c_int, c_void};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::ffi::{c_char, c_int};
 
 use ::mpi::ffi;
 
 use crate::{Error, Result};
 
-/// Elements or bytes moved by one MPI call: counts are 32-bit there. 2^28 f64 are 2 GiB.
-const CHUNK: usize = 1 << 28;
-
-/// Messages between one pair of ranks arrive in order, so one tag serves.
-const TAG: c_int = 1;
-
-/// A number that MPI can add up.
-pub trait Number {
-    /// Its type's name in MPI.
-    fn datatype() -> ffi::MPI_Datatype;
-}
-
-impl Number for f32 {
-    fn datatype() -> ffi::MPI_Datatype {
-        // SAFETY: a constant of the library, set before main.
-        unsafe { ffi::RSMPI_FLOAT }
-    }
-}
-
-impl Number for f64 {
-    fn datatype() -> ffi::MPI_Datatype {
-        // SAFETY: a constant of the library, set before main.
-        unsafe { ffi::RSMPI_DOUBLE }
-    }
-}
-
-/// All ranks, with an order of messages of their own.
-pub struct Communicator {
-    /// Held during each call; whether MPI is finalized.
-    calls: Arc<Mutex<bool>>,
-    in_place: *const c_void,
-    handle: ffi::MPI_Comm,
+/// MPI, initialized by this thread.
+pub struct Library {
     rank: usize,
     size: usize,
+    world: Communicator,
 }
 
-// SAFETY: MPI is initialized with MPI_THREAD_SERIALIZED, so any thread may call it, one at a time: every call is made under
-// `calls`. `in_place` is a marker value that is never read through, `handle` belongs to the process.
-unsafe impl Send for Communicator {}
-// SAFETY: as above.
-unsafe impl Sync for Communicator {}
-
-impl Communicator {
-    /// Initializes MPI; the communicator of all ranks.
+impl Library {
+    /// Initializes MPI.
     pub fn init() -> Result<Self> {
+        let mut already: c_int = 0;
         // SAFETY: `already` lives for the call.
-        let already = unsafe {
-            let mut already: c_int = 0;
-            check("MPI_Initialized", ffi::MPI_Initialized(&mut already))?;
-            already
-        };
+        check("MPI_Initialized", unsafe { ffi::MPI_Initialized(&mut already) })?;
         if already != 0 {
             return Err(Error::Unusable("it is already initialized in this process".into()));
         }
         start_with_threads()?;
-        let in_place = in_place_marker(&library_version()?)?;
+        check_make(&library_version()?)?;
         let (rank, size) = place_in_world()?;
         // SAFETY: a constant of the library, set before main.
-        let handle = unsafe { ffi::RSMPI_COMM_WORLD };
-        Ok(Self { calls: Arc::new(Mutex::new(false)), in_place, handle, rank, size })
-    }
-
-    /// As long as this is held, no other thread calls MPI.
-    fn call(&self) -> Result<MutexGuard<'_, bool>> {
-        let finalized = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        if *finalized { Err(Error::Unusable("it is finalized in this process".into())) } else { Ok(finalized) }
+        let world = Communicator { handle: unsafe { ffi::RSMPI_COMM_WORLD } };
+        Ok(Self { rank, size, world })
     }
 
     /// This rank's number, from 0.
@@ -86,133 +44,110 @@ impl Communicator {
         self.size
     }
 
-    /// The same ranks, whose messages are not taken for this one's. All ranks must call it.
-    pub fn duplicate(&self) -> Result<Self> {
-        let _call = self.call()?;
-        let mut handle = self.handle;
+    /// All ranks, with messages that are not taken for another communicator's. All ranks must call it.
+    pub fn communicator(&self) -> Result<Communicator> {
+        let mut handle = self.world.handle;
         // SAFETY: MPI is initialized; `handle` lives for the call.
-        check("MPI_Comm_dup", unsafe { ffi::MPI_Comm_dup(self.handle, &mut handle) })?;
-        Ok(Self { calls: self.calls.clone(), in_place: self.in_place, handle, rank: self.rank, size: self.size })
-    }
-
-    /// Replaces `values` by their sum over all ranks.
-    pub fn all_reduce<T: Number>(&self, values: &mut [T]) -> Result<()> {
-        let _call = self.call()?;
-        for part in values.chunks_mut(CHUNK) {
-            // SAFETY: `part` is valid for `len` elements of the type that `datatype` names, and the marker tells MPI to
-            // read from there too.
-            let code = unsafe {
-                ffi::MPI_Allreduce(
-                    self.in_place.cast_mut(),
-                    part.as_mut_ptr().cast(),
-                    part.len() as c_int,
-                    T::datatype(),
-                    ffi::RSMPI_SUM,
-                    self.handle,
-                )
-            };
-            check("MPI_Allreduce", code)?;
-        }
-        Ok(())
-    }
-
-    /// Replaces `bytes` by those of `root`, of the same length.
-    pub fn broadcast(&self, bytes: &mut [u8], root: usize) -> Result<()> {
-        let _call = self.call()?;
-        for part in bytes.chunks_mut(CHUNK) {
-            // SAFETY: `part` is valid for `len` bytes, read on the root and written elsewhere.
-            let code = unsafe {
-                ffi::MPI_Bcast(
-                    part.as_mut_ptr().cast(),
-                    part.len() as c_int,
-                    ffi::RSMPI_UINT8_T,
-                    root as c_int,
-                    self.handle,
-                )
-            };
-            check("MPI_Bcast", code)?;
-        }
-        Ok(())
-    }
-
-    /// Sends `bytes` to rank `to`.
-    pub fn send(&self, bytes: &[u8], to: usize) -> Result<()> {
-        let _call = self.call()?;
-        for part in bytes.chunks(CHUNK) {
-            // SAFETY: `part` is valid for `len` bytes and only read.
-            let code = unsafe {
-                ffi::MPI_Send(
-                    part.as_ptr().cast(),
-                    part.len() as c_int,
-                    ffi::RSMPI_UINT8_T,
-                    to as c_int,
-                    TAG,
-                    self.handle,
-                )
-            };
-            check("MPI_Send", code)?;
-        }
-        Ok(())
-    }
-
-    /// Fills `bytes` with what rank `from` sends.
-    pub fn receive(&self, bytes: &mut [u8], from: usize) -> Result<()> {
-        let _call = self.call()?;
-        for part in bytes.chunks_mut(CHUNK) {
-            // SAFETY: `part` is valid for `len` bytes and this rank's own.
-            let code = unsafe {
-                ffi::MPI_Recv(
-                    part.as_mut_ptr().cast(),
-                    part.len() as c_int,
-                    ffi::RSMPI_UINT8_T,
-                    from as c_int,
-                    TAG,
-                    self.handle,
-                    ffi::RSMPI_STATUS_IGNORE,
-                )
-            };
-            check("MPI_Recv", code)?;
-        }
-        Ok(())
-    }
-
-    /// Returns when all ranks have called it.
-    pub fn barrier(&self) -> Result<()> {
-        let _call = self.call()?;
-        // SAFETY: MPI is initialized, and not finalized.
-        check("MPI_Barrier", unsafe { ffi::MPI_Barrier(self.handle) })
-    }
-
-    /// Returns when all ranks have called it, or fails at `deadline`; the group is of no use then.
-    pub fn arrive(&self, operation: &'static str, deadline: Instant) -> Result<()> {
-        // SAFETY: MPI is initialized and not finalized; the request lives until it is complete or given up; it refers to no memory of ours.
-        unsafe {
-            let mut request = std::mem::zeroed();
-            let call = self.call()?;
-            check("MPI_Ibarrier", ffi::MPI_Ibarrier(self.handle, &mut request))?;
-            drop(call);
-            loop {
-                let mut complete: c_int = 0;
-                let call = self.call()?;
-                check("MPI_Test", ffi::MPI_Test(&mut request, &mut complete, ffi::RSMPI_STATUS_IGNORE))?;
-                drop(call);
-                if complete != 0 {
-                    return Ok(());
-                }
-                if Instant::now() >= deadline {
-                    return Err(Error::Deadline { operation, missing: Vec::new() });
-                }
-                std::thread::yield_now();
-            }
-        }
+        check("MPI_Comm_dup", unsafe { ffi::MPI_Comm_dup(self.world.handle, &mut handle) })?;
+        Ok(Communicator { handle })
     }
 
     /// Ends MPI in this process, with all other ranks.
     pub fn finalize(self) -> Result<()> {
-        let mut finalized = self.call()?;
-        *finalized = true;
-        // SAFETY: MPI is initialized, and nothing calls it after this.
+        // SAFETY: MPI is initialized; transfers that are left keep their own memory and call MPI no more.
         check("MPI_Finalize", unsafe { ffi::MPI_Finalize() })
+    }
+}
+
+/// All ranks, with an order of messages of their own.
+pub struct Communicator {
+    handle: ffi::MPI_Comm,
+}
+
+impl Communicator {
+    /// Begins to send the first `length` bytes of `buffer` to rank `to`.
+    pub fn send(&self, buffer: Vec<u8>, length: usize, to: usize, tag: usize) -> Result<Transfer> {
+        debug_assert!(length <= buffer.len());
+        let mut transfer = Transfer::of(buffer);
+        // SAFETY: the buffer, which has at least `length` bytes, belongs to the transfer until MPI is done with it.
+        let code = unsafe {
+            let first = transfer.buffer.as_ptr().cast();
+            let count = length.min(transfer.buffer.len()) as c_int;
+            let (kind, request) = (ffi::RSMPI_UINT8_T, &mut transfer.request);
+            ffi::MPI_Isend(first, count, kind, to as c_int, tag as c_int, self.handle, request)
+        };
+        check("MPI_Isend", code)?;
+        Ok(transfer)
+    }
+
+    /// Begins to receive up to `buffer`'s length from rank `from`.
+    pub fn receive(&self, buffer: Vec<u8>, from: usize, tag: usize) -> Result<Transfer> {
+        let mut transfer = Transfer::of(buffer);
+        // SAFETY: as for `send`; nothing reads the buffer before the transfer is complete.
+        let code = unsafe {
+            let first = transfer.buffer.as_mut_ptr().cast();
+            let count = transfer.buffer.len() as c_int;
+            let (kind, request) = (ffi::RSMPI_UINT8_T, &mut transfer.request);
+            ffi::MPI_Irecv(first, count, kind, from as c_int, tag as c_int, self.handle, request)
+        };
+        check("MPI_Irecv", code)?;
+        Ok(transfer)
+    }
+
+    /// The rank that a message of this tag has come from, if one is there to be received.
+    pub fn probe(&self, tag: usize) -> Result<Option<usize>> {
+        let mut there: c_int = 0;
+        // SAFETY: MPI is initialized; an all-zero status is a valid one, and it lives for the call, as `there` does.
+        unsafe {
+            let mut status: ffi::MPI_Status = std::mem::zeroed();
+            let any = ffi::RSMPI_ANY_SOURCE;
+            check("MPI_Iprobe", ffi::MPI_Iprobe(any, tag as c_int, self.handle, &mut there, &mut status))?;
+            Ok((there != 0).then_some(status.MPI_SOURCE as usize))
+        }
+    }
+}
+
+/// A message under way, with its memory.
+pub struct Transfer {
+    buffer: Vec<u8>,
+    request: ffi::MPI_Request,
+    complete: bool,
+}
+
+impl Transfer {
+    fn of(buffer: Vec<u8>) -> Self {
+        // SAFETY: a constant of the library, set before main.
+        let request = unsafe { ffi::RSMPI_REQUEST_NULL };
+        Self { buffer, request, complete: false }
+    }
+
+    /// The bytes that were received, once the message is complete (0 for one that was sent); lets MPI make progress.
+    pub fn poll(&mut self) -> Result<Option<usize>> {
+        let (mut complete, mut count): (c_int, c_int) = (0, 0);
+        // SAFETY: the request is one of MPI's; the other arguments live for the calls; an all-zero status is a valid one.
+        unsafe {
+            let mut status: ffi::MPI_Status = std::mem::zeroed();
+            check("MPI_Test", ffi::MPI_Test(&mut self.request, &mut complete, &mut status))?;
+            if complete == 0 {
+                return Ok(None);
+            }
+            self.complete = true;
+            check("MPI_Get_count", ffi::MPI_Get_count(&status, ffi::RSMPI_UINT8_T, &mut count))?;
+        }
+        Ok(Some(usize::try_from(count).unwrap_or(0)))
+    }
+
+    /// The memory of a message that is complete; MPI keeps that of any other.
+    pub fn into_buffer(mut self) -> Vec<u8> {
+        if self.complete { std::mem::take(&mut self.buffer) } else { Vec::new() }
+    }
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        if !self.complete {
+            std::mem::forget(std::mem::take(&mut self.buffer));
+        }
     }
 }
 
@@ -220,7 +155,7 @@ fn start_with_threads() -> Result<()> {
     let mut given: c_int = 0;
     // SAFETY: MPI is not initialized yet; null arguments are allowed since MPI 2; `given` lives for the calls.
     unsafe {
-        let (none, wanted) = (std::ptr::null_mut(), ffi::RSMPI_THREAD_SERIALIZED);
+        let (none, wanted) = (std::ptr::null_mut(), ffi::RSMPI_THREAD_FUNNELED);
         check("MPI_Init_thread", ffi::MPI_Init_thread(none, none.cast(), wanted, &mut given))?;
         check(
             "MPI_Comm_set_errhandler",
@@ -254,27 +189,18 @@ fn library_version() -> Result<String> {
 }
 
 /// The MPI library's name and version, as `Open MPI v4.1.4`; empty where it does not tell. It may be asked before MPI is
-/// initialized.
+/// initialized, by any thread.
 pub fn version() -> String {
     let version = library_version().unwrap_or_default();
     version.split([',', '\n']).next().unwrap_or_default().trim().to_owned()
 }
 
-/// MPI_IN_PLACE is a cast in a C macro, which bindings cannot carry over; its value belongs to the ABI.
-fn in_place_marker(version: &str) -> Result<*const c_void> {
-    if !version.contains("Open MPI") {
-        return Err(Error::Unusable(format!("the library is {version:?}; Open MPI is expected")));
+/// Only Open MPI was tested.
+fn check_make(version: &str) -> Result<()> {
+    if version.contains("Open MPI") {
+        return Ok(());
     }
-    Ok(std::ptr::without_provenance(1))
-}
-
-/// `length` zeros, for what another rank sends.
-pub fn buffer(operation: &'static str, length: u64) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let refused = |_| Error::Mismatch { operation, what: format!("no memory for {length} bytes") };
-    bytes.try_reserve_exact(usize::try_from(length).unwrap_or(usize::MAX)).map_err(refused)?;
-    bytes.resize(length as usize, 0);
-    Ok(bytes)
+    Err(Error::Unusable(format!("the library is {version:?}; Open MPI is expected")))
 }
 
 fn check(operation: &'static str, code: c_int) -> Result<()> {
@@ -299,8 +225,8 @@ mod tests {
 
     #[test]
     fn what_is_no_open_mpi_is_refused_by_name() {
-        assert_eq!(in_place_marker("Open MPI v4.1.4, package: Debian OpenMPI").unwrap() as isize, 1);
-        let refused = in_place_marker("MPICH Version: 4.0.2").unwrap_err().to_string();
+        assert!(check_make("Open MPI v4.1.4, package: Debian OpenMPI").is_ok());
+        let refused = check_make("MPICH Version: 4.0.2").unwrap_err().to_string();
         assert!(refused.contains("MPICH Version: 4.0.2"), "{refused}");
     }
 }

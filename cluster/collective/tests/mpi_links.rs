@@ -1,0 +1,199 @@
+//! Two hosts, made of namespaces, and the cable between them: cut for a while, cut for good, slow. The tests named `rank_that_*`
+//! are what a rank does.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+mod jobs;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use jobs::as_rank;
+use lambert_collective::all_reduce;
+use lambert_collective::mpi::Options;
+
+/// Two hosts with one cable.
+struct Hosts {
+    hosts: Vec<Child>,
+    /// Their first processes.
+    inits: Vec<u32>,
+    job: Option<Child>,
+    folder: tempfile::TempDir,
+}
+
+impl Hosts {
+    /// `None`, with a word, where such hosts cannot be made.
+    fn new() -> Option<Self> {
+        let tools = "command -v unshare nsenter ip tc >/dev/null && [ $(id -u) = 0 ]";
+        if !Command::new("sh").args(["-c", tools]).status().unwrap().success() {
+            eprintln!("SKIPPED: hosts are made by root, with iproute2 and util-linux");
+            return None;
+        }
+        let mut hosts = Self { hosts: vec![], inits: vec![], job: None, folder: tempfile::tempdir().unwrap() };
+        (0..2).for_each(|number| hosts.add(number));
+        let (a, b) = (hosts.inits[0], hosts.inits[1]);
+        sh(&format!("ip link add eth0 netns {a} type veth peer name eth0 netns {b}"));
+        for (number, init) in [(1, a), (2, b)] {
+            sh(&format!(
+                "nsenter -t {init} -n sh -c 'ip link set lo up; ip link set eth0 up; ip addr add 10.213.7.{number}/24 dev eth0'"
+            ));
+        }
+        // What mpirun starts the other host's daemon with: the host, then the command. It stays among the first host's processes
+        // and sees this machine's /proc, so that it finds the way, and ends with the first host.
+        let agent = format!("#!/bin/sh\nshift\nexec nsenter -t {b} -n -u sh -c \"$*\"\n");
+        std::fs::write(hosts.agent(), agent).unwrap();
+        std::fs::set_permissions(hosts.agent(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        Some(hosts)
+    }
+
+    fn add(&mut self, number: u32) {
+        let script = format!("hostname lambert-{}-{number}; exec sleep 600", std::process::id());
+        let host = Command::new("unshare")
+            .args(["--net", "--uts", "--pid", "--fork", "--kill-child", "sh", "-c", &script])
+            .spawn()
+            .unwrap();
+        let pid = host.id();
+        self.hosts.push(host);
+        self.inits.push(until(|| {
+            let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+            let child: u32 = children.split_whitespace().next()?.parse().ok()?;
+            let is_up = std::fs::read_to_string(format!("/proc/{child}/comm")).ok()? == "sleep\n";
+            is_up.then_some(child)
+        }));
+    }
+
+    fn agent(&self) -> PathBuf {
+        self.folder.path().join("agent")
+    }
+
+    /// Runs `test` as a rank on each host.
+    fn start(&mut self, test: &str) {
+        let init = self.inits[0].to_string();
+        let mut mpirun = Command::new("nsenter");
+        mpirun
+            .args(["-t", &init, "-n", "-u", "-p", "mpirun", "--allow-run-as-root", "--bind-to", "none"])
+            .args(["--timeout", "100", "-n", "2", "--host", "10.213.7.1:1,10.213.7.2:1"])
+            .args(["--mca", "plm_rsh_agent"])
+            .arg(self.agent())
+            .args(["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "eth0"])
+            .args(["--mca", "oob_tcp_if_include", "eth0", "-x", jobs::FOLDER])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--nocapture"])
+            .env(jobs::FOLDER, self.folder.path())
+            .stdout(Stdio::null());
+        self.job = Some(mpirun.spawn().unwrap());
+    }
+
+    fn on_first(&self, command: &str) {
+        sh(&format!("nsenter -t {} -n {command}", self.inits[0]));
+    }
+
+    fn read(&self, name: &str) -> Option<String> {
+        std::fs::read_to_string(self.folder.path().join(name)).ok()
+    }
+
+    /// Waits until a rank has made `more` sums than now.
+    fn reach(&self, more: u64) {
+        let sums = || self.read("sums")?.parse::<u64>().ok();
+        let before = sums().unwrap_or(0);
+        until(|| sums().filter(|sums| *sums >= before + more));
+    }
+}
+
+impl Drop for Hosts {
+    /// The end of a host's first process ends all others there, and its end of the cable.
+    fn drop(&mut self) {
+        for mut child in self.hosts.drain(..).chain(self.job.take()) {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn sh(script: &str) {
+    assert!(Command::new("sh").args(["-ec", script]).status().unwrap().success(), "{script}");
+}
+
+fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
+    let begin = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(60), "nothing happens");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+const STALL: Duration = Duration::from_secs(8);
+
+#[test]
+fn a_cut_is_survived_before_the_limit_and_named_after_it() {
+    let Some(mut hosts) = Hosts::new() else { return };
+    hosts.start("rank_that_sums_for_ever");
+    hosts.reach(10);
+    let begin = Instant::now();
+    hosts.on_first("ip link set eth0 down");
+    std::thread::sleep(Duration::from_millis(2500));
+    hosts.on_first("ip link set eth0 up");
+    hosts.reach(10);
+    eprintln!("cut for 2.5 s: sums again after {:.1} s", begin.elapsed().as_secs_f64());
+    hosts.on_first("ip link set eth0 down");
+    let cut = Instant::now();
+    for rank in 0..2 {
+        let words = until(|| hosts.read(&format!("noticed-{rank}")));
+        let expected = format!("reduction of a bucket: deadline exceeded, still waiting for rank {}", 1 - rank);
+        assert_eq!(words, expected);
+    }
+    let took = cut.elapsed();
+    assert!(took > STALL / 2 && took < STALL + Duration::from_secs(5), "noticed after {took:?}");
+    eprintln!("cut for good: noticed by both after {:.1} s", took.as_secs_f64());
+}
+
+#[test]
+fn rank_that_sums_for_ever() {
+    let Some(mut ends) = as_rank(Options { stall: STALL, ..Options::default() }) else { return };
+    let mut values = vec![0.0; 1 << 20];
+    for sums in 0u64.. {
+        if let Err(error) = all_reduce(&mut *ends.reducer, &mut values, None) {
+            jobs::write(&format!("noticed-{}", ends.group.rank()), &error.to_string());
+            jobs::wait_for(&["noticed-0", "noticed-1"]);
+            return;
+        }
+        if ends.group.rank() == 0 {
+            jobs::write("sums", &sums.to_string());
+        }
+    }
+}
+
+/// 1 Mbit/s: a segment of 256 KiB takes two seconds, and four are under way.
+#[test]
+fn a_slow_link_is_a_straggler() {
+    let Some(mut hosts) = Hosts::new() else { return };
+    hosts.start("rank_that_sums_slowly");
+    until(|| hosts.read("joined"));
+    hosts.on_first("tc qdisc add dev eth0 root tbf rate 1mbit burst 32kb latency 2s");
+    jobs::write_in(hosts.folder.path(), "slow", "");
+    let begin = Instant::now();
+    until(|| hosts.read("summed"));
+    let took = begin.elapsed();
+    eprintln!("4 MiB at 1 Mbit/s took {:.1} s", took.as_secs_f64());
+    assert!(took > 2 * SLOW_STALL, "the link was not slow: {took:?}");
+}
+
+const SLOW_STALL: Duration = Duration::from_secs(12);
+
+#[test]
+fn rank_that_sums_slowly() {
+    let Some(mut ends) = as_rank(Options { stall: SLOW_STALL, ..Options::default() }) else { return };
+    ends.group.barrier().unwrap();
+    jobs::write("joined", "");
+    jobs::wait_for(&["slow"]);
+    let mut values = vec![1.0; 1 << 20];
+    all_reduce(&mut *ends.reducer, &mut values, None).unwrap();
+    assert!(values.iter().all(|value| *value == 2.0));
+    jobs::write("summed", "");
+    ends.group.barrier().unwrap();
+}
