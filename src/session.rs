@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lambert_collective::{Endpoints, local, mpi};
 use lambert_config::control::EventKind;
-use lambert_config::run::Backend;
+use lambert_config::run::{Backend, Cluster, Wire};
 use lambert_config::{Layers, RunConfig, memory};
 use lambert_data_prep::dataset::{Dataset, DatasetError, check_fit};
 use lambert_store::lease::Lease;
@@ -136,7 +136,7 @@ fn join(config: &RunConfig, world: Option<usize>) -> Result<Endpoints, Error> {
         Backend::Local => false,
         Backend::Auto | Backend::Nccl => started_by_mpi,
     };
-    let ranks = if use_mpi { mpi::init(mpi::Options::default())? } else { local::alone() };
+    let ranks = if use_mpi { mpi::init(options(cluster))? } else { local::alone() };
     let here = ranks.group.world();
     if let Some(world) = world.filter(|world| *world != here) {
         return Err(Error::Usage(format!(
@@ -145,6 +145,23 @@ fn join(config: &RunConfig, world: Option<usize>) -> Result<Endpoints, Error> {
     }
     Ok(ranks)
 }
+
+/// How the ranks deal with each other over MPI.
+fn options(cluster: &Cluster) -> mpi::Options {
+    let stall = cluster.limits.stall_seconds;
+    mpi::Options {
+        stall: if stall > 0.0 { Duration::from_secs_f64(stall.min(NEVER.as_secs_f64())) } else { NEVER },
+        // The coordinator knows how long a rank that lives may take.
+        absence: NEVER,
+        wire: match cluster.wire {
+            Wire::Fp32 => mpi::Wire::F32,
+            Wire::Bf16 => mpi::Wire::Bf16,
+        },
+    }
+}
+
+/// Ten years.
+const NEVER: Duration = Duration::from_secs(315_360_000);
 
 /// The datasets of a run.
 pub struct Datasets {

@@ -310,7 +310,6 @@ fn a_failure_at_the_start_is_told_in_words() {
     assert_eq!(code, 2, "{log}");
     assert!(log.contains(why), "{log}");
     let status = support::done(&["status", &place.path("run")]);
-    assert!(status.contains("\nranks        ") && status.contains("; the slowest is rank "), "{status}");
     assert!(status.contains("failed       rank ") && status.contains(why), "{status}");
 }
 

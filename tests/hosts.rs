@@ -65,6 +65,8 @@ fn cut(silence: u64, short: u64, long: u64) {
         eprintln!("cut for {seconds} s: steps again after {:.1} s", begun.elapsed().as_secs_f64());
         let status: serde_json::Value = serde_json::from_str(&support::done(&["status", &run, "--json"])).unwrap();
         assert_eq!(status["status"]["restarts"], restarts, "{status}");
+        let told = support::done(&["status", &run]);
+        assert!(told.contains("\nranks        ") && told.contains("; the slowest is rank "), "{told}");
     }
     network.host_of(0).signal_coordinator("-TERM");
     let ended = running.end();
