@@ -69,6 +69,7 @@ fn until_it_fails(limit: Duration, mut operation: impl FnMut() -> Result<()>) ->
         if let Err(error) = operation() {
             let took = begin.elapsed();
             assert!(took >= limit / 2 && took < limit + GRACE, "{error} after {took:?}");
+            eprintln!("{error} after {:.1} s", took.as_secs_f64());
             return error;
         }
     }

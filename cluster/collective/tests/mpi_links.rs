@@ -49,7 +49,9 @@ impl Hosts {
     }
 
     fn add(&mut self, number: u32) {
-        let script = format!("hostname lambert-{}-{number}; exec sleep 600", std::process::id());
+        // Open MPI names its files by host and process, and each first host counts its processes from 1.
+        let own = self.folder.path().file_name().unwrap().to_str().unwrap().trim_start_matches('.').to_lowercase();
+        let script = format!("hostname {own}-{number}; exec sleep 600");
         let host = Command::new("unshare")
             .args(["--net", "--uts", "--pid", "--fork", "--kill-child", "sh", "-c", &script])
             .spawn()
@@ -75,6 +77,8 @@ impl Hosts {
         mpirun
             .args(["-t", &init, "-n", "-u", "-p", "mpirun", "--allow-run-as-root", "--bind-to", "none"])
             .args(["--timeout", "100", "-n", "2", "--host", "10.213.7.1:1,10.213.7.2:1"])
+            .args(["--mca", "orte_tmpdir_base"])
+            .arg(self.folder.path())
             .args(["--mca", "plm_rsh_agent"])
             .arg(self.agent())
             .args(["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "eth0"])
