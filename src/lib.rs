@@ -12,7 +12,7 @@
 //! - [`model`]: embeddings, encoder, heads, over the parameters of the state
 //! - [`objective`]: masked language modelling and the pair objectives
 //! - [`step`]: one global batch through the model: losses and gradients
-//! - [`gradients`]: the sum of the gradients over all ranks
+//! - [`gradients`]: the sum of the gradients over all ranks, beside the backward pass
 //! - [`optim`]: the rules of LAMB and AdamW
 //! - [`outcome`]: what a step computed, and what follows from it
 //! - [`agreement`]: what ranks tell each other after a step
