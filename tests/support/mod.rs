@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test program uses its part")]
 
 pub mod hosts;
+pub mod slurm;
 mod tree;
 
 use std::collections::BTreeMap;
