@@ -130,6 +130,9 @@ fn refuses(place: &Place, sandbox: &Sandbox) {
     assert!(!Path::new(&run).exists(), "a refused job has written its run");
 }
 
+/// A name for people, and what happens.
+type Scene = (&'static str, fn(&Place, &Sandbox));
+
 #[test]
 fn runs_in_a_queue() {
     let Some(sandbox) = Sandbox::start() else { return };
@@ -137,7 +140,7 @@ fn runs_in_a_queue() {
     copy(Path::new(&place.path("data")), Path::new(&sandbox.path("data")));
     std::fs::create_dir(sandbox.path("runs")).unwrap();
     ["data", "runs"].iter().for_each(|name| drop(sandbox.give(name)));
-    let scenes: [(&str, fn(&Place, &Sandbox)); 4] = [
+    let scenes: [Scene; 4] = [
         ("refuses", refuses),
         ("survives", survives),
         ("ends", ends),
