@@ -2,6 +2,7 @@
 //! what was not acknowledged, and keeps the coordinator's last order.
 
 use std::io::ErrorKind;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -136,6 +137,20 @@ struct Post {
     heard: Instant,
     /// Since when connections have been refused without exception.
     refused: Option<Instant>,
+    /// Whether this process has had SIGTERM, where that is reported.
+    terminated: Arc<AtomicBool>,
+}
+
+/// Whether SIGTERM comes, from now on: under srun it does not end this process. Slurm sends it to the ranks, and at first to
+/// them only, when a job is to make room for another; the coordinator then has all of them save after the same step.
+fn termination() -> Arc<AtomicBool> {
+    let terminated = Arc::new(AtomicBool::new(false));
+    if lambert_collective::world::detect().is_some_and(|world| world.launcher == "srun")
+        && let Err(error) = signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&terminated))
+    {
+        tracing::warn!("SIGTERM will end this rank: {error}");
+    }
+    terminated
 }
 
 impl Post {
@@ -145,7 +160,8 @@ impl Post {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
         let (url, authorization) = (format!("{url}{REPORT_PATH}"), format!("Bearer {token}"));
         let (versions, heard) = (Some(versions), Instant::now());
-        Self { agent, url, authorization, rank, host, shared, versions, heard, refused: None }
+        let terminated = termination();
+        Self { agent, url, authorization, rank, host, shared, versions, heard, refused: None, terminated }
     }
 
     /// Reports until the training loop is done with it and everything was acknowledged.
@@ -200,6 +216,7 @@ impl Post {
             step: state.step,
             phase: state.phase,
             in_phase: state.since.elapsed().as_secs_f64(),
+            terminated: self.terminated.load(Ordering::Relaxed),
             taken: state.orders.taken(),
             versions: self.versions.clone(),
             said: state.outbox.batch(),

@@ -26,6 +26,7 @@ mod resume;
 #[path = "../cluster/store/tests/s3_server/mod.rs"]
 mod s3_server;
 mod shipped_configs;
+mod slurm;
 mod stage_change;
 mod support;
 mod worlds;

@@ -6,6 +6,7 @@
 #   NVRTC                the same (LAMBERT_TEST_NVRTC): NVIDIA's run-time compiler, which needs no GPU
 #   dropbear, iproute2   Debian packages, as root only: hosts made of namespaces, with ssh between them
 #   e2fsprogs            the same: a file system that hangs
+#   shellcheck, Slurm    the same: scripts are checked, and runs are queued
 set -eu
 
 MPI=5.0.11
@@ -21,6 +22,7 @@ if [ "$(id -u)" = 0 ] && have apt-get; then
     have dropbear && have dbclient && have dropbearkey || packages="$packages dropbear-bin"
     have ip || packages="$packages iproute2"
     have pgrep || packages="$packages procps"
+    have shellcheck || packages="$packages shellcheck"
     have mkfs.ext4 || packages="$packages e2fsprogs"
     have unzip || packages="$packages unzip"
     have pip || have pip3 || packages="$packages python3-pip"
@@ -29,6 +31,7 @@ if [ "$(id -u)" = 0 ] && have apt-get; then
         apt-get -qq update
         DEBIAN_FRONTEND=noninteractive apt-get -qq install -y $packages >/dev/null
     fi
+    "$(dirname "$0")/../cluster/slurm-sandbox/packages.sh" || say "there is no Slurm for the tests"
 fi
 
 # NAME VERSION SHA256 WHEEL-TAG MEGABYTES: fetches a wheel and unpacks it to $work

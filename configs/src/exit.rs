@@ -10,5 +10,7 @@ pub const USAGE: i32 = 2;
 pub const CARD: i32 = 74;
 /// Stopped on request, with a checkpoint: the same command goes on from there (`EX_TEMPFAIL`).
 pub const STOPPED: i32 = 75;
+/// Stopped by `lambert stop`, with a checkpoint: whoever asked starts it again, and nobody queues it (`EX_PROTOCOL`).
+pub const ENDED: i32 = 76;
 /// Another coordinator has taken the run over; nobody should start this one again, or requeue it (`EX_NOPERM`).
 pub const REPLACED: i32 = 77;

@@ -9,6 +9,7 @@ mod model;
 mod objective;
 mod optimizer;
 mod plateau;
+mod slurm;
 mod stage;
 
 use serde::{Deserialize, Serialize};
@@ -22,6 +23,7 @@ pub use model::{Activation, Attention, Model, Norm, Precision};
 pub use objective::{MaskToken, MaskUnit, Masking, Objective};
 pub use optimizer::{Optimizer, OptimizerKind};
 pub use plateau::Plateau;
+pub use slurm::Slurm;
 pub use stage::{BatchRamp, Decay, Stage};
 
 /// A run, as its TOML file says.
@@ -130,16 +132,4 @@ impl Default for Checkpoint {
             give_up_minutes: 120.0,
         }
     }
-}
-
-/// The queue.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Slurm {
-    /// Slurm partition.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub partition: Option<String>,
-    /// Time limit, as Slurm writes it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub time: Option<String>,
 }

@@ -20,7 +20,7 @@ pub struct Cli {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 failed; 2 the command or the configuration is wrong; \
-75 stopped with a checkpoint, the same command goes on from it; 77 another `lambert run` has taken the run over.";
+75 stopped with a checkpoint, the same command goes on from it; 76 the same, by `lambert stop`; 77 another `lambert run` has taken the run over.";
 
 /// How log lines look.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -45,6 +45,8 @@ pub enum Command {
     Inspect(Inspect),
     /// Start a run, or go on with the one that is there
     Run(Run),
+    /// Queue a run with Slurm, as [slurm] of its configuration says; prints the job's number
+    Submit(Submit),
     /// Show where a run is
     Status(Status),
     /// Ask a run to save a checkpoint and stop
@@ -163,6 +165,17 @@ pub struct Run {
     /// Print each step's record, and what else happens, on standard output, a JSON object a line
     #[arg(long)]
     pub json: bool,
+}
+
+/// Arguments of `lambert submit`.
+#[derive(Debug, Args)]
+pub struct Submit {
+    /// What is run.
+    #[command(flatten)]
+    pub run: Run,
+    /// Show the batch script and queue nothing
+    #[arg(long)]
+    pub dry_run: bool,
 }
 
 /// Arguments of `lambert status`.

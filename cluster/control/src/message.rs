@@ -69,6 +69,9 @@ pub struct Report {
     pub phase: Phase,
     /// Seconds since it began that, or since it finished a step.
     pub in_phase: f64,
+    /// Whether Slurm has asked this rank to end, which it leaves to the coordinator.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub terminated: bool,
     /// Number of the last order that was taken to heart; 0 for none.
     #[serde(default)]
     pub taken: u64,

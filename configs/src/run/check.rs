@@ -24,6 +24,8 @@ impl Checked for RunConfig {
         self.check_plateaus(faults);
         self.check_budgets(faults);
         self.cluster.check(faults);
+        let wrong = self.slurm.faults(self.cluster.ranks);
+        faults.extend(wrong.into_iter().map(|(key, message)| Fault::new(key, message)));
         self.guard.check(faults);
         positive("evaluation.every_steps", self.evaluation.every_steps as f64, faults);
         positive("checkpoint.keep", self.checkpoint.keep as f64, faults);
@@ -250,6 +252,9 @@ impl Cluster {
                 }
                 if self.launcher == LauncherKind::Direct {
                     faults.push(Fault::new("cluster.launcher", "direct starts no rank on another host"));
+                }
+                if self.launcher == LauncherKind::Srun {
+                    faults.push(Fault::new("cluster.hosts", "srun starts ranks on the nodes that Slurm has given"));
                 }
             }
         }

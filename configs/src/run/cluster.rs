@@ -45,13 +45,15 @@ impl Device {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LauncherKind {
-    /// `direct` for one rank without MPI, else `mpirun`.
+    /// `direct` for one rank without MPI, `srun` for several in a Slurm job, else `mpirun`.
     #[default]
     Auto,
     /// The coordinator itself starts the only rank.
     Direct,
     /// Open MPI's mpirun, 4 or 5.
     Mpirun,
+    /// Slurm's srun with PMIx, on the nodes of the job.
+    Srun,
 }
 
 /// The machines.
@@ -97,6 +99,9 @@ pub struct Cluster {
     pub patience_minutes: f64,
     /// Arguments added to mpirun's command line.
     pub mpirun_arguments: Vec<String>,
+    /// Arguments added to srun's command line.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub srun_arguments: Vec<String>,
     /// Variables passed on to the ranks on other hosts beside the usual ones; `NAME` or `PREFIX_*`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub environment: Vec<String>,
@@ -131,6 +136,7 @@ impl Default for Cluster {
             restart_window_minutes: 60.0,
             patience_minutes: 60.0,
             mpirun_arguments: Vec::new(),
+            srun_arguments: Vec::new(),
             environment: Vec::new(),
             log_folder: String::new(),
             control: ControlChannel::default(),

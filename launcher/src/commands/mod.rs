@@ -8,6 +8,7 @@ mod inspect;
 mod prep;
 mod status;
 mod stop;
+mod submit;
 mod trim;
 mod vocab;
 
@@ -23,6 +24,7 @@ pub fn run(command: &Command) -> Outcome {
         Command::Generate(arguments) => generate::generate(arguments),
         Command::Inspect(arguments) => inspect::inspect(arguments),
         Command::Run(arguments) => run::run(arguments),
+        Command::Submit(arguments) => submit::submit(arguments),
         Command::Status(arguments) => status::status(arguments),
         Command::Stop(arguments) => stop::stop(arguments),
         Command::Eval(arguments) => worker::become_worker(&arguments.to_worker()),

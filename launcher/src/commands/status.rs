@@ -113,7 +113,9 @@ fn described(url: &str, status: Option<&Status>, checkpoints: &[Listed]) -> Stri
 fn rank_times(times: RankTimes, ranks: &[RankStatus]) -> String {
     let RankTimes { min, median, max, slowest } = times;
     let host = ranks.iter().find(|rank| rank.rank == slowest).map_or("?", |rank| rank.host.as_str());
-    format!("ranks        {min:.3} to {max:.3} s a step, median {median:.3}; the slowest is rank {slowest} on host {host}")
+    format!(
+        "ranks        {min:.3} to {max:.3} s a step, median {median:.3}; the slowest is rank {slowest} on host {host}"
+    )
 }
 
 fn lines(url: &str, status: &Status) -> Vec<String> {

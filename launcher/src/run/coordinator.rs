@@ -80,6 +80,7 @@ impl<'a> Coordinator<'a> {
         self.observers.end(verdict, state);
         match verdict {
             Verdict::Finished => Ok(exit::DONE),
+            Verdict::Stopped if state.wishes.person => Ok(exit::ENDED),
             Verdict::Stopped => Ok(exit::STOPPED),
             Verdict::Replaced(why) => Err(Failure::coded(exit::REPLACED, Bad(why.clone()))),
             Verdict::Failed(code, why) => Err(Failure::coded(*code, Bad(why.clone()))),
@@ -165,13 +166,16 @@ fn remembered(store: &Store) -> Memory {
     })
 }
 
-/// Where ranks may be: on the hosts that the configuration names, on the nodes of a Slurm job that has several, else here.
+/// Where ranks may be: on the hosts that the configuration names, on the nodes of a Slurm job that has others than this one,
+/// else here.
 pub fn room(config: &lambert_config::RunConfig) -> Room {
     let hosts = config.cluster.host_list().unwrap_or_default();
     let nodes = std::env::var("SLURM_JOB_NUM_NODES").ok().and_then(|nodes| nodes.trim().parse::<u32>().ok());
+    // What salloc starts is on no node of the job.
+    let is_on_node = std::env::var_os("SLURMD_NODENAME").is_some();
     match (hosts.is_empty(), nodes) {
         (false, _) => Room::Hosts(hosts),
-        (true, Some(2..)) => Room::Allocation,
+        (true, Some(nodes)) if nodes > 1 || !is_on_node => Room::Allocation,
         (true, _) => Room::Here,
     }
 }

@@ -73,6 +73,8 @@ impl Settings {
 pub struct Wishes {
     /// A checkpoint and an end.
     pub stop: bool,
+    /// Whether a person has asked for that in the store: then nobody is to start the run again.
+    pub person: bool,
     /// An end at once.
     pub kill: bool,
     /// A checkpoint: until one was committed after the wish.
@@ -203,7 +205,7 @@ fn wish(state: &mut State, event: &Event) -> Vec<Action> {
             wishes.stop = true;
             wishes.kill = wishes.signals > 1;
         }
-        Event::StopRequested => wishes.stop = true,
+        Event::StopRequested => (wishes.stop, wishes.person) = (true, true),
         Event::SaveRequested if !wishes.save => {
             wishes.save = true;
             return vec![Action::Note(Note::Saving)];
@@ -255,6 +257,8 @@ fn run(state: &mut State, at: Seconds, mut running: Box<Running>, event: Event, 
     match event {
         Event::Worker(attempt, what) if attempt == number => {
             let gone = matches!(what, FromWorkers::Gone(_));
+            // Slurm asks the ranks, and at first nobody else, when the job has to make room. Not so while they are ended.
+            state.wishes.stop |= matches!(&what, FromWorkers::Report(report) if report.terminated);
             listen(state, at, &mut running, what, actions);
             if gone {
                 return after::follow(state, at, &running, Why::Left, actions);
@@ -289,7 +293,8 @@ fn replaced_message(newest: u32) -> String {
 
 /// What wishes, the end of the launcher and a mixture of versions ask for.
 fn reason_to_end(state: &State, running: &mut Running, actions: &mut Vec<Action>) -> Option<Why> {
-    if running.watch.exit.is_some() {
+    // With one rank the others are lost; not every launcher ends them.
+    if running.watch.exit.is_some() || running.watch.death.is_some() {
         return Some(Why::Left);
     }
     if state.wishes.kill {

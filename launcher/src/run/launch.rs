@@ -1,7 +1,8 @@
 //! What starts the ranks of an attempt. Flags, prose and process trees live in here; the rest of the coordinator knows
 //! attempts and events.
 //!
-//! - [`direct`]: one rank, started by the coordinator itself; [`mpirun`]: Open MPI 4 and 5, [`prose`] is what they print
+//! - [`direct`]: one rank, started by the coordinator itself; [`mpirun`]: Open MPI 4 and 5, [`prose`] is what they print;
+//!   [`srun`]: a step of a Slurm job
 //! - [`environment`]: the variables that ranks on other hosts are given
 //! - [`processes`]: a tree of processes that is ended to the last; [`session`]: where Open MPI keeps its files
 //! - [`logs`]: where ranks keep what they print
@@ -14,6 +15,7 @@ pub mod mpirun;
 pub mod processes;
 pub mod prose;
 pub mod session;
+pub mod srun;
 pub mod workers;
 
 use std::ffi::OsString;
@@ -26,6 +28,7 @@ use super::decide::{Attempt, FromWorkers};
 use direct::Direct;
 use mpirun::Mpirun;
 use session::Session;
+use srun::Srun;
 
 /// A command line: the program, then its arguments. It holds no secret.
 pub type CommandLine = Vec<OsString>;
@@ -97,21 +100,44 @@ pub enum LaunchError {
         /// The first line of what it says of its version.
         says: String,
     },
+    /// srun is wanted outside a job.
+    #[error("cluster.launcher is srun, and this is no Slurm job: `sbatch` and `salloc` begin one")]
+    NoJob,
+    /// There is no srun.
+    #[error("cannot start srun")]
+    NoSrun {
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// Its tasks would not find each other.
+    #[error("srun of Slurm {version} has no PMIx (`srun --mpi=list`); cluster.launcher = \"mpirun\" does without")]
+    NoPmix {
+        /// Slurm's version.
+        version: String,
+    },
 }
 
 /// The launcher that the configuration asks for.
 pub fn choose(cluster: &Cluster) -> Result<Box<dyn Launcher>, LaunchError> {
-    if is_direct(cluster) { Ok(Box::new(Direct)) } else { Ok(Box::new(Mpirun::find(cluster.ranks)?)) }
+    match cluster.launcher {
+        LauncherKind::Direct => Ok(Box::new(Direct)),
+        LauncherKind::Mpirun => Ok(Box::new(Mpirun::find(cluster.ranks)?)),
+        LauncherKind::Srun => Ok(Box::new(Srun::find()?)),
+        LauncherKind::Auto if is_alone(cluster) => Ok(Box::new(Direct)),
+        LauncherKind::Auto if srun::is_in_job() && cluster.hosts.is_empty() => match Srun::find() {
+            Ok(srun) => Ok(Box::new(srun)),
+            // In a container, say.
+            Err(error) => {
+                tracing::warn!("ranks are started by mpirun: {}", crate::failure::chain(&error));
+                Ok(Box::new(Mpirun::find(cluster.ranks)?))
+            }
+        },
+        LauncherKind::Auto => Ok(Box::new(Mpirun::find(cluster.ranks)?)),
+    }
 }
 
 /// Whether one process on this host is all there is.
-fn is_direct(cluster: &Cluster) -> bool {
-    match cluster.launcher {
-        LauncherKind::Direct => true,
-        LauncherKind::Mpirun => false,
-        LauncherKind::Auto => {
-            let local = matches!(cluster.backend, Backend::Auto | Backend::Local);
-            cluster.ranks == 1 && cluster.hosts.is_empty() && local
-        }
-    }
+fn is_alone(cluster: &Cluster) -> bool {
+    let local = matches!(cluster.backend, Backend::Auto | Backend::Local);
+    cluster.ranks == 1 && cluster.hosts.is_empty() && local
 }

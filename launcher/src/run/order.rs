@@ -87,28 +87,60 @@ fn list(differences: &[Difference]) -> String {
     differences.iter().map(|difference| format!("\n  {difference}")).collect()
 }
 
+/// An order that is sound, before anything was written.
+#[derive(Debug)]
+pub struct Proposed {
+    config: RunConfig,
+    store: Store,
+    worker: PathBuf,
+    room: Room,
+    /// What the store holds.
+    before: Option<RunConfig>,
+}
+
 impl Order {
     /// Reads the configuration, checks it and what it names, compares it with the run in the store if there is one, and
     /// writes it to the store.
     pub fn place(arguments: &cli::Run) -> Result<Self, Failure> {
+        Self::propose(arguments, coordinator::room)?.settle()
+    }
+
+    /// The same without writing, for ranks that may be where `room` says.
+    pub fn propose(arguments: &cli::Run, room: impl Fn(&RunConfig) -> Room) -> Result<Proposed, Failure> {
         let store = Store::open(&arguments.run).map_err(Failure::usage)?;
         let worker = worker::find().map_err(Failure::failed)?;
         let before = stored(&store)?;
-        let config = configuration(arguments, &store, before.as_deref())?;
+        let config = configuration(arguments, &store, before.as_deref(), &room)?;
         let before = before.map(|text| parse_stored(&text, &store)).transpose()?;
-        if let Some(before) = &before {
-            settle(before, &config, &arguments.allow_change, &store)?;
-        }
         match &before {
-            None => {
-                origin::check(&config)?;
-                create(&config, &store)?;
-            }
-            Some(before) if *before == config => {}
+            Some(before) => settle(before, &config, &arguments.allow_change, &store)?,
+            None => origin::check(&config)?,
+        }
+        let room = room(&config);
+        Ok(Proposed { config, store, worker, room, before })
+    }
+}
+
+impl Proposed {
+    /// The configuration, complete.
+    pub fn config(&self) -> &RunConfig {
+        &self.config
+    }
+
+    /// The run's store.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Writes the configuration to the store.
+    pub fn settle(self) -> Result<Order, Failure> {
+        let Self { config, store, worker, room, before } = self;
+        match before {
+            None => create(&config, &store)?,
+            Some(before) if before == config => {}
             Some(_) => store.put(CONFIG, text(&config)?.into()).map_err(Failure::failed)?,
         }
-        let room = coordinator::room(&config);
-        Ok(Self { config, store, worker, room })
+        Ok(Order { config, store, worker, room })
     }
 }
 
@@ -138,13 +170,18 @@ fn vocabulary(store: &Store) -> Result<Option<String>, Failure> {
     }
 }
 
-fn configuration(arguments: &cli::Run, store: &Store, stored: Option<&str>) -> Result<RunConfig, Failure> {
+fn configuration(
+    arguments: &cli::Run,
+    store: &Store,
+    stored: Option<&str>,
+    room: &impl Fn(&RunConfig) -> Room,
+) -> Result<RunConfig, Failure> {
     let mut sets = arguments.sets.clone();
     sets.extend(arguments.ranks.map(|ranks| format!("cluster.ranks={ranks}")));
     let layers = Layers::from_process(&sets);
     let vocabulary = vocabulary(store)?;
     let surroundings = |config: &RunConfig, faults: &mut Vec<Fault>| {
-        check_surroundings(config, vocabulary.as_deref(), faults);
+        check_surroundings(config, vocabulary.as_deref(), room(config) == Room::Here, faults);
     };
     let mut config: RunConfig = match (&arguments.config, stored) {
         (Some(path), _) => layers.load_with(path, surroundings)?,
@@ -202,8 +239,8 @@ fn settle(before: &RunConfig, now: &RunConfig, allowed: &[String], store: &Store
 }
 
 /// What is wrong with the things that the configuration names, before anything is written: a mistyped path leaves no
-/// half-made run behind. `vocabulary` is the sha256 of the run's, if there is a run.
-fn check_surroundings(config: &RunConfig, vocabulary: Option<&str>, faults: &mut Vec<Fault>) {
+/// half-made run behind. `vocabulary` is the sha256 of the run's, if there is a run; `here` says whether all ranks will be on this host.
+fn check_surroundings(config: &RunConfig, vocabulary: Option<&str>, here: bool, faults: &mut Vec<Fault>) {
     let stages = config.stage.iter().enumerate().map(|(index, stage)| (format!("stage.{index}.data"), &stage.data));
     let evaluation = ("evaluation.data".to_owned(), &config.evaluation.data);
     let (mut opened, before) = (Vec::new(), faults.len());
@@ -216,7 +253,6 @@ fn check_surroundings(config: &RunConfig, vocabulary: Option<&str>, faults: &mut
     let all = faults.len() == before;
     let used: Vec<_> = opened.iter().map(|(key, dataset)| (key.clone(), dataset)).collect();
     check_fit(config, &used, vocabulary, faults);
-    let here = coordinator::room(config) == Room::Here;
     let data: Vec<memory::Data> = opened.iter().map(|(_, dataset)| dataset.sizes()).collect();
     if here && all && !data.is_empty() && data.len() >= config.stage.len() {
         memory::check(config, &data, config.cluster.ranks, faults);

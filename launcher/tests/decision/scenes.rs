@@ -7,8 +7,8 @@ use lambert_control::{Report, Saying};
 
 use lambert_control::Versions;
 use lambert_launcher::run::decide::{
-    Action, Attempt, Event, Exit, FromWorkers, Memory, Note, Phase, Placement, Room, Seconds, Settings, State, Verdict,
-    Wanted, decide,
+    Action, Attempt, Death, Event, Exit, FromWorkers, Memory, Note, Phase, Placement, Room, Seconds, Settings, State,
+    Verdict, Wanted, decide,
 };
 
 /// A coordinator on a stage: events in, what was decided out.
@@ -221,6 +221,27 @@ fn a_start_that_nobody_reports_from_is_waited_for_and_no_restart() {
     assert!((3600.0..3700.0).contains(&scene.at), "given up after {} s", scene.at);
     assert!(message.ends_with("the launcher exited with code 1: no route to host b"), "{message}");
     assert_eq!(scene.state.memory.restarts, [], "none of them is a restart");
+}
+
+/// Slurm asks ranks to end, and at first nobody else; a rank's death has its own consequence.
+#[test]
+fn what_slurm_says_to_ranks_is_heeded() {
+    let terminated = || FromWorkers::Report(Report { terminated: true, ..Report::default() });
+    let mut scene = Scene::new();
+    scene.train(1, 5).worker(terminated());
+    assert_eq!(scene.done, [Action::Note(Note::Stopping), Action::Order(Directive::CheckpointAndStop)]);
+    scene.says(EventKind::Finished { step: 6, stopped: true }).exit(0);
+    assert_eq!((scene.state.verdict(), scene.state.wishes.person), (Some(&Verdict::Stopped), false));
+
+    let mut scene = Scene::new();
+    scene.train(1, 5).worker(FromWorkers::Died(Death::Signal { rank: 1, signal: 9 }));
+    assert_eq!(scene.done, [Action::End], "the other ranks wait for it for ever");
+    assert_eq!(scene.worker(terminated()).done, [], "the launcher ends the others so");
+    assert_eq!(scene.exit(143).pause(), (1.0, Wanted::Exactly(2)));
+
+    let mut scene = Scene::new();
+    scene.train(1, 5).give(Event::StopRequested);
+    assert!(scene.state.wishes.person, "nobody is to start it again");
 }
 
 #[test]

@@ -54,7 +54,8 @@ pub struct Watch {
     versions: Option<(usize, Versions)>,
     seconds: VecDeque<f64>,
     left: Option<Left>,
-    death: Option<Death>,
+    /// The first death of a rank that the launcher has told of.
+    pub death: Option<Death>,
     remarks: Vec<String>,
     failures: Vec<RankFailure>,
 }

@@ -1,0 +1,179 @@
+//! Slurm's srun, whose tasks find each other by PMIx: the ranks are a step of the job that the coordinator is part of.
+
+use std::ffi::OsString;
+use std::process::Command;
+
+use super::{CommandLine, LaunchError, Launcher, Prose, Start};
+use crate::run::decide::{Death, FromWorkers};
+
+/// An srun that was found, in a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Srun {
+    /// Slurm's version, as `22.05.8`.
+    pub version: String,
+}
+
+/// Whether this process is part of a Slurm job.
+pub fn is_in_job() -> bool {
+    std::env::var_os("SLURM_JOB_ID").is_some()
+}
+
+impl Srun {
+    /// Asks the srun of PATH what it is, and whether it knows PMIx.
+    pub fn find() -> Result<Self, LaunchError> {
+        if !is_in_job() {
+            return Err(LaunchError::NoJob);
+        }
+        let asked = |flag: &str| {
+            let output = Command::new("srun").arg(flag).output().map_err(|source| LaunchError::NoSrun { source })?;
+            // The list goes to standard error.
+            Ok(String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr))
+        };
+        let version = asked("--version")?.trim().trim_start_matches("slurm ").to_owned();
+        let plugins = asked("--mpi=list")?;
+        match plugins.split_whitespace().any(|plugin| plugin == "pmix") {
+            true => Ok(Self { version }),
+            false => Err(LaunchError::NoPmix { version }),
+        }
+    }
+}
+
+impl Launcher for Srun {
+    fn name(&self) -> String {
+        format!("srun (Slurm {})", self.version)
+    }
+
+    fn command(&self, start: &Start<'_>) -> CommandLine {
+        let world = start.attempt.world;
+        let mut line: CommandLine = vec!["srun".into(), "--mpi=pmix".into()];
+        line.push(format!("--ntasks={world}").into());
+        // Not inherited from the job since 22.05.
+        line.push(format!("--cpus-per-task={}", start.cluster.threads).into());
+        line.extend(["--distribution=block", "--cpu-bind=none"].map(OsString::from));
+        // What is left of the step before keeps this one not waiting.
+        line.push("--overlap".into());
+        // The coordinator ends the step when a rank dies: srun would send the others SIGTERM, which they take for Slurm's.
+        // The environment as it is: a job's --export would go on to its steps.
+        line.extend(["--kill-on-bad-exit=0", "--label", "--unbuffered", "--export=ALL"].map(OsString::from));
+        line.extend(start.cluster.srun_arguments.iter().map(OsString::from));
+        line.extend(start.worker_line());
+        line
+    }
+
+    fn prose(&self) -> Box<dyn Prose> {
+        Box::new(Labelled)
+    }
+}
+
+/// Lines of ranks behind their labels, and srun's own.
+struct Labelled;
+
+impl Prose for Labelled {
+    fn line(&mut self, text: &str) -> Vec<FromWorkers> {
+        if let Some((rank, said)) = labelled(text) {
+            return vec![FromWorkers::Line(rank, said.to_owned())];
+        }
+        match death(text) {
+            Some(death) => vec![FromWorkers::Died(death)],
+            None if text.trim().is_empty() || is_banner(text) => Vec::new(),
+            None => vec![FromWorkers::Remark(text.trim().to_owned())],
+        }
+    }
+
+    fn end(&mut self) -> Vec<FromWorkers> {
+        Vec::new()
+    }
+}
+
+/// A rank's line, which `--label` marks as `RANK: text`, the number padded to the width of the largest.
+fn labelled(text: &str) -> Option<(usize, &str)> {
+    let (rank, said) = text.split_once(':')?;
+    Some((rank.trim_start().parse().ok()?, said.strip_prefix(' ').unwrap_or(said)))
+}
+
+/// The first of the tasks that srun says have died: `srun: error: NODE: task 1: Killed`, `tasks 0-1: Exited with exit code 3`.
+fn death(text: &str) -> Option<Death> {
+    let rest = text.strip_prefix("srun: error: ")?;
+    let (_node, rest) = rest.split_once(": task")?;
+    let (tasks, how) = rest.trim_start_matches('s').trim_start().split_once(": ")?;
+    let rank = tasks[..tasks.find(|c: char| !c.is_ascii_digit()).unwrap_or(tasks.len())].parse().ok()?;
+    if let Some(code) = how.strip_prefix("Exited with exit code ") {
+        return Some(Death::Exit { rank, code: code.trim().parse().ok()? });
+    }
+    let name = how.trim().trim_end_matches(" (core dumped)");
+    SIGNALS.iter().find(|(known, _)| *known == name).map(|(_, signal)| Death::Signal { rank, signal: *signal })
+}
+
+/// What the C library calls the signals that end ranks.
+const SIGNALS: [(&str, i32); 9] = [
+    ("Hangup", 1),
+    ("Interrupt", 2),
+    ("Illegal instruction", 4),
+    ("Aborted", 6),
+    ("Bus error", 7),
+    ("Floating point exception", 8),
+    ("Killed", 9),
+    ("Segmentation fault", 11),
+    ("Terminated", 15),
+];
+
+/// Whether a line tells only that something else was told, or asked for.
+fn is_banner(text: &str) -> bool {
+    const BANNERS: [&str; 4] = [
+        "srun: launch/slurm: _step_signal: Terminating StepId=",
+        "srun: Job step aborted: Waiting up to ",
+        "srun: forcing job termination",
+        "srun: Terminating StepId=",
+    ];
+    BANNERS.iter().any(|banner| text.starts_with(banner)) || text.contains(": error: *** STEP ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::decide::{Attempt, Placement};
+    use crate::run::launch::session::Session;
+    use lambert_config::run::Cluster;
+    use std::path::Path;
+
+    #[test]
+    fn ranks_go_through_srun() {
+        let cluster = Cluster { threads: 3, srun_arguments: vec!["--gpu-bind=none".into()], ..Cluster::default() };
+        let start = Start {
+            attempt: &Attempt { number: 3, world: 2, placement: Placement::Allocation },
+            cluster: &cluster,
+            worker: Path::new("/bin/lambert-worker"),
+            run: "/runs/a",
+            variables: &["AWS_SECRET_ACCESS_KEY".to_owned()],
+            session: &Session { files: "/tmp/s".into(), memory: "/dev/shm/s".into() },
+            logs: None,
+        };
+        let line = Srun { version: "22.05.8".into() }.command(&start);
+        let line: Vec<_> = line.into_iter().map(|word| word.into_string().unwrap()).collect();
+        assert_eq!(
+            line.join(" "),
+            "srun --mpi=pmix --ntasks=2 --cpus-per-task=3 --distribution=block --cpu-bind=none --overlap \
+             --kill-on-bad-exit=0 --label --unbuffered --export=ALL --gpu-bind=none \
+             /bin/lambert-worker train --run /runs/a --attempt 3 --world 2"
+        );
+    }
+
+    // What follows are lines of Slurm 22.05.8.
+
+    #[test]
+    fn lines_of_ranks_deaths_and_remarks_are_told_apart() {
+        let line = |text: &str| Labelled.line(text);
+        assert_eq!(line("0: a: b"), [FromWorkers::Line(0, "a: b".into())]);
+        assert_eq!(line(" 7:"), [FromWorkers::Line(7, String::new())]);
+        assert_eq!(line("12: x"), [FromWorkers::Line(12, "x".into())]);
+        let signal = |rank, signal| [FromWorkers::Died(Death::Signal { rank, signal })];
+        assert_eq!(line("srun: error: vm: task 1: Killed"), signal(1, 9));
+        assert_eq!(line("srun: error: n2: tasks 4-7: Segmentation fault (core dumped)"), signal(4, 11));
+        let exit = [FromWorkers::Died(Death::Exit { rank: 3, code: 74 })];
+        assert_eq!(line("srun: error: n2: tasks 3,5: Exited with exit code 74"), exit);
+        assert_eq!(line("slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-22T23:44:50 ***"), []);
+        assert_eq!(line("srun: Job step aborted: Waiting up to 7 seconds for job step to finish."), []);
+        let told = "srun: error: Unable to create step for job 3: More processors requested than permitted";
+        assert_eq!(line(told), [FromWorkers::Remark(told.into())]);
+    }
+}

@@ -1,0 +1,189 @@
+//! The batch script of a run: what sbatch is asked for, and how the coordinator is looked after inside the job.
+
+use std::fmt::Write;
+
+use lambert_config::{RunConfig, exit};
+
+/// What a script is made of, beside the configuration.
+#[derive(Debug, Clone, Copy)]
+pub struct Job<'a> {
+    /// The run's URL.
+    pub run: &'a str,
+    /// The program lambert, by a path that holds on the nodes.
+    pub lambert: &'a str,
+    /// The folder that the job begins in.
+    pub folder: &'a str,
+}
+
+/// The script for a job of the run that `config` describes.
+pub fn render(config: &RunConfig, job: &Job<'_>) -> String {
+    let mut script = String::from("#!/bin/bash\n");
+    for option in options(config, job) {
+        let _ = writeln!(script, "#SBATCH {}", in_directive(&option));
+    }
+    script += "\n";
+    for line in &config.slurm.prologue {
+        let _ = writeln!(script, "{line}");
+    }
+    let coordinator = format!("{} run --run {}", in_shell(job.lambert), in_shell(job.run));
+    let body = BODY.replace("@STOPPED@", &exit::STOPPED.to_string()).replace("@FAILED@", &exit::FAILED.to_string());
+    let body = body.replace("@REQUEUES@", &config.slurm.requeues.to_string());
+    // Last: a run's name may have any text in it.
+    script + &body.replace("@COORDINATOR@", &coordinator)
+}
+
+/// What sbatch is asked for.
+fn options(config: &RunConfig, job: &Job<'_>) -> Vec<String> {
+    let (slurm, cluster) = (&config.slurm, &config.cluster);
+    let mut options = vec![
+        format!("--job-name={}", config.run.name),
+        format!("--nodes={}", slurm.nodes),
+        format!("--ntasks={}", cluster.ranks),
+        format!("--ntasks-per-node={}", slurm.ranks_per_node(cluster.ranks)),
+        format!("--cpus-per-task={}", cluster.threads),
+    ];
+    options.extend((slurm.gpus_per_node > 0).then(|| format!("--gpus-per-node={}", slurm.gpus_per_node)));
+    let named = [
+        ("time", &slurm.time),
+        ("partition", &slurm.partition),
+        ("account", &slurm.account),
+        ("qos", &slurm.qos),
+        ("constraint", &slurm.constraint),
+    ];
+    options.extend(named.iter().filter_map(|(name, value)| Some(format!("--{name}={}", value.as_ref()?))));
+    options.extend(slurm.exclusive.then(|| "--exclusive".to_owned()));
+    options.push(format!("--chdir={}", job.folder));
+    options.push(format!("--output={}", slurm.output));
+    // Without append a job that is queued again would truncate its log. B: the shell below is signalled, and only it.
+    options.extend(["--requeue", "--open-mode=append"].map(str::to_owned));
+    options.push(format!("--signal=B:USR1@{}", slurm.lead_seconds));
+    let export = if slurm.export.is_empty() { "NONE".to_owned() } else { slurm.export.join(",") };
+    options.push(format!("--export={export}"));
+    options.extend(slurm.options.iter().cloned());
+    options
+}
+
+/// The coordinator is a child in the background, because bash runs a trap only when no child is in the foreground. Each
+/// signal ends `wait`, which then has a code that is nobody's: the last `wait` has the coordinator's.
+const BODY: &str = r#"
+# The first signal goes on to the coordinator, which saves a checkpoint and ends; a second one would end it without.
+coordinator='' asked=''
+# shellcheck disable=SC2317  # the traps call it
+pass_on() {
+    if [ -n "$coordinator" ] && [ -z "$asked" ]; then kill -s "$1" "$coordinator" 2>/dev/null; fi
+    asked=$1
+}
+trap 'pass_on USR1' USR1
+trap 'pass_on TERM' TERM
+
+for _ in 1 2 3 4; do
+    @COORDINATOR@ &
+    coordinator=$!
+    while kill -0 "$coordinator" 2>/dev/null; do wait "$coordinator"; done
+    wait "$coordinator"
+    code=$?
+    if [ "$code" -le 128 ] || [ -n "$asked" ]; then break; fi
+    # It was killed; its ranks go with it. The next one takes the run from the newest checkpoint.
+    echo "lambert: the coordinator was killed by signal $((code - 128))" >&2
+done
+if [ "$code" -gt 128 ]; then code=1; fi
+
+ask() { squeue --noheader --jobs="$SLURM_JOB_ID" --format="$1"; }
+# A job that Slurm itself ends or queues again (scancel, a preemption's end) runs no more.
+again() {
+    if [ "$(ask %T)" = RUNNING ]; then
+        echo "lambert: $1: the job is queued again" >&2
+        scontrol requeue "$SLURM_JOB_ID"
+    fi
+}
+case $code in
+@STOPPED@) again 'stopped with a checkpoint, because of the time limit or of a job that goes first' ;;
+@FAILED@)
+    failures=$(ask %k | tr -dc '0-9')
+    failures=$((${failures:-0} + 1))
+    if [ "$failures" -le @REQUEUES@ ]; then
+        scontrol update JobId="$SLURM_JOB_ID" Comment="lambert: $failures failures"
+        again "failure $failures"
+    fi
+    ;;
+esac
+exit "$code"
+"#;
+
+/// A word of an `#SBATCH` line, which sbatch reads much as a shell does.
+fn in_directive(option: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_=./:,%@+".contains(c);
+    if option.chars().all(is_plain) {
+        return option.to_owned();
+    }
+    let quoted: String =
+        option.chars().flat_map(|c| ['"', '\\'].contains(&c).then_some('\\').into_iter().chain([c])).collect();
+    format!("\"{quoted}\"")
+}
+
+/// A word of a shell.
+fn in_shell(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write as _;
+    use std::process::{Command, Stdio};
+
+    const JOB: Job<'_> = Job { run: "/runs/it's a \"run\"", lambert: "/opt/lam bert/lambert", folder: "/home/me" };
+
+    fn config() -> RunConfig {
+        let mut config = RunConfig::default();
+        (config.run.name, config.cluster.ranks, config.cluster.threads) = ("a \"b\" c's".to_owned(), 8, 4);
+        (config.slurm.nodes, config.slurm.gpus_per_node, config.slurm.exclusive) = (2, 4, true);
+        (config.slurm.time, config.slurm.partition) = (Some("1-0".to_owned()), Some("gpu".to_owned()));
+        config.slurm.prologue = vec!["module load cuda".to_owned()];
+        config.slurm.options = vec!["--mail-type=END".to_owned()];
+        config
+    }
+
+    #[test]
+    fn all_that_is_asked_for_stands_in_the_script() {
+        let script = render(&config(), &JOB);
+        let head = r##"#!/bin/bash
+#SBATCH "--job-name=a \"b\" c's"
+#SBATCH --nodes=2
+#SBATCH --ntasks=8
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=4
+#SBATCH --gpus-per-node=4
+#SBATCH --time=1-0
+#SBATCH --partition=gpu
+#SBATCH --exclusive
+#SBATCH --chdir=/home/me
+#SBATCH --output=lambert-%j.log
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@120
+#SBATCH --export=NONE
+#SBATCH --mail-type=END
+
+module load cuda
+"##;
+        assert_eq!(&script[..head.len()], head);
+        assert!(script.contains(r#"'/opt/lam bert/lambert' run --run '/runs/it'\''s a "run"' &"#), "{script}");
+    }
+
+    #[test]
+    fn shellcheck_finds_nothing() {
+        let Ok(mut check) = Command::new("shellcheck")
+            .args(["--severity=style", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+        else {
+            eprintln!("SKIPPED: shellcheck is missing");
+            return;
+        };
+        check.stdin.take().unwrap().write_all(render(&config(), &JOB).as_bytes()).unwrap();
+        let output = check.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    }
+}

@@ -1,0 +1,179 @@
+//! Runs in the queue of a real Slurm: submitted, killed, preempted, stopped.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use crate::support::slurm::Sandbox;
+use crate::support::{self, Place, Running, assert_same_bits, copy, signal};
+
+/// A run of two ranks on two nodes, as the user of the sandbox reads it.
+fn config(place: &Place, sandbox: &Sandbox, steps: u64) -> String {
+    let text = std::fs::read_to_string(place.config(steps, 2)).unwrap();
+    let text = text.replace(&place.path("data/train"), &sandbox.path("data/train"));
+    let text = format!("{text}[slurm]\nnodes = 2\ntime = \"30\"\n");
+    std::fs::write(sandbox.path("run.toml"), text).unwrap();
+    sandbox.path("run.toml")
+}
+
+/// What happens to a job happens to this one: a rank is killed, the coordinator is, and another job goes first. It ends with
+/// the bits of an undisturbed run under mpirun.
+fn survives(place: &Place, sandbox: &Sandbox) {
+    const STEPS: u64 = 300;
+    let local = std::thread::scope(|scope| {
+        let local = scope.spawn(|| {
+            let run = place.path("local");
+            assert_eq!(Running::start(&place.config(STEPS, 2), &run).end().code, Some(0));
+            run
+        });
+        disturb(place, sandbox, STEPS);
+        local.join().unwrap()
+    });
+    assert_same_bits(&local, &sandbox.path("runs/it's a \"run\""));
+}
+
+fn disturb(place: &Place, sandbox: &Sandbox, steps: u64) {
+    let run = sandbox.path("runs/it's a \"run\"");
+    let name = ["--set", r#"run.name="it's a \"run\"""#];
+    let job = sandbox.submit(&config(place, sandbox, steps), &run, &name);
+    assert_eq!(sandbox.run("squeue", &["-h", "-j", &job, "-o", "%j"]).out, "it's a \"run\"");
+    sandbox.say(&job, 0, "\nstep 5/");
+
+    let ranks = sandbox.processes(&sandbox.path("bin/lambert-worker train"));
+    assert_eq!(ranks.len(), 2, "{ranks:?}");
+    let begun = Instant::now();
+    signal(*ranks.last().unwrap(), "-9");
+    let seen = sandbox.say(&job, 0, "was killed by signal 9; the workers are started again");
+    let seen = sandbox.say(&job, seen, "is reached again");
+    eprintln!("a rank killed: as far again after {:.1} s", begun.elapsed().as_secs_f64());
+
+    let coordinator = sandbox.processes(&sandbox.path("bin/lambert run"));
+    let begun = Instant::now();
+    signal(coordinator[0], "-9");
+    let seen = sandbox.say(&job, seen, "the coordinator was killed by signal 9");
+    let seen = sandbox.say(&job, seen, "\nstep ");
+    eprintln!("the coordinator killed: steps again after {:.1} s", begun.elapsed().as_secs_f64());
+
+    let begun = Instant::now();
+    let urgent = ["--partition=urgent", "--nodes=3", "--exclusive", "sleep", "1"];
+    let first = sandbox.run("srun", &urgent);
+    assert_eq!(first.code, 0, "{}", first.err);
+    eprintln!("the job that goes first was done after {:.1} s", begun.elapsed().as_secs_f64());
+    let seen = sandbox.say(&job, seen, "the job is queued again");
+    sandbox.say(&job, seen, "\nstep ");
+    eprintln!("preempted: steps again after {:.1} s", begun.elapsed().as_secs_f64());
+    assert_eq!(sandbox.ended(&job), "COMPLETED|0:0", "{}", sandbox.log(&job));
+    assert!(sandbox.log(&job).contains("starting 2 rank(s)"), "the log was truncated: {}", sandbox.log(&job));
+}
+
+/// Ends that are meant: nobody queues the job again, and a checkpoint of the last step is there.
+fn ends(place: &Place, sandbox: &Sandbox) {
+    let file = config(place, sandbox, 1_000_000);
+    let (stopped, cancelled) = (sandbox.path("runs/stopped"), sandbox.path("runs/cancelled"));
+    let one = sandbox.submit(&file, &stopped, &[]);
+    let other = sandbox.submit(&file, &cancelled, &[]);
+    for job in [&one, &other] {
+        sandbox.say(job, 0, "\nstep 5/");
+    }
+    assert_eq!(sandbox.lambert(&["stop", &stopped]).code, 0);
+    assert_eq!(sandbox.run("scancel", &[&other]).code, 0);
+    assert_eq!(sandbox.ended(&one), "FAILED|76:0", "{}", sandbox.log(&one));
+    assert!(sandbox.ended(&other).starts_with("CANCELLED"), "{}", sandbox.log(&other));
+    for (run, job) in [(&stopped, &one), (&cancelled, &other)] {
+        let log = sandbox.log(job);
+        assert!(!log.contains("queued again"), "{log}");
+        assert!(!support::checkpoints(run).is_empty(), "{log}");
+    }
+}
+
+/// A step that is asked to end, and its job not: what a preemption is without the user signal.
+fn ranks_are_asked_first(place: &Place, sandbox: &Sandbox) {
+    let run = sandbox.path("runs/asked");
+    let job = sandbox.submit(&config(place, sandbox, 1_000_000), &run, &[]);
+    sandbox.say(&job, 0, "\nstep 5/");
+    assert_eq!(sandbox.run("scancel", &["--signal=TERM", &format!("{job}.0")]).code, 0);
+    let seen = sandbox.say(&job, 0, "stopping: the workers save a checkpoint");
+    let seen = sandbox.say(&job, seen, "the job is queued again");
+    sandbox.say(&job, seen, "\nstep ");
+    assert_eq!(sandbox.run("scancel", &[&job]).code, 0);
+    assert!(sandbox.ended(&job).starts_with("CANCELLED"), "{}", sandbox.log(&job));
+}
+
+/// What could never start is refused, each fault with its key, and nothing is queued or written.
+fn refuses(place: &Place, sandbox: &Sandbox) {
+    let file = config(place, sandbox, 10);
+    let (sum, run) = ("slurm.", sandbox.path("runs/refused"));
+    for (set, message) in [
+        ("partition=\"nowhere\"", "partition: there is no \"nowhere\"; there are batch, urgent"),
+        ("account=\"nobody\"", "account: you have no \"nobody\"; you have lab"),
+        ("qos=\"best\"", "qos: you have no \"best\"; you have normal, patient"),
+        ("time=\"2:00:00\"", "time: 2:00:00 is more than the 3600 s that partition batch allows"),
+        ("lead_seconds=1800", "lead_seconds: is 1800; the time limit \"30\" leaves nothing before it"),
+        ("output=\"no/such/%j\"", "output: there is no folder "),
+        ("export=[\"AWS_SECRET_ACCESS_KEY\"]", "export: AWS_SECRET_ACCESS_KEY: Slurm would keep its value in files"),
+    ] {
+        let set = format!("{sum}{set}");
+        let more = ["submit", "--config", &file, "--run", &run, "--set", "slurm.partition=\"batch\"", "--set", &set];
+        let ran = sandbox.lambert(&more);
+        assert_eq!(ran.code, 2, "{set}: {}", ran.err);
+        assert!(ran.err.contains(&format!("{sum}{message}")), "{set}: {}", ran.err);
+    }
+    let many = ["--set", "slurm.nodes=4", "--set", "cluster.ranks=4", "--set", "slurm.partition=\"batch\""];
+    let ran = sandbox.lambert(&[&["submit", "--config", &file, "--run", &run], &many[..]].concat());
+    assert_eq!(ran.code, 2, "{}", ran.err);
+    assert!(ran.err.contains("slurm.nodes: 4 are asked for; partition batch has 3"), "{}", ran.err);
+    assert_eq!(sandbox.run("squeue", &["-h"]).out, "");
+    assert!(!Path::new(&run).exists(), "a refused job has written its run");
+}
+
+/// A name for people, and what happens.
+type Scene = (&'static str, fn(&Place, &Sandbox));
+
+#[test]
+fn runs_in_a_queue() {
+    let Some(sandbox) = Sandbox::start() else { return };
+    let place = Place::new();
+    copy(Path::new(&place.path("data")), Path::new(&sandbox.path("data")));
+    std::fs::create_dir(sandbox.path("runs")).unwrap();
+    ["data", "runs"].iter().for_each(|name| drop(sandbox.give(name)));
+    let scenes: [Scene; 4] = [
+        ("refuses", refuses),
+        ("survives", survives),
+        ("ends", ends),
+        ("ranks are asked first", ranks_are_asked_first),
+    ];
+    for (name, scene) in scenes {
+        let begun = Instant::now();
+        scene(&place, &sandbox);
+        eprintln!("{name}: {:.1} s", begun.elapsed().as_secs_f64());
+    }
+    let folder = sandbox.folder().to_owned();
+    let user = folder.file_name().unwrap().to_owned();
+    drop(sandbox);
+    assert!(!folder.exists(), "{} is left", folder.display());
+    assert!(!Command::new("id").arg(user).output().unwrap().status.success(), "the user is left");
+}
+
+/// Without a Slurm nothing is queued, and the script can be had all the same.
+#[test]
+fn a_machine_without_slurm() {
+    let place = Place::new();
+    let (file, run) = (place.config(10, 1), place.path("run"));
+    let environment = [("PATH", place.path("nothing"))];
+    let ran = support::run_in(&["submit", "--config", &file, "--run", &run], &environment);
+    assert_eq!(ran.code, 2, "{}", ran.err);
+    assert!(ran.err.contains("cannot start sinfo: is Slurm on this machine?"), "{}", ran.err);
+    let shown = support::run_in(&["submit", "--config", &file, "--run", &run, "--dry-run"], &environment);
+    assert_eq!(shown.code, 0, "{}", shown.err);
+    assert!(shown.out.starts_with("#!/bin/bash\n#SBATCH --job-name=run\n"), "{}", shown.out);
+    assert!(!Path::new(&run).exists());
+}
+
+#[test]
+fn shellcheck_finds_nothing_in_the_sandbox() {
+    let scripts = ["up.sh", "down.sh", "packages.sh"].map(|name| PathBuf::from("cluster/slurm-sandbox").join(name));
+    match Command::new("shellcheck").args(scripts).output() {
+        Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout)),
+        Err(_) => eprintln!("SKIPPED: shellcheck is missing"),
+    }
+}
