@@ -107,16 +107,6 @@ impl Sandbox {
         self.wait(&format!("{text:?} in the log of job {job}"), found)
     }
 
-    /// Waits until a run has done so many steps more.
-    pub fn steps(&self, run: &str, steps: u64) {
-        let status = || {
-            let text = std::fs::read(Path::new(run).join("status.json")).ok()?;
-            serde_json::from_slice::<Value>(&text).ok()?["step"].as_u64()
-        };
-        let before = status().unwrap_or(0);
-        self.wait("steps", || (status()? >= before + steps).then_some(()));
-    }
-
     /// The processes of the user whose command line begins so: the highest number is the youngest's.
     pub fn processes(&self, line: &str) -> Vec<u32> {
         let user = self.folder.file_name().unwrap().to_str().unwrap();
