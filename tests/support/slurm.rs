@@ -4,8 +4,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
-
 use super::{Ran, copy, lambert};
 
 /// Where the scripts are.
