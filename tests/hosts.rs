@@ -207,3 +207,58 @@ fn a_store_is_out_of_reach() {
     assert_eq!(ended.code, Some(75), "{}", ended.log);
     assert!(ended.log.contains("attempt 2: ") && !ended.log.contains("started again"), "{}", ended.log);
 }
+
+/// What a step of BERT-base costs on two hosts with a link of so many Mbit/s, one rank each: the median seconds of a step, and of
+/// communication that nothing hid; and that the link carried the gradients.
+fn step_of_bert_base(megabits: u32, sets: &[&str]) -> [f64; 2] {
+    const STEPS: u64 = 4;
+    let place = Place::new();
+    let Some(network) = Network::new(&place, 2) else { panic!("there are no hosts") };
+    network.slow_down(megabits);
+    let text = format!(
+        "[model]\npositions = 64\npad_vocabulary_to = 30522\n\
+         [[stage]]\nname = \"one\"\ndata = {:?}\nsteps = {STEPS}\nglobal_batch = 32\nmicro_batch_tokens = 512\n\
+         learning_rate = 1e-4\n[checkpoint]\nevery_minutes = 0\n[cluster]\nranks = 2\nbackend = \"mpi\"\ndevice = \"cpu\"\n",
+        place.path("data/train")
+    );
+    let config = place.file("base.toml", text);
+    let more: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+    let sent = network.host_of(0).sent();
+    let mut running = start(&network, &[0, 1], &config, &place.path("run"), &more);
+    let mut records: Vec<_> = (0..STEPS).map(|_| running.record().unwrap()).collect();
+    let sent = network.host_of(0).sent() - sent;
+    let bytes = if sets.iter().any(|set| set.contains("bf16")) { 2 } else { 4 };
+    assert!(sent > STEPS * bytes * 100_000_000, "the gradients took another way: {sent} bytes were sent");
+    running.kill_coordinator("-KILL");
+    records.remove(0);
+    let median = |of: fn(&lambert_config::control::StepRecord) -> f64| {
+        let mut seconds: Vec<f64> = records.iter().map(of).collect();
+        seconds.sort_by(f64::total_cmp);
+        seconds[seconds.len() / 2]
+    };
+    let (step, exposed) = (median(|record| record.seconds), median(|record| record.communicate));
+    eprintln!("{megabits} Mbit/s, {sets:?}: a step {step:.2} s, communication that nothing hid {exposed:.2} s");
+    [step, exposed]
+}
+
+/// At 1 Gbit/s the last backward pass is longer than the sum takes.
+#[test]
+#[ignore = "minutes, and needs a machine that does nothing else: docs/operations.md"]
+fn the_backward_pass_hides_the_sum_of_the_gradients() {
+    let [_, without] = step_of_bert_base(1000, &["cluster.overlap=false"]);
+    let [_, with] = step_of_bert_base(1000, &[]);
+    assert!(with <= 0.4 * without, "{with:.2} s of {without:.2} s are not hidden");
+}
+
+#[test]
+#[ignore = "a quarter of an hour, and needs a machine that does nothing else: docs/operations.md"]
+fn a_step_over_links_of_any_speed() {
+    for megabits in [100, 1000, 10_000] {
+        for wire in ["fp32", "bf16"] {
+            for overlap in [false, true] {
+                let sets = [format!("cluster.wire={wire:?}"), format!("cluster.overlap={overlap}")];
+                step_of_bert_base(megabits, &sets.each_ref().map(String::as_str));
+            }
+        }
+    }
+}

@@ -162,6 +162,17 @@ impl Network {
         sh(&format!("ip link set {} master {}", self.hosts[host].plug, self.bridge));
     }
 
+    /// No host sends more than so many Mbit a second from here on.
+    pub fn slow_down(&self, megabits: u32) {
+        for host in &self.hosts {
+            // A bucket of a hundredth of a second, and one packet at least.
+            let burst = (megabits * 1_000_000 / 8 / 100).max(65_536);
+            let limit = format!("{megabits}mbit burst {burst} latency 50ms");
+            let shape = format!("tc qdisc replace dev eth0 root tbf rate {limit}");
+            assert!(host.command(Path::new("sh")).args(["-ec", &shape]).status().unwrap().success(), "{shape}");
+        }
+    }
+
     /// The host is off: every process there has gone.
     pub fn lose(&self, host: usize) {
         super::signal(self.hosts[host].init, "-9");
@@ -201,6 +212,14 @@ impl Host {
     pub fn files(&self, folder: &Path) -> Vec<(PathBuf, String)> {
         let files = tree(&self.written().join(folder.strip_prefix("/tmp").unwrap()));
         files.into_iter().map(|(path, bytes)| (path, String::from_utf8_lossy(&bytes).into_owned())).collect()
+    }
+
+    /// Bytes that it has sent over its cable.
+    pub fn sent(&self) -> u64 {
+        let read = self.command(Path::new("cat")).arg("/proc/net/dev").output().unwrap();
+        let text = String::from_utf8(read.stdout).unwrap();
+        let line = text.lines().find_map(|line| line.trim().strip_prefix("eth0:")).unwrap();
+        line.split_whitespace().nth(8).unwrap().parse().unwrap()
     }
 
     /// Kills the ranks that run there and what has started them, all at once.

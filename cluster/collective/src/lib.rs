@@ -16,6 +16,8 @@ pub mod local;
 /// Ranks as processes joined by MPI.
 pub mod mpi;
 mod reducer;
+/// What a step costs in a cluster, by formula.
+pub mod scaling;
 /// Who started this process, as which rank.
 pub mod world;
 
