@@ -82,7 +82,7 @@ fn source(dataset: &Arc<Dataset>) -> Source {
 
 fn demand(batch: usize, world: usize, arguments: &Arguments) -> Demand {
     let (cursor, detours, threads) = (0, Detours::default(), arguments.threads);
-    Demand { cursor, detours, micro_batch_tokens: 16384, rank: 0, world, threads, largest: batch }
+    Demand { cursor, detours, micro_batch_tokens: 16384, rank: 0, world, parts: world, threads, largest: batch }
 }
 
 /// Row groups decoded a step, and the samples a second that one thread makes of this rank's part.

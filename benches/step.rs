@@ -94,8 +94,16 @@ fn batches(arguments: &Arguments, folder: &Path, count: usize) -> (Vec<GlobalBat
     let source = Source { dataset, objective: Objective::default(), seed: 1, shuffle: true, test: Test::default() };
     let batch = arguments.shape.batch();
     let (cursor, detours) = (0, Detours::default());
-    let demand =
-        Demand { cursor, detours, micro_batch_tokens: batch * 128, rank: 0, world: 1, threads: 1, largest: batch };
+    let demand = Demand {
+        cursor,
+        detours,
+        micro_batch_tokens: batch * 128,
+        rank: 0,
+        world: 1,
+        parts: 1,
+        threads: 1,
+        largest: batch,
+    };
     let mut loader = Loader::start(source, demand, std::iter::repeat_n(batch, count)).unwrap();
     let batches = std::iter::from_fn(|| loader.next_batch()).collect::<Result<_, _>>().unwrap();
     (batches, vocabulary)

@@ -123,6 +123,7 @@ fn loader(
         micro_batch_tokens: stage.micro_batch_tokens.or_default(),
         rank: 0,
         world: 1,
+        parts: 1,
         threads: session::readers(),
         largest: samples,
     };

@@ -28,6 +28,8 @@ pub struct Question {
     pub samples: u64,
     /// Tokens of a micro-batch at most.
     pub micro_batch_tokens: usize,
+    /// Parts that the samples are cut into; `None`: one a rank.
+    pub parts: Option<usize>,
 }
 
 /// Loss and accuracy of `bert` after `step` steps, over all ranks.
@@ -48,20 +50,27 @@ pub fn evaluate(bert: &Bert, collective: &mut dyn Group, question: &Question, st
         micro_batch_tokens: question.micro_batch_tokens,
         rank: collective.rank(),
         world: collective.world(),
+        parts: question.parts.unwrap_or(collective.world()),
         threads: 1,
         largest: BATCH,
     };
     let sizes = (0..samples).step_by(BATCH).map(move |first| (samples - first).min(BATCH as u64) as usize);
+    let own = demand.own();
     let mut loader = Loader::start(source, demand, sizes).map_err(Error::Thread)?;
-    let mut sums = Totals::default().as_array();
+    let mut totals = vec![Totals::default(); own.len()];
     while let Some(batch) = loader.next_batch() {
-        let totals = step::evaluate(bert, &batch?.micro_batches)?;
-        sums.iter_mut().zip(totals.as_array()).for_each(|(sum, value)| *sum += value);
+        for (sum, leaf) in totals.iter_mut().zip(batch?.leaves()) {
+            *sum = sum.and(&step::evaluate(bert, leaf)?);
+        }
     }
     // A reader that has panicked has given fewer samples than were asked for.
     loader.finish()?;
+    let mut sums = match question.parts {
+        Some(parts) => Totals::in_places(&totals, own.start, parts),
+        None => Totals::in_places(&totals, 0, 1),
+    };
     collective.all_reduce_sum_f64(&mut sums)?;
-    let totals = Totals::from_array(sums);
+    let totals = Totals::of_places(&sums);
     Ok(Evaluation {
         step,
         samples,

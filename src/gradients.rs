@@ -1,10 +1,12 @@
-//! The sum of the gradients over all ranks, in place in the flat buffer: in buckets, each of which travels while the rest of
-//! the backward pass runs.
+//! The gradients of a step: this rank's passes, and the sum over all ranks, in place in the flat buffer. In buckets, each of which
+//! travels while the rest of the backward pass runs; or exactly, leaf by leaf, which is the same in every world.
 
-use lambert_collective::{Bucket, Pending, Reducer, all_reduce};
+use lambert_collective::{Bucket, Group, Pending, Reducer, all_reduce};
 
 use crate::error::Error;
+use crate::exact::ExactSum;
 use crate::state::TrainState;
+use crate::torch;
 
 /// The gradients of one step on their way through the sum. A bucket is a range of the flat buffer, which lies in the order of
 /// the backward pass: all ranks start the same buckets in the same order, however many micro-batches each of them has.
@@ -73,6 +75,25 @@ impl<'a> Exchange<'a> {
         kernels.with_floats(state.gradients_mut(), &mut |values| reduced = all_reduce(self.reducer, values, None));
         Ok(reduced?)
     }
+}
+
+/// Adds this rank's gradients, and the element behind them, to an exact sum, and leaves zeros.
+pub fn add_exactly(state: &mut TrainState, sum: &mut ExactSum) {
+    let kernels = state.parameters.kernels().clone();
+    kernels.with_floats(state.gradients_mut(), &mut |values| sum.add(values));
+    state.clear_gradients();
+}
+
+/// Gives `state` the sum over all ranks of what was added.
+///
+/// # Errors
+/// What the group says.
+pub fn sum_exactly(group: &mut dyn Group, state: &mut TrainState, mut sum: ExactSum) -> Result<(), Error> {
+    torch::guard(|| add_exactly(state, &mut sum))?;
+    sum.over_ranks(group)?;
+    let kernels = state.parameters.kernels().clone();
+    torch::guard(|| kernels.with_floats(state.gradients_mut(), &mut |values| sum.read(values)))?;
+    Ok(())
 }
 
 #[cfg(test)]

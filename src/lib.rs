@@ -12,6 +12,7 @@
 //! - [`model`]: embeddings, encoder, heads, over the parameters of the state
 //! - [`objective`]: masked language modelling and the pair objectives
 //! - [`step`]: one global batch through the model: losses and gradients
+//! - [`exact`]: a sum of gradients that no order of its terms changes
 //! - [`gradients`]: the sum of the gradients over all ranks, beside the backward pass
 //! - [`optim`]: the rules of LAMB and AdamW
 //! - [`outcome`]: what a step computed, and what follows from it
@@ -41,6 +42,7 @@ pub mod data;
 pub mod device;
 pub mod error;
 pub mod evaluate;
+pub mod exact;
 pub mod fill_mask;
 pub mod gradients;
 pub mod guard;

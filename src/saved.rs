@@ -69,6 +69,6 @@ impl Saved {
             return Err(Error::faults(url, faults));
         }
         let objective = self.config.objective.clone();
-        Ok(Question { dataset, objective, samples, micro_batch_tokens: 4096 })
+        Ok(Question { dataset, objective, samples, micro_batch_tokens: 4096, parts: None })
     }
 }

@@ -67,6 +67,29 @@ impl Totals {
         Self { objectives: std::array::from_fn(three), digest: numbers[Self::LENGTH - 1] }
     }
 
+    /// Totals of some parts of a global batch, from part `first` on, as numbers of which a sum over the ranks makes those of all
+    /// `parts`, each in a place of its own.
+    pub fn in_places(own: &[Self], first: usize, parts: usize) -> Vec<f64> {
+        let mut numbers = vec![0.0; Self::LENGTH * parts];
+        for (place, totals) in numbers.chunks_exact_mut(Self::LENGTH).skip(first).zip(own) {
+            place.copy_from_slice(&totals.as_array());
+        }
+        numbers
+    }
+
+    /// The sum of the totals in all places, in their order.
+    pub fn of_places(numbers: &[f64]) -> Self {
+        let (places, _) = numbers.as_chunks::<{ Self::LENGTH }>();
+        places.iter().map(|place| Self::from_array(*place)).fold(Self::default(), |sum, totals| sum.and(&totals))
+    }
+
+    /// These and those.
+    pub fn and(&self, other: &Self) -> Self {
+        let mut sums = self.as_array();
+        sums.iter_mut().zip(other.as_array()).for_each(|(sum, number)| *sum += number);
+        Self::from_array(sums)
+    }
+
     /// Those of one objective.
     pub fn of(&self, objective: Objective) -> Sums {
         let place = objective::ALL.iter().position(|other| other.description() == objective);
@@ -147,13 +170,45 @@ pub fn forward_backward(
     dropout: Key,
     are_final: &mut dyn FnMut(&TrainState, usize),
 ) -> Result<Pending, TorchError> {
+    pass(bert, state, batch, &batch.micro_batches, dropout, are_final)
+}
+
+/// The same for one of this rank's parts after the other: each has gradients of its own, which `take` is given, and totals.
+pub fn leaf_by_leaf(
+    bert: &Bert,
+    state: &mut TrainState,
+    batch: &GlobalBatch,
+    dropout: Key,
+    mut take: impl FnMut(&mut TrainState),
+) -> Result<Vec<Pending>, TorchError> {
+    let mut leaf = |micro_batches: &[MicroBatch]| {
+        let pending = pass(bert, state, batch, micro_batches, dropout, &mut |_, _| ())?;
+        torch::guard(|| take(state))?;
+        Ok(pending)
+    };
+    // A rank without samples has one leaf, of zeros.
+    match batch.leaves.is_empty() {
+        true => std::iter::once(&[][..]).map(&mut leaf).collect(),
+        false => batch.leaves().map(&mut leaf).collect(),
+    }
+}
+
+/// Passes over some of this rank's micro-batches; the gradients are theirs alone.
+fn pass(
+    bert: &Bert,
+    state: &mut TrainState,
+    batch: &GlobalBatch,
+    micro_batches: &[MicroBatch],
+    dropout: Key,
+    are_final: &mut dyn FnMut(&TrainState, usize),
+) -> Result<Pending, TorchError> {
     let divisors = objective::ALL.map(|objective| objective.answers_of_all(batch).max(1) as f64);
     let kernels = state.parameters.kernels().clone();
     torch::guard(|| {
         state.clear_gradients();
         let mut pending = Pending::new(&*kernels);
-        let mut left = batch.micro_batches.len();
-        Input::each(&*kernels, &batch.micro_batches, |micro_batch, input| {
+        let mut left = micro_batches.len();
+        Input::each(&*kernels, micro_batches, |micro_batch, input| {
             left -= 1;
             let loss = |hidden: &Tensor| {
                 let scores = score(bert, micro_batch, &input, hidden);
@@ -242,6 +297,7 @@ mod tests {
             balance: 1.0,
             masked_tokens: 5,
             micro_batches: cuts.iter().map(micro).collect(),
+            leaves: vec![cuts.len()],
         }
     }
 

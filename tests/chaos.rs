@@ -10,7 +10,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::s3_server::{self, Fault, Server, Weather};
 use crate::support::{
-    self, Place, Running, assert_same_bits, checkpoints, done, kill_if_there, open_mpi_5, tree, workers,
+    self, Place, Running, assert_same_bits, assert_same_weights, checkpoints, done, kill_if_there, open_mpi_5, tree,
+    workers,
 };
 use lambert_config::control::StepRecord;
 use lambert_data_prep::random::{Key, Rng};
@@ -34,6 +35,8 @@ struct Trial<'a> {
     worlds: &'a [usize],
     moments: Rng,
     starts: usize,
+    /// More arguments of `lambert run`.
+    more: &'a [&'a str],
     /// The MPI of every other start, if not the installed one.
     other_mpi: Vec<(&'static str, String)>,
     tally: BTreeMap<&'static str, usize>,
@@ -57,6 +60,7 @@ impl<'a> Trial<'a> {
             worlds,
             moments,
             starts: 0,
+            more: &[],
             other_mpi: Vec::new(),
             tally,
             damaged: BTreeSet::new(),
@@ -71,7 +75,7 @@ impl<'a> Trial<'a> {
         // Kills that lead nowhere are the point here, and no reason to give up.
         let more = ["--set", "cluster.restarts=100000", "--allow-change", "stage"];
         let mpi = if self.starts.is_multiple_of(2) { &self.other_mpi[..] } else { &[] };
-        Running::start_in(&config, &self.url, &[&STEADY[..], &more].concat(), mpi)
+        Running::start_in(&config, &self.url, &[&STEADY[..], &more, self.more].concat(), mpi)
     }
 
     fn below(&mut self, bound: u64) -> u64 {
@@ -262,9 +266,9 @@ fn step_of(name: &str) -> u64 {
     name.split('-').nth(1).unwrap().parse().unwrap()
 }
 
-fn undisturbed(place: &Place, steps: u64) -> (String, Vec<StepRecord>) {
+fn undisturbed(place: &Place, steps: u64, more: &[&str]) -> (String, Vec<StepRecord>) {
     let run = place.path("undisturbed");
-    let ended = Running::start_with(&place.config(steps, 2), &run, &STEADY).end();
+    let ended = Running::start_with(&place.config(steps, 2), &run, &[&STEADY[..], more].concat()).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     assert_eq!(ended.records.len() as u64, steps, "the machine has disturbed it: {}", ended.log);
     (run, ended.records)
@@ -276,7 +280,7 @@ fn in_a_folder(kills: usize) {
     let mut trial = Trial::new(&place, "killed", &[2]);
     trial.other_mpi = open_mpi_5().into_iter().flatten().collect();
     let steps = trial.disturb(kills);
-    let (reference, records) = undisturbed(&place, steps);
+    let (reference, records) = undisturbed(&place, steps, &[]);
     trial.check_history(&records);
     assert_same_bits(&reference, &trial.url);
     trial.check_leftovers();
@@ -287,8 +291,21 @@ fn with_changing_worlds(kills: usize) {
     let place = Place::new();
     let mut trial = Trial::new(&place, "worlds", &[2, 3, 1]);
     let steps = trial.disturb(kills);
-    let (_, records) = undisturbed(&place, steps);
+    let (_, records) = undisturbed(&place, steps, &[]);
     trial.check_history(&records);
+    trial.check_leftovers();
+}
+
+/// The same where all worlds compute alike: the same bits in the end.
+fn with_canonical_worlds(kills: usize) {
+    const CANONICAL: [&str; 2] = ["--set", "cluster.canonical=true"];
+    let place = Place::new();
+    let mut trial = Trial::new(&place, "canonical", &[2, 3, 1]);
+    trial.more = &CANONICAL;
+    let steps = trial.disturb(kills);
+    let (reference, records) = undisturbed(&place, steps, &CANONICAL);
+    trial.check_history(&records);
+    assert_same_weights(&reference, &trial.url);
     trial.check_leftovers();
 }
 
@@ -311,7 +328,7 @@ fn in_a_bucket(kills: usize) {
     trial.folder = Path::new(&place.path("s3")).join(s3_server::BUCKET).join("killed");
     let steps = trial.disturb(kills);
     eprintln!("{} requests were spoilt", server.clear());
-    let (reference, records) = undisturbed(&place, steps);
+    let (reference, records) = undisturbed(&place, steps, &[]);
     trial.check_history(&records);
     let local = place.path("copy");
     support::copy(&trial.folder, Path::new(&local));
@@ -334,6 +351,17 @@ fn two_hundred_kills_change_no_bit() {
 #[ignore = "minutes: docs/operations.md"]
 fn forty_kills_with_changing_worlds_change_no_batch() {
     with_changing_worlds(40);
+}
+
+#[test]
+fn a_few_kills_with_canonical_worlds_change_no_bit() {
+    with_canonical_worlds(4);
+}
+
+#[test]
+#[ignore = "minutes: docs/operations.md"]
+fn forty_kills_with_canonical_worlds_change_no_bit() {
+    with_canonical_worlds(40);
 }
 
 #[test]

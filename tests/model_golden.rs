@@ -221,6 +221,7 @@ impl Golden {
             balance: 1.0,
             masked_tokens: micro_batch.labels.len() as u64,
             micro_batches: vec![micro_batch],
+            leaves: vec![1],
         };
         let computed = step::forward_backward(&bert, &mut state, &batch, Key::new(1), &mut |_, _| ()).unwrap();
         let (totals, _) = computed.fetch(&Host, &state.gradient_norm()).unwrap();

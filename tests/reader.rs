@@ -32,7 +32,7 @@ fn reader(dataset: &Arc<Dataset>, shuffle: bool) -> Reader {
 
 fn demand(rank: usize, world: usize) -> Demand {
     let (cursor, detours) = (0, Detours::default());
-    Demand { cursor, detours, micro_batch_tokens: 256, rank, world, threads: 4, largest: 300 }
+    Demand { cursor, detours, micro_batch_tokens: 256, rank, world, parts: world, threads: 4, largest: 300 }
 }
 
 /// Batches of `size` samples from number 0 to `end`.

@@ -1,15 +1,16 @@
 //! Invariant 1: a global batch holds the same samples, under the same masks, for every world size; and the losses agree
 //! within the rounding of the order of summation.
 
-use crate::support::{Place, Running};
+use crate::support::{Place, Running, assert_same_weights};
 use lambert_config::control::StepRecord;
 
 const STEPS: u64 = 20;
 /// Relative difference of two losses.
 const TOLERANCE: f64 = 1e-5;
 
-fn train(place: &Place, ranks: usize) -> Vec<StepRecord> {
-    let ended = Running::start(&place.config(STEPS, ranks), &place.path(&format!("world-{ranks}"))).end();
+fn train(place: &Place, ranks: usize, more: &[&str]) -> Vec<StepRecord> {
+    let run = place.path(&format!("world-{ranks}"));
+    let ended = Running::start_with(&place.config(STEPS, ranks), &run, more).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     assert_eq!(ended.records.len() as u64, STEPS);
     ended.records
@@ -18,7 +19,7 @@ fn train(place: &Place, ranks: usize) -> Vec<StepRecord> {
 #[test]
 fn worlds_of_one_two_and_three_train_alike() {
     let place = Place::new();
-    let one = train(&place, 1);
+    let one = train(&place, 1, &[]);
     assert!(one.windows(2).all(|pair| pair[0].batch_digest != pair[1].batch_digest), "every batch is another");
     let padding = |records: &[StepRecord]| records.iter().map(|record| record.padding).collect::<Vec<_>>();
     assert!(padding(&one).iter().any(|share| *share > 0.0));
@@ -26,7 +27,7 @@ fn worlds_of_one_two_and_three_train_alike() {
     // Sixteen samples among three ranks: one has six at least.
     for (ranks, even) in [(2, 1.05), (3, 1.25)] {
         let mut worst: f64 = 0.0;
-        let others = train(&place, ranks);
+        let others = train(&place, ranks, &[]);
         assert!(
             padding(&others).iter().all(|share| (0.0..0.03).contains(share)),
             "{ranks} ranks: {:?}",
@@ -45,5 +46,20 @@ fn worlds_of_one_two_and_three_train_alike() {
         }
         eprintln!("losses of {ranks} ranks differ from one rank's by {worst:.1e} at most");
         assert!(worst <= TOLERANCE, "losses of {ranks} ranks differ by {worst:.1e}");
+    }
+}
+
+#[test]
+fn canonical_worlds_end_with_the_same_bits() {
+    let place = Place::new();
+    let evaluation = format!("evaluation.data={:?}", place.path("data/held-out"));
+    let more = ["--set", "cluster.canonical=true", "--set", &evaluation, "--set", "evaluation.every_steps=5"];
+    let facts =
+        |record: &StepRecord| (record.loss.to_bits(), record.grad_norm.map(f64::to_bits), record.padding.to_bits());
+    let bits = |ranks: usize| train(&place, ranks, &more).iter().map(facts).collect::<Vec<_>>();
+    let one = bits(1);
+    for ranks in [2, 3, 4] {
+        assert_eq!(one, bits(ranks), "{ranks} ranks");
+        assert_same_weights(&place.path("world-1"), &place.path(&format!("world-{ranks}")));
     }
 }

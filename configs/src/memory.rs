@@ -15,6 +15,8 @@ pub use samples::{Data, READERS, batches_ahead, samples};
 const STATE: u64 = 16;
 /// Weights and two moments once more, over all ranks together: the copy that checkpoints are written from.
 const SNAPSHOT: u64 = 12;
+/// With `cluster.canonical`: the sum of the gradients, in two halves.
+const EXACT: u64 = 16;
 
 /// Bytes of the training state of `ranks` ranks on one host, which are all of the run's; activations, libraries and
 /// samples come on top.
@@ -89,7 +91,8 @@ pub fn of_a_rank(config: &RunConfig, stage: &Stage, data: Data, ranks: usize) ->
     }
     let state = state(parameters, ranks) / ranks.max(1) as u64;
     let activations = activations(config, stage, data.pieces, data.longest);
-    [state, activations, samples].into_iter().fold(PROGRAM, u64::saturating_add)
+    let exact = if config.cluster.canonical { EXACT.saturating_mul(parameters) } else { 0 };
+    [state, activations, samples, exact].into_iter().fold(PROGRAM, u64::saturating_add)
 }
 
 /// Whether ranks of this host compute on cards, as far as can be known without the driver.

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::prep::Pair;
 pub use budget::TokenBudget;
-pub use cluster::{Backend, Cluster, ControlChannel, DatasetCache, Device, Host, LauncherKind, Limits, Wire};
+pub use cluster::{Backend, Cluster, ControlChannel, DatasetCache, Device, Host, LEAVES, LauncherKind, Limits, Wire};
 pub use growth::{Growth, Moments, Order};
 pub use guard::{DamagedShard, Guard, Test};
 pub use model::{Activation, Attention, Model, Norm, Precision};

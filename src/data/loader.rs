@@ -44,6 +44,8 @@ pub struct Demand {
     pub rank: usize,
     /// All ranks.
     pub world: usize,
+    /// Parts that a global batch is cut into, of which each rank has about as many: those of the world, if nothing else is asked.
+    pub parts: usize,
     /// Threads that read at the same time at most.
     pub threads: usize,
     /// Samples of a global batch at most.
@@ -61,7 +63,7 @@ pub struct GlobalBatch {
     pub lengths: Vec<u16>,
     /// Tokens of padding in the micro-batches of all ranks.
     pub padding: u64,
-    /// Tokens of the rank with the most over the mean, padding included; 0 if the samples could not be read.
+    /// Tokens of the part with the most over the mean, padding included; 0 if the samples could not be read.
     pub balance: f64,
     /// Tokens to be hidden in all: what the mean of the masked-language loss is taken over. It follows from the lengths
     /// alone, so that every rank knows it before its first backward pass; where no word is short enough for what is left
@@ -69,9 +71,28 @@ pub struct GlobalBatch {
     pub masked_tokens: u64,
     /// The micro-batches of this rank; perhaps none.
     pub micro_batches: Vec<MicroBatch>,
+    /// How many of them each of the rank's parts has.
+    pub leaves: Vec<usize>,
+}
+
+impl Demand {
+    /// The parts of a global batch that are this rank's.
+    pub fn own(&self) -> Range<usize> {
+        self.parts * self.rank / self.world..self.parts * (self.rank + 1) / self.world
+    }
 }
 
 impl GlobalBatch {
+    /// The micro-batches of each of the rank's parts.
+    pub fn leaves(&self) -> impl Iterator<Item = &[MicroBatch]> {
+        let mut rest = &self.micro_batches[..];
+        self.leaves.iter().map(move |count| {
+            let (leaf, after) = rest.split_at(*count);
+            rest = after;
+            leaf
+        })
+    }
+
     /// Tokens without padding.
     pub fn tokens(&self) -> u64 {
         self.lengths.iter().map(|length| u64::from(*length)).sum()

@@ -70,21 +70,24 @@ impl Reader {
         let objective = &self.source.objective;
         let masked_tokens = lengths.iter().map(|length| objective.predictions(usize::from(*length)) as u64).sum();
 
-        let division = Division::new(&lengths, demand.world, demand.micro_batch_tokens);
-        let cuts = &division.ranks[demand.rank];
-        let own: Vec<(u64, Place)> = cuts.iter().flat_map(|cut| &cut.samples).map(|sample| places[*sample]).collect();
+        let division = Division::new(&lengths, demand.parts, demand.micro_batch_tokens);
+        let parts = &division.ranks[demand.own()];
+        let leaves = parts.iter().map(Vec::len).collect();
+        let cuts = || parts.iter().flatten();
+        let own: Vec<(u64, Place)> = cuts().flat_map(|cut| &cut.samples).map(|sample| places[*sample]).collect();
         let kept = self.window(end - 1);
         let mut samples = self.gather(&own, &kept, threads)?.into_iter();
         self.groups.keep(&kept);
         let padding = self.source.dataset.manifest().special.pad;
-        let micro_batches = cuts.iter().map(|cut| {
+        let micro_batches = cuts().map(|cut| {
             let samples: Vec<MaskedSample> = samples.by_ref().take(cut.samples.len()).collect();
             MicroBatch::new(&cut.samples, cut.width, padding, &samples)
         });
         let micro_batches = micro_batches.collect();
 
         let (epoch, drawn, balance) = (places[0].0, cursor..end, division.balance());
-        let mut batch = GlobalBatch { epoch, drawn, lengths, padding: 0, balance, masked_tokens, micro_batches };
+        let mut batch =
+            GlobalBatch { epoch, drawn, lengths, padding: 0, balance, masked_tokens, micro_batches, leaves };
         batch.padding = division.tokens() as u64 - batch.tokens();
         Ok(batch)
     }

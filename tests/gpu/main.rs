@@ -105,6 +105,20 @@ fn updates_are_the_host_s() {
     }
 }
 
+#[test]
+fn weights_are_digested_to_the_host_s_number() {
+    let Some(card) = card() else { return };
+    let digest = |kernels: Arc<dyn Kernels>| {
+        let (mut digest, state) = ([0; 8], state(kernels.clone(), &Model::default()));
+        let start = Instant::now();
+        kernels.read(&state.digest(), 0, &mut digest);
+        (u64::from_ne_bytes(digest), 1e3 * start.elapsed().as_secs_f64())
+    };
+    let (host, (there, milliseconds)) = (digest(Arc::new(Host)), digest(card));
+    assert_eq!(there, host.0);
+    println!("POINT digest of the weights: the host's, in {milliseconds:.1} ms");
+}
+
 /// A snapshot is begun at once, holds what was there, and training goes on meanwhile.
 #[test]
 fn a_snapshot_is_taken_beside_the_computing() {

@@ -81,6 +81,7 @@ impl Golden {
             padding: 0,
             balance: 1.0,
             masked_tokens: micro_batches.iter().map(|batch| batch.labels.len() as u64).sum(),
+            leaves: vec![micro_batches.len()],
             micro_batches,
         }
     }

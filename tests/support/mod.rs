@@ -351,6 +351,12 @@ pub fn assert_same_bits(one: &str, other: &str) {
     }
 }
 
+/// Asserts that two runs, whatever their worlds, ended with the same weights, bit by bit.
+pub fn assert_same_weights(one: &str, other: &str) {
+    let weights = |run: &str| final_state(run).remove(Path::new(lambert_store::run::WEIGHTS)).unwrap();
+    assert!(weights(one) == weights(other), "the weights of {one} and {other} differ");
+}
+
 /// Moves the newest checkpoint of a run to another step, as if it had trained until then: step, cursors and updates.
 pub fn move_on(run: &str, step: u64) {
     let (name, folder) = (checkpoints(run).remove(0), Path::new(run).join("checkpoints"));

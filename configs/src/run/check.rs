@@ -1,7 +1,7 @@
 //! What a run's configuration must satisfy before anything is started.
 
 use super::{
-    Attention, Backend, Cluster, Device, Guard, LauncherKind, Limits, Masking, Model, Objective, Optimizer,
+    Attention, Backend, Cluster, Device, Guard, LEAVES, LauncherKind, Limits, Masking, Model, Objective, Optimizer,
     OptimizerKind, Order, RunConfig, Stage, TokenBudget,
 };
 use crate::load::{Checked, Fault};
@@ -23,6 +23,7 @@ impl Checked for RunConfig {
         }
         self.check_plateaus(faults);
         self.check_budgets(faults);
+        self.check_canonical(faults);
         self.cluster.check(faults);
         let wrong = self.slurm.faults(self.cluster.ranks);
         faults.extend(wrong.into_iter().map(|(key, message)| Fault::new(key, message)));
@@ -51,6 +52,28 @@ impl RunConfig {
         let open = self.stage.iter().enumerate().filter(|(_, stage)| stage.micro_batch_tokens == TokenBudget::Auto);
         for (index, _) in open.filter(|_| is_fused && self.model.drops_attention()) {
             faults.push(Fault::new(format!("stage.{index}.micro_batch_tokens"), TokenBudget::NOT_FUSED));
+        }
+    }
+
+    /// What cannot be the same in every world.
+    fn check_canonical(&self, faults: &mut Vec<Fault>) {
+        if !self.cluster.canonical {
+            return;
+        }
+        let mut wrong = |key: &str, message: &str| {
+            faults.push(Fault::new(key, format!("{message}, and cluster.canonical is true")));
+        };
+        if self.cluster.ranks > LEAVES {
+            wrong(
+                "cluster.ranks",
+                &format!("is {}, more than the {LEAVES} leaves of a global batch", self.cluster.ranks),
+            );
+        }
+        if self.cluster.device == Device::Cuda {
+            wrong("cluster.device", "is \"cuda\", whose products are not the same in every world");
+        }
+        if self.model.attention == Attention::Fused && self.model.drops_attention() {
+            wrong("model.attention", "is \"fused\", whose dropout follows the micro-batches; \"keyed\" does not");
         }
     }
 

@@ -1,0 +1,327 @@
+//! One stage of a run under way: its steps and its evaluations.
+
+use lambert_collective::{Group, Reducer};
+use lambert_config::control::{Directive, EventKind, RankTimes, StepRecord};
+use lambert_config::plan::{self, Place};
+use lambert_config::{flops, objectives, schedule};
+use lambert_data_prep::dataset::DatasetError;
+use lambert_data_prep::random::Key;
+
+use crate::agreement::{self, Agreement, Vote};
+use crate::checkpoint::Saver;
+use crate::control::Phase;
+use crate::data::loader::Demand;
+use crate::data::{GlobalBatch, Loader, Source};
+use crate::error::Error;
+use crate::evaluate::{self, Question};
+use crate::exact::ExactSum;
+use crate::gradients::{self, Exchange};
+use crate::guard::Verdict;
+use crate::metrics::{self, Stopwatch};
+use crate::model::{self, Bert};
+use crate::outcome::{Drawn, StepOutcome};
+use crate::session::{Datasets, Session};
+use crate::stages::growth;
+use crate::state::TrainState;
+use crate::torch::{self, TorchError};
+use crate::{optim, step};
+
+/// What came of a step.
+pub enum Step {
+    /// Its record, and what all ranks know after it.
+    Made(Box<StepRecord>, Told),
+    /// It was not made, because a rank could not read its samples; why, if it was this one.
+    Unread(Option<DatasetError>),
+}
+
+/// What all ranks know after a step.
+pub struct Told {
+    /// Sums over all ranks.
+    pub totals: step::Totals,
+    /// What they have told each other.
+    pub agreement: Agreement,
+    /// Seconds until each of them was done with its own samples.
+    pub busy: Vec<f64>,
+    /// What becomes of the step.
+    pub verdict: Verdict,
+}
+
+/// One stage under way.
+pub struct Stage<'a> {
+    session: &'a Session,
+    datasets: &'a Datasets,
+    place: Place<'a>,
+    /// Steps of the whole run that were done when this stage was opened.
+    first_step: u64,
+    loader: Loader,
+    bert: Bert,
+    layers: usize,
+    /// Tokens of a micro-batch at most.
+    micro_batch_tokens: usize,
+}
+
+impl<'a> Stage<'a> {
+    pub fn open(
+        session: &'a Session,
+        datasets: &'a Datasets,
+        state: &mut TrainState,
+        place: Place<'a>,
+        micro_batch_tokens: usize,
+    ) -> Result<Self, Error> {
+        let config = &session.config;
+        let dataset = &datasets.stages[place.index];
+        let source = Source {
+            dataset: dataset.clone(),
+            objective: config.objective.clone(),
+            seed: config.run.seed,
+            shuffle: true,
+            test: config.test.clone(),
+        };
+        let demand = Demand {
+            cursor: state.cursor(dataset),
+            detours: state.detours.get(dataset.manifest_sha256()).cloned().unwrap_or_default(),
+            micro_batch_tokens,
+            rank: session.rank,
+            world: session.world,
+            parts: config.cluster.parts(session.world),
+            threads: session.readers,
+            largest: place.stage.global_batch.max(place.stage.batch_ramp.map_or(0, |ramp| ramp.start)),
+        };
+        let (stage, steps) = (place.stage.clone(), place.done..place.stage.steps);
+        let sizes = steps.map(move |done| plan::global_batch(&stage, done));
+        let loader = Loader::start(source, demand, sizes).map_err(Error::Thread)?;
+        let layers = place.stage.depth(&config.model);
+        torch::guard(|| state.parameters.keep_low(model::kind(&config.model)))?;
+        let mut bert = Bert::new(&state.parameters, &config.model, layers);
+        bert.recompute = place.stage.recompute;
+        Ok(Self { session, datasets, place, first_step: state.step, loader, bert, layers, micro_batch_tokens })
+    }
+
+    /// Freezes what no objective reads, and freezes or frees the old layers, as the stage's growth says for the step after
+    /// `done` of them.
+    pub fn freeze(&self, state: &mut TrainState, done: u64) {
+        let growth = &self.place.stage.growth;
+        if done == self.place.done || done == growth.new_layers_only {
+            let idle = objectives::idle(&self.session.config.objective);
+            growth::freeze(&mut state.parameters, growth, state.grown_from, done, &idle);
+        }
+    }
+
+    /// One step: a global batch, its gradient over all ranks, one update if it is sound.
+    pub fn update(
+        &mut self,
+        state: &mut TrainState,
+        collective: &mut dyn Group,
+        reducer: &mut dyn Reducer,
+        saver: &mut Saver<'_>,
+    ) -> Result<Step, Error> {
+        let session = self.session;
+        let mut whole = Stopwatch::start();
+        let mut watch = Stopwatch::start();
+        session.control.phase(Phase::Read);
+        let Some(read) = self.loader.next_batch() else {
+            self.loader.finish()?;
+            return Err(Error::NoMoreSamples(state.step));
+        };
+        // A rank without samples takes part without gradients, so that all learn of it together.
+        let (batch, unread) = read.map_or_else(|error| (GlobalBatch::default(), Some(error)), |batch| (batch, None));
+        let data_wait = watch.lap();
+
+        session.control.phase(Phase::Step);
+        let dropout = Key::new(session.config.run.seed).with_bytes(b"dropout").with(state.step);
+        let spoils = unread.is_some();
+        let (computed, forward_backward) = match session.config.cluster.canonical {
+            false => self.in_buckets(state, &batch, dropout, reducer, spoils, &mut watch)?,
+            true => self.exactly(state, &batch, dropout, collective, spoils, &mut watch)?,
+        };
+        let mut communicate = watch.lap();
+
+        session.control.phase(Phase::Step);
+        let learning_rate = schedule::learning_rate(self.place.stage, self.done(state));
+        let norm_of_all = torch::guard(|| optim::update(state, &session.config.optimizer, learning_rate))?;
+        let (mut totals, mut norm) = (Vec::new(), f64::NAN);
+        for pending in computed {
+            let fetched = pending.fetch(state.kernels(), &norm_of_all)?;
+            totals.push(fetched.0);
+            norm = fetched.1;
+        }
+        let optimizer = watch.lap();
+
+        session.control.phase(Phase::Exchange);
+        let mut told = self.agree(collective, &totals, saver, spoils, data_wait + forward_backward)?;
+        communicate += watch.lap();
+        if told.agreement.unread > 0 {
+            return Ok(Step::Unread(unread));
+        }
+        let outcome = StepOutcome { learning_rate, totals: told.totals, norm, ..self.outcome(state, &batch) };
+        told.verdict = outcome.conclude(state, &session.config.guard);
+
+        let mut record = metrics::record(&outcome, state);
+        (record.data_wait, record.forward_backward) = (data_wait, forward_backward);
+        (record.communicate, record.optimizer) = (communicate, optimizer);
+        record.ranks = RankTimes::of(&told.busy);
+        record.seconds = whole.lap();
+        metrics::put_rates(&mut record, self.flops(&batch), session.peak);
+        Ok(Step::Made(Box::new(record), told))
+    }
+
+    /// Passes over this rank's samples, and the sum of the gradients over all ranks beside them; the seconds of the passes, too.
+    /// One that `spoils` the step has no samples.
+    fn in_buckets(
+        &self,
+        state: &mut TrainState,
+        batch: &GlobalBatch,
+        dropout: Key,
+        reducer: &mut dyn Reducer,
+        spoils: bool,
+        watch: &mut Stopwatch,
+    ) -> Result<(Vec<step::Pending>, f64), Error> {
+        let cluster = &self.session.config.cluster;
+        let mut exchange = Exchange::new(reducer, cluster.bucket_elements(), cluster.overlap);
+        let mut are_final = |state: &TrainState, elements| exchange.are_final(state, elements);
+        let computed = step::forward_backward(&self.bert, state, batch, dropout, &mut are_final);
+        let computed = computed.map_err(|error| self.explain(error))?;
+        if spoils {
+            step::spoil(state)?;
+        }
+        let seconds = watch.lap();
+        self.session.control.phase(Phase::Exchange);
+        exchange.finish(state)?;
+        Ok((vec![computed], seconds))
+    }
+
+    /// The same leaf by leaf, with a sum that has the same bits in every world.
+    fn exactly(
+        &self,
+        state: &mut TrainState,
+        batch: &GlobalBatch,
+        dropout: Key,
+        collective: &mut dyn Group,
+        spoils: bool,
+        watch: &mut Stopwatch,
+    ) -> Result<(Vec<step::Pending>, f64), Error> {
+        let mut sum = ExactSum::new(state.gradients_mut().numel());
+        let add = |state: &mut TrainState| gradients::add_exactly(state, &mut sum);
+        let computed = step::leaf_by_leaf(&self.bert, state, batch, dropout, add);
+        let computed = computed.map_err(|error| self.explain(error))?;
+        if spoils {
+            step::spoil(state)?;
+        }
+        let seconds = watch.lap();
+        self.session.control.phase(Phase::Exchange);
+        gradients::sum_exactly(collective, state, sum)?;
+        Ok((computed, seconds))
+    }
+
+    /// Where every world computes alike: the first of this rank's parts of a global batch, and how many there are.
+    fn leaves(&self) -> Option<(usize, usize)> {
+        let Session { config, rank, world, .. } = self.session;
+        let parts = config.cluster.parts(*world);
+        config.cluster.canonical.then_some((parts * rank / world, parts))
+    }
+
+    /// The totals over all ranks, what rank 0 wants to happen after this step, and how the save under way stands.
+    fn agree(
+        &self,
+        collective: &mut dyn Group,
+        totals: &[step::Totals],
+        saver: &mut Saver<'_>,
+        unread: bool,
+        busy: f64,
+    ) -> Result<Told, Error> {
+        let wanted = match self.session.is_first() {
+            true => self.session.control.take_directive(),
+            false => Directive::Continue,
+        };
+        let wanted = match wanted {
+            Directive::Continue if self.session.is_first() && saver.is_overdue() => Directive::Checkpoint,
+            directive => directive,
+        };
+        let mut sums = match self.leaves() {
+            Some((first, parts)) => step::Totals::in_places(totals, first, parts),
+            None => step::Totals::in_places(totals, 0, 1),
+        };
+        let vote = Vote { directive: wanted, save: saver.vote(), unread };
+        let (agreement, busy) = agreement::exchange(collective, &mut sums, vote, busy)?;
+        Ok(Told { totals: step::Totals::of_places(&sums), agreement, busy, verdict: Verdict::Sound })
+    }
+
+    /// What is known of a step before it is computed.
+    fn outcome(&self, state: &TrainState, batch: &GlobalBatch) -> StepOutcome {
+        let dataset = self.datasets.stages[self.place.index].manifest_sha256().to_owned();
+        StepOutcome {
+            stage: self.place.stage.name.clone(),
+            before: state.step,
+            epoch: batch.epoch,
+            samples: batch.lengths.len() as u64,
+            tokens: batch.tokens(),
+            padding: batch.padding,
+            balance: batch.balance,
+            drawn: Drawn { dataset, samples: batch.drawn.clone(), passed: batch.passed() },
+            ..StepOutcome::default()
+        }
+    }
+
+    /// Where memory ran out, what the user can do about it.
+    fn explain(&self, error: TorchError) -> Error {
+        let (objective, Place { stage, index, .. }) = (&self.session.config.objective, self.place);
+        match error.memory() {
+            None => error.into(),
+            Some(asked) => Error::Memory {
+                asked,
+                stage: index,
+                tokens: self.micro_batch_tokens,
+                recompute: stage.recompute,
+                predictions: objective.max_predictions,
+            },
+        }
+    }
+
+    fn flops(&self, batch: &GlobalBatch) -> f64 {
+        let vocabulary = self.datasets.first().manifest().vocabulary.size;
+        let lengths = batch.lengths.iter().map(|length| u64::from(*length));
+        flops::training(&self.session.config.model, self.layers, vocabulary, lengths, batch.masked_tokens)
+    }
+
+    /// Measures the held-out loss, if there are samples for it, and ends the stage where it is flat. Returns whether a
+    /// checkpoint is to be saved for the loss.
+    pub fn evaluate(
+        &self,
+        state: &mut TrainState,
+        collective: &mut dyn Group,
+        saver: &mut Saver<'_>,
+    ) -> Result<bool, Error> {
+        let Some(dataset) = &self.datasets.evaluation else { return Ok(false) };
+        self.session.control.phase(Phase::Evaluate);
+        let config = &self.session.config;
+        let question = Question {
+            dataset: dataset.clone(),
+            objective: config.objective.clone(),
+            samples: config.evaluation.samples,
+            micro_batch_tokens: self.micro_batch_tokens,
+            parts: self.leaves().map(|(_, parts)| parts),
+        };
+        let evaluation = evaluate::evaluate(&self.bert, collective, &question, state.step)?;
+        let best = saver.push_evaluation(collective, &evaluation)?;
+        let loss = evaluation.scores.main().loss;
+        if self.session.is_first() {
+            self.session.control.event(EventKind::Evaluation(evaluation));
+        }
+        let Place { stage, index, .. } = self.place;
+        let done = self.done(state);
+        if stage.plateau.is_some_and(|plateau| state.watched.is_flat(&plateau, loss)) && done < stage.steps {
+            state.ended.insert(index, done);
+            if self.session.is_first() {
+                let steps = plan::total_steps(config, &state.ended);
+                let stage = stage.name.clone();
+                self.session.control.event(EventKind::Plateau { step: state.step, stage, done, steps });
+            }
+        }
+        Ok(best)
+    }
+
+    /// Steps of this stage that are done.
+    fn done(&self, state: &TrainState) -> u64 {
+        self.place.done + state.step - self.first_step
+    }
+}
