@@ -12,8 +12,10 @@ use crate::torch;
 /// the backward pass: all ranks start the same buckets in the same order, however many micro-batches each of them has.
 pub struct Exchange<'a> {
     reducer: &'a mut dyn Reducer,
-    /// Elements of a bucket; `None`: nothing is sent before all gradients are final.
-    bucket: Option<usize>,
+    /// Elements of a bucket.
+    bucket: usize,
+    /// Whether buckets are sent before all gradients are final.
+    overlap: bool,
     /// Elements that are in buckets which have been started.
     started: usize,
     pending: Vec<Box<dyn Pending>>,
@@ -24,15 +26,20 @@ pub struct Exchange<'a> {
 impl<'a> Exchange<'a> {
     /// In buckets of so many elements; `overlap` says whether they are sent as soon as they are final.
     pub fn new(reducer: &'a mut dyn Reducer, bucket: usize, overlap: bool) -> Self {
-        Self { reducer, bucket: overlap.then_some(bucket.max(1)), started: 0, pending: Vec::new(), failed: None }
+        Self { reducer, bucket: bucket.max(1), overlap, started: 0, pending: Vec::new(), failed: None }
     }
 
     /// Starts the buckets that are whole now that the first `elements` gradients are final, which nothing in this process
     /// touches until [`Exchange::finish`] has returned.
     pub fn are_final(&mut self, state: &TrainState, elements: usize) {
-        let Some(bucket) = self.bucket else { return };
-        while self.started + bucket <= elements {
-            self.start(state, bucket);
+        if self.overlap {
+            self.start_up_to(state, elements);
+        }
+    }
+
+    fn start_up_to(&mut self, state: &TrainState, elements: usize) {
+        while self.started.saturating_add(self.bucket) <= elements {
+            self.start(state, self.bucket);
         }
     }
 
@@ -58,7 +65,7 @@ impl<'a> Exchange<'a> {
         if state.gradients_in_place(0..all).is_none() {
             return self.by_main_memory(state);
         }
-        self.are_final(state, all);
+        self.start_up_to(state, all);
         if self.started < all {
             self.start(state, all - self.started);
         }

@@ -33,6 +33,8 @@ pub struct Session {
     pub rank: usize,
     /// All ranks.
     pub world: usize,
+    /// Whether gradients are summed while the backward pass runs.
+    pub overlaps: bool,
     /// Threads that may read samples at the same time: this rank's share of its host's.
     pub readers: usize,
     /// The coordinator.
@@ -72,8 +74,10 @@ impl Session {
         };
         let mut peak = [metrics::matmul_peak(&*kernels, kind, metrics::peak_width(card.is_some()))?];
         ranks.group.all_reduce_sum_f64(&mut peak)?;
-        let (readers, peak) = (readers(), peak[0]);
-        Ok((Self { config, config_sha256, store, lease, rank, world, readers, control, kernels, card, peak }, ranks))
+        let (readers, peak, overlaps) = (readers(), peak[0], overlaps(&config.cluster, world));
+        let session =
+            Self { config, config_sha256, store, lease, rank, world, overlaps, readers, control, kernels, card, peak };
+        Ok((session, ranks))
     }
 
     /// Whether this rank speaks for all.
@@ -125,6 +129,13 @@ pub fn read_config(store: &Store) -> Result<(RunConfig, String), Error> {
 pub fn readers() -> usize {
     let ranks = lambert_collective::world::detect().map_or(1, |world| world.local_size);
     std::thread::available_parallelism().map_or(1, usize::from).div_ceil(ranks.max(1)).min(memory::READERS)
+}
+
+/// Whether gradients travel while this rank computes: where another host is waited for, or a processor is left for it.
+fn overlaps(cluster: &Cluster, world: usize) -> bool {
+    let here = lambert_collective::world::detect().map_or(1, |world| world.local_size);
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    cluster.overlap.unwrap_or(here < world || processors > here * cluster.threads)
 }
 
 /// The world at hand; that it is the attempt's is checked.

@@ -177,7 +177,7 @@ impl<'a> Stage<'a> {
         watch: &mut Stopwatch,
     ) -> Result<(Vec<step::Pending>, f64), Error> {
         let cluster = &self.session.config.cluster;
-        let mut exchange = Exchange::new(reducer, cluster.bucket_elements(), cluster.overlap);
+        let mut exchange = Exchange::new(reducer, cluster.bucket_elements(), self.session.overlaps);
         let mut are_final = |state: &TrainState, elements| exchange.are_final(state, elements);
         let computed = step::forward_backward(&self.bert, state, batch, dropout, &mut are_final);
         let computed = computed.map_err(|error| self.explain(error))?;

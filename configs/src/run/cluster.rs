@@ -93,8 +93,10 @@ pub struct Cluster {
     /// twelve leaves, whatever the world, and their gradients are summed exactly. Slower, with 16 bytes a parameter more.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub canonical: bool,
-    /// Whether they are sent while the rest of the backward pass runs; without, at its end.
-    pub overlap: bool,
+    /// Whether they are sent while the rest of the backward pass runs, or at its end. Absent: while it runs, where ranks are on
+    /// several hosts or their host has more processors than they have threads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub overlap: Option<bool>,
     /// How many failures within `restart_window_minutes` are followed by a restart; one more gives the run up.
     pub restarts: usize,
     /// Failures that are longer ago no longer count, minutes.
@@ -136,7 +138,7 @@ impl Default for Cluster {
             bucket_mb: 25.0,
             wire: Wire::Fp32,
             canonical: false,
-            overlap: true,
+            overlap: None,
             restarts: 5,
             restart_window_minutes: 60.0,
             patience_minutes: 60.0,
