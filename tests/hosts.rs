@@ -215,11 +215,23 @@ fn step_of_bert_base(megabits: u32, sets: &[&str]) -> [f64; 2] {
     let place = Place::new();
     let Some(network) = Network::new(&place, 2) else { panic!("there are no hosts") };
     network.slow_down(megabits);
+    // The place's pieces, and as many others as make BERT's number; samples of like lengths, so that each rank has one
+    // micro-batch.
+    let mut pieces = std::fs::read_to_string(place.path("vocab.txt")).unwrap();
+    let there = pieces.lines().count();
+    (there..30_522).for_each(|number| pieces += &format!("[unused{number}]\n"));
+    let (vocabulary, data) = (place.file("base.txt", pieces), place.path("base"));
+    let prep = format!(
+        "[[source]]\npath = {:?}\ndocuments = \"blank-line\"\n[output]\nurl = {data:?}\n[vocabulary]\nfile = {vocabulary:?}\n\
+         [samples]\nsequence_length = 512\npair = \"none\"\npacking = \"full-sentences\"\nshort_sequence_probability = 0.0\n",
+        place.path("corpus.txt")
+    );
+    support::done(&["prep", "--config", &place.file("base-prep.toml", prep)]);
     let text = format!(
-        "[model]\npositions = 64\npad_vocabulary_to = 30522\n\
-         [[stage]]\nname = \"one\"\ndata = {:?}\nsteps = {STEPS}\nglobal_batch = 32\nmicro_batch_tokens = 512\n\
+        "[objective]\npair = \"none\"\n\
+         [[stage]]\nname = \"one\"\ndata = {:?}\nsteps = {STEPS}\nglobal_batch = 4\nmicro_batch_tokens = 1024\n\
          learning_rate = 1e-4\n[checkpoint]\nevery_minutes = 0\n[cluster]\nranks = 2\nbackend = \"mpi\"\ndevice = \"cpu\"\n",
-        place.path("data/train")
+        place.path("base/train")
     );
     let config = place.file("base.toml", text);
     let more: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
