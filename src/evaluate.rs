@@ -13,7 +13,8 @@ use crate::data::loader::Demand;
 use crate::data::{Loader, Source};
 use crate::error::Error;
 use crate::model::Bert;
-use crate::step::{self, Totals};
+use crate::step;
+use crate::totals::Totals;
 
 /// Samples that are cut into micro-batches together.
 const BATCH: usize = 256;

@@ -12,6 +12,7 @@
 //! - [`model`]: embeddings, encoder, heads, over the parameters of the state
 //! - [`objective`]: masked language modelling and the pair objectives
 //! - [`step`]: one global batch through the model: losses and gradients
+//! - [`totals`]: losses and right answers, added up
 //! - [`exact`]: a sum of gradients that no order of its terms changes
 //! - [`gradients`]: the sum of the gradients over all ranks, beside the backward pass
 //! - [`optim`]: the rules of LAMB and AdamW
@@ -64,6 +65,7 @@ pub mod stages;
 pub mod state;
 pub mod step;
 pub mod torch;
+pub mod totals;
 pub mod train;
 
 pub use error::Error;

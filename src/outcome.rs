@@ -6,7 +6,7 @@ use lambert_config::run::Guard;
 
 use crate::guard::Verdict;
 use crate::state::TrainState;
-use crate::step::Totals;
+use crate::totals::Totals;
 
 /// What a step drew.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

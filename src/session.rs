@@ -66,6 +66,12 @@ impl Session {
         let (kernels, card) = device.kernels(lambert_collective::world::detect().as_ref(), config.model.precision)?;
         device::world::check(&mut *ranks.group, card.as_ref(), config.cluster.share_device)?;
         let kind = match &card {
+            Some(card) if config.cluster.canonical => {
+                return Err(Error::Usage(format!(
+                    "cluster.canonical is true and this rank computes on {card}, whose products are not the same in every world: \
+                     cluster.device = \"cpu\" computes on the processor"
+                )));
+            }
             Some(card) => {
                 tracing::info!("rank {rank} computes on {card}");
                 model::kind(&config.model)

@@ -11,6 +11,7 @@ use lambert::input::Input;
 use lambert::kernels::Host;
 use lambert::model::{Bert, Dropout, parameters};
 use lambert::state::{Buffer, Parameters, TrainState};
+use lambert::totals::Totals;
 use lambert::{step, torch};
 use lambert_config::objectives::{MASKED_LANGUAGE, PAIR};
 use lambert_config::run::{Activation, Attention, Model, Norm, Precision};
@@ -208,7 +209,7 @@ fn bf16_comes_near() {
 
 impl Golden {
     /// Losses and gradients of the golden batch.
-    fn step(&self, recompute: bool) -> (step::Totals, TrainState) {
+    fn step(&self, recompute: bool) -> (Totals, TrainState) {
         let (parameters, mut bert) = self.model();
         let mut state = TrainState::new(parameters);
         bert.recompute = recompute;

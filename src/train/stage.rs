@@ -24,6 +24,7 @@ use crate::session::{Datasets, Session};
 use crate::stages::growth;
 use crate::state::TrainState;
 use crate::torch::{self, TorchError};
+use crate::totals::Totals;
 use crate::{optim, step};
 
 /// What came of a step.
@@ -37,7 +38,7 @@ pub enum Step {
 /// What all ranks know after a step.
 pub struct Told {
     /// Sums over all ranks.
-    pub totals: step::Totals,
+    pub totals: Totals,
     /// What they have told each other.
     pub agreement: Agreement,
     /// Seconds until each of them was done with its own samples.
@@ -224,7 +225,7 @@ impl<'a> Stage<'a> {
     fn agree(
         &self,
         collective: &mut dyn Group,
-        totals: &[step::Totals],
+        totals: &[Totals],
         saver: &mut Saver<'_>,
         unread: bool,
         busy: f64,
@@ -238,12 +239,12 @@ impl<'a> Stage<'a> {
             directive => directive,
         };
         let mut sums = match self.leaves() {
-            Some((first, parts)) => step::Totals::in_places(totals, first, parts),
-            None => step::Totals::in_places(totals, 0, 1),
+            Some((first, parts)) => Totals::in_places(totals, first, parts),
+            None => Totals::in_places(totals, 0, 1),
         };
         let vote = Vote { directive: wanted, save: saver.vote(), unread };
         let (agreement, busy) = agreement::exchange(collective, &mut sums, vote, busy)?;
-        Ok(Told { totals: step::Totals::of_places(&sums), agreement, busy, verdict: Verdict::Sound })
+        Ok(Told { totals: Totals::of_places(&sums), agreement, busy, verdict: Verdict::Sound })
     }
 
     /// What is known of a step before it is computed.

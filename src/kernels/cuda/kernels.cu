@@ -129,13 +129,19 @@ extern "C" __global__ void lambert_squares(double *sums, const float *values, u6
   }
 }
 
-// *root = the root of the sum of `sums`, by one block.
-extern "C" __global__ void lambert_root_of_sums(double *root, const double *sums, u32 count) {
-  double sum = 0.0;
+// The sum of `sums`, by one block, in its first thread.
+template <typename T>
+__device__ inline T sum_of(const T *sums, u32 count) {
+  T sum = 0;
   for (u32 i = threadIdx.x; i < count; i += THREADS) {
     sum += sums[i];
   }
-  sum = sum_of_block(sum);
+  return sum_of_block(sum);
+}
+
+// *root = the root of the sum of `sums`, by one block.
+extern "C" __global__ void lambert_root_of_sums(double *root, const double *sums, u32 count) {
+  const double sum = sum_of(sums, count);
   if (threadIdx.x == 0) {
     *root = sqrt(sum);
   }
@@ -159,11 +165,7 @@ extern "C" __global__ void lambert_words(u64 *sums, const float *values, u64 cou
 
 // *into = the sum of `sums`, by one block.
 extern "C" __global__ void lambert_sum_of_words(u64 *into, const u64 *sums, u32 count) {
-  u64 sum = 0;
-  for (u32 i = threadIdx.x; i < count; i += THREADS) {
-    sum += sums[i];
-  }
-  sum = sum_of_block(sum);
+  const u64 sum = sum_of(sums, count);
   if (threadIdx.x == 0) {
     *into = sum;
   }

@@ -52,6 +52,16 @@ impl<C: Card> Cuda<C> {
         launch(&*self.card, kernel, blocks, arguments);
     }
 
+    /// What `whole` makes of a number of `kind` for each chunk of `values`, which `chunk` makes; \[\].
+    fn reduced(&self, values: &Tensor, kind: Kind, chunk: &str, whole: &str) -> Tensor {
+        let count = values.numel();
+        let blocks = count.div_ceil(CHUNK);
+        let (parts, made) = (self.card.zeros(&[blocks as i64], kind), self.card.zeros(&[], kind));
+        self.launch(chunk, blocks, Arguments::new().tensor(&parts).tensor(values).u64(count as u64).u32(CHUNK));
+        self.launch(whole, 1, Arguments::new().tensor(&made).tensor(&parts).u32(blocks));
+        made
+    }
+
     fn lamb(&self, buffers: &mut Buffers<'_>, update: &Update<'_>, chunks: &Chunks, rules: &Tensor) {
         let sums = self.card.zeros(&[2 * chunks.count as i64], Kind::Double);
         let arguments = Arguments::new().tensor(&chunks.table).tensor(rules).tensor(update.norm).f64(update.clip_norm);
@@ -148,21 +158,11 @@ impl<C: Card + 'static> Kernels for Cuda<C> {
     }
 
     fn norm(&self, values: &Tensor) -> Tensor {
-        let count = values.numel();
-        let blocks = count.div_ceil(CHUNK);
-        let (sums, root) = (self.zeros(&[blocks as i64], Kind::Double), self.zeros(&[], Kind::Double));
-        self.launch("squares", blocks, Arguments::new().tensor(&sums).tensor(values).u64(count as u64).u32(CHUNK));
-        self.launch("root_of_sums", 1, Arguments::new().tensor(&root).tensor(&sums).u32(blocks));
-        root
+        self.reduced(values, Kind::Double, "squares", "root_of_sums")
     }
 
     fn digest(&self, values: &Tensor) -> Tensor {
-        let count = values.numel();
-        let blocks = count.div_ceil(CHUNK);
-        let (sums, sum) = (self.zeros(&[blocks as i64], Kind::Int64), self.zeros(&[], Kind::Int64));
-        self.launch("words", blocks, Arguments::new().tensor(&sums).tensor(values).u64(count as u64).u32(CHUNK));
-        self.launch("sum_of_words", 1, Arguments::new().tensor(&sum).tensor(&sums).u32(blocks));
-        sum
+        self.reduced(values, Kind::Int64, "words", "sum_of_words")
     }
 
     fn update(&self, buffers: &mut Buffers<'_>, update: &Update<'_>) {
