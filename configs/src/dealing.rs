@@ -140,7 +140,7 @@ const PADDING: f64 = 0.03;
 
 /// Cuts a rank's `samples`, longest first, so that a micro-batch holds samples of like lengths. A sample longer than `budget`
 /// makes one of its own. Where padding is more than 3 % of the tokens then, micro-batches are split, each time where that
-/// saves most.
+/// saves most. The one with the most tokens comes last: gradients are sent while its backward pass runs.
 fn cut(lengths: &[u16], samples: Vec<usize>, budget: usize) -> Vec<Cut> {
     let sorted: Vec<usize> = samples.iter().map(|index| usize::from(lengths[*index]).max(1)).collect();
     let tokens: usize = sorted.iter().sum();
@@ -160,7 +160,12 @@ fn cut(lengths: &[u16], samples: Vec<usize>, budget: usize) -> Vec<Cut> {
     }
     let mut rows: Vec<_> = splits.into_iter().map(|split| split.rows).collect();
     rows.sort_by_key(|rows| rows.start);
-    rows.into_iter().map(|rows| Cut { width: sorted[rows.start], samples: samples[rows].to_vec() }).collect()
+    let cut = |rows: Range<usize>| Cut { width: sorted[rows.start], samples: samples[rows].to_vec() };
+    let mut cuts: Vec<Cut> = rows.into_iter().map(cut).collect();
+    if let Some(most) = (0..cuts.len()).max_by_key(|index| cuts[*index].tokens()) {
+        cuts[most..].rotate_left(1);
+    }
+    cuts
 }
 
 /// A micro-batch, as rows of the sorted samples, and where it is best split.
@@ -249,7 +254,18 @@ mod tests {
         assert_eq!(cut_all(&[100; 64], 1000).len(), 7);
         assert_eq!(cut_all(&[100, 99, 98, 97, 96, 95], 1000).len(), 1);
         let split = cut_all(&[50, 99, 98, 100, 49, 48], 1000);
-        assert_eq!([&split[0].samples, &split[1].samples], [&[3, 1, 2], &[0, 4, 5]]);
+        assert_eq!([&split[0].samples, &split[1].samples], [&[0, 4, 5], &[3, 1, 2]]);
+    }
+
+    #[test]
+    fn the_micro_batch_with_the_most_tokens_comes_last() {
+        let lengths: Vec<u16> = (0..300).map(|index| 5 + (index * 37 % 124)).collect();
+        for cuts in Division::new(&lengths, 4, 1024).ranks {
+            let tokens: Vec<usize> = cuts.iter().map(Cut::tokens).collect();
+            assert_eq!(tokens.iter().max(), tokens.last(), "{tokens:?}");
+            let widths: Vec<usize> = cuts[..cuts.len() - 1].iter().map(|cut| cut.width).collect();
+            assert!(widths.is_sorted_by(|a, b| a >= b), "longest first otherwise: {widths:?}");
+        }
     }
 
     /// What the rank with the most must have at least, however samples are dealt: of the n ranks x k + 1 longest samples some
@@ -297,8 +313,8 @@ mod tests {
     #[test]
     fn a_sample_over_the_budget_stands_alone() {
         let cuts = cut_all(&[10, 500, 10], 100);
-        assert_eq!(cuts[0], Cut { samples: vec![1], width: 500 });
-        assert_eq!(cuts[1], Cut { samples: vec![0, 2], width: 10 });
+        assert_eq!(cuts[0], Cut { samples: vec![0, 2], width: 10 });
+        assert_eq!(cuts[1], Cut { samples: vec![1], width: 500 });
         assert_eq!(cut_all(&[], 100), []);
     }
 }
