@@ -108,13 +108,16 @@ mod tests {
     use std::sync::Arc;
 
     use lambert_collective::local;
-    use lambert_config::run::Model;
+    use lambert_config::dealing::Division;
+    use lambert_config::run::{Model, Norm};
+    use lambert_data_prep::random::Key;
 
     use super::*;
     use crate::kernels::cuda::Emulator;
     use crate::kernels::{Cuda, Host, Kernels};
-    use crate::model::parameters;
+    use crate::model::{Bert, parameters};
     use crate::state::{Buffer, Parameters};
+    use crate::step;
 
     /// The gradients of each rank after the exchange, which told it of progress as `told` says.
     fn exchanged(
@@ -145,6 +148,59 @@ mod tests {
         let ranks = local::group(told.len()).into_iter().zip(told.iter().map(|shares| shares.to_vec())).enumerate();
         let threads: Vec<_> = ranks.map(rank).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    }
+
+    /// What rank `rank` of so many has as the gradients of a step, after the exchange.
+    fn gradients_of_a_world(mut ends: lambert_collective::Endpoints, lengths: &[u16], world: usize) -> Vec<f32> {
+        tch::set_num_threads(1);
+        let model = crate::step::tests::model(Norm::Post);
+        let division = Division::new(lengths, world, 24);
+        let cuts: Vec<&[usize]> = division.ranks[ends.group.rank()].iter().map(|cut| &cut.samples[..]).collect();
+        let parameters = Parameters::initialize(Arc::new(Host), parameters::specs(&model, 2, 50), 1, 0.2);
+        let mut state = TrainState::new(parameters);
+        let bert = Bert::new(&state.parameters, &model, 2);
+        let mut exchange = Exchange::new(&mut *ends.reducer, 1000, true);
+        let batch = crate::step::tests::batch(&cuts);
+        let mut are_final = |state: &TrainState, elements: usize| exchange.are_final(state, elements);
+        step::forward_backward(&bert, &mut state, &batch, Key::new(1), &mut are_final).unwrap();
+        exchange.finish(&mut state).unwrap();
+        state.read(Buffer::Gradients, 0..state.elements())
+    }
+
+    #[test]
+    fn gradients_of_any_world_are_those_of_one_rank() {
+        let lengths: Vec<u16> = (0..5).map(|number| 5 + 2 * number).collect();
+        let of = |world: usize| {
+            let ranks = local::group(world).into_iter().map(|ends| {
+                let lengths = lengths.clone();
+                std::thread::spawn(move || gradients_of_a_world(ends, &lengths, world))
+            });
+            let threads: Vec<_> = ranks.collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        };
+        let one = of(1).remove(0);
+        let specs = parameters::specs(&crate::step::tests::model(Norm::Post), 2, 50);
+        let parameters = Parameters::zeros(Arc::new(Host), specs);
+        let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
+        let all = norm(&mut one.iter().copied());
+        // One rank has nothing to do.
+        for world in [2, 3, 4, 6] {
+            let (mut worst, mut where_) = (0.0, "");
+            for gradients in of(world) {
+                for spec in parameters.specs() {
+                    let apart = spec.range().map(|index| gradients[index] - one[index]);
+                    let apart = norm(&mut apart.into_iter());
+                    let own = norm(&mut one[spec.range()].iter().copied());
+                    // The gradient of a key's bias is zero but for rounding: softmax takes no notice of it.
+                    let share = apart / if spec.name.ends_with("key.bias") { all } else { own };
+                    if share > worst {
+                        (worst, where_) = (share, &spec.name);
+                    }
+                }
+            }
+            eprintln!("{world} ranks: {worst:.1e} of the norm of {where_}");
+            assert!(worst < 1e-6, "{world} ranks: {worst:.1e} of the norm of {where_}");
+        }
     }
 
     #[test]

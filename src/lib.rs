@@ -25,7 +25,7 @@
 //! - [`evaluate`], [`fill_mask`]: what a trained model knows
 //! - [`metrics`]: one record a step; [`mod@bench`]: what a stage takes, measured
 //! - [`output`]: results on standard output; [`rank_log`]: what a rank prints, in a file of its host;
-//!   [`janitor`]: what its launcher leaves there, removed
+//!   [`janitor`]: what its launcher leaves there, removed; `binding`: on which processors it runs
 //! - [`control`]: the worker's end of the control channel
 //! - `allocator`: jemalloc in place of malloc
 //! - [`device`]: what a rank computes on, and what a card needs for that
@@ -36,6 +36,7 @@
 pub mod agreement;
 mod allocator;
 pub mod bench;
+mod binding;
 pub mod budget;
 pub mod checkpoint;
 pub mod control;

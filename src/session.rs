@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use lambert_collective::world::OtherStarter;
 use lambert_collective::{Endpoints, local, mpi};
 use lambert_config::control::EventKind;
 use lambert_config::run::{Backend, Cluster, Wire};
@@ -17,7 +18,7 @@ use crate::control::Control;
 use crate::device::{self, Card, Chosen};
 use crate::error::Error;
 use crate::kernels::Kernels;
-use crate::{metrics, model};
+use crate::{binding, metrics, model};
 
 /// A rank's place in a run.
 pub struct Session {
@@ -78,9 +79,14 @@ impl Session {
             }
             None => Kind::Float,
         };
+        // Both count the host's processors.
+        let (readers, overlaps) = (readers(), overlaps(&config.cluster, world));
+        let place = lambert_collective::world::detect();
+        let binding = binding::bind(place.as_ref(), card.as_ref().map(|card| &*card.facts.bus));
+        tracing::info!("rank {rank} computes with {} threads, {binding}", config.cluster.threads);
         let mut peak = [metrics::matmul_peak(&*kernels, kind, metrics::peak_width(card.is_some()))?];
         ranks.group.all_reduce_sum_f64(&mut peak)?;
-        let (readers, peak, overlaps) = (readers(), peak[0], overlaps(&config.cluster, world));
+        let peak = peak[0];
         let session =
             Self { config, config_sha256, store, lease, rank, world, overlaps, readers, control, kernels, card, peak };
         Ok((session, ranks))
@@ -146,6 +152,12 @@ fn overlaps(cluster: &Cluster, world: usize) -> bool {
 
 /// The world at hand; that it is the attempt's is checked.
 fn join(config: &RunConfig, world: Option<usize>) -> Result<Endpoints, Error> {
+    if let Some(OtherStarter { name, variable, size }) = lambert_collective::world::other_starter() {
+        return Err(Error::Usage(format!(
+            "this process is one of {size} that {name} has started ({variable}), and ranks find each other through Open MPI's mpirun \
+             or `srun --mpi=pmix` only: `lambert run` starts them"
+        )));
+    }
     let started_by_mpi = lambert_collective::world::detect().is_some();
     let cluster = &config.cluster;
     let use_mpi = match cluster.backend {

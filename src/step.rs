@@ -162,7 +162,7 @@ fn loss(kernels: &dyn Kernels, scores: &AllScored, divisors: Divisors) -> Tensor
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::sync::Arc;
 
     use super::*;
@@ -181,7 +181,7 @@ mod tests {
     }
 
     /// Five samples of 5 to 13 tokens, in the given micro-batches.
-    fn batch(cuts: &[&[usize]]) -> GlobalBatch {
+    pub(crate) fn batch(cuts: &[&[usize]]) -> GlobalBatch {
         let length = |number: usize| 5 + 2 * number;
         let micro = |cut: &&[usize]| {
             let samples: Vec<_> = cut.iter().map(|number| sample(length(*number) as u32)).collect();
@@ -200,7 +200,7 @@ mod tests {
         }
     }
 
-    fn model(norm: Norm) -> Model {
+    pub(crate) fn model(norm: Norm) -> Model {
         Model { hidden: 16, heads: 2, intermediate: 32, positions: 16, dropout: 0.3, norm, ..Model::default() }
     }
 

@@ -9,6 +9,7 @@ mod checkpoints;
 mod closed_pipes;
 mod coordinator;
 mod damaged_shards;
+mod data_parallel;
 mod demo;
 mod dependencies;
 mod derail;

@@ -41,6 +41,47 @@ fn detect_in(variable: impl Fn(&str) -> Option<String>) -> Option<World> {
     open_mpi().or_else(srun)
 }
 
+/// A starter of several processes that is not supported, and the variable by which it is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OtherStarter {
+    /// Its name.
+    pub name: &'static str,
+    /// The variable that holds the number of processes.
+    pub variable: &'static str,
+    /// How many it has started.
+    pub size: usize,
+}
+
+/// By which variable starters other than Open MPI's mpirun and `srun --mpi=pmix` tell the number of processes.
+const OTHERS: [(&str, &str); 7] = [
+    ("WORLD_SIZE", "torchrun"),
+    ("MV2_COMM_WORLD_SIZE", "MVAPICH's mpirun"),
+    ("PMI_SIZE", "MPICH's or Intel MPI's mpirun"),
+    ("JSM_NAMESPACE_SIZE", "jsrun"),
+    ("PALS_NRANKS", "PALS (aprun, mpiexec)"),
+    ("FLUX_JOB_SIZE", "flux run"),
+    ("SLURM_STEP_NUM_TASKS", "srun without --mpi=pmix"),
+];
+
+/// Whether this process is one of several that were started by something that makes no ranks of them: each would take itself
+/// for the only one.
+pub fn other_starter() -> Option<OtherStarter> {
+    other_starter_in(|name| std::env::var(name).ok())
+}
+
+fn other_starter_in(variable: impl Fn(&str) -> Option<String>) -> Option<OtherStarter> {
+    if detect_in(&variable).is_some() {
+        return None;
+    }
+    // Others set WORLD_SIZE, too, for whatever a container may run.
+    let is_torchrun = || variable("TORCHELASTIC_RUN_ID").is_some();
+    let size = |name: &str| variable(name)?.parse::<usize>().ok().filter(|size| *size > 1);
+    let size = |name: &str| if name == "WORLD_SIZE" && !is_torchrun() { None } else { size(name) };
+    OTHERS
+        .into_iter()
+        .find_map(|(name, starter)| Some(OtherStarter { name: starter, variable: name, size: size(name)? }))
+}
+
 /// Tasks on node number `node` from Slurm's shorthand, such as `2(x3),1`: two on each of three nodes, then one.
 fn tasks_on(list: &str, node: usize) -> Option<usize> {
     let mut first = 0;
@@ -90,6 +131,25 @@ mod tests {
         let expected = World { launcher: "srun", rank: 4, size: 5, local_rank: 0, local_size: 1 };
         assert_eq!(detect_from(&task), Some(expected));
         assert_eq!(detect_from(&task[..6]), None, "srun without --mpi makes no MPI ranks");
+    }
+
+    #[test]
+    fn other_starters_of_several_processes_are_known_by_name() {
+        let of = |variables: &[(&str, &str)]| {
+            other_starter_in(|name| {
+                variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_string())
+            })
+            .map(|other| other.name)
+        };
+        assert_eq!(of(&[("PMI_RANK", "0"), ("PMI_SIZE", "2")]), Some("MPICH's or Intel MPI's mpirun"));
+        assert_eq!(of(&[("TORCHELASTIC_RUN_ID", "none"), ("WORLD_SIZE", "2")]), Some("torchrun"));
+        assert_eq!(of(&[("RANK", "0"), ("WORLD_SIZE", "2")]), None, "what a container was given");
+        let task = [("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "2")];
+        assert_eq!(of(&task), Some("srun without --mpi=pmix"));
+        assert_eq!(of(&[("PMI_SIZE", "1")]), None, "alone it does no harm");
+        let inside = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2"), ("SLURM_STEP_NUM_TASKS", "4")];
+        assert_eq!(of(&inside), None, "mpirun in a step of a job");
+        assert_eq!(of(&[]), None);
     }
 
     #[test]
