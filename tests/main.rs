@@ -26,6 +26,7 @@ mod replicas;
 mod resume;
 #[path = "../cluster/store/tests/s3_server/mod.rs"]
 mod s3_server;
+mod several_hosts;
 mod shipped_configs;
 mod slurm;
 mod stage_change;

@@ -1,0 +1,166 @@
+//! docs/operations.md, "From one host to several": its lines as they stand, and what it says of faults.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use crate::support::hosts::Network;
+use crate::support::{Place, lambert};
+
+/// What follows a heading of the page, up to the next one.
+fn section(heading: &str) -> String {
+    let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations.md")).unwrap();
+    let (_, rest) = page.split_once(&format!("\n{heading}\n")).unwrap();
+    rest.split("\n#").next().unwrap().to_owned()
+}
+
+/// Two hosts with the page's `/srv`, and its configuration with so many steps.
+fn hosts(place: &Place, steps: u64) -> Option<Network> {
+    let network = Network::new(place, 2)?;
+    let key = place.path("ssh-key");
+    place.file("ssh", format!("#!/bin/sh\nexec dbclient -y -y -i {key} \"$@\"\n"));
+    let programs = lambert().parent().unwrap().to_str().unwrap().to_owned();
+    let folder = place.path("");
+    let script = format!(
+        "chmod +x {folder}/ssh && mkdir -p {folder}/bin && ln -sf {programs}/lambert {programs}/lambert-worker {folder}/bin/
+         mount --bind {folder} /srv"
+    );
+    for host in 0..2 {
+        assert!(on(&network, host, &script).0);
+    }
+    let text = std::fs::read_to_string(place.config(steps, 2)).unwrap();
+    let (model, _) = text.split_once("[cluster]").unwrap();
+    let cluster = section("### From one host to several").split("```").nth(1).unwrap().replacen("toml", "", 1);
+    place.file("run.toml", model.to_owned() + &cluster);
+    Some(network)
+}
+
+/// A script on a host: whether it ended well, and all that it said.
+fn on(network: &Network, host: usize, script: &str) -> (bool, String) {
+    let path = format!("/srv:/srv/bin:{}", std::env::var("PATH").unwrap());
+    let output = network
+        .host_of(host)
+        .command(Path::new("sh"))
+        .args(["-ec", script])
+        .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"), ("PATH", &path)])
+        .output()
+        .unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&text).into_owned())
+}
+
+/// Both hosts take TCP connections for ssh and these ports only, and packets of those that they began. There may be no firewall in
+/// the kernel: routes do as well.
+fn close_all_but(network: &Network, open: &[&str]) {
+    let mut script = "ip rule add pref 100 lookup local; ip rule del pref 0\n".to_owned();
+    for ports in ["22"].iter().chain(open) {
+        for side in ["dport", "sport"] {
+            script += &format!("ip rule add pref 10 iif eth0 ipproto tcp {side} {ports} lookup local\n");
+        }
+    }
+    script += "ip rule add pref 50 iif eth0 ipproto tcp blackhole";
+    for host in 0..2 {
+        let (done, said) = on(network, host, &script);
+        assert!(done, "{said}");
+    }
+}
+
+#[test]
+fn the_lines_of_the_page_run_as_they_stand() {
+    let place = Place::new();
+    let Some(network) = hosts(&place, 50) else { return };
+    close_all_but(&network, &["41000-41023"]);
+    let page = section("### From one host to several");
+    let lines: Vec<&str> =
+        page.lines().filter_map(|line| line.strip_prefix("    ")).filter(|line| !line.starts_with('"')).collect();
+    assert_eq!(lines.len(), 8, "{lines:?}");
+    for line in lines {
+        let begun = Instant::now();
+        let (done, said) = on(&network, 0, line);
+        assert!(done, "{line}: {said}");
+        eprintln!("{line}: {:.1} s", begun.elapsed().as_secs_f64());
+        let second = &network.host_of(1).name;
+        let expected = match line.split_whitespace().next().unwrap() {
+            "getent" => "10.212.",
+            "mpirun" => second,
+            "ip" => "UP",
+            "ssh" if line.ends_with("hostname") => second,
+            "ssh" if line.contains("ls") => "/srv/data/train/manifest.json",
+            "ssh" => "mpirun (Open MPI) 4",
+            "lambert" if line.contains("status") => "50 of 50",
+            _ => "not bound: the host has one NUMA node",
+        };
+        assert!(said.contains(expected) || line.starts_with("lambert run") && said.contains("bound"), "{line}: {said}");
+    }
+}
+
+/// What `lambert run` says within so many seconds, which the page must say of this fault, too.
+fn says(network: &Network, seconds: u64, more: &str, expected: &[&str]) {
+    let page = section("#### What a wrong one looks like");
+    let line = format!(
+        "timeout {seconds} lambert run --config /srv/run.toml --run /srv/runs/$$ --ranks 2 --set cluster.limits.join_seconds=10 {more}"
+    );
+    let (_, said) = on(network, 0, &line);
+    for expected in expected {
+        assert!(page.contains(expected), "the page does not say: {expected}");
+        let expected = expected.replace("600 s", "10 s");
+        assert!(said.contains(&expected), "{more}: not said: {expected}; but {said}");
+    }
+}
+
+#[test]
+#[ignore = "two minutes of faults"]
+fn faults_look_as_the_page_says() {
+    let place = Place::new();
+    let Some(network) = hosts(&place, 1_000_000) else { return };
+    says(&network, 5, r#"--set 'cluster.hosts=["a:1", "nosuch:1"]'"#, &["Temporary failure in name resolution"]);
+    let key = place.path("ssh-key");
+    std::fs::rename(&key, place.path("hidden")).unwrap();
+    says(&network, 5, "", &["No auth methods could be used"]);
+    std::fs::rename(place.path("hidden"), &key).unwrap();
+    let programs = lambert().parent().unwrap().to_str().unwrap().to_owned();
+    assert!(on(&network, 1, &format!("mount -t tmpfs tmpfs {programs}")).0);
+    says(&network, 8, "", &["could not access or execute an executable"]);
+    assert!(on(&network, 1, &format!("umount {programs}")).0);
+    assert!(on(&network, 1, "orted=$(readlink -f $(command -v orted)); mount --bind /bin/false $orted").0);
+    says(&network, 5, "", &["unable to reliably start one or more daemons"]);
+    assert!(on(&network, 1, "umount $(readlink -f $(command -v orted))").0);
+    let arguments = |daemons: &str, sums: &str| {
+        format!(
+            "--set 'cluster.mpirun_arguments=[\"--mca\", \"oob_tcp_if_include\", \"{daemons}\", \"--mca\", \"btl_tcp_if_include\", \
+             \"{sums}\"]'"
+        )
+    };
+    let nothing = "None of the TCP networks specified to be included for out-of-band communications could be found";
+    says(&network, 5, &arguments("eth9", "eth0"), &[nothing]);
+    says(&network, 8, &arguments("eth0", "eth9"), &["MPI_Comm_dup failed: MPI error 17: MPI_ERR_INTERN"]);
+    let interface = "cluster.control.interface: this host has no interface eth9";
+    says(&network, 8, "--set 'cluster.control.interface=\"eth9\"'", &[interface]);
+    for (open, expected) in [
+        (&["41000-41007"][..], &["no rank has reported (rank 0 has not reported within 600 s of its start)"][..]),
+        (&["41000-41015"], &["is slow: joining the other ranks", "hangs: joining the other ranks for 600 s"]),
+        (&["41008-41023"], &["rank 1 has not reported within 600 s of its start"]),
+    ] {
+        let place = Place::new();
+        let Some(network) = hosts(&place, 1_000_000) else { return };
+        close_all_but(&network, open);
+        says(&network, 25, "", expected);
+    }
+}
+
+/// The starters that the ranks themselves refuse.
+#[test]
+fn other_starters_are_refused_by_name() {
+    let place = Place::new();
+    let (config, run) = (place.config(5, 1), place.path("run"));
+    assert_eq!(crate::support::Running::start(&config, &run).end().code, Some(0));
+    let worker = lambert().with_file_name("lambert-worker");
+    let output = Command::new(worker)
+        .args(["train", "--run", &run, "--attempt", "1"])
+        .envs([("PMI_RANK", "0"), ("PMI_SIZE", "2")])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("MPICH's or Intel MPI's mpirun has started (PMI_SIZE)"), "{said}");
+}
