@@ -83,7 +83,7 @@ fn a_link_is_cut() {
 #[test]
 #[ignore = "takes six minutes: the limits that a run has unless told otherwise"]
 fn a_link_is_cut_for_minutes() {
-    cut(60, 20, 300);
+    cut(90, 20, 300);
 }
 
 /// Its rank goes to the host that is to spare, and the run ends with the bits of one that was left alone.

@@ -72,6 +72,11 @@ impl Hosts {
 
     /// Runs `test` as a rank on each host.
     fn start(&mut self, test: &str) {
+        self.start_with(test, &[]);
+    }
+
+    /// The same with these variables.
+    fn start_with(&mut self, test: &str, variables: &[(&str, String)]) {
         let init = self.inits[0].to_string();
         let mut mpirun = Command::new("nsenter");
         mpirun
@@ -83,6 +88,7 @@ impl Hosts {
             .arg(self.agent())
             .args(["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "eth0"])
             .args(["--mca", "oob_tcp_if_include", "eth0", "-x", jobs::FOLDER])
+            .args(variables.iter().flat_map(|(name, value)| ["-x".to_owned(), format!("{name}={value}")]))
             .arg(std::env::current_exe().unwrap())
             .args(["--exact", test, "--nocapture"])
             .env(jobs::FOLDER, self.folder.path())
@@ -200,4 +206,42 @@ fn rank_that_sums_slowly() {
     assert!(values.iter().all(|value| *value == 2.0));
     jobs::write("summed", "");
     ends.group.barrier().unwrap();
+}
+
+/// Every twentieth message is late by 50 ms: right sums, later, and nobody suspected.
+#[test]
+fn a_link_that_delays_is_waited_for() {
+    let Some(mut hosts) = Hosts::new() else { return };
+    let path = |name: &str| hosts.folder.path().join(name).to_str().unwrap().to_owned();
+    let (library, delays) = (path("delays.so"), path("delays"));
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/jobs/delayed_writes.c");
+    sh(&format!("cc -shared -fPIC -O1 -o {library} {source} -ldl"));
+    let mut seconds = Vec::new();
+    for variables in [&[][..], &[("LD_PRELOAD", library), ("LAMBERT_TEST_DELAYS", delays)]] {
+        let _ = std::fs::remove_file(hosts.folder.path().join("summed"));
+        hosts.start_with("rank_that_sums_a_little", variables);
+        seconds.push(until(|| hosts.read("summed")?.parse::<f64>().ok()));
+        let _ = hosts.job.take().unwrap().wait();
+    }
+    let late = hosts.read("delays").map_or(0, |delays| delays.len());
+    eprintln!("40 sums of 4 MiB: {:.2} s, {:.2} s with {late} messages late by 50 ms", seconds[0], seconds[1]);
+    assert!(late > 20, "{late} messages were late");
+}
+
+#[test]
+fn rank_that_sums_a_little() {
+    let Some(mut ends) = as_rank(Options { stall: Duration::from_secs(2), ..Options::default() }) else { return };
+    ends.group.barrier().unwrap();
+    let begin = Instant::now();
+    for sum in 0..40 {
+        let mut values = vec![sum as f32 + 1.0; 1 << 20];
+        all_reduce(&mut *ends.reducer, &mut values, None).unwrap();
+        assert!(values.iter().all(|value| *value == 2.0 * (sum as f32 + 1.0)));
+    }
+    let seconds = begin.elapsed().as_secs_f64();
+    ends.group.barrier().unwrap();
+    if ends.group.rank() == 0 {
+        jobs::write("summed", &seconds.to_string());
+    }
+    ends.finish().unwrap();
 }

@@ -203,7 +203,8 @@ pub struct ControlChannel {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Without a word from a process, which reports every two seconds.
+    /// Without a word from a process, which reports every two seconds. Longer than `stall_seconds`: the ranks that wait for it
+    /// know first which one it is.
     pub silence_seconds: f64,
     /// In a sum over the ranks, without any part of it having arrived, until ranks that do not answer are given up.
     pub stall_seconds: f64,
@@ -228,7 +229,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            silence_seconds: 60.0,
+            silence_seconds: 90.0,
             stall_seconds: 60.0,
             join_seconds: 600.0,
             load_seconds: 3600.0,

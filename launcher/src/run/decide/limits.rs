@@ -175,8 +175,8 @@ mod tests {
     fn silence_and_absence_have_limits() {
         let mut watch = Watch::default();
         report(&mut watch, 100.0, 0, Phase::Join, 1.0);
-        assert_eq!(hang(&watch, 160.0), None);
-        assert_eq!(hang(&watch, 161.0).unwrap(), "rank 0 (pid 7 on host x) has been silent for 60 s");
+        assert_eq!(hang(&watch, 190.0), None);
+        assert_eq!(hang(&watch, 191.0).unwrap(), "rank 0 (pid 7 on host x) has been silent for 90 s");
         report(&mut watch, 601.0, 0, Phase::Join, 1.0);
         assert_eq!(hang(&watch, 601.0).unwrap(), "rank 1 has not reported within 600 s of its start");
         report(&mut watch, 650.0, 0, Phase::Stop, 1.0);
