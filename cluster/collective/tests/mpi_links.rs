@@ -1,4 +1,4 @@
-//! Two hosts, made of namespaces, and the cable between them: cut for a while, cut for good, slow. The tests named `rank_that_*`
+//! Hosts, made of namespaces, and the cables between them: cut for a while, cut for good, slow. The tests named `rank_that_*`
 //! are what a rank does.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
@@ -14,8 +14,9 @@ use jobs::as_rank;
 use lambert_collective::all_reduce;
 use lambert_collective::mpi::Options;
 
-/// Two hosts with one cable.
+/// Hosts, the first of which starts the job, and a switch.
 struct Hosts {
+    /// The switch is the last.
     hosts: Vec<Child>,
     /// Their first processes.
     inits: Vec<u32>,
@@ -24,25 +25,33 @@ struct Hosts {
 }
 
 impl Hosts {
-    /// `None`, with a word, where such hosts cannot be made.
+    /// Two of them; `None`, with a word, where such hosts cannot be made.
     fn new() -> Option<Self> {
+        Self::of(2)
+    }
+
+    fn of(count: u32) -> Option<Self> {
         let tools = "command -v unshare nsenter ip tc >/dev/null && [ $(id -u) = 0 ]";
         if !Command::new("sh").args(["-c", tools]).status().unwrap().success() {
             eprintln!("SKIPPED: hosts are made by root, with iproute2 and util-linux");
             return None;
         }
         let mut hosts = Self { hosts: vec![], inits: vec![], job: None, folder: tempfile::tempdir().unwrap() };
-        (0..2).for_each(|number| hosts.add(number));
-        let (a, b) = (hosts.inits[0], hosts.inits[1]);
-        sh(&format!("ip link add eth0 netns {a} type veth peer name eth0 netns {b}"));
-        for (number, init) in [(1, a), (2, b)] {
+        (0..=count).for_each(|number| hosts.add(number));
+        let switch = hosts.inits[count as usize];
+        sh(&format!("nsenter -t {switch} -n sh -c 'ip link add switch type bridge; ip link set switch up'"));
+        let mut ways = String::new();
+        for (number, init) in (1..=count).zip(&hosts.inits) {
             sh(&format!(
-                "nsenter -t {init} -n sh -c 'ip link set lo up; ip link set eth0 up; ip addr add 10.213.7.{number}/24 dev eth0'"
+                "ip link add eth0 netns {init} type veth peer name to{number} netns {switch}
+                 nsenter -t {switch} -n ip link set to{number} master switch up
+                 nsenter -t {init} -n sh -c 'ip link set lo up; ip link set eth0 up; ip addr add 10.213.7.{number}/24 dev eth0'"
             ));
+            ways += &format!("10.213.7.{number}) to={init};;\n");
         }
-        // What mpirun starts the other host's daemon with: the host, then the command. It stays among the first host's processes
+        // What mpirun starts another host's daemon with: the host, then the command. It stays among the first host's processes
         // and sees this machine's /proc, so that it finds the way, and ends with the first host.
-        let agent = format!("#!/bin/sh\nshift\nexec nsenter -t {b} -n -u sh -c \"$*\"\n");
+        let agent = format!("#!/bin/sh\ncase $1 in\n{ways}esac\nshift\nexec nsenter -t $to -n -u sh -c \"$*\"\n");
         std::fs::write(hosts.agent(), agent).unwrap();
         std::fs::set_permissions(hosts.agent(), std::fs::Permissions::from_mode(0o755)).unwrap();
         Some(hosts)
@@ -77,11 +86,12 @@ impl Hosts {
 
     /// The same with these variables.
     fn start_with(&mut self, test: &str, variables: &[(&str, String)]) {
-        let init = self.inits[0].to_string();
+        let (init, count) = (self.inits[0].to_string(), self.inits.len() - 1);
+        let names = (1..=count).map(|number| format!("10.213.7.{number}:1")).collect::<Vec<_>>().join(",");
         let mut mpirun = Command::new("nsenter");
         mpirun
             .args(["-t", &init, "-n", "-u", "-p", "mpirun", "--allow-run-as-root", "--bind-to", "none"])
-            .args(["--timeout", "100", "-n", "2", "--host", "10.213.7.1:1,10.213.7.2:1"])
+            .args(["--timeout", "100", "-n", &count.to_string(), "--host", &names])
             .args(["--mca", "orte_tmpdir_base"])
             .arg(self.folder.path())
             .args(["--mca", "plm_rsh_agent"])
@@ -206,6 +216,46 @@ fn rank_that_sums_slowly() {
     assert!(values.iter().all(|value| *value == 2.0));
     jobs::write("summed", "");
     ends.group.barrier().unwrap();
+}
+
+/// What the bytes alone take in a ring over four hosts at 1 Gbit/s, beside what a sum of BERT-base's gradients takes.
+#[test]
+#[ignore = "half a minute, and needs a machine that does nothing else"]
+fn four_hosts_are_near_the_bound_of_a_ring() {
+    let Some(mut hosts) = Hosts::of(4) else { return };
+    for host in 0..4 {
+        let shape = "tc qdisc add dev eth0 root tbf rate 1gbit burst 1250000 latency 50ms";
+        sh(&format!("nsenter -t {} -n {shape}", hosts.inits[host]));
+    }
+    hosts.start("rank_that_sums_gradients");
+    let seconds: f64 = until(|| hosts.read("seconds")?.parse().ok());
+    let bound = 2.0 * 3.0 / 4.0 * 4.0 * GRADIENTS as f64 / 125e6;
+    eprintln!("4 hosts: {seconds:.2} s, the bytes alone take {bound:.2} s: {:.3}", bound / seconds);
+    assert!(bound / seconds > 0.9);
+}
+
+/// BERT-base's.
+const GRADIENTS: usize = 110_000_000;
+
+#[test]
+fn rank_that_sums_gradients() {
+    let Some(mut ends) = as_rank(Options::default()) else { return };
+    let mut values = vec![1.0; GRADIENTS];
+    let mut seconds = Vec::new();
+    for _ in 0..4 {
+        ends.group.barrier().unwrap();
+        let begin = Instant::now();
+        all_reduce(&mut *ends.reducer, &mut values, None).unwrap();
+        seconds.push(begin.elapsed().as_secs_f64());
+    }
+    // The first one warms up.
+    seconds.remove(0);
+    seconds.sort_by(f64::total_cmp);
+    if ends.group.rank() == 0 {
+        jobs::write("seconds", &seconds[1].to_string());
+    }
+    ends.group.barrier().unwrap();
+    ends.finish().unwrap();
 }
 
 /// Every twentieth message is late by 50 ms: right sums, later, and nobody suspected.
