@@ -52,7 +52,7 @@ fn tell(session: &Session, chosen: &[usize]) -> Result<(), Error> {
 
 /// What a rank tells of its card.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Told {
+struct CardRoom {
     host: String,
     bus: String,
     name: String,
@@ -62,7 +62,7 @@ struct Told {
 
 /// The card that has the least room for a rank; the same on all ranks. `None` if none has a card.
 fn least(group: &mut dyn Group, card: Option<&Card>) -> Result<Option<Room>, Error> {
-    let own = card.map(|card| Told {
+    let own = card.map(|card| CardRoom {
         host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
         bus: card.facts.bus.clone(),
         name: card.name(),
@@ -73,16 +73,16 @@ fn least(group: &mut dyn Group, card: Option<&Card>) -> Result<Option<Room>, Err
 }
 
 /// Ranks that share a card have equal parts of what is free.
-fn least_of(all: &[Option<Told>]) -> Option<Room> {
+fn least_of(all: &[Option<CardRoom>]) -> Option<Room> {
     let mut sharing = BTreeMap::<(&str, &str), u64>::new();
-    for told in all.iter().flatten() {
-        *sharing.entry((&told.host, &told.bus)).or_default() += 1;
+    for card in all.iter().flatten() {
+        *sharing.entry((&card.host, &card.bus)).or_default() += 1;
     }
-    let rooms = all.iter().enumerate().filter_map(|(rank, told)| {
-        let told = told.as_ref()?;
-        let ranks = sharing[&(&*told.host, &*told.bus)];
-        let card = format!("card {} of host {}", told.name, told.host);
-        Some(Room { rank, card, free: told.free / ranks, memory: told.memory / ranks })
+    let rooms = all.iter().enumerate().filter_map(|(rank, card)| {
+        let card = card.as_ref()?;
+        let ranks = sharing[&(&*card.host, &*card.bus)];
+        let name = format!("card {} of host {}", card.name, card.host);
+        Some(Room { rank, card: name, free: card.free / ranks, memory: card.memory / ranks })
     });
     rooms.min_by_key(|room| (room.free, room.rank))
 }
@@ -92,17 +92,17 @@ mod tests {
     use super::*;
     use crate::device::{CardFacts, Libtorch};
 
-    fn told(host: &str, bus: &str, free: u64) -> Option<Told> {
-        Some(Told { host: host.into(), bus: bus.into(), name: format!("0 (X, {bus})"), free, memory: 100 })
+    fn card(host: &str, bus: &str, free: u64) -> Option<CardRoom> {
+        Some(CardRoom { host: host.into(), bus: bus.into(), name: format!("0 (X, {bus})"), free, memory: 100 })
     }
 
     #[test]
     fn the_least_room_is_found_and_shared_cards_are_divided() {
         assert_eq!(least_of(&[None, None]), None);
-        let least = |all: &[Option<Told>]| least_of(all).map(|room| (room.rank, room.free, room.memory));
-        assert_eq!(least(&[told("a", "1", 90), None, told("b", "1", 80)]), Some((2, 80, 100)));
-        assert_eq!(least(&[told("a", "1", 70), told("a", "2", 60), told("a", "1", 66)]), Some((2, 33, 50)));
-        let room = least_of(&[told("a", "1", 90)]).unwrap();
+        let least = |all: &[Option<CardRoom>]| least_of(all).map(|room| (room.rank, room.free, room.memory));
+        assert_eq!(least(&[card("a", "1", 90), None, card("b", "1", 80)]), Some((2, 80, 100)));
+        assert_eq!(least(&[card("a", "1", 70), card("a", "2", 60), card("a", "1", 66)]), Some((2, 33, 50)));
+        let room = least_of(&[card("a", "1", 90)]).unwrap();
         assert_eq!(room.card, "card 0 (X, 1) of host a");
     }
 

@@ -108,27 +108,27 @@ impl Records {
     }
 
     /// What was added, as the records of steps that a checkpoint after `step` holds, and begins the next.
-    pub fn cut(&mut self, step: u64) -> Sheet {
+    pub fn cut(&mut self, step: u64) -> RecordBatch {
         let from = std::mem::replace(&mut self.from, step);
-        Sheet { attempt: self.attempt, from, lines: std::mem::take(&mut self.lines) }
+        RecordBatch { attempt: self.attempt, from, lines: std::mem::take(&mut self.lines) }
     }
 
     /// Takes back what was cut last, for a checkpoint that did not come about: the next one holds those steps, too.
-    pub fn restore(&mut self, sheet: Sheet) {
-        self.from = sheet.from;
-        self.lines.insert_str(0, &sheet.lines);
+    pub fn restore(&mut self, records: RecordBatch) {
+        self.from = records.from;
+        self.lines.insert_str(0, &records.lines);
     }
 }
 
 /// The records of the steps between two checkpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sheet {
+pub struct RecordBatch {
     attempt: u32,
     from: u64,
     lines: String,
 }
 
-impl Sheet {
+impl RecordBatch {
     /// Writes them as one object, in place of a shorter one that a failed save has left.
     pub fn write(&self, store: &Store) -> Result<(), lambert_store::Error> {
         if self.lines.is_empty() {
@@ -151,7 +151,7 @@ mod tests {
         push(&mut records, 12);
         records.restore(failed);
         push(&mut records, 13);
-        assert_eq!(records.cut(13), Sheet { attempt: 2, from: 10, lines: "11\n12\n13\n".into() });
-        assert_eq!(records.cut(13), Sheet { attempt: 2, from: 13, lines: String::new() });
+        assert_eq!(records.cut(13), RecordBatch { attempt: 2, from: 10, lines: "11\n12\n13\n".into() });
+        assert_eq!(records.cut(13), RecordBatch { attempt: 2, from: 13, lines: String::new() });
     }
 }

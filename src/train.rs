@@ -42,8 +42,8 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
         let mut stage = Stage::open(session, &datasets, &mut state, place, budgets[place.index])?;
         for done in place.done + 1..=place.stage.steps {
             stage.freeze(&mut state, done - 1);
-            let (mut record, told) = match stage.update(&mut state, collective, reducer, &mut saver)? {
-                Step::Made(record, told) => (*record, told),
+            let (mut record, agreed) = match stage.update(&mut state, collective, reducer, &mut saver)? {
+                Step::Made(record, agreed) => (*record, agreed),
                 Step::Unread(error) => {
                     retreat::go_around(session, collective, &mut saver, &mut state, dataset, error)?;
                     continue 'stages;
@@ -52,14 +52,14 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
             session.control.phase(Phase::Save);
             saver.push(&mut record)?;
             report(session, &state, record);
-            if let Verdict::GoBack(retreat) = told.verdict {
+            if let Verdict::GoBack(retreat) = agreed.verdict {
                 retreat::go_back(session, collective, &mut saver, dataset, retreat)?;
                 return Ok(Outcome::RolledBack);
             }
             if session.config.test.flips(session.lease.attempt(), session.rank, state.step) {
                 state.flip_a_bit();
             }
-            saver.tend(collective, &told.agreement)?;
+            saver.poll_save(collective, &agreed.agreement)?;
             let mut ends = done == place.stage.steps;
             let mut best = false;
             if ends || state.step.is_multiple_of(session.config.evaluation.every_steps) {
@@ -68,11 +68,11 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
             }
             session.control.phase(Phase::Save);
             let is_last = plan::place(&session.config, &state.ended, state.step).is_none();
-            if told.agreement.directive == Directive::CheckpointAndStop && !is_last {
+            if agreed.agreement.directive == Directive::CheckpointAndStop && !is_last {
                 saver.complete(collective, &state)?;
                 return Ok(finish(session, &state, Outcome::Stopped));
             }
-            if saver.is_due(state.step, told.agreement.directive != Directive::Continue) || ends || best {
+            if saver.is_due(state.step, agreed.agreement.directive != Directive::Continue) || ends || best {
                 saver.save(collective, &state)?;
             }
             if ends {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::replicas::Apart;
 use crate::error::{self, Error};
-use crate::metrics::Sheet;
+use crate::metrics::RecordBatch;
 
 /// What is committed, once every rank has handed in its entries.
 pub struct Commit {
@@ -17,7 +17,7 @@ pub struct Commit {
     /// What the ranks handed in, [`Part::encode`] of each.
     pub parts: Vec<Vec<u8>>,
     /// The records of the steps that it holds.
-    pub sheet: Sheet,
+    pub records: RecordBatch,
     /// The run's store.
     pub store: Store,
     /// The attempt's right to write there.
@@ -58,14 +58,14 @@ impl Part {
 
 impl Commit {
     /// Commits, and hands the records back: they are needed again if it failed.
-    pub fn run(mut self) -> (Outcome, Sheet) {
+    pub fn run(mut self) -> (Outcome, RecordBatch) {
         let outcome = self.outcome();
         if outcome == Outcome::Committed {
             self.prune();
         } else if let Err(error) = self.writer.abandon() {
             tracing::debug!("what was written of {} stays: {}", self.writer.name(), error::chain(&error));
         }
-        (outcome, self.sheet)
+        (outcome, self.records)
     }
 
     fn outcome(&mut self) -> Outcome {
@@ -85,7 +85,7 @@ impl Commit {
     }
 
     fn write(&self) -> Result<(), lambert_store::Error> {
-        self.sheet.write(&self.store)?;
+        self.records.write(&self.store)?;
         self.writer.commit(&self.manifest, &self.lease)
     }
 

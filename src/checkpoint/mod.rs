@@ -2,7 +2,7 @@
 //!
 //! - [`resume`]: the state to go on from, out of the newest checkpoint that verifies and fits
 //! - [`saver`]: when to save, and saves beside the training; [`snapshot`] is the copy that is written, [`commit`] what
-//!   rank 0 does when all ranks have written theirs, [`trouble`] what follows failures
+//!   rank 0 does when all ranks have written theirs, [`retry_state`] what follows failures
 //! - [`rollback`]: what an attempt that went back leaves for the next
 //! - [`replicas`]: whether all ranks have the same weights
 //! - [`Facts`]: the counters of a checkpoint
@@ -14,10 +14,10 @@ mod files;
 mod filler;
 pub mod replicas;
 mod resume;
+pub mod retry_state;
 pub mod rollback;
 pub mod saver;
 pub mod snapshot;
-pub mod trouble;
 
 pub use facts::Facts;
 pub use resume::{Origin, choose, read_model, read_state, resume};

@@ -19,12 +19,12 @@ use tch::Tensor;
 
 use super::commit::{Commit, Outcome, Part};
 use super::replicas::Apart;
+use super::retry_state::RetryState;
 use super::snapshot::{Copying, Snapshot};
-use super::trouble::Trouble;
 use super::{Facts, Origin};
 use crate::agreement::{Agreement, Decision, SaveVote};
 use crate::error::Error;
-use crate::metrics::{Records, Sheet, Stopwatch};
+use crate::metrics::{RecordBatch, Records, Stopwatch};
 use crate::session::{Datasets, Session};
 use crate::state::TrainState;
 use crate::torch;
@@ -45,7 +45,7 @@ pub struct Saver<'a> {
     /// The last evaluation's step and loss.
     evaluated: Option<(u64, f64)>,
     last_save: Instant,
-    trouble: Trouble,
+    retry_state: RetryState,
     /// Seconds that training paused for checkpoints since the last record.
     stall: f64,
 }
@@ -62,12 +62,12 @@ struct Save {
 }
 
 enum Phase {
-    Copying(Copying, Sheet),
-    Writing(Vec<(PendingObject, Vec<Slice>)>, Sheet),
+    Copying(Copying, RecordBatch),
+    Writing(Vec<(PendingObject, Vec<Slice>)>, RecordBatch),
     /// The thread is rank 0's.
-    Committing(Option<JoinHandle<(Outcome, Sheet)>>),
+    Committing(Option<JoinHandle<(Outcome, RecordBatch)>>),
     /// Rank 0 knows, and the others do not yet.
-    Decided(Outcome, Sheet),
+    Decided(Outcome, RecordBatch),
 }
 
 impl<'a> Saver<'a> {
@@ -88,7 +88,7 @@ impl<'a> Saver<'a> {
             best: origin.best,
             evaluated: None,
             last_save: Instant::now(),
-            trouble: Trouble::default(),
+            retry_state: RetryState::default(),
             stall: 0.0,
         })
     }
@@ -119,7 +119,7 @@ impl<'a> Saver<'a> {
     /// was due had to wait. The same on all ranks.
     pub fn is_due(&mut self, step: u64, wanted: bool) -> bool {
         let every = self.session.config.checkpoint.every_steps;
-        self.due |= wanted || every > 0 && step.is_multiple_of(every) && !self.trouble.is_there();
+        self.due |= wanted || every > 0 && step.is_multiple_of(every) && !self.retry_state.is_there();
         self.due && self.save.is_none()
     }
 
@@ -128,13 +128,13 @@ impl<'a> Saver<'a> {
     pub fn is_overdue(&self) -> bool {
         let minutes = self.session.config.checkpoint.every_minutes;
         let interval = minutes > 0.0 && self.last_save.elapsed() >= Duration::from_secs_f64(60.0 * minutes);
-        self.save.is_none() && if self.trouble.is_there() { self.trouble.is_due() } else { interval }
+        self.save.is_none() && if self.retry_state.is_there() { self.retry_state.is_due() } else { interval }
     }
 
     /// What this rank says of the save under way.
     pub fn vote(&mut self) -> SaveVote {
         let Some(save) = &mut self.save else { return SaveVote::Nothing };
-        save.decide(false, &self.trouble, self.session.config.checkpoint.give_up_minutes);
+        save.decide(false, &self.retry_state, self.session.config.checkpoint.give_up_minutes);
         match &mut save.phase {
             Phase::Writing(objects, _) => match objects.iter_mut().all(|(object, _)| object.is_done()) {
                 true => SaveVote::Written,
@@ -146,7 +146,7 @@ impl<'a> Saver<'a> {
     }
 
     /// Moves the save under way along, by what the ranks have agreed on. Call it after each step.
-    pub fn tend(&mut self, collective: &mut dyn Group, agreement: &Agreement) -> Result<(), Error> {
+    pub fn poll_save(&mut self, collective: &mut dyn Group, agreement: &Agreement) -> Result<(), Error> {
         self.write_what_is_copied(false)?;
         let Some(save) = &self.save else { return Ok(()) };
         match (&save.phase, agreement.decided) {
@@ -183,14 +183,14 @@ impl<'a> Saver<'a> {
             return Ok(());
         }
         let mut watch = Stopwatch::start();
-        let Phase::Copying(copying, sheet) = std::mem::replace(&mut save.phase, Phase::Committing(None)) else {
+        let Phase::Copying(copying, records) = std::mem::replace(&mut save.phase, Phase::Committing(None)) else {
             return Ok(());
         };
         let objects = torch::guard(|| self.snapshot.finish(copying))?.into_iter().map(|object| {
             let pending = save.writer.start_object(&object.name, object.bytes)?;
             Ok((pending, object.slices))
         });
-        save.phase = Phase::Writing(objects.collect::<Result<_, Error>>()?, sheet);
+        save.phase = Phase::Writing(objects.collect::<Result<_, Error>>()?, records);
         let seconds = watch.lap();
         save.stall += seconds;
         self.stall += seconds;
@@ -214,7 +214,7 @@ impl<'a> Saver<'a> {
             if self.newest.as_ref().is_some_and(|(_, step)| *step == state.step) {
                 return Ok(());
             }
-            std::thread::sleep(self.trouble.pause());
+            std::thread::sleep(self.retry_state.pause());
         }
     }
 
@@ -232,7 +232,7 @@ impl<'a> Saver<'a> {
         }
         let mut watch = Stopwatch::start();
         let Some(save) = &mut self.save else { return Ok(()) };
-        save.decide(true, &self.trouble, self.session.config.checkpoint.give_up_minutes);
+        save.decide(true, &self.retry_state, self.session.config.checkpoint.give_up_minutes);
         let mut word = match &save.phase {
             Phase::Decided(outcome, _) => vec![decision(outcome).to_byte()],
             _ => Vec::new(),
@@ -249,7 +249,7 @@ impl<'a> Saver<'a> {
     fn hand_in(&mut self, collective: &mut dyn Group) -> Result<(), Error> {
         let mut watch = Stopwatch::start();
         let Some(save) = &mut self.save else { return Ok(()) };
-        let Phase::Writing(objects, sheet) = std::mem::replace(&mut save.phase, Phase::Committing(None)) else {
+        let Phase::Writing(objects, records) = std::mem::replace(&mut save.phase, Phase::Committing(None)) else {
             return Ok(());
         };
         let entries = objects.into_iter().map(|(object, slices)| {
@@ -265,7 +265,7 @@ impl<'a> Saver<'a> {
         let Some(parts) = collective.gather_bytes(&part, 0)? else { return Ok(()) };
         let (writer, manifest, session) = (save.writer.clone(), save.manifest.clone(), self.session);
         let (store, lease, retention) = (session.store.clone(), session.lease.clone(), retention(session, &manifest));
-        let commit = Commit { writer, manifest, parts, sheet, store, lease, retention };
+        let commit = Commit { writer, manifest, parts, records, store, lease, retention };
         let thread = std::thread::Builder::new().name("commit".to_owned()).spawn(move || commit.run());
         save.phase = Phase::Committing(Some(thread.map_err(Error::Thread)?));
         let seconds = watch.lap();
@@ -278,9 +278,9 @@ impl<'a> Saver<'a> {
     fn conclude(&mut self, collective: &mut dyn Group, decision: Decision) -> Result<(), Error> {
         let Some(Save { writer, manifest, began, stall, phase, .. }) = self.save.take() else { return Ok(()) };
         let name = writer.name().to_owned();
-        let decided = if let Phase::Decided(outcome, sheet) = phase { Some((outcome, sheet)) } else { None };
+        let decided = if let Phase::Decided(outcome, records) = phase { Some((outcome, records)) } else { None };
         if decision == Decision::Committed {
-            self.trouble.clear();
+            self.retry_state.clear();
             self.best = manifest.best;
             self.newest = Some((name.clone(), manifest.step));
             if decided.is_some() {
@@ -294,10 +294,10 @@ impl<'a> Saver<'a> {
             }
             return Ok(());
         }
-        self.trouble.add(began);
+        self.retry_state.add(began);
         let mut message = Vec::new();
-        if let Some((outcome, sheet)) = decided {
-            self.records.restore(sheet);
+        if let Some((outcome, records)) = decided {
+            self.records.restore(records);
             message = match outcome {
                 Outcome::Committed => Vec::new(),
                 Outcome::Failed(why) | Outcome::Lost(why) => why.into_bytes(),
@@ -320,7 +320,7 @@ impl<'a> Saver<'a> {
     }
 
     fn warn(&self, name: &str, why: &str) {
-        let seconds = self.trouble.pause().as_secs();
+        let seconds = self.retry_state.pause().as_secs();
         self.session.warn(format!(
             "checkpoint {name} was not saved, training goes on and another is tried in {seconds} s: {why}"
         ));
@@ -352,18 +352,18 @@ impl<'a> Saver<'a> {
 impl Save {
     /// Rank 0 takes up what its thread has done, if it has ended or if that is waited for. What has failed for longer
     /// than `limit` minutes is given up.
-    fn decide(&mut self, wait: bool, trouble: &Trouble, limit: f64) {
+    fn decide(&mut self, wait: bool, retry_state: &RetryState, limit: f64) {
         let Phase::Committing(thread) = &mut self.phase else { return };
         let Some(thread) = thread.take_if(|thread| wait || thread.is_finished()) else { return };
-        let (outcome, sheet) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        let lasts = trouble.lasts(self.began).as_secs_f64() / 60.0;
+        let (outcome, records) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let lasts = retry_state.lasts(self.began).as_secs_f64() / 60.0;
         let outcome = match outcome {
             Outcome::Failed(why) if lasts >= limit => Outcome::Lost(format!(
                 "no checkpoint could be saved for {lasts:.1} minutes, and checkpoint.give_up_minutes is {limit}: {why}"
             )),
             outcome => outcome,
         };
-        self.phase = Phase::Decided(outcome, sheet);
+        self.phase = Phase::Decided(outcome, records);
     }
 }
 

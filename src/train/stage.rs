@@ -30,13 +30,13 @@ use crate::{optim, step};
 /// What came of a step.
 pub enum Step {
     /// Its record, and what all ranks know after it.
-    Made(Box<StepRecord>, Told),
+    Made(Box<StepRecord>, Agreed),
     /// It was not made, because a rank could not read its samples; why, if it was this one.
     Unread(Option<DatasetError>),
 }
 
 /// What all ranks know after a step.
-pub struct Told {
+pub struct Agreed {
     /// Sums over all ranks.
     pub totals: Totals,
     /// What they have told each other.
@@ -149,21 +149,21 @@ impl<'a> Stage<'a> {
         let optimizer = watch.lap();
 
         session.control.phase(Phase::Exchange);
-        let mut told = self.agree(collective, &totals, saver, spoils, data_wait + forward_backward)?;
+        let mut agreed = self.agree(collective, &totals, saver, spoils, data_wait + forward_backward)?;
         communicate += watch.lap();
-        if told.agreement.unread > 0 {
+        if agreed.agreement.unread > 0 {
             return Ok(Step::Unread(unread));
         }
-        let outcome = StepOutcome { learning_rate, totals: told.totals, norm, ..self.outcome(state, &batch) };
-        told.verdict = outcome.conclude(state, &session.config.guard);
+        let outcome = StepOutcome { learning_rate, totals: agreed.totals, norm, ..self.outcome(state, &batch) };
+        agreed.verdict = outcome.conclude(state, &session.config.guard);
 
         let mut record = metrics::record(&outcome, state);
         (record.data_wait, record.forward_backward) = (data_wait, forward_backward);
         (record.communicate, record.optimizer) = (communicate, optimizer);
-        record.ranks = RankTimes::of(&told.busy);
+        record.ranks = RankTimes::of(&agreed.busy);
         record.seconds = whole.lap();
         metrics::put_rates(&mut record, self.flops(&batch), session.peak);
-        Ok(Step::Made(Box::new(record), told))
+        Ok(Step::Made(Box::new(record), agreed))
     }
 
     /// Passes over this rank's samples, and the sum of the gradients over all ranks beside them; the seconds of the passes, too.
@@ -229,7 +229,7 @@ impl<'a> Stage<'a> {
         saver: &mut Saver<'_>,
         unread: bool,
         busy: f64,
-    ) -> Result<Told, Error> {
+    ) -> Result<Agreed, Error> {
         let wanted = match self.session.is_first() {
             true => self.session.control.take_directive(),
             false => Directive::Continue,
@@ -244,7 +244,7 @@ impl<'a> Stage<'a> {
         };
         let vote = Vote { directive: wanted, save: saver.vote(), unread };
         let (agreement, busy) = agreement::exchange(collective, &mut sums, vote, busy)?;
-        Ok(Told { totals: Totals::of_places(&sums), agreement, busy, verdict: Verdict::Sound })
+        Ok(Agreed { totals: Totals::of_places(&sums), agreement, busy, verdict: Verdict::Sound })
     }
 
     /// What is known of a step before it is computed.

@@ -7,13 +7,13 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Failures in a row.
 #[derive(Debug, Default)]
-pub struct Trouble {
+pub struct RetryState {
     failures: u32,
     since: Option<Instant>,
     last: Option<Instant>,
 }
 
-impl Trouble {
+impl RetryState {
     /// A save that was begun at `began` has failed.
     pub fn add(&mut self, began: Instant) {
         self.failures += 1;
@@ -53,28 +53,28 @@ mod tests {
 
     #[test]
     fn pauses_double_up_to_a_minute_and_begin_again_after_a_success() {
-        let mut trouble = Trouble::default();
-        assert!(!trouble.is_due());
+        let mut retry_state = RetryState::default();
+        assert!(!retry_state.is_due());
         let mut pauses = Vec::new();
         for _ in 0..8 {
-            trouble.add(Instant::now());
-            pauses.push(trouble.pause().as_secs());
+            retry_state.add(Instant::now());
+            pauses.push(retry_state.pause().as_secs());
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
-        assert!(!trouble.is_due());
-        trouble.clear();
-        trouble.add(Instant::now());
-        assert_eq!(trouble.pause().as_secs(), 1);
+        assert!(!retry_state.is_due());
+        retry_state.clear();
+        retry_state.add(Instant::now());
+        assert_eq!(retry_state.pause().as_secs(), 1);
     }
 
     #[test]
     fn it_lasts_since_the_first_failed_save_began() {
-        let mut trouble = Trouble::default();
+        let mut retry_state = RetryState::default();
         let began = Instant::now() - Duration::from_secs(100);
-        trouble.add(began);
-        trouble.add(Instant::now());
-        assert!(trouble.lasts(Instant::now()) >= Duration::from_secs(100));
-        trouble.clear();
-        assert!(trouble.lasts(Instant::now()) < Duration::from_secs(100));
+        retry_state.add(began);
+        retry_state.add(Instant::now());
+        assert!(retry_state.lasts(Instant::now()) >= Duration::from_secs(100));
+        retry_state.clear();
+        assert!(retry_state.lasts(Instant::now()) < Duration::from_secs(100));
     }
 }
