@@ -1,10 +1,11 @@
 //! The gradients of a step: this rank's passes, and the sum over all ranks, in place in the flat buffer. In buckets, each of which
 //! travels while the rest of the backward pass runs; or exactly, leaf by leaf, which is the same in every world.
 
-use lambert_collective::{Bucket, Group, Pending, Reducer, all_reduce};
+use lambert_collective::{Bucket, Group, Pending, Place, Reducer, all_reduce};
 
 use crate::error::Error;
 use crate::exact::ExactSum;
+use crate::kernels::Address;
 use crate::state::TrainState;
 use crate::torch;
 
@@ -46,14 +47,27 @@ impl<'a> Exchange<'a> {
     fn start(&mut self, state: &TrainState, count: usize) {
         let first = self.started;
         self.started += count;
-        let Some(address) = state.gradients_in_place(first..self.started) else { return };
-        // SAFETY: the values are those of the state's buffer, which outlives the buckets: they are awaited or dropped with this
-        // exchange, in the course of one step. Whoever said that they are final does not touch them meanwhile.
-        let bucket = unsafe { Bucket::host(address.as_ptr(), count) };
+        let Some(bucket) = self.bucket(state, first, count) else { return };
         match self.reducer.start(bucket) {
             Ok(pending) => self.pending.push(pending),
             Err(error) => self.failed = self.failed.take().or(Some(error)),
         }
+    }
+
+    /// `count` gradients from `first` on, if the reducer reaches them where they are.
+    fn bucket(&self, state: &TrainState, first: usize, count: usize) -> Option<Bucket> {
+        let Address { first, device } = state.gradients_in_place(first..first + count)?;
+        let place = device.map_or(Place::Host, Place::Device);
+        // SAFETY: the values are those of the state's buffer, which outlives the buckets: they are awaited or dropped with this
+        // exchange, in the course of one step. Whoever said that they are final does not touch them meanwhile, and has given a
+        // device's compute stream all that writes there.
+        let bucket = unsafe {
+            match place {
+                Place::Host => Bucket::host(first.as_ptr(), count),
+                Place::Device(number) => Bucket::device(first.as_ptr(), count, number),
+            }
+        };
+        self.reducer.reaches(place).then_some(bucket)
     }
 
     /// Sends what is left, and the element behind the gradients; returns when every rank has the sum, all the same bits.
@@ -62,7 +76,7 @@ impl<'a> Exchange<'a> {
     /// What the reducer says.
     pub fn finish(mut self, state: &mut TrainState) -> Result<(), Error> {
         let all = state.gradients_mut().numel();
-        if state.gradients_in_place(0..all).is_none() {
+        if self.bucket(state, 0, all).is_none() {
             return self.by_main_memory(state);
         }
         self.start_up_to(state, all);

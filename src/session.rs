@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lambert_collective::{Endpoints, local, mpi};
+use lambert_collective::{Endpoints, local, mpi, nccl};
 use lambert_config::control::EventKind;
 use lambert_config::run::{Backend, Cluster, Wire};
 use lambert_config::{Layers, RunConfig, memory};
@@ -14,10 +14,11 @@ use lambert_store::{Patience, Store};
 use tch::Kind;
 
 use crate::control::Control;
-use crate::device::{self, Card, Chosen};
+use crate::device::world::Sharing;
+use crate::device::{self, Card, Chosen, DeviceError, Nccl, SumStream};
 use crate::error::Error;
 use crate::kernels::Kernels;
-use crate::{metrics, model};
+use crate::{metrics, model, sums};
 
 /// A rank's place in a run.
 pub struct Session {
@@ -54,7 +55,7 @@ impl Session {
         url: &str,
         attempt: u32,
         world: Option<usize>,
-        device: Chosen,
+        mut device: Chosen,
         control: Arc<Control>,
     ) -> Result<(Self, Endpoints), Error> {
         let store = Store::open(url)?;
@@ -63,8 +64,12 @@ impl Session {
         tch::set_num_threads(config.cluster.threads as i32);
         let mut ranks = join(&config, world)?;
         let (rank, world) = (ranks.group.rank(), ranks.group.world());
+        let sums = device.take_nccl();
         let (kernels, card) = device.kernels(lambert_collective::world::detect().as_ref(), config.model.precision)?;
-        device::world::check(&mut *ranks.group, card.as_ref(), config.cluster.share_device)?;
+        device::world::check(&mut *ranks.group, card.as_ref(), sharing(&config.cluster, sums.is_some()))?;
+        if config.cluster.backend == Backend::Nccl && card.is_none() {
+            return Err(Error::Usage("cluster.backend is nccl, and this rank computes on a processor".into()));
+        }
         let kind = match &card {
             Some(card) if config.cluster.canonical => {
                 return Err(Error::Usage(format!(
@@ -80,9 +85,14 @@ impl Session {
         };
         let mut peak = [metrics::matmul_peak(&*kernels, kind, metrics::peak_width(card.is_some()))?];
         ranks.group.all_reduce_sum_f64(&mut peak)?;
-        let (readers, peak, overlaps) = (readers(), peak[0], overlaps(&config.cluster, world));
+        let overlaps = sums.is_some() || overlaps(&config.cluster, world);
+        let (readers, peak, overlaps) = (readers(), peak[0], config.cluster.overlap.unwrap_or(overlaps));
         let session =
             Self { config, config_sha256, store, lease, rank, world, overlaps, readers, control, kernels, card, peak };
+        if let (Some(sums), Some(card)) = (sums, &session.card) {
+            ranks = sum_by_nccl(ranks, &sums, card, nccl_options(&session.config.cluster))?;
+            sums::tell(&session, &mut *ranks.group, &sums)?;
+        }
         Ok((session, ranks))
     }
 
@@ -141,7 +151,7 @@ pub fn readers() -> usize {
 fn overlaps(cluster: &Cluster, world: usize) -> bool {
     let here = lambert_collective::world::detect().map_or(1, |world| world.local_size);
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    cluster.overlap.unwrap_or(here < world || processors > here * cluster.threads)
+    here < world || processors > here * cluster.threads
 }
 
 /// The world at hand; that it is the attempt's is checked.
@@ -149,9 +159,9 @@ fn join(config: &RunConfig, world: Option<usize>) -> Result<Endpoints, Error> {
     let started_by_mpi = lambert_collective::world::detect().is_some();
     let cluster = &config.cluster;
     let use_mpi = match cluster.backend {
-        Backend::Mpi => true,
+        Backend::Mpi | Backend::Nccl => true,
         Backend::Local => false,
-        Backend::Auto | Backend::Nccl => started_by_mpi,
+        Backend::Auto => started_by_mpi,
     };
     let ranks = if use_mpi { mpi::init(options(cluster))? } else { local::alone() };
     let here = ranks.group.world();
@@ -163,17 +173,49 @@ fn join(config: &RunConfig, world: Option<usize>) -> Result<Endpoints, Error> {
     Ok(ranks)
 }
 
+/// The same ranks with sums between their cards; MPI's own sum tells who has come.
+fn sum_by_nccl(ranks: Endpoints, sums: &Nccl, card: &Card, options: nccl::Options) -> Result<Endpoints, Error> {
+    let Endpoints { mut group, reducer } = ranks;
+    let refused = |error: lambert_collective::Error| match error.is_refusal() {
+        true => Error::Device(DeviceError::Nccl(error)),
+        false => Error::Collective(error),
+    };
+    let kernels = card.kernels.clone().ok_or_else(|| Error::Usage(format!("{card} has no kernels")))?;
+    let stream = SumStream::new(card.index, kernels).map_err(DeviceError::Driver)?;
+    let reducer = nccl::join(&mut *group, reducer, &sums.library, stream, options).map_err(refused)?;
+    Ok(Endpoints { group, reducer })
+}
+
+/// Whether ranks may have one card together.
+fn sharing(cluster: &Cluster, over_nccl: bool) -> Sharing {
+    match (cluster.share_device, over_nccl) {
+        (false, false) => Sharing::Refused,
+        (true, false) => Sharing::Allowed,
+        (false, true) => Sharing::RefusedByNccl,
+        (true, true) => Sharing::OnOtherHostsForNccl,
+    }
+}
+
 /// How the ranks deal with each other over MPI.
 fn options(cluster: &Cluster) -> mpi::Options {
+    // The coordinator knows how long a rank that lives may take.
+    mpi::Options { stall: stall(cluster), absence: NEVER, wire: wire(cluster) }
+}
+
+/// How their cards do over NCCL.
+fn nccl_options(cluster: &Cluster) -> nccl::Options {
+    nccl::Options { stall: stall(cluster), wire: wire(cluster) }
+}
+
+fn stall(cluster: &Cluster) -> Duration {
     let stall = cluster.limits.stall_seconds;
-    mpi::Options {
-        stall: if stall > 0.0 { Duration::from_secs_f64(stall.min(NEVER.as_secs_f64())) } else { NEVER },
-        // The coordinator knows how long a rank that lives may take.
-        absence: NEVER,
-        wire: match cluster.wire {
-            Wire::Fp32 => mpi::Wire::F32,
-            Wire::Bf16 => mpi::Wire::Bf16,
-        },
+    if stall > 0.0 { Duration::from_secs_f64(stall.min(NEVER.as_secs_f64())) } else { NEVER }
+}
+
+fn wire(cluster: &Cluster) -> mpi::Wire {
+    match cluster.wire {
+        Wire::Fp32 => mpi::Wire::F32,
+        Wire::Bf16 => mpi::Wire::Bf16,
     }
 }
 

@@ -90,13 +90,7 @@ impl Library {
         if let Ok(loaded) = load(Path::new(NAME), NO_LOAD) {
             return Self::of(loaded, loaded_path().unwrap_or_else(|| NAME.into()));
         }
-        let Some(path) = folders.iter().map(|folder| folder.join(NAME)).find(|path| path.exists()) else {
-            let looked: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
-            return Err(Error::NoNccl(format!(
-                "there is no {NAME} here, which sums between cards; it is not in {}",
-                looked.join(", ")
-            )));
-        };
+        let path = Self::find(folders)?;
         // Some builds of NCCL find CUDA's runtime only where it is loaded.
         for runtime in folders.iter().filter_map(|folder| begins_with(folder, RUNTIME)) {
             let _ = load(&runtime, RTLD_GLOBAL).map(std::mem::forget);
@@ -104,6 +98,21 @@ impl Library {
         let loaded = load(&path, RTLD_GLOBAL);
         let loaded = loaded.map_err(|error| Error::NoNccl(format!("cannot load {}: {error}", path.display())))?;
         Self::of(loaded, path)
+    }
+
+    /// Its file in the first of `folders` that has it.
+    ///
+    /// # Errors
+    /// None has; they are named.
+    pub fn find(folders: &[PathBuf]) -> Result<PathBuf> {
+        let found = folders.iter().map(|folder| folder.join(NAME)).find(|path| path.exists());
+        found.ok_or_else(|| {
+            let looked: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
+            Error::NoNccl(format!(
+                "there is no {NAME} here, which sums between cards; it is not in {}",
+                looked.join(", ")
+            ))
+        })
     }
 
     fn of(shared: Shared, path: PathBuf) -> Result<Self> {
