@@ -130,6 +130,25 @@ mod tests {
     use crate::model::parameters;
     use crate::state::{Buffer, Parameters};
 
+    /// Sums buckets of device 0 only, which lies in main memory here.
+    struct OfDevice(Box<dyn Reducer>);
+
+    impl Reducer for OfDevice {
+        fn name(&self) -> &'static str {
+            "a test"
+        }
+
+        fn reaches(&self, place: Place) -> bool {
+            place == Place::Device(0)
+        }
+
+        fn start(&mut self, bucket: Bucket) -> lambert_collective::Result<Box<dyn Pending>> {
+            assert_eq!(bucket.place(), Place::Device(0), "gradients of a card were taken through main memory");
+            // SAFETY: as it was promised for the same memory of the device.
+            self.0.start(unsafe { Bucket::host(bucket.first(), bucket.count()) })
+        }
+    }
+
     /// The gradients of each rank after the exchange, which told it of progress as `told` says.
     fn exchanged(
         kernels: fn() -> Arc<dyn Kernels>,
@@ -149,6 +168,9 @@ mod tests {
                     (0..all).map(|i| ((i * 37 + rank * 11) % 1009) as f32 * 1.1_f32.powi(i as i32 % 90)).collect();
                 state.write(Buffer::Gradients, 0, &own);
                 state.add_to_tail(&(state.kernels().zeros(&[], tch::Kind::Float) + rank as f64));
+                if state.gradients_in_place(0..1).is_some_and(|address| address.device.is_some()) {
+                    ends.reducer = Box::new(OfDevice(ends.reducer));
+                }
                 let mut exchange = Exchange::new(&mut *ends.reducer, bucket, overlap);
                 told.iter().for_each(|share| exchange.are_final(&state, (share * all as f64) as usize));
                 exchange.finish(&mut state).unwrap();
@@ -165,12 +187,20 @@ mod tests {
     fn every_rank_has_the_same_sum_whenever_its_gradients_were_final() {
         let host: fn() -> Arc<dyn Kernels> = || Arc::new(Host);
         let card: fn() -> Arc<dyn Kernels> = || Arc::new(Cuda::new(Arc::new(Emulator::default())));
+        let device: fn() -> Arc<dyn Kernels> =
+            || Arc::new(Cuda::new(Arc::new(Emulator { device: Some(0), ..Emulator::default() })));
         let whole = exchanged(host, usize::MAX, false, &[&[], &[], &[]]);
         assert!(whole[0].0.iter().filter(|sum| **sum != 0.0).count() > 1000);
         let told: [&[f64]; 3] = [&[0.3, 0.31, 0.9, 1.0], &[], &[1.0]];
-        for (kernels, bucket, overlap) in
-            [(host, 100, true), (host, 1, true), (host, 1 << 30, true), (host, 100, false), (card, 100, true)]
-        {
+        for (kernels, bucket, overlap) in [
+            (host, 100, true),
+            (host, 1, true),
+            (host, 1 << 30, true),
+            (host, 100, false),
+            (card, 100, true),
+            (device, 100, true),
+            (device, 100, false),
+        ] {
             for (sum, norm) in exchanged(kernels, bucket, overlap, &told) {
                 assert!(sum == whole[0].0, "buckets of {bucket}");
                 // The tail is 0 + 1 + 2.

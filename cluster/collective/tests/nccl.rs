@@ -24,7 +24,7 @@ fn options(wire: Wire) -> Options {
 }
 
 /// Where nothing is to fail.
-const PATIENT: Duration = Duration::from_secs(30);
+const PATIENT: Duration = Duration::from_secs(15);
 
 /// The end of a rank that sums on `card`.
 fn join(mut ends: Endpoints, test: &TestLibrary, card: LazyCard, options: Options) -> Result<Endpoints> {
@@ -50,6 +50,11 @@ fn run<T: Send + 'static>(
         })
     };
     let threads: Vec<_> = local::group(world).into_iter().enumerate().map(rank).collect();
+    let begin = Instant::now();
+    while threads.iter().any(|thread| !thread.is_finished()) {
+        assert!(begin.elapsed() < 2 * PATIENT, "a rank hangs");
+        thread::sleep(Duration::from_millis(5));
+    }
     threads.into_iter().map(|thread| thread.join().unwrap()).collect()
 }
 
@@ -166,7 +171,7 @@ fn an_asynchronous_error_ends_the_sum_at_once_and_those_of_the_others_in_time() 
     for (error, took) in [&said[0], &said[2]] {
         // Rank 1 has left the group, or NCCL moves nothing.
         assert!(error.contains("rank 1 has left") || error.contains("deadline exceeded"), "{error}");
-        assert!(*took < STALL + GRACE, "{error} after {took:?}");
+        assert!(*took < 2 * STALL + GRACE, "{error} after {took:?}");
     }
     assert_aborted(&test, 0..3);
 }

@@ -23,6 +23,8 @@ unsafe extern "C" {
 /// to wait for one, and does not, works on other numbers.
 #[derive(Default)]
 pub struct Emulator {
+    /// Whose memory its tensors are taken for; main memory by itself.
+    pub device: Option<usize>,
     launches: AtomicU64,
     /// What was sent: where it goes, and what it is.
     sent: Mutex<Vec<(Tensor, Tensor)>>,
@@ -59,6 +61,10 @@ impl Copies for Begun {
 }
 
 impl Card for Emulator {
+    fn number(&self) -> Option<usize> {
+        self.device
+    }
+
     fn zeros(&self, shape: &[i64], kind: Kind) -> Tensor {
         Tensor::zeros(shape, (kind, Device::Cpu))
     }

@@ -13,7 +13,7 @@
 //! a sum of a few numbers over the reducer in main memory, started with the bucket and awaited before it. It is complete when all
 //! ranks have started the bucket; a straggler is waited for, and a dead rank is named, by the rules of [`mpi`](crate::mpi). It also
 //! shows that the ranks' buckets differ, which NCCL would not. From there on, and once this rank's own gradients are computed, the sum
-//! has [`Options::stall`]. Asynchronous errors are polled all the time. When anything fails the communicator is aborted, which ends its
+//! has [`Options::stall`]; when that is over, half as long goes into finding out who does not answer. Asynchronous errors are polled all the time. When anything fails the communicator is aborted, which ends its
 //! kernels on the device, so that the bucket is left alone; from then on every operation gives the same error.
 
 mod communicator;

@@ -16,14 +16,14 @@ const LEAVE: Duration = Duration::from_secs(2);
 /// Sums buckets in a card's memory.
 pub struct NcclReducer<D: Device> {
     shared: Arc<Shared<D>>,
-    /// In main memory: whether all ranks have come.
-    beside: Box<dyn Reducer>,
     world: usize,
     wire: Wire,
 }
 
 struct Shared<D> {
     communicator: Mutex<Communicator>,
+    /// In main memory: whether all ranks have come.
+    beside: Mutex<Box<dyn Reducer>>,
     device: D,
     stall: Duration,
 }
@@ -36,8 +36,9 @@ impl<D: Device> NcclReducer<D> {
         world: usize,
         options: Options,
     ) -> Self {
-        let shared = Shared { communicator: Mutex::new(communicator), device, stall: options.stall };
-        Self { shared: Arc::new(shared), beside, world, wire: options.wire }
+        let (communicator, beside) = (Mutex::new(communicator), Mutex::new(beside));
+        let shared = Shared { communicator, beside, device, stall: options.stall };
+        Self { shared: Arc::new(shared), world, wire: options.wire }
     }
 
     /// Gives the stream for sums all that `bucket` needs; marks behind its gradients and behind its sum.
@@ -70,6 +71,22 @@ impl<D: Device> Shared<D> {
         self.communicator.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn roll_call(&self, own: [f32; 4]) -> Result<Numbers> {
+        let mut beside = self.beside.lock().unwrap_or_else(PoisonError::into_inner);
+        Numbers::start(&mut **beside, own.to_vec())
+    }
+
+    /// The ranks that do not answer where NCCL has moved nothing for so long: the others come to one more roll call, for this bucket
+    /// or for their next one.
+    fn silent(&self) -> Vec<usize> {
+        let asked = self.roll_call([0.0; 4]);
+        match asked.and_then(|asked| asked.wait(Some(Instant::now() + self.stall / 2))) {
+            Err(Error::Deadline { missing, .. }) => missing,
+            Err(Error::RankGone { rank, .. }) => vec![rank],
+            _ => Vec::new(),
+        }
+    }
+
     /// Aborts the communicator, and waits until the device has left all buckets alone; the first error.
     fn fail(&self, error: Error) -> Error {
         let first = self.communicator().fail(error);
@@ -100,7 +117,7 @@ impl<D: Device + 'static> Reducer for NcclReducer<D> {
         }
         let [computed, summed] = self.enqueue(&bucket).map_err(|error| self.shared.fail(error))?;
         let own = digits(bucket.count());
-        let roll_call = Numbers::start(&mut *self.beside, own.to_vec()).map_err(|error| self.shared.fail(error))?;
+        let roll_call = self.shared.roll_call(own).map_err(|error| self.shared.fail(error))?;
         let (shared, world) = (self.shared.clone(), self.world);
         Ok(Box::new(Sum { shared, world, own, roll_call: Some(roll_call), computed, summed, over: false }))
     }
@@ -149,8 +166,10 @@ impl<D: Device> Sum<D> {
             if computed.is_none() && device.is_reached(&self.computed)? {
                 computed = Some(now);
             }
-            let is_stalled = computed.is_some_and(|since| now >= since + self.shared.stall);
-            if is_stalled || deadline.is_some_and(|deadline| now >= deadline) {
+            if computed.is_some_and(|since| now >= since + self.shared.stall) {
+                return Err(Error::Deadline { operation: BUCKET, missing: self.shared.silent() });
+            }
+            if deadline.is_some_and(|deadline| now >= deadline) {
                 return Err(Error::Deadline { operation: BUCKET, missing: Vec::new() });
             }
             std::thread::sleep(POLL);
