@@ -187,8 +187,7 @@ mod tests {
     fn every_rank_has_the_same_sum_whenever_its_gradients_were_final() {
         let host: fn() -> Arc<dyn Kernels> = || Arc::new(Host);
         let card: fn() -> Arc<dyn Kernels> = || Arc::new(Cuda::new(Arc::new(Emulator::default())));
-        let device: fn() -> Arc<dyn Kernels> =
-            || Arc::new(Cuda::new(Arc::new(Emulator { device: Some(0), ..Emulator::default() })));
+        let device: fn() -> Arc<dyn Kernels> = || Arc::new(Cuda::new(Arc::new(Emulator::of_device(0))));
         let whole = exchanged(host, usize::MAX, false, &[&[], &[], &[]]);
         assert!(whole[0].0.iter().filter(|sum| **sum != 0.0).count() > 1000);
         let told: [&[f64]; 3] = [&[0.3, 0.31, 0.9, 1.0], &[], &[1.0]];

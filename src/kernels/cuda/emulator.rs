@@ -24,11 +24,18 @@ unsafe extern "C" {
 #[derive(Default)]
 pub struct Emulator {
     /// Whose memory its tensors are taken for; main memory by itself.
-    pub device: Option<usize>,
+    device: Option<usize>,
     launches: AtomicU64,
     /// What was sent: where it goes, and what it is.
     sent: Mutex<Vec<(Tensor, Tensor)>>,
     begun: Mutex<Vec<Arc<Mutex<Late>>>>,
+}
+
+impl Emulator {
+    /// One whose tensors are taken for those of this device.
+    pub fn of_device(number: usize) -> Self {
+        Self { device: Some(number), ..Self::default() }
+    }
 }
 
 /// Copies that have begun; none are left once they have been made.
