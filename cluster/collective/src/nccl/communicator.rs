@@ -69,6 +69,11 @@ impl Communicator {
         self.settle("ncclAllReduce")
     }
 
+    /// Why it was aborted, if it was.
+    pub fn failure(&self) -> Option<Error> {
+        self.failed.clone()
+    }
+
     /// Aborts it for `error`, unless it was; the first error.
     pub fn fail(&mut self, error: Error) -> Error {
         if self.failed.is_none() {

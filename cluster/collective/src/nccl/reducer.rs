@@ -89,6 +89,9 @@ impl<D: Device> Shared<D> {
 
     /// Aborts the communicator, and waits until the device has left all buckets alone; the first error.
     fn fail(&self, error: Error) -> Error {
+        if let Some(first) = self.communicator().failure() {
+            return first;
+        }
         let first = self.communicator().fail(error);
         let last = self.device.enter().and_then(|()| self.device.mark_sums());
         let begin = Instant::now();
