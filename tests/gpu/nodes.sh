@@ -114,7 +114,7 @@ ways = sorted({own["transports"] or "not known" for own in all})
 good = len(all) == int(sys.argv[2]) and not any(own["warnings"] for own in all)
 print("passed" if good else "FAILED", len(all), "ranks on", len({own["host"] for own in all}), "hosts:", "; ".join(ways))
 PYTHON
-)
+) || facts="FAILED no record of them"
 point "ranks and transports" "${facts%% *}" "${facts#* }"
 
 apart=$(python3 "$here/records.py" apart "$work/alone" "$work/all" 2>&1) || true
@@ -139,7 +139,7 @@ until [ "$(step "$work/killed")" -ge 25 ]; do
     kill -0 "$job" 2>/dev/null || break
     sleep 0.2
 done
-if ! pkill -9 -o -f "lambert-worker train --run $work/killed"; then
+if ! pkill -9 -n -f "lambert-worker train --run $work/killed"; then
     point "a rank killed" FAILED "no rank of the run is on this host"
 else
     begin=$(date +%s)

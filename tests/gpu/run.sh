@@ -202,7 +202,7 @@ SH
         point "two ranks on one card by NCCL" passed "NCCL does not: $(grep -o 'NCCL error.*\|deadline.*' "$output/apart.log" | head -n 1)"
         return
     fi
-    cat "$work/apart-run/sums/attempt-0001.json"
+    cat "$work/apart-run/sums/attempt-0001.json" || true
     [ -e "$work/two/metrics" ] || two
     apart=$(python3 "$here/records.py" apart "$work/two" "$work/apart-run" 2>&1) || true
     if awk -v apart="$apart" 'BEGIN { exit !(apart + 0 < 1e-4 && apart ~ /e/) }'; then passed=passed; else passed=FAILED; fi
@@ -217,7 +217,7 @@ SH
         kill -0 "$run" 2>/dev/null || break
         sleep 0.2
     done
-    pkill -9 -o -f "lambert-worker train --run $work/killed-run" || true
+    pkill -9 -n -f "lambert-worker train --run $work/killed-run" || true
     begin=$(date +%s)
     until grep -q 'started again' "$output/killed-rank.log"; do
         kill -0 "$run" 2>/dev/null || break
