@@ -1,10 +1,10 @@
 //! Sums between NVIDIA cards by NCCL, beside a group and a reducer in main memory, which are MPI's in a job.
 //!
-//! **The library is loaded when the program runs**, the one that libtorch has loaded if there is one ([`Library::open`]); where it is
+//! **The library is loaded when the program runs**, the one that libtorch has loaded if there is one ([`Library::open`](crate::nccl::Library::open)); where it is
 //! absent, that is an error. The unique id travels over the group. The communicator is non-blocking (`blocking = 0`): a call
 //! that NCCL has not finished is polled, never waited for.
 //!
-//! **Order.** Sums run on a stream of their own ([`Device`]). A bucket's sum waits, on the device, for what the compute stream was
+//! **Order.** Sums run on a stream of their own ([`Device`](crate::nccl::Device)). A bucket's sum waits, on the device, for what the compute stream was
 //! given before [`Reducer::start`](crate::Reducer::start). Buckets are summed in the order of their starts, so that all ranks give NCCL the same calls.
 //! [`Pending::wait`](crate::Pending::wait) returns on the host when the device has passed the bucket's last operation: what the host
 //! enqueues after that comes after it on every stream.
@@ -13,7 +13,7 @@
 //! a sum of a few numbers over the reducer in main memory, started with the bucket and awaited before it. It is complete when all
 //! ranks have started the bucket; a straggler is waited for, and a dead rank is named, by the rules of [`mpi`](crate::mpi). It also
 //! shows that the ranks' buckets differ, which NCCL would not. From there on, and once this rank's own gradients are computed, the sum
-//! has [`Options::stall`]; when that is over, half as long goes into finding out who does not answer. Asynchronous errors are polled all the time. When anything fails the communicator is aborted, which ends its
+//! has [`Options::stall`](crate::nccl::Options::stall); when that is over, half as long goes into finding out who does not answer. Asynchronous errors are polled all the time. When anything fails the communicator is aborted, which ends its
 //! kernels on the device, so that the bucket is left alone; from then on every operation gives the same error.
 
 mod communicator;
