@@ -5,7 +5,7 @@ use std::fmt::{Display, Formatter};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use lambert_config::run::Stage;
+use lambert_config::run::{Backend, Cluster, Stage};
 use lambert_config::{RunConfig, exit, flops, memory, schedule};
 use lambert_data_prep::dataset::{Dataset, check_fit};
 use lambert_data_prep::random::Key;
@@ -85,7 +85,8 @@ pub fn run(config: &RunConfig, request: &Request) -> Result<i32, Error> {
     let stages = config.stage.len();
     let none = || format!("there is no stage {}: the configuration has {stages}, counted from 0", request.stage);
     let stage = config.stage.get(request.stage).ok_or_else(|| Error::Usage(none()))?;
-    let device = Chosen::load(&config.cluster)?;
+    // One rank alone.
+    let device = Chosen::load(&Cluster { backend: Backend::Local, ..config.cluster.clone() })?;
     tch::set_num_threads(config.cluster.threads as i32);
     let dataset = Arc::new(Dataset::open(&stage.data)?.with_cache(&config.cluster.dataset_cache));
     let mut faults = Vec::new();

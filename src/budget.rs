@@ -110,7 +110,7 @@ mod tests {
     fn card(free: u64) -> Card {
         let facts = CardFacts { name: "X".into(), capability: (9, 0), bus: format!("bus {free}"), memory: 100 };
         let libtorch = Libtorch { folder: "/x".into(), origin: "a test", version: String::new(), cuda: String::new() };
-        Card { index: 1, facts, free, libtorch, nvrtc: String::new() }
+        Card { index: 1, facts, free, libtorch, nvrtc: String::new(), kernels: None }
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! The gradients of a step: this rank's passes, and the sum over all ranks, in place in the flat buffer. In buckets, each of which
 //! travels while the rest of the backward pass runs; or exactly, leaf by leaf, which is the same in every world.
 
-use lambert_collective::{Bucket, Group, Pending, Reducer, all_reduce};
+use lambert_collective::{Bucket, Group, Pending, Place, Reducer, all_reduce};
 
 use crate::error::Error;
 use crate::exact::ExactSum;
+use crate::kernels::Address;
 use crate::state::TrainState;
 use crate::torch;
 
@@ -46,14 +47,27 @@ impl<'a> Exchange<'a> {
     fn start(&mut self, state: &TrainState, count: usize) {
         let first = self.started;
         self.started += count;
-        let Some(address) = state.gradients_in_place(first..self.started) else { return };
-        // SAFETY: the values are those of the state's buffer, which outlives the buckets: they are awaited or dropped with this
-        // exchange, in the course of one step. Whoever said that they are final does not touch them meanwhile.
-        let bucket = unsafe { Bucket::host(address.as_ptr(), count) };
+        let Some(bucket) = self.bucket(state, first, count) else { return };
         match self.reducer.start(bucket) {
             Ok(pending) => self.pending.push(pending),
             Err(error) => self.failed = self.failed.take().or(Some(error)),
         }
+    }
+
+    /// `count` gradients from `first` on, if the reducer reaches them where they are.
+    fn bucket(&self, state: &TrainState, first: usize, count: usize) -> Option<Bucket> {
+        let Address { first, device } = state.gradients_in_place(first..first + count)?;
+        let place = device.map_or(Place::Host, Place::Device);
+        // SAFETY: the values are those of the state's buffer, which outlives the buckets: they are awaited or dropped with this
+        // exchange, in the course of one step. Whoever said that they are final does not touch them meanwhile, and has given a
+        // device's compute stream all that writes there.
+        let bucket = unsafe {
+            match place {
+                Place::Host => Bucket::host(first.as_ptr(), count),
+                Place::Device(number) => Bucket::device(first.as_ptr(), count, number),
+            }
+        };
+        self.reducer.reaches(place).then_some(bucket)
     }
 
     /// Sends what is left, and the element behind the gradients; returns when every rank has the sum, all the same bits.
@@ -62,7 +76,7 @@ impl<'a> Exchange<'a> {
     /// What the reducer says.
     pub fn finish(mut self, state: &mut TrainState) -> Result<(), Error> {
         let all = state.gradients_mut().numel();
-        if state.gradients_in_place(0..all).is_none() {
+        if self.bucket(state, 0, all).is_none() {
             return self.by_main_memory(state);
         }
         self.start_up_to(state, all);
@@ -119,6 +133,25 @@ mod tests {
     use crate::state::{Buffer, Parameters};
     use crate::step;
 
+    /// Sums buckets of device 0 only, which lies in main memory here.
+    struct OfDevice(Box<dyn Reducer>);
+
+    impl Reducer for OfDevice {
+        fn name(&self) -> &'static str {
+            "a test"
+        }
+
+        fn reaches(&self, place: Place) -> bool {
+            place == Place::Device(0)
+        }
+
+        fn start(&mut self, bucket: Bucket) -> lambert_collective::Result<Box<dyn Pending>> {
+            assert_eq!(bucket.place(), Place::Device(0), "gradients of a card were taken through main memory");
+            // SAFETY: as it was promised for the same memory of the device.
+            self.0.start(unsafe { Bucket::host(bucket.first(), bucket.count()) })
+        }
+    }
+
     /// The gradients of each rank after the exchange, which told it of progress as `told` says.
     fn exchanged(
         kernels: fn() -> Arc<dyn Kernels>,
@@ -138,6 +171,9 @@ mod tests {
                     (0..all).map(|i| ((i * 37 + rank * 11) % 1009) as f32 * 1.1_f32.powi(i as i32 % 90)).collect();
                 state.write(Buffer::Gradients, 0, &own);
                 state.add_to_tail(&(state.kernels().zeros(&[], tch::Kind::Float) + rank as f64));
+                if state.gradients_in_place(0..1).is_some_and(|address| address.device.is_some()) {
+                    ends.reducer = Box::new(OfDevice(ends.reducer));
+                }
                 let mut exchange = Exchange::new(&mut *ends.reducer, bucket, overlap);
                 told.iter().for_each(|share| exchange.are_final(&state, (share * all as f64) as usize));
                 exchange.finish(&mut state).unwrap();
@@ -207,12 +243,19 @@ mod tests {
     fn every_rank_has_the_same_sum_whenever_its_gradients_were_final() {
         let host: fn() -> Arc<dyn Kernels> = || Arc::new(Host);
         let card: fn() -> Arc<dyn Kernels> = || Arc::new(Cuda::new(Arc::new(Emulator::default())));
+        let device: fn() -> Arc<dyn Kernels> = || Arc::new(Cuda::new(Arc::new(Emulator::of_device(0))));
         let whole = exchanged(host, usize::MAX, false, &[&[], &[], &[]]);
         assert!(whole[0].0.iter().filter(|sum| **sum != 0.0).count() > 1000);
         let told: [&[f64]; 3] = [&[0.3, 0.31, 0.9, 1.0], &[], &[1.0]];
-        for (kernels, bucket, overlap) in
-            [(host, 100, true), (host, 1, true), (host, 1 << 30, true), (host, 100, false), (card, 100, true)]
-        {
+        for (kernels, bucket, overlap) in [
+            (host, 100, true),
+            (host, 1, true),
+            (host, 1 << 30, true),
+            (host, 100, false),
+            (card, 100, true),
+            (device, 100, true),
+            (device, 100, false),
+        ] {
             for (sum, norm) in exchanged(kernels, bucket, overlap, &told) {
                 assert!(sum == whole[0].0, "buckets of {bucket}");
                 // The tail is 0 + 1 + 2.

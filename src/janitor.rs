@@ -10,7 +10,8 @@ use std::process::{Command, Stdio};
 
 /// Waits for the end of the process `$0`, unless that is 1, which has taken the place of a launcher that is gone. Then removes
 /// the folders `$@`, and those of the same run's earlier attempts, whose launchers may have been cut off before a rank came
-/// up. Names end with `-` and the attempt's number.
+/// up. Names end with `-` and the attempt's number. At last the memory that NCCL's processes of a host share, if they were killed
+/// before all of them had it: files of this user that no process has mapped.
 const SCRIPT: &str = r#"
 while [ "$0" != 1 ] && kill -0 "$0" 2>/dev/null; do sleep 0.2; done
 for folder; do
@@ -18,6 +19,9 @@ for folder; do
     for other in "${folder%-*}"-*; do
         [ "${other##*-}" -lt "${folder##*-}" ] 2>/dev/null && rm -rf -- "$other"
     done
+done
+for left in /dev/shm/nccl-*; do
+    [ -O "$left" ] && ! grep -qsF "$left" /proc/[0-9]*/maps && rm -f -- "$left"
 done
 "#;
 
@@ -56,6 +60,23 @@ mod tests {
             ["run-1-3", "run-1-9", "run-1-12", "run-1-10", "run-2-1", "run-1-x", "shm-1-9", "shm-1-10"];
         NAMES.iter().for_each(|name| make(&folder(name)).unwrap());
         make(&folder("shm-1-10")).unwrap();
+        // Memory of NCCL's: nobody has the first, this process the second.
+        let segments =
+            ["left", "held"].map(|name| PathBuf::from(format!("/dev/shm/nccl-{}{name}", std::process::id())));
+        segments.iter().for_each(|segment| std::fs::write(segment, [0; 4096]).unwrap());
+        let held = std::fs::File::open(&segments[1]).unwrap();
+        // SAFETY: one page of a file that is open, at an address that nobody has.
+        let page = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                4096,
+                libc::PROT_READ,
+                libc::MAP_SHARED,
+                std::os::fd::AsRawFd::as_raw_fd(&held),
+                0,
+            )
+        };
+        assert_ne!(page, libc::MAP_FAILED);
         let mut launcher = Command::new("sleep").arg("1000").spawn().unwrap();
         let mut shell = Command::new("sh");
         let mut shell = shell
@@ -70,6 +91,8 @@ mod tests {
         let start = Instant::now();
         assert!(shell.wait().unwrap().code().is_some());
         eprintln!("gone after {:.1} s", start.elapsed().as_secs_f64());
+        assert_eq!(segments.each_ref().map(|segment| segment.exists()), [false, true]);
+        std::fs::remove_file(&segments[1]).unwrap();
         let left: Vec<&str> = NAMES.into_iter().filter(|name| folder(name).exists()).collect();
         assert_eq!(left, ["run-1-12", "run-2-1", "run-1-x"]);
     }

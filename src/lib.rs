@@ -15,6 +15,7 @@
 //! - [`totals`]: losses and right answers, added up
 //! - [`exact`]: a sum of gradients that no order of its terms changes
 //! - [`gradients`]: the sum of the gradients over all ranks, beside the backward pass
+//! - [`sums`]: what NCCL has chosen to sum with
 //! - [`optim`]: the rules of LAMB and AdamW
 //! - [`outcome`]: what a step computed, and what follows from it
 //! - [`agreement`]: what ranks tell each other after a step
@@ -65,6 +66,7 @@ pub mod session;
 pub mod stages;
 pub mod state;
 pub mod step;
+pub mod sums;
 pub mod torch;
 pub mod totals;
 pub mod train;

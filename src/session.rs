@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lambert_collective::world::OtherStarter;
-use lambert_collective::{Endpoints, local, mpi};
+use lambert_collective::{Endpoints, local, mpi, nccl};
 use lambert_config::control::EventKind;
 use lambert_config::run::{Backend, Cluster, Wire};
 use lambert_config::{Layers, RunConfig, memory};
@@ -15,10 +15,11 @@ use lambert_store::{Patience, Store};
 use tch::Kind;
 
 use crate::control::Control;
-use crate::device::{self, Card, Chosen};
+use crate::device::world::Sharing;
+use crate::device::{self, Card, Chosen, DeviceError, Nccl, SumStream};
 use crate::error::Error;
 use crate::kernels::Kernels;
-use crate::{binding, metrics, model};
+use crate::{binding, metrics, model, sums};
 
 /// A rank's place in a run.
 pub struct Session {
@@ -55,7 +56,7 @@ impl Session {
         url: &str,
         attempt: u32,
         world: Option<usize>,
-        device: Chosen,
+        mut device: Chosen,
         control: Arc<Control>,
     ) -> Result<(Self, Endpoints), Error> {
         let store = Store::open(url)?;
@@ -64,31 +65,23 @@ impl Session {
         tch::set_num_threads(config.cluster.threads as i32);
         let mut ranks = join(&config, world)?;
         let (rank, world) = (ranks.group.rank(), ranks.group.world());
+        let sums = device.take_nccl();
         let (kernels, card) = device.kernels(lambert_collective::world::detect().as_ref(), config.model.precision)?;
-        device::world::check(&mut *ranks.group, card.as_ref(), config.cluster.share_device)?;
-        let kind = match &card {
-            Some(card) if config.cluster.canonical => {
-                return Err(Error::Usage(format!(
-                    "cluster.canonical is true and this rank computes on {card}, whose products are not the same in every world: \
-                     cluster.device = \"cpu\" computes on the processor"
-                )));
-            }
-            Some(card) => {
-                tracing::info!("rank {rank} computes on {card}");
-                model::kind(&config.model)
-            }
-            None => Kind::Float,
-        };
+        device::world::check(&mut *ranks.group, card.as_ref(), sharing(&config.cluster, sums.is_some()))?;
+        let kind = kind(&config, card.as_ref())?;
         // Both count the host's processors.
-        let (readers, overlaps) = (readers(), overlaps(&config.cluster, world));
-        let place = lambert_collective::world::detect();
-        let binding = binding::bind(place.as_ref(), card.as_ref().map(|card| &*card.facts.bus));
-        tracing::info!("rank {rank} computes with {} threads, {binding}", config.cluster.threads);
+        let (readers, overlaps) = (readers(), sums.is_some() || overlaps(&config.cluster, world));
+        let overlaps = config.cluster.overlap.unwrap_or(overlaps);
+        bind(rank, &config.cluster, card.as_ref());
         let mut peak = [metrics::matmul_peak(&*kernels, kind, metrics::peak_width(card.is_some()))?];
         ranks.group.all_reduce_sum_f64(&mut peak)?;
         let peak = peak[0];
         let session =
             Self { config, config_sha256, store, lease, rank, world, overlaps, readers, control, kernels, card, peak };
+        if let (Some(sums), Some(card)) = (sums, &session.card) {
+            ranks = sum_by_nccl(ranks, &sums, card, nccl_options(&session.config.cluster))?;
+            sums::tell(&session, &mut *ranks.group, &sums)?;
+        }
         Ok((session, ranks))
     }
 
@@ -124,6 +117,28 @@ impl Session {
     }
 }
 
+/// What a rank computes in.
+fn kind(config: &RunConfig, card: Option<&Card>) -> Result<Kind, Error> {
+    match card {
+        None if config.cluster.backend == Backend::Nccl => {
+            Err(Error::Usage("cluster.backend is nccl, and this rank computes on a processor".into()))
+        }
+        None => Ok(Kind::Float),
+        Some(card) if config.cluster.canonical => Err(Error::Usage(format!(
+            "cluster.canonical is true and this rank computes on {card}, whose products are not the same in every world: \
+             cluster.device = \"cpu\" computes on the processor"
+        ))),
+        Some(_) => Ok(model::kind(&config.model)),
+    }
+}
+
+/// Binds this rank to its share of the host, and says so.
+fn bind(rank: usize, cluster: &Cluster, card: Option<&Card>) {
+    let binding = binding::bind(lambert_collective::world::detect().as_ref(), card.map(|card| &*card.facts.bus));
+    let place = card.map_or_else(String::new, |card| format!(" on {card},"));
+    tracing::info!("rank {rank} computes{place} with {} threads, {binding}", cluster.threads);
+}
+
 /// The configuration that the coordinator laid down in the run's store, and its file's sha256.
 pub fn read_config(store: &Store) -> Result<(RunConfig, String), Error> {
     let bytes = match store.get(CONFIG) {
@@ -147,7 +162,7 @@ pub fn readers() -> usize {
 fn overlaps(cluster: &Cluster, world: usize) -> bool {
     let here = lambert_collective::world::detect().map_or(1, |world| world.local_size);
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    cluster.overlap.unwrap_or(here < world || processors > here * cluster.threads)
+    here < world || processors > here * cluster.threads
 }
 
 /// The world at hand; that it is the attempt's is checked.
@@ -161,9 +176,9 @@ fn join(config: &RunConfig, world: Option<usize>) -> Result<Endpoints, Error> {
     let started_by_mpi = lambert_collective::world::detect().is_some();
     let cluster = &config.cluster;
     let use_mpi = match cluster.backend {
-        Backend::Mpi => true,
+        Backend::Mpi | Backend::Nccl => true,
         Backend::Local => false,
-        Backend::Auto | Backend::Nccl => started_by_mpi,
+        Backend::Auto => started_by_mpi,
     };
     let ranks = if use_mpi { mpi::init(options(cluster))? } else { local::alone() };
     let here = ranks.group.world();
@@ -175,17 +190,49 @@ fn join(config: &RunConfig, world: Option<usize>) -> Result<Endpoints, Error> {
     Ok(ranks)
 }
 
+/// The same ranks with sums between their cards; MPI's own sum tells who has come.
+fn sum_by_nccl(ranks: Endpoints, sums: &Nccl, card: &Card, options: nccl::Options) -> Result<Endpoints, Error> {
+    let Endpoints { mut group, reducer } = ranks;
+    let refused = |error: lambert_collective::Error| match error.is_refusal() {
+        true => Error::Device(DeviceError::Nccl(error)),
+        false => Error::Collective(error),
+    };
+    let kernels = card.kernels.clone().ok_or_else(|| Error::Usage(format!("{card} has no kernels")))?;
+    let stream = SumStream::new(card.index, kernels).map_err(DeviceError::Driver)?;
+    let reducer = nccl::join(&mut *group, reducer, &sums.library, stream, options).map_err(refused)?;
+    Ok(Endpoints { group, reducer })
+}
+
+/// Whether ranks may have one card together.
+fn sharing(cluster: &Cluster, over_nccl: bool) -> Sharing {
+    match (cluster.share_device, over_nccl) {
+        (false, false) => Sharing::Refused,
+        (true, false) => Sharing::Allowed,
+        (false, true) => Sharing::RefusedByNccl,
+        (true, true) => Sharing::OnOtherHostsForNccl,
+    }
+}
+
 /// How the ranks deal with each other over MPI.
 fn options(cluster: &Cluster) -> mpi::Options {
+    // The coordinator knows how long a rank that lives may take.
+    mpi::Options { stall: stall(cluster), absence: NEVER, wire: wire(cluster) }
+}
+
+/// How their cards do over NCCL.
+fn nccl_options(cluster: &Cluster) -> nccl::Options {
+    nccl::Options { stall: stall(cluster), wire: wire(cluster) }
+}
+
+fn stall(cluster: &Cluster) -> Duration {
     let stall = cluster.limits.stall_seconds;
-    mpi::Options {
-        stall: if stall > 0.0 { Duration::from_secs_f64(stall.min(NEVER.as_secs_f64())) } else { NEVER },
-        // The coordinator knows how long a rank that lives may take.
-        absence: NEVER,
-        wire: match cluster.wire {
-            Wire::Fp32 => mpi::Wire::F32,
-            Wire::Bf16 => mpi::Wire::Bf16,
-        },
+    if stall > 0.0 { Duration::from_secs_f64(stall.min(NEVER.as_secs_f64())) } else { NEVER }
+}
+
+fn wire(cluster: &Cluster) -> mpi::Wire {
+    match cluster.wire {
+        Wire::Fp32 => mpi::Wire::F32,
+        Wire::Bf16 => mpi::Wire::Bf16,
     }
 }
 

@@ -8,9 +8,15 @@ use lambert::torch;
 
 /// What a run on a GPU with the libtorch of `folder` says and exits with.
 fn on_a_gpu(place: &Place, folder: &str, environment: &[(&'static str, String)]) -> (i32, String) {
+    on_gpus(place, folder, environment, "auto")
+}
+
+/// The same with a backend.
+fn on_gpus(place: &Place, folder: &str, environment: &[(&'static str, String)], backend: &str) -> (i32, String) {
     let (config, run) = (place.config(9, 1), place.path("run"));
     let libtorch = format!("cluster.libtorch={folder:?}");
-    let sets = ["--set", "cluster.device=\"cuda\"", "--set", &libtorch];
+    let backend = format!("cluster.backend={backend:?}");
+    let sets = ["--set", "cluster.device=\"cuda\"", "--set", &libtorch, "--set", &backend];
     let ran = run_in(&[&["run", "--config", &config, "--run", &run][..], &sets].concat(), environment);
     let _ = std::fs::remove_dir_all(run);
     (ran.code, ran.err)
@@ -36,6 +42,29 @@ fn what_a_gpu_lacks_is_told_in_one_message() {
     let (code, said) = on_a_gpu(&place, "", &[("LAMBERT_LIBTORCH", place.path("nothing"))]);
     assert!(said.contains("which LAMBERT_LIBTORCH names, has no libtorch_cuda.so"), "{said}");
     assert_eq!(code, 2, "{said}");
+}
+
+/// Without a driver, too: what can be mended without the machine's operator is told first.
+#[test]
+fn what_sums_between_gpus_lack_is_told_in_one_message() {
+    let place = Place::new();
+    let folder = libtorch(&place, "right", &format!("{}+cu130", torch::BUILT_WITH));
+    let (code, said) = on_gpus(&place, &folder, &[], "nccl");
+    let expected = format!(
+        "gradients cannot be summed between cards: there is no libnccl.so.2 here, which sums between cards; it is not in {folder}/lib"
+    );
+    assert!(said.contains(&expected) && !said.contains("backtrace") && !said.contains("started again"), "{said}");
+    assert_eq!(code, 2, "{said}");
+    for (setting, why) in [
+        ("cluster.device=\"cpu\"", "nccl sums between cards, and cluster.device is cpu"),
+        ("cluster.canonical=true", "nccl sums between cards, and cluster.canonical computes on processors"),
+        ("cluster.launcher=\"direct\"", "nccl joins ranks that mpirun or srun starts; cluster.launcher is direct"),
+    ] {
+        let (config, run) = (place.config(9, 1), place.path("refused"));
+        let sets = ["--set", "cluster.backend=\"nccl\"", "--set", setting];
+        let ran = run_in(&[&["run", "--config", &config, "--run", &run][..], &sets].concat(), &[]);
+        assert!(ran.code == 2 && ran.err.contains(&format!("cluster.backend: {why}")), "{}", ran.err);
+    }
 }
 
 #[test]

@@ -43,7 +43,8 @@ impl DriverError {
 const NO_DEVICE: i32 = 100;
 const STUB_LIBRARY: i32 = 34;
 
-type Status = c_int;
+/// What a function of the driver returns.
+pub(super) type Status = c_int;
 type Device = c_int;
 type Context = *mut c_void;
 type Module = *mut c_void;
@@ -107,13 +108,13 @@ impl Driver {
         Ok(driver)
     }
 
-    fn symbol<T>(&self, call: &'static str) -> Result<Symbol<T>, DriverError> {
+    pub(super) fn symbol<T>(&self, call: &'static str) -> Result<Symbol<T>, DriverError> {
         // SAFETY: each caller gives the type that NVIDIA's header has for this name.
         let found = unsafe { self.library.get(call.as_bytes()) };
         found.map_err(|error| DriverError::Call { call, code: -1, said: error.to_string() })
     }
 
-    fn check(&self, call: &'static str, code: Status) -> Result<(), DriverError> {
+    pub(super) fn check(&self, call: &'static str, code: Status) -> Result<(), DriverError> {
         type Ask = unsafe extern "C" fn(Status, *mut *const c_char) -> Status;
         if code == 0 {
             return Ok(());
@@ -283,6 +284,12 @@ unsafe impl Send for Loaded {}
 // SAFETY: as above.
 unsafe impl Sync for Loaded {}
 
+impl std::fmt::Debug for Loaded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} kernels", self.functions.len())
+    }
+}
+
 impl Loaded {
     /// The functions of these names out of a cubin, on card `index`.
     ///
@@ -307,6 +314,18 @@ impl Loaded {
         let functions = names.iter().map(function).collect::<Result<_, DriverError>>()?;
         let launch = *driver.symbol::<Launch>("cuLaunchKernel")?;
         Ok(Self { driver, context, functions, launch })
+    }
+
+    pub(super) fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    /// Lets what this thread calls go to the card.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn enter(&self) -> Result<(), DriverError> {
+        self.driver.enter(self.context)
     }
 
     /// Starts `blocks` blocks of `threads` threads on `stream`.

@@ -17,7 +17,7 @@ const SMALLEST_PINNED: usize = 1 << 20;
 pub struct Gpu {
     index: usize,
     driver: Arc<Driver>,
-    loaded: Loaded,
+    loaded: Arc<Loaded>,
     /// Micro-batches go to the card on this one.
     up: Mutex<Lane>,
     /// Snapshots come from it on this one.
@@ -25,15 +25,18 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// Card `index`, with the kernels in `code`, a cubin.
+    /// Card `index`, with the kernels of [`Gpu::load`].
+    pub fn new(driver: Arc<Driver>, index: usize, loaded: Arc<Loaded>) -> Self {
+        let lane = || Mutex::new(Lane::new(index));
+        Self { index, driver, loaded, up: lane(), down: Arc::new(lane()) }
+    }
+
+    /// The kernels in `code`, a cubin, on card `index`.
     ///
     /// # Errors
     /// The driver refuses.
-    pub fn new(driver: Driver, index: usize, code: &[u8]) -> Result<Self, DriverError> {
-        let driver = Arc::new(driver);
-        let loaded = Loaded::new(Arc::clone(&driver), index, code, &KERNELS)?;
-        let lane = || Mutex::new(Lane::new(index));
-        Ok(Self { index, driver, loaded, up: lane(), down: Arc::new(lane()) })
+    pub fn load(driver: &Arc<Driver>, index: usize, code: &[u8]) -> Result<Arc<Loaded>, DriverError> {
+        Loaded::new(Arc::clone(driver), index, code, &KERNELS).map(Arc::new)
     }
 
     fn device(&self) -> Device {
@@ -42,6 +45,14 @@ impl Gpu {
 }
 
 impl Card for Gpu {
+    fn number(&self) -> Option<usize> {
+        Some(self.index)
+    }
+
+    fn host_memory(&self, elements: usize) -> Tensor {
+        Tensor::zeros([elements as i64], (Kind::Float, Device::Cpu)).pin_memory(self.device())
+    }
+
     fn zeros(&self, shape: &[i64], kind: Kind) -> Tensor {
         Tensor::zeros(shape, (kind, self.device()))
     }

@@ -5,17 +5,21 @@
 //! - [`Driver`]: which cards there are; kernels that are started on one
 //! - [`Libtorch`]: where the CUDA half of libtorch is
 //! - [`Nvrtc`]: the compiler of our own kernels
+//! - [`Nccl`]: what sums between cards; [`SumStream`]: where it does
 
 mod driver;
 mod gpu;
 mod libtorch;
+mod nccl;
 mod nvrtc;
+mod stream;
 pub mod world;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use lambert_collective::nccl::Library;
 use lambert_collective::world::World;
 use lambert_config::run::{Cluster, Device, Precision};
 
@@ -24,9 +28,11 @@ use crate::torch;
 
 use gpu::Gpu;
 
-pub use driver::{CardFacts, Driver, DriverError};
+pub use driver::{CardFacts, Driver, DriverError, Loaded};
 pub use libtorch::Libtorch;
+pub use nccl::{Nccl, infiniband};
 pub use nvrtc::{CompileError, Nvrtc};
+pub use stream::SumStream;
 
 /// Why a card cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -126,6 +132,9 @@ pub enum DeviceError {
     /// The kernels do not compile.
     #[error(transparent)]
     Compile(#[from] CompileError),
+    /// NCCL is missing, or refuses.
+    #[error("gradients cannot be summed between cards")]
+    Nccl(#[from] lambert_collective::Error),
     /// The ranks' devices do not go together.
     #[error(transparent)]
     World(#[from] world::Clash),
@@ -140,7 +149,11 @@ pub enum DeviceError {
 impl DeviceError {
     /// Whether the machine lacks something; else a card failed.
     pub fn is_missing(&self) -> bool {
-        !matches!(self, Self::Torch(_) | Self::Occupied(_) | Self::Driver(DriverError::Call { .. }))
+        match self {
+            Self::Torch(_) | Self::Occupied(_) | Self::Driver(DriverError::Call { .. }) => false,
+            Self::Nccl(error) => error.is_refusal(),
+            _ => true,
+        }
     }
 }
 
@@ -161,12 +174,12 @@ pub enum Chosen {
     /// Main memory.
     Host,
     /// A card of this host.
-    Card(Driver, Libtorch),
+    Card(Driver, Libtorch, Option<Nccl>),
 }
 
 impl Chosen {
     /// As the configuration says; what a card needs is loaded. With `auto` a card is taken where there is a driver with one.
-    /// To be called before anything else of libtorch.
+    /// To be called before anything else of libtorch, and before the program has a second thread.
     ///
     /// # Errors
     /// A card is to be used and cannot be. Nobody trains on a processor by mistake.
@@ -175,11 +188,15 @@ impl Chosen {
             return Ok(Self::Host);
         }
         let asked = cluster.device == Device::Cuda;
+        let wants_nccl = Nccl::is_wanted(cluster, lambert_collective::world::detect().as_ref());
         let driver = match Driver::open() {
             Err(error) if !asked && error.has_no_card() => return Ok(Self::Host),
             Err(error) => {
                 // What is wrong beside the driver is to be told first: it can be mended without the machine's operator.
-                Libtorch::find(&cluster.libtorch, torch::BUILT_WITH)?;
+                let libtorch = Libtorch::find(&cluster.libtorch, torch::BUILT_WITH)?;
+                if wants_nccl {
+                    Library::find(&libtorch.nvidia_folders()).map_err(DeviceError::Nccl)?;
+                }
                 return Err(error.into());
             }
             Ok(driver) => driver,
@@ -197,7 +214,16 @@ impl Chosen {
         if cluster.deterministic {
             torch::guard(torch::card::add_in_one_order)?;
         }
-        Ok(Self::Card(driver, libtorch))
+        let nccl = if wants_nccl { Some(Nccl::load(&libtorch)?) } else { None };
+        Ok(Self::Card(driver, libtorch, nccl))
+    }
+
+    /// What sums between cards, where several ranks have one.
+    pub fn take_nccl(&mut self) -> Option<Nccl> {
+        match self {
+            Self::Host => None,
+            Self::Card(_, _, nccl) => nccl.take(),
+        }
     }
 
     /// The kernels of the device, and what the card is if it is one. Which card follows from the rank's place on its host;
@@ -210,7 +236,7 @@ impl Chosen {
         world: Option<&World>,
         precision: Precision,
     ) -> Result<(Arc<dyn Kernels>, Option<Card>), DeviceError> {
-        let Self::Card(driver, libtorch) = self else { return Ok((Arc::new(Host), None)) };
+        let Self::Card(driver, libtorch, _) = self else { return Ok((Arc::new(Host), None)) };
         let cards = driver.cards()?;
         let index = world.map_or(0, |world| world.local_rank) % cards.max(1);
         let facts = driver.facts(index)?;
@@ -231,8 +257,11 @@ impl Chosen {
         let code = compiler.kernels(&facts.architecture(), cache().as_deref())?;
         // Before anything of libtorch's is there.
         let free = settled(facts.memory, &mut || driver.free(index), &mut std::thread::sleep)?;
-        let card = Card { index, facts, free, libtorch, nvrtc: compiler.version()? };
-        let gpu = Gpu::new(driver, index, &code)?;
+        let driver = Arc::new(driver);
+        let loaded = Gpu::load(&driver, index, &code)?;
+        let card =
+            Card { index, facts, free, libtorch, nvrtc: compiler.version()?, kernels: Some(Arc::clone(&loaded)) };
+        let gpu = Gpu::new(driver, index, loaded);
         Ok((Arc::new(Cuda::new(Arc::new(gpu))), Some(card)))
     }
 }
@@ -250,6 +279,8 @@ pub struct Card {
     pub libtorch: Libtorch,
     /// Version of the compiler of the kernels.
     pub nvrtc: String,
+    /// The kernels on it.
+    pub kernels: Option<Arc<Loaded>>,
 }
 
 impl Card {
@@ -261,7 +292,7 @@ impl Card {
 
 impl std::fmt::Display for Card {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { index, facts, free, libtorch, nvrtc } = self;
+        let Self { index, facts, free, libtorch, nvrtc, kernels: _ } = self;
         write!(
             f,
             "card {index}, {} ({}, {} GiB, {:.1} free, {}); libtorch {} from {} ({}), NVRTC {nvrtc}",

@@ -24,6 +24,21 @@ pub enum Clash {
         /// Their host.
         host: String,
     },
+    /// The same where NCCL sums, which takes one rank a card.
+    #[error(
+        "ranks {} and {} have the same card, {card} of host {host}, and NCCL sums for one rank a card: cluster.backend = \"mpi\" with \
+         cluster.share_device = true sums between ranks that share one",
+        ranks[0],
+        ranks[1]
+    )]
+    SharedOverNccl {
+        /// Which ranks.
+        ranks: [usize; 2],
+        /// The card, by its place on the bus.
+        card: String,
+        /// Their host.
+        host: String,
+    },
     /// One has a card, the other has not: it would be waited for in every step, and round otherwise.
     #[error(
         "rank {} computes on a card of host {} and rank {} on a processor of host {}: all ranks of a run have the same kind of device (cluster.device = \"cpu\" or \"cuda\" says which)",
@@ -46,23 +61,39 @@ struct Place {
     host: String,
     /// By its place on the bus.
     card: Option<String>,
+    /// What NCCL takes its host for, where somebody says so.
+    host_for_nccl: Option<String>,
 }
 
-/// Checks the devices of all ranks, which call this together; that ranks share a card may be `allowed`.
+/// Whether ranks may have one card together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    /// No.
+    Refused,
+    /// Yes.
+    Allowed,
+    /// NCCL sums, which takes one rank a card of a host.
+    RefusedByNccl,
+    /// NCCL sums; where `NCCL_HOSTID` says that they are on different hosts, it takes them.
+    OnOtherHostsForNccl,
+}
+
+/// Checks the devices of all ranks, which call this together; `sharing` says whether they may share one.
 ///
 /// # Errors
 /// They do not go together.
-pub fn check(group: &mut dyn Group, card: Option<&Card>, allowed: bool) -> Result<(), Error> {
+pub fn check(group: &mut dyn Group, card: Option<&Card>, sharing: Sharing) -> Result<(), Error> {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let own = Place { host, card: card.map(|card| card.facts.bus.clone()) };
-    match agreement::together(group, &own, |all| clash(all, allowed))? {
+    let host_for_nccl = std::env::var("NCCL_HOSTID").ok();
+    let own = Place { host, card: card.map(|card| card.facts.bus.clone()), host_for_nccl };
+    match agreement::together(group, &own, |all| clash(all, sharing))? {
         Some(clash) => Err(DeviceError::World(clash).into()),
         None => Ok(()),
     }
 }
 
 /// The first two ranks that do not go together.
-fn clash(all: &[Place], allowed: bool) -> Option<Clash> {
+fn clash(all: &[Place], sharing: Sharing) -> Option<Clash> {
     let first = |with_card: bool| {
         let rank = all.iter().position(|place| place.card.is_some() == with_card)?;
         Some((rank, all[rank].host.clone()))
@@ -70,12 +101,19 @@ fn clash(all: &[Place], allowed: bool) -> Option<Clash> {
     if let (Some(card), Some(processor)) = (first(true), first(false)) {
         return Some(Clash::Mixed { card, processor });
     }
-    let same =
-        |[first, second]: &[usize; 2]| all[*first].host == all[*second].host && all[*first].card == all[*second].card;
-    let pairs = (0..all.len()).flat_map(|second| (0..second).map(move |first| [first, second]));
-    let ranks = pairs.into_iter().filter(|_| !allowed).find(same)?;
-    let Place { host, card } = &all[ranks[0]];
-    Some(Clash::Shared { ranks, card: card.clone()?, host: host.clone() })
+    let same = |ranks: &[usize; 2]| {
+        let [first, second] = ranks.map(|rank| &all[rank]);
+        let is_apart = sharing == Sharing::OnOtherHostsForNccl && first.host_for_nccl != second.host_for_nccl;
+        first.host == second.host && first.card == second.card && sharing != Sharing::Allowed && !is_apart
+    };
+    let mut pairs = (0..all.len()).flat_map(|second| (0..second).map(move |first| [first, second]));
+    let ranks = pairs.find(same)?;
+    let Place { host, card, .. } = &all[ranks[0]];
+    let (card, host) = (card.clone()?, host.clone());
+    Some(match sharing {
+        Sharing::Refused | Sharing::Allowed => Clash::Shared { ranks, card, host },
+        Sharing::RefusedByNccl | Sharing::OnOtherHostsForNccl => Clash::SharedOverNccl { ranks, card, host },
+    })
 }
 
 #[cfg(test)]
@@ -86,23 +124,37 @@ mod tests {
         let place = |(host, card): &(&str, &str)| Place {
             host: (*host).to_owned(),
             card: (!card.is_empty()).then(|| (*card).to_owned()),
+            host_for_nccl: None,
         };
         of.iter().map(place).collect()
     }
 
     #[test]
     fn a_card_that_two_ranks_have_is_found() {
-        assert_eq!(clash(&places(&[("a", "1"), ("a", "2"), ("b", "1")]), false), None);
+        assert_eq!(clash(&places(&[("a", "1"), ("a", "2"), ("b", "1")]), Sharing::Refused), None);
         let shared = places(&[("a", "1"), ("a", "2"), ("b", "1"), ("a", "2")]);
-        let said = clash(&shared, false).unwrap().to_string();
+        let said = clash(&shared, Sharing::Refused).unwrap().to_string();
         assert!(said.starts_with("ranks 1 and 3 have the same card, 2 of host a"), "{said}");
-        assert_eq!(clash(&shared, true), None);
+        assert_eq!(clash(&shared, Sharing::Allowed), None);
+        // NCCL takes it only where it is told of other hosts.
+        for sharing in [Sharing::RefusedByNccl, Sharing::OnOtherHostsForNccl] {
+            let said = clash(&shared, sharing).unwrap().to_string();
+            assert!(
+                said.starts_with("ranks 1 and 3 have the same card, 2 of host a, and NCCL sums for one rank a card"),
+                "{said}"
+            );
+        }
+        let mut apart = shared;
+        apart[3].host_for_nccl = Some("other".to_owned());
+        assert_eq!(clash(&apart, Sharing::OnOtherHostsForNccl), None);
+        assert!(clash(&apart, Sharing::RefusedByNccl).is_some());
     }
 
     #[test]
     fn cards_and_processors_do_not_go_together() {
-        let said = clash(&places(&[("a", "1"), ("a", "2"), ("b", ""), ("b", "")]), true).unwrap().to_string();
+        let said =
+            clash(&places(&[("a", "1"), ("a", "2"), ("b", ""), ("b", "")]), Sharing::Allowed).unwrap().to_string();
         assert!(said.starts_with("rank 0 computes on a card of host a and rank 2 on a processor of host b"), "{said}");
-        assert_eq!(clash(&places(&[("a", ""), ("a", ""), ("b", "")]), false), None, "processors are shared");
+        assert_eq!(clash(&places(&[("a", ""), ("a", ""), ("b", "")]), Sharing::Refused), None, "processors are shared");
     }
 }

@@ -69,9 +69,9 @@ pub trait Kernels: Send + Sync {
     /// The values of `numbers`, f64 \[n\], once they are computed: the one read of a step.
     fn fetch(&self, numbers: &Tensor) -> Vec<f64>;
 
-    /// Where an element of a contiguous f32 tensor lies in main memory, and those behind it, if they do: what sums over ranks read
-    /// and write while other operations run.
-    fn in_place(&self, _tensor: &Tensor, _element: usize) -> Option<NonNull<f32>> {
+    /// Where an element of a contiguous f32 tensor lies, and those behind it: what sums over ranks read and write while other
+    /// operations run. `None` where nobody else may.
+    fn address(&self, _tensor: &Tensor, _element: usize) -> Option<Address> {
         None
     }
 
@@ -114,6 +114,15 @@ pub trait Kernels: Send + Sync {
     /// One update of the weights and moments; nothing changes where `update.norm` is not finite. The gradients are scratch
     /// afterwards.
     fn update(&self, buffers: &mut Buffers<'_>, update: &Update<'_>);
+}
+
+/// A place in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Address {
+    /// The first value there.
+    pub first: NonNull<f32>,
+    /// The device whose memory it is, as its driver counts; none: main memory.
+    pub device: Option<usize>,
 }
 
 /// Numbers in main memory.

@@ -7,6 +7,7 @@ use lambert_config::run::Optimizer as Settings;
 use tch::{Device, Tensor};
 
 use super::cuda::Emulator;
+use super::cuda::launch::{Arguments, Card, THREADS};
 use super::*;
 use crate::optim;
 
@@ -349,6 +350,23 @@ fn digests_are_the_same_everywhere_and_see_every_bit() {
     // By the formula, with another's constants: splitmix64's first outputs are mix(STEP), mix(2 STEP).
     assert_eq!(of(&Host, &[0.0]), 0xe220_a839_7b1d_cdaf);
     assert_eq!(of(&Host, &[0.0; 4]), 0xe220_a839_7b1d_cdaf_u64.wrapping_add(0x6e78_9e6a_a1b9_65f4));
+}
+
+/// As `device::SumStream` calls them.
+#[test]
+fn gradients_are_rounded_to_bf16_and_back() {
+    let card = Emulator::default();
+    let mut values = Draw::new(8).values(&SHAPES, 2.0);
+    values[..5].copy_from_slice(&[f32::NAN, f32::INFINITY, -0.0, f32::MAX, 1.0 + 3.0 / 256.0]);
+    let (from, count) = (Host.upload(Values::F32(&values)), values.len());
+    let (narrow, wide) = (Host.zeros(&[count as i64], Kind::BFloat16), Host.zeros(&[count as i64], Kind::Float));
+    for (kernel, to, from) in [("to_bf16", &narrow, &from), ("from_bf16", &wide, &narrow)] {
+        let mut arguments = Arguments::new().tensor(to).tensor(from).u64(count as u64);
+        card.launch(kernel, count.div_ceil(THREADS), &mut arguments).unwrap();
+    }
+    let expected = from.to_kind(Kind::BFloat16).to_kind(Kind::Float);
+    let [expected, wide] = [expected, wide].map(|tensor| Vec::<f32>::try_from(tensor).unwrap());
+    assert!(wide[0].is_nan() && wide[1..] == expected[1..]);
 }
 
 #[test]

@@ -13,7 +13,6 @@ mod region;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::ptr::NonNull;
 
 use lambert_config::plan::Ended;
 use lambert_data_prep::dataset::Dataset;
@@ -21,7 +20,7 @@ use tch::{Kind, Tensor};
 
 use crate::data::detours::Detours;
 use crate::guard::History;
-use crate::kernels::{Buffers, Kernels};
+use crate::kernels::{Address, Buffers, Kernels};
 use crate::stages::plateau::Watched;
 
 pub use layout::{Spec, elements, place};
@@ -162,10 +161,10 @@ impl TrainState {
         &mut self.gradients
     }
 
-    /// Where a range of the gradients and their tail lies in main memory, if it does.
-    pub fn gradients_in_place(&self, range: Range<usize>) -> Option<NonNull<f32>> {
+    /// Where a range of the gradients and their tail lies, if others may read and write it there.
+    pub fn gradients_in_place(&self, range: Range<usize>) -> Option<Address> {
         assert!(range.start < range.end && range.end <= self.gradients.numel(), "gradients {range:?}");
-        self.kernels().in_place(&self.gradients, range.start)
+        self.kernels().address(&self.gradients, range.start)
     }
 
     /// All buffers, for an update in place.

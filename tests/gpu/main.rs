@@ -11,26 +11,34 @@ use std::time::Instant;
 
 use curve::{train, train_in, worst};
 use lambert::checkpoint::snapshot::Snapshot;
-use lambert::device::{Chosen, Driver};
+use lambert::device::{Card, Chosen, Driver, SumStream};
 use lambert::kernels::{Draws, Host, Kernels, Values};
 use lambert::model::parameters;
 use lambert::optim;
 use lambert::state::{Buffer, Parameters, TrainState};
+use lambert_collective::nccl::{self, Library, Options, Wire};
+use lambert_collective::{Bucket, local};
 use lambert_config::run::{Cluster, Device, Model, Optimizer, OptimizerKind, Precision};
 use lambert_data_prep::random::Key;
 use tch::Kind;
 
 /// The first card; all tests together load what it needs, before anything else asks libtorch.
 fn card() -> Option<Arc<dyn Kernels>> {
-    static CARD: OnceLock<Option<Arc<dyn Kernels>>> = OnceLock::new();
+    opened().map(|(kernels, _)| kernels)
+}
+
+/// The same with what is known of it.
+fn opened() -> Option<(Arc<dyn Kernels>, Card)> {
+    static CARD: OnceLock<Option<(Arc<dyn Kernels>, Card)>> = OnceLock::new();
     let open = || match Driver::open() {
         Err(error) if error.has_no_card() => None,
         opened => {
             opened.unwrap();
             let cluster = Cluster { device: Device::Cuda, ..Cluster::default() };
             let (kernels, card) = Chosen::load(&cluster).unwrap().kernels(None, Precision::Fp32).unwrap();
-            eprintln!("{}", card.unwrap());
-            Some(kernels)
+            let card = card.unwrap();
+            eprintln!("{card}");
+            Some((kernels, card))
         }
     };
     let card = CARD.get_or_init(open).clone();
@@ -146,5 +154,34 @@ fn a_snapshot_is_taken_beside_the_computing() {
             1e3 * whole
         );
         assert!(begun < 0.2 * whole, "training waits {begun} s of {whole} s");
+    }
+}
+
+/// A world of one: its sum is what the computing stream has made before, however long that takes.
+#[test]
+fn sums_wait_for_what_was_computed_before() {
+    let Some((kernels, card)) = opened() else { return };
+    const COUNT: usize = 1 << 24;
+    let library = Arc::new(Library::open(&card.libtorch.nvidia_folders()).unwrap());
+    for wire in [Wire::F32, Wire::Bf16] {
+        let mut ends = local::alone();
+        let stream = SumStream::new(card.index, card.kernels.clone().unwrap()).unwrap();
+        let options = Options { wire, ..Options::default() };
+        let mut reducer = nccl::join(&mut *ends.group, ends.reducer, &library, stream, options).unwrap();
+        let mut values = kernels.zeros(&[COUNT as i64], Kind::Float);
+        for _ in 0..200 {
+            let _ = values.g_add_scalar_(1.0);
+        }
+        let address = kernels.address(&values, 0).unwrap();
+        // SAFETY: `values` live to the end, and are touched only after the sum was awaited.
+        let bucket = unsafe { Bucket::device(address.first.as_ptr(), COUNT, card.index) };
+        let start = Instant::now();
+        reducer.start(bucket).unwrap().wait(None).unwrap();
+        let milliseconds = 1e3 * start.elapsed().as_secs_f64();
+        let _ = values.g_add_scalar_(1.0);
+        let mut bytes = vec![0; 4 * COUNT];
+        kernels.read(&values, 0, &mut bytes);
+        assert!(bytes.as_chunks::<4>().0.iter().all(|bytes| f32::from_le_bytes(*bytes) == 201.0), "{wire:?}");
+        println!("POINT sum of a world of one, {wire:?}: NCCL {}, {milliseconds:.1} ms", library.version_text());
     }
 }

@@ -5,7 +5,7 @@
 #   tests/gpu/run.sh [--packed FOLDER] [--output FOLDER] [PART...]
 #
 # Parts, each below 8 minutes: `points` (kernels, golden steps, snapshots), `resume` (a kill changes no bit), `two` (two ranks on
-# one card over MPI), `base` and `large` (BERT-base and BERT-large at 128 and 512 tokens, beside transformers where python3 has
+# one card over MPI), `nccl` (a world of one by NCCL, a card that is named twice, two ranks on one card where NCCL lets them), `base` and `large` (BERT-base and BERT-large at 128 and 512 tokens, beside transformers where python3 has
 # it). All of them without a name. Ends with a table and OUTPUT/points.json; exits with 1 where a point fails.
 set -eu
 packed=.gpu; output=${TMPDIR:-/tmp}/lambert-gpu
@@ -17,9 +17,10 @@ while [ $# -gt 0 ]; do
         *) break ;;
     esac
 done
-[ $# -gt 0 ] || set -- points resume two base large
+[ $# -gt 0 ] || set -- points resume two nccl base large
 packed=$(cd "$packed" && pwd)
-peers=$(cd "$(dirname "$0")" && pwd)/peers.py
+here=$(cd "$(dirname "$0")" && pwd)
+peers=$here/peers.py
 mkdir -p "$output"
 output=$(cd "$output" && pwd)
 work=$(mktemp -d)
@@ -141,12 +142,90 @@ two() {
     say "Two ranks on one card, over MPI"
     [ -e "$work/d128" ] || dataset d128 128
     configuration two 2
-    if lambert run --config "$work/two.toml" --run "$work/two" --set stage.0.steps=100 > "$output/two.log" 2>&1; then
+    if lambert run --config "$work/two.toml" --run "$work/two" --set stage.0.steps=100 \
+        --set cluster.backend=mpi > "$output/two.log" 2>&1; then
         point "two ranks over MPI" passed "$(lambert status "$work/two" 2>/dev/null | head -n 2 | tr '\n' ' ')"
+        point "sum by pinned memory and MPI" passed "$(rate "$work/two" 2)"
     else
         tail -n 20 "$output/two.log"
         point "two ranks over MPI" FAILED "see two.log"
     fi
+}
+
+# Bytes of the gradients of a run: its weights, as a checkpoint has them.
+gradients() {
+    find "$1/checkpoints" -name model.safetensors -exec wc -c {} + | awk '$2 != "total" { bytes = $1 } END { print bytes }'
+}
+
+# What sums took: rate RUN RANKS
+rate() {
+    python3 "$here/records.py" rate "$1" "$(gradients "$1")" "$2" |
+        awk -v bytes="$(gradients "$1")" '{ printf "%.0f MB in %s s at best, bus %s GB/s\n", bytes / 1e6, $1, $2 }'
+}
+
+# The files of NCCL's shared memory.
+segments() { find /dev/shm -maxdepth 1 -name 'nccl-*' 2>/dev/null | wc -l; }
+
+nccl() {
+    say "Sums by NCCL"
+    [ -e "$work/d128" ] || dataset d128 128
+    configuration one 1
+    lambert run --config "$work/one.toml" --run "$work/alone" --set stage.0.steps=100 > "$output/alone.log" 2>&1 || true
+    lambert run --config "$work/one.toml" --run "$work/one" --set stage.0.steps=100 --set cluster.backend=nccl \
+        > "$output/one.log" 2>&1 || true
+    cat "$work/one/sums/attempt-0001.json" 2>/dev/null || tail -n 20 "$output/one.log"
+    apart=$(python3 "$here/records.py" apart "$work/alone" "$work/one" 2>&1) || true
+    # One rank's sum is its own gradients.
+    if [ "$apart" = "0.0e+00" ]; then passed=passed; else passed=FAILED; fi
+    point "a world of one by NCCL" "$passed" "losses apart from those without: $apart"
+
+    configuration twice 2
+    code=0
+    lambert run --config "$work/twice.toml" --run "$work/twice" --set cluster.backend=nccl > "$output/twice.log" 2>&1 || code=$?
+    if [ "$code" = 2 ] && grep -q 'ranks 0 and 1 have the same card' "$output/twice.log"; then passed=passed; else passed=FAILED; fi
+    point "a card named twice" "$passed" "exit code $code: $(grep -o 'ranks 0 and 1 have the same card.*' "$output/twice.log" | head -n 1)"
+    two_by_nccl
+}
+
+# NCCL takes two ranks for ranks of two hosts where NCCL_HOSTID says so. What it makes of one card is reported; nothing is expected.
+two_by_nccl() {
+    mkdir -p "$work/apart"
+    cp "$packed/lambert" "$work/apart/lambert"
+    cat > "$work/apart/lambert-worker" <<SH
+#!/bin/sh
+NCCL_HOSTID=rank-\$OMPI_COMM_WORLD_RANK exec "$packed/lambert-worker" "\$@"
+SH
+    chmod +x "$work/apart/lambert-worker"
+    set -- --config "$work/twice.toml" --set cluster.backend=nccl --set cluster.overlap=false --set cluster.limits.stall_seconds=20
+    if ! timeout 240 "$work/apart/lambert" run --run "$work/apart-run" "$@" --set stage.0.steps=100 --set cluster.restarts=0 \
+        > "$output/apart.log" 2>&1; then
+        point "two ranks on one card by NCCL" passed "NCCL does not: $(grep -o 'NCCL error.*\|deadline.*' "$output/apart.log" | head -n 1)"
+        return
+    fi
+    cat "$work/apart-run/sums/attempt-0001.json" || true
+    [ -e "$work/two/metrics" ] || two
+    apart=$(python3 "$here/records.py" apart "$work/two" "$work/apart-run" 2>&1) || true
+    if awk -v apart="$apart" 'BEGIN { exit !(apart + 0 < 1e-4 && apart ~ /e/) }'; then passed=passed; else passed=FAILED; fi
+    point "two ranks on one card by NCCL" "$passed" "losses apart from those over MPI: $apart (at most 1e-4)"
+    megabytes=$(($(gradients "$work/apart-run") / 1000000))
+    torch=$(python3 "$here/reduce.py" "$megabytes" 2> "$output/reduce.log" || tail -n 1 "$output/reduce.log")
+    point "sum by NCCL" passed "$(rate "$work/apart-run" 2); torch $torch (s, GB/s)"
+    before=$(segments)
+    "$work/apart/lambert" run --run "$work/killed-run" "$@" > "$output/killed-rank.log" 2>&1 &
+    run=$!
+    until [ "$(step "$work/killed-run")" -ge 80 ]; do
+        kill -0 "$run" 2>/dev/null || break
+        sleep 0.2
+    done
+    pkill -9 -n -f "lambert-worker train --run $work/killed-run" || true
+    begin=$(date +%s)
+    until grep -q 'started again' "$output/killed-rank.log"; do
+        kill -0 "$run" 2>/dev/null || break
+        sleep 0.2
+    done
+    seconds=$(($(date +%s) - begin))
+    if wait "$run" && [ "$(segments)" -le "$before" ] && [ "$seconds" -le 30 ]; then passed=passed; else passed=FAILED; fi
+    point "a rank killed while NCCL sums" "$passed" "started again after $seconds s, $(segments) segments left ($before before)"
 }
 
 # speed_of SHAPE LENGTH SAMPLES TOKENS SHARE TIMES
@@ -237,8 +316,8 @@ large() {
 
 for part in "$@"; do
     case $part in
-        points | resume | two | base | large) "$part" ;;
-        *) echo "no part $part: points, resume, two, base, large" >&2; exit 2 ;;
+        points | resume | two | nccl | base | large) "$part" ;;
+        *) echo "no part $part: points, resume, two, nccl, base, large" >&2; exit 2 ;;
     esac
 done
 

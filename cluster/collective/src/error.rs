@@ -45,6 +45,31 @@ pub enum Error {
         /// Where the bucket is.
         place: Place,
     },
+    /// NCCL refused or failed.
+    #[error("{operation} failed: NCCL error {code}: {text}{}", detail(last))]
+    Nccl {
+        /// NCCL's function, or what was under way when NCCL told.
+        operation: &'static str,
+        /// NCCL's error code.
+        code: i32,
+        /// `ncclGetErrorString` of it.
+        text: String,
+        /// `ncclGetLastError`; empty where there is none.
+        last: String,
+    },
+    /// There is no NCCL, or one that this crate cannot use.
+    #[error("{0}")]
+    NoNccl(String),
+    /// A device's streams or events failed.
+    #[error("{operation} failed on device {number}: {text}")]
+    Device {
+        /// What was tried.
+        operation: &'static str,
+        /// The device, as its driver counts.
+        number: usize,
+        /// The driver's words.
+        text: String,
+    },
     /// The MPI library cannot be used in the way this crate needs.
     #[error("MPI cannot be used: {0}")]
     Unusable(String),
@@ -54,6 +79,24 @@ use crate::Place;
 
 /// Result of a collective operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// Whether NCCL refuses to work here at all: a driver that is too old, an argument or a use that it does not allow. Trying again
+    /// does not help.
+    pub fn is_refusal(&self) -> bool {
+        // ncclInvalidArgument, ncclInvalidUsage.
+        const REFUSED: [i32; 2] = [4, 5];
+        match self {
+            Self::NoNccl(_) => true,
+            Self::Nccl { code, last, .. } => REFUSED.contains(code) || last.contains("driver version is insufficient"),
+            _ => false,
+        }
+    }
+}
+
+fn detail(last: &str) -> String {
+    if last.is_empty() { String::new() } else { format!(" ({last})") }
+}
 
 fn ranks(missing: &[usize]) -> String {
     match missing {

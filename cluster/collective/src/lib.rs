@@ -2,8 +2,8 @@
 //!
 //! A rank has two [`Endpoints`]: a [`Group`] for host bytes and small numbers (agreement, broadcast, gather, barrier), and a
 //! [`Reducer`] for [`Bucket`]s of gradients, which are started and awaited later. A bucket is raw memory with its place,
-//! never a tensor. Two backends pass one conformance suite: [`local`] joins threads of one process, [`mpi`] joins processes
-//! through MPI. [`world`] tells, before anything is started, whether a launcher has made this process a rank.
+//! never a tensor. Three backends pass one conformance suite: [`local`] joins threads of one process, [`mpi`] joins processes
+//! through MPI, and [`nccl`] sums between their cards, with one of the others beside it. [`world`] tells, before anything is started, whether a launcher has made this process a rank.
 //!
 //! Sums have a fixed order: they are equal on all ranks, and equal again when the same world sums the same numbers in buckets of
 //! the same lengths.
@@ -15,6 +15,8 @@ mod group;
 pub mod local;
 /// Ranks as processes joined by MPI.
 pub mod mpi;
+/// Sums between cards by NCCL.
+pub mod nccl;
 mod reducer;
 /// What a step costs in a cluster, by formula.
 pub mod scaling;

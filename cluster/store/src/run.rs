@@ -60,6 +60,11 @@ pub fn micro_batches(attempt: u32) -> String {
     format!("micro-batches/attempt-{attempt:04}.json")
 }
 
+/// How the ranks of an attempt summed between their cards.
+pub fn sums(attempt: u32) -> String {
+    format!("sums/attempt-{attempt:04}.json")
+}
+
 /// The records of an attempt's steps behind step `from`, up to a checkpoint.
 pub fn records(attempt: u32, from: u64) -> String {
     format!("metrics/attempt-{attempt:04}-from-{from:09}.jsonl")

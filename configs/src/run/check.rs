@@ -258,9 +258,21 @@ impl Cluster {
         if self.control.ports.is_some_and(|[first, last]| first == 0 || first > last) {
             faults.push(Fault::new("cluster.control.ports", "must be [first, last], from 1 to 65535"));
         }
-        if self.backend == Backend::Nccl {
-            faults.push(Fault::new("cluster.backend", "this version has no NCCL yet: mpi sums between several cards"));
-        }
+        self.check_nccl(faults);
+    }
+
+    /// NCCL sums between cards, each rank having one of its own, and MPI tells the ranks about each other.
+    fn check_nccl(&self, faults: &mut Vec<Fault>) {
+        let refused = [
+            (self.device == Device::Cpu, "sums between cards, and cluster.device is cpu"),
+            (self.canonical, "sums between cards, and cluster.canonical computes on processors"),
+            (
+                self.launcher == LauncherKind::Direct,
+                "joins ranks that mpirun or srun starts; cluster.launcher is direct",
+            ),
+        ];
+        let refused = refused.into_iter().filter(|(is_refused, _)| self.backend == Backend::Nccl && *is_refused);
+        faults.extend(refused.map(|(_, why)| Fault::new("cluster.backend", format!("nccl {why}"))));
     }
 
     fn check_hosts(&self, faults: &mut Vec<Fault>) {

@@ -6,14 +6,14 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Backend {
-    /// NCCL on GPUs, MPI between several ranks on CPUs, nothing for one rank.
+    /// NCCL between several ranks on GPUs, MPI between several on CPUs, nothing for one rank.
     #[default]
     Auto,
     /// One rank in one process.
     Local,
-    /// MPI all-reduce.
+    /// MPI all-reduce; gradients of a GPU go through pinned main memory.
     Mpi,
-    /// NCCL all-reduce.
+    /// NCCL all-reduce between GPUs, one a rank; MPI for everything else.
     Nccl,
 }
 
@@ -76,7 +76,7 @@ pub struct Cluster {
     /// the installed Python package torch, or what cluster/setup.sh --cuda has fetched.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub libtorch: String,
-    /// Whether ranks of a host may have one card together.
+    /// Whether ranks of a host may have one card together; with `backend = "mpi"`, because NCCL takes one rank a card.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub share_device: bool,
     /// Whether a GPU adds up in one order, so that a run that was interrupted ends with the bits of one that was not; slower.
@@ -87,14 +87,14 @@ pub struct Cluster {
     pub threads: usize,
     /// Gradients are summed over the ranks in parts of so many MB, each as soon as it is final.
     pub bucket_mb: f64,
-    /// The format that they travel in; they are added up in f32.
+    /// The format that they travel in; MPI adds them up in f32, NCCL in this format.
     pub wire: Wire,
     /// Whether every world ends with the same bits, on processors of one type with the same `threads`: the global batch is cut into
     /// twelve leaves, whatever the world, and their gradients are summed exactly. Slower, with 16 bytes a parameter more.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub canonical: bool,
-    /// Whether they are sent while the rest of the backward pass runs, or at its end. Absent: while it runs, where ranks are on
-    /// several hosts or their host has more processors than they have threads.
+    /// Whether they are sent while the rest of the backward pass runs, or at its end. Absent: while it runs, where NCCL sums, where
+    /// ranks are on several hosts, or where their host has more processors than they have threads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overlap: Option<bool>,
     /// How many failures within `restart_window_minutes` are followed by a restart; one more gives the run up.

@@ -214,6 +214,7 @@ std::function<void(void **)> callable(void (*kernel)(Arguments...)) {
 const std::map<std::string, std::function<void(void **)>> kKernels = {
     KERNEL(dropout_f32),  KERNEL(dropout_bf16),    KERNEL(squares),    KERNEL(root_of_sums), KERNEL(words),
     KERNEL(sum_of_words), KERNEL(lamb_directions), KERNEL(lamb_rates), KERNEL(lamb_apply),   KERNEL(adamw),
+    KERNEL(to_bf16),      KERNEL(from_bf16),
 };
 
 }  // namespace

@@ -23,10 +23,19 @@ unsafe extern "C" {
 /// to wait for one, and does not, works on other numbers.
 #[derive(Default)]
 pub struct Emulator {
+    /// Whose memory its tensors are taken for; main memory by itself.
+    device: Option<usize>,
     launches: AtomicU64,
     /// What was sent: where it goes, and what it is.
     sent: Mutex<Vec<(Tensor, Tensor)>>,
     begun: Mutex<Vec<Arc<Mutex<Late>>>>,
+}
+
+impl Emulator {
+    /// One whose tensors are taken for those of this device.
+    pub fn of_device(number: usize) -> Self {
+        Self { device: Some(number), ..Self::default() }
+    }
 }
 
 /// Copies that have begun; none are left once they have been made.
@@ -59,6 +68,10 @@ impl Copies for Begun {
 }
 
 impl Card for Emulator {
+    fn number(&self) -> Option<usize> {
+        self.device
+    }
+
     fn zeros(&self, shape: &[i64], kind: Kind) -> Tensor {
         Tensor::zeros(shape, (kind, Device::Cpu))
     }

@@ -39,6 +39,21 @@ __device__ inline void narrow(float value, bf16 *into) {
   into->bits = is_number ? static_cast<u16>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16) : static_cast<u16>(0x7fc0u);
 }
 
+// Gradients on their way to other ranks.
+extern "C" __global__ void lambert_to_bf16(bf16 *to, const float *from, u64 count) {
+  const u64 i = static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < count) {
+    narrow(from[i], to + i);
+  }
+}
+
+extern "C" __global__ void lambert_from_bf16(float *to, const bf16 *from, u64 count) {
+  const u64 i = static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < count) {
+    to[i] = widen(from[i]);
+  }
+}
+
 // ---- The keyed generator of data-prep/src/random.rs.
 
 #define STEP 0x9e3779b97f4a7c15ull

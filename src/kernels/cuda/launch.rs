@@ -1,8 +1,9 @@
 //! Calls of a kernel, whoever runs it.
 
 use std::ffi::c_void;
+use std::ptr::NonNull;
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::kernels::{Copies, Copy, Memory};
 
@@ -11,6 +12,16 @@ pub const THREADS: usize = 256;
 
 /// Memory, and what runs the kernels of kernels.cu on it, in the order of the calls.
 pub trait Card: Send + Sync {
+    /// Its number, as the driver counts, where it has memory of its own.
+    fn number(&self) -> Option<usize> {
+        None
+    }
+
+    /// So many f32 in main memory, to which the card copies as quickly as it can.
+    fn host_memory(&self, elements: usize) -> Tensor {
+        Tensor::zeros([elements as i64], (Kind::Float, Device::Cpu))
+    }
+
     /// Zeros of `kind` on the card.
     fn zeros(&self, shape: &[i64], kind: Kind) -> Tensor;
 
@@ -53,6 +64,13 @@ pub trait Card: Send + Sync {
     /// # Errors
     /// The card refuses it.
     fn launch(&self, kernel: &str, blocks: usize, arguments: &mut Arguments) -> Result<(), String>;
+}
+
+/// Where an element of a contiguous f32 tensor lies in its memory.
+pub fn address(tensor: &Tensor, element: usize) -> Option<NonNull<f32>> {
+    assert!(tensor.is_contiguous() && tensor.kind() == Kind::Float, "the address of an element of {tensor:?}");
+    assert!(element < tensor.numel(), "element {element} of {}", tensor.numel());
+    NonNull::new(tensor.data_ptr().cast::<f32>().wrapping_add(element))
 }
 
 /// What a kernel is called with, one after the other, as its parameters have them.

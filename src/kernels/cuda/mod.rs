@@ -10,19 +10,19 @@ pub mod launch;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use lambert_config::run::OptimizerKind;
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use self::chunks::{CHUNK, Chunks};
 pub use self::emulator::Emulator;
 use self::launch::{Arguments, Card, THREADS};
-use super::{Buffers, Copies, Copy, Draws, Host, Kernels, Memory, Update, Values};
+use super::{Address, Buffers, Copies, Copy, Draws, Host, Kernels, Memory, Update, Values};
 use crate::torch;
 
 /// The kernels, as text.
 pub const SOURCE: &str = include_str!("kernels.cu");
 
 /// What kernels.cu has, each with `lambert_` before its name.
-pub const KERNELS: [&str; 10] = [
+pub const KERNELS: [&str; 12] = [
     "dropout_f32",
     "dropout_bf16",
     "squares",
@@ -33,6 +33,8 @@ pub const KERNELS: [&str; 10] = [
     "lamb_rates",
     "lamb_apply",
     "adamw",
+    "to_bf16",
+    "from_bf16",
 ];
 
 /// A card, or what stands for one.
@@ -40,12 +42,14 @@ pub struct Cuda<C> {
     card: Arc<C>,
     /// Of the last update.
     chunks: Mutex<Option<Chunks>>,
+    /// Main memory that gradients are summed in where the card's own is out of reach.
+    host: Mutex<Option<Tensor>>,
 }
 
 impl<C: Card> Cuda<C> {
     /// The kernels of `card`.
     pub fn new(card: Arc<C>) -> Self {
-        Self { card, chunks: Mutex::new(None) }
+        Self { card, chunks: Mutex::new(None), host: Mutex::new(None) }
     }
 
     fn launch(&self, kernel: &str, blocks: usize, arguments: Arguments) {
@@ -127,9 +131,19 @@ impl<C: Card + 'static> Kernels for Cuda<C> {
     }
 
     fn with_floats(&self, tensor: &mut Tensor, work: &mut dyn FnMut(&mut [f32])) {
-        let mut whole = tensor.to_device(Device::Cpu);
-        Host.with_floats(&mut whole, work);
-        tensor.copy_(&whole);
+        let mut kept = self.host.lock().unwrap_or_else(PoisonError::into_inner);
+        let elements = tensor.numel();
+        let mut host = kept.take().filter(|host| host.numel() == elements);
+        let host = host.get_or_insert_with(|| self.card.host_memory(elements));
+        host.copy_(&tensor.view([-1]));
+        Host.with_floats(host, work);
+        tensor.view([-1]).copy_(host);
+        *kept = Some(host.shallow_clone());
+    }
+
+    fn address(&self, tensor: &Tensor, element: usize) -> Option<Address> {
+        let device = Some(self.card.number()?);
+        Some(Address { first: launch::address(tensor, element)?, device })
     }
 
     fn prefers_fused(&self) -> bool {

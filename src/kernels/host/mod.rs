@@ -12,7 +12,7 @@ use std::ptr::NonNull;
 use lambert_config::run::OptimizerKind;
 use tch::{Device, Kind, Tensor};
 
-use super::{Buffers, Draws, Kernels, Rule, Update, Values};
+use super::{Address, Buffers, Draws, Kernels, Rule, Update, Values};
 use chunks::Slices;
 
 /// Main memory and its processor.
@@ -48,9 +48,10 @@ impl Kernels for Host {
         slice::<f64>(&numbers.contiguous(), Kind::Double).to_vec()
     }
 
-    fn in_place(&self, tensor: &Tensor, element: usize) -> Option<NonNull<f32>> {
+    fn address(&self, tensor: &Tensor, element: usize) -> Option<Address> {
         check(tensor, Kind::Float);
-        NonNull::new(bytes_from(tensor, size_of::<f32>() * element, size_of::<f32>()).cast())
+        let first = NonNull::new(bytes_from(tensor, size_of::<f32>() * element, size_of::<f32>()).cast())?;
+        Some(Address { first, device: None })
     }
 
     fn with_floats(&self, tensor: &mut Tensor, work: &mut dyn FnMut(&mut [f32])) {

@@ -16,7 +16,7 @@ pub const BF16: f64 = 1.0 / (1 << 8) as f64;
 pub fn everything(ends: &mut Endpoints, rounding: f64) -> u64 {
     let (group, reducer) = (&mut *ends.group, &mut *ends.reducer);
     assert!(group.rank() < group.world());
-    assert_eq!(group.name(), reducer.name());
+    assert!([group.name(), "nccl"].contains(&reducer.name()));
     sums_are_exact_where_numbers_are(group, reducer);
     sums_in_double_precision(group);
     broadcasts_replace_whatever_was_there(group);

@@ -1,0 +1,38 @@
+"""What a run's step records say. RUN is a folder.
+
+    records.py apart RUN OTHER        the largest difference of two runs' losses, relative, over all steps
+    records.py rate RUN BYTES RANKS   GB/s of the sum of BYTES over RANKS ranks, at best: seconds, and the rate of the bus as nccl-tests
+                                      has it, 2 (n - 1) / n of the bytes a second
+"""
+
+import glob
+import json
+import sys
+
+
+def steps(run):
+    """The last record of each step, by its number."""
+    found = {}
+    for name in sorted(glob.glob(f"{run}/metrics/attempt-*.jsonl")):
+        with open(name) as file:
+            found.update((record["step"], record) for record in map(json.loads, file))
+    return found
+
+
+def apart(run, other):
+    one, two = steps(run), steps(other)
+    if not one or one.keys() != two.keys():
+        sys.exit(f"{len(one)} and {len(two)} steps, which are not the same")
+    print("%.1e" % max(abs(two[step]["loss"] / record["loss"] - 1) for step, record in one.items()))
+
+
+def rate(run, size, ranks):
+    size, ranks = float(size), int(ranks)
+    seconds = sorted(record["communicate"] for record in steps(run).values())
+    if not seconds:
+        sys.exit("no steps")
+    print("%.4f %.3f" % (seconds[0], 2 * (ranks - 1) / ranks * size / seconds[0] / 1e9))
+
+
+if __name__ == "__main__":
+    {"apart": apart, "rate": rate}[sys.argv[1]](*sys.argv[2:])
