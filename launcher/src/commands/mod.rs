@@ -7,6 +7,7 @@ mod generate;
 mod inspect;
 mod prep;
 mod status;
+mod status_lines;
 mod stop;
 mod submit;
 mod trim;

@@ -2,19 +2,27 @@
 //! refused now: nobody wants to learn either from a log in the morning.
 
 use lambert_config::exit;
+use lambert_store::Store;
 use serde_json::json;
 
+use super::status;
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
 use crate::run::decide::Room;
 use crate::run::order::Order;
+use crate::run::sources::STOP_OBJECT;
+use crate::slurm::record::Record;
 use crate::slurm::{cluster, script};
 
 #[derive(Debug, thiserror::Error)]
 enum SubmitError {
     #[error("cannot find {what}")]
     Place { what: &'static str, source: std::io::Error },
+    #[error("{url} is in the queue already, as job {job} ({state}); `lambert stop` ends it")]
+    Queued { url: String, job: String, state: String },
+    #[error("job {job} is queued, but the run's store cannot be told, so that `lambert status` will not know of it")]
+    Record { job: String, source: lambert_store::Error },
 }
 
 /// Shows the batch script, or queues it.
@@ -30,11 +38,26 @@ pub fn submit(arguments: &cli::Submit) -> Outcome {
         console::result(script.trim_end()).map_err(Failure::failed)?;
         return Ok(exit::DONE);
     }
+    refuse_second(proposed.store())?;
     cluster::check(&proposed.config().slurm, &folder).map_err(Failure::usage)?;
     let order = proposed.settle()?;
+    // What was asked of an earlier job is not meant for this one.
+    order.store.delete(STOP_OBJECT).map_err(Failure::failed)?;
     let number = cluster::submit(&script).map_err(Failure::usage)?;
-    tracing::debug!("queued {} as job {number}", order.store.url());
+    let record = Record { job: number.clone(), cluster: None };
+    record.write(&order.store).map_err(|source| Failure::failed(SubmitError::Record { job: record.job.clone(), source }))?;
     let text = if arguments.run.json { json!({ "job": number }).to_string() } else { number };
     console::result(&text).map_err(Failure::failed)?;
     Ok(exit::DONE)
+}
+
+/// Two jobs of one run would take it from each other.
+fn refuse_second(store: &Store) -> Result<(), Failure> {
+    let Some((_, Ok(Some(job)))) = status::job_of(store)? else { return Ok(()) };
+    match job.is_alive() {
+        true => {
+            Err(Failure::usage(SubmitError::Queued { url: store.url().to_owned(), job: job.id, state: job.state }))
+        }
+        false => Ok(()),
+    }
 }

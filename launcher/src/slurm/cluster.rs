@@ -7,25 +7,14 @@ use std::process::{Command, Stdio};
 
 use lambert_config::run::Slurm;
 
+use super::ask::{AskError, ask, text};
+
 /// Why nothing is queued.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
-    /// There is no Slurm, as far as this machine knows.
-    #[error("cannot start {program}: is Slurm on this machine?")]
-    Absent {
-        /// The program that was looked for.
-        program: &'static str,
-        /// Why not.
-        source: std::io::Error,
-    },
-    /// A program of Slurm's has failed.
-    #[error("{program} says: {says}")]
-    Refused {
-        /// The program.
-        program: &'static str,
-        /// Its message.
-        says: String,
-    },
+    /// Slurm gives no answer.
+    #[error(transparent)]
+    Ask(#[from] AskError),
     /// The job could never start, or would lose what it prints.
     #[error("{}", list(faults))]
     Faults {
@@ -154,10 +143,15 @@ fn user() -> String {
     name.unwrap_or_else(|| rustix::process::geteuid().as_raw().to_string())
 }
 
+/// Cancels a job that waits in the queue; one that runs is left alone.
+pub fn cancel_pending(job: &str) -> Result<(), AskError> {
+    ask("scancel", &["--state=PENDING", job]).map(drop)
+}
+
 /// Hands a script to sbatch; the job's number.
 pub fn submit(script: &str) -> Result<String, ClusterError> {
     let program = "sbatch";
-    let absent = |source| ClusterError::Absent { program, source };
+    let absent = |source| AskError::Absent { program, source };
     let mut command = Command::new(program);
     command.arg("--parsable").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut sbatch = command.spawn().map_err(absent)?;
@@ -165,23 +159,10 @@ pub fn submit(script: &str) -> Result<String, ClusterError> {
     let _ = sbatch.stdin.take().map(|mut stdin| stdin.write_all(script.as_bytes()));
     let output = sbatch.wait_with_output().map_err(absent)?;
     if !output.status.success() {
-        return Err(ClusterError::Refused { program, says: text(&output.stderr) });
+        return Err(AskError::Refused { program, says: text(&output.stderr) }.into());
     }
     // With federations the cluster's name follows.
     Ok(text(&output.stdout).split(';').next().unwrap_or_default().to_owned())
-}
-
-fn ask(program: &'static str, arguments: &[&str]) -> Result<String, ClusterError> {
-    let output =
-        Command::new(program).args(arguments).output().map_err(|source| ClusterError::Absent { program, source })?;
-    match output.status.success() {
-        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => Err(ClusterError::Refused { program, says: text(&output.stderr) }),
-    }
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).trim().to_owned()
 }
 
 #[cfg(test)]
