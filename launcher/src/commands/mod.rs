@@ -10,6 +10,7 @@ mod status;
 mod status_lines;
 mod stop;
 mod submit;
+mod submit_prep;
 mod trim;
 mod vocab;
 
