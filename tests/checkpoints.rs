@@ -152,8 +152,7 @@ fn checkpoints_that_do_not_fit_are_passed_over() {
     let (alien, longer) = (checkpoints(&wide).remove(0), ["--set", "stage.0.steps=8", "--allow-change", "stage"]);
     checkpoint::copy(&Store::open(&wide).unwrap(), &alien, &Store::open(&url).unwrap()).unwrap();
     let log = train(&config, &url, &longer);
-    let why =
-        format!("skipped checkpoint {alien}: it has 4096 elements of bert.encoder.layer.1.output.dense.weight");
+    let why = format!("skipped checkpoint {alien}: it has 4096 elements of bert.encoder.layer.1.output.dense.weight");
     assert!(log.contains("training goes on from step-000000007-a0001"), "{log}");
     assert!(log.contains(&why), "{log}");
 

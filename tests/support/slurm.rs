@@ -79,11 +79,34 @@ impl Sandbox {
         ran.out
     }
 
+    /// A command as root, in the way of those who run the cluster.
+    pub fn administer(&self, program: &str, arguments: &[&str]) -> String {
+        let mut command = Command::new(program);
+        let output = command.args(arguments).env("SLURM_CONF", self.folder.join("slurm.conf")).output().unwrap();
+        assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Waits until squeue says that a job is in this state.
+    pub fn state(&self, job: &str, state: &str) {
+        self.wait(&format!("job {job} to be {state}"), || {
+            (self.run("squeue", &["--states=all", "-h", "-j", job, "-o", "%T"]).out == state).then_some(())
+        });
+    }
+
+    /// Writes a file of the user's.
+    pub fn file(&self, name: &str, content: &str) -> String {
+        let path = self.path(name);
+        std::fs::create_dir_all(Path::new(&path).parent().unwrap()).unwrap();
+        std::fs::write(&path, content).unwrap();
+        self.give(name)
+    }
+
     /// What accounting has of a job, as `STATE|CODE:SIGNAL`, once it has ended.
     pub fn ended(&self, job: &str) -> String {
         self.wait("the job's end", || {
             let record = self.run("sacct", &["-nPX", "-j", job, "-o", "state,exitcode"]).out;
-            (!["RUNNING", "PENDING", "REQUEUED", "RESIZING", "COMPLETING"]
+            (!["RUNNING", "PENDING", "REQUEUED", "RESIZING", "COMPLETING", "SUSPENDED", "PREEMPTED"]
                 .iter()
                 .any(|state| record.starts_with(state))
                 && !record.is_empty())
@@ -112,7 +135,8 @@ impl Sandbox {
         String::from_utf8_lossy(&found.stdout).lines().map(|pid| pid.parse().unwrap()).collect()
     }
 
-    fn wait<T>(&self, what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+    /// Waits for something.
+    pub fn wait<T>(&self, what: &str, mut found: impl FnMut() -> Option<T>) -> T {
         let begun = Instant::now();
         loop {
             if let Some(found) = found() {
@@ -122,7 +146,7 @@ impl Sandbox {
                 let print = "tail -n 40 *.log; squeue";
                 panic!("waited for {what} in vain: {}", self.run("sh", &["-c", print]).out);
             }
-            std::thread::sleep(Duration::from_millis(100));
+            std::thread::sleep(Duration::from_millis(50));
         }
     }
 }

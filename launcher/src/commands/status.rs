@@ -10,8 +10,8 @@ use super::status_lines as lines;
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
-use crate::run::launch::processes;
 use crate::run::decide::Memory;
+use crate::run::launch::processes;
 use crate::slurm::ask::AskError;
 use crate::slurm::job::{self, Job};
 use crate::slurm::record::Record;
@@ -138,7 +138,9 @@ fn described(url: &str, status: Option<&Status>, job: Option<&SeenJob>) -> Vec<S
     lines.extend(job.map(|(record, seen)| match seen {
         Ok(Some(job)) => lines::job(job),
         Ok(None) => format!("job          {}: Slurm does not know it any more", record.job),
-        Err(error) => format!("job          {}: its state is unknown here: {}", record.job, crate::failure::chain(error)),
+        Err(error) => {
+            format!("job          {}: its state is unknown here: {}", record.job, crate::failure::chain(error))
+        }
     }));
     lines
 }

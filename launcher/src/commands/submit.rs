@@ -64,9 +64,7 @@ fn submit_run(arguments: &cli::Submit, run: &str, folder: &Path, lambert: &str) 
 fn refuse_second(store: &Store) -> Result<(), Failure> {
     let Some((_, Ok(Some(job)))) = status::job_of(store)? else { return Ok(()) };
     match job.is_alive() {
-        true => {
-            Err(Failure::usage(SubmitError::Queued { url: store.url().to_owned(), job: job.id, state: job.state }))
-        }
+        true => Err(Failure::usage(SubmitError::Queued { url: store.url().to_owned(), job: job.id, state: job.state })),
         false => Ok(()),
     }
 }

@@ -73,6 +73,9 @@ mod tests {
     fn tasks_are_parts() {
         assert_eq!(tasks(4, &[]).unwrap(), [0, 1, 2, 3]);
         assert_eq!(tasks(4, &[3, 1, 3]).unwrap(), [1, 3]);
-        assert_eq!(tasks(4, &[4]).unwrap_err().to_string(), "--tasks: there is no part 4 of 4; they are numbered from 0");
+        assert_eq!(
+            tasks(4, &[4]).unwrap_err().to_string(),
+            "--tasks: there is no part 4 of 4; they are numbered from 0"
+        );
     }
 }

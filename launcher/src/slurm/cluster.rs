@@ -59,9 +59,8 @@ fn check_partitions(slurm: &Slurm, partitions: &[Partition]) -> Vec<String> {
     };
     let meant: Vec<&Partition> = partitions.iter().filter(is_meant).collect();
     let unknown = named.iter().filter(|name| !partitions.iter().any(|partition| partition.name == **name));
-    let mut faults: Vec<String> = unknown
-        .map(|name| format!("slurm.partition: there is no {name:?}; there are {}", names(partitions)))
-        .collect();
+    let mut faults: Vec<String> =
+        unknown.map(|name| format!("slurm.partition: there is no {name:?}; there are {}", names(partitions))).collect();
     if named.is_empty() && meant.is_empty() {
         faults.push(format!("slurm.partition: is missing, and there is no default; there are {}", names(partitions)));
     }
@@ -200,7 +199,8 @@ mod tests {
     fn what_a_partition_does_not_have_is_said() {
         // sinfo's own lines; nodes of two states have one each.
         let found = partitions("batch*|2|1:00:00\nbatch*|1|1:00:00\ngpu|4|infinite\n");
-        let partition = |name: &str, is_default, nodes, limit| Partition { name: name.to_owned(), is_default, nodes, limit };
+        let partition =
+            |name: &str, is_default, nodes, limit| Partition { name: name.to_owned(), is_default, nodes, limit };
         assert_eq!(found, [partition("batch", true, 3, Some(3600)), partition("gpu", false, 4, None)]);
         let asked = Slurm { nodes: 4, time: Some("1:00:01".into()), ..Slurm::default() };
         assert_eq!(

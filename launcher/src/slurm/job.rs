@@ -138,9 +138,8 @@ mod tests {
 
     #[test]
     fn states_mean_something_to_a_coordinator() {
-        let standing = |state: &str, preempted| {
-            Job { state: state.to_owned(), preempted, ..Job::default() }.view().standing
-        };
+        let standing =
+            |state: &str, preempted| Job { state: state.to_owned(), preempted, ..Job::default() }.view().standing;
         assert_eq!(standing("RUNNING", false), Standing::Running);
         assert_eq!(standing("RUNNING", true), Standing::Preempted);
         assert_eq!(standing("CANCELLED", true), Standing::Cancelled);

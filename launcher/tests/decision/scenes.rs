@@ -7,8 +7,8 @@ use lambert_control::{Report, Saying};
 
 use lambert_control::Versions;
 use lambert_launcher::run::decide::{
-    Action, Attempt, Death, Event, Exit, FromWorkers, JobSettings, JobView, Memory, Note, Phase, Placement, Room, Seconds,
-    Settings, Signal, Standing, State, StopReason, Verdict, Wanted, decide,
+    Action, Attempt, Death, Event, Exit, FromWorkers, JobSettings, JobView, Memory, Note, Phase, Placement, Room,
+    Seconds, Settings, Signal, Standing, State, StopReason, Verdict, Wanted, decide,
 };
 
 /// A coordinator on a stage: events in, what was decided out.
@@ -247,11 +247,19 @@ fn what_slurm_says_to_ranks_counts() {
 #[test]
 fn signals_count_in_every_phase() {
     let mut scene = Scene::new();
-    assert_eq!(scene.give(Event::Signal(Signal::Other)).state.verdict(), Some(&Verdict::Stopped(StopReason::Signal)), "while a lease is waited for");
+    assert_eq!(
+        scene.give(Event::Signal(Signal::Other)).state.verdict(),
+        Some(&Verdict::Stopped(StopReason::Signal)),
+        "while a lease is waited for"
+    );
 
     let mut scene = Scene::new();
     scene.train(1, 5).fail(Fault::Passing);
-    assert_eq!(scene.give(Event::Signal(Signal::Other)).state.verdict(), Some(&Verdict::Stopped(StopReason::Signal)), "in a pause");
+    assert_eq!(
+        scene.give(Event::Signal(Signal::Other)).state.verdict(),
+        Some(&Verdict::Stopped(StopReason::Signal)),
+        "in a pause"
+    );
 
     let mut scene = Scene::new();
     scene.train(1, 5).give(Event::Signal(Signal::Other));
