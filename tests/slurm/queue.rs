@@ -22,8 +22,10 @@ fn pending(sandbox: &Sandbox, file: &str) {
     let job = sandbox.submit(file, &run, &later);
     let told = sandbox.lambert(&["status", &run]).out;
     assert!(told.contains("no coordinator has written a status yet"), "{told}");
-    let line = format!("job          {job}: pending (BeginTime), expected to start 20");
-    assert!(told.contains(&line), "no {line:?} in {told}");
+    // The reason is BeginTime, or Resources where the scheduler has not looked yet.
+    for text in [format!("job          {job}: pending ("), "), expected to start 20".to_owned()] {
+        assert!(told.contains(&text), "no {text:?} in {told}");
+    }
     let twice = sandbox.lambert(&["submit", "--config", file, "--run", &run]);
     assert_eq!(twice.code, 2, "{}", twice.err);
     assert!(twice.err.contains(&format!("is in the queue already, as job {job} (PENDING)")), "{}", twice.err);
@@ -52,7 +54,7 @@ fn between_two_starts(sandbox: &Sandbox, run: &str, job: &str) {
     sandbox.say(job, 0, "(put back into the queue)");
     sandbox.state(job, "PENDING");
     let told = sandbox.lambert(&["status", run]).out;
-    for text in ["and queued again", "requeued 1 time(s)", "ago: put back into the queue", "pending (BeginTime)"] {
+    for text in ["and queued again", "requeued 1 time(s)", "ago: put back into the queue", ": pending ("] {
         assert!(told.contains(text), "no {text:?} in {told}");
     }
     let stopped = sandbox.lambert(&["stop", run]);

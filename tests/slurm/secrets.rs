@@ -45,7 +45,6 @@ fn nowhere(sandbox: &Sandbox, job: &str) {
     let records = [
         sandbox.administer("scontrol", &["show", "job", "--details", job]),
         sandbox.administer("sacct", &["-j", job, "--parsable2", "--format=ALL"]),
-        sandbox.administer("scontrol", &["show", "steps", job]),
     ];
     for record in records {
         assert!(!record.contains(SECRET_KEY), "{record}");

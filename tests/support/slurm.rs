@@ -27,7 +27,8 @@ impl Sandbox {
             return None;
         }
         let sandbox = Self { folder: PathBuf::from(format!("/tmp/lambert-slurm-{}", std::process::id())) };
-        let up = script("up.sh").arg(&sandbox.folder).env("SANDBOX_PORT", "27800").output().unwrap();
+        let port = 20_000 + std::process::id() % 500 * 20;
+        let up = script("up.sh").arg(&sandbox.folder).env("SANDBOX_PORT", port.to_string()).output().unwrap();
         assert!(up.status.success(), "{}", String::from_utf8_lossy(&up.stderr));
         let programs = sandbox.path("bin");
         std::fs::create_dir(&programs).unwrap();
@@ -97,7 +98,8 @@ impl Sandbox {
     /// Writes a file of the user's.
     pub fn file(&self, name: &str, content: &str) -> String {
         let path = self.path(name);
-        std::fs::create_dir_all(Path::new(&path).parent().unwrap()).unwrap();
+        let folder = Path::new(&path).parent().unwrap();
+        assert_eq!(self.run("mkdir", &["-p", folder.to_str().unwrap()]).code, 0);
         std::fs::write(&path, content).unwrap();
         self.give(name)
     }
@@ -119,12 +121,9 @@ impl Sandbox {
         std::fs::read_to_string(self.path(&format!("lambert-{job}.log"))).unwrap_or_default()
     }
 
-    /// Waits until a job's log has this text behind its first `from` bytes; how long the log is then.
+    /// Waits until a job's log has this text behind its first `from` bytes; where it ends there.
     pub fn say(&self, job: &str, from: usize, text: &str) -> usize {
-        let found = || {
-            let log = self.log(job);
-            log.get(from..).is_some_and(|rest| rest.contains(text)).then_some(log.len())
-        };
+        let found = || self.log(job).get(from..)?.find(text).map(|at| from + at + text.len());
         self.wait(&format!("{text:?} in the log of job {job}"), found)
     }
 

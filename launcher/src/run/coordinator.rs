@@ -134,16 +134,26 @@ impl<'a> Coordinator<'a> {
                 Action::Order(directive) => self.workers.iter().for_each(|workers| workers.order(directive)),
                 Action::End => self.workers.iter_mut().try_for_each(Workers::end).map_err(Failure::failed)?,
                 Action::AskSlurm => self.ask_slurm().map_err(Failure::failed)?,
-                Action::ForgetStop => self.order.store.delete(STOP_OBJECT).map_err(Failure::failed)?,
+                Action::ForgetStop => self.forget_stop(),
                 Action::Note(_) => {}
             }
         }
         Ok(())
     }
 
+    /// The run has ended as it was asked to, whether the request can be taken away or not.
+    fn forget_stop(&self) {
+        if let Err(error) = self.order.store.delete(STOP_OBJECT) {
+            tracing::warn!("the request to stop stays in the store: {error}");
+        }
+    }
+
     fn ask_slurm(&self) -> std::io::Result<()> {
         match Record::of_process() {
-            Some(record) => sources::ask_slurm(record.job, self.events.clone()),
+            Some(record) => {
+                let start = std::env::var("SLURM_RESTART_COUNT").ok().and_then(|count| count.trim().parse().ok());
+                sources::ask_slurm(record.job, start.unwrap_or(0), self.events.clone())
+            }
             None => Ok(()),
         }
     }

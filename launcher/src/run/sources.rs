@@ -104,12 +104,12 @@ pub fn old_requests(store: &Store, in_job: bool, events: &Sender<Event>) -> Resu
     Ok(())
 }
 
-/// Asks Slurm for a job, on a thread of its own: a controller that is away keeps nobody waiting.
-pub fn ask_slurm(job: String, events: Sender<Event>) -> std::io::Result<()> {
+/// Asks Slurm for a job, of which this is start number `start`, on a thread of its own: a controller that is away keeps nobody waiting.
+pub fn ask_slurm(job: String, start: u32, events: Sender<Event>) -> std::io::Result<()> {
     let ask = move || {
         let seen = job::look(&job).inspect_err(|error| tracing::debug!("cannot ask for job {job}: {error}"));
         let unknown = JobView { standing: Standing::Unknown, seconds_left: None };
-        let _ = events.send(Event::Job(seen.ok().flatten().map_or(unknown, |job| job.view())));
+        let _ = events.send(Event::Job(seen.ok().flatten().map_or(unknown, |job| job.view(start))));
     };
     std::thread::Builder::new().name("slurm".into()).spawn(ask).map(drop)
 }

@@ -98,14 +98,17 @@ impl Job {
         self.is_pending() || self.is_suspended() || under_way.contains(&self.state.as_str())
     }
 
-    /// What a coordinator in it needs to know.
-    pub fn view(&self) -> JobView {
+    /// What a coordinator in it needs to know, whose start of the job was number `start` (from 0). While its processes end,
+    /// a job is `COMPLETING`, whatever comes afterwards: one that is put back into the queue counts a start more, one that
+    /// is cancelled does not.
+    pub fn view(&self, start: u32) -> JobView {
         let standing = match self.state.as_str() {
             "CANCELLED" => Standing::Cancelled,
             "PREEMPTED" => Standing::Preempted,
             _ if self.preempted => Standing::Preempted,
             "RUNNING" => Standing::Running,
-            _ if self.is_pending() || self.state == "COMPLETING" => Standing::Requeued,
+            _ if self.is_pending() || self.requeues > start => Standing::Requeued,
+            "COMPLETING" if self.seconds_left.is_some_and(|left| left > 0) => Standing::Cancelled,
             _ => Standing::Unknown,
         };
         JobView { standing, seconds_left: self.seconds_left.map(|left| left as f64) }
@@ -139,11 +142,17 @@ mod tests {
     #[test]
     fn states_mean_something_to_a_coordinator() {
         let standing =
-            |state: &str, preempted| Job { state: state.to_owned(), preempted, ..Job::default() }.view().standing;
+            |state: &str, preempted| Job { state: state.to_owned(), preempted, ..Job::default() }.view(0).standing;
         assert_eq!(standing("RUNNING", false), Standing::Running);
         assert_eq!(standing("RUNNING", true), Standing::Preempted);
         assert_eq!(standing("CANCELLED", true), Standing::Cancelled);
         assert_eq!(standing("PENDING", false), Standing::Requeued);
         assert_eq!(standing("NODE_FAIL", false), Standing::Unknown);
+        let ending = |start| {
+            let job = Job { state: "COMPLETING".into(), requeues: 1, seconds_left: Some(9), ..Job::default() };
+            job.view(start).standing
+        };
+        assert_eq!((ending(0), ending(1)), (Standing::Requeued, Standing::Cancelled));
+        assert_eq!(standing("COMPLETING", false), Standing::Unknown, "its time is over");
     }
 }
