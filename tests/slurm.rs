@@ -196,7 +196,8 @@ fn a_machine_without_slurm() {
 
 #[test]
 fn shellcheck_finds_nothing_in_the_sandbox() {
-    let scripts = ["up.sh", "down.sh", "packages.sh", "demo.sh"].map(|name| PathBuf::from("cluster/slurm-sandbox").join(name));
+    let scripts =
+        ["up.sh", "down.sh", "packages.sh", "demo.sh"].map(|name| PathBuf::from("cluster/slurm-sandbox").join(name));
     match Command::new("shellcheck").args(scripts).output() {
         Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout)),
         Err(_) => eprintln!("SKIPPED: shellcheck is missing"),
