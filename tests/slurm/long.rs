@@ -62,7 +62,7 @@ fn a_run_longer_than_its_time_limit_finishes_by_itself() {
     );
     assert_eq!(last_state(&sandbox, &ran.out), "COMPLETED", "{log}");
     let limits = log.matches("(close to its time limit)").count();
-    assert!(limits >= 3 && log.matches("the job is queued again").count() == limits, "{limits}: {log}");
+    assert!(limits >= 3 && log.matches("the job is queued again").count() >= limits, "{limits}: {log}");
     assert_eq!(undisturbed.end().code, Some(0));
     support::ENVIRONMENT.set(server.environment());
     let newest = support::checkpoints(&run).remove(0);
