@@ -181,12 +181,16 @@ impl Post {
 
     /// Sends a report; whether it was answered.
     fn report(&mut self) -> bool {
-        let report = self.written();
+        let (report, begun) = (self.written(), Instant::now());
         let request = self.agent.post(&self.url).header("Authorization", &self.authorization);
         let answer = request.send_json(&report).and_then(|mut answer| answer.body_mut().read_json::<Answer>());
         match answer {
             Ok(answer) => self.take(answer),
             Err(error) => {
+                // This process was stopped meanwhile (its job was suspended): the coordinator had no chance to answer.
+                if begun.elapsed() > 2 * REQUEST {
+                    (self.heard, self.refused) = (Instant::now(), None);
+                }
                 self.doubt(&error);
                 return false;
             }

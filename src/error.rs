@@ -157,6 +157,7 @@ impl Error {
             Self::Dataset(DatasetError::Store { .. }) | Self::Device(DeviceError::Occupied(_)) => F::Passing,
             Self::Replicas { blamed: true, .. } | Self::Card { .. } => F::Host,
             Self::Store(_) | Self::Resume { .. } | Self::Collective(_) | Self::Torch(_) | Self::Thread(_) => F::Passing,
+            Self::Save { .. } => F::Later,
             Self::Peer(_) | Self::Replicas { .. } => F::Passing,
             _ if self.exit_code() == exit::USAGE => F::Usage,
             _ => F::Lasting,

@@ -151,7 +151,7 @@ fn memory_that_runs_out_in_a_step() {
         "objective.max_predictions (20 now",
         "stage.0.recompute = true (false now)",
     ];
-    refused(&ran, 1, &words);
+    refused(&ran, 70, &words);
     assert!(!ran.err.contains("attempt 2"), "the same step needs the same memory: {}", ran.err);
 }
 
@@ -167,7 +167,7 @@ fn datasets_that_are_damaged() {
     let words = ["shard-00001-of-00002.parquet is damaged", "sha256"];
     refused(&run(&["inspect", &place.path("data/train"), "--verify"]), 1, &words);
     let ran = run(&["run", "--config", &config, "--run", &run_url]);
-    refused(&ran, 1, &words);
+    refused(&ran, 70, &words);
     assert!(!ran.err.contains("attempt 2"), "what is damaged stays damaged: {}", ran.err);
     std::fs::write(&shard, &good[..good.len() - 1]).unwrap();
     let ran = run(&["run", "--config", &config, "--run", &run_url]);

@@ -182,7 +182,7 @@ impl<'a> Trial<'a> {
         support::wait_for_no_workers(&self.url);
         let goes_on = |name: &String| ended.log.contains(&format!("training goes on from {name}"));
         assert!(goes_on(&sound[1]) && !goes_on(&sound[0]), "{} at {at}: {}", name.display(), ended.log);
-        assert!(ended.log.contains(&format!("passed over a checkpoint: {}", sound[0])), "{}", ended.log);
+        assert!(ended.log.contains(&format!("skipped checkpoint {}", sound[0])), "{}", ended.log);
         self.log += &ended.log;
         self.start()
     }

@@ -152,8 +152,7 @@ fn checkpoints_that_do_not_fit_are_passed_over() {
     let (alien, longer) = (checkpoints(&wide).remove(0), ["--set", "stage.0.steps=8", "--allow-change", "stage"]);
     checkpoint::copy(&Store::open(&wide).unwrap(), &alien, &Store::open(&url).unwrap()).unwrap();
     let log = train(&config, &url, &longer);
-    let why =
-        format!("passed over a checkpoint: {alien}: it has 4096 elements of bert.encoder.layer.1.output.dense.weight");
+    let why = format!("skipped checkpoint {alien}: it has 4096 elements of bert.encoder.layer.1.output.dense.weight");
     assert!(log.contains("training goes on from step-000000007-a0001"), "{log}");
     assert!(log.contains(&why), "{log}");
 
@@ -259,7 +258,7 @@ fn an_adversarys_checkpoint_is_passed_over() {
         trick();
         let ran = run(&["run", "--config", &config, "--run", &url]);
         assert_eq!(ran.code, 0, "{}", ran.err);
-        let line = ran.err.lines().find(|line| line.contains(&format!("passed over a checkpoint: {newest}")));
+        let line = ran.err.lines().find(|line| line.contains(&format!("skipped checkpoint {newest}")));
         assert!(line.is_some_and(|line| line.contains(word)), "no {word:?} in {}", ran.err);
         assert!(ran.err.contains("training goes on from step-000000007-a0001"), "{}", ran.err);
         // As it was before, for the next trick.

@@ -52,7 +52,7 @@ fn a_shard_that_cannot_be_decoded_is_named_and_gone_around() {
     std::fs::write(&manifest, serde_json::to_vec(&value).unwrap()).unwrap();
 
     let stopped = start(&place, "stopped", &data, 2, &[]).end();
-    assert_eq!(stopped.code, Some(1), "{}", stopped.log);
+    assert_eq!(stopped.code, Some(70), "{}", stopped.log);
     assert!(stopped.log.contains(&name), "{}", stopped.log);
     assert!(stopped.log.contains("another rank could not read its samples"), "both ranks read it: {}", stopped.log);
     assert_eq!(stopped.records.len() as u64, step - 1, "{}", stopped.log);
@@ -74,7 +74,7 @@ fn a_damaged_shard_is_named_and_stopped_at_or_gone_around() {
     bad[good.len() / 2] ^= 4;
     std::fs::write(&path, &bad).unwrap();
     let stopped = start(&place, "stopped", &data, 2, &[]).end();
-    assert_eq!(stopped.code, Some(1), "{}", stopped.log);
+    assert_eq!(stopped.code, Some(70), "{}", stopped.log);
     let named = format!("shard-{shard:05}-of-00060.parquet is damaged: its sha256 is");
     assert!(stopped.log.contains(&named), "{}", stopped.log);
     assert!(!stopped.log.contains("attempt 2"), "what is damaged stays damaged: {}", stopped.log);

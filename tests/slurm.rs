@@ -1,5 +1,11 @@
 //! Runs in the queue of a real Slurm: submitted, killed, preempted, stopped.
 
+mod causes;
+mod long;
+mod prep;
+mod queue;
+mod secrets;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
@@ -59,10 +65,23 @@ fn disturb(place: &Place, sandbox: &Sandbox, steps: u64) {
     let first = sandbox.run("srun", &urgent);
     assert_eq!(first.code, 0, "{}", first.err);
     eprintln!("the job that goes first was done after {:.1} s", begun.elapsed().as_secs_f64());
+    let seen = sandbox.say(&job, seen, "(preempted by another job)");
     let seen = sandbox.say(&job, seen, "the job is queued again");
     sandbox.say(&job, seen, "\nstep ");
     eprintln!("preempted: steps again after {:.1} s", begun.elapsed().as_secs_f64());
     assert_eq!(sandbox.ended(&job), "COMPLETED|0:0", "{}", sandbox.log(&job));
+    let told = sandbox.lambert(&["status", &run]).out;
+    for line in [
+        format!("job          {job}: completed on n["),
+        format!("ended        job {job}, "),
+        "the coordinator was killed, or its node failed".to_owned(),
+        "ago: preempted by another job".to_owned(),
+    ] {
+        assert!(told.contains(&line), "no {line:?} in {told}");
+    }
+    let user = sandbox.run("id", &["-u"]).out;
+    let shared = Command::new("find").args(["/dev/shm", "-user", &user]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&shared.stdout), "", "ranks that were killed have left memory behind");
     assert!(sandbox.log(&job).contains("starting 2 rank(s)"), "the log was truncated: {}", sandbox.log(&job));
 }
 
@@ -79,6 +98,7 @@ fn ends(place: &Place, sandbox: &Sandbox) {
     assert_eq!(sandbox.run("scancel", &[&other]).code, 0);
     assert_eq!(sandbox.ended(&one), "FAILED|76:0", "{}", sandbox.log(&one));
     assert!(sandbox.ended(&other).starts_with("CANCELLED"), "{}", sandbox.log(&other));
+    assert!(sandbox.log(&other).contains("(stopped by a person)"), "{}", sandbox.log(&other));
     for (run, job) in [(&stopped, &one), (&cancelled, &other)] {
         let log = sandbox.log(job);
         assert!(!log.contains("queued again"), "{log}");
@@ -105,6 +125,7 @@ fn refuses(place: &Place, sandbox: &Sandbox) {
     let (sum, run) = ("slurm.", sandbox.path("runs/refused"));
     for (set, message) in [
         ("partition=\"nowhere\"", "partition: there is no \"nowhere\"; there are batch, urgent"),
+        ("colour=\"red\"", "colour: "),
         ("account=\"nobody\"", "account: you have no \"nobody\"; you have lab"),
         ("qos=\"best\"", "qos: you have no \"best\"; you have normal, patient"),
         ("time=\"2:00:00\"", "time: 2:00:00 is more than the 3600 s that partition batch allows"),
@@ -136,11 +157,15 @@ fn runs_in_a_queue() {
     copy(Path::new(&place.path("data")), Path::new(&sandbox.path("data")));
     std::fs::create_dir(sandbox.path("runs")).unwrap();
     ["data", "runs"].iter().for_each(|name| drop(sandbox.give(name)));
-    let scenes: [Scene; 4] = [
+    let scenes: [Scene; 8] = [
         ("refuses", refuses),
         ("survives", survives),
         ("ends", ends),
         ("ranks are asked first", ranks_are_asked_first),
+        ("requests hold", queue::requests_hold),
+        ("causes decide", causes::decide),
+        ("a preparation", prep::an_array_and_its_join),
+        ("secrets stay", secrets::stay),
     ];
     for (name, scene) in scenes {
         let begun = Instant::now();
@@ -171,7 +196,8 @@ fn a_machine_without_slurm() {
 
 #[test]
 fn shellcheck_finds_nothing_in_the_sandbox() {
-    let scripts = ["up.sh", "down.sh", "packages.sh"].map(|name| PathBuf::from("cluster/slurm-sandbox").join(name));
+    let scripts =
+        ["up.sh", "down.sh", "packages.sh", "demo.sh"].map(|name| PathBuf::from("cluster/slurm-sandbox").join(name));
     match Command::new("shellcheck").args(scripts).output() {
         Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout)),
         Err(_) => eprintln!("SKIPPED: shellcheck is missing"),

@@ -108,6 +108,8 @@ pub enum EventKind {
 pub enum Fault {
     /// A new attempt would meet it again: a damaged shard.
     Lasting,
+    /// A new attempt would meet it again soon, and perhaps not hours later: a store that takes no checkpoint.
+    Later,
     /// The command line or the configuration is wrong.
     Usage,
     /// A new attempt may be spared it: a store that was away.

@@ -6,11 +6,14 @@ pub const DONE: i32 = 0;
 pub const FAILED: i32 = 1;
 /// The command line or the configuration is wrong; nothing was started.
 pub const USAGE: i32 = 2;
+/// Another start would fail in the same way: a damaged shard, memory that runs out in a step, rollbacks used up
+/// (`EX_SOFTWARE`).
+pub const FINAL: i32 = 70;
 /// A card has failed in a way that it does not come back from while the process lives (`EX_IOERR`).
 pub const CARD: i32 = 74;
-/// Stopped on request, with a checkpoint: the same command goes on from there (`EX_TEMPFAIL`).
+/// Stopped by a signal, with a checkpoint: the same command goes on from there, and a queue starts it again (`EX_TEMPFAIL`).
 pub const STOPPED: i32 = 75;
-/// Stopped by `lambert stop`, with a checkpoint: whoever asked starts it again, and nobody queues it (`EX_PROTOCOL`).
+/// Stopped by a person (`lambert stop`, Ctrl-C, scancel), with a checkpoint: nobody else starts it again (`EX_PROTOCOL`).
 pub const ENDED: i32 = 76;
 /// Another coordinator has taken the run over; nobody should start this one again, or requeue it (`EX_NOPERM`).
 pub const REPLACED: i32 = 77;

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::load::{Checked, Fault};
+use crate::run::Slurm;
 
 /// A preparation, as its TOML file says.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -20,6 +21,9 @@ pub struct PrepConfig {
     pub vocabulary: Vocabulary,
     /// How documents become samples.
     pub samples: Samples,
+    /// What its jobs ask Slurm for; nothing of the datasets depends on it.
+    #[serde(skip_serializing_if = "Slurm::is_default")]
+    pub slurm: Slurm,
 }
 
 /// One source of documents.
@@ -317,5 +321,6 @@ impl Checked for PrepConfig {
         if samples.passes == 0 {
             fault("samples.passes", "must be at least 1");
         }
+        self.slurm.faults_of_tasks().iter().for_each(|(key, message)| fault(key, message));
     }
 }

@@ -20,7 +20,8 @@ pub struct Cli {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 failed; 2 the command or the configuration is wrong; \
-75 stopped with a checkpoint, the same command goes on from it; 76 the same, by `lambert stop`; 77 another `lambert run` has taken the run over.";
+70 failed, and the same command would fail again; 75 stopped with a checkpoint, the same command goes on from it; \
+76 the same, by a person (`lambert stop`, Ctrl-C, scancel); 77 another `lambert run` has taken the run over.";
 
 /// How log lines look.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -45,7 +46,7 @@ pub enum Command {
     Inspect(Inspect),
     /// Start a run, or go on with the one that is there
     Run(Run),
-    /// Queue a run with Slurm, as [slurm] of its configuration says; prints the job's number
+    /// Queue a run, or with --prep a preparation, with Slurm, as [slurm] of its configuration says; prints the job's number
     Submit(Submit),
     /// Show where a run is
     Status(Status),
@@ -170,12 +171,64 @@ pub struct Run {
 /// Arguments of `lambert submit`.
 #[derive(Debug, Args)]
 pub struct Submit {
-    /// What is run.
-    #[command(flatten)]
-    pub run: Run,
-    /// Show the batch script and queue nothing
+    /// The run, or with --prep the preparation, as TOML; may be left out where the run exists already
+    #[arg(long, value_name = "FILE", required_if_eq("prep", "true"))]
+    pub config: Option<PathBuf>,
+    /// Where the run lives: a folder or an object-store URL
+    #[arg(long, value_name = "URL", required_unless_present = "prep", conflicts_with = "prep")]
+    pub run: Option<String>,
+    /// Worker processes: the same as --set cluster.ranks=N
+    #[arg(long, value_name = "N", conflicts_with = "prep")]
+    pub ranks: Option<usize>,
+    /// Change a value of the configuration: stage.0.steps=100
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub sets: Vec<String>,
+    /// Start a new run with the weights of another's checkpoint, RUN/checkpoints/step-...
+    #[arg(long, value_name = "CHECKPOINT", conflicts_with = "prep")]
+    pub from: Option<String>,
+    /// Take its optimizer's moments and count of updates, too
+    #[arg(long, requires = "from")]
+    pub with_optimizer: bool,
+    /// Let this key, or the section of this name, differ from what the run was started with
+    #[arg(long = "allow-change", value_name = "KEY", conflicts_with = "prep")]
+    pub allow_change: Vec<String>,
+    /// Queue a preparation: an array of tasks that do a part each, and a job that joins the parts
+    #[arg(long)]
+    pub prep: bool,
+    /// With --prep: parts that the preparation is divided into
+    #[arg(long, value_name = "N", requires = "prep", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..))]
+    pub parts: u16,
+    /// With --prep: only these parts (from 0), as 1,3: those that have failed
+    #[arg(long, value_name = "LIST", requires = "prep", value_delimiter = ',')]
+    pub tasks: Vec<usize>,
+    /// With --prep: threads of a task
+    #[arg(long, value_name = "N", requires = "prep", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    pub threads: u16,
+    /// With --prep: memory of a task for all threads together, as 512M or 4G
+    #[arg(long, value_name = "BYTES", requires = "prep", default_value = "2G", value_parser = bytes)]
+    pub memory: u64,
+    /// Show what would be queued, and queue nothing
     #[arg(long)]
     pub dry_run: bool,
+    /// Print the numbers of the jobs as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl Submit {
+    /// The same for `lambert run`, at `run`.
+    pub fn to_run(&self, run: &str) -> Run {
+        Run {
+            config: self.config.clone(),
+            run: run.to_owned(),
+            ranks: self.ranks,
+            sets: self.sets.clone(),
+            from: self.from.clone(),
+            with_optimizer: self.with_optimizer,
+            allow_change: self.allow_change.clone(),
+            json: false,
+        }
+    }
 }
 
 /// Arguments of `lambert status`.

@@ -12,7 +12,7 @@ const NAME: &str = "lambert-worker";
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
     /// It is nowhere.
-    #[error("there is no {NAME}: looked beside this program in {} and in the folders of PATH ({path})", beside.display())]
+    #[error("cannot find {NAME}; looked in {} and in PATH ({path})", beside.display())]
     Missing {
         /// The folder of this program.
         beside: PathBuf,

@@ -27,7 +27,8 @@ impl Sandbox {
             return None;
         }
         let sandbox = Self { folder: PathBuf::from(format!("/tmp/lambert-slurm-{}", std::process::id())) };
-        let up = script("up.sh").arg(&sandbox.folder).env("SANDBOX_PORT", "27800").output().unwrap();
+        let port = 20_000 + std::process::id() % 500 * 20;
+        let up = script("up.sh").arg(&sandbox.folder).env("SANDBOX_PORT", port.to_string()).output().unwrap();
         assert!(up.status.success(), "{}", String::from_utf8_lossy(&up.stderr));
         let programs = sandbox.path("bin");
         std::fs::create_dir(&programs).unwrap();
@@ -79,11 +80,35 @@ impl Sandbox {
         ran.out
     }
 
+    /// A command as root, in the way of those who run the cluster.
+    pub fn administer(&self, program: &str, arguments: &[&str]) -> String {
+        let mut command = Command::new(program);
+        let output = command.args(arguments).env("SLURM_CONF", self.folder.join("slurm.conf")).output().unwrap();
+        assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Waits until squeue says that a job is in this state.
+    pub fn state(&self, job: &str, state: &str) {
+        self.wait(&format!("job {job} to be {state}"), || {
+            (self.run("squeue", &["--states=all", "-h", "-j", job, "-o", "%T"]).out == state).then_some(())
+        });
+    }
+
+    /// Writes a file of the user's.
+    pub fn file(&self, name: &str, content: &str) -> String {
+        let path = self.path(name);
+        let folder = Path::new(&path).parent().unwrap();
+        assert_eq!(self.run("mkdir", &["-p", folder.to_str().unwrap()]).code, 0);
+        std::fs::write(&path, content).unwrap();
+        self.give(name)
+    }
+
     /// What accounting has of a job, as `STATE|CODE:SIGNAL`, once it has ended.
     pub fn ended(&self, job: &str) -> String {
         self.wait("the job's end", || {
             let record = self.run("sacct", &["-nPX", "-j", job, "-o", "state,exitcode"]).out;
-            (!["RUNNING", "PENDING", "REQUEUED", "RESIZING", "COMPLETING"]
+            (!["RUNNING", "PENDING", "REQUEUED", "RESIZING", "COMPLETING", "SUSPENDED", "PREEMPTED"]
                 .iter()
                 .any(|state| record.starts_with(state))
                 && !record.is_empty())
@@ -96,12 +121,9 @@ impl Sandbox {
         std::fs::read_to_string(self.path(&format!("lambert-{job}.log"))).unwrap_or_default()
     }
 
-    /// Waits until a job's log has this text behind its first `from` bytes; how long the log is then.
+    /// Waits until a job's log has this text behind its first `from` bytes; where it ends there.
     pub fn say(&self, job: &str, from: usize, text: &str) -> usize {
-        let found = || {
-            let log = self.log(job);
-            log.get(from..).is_some_and(|rest| rest.contains(text)).then_some(log.len())
-        };
+        let found = || self.log(job).get(from..)?.find(text).map(|at| from + at + text.len());
         self.wait(&format!("{text:?} in the log of job {job}"), found)
     }
 
@@ -112,7 +134,8 @@ impl Sandbox {
         String::from_utf8_lossy(&found.stdout).lines().map(|pid| pid.parse().unwrap()).collect()
     }
 
-    fn wait<T>(&self, what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+    /// Waits for something.
+    pub fn wait<T>(&self, what: &str, mut found: impl FnMut() -> Option<T>) -> T {
         let begun = Instant::now();
         loop {
             if let Some(found) = found() {
@@ -122,7 +145,7 @@ impl Sandbox {
                 let print = "tail -n 40 *.log; squeue";
                 panic!("waited for {what} in vain: {}", self.run("sh", &["-c", print]).out);
             }
-            std::thread::sleep(Duration::from_millis(100));
+            std::thread::sleep(Duration::from_millis(50));
         }
     }
 }

@@ -13,6 +13,9 @@ pub const STATUS: &str = "status.json";
 /// What its coordinators remember for later starts.
 pub const COORDINATOR: &str = "coordinator.json";
 
+/// Which job of Slurm trains the run.
+pub const JOB: &str = "job.json";
+
 /// Asks the coordinator to stop.
 pub const STOP: &str = "control/stop";
 

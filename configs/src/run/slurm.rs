@@ -102,28 +102,51 @@ impl Slurm {
         ranks.div_ceil(self.nodes.max(1))
     }
 
+    /// Whether nothing is asked for beside what is the rule.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
     /// What is wrong, as key and message, with a job of so many ranks.
     pub fn faults(&self, ranks: usize) -> Vec<(&'static str, String)> {
-        let mut faults = Vec::new();
+        let mut faults = self.faults_of_any();
         let mut wrong = |key, message: String| faults.push((key, message));
         if self.nodes == 0 || !ranks.is_multiple_of(self.nodes.max(1)) {
             let message =
                 format!("is {}; each node has the same number of ranks, and cluster.ranks is {ranks}", self.nodes);
             wrong("slurm.nodes", message);
         }
-        match self.time.as_deref().map(|time| (time, seconds(time))) {
-            Some((time, None)) => {
-                let forms = "MINUTES, MINUTES:SECONDS, HOURS:MINUTES:SECONDS, DAYS-HOURS[:MINUTES[:SECONDS]]";
-                wrong("slurm.time", format!("{time:?} is no time as Slurm writes it: {forms}"));
-            }
-            Some((time, Some(Some(limit)))) if limit <= self.lead_seconds => {
-                let message = format!("is {}; the time limit {time:?} leaves nothing before it", self.lead_seconds);
-                wrong("slurm.lead_seconds", message);
-            }
-            _ => {}
+        if let (Some(limit), Some(time)) = (self.time_seconds(), &self.time)
+            && limit <= self.lead_seconds
+        {
+            let message = format!("is {}; the time limit {time:?} leaves nothing before it", self.lead_seconds);
+            wrong("slurm.lead_seconds", message);
         }
         if !(1..=65535).contains(&self.lead_seconds) {
             wrong("slurm.lead_seconds", format!("is {}; must be from 1 to 65535", self.lead_seconds));
+        }
+        faults
+    }
+
+    /// What is wrong with the tasks of a preparation, each of which is one process.
+    pub fn faults_of_tasks(&self) -> Vec<(&'static str, String)> {
+        let mut faults = self.faults_of_any();
+        if self.nodes != 1 {
+            faults.push(("slurm.nodes", format!("is {}; a task of a preparation has one node", self.nodes)));
+        }
+        if self.gpus_per_node != 0 {
+            let message = format!("is {}; a preparation has no use for GPUs", self.gpus_per_node);
+            faults.push(("slurm.gpus_per_node", message));
+        }
+        faults
+    }
+
+    fn faults_of_any(&self) -> Vec<(&'static str, String)> {
+        let mut faults = Vec::new();
+        let mut wrong = |key, message: String| faults.push((key, message));
+        if let Some(time) = self.time.as_deref().filter(|time| seconds(time).is_none()) {
+            let forms = "MINUTES, MINUTES:SECONDS, HOURS:MINUTES:SECONDS, DAYS-HOURS[:MINUTES[:SECONDS]]";
+            wrong("slurm.time", format!("{time:?} is no time as Slurm writes it: {forms}"));
         }
         let words = [&self.partition, &self.account, &self.qos, &self.constraint].map(Option::as_deref);
         for (key, word) in ["slurm.partition", "slurm.account", "slurm.qos", "slurm.constraint"].into_iter().zip(words)
@@ -157,7 +180,7 @@ impl Slurm {
 }
 
 /// Options that other keys say, or that a job of lambert must have as it is.
-const OWN: [(&str, &str); 17] = [
+const OWN: [(&str, &str); 18] = [
     ("--partition", "slurm.partition says it"),
     ("--account", "slurm.account says it"),
     ("--qos", "slurm.qos says it"),
@@ -171,6 +194,7 @@ const OWN: [(&str, &str); 17] = [
     ("--exclusive", "slurm.exclusive says it"),
     ("--output", "slurm.output says it"),
     ("--export", "slurm.export says it"),
+    ("--array", "lambert submit --prep says it"),
     ("--signal", "slurm.lead_seconds says it"),
     ("--no-requeue", "a job of lambert is queued again"),
     ("--open-mode", "a job of lambert appends"),
@@ -234,6 +258,11 @@ mod tests {
         assert!(said.starts_with("slurm.time: \"1h\" is no time as Slurm writes it: MINUTES, "), "{said}");
         let said = faults(|slurm| slurm.time = Some("2".into()));
         assert_eq!(said, "slurm.lead_seconds: is 120; the time limit \"2\" leaves nothing before it\n");
+        let prep = Slurm { nodes: 2, gpus_per_node: 1, time: Some("1h".into()), ..Slurm::default() };
+        let keys: Vec<_> = prep.faults_of_tasks().into_iter().map(|(key, _)| key).collect();
+        assert_eq!(keys, ["slurm.time", "slurm.nodes", "slurm.gpus_per_node"]);
+        let short = Slurm { time: Some("1".into()), ..Slurm::default() };
+        assert_eq!(short.faults_of_tasks(), [], "nobody saves a checkpoint there");
         let said = faults(|slurm| slurm.nodes = 3);
         assert!(said.starts_with("slurm.nodes: is 3; each node has the same number of ranks"), "{said}");
         let said = faults(|slurm| slurm.export = vec!["HF_HOME".into(), "AWS_SECRET_ACCESS_KEY".into(), "a b".into()]);

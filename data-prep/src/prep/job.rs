@@ -205,6 +205,7 @@ fn fingerprint(config: &PrepConfig, vocabulary: &[u8], files: &[SourceFile]) -> 
     config.output.url.clear();
     config.output.work = None;
     config.output.check_space = true;
+    config.slurm = lambert_config::run::Slurm::default();
     config.vocabulary.file.clear();
     config.source.iter_mut().chain(&mut config.exclude).for_each(|source| source.path.clear());
     let sizes: Vec<(usize, u64)> = files.iter().map(|file| (file.source, file.bytes)).collect();

@@ -7,8 +7,10 @@ mod generate;
 mod inspect;
 mod prep;
 mod status;
+mod status_lines;
 mod stop;
 mod submit;
+mod submit_prep;
 mod trim;
 mod vocab;
 

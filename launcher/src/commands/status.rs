@@ -1,22 +1,26 @@
-//! `lambert status`: where a run is, as its coordinator wrote it last, and its checkpoints.
+//! `lambert status`: where a run is, as its coordinator wrote it last, its checkpoints, and its job of Slurm.
 
-use lambert_config::control::RankTimes;
 use lambert_config::exit;
-use lambert_config::objectives::Score;
 use lambert_store::Store;
-use lambert_store::checkpoint::{self, Listed};
-use lambert_store::run::CONFIG;
+use lambert_store::checkpoint;
+use lambert_store::run::{CONFIG, COORDINATOR};
 use serde_json::json;
 
+use super::status_lines as lines;
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
+use crate::run::decide::Memory;
 use crate::run::launch::processes;
-use crate::run::progress::duration;
-use crate::status::{self as file, RankStatus, State, Status};
+use crate::slurm::ask::AskError;
+use crate::slurm::job::{self, Job};
+use crate::slurm::record::Record;
+use crate::status::{self as file, Status};
 
 /// A coordinator writes every few seconds; one that has not for this long is likely gone.
 const OLD: f64 = 60.0;
+/// So many ends of jobs are shown.
+const ENDS: usize = 10;
 /// No status is longer than this, bytes.
 const LONGEST: u64 = 16 << 20;
 
@@ -47,17 +51,24 @@ pub fn status(arguments: &cli::Status) -> Outcome {
     require_run(&store)?;
     let status = read(&store)?;
     let checkpoints = checkpoint::list(&store).map_err(Failure::failed)?;
+    let job = job_of(&store)?;
+    let memory = memory(&store)?;
     let text = if arguments.json {
         json!({
             "run": store.url(),
             "age": status.as_ref().map(|status| file::now() - status.updated),
             "coordinator": status.as_ref().map(|status| format!("{:?}", life(status)).to_lowercase()),
             "status": status,
+            "job": job.as_ref().and_then(|(_, seen)| seen.as_ref().ok()),
+            "job_ends": memory.job_ends,
             "checkpoints": checkpoints.iter().map(|listed| &listed.name).collect::<Vec<_>>(),
         })
         .to_string()
     } else {
-        described(store.url(), status.as_ref(), &checkpoints)
+        let mut lines = described(store.url(), status.as_ref(), job.as_ref());
+        lines.extend(memory.job_ends.iter().rev().take(ENDS).rev().map(|end| lines::job_end(end, file::now())));
+        lines.extend(lines::checkpoints(&checkpoints));
+        lines.join("\n")
     };
     console::result(&text).map_err(Failure::failed)?;
     Ok(exit::DONE)
@@ -97,77 +108,39 @@ pub fn life(status: &Status) -> Life {
     }
 }
 
-fn described(url: &str, status: Option<&Status>, checkpoints: &[Listed]) -> String {
+/// A run's job, and what Slurm says of it: `None` where it was never in a queue, or Slurm has forgotten it.
+pub type SeenJob = (Record, Result<Option<Job>, AskError>);
+
+/// The job of a run, if it was ever in a queue.
+pub fn job_of(store: &Store) -> Result<Option<SeenJob>, Failure> {
+    let record = Record::read(store).map_err(Failure::failed)?;
+    Ok(record.map(|record| {
+        let seen = job::look(&record.job);
+        (record, seen)
+    }))
+}
+
+/// What coordinators of the run remember; nothing, where it cannot be read.
+fn memory(store: &Store) -> Result<Memory, Failure> {
+    match store.get_at_most(COORDINATOR, LONGEST) {
+        Ok(bytes) => Ok(serde_json::from_slice(&bytes).unwrap_or_default()),
+        Err(error) if error.is_not_found() => Ok(Memory::default()),
+        Err(error) => Err(Failure::failed(error)),
+    }
+}
+
+fn described(url: &str, status: Option<&Status>, job: Option<&SeenJob>) -> Vec<String> {
+    let seen = job.and_then(|(_, seen)| seen.as_ref().ok()?.as_ref());
     let mut lines = match status {
-        Some(status) => lines(url, status),
+        Some(status) => lines::run(url, status, life(status), seen),
         None => vec![format!("{url}: no coordinator has written a status yet")],
     };
-    match checkpoints {
-        [] => lines.push("checkpoints  none".to_owned()),
-        _ => lines.extend(checkpoints.iter().map(|listed| format!("checkpoint   {}", listed.name))),
-    }
-    lines.join("\n")
-}
-
-/// How long the ranks took for their own samples, and which one the others wait for.
-fn rank_times(times: RankTimes, ranks: &[RankStatus]) -> String {
-    let RankTimes { min, median, max, slowest } = times;
-    let host = ranks.iter().find(|rank| rank.rank == slowest).map_or("?", |rank| rank.host.as_str());
-    format!(
-        "ranks        {min:.3} to {max:.3} s a step, median {median:.3}; the slowest is rank {slowest} on host {host}"
-    )
-}
-
-fn lines(url: &str, status: &Status) -> Vec<String> {
-    let age = duration(file::now() - status.updated);
-    let who = format!("pid {} on host {}", status.coordinator.pid, status.coordinator.host);
-    let life = match life(status) {
-        Life::Alive => format!("its coordinator ({who}) wrote this {age} ago"),
-        Life::Over => format!("since {age}"),
-        Life::Gone => format!("but its coordinator ({who}) is gone; this was written {age} ago. `lambert run` goes on"),
-        Life::Unknown => format!("but its coordinator ({who}) wrote last {age} ago: it may be gone"),
-    };
-    let mut lines = vec![format!("{url} ({}): {}, {life}", status.name, status.state)];
-    let share = 100.0 * status.step as f64 / status.steps.max(1) as f64;
-    let mut step = format!("step         {} of {} ({share:.1} %)", status.step, status.steps);
-    if status.state == State::Training {
-        let left = status.seconds_left.map_or(String::new(), |left| format!(", {} left", duration(left)));
-        step += &format!(", {:.1} samples/s{left}", status.samples_per_second);
-    }
-    lines.push(step);
-    if let Some(record) = &status.record {
-        let Score { objective, loss, accuracy } = record.scores.main();
-        lines.push(format!(
-            "loss         {:.4} ({objective} {loss:.4}, accuracy {accuracy:.4}), learning rate {:.3e}",
-            record.loss, record.learning_rate
-        ));
-    }
-    if let Some(times) = status.record.as_ref().and_then(|record| record.ranks).filter(|_| status.ranks.len() > 1) {
-        lines.push(rank_times(times, &status.ranks));
-    }
-    if let Some(held_out) = &status.evaluation {
-        let (Score { objective, loss, accuracy }, step) = (held_out.scores.main(), held_out.step);
-        lines.push(format!("held out     {objective} {loss:.4}, accuracy {accuracy:.4}, after step {step}"));
-    }
-    lines.push(format!("attempt      {}, {} restart(s)", status.attempt, status.restarts));
-    lines.extend(status.lost.iter().map(|lost| {
-        let cost = lost.seconds.map_or("not made up for yet".to_owned(), |seconds| format!("cost {seconds:.1} s"));
-        format!("lost         at step {} of attempt {}: {} ({cost})", lost.step, lost.attempt, lost.cause)
+    lines.extend(job.map(|(record, seen)| match seen {
+        Ok(Some(job)) => lines::job(job),
+        Ok(None) => format!("job          {}: Slurm does not know it any more", record.job),
+        Err(error) => {
+            format!("job          {}: its state is unknown here: {}", record.job, crate::failure::chain(error))
+        }
     }));
-    lines.extend(status.logs.iter().map(|folder| format!("logs         {folder}, on each rank's host")));
-    if status.state == State::Failed
-        && let Some(error) = &status.error
-    {
-        lines.push(format!("failed       {error}"));
-    }
-    if !status.state.is_over() {
-        lines.extend(status.ranks.iter().map(rank));
-    }
     lines
-}
-
-fn rank(rank: &RankStatus) -> String {
-    let (number, pid, host, step, silent) = (rank.rank, rank.pid, &rank.host, rank.step, rank.silent);
-    let phase = &rank.phase;
-    format!("rank {number:<7} pid {pid} on host {host}, step {step}, {phase}, last heartbeat {silent:.1} s ago")
 }

@@ -6,17 +6,20 @@ use std::time::{Duration, Instant};
 use lambert_config::exit;
 use lambert_store::{Patience, Store};
 
-use super::decide::{self, Action, Attempt, Event, Memory, Room, Settings, State, Verdict};
+use super::decide::{self, Action, Attempt, Event, JobSettings, Memory, Room, Settings, State, StopReason, Verdict};
 use super::launch::workers::Workers;
 use super::launch::{Launcher, processes};
 use super::observers::{Observers, Records};
 use super::order::Order;
-use super::sources::{self, Requests, SAVE_OBJECT, STOP_OBJECT, Signals};
+use super::sources::{self, RequestPoller, STOP_OBJECT, Signals};
 use crate::failure::{Failure, Outcome};
+use crate::slurm::record::Record;
 use crate::status::{self, Reporter};
 
 /// How often time passes.
 const TICK: Duration = Duration::from_millis(50);
+/// Nothing that the coordinator does takes so long: if time did not pass meanwhile, the process was stopped.
+const STOPPED: Duration = Duration::from_secs(10);
 /// No memory is longer than this, bytes.
 const LONGEST: u64 = 16 << 20;
 
@@ -35,7 +38,7 @@ pub struct Coordinator<'a> {
     events: Sender<Event>,
     observers: Observers,
     workers: Option<Workers>,
-    _sources: (Signals, Requests),
+    _sources: (Signals, RequestPoller),
 }
 
 impl<'a> Coordinator<'a> {
@@ -43,12 +46,10 @@ impl<'a> Coordinator<'a> {
     pub fn new(order: &'a Order, launcher: &'a dyn Launcher, records: Records) -> Result<Self, Failure> {
         processes::adopt_orphans().map_err(Failure::failed)?;
         processes::allow_connections();
-        for old in [STOP_OBJECT, SAVE_OBJECT] {
-            order.store.delete(old).map_err(Failure::failed)?;
-        }
         let (events, inbox) = channel();
+        sources::old_requests(&order.store, Record::of_process().is_some(), &events).map_err(Failure::failed)?;
         let signals = Signals::listen(events.clone()).map_err(Failure::failed)?;
-        let requests = Requests::listen(order.store.clone(), events.clone()).map_err(Failure::failed)?;
+        let requests = RequestPoller::listen(order.store.clone(), events.clone()).map_err(Failure::failed)?;
         let reporter = Reporter::start(order.store.clone()).map_err(Failure::failed)?;
         let observers = Observers::new(&order.config, records, order.store.url(), reporter);
         let (now, workers, sources) = (Instant::now(), None, (signals, requests));
@@ -57,8 +58,10 @@ impl<'a> Coordinator<'a> {
 
     /// Runs until there is a verdict.
     pub fn run(mut self) -> Outcome {
-        let settings = Settings::new(&self.order.config, self.order.room.clone(), status::now());
+        let mut settings = Settings::new(&self.order.config, self.order.room.clone(), status::now());
+        settings.job = join_job(self.order);
         let (mut state, actions) = State::begin(settings, remembered(&self.order.store));
+        self.observers.begin(&actions, &state);
         self.act(actions)?;
         while state.verdict().is_none() {
             let event = self.next()?;
@@ -80,8 +83,8 @@ impl<'a> Coordinator<'a> {
         self.observers.end(verdict, state);
         match verdict {
             Verdict::Finished => Ok(exit::DONE),
-            Verdict::Stopped if state.wishes.person => Ok(exit::ENDED),
-            Verdict::Stopped => Ok(exit::STOPPED),
+            Verdict::Stopped(StopReason::Person) => Ok(exit::ENDED),
+            Verdict::Stopped(_) => Ok(exit::STOPPED),
             Verdict::Replaced(why) => Err(Failure::coded(exit::REPLACED, Bad(why.clone()))),
             Verdict::Failed(code, why) => Err(Failure::coded(*code, Bad(why.clone()))),
         }
@@ -90,15 +93,25 @@ impl<'a> Coordinator<'a> {
     /// The next event. Time passes, and processes are looked after, however many other events come.
     fn next(&mut self) -> Result<Event, Failure> {
         loop {
-            let left = TICK.saturating_sub(self.ticked.elapsed());
+            let passed = self.ticked.elapsed();
+            let left = TICK.saturating_sub(passed);
             if left.is_zero() {
                 self.ticked = Instant::now();
+                self.skip(passed);
                 self.look_after()?;
                 return Ok(Event::Tick);
             }
             if let Ok(event) = self.inbox.recv_timeout(left) {
                 return Ok(event);
             }
+        }
+    }
+
+    /// Time in which this process was stopped (a job that is suspended) does not count: ranks were not heard in it.
+    fn skip(&mut self, passed: Duration) {
+        if passed > STOPPED {
+            self.begun += passed;
+            tracing::info!("this coordinator was stopped for {:.0} s, and goes on", passed.as_secs_f64());
         }
     }
 
@@ -120,11 +133,29 @@ impl<'a> Coordinator<'a> {
                 Action::Start(attempt) => self.start(&attempt),
                 Action::Order(directive) => self.workers.iter().for_each(|workers| workers.order(directive)),
                 Action::End => self.workers.iter_mut().try_for_each(Workers::end).map_err(Failure::failed)?,
-                Action::ForgetStop => self.order.store.delete(STOP_OBJECT).map_err(Failure::failed)?,
+                Action::AskSlurm => self.ask_slurm().map_err(Failure::failed)?,
+                Action::ForgetStop => self.forget_stop(),
                 Action::Note(_) => {}
             }
         }
         Ok(())
+    }
+
+    /// The run has ended as it was asked to, whether the request can be taken away or not.
+    fn forget_stop(&self) {
+        if let Err(error) = self.order.store.delete(STOP_OBJECT) {
+            tracing::warn!("the request to stop stays in the store: {error}");
+        }
+    }
+
+    fn ask_slurm(&self) -> std::io::Result<()> {
+        match Record::of_process() {
+            Some(record) => {
+                let start = std::env::var("SLURM_RESTART_COUNT").ok().and_then(|count| count.trim().parse().ok());
+                sources::ask_slurm(record.job, start.unwrap_or(0), self.events.clone())
+            }
+            None => Ok(()),
+        }
     }
 
     fn start(&mut self, attempt: &Attempt) {
@@ -136,6 +167,18 @@ impl<'a> Coordinator<'a> {
             }
         }
     }
+}
+
+/// The Slurm job that this process is part of, which the run's store names from now on.
+fn join_job(order: &Order) -> Option<JobSettings> {
+    let record = Record::of_process()?;
+    let known = Record::read(&order.store).ok().flatten();
+    if known.as_ref() != Some(&record)
+        && let Err(error) = record.write(&order.store)
+    {
+        tracing::warn!("`lambert status` will not know of job {}: {error}", record.job);
+    }
+    Some(JobSettings { id: record.job, lead: order.config.slurm.lead_seconds as f64 })
 }
 
 /// The run's store, with the patience that the workers have: one that is away is waited for.

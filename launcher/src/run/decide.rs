@@ -5,13 +5,14 @@
 //!
 //! - [`event`]: events and actions; [`placement`]: which ranks an attempt has, and where
 //! - [`watch`]: what is known of the attempt under way, and why it failed; [`limits`]: when a rank is taken for hung
-//! - [`after`]: what follows an attempt; [`memory`]: what a later start needs to know
+//! - [`after`]: what follows an attempt; [`stop`]: why a run stops; [`memory`]: what a later start needs to know
 
 pub mod after;
 pub mod event;
 pub mod limits;
 pub mod memory;
 pub mod placement;
+pub mod stop;
 pub mod watch;
 
 use lambert_config::RunConfig;
@@ -22,6 +23,7 @@ use lambert_control::{Saying, Versions};
 pub use event::{Action, Death, Event, Exit, FromWorkers, Note, Seconds, Verdict, Wanted};
 pub use memory::Memory;
 pub use placement::{Attempt, Placement, Room};
+pub use stop::{JobSettings, JobView, Requests, Signal, Standing, StopReason};
 
 use after::Tries;
 use limits::Patience;
@@ -48,6 +50,8 @@ pub struct Settings {
     pub unix: f64,
     /// What the coordinator is made of.
     pub versions: Versions,
+    /// The Slurm job that it is part of.
+    pub job: Option<JobSettings>,
 }
 
 impl Settings {
@@ -64,22 +68,9 @@ impl Settings {
             rollbacks: config.guard.rollbacks,
             unix,
             versions: Versions::of_program(),
+            job: None,
         }
     }
-}
-
-/// What people have asked for.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Wishes {
-    /// A checkpoint and an end.
-    pub stop: bool,
-    /// Whether a person has asked for that in the store: then nobody is to start the run again.
-    pub person: bool,
-    /// An end at once.
-    pub kill: bool,
-    /// A checkpoint: until one was committed after the wish.
-    pub save: bool,
-    signals: u32,
 }
 
 /// An attempt under way.
@@ -139,8 +130,10 @@ pub struct State {
     pub memory: Memory,
     /// Where it is.
     pub phase: Phase,
-    /// What people have asked for.
-    pub wishes: Wishes,
+    /// What people and Slurm have asked for.
+    pub requests: Requests,
+    /// Steps finished, as far as this coordinator has heard.
+    pub step: u64,
     /// The newest committed checkpoint, if one is known.
     pub checkpoint: Option<String>,
     tries: Tries,
@@ -149,10 +142,18 @@ pub struct State {
 impl State {
     /// A coordinator that begins, and the first thing it wants done.
     pub fn begin(settings: Settings, memory: Memory) -> (Self, Vec<Action>) {
-        let memory = memory.sanitized(settings.unix);
-        let (phase, wishes) = (Phase::Leasing(Wanted::Next), Wishes::default());
-        let state = Self { settings, memory, phase, wishes, checkpoint: None, tries: Tries::default() };
-        (state, vec![Action::TakeLease(Wanted::Next)])
+        let mut memory = memory.sanitized(settings.unix);
+        let mut actions = Vec::new();
+        if let Some(job) = &settings.job {
+            memory.begin_job(settings.unix, &job.id);
+            if let Some(save) = memory.last_save_seconds.filter(|save| *save > job.lead) {
+                actions.push(Action::Note(Note::ShortLead { save, lead: job.lead }));
+            }
+        }
+        actions.push(Action::TakeLease(Wanted::Next));
+        let (phase, requests) = (Phase::Leasing(Wanted::Next), Requests::default());
+        let state = Self { settings, memory, phase, requests, step: 0, checkpoint: None, tries: Tries::default() };
+        (state, actions)
     }
 
     /// How it ended, if it has.
@@ -181,7 +182,7 @@ pub fn decide(mut state: State, at: Seconds, event: Event) -> (State, Vec<Action
     if state.verdict().is_some() {
         return (state, Vec::new());
     }
-    let mut actions = wish(&mut state, &event);
+    let mut actions = take_request(&mut state, &event);
     let phase = std::mem::replace(&mut state.phase, Phase::Leasing(Wanted::Next));
     state.phase = match phase {
         Phase::Leasing(wanted) => leasing(&mut state, at, wanted, event, &mut actions),
@@ -190,29 +191,47 @@ pub fn decide(mut state: State, at: Seconds, event: Event) -> (State, Vec<Action
         Phase::Pausing { last, until } => pause(&mut state, at, last, until, event, &mut actions),
         Phase::Over(verdict) => Phase::Over(verdict),
     };
-    if matches!(state.phase, Phase::Over(Verdict::Finished | Verdict::Stopped)) {
-        actions.push(Action::ForgetStop);
+    if let Phase::Over(verdict) = &state.phase {
+        // A request that this coordinator has not seen is for the one that comes after a requeue.
+        if matches!(verdict, Verdict::Finished | Verdict::Stopped(StopReason::Person)) {
+            actions.push(Action::ForgetStop);
+        }
+        if state.settings.job.is_some() {
+            let cause = verdict.job_end();
+            state.memory.end_job(state.settings.unix + at, state.step, cause);
+        }
     }
     (state, actions)
 }
 
-/// Takes in what people ask for.
-fn wish(state: &mut State, event: &Event) -> Vec<Action> {
-    let wishes = &mut state.wishes;
+/// Takes in what people and Slurm ask for.
+fn take_request(state: &mut State, event: &Event) -> Vec<Action> {
+    let (requests, job) = (&mut state.requests, state.settings.job.as_ref());
     match event {
-        Event::Signal => {
-            wishes.signals += 1;
-            wishes.stop = true;
-            wishes.kill = wishes.signals > 1;
+        Event::Signal(signal) => {
+            requests.signal(*signal, job);
+            return ask_slurm(state);
         }
-        Event::StopRequested => (wishes.stop, wishes.person) = (true, true),
-        Event::SaveRequested if !wishes.save => {
-            wishes.save = true;
+        Event::Job(view) => {
+            let Some(job) = job else { return Vec::new() };
+            requests.explain(view, job);
+            let short = view.seconds_left.zip(state.memory.last_save_seconds).filter(|(left, save)| save > left);
+            return short.map(|(left, save)| Action::Note(Note::ShortOfTime { left, save })).into_iter().collect();
+        }
+        Event::StopRequested => requests.stop = Some(StopReason::Person),
+        Event::SaveRequested if !requests.save => {
+            requests.save = true;
             return vec![Action::Note(Note::Saving)];
         }
         _ => {}
     }
     Vec::new()
+}
+
+/// In a job a signal can mean several things.
+fn ask_slurm(state: &State) -> Vec<Action> {
+    let unexplained = state.settings.job.is_some() && state.requests.stop == Some(StopReason::Signal);
+    unexplained.then_some(Action::AskSlurm).into_iter().collect()
 }
 
 fn leasing(state: &mut State, at: Seconds, wanted: Wanted, event: Event, actions: &mut Vec<Action>) -> Phase {
@@ -226,9 +245,13 @@ fn leasing(state: &mut State, at: Seconds, wanted: Wanted, event: Event, actions
         Event::LeaseSeen(newest) if matches!(wanted, Wanted::Exactly(own) if newest > own) => {
             Phase::Over(replaced(newest))
         }
-        _ if state.wishes.stop => Phase::Over(Verdict::Stopped),
-        _ => Phase::Leasing(wanted),
+        _ => stopped(state).unwrap_or(Phase::Leasing(wanted)),
     }
+}
+
+/// The end that was asked for, if it was.
+fn stopped(state: &State) -> Option<Phase> {
+    state.requests.stop.map(|reason| Phase::Over(Verdict::Stopped(reason)))
 }
 
 fn replaced(newest: u32) -> Verdict {
@@ -236,8 +259,8 @@ fn replaced(newest: u32) -> Verdict {
 }
 
 fn start(state: &mut State, at: Seconds, number: u32, actions: &mut Vec<Action>) -> Phase {
-    if state.wishes.stop {
-        return Phase::Over(Verdict::Stopped);
+    if let Some(over) = stopped(state) {
+        return over;
     }
     let settings = &state.settings;
     let mut avoid = state.memory.failed_hosts(state.unix(at) - settings.window);
@@ -245,7 +268,7 @@ fn start(state: &mut State, at: Seconds, number: u32, actions: &mut Vec<Action>)
     let placement = placement::place(&settings.room, settings.ranks, &avoid);
     let attempt = Attempt { number, world: settings.ranks, placement };
     actions.push(Action::Start(attempt.clone()));
-    if state.wishes.save {
+    if state.requests.save {
         actions.push(Action::Order(Directive::Checkpoint));
     }
     let watch = Watch::new(attempt.placement.places());
@@ -258,7 +281,10 @@ fn run(state: &mut State, at: Seconds, mut running: Box<Running>, event: Event, 
         Event::Worker(attempt, what) if attempt == number => {
             let gone = matches!(what, FromWorkers::Gone(_));
             // Slurm asks the ranks, and at first nobody else, when the job has to make room. Not so while they are ended.
-            state.wishes.stop |= matches!(&what, FromWorkers::Report(report) if report.terminated);
+            if matches!(&what, FromWorkers::Report(report) if report.terminated) && state.requests.stop.is_none() {
+                state.requests.stop = Some(StopReason::Signal);
+                actions.extend(ask_slurm(state));
+            }
             listen(state, at, &mut running, what, actions);
             if gone {
                 return after::follow(state, at, &running, Why::Left, actions);
@@ -291,16 +317,16 @@ fn replaced_message(newest: u32) -> String {
     }
 }
 
-/// What wishes, the end of the launcher and a mixture of versions ask for.
+/// What requests, the end of the launcher and a mixture of versions ask for.
 fn reason_to_end(state: &State, running: &mut Running, actions: &mut Vec<Action>) -> Option<Why> {
     // With one rank the others are lost; not every launcher ends them.
     if running.watch.exit.is_some() || running.watch.death.is_some() {
         return Some(Why::Left);
     }
-    if state.wishes.kill {
+    if state.requests.kill {
         return Some(Why::Killed);
     }
-    if state.wishes.stop && !running.stopping {
+    if state.requests.stop.is_some() && !running.stopping {
         running.stopping = true;
         actions.extend([Action::Note(Note::Stopping), Action::Order(Directive::CheckpointAndStop)]);
     }
@@ -341,7 +367,7 @@ fn end(
             let gone = matches!(what, FromWorkers::Gone(_));
             listen(state, at, &mut running, what, actions);
             if gone {
-                let why = if state.wishes.kill && why != Why::Left { Why::Killed } else { why };
+                let why = if state.requests.kill && why != Why::Left { Why::Killed } else { why };
                 return after::follow(state, at, &running, why, actions);
             }
         }
@@ -368,13 +394,16 @@ fn listen(state: &mut State, at: Seconds, running: &mut Running, what: FromWorke
             state.checkpoint.clone_from(checkpoint);
         }
         FromWorkers::Said(_, Saying::Event(EventKind::Checkpoint { name, written, .. })) => {
-            (state.checkpoint, state.wishes.save) = (Some(name.clone()), false);
+            (state.checkpoint, state.requests.save) = (Some(name.clone()), false);
             state.memory.last_save_seconds = Some(*written);
         }
         FromWorkers::Gone(left) if !left.is_empty() => actions.push(Action::Note(Note::Left(left.clone()))),
         _ => {}
     }
     running.watch.take(at, what);
+    if running.watch.step > 0 {
+        state.step = running.watch.step;
+    }
     if let Some(recovered) = state.tries.recover(at, &running.watch) {
         state.memory.account(recovered.1);
         actions.push(Action::Note(Note::Recovered { step: recovered.0, seconds: recovered.1 }));
@@ -384,7 +413,7 @@ fn listen(state: &mut State, at: Seconds, running: &mut Running, what: FromWorke
 fn pause(state: &mut State, at: Seconds, last: u32, until: Seconds, event: Event, actions: &mut Vec<Action>) -> Phase {
     match event {
         Event::LeaseSeen(newest) if newest > last => Phase::Over(replaced(newest)),
-        _ if state.wishes.stop => Phase::Over(Verdict::Stopped),
+        _ if state.requests.stop.is_some() => stopped(state).unwrap_or(Phase::Pausing { last, until }),
         _ if at >= until => {
             let wanted = Wanted::Exactly(last + 1);
             actions.push(Action::TakeLease(wanted));

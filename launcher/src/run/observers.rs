@@ -45,6 +45,11 @@ impl Observers {
         Self { pace: Pace::default(), people, report, lines: Lines::new(records) }
     }
 
+    /// A coordinator begins.
+    pub fn begin(&mut self, actions: &[Action], state: &State) {
+        actions.iter().for_each(|action| self.people.action(action, state));
+    }
+
     /// Something happened.
     pub fn see(&mut self, at: Seconds, event: &Event, actions: &[Action], state: &State) {
         if let Some(record) = record(event) {

@@ -8,7 +8,8 @@ pub use lambert_store::run::{SAVE as SAVE_OBJECT, STOP as STOP_OBJECT};
 use lambert_store::{Lease, Store};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 
-use super::decide::{Event, Wanted};
+use super::decide::{Event, JobView, Signal, Standing, Wanted};
+use crate::slurm::job;
 
 /// How often the store is asked.
 const PERIOD: Duration = Duration::from_secs(2);
@@ -21,12 +22,13 @@ impl Signals {
     /// From now on SIGTERM, SIGINT, SIGUSR1 and SIGHUP do not end this process. A SIGHUP that this process was started to
     /// ignore (by nohup) stays ignored.
     pub fn listen(events: Sender<Event>) -> std::io::Result<Self> {
-        let heeded = [SIGINT, SIGTERM, SIGUSR1].into_iter().chain((!ignores(SIGHUP)).then_some(SIGHUP));
-        let mut signals = signal_hook::iterator::Signals::new(heeded)?;
+        let handled = [SIGINT, SIGTERM, SIGUSR1].into_iter().chain((!ignores(SIGHUP)).then_some(SIGHUP));
+        let mut signals = signal_hook::iterator::Signals::new(handled)?;
         let handle = signals.handle();
         std::thread::Builder::new().name("signals".into()).spawn(move || {
-            for _ in signals.forever() {
-                let _ = events.send(Event::Signal);
+            for number in signals.forever() {
+                let signal = if number == SIGINT { Signal::Interrupt } else { Signal::Other };
+                let _ = events.send(Event::Signal(signal));
             }
         })?;
         Ok(Self(handle))
@@ -48,11 +50,11 @@ fn ignores(signal: i32) -> bool {
 
 /// Asks the store for requests and for the newest lease, for as long as it lives.
 #[derive(Debug)]
-pub struct Requests {
+pub struct RequestPoller {
     _alive: Sender<()>,
 }
 
-impl Requests {
+impl RequestPoller {
     /// Asks `store` now and then.
     pub fn listen(store: Store, events: Sender<Event>) -> std::io::Result<Self> {
         let (alive, ended) = channel::<()>();
@@ -87,6 +89,29 @@ fn take(store: &Store, object: &str) -> Result<bool, lambert_store::Error> {
     }
     store.delete(object)?;
     Ok(true)
+}
+
+/// What lies in the store from before this coordinator began. In a job a request to stop is for whoever comes next, because
+/// Slurm may have started the job since; a person who starts the run by hand wants it to run.
+pub fn old_requests(store: &Store, in_job: bool, events: &Sender<Event>) -> Result<(), lambert_store::Error> {
+    store.delete(SAVE_OBJECT)?;
+    if !in_job {
+        return store.delete(STOP_OBJECT);
+    }
+    if store.head(STOP_OBJECT)?.is_some() {
+        let _ = events.send(Event::StopRequested);
+    }
+    Ok(())
+}
+
+/// Asks Slurm for a job, of which this is start number `start`, on a thread of its own: a controller that is away keeps nobody waiting.
+pub fn ask_slurm(job: String, start: u32, events: Sender<Event>) -> std::io::Result<()> {
+    let ask = move || {
+        let seen = job::look(&job).inspect_err(|error| tracing::debug!("cannot ask for job {job}: {error}"));
+        let unknown = JobView { standing: Standing::Unknown, seconds_left: None };
+        let _ = events.send(Event::Job(seen.ok().flatten().map_or(unknown, |job| job.view(start))));
+    };
+    std::thread::Builder::new().name("slurm".into()).spawn(ask).map(drop)
 }
 
 /// Takes a lease on a thread of its own: a store that is away keeps nobody waiting.

@@ -7,25 +7,14 @@ use std::process::{Command, Stdio};
 
 use lambert_config::run::Slurm;
 
+use super::ask::{AskError, ask, text};
+
 /// Why nothing is queued.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
-    /// There is no Slurm, as far as this machine knows.
-    #[error("cannot start {program}: is Slurm on this machine?")]
-    Absent {
-        /// The program that was looked for.
-        program: &'static str,
-        /// Why not.
-        source: std::io::Error,
-    },
-    /// A program of Slurm's has failed.
-    #[error("{program} says: {says}")]
-    Refused {
-        /// The program.
-        program: &'static str,
-        /// Its message.
-        says: String,
-    },
+    /// Slurm gives no answer.
+    #[error(transparent)]
+    Ask(#[from] AskError),
     /// The job could never start, or would lose what it prints.
     #[error("{}", list(faults))]
     Faults {
@@ -47,16 +36,8 @@ fn list(faults: &[String]) -> String {
 
 /// Refuses a job that Slurm would take and that could never start.
 pub fn check(slurm: &Slurm, folder: &Path) -> Result<(), ClusterError> {
-    let mut faults = Vec::new();
-    let partitions = partitions(&ask("sinfo", &["--noheader", "--all", "--format=%R|%D|%l"])?);
-    for name in slurm.partition.iter().flat_map(|named| named.split(',')) {
-        match partitions.iter().find(|partition| partition.name == name) {
-            Some(partition) => faults.extend(beyond(slurm, partition)),
-            None => {
-                faults.push(format!("slurm.partition: there is no {name:?}; there are {}", names(&partitions)));
-            }
-        }
-    }
+    let partitions = partitions(&ask("sinfo", &["--noheader", "--all", "--format=%P|%D|%l"])?);
+    let mut faults = check_partitions(slurm, &partitions);
     faults.extend(check_association(slurm)?);
     // A pattern in the folder's own name is for Slurm to fill in.
     let output = folder.join(&slurm.output);
@@ -69,27 +50,50 @@ pub fn check(slurm: &Slurm, folder: &Path) -> Result<(), ClusterError> {
     if faults.is_empty() { Ok(()) } else { Err(ClusterError::Faults { faults }) }
 }
 
+/// What is wrong with the partitions that are named, or with the default one. A job that names several takes any of them.
+fn check_partitions(slurm: &Slurm, partitions: &[Partition]) -> Vec<String> {
+    let named: Vec<&str> = slurm.partition.iter().flat_map(|named| named.split(',')).collect();
+    let is_meant = |partition: &&Partition| match named[..] {
+        [] => partition.is_default,
+        _ => named.contains(&partition.name.as_str()),
+    };
+    let meant: Vec<&Partition> = partitions.iter().filter(is_meant).collect();
+    let unknown = named.iter().filter(|name| !partitions.iter().any(|partition| partition.name == **name));
+    let mut faults: Vec<String> =
+        unknown.map(|name| format!("slurm.partition: there is no {name:?}; there are {}", names(partitions))).collect();
+    if named.is_empty() && meant.is_empty() {
+        faults.push(format!("slurm.partition: is missing, and there is no default; there are {}", names(partitions)));
+    }
+    let beyond: Vec<Vec<String>> = meant.iter().map(|partition| beyond(slurm, partition)).collect();
+    if beyond.iter().all(|faults| !faults.is_empty()) {
+        faults.extend(beyond.into_iter().flatten());
+    }
+    faults
+}
+
 /// A partition, as sinfo says.
 #[derive(Debug, PartialEq, Eq)]
 struct Partition {
     name: String,
+    is_default: bool,
     nodes: usize,
     /// Seconds; `None` for no limit.
     limit: Option<u64>,
 }
 
-/// Lines of `NAME|NODES|LIMIT`, several a partition where its nodes differ.
+/// Lines of `NAME|NODES|LIMIT`, several a partition where its nodes differ; the default's name has a star.
 fn partitions(text: &str) -> Vec<Partition> {
     let mut found: Vec<Partition> = Vec::new();
     for line in text.lines() {
         let mut fields = line.split('|');
         let (Some(name), Some(nodes), Some(limit)) = (fields.next(), fields.next(), fields.next()) else { continue };
         let nodes = nodes.trim().parse().unwrap_or(0);
+        let (name, is_default) = name.strip_suffix('*').map_or((name, false), |name| (name, true));
         match found.iter_mut().find(|partition| partition.name == name) {
             Some(partition) => partition.nodes += nodes,
             None => {
                 let limit = Slurm { time: Some(limit.trim().to_owned()), ..Slurm::default() }.time_seconds();
-                found.push(Partition { name: name.to_owned(), nodes, limit });
+                found.push(Partition { name: name.to_owned(), is_default, nodes, limit });
             }
         }
     }
@@ -154,34 +158,37 @@ fn user() -> String {
     name.unwrap_or_else(|| rustix::process::geteuid().as_raw().to_string())
 }
 
+/// Cancels a job, whatever it is doing.
+pub fn cancel(job: &str) -> Result<(), AskError> {
+    ask("scancel", &[job]).map(drop)
+}
+
+/// Cancels a job that waits in the queue; one that runs is left alone.
+pub fn cancel_pending(job: &str) -> Result<(), AskError> {
+    ask("scancel", &["--state=PENDING", job]).map(drop)
+}
+
 /// Hands a script to sbatch; the job's number.
 pub fn submit(script: &str) -> Result<String, ClusterError> {
     let program = "sbatch";
-    let absent = |source| ClusterError::Absent { program, source };
+    let absent = |source| AskError::Absent { program, source };
     let mut command = Command::new(program);
-    command.arg("--parsable").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.arg("--parsable");
+    // They would take the place of what the script says: SBATCH_EXPORT=ALL would hand Slurm every secret.
+    let names = std::env::vars_os().map(|(name, _)| name);
+    for name in names.filter(|name| name.as_encoded_bytes().starts_with(b"SBATCH_")) {
+        command.env_remove(name);
+    }
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut sbatch = command.spawn().map_err(absent)?;
     // One that refuses before it has read everything says why.
     let _ = sbatch.stdin.take().map(|mut stdin| stdin.write_all(script.as_bytes()));
     let output = sbatch.wait_with_output().map_err(absent)?;
     if !output.status.success() {
-        return Err(ClusterError::Refused { program, says: text(&output.stderr) });
+        return Err(AskError::Refused { program, says: text(&output.stderr) }.into());
     }
     // With federations the cluster's name follows.
     Ok(text(&output.stdout).split(';').next().unwrap_or_default().to_owned())
-}
-
-fn ask(program: &'static str, arguments: &[&str]) -> Result<String, ClusterError> {
-    let output =
-        Command::new(program).args(arguments).output().map_err(|source| ClusterError::Absent { program, source })?;
-    match output.status.success() {
-        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => Err(ClusterError::Refused { program, says: text(&output.stderr) }),
-    }
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).trim().to_owned()
 }
 
 #[cfg(test)]
@@ -191,9 +198,10 @@ mod tests {
     #[test]
     fn what_a_partition_does_not_have_is_said() {
         // sinfo's own lines; nodes of two states have one each.
-        let found = partitions("batch|2|1:00:00\nbatch|1|1:00:00\ngpu|4|infinite\n");
-        let partition = |name: &str, nodes, limit| Partition { name: name.to_owned(), nodes, limit };
-        assert_eq!(found, [partition("batch", 3, Some(3600)), partition("gpu", 4, None)]);
+        let found = partitions("batch*|2|1:00:00\nbatch*|1|1:00:00\ngpu|4|infinite\n");
+        let partition =
+            |name: &str, is_default, nodes, limit| Partition { name: name.to_owned(), is_default, nodes, limit };
+        assert_eq!(found, [partition("batch", true, 3, Some(3600)), partition("gpu", false, 4, None)]);
         let asked = Slurm { nodes: 4, time: Some("1:00:01".into()), ..Slurm::default() };
         assert_eq!(
             beyond(&asked, &found[0]),
@@ -203,5 +211,12 @@ mod tests {
             ]
         );
         assert_eq!(beyond(&asked, &found[1]), [""; 0]);
+        let of = |named: Option<&str>, found: &[Partition]| {
+            check_partitions(&Slurm { partition: named.map(str::to_owned), ..asked.clone() }, found)
+        };
+        assert_eq!(of(None, &found).len(), 2, "the default");
+        assert_eq!(of(Some("batch,gpu"), &found), [""; 0], "one of them will do");
+        assert_eq!(of(Some("gpu,x"), &found), ["slurm.partition: there is no \"x\"; there are batch, gpu"]);
+        assert_eq!(of(None, &found[1..]), ["slurm.partition: is missing, and there is no default; there are gpu"]);
     }
 }

@@ -1,7 +1,15 @@
-//! Jobs of Slurm: what `lambert submit` queues.
+//! Jobs of Slurm: what `lambert submit` queues, and what becomes of it.
 //!
-//! - [`script`]: the batch script of a run, a pure function of its configuration
+//! - [`script`]: the batch script of a run, a pure function of its configuration; [`prep_script`]: those of a preparation;
+//!   [`directives`]: what they have in common
 //! - [`cluster`]: what Slurm says of partitions, accounts and nodes, and sbatch itself
+//! - [`job`]: what Slurm says of a job; [`record`]: which job a run has
+//! - [`ask`]: Slurm's own programs
 
+pub mod ask;
 pub mod cluster;
+pub mod directives;
+pub mod job;
+pub mod prep_script;
+pub mod record;
 pub mod script;

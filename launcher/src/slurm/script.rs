@@ -1,8 +1,8 @@
 //! The batch script of a run: what sbatch is asked for, and how the coordinator is looked after inside the job.
 
-use std::fmt::Write;
-
 use lambert_config::{RunConfig, exit};
+
+use super::directives::{self, in_shell};
 
 /// What a script is made of, beside the configuration.
 #[derive(Debug, Clone, Copy)]
@@ -17,14 +17,7 @@ pub struct Job<'a> {
 
 /// The script for a job of the run that `config` describes.
 pub fn render(config: &RunConfig, job: &Job<'_>) -> String {
-    let mut script = String::from("#!/bin/bash\n");
-    for option in options(config, job) {
-        let _ = writeln!(script, "#SBATCH {}", in_directive(&option));
-    }
-    script += "\n";
-    for line in &config.slurm.prologue {
-        let _ = writeln!(script, "{line}");
-    }
+    let script = directives::head(&options(config, job), &config.slurm.prologue);
     let coordinator = format!("{} run --run {}", in_shell(job.lambert), in_shell(job.run));
     let body = BODY.replace("@STOPPED@", &exit::STOPPED.to_string()).replace("@FAILED@", &exit::FAILED.to_string());
     let body = body.replace("@REQUEUES@", &config.slurm.requeues.to_string());
@@ -43,23 +36,9 @@ fn options(config: &RunConfig, job: &Job<'_>) -> Vec<String> {
         format!("--cpus-per-task={}", cluster.threads),
     ];
     options.extend((slurm.gpus_per_node > 0).then(|| format!("--gpus-per-node={}", slurm.gpus_per_node)));
-    let named = [
-        ("time", &slurm.time),
-        ("partition", &slurm.partition),
-        ("account", &slurm.account),
-        ("qos", &slurm.qos),
-        ("constraint", &slurm.constraint),
-    ];
-    options.extend(named.iter().filter_map(|(name, value)| Some(format!("--{name}={}", value.as_ref()?))));
-    options.extend(slurm.exclusive.then(|| "--exclusive".to_owned()));
-    options.push(format!("--chdir={}", job.folder));
-    options.push(format!("--output={}", slurm.output));
-    // Without append a job that is queued again would truncate its log. B: the shell below is signalled, and only it.
-    options.extend(["--requeue", "--open-mode=append"].map(str::to_owned));
+    // B: the shell below is signalled, and only it.
     options.push(format!("--signal=B:USR1@{}", slurm.lead_seconds));
-    let export = if slurm.export.is_empty() { "NONE".to_owned() } else { slurm.export.join(",") };
-    options.push(format!("--export={export}"));
-    options.extend(slurm.options.iter().cloned());
+    options.extend(directives::common(slurm, job.folder));
     options
 }
 
@@ -110,27 +89,9 @@ esac
 exit "$code"
 "#;
 
-/// A word of an `#SBATCH` line, which sbatch reads much as a shell does.
-fn in_directive(option: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_=./:,%@+".contains(c);
-    if option.chars().all(is_plain) {
-        return option.to_owned();
-    }
-    let quoted: String =
-        option.chars().flat_map(|c| ['"', '\\'].contains(&c).then_some('\\').into_iter().chain([c])).collect();
-    format!("\"{quoted}\"")
-}
-
-/// A word of a shell.
-fn in_shell(word: &str) -> String {
-    format!("'{}'", word.replace('\'', r"'\''"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write as _;
-    use std::process::{Command, Stdio};
 
     const JOB: Job<'_> = Job { run: "/runs/it's a \"run\"", lambert: "/opt/lam bert/lambert", folder: "/home/me" };
 
@@ -154,6 +115,7 @@ mod tests {
 #SBATCH --ntasks-per-node=4
 #SBATCH --cpus-per-task=4
 #SBATCH --gpus-per-node=4
+#SBATCH --signal=B:USR1@120
 #SBATCH --time=1-0
 #SBATCH --partition=gpu
 #SBATCH --exclusive
@@ -161,7 +123,6 @@ mod tests {
 #SBATCH --output=lambert-%j.log
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --signal=B:USR1@120
 #SBATCH --export=NONE
 #SBATCH --mail-type=END
 
@@ -173,17 +134,6 @@ module load cuda
 
     #[test]
     fn shellcheck_finds_nothing() {
-        let Ok(mut check) = Command::new("shellcheck")
-            .args(["--severity=style", "-"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-        else {
-            eprintln!("SKIPPED: shellcheck is missing");
-            return;
-        };
-        check.stdin.take().unwrap().write_all(render(&config(), &JOB).as_bytes()).unwrap();
-        let output = check.wait_with_output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        directives::shellcheck(&render(&config(), &JOB));
     }
 }

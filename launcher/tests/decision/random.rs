@@ -7,8 +7,8 @@ use lambert_control::{Phase as Doing, Report, Saying};
 use lambert_data_prep::random::{Key, Rng};
 
 use lambert_launcher::run::decide::{
-    Action, Death, Event, Exit, FromWorkers, Memory, Note, Placement, Room, Seconds, Settings, State, Verdict, Wanted,
-    decide,
+    Action, Death, Event, Exit, FromWorkers, Memory, Note, Placement, Room, Seconds, Settings, Signal, State, Verdict,
+    Wanted, decide,
 };
 
 /// Sequences; each has its own seed.
@@ -86,7 +86,7 @@ impl Auditor {
             Action::Start(attempt) => {
                 assert_eq!(self.active, None, "two attempts at once");
                 assert!(self.newest == attempt.number, "an attempt without its lease");
-                assert!(self.wanted.take().is_some(), "a start without a wish");
+                assert!(self.wanted.take().is_some(), "a start without a request");
                 (self.active, self.alive) = (Some(attempt.number), at);
                 self.waiting.get_or_insert(at);
                 let Placement::Hosts(hosts) = &attempt.placement else { panic!() };
@@ -101,7 +101,7 @@ impl Auditor {
                 self.waiting = None;
                 self.restarts.extend((!rollback).then_some(at));
             }
-            Action::Note(_) | Action::ForgetStop => {}
+            Action::Note(_) | Action::AskSlurm | Action::ForgetStop => {}
         }
     }
 }
@@ -142,7 +142,7 @@ impl Play {
     fn event(&mut self) -> Event {
         let (attempt, newest) = (self.auditor.active.unwrap_or(self.auditor.newest), self.auditor.newest);
         match self.rng.below(40) {
-            0 => Event::Signal,
+            0 => Event::Signal(if self.rng.below(2) == 0 { Signal::Interrupt } else { Signal::Other }),
             1 => Event::StopRequested,
             2 => Event::SaveRequested,
             3 => Event::LeaseSeen(newest + self.rng.below(20) as u32 / 18),
@@ -216,7 +216,7 @@ impl Play {
 
 /// Two signals, and what the world owes, lead out of every state within a few events.
 fn signals_end(mut play: Play) -> Option<Verdict> {
-    (0..2).for_each(|_| play.give(Event::Signal));
+    (0..2).for_each(|_| play.give(Event::Signal(Signal::Other)));
     for _ in 0..8 {
         let event = play.owed();
         play.give(event);

@@ -7,8 +7,8 @@ use lambert_control::{Report, Saying};
 
 use lambert_control::Versions;
 use lambert_launcher::run::decide::{
-    Action, Attempt, Death, Event, Exit, FromWorkers, Memory, Note, Phase, Placement, Room, Seconds, Settings, State,
-    Verdict, Wanted, decide,
+    Action, Attempt, Death, Event, Exit, FromWorkers, JobSettings, JobView, Memory, Note, Phase, Placement, Room,
+    Seconds, Settings, Signal, Standing, State, StopReason, Verdict, Wanted, decide,
 };
 
 /// A coordinator on a stage: events in, what was decided out.
@@ -118,7 +118,7 @@ fn a_run_that_finishes() {
     assert_eq!(scene.done, [Action::End]);
     scene.worker(FromWorkers::Gone(Vec::new()));
     assert_eq!((scene.state.verdict(), &scene.done[..]), (Some(&Verdict::Finished), &[Action::ForgetStop][..]));
-    assert_eq!(scene.give(Event::Signal).done, [], "nothing after the end");
+    assert_eq!(scene.give(Event::Signal(Signal::Other)).done, [], "nothing after the end");
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn no_restarts_may_be_wanted() {
 
 #[test]
 fn what_cannot_get_better_is_not_tried_again() {
-    for (fault, code) in [(Fault::Lasting, 1), (Fault::Usage, 2)] {
+    for (fault, code) in [(Fault::Lasting, 70), (Fault::Later, 1), (Fault::Usage, 2)] {
         let mut scene = Scene::new();
         assert_eq!(scene.train(1, 5).fail(fault).failure().0, code);
     }
@@ -201,7 +201,7 @@ fn going_back_does_not_wait_and_has_its_limit() {
         assert_eq!(scene.pause(), (0.0, Wanted::Exactly(lease + 1)));
     }
     scene.train(3, 9).says(EventKind::RolledBack { message: "the loss".into() }).exit(0);
-    assert_eq!(scene.failure(), (1, "given up after 2 rollbacks without progress; the last: the loss"));
+    assert_eq!(scene.failure(), (70, "given up after 2 rollbacks without progress; the last: the loss"));
 }
 
 #[test]
@@ -225,13 +225,13 @@ fn a_start_that_nobody_reports_from_is_waited_for_and_no_restart() {
 
 /// Slurm asks ranks to end, and at first nobody else; a rank's death has its own consequence.
 #[test]
-fn what_slurm_says_to_ranks_is_heeded() {
+fn what_slurm_says_to_ranks_counts() {
     let terminated = || FromWorkers::Report(Report { terminated: true, ..Report::default() });
     let mut scene = Scene::new();
     scene.train(1, 5).worker(terminated());
     assert_eq!(scene.done, [Action::Note(Note::Stopping), Action::Order(Directive::CheckpointAndStop)]);
     scene.says(EventKind::Finished { step: 6, stopped: true }).exit(0);
-    assert_eq!((scene.state.verdict(), scene.state.wishes.person), (Some(&Verdict::Stopped), false));
+    assert_eq!(scene.state.verdict(), Some(&Verdict::Stopped(StopReason::Signal)));
 
     let mut scene = Scene::new();
     scene.train(1, 5).worker(FromWorkers::Died(Death::Signal { rank: 1, signal: 9 }));
@@ -241,23 +241,31 @@ fn what_slurm_says_to_ranks_is_heeded() {
 
     let mut scene = Scene::new();
     scene.train(1, 5).give(Event::StopRequested);
-    assert!(scene.state.wishes.person, "nobody is to start it again");
+    assert_eq!(scene.state.requests.stop, Some(StopReason::Person), "nobody is to start it again");
 }
 
 #[test]
-fn signals_are_heeded_in_every_phase() {
+fn signals_count_in_every_phase() {
     let mut scene = Scene::new();
-    assert_eq!(scene.give(Event::Signal).state.verdict(), Some(&Verdict::Stopped), "while a lease is waited for");
+    assert_eq!(
+        scene.give(Event::Signal(Signal::Other)).state.verdict(),
+        Some(&Verdict::Stopped(StopReason::Signal)),
+        "while a lease is waited for"
+    );
 
     let mut scene = Scene::new();
     scene.train(1, 5).fail(Fault::Passing);
-    assert_eq!(scene.give(Event::Signal).state.verdict(), Some(&Verdict::Stopped), "in a pause");
+    assert_eq!(
+        scene.give(Event::Signal(Signal::Other)).state.verdict(),
+        Some(&Verdict::Stopped(StopReason::Signal)),
+        "in a pause"
+    );
 
     let mut scene = Scene::new();
-    scene.train(1, 5).give(Event::Signal);
+    scene.train(1, 5).give(Event::Signal(Signal::Other));
     assert_eq!(scene.done, [Action::Note(Note::Stopping), Action::Order(Directive::CheckpointAndStop)]);
     assert_eq!(scene.give(Event::StopRequested).done, [], "said once");
-    assert_eq!(scene.give(Event::Signal).done, [Action::End]);
+    assert_eq!(scene.give(Event::Signal(Signal::Other)).done, [Action::End]);
     scene.worker(FromWorkers::Gone(Vec::new()));
     assert!(scene.failure().1.starts_with("ended at once by a second signal"));
 
@@ -337,4 +345,55 @@ fn what_a_restart_costs_is_counted_once() {
     scene.record(100);
     assert_eq!(scene.done, [Action::Note(Note::Recovered { step: 100, seconds: 22.0 })]);
     assert_eq!(scene.state.memory.seconds_lost, 33.0);
+}
+
+/// A coordinator in a job of Slurm.
+fn in_job(memory: Memory) -> Scene {
+    let mut settings = Settings::new(&RunConfig::default(), Room::Here, 1e9);
+    (settings.ranks, settings.job) = (2, Some(JobSettings { id: "12".to_owned(), lead: 60.0 }));
+    let (state, done) = State::begin(settings, memory);
+    Scene { at: 0.0, state, done }
+}
+
+#[test]
+fn in_a_job_slurm_says_what_a_signal_means() {
+    for (standing, reason, forgets) in [
+        (Standing::Cancelled, StopReason::Person, true),
+        (Standing::Preempted, StopReason::Preempted, false),
+        (Standing::Running, StopReason::TimeLimit, false),
+    ] {
+        let mut scene = in_job(Memory::default());
+        scene.train(1, 5).give(Event::Signal(Signal::Other));
+        let stop = [Action::Note(Note::Stopping), Action::Order(Directive::CheckpointAndStop)];
+        assert_eq!(scene.done, [&[Action::AskSlurm][..], &stop].concat());
+        scene.give(Event::Job(JobView { standing, seconds_left: Some(100.0) }));
+        assert_eq!(scene.give(Event::Signal(Signal::Other)).done, [], "SIGTERM comes twice, and ends nothing");
+        scene.says(EventKind::Finished { step: 6, stopped: true }).exit(0);
+        assert_eq!(scene.state.verdict(), Some(&Verdict::Stopped(reason)));
+        assert_eq!(scene.done.contains(&Action::ForgetStop), forgets, "a request may have come meanwhile");
+        let end = &scene.state.memory.job_ends[0];
+        assert_eq!((end.job.as_str(), end.step, end.cause.as_str()), ("12", Some(5), reason.to_string().as_str()));
+        assert_eq!(scene.state.memory.job, None);
+    }
+}
+
+#[test]
+fn a_job_that_is_too_short_for_a_checkpoint_is_known() {
+    let memory = Memory { last_save_seconds: Some(90.0), ..Memory::default() };
+    let mut scene = in_job(memory);
+    assert_eq!(scene.done[0], Action::Note(Note::ShortLead { save: 90.0, lead: 60.0 }));
+    scene.train(1, 5).give(Event::Signal(Signal::Other));
+    scene.give(Event::Job(JobView { standing: Standing::Preempted, seconds_left: Some(20.0) }));
+    assert_eq!(scene.done, [Action::Note(Note::ShortOfTime { left: 20.0, save: 90.0 })]);
+    assert_eq!(in_job(Memory { last_save_seconds: Some(59.0), ..Memory::default() }).done.len(), 1);
+}
+
+/// A coordinator that was killed in its job has said nothing; the next one knows.
+#[test]
+fn a_coordinator_that_vanished_is_remembered_by_the_next() {
+    let mut scene = in_job(Memory::default());
+    scene.train(1, 5);
+    let next = in_job(scene.state.memory.clone());
+    let end = &next.state.memory.job_ends[0];
+    assert_eq!((end.step, end.cause.as_str()), (None, "the coordinator was killed, or its node failed"));
 }

@@ -7,8 +7,9 @@ use lambert_config::exit;
 
 use super::event::{Action, Note, Seconds, Verdict};
 use super::memory::Restart;
+use super::stop::StopReason;
 use super::watch::{Ending, Failure, Watch};
-use super::{Phase, Running, State, Why};
+use super::{Phase, Running, State, Why, stopped};
 
 /// The longest pause before ranks are started again, seconds.
 const LONGEST_PAUSE: Seconds = 60.0;
@@ -79,7 +80,7 @@ pub fn follow(state: &mut State, at: Seconds, running: &Running, why: Why, actio
     };
     match ending {
         Ending::Finished => Phase::Over(Verdict::Finished),
-        Ending::Stopped => Phase::Over(Verdict::Stopped),
+        Ending::Stopped => Phase::Over(Verdict::Stopped(state.requests.stop.unwrap_or(StopReason::Signal))),
         Ending::Absent(cause) => absent(state, at, running, cause, actions),
         Ending::RolledBack(cause) => rolled_back(state, at, running, cause, actions),
         Ending::Failed(failure) => failed(state, at, running, failure, actions),
@@ -100,8 +101,8 @@ fn absence(why: &Why, running: &Running) -> String {
 
 /// No rank has come up: a host, a link or a file system is away. That is waited for.
 fn absent(state: &mut State, at: Seconds, running: &Running, cause: String, actions: &mut Vec<Action>) -> Phase {
-    if state.wishes.stop {
-        return Phase::Over(Verdict::Stopped);
+    if let Some(over) = stopped(state) {
+        return over;
     }
     let tries = &mut state.tries;
     tries.absent += 1;
@@ -112,7 +113,7 @@ fn absent(state: &mut State, at: Seconds, running: &Running, cause: String, acti
         let minutes = state.settings.absence / 60.0;
         let message =
             format!("given up: no rank has reported for {minutes} minutes (cluster.patience_minutes); {cause}");
-        return give_up(state, at, message);
+        return give_up(state, at, exit::FAILED, message);
     }
     let pause = pause(tries.absent);
     actions.push(Action::Note(Note::Waiting { cause, pause, minutes_left: left / 60.0 }));
@@ -122,12 +123,13 @@ fn absent(state: &mut State, at: Seconds, running: &Running, cause: String, acti
 fn rolled_back(state: &mut State, at: Seconds, running: &Running, cause: String, actions: &mut Vec<Action>) -> Phase {
     note(state, at, running, &Failure::passing(cause.clone()), false);
     // What it goes back to is in the store: there is nothing to save.
-    if state.wishes.stop {
-        return Phase::Over(Verdict::Stopped);
+    if let Some(over) = stopped(state) {
+        return over;
     }
     let limit = state.settings.rollbacks;
     if state.tries.in_a_row > limit {
-        return give_up(state, at, format!("given up after {limit} rollbacks without progress; the last: {cause}"));
+        let message = format!("given up after {limit} rollbacks without progress; the last: {cause}");
+        return give_up(state, at, exit::FINAL, message);
     }
     again(at, running, cause, 0.0, true, actions)
 }
@@ -143,15 +145,16 @@ fn failed(state: &mut State, at: Seconds, running: &Running, failure: Failure, a
     }
     match fault {
         Fault::Usage => return Phase::Over(Verdict::Failed(exit::USAGE, message.clone())),
-        Fault::Lasting | Fault::LeaseLost => return Phase::Over(Verdict::Failed(exit::FAILED, message.clone())),
+        Fault::Lasting | Fault::LeaseLost => return Phase::Over(Verdict::Failed(exit::FINAL, message.clone())),
+        Fault::Later => return Phase::Over(Verdict::Failed(exit::FAILED, message.clone())),
         Fault::Host | Fault::Passing => {}
     }
     note(state, at, running, &failure, true);
-    if state.wishes.stop {
-        return Phase::Over(Verdict::Stopped);
+    if let Some(over) = stopped(state) {
+        return over;
     }
     if let Some(message) = one_too_many(state, at, &failure) {
-        return give_up(state, at, message);
+        return give_up(state, at, exit::FAILED, message);
     }
     let pause = pause(state.tries.in_a_row);
     again(at, running, failure.message, pause, false, actions)
@@ -186,9 +189,9 @@ fn note(state: &mut State, at: Seconds, running: &Running, failure: &Failure, co
 }
 
 /// Whoever starts the run again by hand has mended something: what was before no longer counts.
-fn give_up(state: &mut State, at: Seconds, message: String) -> Phase {
+fn give_up(state: &mut State, at: Seconds, code: i32, message: String) -> Phase {
     state.memory.counted_from = state.unix(at);
-    Phase::Over(Verdict::Failed(exit::FAILED, message))
+    Phase::Over(Verdict::Failed(code, message))
 }
 
 fn again(

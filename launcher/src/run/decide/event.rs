@@ -4,6 +4,7 @@ use lambert_config::control::Directive;
 use lambert_control::{Report, Saying};
 
 use super::placement::Attempt;
+use super::stop::{JobView, Signal, StopReason};
 
 /// Seconds since the coordinator began.
 pub type Seconds = f64;
@@ -13,8 +14,10 @@ pub type Seconds = f64;
 pub enum Event {
     /// Time has passed; comes many times a second.
     Tick,
-    /// SIGINT, SIGTERM, SIGHUP or SIGUSR1: the first asks for a checkpoint and an end, the second for an end at once.
-    Signal,
+    /// The first asks for a checkpoint and an end, the second for an end at once.
+    Signal(Signal),
+    /// What Slurm says of the job that the coordinator is part of.
+    Job(JobView),
     /// Somebody asks for a checkpoint and an end.
     StopRequested,
     /// Somebody asks for a checkpoint.
@@ -109,6 +112,8 @@ pub enum Action {
     Order(Directive),
     /// End the processes of the attempt; answered by [`FromWorkers::Gone`].
     End,
+    /// Ask Slurm for the state of the job; answered by [`Event::Job`].
+    AskSlurm,
     /// Take the request to stop out of the store.
     ForgetStop,
     /// Tell people.
@@ -122,6 +127,20 @@ pub enum Note {
     Stopping,
     /// A checkpoint was asked for.
     Saving,
+    /// The last checkpoint took longer than the time between Slurm's signal and the time limit.
+    ShortLead {
+        /// The last checkpoint, seconds.
+        save: Seconds,
+        /// `slurm.lead_seconds`.
+        lead: Seconds,
+    },
+    /// The job ends before a checkpoint like the last one can be written.
+    ShortOfTime {
+        /// Seconds until then.
+        left: Seconds,
+        /// The last checkpoint, seconds.
+        save: Seconds,
+    },
     /// A rank is in a phase for longer than usual, not yet for so long that it is taken for hung.
     Slow(String),
     /// An attempt has failed and another follows after a pause.
@@ -159,9 +178,21 @@ pub enum Verdict {
     /// All steps are done.
     Finished,
     /// It stopped on request and can go on.
-    Stopped,
+    Stopped(StopReason),
     /// Another coordinator has it.
     Replaced(String),
     /// It failed, with this exit code, for the reason in words.
     Failed(i32, String),
+}
+
+impl Verdict {
+    /// How a job ended under it, in words; `None` where the run is done.
+    pub fn job_end(&self) -> Option<String> {
+        match self {
+            Self::Finished => None,
+            Self::Stopped(reason) => Some(reason.to_string()),
+            Self::Replaced(why) => Some(why.clone()),
+            Self::Failed(_, why) => Some(format!("failed: {why}")),
+        }
+    }
 }

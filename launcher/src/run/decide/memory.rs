@@ -21,6 +21,25 @@ pub struct Memory {
     pub seconds_lost: f64,
     /// How long the last checkpoint took from the copy of the state to the manifest, seconds.
     pub last_save_seconds: Option<f64>,
+    /// How coordinators in jobs of Slurm ended before the run did, oldest first.
+    pub job_ends: Vec<JobEnd>,
+    /// The job that a coordinator works in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub job: Option<String>,
+}
+
+/// How a coordinator in a job of Slurm ended.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct JobEnd {
+    /// When, seconds since 1970.
+    pub unix: f64,
+    /// The job's number.
+    pub job: String,
+    /// Steps finished then; absent where the coordinator said nothing.
+    pub step: Option<u64>,
+    /// Why.
+    pub cause: String,
 }
 
 /// A failure that was followed by another start.
@@ -57,6 +76,28 @@ impl Memory {
         self.restarts.push(restart);
         if self.restarts.len() > MOST {
             self.restarts.remove(0);
+        }
+    }
+
+    /// A coordinator begins in this job. One that was there before and has not said how it ended was killed.
+    pub fn begin_job(&mut self, unix: f64, job: &str) {
+        if let Some(before) = self.job.replace(job.to_owned()) {
+            let cause = "the coordinator was killed, or its node failed".to_owned();
+            self.add_job_end(JobEnd { unix, job: before, step: None, cause });
+        }
+    }
+
+    /// The coordinator ends, for a reason in words if the run is not done.
+    pub fn end_job(&mut self, unix: f64, step: u64, cause: Option<String>) {
+        if let (Some(job), Some(cause)) = (self.job.take(), cause) {
+            self.add_job_end(JobEnd { unix, job, step: Some(step), cause });
+        }
+    }
+
+    fn add_job_end(&mut self, end: JobEnd) {
+        self.job_ends.push(end);
+        if self.job_ends.len() > MOST {
+            self.job_ends.remove(0);
         }
     }
 
@@ -109,5 +150,18 @@ mod tests {
         assert_eq!((memory.restarts[3].seconds, memory.seconds_lost), (Some(3.0), 3.0));
         (0..2000).for_each(|i| memory.add(restart(f64::from(i), true, None)));
         assert_eq!(memory.restarts.len(), MOST);
+    }
+
+    #[test]
+    fn a_job_whose_coordinator_vanished_is_told_from_one_that_ended() {
+        let mut memory = Memory::default();
+        memory.begin_job(1.0, "12");
+        memory.end_job(2.0, 7, Some("preempted".to_owned()));
+        memory.begin_job(3.0, "12");
+        memory.begin_job(4.0, "13");
+        memory.end_job(5.0, 9, None);
+        let told: Vec<_> = memory.job_ends.iter().map(|end| (end.unix, end.job.as_str(), end.step)).collect();
+        assert_eq!(told, [(2.0, "12", Some(7)), (4.0, "12", None)]);
+        assert_eq!((memory.job_ends[0].cause.as_str(), memory.job), ("preempted", None));
     }
 }

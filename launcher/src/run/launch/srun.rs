@@ -53,10 +53,18 @@ impl Launcher for Srun {
         // What is left of the step before keeps this one not waiting.
         line.push("--overlap".into());
         // The coordinator ends the step when a rank dies: srun would send the others SIGTERM, which they take for Slurm's.
-        // The environment as it is: a job's --export would go on to its steps.
-        line.extend(["--kill-on-bad-exit=0", "--label", "--unbuffered", "--export=ALL"].map(OsString::from));
+        line.extend(["--kill-on-bad-exit=0", "--label", "--unbuffered"].map(OsString::from));
+        // The environment as it is: a job's --export would go on to its steps. Open MPI 4 and 5 have a name each for where
+        // ranks of a node share memory.
+        let mut export = OsString::from("--export=ALL");
+        for name in ["vader", "sm"] {
+            export.push(format!(",OMPI_MCA_btl_{name}_backing_directory="));
+            export.push(&start.session.memory);
+        }
+        line.push(export);
         line.extend(start.cluster.srun_arguments.iter().map(OsString::from));
         line.extend(start.worker_line());
+        line.extend(["--session".into(), start.session.memory.clone().into()]);
         line
     }
 
@@ -153,8 +161,9 @@ mod tests {
         assert_eq!(
             line.join(" "),
             "srun --mpi=pmix --ntasks=2 --cpus-per-task=3 --distribution=block --cpu-bind=none --overlap \
-             --kill-on-bad-exit=0 --label --unbuffered --export=ALL --gpu-bind=none \
-             /bin/lambert-worker train --run /runs/a --attempt 3 --world 2"
+             --kill-on-bad-exit=0 --label --unbuffered \
+             --export=ALL,OMPI_MCA_btl_vader_backing_directory=/dev/shm/s,OMPI_MCA_btl_sm_backing_directory=/dev/shm/s \
+             --gpu-bind=none /bin/lambert-worker train --run /runs/a --attempt 3 --world 2 --session /dev/shm/s"
         );
     }
 

@@ -59,7 +59,7 @@ impl Lines {
 fn words(verdict: &Verdict) -> (&'static str, Option<&str>) {
     match verdict {
         Verdict::Finished => ("finished", None),
-        Verdict::Stopped => ("stopped", None),
+        Verdict::Stopped(_) => ("stopped", None),
         Verdict::Replaced(why) => ("replaced", Some(why)),
         Verdict::Failed(_, why) => ("failed", Some(why)),
     }

@@ -52,7 +52,7 @@ impl People {
     fn event(&mut self, rank: usize, event: &EventKind) {
         match event {
             EventKind::Started { step, steps, checkpoint, passed_over } => {
-                passed_over.iter().for_each(|why| tracing::warn!("passed over a checkpoint: {why}"));
+                passed_over.iter().for_each(|why| tracing::warn!("skipped checkpoint {why}"));
                 match checkpoint {
                     Some(name) => tracing::info!("training goes on from {name}, step {step} of {steps}"),
                     None => tracing::info!("training starts from nothing: {steps} steps"),
@@ -88,13 +88,14 @@ impl People {
         }
     }
 
-    fn action(&mut self, action: &Action, state: &State) {
+    /// Something is to be done.
+    pub fn action(&mut self, action: &Action, state: &State) {
         match action {
             Action::Start(attempt) => {
                 tracing::info!("attempt {}: starting {} rank(s)", attempt.number, attempt.world);
             }
             Action::Note(note) => self.note(note, state),
-            Action::TakeLease(_) | Action::Order(_) | Action::End | Action::ForgetStop => {}
+            Action::TakeLease(_) | Action::Order(_) | Action::End | Action::AskSlurm | Action::ForgetStop => {}
         }
     }
 
@@ -102,6 +103,14 @@ impl People {
         match note {
             Note::Stopping => tracing::info!("stopping: the workers save a checkpoint after the next step"),
             Note::Saving => tracing::info!("a checkpoint was asked for"),
+            Note::ShortLead { save, lead } => tracing::warn!(
+                "the last checkpoint took {save:.0} s, and Slurm asks for one {lead:.0} s before the time limit: a larger \
+                 slurm.lead_seconds is needed"
+            ),
+            Note::ShortOfTime { left, save } => tracing::warn!(
+                "the job ends in {left:.0} s and the last checkpoint took {save:.0} s: this one may not be finished; steps \
+                 since the last one would be lost"
+            ),
             Note::Slow(message) => tracing::warn!("{message}"),
             Note::Restart { cause, pause, rollback } => {
                 let from = match (rollback, &state.checkpoint) {
@@ -132,10 +141,10 @@ impl People {
         self.display.end();
         match verdict {
             Verdict::Finished => self.say_end("finished", "", status),
-            Verdict::Stopped => {
+            Verdict::Stopped(reason) => {
                 let left = status.seconds_left.map(duration);
-                let left = left.map_or(String::new(), |left| format!("; the same command goes on, {left} are left"));
-                self.say_end("stopped", &left, status);
+                let left = left.map_or(String::new(), |left| format!("; the same command goes on, {left} left"));
+                self.say_end("stopped", &format!(" ({reason}){left}"), status);
             }
             Verdict::Replaced(_) | Verdict::Failed(..) => {}
         }

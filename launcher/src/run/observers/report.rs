@@ -155,7 +155,7 @@ impl Report {
         let status = &mut self.status;
         status.state = match verdict {
             Verdict::Finished => State::Finished,
-            Verdict::Stopped => State::Stopped,
+            Verdict::Stopped(_) => State::Stopped,
             Verdict::Failed(_, why) => {
                 status.error = Some(why.clone());
                 State::Failed

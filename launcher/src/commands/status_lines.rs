@@ -1,0 +1,163 @@
+//! What `lambert status` shows, line by line. Nothing here asks anybody.
+
+use lambert_config::control::RankTimes;
+use lambert_config::objectives::Score;
+use lambert_store::checkpoint::Listed;
+
+use super::status::Life;
+use crate::run::decide::memory::JobEnd;
+use crate::run::progress::duration;
+use crate::slurm::job::Job;
+use crate::status::{RankStatus, State, Status, now};
+
+/// A run, as its coordinator wrote it last; `job` is what Slurm says of its job.
+pub fn run(url: &str, status: &Status, life: Life, job: Option<&Job>) -> Vec<String> {
+    let mut lines = vec![format!("{url} ({}): {}", status.name, state(status, life, job))];
+    let share = 100.0 * status.step as f64 / status.steps.max(1) as f64;
+    let mut step = format!("step         {} of {} ({share:.1} %)", status.step, status.steps);
+    if status.state == State::Training {
+        let left = status.seconds_left.map_or(String::new(), |left| format!(", {} left", duration(left)));
+        step += &format!(", {:.1} samples/s{left}", status.samples_per_second);
+    }
+    lines.push(step);
+    if let Some(record) = &status.record {
+        let Score { objective, loss, accuracy } = record.scores.main();
+        lines.push(format!(
+            "loss         {:.4} ({objective} {loss:.4}, accuracy {accuracy:.4}), learning rate {:.3e}",
+            record.loss, record.learning_rate
+        ));
+    }
+    if let Some(times) = status.record.as_ref().and_then(|record| record.ranks).filter(|_| status.ranks.len() > 1) {
+        lines.push(rank_times(times, &status.ranks));
+    }
+    if let Some(held_out) = &status.evaluation {
+        let (Score { objective, loss, accuracy }, step) = (held_out.scores.main(), held_out.step);
+        lines.push(format!("held out     {objective} {loss:.4}, accuracy {accuracy:.4}, after step {step}"));
+    }
+    lines.push(format!("attempt      {}, {} restart(s)", status.attempt, status.restarts));
+    lines.extend(status.lost.iter().map(|lost| {
+        let cost = lost.seconds.map_or("not made up for yet".to_owned(), |seconds| format!("cost {seconds:.1} s"));
+        format!("lost         at step {} of attempt {}: {} ({cost})", lost.step, lost.attempt, lost.cause)
+    }));
+    lines.extend(status.logs.iter().map(|folder| format!("logs         {folder}, on each rank's host")));
+    if status.state == State::Failed
+        && let Some(error) = &status.error
+    {
+        lines.push(format!("failed       {error}"));
+    }
+    if !status.state.is_over() && !is_waiting(job) {
+        lines.extend(status.ranks.iter().map(rank));
+    }
+    lines
+}
+
+/// Whether the run's job is not running, whatever its coordinator wrote last.
+fn is_waiting(job: Option<&Job>) -> bool {
+    job.is_some_and(|job| job.is_pending() || job.is_suspended())
+}
+
+fn state(status: &Status, life: Life, job: Option<&Job>) -> String {
+    let age = duration(now() - status.updated);
+    let who = format!("pid {} on host {}", status.coordinator.pid, status.coordinator.host);
+    let state = status.state;
+    match (life, job) {
+        (_, Some(job)) if job.is_pending() => format!("{state} {age} ago, and queued again"),
+        (_, Some(job)) if job.is_suspended() => format!("{state}, and suspended with its job {age} ago"),
+        (Life::Alive, _) => format!("{state}, its coordinator ({who}) wrote this {age} ago"),
+        (Life::Over, _) => format!("{state} {age} ago"),
+        (Life::Gone, _) => {
+            format!("{state}, but its coordinator ({who}) is gone; this was written {age} ago. `lambert run` goes on")
+        }
+        (Life::Unknown, _) => format!("{state}, but its coordinator ({who}) wrote last {age} ago: it may be gone"),
+    }
+}
+
+/// A job of Slurm.
+pub fn job(job: &Job) -> String {
+    let mut text = format!("job          {}: {}", job.id, job.state.to_lowercase());
+    if let Some(reason) = &job.reason {
+        text += &format!(" ({reason})");
+    }
+    let partition = job.partition.as_ref().map_or(String::new(), |partition| format!(" (partition {partition})"));
+    match (&job.nodes, &job.start) {
+        (Some(nodes), _) => text += &format!(" on {nodes}{partition}"),
+        (None, Some(start)) if job.is_pending() => text += &format!(", expected to start {start}{partition}"),
+        (None, None) if job.is_pending() => text += &format!(", start not known yet{partition}"),
+        (None, _) => text += &partition,
+    }
+    if let Some(left) = job.seconds_left.filter(|_| job.is_alive() && !job.is_pending()) {
+        text += &format!(", {} left", duration(left as f64));
+    }
+    if job.requeues > 0 {
+        text += &format!(", requeued {} time(s)", job.requeues);
+    }
+    text
+}
+
+/// How a coordinator in a job ended.
+pub fn job_end(end: &JobEnd, now: f64) -> String {
+    let step = end.step.map_or(String::new(), |step| format!(" at step {step}"));
+    format!("ended        job {}{step}, {} ago: {}", end.job, duration(now - end.unix), end.cause)
+}
+
+/// The checkpoints, newest first.
+pub fn checkpoints(checkpoints: &[Listed]) -> Vec<String> {
+    match checkpoints {
+        [] => vec!["checkpoints  none".to_owned()],
+        _ => checkpoints.iter().map(|listed| format!("checkpoint   {}", listed.name)).collect(),
+    }
+}
+
+/// How long the ranks took for their own samples, and which one the others wait for.
+fn rank_times(times: RankTimes, ranks: &[RankStatus]) -> String {
+    let RankTimes { min, median, max, slowest } = times;
+    let host = ranks.iter().find(|rank| rank.rank == slowest).map_or("?", |rank| rank.host.as_str());
+    format!(
+        "ranks        {min:.3} to {max:.3} s a step, median {median:.3}; the slowest is rank {slowest} on host {host}"
+    )
+}
+
+fn rank(rank: &RankStatus) -> String {
+    let (number, pid, host, step, silent) = (rank.rank, rank.pid, &rank.host, rank.step, rank.silent);
+    let phase = &rank.phase;
+    format!("rank {number:<7} pid {pid} on host {host}, step {step}, {phase}, last heartbeat {silent:.1} s ago")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(state: &str) -> Job {
+        Job { id: "12".into(), state: state.into(), partition: Some("batch".into()), ..Job::default() }
+    }
+
+    #[test]
+    fn a_job_is_told_as_slurm_sees_it() {
+        let reason = Some("Priority".to_owned());
+        let pending = Job { reason, start: Some("2026-11-23T03:46:12".into()), requeues: 2, ..of("PENDING") };
+        assert_eq!(
+            job(&pending),
+            "job          12: pending (Priority), expected to start 2026-11-23T03:46:12 (partition batch), requeued 2 time(s)"
+        );
+        let running = Job { nodes: Some("n[1-2]".into()), seconds_left: Some(598), ..of("RUNNING") };
+        assert_eq!(job(&running), "job          12: running on n[1-2] (partition batch), 9 min 58 s left");
+        assert_eq!(job(&of("PENDING")), "job          12: pending, start not known yet (partition batch)");
+    }
+
+    #[test]
+    fn what_slurm_says_counts_more_than_an_old_status() {
+        let status = Status { state: State::Training, updated: now() - 180.0, ..Status::default() };
+        let head = |life, job: Option<&Job>| run("/r", &status, life, job)[0].clone();
+        assert!(head(Life::Unknown, None).contains("it may be gone"));
+        assert_eq!(head(Life::Unknown, Some(&of("PENDING"))), "/r (): training 3 min 00 s ago, and queued again");
+        assert!(head(Life::Unknown, Some(&of("SUSPENDED"))).contains("suspended with its job"));
+        let over = Status { state: State::Finished, ..status.clone() };
+        assert_eq!(run("/r", &over, Life::Over, None)[0], "/r (): finished 3 min 00 s ago");
+    }
+
+    #[test]
+    fn the_end_of_a_job_has_its_step_and_cause() {
+        let end = JobEnd { unix: 0.0, job: "12".into(), step: Some(7), cause: "preempted by another job".into() };
+        assert_eq!(job_end(&end, 60.0), "ended        job 12 at step 7, 1 min 00 s ago: preempted by another job");
+    }
+}

@@ -1,0 +1,81 @@
+//! `lambert submit --prep`: queues a preparation as an array of tasks and a job that joins them.
+
+use std::path::Path;
+
+use lambert_config::{Layers, PrepConfig, exit};
+use serde_json::json;
+
+use crate::cli;
+use crate::console;
+use crate::failure::{Failure, Outcome};
+use crate::slurm::cluster;
+use crate::slurm::prep_script::{self, PrepJob};
+
+#[derive(Debug, thiserror::Error)]
+enum PrepJobError {
+    #[error("--tasks: there is no part {task} of {parts}; they are numbered from 0")]
+    NoPart { task: usize, parts: usize },
+    #[error("cannot write the configuration as TOML")]
+    Toml(#[from] toml::ser::Error),
+    #[error("the array was queued as job {array}, and cancelled: the job that joins its parts was refused")]
+    Join { array: String, source: cluster::ClusterError },
+    #[error("--config is missing")]
+    NoConfig,
+}
+
+/// Shows the batch scripts, or queues them.
+pub fn submit(arguments: &cli::Submit, folder: &Path, lambert: &str) -> Outcome {
+    let path = arguments.config.as_deref().ok_or_else(|| Failure::usage(PrepJobError::NoConfig))?;
+    let config: PrepConfig = Layers::from_process(&arguments.sets).load(path)?;
+    let toml = toml::to_string(&config).map_err(|error| Failure::failed(PrepJobError::Toml(error)))?;
+    let parts = usize::from(arguments.parts);
+    let tasks = tasks(parts, &arguments.tasks).map_err(Failure::usage)?;
+    let (name, threads) = (folder.to_string_lossy(), usize::from(arguments.threads));
+    let memory = arguments.memory;
+    let job = PrepJob { toml: &toml, lambert, folder: &name, parts, tasks: &tasks, threads, memory };
+    let array = prep_script::render_tasks(&config, &job);
+    if arguments.dry_run {
+        let join = prep_script::render_join(&config, &job, "ARRAY");
+        console::result(&format!("{array}\n{}", join.trim_end())).map_err(Failure::failed)?;
+        return Ok(exit::DONE);
+    }
+    cluster::check(&config.slurm, folder).map_err(Failure::usage)?;
+    let array = cluster::submit(&array).map_err(Failure::usage)?;
+    let join = cluster::submit(&prep_script::render_join(&config, &job, &array));
+    let join = join.map_err(|source| {
+        let _ = cluster::cancel(&array);
+        Failure::usage(PrepJobError::Join { array: array.clone(), source })
+    })?;
+    let text = match arguments.json {
+        true => json!({ "array": array, "join": join }).to_string(),
+        false => format!("{array} does the parts, {join} joins them"),
+    };
+    console::result(&text).map_err(Failure::failed)?;
+    Ok(exit::DONE)
+}
+
+/// The parts that are named, or all of them.
+fn tasks(parts: usize, named: &[usize]) -> Result<Vec<usize>, PrepJobError> {
+    let mut tasks: Vec<usize> = if named.is_empty() { (0..parts).collect() } else { named.to_vec() };
+    tasks.sort_unstable();
+    tasks.dedup();
+    match tasks.iter().find(|task| **task >= parts) {
+        Some(task) => Err(PrepJobError::NoPart { task: *task, parts }),
+        None => Ok(tasks),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tasks_are_parts() {
+        assert_eq!(tasks(4, &[]).unwrap(), [0, 1, 2, 3]);
+        assert_eq!(tasks(4, &[3, 1, 3]).unwrap(), [1, 3]);
+        assert_eq!(
+            tasks(4, &[4]).unwrap_err().to_string(),
+            "--tasks: there is no part 4 of 4; they are numbered from 0"
+        );
+    }
+}

@@ -1,0 +1,175 @@
+//! Why a run stops: a signal, a request, and what Slurm says of the job when a signal could mean two things.
+
+use super::event::Seconds;
+
+/// Slurm may send the signal before a time limit so much earlier than it was asked to, seconds.
+const EARLY: Seconds = 60.0;
+/// And the answer to a question may be so late, seconds.
+const LATE: Seconds = 10.0;
+
+/// A signal that asks for a checkpoint and an end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Signal {
+    /// SIGINT: Ctrl-C.
+    Interrupt,
+    /// SIGTERM, SIGHUP, SIGUSR1: a supervisor, a terminal that is closed, a batch system.
+    Other,
+}
+
+/// Why a run stops with a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopReason {
+    /// A person wants it: `lambert stop`, Ctrl-C, scancel.
+    Person,
+    /// Another job goes first.
+    Preempted,
+    /// The job's time limit is near.
+    TimeLimit,
+    /// The job was put back into the queue: `scontrol requeue`.
+    Requeued,
+    /// A signal, and no more is known.
+    Signal,
+}
+
+impl std::fmt::Display for StopReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Person => "stopped by a person",
+            Self::Preempted => "preempted by another job",
+            Self::TimeLimit => "close to its time limit",
+            Self::Requeued => "put back into the queue",
+            Self::Signal => "stopped by a signal",
+        })
+    }
+}
+
+/// The Slurm job that a coordinator is part of.
+#[derive(Debug, Clone, PartialEq)]
+pub struct JobSettings {
+    /// Its number.
+    pub id: String,
+    /// How long before the time limit Slurm sends SIGUSR1.
+    pub lead: Seconds,
+}
+
+/// What Slurm says of the job.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct JobView {
+    /// What becomes of it.
+    pub standing: Standing,
+    /// Until its time limit, or until a preemption ends it.
+    pub seconds_left: Option<Seconds>,
+}
+
+/// What becomes of a job, as far as Slurm knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// It runs.
+    Running,
+    /// It runs, and another job waits for its nodes; or it has been ended for it.
+    Preempted,
+    /// It was cancelled.
+    Cancelled,
+    /// It is on its way back into the queue.
+    Requeued,
+    /// Slurm could not be asked, or says something else.
+    Unknown,
+}
+
+impl JobView {
+    /// What a signal to a job in this state means.
+    pub fn reason(&self, job: &JobSettings) -> StopReason {
+        match self.standing {
+            Standing::Cancelled => StopReason::Person,
+            Standing::Preempted => StopReason::Preempted,
+            Standing::Requeued => StopReason::Requeued,
+            Standing::Running if self.seconds_left.is_some_and(|left| left <= job.lead + EARLY + LATE) => {
+                StopReason::TimeLimit
+            }
+            Standing::Running | Standing::Unknown => StopReason::Signal,
+        }
+    }
+}
+
+/// What people and Slurm have asked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Requests {
+    /// A checkpoint and an end, and why.
+    pub stop: Option<StopReason>,
+    /// An end at once.
+    pub kill: bool,
+    /// A checkpoint: until one was committed after the request.
+    pub save: bool,
+    signals: u32,
+    interrupts: u32,
+}
+
+impl Requests {
+    /// A signal has come. A second one asks for an end at once; in a job only a second Ctrl-C does, because Slurm sends
+    /// SIGTERM more than once.
+    pub fn signal(&mut self, signal: Signal, job: Option<&JobSettings>) {
+        self.signals += 1;
+        self.interrupts += u32::from(signal == Signal::Interrupt);
+        self.kill = self.interrupts > 1 || (job.is_none() && self.signals > 1);
+        match signal {
+            Signal::Interrupt => self.stop = Some(StopReason::Person),
+            Signal::Other => drop(self.stop.get_or_insert(StopReason::Signal)),
+        }
+    }
+
+    /// Slurm has said what the signal means.
+    pub fn explain(&mut self, view: &JobView, job: &JobSettings) {
+        if self.stop == Some(StopReason::Signal) {
+            self.stop = Some(view.reason(job));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job() -> JobSettings {
+        JobSettings { id: "12".to_owned(), lead: 120.0 }
+    }
+
+    #[test]
+    fn what_a_signal_means_is_what_slurm_says_of_the_job() {
+        let reason = |standing, seconds_left| JobView { standing, seconds_left }.reason(&job());
+        assert_eq!(reason(Standing::Cancelled, Some(20.0)), StopReason::Person);
+        assert_eq!(reason(Standing::Preempted, Some(20.0)), StopReason::Preempted);
+        assert_eq!(reason(Standing::Requeued, None), StopReason::Requeued);
+        assert_eq!(reason(Standing::Running, Some(120.0 + 60.0)), StopReason::TimeLimit);
+        assert_eq!(reason(Standing::Running, Some(200.0)), StopReason::Signal);
+        assert_eq!(reason(Standing::Running, None), StopReason::Signal);
+        assert_eq!(reason(Standing::Unknown, Some(1.0)), StopReason::Signal);
+    }
+
+    #[test]
+    fn in_a_job_only_a_second_interrupt_asks_for_an_end_at_once() {
+        let after = |signals: &[Signal], job: Option<&JobSettings>| {
+            let mut requests = Requests::default();
+            signals.iter().for_each(|signal| requests.signal(*signal, job));
+            (requests.stop, requests.kill)
+        };
+        use Signal::{Interrupt, Other};
+        let (person, signal) = (Some(StopReason::Person), Some(StopReason::Signal));
+        assert_eq!(after(&[Other], None), (signal, false));
+        assert_eq!(after(&[Other, Other], None), (signal, true));
+        assert_eq!(after(&[Interrupt, Other], None), (person, true));
+        assert_eq!(after(&[Other, Other, Other], Some(&job())), (signal, false));
+        assert_eq!(after(&[Other, Interrupt], Some(&job())), (person, false));
+        assert_eq!(after(&[Interrupt, Interrupt], Some(&job())), (person, true));
+    }
+
+    #[test]
+    fn a_person_stays_the_reason() {
+        let view = JobView { standing: Standing::Preempted, seconds_left: None };
+        let mut requests = Requests { stop: Some(StopReason::Person), ..Requests::default() };
+        requests.explain(&view, &job());
+        assert_eq!(requests.stop, Some(StopReason::Person));
+        requests.stop = None;
+        requests.explain(&view, &job());
+        assert_eq!(requests.stop, None, "nobody has asked");
+    }
+}

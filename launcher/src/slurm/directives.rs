@@ -1,0 +1,73 @@
+//! What batch scripts have in common: the lines for sbatch, and words that survive it and the shell.
+
+use std::fmt::Write;
+
+use lambert_config::run::Slurm;
+
+/// The beginning of a script: lines for sbatch, then those of `slurm.prologue`.
+pub fn head(options: &[String], prologue: &[String]) -> String {
+    let mut script = String::from("#!/bin/bash\n");
+    for option in options {
+        let _ = writeln!(script, "#SBATCH {}", in_directive(option));
+    }
+    script += "\n";
+    for line in prologue {
+        let _ = writeln!(script, "{line}");
+    }
+    script
+}
+
+/// What every job asks sbatch for, as configured, when it begins in `folder`.
+pub fn common(slurm: &Slurm, folder: &str) -> Vec<String> {
+    let named = [
+        ("time", &slurm.time),
+        ("partition", &slurm.partition),
+        ("account", &slurm.account),
+        ("qos", &slurm.qos),
+        ("constraint", &slurm.constraint),
+    ];
+    let mut options: Vec<String> =
+        named.iter().filter_map(|(name, value)| Some(format!("--{name}={}", value.as_ref()?))).collect();
+    options.extend(slurm.exclusive.then(|| "--exclusive".to_owned()));
+    options.push(format!("--chdir={folder}"));
+    options.push(format!("--output={}", slurm.output));
+    // Without append a job that is queued again would truncate its log.
+    options.extend(["--requeue", "--open-mode=append"].map(str::to_owned));
+    let export = if slurm.export.is_empty() { "NONE".to_owned() } else { slurm.export.join(",") };
+    options.push(format!("--export={export}"));
+    options.extend(slurm.options.iter().cloned());
+    options
+}
+
+/// A word of an `#SBATCH` line, which sbatch reads much as a shell does.
+fn in_directive(option: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_=./:,%@+".contains(c);
+    if option.chars().all(is_plain) {
+        return option.to_owned();
+    }
+    let quoted: String =
+        option.chars().flat_map(|c| ['"', '\\'].contains(&c).then_some('\\').into_iter().chain([c])).collect();
+    format!("\"{quoted}\"")
+}
+
+/// A word of a shell.
+pub fn in_shell(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+/// Fails where ShellCheck finds something in a script.
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+pub fn shellcheck(script: &str) {
+    use std::io::Write as _;
+    use std::process::{Command, Stdio};
+    let mut command = Command::new("shellcheck");
+    let command = command.args(["--severity=style", "-"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let Ok(mut check) = command.spawn() else {
+        eprintln!("SKIPPED: shellcheck is missing");
+        return;
+    };
+    check.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
+    let output = check.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}

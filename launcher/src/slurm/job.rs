@@ -1,0 +1,158 @@
+//! A job, as Slurm sees it: from squeue while it is in the queue, from sacct afterwards.
+
+use lambert_config::run::Slurm;
+use serde::Serialize;
+
+use super::ask::{AskError, ask};
+use crate::run::decide::{JobView, Standing};
+
+/// What squeue is asked for. Free text comes last: it may hold a separator.
+const FIELDS: &str = "State:|,Reason:|,StartTime:|,NodeList:|,Partition:|,RestartCnt:|,PreemptTime:|,TimeLeft:|";
+
+/// A job of Slurm.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Job {
+    /// Its number.
+    pub id: String,
+    /// Slurm's word for its state: `PENDING`, `RUNNING`, ...
+    pub state: String,
+    /// Why it is not running, in Slurm's word.
+    pub reason: Option<String>,
+    /// When it has started, or is expected to, as Slurm writes it: `2026-11-23T03:46:12`.
+    pub start: Option<String>,
+    /// Its nodes, as `n[1-2]`.
+    pub nodes: Option<String>,
+    /// Its partition.
+    pub partition: Option<String>,
+    /// How often it was put back into the queue.
+    pub requeues: u32,
+    /// Whether another job waits for its nodes.
+    pub preempted: bool,
+    /// Until its time limit.
+    pub seconds_left: Option<u64>,
+}
+
+/// Asks Slurm for a job; `None` if it knows none of this number any more.
+pub fn look(id: &str) -> Result<Option<Job>, AskError> {
+    match ask("squeue", &["--noheader", "--states=all", &format!("--jobs={id}"), "--Format", FIELDS]) {
+        Ok(text) => Ok(of_squeue(id, &text).or_else(|| in_accounting(id))),
+        // What was over some minutes ago is in the accounts only.
+        Err(AskError::Refused { says, .. }) if says.contains("Invalid job id") => Ok(in_accounting(id)),
+        Err(error) => Err(error),
+    }
+}
+
+/// A line of squeue's.
+fn of_squeue(id: &str, text: &str) -> Option<Job> {
+    let fields: Vec<&str> = text.lines().next()?.split('|').map(str::trim).collect();
+    let [state, reason, start, nodes, partition, requeues, preempted, left, ..] = fields[..] else { return None };
+    let time = Slurm { time: Some(left.to_owned()), ..Slurm::default() };
+    Some(Job {
+        id: id.to_owned(),
+        state: state.to_owned(),
+        reason: known(reason),
+        start: known(start),
+        nodes: known(nodes),
+        partition: known(partition),
+        requeues: requeues.parse().unwrap_or(0),
+        preempted: known(preempted).is_some(),
+        seconds_left: time.time_seconds(),
+    })
+}
+
+/// What Slurm's accounting says, where there is one.
+fn in_accounting(id: &str) -> Option<Job> {
+    let fields = ["--noheader", "--parsable2", "--allocations", "--format=state,start,nodelist,partition"];
+    of_sacct(id, &ask("sacct", &[&fields[..], &["--jobs", id]].concat()).ok()?)
+}
+
+/// A line of sacct's.
+fn of_sacct(id: &str, text: &str) -> Option<Job> {
+    let fields: Vec<&str> = text.lines().next()?.split('|').map(str::trim).collect();
+    let [state, start, nodes, partition] = fields[..] else { return None };
+    // `CANCELLED by 1000`
+    let state = state.split(' ').next()?.to_owned();
+    let (start, nodes, partition) = (known(start), known(nodes), known(partition));
+    Some(Job { id: id.to_owned(), state, start, nodes, partition, ..Job::default() })
+}
+
+fn known(field: &str) -> Option<String> {
+    let nothing = ["", "N/A", "None", "(null)", "Unknown", "None assigned"];
+    (!nothing.contains(&field)).then(|| field.to_owned())
+}
+
+impl Job {
+    /// Whether it waits in the queue.
+    pub fn is_pending(&self) -> bool {
+        ["PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "REQUEUE_FED"].contains(&self.state.as_str())
+    }
+
+    /// Whether it is stopped in the middle.
+    pub fn is_suspended(&self) -> bool {
+        ["SUSPENDED", "STOPPED"].contains(&self.state.as_str())
+    }
+
+    /// Whether Slurm still has something to do with it.
+    pub fn is_alive(&self) -> bool {
+        let under_way = ["RUNNING", "COMPLETING", "CONFIGURING", "SIGNALING", "STAGE_OUT", "RESIZING", "RESV_DEL_HOLD"];
+        self.is_pending() || self.is_suspended() || under_way.contains(&self.state.as_str())
+    }
+
+    /// What a coordinator in it needs to know, whose start of the job was number `start` (from 0). While its processes end,
+    /// a job is `COMPLETING`, whatever comes afterwards: one that is put back into the queue counts a start more, one that
+    /// is cancelled does not.
+    pub fn view(&self, start: u32) -> JobView {
+        let standing = match self.state.as_str() {
+            "CANCELLED" => Standing::Cancelled,
+            "PREEMPTED" => Standing::Preempted,
+            _ if self.preempted => Standing::Preempted,
+            "RUNNING" => Standing::Running,
+            _ if self.is_pending() || self.requeues > start => Standing::Requeued,
+            "COMPLETING" if self.seconds_left.is_some_and(|left| left > 0) => Standing::Cancelled,
+            _ => Standing::Unknown,
+        };
+        JobView { standing, seconds_left: self.seconds_left.map(|left| left as f64) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Lines of Slurm 22.05.8.
+
+    #[test]
+    fn squeue_tells_of_a_job() {
+        let job = of_squeue("1", "RUNNING|None|2026-11-23T02:46:12|n[1-2]|batch|2|N/A|9:58|\n").unwrap();
+        assert_eq!((job.state.as_str(), job.nodes.as_deref(), job.requeues), ("RUNNING", Some("n[1-2]"), 2));
+        assert_eq!((job.reason.as_deref(), job.preempted, job.seconds_left), (None, false, Some(598)));
+        let job = of_squeue("2", "PENDING|BeginTime|2026-11-23T03:46:12||batch|0|N/A|10:00|").unwrap();
+        assert_eq!((job.reason.as_deref(), job.start.as_deref()), (Some("BeginTime"), Some("2026-11-23T03:46:12")));
+        assert!(job.is_pending() && job.is_alive() && job.nodes.is_none());
+        assert_eq!(of_squeue("3", ""), None);
+    }
+
+    #[test]
+    fn sacct_tells_of_one_that_is_over() {
+        let job = of_sacct("1", "CANCELLED by 999|2026-11-23T02:46:12|n1|batch\n").unwrap();
+        assert_eq!((job.state.as_str(), job.is_alive()), ("CANCELLED", false));
+        assert_eq!(of_sacct("1", "\n"), None);
+    }
+
+    #[test]
+    fn states_mean_something_to_a_coordinator() {
+        let standing =
+            |state: &str, preempted| Job { state: state.to_owned(), preempted, ..Job::default() }.view(0).standing;
+        assert_eq!(standing("RUNNING", false), Standing::Running);
+        assert_eq!(standing("RUNNING", true), Standing::Preempted);
+        assert_eq!(standing("CANCELLED", true), Standing::Cancelled);
+        assert_eq!(standing("PENDING", false), Standing::Requeued);
+        assert_eq!(standing("NODE_FAIL", false), Standing::Unknown);
+        let ending = |start| {
+            let job = Job { state: "COMPLETING".into(), requeues: 1, seconds_left: Some(9), ..Job::default() };
+            job.view(start).standing
+        };
+        assert_eq!((ending(0), ending(1)), (Standing::Requeued, Standing::Cancelled));
+        assert_eq!(standing("COMPLETING", false), Standing::Unknown, "its time is over");
+    }
+}

@@ -1,0 +1,95 @@
+//! The batch scripts of a preparation: an array whose tasks do a part each, and the job that joins the parts. A pure function
+//! of the configuration, which the scripts carry: what is in its file later does not count.
+
+use lambert_config::PrepConfig;
+use lambert_store::hash::sha256;
+
+use super::directives::{self, in_shell};
+
+/// What the scripts are made of, beside the configuration.
+#[derive(Debug, Clone)]
+pub struct PrepJob<'a> {
+    /// The configuration as TOML, complete.
+    pub toml: &'a str,
+    /// The program lambert, by a path that holds on the nodes.
+    pub lambert: &'a str,
+    /// The folder that the jobs begin in.
+    pub folder: &'a str,
+    /// How many parts there are.
+    pub parts: usize,
+    /// Which of them are done now.
+    pub tasks: &'a [usize],
+    /// Threads of a task.
+    pub threads: usize,
+    /// Memory of a task, bytes.
+    pub memory: u64,
+}
+
+/// The array.
+pub fn render_tasks(config: &PrepConfig, job: &PrepJob<'_>) -> String {
+    let tasks: Vec<String> = job.tasks.iter().map(usize::to_string).collect();
+    let part = format!(" --part \"$SLURM_ARRAY_TASK_ID/{}\"", job.parts);
+    render(config, job, format!("--array={}", tasks.join(",")), &part)
+}
+
+/// The job that joins all parts once the tasks of the job `array` are done. Where one fails, it leaves the queue.
+pub fn render_join(config: &PrepConfig, job: &PrepJob<'_>, array: &str) -> String {
+    let script = format!("--dependency=afterok:{array}");
+    render(config, job, script, "")
+}
+
+fn render(config: &PrepConfig, job: &PrepJob<'_>, option: String, part: &str) -> String {
+    let name = job_name(&config.output.url);
+    let mut options = vec![format!("--job-name={name}"), option, "--ntasks=1".to_owned()];
+    options.push("--kill-on-invalid-dep=yes".to_owned());
+    options.push(format!("--cpus-per-task={}", job.threads));
+    options.extend(directives::common(&config.slurm, job.folder));
+    let mut script = directives::head(&options, &config.slurm.prologue);
+    // No line of the configuration is this one.
+    let end = format!("LAMBERT_{}", &sha256(job.toml.as_bytes())[..16]);
+    script += &format!(
+        "\nexec {} prep --config /dev/stdin --threads {} --memory {}{part} <<'{end}'\n{}\n{end}\n",
+        in_shell(job.lambert),
+        job.threads,
+        job.memory,
+        job.toml.trim_end()
+    );
+    script
+}
+
+fn job_name(url: &str) -> String {
+    let last = url.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+    format!("prep-{last}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lambert_config::run::Slurm;
+
+    #[test]
+    fn an_array_and_its_join() {
+        let mut config = PrepConfig::default();
+        config.output.url = "/data/it's mine/".into();
+        config.slurm = Slurm { time: Some("30".into()), prologue: vec!["module load x".into()], ..Slurm::default() };
+        let job = PrepJob {
+            toml: "[output]\nurl = \"$HOME\"\n",
+            lambert: "/opt/lam bert/lambert",
+            folder: "/home/me",
+            parts: 4,
+            tasks: &[1, 3],
+            threads: 2,
+            memory: 1 << 30,
+        };
+        let tasks = render_tasks(&config, &job);
+        for line in ["\"--job-name=prep-it's mine\"", "--array=1,3", "--cpus-per-task=2", "--time=30", "--requeue"] {
+            assert!(tasks.contains(&format!("#SBATCH {line}\n")), "{line}: {tasks}");
+        }
+        let line = "\nexec '/opt/lam bert/lambert' prep --config /dev/stdin --threads 2 --memory 1073741824 \
+                    --part \"$SLURM_ARRAY_TASK_ID/4\" <<'LAMBERT_";
+        assert!(tasks.contains(line) && tasks.contains("'\n[output]\nurl = \"$HOME\"\nLAMBERT_"), "{tasks}");
+        let join = render_join(&config, &job, "12");
+        assert!(join.contains("#SBATCH --dependency=afterok:12\n") && !join.contains("--part"), "{join}");
+        [tasks, join].iter().for_each(|script| directives::shellcheck(script));
+    }
+}

@@ -1,0 +1,64 @@
+//! `job.json` in a run's store: which job of Slurm trains the run, for those who ask later and elsewhere.
+
+use lambert_store::Store;
+use lambert_store::run::JOB;
+use serde::{Deserialize, Serialize};
+
+/// No record is longer than this, bytes.
+const LONGEST: u64 = 1 << 16;
+
+/// The job that was submitted last, or that a coordinator was started in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Its number.
+    pub job: String,
+    /// The cluster's name, where it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<String>,
+}
+
+impl Record {
+    /// The job that this process is part of.
+    pub fn of_process() -> Option<Self> {
+        let named = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        Some(Self { job: named("SLURM_JOB_ID")?, cluster: named("SLURM_CLUSTER_NAME") })
+    }
+
+    /// Reads it; `None` where the run was never in a queue. A record that is none counts as absent, with a warning.
+    pub fn read(store: &Store) -> Result<Option<Self>, lambert_store::Error> {
+        let bytes = match store.get_at_most(JOB, LONGEST) {
+            Ok(bytes) => bytes,
+            Err(error) if error.is_not_found() => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let is_number = |record: &Self| record.job.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+        let record = serde_json::from_slice(&bytes).ok().filter(is_number);
+        if record.is_none() {
+            tracing::warn!("{}/{JOB} does not name a job of Slurm", store.url());
+        }
+        Ok(record)
+    }
+
+    /// Writes it.
+    pub fn write(&self, store: &Store) -> Result<(), lambert_store::Error> {
+        store.put(JOB, serde_json::json!(self).to_string().into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_read_back_and_nonsense_is_not() {
+        let store = Store::open("memory://record/run").unwrap();
+        assert_eq!(Record::read(&store).unwrap(), None);
+        let record = Record { job: "12".into(), cluster: None };
+        record.write(&store).unwrap();
+        assert_eq!(Record::read(&store).unwrap(), Some(record));
+        for nonsense in ["", "{}", "{\"job\": \"12 --all\"}"] {
+            store.put(JOB, nonsense.into()).unwrap();
+            assert_eq!(Record::read(&store).unwrap(), None, "{nonsense}");
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! What follows from how a run fails: another start, so many of them, or none.
+
+use crate::slurm::config;
+use crate::support::slurm::Sandbox;
+use crate::support::{Place, signal};
+
+/// A failure is followed by another start of the job until they are used up; one that would come again by none.
+pub fn decide(place: &Place, sandbox: &Sandbox) {
+    let file = config(place, sandbox, 1_000_000);
+    let fatal =
+        ["--set", "guard.rollbacks=1", "--set", &format!("test.nan_samples={:?}", (0..2000).collect::<Vec<u64>>())];
+    let hopeless = sandbox.submit(&file, &sandbox.path("runs/hopeless"), &fatal);
+    let once = ["--set", "cluster.restarts=0", "--set", "slurm.requeues=1"];
+    let run = sandbox.path("runs/failing");
+    let failing = sandbox.submit(&file, &run, &once);
+
+    let mut seen = 0;
+    for _ in 0..2 {
+        seen = sandbox.say(&failing, seen, "\nstep 5/");
+        let line = format!("{} train --run {run}", sandbox.path("bin/lambert-worker"));
+        signal(*sandbox.processes(&line).last().unwrap(), "-9");
+        seen = sandbox.say(&failing, seen, "given up after 1 failures within 60 minutes");
+    }
+    assert_eq!(sandbox.ended(&failing), "FAILED|1:0", "{}", sandbox.log(&failing));
+    assert_eq!(sandbox.log(&failing).matches("failure 1: the job is queued again").count(), 1);
+    let told = sandbox.lambert(&["status", &run]).out;
+    assert_eq!(told.matches("ago: failed: given up after 1 failures").count(), 2, "{told}");
+
+    assert_eq!(sandbox.ended(&hopeless), "FAILED|70:0", "{}", sandbox.log(&hopeless));
+    assert!(!sandbox.log(&hopeless).contains("queued again"), "{}", sandbox.log(&hopeless));
+}

@@ -1,0 +1,44 @@
+//! Preparations in the queue.
+
+use std::path::Path;
+
+use crate::support::slurm::Sandbox;
+use crate::support::{Place, tree};
+
+/// An array of four, one of which fails and is submitted again alone; joined, the datasets are those of one process.
+pub fn an_array_and_its_join(place: &Place, sandbox: &Sandbox) {
+    let text = std::fs::read_to_string(place.path("prep.toml")).unwrap();
+    // The file names the folder that its paths were made in.
+    let was = text.split("path = \"").nth(1).unwrap().split("/corpus.txt").next().unwrap();
+    let text = text.replace(was, &sandbox.path("prep"));
+    for name in ["corpus.txt", "vocab.txt"] {
+        sandbox.file(&format!("prep/{name}"), &std::fs::read_to_string(place.path(name)).unwrap());
+    }
+    let fails = r#"[ "${SLURM_ARRAY_TASK_ID:-}" != 2 ] || [ -e prep/mended ] || exit 3"#;
+    let config = sandbox.file("prep/prep.toml", &format!("{text}[slurm]\ntime = \"10\"\nprologue = ['{fails}']\n"));
+    let submit = |more: &[&str]| {
+        let ran =
+            sandbox.lambert(&[&["submit", "--prep", "--config", &config, "--parts", "4", "--json"], more].concat());
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        let jobs: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+        ["array", "join"].map(|name| jobs[name].as_str().unwrap().to_owned())
+    };
+    let [array, join] = submit(&[]);
+    assert!(sandbox.ended(&join).starts_with("CANCELLED"), "a join without its parts");
+    let ended = |task: usize| sandbox.ended(&format!("{array}_{task}"));
+    assert_eq!((0..4).map(ended).filter(|end| end == "COMPLETED|0:0").count(), 3);
+    assert_eq!(ended(2), "FAILED|3:0");
+    assert!(!Path::new(&sandbox.path("prep/data/train/manifest.json")).exists());
+
+    sandbox.file("prep/mended", "");
+    let [array, join] = submit(&["--tasks", "2"]);
+    assert_eq!(sandbox.ended(&join), "COMPLETED|0:0", "{}", sandbox.log(&join));
+    assert_eq!(sandbox.ended(&array), "COMPLETED|0:0");
+    let (one, other) = (tree(Path::new(&sandbox.path("prep/data"))), tree(Path::new(&place.path("data"))));
+    assert_eq!(one.keys().collect::<Vec<_>>(), other.keys().collect::<Vec<_>>());
+    assert!(one.iter().all(|(name, bytes)| other[name] == *bytes), "the array's datasets differ from one process's");
+
+    let refused = sandbox.lambert(&["submit", "--prep", "--config", &config, "--parts", "4", "--tasks", "4"]);
+    assert_eq!(refused.code, 2);
+    assert!(refused.err.contains("--tasks: there is no part 4 of 4"), "{}", refused.err);
+}

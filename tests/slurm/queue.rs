@@ -1,0 +1,79 @@
+//! Requests to jobs that do not run: pending, suspended, put back into the queue.
+
+use crate::slurm::config;
+use crate::support::slurm::Sandbox;
+use crate::support::{Place, checkpoints};
+
+/// A run at the bottom of the queue: `lambert status` knows why, `lambert stop` takes it out.
+pub fn requests_hold(place: &Place, sandbox: &Sandbox) {
+    let file = config(place, sandbox, 1_000_000);
+    let (suspended, requeued) = (sandbox.path("runs/suspended"), sandbox.path("runs/requeued"));
+    let one = sandbox.submit(&file, &suspended, &[]);
+    let other = sandbox.submit(&file, &requeued, &[]);
+    pending(sandbox, &file);
+    held(sandbox, &file);
+    between_two_starts(sandbox, &requeued, &other);
+    in_the_middle(sandbox, &suspended, &one);
+}
+
+fn pending(sandbox: &Sandbox, file: &str) {
+    let run = sandbox.path("runs/pending");
+    let later = ["--set", "slurm.options=[\"--begin=now+1hour\"]"];
+    let job = sandbox.submit(file, &run, &later);
+    let told = sandbox.lambert(&["status", &run]).out;
+    assert!(told.contains("no coordinator has written a status yet"), "{told}");
+    // The reason is BeginTime, or Resources where the scheduler has not looked yet.
+    for text in [format!("job          {job}: pending ("), "), expected to start 20".to_owned()] {
+        assert!(told.contains(&text), "no {text:?} in {told}");
+    }
+    let twice = sandbox.lambert(&["submit", "--config", file, "--run", &run]);
+    assert_eq!(twice.code, 2, "{}", twice.err);
+    assert!(twice.err.contains(&format!("is in the queue already, as job {job} (PENDING)")), "{}", twice.err);
+    let stopped = sandbox.lambert(&["stop", &run]);
+    assert_eq!(stopped.out, format!("job {job} was pending and is cancelled"), "{}", stopped.err);
+    assert!(sandbox.ended(&job).starts_with("CANCELLED"));
+    let again = sandbox.lambert(&["stop", &run]);
+    assert_eq!(again.code, 1, "{}", again.out);
+}
+
+/// A request that nobody could honour yet is honoured by the coordinator that comes, before it starts a rank.
+fn held(sandbox: &Sandbox, file: &str) {
+    let run = sandbox.path("runs/held");
+    let job = sandbox.submit(file, &run, &["--set", "slurm.options=[\"--hold\"]"]);
+    // What `lambert stop` leaves where it may not cancel the job: another user's, say.
+    sandbox.file("runs/held/control/stop", "asked\n");
+    assert_eq!(sandbox.run("scontrol", &["release", &job]).code, 0);
+    assert_eq!(sandbox.ended(&job), "FAILED|76:0", "{}", sandbox.log(&job));
+    assert!(!sandbox.log(&job).contains("starting 2 rank(s)"), "{}", sandbox.log(&job));
+}
+
+/// The job was put back into the queue by hand; before it starts again the run is stopped.
+fn between_two_starts(sandbox: &Sandbox, run: &str, job: &str) {
+    sandbox.say(job, 0, "\nstep 5/");
+    assert_eq!(sandbox.run("scontrol", &["requeue", job]).code, 0);
+    sandbox.say(job, 0, "(put back into the queue)");
+    sandbox.state(job, "PENDING");
+    let told = sandbox.lambert(&["status", run]).out;
+    for text in ["and queued again", "requeued 1 time(s)", "ago: put back into the queue", ": pending ("] {
+        assert!(told.contains(text), "no {text:?} in {told}");
+    }
+    let stopped = sandbox.lambert(&["stop", run]);
+    assert_eq!(stopped.out, format!("job {job} was pending and is cancelled"), "{}", stopped.err);
+    assert!(sandbox.ended(job).starts_with("CANCELLED"));
+    assert!(!checkpoints(run).is_empty());
+    assert_eq!(sandbox.log(job).matches("starting 2 rank(s)").count(), 1, "{}", sandbox.log(job));
+}
+
+fn in_the_middle(sandbox: &Sandbox, run: &str, job: &str) {
+    sandbox.say(job, 0, "\nstep 5/");
+    sandbox.administer("scontrol", &["suspend", job]);
+    sandbox.state(job, "SUSPENDED");
+    let told = sandbox.lambert(&["status", run]).out;
+    assert!(told.contains("and suspended with its job"), "{told}");
+    let stopped = sandbox.lambert(&["stop", run]);
+    assert!(stopped.out.contains(&format!("job {job} is suspended")), "{}{}", stopped.out, stopped.err);
+    sandbox.administer("scontrol", &["resume", job]);
+    assert_eq!(sandbox.ended(job), "FAILED|76:0", "{}", sandbox.log(job));
+    assert!(!checkpoints(run).is_empty());
+    assert_eq!(sandbox.log(job).matches("starting 2 rank(s)").count(), 1, "{}", sandbox.log(job));
+}
