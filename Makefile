@@ -13,6 +13,8 @@ CORPUS ?=
 # What the programs say they were built from: a coordinator refuses ranks of another commit.
 export LAMBERT_GIT := $(shell git rev-parse --short=12 HEAD 2>/dev/null)
 DEMO ?= demo
+# End-to-end tests wait more than they compute: one more of them at a time than there are processors.
+export RUST_TEST_THREADS := $(or $(RUST_TEST_THREADS),$(shell expr $$(nproc) + 1))
 
 .PHONY: setup build demo test check doc bench clean
 
