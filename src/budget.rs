@@ -92,7 +92,7 @@ mod tests {
     use super::*;
     use crate::device::{CardFacts, Libtorch};
 
-    fn card(host: &str, bus: &str, free: u64) -> Option<CardRoom> {
+    fn told(host: &str, bus: &str, free: u64) -> Option<CardRoom> {
         Some(CardRoom { host: host.into(), bus: bus.into(), name: format!("0 (X, {bus})"), free, memory: 100 })
     }
 
@@ -100,9 +100,9 @@ mod tests {
     fn the_least_room_is_found_and_shared_cards_are_divided() {
         assert_eq!(least_of(&[None, None]), None);
         let least = |all: &[Option<CardRoom>]| least_of(all).map(|room| (room.rank, room.free, room.memory));
-        assert_eq!(least(&[card("a", "1", 90), None, card("b", "1", 80)]), Some((2, 80, 100)));
-        assert_eq!(least(&[card("a", "1", 70), card("a", "2", 60), card("a", "1", 66)]), Some((2, 33, 50)));
-        let room = least_of(&[card("a", "1", 90)]).unwrap();
+        assert_eq!(least(&[told("a", "1", 90), None, told("b", "1", 80)]), Some((2, 80, 100)));
+        assert_eq!(least(&[told("a", "1", 70), told("a", "2", 60), told("a", "1", 66)]), Some((2, 33, 50)));
+        let room = least_of(&[told("a", "1", 90)]).unwrap();
         assert_eq!(room.card, "card 0 (X, 1) of host a");
     }
 

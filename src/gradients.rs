@@ -189,14 +189,14 @@ mod tests {
     /// What rank `rank` of so many has as the gradients of a step, after the exchange.
     fn gradients_of_a_world(mut ends: lambert_collective::Endpoints, lengths: &[u16], world: usize) -> Vec<f32> {
         tch::set_num_threads(1);
-        let model = crate::step::tests::model(Norm::Post);
+        let model = step::tests::model(Norm::Post);
         let division = Division::new(lengths, world, 24);
         let cuts: Vec<&[usize]> = division.ranks[ends.group.rank()].iter().map(|cut| &cut.samples[..]).collect();
         let parameters = Parameters::initialize(Arc::new(Host), parameters::specs(&model, 2, 50), 1, 0.2);
         let mut state = TrainState::new(parameters);
         let bert = Bert::new(&state.parameters, &model, 2);
         let mut exchange = Exchange::new(&mut *ends.reducer, 1000, true);
-        let batch = crate::step::tests::batch(&cuts);
+        let batch = step::tests::batch(&cuts);
         let mut are_final = |state: &TrainState, elements: usize| exchange.are_final(state, elements);
         step::forward_backward(&bert, &mut state, &batch, Key::new(1), &mut are_final).unwrap();
         exchange.finish(&mut state).unwrap();
@@ -215,7 +215,7 @@ mod tests {
             threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
         };
         let one = of(1).remove(0);
-        let specs = parameters::specs(&crate::step::tests::model(Norm::Post), 2, 50);
+        let specs = parameters::specs(&step::tests::model(Norm::Post), 2, 50);
         let parameters = Parameters::zeros(Arc::new(Host), specs);
         let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
         let all = norm(&mut one.iter().copied());

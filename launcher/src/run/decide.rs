@@ -3,7 +3,7 @@
 //! There is no clock, no I/O and no thread here. Signals, timers, the store, the lease, launchers and the control channel
 //! make [`Event`]s; the coordinator carries out [`Action`]s; status, display and log observe both.
 //!
-//! - [`event`]: events and actions; [`placement`]: which ranks an attempt has, and where
+//! - [`state`]: all that a coordinator knows; [`event`]: events and actions; [`placement`]: which ranks an attempt has, and where
 //! - [`watch`]: what is known of the attempt under way, and why it failed; [`limits`]: when a rank is taken for hung
 //! - [`after`]: what follows an attempt; [`stop`]: why a run stops; [`memory`]: what a later start needs to know
 
@@ -12,170 +12,21 @@ pub mod event;
 pub mod limits;
 pub mod memory;
 pub mod placement;
+pub mod state;
 pub mod stop;
 pub mod watch;
 
-use lambert_config::RunConfig;
 use lambert_config::control::{Directive, EventKind, Fault};
 use lambert_config::exit;
-use lambert_control::{Saying, Versions};
+use lambert_control::Saying;
 
 pub use event::{Action, Death, Event, Exit, FromWorkers, Note, Seconds, Verdict, Wanted};
 pub use memory::Memory;
 pub use placement::{Attempt, Placement, Room};
+pub use state::{Phase, Running, Settings, State, Why};
 pub use stop::{JobSettings, JobView, Requests, Signal, Standing, StopReason};
 
-use after::Tries;
-use limits::Patience;
 use watch::{Failure, Watch};
-
-/// What does not change while a coordinator lives.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Settings {
-    /// Ranks of an attempt.
-    pub ranks: usize,
-    /// Where they may be.
-    pub room: Room,
-    /// How long phases may take.
-    pub patience: Patience,
-    /// Failures within the window that are followed by a restart.
-    pub restarts: usize,
-    /// The window, seconds.
-    pub window: Seconds,
-    /// How long starts that no rank reports from are tried again, seconds.
-    pub absence: Seconds,
-    /// Rollbacks in a row without progress.
-    pub rollbacks: usize,
-    /// When the coordinator began, seconds since 1970.
-    pub unix: f64,
-    /// What the coordinator is made of.
-    pub versions: Versions,
-    /// The Slurm job that it is part of.
-    pub job: Option<JobSettings>,
-}
-
-impl Settings {
-    /// Of a run whose ranks may be in `room`, for a coordinator that begins at `unix`.
-    pub fn new(config: &RunConfig, room: Room, unix: f64) -> Self {
-        let cluster = &config.cluster;
-        Self {
-            ranks: cluster.ranks,
-            room,
-            patience: Patience::new(config),
-            restarts: cluster.restarts,
-            window: 60.0 * cluster.restart_window_minutes,
-            absence: 60.0 * cluster.patience_minutes,
-            rollbacks: config.guard.rollbacks,
-            unix,
-            versions: Versions::of_program(),
-            job: None,
-        }
-    }
-}
-
-/// An attempt under way.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Running {
-    /// Which.
-    pub attempt: Attempt,
-    /// When it was started.
-    pub begun: Seconds,
-    /// What is known of it.
-    pub watch: Watch,
-    /// Whether it was said that it is slow.
-    slow: bool,
-    /// Whether the ranks have been ordered to stop.
-    pub stopping: bool,
-}
-
-/// Why the processes of an attempt are ended.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Why {
-    /// They have ended by themselves; what is left of them goes, too.
-    Left,
-    /// A second signal.
-    Killed,
-    /// Another coordinator has the run.
-    Replaced(String),
-    /// They failed in a way that only the coordinator sees.
-    Failed(Failure),
-}
-
-/// Where a coordinator is.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Phase {
-    /// It waits for a lease.
-    Leasing(Wanted),
-    /// Ranks run.
-    Running(Box<Running>),
-    /// Their processes are being ended.
-    Ending(Box<Running>, Why),
-    /// It waits before the next attempt.
-    Pausing {
-        /// The attempt before.
-        last: u32,
-        /// Until when.
-        until: Seconds,
-    },
-    /// It is over.
-    Over(Verdict),
-}
-
-/// All that a coordinator knows.
-#[derive(Debug, Clone, PartialEq)]
-pub struct State {
-    /// What does not change.
-    pub settings: Settings,
-    /// What a later start needs to know.
-    pub memory: Memory,
-    /// Where it is.
-    pub phase: Phase,
-    /// What people and Slurm have asked for.
-    pub requests: Requests,
-    /// Steps finished, as far as this coordinator has heard.
-    pub step: u64,
-    /// The newest committed checkpoint, if one is known.
-    pub checkpoint: Option<String>,
-    tries: Tries,
-}
-
-impl State {
-    /// A coordinator that begins, and the first thing it wants done.
-    pub fn begin(settings: Settings, memory: Memory) -> (Self, Vec<Action>) {
-        let mut memory = memory.sanitized(settings.unix);
-        let mut actions = Vec::new();
-        if let Some(job) = &settings.job {
-            memory.begin_job(settings.unix, &job.id);
-            if let Some(save) = memory.last_save_seconds.filter(|save| *save > job.lead) {
-                actions.push(Action::Note(Note::ShortLead { save, lead: job.lead }));
-            }
-        }
-        actions.push(Action::TakeLease(Wanted::Next));
-        let (phase, requests) = (Phase::Leasing(Wanted::Next), Requests::default());
-        let state = Self { settings, memory, phase, requests, step: 0, checkpoint: None, tries: Tries::default() };
-        (state, actions)
-    }
-
-    /// How it ended, if it has.
-    pub fn verdict(&self) -> Option<&Verdict> {
-        match &self.phase {
-            Phase::Over(verdict) => Some(verdict),
-            _ => None,
-        }
-    }
-
-    /// The attempt under way, if there is one.
-    pub fn running(&self) -> Option<&Running> {
-        match &self.phase {
-            Phase::Running(running) | Phase::Ending(running, _) => Some(running),
-            _ => None,
-        }
-    }
-
-    fn unix(&self, at: Seconds) -> f64 {
-        self.settings.unix + at
-    }
-}
 
 /// What follows from `event` at the time `at`.
 pub fn decide(mut state: State, at: Seconds, event: Event) -> (State, Vec<Action>) {
