@@ -167,7 +167,10 @@ fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<Train
     })?;
     let store = Store::open(run)?;
     if lambert_store::hash::sha256(&store.get(VOCABULARY)?) != datasets.first().manifest().vocabulary.sha256 {
-        return Err(Error::Usage(format!("run.from: {run} has another vocabulary than {}", datasets.first().url())));
+        return Err(Error::Usage(format!(
+            "run.from: {run} does not have the vocabulary of {}",
+            datasets.first().url()
+        )));
     }
     let verified = stored::verify(&store, name)?;
     let (theirs, _) = session::read_config(&store)?;

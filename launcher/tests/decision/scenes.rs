@@ -52,12 +52,12 @@ impl Scene {
     }
 
     fn says(&mut self, kind: EventKind) -> &mut Self {
-        self.worker(FromWorkers::Said(0, Saying::Event(kind)))
+        self.worker(FromWorkers::Message(0, Saying::Event(kind)))
     }
 
     fn record(&mut self, step: u64) -> &mut Self {
         let record = StepRecord { step, seconds: 1.0, ..StepRecord::default() };
-        self.worker(FromWorkers::Said(0, Saying::Record(Box::new(record))))
+        self.worker(FromWorkers::Message(0, Saying::Record(Box::new(record))))
     }
 
     fn report(&mut self) -> &mut Self {
