@@ -35,7 +35,7 @@ const EXCHANGE: u64 = 4;
 
 /// The allocator keeps some of the memory of smaller micro-batches while the largest, which comes last, takes its own: this part
 /// of the largest's activations. Measured.
-const KEPT: u64 = 10;
+const KEPT: u64 = 8;
 
 /// Bytes of the activations, and of the gradients of activations, of one micro-batch of a stage at their most; `length` is
 /// the dataset's sequence length, `vocabulary` its pieces. Counted is what each operation keeps for its backward pass, and the
