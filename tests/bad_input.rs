@@ -116,7 +116,7 @@ fn impossible_runs_are_refused_with_all_that_is_wrong_at_once() {
         "stage.0.data: was prepared with pair = Nsp, but objective.pair is Sop",
         "evaluation.data: has samples of up to 64",
         "evaluation.data: was prepared with pair",
-        "evaluation.data: has another vocabulary than stage.0.data",
+        "evaluation.data: does not have the vocabulary of stage.0.data",
         "stage.0: needs about ",
         "on this host, which has ",
     ];
@@ -125,7 +125,7 @@ fn impossible_runs_are_refused_with_all_that_is_wrong_at_once() {
     done(&["run", "--run", &run_url, "--config", &config]);
     let sets = ["--set", &format!("stage.0.data={other}/train"), "--allow-change", "stage.0.data"].map(str::to_owned);
     let start = [&["run", "--run", &run_url, "--config", &config][..], &sets.each_ref().map(String::as_str)].concat();
-    refused(&run(&start), 2, &["stage.0.data: has another vocabulary than the model"]);
+    refused(&run(&start), 2, &["stage.0.data: does not have the vocabulary of the model"]);
 }
 
 /// A limit on the address space of all that is started, of which the formula knows nothing.
@@ -215,9 +215,10 @@ fn checkpoints_that_are_damaged() {
     assert_eq!(resumed.code, 0, "{}", resumed.err);
     for log in [&exported.err, &resumed.err] {
         for name in [&newest, &second] {
-            let warned =
-                log.lines().any(|line| line.contains("WARN") && line.contains("passed over") && line.contains(name));
-            assert!(warned, "{name} is not passed over in {log}");
+            let warned = log
+                .lines()
+                .any(|line| line.contains("WARN") && line.contains("skipped checkpoint") && line.contains(name));
+            assert!(warned, "{name} is not skipped in {log}");
         }
     }
     assert!(resumed.err.contains(&format!("training goes on from {third}")), "{}", resumed.err);

@@ -160,7 +160,7 @@ impl<'a> Trial<'a> {
         }
     }
 
-    /// Starts the run again; now and then with a flipped byte in its newest checkpoint, which must be passed over.
+    /// Starts the run again; now and then with a flipped byte in its newest checkpoint, which must be skipped.
     fn start_over(&mut self) -> Running {
         let mut sound = checkpoints(&self.url);
         sound.retain(|name| !self.damaged.contains(name));

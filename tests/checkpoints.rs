@@ -142,7 +142,7 @@ fn changes_are_refused_unless_they_are_named() {
     assert!(log.contains("rounded otherwise from here on"), "{log}");
 }
 
-/// Sound, but of another model: passed over where the run has another, and no reason to start anew where it has none.
+/// Sound, but of another model: skipped where the run has another, and no reason to start anew where it has none.
 #[test]
 fn checkpoints_that_do_not_fit_are_passed_over() {
     let place = Place::new();
@@ -266,7 +266,7 @@ fn an_adversarys_checkpoint_is_passed_over() {
         later.for_each(|name| std::fs::remove_dir_all(Path::new(&url).join("checkpoints").join(name)).unwrap());
         whole.iter().for_each(|(name, bytes)| std::fs::write(folder.join(name), bytes).unwrap());
     }
-    assert_eq!(train(&config, &url, &[]).matches("passed over").count(), 0);
+    assert_eq!(train(&config, &url, &[]).matches("skipped checkpoint").count(), 0);
 }
 
 /// What a bucket refuses is a warning that says why; saves go on when it does not refuse any more.

@@ -137,7 +137,8 @@ fn sources(folder: &str) -> Vec<(String, String)> {
 
 /// What of a source file is neither comment nor test.
 fn code(text: &str) -> String {
-    let before_tests = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    let tests = ["#[cfg(test)]\nmod tests {", "#[cfg(test)]\npub(crate) mod tests {"];
+    let before_tests = tests.iter().fold(text, |text, tests| text.split(tests).next().unwrap_or_default());
     let lines = before_tests.lines().filter(|line| !line.trim_start().starts_with("//"));
     lines.map(|line| format!("{line}\n")).collect()
 }

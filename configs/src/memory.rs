@@ -33,6 +33,10 @@ const PROGRAM_OF_CARD: u64 = 2 << 30;
 /// Bytes a parameter in main memory of a rank that computes on a card: gradients on their way to the other ranks.
 const EXCHANGE: u64 = 4;
 
+/// The allocator keeps some of the memory of smaller micro-batches while the largest, which comes last, takes its own: this part
+/// of the largest's activations. Measured.
+const KEPT: u64 = 8;
+
 /// Bytes of the activations, and of the gradients of activations, of one micro-batch of a stage at their most; `length` is
 /// the dataset's sequence length, `vocabulary` its pieces. Counted is what each operation keeps for its backward pass, and the
 /// larger of the softmax over the vocabulary and one layer's gradients.
@@ -91,6 +95,7 @@ pub fn of_a_rank(config: &RunConfig, stage: &Stage, data: Data, ranks: usize) ->
     }
     let state = state(parameters, ranks) / ranks.max(1) as u64;
     let activations = activations(config, stage, data.pieces, data.longest);
+    let activations = activations.saturating_add(activations / KEPT);
     let exact = if config.cluster.canonical { EXACT.saturating_mul(parameters) } else { 0 };
     [state, activations, samples, exact].into_iter().fold(PROGRAM, u64::saturating_add)
 }

@@ -72,7 +72,7 @@ fn agree_on_start(session: &Session, collective: &mut dyn Group, datasets: &Data
             .unwrap_or_else(|error| Found { error: Some(error::chain(&error)), ..Found::default() });
         // A coordinator prints these from the event that tells of the start.
         for passed_over in found.passed_over.iter().filter(|_| !session.control.is_connected()) {
-            tracing::warn!("passed over checkpoint {passed_over}");
+            tracing::warn!("skipped checkpoint {passed_over}");
         }
         bytes = serde_json::to_vec(&found).map_err(Error::Json)?;
     }
@@ -167,7 +167,10 @@ fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<Train
     })?;
     let store = Store::open(run)?;
     if lambert_store::hash::sha256(&store.get(VOCABULARY)?) != datasets.first().manifest().vocabulary.sha256 {
-        return Err(Error::Usage(format!("run.from: {run} has another vocabulary than {}", datasets.first().url())));
+        return Err(Error::Usage(format!(
+            "run.from: {run} does not have the vocabulary of {}",
+            datasets.first().url()
+        )));
     }
     let verified = stored::verify(&store, name)?;
     let (theirs, _) = session::read_config(&store)?;
@@ -211,7 +214,7 @@ pub fn choose(store: &Store, name: Option<&str>) -> Result<(Verified, Facts), Er
         None => {
             let (newest, passed_over) = stored::newest_verified(store)?;
             for over in passed_over {
-                tracing::warn!("passed over checkpoint {}: {}", over.name, over.why);
+                tracing::warn!("skipped checkpoint {}: {}", over.name, over.why);
             }
             let none = || Error::Usage(format!("{} has no checkpoint that verifies", store.url()));
             newest.ok_or_else(none)?.1

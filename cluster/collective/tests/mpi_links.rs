@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 mod jobs;
+mod suite;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -145,6 +146,27 @@ fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
         assert!(begin.elapsed() < Duration::from_secs(60), "nothing happens");
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// All that a backend must do, with a host for each rank.
+#[test]
+fn the_suite_over_two_and_three_hosts() {
+    for count in [2, 3] {
+        let Some(mut hosts) = Hosts::of(count) else { return };
+        hosts.start("rank_that_runs_the_suite");
+        until(|| hosts.read("passed"));
+        assert!(hosts.job.take().unwrap().wait().unwrap().success(), "{count} hosts");
+    }
+}
+
+#[test]
+fn rank_that_runs_the_suite() {
+    let Some(mut ends) = as_rank(Options::default()) else { return };
+    suite::everything(&mut ends, suite::F32);
+    if ends.group.rank() == 0 {
+        jobs::write("passed", "");
+    }
+    ends.finish().unwrap();
 }
 
 const STALL: Duration = Duration::from_secs(8);

@@ -26,7 +26,7 @@ pub fn check_fit(config: &RunConfig, used: &[(String, &Dataset)], vocabulary: Op
         }
         if vocabulary.or(first).is_some_and(|expected| expected != manifest.vocabulary.sha256) {
             let other = if vocabulary.is_some() { "the model" } else { used[0].0.as_str() };
-            fault(format!("has another vocabulary than {other}"));
+            fault(format!("does not have the vocabulary of {other}"));
         }
     }
 }

@@ -129,7 +129,7 @@ fn newest(store: &Store) -> Result<Manifest, Failure> {
     let (found, passed_over) = checkpoint::newest_verified(store).map_err(Failure::failed)?;
     match found {
         Some((_, verified)) => {
-            passed_over.iter().for_each(|over| tracing::warn!("passed over {}: {}", over.name, over.why));
+            passed_over.iter().for_each(|over| tracing::warn!("skipped checkpoint {}: {}", over.name, over.why));
             Ok(verified.manifest)
         }
         None => Err(Failure::failed(ExportError::NoCheckpoint { url: store.url().to_owned(), passed_over })),

@@ -169,7 +169,7 @@ impl Shared {
         let said = std::mem::take(&mut report.said);
         self.pass_on(FromWorkers::Report(report))?;
         for saying in seat.inbox.take(said) {
-            self.pass_on(FromWorkers::Said(rank, saying))?;
+            self.pass_on(FromWorkers::Message(rank, saying))?;
         }
         let order = lock(&self.order).filter(|order| rank == 0 && order.number > seat.taken);
         Ok(Answer { acknowledged: seat.inbox.acknowledged(), order })
@@ -231,7 +231,7 @@ mod tests {
         }
         let events: Vec<_> = inbox.try_iter().collect();
         let report = Event::Worker(3, FromWorkers::Report(from(1)));
-        let said = Event::Worker(3, FromWorkers::Said(1, finished));
+        let said = Event::Worker(3, FromWorkers::Message(1, finished));
         assert_eq!(events, [report.clone(), said, report.clone(), report]);
     }
 

@@ -241,10 +241,10 @@ fn listen(state: &mut State, at: Seconds, running: &mut Running, what: FromWorke
                 running.watch.mixture.get_or_insert(mixture);
             }
         }
-        FromWorkers::Said(_, Saying::Event(EventKind::Started { checkpoint, .. })) => {
+        FromWorkers::Message(_, Saying::Event(EventKind::Started { checkpoint, .. })) => {
             state.checkpoint.clone_from(checkpoint);
         }
-        FromWorkers::Said(_, Saying::Event(EventKind::Checkpoint { name, written, .. })) => {
+        FromWorkers::Message(_, Saying::Event(EventKind::Checkpoint { name, written, .. })) => {
             (state.checkpoint, state.requests.save) = (Some(name.clone()), false);
             state.memory.last_save_seconds = Some(*written);
         }

@@ -1,4 +1,4 @@
-//! What a run will do and need, said before it starts: its stages, their operations, the memory of a rank.
+//! What a run will do and need, said before it starts: its stages, their FLOPs, the memory of a rank.
 
 use lambert_config::architecture::{Architecture, Tensor};
 use lambert_config::dealing::Division;
@@ -43,8 +43,8 @@ fn balance(config: &RunConfig, stage: &Stage, data: Data) -> f64 {
     Division::new(&lengths, config.cluster.ranks, stage.micro_batch_tokens.or_default()).balance()
 }
 
-/// Useful operations of a stage with so many layers, as if all its samples had the mean length.
-fn operations(config: &RunConfig, stage: &Stage, layers: usize, data: Data) -> f64 {
+/// FLOPs of a stage that count with so many layers, as if all its samples had the mean length.
+fn flops(config: &RunConfig, stage: &Stage, layers: usize, data: Data) -> f64 {
     let length = data.mean().round() as usize;
     let masked = config.objective.predictions(length) as u64;
     let sample = flops::training(&config.model, layers, data.sizes.pieces, std::iter::once(length as u64), masked);
@@ -63,14 +63,14 @@ pub fn lines(config: &RunConfig) -> Result<Vec<String>, Failure> {
 fn table(config: &RunConfig, data: &[Data]) -> Vec<String> {
     let deepest = config.stage.iter().map(|stage| stage.depth(&config.model)).max().unwrap_or_default();
     let (mut samples, mut all, mut at_full_depth) = (0, 0.0, 0.0);
-    let head = ["stage", "layers", "tokens", "steps", "samples", "epochs", "operations", "GiB a rank", "balance"];
+    let head = ["stage", "layers", "tokens", "steps", "samples", "epochs", "FLOPs", "GiB a rank", "balance"];
     let mut rows = vec![head.map(str::to_owned)];
     for (index, (stage, data)) in config.stage.iter().zip(data).enumerate() {
         let layers = stage.depth(&config.model);
-        let here = operations(config, stage, layers, *data);
+        let here = flops(config, stage, layers, *data);
         samples += plan::samples(stage);
         all += here;
-        at_full_depth += operations(config, stage, deepest, *data);
+        at_full_depth += flops(config, stage, deepest, *data);
         let memory = memory::of_a_rank(config, stage, data.sizes, config.cluster.ranks);
         rows.push([
             format!("{index} {}", stage.name),
@@ -92,7 +92,7 @@ fn table(config: &RunConfig, data: &[Data]) -> Vec<String> {
     let most = if config.stage.iter().any(|stage| stage.plateau.is_some()) { "at most " } else { "" };
     lines.extend(on_cards(config, data));
     lines.extend(frozen(config));
-    lines.push(format!("in all {most}{steps} steps, {samples} samples, {all:.2e} operations{less}"));
+    lines.push(format!("in all {most}{steps} steps, {samples} samples, {all:.2e} FLOPs{less}"));
     lines
 }
 
@@ -165,7 +165,7 @@ mod tests {
         let long = Data { sizes: memory::Data { longest: 512, ..sizes }, tokens: 51200 * 512 };
         let lines = table(&config, &[short, long]);
         assert_eq!(lines.len(), 4);
-        // 128 tokens, 6 layers of 14.2 million operations a token and layer and 0.39 of attention; 19 tokens of the head.
+        // 128 tokens, 6 layers of 14.2 MFLOPs a token and layer and 0.39 of attention; 19 tokens of the head.
         let words: Vec<&str> = lines[1].split_whitespace().collect();
         assert_eq!(words[..7], ["0", "one", "6", "128", "100", "25600", "0.50"]);
         let expected = 3.0 * 25600.0 * (128.0 * 6.0 * (14_155_776.0 + 393_216.0) + 19.0 * 48_061_440.0);

@@ -79,7 +79,7 @@ fn record(event: &Event) -> Option<&StepRecord> {
     use super::decide::FromWorkers;
     use lambert_control::Saying;
     match event {
-        Event::Worker(_, FromWorkers::Said(_, Saying::Record(record))) => Some(record),
+        Event::Worker(_, FromWorkers::Message(_, Saying::Record(record))) => Some(record),
         _ => None,
     }
 }

@@ -62,7 +62,7 @@ fn look(config: &RunConfig, run: &str, name: &str, faults: &mut Vec<Fault>) -> R
     if Dataset::open(data).map_err(Failure::usage)?.manifest().vocabulary.sha256
         != lambert_store::hash::sha256(&vocabulary)
     {
-        faults.push(Fault::new(KEY, format!("{run} has another vocabulary than {data}")));
+        faults.push(Fault::new(KEY, format!("{run} does not have the vocabulary of {data}")));
     }
     Ok(())
 }

@@ -198,10 +198,10 @@ impl Play {
             9 => EventKind::Warning { message },
             _ => {
                 let record = StepRecord { step, seconds: 1.0, ..StepRecord::default() };
-                return FromWorkers::Said(0, Saying::Record(Box::new(record)));
+                return FromWorkers::Message(0, Saying::Record(Box::new(record)));
             }
         };
-        FromWorkers::Said(self.rank(), Saying::Event(event))
+        FromWorkers::Message(self.rank(), Saying::Event(event))
     }
 
     /// What the world owes the coordinator: an answer about the lease, processes that are gone when they were ended.

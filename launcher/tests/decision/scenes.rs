@@ -52,12 +52,12 @@ impl Scene {
     }
 
     fn says(&mut self, kind: EventKind) -> &mut Self {
-        self.worker(FromWorkers::Said(0, Saying::Event(kind)))
+        self.worker(FromWorkers::Message(0, Saying::Event(kind)))
     }
 
     fn record(&mut self, step: u64) -> &mut Self {
         let record = StepRecord { step, seconds: 1.0, ..StepRecord::default() };
-        self.worker(FromWorkers::Said(0, Saying::Record(Box::new(record))))
+        self.worker(FromWorkers::Message(0, Saying::Record(Box::new(record))))
     }
 
     fn report(&mut self) -> &mut Self {
@@ -314,12 +314,12 @@ fn a_coordinator_does_not_evict_itself_and_leaves_to_a_successor() {
 #[test]
 fn a_silent_rank_ends_its_attempt_and_its_host_is_remembered() {
     let mut scene = Scene::new();
-    scene.train(1, 5).wait(61.0);
+    scene.train(1, 5).wait(91.0);
     assert_eq!(scene.done, [Action::End]);
     scene.worker(FromWorkers::Gone(vec!["pid 12 (state D)".into()]));
     assert_eq!(scene.done[0], Action::Note(Note::Left(vec!["pid 12 (state D)".into()])));
     assert_eq!(scene.state.memory.restarts[0].host.as_deref(), Some("a"));
-    assert!(scene.state.memory.restarts[0].cause.ends_with("has been silent for 60 s"));
+    assert!(scene.state.memory.restarts[0].cause.ends_with("has been silent for 90 s"));
 }
 
 #[test]

@@ -39,10 +39,10 @@ pub enum Event {
 /// What comes from the processes of an attempt.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FromWorkers {
-    /// A rank's report; what it says in it comes as [`FromWorkers::Said`] right behind.
+    /// A rank's report; what it says in it comes as [`FromWorkers::Message`] right behind.
     Report(Report),
     /// A rank says something once.
-    Said(usize, Saying),
+    Message(usize, Saying),
     /// A rank wrote a line.
     Line(usize, String),
     /// The launcher tells how the first rank died.

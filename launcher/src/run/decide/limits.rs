@@ -126,7 +126,7 @@ mod tests {
 
     fn pace(watch: &mut Watch, seconds: f64) {
         let record = StepRecord { seconds, ..StepRecord::default() };
-        (0..5).for_each(|_| watch.take(0.0, FromWorkers::Said(0, Saying::Record(Box::new(record.clone())))));
+        (0..5).for_each(|_| watch.take(0.0, FromWorkers::Message(0, Saying::Record(Box::new(record.clone())))));
     }
 
     fn hang(watch: &Watch, at: Seconds) -> Option<String> {

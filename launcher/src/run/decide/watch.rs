@@ -119,7 +119,7 @@ impl Watch {
     pub fn take(&mut self, at: Seconds, what: FromWorkers) {
         match what {
             FromWorkers::Report(report) => self.report(at, report),
-            FromWorkers::Said(rank, saying) => self.said(at, rank, saying),
+            FromWorkers::Message(rank, saying) => self.said(at, rank, saying),
             FromWorkers::Died(death) => {
                 self.trouble.get_or_insert(at);
                 self.death.get_or_insert(death);

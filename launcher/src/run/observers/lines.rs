@@ -66,7 +66,7 @@ fn words(verdict: &Verdict) -> (&'static str, Option<&str>) {
 }
 
 fn of_event(scene: &Scene<'_>) -> Option<Value> {
-    let Event::Worker(attempt, FromWorkers::Said(_, saying)) = scene.event else { return None };
+    let Event::Worker(attempt, FromWorkers::Message(_, saying)) = scene.event else { return None };
     match saying {
         Saying::Record(record) => serde_json::to_value(record).ok(),
         Saying::Event(event) => of_kind(*attempt, event),

@@ -35,8 +35,8 @@ impl People {
 
     fn worker(&mut self, what: &FromWorkers, scene: &Scene<'_>) {
         match what {
-            FromWorkers::Said(_, Saying::Record(record)) => self.display.step(record, scene.pace),
-            FromWorkers::Said(rank, Saying::Event(event)) => self.event(*rank, event),
+            FromWorkers::Message(_, Saying::Record(record)) => self.display.step(record, scene.pace),
+            FromWorkers::Message(rank, Saying::Event(event)) => self.event(*rank, event),
             FromWorkers::Line(rank, text) => console::line(&self.line(*rank, text, scene.state)),
             _ => {}
         }

@@ -58,7 +58,7 @@ impl Report {
     /// Something happened.
     pub fn see(&mut self, scene: &Scene<'_>) {
         let mut urgent = false;
-        if let Event::Worker(_, FromWorkers::Said(_, saying)) = scene.event {
+        if let Event::Worker(_, FromWorkers::Message(_, saying)) = scene.event {
             match saying {
                 Saying::Record(record) => self.record(record, scene),
                 Saying::Event(event) => {

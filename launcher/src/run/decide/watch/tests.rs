@@ -12,7 +12,7 @@ fn watch() -> Watch {
 }
 
 fn tell(watch: &mut Watch, rank: usize, kind: EventKind) {
-    watch.take(1.0, FromWorkers::Said(rank, Saying::Event(kind)));
+    watch.take(1.0, FromWorkers::Message(rank, Saying::Event(kind)));
 }
 
 fn failed(message: &str, fault: Fault) -> EventKind {
