@@ -9,8 +9,10 @@ use crate::support::{self, Place, lambert};
 
 /// A configuration of one rank with held-out samples.
 fn config(place: &Place, steps: u64) -> String {
-    let text = std::fs::read_to_string(place.config(steps, 1)).unwrap().replace("backend = \"mpi\"", "backend = \"auto\"");
-    let more = format!("[evaluation]\ndata = {:?}\nevery_steps = 1000\n[guard]\nrollbacks = 0\n", place.path("data/held-out"));
+    let text =
+        std::fs::read_to_string(place.config(steps, 1)).unwrap().replace("backend = \"mpi\"", "backend = \"auto\"");
+    let more =
+        format!("[evaluation]\ndata = {:?}\nevery_steps = 1000\n[guard]\nrollbacks = 0\n", place.path("data/held-out"));
     place.file("tune.toml", format!("{text}{more}"))
 }
 
@@ -23,8 +25,18 @@ fn the_best_run_of_a_grid_is_found_whoever_is_killed() {
     let place = Place::new();
     let (config, runs) = (config(&place, 60), place.path("runs"));
     let line = [
-        "tune", "--config", &config, "--runs", &runs, "--grid", "optimizer.kind=\"lamb\",\"adamw\"", "--grid",
-        "stage.0.learning_rate=1e-4,5e-3", "--trial", "stage.0.learning_rate=1e30 optimizer.kind=\"adamw\"", "--json",
+        "tune",
+        "--config",
+        &config,
+        "--runs",
+        &runs,
+        "--grid",
+        "optimizer.kind=\"lamb\",\"adamw\"",
+        "--grid",
+        "stage.0.learning_rate=1e-4,5e-3",
+        "--trial",
+        "stage.0.learning_rate=1e30 optimizer.kind=\"adamw\"",
+        "--json",
     ];
     let mut tuning = start(&line);
     let begun = Instant::now();
@@ -40,7 +52,8 @@ fn the_best_run_of_a_grid_is_found_whoever_is_killed() {
     let results: Value = serde_json::from_str(&again.out).unwrap();
     let trials = results["trials"].as_array().unwrap();
     assert_eq!(trials.len(), 5);
-    let end = |name: &str| trials.iter().find(|trial| trial["name"] == name).unwrap()["end"].as_str().unwrap().to_owned();
+    let end =
+        |name: &str| trials.iter().find(|trial| trial["name"] == name).unwrap()["end"].as_str().unwrap().to_owned();
     assert_eq!(end("learning_rate=1e30,kind=adamw"), "diverged");
     assert_eq!(end("kind=lamb,learning_rate=5e-3"), "finished");
     let best = trials

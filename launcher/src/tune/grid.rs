@@ -76,7 +76,12 @@ pub fn settings(grids: &[String], trials: &[String]) -> Result<Vec<Settings>, Gr
         true => Err(GridError::Nothing),
         false => {
             let mut seen: Vec<Settings> = Vec::new();
-            all.retain(|settings| !seen.contains(settings) && { seen.push(settings.clone()); true });
+            all.retain(|settings| {
+                !seen.contains(settings) && {
+                    seen.push(settings.clone());
+                    true
+                }
+            });
             Ok(all)
         }
     }
@@ -106,7 +111,10 @@ pub fn name(settings: &[Setting]) -> String {
     let parts = settings.iter().map(|setting| format!("{}={}", setting.short(), setting.value));
     let name: String = parts.collect::<Vec<_>>().join(",");
     let plain = |letter: char| letter.is_ascii_alphanumeric() || ".-+_=,".contains(letter);
-    name.chars().filter(|letter| !"\"' []".contains(*letter)).map(|letter| if plain(letter) { letter } else { '_' }).collect()
+    name.chars()
+        .filter(|letter| !"\"' []".contains(*letter))
+        .map(|letter| if plain(letter) { letter } else { '_' })
+        .collect()
 }
 
 #[cfg(test)]
@@ -121,7 +129,8 @@ mod tests {
     #[test]
     fn a_grid_has_all_combinations() {
         let found = names(&["optimizer.kind=\"lamb\",\"adamw\"", "stage.0.learning_rate=1e-3, 2e-3"], &[]).unwrap();
-        let expected = ["kind=lamb,learning_rate=1e-3", "kind=lamb,learning_rate=2e-3", "kind=adamw,learning_rate=1e-3"];
+        let expected =
+            ["kind=lamb,learning_rate=1e-3", "kind=lamb,learning_rate=2e-3", "kind=adamw,learning_rate=1e-3"];
         assert_eq!((&found[..3], found.len()), (&expected.map(str::to_owned)[..], 4));
     }
 

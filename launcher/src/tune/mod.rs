@@ -125,18 +125,20 @@ fn take(store: &Store, results: &mut Results, ended: Ended) -> Result<(), Failur
         Some(exit::STOPPED | exit::ENDED) => return Ok(()),
         _ => End::Failed,
     };
-    let own = Store::open(&format!("{}/{}", store.url().trim_end_matches('/'), planned.name)).map_err(Failure::failed)?;
+    let own =
+        Store::open(&format!("{}/{}", store.url().trim_end_matches('/'), planned.name)).map_err(Failure::failed)?;
     let status = commands::read_status(&own)?.unwrap_or_default();
     let settings = planned.settings.iter().map(Setting::to_set).collect();
     let training = status.record.as_ref().map(|record| record.loss);
     let name = planned.name.clone();
-    let mut trial =
-        Trial { name, settings, end, held_out: None, mlm: None, training, steps: status.step, seconds };
+    let mut trial = Trial { name, settings, end, held_out: None, mlm: None, training, steps: status.step, seconds };
     trial.measured(status.evaluation.as_ref());
     let loss = trial.held_out.map_or_else(String::new, |loss| format!(", held-out loss {loss:.4}"));
     match end {
         End::Finished => console::line(&format!("{}: finished in {seconds:.0} s{loss}", planned.name)),
-        End::Diverged => console::line(&format!("{}: given up at step {}: {}", planned.name, status.step, last_line(&said))),
+        End::Diverged => {
+            console::line(&format!("{}: given up at step {}: {}", planned.name, status.step, last_line(&said)))
+        }
         End::Failed => console::line(&format!("{}: failed (exit code {code:?}):\n{said}", planned.name)),
     }
     results.add(trial);

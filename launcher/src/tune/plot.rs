@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use plotters::coord::ranged1d::ValueFormatter;
+use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 
 use super::results::{Results, Trial};
@@ -73,7 +75,11 @@ fn draw(text: &mut String, key: &str, points: &[Point]) -> Option<()> {
     area.present().ok()
 }
 
-fn series<'a, X>(mut chart: ChartContext<'a, SVGBackend<'a>, Cartesian2d<X, RangedCoordf64>>, key: &str, points: &[Point]) -> Option<()>
+fn series<'a, X>(
+    mut chart: ChartContext<'a, SVGBackend<'a>, Cartesian2d<X, RangedCoordf64>>,
+    key: &str,
+    points: &[Point],
+) -> Option<()>
 where
     X: Ranged<ValueType = f64> + ValueFormatter<f64>,
 {
@@ -86,7 +92,8 @@ where
     for (index, (name, mut line)) in lines.into_iter().enumerate() {
         line.sort_by(|a, b| a.0.total_cmp(&b.0));
         let color = Palette99::pick(index).to_rgba();
-        let drawn = chart.draw_series(LineSeries::new(line.iter().copied(), color.stroke_width(2)).point_size(4)).ok()?;
+        let drawn =
+            chart.draw_series(LineSeries::new(line.iter().copied(), color.stroke_width(2)).point_size(4)).ok()?;
         if !name.is_empty() {
             drawn.label(name).legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], color));
         }
@@ -121,7 +128,8 @@ mod tests {
 
     #[test]
     fn nothing_is_plotted_against_words() {
-        let results = Results { trials: vec![trial(&["a=b"], 1.0, End::Finished), trial(&["a=c"], 2.0, End::Finished)] };
+        let results =
+            Results { trials: vec![trial(&["a=b"], 1.0, End::Finished), trial(&["a=c"], 2.0, End::Finished)] };
         assert_eq!(svg(&results), None);
     }
 }

@@ -146,10 +146,7 @@ impl Results {
             let settings = trial.settings.join(" ").replace('"', "\"\"");
             let end = format!("{:?}", trial.end).to_lowercase();
             let losses = [trial.held_out, trial.mlm, trial.training].map(number).join(",");
-            text += &format!(
-                "\"{}\",\"{settings}\",{end},{losses},{},{:.1}\n",
-                trial.name, trial.steps, trial.seconds
-            );
+            text += &format!("\"{}\",\"{settings}\",{end},{losses},{},{:.1}\n", trial.name, trial.steps, trial.seconds);
         }
         text
     }

@@ -14,6 +14,7 @@ use signal_hook::iterator::Signals;
 
 use super::grid::Settings;
 use super::slots::{CARDS, Slot};
+use crate::failure::Failure;
 
 /// Between two looks at the runs under way.
 const POLL: Duration = Duration::from_millis(100);
@@ -80,15 +81,16 @@ struct Running {
 ///
 /// # Errors
 /// A run cannot be started; those under way are stopped.
-pub fn make<E: From<RunsError>>(
+pub fn make(
     program: &Path,
     planned: Vec<Planned>,
     slots: Vec<Slot>,
     started: impl Fn(&Planned),
-    mut ended: impl FnMut(Ended) -> Result<(), E>,
-) -> Result<Stopped, E> {
+    mut ended: impl FnMut(Ended) -> Result<(), Failure>,
+) -> Result<Stopped, Failure> {
     let handled = [SIGINT, SIGTERM, SIGHUP, SIGUSR1];
-    let mut signals = Signals::new(handled).map_err(|source| RunsError::System { what: "listen to signals", source })?;
+    let refused = |source| Failure::failed(RunsError::System { what: "listen to signals", source });
+    let mut signals = Signals::new(handled).map_err(refused)?;
     let (mut waiting, mut free, mut running) = (planned.into_iter(), slots, Vec::<Running>::new());
     let (mut stopped, mut failed) = (Stopped::No, None);
     loop {
@@ -132,7 +134,7 @@ pub fn make<E: From<RunsError>>(
             match start(program, planned, slot) {
                 Ok(run) => running.push(run),
                 Err(error) => {
-                    failed = Some(error.into());
+                    failed = Some(Failure::failed(error));
                     break;
                 }
             }
