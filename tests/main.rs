@@ -31,4 +31,5 @@ mod shipped_configs;
 mod slurm;
 mod stage_change;
 mod support;
+mod tune;
 mod worlds;

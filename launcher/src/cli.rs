@@ -48,6 +48,8 @@ pub enum Command {
     Run(Run),
     /// Queue a run, or with --prep a preparation, with Slurm, as [slurm] of its configuration says; prints the job's number
     Submit(Submit),
+    /// Make runs that differ in some keys, side by side, and compare their held-out losses
+    Tune(Tune),
     /// Show where a run is
     Status(Status),
     /// Ask a run to save a checkpoint and stop
@@ -229,6 +231,32 @@ impl Submit {
             json: false,
         }
     }
+}
+
+/// Arguments of `lambert tune`.
+#[derive(Debug, Args)]
+pub struct Tune {
+    /// What all runs have in common, as TOML; evaluation.data names the held-out dataset
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// A folder or an object-store URL for the runs, and for tune.csv, tune.svg and best.toml beside them
+    #[arg(long, value_name = "URL")]
+    pub runs: String,
+    /// A key and its values: stage.0.learning_rate=1e-3,2e-3; given several times, all combinations are made
+    #[arg(long, value_name = "KEY=VALUE,VALUE")]
+    pub grid: Vec<String>,
+    /// One more run: "stage.0.learning_rate=5e-3 optimizer.kind=adamw"
+    #[arg(long, value_name = "SETTINGS")]
+    pub trial: Vec<String>,
+    /// Change a value of the configuration for all runs: stage.0.steps=100
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub sets: Vec<String>,
+    /// Runs at a time; as many as processors or cards are enough for if absent
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub parallel: Option<u16>,
+    /// Print the results as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Arguments of `lambert status`.

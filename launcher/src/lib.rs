@@ -3,6 +3,7 @@
 //! - [`cli`]: the command line as it is typed
 //! - [`commands`]: one module a command; [`run`] is `lambert run`, the coordinator
 //! - [`slurm`]: the batch script of a run, and what Slurm is asked before it is queued
+//! - [`tune`]: runs that differ in some keys, compared
 //! - [`status`]: `status.json`, which tells other machines where a run is
 //! - [`worker`]: where `lambert-worker` is
 //! - [`console`]: standard output for results, standard error for everything else
@@ -18,4 +19,5 @@ pub mod failure;
 pub mod run;
 pub mod slurm;
 pub mod status;
+pub mod tune;
 pub mod worker;

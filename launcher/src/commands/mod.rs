@@ -16,7 +16,8 @@ mod vocab;
 
 use crate::cli::Command;
 use crate::failure::Outcome;
-use crate::{run, worker};
+use crate::{run, tune, worker};
+pub(crate) use status::read as read_status;
 
 /// Does what the command line says.
 pub fn run(command: &Command) -> Outcome {
@@ -27,6 +28,7 @@ pub fn run(command: &Command) -> Outcome {
         Command::Inspect(arguments) => inspect::inspect(arguments),
         Command::Run(arguments) => run::run(arguments),
         Command::Submit(arguments) => submit::submit(arguments),
+        Command::Tune(arguments) => tune::tune(arguments),
         Command::Status(arguments) => status::status(arguments),
         Command::Stop(arguments) => stop::stop(arguments),
         Command::Eval(arguments) => worker::become_worker(&arguments.to_worker()),

@@ -1,0 +1,151 @@
+//! Which runs a tuning is made of: all combinations of the values of some keys, and single combinations beside them.
+
+/// A key of the configuration and the value that it is given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setting {
+    /// As `stage.0.learning_rate`.
+    pub key: String,
+    /// As a person writes it behind `=`.
+    pub value: String,
+}
+
+impl Setting {
+    fn parse(text: &str) -> Result<Self, GridError> {
+        let (key, value) = text.split_once('=').ok_or_else(|| GridError::NoValue(text.to_owned()))?;
+        let (key, value) = (key.trim(), value.trim());
+        match key.is_empty() || value.is_empty() {
+            true => Err(GridError::NoValue(text.to_owned())),
+            false => Ok(Self { key: key.to_owned(), value: value.to_owned() }),
+        }
+    }
+
+    /// As an argument of `--set`.
+    pub fn to_set(&self) -> String {
+        format!("{}={}", self.key, self.value)
+    }
+
+    /// The last part of its key.
+    pub fn short(&self) -> &str {
+        self.key.rsplit('.').next().unwrap_or(&self.key)
+    }
+}
+
+/// What one run is given.
+pub type Settings = Vec<Setting>;
+
+/// What is wrong with the keys and values of a command line.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GridError {
+    /// It is no KEY=VALUE.
+    #[error("{0:?}: expected KEY=VALUE")]
+    NoValue(String),
+    /// There is nothing to compare.
+    #[error("nothing to tune: --grid KEY=VALUE,VALUE or --trial KEY=VALUE names what differs between runs")]
+    Nothing,
+    /// A key stands in two grids.
+    #[error("{0} stands in two --grid; one --grid has all its values")]
+    Twice(String),
+}
+
+/// The settings of each run: the product of `grids` (`KEY=VALUE,VALUE`), the last one changing fastest, then `trials`
+/// (`KEY=VALUE KEY=VALUE`). Commas and blanks inside quotes and brackets belong to a value.
+///
+/// # Errors
+/// Something is no setting, or there is none.
+pub fn settings(grids: &[String], trials: &[String]) -> Result<Vec<Settings>, GridError> {
+    let mut all: Vec<Settings> = if grids.is_empty() { Vec::new() } else { vec![Vec::new()] };
+    let mut keys: Vec<String> = Vec::new();
+    for grid in grids {
+        let Setting { key, value } = Setting::parse(grid)?;
+        if keys.contains(&key) {
+            return Err(GridError::Twice(key));
+        }
+        let values = split(&value, ',');
+        let with = |settings: &Settings, value: &String| {
+            let mut settings = settings.clone();
+            settings.push(Setting { key: key.clone(), value: value.clone() });
+            settings
+        };
+        all = all.iter().flat_map(|settings| values.iter().map(move |value| with(settings, value))).collect();
+        keys.push(key);
+    }
+    for trial in trials {
+        all.push(split(trial, ' ').iter().map(|text| Setting::parse(text)).collect::<Result<_, _>>()?);
+    }
+    match all.is_empty() {
+        true => Err(GridError::Nothing),
+        false => {
+            let mut seen: Vec<Settings> = Vec::new();
+            all.retain(|settings| {
+                !seen.contains(settings) && {
+                    seen.push(settings.clone());
+                    true
+                }
+            });
+            Ok(all)
+        }
+    }
+}
+
+/// The parts of `text` between `separator`s that stand outside quotes and brackets; empty ones are left out.
+fn split(text: &str, separator: char) -> Vec<String> {
+    let (mut parts, mut depth, mut quote) = (vec![String::new()], 0_usize, None);
+    for letter in text.chars() {
+        match (quote, letter) {
+            (Some(open), _) if letter == open => quote = None,
+            (None, '"' | '\'') => quote = Some(letter),
+            (None, '[' | '{') => depth += 1,
+            (None, ']' | '}') => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        match parts.last_mut() {
+            Some(part) if letter != separator || depth > 0 || quote.is_some() => part.push(letter),
+            _ => parts.push(String::new()),
+        }
+    }
+    parts.into_iter().map(|part| part.trim().to_owned()).filter(|part| !part.is_empty()).collect()
+}
+
+/// The name of a run with these settings, for a folder or an object: letters, digits, `.`, `-`, `+`, `_`, `=` and `,` only.
+pub fn name(settings: &[Setting]) -> String {
+    let parts = settings.iter().map(|setting| format!("{}={}", setting.short(), setting.value));
+    let name: String = parts.collect::<Vec<_>>().join(",");
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || ".-+_=,".contains(letter);
+    name.chars()
+        .filter(|letter| !"\"' []".contains(*letter))
+        .map(|letter| if plain(letter) { letter } else { '_' })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(grids: &[&str], trials: &[&str]) -> Result<Vec<String>, GridError> {
+        let own = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+        Ok(settings(&own(grids), &own(trials))?.iter().map(|settings| name(settings)).collect())
+    }
+
+    #[test]
+    fn a_grid_has_all_combinations() {
+        let found = names(&["optimizer.kind=\"lamb\",\"adamw\"", "stage.0.learning_rate=1e-3, 2e-3"], &[]).unwrap();
+        let expected =
+            ["kind=lamb,learning_rate=1e-3", "kind=lamb,learning_rate=2e-3", "kind=adamw,learning_rate=1e-3"];
+        assert_eq!((&found[..3], found.len()), (&expected.map(str::to_owned)[..], 4));
+    }
+
+    #[test]
+    fn trials_stand_beside_it_once() {
+        let found = names(&["a.b=1,2"], &["a.b=2", "a.b=3 c=[1, 2]", "d='x y'"]).unwrap();
+        assert_eq!(found, ["b=1", "b=2", "b=3,c=1,2", "d=xy"]);
+        assert_eq!(settings(&[], &["c=[1, 2]".to_owned()]).unwrap()[0][0].to_set(), "c=[1, 2]");
+    }
+
+    #[test]
+    fn what_is_no_setting_is_refused() {
+        assert_eq!(names(&["a"], &[]), Err(GridError::NoValue("a".to_owned())));
+        assert_eq!(names(&["a="], &[]), Err(GridError::NoValue("a=".to_owned())));
+        assert_eq!(names(&["a=1", "a=2"], &[]), Err(GridError::Twice("a".to_owned())));
+        assert_eq!(names(&[], &[]), Err(GridError::Nothing));
+    }
+}

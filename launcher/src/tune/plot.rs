@@ -1,0 +1,135 @@
+//! Held-out losses against one of the keys, as SVG.
+
+use std::collections::BTreeMap;
+
+use plotters::coord::ranged1d::ValueFormatter;
+use plotters::coord::types::RangedCoordf64;
+use plotters::prelude::*;
+
+use super::results::{Results, Trial};
+
+/// Above this ratio of the largest to the least value an axis is logarithmic.
+const WIDE: f64 = 8.0;
+const SIZE: (u32, u32) = (800, 480);
+
+/// A run's value of the key on the axis, what else it was given, and its loss.
+struct Point {
+    x: f64,
+    series: String,
+    y: f64,
+}
+
+/// The plot; `None` where no key has two numbers that finished runs were given.
+pub fn svg(results: &Results) -> Option<String> {
+    let trials: Vec<&Trial> = results.trials.iter().filter(|trial| trial.score().is_some()).collect();
+    let key = axis(&trials)?;
+    let points: Vec<Point> = trials.iter().filter_map(|trial| point(trial, &key)).collect();
+    let mut text = String::new();
+    draw(&mut text, &key, &points)?;
+    Some(text)
+}
+
+/// The first key with two different numbers.
+fn axis(trials: &[&Trial]) -> Option<String> {
+    let keys = trials.first()?.settings.iter().filter_map(|setting| setting.split_once('=').map(|(key, _)| key));
+    let differs = |key: &&str| {
+        let mut values: Vec<f64> = trials.iter().filter_map(|trial| number(trial, key)).collect();
+        values.sort_by(f64::total_cmp);
+        values.dedup();
+        values.len() > 1
+    };
+    keys.into_iter().find(differs).map(str::to_owned)
+}
+
+fn number(trial: &Trial, key: &str) -> Option<f64> {
+    let value = trial.settings.iter().find_map(|setting| setting.strip_prefix(key)?.strip_prefix('='))?;
+    value.parse().ok().filter(|value: &f64| value.is_finite())
+}
+
+fn point(trial: &Trial, key: &str) -> Option<Point> {
+    let others = trial.settings.iter().filter(|setting| !setting.starts_with(&format!("{key}=")));
+    let series = others.map(String::as_str).collect::<Vec<_>>().join(" ");
+    Some(Point { x: number(trial, key)?, series, y: trial.score()? })
+}
+
+fn draw(text: &mut String, key: &str, points: &[Point]) -> Option<()> {
+    let range = |of: fn(&Point) -> f64| {
+        let values = || points.iter().map(of);
+        (values().fold(f64::INFINITY, f64::min), values().fold(f64::NEG_INFINITY, f64::max))
+    };
+    let ((left, right), (low, high)) = (range(|point| point.x), range(|point| point.y));
+    let margin = 0.05 * (high - low).max(1e-3);
+    let area = SVGBackend::with_string(text, SIZE).into_drawing_area();
+    area.fill(&WHITE).ok()?;
+    let mut builder = ChartBuilder::on(&area);
+    builder.margin(16).x_label_area_size(40).y_label_area_size(64);
+    let y = low - margin..high + margin;
+    // A logarithmic axis has another type.
+    if left > 0.0 && right / left >= WIDE {
+        let chart = builder.build_cartesian_2d((left * 0.8..right * 1.25).log_scale(), y).ok()?;
+        series(chart, key, points)?;
+    } else {
+        let chart = builder.build_cartesian_2d(left..right, y).ok()?;
+        series(chart, key, points)?;
+    }
+    area.present().ok()
+}
+
+fn series<'a, X>(
+    mut chart: ChartContext<'a, SVGBackend<'a>, Cartesian2d<X, RangedCoordf64>>,
+    key: &str,
+    points: &[Point],
+) -> Option<()>
+where
+    X: Ranged<ValueType = f64> + ValueFormatter<f64>,
+{
+    let number = |value: &f64| format!("{value:e}");
+    chart.configure_mesh().x_desc(key).y_desc("held-out loss, nats").x_label_formatter(&number).draw().ok()?;
+    let mut lines = BTreeMap::<&str, Vec<(f64, f64)>>::new();
+    for point in points {
+        lines.entry(&point.series).or_default().push((point.x, point.y));
+    }
+    for (index, (name, mut line)) in lines.into_iter().enumerate() {
+        line.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let color = Palette99::pick(index).to_rgba();
+        let drawn =
+            chart.draw_series(LineSeries::new(line.iter().copied(), color.stroke_width(2)).point_size(4)).ok()?;
+        if !name.is_empty() {
+            drawn.label(name).legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], color));
+        }
+    }
+    chart.configure_series_labels().background_style(WHITE.mix(0.8)).border_style(BLACK).draw().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::results::End;
+    use super::*;
+
+    fn trial(settings: &[&str], loss: f64, end: End) -> Trial {
+        let settings = settings.iter().map(|setting| (*setting).to_owned()).collect();
+        let (held_out, name) = (Some(loss), String::new());
+        Trial { name, settings, end, held_out, mlm: None, training: None, steps: 1, seconds: 1.0 }
+    }
+
+    #[test]
+    fn a_line_for_each_of_the_other_values() {
+        let mut results = Results::default();
+        for (kind, rate, loss) in [("lamb", "1e-3", 5.0), ("lamb", "1e-2", 4.5), ("adamw", "1e-3", 4.75)] {
+            let settings = [format!("optimizer.kind={kind}"), format!("stage.0.learning_rate={rate}")];
+            results.trials.push(trial(&settings.each_ref().map(String::as_str), loss, End::Finished));
+        }
+        results.trials.push(trial(&["optimizer.kind=wild", "stage.0.learning_rate=1"], 9.0, End::Diverged));
+        let svg = svg(&results).unwrap();
+        assert!(svg.starts_with("<svg") && svg.contains("stage.0.learning_rate") && svg.contains("held-out loss"));
+        assert!(svg.contains("optimizer.kind=lamb") && svg.contains("optimizer.kind=adamw"));
+        assert!(!svg.contains("optimizer.kind=wild"), "it has no loss to show");
+    }
+
+    #[test]
+    fn nothing_is_plotted_against_words() {
+        let results =
+            Results { trials: vec![trial(&["a=b"], 1.0, End::Finished), trial(&["a=c"], 2.0, End::Finished)] };
+        assert_eq!(svg(&results), None);
+    }
+}

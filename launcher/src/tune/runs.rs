@@ -1,0 +1,201 @@
+//! The runs of a tuning, side by side: each a `lambert run` of its own, with a place of its own.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use lambert_config::exit;
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::iterator::Signals;
+
+use super::grid::Settings;
+use super::slots::{CARDS, Slot};
+use crate::failure::Failure;
+
+/// Between two looks at the runs under way.
+const POLL: Duration = Duration::from_millis(100);
+/// What is shown of the log of a run that failed, bytes.
+const SHOWN: u64 = 2000;
+
+/// A run that is to be made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Planned {
+    /// Its name.
+    pub name: String,
+    /// What it is given beside what all are.
+    pub settings: Settings,
+    /// Arguments of `lambert run`.
+    pub arguments: Vec<String>,
+}
+
+/// How a `lambert run` ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Which.
+    pub planned: Planned,
+    /// Its exit code; none if a signal ended it.
+    pub code: Option<i32>,
+    /// The last of what it said.
+    pub said: String,
+    /// From its start, seconds.
+    pub seconds: f64,
+}
+
+/// Why runs cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum RunsError {
+    /// A run does not start.
+    #[error("cannot start {} for {name}", program.display())]
+    Start {
+        /// This program.
+        program: PathBuf,
+        /// The run.
+        name: String,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// The system refuses something else.
+    #[error("cannot {what}")]
+    System {
+        /// What.
+        what: &'static str,
+        /// Why not.
+        source: std::io::Error,
+    },
+}
+
+struct Running {
+    planned: Planned,
+    slot: Slot,
+    child: Child,
+    log: File,
+    begun: Instant,
+}
+
+/// Makes the `planned` runs, as many at a time as there are `slots`; `started` and `ended` hear of each. Signals go on to the runs
+/// under way, which save and stop; no other is begun then.
+///
+/// # Errors
+/// A run cannot be started; those under way are stopped.
+pub fn make(
+    program: &Path,
+    planned: Vec<Planned>,
+    slots: Vec<Slot>,
+    started: impl Fn(&Planned),
+    mut ended: impl FnMut(Ended) -> Result<(), Failure>,
+) -> Result<Stopped, Failure> {
+    let handled = [SIGINT, SIGTERM, SIGHUP, SIGUSR1];
+    let refused = |source| Failure::failed(RunsError::System { what: "listen to signals", source });
+    let mut signals = Signals::new(handled).map_err(refused)?;
+    let (mut waiting, mut free, mut running) = (planned.into_iter(), slots, Vec::<Running>::new());
+    let (mut stopped, mut failed) = (Stopped::No, None);
+    loop {
+        for signal in signals.pending() {
+            running.iter().for_each(|run| forward(&run.child, signal));
+            stopped = Stopped::By(signal);
+        }
+        let mut index = 0;
+        while index < running.len() {
+            match running[index].child.try_wait() {
+                Ok(None) => index += 1,
+                status => {
+                    let run = running.swap_remove(index);
+                    free.push(run.slot.clone());
+                    let end = run.end(status.ok().flatten());
+                    if let Some(exit::STOPPED | exit::ENDED) = end.code
+                        && stopped == Stopped::No
+                    {
+                        // `lambert stop` of one run, or a signal that only it has had: it goes on next time.
+                        stopped = Stopped::By(SIGINT);
+                        running.iter().for_each(|run| forward(&run.child, SIGTERM));
+                    }
+                    if failed.is_none() {
+                        failed = ended(end).err();
+                    }
+                }
+            }
+        }
+        if failed.is_some() && stopped == Stopped::No {
+            stopped = Stopped::By(SIGTERM);
+            running.iter().for_each(|run| forward(&run.child, SIGTERM));
+        }
+        while stopped == Stopped::No
+            && let Some(slot) = free.pop()
+        {
+            let Some(planned) = waiting.next() else {
+                free.push(slot);
+                break;
+            };
+            started(&planned);
+            match start(program, planned, slot) {
+                Ok(run) => running.push(run),
+                Err(error) => {
+                    failed = Some(Failure::failed(error));
+                    break;
+                }
+            }
+        }
+        let over = failed.is_some() || stopped != Stopped::No || waiting.len() == 0;
+        if running.is_empty() && over {
+            return failed.map_or(Ok(stopped), Err);
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+/// Whether runs were left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stopped {
+    /// All were made.
+    No,
+    /// A signal of this number stopped the last ones.
+    By(i32),
+}
+
+fn start(program: &Path, planned: Planned, slot: Slot) -> Result<Running, RunsError> {
+    let log = tempfile::tempfile().map_err(|source| RunsError::System { what: "make a temporary file", source })?;
+    let copy = log.try_clone().map_err(|source| RunsError::System { what: "use a temporary file", source })?;
+    let mut command = Command::new(program);
+    command.args(&planned.arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(copy);
+    command.envs(slot.cards.iter().map(|cards| (CARDS, cards)));
+    // Signals of a terminal come here only, and go on once.
+    command.process_group(0);
+    let child = command.spawn().map_err(|source| RunsError::Start {
+        program: program.to_owned(),
+        name: planned.name.clone(),
+        source,
+    })?;
+    Ok(Running { planned, slot, child, log, begun: Instant::now() })
+}
+
+fn forward(child: &Child, signal: i32) {
+    let signal = match signal {
+        SIGINT => Signal::INT,
+        SIGHUP => Signal::HUP,
+        SIGUSR1 => Signal::USR1,
+        _ => Signal::TERM,
+    };
+    if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+        // It may have ended meanwhile.
+        let _ = kill_process(pid, signal);
+    }
+}
+
+impl Running {
+    fn end(mut self, status: Option<ExitStatus>) -> Ended {
+        let mut said = String::new();
+        let length = self.log.metadata().map_or(0, |facts| facts.len());
+        let mut bytes = Vec::new();
+        if self.log.seek(SeekFrom::Start(length.saturating_sub(SHOWN))).is_ok()
+            && self.log.read_to_end(&mut bytes).is_ok()
+        {
+            said = String::from_utf8_lossy(&bytes).trim_end().to_owned();
+        }
+        let code = status.and_then(|status| status.code());
+        Ended { planned: self.planned, code, said, seconds: self.begun.elapsed().as_secs_f64() }
+    }
+}

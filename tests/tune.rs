@@ -1,0 +1,91 @@
+//! `lambert tune`: runs side by side, a kill in between, the best of them, and what cannot be made.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::support::{self, Place, lambert};
+
+/// A configuration of one rank with held-out samples.
+fn config(place: &Place, steps: u64) -> String {
+    let text =
+        std::fs::read_to_string(place.config(steps, 1)).unwrap().replace("backend = \"mpi\"", "backend = \"auto\"");
+    let more =
+        format!("[evaluation]\ndata = {:?}\nevery_steps = 1000\n[guard]\nrollbacks = 0\n", place.path("data/held-out"));
+    place.file("tune.toml", format!("{text}{more}"))
+}
+
+fn start(arguments: &[&str]) -> Child {
+    Command::new(lambert()).args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+#[test]
+fn the_best_run_of_a_grid_is_found_whoever_is_killed() {
+    let place = Place::new();
+    let (config, runs) = (config(&place, 60), place.path("runs"));
+    let line = [
+        "tune",
+        "--config",
+        &config,
+        "--runs",
+        &runs,
+        "--grid",
+        "optimizer.kind=\"lamb\",\"adamw\"",
+        "--grid",
+        "stage.0.learning_rate=1e-4,5e-3",
+        "--trial",
+        "stage.0.learning_rate=1e30 optimizer.kind=\"adamw\"",
+        "--json",
+    ];
+    let mut tuning = start(&line);
+    let begun = Instant::now();
+    while !std::path::Path::new(&place.path("runs/tune.json")).exists() {
+        assert!(begun.elapsed() < Duration::from_secs(100), "no run ends");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    tuning.kill().unwrap();
+    tuning.wait().unwrap();
+    let again = support::run(&line);
+    assert_eq!(again.code, 0, "{}", again.err);
+    assert!(again.err.starts_with("5 runs, ") && !again.err.starts_with("5 runs, 5"), "{}", again.err);
+    let results: Value = serde_json::from_str(&again.out).unwrap();
+    let trials = results["trials"].as_array().unwrap();
+    assert_eq!(trials.len(), 5);
+    let end =
+        |name: &str| trials.iter().find(|trial| trial["name"] == name).unwrap()["end"].as_str().unwrap().to_owned();
+    assert_eq!(end("learning_rate=1e30,kind=adamw"), "diverged");
+    assert_eq!(end("kind=lamb,learning_rate=5e-3"), "finished");
+    let best = trials
+        .iter()
+        .filter(|trial| trial["end"] == "finished")
+        .min_by(|a, b| a["held_out"].as_f64().unwrap().total_cmp(&b["held_out"].as_f64().unwrap()))
+        .unwrap();
+    let table = std::fs::read_to_string(place.path("runs/tune.csv")).unwrap();
+    assert!(table.lines().nth(1).unwrap().starts_with(&format!("\"{}\",", best["name"].as_str().unwrap())), "{table}");
+    let svg = std::fs::read_to_string(place.path("runs/tune.svg")).unwrap();
+    assert!(svg.contains("stage.0.learning_rate") && svg.contains("optimizer.kind"));
+    // The best one's configuration makes the same run, without more words.
+    let best_config = place.path("runs/best.toml");
+    let ended = support::Running::start(&best_config, &place.path("again")).end();
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    support::assert_same_bits(&format!("{runs}/{}", best["name"].as_str().unwrap()), &place.path("again"));
+    let third = support::run(&line);
+    assert!(third.err.starts_with("5 runs, 0 to be made"), "{}", third.err);
+}
+
+#[test]
+fn what_cannot_be_made_is_refused_before_anything_runs() {
+    let place = Place::new();
+    let (config, runs) = (config(&place, 10), place.path("runs"));
+    let refused = |more: &[&str], expected: &str| {
+        let ran = support::run(&[&["tune", "--config", &config, "--runs", &runs], more].concat());
+        assert_eq!(ran.code, 2, "{}", ran.err);
+        assert!(ran.err.contains(expected), "{}", ran.err);
+        assert!(!std::path::Path::new(&runs).join("tune.json").exists());
+    };
+    refused(&[], "nothing to tune");
+    refused(&["--grid", "stage.0.learning_rate=1e-3,fast"], "run learning_rate=fast cannot be made");
+    refused(&["--grid", "stage.0.lerning_rate=1e-3"], "lerning_rate");
+    refused(&["--grid", "run.seed=1,2", "--set", "evaluation.data=\"\""], "evaluation.data names no dataset");
+}
