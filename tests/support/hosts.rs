@@ -166,7 +166,7 @@ impl Network {
     pub fn slow_down(&self, megabits: u32) {
         for host in &self.hosts {
             // A bucket of a hundredth of a second, and one packet at least.
-            let burst = (megabits * 1_000_000 / 8 / 100).max(65_536);
+            let burst = (u64::from(megabits) * 1_000_000 / 8 / 100).max(65_536);
             let limit = format!("{megabits}mbit burst {burst} latency 50ms");
             let shape = format!("tc qdisc replace dev eth0 root tbf rate {limit}");
             assert!(host.command(Path::new("sh")).args(["-ec", &shape]).status().unwrap().success(), "{shape}");

@@ -137,7 +137,7 @@ fn take(store: &Store, results: &mut Results, ended: Ended) -> Result<(), Failur
     match end {
         End::Finished => console::line(&format!("{}: finished in {seconds:.0} s{loss}", planned.name)),
         End::Diverged => {
-            console::line(&format!("{}: given up at step {}: {}", planned.name, status.step, last_line(&said)))
+            console::line(&format!("{}: given up at step {}: {}", planned.name, status.step, last_line(&said)));
         }
         End::Failed => console::line(&format!("{}: failed (exit code {code:?}):\n{said}", planned.name)),
     }
