@@ -8,10 +8,11 @@ use lambert_collective::Group;
 
 use crate::error::Error;
 
-/// One over the unit of the upper half, and of the lower.
-const UNITS: [f64; 2] = [(1_u64 << 32) as f64, (1_u128 << 80) as f64];
+/// A sum with one of these has 52 bits behind the first, the last of which is 2^-32, or 2^-80: adding and subtracting it rounds to
+/// multiples of that, ties to even, in two instructions of any processor.
+const ROUNDS: [f64; 2] = [1.5 * (1_u64 << 20) as f64, 1.5 / (1_u64 << 28) as f64];
 /// From here on sums of some hundred terms would need more bits.
-const TOO_LARGE: f64 = 65536.0;
+const TOO_LARGE: f32 = 65536.0;
 /// Numbers that are summed over the ranks at a time.
 const CHUNK: usize = 1 << 17;
 
@@ -60,13 +61,11 @@ impl ExactSum {
 }
 
 fn taken_apart(value: f32) -> [f64; 2] {
-    let value = f64::from(value);
-    if value.is_nan() || value.abs() >= TOO_LARGE {
-        return [f64::NAN; 2];
-    }
-    let rounded = |value: f64, unit: f64| (value * unit).round_ties_even() / unit;
-    let upper = rounded(value, UNITS[0]);
-    [upper, rounded(value - upper, UNITS[1])]
+    // Without a branch, so that several go at a time.
+    let value = if value.abs() < TOO_LARGE { f64::from(value) } else { f64::NAN };
+    let rounded = |value: f64, rounds: f64| (value + rounds) - rounds;
+    let upper = rounded(value, ROUNDS[0]);
+    [upper, rounded(value - upper, ROUNDS[1])]
 }
 
 #[cfg(test)]
@@ -101,6 +100,19 @@ mod tests {
         // Plain f32 does depend on the order.
         let plain = |terms: &mut dyn Iterator<Item = &Vec<f32>>| terms.fold(0.0_f32, |sum, term| sum + term[7]);
         assert_ne!(plain(&mut terms.iter()), plain(&mut terms.iter().rev()));
+    }
+
+    #[test]
+    fn halves_are_rounded_to_even() {
+        let mut rng = Key::new(5).rng();
+        let sizes = (0..100_000).map(|_| ((rng.unit_f64() - 0.5) * 2_f64.powf(100.0 * rng.unit_f64() - 83.0)) as f32);
+        let ties = (1..2000).map(|odd| (2 * odd + 1) as f32 * 2_f32.powi(-33));
+        for value in sizes.chain(ties).chain([0.0, -65535.996, 65535.996]) {
+            let rounded = |value: f64, unit: f64| (value / unit).round_ties_even() * unit;
+            let upper = rounded(value.into(), 2_f64.powi(-32));
+            let lower = rounded(f64::from(value) - upper, 2_f64.powi(-80));
+            assert_eq!(taken_apart(value), [upper, lower], "{value:e}");
+        }
     }
 
     #[test]

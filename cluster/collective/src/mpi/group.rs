@@ -78,7 +78,8 @@ impl Group for MpiGroup {
         let steps = doubling(self.rank, self.world);
         let operation = self.begin("all-reduce of f64");
         for step in steps {
-            let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            let mut bytes = vec![0; 8 * values.len()];
+            bytes.as_chunks_mut().0.iter_mut().zip(&*values).for_each(|(bytes, value)| *bytes = value.to_le_bytes());
             let (send, receive) = (step.send.map(|to| to.peer), step.receive.map(|(from, _)| from.peer));
             let received = operation.step(send, bytes, receive)?;
             let (Some((from, effect)), Some(bytes)) = (step.receive, received) else { continue };
