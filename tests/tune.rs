@@ -72,6 +72,18 @@ fn the_best_run_of_a_grid_is_found_whoever_is_killed() {
     support::assert_same_bits(&format!("{runs}/{}", best["name"].as_str().unwrap()), &place.path("again"));
     let third = support::run(&line);
     assert!(third.err.starts_with("5 runs, 0 to be made"), "{}", third.err);
+    // Whoever lost the table finds finished runs, and what they were measured to be.
+    std::fs::remove_file(place.path("runs/tune.json")).unwrap();
+    let fourth = support::run(&line);
+    assert!(fourth.err.starts_with("5 runs, 5 to be made"), "{}", fourth.err);
+    let losses = |text: &str| -> Vec<(String, Value)> {
+        let results: Value = serde_json::from_str(text).unwrap();
+        let trial = |trial: &Value| (trial["name"].to_string(), trial["held_out"].clone());
+        let mut losses: Vec<_> = results["trials"].as_array().unwrap().iter().map(trial).collect();
+        losses.sort_by(|a, b| a.0.cmp(&b.0));
+        losses
+    };
+    assert_eq!(losses(&fourth.out), losses(&again.out));
 }
 
 #[test]

@@ -22,7 +22,7 @@ const OLD: f64 = 60.0;
 /// So many ends of jobs are shown.
 const ENDS: usize = 10;
 /// No status is longer than this, bytes.
-const LONGEST: u64 = 16 << 20;
+const LONGEST: u64 = file::LONGEST;
 
 #[derive(Debug, thiserror::Error)]
 enum StatusError {

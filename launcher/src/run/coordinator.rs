@@ -51,7 +51,8 @@ impl<'a> Coordinator<'a> {
         let signals = Signals::listen(events.clone()).map_err(Failure::failed)?;
         let requests = RequestPoller::listen(order.store.clone(), events.clone()).map_err(Failure::failed)?;
         let reporter = Reporter::start(order.store.clone()).map_err(Failure::failed)?;
-        let observers = Observers::new(&order.config, records, order.store.url(), reporter);
+        let observers =
+            Observers::new(&order.config, records, order.store.url(), status::before(&order.store), reporter);
         let (now, workers, sources) = (Instant::now(), None, (signals, requests));
         Ok(Self { order, launcher, begun: now, ticked: now, inbox, events, observers, workers, _sources: sources })
     }

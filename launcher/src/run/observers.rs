@@ -10,7 +10,7 @@ use lambert_config::control::StepRecord;
 
 use super::decide::{Action, Event, Seconds, State, Verdict};
 use super::progress::Pace;
-use crate::status::Reporter;
+use crate::status::{Reporter, Status};
 
 pub use lines::{Lines, Records};
 
@@ -39,8 +39,8 @@ pub struct Observers {
 
 impl Observers {
     /// For a run of this configuration.
-    pub fn new(config: &RunConfig, records: Records, url: &str, reporter: Reporter) -> Self {
-        let report = report::Report::new(config, url, reporter);
+    pub fn new(config: &RunConfig, records: Records, url: &str, before: Status, reporter: Reporter) -> Self {
+        let report = report::Report::new(config, url, before, reporter);
         let people = people::People::new(report.steps(), url);
         Self { pace: Pace::default(), people, report, lines: Lines::new(records) }
     }

@@ -131,7 +131,7 @@ fn take(store: &Store, results: &mut Results, ended: Ended) -> Result<(), Failur
     let settings = planned.settings.iter().map(Setting::to_set).collect();
     let training = status.record.as_ref().map(|record| record.loss);
     let name = planned.name.clone();
-    let mut trial = Trial { name, settings, end, held_out: None, mlm: None, training, steps: status.step, seconds };
+    let mut trial = Trial { name, settings, end, held_out: None, main: None, training, steps: status.step, seconds };
     trial.measured(status.evaluation.as_ref());
     let loss = trial.held_out.map_or_else(String::new, |loss| format!(", held-out loss {loss:.4}"));
     match end {

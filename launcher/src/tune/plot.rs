@@ -109,7 +109,7 @@ mod tests {
     fn trial(settings: &[&str], loss: f64, end: End) -> Trial {
         let settings = settings.iter().map(|setting| (*setting).to_owned()).collect();
         let (held_out, name) = (Some(loss), String::new());
-        Trial { name, settings, end, held_out, mlm: None, training: None, steps: 1, seconds: 1.0 }
+        Trial { name, settings, end, held_out, main: None, training: None, steps: 1, seconds: 1.0 }
     }
 
     #[test]

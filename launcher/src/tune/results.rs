@@ -29,8 +29,8 @@ pub struct Trial {
     pub end: End,
     /// Its held-out loss at the end, nats, all objectives together.
     pub held_out: Option<f64>,
-    /// The same of the masked tokens alone.
-    pub mlm: Option<f64>,
+    /// The same of the main objective alone, the hidden tokens.
+    pub main: Option<f64>,
     /// The loss of its last step.
     pub training: Option<f64>,
     /// Steps that it made.
@@ -43,7 +43,7 @@ impl Trial {
     /// Takes in what was measured last.
     pub fn measured(&mut self, evaluation: Option<&Evaluation>) {
         self.held_out = evaluation.map(|evaluation| evaluation.scores.loss());
-        self.mlm = evaluation.and_then(|evaluation| Some(evaluation.scores.of("mlm")?.loss));
+        self.main = evaluation.map(|evaluation| evaluation.scores.main().loss);
     }
 
     /// What it is judged by: lower is better. A run that did not finish is judged by nothing.
@@ -119,7 +119,7 @@ impl Results {
     pub fn table(&self) -> Vec<String> {
         let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.4}"));
         let width = self.trials.iter().map(|trial| trial.name.len()).max().unwrap_or(0).max(3);
-        let mut lines = vec![format!("{:width$}  held-out     mlm  training   steps  seconds", "run")];
+        let mut lines = vec![format!("{:width$}  held-out    main  training   steps  seconds", "run")];
         lines.extend(self.ranked().into_iter().map(|trial| {
             let end = match trial.end {
                 End::Finished => String::new(),
@@ -130,7 +130,7 @@ impl Results {
                 "{:width$}  {:>8} {:>7} {:>9} {:>7} {:>8.1}{end}",
                 trial.name,
                 number(trial.held_out),
-                number(trial.mlm),
+                number(trial.main),
                 number(trial.training),
                 trial.steps,
                 trial.seconds
@@ -141,11 +141,11 @@ impl Results {
 
     fn csv(&self) -> String {
         let number = |value: Option<f64>| value.map_or_else(String::new, |value| value.to_string());
-        let mut text = "run,settings,end,held_out_loss,mlm_loss,training_loss,steps,seconds\n".to_owned();
+        let mut text = "run,settings,end,held_out_loss,main_loss,training_loss,steps,seconds\n".to_owned();
         for trial in self.ranked() {
             let settings = trial.settings.join(" ").replace('"', "\"\"");
             let end = format!("{:?}", trial.end).to_lowercase();
-            let losses = [trial.held_out, trial.mlm, trial.training].map(number).join(",");
+            let losses = [trial.held_out, trial.main, trial.training].map(number).join(",");
             text += &format!("\"{}\",\"{settings}\",{end},{losses},{},{:.1}\n", trial.name, trial.steps, trial.seconds);
         }
         text
@@ -174,7 +174,7 @@ mod tests {
 
     fn trial(name: &str, end: End, held_out: Option<f64>) -> Trial {
         let settings = vec![format!("a=\"{name}\"")];
-        Trial { name: name.into(), settings, end, held_out, mlm: held_out, training: None, steps: 7, seconds: 1.25 }
+        Trial { name: name.into(), settings, end, held_out, main: held_out, training: None, steps: 7, seconds: 1.25 }
     }
 
     fn three() -> Results {

@@ -91,59 +91,76 @@ pub fn make(
     let handled = [SIGINT, SIGTERM, SIGHUP, SIGUSR1];
     let refused = |source| Failure::failed(RunsError::System { what: "listen to signals", source });
     let mut signals = Signals::new(handled).map_err(refused)?;
-    let (mut waiting, mut free, mut running) = (planned.into_iter(), slots, Vec::<Running>::new());
-    let (mut stopped, mut failed) = (Stopped::No, None);
+    let mut waiting = planned.into_iter();
+    let mut pool = Pool { program, free: slots, running: Vec::new(), stopped: Stopped::No, failed: None };
     loop {
-        for signal in signals.pending() {
-            running.iter().for_each(|run| forward(&run.child, signal));
-            stopped = Stopped::By(signal);
-        }
-        let mut index = 0;
-        while index < running.len() {
-            match running[index].child.try_wait() {
-                Ok(None) => index += 1,
-                status => {
-                    let run = running.swap_remove(index);
-                    free.push(run.slot.clone());
-                    let end = run.end(status.ok().flatten());
-                    if let Some(exit::STOPPED | exit::ENDED) = end.code
-                        && stopped == Stopped::No
-                    {
-                        // `lambert stop` of one run, or a signal that only it has had: it goes on next time.
-                        stopped = Stopped::By(SIGINT);
-                        running.iter().for_each(|run| forward(&run.child, SIGTERM));
-                    }
-                    if failed.is_none() {
-                        failed = ended(end).err();
-                    }
-                }
+        signals.pending().for_each(|signal| pool.stop(signal, signal));
+        while let Some(end) = pool.take_ended() {
+            if let (Err(failure), None) = (ended(end), &pool.failed) {
+                pool.failed = Some(failure);
             }
         }
-        if failed.is_some() && stopped == Stopped::No {
-            stopped = Stopped::By(SIGTERM);
-            running.iter().for_each(|run| forward(&run.child, SIGTERM));
+        if pool.failed.is_some() && pool.stopped == Stopped::No {
+            pool.stop(SIGTERM, SIGTERM);
         }
-        while stopped == Stopped::No
-            && let Some(slot) = free.pop()
+        while pool.has_room()
+            && let Some(planned) = waiting.next()
         {
-            let Some(planned) = waiting.next() else {
-                free.push(slot);
-                break;
-            };
             started(&planned);
-            match start(program, planned, slot) {
-                Ok(run) => running.push(run),
-                Err(error) => {
-                    failed = Some(Failure::failed(error));
-                    break;
-                }
-            }
+            pool.start(planned);
         }
-        let over = failed.is_some() || stopped != Stopped::No || waiting.len() == 0;
-        if running.is_empty() && over {
-            return failed.map_or(Ok(stopped), Err);
+        let over = pool.stopped != Stopped::No || waiting.len() == 0;
+        if pool.running.is_empty() && over {
+            return pool.failed.map_or(Ok(pool.stopped), Err);
         }
         std::thread::sleep(POLL);
+    }
+}
+
+/// The runs under way, and the places that are free.
+struct Pool<'a> {
+    program: &'a Path,
+    free: Vec<Slot>,
+    running: Vec<Running>,
+    stopped: Stopped,
+    /// Why no other is to be started.
+    failed: Option<Failure>,
+}
+
+impl Pool<'_> {
+    /// No other run is begun, for the sake of signal `by`; those under way are sent `signal`.
+    fn stop(&mut self, by: i32, signal: i32) {
+        self.running.iter().for_each(|run| forward(&run.child, signal));
+        self.stopped = Stopped::By(by);
+    }
+
+    /// One of those that have ended.
+    fn take_ended(&mut self) -> Option<Ended> {
+        let over = |run: &mut Running| !matches!(run.child.try_wait(), Ok(None));
+        let index = self.running.iter_mut().position(over)?;
+        let mut run = self.running.swap_remove(index);
+        self.free.push(run.slot.clone());
+        let status = run.child.try_wait().ok().flatten();
+        let end = run.end(status);
+        if let Some(exit::STOPPED | exit::ENDED) = end.code
+            && self.stopped == Stopped::No
+        {
+            // `lambert stop` of one run, or a signal that only it has had: it goes on next time.
+            self.stop(SIGINT, SIGTERM);
+        }
+        Some(end)
+    }
+
+    fn has_room(&self) -> bool {
+        self.stopped == Stopped::No && self.failed.is_none() && !self.free.is_empty()
+    }
+
+    fn start(&mut self, planned: Planned) {
+        let Some(slot) = self.free.pop() else { return };
+        match start(self.program, planned, slot) {
+            Ok(run) => self.running.push(run),
+            Err(error) => self.failed = Some(Failure::failed(error)),
+        }
     }
 }
 
