@@ -38,5 +38,7 @@ while ps -u "$user" >/dev/null 2>&1; do
     for pid in $(ps -o pid= -u "$user"); do kill -9 "$pid" 2>/dev/null || true; done
     sleep 0.1
 done
+# The logs of its runs, and what else it has made where everybody may.
+find /tmp /dev/shm -maxdepth 1 -user "$user" -exec rm -rf {} + 2>/dev/null || true
 userdel "$user" 2>/dev/null || true
 rm -rf "$folder"
