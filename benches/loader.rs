@@ -16,7 +16,7 @@ use clap::Parser;
 use lambert::data::detours::Detours;
 use lambert::data::loader::Demand;
 use lambert::data::reader::Reader;
-use lambert::data::{Loader, Source};
+use lambert::data::{Loader, Source, Wanted};
 use lambert_config::memory;
 use lambert_config::run::{Objective, Stage, Test};
 use lambert_data_prep::dataset::Dataset;
@@ -92,7 +92,7 @@ fn decoding(dataset: &Arc<Dataset>, batch: usize, world: usize, arguments: &Argu
     let (start, mut steps, mut most) = (Instant::now(), 0, 0);
     while steps < 2 || start.elapsed().as_secs_f64() < arguments.seconds / 5.0 {
         let before = reader.decoded();
-        drop(reader.global_batch(&demand, steps * batch as u64, batch, 1).unwrap());
+        drop(reader.global_batch(&demand, steps * batch as u64, Wanted::whole(batch), 1).unwrap());
         (steps, most) = (steps + 1, most.max(reader.decoded() - before));
     }
     let samples = (steps as usize * batch) as f64 / world as f64;
@@ -106,7 +106,8 @@ fn consume(dataset: &Arc<Dataset>, batch: usize, world: usize, rate: f64, argume
     let step = batch as f64 / world as f64 / rate;
     let steps = ((arguments.seconds / step) as usize).max(3);
     let mut loader =
-        Loader::start(source(dataset), demand(batch, world, arguments), (0..steps).map(move |_| batch)).unwrap();
+        Loader::start(source(dataset), demand(batch, world, arguments), (0..steps).map(move |_| Wanted::whole(batch)))
+            .unwrap();
     let mut held = loader.next_batch().unwrap().unwrap();
     let (start, mut waited, mut most) = (Instant::now(), 0.0, 0.0_f64);
     for _ in 1..steps {

@@ -17,7 +17,7 @@ use std::time::Instant;
 use clap::{Parser, ValueEnum};
 use lambert::data::detours::Detours;
 use lambert::data::loader::Demand;
-use lambert::data::{GlobalBatch, Loader, MicroBatch, Source};
+use lambert::data::{GlobalBatch, Loader, MicroBatch, Source, Wanted};
 use lambert::kernels::Host;
 use lambert::model::{Bert, parameters};
 use lambert::state::{Parameters, TrainState};
@@ -104,7 +104,7 @@ fn batches(arguments: &Arguments, folder: &Path, count: usize) -> (Vec<GlobalBat
         threads: 1,
         largest: batch,
     };
-    let mut loader = Loader::start(source, demand, std::iter::repeat_n(batch, count)).unwrap();
+    let mut loader = Loader::start(source, demand, std::iter::repeat_n(Wanted::whole(batch), count)).unwrap();
     let batches = std::iter::from_fn(|| loader.next_batch()).collect::<Result<_, _>>().unwrap();
     (batches, vocabulary)
 }
@@ -139,9 +139,10 @@ impl Engine {
         for batch in batches {
             let begin = Instant::now();
             let dropout = Key::new(1).with_bytes(b"dropout").with(self.step);
-            let computed = step::forward_backward(&self.bert, &mut self.state, batch, dropout, &mut |_, _| ()).unwrap();
+            let computed =
+                step::forward_backward(&self.bert, &mut self.state, batch.whole(), dropout, &mut |_, _| ()).unwrap();
             forward_backward += begin.elapsed().as_secs_f64();
-            let norm = optim::update(&mut self.state, &self.settings, 1e-4);
+            let norm = optim::update(&mut self.state, &self.settings, 1e-4).norm;
             computed.fetch(&Host, &norm).unwrap();
             self.state.count_update();
             self.step += 1;

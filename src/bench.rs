@@ -14,7 +14,7 @@ use tch::Kind;
 
 use crate::data::detours::Detours;
 use crate::data::loader::Demand;
-use crate::data::{Loader, MicroBatch, Source};
+use crate::data::{Loader, MicroBatch, Source, Wanted};
 use crate::device::{Card, Chosen};
 use crate::error::Error;
 use crate::kernels::Kernels;
@@ -128,7 +128,7 @@ fn loader(
         threads: session::readers(),
         largest: samples,
     };
-    Loader::start(source, demand, std::iter::repeat_n(samples, steps)).map_err(Error::Thread)
+    Loader::start(source, demand, std::iter::repeat_n(Wanted::whole(samples), steps)).map_err(Error::Thread)
 }
 
 /// What [`Request::batches`] says.
@@ -213,14 +213,14 @@ impl<'a> Bench<'a> {
         let batch = batch?;
         let data_wait = watch.lap();
         let dropout = Key::new(self.config.run.seed).with_bytes(b"dropout").with(self.state.step);
-        let computed = step::forward_backward(&self.bert, &mut self.state, &batch, dropout, &mut |_, _| ())?;
+        let computed = step::forward_backward(&self.bert, &mut self.state, batch.whole(), dropout, &mut |_, _| ())?;
         let enqueued = watch.lap();
         if by_phase {
             torch::guard(|| self.state.kernels().fetch(&self.state.kernels().zeros(&[1], Kind::Double)))?;
         }
         let forward_backward = enqueued + watch.lap();
         let rate = schedule::learning_rate(self.stage, self.state.step);
-        let norm = torch::guard(|| optim::update(&mut self.state, &self.config.optimizer, rate))?;
+        let norm = torch::guard(|| optim::update(&mut self.state, &self.config.optimizer, rate))?.norm;
         computed.fetch(self.state.kernels(), &norm)?;
         let optimizer = watch.lap();
         self.state.step += 1;

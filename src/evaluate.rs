@@ -10,7 +10,7 @@ use lambert_data_prep::dataset::Dataset;
 
 use crate::data::detours::Detours;
 use crate::data::loader::Demand;
-use crate::data::{Loader, Source};
+use crate::data::{Loader, Source, Wanted};
 use crate::error::Error;
 use crate::model::Bert;
 use crate::step;
@@ -55,12 +55,13 @@ pub fn evaluate(bert: &Bert, collective: &mut dyn Group, question: &Question, st
         threads: 1,
         largest: BATCH,
     };
-    let sizes = (0..samples).step_by(BATCH).map(move |first| (samples - first).min(BATCH as u64) as usize);
+    let sizes =
+        (0..samples).step_by(BATCH).map(move |first| Wanted::whole((samples - first).min(BATCH as u64) as usize));
     let own = demand.own();
     let mut loader = Loader::start(source, demand, sizes).map_err(Error::Thread)?;
     let mut totals = vec![Totals::default(); own.len()];
     while let Some(batch) = loader.next_batch() {
-        for (sum, leaf) in totals.iter_mut().zip(batch?.leaves()) {
+        for (sum, leaf) in totals.iter_mut().zip(batch?.whole().leaves()) {
             *sum = sum.and(&step::evaluate(bert, leaf)?);
         }
     }

@@ -198,7 +198,7 @@ mod tests {
         let mut exchange = Exchange::new(&mut *ends.reducer, 1000, true);
         let batch = step::tests::batch(&cuts);
         let mut are_final = |state: &TrainState, elements: usize| exchange.are_final(state, elements);
-        step::forward_backward(&bert, &mut state, &batch, Key::new(1), &mut are_final).unwrap();
+        step::forward_backward(&bert, &mut state, batch.whole(), Key::new(1), &mut are_final).unwrap();
         exchange.finish(&mut state).unwrap();
         state.read(Buffer::Gradients, 0..state.elements())
     }

@@ -24,7 +24,7 @@
 //! - [`checkpoint`]: the training state to and from the run's store
 //! - [`saved`]: a model out of a run or checkpoint, for those that only read
 //! - [`evaluate`], [`fill_mask`]: what a trained model knows
-//! - [`metrics`]: one record a step; [`mod@bench`]: what a stage takes, measured
+//! - [`metrics`]: one record a step; [`noise`]: how noisy its gradient is; [`mod@bench`]: what a stage takes, measured
 //! - [`output`]: results on standard output; [`rank_log`]: what a rank prints, in a file of its host;
 //!   [`janitor`]: what its launcher leaves there, removed; `binding`: on which processors it runs
 //! - [`control`]: the worker's end of the control channel
@@ -55,6 +55,7 @@ pub mod kernels;
 pub mod masking;
 pub mod metrics;
 pub mod model;
+pub mod noise;
 pub mod objective;
 pub mod optim;
 pub mod outcome;

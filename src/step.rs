@@ -3,7 +3,7 @@
 use lambert_data_prep::random::Key;
 use tch::{Kind, Tensor};
 
-use crate::data::{GlobalBatch, MicroBatch};
+use crate::data::{GlobalBatch, MicroBatch, Share};
 use crate::input::Input;
 use crate::kernels::Kernels;
 use crate::model::{Bert, Dropout, parameters};
@@ -56,7 +56,7 @@ impl Pending {
 /// What the sum of an objective's cross-entropies is divided by: its answers over the whole global batch.
 type Divisors = [f64; OBJECTIVES];
 
-/// Forward and backward passes over this rank's micro-batches of a global batch. The gradients of
+/// Forward and backward passes over this rank's micro-batches of a global batch, or of a half of it. The gradients of
 /// `sum(MLM losses) / masked tokens + sum(pair losses) / samples` (counts of the whole global batch) are in `state`
 /// afterwards, and nothing else. Where a loss is not finite, neither is the state's gradient norm.
 ///
@@ -65,30 +65,30 @@ type Divisors = [f64; OBJECTIVES];
 pub fn forward_backward(
     bert: &Bert,
     state: &mut TrainState,
-    batch: &GlobalBatch,
+    share: Share<'_>,
     dropout: Key,
     are_final: &mut dyn FnMut(&TrainState, usize),
 ) -> Result<Pending, TorchError> {
-    pass(bert, state, batch, &batch.micro_batches, dropout, are_final)
+    pass(bert, state, share.batch, share.micro_batches, dropout, are_final)
 }
 
 /// The same for one of this rank's parts after the other: each has gradients of its own, which `take` is given, and totals.
 pub fn leaf_by_leaf(
     bert: &Bert,
     state: &mut TrainState,
-    batch: &GlobalBatch,
+    share: Share<'_>,
     dropout: Key,
     mut take: impl FnMut(&mut TrainState),
 ) -> Result<Vec<Pending>, TorchError> {
     let mut leaf = |micro_batches: &[MicroBatch]| {
-        let pending = pass(bert, state, batch, micro_batches, dropout, &mut |_, _| ())?;
+        let pending = pass(bert, state, share.batch, micro_batches, dropout, &mut |_, _| ())?;
         torch::guard(|| take(state))?;
         Ok(pending)
     };
     // A rank without samples has one leaf, of zeros.
-    match batch.leaves.is_empty() {
+    match share.leaves.is_empty() {
         true => std::iter::once(&[][..]).map(&mut leaf).collect(),
-        false => batch.leaves().map(&mut leaf).collect(),
+        false => share.leaves().map(&mut leaf).collect(),
     }
 }
 
@@ -220,7 +220,7 @@ pub(crate) mod tests {
         state.parameters.keep_low(crate::model::kind(model));
         let mut bert = Bert::new(&state.parameters, model, 2);
         bert.recompute = recompute;
-        forward_backward(&bert, &mut state, &batch(cuts), Key::new(step), &mut |_, _| ()).unwrap();
+        forward_backward(&bert, &mut state, batch(cuts).whole(), Key::new(step), &mut |_, _| ()).unwrap();
         state.read(Buffer::Gradients, 0..state.elements())
     }
 
@@ -268,7 +268,8 @@ pub(crate) mod tests {
             bert.recompute = recompute;
             let mut told = Vec::new();
             let mut tell = |state: &TrainState, elements| told.push(state.read(Buffer::Gradients, 0..elements));
-            forward_backward(&bert, &mut state, &batch(&[&[3, 0], &[1], &[4, 2]]), Key::new(1), &mut tell).unwrap();
+            forward_backward(&bert, &mut state, batch(&[&[3, 0], &[1], &[4, 2]]).whole(), Key::new(1), &mut tell)
+                .unwrap();
             let gradients = state.read(Buffer::Gradients, 0..state.elements());
             // The heads, three layers, all.
             assert_eq!(told.len(), 5);
@@ -296,7 +297,8 @@ pub(crate) mod tests {
                 batch.micro_batches = vec![MicroBatch::new(&[0], 5, 0, &[lone])];
             }
             let mut told = 0;
-            forward_backward(&bert, &mut state, &batch, Key::new(1), &mut |_, elements| told = elements).unwrap();
+            forward_backward(&bert, &mut state, batch.whole(), Key::new(1), &mut |_, elements| told = elements)
+                .unwrap();
             assert_eq!(told, state.elements());
             for spec in state.parameters.specs() {
                 let moved = state.read(Buffer::Gradients, spec.range()).iter().any(|gradient| *gradient != 0.0);

@@ -1,5 +1,6 @@
 //! The training loop, from a run's URL to its last checkpoint.
 
+mod passes;
 mod stage;
 
 use lambert_collective::{Endpoints, Group};

@@ -224,7 +224,7 @@ impl Golden {
             micro_batches: vec![micro_batch],
             leaves: vec![1],
         };
-        let computed = step::forward_backward(&bert, &mut state, &batch, Key::new(1), &mut |_, _| ()).unwrap();
+        let computed = step::forward_backward(&bert, &mut state, batch.whole(), Key::new(1), &mut |_, _| ()).unwrap();
         let (totals, _) = computed.fetch(&Host, &state.gradient_norm()).unwrap();
         (totals, state)
     }

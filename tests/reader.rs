@@ -10,11 +10,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use lambert::data::detours::Detours;
-use lambert::data::loader::{Demand, GlobalBatch, Source};
+use lambert::data::loader::{Demand, GlobalBatch, Source, Wanted};
 use lambert::data::order::{Order, WINDOW};
 use lambert::data::reader::Reader;
 use lambert_config::run::{Objective, Test};
 use lambert_data_prep::dataset::Dataset;
+use lambert_data_prep::random::Key;
 use samples::Shape;
 
 const ROWS: u64 = 500;
@@ -38,7 +39,7 @@ fn demand(rank: usize, world: usize) -> Demand {
 /// Batches of `size` samples from number 0 to `end`.
 fn read(reader: &mut Reader, demand: &Demand, size: usize, end: u64, threads: usize) -> Vec<GlobalBatch> {
     let starts = (0..end).step_by(size);
-    starts.map(|start| reader.global_batch(demand, start, size, threads).unwrap()).collect()
+    starts.map(|start| reader.global_batch(demand, start, Wanted::whole(size), threads).unwrap()).collect()
 }
 
 #[test]
@@ -71,7 +72,7 @@ fn no_row_group_is_decoded_twice_in_a_step() {
     let mut large = reader(&dataset, true);
     for start in [0, size] {
         let before = large.decoded();
-        large.global_batch(&demand(0, 1), start, size as usize, 2).unwrap();
+        large.global_batch(&demand(0, 1), start, Wanted::whole(size as usize), 2).unwrap();
         let touched: BTreeSet<usize> = (start..(start + size).min(ROWS)).map(|at| order.at(at).row_group).collect();
         assert!(touched.len() > 3 * WINDOW && touched.len() < groups);
         let decoded = (large.decoded() - before) as usize;
@@ -97,10 +98,37 @@ fn the_first_damaged_row_group_is_the_error_on_any_number_of_threads() {
         std::fs::write(&path, bytes).unwrap();
     }
     let errors = [1, 2, 4].map(|threads| {
-        let error = reader(&dataset, true).global_batch(&demand(0, 1), 0, 300, threads).unwrap_err();
+        let error = reader(&dataset, true).global_batch(&demand(0, 1), 0, Wanted::whole(300), threads).unwrap_err();
         assert_eq!(dataset.damaged_shard(&error), Some(0));
         error.to_string()
     });
     assert!(errors[0].contains("shard-00000-of-00004.parquet is damaged"), "{}", errors[0]);
     assert!(errors.iter().all(|error| *error == errors[0]), "{errors:?}");
+}
+
+#[test]
+fn halves_of_a_batch_hold_each_sample_once_whatever_the_world() {
+    let folder = tempfile::tempdir().unwrap();
+    let dataset = dataset(folder.path());
+    let wanted = Wanted { samples: 61, halves: Some(Key::new(4)) };
+    let of_world = |world: usize| {
+        let mut halves = [Vec::new(), Vec::new()];
+        for rank in 0..world {
+            let batch = reader(&dataset, true).global_batch(&demand(rank, world), 0, wanted, 2).unwrap();
+            assert_eq!(batch.whole().micro_batches.len(), batch.micro_batches.len());
+            for (all, half) in halves.iter_mut().zip(batch.halves()) {
+                assert_eq!(half.leaves.len(), 1, "a rank has one part of each half");
+                assert_eq!(half.leaves().map(<[_]>::len).sum::<usize>(), half.micro_batches.len());
+                all.extend(half.micro_batches.iter().flat_map(|micro| micro.samples.iter().copied()));
+            }
+        }
+        halves.each_mut().into_iter().for_each(|half| half.sort_unstable());
+        halves
+    };
+    let one = of_world(1);
+    assert_eq!(one.each_ref().map(Vec::len), [30, 31]);
+    let mut all = one.concat();
+    all.sort_unstable();
+    assert_eq!(all, (0..61).collect::<Vec<_>>());
+    [2, 3].iter().for_each(|world| assert_eq!(of_world(*world), one));
 }

@@ -48,7 +48,7 @@ fn sizes(config: &RunConfig) -> (Vec<f64>, u64) {
         let gradient = |index: usize| (1.0 + index as f32).sin() * (0.8 + 0.4 * rng.unit_f64() as f32);
         let gradients: Vec<f32> = (0..before.len()).map(gradient).collect();
         state.write(Buffer::Gradients, 0, &gradients);
-        let norm = f64::try_from(optim::update(&mut state, &config.optimizer, rate)).unwrap();
+        let norm = f64::try_from(optim::update(&mut state, &config.optimizer, rate).norm).unwrap();
         let drawn = Drawn { dataset: "data".into(), samples: state.step..state.step + 1, passed: 0 };
         let outcome = StepOutcome { before: state.step, drawn, norm, ..StepOutcome::default() };
         assert_eq!(outcome.conclude(&mut state, &config.guard), Verdict::Sound);

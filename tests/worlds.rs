@@ -62,13 +62,52 @@ fn worlds_of_one_to_four_train_alike_for_two_hundred_steps() {
     train_alike(200, &[(2, 1.1), (3, 1.4), (4, 1.3)], 1e-4);
 }
 
+/// Measuring takes the samples in another order and nothing else; every world finds the same.
+#[test]
+fn noise_and_trust_ratios_are_measured_in_any_world() {
+    let place = Place::new();
+    let plain = train(&place, 2, &[]);
+    std::fs::remove_dir_all(place.path("world-2")).unwrap();
+    let every = ["metrics.noise_scale_every_steps=4", "metrics.trust_ratios_every_steps=10"];
+    let more: Vec<&str> = every.iter().flat_map(|set| ["--set", set]).collect();
+    let of = [1, 2, 3].map(|ranks| train(&place, ranks, &more));
+    for records in &of {
+        for (record, plain) in records.iter().zip(&plain) {
+            assert!((record.loss - plain.loss).abs() < 1e-4 * plain.loss, "step {}", record.step);
+            assert_eq!(record.batch_digest, plain.batch_digest);
+            assert_eq!(record.noise.is_some(), record.step % 4 == 0, "step {}", record.step);
+            assert_eq!(!record.trust_ratios.is_empty(), record.step % 10 == 0, "step {}", record.step);
+        }
+    }
+    let near = |one: f64, other: f64| (one - other).abs() <= 1e-3 * one.abs();
+    for (one, other) in of[0].iter().zip(&of[1]).chain(of[0].iter().zip(&of[2])) {
+        if let (Some(one), Some(other)) = (one.noise, other.noise) {
+            assert!(one.variance > 0.0 && near(one.variance, other.variance), "{one:?} {other:?}");
+            assert!((one.gradient - other.gradient).abs() <= 1e-3 * one.variance, "{one:?} {other:?}");
+        }
+        assert_eq!(one.trust_ratios.len(), other.trust_ratios.len());
+        for ((name, one), (other_name, other)) in one.trust_ratios.iter().zip(&other.trust_ratios) {
+            assert!(name == other_name && near(*one, *other), "{name}: {one} and {other}");
+        }
+    }
+    let ratios = &of[0][9].trust_ratios;
+    assert!(ratios.contains_key("bert.encoder.layer.1.attention.self.query.weight"), "{ratios:?}");
+    assert!(!ratios.keys().any(|name| name.ends_with("bias")), "what does not decay has no ratio: {ratios:?}");
+    let status = crate::support::done(&["status", &place.path("world-3"), "--json"]);
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    assert_eq!(status["status"]["noise"]["estimates"], 5, "{status}");
+}
+
 #[test]
 fn canonical_worlds_end_with_the_same_bits() {
     let place = Place::new();
     let evaluation = format!("evaluation.data={:?}", place.path("data/held-out"));
-    let more = ["--set", "cluster.canonical=true", "--set", &evaluation, "--set", "evaluation.every_steps=5"];
-    let facts =
-        |record: &StepRecord| (record.loss.to_bits(), record.grad_norm.map(f64::to_bits), record.padding.to_bits());
+    let sets = ["cluster.canonical=true", &evaluation, "evaluation.every_steps=5", "metrics.noise_scale_every_steps=6"];
+    let more: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+    let noise = |record: &StepRecord| record.noise.map(|noise| (noise.gradient.to_bits(), noise.variance.to_bits()));
+    let facts = |record: &StepRecord| {
+        (record.loss.to_bits(), record.grad_norm.map(f64::to_bits), record.padding.to_bits(), noise(record))
+    };
     let bits = |ranks: usize| train(&place, ranks, &more).iter().map(facts).collect::<Vec<_>>();
     let one = bits(1);
     for ranks in [2, 3, 4] {

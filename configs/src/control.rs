@@ -1,6 +1,8 @@
 //! What ranks tell of a run and what they are told: the records and events that logs, files and messages carry. How they
 //! travel is cluster/control's.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::objectives::Scores;
@@ -136,6 +138,16 @@ pub struct Evaluation {
     pub unigram_entropy: f64,
 }
 
+/// Estimates of one step; single ones stray, and may be negative. The ratio of the averages of `variance` and `gradient` over
+/// many steps is the gradient noise scale, in samples.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct GradientNoise {
+    /// The squared L2 norm of the gradient of the expected loss.
+    pub gradient: f64,
+    /// The trace of the covariance of one sample's gradient.
+    pub variance: f64,
+}
+
 /// What one step did; a line of the run's metrics.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepRecord {
@@ -172,6 +184,12 @@ pub struct StepRecord {
     /// L2 norm of the whole gradient, before clipping; absent where it was not finite and the step changed nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grad_norm: Option<f64>,
+    /// How noisy the gradient is, in steps that measured it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub noise: Option<GradientNoise>,
+    /// LAMB's trust ratio of each tensor that has one, in steps that recorded them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub trust_ratios: BTreeMap<String, f64>,
     /// Updates of the run up to here that changed nothing, because loss or gradient were not finite.
     #[serde(default)]
     pub skipped_updates: u64,

@@ -34,6 +34,15 @@ impl Division {
         Self { ranks: deal(lengths, world).into_iter().map(|samples| cut(lengths, samples, budget)).collect() }
     }
 
+    /// Of some of the samples alone.
+    pub fn of(lengths: &[u16], samples: &[usize], world: usize, budget: usize) -> Self {
+        let of_some: Vec<u16> = samples.iter().map(|sample| lengths[*sample]).collect();
+        let mut division = Self::new(&of_some, world, budget);
+        let cuts = division.ranks.iter_mut().flatten();
+        cuts.flat_map(|cut| &mut cut.samples).for_each(|index| *index = samples[*index]);
+        division
+    }
+
     /// Tokens that all ranks compute with, padding included.
     pub fn tokens(&self) -> usize {
         self.by_rank().sum()

@@ -17,6 +17,8 @@ const STATE: u64 = 16;
 const SNAPSHOT: u64 = 12;
 /// With `cluster.canonical`: the sum of the gradients, in two halves.
 const EXACT: u64 = 16;
+/// With `metrics.noise_scale_every_steps`: the gradient of the first half of a global batch.
+const HALF: u64 = 4;
 
 /// Bytes of the training state of `ranks` ranks on one host, which are all of the run's; activations, libraries and
 /// samples come on top.
@@ -97,7 +99,8 @@ pub fn of_a_rank(config: &RunConfig, stage: &Stage, data: Data, ranks: usize) ->
     let activations = activations(config, stage, data.pieces, data.longest);
     let activations = activations.saturating_add(activations / KEPT);
     let exact = if config.cluster.canonical { EXACT.saturating_mul(parameters) } else { 0 };
-    [state, activations, samples, exact].into_iter().fold(PROGRAM, u64::saturating_add)
+    let half = if config.metrics.noise_scale_every_steps > 0 { HALF.saturating_mul(parameters) } else { 0 };
+    [state, activations, samples, exact, half].into_iter().fold(PROGRAM, u64::saturating_add)
 }
 
 /// Whether ranks of this host compute on cards, as far as can be known without the driver.

@@ -5,6 +5,7 @@ mod check;
 mod cluster;
 mod growth;
 mod guard;
+mod metrics;
 mod model;
 mod objective;
 mod optimizer;
@@ -19,6 +20,7 @@ pub use budget::TokenBudget;
 pub use cluster::{Backend, Cluster, ControlChannel, DatasetCache, Device, Host, LEAVES, LauncherKind, Limits, Wire};
 pub use growth::{Growth, Moments, Order};
 pub use guard::{DamagedShard, Guard, Test};
+pub use metrics::Metrics;
 pub use model::{Activation, Attention, Model, Norm, Precision};
 pub use objective::{MaskToken, MaskUnit, Masking, Objective};
 pub use optimizer::{Optimizer, OptimizerKind};
@@ -42,6 +44,8 @@ pub struct RunConfig {
     pub stage: Vec<Stage>,
     /// Held-out loss on the way.
     pub evaluation: Evaluation,
+    /// What is measured on the way.
+    pub metrics: Metrics,
     /// When to save.
     pub checkpoint: Checkpoint,
     /// The machines.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use lambert_config::control::{Evaluation, StepRecord};
+use lambert_config::control::{Evaluation, GradientNoise, StepRecord};
 use lambert_store::Store;
 pub use lambert_store::run::STATUS as OBJECT;
 use serde::{Deserialize, Serialize};
@@ -84,6 +84,9 @@ pub struct Status {
     pub record: Option<StepRecord>,
     /// The last held-out measurement.
     pub evaluation: Option<Evaluation>,
+    /// How noisy gradients are, averaged over the last steps that measured it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub noise: Option<NoiseScale>,
     /// The folder on each host that has what the attempt's ranks there printed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logs: Option<String>,
@@ -97,6 +100,35 @@ pub struct Status {
     pub error: Option<String>,
     /// When this was written, seconds since 1970.
     pub updated: f64,
+}
+
+/// The averages of the estimates of [`GradientNoise`], the latest with the most weight.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct NoiseScale {
+    /// How many estimates there were.
+    pub estimates: u64,
+    /// Of |G|^2.
+    pub gradient: f64,
+    /// Of tr(S).
+    pub variance: f64,
+}
+
+/// The weight of the newest estimate, once there are as many as its inverse; the mean of all before.
+const NEWEST: f64 = 0.05;
+
+impl NoiseScale {
+    /// Takes in an estimate.
+    pub fn add(&mut self, noise: GradientNoise) {
+        self.estimates += 1;
+        let weight = NEWEST.max(1.0 / self.estimates as f64);
+        self.gradient += weight * (noise.gradient - self.gradient);
+        self.variance += weight * (noise.variance - self.variance);
+    }
+
+    /// The noise scale, in samples; `None` while the averages still stray below zero.
+    pub fn samples(self) -> Option<f64> {
+        (self.gradient > 0.0 && self.variance > 0.0).then(|| self.variance / self.gradient)
+    }
 }
 
 /// The coordinator.
@@ -137,6 +169,15 @@ pub struct Lost {
     pub seconds: Option<f64>,
     /// Which rank failed and how.
     pub cause: String,
+}
+
+/// No status is longer than this, bytes.
+pub const LONGEST: u64 = 16 << 20;
+
+/// What the run's last coordinator wrote, as far as it can be read: a coordinator begins without it, too.
+pub fn before(store: &Store) -> Status {
+    let bytes = store.get_at_most(OBJECT, LONGEST).ok();
+    bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
 }
 
 /// Seconds since 1970.
@@ -265,6 +306,18 @@ mod tests {
 
     fn read(store: &Store) -> Status {
         serde_json::from_slice(&store.get(OBJECT).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn the_noise_scale_is_the_ratio_of_averages() {
+        let mut noise = NoiseScale::default();
+        assert_eq!(noise.samples(), None);
+        for (gradient, variance) in [(-1.0, 30.0), (3.0, 50.0)] {
+            noise.add(GradientNoise { gradient, variance });
+        }
+        assert_eq!((noise.estimates, noise.samples()), (2, Some(40.0)));
+        (0..500).for_each(|_| noise.add(GradientNoise { gradient: 1.0, variance: 7.0 }));
+        assert!((noise.samples().unwrap() - 7.0).abs() < 1e-6, "what was long ago is forgotten");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crossbeam_channel::{Receiver, Sender};
 use lambert_config::memory;
 use lambert_config::run::{Objective, Test};
 use lambert_data_prep::dataset::{Dataset, DatasetError};
+use lambert_data_prep::random::Key;
 
 use super::batch::MicroBatch;
 use super::detours::Detours;
@@ -71,7 +72,7 @@ pub struct GlobalBatch {
     pub masked_tokens: u64,
     /// The micro-batches of this rank; perhaps none.
     pub micro_batches: Vec<MicroBatch>,
-    /// How many of them each of the rank's parts has.
+    /// How many of them each of the rank's parts has; of a batch in halves, first those of one half, then of the other.
     pub leaves: Vec<usize>,
 }
 
@@ -82,15 +83,56 @@ impl Demand {
     }
 }
 
-impl GlobalBatch {
+/// A global batch to be made.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted {
+    /// Samples.
+    pub samples: usize,
+    /// If it is to be divided into two halves first, what decides which samples are in which.
+    pub halves: Option<Key>,
+}
+
+impl Wanted {
+    /// One of so many samples, as a whole.
+    pub fn whole(samples: usize) -> Self {
+        Self { samples, halves: None }
+    }
+}
+
+/// This rank's micro-batches of a global batch, or of a half of it.
+#[derive(Debug, Clone, Copy)]
+pub struct Share<'a> {
+    /// All that is known of the global batch.
+    pub batch: &'a GlobalBatch,
+    /// The micro-batches.
+    pub micro_batches: &'a [MicroBatch],
+    /// How many of them each of the rank's parts has.
+    pub leaves: &'a [usize],
+}
+
+impl<'a> Share<'a> {
     /// The micro-batches of each of the rank's parts.
-    pub fn leaves(&self) -> impl Iterator<Item = &[MicroBatch]> {
-        let mut rest = &self.micro_batches[..];
+    pub fn leaves(self) -> impl Iterator<Item = &'a [MicroBatch]> {
+        let mut rest = self.micro_batches;
         self.leaves.iter().map(move |count| {
             let (leaf, after) = rest.split_at(*count);
             rest = after;
             leaf
         })
+    }
+}
+
+impl GlobalBatch {
+    /// All that is this rank's.
+    pub fn whole(&self) -> Share<'_> {
+        Share { batch: self, micro_batches: &self.micro_batches, leaves: &self.leaves }
+    }
+
+    /// What is this rank's of each half, of one that was divided into halves; of one without samples two shares of nothing.
+    pub fn halves(&self) -> [Share<'_>; 2] {
+        let (first, second) = self.leaves.split_at(self.leaves.len() / 2);
+        let (before, behind) = self.micro_batches.split_at(first.iter().sum());
+        [(before, first), (behind, second)].map(|(micro_batches, leaves)| Share { batch: self, micro_batches, leaves })
     }
 
     /// Tokens without padding.
@@ -112,16 +154,16 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// Starts reading global batches of `sizes` samples, one after the other.
+    /// Starts reading global batches, one after the other.
     pub fn start(
         source: Source,
         demand: Demand,
-        sizes: impl Iterator<Item = usize> + Send + 'static,
+        wanted: impl Iterator<Item = Wanted> + Send + 'static,
     ) -> std::io::Result<Self> {
         let data = source.dataset.sizes();
         let (sender, batches) = crossbeam_channel::bounded(memory::batches_ahead(demand.largest, demand.world, data));
         let serve = move || match Reader::new(source) {
-            Ok(mut reader) => serve(&mut reader, &demand, sizes, &sender),
+            Ok(mut reader) => serve(&mut reader, &demand, wanted, &sender),
             // That nobody waits for the error any more is no failure.
             Err(error) => drop(sender.send(Err(error))),
         };
@@ -156,11 +198,11 @@ impl Drop for Loader {
     }
 }
 
-/// Serves global batches of `sizes` samples until nobody takes them.
+/// Serves global batches until nobody takes them.
 fn serve(
     reader: &mut Reader,
     demand: &Demand,
-    sizes: impl Iterator<Item = usize>,
+    wanted: impl Iterator<Item = Wanted>,
     batches: &Sender<Result<GlobalBatch, DatasetError>>,
 ) {
     let (mut cursor, mut threads) = (demand.cursor, 1);
@@ -168,8 +210,8 @@ fn serve(
         Ok(ahead) => ahead,
         Err(error) => return drop(batches.send(Err(error))),
     };
-    for size in sizes {
-        let batch = reader.global_batch(demand, cursor, size, threads);
+    for wanted in wanted {
+        let batch = reader.global_batch(demand, cursor, wanted, threads);
         threads = next_threads(threads, demand.threads, batches.is_empty(), batches.is_full());
         let end = batch.as_ref().ok().map(|batch| batch.drawn.end);
         let taken = batches.send(batch).is_ok();

@@ -15,4 +15,4 @@ pub mod order;
 pub mod reader;
 
 pub use batch::MicroBatch;
-pub use loader::{GlobalBatch, Loader, Source};
+pub use loader::{GlobalBatch, Loader, Share, Source, Wanted};

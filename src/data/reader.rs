@@ -8,9 +8,10 @@ use lambert_data_prep::dataset::{DatasetError, FetchAhead, Samples};
 
 use super::batch::{MaskedSample, MicroBatch};
 use super::groups::Groups;
-use super::loader::{Demand, GlobalBatch, Source};
+use super::loader::{Demand, GlobalBatch, Source, Wanted};
 use super::order::{Order, Place};
 use crate::masking::{self, Pieces};
+use crate::noise;
 
 /// Makes global batches.
 pub struct Reader {
@@ -55,25 +56,31 @@ impl Reader {
         self.groups.decoded
     }
 
-    /// The next `size` samples from number `cursor` on, read by `threads` threads.
+    /// The next samples from number `cursor` on, read by `threads` threads.
     pub fn global_batch(
         &mut self,
         demand: &Demand,
         cursor: u64,
-        size: usize,
+        wanted: Wanted,
         threads: usize,
     ) -> Result<GlobalBatch, DatasetError> {
-        let (places, end) = self.draw(demand, cursor, size);
+        let (places, end) = self.draw(demand, cursor, wanted.samples);
         let touched = places.iter().map(|(_, place)| place.row_group).collect();
         self.groups.measure(&touched, threads)?;
         let lengths: Vec<u16> = places.iter().map(|(_, place)| self.groups.length(*place)).collect();
         let objective = &self.source.objective;
         let masked_tokens = lengths.iter().map(|length| objective.predictions(usize::from(*length)) as u64).sum();
 
-        let division = Division::new(&lengths, demand.parts, demand.micro_batch_tokens);
-        let parts = &division.ranks[demand.own()];
-        let leaves = parts.iter().map(Vec::len).collect();
-        let cuts = || parts.iter().flatten();
+        let (parts, budget) = (demand.parts, demand.micro_batch_tokens);
+        let divisions = match wanted.halves {
+            None => vec![Division::new(&lengths, parts, budget)],
+            Some(key) => {
+                noise::halves(lengths.len(), key).map(|half| Division::of(&lengths, &half, parts, budget)).into()
+            }
+        };
+        let parts = || divisions.iter().flat_map(|division| &division.ranks[demand.own()]);
+        let leaves = parts().map(Vec::len).collect();
+        let cuts = || parts().flatten();
         let own: Vec<(u64, Place)> = cuts().flat_map(|cut| &cut.samples).map(|sample| places[*sample]).collect();
         let kept = self.window(end - 1);
         let mut samples = self.gather(&own, &kept, threads)?.into_iter();
@@ -85,10 +92,12 @@ impl Reader {
         });
         let micro_batches = micro_batches.collect();
 
-        let (epoch, drawn, balance) = (places[0].0, cursor..end, division.balance());
+        let (epoch, drawn, tokens) = (places[0].0, cursor..end, divisions.iter().map(Division::tokens).sum::<usize>());
+        let balance = divisions.iter().map(|division| division.balance() * division.tokens() as f64).sum::<f64>()
+            / tokens.max(1) as f64;
         let mut batch =
             GlobalBatch { epoch, drawn, lengths, padding: 0, balance, masked_tokens, micro_batches, leaves };
-        batch.padding = division.tokens() as u64 - batch.tokens();
+        batch.padding = tokens as u64 - batch.tokens();
         Ok(batch)
     }
 

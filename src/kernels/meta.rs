@@ -137,8 +137,8 @@ impl Kernels for Meta {
         reference::digest(values)
     }
 
-    fn update(&self, buffers: &mut Buffers<'_>, update: &Update<'_>) {
-        reference::change(buffers, update);
+    fn update(&self, buffers: &mut Buffers<'_>, update: &Update<'_>) -> Option<Tensor> {
+        reference::change(buffers, update)
     }
 }
 
@@ -172,8 +172,8 @@ fn counts(
     let (mut reads, mut copies) = (0, 0);
     // SAFETY: counters that live as long as the process.
     unsafe { lambert_observe() };
-    let computed = step::forward_backward(&bert, &mut state, &batch, Key::new(1), &mut |_, _| ()).unwrap();
-    let norm = torch::guard(|| optim::update(&mut state, &settings, 1e-3)).unwrap();
+    let computed = step::forward_backward(&bert, &mut state, batch.whole(), Key::new(1), &mut |_, _| ()).unwrap();
+    let norm = torch::guard(|| optim::update(&mut state, &settings, 1e-3)).unwrap().norm;
     computed.fetch(&*kernels, &norm).unwrap();
     // SAFETY: both integers live for the call.
     unsafe { lambert_observed(&mut reads, &mut copies) };

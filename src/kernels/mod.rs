@@ -112,8 +112,9 @@ pub trait Kernels: Send + Sync {
     fn digest(&self, values: &Tensor) -> Tensor;
 
     /// One update of the weights and moments; nothing changes where `update.norm` is not finite. The gradients are scratch
-    /// afterwards.
-    fn update(&self, buffers: &mut Buffers<'_>, update: &Update<'_>);
+    /// afterwards. Of LAMB, returns what each parameter's direction is multiplied with, f32 \[parameters\]: its learning rate
+    /// times its trust ratio.
+    fn update(&self, buffers: &mut Buffers<'_>, update: &Update<'_>) -> Option<Tensor>;
 }
 
 /// A place in memory.

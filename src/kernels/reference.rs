@@ -64,8 +64,8 @@ impl Kernels for Reference {
         digest(values)
     }
 
-    fn update(&self, buffers: &mut Buffers<'_>, update: &Update<'_>) {
-        change(buffers, update);
+    fn update(&self, buffers: &mut Buffers<'_>, update: &Update<'_>) -> Option<Tensor> {
+        change(buffers, update)
     }
 }
 
@@ -84,7 +84,8 @@ pub(super) fn digest(values: &Tensor) -> Tensor {
 }
 
 /// As [`Kernels::update`].
-pub(super) fn change(buffers: &mut Buffers<'_>, update: &Update<'_>) {
+pub(super) fn change(buffers: &mut Buffers<'_>, update: &Update<'_>) -> Option<Tensor> {
+    let mut rates = Vec::new();
     let finite = (update.norm * 0.0).eq(0.0);
     let scale = match update.clip_norm {
         clip if clip > 0.0 => (update.norm.clamp_min(clip).reciprocal() * clip).to_kind(Kind::Float),
@@ -97,14 +98,13 @@ pub(super) fn change(buffers: &mut Buffers<'_>, update: &Update<'_>) {
         let new_first = &first * f64::from(rule.beta1) + &gradients * f64::from(rule.share1);
         let new_second = &second * f64::from(rule.beta2) + gradients.square() * f64::from(rule.share2);
         let direction = direction(rule, &new_first, &new_second) + &weights * f64::from(rule.weight_decay);
-        let rate = f64::from(rule.learning_rate);
-        let new_weights = match (update.kind, rule.trusted) {
-            (OptimizerKind::Lamb, true) => {
-                let ratio = trust_ratio(&norm(&weights), &norm(&direction), update.trust_ratio);
-                &weights - direction * (ratio.to_kind(Kind::Float) * rate)
-            }
-            _ => &weights - direction * rate,
+        let ratio = match (update.kind, rule.trusted) {
+            (OptimizerKind::Lamb, true) => trust_ratio(&norm(&weights), &norm(&direction), update.trust_ratio),
+            _ => update.norm.ones_like(),
         };
+        let rate = ratio.to_kind(Kind::Float) * f64::from(rule.learning_rate);
+        let new_weights = &weights - direction * &rate;
+        rates.push(rate);
         for (old, new) in [(&mut first, new_first), (&mut second, new_second), (&mut weights, new_weights)] {
             let chosen = new.where_self(&finite, old);
             old.copy_(&chosen);
@@ -113,6 +113,7 @@ pub(super) fn change(buffers: &mut Buffers<'_>, update: &Update<'_>) {
     if let Some(low) = &mut buffers.low {
         low.copy_(buffers.weights);
     }
+    (update.kind == OptimizerKind::Lamb && !rates.is_empty()).then(|| Tensor::stack(&rates, 0))
 }
 
 fn direction(rule: &Rule, first: &Tensor, second: &Tensor) -> Tensor {

@@ -60,13 +60,14 @@ struct Reference {
 }
 
 impl Reference {
-    fn step(&mut self, settings: &Settings, shapes: &[Shape], gradients: &[f64], t: i32, rate: f64) {
+    /// One update; what each parameter's direction is multiplied with.
+    fn step(&mut self, settings: &Settings, shapes: &[Shape], gradients: &[f64], t: i32, rate: f64) -> Vec<f64> {
         let norm = gradients.iter().map(|g| g * g).sum::<f64>().sqrt();
         let divide = if norm > settings.clip_norm { norm / settings.clip_norm } else { 1.0 };
         let corrects = settings.bias_correction && settings.kind != OptimizerKind::AdamBert;
         let corrected = |beta: f64| if corrects { 1.0 - beta.powi(t) } else { 1.0 };
         let (correction1, correction2) = (corrected(settings.beta1), corrected(settings.beta2));
-        let mut first = 0;
+        let (mut first, mut rates) = (0, Vec::new());
         for &(_, count, decays) in shapes {
             let range = first..first + count;
             first += count;
@@ -88,7 +89,9 @@ impl Reference {
             for (weight, direction) in self.weights[range].iter_mut().zip(directions) {
                 *weight -= rate * ratio * direction;
             }
+            rates.push(rate * ratio);
         }
+        rates
     }
 }
 
@@ -122,12 +125,18 @@ impl Tensors {
         Self([values, zeros(), zeros(), zeros(), low])
     }
 
-    fn update(&mut self, kernels: &dyn Kernels, gradients: &[f32], update: impl Fn(&Tensor) -> Update<'_>) {
+    fn update(
+        &mut self,
+        kernels: &dyn Kernels,
+        gradients: &[f32],
+        update: impl Fn(&Tensor) -> Update<'_>,
+    ) -> Option<Vec<f64>> {
         let [weights, scratch, first, second, low] = &mut self.0;
         *scratch = kernels.upload(Values::F32(gradients));
         let norm = kernels.norm(scratch);
         let mut buffers = Buffers { weights, gradients: scratch, first, second, low: Some(low) };
-        kernels.update(&mut buffers, &update(&norm));
+        let rates = kernels.update(&mut buffers, &update(&norm));
+        rates.map(|rates| kernels.fetch(&rates.to_kind(Kind::Double)))
     }
 
     /// Weights and both moments, in main memory.
@@ -149,8 +158,12 @@ fn against_formulas(kernels: &dyn Kernels, shapes: &[Shape], settings: &Settings
         // Every third gradient is small enough not to be clipped.
         let gradients = draw.values(shapes, if t % 3 == 0 { 1e-4 } else { 1.0 });
         let rate = 1e-2 / (t as f64).sqrt();
-        formulas.step(settings, shapes, &wide(&gradients), t as i32, rate);
-        tensors.update(kernels, &gradients, |norm| update(shapes, settings, rate, t, norm));
+        let expected = formulas.step(settings, shapes, &wide(&gradients), t as i32, rate);
+        let rates = tensors.update(kernels, &gradients, |norm| update(shapes, settings, rate, t, norm));
+        assert_eq!(rates.is_some(), settings.kind == OptimizerKind::Lamb);
+        for (rate, expected) in rates.iter().flatten().zip(expected) {
+            assert!((rate / expected - 1.0).abs() < 1e-4, "a rate of {rate} for {expected}");
+        }
     }
     let [weights, ..] = tensors.values();
     let worst = |range: Range<usize>| {

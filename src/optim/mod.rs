@@ -1,31 +1,57 @@
 //! The rules of an update: what LAMB and AdamW need for each parameter. The loops over elements are the device's
 //! ([`crate::kernels`]). Nothing here knows ranks or files.
 
+use std::collections::BTreeMap;
+
 use lambert_config::run::{Optimizer as Settings, OptimizerKind};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use crate::kernels::{Rule, Update};
 use crate::state::{Spec, TrainState};
 
+/// An update that was enqueued.
+pub struct Updated {
+    /// The norm of all gradients, f64 \[\].
+    pub norm: Tensor,
+    /// Of LAMB: each parameter's learning rate times its trust ratio, f32 \[parameters that are not frozen\].
+    rates: Option<Tensor>,
+    rules: Vec<Rule>,
+}
+
+impl Updated {
+    /// LAMB's trust ratio of each tensor that has one, by name; none where the update changed nothing.
+    pub fn trust_ratios(&self, state: &TrainState) -> BTreeMap<String, f64> {
+        let Some(rates) = &self.rates else { return BTreeMap::new() };
+        let rates = state.kernels().fetch(&rates.to_kind(Kind::Double));
+        let live = state.parameters.specs().iter().filter(|spec| !spec.frozen);
+        let trusted = live.zip(&self.rules).zip(rates).filter(|((_, rule), _)| rule.trusted);
+        let ratio =
+            |((spec, rule), rate): ((&Spec, &Rule), f64)| (spec.name.clone(), rate / f64::from(rule.learning_rate));
+        trusted.map(ratio).filter(|(_, ratio)| ratio.is_finite()).collect()
+    }
+}
+
 /// Enqueues one update with the gradients of `state`, which are scratch afterwards. Where the norm of the gradients is not
-/// finite it changes nothing. Frozen parameters are passed over. Returns that norm, f64 \[\].
+/// finite it changes nothing. Frozen parameters are left out.
 ///
 /// The counts of updates stay: [`TrainState::count_update`] follows when the step is known to be sound.
-pub fn update(state: &mut TrainState, settings: &Settings, learning_rate: f64) -> Tensor {
+pub fn update(state: &mut TrainState, settings: &Settings, learning_rate: f64) -> Updated {
     let norm = state.gradient_norm();
     let live = state.parameters.specs().iter().filter(|spec| !spec.frozen);
     let rule =
         |spec: &Spec| (spec.range(), rule(settings, spec.id.decays(), state.updates_of(spec) + 1, learning_rate));
+    let parameters: Vec<_> = live.map(rule).collect();
+    let rules = parameters.iter().map(|(_, rule)| *rule).collect();
     let update = Update {
         kind: settings.kind,
         clip_norm: settings.clip_norm,
         trust_ratio: settings.trust_ratio,
         norm: &norm,
-        parameters: live.map(rule).collect(),
+        parameters,
     };
     let kernels = state.parameters.kernels().clone();
-    kernels.update(&mut state.buffers(), &update);
-    norm
+    let rates = kernels.update(&mut state.buffers(), &update);
+    Updated { norm, rates, rules }
 }
 
 /// The rule of a parameter whose moments have seen `updates` updates, the coming one counted. `decays` is whether it has

@@ -1,5 +1,7 @@
 //! One stage of a run under way: its steps and its evaluations.
 
+use std::collections::BTreeMap;
+
 use lambert_collective::{Group, Reducer};
 use lambert_config::control::{Directive, EventKind, RankTimes, StepRecord};
 use lambert_config::plan::{self, Place};
@@ -7,25 +9,24 @@ use lambert_config::{flops, objectives, schedule};
 use lambert_data_prep::dataset::DatasetError;
 use lambert_data_prep::random::Key;
 
+use super::passes::{Fetched, Passes};
 use crate::agreement::{self, Agreement, Vote};
 use crate::checkpoint::Saver;
 use crate::control::Phase;
 use crate::data::loader::Demand;
-use crate::data::{GlobalBatch, Loader, Source};
+use crate::data::{GlobalBatch, Loader, Source, Wanted};
 use crate::error::Error;
 use crate::evaluate::{self, Question};
-use crate::exact::ExactSum;
-use crate::gradients::{self, Exchange};
 use crate::guard::Verdict;
 use crate::metrics::{self, Stopwatch};
 use crate::model::{self, Bert};
+use crate::optim;
 use crate::outcome::{Drawn, StepOutcome};
 use crate::session::{Datasets, Session};
 use crate::stages::growth;
 use crate::state::TrainState;
 use crate::torch::{self, TorchError};
 use crate::totals::Totals;
-use crate::{optim, step};
 
 /// What came of a step.
 pub enum Step {
@@ -49,13 +50,13 @@ pub struct Agreed {
 
 /// One stage under way.
 pub struct Stage<'a> {
-    session: &'a Session,
+    pub(super) session: &'a Session,
     datasets: &'a Datasets,
     place: Place<'a>,
     /// Steps of the whole run that were done when this stage was opened.
     first_step: u64,
     loader: Loader,
-    bert: Bert,
+    pub(super) bert: Bert,
     layers: usize,
     /// Tokens of a micro-batch at most.
     micro_batch_tokens: usize,
@@ -88,9 +89,14 @@ impl<'a> Stage<'a> {
             threads: session.readers,
             largest: place.stage.global_batch.max(place.stage.batch_ramp.map_or(0, |ramp| ramp.start)),
         };
-        let (stage, steps) = (place.stage.clone(), place.done..place.stage.steps);
-        let sizes = steps.map(move |done| plan::global_batch(&stage, done));
-        let loader = Loader::start(source, demand, sizes).map_err(Error::Thread)?;
+        let (stage, steps, begun) = (place.stage.clone(), place.done..place.stage.steps, state.step - place.done);
+        let (metrics, seed) = (config.metrics.clone(), config.run.seed);
+        let wanted = steps.map(move |done| {
+            let halves = metrics.measures_noise(begun + done);
+            let halves = halves.then(|| Key::new(seed).with_bytes(b"halves").with(begun + done));
+            Wanted { samples: plan::global_batch(&stage, done), halves }
+        });
+        let loader = Loader::start(source, demand, wanted).map_err(Error::Thread)?;
         let layers = place.stage.depth(&config.model);
         torch::guard(|| state.parameters.keep_low(model::kind(&config.model)))?;
         let mut bert = Bert::new(&state.parameters, &config.model, layers);
@@ -131,21 +137,18 @@ impl<'a> Stage<'a> {
         session.control.phase(Phase::Step);
         let dropout = Key::new(session.config.run.seed).with_bytes(b"dropout").with(state.step);
         let spoils = unread.is_some();
-        let (computed, forward_backward) = match session.config.cluster.canonical {
-            false => self.in_buckets(state, &batch, dropout, reducer, spoils, &mut watch)?,
-            true => self.exactly(state, &batch, dropout, collective, spoils, &mut watch)?,
-        };
-        let mut communicate = watch.lap();
+        let passes = Passes { stage: self, batch: &batch, dropout, spoils };
+        let passed = passes.gradient(state, collective, reducer, &mut watch)?;
+        let (forward_backward, mut communicate) = (passed.seconds, passed.communicate);
 
         session.control.phase(Phase::Step);
         let learning_rate = schedule::learning_rate(self.place.stage, self.done(state));
-        let norm_of_all = torch::guard(|| optim::update(state, &session.config.optimizer, learning_rate))?;
-        let (mut totals, mut norm) = (Vec::new(), f64::NAN);
-        for pending in computed {
-            let fetched = pending.fetch(state.kernels(), &norm_of_all)?;
-            totals.push(fetched.0);
-            norm = fetched.1;
-        }
+        let updated = torch::guard(|| optim::update(state, &session.config.optimizer, learning_rate))?;
+        let Fetched { totals, norm, noise } = passed.fetch(state, batch.lengths.len() as u64, &updated.norm)?;
+        let trust_ratios = match session.config.metrics.records_trust_ratios(state.step) {
+            true => torch::guard(|| updated.trust_ratios(state))?,
+            false => BTreeMap::new(),
+        };
         let optimizer = watch.lap();
 
         session.control.phase(Phase::Exchange);
@@ -160,58 +163,11 @@ impl<'a> Stage<'a> {
         let mut record = metrics::record(&outcome, state);
         (record.data_wait, record.forward_backward) = (data_wait, forward_backward);
         (record.communicate, record.optimizer) = (communicate, optimizer);
+        (record.noise, record.trust_ratios) = (noise, trust_ratios);
         record.ranks = RankTimes::of(&agreed.busy);
         record.seconds = whole.lap();
         metrics::put_rates(&mut record, self.flops(&batch), session.peak);
         Ok(Step::Made(Box::new(record), agreed))
-    }
-
-    /// Passes over this rank's samples, and the sum of the gradients over all ranks beside them; the seconds of the passes, too.
-    /// One that `spoils` the step has no samples.
-    fn in_buckets(
-        &self,
-        state: &mut TrainState,
-        batch: &GlobalBatch,
-        dropout: Key,
-        reducer: &mut dyn Reducer,
-        spoils: bool,
-        watch: &mut Stopwatch,
-    ) -> Result<(Vec<step::Pending>, f64), Error> {
-        let cluster = &self.session.config.cluster;
-        let mut exchange = Exchange::new(reducer, cluster.bucket_elements(), self.session.overlaps);
-        let mut are_final = |state: &TrainState, elements| exchange.are_final(state, elements);
-        let computed = step::forward_backward(&self.bert, state, batch, dropout, &mut are_final);
-        let computed = computed.map_err(|error| self.explain(error))?;
-        if spoils {
-            step::spoil(state)?;
-        }
-        let seconds = watch.lap();
-        self.session.control.phase(Phase::Exchange);
-        exchange.finish(state)?;
-        Ok((vec![computed], seconds))
-    }
-
-    /// The same leaf by leaf, with a sum that has the same bits in every world.
-    fn exactly(
-        &self,
-        state: &mut TrainState,
-        batch: &GlobalBatch,
-        dropout: Key,
-        collective: &mut dyn Group,
-        spoils: bool,
-        watch: &mut Stopwatch,
-    ) -> Result<(Vec<step::Pending>, f64), Error> {
-        let mut sum = ExactSum::new(state.gradients_mut().numel());
-        let add = |state: &mut TrainState| gradients::add_exactly(state, &mut sum);
-        let computed = step::leaf_by_leaf(&self.bert, state, batch, dropout, add);
-        let computed = computed.map_err(|error| self.explain(error))?;
-        if spoils {
-            step::spoil(state)?;
-        }
-        let seconds = watch.lap();
-        self.session.control.phase(Phase::Exchange);
-        gradients::sum_exactly(collective, state, sum)?;
-        Ok((computed, seconds))
     }
 
     /// Where every world computes alike: the first of this rank's parts of a global batch, and how many there are.
@@ -225,7 +181,7 @@ impl<'a> Stage<'a> {
     fn agree(
         &self,
         collective: &mut dyn Group,
-        totals: &[Totals],
+        totals: &[Vec<Totals>],
         saver: &mut Saver<'_>,
         unread: bool,
         busy: f64,
@@ -238,10 +194,8 @@ impl<'a> Stage<'a> {
             Directive::Continue if self.session.is_first() && saver.is_overdue() => Directive::Checkpoint,
             directive => directive,
         };
-        let mut sums = match self.leaves() {
-            Some((first, parts)) => Totals::in_places(totals, first, parts),
-            None => Totals::in_places(totals, 0, 1),
-        };
+        let (first, parts) = self.leaves().unwrap_or((0, 1));
+        let mut sums: Vec<f64> = totals.iter().flat_map(|share| Totals::in_places(share, first, parts)).collect();
         let vote = Vote { directive: wanted, save: saver.vote(), unread };
         let (agreement, busy) = agreement::exchange(collective, &mut sums, vote, busy)?;
         Ok(Agreed { totals: Totals::of_places(&sums), agreement, busy, verdict: Verdict::Sound })
@@ -264,7 +218,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Where memory ran out, what the user can do about it.
-    fn explain(&self, error: TorchError) -> Error {
+    pub(super) fn explain(&self, error: TorchError) -> Error {
         let (objective, Place { stage, index, .. }) = (&self.session.config.objective, self.place);
         match error.memory() {
             None => error.into(),

@@ -113,8 +113,8 @@ pub fn train_in(
     let stage = Stage { steps: STEPS, warmup: 0.1, decay: Decay::Linear, learning_rate, ..Stage::default() };
     let one = |number: u64| {
         let batch = golden.global_batch(number);
-        let computed = step::forward_backward(&bert, &mut state, &batch, Key::new(1), &mut |_, _| ()).unwrap();
-        let norm = optim::update(&mut state, &config.optimizer, schedule::learning_rate(&stage, number));
+        let computed = step::forward_backward(&bert, &mut state, batch.whole(), Key::new(1), &mut |_, _| ()).unwrap();
+        let norm = optim::update(&mut state, &config.optimizer, schedule::learning_rate(&stage, number)).norm;
         let (totals, norm) = computed.fetch(state.kernels(), &norm).unwrap();
         let drawn = Drawn { dataset: "golden".into(), samples: batch.drawn, passed: 0 };
         let outcome = StepOutcome { before: number, drawn, totals, norm, ..StepOutcome::default() };

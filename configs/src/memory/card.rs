@@ -100,7 +100,8 @@ pub fn state(config: &RunConfig, layers: usize, pieces: usize) -> u64 {
     let copy = if config.model.precision == Precision::Bf16 { COPY } else { 0 };
     let tensors = TENSORS.0.saturating_mul(layers as u64).saturating_add(TENSORS.1);
     let parameters = Architecture::new(&config.model, pieces).parameters(layers);
-    parameters.saturating_add(ALIGNMENT * tensors).saturating_mul(STATE + copy)
+    let half = if config.metrics.noise_scale_every_steps > 0 { super::HALF } else { 0 };
+    parameters.saturating_add(ALIGNMENT * tensors).saturating_mul(STATE + copy + half)
 }
 
 /// Bytes of a card that a rank of `world` needs in stage `index`, with micro-batches of at most `tokens` tokens. Where the model

@@ -34,6 +34,9 @@ pub fn run(url: &str, status: &Status, life: Life, job: Option<&Job>) -> Vec<Str
         let (Score { objective, loss, accuracy }, step) = (held_out.scores.main(), held_out.step);
         lines.push(format!("held out     {objective} {loss:.4}, accuracy {accuracy:.4}, after step {step}"));
     }
+    if let Some((noise, samples)) = status.noise.and_then(|noise| Some((noise, noise.samples()?))) {
+        lines.push(format!("noise scale  about {samples:.0} samples, from {} estimates", noise.estimates));
+    }
     lines.push(format!("attempt      {}, {} restart(s)", status.attempt, status.restarts));
     lines.extend(status.lost.iter().map(|lost| {
         let cost = lost.seconds.map_or("not made up for yet".to_owned(), |seconds| format!("cost {seconds:.1} s"));

@@ -66,7 +66,7 @@ impl<C: Card> Cuda<C> {
         made
     }
 
-    fn lamb(&self, buffers: &mut Buffers<'_>, update: &Update<'_>, chunks: &Chunks, rules: &Tensor) {
+    fn lamb(&self, buffers: &mut Buffers<'_>, update: &Update<'_>, chunks: &Chunks, rules: &Tensor) -> Tensor {
         let sums = self.card.zeros(&[2 * chunks.count as i64], Kind::Double);
         let arguments = Arguments::new().tensor(&chunks.table).tensor(rules).tensor(update.norm).f64(update.clip_norm);
         let arguments = arguments.tensor(buffers.weights).tensor(buffers.gradients);
@@ -79,6 +79,7 @@ impl<C: Card> Cuda<C> {
         let arguments = Arguments::new().tensor(&chunks.table).tensor(&rates).tensor(update.norm);
         let arguments = arguments.tensor(buffers.weights).tensor(buffers.gradients).some(buffers.low.as_deref());
         self.launch("lamb_apply", chunks.count, arguments);
+        rates
     }
 
     fn adamw(&self, buffers: &mut Buffers<'_>, update: &Update<'_>, chunks: &Chunks, rules: &Tensor) {
@@ -179,18 +180,22 @@ impl<C: Card + 'static> Kernels for Cuda<C> {
         self.reduced(values, Kind::Int64, "words", "sum_of_words")
     }
 
-    fn update(&self, buffers: &mut Buffers<'_>, update: &Update<'_>) {
+    fn update(&self, buffers: &mut Buffers<'_>, update: &Update<'_>) -> Option<Tensor> {
         let mut last = self.chunks.lock().unwrap_or_else(PoisonError::into_inner);
         let chunks = match last.take() {
             Some(chunks) if chunks.are_of(update) => chunks,
             _ => Chunks::new(self, update),
         };
         let rules = self.upload(Values::U8(&chunks::rules(update)));
-        match update.kind {
-            OptimizerKind::Lamb => self.lamb(buffers, update, &chunks, &rules),
-            OptimizerKind::Adamw | OptimizerKind::AdamBert => self.adamw(buffers, update, &chunks, &rules),
-        }
+        let rates = match update.kind {
+            OptimizerKind::Lamb => Some(self.lamb(buffers, update, &chunks, &rules)),
+            OptimizerKind::Adamw | OptimizerKind::AdamBert => {
+                self.adamw(buffers, update, &chunks, &rules);
+                None
+            }
+        };
         *last = Some(chunks);
+        rates
     }
 }
 

@@ -7,8 +7,9 @@ use super::chunks::{self, Chunk, sum_of_squares};
 const BLOCK: usize = 2048;
 
 /// `u = m_hat / (sqrt(v_hat) + eps) + decay p`, then `p -= rate |p| / |u| u`, of gradients that are multiplied with `scale`.
-/// What is not trusted has a ratio of 1, and so has a tensor whose weights or update are all zero.
-pub fn update(bounds: Option<[f64; 2]>, chunks: &mut [Chunk<'_>], scale: f32, threads: usize) {
+/// What is not trusted has a ratio of 1, and so has a tensor whose weights or update are all zero. Returns the rate times the
+/// ratio of each parameter.
+pub fn update(bounds: Option<[f64; 2]>, chunks: &mut [Chunk<'_>], scale: f32, threads: usize) -> Vec<f32> {
     let sums = chunks::each(chunks, threads, |chunk| directions(chunk, scale));
     let parameters = chunks.last().map_or(0, |chunk| chunk.parameter + 1);
     let mut norms = vec![(0.0, 0.0); parameters];
@@ -16,11 +17,14 @@ pub fn update(bounds: Option<[f64; 2]>, chunks: &mut [Chunk<'_>], scale: f32, th
         norms[chunk.parameter].0 += weights;
         norms[chunk.parameter].1 += update;
     }
-    chunks::each(chunks, threads, |chunk| {
-        let (weights, update) = norms[chunk.parameter];
-        let ratio = if chunk.rule.trusted { ratio(weights.sqrt(), update.sqrt(), bounds) } else { 1.0 };
-        apply(chunk.rule.learning_rate * ratio as f32, chunk);
-    });
+    let mut rates = vec![0.0; parameters];
+    for Chunk { parameter, rule, .. } in &*chunks {
+        let (weights, update) = norms[*parameter];
+        let ratio = if rule.trusted { ratio(weights.sqrt(), update.sqrt(), bounds) } else { 1.0 };
+        rates[*parameter] = rule.learning_rate * ratio as f32;
+    }
+    chunks::each(chunks, threads, |chunk| apply(rates[chunk.parameter], chunk));
+    rates
 }
 
 /// The trust ratio of a tensor with these norms, within `bounds`.

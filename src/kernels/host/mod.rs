@@ -77,10 +77,10 @@ impl Kernels for Host {
         Tensor::from(chunks::digest(slice::<f32>(values, Kind::Float), threads()) as i64)
     }
 
-    fn update(&self, buffers: &mut Buffers<'_>, update: &Update<'_>) {
+    fn update(&self, buffers: &mut Buffers<'_>, update: &Update<'_>) -> Option<Tensor> {
         let norm = slice::<f64>(update.norm, Kind::Double)[0];
         if !norm.is_finite() {
-            return;
+            return None;
         }
         let slices = Slices {
             weights: floats_mut(buffers.weights),
@@ -88,21 +88,25 @@ impl Kernels for Host {
             first: floats_mut(buffers.first),
             second: floats_mut(buffers.second),
         };
-        change(slices, update, norm, threads());
+        let rates = change(slices, update, norm, threads());
         if let Some(low) = &mut buffers.low {
             low.copy_(buffers.weights);
         }
+        rates.map(|rates| Tensor::from_slice(&rates))
     }
 }
 
-/// The update itself; the number of threads changes no bit of it.
-fn change(slices: Slices<'_>, update: &Update<'_>, norm: f64, threads: usize) {
+/// The update itself; the number of threads changes no bit of it. What LAMB's directions were multiplied with.
+fn change(slices: Slices<'_>, update: &Update<'_>, norm: f64, threads: usize) -> Option<Vec<f32>> {
     let clip = update.clip_norm > 0.0 && norm > update.clip_norm;
     let scale = if clip { (update.clip_norm / norm) as f32 } else { 1.0 };
     let mut chunks = chunks::cut(&update.parameters, slices);
     match update.kind {
-        OptimizerKind::Lamb => lamb::update(update.trust_ratio, &mut chunks, scale, threads),
-        OptimizerKind::Adamw | OptimizerKind::AdamBert => adamw::update(&mut chunks, scale, threads),
+        OptimizerKind::Lamb => Some(lamb::update(update.trust_ratio, &mut chunks, scale, threads)),
+        OptimizerKind::Adamw | OptimizerKind::AdamBert => {
+            adamw::update(&mut chunks, scale, threads);
+            None
+        }
     }
 }
 

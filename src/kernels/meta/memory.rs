@@ -79,8 +79,8 @@ fn peak(config: &RunConfig, shape: Shape) -> i64 {
     bert.recompute = config.stage[0].recompute;
     let batch = batches(config, shape);
     for _ in 0..2 {
-        let computed = step::forward_backward(&bert, &mut state, &batch, Key::new(1), &mut |_, _| ()).unwrap();
-        let norm = torch::guard(|| optim::update(&mut state, &config.optimizer, 1e-3)).unwrap();
+        let computed = step::forward_backward(&bert, &mut state, batch.whole(), Key::new(1), &mut |_, _| ()).unwrap();
+        let norm = torch::guard(|| optim::update(&mut state, &config.optimizer, 1e-3)).unwrap().norm;
         computed.fetch(&*kernels, &norm).unwrap();
     }
     // SAFETY: a count of this thread.

@@ -28,9 +28,11 @@ pub struct Report {
 }
 
 impl Report {
-    /// Of the run at `url`, which begins.
-    pub fn new(config: &RunConfig, url: &str, reporter: Reporter) -> Self {
+    /// Of the run at `url`, which begins, or goes on: what was measured `before` holds until it is measured again.
+    pub fn new(config: &RunConfig, url: &str, before: Status, reporter: Reporter) -> Self {
         let status = Status {
+            evaluation: before.evaluation,
+            noise: before.noise,
             name: config.run.name.clone(),
             steps: plan::total_steps(config, &plan::Ended::new()),
             coordinator: Coordinator { host: processes::host(), pid: std::process::id() },
@@ -101,6 +103,9 @@ impl Report {
         status.step = record.step;
         status.samples_per_second = scene.pace.samples_per_second();
         status.seconds_left = scene.pace.seconds_for(status.steps.saturating_sub(record.step));
+        if let Some(noise) = record.noise {
+            status.noise.get_or_insert_default().add(noise);
+        }
         status.record = Some(record.clone());
     }
 

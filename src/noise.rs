@@ -1,0 +1,89 @@
+//! How noisy a gradient is: its scale, in samples, is about the batch from which on larger ones save few updates.
+//!
+//! The simple noise scale of McCandlish et al. 2018 (arXiv 1812.06162, appendix A.1): a global batch of B samples is divided at
+//! random into two halves of b samples. With the squared norms of the gradient's means over the whole and over a half,
+//!
+//! ```text
+//! |G|^2 = (B |g_B|^2 - b |g_b|^2) / (B - b)         tr(S) = (|g_b|^2 - |g_B|^2) / (1/b - 1/B)
+//! ```
+//!
+//! estimate without bias the squared norm of the true gradient and the trace of a sample's covariance. Both stray; the noise
+//! scale is the ratio of their averages over many steps. Micro-batches would not do for halves: they are sorted by length.
+
+use lambert_config::control::GradientNoise;
+use lambert_data_prep::random::Key;
+
+/// The samples of each half of a global batch of `samples`, in ascending order. An odd sample is in the second.
+pub fn halves(samples: usize, key: Key) -> [Vec<usize>; 2] {
+    let mut order: Vec<usize> = (0..samples).collect();
+    order.sort_by_key(|sample| (key.with(*sample as u64).value(), *sample));
+    let mut second = order.split_off(samples / 2);
+    order.sort_unstable();
+    second.sort_unstable();
+    [order, second]
+}
+
+/// What a step says, whose gradient over all `samples` has the norm `whole`; each half's part of it, which is divided by all
+/// samples too, has the norms `parts`. `None` where a norm is not finite, or a half is empty.
+pub fn estimate(samples: u64, whole: f64, parts: [f64; 2]) -> Option<GradientNoise> {
+    let all = samples as f64;
+    let sizes = [samples / 2, samples - samples / 2].map(|size| size as f64);
+    let square = |(part, size): (f64, f64)| (part * all / size).powi(2);
+    let half = parts.into_iter().zip(sizes).map(square).sum::<f64>() / 2.0;
+    let inverse = sizes.iter().map(|size| 1.0 / size).sum::<f64>() / 2.0;
+    let variance = (half - whole.powi(2)) / (inverse - 1.0 / all);
+    let gradient = whole.powi(2) - variance / all;
+    (variance.is_finite() && gradient.is_finite()).then_some(GradientNoise { gradient, variance })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_sample_is_in_one_half_and_the_key_decides_in_which() {
+        let [first, second] = halves(101, Key::new(1));
+        assert_eq!((first.len(), second.len()), (50, 51));
+        let mut all = [first.clone(), second].concat();
+        all.sort_unstable();
+        assert_eq!(all, (0..101).collect::<Vec<_>>());
+        assert_eq!(halves(101, Key::new(1))[0], first);
+        let shared = halves(101, Key::new(2))[0].iter().filter(|sample| first.contains(sample)).count();
+        assert!((15..36).contains(&shared), "{shared} of 50 are in the first half under another key, too");
+    }
+
+    #[test]
+    fn estimates_are_the_moments_that_samples_were_drawn_with() {
+        const WIDTH: usize = 4;
+        let (mean, deviation) = ([0.3, -0.1, 0.0, 0.2], 1.5);
+        let mut rng = Key::new(7).rng();
+        // Uniform numbers of this deviation.
+        let mut noise = || (rng.unit_f64() - 0.5) * 12.0_f64.sqrt() * deviation;
+        for samples in [2_u64, 7, 64] {
+            let rounds = 200_000 / samples;
+            let (mut gradient, mut variance) = (0.0, 0.0);
+            for round in 0..rounds {
+                let drawn: Vec<[f64; WIDTH]> = (0..samples).map(|_| mean.map(|mean| mean + noise())).collect();
+                let norm = |of: &[usize]| {
+                    let sum = |axis: usize| of.iter().map(|sample| drawn[*sample][axis]).sum::<f64>() / samples as f64;
+                    (0..WIDTH).map(|axis| sum(axis).powi(2)).sum::<f64>().sqrt()
+                };
+                let parts = halves(samples as usize, Key::new(round)).map(|half| norm(&half));
+                let all: Vec<usize> = (0..samples as usize).collect();
+                let estimate = estimate(samples, norm(&all), parts).unwrap();
+                gradient += estimate.gradient / rounds as f64;
+                variance += estimate.variance / rounds as f64;
+            }
+            let expected = (mean.iter().map(|mean| mean * mean).sum::<f64>(), WIDTH as f64 * deviation * deviation);
+            assert!((gradient / expected.0 - 1.0).abs() < 0.25, "{samples}: |G|^2 {gradient} for {}", expected.0);
+            assert!((variance / expected.1 - 1.0).abs() < 0.05, "{samples}: tr(S) {variance} for {}", expected.1);
+        }
+    }
+
+    #[test]
+    fn there_is_no_estimate_of_one_sample_or_of_what_is_not_finite() {
+        assert_eq!(estimate(1, 1.0, [0.0, 1.0]), None);
+        assert_eq!(estimate(4, f64::NAN, [1.0, 1.0]), None);
+        assert_eq!(estimate(4, 1.0, [f64::INFINITY, 1.0]), None);
+    }
+}
