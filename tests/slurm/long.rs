@@ -188,9 +188,9 @@ fn how_long_a_run_stands_still() {
     cancelled(&sandbox, &file, &run, &job);
 }
 
-/// Longer than ranks may be silent (60 s) and a coordinator may be (45 s).
+/// Longer than ranks may be silent (90 s) and a coordinator may be (45 s).
 fn suspended(sandbox: &Sandbox, job: &str) {
-    for seconds in [3, 75] {
+    for seconds in [3, 100] {
         let starts = sandbox.log(job).matches("starting 2 rank(s)").count();
         sandbox.administer("scontrol", &["suspend", job]);
         sandbox.state(job, "SUSPENDED");
