@@ -53,10 +53,12 @@ fn between_two_starts(sandbox: &Sandbox, run: &str, job: &str) {
     assert_eq!(sandbox.run("scontrol", &["requeue", job]).code, 0);
     sandbox.say(job, 0, "(put back into the queue)");
     sandbox.state(job, "PENDING");
-    let told = sandbox.lambert(&["status", run]).out;
-    for text in ["and queued again", "requeued 1 time(s)", "ago: put back into the queue", ": pending ("] {
-        assert!(told.contains(text), "no {text:?} in {told}");
-    }
+    // Slurm has no reason before its scheduler has looked at the job.
+    sandbox.wait("a status with the reason why the job waits", || {
+        let told = sandbox.lambert(&["status", run]).out;
+        let texts = ["and queued again", "requeued 1 time(s)", "ago: put back into the queue", ": pending ("];
+        texts.iter().all(|text| told.contains(text)).then_some(())
+    });
     let stopped = sandbox.lambert(&["stop", run]);
     assert_eq!(stopped.out, format!("job {job} was pending and is cancelled"), "{}", stopped.err);
     assert!(sandbox.ended(job).starts_with("CANCELLED"));
