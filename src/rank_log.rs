@@ -7,12 +7,15 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, SystemTime};
 
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::geteuid;
 
 /// Attempts of a run whose files are kept on a host.
 const KEPT: u32 = 20;
+/// A run's files are removed from a host when nothing was written there for so long.
+const FORGOTTEN: Duration = Duration::from_secs(30 * 24 * 3600);
 /// What folders of attempts are named; the number follows.
 const ATTEMPT: &str = "attempt-";
 
@@ -40,7 +43,7 @@ pub enum RankLogError {
 
 /// From here on standard output and standard error go to `rank-NNNNN.log` in `folder`, the folder of an attempt in the run's
 /// own, and on to where standard error went. A process of its own copies them, so that nothing is lost when this one
-/// crashes; it ends with this one. Old attempts' folders are removed.
+/// crashes; it ends with this one. The folders of old attempts, and of runs that are long over, are removed.
 ///
 /// # Errors
 /// The file cannot be written; everything goes where it went.
@@ -61,6 +64,9 @@ pub fn begin(folder: &Path, rank: usize) -> Result<(), RankLogError> {
     // Told here rather than by tee.
     fs::File::options().create(true).append(true).open(&file).map_err(failed(&file))?;
     forget_old(folder);
+    if let Some(all) = folder.ancestors().nth(2) {
+        forget_runs(all, SystemTime::now());
+    }
     let system = |error: rustix::io::Errno| RankLogError::Tee(error.into());
     let (out, into) = pipe_with(PipeFlags::CLOEXEC).map_err(system)?;
     let on = rustix::io::fcntl_dupfd_cloexec(io::stderr(), 3).map_err(system)?;
@@ -83,9 +89,51 @@ fn forget_old(folder: &Path) {
     }
 }
 
+/// Removes the folders of runs, among whatever else is in `all`, in which nothing was written for long.
+fn forget_runs(all: &Path, now: SystemTime) {
+    let within = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let name = |path: &Path| path.file_name().and_then(|name| name.to_str()).map(str::to_owned).unwrap_or_default();
+    let is_run = |path: &Path| {
+        let is_hash = |hash: &str| hash.len() == 8 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
+        name(path).rsplit_once('-').is_some_and(|(_, hash)| is_hash(hash))
+            && path.symlink_metadata().is_ok_and(|facts| facts.is_dir())
+            && within(path).all(|attempt| name(&attempt).starts_with(ATTEMPT))
+    };
+    let is_old = |path: &Path| {
+        let written = path.symlink_metadata().and_then(|facts| facts.modified());
+        written.is_ok_and(|written| now.duration_since(written).is_ok_and(|ago| ago > FORGOTTEN))
+    };
+    let is_over = |run: &Path| {
+        is_old(run) && within(run).all(|attempt| is_old(&attempt) && within(&attempt).all(|file| is_old(&file)))
+    };
+    for run in within(all).filter(|path| is_run(path) && is_over(path)) {
+        let _ = fs::remove_dir_all(run);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn runs_that_are_long_over_are_forgotten() {
+        let all = tempfile::tempdir().unwrap();
+        let folder = |name: &str| all.path().join(name);
+        for name in ["run-0123abcd/attempt-000001", "mine-0123abcd/letters", "run/attempt-000001"] {
+            fs::create_dir_all(folder(name)).unwrap();
+            fs::write(folder(name).join("rank-00000.log"), "words").unwrap();
+        }
+        let left = || ["run-0123abcd", "mine-0123abcd", "run"].map(|name| folder(name).exists());
+        let now = SystemTime::now();
+        forget_runs(all.path(), now + FORGOTTEN / 2);
+        assert_eq!(left(), [true; 3], "somebody may still want to read it");
+        let log = fs::File::open(folder("run-0123abcd/attempt-000001/rank-00000.log")).unwrap();
+        log.set_modified(now + FORGOTTEN).unwrap();
+        forget_runs(all.path(), now + FORGOTTEN * 3 / 2);
+        assert_eq!(left(), [true; 3], "a rank still writes there");
+        forget_runs(all.path(), now + FORGOTTEN * 3);
+        assert_eq!(left(), [false, true, true], "what is not ours stays");
+    }
 
     #[test]
     fn the_newest_attempts_are_kept() {
