@@ -19,7 +19,7 @@ pub struct Updated {
 }
 
 impl Updated {
-    /// LAMB's trust ratio of each tensor that has one, by name; none where the update changed nothing.
+    /// LAMB's trust ratio of each tensor that has one, by name, of an update whose norm is finite.
     pub fn trust_ratios(&self, state: &TrainState) -> BTreeMap<String, f64> {
         let Some(rates) = &self.rates else { return BTreeMap::new() };
         let rates = state.kernels().fetch(&rates.to_kind(Kind::Double));

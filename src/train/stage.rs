@@ -145,7 +145,8 @@ impl<'a> Stage<'a> {
         let learning_rate = schedule::learning_rate(self.place.stage, self.done(state));
         let updated = torch::guard(|| optim::update(state, &session.config.optimizer, learning_rate))?;
         let Fetched { totals, norm, noise } = passed.fetch(state, batch.lengths.len() as u64, &updated.norm)?;
-        let trust_ratios = match session.config.metrics.records_trust_ratios(state.step) {
+        // An update that changes nothing has none.
+        let trust_ratios = match norm.is_finite() && session.config.metrics.records_trust_ratios(state.step) {
             true => torch::guard(|| updated.trust_ratios(state))?,
             false => BTreeMap::new(),
         };
