@@ -19,6 +19,7 @@ mod hosts;
 mod idle_parts;
 mod memory;
 mod mishaps;
+mod noise;
 mod padded_vocabulary;
 mod ramp;
 mod reference;

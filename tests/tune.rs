@@ -76,9 +76,9 @@ fn the_best_run_of_a_grid_is_found_whoever_is_killed() {
     std::fs::remove_file(place.path("runs/tune.json")).unwrap();
     let fourth = support::run(&line);
     assert!(fourth.err.starts_with("5 runs, 5 to be made"), "{}", fourth.err);
-    let losses = |text: &str| -> Vec<(String, Value)> {
+    let losses = |text: &str| -> Vec<(String, Value, Value)> {
         let results: Value = serde_json::from_str(text).unwrap();
-        let trial = |trial: &Value| (trial["name"].to_string(), trial["held_out"].clone());
+        let trial = |trial: &Value| (trial["name"].to_string(), trial["held_out"].clone(), trial["training"].clone());
         let mut losses: Vec<_> = results["trials"].as_array().unwrap().iter().map(trial).collect();
         losses.sort_by(|a, b| a.0.cmp(&b.0));
         losses

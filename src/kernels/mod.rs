@@ -13,7 +13,7 @@ mod host;
 mod meta;
 mod reference;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::ops::Range;
 use std::ptr::NonNull;

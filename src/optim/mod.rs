@@ -1,6 +1,9 @@
 //! The rules of an update: what LAMB and AdamW need for each parameter. The loops over elements are the device's
 //! ([`crate::kernels`]). Nothing here knows ranks or files.
 
+#[cfg(test)]
+mod definitions;
+
 use std::collections::BTreeMap;
 
 use lambert_config::run::{Optimizer as Settings, OptimizerKind};

@@ -31,6 +31,7 @@ impl Report {
     /// Of the run at `url`, which begins, or goes on: what was measured `before` holds until it is measured again.
     pub fn new(config: &RunConfig, url: &str, before: Status, reporter: Reporter) -> Self {
         let status = Status {
+            record: before.record,
             evaluation: before.evaluation,
             noise: before.noise,
             name: config.run.name.clone(),

@@ -1,0 +1,34 @@
+//! The noise scale of a gradient, against the gradients of single samples.
+
+use crate::support::{Place, Running};
+use lambert_config::control::StepRecord;
+
+/// Of the same 256 samples at the same weights, `batch` at a time.
+fn records(place: &Place, batch: u64, more: &str) -> Vec<StepRecord> {
+    let sets = [&format!("stage.0.global_batch={batch}"), "stage.0.learning_rate=1e-30", "model.dropout=0", more];
+    let more: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+    let steps = 256 / batch;
+    let ended = Running::start_with(&place.config(steps, 1), &place.path(&format!("run-{batch}")), &more).end();
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    assert_eq!(ended.records.len() as u64, steps);
+    ended.records
+}
+
+fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
+    let count = values.len() as f64;
+    values.sum::<f64>() / count
+}
+
+/// `E|g_B|^2 = |G|^2 + tr(S) / B` for batches of 1 and of 16 samples says tr(S) without halves.
+#[test]
+fn the_variance_of_halves_is_that_of_single_samples() {
+    let place = Place::new();
+    let square = |record: &StepRecord| record.grad_norm.unwrap().powi(2);
+    let single = mean(records(&place, 1, "metrics.noise_scale_every_steps=0").iter().map(square));
+    let batches = records(&place, 16, "metrics.noise_scale_every_steps=1");
+    let sixteen = mean(batches.iter().map(square));
+    let expected = (single - sixteen) / (1.0 - 1.0 / 16.0);
+    let measured = mean(batches.iter().map(|record| record.noise.unwrap().variance));
+    eprintln!("tr(S) of single samples {expected:.4}, of halves {measured:.4}; |g|^2 {single:.4} and {sixteen:.4}");
+    assert!((measured / expected - 1.0).abs() < 0.1, "{measured} for {expected}");
+}
