@@ -195,7 +195,7 @@ fn a_run_that_goes_back_in_vain_is_given_up() {
     let place = Place::new();
     let all = format!("test.nan_samples={:?}", (0..2000).collect::<Vec<u64>>());
     let ended = start(&place, "hopeless", 1, &[all, "guard.rollbacks=2".into()]).end();
-    assert_eq!(ended.code, Some(70), "{}", ended.log);
+    assert_eq!(ended.code, Some(65), "{}", ended.log);
     assert!(ended.log.contains("given up after 2 rollbacks without progress"), "{}", ended.log);
 }
 

@@ -19,9 +19,9 @@ fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     values.sum::<f64>() / count
 }
 
-/// `E|g_B|^2 = |G|^2 + tr(S) / B` for batches of 1 and of 16 samples says tr(S) without halves.
+/// `E|g_B|^2 = |G|^2 + tr(S) / B` for batches of 1 and of 16 samples says tr(S) and |G|^2 without halves.
 #[test]
-fn the_variance_of_halves_is_that_of_single_samples() {
+fn the_moments_of_halves_are_those_of_single_samples() {
     let place = Place::new();
     let square = |record: &StepRecord| record.grad_norm.unwrap().powi(2);
     let single = mean(records(&place, 1, "metrics.noise_scale_every_steps=0").iter().map(square));
@@ -31,4 +31,8 @@ fn the_variance_of_halves_is_that_of_single_samples() {
     let measured = mean(batches.iter().map(|record| record.noise.unwrap().variance));
     eprintln!("tr(S) of single samples {expected:.4}, of halves {measured:.4}; |g|^2 {single:.4} and {sixteen:.4}");
     assert!((measured / expected - 1.0).abs() < 0.1, "{measured} for {expected}");
+    let (expected, slack) = (sixteen - expected / 16.0, 0.1 * expected / 16.0);
+    let measured = mean(batches.iter().map(|record| record.noise.unwrap().gradient));
+    eprintln!("|G|^2 of single samples {expected:.4}, of halves {measured:.4}, give or take {slack:.4}");
+    assert!((measured - expected).abs() < slack, "{measured} for {expected}");
 }

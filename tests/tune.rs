@@ -20,6 +20,90 @@ fn start(arguments: &[&str]) -> Child {
     Command::new(lambert()).args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
+/// Runs that take longer than anybody waits, two at a time.
+struct Endless {
+    place: Place,
+    config: String,
+    runs: String,
+}
+
+impl Endless {
+    fn new() -> Self {
+        let place = Place::new();
+        let (config, runs) = (config(&place, 1_000_000), place.path("runs"));
+        Self { place, config, runs }
+    }
+
+    fn line(&self) -> Vec<&str> {
+        let fixed = ["tune", "--config", &self.config, "--runs", &self.runs, "--parallel", "2", "--grid"];
+        [&fixed[..], &["run.seed=1,2,3"]].concat()
+    }
+
+    /// The two that are begun first.
+    fn first(&self) -> [String; 2] {
+        ["seed=1", "seed=2"].map(|name| self.place.path(&format!("runs/{name}")))
+    }
+
+    /// Waits until both train.
+    fn wait(&self) {
+        let begun = Instant::now();
+        let trains =
+            |run: &String| std::path::Path::new(run).join("status.json").exists() && !support::workers(run).is_empty();
+        while !self.first().iter().all(trains) || self.first().iter().any(|run| support::checkpoints(run).is_empty()) {
+            assert!(begun.elapsed() < Duration::from_secs(100), "two runs do not train");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Both have ended with a checkpoint, and there is no third.
+    fn are_over(&self) {
+        for run in self.first() {
+            assert!(support::workers(&run).is_empty(), "{run} has workers");
+        }
+        assert!(!std::path::Path::new(&self.place.path("runs/seed=3")).exists());
+        assert!(
+            !std::path::Path::new(&self.place.path("runs/tune.json")).exists(),
+            "a run that was stopped is no result"
+        );
+    }
+}
+
+#[test]
+fn signals_go_on_to_the_runs() {
+    let endless = Endless::new();
+    let script = r#"trap '' HUP; exec "$0" "$@""#;
+    let mut nohup = Command::new("sh");
+    nohup.args(["-c", script]).arg(lambert()).args(endless.line()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut tuning = nohup.spawn().unwrap();
+    endless.wait();
+    // Started as nohup starts it.
+    support::signal(tuning.id(), "-HUP");
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(tuning.try_wait().unwrap().is_none(), "an ignored signal has ended it");
+    support::signal(tuning.id(), "-TERM");
+    assert_eq!(tuning.wait().unwrap().code(), Some(75));
+    endless.are_over();
+
+    let mut tuning = start(&endless.line());
+    endless.wait();
+    support::signal(tuning.id(), "-INT");
+    assert_eq!(tuning.wait().unwrap().code(), Some(76));
+    endless.are_over();
+}
+
+#[test]
+fn a_second_tuning_at_the_same_place_takes_over() {
+    let endless = Endless::new();
+    let mut first = start(&endless.line());
+    endless.wait();
+    let mut second = start(&endless.line());
+    assert_eq!(first.wait().unwrap().code(), Some(77));
+    endless.wait();
+    support::signal(second.id(), "-TERM");
+    assert_eq!(second.wait().unwrap().code(), Some(75));
+    endless.are_over();
+}
+
 #[test]
 fn the_best_run_of_a_grid_is_found_whoever_is_killed() {
     let place = Place::new();
@@ -46,6 +130,10 @@ fn the_best_run_of_a_grid_is_found_whoever_is_killed() {
     }
     tuning.kill().unwrap();
     tuning.wait().unwrap();
+    // Its runs save and stop.
+    for run in std::fs::read_dir(&runs).unwrap().flatten().filter(|entry| entry.path().is_dir()) {
+        support::wait_for_no_workers(run.path().to_str().unwrap());
+    }
     let again = support::run(&line);
     assert_eq!(again.code, 0, "{}", again.err);
     assert!(again.err.starts_with("5 runs, ") && !again.err.starts_with("5 runs, 5"), "{}", again.err);
@@ -72,6 +160,13 @@ fn the_best_run_of_a_grid_is_found_whoever_is_killed() {
     support::assert_same_bits(&format!("{runs}/{}", best["name"].as_str().unwrap()), &place.path("again"));
     let third = support::run(&line);
     assert!(third.err.starts_with("5 runs, 0 to be made"), "{}", third.err);
+    // A run whose place was removed is made again; other runs than these are not ranked with them.
+    std::fs::remove_dir_all(format!("{runs}/{}", best["name"].as_str().unwrap())).unwrap();
+    let other =
+        support::run(&[&line[..], &["--set", "optimizer.beta2=0.9", "--set", "evaluation.samples=50"]].concat());
+    assert_eq!(other.code, 2, "{}", other.err);
+    let remade = support::run(&line);
+    assert!(remade.err.starts_with("5 runs, 1 to be made"), "{}", remade.err);
     // Whoever lost the table finds finished runs, and what they were measured to be.
     std::fs::remove_file(place.path("runs/tune.json")).unwrap();
     let fourth = support::run(&line);
@@ -99,5 +194,6 @@ fn what_cannot_be_made_is_refused_before_anything_runs() {
     refused(&[], "nothing to tune");
     refused(&["--grid", "stage.0.learning_rate=1e-3,fast"], "run learning_rate=fast cannot be made");
     refused(&["--grid", "stage.0.lerning_rate=1e-3"], "lerning_rate");
+    refused(&["--trial", ""], "expected KEY=VALUE");
     refused(&["--grid", "run.seed=1,2", "--set", "evaluation.data=\"\""], "evaluation.data names no dataset");
 }

@@ -110,6 +110,7 @@ fn canonical_worlds_end_with_the_same_bits() {
     };
     let bits = |ranks: usize| train(&place, ranks, &more).iter().map(facts).collect::<Vec<_>>();
     let one = bits(1);
+    assert!(one.iter().any(|(.., noise)| noise.is_some()), "no step has measured the noise");
     for ranks in [2, 3, 4] {
         assert_eq!(one, bits(ranks), "{ranks} ranks");
         assert_same_weights(&place.path("world-1"), &place.path(&format!("world-{ranks}")));

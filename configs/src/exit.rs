@@ -6,8 +6,9 @@ pub const DONE: i32 = 0;
 pub const FAILED: i32 = 1;
 /// The command line or the configuration is wrong; nothing was started.
 pub const USAGE: i32 = 2;
-/// Another start would fail in the same way: a damaged shard, memory that runs out in a step, rollbacks used up
-/// (`EX_SOFTWARE`).
+/// The guard has given the run up: its rollbacks are used up, and losses or gradients are bad again (`EX_DATAERR`).
+pub const DIVERGED: i32 = 65;
+/// Another start would fail in the same way: a damaged shard, memory that runs out in a step (`EX_SOFTWARE`).
 pub const FINAL: i32 = 70;
 /// A card has failed in a way that it does not come back from while the process lives (`EX_IOERR`).
 pub const CARD: i32 = 74;

@@ -31,6 +31,9 @@ pub const MANIFEST: &str = "manifest.json";
 /// The object of a checkpoint with the weights.
 pub const WEIGHTS: &str = "model.safetensors";
 
+/// The folder of the records of steps.
+pub const RECORDS: &str = "metrics";
+
 /// The folder of the records of rollbacks.
 pub const ROLLBACKS: &str = "rollbacks";
 
@@ -70,7 +73,7 @@ pub fn sums(attempt: u32) -> String {
 
 /// The records of an attempt's steps behind step `from`, up to a checkpoint.
 pub fn records(attempt: u32, from: u64) -> String {
-    format!("metrics/attempt-{attempt:04}-from-{from:09}.jsonl")
+    format!("{RECORDS}/attempt-{attempt:04}-from-{from:09}.jsonl")
 }
 
 /// The folder of a checkpoint, such as `step-000012000-a0003`.

@@ -75,7 +75,8 @@ fn is_rounding(key: &str) -> bool {
     ROUNDED.iter().any(|end| key.ends_with(end))
 }
 
-fn is_at_or_below(key: &str, part: &str) -> bool {
+/// Whether a key is `part`, or lies below it.
+pub fn is_at_or_below(key: &str, part: &str) -> bool {
     key.strip_prefix(part).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 

@@ -60,6 +60,19 @@ pub fn lines(config: &RunConfig) -> Result<Vec<String>, Failure> {
     Ok(table(config, &data))
 }
 
+/// Bytes of main memory of all ranks together, as if they were on one host, in the stage that needs most.
+///
+/// # Errors
+/// A dataset that cannot be opened.
+pub fn memory(config: &RunConfig) -> Result<u64, Failure> {
+    let ranks = config.cluster.ranks.max(1);
+    let mut needed = config.stage.iter().map(|stage| {
+        let a_rank = memory::of_a_rank(config, stage, Data::open(&stage.data)?.sizes, ranks);
+        Ok(a_rank.saturating_mul(ranks as u64))
+    });
+    needed.try_fold(0, |most, needed: Result<u64, Failure>| Ok(most.max(needed?)))
+}
+
 fn table(config: &RunConfig, data: &[Data]) -> Vec<String> {
     let deepest = config.stage.iter().map(|stage| stage.depth(&config.model)).max().unwrap_or_default();
     let (mut samples, mut all, mut at_full_depth) = (0, 0.0, 0.0);

@@ -42,8 +42,8 @@ pub enum OrderError {
     },
     /// The run is another one.
     #[error(
-        "{url} holds a run that trains something else; give another --run, or the configuration that it was started \
-         with, or name what may change with --allow-change. What differs:{}",
+        "{url} holds a run that trains something else; give another place, or the configuration that it was started with, or \
+         name what may change with `lambert run --allow-change`. What differs:{}",
         list(differences)
     )]
     OtherRun {
@@ -125,6 +125,16 @@ impl Proposed {
     /// The configuration, complete.
     pub fn config(&self) -> &RunConfig {
         &self.config
+    }
+
+    /// Where ranks may be.
+    pub fn room(&self) -> &Room {
+        &self.room
+    }
+
+    /// Whether the store holds no run yet.
+    pub fn is_new(&self) -> bool {
+        self.before.is_none()
     }
 
     /// The run's store.

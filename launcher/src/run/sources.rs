@@ -42,7 +42,7 @@ impl Drop for Signals {
 }
 
 /// Whether this process ignores a signal.
-fn ignores(signal: i32) -> bool {
+pub fn ignores(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
     mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)

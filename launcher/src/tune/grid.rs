@@ -70,7 +70,11 @@ pub fn settings(grids: &[String], trials: &[String]) -> Result<Vec<Settings>, Gr
         keys.push(key);
     }
     for trial in trials {
-        all.push(split(trial, ' ').iter().map(|text| Setting::parse(text)).collect::<Result<_, _>>()?);
+        let settings: Settings = split(trial, ' ').iter().map(|text| Setting::parse(text)).collect::<Result<_, _>>()?;
+        if settings.is_empty() {
+            return Err(GridError::NoValue(trial.clone()));
+        }
+        all.push(settings);
     }
     match all.is_empty() {
         true => Err(GridError::Nothing),
@@ -146,6 +150,7 @@ mod tests {
         assert_eq!(names(&["a"], &[]), Err(GridError::NoValue("a".to_owned())));
         assert_eq!(names(&["a="], &[]), Err(GridError::NoValue("a=".to_owned())));
         assert_eq!(names(&["a=1", "a=2"], &[]), Err(GridError::Twice("a".to_owned())));
+        assert_eq!(names(&[], &[" "]), Err(GridError::NoValue(" ".to_owned())));
         assert_eq!(names(&[], &[]), Err(GridError::Nothing));
     }
 }

@@ -1,6 +1,9 @@
 //! How the runs of a tuning ended: kept beside them, as a table, and as CSV.
 
-use lambert_config::control::Evaluation;
+use std::collections::{BTreeMap, BTreeSet};
+
+use lambert_config::control::{Evaluation, StepRecord};
+use lambert_store::run::RECORDS;
 use lambert_store::{Error, Store};
 use serde::{Deserialize, Serialize};
 
@@ -35,7 +38,7 @@ pub struct Trial {
     pub training: Option<f64>,
     /// Steps that it made.
     pub steps: u64,
-    /// From its start to its end, seconds; of the last start, where there were several.
+    /// Of all its steps together, seconds.
     pub seconds: f64,
 }
 
@@ -50,6 +53,22 @@ impl Trial {
     pub fn score(&self) -> Option<f64> {
         self.held_out.filter(|loss| self.end == End::Finished && loss.is_finite())
     }
+}
+
+/// Seconds of a run's steps, each as its last attempt made it.
+///
+/// # Errors
+/// The store.
+pub fn seconds(run: &Store) -> Result<f64, Error> {
+    let mut steps = BTreeMap::new();
+    // Sorted by attempt.
+    for object in run.list(RECORDS)? {
+        let text = run.get(&object.path)?;
+        let records =
+            text.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<StepRecord>(line).ok());
+        steps.extend(records.map(|record| (record.step, record.seconds)));
+    }
+    Ok(steps.values().sum())
 }
 
 /// Their object beside the runs.
@@ -93,6 +112,13 @@ impl Results {
     pub fn add(&mut self, trial: Trial) {
         self.trials.retain(|other| other.name != trial.name);
         self.trials.push(trial);
+    }
+
+    /// The keys in which they differ.
+    pub fn keys(&self) -> Vec<String> {
+        let settings = self.trials.iter().flat_map(|trial| &trial.settings);
+        let keys: BTreeSet<&str> = settings.filter_map(|setting| setting.split_once('=')).map(|(key, _)| key).collect();
+        keys.into_iter().map(str::to_owned).collect()
     }
 
     /// Whether this run need not be made again.

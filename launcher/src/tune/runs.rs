@@ -2,10 +2,10 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lambert_config::exit;
 use rustix::process::{Pid, Signal, kill_process};
@@ -15,6 +15,8 @@ use signal_hook::iterator::Signals;
 use super::grid::Settings;
 use super::slots::{CARDS, Slot};
 use crate::failure::Failure;
+use crate::run::launch::processes::end_with_parent;
+use crate::run::sources::ignores;
 
 /// Between two looks at the runs under way.
 const POLL: Duration = Duration::from_millis(100);
@@ -39,10 +41,12 @@ pub struct Ended {
     pub planned: Planned,
     /// Its exit code; none if a signal ended it.
     pub code: Option<i32>,
+    /// The same in words.
+    pub how: String,
     /// The last of what it said.
     pub said: String,
-    /// From its start, seconds.
-    pub seconds: f64,
+    /// It had been asked to stop.
+    pub stopping: bool,
 }
 
 /// Why runs cannot be made.
@@ -73,11 +77,11 @@ struct Running {
     slot: Slot,
     child: Child,
     log: File,
-    begun: Instant,
 }
 
 /// Makes the `planned` runs, as many at a time as there are `slots`; `started` and `ended` hear of each. Signals go on to the runs
-/// under way, which save and stop; no other is begun then.
+/// under way, which save and stop; no other is begun then. They stop, too, if this process is killed. Call this on the main
+/// thread: its end is taken for the process's.
 ///
 /// # Errors
 /// A run cannot be started; those under way are stopped.
@@ -88,7 +92,8 @@ pub fn make(
     started: impl Fn(&Planned),
     mut ended: impl FnMut(Ended) -> Result<(), Failure>,
 ) -> Result<Stopped, Failure> {
-    let handled = [SIGINT, SIGTERM, SIGHUP, SIGUSR1];
+    // A SIGHUP that this process was started to ignore, by nohup, stays ignored.
+    let handled = [SIGINT, SIGTERM, SIGUSR1].into_iter().chain((!ignores(SIGHUP)).then_some(SIGHUP));
     let refused = |source| Failure::failed(RunsError::System { what: "listen to signals", source });
     let mut signals = Signals::new(handled).map_err(refused)?;
     let mut waiting = planned.into_iter();
@@ -141,12 +146,15 @@ impl Pool<'_> {
         let mut run = self.running.swap_remove(index);
         self.free.push(run.slot.clone());
         let status = run.child.try_wait().ok().flatten();
-        let end = run.end(status);
-        if let Some(exit::STOPPED | exit::ENDED) = end.code
-            && self.stopped == Stopped::No
-        {
+        let end = run.end(status, self.stopped != Stopped::No);
+        match end.code {
             // `lambert stop` of one run, or a signal that only it has had: it goes on next time.
-            self.stop(SIGINT, SIGTERM);
+            Some(exit::STOPPED | exit::ENDED) if !end.stopping => self.stop(SIGINT, SIGTERM),
+            Some(exit::REPLACED) if !end.stopping => {
+                self.stop(SIGTERM, SIGTERM);
+                self.stopped = Stopped::Replaced(end.planned.name.clone());
+            }
+            _ => {}
         }
         Some(end)
     }
@@ -165,12 +173,14 @@ impl Pool<'_> {
 }
 
 /// Whether runs were left out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Stopped {
     /// All were made.
     No,
     /// A signal of this number stopped the last ones.
     By(i32),
+    /// Another coordinator has taken over the run of this name, as another `lambert tune` at the same place would.
+    Replaced(String),
 }
 
 fn start(program: &Path, planned: Planned, slot: Slot) -> Result<Running, RunsError> {
@@ -181,12 +191,13 @@ fn start(program: &Path, planned: Planned, slot: Slot) -> Result<Running, RunsEr
     command.envs(slot.cards.iter().map(|cards| (CARDS, cards)));
     // Signals of a terminal come here only, and go on once.
     command.process_group(0);
+    end_with_parent(&mut command);
     let child = command.spawn().map_err(|source| RunsError::Start {
         program: program.to_owned(),
         name: planned.name.clone(),
         source,
     })?;
-    Ok(Running { planned, slot, child, log, begun: Instant::now() })
+    Ok(Running { planned, slot, child, log })
 }
 
 fn forward(child: &Child, signal: i32) {
@@ -203,7 +214,7 @@ fn forward(child: &Child, signal: i32) {
 }
 
 impl Running {
-    fn end(mut self, status: Option<ExitStatus>) -> Ended {
+    fn end(mut self, status: Option<ExitStatus>, stopping: bool) -> Ended {
         let mut said = String::new();
         let length = self.log.metadata().map_or(0, |facts| facts.len());
         let mut bytes = Vec::new();
@@ -213,6 +224,70 @@ impl Running {
             said = String::from_utf8_lossy(&bytes).trim_end().to_owned();
         }
         let code = status.and_then(|status| status.code());
-        Ended { planned: self.planned, code, said, seconds: self.begun.elapsed().as_secs_f64() }
+        let how = match (code, status.and_then(|status| status.signal())) {
+            (Some(code), _) => format!("exit code {code}"),
+            (None, Some(signal)) => format!("signal {signal}"),
+            (None, None) => "its end was missed".to_owned(),
+        };
+        Ended { planned: self.planned, code, how, said, stopping }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a shell makes of runs: each of `scripts` in the place of one.
+    fn make_of(scripts: &[&str], slots: Vec<Slot>) -> (Stopped, Vec<(String, Ended)>) {
+        let planned = |script: &&str| Planned {
+            name: (*script).to_owned(),
+            settings: Vec::new(),
+            arguments: vec!["-c".to_owned(), (*script).to_owned()],
+        };
+        let mut ends = Vec::new();
+        let take = |ended: Ended| {
+            ends.push((ended.planned.name.clone(), ended));
+            Ok(())
+        };
+        let stopped = make(Path::new("sh"), scripts.iter().map(planned).collect(), slots, |_| (), take).unwrap();
+        (stopped, ends)
+    }
+
+    #[test]
+    fn each_end_is_told_with_its_words() {
+        let slots = vec![Slot { cards: None }];
+        let (stopped, ends) = make_of(&["echo much >&2; exit 3", "kill -9 $$", "exit 0"], slots);
+        assert_eq!(stopped, Stopped::No);
+        let told: Vec<_> = ends.iter().map(|(_, end)| (end.code, &*end.how, &*end.said, end.stopping)).collect();
+        let expected = [
+            (Some(3), "exit code 3", "much", false),
+            (None, "signal 9", "", false),
+            (Some(0), "exit code 0", "", false),
+        ];
+        assert_eq!(told, expected);
+    }
+
+    #[test]
+    fn each_has_its_cards() {
+        let slots = ["4,5", "6,7"].map(|cards| Slot { cards: Some(cards.into()) });
+        let script = "echo $CUDA_VISIBLE_DEVICES >&2; sleep 0.5";
+        let (_, ends) = make_of(&[script, script, script], slots.into());
+        let mut cards: Vec<_> = ends.iter().map(|(_, end)| &*end.said).collect();
+        cards[..2].sort_unstable();
+        assert_eq!(cards[..2], ["4,5", "6,7"]);
+        assert!(["4,5", "6,7"].contains(&cards[2]), "a slot is used again");
+    }
+
+    #[test]
+    fn one_that_was_stopped_or_taken_over_stops_the_rest() {
+        let two = vec![Slot { cards: None }; 2];
+        let patient = "trap 'exit 75' TERM; while :; do sleep 0.05; done";
+        for (code, expected) in [(76, Stopped::By(SIGINT)), (77, Stopped::Replaced("sleep 0.5; exit 77".to_owned()))] {
+            let first = format!("sleep 0.5; exit {code}");
+            let (stopped, ends) = make_of(&[&first, patient, "exit 0"], two.clone());
+            assert_eq!(stopped, expected);
+            let told: Vec<_> = ends.iter().map(|(name, end)| (&**name, end.code, end.stopping)).collect();
+            assert_eq!(told, [(&*first, Some(code), false), (patient, Some(75), true)], "no third is begun");
+        }
     }
 }

@@ -1,7 +1,9 @@
 //! How many runs go side by side, and on which cards.
 
-use lambert_config::RunConfig;
 use lambert_config::run::Device;
+use lambert_config::{RunConfig, memory};
+
+use crate::run::decide::Room;
 
 /// The variable by which a process is given cards.
 pub const CARDS: &str = "CUDA_VISIBLE_DEVICES";
@@ -13,11 +15,54 @@ pub struct Slot {
     pub cards: Option<String>,
 }
 
+/// What one run takes of a host.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Need {
+    /// Ranks.
+    pub ranks: usize,
+    /// Processors of all its ranks.
+    pub processors: usize,
+    /// Main memory of all its ranks, bytes.
+    pub bytes: u64,
+    /// It computes on cards where there are any.
+    pub cards: bool,
+    /// Its ranks are on other hosts, too.
+    pub elsewhere: bool,
+}
+
+impl Need {
+    /// Of a run whose ranks may be in `room`, and whose ranks here take `bytes` of main memory together.
+    pub fn of(config: &RunConfig, room: &Room, bytes: u64) -> Self {
+        let cluster = &config.cluster;
+        let ranks = cluster.ranks.max(1);
+        Self {
+            ranks,
+            processors: ranks * cluster.threads.max(1),
+            bytes,
+            cards: cluster.device != Device::Cpu,
+            elsewhere: *room != Room::Here,
+        }
+    }
+
+    /// What is enough for both.
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            ranks: self.ranks.max(other.ranks),
+            processors: self.processors.max(other.processors),
+            bytes: self.bytes.max(other.bytes),
+            cards: self.cards || other.cards,
+            elsewhere: self.elsewhere || other.elsewhere,
+        }
+    }
+}
+
 /// What a host has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Machine {
     /// Processors.
     pub processors: usize,
+    /// Main memory, bytes, if it is known.
+    pub bytes: Option<u64>,
     /// Cards, by the names that [`CARDS`] has for them.
     pub cards: Vec<String>,
 }
@@ -26,70 +71,103 @@ impl Machine {
     /// This one.
     pub fn here() -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let cards = match std::env::var(CARDS) {
-            Ok(list) => list.split(',').map(str::trim).filter(|card| !card.is_empty()).map(str::to_owned).collect(),
-            Err(_) => devices(),
-        };
-        Self { processors, cards }
+        let cards = std::env::var(CARDS).map_or_else(|_| devices(), |list| visible(&list));
+        Self { processors, bytes: memory::of_this_host(), cards }
     }
 
-    /// As many slots as runs of `config` fit here side by side, one at least; or `wanted` ones. A run on other hosts, too, has
-    /// them to itself.
-    pub fn slots(&self, config: &RunConfig, wanted: Option<usize>) -> Vec<Slot> {
-        let cluster = &config.cluster;
-        let (ranks, alone) = (cluster.ranks.max(1), Slot { cards: None });
-        let on_cards = cluster.device != Device::Cpu && !self.cards.is_empty() && cluster.hosts.is_empty();
-        if on_cards && self.cards.len() >= ranks {
-            let all: Vec<Slot> =
-                self.cards.chunks_exact(ranks).map(|cards| Slot { cards: Some(cards.join(",")) }).collect();
-            let count = wanted.unwrap_or(all.len()).max(1);
-            return all.into_iter().cycle().take(count).collect();
+    /// As many slots as there is room for, if each run takes no more than `need`, one at least; or `wanted` ones. A run with ranks
+    /// on other hosts has them to itself, and one with more ranks than there are cards has all cards.
+    pub fn slots(&self, need: &Need, wanted: Option<usize>) -> Vec<Slot> {
+        let by_memory =
+            self.bytes.map_or(usize::MAX, |bytes| usize::try_from(bytes / need.bytes.max(1)).unwrap_or(usize::MAX));
+        let on_cards = need.cards && !self.cards.is_empty();
+        let by_ranks = match (need.elsewhere, on_cards) {
+            (true, _) => 1,
+            (false, true) => self.cards.len() / need.ranks,
+            (false, false) => self.processors / need.processors,
+        };
+        let count = wanted.unwrap_or(by_ranks.min(by_memory)).max(1);
+        if need.elsewhere || !on_cards || by_ranks == 0 {
+            return vec![Slot { cards: None }; count];
         }
-        let here = if cluster.hosts.is_empty() { self.processors / (ranks * cluster.threads.max(1)) } else { 1 };
-        vec![alone; wanted.unwrap_or(here).max(1)]
+        let groups = self.cards.chunks_exact(need.ranks).map(|cards| Slot { cards: Some(cards.join(",")) });
+        groups.cycle().take(count).collect()
     }
+}
+
+/// The cards of a list as the driver reads it: those before the first that is none.
+fn visible(list: &str) -> Vec<String> {
+    let is_one = |card: &&str| !card.is_empty() && !card.starts_with('-');
+    list.split(',').map(str::trim).take_while(is_one).map(str::to_owned).collect()
 }
 
 /// The cards of which the driver has made devices.
 fn devices() -> Vec<String> {
     let entries = std::fs::read_dir("/dev").into_iter().flatten().flatten();
     let number = |name: String| name.strip_prefix("nvidia")?.parse::<usize>().ok();
-    let mut numbers: Vec<usize> =
-        entries.filter_map(|entry| number(entry.file_name().to_string_lossy().into_owned())).collect();
-    numbers.sort_unstable();
-    (0..numbers.len()).map(|index| index.to_string()).collect()
+    let count = entries.filter_map(|entry| number(entry.file_name().to_string_lossy().into_owned())).count();
+    (0..count).map(|index| index.to_string()).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn config(ranks: usize, threads: usize, device: Device) -> RunConfig {
+    const GIB: u64 = 1 << 30;
+
+    fn need(ranks: usize, threads: usize, device: Device) -> Need {
         let mut config = RunConfig::default();
         (config.cluster.ranks, config.cluster.threads, config.cluster.device) = (ranks, threads, device);
-        config
+        Need::of(&config, &Room::Here, GIB)
     }
 
-    fn slots(cards: usize, config: &RunConfig, wanted: Option<usize>) -> Vec<String> {
-        let machine = Machine { processors: 8, cards: (0..cards).map(|card| card.to_string()).collect() };
-        machine.slots(config, wanted).into_iter().map(|slot| slot.cards.unwrap_or_default()).collect()
+    fn slots(cards: usize, need: Need, wanted: Option<usize>) -> Vec<String> {
+        let cards = (0..cards).map(|card| card.to_string()).collect();
+        let machine = Machine { processors: 8, bytes: Some(8 * GIB), cards };
+        machine.slots(&need, wanted).into_iter().map(|slot| slot.cards.unwrap_or_default()).collect()
     }
 
     #[test]
     fn runs_share_processors() {
-        assert_eq!(slots(0, &config(1, 2, Device::Auto), None).len(), 4);
-        assert_eq!(slots(4, &config(2, 3, Device::Cpu), None), [""]);
-        assert_eq!(slots(0, &config(16, 1, Device::Auto), None).len(), 1);
-        assert_eq!(slots(0, &config(1, 8, Device::Auto), Some(3)).len(), 3);
+        assert_eq!(slots(0, need(1, 2, Device::Auto), None).len(), 4);
+        assert_eq!(slots(4, need(2, 3, Device::Cpu), None), [""]);
+        assert_eq!(slots(0, need(16, 1, Device::Auto), None).len(), 1);
+        assert_eq!(slots(0, need(1, 8, Device::Auto), Some(3)).len(), 3);
+    }
+
+    #[test]
+    fn they_share_memory() {
+        let large = Need { bytes: 3 * GIB, ..need(1, 1, Device::Cpu) };
+        assert_eq!(slots(0, large, None).len(), 2);
+        assert_eq!(slots(4, Need { cards: true, ..large }, None), ["0", "1"]);
+        assert_eq!(slots(0, Need { bytes: 9 * GIB, ..large }, None).len(), 1);
+        assert_eq!(slots(0, large, Some(4)).len(), 4, "who asks for it has it");
+    }
+
+    #[test]
+    fn runs_of_several_sizes_have_room_for_the_largest_of_each() {
+        let need = need(2, 1, Device::Cpu).max(Need { bytes: 5 * GIB, ..need(1, 3, Device::Auto) });
+        assert_eq!(need, Need { ranks: 2, processors: 3, bytes: 5 * GIB, cards: true, elsewhere: false });
     }
 
     #[test]
     fn each_run_has_cards_of_its_own() {
-        assert_eq!(slots(4, &config(2, 1, Device::Auto), None), ["0,1", "2,3"]);
-        assert_eq!(slots(4, &config(1, 1, Device::Cuda), Some(2)), ["0", "1"]);
-        assert_eq!(slots(3, &config(2, 1, Device::Auto), None), ["0,1"]);
-        let mut hosts = config(2, 1, Device::Cuda);
-        hosts.cluster.hosts = vec!["a:1".into(), "b:1".into()];
-        assert_eq!(slots(4, &hosts, None), [""]);
+        assert_eq!(slots(4, need(2, 1, Device::Auto), None), ["0,1", "2,3"]);
+        assert_eq!(slots(4, need(1, 1, Device::Cuda), Some(2)), ["0", "1"]);
+        assert_eq!(slots(3, need(2, 1, Device::Auto), None), ["0,1"]);
+        assert_eq!(slots(2, need(1, 1, Device::Auto), Some(3)), ["0", "1", "0"]);
+        assert_eq!(slots(2, need(4, 1, Device::Auto), None), [""], "more ranks than cards");
+        let elsewhere = Need { elsewhere: true, ..need(2, 1, Device::Cuda) };
+        assert_eq!(slots(4, elsewhere, None), [""]);
+        let mut config = RunConfig::default();
+        config.cluster.device = Device::Cuda;
+        assert!(Need::of(&config, &Room::Allocation, 0).elsewhere);
+    }
+
+    #[test]
+    fn a_list_of_cards_ends_where_the_driver_ends_it() {
+        assert_eq!(visible("2, GPU-4af1"), ["2", "GPU-4af1"]);
+        assert_eq!(visible("0,-1,1"), ["0"]);
+        assert!(visible("-1").is_empty() && visible("").is_empty());
     }
 }

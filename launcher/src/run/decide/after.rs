@@ -129,7 +129,7 @@ fn rolled_back(state: &mut State, at: Seconds, running: &Running, cause: String,
     let limit = state.settings.rollbacks;
     if state.tries.in_a_row > limit {
         let message = format!("given up after {limit} rollbacks without progress; the last: {cause}");
-        return give_up(state, at, exit::FINAL, message);
+        return give_up(state, at, exit::DIVERGED, message);
     }
     again(at, running, cause, 0.0, true, actions)
 }

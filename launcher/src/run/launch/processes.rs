@@ -44,6 +44,23 @@ pub fn allow_connections() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
+/// The program of `command` is sent SIGTERM when the thread that starts it ends, however that comes: start it on the main thread.
+pub fn end_with_parent(command: &mut Command) {
+    let parent = rustix::process::getpid();
+    // SAFETY: the closure runs between fork and exec, where only async-signal-safe calls are allowed; it makes two system calls,
+    // and allocates nothing.
+    unsafe {
+        command.pre_exec(move || {
+            rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
+            // Had the parent died before the line above, no signal would ever come.
+            match rustix::process::getppid() == Some(parent) {
+                true => Ok(()),
+                false => Err(io::ErrorKind::BrokenPipe.into()),
+            }
+        });
+    }
+}
+
 /// How long processes that are asked to end may take, before they are forced.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long processes that are forced may take: one in an uninterruptible state (a file system that is away) may take for
@@ -80,19 +97,7 @@ impl Tree {
         command.args(arguments).envs(environment.iter().copied());
         // Its own group: Ctrl-C at the terminal is for the coordinator, which asks for a checkpoint first.
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-        let coordinator = rustix::process::getpid();
-        // SAFETY: the closure runs between fork and exec, where only async-signal-safe calls are allowed; it makes two
-        // system calls, and allocates nothing.
-        unsafe {
-            command.pre_exec(move || {
-                rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
-                // Had the coordinator died before the line above, no signal would ever come.
-                match rustix::process::getppid() == Some(coordinator) {
-                    true => Ok(()),
-                    false => Err(io::ErrorKind::BrokenPipe.into()),
-                }
-            });
-        }
+        end_with_parent(&mut command);
         let root = command
             .spawn()
             .map_err(|source| ProcessError::Start { program: program.to_string_lossy().into_owned(), source })?;

@@ -1,0 +1,200 @@
+//! What a tuning is to make: its runs, each checked before the first one starts, and what they have in common with those that
+//! are there.
+
+use lambert_config::{ConfigError, Layers, RunConfig};
+use lambert_store::Store;
+
+use super::grid::{self, Setting};
+use super::results::Results;
+use super::runs::Planned;
+use super::slots::Need;
+use crate::cli;
+use crate::failure::Failure;
+use crate::run::coordinator;
+use crate::run::difference::{self, Difference, Differences};
+use crate::run::forecast;
+use crate::run::order::Order;
+
+/// The configuration of the first run: the others differ from it in the keys that are tuned.
+const COMMON: &str = "tune.toml";
+/// No configuration is longer than this, bytes.
+const LONGEST: u64 = 1 << 20;
+/// What results depend on, beside what decides what is trained.
+const JUDGED_BY: [&str; 2] = ["evaluation", "guard"];
+
+/// Why a tuning cannot begin.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// One of its runs cannot.
+    #[error("run {name} cannot be made: {message}")]
+    Refused {
+        /// The run.
+        name: String,
+        /// Why not.
+        message: String,
+    },
+    /// Two runs would be one.
+    #[error("two runs would be named {0}: their settings differ in what a name leaves out")]
+    SameName(String),
+    /// There would be nothing to compare them by.
+    #[error("evaluation.data names no dataset: runs are compared by their held-out loss")]
+    NoEvaluation,
+    /// Those that are there cannot be compared with these.
+    #[error(
+        "the runs of {url} were made with another configuration; give another --runs, or name what differs in a --grid. What \
+         differs:{}",
+        differences.iter().map(|difference| format!("\n  {difference}")).collect::<String>()
+    )]
+    OtherRuns {
+        /// Where.
+        url: String,
+        /// The keys.
+        differences: Vec<Difference>,
+    },
+    /// What they had in common cannot be read.
+    #[error("{url}/{COMMON}")]
+    Unreadable {
+        /// Where.
+        url: String,
+        /// Why not.
+        source: ConfigError,
+    },
+}
+
+/// Runs that can be started, as far as one can tell.
+#[derive(Debug)]
+pub struct Plan {
+    /// All of them.
+    pub runs: Vec<Planned>,
+    /// What is enough for each.
+    pub need: Need,
+    /// Those whose place is empty, by name.
+    new: Vec<String>,
+    first: RunConfig,
+}
+
+impl Plan {
+    /// Of these arguments, for runs below `url`.
+    ///
+    /// # Errors
+    /// A run that cannot be started.
+    pub fn new(arguments: &cli::Tune, url: &str) -> Result<Self, Failure> {
+        let (mut runs, mut need, mut new, mut first): (Vec<Planned>, _, _, _) =
+            (Vec::new(), Need::default(), Vec::new(), None);
+        for settings in grid::settings(&arguments.grid, &arguments.trial).map_err(Failure::usage)? {
+            let name = grid::name(&settings);
+            if runs.iter().any(|other| other.name == name) {
+                return Err(Failure::usage(PlanError::SameName(name)));
+            }
+            let order = order(arguments, format!("{}/{name}", url.trim_end_matches('/')), &settings);
+            let refused = |failure: Failure| {
+                let message = failure.to_string();
+                Failure::coded(failure.code, PlanError::Refused { name: name.clone(), message })
+            };
+            let proposed = Order::propose(&order, coordinator::room).map_err(refused)?;
+            let config = proposed.config();
+            if config.evaluation.data.is_empty() {
+                return Err(Failure::usage(PlanError::NoEvaluation));
+            }
+            need = need.max(Need::of(config, proposed.room(), forecast::memory(config).map_err(refused)?));
+            new.extend(proposed.is_new().then(|| name.clone()));
+            first.get_or_insert_with(|| config.clone());
+            runs.push(Planned { name, settings, arguments: line(&order) });
+        }
+        Ok(Self { runs, need, new, first: first.unwrap_or_default() })
+    }
+
+    /// The runs that are to be made.
+    pub fn missing(&self, results: &Results) -> Vec<Planned> {
+        let there = |run: &&Planned| results.has(&run.name, &run.settings) && !self.new.contains(&run.name);
+        self.runs.iter().filter(|run| !there(run)).cloned().collect()
+    }
+
+    /// Refuses runs that could not be compared with the `results` that are there, else keeps what all have in common.
+    ///
+    /// # Errors
+    /// The store; runs of another configuration.
+    pub fn settle(&self, store: &Store, results: &Results) -> Result<(), Failure> {
+        let before = if results.trials.is_empty() { None } else { common(store)? };
+        if let Some(before) = before {
+            let found = difference::compare(&before, &self.first).map_err(Failure::failed)?;
+            let tuned = self.runs.iter().flat_map(|run| &run.settings).map(|setting| setting.key.clone());
+            let differences = judged(found, &tuned.chain(results.keys()).collect::<Vec<_>>());
+            return match differences.is_empty() {
+                true => Ok(()),
+                false => Err(Failure::usage(PlanError::OtherRuns { url: store.url().to_owned(), differences })),
+            };
+        }
+        let text = toml::to_string(&self.first).map_err(Failure::failed)?;
+        store.put(COMMON, text.into()).map_err(Failure::failed)
+    }
+}
+
+/// What the runs of this place had in common, if any were made.
+fn common(store: &Store) -> Result<Option<RunConfig>, Failure> {
+    match store.get_at_most(COMMON, LONGEST) {
+        Ok(bytes) => {
+            let unreadable = |source| Failure::failed(PlanError::Unreadable { url: store.url().to_owned(), source });
+            Layers::from_sets(&[]).parse(&String::from_utf8_lossy(&bytes), COMMON).map(Some).map_err(unreadable)
+        }
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(Failure::failed(error)),
+    }
+}
+
+/// What makes results differ that are not the `tuned` keys.
+fn judged(mut found: Differences, tuned: &[String]) -> Vec<Difference> {
+    found.allow(tuned);
+    let by = |difference: &Difference| {
+        JUDGED_BY.iter().any(|part| difference::is_at_or_below(&difference.key, part))
+            && !tuned.iter().any(|key| difference::is_at_or_below(&difference.key, key))
+    };
+    found.trained.into_iter().chain(found.around.into_iter().filter(by)).collect()
+}
+
+fn order(arguments: &cli::Tune, run: String, settings: &[Setting]) -> cli::Run {
+    cli::Run {
+        config: Some(arguments.config.clone()),
+        run,
+        ranks: None,
+        sets: arguments.sets.iter().cloned().chain(settings.iter().map(Setting::to_set)).collect(),
+        from: None,
+        with_optimizer: false,
+        allow_change: Vec::new(),
+        json: false,
+    }
+}
+
+/// The arguments of `lambert` that mean an order.
+fn line(order: &cli::Run) -> Vec<String> {
+    let config = order.config.iter().flat_map(|path| ["--config".to_owned(), path.to_string_lossy().into_owned()]);
+    let sets = order.sets.iter().flat_map(|set| ["--set".to_owned(), set.clone()]);
+    ["run".to_owned()].into_iter().chain(config).chain(["--run".to_owned(), order.run.clone()]).chain(sets).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_tuned_may_differ_and_what_results_depend_on_may_not() {
+        let before = RunConfig::default();
+        let mut now = before.clone();
+        now.optimizer.beta2 = 0.9;
+        now.model.hidden = 128;
+        now.evaluation.samples += 1;
+        now.guard.rollbacks += 1;
+        now.cluster.ranks = 8;
+        now.run.name = "other".into();
+        let differing = |tuned: &[&str]| {
+            let tuned: Vec<String> = tuned.iter().map(|key| (*key).to_owned()).collect();
+            let found = judged(difference::compare(&before, &now).unwrap(), &tuned);
+            found.into_iter().map(|difference| difference.key).collect::<Vec<_>>()
+        };
+        let all = ["model.hidden", "optimizer.beta2", "evaluation.samples", "guard.rollbacks"];
+        let mut found = differing(&[]);
+        found.sort_by_key(|key| all.iter().position(|other| key == other));
+        assert_eq!(found, all);
+        assert_eq!(differing(&["optimizer.beta2", "evaluation", "guard.rollbacks"]), ["model.hidden"]);
+    }
+}
