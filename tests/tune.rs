@@ -20,6 +20,21 @@ fn start(arguments: &[&str]) -> Child {
     Command::new(lambert()).args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
+/// The exit code of a tuning that is to end.
+fn code(mut tuning: Child) -> Option<i32> {
+    let begun = Instant::now();
+    loop {
+        if let Some(status) = tuning.try_wait().unwrap() {
+            return status.code();
+        }
+        if begun.elapsed() > Duration::from_secs(60) {
+            tuning.kill().unwrap();
+            panic!("a tuning does not end");
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// Runs that take longer than anybody waits, two at a time.
 struct Endless {
     place: Place,
@@ -81,26 +96,33 @@ fn signals_go_on_to_the_runs() {
     std::thread::sleep(Duration::from_secs(1));
     assert!(tuning.try_wait().unwrap().is_none(), "an ignored signal has ended it");
     support::signal(tuning.id(), "-TERM");
-    assert_eq!(tuning.wait().unwrap().code(), Some(75));
+    assert_eq!(code(tuning), Some(75));
     endless.are_over();
 
-    let mut tuning = start(&endless.line());
+    let tuning = start(&endless.line());
     endless.wait();
     support::signal(tuning.id(), "-INT");
-    assert_eq!(tuning.wait().unwrap().code(), Some(76));
+    assert_eq!(code(tuning), Some(76));
+    endless.are_over();
+
+    let tuning = start(&endless.line());
+    endless.wait();
+    support::signal(tuning.id(), "-9");
+    assert_eq!(code(tuning), None);
+    endless.first().iter().for_each(|run| support::wait_for_no_workers(run));
     endless.are_over();
 }
 
 #[test]
 fn a_second_tuning_at_the_same_place_takes_over() {
     let endless = Endless::new();
-    let mut first = start(&endless.line());
+    let first = start(&endless.line());
     endless.wait();
-    let mut second = start(&endless.line());
-    assert_eq!(first.wait().unwrap().code(), Some(77));
+    let second = start(&endless.line());
+    assert_eq!(code(first), Some(77));
     endless.wait();
     support::signal(second.id(), "-TERM");
-    assert_eq!(second.wait().unwrap().code(), Some(75));
+    assert_eq!(code(second), Some(75));
     endless.are_over();
 }
 
@@ -130,10 +152,6 @@ fn the_best_run_of_a_grid_is_found_whoever_is_killed() {
     }
     tuning.kill().unwrap();
     tuning.wait().unwrap();
-    // Its runs save and stop.
-    for run in std::fs::read_dir(&runs).unwrap().flatten().filter(|entry| entry.path().is_dir()) {
-        support::wait_for_no_workers(run.path().to_str().unwrap());
-    }
     let again = support::run(&line);
     assert_eq!(again.code, 0, "{}", again.err);
     assert!(again.err.starts_with("5 runs, ") && !again.err.starts_with("5 runs, 5"), "{}", again.err);
