@@ -11,8 +11,10 @@ use super::slots::Need;
 use crate::cli;
 use crate::failure::Failure;
 use crate::run::coordinator;
+use crate::run::decide::Room;
 use crate::run::difference::{self, Difference, Differences};
 use crate::run::forecast;
+use crate::run::launch::srun;
 use crate::run::order::Order;
 
 /// The configuration of the first run: the others differ from it in the keys that are tuned.
@@ -96,7 +98,8 @@ impl Plan {
             if config.evaluation.data.is_empty() {
                 return Err(Failure::usage(PlanError::NoEvaluation));
             }
-            need = need.max(Need::of(config, proposed.room(), forecast::memory(config).map_err(refused)?));
+            let here = *proposed.room() == Room::Here && !srun::is_in_job();
+            need = need.max(Need::of(config, here, forecast::memory(config).map_err(refused)?));
             new.extend(proposed.is_new().then(|| name.clone()));
             first.get_or_insert_with(|| config.clone());
             runs.push(Planned { name, settings, arguments: line(&order) });

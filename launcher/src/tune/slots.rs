@@ -3,8 +3,6 @@
 use lambert_config::run::Device;
 use lambert_config::{RunConfig, memory};
 
-use crate::run::decide::Room;
-
 /// The variable by which a process is given cards.
 pub const CARDS: &str = "CUDA_VISIBLE_DEVICES";
 
@@ -26,13 +24,13 @@ pub struct Need {
     pub bytes: u64,
     /// It computes on cards where there are any.
     pub cards: bool,
-    /// Its ranks are on other hosts, too.
+    /// Its ranks are on other hosts, too, or steps of a job, which Slurm gives processors and cards.
     pub elsewhere: bool,
 }
 
 impl Need {
-    /// Of a run whose ranks may be in `room`, and whose ranks here take `bytes` of main memory together.
-    pub fn of(config: &RunConfig, room: &Room, bytes: u64) -> Self {
+    /// Of a run whose ranks take `bytes` of main memory together, and are all processes of this host if it is `here`.
+    pub fn of(config: &RunConfig, here: bool, bytes: u64) -> Self {
         let cluster = &config.cluster;
         let ranks = cluster.ranks.max(1);
         Self {
@@ -40,7 +38,7 @@ impl Need {
             processors: ranks * cluster.threads.max(1),
             bytes,
             cards: cluster.device != Device::Cpu,
-            elsewhere: *room != Room::Here,
+            elsewhere: !here,
         }
     }
 
@@ -76,7 +74,7 @@ impl Machine {
     }
 
     /// As many slots as there is room for, if each run takes no more than `need`, one at least; or `wanted` ones. A run with ranks
-    /// on other hosts has them to itself, and one with more ranks than there are cards has all cards.
+    /// elsewhere has them to itself, and one with more ranks than there are cards has all cards.
     pub fn slots(&self, need: &Need, wanted: Option<usize>) -> Vec<Slot> {
         let by_memory =
             self.bytes.map_or(usize::MAX, |bytes| usize::try_from(bytes / need.bytes.max(1)).unwrap_or(usize::MAX));
@@ -118,7 +116,7 @@ mod tests {
     fn need(ranks: usize, threads: usize, device: Device) -> Need {
         let mut config = RunConfig::default();
         (config.cluster.ranks, config.cluster.threads, config.cluster.device) = (ranks, threads, device);
-        Need::of(&config, &Room::Here, GIB)
+        Need::of(&config, true, GIB)
     }
 
     fn slots(cards: usize, need: Need, wanted: Option<usize>) -> Vec<String> {
@@ -159,9 +157,7 @@ mod tests {
         assert_eq!(slots(2, need(4, 1, Device::Auto), None), [""], "more ranks than cards");
         let elsewhere = Need { elsewhere: true, ..need(2, 1, Device::Cuda) };
         assert_eq!(slots(4, elsewhere, None), [""]);
-        let mut config = RunConfig::default();
-        config.cluster.device = Device::Cuda;
-        assert!(Need::of(&config, &Room::Allocation, 0).elsewhere);
+        assert!(Need::of(&RunConfig::default(), false, 0).elsewhere);
     }
 
     #[test]
