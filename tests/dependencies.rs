@@ -174,7 +174,7 @@ fn each_fact_has_one_home() {
         "model.safetensors",
         "\"optimizer-",
         "\"rollbacks\"",
-        "metrics/attempt",
+        "\"metrics\"",
         "\"lease-",
         "\"step-",
     ];

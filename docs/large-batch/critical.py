@@ -4,8 +4,8 @@
 
 RUNS is a folder of runs of that batch and of several lengths, each with a cool-down of its own (critical.sh). Between the two lengths
 whose held-out losses are on both sides of the given one, the loss is taken as linear in the logarithm of the samples; nothing is
-extrapolated, and one batch alone is not fitted. (S / Smin - 1) (E / Emin - 1) = 1 with E = S B samples is S = Smin (1 + Bcrit / B): Bcrit = Emin / Smin by least squares
-of log S.
+extrapolated, and one batch alone is not fitted. (S / Smin - 1) (E / Emin - 1) = 1 with E = S B samples is S = Smin (1 + Bcrit / B), with
+the critical batch Bcrit = Emin / Smin: both by least squares of log S.
 """
 
 import argparse

@@ -201,7 +201,7 @@ fn going_back_does_not_wait_and_has_its_limit() {
         assert_eq!(scene.pause(), (0.0, Wanted::Exactly(lease + 1)));
     }
     scene.train(3, 9).says(EventKind::RolledBack { message: "the loss".into() }).exit(0);
-    assert_eq!(scene.failure(), (70, "given up after 2 rollbacks without progress; the last: the loss"));
+    assert_eq!(scene.failure(), (65, "given up after 2 rollbacks without progress; the last: the loss"));
 }
 
 #[test]
