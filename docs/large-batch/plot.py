@@ -2,25 +2,27 @@
 
     python plot.py --output rates.svg results/adamw-16.csv results/lamb-256.csv ...
 
-Losses above --highest are drawn at the upper edge, with a mark of their own: these runs never left the plateau. Needs matplotlib.
+A rate with several seeds is drawn at their mean, with a bar from the least to the greatest. Losses above --highest are drawn at the
+upper edge, with a mark of their own: these runs never left the plateau. Needs matplotlib.
 """
 
 import argparse
 import csv
+import statistics
 from pathlib import Path
 
 RATE = "stage.0.learning_rate"
 
 
 def points(table):
-    """Rates and losses of the runs of a table that finished, by rate."""
-    found = []
+    """Rates and the losses of their runs that finished, by rate."""
+    found = {}
     with open(table, newline="") as file:
         for row in csv.DictReader(file):
             settings = dict(setting.split("=", 1) for setting in row["settings"].split())
             if row["end"] == "finished" and RATE in settings:
-                found.append((float(settings[RATE]), float(row["held_out_loss"])))
-    return sorted(found)
+                found.setdefault(float(settings[RATE]), []).append(float(row["held_out_loss"]))
+    return sorted(found.items())
 
 
 def main():
@@ -41,10 +43,14 @@ def main():
         tables = [table for table in arguments.tables if Path(table).stem.split("-")[0] == optimizer]
         for table in sorted(tables, key=lambda table: (int(Path(table).stem.split("-")[1]), table)):
             runs = points(table)
-            drawn = [(rate, min(loss, arguments.highest)) for rate, loss in runs]
-            (line,) = axis.plot(*zip(*drawn), marker="o", markersize=3.5, label=Path(table).stem.split("-", 1)[1])
-            stuck = [rate for rate, loss in runs if loss > arguments.highest]
-            axis.plot(stuck, [arguments.highest] * len(stuck), "x", color=line.get_color())
+            rates = [rate for rate, _ in runs]
+            means = [min(statistics.mean(losses), arguments.highest) for _, losses in runs]
+            below = [max(mean - min(losses), 0) for mean, (_, losses) in zip(means, runs)]
+            above = [max(min(max(losses), arguments.highest) - mean, 0) for mean, (_, losses) in zip(means, runs)]
+            label = Path(table).stem.split("-", 1)[1]
+            bars = axis.errorbar(rates, means, [below, above], marker="o", markersize=3.5, capsize=2, label=label)
+            stuck = [rate for rate, losses in runs if min(losses) > arguments.highest]
+            axis.plot(stuck, [arguments.highest] * len(stuck), "x", color=bars[0].get_color())
         axis.set(xscale="log", xlabel="learning rate, thousandths", title={"adamw": "AdamW", "lamb": "LAMB"}.get(optimizer, optimizer))
         rates = sorted({rate for table in tables for rate, _ in points(table)})
         axis.set_xticks(rates, [f"{1000 * rate:g}" for rate in rates])
