@@ -178,11 +178,17 @@ fn the_best_run_of_a_grid_is_found_whoever_is_killed() {
     support::assert_same_bits(&format!("{runs}/{}", best["name"].as_str().unwrap()), &place.path("again"));
     let third = support::run(&line);
     assert!(third.err.starts_with("5 runs, 0 to be made"), "{}", third.err);
-    // A run whose place was removed is made again; other runs than these are not ranked with them.
+    // New runs that are judged otherwise, or train something else in a key that is not tuned, are not ranked with these.
+    let grid = ["tune", "--config", &config, "--runs", &runs, "--grid", "stage.0.learning_rate=3e-3", "--set"];
+    for (set, differs) in
+        [("evaluation.samples=50", "evaluation.samples: "), ("optimizer.beta2=0.9", "optimizer.beta2: ")]
+    {
+        let other = support::run(&[&grid[..], &[set]].concat());
+        assert_eq!(other.code, 2, "{}", other.err);
+        assert!(other.err.contains("made with another configuration") && other.err.contains(differs), "{}", other.err);
+    }
+    // A run whose place was removed is made again.
     std::fs::remove_dir_all(format!("{runs}/{}", best["name"].as_str().unwrap())).unwrap();
-    let other =
-        support::run(&[&line[..], &["--set", "optimizer.beta2=0.9", "--set", "evaluation.samples=50"]].concat());
-    assert_eq!(other.code, 2, "{}", other.err);
     let remade = support::run(&line);
     assert!(remade.err.starts_with("5 runs, 1 to be made"), "{}", remade.err);
     // Whoever lost the table finds finished runs, and what they were measured to be.
