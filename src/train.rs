@@ -40,6 +40,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
     'stages: while let Some(place) = plan::place(&session.config, &state.ended, state.step) {
         let dataset = &*datasets.stages[place.index];
         enter(session, collective, &mut saver, &mut state, &place)?;
+        session.control.phase(Phase::Load);
         let mut stage = Stage::open(session, &datasets, &mut state, place, budgets[place.index])?;
         for done in place.done + 1..=place.stage.steps {
             stage.freeze(&mut state, done - 1);
@@ -50,7 +51,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
                     continue 'stages;
                 }
             };
-            session.control.phase(Phase::Save);
+            session.control.phase(Phase::Step);
             saver.push(&mut record)?;
             report(session, &state, record);
             if let Verdict::GoBack(retreat) = agreed.verdict {
@@ -67,7 +68,6 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
                 best = stage.evaluate(&mut state, collective, &mut saver)?;
                 ends |= state.ended.contains_key(&place.index);
             }
-            session.control.phase(Phase::Save);
             let is_last = plan::place(&session.config, &state.ended, state.step).is_none();
             if agreed.agreement.directive == Directive::CheckpointAndStop && !is_last {
                 saver.complete(collective, &state)?;
@@ -81,7 +81,6 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
             }
         }
     }
-    session.control.phase(Phase::Save);
     if state.step > 0 {
         saver.complete(collective, &state)?;
     }

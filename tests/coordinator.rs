@@ -1,5 +1,6 @@
 //! The coordinator over the real programs: what is asked of it, what hangs, who else wants the run, what it is started with.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -93,6 +94,26 @@ fn until(run: &str, word: &str) {
         assert!(start.elapsed() < Duration::from_secs(120), "no {word:?} in the status of {run}");
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+/// What the status says of the ranks is what they do, at a healthy run's every step.
+#[test]
+fn nobody_saves_where_nothing_is_saved() {
+    let place = Place::new();
+    let run = place.path("run");
+    let mut running = Running::start_with(&place.config(ENDLESS, 2), &run, &["--set", "checkpoint.every_steps=0"]);
+    running.reach(5);
+    let (mut seen, start) = (BTreeSet::new(), Instant::now());
+    while seen.len() < 4 {
+        assert!(start.elapsed() < Duration::from_secs(120), "the status was written {} times", seen.len());
+        running.reach_now(10);
+        let status = file(&run, "status.json");
+        let ranks = status["ranks"].as_array().unwrap();
+        assert!(ranks.iter().all(|rank| rank["phase"] != "saving a checkpoint"), "{status}");
+        seen.extend((ranks.len() == 2).then(|| status["updated"].to_string()));
+    }
+    running.kill_coordinator("-TERM");
+    assert_eq!(running.end().code, Some(75));
 }
 
 /// All ranks report, and no step is made: not silence, but a hang.

@@ -23,6 +23,7 @@ use super::retry_state::RetryState;
 use super::snapshot::{Copying, Snapshot};
 use super::{Facts, Origin};
 use crate::agreement::{Agreement, Decision, SaveVote};
+use crate::control::Phase;
 use crate::error::Error;
 use crate::metrics::{RecordBatch, Records, Stopwatch};
 use crate::session::{Datasets, Session};
@@ -58,10 +59,10 @@ struct Save {
     digest: Option<Tensor>,
     began: Instant,
     stall: f64,
-    phase: Phase,
+    progress: Progress,
 }
 
-enum Phase {
+enum Progress {
     Copying(Copying, RecordBatch),
     Writing(Vec<(PendingObject, Vec<Slice>)>, RecordBatch),
     /// The thread is rank 0's.
@@ -135,13 +136,13 @@ impl<'a> Saver<'a> {
     pub fn vote(&mut self) -> SaveVote {
         let Some(save) = &mut self.save else { return SaveVote::Nothing };
         save.decide(false, &self.retry_state, self.session.config.checkpoint.give_up_minutes);
-        match &mut save.phase {
-            Phase::Writing(objects, _) => match objects.iter_mut().all(|(object, _)| object.is_done()) {
+        match &mut save.progress {
+            Progress::Writing(objects, _) => match objects.iter_mut().all(|(object, _)| object.is_done()) {
                 true => SaveVote::Written,
                 false => SaveVote::Nothing,
             },
-            Phase::Copying(..) | Phase::Committing(_) => SaveVote::Nothing,
-            Phase::Decided(outcome, _) => SaveVote::Decided(decision(outcome)),
+            Progress::Copying(..) | Progress::Committing(_) => SaveVote::Nothing,
+            Progress::Decided(outcome, _) => SaveVote::Decided(decision(outcome)),
         }
     }
 
@@ -149,9 +150,9 @@ impl<'a> Saver<'a> {
     pub fn poll_save(&mut self, collective: &mut dyn Group, agreement: &Agreement) -> Result<(), Error> {
         self.write_what_is_copied(false)?;
         let Some(save) = &self.save else { return Ok(()) };
-        match (&save.phase, agreement.decided) {
-            (Phase::Writing(..), _) if agreement.written >= self.session.world => self.hand_in(collective),
-            (Phase::Copying(..) | Phase::Writing(..), _) | (_, None) => Ok(()),
+        match (&save.progress, agreement.decided) {
+            (Progress::Writing(..), _) if agreement.written >= self.session.world => self.hand_in(collective),
+            (Progress::Copying(..) | Progress::Writing(..), _) | (_, None) => Ok(()),
             (_, Some(decision)) => self.conclude(collective, decision),
         }
     }
@@ -162,6 +163,7 @@ impl<'a> Saver<'a> {
         if self.newest.as_ref().is_some_and(|(_, step)| *step == state.step) {
             return Ok(());
         }
+        self.session.control.phase(Phase::Save);
         let mut watch = Stopwatch::start();
         (self.due, self.last_save) = (false, Instant::now());
         let writer = Writer::new(&self.session.store, state.step, self.session.lease.attempt());
@@ -169,9 +171,9 @@ impl<'a> Saver<'a> {
         let compares = self.session.world > 1;
         let digest = compares.then(|| torch::guard(|| state.digest())).transpose()?;
         let manifest = self.manifest(state, writer.name())?;
-        let phase = Phase::Copying(copying, self.records.cut(state.step));
+        let progress = Progress::Copying(copying, self.records.cut(state.step));
         let stall = watch.lap();
-        self.save = Some(Save { writer, manifest, digest, began: self.last_save, stall, phase });
+        self.save = Some(Save { writer, manifest, digest, began: self.last_save, stall, progress });
         self.stall += stall;
         self.write_what_is_copied(false)
     }
@@ -179,18 +181,20 @@ impl<'a> Saver<'a> {
     /// Lets the store write the copy of the state when it is there, or waits for it.
     fn write_what_is_copied(&mut self, wait: bool) -> Result<(), Error> {
         let Some(save) = &mut self.save else { return Ok(()) };
-        if !matches!(&save.phase, Phase::Copying(copying, _) if wait || copying.is_done()) {
+        if !matches!(&save.progress, Progress::Copying(copying, _) if wait || copying.is_done()) {
             return Ok(());
         }
+        self.session.control.phase(Phase::Save);
         let mut watch = Stopwatch::start();
-        let Phase::Copying(copying, records) = std::mem::replace(&mut save.phase, Phase::Committing(None)) else {
+        let Progress::Copying(copying, records) = std::mem::replace(&mut save.progress, Progress::Committing(None))
+        else {
             return Ok(());
         };
         let objects = torch::guard(|| self.snapshot.finish(copying))?.into_iter().map(|object| {
             let pending = save.writer.start_object(&object.name, object.bytes)?;
             Ok((pending, object.slices))
         });
-        save.phase = Phase::Writing(objects.collect::<Result<_, Error>>()?, records);
+        save.progress = Progress::Writing(objects.collect::<Result<_, Error>>()?, records);
         let seconds = watch.lap();
         save.stall += seconds;
         self.stall += seconds;
@@ -208,6 +212,7 @@ impl<'a> Saver<'a> {
 
     /// Returns when the state is saved as a checkpoint, however often that has to be tried.
     pub fn complete(&mut self, collective: &mut dyn Group, state: &TrainState) -> Result<(), Error> {
+        self.session.control.phase(Phase::Save);
         loop {
             self.save(collective, state)?;
             self.settle(collective)?;
@@ -227,14 +232,15 @@ impl<'a> Saver<'a> {
     /// Waits for the end of the save under way, if one is.
     pub fn settle(&mut self, collective: &mut dyn Group) -> Result<(), Error> {
         self.write_what_is_copied(true)?;
-        if matches!(&self.save, Some(Save { phase: Phase::Writing(..), .. })) {
+        if matches!(&self.save, Some(Save { progress: Progress::Writing(..), .. })) {
             self.hand_in(collective)?;
         }
         let mut watch = Stopwatch::start();
         let Some(save) = &mut self.save else { return Ok(()) };
+        self.session.control.phase(Phase::Save);
         save.decide(true, &self.retry_state, self.session.config.checkpoint.give_up_minutes);
-        let mut word = match &save.phase {
-            Phase::Decided(outcome, _) => vec![decision(outcome).to_byte()],
+        let mut word = match &save.progress {
+            Progress::Decided(outcome, _) => vec![decision(outcome).to_byte()],
             _ => Vec::new(),
         };
         collective.broadcast_bytes(&mut word, 0)?;
@@ -247,9 +253,11 @@ impl<'a> Saver<'a> {
 
     /// All ranks hand their entries to rank 0, which begins to commit.
     fn hand_in(&mut self, collective: &mut dyn Group) -> Result<(), Error> {
+        self.session.control.phase(Phase::Save);
         let mut watch = Stopwatch::start();
         let Some(save) = &mut self.save else { return Ok(()) };
-        let Phase::Writing(objects, records) = std::mem::replace(&mut save.phase, Phase::Committing(None)) else {
+        let Progress::Writing(objects, records) = std::mem::replace(&mut save.progress, Progress::Committing(None))
+        else {
             return Ok(());
         };
         let entries = objects.into_iter().map(|(object, slices)| {
@@ -267,7 +275,7 @@ impl<'a> Saver<'a> {
         let (store, lease, retention) = (session.store.clone(), session.lease.clone(), retention(session, &manifest));
         let commit = Commit { writer, manifest, parts, records, store, lease, retention };
         let thread = std::thread::Builder::new().name("commit".to_owned()).spawn(move || commit.run());
-        save.phase = Phase::Committing(Some(thread.map_err(Error::Thread)?));
+        save.progress = Progress::Committing(Some(thread.map_err(Error::Thread)?));
         let seconds = watch.lap();
         save.stall += seconds;
         self.stall += seconds;
@@ -276,9 +284,9 @@ impl<'a> Saver<'a> {
 
     /// All ranks act on what came of the save.
     fn conclude(&mut self, collective: &mut dyn Group, decision: Decision) -> Result<(), Error> {
-        let Some(Save { writer, manifest, began, stall, phase, .. }) = self.save.take() else { return Ok(()) };
+        let Some(Save { writer, manifest, began, stall, progress, .. }) = self.save.take() else { return Ok(()) };
         let name = writer.name().to_owned();
-        let decided = if let Phase::Decided(outcome, records) = phase { Some((outcome, records)) } else { None };
+        let decided = if let Progress::Decided(outcome, records) = progress { Some((outcome, records)) } else { None };
         if decision == Decision::Committed {
             self.retry_state.clear();
             self.best = manifest.best;
@@ -353,7 +361,7 @@ impl Save {
     /// Rank 0 takes up what its thread has done, if it has ended or if that is waited for. What has failed for longer
     /// than `limit` minutes is given up.
     fn decide(&mut self, wait: bool, retry_state: &RetryState, limit: f64) {
-        let Phase::Committing(thread) = &mut self.phase else { return };
+        let Progress::Committing(thread) = &mut self.progress else { return };
         let Some(thread) = thread.take_if(|thread| wait || thread.is_finished()) else { return };
         let (outcome, records) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         let lasts = retry_state.lasts(self.began).as_secs_f64() / 60.0;
@@ -363,7 +371,7 @@ impl Save {
             )),
             outcome => outcome,
         };
-        self.phase = Phase::Decided(outcome, records);
+        self.progress = Progress::Decided(outcome, records);
     }
 }
 
