@@ -1,0 +1,30 @@
+#!/bin/sh
+# Every run of the study, a line for each table's cell, in a folder with data/ (docs/experiments.md, "Rates"). The same command goes on
+# after a kill, and makes only what is missing. Two weeks of one processor core; lines can be run by themselves.
+set -eu
+
+here=$(cd "$(dirname "$0")" && pwd)
+study() { CELL=$1; shift; CELL=$CELL "$here/study.sh" "$@"; }
+lamb='--set optimizer.beta2=0.9'
+long='--set stage.0.warmup=0.2'
+
+study adamw-16 adamw 16 5e-4,1e-3,2e-3
+study adamw-64 adamw 64 5e-4,1e-3,2e-3,4e-3
+study adamw-64-warmup-0.2 adamw 64 2e-3,4e-3 $long
+study adamw-64-warmup-0.2 adamw 64 2e-3 $long --grid run.seed=2,3,4,5
+study adamw-256 adamw 256 2e-3,4e-3,8e-3
+study adamw-256-warmup-0.2 adamw 256 2.8e-3,4e-3,6e-3,8e-3 $long
+study lamb-64 lamb 64 2.5e-3,5e-3,1e-2,1.4e-2
+study lamb-64-beta2-0.9 lamb 64 1e-2 $lamb
+study lamb-256 lamb 256 5e-3,1e-2,1.4e-2,2e-2
+study lamb-256-all-ratios lamb 256 1e-2,2e-2 --set optimizer.trust_undecayed=true
+study lamb-256-beta2-0.9 lamb 256 1e-2,1.4e-2,2e-2 $lamb
+study lamb-256-beta2-0.9-warmup-0.2 lamb 256 1.4e-2,2e-2,2.8e-2 $lamb $long
+study lamb-256-beta2-0.9-warmup-0.2 lamb 256 2e-2 $lamb $long --grid run.seed=2,3,4,5
+
+# One change at a time.
+detail() { study lamb-256-details lamb 256 2e-2 $lamb $long "$@"; }
+detail --grid optimizer.beta2=0.95
+detail --grid stage.0.warmup=0.3
+detail --grid stage.0.decay_power=0.5,1.5 --grid 'stage.0.decay="polynomial"'
+detail --grid optimizer.clip_norm=0
