@@ -110,6 +110,11 @@ impl Control {
         self.shared.state().orders.take()
     }
 
+    /// What was taken could not be followed: it is taken again after the next step.
+    pub fn put_back(&self, directive: Directive) {
+        self.shared.state().orders.put_back(directive);
+    }
+
     /// Waits until the coordinator has heard everything.
     fn finish(&mut self) {
         self.wake = None;

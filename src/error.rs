@@ -156,6 +156,8 @@ impl Error {
             Self::Dataset(error) if is_of_host(error) => F::Host,
             Self::Dataset(DatasetError::Store { .. }) | Self::Device(DeviceError::Occupied(_)) => F::Passing,
             Self::Replicas { blamed: true, .. } | Self::Card { .. } => F::Host,
+            // A card that fails at a rank's start; what a machine lacks is for people to bring.
+            Self::Device(error) if !error.is_missing() => F::Host,
             Self::Store(_) | Self::Resume { .. } | Self::Collective(_) | Self::Torch(_) | Self::Thread(_) => F::Passing,
             Self::Save { .. } => F::Later,
             Self::Peer(_) | Self::Replicas { .. } => F::Passing,
@@ -210,6 +212,9 @@ mod tests {
         assert_eq!(missing.fault(), control::Fault::Host);
         let occupied = Error::Device(DeviceError::Occupied("short".into()));
         assert_eq!((occupied.fault(), occupied.exit_code()), (control::Fault::Passing, exit::FAILED));
+        let failed = DriverError::Call { call: "cuInit", code: 802, said: "CUDA_ERROR_SYSTEM_NOT_READY".into() };
+        let failed = Error::Device(DeviceError::Driver(failed));
+        assert_eq!((failed.fault(), failed.exit_code()), (control::Fault::Host, exit::FAILED));
         assert_eq!(Error::Usage("wrong".into()).fault(), control::Fault::Usage);
         let lost = lambert_store::Error::LeaseLost { url: "/run".into(), attempt: 1, newest: 2 };
         assert_eq!(Error::Store(lost).fault(), control::Fault::LeaseLost);

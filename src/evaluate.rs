@@ -6,7 +6,7 @@ use std::sync::Arc;
 use lambert_collective::Group;
 use lambert_config::control::Evaluation;
 use lambert_config::run::{MaskToken, MaskUnit, Objective, Test};
-use lambert_data_prep::dataset::Dataset;
+use lambert_data_prep::dataset::{Dataset, DatasetError};
 
 use crate::data::detours::Detours;
 use crate::data::loader::Demand;
@@ -33,8 +33,14 @@ pub struct Question {
     pub parts: Option<usize>,
 }
 
-/// Loss and accuracy of `bert` after `step` steps, over all ranks.
-pub fn evaluate(bert: &Bert, collective: &mut dyn Group, question: &Question, step: u64) -> Result<Evaluation, Error> {
+/// Loss and accuracy of `bert` after `step` steps, over all ranks. Where a rank could not read its samples, all ranks learn of it: then the
+/// error, on the rank that met it.
+pub fn evaluate(
+    bert: &Bert,
+    collective: &mut dyn Group,
+    question: &Question,
+    step: u64,
+) -> Result<Result<Evaluation, Option<DatasetError>>, Error> {
     let rows = question.dataset.rows();
     let samples = if question.samples == 0 { rows } else { rows.min(question.samples) };
     let source = Source {
@@ -60,24 +66,38 @@ pub fn evaluate(bert: &Bert, collective: &mut dyn Group, question: &Question, st
     let own = demand.own();
     let mut loader = Loader::start(source, demand, sizes).map_err(Error::Thread)?;
     let mut totals = vec![Totals::default(); own.len()];
+    let mut unread = None;
     while let Some(batch) = loader.next_batch() {
-        for (sum, leaf) in totals.iter_mut().zip(batch?.whole().leaves()) {
+        let batch = match batch {
+            Ok(batch) => batch,
+            Err(error) => {
+                unread = Some(error);
+                break;
+            }
+        };
+        for (sum, leaf) in totals.iter_mut().zip(batch.whole().leaves()) {
             *sum = sum.and(&step::evaluate(bert, leaf)?);
         }
     }
     // A reader that has panicked has given fewer samples than were asked for.
-    loader.finish()?;
+    if unread.is_none() {
+        loader.finish()?;
+    }
     let mut sums = match question.parts {
         Some(parts) => Totals::in_places(&totals, own.start, parts),
         None => Totals::in_places(&totals, 0, 1),
     };
+    sums.push(f64::from(u8::from(unread.is_some())));
     collective.all_reduce_sum_f64(&mut sums)?;
+    if sums.pop() != Some(0.0) {
+        return Ok(Err(unread));
+    }
     let totals = Totals::of_places(&sums);
-    Ok(Evaluation {
+    Ok(Ok(Evaluation {
         step,
         samples,
         masked_tokens: totals.hidden_tokens(),
         scores: totals.scores(),
         unigram_entropy: question.dataset.manifest().unigram_entropy,
-    })
+    }))
 }

@@ -234,6 +234,8 @@ fn device(name: &str) -> Result<Device, String> {
 fn eval(saved: &Saved, data: &str, samples: u64, json: bool) -> Result<i32, Error> {
     let question = saved.question(data, samples)?;
     let result = evaluate::evaluate(&saved.bert(), &mut *local::alone().group, &question, saved.step)?;
+    // Alone, it is this rank that could not read.
+    let result = result.map_err(|unread| unread.map_or(Error::NoMoreSamples(saved.step), Error::Dataset))?;
     if json {
         output::line(&serde_json::to_string(&result).map_err(Error::Json)?)?;
         return Ok(exit::DONE);

@@ -62,6 +62,15 @@ pub fn put_rates(record: &mut StepRecord, flops: f64, peak: f64) {
     record.flops_utilization = flops / record.seconds / peak;
 }
 
+/// Adds seconds in which the step was held up by something else; the rates are over all of them.
+pub fn add_pause(record: &mut StepRecord, pause: f64) {
+    let share = if pause > 0.0 { record.seconds / (record.seconds + pause) } else { 1.0 };
+    record.seconds += pause;
+    for rate in [&mut record.samples_per_second, &mut record.tokens_per_second, &mut record.flops_utilization] {
+        *rate *= share;
+    }
+}
+
 /// Width of the matrices whose product shows what a device can do: a card needs larger ones.
 pub fn peak_width(card: bool) -> i64 {
     if card { 8192 } else { 1024 }
@@ -141,6 +150,17 @@ impl RecordBatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rates_are_over_all_seconds() {
+        let mut record = StepRecord { samples: 256, tokens: 1024, seconds: 1.0, ..StepRecord::default() };
+        put_rates(&mut record, 2e9, 4e9);
+        add_pause(&mut record, 0.0);
+        assert_eq!((record.samples_per_second, record.flops_utilization), (256.0, 0.5));
+        add_pause(&mut record, 3.0);
+        assert_eq!((record.seconds, record.samples_per_second, record.tokens_per_second), (4.0, 64.0, 256.0));
+        assert_eq!(record.flops_utilization, 0.125);
+    }
 
     #[test]
     fn records_of_a_failed_save_come_with_the_next() {

@@ -26,7 +26,7 @@ pub fn go_back(
     saver.settle(collective)?;
     let Retreat { steps, samples, why } = retreat;
     let message = format!(
-        "{why}; the run goes back to its first {steps} steps and around samples {} to {} of {}",
+        "{why}; rolled back to step {steps}, skipping samples {} to {} of {}",
         samples.start,
         samples.end - 1,
         dataset.url()
@@ -92,6 +92,19 @@ pub fn go_around(
         }
         *detours = before;
     }
+    end_for(collective, saver, state, error)
+}
+
+/// Some rank could not read samples, `error` if it is this one: saves a checkpoint of the steps before.
+///
+/// # Errors
+/// Always: the fault itself, on the rank that met it.
+pub fn end_for(
+    collective: &mut dyn Group,
+    saver: &mut Saver<'_>,
+    state: &TrainState,
+    error: Option<DatasetError>,
+) -> Result<(), Error> {
     if state.step > 0 {
         saver.complete(collective, state)?;
     }

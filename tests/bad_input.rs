@@ -84,6 +84,11 @@ fn configurations_with_faults() {
     let sets: Vec<&str> = faults.iter().flat_map(|fault| ["--set", fault]).collect();
     let keys = ["model.heads", "stage.0.stps", "stage.0.learning_rate", "cluster.ranks", "colour"];
     refused(&start(&[&["--config", &config][..], &sets].concat()), 2, &keys);
+    let exact = ["cluster.hosts=[4]", "cluster.canonical=true", "cluster.wire=bf16", "cluster.overlap=true"];
+    let sets: Vec<&str> = exact.iter().chain(&faults[..1]).flat_map(|fault| ["--set", fault]).collect();
+    let keys =
+        ["has 4 faults", "cluster.hosts.0: invalid type: integer", "model.heads", "cluster.wire", "cluster.overlap"];
+    refused(&start(&[&["--config", &config][..], &sets].concat()), 2, &keys);
     let sets = ["--set", "stage.0.data=no-data", "--set", "evaluation.data=none", "--set", "model.positions=32"];
     let keys = ["stage.0.data", "no-data", "evaluation.data", "model.positions is 32"];
     let ran = start(&[&["--config", &config][..], &sets[..4]].concat());

@@ -176,6 +176,15 @@ fn a_copy_is_a_run_of_its_own() {
     // The copied checkpoint has a higher attempt than a first start: what follows must come after it all the same.
     train(&config, &copied, &["--set", "stage.0.steps=28", "--allow-change", "stage"]);
     assert_eq!(checkpoints(&copied), ["step-000000028-a0003", newest.as_str()]);
+    // Another of the same run may come beside it; one of another run would be read with this one's model.
+    let other = place.path("other");
+    train(&config, &other, &["--set", "model.activation=gelu-tanh"]);
+    let of_other = format!("{other}/checkpoints/{}", checkpoints(&other)[0]);
+    let mixed = run(&["checkpoint", "copy", &of_other, &copied]);
+    assert_eq!(mixed.code, 2, "{}", mixed.err);
+    assert!(mixed.err.contains("model.activation is \"gelu\" there and \"gelu-tanh\" here"), "{}", mixed.err);
+    assert_eq!(checkpoints(&copied).len(), 2, "nothing of it was copied");
+    done(&["checkpoint", "copy", &format!("{url}/checkpoints/step-000000014-a0001"), &copied]);
     let no_checkpoint = run(&["checkpoint", "copy", &url, &copied]);
     assert_eq!(no_checkpoint.code, 2, "{}", no_checkpoint.err);
 }

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use crate::s3_server::{BUCKET, Fault, Rule, Server};
 use crate::support::{
-    self, Ended, Place, Running, assert_same_bits, checkpoints, lambert, open_mpi_5, run_in, workers,
+    self, Ended, Place, Running, assert_same_bits, checkpoints, lambert, open_mpi_5, run_in, wait_for_no_workers,
+    workers,
 };
 
 /// More steps than any run here makes before it is ended.
@@ -49,6 +50,56 @@ fn hangup_and_the_first_user_signal_save_and_stop() {
         assert!(!checkpoints(&run).is_empty(), "{}", ended.log);
         assert_eq!(file(&run, "status.json")["state"], "stopped");
     }
+}
+
+/// A terminal that is closed behind a Ctrl-C takes the checkpoint not back; a shell and the kernel may both tell of it.
+#[test]
+fn a_hangup_is_no_second_signal() {
+    let place = Place::new();
+    let run = place.path("run");
+    let mut command = Command::new("env");
+    command.arg("--default-signal=HUP").arg(lambert());
+    let slow = slow_reads(&place);
+    let mut running = Running::start_by(command, &place.config(ENDLESS, 2), &run, &[]);
+    running.reach(3);
+    running.kill_coordinator("-INT");
+    running.kill_coordinator("-HUP");
+    std::thread::sleep(Duration::from_millis(300));
+    running.kill_coordinator("-HUP");
+    stopped(&run, &running.end(), 76, "stopped at step");
+    // The next start knows where the run is before its ranks do.
+    let newest = checkpoints(&run).remove(0);
+    let mut running = Running::start_in(&place.config(ENDLESS, 2), &run, &[], &[slow.preload, slow.trigger]);
+    until(&run, "\"starting\"");
+    running.kill_coordinator("-TERM");
+    std::thread::sleep(Duration::from_secs(1));
+    running.kill_coordinator("-TERM");
+    let ended = running.end();
+    assert_eq!(ended.code, Some(1), "{}", ended.log);
+    assert!(ended.log.contains(&format!("the run goes on from {newest}")), "{}", ended.log);
+    let status = file(&run, "status.json");
+    assert_eq!((status["checkpoint"].as_str(), status["state"].as_str()), (Some(&*newest), Some("failed")));
+    assert!(status["step"].as_u64() >= Some(3), "{status}");
+}
+
+/// After a reboot, or in another container, a process of the same number is somebody else.
+#[test]
+fn a_coordinator_is_known_by_more_than_its_number() {
+    let place = Place::new();
+    let run = place.path("run");
+    let mut running = Running::start(&place.config(ENDLESS, 1), &run);
+    running.reach(3);
+    assert!(support::done(&["status", &run]).contains("training, its coordinator"));
+    running.kill_coordinator("-KILL");
+    drop(running);
+    wait_for_no_workers(&run);
+    let mut status = file(&run, "status.json");
+    status["coordinator"]["pid"] = std::process::id().into();
+    std::fs::write(Path::new(&run).join("status.json"), status.to_string()).unwrap();
+    let said = support::done(&["status", &run]);
+    assert!(said.contains("training, but its coordinator") && said.contains("is gone"), "{said}");
+    let save = support::run(&["checkpoint", "save", &run]);
+    assert_eq!(save.code, 1, "{}", save.err);
 }
 
 /// nohup's way: the run outlives the terminal.

@@ -62,6 +62,25 @@ fn a_shard_that_cannot_be_decoded_is_named_and_gone_around() {
     assert!(around.records[step as usize - 1].skipped_samples > 0);
 }
 
+/// Nothing of the steps before is lost, and no rank waits for another.
+#[test]
+fn a_damaged_held_out_shard_ends_a_run_with_a_checkpoint() {
+    let place = Place::new();
+    let (data, _, _) = prepare(&place);
+    let held_out = format!("evaluation.data={data}/held-out");
+    let more = ["--set", &held_out, "--set", "evaluation.every_steps=10", "--set", "checkpoint.every_steps=0"];
+    let path = format!("{data}/held-out/shard-00000-of-00001.parquet");
+    let mut bad = std::fs::read(&path).unwrap();
+    let middle = bad.len() / 2;
+    bad[middle] ^= 4;
+    std::fs::write(&path, &bad).unwrap();
+    let ended = start(&place, "run", &data, 2, &more).end();
+    assert_eq!(ended.code, Some(70), "{}", ended.log);
+    assert!(ended.log.contains("shard-00000-of-00001.parquet is damaged: its sha256 is"), "{}", ended.log);
+    assert_eq!(checkpoints(&place.path("run")), ["step-000000010-a0001"], "{}", ended.log);
+    assert!(!ended.log.contains("attempt 2"), "{}", ended.log);
+}
+
 #[test]
 fn a_damaged_shard_is_named_and_stopped_at_or_gone_around() {
     let place = Place::new();

@@ -100,7 +100,7 @@ fn a_loss_above_its_band_is_gone_around() {
     let fault = [format!("test.million_samples={}", support::rows(&place, &[50 * BATCH + 3]))];
     let faulty = train(&place, "faulty", 2, &fault);
     let told = faulty.log.lines().find(|line| line.contains("is above its band")).expect(&faulty.log);
-    assert!(told.contains("step 51: the loss of ") && told.contains("goes back to its first 49 steps"), "{told}");
+    assert!(told.contains("step 51: the loss of ") && told.contains("rolled back to step 49"), "{told}");
     assert_eq!(faulty.log.matches("the workers are started again in 0 s").count(), 1, "{}", faulty.log);
     assert_eq!(left_out(&place, "faulty"), (vec![[49 * BATCH, 51 * BATCH]], 2 * BATCH));
     let without = without(&place, "without", 49 * BATCH..51 * BATCH);
@@ -161,7 +161,7 @@ fn what_is_not_finite_changes_nothing_and_several_in_a_row_go_back() {
     let clean = train(&place, "clean", 2, &[]);
     let one = [format!("test.nan_samples={}", support::rows(&place, &[30 * BATCH + 5]))];
     let skipped = train(&place, "skipped", 2, &one);
-    assert!(!skipped.log.contains("goes back"), "{}", skipped.log);
+    assert!(!skipped.log.contains("rolled back"), "{}", skipped.log);
     let counts: Vec<_> = skipped.records.iter().map(|r| (r.step, r.skipped_updates, r.skipped_samples)).collect();
     assert_eq!(counts[29..32], [(30, 0, 0), (31, 1, BATCH), (32, 1, BATCH)]);
     let record = &skipped.records[30];
@@ -177,11 +177,11 @@ fn what_is_not_finite_changes_nothing_and_several_in_a_row_go_back() {
     // Steps 34 to 36, with a checkpoint after the second of them.
     let row = [format!("test.nan_samples={}", support::rows(&place, &[33 * BATCH, 34 * BATCH + 1, 35 * BATCH + 2]))];
     let faulty = train(&place, "row", 2, &row);
-    let told = faulty.log.lines().find(|line| line.contains("goes back")).expect(&faulty.log);
-    assert!(told.contains("step 36: 3 step(s) in a row") && told.contains("its first 32 steps"), "{told}");
+    let told = faulty.log.lines().find(|line| line.contains("rolled back")).expect(&faulty.log);
+    assert!(told.contains("step 36: 3 step(s) in a row") && told.contains("rolled back to step 32"), "{told}");
     // On a slow disk there are fewer of them.
     let saved = |step: &str| faulty.log.contains(&format!("saved checkpoint step-{step}-a0001"));
-    let passed = "step-000000035-a0001: attempt 1 went back to the first 32 steps";
+    let passed = "step-000000035-a0001: attempt 1 rolled back to step 32";
     assert_eq!(faulty.log.contains(passed), saved("000000035"), "{}", faulty.log);
     let from = faulty.log.split("goes on from step-").nth(1).map_or(0, |name| name[..9].parse().unwrap());
     assert!(from == 28 || from < 28 && !saved("000000028"), "{}", faulty.log);

@@ -100,7 +100,7 @@ fn says(network: &Network, seconds: u64, more: &str, expected: &[&str]) {
     let line = format!(
         "timeout {seconds} lambert run --config /srv/run.toml --run /srv/runs/$$ --ranks 2 --set cluster.limits.join_seconds=10 {more}"
     );
-    let (_, said) = on(network, 0, &line);
+    let (_, said) = on(network, 0, &format!("{line} || echo exit code $?"));
     for expected in expected {
         assert!(page.contains(expected), "the page does not say: {expected}");
         let expected = expected.replace("600 s", "10 s");
@@ -134,8 +134,8 @@ fn faults_look_as_the_page_says() {
     let nothing = "None of the TCP networks specified to be included for out-of-band communications could be found";
     says(&network, 5, &arguments("eth9", "eth0"), &[nothing]);
     says(&network, 8, &arguments("eth0", "eth9"), &["MPI_Comm_dup failed: MPI error 17: MPI_ERR_INTERN"]);
-    let interface = "cluster.control.interface: this host has no interface eth9";
-    says(&network, 8, "--set 'cluster.control.interface=\"eth9\"'", &[interface]);
+    let interface = ["cluster.control.interface: this host has no interface eth9", "exit code 2"];
+    says(&network, 8, "--set 'cluster.control.interface=\"eth9\"'", &interface);
     for (open, expected) in [
         (&["41000-41007"][..], &["no rank has reported (rank 0 has not reported within 600 s of its start)"][..]),
         (&["41000-41015"], &["is slow: joining the other ranks", "hangs: joining the other ranks for 600 s"]),

@@ -197,7 +197,16 @@ fn remove(node: &mut Value, path: &[String]) -> bool {
     let Some((first, rest)) = path.split_first() else { return false };
     match node {
         Value::Table(table) if rest.is_empty() => table.remove(first).is_some(),
-        Value::Table(table) => table.get_mut(first).is_some_and(|child| remove(child, rest)),
+        Value::Table(table) => {
+            let Some(child) = table.get_mut(first) else { return false };
+            let plain = child.as_array().is_some_and(|items| !items.iter().any(Value::is_table));
+            if plain {
+                // A list of values goes as a whole: there is nothing that could stand in the place of one.
+                table.remove(first);
+                return true;
+            }
+            remove(child, rest)
+        }
         Value::Array(items) => match first.parse::<usize>() {
             Ok(index) if index < items.len() && !rest.is_empty() => remove(&mut items[index], rest),
             // An element is emptied, not taken out, so that the numbers of the others stay.
@@ -255,6 +264,8 @@ mod tests {
         number: u32,
         inner: Inner,
         list: Vec<Inner>,
+        words: Vec<String>,
+        pairs: Vec<[u64; 2]>,
     }
 
     #[derive(Deserialize, Default, Debug)]
@@ -301,6 +312,17 @@ mod tests {
             found,
             ["", "inner.size", "inner.text", "list.0.other", "list.0.share", "list.4.share", "number", "numbr"]
         );
+    }
+
+    #[test]
+    fn a_wrong_element_of_a_list_hides_nothing() {
+        for list in ["words = ['a', 4]", "words = [4]", "pairs = [[1, 2], [3, 'x']]"] {
+            let found = keys(parse(&format!("{list}\n[inner]\ntext = 4"), &[]).unwrap_err());
+            assert!(
+                found.len() == 3 && found.contains(&"inner.text".into()) && found.contains(&"number".into()),
+                "{list}: {found:?}"
+            );
+        }
     }
 
     #[test]

@@ -138,6 +138,10 @@ pub struct Coordinator {
     pub host: String,
     /// Process id there.
     pub pid: u32,
+    /// Since when that process is there (its start in the kernel's words), which tells it from a later one of the same number; empty
+    /// if unknown.
+    #[serde(default)]
+    pub since: String,
 }
 
 /// A worker.

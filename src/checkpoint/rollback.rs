@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use lambert_store::checkpoint::{Manifest, Place, Undone};
+use lambert_store::checkpoint::{Manifest, Undone};
 use lambert_store::{Store, run};
 use serde::{Deserialize, Serialize};
 
@@ -54,9 +54,7 @@ impl Rollback {
 
     /// What speaks against a checkpoint, if anything does.
     pub fn misfit(&self, manifest: &Manifest) -> Option<String> {
-        let undone = Undone { attempt: self.attempt, steps: self.steps };
-        let place = Place { attempt: manifest.attempt, step: manifest.step };
-        undone.holds(place).then(|| format!("attempt {} went back to the first {} steps", self.attempt, self.steps))
+        Undone { attempt: self.attempt, steps: self.steps }.misfit(manifest)
     }
 
     /// Lets `state` go around the samples.

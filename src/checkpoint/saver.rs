@@ -25,7 +25,7 @@ use super::{Facts, Origin};
 use crate::agreement::{Agreement, Decision, SaveVote};
 use crate::control::Phase;
 use crate::error::Error;
-use crate::metrics::{RecordBatch, Records, Stopwatch};
+use crate::metrics::{self, RecordBatch, Records, Stopwatch};
 use crate::session::{Datasets, Session};
 use crate::state::TrainState;
 use crate::torch;
@@ -97,7 +97,7 @@ impl<'a> Saver<'a> {
     /// Takes a step's record in, and tells it what saving cost before it.
     pub fn push(&mut self, record: &mut StepRecord) -> Result<(), Error> {
         record.checkpoint = std::mem::take(&mut self.stall);
-        record.seconds += record.checkpoint;
+        metrics::add_pause(record, record.checkpoint);
         self.records.push(record)
     }
 

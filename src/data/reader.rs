@@ -33,6 +33,12 @@ impl Reader {
             never: [special.pad, special.cls, special.sep],
             continuations: continuations(&vocabulary),
         };
+        let (expected, found) = (source.dataset.manifest().vocabulary.size, pieces.continuations.len());
+        if found != expected {
+            let (url, path) = (source.dataset.url().to_owned(), &source.dataset.manifest().vocabulary.path);
+            let message = format!("vocabulary.size is {expected}, and {path} has {found} lines");
+            return Err(DatasetError::Manifest { url, message });
+        }
         let sizes = source.dataset.row_groups().iter().map(|group| group.rows).collect();
         let groups = Groups::new(source.dataset.clone());
         Ok(Self { source, pieces, sizes, order: None, groups })

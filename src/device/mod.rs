@@ -150,7 +150,8 @@ impl DeviceError {
     /// Whether the machine lacks something; else a card failed.
     pub fn is_missing(&self) -> bool {
         match self {
-            Self::Torch(_) | Self::Occupied(_) | Self::Driver(DriverError::Call { .. }) => false,
+            Self::Torch(_) | Self::Occupied(_) => false,
+            Self::Driver(error) => error.has_no_card(),
             Self::Nccl(error) => error.is_refusal(),
             _ => true,
         }

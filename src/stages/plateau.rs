@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// unchanged.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Watched {
-    /// The lowest held-out MLM loss, nats.
+    /// The held-out MLM loss that the next has to stay `min_delta` below, nats: the last that did so, or the first.
     lowest: Option<f32>,
     /// Evaluations since one was lower by `min_delta`.
     flat: u64,
@@ -48,6 +48,7 @@ mod tests {
             "less than min_delta below the lowest, in two steps"
         );
         assert_eq!(flat(&[5.0, 4.95, 4.8, 4.9, 4.75]), [false, false, false, false, true]);
+        assert_eq!(flat(&[5.0, 4.95, 4.89, 4.85]), [false; 4], "small falls add up");
         assert_eq!(flat(&[5.0, f64::NAN, f64::NAN]), [false, false, true]);
         assert_eq!(flat(&[f64::NAN, 5.0, 4.95, f64::INFINITY]), [false, false, false, true]);
         let plateau = Plateau { evaluations: 1, min_delta: 0.0 };

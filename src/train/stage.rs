@@ -22,6 +22,7 @@ use crate::metrics::{self, Stopwatch};
 use crate::model::{self, Bert};
 use crate::optim;
 use crate::outcome::{Drawn, StepOutcome};
+use crate::retreat;
 use crate::session::{Datasets, Session};
 use crate::stages::growth;
 use crate::state::TrainState;
@@ -156,6 +157,9 @@ impl<'a> Stage<'a> {
         let mut agreed = self.agree(collective, &totals, saver, spoils, data_wait + forward_backward)?;
         communicate += watch.lap();
         if agreed.agreement.unread > 0 {
+            if session.is_first() {
+                session.control.put_back(agreed.agreement.directive);
+            }
             return Ok(Step::Unread(unread));
         }
         let outcome = StepOutcome { learning_rate, totals: agreed.totals, norm, ..self.outcome(state, &batch) };
@@ -257,7 +261,10 @@ impl<'a> Stage<'a> {
             micro_batch_tokens: self.micro_batch_tokens,
             parts: self.leaves().map(|(_, parts)| parts),
         };
-        let evaluation = evaluate::evaluate(&self.bert, collective, &question, state.step)?;
+        let evaluation = match evaluate::evaluate(&self.bert, collective, &question, state.step)? {
+            Ok(evaluation) => evaluation,
+            Err(unread) => return retreat::end_for(collective, saver, state, unread).map(|_| false),
+        };
         let best = saver.push_evaluation(collective, &evaluation)?;
         let loss = evaluation.scores.main().loss;
         if self.session.is_first() {

@@ -10,7 +10,13 @@ pub fn decide(place: &Place, sandbox: &Sandbox) {
     let fatal =
         ["--set", "guard.rollbacks=1", "--set", &format!("test.nan_samples={:?}", (0..2000).collect::<Vec<u64>>())];
     let hopeless = sandbox.submit(&file, &sandbox.path("runs/hopeless"), &fatal);
-    let once = ["--set", "cluster.restarts=0", "--set", "slurm.requeues=1"];
+    // A busy controller does not answer the first question of each start.
+    let asked = sandbox.path("runs/asked-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}");
+    let busy = format!(
+        "slurm.prologue=['''squeue() {{ case $* in *%T*) [ -e {asked} ] || {{ touch {asked}; return 1; }} ;; esac; command \
+         squeue \"$@\"; }}''']"
+    );
+    let once = ["--set", "cluster.restarts=0", "--set", "slurm.requeues=1", "--set", &busy];
     let run = sandbox.path("runs/failing");
     let failing = sandbox.submit(&file, &run, &once);
 

@@ -7,8 +7,9 @@ use lambert_config::control::Directive;
 
 use crate::{Numbered, Order, Saying};
 
-/// No report carries more sayings than this, so that it stays below [`crate::LONGEST_REPORT`].
+/// No report carries more sayings than this, nor, beyond the first, more bytes of them: it stays below [`crate::LONGEST_REPORT`].
 const AT_ONCE: usize = 256;
+const BYTES_AT_ONCE: usize = crate::LONGEST_REPORT / 2;
 
 /// What a rank has said and the coordinator has not acknowledged.
 #[derive(Debug, Default)]
@@ -26,7 +27,13 @@ impl Outbox {
 
     /// The oldest of those that were not acknowledged: what to send now.
     pub fn batch(&self) -> Vec<Numbered> {
-        self.waiting.iter().take(AT_ONCE).cloned().collect()
+        let mut bytes = 0;
+        let mut fits = |said: &&Numbered| {
+            let is_first = bytes == 0;
+            bytes += serde_json::to_vec(said).map_or(0, |text| text.len());
+            is_first || bytes <= BYTES_AT_ONCE
+        };
+        self.waiting.iter().take(AT_ONCE).take_while(|said| fits(said)).cloned().collect()
     }
 
     /// Forgets everything up to `number`.
@@ -88,6 +95,13 @@ impl OrderSlot {
         self.waiting.take().unwrap_or_default()
     }
 
+    /// An order that was taken and could not be followed is to be taken again, unless another has come.
+    pub fn put_back(&mut self, directive: Directive) {
+        if directive != Directive::Continue {
+            self.waiting.get_or_insert(directive);
+        }
+    }
+
     /// Number of the last order that was taken; one that waits for the training thread is not among them.
     pub fn taken(&self) -> u64 {
         self.heard - u64::from(self.waiting.is_some() && self.heard > 0)
@@ -101,6 +115,22 @@ mod tests {
 
     fn warning(text: &str) -> Saying {
         Saying::Event(EventKind::Warning { message: text.into() })
+    }
+
+    #[test]
+    fn a_report_stays_below_its_limit() {
+        let mut outbox = Outbox::default();
+        (0..40).for_each(|_| outbox.push(warning(&"x".repeat(50_000))));
+        let mut sent = 0;
+        while !outbox.is_empty() {
+            let said = outbox.batch();
+            assert!(serde_json::to_vec(&said).unwrap().len() < crate::LONGEST_REPORT);
+            sent += said.len();
+            outbox.acknowledge(said.last().unwrap().number);
+        }
+        assert_eq!(sent, 40);
+        outbox.push(warning(&"x".repeat(crate::LONGEST_REPORT)));
+        assert_eq!(outbox.batch().len(), 1, "one that is too long is refused, and keeps nobody waiting here");
     }
 
     /// A wire that loses reports and answers by a fixed pattern of bits.
@@ -158,5 +188,11 @@ mod tests {
         slot.hear(Order { number: 3, directive: stop });
         slot.hear(Order { number: 2, directive: save });
         assert_eq!((slot.take(), slot.taken()), (stop, 3));
+        // In a step that could not be made it could not be followed.
+        slot.put_back(Directive::Continue);
+        assert_eq!(slot.take(), Directive::Continue);
+        slot.put_back(stop);
+        assert_eq!(slot.taken(), 2, "it is still to be done");
+        assert_eq!((slot.take(), slot.take(), slot.taken()), (stop, Directive::Continue, 3));
     }
 }

@@ -32,29 +32,35 @@ impl Lease {
     pub fn take(store: &Store) -> Result<Self> {
         let mut attempt = Self::newest(store)?.max(checkpoint::highest_attempt(store)?).unwrap_or(0) + 1;
         let (lease, own) = loop {
-            match Self::create(store, attempt)? {
+            match Self::create(store, attempt, "")? {
                 Some(taken) => break taken,
                 None => attempt += 1,
             }
         };
         let name = run::lease(attempt);
-        if store.put_new(&name, holder(attempt))? || store.get(&name)? != own {
+        if store.put_new(&name, holder(attempt, ""))? || store.get(&name)? != own {
             return Err(Error::NotCreateOnly { url: store.url_of(&name) });
         }
         Ok(lease)
     }
 
-    /// Takes the run for exactly this attempt, the one after the taker's own; `None` if somebody else has it.
+    /// Takes the run for exactly this attempt, the one after the taker's own; `None` if somebody else has it. A creation may fail
+    /// when the object is there already: one that bears the name of the same `taker` is its own.
     ///
     /// # Errors
     /// What the store says.
-    pub fn take_exactly(store: &Store, attempt: u32) -> Result<Option<Self>> {
-        Ok(Self::create(store, attempt)?.map(|(lease, _)| lease))
+    pub fn take_exactly(store: &Store, attempt: u32, taker: &str) -> Result<Option<Self>> {
+        if let Some((lease, _)) = Self::create(store, attempt, taker)? {
+            return Ok(Some(lease));
+        }
+        let there: serde_json::Value = serde_json::from_slice(&store.get(&run::lease(attempt))?).unwrap_or_default();
+        let is_own = there["taker"].as_str() == Some(taker);
+        Ok(is_own.then(|| Self { store: store.clone(), attempt }))
     }
 
     /// The lease, and what its object holds.
-    fn create(store: &Store, attempt: u32) -> Result<Option<(Self, Bytes)>> {
-        let own = holder(attempt);
+    fn create(store: &Store, attempt: u32, taker: &str) -> Result<Option<(Self, Bytes)>> {
+        let own = holder(attempt, taker);
         let created = store.put_new(&run::lease(attempt), own.clone())?;
         Ok(created.then(|| (Self { store: store.clone(), attempt }, own)))
     }
@@ -107,7 +113,7 @@ impl Lease {
 }
 
 /// Who took it, for people; and a random mark, by which a writer whose answer was lost knows its own object.
-fn holder(attempt: u32) -> Bytes {
+fn holder(attempt: u32, taker: &str) -> Bytes {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     // Each RandomState has keys of its own.
@@ -117,6 +123,7 @@ fn holder(attempt: u32) -> Bytes {
         "host": host.trim(),
         "process": std::process::id(),
         "unix_seconds": seconds,
+        "taker": taker,
         "mark": mark,
     });
     Bytes::from(format!("{holder}\n"))

@@ -38,9 +38,8 @@ fn sweep(folder: &Path, age: Duration) -> io::Result<usize> {
         let kind = entry.file_type()?;
         if kind.is_dir() {
             removed += sweep(&entry.path(), age)?;
-        } else if kind.is_file() && is_half_written(&entry) && is_older(&entry, age)? {
-            gone_is_fine(fs::remove_file(entry.path()))?;
-            removed += 1;
+        } else if kind.is_file() && is_half_written(&entry) {
+            removed += usize::from(gone_is_fine(remove_older(&entry, age))?);
         }
     }
     if removed > 0 || age.is_zero() {
@@ -56,12 +55,17 @@ fn is_half_written(entry: &fs::DirEntry) -> bool {
     number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// A file from the future (a clock that jumped back) counts as young.
-fn is_older(entry: &fs::DirEntry, age: Duration) -> io::Result<bool> {
+/// Removes a file that is old enough; whether it was. One from the future (a clock that jumped back) counts as young.
+fn remove_older(entry: &fs::DirEntry, age: Duration) -> io::Result<bool> {
     let touched = entry.metadata()?.modified()?;
-    Ok(age.is_zero() || SystemTime::now().duration_since(touched).is_ok_and(|idle| idle >= age))
+    let is_older = age.is_zero() || SystemTime::now().duration_since(touched).is_ok_and(|idle| idle >= age);
+    if is_older {
+        fs::remove_file(entry.path())?;
+    }
+    Ok(is_older)
 }
 
-fn gone_is_fine(result: io::Result<()>) -> io::Result<()> {
-    result.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
+/// Its writer may give a file its name meanwhile, or another process remove it.
+fn gone_is_fine(removed: io::Result<bool>) -> io::Result<bool> {
+    removed.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(false) } else { Err(error) })
 }

@@ -209,8 +209,12 @@ fn checkpoints_that_were_undone_push_none_out() {
     let retention = Retention { last: 2, known_sound: Some(after.clone()), ..Retention::default() };
     checkpoint::retain(&run, &Retention { named: [before[3].clone()].into(), ..retention.clone() }).unwrap();
     assert_eq!(names(&run), [after.clone(), before[3].clone(), before[0].clone()]);
+    assert_eq!(newest(&run).0, Some(after.clone()));
     checkpoint::retain(&run, &retention).unwrap();
     assert_eq!(names(&run), [after.clone(), before[0].clone()]);
+    // What a model is taken from is no step that was undone, either; where there is no other, it is.
+    undo(2, 60);
+    assert_eq!(newest(&run).0, Some(before[0].clone()));
     // Where all are undone, the newest stay; and where the others are damaged, the newest sound one.
     undo(2, 10);
     checkpoint::retain(&run, &Retention { last: 2, ..Retention::default() }).unwrap();

@@ -2,7 +2,7 @@
 
 use super::{
     Attention, Backend, Cluster, Device, Guard, LEAVES, LauncherKind, Limits, Masking, Model, Objective, Optimizer,
-    OptimizerKind, Order, RunConfig, Stage, TokenBudget,
+    OptimizerKind, Order, RunConfig, Stage, TokenBudget, Wire,
 };
 use crate::load::{Checked, Fault};
 
@@ -71,6 +71,12 @@ impl RunConfig {
         }
         if self.cluster.device == Device::Cuda {
             wrong("cluster.device", "is \"cuda\", whose products are not the same in every world");
+        }
+        if self.cluster.wire == Wire::Bf16 {
+            wrong("cluster.wire", "is \"bf16\", and gradients are summed exactly");
+        }
+        if self.cluster.overlap == Some(true) {
+            wrong("cluster.overlap", "is true, and gradients are summed when all are there");
         }
         if self.model.attention == Attention::Fused && self.model.drops_attention() {
             wrong("model.attention", "is \"fused\", whose dropout follows the micro-batches; \"keyed\" does not");

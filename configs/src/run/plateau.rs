@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The held-out MLM loss is flat where `evaluations` in a row have not brought it `min_delta` below the lowest of the stage
-/// so far. (Elsewhere this is called early stopping, and the number of evaluations its patience.)
+/// The held-out MLM loss is flat where `evaluations` in a row have not brought it `min_delta` below the last loss of the stage that did, or
+/// its first. (Elsewhere this is called early stopping, and the number of evaluations its patience.)
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Plateau {

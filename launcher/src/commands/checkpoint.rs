@@ -12,8 +12,8 @@ use super::stop;
 use crate::cli::CheckpointAction;
 use crate::console;
 use crate::failure::{Failure, Outcome};
-use crate::run::order;
 use crate::run::sources::SAVE_OBJECT;
+use crate::run::{difference, order};
 
 #[derive(Debug, thiserror::Error)]
 enum CheckpointError {
@@ -21,6 +21,8 @@ enum CheckpointError {
     Damaged { url: String, damaged: usize, all: usize },
     #[error("{0} is not a checkpoint; expected {expected}", expected = names::CHECKPOINT_URL)]
     NoCheckpoint(String),
+    #[error("{to} holds checkpoints of another run than {from}: {what}; copy to a folder or prefix of its own")]
+    OtherRun { from: String, to: String, what: String },
 }
 
 /// Does what is asked with a run's checkpoints.
@@ -119,6 +121,10 @@ fn copy(url: &str, to: &str) -> Outcome {
     let (run, name) = names::split(url);
     let name = name.ok_or_else(no_checkpoint)?;
     let (from, to) = (open(run)?, Store::open(to).map_err(Failure::usage)?);
+    if let Some(what) = mixture(&from, &to)? {
+        let (from, to) = (from.url().to_owned(), to.url().to_owned());
+        return Err(Failure::usage(CheckpointError::OtherRun { from, to, what }));
+    }
     for object in [names::CONFIG, names::VOCABULARY] {
         let bytes = from.get(object).map_err(Failure::failed)?;
         to.put_new(object, bytes).map_err(Failure::failed)?;
@@ -126,6 +132,24 @@ fn copy(url: &str, to: &str) -> Outcome {
     checkpoint::copy(&from, name, &to).map_err(Failure::failed)?;
     print(&names::checkpoint_url(to.url(), name))?;
     Ok(exit::DONE)
+}
+
+/// What makes the checkpoints at `to` those of another run than `from`, if there are any and something does. A checkpoint is read with the
+/// configuration and the vocabulary beside it.
+fn mixture(from: &Store, to: &Store) -> Result<Option<String>, Failure> {
+    let Some(there) = order::stored(to)? else { return Ok(None) };
+    let config = |store, text: &str| order::parse_stored(text, store);
+    let here = order::stored(from)?.unwrap_or_default();
+    let compared = difference::compare(&config(to, &there)?, &config(from, &here)?).map_err(Failure::failed)?;
+    // Stages and optimizers of a run may change on its way.
+    let is_of_model =
+        |key: &str| ["run", "model", "objective"].iter().any(|part| difference::is_at_or_below(key, part));
+    if let Some(difference) = compared.trained.iter().find(|difference| is_of_model(&difference.key)) {
+        return Ok(Some(format!("{} is {} there and {} here", difference.key, difference.before, difference.now)));
+    }
+    let vocabulary = |store: &Store| store.get(names::VOCABULARY).map_err(Failure::failed);
+    let differs = vocabulary(from)? != vocabulary(to)?;
+    Ok(differs.then(|| format!("{} is another", names::VOCABULARY)))
 }
 
 fn save(store: &Store) -> Outcome {

@@ -100,7 +100,9 @@ pub fn life(status: &Status) -> Life {
     if status.state.is_over() {
         Life::Over
     } else if coordinator.host == processes::host() {
-        if processes::lives(coordinator.pid) { Life::Alive } else { Life::Gone }
+        let there = processes::since(coordinator.pid).filter(|_| processes::lives(coordinator.pid));
+        let is_it = |since: String| coordinator.since.is_empty() || since == coordinator.since;
+        if there.is_some_and(is_it) { Life::Alive } else { Life::Gone }
     } else if file::now() - status.updated < OLD {
         Life::Alive
     } else {

@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use lambert_config::exit;
-use lambert_store::{Patience, Store};
+use lambert_store::{Patience, Store, checkpoint};
 
 use super::decide::{self, Action, Attempt, Event, JobSettings, Memory, Room, Settings, State, StopReason, Verdict};
 use super::launch::workers::Workers;
@@ -14,7 +14,7 @@ use super::order::Order;
 use super::sources::{self, RequestPoller, STOP_OBJECT, Signals};
 use crate::failure::{Failure, Outcome};
 use crate::slurm::record::Record;
-use crate::status::{self, Reporter};
+use crate::status::{self, Reporter, Status};
 
 /// How often time passes.
 const TICK: Duration = Duration::from_millis(50);
@@ -34,6 +34,8 @@ pub struct Coordinator<'a> {
     begun: Instant,
     /// When time passed last.
     ticked: Instant,
+    /// How long this process was stopped since it began, seconds.
+    stopped: f64,
     inbox: Receiver<Event>,
     events: Sender<Event>,
     observers: Observers,
@@ -51,21 +53,35 @@ impl<'a> Coordinator<'a> {
         let signals = Signals::listen(events.clone()).map_err(Failure::failed)?;
         let requests = RequestPoller::listen(order.store.clone(), events.clone()).map_err(Failure::failed)?;
         let reporter = Reporter::start(order.store.clone()).map_err(Failure::failed)?;
-        let observers =
-            Observers::new(&order.config, records, order.store.url(), status::before(&order.store), reporter);
+        let before = before(&order.store);
+        let observers = Observers::new(&order.config, records, order.store.url(), before, reporter);
         let (now, workers, sources) = (Instant::now(), None, (signals, requests));
-        Ok(Self { order, launcher, begun: now, ticked: now, inbox, events, observers, workers, _sources: sources })
+        Ok(Self {
+            order,
+            launcher,
+            begun: now,
+            ticked: now,
+            stopped: 0.0,
+            inbox,
+            events,
+            observers,
+            workers,
+            _sources: sources,
+        })
     }
 
     /// Runs until there is a verdict.
     pub fn run(mut self) -> Outcome {
-        let mut settings = Settings::new(&self.order.config, self.order.room.clone(), status::now());
+        let unix = status::now();
+        let mut settings = Settings::new(&self.order.config, self.order.room.clone(), unix);
         settings.job = join_job(self.order);
         let (mut state, actions) = State::begin(settings, remembered(&self.order.store));
+        (state.step, state.checkpoint) = self.observers.before();
         self.observers.begin(&actions, &state);
         self.act(actions)?;
         while state.verdict().is_none() {
             let event = self.next()?;
+            state.settings.unix = unix + self.stopped;
             let at = self.begun.elapsed().as_secs_f64();
             let actions;
             (state, actions) = decide::decide(state, at, event.clone());
@@ -112,6 +128,7 @@ impl<'a> Coordinator<'a> {
     fn skip(&mut self, passed: Duration) {
         if passed > STOPPED {
             self.begun += passed;
+            self.stopped += passed.as_secs_f64();
             tracing::info!("this coordinator was stopped for {:.0} s, and goes on", passed.as_secs_f64());
         }
     }
@@ -163,7 +180,8 @@ impl<'a> Coordinator<'a> {
         match Workers::start(self.order, self.launcher, attempt, self.events.clone()) {
             Ok(workers) => self.workers = Some(workers),
             Err(error) => {
-                let failed = Event::StartFailed(attempt.number, crate::failure::chain(&error));
+                let code = if error.is_usage() { exit::USAGE } else { exit::FAILED };
+                let failed = Event::StartFailed(attempt.number, code, crate::failure::chain(&error));
                 let _ = self.events.send(failed);
             }
         }
@@ -180,6 +198,16 @@ fn join_job(order: &Order) -> Option<JobSettings> {
         tracing::warn!("`lambert status` will not know of job {}: {error}", record.job);
     }
     Some(JobSettings { id: record.job, lead: order.config.slurm.lead_seconds as f64 })
+}
+
+/// What the last coordinator wrote, with the newest checkpoint: a run that was copied here has that, and no status.
+fn before(store: &Store) -> Status {
+    let mut before = status::before(store);
+    if let Ok(listed) = checkpoint::list(store) {
+        before.checkpoint = listed.first().map(|newest| newest.name.clone());
+        before.step = before.step.max(listed.first().map_or(0, |newest| newest.place.step));
+    }
+    before
 }
 
 /// The run's store, with the patience that the workers have: one that is away is waited for.

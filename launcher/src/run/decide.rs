@@ -91,7 +91,11 @@ fn leasing(state: &mut State, at: Seconds, wanted: Wanted, event: Event, actions
             start(state, at, number, actions)
         }
         Event::LeaseHeld(number) => Phase::Over(replaced(number)),
-        Event::LeaseFailed(message) => Phase::Over(Verdict::Failed(exit::FAILED, message)),
+        // A run that is under way waits for its store.
+        Event::LeaseFailed(message) => match wanted {
+            Wanted::Next => Phase::Over(Verdict::Failed(exit::FAILED, message)),
+            Wanted::Exactly(number) => after::without_lease(state, at, number - 1, message, actions),
+        },
         // The wanted one may be this coordinator's own, whose answer is still on its way.
         Event::LeaseSeen(newest) if matches!(wanted, Wanted::Exactly(own) if newest > own) => {
             Phase::Over(replaced(newest))
@@ -113,6 +117,7 @@ fn start(state: &mut State, at: Seconds, number: u32, actions: &mut Vec<Action>)
     if let Some(over) = stopped(state) {
         return over;
     }
+    state.tries.leaseless = false;
     let settings = &state.settings;
     let mut avoid = state.memory.failed_hosts(state.unix(at) - settings.window);
     avoid.extend(state.tries.unreachable());
@@ -141,8 +146,8 @@ fn run(state: &mut State, at: Seconds, mut running: Box<Running>, event: Event, 
                 return after::follow(state, at, &running, Why::Left, actions);
             }
         }
-        Event::StartFailed(attempt, message) if attempt == number => {
-            return Phase::Over(Verdict::Failed(exit::FAILED, message));
+        Event::StartFailed(attempt, code, message) if attempt == number => {
+            return Phase::Over(Verdict::Failed(code, message));
         }
         Event::LeaseSeen(newest) if newest > number => {
             return to_end(running, Why::Replaced(replaced_message(newest)), actions);
@@ -263,7 +268,8 @@ fn listen(state: &mut State, at: Seconds, running: &mut Running, what: FromWorke
 
 fn pause(state: &mut State, at: Seconds, last: u32, until: Seconds, event: Event, actions: &mut Vec<Action>) -> Phase {
     match event {
-        Event::LeaseSeen(newest) if newest > last => Phase::Over(replaced(newest)),
+        // A creation that failed may have left this coordinator's own.
+        Event::LeaseSeen(newest) if newest > last + u32::from(state.tries.leaseless) => Phase::Over(replaced(newest)),
         _ if state.requests.stop.is_some() => stopped(state).unwrap_or(Phase::Pausing { last, until }),
         _ if at >= until => {
             let wanted = Wanted::Exactly(last + 1);

@@ -45,6 +45,12 @@ impl Observers {
         Self { pace: Pace::default(), people, report, lines: Lines::new(records) }
     }
 
+    /// Where the run was before this coordinator: its step and its newest checkpoint.
+    pub fn before(&self) -> (u64, Option<String>) {
+        let status = self.report.status();
+        (status.step, status.checkpoint.clone())
+    }
+
     /// A coordinator begins.
     pub fn begin(&mut self, actions: &[Action], state: &State) {
         actions.iter().for_each(|action| self.people.action(action, state));

@@ -1,6 +1,8 @@
 //! Where events come from, beside the processes of an attempt: signals, the run's store, the lease. Each on a thread of its
 //! own, so that none keeps another waiting.
 
+use std::hash::{BuildHasher, RandomState};
+use std::sync::LazyLock;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
@@ -10,6 +12,9 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 
 use super::decide::{Event, JobView, Signal, Standing, Wanted};
 use crate::slurm::job;
+
+/// By what this coordinator knows a lease as its own.
+static TAKER: LazyLock<String> = LazyLock::new(|| format!("{:016x}", RandomState::new().hash_one(std::process::id())));
 
 /// How often the store is asked.
 const PERIOD: Duration = Duration::from_secs(2);
@@ -27,7 +32,11 @@ impl Signals {
         let handle = signals.handle();
         std::thread::Builder::new().name("signals".into()).spawn(move || {
             for number in signals.forever() {
-                let signal = if number == SIGINT { Signal::Interrupt } else { Signal::Other };
+                let signal = match number {
+                    SIGINT => Signal::Interrupt,
+                    SIGHUP => Signal::Hangup,
+                    _ => Signal::Other,
+                };
                 let _ = events.send(Event::Signal(signal));
             }
         })?;
@@ -119,7 +128,7 @@ pub fn take_lease(store: Store, wanted: Wanted, events: Sender<Event>) -> std::i
     let take = move || {
         let event = match wanted {
             Wanted::Next => Lease::take(&store).map(|lease| Event::LeaseTaken(lease.attempt())),
-            Wanted::Exactly(number) => Lease::take_exactly(&store, number)
+            Wanted::Exactly(number) => Lease::take_exactly(&store, number, &TAKER)
                 .map(|lease| lease.map_or(Event::LeaseHeld(number), |lease| Event::LeaseTaken(lease.attempt()))),
         };
         let event = event.unwrap_or_else(|error| Event::LeaseFailed(crate::failure::chain(&error)));

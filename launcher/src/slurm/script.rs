@@ -67,13 +67,25 @@ for _ in 1 2 3 4; do
 done
 if [ "$code" -gt 128 ]; then code=1; fi
 
-ask() { squeue --noheader --jobs="$SLURM_JOB_ID" --format="$1"; }
+# A controller that is busy may not answer at once.
+patiently() {
+    for pause in 0 2 5 10; do
+        sleep "$pause"
+        "$@" && return
+    done
+    return 1
+}
+ask() { patiently squeue --noheader --jobs="$SLURM_JOB_ID" --format="$1"; }
 # A job that Slurm itself ends or queues again (scancel, a preemption's end) runs no more.
 again() {
-    if [ "$(ask %T)" = RUNNING ]; then
+    state=$(ask %T)
+    case $state in
+    RUNNING)
         echo "lambert: $1: the job is queued again" >&2
-        scontrol requeue "$SLURM_JOB_ID"
-    fi
+        patiently scontrol requeue "$SLURM_JOB_ID" || echo "lambert: Slurm has not queued the job again: submit it anew" >&2
+        ;;
+    '') echo "lambert: Slurm does not say whether the job runs, and it is not queued again: submit it anew" >&2 ;;
+    esac
 }
 case $code in
 @STOPPED@) again 'stopped with a checkpoint, because of the time limit or of a job that goes first' ;;

@@ -51,7 +51,7 @@ struct Auditor {
 impl Auditor {
     fn before(&mut self, at: Seconds, event: &Event) {
         match event {
-            Event::Worker(attempt, FromWorkers::Gone(_)) | Event::StartFailed(attempt, _)
+            Event::Worker(attempt, FromWorkers::Gone(_)) | Event::StartFailed(attempt, ..)
                 if Some(*attempt) == self.active =>
             {
                 (self.active, self.ending) = (None, false);
@@ -59,6 +59,7 @@ impl Auditor {
             Event::Worker(attempt, FromWorkers::Report(_)) if Some(*attempt) == self.active => {
                 (self.alive, self.waiting) = (at, None);
             }
+            Event::LeaseFailed(_) => self.wanted = None,
             Event::LeaseTaken(number) => self.newest = self.newest.max(*number),
             _ => {}
         }
@@ -148,7 +149,7 @@ impl Play {
             3 => Event::LeaseSeen(newest + self.rng.below(20) as u32 / 18),
             4 => Event::LeaseSeen(newest.saturating_sub(1)),
             5 => Event::Worker(attempt.saturating_sub(1), FromWorkers::Gone(Vec::new())),
-            6 => Event::StartFailed(attempt.saturating_sub(1), "late".into()),
+            6 => Event::StartFailed(attempt.saturating_sub(1), 1, "late".into()),
             7..14 => Event::Tick,
             _ if self.auditor.wanted.is_some() => self.lease(),
             _ if self.auditor.active.is_none() => Event::Tick,

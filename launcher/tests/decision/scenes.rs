@@ -121,6 +121,37 @@ fn a_run_that_finishes() {
     assert_eq!(scene.give(Event::Signal(Signal::Other)).done, [], "nothing after the end");
 }
 
+/// A folder that is full, or a file system that is away, is waited for as a bucket is.
+#[test]
+fn a_run_under_way_waits_for_its_lease() {
+    let mut scene = Scene::new();
+    scene.give(Event::LeaseFailed("no space".into()));
+    assert_eq!(scene.failure(), (1, "no space"), "a run that begins is to be looked at at once");
+
+    let mut scene = Scene::new();
+    assert_eq!(scene.train(1, 5).fail(Fault::Passing).pause(), (1.0, Wanted::Exactly(2)));
+    for pause in [1.0, 2.0, 4.0] {
+        scene.give(Event::LeaseFailed("no space".into()));
+        // The creation may have failed when the object was there already.
+        let cause = "the lease cannot be taken: no space";
+        assert!(matches!(&scene.done[..], [Action::Note(Note::Waiting { cause: said, .. })] if said == cause));
+        assert_eq!(scene.give(Event::LeaseSeen(2)).state.verdict(), None);
+        scene.done = vec![Action::Note(Note::Waiting { cause: cause.into(), pause, minutes_left: 1.0 })];
+        assert_eq!(scene.pause(), (pause, Wanted::Exactly(2)));
+    }
+    assert!(matches!(scene.train(2, 9).state.phase, Phase::Running(_)));
+
+    scene.fail(Fault::Passing).pause();
+    scene.give(Event::LeaseFailed("no space".into())).give(Event::LeaseSeen(4));
+    assert!(matches!(scene.state.verdict(), Some(Verdict::Replaced(_))), "another has gone further");
+
+    let mut scene = Scene::new();
+    scene.train(1, 5).fail(Fault::Passing).pause();
+    scene.give(Event::LeaseFailed("no space".into())).wait(3601.0).give(Event::LeaseFailed("no space".into()));
+    let (code, message) = scene.failure();
+    assert!(code == 1 && message.contains("60 minutes") && message.ends_with("no space"), "{message}");
+}
+
 #[test]
 fn pauses_grow_and_progress_sets_them_back() {
     let mut scene = Scene::with(|config| config.cluster.restarts = 100, Room::Here);

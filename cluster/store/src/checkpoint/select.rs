@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::tensors::{self, Inspector};
-use super::{Manifest, ObjectEntry, Place};
+use super::{Manifest, ObjectEntry, Place, Undone};
 use crate::error::{Error, Result};
 use crate::hash::{Hasher, Mark};
 use crate::listing::Object;
@@ -134,13 +134,18 @@ pub fn verify(run: &Store, checkpoint: &str) -> Result<Verified> {
 /// Objects that are read at the same time: enough to keep a processor hashing while others wait.
 const PARALLEL: usize = 4;
 
-/// The newest checkpoint that verifies, and those that were passed over on the way to it.
+/// The newest checkpoint that verifies, and those that were passed over on the way to it. One that a rollback has undone is only taken
+/// where there is no other.
 ///
 /// # Errors
 /// What the store says. A store that cannot be reached proves nothing about a checkpoint, so it is an error and
 /// never a reason to take an older one.
 pub fn newest_verified(run: &Store) -> Result<Selection> {
-    newest_fitting(run, |_| None)
+    let rollbacks = Undone::read_all(run)?;
+    match newest_fitting(run, |manifest| rollbacks.iter().find_map(|undone| undone.misfit(manifest)))? {
+        (None, _) => newest_fitting(run, |_| None),
+        found => Ok(found),
+    }
 }
 
 /// Like [`newest_verified`], of those that `misfit` has nothing to say against; it is asked before any object is read.

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::Place;
+use super::{Manifest, Place};
 use crate::error::{Error, Result};
 use crate::run::ROLLBACKS;
 use crate::store::Store;
@@ -24,6 +24,13 @@ impl Undone {
     #[must_use]
     pub fn holds(&self, place: Place) -> bool {
         place.attempt <= self.attempt && place.step > self.steps
+    }
+
+    /// What speaks against a checkpoint, if it was undone.
+    #[must_use]
+    pub fn misfit(&self, manifest: &Manifest) -> Option<String> {
+        let place = Place { attempt: manifest.attempt, step: manifest.step };
+        self.holds(place).then(|| format!("attempt {} rolled back to step {}", self.attempt, self.steps))
     }
 
     /// What all rollbacks of a run have undone.

@@ -25,6 +25,8 @@ pub struct Tries {
     of_hosts: usize,
     /// Starts in a row that no rank reported from.
     absent: usize,
+    /// Whether the lease for the next attempt could not be taken.
+    pub(super) leaseless: bool,
     /// When the first of these ended.
     absent_since: Option<Seconds>,
     /// Hosts that the launcher could not reach in these.
@@ -101,13 +103,30 @@ fn absence(why: &Why, running: &Running) -> String {
 
 /// No rank has come up: a host, a link or a file system is away. That is waited for.
 fn absent(state: &mut State, at: Seconds, running: &Running, cause: String, actions: &mut Vec<Action>) -> Phase {
+    state.tries.unreachable.extend(running.watch.complained_of());
+    wait(state, at, (running.begun, running.attempt.number), cause, actions)
+}
+
+/// The lease of the attempt after `last` cannot be taken: the store is away, or full. That is waited for, too.
+pub fn without_lease(state: &mut State, at: Seconds, last: u32, cause: String, actions: &mut Vec<Action>) -> Phase {
+    state.tries.leaseless = true;
+    wait(state, at, (at, last), format!("the lease cannot be taken: {cause}"), actions)
+}
+
+/// Waits before what has failed since `begun` is tried again, after attempt `last`.
+fn wait(
+    state: &mut State,
+    at: Seconds,
+    (begun, last): (Seconds, u32),
+    cause: String,
+    actions: &mut Vec<Action>,
+) -> Phase {
     if let Some(over) = stopped(state) {
         return over;
     }
     let tries = &mut state.tries;
     tries.absent += 1;
-    tries.unreachable.extend(running.watch.complained_of());
-    let since = *tries.absent_since.get_or_insert(running.begun);
+    let since = *tries.absent_since.get_or_insert(begun);
     let left = since + state.settings.absence - at;
     if left <= 0.0 {
         let minutes = state.settings.absence / 60.0;
@@ -117,7 +136,7 @@ fn absent(state: &mut State, at: Seconds, running: &Running, cause: String, acti
     }
     let pause = pause(tries.absent);
     actions.push(Action::Note(Note::Waiting { cause, pause, minutes_left: left / 60.0 }));
-    Phase::Pausing { last: running.attempt.number, until: at + pause }
+    Phase::Pausing { last, until: at + pause }
 }
 
 fn rolled_back(state: &mut State, at: Seconds, running: &Running, cause: String, actions: &mut Vec<Action>) -> Phase {

@@ -30,8 +30,8 @@ pub enum Event {
     LeaseFailed(String),
     /// The newest lease in the store.
     LeaseSeen(u32),
-    /// The processes of an attempt did not come into being, for the reason in words.
-    StartFailed(u32, String),
+    /// The processes of an attempt did not come into being: the exit code that follows, and the reason in words.
+    StartFailed(u32, i32, String),
     /// Something came from the processes of an attempt.
     Worker(u32, FromWorkers),
 }
@@ -64,6 +64,11 @@ pub enum Death {
         rank: usize,
         /// The signal's number.
         signal: i32,
+    },
+    /// By the kernel, because its job's memory was used up.
+    OutOfMemory {
+        /// The rank.
+        rank: usize,
     },
     /// With this exit code.
     Exit {

@@ -28,7 +28,7 @@ pub struct Settings {
     pub absence: Seconds,
     /// Rollbacks in a row without progress.
     pub rollbacks: usize,
-    /// When the coordinator began, seconds since 1970.
+    /// When the coordinator began, seconds since 1970; later by the time that it was stopped since.
     pub unix: f64,
     /// What the coordinator is made of.
     pub versions: Versions,

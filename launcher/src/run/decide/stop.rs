@@ -12,7 +12,9 @@ const LATE: Seconds = 10.0;
 pub enum Signal {
     /// SIGINT: Ctrl-C.
     Interrupt,
-    /// SIGTERM, SIGHUP, SIGUSR1: a supervisor, a terminal that is closed, a batch system.
+    /// SIGHUP: the terminal is closed, of which the shell and the kernel both may tell.
+    Hangup,
+    /// SIGTERM, SIGUSR1: a supervisor, a batch system.
     Other,
 }
 
@@ -106,14 +108,14 @@ pub struct Requests {
 
 impl Requests {
     /// A signal has come. A second one asks for an end at once; in a job only a second Ctrl-C does, because Slurm sends
-    /// SIGTERM more than once.
+    /// SIGTERM more than once. A hangup never does: a terminal that is closed behind a Ctrl-C does not take the checkpoint back.
     pub fn signal(&mut self, signal: Signal, job: Option<&JobSettings>) {
-        self.signals += 1;
+        self.signals += u32::from(signal != Signal::Hangup);
         self.interrupts += u32::from(signal == Signal::Interrupt);
         self.kill = self.interrupts > 1 || (job.is_none() && self.signals > 1);
         match signal {
             Signal::Interrupt => self.stop = Some(StopReason::Person),
-            Signal::Other => drop(self.stop.get_or_insert(StopReason::Signal)),
+            Signal::Hangup | Signal::Other => drop(self.stop.get_or_insert(StopReason::Signal)),
         }
     }
 
@@ -152,11 +154,14 @@ mod tests {
             signals.iter().for_each(|signal| requests.signal(*signal, job));
             (requests.stop, requests.kill)
         };
-        use Signal::{Interrupt, Other};
+        use Signal::{Hangup, Interrupt, Other};
         let (person, signal) = (Some(StopReason::Person), Some(StopReason::Signal));
         assert_eq!(after(&[Other], None), (signal, false));
         assert_eq!(after(&[Other, Other], None), (signal, true));
         assert_eq!(after(&[Interrupt, Other], None), (person, true));
+        assert_eq!(after(&[Hangup, Hangup], None), (signal, false));
+        assert_eq!(after(&[Interrupt, Hangup], None), (person, false));
+        assert_eq!(after(&[Hangup, Other, Other], None), (signal, true));
         assert_eq!(after(&[Other, Other, Other], Some(&job())), (signal, false));
         assert_eq!(after(&[Other, Interrupt], Some(&job())), (person, false));
         assert_eq!(after(&[Interrupt, Interrupt], Some(&job())), (person, true));

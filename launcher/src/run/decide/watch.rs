@@ -216,6 +216,10 @@ impl Watch {
                 let message = format!("{} was killed by signal {signal}", self.who(rank));
                 Ending::Failed(Failure::passing(message))
             }
+            (None, Some(Death::OutOfMemory { rank })) => {
+                let message = format!("{} was killed: the memory of its job is used up", self.who(rank));
+                Ending::Failed(Failure::passing(message))
+            }
             (None, Some(Death::Exit { rank, code })) => match by(rank) {
                 Some(told) => self.told(told),
                 None => self.coded(format!("{} exited with code {code}", self.who(rank)), code),

@@ -219,6 +219,15 @@ pub fn lives(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).ok().as_deref().and_then(stat).is_some_and(|(s, _)| s != 'Z')
 }
 
+/// When the process of this number was started: this boot of the host, and the clock ticks since then. `None` if there is none.
+pub fn since(pid: u32) -> Option<String> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let line = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may hold anything; field 22 is the 20th behind it (proc_pid_stat(5)).
+    let ticks = line.rsplit_once(')')?.1.split_whitespace().nth(19)?;
+    Some(format!("{}+{ticks}", boot.trim()))
+}
+
 /// This host's name.
 pub fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()

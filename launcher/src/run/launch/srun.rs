@@ -109,6 +109,10 @@ fn death(text: &str) -> Option<Death> {
         return Some(Death::Exit { rank, code: code.trim().parse().ok()? });
     }
     let name = how.trim().trim_end_matches(" (core dumped)");
+    // The kernel kills by signal 9; Slurm knows why.
+    if name == "Out Of Memory" {
+        return Some(Death::OutOfMemory { rank });
+    }
     SIGNALS.iter().find(|(known, _)| *known == name).map(|(_, signal)| Death::Signal { rank, signal: *signal })
 }
 
@@ -178,6 +182,8 @@ mod tests {
         let signal = |rank, signal| [FromWorkers::Died(Death::Signal { rank, signal })];
         assert_eq!(line("srun: error: vm: task 1: Killed"), signal(1, 9));
         assert_eq!(line("srun: error: n2: tasks 4-7: Segmentation fault (core dumped)"), signal(4, 11));
+        let memory = [FromWorkers::Died(Death::OutOfMemory { rank: 0 })];
+        assert_eq!(line("srun: error: vm: task 0: Out Of Memory"), memory);
         let exit = [FromWorkers::Died(Death::Exit { rank: 3, code: 74 })];
         assert_eq!(line("srun: error: n2: tasks 3,5: Exited with exit code 74"), exit);
         assert_eq!(line("slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-22T23:44:50 ***"), []);

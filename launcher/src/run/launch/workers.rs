@@ -10,6 +10,7 @@ use lambert_control::{TOKEN_VARIABLE, URL_VARIABLE};
 use super::processes::{self, ProcessError, Tree};
 use super::session::Session;
 use super::{Launcher, Prose, Start, environment, logs};
+use crate::run::control::address::AddressError;
 use crate::run::control::{ControlError, ControlServer};
 use crate::run::decide::{Attempt, Event, FromWorkers};
 use crate::run::order::Order;
@@ -29,6 +30,13 @@ pub enum WorkersError {
     /// No thread.
     #[error("cannot start a thread that reads what the workers print")]
     Reader(#[source] std::io::Error),
+}
+
+impl WorkersError {
+    /// Whether the configuration is to blame, and every other start would end here, too.
+    pub fn is_usage(&self) -> bool {
+        matches!(self, Self::Control(ControlError::Address(AddressError::Interface { .. })))
+    }
 }
 
 /// Workers under way. Dropping them ends them.

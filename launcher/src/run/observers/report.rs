@@ -28,15 +28,21 @@ pub struct Report {
 }
 
 impl Report {
-    /// Of the run at `url`, which begins, or goes on: what was measured `before` holds until it is measured again.
+    /// Of the run at `url`, which begins, or goes on: what is known from `before` holds until the ranks say otherwise.
     pub fn new(config: &RunConfig, url: &str, before: Status, reporter: Reporter) -> Self {
         let status = Status {
+            step: before.step,
+            checkpoint: before.checkpoint,
             record: before.record,
             evaluation: before.evaluation,
             noise: before.noise,
             name: config.run.name.clone(),
             steps: plan::total_steps(config, &plan::Ended::new()),
-            coordinator: Coordinator { host: processes::host(), pid: std::process::id() },
+            coordinator: Coordinator {
+                host: processes::host(),
+                pid: std::process::id(),
+                since: processes::since(std::process::id()).unwrap_or_default(),
+            },
             ..Status::default()
         };
         let (cluster, url) = (config.cluster.clone(), url.to_owned());
