@@ -69,7 +69,7 @@ fn a_hangup_is_no_second_signal() {
     stopped(&run, &running.end(), 76, "stopped at step");
     // The next start knows where the run is before its ranks do.
     let newest = checkpoints(&run).remove(0);
-    let mut running = Running::start_in(&place.config(ENDLESS, 2), &run, &[], &[slow.preload, slow.trigger]);
+    let running = Running::start_in(&place.config(ENDLESS, 2), &run, &[], &[slow.preload, slow.trigger]);
     until(&run, "\"starting\"");
     running.kill_coordinator("-TERM");
     std::thread::sleep(Duration::from_secs(1));
