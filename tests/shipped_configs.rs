@@ -1,4 +1,4 @@
-//! Every file in configs/ and docs/stacking/ parses and passes the checks: `prep*.toml` as preparations, the others as runs.
+//! Every configuration in configs/ and docs/ parses and passes the checks: `prep*.toml` as preparations, the others as runs.
 
 use std::path::Path;
 
@@ -7,7 +7,8 @@ use lambert_config::{Layers, PrepConfig, RunConfig, flops, plan, schedule};
 
 #[test]
 fn every_shipped_configuration_is_valid() {
-    let folders = ["configs", "docs/stacking"].map(|folder| Path::new(env!("CARGO_MANIFEST_DIR")).join(folder));
+    let folders = ["configs", "docs/engine", "docs/large-batch", "docs/scaling", "docs/stacking"];
+    let folders = folders.map(|folder| Path::new(env!("CARGO_MANIFEST_DIR")).join(folder));
     let (mut runs, mut preparations) = (0, 0);
     for entry in folders.into_iter().flat_map(|folder| std::fs::read_dir(folder).unwrap()) {
         let path = entry.unwrap().path();
