@@ -194,6 +194,7 @@ pub fn chain(error: &dyn std::error::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::DriverError;
 
     #[test]
     fn what_may_pass_on_another_host_is_told_from_what_lasts() {

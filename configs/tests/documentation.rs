@@ -1,5 +1,7 @@
 //! docs/configuration.md lists each key that the code reads, and no other, with the code's default.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
 use std::collections::BTreeMap;
 
 use lambert_config::{PrepConfig, RunConfig};
