@@ -1,6 +1,6 @@
 #!/bin/sh
 # Every run of the study, a line for each table's cell, in a folder with data/ (docs/experiments.md, "Rates"). The same command goes on
-# after a kill, and makes only what is missing. Two weeks of one processor core; lines can be run by themselves.
+# after a kill, and makes only what is missing. About 15 hours of one processor core; lines can be run by themselves.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -28,3 +28,8 @@ detail --grid optimizer.beta2=0.95
 detail --grid stage.0.warmup=0.3
 detail --grid stage.0.decay_power=0.5,1.5 --grid 'stage.0.decay="polynomial"'
 detail --grid optimizer.clip_norm=0
+
+# Four times the samples.
+SAMPLES=1000000; export SAMPLES
+study adamw-1024-warmup-0.2 adamw 1024 4e-3,6e-3,8e-3 $long
+study lamb-1024-beta2-0.9-warmup-0.2 lamb 1024 1.4e-2,2e-2,2.8e-2 $lamb $long --set metrics.trust_ratios_every_steps=10

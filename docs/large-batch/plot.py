@@ -38,7 +38,7 @@ def main():
     parser.add_argument("tables", nargs="+")
     arguments = parser.parse_args()
     optimizers = sorted({Path(table).stem.split("-")[0] for table in arguments.tables})
-    figure, axes = pyplot.subplots(1, len(optimizers), sharey=True, figsize=(4.2 * len(optimizers), 3.6), squeeze=False)
+    figure, axes = pyplot.subplots(1, len(optimizers), sharey=True, figsize=(4.2 * len(optimizers), 4.6), squeeze=False)
     for axis, optimizer in zip(axes[0], optimizers):
         tables = [table for table in arguments.tables if Path(table).stem.split("-")[0] == optimizer]
         for table in sorted(tables, key=lambda table: (int(Path(table).stem.split("-")[1]), table)):
@@ -47,7 +47,8 @@ def main():
             means = [min(statistics.mean(losses), arguments.highest) for _, losses in runs]
             below = [max(mean - min(losses), 0) for mean, (_, losses) in zip(means, runs)]
             above = [max(min(max(losses), arguments.highest) - mean, 0) for mean, (_, losses) in zip(means, runs)]
-            label = Path(table).stem.split("-", 1)[1]
+            batch, *changed = Path(table).stem.split("-", 1)[1].split("-", 1)
+            label = f"{int(batch):,}" + "".join(f": {change}" for change in changed).replace("-", " ")
             bars = axis.errorbar(rates, means, [below, above], marker="o", markersize=3.5, capsize=2, label=label)
             stuck = [rate for rate, losses in runs if min(losses) > arguments.highest]
             axis.plot(stuck, [arguments.highest] * len(stuck), "x", color=bars[0].get_color())
@@ -56,7 +57,7 @@ def main():
         axis.set_xticks(rates, [f"{1000 * rate:g}" for rate in rates])
         axis.set_xticks([], minor=True)
         axis.grid(alpha=0.3)
-        axis.legend(title="batch", fontsize=7)
+        axis.legend(title="batch", fontsize=7, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.17))
     axes[0][0].set_ylabel("held-out loss, nats")
     figure.tight_layout()
     figure.savefig(arguments.output, metadata={"Date": None})
