@@ -29,7 +29,7 @@ def main():
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams.update({"svg.hashsalt": "lambert", "font.size": 9})
+    matplotlib.rcParams.update({"svg.hashsalt": "lambert", "svg.fonttype": "none", "font.size": 9})
     from matplotlib import pyplot
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

@@ -219,9 +219,10 @@ pub fn lives(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).ok().as_deref().and_then(stat).is_some_and(|(s, _)| s != 'Z')
 }
 
-/// When the process of this number was started: this boot of the host, and the clock ticks since then. `None` if there is none.
+/// When the process of this number was started: this boot of the host, where it has a name, and the clock ticks since then. `None` if there
+/// is none.
 pub fn since(pid: u32) -> Option<String> {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let line = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name, in parentheses, may hold anything; field 22 is the 20th behind it (proc_pid_stat(5)).
     let ticks = line.rsplit_once(')')?.1.split_whitespace().nth(19)?;
