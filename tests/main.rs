@@ -14,6 +14,7 @@ mod demo;
 mod dependencies;
 mod derail;
 mod devices;
+mod documents;
 mod growth;
 mod hosts;
 mod idle_parts;

@@ -1,0 +1,49 @@
+//! The documents: every link in them leads to a file that is there, and to a heading of it.
+
+use std::path::{Path, PathBuf};
+
+fn documents() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folders = [root.to_owned(), root.join("docs"), root.join("cluster/collective")];
+    let entries = folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap());
+    let paths = entries.map(|entry| entry.unwrap().path());
+    paths.filter(|path| path.extension().is_some_and(|end| end == "md")).collect()
+}
+
+/// What stands between the brackets of `](...)`, outside code.
+fn links(text: &str) -> Vec<String> {
+    let parts = text.split("](").skip(1);
+    let targets = parts.filter_map(|part| part.split_once(')').map(|(target, _)| target.to_owned()));
+    targets.filter(|target| !target.contains([' ', '\n']) && !target.contains("://")).collect()
+}
+
+/// The anchors of a document's headings, as GitHub makes them.
+fn anchors(text: &str) -> Vec<String> {
+    let headings = text.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
+    let kept = |c: char| c.is_alphanumeric() || ['-', '_', ' '].contains(&c);
+    let anchor = |heading: &str| heading.to_lowercase().chars().filter(|c| kept(*c)).collect::<String>();
+    headings.map(|heading| anchor(heading).replace(' ', "-")).collect()
+}
+
+#[test]
+fn every_link_leads_somewhere() {
+    let (mut seen, mut broken) = (0, Vec::new());
+    for document in documents() {
+        let text = std::fs::read_to_string(&document).unwrap();
+        for link in links(&text) {
+            let (path, anchor) = link.split_once('#').unwrap_or((&link, ""));
+            let target = if path.is_empty() { document.clone() } else { document.with_file_name(path) };
+            let is_there = match (target.exists(), anchor) {
+                (exists, "") => exists,
+                (true, anchor) => anchors(&std::fs::read_to_string(&target).unwrap()).iter().any(|own| own == anchor),
+                (false, _) => false,
+            };
+            if !is_there {
+                broken.push(format!("{}: {link}", document.display()));
+            }
+            seen += 1;
+        }
+    }
+    assert!(broken.is_empty(), "{broken:#?}");
+    assert!(seen > 20, "only {seen} links were found");
+}
