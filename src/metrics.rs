@@ -116,16 +116,20 @@ impl Records {
         Ok(())
     }
 
-    /// What was added, as the records of steps that a checkpoint after `step` holds, and begins the next.
+    /// What was added, as the records of steps that a checkpoint after `step` holds, and begins the next. Where there was no step since
+    /// the last, the next is to take its place: it holds what this one does, too.
     pub fn cut(&mut self, step: u64) -> RecordBatch {
         let from = std::mem::replace(&mut self.from, step);
-        RecordBatch { attempt: self.attempt, from, lines: std::mem::take(&mut self.lines) }
+        let lines = if from == step { self.lines.clone() } else { std::mem::take(&mut self.lines) };
+        RecordBatch { attempt: self.attempt, from, lines }
     }
 
     /// Takes back what was cut last, for a checkpoint that did not come about: the next one holds those steps, too.
     pub fn restore(&mut self, records: RecordBatch) {
-        self.from = records.from;
-        self.lines.insert_str(0, &records.lines);
+        if self.from != records.from {
+            self.from = records.from;
+            self.lines.insert_str(0, &records.lines);
+        }
     }
 }
 
@@ -173,5 +177,13 @@ mod tests {
         push(&mut records, 13);
         assert_eq!(records.cut(13), RecordBatch { attempt: 2, from: 10, lines: "11\n12\n13\n".into() });
         assert_eq!(records.cut(13), RecordBatch { attempt: 2, from: 13, lines: String::new() });
+
+        // Of no step: an evaluation that was made up for.
+        push(&mut records, 0);
+        let failed = records.cut(13);
+        assert_eq!(failed, RecordBatch { attempt: 2, from: 13, lines: "0\n".into() });
+        records.restore(failed);
+        push(&mut records, 14);
+        assert_eq!(records.cut(14), RecordBatch { attempt: 2, from: 13, lines: "0\n14\n".into() });
     }
 }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::Saver;
 use crate::checkpoint::rollback::Rollback;
+use crate::control::Phase;
 use crate::error::{self, Error};
 use crate::guard::Retreat;
 use crate::session::Session;
@@ -22,6 +23,8 @@ pub fn go_back(
     dataset: &Dataset,
     retreat: Retreat,
 ) -> Result<(), Error> {
+    // Rank 0 waits for the store as long as a save may, and the others for rank 0.
+    session.control.phase(Phase::Save);
     // A save under way is of a state from before: it may be what the next attempt begins with.
     saver.settle(collective)?;
     let Retreat { steps, samples, why } = retreat;

@@ -37,6 +37,9 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
     let budgets = budget::settle(session, collective, &datasets)?;
     let (mut state, origin) = checkpoint::resume(session, collective, &datasets)?;
     let mut saver = Saver::new(session, &datasets, &state, origin)?;
+    if state.unevaluated {
+        make_up(session, collective, &datasets, &budgets, &mut saver, &mut state)?;
+    }
     'stages: while let Some(place) = plan::place(&session.config, &state.ended, state.step) {
         let dataset = &*datasets.stages[place.index];
         enter(session, collective, &mut saver, &mut state, &place)?;
@@ -85,6 +88,23 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
         saver.complete(collective, &state)?;
     }
     Ok(finish(session, &state, Outcome::Done))
+}
+
+/// Makes the evaluation that the attempt before could not make after its last step, and saves what follows from it.
+fn make_up(
+    session: &Session,
+    collective: &mut dyn Group,
+    datasets: &Datasets,
+    budgets: &[usize],
+    saver: &mut Saver<'_>,
+    state: &mut TrainState,
+) -> Result<(), Error> {
+    let last = state.step.checked_sub(1).and_then(|step| plan::place(&session.config, &state.ended, step));
+    let Some(last) = last.filter(|place| Some(place.index) == state.entered) else { return Ok(()) };
+    session.control.phase(Phase::Load);
+    let place = Place { done: last.done + 1, ..last };
+    Stage::open(session, datasets, state, place, budgets[place.index])?.evaluate(state, collective, saver)?;
+    saver.renew(collective, state)
 }
 
 /// Begins a stage, or goes on with it. Before a model grows, what it grows from is a checkpoint.

@@ -184,7 +184,15 @@ fn a_copy_is_a_run_of_its_own() {
     assert_eq!(mixed.code, 2, "{}", mixed.err);
     assert!(mixed.err.contains("model.activation is \"gelu\" there and \"gelu-tanh\" here"), "{}", mixed.err);
     assert_eq!(checkpoints(&copied).len(), 2, "nothing of it was copied");
+    let deeper = place.path("deeper");
+    train(&config, &deeper, &["--set", "stage.0.layers=3"]);
+    let mixed = run(&["checkpoint", "copy", &format!("{deeper}/checkpoints/{}", checkpoints(&deeper)[0]), &copied]);
+    assert_eq!(mixed.code, 2, "{}", mixed.err);
+    assert!(mixed.err.contains("stage.0.layers is"), "{}", mixed.err);
+    // A copy that ended behind its first object can be made again.
+    std::fs::remove_file(format!("{copied}/vocab.txt")).unwrap();
     done(&["checkpoint", "copy", &format!("{url}/checkpoints/step-000000014-a0001"), &copied]);
+    assert!(std::fs::exists(format!("{copied}/vocab.txt")).unwrap());
     let no_checkpoint = run(&["checkpoint", "copy", &url, &copied]);
     assert_eq!(no_checkpoint.code, 2, "{}", no_checkpoint.err);
 }

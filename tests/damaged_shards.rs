@@ -1,5 +1,7 @@
 //! A shard that turns out to be damaged in mid-run: it is named, and the run stops with a checkpoint or goes around it.
 
+use std::collections::BTreeMap;
+
 use crate::support::{Ended, Place, Running, assert_same_bits, checkpoints, done};
 use lambert::data::order::Order;
 use lambert_data_prep::dataset::Dataset;
@@ -62,25 +64,49 @@ fn a_shard_that_cannot_be_decoded_is_named_and_gone_around() {
     assert!(around.records[step as usize - 1].skipped_samples > 0);
 }
 
-/// Nothing of the steps before is lost, and no rank waits for another.
+/// The evaluations that a run keeps among its records: step and loss.
+fn evaluations(run: &str) -> BTreeMap<u64, f64> {
+    let files = std::fs::read_dir(format!("{run}/metrics")).unwrap().map(|entry| entry.unwrap().path());
+    let lines: String = files.map(|path| std::fs::read_to_string(path).unwrap()).collect();
+    let records = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let evaluations = records.filter(|record| record["event"] == "evaluation");
+    evaluations.map(|record| (record["step"].as_u64().unwrap(), record["mlm_loss"].as_f64().unwrap())).collect()
+}
+
+/// Nothing of the steps before is lost, and no rank waits for another. The evaluation is made up for, which here decides when the stage
+/// ends.
 #[test]
 fn a_damaged_held_out_shard_ends_a_run_with_a_checkpoint() {
     let place = Place::new();
     let (data, _, _) = prepare(&place);
     let held_out = format!("evaluation.data={data}/held-out");
-    let more = ["--set", &held_out, "--set", "evaluation.every_steps=10", "--set", "checkpoint.every_steps=0"];
+    // No loss falls by 10 nats: the stage ends with the fifth evaluation.
+    let plateau = "stage.0.plateau={ evaluations = 4, min_delta = 10.0 }";
+    let sets =
+        [&held_out, plateau, "evaluation.every_steps=10", "checkpoint.every_steps=0", "checkpoint.keep_best=true"];
+    let more = sets.map(|set| ["--set", set]).concat();
+    finished(start(&place, "good", &data, 2, &more).end());
     let shards = std::fs::read_dir(format!("{data}/held-out")).unwrap().map(|entry| entry.unwrap().path());
     let path = shards.filter(|path| path.extension().is_some_and(|end| end == "parquet")).min().unwrap();
     let name = path.file_name().unwrap().to_str().unwrap().to_owned();
-    let mut bad = std::fs::read(&path).unwrap();
-    let middle = bad.len() / 2;
+    let good = std::fs::read(&path).unwrap();
+    let (mut bad, middle) = (good.clone(), good.len() / 2);
     bad[middle] ^= 4;
     std::fs::write(&path, &bad).unwrap();
-    let ended = start(&place, "run", &data, 2, &more).end();
-    assert_eq!(ended.code, Some(70), "{}", ended.log);
-    assert!(ended.log.contains(&format!("{name} is damaged: its sha256 is")), "{}", ended.log);
-    assert_eq!(checkpoints(&place.path("run")), ["step-000000010-a0001"], "{}", ended.log);
-    assert!(!ended.log.contains("attempt 2"), "{}", ended.log);
+    for attempt in [1, 2] {
+        let ended = start(&place, "run", &data, 2, &more).end();
+        assert_eq!(ended.code, Some(70), "{}", ended.log);
+        assert!(ended.log.contains(&format!("{name} is damaged: its sha256 is")), "{}", ended.log);
+        assert_eq!(checkpoints(&place.path("run")), ["step-000000010-a0001"], "{}", ended.log);
+        assert!(!ended.log.contains(&format!("attempt {}", attempt + 1)), "{}", ended.log);
+    }
+
+    std::fs::write(&path, good).unwrap();
+    finished(start(&place, "run", &data, 2, &more).end());
+    let (run, undisturbed) = (place.path("run"), place.path("good"));
+    assert_eq!(evaluations(&run), evaluations(&undisturbed));
+    assert_eq!(evaluations(&run).into_keys().collect::<Vec<_>>(), [10, 20, 30, 40, 50]);
+    assert_same_bits(&undisturbed, &run);
 }
 
 #[test]

@@ -37,6 +37,9 @@ pub struct Facts {
     /// Stages that have ended at a plateau, and their steps.
     #[serde(default, skip_serializing_if = "Ended::is_empty")]
     ended: Ended,
+    /// Whether the evaluation after the step is still to be made.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    unevaluated: bool,
     /// Layers before the stage's growth, if its model has grown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     grown_from: Option<usize>,
@@ -68,6 +71,7 @@ impl Facts {
             history: state.history.clone(),
             watched: state.watched.clone(),
             ended: state.ended.clone(),
+            unevaluated: state.unevaluated,
             grown_from: state.grown_from,
             vocabulary,
             lowercase,
@@ -103,6 +107,7 @@ impl Facts {
         state.detours = self.detours;
         state.history = self.history;
         (state.watched, state.ended, state.grown_from) = (self.watched, self.ended, self.grown_from);
+        state.unevaluated = self.unevaluated;
         state.entered = Some(manifest.stage);
         state.step = manifest.step;
         state.cursors = manifest.cursor.clone();

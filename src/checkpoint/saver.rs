@@ -41,6 +41,8 @@ pub struct Saver<'a> {
     due: bool,
     /// The newest checkpoint, and its step.
     newest: Option<(String, u64)>,
+    /// The state has changed since then without a step.
+    stale: bool,
     /// The best checkpoint by held-out loss.
     best: Option<Best>,
     /// The last evaluation's step and loss.
@@ -86,6 +88,7 @@ impl<'a> Saver<'a> {
             save: None,
             due: false,
             newest: origin.checkpoint.map(|name| (name, state.step)),
+            stale: false,
             best: origin.best,
             evaluated: None,
             last_save: Instant::now(),
@@ -160,7 +163,7 @@ impl<'a> Saver<'a> {
     /// Begins to save the state as a checkpoint, once the save before has ended.
     pub fn save(&mut self, collective: &mut dyn Group, state: &TrainState) -> Result<(), Error> {
         self.settle(collective)?;
-        if self.newest.as_ref().is_some_and(|(_, step)| *step == state.step) {
+        if self.has(state) {
             return Ok(());
         }
         self.session.control.phase(Phase::Save);
@@ -216,11 +219,23 @@ impl<'a> Saver<'a> {
         loop {
             self.save(collective, state)?;
             self.settle(collective)?;
-            if self.newest.as_ref().is_some_and(|(_, step)| *step == state.step) {
+            if self.has(state) {
                 return Ok(());
             }
             std::thread::sleep(self.retry_state.pause());
         }
+    }
+
+    /// Saves the state of the newest checkpoint's step anew, because it has changed without a step: this attempt's checkpoint of the step
+    /// goes before that of an earlier one.
+    pub fn renew(&mut self, collective: &mut dyn Group, state: &TrainState) -> Result<(), Error> {
+        self.stale = true;
+        self.complete(collective, state)
+    }
+
+    /// Whether the state is the newest checkpoint's.
+    fn has(&self, state: &TrainState) -> bool {
+        !self.stale && self.newest.as_ref().is_some_and(|(_, step)| *step == state.step)
     }
 
     /// Writes the records since the last checkpoint, for an attempt that ends without another.
@@ -291,6 +306,7 @@ impl<'a> Saver<'a> {
             self.retry_state.clear();
             self.best = manifest.best;
             self.newest = Some((name.clone(), manifest.step));
+            self.stale = false;
             if decided.is_some() {
                 let written = began.elapsed().as_secs_f64();
                 self.session.control.event(EventKind::Checkpoint {

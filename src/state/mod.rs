@@ -57,6 +57,8 @@ pub struct TrainState {
     pub watched: Watched,
     /// Stages that have ended at one.
     pub ended: Ended,
+    /// Whether the evaluation after the last step is still to be made, because its samples could not be read.
+    pub unevaluated: bool,
     /// The stage that was entered last: its growth and whatever else happens once is done.
     pub entered: Option<usize>,
     /// Layers before the stage's growth, if its model has grown.
@@ -98,6 +100,7 @@ impl TrainState {
             history: History::default(),
             watched: Watched::default(),
             ended: Ended::new(),
+            unevaluated: false,
             entered: None,
             grown_from: None,
             cursors: BTreeMap::new(),

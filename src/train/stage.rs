@@ -251,6 +251,7 @@ impl<'a> Stage<'a> {
         collective: &mut dyn Group,
         saver: &mut Saver<'_>,
     ) -> Result<bool, Error> {
+        state.unevaluated = false;
         let Some(dataset) = &self.datasets.evaluation else { return Ok(false) };
         self.session.control.phase(Phase::Evaluate);
         let config = &self.session.config;
@@ -263,7 +264,10 @@ impl<'a> Stage<'a> {
         };
         let evaluation = match evaluate::evaluate(&self.bert, collective, &question, state.step)? {
             Ok(evaluation) => evaluation,
-            Err(unread) => return retreat::end_for(collective, saver, state, unread).map(|_| false),
+            Err(unread) => {
+                state.unevaluated = true;
+                return retreat::end_for(collective, saver, state, unread).map(|_| false);
+            }
         };
         let best = saver.push_evaluation(collective, &evaluation)?;
         let loss = evaluation.scores.main().loss;

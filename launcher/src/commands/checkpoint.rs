@@ -12,8 +12,9 @@ use super::stop;
 use crate::cli::CheckpointAction;
 use crate::console;
 use crate::failure::{Failure, Outcome};
+use crate::run::difference::{self, Difference};
+use crate::run::order;
 use crate::run::sources::SAVE_OBJECT;
-use crate::run::{difference, order};
 
 #[derive(Debug, thiserror::Error)]
 enum CheckpointError {
@@ -144,11 +145,16 @@ fn mixture(from: &Store, to: &Store) -> Result<Option<String>, Failure> {
     // Stages and optimizers of a run may change on its way.
     let is_of_model =
         |key: &str| ["run", "model", "objective"].iter().any(|part| difference::is_at_or_below(key, part));
-    if let Some(difference) = compared.trained.iter().find(|difference| is_of_model(&difference.key)) {
+    let is_other = |difference: &&Difference| is_of_model(&difference.key) || difference.is_of_shapes();
+    if let Some(difference) = compared.trained.iter().find(is_other) {
         return Ok(Some(format!("{} is {} there and {} here", difference.key, difference.before, difference.now)));
     }
-    let vocabulary = |store: &Store| store.get(names::VOCABULARY).map_err(Failure::failed);
-    let differs = vocabulary(from)? != vocabulary(to)?;
+    let differs = match to.get(names::VOCABULARY) {
+        Ok(there) => from.get(names::VOCABULARY).map_err(Failure::failed)? != there,
+        // A copy that failed may have left the configuration only.
+        Err(error) if error.is_not_found() => false,
+        Err(error) => return Err(Failure::failed(error)),
+    };
     Ok(differs.then(|| format!("{} is another", names::VOCABULARY)))
 }
 

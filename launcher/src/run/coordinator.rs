@@ -4,7 +4,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use lambert_config::exit;
-use lambert_store::{Patience, Store, checkpoint};
+use lambert_store::checkpoint::{self, Listed, Undone};
+use lambert_store::{Patience, Store};
 
 use super::decide::{self, Action, Attempt, Event, JobSettings, Memory, Room, Settings, State, StopReason, Verdict};
 use super::launch::workers::Workers;
@@ -40,6 +41,8 @@ pub struct Coordinator<'a> {
     events: Sender<Event>,
     observers: Observers,
     workers: Option<Workers>,
+    /// Whether any have been started.
+    has_started: bool,
     _sources: (Signals, RequestPoller),
 }
 
@@ -66,6 +69,7 @@ impl<'a> Coordinator<'a> {
             events,
             observers,
             workers,
+            has_started: false,
             _sources: sources,
         })
     }
@@ -178,9 +182,10 @@ impl<'a> Coordinator<'a> {
 
     fn start(&mut self, attempt: &Attempt) {
         match Workers::start(self.order, self.launcher, attempt, self.events.clone()) {
-            Ok(workers) => self.workers = Some(workers),
+            Ok(workers) => (self.workers, self.has_started) = (Some(workers), true),
             Err(error) => {
-                let code = if error.is_usage() { exit::USAGE } else { exit::FAILED };
+                // What was right at an earlier start is no fault of the configuration.
+                let code = if error.is_usage() && !self.has_started { exit::USAGE } else { exit::FAILED };
                 let failed = Event::StartFailed(attempt.number, code, crate::failure::chain(&error));
                 let _ = self.events.send(failed);
             }
@@ -200,12 +205,16 @@ fn join_job(order: &Order) -> Option<JobSettings> {
     Some(JobSettings { id: record.job, lead: order.config.slurm.lead_seconds as f64 })
 }
 
-/// What the last coordinator wrote, with the newest checkpoint: a run that was copied here has that, and no status.
+/// What the last coordinator wrote, with the newest checkpoint that no rollback has undone: a run that was copied here has that, and no
+/// status.
 fn before(store: &Store) -> Status {
     let mut before = status::before(store);
     if let Ok(listed) = checkpoint::list(store) {
-        before.checkpoint = listed.first().map(|newest| newest.name.clone());
-        before.step = before.step.max(listed.first().map_or(0, |newest| newest.place.step));
+        let rollbacks = Undone::read_all(store).unwrap_or_default();
+        let stays = |listed: &&Listed| !rollbacks.iter().any(|undone| undone.holds(listed.place));
+        let newest = listed.iter().find(stays).or(listed.first());
+        before.checkpoint = newest.map(|newest| newest.name.clone());
+        before.step = before.step.max(newest.map_or(0, |newest| newest.place.step));
     }
     before
 }

@@ -273,6 +273,8 @@ fn pause(state: &mut State, at: Seconds, last: u32, until: Seconds, event: Event
         _ if state.requests.stop.is_some() => stopped(state).unwrap_or(Phase::Pausing { last, until }),
         _ if at >= until => {
             let wanted = Wanted::Exactly(last + 1);
+            // Taking it may last as long as the store is away.
+            state.tries.begin(at);
             actions.push(Action::TakeLease(wanted));
             Phase::Leasing(wanted)
         }

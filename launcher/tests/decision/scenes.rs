@@ -149,7 +149,14 @@ fn a_run_under_way_waits_for_its_lease() {
     scene.train(1, 5).fail(Fault::Passing).pause();
     scene.give(Event::LeaseFailed("no space".into())).wait(3601.0).give(Event::LeaseFailed("no space".into()));
     let (code, message) = scene.failure();
-    assert!(code == 1 && message.contains("60 minutes") && message.ends_with("no space"), "{message}");
+    assert!(code == 1 && message.contains("60.0 minutes") && message.ends_with("no space"), "{message}");
+
+    // That the store was asked for long counts.
+    let mut scene = Scene::new();
+    scene.train(1, 5).fail(Fault::Passing).pause();
+    scene.wait(7200.0).give(Event::LeaseFailed("no space".into()));
+    let (code, message) = scene.failure();
+    assert!(code == 1 && message.contains("120.0 minutes"), "{message}");
 }
 
 #[test]

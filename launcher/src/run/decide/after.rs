@@ -27,7 +27,7 @@ pub struct Tries {
     absent: usize,
     /// Whether the lease for the next attempt could not be taken.
     pub(super) leaseless: bool,
-    /// When the first of these ended.
+    /// Since when they have been tried.
     absent_since: Option<Seconds>,
     /// Hosts that the launcher could not reach in these.
     unreachable: BTreeSet<String>,
@@ -41,6 +41,11 @@ impl Tries {
     /// Hosts that could not be reached since a rank last came up.
     pub fn unreachable(&self) -> impl Iterator<Item = &str> {
         self.unreachable.iter().map(String::as_str)
+    }
+
+    /// The lease of another attempt is asked for: that it may take long counts, too, if no rank comes up.
+    pub fn begin(&mut self, at: Seconds) {
+        self.absent_since.get_or_insert(at);
     }
 
     /// As many steps are done again as before the last failure: how many, and what it has cost.
@@ -129,9 +134,10 @@ fn wait(
     let since = *tries.absent_since.get_or_insert(begun);
     let left = since + state.settings.absence - at;
     if left <= 0.0 {
-        let minutes = state.settings.absence / 60.0;
-        let message =
-            format!("given up: no rank has reported for {minutes} minutes (cluster.patience_minutes); {cause}");
+        let (minutes, limit) = ((at - since) / 60.0, state.settings.absence / 60.0);
+        let message = format!(
+            "given up: no rank has reported for {minutes:.1} minutes, and cluster.patience_minutes is {limit}; {cause}"
+        );
         return give_up(state, at, exit::FAILED, message);
     }
     let pause = pause(tries.absent);

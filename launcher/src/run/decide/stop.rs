@@ -161,6 +161,7 @@ mod tests {
         assert_eq!(after(&[Interrupt, Other], None), (person, true));
         assert_eq!(after(&[Hangup, Hangup], None), (signal, false));
         assert_eq!(after(&[Interrupt, Hangup], None), (person, false));
+        assert_eq!(after(&[Hangup, Other], None), (signal, false));
         assert_eq!(after(&[Hangup, Other, Other], None), (signal, true));
         assert_eq!(after(&[Other, Other, Other], Some(&job())), (signal, false));
         assert_eq!(after(&[Other, Interrupt], Some(&job())), (person, false));
