@@ -12,7 +12,8 @@ use crate::torch;
 /// The gradients of one step on their way through the sum. A bucket is a range of the flat buffer, which lies in the order of
 /// the backward pass: all ranks start the same buckets in the same order, however many micro-batches each of them has.
 pub struct Exchange<'a> {
-    reducer: &'a mut dyn Reducer,
+    /// None in a world of one, whose gradients are their sum.
+    reducer: Option<&'a mut dyn Reducer>,
     /// Elements of a bucket.
     bucket: usize,
     /// Whether buckets are sent before all gradients are final.
@@ -25,8 +26,8 @@ pub struct Exchange<'a> {
 }
 
 impl<'a> Exchange<'a> {
-    /// In buckets of so many elements; `overlap` says whether they are sent as soon as they are final.
-    pub fn new(reducer: &'a mut dyn Reducer, bucket: usize, overlap: bool) -> Self {
+    /// In buckets of so many elements, with a reducer unless there is one rank only; `overlap` says whether they are sent as soon as they are final.
+    pub fn new(reducer: Option<&'a mut dyn Reducer>, bucket: usize, overlap: bool) -> Self {
         Self { reducer, bucket: bucket.max(1), overlap, started: 0, pending: Vec::new(), failed: None }
     }
 
@@ -48,7 +49,8 @@ impl<'a> Exchange<'a> {
         let first = self.started;
         self.started += count;
         let Some(bucket) = self.bucket(state, first, count) else { return };
-        match self.reducer.start(bucket) {
+        let Some(reducer) = &mut self.reducer else { return };
+        match reducer.start(bucket) {
             Ok(pending) => self.pending.push(pending),
             Err(error) => self.failed = self.failed.take().or(Some(error)),
         }
@@ -67,7 +69,7 @@ impl<'a> Exchange<'a> {
                 Place::Device(number) => Bucket::device(first.as_ptr(), count, number),
             }
         };
-        self.reducer.reaches(place).then_some(bucket)
+        self.reducer.as_ref().is_some_and(|reducer| reducer.reaches(place)).then_some(bucket)
     }
 
     /// Sends what is left, and the element behind the gradients; returns when every rank has the sum, all the same bits.
@@ -91,9 +93,11 @@ impl<'a> Exchange<'a> {
 
     /// Gradients that no sum can be made of where they are.
     fn by_main_memory(self, state: &mut TrainState) -> Result<(), Error> {
+        let Some(reducer) = self.reducer else { return Ok(()) };
         let kernels = state.parameters.kernels().clone();
         let mut reduced = Ok(());
-        kernels.with_floats(state.gradients_mut(), &mut |values| reduced = all_reduce(self.reducer, values, None));
+        let mut sum = |values: &mut [f32]| reduced = all_reduce(&mut *reducer, values, None);
+        torch::guard(|| kernels.with_floats(state.gradients_mut(), &mut sum))?;
         Ok(reduced?)
     }
 }
@@ -174,7 +178,7 @@ mod tests {
                 if state.gradients_in_place(0..1).is_some_and(|address| address.device.is_some()) {
                     ends.reducer = Box::new(OfDevice(ends.reducer));
                 }
-                let mut exchange = Exchange::new(&mut *ends.reducer, bucket, overlap);
+                let mut exchange = Exchange::new(Some(&mut *ends.reducer), bucket, overlap);
                 told.iter().for_each(|share| exchange.are_final(&state, (share * all as f64) as usize));
                 exchange.finish(&mut state).unwrap();
                 let norm = state.kernels().fetch(&state.gradient_norm().view([1]))[0];
@@ -195,7 +199,7 @@ mod tests {
         let parameters = Parameters::initialize(Arc::new(Host), parameters::specs(&model, 2, 50), 1, 0.2);
         let mut state = TrainState::new(parameters);
         let bert = Bert::new(&state.parameters, &model, 2);
-        let mut exchange = Exchange::new(&mut *ends.reducer, 1000, true);
+        let mut exchange = Exchange::new((world > 1).then_some(&mut *ends.reducer), 1000, true);
         let batch = step::tests::batch(&cuts);
         let mut are_final = |state: &TrainState, elements: usize| exchange.are_final(state, elements);
         step::forward_backward(&bert, &mut state, batch.whole(), Key::new(1), &mut are_final).unwrap();

@@ -35,9 +35,10 @@ impl TorchError {
 
 /// What CUDA says of a card that no call of the process reaches any more. Each is an error of
 /// <https://docs.nvidia.com/cuda/cuda-runtime-api> after which "the process must be terminated".
-const LOST: [&str; 12] = [
+const LOST: [&str; 13] = [
     "uncorrectable ECC error",
     "uncorrectable NVLink error",
+    "Invalid access of peer GPU memory",
     "illegal memory access",
     "illegal instruction",
     "misaligned address",

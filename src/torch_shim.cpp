@@ -83,7 +83,7 @@ struct Linear : torch::autograd::Function<Linear> {
       }
     }
     if (bias.requires_grad()) {
-      bias.mutable_grad().add_(gradient.sum(0));
+      bias.mutable_grad().add_(gradient.sum(at::IntArrayRef{0}, false, bias.scalar_type()));
     }
     at::Tensor below;
     if (context->needs_input_grad(0)) {
@@ -104,7 +104,14 @@ struct Embedding : torch::autograd::Function<Embedding> {
   static variable_list backward(AutogradContext *context, const variable_list &gradients) {
     const at::Tensor table = context->saved_data["table"].toTensor();
     const at::Tensor ids = context->get_saved_variables()[0].flatten();
-    table.mutable_grad().index_add_(0, ids, gradients[0].reshape({-1, table.size(1)}));
+    const at::Tensor rows = gradients[0].reshape({-1, table.size(1)});
+    if (!ids.is_cpu() && table.size(0) <= 16) {
+      // Thousands of threads would wait for each other at the same few rows.
+      const at::Tensor kinds = at::arange(table.size(0), ids.options()).unsqueeze(1);
+      table.mutable_grad().addmm_((ids.unsqueeze(0) == kinds).to(rows.scalar_type()), rows);
+    } else {
+      table.mutable_grad().index_add_(0, ids, rows);
+    }
     return {at::Tensor(), at::Tensor()};
   }
 };

@@ -14,11 +14,13 @@ study adamw-64-warmup-0.2 adamw 64 2e-3,4e-3 $long
 study adamw-64-warmup-0.2 adamw 64 2e-3 $long --grid run.seed=2,3,4,5
 study adamw-256 adamw 256 2e-3,4e-3,8e-3
 study adamw-256-warmup-0.2 adamw 256 2.8e-3,4e-3,6e-3,8e-3 $long
+study lamb-16 lamb 16 5e-3
 study lamb-64 lamb 64 2.5e-3,5e-3,1e-2,1.4e-2
 study lamb-64-beta2-0.9 lamb 64 1e-2 $lamb
 study lamb-256 lamb 256 5e-3,1e-2,1.4e-2,2e-2
 study lamb-256-all-ratios lamb 256 1e-2,2e-2 --set optimizer.trust_undecayed=true
 study lamb-256-beta2-0.9 lamb 256 1e-2,1.4e-2,2e-2 $lamb
+study lamb-256-warmup-0.2 lamb 256 1.4e-2,2e-2 $long
 study lamb-256-beta2-0.9-warmup-0.2 lamb 256 1.4e-2,2e-2,2.8e-2 $lamb $long
 study lamb-256-beta2-0.9-warmup-0.2 lamb 256 2e-2 $lamb $long --grid run.seed=2,3,4,5
 

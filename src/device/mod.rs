@@ -248,7 +248,10 @@ impl Chosen {
             let said = format!("it was loaded from {}", libtorch.folder.display());
             return Err(DeviceError::Unusable { version: libtorch.version, said });
         }
-        torch::guard(|| torch::card::allow_tf32(precision == Precision::Tf32))?;
+        torch::guard(|| {
+            torch::card::allow_tf32(precision == Precision::Tf32);
+            torch::card::leave_out_cudnn();
+        })?;
         let looked = libtorch.nvidia_folders();
         let mut compiler = None;
         for folder in &looked {

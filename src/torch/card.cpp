@@ -110,6 +110,17 @@ extern "C" int lambert_allow_tf32(bool allowed, Failed failed) {
       failed);
 }
 
+// Leaves cuDNN out of fused attention: it makes a plan for every new shape, which takes a good part of a second, and here nearly
+// every micro-batch has a shape of its own. The kernels that are left have none to make.
+extern "C" int lambert_leave_out_cudnn(Failed failed) {
+  return attempt(
+      [] {
+        at::globalContext().setSDPUseCuDNN(false);
+        return 0;
+      },
+      failed);
+}
+
 // Seeds the default generator of card `index`.
 extern "C" int lambert_seed_card(int index, uint64_t seed, Failed failed) {
   return attempt(

@@ -10,6 +10,7 @@ use super::{Failed, SAID, failed, made};
 unsafe extern "C" {
     fn lambert_add_in_one_order(failed: Failed) -> i32;
     fn lambert_allow_tf32(allowed: bool, failed: Failed) -> i32;
+    fn lambert_leave_out_cudnn(failed: Failed) -> i32;
     fn lambert_seed_card(index: i32, seed: u64, failed: Failed) -> i32;
     fn lambert_current_stream(index: i32, stream: *mut *mut c_void, failed: Failed) -> i32;
     fn lambert_peak_memory(index: i32, bytes: *mut i64, failed: Failed) -> i32;
@@ -48,6 +49,12 @@ pub fn add_in_one_order() {
 pub fn allow_tf32(allowed: bool) {
     // SAFETY: sets a flag.
     check(unsafe { lambert_allow_tf32(allowed, failed) });
+}
+
+/// Leaves cuDNN out of fused attention, in the whole process.
+pub fn leave_out_cudnn() {
+    // SAFETY: sets a flag.
+    check(unsafe { lambert_leave_out_cudnn(failed) });
 }
 
 /// Seeds libtorch's own generator for card `index`.

@@ -112,7 +112,8 @@ impl Passes<'_> {
         reducer: &'r mut dyn Reducer,
     ) -> Result<(Vec<step::Pending>, Exchange<'r>), Error> {
         let session = self.stage.session;
-        let mut exchange = Exchange::new(reducer, session.config.cluster.bucket_elements(), session.overlaps);
+        let others = (session.world > 1).then_some(reducer);
+        let mut exchange = Exchange::new(others, session.config.cluster.bucket_elements(), session.overlaps);
         let mut are_final = |state: &TrainState, elements| exchange.are_final(state, elements);
         let pending = step::forward_backward(&self.stage.bert, state, share, self.dropout, &mut are_final);
         let pending = pending.map_err(|error| self.stage.explain(error))?;

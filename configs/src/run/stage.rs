@@ -95,7 +95,7 @@ impl Default for Stage {
             micro_batch_tokens: TokenBudget::default(),
             recompute: false,
             learning_rate: 1e-4,
-            warmup: 0.1,
+            warmup: 0.2,
             decay: Decay::Linear,
             decay_power: 1.0,
             learning_rate_end: 0.0,
