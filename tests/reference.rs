@@ -50,7 +50,7 @@ fn config(place: &Place, optimizer: &str, ranks: usize) -> String {
     let stage = |index: usize| {
         format!(
             "[[stage]]\nname = \"{index}\"\nlayers = {}\ndata = {data:?}\nsteps = {}\nglobal_batch = {BATCH}\n\
-             micro_batch_tokens = 256\nlearning_rate = 5e-3\ndecay = \"constant\"\n",
+             micro_batch_tokens = 256\nlearning_rate = 5e-3\nwarmup = 0.1\ndecay = \"constant\"\n",
             index + 1,
             STEPS[index],
         )
@@ -101,7 +101,7 @@ fn old_config(place: &Place) -> String {
     let stage = |layers: usize| {
         format!(
             "[[stage]]\nname = \"{layers}\"\nlayers = {layers}\ndata = {:?}\nsteps = 20\nglobal_batch = 16\n\
-             micro_batch_tokens = 256\nlearning_rate = 5e-3\n",
+             micro_batch_tokens = 256\nlearning_rate = 5e-3\nwarmup = 0.1\n",
             place.path("data/train")
         )
     };

@@ -1,34 +1,24 @@
 """Samples and updates to a given held-out loss at several batches, and the critical batch (McCandlish et al. 2018), as CSV.
 
-    python critical.py --loss 3.5 [--loss 3.3] BATCH=RUNS ... > critical.csv
+    python critical.py --loss 3.5 [--loss 3.3] BATCH=RUNS.csv ... > critical.csv
 
-RUNS is a folder of runs of that batch and of several lengths, each with a cool-down of its own (critical.sh). Between the two lengths
-whose held-out losses are on both sides of the given one, the loss is taken as linear in the logarithm of the samples; nothing is
-extrapolated, and one batch alone is not fitted. (S / Smin - 1) (E / Emin - 1) = 1 with E = S B samples is S = Smin (1 + Bcrit / B), with
-the critical batch Bcrit = Emin / Smin: both by least squares of log S.
+RUNS.csv is the table of `lambert tune` (tune.csv) over runs of that batch and of several lengths, each with a cool-down of its own
+(critical.sh). Between the two lengths whose held-out losses are on both sides of the given one, the loss is taken as linear in the
+logarithm of the samples; nothing is extrapolated, and one batch alone is not fitted. (S / Smin - 1) (E / Emin - 1) = 1 with E = S B
+samples is S = Smin (1 + Bcrit / B), with the critical batch Bcrit = Emin / Smin: both by least squares of log S.
 """
 
 import argparse
 import csv
-import json
 import math
 import sys
-import tomllib
-from pathlib import Path
 
 
-def ends(runs):
-    """Samples and held-out loss at the end of each run of a folder."""
-    found = []
-    for run in sorted(path.parent for path in Path(runs).glob("*/run.toml")):
-        stages = tomllib.loads((run / "run.toml").read_text())["stage"]
-        last = sum(stage["steps"] for stage in stages)
-        samples = sum(stage["steps"] * stage["global_batch"] for stage in stages)
-        for file in (run / "metrics").glob("*.jsonl"):
-            for record in map(json.loads, file.read_text().splitlines()):
-                if record.get("event") == "evaluation" and record["step"] == last:
-                    found.append((samples, record["mlm_loss"]))
-    return sorted(set(found))
+def ends(batch, runs):
+    """Samples and held-out loss at the end of each run of a table."""
+    with open(runs) as table:
+        rows = [row for row in csv.DictReader(table) if row["end"] == "finished"]
+    return sorted((int(row["steps"]) * batch, float(row["held_out_loss"])) for row in rows)
 
 
 def samples_to(points, loss):
@@ -55,9 +45,9 @@ def fit(steps):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--loss", type=float, action="append", required=True)
-    parser.add_argument("cells", nargs="+", metavar="BATCH=RUNS")
+    parser.add_argument("cells", nargs="+", metavar="BATCH=RUNS.csv")
     arguments = parser.parse_args()
-    cells = {int(batch): ends(runs) for batch, runs in (cell.split("=", 1) for cell in arguments.cells)}
+    cells = {int(batch): ends(int(batch), runs) for batch, runs in (cell.split("=", 1) for cell in arguments.cells)}
     writer = csv.writer(sys.stdout)
     writer.writerow(["loss", "batch", "samples", "updates", "fitted_updates", "smallest_updates", "critical_batch"])
     for loss in arguments.loss:

@@ -9,6 +9,7 @@
 # --gbits: what a host's links to the others carry together, Gbit/s, as published; --share: how much of it the sum has to reach (0.5).
 # Ends with a table; exits with 1 where a point fails.
 set -eu
+command -v pkill > /dev/null || { echo "$0: pkill (Debian: procps), which kills ranks here, is missing" >&2; exit 2; }
 shared=; ranks=; hosts=; gbits=; share=0.5
 usage() { sed -n '6,10s/^# *//p' "$0" >&2; exit 2; }
 while [ $# -gt 0 ]; do

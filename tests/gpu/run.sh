@@ -8,6 +8,7 @@
 # one card over MPI), `nccl` (a world of one by NCCL, a card that is named twice, two ranks on one card where NCCL lets them), `base` and `large` (BERT-base and BERT-large at 128 and 512 tokens, beside transformers where python3 has
 # it). All of them without a name. Ends with a table and OUTPUT/points.json; exits with 1 where a point fails.
 set -eu
+command -v pkill > /dev/null || { echo "$0: pkill (Debian: procps), which kills ranks here, is missing" >&2; exit 2; }
 packed=.gpu; output=${TMPDIR:-/tmp}/lambert-gpu
 while [ $# -gt 0 ]; do
     case $1 in
