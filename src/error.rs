@@ -5,7 +5,7 @@ use lambert_data_prep::dataset::DatasetError;
 
 use crate::checkpoint::replicas::Apart;
 use crate::device::DeviceError;
-use crate::torch::TorchError;
+use crate::torch::{self, TorchError};
 
 /// A worker's failure. Messages do not repeat their source; the chain is printed once, at the end of the program.
 #[derive(Debug, thiserror::Error)]
@@ -134,6 +134,17 @@ impl Error {
         Self::Config(ConfigError::Faults { origin: origin.to_owned(), faults })
     }
 
+    /// What CUDA says of a card that is lost to this process, whether a tensor operation, a sum over ranks or the driver met it.
+    pub fn lost_card(&self) -> Option<&str> {
+        use lambert_collective::Error as Sum;
+        match self {
+            Self::Torch(failed) => failed.lost_card(),
+            Self::Collective(Sum::Device { text, .. }) => torch::lost_card(text),
+            Self::Collective(Sum::Nccl { text, last, .. }) => torch::lost_card(last).or_else(|| torch::lost_card(text)),
+            _ => None,
+        }
+    }
+
     /// What the program exits with.
     pub fn exit_code(&self) -> i32 {
         match self {
@@ -195,6 +206,20 @@ pub fn chain(error: &dyn std::error::Error) -> String {
 mod tests {
     use super::*;
     use crate::device::DriverError;
+
+    #[test]
+    fn a_card_that_is_lost_is_seen_by_whoever_meets_it_first() {
+        let met = "an illegal memory access was encountered";
+        let event = lambert_collective::Error::Device { operation: "the sum of a bucket", number: 1, text: met.into() };
+        assert_eq!(Error::Collective(event).lost_card(), Some(met));
+        let sum = |text: &str, last: &str| {
+            let (text, last) = (text.to_owned(), last.to_owned());
+            Error::Collective(lambert_collective::Error::Nccl { operation: "ncclAllReduce", code: 1, text, last })
+        };
+        let last = format!("Cuda failure 700 '{met}'");
+        assert_eq!(sum("unhandled cuda error", &last).lost_card(), Some(&*last));
+        assert_eq!(sum("remote process exited or there was a network error", "").lost_card(), None);
+    }
 
     #[test]
     fn what_may_pass_on_another_host_is_told_from_what_lasts() {

@@ -92,9 +92,7 @@ impl Session {
 
     /// A save that failed because another attempt has taken the run is told as that, and a card that is lost is named.
     pub fn explain(&self, error: Error) -> Error {
-        if let (Error::Torch(failed), Some(card)) = (&error, &self.card)
-            && let Some(said) = failed.lost_card()
-        {
+        if let (Some(said), Some(card)) = (error.lost_card(), &self.card) {
             return Error::Card { card: card.name(), said: said.to_owned() };
         }
         let brief = Patience { total: Duration::from_secs(5), ..Patience::default() };

@@ -51,11 +51,15 @@ const LOST: [&str; 13] = [
     "GPU has fallen off the bus",
 ];
 
+/// Whether a card is lost to this process by what CUDA has `said`; then the line that tells.
+pub fn lost_card(said: &str) -> Option<&str> {
+    said.lines().find(|line| LOST.iter().any(|words| line.contains(words)))
+}
+
 impl TorchError {
     /// Whether a card is lost to this process; then what CUDA says of it, in one line.
     pub fn lost_card(&self) -> Option<&str> {
-        let line = self.0.lines().find(|line| LOST.iter().any(|words| line.contains(words)))?;
-        (line.contains("CUDA") || line.contains("driver")).then_some(line)
+        lost_card(&self.0).filter(|line| line.contains("CUDA") || line.contains("driver"))
     }
 }
 

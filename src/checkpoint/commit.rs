@@ -5,6 +5,7 @@ use lambert_store::{Lease, Store};
 use serde::{Deserialize, Serialize};
 
 use super::replicas::Apart;
+use crate::agreement::Decision;
 use crate::error::{self, Error};
 use crate::metrics::RecordBatch;
 
@@ -37,6 +38,18 @@ pub enum Outcome {
     Apart(Apart),
     /// It does not, and this attempt will never save one.
     Lost(String),
+}
+
+impl Outcome {
+    /// What the other ranks are told of it.
+    pub fn decision(&self) -> Decision {
+        match self {
+            Self::Committed => Decision::Committed,
+            Self::Failed(_) => Decision::Failed,
+            Self::Apart(_) => Decision::Apart,
+            Self::Lost(_) => Decision::Lost,
+        }
+    }
 }
 
 /// What a rank hands in.

@@ -9,23 +9,22 @@
 //! No thread but the training loop's uses the collective, and a save begins only when the one before has ended: none
 //! overtakes another.
 
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use lambert_collective::Group;
 use lambert_config::control::{Evaluation, EventKind, StepRecord};
-use lambert_store::checkpoint::{self as stored, Best, Manifest, PendingObject, Retention, Slice, Writer};
-use tch::Tensor;
+use lambert_store::checkpoint::{self as stored, Best, Manifest, Retention, Writer};
 
 use super::commit::{Commit, Outcome, Part};
 use super::replicas::Apart;
 use super::retry_state::RetryState;
-use super::snapshot::{Copying, Snapshot};
+use super::save::{Progress, Save};
+use super::snapshot::Snapshot;
 use super::{Facts, Origin};
 use crate::agreement::{Agreement, Decision, SaveVote};
 use crate::control::Phase;
 use crate::error::Error;
-use crate::metrics::{self, RecordBatch, Records, Stopwatch};
+use crate::metrics::{self, Records, Stopwatch};
 use crate::session::{Datasets, Session};
 use crate::state::TrainState;
 use crate::torch;
@@ -51,26 +50,6 @@ pub struct Saver<'a> {
     retry_state: RetryState,
     /// Seconds that training paused for checkpoints since the last record.
     stall: f64,
-}
-
-/// A save under way.
-struct Save {
-    writer: Writer,
-    manifest: Manifest,
-    /// Of this rank's weights, if there are others to compare with.
-    digest: Option<Tensor>,
-    began: Instant,
-    stall: f64,
-    progress: Progress,
-}
-
-enum Progress {
-    Copying(Copying, RecordBatch),
-    Writing(Vec<(PendingObject, Vec<Slice>)>, RecordBatch),
-    /// The thread is rank 0's.
-    Committing(Option<JoinHandle<(Outcome, RecordBatch)>>),
-    /// Rank 0 knows, and the others do not yet.
-    Decided(Outcome, RecordBatch),
 }
 
 impl<'a> Saver<'a> {
@@ -145,7 +124,7 @@ impl<'a> Saver<'a> {
                 false => SaveVote::Nothing,
             },
             Progress::Copying(..) | Progress::Committing(_) => SaveVote::Nothing,
-            Progress::Decided(outcome, _) => SaveVote::Decided(decision(outcome)),
+            Progress::Decided(outcome, _) => SaveVote::Decided(outcome.decision()),
         }
     }
 
@@ -255,7 +234,7 @@ impl<'a> Saver<'a> {
         self.session.control.phase(Phase::Save);
         save.decide(true, &self.retry_state, self.session.config.checkpoint.give_up_minutes);
         let mut word = match &save.progress {
-            Progress::Decided(outcome, _) => vec![decision(outcome).to_byte()],
+            Progress::Decided(outcome, _) => vec![outcome.decision().to_byte()],
             _ => Vec::new(),
         };
         collective.broadcast_bytes(&mut word, 0)?;
@@ -370,33 +349,6 @@ impl<'a> Saver<'a> {
             state: serde_json::to_value(facts).map_err(Error::Json)?,
             objects: Vec::new(),
         })
-    }
-}
-
-impl Save {
-    /// Rank 0 takes up what its thread has done, if it has ended or if that is waited for. What has failed for longer
-    /// than `limit` minutes is given up.
-    fn decide(&mut self, wait: bool, retry_state: &RetryState, limit: f64) {
-        let Progress::Committing(thread) = &mut self.progress else { return };
-        let Some(thread) = thread.take_if(|thread| wait || thread.is_finished()) else { return };
-        let (outcome, records) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        let lasts = retry_state.lasts(self.began).as_secs_f64() / 60.0;
-        let outcome = match outcome {
-            Outcome::Failed(why) if lasts >= limit => Outcome::Lost(format!(
-                "no checkpoint could be saved for {lasts:.1} minutes, and checkpoint.give_up_minutes is {limit}: {why}"
-            )),
-            outcome => outcome,
-        };
-        self.progress = Progress::Decided(outcome, records);
-    }
-}
-
-fn decision(outcome: &Outcome) -> Decision {
-    match outcome {
-        Outcome::Committed => Decision::Committed,
-        Outcome::Failed(_) => Decision::Failed,
-        Outcome::Apart(_) => Decision::Apart,
-        Outcome::Lost(_) => Decision::Lost,
     }
 }
 

@@ -27,8 +27,8 @@ pub use cuda::Cuda;
 pub use host::Host;
 pub use reference::Reference;
 
-/// A device's kernels. Results may be awaited by [`Kernels::fetch`] and [`Kernels::read`] only; everything else may return
-/// before it is done, in the order of the calls unless it says otherwise.
+/// A device's kernels. Results may be awaited by [`Kernels::fetch`], [`Kernels::read`] and [`Kernels::wait`] only; everything
+/// else may return before it is done, in the order of the calls unless it says otherwise.
 pub trait Kernels: Send + Sync {
     /// Zeros of `kind` on the device.
     fn zeros(&self, shape: &[i64], kind: Kind) -> Tensor;
@@ -68,6 +68,11 @@ pub trait Kernels: Send + Sync {
 
     /// The values of `numbers`, f64 \[n\], once they are computed: the one read of a step.
     fn fetch(&self, numbers: &Tensor) -> Vec<f64>;
+
+    /// Returns when everything that was called before is computed.
+    fn wait(&self) {
+        self.fetch(&self.zeros(&[1], Kind::Double));
+    }
 
     /// Where an element of a contiguous f32 tensor lies, and those behind it: what sums over ranks read and write while other
     /// operations run. `None` where nobody else may.

@@ -86,6 +86,11 @@ impl Passes<'_> {
         let pending = match self.stage.session.config.cluster.canonical {
             false => {
                 let (pending, exchange) = self.in_buckets(share, state, reducer)?;
+                // Without overlap the sum begins now: what a device has yet to compute is no part of its time.
+                let session = self.stage.session;
+                if session.world > 1 && !session.overlaps {
+                    torch::guard(|| session.kernels.wait())?;
+                }
                 passed.seconds += watch.lap();
                 control.phase(Phase::Exchange);
                 exchange.finish(state)?;
