@@ -31,6 +31,16 @@ detail --grid stage.0.warmup=0.3
 detail --grid stage.0.decay_power=0.5,1.5 --grid 'stage.0.decay="polynomial"'
 detail --grid optimizer.clip_norm=0
 
+# Full depth and stacked, and three more ways to grow.
+"$here/stacking.sh" full 2e-2 1
+"$here/stacking.sh" stacked 2e-2 1
+"$here/stacking.sh" full 1.4e-2 1,2,3,4
+"$here/stacking.sh" stacked 1.4e-2 1,2,3,4
+"$here/stacking.sh" stacked 1.4e-2 2 --grid stage.1.growth.moments=copy,zero
+"$here/stacking.sh" stacked 1.4e-2 2 --grid stage.1.growth.identity=true
+
+# Samples to a given loss: two lengths on both sides of it.
+
 # Four times the samples.
 SAMPLES=1000000; export SAMPLES
 study adamw-1024-warmup-0.2 adamw 1024 4e-3,6e-3,8e-3 $long
