@@ -30,6 +30,8 @@ detail --grid optimizer.beta2=0.95
 detail --grid stage.0.warmup=0.3
 detail --grid stage.0.decay_power=0.5,1.5 --grid 'stage.0.decay="polynomial"'
 detail --grid optimizer.clip_norm=0
+detail --grid optimizer.weight_decay=0
+detail --grid optimizer.eps=1e-8
 
 # Full depth and stacked, and three more ways to grow.
 "$here/stacking.sh" full 2e-2 1

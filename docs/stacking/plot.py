@@ -71,7 +71,7 @@ def main():
     seconds = {int(depth): float(value) for depth, value in pairs}
     arms = {}
     for arm in arguments.arms:
-        label, runs = arm.split("=")
+        label, runs = arm.split("=", 1)
         arms[label] = [curve(Path(run), seconds) for run in runs.split(",")]
 
     # Each seed by itself, and the mean of the seeds.
