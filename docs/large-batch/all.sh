@@ -41,9 +41,18 @@ detail --grid optimizer.eps=1e-8
 "$here/stacking.sh" stacked 1.4e-2 2 --grid stage.1.growth.moments=copy,zero
 "$here/stacking.sh" stacked 1.4e-2 2 --grid stage.1.growth.identity=true
 
-# Samples to a given loss: two lengths on both sides of it.
-
 # Four times the samples.
 SAMPLES=1000000; export SAMPLES
 study adamw-1024-warmup-0.2 adamw 1024 4e-3,6e-3,8e-3 $long
 study lamb-1024-beta2-0.9-warmup-0.2 lamb 1024 1.4e-2,2e-2,2.8e-2 $lamb $long --set metrics.trust_ratios_every_steps=10
+
+# Samples to a given loss: lengths on both sides of it.
+critical() { "$here/critical.sh" "$@" --set metrics.noise_scale_every_steps=0; }
+critical adamw 16 1e-3 "68800 94400 128000"
+critical adamw 64 2e-3 "68800 94400 128000"
+critical adamw 256 4e-3 "86400 118400 160000"
+critical adamw 1024 6e-3 "236800 320000 400000"
+critical lamb 16 5e-3 "70400 96000" $lamb
+critical lamb 64 1e-2 "68800 94400 128000" $lamb
+critical lamb 256 1.4e-2 "118400 160000" $lamb
+critical lamb 1024 2e-2 "320000 432000" $lamb
