@@ -26,7 +26,8 @@ pub struct Exchange<'a> {
 }
 
 impl<'a> Exchange<'a> {
-    /// In buckets of so many elements, with a reducer unless there is one rank only; `overlap` says whether they are sent as soon as they are final.
+    /// In buckets of so many elements, with a reducer unless there is one rank only; `overlap` says whether they are sent as
+    /// soon as they are final.
     pub fn new(reducer: Option<&'a mut dyn Reducer>, bucket: usize, overlap: bool) -> Self {
         Self { reducer, bucket: bucket.max(1), overlap, started: 0, pending: Vec::new(), failed: None }
     }

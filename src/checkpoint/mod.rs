@@ -1,8 +1,8 @@
 //! The training state, to and from the checkpoints of a run.
 //!
 //! - [`resume`]: the state to go on from, out of the newest checkpoint that verifies and fits
-//! - [`saver`]: when to save, and saves beside the training, each a save::Save; [`snapshot`] is the copy that is written, [`commit`] what
-//!   rank 0 does when all ranks have written theirs, [`retry_state`] what follows failures
+//! - [`saver`]: when to save, and saves beside the training; save: one that is under way, [`snapshot`] the copy that it
+//!   writes, [`commit`] what rank 0 does when all ranks have written theirs, [`retry_state`] what follows failures
 //! - [`rollback`]: what an attempt that went back leaves for the next
 //! - [`replicas`]: whether all ranks have the same weights
 //! - [`Facts`]: the counters of a checkpoint

@@ -81,13 +81,13 @@ impl Passes<'_> {
         watch: &mut Stopwatch,
         passed: &mut Passed,
     ) -> Result<(), Error> {
-        let control = &self.stage.session.control;
+        let session = self.stage.session;
+        let control = &session.control;
         control.phase(Phase::Step);
-        let pending = match self.stage.session.config.cluster.canonical {
+        let pending = match session.config.cluster.canonical {
             false => {
                 let (pending, exchange) = self.in_buckets(share, state, reducer)?;
                 // Without overlap the sum begins now: what a device has yet to compute is no part of its time.
-                let session = self.stage.session;
                 if session.world > 1 && !session.overlaps {
                     torch::guard(|| session.kernels.wait())?;
                 }
