@@ -100,6 +100,17 @@ pub enum Error {
         /// What rank 0 met.
         message: String,
     },
+    /// The run has checkpoints, and none that can be gone on from.
+    #[error(
+        "no checkpoint of {url} is sound, and it is not begun anew over them: {found}. Bring back what is missing, or give \
+         another --run"
+    )]
+    NoneSound {
+        /// The run.
+        url: String,
+        /// Each with what is wrong with it.
+        found: String,
+    },
     /// A record of going back cannot be read.
     #[error("{url} is not a record of a rollback")]
     Rollback {

@@ -230,4 +230,18 @@ fn checkpoints_that_are_damaged() {
     assert_eq!(checkpoints(&run_url)[0], "step-000000200-a0002");
     let named = run(&["export", &format!("{run_url}/checkpoints/{newest}"), "--output", &place.path("x")]);
     refused(&named, 1, &[&newest, "model.safetensors"]);
+
+    // With none left that is sound the run is not begun anew, which would prune them one by one; nor by an older program.
+    let manifest = object("step-000000200-a0002", "manifest.json");
+    let newer = std::fs::read_to_string(&manifest).unwrap().replacen("\"format\": ", "\"format\": 9", 1);
+    std::fs::write(&manifest, newer).unwrap();
+    let before = checkpoints(&run_url);
+    before[1..].iter().for_each(|name| std::fs::write(object(name, "model.safetensors"), "").unwrap());
+    let again = run(&["run", "--config", &config, "--run", &run_url]);
+    refused(
+        &again,
+        70,
+        &["no checkpoint of", "is not begun anew", &third, "step-000000200-a0002/manifest.json", "format"],
+    );
+    assert_eq!(checkpoints(&run_url), before);
 }

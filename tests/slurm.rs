@@ -157,13 +157,14 @@ fn runs_in_a_queue() {
     copy(Path::new(&place.path("data")), Path::new(&sandbox.path("data")));
     std::fs::create_dir(sandbox.path("runs")).unwrap();
     ["data", "runs"].iter().for_each(|name| drop(sandbox.give(name)));
-    let scenes: [Scene; 8] = [
+    let scenes: [Scene; 9] = [
         ("refuses", refuses),
         ("survives", survives),
         ("ends", ends),
         ("ranks are asked first", ranks_are_asked_first),
         ("requests hold", queue::requests_hold),
         ("causes decide", causes::decide),
+        ("asked in the prologue", causes::asked_in_the_prologue),
         ("a preparation", prep::an_array_and_its_join),
         ("secrets stay", secrets::stay),
     ];

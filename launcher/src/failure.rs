@@ -4,6 +4,7 @@ use std::error::Error;
 use std::fmt;
 
 use lambert_config::{ConfigError, exit};
+use lambert_data_prep::dataset::DatasetError;
 
 /// What a command gives back: an exit code, or the failure that decides it.
 pub type Outcome = Result<i32, Failure>;
@@ -54,6 +55,16 @@ pub fn chain(error: &(dyn Error + 'static)) -> String {
 impl From<ConfigError> for Failure {
     fn from(error: ConfigError) -> Self {
         Self::usage(error)
+    }
+}
+
+/// A store that is away may be back at the next start.
+impl From<DatasetError> for Failure {
+    fn from(error: DatasetError) -> Self {
+        match error {
+            DatasetError::Store { .. } => Self::failed(error),
+            _ => Self::usage(error),
+        }
     }
 }
 

@@ -63,6 +63,8 @@ struct Found {
     rollbacks: Vec<Rollback>,
     error: Option<String>,
     misfit: Option<String>,
+    /// What is wrong with the checkpoints of a run that has no sound one.
+    unsound: Vec<String>,
 }
 
 fn agree_on_start(session: &Session, collective: &mut dyn Group, datasets: &Datasets) -> Result<Found, Error> {
@@ -78,9 +80,11 @@ fn agree_on_start(session: &Session, collective: &mut dyn Group, datasets: &Data
     }
     collective.broadcast_bytes(&mut bytes, 0)?;
     let found: Found = serde_json::from_slice(&bytes).map_err(Error::Json)?;
+    let url = session.store.url().to_owned();
     match (found.error, found.misfit) {
-        (Some(message), _) => Err(Error::Resume { url: session.store.url().to_owned(), message }),
+        (Some(message), _) => Err(Error::Resume { url, message }),
         (None, Some(message)) => Err(Error::Usage(message)),
+        (None, None) if !found.unsound.is_empty() => Err(Error::NoneSound { url, found: found.unsound.join("; ") }),
         (None, None) => Ok(Found { error: None, misfit: None, ..found }),
     }
 }
@@ -102,16 +106,19 @@ fn look(session: &Session, datasets: &Datasets) -> Result<Found, Error> {
 
 fn found((newest, passed_over): Selection, store: &Store) -> Found {
     let shown = |over: &PassedOver| format!("{}: {}", over.name, over.why);
-    // Starting anew would leave everything that the run has learnt behind.
+    let passed: Vec<String> = passed_over.iter().map(shown).collect();
+    // Starting anew would leave everything that the run has learnt behind, and its checkpoints would take the place of the old.
     let misfit = passed_over.iter().find(|over| newest.is_none() && over.sound).map(|over| {
         format!("no checkpoint of {} fits the run's configuration; the newest is {}", store.url(), shown(over))
     });
+    let unsound = if newest.is_none() { passed.clone() } else { Vec::new() };
     Found {
         checkpoint: newest.map(|(_, verified)| verified),
-        passed_over: passed_over.iter().map(shown).collect(),
+        passed_over: passed,
         rollbacks: Vec::new(),
         error: None,
         misfit,
+        unsound,
     }
 }
 

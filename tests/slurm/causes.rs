@@ -1,5 +1,7 @@
 //! What follows from how a run fails: another start, so many of them, or none.
 
+use std::path::Path;
+
 use crate::slurm::config;
 use crate::support::slurm::Sandbox;
 use crate::support::{Place, signal};
@@ -35,4 +37,19 @@ pub fn decide(place: &Place, sandbox: &Sandbox) {
 
     assert_eq!(sandbox.ended(&hopeless), "FAILED|65:0", "{}", sandbox.log(&hopeless));
     assert!(!sandbox.log(&hopeless).contains("queued again"), "{}", sandbox.log(&hopeless));
+}
+
+/// A preemption while the prologue still copies files: nothing was begun, and it is no failure.
+pub fn asked_in_the_prologue(place: &Place, sandbox: &Sandbox) {
+    let (run, begun) = (sandbox.path("runs/early"), sandbox.path("runs/begun"));
+    let prologue = format!("slurm.prologue=['[ -e {begun} ] || {{ touch {begun}; sleep 3; }}']");
+    let more = ["--set", "slurm.requeues=0", "--set", &prologue];
+    let job = sandbox.submit(&config(place, sandbox, 1_000_000), &run, &more);
+    sandbox.wait("the prologue", || Path::new(&begun).exists().then_some(()));
+    assert_eq!(sandbox.run("scancel", &["--batch", "--signal=USR1", &job]).code, 0);
+    let seen = sandbox.say(&job, 0, "the job is queued again");
+    assert!(!sandbox.log(&job).contains("starting 2 rank(s)"), "{}", sandbox.log(&job));
+    sandbox.say(&job, seen, "\nstep ");
+    assert_eq!(sandbox.lambert(&["stop", &run]).code, 0);
+    assert_eq!(sandbox.ended(&job), "FAILED|76:0", "{}", sandbox.log(&job));
 }

@@ -41,8 +41,6 @@ pub struct Coordinator<'a> {
     events: Sender<Event>,
     observers: Observers,
     workers: Option<Workers>,
-    /// Whether any have been started.
-    has_started: bool,
     _sources: (Signals, RequestPoller),
 }
 
@@ -69,7 +67,6 @@ impl<'a> Coordinator<'a> {
             events,
             observers,
             workers,
-            has_started: false,
             _sources: sources,
         })
     }
@@ -182,10 +179,9 @@ impl<'a> Coordinator<'a> {
 
     fn start(&mut self, attempt: &Attempt) {
         match Workers::start(self.order, self.launcher, attempt, self.events.clone()) {
-            Ok(workers) => (self.workers, self.has_started) = (Some(workers), true),
+            Ok(workers) => self.workers = Some(workers),
             Err(error) => {
-                // What was right at an earlier start is no fault of the configuration.
-                let code = if error.is_usage() && !self.has_started { exit::USAGE } else { exit::FAILED };
+                let code = if error.is_usage() { exit::USAGE } else { exit::FAILED };
                 let failed = Event::StartFailed(attempt.number, code, crate::failure::chain(&error));
                 let _ = self.events.send(failed);
             }

@@ -147,7 +147,11 @@ fn run(state: &mut State, at: Seconds, mut running: Box<Running>, event: Event, 
             }
         }
         Event::StartFailed(attempt, code, message) if attempt == number => {
-            return Phase::Over(Verdict::Failed(code, message));
+            // What was right at an earlier start is no fault of the configuration: an address or a mount is away.
+            return match state.tries.is_first() {
+                true => Phase::Over(Verdict::Failed(code, message)),
+                false => after::unstarted(state, at, &running, message, actions),
+            };
         }
         Event::LeaseSeen(newest) if newest > number => {
             return to_end(running, Why::Replaced(replaced_message(newest)), actions);
@@ -200,6 +204,10 @@ fn overdue(state: &State, at: Seconds, running: &mut Running, actions: &mut Vec<
         None => running.slow = false,
     }
     let hang = patience.overdue(at, running.begun, running.attempt.world, &running.watch)?;
+    if running.watch.leaving().is_some() {
+        // The run may end well all the same.
+        actions.push(Action::Note(Note::Slow(format!("{}: they are ended", hang.message))));
+    }
     Some(Why::Failed(Failure { host: hang.host, ..Failure::passing(hang.message) }))
 }
 

@@ -19,7 +19,7 @@ struct Data {
 
 impl Data {
     fn open(url: &str) -> Result<Self, Failure> {
-        let dataset = Dataset::open(url).map_err(Failure::usage)?;
+        let dataset = Dataset::open(url)?;
         Ok(Self { sizes: dataset.sizes(), tokens: dataset.manifest().counts.tokens })
     }
 

@@ -29,10 +29,12 @@ use order::Order;
 
 /// Starts or resumes the run, and returns when it is done, stopped or given up.
 pub fn run(arguments: &cli::Run) -> Outcome {
-    let order = Order::place(arguments)?;
-    let launcher = launch::choose(&order.config.cluster).map_err(Failure::failed)?;
+    let proposed = Order::propose(arguments, coordinator::room)?;
+    let launcher = launch::choose(&proposed.config().cluster).map_err(Failure::failed)?;
     tracing::debug!("ranks are started by {}", launcher.name());
-    forecast::lines(&order.config)?.iter().for_each(|line| console::line(line));
+    forecast::lines(proposed.config())?.iter().for_each(|line| console::line(line));
+    // Only now: ranks of a coordinator at work read the run's configuration whenever they are started again.
+    let order = proposed.settle()?;
     let records = if arguments.json { Records::Printed } else { Records::Shown };
     Coordinator::new(&order, &*launcher, records)?.run()
 }

@@ -3,11 +3,10 @@
 use std::path::PathBuf;
 
 use lambert_config::{ConfigError, Fault, Layers, RunConfig, memory};
-use lambert_data_prep::dataset::{Dataset, check_fit};
+use lambert_data_prep::dataset::{Dataset, DatasetError, check_fit};
 use lambert_store::run::{CONFIG, VOCABULARY};
 use lambert_store::{Store, checkpoint};
 
-use super::coordinator;
 use super::decide::Room;
 use super::difference::{self, Difference, Differences};
 use super::origin;
@@ -99,13 +98,8 @@ pub struct Proposed {
 }
 
 impl Order {
-    /// Reads the configuration, checks it and what it names, compares it with the run in the store if there is one, and
-    /// writes it to the store.
-    pub fn place(arguments: &cli::Run) -> Result<Self, Failure> {
-        Self::propose(arguments, coordinator::room)?.settle()
-    }
-
-    /// The same without writing, for ranks that may be where `room` says.
+    /// Reads the configuration, checks it and what it names, and compares it with the run in the store if there is one, for ranks
+    /// that may be where `room` says. Nothing is written.
     pub fn propose(arguments: &cli::Run, room: impl Fn(&RunConfig) -> Room) -> Result<Proposed, Failure> {
         let store = Store::open(&arguments.run).map_err(Failure::usage)?;
         let worker = worker::find().map_err(Failure::failed)?;
@@ -190,13 +184,19 @@ fn configuration(
     sets.extend(arguments.ranks.map(|ranks| format!("cluster.ranks={ranks}")));
     let layers = Layers::from_process(&sets);
     let vocabulary = vocabulary(store)?;
+    let mut is_away = false;
     let surroundings = |config: &RunConfig, faults: &mut Vec<Fault>| {
-        check_surroundings(config, vocabulary.as_deref(), room(config) == Room::Here, faults);
+        is_away = check_surroundings(config, vocabulary.as_deref(), room(config) == Room::Here, faults);
     };
-    let mut config: RunConfig = match (&arguments.config, stored) {
-        (Some(path), _) => layers.load_with(path, surroundings)?,
-        (None, Some(text)) => layers.parse_with(text, &format!("{}/{CONFIG}", store.url()), surroundings)?,
+    let loaded: Result<RunConfig, ConfigError> = match (&arguments.config, stored) {
+        (Some(path), _) => layers.load_with(path, surroundings),
+        (None, Some(text)) => layers.parse_with(text, &format!("{}/{CONFIG}", store.url()), surroundings),
         (None, None) => return Err(Failure::usage(OrderError::NoConfig { url: store.url().to_owned() })),
+    };
+    let mut config = match loaded {
+        // Another start may find it: a job is queued again for this.
+        Err(error) if is_away => return Err(Failure::failed(error)),
+        loaded => loaded?,
     };
     match (&arguments.from, stored) {
         (Some(from), _) => {
@@ -250,14 +250,18 @@ fn settle(before: &RunConfig, now: &RunConfig, allowed: &[String], store: &Store
 
 /// What is wrong with the things that the configuration names, before anything is written: a mistyped path leaves no
 /// half-made run behind. `vocabulary` is the sha256 of the run's, if there is a run; `here` says whether all ranks will be on this host.
-fn check_surroundings(config: &RunConfig, vocabulary: Option<&str>, here: bool, faults: &mut Vec<Fault>) {
+/// Returns whether nothing else is wrong than that the store of a dataset cannot be reached.
+fn check_surroundings(config: &RunConfig, vocabulary: Option<&str>, here: bool, faults: &mut Vec<Fault>) -> bool {
     let stages = config.stage.iter().enumerate().map(|(index, stage)| (format!("stage.{index}.data"), &stage.data));
     let evaluation = ("evaluation.data".to_owned(), &config.evaluation.data);
-    let (mut opened, before) = (Vec::new(), faults.len());
+    let (mut opened, before, mut away) = (Vec::new(), faults.len(), 0);
     for (key, url) in stages.chain([evaluation]).filter(|(_, url)| !url.is_empty()) {
         match Dataset::open(url) {
             Ok(dataset) => opened.push((key, dataset)),
-            Err(error) => faults.push(Fault::new(key, Failure::usage(error).to_string())),
+            Err(error) => {
+                away += usize::from(matches!(error, DatasetError::Store { .. }));
+                faults.push(Fault::new(key, Failure::usage(error).to_string()));
+            }
         }
     }
     let all = faults.len() == before;
@@ -267,6 +271,7 @@ fn check_surroundings(config: &RunConfig, vocabulary: Option<&str>, here: bool, 
     if here && all && !data.is_empty() && data.len() >= config.stage.len() {
         memory::check(config, &data, config.cluster.ranks, faults);
     }
+    away > 0 && faults.len() == away
 }
 
 fn text(config: &RunConfig) -> Result<String, Failure> {

@@ -59,9 +59,7 @@ fn look(config: &RunConfig, run: &str, name: &str, faults: &mut Vec<Fault>) -> R
     }
     let vocabulary = store.get(names::VOCABULARY).map_err(Failure::failed)?;
     let data = &config.stage[0].data;
-    if Dataset::open(data).map_err(Failure::usage)?.manifest().vocabulary.sha256
-        != lambert_store::hash::sha256(&vocabulary)
-    {
+    if Dataset::open(data)?.manifest().vocabulary.sha256 != lambert_store::hash::sha256(&vocabulary) {
         faults.push(Fault::new(KEY, format!("{run} does not have the vocabulary of {data}")));
     }
     Ok(())

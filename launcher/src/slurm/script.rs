@@ -17,7 +17,9 @@ pub struct Job<'a> {
 
 /// The script for a job of the run that `config` describes.
 pub fn render(config: &RunConfig, job: &Job<'_>) -> String {
-    let script = directives::head(&options(config, job), &config.slurm.prologue);
+    // Traps go before the prologue, which may take minutes.
+    let first: Vec<String> = TRAPS.lines().map(str::to_owned).collect();
+    let script = directives::head(&options(config, job), &[first, config.slurm.prologue.clone()].concat());
     let coordinator = format!("{} run --run {}", in_shell(job.lambert), in_shell(job.run));
     let body = BODY.replace("@STOPPED@", &exit::STOPPED.to_string()).replace("@FAILED@", &exit::FAILED.to_string());
     let body = body.replace("@REQUEUES@", &config.slurm.requeues.to_string());
@@ -42,10 +44,8 @@ fn options(config: &RunConfig, job: &Job<'_>) -> Vec<String> {
     options
 }
 
-/// The coordinator is a child in the background, because bash runs a trap only when no child is in the foreground. Each
-/// signal ends `wait`, which then has a code that is nobody's: the last `wait` has the coordinator's.
-const BODY: &str = r#"
-# The first signal goes on to the coordinator, which saves a checkpoint and ends; a second one would end it without.
+/// What is asked of the job while it runs.
+const TRAPS: &str = r#"# The first signal goes on to the coordinator, which saves a checkpoint and ends; a second one would end it without.
 coordinator='' asked=''
 # shellcheck disable=SC2317  # the traps call it
 pass_on() {
@@ -54,22 +54,36 @@ pass_on() {
 }
 trap 'pass_on USR1' USR1
 trap 'pass_on TERM' TERM
+"#;
 
+/// The coordinator is a child in the background, because bash runs a trap only when no child is in the foreground. Each
+/// signal ends `wait`, which then has a code that is nobody's: the last `wait` has the coordinator's.
+const BODY: &str = r#"
+code=@STOPPED@
 for _ in 1 2 3 4; do
+    if [ -n "$asked" ]; then break; fi
     @COORDINATOR@ &
     coordinator=$!
+    # What came between these two lines.
+    if [ -n "$asked" ]; then kill -s "$asked" "$coordinator" 2>/dev/null; fi
     while kill -0 "$coordinator" 2>/dev/null; do wait "$coordinator"; done
     wait "$coordinator"
     code=$?
-    if [ "$code" -le 128 ] || [ -n "$asked" ]; then break; fi
+    if [ "$code" -le 128 ]; then break; fi
+    if [ -n "$asked" ]; then
+        # Before it listened: nothing was under way yet.
+        if [ "$code" -eq $((128 + $(kill -l "$asked"))) ]; then code=@STOPPED@; fi
+        break
+    fi
     # It was killed; its ranks go with it. The next one takes the run from the newest checkpoint.
     echo "lambert: the coordinator was killed by signal $((code - 128))" >&2
 done
-if [ "$code" -gt 128 ]; then code=1; fi
+# The program is not there, or its file system is away: another node may have it.
+if [ "$code" -gt 125 ]; then code=@FAILED@; fi
 
-# A controller that is busy may not answer at once.
+# A controller that is busy, or whose place another takes, may not answer for two minutes.
 patiently() {
-    for pause in 0 2 5 10; do
+    for pause in 0 2 5 10 20 40 60; do
         sleep "$pause"
         "$@" && return
     done
@@ -90,9 +104,15 @@ again() {
 case $code in
 @STOPPED@) again 'stopped with a checkpoint, because of the time limit or of a job that goes first' ;;
 @FAILED@)
-    failures=$(ask %k | tr -dc '0-9')
+    if ! comment=$(ask %k); then
+        echo "lambert: Slurm does not say how often the run has failed, and it is not queued again: submit it anew" >&2
+        exit "$code"
+    fi
+    failures=$(printf %s "$comment" | tr -dc '0-9')
     failures=$((${failures:-0} + 1))
-    if [ "$failures" -le @REQUEUES@ ]; then
+    if [ "$failures" -gt @REQUEUES@ ]; then
+        echo "lambert: failure $failures; slurm.requeues is @REQUEUES@, and the job is not queued again" >&2
+    else
         scontrol update JobId="$SLURM_JOB_ID" Comment="lambert: $failures failures"
         again "failure $failures"
     fi
@@ -138,9 +158,11 @@ mod tests {
 #SBATCH --export=NONE
 #SBATCH --mail-type=END
 
-module load cuda
 "##;
         assert_eq!(&script[..head.len()], head);
+        let rest = &script[head.len()..];
+        assert!(rest.starts_with("# The first signal"), "{rest}");
+        assert!(rest.contains("trap 'pass_on TERM' TERM\nmodule load cuda\n\ncode=75\n"), "{rest}");
         assert!(script.contains(r#"'/opt/lam bert/lambert' run --run '/runs/it'\''s a "run"' &"#), "{script}");
     }
 

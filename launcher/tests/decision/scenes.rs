@@ -242,6 +242,54 @@ fn going_back_does_not_wait_and_has_its_limit() {
     assert_eq!(scene.failure(), (65, "given up after 2 rollbacks without progress; the last: the loss"));
 }
 
+/// The run's end does not depend on how its processes leave.
+#[test]
+fn ranks_that_are_done_and_do_not_leave_are_ended() {
+    let ends = [(false, Verdict::Finished), (true, Verdict::Stopped(StopReason::Person))];
+    for (stopped, verdict) in ends {
+        let mut scene = Scene::new();
+        scene.train(1, 5);
+        if stopped {
+            scene.give(Event::StopRequested);
+        }
+        scene.says(EventKind::Finished { step: 9, stopped }).wait(30.0);
+        assert_eq!(scene.done, []);
+        scene.wait(1.0);
+        let said = "the ranks have not left 31 s after the last of their work: they are ended";
+        assert!(
+            matches!(&scene.done[..], [Action::Note(Note::Slow(text)), Action::End] if text == said),
+            "{:?}",
+            scene.done
+        );
+        scene.worker(FromWorkers::Exited(Exit::Signal(9))).worker(FromWorkers::Gone(Vec::new()));
+        assert_eq!(scene.state.verdict(), Some(&verdict));
+    }
+    // A rank that has failed by then counts.
+    let mut scene = Scene::new();
+    scene.train(1, 5).says(EventKind::Finished { step: 9, stopped: false });
+    scene.says(EventKind::Failed { message: "so".into(), fault: Fault::Passing }).wait(31.0).exit(1);
+    scene.pause();
+}
+
+/// An address or a mount that is away for a moment.
+#[test]
+fn processes_that_cannot_be_started_again_are_waited_for() {
+    let none = || "this host has no interface eth0".to_owned();
+    let mut scene = Scene::new();
+    scene.give(Event::LeaseTaken(1)).give(Event::StartFailed(1, 2, none()));
+    assert_eq!(scene.failure(), (2, &*none()), "a run that begins is to be looked at at once");
+
+    let mut scene = Scene::new();
+    scene.train(1, 5).fail(Fault::Passing).pause();
+    for (lease, pause) in [(2, 1.0), (3, 2.0)] {
+        scene.give(Event::LeaseTaken(lease)).give(Event::StartFailed(lease, 2, none()));
+        assert_eq!(scene.pause(), (pause, Wanted::Exactly(lease + 1)));
+    }
+    scene.wait(3601.0).give(Event::LeaseTaken(4)).give(Event::StartFailed(4, 2, none()));
+    let (code, message) = scene.failure();
+    assert!(code == 1 && message.contains("minutes") && message.ends_with(&none()), "{message}");
+}
+
 #[test]
 fn a_start_that_nobody_reports_from_is_waited_for_and_no_restart() {
     let mut scene = Scene::new();

@@ -38,6 +38,11 @@ pub struct Tries {
 }
 
 impl Tries {
+    /// Whether nothing has failed yet.
+    pub fn is_first(&self) -> bool {
+        self.in_a_row == 0 && self.absent == 0
+    }
+
     /// Hosts that could not be reached since a rank last came up.
     pub fn unreachable(&self) -> impl Iterator<Item = &str> {
         self.unreachable.iter().map(String::as_str)
@@ -82,7 +87,7 @@ pub fn follow(state: &mut State, at: Seconds, running: &Running, why: Why, actio
         Why::Killed => return Phase::Over(killed(state)),
         Why::Replaced(message) => return Phase::Over(Verdict::Replaced(message)),
         Why::Failed(_) if watch.ranks.is_empty() => Ending::Absent(absence(&why, running)),
-        Why::Failed(failure) => Ending::Failed(failure),
+        Why::Failed(failure) => watch.ended(failure),
         Why::Left => watch.ending(running.attempt.world),
     };
     match ending {
@@ -109,6 +114,11 @@ fn absence(why: &Why, running: &Running) -> String {
 /// No rank has come up: a host, a link or a file system is away. That is waited for.
 fn absent(state: &mut State, at: Seconds, running: &Running, cause: String, actions: &mut Vec<Action>) -> Phase {
     state.tries.unreachable.extend(running.watch.complained_of());
+    wait(state, at, (running.begun, running.attempt.number), cause, actions)
+}
+
+/// The processes of an attempt after the first cannot be started. That is waited for.
+pub fn unstarted(state: &mut State, at: Seconds, running: &Running, cause: String, actions: &mut Vec<Action>) -> Phase {
     wait(state, at, (running.begun, running.attempt.number), cause, actions)
 }
 

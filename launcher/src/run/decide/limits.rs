@@ -7,6 +7,9 @@ use lambert_control::Phase;
 use super::event::Seconds;
 use super::watch::{Rank, Watch};
 
+/// How long processes may take to end when everything is done and saved, seconds: a job's time may be almost up.
+const LEAVING: Seconds = 30.0;
+
 /// How long a rank may be in each phase, seconds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Patience {
@@ -49,7 +52,18 @@ impl Patience {
 
     /// The rank of an attempt of `world` ranks that is over its limit, if one is. `begun` is when the attempt was started.
     pub fn overdue(&self, at: Seconds, begun: Seconds, world: usize, watch: &Watch) -> Option<Hang> {
-        self.silent(at, watch).or_else(|| self.absent(at, begun, world, watch)).or_else(|| self.hung(at, watch))
+        self.lingering(at, watch)
+            .or_else(|| self.silent(at, watch))
+            .or_else(|| self.absent(at, begun, world, watch))
+            .or_else(|| self.hung(at, watch))
+    }
+
+    /// Processes that do not end though all is done.
+    fn lingering(&self, at: Seconds, watch: &Watch) -> Option<Hang> {
+        let limit = self.of(Phase::Stop, None);
+        let since = watch.leaving().filter(|since| limit.is_finite() && at - since > limit.min(LEAVING))?;
+        let message = format!("the ranks have not left {:.0} s after the last of their work", at - since);
+        Some(Hang { message, host: None })
     }
 
     /// A process that is not heard any more. One that was leaving may have left.
@@ -112,7 +126,7 @@ fn suspect(watch: &Watch) -> Option<(usize, &Rank)> {
 mod tests {
     use super::*;
     use crate::run::decide::FromWorkers;
-    use lambert_config::control::StepRecord;
+    use lambert_config::control::{EventKind, StepRecord};
     use lambert_control::{Report, Saying};
 
     fn patience() -> Patience {
@@ -183,6 +197,20 @@ mod tests {
         report(&mut watch, 650.0, 1, Phase::Stop, 1.0);
         assert_eq!(hang(&watch, 1200.0), None, "ranks that leave are silent");
         assert!(hang(&watch, 1300.0).unwrap().contains("leaving for 651 s"));
+    }
+
+    #[test]
+    fn ranks_that_are_done_have_less_time_to_leave() {
+        let mut watch = Watch::default();
+        (0..2).for_each(|rank| report(&mut watch, 100.0, rank, Phase::Stop, 1.0));
+        assert_eq!(hang(&watch, 160.0), None);
+        let done = Saying::Event(EventKind::Finished { step: 4, stopped: true });
+        watch.take(160.0, FromWorkers::Message(0, done));
+        assert_eq!(hang(&watch, 190.0), None);
+        assert_eq!(hang(&watch, 190.5).unwrap(), "the ranks have not left 30 s after the last of their work");
+        let mut config = RunConfig::default();
+        config.cluster.limits.stop_seconds = 0.0;
+        assert_eq!(Patience::new(&config).overdue(500.0, 0.0, 2, &watch), None);
     }
 
     #[test]

@@ -53,7 +53,8 @@ pub struct Watch {
     pub mixture: Option<String>,
     versions: Option<(usize, Versions)>,
     seconds: VecDeque<f64>,
-    left: Option<Left>,
+    /// That the ranks leave in good order, and since when.
+    left: Option<(Seconds, Left)>,
     /// The first death of a rank that the launcher has told of.
     pub death: Option<Death>,
     remarks: Vec<String>,
@@ -167,11 +168,11 @@ impl Watch {
         match event {
             EventKind::Started { .. } => self.started = true,
             EventKind::Checkpoint { .. } => self.committed = true,
-            EventKind::Finished { stopped: true, .. } => self.left = Some(Left::Stopped),
-            EventKind::Finished { stopped: false, .. } => self.left = Some(Left::Complete),
+            EventKind::Finished { stopped: true, .. } => self.left = Some((at, Left::Stopped)),
+            EventKind::Finished { stopped: false, .. } => self.left = Some((at, Left::Complete)),
             EventKind::RolledBack { message } => {
                 self.trouble.get_or_insert(at);
-                self.left = Some(Left::RolledBack(message));
+                self.left = Some((at, Left::RolledBack(message)));
             }
             EventKind::Failed { message, fault } => {
                 self.trouble.get_or_insert(at);
@@ -195,12 +196,26 @@ impl Watch {
     /// How the attempt of `world` ranks ended, once its processes have.
     pub fn ending(&self, world: usize) -> Ending {
         let in_order = matches!(self.exit, Some(Exit::Code(exit::DONE | exit::STOPPED)));
-        match &self.left {
-            Some(Left::Complete) if in_order => Ending::Finished,
-            Some(Left::Stopped) if in_order => Ending::Stopped,
-            Some(Left::RolledBack(why)) if in_order => Ending::RolledBack(why.clone()),
-            _ => self.failure(world),
-        }
+        self.good_order().filter(|_| in_order).unwrap_or_else(|| self.failure(world))
+    }
+
+    /// How an attempt ended that had to be ended: as its ranks had said before, if nothing else has happened since.
+    pub fn ended(&self, failure: Failure) -> Ending {
+        let told = !self.failures.is_empty() || self.death.is_some() || self.mixture.is_some();
+        self.good_order().filter(|_| !told).unwrap_or(Ending::Failed(failure))
+    }
+
+    fn good_order(&self) -> Option<Ending> {
+        self.left.as_ref().map(|(_, left)| match left {
+            Left::Complete => Ending::Finished,
+            Left::Stopped => Ending::Stopped,
+            Left::RolledBack(why) => Ending::RolledBack(why.clone()),
+        })
+    }
+
+    /// Since when all is done and only the processes have to end.
+    pub fn leaving(&self) -> Option<Seconds> {
+        self.left.as_ref().map(|(since, _)| *since)
     }
 
     /// The first of these that is known: a fault that a rank says is lasting, a signal, what the dead rank said, what
