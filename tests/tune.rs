@@ -206,6 +206,29 @@ fn the_best_run_of_a_grid_is_found_whoever_is_killed() {
 }
 
 #[test]
+fn the_file_may_be_edited_once_the_first_run_has_started() {
+    let place = Place::new();
+    let (config, runs) = (config(&place, 40), place.path("runs"));
+    let tuning = start(&["tune", "--config", &config, "--runs", &runs, "--parallel", "1", "--grid", "run.seed=1,2"]);
+    let begun = Instant::now();
+    while !std::path::Path::new(&place.path("runs/seed=1/run.toml")).exists() {
+        assert!(begun.elapsed() < Duration::from_secs(100), "no run starts");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::fs::write(&config, "no configuration any more").unwrap();
+    assert_eq!(code(tuning), Some(0));
+    let second = std::fs::read_to_string(place.path("runs/seed=2/run.toml")).unwrap();
+    let first = std::fs::read_to_string(place.path("runs/seed=1/run.toml")).unwrap();
+    assert_eq!(second.replace("seed = 2", "seed = 1"), first);
+    // Before a run has ended, too, another configuration is not for this place.
+    std::fs::remove_file(place.path("runs/tune.json")).unwrap();
+    let other = self::config(&place, 50);
+    let refused = support::run(&["tune", "--config", &other, "--runs", &runs, "--grid", "run.seed=3"]);
+    assert_eq!(refused.code, 2, "{}", refused.err);
+    assert!(refused.err.contains("stage.0.steps"), "{}", refused.err);
+}
+
+#[test]
 fn what_cannot_be_made_is_refused_before_anything_runs() {
     let place = Place::new();
     let (config, runs) = (config(&place, 10), place.path("runs"));
@@ -219,5 +242,9 @@ fn what_cannot_be_made_is_refused_before_anything_runs() {
     refused(&["--grid", "stage.0.learning_rate=1e-3,fast"], "run learning_rate=fast cannot be made");
     refused(&["--grid", "stage.0.lerning_rate=1e-3"], "lerning_rate");
     refused(&["--trial", ""], "expected KEY=VALUE");
+    let beside = support::run(&["tune", "--config", &config, "--runs", &place.path(""), "--grid", "run.seed=1"]);
+    assert_eq!(beside.code, 2, "{}", beside.err);
+    assert!(beside.err.contains("tune.toml: a tuning in this --runs writes that file"), "{}", beside.err);
+    refused(&["--grid", "objective.mask_probability=0.15,0.3"], "objective.mask_probability cannot be tuned");
     refused(&["--grid", "run.seed=1,2", "--set", "evaluation.data=\"\""], "evaluation.data names no dataset");
 }

@@ -24,6 +24,11 @@ impl Setting {
         format!("{}={}", self.key, self.value)
     }
 
+    /// The part of the configuration that its key is in.
+    pub fn part(&self) -> &str {
+        self.key.split('.').next().unwrap_or(&self.key)
+    }
+
     /// The last part of its key.
     pub fn short(&self) -> &str {
         self.key.rsplit('.').next().unwrap_or(&self.key)
@@ -39,6 +44,12 @@ pub enum GridError {
     /// It is no KEY=VALUE.
     #[error("{0:?}: expected KEY=VALUE")]
     NoValue(String),
+    /// A key without a value would leave nothing of the whole product.
+    #[error("--grid {0}: expected KEY=VALUE,VALUE")]
+    NoValues(String),
+    /// What stands behind would belong to it.
+    #[error("{0}: a quote or bracket is not closed")]
+    Open(String),
     /// There is nothing to compare.
     #[error("nothing to tune: --grid KEY=VALUE,VALUE or --trial KEY=VALUE names what differs between runs")]
     Nothing,
@@ -60,7 +71,10 @@ pub fn settings(grids: &[String], trials: &[String]) -> Result<Vec<Settings>, Gr
         if keys.contains(&key) {
             return Err(GridError::Twice(key));
         }
-        let values = split(&value, ',');
+        let values = split(&value, ',')?;
+        if values.is_empty() {
+            return Err(GridError::NoValues(grid.clone()));
+        }
         let with = |settings: &Settings, value: &String| {
             let mut settings = settings.clone();
             settings.push(Setting { key: key.clone(), value: value.clone() });
@@ -70,7 +84,8 @@ pub fn settings(grids: &[String], trials: &[String]) -> Result<Vec<Settings>, Gr
         keys.push(key);
     }
     for trial in trials {
-        let settings: Settings = split(trial, ' ').iter().map(|text| Setting::parse(text)).collect::<Result<_, _>>()?;
+        let settings: Settings =
+            split(trial, ' ')?.iter().map(|text| Setting::parse(text)).collect::<Result<_, _>>()?;
         if settings.is_empty() {
             return Err(GridError::NoValue(trial.clone()));
         }
@@ -92,7 +107,7 @@ pub fn settings(grids: &[String], trials: &[String]) -> Result<Vec<Settings>, Gr
 }
 
 /// The parts of `text` between `separator`s that stand outside quotes and brackets; empty ones are left out.
-fn split(text: &str, separator: char) -> Vec<String> {
+fn split(text: &str, separator: char) -> Result<Vec<String>, GridError> {
     let (mut parts, mut depth, mut quote) = (vec![String::new()], 0_usize, None);
     for letter in text.chars() {
         match (quote, letter) {
@@ -107,7 +122,10 @@ fn split(text: &str, separator: char) -> Vec<String> {
             _ => parts.push(String::new()),
         }
     }
-    parts.into_iter().map(|part| part.trim().to_owned()).filter(|part| !part.is_empty()).collect()
+    if depth > 0 || quote.is_some() {
+        return Err(GridError::Open(text.to_owned()));
+    }
+    Ok(parts.into_iter().map(|part| part.trim().to_owned()).filter(|part| !part.is_empty()).collect())
 }
 
 /// The name of a run with these settings, for a folder or an object: letters, digits, `.`, `-`, `+`, `_`, `=` and `,` only.
@@ -152,5 +170,8 @@ mod tests {
         assert_eq!(names(&["a=1", "a=2"], &[]), Err(GridError::Twice("a".to_owned())));
         assert_eq!(names(&[], &[" "]), Err(GridError::NoValue(" ".to_owned())));
         assert_eq!(names(&[], &[]), Err(GridError::Nothing));
+        assert_eq!(names(&["a=1", "b=,"], &[]), Err(GridError::NoValues("b=,".to_owned())));
+        let open = "run.name=it's optimizer.kind=1";
+        assert_eq!(names(&[], &[open]), Err(GridError::Open(open.to_owned())));
     }
 }

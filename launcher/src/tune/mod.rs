@@ -41,6 +41,7 @@ enum TuneError {
 /// Makes the runs that are missing, and shows all.
 pub fn tune(arguments: &cli::Tune) -> Outcome {
     let store = Store::open(&arguments.runs).map_err(Failure::usage)?;
+    plan::refuse_own(&store, &arguments.config)?;
     // Checked before anything runs: a mistyped value would be found after hours otherwise.
     let plan = Plan::new(arguments, store.url())?;
     let mut results = Results::read(&store).map_err(Failure::failed)?;
@@ -94,6 +95,9 @@ fn take(store: &Store, results: &mut Results, ended: &Ended) -> Result<(), Failu
     };
     let own = Store::open(&format!("{}/{name}", store.url().trim_end_matches('/'))).map_err(Failure::failed)?;
     let status = commands::read_status(&own)?.unwrap_or_default();
+    let last = status.evaluation.as_ref().filter(|evaluation| evaluation.step == status.step && end == End::Finished);
+    // Another `lambert run` makes the evaluation that is missing.
+    let end = if end == End::Finished && last.is_none() { End::Failed } else { end };
     let mut trial = Trial {
         name: name.clone(),
         settings: ended.planned.settings.iter().map(Setting::to_set).collect(),
@@ -104,12 +108,17 @@ fn take(store: &Store, results: &mut Results, ended: &Ended) -> Result<(), Failu
         steps: status.step,
         seconds: results::seconds(&own).map_err(Failure::failed)?,
     };
-    trial.measured(status.evaluation.as_ref());
+    trial.measured(last);
     let loss = trial.held_out.map_or_else(String::new, |loss| format!(", held-out loss {loss:.4}"));
     match end {
         End::Finished => console::line(&format!("{name}: finished after {:.0} s{loss}", trial.seconds)),
         End::Diverged => {
             console::line(&format!("{name}: given up at step {}: {}", status.step, last_line(&ended.said)));
+        }
+        End::Failed if ended.code == Some(exit::DONE) => {
+            console::line(&format!(
+                "{name}: finished, and its held-out loss after the last step is not in its status.json"
+            ));
         }
         End::Failed => console::line(&format!("{name}: failed ({}):\n{}", ended.how, ended.said)),
     }
@@ -137,8 +146,8 @@ fn show(store: &Store, results: &Results, arguments: &cli::Tune) -> Result<(), F
     let url = format!("{}/{}", store.url().trim_end_matches('/'), best.name);
     match Store::open(&url).and_then(|own| own.get(CONFIG)) {
         Ok(config) => {
-            store.put("best.toml", config).map_err(Failure::failed)?;
-            console::line(&format!("the best is {}: {}/best.toml", best.name, store.url()));
+            store.put(plan::BEST, config).map_err(Failure::failed)?;
+            console::line(&format!("the best is {}: {}/{}", best.name, store.url(), plan::BEST));
         }
         Err(error) if error.is_not_found() => {
             console::line(&format!("the best is {}, but {url} holds no run any more", best.name));

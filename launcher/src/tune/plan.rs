@@ -1,8 +1,13 @@
 //! What a tuning is to make: its runs, each checked before the first one starts, and what they have in common with those that
 //! are there.
 
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
 use lambert_config::{ConfigError, Layers, RunConfig};
 use lambert_store::Store;
+use lambert_store::run::CONFIG;
+use tempfile::NamedTempFile;
 
 use super::grid::{self, Setting};
 use super::results::Results;
@@ -19,10 +24,15 @@ use crate::run::order::Order;
 
 /// The configuration of the first run: the others differ from it in the keys that are tuned.
 const COMMON: &str = "tune.toml";
+/// That of the best run.
+pub const BEST: &str = "best.toml";
 /// No configuration is longer than this, bytes.
 const LONGEST: u64 = 1 << 20;
 /// What results depend on, beside what decides what is trained.
 const JUDGED_BY: [&str; 2] = ["evaluation", "guard"];
+
+/// What decides what a held-out loss is of.
+const ASKED_BY: [&str; 2] = ["evaluation", "objective"];
 
 /// Why a tuning cannot begin.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +63,15 @@ pub enum PlanError {
         /// The keys.
         differences: Vec<Difference>,
     },
+    /// It would be written over.
+    #[error("--config {}: a tuning in this --runs writes that file; copy it to another place", .0.display())]
+    Own(PathBuf),
+    /// The losses would be of different things.
+    #[error("{0} cannot be tuned: runs are compared by their held-out loss, and it decides what that is measured of")]
+    OtherQuestion(String),
+    /// The configuration cannot be kept until the last run has started.
+    #[error("cannot copy the configuration to a temporary file")]
+    Copy(#[source] std::io::Error),
     /// What they had in common cannot be read.
     #[error("{url}/{COMMON}")]
     Unreadable {
@@ -70,6 +89,8 @@ pub struct Plan {
     pub runs: Vec<Planned>,
     /// What is enough for each.
     pub need: Need,
+    /// The configuration as it was checked: the file may be edited before the last run starts.
+    _config: NamedTempFile,
     /// Those whose place is empty, by name.
     new: Vec<String>,
     first: RunConfig,
@@ -83,7 +104,11 @@ impl Plan {
     pub fn new(arguments: &cli::Tune, url: &str) -> Result<Self, Failure> {
         let (mut runs, mut need, mut new, mut first): (Vec<Planned>, _, _, _) =
             (Vec::new(), Need::default(), Vec::new(), None);
+        let kept = keep(&arguments.config)?;
         for settings in grid::settings(&arguments.grid, &arguments.trial).map_err(Failure::usage)? {
+            if let Some(setting) = settings.iter().find(|setting| ASKED_BY.contains(&setting.part())) {
+                return Err(Failure::usage(PlanError::OtherQuestion(setting.key.clone())));
+            }
             let name = grid::name(&settings);
             if runs.iter().any(|other| other.name == name) {
                 return Err(Failure::usage(PlanError::SameName(name)));
@@ -102,9 +127,10 @@ impl Plan {
             need = need.max(Need::of(config, here, forecast::memory(config).map_err(refused)?));
             new.extend(proposed.is_new().then(|| name.clone()));
             first.get_or_insert_with(|| config.clone());
+            let order = cli::Run { config: Some(kept.path().to_owned()), ..order };
             runs.push(Planned { name, settings, arguments: line(&order) });
         }
-        Ok(Self { runs, need, new, first: first.unwrap_or_default() })
+        Ok(Self { runs, need, _config: kept, new, first: first.unwrap_or_default() })
     }
 
     /// The runs that are to be made.
@@ -118,7 +144,7 @@ impl Plan {
     /// # Errors
     /// The store; runs of another configuration.
     pub fn settle(&self, store: &Store, results: &Results) -> Result<(), Failure> {
-        let before = if results.trials.is_empty() { None } else { common(store)? };
+        let before = if results.trials.is_empty() && !has_runs(store)? { None } else { common(store)? };
         if let Some(before) = before {
             let found = difference::compare(&before, &self.first).map_err(Failure::failed)?;
             let tuned = self.runs.iter().flat_map(|run| &run.settings).map(|setting| setting.key.clone());
@@ -131,6 +157,36 @@ impl Plan {
         let text = toml::to_string(&self.first).map_err(Failure::failed)?;
         store.put(COMMON, text.into()).map_err(Failure::failed)
     }
+}
+
+/// Refuses a configuration that is one of the files which a tuning at this place writes.
+///
+/// # Errors
+/// It is.
+pub fn refuse_own(store: &Store, config: &Path) -> Result<(), Failure> {
+    let given = std::fs::canonicalize(config);
+    for name in [COMMON, BEST] {
+        let own = store.local_path(name).ok().flatten().and_then(|path| std::fs::canonicalize(path).ok());
+        if own.is_some() && own == given.as_ref().ok().cloned() {
+            return Err(Failure::usage(PlanError::Own(config.to_owned())));
+        }
+    }
+    Ok(())
+}
+
+/// A copy of the configuration file.
+fn keep(path: &Path) -> Result<NamedTempFile, Failure> {
+    let text = std::fs::read(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    let kept = tempfile::Builder::new().prefix("lambert-tune-").suffix(".toml").tempfile();
+    let written = kept.and_then(|mut file| file.write_all(&text).map(|()| file));
+    written.map_err(|source| Failure::failed(PlanError::Copy(source)))
+}
+
+/// Whether a run was begun at this place.
+fn has_runs(store: &Store) -> Result<bool, Failure> {
+    // A folder with a name that no run has may be anything.
+    let is_run = |name: &String| store.head(&format!("{name}/{CONFIG}")).is_ok_and(|bytes| bytes.is_some());
+    Ok(store.list_folders("").map_err(Failure::failed)?.iter().any(is_run))
 }
 
 /// What the runs of this place had in common, if any were made.

@@ -6,50 +6,53 @@ use plotters::coord::ranged1d::ValueFormatter;
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 
-use super::results::{Results, Trial};
+use super::results::Results;
 
 /// Above this ratio of the largest to the least value an axis is logarithmic.
 const WIDE: f64 = 8.0;
 const SIZE: (u32, u32) = (800, 480);
 
-/// A run's value of the key on the axis, what else it was given, and its loss.
+/// A recipe's value of the key on the axis, what else it has, and the mean of its losses.
 struct Point {
     x: f64,
     series: String,
     y: f64,
 }
 
-/// The plot; `None` where no key has two numbers that finished runs were given.
+/// The plot; `None` where no key has two numbers that finished runs were given. Seeds are no key.
 pub fn svg(results: &Results) -> Option<String> {
-    let trials: Vec<&Trial> = results.trials.iter().filter(|trial| trial.score().is_some()).collect();
-    let key = axis(&trials)?;
-    let points: Vec<Point> = trials.iter().filter_map(|trial| point(trial, &key)).collect();
+    let mut recipes: Vec<(Vec<&str>, f64)> =
+        results.recipes().iter().filter_map(|recipe| Some((recipe.trials.first()?.recipe(), recipe.mean))).collect();
+    // The same plot, whichever run ended first.
+    recipes.sort_by(|a, b| a.0.cmp(&b.0));
+    let key = axis(&recipes)?;
+    let points: Vec<Point> = recipes.iter().filter_map(|(settings, mean)| point(settings, *mean, &key)).collect();
     let mut text = String::new();
     draw(&mut text, &key, &points)?;
     Some(text)
 }
 
 /// The first key with two different numbers.
-fn axis(trials: &[&Trial]) -> Option<String> {
-    let keys = trials.first()?.settings.iter().filter_map(|setting| setting.split_once('=').map(|(key, _)| key));
-    let differs = |key: &&str| {
-        let mut values: Vec<f64> = trials.iter().filter_map(|trial| number(trial, key)).collect();
+fn axis(recipes: &[(Vec<&str>, f64)]) -> Option<String> {
+    let mut keys = recipes.iter().flat_map(|(settings, _)| settings).filter_map(|setting| setting.split_once('='));
+    let differs = |key: &str| {
+        let mut values: Vec<f64> = recipes.iter().filter_map(|(settings, _)| number(settings, key)).collect();
         values.sort_by(f64::total_cmp);
         values.dedup();
         values.len() > 1
     };
-    keys.into_iter().find(differs).map(str::to_owned)
+    keys.find(|(key, _)| differs(key)).map(|(key, _)| key.to_owned())
 }
 
-fn number(trial: &Trial, key: &str) -> Option<f64> {
-    let value = trial.settings.iter().find_map(|setting| setting.strip_prefix(key)?.strip_prefix('='))?;
+fn number(settings: &[&str], key: &str) -> Option<f64> {
+    let value = settings.iter().find_map(|setting| setting.strip_prefix(key)?.strip_prefix('='))?;
     value.parse().ok().filter(|value: &f64| value.is_finite())
 }
 
-fn point(trial: &Trial, key: &str) -> Option<Point> {
-    let others = trial.settings.iter().filter(|setting| !setting.starts_with(&format!("{key}=")));
-    let series = others.map(String::as_str).collect::<Vec<_>>().join(" ");
-    Some(Point { x: number(trial, key)?, series, y: trial.score()? })
+fn point(settings: &[&str], y: f64, key: &str) -> Option<Point> {
+    let others = settings.iter().copied().filter(|setting| !setting.starts_with(&format!("{key}=")));
+    let series = others.collect::<Vec<_>>().join(" ");
+    Some(Point { x: number(settings, key)?, series, y })
 }
 
 fn draw(text: &mut String, key: &str, points: &[Point]) -> Option<()> {
@@ -103,7 +106,7 @@ where
 
 #[cfg(test)]
 mod tests {
-    use super::super::results::End;
+    use super::super::results::{End, Trial};
     use super::*;
 
     fn trial(settings: &[&str], loss: f64, end: End) -> Trial {
@@ -124,6 +127,17 @@ mod tests {
         assert!(svg.starts_with("<svg") && svg.contains("stage.0.learning_rate") && svg.contains("held-out loss"));
         assert!(svg.contains("optimizer.kind=lamb") && svg.contains("optimizer.kind=adamw"));
         assert!(!svg.contains("optimizer.kind=wild"), "it has no loss to show");
+    }
+
+    #[test]
+    fn seeds_are_one_point() {
+        let runs = [("1", "1", 4.0), ("1", "2", 5.0), ("2", "1", 4.25)];
+        let trials = runs.map(|(rate, seed, loss)| {
+            trial(&[&format!("rate={rate}"), &format!("run.seed={seed}")], loss, End::Finished)
+        });
+        let svg = svg(&Results { trials: trials.into() }).unwrap();
+        assert!(!svg.contains("run.seed"), "{svg}");
+        assert_eq!(svg.matches("<circle").count(), 2, "{svg}");
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub struct Trial {
     pub settings: Vec<String>,
     /// What it came to.
     pub end: End,
-    /// Its held-out loss at the end, nats, all objectives together.
+    /// Its held-out loss after its last step, nats, all objectives together; none where it did not finish.
     pub held_out: Option<f64>,
     /// The same of the main objective alone, the hidden tokens.
     pub main: Option<f64>,
@@ -49,9 +49,40 @@ impl Trial {
         self.main = evaluation.map(|evaluation| evaluation.scores.main().loss);
     }
 
+    /// What it was given beside a seed.
+    pub fn recipe(&self) -> Vec<&str> {
+        self.settings.iter().map(String::as_str).filter(|setting| !setting.starts_with(SEED)).collect()
+    }
+
     /// What it is judged by: lower is better. A run that did not finish is judged by nothing.
     pub fn score(&self) -> Option<f64> {
         self.held_out.filter(|loss| self.end == End::Finished && loss.is_finite())
+    }
+}
+
+/// Runs that differ in nothing else are draws of one recipe.
+pub const SEED: &str = "run.seed=";
+
+/// Finished runs of one recipe, with as many seeds.
+#[derive(Debug)]
+pub struct Recipe<'a> {
+    /// The best first.
+    pub trials: Vec<&'a Trial>,
+    /// Of their losses, nats.
+    pub mean: f64,
+}
+
+impl<'a> Recipe<'a> {
+    fn of(trials: Vec<&'a Trial>) -> Self {
+        let mean = trials.iter().filter_map(|trial| trial.score()).sum::<f64>() / trials.len() as f64;
+        Self { trials, mean }
+    }
+
+    /// The standard deviation of the losses, nats; `None` for a single run.
+    pub fn deviation(&self) -> Option<f64> {
+        let more = self.trials.len().checked_sub(2)? + 1;
+        let squares = self.trials.iter().filter_map(|trial| trial.score()).map(|loss| (loss - self.mean).powi(2));
+        Some((squares.sum::<f64>() / more as f64).sqrt())
     }
 }
 
@@ -136,12 +167,23 @@ impl Results {
         trials
     }
 
-    /// The best, if one has finished.
-    pub fn best(&self) -> Option<&Trial> {
-        self.ranked().into_iter().find(|trial| trial.score().is_some())
+    /// The recipes, that of the lowest mean first: the luckiest of many seeds says less than a mean.
+    pub fn recipes(&self) -> Vec<Recipe<'_>> {
+        let mut groups = BTreeMap::<Vec<&str>, Vec<&Trial>>::new();
+        for trial in self.ranked().into_iter().filter(|trial| trial.score().is_some()) {
+            groups.entry(trial.recipe()).or_default().push(trial);
+        }
+        let mut recipes: Vec<Recipe<'_>> = groups.into_values().map(Recipe::of).collect();
+        recipes.sort_by(|a, b| a.mean.total_cmp(&b.mean));
+        recipes
     }
 
-    /// A line a run, the best first.
+    /// The best run of the best recipe, if one has finished.
+    pub fn best(&self) -> Option<&Trial> {
+        self.recipes().first().and_then(|recipe| recipe.trials.first().copied())
+    }
+
+    /// A line a run, the best first; then a line a recipe, where one has several seeds.
     pub fn table(&self) -> Vec<String> {
         let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.4}"));
         let width = self.trials.iter().map(|trial| trial.name.len()).max().unwrap_or(0).max(3);
@@ -162,6 +204,15 @@ impl Results {
                 trial.seconds
             )
         }));
+        let recipes = self.recipes();
+        if recipes.iter().any(|recipe| recipe.trials.len() > 1) {
+            lines.push("mean    deviation  seeds  recipe".to_owned());
+            lines.extend(recipes.iter().map(|recipe| {
+                let deviation = number(recipe.deviation());
+                let settings = recipe.trials.first().map(|trial| trial.recipe().join(" ")).unwrap_or_default();
+                format!("{:.4}  {deviation:>9}  {:>5}  {settings}", recipe.mean, recipe.trials.len())
+            }));
+        }
         lines
     }
 
@@ -220,6 +271,32 @@ mod tests {
         let table = three().table();
         assert!(table[1].starts_with("better    5.2500"), "{table:?}");
         assert!(table.iter().any(|line| line.starts_with("wild") && line.ends_with("diverged")), "{table:?}");
+    }
+
+    #[test]
+    fn a_recipe_is_judged_by_the_mean_of_its_seeds() {
+        let trial = |rate: &str, seed: &str, loss: f64| {
+            let settings = vec![format!("rate={rate}"), format!("run.seed={seed}")];
+            Trial { settings, ..trial(&format!("{rate},{seed}"), End::Finished, Some(loss)) }
+        };
+        let single = Trial { settings: vec!["rate=1".into()], ..trial("1", "", 3.0) };
+        let trials = vec![
+            trial("2", "1", 2.75),
+            trial("2", "2", 3.25),
+            trial("2", "3", 3.75),
+            single,
+            three().trials[0].clone(),
+        ];
+        let results = Results { trials };
+        assert_eq!(results.best().map(|trial| &*trial.name), Some("1,"));
+        let table = results.table();
+        assert!(table[1].starts_with("2,1"), "{table:?}");
+        let recipes = [
+            "mean    deviation  seeds  recipe",
+            "3.0000          -      1  rate=1",
+            "3.2500     0.5000      3  rate=2",
+        ];
+        assert_eq!(table[table.len() - 3..], recipes);
     }
 
     #[test]
