@@ -116,9 +116,7 @@ fn take(store: &Store, results: &mut Results, ended: &Ended) -> Result<(), Failu
             console::line(&format!("{name}: given up at step {}: {}", status.step, last_line(&ended.said)));
         }
         End::Failed if ended.code == Some(exit::DONE) => {
-            console::line(&format!(
-                "{name}: finished, and its held-out loss after the last step is not in its status.json"
-            ));
+            console::line(&format!("{name}: finished, and its held-out loss after the last step is not in its status"));
         }
         End::Failed => console::line(&format!("{name}: failed ({}):\n{}", ended.how, ended.said)),
     }
