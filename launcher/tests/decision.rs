@@ -2,7 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
+#[path = "decision/attempts.rs"]
+mod attempts;
 #[path = "decision/random.rs"]
 mod random;
-#[path = "decision/scenes.rs"]
-mod scenes;
+#[path = "decision/requests.rs"]
+mod requests;
+#[path = "decision/scene.rs"]
+mod scene;

@@ -63,8 +63,6 @@ struct Found {
     rollbacks: Vec<Rollback>,
     error: Option<String>,
     misfit: Option<String>,
-    /// What is wrong with the checkpoints of a run that has no sound one.
-    unsound: Vec<String>,
 }
 
 fn agree_on_start(session: &Session, collective: &mut dyn Group, datasets: &Datasets) -> Result<Found, Error> {
@@ -84,7 +82,9 @@ fn agree_on_start(session: &Session, collective: &mut dyn Group, datasets: &Data
     match (found.error, found.misfit) {
         (Some(message), _) => Err(Error::Resume { url, message }),
         (None, Some(message)) => Err(Error::Usage(message)),
-        (None, None) if !found.unsound.is_empty() => Err(Error::NoneSound { url, found: found.unsound.join("; ") }),
+        (None, None) if found.checkpoint.is_none() && !found.passed_over.is_empty() => {
+            Err(Error::NoneSound { url, found: found.passed_over.join("; ") })
+        }
         (None, None) => Ok(Found { error: None, misfit: None, ..found }),
     }
 }
@@ -106,19 +106,16 @@ fn look(session: &Session, datasets: &Datasets) -> Result<Found, Error> {
 
 fn found((newest, passed_over): Selection, store: &Store) -> Found {
     let shown = |over: &PassedOver| format!("{}: {}", over.name, over.why);
-    let passed: Vec<String> = passed_over.iter().map(shown).collect();
     // Starting anew would leave everything that the run has learnt behind, and its checkpoints would take the place of the old.
     let misfit = passed_over.iter().find(|over| newest.is_none() && over.sound).map(|over| {
         format!("no checkpoint of {} fits the run's configuration; the newest is {}", store.url(), shown(over))
     });
-    let unsound = if newest.is_none() { passed.clone() } else { Vec::new() };
     Found {
         checkpoint: newest.map(|(_, verified)| verified),
-        passed_over: passed,
+        passed_over: passed_over.iter().map(shown).collect(),
         rollbacks: Vec::new(),
         error: None,
         misfit,
-        unsound,
     }
 }
 

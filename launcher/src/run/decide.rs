@@ -150,7 +150,7 @@ fn run(state: &mut State, at: Seconds, mut running: Box<Running>, event: Event, 
             // What was right at an earlier start is no fault of the configuration: an address or a mount is away.
             return match state.tries.is_first() {
                 true => Phase::Over(Verdict::Failed(code, message)),
-                false => after::unstarted(state, at, &running, message, actions),
+                false => after::wait(state, at, (running.begun, number), message, actions),
             };
         }
         Event::LeaseSeen(newest) if newest > number => {

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use lambert_config::{ConfigError, Fault, Layers, RunConfig, memory};
-use lambert_data_prep::dataset::{Dataset, DatasetError, check_fit};
+use lambert_config::{ConfigError, Fault, Layers, RunConfig, exit, memory};
+use lambert_data_prep::dataset::{Dataset, check_fit};
 use lambert_store::run::{CONFIG, VOCABULARY};
 use lambert_store::{Store, checkpoint};
 
@@ -259,8 +259,9 @@ fn check_surroundings(config: &RunConfig, vocabulary: Option<&str>, here: bool, 
         match Dataset::open(url) {
             Ok(dataset) => opened.push((key, dataset)),
             Err(error) => {
-                away += usize::from(matches!(error, DatasetError::Store { .. }));
-                faults.push(Fault::new(key, Failure::usage(error).to_string()));
+                let failure = Failure::from(error);
+                away += usize::from(failure.code == exit::FAILED);
+                faults.push(Fault::new(key, failure.to_string()));
             }
         }
     }

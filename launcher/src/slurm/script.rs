@@ -102,7 +102,7 @@ again() {
     esac
 }
 case $code in
-@STOPPED@) again 'stopped with a checkpoint, because of the time limit or of a job that goes first' ;;
+@STOPPED@) again 'stopped, because of the time limit or of a job that goes first' ;;
 @FAILED@)
     if ! comment=$(ask %k); then
         echo "lambert: Slurm does not say how often the run has failed, and it is not queued again: submit it anew" >&2

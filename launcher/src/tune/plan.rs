@@ -164,14 +164,15 @@ impl Plan {
 /// # Errors
 /// It is.
 pub fn refuse_own(store: &Store, config: &Path) -> Result<(), Failure> {
-    let given = std::fs::canonicalize(config);
-    for name in [COMMON, BEST] {
-        let own = store.local_path(name).ok().flatten().and_then(|path| std::fs::canonicalize(path).ok());
-        if own.is_some() && own == given.as_ref().ok().cloned() {
-            return Err(Failure::usage(PlanError::Own(config.to_owned())));
+    // What is not there is nothing to lose.
+    let resolved = |path: &Path| std::fs::canonicalize(path).ok();
+    let own = |name| store.local_path(name).ok().flatten().and_then(|path| resolved(&path));
+    match resolved(config) {
+        Some(given) if [COMMON, BEST].into_iter().filter_map(own).any(|own| own == given) => {
+            Err(Failure::usage(PlanError::Own(config.to_owned())))
         }
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// A copy of the configuration file.

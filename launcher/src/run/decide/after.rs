@@ -117,11 +117,6 @@ fn absent(state: &mut State, at: Seconds, running: &Running, cause: String, acti
     wait(state, at, (running.begun, running.attempt.number), cause, actions)
 }
 
-/// The processes of an attempt after the first cannot be started. That is waited for.
-pub fn unstarted(state: &mut State, at: Seconds, running: &Running, cause: String, actions: &mut Vec<Action>) -> Phase {
-    wait(state, at, (running.begun, running.attempt.number), cause, actions)
-}
-
 /// The lease of the attempt after `last` cannot be taken: the store is away, or full. That is waited for, too.
 pub fn without_lease(state: &mut State, at: Seconds, last: u32, cause: String, actions: &mut Vec<Action>) -> Phase {
     state.tries.leaseless = true;
@@ -129,7 +124,7 @@ pub fn without_lease(state: &mut State, at: Seconds, last: u32, cause: String, a
 }
 
 /// Waits before what has failed since `begun` is tried again, after attempt `last`.
-fn wait(
+pub fn wait(
     state: &mut State,
     at: Seconds,
     (begun, last): (Seconds, u32),

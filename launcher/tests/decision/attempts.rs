@@ -1,0 +1,214 @@
+//! What follows an attempt: an end, another one, and after which pause.
+
+use lambert_config::control::{EventKind, Fault};
+use lambert_config::run::Host;
+use lambert_control::Report;
+
+use lambert_control::Versions;
+use lambert_launcher::run::decide::{
+    Action, Attempt, Event, Exit, FromWorkers, Note, Placement, Room, Settings, Signal, State, StopReason, Verdict,
+    Wanted,
+};
+
+use crate::scene::Scene;
+
+#[test]
+fn a_run_that_finishes() {
+    let mut scene = Scene::new();
+    assert_eq!(scene.done, [Action::TakeLease(Wanted::Next)]);
+    scene.give(Event::LeaseTaken(4));
+    let attempt = Attempt { number: 4, world: 2, placement: Placement::Here };
+    assert_eq!(scene.done, [Action::Start(attempt)]);
+    scene.report().says(EventKind::Finished { step: 9, stopped: false });
+    scene.worker(FromWorkers::Exited(Exit::Code(0)));
+    assert_eq!(scene.done, [Action::End]);
+    scene.worker(FromWorkers::Gone(Vec::new()));
+    assert_eq!((scene.state.verdict(), &scene.done[..]), (Some(&Verdict::Finished), &[Action::ForgetStop][..]));
+    assert_eq!(scene.give(Event::Signal(Signal::Other)).done, [], "nothing after the end");
+}
+
+#[test]
+fn pauses_grow_and_progress_sets_them_back() {
+    let mut scene = Scene::with(|config| config.cluster.restarts = 100, Room::Here);
+    let mut pauses = Vec::new();
+    for lease in 1..=9 {
+        let (pause, wanted) = scene.train(lease, 10).fail(Fault::Passing).pause();
+        assert_eq!(wanted, Wanted::Exactly(lease + 1));
+        pauses.push(pause);
+    }
+    assert_eq!(pauses, [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]);
+    assert_eq!(scene.train(10, 11).fail(Fault::Passing).pause().0, 1.0, "a step further");
+    scene.train(11, 3).says(EventKind::Checkpoint { name: "c".into(), step: 3, seconds: 0.1, written: 2.0 });
+    assert_eq!(scene.fail(Fault::Passing).pause().0, 1.0, "a newer checkpoint");
+    assert_eq!(scene.state.memory.last_save_seconds, Some(2.0));
+}
+
+/// Crashes with a step between them restarted for ever once.
+#[test]
+fn restarts_are_counted_in_a_window_whatever_progress_they_make() {
+    let mut scene = Scene::new();
+    for lease in 1..=5 {
+        scene.train(lease, u64::from(lease)).fail(Fault::Passing).pause();
+    }
+    let mut patient = Scene { at: scene.at + 3601.0, state: scene.state.clone(), done: Vec::new() };
+    scene.train(6, 6).fail(Fault::Passing);
+    let (code, message) = scene.failure();
+    assert!(code == 1 && message.starts_with("given up after 6 failures within 60 minutes"), "{message}");
+    patient.train(6, 6).fail(Fault::Passing).pause();
+    // A coordinator that comes after one that vanished counts on; after one that has given up it begins anew.
+    let (vanished, _) = State::begin(patient.state.settings.clone(), patient.state.memory.clone());
+    assert_eq!(vanished.memory.count(1e9 - 1.0), 6);
+    let (anew, _) = State::begin(Settings { unix: 1e9 + 9999.0, ..scene.state.settings.clone() }, scene.state.memory);
+    assert_eq!(anew.memory.count(1e9 - 1.0), 0);
+}
+
+#[test]
+fn no_restarts_may_be_wanted() {
+    let mut scene = Scene::with(|config| config.cluster.restarts = 0, Room::Here);
+    assert_eq!(scene.train(1, 50).fail(Fault::Passing).failure().0, 1);
+}
+
+#[test]
+fn what_cannot_get_better_is_not_tried_again() {
+    for (fault, code) in [(Fault::Lasting, 70), (Fault::Later, 1), (Fault::Usage, 2)] {
+        let mut scene = Scene::new();
+        assert_eq!(scene.train(1, 5).fail(fault).failure().0, code);
+    }
+    let mut scene = Scene::new();
+    scene.train(1, 5).fail(Fault::LeaseLost);
+    assert!(matches!(scene.state.verdict(), Some(Verdict::Replaced(_))));
+}
+
+#[test]
+fn a_failure_of_a_host_is_tried_elsewhere_and_three_times() {
+    let host = |name: &str| Host { name: name.into(), ranks: 1 };
+    let mut scene = Scene::with(|_| (), Room::Hosts(vec![host("a"), host("b"), host("c")]));
+    let names = |scene: &Scene| match &scene.state.running().unwrap().attempt.placement {
+        Placement::Hosts(hosts) => hosts.iter().map(|host| host.name.as_str()).collect::<String>(),
+        other => panic!("{other:?}"),
+    };
+    scene.train(1, 5);
+    assert_eq!(names(&scene), "ab");
+    // Rank 0 is on host a.
+    scene.fail(Fault::Host).pause();
+    scene.train(2, 5);
+    assert_eq!(names(&scene), "bc");
+    scene.fail(Fault::Host).pause();
+    scene.train(3, 5).fail(Fault::Host).pause();
+    let (_, message) = { scene.train(4, 5).fail(Fault::Host).failure() };
+    assert!(message.starts_with("given up after 3 tries: rank 0"), "{message}");
+}
+
+#[test]
+fn going_back_does_not_wait_and_has_its_limit() {
+    let mut scene = Scene::with(|config| config.guard.rollbacks = 2, Room::Here);
+    for lease in 1..=2 {
+        scene.train(lease, 9).says(EventKind::RolledBack { message: "the loss".into() }).exit(0);
+        assert_eq!(scene.pause(), (0.0, Wanted::Exactly(lease + 1)));
+    }
+    scene.train(3, 9).says(EventKind::RolledBack { message: "the loss".into() }).exit(0);
+    assert_eq!(scene.failure(), (65, "given up after 2 rollbacks without progress; the last: the loss"));
+}
+
+/// The run's end does not depend on how its processes leave.
+#[test]
+fn ranks_that_are_done_and_do_not_leave_are_ended() {
+    let ends = [(false, Verdict::Finished), (true, Verdict::Stopped(StopReason::Person))];
+    for (stopped, verdict) in ends {
+        let mut scene = Scene::new();
+        scene.train(1, 5);
+        if stopped {
+            scene.give(Event::StopRequested);
+        }
+        scene.says(EventKind::Finished { step: 9, stopped }).wait(30.0);
+        assert_eq!(scene.done, []);
+        scene.wait(1.0);
+        let said = "the ranks have not left 31 s after the last of their work: they are ended";
+        assert!(
+            matches!(&scene.done[..], [Action::Note(Note::Slow(text)), Action::End] if text == said),
+            "{:?}",
+            scene.done
+        );
+        scene.worker(FromWorkers::Exited(Exit::Signal(9))).worker(FromWorkers::Gone(Vec::new()));
+        assert_eq!(scene.state.verdict(), Some(&verdict));
+    }
+    // A rank that has failed by then counts.
+    let mut scene = Scene::new();
+    scene.train(1, 5).says(EventKind::Finished { step: 9, stopped: false });
+    scene.says(EventKind::Failed { message: "so".into(), fault: Fault::Passing }).wait(31.0).exit(1);
+    scene.pause();
+}
+
+/// An address or a mount that is away for a moment.
+#[test]
+fn processes_that_cannot_be_started_again_are_waited_for() {
+    let none = || "this host has no interface eth0".to_owned();
+    let mut scene = Scene::new();
+    scene.give(Event::LeaseTaken(1)).give(Event::StartFailed(1, 2, none()));
+    assert_eq!(scene.failure(), (2, &*none()), "a run that begins is to be looked at at once");
+
+    let mut scene = Scene::new();
+    scene.train(1, 5).fail(Fault::Passing).pause();
+    for (lease, pause) in [(2, 1.0), (3, 2.0)] {
+        scene.give(Event::LeaseTaken(lease)).give(Event::StartFailed(lease, 2, none()));
+        assert_eq!(scene.pause(), (pause, Wanted::Exactly(lease + 1)));
+    }
+    scene.wait(3601.0).give(Event::LeaseTaken(4)).give(Event::StartFailed(4, 2, none()));
+    let (code, message) = scene.failure();
+    assert!(code == 1 && message.contains("minutes") && message.ends_with(&none()), "{message}");
+}
+
+#[test]
+fn a_start_that_nobody_reports_from_is_waited_for_and_no_restart() {
+    let mut scene = Scene::new();
+    let (mut lease, mut pauses) = (0, Vec::new());
+    let message = loop {
+        lease += 1;
+        scene.give(Event::LeaseTaken(lease)).wait(10.0);
+        scene.worker(FromWorkers::Remark("no route to host b".into())).exit(1);
+        match scene.state.verdict() {
+            None => pauses.push(scene.pause().0),
+            Some(_) => break scene.failure().1.to_owned(),
+        }
+    };
+    assert_eq!(pauses[..7], [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0]);
+    assert!((3600.0..3700.0).contains(&scene.at), "given up after {} s", scene.at);
+    assert!(message.ends_with("the launcher exited with code 1: no route to host b"), "{message}");
+    assert_eq!(scene.state.memory.restarts, [], "none of them is a restart");
+}
+
+#[test]
+fn a_silent_rank_ends_its_attempt_and_its_host_is_remembered() {
+    let mut scene = Scene::new();
+    scene.train(1, 5).wait(91.0);
+    assert_eq!(scene.done, [Action::End]);
+    scene.worker(FromWorkers::Gone(vec!["pid 12 (state D)".into()]));
+    assert_eq!(scene.done[0], Action::Note(Note::Left(vec!["pid 12 (state D)".into()])));
+    assert_eq!(scene.state.memory.restarts[0].host.as_deref(), Some("a"));
+    assert!(scene.state.memory.restarts[0].cause.ends_with("has been silent for 90 s"));
+}
+
+#[test]
+fn a_mixture_of_versions_is_refused() {
+    let mut scene = Scene::new();
+    let versions = Versions { program: "0.0.9".into(), ..Versions::of_program() };
+    scene.give(Event::LeaseTaken(1));
+    scene.worker(FromWorkers::Report(Report { versions: Some(versions), ..Report::default() }));
+    assert_eq!(scene.done, [Action::End]);
+    scene.worker(FromWorkers::Gone(Vec::new()));
+    let (code, message) = scene.failure();
+    let expected = "the ranks do not run the same programs: this coordinator has program 0.1.0, rank 0 has 0.0.9";
+    assert_eq!((code, message), (2, expected));
+}
+
+#[test]
+fn what_a_restart_costs_is_counted_once() {
+    let mut scene = Scene::new();
+    scene.train(1, 100).wait(1.0).fail(Fault::Passing).pause();
+    scene.train(2, 40).wait(10.0).fail(Fault::Passing).pause();
+    assert_eq!(scene.state.memory.restarts[0].seconds, Some(11.0), "a failure on the way ends the account");
+    scene.train(3, 60).wait(20.0);
+    scene.record(100);
+    assert_eq!(scene.done, [Action::Note(Note::Recovered { step: 100, seconds: 22.0 })]);
+    assert_eq!(scene.state.memory.seconds_lost, 33.0);
+}

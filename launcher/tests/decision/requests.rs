@@ -1,0 +1,189 @@
+//! What people, Slurm and other coordinators ask for.
+
+use lambert_config::RunConfig;
+use lambert_config::control::{Directive, EventKind, Fault};
+use lambert_control::Report;
+
+use lambert_launcher::run::decide::{
+    Action, Death, Event, FromWorkers, JobSettings, JobView, Memory, Note, Phase, Room, Settings, Signal, Standing,
+    State, StopReason, Verdict, Wanted,
+};
+
+use crate::scene::Scene;
+
+/// A folder that is full, or a file system that is away, is waited for as a bucket is.
+#[test]
+fn a_run_under_way_waits_for_its_lease() {
+    let mut scene = Scene::new();
+    scene.give(Event::LeaseFailed("no space".into()));
+    assert_eq!(scene.failure(), (1, "no space"), "a run that begins is to be looked at at once");
+
+    let mut scene = Scene::new();
+    assert_eq!(scene.train(1, 5).fail(Fault::Passing).pause(), (1.0, Wanted::Exactly(2)));
+    for pause in [1.0, 2.0, 4.0] {
+        scene.give(Event::LeaseFailed("no space".into()));
+        // The creation may have failed when the object was there already.
+        let cause = "the lease cannot be taken: no space";
+        assert!(matches!(&scene.done[..], [Action::Note(Note::Waiting { cause: said, .. })] if said == cause));
+        assert_eq!(scene.give(Event::LeaseSeen(2)).state.verdict(), None);
+        scene.done = vec![Action::Note(Note::Waiting { cause: cause.into(), pause, minutes_left: 1.0 })];
+        assert_eq!(scene.pause(), (pause, Wanted::Exactly(2)));
+    }
+    assert!(matches!(scene.train(2, 9).state.phase, Phase::Running(_)));
+
+    scene.fail(Fault::Passing).pause();
+    scene.give(Event::LeaseFailed("no space".into())).give(Event::LeaseSeen(4));
+    assert!(matches!(scene.state.verdict(), Some(Verdict::Replaced(_))), "another has gone further");
+
+    let mut scene = Scene::new();
+    scene.train(1, 5).fail(Fault::Passing).pause();
+    scene.give(Event::LeaseFailed("no space".into())).wait(3601.0).give(Event::LeaseFailed("no space".into()));
+    let (code, message) = scene.failure();
+    assert!(code == 1 && message.contains("60.0 minutes") && message.ends_with("no space"), "{message}");
+
+    // That the store was asked for long counts.
+    let mut scene = Scene::new();
+    scene.train(1, 5).fail(Fault::Passing).pause();
+    scene.wait(7200.0).give(Event::LeaseFailed("no space".into()));
+    let (code, message) = scene.failure();
+    assert!(code == 1 && message.contains("120.0 minutes"), "{message}");
+}
+
+/// Slurm asks ranks to end, and at first nobody else; a rank's death has its own consequence.
+#[test]
+fn what_slurm_says_to_ranks_counts() {
+    let terminated = || FromWorkers::Report(Report { terminated: true, ..Report::default() });
+    let mut scene = Scene::new();
+    scene.train(1, 5).worker(terminated());
+    assert_eq!(scene.done, [Action::Note(Note::Stopping), Action::Order(Directive::CheckpointAndStop)]);
+    scene.says(EventKind::Finished { step: 6, stopped: true }).exit(0);
+    assert_eq!(scene.state.verdict(), Some(&Verdict::Stopped(StopReason::Signal)));
+
+    let mut scene = Scene::new();
+    scene.train(1, 5).worker(FromWorkers::Died(Death::Signal { rank: 1, signal: 9 }));
+    assert_eq!(scene.done, [Action::End], "the other ranks wait for it for ever");
+    assert_eq!(scene.worker(terminated()).done, [], "the launcher ends the others so");
+    assert_eq!(scene.exit(143).pause(), (1.0, Wanted::Exactly(2)));
+
+    let mut scene = Scene::new();
+    scene.train(1, 5).give(Event::StopRequested);
+    assert_eq!(scene.state.requests.stop, Some(StopReason::Person), "nobody is to start it again");
+}
+
+#[test]
+fn signals_count_in_every_phase() {
+    let mut scene = Scene::new();
+    assert_eq!(
+        scene.give(Event::Signal(Signal::Other)).state.verdict(),
+        Some(&Verdict::Stopped(StopReason::Signal)),
+        "while a lease is waited for"
+    );
+
+    let mut scene = Scene::new();
+    scene.train(1, 5).fail(Fault::Passing);
+    assert_eq!(
+        scene.give(Event::Signal(Signal::Other)).state.verdict(),
+        Some(&Verdict::Stopped(StopReason::Signal)),
+        "in a pause"
+    );
+
+    let mut scene = Scene::new();
+    scene.train(1, 5).give(Event::Signal(Signal::Other));
+    assert_eq!(scene.done, [Action::Note(Note::Stopping), Action::Order(Directive::CheckpointAndStop)]);
+    assert_eq!(scene.give(Event::StopRequested).done, [], "said once");
+    assert_eq!(scene.give(Event::Signal(Signal::Other)).done, [Action::End]);
+    scene.worker(FromWorkers::Gone(Vec::new()));
+    assert!(scene.failure().1.starts_with("ended at once by a second signal"));
+
+    let mut scene = Scene::new();
+    scene.train(1, 5).give(Event::StopRequested).fail(Fault::Passing);
+    assert!(scene.failure().1.starts_with("the ranks failed while they were to save a checkpoint and stop: rank 0"));
+}
+
+/// A request that was not honoured by the attempt that heard it is passed on to the next.
+#[test]
+fn a_request_for_a_checkpoint_lives_until_one_is_saved() {
+    let mut scene = Scene::new();
+    scene.train(1, 5).give(Event::SaveRequested);
+    assert_eq!(scene.done, [Action::Note(Note::Saving), Action::Order(Directive::Checkpoint)]);
+    scene.wait(50.0);
+    scene.report().fail(Fault::Passing).pause();
+    scene.give(Event::LeaseTaken(2));
+    assert!(matches!(scene.done[..], [Action::Start(_), Action::Order(Directive::Checkpoint)]), "{:?}", scene.done);
+    scene.report().says(EventKind::Checkpoint { name: "c".into(), step: 5, seconds: 0.1, written: 0.2 });
+    scene.fail(Fault::Passing).pause();
+    assert!(matches!(scene.give(Event::LeaseTaken(3)).done[..], [Action::Start(_)]), "{:?}", scene.done);
+}
+
+#[test]
+fn a_coordinator_does_not_evict_itself_and_leaves_to_a_successor() {
+    let mut scene = Scene::new();
+    scene.train(1, 5).fail(Fault::Passing).pause();
+    // The poller sees the lease that this coordinator is about to get.
+    assert_eq!(scene.give(Event::LeaseSeen(2)).state.phase, Phase::Leasing(Wanted::Exactly(2)));
+    scene.train(2, 5).give(Event::LeaseSeen(2));
+    assert!(matches!(scene.state.phase, Phase::Running(_)));
+    assert_eq!(scene.give(Event::LeaseSeen(3)).done, [Action::End]);
+    scene.worker(FromWorkers::Gone(Vec::new()));
+    assert!(matches!(scene.state.verdict(), Some(Verdict::Replaced(_))));
+
+    let mut scene = Scene::new();
+    scene.train(1, 5).fail(Fault::Passing).pause();
+    scene.give(Event::LeaseHeld(2));
+    assert!(matches!(scene.state.verdict(), Some(Verdict::Replaced(_))), "the one after its own is another's");
+
+    let mut scene = Scene::new();
+    scene.train(1, 5).fail(Fault::Passing).give(Event::LeaseSeen(2));
+    assert!(matches!(scene.state.verdict(), Some(Verdict::Replaced(_))), "in a pause");
+}
+
+/// A coordinator in a job of Slurm.
+fn in_job(memory: Memory) -> Scene {
+    let mut settings = Settings::new(&RunConfig::default(), Room::Here, 1e9);
+    (settings.ranks, settings.job) = (2, Some(JobSettings { id: "12".to_owned(), lead: 60.0 }));
+    let (state, done) = State::begin(settings, memory);
+    Scene { at: 0.0, state, done }
+}
+
+#[test]
+fn in_a_job_slurm_says_what_a_signal_means() {
+    for (standing, reason, forgets) in [
+        (Standing::Cancelled, StopReason::Person, true),
+        (Standing::Preempted, StopReason::Preempted, false),
+        (Standing::Running, StopReason::TimeLimit, false),
+    ] {
+        let mut scene = in_job(Memory::default());
+        scene.train(1, 5).give(Event::Signal(Signal::Other));
+        let stop = [Action::Note(Note::Stopping), Action::Order(Directive::CheckpointAndStop)];
+        assert_eq!(scene.done, [&[Action::AskSlurm][..], &stop].concat());
+        scene.give(Event::Job(JobView { standing, seconds_left: Some(100.0) }));
+        assert_eq!(scene.give(Event::Signal(Signal::Other)).done, [], "SIGTERM comes twice, and ends nothing");
+        scene.says(EventKind::Finished { step: 6, stopped: true }).exit(0);
+        assert_eq!(scene.state.verdict(), Some(&Verdict::Stopped(reason)));
+        assert_eq!(scene.done.contains(&Action::ForgetStop), forgets, "a request may have come meanwhile");
+        let end = &scene.state.memory.job_ends[0];
+        assert_eq!((end.job.as_str(), end.step, end.cause.as_str()), ("12", Some(5), reason.to_string().as_str()));
+        assert_eq!(scene.state.memory.job, None);
+    }
+}
+
+#[test]
+fn a_job_that_is_too_short_for_a_checkpoint_is_known() {
+    let memory = Memory { last_save_seconds: Some(90.0), ..Memory::default() };
+    let mut scene = in_job(memory);
+    assert_eq!(scene.done[0], Action::Note(Note::ShortLead { save: 90.0, lead: 60.0 }));
+    scene.train(1, 5).give(Event::Signal(Signal::Other));
+    scene.give(Event::Job(JobView { standing: Standing::Preempted, seconds_left: Some(20.0) }));
+    assert_eq!(scene.done, [Action::Note(Note::ShortOfTime { left: 20.0, save: 90.0 })]);
+    assert_eq!(in_job(Memory { last_save_seconds: Some(59.0), ..Memory::default() }).done.len(), 1);
+}
+
+/// A coordinator that was killed in its job has said nothing; the next one knows.
+#[test]
+fn a_coordinator_that_vanished_is_remembered_by_the_next() {
+    let mut scene = in_job(Memory::default());
+    scene.train(1, 5);
+    let next = in_job(scene.state.memory.clone());
+    let end = &next.state.memory.job_ends[0];
+    assert_eq!((end.step, end.cause.as_str()), (None, "the coordinator was killed, or its node failed"));
+}

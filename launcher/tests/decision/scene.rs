@@ -1,0 +1,104 @@
+//! A scene: events given to the decision by hand, and what it makes of them.
+
+use lambert_config::RunConfig;
+use lambert_config::control::{EventKind, Fault, StepRecord};
+use lambert_control::{Report, Saying};
+
+use lambert_launcher::run::decide::{
+    Action, Event, Exit, FromWorkers, Memory, Note, Room, Seconds, Settings, State, Verdict, Wanted, decide,
+};
+
+/// A coordinator on a stage: events in, what was decided out.
+pub struct Scene {
+    pub at: Seconds,
+    pub state: State,
+    pub done: Vec<Action>,
+}
+
+impl Scene {
+    pub fn with(change: impl FnOnce(&mut RunConfig), room: Room) -> Self {
+        let mut config = RunConfig::default();
+        config.cluster.ranks = 2;
+        change(&mut config);
+        let (state, done) = State::begin(Settings::new(&config, room, 1e9), Memory::default());
+        Self { at: 0.0, state, done }
+    }
+
+    pub fn new() -> Self {
+        Self::with(|_| (), Room::Here)
+    }
+
+    pub fn give(&mut self, event: Event) -> &mut Self {
+        let (state, actions) = decide(self.state.clone(), self.at, event);
+        (self.state, self.done) = (state, actions);
+        self
+    }
+
+    pub fn wait(&mut self, seconds: Seconds) -> &mut Self {
+        self.at += seconds;
+        self.give(Event::Tick)
+    }
+
+    pub fn number(&self) -> u32 {
+        self.state.running().map_or(0, |running| running.attempt.number)
+    }
+
+    pub fn worker(&mut self, what: FromWorkers) -> &mut Self {
+        let number = self.number();
+        self.give(Event::Worker(number, what))
+    }
+
+    pub fn says(&mut self, kind: EventKind) -> &mut Self {
+        self.worker(FromWorkers::Message(0, Saying::Event(kind)))
+    }
+
+    pub fn record(&mut self, step: u64) -> &mut Self {
+        let record = StepRecord { step, seconds: 1.0, ..StepRecord::default() };
+        self.worker(FromWorkers::Message(0, Saying::Record(Box::new(record))))
+    }
+
+    pub fn report(&mut self) -> &mut Self {
+        for (rank, host) in ["a", "b"].into_iter().enumerate() {
+            let phase = lambert_control::Phase::Step;
+            let report = Report { rank, pid: 7, host: host.into(), phase, ..Report::default() };
+            self.worker(FromWorkers::Report(report));
+        }
+        self
+    }
+
+    /// Starts the attempt of this lease, whose ranks report and train up to `step`.
+    pub fn train(&mut self, lease: u32, step: u64) -> &mut Self {
+        self.give(Event::LeaseTaken(lease)).report();
+        self.says(EventKind::Started { step: 0, steps: 1000, checkpoint: None, passed_over: Vec::new() });
+        self.record(step)
+    }
+
+    pub fn exit(&mut self, code: i32) -> &mut Self {
+        self.worker(FromWorkers::Exited(Exit::Code(code))).worker(FromWorkers::Gone(Vec::new()))
+    }
+
+    pub fn fail(&mut self, fault: Fault) -> &mut Self {
+        self.says(EventKind::Failed { message: "so".into(), fault }).exit(1)
+    }
+
+    /// The pause that was decided on; then the lease that is wanted after it.
+    pub fn pause(&mut self) -> (Seconds, Wanted) {
+        let pause = self.done.iter().find_map(|action| match action {
+            Action::Note(Note::Restart { pause, .. } | Note::Waiting { pause, .. }) => Some(*pause),
+            _ => None,
+        });
+        let pause = pause.unwrap_or_else(|| panic!("no pause: {:?} {:?}", self.done, self.state.phase));
+        self.wait(pause);
+        match self.done[..] {
+            [Action::TakeLease(wanted)] => (pause, wanted),
+            _ => panic!("no lease: {:?}", self.done),
+        }
+    }
+
+    pub fn failure(&self) -> (i32, &str) {
+        match self.state.verdict() {
+            Some(Verdict::Failed(code, message)) => (*code, message),
+            other => panic!("{other:?}"),
+        }
+    }
+}
