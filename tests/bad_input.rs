@@ -133,6 +133,24 @@ fn impossible_runs_are_refused_with_all_that_is_wrong_at_once() {
     refused(&run(&start), 2, &["stage.0.data: does not have the vocabulary of the model"]);
 }
 
+/// Another start may find it, and a job is queued again for exit code 1.
+#[test]
+fn a_dataset_out_of_reach_is_no_fault_of_the_configuration() {
+    let place = Place::new();
+    let (config, run_url, away) = (place.config(4, 1), place.path("run"), place.path("away"));
+    // Not missing: it cannot be looked at.
+    std::os::unix::fs::symlink(&away, &away).unwrap();
+    let set = format!("stage.0.data={away}");
+    let start = ["run", "--run", &run_url, "--config", &config, "--set", &set];
+    let alone = run(&start);
+    assert_eq!(alone.code, 1, "{}", alone.err);
+    assert!(alone.err.contains("stage.0.data: cannot read dataset"), "{}", alone.err);
+    let wrong = run(&[&start[..], &["--set", "model.heads=7"]].concat());
+    assert_eq!(wrong.code, 2, "{}", wrong.err);
+    assert!(wrong.err.contains("has 2 faults"), "{}", wrong.err);
+    assert!(!Path::new(&run_url).exists());
+}
+
 /// A limit on the address space of all that is started, of which the formula knows nothing.
 #[test]
 fn memory_that_runs_out_in_a_step() {
