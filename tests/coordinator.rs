@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::s3_server::{BUCKET, Fault, Rule, Server};
+use crate::support::preload::library;
 use crate::support::{
     self, Ended, Place, Running, assert_same_bits, checkpoints, lambert, open_mpi_5, run_in, wait_for_no_workers,
     workers,
@@ -195,13 +196,9 @@ struct SlowReads {
 
 /// A library in whose presence reads of shards hang while a file exists.
 fn slow_reads(place: &Place) -> SlowReads {
-    let (source, library) =
-        (concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/hanging_reads.c"), place.path("hang.so"));
-    let built = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o", &library, source, "-ldl"]).status().unwrap();
-    assert!(built.success());
     let file = PathBuf::from(place.file("hang", "until it is gone"));
     let trigger = ("LAMBERT_TEST_HANG", file.to_str().unwrap().to_owned());
-    SlowReads { preload: ("LD_PRELOAD", library), trigger, file }
+    SlowReads { preload: library(place, "hanging_reads"), trigger, file }
 }
 
 /// One coordinator loses its workers while another has begun: it leaves, and takes the run from nobody.

@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::s3_server::{BUCKET, Fault, Rule, SECRET_KEY, Server, Weather};
+use crate::support::preload::library;
 use crate::support::{self, Place, Running, assert_same_bits, checkpoints, run_in, signal, tree, workers};
 
 fn holds(what: &str, mut condition: impl FnMut() -> bool) {
@@ -68,20 +69,11 @@ fn kills_inside_a_save_or_a_load_change_no_bit() {
     assert_same_bits(&reference, &local);
 }
 
-/// A library that makes the wall clock jump in every program that is told to load it.
-fn jumping_clock(place: &Place) -> (&'static str, String) {
-    let (source, library) =
-        (concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/jumping_clock.c"), place.path("clock.so"));
-    let built = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o", &library, source]).status().unwrap();
-    assert!(built.success());
-    ("LD_PRELOAD", library)
-}
-
 /// Neither intervals nor leases nor the order of checkpoints look at the wall clock.
 #[test]
 fn a_clock_that_jumps_changes_nothing() {
     let place = Place::new();
-    let clock = [jumping_clock(&place)];
+    let clock = [library(&place, "jumping_clock")];
     let years: BTreeSet<_> = (0..12).map(|_| year(&clock)).collect();
     assert!(years.len() > 2, "the clock does not jump: {years:?}");
     let (config, reference) = (place.config(350, 2), place.path("undisturbed"));

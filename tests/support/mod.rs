@@ -1,6 +1,7 @@
 //! What the end-to-end tests share: the two programs, a small dataset made by the real commands, a run that is watched.
 
 pub mod hosts;
+pub mod preload;
 pub mod slurm;
 mod tree;
 
