@@ -1,5 +1,8 @@
 //! The formula for a worker's memory against what workers have had at the most.
 
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
 use crate::support::{self, Place, Running};
 use lambert_config::{Layers, memory};
 use lambert_data_prep::dataset::Dataset;
@@ -125,4 +128,47 @@ fn flat_over(steps: u64) {
     println!("{:.1} MB after {FIRST} steps, {:.1} MB after {steps} more", early / 1e6, late / 1e6);
     // Arenas of the allocator come and go, 11 MB on a busy machine. What each step leaves behind is more: 20 KB of each of 800.
     assert!(late < early + 16e6, "{early} bytes became {late}");
+}
+
+/// A control group with a memory limit, and one in it without; they go when it is dropped.
+struct LimitedGroup(PathBuf);
+
+impl LimitedGroup {
+    fn new(bytes: u64) -> Option<Self> {
+        let (first, second) = (Path::new("/sys/fs/cgroup/memory"), Path::new("/sys/fs/cgroup"));
+        let (root, file) = match first.is_dir() {
+            true => (first, "memory.limit_in_bytes"),
+            false => (second, "memory.max"),
+        };
+        let outer = root.join(format!("lambert-test-{}", std::process::id()));
+        let group = Self(outer.join("inner"));
+        let made = std::fs::create_dir_all(&group.0).and_then(|()| std::fs::write(outer.join(file), bytes.to_string()));
+        if let Err(error) = made {
+            eprintln!("SKIPPED: control groups with a memory limit are made by root: {error}");
+            return None;
+        }
+        Some(group)
+    }
+}
+
+impl Drop for LimitedGroup {
+    fn drop(&mut self) {
+        for folder in self.0.ancestors().take(2) {
+            let _ = std::fs::remove_dir(folder);
+        }
+    }
+}
+
+/// The limit of a job holds for what its steps start, in groups of their own.
+#[test]
+fn a_run_that_does_not_fit_into_its_control_group_is_refused() {
+    let Some(group) = LimitedGroup::new(300 << 20) else { return };
+    let place = Place::new();
+    let script = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", group.0.display());
+    let mut command = Command::new("sh");
+    command.args(["-c", &script, "sh"]).arg(support::lambert());
+    let ended = Running::start_by(command, &place.config(5, 2), &place.path("run"), &[]).end();
+    assert_eq!(ended.code, Some(2), "{}", ended.log);
+    assert!(ended.log.contains("for 2 rank(s) on this host, which has 0.3"), "{}", ended.log);
+    assert!(!Path::new(&place.path("run")).exists(), "{}", ended.log);
 }

@@ -1,8 +1,11 @@
 //! What a run needs of its machines' memory, by formula, and what this machine has.
 
 pub mod card;
+mod cgroup;
 pub mod fit;
 mod samples;
+
+use std::path::Path;
 
 use crate::architecture::Architecture;
 use crate::flops;
@@ -108,7 +111,7 @@ pub fn is_on_card(config: &RunConfig) -> bool {
     match config.cluster.device {
         Device::Cuda => true,
         Device::Cpu => false,
-        Device::Auto => std::path::Path::new("/proc/driver/nvidia/version").exists(),
+        Device::Auto => Path::new("/proc/driver/nvidia/version").exists(),
     }
 }
 
@@ -162,10 +165,8 @@ fn shortage(config: &RunConfig, data: &[Data], ranks: usize, there: u64) -> Opti
 /// Bytes of memory that processes of this host may have together: its own, or less where a control group says so.
 /// `None` where the system does not tell.
 pub fn of_this_host() -> Option<u64> {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let limits = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
-    let limits = limits.into_iter().filter_map(|path| read(path).trim().parse().ok());
-    total(&read("/proc/meminfo")).into_iter().chain(limits).min()
+    let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
+    total(&read(Path::new("/proc/meminfo"))).into_iter().chain(cgroup::limit(read)).min()
 }
 
 /// `MemTotal` of /proc/meminfo, in bytes.
