@@ -105,12 +105,18 @@ fn signals_go_on_to_the_runs() {
     assert_eq!(code(tuning), Some(76));
     endless.are_over();
 
-    let tuning = start(&endless.line());
+    let temporary = endless.place.path("tmp");
+    std::fs::create_dir(&temporary).unwrap();
+    let mut command = Command::new(lambert());
+    command.args(endless.line()).env("TMPDIR", &temporary).stdout(Stdio::null()).stderr(Stdio::null());
+    let tuning = command.spawn().unwrap();
     endless.wait();
     support::signal(tuning.id(), "-9");
     assert_eq!(code(tuning), None);
     endless.first().iter().for_each(|run| support::wait_for_no_workers(run));
     endless.are_over();
+    let left: Vec<_> = std::fs::read_dir(&temporary).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(left.is_empty(), "{left:?} is left behind");
 }
 
 #[test]

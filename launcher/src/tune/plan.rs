@@ -1,13 +1,14 @@
 //! What a tuning is to make: its runs, each checked before the first one starts, and what they have in common with those that
 //! are there.
 
+use std::fs::File;
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use lambert_config::{ConfigError, Layers, RunConfig};
 use lambert_store::Store;
 use lambert_store::run::CONFIG;
-use tempfile::NamedTempFile;
 
 use super::grid::{self, Setting};
 use super::results::Results;
@@ -90,7 +91,7 @@ pub struct Plan {
     /// What is enough for each.
     pub need: Need,
     /// The configuration as it was checked: the file may be edited before the last run starts.
-    _config: NamedTempFile,
+    _config: File,
     /// Those whose place is empty, by name.
     new: Vec<String>,
     first: RunConfig,
@@ -104,7 +105,7 @@ impl Plan {
     pub fn new(arguments: &cli::Tune, url: &str) -> Result<Self, Failure> {
         let (mut runs, mut need, mut new, mut first): (Vec<Planned>, _, _, _) =
             (Vec::new(), Need::default(), Vec::new(), None);
-        let kept = keep(&arguments.config)?;
+        let (kept, path) = keep(&arguments.config)?;
         for settings in grid::settings(&arguments.grid, &arguments.trial).map_err(Failure::usage)? {
             if let Some(setting) = settings.iter().find(|setting| ASKED_BY.contains(&setting.part())) {
                 return Err(Failure::usage(PlanError::OtherQuestion(setting.key.clone())));
@@ -127,7 +128,7 @@ impl Plan {
             need = need.max(Need::of(config, here, forecast::memory(config).map_err(refused)?));
             new.extend(proposed.is_new().then(|| name.clone()));
             first.get_or_insert_with(|| config.clone());
-            let order = cli::Run { config: Some(kept.path().to_owned()), ..order };
+            let order = cli::Run { config: Some(path.clone()), ..order };
             runs.push(Planned { name, settings, arguments: line(&order) });
         }
         Ok(Self { runs, need, _config: kept, new, first: first.unwrap_or_default() })
@@ -175,12 +176,13 @@ pub fn refuse_own(store: &Store, config: &Path) -> Result<(), Failure> {
     }
 }
 
-/// A copy of the configuration file.
-fn keep(path: &Path) -> Result<NamedTempFile, Failure> {
+/// A copy of the configuration file that has no name and so is not left behind, and a path to it while it is open here.
+fn keep(path: &Path) -> Result<(File, PathBuf), Failure> {
     let text = std::fs::read(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-    let kept = tempfile::Builder::new().prefix("lambert-tune-").suffix(".toml").tempfile();
-    let written = kept.and_then(|mut file| file.write_all(&text).map(|()| file));
-    written.map_err(|source| Failure::failed(PlanError::Copy(source)))
+    let written = tempfile::tempfile().and_then(|mut file| file.write_all(&text).map(|()| file));
+    let file = written.map_err(|source| Failure::failed(PlanError::Copy(source)))?;
+    let path = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()));
+    Ok((file, path))
 }
 
 /// Whether a run was begun at this place.
