@@ -12,6 +12,10 @@ use lambert_config::control::{Directive, EventKind, StepRecord};
 use lambert_config::exit;
 pub use lambert_control::Phase;
 use lambert_control::{Answer, OrderSlot, Outbox, REPORT_PATH, Report, Saying, TOKEN_VARIABLE, URL_VARIABLE, Versions};
+use rustix::process::Pid;
+use signal_hook::consts::SIGTERM;
+use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::exfiltrator::WithOrigin;
 
 /// A rank tells that it is alive at least this often.
 const HEARTBEAT: Duration = Duration::from_secs(2);
@@ -146,16 +150,35 @@ struct Post {
     terminated: Arc<AtomicBool>,
 }
 
-/// Whether SIGTERM comes, from now on: under srun it does not end this process. Slurm sends it to the ranks, and at first to
-/// them only, when a job is to make room for another; the coordinator then has all of them save after the same step.
+/// Whether SIGTERM comes, from now on. It does not end this process: a service manager sends it to all processes at once, and
+/// Slurm to the ranks, and at first to them only, when a job has to make room for another. The coordinator then has all ranks save
+/// after the same step. One that the launcher sends ends this rank, but under srun, which passes Slurm's on.
 fn termination() -> Arc<AtomicBool> {
     let terminated = Arc::new(AtomicBool::new(false));
-    if lambert_collective::world::detect().is_some_and(|world| world.launcher == "srun")
-        && let Err(error) = signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&terminated))
-    {
+    let is_srun = lambert_collective::world::detect().is_some_and(|world| world.launcher == "srun");
+    let parent = rustix::process::getppid().map_or(0, Pid::as_raw_pid);
+    let flag = Arc::clone(&terminated);
+    let listen = move |mut signals: SignalsInfo<WithOrigin>| {
+        for signal in signals.forever() {
+            match signal.process {
+                Some(sender) if !is_srun && is_launcher(sender.pid, parent) => {
+                    let _ = signal_hook::low_level::emulate_default_handler(SIGTERM);
+                }
+                _ => flag.store(true, Ordering::Relaxed),
+            }
+        }
+    };
+    let start = |signals| std::thread::Builder::new().name("sigterm".to_owned()).spawn(move || listen(signals));
+    if let Err(error) = SignalsInfo::new([SIGTERM]).and_then(start) {
         tracing::warn!("SIGTERM will end this rank: {error}");
     }
     terminated
+}
+
+/// Whether the process `pid` is what has started this one: its parent, or Open MPI's launcher above a program between them.
+fn is_launcher(pid: i32, parent: i32) -> bool {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    pid == parent || ["mpirun", "orterun", "orted", "prterun", "prted"].contains(&name.trim())
 }
 
 impl Post {

@@ -11,8 +11,10 @@ use std::process::{Command, Stdio};
 /// Waits for the end of the process `$0`, unless that is 1, which has taken the place of a launcher that is gone. Then removes
 /// the folders `$@`, and those of the same run's earlier attempts, whose launchers may have been cut off before a rank came
 /// up. Names end with `-` and the attempt's number. At last the memory that NCCL's processes of a host share, if they were killed
-/// before all of them had it: files of this user that no process has mapped.
+/// before all of them had it: files of this user that no process has mapped. SIGTERM, which a supervisor may send to all processes,
+/// does not end it.
 const SCRIPT: &str = r#"
+trap "" TERM
 while [ "$0" != 1 ] && kill -0 "$0" 2>/dev/null; do sleep 0.2; done
 for folder; do
     rm -rf -- "$folder"

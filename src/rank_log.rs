@@ -19,6 +19,9 @@ const FORGOTTEN: Duration = Duration::from_secs(30 * 24 * 3600);
 /// What folders of attempts are named; the number follows.
 const ATTEMPT: &str = "attempt-";
 
+/// Copies to the file `$0` and on.
+const TEE: &str = r#"trap "" TERM; exec tee --append --ignore-interrupts --output-error=warn-nopipe -- "$0""#;
+
 /// Why there is no such file.
 #[derive(Debug, thiserror::Error)]
 pub enum RankLogError {
@@ -70,9 +73,9 @@ pub fn begin(folder: &Path, rank: usize) -> Result<(), RankLogError> {
     let system = |error: rustix::io::Errno| RankLogError::Tee(error.into());
     let (out, into) = pipe_with(PipeFlags::CLOEXEC).map_err(system)?;
     let on = rustix::io::fcntl_dupfd_cloexec(io::stderr(), 3).map_err(system)?;
-    let mut tee = Command::new("tee");
-    // It goes on if nobody reads any more, and is in no group that a signal ends: the end of the pipe ends it.
-    tee.args(["--append", "--ignore-interrupts", "--output-error=warn-nopipe"]).arg(&file).process_group(0);
+    let mut tee = Command::new("sh");
+    // It goes on if nobody reads any more, and no signal to a group or to all processes ends it: the end of the pipe does.
+    tee.args(["-c", TEE]).arg(&file).process_group(0);
     tee.stdin(out).stdout(on).stderr(Stdio::null()).spawn().map_err(RankLogError::Tee)?;
     rustix::stdio::dup2_stdout(&into).map_err(system)?;
     rustix::stdio::dup2_stderr(&into).map_err(system)

@@ -30,6 +30,7 @@ mod resume;
 mod s3_server;
 mod several_hosts;
 mod shipped_configs;
+mod signals;
 mod slurm;
 mod stage_change;
 mod support;

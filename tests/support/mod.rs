@@ -259,6 +259,11 @@ impl Running {
         signal(*pid, number);
     }
 
+    /// The process that was started: the coordinator, where nothing begins before it.
+    pub fn pid(&self) -> u32 {
+        self.coordinator.id()
+    }
+
     /// Sends signal `number` to the coordinator.
     pub fn kill_coordinator(&self, number: &str) {
         signal(self.coordinator.id(), number);

@@ -27,6 +27,7 @@ use lambert_config::run::{Backend, Cluster, LauncherKind};
 use super::decide::{Attempt, FromWorkers};
 use direct::Direct;
 use mpirun::Mpirun;
+use processes::EndBy;
 use session::Session;
 use srun::Srun;
 
@@ -71,6 +72,10 @@ pub trait Launcher: Debug {
     fn command(&self, start: &Start<'_>) -> CommandLine;
     /// What understands a stream of its output.
     fn prose(&self) -> Box<dyn Prose>;
+    /// How it is asked to end, so that it ends its ranks.
+    fn end_by(&self) -> EndBy {
+        EndBy::Terminate
+    }
 }
 
 /// Understands a stream of a launcher's output, line by line.

@@ -15,7 +15,7 @@ use signal_hook::iterator::Signals;
 use super::grid::Settings;
 use super::slots::{CARDS, Slot};
 use crate::failure::Failure;
-use crate::run::launch::processes::end_with_parent;
+use crate::run::launch::processes::{EndBy, end_with_parent};
 use crate::run::sources::ignores;
 
 /// Between two looks at the runs under way.
@@ -191,7 +191,7 @@ fn start(program: &Path, planned: Planned, slot: Slot) -> Result<Running, RunsEr
     command.envs(slot.cards.iter().map(|cards| (CARDS, cards)));
     // Signals of a terminal come here only, and go on once.
     command.process_group(0);
-    end_with_parent(&mut command);
+    end_with_parent(&mut command, EndBy::Terminate);
     let child = command.spawn().map_err(|source| RunsError::Start {
         program: program.to_owned(),
         name: planned.name.clone(),

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
 
+use super::processes::EndBy;
 use super::prose::OpenMpi;
 use super::session::Session;
 use super::{CommandLine, LaunchError, Launcher, Prose, Start};
@@ -80,6 +81,11 @@ impl Launcher for Mpirun {
 
     fn prose(&self) -> Box<dyn Prose> {
         Box::new(OpenMpi::default())
+    }
+
+    /// It ends all ranks at once on SIGTERM, which a service manager sends to every process of a service.
+    fn end_by(&self) -> EndBy {
+        EndBy::Interrupt
     }
 }
 

@@ -44,14 +44,36 @@ pub fn allow_connections() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
-/// The program of `command` is sent SIGTERM when the thread that starts it ends, however that comes: start it on the main thread.
-pub fn end_with_parent(command: &mut Command) {
+/// How a program is asked to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EndBy {
+    /// By SIGTERM.
+    Terminate,
+    /// By SIGINT. SIGTERM, which a supervisor may send to all processes at once, does not reach it: it stays blocked. For programs that
+    /// would end others at once.
+    Interrupt,
+}
+
+impl EndBy {
+    fn signal(self) -> Signal {
+        match self {
+            Self::Terminate => Signal::TERM,
+            Self::Interrupt => Signal::INT,
+        }
+    }
+}
+
+/// The program of `command` is asked to end when the thread that starts it ends, however that comes: start it on the main thread.
+pub fn end_with_parent(command: &mut Command, end_by: EndBy) {
     let parent = rustix::process::getpid();
-    // SAFETY: the closure runs between fork and exec, where only async-signal-safe calls are allowed; it makes two system calls,
+    // SAFETY: the closure runs between fork and exec, where only async-signal-safe calls are allowed; it makes a few system calls,
     // and allocates nothing.
     unsafe {
         command.pre_exec(move || {
-            rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
+            if end_by == EndBy::Interrupt {
+                block_sigterm()?;
+            }
+            rustix::process::set_parent_process_death_signal(Some(end_by.signal()))?;
             // Had the parent died before the line above, no signal would ever come.
             match rustix::process::getppid() == Some(parent) {
                 true => Ok(()),
@@ -59,6 +81,18 @@ pub fn end_with_parent(command: &mut Command) {
             }
         });
     }
+}
+
+/// Blocks SIGTERM in this thread, and in the program that it becomes: the handler that the program installs is never called.
+fn block_sigterm() -> io::Result<()> {
+    // SAFETY: both calls write to a set on this stack and nowhere else.
+    let failed = unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGTERM);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut())
+    };
+    if failed == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(failed)) }
 }
 
 /// How long processes that are asked to end may take, before they are forced.
@@ -75,6 +109,7 @@ const GRACE: Duration = Duration::from_millis(600);
 pub struct Tree {
     /// The program itself, with its output still to be taken.
     pub root: Child,
+    end_by: EndBy,
     ending: Option<Ending>,
     /// When the program had ended first.
     over: Option<Instant>,
@@ -89,19 +124,19 @@ struct Ending {
 
 impl Tree {
     /// Starts `line` (program, then arguments) with `environment` added, in a process group of its own, its output in
-    /// pipes. The calling thread's end, however it comes, sends the program SIGTERM: call this on the main thread.
-    pub fn start(line: &[OsString], environment: &[(&str, &str)]) -> Result<Self, ProcessError> {
+    /// pipes. The calling thread's end, however it comes, asks the program to end: call this on the main thread.
+    pub fn start(line: &[OsString], environment: &[(&str, &str)], end_by: EndBy) -> Result<Self, ProcessError> {
         let (program, arguments) =
             line.split_first().map_or((OsString::new(), line), |(first, rest)| (first.clone(), rest));
         let mut command = Command::new(&program);
         command.args(arguments).envs(environment.iter().copied());
         // Its own group: Ctrl-C at the terminal is for the coordinator, which asks for a checkpoint first.
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-        end_with_parent(&mut command);
+        end_with_parent(&mut command, end_by);
         let root = command
             .spawn()
             .map_err(|source| ProcessError::Start { program: program.to_string_lossy().into_owned(), source })?;
-        Ok(Self { root, ending: None, over: None })
+        Ok(Self { root, end_by, ending: None, over: None })
     }
 
     /// How the program ended, if it has.
@@ -118,7 +153,7 @@ impl Tree {
     fn end_within(&mut self, patience: Duration, forced: Duration) -> Result<(), ProcessError> {
         let mut force = Instant::now();
         if self.ended()?.is_none() {
-            signal(self.root.id(), Signal::TERM);
+            signal(self.root.id(), self.end_by.signal());
             force += patience;
         }
         self.ending.get_or_insert(Ending { force, leave: force + forced });
@@ -271,7 +306,7 @@ mod tests {
         // The shell leaves a grandchild behind that ignores being asked.
         let script = "setsid sh -c 'trap \"\" TERM; while :; do sleep 0.1; done' & sleep 0.3; exit 3";
         let line: Vec<OsString> = ["sh", "-c", script].map(OsString::from).into();
-        let mut tree = Tree::start(&line, &[]).unwrap();
+        let mut tree = Tree::start(&line, &[], EndBy::Terminate).unwrap();
         let status = loop {
             match tree.ended().unwrap() {
                 Some(status) => break status,
@@ -285,7 +320,7 @@ mod tests {
 
         let script = "trap '' TERM; echo $WORD; sleep 60 & wait";
         let line: Vec<OsString> = ["sh", "-c", script].map(OsString::from).into();
-        let mut stubborn = Tree::start(&line, &[("WORD", "ready")]).unwrap();
+        let mut stubborn = Tree::start(&line, &[("WORD", "ready")], EndBy::Terminate).unwrap();
         let mut said = [0; 6];
         stubborn.root.stdout.take().unwrap().read_exact(&mut said).unwrap();
         assert_eq!(&said, b"ready\n");
@@ -294,5 +329,21 @@ mod tests {
         end(&mut stubborn);
         assert!(!lives(pid));
         assert_eq!(exit(stubborn.ended().unwrap().unwrap()), Exit::Signal(9));
+
+        // SIGTERM, which comes to all, has no effect; the program has a handler of its own, as mpirun has.
+        let script =
+            "trap 'echo term; exit 4' TERM; trap 'echo int; exit 5' INT; echo ready; while :; do sleep 0.05; done";
+        let line: Vec<OsString> = ["sh", "-c", script].map(OsString::from).into();
+        let mut shielded = Tree::start(&line, &[], EndBy::Interrupt).unwrap();
+        let mut output = shielded.root.stdout.take().unwrap();
+        output.read_exact(&mut said).unwrap();
+        signal(shielded.root.id(), Signal::TERM);
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(shielded.ended().unwrap().is_none(), "it has heard SIGTERM");
+        shielded.end_within(Duration::from_secs(10), FORCED).unwrap();
+        while shielded.poll_end().unwrap().is_none() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert_eq!(exit(shielded.ended().unwrap().unwrap()), Exit::Code(5));
     }
 }

@@ -27,6 +27,9 @@ pub enum WorkersError {
     /// A process.
     #[error(transparent)]
     Process(#[from] ProcessError),
+    /// The folder that this process works in is gone.
+    #[error("the working directory was removed; start lambert in another one")]
+    NoFolder(#[source] std::io::Error),
     /// No thread.
     #[error("cannot start a thread that reads what the workers print")]
     Reader(#[source] std::io::Error),
@@ -35,7 +38,7 @@ pub enum WorkersError {
 impl WorkersError {
     /// Whether the configuration is to blame, and every other start would end here, too.
     pub fn is_usage(&self) -> bool {
-        matches!(self, Self::Control(ControlError::Address(AddressError::Interface { .. })))
+        matches!(self, Self::NoFolder(_) | Self::Control(ControlError::Address(AddressError::Interface { .. })))
     }
 }
 
@@ -60,6 +63,8 @@ impl Workers {
         attempt: &Attempt,
         events: Sender<Event>,
     ) -> Result<Self, WorkersError> {
+        // Programs that start without one fail in ways of their own.
+        std::env::current_dir().map_err(WorkersError::NoFolder)?;
         let cluster = &order.config.cluster;
         let session = Session::new(order.store.url(), attempt.number);
         let present = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
@@ -75,7 +80,7 @@ impl Workers {
         let server = ControlServer::start(&cluster.control, attempt, events.clone())?;
         let environment = [(URL_VARIABLE, server.url()), (TOKEN_VARIABLE, server.token())];
         tracing::debug!("starting {line:?}");
-        let mut tree = Tree::start(&line, &environment)?;
+        let mut tree = Tree::start(&line, &environment, launcher.end_by())?;
         let outputs = [
             tree.root.stdout.take().map(|output| Box::new(output) as Box<dyn Read + Send>),
             tree.root.stderr.take().map(|output| Box::new(output) as Box<dyn Read + Send>),

@@ -1,0 +1,50 @@
+//! Signals as they come from `timeout`, from systemd and from the kernel: to all processes at once.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use crate::support::{Place, Running, checkpoints, workers};
+
+/// More steps than any run here makes before it is ended.
+const ENDLESS: u64 = 1_000_000;
+
+/// A process and all that descend from it.
+fn family(pid: u32) -> Vec<u32> {
+    let mut parents = BTreeMap::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        // The name, in parentheses, may hold anything.
+        let Some((pid, rest)) = stat.split_once(' ').zip(stat.rsplit_once(')')).map(|(head, tail)| (head.0, tail.1))
+        else {
+            continue;
+        };
+        parents.insert(pid.parse::<u32>().unwrap(), rest.split_whitespace().nth(1).unwrap().parse::<u32>().unwrap());
+    }
+    let mut found = vec![pid];
+    let mut next = 0;
+    while let Some(parent) = found.get(next).copied() {
+        found.extend(parents.iter().filter(|(_, above)| **above == parent).map(|(pid, _)| *pid));
+        next += 1;
+    }
+    found
+}
+
+/// As systemd stops a service whose KillMode is control-group.
+#[test]
+fn sigterm_to_every_process_is_a_stop_with_a_checkpoint() {
+    let place = Place::new();
+    for (ranks, backend) in [(2, "mpi"), (1, "local")] {
+        let run = place.path(&format!("run-{ranks}"));
+        let sets = ["--set", &format!("cluster.backend={backend}"), "--set", "checkpoint.every_steps=0"];
+        let mut running = Running::start_with(&place.config(ENDLESS, ranks), &run, &sets);
+        running.reach(3);
+        let all: Vec<String> = family(running.pid()).iter().map(u32::to_string).collect();
+        assert!(all.len() > 2 * ranks, "the coordinator, the ranks and what keeps their output: {all:?}");
+        let _ = Command::new("kill").arg("-TERM").args(&all).status().unwrap();
+        let ended = running.end();
+        assert_eq!(ended.code, Some(75), "{ranks} rank(s): {}", ended.log);
+        assert!(ended.log.contains("stopped at step"), "{ranks} rank(s): {}", ended.log);
+        assert_eq!(checkpoints(&run).len(), 1, "{ranks} rank(s): {}", ended.log);
+        assert!(workers(&run).is_empty());
+    }
+}
