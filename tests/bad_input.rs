@@ -263,3 +263,18 @@ fn checkpoints_that_are_damaged() {
     );
     assert_eq!(checkpoints(&run_url), before);
 }
+
+/// Programs that start in a folder that is gone fail in ways of their own.
+#[test]
+fn a_working_directory_that_was_removed_is_refused() {
+    let place = Place::new();
+    for ranks in [1, 2] {
+        let script = format!("mkdir {0} && cd {0} && rmdir {0} && exec \"$@\"", place.path("gone"));
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", &script, "sh"]).arg(support::lambert());
+        let arguments = ["run", "--config", &place.config(3, ranks), "--run", &place.path("run")];
+        let output = command.args(arguments).output().unwrap();
+        let (code, err) = (output.status.code().unwrap(), String::from_utf8_lossy(&output.stderr).into_owned());
+        refused(&Ran { code, out: String::new(), err }, 2, &["the working directory was removed"]);
+    }
+}

@@ -35,4 +35,5 @@ mod slurm;
 mod stage_change;
 mod support;
 mod tune;
+mod unresponsive;
 mod worlds;

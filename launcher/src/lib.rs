@@ -7,7 +7,7 @@
 //! - [`status`]: `status.json`, which tells other machines where a run is
 //! - [`worker`]: where `lambert-worker` is
 //! - [`console`]: standard output for results, standard error for everything else
-//! - [`failure`]: errors on their way to the exit code
+//! - [`failure`]: errors on their way to the exit code; [`panics`]: defects on the same way
 //!
 //! This crate knows neither tensors nor MPI nor the training engine: it starts `lambert-worker` as a process and talks
 //! to it over HTTP.
@@ -16,6 +16,7 @@ pub mod cli;
 pub mod commands;
 pub mod console;
 pub mod failure;
+pub mod panics;
 pub mod run;
 pub mod slurm;
 pub mod status;

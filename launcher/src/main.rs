@@ -3,14 +3,15 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use lambert_launcher::{cli::Cli, commands, console};
+use lambert_launcher::{cli::Cli, commands, console, panics};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     console::log(cli.log);
-    let code = commands::run(&cli.command).unwrap_or_else(|failure| {
+    let code = panics::guard(|| commands::run(&cli.command)).unwrap_or_else(|failure| {
         console::line(&format!("lambert: error: {failure}"));
         failure.code
     });
+    console::finish();
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }

@@ -1,12 +1,13 @@
 //! `status.json`: where a run is, for people and programs on other machines.
 
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lambert_config::control::{Evaluation, GradientNoise, StepRecord};
 use lambert_store::Store;
 pub use lambert_store::run::STATUS as OBJECT;
+use lambert_store::run::{COORDINATOR, STOP};
 use serde::{Deserialize, Serialize};
 
 use crate::run::decide::Memory;
@@ -198,17 +199,26 @@ pub enum Urgency {
     Change,
 }
 
-/// Writes the status on a thread of its own, so that a slow store never holds up the coordinator.
+/// How long the last writes may take.
+const LAST_WRITES: Duration = Duration::from_secs(20);
+
+/// Writes the status on a thread of its own, so that a slow store never holds up the coordinator. When dropped it waits for what
+/// was handed over, for a limited time: a write to a file server that is away never returns.
 #[derive(Debug)]
 pub struct Reporter {
     shared: Arc<(Mutex<Pending>, Condvar)>,
-    thread: Option<JoinHandle<()>>,
+    url: String,
+    /// Disconnected when the thread has ended.
+    thread: Receiver<()>,
 }
 
 #[derive(Debug, Default)]
 struct Pending {
     status: Option<Status>,
     memory: Option<Memory>,
+    forget_stop: bool,
+    /// The object that is being written or removed.
+    current: Option<&'static str>,
     urgent: bool,
     closing: bool,
 }
@@ -217,9 +227,14 @@ impl Reporter {
     /// Writes to `store`.
     pub fn start(store: Store) -> std::io::Result<Self> {
         let shared = Arc::new((Mutex::new(Pending::default()), Condvar::new()));
-        let queue = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name("status".into()).spawn(move || write_all(&store, &queue))?;
-        Ok(Self { shared, thread: Some(thread) })
+        let (queue, url) = (Arc::clone(&shared), store.url().to_owned());
+        let (alive, thread) = channel::<()>();
+        let write = move || {
+            let _alive = alive;
+            write_all(&store, &queue);
+        };
+        std::thread::Builder::new().name("status".into()).spawn(write)?;
+        Ok(Self { shared, url, thread })
     }
 
     /// Hands over the newest status; one that was not written yet is forgotten.
@@ -236,6 +251,13 @@ impl Reporter {
         pending.memory = Some(memory);
     }
 
+    /// The request to stop was followed: it is removed.
+    pub fn forget_stop(&self) {
+        let mut pending = self.shared.0.lock().unwrap_or_else(PoisonError::into_inner);
+        (pending.forget_stop, pending.urgent) = (true, true);
+        self.shared.1.notify_one();
+    }
+
     /// Forgets what was not written yet.
     pub fn discard(&self) {
         let mut pending = self.shared.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -247,9 +269,12 @@ impl Drop for Reporter {
     fn drop(&mut self) {
         self.shared.0.lock().unwrap_or_else(PoisonError::into_inner).closing = true;
         self.shared.1.notify_one();
-        if let Some(thread) = self.thread.take() {
-            // The thread does not panic; and if it did, the status is not worth a failure.
-            let _ = thread.join();
+        if self.thread.recv_timeout(LAST_WRITES) == Err(RecvTimeoutError::Timeout) {
+            let pending = self.shared.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let (url, object, seconds) = (&self.url, pending.current.unwrap_or(OBJECT), LAST_WRITES.as_secs());
+            tracing::warn!(
+                "{url}/{object} could not be written within {seconds} s; `lambert status` may show an earlier state"
+            );
         }
     }
 }
@@ -268,12 +293,23 @@ fn write_all(store: &Store, (queue, changed): &(Mutex<Pending>, Condvar)) {
             pending = changed.wait_timeout(pending, PERIOD / 3).unwrap_or_else(PoisonError::into_inner).0;
         }
         let (status, memory, closing) = (pending.status.take(), pending.memory.take(), pending.closing);
+        let forget_stop = std::mem::take(&mut pending.forget_stop);
         pending.urgent = false;
         drop(pending);
+        let begin = |object| queue.lock().unwrap_or_else(PoisonError::into_inner).current = Some(object);
+        if forget_stop {
+            begin(STOP);
+            // The run has ended as it was asked to, whether the request can be removed or not.
+            if let Err(error) = store.delete(STOP) {
+                tracing::warn!("the request to stop stays in the store: {error}");
+            }
+        }
         if let Some(memory) = memory {
-            away = write(store, lambert_store::run::COORDINATOR, &memory, away);
+            begin(COORDINATOR);
+            away = write(store, COORDINATOR, &memory, away);
         }
         if let Some(mut status) = status {
+            begin(OBJECT);
             status.updated = now();
             away = write(store, OBJECT, &status, away);
             written = Some(Instant::now());

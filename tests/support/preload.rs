@@ -49,6 +49,27 @@ impl Drop for BlockingFsync {
     }
 }
 
+/// A system that gives the program `lambert` no thread from [`FailingThreads::fail`] on.
+pub struct FailingThreads {
+    /// The variables for the programs that are affected.
+    pub environment: [(&'static str, String); 2],
+    trigger: PathBuf,
+}
+
+impl FailingThreads {
+    /// Nothing fails yet.
+    pub fn new(place: &Place) -> Self {
+        let trigger = place.path("fail-threads");
+        let environment = [library(place, "failing_threads"), ("LAMBERT_TEST_FAIL_THREADS", trigger.clone())];
+        Self { environment, trigger: trigger.into() }
+    }
+
+    /// From now on no thread can be created.
+    pub fn fail(&self) {
+        std::fs::write(&self.trigger, "").unwrap();
+    }
+}
+
 #[test]
 fn fsync_blocks_for_the_files_that_are_named_until_it_is_released() {
     let place = Place::new();

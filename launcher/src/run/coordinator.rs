@@ -4,25 +4,24 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use lambert_config::exit;
-use lambert_store::checkpoint::{self, Listed, Undone};
 use lambert_store::{Patience, Store};
 
-use super::decide::{self, Action, Attempt, Event, JobSettings, Memory, Room, Settings, State, StopReason, Verdict};
+use super::beginning::Beginning;
+use super::decide::{self, Action, Attempt, Event, Memory, Room, Settings, State, StopReason, Verdict};
 use super::launch::workers::Workers;
 use super::launch::{Launcher, processes};
 use super::observers::{Observers, Records};
 use super::order::Order;
-use super::sources::{self, RequestPoller, STOP_OBJECT, Signals};
+use super::sources::{self, RequestPoller, Signals};
 use crate::failure::{Failure, Outcome};
+use crate::panics;
 use crate::slurm::record::Record;
-use crate::status::{self, Reporter, Status};
+use crate::status::{self, Reporter};
 
 /// How often time passes.
 const TICK: Duration = Duration::from_millis(50);
 /// Nothing that the coordinator does takes so long: if time did not pass meanwhile, the process was stopped.
 const STOPPED: Duration = Duration::from_secs(10);
-/// No memory is longer than this, bytes.
-const LONGEST: u64 = 16 << 20;
 
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -41,6 +40,9 @@ pub struct Coordinator<'a> {
     events: Sender<Event>,
     observers: Observers,
     workers: Option<Workers>,
+    settings: Settings,
+    /// What earlier coordinators have left.
+    memory: Memory,
     _sources: (Signals, RequestPoller),
 }
 
@@ -49,13 +51,16 @@ impl<'a> Coordinator<'a> {
     pub fn new(order: &'a Order, launcher: &'a dyn Launcher, records: Records) -> Result<Self, Failure> {
         processes::adopt_orphans().map_err(Failure::failed)?;
         processes::allow_connections();
+        let Beginning { stop_requested, status, memory, job } = Beginning::read(order)?;
         let (events, inbox) = channel();
-        sources::old_requests(&order.store, Record::of_process().is_some(), &events).map_err(Failure::failed)?;
+        if stop_requested {
+            let _ = events.send(Event::StopRequested);
+        }
         let signals = Signals::listen(events.clone()).map_err(Failure::failed)?;
         let requests = RequestPoller::listen(order.store.clone(), events.clone()).map_err(Failure::failed)?;
         let reporter = Reporter::start(order.store.clone()).map_err(Failure::failed)?;
-        let before = before(&order.store);
-        let observers = Observers::new(&order.config, records, order.store.url(), before, reporter);
+        let observers = Observers::new(&order.config, records, order.store.url(), status, reporter);
+        let settings = Settings { job, ..Settings::new(&order.config, order.room.clone(), status::now()) };
         let (now, workers, sources) = (Instant::now(), None, (signals, requests));
         Ok(Self {
             order,
@@ -67,34 +72,43 @@ impl<'a> Coordinator<'a> {
             events,
             observers,
             workers,
+            settings,
+            memory,
             _sources: sources,
         })
     }
 
-    /// Runs until there is a verdict.
+    /// Runs until there is a verdict. What fails on the way here is one, too.
     pub fn run(mut self) -> Outcome {
-        let unix = status::now();
-        let mut settings = Settings::new(&self.order.config, self.order.room.clone(), unix);
-        settings.job = join_job(self.order);
-        let (mut state, actions) = State::begin(settings, remembered(&self.order.store));
+        let (mut state, actions) = State::begin(self.settings.clone(), std::mem::take(&mut self.memory));
         (state.step, state.checkpoint) = self.observers.before();
         self.observers.begin(&actions, &state);
-        self.act(actions)?;
-        while state.verdict().is_none() {
-            let event = self.next()?;
-            state.settings.unix = unix + self.stopped;
-            let at = self.begun.elapsed().as_secs_f64();
-            let actions;
-            (state, actions) = decide::decide(state, at, event.clone());
-            self.observers.see(at, &event, &actions, &state);
-            self.act(actions)?;
+        let mut done = self.act(actions);
+        while done.is_ok() && state.verdict().is_none() {
+            (state, done) = self.step(state);
         }
         // Whatever is left of an attempt whose end was not waited for.
         self.workers = None;
-        match state.verdict() {
-            Some(verdict) => self.end(verdict, &state),
-            None => Ok(exit::FAILED),
-        }
+        let verdict = match (done, state.verdict()) {
+            (Err(failure), _) => Verdict::Failed(failure.code, failure.to_string()),
+            (Ok(()), Some(verdict)) => verdict.clone(),
+            (Ok(()), None) => return Ok(exit::FAILED),
+        };
+        self.end(&verdict, &state)
+    }
+
+    /// Takes in one event.
+    fn step(&mut self, mut state: State) -> (State, Result<(), Failure>) {
+        let event = match self.next() {
+            Ok(event) => event,
+            Err(failure) => return (state, Err(failure)),
+        };
+        state.settings.unix = self.settings.unix + self.stopped;
+        let at = self.begun.elapsed().as_secs_f64();
+        let (state, actions) = decide::decide(state, at, event.clone());
+        self.observers.see(at, &event, &actions, &state);
+        let done = self.act(actions);
+        (state, done)
     }
 
     fn end(&mut self, verdict: &Verdict, state: &State) -> Outcome {
@@ -116,6 +130,8 @@ impl<'a> Coordinator<'a> {
             if left.is_zero() {
                 self.ticked = Instant::now();
                 self.skip(passed);
+                // A thread that is gone would be waited for without end.
+                panics::first().map_or(Ok(()), Err)?;
                 self.look_after()?;
                 return Ok(Event::Tick);
             }
@@ -147,24 +163,18 @@ impl<'a> Coordinator<'a> {
         for action in actions {
             match action {
                 Action::TakeLease(wanted) => {
-                    sources::take_lease(patient(self.order), wanted, self.events.clone()).map_err(Failure::failed)?;
+                    let (store, patience) = patient(self.order);
+                    sources::take_lease(store, patience, wanted, self.events.clone()).map_err(Failure::failed)?;
                 }
                 Action::Start(attempt) => self.start(&attempt),
                 Action::Order(directive) => self.workers.iter().for_each(|workers| workers.order(directive)),
                 Action::End => self.workers.iter_mut().try_for_each(Workers::end).map_err(Failure::failed)?,
                 Action::AskSlurm => self.ask_slurm().map_err(Failure::failed)?,
-                Action::ForgetStop => self.forget_stop(),
+                Action::ForgetStop => self.observers.forget_stop(),
                 Action::Note(_) => {}
             }
         }
         Ok(())
-    }
-
-    /// The run has ended as it was asked to, whether the request can be taken away or not.
-    fn forget_stop(&self) {
-        if let Err(error) = self.order.store.delete(STOP_OBJECT) {
-            tracing::warn!("the request to stop stays in the store: {error}");
-        }
     }
 
     fn ask_slurm(&self) -> std::io::Result<()> {
@@ -189,58 +199,13 @@ impl<'a> Coordinator<'a> {
     }
 }
 
-/// The Slurm job that this process is part of, which the run's store names from now on.
-fn join_job(order: &Order) -> Option<JobSettings> {
-    let record = Record::of_process()?;
-    let known = Record::read(&order.store).ok().flatten();
-    if known.as_ref() != Some(&record)
-        && let Err(error) = record.write(&order.store)
-    {
-        tracing::warn!("`lambert status` will not know of job {}: {error}", record.job);
-    }
-    Some(JobSettings { id: record.job, lead: order.config.slurm.lead_seconds as f64 })
-}
-
-/// What the last coordinator wrote, with the newest checkpoint that no rollback has undone: a run that was copied here has that, and no
-/// status.
-fn before(store: &Store) -> Status {
-    let mut before = status::before(store);
-    if let Ok(listed) = checkpoint::list(store) {
-        let rollbacks = Undone::read_all(store).unwrap_or_default();
-        let stays = |listed: &&Listed| !rollbacks.iter().any(|undone| undone.holds(listed.place));
-        let newest = listed.iter().find(stays).or(listed.first());
-        before.checkpoint = newest.map(|newest| newest.name.clone());
-        before.step = before.step.max(newest.map_or(0, |newest| newest.place.step));
-    }
-    before
-}
-
 /// The run's store, with the patience that the workers have: one that is away is waited for.
-fn patient(order: &Order) -> Store {
+fn patient(order: &Order) -> (Store, Duration) {
     let minutes = order.config.checkpoint.give_up_minutes;
     let mut patience = Patience::default();
     patience.total = patience.total.max(Duration::from_secs_f64(60.0 * minutes));
-    order.store.with_patience(patience)
-}
-
-/// What earlier coordinators of the run have left; nothing, where it cannot be read.
-fn remembered(store: &Store) -> Memory {
-    let bytes = match store.get_at_most(lambert_store::run::COORDINATOR, LONGEST) {
-        Ok(bytes) => bytes,
-        Err(error) if error.is_not_found() => return Memory::default(),
-        Err(error) => {
-            tracing::warn!("what earlier coordinators left cannot be read; restarts are counted anew: {error}");
-            return Memory::default();
-        }
-    };
-    serde_json::from_slice(&bytes).unwrap_or_else(|error| {
-        let url = store.url();
-        tracing::warn!(
-            "{url}/{} is not a coordinator's memory; restarts are counted anew: {error}",
-            lambert_store::run::COORDINATOR
-        );
-        Memory::default()
-    })
+    let total = patience.total;
+    (order.store.with_patience(patience), total)
 }
 
 /// Where ranks may be: on the hosts that the configuration names, on the nodes of a Slurm job that has others than this one,

@@ -2,12 +2,14 @@
 //!
 //! - [`order`]: what was asked for, checked against the run that is there ([`difference`]) and against the checkpoint that
 //!   a new one begins with ([`origin`])
+//! - [`beginning`]: what the run's store holds when a coordinator begins
 //! - [`coordinator`]: hands events to [`decide`], a pure function, and carries out what it wants done
 //! - [`sources`] of events: signals, the run's store, the lease; [`control`]: the HTTP server that the ranks report to
 //! - [`launch`]: the processes of an attempt, started directly or by mpirun, ended to the last
 //! - [`observers`]: the status in the store, the log and the display, the lines of `--json`
 //! - [`forecast`]: what a run will do and need, said before it starts; [`progress`]: what a person sees then
 
+pub mod beginning;
 pub mod control;
 pub mod coordinator;
 pub mod decide;
@@ -24,11 +26,14 @@ use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
 use coordinator::Coordinator;
+use launch::workers::WorkersError;
 use observers::Records;
 use order::Order;
 
 /// Starts or resumes the run, and returns when it is done, stopped or given up.
 pub fn run(arguments: &cli::Run) -> Outcome {
+    console::detach().map_err(Failure::failed)?;
+    std::env::current_dir().map_err(|error| Failure::usage(WorkersError::NoFolder(error)))?;
     let proposed = Order::propose(arguments, coordinator::room)?;
     let launcher = launch::choose(&proposed.config().cluster).map_err(Failure::failed)?;
     tracing::debug!("ranks are started by {}", launcher.name());

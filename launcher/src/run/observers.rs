@@ -72,6 +72,11 @@ impl Observers {
         self.report.refused(times);
     }
 
+    /// The request to stop has been followed.
+    pub fn forget_stop(&self) {
+        self.report.forget_stop();
+    }
+
     /// The run is over under this coordinator.
     pub fn end(&mut self, verdict: &Verdict, state: &State) {
         self.people.end(verdict, self.report.status());

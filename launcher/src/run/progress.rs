@@ -3,11 +3,10 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
 use lambert_config::control::StepRecord;
 use lambert_config::objectives::Score;
 
-use crate::console;
+use crate::console::{self, Progress};
 
 /// Steps over which speed is averaged.
 const WINDOW: usize = 50;
@@ -50,7 +49,7 @@ impl Pace {
 /// Shows the steps of a run on standard error.
 #[derive(Debug)]
 pub struct Display {
-    bar: Option<ProgressBar>,
+    bar: bool,
     steps: u64,
     lines: usize,
     last: Option<(Instant, u64)>,
@@ -59,21 +58,19 @@ pub struct Display {
 impl Display {
     /// For a run of `steps` steps: a bar if standard error is a terminal.
     pub fn new(steps: u64) -> Self {
-        let bar = console::is_terminal().then(|| console::show(bar(steps)));
-        Self { bar, steps, lines: 0, last: None }
+        Self { bar: console::is_terminal(), steps, lines: 0, last: None }
     }
 
     /// The run has `steps` steps after all.
     pub fn set_steps(&mut self, steps: u64) {
         self.steps = steps;
-        self.bar.iter().for_each(|bar| bar.set_length(steps));
     }
 
     /// Shows a step.
     pub fn step(&mut self, record: &StepRecord, pace: &Pace) {
-        if let Some(bar) = &self.bar {
-            bar.set_position(record.step);
-            bar.set_message(brief(record, pace, self.steps));
+        if self.bar {
+            let message = brief(record, pace, self.steps);
+            console::progress(Some(Progress { position: record.step, length: self.steps, message }));
         } else if due(record.step, self.steps, self.lines, self.last.map(|(at, step)| (at.elapsed(), step))) {
             console::line(&line(record, pace, self.steps));
             self.lines += 1;
@@ -83,16 +80,8 @@ impl Display {
 
     /// Takes the bar away; what was said above it stays.
     pub fn end(&mut self) {
-        if let Some(bar) = self.bar.take() {
-            bar.finish_and_clear();
-        }
+        console::progress(None);
     }
-}
-
-fn bar(steps: u64) -> ProgressBar {
-    let style =
-        ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(steps).with_style(style)
 }
 
 /// Whether a step is worth a line: the first few, then every ten seconds or every twentieth of the run, and the last.

@@ -3,7 +3,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 pub use lambert_store::run::{SAVE as SAVE_OBJECT, STOP as STOP_OBJECT};
@@ -100,19 +100,6 @@ fn take(store: &Store, object: &str) -> Result<bool, lambert_store::Error> {
     Ok(true)
 }
 
-/// What lies in the store from before this coordinator began. In a job a request to stop is for whoever comes next, because
-/// Slurm may have started the job since; a person who starts the run by hand wants it to run.
-pub fn old_requests(store: &Store, in_job: bool, events: &Sender<Event>) -> Result<(), lambert_store::Error> {
-    store.delete(SAVE_OBJECT)?;
-    if !in_job {
-        return store.delete(STOP_OBJECT);
-    }
-    if store.head(STOP_OBJECT)?.is_some() {
-        let _ = events.send(Event::StopRequested);
-    }
-    Ok(())
-}
-
 /// Asks Slurm for a job, of which this is start number `start`, on a thread of its own: a controller that is away keeps nobody waiting.
 pub fn ask_slurm(job: String, start: u32, events: Sender<Event>) -> std::io::Result<()> {
     let ask = move || {
@@ -123,16 +110,45 @@ pub fn ask_slurm(job: String, start: u32, events: Sender<Event>) -> std::io::Res
     std::thread::Builder::new().name("slurm".into()).spawn(ask).map(drop)
 }
 
-/// Takes a lease on a thread of its own: a store that is away keeps nobody waiting.
-pub fn take_lease(store: Store, wanted: Wanted, events: Sender<Event>) -> std::io::Result<()> {
+/// How long a lease is waited for in silence.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// Takes a lease on a thread of its own: a store that is away keeps nobody waiting. One that has not even refused it after
+/// `patience` and a little more does not answer.
+pub fn take_lease(store: Store, patience: Duration, wanted: Wanted, events: Sender<Event>) -> std::io::Result<()> {
+    let url = store.url().to_owned();
     let take = move || {
         let event = match wanted {
             Wanted::Next => Lease::take(&store).map(|lease| Event::LeaseTaken(lease.attempt())),
             Wanted::Exactly(number) => Lease::take_exactly(&store, number, &TAKER)
                 .map(|lease| lease.map_or(Event::LeaseHeld(number), |lease| Event::LeaseTaken(lease.attempt()))),
         };
-        let event = event.unwrap_or_else(|error| Event::LeaseFailed(crate::failure::chain(&error)));
-        let _ = events.send(event);
+        event.unwrap_or_else(|error| Event::LeaseFailed(crate::failure::chain(&error)))
     };
-    std::thread::Builder::new().name("lease".into()).spawn(take).map(drop)
+    let taken = on_thread("lease", take)?;
+    let wait = move || {
+        let event = taken.recv_timeout(SILENCE).or_else(|_| {
+            tracing::warn!("{url} has not answered for {} s: waiting for the lease", SILENCE.as_secs());
+            taken.recv_timeout(patience + SILENCE)
+        });
+        let minutes = patience.as_secs() / 60;
+        let silent = || Event::LeaseFailed(format!("{url} has not answered for {minutes} minutes"));
+        let _ = events.send(event.unwrap_or_else(|_| silent()));
+    };
+    std::thread::Builder::new().name("lease".into()).spawn(wait).map(drop)
+}
+
+/// Does `work` on a thread `name` and waits for it, `limit` at most: `None` if it has not ended by then, or panicked.
+pub fn within<T: Send + 'static>(
+    name: &str,
+    limit: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> std::io::Result<Option<T>> {
+    Ok(on_thread(name, work)?.recv_timeout(limit).ok())
+}
+
+fn on_thread<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> std::io::Result<Receiver<T>> {
+    let (sender, receiver) = channel();
+    std::thread::Builder::new().name(name.into()).spawn(move || drop(sender.send(work())))?;
+    Ok(receiver)
 }

@@ -40,6 +40,7 @@ enum TuneError {
 
 /// Makes the runs that are missing, and shows all.
 pub fn tune(arguments: &cli::Tune) -> Outcome {
+    console::detach().map_err(Failure::failed)?;
     let store = Store::open(&arguments.runs).map_err(Failure::usage)?;
     plan::refuse_own(&store, &arguments.config)?;
     // Checked before anything runs: a mistyped value would be found after hours otherwise.

@@ -31,29 +31,24 @@ impl Lines {
     }
 
     /// Something happened.
-    pub fn see(&mut self, scene: &Scene<'_>) {
+    pub fn see(&self, scene: &Scene<'_>) {
         if self.records == Records::Printed {
-            of_event(scene).into_iter().chain(scene.actions.iter().filter_map(of_action)).for_each(|line| {
-                self.print(&line);
-            });
+            of_event(scene).into_iter().chain(scene.actions.iter().filter_map(of_action)).for_each(|line| print(&line));
         }
     }
 
     /// The run is over under this coordinator.
-    pub fn end(&mut self, verdict: &Verdict, status: &Status) {
+    pub fn end(&self, verdict: &Verdict, status: &Status) {
         if self.records == Records::Printed {
             let (state, error) = words(verdict);
-            self.print(&json!({ "event": "end", "state": state, "step": status.step, "steps": status.steps,
+            print(&json!({ "event": "end", "state": state, "step": status.step, "steps": status.steps,
                                 "checkpoint": status.checkpoint, "error": error }));
         }
     }
+}
 
-    fn print(&mut self, line: &Value) {
-        if let Err(error) = console::result(&line.to_string()) {
-            tracing::warn!("cannot print records any longer, the run goes on: {error}");
-            self.records = Records::Shown;
-        }
-    }
+fn print(line: &Value) {
+    console::record(&line.to_string());
 }
 
 fn words(verdict: &Verdict) -> (&'static str, Option<&str>) {

@@ -64,6 +64,11 @@ impl Report {
         self.status.refused = times;
     }
 
+    /// The request to stop has been followed: it leaves the store.
+    pub fn forget_stop(&self) {
+        self.reporter.forget_stop();
+    }
+
     /// Something happened.
     pub fn see(&mut self, scene: &Scene<'_>) {
         let mut urgent = false;

@@ -1,0 +1,246 @@
+//! A bounded queue of lines in front of a slow reader, written by a thread: whoever has something to say never waits.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A write takes lines from the queue up to this length, bytes.
+const BATCH: usize = 64 << 10;
+
+/// The state of a progress bar.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Progress {
+    /// Units done.
+    pub position: u64,
+    /// Units in all.
+    pub length: u64,
+    /// Text behind the bar.
+    pub message: String,
+}
+
+/// The place where a queue's lines go.
+pub trait Sink: Send + 'static {
+    /// Writes whole lines; may block for any time.
+    fn write(&mut self, lines: &[u8]);
+    /// The line that takes the place of `lines` lines that were dropped.
+    fn gap(&self, lines: u64) -> String;
+    /// Draws the progress bar; `None` removes it.
+    fn draw(&mut self, progress: Option<Progress>);
+}
+
+/// Lines on their way to a [`Sink`]. When there are too many, the oldest are dropped and counted.
+#[derive(Debug)]
+pub struct Queue {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    limit: usize,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    lines: VecDeque<Vec<u8>>,
+    bytes: usize,
+    /// Lines dropped since the last gap was written.
+    gap: u64,
+    /// Lines dropped in all.
+    dropped: u64,
+    /// The newest state of the progress bar, until it is drawn.
+    progress: Option<Option<Progress>>,
+    /// Lines that are being written.
+    writing: u64,
+    is_busy: bool,
+}
+
+/// What the writer does next.
+struct Batch {
+    gap: u64,
+    lines: Vec<u8>,
+    progress: Option<Option<Progress>>,
+}
+
+impl Queue {
+    /// Starts the thread `name` that writes to `sink`; up to `limit` bytes wait for it.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn start(name: &str, limit: usize, sink: impl Sink) -> io::Result<Self> {
+        let shared = Arc::new(Shared { limit, state: Mutex::default(), changed: Condvar::new() });
+        let writer = Arc::clone(&shared);
+        std::thread::Builder::new().name(name.to_owned()).spawn(move || writer.write_all(sink))?;
+        Ok(Self { shared })
+    }
+
+    /// Adds text that ends with a line's end.
+    pub fn push(&self, text: Vec<u8>) {
+        let mut state = self.shared.lock();
+        state.bytes += text.len();
+        state.lines.push_back(text);
+        while state.bytes > self.shared.limit
+            && let Some(oldest) = state.lines.pop_front()
+        {
+            state.bytes -= oldest.len();
+            state.gap += count(&oldest);
+            state.dropped += count(&oldest);
+        }
+        self.shared.changed.notify_all();
+    }
+
+    /// Draws the progress bar behind the lines that are waiting; `None` removes it.
+    pub fn draw(&self, progress: Option<Progress>) {
+        self.shared.lock().progress = Some(progress);
+        self.shared.changed.notify_all();
+    }
+
+    /// Waits until everything is written, `limit` at most. Returns how many lines were dropped or are not written yet.
+    pub fn finish(&self, limit: Duration) -> u64 {
+        let deadline = Instant::now() + limit;
+        let mut state = self.shared.lock();
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if state.is_done() || left.is_zero() {
+                return state.dropped + state.writing + state.lines.iter().map(|line| count(line)).sum::<u64>();
+            }
+            state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl State {
+    fn is_done(&self) -> bool {
+        !self.is_busy && !self.has_more()
+    }
+
+    fn has_more(&self) -> bool {
+        !self.lines.is_empty() || self.gap > 0 || self.progress.is_some()
+    }
+
+    fn take(&mut self) -> Batch {
+        let mut lines = self.lines.pop_front().unwrap_or_default();
+        while self.lines.front().is_some_and(|next| lines.len() + next.len() <= BATCH) {
+            lines.append(&mut self.lines.pop_front().unwrap_or_default());
+        }
+        self.bytes -= lines.len();
+        (self.is_busy, self.writing) = (true, count(&lines));
+        let progress = if self.lines.is_empty() { self.progress.take() } else { None };
+        Batch { gap: std::mem::take(&mut self.gap), lines, progress }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write_all(&self, mut sink: impl Sink) {
+        loop {
+            let mut state = self.lock();
+            (state.is_busy, state.writing) = (false, 0);
+            self.changed.notify_all();
+            while !state.has_more() {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            let Batch { gap, lines, progress } = state.take();
+            drop(state);
+            if gap > 0 {
+                sink.write((sink.gap(gap) + "\n").as_bytes());
+            }
+            if !lines.is_empty() {
+                sink.write(&lines);
+            }
+            if let Some(progress) = progress {
+                sink.draw(progress);
+            }
+        }
+    }
+}
+
+fn count(text: &[u8]) -> u64 {
+    text.iter().filter(|byte| **byte == b'\n').count() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    /// A reader that takes a write when it is told to.
+    struct Slow {
+        reads: Receiver<()>,
+        read: Sender<String>,
+    }
+
+    impl Sink for Slow {
+        fn write(&mut self, lines: &[u8]) {
+            let _ = self.reads.recv();
+            let _ = self.read.send(String::from_utf8(lines.to_vec()).unwrap());
+        }
+
+        fn gap(&self, lines: u64) -> String {
+            format!("{lines} dropped")
+        }
+
+        fn draw(&mut self, progress: Option<Progress>) {
+            let _ = self.read.send(format!("{:?}", progress.map(|progress| progress.position)));
+        }
+    }
+
+    fn slow(limit: usize) -> (Queue, Sender<()>, Receiver<String>) {
+        let ((resume, reads), (read, said)) = (channel(), channel());
+        (Queue::start("test", limit, Slow { reads, read }).unwrap(), resume, said)
+    }
+
+    #[test]
+    fn lines_arrive_in_order() {
+        let (queue, resume, said) = slow(1 << 20);
+        drop(resume);
+        (0..1000).for_each(|number| queue.push(format!("{number}\n").into_bytes()));
+        assert_eq!(queue.finish(SOON), 0);
+        let expected: String = (0..1000).map(|number| format!("{number}\n")).collect();
+        assert_eq!(said.try_iter().collect::<String>(), expected);
+    }
+
+    #[test]
+    fn a_stalled_reader_loses_the_oldest_lines_and_is_told() {
+        let (queue, resume, said) = slow(30);
+        queue.push(b"first\n".to_vec());
+        while queue.shared.lock().writing == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let start = Instant::now();
+        (0..1000).for_each(|number| queue.push(format!("{number}\n").into_bytes()));
+        queue.push(b"last\n".to_vec());
+        assert!(start.elapsed() < SOON, "nobody waits for the reader");
+        // Six lines of four bytes and the last one of five have room; the first is being written.
+        assert_eq!(queue.finish(Duration::from_millis(50)), 1002);
+        drop(resume);
+        assert_eq!(queue.finish(SOON), 994, "what was dropped is lost, the rest has arrived");
+        assert_eq!(
+            said.try_iter().collect::<Vec<_>>(),
+            ["first\n", "994 dropped\n", "994\n995\n996\n997\n998\n999\nlast\n"]
+        );
+    }
+
+    #[test]
+    fn of_the_progress_only_the_newest_is_drawn() {
+        let (queue, resume, said) = slow(1 << 20);
+        queue.push(b"line\n".to_vec());
+        while queue.shared.lock().writing == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let at = |position| Some(Progress { position, length: 9, message: String::new() });
+        (0..5).for_each(|position| queue.draw(at(position)));
+        drop(resume);
+        assert_eq!(queue.finish(SOON), 0);
+        queue.draw(None);
+        assert_eq!(queue.finish(SOON), 0);
+        assert_eq!(said.try_iter().collect::<Vec<_>>(), ["line\n", "Some(4)", "None"]);
+    }
+}

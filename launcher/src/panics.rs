@@ -1,0 +1,58 @@
+//! Panics of any thread: the first is kept, so that one line can tell of it at the end, and no backtrace is printed.
+
+use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
+use std::sync::OnceLock;
+
+use lambert_config::exit;
+
+use crate::failure::{Failure, Outcome};
+
+static FIRST: OnceLock<String> = OnceLock::new();
+
+/// A defect of this program.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Internal(String);
+
+/// Runs a command. A panic of any thread is its failure, whatever it made of that.
+pub fn guard(command: impl FnOnce() -> Outcome) -> Outcome {
+    std::panic::set_hook(Box::new(|info| drop(FIRST.set(describe(info)))));
+    let outcome = catch_unwind(AssertUnwindSafe(command));
+    match first() {
+        Some(failure) => Err(failure),
+        None => outcome.unwrap_or_else(|_| Err(failure("internal error; please report it"))),
+    }
+}
+
+/// The failure that follows from the first panic of any thread, if there was one.
+pub fn first() -> Option<Failure> {
+    FIRST.get().map(|message| failure(message))
+}
+
+fn failure(message: &str) -> Failure {
+    Failure::coded(exit::FAILED, Internal(message.to_owned()))
+}
+
+fn describe(info: &PanicHookInfo<'_>) -> String {
+    let thread = std::thread::current();
+    let place = info.location().map(ToString::to_string).unwrap_or_default();
+    message(thread.name().unwrap_or("without a name"), &place, info.payload_as_str().unwrap_or("no message"))
+}
+
+fn message(thread: &str, place: &str, payload: &str) -> String {
+    let payload = payload.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+    format!("internal error in thread {thread} at {place}; please report it: {payload}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_one_line() {
+        assert_eq!(
+            message("lease", "src/lease.rs:33:9", "left != right\n  left: 1\n right: 2"),
+            "internal error in thread lease at src/lease.rs:33:9; please report it: left != right left: 1 right: 2"
+        );
+    }
+}
