@@ -172,7 +172,7 @@ impl Error {
     pub fn fault(&self) -> control::Fault {
         use control::Fault as F;
         match self {
-            Self::Store(lambert_store::Error::LeaseLost { .. }) => F::LeaseLost,
+            Self::Store(error) if error.is_lease_lost() => F::LeaseLost,
             // The coordinator has seen it: what is missing is a mount of this host.
             Self::Dataset(DatasetError::NoManifest { .. }) => F::Host,
             Self::Dataset(error) if is_of_host(error) => F::Host,

@@ -59,7 +59,7 @@ impl Session {
         mut device: Chosen,
         control: Arc<Control>,
     ) -> Result<(Self, Endpoints), Error> {
-        let store = Store::open(url)?;
+        let store = Store::open(url)?.require_folder();
         let (config, config_sha256) = read_config(&store)?;
         let lease = Lease::attach(&store, attempt)?;
         tch::set_num_threads(config.cluster.threads as i32);
@@ -90,18 +90,13 @@ impl Session {
         self.rank == 0
     }
 
-    /// A save that failed because another attempt has taken the run is told as that, and a card that is lost is named.
+    /// Reports a lost lease instead of the error of a write that came of it, and names a card that is lost.
     pub fn explain(&self, error: Error) -> Error {
         if let (Some(said), Some(card)) = (error.lost_card(), &self.card) {
             return Error::Card { card: card.name(), said: said.to_owned() };
         }
-        let brief = Patience { total: Duration::from_secs(5), ..Patience::default() };
-        let lost = || Lease::attach(&self.store.with_patience(brief), self.lease.attempt()).and_then(|own| own.check());
         match error {
-            Error::Save { .. } => match lost() {
-                Err(lost @ lambert_store::Error::LeaseLost { .. }) => Error::Store(lost),
-                _ => error,
-            },
+            Error::Save { .. } | Error::Store(_) => loss(&self.lease).map_or(error, Error::Store),
             other => other,
         }
     }
@@ -113,6 +108,12 @@ impl Session {
             false => tracing::warn!("{message}"),
         }
     }
+}
+
+/// Whether a lease is lost, as an error that says so. A store that is away is not waited for.
+pub fn loss(lease: &Lease) -> Option<lambert_store::Error> {
+    let brief = Patience { total: Duration::from_secs(5), ..Patience::default() };
+    lease.with_patience(brief).check().err().filter(lambert_store::Error::is_lease_lost)
 }
 
 /// What a rank computes in.

@@ -74,7 +74,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
             let is_last = plan::place(&session.config, &state.ended, state.step).is_none();
             if agreed.agreement.directive == Directive::CheckpointAndStop && !is_last {
                 saver.complete(collective, &state)?;
-                return Ok(finish(session, &state, Outcome::Stopped));
+                return Ok(finish(session, &saver, &state, Outcome::Stopped));
             }
             if saver.is_due(state.step, agreed.agreement.directive != Directive::Continue) || ends || best {
                 saver.save(collective, &state)?;
@@ -87,7 +87,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
     if state.step > 0 {
         saver.complete(collective, &state)?;
     }
-    Ok(finish(session, &state, Outcome::Done))
+    Ok(finish(session, &saver, &state, Outcome::Done))
 }
 
 /// Makes the evaluation that the attempt before could not make after its last step, and saves what follows from it.
@@ -132,10 +132,11 @@ fn enter(
     Ok(())
 }
 
-fn finish(session: &Session, state: &TrainState, outcome: Outcome) -> Outcome {
+fn finish(session: &Session, saver: &Saver<'_>, state: &TrainState, outcome: Outcome) -> Outcome {
     if session.is_first() {
         session.control.event(EventKind::Finished { step: state.step, stopped: outcome == Outcome::Stopped });
     }
+    saver.finish();
     outcome
 }
 

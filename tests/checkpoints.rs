@@ -176,7 +176,7 @@ fn a_copy_is_a_run_of_its_own() {
     // The copied checkpoint has a higher attempt than a first start: what follows must come after it all the same.
     train(&config, &copied, &["--set", "stage.0.steps=28", "--allow-change", "stage"]);
     assert_eq!(checkpoints(&copied), ["step-000000028-a0003", newest.as_str()]);
-    // Another of the same run may come beside it; one of another run would be read with this one's model.
+    // One of another run would be read with this one's model.
     let other = place.path("other");
     train(&config, &other, &["--set", "model.activation=gelu-tanh"]);
     let of_other = format!("{other}/checkpoints/{}", checkpoints(&other)[0]);
@@ -189,11 +189,20 @@ fn a_copy_is_a_run_of_its_own() {
     let mixed = run(&["checkpoint", "copy", &format!("{deeper}/checkpoints/{}", checkpoints(&deeper)[0]), &copied]);
     assert_eq!(mixed.code, 2, "{}", mixed.err);
     assert!(mixed.err.contains("stage.0.layers is"), "{}", mixed.err);
-    // A copy that ended behind its first object can be made again.
-    std::fs::remove_file(format!("{copied}/vocab.txt")).unwrap();
-    done(&["checkpoint", "copy", &format!("{url}/checkpoints/step-000000014-a0001"), &copied]);
-    assert!(std::fs::exists(format!("{copied}/vocab.txt")).unwrap());
-    let no_checkpoint = run(&["checkpoint", "copy", &url, &copied]);
+    // A run that was trained, or is being trained, would go on from the copy.
+    let other_step = format!("{url}/checkpoints/step-000000014-a0001");
+    let refused = run(&["checkpoint", "copy", &other_step, &copied]);
+    assert_eq!(refused.code, 2, "{}", refused.err);
+    assert!(refused.err.contains("has been trained") && refused.err.contains("lease-000003"), "{}", refused.err);
+    assert_eq!(checkpoints(&copied).len(), 2, "nothing of it was copied");
+    // A copy that ended behind its first object can be made again, and another of the same run may come beside it.
+    let archive = place.path("archive");
+    done(&["checkpoint", "copy", &format!("{url}/checkpoints/{newest}"), &archive]);
+    std::fs::remove_file(format!("{archive}/vocab.txt")).unwrap();
+    done(&["checkpoint", "copy", &other_step, &archive]);
+    assert!(std::fs::exists(format!("{archive}/vocab.txt")).unwrap());
+    assert_eq!(checkpoints(&archive), [newest.as_str(), "step-000000014-a0001"]);
+    let no_checkpoint = run(&["checkpoint", "copy", &url, &archive]);
     assert_eq!(no_checkpoint.code, 2, "{}", no_checkpoint.err);
 }
 

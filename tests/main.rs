@@ -18,6 +18,7 @@ mod documents;
 mod growth;
 mod hosts;
 mod idle_parts;
+mod live_store;
 mod memory;
 mod mishaps;
 mod noise;

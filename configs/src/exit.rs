@@ -16,5 +16,5 @@ pub const CARD: i32 = 74;
 pub const STOPPED: i32 = 75;
 /// Stopped by a person (`lambert stop`, Ctrl-C, scancel), with a checkpoint: nobody else starts it again (`EX_PROTOCOL`).
 pub const ENDED: i32 = 76;
-/// Another coordinator has taken the run over; nobody should start this one again, or requeue it (`EX_NOPERM`).
+/// Another coordinator has taken the run over, or the run was moved or removed; nobody should start this one again, or requeue it (`EX_NOPERM`).
 pub const REPLACED: i32 = 77;

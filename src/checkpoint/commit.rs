@@ -1,13 +1,15 @@
-//! Rank 0's last act in a save, on a thread of its own: records, manifest, and old checkpoints out of the way.
+//! Rank 0's last act in a save, on a thread of its own: records and manifest.
 
-use lambert_store::checkpoint::{self as stored, Manifest, ObjectEntry, Retention, Writer};
+use lambert_store::checkpoint::{Manifest, ObjectEntry, Retention, Writer};
 use lambert_store::{Lease, Store};
 use serde::{Deserialize, Serialize};
 
+use super::pruner::Pruner;
 use super::replicas::Apart;
 use crate::agreement::Decision;
 use crate::error::{self, Error};
 use crate::metrics::RecordBatch;
+use crate::session;
 
 /// What is committed, once every rank has handed in its entries.
 pub struct Commit {
@@ -25,6 +27,8 @@ pub struct Commit {
     pub lease: Lease,
     /// What is kept beside it.
     pub retention: Retention,
+    /// What removes the others.
+    pub pruner: Pruner,
 }
 
 /// What came of a save.
@@ -70,18 +74,34 @@ impl Part {
 }
 
 impl Commit {
-    /// Commits, and hands the records back: they are needed again if it failed.
+    /// Commits, and hands the records back: they are needed again if it failed. Removing old checkpoints goes on behind it.
     pub fn run(mut self) -> (Outcome, RecordBatch) {
+        // So that a disk holds no more than two checkpoints beside those that are kept; buckets have room.
+        if self.store.is_local() {
+            self.pruner.wait();
+        }
         let outcome = self.outcome();
         if outcome == Outcome::Committed {
-            self.prune();
+            self.retention.known_sound = Some(self.writer.name().to_owned());
+            self.pruner.start(self.store, self.lease, self.retention);
         } else if let Err(error) = self.writer.abandon() {
             tracing::debug!("what was written of {} stays: {}", self.writer.name(), error::chain(&error));
         }
         (outcome, self.records)
     }
 
+    /// What came of it. A lost lease explains any failure: the run was moved, or its store is another attempt's.
     fn outcome(&mut self) -> Outcome {
+        match self.commit() {
+            Outcome::Failed(why) => match session::loss(&self.lease) {
+                Some(lost) => Outcome::Lost(error::chain(&lost)),
+                None => Outcome::Failed(why),
+            },
+            outcome => outcome,
+        }
+    }
+
+    fn commit(&mut self) -> Outcome {
         let parts: Result<Vec<Part>, _> = self.parts.iter().map(|part| serde_json::from_slice(part)).collect();
         let parts = match parts {
             Ok(parts) => parts,
@@ -101,13 +121,6 @@ impl Commit {
         self.records.write(&self.store)?;
         self.writer.commit(&self.manifest, &self.lease)
     }
-
-    fn prune(&mut self) {
-        self.retention.known_sound = Some(self.writer.name().to_owned());
-        if let Err(error) = stored::retain(&self.store, &self.retention) {
-            tracing::warn!("old checkpoints could not be removed: {}", error::chain(&error));
-        }
-    }
 }
 
 fn outcome(error: &lambert_store::Error) -> Outcome {
@@ -115,7 +128,7 @@ fn outcome(error: &lambert_store::Error) -> Outcome {
     let message = error::chain(error);
     match error {
         // Somebody else runs this run, or what was to be committed makes no sense: trying again changes nothing.
-        E::LeaseLost { .. } | E::Refused { .. } | E::Exists { .. } => Outcome::Lost(message),
+        E::LeaseLost { .. } | E::LeaseGone { .. } | E::Refused { .. } | E::Exists { .. } => Outcome::Lost(message),
         _ => Outcome::Failed(message),
     }
 }

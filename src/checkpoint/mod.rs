@@ -2,7 +2,8 @@
 //!
 //! - [`resume`]: the state to go on from, out of the newest checkpoint that verifies and fits
 //! - [`saver`]: when to save, and saves beside the training; save: one that is under way, [`snapshot`] the copy that it
-//!   writes, [`commit`] what rank 0 does when all ranks have written theirs, [`retry_state`] what follows failures
+//!   writes, [`commit`] what rank 0 does when all ranks have written theirs, pruner what removes
+//!   old checkpoints after that, [`retry_state`] what follows failures
 //! - [`rollback`]: what an attempt that went back leaves for the next
 //! - [`replicas`]: whether all ranks have the same weights
 //! - [`Facts`]: the counters of a checkpoint
@@ -12,6 +13,7 @@ pub mod commit;
 mod facts;
 mod files;
 mod filler;
+mod pruner;
 pub mod replicas;
 mod resume;
 pub mod retry_state;
@@ -21,5 +23,5 @@ pub mod saver;
 pub mod snapshot;
 
 pub use facts::Facts;
-pub use resume::{Origin, choose, read_model, read_state, resume};
+pub use resume::{Origin, read_chosen, read_model, read_state, resume};
 pub use saver::Saver;

@@ -91,7 +91,8 @@ fn agree_on_start(session: &Session, collective: &mut dyn Group, datasets: &Data
 
 /// Looks for the checkpoint to go on from: one that the run did not go back behind, if there is any.
 fn look(session: &Session, datasets: &Datasets) -> Result<Found, Error> {
-    let rollbacks = Rollback::read_all(&session.store)?;
+    let oldest = stored::list(&session.store)?.last().map_or(0, |listed| listed.place.attempt);
+    let rollbacks = Rollback::read_from(&session.store, oldest)?;
     let fits = |manifest: &Manifest| misfit(&session.config, manifest, vocabulary(datasets));
     let undone = |manifest: &Manifest| rollbacks.iter().find_map(|rollback| rollback.misfit(manifest));
     let (newest, passed_over) =
@@ -211,8 +212,28 @@ pub fn read_state(store: &Store, verified: &Verified, state: &mut TrainState) ->
     Ok(())
 }
 
-/// The checkpoint `name` of a run, or its newest one that verifies.
-pub fn choose(store: &Store, name: Option<&str>) -> Result<(Verified, Facts), Error> {
+/// The checkpoint `name` of a run, or its newest one that verifies, and what `read` makes of it. The newest checkpoint of a run that
+/// is being trained may be pruned while it is read: then there is a newer one.
+pub fn read_chosen<T>(
+    store: &Store,
+    name: Option<&str>,
+    read: impl Fn(&Verified, &Facts) -> Result<T, Error>,
+) -> Result<(Verified, Facts, T), Error> {
+    let mut left = RETRIES;
+    loop {
+        let (verified, facts) = choose(store, name)?;
+        left -= 1;
+        match read(&verified, &facts) {
+            Err(_) if name.is_none() && left > 0 && !stored::is_committed(store, &verified.manifest.name())? => {}
+            read => return Ok((verified, facts, read?)),
+        }
+    }
+}
+
+/// How often another checkpoint is taken in place of one that is gone.
+const RETRIES: usize = 10;
+
+fn choose(store: &Store, name: Option<&str>) -> Result<(Verified, Facts), Error> {
     let verified = match name {
         Some(name) => stored::verify(store, name)?,
         None => {

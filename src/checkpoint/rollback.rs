@@ -5,15 +5,13 @@
 
 use std::ops::Range;
 
-use lambert_store::checkpoint::{Manifest, Undone};
+use bytes::Bytes;
+use lambert_store::checkpoint::{self as stored, Manifest, Undone};
 use lambert_store::{Store, run};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::state::TrainState;
-
-/// No record is longer than this, bytes.
-const LONGEST: u64 = 1 << 20;
 
 /// One way back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,17 +37,13 @@ impl Rollback {
         Ok(run.put(&run::rollback(self.attempt), text.into())?)
     }
 
-    /// All of a run.
-    pub fn read_all(run: &Store) -> Result<Vec<Self>, Error> {
-        let mut found = Vec::new();
-        for object in run.list(run::ROLLBACKS)? {
-            let bytes = run.get_at_most(&object.path, LONGEST)?;
-            let read = serde_json::from_slice(&bytes);
-            found.push(
-                read.map_err(|source| Error::Rollback { url: format!("{}/{}", run.url(), object.path), source })?,
-            );
-        }
-        Ok(found)
+    /// Those of attempt `oldest` and later. What an earlier one left out is in the state of every checkpoint of `oldest`.
+    pub fn read_from(run: &Store, oldest: u32) -> Result<Vec<Self>, Error> {
+        let read = |(path, bytes): (String, Bytes)| {
+            let url = || format!("{}/{path}", run.url());
+            serde_json::from_slice(&bytes).map_err(|source| Error::Rollback { url: url(), source })
+        };
+        stored::rollbacks(run, oldest)?.into_iter().map(read).collect()
     }
 
     /// What speaks against a checkpoint, if anything does.

@@ -3,7 +3,7 @@
 //! 1. After the same step on all ranks the state is copied ([`Snapshot`]), out of a card's memory while training goes on; the
 //!    store's tasks write and hash the copy.
 //! 2. Every step's all-reduce carries how many ranks have written theirs. When all have, the entries of the objects are
-//!    gathered, and a thread of rank 0 checks the lease, commits and prunes ([`Commit`]).
+//!    gathered, and a thread of rank 0 checks the lease and commits ([`Commit`]); then old checkpoints are removed ([`Pruner`]).
 //! 3. A later all-reduce carries what came of it, so that all ranks know after the same step.
 //!
 //! No thread but the training loop's uses the collective, and a save begins only when the one before has ended: none
@@ -16,6 +16,7 @@ use lambert_config::control::{Evaluation, EventKind, StepRecord};
 use lambert_store::checkpoint::{self as stored, Best, Manifest, Retention, Writer};
 
 use super::commit::{Commit, Outcome, Part};
+use super::pruner::Pruner;
 use super::replicas::Apart;
 use super::retry_state::RetryState;
 use super::save::{Progress, Save};
@@ -48,6 +49,8 @@ pub struct Saver<'a> {
     evaluated: Option<(u64, f64)>,
     last_save: Instant,
     retry_state: RetryState,
+    /// Removes old checkpoints, on rank 0.
+    pruner: Pruner,
     /// Seconds that training paused for checkpoints since the last record.
     stall: f64,
 }
@@ -72,6 +75,7 @@ impl<'a> Saver<'a> {
             evaluated: None,
             last_save: Instant::now(),
             retry_state: RetryState::default(),
+            pruner: Pruner::default(),
             stall: 0.0,
         })
     }
@@ -223,6 +227,11 @@ impl<'a> Saver<'a> {
         Ok(self.records.cut(step).write(&self.session.store)?)
     }
 
+    /// Waits a little for the removal of old checkpoints, before an attempt ends.
+    pub fn finish(&self) {
+        self.pruner.finish();
+    }
+
     /// Waits for the end of the save under way, if one is.
     pub fn settle(&mut self, collective: &mut dyn Group) -> Result<(), Error> {
         self.write_what_is_copied(true)?;
@@ -267,7 +276,8 @@ impl<'a> Saver<'a> {
         let Some(parts) = collective.gather_bytes(&part, 0)? else { return Ok(()) };
         let (writer, manifest, session) = (save.writer.clone(), save.manifest.clone(), self.session);
         let (store, lease, retention) = (session.store.clone(), session.lease.clone(), retention(session, &manifest));
-        let commit = Commit { writer, manifest, parts, records, store, lease, retention };
+        let pruner = self.pruner.clone();
+        let commit = Commit { writer, manifest, parts, records, store, lease, retention, pruner };
         let thread = std::thread::Builder::new().name("commit".to_owned()).spawn(move || commit.run());
         save.progress = Progress::Committing(Some(thread.map_err(Error::Thread)?));
         let seconds = watch.lap();

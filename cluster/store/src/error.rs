@@ -102,6 +102,43 @@ pub enum Error {
         /// The object's URL.
         url: String,
     },
+    /// No attempt can be numbered after the one that an object names.
+    #[error(
+        "{url} is of attempt {attempt}, and no lease can follow it: attempts are numbered up to {last}. Nothing but a mistake \
+         makes such a name: remove it or move it away, then start the run again",
+        last = crate::lease::LAST_ATTEMPT
+    )]
+    LastAttempt {
+        /// The object's URL.
+        url: String,
+        /// The attempt that it names.
+        attempt: u32,
+    },
+    /// The folder that a store writes to was moved or removed.
+    #[error(
+        "{operation} {url}: the folder {folder} is not there any more (moved, removed, or its file system is not mounted), and \
+         is not made again"
+    )]
+    FolderGone {
+        /// What was tried.
+        operation: &'static str,
+        /// The object's URL.
+        url: String,
+        /// The folder.
+        folder: String,
+    },
+    /// The lease is not in the run's store, or another one has its name: this attempt must not write there any more.
+    #[error(
+        "attempt {attempt} has lost the lease of {url}: {object} is not there any more, or not the one that was taken; the run \
+         was moved, removed or replaced while it was trained",
+        object = crate::run::lease(*attempt)
+    )]
+    LeaseGone {
+        /// The run's URL.
+        url: String,
+        /// The attempt that asked.
+        attempt: u32,
+    },
     /// A newer attempt holds the run; this one must not write to it any more.
     #[error("attempt {attempt} has lost the lease of {url}: attempt {newest} holds it")]
     LeaseLost {
@@ -121,6 +158,11 @@ impl Error {
     /// Whether the cause is that the object does not exist.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::NotFound { .. })
+    }
+
+    /// Whether the attempt that asked must not write to the run any more.
+    pub fn is_lease_lost(&self) -> bool {
+        matches!(self, Self::LeaseLost { .. } | Self::LeaseGone { .. })
     }
 
     /// Whether the object is there but its content is not what was recorded.

@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 
 use crate::error::{Error, Result};
+use crate::retry::Patience;
 use crate::store::Store;
 use crate::{checkpoint, run};
 
@@ -17,7 +18,15 @@ use crate::{checkpoint, run};
 pub struct Lease {
     store: Store,
     attempt: u32,
+    /// What its object holds, by which it is told from another of the same name.
+    object: Bytes,
 }
+
+/// The highest attempt. There is a number after it, so that `attempt + 1` is always one.
+pub const LAST_ATTEMPT: u32 = u32::MAX - 1;
+
+/// No lease is longer than this, bytes.
+const LONGEST: u64 = 64 << 10;
 
 impl Lease {
     /// Takes the run for a new attempt: creates `lease-000001`, or one more than the newest there is. Checkpoints count,
@@ -28,17 +37,20 @@ impl Lease {
     /// first.
     ///
     /// # Errors
-    /// [`Error::NotCreateOnly`] where the store cannot hold a lease; else what the store says.
+    /// [`Error::NotCreateOnly`] where the store cannot hold a lease, [`Error::LastAttempt`] where no number is left; else what
+    /// the store says.
     pub fn take(store: &Store) -> Result<Self> {
-        let mut attempt = Self::newest(store)?.max(checkpoint::highest_attempt(store)?).unwrap_or(0) + 1;
-        let (lease, own) = loop {
+        let of_lease = Self::newest(store)?.map(|attempt| (attempt, run::lease(attempt)));
+        let mut newest = of_lease.max(checkpoint::highest_attempt(store)?);
+        let lease = loop {
+            let attempt = after(store, newest)?;
             match Self::create(store, attempt, "")? {
                 Some(taken) => break taken,
-                None => attempt += 1,
+                None => newest = Some((attempt, run::lease(attempt))),
             }
         };
-        let name = run::lease(attempt);
-        if store.put_new(&name, holder(attempt, ""))? || store.get(&name)? != own {
+        let name = run::lease(lease.attempt);
+        if store.put_new(&name, holder(lease.attempt, ""))? || store.get_at_most(&name, LONGEST)? != lease.object {
             return Err(Error::NotCreateOnly { url: store.url_of(&name) });
         }
         Ok(lease)
@@ -48,21 +60,24 @@ impl Lease {
     /// when the object is there already: one that bears the name of the same `taker` is its own.
     ///
     /// # Errors
-    /// What the store says.
+    /// [`Error::LastAttempt`] where that is no number of an attempt; else what the store says.
     pub fn take_exactly(store: &Store, attempt: u32, taker: &str) -> Result<Option<Self>> {
-        if let Some((lease, _)) = Self::create(store, attempt, taker)? {
+        let before = attempt.saturating_sub(1);
+        let attempt = after(store, Some((before, run::lease(before))))?;
+        if let Some(lease) = Self::create(store, attempt, taker)? {
             return Ok(Some(lease));
         }
-        let there: serde_json::Value = serde_json::from_slice(&store.get(&run::lease(attempt))?).unwrap_or_default();
+        let object = store.get_at_most(&run::lease(attempt), LONGEST)?;
+        let there: serde_json::Value = serde_json::from_slice(&object).unwrap_or_default();
         let is_own = there["taker"].as_str() == Some(taker);
-        Ok(is_own.then(|| Self { store: store.clone(), attempt }))
+        Ok(is_own.then(|| Self { store: store.clone(), attempt, object }))
     }
 
-    /// The lease, and what its object holds.
-    fn create(store: &Store, attempt: u32, taker: &str) -> Result<Option<(Self, Bytes)>> {
-        let own = holder(attempt, taker);
-        let created = store.put_new(&run::lease(attempt), own.clone())?;
-        Ok(created.then(|| (Self { store: store.clone(), attempt }, own)))
+    /// The lease, unless there is one of that attempt.
+    fn create(store: &Store, attempt: u32, taker: &str) -> Result<Option<Self>> {
+        let object = holder(attempt, taker);
+        let created = store.put_new(&run::lease(attempt), object.clone())?;
+        Ok(created.then(|| Self { store: store.clone(), attempt, object }))
     }
 
     /// The lease that another process (the coordinator) has taken as `attempt`.
@@ -70,10 +85,14 @@ impl Lease {
     /// # Errors
     /// [`Error::NotFound`] if there is no such lease; else what the store says.
     pub fn attach(store: &Store, attempt: u32) -> Result<Self> {
-        let name = run::lease(attempt);
-        let there = store.head(&name)?.is_some();
-        let missing = Error::NotFound { operation: "attach to", url: store.url_of(&name) };
-        if there { Ok(Self { store: store.clone(), attempt }) } else { Err(missing) }
+        let object = store.get_at_most(&run::lease(attempt), LONGEST)?;
+        Ok(Self { store: store.clone(), attempt, object })
+    }
+
+    /// The same lease, asked for with another patience.
+    #[must_use]
+    pub fn with_patience(&self, patience: Patience) -> Self {
+        Self { store: self.store.with_patience(patience), ..self.clone() }
     }
 
     /// The newest attempt that took the run, if any did.
@@ -90,26 +109,43 @@ impl Lease {
         self.attempt
     }
 
-    /// Whether no newer lease exists.
+    /// Whether this lease is there and none is newer.
     ///
     /// # Errors
     /// What the store says; then nothing is known.
     pub fn still_held(&self) -> Result<bool> {
-        Ok(Self::newest(&self.store)? <= Some(self.attempt))
-    }
-
-    /// Like [`Lease::still_held`], with the loss as an error that names the new holder.
-    ///
-    /// # Errors
-    /// [`Error::LeaseLost`]; else what the store says.
-    pub fn check(&self) -> Result<()> {
-        match Self::newest(&self.store)? {
-            Some(newest) if newest > self.attempt => {
-                Err(Error::LeaseLost { url: self.store.url().to_string(), attempt: self.attempt, newest })
-            }
-            _ => Ok(()),
+        match self.check() {
+            Ok(()) => Ok(true),
+            Err(error) if error.is_lease_lost() => Ok(false),
+            Err(error) => Err(error),
         }
     }
+
+    /// Like [`Lease::still_held`], with the loss as an error that says what has become of the run.
+    ///
+    /// # Errors
+    /// [`Error::LeaseLost`] names the new holder, [`Error::LeaseGone`] says that the run was moved or removed; else what the
+    /// store says.
+    pub fn check(&self) -> Result<()> {
+        let (url, attempt) = (self.store.url().to_string(), self.attempt);
+        if let Some(newest) = Self::newest(&self.store)?.filter(|newest| *newest > attempt) {
+            return Err(Error::LeaseLost { url, attempt, newest });
+        }
+        // Read by its name: a shared file system may show an old listing of a folder for a while.
+        match self.store.get_at_most(&run::lease(attempt), LONGEST) {
+            Ok(object) if object == self.object => Ok(()),
+            Ok(_) => Err(Error::LeaseGone { url, attempt }),
+            Err(error) if error.is_not_found() => Err(Error::LeaseGone { url, attempt }),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// The number of the attempt after the newest, which an object names; the first is 1.
+fn after(store: &Store, newest: Option<(u32, String)>) -> Result<u32> {
+    let Some((attempt, object)) = newest else { return Ok(1) };
+    let next = attempt.checked_add(1).filter(|next| *next <= LAST_ATTEMPT);
+    next.ok_or_else(|| Error::LastAttempt { url: store.url_of(&object), attempt })
 }
 
 /// Who took it, for people; and a random mark, by which a writer whose answer was lost knows its own object.

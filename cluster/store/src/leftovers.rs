@@ -11,14 +11,23 @@ use std::time::{Duration, SystemTime};
 use crate::error::{Cause, Error, Result};
 use crate::store::Store;
 
+/// Which folders are searched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Depth {
+    /// Only the one that is named.
+    Folder,
+    /// All below it, too.
+    Tree,
+}
+
 /// Removes half-written files below `prefix` that have not been touched for `age`; returns how many. Folders
 /// left empty by this go too. Does nothing in stores that are not local.
-pub(crate) fn remove(store: &Store, prefix: &str, age: Duration) -> Result<usize> {
+pub(crate) fn remove(store: &Store, prefix: &str, depth: Depth, age: Duration) -> Result<usize> {
     if !store.is_local() {
         return Ok(0);
     }
     let folder = Path::new(store.url()).join(prefix);
-    sweep(&folder, age).map_err(|source| Error::Failed {
+    sweep(&folder, depth, age).map_err(|source| Error::Failed {
         operation: "remove half-written files below",
         url: store.url_of(prefix),
         attempts: 1,
@@ -27,7 +36,7 @@ pub(crate) fn remove(store: &Store, prefix: &str, age: Duration) -> Result<usize
     })
 }
 
-fn sweep(folder: &Path, age: Duration) -> io::Result<usize> {
+fn sweep(folder: &Path, depth: Depth, age: Duration) -> io::Result<usize> {
     let entries = match fs::read_dir(folder) {
         Err(missing) if missing.kind() == io::ErrorKind::NotFound => return Ok(0),
         entries => entries?,
@@ -36,8 +45,8 @@ fn sweep(folder: &Path, age: Duration) -> io::Result<usize> {
     for entry in entries {
         let entry = entry?;
         let kind = entry.file_type()?;
-        if kind.is_dir() {
-            removed += sweep(&entry.path(), age)?;
+        if kind.is_dir() && depth == Depth::Tree {
+            removed += sweep(&entry.path(), depth, age)?;
         } else if kind.is_file() && is_half_written(&entry) {
             removed += usize::from(gone_is_fine(remove_older(&entry, age))?);
         }

@@ -4,6 +4,7 @@
 //! run, and a [`checkpoint`] is a set of objects that exists from the moment its manifest does.
 
 mod aws_profile;
+mod batch;
 /// Checkpoints: written in parts, committed manifest last, verified before use.
 pub mod checkpoint;
 /// [`Error`]: operation + URL + cause, free of credentials.

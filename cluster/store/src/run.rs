@@ -53,12 +53,19 @@ pub fn lease(attempt: u32) -> String {
 
 /// The attempt whose lease an object is, if it is one.
 pub fn attempt_of_lease(name: &str) -> Option<u32> {
-    name.strip_prefix(LEASE)?.parse().ok()
+    let attempt = name.strip_prefix(LEASE)?.parse().ok()?;
+    (lease(attempt) == name).then_some(attempt)
 }
 
 /// What an attempt that rolled back leaves for the next.
 pub fn rollback(attempt: u32) -> String {
     format!("{ROLLBACKS}/attempt-{attempt:04}.json")
+}
+
+/// The attempt that left the record of a rollback `name`, if it is one.
+pub fn attempt_of_rollback(name: &str) -> Option<u32> {
+    let attempt = name.strip_prefix(ROLLBACKS)?.strip_prefix("/attempt-")?.strip_suffix(".json")?.parse().ok()?;
+    (rollback(attempt) == name).then_some(attempt)
 }
 
 /// How large the micro-batches of an attempt are, where the configuration leaves it open.
@@ -181,7 +188,12 @@ mod tests {
         ];
         assert_eq!(names, expected);
         assert_eq!(attempt_of_lease(&lease(70)), Some(70));
-        assert_eq!([attempt_of_lease("lease-x"), attempt_of_lease("status.json")], [None; 2]);
+        assert_eq!(["lease-x", "lease-+00007", "lease-7", "status.json"].map(attempt_of_lease), [None; 4]);
+        assert_eq!(attempt_of_rollback(&rollback(70)), Some(70));
+        assert_eq!(
+            ["rollbacks/x", "attempt-0070.json", "rollbacks/attempt-7.json"].map(attempt_of_rollback),
+            [None; 3]
+        );
         assert!(is_moments(&moments(0, 1)) && !is_moments(WEIGHTS));
     }
 }

@@ -30,6 +30,8 @@ pub struct Store {
     pub(crate) root: Path,
     pub(crate) url: String,
     pub(crate) patience: Patience,
+    /// What is written goes below this folder, which must be there.
+    required: Option<Arc<PathBuf>>,
 }
 
 impl std::fmt::Debug for Store {
@@ -58,13 +60,21 @@ impl Store {
     pub fn open_with(url: &str, settings: Settings) -> Result<Self> {
         let opened = open::open(url, &settings)?;
         let (backend, root, url) = (Arc::new(opened.backend), opened.root, opened.url);
-        Ok(Self { backend, root, url, patience: settings.patience })
+        Ok(Self { backend, root, url, patience: settings.patience, required: None })
     }
 
     /// The same store with another patience: a background save can wait longer than a person.
     #[must_use]
     pub fn with_patience(&self, patience: Patience) -> Self {
         Self { patience, ..self.clone() }
+    }
+
+    /// The same store for one who uses what is there: if it is a folder that is moved or removed from now on, writing fails
+    /// with [`Error::FolderGone`] and does not make it again. Buckets have no folders.
+    #[must_use]
+    pub fn require_folder(&self) -> Self {
+        let required = self.is_local().then(|| Arc::new(PathBuf::from(&self.url)));
+        Self { required, ..self.clone() }
     }
 
     /// Where this is, as it can be given to [`Store::open`] again. Holds no credential.
@@ -106,15 +116,18 @@ impl Store {
     pub fn get_at_most(&self, path: &str, limit: u64) -> Result<Bytes> {
         let (store, name, place) = self.ask("get", path)?;
         let url = place.url.clone();
-        let found = runtime::wait(async move {
-            let once = |_| async {
-                let answer = store.backend.objects().get(&name).await?;
-                let bytes = answer.meta.size;
-                if bytes > limit { Ok(Err(bytes)) } else { complete(bytes, answer.bytes().await?).map(Ok) }
-            };
-            retry::attempts(&place, store.retried(), once).await
-        })?;
+        let found = runtime::wait(async move { store.fetch(&name, &place, limit).await })?;
         found.map_err(|bytes| Error::TooLarge { url, bytes, limit })
+    }
+
+    /// A whole object, or its size if that is more than `limit` bytes.
+    pub(crate) async fn fetch(&self, name: &Path, place: &Place, limit: u64) -> Result<Result<Bytes, u64>> {
+        let once = |_| async {
+            let answer = self.backend.objects().get(name).await?;
+            let bytes = answer.meta.size;
+            if bytes > limit { Ok(Err(bytes)) } else { complete(bytes, answer.bytes().await?).map(Ok) }
+        };
+        retry::attempts(place, self.retried(), once).await
     }
 
     /// The bytes `range` of an object.
@@ -242,6 +255,7 @@ impl Store {
     /// What the store says; "it exists" is not an error.
     pub fn put_new(&self, path: &str, bytes: Bytes) -> Result<bool> {
         let (store, name, place) = self.ask("create", path)?;
+        self.check_folder(&place)?;
         runtime::wait(async move {
             let once = |attempt| create(store.backend.objects(), &name, bytes.clone(), attempt);
             retry::attempts(&place, store.retried(), once).await
@@ -278,7 +292,19 @@ impl Store {
         }
     }
 
-    pub(crate) fn is_local(&self) -> bool {
+    /// Fails where the folder that must be there is not. A store makes the missing folders of what it writes.
+    pub(crate) fn check_folder(&self, place: &Place) -> Result<()> {
+        match self.required.as_deref().filter(|folder| !folder.is_dir()) {
+            None => Ok(()),
+            Some(folder) => {
+                let (operation, url) = (place.operation, place.url.clone());
+                Err(Error::FolderGone { operation, url, folder: folder.display().to_string() })
+            }
+        }
+    }
+
+    /// Whether this is a folder of this machine or of a shared file system.
+    pub fn is_local(&self) -> bool {
         matches!(*self.backend, Backend::Local(_))
     }
 

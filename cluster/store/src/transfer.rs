@@ -71,6 +71,7 @@ impl Upload {
 
 /// Writes `bytes` under `name`. The name appears, complete, when everything has arrived.
 pub(crate) async fn upload(store: Store, name: Path, place: Place, bytes: Bytes) -> Result<()> {
+    store.check_folder(&place)?;
     match &*store.backend {
         Backend::Remote { parts, .. } if bytes.len() as u64 > PIECE => {
             let upload = Multipart { store: &store, parts: parts.as_ref(), name: &name, place: &place };

@@ -38,6 +38,58 @@ fn attempts_that_start_together_get_different_numbers() {
     }
 }
 
+/// Names that anybody with access to the store can make. An attempt number that none can follow is an error that names
+/// the object; what is no name of a lease counts for nothing.
+#[test]
+fn an_attempt_that_none_can_follow_is_refused_by_name() {
+    for (object, number) in [
+        ("lease-4294967295", u32::MAX),
+        ("lease-4294967294", u32::MAX - 1),
+        ("checkpoints/step-000000001-a4294967295/manifest.json", u32::MAX),
+    ] {
+        let (_folder, run) = common::folder_store();
+        Lease::take(&run).unwrap();
+        run.put(object, "x".into()).unwrap();
+        let refused = Lease::take(&run).unwrap_err().to_string();
+        let name = object.trim_end_matches("/manifest.json");
+        assert!(
+            refused.contains(name) && refused.contains(&number.to_string()) && refused.contains("remove"),
+            "{refused}"
+        );
+    }
+    let (_folder, run) = common::folder_store();
+    for alien in ["lease-99999999999", "lease-+00007", "lease-8", "checkpoints/step-000000001-a99999999999/x"] {
+        run.put(alien, "x".into()).unwrap();
+    }
+    assert_eq!(Lease::take(&run).unwrap().attempt(), 1);
+    run.put("lease-4294967293", "x".into()).unwrap();
+    let last = Lease::take(&run).unwrap();
+    assert_eq!(last.attempt(), u32::MAX - 1);
+    let refused = Lease::take_exactly(&run, last.attempt() + 1, "a").unwrap_err().to_string();
+    assert!(refused.contains("lease-4294967294"), "{refused}");
+}
+
+/// A run's folder that is moved or removed takes the lease with it, and one that has come into its place is another run's.
+#[test]
+fn a_lease_that_is_not_there_is_lost() {
+    for replaced in [false, true] {
+        let (folder, run) = common::folder_store();
+        let lease = Lease::take(&run).unwrap();
+        let worker = Lease::attach(&run, lease.attempt()).unwrap();
+        std::fs::rename(run.url(), folder.path().join("moved")).unwrap();
+        if replaced {
+            Lease::take(&run).unwrap();
+        }
+        for lease in [&lease, &worker] {
+            assert!(!lease.still_held().unwrap());
+            let lost = lease.check().unwrap_err();
+            assert!(lost.is_lease_lost() && lost.to_string().contains("lease-000001"), "{lost}");
+        }
+        let moved = Store::open(folder.path().join("moved").to_str().unwrap()).unwrap();
+        assert!(Lease::attach(&moved, 1).unwrap().still_held().unwrap());
+    }
+}
+
 /// One that comes back after somebody else has begun finds its next lease taken, and takes no other.
 #[test]
 fn a_restart_takes_the_lease_after_its_own_or_none() {

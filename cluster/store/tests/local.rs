@@ -84,6 +84,29 @@ fn half_written_files_go_where_nobody_writes_and_stay_where_somebody_may() {
     checkpoint::verify(&run, &finished).unwrap();
 }
 
+/// Who uses a run that exists does not make it again where it was moved away from.
+#[test]
+fn a_folder_that_must_be_there_is_not_made_again() {
+    let (folder, run) = folder_store();
+    let lease = Lease::take(&run).unwrap();
+    let store = run.require_folder();
+    store.put("status.json", "1".into()).unwrap();
+    std::fs::rename(run.url(), folder.path().join("moved")).unwrap();
+    let checkpoints = store.join("checkpoints").unwrap();
+    let errors = [
+        store.put("status.json", "2".into()).unwrap_err(),
+        store.put_new("lease-000002", "2".into()).unwrap_err(),
+        checkpoints.put_hashed("step-000000010-a0001/model.safetensors", "2".into()).unwrap_err(),
+        Lease::take(&store).unwrap_err(),
+    ];
+    for error in errors {
+        assert!(matches!(error, Error::FolderGone { .. }) && error.to_string().contains(run.url()), "{error}");
+    }
+    assert!(!Path::new(run.url()).exists() && lease.check().unwrap_err().is_lease_lost());
+    run.put("status.json", "2".into()).expect("a store that was not told so makes its folder");
+    store.put("status.json", "3".into()).expect("it is there again");
+}
+
 /// A file system of one MiB, or `None` where this process may not mount one.
 struct Small(tempfile::TempDir);
 

@@ -6,7 +6,8 @@ mod common;
 mod s3_server;
 
 use bytes::Bytes;
-use common::{OBJECTS, behaviour, content, save};
+use common::{OBJECTS, behaviour, content, manifest, save};
+use lambert_store::checkpoint::{Retention, Writer};
 use lambert_store::{Error, Lease, Patience, checkpoint};
 use s3_server::{Fault, Rule, SECRET_KEY, Server, brisk};
 
@@ -64,6 +65,84 @@ fn a_run_lives_in_a_bucket() {
     let (name, verified) = found.unwrap();
     assert_eq!((name, passed_over), (newest, vec![]));
     assert_eq!(checkpoint::read_object(&run, &verified.manifest, OBJECTS[0]).unwrap(), content(OBJECTS[0], 150, 2));
+}
+
+/// A save commits, and the run is started again, between the two listings that pruning makes.
+#[test]
+fn a_checkpoint_that_is_committed_while_another_process_prunes_stays() {
+    let (_folder, server) = server();
+    let run = server.store("busy");
+    let lease = Lease::take(&run).unwrap();
+    save(&run, &lease, 50);
+    let writer = Writer::new(&run, 100, lease.attempt());
+    let prepared = manifest(&writer, 100, lease.attempt());
+    let elsewhere = run.clone();
+    server.before("GET /runs?", 1, move || {
+        writer.commit(&prepared, &lease).unwrap();
+        Lease::take(&elsewhere).unwrap();
+    });
+    let pruned = checkpoint::prune(&run, 5).unwrap();
+    assert!(!server.has_hook(), "pruning makes two listings at least");
+    assert_eq!((pruned.checkpoints.len(), pruned.objects), (0, 0));
+    let (found, passed_over) = checkpoint::newest_verified(&run).unwrap();
+    assert_eq!((found.unwrap().0, passed_over), ("step-000000100-a0001".to_owned(), vec![]));
+}
+
+/// With `keep = 1` the newest checkpoint of a listing may be gone before it is read.
+#[test]
+fn a_checkpoint_that_is_pruned_while_it_is_read_is_followed_by_the_next() {
+    for contains in [
+        "GET /runs/live/checkpoints",
+        "HEAD /runs/live/checkpoints",
+        "GET /runs/live/checkpoints/step-000000050-a0001/o",
+    ] {
+        let (_folder, server) = server();
+        let run = server.store("live");
+        let lease = Lease::take(&run).unwrap();
+        save(&run, &lease, 50);
+        let elsewhere = run.clone();
+        server.before(contains, 0, move || {
+            save(&elsewhere, &lease, 100);
+            checkpoint::prune(&elsewhere, 1).unwrap();
+        });
+        let (found, passed_over) = checkpoint::newest_verified(&run).unwrap();
+        assert!(!server.has_hook());
+        assert_eq!((found.unwrap().0, passed_over), ("step-000000100-a0001".to_owned(), vec![]), "{contains}");
+    }
+}
+
+/// A successor takes the run while this attempt removes its first checkpoint: the others are not this attempt's to remove.
+#[test]
+fn an_attempt_removes_nothing_after_its_lease() {
+    let (_folder, server) = server();
+    let run = server.store("lost");
+    let lease = Lease::take(&run).unwrap();
+    for step in [50, 100, 150] {
+        save(&run, &lease, step);
+    }
+    let elsewhere = run.clone();
+    server.before("POST /runs?delete", 1, move || drop(Lease::take(&elsewhere).unwrap()));
+    let retention = Retention { last: 1, ..Retention::default() };
+    assert!(checkpoint::retain_under(&lease, &run, &retention).unwrap_err().is_lease_lost());
+    assert!(!server.has_hook());
+    let left: Vec<u64> = checkpoint::list(&run).unwrap().iter().map(|listed| listed.place.step).collect();
+    assert_eq!(left, [150, 100]);
+    assert!(checkpoint::retain_under(&lease, &run, &retention).unwrap_err().is_lease_lost());
+    assert_eq!(checkpoint::list(&run).unwrap().len(), 2);
+}
+
+#[test]
+fn many_objects_are_deleted_by_few_requests() {
+    let (_folder, server) = server();
+    let store = server.store("many");
+    let names: Vec<String> = (0..30).map(|number| format!("a/{number}")).collect();
+    names.iter().for_each(|name| store.put(name, Bytes::from_static(b"x")).unwrap());
+    server.requests();
+    server.fail(Rule { method: "POST".parse().unwrap(), contains: "", after: 0, times: 1, fault: Fault::LoseAnswer });
+    store.delete_all(&[&names[..], &["never/there".to_owned()]].concat()).unwrap();
+    let requests = server.requests();
+    assert!(requests.len() == 2 && requests.iter().all(|request| request.contains("delete")), "{requests:?}");
+    assert_eq!(store.list("").unwrap(), []);
 }
 
 #[test]

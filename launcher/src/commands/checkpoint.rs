@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use lambert_config::exit;
 use lambert_store::checkpoint::{self, Listed, Retention};
-use lambert_store::{Store, run as names};
+use lambert_store::{Lease, Store, run as names};
 use serde_json::json;
 
 use super::status::require_run;
@@ -24,6 +24,11 @@ enum CheckpointError {
     NoCheckpoint(String),
     #[error("{to} holds checkpoints of another run than {from}: {what}; copy to a folder or prefix of its own")]
     OtherRun { from: String, to: String, what: String },
+    #[error(
+        "{to} is a run that has been trained ({lease} is there), and would go on from the copy instead of its own checkpoints; \
+         copy to a folder or prefix of its own"
+    )]
+    Trained { to: String, lease: String },
 }
 
 /// Does what is asked with a run's checkpoints.
@@ -62,13 +67,18 @@ fn list(store: &Store, json: bool) -> Outcome {
 
 fn verify(store: &Store, json: bool) -> Outcome {
     let listed = checkpoint::list(store).map_err(Failure::failed)?;
-    let mut damaged = 0;
+    let (mut damaged, mut all) = (0, 0);
     for Listed { name, .. } in &listed {
         let fault = match checkpoint::verify(store, name) {
             Ok(_) => None,
             Err(error) if error.is_damaged() || error.is_not_found() => Some(error.to_string()),
             Err(error) => return Err(Failure::failed(error)),
         };
+        if fault.is_some() && !checkpoint::is_committed(store, name).map_err(Failure::failed)? {
+            tracing::info!("{name} was removed while it was read: the run is being trained or pruned");
+            continue;
+        }
+        all += 1;
         damaged += usize::from(fault.is_some());
         print(&match (json, &fault) {
             (true, fault) => json!({ "name": name, "good": fault.is_none(), "fault": fault }).to_string(),
@@ -79,7 +89,7 @@ fn verify(store: &Store, json: bool) -> Outcome {
     match damaged {
         0 => Ok(exit::DONE),
         _ => {
-            let (url, all) = (store.url().to_owned(), listed.len());
+            let url = store.url().to_owned();
             Err(Failure::failed(CheckpointError::Damaged { url, damaged, all }))
         }
     }
@@ -108,9 +118,18 @@ fn retention(store: &Store, keep: Option<usize>) -> Result<Retention, Failure> {
     let mut named = BTreeSet::new();
     if settings.keep_best {
         let listed = checkpoint::list(store).map_err(Failure::failed)?;
-        // The newest that can be read knows the best of all before it.
-        let newest = listed.iter().find_map(|listed| checkpoint::read_manifest(store, &listed.name).ok());
-        named.extend(newest.and_then(|manifest| manifest.best).map(|best| best.checkpoint));
+        // The newest that is sound knows the best of all before it.
+        for Listed { name, .. } in listed {
+            match checkpoint::read_manifest(store, &name) {
+                Ok(manifest) => {
+                    named.extend(manifest.best.map(|best| best.checkpoint));
+                    break;
+                }
+                Err(error) if error.is_damaged() || error.is_not_found() => {}
+                // A store that is away for a moment must not cost the best.
+                Err(error) => return Err(Failure::failed(error)),
+            }
+        }
     }
     let (last, every_steps) = (keep.unwrap_or(settings.keep), settings.keep_every_steps);
     Ok(Retention { last, every_steps, named, known_sound: None })
@@ -125,6 +144,11 @@ fn copy(url: &str, to: &str) -> Outcome {
     if let Some(what) = mixture(&from, &to)? {
         let (from, to) = (from.url().to_owned(), to.url().to_owned());
         return Err(Failure::usage(CheckpointError::OtherRun { from, to, what }));
+    }
+    // The attempts of a run count on from the newest, so that a copy could come after all of its checkpoints.
+    if let Some(attempt) = Lease::newest(&to).map_err(Failure::failed)? {
+        let (to, lease) = (to.url().to_owned(), names::lease(attempt));
+        return Err(Failure::usage(CheckpointError::Trained { to, lease }));
     }
     for object in [names::CONFIG, names::VOCABULARY] {
         let bytes = from.get(object).map_err(Failure::failed)?;

@@ -62,8 +62,7 @@ struct Facts {
 pub fn export(arguments: &cli::Export) -> Outcome {
     let folder = &arguments.output;
     refuse_full(folder)?;
-    let source = Source::open(&arguments.model)?;
-    let files = source.files()?;
+    let (source, files) = read(&arguments.model)?;
     write(folder, &files)?;
     let (name, url) = (source.manifest.name(), source.store.url());
     let (class, _) = class(&source.config);
@@ -71,6 +70,25 @@ pub fn export(arguments: &cli::Export) -> Outcome {
     console::result(&folder.display().to_string()).map_err(Failure::failed)?;
     Ok(exit::DONE)
 }
+
+/// The checkpoint and the files. The newest checkpoint of a run that is being trained may be pruned while it is read: then
+/// there is a newer one.
+fn read(model: &str) -> Result<(Source, Vec<(&'static str, Vec<u8>)>), Failure> {
+    let is_named = split(model).1.is_some();
+    for _ in 0..RETRIES {
+        let source = Source::open(model)?;
+        match source.files() {
+            Err(_) if !is_named && !source.is_there()? => {}
+            files => return Ok((source, files?)),
+        }
+    }
+    let source = Source::open(model)?;
+    let files = source.files()?;
+    Ok((source, files))
+}
+
+/// How often another checkpoint is taken in place of one that is gone.
+const RETRIES: usize = 10;
 
 /// A checkpoint that verified, and what belongs to it.
 struct Source {
@@ -96,6 +114,11 @@ impl Source {
         let facts = serde_json::from_value(manifest.state.clone())
             .map_err(|source| Failure::failed(ExportError::Facts { name: manifest.name(), source }))?;
         Ok(Self { store, config, manifest, facts })
+    }
+
+    /// Whether the checkpoint still exists.
+    fn is_there(&self) -> Result<bool, Failure> {
+        checkpoint::is_committed(&self.store, &self.manifest.name()).map_err(Failure::failed)
     }
 
     /// Name and content of every file.

@@ -83,7 +83,8 @@ fn join_job(store: &Store, record: Record, lead: f64) -> JobSettings {
 fn before(store: &Store) -> Status {
     let mut before = status::before(store);
     if let Ok(listed) = checkpoint::list(store) {
-        let rollbacks = Undone::read_all(store).unwrap_or_default();
+        let oldest = listed.last().map_or(0, |oldest| oldest.place.attempt);
+        let rollbacks = Undone::read_from(store, oldest).unwrap_or_default();
         let stays = |listed: &&Listed| !rollbacks.iter().any(|undone| undone.holds(listed.place));
         let newest = listed.iter().find(stays).or(listed.first());
         before.checkpoint = newest.map(|newest| newest.name.clone());

@@ -12,7 +12,7 @@ use super::launch::workers::Workers;
 use super::launch::{Launcher, processes};
 use super::observers::{Observers, Records};
 use super::order::Order;
-use super::sources::{self, RequestPoller, Signals};
+use super::sources::{self, OwnLease, RequestPoller, Signals};
 use crate::failure::{Failure, Outcome};
 use crate::panics;
 use crate::slurm::record::Record;
@@ -38,6 +38,7 @@ pub struct Coordinator<'a> {
     stopped: f64,
     inbox: Receiver<Event>,
     events: Sender<Event>,
+    lease: OwnLease,
     observers: Observers,
     workers: Option<Workers>,
     settings: Settings,
@@ -57,7 +58,9 @@ impl<'a> Coordinator<'a> {
             let _ = events.send(Event::StopRequested);
         }
         let signals = Signals::listen(events.clone()).map_err(Failure::failed)?;
-        let requests = RequestPoller::listen(order.store.clone(), events.clone()).map_err(Failure::failed)?;
+        let lease = OwnLease::default();
+        let requests =
+            RequestPoller::listen(order.store.clone(), lease.clone(), events.clone()).map_err(Failure::failed)?;
         let reporter = Reporter::start(order.store.clone()).map_err(Failure::failed)?;
         let observers = Observers::new(&order.config, records, order.store.url(), status, reporter);
         let settings = Settings { job, ..Settings::new(&order.config, order.room.clone(), status::now()) };
@@ -70,6 +73,7 @@ impl<'a> Coordinator<'a> {
             stopped: 0.0,
             inbox,
             events,
+            lease,
             observers,
             workers,
             settings,
@@ -163,8 +167,9 @@ impl<'a> Coordinator<'a> {
         for action in actions {
             match action {
                 Action::TakeLease(wanted) => {
-                    let (store, patience) = patient(self.order);
-                    sources::take_lease(store, patience, wanted, self.events.clone()).map_err(Failure::failed)?;
+                    let ((store, patience), lease) = (patient(self.order), self.lease.clone());
+                    let events = self.events.clone();
+                    sources::take_lease(store, patience, wanted, lease, events).map_err(Failure::failed)?;
                 }
                 Action::Start(attempt) => self.start(&attempt),
                 Action::Order(directive) => self.workers.iter().for_each(|workers| workers.order(directive)),

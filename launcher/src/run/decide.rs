@@ -100,6 +100,8 @@ fn leasing(state: &mut State, at: Seconds, wanted: Wanted, event: Event, actions
         Event::LeaseSeen(newest) if matches!(wanted, Wanted::Exactly(own) if newest > own) => {
             Phase::Over(replaced(newest))
         }
+        // The last attempt's: without it there is no run to go on with.
+        Event::LeaseGone(_, message) if matches!(wanted, Wanted::Exactly(_)) => Phase::Over(Verdict::Replaced(message)),
         _ => stopped(state).unwrap_or(Phase::Leasing(wanted)),
     }
 }
@@ -155,6 +157,9 @@ fn run(state: &mut State, at: Seconds, mut running: Box<Running>, event: Event, 
         }
         Event::LeaseSeen(newest) if newest > number => {
             return to_end(running, Why::Replaced(replaced_message(newest)), actions);
+        }
+        Event::LeaseGone(attempt, message) if attempt == number => {
+            return to_end(running, Why::Replaced(message), actions);
         }
         Event::SaveRequested if !running.stopping => actions.push(Action::Order(Directive::Checkpoint)),
         _ => {}
@@ -238,6 +243,9 @@ fn end(
         Event::LeaseSeen(newest) if newest > number => {
             return Phase::Ending(running, Why::Replaced(replaced_message(newest)));
         }
+        Event::LeaseGone(attempt, message) if attempt == number => {
+            return Phase::Ending(running, Why::Replaced(message));
+        }
         _ => {}
     }
     Phase::Ending(running, why)
@@ -278,6 +286,7 @@ fn pause(state: &mut State, at: Seconds, last: u32, until: Seconds, event: Event
     match event {
         // A creation that failed may have left this coordinator's own.
         Event::LeaseSeen(newest) if newest > last + u32::from(state.tries.leaseless) => Phase::Over(replaced(newest)),
+        Event::LeaseGone(attempt, message) if attempt == last => Phase::Over(Verdict::Replaced(message)),
         _ if state.requests.stop.is_some() => stopped(state).unwrap_or(Phase::Pausing { last, until }),
         _ if at >= until => {
             let wanted = Wanted::Exactly(last + 1);

@@ -136,7 +136,7 @@ impl Proposed {
         &self.store
     }
 
-    /// Writes the configuration to the store.
+    /// Writes the configuration to the store, whose folder must be there from then on.
     pub fn settle(self) -> Result<Order, Failure> {
         let Self { config, store, worker, room, before } = self;
         match before {
@@ -144,7 +144,7 @@ impl Proposed {
             Some(before) if before == config => {}
             Some(_) => store.put(CONFIG, text(&config)?.into()).map_err(Failure::failed)?,
         }
-        Ok(Order { config, store, worker, room })
+        Ok(Order { config, store: store.require_folder(), worker, room })
     }
 }
 

@@ -2,12 +2,12 @@
 //! own, so that none keeps another waiting.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::LazyLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 pub use lambert_store::run::{SAVE as SAVE_OBJECT, STOP as STOP_OBJECT};
-use lambert_store::{Lease, Store};
+use lambert_store::{Lease, Patience, Store};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 
 use super::decide::{Event, JobView, Signal, Standing, Wanted};
@@ -57,6 +57,9 @@ pub fn ignores(signal: i32) -> bool {
     mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
+/// The lease that this coordinator has taken last, if any.
+pub type OwnLease = Arc<Mutex<Option<Lease>>>;
+
 /// Asks the store for requests and for the newest lease, for as long as it lives.
 #[derive(Debug)]
 pub struct RequestPoller {
@@ -64,12 +67,13 @@ pub struct RequestPoller {
 }
 
 impl RequestPoller {
-    /// Asks `store` now and then.
-    pub fn listen(store: Store, events: Sender<Event>) -> std::io::Result<Self> {
+    /// Asks `store` now and then, and whether the coordinator's `own` lease is still there.
+    pub fn listen(store: Store, own: OwnLease, events: Sender<Event>) -> std::io::Result<Self> {
         let (alive, ended) = channel::<()>();
         std::thread::Builder::new().name("requests".into()).spawn(move || {
             while ended.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
-                for event in ask(&store) {
+                let own = own.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                for event in ask(&store, own.as_ref()) {
                     let _ = events.send(event);
                 }
             }
@@ -79,16 +83,27 @@ impl RequestPoller {
 }
 
 /// A store that is away asks for nothing; it is asked again.
-fn ask(store: &Store) -> Vec<Event> {
+fn ask(store: &Store, own: Option<&Lease>) -> Vec<Event> {
     let answers = [
         store.head(STOP_OBJECT).map(|found| found.map(|_| Event::StopRequested)),
         take(store, SAVE_OBJECT).map(|found| found.then_some(Event::SaveRequested)),
-        Lease::newest(store).map(|newest| newest.map(Event::LeaseSeen)),
+        own.map_or_else(|| Lease::newest(store).map(|newest| newest.map(Event::LeaseSeen)), look_after),
     ];
     let said = |answer: Result<Option<Event>, lambert_store::Error>| {
         answer.inspect_err(|error| tracing::debug!("cannot look for requests and leases: {error}")).ok().flatten()
     };
     answers.into_iter().filter_map(said).collect()
+}
+
+/// What has become of the coordinator's own lease, if anything.
+fn look_after(own: &Lease) -> Result<Option<Event>, lambert_store::Error> {
+    use lambert_store::Error as E;
+    match own.check() {
+        Ok(()) => Ok(Some(Event::LeaseSeen(own.attempt()))),
+        Err(E::LeaseLost { newest, .. }) => Ok(Some(Event::LeaseSeen(newest))),
+        Err(gone @ E::LeaseGone { .. }) => Ok(Some(Event::LeaseGone(own.attempt(), gone.to_string()))),
+        Err(error) => Err(error),
+    }
 }
 
 /// Whether an object was there; it is there no more.
@@ -114,16 +129,31 @@ pub fn ask_slurm(job: String, start: u32, events: Sender<Event>) -> std::io::Res
 const SILENCE: Duration = Duration::from_secs(30);
 
 /// Takes a lease on a thread of its own: a store that is away keeps nobody waiting. One that has not even refused it after
-/// `patience` and a little more does not answer.
-pub fn take_lease(store: Store, patience: Duration, wanted: Wanted, events: Sender<Event>) -> std::io::Result<()> {
+/// `patience` and a little more does not answer. The lease is the coordinator's `own` then.
+pub fn take_lease(
+    store: Store,
+    patience: Duration,
+    wanted: Wanted,
+    own: OwnLease,
+    events: Sender<Event>,
+) -> std::io::Result<()> {
     let url = store.url().to_owned();
     let take = move || {
-        let event = match wanted {
-            Wanted::Next => Lease::take(&store).map(|lease| Event::LeaseTaken(lease.attempt())),
-            Wanted::Exactly(number) => Lease::take_exactly(&store, number, &TAKER)
-                .map(|lease| lease.map_or(Event::LeaseHeld(number), |lease| Event::LeaseTaken(lease.attempt()))),
+        let lease = match wanted {
+            Wanted::Next => Lease::take(&store).map(Ok),
+            Wanted::Exactly(number) => Lease::take_exactly(&store, number, &TAKER).map(|lease| lease.ok_or(number)),
         };
-        event.unwrap_or_else(|error| Event::LeaseFailed(crate::failure::chain(&error)))
+        match lease {
+            Ok(Ok(lease)) => {
+                let attempt = lease.attempt();
+                // What the poller asks of it must not hold the process up as long as the workers may.
+                let lease = lease.with_patience(Patience::default());
+                *own.lock().unwrap_or_else(PoisonError::into_inner) = Some(lease);
+                Event::LeaseTaken(attempt)
+            }
+            Ok(Err(number)) => Event::LeaseHeld(number),
+            Err(error) => Event::LeaseFailed(crate::failure::chain(&error)),
+        }
     };
     let taken = on_thread("lease", take)?;
     let wait = move || {

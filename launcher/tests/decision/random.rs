@@ -149,6 +149,7 @@ impl Play {
             3 => Event::LeaseSeen(newest + self.rng.below(20) as u32 / 18),
             4 => Event::LeaseSeen(newest.saturating_sub(1)),
             5 => Event::Worker(attempt.saturating_sub(1), FromWorkers::Gone(Vec::new())),
+            6 if self.rng.below(40) == 0 => Event::LeaseGone(newest, "moved".into()),
             6 => Event::StartFailed(attempt.saturating_sub(1), 1, "late".into()),
             7..14 => Event::Tick,
             _ if self.auditor.wanted.is_some() => self.lease(),

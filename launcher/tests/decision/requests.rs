@@ -137,6 +137,31 @@ fn a_coordinator_does_not_evict_itself_and_leaves_to_a_successor() {
     assert!(matches!(scene.state.verdict(), Some(Verdict::Replaced(_))), "in a pause");
 }
 
+/// The run's folder is moved or removed: in an attempt, while one ends, and between two.
+#[test]
+fn a_run_that_is_not_there_any_more_is_left() {
+    let gone = |attempt| Event::LeaseGone(attempt, "no lease".into());
+    let left = Some(Verdict::Replaced("no lease".into()));
+    let mut scene = Scene::new();
+    scene.train(2, 5);
+    assert_eq!(scene.give(gone(1)).done, [], "an answer from before this attempt");
+    assert_eq!(scene.give(gone(2)).done, [Action::End]);
+    assert_eq!(scene.worker(FromWorkers::Gone(Vec::new())).state.verdict(), left.as_ref());
+
+    let mut scene = Scene::new();
+    scene.train(1, 5).give(Event::LeaseSeen(2));
+    scene.give(gone(1)).worker(FromWorkers::Gone(Vec::new()));
+    assert_eq!(scene.state.verdict(), left.as_ref(), "while it ends for another reason");
+
+    let mut scene = Scene::new();
+    scene.train(1, 5).fail(Fault::Passing).give(gone(1));
+    assert_eq!(scene.state.verdict(), left.as_ref(), "in a pause");
+
+    let mut scene = Scene::new();
+    scene.train(1, 5).fail(Fault::Passing).pause();
+    assert_eq!(scene.give(gone(1)).state.verdict(), left.as_ref(), "while the next lease is taken");
+}
+
 /// A coordinator in a job of Slurm.
 fn in_job(memory: Memory) -> Scene {
     let mut settings = Settings::new(&RunConfig::default(), Room::Here, 1e9);

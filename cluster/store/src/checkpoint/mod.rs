@@ -15,16 +15,17 @@ mod writer;
 pub use crate::run::Place;
 pub use copy::copy;
 pub use manifest::{Best, FORMAT, Manifest, ObjectEntry, Slice};
-pub use prune::{Pruned, Retention, prune, retain};
+pub use prune::{Pruned, Retention, prune, retain, retain_under};
 pub use select::{
-    Listed, PassedOver, Selection, Sink, Verified, list, newest_fitting, newest_verified, read_manifest, read_object,
-    stream_object, verify,
+    Listed, PassedOver, Selection, Sink, Verified, is_committed, list, newest_fitting, newest_verified, read_manifest,
+    read_object, stream_object, verify,
 };
-pub use undone::Undone;
+pub use undone::{Undone, rollbacks};
 pub use writer::{PendingObject, Writer};
 
-/// The highest attempt that a checkpoint's folder in `run` names, finished or not.
-pub(crate) fn highest_attempt(run: &crate::Store) -> crate::Result<Option<u32>> {
+/// The highest attempt that a checkpoint's folder in `run` names, finished or not, and the folder's name.
+pub(crate) fn highest_attempt(run: &crate::Store) -> crate::Result<Option<(u32, String)>> {
     let folders = run.list_folders(crate::run::CHECKPOINTS)?;
-    Ok(folders.iter().filter_map(|name| Place::of(name)).map(|place| place.attempt).max())
+    let attempts = folders.iter().filter_map(|name| Some((Place::of(name)?.attempt, crate::run::checkpoint(name))));
+    Ok(attempts.max())
 }

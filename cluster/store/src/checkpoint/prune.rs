@@ -7,7 +7,7 @@ use super::select::{committed, folders, verify};
 use super::{Place, Undone};
 use crate::error::Result;
 use crate::lease::Lease;
-use crate::leftovers;
+use crate::leftovers::{self, Depth};
 use crate::listing::Object;
 use crate::run::{CHECKPOINTS, MANIFEST, checkpoint, in_checkpoint};
 use crate::store::Store;
@@ -50,39 +50,55 @@ pub fn prune(run: &Store, keep: usize) -> Result<Pruned> {
 }
 
 /// Keeps what `retention` says, and always the newest checkpoint that verifies. Objects of unfinished checkpoints
-/// go too, unless the running attempt may still be writing them.
+/// go too, unless the running attempt may still be writing them, and so do half-written files anywhere in the run.
 ///
 /// # Errors
 /// What the store says; whatever was removed until then was not wanted.
 pub fn retain(run: &Store, retention: &Retention) -> Result<Pruned> {
-    let folders = folders(run)?;
-    let attempt = Lease::newest(run)?;
-    let doomed = doomed(run, &folders, retention, attempt)?;
-    let mut pruned = Pruned::default();
-    for place in doomed {
-        let objects = &folders[&place];
-        if committed(place, objects) {
-            pruned.checkpoints.push(place.name());
-        }
-        remove(run, place, objects, &mut pruned)?;
-    }
-    pruned.half_written = remove_half_written(run, &folders, attempt)?;
+    let mut pruned = remove_unwanted(run, retention, || Ok(()))?;
+    pruned.half_written += leftovers::remove(run, "", Depth::Tree, ABANDONED)?;
+    Ok(pruned)
+}
+
+/// Like [`retain`] for the attempt that holds `lease`, which is checked before anything is removed. Of the run's folders only
+/// the checkpoints and the run's own are searched for half-written files: those of metrics have an object a save.
+///
+/// # Errors
+/// As there, and the loss of the lease.
+pub fn retain_under(lease: &Lease, run: &Store, retention: &Retention) -> Result<Pruned> {
+    let mut pruned = remove_unwanted(run, retention, || lease.check())?;
+    pruned.half_written += leftovers::remove(run, "", Depth::Folder, ABANDONED)?;
     Ok(pruned)
 }
 
 /// A file outside of checkpoints that nobody has written to for so long has lost its writer.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
-/// What killed processes have left half-written: at once where nobody can be writing, elsewhere by age.
-fn remove_half_written(run: &Store, folders: &BTreeMap<Place, Vec<Object>>, attempt: Option<u32>) -> Result<usize> {
-    let committed = committed_newest_first(folders);
-    let mut removed = 0;
+/// Removes the checkpoints that are not wanted, and what is left of unfinished ones, as long as `check` permits it.
+fn remove_unwanted(run: &Store, retention: &Retention, check: impl Fn() -> Result<()>) -> Result<Pruned> {
+    check()?;
+    // The lease before the listing: what the attempt that holds it, or one before, commits meanwhile is in the listing then. The
+    // other way round, a checkpoint that was committed in between by an attempt that has a successor now would look like the
+    // leftovers of a dead one.
+    let attempt = Lease::newest(run)?;
+    let folders = folders(run)?;
+    let mut pruned = Pruned::default();
+    for place in doomed(run, &folders, retention, attempt)? {
+        check()?;
+        let objects = &folders[&place];
+        if committed(place, objects) {
+            pruned.checkpoints.push(place.name());
+        }
+        remove(run, place, objects, &mut pruned)?;
+    }
+    let committed = committed_newest_first(&folders);
     for name in run.list_folders(CHECKPOINTS)? {
+        // Nobody can be writing there.
         if Place::of(&name).is_some_and(|place| !may_be_written(place, &committed, attempt)) {
-            removed += leftovers::remove(run, &checkpoint(&name), Duration::ZERO)?;
+            pruned.half_written += leftovers::remove(run, &checkpoint(&name), Depth::Tree, Duration::ZERO)?;
         }
     }
-    Ok(removed + leftovers::remove(run, "", ABANDONED)?)
+    Ok(pruned)
 }
 
 fn committed_newest_first(folders: &BTreeMap<Place, Vec<Object>>) -> Vec<Place> {
@@ -94,12 +110,14 @@ fn committed_newest_first(folders: &BTreeMap<Place, Vec<Object>>) -> Vec<Place> 
 /// none and goes the next time.
 fn remove(run: &Store, place: Place, objects: &[Object], pruned: &mut Pruned) -> Result<()> {
     let manifest = in_checkpoint(&place.name(), MANIFEST);
-    let (first, rest): (Vec<_>, Vec<_>) = objects.iter().partition(|object| object.path == manifest);
-    for object in first.into_iter().chain(rest) {
-        run.delete(&object.path)?;
-        pruned.objects += 1;
-        pruned.bytes += object.bytes;
+    if objects.iter().any(|object| object.path == manifest) {
+        run.delete(&manifest)?;
     }
+    let names: Vec<String> =
+        objects.iter().map(|object| object.path.clone()).filter(|path| *path != manifest).collect();
+    run.delete_all(&names)?;
+    pruned.objects += objects.len();
+    pruned.bytes += objects.iter().map(|object| object.bytes).sum::<u64>();
     Ok(())
 }
 
@@ -110,7 +128,8 @@ fn doomed(
     attempt: Option<u32>,
 ) -> Result<Vec<Place>> {
     let all = committed_newest_first(folders);
-    let rollbacks = Undone::read_all(run)?;
+    let oldest = all.last().map_or(0, |place| place.attempt);
+    let rollbacks = Undone::read_from(run, oldest)?;
     let is_undone = |place: &Place| rollbacks.iter().any(|rollback| rollback.holds(*place));
     let (undone, valid): (Vec<Place>, Vec<Place>) = all.iter().partition(|place| is_undone(place));
     // Where nothing else is left, a run goes on from one that was undone.

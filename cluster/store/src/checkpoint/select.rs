@@ -141,7 +141,8 @@ const PARALLEL: usize = 4;
 /// What the store says. A store that cannot be reached proves nothing about a checkpoint, so it is an error and
 /// never a reason to take an older one.
 pub fn newest_verified(run: &Store) -> Result<Selection> {
-    let rollbacks = Undone::read_all(run)?;
+    let oldest = list(run)?.last().map_or(0, |listed| listed.place.attempt);
+    let rollbacks = Undone::read_from(run, oldest)?;
     match newest_fitting(run, |manifest| rollbacks.iter().find_map(|undone| undone.misfit(manifest)))? {
         (None, _) => newest_fitting(run, |_| None),
         found => Ok(found),
@@ -149,26 +150,67 @@ pub fn newest_verified(run: &Store) -> Result<Selection> {
 }
 
 /// Like [`newest_verified`], of those that `misfit` has nothing to say against; it is asked before any object is read.
+/// Where a checkpoint is pruned while it is read, the run is listed again: there is a newer one then.
 ///
 /// # Errors
 /// As there.
 pub fn newest_fitting(run: &Store, misfit: impl Fn(&Manifest) -> Option<String>) -> Result<Selection> {
-    let mut passed_over = Vec::new();
-    for Listed { name, .. } in list(run)? {
-        let found = read_manifest(run, &name).and_then(|manifest| {
-            let misfit = misfit(&manifest);
-            misfit.map_or_else(|| verify(run, &name).map(Ok), |misfit| Ok(Err(misfit)))
-        });
-        match found {
-            Ok(Ok(verified)) => return Ok((Some((name, verified)), passed_over)),
-            Ok(Err(why)) => passed_over.push(PassedOver { name, why, sound: true }),
-            Err(error) if error.is_damaged() || error.is_not_found() => {
-                passed_over.push(PassedOver { name, why: error.to_string(), sound: false });
+    let mut passed_over = Vec::<PassedOver>::new();
+    let mut listings = 1;
+    'listing: loop {
+        for Listed { name, .. } in list(run)? {
+            if passed_over.iter().any(|over| over.name == name) {
+                continue;
             }
-            Err(error) => return Err(error),
+            let (why, sound) = match judge(run, &name, &misfit)? {
+                Judged::Fits(verified) => return Ok((Some((name, *verified)), newest_first(passed_over))),
+                Judged::Misfit(why) => (why, true),
+                Judged::Unsound(_) if listings < MOST_LISTINGS && !is_committed(run, &name)? => {
+                    listings += 1;
+                    continue 'listing;
+                }
+                Judged::Unsound(why) => (why, false),
+            };
+            passed_over.push(PassedOver { name, why, sound });
         }
+        return Ok((None, newest_first(passed_over)));
     }
-    Ok((None, passed_over))
+}
+
+/// A run whose checkpoints are pruned faster than they can be read is not listed for ever.
+const MOST_LISTINGS: usize = 20;
+
+enum Judged {
+    Fits(Box<Verified>),
+    /// The manifest is sound, and the caller cannot use what it describes.
+    Misfit(String),
+    /// Something of it is missing or damaged.
+    Unsound(String),
+}
+
+fn judge(run: &Store, name: &str, misfit: impl Fn(&Manifest) -> Option<String>) -> Result<Judged> {
+    let judged = read_manifest(run, name).and_then(|manifest| match misfit(&manifest) {
+        Some(why) => Ok(Judged::Misfit(why)),
+        None => verify(run, name).map(|verified| Judged::Fits(Box::new(verified))),
+    });
+    match judged {
+        Err(error) if error.is_damaged() || error.is_not_found() => Ok(Judged::Unsound(error.to_string())),
+        judged => judged,
+    }
+}
+
+fn newest_first(mut passed_over: Vec<PassedOver>) -> Vec<PassedOver> {
+    passed_over.sort_by_key(|over| std::cmp::Reverse(Place::of(&over.name)));
+    passed_over
+}
+
+/// Whether a checkpoint exists, be it sound or not. Pruning removes the manifest first: an object that cannot be read is
+/// damage only where this is true afterwards.
+///
+/// # Errors
+/// What the store says.
+pub fn is_committed(run: &Store, checkpoint: &str) -> Result<bool> {
+    run.head(&in_checkpoint(checkpoint, MANIFEST)).map(|found| found.is_some())
 }
 
 /// One object of a checkpoint, whole and checked against the manifest.

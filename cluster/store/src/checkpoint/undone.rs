@@ -1,10 +1,11 @@
 //! Checkpoints that a rollback has undone: the run went back behind them, and they are only of use where no other is left.
 
+use bytes::Bytes;
 use serde::Deserialize;
 
 use super::{Manifest, Place};
 use crate::error::{Error, Result};
-use crate::run::ROLLBACKS;
+use crate::run::{ROLLBACKS, attempt_of_rollback};
 use crate::store::Store;
 
 /// No record of a rollback is longer than this, bytes.
@@ -33,13 +34,12 @@ impl Undone {
         self.holds(place).then(|| format!("attempt {} rolled back to step {}", self.attempt, self.steps))
     }
 
-    /// What all rollbacks of a run have undone.
+    /// What the rollbacks of attempt `oldest` and later have undone: those before it undo no checkpoint of its.
     ///
     /// # Errors
     /// What the store says, or a record that cannot be read.
-    pub fn read_all(run: &Store) -> Result<Vec<Self>> {
-        let read = |path: &str| {
-            let bytes = run.get_at_most(path, LONGEST)?;
+    pub fn read_from(run: &Store, oldest: u32) -> Result<Vec<Self>> {
+        let read = |(path, bytes): (String, Bytes)| {
             serde_json::from_slice(&bytes).map_err(|error| Error::Damaged {
                 url: format!("{}/{path}", run.url()),
                 what: "contents",
@@ -47,6 +47,18 @@ impl Undone {
                 found: error.to_string(),
             })
         };
-        run.list(ROLLBACKS)?.iter().map(|object| read(&object.path)).collect()
+        rollbacks(run, oldest)?.into_iter().map(read).collect()
     }
+}
+
+/// The records of the rollbacks of attempt `oldest` and later, with their names. No other is read.
+///
+/// # Errors
+/// What the store says.
+pub fn rollbacks(run: &Store, oldest: u32) -> Result<Vec<(String, Bytes)>> {
+    let names = run.list(ROLLBACKS)?.into_iter().map(|object| object.path);
+    let names: Vec<String> =
+        names.filter(|name| attempt_of_rollback(name).is_none_or(|attempt| attempt >= oldest)).collect();
+    let records = run.get_all(&names, LONGEST)?;
+    Ok(names.into_iter().zip(records).collect())
 }

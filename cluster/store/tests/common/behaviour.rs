@@ -52,6 +52,13 @@ fn lists_and_deletes(store: &Store) {
     store.delete("b/1").unwrap();
     store.delete("b/1").unwrap();
     assert_eq!(names("b"), ["b/2", "b/c/3"]);
+    store.delete_all(&["b/2", "no such", "b/c/3"].map(String::from)).unwrap();
+    store.delete_all(&[]).unwrap();
+    assert_eq!(names(""), ["a"]);
+    let small = store.get_all(&["a".to_owned(), "a".to_owned()], 1).unwrap();
+    assert_eq!(small, ["a", "a"]);
+    assert!(matches!(store.get_all(&["a".to_owned()], 0), Err(Error::TooLarge { .. })));
+    assert!(store.get_all(&["a".to_owned(), "no such".to_owned()], 1).unwrap_err().is_not_found());
 }
 
 fn refuses_bad_names(store: &Store) {

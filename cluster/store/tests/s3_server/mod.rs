@@ -60,9 +60,14 @@ pub struct Weather {
     pub seed: u64,
 }
 
+/// Something that a test does between two requests.
+type Hook = Box<dyn FnOnce() + Send>;
+
 #[derive(Default)]
 pub struct Layer {
     rules: Mutex<Vec<Rule>>,
+    /// Part of the method and target, how many matching requests pass first, and what runs before the next one.
+    hook: Mutex<Option<(&'static str, usize, Hook)>>,
     weather: Mutex<Option<Weather>>,
     seen: Mutex<Vec<String>>,
     hit: Mutex<usize>,
@@ -141,6 +146,16 @@ impl Server {
         self.layer.rules.lock().unwrap().push(rule);
     }
 
+    /// Runs `hook` once, before the request that follows `after` requests whose method and target contain `contains`.
+    pub fn before(&self, contains: &'static str, after: usize, hook: impl FnOnce() + Send + 'static) {
+        *self.layer.hook.lock().unwrap() = Some((contains, after, Box::new(hook)));
+    }
+
+    /// Whether a hook waits for its request.
+    pub fn has_hook(&self) -> bool {
+        self.layer.hook.lock().unwrap().is_some()
+    }
+
     pub fn weather(&self, weather: Option<Weather>) {
         *self.layer.weather.lock().unwrap() = weather;
     }
@@ -198,6 +213,20 @@ async fn answer(
 }
 
 impl Layer {
+    /// The hook whose turn it is.
+    fn hook(&self, method: &str, target: &str) -> Option<Hook> {
+        let mut hook = self.hook.lock().unwrap();
+        let (contains, after, _) = hook.as_mut()?;
+        if !format!("{method} {target}").contains(*contains) {
+            return None;
+        }
+        if *after > 0 {
+            *after -= 1;
+            return None;
+        }
+        hook.take().map(|(_, _, hook)| hook)
+    }
+
     fn fault(&self, method: &str, target: &str) -> Option<Fault> {
         self.seen.lock().unwrap().push(format!("{method} {target}"));
         let fault = self.by_rule(method, target).or_else(|| self.by_weather());

@@ -77,6 +77,9 @@ async fn forward(mut client: TcpStream, server: SocketAddr, layer: &Layer) -> Re
     let line = request.lines[0].clone();
     let mut words = line.split(' ');
     let (method, target) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
+    if let Some(hook) = layer.hook(method, target) {
+        tokio::task::spawn_blocking(hook).await.map_err(Error::other)?;
+    }
     let fault = layer.fault(method, target);
     match fault {
         Some(Fault::Refuse(status, code)) => {

@@ -30,6 +30,8 @@ pub enum Event {
     LeaseFailed(String),
     /// The newest lease in the store.
     LeaseSeen(u32),
+    /// The lease of this coordinator's attempt is not in the store any more, in words: the run was moved or removed.
+    LeaseGone(u32, String),
     /// The processes of an attempt did not come into being: the exit code that follows, and the reason in words.
     StartFailed(u32, i32, String),
     /// Something came from the processes of an attempt.
@@ -184,7 +186,7 @@ pub enum Verdict {
     Finished,
     /// It stopped on request and can go on.
     Stopped(StopReason),
-    /// Another coordinator has it.
+    /// Another coordinator has it, or the run is not there any more.
     Replaced(String),
     /// It failed, with this exit code, for the reason in words.
     Failed(i32, String),
