@@ -11,7 +11,10 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use lambert_config::control::{Directive, EventKind, StepRecord};
 use lambert_config::exit;
 pub use lambert_control::Phase;
-use lambert_control::{Answer, OrderSlot, Outbox, REPORT_PATH, Report, Saying, TOKEN_VARIABLE, URL_VARIABLE, Versions};
+use lambert_control::{
+    Answer, Key, LONGEST_REPORT, OrderSlot, Outbox, REPORT_PATH, Report, SIGNATURE_HEADER, Saying, Signer, TOKEN_VARIABLE,
+    URL_VARIABLE, Versions,
+};
 use rustix::process::Pid;
 use signal_hook::consts::SIGTERM;
 use signal_hook::iterator::SignalsInfo;
@@ -56,16 +59,17 @@ impl Shared {
 }
 
 impl Control {
-    /// Connects to the coordinator that the environment names.
-    pub fn connect(rank: usize, versions: Versions) -> Self {
+    /// Connects to the coordinator of attempt `attempt`, which the environment names.
+    pub fn connect(rank: usize, attempt: u32, versions: Versions) -> Self {
         let (step, phase, since) = (0, Phase::Join, Instant::now());
         let (outbox, orders) = (Outbox::default(), OrderSlot::default());
         let shared = Arc::new(Shared { state: Mutex::new(State { step, phase, since, outbox, orders }) });
-        let (Ok(url), Ok(token)) = (std::env::var(URL_VARIABLE), std::env::var(TOKEN_VARIABLE)) else {
+        let (Ok(url), Ok(secret)) = (std::env::var(URL_VARIABLE), std::env::var(TOKEN_VARIABLE)) else {
             return Self { shared, wake: None, thread: None };
         };
         let (wake, woken) = crossbeam_channel::bounded(1);
-        let mut post = Post::new(rank, &url, &token, Arc::clone(&shared), versions);
+        let signer = Signer::new(Key::new(&secret, attempt), rank);
+        let mut post = Post::new(rank, &url, signer, Arc::clone(&shared), versions);
         let thread = std::thread::Builder::new().name("control".to_owned()).spawn(move || post.serve(&woken)).ok();
         Self { shared, wake: Some(wake), thread }
     }
@@ -137,7 +141,7 @@ impl Drop for Control {
 struct Post {
     agent: ureq::Agent,
     url: String,
-    authorization: String,
+    signer: Signer,
     rank: usize,
     host: String,
     shared: Arc<Shared>,
@@ -182,14 +186,14 @@ fn is_launcher(pid: i32, parent: i32) -> bool {
 }
 
 impl Post {
-    fn new(rank: usize, url: &str, token: &str, shared: Arc<Shared>, versions: Versions) -> Self {
+    fn new(rank: usize, url: &str, signer: Signer, shared: Arc<Shared>, versions: Versions) -> Self {
         // A proxy of the environment is for the world outside, never for the way to the coordinator.
         let agent = ureq::Agent::config_builder().timeout_global(Some(REQUEST)).proxy(None).build().new_agent();
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
-        let (url, authorization) = (format!("{url}{REPORT_PATH}"), format!("Bearer {token}"));
+        let url = format!("{url}{REPORT_PATH}");
         let (versions, heard) = (Some(versions), Instant::now());
         let terminated = termination();
-        Self { agent, url, authorization, rank, host, shared, versions, heard, refused: None, terminated }
+        Self { agent, url, signer, rank, host, shared, versions, heard, refused: None, terminated }
     }
 
     /// Reports until the training loop is done with it and everything was acknowledged.
@@ -210,9 +214,7 @@ impl Post {
     /// Sends a report; whether it was answered.
     fn report(&mut self) -> bool {
         let (report, begun) = (self.written(), Instant::now());
-        let request = self.agent.post(&self.url).header("Authorization", &self.authorization);
-        let answer = request.send_json(&report).and_then(|mut answer| answer.body_mut().read_json::<Answer>());
-        match answer {
+        match self.send(&report) {
             Ok(answer) => self.take(answer),
             Err(error) => {
                 // This process was stopped meanwhile (its job was suspended): the coordinator had no chance to answer.
@@ -224,6 +226,19 @@ impl Post {
             }
         }
         true
+    }
+
+    /// Sends a report, and verifies the answer: what anybody else answers is as good as no answer.
+    fn send(&mut self, report: &Report) -> Result<Answer, ureq::Error> {
+        let body = serde_json::to_vec(report).map_err(ureq::Error::Json)?;
+        let request = self.agent.post(&self.url).header("Authorization", self.signer.sign(&body));
+        let mut answer = request.content_type("application/json").send(&body)?;
+        let text = answer.body_mut().with_config().limit(LONGEST_REPORT as u64).read_to_vec()?;
+        let signature = answer.headers().get(SIGNATURE_HEADER).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        if !self.signer.verifies(&text, signature) {
+            return Err(ureq::Error::Other("the answer is not signed with the secret of this attempt".into()));
+        }
+        serde_json::from_slice(&text).map_err(ureq::Error::Json)
     }
 
     /// It was not answered. Ends this process if the coordinator is gone.
@@ -266,66 +281,86 @@ impl Post {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lambert_control::{Inbox, Order};
     use std::io::{BufRead, BufReader, Read, Write};
     use std::net::{TcpListener, TcpStream};
 
+    const SECRET: &str = "secret";
+
+    /// A rank whose training is at its end, and where its coordinator listens.
+    fn rank() -> (Control, TcpListener) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let (outbox, orders) = (Outbox::default(), OrderSlot::default());
+        let state = State { step: 0, phase: Phase::Stop, since: Instant::now(), outbox, orders };
+        let shared = Arc::new(Shared { state: Mutex::new(state) });
+        let (wake, woken) = crossbeam_channel::bounded(1);
+        let signer = Signer::new(Key::new(SECRET, 1), 0);
+        let mut post = Post::new(0, &url, signer, Arc::clone(&shared), Versions::default());
+        let thread = std::thread::spawn(move || post.serve(&woken));
+        (Control { shared, wake: Some(wake), thread: Some(thread) }, listener)
+    }
+
+    /// The next report that arrives whole, with its sequence number: its signature is verified.
+    fn next(listener: &TcpListener) -> (TcpStream, u64, Report) {
+        loop {
+            let (stream, _) = listener.accept().unwrap();
+            if let Some((sequence, report)) = read(&stream) {
+                return (stream, sequence, report);
+            }
+        }
+    }
+
     /// Reads a report; `None` where the connection has ended.
-    fn read(stream: &TcpStream) -> Option<Report> {
+    fn read(stream: &TcpStream) -> Option<(u64, Report)> {
         let mut lines = BufReader::new(stream);
-        let mut length = 0;
+        let (mut length, mut head) = (0, None);
         loop {
             let mut line = String::new();
             if lines.read_line(&mut line).ok()? == 0 {
                 return None;
             }
-            if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
-                length = value.trim().parse().unwrap();
+            let (name, value) = line.trim_end().split_once(": ").unwrap_or_default();
+            match name.to_ascii_lowercase().as_str() {
+                "content-length" => length = value.parse().unwrap(),
+                "authorization" => head = Key::new(SECRET, 1).verify_report(value.as_bytes()),
+                _ => {}
             }
             if line == "\r\n" {
                 let mut body = vec![0; length];
                 lines.read_exact(&mut body).ok()?;
-                return Some(serde_json::from_slice(&body).unwrap());
+                let head = head.expect("the report is not signed");
+                assert!(head.covers(&body));
+                return Some((head.sequence, serde_json::from_slice(&body).unwrap()));
             }
         }
     }
 
-    fn answer(mut stream: &TcpStream, answer: &Answer) {
+    /// An answer to report `sequence` of rank 0, as it travels.
+    fn signed(secret: &str, sequence: u64, answer: &Answer) -> String {
         let body = serde_json::to_string(answer).unwrap();
-        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
-        stream.write_all((head + &body).as_bytes()).unwrap();
+        let signature = Key::new(secret, 1).sign_answer(0, sequence, body.as_bytes());
+        let head = format!("HTTP/1.1 200 OK\r\n{SIGNATURE_HEADER}: {signature}\r\ncontent-length: {}\r\n", body.len());
+        head + "connection: close\r\n\r\n" + &body
     }
 
     /// Answers that are lost, connections that break: what was said last arrives, and the rank waits until it has.
     #[test]
     fn the_last_word_arrives_however_often_it_is_lost() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let shared = Arc::new(Shared {
-            state: Mutex::new(State {
-                step: 0,
-                phase: Phase::Stop,
-                since: Instant::now(),
-                outbox: Outbox::default(),
-                orders: OrderSlot::default(),
-            }),
-        });
-        let (wake, woken) = crossbeam_channel::bounded(1);
-        let mut post = Post::new(0, &url, "secret", Arc::clone(&shared), Versions::default());
-        let thread = std::thread::spawn(move || post.serve(&woken));
-        let mut control = Control { shared, wake: Some(wake), thread: Some(thread) };
+        let (mut control, listener) = rank();
         control.event(EventKind::Finished { step: 9, stopped: true });
         let coordinator = std::thread::spawn(move || {
-            let (mut lost, mut inbox) = (0, lambert_control::Inbox::default());
+            let (mut lost, mut inbox) = (0, Inbox::default());
             loop {
-                let (stream, _) = listener.accept().unwrap();
-                let Some(report) = read(&stream) else { continue };
+                let (mut stream, sequence, report) = next(&listener);
                 if !report.said.is_empty() && lost < 3 {
                     // The report has arrived, or not; its answer never does.
                     lost += 1;
                     continue;
                 }
                 let said = inbox.take(report.said);
-                answer(&stream, &Answer { acknowledged: inbox.acknowledged(), order: None });
+                let answer = Answer { acknowledged: inbox.acknowledged(), order: None };
+                stream.write_all(signed(SECRET, sequence, &answer).as_bytes()).unwrap();
                 if !said.is_empty() {
                     return said;
                 }
@@ -333,5 +368,40 @@ mod tests {
         });
         control.finish();
         assert_eq!(coordinator.join().unwrap(), [Saying::Event(EventKind::Finished { step: 9, stopped: true })]);
+    }
+
+    /// Whoever is on the network can answer in the coordinator's place; what was not signed for this very report changes nothing.
+    #[test]
+    fn forged_and_replayed_answers_change_nothing() {
+        let (mut control, listener) = rank();
+        let stop = Answer {
+            acknowledged: 1,
+            order: Some(Order { number: 1, directive: Directive::CheckpointAndStop }),
+        };
+        let (mut stream, first, _) = next(&listener);
+        let genuine = signed(SECRET, first, &Answer { acknowledged: 0, order: None });
+        stream.write_all(genuine.as_bytes()).unwrap();
+        control.event(EventKind::Warning { message: "slow".into() });
+        let forgeries: [&dyn Fn(u64) -> String; 5] = [
+            &|sequence| signed("another secret", sequence, &stop),
+            &|sequence| signed(SECRET, sequence - 1, &stop),
+            &|sequence| signed(SECRET, sequence, &stop).replace("\"acknowledged\":1", "\"acknowledged\":9"),
+            &|sequence| signed(SECRET, sequence, &stop).replace(SIGNATURE_HEADER, "other-header"),
+            &|_| genuine.clone(),
+        ];
+        let mut last = first;
+        for forge in forgeries {
+            let (mut stream, sequence, report) = next(&listener);
+            assert!(sequence > last, "a sequence number was used again");
+            assert_eq!((report.said.len(), report.taken), (1, 0), "the answer before was believed");
+            stream.write_all(forge(sequence).as_bytes()).unwrap();
+            last = sequence;
+        }
+        let (mut stream, sequence, report) = next(&listener);
+        assert_eq!((report.said.len(), report.taken), (1, 0));
+        assert_eq!(control.take_directive(), Directive::Continue);
+        stream.write_all(signed(SECRET, sequence, &stop).as_bytes()).unwrap();
+        control.finish();
+        assert_eq!(control.take_directive(), Directive::CheckpointAndStop, "the coordinator's own is believed");
     }
 }

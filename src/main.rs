@@ -175,7 +175,7 @@ fn train(url: &str, attempt: u32, world: Option<usize>) -> Result<i32, Error> {
     let rank = lambert_collective::world::detect().map_or(0, |world| world.rank);
     // Before anything asks libtorch, the version of the one that is loaded among it.
     let device = choose(url);
-    let control = Arc::new(Control::connect(rank, versions()));
+    let control = Arc::new(Control::connect(rank, attempt, versions()));
     let attend = || attend(url, attempt, world, device?, &control);
     let outcome = torch::guard(attend).map_err(Error::from).flatten();
     match outcome {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use lambert_config::RunConfig;
 use lambert_config::run::ControlChannel;
-use lambert_control::{Phase, REPORT_PATH, Report};
+use lambert_control::{Key, Phase, REPORT_PATH, Report};
 use lambert_launcher::run::control::ControlServer;
 use lambert_launcher::run::decide::{Attempt, Event, Memory, Placement, Room, Settings, State, decide};
 use lambert_launcher::run::launch::processes;
@@ -35,13 +35,13 @@ fn measure(ranks: usize) {
     let server = ControlServer::start(&ControlChannel::default(), &attempt, events).unwrap();
     let decision = std::thread::Builder::new().name("decision".into()).spawn(move || attend(ranks, &inbox)).unwrap();
     let address = server.url().strip_prefix("http://").unwrap().to_owned();
-    let requests: Vec<_> = (0..ranks).map(|rank| request(rank, &address, server.token())).collect();
+    let key = Key::new(server.secret(), attempt.number);
+    let requests = |sequence| (0..ranks).map(|rank| request(rank, sequence, &address, &key)).collect::<Vec<_>>();
+    let rounds: Vec<_> = (1..=1 + REPORTS as u64 / ranks as u64).map(requests).collect();
     let mut streams: Vec<_> = (0..ranks).map(|_| TcpStream::connect(&address).unwrap()).collect();
-    round(&mut streams, &requests);
+    round(&mut streams, &rounds[0]);
     let (before, start) = (cpu_of("control"), Instant::now());
-    for _ in 0..REPORTS / ranks {
-        round(&mut streams, &requests);
-    }
+    rounds[1..].iter().for_each(|requests| round(&mut streams, requests));
     let (seconds, served) = (start.elapsed().as_secs_f64(), (cpu_of("control") - before).as_secs_f64());
     let refused = server.refused();
     drop(server);
@@ -69,12 +69,12 @@ fn attend(ranks: usize, inbox: &Receiver<Event>) -> (Duration, usize) {
     (cpu_of("decision") - before, reports)
 }
 
-fn request(rank: usize, address: &str, token: &str) -> String {
+fn request(rank: usize, sequence: u64, address: &str, key: &Key) -> String {
     let report = Report { rank, pid: 1, host: "host".into(), step: 7, phase: Phase::Step, ..Report::default() };
     let body = serde_json::to_string(&report).unwrap();
-    let length = body.len();
+    let (length, authorization) = (body.len(), key.sign_report(rank, sequence, body.as_bytes()));
     format!(
-        "POST {REPORT_PATH} HTTP/1.1\r\nhost: {address}\r\nauthorization: Bearer {token}\r\n\
+        "POST {REPORT_PATH} HTTP/1.1\r\nhost: {address}\r\nauthorization: {authorization}\r\n\
          content-length: {length}\r\n\r\n{body}"
     )
 }

@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 /// `LAMBERT_GIT`).
 pub const GIT: Option<&str> = option_env!("LAMBERT_GIT");
 
+/// Version of the control protocol that this program speaks.
+pub const PROTOCOL: &str = "3";
+
 /// What a rank runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Versions {
@@ -14,6 +17,9 @@ pub struct Versions {
     /// The commit it was built from, where its build said so.
     #[serde(default)]
     pub git: Option<String>,
+    /// Version of the control protocol. Programs before 3 do not name it; all of them sent the secret with each report.
+    #[serde(default = "unnamed_protocol")]
+    pub protocol: String,
     /// libtorch's version.
     #[serde(default)]
     pub libtorch: String,
@@ -22,11 +28,20 @@ pub struct Versions {
     pub mpi: String,
 }
 
+fn unnamed_protocol() -> String {
+    "2".to_owned()
+}
+
 impl Versions {
+    /// Those of a program that does not name them.
+    pub fn unnamed() -> Self {
+        Self { protocol: unnamed_protocol(), ..Self::default() }
+    }
+
     /// This program's own, as far as a program without libtorch and MPI can tell.
     pub fn of_program() -> Self {
         let program = env!("CARGO_PKG_VERSION").to_owned();
-        Self { program, git: GIT.map(str::to_owned), ..Self::default() }
+        Self { program, git: GIT.map(str::to_owned), protocol: PROTOCOL.to_owned(), ..Self::default() }
     }
 
     /// The first thing in which `other` differs: its name, ours, the other's. What one of the two does not know is not
@@ -36,6 +51,7 @@ impl Versions {
         let pairs = [
             ("program", &*self.program, &*other.program),
             ("git commit", git(self), git(other)),
+            ("control protocol", &*self.protocol, &*other.protocol),
             ("libtorch", &*self.libtorch, &*other.libtorch),
             ("MPI library", &*self.mpi, &*other.mpi),
         ];
@@ -58,5 +74,8 @@ mod tests {
         let built = |git: &str| Versions { git: Some(git.into()), ..rank.clone() };
         assert_eq!(built("abc").differs(&built("abd")), Some(("git commit", "abc", "abd")));
         assert_eq!(built("abc").differs(&Versions { git: None, ..rank.clone() }), None);
+        let before: Versions = serde_json::from_str(r#"{"program":"0.1.0"}"#).unwrap();
+        assert_eq!(own.differs(&before), Some(("control protocol", "3", "2")));
+        assert_eq!(own.differs(&Versions::unnamed()), Some(("control protocol", "3", "2")));
     }
 }

@@ -78,7 +78,7 @@ impl Workers {
             logs: logs::folder(cluster, order.store.url(), attempt.number).as_deref(),
         });
         let server = ControlServer::start(&cluster.control, attempt, events.clone())?;
-        let environment = [(URL_VARIABLE, server.url()), (TOKEN_VARIABLE, server.token())];
+        let environment = [(URL_VARIABLE, server.url()), (TOKEN_VARIABLE, server.secret())];
         tracing::debug!("starting {line:?}");
         let mut tree = Tree::start(&line, &environment, launcher.end_by())?;
         let outputs = [

@@ -1,0 +1,268 @@
+//! The server over real connections: what is accepted, and what is refused without a trace.
+
+use super::*;
+use crate::run::decide::Placement;
+use lambert_config::control::EventKind;
+use lambert_control::{Outbox, Saying};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Instant;
+
+const ATTEMPT: u32 = 3;
+
+fn server() -> (ControlServer, Receiver<Event>) {
+    let (events, inbox) = channel();
+    let attempt = Attempt { number: ATTEMPT, world: 2, placement: Placement::Here };
+    (ControlServer::start(&ControlChannel::default(), &attempt, events).unwrap(), inbox)
+}
+
+fn key(server: &ControlServer) -> Key {
+    Key::new(server.secret(), ATTEMPT)
+}
+
+/// A request as it travels.
+fn request(path: &str, authorization: &str, body: &str) -> Vec<u8> {
+    let length = body.len();
+    let head = format!("POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: {authorization}\r\n");
+    format!("{head}connection: close\r\ncontent-length: {length}\r\n\r\n{body}").into_bytes()
+}
+
+fn signed(server: &ControlServer, sequence: u64, report: &Report) -> Vec<u8> {
+    let body = serde_json::to_string(report).unwrap();
+    request(REPORT_PATH, &key(server).sign_report(report.rank, sequence, body.as_bytes()), &body)
+}
+
+/// What comes back on a connection of its own until the server closes it: the status, 0 for none, and the rest.
+fn send(server: &ControlServer, request: &[u8]) -> (u16, String) {
+    exchange(server, request, |_| {})
+}
+
+/// The same where this side ends with the request, which is cut short.
+fn send_cut(server: &ControlServer, request: &[u8]) -> (u16, String) {
+    exchange(server, request, |stream| stream.shutdown(Shutdown::Write).unwrap_or_default())
+}
+
+fn exchange(server: &ControlServer, request: &[u8], end: impl Fn(&TcpStream)) -> (u16, String) {
+    let mut stream = TcpStream::connect(server.url().strip_prefix("http://").unwrap()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(4))).unwrap();
+    // The server may close the connection before all is written.
+    let _ = stream.write_all(request);
+    end(&stream);
+    let mut said = Vec::new();
+    if let Err(error) = stream.read_to_end(&mut said) {
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset, "the connection stays open");
+    }
+    let said = String::from_utf8_lossy(&said).into_owned();
+    (said.strip_prefix("HTTP/1.1 ").and_then(|rest| rest[..3].parse().ok()).unwrap_or(0), said)
+}
+
+/// The answer to report `sequence`, whose signature is verified.
+fn answer(server: &ControlServer, sequence: u64, report: &Report) -> Answer {
+    let (code, said) = send(server, &signed(server, sequence, report));
+    assert_eq!(code, 200, "{said}");
+    let (head, body) = said.split_once("\r\n\r\n").unwrap();
+    let signature = head.lines().find_map(|line| line.strip_prefix(&format!("{SIGNATURE_HEADER}: "))).unwrap();
+    assert!(key(server).verify_answer(report.rank, sequence, body.as_bytes(), signature), "{said}");
+    serde_json::from_str(body).unwrap()
+}
+
+fn from(rank: usize) -> Report {
+    Report { rank, pid: 7, host: "h".into(), step: 3, ..Report::default() }
+}
+
+fn warning(text: &str) -> Saying {
+    Saying::Event(EventKind::Warning { message: text.into() })
+}
+
+#[test]
+fn what_a_rank_says_arrives_once_and_is_acknowledged() {
+    let (server, inbox) = server();
+    let mut outbox = Outbox::default();
+    outbox.push(warning("slow"));
+    for sequence in 1..4 {
+        let report = Report { said: outbox.batch(), ..from(1) };
+        assert_eq!(answer(&server, sequence, &report), Answer { acknowledged: 1, order: None });
+    }
+    let events: Vec<_> = inbox.try_iter().collect();
+    let report = Event::Worker(3, FromWorkers::Report(from(1)));
+    let said = Event::Worker(3, FromWorkers::Message(1, warning("slow")));
+    assert_eq!(events, [report.clone(), said, report.clone(), report]);
+}
+
+#[test]
+fn an_order_is_repeated_until_rank_0_has_taken_it() {
+    let (server, _inbox) = server();
+    server.order(Directive::Checkpoint);
+    let order = Some(Order { number: 1, directive: Directive::Checkpoint });
+    assert_eq!(answer(&server, 1, &from(1)).order, None, "rank 0 passes it on");
+    for sequence in 1..3 {
+        assert_eq!(answer(&server, sequence, &from(0)).order, order);
+    }
+    assert_eq!(answer(&server, 3, &Report { taken: 1, ..from(0) }).order, None);
+    server.order(Directive::CheckpointAndStop);
+    assert_eq!(answer(&server, 4, &Report { taken: 1, ..from(0) }).order.unwrap().number, 2);
+}
+
+#[test]
+fn strangers_and_nonsense_are_refused_and_counted() {
+    let (server, inbox) = server();
+    let good = serde_json::to_string(&from(1)).unwrap();
+    let with = |key: &Key, rank, sequence, body: &str| {
+        send(&server, &request(REPORT_PATH, &key.sign_report(rank, sequence, body.as_bytes()), body)).0
+    };
+    let own = key(&server);
+    let secret = server.secret();
+    for stranger in [Key::new("", ATTEMPT), Key::new(&secret[1..], ATTEMPT), Key::new(secret, ATTEMPT + 1)] {
+        assert_eq!(with(&stranger, 1, 1, &good), 401);
+    }
+    // The secret itself opens nothing: it is never to be sent.
+    assert_eq!(send(&server, &request(REPORT_PATH, &format!("Bearer {secret}"), &good)).0, 401);
+    assert_eq!(with(&own, 2, 1, &good), 400, "there is no rank 2");
+    assert_eq!(with(&own, 0, 1, &good), 400, "rank 0 signs a report of rank 1");
+    assert_eq!(with(&own, 1, 1, "{"), 400);
+    assert_eq!(with(&own, 1, 2, &"x".repeat(LONGEST_REPORT + 1)), 413);
+    assert_eq!(server.refused(), 8);
+    assert!(inbox.try_recv().is_err());
+}
+
+/// The end of a run that is not rank 0's, or not where the plan ends, reaches nobody.
+#[test]
+fn an_end_that_cannot_be_true_is_ignored_and_counted() {
+    let (server, inbox) = server();
+    let mut outboxes = [Outbox::default(), Outbox::default()];
+    let mut believed = |rank: usize, kind: EventKind| {
+        outboxes[rank].push(Saying::Event(kind));
+        let said = outboxes[rank].batch();
+        let number = said[0].number;
+        assert_eq!(answer(&server, number, &Report { said, ..from(rank) }).acknowledged, number, "it is not repeated");
+        outboxes[rank].acknowledge(number);
+        inbox.try_iter().filter(|event| matches!(event, Event::Worker(_, FromWorkers::Message(..)))).count() == 1
+    };
+    let end = |step| EventKind::Finished { step, stopped: false };
+    assert!(!believed(0, end(9)), "before the start");
+    assert!(believed(0, EventKind::Started { step: 0, steps: 9, checkpoint: None, passed_over: Vec::new() }));
+    assert!(!believed(0, end(8)) && !believed(1, end(9)));
+    assert!(believed(0, end(9)));
+    assert_eq!(server.refused(), 3);
+}
+
+/// Programs of protocol 2 send the secret with each report. They are told apart, and nothing else of them is believed.
+#[test]
+fn a_rank_of_the_protocol_before_is_known_by_its_version() {
+    let (server, inbox) = server();
+    let secret = format!("Bearer {}", server.secret());
+    let versions = r#""versions":{"program":"0.1.0","git":"abc","libtorch":"2.11.0","mpi":""}"#;
+    let said = r#""said":[{"number":1,"event":{"event":"finished","step":9,"stopped":false}}]"#;
+    for more in [String::new(), format!(",{versions},{said}")] {
+        let body = format!(r#"{{"rank":1,"pid":7,"host":"h","step":0,"phase":"join","in_phase":0.0{more}}}"#);
+        assert_eq!(send(&server, &request(UNSIGNED_REPORT_PATH, "Bearer wrong", &body)).0, 401);
+        assert!(inbox.try_recv().is_err());
+        assert_eq!(send(&server, &request(UNSIGNED_REPORT_PATH, &secret, &body)).0, 426);
+        let Ok(Event::Worker(3, FromWorkers::Report(report))) = inbox.try_recv() else { panic!("no report") };
+        assert_eq!(report.versions.unwrap().protocol, "2");
+        assert!(inbox.try_recv().is_err(), "what it says is not believed");
+    }
+}
+
+/// Real reports that somebody on the network changes, cuts short, repeats, reorders, or sends in another's name: none of them
+/// is taken in, each connection is closed, and the rank goes on as if nothing had been.
+#[test]
+fn forged_replayed_reordered_and_truncated_reports_are_refused() {
+    let (server, inbox) = server();
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut draw = |below: usize| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) as usize % below
+    };
+    let mut outboxes = [Outbox::default(), Outbox::default()];
+    let (mut recorded, mut forgeries) = (vec![request("/", "", "")], 0);
+    let place = |request: &[u8], word: &[u8]| request.windows(word.len()).position(|part| part == word).unwrap();
+    for turn in 1..=40_u64 {
+        let rank = draw(2);
+        outboxes[rank].push(warning(&turn.to_string()));
+        let genuine = signed(&server, turn, &Report { said: outboxes[rank].batch(), ..from(rank) });
+        outboxes[rank].acknowledge(u64::MAX);
+        let (body, signature) = (place(&genuine, b"\r\n\r\n") + 4, place(&genuine, b"Lambert-HMAC ") + 13);
+        for kind in 0..5 {
+            let mut forged = genuine.clone();
+            let older = &recorded[draw(recorded.len())];
+            let (code, said) = match kind {
+                0 => {
+                    forged[body + draw(genuine.len() - body)] ^= 1 << draw(7);
+                    send(&server, &forged)
+                }
+                1 => {
+                    forged[signature + draw(133)] ^= 1 << draw(7);
+                    send(&server, &forged)
+                }
+                2 => send_cut(&server, &genuine[..draw(genuine.len())]),
+                3 => send(&server, older),
+                _ => {
+                    forged.splice(..body, older[..place(older, b"\r\n\r\n") + 4].iter().copied());
+                    send(&server, &forged)
+                }
+            };
+            assert_ne!(code, 200, "{}\n{said}", String::from_utf8_lossy(&forged));
+            assert_eq!(inbox.try_iter().count(), 0, "a forged report was taken in");
+            forgeries += 1;
+        }
+        let (code, said) = send(&server, &genuine);
+        assert_eq!(code, 200, "{said}");
+        let said = Event::Worker(3, FromWorkers::Message(rank, warning(&turn.to_string())));
+        assert_eq!(inbox.try_iter().collect::<Vec<_>>(), [Event::Worker(3, FromWorkers::Report(from(rank))), said]);
+        recorded.push(genuine);
+    }
+    assert!(recorded[1..].iter().all(|replayed| send(&server, replayed).0 == 409));
+    let [late, early] = [100, 101].map(|sequence| signed(&server, sequence, &from(0)));
+    assert_eq!((send(&server, &early).0, send(&server, &late).0), (200, 409));
+    assert_eq!(inbox.try_iter().count(), 1);
+    eprintln!("{forgeries} forged and {} replayed reports were refused, {} counted", recorded.len(), server.refused());
+}
+
+/// Neither the body nor the end of the head of a stranger is waited for, and the connection is closed.
+#[test]
+fn the_signature_is_verified_before_anything_is_read() {
+    let (server, _inbox) = server();
+    let head = |sequence| {
+        let authorization = key(&server).sign_report(1, sequence, b"x");
+        let authorization = if sequence == 0 { "Lambert-HMAC 1 1 0 0" } else { &authorization };
+        format!("POST {REPORT_PATH} HTTP/1.1\r\nhost: x\r\nauthorization: {authorization}\r\ncontent-length: 1000000\r\n\r\n")
+    };
+    assert_eq!(answer(&server, 1, &from(1)).acknowledged, 0);
+    // A stranger, and one who repeats the head of an old report.
+    for (sequence, expected) in [(0, "HTTP/1.1 401"), (1, "HTTP/1.1 409")] {
+        let mut stranger = TcpStream::connect(server.url().strip_prefix("http://").unwrap()).unwrap();
+        stranger.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+        stranger.write_all(head(sequence).as_bytes()).unwrap();
+        let mut said = String::new();
+        stranger.read_to_string(&mut said).expect("the connection stays open");
+        assert!(said.starts_with(expected), "{said}");
+    }
+}
+
+#[test]
+fn a_hundred_idle_connections_hold_up_nobody_and_are_closed() {
+    let (server, _inbox) = server();
+    let address = server.url().strip_prefix("http://").unwrap();
+    let idle: Vec<_> = (0..listener::most(2) + 50).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let (start, mut sequence) = (Instant::now(), 0);
+    // Those beyond the limit are refused at once; a rank tries again until there is room.
+    loop {
+        sequence += 1;
+        if send(&server, &signed(&server, sequence, &from(1))).0 == 200 {
+            break;
+        }
+        assert!(start.elapsed() < Duration::from_secs(15), "idle connections keep a rank out");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    eprintln!("a rank got through {:.1} s after {} idle connections", start.elapsed().as_secs_f64(), idle.len());
+    assert!(server.refused() >= 50, "{}", server.refused());
+}
+
+#[test]
+fn each_attempt_has_its_own_secret() {
+    let (one, other) = (server().0, server().0);
+    assert_eq!(one.secret().len(), 64);
+    assert_ne!(one.secret(), other.secret());
+}
