@@ -12,8 +12,8 @@ use lambert_config::control::{Directive, EventKind, StepRecord};
 use lambert_config::exit;
 pub use lambert_control::Phase;
 use lambert_control::{
-    Answer, Key, LONGEST_REPORT, OrderSlot, Outbox, REPORT_PATH, Report, SIGNATURE_HEADER, Saying, Signer, TOKEN_VARIABLE,
-    URL_VARIABLE, Versions,
+    Answer, Key, LONGEST_REPORT, OrderSlot, Outbox, REPORT_PATH, Report, SIGNATURE_HEADER, Saying, Signer,
+    TOKEN_VARIABLE, URL_VARIABLE, Versions,
 };
 use rustix::process::Pid;
 use signal_hook::consts::SIGTERM;
@@ -234,7 +234,8 @@ impl Post {
         let request = self.agent.post(&self.url).header("Authorization", self.signer.sign(&body));
         let mut answer = request.content_type("application/json").send(&body)?;
         let text = answer.body_mut().with_config().limit(LONGEST_REPORT as u64).read_to_vec()?;
-        let signature = answer.headers().get(SIGNATURE_HEADER).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let signature =
+            answer.headers().get(SIGNATURE_HEADER).and_then(|value| value.to_str().ok()).unwrap_or_default();
         if !self.signer.verifies(&text, signature) {
             return Err(ureq::Error::Other("the answer is not signed with the secret of this attempt".into()));
         }
@@ -374,10 +375,8 @@ mod tests {
     #[test]
     fn forged_and_replayed_answers_change_nothing() {
         let (mut control, listener) = rank();
-        let stop = Answer {
-            acknowledged: 1,
-            order: Some(Order { number: 1, directive: Directive::CheckpointAndStop }),
-        };
+        let stop =
+            Answer { acknowledged: 1, order: Some(Order { number: 1, directive: Directive::CheckpointAndStop }) };
         let (mut stream, first, _) = next(&listener);
         let genuine = signed(SECRET, first, &Answer { acknowledged: 0, order: None });
         stream.write_all(genuine.as_bytes()).unwrap();

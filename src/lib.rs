@@ -28,6 +28,7 @@
 //! - [`output`]: results on standard output; [`rank_log`]: what a rank prints, in a file of its host;
 //!   [`janitor`]: what its launcher leaves there, removed; `binding`: on which processors it runs
 //! - [`control`]: the worker's end of the control channel
+//! - [`environment`]: the environment of this process
 //! - `allocator`: jemalloc in place of malloc
 //! - [`device`]: what a rank computes on, and what a card needs for that
 //! - [`budget`]: whether micro-batches fit into the cards, and how large they are where that is left open
@@ -43,6 +44,7 @@ pub mod checkpoint;
 pub mod control;
 pub mod data;
 pub mod device;
+pub mod environment;
 pub mod error;
 pub mod evaluate;
 pub mod exact;

@@ -12,7 +12,7 @@ use lambert::device::Chosen;
 use lambert::error::{self, Error};
 use lambert::session::{self, Session};
 use lambert::train::Outcome;
-use lambert::{evaluate, fill_mask, janitor, output, rank_log, saved::Saved, torch, train};
+use lambert::{environment, evaluate, fill_mask, janitor, output, rank_log, saved::Saved, torch, train};
 use lambert_collective::local;
 use lambert_config::control::EventKind;
 use lambert_config::objectives::{self, Asks};
@@ -112,13 +112,15 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let set = environment::prepare(is_deterministic(&arguments.command));
     torch::quiet_panics();
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let colours = std::io::stderr().is_terminal();
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
     // tracing would report a closed standard error there, and panic.
     lines.with_ansi(colours).log_internal_errors(false).init();
-    let arguments = Arguments::parse();
+    set.iter().for_each(|(name, value)| tracing::debug!("set {name}={value}"));
     let code = match torch::guard(|| run(arguments.command)) {
         Ok(Ok(code)) => code,
         Ok(Err(failed)) => {
@@ -131,6 +133,13 @@ fn main() -> ExitCode {
         }
     };
     ExitCode::from(code as u8)
+}
+
+/// Whether a command without a coordinator computes with `cluster.deterministic`; true where the configuration is in a run's
+/// store, which is read later.
+fn is_deterministic(command: &Command) -> bool {
+    let Command::Bench { config, sets, .. } = command else { return true };
+    Layers::from_process(sets).load::<RunConfig>(config).map_or(true, |config| config.cluster.deterministic)
 }
 
 fn run(command: Command) -> Result<i32, Error> {

@@ -349,7 +349,7 @@ fn a_request_for_a_checkpoint_is_honoured_by_slow_steps() {
 }
 
 /// A copy of `lambert` whose worker is a script before the real one, `$WORKER`.
-fn with_worker(place: &Place, script: &str) -> PathBuf {
+pub fn with_worker(place: &Place, script: &str) -> PathBuf {
     let text = format!("#!/bin/sh\nWORKER={}\n{script}\n", env!("CARGO_BIN_EXE_lambert-worker"));
     install(Path::new(&place.file("worker.sh", text)), &place.path("programs/lambert-worker"));
     install(&lambert(), &place.path("programs/lambert"))

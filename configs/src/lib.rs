@@ -9,6 +9,7 @@
 //! - [`architecture`]: what a model is made of: its parts and their tensors
 //! - [`objectives`]: what is learnt, by name, and how it is scored
 //! - [`flops`]: parameters and floating-point operations of a model, by formula
+//! - [`gpu_environment`]: environment variables that a rank with a GPU needs
 //! - [`memory`]: bytes of its training state, and those that this host has
 //! - [`control`]: the messages between the ranks and the coordinator
 //! - [`exit`]: the exit codes of both programs
@@ -20,6 +21,7 @@ pub mod control;
 pub mod dealing;
 pub mod exit;
 pub mod flops;
+pub mod gpu_environment;
 pub mod load;
 pub mod memory;
 pub mod objectives;

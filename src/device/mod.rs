@@ -180,7 +180,7 @@ pub enum Chosen {
 
 impl Chosen {
     /// As the configuration says; what a card needs is loaded. With `auto` a card is taken where there is a driver with one.
-    /// To be called before anything else of libtorch, and before the program has a second thread.
+    /// To be called before anything else of libtorch.
     ///
     /// # Errors
     /// A card is to be used and cannot be. Nobody trains on a processor by mistake.

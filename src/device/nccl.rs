@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lambert_collective::nccl::{self, Library, Log, Record};
+use lambert_collective::nccl::{Library, Log, Record};
 use lambert_collective::world::World;
 use lambert_config::run::{Backend, Cluster};
 
@@ -30,8 +30,7 @@ impl Nccl {
     /// # Errors
     /// There is none beside libtorch, or it cannot be used.
     pub fn load(libtorch: &Libtorch) -> Result<Self, DeviceError> {
-        // SAFETY: the program has one thread here, see `Chosen::load`.
-        let log = unsafe { nccl::begin_log() };
+        let log = Log::begin();
         let library = Library::open(&libtorch.nvidia_folders())?;
         Ok(Self { library: Arc::new(library), log })
     }

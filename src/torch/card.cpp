@@ -84,12 +84,11 @@ int attempt(Work work, Failed failed) {
 
 }  // namespace
 
-// Lets operations on cards add up in one order. cuBLAS needs a workspace of a fixed size for that, which it reads from the
-// environment when it begins. Returns 0, or -1 and tells `failed` why, and so do all below that return a number.
+// Lets operations on cards add up in one order. cuBLAS needs a workspace of a fixed size for that, which it reads from
+// CUBLAS_WORKSPACE_CONFIG when it begins; configs/src/gpu_environment.rs sets it. Returns 0, or -1 and tells `failed` why, and so do all below that return a number.
 extern "C" int lambert_add_in_one_order(Failed failed) {
   return attempt(
       [] {
-        setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
         at::Context &context = at::globalContext();
         context.setDeterministicAlgorithms(true, /*warn_only=*/false);
         context.setDeterministicCuDNN(true);

@@ -39,7 +39,7 @@ fn check(code: i32) -> i32 {
 }
 
 /// Lets libtorch's operations on cards add up in one order, from here on, in the whole process. To be called before the first of
-/// them, and before there are other threads that read the environment.
+/// them.
 pub fn add_in_one_order() {
     // SAFETY: sets flags.
     check(unsafe { lambert_add_in_one_order(failed) });

@@ -86,7 +86,11 @@ impl Key {
         let (rank, sequence) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
         let (body, signature) = (bytes(fields.next()?)?, bytes(fields.next()?)?);
         let mac = self.mac(Direction::Report, (rank, sequence), &body);
-        (fields.next().is_none() && mac.verify(&signature.into()).is_ok()).then_some(SignedHead { rank, sequence, body })
+        (fields.next().is_none() && mac.verify(&signature.into()).is_ok()).then_some(SignedHead {
+            rank,
+            sequence,
+            body,
+        })
     }
 
     /// The signature of the answer to report `sequence` of a rank.
@@ -145,7 +149,8 @@ fn bytes(hex: &str) -> Option<Sha> {
         _ => None,
     };
     let pair = |pair: &[u8]| Some(digit(pair[0])? << 4 | digit(pair[1])?);
-    let bytes: Vec<u8> = hex.as_bytes().chunks(2).map(|two| (two.len() == 2).then(|| pair(two))?).collect::<Option<_>>()?;
+    let bytes: Vec<u8> =
+        hex.as_bytes().chunks(2).map(|two| (two.len() == 2).then(|| pair(two))?).collect::<Option<_>>()?;
     bytes.try_into().ok()
 }
 
@@ -162,7 +167,10 @@ mod tests {
     /// Computed by Python's hmac and hashlib: programs of the same protocol understand each other.
     #[test]
     fn signatures_are_hmac_sha256() {
-        assert_eq!(key().sign_report(3, 17, BODY), "Lambert-HMAC 3 17 9a2ce3343cfd8f3ea108290c92a9394a5d4fca18c4d89fe2c8e42689cfdaf52e a898a14c7ae1ff73ab804a830c8e101e7ea2df0484bd56955cb8f52930a53e83");
+        assert_eq!(
+            key().sign_report(3, 17, BODY),
+            "Lambert-HMAC 3 17 9a2ce3343cfd8f3ea108290c92a9394a5d4fca18c4d89fe2c8e42689cfdaf52e a898a14c7ae1ff73ab804a830c8e101e7ea2df0484bd56955cb8f52930a53e83"
+        );
         assert_eq!(key().sign_answer(3, 17, BODY), "4ae99b9aaa504ef1e2ad3e1b1e3ff3126ebe8ee93ade7a0affd88b09966ca5d5");
     }
 

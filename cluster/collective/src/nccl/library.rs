@@ -281,17 +281,6 @@ fn load(path: &Path, flags: c_int) -> Result<Shared, libloading::Error> {
     unsafe { Shared::open(Some(path), RTLD_NOW | flags) }
 }
 
-/// Sets a variable of the environment, unless somebody has.
-///
-/// # Safety
-/// No other thread reads or writes the environment.
-pub(super) unsafe fn set_default(name: &str, value: &str) {
-    if std::env::var_os(name).is_none() {
-        // SAFETY: the caller promises it.
-        unsafe { std::env::set_var(name, value) };
-    }
-}
-
 fn begins_with(folder: &Path, name: &str) -> Option<PathBuf> {
     let mut files = std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path());
     files.find(|file| file.file_name().is_some_and(|file| file.to_string_lossy().starts_with(name)))

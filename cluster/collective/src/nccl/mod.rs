@@ -30,7 +30,7 @@ use crate::{Group, Reducer, Result};
 use communicator::Communicator;
 pub use device::Device;
 pub use library::{Library, UniqueId};
-pub use log::{Log, begin_log};
+pub use log::Log;
 pub use record::{Record, Transports, variables};
 use reducer::NcclReducer;
 

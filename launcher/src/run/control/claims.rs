@@ -65,7 +65,8 @@ mod tests {
         let checkpoint = EventKind::Checkpoint { name: "c".into(), step: 1, seconds: 0.0, written: 0.0 };
         let plateau = EventKind::Plateau { step: 4, stage: "a".into(), done: 4, steps: 4 };
         let events = [checkpoint, plateau, EventKind::RolledBack { message: "m".into() }].map(Saying::Event);
-        let all = [Saying::Record(Box::new(StepRecord::default())), started(0, 9), finished(9, false), finished(4, true)];
+        let all =
+            [Saying::Record(Box::new(StepRecord::default())), started(0, 9), finished(9, false), finished(4, true)];
         for saying in all.iter().chain(&events) {
             let objection = claims.objection(1, saying).unwrap();
             assert!(objection.starts_with("rank 1 reports ") && objection.ends_with("which only rank 0 does"));
@@ -88,7 +89,9 @@ mod tests {
             claims.objection(0, &end).is_none()
         };
         let plan = [started(5, 9)];
-        assert!(ends(&plan, finished(9, false)) && !ends(&plan, finished(8, false)) && !ends(&plan, finished(10, false)));
+        assert!(
+            ends(&plan, finished(9, false)) && !ends(&plan, finished(8, false)) && !ends(&plan, finished(10, false))
+        );
         assert!(ends(&plan, finished(5, true)) && ends(&plan, finished(8, true)));
         assert!(!ends(&plan, finished(4, true)) && !ends(&plan, finished(10, true)));
         assert!(!ends(&[], finished(9, false)) && !ends(&[], finished(9, true)));

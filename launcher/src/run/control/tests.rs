@@ -227,7 +227,9 @@ fn the_signature_is_verified_before_anything_is_read() {
     let head = |sequence| {
         let authorization = key(&server).sign_report(1, sequence, b"x");
         let authorization = if sequence == 0 { "Lambert-HMAC 1 1 0 0" } else { &authorization };
-        format!("POST {REPORT_PATH} HTTP/1.1\r\nhost: x\r\nauthorization: {authorization}\r\ncontent-length: 1000000\r\n\r\n")
+        format!(
+            "POST {REPORT_PATH} HTTP/1.1\r\nhost: x\r\nauthorization: {authorization}\r\ncontent-length: 1000000\r\n\r\n"
+        )
     };
     assert_eq!(answer(&server, 1, &from(1)).acknowledged, 0);
     // A stranger, and one who repeats the head of an old report.

@@ -1,11 +1,13 @@
-//! Which variables of the coordinator's environment ranks on other hosts are given. mpirun is told their names; the values
-//! travel in its own messages and stand on no command line.
+//! Which variables of the coordinator's environment ranks on other hosts are given, and which ones all ranks have beside them.
+//! mpirun is told their names; the values travel in its own messages and stand on no command line.
 
+use lambert_config::gpu_environment;
+use lambert_config::run::{Cluster, Device};
 use lambert_control::{TOKEN_VARIABLE, URL_VARIABLE};
 
 /// Credentials and endpoints of stores, certificates, logging, and the settings of libraries. Those of mpirun's own process
 /// (`OMPI_MCA_*`) it passes on itself where they are for it; ranks get them, too.
-const USUAL: [&str; 14] = [
+const USUAL: [&str; 15] = [
     "AWS_*",
     "GOOGLE_*",
     "AZURE_*",
@@ -13,6 +15,7 @@ const USUAL: [&str; 14] = [
     "RUST_LOG",
     "LAMBERT_*",
     "NCCL_*",
+    "CUBLAS_WORKSPACE_CONFIG",
     "UCX_*",
     "FI_*",
     "OMPI_MCA_*",
@@ -21,6 +24,14 @@ const USUAL: [&str; 14] = [
     "LD_LIBRARY_PATH",
     "RUST_BACKTRACE",
 ];
+
+/// What ranks need that may compute on a GPU, beside the variables for which `is_set`.
+pub fn for_gpus(cluster: &Cluster, is_set: impl Fn(&str) -> bool) -> Vec<(&'static str, &'static str)> {
+    match cluster.device {
+        Device::Cpu => Vec::new(),
+        _ => gpu_environment::defaults(cluster.deterministic, is_set),
+    }
+}
 
 /// The names out of `present` that are passed on, with `more` patterns beside the usual ones; and those of the control
 /// channel.

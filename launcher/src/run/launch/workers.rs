@@ -67,7 +67,9 @@ impl Workers {
         std::env::current_dir().map_err(WorkersError::NoFolder)?;
         let cluster = &order.config.cluster;
         let session = Session::new(order.store.url(), attempt.number);
+        let for_gpus = environment::for_gpus(cluster, |name| std::env::var_os(name).is_some());
         let present = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        let present = present.chain(for_gpus.iter().map(|(name, _)| (*name).to_owned()));
         let line = launcher.command(&Start {
             attempt,
             cluster,
@@ -78,7 +80,8 @@ impl Workers {
             logs: logs::folder(cluster, order.store.url(), attempt.number).as_deref(),
         });
         let server = ControlServer::start(&cluster.control, attempt, events.clone())?;
-        let environment = [(URL_VARIABLE, server.url()), (TOKEN_VARIABLE, server.secret())];
+        let mut environment = vec![(URL_VARIABLE, server.url()), (TOKEN_VARIABLE, server.secret())];
+        environment.extend(for_gpus);
         tracing::debug!("starting {line:?}");
         let mut tree = Tree::start(&line, &environment, launcher.end_by())?;
         let outputs = [
