@@ -5,6 +5,7 @@
 #   make test                    every check of the project
 #   make build                   the two programs, in target/release
 #   make check                   formatting, lints and documentation only
+#   make audit                   licences, sources and known vulnerabilities of the dependencies (deny.toml); builds cargo-deny once
 
 SHELL := /bin/sh
 CARGO := cargo
@@ -16,7 +17,11 @@ DEMO ?= demo
 # End-to-end tests wait more than they compute: one more of them at a time than there are processors.
 export RUST_TEST_THREADS := $(or $(RUST_TEST_THREADS),$(shell expr $$(nproc) + 1))
 
-.PHONY: setup build demo test check doc bench clean
+# What `make audit` runs.
+CARGO_DENY_VERSION := 0.20.2
+CARGO_DENY := target/tools/bin/cargo-deny
+
+.PHONY: setup build demo test check audit bench clean
 
 setup:
 	@sh cluster/setup.sh
@@ -41,6 +46,17 @@ check: setup
 test: check
 	@sh tests/setup.sh
 	$(CARGO) test --release --workspace --locked --no-fail-fast
+
+# Without network the rest is checked all the same: only the advisories come from a database.
+audit:
+	@[ "$$($(CARGO_DENY) --version 2>/dev/null)" = "cargo-deny $(CARGO_DENY_VERSION)" ] || \
+		$(CARGO) install cargo-deny --version $(CARGO_DENY_VERSION) --locked --root target/tools
+	$(CARGO_DENY) --locked check bans licenses sources
+	@if $(CARGO_DENY) --locked fetch db; then \
+		$(CARGO_DENY) --locked check --disable-fetch advisories; \
+	else \
+		echo "audit: advisories were NOT checked: the database, https://github.com/rustsec/advisory-db, cannot be fetched" >&2; \
+	fi
 
 bench: build
 	$(CARGO) bench --workspace --locked

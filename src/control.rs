@@ -245,9 +245,19 @@ impl Post {
     /// It was not answered. Ends this process if the coordinator is gone.
     fn doubt(&mut self, error: &ureq::Error) {
         let is_refused = matches!(error, ureq::Error::Io(error) if error.kind() == ErrorKind::ConnectionRefused);
-        self.refused = is_refused.then(|| self.refused.unwrap_or_else(Instant::now));
+        // It has never answered, and knows neither the path of a report nor its signature.
+        let is_foreign = matches!(error, ureq::Error::StatusCode(401 | 404)) && self.versions.is_some();
+        self.refused = (is_refused || is_foreign).then(|| self.refused.unwrap_or_else(Instant::now));
+        let is_over = self.refused.is_some_and(|since| since.elapsed() > REFUSED);
+        if is_foreign && is_over {
+            let url = &self.url;
+            tracing::error!(
+                "{url} refuses this rank's reports ({error}): it is a coordinator of another version; ending"
+            );
+            std::process::exit(exit::USAGE);
+        }
         let silent = self.heard.elapsed();
-        if silent > PATIENCE || self.refused.is_some_and(|since| since.elapsed() > REFUSED) {
+        if silent > PATIENCE || is_over {
             tracing::error!("the coordinator has not answered for {} s ({error}); ending", silent.as_secs());
             // Other threads may be inside MPI, waiting for ranks that end in the same way.
             std::process::exit(exit::FAILED);

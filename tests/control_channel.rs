@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use crate::coordinator::with_worker;
-use crate::support::{Place, Running};
+use crate::support::{Place, Running, done};
 
 /// A program between the ranks and the coordinator: it reads every message, repeats each, sends a changed copy of each, and gives
 /// every fourth answer in the coordinator's place.
@@ -139,6 +139,28 @@ fn whoever_is_on_the_network_learns_no_secret_and_disturbs_nothing() {
         seen.answered,
         status["refused"]
     );
+}
+
+/// A coordinator of the protocol before asks for the secret, which a rank never sends.
+#[test]
+fn a_rank_ends_under_a_coordinator_of_the_protocol_before() {
+    let place = Place::new();
+    let (config, run) = (place.config(3, 1), place.path("run"));
+    done(&["run", "--config", &config, "--run", &run]);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for mut client in listener.incoming().flatten() {
+            let _ = message(&client);
+            let _ = client.write_all(b"HTTP/1.1 401 Unauthorized\r\nconnection: close\r\ncontent-length: 0\r\n\r\n");
+        }
+    });
+    let mut rank = Command::new(env!("CARGO_BIN_EXE_lambert-worker"));
+    rank.args(["train", "--run", &run, "--attempt", "1"]);
+    let output = rank.envs([("LAMBERT_CONTROL_URL", &*url), ("LAMBERT_CONTROL_TOKEN", "secret")]).output().unwrap();
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{log}");
+    assert!(log.contains("it is a coordinator of another version"), "{log}");
 }
 
 /// Ranks that speak the protocol before send what they always sent.
