@@ -21,7 +21,7 @@ fn of_rank_1(settings: &[&str], environment: &[(&str, &str)]) -> Vec<String> {
     let (config, run) = (place.config(9, 2), place.path("run"));
     let mut command = Command::new(with_worker(&place, &script));
     command.args(["run", "--config", &config, "--run", &run]).envs(environment.iter().copied());
-    settings.iter().for_each(|setting| drop(command.args(["--set", setting])));
+    command.args(settings.iter().flat_map(|setting| ["--set", setting]));
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
     let text = std::fs::read_to_string(place.path("env.1")).unwrap();
@@ -50,7 +50,9 @@ fn a_worker_by_itself_is_prepared_too() {
     let told = |environment: &[(&str, &str)]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lambert-worker"));
         command.args(["eval", "/nowhere", "--data", "/nowhere"]).env("RUST_LOG", "debug");
-        NAMES.iter().for_each(|name| drop(command.env_remove(name)));
+        for name in NAMES {
+            command.env_remove(name);
+        }
         let output = command.envs(environment.iter().copied()).output().unwrap();
         let log = String::from_utf8_lossy(&output.stderr).into_owned();
         NAMES.map(|name| log.contains(&format!("set {name}=")))
