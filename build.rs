@@ -32,6 +32,7 @@ fn main() {
     println!("cargo:rerun-if-changed=src/kernels/cuda");
     println!("cargo:rerun-if-changed=src/torch_shim.cpp");
     println!("cargo:rerun-if-changed=src/torch/card.cpp");
+    println!("cargo:rerun-if-changed=src/torch/caught.h");
     println!("cargo:rerun-if-changed=src/kernels/meta_shapes.cpp");
     let version = std::fs::read_to_string(include.join("torch/headeronly/version.h")).unwrap_or_default();
     let part =

@@ -384,4 +384,16 @@ mod tests {
         let failed = guard(|| linear(&zeros(&[2, 3]), &zeros(&[5, 4]), &zeros(&[5]), None)).unwrap_err();
         assert!(failed.to_string().contains("shapes cannot be multiplied (2x3 and 4x5)"), "{failed}");
     }
+
+    #[test]
+    fn no_exception_leaves_the_shim() {
+        unsafe extern "C" {
+            fn lambert_throw(is_standard: bool, failed: Failed) -> i32;
+        }
+        for (is_standard, said) in [(true, "of the standard library"), (false, "an exception of an unknown type")] {
+            // SAFETY: throws, and catches it.
+            assert_eq!(unsafe { lambert_throw(is_standard, failed) }, -1);
+            assert_eq!(SAID.with(RefCell::take), said);
+        }
+    }
 }

@@ -9,6 +9,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "torch/caught.h"
+
 namespace at::native {
 // oneDNN's x W^T + b, fused with what `attr` names. libtorch exports it, but has no header for it.
 Tensor mkldnn_linear_pointwise(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &bias,
@@ -165,13 +167,8 @@ MaybeTensor some(const at::Tensor *tensor) { return tensor == nullptr ? MaybeTen
 
 // What `make` makes, as its caller's own; where libtorch fails, nothing, and `failed` is told why.
 template <typename Make>
-at::Tensor *made(Make make, void (*failed)(const char *)) {
-  try {
-    return new at::Tensor(make());
-  } catch (const std::exception &error) {
-    failed(error.what());
-    return nullptr;
-  }
+at::Tensor *made(Make make, Failed failed) {
+  return caught([&] { return new at::Tensor(make()); }, static_cast<at::Tensor *>(nullptr), failed);
 }
 
 }  // namespace
@@ -181,36 +178,33 @@ at::Tensor *made(Make make, void (*failed)(const char *)) {
 // `made` does.
 extern "C" at::Tensor *lambert_linear(const at::Tensor *x, const at::Tensor *weight, const at::Tensor *bias,
                                       const at::Tensor *low_weight, const at::Tensor *low_bias,
-                                      void (*failed)(const char *)) {
+                                      Failed failed) {
   return made([&] { return Linear::apply(*x, *weight, *bias, some(low_weight), some(low_bias)); }, failed);
 }
 
 // map(x) + added, or map(x) where `added` is null; `owner` belongs to the map and is forgotten with it. Returns as `made`
 // does.
 extern "C" at::Tensor *lambert_own_transpose(const at::Tensor *x, const at::Tensor *added, Map::Call call, void *owner,
-                                             void (*forget)(void *), void (*failed)(const char *)) {
-  const auto map = c10::make_intrusive<Map>(call, owner, forget);
-  return made([&] { return OwnTranspose::apply(*x, some(added), map); }, failed);
+                                             void (*forget)(void *), Failed failed) {
+  return made([&] { return OwnTranspose::apply(*x, some(added), c10::make_intrusive<Map>(call, owner, forget)); }, failed);
 }
 
 // Goes back from `output`, whose gradient is `gradient`. Returns 0, or tells `failed` why not.
-extern "C" int lambert_backward(const at::Tensor *output, const at::Tensor *gradient, void (*failed)(const char *)) {
-  try {
-    output->backward(*gradient);
-    return 0;
-  } catch (const std::exception &error) {
-    failed(error.what());
-    return 1;
-  }
+extern "C" int lambert_backward(const at::Tensor *output, const at::Tensor *gradient, Failed failed) {
+  return caught([&] { return output->backward(*gradient), 0; }, 1, failed);
 }
 
 // The rows of `table`, a parameter of the same sort, that `ids` name. Returns as `made` does.
-extern "C" at::Tensor *lambert_embedding(const at::Tensor *table, const at::Tensor *ids, void (*failed)(const char *)) {
+extern "C" at::Tensor *lambert_embedding(const at::Tensor *table, const at::Tensor *ids, Failed failed) {
   return made([&] { return Embedding::apply(*table, *ids); }, failed);
 }
 
-// What libtorch was built with, its version among it, as the library that is loaded says.
+// What libtorch was built with, its version among it, as the library that is loaded says; nothing where that fails.
 extern "C" const char *lambert_torch_settings() {
-  static const std::string settings = at::show_config();
-  return settings.c_str();
+  try {
+    static const std::string settings = at::show_config();
+    return settings.c_str();
+  } catch (...) {
+    return "";
+  }
 }

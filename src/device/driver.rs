@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
 
+use super::cubin::Cubin;
+
 /// The driver's library.
 pub const NAME: &str = "libcuda.so.1";
 
@@ -225,12 +227,14 @@ impl Driver {
         Ok(free as u64)
     }
 
-    /// Keeps `bytes` where they are, so that a card copies to them by itself and beside its computing. They must be freed after
-    /// what this gives.
+    /// Keeps `bytes` where they are, so that a card copies to them by itself and beside its computing.
     ///
     /// # Errors
     /// The driver refuses: the memory that may be pinned is limited.
-    pub fn pin(self: &Arc<Self>, index: usize, bytes: &mut [u8]) -> Result<Pin, DriverError> {
+    ///
+    /// # Safety
+    /// The memory stays allocated until the [`Pin`] is dropped.
+    pub unsafe fn pin(self: &Arc<Self>, index: usize, bytes: &mut [u8]) -> Result<Pin, DriverError> {
         type Register = unsafe extern "C" fn(*mut c_void, usize, c_uint) -> Status;
         self.enter(self.context(index)?)?;
         let register = self.symbol::<Register>("cuMemHostRegister_v2")?;
@@ -295,13 +299,13 @@ impl Loaded {
     ///
     /// # Errors
     /// The driver refuses the code, or it has no such function.
-    pub fn new(driver: Arc<Driver>, index: usize, code: &[u8], names: &[&'static str]) -> Result<Self, DriverError> {
+    pub fn new(driver: Arc<Driver>, index: usize, code: &Cubin, names: &[&'static str]) -> Result<Self, DriverError> {
         let context = driver.context(index)?;
         driver.enter(context)?;
         let load = driver.symbol::<unsafe extern "C" fn(*mut Module, *const c_void) -> Status>("cuModuleLoadData")?;
         let mut module = std::ptr::null_mut();
-        // SAFETY: a whole cubin, whose length it has in itself; it is copied.
-        driver.check("cuModuleLoadData", unsafe { load(&raw mut module, code.as_ptr().cast()) })?;
+        // SAFETY: a whole cubin, as its type says, whose length it has in itself; it is copied.
+        driver.check("cuModuleLoadData", unsafe { load(&raw mut module, code.bytes().as_ptr().cast()) })?;
         type Get = unsafe extern "C" fn(*mut Function, Module, *const c_char) -> Status;
         let get = driver.symbol::<Get>("cuModuleGetFunction")?;
         let function = |name: &&'static str| {

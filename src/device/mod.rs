@@ -4,9 +4,10 @@
 //! - [`Chosen`]: what a rank computes on
 //! - [`Driver`]: which cards there are; kernels that are started on one
 //! - [`Libtorch`]: where the CUDA half of libtorch is
-//! - [`Nvrtc`]: the compiler of our own kernels
+//! - [`Nvrtc`]: the compiler of our own kernels; cubin: their code, and the files that keep it
 //! - [`Nccl`]: what sums between cards; [`SumStream`]: where it does
 
+mod cubin;
 mod driver;
 mod gpu;
 mod libtorch;

@@ -4,12 +4,13 @@
 //! Every function here is one of <https://docs.nvidia.com/cuda/nvrtc>.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
 use lambert_store::hash::sha256;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
 
+use super::cubin::Cubin;
 use crate::kernels::cuda::SOURCE;
 
 /// The library, by the names that versions 13 and 12 of CUDA give it.
@@ -106,27 +107,27 @@ impl Nvrtc {
         Ok(format!("{major}.{minor}"))
     }
 
-    /// The kernels as machine code (a cubin) for `architecture`, as `sm_90`; from `cache` if it is there, and put there if
+    /// The kernels as machine code for `architecture`, as `sm_90`; from `cache` if it is there and sound, and put there if
     /// not. A cache that cannot be written is none.
     ///
     /// # Errors
     /// They do not compile.
-    pub fn kernels(&self, architecture: &str, cache: Option<&Path>) -> Result<Vec<u8>, CompileError> {
+    pub fn kernels(&self, architecture: &str, cache: Option<&Path>) -> Result<Cubin, CompileError> {
         let version = self.version()?;
         let name = sha256([SOURCE, architecture, &version, &OPTIONS.concat()].join("\n").as_bytes());
-        let file = cache.map(|folder| folder.join(format!("kernels-{architecture}-{}.cubin", &name[..16])));
-        if let Some(code) = file.as_deref().and_then(|file| fs::read(file).ok()).filter(|code| !code.is_empty()) {
+        let file = cache.map(|folder| folder.join(format!("kernels-{architecture}-{}.sealed", &name[..16])));
+        if let Some(code) = file.as_deref().and_then(Cubin::read) {
             return Ok(code);
         }
         let code = self.compile(SOURCE, architecture)?;
-        if let Some(Err(error)) = file.as_deref().map(|file| keep(file, &code)) {
+        if let Some(Err(error)) = file.as_deref().map(|file| code.keep(file)) {
             tracing::debug!("the compiled kernels are not kept: {error}");
         }
         Ok(code)
     }
 
     /// Machine code of `source` for `architecture`.
-    pub(super) fn compile(&self, source: &str, architecture: &str) -> Result<Vec<u8>, CompileError> {
+    pub(super) fn compile(&self, source: &str, architecture: &str) -> Result<Cubin, CompileError> {
         type Create = unsafe extern "C" fn(
             *mut Program,
             *const c_char,
@@ -157,7 +158,7 @@ impl Nvrtc {
         // SAFETY: a program from above, and as many strings as it is told.
         let status = unsafe { compile(program, pointers.len() as c_int, pointers.as_ptr()) };
         let result = match self.check("nvrtcCompileProgram", status) {
-            Ok(()) => self.bytes(program, "nvrtcGetCUBINSize", "nvrtcGetCUBIN"),
+            Ok(()) => self.bytes(program, "nvrtcGetCUBINSize", "nvrtcGetCUBIN").map(Cubin::compiled),
             Err(refused) => Err(self.refusal(program, architecture, refused)),
         };
         // SAFETY: the program is not used any more.
@@ -196,15 +197,6 @@ fn load(path: &Path) -> Result<Library, CompileError> {
     library.map_err(|source| CompileError::Load { path: path.to_owned(), source })
 }
 
-/// Writes a file that is whole or not there.
-fn keep(file: &Path, code: &[u8]) -> io::Result<()> {
-    let folder = file.parent().unwrap_or(Path::new("."));
-    fs::create_dir_all(folder)?;
-    let mut writing = tempfile::NamedTempFile::new_in(folder)?;
-    io::Write::write_all(&mut writing, code)?;
-    writing.persist(file).map(drop).map_err(|error| error.error)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -232,6 +224,7 @@ mod tests {
         let cache = tempfile::tempdir().unwrap();
         for architecture in ["sm_80", "sm_90", "sm_100"] {
             let code = nvrtc.kernels(architecture, Some(cache.path())).unwrap();
+            let code = code.bytes();
             assert!(code.starts_with(b"\x7fELF"), "{architecture}");
             let has = |name: &str| code.windows(name.len()).any(|window| window == name.as_bytes());
             for kernel in ["dropout_f32", "dropout_bf16", "squares", "root_of_sums", "adamw"] {
@@ -240,11 +233,16 @@ mod tests {
         }
         let files = fs::read_dir(cache.path()).unwrap().count();
         assert_eq!(files, 3);
-        // What is kept is taken.
+        // What is kept is taken if it is whole; else it is compiled again, and kept.
         let file = fs::read_dir(cache.path()).unwrap().next().unwrap().unwrap().path();
-        fs::write(&file, b"kept").unwrap();
-        let kept = ["sm_80", "sm_90", "sm_100"].map(|name| nvrtc.kernels(name, Some(cache.path())).unwrap());
-        assert_eq!(kept.iter().filter(|code| *code == b"kept").count(), 1);
+        let kept = fs::read(&file).unwrap();
+        let mut damaged = kept.clone();
+        damaged[kept.len() / 2] ^= 1;
+        fs::write(&file, &damaged).unwrap();
+        for architecture in ["sm_80", "sm_90", "sm_100"] {
+            nvrtc.kernels(architecture, Some(cache.path())).unwrap();
+        }
+        assert!(fs::read(&file).unwrap() == kept, "a damaged file was taken");
     }
 
     #[test]

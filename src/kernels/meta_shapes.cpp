@@ -11,6 +11,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
+
+#include "../torch/caught.h"
 
 namespace {
 
@@ -167,9 +170,21 @@ TORCH_LIBRARY_IMPL(aten, AutogradMeta, library) { library.impl("scaled_dot_produ
 extern "C" at::Tensor *lambert_to_meta(const at::Tensor *host) {
   try {
     return new at::Tensor(host->to(at::kMeta));
-  } catch (const std::exception &) {
+  } catch (...) {
     return nullptr;
   }
+}
+
+// Throws, and returns what becomes of that: -1, and `failed` is told why.
+extern "C" int lambert_throw(bool is_standard, Failed failed) {
+  return caught(
+      [=]() -> int {
+        if (is_standard) {
+          throw std::runtime_error("of the standard library");
+        }
+        throw 7;
+      },
+      -1, failed);
 }
 
 // Begins to count numbers that this thread reads from tensors, and its copies between devices.

@@ -9,13 +9,12 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cstdlib>
-#include <exception>
 #include <mutex>
 #include <vector>
 
-namespace {
+#include "caught.h"
 
-using Failed = void (*)(const char *);
+namespace {
 
 c10::Device card(int index) { return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index)}; }
 
@@ -74,12 +73,7 @@ class Lane {
 // Returns what `work` does, or -1 and tells `failed` why.
 template <typename Work>
 int attempt(Work work, Failed failed) {
-  try {
-    return work();
-  } catch (const std::exception &error) {
-    failed(error.what());
-    return -1;
-  }
+  return caught([&]() -> int { return work(); }, -1, failed);
 }
 
 }  // namespace
@@ -156,12 +150,7 @@ extern "C" int lambert_peak_memory(int index, int64_t *bytes, Failed failed) {
 
 // A lane of card `index`; null where that fails.
 extern "C" Lane *lambert_lane(int index, Failed failed) {
-  try {
-    return new Lane(card(index));
-  } catch (const std::exception &error) {
-    failed(error.what());
-    return nullptr;
-  }
+  return caught([&] { return new Lane(card(index)); }, static_cast<Lane *>(nullptr), failed);
 }
 
 // Forgets a lane, whose copies have been made.
@@ -169,12 +158,7 @@ extern "C" void lambert_lane_forget(Lane *lane) { delete lane; }
 
 // Lane::send, as its caller's own; null where that fails.
 extern "C" at::Tensor *lambert_lane_send(Lane *lane, const at::Tensor *host, Failed failed) {
-  try {
-    return new at::Tensor(lane->send(*host));
-  } catch (const std::exception &error) {
-    failed(error.what());
-    return nullptr;
-  }
+  return caught([&] { return new at::Tensor(lane->send(*host)); }, static_cast<at::Tensor *>(nullptr), failed);
 }
 
 // Lane::take.

@@ -1,9 +1,11 @@
 //! Chunks on libtorch's own threads (libgomp): threads of our own would share the processors with these, which spin for a
 //! while after each operation.
 
+use std::any::Any;
 use std::ffi::c_void;
-use std::sync::OnceLock;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// What libgomp has behind `#pragma omp parallel`: function, its argument, threads, flags.
 type GompParallel = unsafe extern "C" fn(extern "C" fn(*mut c_void), *mut c_void, u32, u32);
@@ -19,7 +21,8 @@ fn gomp_parallel() -> Option<GompParallel> {
     })
 }
 
-/// Gives `work` each chunk of `length` values (the last may be shorter) with its number.
+/// Gives `work` each chunk of `length` values (the last may be shorter) with its number. Where it panics, so does this, once all
+/// threads have left: no panic may pass through libgomp.
 pub fn each_chunk(values: &mut [f32], length: usize, work: impl Fn(usize, &mut [f32]) + Sync) {
     struct Shared<'a, W> {
         next: AtomicUsize,
@@ -27,6 +30,7 @@ pub fn each_chunk(values: &mut [f32], length: usize, work: impl Fn(usize, &mut [
         count: usize,
         length: usize,
         work: &'a W,
+        panicked: Mutex<Option<Box<dyn Any + Send>>>,
     }
     extern "C" fn take<W: Fn(usize, &mut [f32]) + Sync>(shared: *mut c_void) {
         // SAFETY: each_chunk, which waits for all threads, passes a Shared of this type.
@@ -40,18 +44,46 @@ pub fn each_chunk(values: &mut [f32], length: usize, work: impl Fn(usize, &mut [
             let length = shared.length.min(shared.count - start);
             // SAFETY: within the slice that each_chunk borrows mutably; no other thread gets this index.
             let chunk = unsafe { std::slice::from_raw_parts_mut(shared.first.add(start), length) };
-            (shared.work)(index, chunk);
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (shared.work)(index, chunk))) {
+                // Nobody takes another chunk.
+                shared.next.store(usize::MAX / 2, Ordering::Relaxed);
+                shared.panicked.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
+                return;
+            }
         }
     }
     fn task<W: Fn(usize, &mut [f32]) + Sync>(_: &W) -> extern "C" fn(*mut c_void) {
         take::<W>
     }
     let (first, count) = (values.as_mut_ptr(), values.len());
-    let mut shared = Shared { next: AtomicUsize::new(0), first, count, length: length.max(1), work: &work };
+    let (next, panicked) = (AtomicUsize::new(0), Mutex::new(None));
+    let mut shared = Shared { next, first, count, length: length.max(1), work: &work, panicked };
     let (task, data) = (task(&work), (&raw mut shared).cast::<c_void>());
     match gomp_parallel() {
         // SAFETY: `task` reads `data` as what it is, and GOMP_parallel returns when all threads have left it.
         Some(parallel) => unsafe { parallel(task, data, tch::get_num_threads().max(1) as u32, 0) },
         None => task(data),
+    }
+    if let Some(panic) = shared.panicked.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        resume_unwind(panic);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_in_a_chunk_is_one_of_the_caller() {
+        let mut values = vec![1.0_f32; 100];
+        let work = |index: usize, chunk: &mut [f32]| {
+            assert_ne!(index, 7, "chunk {index} is wrong");
+            chunk.fill(2.0);
+        };
+        let panic = catch_unwind(AssertUnwindSafe(|| each_chunk(&mut values, 10, work))).unwrap_err();
+        assert!(panic.downcast_ref::<String>().unwrap().contains("chunk 7 is wrong"));
+        assert_eq!(values[70..80], [1.0; 10]);
+        each_chunk(&mut values, 10, |_, chunk| chunk.fill(3.0));
+        assert_eq!(values, [3.0; 100], "the threads work on");
     }
 }
