@@ -20,14 +20,14 @@ use signal_hook::consts::SIGTERM;
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 
+use crate::leave;
+
 /// A rank tells that it is alive at least this often.
 const HEARTBEAT: Duration = Duration::from_secs(2);
 /// A report that was not answered is repeated after this long.
 const AGAIN: Duration = Duration::from_millis(200);
 /// One report, from the connection to the answer.
 const REQUEST: Duration = Duration::from_secs(5);
-/// A coordinator that has not answered for this long is gone, and the worker ends.
-const PATIENCE: Duration = Duration::from_secs(45);
 /// The same where its host says all that time that nobody listens: a link that is cut says nothing.
 const REFUSED: Duration = Duration::from_secs(5);
 
@@ -59,8 +59,9 @@ impl Shared {
 }
 
 impl Control {
-    /// Connects to the coordinator of attempt `attempt`, which the environment names.
-    pub fn connect(rank: usize, attempt: u32, versions: Versions) -> Self {
+    /// Connects to the coordinator of attempt `attempt`, which the environment names. If that has not answered for `patience`, it
+    /// is gone, and this process ends.
+    pub fn connect(rank: usize, attempt: u32, versions: Versions, patience: Duration) -> Self {
         let (step, phase, since) = (0, Phase::Join, Instant::now());
         let (outbox, orders) = (Outbox::default(), OrderSlot::default());
         let shared = Arc::new(Shared { state: Mutex::new(State { step, phase, since, outbox, orders }) });
@@ -69,7 +70,7 @@ impl Control {
         };
         let (wake, woken) = crossbeam_channel::bounded(1);
         let signer = Signer::new(Key::new(&secret, attempt), rank);
-        let mut post = Post::new(rank, &url, signer, Arc::clone(&shared), versions);
+        let mut post = Post::new(rank, &url, signer, Arc::clone(&shared), versions, patience);
         let thread = std::thread::Builder::new().name("control".to_owned()).spawn(move || post.serve(&woken)).ok();
         Self { shared, wake: Some(wake), thread }
     }
@@ -118,6 +119,11 @@ impl Control {
         self.shared.state().orders.take()
     }
 
+    /// Whether the coordinator wants a checkpoint and an end, which nobody has taken yet.
+    pub fn stop_is_requested(&self) -> bool {
+        self.shared.state().orders.peek() == Directive::CheckpointAndStop
+    }
+
     /// What was taken could not be followed: it is taken again after the next step.
     pub fn put_back(&self, directive: Directive) {
         self.shared.state().orders.put_back(directive);
@@ -148,6 +154,8 @@ struct Post {
     /// What this rank runs, until the coordinator knows.
     versions: Option<Versions>,
     heard: Instant,
+    /// A coordinator that has not answered for this long is gone.
+    patience: Duration,
     /// Since when connections have been refused without exception.
     refused: Option<Instant>,
     /// Whether this process has had SIGTERM, where that is reported.
@@ -186,14 +194,21 @@ fn is_launcher(pid: i32, parent: i32) -> bool {
 }
 
 impl Post {
-    fn new(rank: usize, url: &str, signer: Signer, shared: Arc<Shared>, versions: Versions) -> Self {
+    fn new(
+        rank: usize,
+        url: &str,
+        signer: Signer,
+        shared: Arc<Shared>,
+        versions: Versions,
+        patience: Duration,
+    ) -> Self {
         // A proxy of the environment is for the world outside, never for the way to the coordinator.
         let agent = ureq::Agent::config_builder().timeout_global(Some(REQUEST)).proxy(None).build().new_agent();
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
         let url = format!("{url}{REPORT_PATH}");
         let (versions, heard) = (Some(versions), Instant::now());
         let terminated = termination();
-        Self { agent, url, signer, rank, host, shared, versions, heard, refused: None, terminated }
+        Self { agent, url, signer, rank, host, shared, versions, heard, patience, refused: None, terminated }
     }
 
     /// Reports until the training loop is done with it and everything was acknowledged.
@@ -254,13 +269,13 @@ impl Post {
             tracing::error!(
                 "{url} refuses this rank's reports ({error}): it is a coordinator of another version; ending"
             );
-            std::process::exit(exit::USAGE);
+            leave::now(exit::USAGE);
         }
         let silent = self.heard.elapsed();
-        if silent > PATIENCE || is_over {
+        if silent > self.patience || is_over {
             tracing::error!("the coordinator has not answered for {} s ({error}); ending", silent.as_secs());
-            // Other threads may be inside MPI, waiting for ranks that end in the same way.
-            std::process::exit(exit::FAILED);
+            // Other threads compute, or wait in MPI for ranks that end in the same way.
+            leave::now(exit::UNSUPERVISED);
         }
         tracing::debug!("the coordinator does not answer: {error}");
     }

@@ -27,7 +27,7 @@
 //! - [`metrics`]: one record a step; [`noise`]: how noisy its gradient is; [`mod@bench`]: what a stage takes, measured
 //! - [`output`]: results on standard output; [`rank_log`]: what a rank prints, in a file of its host;
 //!   [`janitor`]: what its launcher leaves there, removed; `binding`: on which processors it runs
-//! - [`control`]: the worker's end of the control channel
+//! - [`control`]: the worker's end of the control channel; [`leave`]: the end of a worker beside threads that are stuck
 //! - [`environment`]: the environment of this process
 //! - `allocator`: jemalloc in place of malloc
 //! - [`device`]: what a rank computes on, and what a card needs for that
@@ -54,6 +54,7 @@ pub mod guard;
 pub mod input;
 pub mod janitor;
 pub mod kernels;
+pub mod leave;
 pub mod masking;
 pub mod metrics;
 pub mod model;

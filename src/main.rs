@@ -4,19 +4,21 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use lambert::bench::{self, Request};
 use lambert::control::{Control, Phase};
 use lambert::device::Chosen;
 use lambert::error::{self, Error};
+use lambert::evaluate::Evaluated;
 use lambert::session::{self, Session};
 use lambert::train::Outcome;
-use lambert::{environment, evaluate, fill_mask, janitor, output, rank_log, saved::Saved, torch, train};
+use lambert::{environment, evaluate, fill_mask, janitor, leave, output, rank_log, saved::Saved, torch, train};
 use lambert_collective::local;
 use lambert_config::control::EventKind;
 use lambert_config::objectives::{self, Asks};
-use lambert_config::run::Device;
+use lambert_config::run::{Device, Limits};
 use lambert_config::{Layers, RunConfig, exit};
 use lambert_control::Versions;
 use lambert_store::Store;
@@ -182,9 +184,11 @@ fn attach(logs: Option<&Path>, session: &[PathBuf]) {
 /// has an exit code of its own.
 fn train(url: &str, attempt: u32, world: Option<usize>) -> Result<i32, Error> {
     let rank = lambert_collective::world::detect().map_or(0, |world| world.rank);
+    let config = Store::open(url).map_err(Error::from).and_then(|store| session::read_config(&store));
+    let limits = config.as_ref().map_or_else(|_| Limits::default(), |(config, _)| config.cluster.limits.clone());
     // Before anything asks libtorch, the version of the one that is loaded among it.
-    let device = choose(url);
-    let control = Arc::new(Control::connect(rank, attempt, versions()));
+    let device = config.and_then(|(config, _)| Ok(Chosen::load(&config.cluster)?));
+    let control = Arc::new(Control::connect(rank, attempt, versions(), patience(&limits)));
     let attend = || attend(url, attempt, world, device?, &control);
     let outcome = torch::guard(attend).map_err(Error::from).flatten();
     match outcome {
@@ -200,10 +204,10 @@ fn train(url: &str, attempt: u32, world: Option<usize>) -> Result<i32, Error> {
     }
 }
 
-/// What the run at `url` computes on, loaded.
-fn choose(url: &str) -> Result<Chosen, Error> {
-    let (config, _) = session::read_config(&Store::open(url)?)?;
-    Ok(Chosen::load(&config.cluster)?)
+/// How long a coordinator may be silent.
+fn patience(limits: &Limits) -> Duration {
+    let seconds = limits.coordinator_seconds;
+    Some(seconds).filter(|seconds| *seconds > 0.0).map_or(Duration::MAX, Duration::from_secs_f64)
 }
 
 /// Takes part in an attempt to its end.
@@ -232,7 +236,7 @@ fn leave(control: Arc<Control>, failed: &Error) -> ! {
     // The last of its owners, the session being gone: what it has to tell is told.
     drop(control);
     tracing::error!("{}", error::chain(failed));
-    std::process::exit(failed.exit_code());
+    leave::now(failed.exit_code());
 }
 
 /// The device of a name.
@@ -242,9 +246,13 @@ fn device(name: &str) -> Result<Device, String> {
 
 fn eval(saved: &Saved, data: &str, samples: u64, json: bool) -> Result<i32, Error> {
     let question = saved.question(data, samples)?;
-    let result = evaluate::evaluate(&saved.bert(), &mut *local::alone().group, &question, saved.step)?;
-    // Alone, it is this rank that could not read.
-    let result = result.map_err(|unread| unread.map_or(Error::NoMoreSamples(saved.step), Error::Dataset))?;
+    let evaluated = evaluate::evaluate(&saved.bert(), &mut *local::alone().group, &question, saved.step, || false)?;
+    let result = match evaluated {
+        Evaluated::Whole(evaluation) => evaluation,
+        // Alone, it is this rank that could not read.
+        Evaluated::Unread(Some(unread)) => return Err(Error::Dataset(unread)),
+        Evaluated::Unread(None) | Evaluated::Stopped => return Err(Error::NoMoreSamples(saved.step)),
+    };
     if json {
         output::line(&serde_json::to_string(&result).map_err(Error::Json)?)?;
         return Ok(exit::DONE);

@@ -8,6 +8,9 @@ pub const FAILED: i32 = 1;
 pub const USAGE: i32 = 2;
 /// The guard has given the run up: its rollbacks are used up, and losses or gradients are bad again (`EX_DATAERR`).
 pub const DIVERGED: i32 = 65;
+/// A worker has not heard from its coordinator for `cluster.limits.coordinator_seconds`, which is no failure of the worker
+/// (`EX_UNAVAILABLE`).
+pub const UNSUPERVISED: i32 = 69;
 /// Another start would fail in the same way: a damaged shard, memory that runs out in a step (`EX_SOFTWARE`).
 pub const FINAL: i32 = 70;
 /// A card has failed in a way that it does not come back from while the process lives (`EX_IOERR`).

@@ -315,6 +315,7 @@ impl Limits {
             ("evaluate_seconds", self.evaluate_seconds),
             ("save_seconds", self.save_seconds),
             ("stop_seconds", self.stop_seconds),
+            ("coordinator_seconds", self.coordinator_seconds),
         ];
         values.iter().for_each(|(key, value)| not_negative(&format!("cluster.limits.{key}"), *value, faults));
     }

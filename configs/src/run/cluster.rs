@@ -222,8 +222,10 @@ pub struct Limits {
     pub evaluate_seconds: f64,
     /// Waiting for a checkpoint, beyond `checkpoint.give_up_minutes`.
     pub save_seconds: f64,
-    /// Leaving.
+    /// Leaving; and from a request to stop until the last checkpoint is saved.
     pub stop_seconds: f64,
+    /// A coordinator that has not answered its workers for so long is gone, and they end.
+    pub coordinator_seconds: f64,
 }
 
 impl Default for Limits {
@@ -239,6 +241,7 @@ impl Default for Limits {
             evaluate_seconds: 7200.0,
             save_seconds: 3600.0,
             stop_seconds: 600.0,
+            coordinator_seconds: 45.0,
         }
     }
 }

@@ -94,6 +94,7 @@ pub fn follow(state: &mut State, at: Seconds, running: &Running, why: Why, actio
         Ending::Finished => Phase::Over(Verdict::Finished),
         Ending::Stopped => Phase::Over(Verdict::Stopped(state.requests.stop.unwrap_or(StopReason::Signal))),
         Ending::Absent(cause) => absent(state, at, running, cause, actions),
+        Ending::Unsupervised(cause) => unsupervised(state, at, running, cause, actions),
         Ending::RolledBack(cause) => rolled_back(state, at, running, cause, actions),
         Ending::Failed(failure) => failed(state, at, running, failure, actions),
     }
@@ -148,6 +149,12 @@ pub fn wait(
     let pause = pause(tries.absent);
     actions.push(Action::Note(Note::Waiting { cause, pause, minutes_left: left / 60.0 }));
     Phase::Pausing { last, until: at + pause }
+}
+
+/// Nobody has failed: the ranks are started again, however often that has happened.
+fn unsupervised(state: &mut State, at: Seconds, running: &Running, cause: String, actions: &mut Vec<Action>) -> Phase {
+    note(state, at, running, &Failure::passing(cause.clone()), false);
+    stopped(state).unwrap_or_else(|| again(at, running, cause, 0.0, false, actions))
 }
 
 fn rolled_back(state: &mut State, at: Seconds, running: &Running, cause: String, actions: &mut Vec<Action>) -> Phase {

@@ -88,6 +88,8 @@ pub enum Ending {
     RolledBack(String),
     /// No rank ever came up.
     Absent(String),
+    /// The ranks ended because this coordinator did not answer them: it was suspended, or starved.
+    Unsupervised(String),
     /// It failed.
     Failed(Failure),
 }
@@ -227,6 +229,10 @@ impl Watch {
         let told = self.failures.iter().find(lasting).or_else(host);
         match (told, self.death) {
             (Some(told), _) => self.told(told),
+            (None, _) if self.is_unsupervised() => {
+                let cause = "this coordinator did not answer the ranks (was it suspended?), and they ended";
+                Ending::Unsupervised(cause.to_owned())
+            }
             (None, Some(Death::Signal { rank, signal })) => {
                 let message = format!("{} was killed by signal {signal}", self.who(rank));
                 Ending::Failed(Failure::passing(message))
@@ -243,6 +249,14 @@ impl Watch {
                 Some(told) => self.told(told),
                 None => self.unexplained(world),
             },
+        }
+    }
+
+    fn is_unsupervised(&self) -> bool {
+        match self.death {
+            Some(Death::Exit { code, .. }) => code == exit::UNSUPERVISED,
+            Some(_) => false,
+            None => self.exit == Some(Exit::Code(exit::UNSUPERVISED)),
         }
     }
 

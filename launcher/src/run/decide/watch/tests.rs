@@ -135,3 +135,20 @@ fn a_mixture_of_versions_is_found() {
     watch.take(0.0, report(2, "five"));
     assert_eq!(watch.mixture.as_deref(), Some("rank 0 has MPI library four, rank 2 has five"));
 }
+
+/// Whoever is suspended hears afterwards that its ranks have ended, in one of these ways.
+#[test]
+fn ranks_that_this_coordinator_left_alone_have_not_failed() {
+    let is_unsupervised = |watch: Watch, code: i32| matches!(ended(watch, code), Ending::Unsupervised(_));
+    let mut named = watch();
+    assert!(is_unsupervised(named.clone(), exit::UNSUPERVISED));
+    named.take(1.0, FromWorkers::Died(Death::Exit { rank: 1, code: exit::UNSUPERVISED }));
+    // The others notice that a rank is gone before they notice that nobody answers.
+    tell(&mut named, 0, failed("the all-reduce failed", Fault::Passing));
+    assert!(is_unsupervised(named.clone(), exit::UNSUPERVISED));
+    tell(&mut named, 0, failed("a damaged shard", Fault::Lasting));
+    assert!(!is_unsupervised(named, exit::UNSUPERVISED));
+    let mut crashed = watch();
+    crashed.take(1.0, FromWorkers::Died(Death::Signal { rank: 1, signal: 11 }));
+    assert!(!is_unsupervised(crashed, exit::UNSUPERVISED));
+}
