@@ -46,6 +46,8 @@ pub enum SaveVote {
     Nothing,
     /// This rank has written its objects.
     Written,
+    /// It takes long by rank 0's clock, and that has not been told yet.
+    Slow,
     /// Rank 0 knows what came of it.
     Decided(Decision),
 }
@@ -59,8 +61,17 @@ pub enum Decision {
     Failed,
     /// It does not, because the ranks do not have the same weights.
     Apart,
+    /// It does not, because the state has numbers that are not finite.
+    NotFinite,
     /// It does not, and this attempt will never save one.
     Lost,
+    /// Nobody knows: a write has not ended within its time limit.
+    Stuck,
+}
+
+impl Decision {
+    /// All of them, in the order of their strength.
+    const ALL: [Self; 6] = [Self::Committed, Self::Failed, Self::Apart, Self::NotFinite, Self::Lost, Self::Stuck];
 }
 
 /// What all ranks know.
@@ -70,39 +81,42 @@ pub struct Agreement {
     pub directive: Directive,
     /// Ranks that have written their objects of the save under way.
     pub written: usize,
+    /// Whether the save under way takes so long that people are told now.
+    pub slow: bool,
     /// What came of the save under way, once rank 0 knows.
     pub decided: Option<Decision>,
     /// Ranks that could not read their samples.
     pub unread: usize,
 }
 
-/// Numbers of an encoded [`Vote`]: how many ranks ask for each directive, have written, know each decision, and could not
-/// read.
-const LENGTH: usize = 8;
+/// Numbers of an encoded [`Vote`]: how many ranks ask for each directive, have written, find the save slow, could not read,
+/// and know each decision.
+const LENGTH: usize = 5 + Decision::ALL.len();
 
 impl Vote {
     /// Its number of ranks, one, at the places of what it says: whatever ranks say, the sums can be told apart.
     fn encode(self) -> [f64; LENGTH] {
         let says = |said: bool| f64::from(u8::from(said));
-        [
+        let decided = Decision::ALL.map(|decision| says(self.save == SaveVote::Decided(decision)));
+        let mut numbers = [0.0; LENGTH];
+        numbers[..5].copy_from_slice(&[
             says(self.directive == Directive::Checkpoint),
             says(self.directive == Directive::CheckpointAndStop),
             says(self.save == SaveVote::Written),
-            says(self.save == SaveVote::Decided(Decision::Committed)),
-            says(self.save == SaveVote::Decided(Decision::Failed)),
-            says(self.save == SaveVote::Decided(Decision::Apart)),
-            says(self.save == SaveVote::Decided(Decision::Lost)),
+            says(self.save == SaveVote::Slow),
             says(self.unread),
-        ]
+        ]);
+        numbers[5..].copy_from_slice(&decided);
+        numbers
     }
 }
 
 impl Agreement {
     /// From the sums of all ranks' votes; of what more than one rank says the strongest holds.
     fn decode(sums: [f64; LENGTH]) -> Self {
-        let [checkpoint, stop, written, committed, failed, apart, lost, unread] = sums.map(|ranks| ranks as usize);
-        let strongest =
-            |said: &[(usize, Decision)]| said.iter().filter(|(ranks, _)| *ranks > 0).map(|said| said.1).max();
+        let ranks = sums.map(|ranks| ranks as usize);
+        let [checkpoint, stop, written, slow, unread, decisions @ ..] = ranks;
+        let known = Decision::ALL.into_iter().zip(decisions).filter(|(_, ranks)| *ranks > 0);
         Self {
             directive: match (checkpoint, stop) {
                 (0, 0) => Directive::Continue,
@@ -110,31 +124,10 @@ impl Agreement {
                 _ => Directive::CheckpointAndStop,
             },
             written,
-            decided: strongest(&[
-                (committed, Decision::Committed),
-                (failed, Decision::Failed),
-                (apart, Decision::Apart),
-                (lost, Decision::Lost),
-            ]),
+            slow: slow > 0,
+            decided: known.map(|(decision, _)| decision).max(),
             unread,
         }
-    }
-}
-
-impl Decision {
-    /// As one byte, for a broadcast.
-    pub fn to_byte(self) -> u8 {
-        match self {
-            Self::Committed => 1,
-            Self::Failed => 2,
-            Self::Apart => 3,
-            Self::Lost => 4,
-        }
-    }
-
-    /// Back from [`Decision::to_byte`].
-    pub fn from_byte(byte: u8) -> Option<Self> {
-        [Self::Committed, Self::Failed, Self::Apart, Self::Lost].into_iter().find(|decision| decision.to_byte() == byte)
     }
 }
 
@@ -165,11 +158,11 @@ mod tests {
     use super::*;
 
     const DIRECTIVES: [Directive; 3] = [Directive::Continue, Directive::Checkpoint, Directive::CheckpointAndStop];
-    const DECISIONS: [Decision; 4] = [Decision::Committed, Decision::Failed, Decision::Apart, Decision::Lost];
 
     /// Every vote that there is.
     fn votes() -> impl Iterator<Item = Vote> {
-        let saves = [SaveVote::Nothing, SaveVote::Written].into_iter().chain(DECISIONS.map(SaveVote::Decided));
+        let saves = [SaveVote::Nothing, SaveVote::Written, SaveVote::Slow];
+        let saves = saves.into_iter().chain(Decision::ALL.map(SaveVote::Decided));
         let with = move |directive| {
             let of = move |save| [false, true].map(|unread| Vote { directive, save, unread });
             saves.clone().flat_map(of)
@@ -199,13 +192,14 @@ mod tests {
 
     #[test]
     fn one_rank_alone_is_understood_whatever_it_says() {
-        assert_eq!(votes().count(), 36);
+        assert_eq!(votes().count(), 54);
         for vote in votes() {
             let Vote { directive, save, unread } = vote;
             let decided = if let SaveVote::Decided(decision) = save { Some(decision) } else { None };
             let expected = Agreement {
                 directive,
                 written: usize::from(save == SaveVote::Written),
+                slow: save == SaveVote::Slow,
                 decided,
                 unread: unread.into(),
             };
@@ -222,7 +216,7 @@ mod tests {
                 unread: true,
             });
             let (alone, all) = (agree(&[vote]), agree(&[vote, others[0], others[1], others[0]]));
-            assert_eq!((all.directive, all.decided), (alone.directive, alone.decided));
+            assert_eq!((all.directive, all.decided, all.slow), (alone.directive, alone.decided, alone.slow));
             assert_eq!((all.written, all.unread), (alone.written + 2, alone.unread + 3));
         }
     }
@@ -236,13 +230,7 @@ mod tests {
         assert_eq!((agreed.directive, agreed.decided), (once, Some(Decision::Committed)));
         let agreed = agree(&[saying(stop, Decision::Failed), saying(once, Decision::Lost)]);
         assert_eq!((agreed.directive, agreed.decided), (stop, Some(Decision::Lost)));
-    }
-
-    #[test]
-    fn decisions_travel_as_bytes() {
-        for decision in DECISIONS {
-            assert_eq!(Decision::from_byte(decision.to_byte()), Some(decision));
-        }
-        assert_eq!([0, 5, 255].map(Decision::from_byte), [None; 3]);
+        let agreed = agree(&[saying(stop, Decision::Stuck), saying(once, Decision::NotFinite)]);
+        assert_eq!(agreed.decided, Some(Decision::Stuck));
     }
 }

@@ -322,7 +322,7 @@ mod tests {
         let shared = Arc::new(Shared { state: Mutex::new(state) });
         let (wake, woken) = crossbeam_channel::bounded(1);
         let signer = Signer::new(Key::new(SECRET, 1), 0);
-        let mut post = Post::new(0, &url, signer, Arc::clone(&shared), Versions::default());
+        let mut post = Post::new(0, &url, signer, Arc::clone(&shared), Versions::default(), Duration::from_secs(45));
         let thread = std::thread::spawn(move || post.serve(&woken));
         (Control { shared, wake: Some(wake), thread: Some(thread) }, listener)
     }

@@ -84,6 +84,14 @@ pub enum Error {
         /// Whether it is known that this rank is wrong.
         blamed: bool,
     },
+    /// The training state has numbers that are not finite, and no start would load such a checkpoint.
+    #[error("{what}, after step {step}: no checkpoint was saved")]
+    NotFinite {
+        /// The step whose checkpoint was to be saved.
+        step: u64,
+        /// Which element of which tensor, and on which rank.
+        what: String,
+    },
     /// A thread of lambert's own ended by a mistake in it.
     #[error("a mistake in lambert itself, in {thread}: {message}")]
     Panic {
@@ -182,7 +190,7 @@ impl Error {
             Self::Device(error) if !error.is_missing() => F::Host,
             Self::Store(_) | Self::Resume { .. } | Self::Collective(_) | Self::Torch(_) | Self::Thread(_) => F::Passing,
             Self::Save { .. } => F::Later,
-            Self::Peer(_) | Self::Replicas { .. } => F::Passing,
+            Self::Peer(_) | Self::Replicas { .. } | Self::NotFinite { .. } => F::Passing,
             _ if self.exit_code() == exit::USAGE => F::Usage,
             _ => F::Lasting,
         }

@@ -4,10 +4,11 @@
 use std::sync::Arc;
 
 use lambert_collective::Group;
-use lambert_config::control::Evaluation;
+use lambert_config::control::{Directive, Evaluation};
 use lambert_config::run::{MaskToken, MaskUnit, Objective, Test};
 use lambert_data_prep::dataset::{Dataset, DatasetError};
 
+use crate::agreement::{self, Vote};
 use crate::data::detours::Detours;
 use crate::data::loader::Demand;
 use crate::data::{Loader, Source, Wanted};
@@ -33,14 +34,25 @@ pub struct Question {
     pub parts: Option<usize>,
 }
 
-/// Loss and accuracy of `bert` after `step` steps, over all ranks. Where a rank could not read its samples, all ranks learn of it: then the
-/// error, on the rank that met it.
+/// Outcome of an evaluation, the same on all ranks.
+pub enum Evaluated {
+    /// All samples were looked at.
+    Whole(Evaluation),
+    /// A rank could not read its samples; the error, on the rank that met it.
+    Unread(Option<DatasetError>),
+    /// A stop was requested, and nothing was measured.
+    Stopped,
+}
+
+/// Loss and accuracy of `bert` after `step` steps, over all ranks. Between its batches they tell each other whether one could not
+/// read its samples and whether rank 0 knows of a stop, by `is_stop_requested`.
 pub fn evaluate(
     bert: &Bert,
     collective: &mut dyn Group,
     question: &Question,
     step: u64,
-) -> Result<Result<Evaluation, Option<DatasetError>>, Error> {
+    is_stop_requested: impl Fn() -> bool,
+) -> Result<Evaluated, Error> {
     let rows = question.dataset.rows();
     let samples = if question.samples == 0 { rows } else { rows.min(question.samples) };
     let source = Source {
@@ -66,34 +78,34 @@ pub fn evaluate(
     let own = demand.own();
     let mut loader = Loader::start(source, demand, sizes).map_err(Error::Thread)?;
     let mut totals = vec![Totals::default(); own.len()];
-    let mut unread = None;
-    while let Some(batch) = loader.next_batch() {
-        let batch = match batch {
-            Ok(batch) => batch,
-            Err(error) => {
-                unread = Some(error);
-                break;
-            }
+    for _ in 0..samples.div_ceil(BATCH as u64) {
+        let Some(batch) = loader.next_batch() else {
+            // A reader that has panicked has given fewer samples than were asked for.
+            loader.finish()?;
+            return Err(Error::NoMoreSamples(step));
         };
+        let is_stopped = collective.rank() == 0 && is_stop_requested();
+        let directive = if is_stopped { Directive::CheckpointAndStop } else { Directive::Continue };
+        let vote = Vote { directive, unread: batch.is_err(), ..Vote::default() };
+        let (agreed, _) = agreement::exchange(collective, &mut [], vote, 0.0)?;
+        let batch = match batch {
+            Ok(batch) if agreed.unread == 0 => batch,
+            unread => return Ok(Evaluated::Unread(unread.err())),
+        };
+        if agreed.directive == Directive::CheckpointAndStop {
+            return Ok(Evaluated::Stopped);
+        }
         for (sum, leaf) in totals.iter_mut().zip(batch.whole().leaves()) {
             *sum = sum.and(&step::evaluate(bert, leaf)?);
         }
-    }
-    // A reader that has panicked has given fewer samples than were asked for.
-    if unread.is_none() {
-        loader.finish()?;
     }
     let mut sums = match question.parts {
         Some(parts) => Totals::in_places(&totals, own.start, parts),
         None => Totals::in_places(&totals, 0, 1),
     };
-    sums.push(f64::from(u8::from(unread.is_some())));
     collective.all_reduce_sum_f64(&mut sums)?;
-    if sums.pop() != Some(0.0) {
-        return Ok(Err(unread));
-    }
     let totals = Totals::of_places(&sums);
-    Ok(Ok(Evaluation {
+    Ok(Evaluated::Whole(Evaluation {
         step,
         samples,
         masked_tokens: totals.hidden_tokens(),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lambert_collective::world::OtherStarter;
-use lambert_collective::{Endpoints, local, mpi, nccl};
+use lambert_collective::{Endpoints, Group, local, mpi, nccl};
 use lambert_config::control::EventKind;
 use lambert_config::run::{Backend, Cluster, Wire};
 use lambert_config::{Layers, RunConfig, memory};
@@ -19,7 +19,7 @@ use crate::device::world::Sharing;
 use crate::device::{self, Card, Chosen, DeviceError, Nccl, SumStream};
 use crate::error::Error;
 use crate::kernels::Kernels;
-use crate::{binding, metrics, model, sums};
+use crate::{binding, leave, metrics, model, sums};
 
 /// A rank's place in a run.
 pub struct Session {
@@ -96,9 +96,25 @@ impl Session {
             return Error::Card { card: card.name(), said: said.to_owned() };
         }
         match error {
-            Error::Save { .. } | Error::Store(_) => loss(&self.lease).map_or(error, Error::Store),
+            Error::Save { .. } | Error::Store(_) => self.lost_lease().map_or(error, Error::Store),
             other => other,
         }
+    }
+
+    /// That another attempt has taken the run. A folder that hangs is not waited for.
+    fn lost_lease(&self) -> Option<lambert_store::Error> {
+        let lease = self.lease.clone();
+        leave::within(2 * BRIEF, move || loss(&lease))?
+    }
+
+    /// Whether all ranks end now, with what is saved: rank 0 knows that a stop is requested. All call it together.
+    ///
+    /// # Errors
+    /// They cannot exchange it.
+    pub fn agree_on_stop(&self, collective: &mut dyn Group) -> Result<bool, Error> {
+        let mut word = vec![u8::from(self.is_first() && self.control.stop_is_requested())];
+        collective.broadcast_bytes(&mut word, 0)?;
+        Ok(word == [1])
     }
 
     /// Tells people something, through the coordinator where there is one.
@@ -110,9 +126,12 @@ impl Session {
     }
 }
 
+/// How long a store that is away is asked for a lease.
+const BRIEF: Duration = Duration::from_secs(5);
+
 /// Whether a lease is lost, as an error that says so. A store that is away is not waited for.
 pub fn loss(lease: &Lease) -> Option<lambert_store::Error> {
-    let brief = Patience { total: Duration::from_secs(5), ..Patience::default() };
+    let brief = Patience { total: BRIEF, ..Patience::default() };
     lease.with_patience(brief).check().err().filter(lambert_store::Error::is_lease_lost)
 }
 

@@ -39,11 +39,18 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
     let mut saver = Saver::new(session, &datasets, &state, origin)?;
     if state.unevaluated {
         make_up(session, collective, &datasets, &budgets, &mut saver, &mut state)?;
+        if state.unevaluated {
+            return Ok(finish(session, &saver, &state, Outcome::Stopped));
+        }
     }
     'stages: while let Some(place) = plan::place(&session.config, &state.ended, state.step) {
         let dataset = &*datasets.stages[place.index];
-        enter(session, collective, &mut saver, &mut state, &place)?;
+        let stops = enter(session, collective, &mut saver, &mut state, &place)?;
         session.control.phase(Phase::Load);
+        // Growing takes its time, and the first step of a deeper model more.
+        if stops || session.agree_on_stop(collective)? {
+            return stop(session, collective, &mut saver, &state);
+        }
         let mut stage = Stage::open(session, &datasets, &mut state, place, budgets[place.index])?;
         for done in place.done + 1..=place.stage.steps {
             stage.freeze(&mut state, done - 1);
@@ -61,20 +68,21 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
                 retreat::go_back(session, collective, &mut saver, dataset, retreat)?;
                 return Ok(Outcome::RolledBack);
             }
-            if session.config.test.flips(session.lease.attempt(), session.rank, state.step) {
-                state.flip_a_bit();
-            }
+            inject_faults(session, &mut state);
             saver.poll_save(collective, &agreed.agreement)?;
             let mut ends = done == place.stage.steps;
             let mut best = false;
+            let stops = agreed.agreement.directive == Directive::CheckpointAndStop;
             if ends || state.step.is_multiple_of(session.config.evaluation.every_steps) {
-                best = stage.evaluate(&mut state, collective, &mut saver)?;
+                match stops && datasets.evaluation.is_some() {
+                    true => state.unevaluated = true,
+                    false => best = stage.evaluate(&mut state, collective, &mut saver)?,
+                }
                 ends |= state.ended.contains_key(&place.index);
             }
             let is_last = plan::place(&session.config, &state.ended, state.step).is_none();
-            if agreed.agreement.directive == Directive::CheckpointAndStop && !is_last {
-                saver.complete(collective, &state)?;
-                return Ok(finish(session, &saver, &state, Outcome::Stopped));
+            if state.unevaluated || stops && !is_last {
+                return stop(session, collective, &mut saver, &state);
             }
             if saver.is_due(state.step, agreed.agreement.directive != Directive::Continue) || ends || best {
                 saver.save(collective, &state)?;
@@ -90,7 +98,33 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
     Ok(finish(session, &saver, &state, Outcome::Done))
 }
 
-/// Makes the evaluation that the attempt before could not make after its last step, and saves what follows from it.
+/// Ends the attempt with a checkpoint, because a stop is requested.
+fn stop(
+    session: &Session,
+    collective: &mut dyn Group,
+    saver: &mut Saver<'_>,
+    state: &TrainState,
+) -> Result<Outcome, Error> {
+    saver.stop();
+    if state.step > 0 {
+        saver.complete(collective, state)?;
+    }
+    Ok(finish(session, saver, state, Outcome::Stopped))
+}
+
+/// The faults of `[test]` that come after a step.
+fn inject_faults(session: &Session, state: &mut TrainState) {
+    let (test, attempt) = (&session.config.test, session.lease.attempt());
+    if test.flips(attempt, session.rank, state.step) {
+        state.flip_a_bit();
+    }
+    if test.spoils_moments(attempt, state.step) {
+        state.spoil_a_moment();
+    }
+}
+
+/// Makes the evaluation that the attempt before did not make after its last step, and saves what follows from it. A stop that is
+/// requested meanwhile leaves it to the next attempt: the checkpoint says that it is missing.
 fn make_up(
     session: &Session,
     collective: &mut dyn Group,
@@ -104,22 +138,26 @@ fn make_up(
     session.control.phase(Phase::Load);
     let place = Place { done: last.done + 1, ..last };
     Stage::open(session, datasets, state, place, budgets[place.index])?.evaluate(state, collective, saver)?;
-    saver.renew(collective, state)
+    if state.unevaluated { Ok(()) } else { saver.renew(collective, state) }
 }
 
-/// Begins a stage, or goes on with it. Before a model grows, what it grows from is a checkpoint.
+/// Begins a stage, or goes on with it. Before a model grows, what it grows from is a checkpoint. Returns whether all ranks stop
+/// there instead, because that is requested.
 fn enter(
     session: &Session,
     collective: &mut dyn Group,
     saver: &mut Saver<'_>,
     state: &mut TrainState,
     place: &Place<'_>,
-) -> Result<(), Error> {
+) -> Result<bool, Error> {
     let model = &session.config.model;
     let (from, to) = (state.parameters.layers(), place.stage.depth(model));
     // A run that begins from another's checkpoint has it there.
     if from != to && state.step > 0 {
         saver.complete(collective, state)?;
+        if session.agree_on_stop(collective)? {
+            return Ok(true);
+        }
     }
     stages::enter(state, model, place)?;
     if from != to {
@@ -129,7 +167,7 @@ fn enter(
             session.control.event(EventKind::Grown { step, from, to, stage: place.stage.name.clone() });
         }
     }
-    Ok(())
+    Ok(false)
 }
 
 fn finish(session: &Session, saver: &Saver<'_>, state: &TrainState, outcome: Outcome) -> Outcome {

@@ -31,6 +31,7 @@ mod replicas;
 mod resume;
 #[path = "../cluster/store/tests/s3_server/mod.rs"]
 mod s3_server;
+mod saves;
 mod several_hosts;
 mod shipped_configs;
 mod signals;

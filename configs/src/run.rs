@@ -121,7 +121,8 @@ pub struct Checkpoint {
     pub keep_every_steps: u64,
     /// Each evaluation whose loss is the lowest so far is followed by a checkpoint, and the best of them is kept.
     pub keep_best: bool,
-    /// Saves that have failed for so many minutes on end stop the run; until then they are tried again.
+    /// A save that takes longer than this many minutes ends the run, and so do saves that fail for as long; until then they
+    /// are tried again. 0: the first failure ends the run, and the limit of a save is `cluster.limits.save_seconds`.
     pub give_up_minutes: f64,
 }
 

@@ -3,7 +3,7 @@
 //! - [`resume`]: the state to go on from, out of the newest checkpoint that verifies and fits
 //! - [`saver`]: when to save, and saves beside the training; save: one that is under way, [`snapshot`] the copy that it
 //!   writes, [`commit`] what rank 0 does when all ranks have written theirs, pruner what removes
-//!   old checkpoints after that, [`retry_state`] what follows failures
+//!   old checkpoints after that, [`retry_state`] what follows failures, [`time_limit`] how long a save may take
 //! - [`rollback`]: what an attempt that went back leaves for the next
 //! - [`replicas`]: whether all ranks have the same weights
 //! - [`Facts`]: the counters of a checkpoint
@@ -21,6 +21,7 @@ pub mod rollback;
 mod save;
 pub mod saver;
 pub mod snapshot;
+pub mod time_limit;
 
 pub use facts::Facts;
 pub use resume::{Origin, read_chosen, read_model, read_state, resume};

@@ -7,28 +7,33 @@
 //! 3. A later all-reduce carries what came of it, so that all ranks know after the same step.
 //!
 //! No thread but the training loop's uses the collective, and a save begins only when the one before has ended: none
-//! overtakes another.
+//! overtakes another. One that does not end in time ends the attempt, by rank 0's clock ([`TimeLimit`]).
 
 use std::time::{Duration, Instant};
 
 use lambert_collective::Group;
 use lambert_config::control::{Evaluation, EventKind, StepRecord};
-use lambert_store::checkpoint::{self as stored, Best, Manifest, Retention, Writer};
+use lambert_store::checkpoint::{self as stored, Best, Manifest, Writer};
 
-use super::commit::{Commit, Outcome, Part};
+use super::commit::{Commit, Outcome, Part, retention};
 use super::pruner::Pruner;
 use super::replicas::Apart;
 use super::retry_state::RetryState;
 use super::save::{Progress, Save};
 use super::snapshot::Snapshot;
+use super::time_limit::{self, Standing, TimeLimit};
 use super::{Facts, Origin};
-use crate::agreement::{Agreement, Decision, SaveVote};
+use crate::agreement::{self, Agreement, Decision, SaveVote, Vote};
 use crate::control::Phase;
 use crate::error::Error;
 use crate::metrics::{self, Records, Stopwatch};
 use crate::session::{Datasets, Session};
 use crate::state::TrainState;
 use crate::torch;
+
+/// Pauses between two looks at a save that is waited for.
+const SHORTEST_POLL: Duration = Duration::from_millis(1);
+const LONGEST_POLL: Duration = Duration::from_millis(50);
 
 /// Decides when to save, saves, and keeps the records that belong to each checkpoint.
 pub struct Saver<'a> {
@@ -51,6 +56,9 @@ pub struct Saver<'a> {
     retry_state: RetryState,
     /// Removes old checkpoints, on rank 0.
     pruner: Pruner,
+    limit: TimeLimit,
+    /// Since when a stop is requested.
+    stopping: Option<Instant>,
     /// Seconds that training paused for checkpoints since the last record.
     stall: f64,
 }
@@ -76,6 +84,8 @@ impl<'a> Saver<'a> {
             last_save: Instant::now(),
             retry_state: RetryState::default(),
             pruner: Pruner::default(),
+            limit: TimeLimit::new(&session.config),
+            stopping: None,
             stall: 0.0,
         })
     }
@@ -118,29 +128,59 @@ impl<'a> Saver<'a> {
         self.save.is_none() && if self.retry_state.is_there() { self.retry_state.is_due() } else { interval }
     }
 
+    /// A stop is requested: saves have `cluster.limits.stop_seconds` from the first call on.
+    pub fn stop(&mut self) {
+        self.stopping.get_or_insert_with(Instant::now);
+    }
+
     /// What this rank says of the save under way.
     pub fn vote(&mut self) -> SaveVote {
         let Some(save) = &mut self.save else { return SaveVote::Nothing };
-        save.decide(false, &self.retry_state, self.session.config.checkpoint.give_up_minutes);
-        match &mut save.progress {
-            Progress::Writing(objects, _) => match objects.iter_mut().all(|(object, _)| object.is_done()) {
-                true => SaveVote::Written,
-                false => SaveVote::Nothing,
-            },
-            Progress::Copying(..) | Progress::Committing(_) => SaveVote::Nothing,
-            Progress::Decided(outcome, _) => SaveVote::Decided(outcome.decision()),
-        }
+        let stopping = self.stopping.map(|since| since.elapsed());
+        let over = self.limit.stop_is_over(stopping);
+        save.decide(&self.retry_state, self.session.config.checkpoint.give_up_minutes, over);
+        save.vote(self.session.is_first().then(|| self.limit.judge(save.began.elapsed(), stopping)))
     }
 
     /// Moves the save under way along, by what the ranks have agreed on. Call it after each step.
     pub fn poll_save(&mut self, collective: &mut dyn Group, agreement: &Agreement) -> Result<(), Error> {
         self.write_what_is_copied(false)?;
+        self.advance(collective, agreement)
+    }
+
+    fn advance(&mut self, collective: &mut dyn Group, agreement: &Agreement) -> Result<(), Error> {
         let Some(save) = &self.save else { return Ok(()) };
+        if agreement.slow {
+            self.tell_slow(collective)?;
+            return Ok(());
+        }
         match (&save.progress, agreement.decided) {
+            (_, Some(Decision::Stuck)) => Err(self.stuck(collective)?),
             (Progress::Writing(..), _) if agreement.written >= self.session.world => self.hand_in(collective),
             (Progress::Copying(..) | Progress::Writing(..), _) | (_, None) => Ok(()),
             (_, Some(decision)) => self.conclude(collective, decision),
         }
+    }
+
+    /// Tells people which ranks have not written what, long before that ends the run.
+    fn tell_slow(&mut self, collective: &mut dyn Group) -> Result<(), Error> {
+        let Some(save) = &mut self.save else { return Ok(()) };
+        let (name, seconds) = (save.writer.name(), save.began.elapsed().as_secs_f64());
+        let beginning = format!("checkpoint {name} is not saved after {seconds:.1} s");
+        let waits = time_limit::gather(collective, &save.waits_for(), beginning)?;
+        if self.session.is_first() {
+            self.session.warn(format!("{waits}; {}", self.limit.warning()));
+        }
+        Ok(())
+    }
+
+    /// The error that ends all ranks, because a write has not ended within the limit. Nothing is tried again in this process:
+    /// the write still reads the copy of the state.
+    fn stuck(&mut self, collective: &mut dyn Group) -> Result<Error, Error> {
+        let Some(save) = &mut self.save else { return Ok(Error::Peer("rank 0 waits for a save that is not there")) };
+        let limit = if let Standing::Over(limit) = &save.standing { limit.clone() } else { String::new() };
+        let message = time_limit::gather(collective, &save.waits_for(), format!("not saved {limit}"))?;
+        Ok(Error::Save { name: save.writer.name().to_owned(), message })
     }
 
     /// Begins to save the state as a checkpoint, once the save before has ended.
@@ -159,7 +199,16 @@ impl<'a> Saver<'a> {
         let manifest = self.manifest(state, writer.name())?;
         let progress = Progress::Copying(copying, self.records.cut(state.step));
         let stall = watch.lap();
-        self.save = Some(Save { writer, manifest, digest, began: self.last_save, stall, progress });
+        self.save = Some(Save {
+            writer,
+            manifest,
+            digest,
+            began: self.last_save,
+            stall,
+            standing: Standing::InTime,
+            told_slow: false,
+            progress,
+        });
         self.stall += stall;
         self.write_what_is_copied(false)
     }
@@ -232,25 +281,25 @@ impl<'a> Saver<'a> {
         self.pruner.finish();
     }
 
-    /// Waits for the end of the save under way, if one is.
+    /// Waits for the end of the save under way, if one is: as long as its time limit says.
     pub fn settle(&mut self, collective: &mut dyn Group) -> Result<(), Error> {
+        let (mut watch, before) = (Stopwatch::start(), self.stall);
         self.write_what_is_copied(true)?;
-        if matches!(&self.save, Some(Save { progress: Progress::Writing(..), .. })) {
-            self.hand_in(collective)?;
+        let mut pause = SHORTEST_POLL;
+        while self.save.is_some() {
+            self.session.control.phase(Phase::Save);
+            if self.session.control.stop_is_requested() {
+                self.stop();
+            }
+            let vote = Vote { save: self.vote(), ..Vote::default() };
+            let (agreement, _) = agreement::exchange(collective, &mut [], vote, 0.0)?;
+            self.advance(collective, &agreement)?;
+            if self.save.is_some() {
+                std::thread::sleep(pause);
+                pause = (2 * pause).min(LONGEST_POLL);
+            }
         }
-        let mut watch = Stopwatch::start();
-        let Some(save) = &mut self.save else { return Ok(()) };
-        self.session.control.phase(Phase::Save);
-        save.decide(true, &self.retry_state, self.session.config.checkpoint.give_up_minutes);
-        let mut word = match &save.progress {
-            Progress::Decided(outcome, _) => vec![outcome.decision().to_byte()],
-            _ => Vec::new(),
-        };
-        collective.broadcast_bytes(&mut word, 0)?;
-        // A rank 0 without a decision has failed, and the others end with it.
-        let decision = word.first().and_then(|byte| Decision::from_byte(*byte)).unwrap_or(Decision::Lost);
-        self.conclude(collective, decision)?;
-        self.stall += watch.lap();
+        self.stall = before + watch.lap();
         Ok(())
     }
 
@@ -272,14 +321,14 @@ impl<'a> Saver<'a> {
         if let Some(made) = &save.digest {
             torch::guard(|| self.session.kernels.read(made, 0, &mut digest))?;
         }
-        let part = Part::encode(u64::from_ne_bytes(digest), entries.collect())?;
+        let part = Part::encode(u64::from_ne_bytes(digest), entries.collect(), self.snapshot.slices())?;
         let Some(parts) = collective.gather_bytes(&part, 0)? else { return Ok(()) };
         let (writer, manifest, session) = (save.writer.clone(), save.manifest.clone(), self.session);
         let (store, lease, retention) = (session.store.clone(), session.lease.clone(), retention(session, &manifest));
         let pruner = self.pruner.clone();
         let commit = Commit { writer, manifest, parts, records, store, lease, retention, pruner };
         let thread = std::thread::Builder::new().name("commit".to_owned()).spawn(move || commit.run());
-        save.progress = Progress::Committing(Some(thread.map_err(Error::Thread)?));
+        (save.progress, save.standing) = (Progress::Committing(Some(thread.map_err(Error::Thread)?)), Standing::InTime);
         let seconds = watch.lap();
         save.stall += seconds;
         self.stall += seconds;
@@ -313,7 +362,7 @@ impl<'a> Saver<'a> {
             self.records.restore(records);
             message = match outcome {
                 Outcome::Committed => Vec::new(),
-                Outcome::Failed(why) | Outcome::Lost(why) => why.into_bytes(),
+                Outcome::Failed(why) | Outcome::Lost(why) | Outcome::NotFinite(why) => why.into_bytes(),
                 Outcome::Apart(apart) => serde_json::to_vec(&apart).map_err(Error::Json)?,
             };
         }
@@ -329,7 +378,11 @@ impl<'a> Saver<'a> {
             let blamed = apart.blames(self.session.rank);
             return Err(Error::Replicas { step: manifest.step, apart, blamed });
         }
-        Err(Error::Save { name, message: String::from_utf8_lossy(&message).into_owned() })
+        let message = String::from_utf8_lossy(&message).into_owned();
+        match decision {
+            Decision::NotFinite => Err(Error::NotFinite { step: manifest.step, what: message }),
+            _ => Err(Error::Save { name, message }),
+        }
     }
 
     fn warn(&self, name: &str, why: &str) {
@@ -359,16 +412,5 @@ impl<'a> Saver<'a> {
             state: serde_json::to_value(facts).map_err(Error::Json)?,
             objects: Vec::new(),
         })
-    }
-}
-
-/// What is kept when the checkpoint of `manifest` is committed.
-fn retention(session: &Session, manifest: &Manifest) -> Retention {
-    let settings = &session.config.checkpoint;
-    Retention {
-        last: settings.keep,
-        every_steps: settings.keep_every_steps,
-        named: manifest.best.iter().filter(|_| settings.keep_best).map(|best| best.checkpoint.clone()).collect(),
-        known_sound: None,
     }
 }

@@ -149,6 +149,11 @@ impl Snapshot {
         })
     }
 
+    /// The elements of this rank's part of the moments.
+    pub fn slices(&self) -> &[Slice] {
+        &self.slices
+    }
+
     /// Begins to copy what this rank writes of `state`, as it is now, whatever changes it afterwards.
     pub fn begin(&mut self, state: &TrainState) -> Copying {
         let moments = [Buffer::First, Buffer::Second].map(|buffer| state.region(buffer, self.ranges.clone()));

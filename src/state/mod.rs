@@ -235,6 +235,12 @@ impl TrainState {
         self.write(Buffer::Weights, first, &[f32::from_bits(flipped)]);
     }
 
+    /// Lets the last second moment become infinite, for tests: the weights stay as they are.
+    pub fn spoil_a_moment(&mut self) {
+        let end = self.parameters.specs().last().map_or(0, |spec| spec.range().end);
+        self.write(Buffer::Second, end - 1, &[f32::INFINITY]);
+    }
+
     /// Takes the weights, gradients, moments and counts of updates of `other`, which may be of another model, for its own.
     pub fn take_tensors(&mut self, other: Self) {
         self.parameters = other.parameters;

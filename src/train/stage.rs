@@ -16,7 +16,7 @@ use crate::control::Phase;
 use crate::data::loader::Demand;
 use crate::data::{GlobalBatch, Loader, Source, Wanted};
 use crate::error::Error;
-use crate::evaluate::{self, Question};
+use crate::evaluate::{self, Evaluated, Question};
 use crate::guard::Verdict;
 use crate::metrics::{self, Stopwatch};
 use crate::model::{self, Bert};
@@ -244,7 +244,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Measures the held-out loss, if there are samples for it, and ends the stage where it is flat. Returns whether a
-    /// checkpoint is to be saved for the loss.
+    /// checkpoint is to be saved for the loss. Where a stop is requested, the state says that the evaluation is missing.
     pub fn evaluate(
         &self,
         state: &mut TrainState,
@@ -262,11 +262,17 @@ impl<'a> Stage<'a> {
             micro_batch_tokens: self.micro_batch_tokens,
             parts: self.leaves().map(|(_, parts)| parts),
         };
-        let evaluation = match evaluate::evaluate(&self.bert, collective, &question, state.step)? {
-            Ok(evaluation) => evaluation,
-            Err(unread) => {
+        let control = &self.session.control;
+        let stop = || control.stop_is_requested();
+        let evaluation = match evaluate::evaluate(&self.bert, collective, &question, state.step, stop)? {
+            Evaluated::Whole(evaluation) => evaluation,
+            Evaluated::Unread(unread) => {
                 state.unevaluated = true;
                 return retreat::end_for(collective, saver, state, unread).map(|_| false);
+            }
+            Evaluated::Stopped => {
+                state.unevaluated = true;
+                return Ok(false);
             }
         };
         let best = saver.push_evaluation(collective, &evaluation)?;

@@ -95,6 +95,11 @@ impl OrderSlot {
         self.waiting.take().unwrap_or_default()
     }
 
+    /// What [`OrderSlot::take`] would give.
+    pub fn peek(&self) -> Directive {
+        self.waiting.unwrap_or_default()
+    }
+
     /// An order that was taken and could not be followed is to be taken again, unless another has come.
     pub fn put_back(&mut self, directive: Directive) {
         if directive != Directive::Continue {

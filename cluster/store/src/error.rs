@@ -79,6 +79,16 @@ pub enum Error {
         /// The reader's limit in bytes.
         limit: u64,
     },
+    /// A tensor that is being written has a number that is infinite or none: what is read refuses it.
+    #[error("{url}: element {element} of tensor {tensor} is not finite")]
+    NotFinite {
+        /// The object's URL.
+        url: String,
+        /// The tensor, as the object names it.
+        tensor: String,
+        /// The first such element, counted in the flattened tensor from 0.
+        element: u64,
+    },
     /// A checkpoint of this name is already committed.
     #[error("{url} exists already and is never replaced")]
     Exists {

@@ -178,8 +178,18 @@ impl Store {
     /// # Errors
     /// [`Error::Name`]; everything else comes out of the [`Upload`].
     pub fn put_in_background(&self, path: &str, bytes: Bytes) -> Result<Upload> {
+        self.put_digested(path, bytes, |bytes| Ok(hash::sha256(bytes)))
+    }
+
+    /// The same with a `digest` that may refuse the bytes.
+    pub(crate) fn put_digested(
+        &self,
+        path: &str,
+        bytes: Bytes,
+        digest: impl FnOnce(&[u8]) -> Result<String> + Send + 'static,
+    ) -> Result<Upload> {
         let (store, name, place) = self.ask("put", path)?;
-        Ok(Upload::start(store, name, place, bytes))
+        Ok(Upload::start(store, name, place, bytes, digest))
     }
 
     /// Reads the first `bytes` bytes of an object and hands them to `take` piece by piece, in order. The next

@@ -13,7 +13,6 @@ use object_store::path::Path;
 use object_store::{MultipartId, ObjectStoreExt, PutPayload};
 
 use crate::error::{Cause, Error, Result};
-use crate::hash;
 use crate::open::Backend;
 use crate::retry::{self, Place};
 use crate::runtime::{self, Pending};
@@ -41,12 +40,19 @@ impl std::fmt::Debug for Upload {
 }
 
 impl Upload {
-    pub(crate) fn start(store: Store, name: Path, place: Place, bytes: Bytes) -> Self {
+    /// Writes `bytes`; `digest` gives their SHA-256 meanwhile, or what speaks against them.
+    pub(crate) fn start(
+        store: Store,
+        name: Path,
+        place: Place,
+        bytes: Bytes,
+        digest: impl FnOnce(&[u8]) -> Result<String> + Send + 'static,
+    ) -> Self {
         let under_way = runtime::start(async move {
             let copy = bytes.clone();
-            let hashed = runtime::compute(move || hash::sha256(&copy));
+            let hashed = runtime::compute(move || digest(&copy));
             let (sent, sha256) = future::join(upload(store, name, place, bytes), hashed).await;
-            sent.map(|()| sha256)
+            sent.and(sha256)
         });
         Self { under_way, done: None }
     }

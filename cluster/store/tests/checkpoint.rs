@@ -269,8 +269,32 @@ fn forge(run: &Store, name: &str, object: &str, bytes: Vec<u8>) {
     run.delete(&path(name, "manifest.json")).unwrap();
     let lease = Lease::attach(run, manifest.attempt).unwrap();
     let writer = Writer::new(run, manifest.step, manifest.attempt);
-    manifest.objects[place] = writer.put_object(object, bytes.into()).unwrap();
+    let entry = &mut manifest.objects[place];
+    (entry.bytes, entry.sha256) = (bytes.len() as u64, lambert_store::hash::sha256(&bytes));
+    run.put(&path(name, object), bytes.into()).unwrap();
     writer.commit(&manifest, &lease).unwrap();
+}
+
+/// What loading would refuse is refused when it is written, however large the object is.
+#[test]
+fn numbers_that_are_not_finite_are_not_written_as_a_checkpoint() {
+    let (_folder, run) = folder_store();
+    let writer = Writer::new(&run, 100, 1);
+    let file = |elements: usize, bad: usize| {
+        let header = format!(r#"{{"x":{{"dtype":"F32","shape":[{elements}],"data_offsets":[0,{}]}}}}"#, 4 * elements);
+        let mut numbers = vec![1.0_f32; elements];
+        numbers[bad] = f32::INFINITY;
+        let numbers: Vec<u8> = numbers.into_iter().flat_map(f32::to_le_bytes).collect();
+        Bytes::from([&(header.len() as u64).to_le_bytes(), header.as_bytes(), &numbers].concat())
+    };
+    for (elements, bad) in [(1, 0), (300, 299), (3 << 20, 2_000_001)] {
+        match writer.put_object(OBJECTS[0], file(elements, bad)) {
+            Err(Error::NotFinite { tensor, element, .. }) => assert_eq!((&*tensor, element), ("x", bad as u64)),
+            other => panic!("{other:?}"),
+        }
+    }
+    // Other objects are not looked into.
+    writer.put_object("x.bin", file(300, 7)).unwrap();
 }
 
 #[test]

@@ -60,6 +60,8 @@ pub struct Test {
     pub million_samples: Vec<u64>,
     /// In the first attempt a bit of this rank's weights flips after this step: \[rank, step\] of each.
     pub flipped_weights: Vec<[u64; 2]>,
+    /// In the first attempt the last second moment becomes infinite after these steps.
+    pub infinite_moments: Vec<u64>,
 }
 
 impl Test {
@@ -71,6 +73,11 @@ impl Test {
     /// Whether a bit of the weights of `rank` flips after `step` of `attempt`.
     pub fn flips(&self, attempt: u32, rank: usize, step: u64) -> bool {
         attempt == 1 && self.flipped_weights.contains(&[rank as u64, step])
+    }
+
+    /// Whether a moment becomes infinite after `step` of `attempt`.
+    pub fn spoils_moments(&self, attempt: u32, step: u64) -> bool {
+        attempt == 1 && self.infinite_moments.contains(&step)
     }
 
     /// What the loss of the sample in `row` is multiplied with.

@@ -294,7 +294,7 @@ fn check_content(run: &Store, checkpoint: &str, entry: &ObjectEntry) -> Result<u
     let fault = inspector.and_then(Inspector::finish);
     let expected = "sound safetensors with finite numbers".to_string();
     fault.map_or(Ok(mark.finish()), |found| {
-        Err(Error::Damaged { url: run.url_of(&name), what: "content", expected, found })
+        Err(Error::Damaged { url: run.url_of(&name), what: "content", expected, found: found.to_string() })
     })
 }
 

@@ -1,4 +1,4 @@
-//! A look into safetensors objects while they are verified: sound headers, finite numbers.
+//! A look into safetensors objects while they are written and verified: sound headers, finite numbers.
 //!
 //! The format (huggingface.co/docs/safetensors): 8 bytes, little-endian, the header's length; the header, a JSON
 //! object from tensor name to `dtype`, `shape` and `data_offsets`; the data, without gaps.
@@ -23,7 +23,32 @@ pub(super) struct Inspector {
     size: u64,
     head: Vec<u8>,
     body: Option<Body>,
-    fault: Option<String>,
+    fault: Option<Fault>,
+}
+
+/// What is wrong with an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// It is not a safetensors file.
+    Malformed(String),
+    /// A number is infinite or none.
+    NotFinite {
+        /// Its tensor.
+        tensor: String,
+        /// The first such element of the flattened tensor.
+        element: u64,
+    },
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Malformed(why) => f.write_str(why),
+            Self::NotFinite { tensor, element } => {
+                write!(f, "tensor {tensor} holds numbers that are not finite, the first as element {element}")
+            }
+        }
+    }
 }
 
 impl Inspector {
@@ -46,8 +71,9 @@ impl Inspector {
     }
 
     /// What is wrong with the object, if anything is.
-    pub(super) fn finish(self) -> Option<String> {
-        self.fault.or_else(|| self.body.is_none().then(|| "it ends inside its header".to_string()))
+    pub(super) fn finish(self) -> Option<Fault> {
+        let cut = || Fault::Malformed("it ends inside its header".to_string());
+        self.fault.or_else(|| self.body.is_none().then(cut))
     }
 
     fn take_head(&mut self, piece: &mut &[u8]) {
@@ -63,7 +89,8 @@ impl Inspector {
             let length = u64::from_le_bytes(*length);
             let most = LARGEST_HEADER.min(self.size.saturating_sub(LENGTH_BYTES as u64));
             if length > most {
-                self.fault = Some(format!("it claims a header of {length} bytes, {most} are possible"));
+                let why = format!("it claims a header of {length} bytes, {most} are possible");
+                self.fault = Some(Fault::Malformed(why));
             } else if self.head.len() as u64 == LENGTH_BYTES as u64 + length {
                 self.open_body();
             }
@@ -73,7 +100,7 @@ impl Inspector {
     fn open_body(&mut self) {
         match regions(&self.head[LENGTH_BYTES..], self.size - self.head.len() as u64) {
             Ok(regions) => self.body = Some(Body { regions, at: 0, current: 0, partial: Vec::new() }),
-            Err(fault) => self.fault = Some(fault),
+            Err(why) => self.fault = Some(Fault::Malformed(why)),
         }
     }
 }
@@ -90,17 +117,20 @@ struct Body {
 struct Region {
     name: String,
     kind: Kind,
+    first: u64,
     end: u64,
 }
 
 impl Body {
-    fn update(&mut self, mut piece: &[u8]) -> Option<String> {
+    fn update(&mut self, mut piece: &[u8]) -> Option<Fault> {
         while let Some(region) = self.regions.get(self.current)
             && !piece.is_empty()
         {
             let (now, rest) = piece.split_at((region.end - self.at).min(piece.len() as u64) as usize);
-            if region.kind.has_bad_numbers(&mut self.partial, now) {
-                return Some(format!("tensor {} holds numbers that are not finite", region.name));
+            let started = self.partial.len() as u64;
+            if let Some(number) = region.kind.first_bad_number(&mut self.partial, now) {
+                let element = (self.at - started - region.first) / region.kind.bytes() as u64 + number;
+                return Some(Fault::NotFinite { tensor: region.name.clone(), element });
             }
             piece = rest;
             self.at += now.len() as u64;
@@ -140,22 +170,28 @@ impl Kind {
         }
     }
 
-    fn has_bad_numbers(self, partial: &mut Vec<u8>, mut piece: &[u8]) -> bool {
-        let Self::Float { bytes, exponent } = self else { return false };
-        let mut bad = false;
+    /// The first number of `piece`, or of the one that began with `partial`, that is infinite or none, counted from there.
+    fn first_bad_number(self, partial: &mut Vec<u8>, mut piece: &[u8]) -> Option<u64> {
+        let Self::Float { bytes, exponent } = self else { return None };
+        let mut before = 0;
         if !partial.is_empty() {
             let (now, rest) = piece.split_at((bytes - partial.len()).min(piece.len()));
             partial.extend_from_slice(now);
             piece = rest;
             if partial.len() < bytes {
-                return false;
+                return None;
             }
-            bad = any_bad(bytes, exponent, partial);
+            if any_bad(bytes, exponent, partial) {
+                return Some(0);
+            }
             partial.clear();
+            before = 1;
         }
         let (whole, cut) = piece.split_at(piece.len() - piece.len() % bytes);
         partial.extend_from_slice(cut);
-        bad || any_bad(bytes, exponent, whole)
+        let bad = any_bad(bytes, exponent, whole);
+        let place = || whole.chunks(bytes).position(|number| any_bad(bytes, exponent, number)).unwrap_or(0);
+        bad.then(|| before + place() as u64)
     }
 }
 
@@ -245,7 +281,7 @@ fn in_order(tensors: Vec<(String, Tensor)>, data: u64) -> Result<Vec<Region>, St
         }
         end = last;
         if last > first {
-            regions.push(Region { name, kind, end });
+            regions.push(Region { name, kind, first, end });
         }
     }
     if end == data { Ok(regions) } else { Err(format!("its tensors have {end} bytes, its data {data}")) }
@@ -262,7 +298,7 @@ mod tests {
     fn inspect(bytes: &[u8], piece: usize) -> Option<String> {
         let mut inspector = Inspector::new(bytes.len() as u64);
         bytes.chunks(piece).for_each(|piece| inspector.update(piece));
-        inspector.finish()
+        inspector.finish().map(|fault| fault.to_string())
     }
 
     fn tensor(dtype: &str, shape: &str, offsets: &str) -> String {
@@ -292,7 +328,7 @@ mod tests {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for piece in [1, 2, 3, 5, 7, 64, 1000] {
                 let fault = inspect(&two(bad), piece).unwrap();
-                assert!(fault.contains("tensor b") && fault.contains("finite"), "{fault}");
+                assert_eq!(fault, "tensor b holds numbers that are not finite, the first as element 1", "{piece}");
             }
         }
         let half = |dtype: &str, bits: u16| {

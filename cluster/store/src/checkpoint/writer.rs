@@ -3,8 +3,10 @@
 use bytes::Bytes;
 
 use super::select::LARGEST_MANIFEST;
+use super::tensors::{self, Fault, Inspector};
 use super::{Manifest, ObjectEntry, Place};
 use crate::error::{Error, Result};
+use crate::hash::Hasher;
 use crate::lease::Lease;
 use crate::run::{MANIFEST, checkpoint, in_checkpoint};
 use crate::store::Store;
@@ -15,6 +17,7 @@ use crate::transfer::Upload;
 pub struct PendingObject {
     upload: Upload,
     object: String,
+    url: String,
     bytes: u64,
 }
 
@@ -24,10 +27,15 @@ impl PendingObject {
         self.upload.is_done()
     }
 
+    /// Where it is written.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
     /// Waits for the end; the entry has no slices.
     ///
     /// # Errors
-    /// What the store said.
+    /// [`Error::NotFinite`] for tensors that no reader would take; else what the store said.
     pub fn wait(self) -> Result<ObjectEntry> {
         let sha256 = self.upload.wait()?;
         Ok(ObjectEntry { path: self.object, bytes: self.bytes, sha256, slices: Vec::new() })
@@ -53,10 +61,15 @@ impl Writer {
         &self.name
     }
 
+    /// The URL of the manifest, which makes the checkpoint exist.
+    pub fn manifest_url(&self) -> String {
+        self.run.url_of(&in_checkpoint(&self.name, MANIFEST))
+    }
+
     /// Writes one object and returns its entry for the manifest, without slices.
     ///
     /// # Errors
-    /// A name that is none, else what the store says.
+    /// A name that is none, [`Error::NotFinite`], else what the store says.
     pub fn put_object(&self, object: &str, bytes: Bytes) -> Result<ObjectEntry> {
         self.start_object(object, bytes)?.wait()
     }
@@ -69,8 +82,16 @@ impl Writer {
     pub fn start_object(&self, object: &str, bytes: Bytes) -> Result<PendingObject> {
         crate::names::check(object)?;
         let size = bytes.len() as u64;
-        let upload = self.run.put_in_background(&in_checkpoint(&self.name, object), bytes)?;
-        Ok(PendingObject { upload, object: object.to_string(), bytes: size })
+        let path = in_checkpoint(&self.name, object);
+        let url = self.run.url_of(&path);
+        let upload = match object.ends_with(tensors::SUFFIX) {
+            true => self.run.put_digested(&path, bytes, {
+                let url = url.clone();
+                move |bytes| digest(bytes, url)
+            })?,
+            false => self.run.put_in_background(&path, bytes)?,
+        };
+        Ok(PendingObject { upload, object: object.to_string(), url, bytes: size })
     }
 
     /// Makes the checkpoint exist: checks that every object is there with its size and that the lease is held,
@@ -82,11 +103,11 @@ impl Writer {
     /// says.
     pub fn commit(&self, manifest: &Manifest, lease: &Lease) -> Result<()> {
         if let Some(why) = self.objection(manifest, lease) {
-            return Err(Error::Refused { url: self.run.url_of(&in_checkpoint(&self.name, MANIFEST)), why });
+            return Err(Error::Refused { url: self.manifest_url(), why });
         }
         self.check_objects(manifest)?;
         let text = manifest.to_text().map_err(|fault| Error::Refused {
-            url: self.run.url_of(&in_checkpoint(&self.name, MANIFEST)),
+            url: self.manifest_url(),
             why: format!("it cannot be written as JSON: {fault}"),
         })?;
         lease.check()?;
@@ -137,5 +158,21 @@ impl Writer {
             }
         }
         Ok(())
+    }
+}
+
+/// Bytes that are hashed and looked into together, while they are in the processor's cache.
+const PIECE: usize = 256 << 10;
+
+/// The SHA-256 of the tensors in `bytes`, if all their numbers are finite: what is read refuses others.
+fn digest(bytes: &[u8], url: String) -> Result<String> {
+    let (mut hasher, mut inspector) = (Hasher::new(), Inspector::new(bytes.len() as u64));
+    for piece in bytes.chunks(PIECE) {
+        hasher.update(piece);
+        inspector.update(piece);
+    }
+    match inspector.finish() {
+        Some(Fault::NotFinite { tensor, element }) => Err(Error::NotFinite { url, tensor, element }),
+        Some(Fault::Malformed(_)) | None => Ok(hasher.finish()),
     }
 }

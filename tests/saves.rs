@@ -1,0 +1,205 @@
+//! Saves that cannot end well: a write that never returns, a state that no start would load, a stop in the middle of something
+//! long. The ranks decide alike, in time, and no good checkpoint is lost.
+
+use std::time::{Duration, Instant};
+
+use crate::support::preload::BlockingFsync;
+use crate::support::{Ended, Place, Running, assert_same_bits, checkpoints, wait_for_no_workers};
+use lambert_store::{Store, checkpoint};
+
+/// More steps than any run here makes before it is ended.
+const ENDLESS: u64 = 1_000_000;
+
+/// Settings as arguments.
+fn sets(sets: &[&str]) -> Vec<String> {
+    sets.iter().flat_map(|set| ["--set".to_owned(), (*set).to_owned()]).collect()
+}
+
+fn start(place: &Place, stuck: &BlockingFsync, name: &str, more: &[&str]) -> Running {
+    let more = sets(more);
+    let more: Vec<&str> = more.iter().map(String::as_str).collect();
+    Running::start_in(&place.config(ENDLESS, 2), &place.path(name), &more, &stuck.environment)
+}
+
+fn says(ended: &Ended, words: &[&str]) {
+    words.iter().for_each(|word| assert!(ended.log.contains(word), "no {word:?} in {}", ended.log));
+}
+
+fn within(seconds: u64, since: Instant) {
+    let took = since.elapsed();
+    eprintln!("took {:.1} s", took.as_secs_f64());
+    assert!(took < Duration::from_secs(seconds), "{took:?}");
+}
+
+#[test]
+fn a_write_that_never_returns_ends_the_run() {
+    let place = Place::new();
+    let (stuck, url) = (BlockingFsync::new(&place), place.path("run"));
+    let mut running = start(&place, &stuck, "run", &["checkpoint.give_up_minutes=0.1"]);
+    first_checkpoint(&mut running, &url);
+    stuck.block("optimizer-00001");
+    let begun = Instant::now();
+    let ended = running.end();
+    within(30, begun);
+    assert_eq!(ended.code, Some(1), "{}", ended.log);
+    says(&ended, &[" s: rank 1 is writing ", "optimizer-00001-of-00002.safetensors; the run ends if it is not saved"]);
+    says(&ended, &["cannot save checkpoint", "not saved within 0.1 minutes (checkpoint.give_up_minutes): rank 1 is"]);
+    assert!(!ended.log.contains("attempt 2"), "{}", ended.log);
+    wait_for_no_workers(&url);
+    assert!(!checkpoints(&url).is_empty());
+}
+
+#[test]
+fn a_stop_does_not_wait_for_a_write_that_never_returns() {
+    let place = Place::new();
+    let (stuck, url) = (BlockingFsync::new(&place), place.path("run"));
+    let mut running = start(&place, &stuck, "run", &["cluster.limits.stop_seconds=2", "checkpoint.every_steps=3"]);
+    running.reach(2);
+    stuck.block("optimizer-00000");
+    running.reach_now(10);
+    running.kill_coordinator("-TERM");
+    let begun = Instant::now();
+    let ended = running.end();
+    within(20, begun);
+    assert_eq!(ended.code, Some(1), "{}", ended.log);
+    says(&ended, &["not saved within 2 s of the request to stop (cluster.limits.stop_seconds): rank 0 is writing "]);
+    wait_for_no_workers(&url);
+}
+
+/// Zero minutes end a run at the first failure, and no save that is merely under way.
+#[test]
+fn zero_minutes_wait_for_a_slow_save() {
+    let place = Place::new();
+    let stuck = BlockingFsync::new(&place);
+    let mut running = start(&place, &stuck, "run", &["checkpoint.give_up_minutes=0"]);
+    stuck.block("optimizer-00001");
+    running.reach(14);
+    std::thread::sleep(Duration::from_secs(2));
+    stuck.release();
+    running.reach_now(5);
+    running.kill_coordinator("-TERM");
+    let ended = running.end();
+    assert_eq!(ended.code, Some(75), "{}", ended.log);
+    says(&ended, &["saved checkpoint step-000000007-a0001"]);
+}
+
+/// A stop that comes while the checkpoint before a growth is written: the deeper model is not begun.
+#[test]
+fn a_stop_before_a_growth_makes_no_step_of_the_deeper_model() {
+    let place = Place::new();
+    let (stuck, url) = (BlockingFsync::new(&place), place.path("run"));
+    let deeper = format!(
+        "stage=[{{name=\"one\",data={0:?},steps=6,global_batch=16,layers=1}},\
+         {{name=\"two\",data={0:?},steps=1000000,global_batch=16,layers=2}}]",
+        place.path("data/train")
+    );
+    stuck.block("optimizer-00001");
+    let mut running = start(&place, &stuck, "run", &[&deeper]);
+    running.reach(6);
+    running.kill_coordinator("-TERM");
+    // An order takes up to two seconds to reach a rank.
+    std::thread::sleep(Duration::from_secs(3));
+    stuck.release();
+    let ended = running.end();
+    assert_eq!(ended.code, Some(75), "{}", ended.log);
+    assert!(ended.records.iter().all(|record| record.step <= 6), "{}", ended.log);
+    assert_eq!(checkpoints(&url), ["step-000000006-a0001"]);
+}
+
+fn train(place: &Place, name: &str, more: &[&str]) -> Ended {
+    let more = sets(more);
+    let more: Vec<&str> = more.iter().map(String::as_str).collect();
+    Running::start_with(&place.config(21, 2), &place.path(name), &more).end()
+}
+
+#[test]
+fn a_state_that_is_not_finite_is_not_saved_and_the_run_goes_on_from_the_last_good_one() {
+    let place = Place::new();
+    let clean = train(&place, "clean", &[]);
+    let spoilt = train(&place, "spoilt", &["test.infinite_moments=[10]", "checkpoint.keep=1"]);
+    assert_eq!((clean.code, spoilt.code), (Some(0), Some(0)), "{}", spoilt.log);
+    says(&spoilt, &["of exp_avg_sq of ", " is not finite on rank 1, after step ", ": no checkpoint was saved"]);
+    assert_eq!(spoilt.log.matches("started again").count(), 1, "{}", spoilt.log);
+    assert!(!spoilt.log.contains("step-000000014-a0001"), "{}", spoilt.log);
+    // On a slow disk there may be no checkpoint from before the fault.
+    let goes_on = spoilt.log.contains("goes on from step-000000007-a0001");
+    assert_eq!(goes_on, spoilt.log.contains("saved checkpoint step-000000007-a0001"), "{}", spoilt.log);
+    assert_same_bits(&place.path("clean"), &place.path("spoilt"));
+}
+
+/// A stop waits for no store that could mend it.
+#[test]
+fn a_stop_with_a_state_that_is_not_finite_ends_at_once() {
+    let place = Place::new();
+    let more = sets(&["test.infinite_moments=[3]", "checkpoint.every_steps=0"]);
+    let more: Vec<&str> = more.iter().map(String::as_str).collect();
+    let mut running = Running::start_with(&place.config(ENDLESS, 2), &place.path("run"), &more);
+    running.reach(5);
+    running.kill_coordinator("-TERM");
+    let begun = Instant::now();
+    let ended = running.end();
+    within(20, begun);
+    assert_eq!(ended.code, Some(1), "{}", ended.log);
+    says(&ended, &["is not finite on rank 1"]);
+}
+
+/// Workers that nobody answers end by themselves, without a crash, and nobody is blamed.
+#[test]
+fn a_suspended_coordinator_costs_no_restart() {
+    let place = Place::new();
+    let url = place.path("run");
+    let more = sets(&["cluster.limits.coordinator_seconds=2", "cluster.restarts=0"]);
+    let more: Vec<&str> = more.iter().map(String::as_str).collect();
+    let mut running = Running::start_with(&place.config(ENDLESS, 2), &url, &more);
+    first_checkpoint(&mut running, &url);
+    running.kill_coordinator("-STOP");
+    wait_for_no_workers(&url);
+    running.kill_coordinator("-CONT");
+    while running.latest().is_some() && !std::fs::exists(format!("{url}/lease-000002")).unwrap() {}
+    running.reach_now(10);
+    running.kill_coordinator("-TERM");
+    let ended = running.end();
+    assert_eq!(ended.code, Some(75), "{}", ended.log);
+    says(&ended, &["this coordinator did not answer the ranks"]);
+    assert!(!ended.log.contains("killed by signal"), "{}", ended.log);
+}
+
+/// The last evaluation may take hours: a stop leaves it to the next start, and no bit is lost.
+#[test]
+fn a_stop_in_an_evaluation_leaves_it_to_the_next_start() {
+    let place = Place::new();
+    let (url, reference) = (place.path("run"), place.path("undisturbed"));
+    let data = format!("evaluation.data={}", place.path("data/train"));
+    // An order takes up to two seconds to reach a rank: the evaluation is longer.
+    let model = ["model.layers=3", "model.hidden=256", "model.intermediate=1024"];
+    let more = sets(&[&[&*data, "evaluation.samples=0"], &model[..]].concat());
+    let more: Vec<&str> = more.iter().map(String::as_str).collect();
+    let config = place.config(7, 2);
+    let undisturbed = Running::start_with(&config, &reference, &more).end();
+    assert_eq!(undisturbed.code, Some(0), "{}", undisturbed.log);
+    let mut running = Running::start_with(&config, &url, &more);
+    running.reach(7);
+    running.kill_coordinator("-TERM");
+    let ended = running.end();
+    assert_eq!(ended.code, Some(75), "{}", ended.log);
+    assert!(!ended.log.contains("held-out loss"), "{}", ended.log);
+    let newest = checkpoints(&url).remove(0);
+    let manifest = checkpoint::verify(&Store::open(&url).unwrap(), &newest).unwrap().manifest;
+    assert_eq!((manifest.step, manifest.state["unevaluated"].as_bool()), (7, Some(true)));
+    let resumed = Running::start_with(&config, &url, &more).end();
+    assert_eq!(resumed.code, Some(0), "{}", resumed.log);
+    let losses = |log: &str| {
+        let lines = log.lines().filter_map(|line| line.split_once("held-out loss after step ")).map(|(_, rest)| rest);
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(losses(&resumed.log), losses(&undisturbed.log));
+    assert_same_bits(&reference, &url);
+}
+
+/// Waits until there is a checkpoint to go on from.
+fn first_checkpoint(running: &mut Running, url: &str) {
+    running.reach(8);
+    while checkpoints(url).is_empty() {
+        running.reach_now(1);
+    }
+}
