@@ -183,6 +183,8 @@ impl Error {
             Self::Store(error) if error.is_lease_lost() => F::LeaseLost,
             // The coordinator has seen it: what is missing is a mount of this host.
             Self::Dataset(DatasetError::NoManifest { .. }) => F::Host,
+            // The folder of this host's copies: its disk is full, or nobody may write there.
+            Self::Dataset(DatasetError::Cache { .. }) => F::Host,
             Self::Dataset(error) if is_of_host(error) => F::Host,
             Self::Dataset(DatasetError::Store { .. }) | Self::Device(DeviceError::Occupied(_)) => F::Passing,
             Self::Replicas { blamed: true, .. } | Self::Card { .. } => F::Host,
@@ -253,6 +255,9 @@ mod tests {
         ] {
             assert_eq!(io(code).fault(), fault, "{code}");
         }
+        let source = std::io::Error::from_raw_os_error(libc::ENOSPC);
+        let full = DatasetError::Cache { operation: "write to", folder: "/var/tmp/lambert-0".into(), source };
+        assert_eq!(Error::Dataset(full).fault(), control::Fault::Host);
         let missing = Error::Dataset(DatasetError::NoManifest { url: "/data".into() });
         assert_eq!(missing.fault(), control::Fault::Host);
         let occupied = Error::Device(DeviceError::Occupied("short".into()));

@@ -9,6 +9,7 @@ mod check;
 mod error;
 mod file;
 mod fit;
+mod guard;
 mod manifest;
 mod read;
 mod schema;
@@ -18,7 +19,9 @@ pub use ahead::FetchAhead;
 pub use error::DatasetError;
 pub use fit::check_fit;
 pub(crate) use manifest::hex;
-pub use manifest::{Corpus, Counts, Manifest, SampleRules, Shard, SourceCounts, VERSION, VocabularyFile, sha256_hex};
+pub use manifest::{
+    Corpus, Counts, Manifest, SampleRules, Shard, SourceCounts, VERSION, VocabularyFile, sha256_hex,
+};
 pub use read::{Dataset, RowGroup, Samples};
 pub use write::{Sample, ShardWriter, shard_name, write};
 

@@ -5,6 +5,7 @@
 mod samples;
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -49,6 +50,31 @@ impl Remote {
 
     fn remove(&self, dataset: &Dataset) {
         dataset.manifest().shards.iter().for_each(|shard| self.store.delete(&shard.path).unwrap());
+    }
+}
+
+/// A small file system in memory, unmounted at the end; `None` where this user may not mount one.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(folder: &Path, bytes: u64) -> Option<Self> {
+        std::fs::create_dir(folder).unwrap();
+        let options = format!("size={bytes},mode=0700");
+        let mount = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(folder).output();
+        match mount {
+            Ok(mounted) if mounted.status.success() => Some(Self(folder.to_owned())),
+            failed => {
+                eprintln!("SKIPPED: no disk that can be filled: {failed:?}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let unmounted = Command::new("umount").arg("--lazy").arg(&self.0).status();
+        assert!(unmounted.is_ok_and(|status| status.success()), "{} is still mounted", self.0.display());
     }
 }
 
@@ -156,4 +182,53 @@ fn shards_are_fetched_ahead_as_far_as_there_is_room() {
     let local = Arc::new(Dataset::open(remote.folder.path().join("data").to_str().unwrap()).unwrap());
     assert!(local.fetch_ahead(&[0, 1]).unwrap().is_none(), "files of this machine are not copied");
     assert!(remote.open(1.0).fetch_ahead(&[0, 1]).unwrap().is_some());
+}
+
+/// The limit is above what the disk has.
+#[test]
+fn copies_make_room_on_a_disk_that_is_full() {
+    let remote = Remote::new("full");
+    let local = Dataset::open(remote.folder.path().join("data").to_str().unwrap()).unwrap();
+    let largest = local.manifest().shards.iter().map(|shard| shard.bytes).max().unwrap();
+    let Some(_disk) = SmallDisk::mount(&remote.cache(), 3 * largest.next_multiple_of(4096) + 8 * 4096) else { return };
+    let dataset = remote.open(1e9);
+    assert_eq!(all(&dataset), all(&local));
+    let left = files(&remote.cache(), ".parquet").len();
+    assert!((1..SHARDS as usize).contains(&left), "{left} copies");
+}
+
+#[test]
+fn a_disk_without_room_for_a_shard_is_named() {
+    let remote = Remote::new("no-room");
+    let Some(_disk) = SmallDisk::mount(&remote.cache(), 4096) else { return };
+    let dataset = remote.open(1e9);
+    let error = dataset.read(0).unwrap_err();
+    let cause = std::error::Error::source(&error).unwrap().to_string();
+    assert!(matches!(error, lambert_data_prep::dataset::DatasetError::Cache { .. }), "{error:?}");
+    assert!(error.to_string().contains(remote.cache().to_str().unwrap()), "{error}");
+    assert!(cause.contains("No space left on device"), "{cause}");
+    assert_eq!(dataset.damaged_shard(&error), None);
+}
+
+/// A manifest from elsewhere names a file beside the folder of the copies.
+#[test]
+fn a_manifest_cannot_name_files_outside_the_folder() {
+    let remote = Remote::new("hostile");
+    std::fs::create_dir(remote.cache()).unwrap();
+    let victim = remote.folder.path().join("victim.parquet");
+    std::fs::write(&victim, "precious").unwrap();
+    let manifest = remote.store.get("manifest.json").unwrap();
+    let sha256 = remote.open(1.0).manifest().shards[0].sha256.clone();
+    for name in
+        ["../victim", victim.with_extension("").to_str().unwrap(), "", "ABC", &sha256.to_uppercase(), &sha256[1..]]
+    {
+        let hostile = String::from_utf8(manifest.to_vec()).unwrap().replace(&sha256, name);
+        remote.store.put("manifest.json", hostile.into()).unwrap();
+        let settings = DatasetCache { folder: remote.cache().to_str().unwrap().to_owned(), gigabytes: 1.0 };
+        let read =
+            Dataset::open(&remote.url).map(|dataset| dataset.with_cache(&settings)).and_then(|dataset| dataset.read(0));
+        assert!(victim.exists(), "{name:?} had another file deleted");
+        let error = read.unwrap_err().to_string();
+        assert!(error.contains("manifest.json") && error.contains("64 hexadecimal digits"), "{name:?}: {error}");
+    }
 }

@@ -227,7 +227,7 @@ fn rows_of_another_program_are_checked_where_they_are_read() {
         let words = format!("row 1 has {length} tokens, expected 1 to 16");
         refused(Columns { length: [3, length], ..good() }, &words);
     }
-    refused(Columns { length: [2, 3], segment_b_start: [0, 0], ..good() }, "does not match input_ids");
+    refused(Columns { length: [2, 3], segment_b_start: [0, 0], ..good() }, "input_ids has 6 values, expected 5");
     for start in [4, -1, 1 << 16] {
         let words = format!("the second segment of row 0, of 3 tokens, starts at {start}");
         refused(Columns { segment_b_start: [start, 0], ..good() }, &words);

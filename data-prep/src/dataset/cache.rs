@@ -1,10 +1,12 @@
 //! Copies of remote shards on this host, shared by all processes on it that use the same folder.
 //!
 //! A copy's name is its sha256: it gets that name when it is whole and verified. One process fetches a shard while the others that
-//! want it wait. When a new copy would go beyond the limit, those that were used least recently go first; a process that has one
-//! open goes on reading it.
+//! want it wait, as long as it makes progress. When a new copy would go beyond the limit, or the disk is full, those that were used
+//! least recently go first; a process that has one open goes on reading it.
 
-use std::fs::{File, TryLockError};
+mod lock;
+
+use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -13,7 +15,9 @@ use lambert_config::run::DatasetCache;
 use lambert_store::Store;
 use lambert_store::hash::Hasher;
 
+use super::error::is_full;
 use super::{DatasetError, Shard};
+use lock::{FetchLock, Timeouts};
 
 /// What the name of a copy ends with.
 const COPY: &str = ".parquet";
@@ -32,6 +36,7 @@ pub struct Cache {
     folder: PathBuf,
     /// Bytes of all copies at most, if that is more than one.
     limit: u64,
+    timeouts: Timeouts,
 }
 
 impl Cache {
@@ -39,7 +44,7 @@ impl Cache {
     pub fn new(settings: &DatasetCache) -> Self {
         let own = || PathBuf::from(format!("/var/tmp/lambert-{}", rustix::process::getuid().as_raw()));
         let folder = if settings.folder.is_empty() { own() } else { PathBuf::from(&settings.folder) };
-        Self { folder, limit: (settings.gigabytes * 1e9) as u64 }
+        Self { folder, limit: (settings.gigabytes * 1e9) as u64, timeouts: Timeouts::default() }
     }
 
     /// Bytes of all copies at most.
@@ -61,28 +66,25 @@ impl Cache {
         remove(&self.path(shard)).map_err(self.fault("remove a damaged copy from"))
     }
 
-    /// Fetches a shard unless its copy is there. While another process fetches it, this one waits. Also says whether it was
-    /// fetched, and so verified, just now.
+    /// Fetches a shard unless its copy is there. While another process fetches it and makes progress, this one waits. Also says
+    /// whether it was fetched, and so verified, just now.
     pub fn fetch(&self, store: &Store, shard: &Shard) -> Result<(File, bool), DatasetError> {
-        let lock = self.lock_file(&lock_name(shard))?;
-        unless_unsupported(lock.lock()).map_err(self.fault("lock a file in"))?;
+        let file = self.lock_file(&lock_name(shard))?;
+        let purpose = format!("for a copy of {}/{}", store.url(), shard.path);
+        let lock = FetchLock::wait(file, self.timeouts, &purpose).map_err(self.fault("lock a file in"))?;
         match self.find(shard) {
             Some(file) => Ok((file, false)),
-            None => self.copy(store, shard).map(|file| (file, true)),
+            None => self.copy(store, shard, lock).map(|file| (file, true)),
         }
     }
 
     /// Fetches a shard unless its copy is there or another process is about it.
     pub fn fetch_ahead(&self, store: &Store, shard: &Shard) -> Result<(), DatasetError> {
-        let lock = self.lock_file(&lock_name(shard))?;
-        match lock.try_lock() {
-            Err(TryLockError::WouldBlock) => return Ok(()),
-            Err(TryLockError::Error(error)) => unless_unsupported(Err(error)).map_err(self.fault("lock a file in"))?,
-            Ok(()) => {}
-        }
-        match self.find(shard) {
-            Some(_) => Ok(()),
-            None => self.copy(store, shard).map(drop),
+        let file = self.lock_file(&lock_name(shard))?;
+        let lock = FetchLock::try_take(file).map_err(self.fault("lock a file in"))?;
+        match (lock, self.find(shard)) {
+            (Err(_), _) | (_, Some(_)) => Ok(()),
+            (Ok(lock), None) => self.copy(store, shard, Some(lock)).map(drop),
         }
     }
 
@@ -93,25 +95,22 @@ impl Cache {
     fn lock_file(&self, name: &str) -> Result<File, DatasetError> {
         std::fs::create_dir_all(&self.folder).map_err(self.fault("create"))?;
         let path = self.folder.join(name);
-        File::options()
-            .create(true)
-            .truncate(false)
-            .read(true)
-            .write(true)
-            .open(path)
-            .map_err(self.fault("lock a file in"))
+        let open = || File::options().create(true).truncate(false).read(true).write(true).open(&path);
+        self.with_space(open).map_err(self.fault("lock a file in"))
     }
 
-    fn copy(&self, store: &Store, shard: &Shard) -> Result<File, DatasetError> {
+    /// Fetches a copy; `lock` is that of the shard, if another process has not kept it too long.
+    fn copy(&self, store: &Store, shard: &Shard, mut lock: Option<FetchLock>) -> Result<File, DatasetError> {
         self.make_room(shard.bytes)?;
-        let mut copy =
-            tempfile::Builder::new().prefix(PARTIAL).tempfile_in(&self.folder).map_err(self.fault("write to"))?;
+        let create = || tempfile::Builder::new().prefix(PARTIAL).tempfile_in(&self.folder);
+        let mut copy = self.with_space(create).map_err(self.fault("write to"))?;
         let (mut hasher, mut written) = (Hasher::new(), Ok(()));
         let take = |piece: &[u8]| {
             hasher.update(piece);
             if written.is_ok() {
-                written = copy.write_all(piece);
+                written = self.write(copy.as_file_mut(), piece);
             }
+            lock.iter_mut().for_each(FetchLock::progress);
         };
         let url = || store.url().to_owned();
         store
@@ -129,10 +128,52 @@ impl Cache {
         Ok(file)
     }
 
+    fn write(&self, file: &mut File, mut piece: &[u8]) -> io::Result<()> {
+        while !piece.is_empty() {
+            let count = self.with_space(|| file.write(piece))?;
+            piece = &piece[count..];
+        }
+        Ok(())
+    }
+
+    /// Does something that takes space; where the disk has none, the least recently used copies are removed until it has.
+    fn with_space<T>(&self, mut work: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        loop {
+            match work() {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if is_full(&error) => {
+                    // Whatever keeps a copy from being removed: the disk is full, and that is what has to be reported.
+                    let copies = self.copies().unwrap_or_default();
+                    let Some((_, _, oldest)) = copies.first().filter(|(_, _, path)| remove(path).is_ok()) else {
+                        return Err(error);
+                    };
+                    tracing::info!("{} is full: removed the copy {}", self.folder.display(), oldest.display());
+                }
+                other => return other,
+            }
+        }
+    }
+
     /// Removes what was used least recently, until `bytes` more fit in.
     fn make_room(&self, bytes: u64) -> Result<(), DatasetError> {
-        let lock = self.lock_file(ROOM)?;
-        unless_unsupported(lock.lock()).map_err(self.fault("lock a file in"))?;
+        // Who keeps the lock too long has been stopped: two that remove copies do no harm.
+        let purpose = "to make room for copies of datasets";
+        let _lock =
+            FetchLock::wait(self.lock_file(ROOM)?, self.timeouts, purpose).map_err(self.fault("lock a file in"))?;
+        let copies = self.copies()?;
+        let mut all: u64 = copies.iter().map(|(_, bytes, _)| bytes).sum();
+        for (_, freed, path) in copies {
+            if all.saturating_add(bytes) <= self.limit {
+                break;
+            }
+            remove(&path).map_err(self.fault("remove a copy from"))?;
+            all -= freed;
+        }
+        Ok(())
+    }
+
+    /// When each copy was used last, its bytes and its path, the least recently used first. Removes what lost processes left.
+    fn copies(&self) -> Result<Vec<(SystemTime, u64, PathBuf)>, DatasetError> {
         let mut copies = Vec::new();
         for entry in std::fs::read_dir(&self.folder).map_err(self.fault("list"))? {
             let entry = entry.map_err(self.fault("list"))?;
@@ -149,15 +190,7 @@ impl Cache {
             }
         }
         copies.sort();
-        let mut all: u64 = copies.iter().map(|(_, bytes, _)| bytes).sum();
-        for (_, freed, path) in copies {
-            if all.saturating_add(bytes) <= self.limit {
-                break;
-            }
-            remove(&path).map_err(self.fault("remove a copy from"))?;
-            all -= freed;
-        }
-        Ok(())
+        Ok(copies)
     }
 
     /// What went wrong with the folder.
@@ -174,16 +207,6 @@ fn lock_name(shard: &Shard) -> String {
 fn remove(path: &Path) -> io::Result<()> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
-    }
-}
-
-/// A file system without locks has none to wait for: then each process may fetch its own, and the last one's copy stays.
-fn unless_unsupported(locked: io::Result<()>) -> io::Result<()> {
-    use rustix::io::Errno;
-    let none = [Errno::NOLCK, Errno::NOSYS, Errno::OPNOTSUPP, Errno::INVAL].map(Errno::raw_os_error);
-    match locked {
-        Err(error) if error.raw_os_error().is_some_and(|code| none.contains(&code)) => Ok(()),
         other => other,
     }
 }

@@ -105,3 +105,15 @@ pub enum DatasetError {
         message: String,
     },
 }
+
+impl DatasetError {
+    /// Whether the disk with the copies of shards is full.
+    pub(super) fn is_full_disk(&self) -> bool {
+        matches!(self, Self::Cache { source, .. } if is_full(source))
+    }
+}
+
+/// Whether a disk, or what this user may have of it, is full.
+pub(super) fn is_full(error: &std::io::Error) -> bool {
+    matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
+}

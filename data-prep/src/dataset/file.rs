@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use lambert_store::Store;
-use parquet::errors::Result as ParquetResult;
+use parquet::errors::{ParquetError, Result as ParquetResult};
 use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::serialized_reader::SerializedFileReader;
 use sha2::{Digest, Sha256};
 
 use super::cache::Cache;
+use super::guard::guarded;
 use super::manifest::hex;
 use super::{DatasetError, Shard};
 
@@ -44,7 +45,7 @@ pub fn open(
     };
     let io = |source| DatasetError::Io { operation: "read", path: shard.path.clone().into(), source };
     let found = identity(&file).map_err(io)?;
-    let reader = SerializedFileReader::new(Positioned { file: Arc::new(file), bytes: shard.bytes });
+    let reader = guarded(|| SerializedFileReader::new(Positioned { file: Arc::new(file), bytes: shard.bytes }));
     let file = || format!("{}/{}", store.url(), shard.path);
     let fault = |source| DatasetError::Parquet { operation: "open", file: file(), group: None, source };
     Ok((reader.map_err(fault)?, found))
@@ -136,6 +137,10 @@ impl ChunkReader for Positioned {
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> ParquetResult<Bytes> {
+        if start.checked_add(length as u64).is_none_or(|end| end > self.bytes) {
+            let message = format!("{length} bytes from byte {start} on, of a file of {}", self.bytes);
+            return Err(ParquetError::EOF(message));
+        }
         let mut buffer = vec![0; length];
         self.file.read_exact_at(&mut buffer, start)?;
         Ok(buffer.into())

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use lambert_config::prep::{Format, Packing, Pair};
+use lambert_store::names;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -10,6 +11,12 @@ use crate::tokenizer::Special;
 
 /// The version of the format that this program writes and reads.
 pub const VERSION: u32 = 1;
+/// Bytes of a manifest that is read: those of some 20 million row groups.
+pub const LARGEST_MANIFEST: u64 = 256 << 20;
+/// Bytes of a vocabulary that is read.
+const LARGEST_VOCABULARY: u64 = 256 << 20;
+/// Rows of a row group that is read: a row group is in memory as a whole.
+const LARGEST_ROW_GROUP: u64 = 1 << 24;
 
 /// `manifest.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -168,27 +175,62 @@ impl Manifest {
     }
 
     fn check(&self) -> Result<(), String> {
-        for shard in &self.shards {
-            let rows: u64 = shard.row_groups.iter().sum();
-            if rows != shard.rows {
-                return Err(format!("{}: {} rows, but its row groups have {rows}", shard.path, shard.rows));
-            }
-        }
-        let names = self.shards.iter().map(|shard| &shard.path).chain([&self.vocabulary.path]);
-        for name in names {
-            if name.is_empty() || name.contains(['/', '\\']) || name.starts_with('.') {
+        let vocabulary = &self.vocabulary;
+        let files = self.shards.iter().map(|shard| (&shard.path, &shard.sha256));
+        for (name, sha256) in files.chain([(&vocabulary.path, &vocabulary.sha256)]) {
+            if name.contains('/') || name.starts_with('.') || names::check(name).is_err() {
                 return Err(format!("{name:?} is not a file name"));
             }
+            // It is a file name, too: that of a copy.
+            if sha256.len() != 64 || !sha256.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
+                return Err(format!("{name}: the sha256 is {sha256:?}, expected 64 hexadecimal digits"));
+            }
         }
-        let rows: u64 = self.shards.iter().map(|shard| shard.rows).sum();
-        if rows != self.counts.samples {
+        self.shards.iter().try_for_each(Shard::check)?;
+        let rows = sum(self.shards.iter().map(|shard| shard.rows));
+        if rows != Some(self.counts.samples) {
+            let rows = in_words(rows);
             return Err(format!("{} samples counted, but the shards have {rows} rows", self.counts.samples));
+        }
+        if !(1..=usize::from(u16::MAX)).contains(&self.sequence_length) {
+            return Err(format!("sequence_length is {}, expected 1 to {}", self.sequence_length, u16::MAX));
+        }
+        // A token is a line, which ends with a byte of its own.
+        if vocabulary.size as u64 > vocabulary.bytes || vocabulary.bytes > LARGEST_VOCABULARY {
+            let (size, bytes) = (vocabulary.size, vocabulary.bytes);
+            return Err(format!(
+                "a vocabulary of {size} tokens in {bytes} bytes, expected {LARGEST_VOCABULARY} at most"
+            ));
         }
         match self.special.all().iter().find(|&&id| id as usize >= self.vocabulary.size) {
             Some(id) => Err(format!("special id {id} in a vocabulary of {}", self.vocabulary.size)),
             None => Ok(()),
         }
     }
+}
+
+impl Shard {
+    fn check(&self) -> Result<(), String> {
+        let rows = sum(self.row_groups.iter().copied());
+        if rows != Some(self.rows) {
+            return Err(format!("{}: {} rows, but its row groups have {}", self.path, self.rows, in_words(rows)));
+        }
+        match self.row_groups.iter().find(|&&rows| rows > LARGEST_ROW_GROUP) {
+            Some(rows) => {
+                Err(format!("{}: a row group of {rows} rows, expected {LARGEST_ROW_GROUP} at most", self.path))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// The sum of some numbers; `None` if it is too large for one.
+fn sum(numbers: impl Iterator<Item = u64>) -> Option<u64> {
+    numbers.into_iter().try_fold(0_u64, u64::checked_add)
+}
+
+fn in_words(sum: Option<u64>) -> String {
+    sum.map_or_else(|| "too many".to_owned(), |sum| sum.to_string())
 }
 
 /// The sha256 of `bytes`, in hexadecimal.

@@ -13,6 +13,8 @@ use parquet::file::serialized_reader::SerializedFileReader;
 
 use super::cache::Cache;
 use super::file::{self, Identity, Positioned};
+use super::guard::guarded;
+use super::manifest::LARGEST_MANIFEST;
 use super::{DatasetError, FetchAhead, MANIFEST, Manifest, NO_PAIR, Shard, check, schema, sha256_hex};
 
 /// A dataset that was opened: its manifest is read, the sizes of its files are right.
@@ -35,7 +37,7 @@ const OPEN: usize = 128;
 /// A shard, as far as it is known.
 #[derive(Default)]
 struct Slot {
-    reader: Option<Arc<SerializedFileReader<Positioned>>>,
+    reader: Option<Arc<Reader>>,
     /// The file that was checked.
     checked: Option<Identity>,
 }
@@ -90,7 +92,7 @@ impl Dataset {
     /// Opens the dataset that lies at the root of `store`.
     pub fn at(store: Store) -> Result<Self, DatasetError> {
         let url = store.url().to_owned();
-        let bytes = store.get(MANIFEST).map_err(|source| match source.is_not_found() {
+        let bytes = store.get_at_most(MANIFEST, LARGEST_MANIFEST).map_err(|source| match source.is_not_found() {
             true => DatasetError::NoManifest { url: url.clone() },
             false => DatasetError::Store { url: url.clone(), source },
         })?;
@@ -177,23 +179,23 @@ impl Dataset {
     pub fn lengths(&self, row_group: usize) -> Result<Vec<u16>, DatasetError> {
         let group = self.groups[row_group];
         let reader = self.shard(group.shard)?;
-        let column = Column::read(&reader, group, schema::LENGTH).map_err(|e| self.parquet(group, e))?;
-        check::lengths(&self.manifest, &column.values).map_err(|message| self.content(group, message))
+        self.checked_lengths(&reader, group)
     }
 
     /// The samples of a row group, numbered as in [`Dataset::row_groups`].
     pub fn read(&self, row_group: usize) -> Result<Samples, DatasetError> {
         let group = self.groups[row_group];
         let reader = self.shard(group.shard)?;
-        let column = |index| Column::read(&reader, group, index).map_err(|e| self.parquet(group, e));
-        let [ids, length, segment_b_start, pair_label] = [
-            column(schema::INPUT_IDS)?,
-            column(schema::LENGTH)?,
-            column(schema::SEGMENT_B_START)?,
-            column(schema::PAIR_LABEL)?,
-        ];
+        let lengths = self.checked_lengths(&reader, group)?;
+        let tokens = lengths.iter().map(|&length| u64::from(length)).sum();
+        let column = |index, values| self.column(&reader, group, index, values);
+        let [segment_b_start, pair_label] =
+            [column(schema::SEGMENT_B_START, group.rows)?, column(schema::PAIR_LABEL, group.rows)?];
         let fault = |message| self.content(group, message);
-        let lengths = check::lengths(&self.manifest, &length.values).map_err(fault)?;
+        if tokens > LARGEST {
+            return Err(fault(format!("{tokens} tokens, expected {LARGEST} at most")));
+        }
+        let ids = column(schema::INPUT_IDS, tokens)?;
         let mut offsets = vec![0];
         offsets.extend(lengths.iter().scan(0, |end, &length| {
             *end += usize::from(length);
@@ -208,10 +210,25 @@ impl Dataset {
         check::fault(&self.manifest, &samples, &ids.repetition).map_or(Ok(samples), |message| Err(fault(message)))
     }
 
+    fn checked_lengths(&self, reader: &Reader, group: RowGroup) -> Result<Vec<u16>, DatasetError> {
+        let column = self.column(reader, group, schema::LENGTH, group.rows)?;
+        check::lengths(&self.manifest, &column.values).map_err(|message| self.content(group, message))
+    }
+
+    /// A column of a row group, which must have `values` values before any is decoded.
+    fn column(&self, reader: &Reader, group: RowGroup, index: usize, values: u64) -> Result<Column, DatasetError> {
+        let found = reader.metadata().row_group(group.index).column(index).num_values();
+        if u64::try_from(found) != Ok(values) {
+            let name = schema::NAMES[index];
+            return Err(self.content(group, format!("{name} has {found} values, expected {values}")));
+        }
+        guarded(|| Column::read(reader, group, index)).map_err(|error| self.parquet(group, error))
+    }
+
     /// The bytes of `vocab.txt`, checked.
     pub fn vocabulary(&self) -> Result<Vec<u8>, DatasetError> {
         let file = &self.manifest.vocabulary;
-        let bytes = self.store.get(&file.path).map_err(|source| self.store_error(source))?;
+        let bytes = self.store.get_at_most(&file.path, file.bytes).map_err(|source| self.store_error(source))?;
         let found = sha256_hex(&bytes);
         if found != file.sha256 {
             let (url, expected) = (self.url().to_owned(), file.sha256.clone());
@@ -240,14 +257,22 @@ impl Dataset {
         (0..self.groups.len()).try_for_each(|group| self.read(group).map(drop))
     }
 
-    fn shard(&self, index: usize) -> Result<Arc<SerializedFileReader<Positioned>>, DatasetError> {
+    fn shard(&self, index: usize) -> Result<Arc<Reader>, DatasetError> {
         // A poisoned lock only means that another thread failed to open the shard: try again here.
         let mut slot = self.shards[index].lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(reader) = &slot.reader {
             return Ok(reader.clone());
         }
         let shard = &self.manifest.shards[index];
-        let (reader, checked) = file::open(&self.store, shard, &self.cache, slot.checked)?;
+        let open = || file::open(&self.store, shard, &self.cache, slot.checked);
+        let (reader, checked) = open().or_else(|error| {
+            if !error.is_full_disk() {
+                return Err(error);
+            }
+            // What was removed takes space as long as it is open.
+            self.close_others(index);
+            open()
+        })?;
         let reader = Arc::new(reader);
         let found: Vec<u64> = reader.metadata().row_groups().iter().map(|group| group.num_rows() as u64).collect();
         if found != shard.row_groups || reader.metadata().file_metadata().schema_descr().num_columns() != 4 {
@@ -273,6 +298,16 @@ impl Dataset {
         drop(open);
         if let Some(oldest) = oldest {
             self.shards[oldest].lock().unwrap_or_else(PoisonError::into_inner).reader = None;
+        }
+    }
+
+    /// Closes all shards but one. Who reads one goes on reading it.
+    fn close_others(&self, index: usize) {
+        for (_, slot) in self.shards.iter().enumerate().filter(|(other, _)| *other != index) {
+            // Of one that is locked another thread is just about to read.
+            if let Ok(mut slot) = slot.try_lock() {
+                slot.reader = None;
+            }
         }
     }
 
@@ -326,8 +361,10 @@ fn labels(column: &Column) -> Vec<u8> {
         .collect()
 }
 
-/// Room is made for so many values of a column at once, whatever a file claims to have.
-const LARGEST: usize = 1 << 24;
+/// Tokens of a row group that is read: a row group is in memory as a whole.
+const LARGEST: u64 = 1 << 28;
+
+type Reader = SerializedFileReader<Positioned>;
 
 /// A column of a row group as Parquet stores it.
 #[derive(Default)]
@@ -338,14 +375,14 @@ struct Column {
 }
 
 impl Column {
-    fn read(reader: &SerializedFileReader<Positioned>, group: RowGroup, index: usize) -> Result<Self, ParquetError> {
+    fn read(reader: &Reader, group: RowGroup, index: usize) -> Result<Self, ParquetError> {
         let ColumnReader::Int32ColumnReader(mut column) =
             reader.get_row_group(group.index)?.get_column_reader(index)?
         else {
             return Err(ParquetError::General(format!("column {index} is not of 32-bit integers")));
         };
         let expected = reader.metadata().row_group(group.index).column(index).num_values();
-        let expected = usize::try_from(expected).unwrap_or(0).min(LARGEST);
+        let expected = usize::try_from(expected).unwrap_or(0);
         let mut read = Self {
             values: Vec::with_capacity(expected),
             definition: Vec::with_capacity(expected),

@@ -12,6 +12,8 @@ pub const INPUT_IDS: usize = 0;
 pub const LENGTH: usize = 1;
 pub const SEGMENT_B_START: usize = 2;
 pub const PAIR_LABEL: usize = 3;
+/// Column names.
+pub const NAMES: [&str; 4] = ["input_ids", "length", "segment_b_start", "pair_label"];
 
 /// Compression level: higher ones gain less than 2 % on token ids.
 const ZSTD_LEVEL: i32 = 3;

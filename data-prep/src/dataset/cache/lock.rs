@@ -1,0 +1,154 @@
+//! The lock of a shard that is being fetched. Its file names the process that holds it, and the file's time changes as long as
+//! that process makes progress.
+
+use std::fs::{File, TryLockError};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant, SystemTime};
+
+/// Time between two tries to get a lock, at first and at most.
+const PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(200)];
+/// Time between two signs of progress.
+const SIGN: Duration = Duration::from_secs(1);
+
+/// How long to wait for a holder that makes no progress.
+#[derive(Debug, Clone, Copy)]
+pub struct Timeouts {
+    /// Until it is reported.
+    pub report: Duration,
+    /// Until the lock is done without.
+    pub stalled: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self { report: Duration::from_secs(10), stalled: Duration::from_secs(60) }
+    }
+}
+
+/// A lock that is held until it is dropped; on a file system without locks it keeps nobody out.
+#[derive(Debug)]
+pub struct FetchLock {
+    file: File,
+    signed: Instant,
+}
+
+impl FetchLock {
+    /// Takes the lock of `file` unless another process has it.
+    pub fn try_take(file: File) -> io::Result<Result<Self, File>> {
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Ok(Err(file)),
+            Err(TryLockError::Error(error)) if has_no_locks(&error) => {}
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+        let holder = format!("process {} on host {}", std::process::id(), host());
+        // Only for messages: a disk that is full may hold no name.
+        let _ = file.set_len(0).and_then(|()| file.write_all_at(holder.as_bytes(), 0));
+        Ok(Ok(Self { file, signed: Instant::now() }))
+    }
+
+    /// Waits for the lock of `file` as long as its holder makes progress; `None` if it has made none for too long. `purpose` says
+    /// in messages what the lock is for.
+    pub fn wait(file: File, timeouts: Timeouts, purpose: &str) -> io::Result<Option<Self>> {
+        let (mut file, mut pause, mut reported) = (file, PAUSES[0], false);
+        let (mut sign, mut since) = (sign(&file)?, Instant::now());
+        loop {
+            file = match Self::try_take(file)? {
+                Ok(lock) => return Ok(Some(lock)),
+                Err(file) => file,
+            };
+            let found = self::sign(&file)?;
+            if found != sign {
+                (sign, since) = (found, Instant::now());
+            }
+            let idle = since.elapsed();
+            if idle >= timeouts.stalled {
+                let seconds = idle.as_secs();
+                tracing::warn!("{} has made no progress for {seconds} s; no longer waiting {purpose}", holder(&file));
+                return Ok(None);
+            }
+            if idle >= timeouts.report && !reported {
+                tracing::warn!("waiting for {} {purpose}", holder(&file));
+                reported = true;
+            }
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(PAUSES[1]);
+        }
+    }
+
+    /// Shows those that wait that the work goes on.
+    pub fn progress(&mut self) {
+        if self.signed.elapsed() >= SIGN {
+            self.signed = Instant::now();
+            // Without it others wait less.
+            let _ = self.file.set_modified(SystemTime::now());
+        }
+    }
+}
+
+fn sign(file: &File) -> io::Result<SystemTime> {
+    file.metadata()?.modified()
+}
+
+/// The process that holds the lock, in words.
+fn holder(file: &File) -> String {
+    let mut bytes = [0; 200];
+    let length = file.read_at(&mut bytes, 0).unwrap_or(0);
+    let text: String = String::from_utf8_lossy(&bytes[..length]).chars().filter(|c| !c.is_control()).collect();
+    if text.is_empty() { "another process".to_owned() } else { text }
+}
+
+fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// A file system without locks has none to wait for: then each process may fetch its own, and the last one's copy stays.
+fn has_no_locks(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let none = [Errno::NOLCK, Errno::NOSYS, Errno::OPNOTSUPP, Errno::INVAL].map(Errno::raw_os_error);
+    error.raw_os_error().is_some_and(|code| none.contains(&code))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHORT: Timeouts = Timeouts { report: Duration::from_millis(50), stalled: Duration::from_millis(300) };
+
+    fn open(path: &std::path::Path) -> File {
+        File::options().create(true).truncate(false).read(true).write(true).open(path).unwrap()
+    }
+
+    #[test]
+    fn a_holder_without_progress_is_named_and_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.lock");
+        let held = FetchLock::try_take(open(&path)).unwrap().unwrap();
+        assert_eq!(holder(&open(&path)), format!("process {} on host {}", std::process::id(), host()));
+        let start = Instant::now();
+        assert!(FetchLock::wait(open(&path), SHORT, "for a").unwrap().is_none());
+        assert!((SHORT.stalled..SHORT.stalled * 10).contains(&start.elapsed()), "{:?}", start.elapsed());
+        drop(held);
+        assert!(FetchLock::wait(open(&path), SHORT, "for a").unwrap().is_some());
+    }
+
+    #[test]
+    fn a_holder_that_makes_progress_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.lock");
+        let mut held = FetchLock::try_take(open(&path)).unwrap().unwrap();
+        let waiting = std::thread::spawn({
+            let file = open(&path);
+            move || FetchLock::wait(file, SHORT, "for a").unwrap().is_some()
+        });
+        for _ in 0..20 {
+            std::thread::sleep(SHORT.stalled / 6);
+            held.signed -= SIGN;
+            held.progress();
+        }
+        assert!(!waiting.is_finished());
+        drop(held);
+        assert!(waiting.join().unwrap());
+    }
+}

@@ -1,0 +1,201 @@
+//! Datasets from elsewhere: whatever a manifest or a shard says, it is read or refused with the name of the file. Nothing
+//! panics, and memory stays bounded.
+#![allow(clippy::unwrap_used)] // A panic is a test's report.
+
+#[path = "../../tests/support/samples.rs"]
+mod samples;
+
+use std::error::Error;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use lambert_data_prep::dataset::{Dataset, DatasetError, Manifest, sha256_hex};
+use lambert_data_prep::random::{Key, Rng};
+use samples::Shape;
+
+/// Bytes of memory that no reading may take: the datasets here have some kilobytes.
+const MEMORY: u64 = 512 << 20;
+
+fn write(folder: &Path) -> Vec<u8> {
+    samples::write(folder, &Shape { rows: 60, longest: 16, rows_per_group: 10, shards: 2, pieces: 40 });
+    std::fs::read(folder.join("manifest.json")).unwrap()
+}
+
+/// Reads all there is to read.
+fn read(url: &str) -> Result<(), DatasetError> {
+    let dataset = Dataset::open(url)?;
+    let _ = (dataset.sizes(), dataset.rows());
+    (0..dataset.row_groups().len()).try_for_each(|group| dataset.lengths(group).map(drop))?;
+    dataset.verify()
+}
+
+/// Reads; panics if that panics, or if the error does not name a file of the dataset. Whether it was read.
+fn attempt(folder: &Path, what: &str) -> bool {
+    let result = catch_unwind(AssertUnwindSafe(|| read(folder.to_str().unwrap())));
+    let Err(error) = result.unwrap_or_else(|_| panic!("{what}: a panic")) else { return true };
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(source) = cause {
+        text += &format!(": {source}");
+        cause = source.source();
+    }
+    let named = text.contains(&format!("{}/", folder.display()));
+    assert!(named, "{what}: no file of the dataset is named in {text}");
+    false
+}
+
+fn peak_memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().trim().parse::<u64>().unwrap() << 10
+}
+
+/// A place in `bytes` where `wanted` begins a run, and the run's length.
+fn some_run(bytes: &[u8], rng: &mut Rng, wanted: impl Fn(u8) -> bool) -> std::ops::Range<usize> {
+    let starts: Vec<usize> =
+        (0..bytes.len()).filter(|&at| wanted(bytes[at]) && (at == 0 || !wanted(bytes[at - 1]))).collect();
+    let start = starts[rng.below(starts.len() as u64) as usize];
+    start..bytes.len().min(start + bytes[start..].iter().take_while(|&&byte| wanted(byte)).count())
+}
+
+/// Numbers that do not fit, or hardly.
+const NUMBERS: [&str; 11] = [
+    "0",
+    "-1",
+    "1.5",
+    "65536",
+    "4294967296",
+    "9223372036854775807",
+    "9223372036854775808",
+    "18446744073709551615",
+    "18446744073709551616",
+    "1e300",
+    "1e999",
+];
+const TEXTS: [&str; 7] = ["", "../victim", "/etc/passwd", "\\u0000", "a\\nb", "\u{1f600}", "manifest.json"];
+
+fn change_json(bytes: &mut Vec<u8>, rng: &mut Rng) {
+    match rng.below(6) {
+        0 => {
+            let at = rng.below(bytes.len() as u64) as usize;
+            bytes[at] ^= 1 << rng.below(8);
+        }
+        1 => bytes.truncate(rng.below(bytes.len() as u64) as usize),
+        2 | 3 => {
+            let number = some_run(bytes, rng, |byte| byte.is_ascii_digit());
+            bytes.splice(number, NUMBERS[rng.below(NUMBERS.len() as u64) as usize].bytes());
+        }
+        4 => {
+            let text = some_run(bytes, rng, |byte| byte.is_ascii_alphanumeric() || byte == b'.' || byte == b'-');
+            bytes.splice(text, TEXTS[rng.below(TEXTS.len() as u64) as usize].bytes());
+        }
+        _ => {
+            let line = some_run(bytes, rng, |byte| byte != b'\n');
+            let copy =
+                if rng.chance(0.5) { Vec::new() } else { [&bytes[line.clone()], b"\n", &bytes[line.clone()]].concat() };
+            bytes.splice(line, copy);
+        }
+    }
+}
+
+fn change_bytes(bytes: &mut Vec<u8>, rng: &mut Rng) {
+    // Half of the changes are in the footer, which says where everything is.
+    let first = if rng.chance(0.5) { bytes.len() - bytes.len().min(600) } else { 0 };
+    let mut place = |bytes: &[u8]| first + rng.below((bytes.len() - first) as u64) as usize;
+    let at = place(bytes);
+    match rng.below(5) {
+        0 | 1 => bytes[at] ^= 1 << rng.below(8),
+        2 => bytes[at] = [0, 1, 0x7f, 0x80, 0xff][rng.below(5) as usize],
+        3 => {
+            let end = bytes.len().min(at + 1 + rng.below(9) as usize);
+            bytes[at..end].fill(0xff);
+        }
+        _ => {
+            let end = bytes.len().min(at + rng.below(40) as usize);
+            bytes.drain(at..end);
+        }
+    }
+}
+
+#[test]
+fn a_changed_manifest_is_read_or_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let original = write(folder.path());
+    let mut read = 0;
+    for seed in 0..3000 {
+        let mut rng = Key::new(seed).rng();
+        let mut bytes = original.clone();
+        (0..=rng.below(3)).for_each(|_| {
+            if !bytes.is_empty() {
+                change_json(&mut bytes, &mut rng)
+            }
+        });
+        std::fs::write(folder.path().join("manifest.json"), &bytes).unwrap();
+        read += u32::from(attempt(folder.path(), &format!("manifest of seed {seed}")));
+    }
+    assert!((1..2000).contains(&read), "{read} of 3000 were read");
+    assert!(peak_memory() < MEMORY, "{} bytes of memory", peak_memory());
+}
+
+/// The manifest has the sha256 of what is there, so that the bytes get as far as the Parquet library.
+#[test]
+fn a_changed_shard_is_read_or_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let manifest = Manifest::from_json(&write(folder.path())).unwrap();
+    let path = folder.path().join(&manifest.shards[0].path);
+    let original = std::fs::read(&path).unwrap();
+    let mut read = 0;
+    for seed in 0..3000 {
+        let mut rng = Key::new(seed).rng();
+        let mut bytes = original.clone();
+        (0..=rng.below(3)).for_each(|_| {
+            if bytes.len() > 1 {
+                change_bytes(&mut bytes, &mut rng)
+            }
+        });
+        std::fs::write(&path, &bytes).unwrap();
+        let mut manifest = manifest.clone();
+        (manifest.shards[0].bytes, manifest.shards[0].sha256) = (bytes.len() as u64, sha256_hex(&bytes));
+        std::fs::write(folder.path().join("manifest.json"), manifest.to_json()).unwrap();
+        read += u32::from(attempt(folder.path(), &format!("shard of seed {seed}")));
+    }
+    assert!((1..2000).contains(&read), "{read} of 3000 were read");
+    assert!(peak_memory() < MEMORY, "{} bytes of memory", peak_memory());
+}
+
+/// The reason for which a manifest with one text replaced by another is refused.
+fn refused(from: &str, to: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let text = String::from_utf8(write(folder.path())).unwrap();
+    let changed = text.replacen(from, to, 1);
+    assert_ne!(text, changed, "no {from:?}");
+    std::fs::write(folder.path().join("manifest.json"), changed).unwrap();
+    let opened = catch_unwind(AssertUnwindSafe(|| Dataset::open(folder.path().to_str().unwrap())));
+    let error = opened.unwrap_or_else(|_| panic!("{to}: a panic")).map(drop).unwrap_err().to_string();
+    assert!(error.contains("manifest.json: "), "{error}");
+    error
+}
+
+#[test]
+fn numbers_that_cannot_be_are_refused_when_a_dataset_is_opened() {
+    let rows = refused("        10,", "        18446744073709551615,");
+    assert!(rows.contains("its row groups have too many"), "{rows}");
+    let size = refused("\"size\": 40", "\"size\": 4000000000000");
+    assert!(size.contains("a vocabulary of 4000000000000 tokens in"), "{size}");
+    let length = refused("\"sequence_length\": 16", "\"sequence_length\": 100000");
+    assert!(length.contains("sequence_length is 100000, expected 1 to 65535"), "{length}");
+    let name = refused("\"path\": \"vocab.txt\"", "\"path\": \"../vocab.txt\"");
+    assert!(name.contains("\"../vocab.txt\" is not a file name"), "{name}");
+}
+
+#[test]
+fn a_manifest_that_is_too_large_is_not_read() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path());
+    let file = std::fs::File::options().write(true).open(folder.path().join("manifest.json")).unwrap();
+    // A hole: nothing is stored.
+    file.set_len(1 << 40).unwrap();
+    let error = Dataset::open(folder.path().to_str().unwrap()).map(drop).unwrap_err();
+    let cause = error.source().unwrap().to_string();
+    assert!(cause.contains("manifest.json") && cause.contains("268435456"), "{cause}");
+}
