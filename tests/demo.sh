@@ -30,12 +30,11 @@ fi
 say "Vocabulary"
 "$lambert" vocab --size 8000 --output "$demo/vocab.txt" --input "$@"
 say "Dataset"
-prepare() {
-    for path in "$@"; do
-        printf '[[source]]\npath = "%s"\nformat = "auto"\ndocuments = "%s"\n' \
-            "$(printf '%s' "$path" | sed 's/["\\]/\\&/g')" "$documents"
-    done > "$demo/prep.toml"
-    cat >> "$demo/prep.toml" <<TOML
+for path in "$@"; do
+    printf '[[source]]\npath = "%s"\nformat = "auto"\ndocuments = "%s"\n' \
+        "$(printf '%s' "$path" | sed 's/["\\]/\\&/g')" "$documents"
+done > "$demo/prep.toml"
+cat >> "$demo/prep.toml" <<TOML
 [output]
 url = "$demo/data"
 shards = 2
@@ -45,15 +44,7 @@ file = "$demo/vocab.txt"
 sequence_length = $length
 held_out = 0.05
 TOML
-    "$lambert" prep --config "$demo/prep.toml"
-}
-prepare "$@"
-if [ ! -e "$demo/data/held-out" ]; then
-    echo "demo: one document is not enough to hold one out; its paragraphs are taken for documents" >&2
-    rm -rf "$demo/data"
-    documents=blank-line
-    prepare "$@"
-fi
+"$lambert" prep --config "$demo/prep.toml"
 
 # 3. Training on two ranks; half-way rank 1 is killed as a lost machine would be.
 say "Training: 2 ranks, LAMB"
@@ -86,20 +77,26 @@ first=$(cat "$demo"/run/metrics/*.jsonl | head -n 1 | number mlm_loss)
 last=$(cat "$demo"/run/metrics/*.jsonl | grep '"seconds"' | tail -n 20 \
     | grep -o '"mlm_loss":[-0-9.e]*' | sed 's/.*://' | awk '{ sum += $1 } END { printf "%.4f", sum / NR }')
 entropy=$(number unigram_entropy < "$demo/data/train/manifest.json")
+held_out=$(number mlm_loss < "$demo/eval.json")
 lost=$("$lambert" status "$demo/run" --json | grep -o '"lost":\[.*' | number seconds)
 say "Summary"
 printf 'MLM loss at the first step            %.4f nats\n' "$first"
 printf 'MLM loss of the last 20 steps         %.4f nats\n' "$last"
-printf 'held-out MLM loss                     %.4f nats\n' "$(number mlm_loss < "$demo/eval.json")"
+printf 'held-out MLM loss                     %.4f nats\n' "$held_out"
 printf 'unigram baseline                      %.4f nats\n' "$entropy"
+awk "BEGIN { exit !($held_out > $entropy) }" \
+    && echo 'the held-out loss is above the unigram baseline: too little text, or too many steps for it'
 printf 'lost to the kill at step %-12s %.1f s\n' "$killed" "$lost"
 printf 'exported for transformers             %s\n' "$demo/model"
-# Held-out sentences with one word hidden; a word between the third and the last.
+# Held-out text, of which one word between the third and the last is masked.
 say "Fill-mask"
 "$lambert" inspect "$demo/data/held-out" --samples 30 --json | grep -o '"first":"[^"\\]*"' | sed 's/^"first":"//; s/"$//' \
-    | awk 'NF >= 6 && NF <= 40 && !/\[UNK\]/ && $5 ~ /^[a-z]+$/ { word = $5; $5 = "[MASK]"; print word "\t" $0; if (++n == 3) exit }' \
-    | while IFS="$(printf '\t')" read -r word text; do
-        printf '%s\n' "$text"
-        "$lambert" fill-mask "$demo/run" "$text" --top 5
-        printf '          it was: %s\n' "$word"
-    done
+    | awk 'NF >= 6 && !/\[UNK\]/ && $5 ~ /^[a-z]+$/ { word = $5; $5 = "[MASK]"; text = $1
+        for (i = 2; i <= NF && i <= 40; i++) text = text " " $i
+        print word "\t" text; if (++n == 3) exit }' > "$demo/masked.txt"
+[ -s "$demo/masked.txt" ] || echo "no held-out sample has six words without [UNK]: too little text, or not in Latin letters"
+while IFS="$(printf '\t')" read -r word text; do
+    printf '%s\n' "$text"
+    "$lambert" fill-mask "$demo/run" "$text" --top 5
+    printf '          it was: %s\n' "$word"
+done < "$demo/masked.txt"

@@ -237,7 +237,7 @@ pub struct Samples {
     pub short_sequence_probability: f64,
     /// How often each document is used, each time with other pairs.
     pub passes: usize,
-    /// Share of the documents that go to `held-out/`.
+    /// Share of the tokens that go to `held-out/`, in whole documents where these can meet it.
     pub held_out: f64,
     /// Seed of every random choice.
     pub seed: u64,

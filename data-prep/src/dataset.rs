@@ -13,6 +13,7 @@ mod guard;
 mod manifest;
 mod read;
 mod schema;
+mod usage;
 mod write;
 
 pub use ahead::FetchAhead;
@@ -20,9 +21,10 @@ pub use error::DatasetError;
 pub use fit::check_fit;
 pub(crate) use manifest::hex;
 pub use manifest::{
-    Corpus, Counts, Manifest, SampleRules, Shard, SourceCounts, VERSION, VocabularyFile, sha256_hex,
+    Corpus, Counts, HeldOut, Manifest, SampleRules, Shard, SourceCounts, VERSION, VocabularyFile, sha256_hex,
 };
 pub use read::{Dataset, RowGroup, Samples};
+pub use usage::TokenUsage;
 pub use write::{Sample, ShardWriter, shard_name, write};
 
 /// The name of the manifest inside a dataset.

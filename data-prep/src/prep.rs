@@ -19,6 +19,7 @@ mod duplicates;
 mod error;
 mod finish;
 mod heads;
+pub(crate) mod held_out;
 pub(crate) mod ids;
 mod job;
 mod levels;
@@ -43,7 +44,7 @@ pub use error::PrepError;
 pub(crate) use finish::entropy;
 pub use space::Needs;
 
-use crate::dataset::Manifest;
+use crate::dataset::{HeldOut, Manifest};
 use crate::parallel::parallel;
 use crate::source::Note;
 use buckets::Split;
@@ -131,6 +132,8 @@ pub struct Report {
     pub input_bytes: u64,
     /// `true` if the datasets were there already, made from the same corpus and configuration.
     pub unchanged: bool,
+    /// The share of the tokens that is held out, if any was asked for and it is known: it is not after a part.
+    pub held_out: Option<HeldOut>,
     /// Where each dataset is and what its manifest says; empty after a part.
     pub datasets: Vec<Finished>,
 }
@@ -156,12 +159,19 @@ fn run_in_pieces(config: &PrepConfig, options: &Options<'_>, scale: Scale) -> Re
     let threads = options.threads.max(1);
     let job = Job::new(config, Memory::new(options.memory, threads)?, scale, threads)?;
     let input_bytes = job.files.iter().map(|file| file.bytes).sum();
-    let report = |unchanged, datasets| Report { files: job.files.len(), input_bytes, unchanged, datasets };
+    let report = |held_out, unchanged, datasets: Vec<Finished>| Report {
+        files: job.files.len(),
+        input_bytes,
+        unchanged,
+        held_out,
+        datasets,
+    };
     if let Some(datasets) = finish::existing(&job, threads, options.progress)? {
         if options.part.is_none() {
             job.clear()?;
         }
-        return Ok(report(true, datasets));
+        let held_out = datasets.first().and_then(|train| train.manifest.held_out.clone());
+        return Ok(report(held_out, true, datasets));
     }
     let needs = space::check_input(&job)?;
     options.progress.begin(&Plan { files: job.files.len(), sources: job.sources.len(), input_bytes, needs });
@@ -171,7 +181,7 @@ fn run_in_pieces(config: &PrepConfig, options: &Options<'_>, scale: Scale) -> Re
     }
     tokenize::run(&job, options.part, threads, options.progress)?;
     if options.part.is_some() {
-        return Ok(report(false, Vec::new()));
+        return Ok(report(None, false, Vec::new()));
     }
     let runs = job.runs()?;
     let removed = duplicates::find(&job, &runs)?;
@@ -180,7 +190,7 @@ fn run_in_pieces(config: &PrepConfig, options: &Options<'_>, scale: Scale) -> Re
     space::check_samples(&job, &runs)?;
     sample(&job, &runs, &removed, &splits, threads, options.progress)?;
     let datasets = finish::datasets(&job, &runs, &removed, &splits, threads, options.progress)?;
-    Ok(report(false, datasets))
+    Ok(report(Split::held_out(&job, &splits), false, datasets))
 }
 
 /// All buckets of all splits to samples, and these to few files.

@@ -29,7 +29,7 @@ pub type Emit<'a> = dyn FnMut(&[u32], u16, u8) + 'a;
 pub fn make(bucket: &Bucket, rules: &Rules<'_>, emit: &mut Emit<'_>) {
     for pass in 0..rules.samples.passes {
         let key = |index: usize, repeat: usize, kind: &str| {
-            bucket.document(index).id.key(rules.samples.seed, kind).with(pass as u64).with(repeat as u64)
+            bucket.document(index).key(rules.samples.seed, kind).with(pass as u64).with(repeat as u64)
         };
         let uses = (0..bucket.len())
             .flat_map(|index| (0..(rules.weight)(bucket.document(index).id)).map(move |repeat| (index, repeat)));

@@ -9,7 +9,7 @@ use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use lambert_data_prep::dataset::{Dataset, DatasetError, Manifest, sha256_hex};
+use lambert_data_prep::dataset::{Dataset, DatasetError, Manifest, TokenUsage, sha256_hex};
 use lambert_data_prep::random::{Key, Rng};
 use samples::Shape;
 
@@ -26,6 +26,7 @@ fn read(url: &str) -> Result<(), DatasetError> {
     let dataset = Dataset::open(url)?;
     let _ = (dataset.sizes(), dataset.rows());
     (0..dataset.row_groups().len()).try_for_each(|group| dataset.lengths(group).map(drop))?;
+    TokenUsage::of(&dataset)?;
     dataset.verify()
 }
 

@@ -78,6 +78,7 @@ pub fn manifest(longest: usize, pieces: usize, vocabulary: &[u8]) -> Manifest {
         },
         counts: Counts::default(),
         sources: Vec::new(),
+        held_out: None,
         unigram_entropy: 1.0,
         shards: Vec::new(),
     }

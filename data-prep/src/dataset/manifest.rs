@@ -46,6 +46,9 @@ pub struct Manifest {
     /// What the preparation read, in the order of its configuration; the same in both splits.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<SourceCounts>,
+    /// The held-out share, where the draw of whole documents did not meet it; absent where it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_out: Option<HeldOut>,
     /// Nats per piece: the entropy of the pieces of the samples, special ones left out; the loss of the unigram baseline.
     pub unigram_entropy: f64,
     /// The Parquet files, in the order of their rows.
@@ -87,10 +90,22 @@ pub struct SampleRules {
     pub short_sequence_probability: f64,
     /// How often each document was used.
     pub passes: usize,
-    /// Share of the documents that were held out.
+    /// Share of the tokens that was to be held out.
     pub held_out: f64,
     /// Seed of every random choice.
     pub seed: u64,
+}
+
+/// The share of a corpus that is held out, in tokens of the documents, each counted once.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct HeldOut {
+    /// The configured share.
+    pub asked: f64,
+    /// The share that is held out, to six decimals.
+    pub reached: f64,
+    /// Tokens of a block at least, where documents were split into blocks; absent where whole documents were chosen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block_tokens: Option<u64>,
 }
 
 /// How much went into a dataset and came out.

@@ -137,6 +137,13 @@ impl Dataset {
         self.cache.fetch_ahead(&self.store, &self.manifest.shards[shard])
     }
 
+    /// The number and bytes of the smallest shard, if the shards are files of this machine.
+    pub(super) fn smallest_local_shard(&self) -> Result<Option<(usize, u64)>, DatasetError> {
+        let sizes = self.manifest.shards.iter().enumerate().filter(|(_, shard)| shard.rows > 0);
+        let Some((index, shard)) = sizes.min_by_key(|(_, shard)| shard.bytes) else { return Ok(None) };
+        Ok(file::local(&self.store, &shard.path)?.map(|_| (index, shard.bytes)))
+    }
+
     /// Where it lies.
     #[must_use]
     pub fn url(&self) -> &str {

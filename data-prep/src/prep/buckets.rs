@@ -3,15 +3,18 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use super::collected::Collected;
 use super::duplicates::Removed;
 use super::heads::Head;
+use super::held_out::{self, Selection};
 use super::job::{Job, Run};
-use super::spill::{DocumentId, HELD_OUT_CELLS, PARTS, TRAIN_CELLS, Totals};
+use super::spill::{self, DocumentId, HELD_OUT_CELLS, PARTS, TRAIN_CELLS, Totals};
 use super::{PrepError, ids};
+use crate::dataset::HeldOut;
 use crate::random::Key;
 use crate::samples::{self, Bucket, Rules};
 
@@ -21,6 +24,8 @@ pub const TOKENS: u64 = 4 << 20;
 const DOCUMENTS: u64 = 16;
 /// How often as many tokens a bucket may hold, if it holds few documents.
 const MOST: u64 = 16;
+/// Buckets of a selection at the most: all cells together divide evenly into that many.
+const SELECTED_BUCKETS: u32 = 64;
 /// The space of shuffle keys is cut into this many equal intervals for the index of a bucket's samples.
 pub const INTERVALS: usize = 4096;
 /// Bytes before the ids of a sample: key, length, start of the second segment, pair label.
@@ -35,8 +40,16 @@ pub struct Split {
     pub totals: Totals,
     /// Parts of cells, numbered through all cells.
     parts: Vec<Range<u32>>,
-    only: Option<DocumentId>,
-    except: Option<DocumentId>,
+    rule: Rule,
+}
+
+/// Which documents of its cells a split has.
+#[derive(Debug, Clone)]
+enum Rule {
+    /// Those that were drawn.
+    Drawn { only: Option<DocumentId>, except: Option<DocumentId> },
+    /// Those that were chosen, or those that were not, or blocks of them.
+    Selected { selection: Arc<Selection>, held_out: bool },
 }
 
 /// What a bucket's sample file holds.
@@ -89,6 +102,10 @@ impl Split {
                 train -= head.totals;
             }
         }
+        let asked = job.config.samples.held_out;
+        if asked > 0.0 && !held_out::is_met(asked, held_out.tokens, train.tokens + held_out.tokens) {
+            return Ok(Self::selected(job, Selection::new(job, runs, removed)?));
+        }
         let buckets = |totals, cells| bucket_count(totals, cells, job.scale.bucket);
         let held_out_parts = match lone {
             Some(head) => {
@@ -100,9 +117,57 @@ impl Split {
         let lone = lone.map(|head| head.id);
         let train_parts = divide(0, TRAIN_CELLS, buckets(train, TRAIN_CELLS));
         Ok(vec![
-            Self { name: "train", totals: train, parts: train_parts, only: None, except: lone },
-            Self { name: "held-out", totals: held_out, parts: held_out_parts, only: lone, except: None },
+            Self::drawn("train", train, train_parts, None, lone),
+            Self::drawn("held-out", held_out, held_out_parts, lone, None),
         ])
+    }
+
+    fn drawn(
+        name: &'static str,
+        totals: Totals,
+        parts: Vec<Range<u32>>,
+        only: Option<DocumentId>,
+        except: Option<DocumentId>,
+    ) -> Self {
+        Self { name, totals, parts, rule: Rule::Drawn { only, except } }
+    }
+
+    /// Both datasets of a selection. What a document was drawn for is of no account: each bucket has some neighbouring cells of
+    /// all.
+    fn selected(job: &Job<'_>, selection: Selection) -> Vec<Self> {
+        let selection = Arc::new(selection);
+        let split = |name, totals: Totals, held_out| {
+            let cells = TRAIN_CELLS + HELD_OUT_CELLS;
+            let buckets = bucket_count(totals, cells, job.scale.bucket).min(SELECTED_BUCKETS);
+            let rule = Rule::Selected { selection: selection.clone(), held_out };
+            Self { name, totals, parts: divide(0, cells, buckets), rule }
+        };
+        vec![split("train", selection.train, false), split("held-out", selection.held_out, true)]
+    }
+
+    /// The selection, if the documents that were drawn did not meet the share.
+    pub fn selection(&self) -> Option<&Selection> {
+        match &self.rule {
+            Rule::Drawn { .. } => None,
+            Rule::Selected { selection, .. } => Some(selection),
+        }
+    }
+
+    /// The share that is held out of what both splits have, if any was asked for.
+    pub fn held_out(job: &Job<'_>, splits: &[Self]) -> Option<HeldOut> {
+        let asked = job.config.samples.held_out;
+        let [train, held_out] = splits else { return None };
+        let reached = held_out::share(held_out.totals.tokens, train.totals.tokens + held_out.totals.tokens);
+        let drawn = HeldOut { asked, reached, block_tokens: None };
+        (asked > 0.0).then(|| train.selection().map_or(drawn, |selection| selection.describe(asked)))
+    }
+
+    /// The name of its files in the work folder. Those of another rule, which an older program may have left, have another one.
+    pub fn work_name(&self) -> String {
+        match &self.rule {
+            Rule::Drawn { .. } => self.name.to_owned(),
+            Rule::Selected { .. } => format!("{}-selected", self.name),
+        }
     }
 
     /// Buckets.
@@ -116,13 +181,26 @@ impl Split {
             let (cells, parts) = (cells(parts), parts.end - parts.start);
             let whole: u64 =
                 of_cells[usize::from(cells.start)..usize::from(cells.end)].iter().map(|cell| cell.tokens).sum();
-            whole * u64::from(parts) / (u64::from(cells.end - cells.start) * u64::from(PARTS))
+            let here = whole * u64::from(parts) / (u64::from(cells.end - cells.start) * u64::from(PARTS));
+            here.min(self.totals.tokens)
         };
         self.parts[..self.buckets()].iter().map(tokens).collect()
     }
 
-    fn keep(&self, id: DocumentId) -> bool {
-        self.only.is_none_or(|only| only == id) && self.except != Some(id)
+    /// The sentences of a document that belong to this split, as ranges; `ends` says where each sentence ends.
+    fn pieces(&self, id: DocumentId, ends: &[u32]) -> Vec<Range<usize>> {
+        match &self.rule {
+            Rule::Drawn { only, except } if only.is_none_or(|only| only == id) && *except != Some(id) => {
+                std::iter::once(0..ends.len()).collect()
+            }
+            Rule::Drawn { .. } => Vec::new(),
+            Rule::Selected { selection, held_out } => selection.pieces(id, ends, *held_out),
+        }
+    }
+
+    /// Whether only a few documents of its cells are in this split.
+    fn is_sparse(&self) -> bool {
+        matches!(self.rule, Rule::Selected { held_out: true, .. })
     }
 }
 
@@ -201,18 +279,28 @@ fn load(job: &Job<'_>, runs: &[Run], removed: &Removed, split: &Split, bucket: u
     let of_cell = (parts.start - first) as u16..(parts.end - first).min(u32::from(PARTS)) as u16;
     let mut bytes = Vec::new();
     for run in runs {
-        let found = run.cells(cells.clone())?;
-        let mut found = found.iter().filter(|cell| cell.totals.documents > 0);
-        let Some(first) = found.next() else { continue };
+        let mut found = run.cells(cells.clone())?;
+        found.retain(|cell| cell.totals.documents > 0);
+        let [first, ..] = found.as_slice() else { continue };
         let (at, length) = if whole {
-            let last = found.next_back().unwrap_or(first);
+            let last = found.last().unwrap_or(first);
             (first.at, last.at + last.bytes - first.at)
         } else {
             run.parts(first, of_cell.clone(), seed, width)?
         };
-        bytes.extend_from_slice(&run.file.read(at, length as usize)?);
+        match split.selection().filter(|_| split.is_sparse()) {
+            None => bytes.extend_from_slice(&run.file.read(at, length as usize)?),
+            // Of the whole corpus only what is held out is kept in memory.
+            Some(selection) => {
+                for cell in &found {
+                    let records = run.file.read(cell.at, cell.bytes as usize)?;
+                    let wanted = spill::records(&records, width).filter(|(id, _)| selection.has(*id));
+                    wanted.for_each(|(_, record)| bytes.extend_from_slice(record));
+                }
+            }
+        }
     }
-    Bucket::new(bytes, width, |id| split.keep(id) && !removed.contains(id))
+    Bucket::new(bytes, width, |id, ends| if removed.contains(id) { Vec::new() } else { split.pieces(id, ends) })
         .ok_or_else(|| PrepError::Damaged { path: job.runs_folder() })
 }
 

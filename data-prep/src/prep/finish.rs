@@ -110,7 +110,7 @@ struct Unwritten<'a> {
 
 impl<'a> Unwritten<'a> {
     fn open(job: &Job<'_>, split: &'a Split) -> Result<Self, PrepError> {
-        let folder = job.folder().join(split.name);
+        let folder = job.folder().join(split.work_name());
         for folder in [&folder, &folder.with_extension("done")] {
             std::fs::create_dir_all(folder).map_err(|source| PrepError::Work {
                 operation: "create",
@@ -200,6 +200,7 @@ fn manifest(
         },
         counts,
         sources: sources(job, runs, removed),
+        held_out: split.selection().map(|selection| selection.describe(samples.held_out)),
         unigram_entropy: entropy(&sorted.token_counts(job.tokenizer.size())?),
         shards,
     })

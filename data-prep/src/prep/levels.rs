@@ -17,7 +17,7 @@ use super::{PrepError, ids};
 /// Sample files of a split.
 pub struct Levels<'a> {
     job: &'a Job<'a>,
-    split: &'static str,
+    split: String,
     /// How many files each level has, the buckets' first.
     counts: Vec<usize>,
 }
@@ -29,7 +29,7 @@ impl<'a> Levels<'a> {
         while let Some(&last) = counts.last().filter(|&&last| last > job.scale.merged) {
             counts.push(last.div_ceil(job.scale.merged));
         }
-        Self { job, split: split.name, counts }
+        Self { job, split: split.work_name(), counts }
     }
 
     /// How many levels there are.

@@ -186,6 +186,19 @@ pub const fn record_bytes(totals: &Totals, width: usize) -> u64 {
     RECORD_HEAD as u64 + 2 * totals.sentences + totals.tokens * width as u64
 }
 
+/// The records that stand one after another in `bytes`, as far as they are whole.
+pub fn records(bytes: &[u8], width: usize) -> impl Iterator<Item = (DocumentId, &[u8])> {
+    let mut left = bytes;
+    std::iter::from_fn(move || {
+        let word = |at: usize| left.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes);
+        let id = DocumentId { file: word(0)?, ordinal: word(4)? };
+        let totals = Totals { documents: 1, sentences: u64::from(word(8)?), tokens: u64::from(word(12)?) };
+        let (record, rest) = left.split_at_checked(record_bytes(&totals, width) as usize)?;
+        left = rest;
+        Some((id, record))
+    })
+}
+
 /// Collects documents; written to a run file now and then.
 pub struct Spill {
     seed: u64,

@@ -76,3 +76,26 @@ fn buckets_of_less_than_a_cell_lose_nothing() {
         assert_eq!(sum(|manifest| manifest.counts.documents), 1200, "{name}");
     }
 }
+
+/// Of 40 documents so few are drawn, or so many, that documents are split.
+#[test]
+fn blocks_in_many_buckets_lose_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(folder.path());
+    let text = std::fs::read_to_string(folder.path().join("corpus.txt")).unwrap();
+    let books: Vec<String> =
+        text.trim_end().split("\n\n").collect::<Vec<_>>().chunks(15).map(|book| book.join("\n")).collect();
+    std::fs::write(folder.path().join("corpus.txt"), books.join("\n\n")).unwrap();
+    config.source.truncate(1);
+    (config.samples.pair, config.samples.held_out) = (Pair::None, 0.005);
+    for (name, scale) in [("large", Scale::default()), ("small", Scale { bucket: 50, ..Scale::default() })] {
+        let (manifests, buckets) = prepare(&config, name, scale);
+        assert_eq!(buckets > 4, name == "small", "{buckets} buckets");
+        assert!(manifests[0].held_out.as_ref().unwrap().block_tokens.is_some());
+        let sum = |count: fn(&Manifest) -> u64| manifests.iter().map(count).sum::<u64>();
+        let framed = sum(|manifest| manifest.counts.tokens) - 2 * sum(|manifest| manifest.counts.samples);
+        let read = manifests[0].sources[0].tokens;
+        assert_eq!(framed, read, "{name}: no document is followed by another one in a sample");
+        assert_eq!(sum(|manifest| manifest.counts.sentences), manifests[0].sources[0].sentences, "{name}");
+    }
+}

@@ -1,9 +1,13 @@
 //! The documents of a bucket in memory.
 
+use std::ops::Range;
+
+use crate::prep::held_out::{ends, start_of};
 use crate::prep::ids;
 use crate::prep::spill::{DocumentId, RECORD_HEAD};
+use crate::random::Key;
 
-/// Documents in the order of their place in the corpus.
+/// Documents, or pieces of them, in the order of their place in the corpus.
 #[derive(Debug, Default)]
 pub struct Bucket {
     width: usize,
@@ -16,6 +20,8 @@ pub struct Bucket {
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     id: DocumentId,
+    /// The first sentence in its document.
+    piece: usize,
     tokens: usize,
     first: usize,
     sentences: usize,
@@ -26,15 +32,16 @@ struct Entry {
 pub struct Document<'a> {
     /// Its place in the corpus.
     pub id: DocumentId,
+    piece: usize,
     width: usize,
     tokens: &'a [u8],
     ends: &'a [u32],
 }
 
 impl Bucket {
-    /// The documents whose records `bytes` holds (see `prep::spill`) and that `keep` wants; `None` if it holds
-    /// something else.
-    pub fn new(bytes: Vec<u8>, width: usize, keep: impl Fn(DocumentId) -> bool) -> Option<Self> {
+    /// The documents whose records `bytes` holds (see `prep::spill`); `None` if it holds something else. `pieces` gives the
+    /// ranges of sentences that are wanted, each as a document of its own, from where the sentences end.
+    pub fn new(bytes: Vec<u8>, width: usize, pieces: impl Fn(DocumentId, &[u32]) -> Vec<Range<usize>>) -> Option<Self> {
         let mut bucket = Self { width, ..Self::default() };
         let mut at = 0;
         while at < bytes.len() {
@@ -45,20 +52,21 @@ impl Bucket {
             let start = at + RECORD_HEAD + 2 * sentences;
             let lengths = bytes.get(at + RECORD_HEAD..start)?;
             at = start + tokens * width;
-            if keep(id) {
-                let first = bucket.ends.len();
-                bucket.documents.push(Entry { id, tokens: start, first, sentences });
-                let mut end = 0;
-                bucket.ends.extend(lengths.chunks_exact(2).map(|pair| {
-                    end += u32::from(u16::from_le_bytes([pair[0], pair[1]]));
-                    end
-                }));
-                (end as usize == tokens && at <= bytes.len()).then_some(())?;
-            }
+            let ends = ends(lengths);
+            (start_of(&ends, sentences) as usize == tokens && at <= bytes.len()).then_some(())?;
+            pieces(id, &ends).into_iter().for_each(|piece| bucket.push(id, start, &ends, piece));
         }
         bucket.bytes = bytes;
-        bucket.documents.sort_by_key(|entry| entry.id);
+        bucket.documents.sort_by_key(|entry| (entry.id, entry.piece));
         Some(bucket)
+    }
+
+    /// Adds some sentences of a document whose tokens start at `tokens`.
+    fn push(&mut self, id: DocumentId, tokens: usize, ends: &[u32], piece: Range<usize>) {
+        let (first, before) = (self.ends.len(), start_of(ends, piece.start));
+        let (sentences, tokens) = (piece.len(), tokens + before as usize * self.width);
+        self.documents.push(Entry { id, piece: piece.start, tokens, first, sentences });
+        self.ends.extend(ends[piece].iter().map(|end| end - before));
     }
 
     /// Documents.
@@ -72,11 +80,17 @@ impl Bucket {
         let ends = &self.ends[entry.first..entry.first + entry.sentences];
         let tokens = ends.last().map_or(0, |&end| end as usize);
         let bytes = &self.bytes[entry.tokens..entry.tokens + tokens * self.width];
-        Document { id: entry.id, width: self.width, tokens: bytes, ends }
+        Document { id: entry.id, piece: entry.piece, width: self.width, tokens: bytes, ends }
     }
 }
 
 impl Document<'_> {
+    /// Its key for a choice of one kind.
+    pub fn key(&self, seed: u64, kind: &str) -> Key {
+        let key = self.id.key(seed, kind);
+        if self.piece == 0 { key } else { key.with_bytes(b"piece").with(self.piece as u64) }
+    }
+
     /// Sentences.
     pub fn sentences(&self) -> usize {
         self.ends.len()
@@ -88,7 +102,7 @@ impl Document<'_> {
     }
 
     /// Appends the tokens of a range.
-    pub fn copy(&self, tokens: std::ops::Range<usize>, output: &mut Vec<u32>) {
+    pub fn copy(&self, tokens: Range<usize>, output: &mut Vec<u32>) {
         let bytes = &self.tokens[tokens.start * self.width..tokens.end * self.width];
         ids::read(bytes, self.width, output);
     }

@@ -12,9 +12,10 @@ use lambert_config::prep::{Documents, Format, Source};
 use lambert_data_prep::prep::{self, Options, PrepError, Report, Status};
 pub use tree::{assert_same, tree};
 
-/// `shared/corpora` beside the checkout, if it is there.
+/// The development corpora: where LAMBERT_TEST_CORPORA says, or in `shared/corpora` beside the checkout, if they are there.
 pub fn corpora() -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/corpora");
+    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/corpora");
+    let path = std::env::var_os("LAMBERT_TEST_CORPORA").map_or_else(beside, PathBuf::from);
     if path.is_dir() {
         return Some(path);
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use lambert_config::{Layers, PrepConfig, exit};
-use lambert_data_prep::dataset::SourceCounts;
+use lambert_data_prep::dataset::{HeldOut, SourceCounts};
 use lambert_data_prep::prep::{self, Finished, Options, Plan, PrepError, Progress, Report, Status};
 use lambert_data_prep::source::Note;
 
@@ -55,6 +55,7 @@ fn described(report: &Report) -> String {
         lines.extend(table(&first.manifest.sources));
     }
     lines.extend(report.datasets.iter().map(dataset));
+    lines.extend(report.held_out.iter().map(held_out));
     if report.datasets.is_empty() {
         lines.push("this part is done; the same command without --part joins all parts".to_owned());
     } else if let Some(first) = report.datasets.first() {
@@ -74,6 +75,17 @@ fn dataset(Finished { url, manifest }: &Finished) -> String {
         manifest.shards.len(),
         manifest.unigram_entropy
     )
+}
+
+fn held_out(HeldOut { asked, reached, block_tokens }: &HeldOut) -> String {
+    let how = match block_tokens {
+        _ if *reached == 0.0 => ": the corpus cannot be divided".to_owned(),
+        Some(tokens) => format!(", in blocks of about {tokens} tokens: whole documents could not meet the share"),
+        None => String::new(),
+    };
+    // Two significant digits of small shares, too.
+    let percent = |share: f64| format!("{:.*}%", if share < 0.01 { 3 } else { 1 }, 100.0 * share);
+    format!("held out {} of the tokens ({} requested){how}", percent(*reached), percent(*asked))
 }
 
 /// What it took.

@@ -7,11 +7,13 @@
 //! - [`sources`] of events: signals, the run's store, the lease; [`control`]: the HTTP server that the ranks report to
 //! - [`launch`]: the processes of an attempt, started directly or by mpirun, ended to the last
 //! - [`observers`]: the status in the store, the log and the display, the lines of `--json`
-//! - [`forecast`]: what a run will do and need, said before it starts; [`progress`]: what a person sees then
+//! - [`forecast`]: what a run will do and need, said before it starts; [`data_warnings`]: what is doubtful about its data;
+//!   [`progress`]: what a person sees then
 
 pub mod beginning;
 pub mod control;
 pub mod coordinator;
+pub mod data_warnings;
 pub mod decide;
 pub mod difference;
 pub mod forecast;
@@ -38,6 +40,7 @@ pub fn run(arguments: &cli::Run) -> Outcome {
     let launcher = launch::choose(&proposed.config().cluster).map_err(Failure::failed)?;
     tracing::debug!("ranks are started by {}", launcher.name());
     forecast::lines(proposed.config())?.iter().for_each(|line| console::line(line));
+    data_warnings::find(proposed.config())?.iter().for_each(|warning| tracing::warn!("{warning}"));
     // Only now: ranks of a coordinator at work read the run's configuration whenever they are started again.
     let order = proposed.settle()?;
     let records = if arguments.json { Records::Printed } else { Records::Shown };

@@ -1,6 +1,6 @@
 //! The log and the display: what happens, in words.
 
-use lambert_config::control::EventKind;
+use lambert_config::control::{Evaluation, EventKind};
 use lambert_config::objectives::Score;
 use lambert_control::Saying;
 use lambert_store::run::checkpoint_url;
@@ -140,7 +140,10 @@ impl People {
     pub fn end(&mut self, verdict: &Verdict, status: &Status) {
         self.display.end();
         match verdict {
-            Verdict::Finished => self.say_end("finished", "", status),
+            Verdict::Finished => {
+                status.evaluation.iter().filter_map(above_baseline).for_each(|warning| tracing::warn!("{warning}"));
+                self.say_end("finished", "", status);
+            }
             Verdict::Stopped(reason) => {
                 let left = status.seconds_left.map(duration);
                 let left = left.map_or(String::new(), |left| format!("; the same command goes on, {left} left"));
@@ -157,5 +160,34 @@ impl People {
             None => "no checkpoint was saved".to_owned(),
         };
         console::line(&format!("{word} at step {step} of {steps} ({speed:.1} samples/s): {checkpoint}{left}"));
+    }
+}
+
+/// A warning if the model predicts held-out tokens worse than their frequencies do.
+fn above_baseline(evaluation: &Evaluation) -> Option<String> {
+    let Score { objective, loss, .. } = evaluation.scores.main();
+    let (step, baseline) = (evaluation.step, evaluation.unigram_entropy);
+    (loss > baseline).then(|| {
+        format!(
+            "evaluation at step {step}: {objective} {loss:.4} is above the unigram baseline of {baseline:.4}: on held-out text \
+             the model is worse than token frequencies alone"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loss_above_the_unigram_baseline_is_warned_about() {
+        let evaluation = |loss: f64| -> Evaluation {
+            serde_json::from_value(serde_json::json!({"step": 1200, "samples": 9, "masked_tokens": 9, "mlm_loss": loss,
+                "mlm_accuracy": 0.1, "unigram_entropy": 6.3}))
+            .unwrap()
+        };
+        assert_eq!(above_baseline(&evaluation(6.3)), None);
+        let warning = above_baseline(&evaluation(19.3)).unwrap();
+        assert!(warning.contains("step 1200: mlm 19.3000 is above the unigram baseline of 6.3000"), "{warning}");
     }
 }

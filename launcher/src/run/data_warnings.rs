@@ -1,0 +1,117 @@
+//! Warnings about a run's data, given before it starts: samples that are repeated too often, or too few for a batch, and
+//! evaluation on data that is unlike the training data.
+
+use lambert_config::plan;
+use lambert_config::run::{RunConfig, Stage};
+use lambert_data_prep::dataset::{Dataset, TokenUsage};
+
+use crate::failure::Failure;
+
+/// Epochs above which a stage is warned about; BERT's pre-training had about 40 (Devlin et al. 2018).
+const MOST_EPOCHS: f64 = 40.0;
+/// Share of `[UNK]` above which a dataset is warned about.
+const MOST_UNKNOWN: f64 = 0.05;
+/// Overlap of token frequencies below which evaluation data is warned about.
+const LEAST_OVERLAP: f64 = 0.5;
+
+/// A dataset that was opened, under the key that names it.
+struct Named {
+    key: String,
+    dataset: Dataset,
+    /// `None` where it is not known.
+    usage: Option<TokenUsage>,
+}
+
+impl Named {
+    fn open(key: String, url: &str) -> Result<Self, Failure> {
+        let dataset = Dataset::open(url)?;
+        // A shard that cannot be read is reported by the worker that needs it.
+        let usage = TokenUsage::of(&dataset).ok().flatten();
+        Ok(Self { key, dataset, usage })
+    }
+
+    /// A warning if much of it is `[UNK]`.
+    fn unknown(&self) -> Option<String> {
+        let unknown = self.usage.as_ref()?.unknown();
+        (unknown > MOST_UNKNOWN).then(|| {
+            let percent = 100.0 * unknown;
+            format!("{}: {percent:.0}% of the tokens are [UNK]: the vocabulary was made for other text", self.key)
+        })
+    }
+}
+
+/// All warnings; each begins with the key that it is about.
+///
+/// # Errors
+/// A dataset that cannot be opened.
+pub fn find(config: &RunConfig) -> Result<Vec<String>, Failure> {
+    let open = |(index, stage): (usize, &Stage)| Named::open(format!("stage.{index}.data"), &stage.data);
+    let stages = config.stage.iter().enumerate().map(open).collect::<Result<Vec<_>, _>>()?;
+    let evaluation = match config.evaluation.data.as_str() {
+        "" => None,
+        url => Some(Named::open("evaluation.data".to_owned(), url)?),
+    };
+    let repeated =
+        config.stage.iter().zip(&stages).flat_map(|(stage, data)| counts(&data.key, stage, data.dataset.rows()));
+    let mut warnings: Vec<String> = repeated.collect();
+    warnings.extend(stages.iter().chain(&evaluation).filter_map(Named::unknown));
+    // The last stage's data is what the final held-out loss should speak of.
+    if let (Some(train), Some(evaluation)) = (stages.last(), &evaluation)
+        && let (Some(left), Some(right)) = (&train.usage, &evaluation.usage)
+    {
+        warnings.extend(unlike(&train.key, left.overlap(right)));
+    }
+    Ok(warnings)
+}
+
+/// Warnings about how many samples a stage has.
+fn counts(key: &str, stage: &Stage, rows: u64) -> Vec<String> {
+    let epochs = plan::samples(stage) as f64 / rows.max(1) as f64;
+    let repeated = (epochs > MOST_EPOCHS).then(|| {
+        format!(
+            "{key}: {rows} samples are repeated {epochs:.0} times (more than {MOST_EPOCHS:.0}): the model will learn them by \
+             heart; use more text or fewer steps"
+        )
+    });
+    let few = (rows < stage.global_batch as u64).then(|| {
+        format!(
+            "{key}: {rows} samples are fewer than a global batch of {}: a batch holds some of them twice",
+            stage.global_batch
+        )
+    });
+    repeated.into_iter().chain(few).collect()
+}
+
+/// A warning if too little of the token frequencies is common to both datasets.
+fn unlike(train: &str, overlap: f64) -> Option<String> {
+    (overlap < LEAST_OVERLAP).then(|| {
+        let percent = 100.0 * overlap;
+        format!(
+            "evaluation.data: its token frequencies overlap with those of {train} by {percent:.0}% only: another language or kind \
+             of text? The held-out loss will say little about the training"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_that_are_few_or_repeated_are_warned_about() {
+        let stage = Stage { steps: 1200, global_batch: 64, ..Stage::default() };
+        let warned = |rows| counts("stage.0.data", &stage, rows);
+        assert_eq!(warned(1920), [""; 0]);
+        let [repeated] = &warned(1900)[..] else { panic!("{:?}", warned(1900)) };
+        assert!(repeated.starts_with("stage.0.data: 1900 samples are repeated 40 times"), "{repeated}");
+        let [repeated, few] = &warned(2)[..] else { panic!("{:?}", warned(2)) };
+        assert!(repeated.contains("2 samples are repeated 38400 times"), "{repeated}");
+        assert!(few.contains("2 samples are fewer than a global batch of 64"), "{few}");
+    }
+
+    #[test]
+    fn other_text_is_warned_about() {
+        assert_eq!(unlike("stage.0.data", 0.5), None);
+        assert!(unlike("stage.0.data", 0.294).unwrap().contains("by 29% only"));
+    }
+}
