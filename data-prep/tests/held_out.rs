@@ -195,8 +195,9 @@ fn a_vocabulary_is_used_alike_in_one_book_and_otherwise_in_another_language() {
     let unknown = [&book, &wiki, &german, &chinese].map(|usage| usage.unknown());
     eprintln!("overlaps {overlaps:.3?}, unknown {unknown:.3?}");
     assert!((book.overlap(&book) - 1.0).abs() < 1e-9);
-    assert!(overlaps[..3].iter().all(|overlap| *overlap > 0.5), "{overlaps:?}");
-    assert!(overlaps[3..].iter().all(|overlap| *overlap < 0.5), "{overlaps:?}");
+    // A plan warns below 0.3.
+    assert!(overlaps[..3].iter().all(|overlap| *overlap > 0.4), "{overlaps:?}");
+    assert!(overlaps[3..].iter().all(|overlap| *overlap < 0.25), "{overlaps:?}");
     assert!(unknown[..3].iter().all(|unknown| *unknown < 0.01) && unknown[3] > 0.05, "{unknown:?}");
 }
 

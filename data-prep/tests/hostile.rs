@@ -51,11 +51,11 @@ fn peak_memory() -> u64 {
     line.trim().strip_suffix(" kB").unwrap().trim().parse::<u64>().unwrap() << 10
 }
 
-/// A place in `bytes` where `wanted` begins a run, and the run's length.
+/// Some run of bytes that are `wanted`; an empty one at the start if there is none.
 fn some_run(bytes: &[u8], rng: &mut Rng, wanted: impl Fn(u8) -> bool) -> std::ops::Range<usize> {
     let starts: Vec<usize> =
         (0..bytes.len()).filter(|&at| wanted(bytes[at]) && (at == 0 || !wanted(bytes[at - 1]))).collect();
-    let start = starts[rng.below(starts.len() as u64) as usize];
+    let start = if starts.is_empty() { 0 } else { starts[rng.below(starts.len() as u64) as usize] };
     start..bytes.len().min(start + bytes[start..].iter().take_while(|&&byte| wanted(byte)).count())
 }
 

@@ -11,8 +11,9 @@ use crate::failure::Failure;
 const MOST_EPOCHS: f64 = 40.0;
 /// Share of `[UNK]` above which a dataset is warned about.
 const MOST_UNKNOWN: f64 = 0.05;
-/// Overlap of token frequencies below which evaluation data is warned about.
-const LEAST_OVERLAP: f64 = 0.5;
+/// Overlap of token frequencies below which evaluation data is warned about: two parts of a novel have 0.78, two novels 0.63, a novel
+/// and Wikipedia 0.47, different languages below 0.2 (data-prep/tests/held_out.rs).
+const LEAST_OVERLAP: f64 = 0.3;
 
 /// A dataset that was opened, under the key that names it.
 struct Named {
@@ -111,7 +112,7 @@ mod tests {
 
     #[test]
     fn other_text_is_warned_about() {
-        assert_eq!(unlike("stage.0.data", 0.5), None);
+        assert_eq!(unlike("stage.0.data", 0.3), None);
         assert!(unlike("stage.0.data", 0.294).unwrap().contains("by 29% only"));
     }
 }
