@@ -139,6 +139,14 @@ pub enum Error {
     /// Results cannot be printed.
     #[error("cannot write to standard output")]
     Output(#[source] std::io::Error),
+    /// A directory on this host for what the launcher or MPI keeps there is not this user's.
+    #[error("cannot use {}, where the launcher and MPI keep files of this attempt", path.display())]
+    Directory {
+        /// The directory.
+        path: std::path::PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
     /// The operating system gives no thread.
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),
@@ -187,7 +195,7 @@ impl Error {
             Self::Dataset(DatasetError::Cache { .. }) => F::Host,
             Self::Dataset(error) if is_of_host(error) => F::Host,
             Self::Dataset(DatasetError::Store { .. }) | Self::Device(DeviceError::Occupied(_)) => F::Passing,
-            Self::Replicas { blamed: true, .. } | Self::Card { .. } => F::Host,
+            Self::Replicas { blamed: true, .. } | Self::Card { .. } | Self::Directory { .. } => F::Host,
             // A card that fails at a rank's start; what a machine lacks is for people to bring.
             Self::Device(error) if !error.is_missing() => F::Host,
             Self::Store(_) | Self::Resume { .. } | Self::Collective(_) | Self::Torch(_) | Self::Thread(_) => F::Passing,

@@ -1,42 +1,30 @@
 //! Removes what a launcher and MPI keep on this host once the launcher is gone. It may be killed at any moment, and so may
 //! this rank and the coordinator: a process of its own waits for the launcher's end.
 
-use std::fs::DirBuilder;
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// Waits for the end of the process `$0`, unless that is 1, which has taken the place of a launcher that is gone. Then removes
-/// the folders `$@`, and those of the same run's earlier attempts, whose launchers may have been cut off before a rank came
+/// Waits for the end of the process `$0`, unless that is 1, which has taken the place of a launcher that is gone. Under srun it
+/// is root's slurmstepd, which may not be signalled and not be seen in /proc: tail counts a process that answers EPERM as alive.
+/// Then removes the folders `$@`, and this user's of the same run's earlier attempts, whose launchers may have been cut off before a rank came
 /// up. Names end with `-` and the attempt's number. At last the memory that NCCL's processes of a host share, if they were killed
 /// before all of them had it: files of this user that no process has mapped. SIGTERM, which a supervisor may send to all processes,
 /// does not end it.
 const SCRIPT: &str = r#"
 trap "" TERM
-while [ "$0" != 1 ] && kill -0 "$0" 2>/dev/null; do sleep 0.2; done
+[ "$0" = 1 ] || tail --pid="$0" --sleep-interval=0.2 -f /dev/null || exit
 for folder; do
     rm -rf -- "$folder"
     for other in "${folder%-*}"-*; do
-        [ "${other##*-}" -lt "${folder##*-}" ] 2>/dev/null && rm -rf -- "$other"
+        [ -O "$other" ] && [ "${other##*-}" -lt "${folder##*-}" ] 2>/dev/null && rm -rf -- "$other"
     done
 done
 for left in /dev/shm/nccl-*; do
     [ -O "$left" ] && ! grep -qsF "$left" /proc/[0-9]*/maps && rm -f -- "$left"
 done
 "#;
-
-/// Makes a folder that nobody else may look into, unless it is there.
-///
-/// # Errors
-/// It cannot be made.
-pub fn make(folder: &Path) -> io::Result<()> {
-    match DirBuilder::new().mode(0o700).create(folder) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        made => made,
-    }
-}
 
 /// Removes `folders` on this host when this process's parent, the launcher, is gone.
 ///
@@ -60,8 +48,7 @@ mod tests {
         let folder = |name: &str| place.path().join(name);
         const NAMES: [&str; 8] =
             ["run-1-3", "run-1-9", "run-1-12", "run-1-10", "run-2-1", "run-1-x", "shm-1-9", "shm-1-10"];
-        NAMES.iter().for_each(|name| make(&folder(name)).unwrap());
-        make(&folder("shm-1-10")).unwrap();
+        NAMES.iter().for_each(|name| std::fs::create_dir(folder(name)).unwrap());
         // Memory of NCCL's: nobody has the first, this process the second.
         let segments =
             ["left", "held"].map(|name| PathBuf::from(format!("/dev/shm/nccl-{}{name}", std::process::id())));
@@ -97,5 +84,35 @@ mod tests {
         std::fs::remove_file(&segments[1]).unwrap();
         let left: Vec<&str> = NAMES.into_iter().filter(|name| folder(name).exists()).collect();
         assert_eq!(left, ["run-1-12", "run-2-1", "run-1-x"]);
+    }
+
+    /// slurmstepd is root's, the ranks are not: `kill -0` says EPERM to them.
+    #[test]
+    fn a_launcher_of_another_user_is_waited_for() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: only root can act as another user");
+            return;
+        }
+        let place = tempfile::tempdir().unwrap();
+        std::os::unix::fs::chown(place.path(), Some(65534), Some(65534)).unwrap();
+        let folder = place.path().join("shm-1-1");
+        let mut launcher = Command::new("sleep").arg("1000").spawn().unwrap();
+        let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+        let as_nobody = || {
+            let mut command = Command::new("setpriv");
+            command.args(nobody);
+            command
+        };
+        assert!(as_nobody().arg("mkdir").arg(&folder).status().unwrap().success());
+        let mut shell = as_nobody();
+        let shell = shell.args(["sh", "-c", SCRIPT, &launcher.id().to_string()]).arg(&folder);
+        let mut shell = shell.spawn().unwrap();
+        std::thread::sleep(Duration::from_secs(1));
+        let waited = (folder.exists(), shell.try_wait().unwrap().is_none());
+        launcher.kill().unwrap();
+        launcher.wait().unwrap();
+        shell.wait().unwrap();
+        assert_eq!(waited, (true, true), "the launcher is still there");
+        assert!(!folder.exists());
     }
 }

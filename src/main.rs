@@ -21,7 +21,7 @@ use lambert_config::objectives::{self, Asks};
 use lambert_config::run::{Device, Limits};
 use lambert_config::{Layers, RunConfig, exit};
 use lambert_control::Versions;
-use lambert_store::Store;
+use lambert_store::{Store, private_dir};
 use tracing_subscriber::EnvFilter;
 
 #[derive(Parser)]
@@ -147,8 +147,8 @@ fn is_deterministic(command: &Command) -> bool {
 fn run(command: Command) -> Result<i32, Error> {
     match command {
         Command::Train { run, attempt, world, logs, session } => {
-            attach(logs.as_deref(), &session);
-            train(&run, attempt, world)
+            keep_logs(logs.as_deref());
+            train(&run, attempt, world, &session)
         }
         Command::Eval { model, data, samples, device, json } => {
             eval(&Saved::open(&model, device)?, &data, samples, json)
@@ -161,33 +161,38 @@ fn run(command: Command) -> Result<i32, Error> {
     }
 }
 
-/// Sees to what outlives this process on its host: what it prints, and what its launcher leaves.
-fn attach(logs: Option<&Path>, session: &[PathBuf]) {
-    let (rank, local) = lambert_collective::world::detect().map_or((0, 0), |world| (world.rank, world.local_rank));
+/// Keeps what this rank prints on its host, too.
+fn keep_logs(logs: Option<&Path>) {
+    let rank = lambert_collective::world::detect().map_or(0, |world| world.rank);
     if let Some(Err(error)) = logs.map(|folder| rank_log::begin(folder, rank)) {
         tracing::warn!("what this rank prints is not kept here: {}", error::chain(&error));
     }
-    for folder in session {
-        if let Err(error) = janitor::make(folder) {
-            tracing::warn!("cannot make {}: {error}", folder.display());
-        }
+}
+
+/// Creates the directories of the launcher and MPI on this host, and lets them be removed when the launcher is gone.
+fn prepare(session: &[PathBuf]) -> Result<(), Error> {
+    for path in session {
+        private_dir::create(path).map_err(|source| Error::Directory { path: path.clone(), source })?;
     }
+    let local = lambert_collective::world::detect().map_or(0, |world| world.local_rank);
     if local == 0
         && !session.is_empty()
         && let Err(error) = janitor::remove_after_launcher(session)
     {
         tracing::warn!("what the launcher leaves here will not be removed: {error}");
     }
+    Ok(())
 }
 
 /// Trains, and tells the coordinator if that fails. Under a coordinator a stop that it asked for is success; by hand it
 /// has an exit code of its own.
-fn train(url: &str, attempt: u32, world: Option<usize>) -> Result<i32, Error> {
+fn train(url: &str, attempt: u32, world: Option<usize>, session: &[PathBuf]) -> Result<i32, Error> {
     let rank = lambert_collective::world::detect().map_or(0, |world| world.rank);
+    let prepared = prepare(session);
     let config = Store::open(url).map_err(Error::from).and_then(|store| session::read_config(&store));
     let limits = config.as_ref().map_or_else(|_| Limits::default(), |(config, _)| config.cluster.limits.clone());
     // Before anything asks libtorch, the version of the one that is loaded among it.
-    let device = config.and_then(|(config, _)| Ok(Chosen::load(&config.cluster)?));
+    let device = prepared.and(config).and_then(|(config, _)| Ok(Chosen::load(&config.cluster)?));
     let control = Arc::new(Control::connect(rank, attempt, versions(), patience(&limits)));
     let attend = || attend(url, attempt, world, device?, &control);
     let outcome = torch::guard(attend).map_err(Error::from).flatten();

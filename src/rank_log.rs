@@ -1,14 +1,15 @@
 //! What a rank prints goes to a file on its host, too: the lines of the log, and what libraries print, to the last word of
 //! one that crashes. The coordinator may be cut off, or have an output that nobody keeps.
 
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
+use lambert_store::private_dir;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::geteuid;
 
@@ -34,10 +35,12 @@ pub enum RankLogError {
         source: io::Error,
     },
     /// Somebody else could put another file in its place.
-    #[error("{} belongs to another user", path.display())]
+    #[error("{} belongs to user {owner}, expected this user or root", path.display())]
     NotOurs {
         /// The folder.
         path: PathBuf,
+        /// The number of its user.
+        owner: u32,
     },
     /// There is no program that copies.
     #[error("cannot start tee (coreutils)")]
@@ -56,12 +59,11 @@ pub fn begin(folder: &Path, rank: usize) -> Result<(), RankLogError> {
         let path = path.to_owned();
         |source| RankLogError::Write { path, source }
     };
-    DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed(folder))?;
-    // The attempt's, the run's, and the one of all runs.
-    for folder in folder.ancestors().take(3) {
-        let owner = fs::symlink_metadata(folder).map_err(failed(folder))?.uid();
-        if owner != geteuid().as_raw() && owner != 0 {
-            return Err(RankLogError::NotOurs { path: folder.to_owned() });
+    // The attempt's and the run's, below the one of all runs.
+    if let (Some(run), Some(all)) = (folder.parent(), folder.ancestors().nth(2)) {
+        prepare_all(all)?;
+        for folder in [run, folder] {
+            private_dir::create(folder).map_err(failed(folder))?;
         }
     }
     // Told here rather than by tee.
@@ -79,6 +81,23 @@ pub fn begin(folder: &Path, rank: usize) -> Result<(), RankLogError> {
     tee.stdin(out).stdout(on).stderr(Stdio::null()).spawn().map_err(RankLogError::Tee)?;
     rustix::stdio::dup2_stdout(&into).map_err(system)?;
     rustix::stdio::dup2_stderr(&into).map_err(system)
+}
+
+/// Creates the folder of all runs. Where anybody can create it, as in /tmp, it must be this user's alone; in another place an
+/// administrator may have made it for several users.
+fn prepare_all(all: &Path) -> Result<(), RankLogError> {
+    let failed = |source| RankLogError::Write { path: all.to_owned(), source };
+    let parent = all.parent().unwrap_or(all);
+    fs::create_dir_all(parent).map_err(failed)?;
+    if private_dir::is_open_to_others(parent) {
+        return private_dir::create(all).map_err(failed);
+    }
+    fs::create_dir_all(all).map_err(failed)?;
+    let owner = fs::symlink_metadata(all).map_err(failed)?.uid();
+    if owner != geteuid().as_raw() && owner != 0 {
+        return Err(RankLogError::NotOurs { path: all.to_owned(), owner });
+    }
+    Ok(())
 }
 
 /// Removes the folders of attempts long before the one of `folder`.
@@ -117,6 +136,7 @@ fn forget_runs(all: &Path, now: SystemTime) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn runs_that_are_long_over_are_forgotten() {
@@ -136,6 +156,50 @@ mod tests {
         assert_eq!(left(), [true; 3], "a rank still writes there");
         forget_runs(all.path(), now + FORGOTTEN * 3);
         assert_eq!(left(), [false, true, true], "what is not ours stays");
+    }
+
+    /// Whoever may write to a place decides what has to be true of a folder there.
+    #[test]
+    fn folders_that_others_made_are_refused() {
+        if !geteuid().is_root() {
+            eprintln!("SKIPPED: only root can act as another user");
+            return;
+        }
+        let place = tempfile::tempdir().unwrap();
+        let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        let nobody = |path: &Path| {
+            let made = Command::new("setpriv")
+                .args(["--reuid=65534", "--regid=65534", "--clear-groups", "mkdir", "-m", "0777"])
+                .arg(path)
+                .status();
+            assert!(made.unwrap().success());
+        };
+        let refused = |path: &Path| {
+            let error = crate::error::chain(&begin(path, 0).unwrap_err());
+            assert!(error.contains("belongs to user 65534, expected"), "{error}");
+        };
+        mode(place.path(), 0o1777);
+        let (open, run) = (place.path().join("lambert-logs-0"), place.path().join("logs/run-1"));
+        nobody(&open);
+        refused(&open.join("run-1/attempt-000001"));
+        assert_eq!(fs::read_dir(&open).unwrap().count(), 0, "nothing is written there");
+        fs::create_dir(place.path().join("logs")).unwrap();
+        nobody_in(&place.path().join("logs"), &run, &nobody);
+        refused(&run.join("attempt-000001"));
+        assert_eq!(fs::read_dir(&run).unwrap().count(), 0);
+        // Root's, and everybody may write to it: others may have put folders there.
+        let roots = place.path().join("open");
+        fs::create_dir(&roots).unwrap();
+        mode(&roots, 0o777);
+        let error = crate::error::chain(&begin(&roots.join("run-1/attempt-000001"), 0).unwrap_err());
+        assert!(error.contains("other users may write to it (mode 0777)"), "{error}");
+    }
+
+    /// Lets nobody make a folder in one that is open for a moment.
+    fn nobody_in(parent: &Path, path: &Path, nobody: &dyn Fn(&Path)) {
+        fs::set_permissions(parent, fs::Permissions::from_mode(0o777)).unwrap();
+        nobody(path);
+        fs::set_permissions(parent, fs::Permissions::from_mode(0o700)).unwrap();
     }
 
     #[test]

@@ -24,6 +24,7 @@ mod memory;
 mod mishaps;
 mod noise;
 mod padded_vocabulary;
+mod planted;
 mod ramp;
 mod rank_environment;
 mod reference;

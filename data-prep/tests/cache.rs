@@ -4,6 +4,7 @@
 #[path = "../../tests/support/samples.rs"]
 mod samples;
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -231,4 +232,65 @@ fn a_manifest_cannot_name_files_outside_the_folder() {
         let error = read.unwrap_err().to_string();
         assert!(error.contains("manifest.json") && error.contains("64 hexadecimal digits"), "{name:?}: {error}");
     }
+}
+
+/// The variable that tells this program that it is started as the second user, and what it is to find.
+const AS_SECOND_USER: &str = "LAMBERT_TEST_SECOND_USER";
+
+/// Reads a remote dataset through the usual folder, or the one that is named; what went wrong.
+fn read_with(folder: &str) -> Result<(), String> {
+    let remote = Remote::new("second-user");
+    let settings = DatasetCache { folder: folder.to_owned(), gigabytes: 1.0 };
+    let dataset = Dataset::open(&remote.url).unwrap().with_cache(&settings);
+    dataset.read(0).map(drop).map_err(|error| {
+        let source = std::error::Error::source(&error).map(ToString::to_string);
+        format!("{error}: {}", source.unwrap_or_default())
+    })
+}
+
+/// A user whose usual folder another user has created; then a folder that the settings name, which may be others'.
+#[test]
+fn the_usual_folder_belongs_to_one_user_and_a_named_one_may_be_shared() {
+    if let Ok(named) = std::env::var(AS_SECOND_USER) {
+        return println!("read: {:?}", read_with(&named));
+    }
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can act as another user");
+        return;
+    }
+    let user = 60_000 + std::process::id() % 5000;
+    let as_user = |folder: &str| {
+        let mut command = Command::new("setpriv");
+        command.args([&format!("--reuid={user}"), &format!("--regid={user}"), "--clear-groups"]);
+        command.arg(std::env::current_exe().unwrap()).args(["--exact", "--nocapture"]);
+        command.arg("the_usual_folder_belongs_to_one_user_and_a_named_one_may_be_shared").env(AS_SECOND_USER, folder);
+        let output = command.current_dir("/").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+        text
+    };
+    let open = |folder: &Path| {
+        std::fs::create_dir(folder).unwrap();
+        std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o777)).unwrap();
+    };
+    let usual = PathBuf::from(format!("/var/tmp/lambert-{user}"));
+    open(&usual);
+    let read = as_user("");
+    let left = files(&usual, "");
+    std::fs::remove_dir_all(&usual).unwrap();
+    assert!(read.contains(&format!("it belongs to user 0, expected user {user}")), "{read}");
+    assert!(read.contains(&format!("cannot use {}, where copies of datasets are kept", usual.display())), "{read}");
+    assert_eq!(left, [PathBuf::new(); 0], "nothing is written there");
+
+    let read = as_user("");
+    let mode = std::fs::metadata(&usual).unwrap().permissions().mode() & 0o777;
+    std::fs::remove_dir_all(&usual).unwrap();
+    assert!(read.contains("read: Ok(())") && mode == 0o700, "{mode:o}: {read}");
+
+    let shared = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(shared.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let shared = shared.path().join("shared");
+    open(&shared);
+    assert!(as_user(shared.to_str().unwrap()).contains("read: Ok(())"));
+    assert_eq!(files(&shared, ".parquet").len(), 1);
 }

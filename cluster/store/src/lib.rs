@@ -19,6 +19,8 @@ mod local_read;
 /// Which names objects may have.
 pub mod names;
 mod open;
+/// Directories of one user at paths that others can predict.
+pub mod private_dir;
 mod retry;
 /// The names of a run's objects, and the URLs of its checkpoints.
 pub mod run;

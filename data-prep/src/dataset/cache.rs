@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use lambert_config::run::DatasetCache;
-use lambert_store::Store;
 use lambert_store::hash::Hasher;
+use lambert_store::{Store, private_dir};
 
 use super::error::is_full;
 use super::{DatasetError, Shard};
@@ -34,6 +34,8 @@ const ABANDONED: Duration = Duration::from_secs(3600);
 #[derive(Debug, Clone)]
 pub struct Cache {
     folder: PathBuf,
+    /// Whether the settings name the folder, which may then be other users', too.
+    named: bool,
     /// Bytes of all copies at most, if that is more than one.
     limit: u64,
     timeouts: Timeouts,
@@ -42,9 +44,10 @@ pub struct Cache {
 impl Cache {
     /// The folder that the settings name, or /var/tmp/lambert-USER: /tmp may be main memory.
     pub fn new(settings: &DatasetCache) -> Self {
-        let own = || PathBuf::from(format!("/var/tmp/lambert-{}", rustix::process::getuid().as_raw()));
-        let folder = if settings.folder.is_empty() { own() } else { PathBuf::from(&settings.folder) };
-        Self { folder, limit: (settings.gigabytes * 1e9) as u64, timeouts: Timeouts::default() }
+        let own = || PathBuf::from(format!("/var/tmp/lambert-{}", rustix::process::geteuid().as_raw()));
+        let named = !settings.folder.is_empty();
+        let folder = if named { PathBuf::from(&settings.folder) } else { own() };
+        Self { folder, named, limit: (settings.gigabytes * 1e9) as u64, timeouts: Timeouts::default() }
     }
 
     /// Bytes of all copies at most.
@@ -54,6 +57,7 @@ impl Cache {
 
     /// A shard's copy as it lies here, if it does; whoever reads it checks it.
     pub fn find(&self, shard: &Shard) -> Option<File> {
+        self.create_folder().ok()?;
         let file = File::open(self.path(shard)).ok()?;
         let whole = file.metadata().is_ok_and(|metadata| metadata.len() == shard.bytes);
         // The time of the last use. Where another user owns the copy it stays as it is.
@@ -92,8 +96,13 @@ impl Cache {
         self.folder.join(format!("{}{COPY}", shard.sha256))
     }
 
+    /// The usual folder must be this user's alone: anybody could have created it.
+    fn create_folder(&self) -> io::Result<()> {
+        if self.named { std::fs::create_dir_all(&self.folder) } else { private_dir::create(&self.folder) }
+    }
+
     fn lock_file(&self, name: &str) -> Result<File, DatasetError> {
-        std::fs::create_dir_all(&self.folder).map_err(self.fault("create"))?;
+        self.create_folder().map_err(self.fault("use"))?;
         let path = self.folder.join(name);
         let open = || File::options().create(true).truncate(false).read(true).write(true).open(&path);
         self.with_space(open).map_err(self.fault("lock a file in"))

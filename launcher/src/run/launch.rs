@@ -70,6 +70,10 @@ pub trait Launcher: Debug {
     fn name(&self) -> String;
     /// The command that starts an attempt.
     fn command(&self, start: &Start<'_>) -> CommandLine;
+    /// Folders that must be there, on this host, before the command runs.
+    fn folders<'a>(&self, _session: &'a Session) -> Vec<&'a Path> {
+        Vec::new()
+    }
     /// What understands a stream of its output.
     fn prose(&self) -> Box<dyn Prose>;
     /// How it is asked to end, so that it ends its ranks.

@@ -1,7 +1,7 @@
 //! Open MPI's mpirun, of version 4 (ORTE) and 5 (PRRTE).
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::processes::EndBy;
@@ -79,6 +79,11 @@ impl Launcher for Mpirun {
         line
     }
 
+    /// mpirun would use a folder of another user's as it is.
+    fn folders<'a>(&self, session: &'a Session) -> Vec<&'a Path> {
+        session.folders().into()
+    }
+
     fn prose(&self) -> Box<dyn Prose> {
         Box::new(OpenMpi::default())
     }
@@ -105,7 +110,6 @@ mod tests {
     use super::*;
     use crate::run::decide::Attempt;
     use lambert_config::run::{Cluster, Host};
-    use std::path::Path;
 
     fn line(version: &str, root: bool, placement: Placement) -> String {
         let cluster =

@@ -4,6 +4,15 @@
 use std::path::{Path, PathBuf};
 
 use lambert_store::hash::sha256;
+use lambert_store::private_dir;
+
+/// A folder cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot use {}, where mpirun and MPI keep files of this attempt", folder.display())]
+pub struct SessionError {
+    folder: PathBuf,
+    source: std::io::Error,
+}
 
 /// The folders of an attempt, of one name on every host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,6 +29,20 @@ impl Session {
         let (user, run) = (rustix::process::geteuid().as_raw(), &sha256(url.as_bytes())[..8]);
         let name = format!("lambert-mpirun-{user}-{run}-{attempt}");
         Self { files: Path::new("/tmp").join(&name), memory: Path::new("/dev/shm").join(&name) }
+    }
+
+    /// Creates `folders` of this session on this host, for this user alone.
+    ///
+    /// # Errors
+    /// The first that cannot be created, or that somebody else has created.
+    pub fn create(folders: &[&Path]) -> Result<(), SessionError> {
+        for (index, folder) in folders.iter().enumerate() {
+            if let Err(source) = private_dir::create(folder) {
+                folders[..index].iter().for_each(|created| drop(std::fs::remove_dir(created)));
+                return Err(SessionError { folder: folder.to_path_buf(), source });
+            }
+        }
+        Ok(())
     }
 
     /// Both folders.

@@ -8,7 +8,7 @@ use lambert_config::control::Directive;
 use lambert_control::{TOKEN_VARIABLE, URL_VARIABLE};
 
 use super::processes::{self, ProcessError, Tree};
-use super::session::Session;
+use super::session::{Session, SessionError};
 use super::{Launcher, Prose, Start, environment, logs};
 use crate::run::control::address::AddressError;
 use crate::run::control::{ControlError, ControlServer};
@@ -24,6 +24,9 @@ pub enum WorkersError {
     /// No control channel.
     #[error(transparent)]
     Control(#[from] ControlError),
+    /// A folder for the launcher's and MPI's files.
+    #[error(transparent)]
+    Session(#[from] SessionError),
     /// A process.
     #[error(transparent)]
     Process(#[from] ProcessError),
@@ -68,6 +71,7 @@ impl Workers {
         let cluster = &order.config.cluster;
         let session = Session::new(order.store.url(), attempt.number);
         let for_gpus = environment::for_gpus(cluster, |name| std::env::var_os(name).is_some());
+        Session::create(&launcher.folders(&session))?;
         let present = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         let present = present.chain(for_gpus.iter().map(|(name, _)| (*name).to_owned()));
         let line = launcher.command(&Start {

@@ -1,0 +1,117 @@
+//! Directories for one user alone at paths that anybody can predict and create first: below /tmp, /var/tmp and /dev/shm.
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::Path;
+
+/// Creates `path` with mode 0700; its parent must exist. An existing directory is accepted if this user owns it and nobody else
+/// can have written to it. Then it gets mode 0700, too.
+///
+/// # Errors
+/// It cannot be created, or what is there belongs to another user (the message has the number), is a symbolic link or no
+/// directory, or could be written to by others.
+pub fn create(path: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => accept(path),
+        created => created,
+    }
+}
+
+/// Whether users other than the owner may create files in `path`. A path that is not there, or cannot be looked at, is not
+/// known to be safe.
+pub fn is_open_to_others(path: &Path) -> bool {
+    fs::metadata(path).map_or(true, |found| found.mode() & OTHERS_WRITE != 0)
+}
+
+/// Write permission of the group and of everybody.
+const OTHERS_WRITE: u32 = 0o022;
+
+fn accept(path: &Path) -> io::Result<()> {
+    let (found, user) = (fs::symlink_metadata(path)?, rustix::process::geteuid().as_raw());
+    let refused = |why: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    if found.uid() != user {
+        return refused(format!("it belongs to user {}, expected user {user}; have it removed", found.uid()));
+    }
+    if !found.is_dir() {
+        let kind = if found.is_symlink() { "a symbolic link" } else { "no directory" };
+        return refused(format!("it is {kind}, expected a directory; remove it"));
+    }
+    if found.mode() & OTHERS_WRITE != 0 {
+        let mode = found.mode() & 0o7777;
+        return refused(format!("other users may write to it (mode {mode:04o}), expected mode 0700; remove it"));
+    }
+    match found.mode() & 0o777 {
+        0o700 => Ok(()),
+        _ => fs::set_permissions(path, Permissions::from_mode(0o700)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+    use std::process::Command;
+
+    fn mode(path: &Path) -> u32 {
+        fs::symlink_metadata(path).unwrap().mode() & 0o7777
+    }
+
+    fn refusal(path: &Path) -> String {
+        let error = create(path).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        error.to_string()
+    }
+
+    #[test]
+    fn a_directory_is_created_and_accepted_again() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("own");
+        create(&path).unwrap();
+        assert_eq!(mode(&path), 0o700);
+        create(&path).unwrap();
+        // As older versions left it: nobody else has written there.
+        fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+        create(&path).unwrap();
+        assert_eq!(mode(&path), 0o700);
+    }
+
+    #[test]
+    fn what_others_can_have_written_is_refused() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("open");
+        fs::create_dir(&path).unwrap();
+        for open in [0o777, 0o1777, 0o720] {
+            fs::set_permissions(&path, Permissions::from_mode(open)).unwrap();
+            let why = refusal(&path);
+            assert!(why.contains(&format!("other users may write to it (mode {open:04o})")), "{why}");
+            assert_eq!(mode(&path), open, "it stays as it is");
+        }
+        let (link, file) = (parent.path().join("link"), parent.path().join("file"));
+        let target = parent.path().join("target");
+        create(&target).unwrap();
+        symlink(&target, &link).unwrap();
+        fs::write(&file, "").unwrap();
+        assert!(refusal(&link).contains("it is a symbolic link"));
+        assert!(refusal(&file).contains("it is no directory"));
+    }
+
+    /// Directories that user nobody has created first, with a mode that looks harmless and with one that invites.
+    #[test]
+    fn another_users_directory_is_refused_by_its_owner() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: only root can act as another user");
+            return;
+        }
+        let parent = tempfile::tempdir().unwrap();
+        fs::set_permissions(parent.path(), Permissions::from_mode(0o1777)).unwrap();
+        let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+        for (name, made) in [("closed", "mkdir -m 0700"), ("open", "mkdir -m 0777"), ("link", "ln -s /etc")] {
+            let path = parent.path().join(name);
+            let words = made.split(' ').chain([path.to_str().unwrap()]);
+            assert!(Command::new("setpriv").args(nobody).args(words).status().unwrap().success(), "{made}");
+            let why = refusal(&path);
+            assert!(why.contains("it belongs to user 65534, expected user 0"), "{why}");
+        }
+    }
+}
