@@ -2,6 +2,7 @@
 
 mod causes;
 mod long;
+mod memory;
 mod prep;
 mod queue;
 mod secrets;
@@ -157,13 +158,17 @@ fn runs_in_a_queue() {
     copy(Path::new(&place.path("data")), Path::new(&sandbox.path("data")));
     std::fs::create_dir(sandbox.path("runs")).unwrap();
     ["data", "runs"].iter().for_each(|name| drop(sandbox.give(name)));
-    let scenes: [Scene; 9] = [
+    let scenes: [Scene; 13] = [
         ("refuses", refuses),
         ("survives", survives),
         ("ends", ends),
         ("ranks are asked first", ranks_are_asked_first),
         ("requests hold", queue::requests_hold),
+        ("one of two submissions", queue::one_of_two_submissions),
+        ("ranks share memory", memory::is_shared),
         ("causes decide", causes::decide),
+        ("a comment of others", causes::count_beside_a_comment),
+        ("a count that is not kept", causes::count_that_is_not_kept),
         ("asked in the prologue", causes::asked_in_the_prologue),
         ("a preparation", prep::an_array_and_its_join),
         ("secrets stay", secrets::stay),
@@ -193,6 +198,64 @@ fn a_machine_without_slurm() {
     assert_eq!(shown.code, 0, "{}", shown.err);
     assert!(shown.out.starts_with("#!/bin/bash\n#SBATCH --job-name=run\n"), "{}", shown.out);
     assert!(!Path::new(&run).exists());
+}
+
+/// What a run does at the moment, and how long its checkpoints take, decide whether it is queued.
+#[test]
+fn a_run_under_way_is_not_queued_and_neither_is_a_short_lead() {
+    let place = Place::new();
+    let (file, run) = (place.config(1_000_000, 1), place.path("run"));
+    let submit = |more: &[&str]| {
+        let line = [&["submit", "--config", &file, "--run", &run], more].concat();
+        support::run_in(&line, &[("PATH", place.path("nothing"))])
+    };
+    let mut running = Running::start(&file, &run);
+    running.reach(3);
+    let refused = submit(&[]);
+    assert_eq!(refused.code, 2, "{}", refused.err);
+    for text in ["is being trained: its coordinator (pid ", "`lambert stop "] {
+        assert!(refused.err.contains(text), "no {text:?} in {}", refused.err);
+    }
+    running.kill_coordinator("-TERM");
+    assert_eq!(running.end().code, Some(75));
+    let later = submit(&[]);
+    assert!(later.err.contains("cannot start sinfo"), "it is not under way any more: {}", later.err);
+
+    let object = Path::new(&run).join("coordinator.json");
+    let mut memory: serde_json::Value = serde_json::from_slice(&std::fs::read(&object).unwrap()).unwrap();
+    assert!(memory["recent_saves"].as_array().is_some_and(|saves| !saves.is_empty()), "{memory}");
+    memory["recent_saves"] = serde_json::json!([200.0, 130.0, 140.0]);
+    std::fs::write(object, memory.to_string()).unwrap();
+    let short = submit(&[]);
+    assert_eq!(short.code, 2, "{}", short.err);
+    let said = "slurm.lead_seconds: is 120; the run's last checkpoints took 140.0 s (median) and a step ";
+    assert!(short.err.contains(said) && short.err.contains("at least 141 is needed"), "{}", short.err);
+    let long = submit(&["--set", "slurm.lead_seconds=142"]);
+    assert!(long.err.contains("cannot start sinfo"), "{}", long.err);
+}
+
+/// A name with a line break would begin a line of the batch script.
+#[test]
+fn a_line_break_in_a_name_reaches_no_script() {
+    let place = Place::new();
+    let (file, run) = (place.config(10, 1), place.path("run"));
+    let folder = place.path("two\nlines");
+    std::fs::create_dir(&folder).unwrap();
+    let dry = |more: &[&str], folder: &str| {
+        let mut command = Command::new(support::lambert());
+        command.args(["submit", "--dry-run", "--config", &file, "--run", &run]).args(more).current_dir(folder);
+        let output = command.output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    for (more, folder, option) in [
+        (&["--set", "run.name=\"a\\ntouch x\""][..], place.path(""), "--job-name=a\\ntouch x"),
+        (&[][..], folder, "--chdir="),
+    ] {
+        let (code, out, err) = dry(more, &folder);
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{err}");
+        assert!(err.contains(option) && err.contains("has a control character"), "{err}");
+    }
 }
 
 #[test]

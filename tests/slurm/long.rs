@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use crate::s3_server::{BUCKET, Server};
-use crate::slurm::{config, secrets};
+use crate::slurm::{config, memory, secrets};
 use crate::support::slurm::Sandbox;
 use crate::support::{self, Place, Running, assert_same_bits, copy, signal};
 
@@ -229,4 +229,13 @@ fn cancelled(sandbox: &Sandbox, file: &str, run: &str, job: &str) {
     }
     Row { what: "scancel, to the end with a checkpoint", all: times, slurm: Vec::new() }.print();
     assert_eq!(sandbox.run("scancel", &[&job]).code, 0);
+}
+
+/// The long form of what `runs_in_a_queue` looks at three times.
+#[test]
+#[ignore = "long: two minutes"]
+fn ranks_of_a_node_share_memory_at_every_start() {
+    let place = Place::new();
+    let Some(sandbox) = begin(&place) else { return };
+    memory::starts(&place, &sandbox, 20);
 }

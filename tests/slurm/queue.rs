@@ -1,5 +1,7 @@
 //! Requests to jobs that do not run: pending, suspended, put back into the queue.
 
+use std::path::Path;
+
 use crate::slurm::config;
 use crate::support::slurm::Sandbox;
 use crate::support::{Place, checkpoints};
@@ -78,4 +80,24 @@ fn in_the_middle(sandbox: &Sandbox, run: &str, job: &str) {
     assert_eq!(sandbox.ended(job), "FAILED|76:0", "{}", sandbox.log(job));
     assert!(!checkpoints(run).is_empty());
     assert_eq!(sandbox.log(job).matches("starting 2 rank(s)").count(), 1, "{}", sandbox.log(job));
+}
+
+/// Two that look at the same time find no job, and only one may queue it.
+pub fn one_of_two_submissions(place: &Place, sandbox: &Sandbox) {
+    let (file, run) = (config(place, sandbox, 1_000_000), sandbox.path("runs/twice"));
+    let more = ["--set", "slurm.options=[\"--hold\"]", "--set", "run.name='twice'"];
+    let line = [&["submit", "--config", &file, "--run", &run], &more[..]].concat();
+    let both = std::thread::scope(|scope| {
+        let submissions = [(); 2].map(|()| scope.spawn(|| sandbox.lambert(&line)));
+        submissions.map(|submission| submission.join().unwrap())
+    });
+    let queued = sandbox.run("squeue", &["-h", "-n", "twice", "-o", "%i"]).out;
+    let codes = both.iter().map(|ran| (ran.code, &ran.err)).collect::<Vec<_>>();
+    assert_eq!(queued.lines().count(), 1, "{queued}: {codes:?}");
+    assert_eq!(both.iter().filter(|ran| ran.code == 0).count(), 1, "{codes:?}");
+    let refused = both.iter().find(|ran| ran.code != 0).unwrap();
+    let why = ["another `lambert submit` (pid ", "is in the queue already, as job "];
+    assert!(why.iter().any(|why| refused.err.contains(why)), "{}", refused.err);
+    assert_eq!(sandbox.run("scancel", &[&queued]).code, 0);
+    assert!(!Path::new(&run).join("control/submission").exists());
 }

@@ -16,6 +16,9 @@ pub const COORDINATOR: &str = "coordinator.json";
 /// Which job of Slurm trains the run.
 pub const JOB: &str = "job.json";
 
+/// Held by the `lambert submit` that queues the run.
+pub const SUBMISSION: &str = "control/submission";
+
 /// Asks the coordinator to stop.
 pub const STOP: &str = "control/stop";
 

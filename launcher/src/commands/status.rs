@@ -123,7 +123,7 @@ pub fn job_of(store: &Store) -> Result<Option<SeenJob>, Failure> {
 }
 
 /// What coordinators of the run remember; nothing, where it cannot be read.
-fn memory(store: &Store) -> Result<Memory, Failure> {
+pub fn memory(store: &Store) -> Result<Memory, Failure> {
     match store.get_at_most(COORDINATOR, LONGEST) {
         Ok(bytes) => Ok(serde_json::from_slice(&bytes).unwrap_or_default()),
         Err(error) if error.is_not_found() => Ok(Memory::default()),

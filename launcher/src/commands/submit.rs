@@ -7,15 +7,19 @@ use lambert_config::exit;
 use lambert_store::Store;
 use serde_json::json;
 
-use super::{status, submit_prep};
+use super::status::{self, Life};
+use super::submit_prep;
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
-use crate::run::decide::Room;
+use crate::run::decide::{Memory, Room};
 use crate::run::order::Order;
 use crate::run::sources::STOP_OBJECT;
+use crate::slurm::ask::AskError;
+use crate::slurm::claim::Claim;
 use crate::slurm::record::Record;
 use crate::slurm::{cluster, script};
+use crate::status::{Status, before, now};
 
 #[derive(Debug, thiserror::Error)]
 enum SubmitError {
@@ -23,6 +27,21 @@ enum SubmitError {
     Place { what: &'static str, source: std::io::Error },
     #[error("{url} is in the queue already, as job {job} ({state}); `lambert stop` ends it")]
     Queued { url: String, job: String, state: String },
+    #[error(
+        "{url} was queued as job {job}, and whether that is still there cannot be asked: try again, or `lambert stop {url}`"
+    )]
+    Unknown { url: String, job: String, source: AskError },
+    #[error(
+        "{url} is being trained: its coordinator (pid {pid} on host {host}) wrote its status {age:.0} s ago, and a job would take \
+         the run from it; `lambert stop {url}` ends it with a checkpoint. One that was killed on another host counts for a minute"
+    )]
+    Coordinated { url: String, pid: u32, host: String, age: f64 },
+    #[error(
+        "slurm.lead_seconds: is {lead}; the run's last checkpoints took {save:.1} s (median) and a step {step:.1} s, so that a job \
+         would be killed while it saves: at least {} is needed",
+        (save + step).ceil()
+    )]
+    ShortLead { lead: u64, save: f64, step: f64 },
     #[error("job {job} is queued, but the run's store cannot be told, so that `lambert status` will not know of it")]
     Record { job: String, source: lambert_store::Error },
 }
@@ -41,13 +60,17 @@ pub fn submit(arguments: &cli::Submit) -> Outcome {
 fn submit_run(arguments: &cli::Submit, run: &str, folder: &Path, lambert: &str) -> Outcome {
     let proposed = Order::propose(&arguments.to_run(run), |_| Room::Allocation)?;
     let job = script::Job { run: proposed.store().url(), lambert, folder: &folder.to_string_lossy() };
-    let script = script::render(proposed.config(), &job);
+    let script = script::render(proposed.config(), &job).map_err(Failure::usage)?;
     if arguments.dry_run {
         console::result(script.trim_end()).map_err(Failure::failed)?;
         return Ok(exit::DONE);
     }
-    refuse_second(proposed.store())?;
+    let (store, last) = (proposed.store().clone(), before(proposed.store()));
+    refuse_coordinated(&store, &last)?;
+    refuse_short_lead(proposed.config().slurm.lead_seconds, &status::memory(&store)?, &last).map_err(Failure::usage)?;
     cluster::check(&proposed.config().slurm, folder).map_err(Failure::usage)?;
+    let _claim = Claim::take(&store).map_err(Failure::failed)?;
+    refuse_queued(&store)?;
     let order = proposed.settle()?;
     // What was asked of an earlier job is not meant for this one.
     order.store.delete(STOP_OBJECT).map_err(Failure::failed)?;
@@ -61,10 +84,52 @@ fn submit_run(arguments: &cli::Submit, run: &str, folder: &Path, lambert: &str) 
 }
 
 /// Two jobs of one run would take it from each other.
-fn refuse_second(store: &Store) -> Result<(), Failure> {
-    let Some((_, Ok(Some(job)))) = status::job_of(store)? else { return Ok(()) };
-    match job.is_alive() {
-        true => Err(Failure::usage(SubmitError::Queued { url: store.url().to_owned(), job: job.id, state: job.state })),
-        false => Ok(()),
+fn refuse_queued(store: &Store) -> Result<(), Failure> {
+    let url = store.url().to_owned();
+    match status::job_of(store)? {
+        Some((_, Ok(Some(job)))) if job.is_alive() => {
+            Err(Failure::usage(SubmitError::Queued { url, job: job.id, state: job.state }))
+        }
+        Some((record, Err(source))) => Err(Failure::failed(SubmitError::Unknown { url, job: record.job, source })),
+        _ => Ok(()),
+    }
+}
+
+/// A job would take the run from a coordinator that was started by hand.
+fn refuse_coordinated(store: &Store, last: &Status) -> Result<(), Failure> {
+    if status::life(last) != Life::Alive {
+        return Ok(());
+    }
+    let (url, age) = (store.url().to_owned(), now() - last.updated);
+    let (pid, host) = (last.coordinator.pid, last.coordinator.host.clone());
+    Err(Failure::usage(SubmitError::Coordinated { url, pid, host, age }))
+}
+
+/// Between Slurm's signal and its kill there must be time for the step under way and for a checkpoint, where it is known how
+/// long they take.
+fn refuse_short_lead(lead: u64, memory: &Memory, last: &Status) -> Result<(), SubmitError> {
+    let Some(save) = memory.median_save() else { return Ok(()) };
+    let step = last.record.as_ref().map_or(0.0, |record| record.seconds);
+    if lead as f64 >= save + step {
+        return Ok(());
+    }
+    Err(SubmitError::ShortLead { lead, save, step })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lambert_config::control::StepRecord;
+
+    #[test]
+    fn a_lead_holds_a_step_and_a_checkpoint() {
+        let memory = Memory { recent_saves: vec![90.0, 110.0, 500.0], ..Memory::default() };
+        let record = StepRecord { seconds: 15.5, ..StepRecord::default() };
+        let last = Status { record: Some(record), ..Status::default() };
+        assert!(refuse_short_lead(126, &memory, &last).is_ok());
+        let said = refuse_short_lead(125, &memory, &last).unwrap_err().to_string();
+        assert!(said.starts_with("slurm.lead_seconds: is 125; ") && said.ends_with("at least 126 is needed"), "{said}");
+        assert!(refuse_short_lead(110, &memory, &Status::default()).is_ok(), "no step is known");
+        assert!(refuse_short_lead(1, &Memory::default(), &last).is_ok(), "no checkpoint is known");
     }
 }

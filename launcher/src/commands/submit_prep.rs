@@ -33,15 +33,15 @@ pub fn submit(arguments: &cli::Submit, folder: &Path, lambert: &str) -> Outcome 
     let (name, threads) = (folder.to_string_lossy(), usize::from(arguments.threads));
     let memory = arguments.memory;
     let job = PrepJob { toml: &toml, lambert, folder: &name, parts, tasks: &tasks, threads, memory };
-    let array = prep_script::render_tasks(&config, &job);
+    let array = prep_script::render_tasks(&config, &job).map_err(Failure::usage)?;
+    let join = |array: &str| prep_script::render_join(&config, &job, array).map_err(Failure::usage);
     if arguments.dry_run {
-        let join = prep_script::render_join(&config, &job, "ARRAY");
-        console::result(&format!("{array}\n{}", join.trim_end())).map_err(Failure::failed)?;
+        console::result(&format!("{array}\n{}", join("ARRAY")?.trim_end())).map_err(Failure::failed)?;
         return Ok(exit::DONE);
     }
     cluster::check(&config.slurm, folder).map_err(Failure::usage)?;
     let array = cluster::submit(&array).map_err(Failure::usage)?;
-    let join = cluster::submit(&prep_script::render_join(&config, &job, &array));
+    let join = cluster::submit(&join(&array)?);
     let join = join.map_err(|source| {
         let _ = cluster::cancel(&array);
         Failure::usage(PrepJobError::Join { array: array.clone(), source })

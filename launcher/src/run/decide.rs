@@ -267,7 +267,7 @@ fn listen(state: &mut State, at: Seconds, running: &mut Running, what: FromWorke
         }
         FromWorkers::Message(_, Saying::Event(EventKind::Checkpoint { name, written, .. })) => {
             (state.checkpoint, state.requests.save) = (Some(name.clone()), false);
-            state.memory.last_save_seconds = Some(*written);
+            state.memory.add_save(*written);
         }
         FromWorkers::Gone(left) if !left.is_empty() => actions.push(Action::Note(Note::Left(left.clone()))),
         _ => {}

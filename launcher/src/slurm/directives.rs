@@ -4,17 +4,29 @@ use std::fmt::Write;
 
 use lambert_config::run::Slurm;
 
+/// An option for sbatch cannot stand in a script: a line break would begin a line of shell.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the batch script cannot hold {option:?}: it has a control character; change the name, path or setting that it is from"
+)]
+pub struct DirectiveError {
+    option: String,
+}
+
 /// The beginning of a script: lines for sbatch, then those of `slurm.prologue`.
-pub fn head(options: &[String], prologue: &[String]) -> String {
+pub fn head(options: &[String], prologue: &[String]) -> Result<String, DirectiveError> {
     let mut script = String::from("#!/bin/bash\n");
     for option in options {
+        if option.contains(char::is_control) {
+            return Err(DirectiveError { option: option.clone() });
+        }
         let _ = writeln!(script, "#SBATCH {}", in_directive(option));
     }
     script += "\n";
     for line in prologue {
         let _ = writeln!(script, "{line}");
     }
-    script
+    Ok(script)
 }
 
 /// What every job asks sbatch for, as configured, when it begins in `folder`.

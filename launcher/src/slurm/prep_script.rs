@@ -4,7 +4,7 @@
 use lambert_config::PrepConfig;
 use lambert_store::hash::sha256;
 
-use super::directives::{self, in_shell};
+use super::directives::{self, DirectiveError, in_shell};
 
 /// What the scripts are made of, beside the configuration.
 #[derive(Debug, Clone)]
@@ -26,25 +26,25 @@ pub struct PrepJob<'a> {
 }
 
 /// The array.
-pub fn render_tasks(config: &PrepConfig, job: &PrepJob<'_>) -> String {
+pub fn render_tasks(config: &PrepConfig, job: &PrepJob<'_>) -> Result<String, DirectiveError> {
     let tasks: Vec<String> = job.tasks.iter().map(usize::to_string).collect();
     let part = format!(" --part \"$SLURM_ARRAY_TASK_ID/{}\"", job.parts);
     render(config, job, format!("--array={}", tasks.join(",")), &part)
 }
 
 /// The job that joins all parts once the tasks of the job `array` are done. Where one fails, it leaves the queue.
-pub fn render_join(config: &PrepConfig, job: &PrepJob<'_>, array: &str) -> String {
+pub fn render_join(config: &PrepConfig, job: &PrepJob<'_>, array: &str) -> Result<String, DirectiveError> {
     let script = format!("--dependency=afterok:{array}");
     render(config, job, script, "")
 }
 
-fn render(config: &PrepConfig, job: &PrepJob<'_>, option: String, part: &str) -> String {
+fn render(config: &PrepConfig, job: &PrepJob<'_>, option: String, part: &str) -> Result<String, DirectiveError> {
     let name = job_name(&config.output.url);
     let mut options = vec![format!("--job-name={name}"), option, "--ntasks=1".to_owned()];
     options.push("--kill-on-invalid-dep=yes".to_owned());
     options.push(format!("--cpus-per-task={}", job.threads));
     options.extend(directives::common(&config.slurm, job.folder));
-    let mut script = directives::head(&options, &config.slurm.prologue);
+    let mut script = directives::head(&options, &config.slurm.prologue)?;
     // No line of the configuration is this one.
     let end = format!("LAMBERT_{}", &sha256(job.toml.as_bytes())[..16]);
     script += &format!(
@@ -54,7 +54,7 @@ fn render(config: &PrepConfig, job: &PrepJob<'_>, option: String, part: &str) ->
         job.memory,
         job.toml.trim_end()
     );
-    script
+    Ok(script)
 }
 
 fn job_name(url: &str) -> String {
@@ -81,15 +81,17 @@ mod tests {
             threads: 2,
             memory: 1 << 30,
         };
-        let tasks = render_tasks(&config, &job);
+        let tasks = render_tasks(&config, &job).unwrap();
         for line in ["\"--job-name=prep-it's mine\"", "--array=1,3", "--cpus-per-task=2", "--time=30", "--requeue"] {
             assert!(tasks.contains(&format!("#SBATCH {line}\n")), "{line}: {tasks}");
         }
         let line = "\nexec '/opt/lam bert/lambert' prep --config /dev/stdin --threads 2 --memory 1073741824 \
                     --part \"$SLURM_ARRAY_TASK_ID/4\" <<'LAMBERT_";
         assert!(tasks.contains(line) && tasks.contains("'\n[output]\nurl = \"$HOME\"\nLAMBERT_"), "{tasks}");
-        let join = render_join(&config, &job, "12");
+        let join = render_join(&config, &job, "12").unwrap();
         assert!(join.contains("#SBATCH --dependency=afterok:12\n") && !join.contains("--part"), "{join}");
         [tasks, join].iter().for_each(|script| directives::shellcheck(script));
+        config.output.url = "/data/a\nb".into();
+        assert!(render_tasks(&config, &job).is_err() && render_join(&config, &job, "12").is_err());
     }
 }

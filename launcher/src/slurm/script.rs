@@ -2,7 +2,7 @@
 
 use lambert_config::{RunConfig, exit};
 
-use super::directives::{self, in_shell};
+use super::directives::{self, DirectiveError, in_shell};
 
 /// What a script is made of, beside the configuration.
 #[derive(Debug, Clone, Copy)]
@@ -16,15 +16,15 @@ pub struct Job<'a> {
 }
 
 /// The script for a job of the run that `config` describes.
-pub fn render(config: &RunConfig, job: &Job<'_>) -> String {
+pub fn render(config: &RunConfig, job: &Job<'_>) -> Result<String, DirectiveError> {
     // Traps go before the prologue, which may take minutes.
     let first: Vec<String> = TRAPS.lines().map(str::to_owned).collect();
-    let script = directives::head(&options(config, job), &[first, config.slurm.prologue.clone()].concat());
+    let script = directives::head(&options(config, job), &[first, config.slurm.prologue.clone()].concat())?;
     let coordinator = format!("{} run --run {}", in_shell(job.lambert), in_shell(job.run));
     let body = BODY.replace("@STOPPED@", &exit::STOPPED.to_string()).replace("@FAILED@", &exit::FAILED.to_string());
     let body = body.replace("@REQUEUES@", &config.slurm.requeues.to_string());
     // Last: a run's name may have any text in it.
-    script + &body.replace("@COORDINATOR@", &coordinator)
+    Ok(script + &body.replace("@COORDINATOR@", &coordinator))
 }
 
 /// What sbatch is asked for.
@@ -101,6 +101,19 @@ again() {
     '') echo "lambert: Slurm does not say whether the job runs, and it is not queued again: submit it anew" >&2 ;;
     esac
 }
+# Sets `failures`, which lambert counts at the end of the job's comment, and `others`, what somebody else has written before it.
+read_comment() {
+    others=$1 failures=0
+    if [ "$others" = '(null)' ]; then others=''; fi
+    if [[ $1 =~ ^(.*\;\ )?lambert:\ ([0-9]{1,6})\ failures$ ]]; then
+        others=${BASH_REMATCH[1]%; } failures=$((10#${BASH_REMATCH[2]}))
+    fi
+}
+# shellcheck disable=SC2317  # patiently calls it
+keep_comment() {
+    scontrol update JobId="$SLURM_JOB_ID" Comment="$1" &&
+        [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%k)" = "$1" ]
+}
 case $code in
 @STOPPED@) again 'stopped, because of the time limit or of a job that goes first' ;;
 @FAILED@)
@@ -108,13 +121,14 @@ case $code in
         echo "lambert: Slurm does not say how often the run has failed, and it is not queued again: submit it anew" >&2
         exit "$code"
     fi
-    failures=$(printf %s "$comment" | tr -dc '0-9')
-    failures=$((${failures:-0} + 1))
+    read_comment "$comment"
+    failures=$((failures + 1))
     if [ "$failures" -gt @REQUEUES@ ]; then
         echo "lambert: failure $failures; slurm.requeues is @REQUEUES@, and the job is not queued again" >&2
-    else
-        scontrol update JobId="$SLURM_JOB_ID" Comment="lambert: $failures failures"
+    elif patiently keep_comment "${others:+$others; }lambert: $failures failures"; then
         again "failure $failures"
+    else
+        echo "lambert: failure $failures: Slurm does not keep this number in the job's comment, and the job is not queued again: submit it again" >&2
     fi
     ;;
 esac
@@ -124,6 +138,8 @@ exit "$code"
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lambert_config::run::Slurm;
+    use std::process::Command;
 
     const JOB: Job<'_> = Job { run: "/runs/it's a \"run\"", lambert: "/opt/lam bert/lambert", folder: "/home/me" };
 
@@ -139,7 +155,7 @@ mod tests {
 
     #[test]
     fn all_that_is_asked_for_stands_in_the_script() {
-        let script = render(&config(), &JOB);
+        let script = render(&config(), &JOB).unwrap();
         let head = r##"#!/bin/bash
 #SBATCH "--job-name=a \"b\" c's"
 #SBATCH --nodes=2
@@ -168,6 +184,55 @@ mod tests {
 
     #[test]
     fn shellcheck_finds_nothing() {
-        directives::shellcheck(&render(&config(), &JOB));
+        directives::shellcheck(&render(&config(), &JOB).unwrap());
+    }
+
+    /// Whoever names a run or a folder writes no line of the script.
+    #[test]
+    fn control_characters_are_refused_in_every_directive() {
+        let text = "a\ntouch /tmp/x";
+        let mut configs: Vec<RunConfig> = (0..8).map(|_| config()).collect();
+        configs[0].run.name = text.into();
+        for (config, set) in configs[1..].iter_mut().zip([
+            |slurm: &mut Slurm, text: String| slurm.partition = Some(text),
+            |slurm: &mut Slurm, text: String| slurm.account = Some(text),
+            |slurm: &mut Slurm, text: String| slurm.qos = Some(text),
+            |slurm: &mut Slurm, text: String| slurm.constraint = Some(text),
+            |slurm: &mut Slurm, text: String| slurm.output = text,
+            |slurm: &mut Slurm, text: String| slurm.export = vec![text],
+            |slurm: &mut Slurm, text: String| slurm.options = vec![text],
+        ]) {
+            set(&mut config.slurm, text.to_owned());
+        }
+        for config in configs {
+            let error = render(&config, &JOB).unwrap_err().to_string();
+            assert!(error.contains(r"a\ntouch /tmp/x") && error.contains("has a control character"), "{error}");
+        }
+        let error = render(&config(), &Job { folder: "/home/me\r/x", ..JOB }).unwrap_err().to_string();
+        assert!(error.contains(r"--chdir=/home/me\r/x"), "{error}");
+    }
+
+    /// The shell's own function, as it stands in the script.
+    #[test]
+    fn only_lamberts_own_count_in_a_comment_is_read() {
+        let script = render(&config(), &JOB).unwrap();
+        let function = script.split_once("\nread_comment() {").unwrap().1.split_once("\n}\n").unwrap().0;
+        let read = |comment: &str| {
+            let line = format!(
+                "read_comment() {{{function}\n}}\nread_comment \"$1\"; printf '%s|%s' \"$failures\" \"$others\""
+            );
+            let output = Command::new("bash").args(["-euc", &line, "bash", comment]).output().unwrap();
+            assert!(output.status.success(), "{comment}: {}", String::from_utf8_lossy(&output.stderr));
+            String::from_utf8(output.stdout).unwrap()
+        };
+        assert_eq!(read(""), "0|");
+        assert_eq!(read("(null)"), "0|");
+        assert_eq!(read("lambert: 3 failures"), "3|");
+        assert_eq!(read("lambert: 08 failures"), "8|", "no octal number");
+        assert_eq!(read("project 2026"), "0|project 2026");
+        assert_eq!(read("project 2026; lambert: 2 failures"), "2|project 2026");
+        for other in ["my lambert: 2 failures", "lambert: 2 failures; mine", "lambert: x failures", "lambert: 2"] {
+            assert_eq!(read(other), format!("0|{other}"));
+        }
     }
 }

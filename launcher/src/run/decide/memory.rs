@@ -8,6 +8,8 @@ use super::event::Seconds;
 
 /// So many failures are remembered.
 const MOST: usize = 1000;
+/// How many checkpoints' times are remembered.
+const SAVES: usize = 9;
 
 /// What coordinators of a run remember.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -21,6 +23,9 @@ pub struct Memory {
     pub seconds_lost: f64,
     /// How long the last checkpoint took from the copy of the state to the manifest, seconds.
     pub last_save_seconds: Option<f64>,
+    /// The same of the newest checkpoints, oldest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub recent_saves: Vec<Seconds>,
     /// How coordinators in jobs of Slurm ended before the run did, oldest first.
     pub job_ends: Vec<JobEnd>,
     /// The job that a coordinator works in.
@@ -77,6 +82,22 @@ impl Memory {
         if self.restarts.len() > MOST {
             self.restarts.remove(0);
         }
+    }
+
+    /// A checkpoint took this long.
+    pub fn add_save(&mut self, seconds: Seconds) {
+        self.last_save_seconds = Some(seconds);
+        self.recent_saves.push(seconds);
+        if self.recent_saves.len() > SAVES {
+            self.recent_saves.remove(0);
+        }
+    }
+
+    /// The median time of the newest checkpoints, if there were any; the larger middle one of two.
+    pub fn median_save(&self) -> Option<Seconds> {
+        let mut saves = self.recent_saves.clone();
+        saves.sort_by(f64::total_cmp);
+        saves.get(saves.len() / 2).copied().or(self.last_save_seconds)
     }
 
     /// A coordinator begins in this job. One that was there before and has not said how it ended was killed.
@@ -150,6 +171,16 @@ mod tests {
         assert_eq!((memory.restarts[3].seconds, memory.seconds_lost), (Some(3.0), 3.0));
         (0..2000).for_each(|i| memory.add(restart(f64::from(i), true, None)));
         assert_eq!(memory.restarts.len(), MOST);
+    }
+
+    #[test]
+    fn the_median_is_of_the_newest_saves() {
+        let mut memory = Memory { last_save_seconds: Some(4.0), ..Memory::default() };
+        assert_eq!(memory.median_save(), Some(4.0), "of a coordinator that kept no list");
+        [100.0, 100.0, 1.0, 9.0, 2.0, 8.0, 3.0, 7.0, 4.0, 6.0, 5.0].into_iter().for_each(|save| memory.add_save(save));
+        assert_eq!((memory.median_save(), memory.last_save_seconds), (Some(5.0), Some(5.0)));
+        assert_eq!(memory.recent_saves.len(), SAVES);
+        assert_eq!(Memory::default().median_save(), None);
     }
 
     #[test]

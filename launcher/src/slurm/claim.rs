@@ -1,0 +1,125 @@
+//! `control/submission` in a run's store: held by one `lambert submit` from the question whether the run has a job until
+//! job.json names the new one, so that two at the same time do not queue two jobs.
+
+use lambert_store::Store;
+use lambert_store::run::SUBMISSION;
+use serde::{Deserialize, Serialize};
+
+use crate::run::launch::processes;
+use crate::status::now;
+
+/// A holder on another host that is older than this has died: a submission takes seconds. Seconds.
+const ABANDONED: f64 = 600.0;
+
+/// Who holds it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Holder {
+    host: String,
+    pid: u32,
+    /// Which of the processes that have had this number: its start, as the kernel says it.
+    since: String,
+    /// Seconds since 1970.
+    unix: f64,
+}
+
+impl Holder {
+    fn of_process() -> Self {
+        let pid = std::process::id();
+        Self { host: processes::host(), pid, since: processes::since(pid).unwrap_or_default(), unix: now() }
+    }
+
+    fn is_gone(&self, now: f64) -> bool {
+        if self.host == processes::host() {
+            return processes::since(self.pid).is_none_or(|since| since != self.since) || !processes::lives(self.pid);
+        }
+        (now - self.unix).abs() > ABANDONED
+    }
+}
+
+/// Why the run is not to be submitted now.
+#[derive(Debug, thiserror::Error)]
+pub enum ClaimError {
+    /// Another submission is under way.
+    #[error(
+        "another `lambert submit` (pid {pid} on host {host}) queues {url} at this moment: see `lambert status {url}`, or try again \
+         in {ABANDONED} s should it have died"
+    )]
+    Held {
+        /// The run.
+        url: String,
+        /// Where it is.
+        host: String,
+        /// Its process there.
+        pid: u32,
+    },
+    /// The run's store.
+    #[error(transparent)]
+    Store(#[from] lambert_store::Error),
+}
+
+/// The right to queue a run, given up when it is dropped.
+#[derive(Debug)]
+pub struct Claim<'a> {
+    store: &'a Store,
+}
+
+impl<'a> Claim<'a> {
+    /// Takes it, from a holder that is gone, too.
+    pub fn take(store: &'a Store) -> Result<Self, ClaimError> {
+        let own = serde_json::json!(Holder::of_process()).to_string();
+        if store.put_new(SUBMISSION, own.clone().into())? {
+            return Ok(Self { store });
+        }
+        let holder = match store.get_at_most(SUBMISSION, 1 << 16) {
+            Ok(bytes) => serde_json::from_slice::<Holder>(&bytes).ok(),
+            // It was given up in this moment.
+            Err(error) if error.is_not_found() => None,
+            Err(error) => return Err(error.into()),
+        };
+        if holder.as_ref().is_none_or(|holder| holder.is_gone(now())) {
+            store.delete(SUBMISSION)?;
+            if store.put_new(SUBMISSION, own.into())? {
+                return Ok(Self { store });
+            }
+        }
+        let (host, pid) = holder.map_or_else(|| ("unknown".to_owned(), 0), |holder| (holder.host, holder.pid));
+        Err(ClaimError::Held { url: store.url().to_owned(), host, pid })
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.store.delete(SUBMISSION) {
+            tracing::warn!("{}/{SUBMISSION} stays: {error}", self.store.url());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_submission_at_a_time() {
+        let store = Store::open("memory://claim/run").unwrap();
+        let first = Claim::take(&store).unwrap();
+        let refused = Claim::take(&store).unwrap_err().to_string();
+        assert!(refused.contains(&format!("(pid {} on host", std::process::id())), "{refused}");
+        drop(first);
+        drop(Claim::take(&store).unwrap());
+        assert_eq!(store.head(SUBMISSION).unwrap(), None);
+    }
+
+    #[test]
+    fn a_holder_that_died_holds_nothing() {
+        let store = Store::open("memory://claim-dead/run").unwrap();
+        let own = Holder::of_process();
+        let dead = Holder { since: "long ago".into(), ..own.clone() };
+        let elsewhere = Holder { host: "another".into(), ..own.clone() };
+        let old = Holder { unix: own.unix - 2.0 * ABANDONED, ..elsewhere.clone() };
+        for (holder, is_taken) in [(own, false), (dead, true), (elsewhere, false), (old, true)] {
+            store.put(SUBMISSION, serde_json::json!(holder).to_string().into()).unwrap();
+            assert_eq!(Claim::take(&store).is_ok(), is_taken, "{holder:?}");
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Memory that the ranks of a node share, in a directory that goes with the step.
+
+use std::collections::BTreeSet;
+
+use crate::slurm::config;
+use crate::support::slurm::Sandbox;
+use crate::support::{Place, signal};
+
+/// Two ranks on one node map each other's segments, at every start.
+pub fn is_shared(place: &Place, sandbox: &Sandbox) {
+    starts(place, sandbox, 3);
+}
+
+/// So many starts of a run: after each a rank is killed.
+pub fn starts(place: &Place, sandbox: &Sandbox, starts: usize) {
+    let run = sandbox.path("runs/shared");
+    let more = ["--set", "slurm.nodes=1", "--set", "cluster.restarts=1000"];
+    let job = sandbox.submit(&config(place, sandbox, 1_000_000), &run, &more);
+    let (mut seen, mut without) = (0, Vec::new());
+    for start in 1..=starts {
+        seen = sandbox.say(&job, seen, "starting 2 rank(s)");
+        seen = sandbox.say(&job, seen, "\nstep ");
+        let ranks = sandbox.processes(&format!("{} train --run {run}", sandbox.path("bin/lambert-worker")));
+        assert_eq!(ranks.len(), 2, "{ranks:?}");
+        let segments: Vec<_> = ranks.iter().map(|rank| segments(*rank)).collect();
+        if segments[0].len() != 2 || segments[0] != segments[1] {
+            without.push((start, segments));
+        }
+        if start < starts {
+            signal(ranks[1], "-9");
+        }
+    }
+    eprintln!("{} of {starts} starts had shared memory", starts - without.len());
+    assert!(without.is_empty(), "starts without shared memory: {without:?}");
+    assert_eq!(sandbox.run("scancel", &[&job]).code, 0);
+    sandbox.ended(&job);
+}
+
+/// The files of the step's directory that a process has mapped, and that are still there.
+fn segments(pid: u32) -> BTreeSet<String> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let files = maps.lines().filter_map(|line| line.find("/dev/shm/lambert-mpirun-").map(|at| line[at..].to_owned()));
+    files.filter(|file| !file.ends_with(" (deleted)")).collect()
+}
