@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lambert_config::RunConfig;
-use lambert_config::run::Device;
+use lambert_config::run::{Cluster, Device};
 use lambert_data_prep::dataset::{Dataset, check_fit};
 use lambert_data_prep::tokenizer::Tokenizer;
 use lambert_store::{Store, run};
@@ -18,7 +18,7 @@ use crate::state::Parameters;
 
 /// A model and what belongs to it.
 pub struct Saved {
-    /// The run's configuration.
+    /// The run's configuration, without its `[cluster]`, which is of other machines.
     pub config: RunConfig,
     /// The weights.
     pub parameters: Parameters,
@@ -41,7 +41,8 @@ impl Saved {
         let (of, name) = run::split(url);
         let store = Store::open(of)?;
         let (mut config, _) = session::read_config(&store)?;
-        config.cluster.device = device;
+        // Whoever trained it may not choose which library is loaded here: LAMBERT_LIBTORCH does.
+        config.cluster = Cluster { device, ..Cluster::default() };
         let (kernels, _) = Chosen::load(&config.cluster)?.kernels(None, config.model.precision)?;
         tch::set_num_threads(std::thread::available_parallelism().map_or(1, |count| count.get() as i32));
         let (verified, facts, parameters) = checkpoint::read_chosen(&store, name, |verified, facts| {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::support::{Place, run_in};
+use crate::support::{self, Place, run_in};
 use lambert::device::{Driver, DriverError, Libtorch};
 use lambert::torch;
 
@@ -85,6 +85,62 @@ fn a_machine_without_a_driver_says_so() {
         &[],
     );
     assert_eq!(ran.code, 0, "{}", ran.err);
+}
+
+fn build(source: &str, library: &str) {
+    std::fs::create_dir_all(Path::new(library).parent().unwrap()).unwrap();
+    let source = format!("{}/tests/support/{source}", env!("CARGO_MANIFEST_DIR"));
+    let built = std::process::Command::new("cc").args(["-shared", "-fPIC", "-o", library, &source]).status().unwrap();
+    assert!(built.success());
+}
+
+/// A folder that looks like a libtorch of the right version, whose library says that it was loaded.
+fn telling_libtorch(place: &Place, name: &str) -> String {
+    let folder = libtorch(place, name, &format!("{}+cu130", torch::BUILT_WITH));
+    place.file(&format!("{name}/__init__.py"), "");
+    build("loaded.c", &format!("{folder}/lib/libtorch_cuda.so"));
+    folder
+}
+
+/// Who reads a run with a GPU in the machine loads a library of their own choice: neither the one that the run's configuration
+/// names, nor one that lies in the working directory.
+#[test]
+fn readers_load_no_library_that_somebody_else_chose() {
+    let place = Place::new();
+    let run = place.path("run");
+    support::done(&["run", "--config", &place.config(2, 1), "--run", &run]);
+    build("driver.c", &place.path("driver/libcuda.so.1"));
+    let theirs = telling_libtorch(&place, "theirs");
+    telling_libtorch(&place, "here/torch");
+    let loaded = PathBuf::from(place.path("loaded"));
+    let (data, path) = (place.path("data/held-out"), std::env::var("LD_LIBRARY_PATH").unwrap_or_default());
+    let reads = |more: &[(&str, String)]| {
+        let readers = [vec!["eval", &run, "--data", &data], vec!["fill-mask", &run, "the [MASK]"]];
+        readers.map(|line| {
+            let _ = std::fs::remove_file(&loaded);
+            let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_lambert-worker"));
+            command.args(line).current_dir(place.path("here")).env("LAMBERT_TEST_LOADED", &loaded);
+            command.env("LD_LIBRARY_PATH", format!("{}:{path}", place.path("driver"))).envs(more.iter().cloned());
+            let output = command.output().unwrap();
+            (loaded.exists(), String::from_utf8_lossy(&output.stderr).into_owned())
+        })
+    };
+    for (loaded, said) in reads(&[]) {
+        assert!(!loaded, "a library of the working directory was loaded: {said}");
+    }
+    let text = std::fs::read_to_string(format!("{run}/run.toml")).unwrap();
+    let named = text.replacen("[cluster]\n", &format!("[cluster]\nlibtorch = {theirs:?}\n"), 1);
+    assert_ne!(named, text);
+    std::fs::write(format!("{run}/run.toml"), named).unwrap();
+    for (loaded, said) in reads(&[]) {
+        assert!(!loaded, "the library that the run names was loaded: {said}");
+    }
+    // One's own choices still count.
+    for own in [("LAMBERT_LIBTORCH", theirs), ("PYTHONPATH", place.path("here"))] {
+        for (loaded, said) in reads(std::slice::from_ref(&own)) {
+            assert!(loaded, "{own:?}: {said}");
+        }
+    }
 }
 
 /// The real library loads without a driver, and finds no card.

@@ -105,11 +105,19 @@ fn within(folder: &Path) -> Option<PathBuf> {
     [folder.to_owned(), folder.join("lib")].into_iter().find(|folder| folder.join(NAME).exists())
 }
 
-/// Where Python's package torch is, without importing it.
+/// Prints where Python's package torch is, without importing it. With `-c` Python looks into the working directory first, which
+/// may be anybody's: the first entry, which is empty. (`-I` would hide the packages of the user and of PYTHONPATH, too.)
+const PROBE: &str = "\
+import sys
+sys.path = [entry for entry in sys.path if entry]
+import importlib.util
+found = importlib.util.find_spec('torch')
+print(found.submodule_search_locations[0] if found else '')
+";
+
+/// Where Python's package torch is.
 fn python_package() -> Option<PathBuf> {
-    let code =
-        "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')";
-    let told = Command::new("python3").args(["-c", code]).output().ok()?;
+    let told = Command::new("python3").args(["-c", PROBE]).output().ok()?;
     let folder = String::from_utf8(told.stdout).ok()?;
     Some(PathBuf::from(folder.trim())).filter(|folder| !folder.as_os_str().is_empty())
 }
