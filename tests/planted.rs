@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::support::Place;
+use crate::support::{Place, run};
 
 /// Another user's directory, which everybody may write to. It is removed at the end.
 struct Planted(PathBuf);
@@ -34,6 +34,31 @@ fn names(run: &str, attempt: u32) -> [PathBuf; 2] {
     let run = &lambert_store::hash::sha256(run.as_bytes())[..8];
     let name = format!("lambert-mpirun-{}-{run}-{attempt}", rustix::process::geteuid().as_raw());
     ["/tmp", "/dev/shm"].map(|parent| Path::new(parent).join(&name))
+}
+
+/// mpirun is not started with them: the run ends with the owner's number. The next start has other names.
+#[test]
+fn an_attempt_uses_no_directory_of_another_user() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can act as another user");
+        return;
+    }
+    let place = Place::new();
+    let (url, config) = (place.path("run"), place.config(2, 2));
+    let start = || run(&["run", "--config", &config, "--run", &url]);
+    let planted = [names(&url, 1)[0].clone(), names(&url, 2)[1].clone()].map(Planted::new);
+    for planted in &planted {
+        let (ran, path) = (start(), planted.0.display());
+        assert_eq!(ran.code, 1, "{}", ran.err);
+        let said = format!(
+            "cannot use {path}, where mpirun and MPI keep files of this attempt: it belongs to user 65534, expected user 0"
+        );
+        assert!(ran.err.contains(&said), "no {said:?} in {}", ran.err);
+    }
+    assert!(!names(&url, 2)[0].exists(), "attempt 2 has left a directory");
+    let ran = start();
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(planted.iter().all(Planted::is_untouched));
 }
 
 /// On a host without the coordinator, and under srun, it is the rank that looks.

@@ -158,7 +158,7 @@ fn runs_in_a_queue() {
     copy(Path::new(&place.path("data")), Path::new(&sandbox.path("data")));
     std::fs::create_dir(sandbox.path("runs")).unwrap();
     ["data", "runs"].iter().for_each(|name| drop(sandbox.give(name)));
-    let scenes: [Scene; 11] = [
+    let scenes: [Scene; 13] = [
         ("refuses", refuses),
         ("survives", survives),
         ("ends", ends),
@@ -167,6 +167,8 @@ fn runs_in_a_queue() {
         ("one of two submissions", queue::one_of_two_submissions),
         ("ranks share memory", memory::is_shared),
         ("causes decide", causes::decide),
+        ("a comment of others", causes::count_beside_a_comment),
+        ("a count that is not kept", causes::count_that_is_not_kept),
         ("asked in the prologue", causes::asked_in_the_prologue),
         ("a preparation", prep::an_array_and_its_join),
         ("secrets stay", secrets::stay),

@@ -53,3 +53,42 @@ pub fn asked_in_the_prologue(place: &Place, sandbox: &Sandbox) {
     assert_eq!(sandbox.lambert(&["stop", &run]).code, 0);
     assert_eq!(sandbox.ended(&job), "FAILED|76:0", "{}", sandbox.log(&job));
 }
+
+/// A run that fails at once, whose job has a comment of the site's: its program is away, as it is with its file system.
+fn failing(place: &Place, sandbox: &Sandbox, name: &str, prologue: &str) -> String {
+    let (file, folder) = (config(place, sandbox, 10), sandbox.path(name));
+    assert_eq!(sandbox.run("cp", &["-r", &sandbox.path("bin"), &folder]).code, 0);
+    let comment =
+        "[ \"${SLURM_RESTART_COUNT:-0}\" != 0 ] || scontrol update JobId=$SLURM_JOB_ID Comment=\"project 2026\";";
+    let line = format!("slurm.prologue=['''{comment} {prologue} rm -f {folder}/lambert''']");
+    let sets = ["--set", "slurm.requeues=1", "--set", &line];
+    let run = sandbox.path(&format!("runs/{name}"));
+    let arguments = [&["submit", "--config", &file, "--run", &run], &sets[..]].concat();
+    let ran = sandbox.run(&format!("{folder}/lambert"), &arguments);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    ran.out
+}
+
+/// The number in somebody else's comment is no number of failures, and the comment stays.
+pub fn count_beside_a_comment(place: &Place, sandbox: &Sandbox) {
+    let job = failing(place, sandbox, "commented", "");
+    assert_eq!(sandbox.ended(&job), "FAILED|1:0", "{}", sandbox.log(&job));
+    let log = sandbox.log(&job);
+    assert_eq!(log.matches("failure 1: the job is queued again").count(), 1, "{log}");
+    assert_eq!(log.matches("failure 2; slurm.requeues is 1").count(), 1, "{log}");
+    let told = sandbox.run("squeue", &["--states=all", "-h", "-j", &job, "-o", "%k"]).out;
+    assert_eq!(told, "project 2026; lambert: 1 failures");
+}
+
+/// Slurm refuses to note the failure: nobody may give a job the priority that is asked for beside it. A job whose failures
+/// are not counted would be queued again for ever.
+pub fn count_that_is_not_kept(place: &Place, sandbox: &Sandbox) {
+    let refused = "sleep() { :; }; scontrol() { case $1 in update) command scontrol \"$@\" Nice=-100 ;; *) command scontrol \"$@\" ;; \
+                   esac; };";
+    let job = failing(place, sandbox, "uncounted", refused);
+    assert_eq!(sandbox.ended(&job), "FAILED|1:0", "{}", sandbox.log(&job));
+    let log = sandbox.log(&job);
+    let said = "failure 1: Slurm does not keep this number in the job's comment, and the job is not queued again";
+    assert!(log.contains(said) && !log.contains("the job is queued again"), "{log}");
+    assert_eq!(log.matches("ermission denied").count(), 7, "as often as a busy controller is asked: {log}");
+}
