@@ -71,9 +71,12 @@ pub fn export(arguments: &cli::Export) -> Outcome {
     Ok(exit::DONE)
 }
 
+/// Name and content of each file.
+type Files = Vec<(&'static str, Vec<u8>)>;
+
 /// The checkpoint and the files. The newest checkpoint of a run that is being trained may be pruned while it is read: then
 /// there is a newer one.
-fn read(model: &str) -> Result<(Source, Vec<(&'static str, Vec<u8>)>), Failure> {
+fn read(model: &str) -> Result<(Source, Files), Failure> {
     let is_named = split(model).1.is_some();
     for _ in 0..RETRIES {
         let source = Source::open(model)?;
@@ -122,7 +125,7 @@ impl Source {
     }
 
     /// Name and content of every file.
-    fn files(&self) -> Result<Vec<(&'static str, Vec<u8>)>, Failure> {
+    fn files(&self) -> Result<Files, Failure> {
         let url = self.store.url();
         let weights = checkpoint::read_object(&self.store, &self.manifest, WEIGHTS).map_err(Failure::failed)?;
         let layers = self.config.depth(self.manifest.stage);
