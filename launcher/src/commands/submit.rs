@@ -58,7 +58,7 @@ pub fn submit(arguments: &cli::Submit) -> Outcome {
 }
 
 fn submit_run(arguments: &cli::Submit, run: &str, folder: &Path, lambert: &str) -> Outcome {
-    let proposed = Order::propose(&arguments.to_run(run), |_| Room::Allocation)?;
+    let proposed = Order::propose(&arguments.to_run(run), |_| Room::Allocation(Vec::new()))?;
     let job = script::Job { run: proposed.store().url(), lambert, folder: &folder.to_string_lossy() };
     let script = script::render(proposed.config(), &job).map_err(Failure::usage)?;
     if arguments.dry_run {

@@ -15,6 +15,7 @@ use super::order::Order;
 use super::sources::{self, OwnLease, RequestPoller, Signals};
 use crate::failure::{Failure, Outcome};
 use crate::panics;
+use crate::slurm::nodes;
 use crate::slurm::record::Record;
 use crate::status::{self, Reporter};
 
@@ -217,12 +218,12 @@ fn patient(order: &Order) -> (Store, Duration) {
 /// else here.
 pub fn room(config: &lambert_config::RunConfig) -> Room {
     let hosts = config.cluster.host_list().unwrap_or_default();
-    let nodes = std::env::var("SLURM_JOB_NUM_NODES").ok().and_then(|nodes| nodes.trim().parse::<u32>().ok());
+    let number = std::env::var("SLURM_JOB_NUM_NODES").ok().and_then(|number| number.trim().parse::<u32>().ok());
     // What salloc starts is on no node of the job.
     let is_on_node = std::env::var_os("SLURMD_NODENAME").is_some();
-    match (hosts.is_empty(), nodes) {
+    match (hosts.is_empty(), number) {
         (false, _) => Room::Hosts(hosts),
-        (true, Some(nodes)) if nodes > 1 || !is_on_node => Room::Allocation,
+        (true, Some(number)) if number > 1 || !is_on_node => Room::Allocation(nodes::of_job()),
         (true, _) => Room::Here,
     }
 }

@@ -37,7 +37,7 @@ pub enum AddressError {
 pub fn listen(channel: &ControlChannel, placement: &Placement) -> Result<(TcpListener, String), AddressError> {
     let (ip, name) = match placement {
         Placement::Here => loopback(),
-        Placement::Hosts(_) | Placement::Allocation => elsewhere(channel, placement)?,
+        Placement::Hosts(_) | Placement::Allocation(_) => elsewhere(channel, placement)?,
     };
     let (listener, port) = bind(ip, channel.ports)?;
     Ok((listener, format!("http://{name}:{port}")))

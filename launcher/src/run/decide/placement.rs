@@ -22,8 +22,17 @@ pub enum Placement {
     Here,
     /// On these hosts, filled in this order.
     Hosts(Vec<Host>),
-    /// Where the launcher puts them: on the nodes that Slurm has given.
-    Allocation,
+    /// Where the launcher puts them: on the nodes that Slurm has given, but for those that are left out, if any are.
+    Allocation(Option<LeftOut>),
+}
+
+/// Nodes of a Slurm job that an attempt does without.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Their names.
+    pub nodes: Vec<String>,
+    /// How many others the ranks are on.
+    pub used: usize,
 }
 
 impl Placement {
@@ -42,8 +51,8 @@ pub enum Room {
     Here,
     /// On these hosts.
     Hosts(Vec<Host>),
-    /// On the nodes that Slurm has given.
-    Allocation,
+    /// On the nodes that Slurm has given: their names and how many ranks each has room for, where that is known.
+    Allocation(Vec<Host>),
 }
 
 /// Puts `world` ranks on the hosts of `room` in their order; those in `avoid` come last, and so are left out where the
@@ -51,7 +60,7 @@ pub enum Room {
 pub fn place(room: &Room, world: usize, avoid: &BTreeSet<&str>) -> Placement {
     let hosts = match room {
         Room::Here => return Placement::Here,
-        Room::Allocation => return Placement::Allocation,
+        Room::Allocation(nodes) => return Placement::Allocation(leave_out(nodes, world, avoid)),
         Room::Hosts(hosts) => hosts,
     };
     let (bad, good): (Vec<&Host>, Vec<&Host>) = hosts.iter().partition(|host| avoid.contains(host.name.as_str()));
@@ -64,6 +73,25 @@ pub fn place(room: &Room, world: usize, avoid: &BTreeSet<&str>) -> Placement {
         left -= ranks;
     }
     Placement::Hosts(placed)
+}
+
+/// Of the nodes in `avoid` those that `world` ranks can do without, in the order of the job's nodes.
+fn leave_out(nodes: &[Host], world: usize, avoid: &BTreeSet<&str>) -> Option<LeftOut> {
+    let mut room: usize = nodes.iter().map(|node| node.ranks).sum();
+    let mut left_out = Vec::new();
+    for node in nodes.iter().filter(|node| avoid.iter().any(|host| is_node(host, &node.name))) {
+        if room >= world + node.ranks {
+            room -= node.ranks;
+            left_out.push(node.name.clone());
+        }
+    }
+    let used = (nodes.len() - left_out.len()).min(world);
+    (!left_out.is_empty()).then_some(LeftOut { nodes: left_out, used })
+}
+
+/// Whether a rank's host is the node of that name: a host may know itself by its domain, too, and Slurm does not.
+fn is_node(host: &str, node: &str) -> bool {
+    host == node || host.strip_prefix(node).is_some_and(|domain| domain.starts_with('.'))
 }
 
 #[cfg(test)]
@@ -87,5 +115,26 @@ mod tests {
         assert_eq!(place(&Room::Here, 9, &BTreeSet::new()), Placement::Here);
         let host = |name: &str, ranks| Host { name: name.to_owned(), ranks };
         assert_eq!(Placement::Hosts(vec![host("a", 2), host("b", 1)]).places(), ["a", "a", "b"]);
+    }
+
+    #[test]
+    fn nodes_that_failed_are_left_out_where_others_have_room() {
+        let node = |name: &str, ranks| Host { name: name.to_owned(), ranks };
+        let nodes = vec![node("n1", 4), node("n2", 4), node("n3", 4)];
+        let placed = |nodes: &[Host], world, avoid: &[&str]| {
+            let placement = place(&Room::Allocation(nodes.to_vec()), world, &avoid.iter().copied().collect());
+            let Placement::Allocation(left_out) = placement else { panic!("{placement:?}") };
+            left_out.map(|left_out| (left_out.nodes.join(","), left_out.used))
+        };
+        let left_out = |names: &str, used| Some((names.to_owned(), used));
+        assert_eq!(placed(&nodes, 8, &[]), None);
+        assert_eq!(placed(&nodes, 8, &["n2"]), left_out("n2", 2));
+        assert_eq!(placed(&nodes, 8, &["n2.cluster.example"]), left_out("n2", 2));
+        assert_eq!(placed(&nodes, 8, &["n22", "n", "vm"]), None, "no nodes of the job");
+        assert_eq!(placed(&nodes, 12, &["n2"]), None, "no node is spare");
+        assert_eq!(placed(&nodes, 8, &["n1", "n3"]), left_out("n1", 2), "room for one only");
+        assert_eq!(placed(&nodes, 4, &["n1", "n3"]), left_out("n1,n3", 1));
+        assert_eq!(placed(&nodes, 1, &["n1"]), left_out("n1", 1));
+        assert_eq!(placed(&[], 8, &["n1"]), None, "it is not known which nodes there are");
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::process::Command;
 
 use super::{CommandLine, LaunchError, Launcher, Prose, Start};
-use crate::run::decide::{Death, FromWorkers};
+use crate::run::decide::{Death, FromWorkers, Placement};
 
 /// An srun that was found, in a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,6 +50,13 @@ impl Launcher for Srun {
         // Not inherited from the job since 22.05.
         line.push(format!("--cpus-per-task={}", start.cluster.threads).into());
         line.extend(["--distribution=block", "--cpu-bind=none"].map(OsString::from));
+        if let Placement::Allocation(Some(left_out)) = &start.attempt.placement {
+            // The job's own number of nodes would be asked for otherwise.
+            line.extend(
+                [format!("--nodes={}", left_out.used), format!("--exclude={}", left_out.nodes.join(","))]
+                    .map(OsString::from),
+            );
+        }
         // What is left of the step before keeps this one not waiting.
         line.push("--overlap".into());
         // The coordinator ends the step when a rank dies: srun would send the others SIGTERM, which they take for Slurm's.
@@ -143,16 +150,15 @@ fn is_banner(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::decide::{Attempt, Placement};
+    use crate::run::decide::{Attempt, LeftOut};
     use crate::run::launch::session::Session;
     use lambert_config::run::Cluster;
     use std::path::Path;
 
-    #[test]
-    fn ranks_go_through_srun() {
+    fn line(placement: Placement) -> String {
         let cluster = Cluster { threads: 3, srun_arguments: vec!["--gpu-bind=none".into()], ..Cluster::default() };
         let start = Start {
-            attempt: &Attempt { number: 3, world: 2, placement: Placement::Allocation },
+            attempt: &Attempt { number: 3, world: 2, placement },
             cluster: &cluster,
             worker: Path::new("/bin/lambert-worker"),
             run: "/runs/a",
@@ -161,14 +167,26 @@ mod tests {
             logs: None,
         };
         let line = Srun { version: "22.05.8".into() }.command(&start);
-        let line: Vec<_> = line.into_iter().map(|word| word.into_string().unwrap()).collect();
+        line.into_iter().map(|word| word.into_string().unwrap()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn ranks_go_through_srun() {
         assert_eq!(
-            line.join(" "),
+            line(Placement::Allocation(None)),
             "srun --mpi=pmix --ntasks=2 --cpus-per-task=3 --distribution=block --cpu-bind=none --overlap \
              --kill-on-bad-exit=0 --label --unbuffered \
              --export=ALL,OMPI_MCA_btl_vader_backing_directory=/dev/shm/s,OMPI_MCA_btl_sm_backing_directory=/dev/shm/s \
              --gpu-bind=none /bin/lambert-worker train --run /runs/a --attempt 3 --world 2 --session /dev/shm/s"
         );
+    }
+
+    #[test]
+    fn nodes_are_left_out() {
+        let left_out = LeftOut { nodes: vec!["n1".into(), "n3".into()], used: 2 };
+        let line = line(Placement::Allocation(Some(left_out)));
+        let expected = "--distribution=block --cpu-bind=none --nodes=2 --exclude=n1,n3 --overlap";
+        assert!(line.contains(expected), "{line}");
     }
 
     // What follows are lines of Slurm 22.05.8.

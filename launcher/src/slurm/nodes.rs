@@ -1,0 +1,95 @@
+//! The nodes of the job that this process is in, as Slurm's environment names them.
+
+use lambert_config::run::Host;
+
+/// More nodes than any cluster has: a range beyond that is a mistake.
+const MOST: usize = 100_000;
+
+/// The nodes of this process's job, each with the number of tasks that the job has for it. None where Slurm does not say, or
+/// says it in a way that is not known here.
+pub fn of_job() -> Vec<Host> {
+    let variable = |name| std::env::var(name).unwrap_or_default();
+    hosts(&variable("SLURM_JOB_NODELIST"), &variable("SLURM_TASKS_PER_NODE")).unwrap_or_default()
+}
+
+fn hosts(list: &str, tasks: &str) -> Option<Vec<Host>> {
+    let (names, tasks) = (expand(list)?, repeat(tasks)?);
+    let is_sound = names.len() == tasks.len();
+    is_sound.then(|| names.into_iter().zip(tasks).map(|(name, ranks)| Host { name, ranks }).collect())
+}
+
+/// The names of a node list: `n[01-03,7],login`.
+fn expand(list: &str) -> Option<Vec<String>> {
+    let (mut names, mut rest) = (Vec::new(), list);
+    while !rest.is_empty() {
+        let end = rest.find([',', '[']).unwrap_or(rest.len());
+        let prefix = &rest[..end];
+        rest = &rest[end..];
+        match rest.strip_prefix('[') {
+            None => names.push(prefix.to_owned()),
+            Some(inner) => {
+                let (ranges, behind) = inner.split_once(']')?;
+                for range in ranges.split(',') {
+                    numbers(range, MOST - names.len())?.for_each(|number| names.push(format!("{prefix}{number}")));
+                }
+                rest = behind;
+            }
+        }
+        // Names of several dimensions go on behind the bracket.
+        rest = if rest.is_empty() { rest } else { rest.strip_prefix(',')? };
+    }
+    Some(names)
+}
+
+/// The numbers of a range, as `7` or `01-03`, with the zeros that they begin with, if there are no more than `most`.
+fn numbers(range: &str, most: usize) -> Option<impl Iterator<Item = String>> {
+    let (first, last) = range.split_once('-').unwrap_or((range, range));
+    let (width, first, last) = (first.len(), first.parse::<usize>().ok()?, last.parse::<usize>().ok()?);
+    (last.checked_sub(first)? < most).then(|| (first..=last).map(move |number| format!("{number:0width$}")))
+}
+
+/// Numbers with repetitions: `4(x2),3`.
+fn repeat(text: &str) -> Option<Vec<usize>> {
+    let mut numbers = Vec::new();
+    for part in text.split(',') {
+        let (number, times) = match part.split_once("(x") {
+            Some((number, times)) => (number, times.strip_suffix(')')?.parse().ok()?),
+            None => (part, 1),
+        };
+        if times > MOST - numbers.len() {
+            return None;
+        }
+        numbers.extend(std::iter::repeat_n(number.parse::<usize>().ok()?, times));
+    }
+    Some(numbers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn node_lists_are_expanded() {
+        let names = |list: &str| expand(list).map(|names| names.join(" "));
+        assert_eq!(names("n1").as_deref(), Some("n1"));
+        assert_eq!(names("n[1-3],login").as_deref(), Some("n1 n2 n3 login"));
+        assert_eq!(names("gpu-[008-010,12],a-b[7]").as_deref(), Some("gpu-008 gpu-009 gpu-010 gpu-12 a-b7"));
+        for unknown in ["n[1-3", "n[3-1]", "n[a]", "r[1-2]n[1-2]", "n[1-99999999]", "n[0-18446744073709551615]"] {
+            assert_eq!(names(unknown), None, "{unknown}");
+        }
+    }
+
+    #[test]
+    fn each_node_has_its_tasks() {
+        let told = |list, tasks| {
+            let hosts = hosts(list, tasks)?;
+            Some(hosts.iter().map(|host| format!("{}:{}", host.name, host.ranks)).collect::<Vec<_>>().join(" "))
+        };
+        assert_eq!(told("n[1-3]", "4(x2),3").as_deref(), Some("n1:4 n2:4 n3:3"));
+        assert_eq!(told("n1", "1").as_deref(), Some("n1:1"));
+        for (list, tasks) in [("n[1-3]", "4(x2)"), ("n[1-3]", "4(x4)"), ("", ""), ("n1", "x"), ("n1", "4(x999999999)")]
+        {
+            assert_eq!(told(list, tasks), None, "{list} {tasks}");
+        }
+    }
+}
