@@ -52,6 +52,8 @@ pub enum Verdict {
 /// Where to go back to, and what to go around.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Retreat {
+    /// The step that was judged.
+    pub at: u64,
     /// The state before the step after so many is good.
     pub steps: u64,
     /// Samples that are not to be drawn again.
@@ -92,7 +94,8 @@ impl History {
         let back = (bad + guard.batches_before as usize).min(self.recent.len());
         let first = back.checked_sub(1).map(|last| &self.recent[self.recent.len() - 1 - last]);
         let (steps, start) = first.map_or((before, samples.start), |drawn| (drawn.before, drawn.samples.start));
-        Retreat { steps, samples: start..samples.end, why: format!("step {}: {why}", before + 1) }
+        let at = before + 1;
+        Retreat { at, steps, samples: start..samples.end, why: format!("step {at}: {why}") }
     }
 
     /// Takes in a step that was judged and counted; `loss` if it was sound.
@@ -138,7 +141,7 @@ mod tests {
         let history = history(60);
         assert_eq!(back(&history, 60, 5.5), None);
         let retreat = back(&history, 60, 5.7).unwrap();
-        assert_eq!((retreat.steps, retreat.samples), (59, 236..244));
+        assert_eq!((retreat.at, retreat.steps, retreat.samples), (61, 59, 236..244));
         assert!(retreat.why.starts_with("step 61: the loss of 5.7000 is above its band"), "{}", retreat.why);
         assert_eq!(back(&history, 60, 0.1), None, "a falling loss is no fault");
     }

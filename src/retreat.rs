@@ -15,49 +15,55 @@ use crate::guard::Retreat;
 use crate::session::Session;
 use crate::state::TrainState;
 
-/// Ends the attempt that `retreat` undoes: rank 0 leaves a record of it for the next one.
+/// Ends the attempt that `retreat` undoes, which began with the checkpoint `loaded`: rank 0 leaves a record of it for the next
+/// one.
 pub fn go_back(
     session: &Session,
     collective: &mut dyn Group,
     saver: &mut Saver<'_>,
     dataset: &Dataset,
+    loaded: Option<&str>,
     retreat: Retreat,
 ) -> Result<(), Error> {
     // Rank 0 waits for the store as long as a save may, and the others for rank 0.
     session.control.phase(Phase::Save);
     // A save under way is of a state from before: it may be what the next attempt begins with.
     saver.settle(collective)?;
-    let Retreat { steps, samples, why } = retreat;
-    let message = format!(
-        "{why}; rolled back to step {steps}, skipping samples {} to {} of {}",
-        samples.start,
-        samples.end - 1,
-        dataset.url()
-    );
     let written = match session.is_first() {
-        true => {
-            let (attempt, dataset) = (session.lease.attempt(), dataset.manifest_sha256().to_owned());
-            leave(session, saver, &Rollback { attempt, steps, dataset, samples, why })
-        }
-        false => Ok(()),
+        true => leave(session, saver, dataset, loaded, retreat).map(Some),
+        false => Ok(None),
     };
     // Ranks that leave take the others with them, so all wait until the record is there.
     let mut word = vec![u8::from(written.is_ok())];
     collective.broadcast_bytes(&mut word, 0)?;
-    written?;
+    let event = written?;
     if word != [1] {
         return Err(Error::Peer("rank 0 could not record that the run goes back"));
     }
-    if session.is_first() {
-        session.control.event(EventKind::RolledBack { message });
-    }
+    event.into_iter().for_each(|event| session.control.event(event));
     Ok(())
 }
 
-fn leave(session: &Session, saver: &mut Saver<'_>, rollback: &Rollback) -> Result<(), Error> {
+/// Writes the record; gives what the coordinator is told.
+fn leave(
+    session: &Session,
+    saver: &mut Saver<'_>,
+    dataset: &Dataset,
+    loaded: Option<&str>,
+    retreat: Retreat,
+) -> Result<EventKind, Error> {
     session.lease.check()?;
     saver.write_records()?;
-    rollback.write(&session.store)
+    let Retreat { at, steps, samples, why } = retreat;
+    let (attempt, identity) = (session.lease.attempt(), dataset.manifest_sha256().to_owned());
+    let mut rollback = Rollback { attempt, steps, dataset: identity, samples, why };
+    let repeated = rollback.go_further_back(&session.store, loaded, session.config.checkpoint.keep)?;
+    rollback.write(&session.store)?;
+    let Rollback { steps, samples, why, .. } = rollback;
+    let (first, last, url) = (samples.start, samples.end - 1, dataset.url());
+    let skipped = format!("rolled back to step {steps}, skipping samples {first} to {last} of {url}");
+    let message = format!("{why}; {skipped}{}", repeated.map_or(String::new(), |repeated| format!("; {repeated}")));
+    Ok(EventKind::RolledBack { message, step: at, to: steps })
 }
 
 /// What a rank tells of samples that it could not read.

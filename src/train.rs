@@ -36,6 +36,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
     let datasets = Datasets::open(&session.config)?;
     let budgets = budget::settle(session, collective, &datasets)?;
     let (mut state, origin) = checkpoint::resume(session, collective, &datasets)?;
+    let loaded = origin.checkpoint.clone();
     let mut saver = Saver::new(session, &datasets, &state, origin)?;
     if state.unevaluated {
         make_up(session, collective, &datasets, &budgets, &mut saver, &mut state)?;
@@ -65,7 +66,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
             saver.push(&mut record)?;
             report(session, &state, record);
             if let Verdict::GoBack(retreat) = agreed.verdict {
-                retreat::go_back(session, collective, &mut saver, dataset, retreat)?;
+                retreat::go_back(session, collective, &mut saver, dataset, loaded.as_deref(), retreat)?;
                 return Ok(Outcome::RolledBack);
             }
             inject_faults(session, &mut state);

@@ -73,14 +73,37 @@ fn a_hangup_is_no_second_signal() {
     let running = Running::start_in(&place.config(ENDLESS, 2), &run, &[], &[slow.preload, slow.trigger]);
     until(&run, "\"starting\"");
     running.kill_coordinator("-TERM");
-    std::thread::sleep(Duration::from_secs(1));
-    running.kill_coordinator("-TERM");
-    let ended = running.end();
-    assert_eq!(ended.code, Some(1), "{}", ended.log);
-    assert!(ended.log.contains(&format!("the run goes on from {newest}")), "{}", ended.log);
+    stopped(&run, &running.end(), 75, "no step has been made since the start");
     let status = file(&run, "status.json");
-    assert_eq!((status["checkpoint"].as_str(), status["state"].as_str()), (Some(&*newest), Some("failed")));
+    assert_eq!((status["checkpoint"].as_str(), status["state"].as_str()), (Some(&*newest), Some("stopped")));
     assert!(status["step"].as_u64() >= Some(3), "{status}");
+}
+
+/// `timeout` signals its child and then the whole group. Nothing is lost by an end before the first step.
+#[test]
+fn a_stop_before_the_first_step_is_heeded_at_once() {
+    let place = Place::new();
+    let (config, run, slow) = (place.config(20, 2), place.path("run"), slow_reads(&place));
+    let running = Running::start_in(&config, &run, &[], &[slow.preload, slow.trigger]);
+    until(&run, "\"training\"");
+    let start = Instant::now();
+    (0..2).for_each(|_| running.kill_coordinator("-TERM"));
+    let ended = running.end();
+    let took = seconds("from SIGTERM in the first step to the end", start);
+    stopped(&run, &ended, 75, "no checkpoint was saved");
+    assert!(took < 20.0, "{}", ended.log);
+    assert_eq!(Running::start(&config, &run).end().code, Some(0), "it begins again");
+}
+
+/// Such a run was started again five times, and failed.
+#[test]
+fn a_crash_after_the_end_leaves_the_result() {
+    let place = Place::new();
+    let run = place.path("run");
+    let ended = Running::start_in(&place.config(20, 2), &run, &[], &[library(&place, "abort_at_exit")]).end();
+    stopped(&run, &ended, 0, "was killed by signal 6; the work was done before, and the result stands");
+    assert!(ended.log.contains("rank 1 (pid ") && !ended.log.contains("started again"), "{}", ended.log);
+    assert_eq!(file(&run, "status.json")["state"], "finished");
 }
 
 /// After a reboot, or in another container, a process of the same number is somebody else.
@@ -280,7 +303,7 @@ fn what_cannot_be_ended_is_reported_and_left() {
     let start = Instant::now();
     for _ in 0..2 {
         support::signal(coordinator.id(), "-TERM");
-        std::thread::sleep(Duration::from_millis(300));
+        std::thread::sleep(Duration::from_millis(1200));
     }
     let output = coordinator.wait_with_output().unwrap();
     let log = String::from_utf8_lossy(&output.stderr);

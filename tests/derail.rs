@@ -190,6 +190,39 @@ fn what_is_not_finite_changes_nothing_and_several_in_a_row_go_back() {
     ends_like(&place, "row", "without");
 }
 
+/// The steps of the checkpoints that the attempts of a run went on from.
+fn starts(ended: &Ended) -> Vec<u64> {
+    let steps = ended.log.split("training goes on from step-").skip(1);
+    steps.map(|name| name[..9].parse().unwrap()).collect()
+}
+
+/// What derails a run may be in the checkpoint already: it was loaded again and again.
+#[test]
+fn a_run_that_diverges_again_from_a_checkpoint_starts_one_further_back() {
+    let place = Place::new();
+    // Steps 51 and 53 of the first two attempts, between two checkpoints.
+    let fault = [format!("test.million_samples={}", support::rows(&place, &[50 * BATCH + 3, 54 * BATCH + 3]))];
+    let further = train(&place, "further", 2, &fault);
+    let [first, second] = starts(&further)[..] else { panic!("{}", further.log) };
+    let name = format!("step-{first:09}-a0001");
+    let told = format!(
+        "it has diverged from {name} before, so the next attempt starts one checkpoint further back, from step-"
+    );
+    assert!(second < first && further.log.contains(&told), "{}", further.log);
+    let record = |name: &str| std::fs::read(format!("{}/rollbacks/attempt-0002.json", place.path(name))).unwrap();
+    let steps = |name: &str| serde_json::from_slice::<Value>(&record(name)).unwrap()["steps"].clone();
+    assert_eq!(steps("further"), first - 1, "resume and pruning go by that");
+    let ranges = vec![[49 * BATCH, 51 * BATCH], [53 * BATCH, 55 * BATCH]];
+    assert_eq!(left_out(&place, "further"), (ranges.clone(), 4 * BATCH));
+
+    let only = train(&place, "only", 2, &[fault[0].clone(), "checkpoint.keep=1".into()]);
+    let [first, second] = starts(&only)[..] else { panic!("{}", only.log) };
+    assert_eq!(first, second);
+    assert!(only.log.contains("and no earlier checkpoint is left (checkpoint.keep = 1)"), "{}", only.log);
+    assert_eq!(left_out(&place, "only"), (ranges, 4 * BATCH));
+    assert_same_bits(&place.path("further"), &place.path("only"));
+}
+
 #[test]
 fn a_run_that_goes_back_in_vain_is_given_up() {
     let place = Place::new();

@@ -87,6 +87,12 @@ pub enum EventKind {
     RolledBack {
         /// What happened and what follows.
         message: String,
+        /// The step at which that was decided.
+        #[serde(default)]
+        step: u64,
+        /// Steps that stay: checkpoints of more are undone.
+        #[serde(default)]
+        to: u64,
     },
     /// The worker is done with this attempt in good order and exits with 0.
     Finished {

@@ -4,9 +4,13 @@
 
 #[path = "decision/attempts.rs"]
 mod attempts;
+#[path = "decision/progress.rs"]
+mod progress;
 #[path = "decision/random.rs"]
 mod random;
 #[path = "decision/requests.rs"]
 mod requests;
+#[path = "decision/results.rs"]
+mod results;
 #[path = "decision/scene.rs"]
 mod scene;

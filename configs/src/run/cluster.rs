@@ -97,9 +97,10 @@ pub struct Cluster {
     /// ranks are on several hosts, or where their host has more processors than they have threads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overlap: Option<bool>,
-    /// How many failures within `restart_window_minutes` are followed by a restart; one more gives the run up.
+    /// How many failures within `restart_window_minutes`, and attempts in a row without a new checkpoint, are followed by a
+    /// restart; one more gives the run up.
     pub restarts: usize,
-    /// Failures that are longer ago no longer count, minutes.
+    /// Failures that are longer ago no longer count, unless no checkpoint has come since, minutes.
     pub restart_window_minutes: f64,
     /// How long starts that no rank reports from are tried again, minutes.
     pub patience_minutes: f64,

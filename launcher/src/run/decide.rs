@@ -5,13 +5,15 @@
 //!
 //! - [`state`]: all that a coordinator knows; [`event`]: events and actions; [`placement`]: which ranks an attempt has, and where
 //! - [`watch`]: what is known of the attempt under way, and why it failed; [`limits`]: when a rank is taken for hung
-//! - [`after`]: what follows an attempt; [`stop`]: why a run stops; [`memory`]: what a later start needs to know
+//! - [`after`]: what follows an attempt; [`stop`]: why a run stops; [`memory`]: what a later start needs to know;
+//!   [`progress`]: whether the run gets anywhere
 
 pub mod after;
 pub mod event;
 pub mod limits;
 pub mod memory;
 pub mod placement;
+pub mod progress;
 pub mod state;
 pub mod stop;
 pub mod watch;
@@ -22,7 +24,7 @@ use lambert_control::Saying;
 
 pub use event::{Action, Death, Event, Exit, FromWorkers, Note, Seconds, Verdict, Wanted};
 pub use memory::Memory;
-pub use placement::{Attempt, Placement, Room};
+pub use placement::{Attempt, LeftOut, Placement, Room};
 pub use state::{Phase, Running, Settings, State, Why};
 pub use stop::{JobSettings, JobView, Requests, Signal, Standing, StopReason};
 
@@ -33,39 +35,33 @@ pub fn decide(mut state: State, at: Seconds, event: Event) -> (State, Vec<Action
     if state.verdict().is_some() {
         return (state, Vec::new());
     }
-    let mut actions = take_request(&mut state, &event);
+    let mut actions = take_request(&mut state, at, &event);
     let phase = std::mem::replace(&mut state.phase, Phase::Leasing(Wanted::Next));
-    state.phase = match phase {
+    let next = match phase {
         Phase::Leasing(wanted) => leasing(&mut state, at, wanted, event, &mut actions),
         Phase::Running(running) => run(&mut state, at, running, event, &mut actions),
         Phase::Ending(running, why) => end(&mut state, at, running, why, event, &mut actions),
         Phase::Pausing { last, until } => pause(&mut state, at, last, until, event, &mut actions),
         Phase::Over(verdict) => Phase::Over(verdict),
     };
-    if let Phase::Over(verdict) = &state.phase {
-        // A request that this coordinator has not seen is for the one that comes after a requeue.
-        if matches!(verdict, Verdict::Finished | Verdict::Stopped(StopReason::Person)) {
-            actions.push(Action::ForgetStop);
-        }
-        if state.settings.job.is_some() {
-            let cause = verdict.job_end();
-            state.memory.end_job(state.settings.unix + at, state.step, cause);
-        }
-    }
+    state.phase = match next {
+        Phase::Over(verdict) => after::conclude(&mut state, at, verdict, &mut actions),
+        next => next,
+    };
     (state, actions)
 }
 
 /// Takes in what people and Slurm ask for.
-fn take_request(state: &mut State, event: &Event) -> Vec<Action> {
+fn take_request(state: &mut State, at: Seconds, event: &Event) -> Vec<Action> {
     let (requests, job) = (&mut state.requests, state.settings.job.as_ref());
     match event {
         Event::Signal(signal) => {
-            requests.signal(*signal, job);
+            requests.signal(at, *signal, job);
             return ask_slurm(state);
         }
         Event::Job(view) => {
             let Some(job) = job else { return Vec::new() };
-            requests.explain(view, job);
+            requests.explain(at, view, job);
             let short = view.seconds_left.zip(state.memory.last_save_seconds).filter(|(left, save)| save > left);
             return short.map(|(left, save)| Action::Note(Note::ShortOfTime { left, save })).into_iter().collect();
         }
@@ -125,6 +121,7 @@ fn start(state: &mut State, at: Seconds, number: u32, actions: &mut Vec<Action>)
     avoid.extend(state.tries.unreachable());
     let placement = placement::place(&settings.room, settings.ranks, &avoid);
     let attempt = Attempt { number, world: settings.ranks, placement };
+    state.memory.progress.begin();
     actions.push(Action::Start(attempt.clone()));
     if state.requests.save {
         actions.push(Action::Order(Directive::Checkpoint));
@@ -165,7 +162,7 @@ fn run(state: &mut State, at: Seconds, mut running: Box<Running>, event: Event, 
         _ => {}
     }
     // Limits look at all ranks, and so are not for every report.
-    let mut why = reason_to_end(state, &mut running, actions);
+    let mut why = reason_to_end(state, at, &mut running, actions);
     if why.is_none() && tick {
         why = overdue(state, at, &mut running, actions);
     }
@@ -183,7 +180,7 @@ fn replaced_message(newest: u32) -> String {
 }
 
 /// What requests, the end of the launcher and a mixture of versions ask for.
-fn reason_to_end(state: &State, running: &mut Running, actions: &mut Vec<Action>) -> Option<Why> {
+fn reason_to_end(state: &State, at: Seconds, running: &mut Running, actions: &mut Vec<Action>) -> Option<Why> {
     // With one rank the others are lost; not every launcher ends them.
     if running.watch.exit.is_some() || running.watch.death.is_some() {
         return Some(Why::Left);
@@ -192,8 +189,16 @@ fn reason_to_end(state: &State, running: &mut Running, actions: &mut Vec<Action>
         return Some(Why::Killed);
     }
     if state.requests.stop.is_some() && !running.stopping {
+        if running.watch.is_fresh() {
+            actions.push(Action::Note(Note::NothingToSave));
+            return Some(Why::Stopped);
+        }
         running.stopping = true;
         actions.extend([Action::Note(Note::Stopping), Action::Order(Directive::CheckpointAndStop)]);
+    }
+    if running.stopping && running.watch.leaving().is_none() && state.requests.end_by.is_some_and(|by| at >= by) {
+        actions.push(Action::Note(Note::OutOfTime));
+        return Some(Why::Stopped);
     }
     let mixture = running.watch.mixture.as_ref()?;
     let message = format!("the ranks do not run the same programs: {mixture}");
@@ -262,12 +267,14 @@ fn listen(state: &mut State, at: Seconds, running: &mut Running, what: FromWorke
                 running.watch.mixture.get_or_insert(mixture);
             }
         }
-        FromWorkers::Message(_, Saying::Event(EventKind::Started { checkpoint, .. })) => {
+        FromWorkers::Message(_, Saying::Event(EventKind::Started { checkpoint, step, .. })) => {
             state.checkpoint.clone_from(checkpoint);
+            state.memory.progress.loaded(*step);
         }
-        FromWorkers::Message(_, Saying::Event(EventKind::Checkpoint { name, written, .. })) => {
+        FromWorkers::Message(_, Saying::Event(EventKind::Checkpoint { name, step, written, .. })) => {
             (state.checkpoint, state.requests.save) = (Some(name.clone()), false);
             state.memory.add_save(*written);
+            state.memory.progress.committed(*step);
         }
         FromWorkers::Gone(left) if !left.is_empty() => actions.push(Action::Note(Note::Left(left.clone()))),
         _ => {}

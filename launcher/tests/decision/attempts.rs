@@ -38,7 +38,7 @@ fn pauses_grow_and_progress_sets_them_back() {
     }
     assert_eq!(pauses, [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]);
     assert_eq!(scene.train(10, 11).fail(Fault::Passing).pause().0, 1.0, "a step further");
-    scene.train(11, 3).says(EventKind::Checkpoint { name: "c".into(), step: 3, seconds: 0.1, written: 2.0 });
+    scene.train(11, 3).saves(3);
     assert_eq!(scene.fail(Fault::Passing).pause().0, 1.0, "a newer checkpoint");
     assert_eq!(scene.state.memory.last_save_seconds, Some(2.0));
 }
@@ -48,15 +48,16 @@ fn pauses_grow_and_progress_sets_them_back() {
 fn restarts_are_counted_in_a_window_whatever_progress_they_make() {
     let mut scene = Scene::new();
     for lease in 1..=5 {
-        scene.train(lease, u64::from(lease)).fail(Fault::Passing).pause();
+        scene.train(lease, u64::from(lease)).saves(u64::from(lease)).fail(Fault::Passing).pause();
     }
     let mut patient = Scene { at: scene.at + 3601.0, state: scene.state.clone(), done: Vec::new() };
     scene.train(6, 6).fail(Fault::Passing);
     let (code, message) = scene.failure();
     assert!(code == 1 && message.starts_with("given up after 6 failures within 60 minutes"), "{message}");
-    patient.train(6, 6).fail(Fault::Passing).pause();
+    patient.train(6, 6).saves(6).fail(Fault::Passing).pause();
     // A coordinator that comes after one that vanished counts on; after one that has given up it begins anew.
-    let (vanished, _) = State::begin(patient.state.settings.clone(), patient.state.memory.clone());
+    let later = Settings { unix: 1e9 + patient.at, ..patient.state.settings.clone() };
+    let (vanished, _) = State::begin(later, patient.state.memory.clone());
     assert_eq!(vanished.memory.count(1e9 - 1.0), 6);
     let (anew, _) = State::begin(Settings { unix: 1e9 + 9999.0, ..scene.state.settings.clone() }, scene.state.memory);
     assert_eq!(anew.memory.count(1e9 - 1.0), 0);
@@ -99,17 +100,6 @@ fn a_failure_of_a_host_is_tried_elsewhere_and_three_times() {
     assert!(message.starts_with("given up after 3 tries: rank 0"), "{message}");
 }
 
-#[test]
-fn going_back_does_not_wait_and_has_its_limit() {
-    let mut scene = Scene::with(|config| config.guard.rollbacks = 2, Room::Here);
-    for lease in 1..=2 {
-        scene.train(lease, 9).says(EventKind::RolledBack { message: "the loss".into() }).exit(0);
-        assert_eq!(scene.pause(), (0.0, Wanted::Exactly(lease + 1)));
-    }
-    scene.train(3, 9).says(EventKind::RolledBack { message: "the loss".into() }).exit(0);
-    assert_eq!(scene.failure(), (65, "given up after 2 rollbacks without progress; the last: the loss"));
-}
-
 /// The run's end does not depend on how its processes leave.
 #[test]
 fn ranks_that_are_done_and_do_not_leave_are_ended() {
@@ -132,11 +122,6 @@ fn ranks_that_are_done_and_do_not_leave_are_ended() {
         scene.worker(FromWorkers::Exited(Exit::Signal(9))).worker(FromWorkers::Gone(Vec::new()));
         assert_eq!(scene.state.verdict(), Some(&verdict));
     }
-    // A rank that has failed by then counts.
-    let mut scene = Scene::new();
-    scene.train(1, 5).says(EventKind::Finished { step: 9, stopped: false });
-    scene.says(EventKind::Failed { message: "so".into(), fault: Fault::Passing }).wait(31.0).exit(1);
-    scene.pause();
 }
 
 /// An address or a mount that is away for a moment.

@@ -7,8 +7,8 @@ use lambert_control::{Phase as Doing, Report, Saying};
 use lambert_data_prep::random::{Key, Rng};
 
 use lambert_launcher::run::decide::{
-    Action, Death, Event, Exit, FromWorkers, Memory, Note, Placement, Room, Seconds, Settings, Signal, State, Verdict,
-    Wanted, decide,
+    Action, Death, Event, Exit, FromWorkers, JobSettings, JobView, Memory, Note, Placement, Room, Seconds, Settings,
+    Signal, Standing, State, Verdict, Wanted, decide,
 };
 
 /// Sequences; each has its own seed.
@@ -17,18 +17,23 @@ const SEQUENCES: u64 = 100_000;
 const EVENTS: usize = 60;
 
 const RESTARTS: usize = 3;
+const ROLLBACKS: usize = 4;
 
-fn settings() -> Settings {
+/// Limits of phases are on both sides of the window in which failures are counted; every second run is in a job.
+fn settings(seed: u64) -> Settings {
     let mut config = RunConfig::default();
     let cluster = &mut config.cluster;
     (cluster.ranks, cluster.restarts) = (2, RESTARTS);
-    (cluster.restart_window_minutes, cluster.patience_minutes) = (10.0, 10.0);
+    (cluster.restart_window_minutes, cluster.patience_minutes) = ([10.0, 0.5][seed as usize / 4 % 2], 10.0);
     cluster.limits.join_seconds = 50.0;
     (cluster.limits.load_seconds, cluster.limits.first_step_seconds, cluster.limits.step_seconds) = (90.0, 80.0, 70.0);
     (cluster.limits.evaluate_seconds, cluster.limits.save_seconds, cluster.limits.stop_seconds) = (90.0, 90.0, 90.0);
     config.checkpoint.give_up_minutes = 1.0;
     let host = |name: &str| Host { name: name.into(), ranks: 1 };
-    Settings::new(&config, Room::Hosts(vec![host("a"), host("b"), host("c")]), 1e9)
+    config.guard.rollbacks = ROLLBACKS;
+    let mut settings = Settings::new(&config, Room::Hosts(vec![host("a"), host("b"), host("c")]), 1e9);
+    settings.job = (seed / 2).is_multiple_of(2).then(|| JobSettings { id: "12".to_owned(), lead: 120.0 });
+    settings
 }
 
 /// The longest that a rank may go on without progress: the limit of a save.
@@ -44,6 +49,17 @@ struct Auditor {
     /// When the processes of the attempt were last heard of.
     alive: Seconds,
     restarts: Vec<Seconds>,
+    window: Seconds,
+    /// Steps of the furthest checkpoint, and restarts since it was committed.
+    furthest: u64,
+    fruitless: usize,
+    /// Whether the attempt under way has committed no such checkpoint.
+    pending: bool,
+    /// The last rollback that was told of in this attempt: its step, and steps that stay.
+    told: (u64, u64),
+    /// The step of the last rollback that was made, and rollbacks since a checkpoint beyond it.
+    diverged_at: u64,
+    rollbacks: usize,
     waiting: Option<Seconds>,
     verdict: Option<Verdict>,
 }
@@ -59,8 +75,29 @@ impl Auditor {
             Event::Worker(attempt, FromWorkers::Report(_)) if Some(*attempt) == self.active => {
                 (self.alive, self.waiting) = (at, None);
             }
+            Event::Worker(attempt, FromWorkers::Message(rank, Saying::Event(said)))
+                if Some(*attempt) == self.active =>
+            {
+                self.hear(*rank, said);
+            }
             Event::LeaseFailed(_) => self.wanted = None,
             Event::LeaseTaken(number) => self.newest = self.newest.max(*number),
+            _ => {}
+        }
+    }
+
+    fn hear(&mut self, rank: usize, said: &EventKind) {
+        match said {
+            EventKind::Started { step, .. } => self.furthest = self.furthest.max(*step),
+            EventKind::Checkpoint { step, .. } => {
+                if *step > self.furthest {
+                    (self.furthest, self.fruitless, self.pending) = (*step, 0, false);
+                }
+                if *step > self.diverged_at {
+                    (self.diverged_at, self.rollbacks) = (0, 0);
+                }
+            }
+            EventKind::RolledBack { step, to, .. } if rank == 0 => self.told = (*step, *to),
             _ => {}
         }
     }
@@ -73,8 +110,10 @@ impl Auditor {
         self.verdict = state.verdict().cloned();
         let late = at - self.alive > LONGEST && tick && self.verdict.is_none();
         assert!(!(late && self.active.is_some() && !self.ending), "a limit was not kept: {state:?}");
-        let window = self.restarts.iter().filter(|then| **then > at - 599.9).count();
-        assert!(window <= RESTARTS, "{window} restarts in ten minutes");
+        let recent = self.restarts.iter().filter(|then| **then > at - self.window + 0.1).count();
+        assert!(recent <= RESTARTS, "{recent} restarts in {} s", self.window);
+        assert!(self.fruitless <= RESTARTS, "{} restarts without a new checkpoint", self.fruitless);
+        assert!(self.rollbacks <= ROLLBACKS, "{} rollbacks on the way to step {}", self.rollbacks, self.diverged_at);
         assert!(self.waiting.is_none_or(|since| at - since <= 600.0 + 61.0 + LONGEST || self.verdict.is_some()));
     }
 
@@ -88,7 +127,7 @@ impl Auditor {
                 assert_eq!(self.active, None, "two attempts at once");
                 assert!(self.newest == attempt.number, "an attempt without its lease");
                 assert!(self.wanted.take().is_some(), "a start without a request");
-                (self.active, self.alive) = (Some(attempt.number), at);
+                (self.active, self.alive, self.pending) = (Some(attempt.number), at, true);
                 self.waiting.get_or_insert(at);
                 let Placement::Hosts(hosts) = &attempt.placement else { panic!() };
                 assert_eq!(hosts.iter().map(|host| host.ranks).sum::<usize>(), attempt.world);
@@ -100,7 +139,14 @@ impl Auditor {
             Action::Order(_) => assert!(self.active.is_some(), "an order to nobody"),
             Action::Note(Note::Restart { rollback, .. }) => {
                 self.waiting = None;
-                self.restarts.extend((!rollback).then_some(at));
+                if *rollback {
+                    let (step, to) = self.told;
+                    (self.furthest, self.diverged_at) = (self.furthest.min(to), step);
+                    (self.rollbacks, self.pending) = (self.rollbacks + 1, false);
+                } else {
+                    self.restarts.push(at);
+                    self.fruitless += usize::from(std::mem::take(&mut self.pending));
+                }
             }
             Action::Note(_) | Action::AskSlurm | Action::ForgetStop => {}
         }
@@ -116,8 +162,9 @@ struct Play {
 
 impl Play {
     fn begin(seed: u64) -> Self {
-        let (state, actions) = State::begin(settings(), Memory::default());
-        let mut auditor = Auditor::default();
+        let settings = settings(seed);
+        let mut auditor = Auditor { window: settings.window, ..Auditor::default() };
+        let (state, actions) = State::begin(settings, Memory::default());
         actions.iter().for_each(|action| auditor.act(0.0, action));
         Self { rng: Key::new(seed).rng(), at: 0.0, state, auditor }
     }
@@ -151,12 +198,19 @@ impl Play {
             5 => Event::Worker(attempt.saturating_sub(1), FromWorkers::Gone(Vec::new())),
             6 if self.rng.below(40) == 0 => Event::LeaseGone(newest, "moved".into()),
             6 => Event::StartFailed(attempt.saturating_sub(1), 1, "late".into()),
-            7..14 => Event::Tick,
+            7 => Event::Job(self.job()),
+            8..14 => Event::Tick,
             _ if self.auditor.wanted.is_some() => self.lease(),
             _ if self.auditor.active.is_none() => Event::Tick,
             14..18 => Event::Worker(attempt, self.end()),
             _ => Event::Worker(attempt, self.word()),
         }
+    }
+
+    fn job(&mut self) -> JobView {
+        use Standing::{Cancelled, Preempted, Requeued, Running, Unknown};
+        let standing = [Running, Preempted, Cancelled, Requeued, Unknown][self.rng.below(5) as usize];
+        JobView { standing, seconds_left: (self.rng.below(2) == 0).then(|| self.rng.below(300) as f64) }
     }
 
     fn lease(&mut self) -> Event {
@@ -192,7 +246,7 @@ impl Play {
             0 | 1 => EventKind::Started { step, steps: 50, checkpoint: None, passed_over: Vec::new() },
             2 | 3 => EventKind::Checkpoint { name: "c".into(), step, seconds: 1.0, written: 1.0 },
             4 => EventKind::Finished { step, stopped: self.rng.below(2) == 0 },
-            5 => EventKind::RolledBack { message },
+            5 => EventKind::RolledBack { message, step, to: step.saturating_sub(3) },
             6 => EventKind::Failed { message, fault: Fault::Passing },
             7 => EventKind::Failed { message, fault: Fault::Host },
             8 if self.rng.below(4) == 0 => EventKind::Failed { message, fault: Fault::Lasting },
@@ -218,7 +272,10 @@ impl Play {
 
 /// Two signals, and what the world owes, lead out of every state within a few events.
 fn signals_end(mut play: Play) -> Option<Verdict> {
-    (0..2).for_each(|_| play.give(Event::Signal(Signal::Other)));
+    // In a job only a second Ctrl-C ends at once.
+    play.give(Event::Signal(Signal::Interrupt));
+    play.at += 1.0;
+    play.give(Event::Signal(Signal::Interrupt));
     for _ in 0..8 {
         let event = play.owed();
         play.give(event);

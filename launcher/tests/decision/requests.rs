@@ -1,15 +1,13 @@
 //! What people, Slurm and other coordinators ask for.
 
-use lambert_config::RunConfig;
 use lambert_config::control::{Directive, EventKind, Fault};
-use lambert_control::Report;
+use lambert_control::{Phase as Doing, Report};
 
 use lambert_launcher::run::decide::{
-    Action, Death, Event, FromWorkers, JobSettings, JobView, Memory, Note, Phase, Room, Settings, Signal, Standing,
-    State, StopReason, Verdict, Wanted,
+    Action, Death, Event, FromWorkers, JobView, Memory, Note, Phase, Signal, Standing, StopReason, Verdict, Wanted,
 };
 
-use crate::scene::Scene;
+use crate::scene::{JOB, Scene};
 
 /// A folder that is full, or a file system that is away, is waited for as a bucket is.
 #[test]
@@ -91,6 +89,8 @@ fn signals_count_in_every_phase() {
     scene.train(1, 5).give(Event::Signal(Signal::Other));
     assert_eq!(scene.done, [Action::Note(Note::Stopping), Action::Order(Directive::CheckpointAndStop)]);
     assert_eq!(scene.give(Event::StopRequested).done, [], "said once");
+    assert_eq!(scene.give(Event::Signal(Signal::Other)).done, [], "`timeout` signals a process and its group");
+    scene.at += 1.0;
     assert_eq!(scene.give(Event::Signal(Signal::Other)).done, [Action::End]);
     scene.worker(FromWorkers::Gone(Vec::new()));
     assert!(scene.failure().1.starts_with("ended at once by a second signal"));
@@ -164,10 +164,7 @@ fn a_run_that_is_not_there_any_more_is_left() {
 
 /// A coordinator in a job of Slurm.
 fn in_job(memory: Memory) -> Scene {
-    let mut settings = Settings::new(&RunConfig::default(), Room::Here, 1e9);
-    (settings.ranks, settings.job) = (2, Some(JobSettings { id: "12".to_owned(), lead: 60.0 }));
-    let (state, done) = State::begin(settings, memory);
-    Scene { at: 0.0, state, done }
+    Scene::in_job(memory, 60.0, 0.0)
 }
 
 #[test]
@@ -187,7 +184,7 @@ fn in_a_job_slurm_says_what_a_signal_means() {
         assert_eq!(scene.state.verdict(), Some(&Verdict::Stopped(reason)));
         assert_eq!(scene.done.contains(&Action::ForgetStop), forgets, "a request may have come meanwhile");
         let end = &scene.state.memory.job_ends[0];
-        assert_eq!((end.job.as_str(), end.step, end.cause.as_str()), ("12", Some(5), reason.to_string().as_str()));
+        assert_eq!((end.job.as_str(), end.step, end.cause.as_str()), (JOB, Some(5), reason.to_string().as_str()));
         assert_eq!(scene.state.memory.job, None);
     }
 }
@@ -211,4 +208,78 @@ fn a_coordinator_that_vanished_is_remembered_by_the_next() {
     let next = in_job(scene.state.memory.clone());
     let end = &next.state.memory.job_ends[0];
     assert_eq!((end.step, end.cause.as_str()), (None, "the coordinator was killed, or its node failed"));
+}
+
+/// Nothing is lost by an end before the first step has ended; a load may take an hour, and a job has less.
+#[test]
+fn a_stop_before_the_first_step_has_ended_is_heeded_at_once() {
+    for phase in [Doing::Join, Doing::Load, Doing::Read, Doing::Step, Doing::Exchange] {
+        let mut scene = Scene::new();
+        scene.load(1, phase).give(Event::StopRequested);
+        assert_eq!(scene.done, [Action::Note(Note::NothingToSave), Action::End], "{phase}");
+        assert_eq!(scene.exit(143).state.verdict(), Some(&Verdict::Stopped(StopReason::Person)), "{phase}");
+        assert_eq!(scene.state.checkpoint, None, "the next start begins the run");
+    }
+    let mut scene = Scene::new();
+    scene.give(Event::LeaseTaken(1)).give(Event::Signal(Signal::Other));
+    assert_eq!(scene.done, [Action::Note(Note::NothingToSave), Action::End], "no rank has reported");
+    // A second signal changes nothing any more.
+    scene.at += 2.0;
+    assert_eq!(scene.give(Event::Signal(Signal::Other)).done, []);
+    scene.worker(FromWorkers::Gone(Vec::new()));
+    assert_eq!(scene.failure().0, 1);
+    // Who is killed meanwhile is no failure, and what ended well by then has.
+    let mut scene = Scene::new();
+    scene.load(1, Doing::Load).give(Event::Signal(Signal::Other));
+    scene.worker(FromWorkers::Died(Death::Signal { rank: 1, signal: 15 })).exit(143);
+    assert_eq!(scene.state.verdict(), Some(&Verdict::Stopped(StopReason::Signal)));
+    let mut scene = Scene::new();
+    scene
+        .load(1, Doing::Step)
+        .give(Event::StopRequested)
+        .says(EventKind::Finished { step: 9, stopped: false })
+        .exit(143);
+    assert_eq!(scene.state.verdict(), Some(&Verdict::Finished));
+}
+
+#[test]
+fn a_stop_waits_for_its_checkpoint_where_there_is_something_to_save() {
+    let stop = [Action::Note(Note::Stopping), Action::Order(Directive::CheckpointAndStop)];
+    for phase in [Doing::Save, Doing::Evaluate] {
+        assert_eq!(Scene::new().load(1, phase).give(Event::StopRequested).done, stop, "{phase}");
+    }
+    assert_eq!(Scene::new().load(1, Doing::Step).saves(5).give(Event::StopRequested).done, stop);
+    assert_eq!(Scene::new().train(1, 5).give(Event::StopRequested).done, stop);
+}
+
+/// Commits are atomic, so that nothing is lost by waiting; but a job that is killed is not queued again.
+#[test]
+fn ranks_are_ended_when_a_job_has_time_for_nothing_else() {
+    let stop = || {
+        let mut scene = Scene::in_job(Memory::default(), 120.0, 0.0);
+        scene.train(1, 5).saves(4).give(Event::Signal(Signal::Other));
+        scene.give(Event::Job(JobView { standing: Standing::Running, seconds_left: Some(180.0) }));
+        scene
+    };
+    let mut scene = stop();
+    for _ in 0..94 {
+        assert_eq!(scene.wait(1.0).report().done, []);
+    }
+    assert_eq!(scene.wait(1.0).done, [Action::Note(Note::OutOfTime), Action::End]);
+    assert_eq!(scene.exit(143).state.verdict(), Some(&Verdict::Stopped(StopReason::TimeLimit)));
+    assert_eq!(scene.state.checkpoint.as_deref(), Some("step-4"));
+    // It may have been saved at the last moment.
+    let mut scene = stop();
+    scene.wait(50.0).report().wait(46.0);
+    scene.saves(6).says(EventKind::Finished { step: 6, stopped: true }).exit(0);
+    assert_eq!(scene.state.verdict(), Some(&Verdict::Stopped(StopReason::TimeLimit)));
+    assert_eq!(scene.state.checkpoint.as_deref(), Some("step-6"));
+    // Ranks that are done have time to leave, and nobody hurries them for a person.
+    let mut scene = stop();
+    scene.says(EventKind::Finished { step: 6, stopped: true });
+    assert_eq!(scene.wait(25.0).done, []);
+    let mut scene = Scene::in_job(Memory::default(), 120.0, 0.0);
+    scene.train(1, 5).give(Event::Signal(Signal::Other));
+    scene.give(Event::Job(JobView { standing: Standing::Cancelled, seconds_left: Some(20.0) }));
+    assert_eq!(scene.wait(19.0).done, []);
 }

@@ -5,7 +5,8 @@ use lambert_config::control::{EventKind, Fault, StepRecord};
 use lambert_control::{Report, Saying};
 
 use lambert_launcher::run::decide::{
-    Action, Event, Exit, FromWorkers, Memory, Note, Room, Seconds, Settings, State, Verdict, Wanted, decide,
+    Action, Event, Exit, FromWorkers, JobSettings, Memory, Note, Room, Seconds, Settings, State, Verdict, Wanted,
+    decide,
 };
 
 /// A coordinator on a stage: events in, what was decided out.
@@ -15,7 +16,18 @@ pub struct Scene {
     pub done: Vec<Action>,
 }
 
+/// The id of the job that coordinators of these scenes are in, where they are in one.
+pub const JOB: &str = "12";
+
 impl Scene {
+    /// A coordinator in a job of Slurm that is signalled `lead` seconds before its end, and begins `later` seconds after others.
+    pub fn in_job(memory: Memory, lead: Seconds, later: Seconds) -> Self {
+        let mut settings = Settings::new(&RunConfig::default(), Room::Here, 1e9 + later);
+        (settings.ranks, settings.job) = (2, Some(JobSettings { id: JOB.to_owned(), lead }));
+        let (state, done) = State::begin(settings, memory);
+        Self { at: 0.0, state, done }
+    }
+
     pub fn with(change: impl FnOnce(&mut RunConfig), room: Room) -> Self {
         let mut config = RunConfig::default();
         config.cluster.ranks = 2;
@@ -66,11 +78,23 @@ impl Scene {
         self
     }
 
+    /// Starts the attempt of this lease, whose ranks are in `phase` and have made no step.
+    pub fn load(&mut self, lease: u32, phase: lambert_control::Phase) -> &mut Self {
+        self.give(Event::LeaseTaken(lease));
+        let report = |rank| Report { rank, pid: 7, host: "a".into(), phase, ..Report::default() };
+        self.worker(FromWorkers::Report(report(0))).worker(FromWorkers::Report(report(1)))
+    }
+
     /// Starts the attempt of this lease, whose ranks report and train up to `step`.
     pub fn train(&mut self, lease: u32, step: u64) -> &mut Self {
         self.give(Event::LeaseTaken(lease)).report();
         self.says(EventKind::Started { step: 0, steps: 1000, checkpoint: None, passed_over: Vec::new() });
         self.record(step)
+    }
+
+    /// A checkpoint after `step` steps is committed.
+    pub fn saves(&mut self, step: u64) -> &mut Self {
+        self.says(EventKind::Checkpoint { name: format!("step-{step}"), step, seconds: 0.1, written: 2.0 })
     }
 
     pub fn exit(&mut self, code: i32) -> &mut Self {

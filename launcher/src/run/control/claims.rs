@@ -64,7 +64,8 @@ mod tests {
         let mut claims = Claims::default();
         let checkpoint = EventKind::Checkpoint { name: "c".into(), step: 1, seconds: 0.0, written: 0.0 };
         let plateau = EventKind::Plateau { step: 4, stage: "a".into(), done: 4, steps: 4 };
-        let events = [checkpoint, plateau, EventKind::RolledBack { message: "m".into() }].map(Saying::Event);
+        let events =
+            [checkpoint, plateau, EventKind::RolledBack { message: "m".into(), step: 2, to: 1 }].map(Saying::Event);
         let all =
             [Saying::Record(Box::new(StepRecord::default())), started(0, 9), finished(9, false), finished(4, true)];
         for saying in all.iter().chain(&events) {

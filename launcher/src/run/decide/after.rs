@@ -8,7 +8,7 @@ use lambert_config::exit;
 use super::event::{Action, Note, Seconds, Verdict};
 use super::memory::Restart;
 use super::stop::StopReason;
-use super::watch::{Ending, Failure, Watch};
+use super::watch::{Ending, Failure, Rollback, Watch};
 use super::{Phase, Running, State, Why, stopped};
 
 /// The longest pause before ranks are started again, seconds.
@@ -82,34 +82,67 @@ impl Tries {
 
 /// What follows the end of `running`, whose processes were ended for the reason `why`.
 pub fn follow(state: &mut State, at: Seconds, running: &Running, why: Why, actions: &mut Vec<Action>) -> Phase {
-    let watch = &running.watch;
-    let ending = match why {
-        Why::Killed => return Phase::Over(killed(state)),
-        Why::Replaced(message) => return Phase::Over(Verdict::Replaced(message)),
-        Why::Failed(_) if watch.ranks.is_empty() => Ending::Absent(absence(&why, running)),
-        Why::Failed(failure) => watch.ended(failure),
-        Why::Left => watch.ending(running.attempt.world),
-    };
-    match ending {
-        Ending::Finished => Phase::Over(Verdict::Finished),
-        Ending::Stopped => Phase::Over(Verdict::Stopped(state.requests.stop.unwrap_or(StopReason::Signal))),
-        Ending::Absent(cause) => absent(state, at, running, cause, actions),
-        Ending::Unsupervised(cause) => unsupervised(state, at, running, cause, actions),
-        Ending::RolledBack(cause) => rolled_back(state, at, running, cause, actions),
-        Ending::Failed(failure) => failed(state, at, running, failure, actions),
+    match ending(state, running, why, actions) {
+        Ok(Ending::Finished) => Phase::Over(Verdict::Finished),
+        Ok(Ending::Stopped) => Phase::Over(Verdict::Stopped(state.requests.stop.unwrap_or(StopReason::Signal))),
+        Ok(Ending::Absent(cause)) => absent(state, at, running, cause, actions),
+        Ok(Ending::Unsupervised(cause)) => unsupervised(state, at, running, cause, actions),
+        Ok(Ending::RolledBack(rollback)) => rolled_back(state, at, running, rollback, actions),
+        Ok(Ending::Failed(failure)) => failed(state, at, running, failure, actions),
+        Err(verdict) => Phase::Over(verdict),
     }
+}
+
+/// How an attempt has ended; a verdict, where that does not matter. What rank 0 said when its work was done stands, however
+/// the processes left after that: what it tells of was committed before.
+fn ending(state: &State, running: &Running, why: Why, actions: &mut Vec<Action>) -> Result<Ending, Verdict> {
+    let watch = &running.watch;
+    match (watch.result(), why) {
+        (Some(Ending::Finished), Why::Replaced(_)) => Ok(Ending::Finished),
+        // Whoever has the run now is not to lose it to a job that is queued again.
+        (_, Why::Replaced(message)) => Err(Verdict::Replaced(message)),
+        (Some(result @ (Ending::Finished | Ending::Stopped)), Why::Killed) => Ok(result),
+        (_, Why::Killed) => Err(killed(state)),
+        (Some(result), why) => {
+            let crash = watch.crash(running.attempt.world).filter(|_| why == Why::Left);
+            actions.extend(crash.map(|message| Action::Note(Note::ResultStands(message))));
+            Ok(result)
+        }
+        (None, Why::Stopped) => Ok(Ending::Stopped),
+        (None, Why::Failed(failure)) if watch.ranks.is_empty() => Ok(Ending::Absent(failure.message)),
+        (None, Why::Failed(failure)) => Ok(Ending::Failed(failure)),
+        (None, Why::Left) => Ok(watch.failure(running.attempt.world)),
+    }
+}
+
+/// What `verdict` comes to, and what is done at the end. An attempt that ends with it counts in a job of Slurm, where the next
+/// one begins without anybody looking: unless a person has ended it.
+pub fn conclude(state: &mut State, at: Seconds, mut verdict: Verdict, actions: &mut Vec<Action>) -> Phase {
+    let counts = match verdict {
+        Verdict::Stopped(reason) => reason != StopReason::Person,
+        Verdict::Failed(..) => !state.requests.kill,
+        Verdict::Finished | Verdict::Replaced(_) => false,
+    };
+    state.memory.progress.end(counts && state.settings.job.is_some());
+    if let Verdict::Stopped(reason) = verdict
+        && let Some(message) = fruitless(state, &reason.to_string()).filter(|_| counts)
+    {
+        verdict = give_up(state, at, exit::FINAL, message);
+    }
+    // A request that this coordinator has not seen is for the one that comes after a requeue.
+    if matches!(verdict, Verdict::Finished | Verdict::Stopped(StopReason::Person)) {
+        actions.push(Action::ForgetStop);
+    }
+    if state.settings.job.is_some() {
+        let (unix, cause) = (state.unix(at), verdict.job_end());
+        state.memory.end_job(unix, state.step, cause);
+    }
+    Phase::Over(verdict)
 }
 
 fn killed(state: &State) -> Verdict {
     let from = state.checkpoint.as_deref().unwrap_or("the beginning (no checkpoint yet)");
     Verdict::Failed(exit::FAILED, format!("ended at once by a second signal; the run goes on from {from}"))
-}
-
-fn absence(why: &Why, running: &Running) -> String {
-    match why {
-        Why::Failed(failure) => failure.message.clone(),
-        _ => format!("no rank of attempt {} has reported", running.attempt.number),
-    }
 }
 
 /// No rank has come up: a host, a link or a file system is away. That is waited for.
@@ -144,7 +177,7 @@ pub fn wait(
         let message = format!(
             "given up: no rank has reported for {minutes:.1} minutes, and cluster.patience_minutes is {limit}; {cause}"
         );
-        return give_up(state, at, exit::FAILED, message);
+        return Phase::Over(give_up(state, at, exit::FAILED, message));
     }
     let pause = pause(tries.absent);
     actions.push(Action::Note(Note::Waiting { cause, pause, minutes_left: left / 60.0 }));
@@ -154,19 +187,28 @@ pub fn wait(
 /// Nobody has failed: the ranks are started again, however often that has happened.
 fn unsupervised(state: &mut State, at: Seconds, running: &Running, cause: String, actions: &mut Vec<Action>) -> Phase {
     note(state, at, running, &Failure::passing(cause.clone()), false);
+    state.memory.progress.end(false);
     stopped(state).unwrap_or_else(|| again(at, running, cause, 0.0, false, actions))
 }
 
-fn rolled_back(state: &mut State, at: Seconds, running: &Running, cause: String, actions: &mut Vec<Action>) -> Phase {
+fn rolled_back(
+    state: &mut State,
+    at: Seconds,
+    running: &Running,
+    rollback: Rollback,
+    actions: &mut Vec<Action>,
+) -> Phase {
+    let Rollback { message: cause, step, to } = rollback;
     note(state, at, running, &Failure::passing(cause.clone()), false);
+    state.memory.progress.rolled_back(step, to);
     // What it goes back to is in the store: there is nothing to save.
     if let Some(over) = stopped(state) {
         return over;
     }
     let limit = state.settings.rollbacks;
-    if state.tries.in_a_row > limit {
+    if state.memory.progress.rollbacks > limit {
         let message = format!("given up after {limit} rollbacks without progress; the last: {cause}");
-        return give_up(state, at, exit::DIVERGED, message);
+        return Phase::Over(give_up(state, at, exit::DIVERGED, message));
     }
     again(at, running, cause, 0.0, true, actions)
 }
@@ -187,11 +229,12 @@ fn failed(state: &mut State, at: Seconds, running: &Running, failure: Failure, a
         Fault::Host | Fault::Passing => {}
     }
     note(state, at, running, &failure, true);
+    state.memory.progress.end(true);
     if let Some(over) = stopped(state) {
         return over;
     }
     if let Some(message) = one_too_many(state, at, &failure) {
-        return give_up(state, at, exit::FAILED, message);
+        return Phase::Over(give_up(state, at, exit::FAILED, message));
     }
     let pause = pause(state.tries.in_a_row);
     again(at, running, failure.message, pause, false, actions)
@@ -206,10 +249,21 @@ fn one_too_many(state: &mut State, at: Seconds, failure: &Failure) -> Option<Str
     let settings = &state.settings;
     let failures = state.memory.count(state.unix(at) - settings.window);
     let (limit, minutes) = (settings.restarts, settings.window / 60.0);
-    (failures > limit).then(|| {
-        format!(
+    if failures > limit {
+        return Some(format!(
             "given up after {failures} failures within {minutes} minutes (cluster.restarts = {limit}); the last: {}",
             failure.message
+        ));
+    }
+    fruitless(state, &failure.message)
+}
+
+/// Whether there were too many attempts without progress, in words; `last` says how the last one ended.
+pub fn fruitless(state: &State, last: &str) -> Option<String> {
+    let (attempts, limit) = (state.memory.progress.fruitless, state.settings.restarts);
+    (attempts > limit).then(|| {
+        format!(
+            "given up after {attempts} attempts without a new checkpoint (cluster.restarts = {limit}); the last: {last}"
         )
     })
 }
@@ -226,9 +280,10 @@ fn note(state: &mut State, at: Seconds, running: &Running, failure: &Failure, co
 }
 
 /// Whoever starts the run again by hand has mended something: what was before no longer counts.
-fn give_up(state: &mut State, at: Seconds, code: i32, message: String) -> Phase {
+pub fn give_up(state: &mut State, at: Seconds, code: i32, message: String) -> Verdict {
     state.memory.counted_from = state.unix(at);
-    Phase::Over(Verdict::Failed(code, message))
+    state.memory.progress.forget_failures();
+    Verdict::Failed(code, message)
 }
 
 fn again(

@@ -14,7 +14,7 @@ pub type Seconds = f64;
 pub enum Event {
     /// Time has passed; comes many times a second.
     Tick,
-    /// The first asks for a checkpoint and an end, the second for an end at once.
+    /// The first asks for a checkpoint and an end; the second, a second later or more, for an end at once.
     Signal(Signal),
     /// What Slurm says of the job that the coordinator is part of.
     Job(JobView),
@@ -132,6 +132,10 @@ pub enum Action {
 pub enum Note {
     /// A stop was asked for; the ranks save a checkpoint after the next step.
     Stopping,
+    /// A stop was asked for before the attempt had made a step: the ranks are ended without a checkpoint.
+    NothingToSave,
+    /// The job is about to end and the checkpoint is not there: the ranks are ended so that the job can be queued again.
+    OutOfTime,
     /// A checkpoint was asked for.
     Saving,
     /// The last checkpoint took longer than the time between Slurm's signal and the time limit.
@@ -175,6 +179,8 @@ pub enum Note {
         /// What that restart has cost.
         seconds: f64,
     },
+    /// Processes crashed, in these words, after their work was done.
+    ResultStands(String),
     /// Processes that cannot be ended are left.
     Left(Vec<String>),
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::event::Seconds;
+use super::progress::Progress;
 
 /// So many failures are remembered.
 const MOST: usize = 1000;
@@ -28,6 +29,8 @@ pub struct Memory {
     pub recent_saves: Vec<Seconds>,
     /// How coordinators in jobs of Slurm ended before the run did, oldest first.
     pub job_ends: Vec<JobEnd>,
+    /// How far the run has come, and how often it has been tried since.
+    pub progress: Progress,
     /// The job that a coordinator works in.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job: Option<String>,
@@ -69,10 +72,10 @@ pub struct Restart {
 }
 
 impl Memory {
-    /// Takes out what lies in the future of `now`: a clock was wrong then or is now, and nothing waits for it.
+    /// Drops failures from the future of `now`: a clock was wrong then or is now, and when they were cannot be known.
     pub fn sanitized(mut self, now: f64) -> Self {
         self.counted_from = self.counted_from.min(now);
-        self.restarts.iter_mut().for_each(|restart| restart.unix = restart.unix.min(now));
+        self.restarts.retain(|restart| restart.unix <= now);
         self
     }
 
@@ -165,12 +168,20 @@ mod tests {
         assert_eq!(memory.failed_hosts(35.0), BTreeSet::from(["b"]));
         assert_eq!(memory.failed_hosts(60.0), BTreeSet::new());
         let earlier = memory.clone().sanitized(15.0);
-        assert_eq!((earlier.counted_from, earlier.restarts[3].unix), (15.0, 15.0));
+        assert_eq!((earlier.counted_from, earlier.restarts.len()), (15.0, 1));
         memory.account(3.0);
         memory.account(5.0);
         assert_eq!((memory.restarts[3].seconds, memory.seconds_lost), (Some(3.0), 3.0));
         (0..2000).for_each(|i| memory.add(restart(f64::from(i), true, None)));
         assert_eq!(memory.restarts.len(), MOST);
+    }
+
+    /// A program of before wrote no progress.
+    #[test]
+    fn an_older_memory_is_read() {
+        let text = r#"{"restarts":[],"counted_from":1.0,"seconds_lost":2.0,"last_save_seconds":null,"job_ends":[]}"#;
+        let memory: Memory = serde_json::from_str(text).unwrap();
+        assert_eq!((memory.counted_from, memory.progress), (1.0, Progress::default()));
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! All that a coordinator knows, and where it is.
 
-use lambert_config::RunConfig;
+use lambert_config::{RunConfig, exit};
 use lambert_control::Versions;
 
-use super::after::Tries;
+use super::after::{self, Tries};
 use super::event::{Action, Note, Seconds, Verdict, Wanted};
 use super::limits::Patience;
 use super::memory::Memory;
@@ -20,7 +20,7 @@ pub struct Settings {
     pub room: Room,
     /// How long phases may take.
     pub patience: Patience,
-    /// Failures within the window that are followed by a restart.
+    /// Failures within the window, and attempts in a row without progress, that are followed by a restart.
     pub restarts: usize,
     /// The window, seconds.
     pub window: Seconds,
@@ -79,6 +79,8 @@ pub enum Why {
     Killed,
     /// Another coordinator has the run.
     Replaced(String),
+    /// A stop was asked for, and no checkpoint is waited for.
+    Stopped,
     /// They failed in a way that only the coordinator sees.
     Failed(Failure),
 }
@@ -124,18 +126,35 @@ pub struct State {
 impl State {
     /// A coordinator that begins, and the first thing it wants done.
     pub fn begin(settings: Settings, memory: Memory) -> (Self, Vec<Action>) {
-        let mut memory = memory.sanitized(settings.unix);
-        let mut actions = Vec::new();
-        if let Some(job) = &settings.job {
-            memory.begin_job(settings.unix, &job.id);
-            if let Some(save) = memory.last_save_seconds.filter(|save| *save > job.lead) {
-                actions.push(Action::Note(Note::ShortLead { save, lead: job.lead }));
-            }
-        }
-        actions.push(Action::TakeLease(Wanted::Next));
+        let memory = memory.sanitized(settings.unix);
         let (phase, requests) = (Phase::Leasing(Wanted::Next), Requests::default());
-        let state = Self { settings, memory, phase, requests, step: 0, checkpoint: None, tries: Tries::default() };
+        let mut state = Self { settings, memory, phase, requests, step: 0, checkpoint: None, tries: Tries::default() };
+        let mut actions = Vec::new();
+        if let Some(job) = state.settings.job.clone() {
+            state.begin_in(&job, &mut actions);
+        } else {
+            // A person who starts the run has seen to what ended the last attempt.
+            state.memory.progress.end(false);
+        }
+        if state.verdict().is_none() {
+            actions.push(Action::TakeLease(Wanted::Next));
+        }
         (state, actions)
+    }
+
+    /// Begins in a job, perhaps after a coordinator that was killed in one: then the attempt that was under way counts.
+    fn begin_in(&mut self, job: &JobSettings, actions: &mut Vec<Action>) {
+        let memory = &mut self.memory;
+        memory.progress.end(memory.job.is_some());
+        memory.begin_job(self.settings.unix, &job.id);
+        if let Some(save) = memory.last_save_seconds.filter(|save| *save > job.lead) {
+            actions.push(Action::Note(Note::ShortLead { save, lead: job.lead }));
+        }
+        let last = memory.job_ends.last().map_or(String::new(), |end| end.cause.clone());
+        if let Some(message) = after::fruitless(self, &last) {
+            let verdict = after::give_up(self, 0.0, exit::FINAL, message);
+            self.phase = after::conclude(self, 0.0, verdict, actions);
+        }
     }
 
     /// How it ended, if it has.

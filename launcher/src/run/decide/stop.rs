@@ -6,6 +6,13 @@ use super::event::Seconds;
 const EARLY: Seconds = 60.0;
 /// And the answer to a question may be so late, seconds.
 const LATE: Seconds = 10.0;
+/// How long it may take to end the ranks, seconds.
+const ENDING: Seconds = 25.0;
+/// How long the batch script may take after that to ask Slurm and to queue the job again, seconds.
+const REQUEUE: Seconds = 60.0;
+/// Signals that come within this time of the first are the same request, seconds: `timeout` signals its child and then the
+/// child's whole group, and a terminal may do the same.
+const SAME_REQUEST: Seconds = 1.0;
 
 /// A signal that asks for a checkpoint and an end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,7 +101,7 @@ impl JobView {
 }
 
 /// What people and Slurm have asked for.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Requests {
     /// A checkpoint and an end, and why.
     pub stop: Option<StopReason>,
@@ -102,29 +109,44 @@ pub struct Requests {
     pub kill: bool,
     /// A checkpoint: until one was committed after the request.
     pub save: bool,
-    signals: u32,
-    interrupts: u32,
+    /// When the ranks of a job that ends are to be ended, saved or not.
+    pub end_by: Option<Seconds>,
+    /// When the first signal came that a second one may follow.
+    first_signal: Option<Seconds>,
+    /// When the first Ctrl-C came.
+    first_interrupt: Option<Seconds>,
 }
 
 impl Requests {
-    /// A signal has come. A second one asks for an end at once; in a job only a second Ctrl-C does, because Slurm sends
-    /// SIGTERM more than once. A hangup never does: a terminal that is closed behind a Ctrl-C does not take the checkpoint back.
-    pub fn signal(&mut self, signal: Signal, job: Option<&JobSettings>) {
-        self.signals += u32::from(signal != Signal::Hangup);
-        self.interrupts += u32::from(signal == Signal::Interrupt);
-        self.kill = self.interrupts > 1 || (job.is_none() && self.signals > 1);
+    /// Takes in a signal that came at the time `at`. A second one, at least [`SAME_REQUEST`] after the first, asks for an end at
+    /// once; in a job only a second Ctrl-C does, because Slurm sends SIGTERM more than once. A hangup never does: a terminal that
+    /// is closed behind a Ctrl-C does not take the checkpoint back.
+    pub fn signal(&mut self, at: Seconds, signal: Signal, job: Option<&JobSettings>) {
+        let is_second = |first: &mut Option<Seconds>| at - *first.get_or_insert(at) >= SAME_REQUEST;
+        let second_signal = signal != Signal::Hangup && is_second(&mut self.first_signal);
+        let second_interrupt = signal == Signal::Interrupt && is_second(&mut self.first_interrupt);
+        self.kill |= second_interrupt || (job.is_none() && second_signal);
         match signal {
             Signal::Interrupt => self.stop = Some(StopReason::Person),
             Signal::Hangup | Signal::Other => drop(self.stop.get_or_insert(StopReason::Signal)),
         }
     }
 
-    /// Slurm has said what the signal means.
-    pub fn explain(&mut self, view: &JobView, job: &JobSettings) {
+    /// Slurm has said, at the time `at`, what the signal means.
+    pub fn explain(&mut self, at: Seconds, view: &JobView, job: &JobSettings) {
         if self.stop == Some(StopReason::Signal) {
             self.stop = Some(view.reason(job));
         }
+        if matches!(self.stop, Some(StopReason::TimeLimit | StopReason::Preempted)) {
+            self.end_by = view.seconds_left.map(|left| at + left - end_takes(left));
+        }
     }
+}
+
+/// What is kept free for the end of a job that has `left` seconds, so that it can be queued again: no more than half of them,
+/// because it mostly takes one or two.
+fn end_takes(left: Seconds) -> Seconds {
+    (ENDING + REQUEUE).min(0.5 * left)
 }
 
 #[cfg(test)]
@@ -151,7 +173,7 @@ mod tests {
     fn in_a_job_only_a_second_interrupt_asks_for_an_end_at_once() {
         let after = |signals: &[Signal], job: Option<&JobSettings>| {
             let mut requests = Requests::default();
-            signals.iter().for_each(|signal| requests.signal(*signal, job));
+            signals.iter().enumerate().for_each(|(second, signal)| requests.signal(second as f64, *signal, job));
             (requests.stop, requests.kill)
         };
         use Signal::{Hangup, Interrupt, Other};
@@ -168,14 +190,50 @@ mod tests {
         assert_eq!(after(&[Interrupt, Interrupt], Some(&job())), (person, true));
     }
 
+    /// `timeout 5 lambert run` signals the child and then the group.
+    #[test]
+    fn signals_within_a_second_of_the_first_are_one_request() {
+        let kills = |times: &[Seconds], signal: Signal, job: Option<&JobSettings>| {
+            let mut requests = Requests::default();
+            times.iter().for_each(|at| requests.signal(*at, signal, job));
+            (requests.stop.is_some(), requests.kill)
+        };
+        assert_eq!(kills(&[5.0, 5.001], Signal::Other, None), (true, false));
+        assert_eq!(kills(&[5.0, 5.4, 5.9], Signal::Other, None), (true, false), "all of them within a second");
+        assert_eq!(kills(&[5.0, 5.4, 6.1], Signal::Other, None), (true, true), "the third is a second request");
+        assert_eq!(kills(&[5.0, 6.0], Signal::Interrupt, None), (true, true));
+        assert_eq!(kills(&[5.0, 5.5], Signal::Interrupt, Some(&job())), (true, false));
+        assert_eq!(kills(&[5.0, 6.5], Signal::Interrupt, Some(&job())), (true, true));
+        let mut requests = Requests::default();
+        requests.signal(5.0, Signal::Other, Some(&job()));
+        requests.signal(7.0, Signal::Interrupt, Some(&job()));
+        requests.signal(7.5, Signal::Interrupt, Some(&job()));
+        assert!(!requests.kill, "the first Ctrl-C is no second one");
+    }
+
     #[test]
     fn a_person_stays_the_reason() {
         let view = JobView { standing: Standing::Preempted, seconds_left: None };
         let mut requests = Requests { stop: Some(StopReason::Person), ..Requests::default() };
-        requests.explain(&view, &job());
+        requests.explain(0.0, &view, &job());
         assert_eq!(requests.stop, Some(StopReason::Person));
         requests.stop = None;
-        requests.explain(&view, &job());
+        requests.explain(0.0, &view, &job());
         assert_eq!(requests.stop, None, "nobody has asked");
+    }
+
+    #[test]
+    fn time_is_kept_free_for_the_end_of_a_job() {
+        let end_by = |standing, seconds_left| {
+            let mut requests = Requests { stop: Some(StopReason::Signal), ..Requests::default() };
+            requests.explain(1000.0, &JobView { standing, seconds_left }, &job());
+            requests.end_by
+        };
+        assert_eq!(end_by(Standing::Running, Some(180.0)), Some(1095.0));
+        assert_eq!(end_by(Standing::Preempted, Some(400.0)), Some(1315.0));
+        assert_eq!(end_by(Standing::Preempted, Some(30.0)), Some(1015.0), "at most half of what is left");
+        assert_eq!(end_by(Standing::Running, Some(4000.0)), None, "a signal of somebody else");
+        assert_eq!(end_by(Standing::Cancelled, Some(180.0)), None, "the job is not queued again");
+        assert_eq!(end_by(Standing::Preempted, None), None);
     }
 }

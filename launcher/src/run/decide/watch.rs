@@ -66,7 +66,18 @@ pub struct Watch {
 enum Left {
     Complete,
     Stopped,
-    RolledBack(String),
+    RolledBack(Rollback),
+}
+
+/// A rollback that rank 0 told of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rollback {
+    /// What happened and what follows.
+    pub message: String,
+    /// The step at which it was decided.
+    pub step: u64,
+    /// Steps that stay: checkpoints of more are undone.
+    pub to: u64,
 }
 
 /// A failure that a rank told of itself.
@@ -85,7 +96,7 @@ pub enum Ending {
     /// A checkpoint was saved on request and the ranks left.
     Stopped,
     /// The ranks left in good order, and the run goes back behind what derailed it.
-    RolledBack(String),
+    RolledBack(Rollback),
     /// No rank ever came up.
     Absent(String),
     /// The ranks ended because this coordinator did not answer them: it was suspended, or starved.
@@ -170,17 +181,20 @@ impl Watch {
         match event {
             EventKind::Started { .. } => self.started = true,
             EventKind::Checkpoint { .. } => self.committed = true,
-            EventKind::Finished { stopped: true, .. } => self.left = Some((at, Left::Stopped)),
-            EventKind::Finished { stopped: false, .. } => self.left = Some((at, Left::Complete)),
-            EventKind::RolledBack { message } => {
+            EventKind::Finished { stopped, .. } if rank == 0 => {
+                self.left = Some((at, if stopped { Left::Stopped } else { Left::Complete }));
+            }
+            EventKind::RolledBack { message, step, to } if rank == 0 => {
                 self.trouble.get_or_insert(at);
-                self.left = Some((at, Left::RolledBack(message)));
+                self.left = Some((at, Left::RolledBack(Rollback { message, step, to })));
             }
             EventKind::Failed { message, fault } => {
                 self.trouble.get_or_insert(at);
                 self.failures.push(RankFailure { rank, message, fault });
             }
-            EventKind::Evaluation(_)
+            EventKind::Finished { .. }
+            | EventKind::RolledBack { .. }
+            | EventKind::Evaluation(_)
             | EventKind::Plateau { .. }
             | EventKind::Grown { .. }
             | EventKind::MicroBatch { .. }
@@ -195,24 +209,36 @@ impl Watch {
         seconds.get(seconds.len() / 2).copied()
     }
 
-    /// How the attempt of `world` ranks ended, once its processes have.
-    pub fn ending(&self, world: usize) -> Ending {
-        let in_order = matches!(self.exit, Some(Exit::Code(exit::DONE | exit::STOPPED)));
-        self.good_order().filter(|_| in_order).unwrap_or_else(|| self.failure(world))
+    /// Whether an end loses nothing: no step was finished and no checkpoint committed in this attempt, and no rank is further
+    /// than its first step.
+    pub fn is_fresh(&self) -> bool {
+        let early = |rank: &Rank| matches!(rank.phase, Phase::Join | Phase::Load) || rank.phase.is_step();
+        self.seconds.is_empty() && !self.committed && self.left.is_none() && self.ranks.values().all(early)
     }
 
-    /// How an attempt ended that had to be ended: as its ranks had said before, if nothing else has happened since.
-    pub fn ended(&self, failure: Failure) -> Ending {
-        let told = !self.failures.is_empty() || self.death.is_some() || self.mixture.is_some();
-        self.good_order().filter(|_| !told).unwrap_or(Ending::Failed(failure))
-    }
-
-    fn good_order(&self) -> Option<Ending> {
-        self.left.as_ref().map(|(_, left)| match left {
+    /// How the attempt ended, in the words of rank 0 when its work was done; `None` where it said nothing, or where it was not
+    /// to work at all.
+    pub fn result(&self) -> Option<Ending> {
+        let (_, left) = self.left.as_ref().filter(|_| self.mixture.is_none())?;
+        Some(match left {
             Left::Complete => Ending::Finished,
             Left::Stopped => Ending::Stopped,
-            Left::RolledBack(why) => Ending::RolledBack(why.clone()),
+            Left::RolledBack(rollback) => Ending::RolledBack(rollback.clone()),
         })
+    }
+
+    /// What has gone wrong among the processes of an attempt of `world` ranks, in words, if anything has.
+    pub fn crash(&self, world: usize) -> Option<String> {
+        let in_order = matches!(self.exit, None | Some(Exit::Code(exit::DONE | exit::STOPPED)));
+        if in_order && self.death.is_none() && self.failures.is_empty() {
+            return None;
+        }
+        match self.failure(world) {
+            Ending::Failed(Failure { message, .. }) | Ending::Absent(message) | Ending::Unsupervised(message) => {
+                Some(message)
+            }
+            Ending::Finished | Ending::Stopped | Ending::RolledBack(_) => None,
+        }
     }
 
     /// Since when all is done and only the processes have to end.
@@ -220,9 +246,9 @@ impl Watch {
         self.left.as_ref().map(|(since, _)| *since)
     }
 
-    /// The first of these that is known: a fault that a rank says is lasting, a signal, what the dead rank said, what
-    /// any rank said, how the process ended.
-    fn failure(&self, world: usize) -> Ending {
+    /// Why an attempt of `world` ranks failed, once its processes have ended: the first of these that is known: a fault that a
+    /// rank says is lasting, a signal, what the dead rank said, what any rank said, how the process ended.
+    pub fn failure(&self, world: usize) -> Ending {
         let lasting = |failure: &&RankFailure| !matches!(failure.fault, Fault::Passing | Fault::Host);
         let by = |rank: usize| self.failures.iter().find(|failure| failure.rank == rank);
         let host = || self.failures.iter().find(|failure| failure.fault == Fault::Host);

@@ -74,7 +74,9 @@ fn of_kind(attempt: u32, event: &EventKind) -> Option<Value> {
             "event": "start", "attempt": attempt, "step": step, "steps": steps, "checkpoint": checkpoint })),
         EventKind::Checkpoint { name, step, seconds, written } => Some(json!({
             "event": "checkpoint", "name": name, "step": step, "paused_seconds": seconds, "seconds": written })),
-        EventKind::RolledBack { message } => Some(json!({ "event": "rollback", "attempt": attempt, "cause": message })),
+        EventKind::RolledBack { message, .. } => {
+            Some(json!({ "event": "rollback", "attempt": attempt, "cause": message }))
+        }
         EventKind::Evaluation(_)
         | EventKind::Plateau { .. }
         | EventKind::Grown { .. }

@@ -102,6 +102,16 @@ impl People {
     fn note(&mut self, note: &Note, state: &State) {
         match note {
             Note::Stopping => tracing::info!("stopping: the workers save a checkpoint after the next step"),
+            Note::NothingToSave => {
+                tracing::info!(
+                    "stopping: no step has been made since the start, so the workers are ended without a checkpoint"
+                );
+            }
+            Note::OutOfTime => tracing::warn!(
+                "the job is about to end and the checkpoint is not finished: the workers are ended so that the job can be \
+                 queued again; the steps since the last checkpoint are lost"
+            ),
+            Note::ResultStands(message) => tracing::warn!("{message}; the work was done before, and the result stands"),
             Note::Saving => tracing::info!("a checkpoint was asked for"),
             Note::ShortLead { save, lead } => tracing::warn!(
                 "the last checkpoint took {save:.0} s, and Slurm asks for one {lead:.0} s before the time limit: a larger \

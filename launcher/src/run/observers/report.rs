@@ -153,7 +153,7 @@ impl Report {
                     .map(|folder| folder.to_string_lossy().into_owned());
                 status.ranks.clear();
             }
-            Action::Note(Note::Stopping) => status.state = State::Stopping,
+            Action::Note(Note::Stopping | Note::NothingToSave | Note::OutOfTime) => status.state = State::Stopping,
             Action::Note(Note::Restart { cause, .. }) => {
                 status.state = State::Restarting;
                 (status.restarts, status.error) = (status.restarts + 1, Some(cause.clone()));

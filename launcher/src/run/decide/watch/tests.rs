@@ -21,7 +21,7 @@ fn failed(message: &str, fault: Fault) -> EventKind {
 
 fn ended(mut watch: Watch, code: i32) -> Ending {
     watch.take(2.0, FromWorkers::Exited(Exit::Code(code)));
-    watch.ending(2)
+    watch.failure(2)
 }
 
 fn failure(watch: Watch, code: i32) -> (String, Fault) {
@@ -32,19 +32,23 @@ fn failure(watch: Watch, code: i32) -> (String, Fault) {
 }
 
 #[test]
-fn good_order_needs_both_the_word_and_the_exit_code() {
+fn the_word_of_rank_0_is_the_result_whatever_follows() {
     let mut watch = watch();
     assert!(failure(watch.clone(), 0).0.contains("before the ranks had said"));
+    assert_eq!(watch.result(), None);
+    tell(&mut watch, 1, EventKind::Finished { step: 9, stopped: false });
+    assert_eq!(watch.result(), None, "rank 0 says so");
     tell(&mut watch, 0, EventKind::Finished { step: 9, stopped: false });
-    assert_eq!(ended(watch.clone(), 0), Ending::Finished);
-    assert_eq!(failure(watch.clone(), 1).1, Fault::Passing);
+    assert_eq!((watch.result(), watch.crash(2)), (Some(Ending::Finished), None));
     tell(&mut watch, 0, EventKind::Finished { step: 9, stopped: true });
-    assert_eq!(ended(watch.clone(), 0), Ending::Stopped);
-    assert_eq!(ended(watch.clone(), 75), Ending::Stopped);
-    tell(&mut watch, 0, EventKind::RolledBack { message: "the loss".into() });
-    assert_eq!(ended(watch.clone(), 0), Ending::RolledBack("the loss".into()));
+    assert_eq!(watch.result(), Some(Ending::Stopped));
+    let rollback = Rollback { message: "the loss".into(), step: 9, to: 7 };
+    tell(&mut watch, 0, EventKind::RolledBack { message: "the loss".into(), step: 9, to: 7 });
     watch.take(1.0, FromWorkers::Died(Death::Signal { rank: 1, signal: 9 }));
-    assert_eq!(failure(watch, 137).1, Fault::Passing);
+    assert_eq!(watch.result(), Some(Ending::RolledBack(rollback)));
+    assert_eq!(watch.crash(2).as_deref(), Some("rank 1 (pid 41 on host x) was killed by signal 9"));
+    watch.mixture = Some("versions".into());
+    assert_eq!(watch.result(), None, "it was not to work at all");
 }
 
 #[test]
@@ -92,7 +96,7 @@ fn a_start_that_no_rank_reports_from_is_none() {
     assert!(matches!(ended(watch, 1), Ending::Failed(_)), "a rank that died was there");
     let mut alone = Watch::default();
     alone.take(1.0, FromWorkers::Exited(Exit::Signal(9)));
-    assert!(matches!(alone.ending(1), Ending::Failed(_)), "the only process is the rank");
+    assert!(matches!(alone.failure(1), Ending::Failed(_)), "the only process is the rank");
 }
 
 #[test]

@@ -1,0 +1,94 @@
+//! What rank 0 has said at the end of its work stands, however its processes leave.
+
+use lambert_config::control::{EventKind, Fault};
+
+use lambert_launcher::run::decide::{Action, Death, Event, Exit, FromWorkers, Note, Signal, StopReason, Verdict};
+
+use crate::scene::Scene;
+
+fn finished(stopped: bool) -> EventKind {
+    EventKind::Finished { step: 9, stopped }
+}
+
+/// A run whose work is done: the run itself, or the checkpoint of a stop.
+fn done(stopped: bool) -> Scene {
+    let mut scene = Scene::new();
+    scene.train(1, 5);
+    if stopped {
+        scene.give(Event::StopRequested);
+    }
+    scene.saves(9).says(finished(stopped));
+    scene
+}
+
+fn result(stopped: bool) -> Verdict {
+    if stopped { Verdict::Stopped(StopReason::Person) } else { Verdict::Finished }
+}
+
+/// A destructor that aborts, say: such a run was started again and again, to load its last checkpoint and to crash.
+#[test]
+fn a_crash_after_the_end_is_a_warning() {
+    let crashes = [
+        (
+            FromWorkers::Died(Death::Signal { rank: 1, signal: 6 }),
+            134,
+            "rank 1 (pid 7 on host b) was killed by signal 6",
+        ),
+        (FromWorkers::Died(Death::Exit { rank: 0, code: 3 }), 3, "rank 0 (pid 7 on host a) exited with code 3"),
+        (FromWorkers::Remark("prterun noticed".into()), 1, "the launcher exited with code 1: prterun noticed"),
+    ];
+    for stopped in [false, true] {
+        for (crash, code, message) in &crashes {
+            let mut scene = done(stopped);
+            scene.worker(crash.clone()).worker(FromWorkers::Exited(Exit::Code(*code)));
+            scene.worker(FromWorkers::Gone(Vec::new()));
+            assert_eq!(scene.done[0], Action::Note(Note::ResultStands((*message).to_owned())));
+            assert_eq!(scene.state.verdict(), Some(&result(stopped)));
+        }
+    }
+    // The word of the end may come behind the news of the death.
+    let mut scene = Scene::new();
+    scene.train(1, 5).worker(FromWorkers::Died(Death::Signal { rank: 1, signal: 6 })).says(finished(false)).exit(134);
+    assert_eq!(scene.state.verdict(), Some(&Verdict::Finished));
+    // What a rank says of itself, too.
+    let mut scene = done(false);
+    scene.says(EventKind::Failed { message: "MPI_Finalize".into(), fault: Fault::Passing }).exit(1);
+    let told = "rank 0 (pid 7 on host a) failed: MPI_Finalize".to_owned();
+    assert_eq!(scene.done[0], Action::Note(Note::ResultStands(told)));
+    assert_eq!(scene.state.verdict(), Some(&Verdict::Finished));
+    // An end in good order is no crash.
+    let mut scene = done(false);
+    assert_eq!(scene.exit(0).done, [Action::ForgetStop]);
+}
+
+#[test]
+fn nobody_but_rank_0_says_that_the_work_is_done() {
+    let mut scene = Scene::new();
+    let said = lambert_control::Saying::Event(finished(false));
+    scene.train(1, 5).worker(FromWorkers::Message(1, said)).exit(134).pause();
+}
+
+#[test]
+fn a_finished_run_is_not_taken_over() {
+    let mut scene = done(false);
+    scene.worker(FromWorkers::Exited(Exit::Code(0))).give(Event::LeaseSeen(2)).worker(FromWorkers::Gone(Vec::new()));
+    assert_eq!(scene.state.verdict(), Some(&Verdict::Finished), "while its processes are ended");
+    let mut scene = done(false);
+    scene.give(Event::LeaseSeen(2)).worker(FromWorkers::Gone(Vec::new()));
+    assert_eq!(scene.state.verdict(), Some(&Verdict::Finished), "while they leave");
+    // One that has stopped is the other's: a job that is queued again must not take it back.
+    let mut scene = done(true);
+    scene.give(Event::LeaseSeen(2)).worker(FromWorkers::Gone(Vec::new()));
+    assert!(matches!(scene.state.verdict(), Some(Verdict::Replaced(_))));
+}
+
+#[test]
+fn a_second_signal_takes_no_result_back() {
+    for stopped in [false, true] {
+        let mut scene = done(stopped);
+        scene.give(Event::Signal(Signal::Interrupt));
+        scene.at += 2.0;
+        scene.give(Event::Signal(Signal::Interrupt)).worker(FromWorkers::Gone(Vec::new()));
+        assert_eq!(scene.state.verdict(), Some(&result(stopped)));
+    }
+}
