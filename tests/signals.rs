@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use crate::support::{Place, Running, checkpoints, workers};
+use crate::support::{Place, Running, checkpoints, lambert, workers};
 
 /// More steps than any run here makes before it is ended.
 const ENDLESS: u64 = 1_000_000;
@@ -46,5 +46,21 @@ fn sigterm_to_every_process_is_a_stop_with_a_checkpoint() {
         assert!(ended.log.contains("stopped at step"), "{ranks} rank(s): {}", ended.log);
         assert_eq!(checkpoints(&run).len(), 1, "{ranks} rank(s): {}", ended.log);
         assert!(workers(&run).is_empty());
+    }
+}
+
+/// `timeout` signals the program that it has started, and the group of both: that is one request.
+#[test]
+fn the_two_signals_of_timeout_are_one_request() {
+    let place = Place::new();
+    let stops = std::env::var("LAMBERT_TEST_STOPS").map_or(1, |stops| stops.parse().unwrap());
+    for number in 0..stops {
+        let run = place.path(&format!("run-{number}"));
+        let mut command = Command::new("timeout");
+        command.args(["--preserve-status", "-s", "TERM", "5"]).arg(lambert());
+        let sets = ["--set", "cluster.backend=local", "--set", "checkpoint.every_steps=0"];
+        let ended = Running::start_by(command, &place.config(ENDLESS, 1), &run, &sets).end();
+        assert_eq!(ended.code, Some(75), "stop {number}: {}", ended.log);
+        assert_eq!(checkpoints(&run).len(), 1, "stop {number}: {}", ended.log);
     }
 }
