@@ -58,7 +58,7 @@ fn pass_on(mut client: &TcpStream, file: &Path, seen: &Mutex<Seen>) -> Option<()
         seen.messages.extend([request, genuine.clone()]);
         seen.repeated.push(repeated);
         seen.changed.push(changed);
-        let is_ours = seen.repeated.len() % 4 == 0;
+        let is_ours = seen.repeated.len().is_multiple_of(4);
         seen.answered += usize::from(is_ours);
         drop(seen);
         client.write_all(&if is_ours { answer_like(&genuine) } else { genuine }).ok()?;

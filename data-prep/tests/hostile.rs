@@ -128,7 +128,7 @@ fn a_changed_manifest_is_read_or_refused() {
         let mut bytes = original.clone();
         (0..=rng.below(3)).for_each(|_| {
             if !bytes.is_empty() {
-                change_json(&mut bytes, &mut rng)
+                change_json(&mut bytes, &mut rng);
             }
         });
         std::fs::write(folder.path().join("manifest.json"), &bytes).unwrap();
@@ -151,7 +151,7 @@ fn a_changed_shard_is_read_or_refused() {
         let mut bytes = original.clone();
         (0..=rng.below(3)).for_each(|_| {
             if bytes.len() > 1 {
-                change_bytes(&mut bytes, &mut rng)
+                change_bytes(&mut bytes, &mut rng);
             }
         });
         std::fs::write(&path, &bytes).unwrap();

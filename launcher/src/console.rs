@@ -1,7 +1,7 @@
 //! Standard error and standard output: progress, log lines and what the workers print, none of which may tear the other.
 //!
 //! A command writes them itself, and waits for whoever reads. One that has others to look after calls [`detach`]: from then on a
-//! thread for each stream writes, out of a bounded [`queue`].
+//! thread for each stream writes, out of a bounded queue.
 
 mod queue;
 

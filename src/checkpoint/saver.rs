@@ -3,7 +3,7 @@
 //! 1. After the same step on all ranks the state is copied ([`Snapshot`]), out of a card's memory while training goes on; the
 //!    store's tasks write and hash the copy.
 //! 2. Every step's all-reduce carries how many ranks have written theirs. When all have, the entries of the objects are
-//!    gathered, and a thread of rank 0 checks the lease and commits ([`Commit`]); then old checkpoints are removed ([`Pruner`]).
+//!    gathered, and a thread of rank 0 checks the lease and commits ([`Commit`]); then old checkpoints are removed (pruner).
 //! 3. A later all-reduce carries what came of it, so that all ranks know after the same step.
 //!
 //! No thread but the training loop's uses the collective, and a save begins only when the one before has ended: none

@@ -233,7 +233,7 @@ impl Driver {
     /// The driver refuses: the memory that may be pinned is limited.
     ///
     /// # Safety
-    /// The memory stays allocated until the [`Pin`] is dropped.
+    /// The memory stays allocated until the `Pin` is dropped.
     pub unsafe fn pin(self: &Arc<Self>, index: usize, bytes: &mut [u8]) -> Result<Pin, DriverError> {
         type Register = unsafe extern "C" fn(*mut c_void, usize, c_uint) -> Status;
         self.enter(self.context(index)?)?;

@@ -249,6 +249,7 @@ fn join(ranges: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, reason = "a piece of a document is a range")]
 mod tests {
     use super::*;
     use crate::random::Key;

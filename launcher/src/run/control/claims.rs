@@ -49,7 +49,7 @@ impl Claims {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lambert_config::control::{Fault, StepRecord};
+    use lambert_config::control::Fault;
 
     fn started(step: u64, steps: u64) -> Saying {
         Saying::Event(EventKind::Started { step, steps, checkpoint: None, passed_over: Vec::new() })
@@ -66,8 +66,7 @@ mod tests {
         let plateau = EventKind::Plateau { step: 4, stage: "a".into(), done: 4, steps: 4 };
         let events =
             [checkpoint, plateau, EventKind::RolledBack { message: "m".into(), step: 2, to: 1 }].map(Saying::Event);
-        let all =
-            [Saying::Record(Box::new(StepRecord::default())), started(0, 9), finished(9, false), finished(4, true)];
+        let all = [Saying::Record(Box::default()), started(0, 9), finished(9, false), finished(4, true)];
         for saying in all.iter().chain(&events) {
             let objection = claims.objection(1, saying).unwrap();
             assert!(objection.starts_with("rank 1 reports ") && objection.ends_with("which only rank 0 does"));

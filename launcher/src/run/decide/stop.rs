@@ -118,7 +118,7 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Takes in a signal that came at the time `at`. A second one, at least [`SAME_REQUEST`] after the first, asks for an end at
+    /// Takes in a signal that came at the time `at`. A second one, at least `SAME_REQUEST` after the first, asks for an end at
     /// once; in a job only a second Ctrl-C does, because Slurm sends SIGTERM more than once. A hangup never does: a terminal that
     /// is closed behind a Ctrl-C does not take the checkpoint back.
     pub fn signal(&mut self, at: Seconds, signal: Signal, job: Option<&JobSettings>) {

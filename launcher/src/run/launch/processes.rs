@@ -72,6 +72,7 @@ pub fn end_with_parent(command: &mut Command, end_by: EndBy) {
         command.pre_exec(move || {
             if end_by == EndBy::Interrupt {
                 block_sigterm()?;
+                hear_interrupts();
             }
             rustix::process::set_parent_process_death_signal(Some(end_by.signal()))?;
             // Had the parent died before the line above, no signal would ever come.
@@ -93,6 +94,12 @@ fn block_sigterm() -> io::Result<()> {
         libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut())
     };
     if failed == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(failed)) }
+}
+
+/// A shell starts what it puts into the background with SIGINT ignored, and a program may leave that so: here it would not end.
+fn hear_interrupts() {
+    // SAFETY: the default action replaces an ignored signal; no handler of this process is lost, because exec follows.
+    unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
 }
 
 /// How long processes that are asked to end may take, before they are forced.
@@ -330,10 +337,11 @@ mod tests {
         assert!(!lives(pid));
         assert_eq!(exit(stubborn.ended().unwrap().unwrap()), Exit::Signal(9));
 
-        // SIGTERM, which comes to all, has no effect; the program has a handler of its own, as mpirun has.
+        // SIGTERM, which comes to all, has no effect; the program has a handler of its own, as mpirun has. Not in sh: dash unblocks
+        // all signals.
         let script =
             "trap 'echo term; exit 4' TERM; trap 'echo int; exit 5' INT; echo ready; while :; do sleep 0.05; done";
-        let line: Vec<OsString> = ["sh", "-c", script].map(OsString::from).into();
+        let line: Vec<OsString> = ["bash", "-c", script].map(OsString::from).into();
         let mut shielded = Tree::start(&line, &[], EndBy::Interrupt).unwrap();
         let mut output = shielded.root.stdout.take().unwrap();
         output.read_exact(&mut said).unwrap();
