@@ -135,7 +135,11 @@ fn make_up(
     state: &mut TrainState,
 ) -> Result<(), Error> {
     let last = state.step.checked_sub(1).and_then(|step| plan::place(&session.config, &state.ended, step));
-    let Some(last) = last.filter(|place| Some(place.index) == state.entered) else { return Ok(()) };
+    let Some(last) = last.filter(|place| Some(place.index) == state.entered) else {
+        // Its stage was cut short since, behind the step.
+        state.unevaluated = false;
+        return Ok(());
+    };
     session.control.phase(Phase::Load);
     let place = Place { done: last.done + 1, ..last };
     Stage::open(session, datasets, state, place, budgets[place.index])?.evaluate(state, collective, saver)?;

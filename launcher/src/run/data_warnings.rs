@@ -1,6 +1,9 @@
 //! Warnings about a run's data, given before it starts: samples that are repeated too often, or too few for a batch, and
 //! evaluation on data that is unlike the training data.
 
+use std::sync::mpsc;
+use std::time::Duration;
+
 use lambert_config::plan;
 use lambert_config::run::{RunConfig, Stage};
 use lambert_data_prep::dataset::{Dataset, TokenUsage};
@@ -14,6 +17,9 @@ const MOST_UNKNOWN: f64 = 0.05;
 /// Overlap of token frequencies below which evaluation data is warned about: two parts of a novel have 0.78, two novels 0.63, a novel
 /// and Wikipedia 0.47, different languages below 0.2 (data-prep/tests/held_out.rs).
 const LEAST_OVERLAP: f64 = 0.3;
+
+/// How long datasets are read for warnings.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A dataset that was opened, under the key that names it.
 struct Named {
@@ -41,11 +47,22 @@ impl Named {
     }
 }
 
-/// All warnings; each begins with the key that it is about.
+/// All warnings; each begins with the key that it is about. A file system that hangs is not waited for.
 ///
 /// # Errors
 /// A dataset that cannot be opened.
 pub fn find(config: &RunConfig) -> Result<Vec<String>, Failure> {
+    let (sender, found) = mpsc::channel();
+    let config = config.clone();
+    let look = move || drop(sender.send(find_all(&config)));
+    std::thread::Builder::new().name("data".to_owned()).spawn(look).map_err(Failure::failed)?;
+    found.recv_timeout(TIMEOUT).unwrap_or_else(|_| {
+        let seconds = TIMEOUT.as_secs();
+        Ok(vec![format!("the datasets could not be read within {seconds} s: they are not checked for doubtful data")])
+    })
+}
+
+fn find_all(config: &RunConfig) -> Result<Vec<String>, Failure> {
     let open = |(index, stage): (usize, &Stage)| Named::open(format!("stage.{index}.data"), &stage.data);
     let stages = config.stage.iter().enumerate().map(open).collect::<Result<Vec<_>, _>>()?;
     let evaluation = match config.evaluation.data.as_str() {
