@@ -6,11 +6,13 @@
 #   NVRTC                the same (LAMBERT_TEST_NVRTC): NVIDIA's run-time compiler, which needs no GPU
 #   dropbear, iproute2   Debian packages, as root only: hosts made of namespaces, with ssh between them
 #   e2fsprogs            the same: a file system that hangs
-#   shellcheck, Slurm    the same: scripts are checked, and runs are queued
+#   Slurm, shellcheck    the same: runs are queued, and scripts are checked
+#   Azurite              a folder in the cache (LAMBERT_TEST_AZURITE), where npm is: an emulator of Azure Blob Storage
 set -eu
 
 MPI=5.0.11
 NVRTC=13.0.88
+AZURITE=3.33.0
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/lambert
 
 say() { echo "setup: $*" >&2; }
@@ -60,5 +62,22 @@ fi
 if [ -z "${LAMBERT_TEST_NVRTC:-}" ] && [ ! -d "$cache/nvrtc-$NVRTC" ]; then
     fetch nvidia-cuda-nvrtc $NVRTC ad9b6d2ead2435f11cbb6868809d2adeeee302e9bb94bcf0539c7a40d80e8575 manylinux2010_x86_64 90
     mv "$work/nvidia/cu13/lib" "$cache/nvrtc-$NVRTC"
+    rm -rf "$work"
+fi
+# npm takes the dependencies as they were on that day. The drivers of SQL databases, half of all, are never loaded: a package that is
+# there anyway stands in for them.
+if [ -z "${LAMBERT_TEST_AZURITE:-}" ] && [ ! -d "$cache/azurite-$AZURITE" ] && have npm && have node; then
+    say "fetching Azurite $AZURITE (37 MB, once for this user) to $cache"
+    mkdir -p "$cache"
+    work=$(mktemp -d "$cache/fetch.XXXXXX")
+    trap 'rm -rf "$work"' EXIT
+    mkdir "$work/azurite"
+    printf '{ "private": true, "dependencies": { "azurite": "%s" }, "overrides": { "tedious": "%s", "mysql2": "%s" } }\n' \
+        "$AZURITE" npm:tslib@2.8.1 npm:tslib@2.8.1 >"$work/azurite/package.json"
+    if (cd "$work/azurite" && npm install --silent --no-audit --no-fund --ignore-scripts --before 2024-12-31 >&2); then
+        mv "$work/azurite" "$cache/azurite-$AZURITE"
+    else
+        say "there is no Azurite for the tests"
+    fi
     rm -rf "$work"
 fi

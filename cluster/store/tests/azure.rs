@@ -1,0 +1,117 @@
+//! Over HTTP against Azurite, Microsoft's own emulator of Azure Blob Storage. tests/setup.sh fetches it; where it or node is
+//! missing the tests say SKIPPED.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use bytes::Bytes;
+use common::{OBJECTS, behaviour, content, save};
+use lambert_store::{Error, Lease, Patience, Settings, Store, checkpoint};
+
+/// The account that Azurite has without being told of any, and its published key.
+const ACCOUNT: &str = "devstoreaccount1";
+const KEY: &str = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
+const CONTAINER: &str = "runs";
+
+/// Creates a container, which no object store does: a PUT that is signed with the account's key.
+const CREATE_CONTAINER: &str = r#"
+const [url, account, key, container] = process.argv.slice(1);
+const date = new Date().toUTCString(), version = "2021-08-06";
+const text = `PUT${"\n".repeat(12)}x-ms-date:${date}\nx-ms-version:${version}\n/${account}/${account}/${container}\nrestype:container`;
+const mac = require("crypto").createHmac("sha256", Buffer.from(key, "base64")).update(text).digest("base64");
+const headers = { "x-ms-date": date, "x-ms-version": version, authorization: `SharedKey ${account}:${mac}` };
+fetch(`${url}/${account}/${container}?restype=container`, { method: "PUT", headers })
+    .then(async (answer) => { if (!answer.ok) throw Error(`${answer.status} ${await answer.text()}`); })
+    .catch((error) => { console.error(error); process.exit(1); });
+"#;
+
+struct Azurite {
+    process: Child,
+    /// What it says: Azurite ends where nobody reads it.
+    _output: BufReader<ChildStdout>,
+    url: String,
+}
+
+impl Azurite {
+    /// A server of its own on a free port, with an empty container; `None` where there is none to start.
+    fn start() -> Option<Self> {
+        let home = |name: &str| std::env::var(name).ok();
+        let cache = home("XDG_CACHE_HOME").or_else(|| Some(home("HOME")? + "/.cache"))?;
+        let folder = std::env::var("LAMBERT_TEST_AZURITE").unwrap_or(cache + "/lambert/azurite-3.33.0");
+        let program = PathBuf::from(folder).join("node_modules/.bin/azurite-blob");
+        if !program.exists() {
+            eprintln!("SKIPPED: there is no Azurite; tests/setup.sh fetches one where npm is");
+            return None;
+        }
+        let mut process = Command::new(program)
+            .args(["--blobHost", "127.0.0.1", "--blobPort", "0", "--inMemoryPersistence", "--silent"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut output = BufReader::new(process.stdout.take().unwrap());
+        let mut lines = output.by_ref().lines().map_while(Result::ok);
+        let url = lines.find_map(|line| Some(line.split_once("listens on ")?.1.trim().to_owned()));
+        let server = Self { process, _output: output, url: url.expect("Azurite says where it listens") };
+        let created =
+            Command::new("node").args(["-e", CREATE_CONTAINER, &server.url, ACCOUNT, KEY, CONTAINER]).status();
+        assert!(created.unwrap().success(), "the container cannot be created");
+        Some(server)
+    }
+
+    fn store(&self, prefix: &str, key: &str) -> Store {
+        let endpoint = format!("{}/{ACCOUNT}", self.url);
+        let options = [
+            ("azure_storage_account_name", ACCOUNT),
+            ("azure_storage_account_key", key),
+            ("azure_storage_endpoint", &endpoint),
+            ("allow_http", "true"),
+        ];
+        let options = options.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec();
+        let settings = Settings { patience: Patience::default(), options };
+        Store::open_with(&format!("az://{CONTAINER}/{prefix}"), settings).unwrap()
+    }
+}
+
+impl Drop for Azurite {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// One server for all: it takes two seconds to start.
+#[test]
+fn azure_blob_storage_behaves_like_every_store() {
+    let Some(server) = Azurite::start() else { return };
+    behaviour::everything(&server.store("some/prefix", KEY));
+
+    let store = server.store("large", KEY);
+    let bytes: Bytes = (0..40_000_003u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    store.put("object", bytes.clone()).unwrap();
+    let mut read = Vec::new();
+    store.read_pieces("object", bytes.len() as u64, |piece| read.extend_from_slice(piece)).unwrap();
+    assert!(read == bytes, "an object that goes in parts comes back");
+
+    let run = server.store("run", KEY);
+    let threads: Vec<_> =
+        (0..8).map(|_| run.clone()).map(|run| std::thread::spawn(move || Lease::take(&run))).collect();
+    let mut attempts: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap().unwrap().attempt()).collect();
+    attempts.sort_unstable();
+    assert_eq!(attempts, (1..=8).collect::<Vec<_>>(), "of many writers one creates");
+    let lease = Lease::take(&run).unwrap();
+    let saved = [50, 100, 150].map(|step| save(&run, &lease, step));
+    assert_eq!(checkpoint::prune(&run, 1).unwrap().checkpoints, saved[..2]);
+    let (found, passed_over) = checkpoint::newest_verified(&run).unwrap();
+    let (name, verified) = found.unwrap();
+    assert_eq!((&name, passed_over), (&saved[2], vec![]));
+    assert_eq!(checkpoint::read_object(&run, &verified.manifest, OBJECTS[0]).unwrap(), content(OBJECTS[0], 150, 9));
+
+    let wrong = "d3Jvbmd3cm9uZ3dyb25nd3Jvbmd3cm9uZw==";
+    let error = server.store("run", wrong).put("object", Bytes::new()).unwrap_err();
+    assert!(matches!(error, Error::Denied { .. }) && error.to_string().contains("az://runs/run/object"), "{error:?}");
+}
