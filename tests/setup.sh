@@ -64,8 +64,8 @@ if [ -z "${LAMBERT_TEST_NVRTC:-}" ] && [ ! -d "$cache/nvrtc-$NVRTC" ]; then
     mv "$work/nvidia/cu13/lib" "$cache/nvrtc-$NVRTC"
     rm -rf "$work"
 fi
-# npm takes the dependencies as they were on that day. The drivers of SQL databases, half of all, are never loaded: a package that is
-# there anyway stands in for them.
+# npm takes the versions of the dependencies that were current on that day. The SQL drivers, half of the size, are never loaded: a
+# small package that is needed anyway takes their place.
 if [ -z "${LAMBERT_TEST_AZURITE:-}" ] && [ ! -d "$cache/azurite-$AZURITE" ] && have npm && have node; then
     say "fetching Azurite $AZURITE (37 MB, once for this user) to $cache"
     mkdir -p "$cache"

@@ -170,7 +170,7 @@ fn from_text(text: &str) -> (Meaning, Again) {
     let permanent = match status {
         Some(408 | 425 | 429) => false,
         Some(status) => (300..500).contains(&status),
-        None => text.contains("redirect") || text.contains("scheme is not allowed"),
+        None => ["redirect", "scheme is not allowed", "Wanted range"].iter().any(|part| text.contains(part)),
     };
     (Meaning::Other, if permanent { Again::Never } else { Again::Patiently })
 }

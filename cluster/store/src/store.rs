@@ -139,9 +139,8 @@ impl Store {
             return Ok(Bytes::new());
         }
         let (store, name, place) = self.ask("get range of", path)?;
-        let wanted = range.end - range.start;
         runtime::wait(async move {
-            let once = |_| async { complete(wanted, store.backend.objects().get_range(&name, range.clone()).await?) };
+            let once = |_| part(store.backend.objects(), &name, &range);
             retry::attempts(&place, store.retried(), once).await
         })
     }
@@ -349,6 +348,19 @@ pub(crate) fn complete(wanted: u64, body: Bytes) -> object_store::Result<Bytes> 
     }
     let source = format!("the answer has {} bytes where {wanted} were announced", body.len()).into();
     Err(object_store::Error::Generic { store: "answer", source })
+}
+
+/// The bytes `range` of an object. Where the object ends before `range` does, S3 and Azure answer with the bytes that there
+/// are; that is an error, and not one to try again.
+pub(crate) async fn part(objects: &dyn ObjectStore, name: &Path, range: &Range<u64>) -> object_store::Result<Bytes> {
+    let options = GetOptions { range: Some(range.clone().into()), ..GetOptions::default() };
+    let answer = objects.get_opts(name, options).await?;
+    let bytes = answer.meta.size;
+    if bytes < range.end {
+        let source = format!("the object has {bytes} bytes, and bytes up to {} were asked for", range.end).into();
+        return Err(object_store::Error::Precondition { path: name.to_string(), source });
+    }
+    complete(range.end - range.start, answer.bytes().await?)
 }
 
 async fn create(objects: &dyn ObjectStore, name: &Path, bytes: Bytes, attempt: u32) -> object_store::Result<bool> {

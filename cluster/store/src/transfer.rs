@@ -16,7 +16,7 @@ use crate::error::{Cause, Error, Result};
 use crate::open::Backend;
 use crate::retry::{self, Place};
 use crate::runtime::{self, Pending};
-use crate::store::{Store, complete};
+use crate::store::{Store, part};
 
 /// Large enough for a good rate on one connection, small enough that a lost part costs little to send again.
 const PIECE: u64 = 16 << 20;
@@ -215,10 +215,7 @@ pub(crate) fn download(store: Store, name: Path, place: Place, bytes: u64, mut t
 }
 
 async fn fetch(store: &Store, name: &Path, place: &Place, range: Range<u64>) -> Result<Bytes> {
-    let once = |_| async {
-        let wanted = range.end - range.start;
-        complete(wanted, store.backend.objects().get_range(name, range.clone()).await?)
-    };
+    let once = |_| part(store.backend.objects(), name, &range);
     retry::attempts(place, store.retried(), once).await
 }
 

@@ -32,7 +32,7 @@ fetch(`${url}/${account}/${container}?restype=container`, { method: "PUT", heade
 
 struct Azurite {
     process: Child,
-    /// What it says: Azurite ends where nobody reads it.
+    /// What it says: Azurite ends where nobody reads that.
     _output: BufReader<ChildStdout>,
     url: String,
 }
@@ -48,7 +48,10 @@ impl Azurite {
             eprintln!("SKIPPED: there is no Azurite; tests/setup.sh fetches one where npm is");
             return None;
         }
-        let mut process = Command::new(program)
+        // The kernel ends it with the test, however that ends.
+        let mut process = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL"])
+            .arg(program)
             .args(["--blobHost", "127.0.0.1", "--blobPort", "0", "--inMemoryPersistence", "--silent"])
             .stdout(Stdio::piped())
             .spawn()
