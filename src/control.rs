@@ -3,7 +3,7 @@
 
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,8 @@ const AGAIN: Duration = Duration::from_millis(200);
 const REQUEST: Duration = Duration::from_secs(5);
 /// The same where its host says all that time that nobody listens: a link that is cut says nothing.
 const REFUSED: Duration = Duration::from_secs(5);
+/// The longest that a rank waits for acknowledgements before it leaves MPI. Its last reports are repeated after that, too.
+const FLUSH: Duration = Duration::from_secs(5);
 
 /// The way to the coordinator, or to nobody where the worker was started by hand.
 pub struct Control {
@@ -40,6 +42,8 @@ pub struct Control {
 
 struct Shared {
     state: Mutex<State>,
+    /// Signalled when the coordinator has acknowledged something.
+    acknowledged: Condvar,
 }
 
 /// What the training thread and the reporting thread know of each other.
@@ -53,6 +57,12 @@ struct State {
 }
 
 impl Shared {
+    fn new(phase: Phase) -> Arc<Self> {
+        let (outbox, orders) = (Outbox::default(), OrderSlot::default());
+        let state = State { step: 0, phase, since: Instant::now(), outbox, orders };
+        Arc::new(Self { state: Mutex::new(state), acknowledged: Condvar::new() })
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -62,9 +72,7 @@ impl Control {
     /// Connects to the coordinator of attempt `attempt`, which the environment names. If that has not answered for `patience`, it
     /// is gone, and this process ends.
     pub fn connect(rank: usize, attempt: u32, versions: Versions, patience: Duration) -> Self {
-        let (step, phase, since) = (0, Phase::Join, Instant::now());
-        let (outbox, orders) = (Outbox::default(), OrderSlot::default());
-        let shared = Arc::new(Shared { state: Mutex::new(State { step, phase, since, outbox, orders }) });
+        let shared = Shared::new(Phase::Join);
         let (Ok(url), Ok(secret)) = (std::env::var(URL_VARIABLE), std::env::var(TOKEN_VARIABLE)) else {
             return Self { shared, wake: None, thread: None };
         };
@@ -127,6 +135,13 @@ impl Control {
     /// What was taken could not be followed: it is taken again after the next step.
     pub fn put_back(&self, directive: Directive) {
         self.shared.state().orders.put_back(directive);
+    }
+
+    /// Waits until the coordinator has acknowledged everything that was reported, at most [`FLUSH`].
+    pub fn flush(&self) {
+        self.wake();
+        let is_waited_for = |state: &mut State| self.is_connected() && !state.outbox.is_empty();
+        drop(self.shared.acknowledged.wait_timeout_while(self.shared.state(), FLUSH, is_waited_for));
     }
 
     /// Waits until the coordinator has heard everything.
@@ -300,132 +315,10 @@ impl Post {
         (self.heard, self.refused, self.versions) = (Instant::now(), None, None);
         let mut state = self.shared.state();
         state.outbox.acknowledge(answer.acknowledged);
+        self.shared.acknowledged.notify_all();
         answer.order.into_iter().for_each(|order| state.orders.hear(order));
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use lambert_control::{Inbox, Order};
-    use std::io::{BufRead, BufReader, Read, Write};
-    use std::net::{TcpListener, TcpStream};
-
-    const SECRET: &str = "secret";
-
-    /// A rank whose training is at its end, and where its coordinator listens.
-    fn rank() -> (Control, TcpListener) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let (outbox, orders) = (Outbox::default(), OrderSlot::default());
-        let state = State { step: 0, phase: Phase::Stop, since: Instant::now(), outbox, orders };
-        let shared = Arc::new(Shared { state: Mutex::new(state) });
-        let (wake, woken) = crossbeam_channel::bounded(1);
-        let signer = Signer::new(Key::new(SECRET, 1), 0);
-        let mut post = Post::new(0, &url, signer, Arc::clone(&shared), Versions::default(), Duration::from_secs(45));
-        let thread = std::thread::spawn(move || post.serve(&woken));
-        (Control { shared, wake: Some(wake), thread: Some(thread) }, listener)
-    }
-
-    /// The next report that arrives whole, with its sequence number: its signature is verified.
-    fn next(listener: &TcpListener) -> (TcpStream, u64, Report) {
-        loop {
-            let (stream, _) = listener.accept().unwrap();
-            if let Some((sequence, report)) = read(&stream) {
-                return (stream, sequence, report);
-            }
-        }
-    }
-
-    /// Reads a report; `None` where the connection has ended.
-    fn read(stream: &TcpStream) -> Option<(u64, Report)> {
-        let mut lines = BufReader::new(stream);
-        let (mut length, mut head) = (0, None);
-        loop {
-            let mut line = String::new();
-            if lines.read_line(&mut line).ok()? == 0 {
-                return None;
-            }
-            let (name, value) = line.trim_end().split_once(": ").unwrap_or_default();
-            match name.to_ascii_lowercase().as_str() {
-                "content-length" => length = value.parse().unwrap(),
-                "authorization" => head = Key::new(SECRET, 1).verify_report(value.as_bytes()),
-                _ => {}
-            }
-            if line == "\r\n" {
-                let mut body = vec![0; length];
-                lines.read_exact(&mut body).ok()?;
-                let head = head.expect("the report is not signed");
-                assert!(head.covers(&body));
-                return Some((head.sequence, serde_json::from_slice(&body).unwrap()));
-            }
-        }
-    }
-
-    /// An answer to report `sequence` of rank 0, as it travels.
-    fn signed(secret: &str, sequence: u64, answer: &Answer) -> String {
-        let body = serde_json::to_string(answer).unwrap();
-        let signature = Key::new(secret, 1).sign_answer(0, sequence, body.as_bytes());
-        let head = format!("HTTP/1.1 200 OK\r\n{SIGNATURE_HEADER}: {signature}\r\ncontent-length: {}\r\n", body.len());
-        head + "connection: close\r\n\r\n" + &body
-    }
-
-    /// Answers that are lost, connections that break: what was said last arrives, and the rank waits until it has.
-    #[test]
-    fn the_last_word_arrives_however_often_it_is_lost() {
-        let (mut control, listener) = rank();
-        control.event(EventKind::Finished { step: 9, stopped: true });
-        let coordinator = std::thread::spawn(move || {
-            let (mut lost, mut inbox) = (0, Inbox::default());
-            loop {
-                let (mut stream, sequence, report) = next(&listener);
-                if !report.said.is_empty() && lost < 3 {
-                    // The report has arrived, or not; its answer never does.
-                    lost += 1;
-                    continue;
-                }
-                let said = inbox.take(report.said);
-                let answer = Answer { acknowledged: inbox.acknowledged(), order: None };
-                stream.write_all(signed(SECRET, sequence, &answer).as_bytes()).unwrap();
-                if !said.is_empty() {
-                    return said;
-                }
-            }
-        });
-        control.finish();
-        assert_eq!(coordinator.join().unwrap(), [Saying::Event(EventKind::Finished { step: 9, stopped: true })]);
-    }
-
-    /// Whoever is on the network can answer in the coordinator's place; what was not signed for this very report changes nothing.
-    #[test]
-    fn forged_and_replayed_answers_change_nothing() {
-        let (mut control, listener) = rank();
-        let stop =
-            Answer { acknowledged: 1, order: Some(Order { number: 1, directive: Directive::CheckpointAndStop }) };
-        let (mut stream, first, _) = next(&listener);
-        let genuine = signed(SECRET, first, &Answer { acknowledged: 0, order: None });
-        stream.write_all(genuine.as_bytes()).unwrap();
-        control.event(EventKind::Warning { message: "slow".into() });
-        let forgeries: [&dyn Fn(u64) -> String; 5] = [
-            &|sequence| signed("another secret", sequence, &stop),
-            &|sequence| signed(SECRET, sequence - 1, &stop),
-            &|sequence| signed(SECRET, sequence, &stop).replace("\"acknowledged\":1", "\"acknowledged\":9"),
-            &|sequence| signed(SECRET, sequence, &stop).replace(SIGNATURE_HEADER, "other-header"),
-            &|_| genuine.clone(),
-        ];
-        let mut last = first;
-        for forge in forgeries {
-            let (mut stream, sequence, report) = next(&listener);
-            assert!(sequence > last, "a sequence number was used again");
-            assert_eq!((report.said.len(), report.taken), (1, 0), "the answer before was believed");
-            stream.write_all(forge(sequence).as_bytes()).unwrap();
-            last = sequence;
-        }
-        let (mut stream, sequence, report) = next(&listener);
-        assert_eq!((report.said.len(), report.taken), (1, 0));
-        assert_eq!(control.take_directive(), Directive::Continue);
-        stream.write_all(signed(SECRET, sequence, &stop).as_bytes()).unwrap();
-        control.finish();
-        assert_eq!(control.take_directive(), Directive::CheckpointAndStop, "the coordinator's own is believed");
-    }
-}
+mod tests;

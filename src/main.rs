@@ -226,6 +226,8 @@ fn attend(
     let (session, mut ranks) = Session::open(url, attempt, world, device, Arc::clone(control))?;
     let outcome = train::run(&session, &mut ranks).map_err(|error| session.explain(error))?;
     control.phase(Phase::Stop);
+    // The result stands once the coordinator has heard of it, whatever happens to a rank from here on.
+    control.flush();
     ranks.finish()?;
     Ok(outcome)
 }
