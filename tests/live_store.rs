@@ -16,7 +16,7 @@ fn a_run_that_is_moved_while_it_trains_ends() {
     running.reach(9);
     let start = Instant::now();
     std::fs::rename(&run, &moved).unwrap();
-    let ended = running.end();
+    let ended = running.end_within(Duration::from_secs(60));
     eprintln!("{:.1} s from the move to the end", start.elapsed().as_secs_f64());
     assert_eq!(ended.code, Some(77), "{}", ended.log);
     assert!(ended.log.contains("has lost the lease") && ended.log.contains("lease-000001"), "{}", ended.log);

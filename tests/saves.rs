@@ -10,6 +10,9 @@ use lambert_store::{Store, checkpoint};
 /// More steps than any run here makes before it is ended.
 const ENDLESS: u64 = 1_000_000;
 
+/// No run here that is to end goes on for so long.
+const LONGEST_END: Duration = Duration::from_secs(60);
+
 /// Settings as arguments.
 fn sets(sets: &[&str]) -> Vec<String> {
     sets.iter().flat_map(|set| ["--set".to_owned(), (*set).to_owned()]).collect()
@@ -39,7 +42,7 @@ fn a_write_that_never_returns_ends_the_run() {
     first_checkpoint(&mut running, &url);
     stuck.block("optimizer-00001");
     let begun = Instant::now();
-    let ended = running.end();
+    let ended = running.end_within(LONGEST_END);
     within(30, begun);
     assert_eq!(ended.code, Some(1), "{}", ended.log);
     says(&ended, &[" s: rank 1 is writing ", "optimizer-00001-of-00002.safetensors; the run ends if it is not saved"]);
@@ -59,7 +62,7 @@ fn a_stop_does_not_wait_for_a_write_that_never_returns() {
     running.reach_now(10);
     running.kill_coordinator("-TERM");
     let begun = Instant::now();
-    let ended = running.end();
+    let ended = running.end_within(LONGEST_END);
     within(20, begun);
     assert_eq!(ended.code, Some(1), "{}", ended.log);
     says(&ended, &["not saved within 2 s of the request to stop (cluster.limits.stop_seconds): rank 0 is writing "]);
@@ -137,7 +140,7 @@ fn a_stop_with_a_state_that_is_not_finite_ends_at_once() {
     running.reach(5);
     running.kill_coordinator("-TERM");
     let begun = Instant::now();
-    let ended = running.end();
+    let ended = running.end_within(LONGEST_END);
     within(20, begun);
     assert_eq!(ended.code, Some(1), "{}", ended.log);
     says(&ended, &["is not finite on rank 1"]);

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::process::Command;
+use std::time::Duration;
 
+use crate::support::preload::BlockingFsync;
 use crate::support::{Place, Running, checkpoints, lambert, workers};
 
 /// More steps than any run here makes before it is ended.
@@ -33,14 +35,19 @@ fn family(pid: u32) -> Vec<u32> {
 #[test]
 fn sigterm_to_every_process_is_a_stop_with_a_checkpoint() {
     let place = Place::new();
+    let slow = BlockingFsync::new(&place);
     for (ranks, backend) in [(2, "mpi"), (1, "local")] {
         let run = place.path(&format!("run-{ranks}"));
         let sets = ["--set", &format!("cluster.backend={backend}"), "--set", "checkpoint.every_steps=0"];
-        let mut running = Running::start_with(&place.config(ENDLESS, ranks), &run, &sets);
+        let mut running = Running::start_in(&place.config(ENDLESS, ranks), &run, &sets, &slow.environment);
         running.reach(3);
+        // A launcher that ends its ranks does so before a save of some seconds has ended.
+        slow.block("optimizer-00000");
         let all: Vec<String> = family(running.pid()).iter().map(u32::to_string).collect();
         assert!(all.len() > 2 * ranks, "the coordinator, the ranks and what keeps their output: {all:?}");
         let _ = Command::new("kill").arg("-TERM").args(&all).status().unwrap();
+        std::thread::sleep(Duration::from_secs(4));
+        slow.release();
         let ended = running.end();
         assert_eq!(ended.code, Some(75), "{ranks} rank(s): {}", ended.log);
         assert!(ended.log.contains("stopped at step"), "{ranks} rank(s): {}", ended.log);
@@ -49,16 +56,25 @@ fn sigterm_to_every_process_is_a_stop_with_a_checkpoint() {
     }
 }
 
-/// `timeout` signals the program that it has started, and the group of both: that is one request.
+/// `timeout` signals the program that it has started, and the group of both: that is one request. (The second one may come before
+/// the first is taken, and then is none: so first two that are.)
 #[test]
 fn the_two_signals_of_timeout_are_one_request() {
     let place = Place::new();
+    let (run, sets) = (place.path("run"), ["--set", "cluster.backend=local", "--set", "checkpoint.every_steps=0"]);
+    let mut running = Running::start_with(&place.config(ENDLESS, 1), &run, &sets);
+    running.reach(3);
+    running.kill_coordinator("-TERM");
+    std::thread::sleep(Duration::from_millis(100));
+    running.kill_coordinator("-TERM");
+    let ended = running.end();
+    assert_eq!(ended.code, Some(75), "{}", ended.log);
+    assert_eq!(checkpoints(&run).len(), 1, "{}", ended.log);
     let stops = std::env::var("LAMBERT_TEST_STOPS").map_or(1, |stops| stops.parse().unwrap());
     for number in 0..stops {
         let run = place.path(&format!("run-{number}"));
         let mut command = Command::new("timeout");
         command.args(["--preserve-status", "-s", "TERM", "5"]).arg(lambert());
-        let sets = ["--set", "cluster.backend=local", "--set", "checkpoint.every_steps=0"];
         let ended = Running::start_by(command, &place.config(ENDLESS, 1), &run, &sets).end();
         assert_eq!(ended.code, Some(75), "stop {number}: {}", ended.log);
         assert_eq!(checkpoints(&run).len(), 1, "stop {number}: {}", ended.log);

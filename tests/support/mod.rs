@@ -275,6 +275,16 @@ impl Running {
         Some(format!("{code}: {}", self.log.take()?.join().unwrap()))
     }
 
+    /// Waits for the end, which must come within `limit`: what should have ended a run may let it make steps for ever.
+    pub fn end_within(mut self, limit: Duration) -> Ended {
+        let (begun, mut records) = (Instant::now(), Vec::new());
+        while let Some(record) = self.record() {
+            records.push(record);
+            assert!(begun.elapsed() < limit, "the run goes on after {limit:?}");
+        }
+        Ended { records, ..self.end() }
+    }
+
     /// Waits for the end.
     pub fn end(mut self) -> Ended {
         let records = std::iter::from_fn(|| self.record()).collect();
