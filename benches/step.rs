@@ -19,9 +19,10 @@ use lambert::data::detours::Detours;
 use lambert::data::loader::Demand;
 use lambert::data::{GlobalBatch, Loader, MicroBatch, Source, Wanted};
 use lambert::kernels::Host;
-use lambert::model::{Bert, parameters};
+use lambert::model::{Encoder, parameters};
 use lambert::state::{Parameters, TrainState};
 use lambert::{metrics, optim, step};
+use lambert_config::architecture::Network;
 use lambert_config::run::{Model, Objective, Optimizer as Settings, OptimizerKind, Test};
 use lambert_config::{PrepConfig, flops, prep};
 use lambert_data_prep::dataset::Dataset;
@@ -118,17 +119,17 @@ struct Seconds {
 
 struct Engine {
     state: TrainState,
-    bert: Bert,
+    bert: Encoder,
     settings: Settings,
     step: u64,
 }
 
 impl Engine {
     fn new(model: &Model, vocabulary: usize, recompute: bool) -> Self {
-        let specs = parameters::specs(model, model.layers, vocabulary);
+        let specs = parameters::specs(&Network::new(model, model.layers, vocabulary));
         let state = TrainState::new(Parameters::initialize(Arc::new(Host), specs, 1, 0.02));
         let settings = Settings { kind: OptimizerKind::Adamw, ..Settings::default() };
-        let mut bert = Bert::new(&state.parameters, model, model.layers);
+        let mut bert = Encoder::new(&state.parameters, model, model.layers);
         bert.recompute = recompute;
         Self { state, bert, settings, step: 0 }
     }

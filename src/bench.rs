@@ -5,6 +5,7 @@ use std::fmt::{Display, Formatter};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use lambert_config::architecture::Network;
 use lambert_config::run::{Backend, Cluster, Stage};
 use lambert_config::{RunConfig, exit, flops, memory, schedule};
 use lambert_data_prep::dataset::{Dataset, check_fit};
@@ -19,7 +20,7 @@ use crate::device::{Card, Chosen};
 use crate::error::Error;
 use crate::kernels::Kernels;
 use crate::metrics::{self, Stopwatch};
-use crate::model::{self, Bert, parameters};
+use crate::model::{self, Encoder, parameters};
 use crate::state::{Parameters, TrainState};
 use crate::{optim, output, session, step, torch};
 
@@ -176,7 +177,7 @@ struct Bench<'a> {
     stage: &'a Stage,
     layers: usize,
     vocabulary: usize,
-    bert: Bert,
+    bert: Encoder,
     state: TrainState,
     loader: Loader,
 }
@@ -191,13 +192,13 @@ impl<'a> Bench<'a> {
     ) -> Result<Self, Error> {
         let (layers, vocabulary) = (stage.depth(&config.model), dataset.manifest().vocabulary.size);
         let state = torch::guard(|| {
-            let specs = parameters::specs(&config.model, layers, vocabulary);
+            let specs = parameters::specs(&Network::new(&config.model, layers, vocabulary));
             let parameters = Parameters::initialize(kernels, specs, config.run.seed, config.model.initializer_range);
             let mut state = TrainState::new(parameters);
             state.parameters.keep_low(model::kind(&config.model));
             state
         })?;
-        let mut bert = Bert::new(&state.parameters, &config.model, layers);
+        let mut bert = Encoder::new(&state.parameters, &config.model, layers);
         bert.recompute = stage.recompute;
         let loader = loader(config, stage, dataset, sizes.0, sizes.1)?;
         Ok(Self { config, stage, layers, vocabulary, bert, state, loader })

@@ -13,7 +13,7 @@ use crate::data::detours::Detours;
 use crate::data::loader::Demand;
 use crate::data::{Loader, Source, Wanted};
 use crate::error::Error;
-use crate::model::Bert;
+use crate::model::Encoder;
 use crate::step;
 use crate::totals::Totals;
 
@@ -47,7 +47,7 @@ pub enum Evaluated {
 /// Loss and accuracy of `bert` after `step` steps, over all ranks. Between its batches they tell each other whether one could not
 /// read its samples and whether rank 0 knows of a stop, by `is_stop_requested`.
 pub fn evaluate(
-    bert: &Bert,
+    bert: &Encoder,
     collective: &mut dyn Group,
     question: &Question,
     step: u64,

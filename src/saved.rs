@@ -12,7 +12,7 @@ use crate::checkpoint;
 use crate::device::Chosen;
 use crate::error::Error;
 use crate::evaluate::Question;
-use crate::model::Bert;
+use crate::model::Encoder;
 use crate::session;
 use crate::state::Parameters;
 
@@ -58,8 +58,8 @@ impl Saved {
     }
 
     /// The model over these weights.
-    pub fn bert(&self) -> Bert {
-        Bert::new(&self.parameters, &self.config.model, self.layers)
+    pub fn bert(&self) -> Encoder {
+        Encoder::new(&self.parameters, &self.config.model, self.layers)
     }
 
     /// An evaluation on the dataset at `url`, which must have this model's vocabulary and objective.

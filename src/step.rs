@@ -6,7 +6,7 @@ use tch::{Kind, Tensor};
 use crate::data::{GlobalBatch, MicroBatch, Share};
 use crate::input::Input;
 use crate::kernels::Kernels;
-use crate::model::{Bert, Dropout, parameters};
+use crate::model::{Dropout, Encoder, parameters};
 use crate::objective::{self, Scored};
 use crate::state::TrainState;
 use crate::torch::{self, TorchError};
@@ -63,7 +63,7 @@ type Divisors = [f64; OBJECTIVES];
 /// `dropout` is a key made of the seed and the step. While the backward pass of the last micro-batch runs, `are_final` is told
 /// how many of the gradients, from the first on, nothing is added to any more.
 pub fn forward_backward(
-    bert: &Bert,
+    bert: &Encoder,
     state: &mut TrainState,
     share: Share<'_>,
     dropout: Key,
@@ -74,7 +74,7 @@ pub fn forward_backward(
 
 /// The same for one of this rank's parts after the other: each has gradients of its own, which `take` is given, and totals.
 pub fn leaf_by_leaf(
-    bert: &Bert,
+    bert: &Encoder,
     state: &mut TrainState,
     share: Share<'_>,
     dropout: Key,
@@ -94,7 +94,7 @@ pub fn leaf_by_leaf(
 
 /// Passes over some of this rank's micro-batches; the gradients are theirs alone.
 fn pass(
-    bert: &Bert,
+    bert: &Encoder,
     state: &mut TrainState,
     batch: &GlobalBatch,
     micro_batches: &[MicroBatch],
@@ -132,7 +132,7 @@ pub fn spoil(state: &mut TrainState) -> Result<(), TorchError> {
 }
 
 /// Forward passes without dropout over some micro-batches.
-pub fn evaluate(bert: &Bert, micro_batches: &[MicroBatch]) -> Result<Totals, TorchError> {
+pub fn evaluate(bert: &Encoder, micro_batches: &[MicroBatch]) -> Result<Totals, TorchError> {
     let kernels = bert.kernels();
     let pending = torch::guard(|| {
         let _without = tch::no_grad_guard();
@@ -150,7 +150,7 @@ pub fn evaluate(bert: &Bert, micro_batches: &[MicroBatch]) -> Result<Totals, Tor
 /// Scores of one micro-batch, of each objective that it has questions of.
 type AllScored = [Option<Scored>; OBJECTIVES];
 
-fn score(bert: &Bert, batch: &MicroBatch, input: &Input, hidden: &Tensor) -> AllScored {
+fn score(bert: &Encoder, batch: &MicroBatch, input: &Input, hidden: &Tensor) -> AllScored {
     objective::ALL.map(|objective| (objective.answers(batch) > 0).then(|| objective.score(&bert.heads, hidden, input)))
 }
 
@@ -172,6 +172,7 @@ pub(crate) mod tests {
     use crate::masking::Hidden;
     use crate::model::parameters;
     use crate::state::{Buffer, Parameters};
+    use lambert_config::architecture::Network;
     use lambert_config::run::{Attention, Model, Norm, Precision};
 
     fn sample(length: u32) -> MaskedSample {
@@ -215,10 +216,10 @@ pub(crate) mod tests {
         step: u64,
         recompute: bool,
     ) -> Vec<f32> {
-        let parameters = Parameters::initialize(kernels, parameters::specs(model, 2, 50), 1, 0.2);
+        let parameters = Parameters::initialize(kernels, parameters::specs(&Network::new(model, 2, 50)), 1, 0.2);
         let mut state = TrainState::new(parameters);
         state.parameters.keep_low(crate::model::kind(model));
-        let mut bert = Bert::new(&state.parameters, model, 2);
+        let mut bert = Encoder::new(&state.parameters, model, 2);
         bert.recompute = recompute;
         forward_backward(&bert, &mut state, batch(cuts).whole(), Key::new(step), &mut |_, _| ()).unwrap();
         state.read(Buffer::Gradients, 0..state.elements())
@@ -261,10 +262,10 @@ pub(crate) mod tests {
             (cards[1], Norm::Post, true, false, Precision::Bf16),
         ] {
             let model = Model { tied_decoder, precision, ..model(norm) };
-            let parameters = Parameters::initialize(kernels(), parameters::specs(&model, 3, 50), 1, 0.2);
+            let parameters = Parameters::initialize(kernels(), parameters::specs(&Network::new(&model, 3, 50)), 1, 0.2);
             let mut state = TrainState::new(parameters);
             state.parameters.keep_low(crate::model::kind(&model));
-            let mut bert = Bert::new(&state.parameters, &model, 3);
+            let mut bert = Encoder::new(&state.parameters, &model, 3);
             bert.recompute = recompute;
             let mut told = Vec::new();
             let mut tell = |state: &TrainState, elements| told.push(state.read(Buffer::Gradients, 0..elements));
@@ -285,11 +286,12 @@ pub(crate) mod tests {
     fn what_is_frozen_ends_the_way_back() {
         for (recompute, asks) in [(false, true), (true, true), (false, false), (true, false)] {
             let model = model(Norm::Post);
-            let parameters = Parameters::initialize(Arc::new(Host), parameters::specs(&model, 3, 50), 1, 0.2);
+            let parameters =
+                Parameters::initialize(Arc::new(Host), parameters::specs(&Network::new(&model, 3, 50)), 1, 0.2);
             let mut state = TrainState::new(parameters);
             let is_old = |spec: &crate::state::Spec| spec.id.layer.is_none_or(|layer| layer < 2);
             state.parameters.freeze(is_old);
-            let mut bert = Bert::new(&state.parameters, &model, 3);
+            let mut bert = Encoder::new(&state.parameters, &model, 3);
             bert.recompute = recompute;
             let mut batch = batch(WHOLE);
             if !asks {

@@ -83,8 +83,9 @@ unsafe extern "C" {
         failed: Failed,
     ) -> *mut torch_sys::C_tensor;
     fn lambert_backward(
-        output: *const torch_sys::C_tensor,
-        gradient: *const torch_sys::C_tensor,
+        outputs: *const *const torch_sys::C_tensor,
+        gradients: *const *const torch_sys::C_tensor,
+        count: usize,
         failed: Failed,
     ) -> i32;
     fn lambert_embedding(
@@ -238,10 +239,13 @@ pub fn own_transpose(
     made(|failed| unsafe { lambert_own_transpose(x.as_ptr(), added, call, owner, forget, failed) })
 }
 
-/// Goes back from `output` to what it was made of; `gradient`, of its shape, is that of `output`.
-pub fn backward(output: &Tensor, gradient: &Tensor) {
-    // SAFETY: both pointers are live at::Tensor objects for the whole call.
-    let failure = unsafe { lambert_backward(output.as_ptr(), gradient.as_ptr(), failed) };
+/// Goes back from `outputs`, whose graphs may share tensors, to what they were made of; `gradients` are theirs, of their shapes.
+pub fn backward(outputs: &[Tensor], gradients: &[Tensor]) {
+    assert_eq!(outputs.len(), gradients.len(), "an output has one gradient");
+    let pointers = |tensors: &[Tensor]| tensors.iter().map(Tensor::as_ptr).collect::<Vec<_>>();
+    let (of_outputs, of_gradients) = (pointers(outputs), pointers(gradients));
+    // SAFETY: both arrays hold as many pointers to at::Tensor objects, which live for the whole call.
+    let failure = unsafe { lambert_backward(of_outputs.as_ptr(), of_gradients.as_ptr(), outputs.len(), failed) };
     assert_eq!(failure, 0, "{}", SAID.with(RefCell::take));
 }
 

@@ -1,5 +1,6 @@
 // What tch does not reach in libtorch. A tch C_tensor is an at::Tensor*.
 
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <ATen/ATen.h>
@@ -189,9 +190,15 @@ extern "C" at::Tensor *lambert_own_transpose(const at::Tensor *x, const at::Tens
   return made([&] { return OwnTranspose::apply(*x, some(added), c10::make_intrusive<Map>(call, owner, forget)); }, failed);
 }
 
-// Goes back from `output`, whose gradient is `gradient`. Returns 0, or tells `failed` why not.
-extern "C" int lambert_backward(const at::Tensor *output, const at::Tensor *gradient, Failed failed) {
-  return caught([&] { return output->backward(*gradient), 0; }, 1, failed);
+// Goes back from `count` outputs, whose gradients are `gradients`. Returns 0, or tells `failed` why not.
+extern "C" int lambert_backward(const at::Tensor *const *outputs, const at::Tensor *const *gradients, size_t count,
+                                Failed failed) {
+  const auto all = [&](const at::Tensor *const *tensors) {
+    variable_list list;
+    for (size_t i = 0; i < count; ++i) list.push_back(*tensors[i]);
+    return list;
+  };
+  return caught([&] { return torch::autograd::backward(all(outputs), all(gradients)), 0; }, 1, failed);
 }
 
 // The rows of `table`, a parameter of the same sort, that `ids` name. Returns as `made` does.

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use lambert::data::{GlobalBatch, MicroBatch};
 use lambert::input::Input;
 use lambert::kernels::Host;
-use lambert::model::{Bert, Dropout, parameters};
+use lambert::model::{Dropout, Encoder, parameters};
 use lambert::state::{Buffer, Parameters, TrainState};
 use lambert::totals::Totals;
 use lambert::{step, torch};
+use lambert_config::architecture::Network;
 use lambert_config::objectives::{MASKED_LANGUAGE, PAIR};
 use lambert_config::run::{Activation, Attention, Model, Norm, Precision};
 use lambert_data_prep::random::Key;
@@ -106,9 +107,10 @@ impl Golden {
 
     /// The model with the golden weights; its names are theirs, or this panics. Rows that stand for no piece get weights
     /// that would be predicted.
-    fn model(&self) -> (Parameters, Bert) {
+    fn model(&self) -> (Parameters, Encoder) {
         let layers = self.model.layers;
-        let parameters = Parameters::zeros(Arc::new(Host), parameters::specs(&self.model, layers, self.pieces));
+        let parameters =
+            Parameters::zeros(Arc::new(Host), parameters::specs(&Network::new(&self.model, layers, self.pieces)));
         let theirs = self.floats.keys().filter(|name| name.starts_with("weight:")).count();
         assert_eq!(theirs, parameters.specs().len(), "another number of parameters");
         for spec in parameters.specs() {
@@ -116,7 +118,7 @@ impl Golden {
             weights.resize(spec.count(), 3.0);
             parameters.write(spec, &weights);
         }
-        let bert = Bert::new(&parameters, &self.model, layers);
+        let bert = Encoder::new(&parameters, &self.model, layers);
         (parameters, bert)
     }
 }

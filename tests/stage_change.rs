@@ -9,6 +9,7 @@ use lambert::model::parameters;
 use lambert::outcome::{Drawn, StepOutcome};
 use lambert::state::{Buffer, Parameters, TrainState};
 use lambert::{optim, stages};
+use lambert_config::architecture::Network;
 use lambert_config::run::{Decay, Model, Optimizer, OptimizerKind, Stage};
 use lambert_config::{RunConfig, plan, schedule};
 use lambert_data_prep::random::Key;
@@ -37,7 +38,7 @@ fn config(kind: OptimizerKind, restart_optimizer: bool) -> RunConfig {
 
 /// The root mean square of each update over its learning rate, with gradients that keep their direction.
 fn sizes(config: &RunConfig) -> (Vec<f64>, u64) {
-    let specs = parameters::specs(&config.model, 1, 50);
+    let specs = parameters::specs(&Network::new(&config.model, 1, 50));
     let mut state = TrainState::new(Parameters::initialize(Arc::new(Host), specs, 1, 0.02));
     let mut rng = Key::new(3).rng();
     let mut sizes = Vec::new();

@@ -1,18 +1,18 @@
 //! Parameters and floating-point operations of an encoder, by formula.
 
-use crate::architecture::Architecture;
+use crate::architecture::Network;
 use crate::run::Model;
 
 /// Parameters of the pre-training model: embeddings, `layers` encoder layers, pooler, MLM head and pair head, the rows that
 /// fill up the vocabulary among them. (With pre-normalisation the last layer norm takes the place of the embeddings'.)
 pub fn parameters(model: &Model, layers: usize, vocabulary: usize) -> u64 {
-    Architecture::new(model, vocabulary).parameters(layers)
+    Network::new(model, layers, vocabulary).parameters()
 }
 
 /// Useful operations of one training pass (forward and backward: three times the forward's) over samples of the given
 /// `lengths` (tokens, no padding) with `masked` predictions in all.
 ///
-/// Those of matrix products only, as [`Architecture::forward_flops`] counts them; pieces that fill up the vocabulary do not
+/// Those of matrix products only, as [`Network::forward_flops`] counts them; pieces that fill up the vocabulary do not
 /// count.
 pub fn training(
     model: &Model,
@@ -21,7 +21,7 @@ pub fn training(
     lengths: impl Iterator<Item = u64>,
     masked: u64,
 ) -> f64 {
-    3.0 * Architecture::new(model, vocabulary).forward_flops(layers, lengths, masked)
+    3.0 * Network::new(model, layers, vocabulary).forward_flops(lengths, masked)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ mod samples;
 
 use std::path::Path;
 
-use crate::architecture::Architecture;
+use crate::architecture::Network;
 use crate::flops;
 use crate::load::Fault;
 use crate::run::{Device, Precision, RunConfig, Stage};
@@ -62,8 +62,8 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
     // What the parts put out, and dropout's factors, in f32. The fused attention keeps no weights; the other keeps them before
     // and after dropout.
     let attention = if attention_mask > 0.0 { weights * (2.0 * bytes + attention_mask) } else { 0.0 };
-    let architecture = Architecture::new(model, vocabulary);
-    let (kept, dropped) = (architecture.kept_by_layer() as f64, architecture.dropped_by_layer() as f64);
+    let network = Network::new(model, 1, vocabulary);
+    let (kept, dropped) = (network.kept_by_layer() as f64, network.dropped_by_layer() as f64);
     let layer = tokens * (bytes * kept + mask * dropped) + attention;
     let embeddings = (4.0 + bytes + mask) * row;
     // At the activation; or at the attention weights, when what the feed-forward layer kept has gone.
@@ -78,9 +78,9 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
         most => most as f64 * (tokens / width).ceil(),
     };
     let masked = (tokens * objective.mask_probability).min(most);
-    let table = architecture.rows() as f64;
+    let table = network.rows as f64;
     // Logarithms of the softmax, the gradient that comes in, the one that goes out, and the copy that a matrix product makes.
-    let head = masked * (bytes * architecture.kept_by_head() as f64 + 16.0 * table);
+    let head = masked * (bytes * network.kept_by_head() as f64 + 16.0 * table);
 
     let layers = stage.depth(model) as f64;
     let sum = match stage.recompute {

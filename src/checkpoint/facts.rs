@@ -116,7 +116,7 @@ impl Facts {
 
 #[cfg(test)]
 mod tests {
-    use lambert_config::architecture::{Leaf, Part, TensorId};
+    use lambert_config::architecture::{Leaf, Part, Role, TensorId};
 
     use super::*;
 
@@ -124,7 +124,17 @@ mod tests {
     fn counts_of_the_formats_before_are_those_of_the_groups() {
         let spec = |name: &str, layer| {
             let id = TensorId { layer, ..TensorId::new(Part::Output, Leaf::Bias) };
-            Spec { id, name: name.to_owned(), shape: vec![1], first: 0, padding: 0, joined: false, frozen: false }
+            Spec {
+                id,
+                name: name.to_owned(),
+                shape: vec![1],
+                first: 0,
+                padding: None,
+                joined: false,
+                frozen: false,
+                role: Role::Bias,
+                final_after: 1,
+            }
         };
         let layers = [0, 1, 12].map(|layer| spec("of a layer", Some(layer)));
         let others = ["bert.pooler.dense.bias", "cls.predictions.bias"].map(|name| spec(name, None));

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use lambert_collective::Group;
+use lambert_config::architecture::Network;
 use lambert_config::control::EventKind;
 use lambert_config::{RunConfig, plan, run};
 use lambert_store::Store;
@@ -130,7 +131,7 @@ fn misfit(config: &RunConfig, manifest: &Manifest, vocabulary: usize) -> Option<
     for slice in manifest.objects.iter().flat_map(|object| &object.slices) {
         *counts.entry(&slice.tensor).or_default() += slice.count;
     }
-    let specs = parameters::specs(&config.model, stage.depth(&config.model), vocabulary);
+    let specs = parameters::specs(&Network::new(&config.model, stage.depth(&config.model), vocabulary));
     let wrong = |spec: &&Spec| counts.get(spec.name.as_str()) != Some(&(spec.count() as u64));
     if let Some(spec) = specs.iter().find(wrong) {
         let there = counts.get(spec.name.as_str()).copied().unwrap_or(0);
@@ -154,7 +155,11 @@ fn begin(session: &Session, datasets: &Datasets) -> Result<TrainState, Error> {
     match &config.run.from {
         Some(url) => begin_from(session, url, datasets),
         None => {
-            let specs = parameters::specs(&config.model, config.stage[0].depth(&config.model), vocabulary(datasets));
+            let specs = parameters::specs(&Network::new(
+                &config.model,
+                config.stage[0].depth(&config.model),
+                vocabulary(datasets),
+            ));
             let range = config.model.initializer_range;
             let (kernels, seed) = (session.kernels.clone(), config.run.seed);
             Ok(torch::guard(|| TrainState::new(Parameters::initialize(kernels, specs, seed, range)))?)
@@ -179,7 +184,8 @@ fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<Train
     }
     let verified = stored::verify(&store, name)?;
     let (theirs, _) = session::read_config(&store)?;
-    let specs = parameters::specs(&config.model, theirs.depth(verified.manifest.stage), vocabulary(datasets));
+    let specs =
+        parameters::specs(&Network::new(&config.model, theirs.depth(verified.manifest.stage), vocabulary(datasets)));
     let mut state = empty(session, specs)?;
     match config.run.from_optimizer {
         true => {
@@ -198,7 +204,8 @@ fn empty(session: &Session, specs: Vec<Spec>) -> Result<TrainState, Error> {
 
 fn load(session: &Session, verified: &Verified, datasets: &Datasets) -> Result<TrainState, Error> {
     let config = &session.config;
-    let specs = parameters::specs(&config.model, config.depth(verified.manifest.stage), vocabulary(datasets));
+    let specs =
+        parameters::specs(&Network::new(&config.model, config.depth(verified.manifest.stage), vocabulary(datasets)));
     let mut state = empty(session, specs)?;
     read_state(&session.store, verified, &mut state)?;
     Ok(state)
@@ -257,7 +264,7 @@ pub fn read_model(
     model: &run::Model,
     (layers, vocabulary): (usize, usize),
 ) -> Result<Parameters, Error> {
-    let specs = parameters::specs(model, layers, vocabulary);
+    let specs = parameters::specs(&Network::new(model, layers, vocabulary));
     let parameters = torch::guard(|| Parameters::zeros(kernels, specs))?;
     files::read_weights(store, verified, &parameters)?;
     Ok(parameters)

@@ -186,6 +186,7 @@ mod tests {
     use crate::model::parameters;
     use crate::state::tests::region;
     use crate::{optim, torch};
+    use lambert_config::architecture::Network;
     use lambert_config::run::{Model, Optimizer};
     use safetensors::tensor::TensorView;
 
@@ -225,7 +226,8 @@ mod tests {
     fn a_snapshot_is_the_state_when_it_was_begun_whatever_happens_then() {
         let card = || Arc::new(Cuda::new(Arc::new(Emulator::default())));
         let model = Model { hidden: 16, heads: 2, intermediate: 32, positions: 16, ..Model::default() };
-        let mut state = TrainState::new(Parameters::initialize(card(), parameters::specs(&model, 2, 50), 1, 0.2));
+        let mut state =
+            TrainState::new(Parameters::initialize(card(), parameters::specs(&Network::new(&model, 2, 50)), 1, 0.2));
         let all = 0..state.elements();
         let mut snapshot = Snapshot::new(&state.parameters, 0, 1).unwrap();
         let bytes = |state: &TrainState| {

@@ -7,6 +7,7 @@ mod memory;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use lambert_config::architecture::Network;
 use lambert_config::run::{Model, Norm, Optimizer as Settings, OptimizerKind, Precision};
 use lambert_data_prep::random::Key;
 
@@ -15,7 +16,7 @@ use super::*;
 use crate::data::batch::MaskedSample;
 use crate::data::{GlobalBatch, MicroBatch};
 use crate::masking::Hidden;
-use crate::model::{self, Bert, parameters};
+use crate::model::{self, Encoder, parameters};
 use crate::state::{Parameters, TrainState};
 use crate::{optim, step, torch};
 
@@ -164,9 +165,10 @@ fn counts(
     recompute: bool,
 ) -> (usize, i64, i64) {
     let layers = 2;
-    let mut state = TrainState::new(Parameters::zeros(kernels.clone(), parameters::specs(model, layers, 50)));
+    let mut state =
+        TrainState::new(Parameters::zeros(kernels.clone(), parameters::specs(&Network::new(model, layers, 50))));
     state.parameters.keep_low(model::kind(model));
-    let mut bert = Bert::new(&state.parameters, model, layers);
+    let mut bert = Encoder::new(&state.parameters, model, layers);
     bert.recompute = recompute;
     let (batch, settings) = (batch(), Settings { kind, ..Settings::default() });
     let (mut reads, mut copies) = (0, 0);

@@ -36,6 +36,41 @@ pub enum Dropout<'a> {
     },
 }
 
+/// A place in the model where dropout is drawn. Two draws of a step have different places.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Site {
+    /// Behind the embeddings.
+    Embeddings,
+    /// In an application of a layer.
+    Layer {
+        /// Its number among all applications, from 0.
+        application: usize,
+        /// Where in the layer.
+        place: Place,
+    },
+}
+
+/// A place in a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// On the attention weights.
+    AttentionWeights,
+    /// Before attention's output is added.
+    AttentionOutput,
+    /// Before the feed-forward layer's output is added.
+    FeedForward,
+}
+
+impl Site {
+    /// Its number in the key of the draws. These numbers decide what is drawn: they never change.
+    fn number(self) -> u64 {
+        match self {
+            Self::Embeddings => 0,
+            Self::Layer { application, place } => 1 + 3 * application as u64 + place as u64,
+        }
+    }
+}
+
 /// Values in 16 bits, of which four are cut from a random word.
 const STEPS: f64 = 65536.0;
 
@@ -45,34 +80,34 @@ impl Dropout<'_> {
         matches!(self, Self::On { rates, fused: None, .. } if rates.attention > 0.0)
     }
 
-    /// With fused attention, the share of the weights that it is to drop at the model's place `site`. Its generator is seeded
+    /// With fused attention, the share of the weights that it is to drop at `site`. Its generator is seeded
     /// for the next call.
-    pub fn of_fused_attention(self, site: u64) -> f64 {
+    pub fn of_fused_attention(self, site: Site) -> f64 {
         match self {
             Self::On { rates, key, kernels, fused: Some(micro_batch), .. } if rates.attention > 0.0 => {
-                kernels.seed(key.with(site).with(micro_batch).value());
+                kernels.seed(key.with(site.number()).with(micro_batch).value());
                 rates.attention
             }
             _ => 0.0,
         }
     }
 
-    /// Drops activations, \[rows, width, hidden\], at the model's place `site`, and adds `added` where there is something.
-    pub fn hidden(self, x: Tensor, added: Option<&Tensor>, site: u64) -> Tensor {
+    /// Drops activations, \[rows, width, hidden\], at `site`, and adds `added` where there is something.
+    pub fn hidden(self, x: Tensor, added: Option<&Tensor>, site: Site) -> Tensor {
         self.drop(x, added, site, |rates| rates.hidden)
     }
 
-    /// Drops attention weights, \[rows, heads, width, width\], at the model's place `site`.
-    pub fn attention(self, weights: Tensor, site: u64) -> Tensor {
+    /// Drops attention weights, \[rows, heads, width, width\], at `site`.
+    pub fn attention(self, weights: Tensor, site: Site) -> Tensor {
         self.drop(weights, None, site, |rates| rates.attention)
     }
 
-    fn drop(self, x: Tensor, added: Option<&Tensor>, site: u64, rate: impl Fn(Rates) -> f64) -> Tensor {
+    fn drop(self, x: Tensor, added: Option<&Tensor>, site: Site, rate: impl Fn(Rates) -> f64) -> Tensor {
         let draws = match &self {
             Self::On { rates, key, samples, .. } if rate(*rates) > 0.0 => {
                 let dropped = (rate(*rates) * STEPS).round();
                 let scale = (STEPS / (STEPS - dropped)) as f32;
-                Some(Draws { key: key.with(site), samples, dropped: dropped as u16, scale })
+                Some(Draws { key: key.with(site.number()), samples, dropped: dropped as u16, scale })
             }
             _ => None,
         };

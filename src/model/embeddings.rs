@@ -2,8 +2,10 @@
 
 use lambert_config::architecture::{Leaf, Part, TensorId};
 use lambert_config::run::{self, Norm};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
+use super::block::Block;
+use super::dropout::Site;
 use super::{Dropout, LayerNorm};
 use crate::input::Input;
 use crate::state::Parameters;
@@ -14,6 +16,8 @@ pub struct Embeddings {
     positions: Tensor,
     segments: Tensor,
     norm: Option<LayerNorm>,
+    /// What the layers compute with.
+    kind: Kind,
 }
 
 impl Embeddings {
@@ -24,11 +28,14 @@ impl Embeddings {
             positions: table(Part::PositionEmbeddings),
             segments: table(Part::SegmentEmbeddings),
             norm: (model.norm == Norm::Post).then(|| LayerNorm::new(parameters, Part::EmbeddingNorm, None, model)),
+            kind: super::kind(model),
         }
     }
+}
 
+impl Block for Embeddings {
     /// \[rows, width\] ids to \[rows, width, hidden\].
-    pub fn forward(&self, input: &Input, dropout: Dropout<'_>) -> Tensor {
+    fn forward(&self, _: &[&Tensor], input: &Input, dropout: Dropout<'_>) -> Vec<Tensor> {
         let width = input.ids.size()[1];
         let words = torch::embedding(&self.words, &input.ids);
         let segments = torch::embedding(&self.segments, &input.segments);
@@ -37,6 +44,6 @@ impl Embeddings {
             Some(norm) => norm.forward(&sum),
             None => sum,
         };
-        dropout.hidden(embedded, None, 0)
+        vec![dropout.hidden(embedded, None, Site::Embeddings).to_kind(self.kind)]
     }
 }

@@ -27,7 +27,7 @@ impl Heads {
         } else {
             Linear::new(parameters, Part::Decoder, None)
         };
-        let padding = parameters.spec(bias).padding as i64;
+        let padding = parameters.spec(bias).padding.unwrap_or(0) as i64;
         let never = (padding > 0).then(|| {
             let never = decoder.bias.zeros_like().set_requires_grad(false);
             let _ = never.narrow(0, never.size()[0] - padding, padding).fill_(f64::NEG_INFINITY);

@@ -1,17 +1,17 @@
-//! BERT (arXiv 1810.04805): token, position and segment embeddings, the encoder, the pre-training heads. Tensors carry
-//! Hugging Face's names: those of BertForPreTraining, or with pre-normalisation of MegatronBertForPreTraining. Nothing
-//! here knows ranks, files or the network.
+//! An encoder, computed as its description (configs/src/architecture) says: segments of blocks, and the pre-training heads.
+//! Nothing here knows ranks, files or sockets.
 
 mod backward;
+mod block;
 mod dropout;
 mod embeddings;
-mod encoder;
 mod heads;
+mod layer;
 pub mod parameters;
 
 use std::sync::Arc;
 
-use lambert_config::architecture::{Leaf, Part, TensorId};
+use lambert_config::architecture::{Leaf, Network, Part, Segment, SegmentKind, TensorId, Value};
 use lambert_config::run::{self, Activation, Attention, Norm, Precision};
 use lambert_data_prep::random::Key;
 use tch::{Kind, Tensor};
@@ -21,7 +21,7 @@ use crate::kernels::Kernels;
 use crate::state::Parameters;
 use crate::torch;
 
-pub use backward::Passed;
+use block::Block;
 pub use dropout::{Dropout, Rates};
 pub use heads::Heads;
 
@@ -91,30 +91,57 @@ fn activate(x: &Tensor, activation: Activation) -> Tensor {
     })
 }
 
+/// A segment below the heads.
+struct SegmentCode {
+    block: Box<dyn Block>,
+    /// What it reads of other segments.
+    inputs: Vec<Value>,
+    /// The segments whose outputs nobody reads behind it.
+    releases: Vec<usize>,
+}
+
 /// The encoder and its heads.
-pub struct Bert {
-    embeddings: embeddings::Embeddings,
-    layers: Vec<encoder::Layer>,
+pub struct Encoder {
+    segments: Vec<SegmentCode>,
+    /// What the heads read.
+    top: Value,
     /// With pre-normalisation, what follows the last layer.
     norm: Option<LayerNorm>,
     dropout: Rates,
     /// Whether attention draws its dropout by itself.
     fused: bool,
     kernels: Arc<dyn Kernels>,
-    /// What the layers and heads compute with.
-    kind: Kind,
     /// Whether activations are computed again on the way back, instead of being kept.
     pub recompute: bool,
     /// What turns the encoder's output into predictions.
     pub heads: Heads,
 }
 
-impl Bert {
+impl Encoder {
     /// The model over `parameters`, which stay where they are; `layers` deep.
     pub fn new(parameters: &Parameters, model: &run::Model, layers: usize) -> Self {
+        let network = Network::new(model, layers, parameters.vocabulary());
+        Self::of(parameters, model, &network, |segment| block(parameters, model, segment))
+    }
+
+    /// The model that `network` describes; `block` makes the code of each segment below the heads.
+    fn of(
+        parameters: &Parameters,
+        model: &run::Model,
+        network: &Network,
+        block: impl Fn(&Segment) -> Option<Box<dyn Block>>,
+    ) -> Self {
+        let reads = |segment: &Segment, index: usize| segment.inputs.iter().any(|value| value.segment == index);
+        let last_reader = |index: usize| network.segments.iter().rposition(|segment| reads(segment, index));
+        let code = |(index, segment): (usize, &Segment)| {
+            let releases = (0..index).filter(|other| last_reader(*other) == Some(index)).collect();
+            Some(SegmentCode { block: block(segment)?, inputs: segment.inputs.clone(), releases })
+        };
+        let segments: Vec<SegmentCode> = network.segments.iter().enumerate().filter_map(code).collect();
+        let read_by_heads = network.segments.last().and_then(|heads| heads.inputs.first().copied());
         Self {
-            embeddings: embeddings::Embeddings::new(parameters, model),
-            layers: (0..layers).map(|index| encoder::Layer::new(parameters, model, index)).collect(),
+            top: read_by_heads.unwrap_or(Value { segment: segments.len().saturating_sub(1), output: 0 }),
+            segments,
             norm: (model.norm == Norm::Pre).then(|| LayerNorm::new(parameters, Part::FinalNorm, None, model)),
             dropout: Rates { hidden: model.dropout, attention: model.attention_dropout.unwrap_or(model.dropout) },
             fused: match model.attention {
@@ -123,7 +150,6 @@ impl Bert {
                 Attention::Fused => true,
             },
             kernels: Arc::clone(parameters.kernels()),
-            kind: kind(model),
             recompute: false,
             heads: Heads::new(parameters, model),
         }
@@ -136,16 +162,25 @@ impl Bert {
 
     /// Hidden states of the last layer, \[rows, width, hidden\].
     pub fn forward(&self, input: &Input, dropout: Dropout<'_>) -> Tensor {
-        let mut hidden = self.embed(input, dropout);
-        for layer in &self.layers {
-            hidden = layer.forward(&hidden, input.attendable.as_ref(), dropout);
+        let mut outputs = Vec::<Vec<Tensor>>::with_capacity(self.segments.len());
+        for (index, segment) in self.segments.iter().enumerate() {
+            outputs.push(self.run(index, |value| &outputs[value.segment][value.output], input, dropout));
+            segment.releases.iter().for_each(|spent| outputs[*spent].clear());
         }
-        self.finish(hidden)
+        self.finish(outputs[self.top.segment][self.top.output].shallow_clone())
     }
 
-    /// What goes into the first layer.
-    fn embed(&self, input: &Input, dropout: Dropout<'_>) -> Tensor {
-        self.embeddings.forward(input, dropout).to_kind(self.kind)
+    /// The outputs of segment `index`, which finds its inputs by `read`.
+    fn run<'a>(
+        &self,
+        index: usize,
+        read: impl Fn(Value) -> &'a Tensor,
+        input: &Input,
+        dropout: Dropout<'_>,
+    ) -> Vec<Tensor> {
+        let SegmentCode { block, inputs, .. } = &self.segments[index];
+        let inputs: Vec<&Tensor> = inputs.iter().map(|value| read(*value)).collect();
+        block.forward(&inputs, input, dropout)
     }
 
     fn finish(&self, hidden: Tensor) -> Tensor {
@@ -161,3 +196,17 @@ impl Bert {
         Dropout::On { rates: self.dropout, key, samples: &input.samples, kernels: &*self.kernels, fused }
     }
 }
+
+/// The code of a segment; `None` of the heads, which are computed from the encoder's output.
+fn block(parameters: &Parameters, model: &run::Model, segment: &Segment) -> Option<Box<dyn Block>> {
+    match (segment.kind, segment.layer) {
+        (SegmentKind::Embed, _) => Some(Box::new(embeddings::Embeddings::new(parameters, model))),
+        (SegmentKind::Layer { application }, Some(layer)) => {
+            Some(Box::new(layer::Layer::new(parameters, model, layer, application)))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use lambert_config::architecture::Network;
 use lambert_config::run::{Model, Optimizer as Settings};
 
 use super::update;
@@ -86,12 +87,13 @@ fn deepspeed_rate(updates: i32) -> f64 {
 /// Ten updates of all tensors of a model of one layer, by both; the worst relative difference of a tensor's weights.
 fn against(settings: &Settings, rate: fn(i32) -> f64, other: impl Fn(&mut Tensor, &[f64], i32) -> f64) -> f64 {
     let model = Model { hidden: 16, heads: 2, intermediate: 32, positions: 16, ..Model::default() };
-    let mut state = TrainState::new(Parameters::initialize(Arc::new(Host), specs(&model, 1, 50), 1, 0.02));
+    let mut state =
+        TrainState::new(Parameters::initialize(Arc::new(Host), specs(&Network::new(&model, 1, 50)), 1, 0.02));
     let wide = |values: Vec<f32>| values.into_iter().map(f64::from).collect::<Vec<f64>>();
     let tensor = |spec: &crate::state::Spec| Tensor {
         name: spec.name.clone(),
         range: spec.range(),
-        decays: spec.id.decays(),
+        decays: spec.role.decays(),
         weights: wide(state.parameters.read(spec)),
         first: vec![0.0; spec.count()],
         second: vec![0.0; spec.count()],

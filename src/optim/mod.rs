@@ -42,7 +42,7 @@ pub fn update(state: &mut TrainState, settings: &Settings, learning_rate: f64) -
     let norm = state.gradient_norm();
     let live = state.parameters.specs().iter().filter(|spec| !spec.frozen);
     let rule =
-        |spec: &Spec| (spec.range(), rule(settings, spec.id.decays(), state.updates_of(spec) + 1, learning_rate));
+        |spec: &Spec| (spec.range(), rule(settings, spec.role.decays(), state.updates_of(spec) + 1, learning_rate));
     let parameters: Vec<_> = live.map(rule).collect();
     let rules = parameters.iter().map(|(_, rule)| *rule).collect();
     let update = Update {

@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
-use lambert_config::architecture::{Part, TensorId};
-use lambert_config::run::{Growth, Model, Moments, Norm};
+use lambert_config::architecture::{Network, Part, Role, TensorId};
+use lambert_config::run::{Growth, Model, Moments};
 
 use crate::model::parameters;
 use crate::state::{Buffer, Parameters, Spec, TrainState};
@@ -18,8 +18,8 @@ pub fn grow(state: &mut TrainState, model: &Model, growth: &Growth, layers: usiz
     if from == layers {
         return Ok(());
     }
-    let specs = parameters::specs(model, layers, state.parameters.vocabulary());
-    let plan = Plan { growth, model, sources: growth.sources(from, layers), old: &state.parameters };
+    let specs = parameters::specs(&Network::new(model, layers, state.parameters.vocabulary()));
+    let plan = Plan { growth, sources: growth.sources(from, layers), old: &state.parameters };
     let kernels = state.parameters.kernels().clone();
     let grown = torch::guard(|| {
         let mut grown = TrainState::new(Parameters::zeros(kernels, specs.clone()));
@@ -35,7 +35,6 @@ pub fn grow(state: &mut TrainState, model: &Model, growth: &Growth, layers: usiz
 /// Where each parameter of the deeper model comes from.
 struct Plan<'a> {
     growth: &'a Growth,
-    model: &'a Model,
     /// For each layer the one that it is made from, and whether it is new.
     sources: Vec<(usize, bool)>,
     old: &'a Parameters,
@@ -58,8 +57,8 @@ enum Weights {
 
 impl Weights {
     /// Those of a normalisation that only normalises.
-    fn plain(id: TensorId) -> Self {
-        Self::All(if id.is_gain() { 1.0 } else { 0.0 })
+    fn plain(role: Role) -> Self {
+        Self::All(if role.is_gain() { 1.0 } else { 0.0 })
     }
 }
 
@@ -91,7 +90,7 @@ impl<'a> Plan<'a> {
             Moments::Scale => Some(1.0 / self.sources.iter().filter(|(other, _)| *other == source).count() as f32),
         };
         let weights = match self.growth.identity {
-            true => self.identity(layer, spec.id, of),
+            true => self.identity(layer, spec, of),
             false => Weights::Of(of(source)),
         };
         Origin { weights, moments: moments.map(|share| (old(source), share)) }
@@ -100,18 +99,18 @@ impl<'a> Plan<'a> {
     /// The weights of a part of the deeper model if its new layers put out what goes in: their projections add nothing.
     /// With post-normalisation a sum is normalised behind each of them, which leaves alone what has been normalised and
     /// nothing else: so the gain and bias below a row of new layers are moved to its end, and all before have 1 and 0.
-    fn identity(&self, layer: usize, id: TensorId, of: impl Fn(usize) -> Range<usize>) -> Weights {
+    fn identity(&self, layer: usize, spec: &Spec, of: impl Fn(usize) -> Range<usize>) -> Weights {
         let (source, new) = self.sources[layer];
         let is_new = |layer: usize| self.sources.get(layer).is_some_and(|(_, new)| *new);
-        match id.part {
-            part if part.is_added() && new => Weights::All(0.0),
-            Part::AttentionNorm | Part::OutputNorm if self.model.norm == Norm::Post => {
-                let ends = id.part == Part::OutputNorm;
+        match spec.role {
+            Role::ResidualOutput(_) if new => Weights::All(0.0),
+            Role::InnerNorm(_) | Role::ClosingNorm(_) => {
+                let ends = matches!(spec.role, Role::ClosingNorm(_));
                 let old = (0..=layer).rev().find(|below| !is_new(*below)).unwrap_or(0);
                 match (new, is_new(layer + 1)) {
                     (true, false) if ends => Weights::Of(of(self.sources[old].0)),
-                    (true, _) => Weights::plain(id),
-                    (false, true) if ends => Weights::plain(id),
+                    (true, _) => Weights::plain(spec.role),
+                    (false, true) if ends => Weights::plain(spec.role),
                     (false, _) => Weights::Of(of(source)),
                 }
             }
@@ -136,7 +135,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
-    use lambert_config::run::Order;
+    use lambert_config::run::{Norm, Order};
     use tch::{Kind, Tensor};
 
     use super::*;
@@ -145,7 +144,7 @@ mod tests {
     use crate::input::Input;
     use crate::kernels::Host;
     use crate::masking::Hidden;
-    use crate::model::{Bert, Dropout};
+    use crate::model::{Dropout, Encoder};
 
     const PIECES: usize = 50;
 
@@ -153,7 +152,8 @@ mod tests {
     fn state(norm: Norm, layers: usize) -> (TrainState, Model) {
         let shape = Model { hidden: 16, heads: 2, intermediate: 32, positions: 16, ..Model::default() };
         let model = Model { norm, pad_vocabulary_to: 8, ..shape };
-        let parameters = Parameters::initialize(Arc::new(Host), parameters::specs(&model, layers, PIECES), 1, 0.3);
+        let parameters =
+            Parameters::initialize(Arc::new(Host), parameters::specs(&Network::new(&model, layers, PIECES)), 1, 0.3);
         let mut state = TrainState::new(parameters);
         // The gains and biases of a new model are 1 and 0: trained ones are not.
         for spec in state.parameters.specs().iter().filter(|spec| spec.name.contains("LayerNorm")) {
@@ -235,7 +235,7 @@ mod tests {
 
     /// Hidden states and MLM logits for a sample.
     fn answers(state: &TrainState, model: &Model) -> (Tensor, Tensor) {
-        let bert = Bert::new(&state.parameters, model, state.parameters.layers());
+        let bert = Encoder::new(&state.parameters, model, state.parameters.layers());
         let hidden = vec![Hidden { position: 1, label: 3 }];
         let sample =
             MaskedSample { ids: (5..17).collect(), segment_b_start: 6, pair_label: Some(1), hidden, factor: 1.0 };

@@ -37,6 +37,7 @@ pub fn enter(state: &mut TrainState, model: &Model, place: &Place<'_>) -> Result
 mod tests {
     use std::sync::Arc;
 
+    use lambert_config::architecture::Network;
     use lambert_config::run::{Growth, Stage};
 
     use super::*;
@@ -48,7 +49,8 @@ mod tests {
     #[test]
     fn what_happens_once_happens_once() {
         let model = Model { hidden: 8, heads: 2, intermediate: 16, positions: 16, ..Model::default() };
-        let parameters = Parameters::initialize(Arc::new(Host), parameters::specs(&model, 1, 50), 1, 0.02);
+        let parameters =
+            Parameters::initialize(Arc::new(Host), parameters::specs(&Network::new(&model, 1, 50)), 1, 0.02);
         let mut state = TrainState::new(parameters);
         let growth = Growth { new_layers_only: 3, ..Growth::default() };
         let stage = Stage { layers: Some(2), steps: 9, growth, restart_optimizer: true, ..Stage::default() };

@@ -2,25 +2,29 @@
 
 use std::ops::Range;
 
-use lambert_config::architecture::TensorId;
+use lambert_config::architecture::{Role, TensorId};
 
 /// A parameter's name (Hugging Face's), shape and place in the flat buffers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
     /// What it is.
     pub id: TensorId,
+    /// What it is for.
+    pub role: Role,
     /// As `bert.encoder.layer.0.attention.self.query.weight`.
     pub name: String,
     /// As \[out, in\].
     pub shape: Vec<i64>,
     /// Its first element in the flat buffers.
     pub first: usize,
-    /// Its last rows that stand for no piece of the vocabulary.
-    pub padding: usize,
+    /// Its last rows that stand for no token of the vocabulary; `None` if its rows are not tokens.
+    pub padding: Option<usize>,
     /// Whether it lies directly behind the one before, so that both are one matrix, or one vector.
     pub joined: bool,
     /// Whether it stays as it is for now, with its moments.
     pub frozen: bool,
+    /// The number of segments that the backward pass goes through until its gradient is final.
+    pub final_after: usize,
 }
 
 impl Spec {

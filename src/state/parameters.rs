@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use lambert_config::architecture::{Leaf, Part, TensorId};
+use lambert_config::architecture::TensorId;
 use lambert_data_prep::random::Key;
 use tch::{Kind, Tensor};
 
@@ -46,12 +46,12 @@ impl Parameters {
         let parameters = Self::zeros(kernels, specs);
         for spec in &parameters.specs {
             let mut elements = vec![0.0; spec.count()];
-            if spec.id.decays() {
+            if spec.role.decays() {
                 fill_truncated_normal(&mut elements, Key::new(seed).with_bytes(spec.name.as_bytes()), deviation);
                 let width = elements.len() / spec.shape[0] as usize;
-                let pieces = elements.len() - spec.padding * width;
+                let pieces = elements.len() - spec.padding.unwrap_or(0) * width;
                 elements[pieces..].fill(0.0);
-            } else if spec.id.is_gain() {
+            } else if spec.role.is_gain() {
                 elements.fill(1.0);
             }
             parameters.write(spec, &elements);
@@ -87,10 +87,10 @@ impl Parameters {
         self.specs.iter().filter_map(|spec| spec.id.layer).map(|layer| layer + 1).max().unwrap_or(0)
     }
 
-    /// Pieces of the vocabulary.
+    /// Tokens of the vocabulary.
     pub fn vocabulary(&self) -> usize {
-        let bias = self.spec(TensorId::new(Part::PredictionBias, Leaf::Bias));
-        bias.count() - bias.padding
+        let tokens = |spec: &Spec| Some(spec.shape[0] as usize - spec.padding?);
+        self.specs.iter().find_map(tokens).unwrap_or(0)
     }
 
     /// Freezes the parameters of which `frozen` says so, and no others: backward leaves their gradients at zero, and updates
@@ -221,6 +221,7 @@ mod tests {
     use crate::kernels::Host;
     use crate::model::parameters::specs;
     use crate::state::{Buffer, TrainState};
+    use lambert_config::architecture::{Leaf, Network, Part};
     use lambert_config::run::Model;
 
     fn tiny() -> Model {
@@ -236,7 +237,7 @@ mod tests {
         let model = Model { pad_vocabulary_to: 8, tied_decoder: false, ..tiny() };
         let plain = Model { pad_vocabulary_to: 1, ..model.clone() };
         let weights = |model: &Model, part: Part| {
-            let parameters = Parameters::initialize(host(), specs(model, 1, 50), 1, 0.02);
+            let parameters = Parameters::initialize(host(), specs(&Network::new(model, 1, 50)), 1, 0.02);
             parameters.read(parameters.spec(TensorId::new(part, Leaf::Weight)))
         };
         for part in [Part::WordEmbeddings, Part::Decoder] {
@@ -249,7 +250,7 @@ mod tests {
 
     #[test]
     fn backward_accumulates_into_the_flat_buffer() {
-        let parameters = Parameters::initialize(host(), specs(&tiny(), 1, 50), 1, 0.02);
+        let parameters = Parameters::initialize(host(), specs(&Network::new(&tiny(), 1, 50)), 1, 0.02);
         let state = TrainState::new(parameters);
         let pooler = TensorId::new(Part::Pooler, Leaf::Weight);
         let weight = state.parameters.tensor(pooler);

@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::evaluate::{self, Evaluated, Question};
 use crate::guard::Verdict;
 use crate::metrics::{self, Stopwatch};
-use crate::model::{self, Bert};
+use crate::model::{self, Encoder};
 use crate::optim;
 use crate::outcome::{Drawn, StepOutcome};
 use crate::retreat;
@@ -57,7 +57,7 @@ pub struct Stage<'a> {
     /// Steps of the whole run that were done when this stage was opened.
     first_step: u64,
     loader: Loader,
-    pub(super) bert: Bert,
+    pub(super) bert: Encoder,
     layers: usize,
     /// Tokens of a micro-batch at most.
     micro_batch_tokens: usize,
@@ -100,7 +100,7 @@ impl<'a> Stage<'a> {
         let loader = Loader::start(source, demand, wanted).map_err(Error::Thread)?;
         let layers = place.stage.depth(&config.model);
         torch::guard(|| state.parameters.keep_low(model::kind(&config.model)))?;
-        let mut bert = Bert::new(&state.parameters, &config.model, layers);
+        let mut bert = Encoder::new(&state.parameters, &config.model, layers);
         bert.recompute = place.stage.recompute;
         Ok(Self { session, datasets, place, first_step: state.step, loader, bert, layers, micro_batch_tokens })
     }

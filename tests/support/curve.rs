@@ -5,10 +5,11 @@ use std::sync::Arc;
 use lambert::data::{GlobalBatch, MicroBatch};
 use lambert::guard::Verdict;
 use lambert::kernels::{Host, Kernels};
-use lambert::model::{Bert, parameters};
+use lambert::model::{Encoder, parameters};
 use lambert::outcome::{Drawn, StepOutcome};
 use lambert::state::{Buffer, Parameters, TrainState};
 use lambert::{optim, step};
+use lambert_config::architecture::Network;
 use lambert_config::run::{Decay, Guard, Model, Optimizer, OptimizerKind, Precision, Stage};
 use lambert_config::{RunConfig, schedule};
 use lambert_data_prep::random::Key;
@@ -104,11 +105,11 @@ pub fn train_in(
     let model = Model { dropout: 0.0, precision, ..shape };
     let optimizer = Optimizer { kind, ..Optimizer::default() };
     let config = RunConfig { model, optimizer, ..RunConfig::default() };
-    let parameters = Parameters::zeros(kernels, parameters::specs(&config.model, 2, PIECES));
+    let parameters = Parameters::zeros(kernels, parameters::specs(&Network::new(&config.model, 2, PIECES)));
     for spec in parameters.specs() {
         parameters.write(spec, &golden.floats(&format!("weight:{}", spec.name)));
     }
-    let bert = Bert::new(&parameters, &config.model, 2);
+    let bert = Encoder::new(&parameters, &config.model, 2);
     let mut state = TrainState::new(parameters);
     let stage = Stage { steps: STEPS, warmup: 0.1, decay: Decay::Linear, learning_rate, ..Stage::default() };
     let one = |number: u64| {

@@ -1,100 +1,153 @@
 //! BERT (arXiv 1810.04805) and its pre-training heads, under the names that transformers gives them: those of
 //! `BertForPreTraining`, or with pre-normalisation those of `MegatronBertForPreTraining`.
 
-use super::{Each, Form, Leaf, Module, Part, TensorId};
+use std::sync::Arc;
+
+use super::{Each, Form, Leaf, Module, Network, Normalises, Part, Segment, SegmentKind, TensorId, Value};
 use crate::run::{Model, Norm};
 
-fn module(part: Part, each: Each, form: Form) -> Module {
-    Module { part, form, each, of_pieces: false, tied: false }
-}
-
-/// What is there once.
-pub fn whole(model: &Model, pieces: usize) -> Vec<Module> {
-    let (width, rows) = (model.hidden, model.rows_of(pieces));
-    let table = |part, rows| module(part, Each::Token, Form::Table { rows, width });
-    let linear = |part, each, outputs| module(part, each, Form::Linear { inputs: width, outputs });
-    let norm = match model.norm {
-        Norm::Post => Part::EmbeddingNorm,
-        Norm::Pre => Part::FinalNorm,
+/// The network of a configuration, `layers` deep, for a vocabulary of so many tokens.
+pub fn network(model: &Model, layers: usize, vocabulary: usize) -> Network {
+    let layer_modules: Arc<[Module]> = layer(model).into();
+    let embed = Segment {
+        kind: SegmentKind::Embed,
+        inputs: Vec::new(),
+        layer: None,
+        modules: embeddings(model, vocabulary).into(),
+        attention: 0,
     };
-    vec![
-        Module { of_pieces: true, ..table(Part::WordEmbeddings, rows) },
-        table(Part::PositionEmbeddings, model.positions),
+    let below = |segment: usize| vec![Value { segment, output: 0 }];
+    let application = |index: usize| Segment {
+        kind: SegmentKind::Layer { application: index },
+        inputs: below(index),
+        layer: Some(index),
+        modules: Arc::clone(&layer_modules),
+        attention: model.hidden,
+    };
+    let heads = Segment {
+        kind: SegmentKind::Heads,
+        inputs: below(layers),
+        layer: None,
+        modules: heads(model, vocabulary).into(),
+        attention: 0,
+    };
+    let segments = std::iter::once(embed).chain((0..layers).map(application)).chain([heads]).collect();
+    let name = match model.norm {
+        Norm::Post => name_post,
+        Norm::Pre => name_pre,
+    };
+    Network { segments, name, vocabulary, rows: model.rows_of(vocabulary) }
+}
+
+fn norm(part: Part, each: Each, width: usize) -> Module {
+    Module::new(part, each, Form::Norm { width })
+}
+
+fn embeddings(model: &Model, vocabulary: usize) -> Vec<Module> {
+    let width = model.hidden;
+    let table = |part, rows| Module::new(part, Each::Token, Form::Table { rows, width });
+    let mut modules = vec![
+        Module { of_vocabulary: true, ..table(Part::WordEmbeddings, model.rows_of(vocabulary)) },
         table(Part::SegmentEmbeddings, 2),
-        module(norm, Each::Token, Form::Norm { width }),
-        linear(Part::Pooler, Each::Sample, width),
-        linear(Part::PairHead, Each::Sample, 2),
-        linear(Part::Transform, Each::Answer, width),
-        module(Part::TransformNorm, Each::Answer, Form::Norm { width }),
-        Module { of_pieces: true, tied: model.tied_decoder, ..linear(Part::Decoder, Each::Answer, rows) },
-        Module { of_pieces: true, ..module(Part::PredictionBias, Each::Answer, Form::Bias { width: rows }) },
-    ]
+        table(Part::PositionEmbeddings, model.positions),
+    ];
+    if model.norm == Norm::Post {
+        modules.push(norm(Part::EmbeddingNorm, Each::Token, width));
+    }
+    modules
 }
 
-/// What each encoder layer has.
-pub fn layer(model: &Model) -> Vec<Module> {
+/// A layer, in the order in which its modules are computed.
+fn layer(model: &Model) -> Vec<Module> {
     let (width, intermediate) = (model.hidden, model.intermediate);
-    let linear = |part, inputs, outputs| module(part, Each::Token, Form::Linear { inputs, outputs });
-    let norm = |part| module(part, Each::Token, Form::Norm { width });
-    vec![
+    let linear = |part, inputs, outputs| Module::new(part, Each::Token, Form::Linear { inputs, outputs });
+    let attention = [
         linear(Part::Query, width, width),
-        linear(Part::Key, width, width),
-        linear(Part::Value, width, width),
-        linear(Part::AttentionOutput, width, width),
-        norm(Part::AttentionNorm),
-        linear(Part::Intermediate, width, intermediate),
-        linear(Part::Output, intermediate, width),
-        norm(Part::OutputNorm),
-    ]
-}
-
-/// How parts are named.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Names {
-    norm: Norm,
-}
-
-impl Names {
-    pub fn of(model: &Model) -> Self {
-        Self { norm: model.norm }
-    }
-
-    /// The name of a tensor.
-    pub fn tensor(self, TensorId { part, layer, leaf }: TensorId) -> String {
-        let part = self.part(part);
-        let leaf = match leaf {
-            Leaf::Weight => "weight",
-            Leaf::Bias => "bias",
-        };
-        match layer {
-            Some(layer) => format!("bert.encoder.layer.{layer}.{part}.{leaf}"),
-            None => format!("{part}.{leaf}"),
+        Module { joined: true, ..linear(Part::Key, width, width) },
+        Module { joined: true, ..linear(Part::Value, width, width) },
+        Module { is_residual: true, ..linear(Part::AttentionOutput, width, width) },
+    ];
+    let feed_forward = [
+        Module { is_activated: true, ..linear(Part::Intermediate, width, intermediate) },
+        Module { is_residual: true, ..linear(Part::Output, intermediate, width) },
+    ];
+    let norm = |part, normalises| Module { normalises, ..norm(part, Each::Token, width) };
+    let mut modules = Vec::new();
+    match model.norm {
+        Norm::Post => {
+            modules.extend(attention);
+            modules.push(norm(Part::AttentionNorm, Normalises::InnerSum));
+            modules.extend(feed_forward);
+            modules.push(norm(Part::OutputNorm, Normalises::LastSum));
+        }
+        Norm::Pre => {
+            modules.push(norm(Part::AttentionNorm, Normalises::Other));
+            modules.extend(attention);
+            modules.push(norm(Part::OutputNorm, Normalises::Other));
+            modules.extend(feed_forward);
         }
     }
+    modules
+}
 
-    fn part(self, part: Part) -> &'static str {
-        match (part, self.norm) {
-            (Part::WordEmbeddings, _) => "bert.embeddings.word_embeddings",
-            (Part::PositionEmbeddings, _) => "bert.embeddings.position_embeddings",
-            (Part::SegmentEmbeddings, _) => "bert.embeddings.token_type_embeddings",
-            (Part::EmbeddingNorm, _) => "bert.embeddings.LayerNorm",
-            (Part::Query, _) => "attention.self.query",
-            (Part::Key, _) => "attention.self.key",
-            (Part::Value, _) => "attention.self.value",
-            (Part::AttentionOutput, _) => "attention.output.dense",
-            (Part::AttentionNorm, Norm::Post) => "attention.output.LayerNorm",
-            (Part::AttentionNorm, Norm::Pre) => "attention.ln",
-            (Part::Intermediate, _) => "intermediate.dense",
-            (Part::Output, _) => "output.dense",
-            (Part::OutputNorm, Norm::Post) => "output.LayerNorm",
-            (Part::OutputNorm, Norm::Pre) => "ln",
-            (Part::FinalNorm, _) => "bert.encoder.ln",
-            (Part::Pooler, _) => "bert.pooler.dense",
-            (Part::PairHead, _) => "cls.seq_relationship",
-            (Part::Transform, _) => "cls.predictions.transform.dense",
-            (Part::TransformNorm, _) => "cls.predictions.transform.LayerNorm",
-            (Part::Decoder, _) => "cls.predictions.decoder",
-            (Part::PredictionBias, _) => "cls.predictions",
-        }
+/// What lies above the layers, the normalisation behind the last one included.
+fn heads(model: &Model, vocabulary: usize) -> Vec<Module> {
+    let (width, rows) = (model.hidden, model.rows_of(vocabulary));
+    let linear = |part, each, outputs| Module::new(part, each, Form::Linear { inputs: width, outputs });
+    let decoder = linear(Part::Decoder, Each::MaskedToken, rows);
+    let bias = Module::new(Part::PredictionBias, Each::MaskedToken, Form::Bias { width: rows });
+    let last = (model.norm == Norm::Pre).then(|| norm(Part::FinalNorm, Each::Token, width));
+    let tied_to = model.tied_decoder.then_some(Part::WordEmbeddings);
+    last.into_iter()
+        .chain([
+            Module { is_activated: true, ..linear(Part::Transform, Each::MaskedToken, width) },
+            norm(Part::TransformNorm, Each::MaskedToken, width),
+            Module { of_vocabulary: true, tied_to, ..decoder },
+            Module { of_vocabulary: true, ..bias },
+            linear(Part::Pooler, Each::Sample, width),
+            linear(Part::PairHead, Each::Sample, 2),
+        ])
+        .collect()
+}
+
+fn name_post(id: TensorId) -> String {
+    name(id, Norm::Post)
+}
+
+fn name_pre(id: TensorId) -> String {
+    name(id, Norm::Pre)
+}
+
+fn name(TensorId { part, layer, leaf }: TensorId, norm: Norm) -> String {
+    let part = match (part, norm) {
+        (Part::WordEmbeddings, _) => "bert.embeddings.word_embeddings",
+        (Part::PositionEmbeddings, _) => "bert.embeddings.position_embeddings",
+        (Part::SegmentEmbeddings, _) => "bert.embeddings.token_type_embeddings",
+        (Part::EmbeddingNorm, _) => "bert.embeddings.LayerNorm",
+        (Part::Query, _) => "attention.self.query",
+        (Part::Key, _) => "attention.self.key",
+        (Part::Value, _) => "attention.self.value",
+        (Part::AttentionOutput, _) => "attention.output.dense",
+        (Part::AttentionNorm, Norm::Post) => "attention.output.LayerNorm",
+        (Part::AttentionNorm, Norm::Pre) => "attention.ln",
+        (Part::Intermediate, _) => "intermediate.dense",
+        (Part::Output, _) => "output.dense",
+        (Part::OutputNorm, Norm::Post) => "output.LayerNorm",
+        (Part::OutputNorm, Norm::Pre) => "ln",
+        (Part::FinalNorm, _) => "bert.encoder.ln",
+        (Part::Pooler, _) => "bert.pooler.dense",
+        (Part::PairHead, _) => "cls.seq_relationship",
+        (Part::Transform, _) => "cls.predictions.transform.dense",
+        (Part::TransformNorm, _) => "cls.predictions.transform.LayerNorm",
+        (Part::Decoder, _) => "cls.predictions.decoder",
+        (Part::PredictionBias, _) => "cls.predictions",
+    };
+    let leaf = match leaf {
+        Leaf::Weight => "weight",
+        Leaf::Bias => "bias",
+    };
+    match layer {
+        Some(layer) => format!("bert.encoder.layer.{layer}.{part}.{leaf}"),
+        None => format!("{part}.{leaf}"),
     }
 }

@@ -4,7 +4,7 @@ use super::*;
 use crate::run::Norm;
 
 fn names(model: &Model) -> Vec<String> {
-    let mut names: Vec<_> = Architecture::new(model, 50).tensors(1).into_iter().map(|tensor| tensor.name).collect();
+    let mut names: Vec<_> = Network::new(model, 1, 50).tensors().into_iter().map(|tensor| tensor.name).collect();
     names.sort();
     names
 }
@@ -68,21 +68,21 @@ fn tensors_have_the_names_of_transformers() {
 fn every_tensor_is_there_once_and_is_what_its_name_says() {
     for norm in [Norm::Post, Norm::Pre] {
         let model = Model { norm, tied_decoder: false, pad_vocabulary_to: 8, ..Model::default() };
-        let architecture = Architecture::new(&model, 50);
-        let tensors = architecture.tensors(3);
+        let network = Network::new(&model, 3, 50);
+        let tensors = network.tensors();
         let ids: std::collections::HashSet<_> = tensors.iter().map(|tensor| tensor.id).collect();
         let names: std::collections::HashSet<_> = tensors.iter().map(|tensor| &tensor.name).collect();
         assert_eq!((ids.len(), names.len()), (tensors.len(), tensors.len()));
-        for Tensor { id, name, shape, padding } in &tensors {
+        for Tensor { id, role, name, shape, padding, .. } in &tensors {
             let is_norm = name.contains("LayerNorm") || name.contains(".ln.");
-            assert_eq!(id.decays(), !name.ends_with("bias") && !is_norm, "{name}");
-            assert_eq!(id.is_gain(), name.ends_with("weight") && is_norm, "{name}");
+            assert_eq!(role.decays(), !name.ends_with("bias") && !is_norm, "{name}");
+            assert_eq!(role.is_gain(), name.ends_with("weight") && is_norm, "{name}");
             let layer = name.strip_prefix("bert.encoder.layer.").and_then(|rest| rest.split('.').next()?.parse().ok());
             assert_eq!(id.layer, layer, "{name}");
             assert_eq!(*padding, (shape[0] == 56).then_some(6), "{name}");
         }
         let count: u64 = tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>() as u64).sum();
-        assert_eq!(count, architecture.parameters(3));
+        assert_eq!(count, network.parameters());
         assert_eq!(tensors.iter().filter(|tensor| tensor.padding.is_some()).count(), 4);
     }
 }
@@ -91,7 +91,7 @@ fn every_tensor_is_there_once_and_is_what_its_name_says() {
 #[test]
 fn the_keys_that_shape_a_model_are_those_that_change_its_tensors() {
     let model = Model::default();
-    let tensors = |model: &Model| Architecture::new(model, 50).tensors(model.layers);
+    let tensors = |model: &Model| Network::new(model, model.layers, 50).tensors();
     let table = toml::Table::try_from(&model).unwrap();
     let change = |key: &str, value: &toml::Value| {
         Some(match (key, value) {

@@ -3,7 +3,7 @@
 //! Counted are the tensors of a step, as src/kernels/meta/memory.rs counts them without a card: the formula is never below
 //! those, and at most 15 % above. What CUDA and libtorch take beside the tensors is [`reserve`].
 
-use crate::architecture::Architecture;
+use crate::architecture::Network;
 use crate::run::{Attention, Norm, Precision, RunConfig, Stage};
 
 use super::Data;
@@ -37,7 +37,7 @@ pub fn activations(config: &RunConfig, stage: &Stage, data: Data, tokens: usize)
         Precision::Bf16 => 2.0,
     };
     let (hidden, layers) = (model.hidden as f64, stage.depth(model) as f64);
-    let architecture = Architecture::new(model, data.pieces);
+    let network = Network::new(model, 1, data.pieces);
     let all = tokens as f64;
     let (row, wide) = (bytes * all * hidden, bytes * all * model.intermediate as f64);
     let is_first_normed = model.norm == Norm::Pre;
@@ -54,14 +54,14 @@ pub fn activations(config: &RunConfig, stage: &Stage, data: Data, tokens: usize)
         let sums = 4.0 * lines * (data.longest.next_multiple_of(BLOCK) * head) as f64;
         (4.0 * lines * data.longest.next_multiple_of(HEAD) as f64, sums + 4.0 * row)
     };
-    let layer = bytes * all * architecture.kept_by_layer() as f64 + attention + STATISTICS * all;
+    let layer = bytes * all * network.kept_by_layer() as f64 + attention + STATISTICS * all;
 
     // One layer's way back: at the feed-forward layer's output, or at the attention, when what lies above it has gone.
     let back = (2.0 * row + normed + wide).max(3.0 * row).max(mixing - 2.0 * (row + wide));
 
     let masked = masked(config, data, tokens);
-    let rows = architecture.rows() as f64;
-    let head = masked * (SOFTMAX * rows + bytes * architecture.kept_by_head() as f64);
+    let rows = network.rows as f64;
+    let head = masked * (SOFTMAX * rows + bytes * network.kept_by_head() as f64);
 
     let most = if stage.recompute {
         // What goes into each layer, what comes out of the last, and its gradient.
@@ -99,7 +99,7 @@ fn masked(config: &RunConfig, data: Data, tokens: usize) -> f64 {
 pub fn state(config: &RunConfig, layers: usize, pieces: usize) -> u64 {
     let copy = if config.model.precision == Precision::Bf16 { COPY } else { 0 };
     let tensors = TENSORS.0.saturating_mul(layers as u64).saturating_add(TENSORS.1);
-    let parameters = Architecture::new(&config.model, pieces).parameters(layers);
+    let parameters = Network::new(&config.model, layers, pieces).parameters();
     let half = if config.metrics.noise_scale_every_steps > 0 { super::HALF } else { 0 };
     parameters.saturating_add(ALIGNMENT * tensors).saturating_mul(STATE + copy + half)
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use lambert_config::architecture::Architecture;
+use lambert_config::architecture::Network;
 use lambert_config::objectives::idle;
 use lambert_config::run::{Activation, Norm};
 use lambert_config::{Layers, RunConfig, exit};
@@ -129,7 +129,7 @@ impl Source {
         let url = self.store.url();
         let weights = checkpoint::read_object(&self.store, &self.manifest, WEIGHTS).map_err(Failure::failed)?;
         let layers = self.config.depth(self.manifest.stage);
-        let tensors = Architecture::new(&self.config.model, self.facts.vocabulary).tensors(layers);
+        let tensors = Network::new(&self.config.model, layers, self.facts.vocabulary).tensors();
         let weights = trim::weights(&weights, &tensors, &idle(&self.config.objective)).map_err(Failure::failed)?;
         let vocabulary = self.store.get(VOCABULARY).map_err(Failure::failed)?;
         let unusable = |source| Failure::failed(ExportError::Tokenizer { url: url.to_owned(), source });

@@ -34,16 +34,19 @@ fn cut<'a>(view: &TensorView<'a>, padding: usize) -> Result<TensorView<'a>, Safe
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lambert_config::architecture::{Leaf, TensorId};
+    use lambert_config::architecture::{Leaf, Role, TensorId};
     use safetensors::Dtype;
 
     #[test]
     fn tables_lose_their_last_rows() {
         let tensor = |name: &str, part, padding| Tensor {
             id: TensorId::new(part, Leaf::Weight),
+            role: Role::Matrix,
             name: name.to_owned(),
             shape: Vec::new(),
             padding,
+            joined: false,
+            final_after: 1,
         };
         let tensors = [tensor("table", Part::WordEmbeddings, Some(3)), tensor("other", Part::Pooler, None)];
         let data: Vec<u8> = (0..96).collect();

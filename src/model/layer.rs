@@ -4,12 +4,16 @@ use lambert_config::architecture::Part;
 use lambert_config::run::{self, Activation, Norm};
 use tch::Tensor;
 
+use super::block::Block;
+use super::dropout::{Place, Site};
 use super::{Dropout, LayerNorm, Linear, activate};
+use crate::input::Input;
 use crate::state::Parameters;
 
+/// See the module.
 pub struct Layer {
-    /// Its first place where dropout is drawn; the embeddings' is 0.
-    site: u64,
+    /// Its number among all applications of layers.
+    application: usize,
     heads: i64,
     norm: Norm,
     activation: Activation,
@@ -23,15 +27,16 @@ pub struct Layer {
 }
 
 impl Layer {
-    pub fn new(parameters: &Parameters, model: &run::Model, index: usize) -> Self {
-        let linear = |part| Linear::new(parameters, part, Some(index));
-        let norm = |part| LayerNorm::new(parameters, part, Some(index), model);
+    /// An application of layer `layer`, by the parameters of that.
+    pub fn new(parameters: &Parameters, model: &run::Model, layer: usize, application: usize) -> Self {
+        let linear = |part| Linear::new(parameters, part, Some(layer));
+        let norm = |part| LayerNorm::new(parameters, part, Some(layer), model);
         Self {
-            site: 1 + 3 * index as u64,
+            application,
             heads: model.heads as i64,
             norm: model.norm,
             activation: model.activation,
-            query_key_value: Linear::joined(parameters, Part::Query, index),
+            query_key_value: Linear::joined(parameters, Part::Query, layer),
             attention_output: linear(Part::AttentionOutput),
             attention_norm: norm(Part::AttentionNorm),
             intermediate: linear(Part::Intermediate),
@@ -41,15 +46,15 @@ impl Layer {
     }
 
     /// \[rows, width, hidden\] to the same. `attendable` is \[rows, 1, 1, width\], `true` where a token is no padding.
-    pub fn forward(&self, hidden: &Tensor, attendable: Option<&Tensor>, dropout: Dropout<'_>) -> Tensor {
+    fn apply(&self, hidden: &Tensor, attendable: Option<&Tensor>, dropout: Dropout<'_>) -> Tensor {
         // Each of `x`, added to `hidden`.
         let attention = |x: &Tensor, hidden: &Tensor| {
             let mixed = self.attend(x, attendable, dropout);
-            dropout.hidden(self.attention_output.forward(&mixed), Some(hidden), self.site + 1)
+            dropout.hidden(self.attention_output.forward(&mixed), Some(hidden), self.site(Place::AttentionOutput))
         };
         let feed_forward = |x: &Tensor, hidden: &Tensor| {
             let inner = activate(&self.intermediate.forward(x), self.activation);
-            dropout.hidden(self.output.forward(&inner), Some(hidden), self.site + 2)
+            dropout.hidden(self.output.forward(&inner), Some(hidden), self.site(Place::FeedForward))
         };
         match self.norm {
             Norm::Post => {
@@ -61,6 +66,10 @@ impl Layer {
                 feed_forward(&self.output_norm.forward(&hidden), &hidden)
             }
         }
+    }
+
+    fn site(&self, place: Place) -> Site {
+        Site::Layer { application: self.application, place }
     }
 
     /// softmax(Q K^T / sqrt(hidden / heads)) V.
@@ -77,12 +86,18 @@ impl Layer {
             if let Some(attendable) = attendable {
                 scores = scores.masked_fill(&attendable.logical_not(), f64::NEG_INFINITY);
             }
-            dropout.attention(scores.softmax(-1, None), self.site).matmul(&value)
+            dropout.attention(scores.softmax(-1, None), self.site(Place::AttentionWeights)).matmul(&value)
         } else {
             // libtorch's fused kernels, which keep no weights.
-            let dropped = dropout.of_fused_attention(self.site);
+            let dropped = dropout.of_fused_attention(self.site(Place::AttentionWeights));
             Tensor::scaled_dot_product_attention(&query, &key, &value, attendable, dropped, false, None, false)
         };
         mixed.transpose(1, 2).reshape([rows, width, -1])
+    }
+}
+
+impl Block for Layer {
+    fn forward(&self, inputs: &[&Tensor], input: &Input, dropout: Dropout<'_>) -> Vec<Tensor> {
+        vec![self.apply(inputs[0], input.attendable.as_ref(), dropout)]
     }
 }

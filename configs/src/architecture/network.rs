@@ -1,0 +1,190 @@
+//! A network: a list of segments. From it follow the names and shapes of its parameters, when their gradients are final, what it
+//! computes (FLOPs), and what it keeps for the backward pass.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::module::{Each, Form, Leaf, Module, Role, TensorId};
+
+/// What a segment is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SegmentKind {
+    /// Makes hidden states of token ids.
+    Embed,
+    /// Makes something that later segments read beside hidden states, such as a table of relative positions.
+    Side,
+    /// One application of a layer.
+    Layer {
+        /// Its number among all applications, from 0. Dropout is drawn by it.
+        application: usize,
+    },
+    /// Everything above the encoder: losses are computed from its output.
+    Heads,
+}
+
+/// An output of a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Value {
+    /// The segment's number.
+    pub segment: usize,
+    /// Which of its outputs, from 0.
+    pub output: usize,
+}
+
+/// A part of a network that the backward pass treats as one graph, from its inputs to its outputs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Segment {
+    /// What it is.
+    pub kind: SegmentKind,
+    /// Outputs of earlier segments that it reads, in an order that its code knows. The first are the hidden states.
+    pub inputs: Vec<Value>,
+    /// The layer whose parameters it computes with, if it is one. Several applications may have the same.
+    pub layer: Option<usize>,
+    /// Its modules, in the order of the forward pass.
+    pub modules: Arc<[Module]>,
+    /// Width of what attention mixes, 0 without attention.
+    pub attention: usize,
+}
+
+impl Segment {
+    /// The tensors that it reads, in the order of the forward pass, in groups. Those of a group keep their order in memory: of
+    /// joined modules all weights, then all biases. All others are a group each.
+    fn reads(&self) -> Vec<Vec<TensorId>> {
+        let mut reads = Vec::new();
+        let mut rest = &self.modules[..];
+        while let Some((first, behind)) = rest.split_first() {
+            let joined = behind.iter().take_while(|module| module.joined).count();
+            let group = &rest[..=joined];
+            rest = &rest[1 + joined..];
+            let of = |leaf: Leaf| {
+                let has = move |module: &&Module| module.shapes().iter().any(|(other, _)| *other == leaf);
+                group.iter().filter(has).map(move |module| TensorId { part: module.part, layer: self.layer, leaf })
+            };
+            let tensors = of(Leaf::Weight).chain(of(Leaf::Bias)).collect::<Vec<_>>();
+            reads.extend(first.tied_to.map(|part| vec![TensorId::new(part, Leaf::Weight)]));
+            match joined {
+                0 => reads.extend(tensors.into_iter().map(|id| vec![id])),
+                _ => reads.push(tensors),
+            }
+        }
+        reads
+    }
+
+    fn flops(&self, each: Each, vocabulary: usize) -> f64 {
+        let modules = self.modules.iter().filter(|module| module.each == each);
+        modules.map(|module| module.flops(vocabulary)).sum()
+    }
+}
+
+/// A parameter of a network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tensor {
+    /// What it is.
+    pub id: TensorId,
+    /// What it is for.
+    pub role: Role,
+    /// Its name in transformers' model, such as `bert.encoder.layer.0.attention.self.query.weight`.
+    pub name: String,
+    /// As \[out, in\].
+    pub shape: Vec<usize>,
+    /// Its last rows that stand for no token of the vocabulary; `None` if its rows are not tokens.
+    pub padding: Option<usize>,
+    /// Whether it lies directly behind the tensor before it.
+    pub joined: bool,
+    /// The number of segments that the backward pass goes through until the gradient of this tensor is final.
+    pub final_after: usize,
+}
+
+/// A network of a certain depth.
+#[derive(Debug, Clone)]
+pub struct Network {
+    /// Its segments, in the order of the forward pass. The heads are last.
+    pub segments: Vec<Segment>,
+    /// The name of a tensor.
+    pub name: fn(TensorId) -> String,
+    /// Tokens of the vocabulary.
+    pub vocabulary: usize,
+    /// Rows of what has a row a token: the vocabulary, and what fills it up.
+    pub rows: usize,
+}
+
+impl Network {
+    /// All tensors, in the order in which the backward pass is done with their gradients. A tensor that several segments read is
+    /// final when the backward pass has gone through the first of them.
+    pub fn tensors(&self) -> Vec<Tensor> {
+        let mut found = HashSet::new();
+        let mut segments = Vec::new();
+        // The first segment that reads a tensor is the last that the backward pass comes to.
+        for (index, segment) in self.segments.iter().enumerate() {
+            let mut groups = segment.reads();
+            groups.iter_mut().for_each(|group| group.retain(|id| found.insert(*id)));
+            let of = |id: &TensorId| self.tensor(*id, self.segments.len() - index);
+            segments.push(groups.iter().rev().flatten().filter_map(of).collect::<Vec<_>>());
+        }
+        segments.into_iter().rev().flatten().collect()
+    }
+
+    fn tensor(&self, id: TensorId, final_after: usize) -> Option<Tensor> {
+        let owns = |segment: &&Segment| id.layer == segment.layer;
+        let mut modules = self.segments.iter().filter(owns).flat_map(|segment| segment.modules.iter());
+        let module = modules.find(|module| module.part == id.part && module.tied_to.is_none())?;
+        let (_, shape) = module.shapes().into_iter().find(|(leaf, _)| *leaf == id.leaf)?;
+        let padding = module.of_vocabulary.then_some(self.rows - self.vocabulary);
+        let (role, name, joined) = (module.role(id.leaf), (self.name)(id), module.joined);
+        Some(Tensor { id, role, name, shape, padding, joined, final_after })
+    }
+
+    /// Numbers in all tensors.
+    pub fn parameters(&self) -> u64 {
+        let count = |shape: &[usize]| shape.iter().map(|size| *size as u64).product::<u64>();
+        let mut layers = HashSet::new();
+        let owners = self.segments.iter().filter(|segment| segment.layer.is_none_or(|layer| layers.insert(layer)));
+        let shapes = owners.flat_map(|segment| segment.modules.iter()).flat_map(Module::shapes);
+        shapes.map(|(_, shape)| count(&shape)).sum()
+    }
+
+    /// Operations of the matrix products of a forward pass over samples of the given `lengths` (tokens) with `masked` masked
+    /// tokens in all; a multiplication with an addition counts as two. Beside the modules' own products these are attention's
+    /// scores and mixing, 2 l h each, a token and application of a layer.
+    pub fn forward_flops(&self, lengths: impl Iterator<Item = u64>, masked: u64) -> f64 {
+        let sum = |each| self.segments.iter().map(|segment| segment.flops(each, self.vocabulary)).sum::<f64>();
+        let (token, sample) = (sum(Each::Token), sum(Each::Sample));
+        let attention: f64 = self.segments.iter().map(|segment| segment.attention as f64).sum();
+        let mut forward = masked as f64 * sum(Each::MaskedToken);
+        for length in lengths.map(|length| length as f64) {
+            forward += length * (token + 4.0 * length * attention) + sample;
+        }
+        forward
+    }
+
+    /// The modules of the first layer.
+    fn layer(&self) -> impl Iterator<Item = &Module> {
+        let is_layer = |segment: &&Segment| matches!(segment.kind, SegmentKind::Layer { .. });
+        self.segments.iter().find(is_layer).into_iter().flat_map(|segment| segment.modules.iter())
+    }
+
+    /// Numbers a token that a layer keeps for its backward pass, dropout's factors and attention's weights not counted: what each
+    /// module puts out (with a projection, the sum that it is added to), what activation functions put out, and what the heads
+    /// mix to.
+    pub fn kept_by_layer(&self) -> usize {
+        let attention = self.segments.iter().map(|segment| segment.attention).find(|width| *width > 0);
+        self.layer().map(Module::kept).sum::<usize>() + attention.unwrap_or(0)
+    }
+
+    /// Numbers a token that dropout draws a factor for in a layer, attention's weights not counted.
+    pub fn dropped_by_layer(&self) -> usize {
+        self.layer().filter(|module| module.is_residual).map(Module::outputs).sum()
+    }
+
+    /// Numbers a masked token that the MLM head keeps before its logits: what comes in, what each module puts out, and what
+    /// activation functions put out.
+    pub fn kept_by_head(&self) -> usize {
+        let all = self.segments.iter().flat_map(|segment| segment.modules.iter());
+        let head = all.filter(|module| module.each == Each::MaskedToken && !module.of_vocabulary).collect::<Vec<_>>();
+        let input = head.first().map_or(0, |module| match module.form {
+            Form::Linear { inputs, .. } => inputs,
+            _ => module.outputs(),
+        });
+        input + head.into_iter().map(Module::kept).sum::<usize>()
+    }
+}
