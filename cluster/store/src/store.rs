@@ -341,6 +341,9 @@ impl Store {
     }
 }
 
+/// How often an object is created that was there at first and then was not.
+const CREATIONS: u32 = 8;
+
 /// A body that ends early can look like a success; its length cannot.
 pub(crate) fn complete(wanted: u64, body: Bytes) -> object_store::Result<Bytes> {
     if body.len() as u64 == wanted {
@@ -363,24 +366,24 @@ pub(crate) async fn part(objects: &dyn ObjectStore, name: &Path, range: &Range<u
     complete(range.end - range.start, answer.bytes().await?)
 }
 
+/// Creates an object, unless there is one; whether it has. One that is removed while it is looked at is no reason not to.
 async fn create(objects: &dyn ObjectStore, name: &Path, bytes: Bytes, attempt: u32) -> object_store::Result<bool> {
-    let options = PutOptions::from(PutMode::Create);
-    match objects.put_opts(name, PutPayload::from_bytes(bytes.clone()), options).await {
-        Ok(_) => Ok(true),
-        Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
-            // A later attempt may find what an earlier one wrote before its answer was lost.
-            let there = objects.get_opts(name, GetOptions::default()).await;
-            match there {
-                Ok(answer) => {
-                    Ok(attempt > 1 && answer.meta.size == bytes.len() as u64 && answer.bytes().await? == bytes)
-                }
-                Err(object_store::Error::NotFound { .. }) => {
-                    let source = "refused as existing, and then not there".into();
-                    Err(object_store::Error::Generic { store: "create", source })
-                }
-                Err(error) => Err(error),
-            }
+    for _ in 0..CREATIONS {
+        let options = PutOptions::from(PutMode::Create);
+        match objects.put_opts(name, PutPayload::from_bytes(bytes.clone()), options).await {
+            Ok(_) => return Ok(true),
+            Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {}
+            Err(error) => return Err(error),
         }
-        Err(error) => Err(error),
+        // A later attempt may find what an earlier one wrote before its answer was lost.
+        match objects.get_opts(name, GetOptions::default()).await {
+            Ok(answer) => {
+                return Ok(attempt > 1 && answer.meta.size == bytes.len() as u64 && answer.bytes().await? == bytes);
+            }
+            Err(object_store::Error::NotFound { .. }) => {}
+            Err(error) => return Err(error),
+        }
     }
+    let source = format!("refused as existing, and then not there, {CREATIONS} times").into();
+    Err(object_store::Error::Generic { store: "create", source })
 }

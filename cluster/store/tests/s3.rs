@@ -148,6 +148,19 @@ fn many_objects_are_deleted_by_few_requests() {
     assert_eq!(store.list("").unwrap(), []);
 }
 
+/// What two submissions do: one gives its claim up while the other looks whose it is.
+#[test]
+fn an_object_that_is_removed_while_it_is_looked_at_is_created() {
+    let (_folder, server) = server();
+    let store = server.store("claims");
+    assert!(store.put_new("claim", "theirs".into()).unwrap());
+    let elsewhere = store.clone();
+    server.before("GET /runs/claims/claim", 0, move || elsewhere.delete("claim").unwrap());
+    assert!(store.put_new("claim", "ours".into()).unwrap());
+    assert!(!server.has_hook());
+    assert_eq!(store.get("claim").unwrap(), "ours");
+}
+
 #[test]
 fn of_many_writers_one_creates() {
     let (_folder, server) = server();
