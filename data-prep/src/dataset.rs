@@ -19,10 +19,10 @@ mod write;
 pub use ahead::FetchAhead;
 pub use error::DatasetError;
 pub use fit::check_fit;
-pub(crate) use manifest::hex;
 pub use manifest::{
     Corpus, Counts, HeldOut, Manifest, SampleRules, Shard, SourceCounts, VERSION, VocabularyFile, sha256_hex,
 };
+pub(crate) use manifest::{entropy, hex};
 pub use read::{Dataset, RowGroup, Samples};
 pub use usage::TokenUsage;
 pub use write::{Sample, ShardWriter, shard_name, write};

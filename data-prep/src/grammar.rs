@@ -62,7 +62,7 @@ pub fn generate(mut output: impl Write, documents: u64, seed: u64) -> io::Result
         words: frequencies.iter().sum(),
         bytes,
         vocabulary: frequencies.len(),
-        unigram_entropy: crate::prep::entropy(&frequencies),
+        unigram_entropy: crate::dataset::entropy(&frequencies),
     })
 }
 

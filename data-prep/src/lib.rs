@@ -6,6 +6,7 @@
 //! - [`extract`]: raw documents to paragraphs of prose
 //! - [`sentences`]: paragraphs to sentences
 //! - [`tokenizer`]: WordPiece ids by a vocab.txt; `tokenizer.json` for others
+//! - `record`: a tokenized document in the work folder
 //! - `samples`: documents to samples with or without pairs
 //! - [`vocab`]: training a vocabulary
 //! - [`grammar`]: a corpus where none is at hand
@@ -20,6 +21,7 @@ pub mod inspect;
 mod parallel;
 pub mod prep;
 pub mod random;
+mod record;
 mod samples;
 pub mod sentences;
 pub mod source;

@@ -2,17 +2,15 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::prep::PrepError;
-
 /// Runs `task` for `0..count` on `threads` threads; the results in order.
 ///
 /// # Errors
 /// The first failure; what was not begun by then is left undone.
-pub fn parallel<T: Send>(
+pub fn parallel<T: Send, E: Send>(
     threads: usize,
     count: usize,
-    task: impl Fn(usize) -> Result<T, PrepError> + Sync,
-) -> Result<Vec<T>, PrepError> {
+    task: impl Fn(usize) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, E> {
     let next = AtomicUsize::new(0);
     let work = || {
         let mut results = Vec::new();
@@ -28,7 +26,7 @@ pub fn parallel<T: Send>(
             results.push((index, result));
         }
     };
-    let mut results: Vec<(usize, Result<T, PrepError>)> = std::thread::scope(|scope| {
+    let mut results: Vec<(usize, Result<T, E>)> = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads.min(count)).map(|_| scope.spawn(work)).collect();
         let join = |worker: std::thread::ScopedJoinHandle<'_, _>| {
             worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))

@@ -19,8 +19,7 @@ mod duplicates;
 mod error;
 mod finish;
 mod heads;
-pub(crate) mod held_out;
-pub(crate) mod ids;
+mod held_out;
 mod job;
 mod levels;
 mod lock;
@@ -30,7 +29,7 @@ mod partitions;
 mod sealed;
 mod shards;
 mod space;
-pub(crate) mod spill;
+mod spill;
 #[cfg(test)]
 mod tests;
 mod tokenize;
@@ -41,7 +40,6 @@ use lambert_config::PrepConfig;
 use serde::Serialize;
 
 pub use error::PrepError;
-pub(crate) use finish::entropy;
 pub use space::Needs;
 
 use crate::dataset::{HeldOut, Manifest};
@@ -213,7 +211,7 @@ fn sample(
     tasks.sort_by_key(|&(split, bucket)| std::cmp::Reverse(tokens[split][bucket]));
     let largest = tasks.first().map_or(0, |&(split, bucket)| tokens[split][bucket]);
     let workers = job.memory.workers(largest * BUCKET_BYTES + 2 * job.scale.sorted as u64).min(threads);
-    parallel(workers, tasks.len(), |index| {
+    parallel(workers, tasks.len(), |index| -> Result<_, PrepError> {
         let (split, bucket) = tasks[index];
         buckets::make(job, runs, removed, &splits[split], bucket, &levels[split].path(0, bucket))?;
         progress.update(&Status {

@@ -6,7 +6,7 @@ mod single;
 
 use lambert_config::prep::{Pair, Samples};
 
-use crate::prep::spill::DocumentId;
+use crate::record::DocumentId;
 use crate::tokenizer::Special;
 
 pub use bucket::Bucket;

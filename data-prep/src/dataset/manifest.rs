@@ -248,6 +248,20 @@ fn in_words(sum: Option<u64>) -> String {
     sum.map_or_else(|| "too many".to_owned(), |sum| sum.to_string())
 }
 
+/// Nats per item of a distribution given by counts; to six decimals, so that it is the same on every machine.
+pub fn entropy(counts: &[u64]) -> f64 {
+    let total = counts.iter().sum::<u64>() as f64;
+    let nats: f64 = counts
+        .iter()
+        .filter(|&&count| count > 0)
+        .map(|&count| {
+            let share = count as f64 / total;
+            -share * share.ln()
+        })
+        .sum();
+    (nats * 1e6).round() / 1e6
+}
+
 /// The sha256 of `bytes`, in hexadecimal.
 #[must_use]
 pub fn sha256_hex(bytes: &[u8]) -> String {

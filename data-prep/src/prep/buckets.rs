@@ -7,15 +7,16 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::PrepError;
 use super::collected::Collected;
 use super::duplicates::Removed;
 use super::heads::Head;
 use super::held_out::{self, Selection};
 use super::job::{Job, Run};
-use super::spill::{self, DocumentId, HELD_OUT_CELLS, PARTS, TRAIN_CELLS, Totals};
-use super::{PrepError, ids};
+use super::spill::{self, HELD_OUT_CELLS, PARTS, TRAIN_CELLS, Totals};
 use crate::dataset::HeldOut;
 use crate::random::Key;
+use crate::record::{DocumentId, ids};
 use crate::samples::{self, Bucket, Rules};
 
 /// Tokens that a bucket should hold: little memory, and work for many threads.

@@ -8,8 +8,9 @@ use std::path::Path;
 use super::buckets::{Contents, SAMPLE_HEAD, interval};
 use super::job::Job;
 use super::merge::{Cursor, merge};
-use super::{PrepError, ids, sealed};
+use super::{PrepError, sealed};
 use crate::random::Key;
+use crate::record::ids;
 use crate::tokenizer::Special;
 
 /// See the module.

@@ -57,7 +57,7 @@ pub fn read(job: &Job<'_>, runs: &[Run]) -> Result<Corpus, PrepError> {
 pub fn now(job: &Job<'_>, threads: usize, progress: &dyn Progress) -> Result<Corpus, PrepError> {
     let known = objects(job)?;
     let (done, total) = (AtomicU64::new(0), job.files.iter().map(|file| file.bytes).sum());
-    let hashes = parallel(threads, job.files.len(), |index| {
+    let hashes = parallel(threads, job.files.len(), |index| -> Result<_, PrepError> {
         let file = &job.files[index];
         let hash = match known.iter().find(|object| object.is(file)) {
             Some(object) => object.sha256.clone(),

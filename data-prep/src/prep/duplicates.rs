@@ -9,7 +9,8 @@ use super::PrepError;
 use super::heads::{EXCLUDED, Head, SIGNATURE, similarity};
 use super::job::{Job, Run};
 use super::partitions::Partitions;
-use super::spill::{DocumentId, Totals};
+use super::spill::Totals;
+use crate::record::DocumentId;
 
 /// Documents that are left out.
 #[derive(Debug, Default)]

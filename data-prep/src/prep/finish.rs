@@ -11,7 +11,7 @@ use super::spill::SourceTotals;
 use super::{Finished, Job, PrepError, Progress, Removed, Run, Sorted, Split, Status, corpus, sealed};
 use crate::dataset::{
     Corpus, Counts, Dataset, DatasetError, MANIFEST, Manifest, SampleRules, Shard, SourceCounts, VERSION, VOCABULARY,
-    VocabularyFile, sha256_hex,
+    VocabularyFile, entropy, sha256_hex,
 };
 use crate::parallel::parallel;
 
@@ -135,7 +135,7 @@ fn write_shards(
     // The largest first, so that all threads end together.
     tasks.sort_by_key(|&(index, _)| std::cmp::Reverse(open[index].sorted.len() / open[index].shards as u64));
     let workers = job.memory.workers(SHARD_BYTES).min(threads);
-    let shards = parallel(workers, tasks.len(), |number| {
+    let shards = parallel(workers, tasks.len(), |number| -> Result<_, PrepError> {
         let (index, shard) = tasks[number];
         let split = &open[index];
         let written = split.sorted.write_shard(&split.folder, job, shard, split.shards)?;
@@ -228,20 +228,6 @@ fn sources(job: &Job<'_>, runs: &[Run], removed: &Removed) -> Vec<SourceCounts> 
         tokens: totals[index].kept.tokens,
     };
     (0..job.sources.len()).map(count).collect()
-}
-
-/// Nats per item of a distribution given by counts; to six decimals, so that it is the same on every machine.
-pub fn entropy(counts: &[u64]) -> f64 {
-    let total = counts.iter().sum::<u64>() as f64;
-    let nats: f64 = counts
-        .iter()
-        .filter(|&&count| count > 0)
-        .map(|&count| {
-            let share = count as f64 / total;
-            -share * share.ln()
-        })
-        .sum();
-    (nats * 1e6).round() / 1e6
 }
 
 /// Puts a finished dataset where it belongs, its manifest last.

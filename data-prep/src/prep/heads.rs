@@ -1,7 +1,8 @@
 //! What a run file says about each document besides its tokens: enough to find duplicates without reading them.
 
-use super::spill::{DocumentId, Totals};
+use super::spill::Totals;
 use crate::random::Key;
+use crate::record::DocumentId;
 
 /// Values of a MinHash signature.
 pub const SIGNATURE: usize = 64;

@@ -13,10 +13,10 @@ use std::ops::Range;
 use super::PrepError;
 use super::duplicates::Removed;
 use super::heads::{EXCLUDED, Head};
-use super::ids;
 use super::job::{Job, Run};
-use super::spill::{DocumentId, RECORD_HEAD, Totals, record_bytes};
+use super::spill::{Totals, record_bytes};
 use crate::dataset::HeldOut;
+use crate::record::{DocumentId, RECORD_HEAD, ends, ids, start_of};
 
 /// Accepted deviation of the share, as a fraction of it (or of the rest, if that is smaller).
 const TOLERANCE: f64 = 0.5;
@@ -194,21 +194,6 @@ fn split(job: &Job<'_>, runs: &[Run], removed: &Removed, size: u64) -> Result<Ve
         }
     }
     Ok(units)
-}
-
-/// Where sentences end, in tokens of their document, from their lengths as a record has them.
-pub fn ends(lengths: &[u8]) -> Vec<u32> {
-    let mut end = 0;
-    let add = |pair: &[u8]| {
-        end += u32::from(u16::from_le_bytes([pair[0], pair[1]]));
-        end
-    };
-    lengths.chunks_exact(2).map(add).collect()
-}
-
-/// Where a sentence starts.
-pub fn start_of(ends: &[u32], sentence: usize) -> u32 {
-    if sentence == 0 { 0 } else { ends[sentence - 1] }
 }
 
 /// Whether [`blocks`] gives one block, whatever the sentences are.

@@ -7,12 +7,13 @@ use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 
+use super::PrepError;
 use super::buckets::{Contents, Split};
 use super::collected::write_counts;
 use super::job::Job;
 use super::merge::{Cursor, merge};
 use super::sealed::{self, Sealed};
-use super::{PrepError, ids};
+use crate::record::ids;
 
 /// Sample files of a split.
 pub struct Levels<'a> {

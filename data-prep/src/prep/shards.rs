@@ -3,13 +3,14 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use super::PrepError;
 use super::buckets::{Contents, INTERVALS, SAMPLE_HEAD};
 use super::job::Job;
 use super::levels::{Levels, SampleFile, token_counts};
 use super::merge::merge;
 use super::sealed::{self, Sealed};
-use super::{PrepError, ids};
 use crate::dataset::{DatasetError, Sample, Shard, ShardWriter, shard_name};
+use crate::record::ids;
 
 /// All samples of a split.
 pub struct Sorted {

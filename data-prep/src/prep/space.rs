@@ -4,9 +4,10 @@ use std::path::Path;
 
 use lambert_config::prep::Format;
 
+use super::PrepError;
 use super::buckets::SAMPLE_HEAD;
 use super::job::{Job, Run};
-use super::{PrepError, ids};
+use crate::record::ids;
 use crate::source::SourceFile;
 
 /// Disk space for the work folder; the dataset is made in it and moved out of it.

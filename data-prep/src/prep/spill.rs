@@ -10,8 +10,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::heads::{self, EXCLUDED, Head};
-use super::{PrepError, ids, sealed};
-use crate::random::Key;
+use super::{PrepError, sealed};
+use crate::record::{DocumentId, RECORD_HEAD, ids};
 use crate::source::Part;
 
 /// Cells of the documents to train on; the held-out ones follow.
@@ -21,21 +21,7 @@ pub const HELD_OUT_CELLS: u16 = 64;
 /// Parts of a cell, for corpora whose cells are too large for memory.
 pub const PARTS: u16 = 1024;
 
-/// A document's place in the corpus.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct DocumentId {
-    /// The file's number.
-    pub file: u32,
-    /// The document's number in the file.
-    pub ordinal: u32,
-}
-
 impl DocumentId {
-    /// This document's key for a choice of one kind.
-    pub fn key(self, seed: u64, kind: &str) -> Key {
-        Key::new(seed).with_bytes(kind.as_bytes()).with(u64::from(self.file)).with(u64::from(self.ordinal))
-    }
-
     /// Where this document goes: its cell.
     fn cell(self, seed: u64, held_out: f64) -> u16 {
         let mut rng = self.key(seed, "cell").rng();
@@ -177,9 +163,6 @@ impl std::ops::SubAssign for Totals {
         self.tokens -= other.tokens;
     }
 }
-
-/// Bytes before the sentence lengths of a record: file, ordinal, sentences, tokens.
-pub const RECORD_HEAD: usize = 16;
 
 /// Bytes of a document's record, whose ids have `width` bytes.
 pub const fn record_bytes(totals: &Totals, width: usize) -> u64 {

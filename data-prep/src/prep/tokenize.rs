@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::job::Job;
-use super::spill::{DocumentId, DoneBatch, ReadFile, SourceTotals, Spill};
-use super::{PrepError, Progress, Status, corpus, ids};
+use super::spill::{DoneBatch, ReadFile, SourceTotals, Spill};
+use super::{PrepError, Progress, Status, corpus};
 use crate::extract::{Extracted, extract};
+use crate::record::{DocumentId, ids};
 use crate::sentences;
 use crate::source::{Batch, Batches, Note, Part, SourceFile, is_read_by};
 use crate::tokenizer::Encoder;

@@ -2,10 +2,8 @@
 
 use std::ops::Range;
 
-use crate::prep::held_out::{ends, start_of};
-use crate::prep::ids;
-use crate::prep::spill::{DocumentId, RECORD_HEAD};
 use crate::random::Key;
+use crate::record::{DocumentId, RECORD_HEAD, ends, ids, start_of};
 
 /// Documents, or pieces of them, in the order of their place in the corpus.
 #[derive(Debug, Default)]
@@ -39,7 +37,7 @@ pub struct Document<'a> {
 }
 
 impl Bucket {
-    /// The documents whose records `bytes` holds (see `prep::spill`); `None` if it holds something else. `pieces` gives the
+    /// The documents whose records `bytes` holds (see [`crate::record`]); `None` if it holds something else. `pieces` gives the
     /// ranges of sentences that are wanted, each as a document of its own, from where the sentences end.
     pub fn new(bytes: Vec<u8>, width: usize, pieces: impl Fn(DocumentId, &[u32]) -> Vec<Range<usize>>) -> Option<Self> {
         let mut bucket = Self { width, ..Self::default() };
