@@ -10,8 +10,7 @@ use std::borrow::Cow;
 
 use lambert_config::prep::{Documents, Format, Invalid, Source};
 
-use crate::prep::PrepError;
-use crate::source::{RawDocument, SourceFile};
+use crate::source::{RawDocument, SourceError, SourceFile};
 
 /// What became of a raw document.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,7 +29,7 @@ pub fn extract(
     file: &SourceFile,
     raw: &RawDocument,
     notes: &mut dyn FnMut(&'static str),
-) -> Result<Extracted, PrepError> {
+) -> Result<Extracted, SourceError> {
     let text = match (std::str::from_utf8(&raw.bytes), source.invalid) {
         (Ok(text), _) => Cow::Borrowed(text),
         (Err(_), Invalid::Replace) => {
@@ -38,7 +37,7 @@ pub fn extract(
             String::from_utf8_lossy(&raw.bytes)
         }
         (Err(error), Invalid::Refuse) => {
-            return Err(PrepError::NotUtf8 { file: file.name.clone(), at: raw.at + error.valid_up_to() as u64 });
+            return Err(SourceError::NotUtf8 { file: file.name.clone(), at: raw.at + error.valid_up_to() as u64 });
         }
     };
     Ok(match (file.format, source.documents(file.format)) {

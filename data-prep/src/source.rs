@@ -4,6 +4,7 @@ mod ahead;
 mod batches;
 mod blocks;
 mod damage;
+mod error;
 mod files;
 mod mediawiki;
 mod multistream;
@@ -21,10 +22,9 @@ use std::sync::atomic::AtomicU64;
 use lambert_config::prep::{Documents, Format, Source};
 
 pub use batches::{Batch, Batches, Part, is_read_by};
+pub use error::SourceError;
 pub use files::{SourceFile, find};
 pub use stored::Stored;
-
-use crate::prep::PrepError;
 
 /// A document as it stands in its file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,7 +61,7 @@ impl Note {
 /// Cuts a file into documents.
 pub trait DocumentReader: Send {
     /// The next document, `None` at the end.
-    fn next(&mut self) -> Result<Option<RawDocument>, PrepError>;
+    fn next(&mut self) -> Result<Option<RawDocument>, SourceError>;
 
     /// What was left out since the last call.
     fn notes(&mut self) -> Notes;
@@ -72,7 +72,7 @@ pub fn reader(
     source: &Source,
     file: &SourceFile,
     counter: Arc<AtomicU64>,
-) -> Result<Box<dyn DocumentReader>, PrepError> {
+) -> Result<Box<dyn DocumentReader>, SourceError> {
     opened(source, file, counter, WINDOW).map(|(_, documents)| documents)
 }
 
@@ -85,7 +85,7 @@ fn opened(
     file: &SourceFile,
     counter: Arc<AtomicU64>,
     window: u64,
-) -> Result<(Stored, Box<dyn DocumentReader>), PrepError> {
+) -> Result<(Stored, Box<dyn DocumentReader>), SourceError> {
     let stored = Stored::open(file, counter, window)?;
     let below = stored.clone();
     let kind = source.documents(file.format);

@@ -14,7 +14,7 @@ use super::spill::ReadFile;
 use super::{PrepError, Progress, Status};
 use crate::dataset::{Corpus, sha256_hex};
 use crate::parallel::parallel;
-use crate::source::{SourceFile, Stored};
+use crate::source::{SourceError, SourceFile, Stored};
 
 /// Lies beside the datasets if objects of a store were read: their e_tags, so that they need not be read again.
 const OBJECTS: &str = "inputs.json";
@@ -136,10 +136,10 @@ fn corpus(job: &Job<'_>, hashes: &[String]) -> Corpus {
 }
 
 fn hash(file: &SourceFile, memory: u64) -> Result<String, PrepError> {
-    let fault = |source| PrepError::Input { path: file.name.clone(), operation: "read", source };
-    Stored::open(file, Default::default(), memory)?.finish().map_err(fault)
+    let fault = |source| SourceError::Input { path: file.name.clone(), operation: "read", source };
+    Ok(Stored::open(file, Default::default(), memory)?.finish().map_err(fault)?)
 }
 
 fn changed(file: &SourceFile) -> PrepError {
-    PrepError::Changed { file: file.name.clone() }
+    SourceError::Changed { file: file.name.clone() }.into()
 }

@@ -1,22 +1,16 @@
 use std::path::PathBuf;
 
 use crate::dataset::DatasetError;
+use crate::source::SourceError;
 use crate::tokenizer::TokenizerError;
 
 /// Why a preparation stopped. Nothing that existed before was changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PrepError {
-    /// A source names no file.
-    #[error("{key} = {path:?}: {why}")]
-    NoFiles {
-        /// The key of the configuration.
-        key: String,
-        /// Its value.
-        path: String,
-        /// What was found.
-        why: String,
-    },
+    /// An input cannot be found or read.
+    #[error(transparent)]
+    Source(#[from] SourceError),
     /// The vocabulary cannot be used.
     #[error("cannot use vocabulary.file")]
     Vocabulary(#[from] TokenizerError),
@@ -40,12 +34,6 @@ pub enum PrepError {
         /// What it does there.
         what: String,
     },
-    /// An input file is not what it was when a part of it was prepared.
-    #[error("{file} has changed since this preparation began; remove the work folder to start anew")]
-    Changed {
-        /// The file.
-        file: String,
-    },
     /// A setting that only shows itself wrong here.
     #[error("{key}: {message}")]
     Setting {
@@ -53,52 +41,6 @@ pub enum PrepError {
         key: String,
         /// What was found and expected.
         message: String,
-    },
-    /// An input file cannot be read.
-    #[error("cannot {operation} {path}")]
-    Input {
-        /// The file.
-        path: String,
-        /// What was tried.
-        operation: &'static str,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// An input file is damaged or its disk fails.
-    #[error("{file}: cannot read on behind byte {at} of its text")]
-    Stream {
-        /// The file.
-        file: String,
-        /// Decompressed bytes that were read.
-        at: u64,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// A text is not UTF-8.
-    #[error("{file}: byte {at} is not UTF-8")]
-    NotUtf8 {
-        /// The file.
-        file: String,
-        /// In the decompressed file, from 0.
-        at: u64,
-    },
-    /// A file holds no text.
-    #[error("{file} is not read as text: it looks like {found}")]
-    NotText {
-        /// The file.
-        file: String,
-        /// What it looks like, and what can be done about it.
-        found: String,
-    },
-    /// A file is not of the format that its source says.
-    #[error("{file}, byte {at}: expected {expected}")]
-    Format {
-        /// The file.
-        file: String,
-        /// In the decompressed file, from 0.
-        at: u64,
-        /// What should stand there.
-        expected: String,
     },
     /// Nothing came out of the corpus.
     #[error("the corpus is empty: no sentence in {files} file(s){}", rejected.as_deref().unwrap_or(""))]
@@ -144,7 +86,7 @@ pub enum PrepError {
     /// The output store could not do what was asked.
     #[error("cannot reach {url}")]
     Store {
-        /// The input or output.
+        /// The output.
         url: String,
         /// Why.
         source: lambert_store::Error,
@@ -155,13 +97,10 @@ impl PrepError {
     /// Whether the command or its configuration is wrong (exit code 2), not the corpus or the machine (1).
     #[must_use]
     pub const fn is_usage(&self) -> bool {
-        matches!(
-            self,
-            Self::NoFiles { .. }
-                | Self::Vocabulary(_)
-                | Self::Exists { .. }
-                | Self::OtherWork { .. }
-                | Self::Setting { .. }
-        )
+        match self {
+            Self::Source(error) => error.is_usage(),
+            Self::Vocabulary(_) | Self::Exists { .. } | Self::OtherWork { .. } | Self::Setting { .. } => true,
+            _ => false,
+        }
     }
 }

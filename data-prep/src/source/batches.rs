@@ -9,8 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use lambert_config::prep::Source;
 use twox_hash::XxHash3_64;
 
-use super::{DocumentReader, Notes, RawDocument, SourceFile, Stored, opened};
-use crate::prep::PrepError;
+use super::{DocumentReader, Notes, RawDocument, SourceError, SourceFile, Stored, opened};
 
 /// Bytes of documents in a batch: enough that taking one costs nothing, little enough that threads end together.
 const BATCH: usize = 1 << 20;
@@ -106,7 +105,7 @@ impl<'a> Batches<'a> {
     }
 
     /// The next batch for a thread; `None` at the end.
-    pub fn next(&self, place: &mut Place) -> Result<Option<Batch>, PrepError> {
+    pub fn next(&self, place: &mut Place) -> Result<Option<Batch>, SourceError> {
         loop {
             let stream = match place.0.take() {
                 Some(stream) => stream,
@@ -125,7 +124,7 @@ impl<'a> Batches<'a> {
     }
 
     /// A file that nobody has opened, else one that another thread is reading.
-    fn stream(&self) -> Result<Option<Arc<Mutex<Stream>>>, PrepError> {
+    fn stream(&self) -> Result<Option<Arc<Mutex<Stream>>>, SourceError> {
         let Some(file) = self.files.get(self.next_file.fetch_add(1, Ordering::Relaxed)) else {
             return Ok(lock(&self.open).last().cloned());
         };
@@ -137,12 +136,12 @@ impl<'a> Batches<'a> {
         Ok(Some(stream))
     }
 
-    fn batch(&self, stream: &mut Stream) -> Result<Option<Batch>, PrepError> {
+    fn batch(&self, stream: &mut Stream) -> Result<Option<Batch>, SourceError> {
         while !stream.ended {
             let mut batch = stream.next()?;
             let done = self.done.get(&(batch.file, batch.number));
             if done.is_some_and(|digest| *digest != batch.digest()) {
-                return Err(PrepError::Changed { file: stream.file.name.clone() });
+                return Err(SourceError::Changed { file: stream.file.name.clone() });
             }
             batch.mine = done.is_none() && is_done_by(&stream.file, batch.number, self.part);
             if batch.mine {
@@ -159,7 +158,7 @@ impl<'a> Batches<'a> {
 }
 
 impl Stream {
-    fn next(&mut self) -> Result<Batch, PrepError> {
+    fn next(&mut self) -> Result<Batch, SourceError> {
         let mut documents = Vec::new();
         let mut bytes = 0;
         while bytes < BATCH && !self.ended {
@@ -178,8 +177,8 @@ impl Stream {
         Ok(Batch { file: self.file.number, number, last: self.ended, mine: true, sha256, documents, notes })
     }
 
-    fn finish(&mut self) -> Result<String, PrepError> {
-        let fault = |source| PrepError::Input { path: self.file.name.clone(), operation: "read", source };
+    fn finish(&mut self) -> Result<String, SourceError> {
+        let fault = |source| SourceError::Input { path: self.file.name.clone(), operation: "read", source };
         self.stored.finish().map_err(fault)
     }
 }

@@ -7,10 +7,9 @@ use std::sync::Arc;
 use lambert_config::prep::{Format, Source};
 use lambert_store::Store;
 
-use super::{multistream, recognize};
+use super::{SourceError, multistream, recognize};
 use crate::extract::wikitext::Site;
 use crate::parallel::parallel;
-use crate::prep::PrepError;
 
 /// One input file, or a run of whole bzip2 streams of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,7 +41,7 @@ impl SourceFile {
 }
 
 /// All files of all sources: the sources in their order, the files of each sorted by path. `threads` look at them.
-pub fn find(sources: &[Source], threads: usize) -> Result<Vec<SourceFile>, PrepError> {
+pub fn find(sources: &[Source], threads: usize) -> Result<Vec<SourceFile>, SourceError> {
     let mut files = Vec::new();
     for (index, source) in sources.iter().enumerate() {
         let key = format!("source.{index}.path");
@@ -59,7 +58,7 @@ pub fn find(sources: &[Source], threads: usize) -> Result<Vec<SourceFile>, PrepE
 }
 
 /// A file and the parts that it is read in.
-fn look_at(index: usize, source: &Source, found: &(String, u64, String)) -> Result<(SourceFile, Parts), PrepError> {
+fn look_at(index: usize, source: &Source, found: &(String, u64, String)) -> Result<(SourceFile, Parts), SourceError> {
     let (name, bytes, stamp) = found.clone();
     let (format, site) = (source.format, Arc::default());
     let mut file = SourceFile { source: index, number: 0, name, format, site, start: 0, bytes, stamp };
@@ -91,11 +90,11 @@ type Found = Vec<(String, u64, String)>;
 /// Ranges of stored bytes.
 type Parts = Vec<Range<u64>>;
 
-fn no_files(key: &str, pattern: &str, why: impl ToString) -> PrepError {
-    PrepError::NoFiles { key: key.to_owned(), path: pattern.to_owned(), why: why.to_string() }
+fn no_files(key: &str, pattern: &str, why: impl ToString) -> SourceError {
+    SourceError::NoFiles { key: key.to_owned(), path: pattern.to_owned(), why: why.to_string() }
 }
 
-fn local(key: &str, pattern: &str) -> Result<Found, PrepError> {
+fn local(key: &str, pattern: &str) -> Result<Found, SourceError> {
     let path = Path::new(pattern);
     let mut paths: Vec<PathBuf> = match std::fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => below(path)?,
@@ -114,7 +113,7 @@ fn local(key: &str, pattern: &str) -> Result<Found, PrepError> {
     }
     paths.sort();
     let describe = |path: PathBuf| {
-        let metadata = std::fs::metadata(&path).map_err(|source| PrepError::Input {
+        let metadata = std::fs::metadata(&path).map_err(|source| SourceError::Input {
             path: path.display().to_string(),
             operation: "look at",
             source,
@@ -128,8 +127,8 @@ fn local(key: &str, pattern: &str) -> Result<Found, PrepError> {
 }
 
 /// Every file below a folder; hidden ones, pipes, sockets and devices left out.
-fn below(folder: &Path) -> Result<Vec<PathBuf>, PrepError> {
-    let fault = |source| PrepError::Input { path: folder.display().to_string(), operation: "list", source };
+fn below(folder: &Path) -> Result<Vec<PathBuf>, SourceError> {
+    let fault = |source| SourceError::Input { path: folder.display().to_string(), operation: "list", source };
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(fault)? {
         let entry = entry.map_err(fault)?;
@@ -137,7 +136,7 @@ fn below(folder: &Path) -> Result<Vec<PathBuf>, PrepError> {
             continue;
         }
         let path = entry.path();
-        let metadata = std::fs::metadata(&path).map_err(|source| PrepError::Input {
+        let metadata = std::fs::metadata(&path).map_err(|source| SourceError::Input {
             path: path.display().to_string(),
             operation: "look at",
             source,
@@ -152,8 +151,8 @@ fn below(folder: &Path) -> Result<Vec<PathBuf>, PrepError> {
 }
 
 /// Objects: one, all below a prefix, or those that a glob names.
-fn remote(key: &str, url: &str) -> Result<Found, PrepError> {
-    let fault = |source| PrepError::Store { url: url.to_owned(), source };
+fn remote(key: &str, url: &str) -> Result<Found, SourceError> {
+    let fault = |source| SourceError::Store { url: url.to_owned(), source };
     let special = url.find(['*', '?', '[']).unwrap_or(url.len());
     let folder_end = url[..special].rfind('/').unwrap_or(special);
     let (folder, pattern) = (&url[..folder_end], url[folder_end..].trim_start_matches('/'));

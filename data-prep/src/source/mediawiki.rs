@@ -5,8 +5,7 @@ use memchr::memmem;
 
 use super::damage::Gap;
 use super::open::Input;
-use super::{DocumentReader, Note, Notes, RawDocument};
-use crate::prep::PrepError;
+use super::{DocumentReader, Note, Notes, RawDocument, SourceError};
 
 /// A page longer than this is no page: the closing tag is missing.
 const LONGEST: usize = 256 << 20;
@@ -47,7 +46,7 @@ impl Pages {
     }
 
     /// Reads on. [`More::Gap`] where text is missing: what was read and not used is gone with it.
-    fn fill(&mut self) -> Result<More, PrepError> {
+    fn fill(&mut self) -> Result<More, SourceError> {
         if self.ended {
             return Ok(More::End);
         }
@@ -60,7 +59,7 @@ impl Pages {
             Ok(available) => available,
             Err(source) => {
                 let Some(what) = Gap::of(&source) else {
-                    return Err(PrepError::Stream { file: self.name.clone(), at, source });
+                    return Err(SourceError::Stream { file: self.name.clone(), at, source });
                 };
                 self.notes.push(Note::new(what, at));
                 self.at = at;
@@ -76,7 +75,7 @@ impl Pages {
     }
 
     /// Moves to just behind the next `needle`; `false` if there is none.
-    fn skip_past(&mut self, needle: &[u8]) -> Result<bool, PrepError> {
+    fn skip_past(&mut self, needle: &[u8]) -> Result<bool, SourceError> {
         loop {
             if let Some(found) = memmem::find(&self.buffer[self.start..], needle) {
                 self.start += found + needle.len();
@@ -90,7 +89,7 @@ impl Pages {
         }
     }
 
-    fn check_root(&mut self) -> Result<(), PrepError> {
+    fn check_root(&mut self) -> Result<(), SourceError> {
         let mut gap = false;
         while self.buffer.len() < 4096 {
             match self.fill()? {
@@ -101,7 +100,7 @@ impl Pages {
         self.seen_root = true;
         if !gap && memmem::find(&self.buffer, b"<mediawiki").is_none() && !self.buffer.is_empty() {
             let expected = "a MediaWiki dump: XML with a <mediawiki> element".to_owned();
-            return Err(PrepError::Format { file: self.name.clone(), at: 0, expected });
+            return Err(SourceError::Format { file: self.name.clone(), at: 0, expected });
         }
         Ok(())
     }
@@ -117,7 +116,7 @@ enum More {
 
 impl Pages {
     /// Bytes of the page that starts here; `None` if it is cut and that is to be passed over.
-    fn page(&mut self) -> Result<Option<usize>, PrepError> {
+    fn page(&mut self) -> Result<Option<usize>, SourceError> {
         let mut searched = 0;
         loop {
             let body = &self.buffer[self.start..];
@@ -139,14 +138,14 @@ impl Pages {
     }
 
     /// Counts a page that is cut, or refuses it.
-    fn cut(&mut self) -> Result<(), PrepError> {
+    fn cut(&mut self) -> Result<(), SourceError> {
         let at = self.at + self.start as u64;
         if self.damaged == Damaged::Skip {
             self.notes.push(Note { title: title(&self.buffer[self.start..]), ..Note::new("wikipedia: cut page", at) });
             return Ok(());
         }
         let expected = "</page> for the <page> that starts here".to_owned();
-        Err(PrepError::Format { file: self.name.clone(), at, expected })
+        Err(SourceError::Format { file: self.name.clone(), at, expected })
     }
 }
 
@@ -159,7 +158,7 @@ fn title(text: &[u8]) -> Option<String> {
 }
 
 impl DocumentReader for Pages {
-    fn next(&mut self) -> Result<Option<RawDocument>, PrepError> {
+    fn next(&mut self) -> Result<Option<RawDocument>, SourceError> {
         if !self.seen_root {
             self.check_root()?;
         }

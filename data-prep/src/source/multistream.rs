@@ -8,9 +8,9 @@ use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::Path;
 
-use memchr::memmem;
+use super::SourceError;
 
-use crate::prep::PrepError;
+use memchr::memmem;
 
 /// Stored bytes of a division, about.
 const DIVISION: u64 = 16 << 20;
@@ -21,11 +21,11 @@ const SMALLEST: u64 = 2 * DIVISION;
 const STREAM: &[u8] = b"BZh91AY&SY";
 
 /// Ranges of stored bytes that begin and end between pages; the whole file if it cannot be divided.
-pub fn divide(path: &Path, bytes: u64) -> Result<Vec<Range<u64>>, PrepError> {
+pub fn divide(path: &Path, bytes: u64) -> Result<Vec<Range<u64>>, SourceError> {
     if bytes < SMALLEST {
         return Ok(std::iter::once(0..bytes).collect());
     }
-    let fault = |source| PrepError::Input { path: path.display().to_string(), operation: "read", source };
+    let fault = |source| SourceError::Input { path: path.display().to_string(), operation: "read", source };
     let mut file = File::open(path).map_err(fault)?;
     let mut starts = vec![0];
     let mut from = DIVISION;

@@ -4,14 +4,13 @@ use std::io::{BufRead, BufReader, Error, ErrorKind, Read};
 
 use lambert_config::prep::{Damaged, Invalid, Source};
 
-use super::SourceFile;
 use super::blocks::Blocks;
 use super::damage::Tolerant;
 use super::peek::Peeked;
 use super::recognize;
 use super::stored::{StorageError, Stored};
 use super::transcode::Transcoder;
-use crate::prep::PrepError;
+use super::{SourceError, SourceFile};
 
 const BUFFER: usize = 1 << 17;
 /// The longest window of zstd, as a power of two.
@@ -22,8 +21,8 @@ pub type Input = Box<dyn BufRead + Send>;
 
 /// The text in `stored`, which is `file`, or a refusal if it is none. Where damage is to be passed over it is a
 /// [`super::damage::Gap`].
-pub fn open(stored: Stored, file: &SourceFile, source: &Source, window: u64) -> Result<Peeked, PrepError> {
-    let fault = |source| PrepError::Stream { file: file.name.clone(), at: 0, source };
+pub fn open(stored: Stored, file: &SourceFile, source: &Source, window: u64) -> Result<Peeked, SourceError> {
+    let fault = |source| SourceError::Stream { file: file.name.clone(), at: 0, source };
     let tolerant = source.damaged == Damaged::Skip;
     let mut input = decompressed(stored, tolerant, window).map_err(fault)?;
     let start = if tolerant {
@@ -44,7 +43,7 @@ pub fn open(stored: Stored, file: &SourceFile, source: &Source, window: u64) -> 
         Some(encoding) => buffered(Transcoder::new(input, encoding, source.invalid == Invalid::Replace)),
     });
     match recognize::refusal(text.head(), file.format) {
-        Some(found) => Err(PrepError::NotText { file: file.name.clone(), found }),
+        Some(found) => Err(SourceError::NotText { file: file.name.clone(), found }),
         None => Ok(text),
     }
 }
@@ -105,10 +104,10 @@ fn encoding(
     start: &[u8],
     source: &Source,
     file: &SourceFile,
-) -> Result<Option<&'static encoding_rs::Encoding>, PrepError> {
+) -> Result<Option<&'static encoding_rs::Encoding>, SourceError> {
     let named = match &source.encoding {
         None => encoding_rs::UTF_8,
-        Some(name) => encoding_rs::Encoding::for_label(name.as_bytes()).ok_or_else(|| PrepError::Setting {
+        Some(name) => encoding_rs::Encoding::for_label(name.as_bytes()).ok_or_else(|| SourceError::Setting {
             key: format!("source.{}.encoding", file.source),
             message: format!("{name:?} is no encoding; expected a name of the WHATWG, as utf-8 or windows-1252"),
         })?,

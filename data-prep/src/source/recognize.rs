@@ -7,9 +7,8 @@ use lambert_config::prep::{Format, Source};
 use memchr::memmem;
 
 use super::damage::Gap;
-use super::{SourceFile, Stored, WINDOW, open};
+use super::{SourceError, SourceFile, Stored, WINDOW, open};
 use crate::extract::wikitext::Site;
-use crate::prep::PrepError;
 
 const PARQUET: &[u8] = b"PAR1";
 /// Bytes in which the `<siteinfo>` of a dump ends.
@@ -19,10 +18,10 @@ const TAR_BLOCK: usize = 512;
 const TAR_CHECKSUM: std::ops::Range<usize> = 148..156;
 
 /// What format reads `file`.
-pub fn format(file: &SourceFile, source: &Source) -> Result<Format, PrepError> {
+pub fn format(file: &SourceFile, source: &Source) -> Result<Format, SourceError> {
     let mut stored = Stored::open(file, Arc::default(), 0)?;
     let mut start = Vec::new();
-    let fault = |source| PrepError::Input { path: file.name.clone(), operation: "read", source };
+    let fault = |source| SourceError::Input { path: file.name.clone(), operation: "read", source };
     stored.by_ref().take(PARQUET.len() as u64).read_to_end(&mut start).map_err(fault)?;
     if start == PARQUET {
         return Ok(Format::Parquet);
@@ -31,13 +30,13 @@ pub fn format(file: &SourceFile, source: &Source) -> Result<Format, PrepError> {
     let format = of(text.head());
     let unread = text.head().is_empty();
     match text.into_error().filter(|error| unread && Gap::of(error).is_none()) {
-        Some(source) => Err(PrepError::Stream { file: file.name.clone(), at: 0, source }),
+        Some(source) => Err(SourceError::Stream { file: file.name.clone(), at: 0, source }),
         None => Ok(format),
     }
 }
 
 /// The wiki whose dump `file` is.
-pub fn site(file: &SourceFile, source: &Source) -> Result<Site, PrepError> {
+pub fn site(file: &SourceFile, source: &Source) -> Result<Site, SourceError> {
     let mut text = open::open(Stored::open(file, Arc::default(), 0)?, file, source, WINDOW)?;
     let mut head = Vec::new();
     while head.len() < LONGEST_HEAD && memmem::find(&head, b"</siteinfo>").is_none() {

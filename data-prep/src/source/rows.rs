@@ -11,8 +11,7 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 
 use super::stored::Stored;
 use super::text::{End, Lines};
-use super::{DocumentReader, Note, Notes, RawDocument, SourceFile};
-use crate::prep::PrepError;
+use super::{DocumentReader, Note, Notes, RawDocument, SourceError, SourceFile};
 
 /// Rows that make a document where no empty row ends it earlier.
 const SENTENCES: usize = 512;
@@ -20,7 +19,7 @@ const SENTENCES: usize = 512;
 /// Gives the text of one row after another.
 pub trait Rows: Send {
     /// Where the row starts (a byte of the file, or a row of it) and its text; `None` at the end.
-    fn next(&mut self) -> Result<Option<(u64, Vec<u8>)>, PrepError>;
+    fn next(&mut self) -> Result<Option<(u64, Vec<u8>)>, SourceError>;
     /// What was left out since the last call.
     fn notes(&mut self) -> Notes;
 }
@@ -38,7 +37,7 @@ impl<R: Rows> Documents<R> {
         Self { rows, sentences, ordinal: 0 }
     }
 
-    fn gather(&mut self) -> Result<Option<(u64, Vec<u8>)>, PrepError> {
+    fn gather(&mut self) -> Result<Option<(u64, Vec<u8>)>, SourceError> {
         let mut document: Option<(u64, Vec<u8>)> = None;
         for _ in 0..SENTENCES {
             match self.rows.next()? {
@@ -60,7 +59,7 @@ impl<R: Rows> Documents<R> {
 }
 
 impl<R: Rows> DocumentReader for Documents<R> {
-    fn next(&mut self) -> Result<Option<RawDocument>, PrepError> {
+    fn next(&mut self) -> Result<Option<RawDocument>, SourceError> {
         let found = if self.sentences { self.gather()? } else { self.rows.next()? };
         let ordinal = self.ordinal;
         self.ordinal += 1;
@@ -97,7 +96,7 @@ impl JsonLines {
 }
 
 impl Rows for JsonLines {
-    fn next(&mut self) -> Result<Option<(u64, Vec<u8>)>, PrepError> {
+    fn next(&mut self) -> Result<Option<(u64, Vec<u8>)>, SourceError> {
         let mut line = Vec::new();
         loop {
             line.clear();
@@ -114,7 +113,7 @@ impl Rows for JsonLines {
                 }
                 End::TooLong(most) => {
                     let expected = format!("a line of at most {} MiB", most >> 20);
-                    return Err(PrepError::Format { file: self.lines.name().to_owned(), at, expected });
+                    return Err(SourceError::Format { file: self.lines.name().to_owned(), at, expected });
                 }
                 End::Line => {}
             }
@@ -125,7 +124,7 @@ impl Rows for JsonLines {
                 Ok(text) => return Ok(Some((at, text.into_bytes()))),
                 Err(_) if self.damaged == Damaged::Skip => self.notes.push(Note::new("jsonl: bad line", at)),
                 Err(expected) => {
-                    return Err(PrepError::Format { file: self.lines.name().to_owned(), at, expected });
+                    return Err(SourceError::Format { file: self.lines.name().to_owned(), at, expected });
                 }
             }
         }
@@ -162,14 +161,14 @@ struct Group {
 
 impl ParquetRows {
     /// The text is in the column `field`. `stored` is the same file; it goes along, a row group ahead, for its hash.
-    pub fn open(file: &SourceFile, mut stored: Stored, field: &str) -> Result<Self, PrepError> {
+    pub fn open(file: &SourceFile, mut stored: Stored, field: &str) -> Result<Self, SourceError> {
         let name = file.name.clone();
         let reader = SerializedFileReader::new(local(file, &mut stored)?).map_err(|error| fault(&name, error))?;
         let columns = reader.metadata().file_metadata().schema_descr().columns().to_vec();
         let Some(column) = columns.iter().position(|column| column.path().string() == field) else {
             let names: Vec<String> = columns.iter().map(|column| column.path().string()).collect();
             let expected = format!("a column {field:?}; the columns are {}", names.join(", "));
-            return Err(PrepError::Format { file: name, at: 0, expected });
+            return Err(SourceError::Format { file: name, at: 0, expected });
         };
         let (rows, notes) = (VecDeque::new(), Notes::new());
         Ok(Self { file: reader, stored, name, column, group: 0, open: None, row: 0, rows, notes })
@@ -215,7 +214,7 @@ impl ParquetRows {
 }
 
 impl Rows for ParquetRows {
-    fn next(&mut self) -> Result<Option<(u64, Vec<u8>)>, PrepError> {
+    fn next(&mut self) -> Result<Option<(u64, Vec<u8>)>, SourceError> {
         loop {
             while let Some(row) = self.rows.pop_front() {
                 self.row += 1;
@@ -236,13 +235,13 @@ impl Rows for ParquetRows {
     }
 }
 
-fn fault(name: &str, error: ParquetError) -> PrepError {
-    PrepError::Format { file: name.to_owned(), at: 0, expected: format!("a Parquet file ({error})") }
+fn fault(name: &str, error: ParquetError) -> SourceError {
+    SourceError::Format { file: name.to_owned(), at: 0, expected: format!("a Parquet file ({error})") }
 }
 
 /// The file itself, or a nameless copy of an object.
-fn local(file: &SourceFile, stored: &mut Stored) -> Result<File, PrepError> {
-    let fault = |source| PrepError::Input { path: file.name.clone(), operation: "read", source };
+fn local(file: &SourceFile, stored: &mut Stored) -> Result<File, SourceError> {
+    let fault = |source| SourceError::Input { path: file.name.clone(), operation: "read", source };
     if !file.is_remote() {
         return File::open(&file.name).map_err(fault);
     }

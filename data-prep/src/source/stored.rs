@@ -8,10 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use lambert_store::Store;
 use sha2::{Digest, Sha256};
 
-use super::SourceFile;
 use super::ahead::Ahead;
+use super::{SourceError, SourceFile};
 use crate::dataset::hex;
-use crate::prep::PrepError;
 
 /// Bytes at once where nobody but the hash wants them.
 const PASSED: usize = 1 << 20;
@@ -35,13 +34,13 @@ pub struct StorageError(pub Error);
 
 impl Stored {
     /// Opens `file`; `counter` grows with the bytes that are read. An object may have `memory` bytes that are read ahead.
-    pub fn open(file: &SourceFile, counter: Arc<AtomicU64>, memory: u64) -> std::result::Result<Self, PrepError> {
+    pub fn open(file: &SourceFile, counter: Arc<AtomicU64>, memory: u64) -> std::result::Result<Self, SourceError> {
         let inner = if file.is_remote() {
             let (folder, object) = file.name.rsplit_once('/').unwrap_or(("", &file.name));
-            let store = Store::open(folder).map_err(|source| PrepError::Store { url: file.name.clone(), source })?;
+            let store = Store::open(folder).map_err(|source| SourceError::Store { url: file.name.clone(), source })?;
             Box::new(Ahead::new(store, object, file.bytes, memory)) as Box<dyn Read + Send>
         } else {
-            let fault = |source| PrepError::Input { path: file.name.clone(), operation: "open", source };
+            let fault = |source| SourceError::Input { path: file.name.clone(), operation: "open", source };
             Box::new(local(file).map_err(fault)?)
         };
         let bytes = Bytes { inner, counter, sha256: Sha256::new(), read: 0, expected: file.bytes };

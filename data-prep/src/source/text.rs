@@ -2,8 +2,7 @@
 
 use super::damage::Gap;
 use super::open::Input;
-use super::{DocumentReader, Note, Notes, RawDocument};
-use crate::prep::PrepError;
+use super::{DocumentReader, Note, Notes, RawDocument, SourceError};
 
 /// A longer document goes on as another one, so that memory stays bounded.
 const LONGEST: usize = 16 << 20;
@@ -26,7 +25,7 @@ impl Text {
 }
 
 impl DocumentReader for Text {
-    fn next(&mut self) -> Result<Option<RawDocument>, PrepError> {
+    fn next(&mut self) -> Result<Option<RawDocument>, SourceError> {
         let mut at = self.lines.at;
         let mut bytes = Vec::new();
         loop {
@@ -112,7 +111,7 @@ impl Lines {
     }
 
     /// Appends the next line to `bytes`.
-    pub fn next(&mut self, bytes: &mut Vec<u8>) -> Result<End, PrepError> {
+    pub fn next(&mut self, bytes: &mut Vec<u8>) -> Result<End, SourceError> {
         let before = bytes.len();
         if self.broken {
             self.broken = false;
@@ -125,14 +124,14 @@ impl Lines {
         self.append(bytes)
     }
 
-    fn append(&mut self, bytes: &mut Vec<u8>) -> Result<End, PrepError> {
+    fn append(&mut self, bytes: &mut Vec<u8>) -> Result<End, SourceError> {
         let (before, mut taken) = (bytes.len(), 0);
         loop {
             let at = self.at;
             let available = match self.input.fill_buf() {
                 Ok(available) => available,
                 Err(source) => match Gap::of(&source) {
-                    None => return Err(PrepError::Stream { file: self.name.clone(), at, source }),
+                    None => return Err(SourceError::Stream { file: self.name.clone(), at, source }),
                     Some(what) => {
                         bytes.truncate(before);
                         self.broken = true;
