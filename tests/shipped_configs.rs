@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use lambert_config::run::{Model, OptimizerKind};
-use lambert_config::{Layers, PrepConfig, RunConfig, flops, plan, schedule};
+use lambert_config::{Layers, RunConfig, flops, plan, schedule};
+use lambert_data_prep::{prep, source};
 
 #[test]
 fn every_shipped_configuration_is_valid() {
@@ -17,7 +18,8 @@ fn every_shipped_configuration_is_valid() {
             continue;
         }
         if name.starts_with("prep") {
-            Layers::default().load::<PrepConfig>(&path).unwrap_or_else(|error| panic!("{error}"));
+            let config = prep::load(&Layers::default(), &path).unwrap_or_else(|error| panic!("{error}"));
+            assert_eq!(source::unused_settings(&config), [], "{name}");
             preparations += 1;
         } else {
             let config: RunConfig = Layers::default().load(&path).unwrap_or_else(|error| panic!("{error}"));

@@ -33,7 +33,7 @@ pub struct Source {
     /// File, folder, glob or URL. gzip, bzip2, zstd and xz are seen by their first bytes.
     pub path: String,
     /// What the files hold.
-    pub format: Format,
+    pub format: FormatName,
     /// What a document is; each format has its own default.
     pub documents: Option<Documents>,
     /// The column or field that holds the text, for `jsonl` and `parquet`.
@@ -56,7 +56,7 @@ impl Default for Source {
     fn default() -> Self {
         Self {
             path: String::new(),
-            format: Format::default(),
+            format: FormatName::default(),
             documents: None,
             field: "text".to_owned(),
             encoding: None,
@@ -69,46 +69,45 @@ impl Default for Source {
     }
 }
 
-impl Source {
-    /// What a document of a file in `format` is: as configured where the format takes that, or the format's default.
+/// The name of an input format, as [`Source::format`] has it. Which names there are is known to the readers, which check
+/// it when the rest of the configuration is checked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct FormatName(String);
+
+impl FormatName {
+    /// The format that each file's first bytes show.
+    pub const AUTO: &str = "auto";
+
+    /// The name.
     #[must_use]
-    pub fn documents(&self, format: Format) -> Documents {
-        self.documents.filter(|documents| format.takes(*documents)).unwrap_or(match format {
-            Format::Auto | Format::Text => Documents::File,
-            Format::Sentences => Documents::BlankLine,
-            Format::Jsonl | Format::Parquet | Format::Wikipedia => Documents::Row,
-        })
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Tells whether the files themselves show their formats.
+    #[must_use]
+    pub fn is_auto(&self) -> bool {
+        self.0 == Self::AUTO
     }
 }
 
-/// What the files of a source hold.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Format {
-    /// What each file's first bytes show: a dump, Parquet, JSON lines, or else running text.
-    Auto,
-    /// Running text.
-    #[default]
-    Text,
-    /// A sentence a line, blank lines between documents: the input of Google's BERT code.
-    Sentences,
-    /// A JSON object a line.
-    Jsonl,
-    /// Rows with a column of text.
-    Parquet,
-    /// A MediaWiki pages-articles dump (XML).
-    Wikipedia,
+/// Running text.
+impl Default for FormatName {
+    fn default() -> Self {
+        Self("text".to_owned())
+    }
 }
 
-impl Format {
-    fn takes(self, documents: Documents) -> bool {
-        match self {
-            Self::Auto => true,
-            Self::Text => matches!(documents, Documents::File | Documents::BlankLine),
-            Self::Sentences => documents == Documents::BlankLine,
-            Self::Jsonl | Self::Parquet => matches!(documents, Documents::Row | Documents::Sentence),
-            Self::Wikipedia => documents == Documents::Row,
-        }
+impl From<&str> for FormatName {
+    fn from(name: &str) -> Self {
+        Self(name.to_owned())
+    }
+}
+
+impl std::fmt::Display for FormatName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
     }
 }
 
@@ -124,6 +123,17 @@ pub enum Documents {
     Row,
     /// The rows are sentences; an empty one, or the 512th, ends a document.
     Sentence,
+}
+
+impl std::fmt::Display for Documents {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::File => "file",
+            Self::BlankLine => "blank-line",
+            Self::Row => "row",
+            Self::Sentence => "sentence",
+        })
+    }
 }
 
 /// What happens to bytes that are no text.
@@ -261,12 +271,6 @@ impl Source {
     fn check(&self, fault: &mut dyn FnMut(&str, &str)) {
         if self.path.is_empty() {
             fault("path", "missing: a file, folder, glob or URL");
-        }
-        if self.documents.is_some_and(|documents| !self.format.takes(documents)) {
-            fault(
-                "documents",
-                "text takes file or blank-line, jsonl and parquet take row or sentence, the others none",
-            );
         }
         if self.field.is_empty() {
             fault("field", "missing: the name of a column or field");

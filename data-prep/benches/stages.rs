@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use lambert_config::PrepConfig;
-use lambert_config::prep::{Format, Source};
-use lambert_data_prep::extract::{Extracted, extract};
+use lambert_config::prep::Source;
+use lambert_data_prep::extract::Extracted;
 use lambert_data_prep::prep::{self, Options, Status};
 use lambert_data_prep::sentences;
 use lambert_data_prep::source::{self, RawDocument, SourceFile};
@@ -23,8 +23,8 @@ struct Corpus {
 }
 
 impl Corpus {
-    fn new(path: &Path, format: Format) -> Self {
-        let source = Source { path: path.display().to_string(), format, ..Source::default() };
+    fn new(path: &Path, format: &str) -> Self {
+        let source = Source { path: path.display().to_string(), format: format.into(), ..Source::default() };
         let mut corpus = Self { source, raw: Vec::new(), text: Vec::new() };
         corpus.read();
         corpus.text = corpus.extract();
@@ -43,7 +43,8 @@ impl Corpus {
     }
 
     fn extract(&self) -> Vec<String> {
-        let extracted = self.raw.iter().map(|(file, raw)| extract(&self.source, file, raw, &mut |_| {}).unwrap());
+        let extracted =
+            self.raw.iter().map(|(file, raw)| source::extract(&self.source, file, raw, &mut |_| {}).unwrap());
         extracted.filter_map(|found| if let Extracted::Text(text) = found { Some(text) } else { None }).collect()
     }
 
@@ -101,9 +102,9 @@ fn main() {
         return;
     }
     let rounds = std::env::var("LAMBERT_BENCH_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(3);
-    let books = Corpus::new(&corpora.join("books/en"), Format::Text);
+    let books = Corpus::new(&corpora.join("books/en"), "text");
     let dump_file = corpora.join("wiki/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.xml.bz2");
-    let wiki = Corpus::new(&dump_file, Format::Wikipedia);
+    let wiki = Corpus::new(&dump_file, "wikipedia");
     let vocabulary = corpora.join("vocab/bert-base-uncased-vocab.txt");
     let tokenizer = Tokenizer::from_vocab_file(&vocabulary, true).unwrap();
     let mut encoder = tokenizer.encoder();

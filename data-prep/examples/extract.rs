@@ -9,8 +9,8 @@ use std::error::Error;
 use std::io::Write;
 use std::sync::Arc;
 
-use lambert_config::prep::{Damaged, Format, Source};
-use lambert_data_prep::extract::{Extracted, extract};
+use lambert_config::prep::{Damaged, Source};
+use lambert_data_prep::extract::Extracted;
 use lambert_data_prep::source;
 
 fn title(page: &[u8]) -> &str {
@@ -20,13 +20,13 @@ fn title(page: &[u8]) -> &str {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let path = std::env::args().nth(1).ok_or("expected a dump")?;
-    let source = Source { path, format: Format::Wikipedia, damaged: Damaged::Skip, ..Source::default() };
+    let source = Source { path, format: "wikipedia".into(), damaged: Damaged::Skip, ..Source::default() };
     let mut output = std::io::BufWriter::with_capacity(1 << 20, std::io::stdout().lock());
     let mut left_out: BTreeMap<&str, u64> = BTreeMap::new();
     for file in source::find(std::slice::from_ref(&source), 1)? {
         let mut reader = source::reader(&source, &file, Arc::default())?;
         while let Some(raw) = reader.next()? {
-            match extract(&source, &file, &raw, &mut |_| {})? {
+            match source::extract(&source, &file, &raw, &mut |_| {})? {
                 Extracted::Text(text) | Extracted::Sentences(text) => {
                     write!(output, "<doc title=\"{}\">\n{text}</doc>\n", title(&raw.bytes))?;
                 }

@@ -2,21 +2,20 @@
 
 use std::io::Write;
 
-use lambert_config::prep::{Format, Source};
-use lambert_data_prep::extract::{Extracted, extract};
+use lambert_config::prep::Source;
+use lambert_data_prep::extract::Extracted;
 use lambert_data_prep::{sentences, source};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [format, path] = arguments.as_slice() else { return Err("expected: FORMAT PATH".into()) };
-    let format: Format = serde_json::from_value(format.as_str().into())?;
-    let source = Source { path: path.clone(), format, ..Source::default() };
+    let source = Source { path: path.clone(), format: format.as_str().into(), ..Source::default() };
     let mut output = std::io::BufWriter::new(std::io::stdout().lock());
     for file in source::find(std::slice::from_ref(&source), 1)? {
         let mut documents = source::reader(&source, &file, Default::default())?;
         while let Some(raw) = documents.next()? {
             let mut found = Vec::new();
-            let extracted = extract(&source, &file, &raw, &mut |_| {})?;
+            let extracted = source::extract(&source, &file, &raw, &mut |_| {})?;
             match &extracted {
                 Extracted::Text(text) => text.lines().for_each(|line| sentences::split(line, &mut found)),
                 Extracted::Sentences(text) => found.extend(text.lines()),

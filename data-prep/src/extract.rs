@@ -7,10 +7,7 @@ mod paragraphs;
 pub mod wikitext;
 
 use std::borrow::Cow;
-
-use lambert_config::prep::{Documents, Format, Invalid, Source};
-
-use crate::source::{RawDocument, SourceError, SourceFile};
+use std::sync::Arc;
 
 /// What became of a raw document.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,30 +20,47 @@ pub enum Extracted {
     Rejected(&'static str),
 }
 
-/// Takes the prose out of a document of `file`, which is of `source`. Tells `notes` what was mended.
-pub fn extract(
-    source: &Source,
-    file: &SourceFile,
-    raw: &RawDocument,
-    notes: &mut dyn FnMut(&'static str),
-) -> Result<Extracted, SourceError> {
-    let text = match (std::str::from_utf8(&raw.bytes), source.invalid) {
-        (Ok(text), _) => Cow::Borrowed(text),
-        (Err(_), Invalid::Replace) => {
-            notes("invalid UTF-8 replaced in a document");
-            String::from_utf8_lossy(&raw.bytes)
-        }
-        (Err(error), Invalid::Refuse) => {
-            return Err(SourceError::NotUtf8 { file: file.name.clone(), at: raw.at + error.valid_up_to() as u64 });
-        }
-    };
-    Ok(match (file.format, source.documents(file.format)) {
-        (Format::Sentences, _) | (_, Documents::Sentence) => Extracted::Sentences(text.into_owned()),
-        (Format::Wikipedia, _) => {
-            page::extract(&text, wikitext::Keep { lists: source.lists, headings: source.headings }, &file.site)
-        }
-        (Format::Text | Format::Auto, _) => Extracted::Text(paragraphs::join(gutenberg::body(&text))),
-        // Rows are not wrapped at a width; their lines are paragraphs.
-        (Format::Jsonl | Format::Parquet, _) => Extracted::Text(text.into_owned()),
-    })
+type Extract = dyn Fn(Cow<'_, str>) -> Extracted + Send + Sync;
+
+/// The way from a raw document's text to its prose; the same for all documents of a file.
+#[derive(Clone)]
+pub struct Extractor(Arc<Extract>);
+
+impl std::fmt::Debug for Extractor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Extractor")
+    }
+}
+
+impl Extractor {
+    /// An extractor of a format's own.
+    pub fn new(extract: impl Fn(Cow<'_, str>) -> Extracted + Send + Sync + 'static) -> Self {
+        Self(Arc::new(extract))
+    }
+
+    /// Running text: lines that were wrapped are joined, what Project Gutenberg puts around a book goes.
+    pub fn running_text() -> Self {
+        Self::new(|text| Extracted::Text(paragraphs::join(gutenberg::body(&text))))
+    }
+
+    /// A paragraph a line.
+    pub fn paragraphs() -> Self {
+        Self::new(|text| Extracted::Text(text.into_owned()))
+    }
+
+    /// A sentence a line.
+    pub fn sentences() -> Self {
+        Self::new(|text| Extracted::Sentences(text.into_owned()))
+    }
+
+    /// A `<page>` of a dump of the wiki `site`.
+    pub fn wiki_page(keep: wikitext::Keep, site: wikitext::Site) -> Self {
+        Self::new(move |text| page::extract(&text, keep, &site))
+    }
+
+    /// Takes the prose out of a document.
+    #[must_use]
+    pub fn extract(&self, text: Cow<'_, str>) -> Extracted {
+        (self.0)(text)
+    }
 }

@@ -36,7 +36,8 @@ mod tokenize;
 
 use std::path::Path;
 
-use lambert_config::PrepConfig;
+use lambert_config::load::ConfigError;
+use lambert_config::{Layers, PrepConfig};
 use serde::Serialize;
 
 pub use error::PrepError;
@@ -44,7 +45,7 @@ pub use space::Needs;
 
 use crate::dataset::{HeldOut, Manifest};
 use crate::parallel::parallel;
-use crate::source::Note;
+use crate::source::{self, Note};
 use buckets::Split;
 use duplicates::Removed;
 use job::{Job, Run, Scale};
@@ -143,6 +144,14 @@ pub struct Finished {
     pub url: String,
     /// Its manifest.
     pub manifest: Manifest,
+}
+
+/// Reads the configuration of a preparation and checks it, its formats included.
+///
+/// # Errors
+/// See [`ConfigError`]; all that is wrong with the values is listed.
+pub fn load(layers: &Layers, path: &Path) -> Result<PrepConfig, ConfigError> {
+    layers.load_with(path, source::check)
 }
 
 /// Prepares the datasets that `config` describes. Blocks until they are there.

@@ -13,7 +13,7 @@ use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::trainers::BpeTrainer;
 use tokenizers::vocab::bucket_added_vocabulary::AddedToken;
 
-use crate::extract::{Extracted, extract};
+use crate::extract::Extracted;
 use crate::prep::PrepError;
 use crate::source;
 use crate::tokenizer::json::{PREFIX, SPECIAL};
@@ -55,7 +55,7 @@ pub fn train(sources: &[Source], settings: &Settings) -> Result<String, PrepErro
         let source = &sources[file.source];
         let mut documents = source::reader(source, file, Arc::default())?;
         while let Some(raw) = documents.next()? {
-            match extract(source, file, &raw, &mut |_| {})? {
+            match source::extract(source, file, &raw, &mut |_| {})? {
                 Extracted::Text(text) | Extracted::Sentences(text) => text.lines().for_each(|line| words.count(line)),
                 Extracted::Rejected(_) => {}
             }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use common::corpus::{bzip2, gzip};
 use common::{config, corpora, generated, run};
-use lambert_config::prep::{Damaged, Documents, Format, Source};
+use lambert_config::prep::{Damaged, Documents, Source};
 use lambert_data_prep::dataset::Manifest;
 use lambert_data_prep::prep::{self, Options, PrepError, Progress, Status};
 use lambert_data_prep::source::Note;
@@ -18,7 +18,7 @@ const BLOCK: &str = "bzip2: damaged block";
 fn prepare(
     bytes: &[u8],
     name: &str,
-    format: Format,
+    format: &str,
     documents: Option<Documents>,
     damaged: Damaged,
 ) -> Result<Manifest, PrepError> {
@@ -26,7 +26,8 @@ fn prepare(
     let (_, vocabulary) = generated(folder.path(), 30);
     let path = folder.path().join(name);
     std::fs::write(&path, bytes).unwrap();
-    let source = Source { path: path.display().to_string(), format, documents, damaged, ..Source::default() };
+    let source =
+        Source { path: path.display().to_string(), format: format.into(), documents, damaged, ..Source::default() };
     let mut config = config(folder.path(), &vocabulary, vec![source]);
     config.samples.held_out = 0.0;
     let report = run(&config, 2).map(|report| report.datasets[0].manifest.clone());
@@ -34,7 +35,7 @@ fn prepare(
     report
 }
 
-fn refused(bytes: &[u8], name: &str, format: Format, words: &[&str]) {
+fn refused(bytes: &[u8], name: &str, format: &str, words: &[&str]) {
     let error = prepare(bytes, name, format, None, Damaged::Refuse).unwrap_err();
     assert!(!error.is_usage());
     words.iter().for_each(|word| assert!(error.to_string().contains(word), "no {word:?} in {error}"));
@@ -57,8 +58,8 @@ fn a_damaged_block_in_a_dump_costs_its_pages_only() {
     let mut packed = bzip2(dump(pages).as_bytes());
     let middle = packed.len() / 2;
     packed[middle] ^= 4;
-    refused(&packed, "dump.xml.bz2", Format::Wikipedia, &["dump.xml.bz2", "behind byte"]);
-    let manifest = prepare(&packed, "dump.xml.bz2", Format::Wikipedia, None, Damaged::Skip).unwrap();
+    refused(&packed, "dump.xml.bz2", "wikipedia", &["dump.xml.bz2", "behind byte"]);
+    let manifest = prepare(&packed, "dump.xml.bz2", "wikipedia", None, Damaged::Skip).unwrap();
     assert_eq!(manifest.counts.rejected[BLOCK], 1);
     assert_eq!(manifest.counts.rejected["wikipedia: cut page"], 1, "the page that the gap cuts in two");
     let lost = pages as u64 - manifest.counts.documents;
@@ -75,7 +76,7 @@ fn the_first_and_the_last_block_can_be_the_damaged_one() {
     for at in [100, packed.len() - 100] {
         let mut packed = packed.clone();
         packed[at] ^= 4;
-        let manifest = prepare(&packed, "dump.xml.bz2", Format::Wikipedia, None, Damaged::Skip).unwrap();
+        let manifest = prepare(&packed, "dump.xml.bz2", "wikipedia", None, Damaged::Skip).unwrap();
         assert_eq!(manifest.counts.rejected[BLOCK], 1);
         assert_eq!(manifest.counts.sentences, 40 * manifest.counts.documents);
         assert!(manifest.counts.documents > 150, "{at}: {:?}", manifest.counts);
@@ -89,8 +90,8 @@ fn text_and_rows_go_on_behind_a_gap() {
     let rows: String =
         (0..20_000).map(|number| serde_json::json!({"text": sentence(number)}).to_string() + "\n").collect();
     for (name, text, format, documents, documents_expected) in [
-        ("one.txt.bz2", &lines, Format::Text, Some(Documents::File), 2..=2),
-        ("rows.jsonl.bz2", &rows, Format::Jsonl, None, 15_000..=19_500),
+        ("one.txt.bz2", &lines, "text", Some(Documents::File), 2..=2),
+        ("rows.jsonl.bz2", &rows, "jsonl", None, 15_000..=19_500),
     ] {
         let mut packed = bzip2(text.as_bytes());
         let middle = packed.len() / 2;
@@ -107,14 +108,14 @@ fn a_torn_archive_keeps_what_comes_before() {
     let lines: String = (0..20_000).map(|number| format!("The king of number {number} is brave.\n")).collect();
     let whole = gzip(lines.as_bytes());
     let garbage = [whole.clone(), b"this is not gzip any more".to_vec()].concat();
-    refused(&garbage, "garbage.gz", Format::Text, &["garbage.gz"]);
+    refused(&garbage, "garbage.gz", "text", &["garbage.gz"]);
     let rest = "damaged file: the rest of it";
-    let manifest = prepare(&garbage, "garbage.gz", Format::Text, None, Damaged::Skip).unwrap();
+    let manifest = prepare(&garbage, "garbage.gz", "text", None, Damaged::Skip).unwrap();
     assert_eq!((manifest.counts.sentences, manifest.counts.rejected[rest]), (20_000, 1));
     for packed in [whole, zstd::encode_all(lines.as_bytes(), 3).unwrap(), bzip2(lines.as_bytes())] {
         let torn = &packed[..packed.len() * 2 / 3];
-        refused(torn, "torn", Format::Text, &["torn"]);
-        let manifest = prepare(torn, "torn", Format::Text, None, Damaged::Skip).unwrap();
+        refused(torn, "torn", "text", &["torn"]);
+        let manifest = prepare(torn, "torn", "text", None, Damaged::Skip).unwrap();
         let counts = &manifest.counts;
         assert!((7_000..15_000).contains(&counts.sentences), "{counts:?}");
         assert_eq!(counts.rejected.values().sum::<u64>(), 1, "{counts:?}");
@@ -125,8 +126,8 @@ fn a_torn_archive_keeps_what_comes_before() {
 fn a_page_without_an_end_is_refused_or_left_out() {
     let whole = dump(50);
     let cut = &whole[..whole.len() - 700];
-    refused(cut.as_bytes(), "cut.xml", Format::Wikipedia, &["cut.xml", "</page>"]);
-    let manifest = prepare(cut.as_bytes(), "cut.xml", Format::Wikipedia, None, Damaged::Skip).unwrap();
+    refused(cut.as_bytes(), "cut.xml", "wikipedia", &["cut.xml", "</page>"]);
+    let manifest = prepare(cut.as_bytes(), "cut.xml", "wikipedia", None, Damaged::Skip).unwrap();
     assert_eq!((manifest.counts.documents, manifest.counts.rejected["wikipedia: cut page"]), (49, 1));
 }
 
@@ -136,18 +137,18 @@ fn a_long_line_one_word_and_no_text_at_all() {
     let spaced = "boat ".repeat(2 << 20);
     let cut = "sentences: of over 1024 tokens, cut";
     for text in [&unbroken, &spaced] {
-        let manifest = prepare(text.as_bytes(), "line.txt", Format::Text, None, Damaged::Refuse).unwrap();
+        let manifest = prepare(text.as_bytes(), "line.txt", "text", None, Damaged::Refuse).unwrap();
         assert!(manifest.counts.samples > 0 && manifest.counts.rejected.get(cut).copied().unwrap_or(0) <= 1);
     }
-    let manifest = prepare(spaced.as_bytes(), "line.txt", Format::Text, None, Damaged::Refuse).unwrap();
+    let manifest = prepare(spaced.as_bytes(), "line.txt", "text", None, Damaged::Refuse).unwrap();
     assert_eq!(manifest.counts.rejected[cut], 1);
     assert!(manifest.counts.sentences >= 2048, "2 Mi words, 1024 pieces a part: {:?}", manifest.counts);
     let nul = "The boat\0 is wet.\n\n\0\0\n";
-    let manifest = prepare(nul.as_bytes(), "nul.txt", Format::Text, None, Damaged::Refuse).unwrap();
+    let manifest = prepare(nul.as_bytes(), "nul.txt", "text", None, Damaged::Refuse).unwrap();
     assert_eq!(manifest.counts.documents, 1);
-    refused(b"\0\0\0\n", "nothing.txt", Format::Text, &["nothing.txt", "a binary file"]);
+    refused(b"\0\0\0\n", "nothing.txt", "text", &["nothing.txt", "a binary file"]);
     // Spaces without width, of which nothing is left.
-    refused("\u{200b}\u{200b}\n".as_bytes(), "nothing.txt", Format::Text, &["without a sentence (1)"]);
+    refused("\u{200b}\u{200b}\n".as_bytes(), "nothing.txt", "text", &["without a sentence (1)"]);
 }
 
 #[test]
@@ -180,7 +181,7 @@ fn a_multistream_dump_needs_no_index_and_gives_what_the_single_stream_gives() {
     };
     let vocabulary = corpora.join("vocab/bert-base-uncased-vocab.txt");
     let made = |name: &str, path: &Path| {
-        let source = Source { path: path.display().to_string(), format: Format::Wikipedia, ..Source::default() };
+        let source = Source { path: path.display().to_string(), format: "wikipedia".into(), ..Source::default() };
         let report = run(&config(&folder.path().join(name), &vocabulary, vec![source]), 2).unwrap();
         report.datasets[0].manifest.clone()
     };
@@ -199,14 +200,14 @@ fn a_damaged_block_in_a_real_dump() {
     let Some(corpora) = corpora() else { return };
     let name = "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.xml.bz2";
     let mut dump = std::fs::read(corpora.join("wiki").join(name)).unwrap();
-    let whole = prepare(&dump, name, Format::Wikipedia, None, Damaged::Refuse).unwrap();
-    let skipping = prepare(&dump, name, Format::Wikipedia, None, Damaged::Skip).unwrap();
+    let whole = prepare(&dump, name, "wikipedia", None, Damaged::Refuse).unwrap();
+    let skipping = prepare(&dump, name, "wikipedia", None, Damaged::Skip).unwrap();
     assert_eq!(whole.counts, skipping.counts, "block by block is the same where nothing is damaged");
     assert_eq!(whole.shards[0].sha256, skipping.shards[0].sha256);
     let middle = dump.len() / 2;
     dump[middle] ^= 0x40;
-    refused(&dump, name, Format::Wikipedia, &["behind byte"]);
-    let mended = prepare(&dump, name, Format::Wikipedia, None, Damaged::Skip).unwrap();
+    refused(&dump, name, "wikipedia", &["behind byte"]);
+    let mended = prepare(&dump, name, "wikipedia", None, Damaged::Skip).unwrap();
     eprintln!("{} of {} documents are left", mended.counts.documents, whole.counts.documents);
     assert_eq!(mended.counts.rejected[BLOCK], 1);
     // 900 kB of 6.1 MB.
@@ -235,13 +236,13 @@ fn what_is_left_out_is_named_by_file_and_place() {
     let mut cut = whole.clone();
     cut.replace_range(second_end..second_end + "</page>".len(), "");
     let lines = "{\"text\": \"The boat.\"}\n{\"text\": 3}\n";
-    let source = |name: &str, text: &str, format| {
+    let source = |name: &str, text: &str, format: &str| {
         let path = folder.path().join(name);
         std::fs::write(&path, text).unwrap();
         let damaged = Damaged::Skip;
-        Source { path: path.display().to_string(), format, damaged, ..Source::default() }
+        Source { path: path.display().to_string(), format: format.into(), damaged, ..Source::default() }
     };
-    let sources = vec![source("cut.xml", &cut, Format::Wikipedia), source("rows.jsonl", lines, Format::Jsonl)];
+    let sources = vec![source("cut.xml", &cut, "wikipedia"), source("rows.jsonl", lines, "jsonl")];
     let named = Named::default();
     let config = config(folder.path(), &vocabulary, sources);
     prep::run(&config, &Options { threads: 1, memory: prep::MEMORY, part: None, progress: &named }).unwrap();

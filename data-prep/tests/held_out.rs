@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use common::{assert_same, config, corpora, generated, run, source, tree};
 use lambert_config::PrepConfig;
-use lambert_config::prep::{Documents, Format, Pair, Source};
+use lambert_config::prep::{Documents, Pair, Source};
 use lambert_data_prep::dataset::{Dataset, HeldOut, Manifest};
 use lambert_data_prep::prep::{self, Options, Report, Status};
 
@@ -20,7 +20,7 @@ fn books(folder: &Path, sizes: &[usize]) -> (Vec<Source>, PathBuf) {
         let path = folder.join(format!("book-{number:02}.txt"));
         let book: Vec<&str> = documents.by_ref().take(*size).collect();
         std::fs::write(&path, book.join("\n")).unwrap();
-        source(&path, Format::Text, Documents::File)
+        source(&path, "text", Documents::File)
     };
     (sizes.iter().enumerate().map(&mut write).collect(), vocabulary)
 }
@@ -55,7 +55,7 @@ fn a_share_that_drawn_documents_meet_keeps_its_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let (text, vocabulary) = generated(folder.path(), 1000);
     let identities = |name: &str, text: &Path, held_out: f64| {
-        let sources = vec![source(text, Format::Text, Documents::BlankLine)];
+        let sources = vec![source(text, "text", Documents::BlankLine)];
         let mut config = config(&folder.path().join(name), &vocabulary, sources);
         config.samples.held_out = held_out;
         let report = run(&config, 2).unwrap();
@@ -163,7 +163,7 @@ fn a_corpus_that_cannot_be_divided_is_trained_on_as_a_whole() {
     let (_, vocabulary) = generated(folder.path(), 30);
     let text = folder.path().join("one.txt");
     std::fs::write(&text, "The keeper of the garden opens the gate.").unwrap();
-    let mut config = config(folder.path(), &vocabulary, vec![source(&text, Format::Text, Documents::File)]);
+    let mut config = config(folder.path(), &vocabulary, vec![source(&text, "text", Documents::File)]);
     config.samples.pair = Pair::None;
     let report = run(&config, 1).unwrap();
     assert_eq!(report.datasets.len(), 1);
@@ -176,7 +176,7 @@ fn a_vocabulary_is_used_alike_in_one_book_and_otherwise_in_another_language() {
     let folder = tempfile::tempdir().unwrap();
     let vocabulary = corpora.join("vocab/bert-base-uncased-vocab.txt");
     let usage = |name: &str, path: &str, split: usize| {
-        let format = if path.ends_with(".bz2") { Format::Wikipedia } else { Format::Text };
+        let format = if path.ends_with(".bz2") { "wikipedia" } else { "text" };
         let sources = vec![source(&corpora.join(path), format, Documents::File)];
         let mut config = config(&folder.path().join(name), &vocabulary, sources);
         config.samples.held_out = 0.05;
@@ -205,14 +205,13 @@ fn a_vocabulary_is_used_alike_in_one_book_and_otherwise_in_another_language() {
 fn real_text_is_divided_by_tokens() {
     let Some(corpora) = corpora() else { return };
     let vocabulary = corpora.join("vocab/bert-base-uncased-vocab.txt");
-    let book = source(&corpora.join("books/en/austen_emma_158-0.txt"), Format::Text, Documents::File);
-    let page =
-        source(&corpora.join("wiki/minidumps/dawiki-mini-pages-articles.xml.bz2"), Format::Wikipedia, Documents::File);
+    let book = source(&corpora.join("books/en/austen_emma_158-0.txt"), "text", Documents::File);
+    let page = source(&corpora.join("wiki/minidumps/dawiki-mini-pages-articles.xml.bz2"), "wikipedia", Documents::File);
     let folder = tempfile::tempdir().unwrap();
     let dump = ten_pages(&corpora, folder.path());
-    let pages = source(&dump, Format::Wikipedia, Documents::File);
+    let pages = source(&dump, "wikipedia", Documents::File);
     let four = ["ainsworth_jack-sheppard_pg16215", "austen_emma_158-0", "doyle_lost_1912", "burnett_lord_1886"];
-    let four = four.map(|name| source(&corpora.join(format!("books/en/{name}.txt")), Format::Text, Documents::File));
+    let four = four.map(|name| source(&corpora.join(format!("books/en/{name}.txt")), "text", Documents::File));
     for (name, sources) in [
         ("book", vec![book.clone()]),
         ("book and page", vec![book, page]),

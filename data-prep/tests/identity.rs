@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use common::{assert_same, config, generated, run, source, tree};
 use lambert_config::PrepConfig;
-use lambert_config::prep::{Documents, Format, Source};
+use lambert_config::prep::{Documents, Source};
 use lambert_data_prep::prep::{self, Options, PrepError, Report, Status};
 
 fn part(config: &PrepConfig, part: (usize, usize)) -> Result<Report, PrepError> {
@@ -40,7 +40,7 @@ fn refused(result: Result<Report, PrepError>, words: &[&str]) {
 fn an_edit_that_keeps_size_and_time_is_noticed() {
     let folder = tempfile::tempdir().unwrap();
     let (text, vocabulary) = generated(folder.path(), 200);
-    let config = config(folder.path(), &vocabulary, vec![source(&text, Format::Text, Documents::BlankLine)]);
+    let config = config(folder.path(), &vocabulary, vec![source(&text, "text", Documents::BlankLine)]);
     let made = run(&config, 1).unwrap();
     let before = std::fs::read(&text).unwrap();
     touch(&text);
@@ -69,7 +69,7 @@ fn an_edit_between_two_parts_is_noticed() {
     let (one, vocabulary) = generated(folder.path(), 200);
     let two = folder.path().join("two.txt");
     std::fs::copy(&one, &two).unwrap();
-    let sources = || [&one, &two].map(|path| source(path, Format::Text, Documents::BlankLine)).to_vec();
+    let sources = || [&one, &two].map(|path| source(path, "text", Documents::BlankLine)).to_vec();
     let (plain, split) = (folder.path().join("plain"), folder.path().join("split"));
     run(&config(&plain, &vocabulary, sources()), 1).unwrap();
     let config = config(&split, &vocabulary, sources());
@@ -91,7 +91,7 @@ fn an_edit_in_a_file_that_parts_share_is_noticed() {
     let once = std::fs::read_to_string(&text).unwrap();
     // Above 32 MiB the parts share a file batch by batch.
     std::fs::write(&text, once.repeat((33 << 20) / once.len() + 1)).unwrap();
-    let sources = || vec![source(&text, Format::Text, Documents::BlankLine)];
+    let sources = || vec![source(&text, "text", Documents::BlankLine)];
     let config = config(folder.path(), &vocabulary, sources());
     part(&config, (0, 2)).unwrap();
     edit(&text, true);
@@ -129,7 +129,7 @@ fn objects_are_known_by_their_tags() {
 fn a_second_process_is_kept_off_the_work() {
     let folder = tempfile::tempdir().unwrap();
     let (text, vocabulary) = generated(folder.path(), 200);
-    let config = config(folder.path(), &vocabulary, vec![source(&text, Format::Text, Documents::BlankLine)]);
+    let config = config(folder.path(), &vocabulary, vec![source(&text, "text", Documents::BlankLine)]);
     let second = std::sync::Mutex::new(Vec::new());
     let meanwhile = |_: &Status| {
         let mut second = second.lock().unwrap();

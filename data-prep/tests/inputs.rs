@@ -8,7 +8,7 @@ use std::path::Path;
 
 use common::corpus::{Corpus, bzip2, counts, gzip};
 use common::{config, run};
-use lambert_config::prep::{Damaged, Documents, Format, Invalid, Source};
+use lambert_config::prep::{Damaged, Documents, Invalid, Source};
 
 /// `The boat.` by `xz`: no encoder is linked in.
 const XZ: &[u8] = &[
@@ -28,10 +28,10 @@ fn every_compression_is_seen_and_all_members_are_read() {
     for (name, bytes) in
         [("a.gz", twice(&gzip)), ("b.bz2", twice(&bzip2)), ("c.zst", twice(&zstd)), ("d", gzip(corpus.text.as_bytes()))]
     {
-        let manifest = corpus.prepare(vec![corpus.source(name, &bytes, Format::Text)]).unwrap();
+        let manifest = corpus.prepare(vec![corpus.source(name, &bytes, "text")]).unwrap();
         assert_eq!(counts(&manifest), corpus.plain(), "{name}");
     }
-    let xz = corpus.prepare(vec![corpus.source("e.xz", XZ, Format::Text)]).unwrap();
+    let xz = corpus.prepare(vec![corpus.source("e.xz", XZ, "text")]).unwrap();
     assert_eq!(xz.counts.documents, 1);
 }
 
@@ -44,12 +44,12 @@ fn every_encoding_is_read() {
     let marked = [b"\xef\xbb\xbf", corpus.text.as_bytes()].concat();
     for (name, bytes) in [("le", utf16(&u16::to_le_bytes)), ("be", utf16(&u16::to_be_bytes)), ("mark", marked)] {
         assert_eq!(
-            counts(&corpus.prepare(vec![corpus.source(name, &bytes, Format::Text)]).unwrap()),
+            counts(&corpus.prepare(vec![corpus.source(name, &bytes, "text")]).unwrap()),
             corpus.plain(),
             "{name}"
         );
     }
-    let mut latin = corpus.source("latin", b"Caf\xe9 the boat.\n", Format::Text);
+    let mut latin = corpus.source("latin", b"Caf\xe9 the boat.\n", "text");
     assert!(corpus.prepare(vec![latin.clone()]).unwrap_err().to_string().contains("byte 3"));
     latin.invalid = Invalid::Replace;
     let manifest = corpus.prepare(vec![latin.clone()]).unwrap();
@@ -65,13 +65,13 @@ fn every_format_gives_the_same_documents() {
     let corpus = Corpus::new();
     let documents: Vec<&str> = corpus.text.trim_end().split("\n\n").collect();
     let lines: String = documents.iter().map(|text| serde_json::json!({"text": text}).to_string() + "\n").collect();
-    let jsonl = corpus.source("a.jsonl", lines.as_bytes(), Format::Jsonl);
-    let sentences = corpus.source("b.txt", corpus.text.as_bytes(), Format::Sentences);
+    let jsonl = corpus.source("a.jsonl", lines.as_bytes(), "jsonl");
+    let sentences = corpus.source("b.txt", corpus.text.as_bytes(), "sentences");
     let rows: String = corpus.text.lines().map(|text| serde_json::json!({"body": text}).to_string() + "\n").collect();
-    let mut by_sentence = corpus.source("c.jsonl", rows.as_bytes(), Format::Jsonl);
+    let mut by_sentence = corpus.source("c.jsonl", rows.as_bytes(), "jsonl");
     by_sentence.documents = Some(Documents::Sentence);
     by_sentence.field = "body".to_owned();
-    let mut parquet = corpus.source("d.parquet", b"", Format::Parquet);
+    let mut parquet = corpus.source("d.parquet", b"", "parquet");
     write_parquet(Path::new(&parquet.path), &documents);
     for source in [jsonl, sentences, by_sentence, parquet.clone()] {
         assert_eq!(counts(&corpus.prepare(vec![source.clone()]).unwrap()), corpus.plain(), "{}", source.path);
@@ -142,19 +142,19 @@ fn what_is_no_text_is_refused_by_name_with_what_it_looks_like() {
     ];
     for (name, bytes, words) in cases {
         for invalid in [Invalid::Refuse, Invalid::Replace] {
-            let source = Source { invalid, ..corpus.source(name, &bytes, Format::Text) };
+            let source = Source { invalid, ..corpus.source(name, &bytes, "text") };
             let message = corpus.prepare(vec![source]).unwrap_err().to_string();
             for word in [&[name, "looks like"], words].concat() {
                 assert!(message.contains(word), "no {word:?} in {message}");
             }
         }
     }
-    let dump = corpus.source("dump.xml.tar.gz", &gzip(&archive), Format::Wikipedia);
+    let dump = corpus.source("dump.xml.tar.gz", &gzip(&archive), "wikipedia");
     assert!(corpus.prepare(vec![dump]).unwrap_err().to_string().contains("tar archive"));
-    let mut parquet = corpus.source("d.parquet", b"", Format::Text);
+    let mut parquet = corpus.source("d.parquet", b"", "text");
     write_parquet(Path::new(&parquet.path), &["The boat is wet."]);
     assert!(corpus.prepare(vec![parquet.clone()]).unwrap_err().to_string().contains("format = \"parquet\""));
-    parquet.format = Format::Auto;
+    parquet.format = "auto".into();
     corpus.prepare(vec![parquet]).unwrap();
 }
 
@@ -179,12 +179,12 @@ fn every_format_is_recognized_by_its_first_bytes() {
     let [plain, ..] = corpus.plain();
     let auto = |path: String| Source {
         path,
-        format: Format::Auto,
+        format: "auto".into(),
         documents: Some(Documents::BlankLine),
         ..Source::default()
     };
     for (name, bytes) in &cases {
-        let source = auto(corpus.source(&format!("in/{name}"), bytes, Format::Text).path);
+        let source = auto(corpus.source(&format!("in/{name}"), bytes, "text").path);
         assert_eq!(corpus.prepare(vec![source]).unwrap().counts.documents, plain, "{name}");
     }
     write_parquet(&corpus.path().join("in/nine"), &documents);
@@ -200,7 +200,7 @@ fn a_long_json_line_is_whole_or_refused_in_words() {
     let long = "The boat is wet. ".repeat(1_300_000);
     let line = format!("{{\"text\": {long:?}}}\n");
     assert!(line.len() > 20 << 20);
-    let rows = corpus.source("rows.jsonl", [short, &line, short].concat().as_bytes(), Format::Jsonl);
+    let rows = corpus.source("rows.jsonl", [short, &line, short].concat().as_bytes(), "jsonl");
     let manifest = corpus.prepare(vec![rows]).unwrap();
     assert_eq!((manifest.counts.documents, manifest.counts.sentences), (3, 1_300_002));
     drop(line);
@@ -210,7 +210,7 @@ fn a_long_json_line_is_whole_or_refused_in_words() {
     packed.write_all(format!("{short}{{\"text\": \"").as_bytes()).unwrap();
     (0..257).for_each(|_| packed.write_all(&vec![b'x'; 1 << 20]).unwrap());
     packed.write_all(format!("\"}}\n{short}").as_bytes()).unwrap();
-    let mut rows = corpus.source("endless.jsonl.gz", &packed.finish().unwrap(), Format::Jsonl);
+    let mut rows = corpus.source("endless.jsonl.gz", &packed.finish().unwrap(), "jsonl");
     let message = corpus.prepare(vec![rows.clone()]).unwrap_err().to_string();
     assert!(message.contains("endless.jsonl.gz, byte 30") && message.contains("at most 256 MiB"), "{message}");
     rows.damaged = Damaged::Skip;
@@ -225,7 +225,7 @@ fn zstd_with_skippable_frames_and_long_windows_is_read() {
     for mark in [0x50, 0x5f] {
         let skipped = [&[mark, 0x2a, 0x4d, 0x18, 5, 0, 0, 0], &b"index"[..]].concat();
         let bytes = [&skipped[..], &packed, &skipped].concat();
-        let manifest = corpus.prepare(vec![corpus.source("a.zst", &bytes, Format::Text)]).unwrap();
+        let manifest = corpus.prepare(vec![corpus.source("a.zst", &bytes, "text")]).unwrap();
         assert_eq!(counts(&manifest), corpus.plain());
     }
     // `zstd --long=28`: the window is what the frame says, however much of it is used.
@@ -234,7 +234,7 @@ fn zstd_with_skippable_frames_and_long_windows_is_read() {
     encoder.long_distance_matching(true).unwrap();
     encoder.write_all(corpus.text.as_bytes()).unwrap();
     let packed = encoder.finish().unwrap();
-    let manifest = corpus.prepare(vec![corpus.source("long.zst", &packed, Format::Text)]).unwrap();
+    let manifest = corpus.prepare(vec![corpus.source("long.zst", &packed, "text")]).unwrap();
     assert_eq!(counts(&manifest), corpus.plain());
 }
 
@@ -246,7 +246,7 @@ fn what_needs_more_memory_to_decompress_than_there_is_is_refused_in_words() {
     encoder.window_log(23).unwrap();
     encoder.write_all(corpus.text.as_bytes()).unwrap();
     for (name, bytes) in [("small.xz", XZ.to_vec()), ("small.zst", encoder.finish().unwrap())] {
-        let mut source = corpus.source(name, &bytes, Format::Text);
+        let mut source = corpus.source(name, &bytes, "text");
         // Not passed over as damage either.
         for damaged in [Damaged::Refuse, Damaged::Skip] {
             source.damaged = damaged;
@@ -298,22 +298,21 @@ const REST: &str = "<page><title>C</title><ns>0</ns><text>The king is brave.</te
 #[test]
 fn damage_is_refused_or_passed_over_and_counted() {
     let corpus = Corpus::new();
-    let mut cut = corpus.source("cut.xml", format!("{DUMP}{REST}").as_bytes(), Format::Wikipedia);
+    let mut cut = corpus.source("cut.xml", format!("{DUMP}{REST}").as_bytes(), "wikipedia");
     assert!(corpus.prepare(vec![cut.clone()]).unwrap_err().to_string().contains("</page>"));
     cut.damaged = Damaged::Skip;
     let manifest = corpus.prepare(vec![cut]).unwrap();
     assert_eq!((manifest.counts.documents, manifest.counts.rejected["wikipedia: cut page"]), (2, 1));
 
     let packed = gzip(corpus.text.repeat(40).as_bytes());
-    let mut torn = corpus.source("torn.gz", &packed[..packed.len() / 2], Format::Text);
+    let mut torn = corpus.source("torn.gz", &packed[..packed.len() / 2], "text");
     assert!(corpus.prepare(vec![torn.clone()]).unwrap_err().to_string().contains("torn.gz"));
     torn.damaged = Damaged::Skip;
     let manifest = corpus.prepare(vec![torn]).unwrap();
     assert!(manifest.counts.documents > 100);
     assert_eq!(manifest.counts.rejected["damaged file: the rest of it"], 1);
 
-    let mut rows =
-        corpus.source("rows.jsonl", b"{\"text\": \"The boat.\"}\n{\"text\": 3}\nnonsense\n\n", Format::Jsonl);
+    let mut rows = corpus.source("rows.jsonl", b"{\"text\": \"The boat.\"}\n{\"text\": 3}\nnonsense\n\n", "jsonl");
     assert!(corpus.prepare(vec![rows.clone()]).unwrap_err().to_string().contains("byte 22"));
     rows.damaged = Damaged::Skip;
     assert_eq!(corpus.prepare(vec![rows]).unwrap().counts.rejected["jsonl: bad line"], 2);
@@ -326,12 +325,12 @@ fn odd_texts_and_odd_names_are_survived() {
     let unbroken = "x".repeat(3_000_000);
     let nul = "The boat\0 is wet.\n\n\0\0\n";
     for (name, text) in [("long", long.as_str()), ("unbroken", &unbroken), ("nul", nul)] {
-        let manifest = corpus.prepare(vec![corpus.source(name, text.as_bytes(), Format::Text)]).unwrap();
+        let manifest = corpus.prepare(vec![corpus.source(name, text.as_bytes(), "text")]).unwrap();
         assert!(manifest.counts.samples > 0, "{name}");
     }
     for name in ["with space.txt", "quo'te\".txt", ".dot.txt", "-dash.txt", "ümläut [1].txt", "folder.txt/inner.txt"]
     {
-        let mut source = corpus.source(name, b"The boat is wet. The net is old.", Format::Text);
+        let mut source = corpus.source(name, b"The boat is wet. The net is old.", "text");
         if name.contains('/') {
             source.path = corpus.path().join("folder.txt").display().to_string();
         }
@@ -343,7 +342,7 @@ fn odd_texts_and_odd_names_are_survived() {
 fn duplicates_go_where_asked() {
     let corpus = Corpus::new();
     let [documents, ..] = corpus.plain();
-    let text = corpus.source("one.txt", corpus.text.as_bytes(), Format::Text);
+    let text = corpus.source("one.txt", corpus.text.as_bytes(), "text");
     // Every document again with one word changed, and once more as it is.
     let changed = corpus
         .text
@@ -351,7 +350,7 @@ fn duplicates_go_where_asked() {
         .split("\n\n")
         .map(|text| text.replacen('.', " again.", 1))
         .collect::<Vec<_>>();
-    let changed = corpus.source("changed.txt", changed.join("\n\n").as_bytes(), Format::Text);
+    let changed = corpus.source("changed.txt", changed.join("\n\n").as_bytes(), "text");
     let all = vec![text.clone(), changed.clone(), text.clone()];
     let kept = corpus.prepare(all.clone()).unwrap();
     assert_eq!((kept.counts.documents, kept.counts.rejected.len()), (3 * documents, 0));
@@ -375,7 +374,7 @@ fn duplicates_go_where_asked() {
 #[test]
 fn a_weight_repeats_documents_with_other_pairs() {
     let corpus = Corpus::new();
-    let mut source = corpus.source("one.txt", corpus.text.as_bytes(), Format::Text);
+    let mut source = corpus.source("one.txt", corpus.text.as_bytes(), "text");
     let once = corpus.prepare(vec![source.clone()]).unwrap().counts.samples;
     source.weight = 3;
     let thrice = corpus.prepare(vec![source]).unwrap().counts.samples;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::{assert_same, config, generated, run, source, tree};
 use lambert_config::PrepConfig;
-use lambert_config::prep::{Documents, Format};
+use lambert_config::prep::Documents;
 use lambert_data_prep::random::Key;
 
 const FOLDER: &str = "LAMBERT_TEST_KILL_FOLDER";
@@ -19,8 +19,8 @@ fn job(folder: &Path, work: &Path) -> PrepConfig {
         work,
         &folder.join("vocab.txt"),
         vec![
-            source(&folder.join("corpus.txt"), Format::Text, Documents::BlankLine),
-            source(&folder.join("corpus.txt"), Format::Text, Documents::File),
+            source(&folder.join("corpus.txt"), "text", Documents::BlankLine),
+            source(&folder.join("corpus.txt"), "text", Documents::File),
         ],
     );
     config.samples.passes = 2;

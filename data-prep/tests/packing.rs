@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use common::{config, run, source};
-use lambert_config::prep::{Documents, Format, Packing, Pair};
+use lambert_config::prep::{Documents, Packing, Pair};
 use lambert_data_prep::dataset::Dataset;
 use lambert_data_prep::random::Key;
 
@@ -51,7 +51,7 @@ fn rows(documents: &[Vec<Vec<u32>>], packing: Packing, passes: usize, short: f64
     let path = folder.path().join("corpus.txt");
     std::fs::write(&path, text).unwrap();
     let mut config =
-        config(folder.path(), &vocabulary(folder.path()), vec![source(&path, Format::Sentences, Documents::BlankLine)]);
+        config(folder.path(), &vocabulary(folder.path()), vec![source(&path, "sentences", Documents::BlankLine)]);
     let samples = &mut config.samples;
     (samples.pair, samples.packing, samples.passes, samples.held_out) = (Pair::None, packing, passes, 0.0);
     (samples.sequence_length, samples.short_sequence_probability) = (LENGTH, short);

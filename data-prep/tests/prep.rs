@@ -6,7 +6,7 @@ mod common;
 use std::path::Path;
 
 use common::{assert_same, config, corpora, generated, run, source, tree};
-use lambert_config::prep::{Documents, Format, Pair};
+use lambert_config::prep::{Documents, Pair};
 use lambert_data_prep::dataset::Dataset;
 use lambert_data_prep::inspect::inspect;
 use lambert_data_prep::prep::{self, Options, Status};
@@ -17,9 +17,9 @@ fn books_and_a_dump_become_a_dataset() {
     let folder = tempfile::tempdir().unwrap();
     let dump = corpora.join("wiki/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.xml.bz2");
     let sources = vec![
-        source(&corpora.join("books/en/a*.txt"), Format::Text, Documents::File),
-        source(&corpora.join("books/en/doyle_lost_1912.txt"), Format::Text, Documents::File),
-        source(&dump, Format::Wikipedia, Documents::File),
+        source(&corpora.join("books/en/a*.txt"), "text", Documents::File),
+        source(&corpora.join("books/en/doyle_lost_1912.txt"), "text", Documents::File),
+        source(&dump, "wikipedia", Documents::File),
     ];
     let mut config = config(folder.path(), &corpora.join("vocab/bert-base-uncased-vocab.txt"), sources);
     config.samples.held_out = 0.05;
@@ -51,7 +51,7 @@ fn the_bytes_do_not_depend_on_threads_parts_or_kills() {
     let more = folder.path().join("more.txt");
     lambert_data_prep::grammar::generate(std::fs::File::create(&more).unwrap(), 500, 2).unwrap();
     let prepare = |name: &str, act: &dyn Fn(&lambert_config::PrepConfig)| {
-        let sources = [&text, &more].map(|path| source(path, Format::Text, Documents::BlankLine)).to_vec();
+        let sources = [&text, &more].map(|path| source(path, "text", Documents::BlankLine)).to_vec();
         let work = folder.path().join(name);
         std::fs::create_dir(&work).unwrap();
         let config = config(&work, &vocabulary, sources);
@@ -79,7 +79,7 @@ fn the_bytes_do_not_depend_on_threads_parts_or_kills() {
 fn a_dataset_that_is_there_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let (text, vocabulary) = generated(folder.path(), 300);
-    let mut config = config(folder.path(), &vocabulary, vec![source(&text, Format::Text, Documents::BlankLine)]);
+    let mut config = config(folder.path(), &vocabulary, vec![source(&text, "text", Documents::BlankLine)]);
     assert!(!run(&config, 1).unwrap().unchanged);
     let before = tree(folder.path());
     assert!(run(&config, 1).unwrap().unchanged);
@@ -98,7 +98,7 @@ fn another_seed_gives_other_samples_and_other_pairs_are_possible() {
         [(1, Pair::Nsp), (2, Pair::Nsp), (1, Pair::Sop), (1, Pair::None)].into_iter().enumerate()
     {
         let work = folder.path().join(index.to_string());
-        let mut config = config(&work, &vocabulary, vec![source(&text, Format::Text, Documents::BlankLine)]);
+        let mut config = config(&work, &vocabulary, vec![source(&text, "text", Documents::BlankLine)]);
         (config.samples.seed, config.samples.pair, config.samples.passes) = (seed, pair, 2);
         let report = run(&config, 1).unwrap();
         let dataset = Dataset::open(&report.datasets[0].url).unwrap();
@@ -113,7 +113,7 @@ fn another_seed_gives_other_samples_and_other_pairs_are_possible() {
 fn something_is_held_out_rather_than_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let (text, vocabulary) = generated(folder.path(), 10);
-    let mut config = config(folder.path(), &vocabulary, vec![source(&text, Format::Text, Documents::BlankLine)]);
+    let mut config = config(folder.path(), &vocabulary, vec![source(&text, "text", Documents::BlankLine)]);
     config.samples.held_out = 0.001;
     let report = run(&config, 1).unwrap();
     let counts: Vec<_> = report.datasets.iter().map(|dataset| &dataset.manifest.counts).collect();
@@ -125,7 +125,7 @@ fn something_is_held_out_rather_than_nothing() {
 }
 
 /// Prepares one input that is wrong; the message, whether it is a usage error.
-fn refused(name: &str, bytes: &[u8], format: Format) -> (String, bool) {
+fn refused(name: &str, bytes: &[u8], format: &str) -> (String, bool) {
     let folder = tempfile::tempdir().unwrap();
     let (_, vocabulary) = generated(folder.path(), 30);
     let input = folder.path().join(name);
@@ -145,14 +145,14 @@ fn refused(name: &str, bytes: &[u8], format: Format) -> (String, bool) {
 
 #[test]
 fn bad_inputs_fail_with_their_name_and_place() {
-    let (message, usage) = refused("latin.txt", b"Caf\xe9 au lait.\n", Format::Text);
+    let (message, usage) = refused("latin.txt", b"Caf\xe9 au lait.\n", "text");
     assert!(message.contains("latin.txt") && message.contains("byte 3") && !usage, "{message}");
-    let (message, usage) = refused("empty.txt", b" \n\n", Format::Text);
+    let (message, usage) = refused("empty.txt", b" \n\n", "text");
     assert!(message.contains("empty") && !usage, "{message}");
-    let (message, usage) = refused("text.xml", b"This is no dump.\n", Format::Wikipedia);
+    let (message, usage) = refused("text.xml", b"This is no dump.\n", "wikipedia");
     assert!(message.contains("<mediawiki>") && message.contains("text.xml") && !usage, "{message}");
     let cut = b"<mediawiki>\n<page>\n<title>A</title>\n<ns>0</ns><text>Some";
-    let (message, _) = refused("cut.xml", cut, Format::Wikipedia);
+    let (message, _) = refused("cut.xml", cut, "wikipedia");
     assert!(message.contains("byte 18") && message.contains("</page>"), "{message}");
 }
 
@@ -160,7 +160,7 @@ fn bad_inputs_fail_with_their_name_and_place() {
 fn a_truncated_bz2_is_noticed() {
     let Some(corpora) = corpora() else { return };
     let bytes = std::fs::read(corpora.join("wiki/minidumps/frwiki-mini-pages-articles.xml.bz2")).unwrap();
-    let (message, usage) = refused("cut.xml.bz2", &bytes[..bytes.len() * 2 / 3], Format::Wikipedia);
+    let (message, usage) = refused("cut.xml.bz2", &bytes[..bytes.len() * 2 / 3], "wikipedia");
     assert!(message.contains("cut.xml.bz2") && message.contains("byte") && !usage, "{message}");
 }
 
@@ -169,7 +169,7 @@ fn wrong_configurations_are_usage_errors() {
     let folder = tempfile::tempdir().unwrap();
     let (text, vocabulary) = generated(folder.path(), 30);
     let message = |path: &Path, vocabulary: &Path| {
-        let error = run(&config(folder.path(), vocabulary, vec![source(path, Format::Text, Documents::File)]), 1);
+        let error = run(&config(folder.path(), vocabulary, vec![source(path, "text", Documents::File)]), 1);
         let error = error.unwrap_err();
         assert!(error.is_usage(), "{error}");
         format!("{error}: {}", std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default())
@@ -193,7 +193,7 @@ fn a_disk_that_is_too_small_is_seen_before_the_work_begins() {
     let sparse = std::fs::File::create(folder.path().join("sparse.txt")).unwrap();
     sparse.set_len(3 << 50).unwrap_or_else(|_| sparse.set_len(15 << 40).unwrap());
     let huge = folder.path().join("sparse.txt");
-    let sources = [&text, &huge].map(|path| source(path, Format::Text, Documents::BlankLine)).to_vec();
+    let sources = [&text, &huge].map(|path| source(path, "text", Documents::BlankLine)).to_vec();
     let config = config(folder.path(), &vocabulary, sources);
     let error = run(&config, 1).unwrap_err();
     assert!(matches!(error, prep::PrepError::Space { needed, free, .. } if needed > free), "{error}");
@@ -205,7 +205,7 @@ fn a_disk_that_is_too_small_is_seen_before_the_work_begins() {
 fn the_manifest_says_what_was_read_of_each_source() {
     let folder = tempfile::tempdir().unwrap();
     let (text, vocabulary) = generated(folder.path(), 40);
-    let once = source(&text, Format::Text, Documents::BlankLine);
+    let once = source(&text, "text", Documents::BlankLine);
     let mut config = config(folder.path(), &vocabulary, vec![once.clone(), once]);
     config.documents.remove_duplicates = true;
     config.samples.held_out = 0.2;

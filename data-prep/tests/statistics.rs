@@ -7,9 +7,9 @@ mod common;
 use std::path::Path;
 
 use common::{config, corpora, run, source};
-use lambert_config::prep::{Documents, Format, Pair};
+use lambert_config::prep::{Documents, Pair};
 use lambert_data_prep::dataset::Dataset;
-use lambert_data_prep::extract::{Extracted, extract};
+use lambert_data_prep::extract::Extracted;
 use lambert_data_prep::random::{Key, Rng};
 use lambert_data_prep::tokenizer::Tokenizer;
 use lambert_data_prep::{sentences, source as input};
@@ -22,12 +22,12 @@ type Corpus = Vec<Vec<Vec<u32>>>;
 
 /// Writes the sentences of the English books, 400 a document, as a file of Google's format; their ids.
 fn books(corpora: &Path, tokenizer: &Tokenizer, path: &Path) -> Corpus {
-    let books = source(&corpora.join("books/en"), Format::Text, Documents::File);
+    let books = source(&corpora.join("books/en"), "text", Documents::File);
     let (mut text, mut documents) = (String::new(), Corpus::new());
     for file in input::find(std::slice::from_ref(&books), 2).unwrap() {
         let mut reader = input::reader(&books, &file, Default::default()).unwrap();
         let raw = reader.next().unwrap().unwrap();
-        let Extracted::Text(prose) = extract(&books, &file, &raw, &mut |_| {}).unwrap() else { panic!() };
+        let Extracted::Text(prose) = input::extract(&books, &file, &raw, &mut |_| {}).unwrap() else { panic!() };
         let mut found = Vec::new();
         prose.lines().for_each(|paragraph| sentences::split(paragraph, &mut found));
         for document in found.chunks(400) {
@@ -118,7 +118,7 @@ fn google_twice(corpus: &Corpus, per_document: bool, rng: &mut Rng) -> (f64, f64
 
 /// What `lambert prep` makes of the same.
 fn ours(folder: &Path, vocabulary: &Path, sentences: &Path, passes: usize) -> Pairs {
-    let mut config = config(folder, vocabulary, vec![source(sentences, Format::Sentences, Documents::BlankLine)]);
+    let mut config = config(folder, vocabulary, vec![source(sentences, "sentences", Documents::BlankLine)]);
     let samples = &mut config.samples;
     (samples.pair, samples.sequence_length, samples.short_sequence_probability) = (Pair::Nsp, LENGTH, SHORT);
     (samples.passes, samples.held_out) = (passes, 0.0);

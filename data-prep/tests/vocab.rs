@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use common::{corpora, generated, source};
-use lambert_config::prep::{Documents, Format, Source};
+use lambert_config::prep::{Documents, Source};
 use lambert_data_prep::vocab::{Settings, train};
 
 const FOLDER: &str = "LAMBERT_TEST_VOCAB_FOLDER";
@@ -15,10 +15,10 @@ const OUTPUT: &str = "LAMBERT_TEST_VOCAB_OUTPUT";
 
 /// The generated text, and a novel in German and one in Japanese where the development corpora are there.
 fn sources(folder: &Path) -> Vec<Source> {
-    let mut sources = vec![source(&folder.join("corpus.txt"), Format::Text, Documents::BlankLine)];
+    let mut sources = vec![source(&folder.join("corpus.txt"), "text", Documents::BlankLine)];
     if let Some(corpora) = corpora() {
         let books = ["books/de/goethe_werther.txt", "books/ja"].map(|name| corpora.join(name));
-        sources.extend(books.iter().map(|path| source(path, Format::Text, Documents::File)));
+        sources.extend(books.iter().map(|path| source(path, "text", Documents::File)));
     }
     sources
 }

@@ -6,8 +6,8 @@ mod common;
 use std::path::Path;
 
 use common::{corpora, source};
-use lambert_config::prep::{Documents, Format};
-use lambert_data_prep::extract::{Extracted, extract};
+use lambert_config::prep::Documents;
+use lambert_data_prep::extract::Extracted;
 use lambert_data_prep::source as input;
 
 /// Code, the dump's own name of the file name space, an alias of it, category, what `thumb` is called, the redirect's
@@ -86,12 +86,12 @@ fn dump([code, file, alias, category, thumb, redirect, disambiguation, sentence]
 
 /// The prose of the articles of a dump, and why the other pages are none.
 fn read(path: &Path) -> (Vec<String>, Vec<&'static str>) {
-    let source = source(path, Format::Wikipedia, Documents::Row);
+    let source = source(path, "wikipedia", Documents::Row);
     let (mut articles, mut rejected) = (Vec::new(), Vec::new());
     for file in input::find(std::slice::from_ref(&source), 2).unwrap() {
         let mut pages = input::reader(&source, &file, Default::default()).unwrap();
         while let Some(page) = pages.next().unwrap() {
-            match extract(&source, &file, &page, &mut |_| {}).unwrap() {
+            match input::extract(&source, &file, &page, &mut |_| {}).unwrap() {
                 Extracted::Text(text) | Extracted::Sentences(text) => articles.push(text),
                 Extracted::Rejected(why) => rejected.push(why),
             }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Parser;
-use lambert_config::prep::{Format, Source};
+use lambert_config::prep::Source;
 use lambert_data_prep::source::{self, Stored};
 use object_store::ObjectStoreExt;
 use object_store::aws::{AmazonS3, AmazonS3Builder};
@@ -62,7 +62,7 @@ fn main() {
 fn measure(bytes: u64, rounds: usize) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let client = Arc::new(AmazonS3Builder::from_env().with_bucket_name(BUCKET).build().unwrap());
-    let source = Source { path: format!("s3://{BUCKET}/{OBJECT}"), format: Format::Text, ..Source::default() };
+    let source = Source { path: format!("s3://{BUCKET}/{OBJECT}"), format: "text".into(), ..Source::default() };
     let file = source::find(std::slice::from_ref(&source), 1).unwrap().remove(0);
     assert_eq!(file.bytes, bytes);
     let mut contestants: [(&str, &mut dyn FnMut() -> u64); 5] = [

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lambert_config::prep::{Format, Packing, Pair};
+use lambert_config::prep::{FormatName, Packing, Pair};
 use lambert_store::names;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -129,7 +129,7 @@ pub struct Counts {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceCounts {
     /// What its files hold.
-    pub format: Format,
+    pub format: FormatName,
     /// Whether its documents are only there to be kept out.
     pub excluded: bool,
     /// Files, or runs of whole bzip2 streams of one.

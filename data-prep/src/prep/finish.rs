@@ -216,7 +216,7 @@ fn sources(job: &Job<'_>, runs: &[Run], removed: &Removed) -> Vec<SourceCounts> 
     removed.by_file().for_each(|(file, count)| duplicates[job.files[file as usize].source] += count);
     let of = |index: usize| job.files.iter().filter(move |file| file.source == index);
     let count = |index: usize| SourceCounts {
-        format: job.sources[index].format,
+        format: job.sources[index].format.clone(),
         excluded: index >= job.config.source.len(),
         files: of(index).count() as u64,
         stored_bytes: of(index).map(|file| file.bytes).sum(),

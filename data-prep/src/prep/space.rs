@@ -2,8 +2,6 @@
 
 use std::path::Path;
 
-use lambert_config::prep::Format;
-
 use super::PrepError;
 use super::buckets::SAMPLE_HEAD;
 use super::job::{Job, Run};
@@ -23,8 +21,6 @@ pub struct Needs {
 
 /// Tokens a byte of text at the most, about: English has 0.22, other languages under an English vocabulary up to 0.35.
 const TOKENS_PER_BYTE: f64 = 0.3;
-/// Text in a byte of MediaWiki XML, about.
-const TEXT_PER_XML: f64 = 0.6;
 /// A row of a shard is smaller than the same row of a sample file, but not by much.
 const SHARDS_PER_SAMPLES: f64 = 0.9;
 
@@ -78,12 +74,7 @@ fn text_bytes(file: &SourceFile) -> f64 {
         Some("xz") => 4.5,
         _ => 1.0,
     };
-    let format = match file.format {
-        Format::Wikipedia => TEXT_PER_XML,
-        Format::Parquet => 2.5,
-        Format::Auto | Format::Text | Format::Sentences | Format::Jsonl => 1.0,
-    };
-    file.bytes as f64 * packed * format
+    file.bytes as f64 * packed * file.format.text_per_byte()
 }
 
 /// Bytes free for us in `folder`, or in the nearest folder above it that is there; endless where that cannot be told.

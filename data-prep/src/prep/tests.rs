@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use lambert_config::PrepConfig;
-use lambert_config::prep::{Documents, Format, Pair, Source};
+use lambert_config::prep::{Documents, Pair, Source};
 
 use super::{MEMORY, Manifest, Options, Scale, Status, run_in_pieces};
 use crate::{grammar, vocab};
@@ -15,8 +15,8 @@ fn config(folder: &Path) -> PrepConfig {
     let (text, vocabulary) = (folder.join("corpus.txt"), folder.join("vocab.txt"));
     grammar::generate(File::create(&text).unwrap(), 600, 1).unwrap();
     let path = text.display().to_string();
-    let (format, documents) = (Format::Text, Some(Documents::BlankLine));
-    let source = Source { path, format, documents, ..Source::default() };
+    let (format, documents) = ("text", Some(Documents::BlankLine));
+    let source = Source { path, format: format.into(), documents, ..Source::default() };
     let settings = vocab::Settings { size: 600, ..Default::default() };
     std::fs::write(&vocabulary, vocab::train(std::slice::from_ref(&source), &settings).unwrap()).unwrap();
     let mut config = PrepConfig { source: vec![source.clone(), source], ..PrepConfig::default() };

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use super::job::Job;
 use super::spill::{DoneBatch, ReadFile, SourceTotals, Spill};
 use super::{PrepError, Progress, Status, corpus};
-use crate::extract::{Extracted, extract};
+use crate::extract::Extracted;
 use crate::record::{DocumentId, ids};
 use crate::sentences;
-use crate::source::{Batch, Batches, Note, Part, SourceFile, is_read_by};
+use crate::source::{Batch, Batches, Note, Part, SourceFile, extract, is_read_by};
 use crate::tokenizer::Encoder;
 
 /// How long a thread's work may stay in memory only: what a kill can cost.

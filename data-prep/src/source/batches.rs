@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use lambert_config::prep::Source;
 use twox_hash::XxHash3_64;
 
+use super::formats::FORMATS;
 use super::{DocumentReader, Notes, RawDocument, SourceError, SourceFile, Stored, opened};
 
 /// Bytes of documents in a batch: enough that taking one costs nothing, little enough that threads end together.
@@ -129,7 +130,7 @@ impl<'a> Batches<'a> {
             return Ok(lock(&self.open).last().cloned());
         };
         let source = &self.sources[file.source];
-        let (stored, documents) = opened(source, file, self.read.clone(), self.window)?;
+        let (stored, documents) = opened(FORMATS, source, file, self.read.clone(), self.window)?;
         let file = SourceFile::clone(file);
         let stream = Arc::new(Mutex::new(Stream { file, number: 0, ended: false, stored, documents }));
         lock(&self.open).push(stream.clone());

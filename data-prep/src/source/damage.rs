@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{BufRead, Error, ErrorKind, Read, Result};
 
-use super::open::{Input, read_buffered};
+use super::input::{Input, read_buffered};
 use super::stored::StorageError;
 
 /// What a reader meets where a part of the text is missing. The next call reads what comes behind it.

@@ -6,8 +6,9 @@ use lambert_config::prep::{Damaged, Invalid, Source};
 
 use super::blocks::Blocks;
 use super::damage::Tolerant;
+use super::file_type;
+use super::input::Input;
 use super::peek::Peeked;
-use super::recognize;
 use super::stored::{StorageError, Stored};
 use super::transcode::Transcoder;
 use super::{SourceError, SourceFile};
@@ -16,22 +17,25 @@ const BUFFER: usize = 1 << 17;
 /// The longest window of zstd, as a power of two.
 const LONGEST_WINDOW: u32 = 31;
 
-/// A stream of decompressed bytes.
-pub type Input = Box<dyn BufRead + Send>;
-
-/// The text in `stored`, which is `file`, or a refusal if it is none. Where damage is to be passed over it is a
-/// [`super::damage::Gap`].
-pub fn open(stored: Stored, file: &SourceFile, source: &Source, window: u64) -> Result<Peeked, SourceError> {
+/// The text in `stored`, which is `file`, or a refusal if it is none: `refusal` gives the reason of the format that reads
+/// it. Where damage is to be passed over it is a [`super::damage::Gap`].
+pub fn open(
+    stored: Stored,
+    file: &SourceFile,
+    source: &Source,
+    window: u64,
+    refusal: &dyn Fn(&[u8]) -> Option<String>,
+) -> Result<Peeked, SourceError> {
     let fault = |source| SourceError::Stream { file: file.name.clone(), at: 0, source };
     let tolerant = source.damaged == Damaged::Skip;
     let mut input = decompressed(stored, tolerant, window).map_err(fault)?;
     let start = if tolerant {
         let mut tolerated = Tolerant::new(input);
-        let start = tolerated.start().map(head);
+        let start = tolerated.start().map(mark);
         input = Box::new(tolerated);
         start
     } else {
-        input.fill_buf().map(head)
+        input.fill_buf().map(mark)
     };
     let start = start.map_err(fault)?;
     let encoding = encoding(&start, source, file)?;
@@ -42,7 +46,8 @@ pub fn open(stored: Stored, file: &SourceFile, source: &Source, window: u64) -> 
         None => input,
         Some(encoding) => buffered(Transcoder::new(input, encoding, source.invalid == Invalid::Replace)),
     });
-    match recognize::refusal(text.head(), file.format) {
+    let head = text.head();
+    match file_type::container(head).or_else(|| refusal(head)).or_else(|| file_type::binary(head)) {
         Some(found) => Err(SourceError::NotText { file: file.name.clone(), found }),
         None => Ok(text),
     }
@@ -52,7 +57,7 @@ pub fn open(stored: Stored, file: &SourceFile, source: &Source, window: u64) -> 
 /// all streams of a bzip2 or xz file are read.
 fn decompressed(stored: Stored, tolerant: bool, window: u64) -> std::io::Result<Input> {
     let mut stored = BufReader::with_capacity(BUFFER, stored);
-    Ok(match recognize::compression(stored.fill_buf()?) {
+    Ok(match file_type::compression(stored.fill_buf()?) {
         Some("bzip2") if tolerant => buffered(Blocks::new(stored)),
         Some("bzip2") => buffered(bzip2::bufread::MultiBzDecoder::new(stored)),
         Some("gzip") => buffered(flate2::bufread::MultiGzDecoder::new(stored)),
@@ -95,7 +100,7 @@ impl<R: Read> Read for Limited<R> {
 }
 
 /// As many bytes as a byte-order mark can have.
-fn head(text: &[u8]) -> Vec<u8> {
+fn mark(text: &[u8]) -> Vec<u8> {
     text[..text.len().min(3)].to_vec()
 }
 
@@ -124,11 +129,4 @@ fn encoding(
 
 fn buffered(reader: impl Read + Send + 'static) -> Input {
     Box::new(BufReader::with_capacity(BUFFER, reader))
-}
-
-/// [`Read::read`] for who has [`BufRead`].
-pub fn read_buffered(input: &mut impl BufRead, buffer: &mut [u8]) -> std::io::Result<usize> {
-    let count = input.fill_buf()?.read(buffer)?;
-    input.consume(count);
-    Ok(count)
 }

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, Error, Read, Result};
 
-use super::open::{Input, read_buffered};
+use super::input::{Input, read_buffered};
 
 /// Bytes that are looked at: a tar archive shows itself in the first 512.
 const HEAD: usize = 4096;

@@ -4,7 +4,7 @@ use std::io::{BufRead, Error, ErrorKind, Read};
 
 use encoding_rs::{Decoder, DecoderResult, Encoding};
 
-use super::open::Input;
+use super::input::Input;
 
 /// See the module.
 pub struct Transcoder {

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::Path;
 
 use lambert_config::PrepConfig;
-use lambert_config::prep::{Documents, Format, Source};
+use lambert_config::prep::{Documents, Source};
 use lambert_data_prep::dataset::Manifest;
 use lambert_data_prep::prep::PrepError;
 
@@ -28,12 +28,12 @@ impl Corpus {
         self.folder.path()
     }
 
-    pub fn source(&self, name: &str, bytes: &[u8], format: Format) -> Source {
+    pub fn source(&self, name: &str, bytes: &[u8], format: &str) -> Source {
         let path = self.path().join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, bytes).unwrap();
-        let documents = (format == Format::Text).then_some(Documents::BlankLine);
-        Source { path: path.display().to_string(), format, documents, ..Source::default() }
+        let documents = (format == "text").then_some(Documents::BlankLine);
+        Source { path: path.display().to_string(), format: format.into(), documents, ..Source::default() }
     }
 
     pub fn prepare(&self, sources: Vec<Source>) -> Result<Manifest, PrepError> {
@@ -50,7 +50,7 @@ impl Corpus {
 
     /// Documents, sentences and samples of the text as it is.
     pub fn plain(&self) -> [u64; 3] {
-        counts(&self.prepare(vec![self.source("plain.txt", self.text.as_bytes(), Format::Text)]).unwrap())
+        counts(&self.prepare(vec![self.source("plain.txt", self.text.as_bytes(), "text")]).unwrap())
     }
 }
 

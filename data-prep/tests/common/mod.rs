@@ -8,7 +8,7 @@ mod tree;
 use std::path::{Path, PathBuf};
 
 use lambert_config::PrepConfig;
-use lambert_config::prep::{Documents, Format, Source};
+use lambert_config::prep::{Documents, Source};
 use lambert_data_prep::prep::{self, Options, PrepError, Report, Status};
 pub use tree::{assert_same, tree};
 
@@ -24,9 +24,9 @@ pub fn corpora() -> Option<PathBuf> {
 }
 
 /// A source of the given kind.
-pub fn source(path: &Path, format: Format, documents: Documents) -> Source {
-    let documents = (format == Format::Text).then_some(documents);
-    Source { path: path.display().to_string(), format, documents, ..Source::default() }
+pub fn source(path: &Path, format: &str, documents: Documents) -> Source {
+    let documents = (format == "text").then_some(documents);
+    Source { path: path.display().to_string(), format: format.into(), documents, ..Source::default() }
 }
 
 /// A preparation of `sources` into `folder/data`.
@@ -48,8 +48,7 @@ pub fn generated(folder: &Path, documents: u64) -> (PathBuf, PathBuf) {
     let text = folder.join("corpus.txt");
     lambert_data_prep::grammar::generate(std::fs::File::create(&text).unwrap(), documents, 1).unwrap();
     let settings = lambert_data_prep::vocab::Settings { size: 600, ..Default::default() };
-    let pieces =
-        lambert_data_prep::vocab::train(&[source(&text, Format::Text, Documents::BlankLine)], &settings).unwrap();
+    let pieces = lambert_data_prep::vocab::train(&[source(&text, "text", Documents::BlankLine)], &settings).unwrap();
     let vocabulary = folder.join("vocab.txt");
     std::fs::write(&vocabulary, pieces).unwrap();
     (text, vocabulary)

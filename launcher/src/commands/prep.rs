@@ -6,10 +6,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use lambert_config::{Layers, PrepConfig, exit};
+use lambert_config::{Layers, exit};
 use lambert_data_prep::dataset::{HeldOut, SourceCounts};
 use lambert_data_prep::prep::{self, Finished, Options, Plan, PrepError, Progress, Report, Status};
-use lambert_data_prep::source::Note;
+use lambert_data_prep::source::{self, Note};
 
 use crate::cli;
 use crate::console;
@@ -24,7 +24,8 @@ const MORE: u64 = NAMED + 1;
 
 /// Prepares the datasets, or says that they are there.
 pub fn prep(arguments: &cli::Prep) -> Outcome {
-    let config: PrepConfig = Layers::from_process(&arguments.sets).load(&arguments.config)?;
+    let config = prep::load(&Layers::from_process(&arguments.sets), &arguments.config)?;
+    source::unused_settings(&config).iter().for_each(|setting| tracing::warn!("{setting}"));
     let threads = arguments.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let display = Display::default();
     let started = Instant::now();
@@ -119,7 +120,7 @@ fn table(sources: &[SourceCounts]) -> Vec<String> {
     let head = ["source", "files", "stored MB", "text MB", "documents", "used", "sentences", "tokens"];
     let megabytes = |bytes: u64| format!("{:.1}", bytes as f64 / 1e6);
     let source = |(number, source): (usize, &SourceCounts)| {
-        let kind = if source.excluded { "excluded".to_owned() } else { format!("{:?}", source.format).to_lowercase() };
+        let kind = if source.excluded { "excluded".to_owned() } else { source.format.to_string() };
         let count = |number: u64| number.to_string();
         row([
             format!("{number} {kind}"),

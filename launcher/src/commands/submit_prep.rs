@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use lambert_config::{Layers, PrepConfig, exit};
+use lambert_config::{Layers, exit};
+use lambert_data_prep::prep;
 use serde_json::json;
 
 use crate::cli;
@@ -26,7 +27,7 @@ enum PrepJobError {
 /// Shows the batch scripts, or queues them.
 pub fn submit(arguments: &cli::Submit, folder: &Path, lambert: &str) -> Outcome {
     let path = arguments.config.as_deref().ok_or_else(|| Failure::usage(PrepJobError::NoConfig))?;
-    let config: PrepConfig = Layers::from_process(&arguments.sets).load(path)?;
+    let config = prep::load(&Layers::from_process(&arguments.sets), path)?;
     let toml = toml::to_string(&config).map_err(|error| Failure::failed(PrepJobError::Toml(error)))?;
     let parts = usize::from(arguments.parts);
     let tasks = tasks(parts, &arguments.tasks).map_err(Failure::usage)?;

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use lambert_config::exit;
-use lambert_config::prep::{Format, Source};
+use lambert_config::prep::{FormatName, Source};
 use lambert_data_prep::vocab::{self, Settings};
 
 use super::{files, prep};
@@ -32,5 +32,5 @@ pub fn vocab(arguments: &cli::Vocab) -> Outcome {
 
 /// Whatever a preparation can recognize.
 fn source(path: &str) -> Source {
-    Source { path: path.to_owned(), format: Format::Auto, ..Source::default() }
+    Source { path: path.to_owned(), format: FormatName::AUTO.into(), ..Source::default() }
 }

@@ -2,52 +2,30 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use lambert_config::prep::{Format, Source};
+use lambert_config::prep::Source;
 use lambert_store::Store;
 
-use super::{SourceError, multistream, recognize};
-use crate::extract::wikitext::Site;
+use super::format::{InputFormat, Registry};
+use super::{SourceError, SourceFile, WINDOW, is_url};
+use crate::extract::Extractor;
 use crate::parallel::parallel;
 
-/// One input file, or a run of whole bzip2 streams of one.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SourceFile {
-    /// Which `[[source]]`, from 0.
-    pub source: usize,
-    /// Its number among all files of all sources, from 0.
-    pub number: u32,
-    /// Its path or URL.
-    pub name: String,
-    /// What it holds: as configured, or as its first bytes show.
-    pub format: Format,
-    /// Of a dump: what its wiki calls things.
-    pub site: Arc<Site>,
-    /// Where it starts in the stored file; 0 unless the file was divided.
-    pub start: u64,
-    /// Its size as it is stored.
-    pub bytes: u64,
-    /// Changes when the file does: nanoseconds since 1970, or what a store calls the e_tag. Says when to look twice,
-    /// and decides nothing.
-    pub stamp: String,
-}
-
-impl SourceFile {
-    /// Whether this lies in an object store.
-    pub fn is_remote(&self) -> bool {
-        is_url(&self.name)
-    }
-}
-
 /// All files of all sources: the sources in their order, the files of each sorted by path. `threads` look at them.
-pub fn find(sources: &[Source], threads: usize) -> Result<Vec<SourceFile>, SourceError> {
+pub fn find(formats: Registry, sources: &[Source], threads: usize) -> Result<Vec<SourceFile>, SourceError> {
     let mut files = Vec::new();
     for (index, source) in sources.iter().enumerate() {
+        let setting = |message| SourceError::Setting { key: format!("source.{index}.format"), message };
+        let format = formats.named(&source.format).map_err(setting)?;
         let key = format!("source.{index}.path");
         let found = if is_url(&source.path) { remote(&key, &source.path)? } else { local(&key, &source.path)? };
-        let found: Found = found.into_iter().filter(|(name, ..)| !is_index(source, name)).collect();
-        for (file, parts) in parallel(threads, found.len(), |number| look_at(index, source, &found[number]))? {
+        let is_read = |(name, ..): &(String, u64, String)| {
+            let file = name.rsplit('/').next().unwrap_or(name);
+            *name == source.path || !formats.ignores(format, file)
+        };
+        let found: Found = found.into_iter().filter(is_read).collect();
+        let look = |number: usize| look_at(formats, format, index, source, &found[number]);
+        for (file, parts) in parallel(threads, found.len(), look)? {
             for part in parts {
                 let (number, bytes) = (files.len() as u32, part.end - part.start);
                 files.push(SourceFile { number, start: part.start, bytes, ..file.clone() });
@@ -58,32 +36,22 @@ pub fn find(sources: &[Source], threads: usize) -> Result<Vec<SourceFile>, Sourc
 }
 
 /// A file and the parts that it is read in.
-fn look_at(index: usize, source: &Source, found: &(String, u64, String)) -> Result<(SourceFile, Parts), SourceError> {
+fn look_at(
+    formats: Registry,
+    format: Option<&'static dyn InputFormat>,
+    index: usize,
+    source: &Source,
+    found: &(String, u64, String),
+) -> Result<(SourceFile, Parts), SourceError> {
     let (name, bytes, stamp) = found.clone();
-    let (format, site) = (source.format, Arc::default());
-    let mut file = SourceFile { source: index, number: 0, name, format, site, start: 0, bytes, stamp };
-    if file.format == Format::Auto {
-        file.format = recognize::format(&file, source)?;
+    let (format, extractor) = (format.unwrap_or(formats.text), Extractor::running_text());
+    let mut file = SourceFile { source: index, number: 0, name, format, extractor, start: 0, bytes, stamp };
+    if source.format.is_auto() {
+        file.format = formats.recognize(&file.with(source, formats, WINDOW))?;
     }
-    if file.format == Format::Wikipedia {
-        file.site = Arc::new(recognize::site(&file, source)?);
-    }
-    let parts = match file.format {
-        Format::Wikipedia if !file.is_remote() => multistream::divide(Path::new(&file.name), bytes)?,
-        _ => std::iter::once(0..bytes).collect(),
-    };
+    file.extractor = file.format.extractor(&file.with(source, formats, WINDOW))?;
+    let parts = file.format.parts(&file)?;
     Ok((file, parts))
-}
-
-/// Whether this is the index that comes with a multistream dump: no text, and not needed (see [`multistream`]).
-fn is_index(source: &Source, name: &str) -> bool {
-    let file = name.rsplit('/').next().unwrap_or(name);
-    let dumps = matches!(source.format, Format::Wikipedia | Format::Auto);
-    dumps && name != source.path && file.contains("multistream-index")
-}
-
-fn is_url(path: &str) -> bool {
-    path.contains("://")
 }
 
 type Found = Vec<(String, u64, String)>;

@@ -3,9 +3,9 @@
 use lambert_config::prep::Damaged;
 use memchr::memmem;
 
-use super::damage::Gap;
-use super::open::Input;
-use super::{DocumentReader, Note, Notes, RawDocument, SourceError};
+use crate::source::damage::Gap;
+use crate::source::input::Input;
+use crate::source::{DocumentReader, Note, Notes, RawDocument, SourceError};
 
 /// A page longer than this is no page: the closing tag is missing.
 const LONGEST: usize = 256 << 20;

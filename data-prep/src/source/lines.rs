@@ -1,69 +1,13 @@
-//! Plain text: a file is a document, or blank lines separate documents.
+//! Lines of a text, with what is missing between them.
 
+use super::SourceError;
 use super::damage::Gap;
-use super::open::Input;
-use super::{DocumentReader, Note, Notes, RawDocument, SourceError};
+use super::input::Input;
 
-/// A longer document goes on as another one, so that memory stays bounded.
-const LONGEST: usize = 16 << 20;
+/// A longer line is cut, so that memory stays bounded.
+pub const LONGEST: usize = 16 << 20;
 /// A longer line that cannot be cut is not read.
 const LONGEST_WHOLE: usize = 256 << 20;
-
-/// Documents of lines.
-pub struct Text {
-    lines: Lines,
-    ordinal: u32,
-    blank_lines: bool,
-    notes: Notes,
-}
-
-impl Text {
-    /// The file is a document, or with `blank_lines` what stands between blank lines.
-    pub fn new(lines: Lines, blank_lines: bool) -> Self {
-        Self { lines, ordinal: 0, blank_lines, notes: Notes::new() }
-    }
-}
-
-impl DocumentReader for Text {
-    fn next(&mut self) -> Result<Option<RawDocument>, SourceError> {
-        let mut at = self.lines.at;
-        let mut bytes = Vec::new();
-        loop {
-            let before = bytes.len();
-            match self.lines.next(&mut bytes)? {
-                End::File => break,
-                End::Gap(what) => {
-                    self.notes.push(Note::new(what, self.lines.at));
-                    // What is behind the gap is another document.
-                    if before > 0 {
-                        break;
-                    }
-                    at = self.lines.at;
-                    continue;
-                }
-                End::Line | End::TooLong(_) => {}
-            }
-            if self.blank_lines && bytes[before..].iter().all(u8::is_ascii_whitespace) {
-                bytes.truncate(before);
-                if before > 0 {
-                    break;
-                }
-                at = self.lines.at;
-            }
-            if bytes.len() >= LONGEST {
-                self.notes.push(Note::new("text: document of over 16 MiB divided", self.lines.at));
-                break;
-            }
-        }
-        let ordinal = self.ordinal;
-        self.ordinal += 1;
-        Ok((!bytes.is_empty()).then_some(RawDocument { ordinal, at, bytes }))
-    }
-
-    fn notes(&mut self) -> Notes {
-        std::mem::take(&mut self.notes)
-    }
-}
 
 /// What ended a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

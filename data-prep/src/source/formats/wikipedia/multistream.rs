@@ -8,7 +8,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::Path;
 
-use super::SourceError;
+use crate::source::SourceError;
 
 use memchr::memmem;
 
