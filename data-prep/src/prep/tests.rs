@@ -4,10 +4,10 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use lambert_config::PrepConfig;
 use lambert_config::prep::{Documents, Pair, Source};
+use lambert_config::{Layers, PrepConfig};
 
-use super::{MEMORY, Manifest, Options, Scale, Status, run_in_pieces};
+use super::{MEMORY, Manifest, Options, Scale, Status, load, run_in_pieces};
 use crate::{grammar, vocab};
 
 /// Twice the same 600 documents, of which half are held out.
@@ -97,5 +97,24 @@ fn blocks_in_many_buckets_lose_nothing() {
         let read = manifests[0].sources[0].tokens;
         assert_eq!(framed, read, "{name}: no document is followed by another one in a sample");
         assert_eq!(sum(|manifest| manifest.counts.sentences), manifests[0].sources[0].sentences, "{name}");
+    }
+}
+
+#[test]
+fn a_wrong_format_is_listed_with_all_else_that_is_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("prep.toml");
+    let sources =
+        "[[source]]\npath = 'a'\nformat = 'docx'\n[[exclude]]\npath = 'b'\nformat = 'parquet'\ndocuments = 'file'\n";
+    std::fs::write(&path, format!("colour = 1\n{sources}[output]\nshards = 0\n")).unwrap();
+    let message = load(&Layers::default(), &path).unwrap_err().to_string();
+    for fault in [
+        "\n  colour: ",
+        "\n  source.0.format: unknown format \"docx\", expected one of auto, text, sentences, jsonl, parquet, wikipedia",
+        "\n  exclude.0.documents: format = \"parquet\" takes row or sentence, not file",
+        "\n  output.url: missing",
+        "\n  output.shards: must be at least 1",
+    ] {
+        assert!(message.contains(fault), "no {fault:?} in {message}");
     }
 }
