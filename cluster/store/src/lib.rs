@@ -21,6 +21,8 @@ pub mod names;
 mod open;
 /// Directories of one user at paths that others can predict.
 pub mod private_dir;
+/// The step records of a run: of all attempts, and as its history stands.
+pub mod records;
 mod retry;
 /// The names of a run's objects, and the URLs of its checkpoints.
 pub mod run;

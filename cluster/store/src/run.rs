@@ -86,6 +86,14 @@ pub fn records(attempt: u32, from: u64) -> String {
     format!("{RECORDS}/attempt-{attempt:04}-from-{from:09}.jsonl")
 }
 
+/// The attempt and the step that the object of records `name` begins behind, if it is one.
+pub fn place_of_records(name: &str) -> Option<Place> {
+    let (attempt, from) =
+        name.strip_prefix(RECORDS)?.strip_prefix("/attempt-")?.strip_suffix(".jsonl")?.split_once("-from-")?;
+    let place = Place { attempt: attempt.parse().ok()?, step: from.parse().ok()? };
+    (records(place.attempt, place.step) == name).then_some(place)
+}
+
 /// The folder of a checkpoint, such as `step-000012000-a0003`.
 pub fn checkpoint(name: &str) -> String {
     format!("{CHECKPOINTS}/{name}")
@@ -195,6 +203,12 @@ mod tests {
         assert_eq!(attempt_of_rollback(&rollback(70)), Some(70));
         assert_eq!(
             ["rollbacks/x", "attempt-0070.json", "rollbacks/attempt-7.json"].map(attempt_of_rollback),
+            [None; 3]
+        );
+        assert_eq!(place_of_records(&records(2, 700)), Some(Place { attempt: 2, step: 700 }));
+        assert_eq!(
+            ["metrics/x.jsonl", "metrics/attempt-2-from-000000700.jsonl", "rollbacks/attempt-0003.json"]
+                .map(place_of_records),
             [None; 3]
         );
         assert!(is_moments(&moments(0, 1)) && !is_moments(WEIGHTS));

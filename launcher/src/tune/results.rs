@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use lambert_config::control::{Evaluation, StepRecord};
-use lambert_store::run::RECORDS;
+use lambert_store::records::StepRecords;
 use lambert_store::{Error, Store};
 use serde::{Deserialize, Serialize};
 
@@ -86,20 +86,14 @@ impl<'a> Recipe<'a> {
     }
 }
 
-/// Seconds of a run's steps, each as its last attempt made it.
+/// Seconds of a run's steps, each as its last attempt made it. Damaged records are warned about and left out.
 ///
 /// # Errors
 /// The store.
 pub fn seconds(run: &Store) -> Result<f64, Error> {
-    let mut steps = BTreeMap::new();
-    // Sorted by attempt.
-    for object in run.list(RECORDS)? {
-        let text = run.get(&object.path)?;
-        let records =
-            text.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<StepRecord>(line).ok());
-        steps.extend(records.map(|record| (record.step, record.seconds)));
-    }
-    Ok(steps.values().sum())
+    let records = StepRecords::<StepRecord>::read(run)?;
+    records.damaged.iter().for_each(|damaged| tracing::warn!("{damaged}"));
+    Ok(records.latest().iter().map(|recorded| recorded.record.seconds).sum())
 }
 
 /// Their object beside the runs.
