@@ -1,19 +1,11 @@
 //! `status.json`: where a run is, for people and programs on other machines.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-
 use lambert_config::control::{Evaluation, GradientNoise, StepRecord};
 use lambert_store::Store;
 pub use lambert_store::run::STATUS as OBJECT;
-use lambert_store::run::{COORDINATOR, STOP};
 use serde::{Deserialize, Serialize};
 
-use crate::run::decide::Memory;
-
-/// How often it is written while nothing changes but the step.
-const PERIOD: Duration = Duration::from_secs(3);
+use crate::host;
 
 /// What a run is doing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -145,6 +137,14 @@ pub struct Coordinator {
     pub since: String,
 }
 
+impl Coordinator {
+    /// This process.
+    pub fn of_process() -> Self {
+        let pid = std::process::id();
+        Self { host: host::name(), pid, since: host::since(pid).unwrap_or_default() }
+    }
+}
+
 /// A worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RankStatus {
@@ -185,168 +185,9 @@ pub fn before(store: &Store) -> Status {
     bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
 }
 
-/// Seconds since 1970.
-pub fn now() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |passed| passed.as_secs_f64())
-}
-
-/// How soon a status is to be seen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Urgency {
-    /// With the next regular writing.
-    Routine,
-    /// At once.
-    Change,
-}
-
-/// How long the last writes may take.
-const LAST_WRITES: Duration = Duration::from_secs(20);
-
-/// Writes the status on a thread of its own, so that a slow store never holds up the coordinator. When dropped it waits for what
-/// was handed over, for a limited time: a write to a file server that is away never returns.
-#[derive(Debug)]
-pub struct Reporter {
-    shared: Arc<(Mutex<Pending>, Condvar)>,
-    url: String,
-    /// Disconnected when the thread has ended.
-    thread: Receiver<()>,
-}
-
-#[derive(Debug, Default)]
-struct Pending {
-    status: Option<Status>,
-    memory: Option<Memory>,
-    forget_stop: bool,
-    /// The object that is being written or removed.
-    current: Option<&'static str>,
-    urgent: bool,
-    closing: bool,
-}
-
-impl Reporter {
-    /// Writes to `store`.
-    pub fn start(store: Store) -> std::io::Result<Self> {
-        let shared = Arc::new((Mutex::new(Pending::default()), Condvar::new()));
-        let (queue, url) = (Arc::clone(&shared), store.url().to_owned());
-        let (alive, thread) = channel::<()>();
-        let write = move || {
-            let _alive = alive;
-            write_all(&store, &queue);
-        };
-        std::thread::Builder::new().name("status".into()).spawn(write)?;
-        Ok(Self { shared, url, thread })
-    }
-
-    /// Hands over the newest status; one that was not written yet is forgotten.
-    pub fn publish(&self, status: Status, urgency: Urgency) {
-        let mut pending = self.shared.0.lock().unwrap_or_else(PoisonError::into_inner);
-        pending.status = Some(status);
-        pending.urgent |= urgency == Urgency::Change;
-        self.shared.1.notify_one();
-    }
-
-    /// Hands over what a later start needs to know; it is written before the status.
-    pub fn remember(&self, memory: Memory) {
-        let mut pending = self.shared.0.lock().unwrap_or_else(PoisonError::into_inner);
-        pending.memory = Some(memory);
-    }
-
-    /// The request to stop was followed: it is removed.
-    pub fn forget_stop(&self) {
-        let mut pending = self.shared.0.lock().unwrap_or_else(PoisonError::into_inner);
-        (pending.forget_stop, pending.urgent) = (true, true);
-        self.shared.1.notify_one();
-    }
-
-    /// Forgets what was not written yet.
-    pub fn discard(&self) {
-        let mut pending = self.shared.0.lock().unwrap_or_else(PoisonError::into_inner);
-        (pending.status, pending.memory) = (None, None);
-    }
-}
-
-impl Drop for Reporter {
-    fn drop(&mut self) {
-        self.shared.0.lock().unwrap_or_else(PoisonError::into_inner).closing = true;
-        self.shared.1.notify_one();
-        if self.thread.recv_timeout(LAST_WRITES) == Err(RecvTimeoutError::Timeout) {
-            let pending = self.shared.0.lock().unwrap_or_else(PoisonError::into_inner);
-            let (url, object, seconds) = (&self.url, pending.current.unwrap_or(OBJECT), LAST_WRITES.as_secs());
-            tracing::warn!(
-                "{url}/{object} could not be written within {seconds} s; `lambert status` may show an earlier state"
-            );
-        }
-    }
-}
-
-fn write_all(store: &Store, (queue, changed): &(Mutex<Pending>, Condvar)) {
-    let mut written: Option<Instant> = None;
-    let mut away = false;
-    loop {
-        let mut pending = queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let due = |pending: &Pending| {
-            pending.closing
-                || pending.urgent
-                || (pending.status.is_some() && written.is_none_or(|at| at.elapsed() >= PERIOD))
-        };
-        while !due(&pending) {
-            pending = changed.wait_timeout(pending, PERIOD / 3).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        let (status, memory, closing) = (pending.status.take(), pending.memory.take(), pending.closing);
-        let forget_stop = std::mem::take(&mut pending.forget_stop);
-        pending.urgent = false;
-        drop(pending);
-        let begin = |object| queue.lock().unwrap_or_else(PoisonError::into_inner).current = Some(object);
-        if forget_stop {
-            begin(STOP);
-            // The run has ended as it was asked to, whether the request can be removed or not.
-            if let Err(error) = store.delete(STOP) {
-                tracing::warn!("the request to stop stays in the store: {error}");
-            }
-        }
-        if let Some(memory) = memory {
-            begin(COORDINATOR);
-            away = write(store, COORDINATOR, &memory, away);
-        }
-        if let Some(mut status) = status {
-            begin(OBJECT);
-            status.updated = now();
-            away = write(store, OBJECT, &status, away);
-            written = Some(Instant::now());
-        }
-        if closing {
-            return;
-        }
-    }
-}
-
-/// Writes an object; returns whether the store is away, which is said once.
-fn write(store: &Store, object: &str, value: &impl Serialize, away: bool) -> bool {
-    let text = match serde_json::to_vec_pretty(value) {
-        Ok(text) => text,
-        Err(error) => {
-            tracing::warn!("{object} cannot be written as JSON: {error}");
-            return away;
-        }
-    };
-    match store.put(object, text.into()) {
-        Ok(()) => false,
-        Err(error) => {
-            if !away {
-                tracing::warn!("{object} cannot be written; the run goes on without: {error}");
-            }
-            true
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn read(store: &Store) -> Status {
-        serde_json::from_slice(&store.get(OBJECT).unwrap()).unwrap()
-    }
 
     #[test]
     fn the_noise_scale_is_the_ratio_of_averages() {
@@ -358,21 +199,5 @@ mod tests {
         assert_eq!((noise.estimates, noise.samples()), (2, Some(40.0)));
         (0..500).for_each(|_| noise.add(GradientNoise { gradient: 1.0, variance: 7.0 }));
         assert!((noise.samples().unwrap() - 7.0).abs() < 1e-6, "what was long ago is forgotten");
-    }
-
-    #[test]
-    fn the_newest_status_is_written() {
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(folder.path().to_str().unwrap()).unwrap();
-        let reporter = Reporter::start(store.clone()).unwrap();
-        for step in 0..100 {
-            reporter.publish(Status { step, ..Status::default() }, Urgency::Routine);
-        }
-        let state = State::Finished;
-        reporter.publish(Status { step: 100, state, ..Status::default() }, Urgency::Change);
-        drop(reporter);
-        let status = read(&store);
-        assert_eq!((status.step, status.state), (100, State::Finished));
-        assert!((now() - status.updated).abs() < 60.0);
     }
 }

@@ -10,8 +10,8 @@ use super::status_lines as lines;
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
+use crate::host;
 use crate::run::decide::Memory;
-use crate::run::launch::processes;
 use crate::slurm::ask::AskError;
 use crate::slurm::job::{self, Job};
 use crate::slurm::record::Record;
@@ -56,7 +56,7 @@ pub fn status(arguments: &cli::Status) -> Outcome {
     let text = if arguments.json {
         json!({
             "run": store.url(),
-            "age": status.as_ref().map(|status| file::now() - status.updated),
+            "age": status.as_ref().map(|status| host::now() - status.updated),
             "coordinator": status.as_ref().map(|status| format!("{:?}", life(status)).to_lowercase()),
             "status": status,
             "job": job.as_ref().and_then(|(_, seen)| seen.as_ref().ok()),
@@ -66,7 +66,7 @@ pub fn status(arguments: &cli::Status) -> Outcome {
         .to_string()
     } else {
         let mut lines = described(store.url(), status.as_ref(), job.as_ref());
-        lines.extend(memory.job_ends.iter().rev().take(ENDS).rev().map(|end| lines::job_end(end, file::now())));
+        lines.extend(memory.job_ends.iter().rev().take(ENDS).rev().map(|end| lines::job_end(end, host::now())));
         lines.extend(lines::checkpoints(&checkpoints));
         lines.join("\n")
     };
@@ -99,11 +99,11 @@ pub fn life(status: &Status) -> Life {
     let coordinator = &status.coordinator;
     if status.state.is_over() {
         Life::Over
-    } else if coordinator.host == processes::host() {
-        let there = processes::since(coordinator.pid).filter(|_| processes::lives(coordinator.pid));
+    } else if coordinator.host == host::name() {
+        let there = host::since(coordinator.pid).filter(|_| host::lives(coordinator.pid));
         let is_it = |since: String| coordinator.since.is_empty() || since == coordinator.since;
         if there.is_some_and(is_it) { Life::Alive } else { Life::Gone }
-    } else if file::now() - status.updated < OLD {
+    } else if host::now() - status.updated < OLD {
         Life::Alive
     } else {
         Life::Unknown

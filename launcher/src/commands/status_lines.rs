@@ -5,10 +5,11 @@ use lambert_config::objectives::Score;
 use lambert_store::checkpoint::Listed;
 
 use super::status::Life;
+use crate::host::now;
+use crate::observe::display::duration;
 use crate::run::decide::memory::JobEnd;
-use crate::run::progress::duration;
 use crate::slurm::job::Job;
-use crate::status::{RankStatus, State, Status, now};
+use crate::status::{RankStatus, State, Status};
 
 /// A run, as its coordinator wrote it last; `job` is what Slurm says of its job.
 pub fn run(url: &str, status: &Status, life: Life, job: Option<&Job>) -> Vec<String> {

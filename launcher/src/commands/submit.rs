@@ -12,6 +12,7 @@ use super::submit_prep;
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
+use crate::host::now;
 use crate::run::decide::{Memory, Room};
 use crate::run::order::Order;
 use crate::run::sources::STOP_OBJECT;
@@ -19,7 +20,7 @@ use crate::slurm::ask::AskError;
 use crate::slurm::claim::Claim;
 use crate::slurm::record::Record;
 use crate::slurm::{cluster, script};
-use crate::status::{Status, before, now};
+use crate::status::{Status, before};
 
 #[derive(Debug, thiserror::Error)]
 enum SubmitError {

@@ -10,14 +10,15 @@ use super::beginning::Beginning;
 use super::decide::{self, Action, Attempt, Event, Memory, Room, Settings, State, StopReason, Verdict};
 use super::launch::workers::Workers;
 use super::launch::{Launcher, processes};
-use super::observers::{Observers, Records};
 use super::order::Order;
-use super::sources::{self, OwnLease, RequestPoller, Signals};
+use super::sources::{self, OwnLease, RequestPoller, STOP_OBJECT, Signals};
 use crate::failure::{Failure, Outcome};
+use crate::host;
+use crate::observe::{Observers, Records};
 use crate::panics;
 use crate::slurm::nodes;
 use crate::slurm::record::Record;
-use crate::status::{self, Reporter};
+use crate::store_writer::{StoreWriter, Urgency, Write};
 
 /// How often time passes.
 const TICK: Duration = Duration::from_millis(50);
@@ -41,10 +42,13 @@ pub struct Coordinator<'a> {
     events: Sender<Event>,
     lease: OwnLease,
     observers: Observers,
+    writer: StoreWriter,
     workers: Option<Workers>,
     settings: Settings,
     /// What earlier coordinators have left.
     memory: Memory,
+    /// Where the run was before: its step and its newest checkpoint.
+    before: (u64, Option<String>),
     _sources: (Signals, RequestPoller),
 }
 
@@ -62,9 +66,10 @@ impl<'a> Coordinator<'a> {
         let lease = OwnLease::default();
         let requests =
             RequestPoller::listen(order.store.clone(), lease.clone(), events.clone()).map_err(Failure::failed)?;
-        let reporter = Reporter::start(order.store.clone()).map_err(Failure::failed)?;
-        let observers = Observers::new(&order.config, records, order.store.url(), status, reporter);
-        let settings = Settings { job, ..Settings::new(&order.config, order.room.clone(), status::now()) };
+        let writer = StoreWriter::start(order.store.clone()).map_err(Failure::failed)?;
+        let before = (status.step, status.checkpoint.clone());
+        let observers = Observers::make(&order.config, order.store.url(), records, status, &writer);
+        let settings = Settings { job, ..Settings::new(&order.config, order.room.clone(), host::now()) };
         let (now, workers, sources) = (Instant::now(), None, (signals, requests));
         Ok(Self {
             order,
@@ -76,9 +81,11 @@ impl<'a> Coordinator<'a> {
             events,
             lease,
             observers,
+            writer,
             workers,
             settings,
             memory,
+            before,
             _sources: sources,
         })
     }
@@ -86,7 +93,7 @@ impl<'a> Coordinator<'a> {
     /// Runs until there is a verdict. What fails on the way here is one, too.
     pub fn run(mut self) -> Outcome {
         let (mut state, actions) = State::begin(self.settings.clone(), std::mem::take(&mut self.memory));
-        (state.step, state.checkpoint) = self.observers.before();
+        (state.step, state.checkpoint) = std::mem::take(&mut self.before);
         self.observers.begin(&actions, &state);
         let mut done = self.act(actions);
         while done.is_ok() && state.verdict().is_none() {
@@ -111,7 +118,7 @@ impl<'a> Coordinator<'a> {
         state.settings.unix = self.settings.unix + self.stopped;
         let at = self.begun.elapsed().as_secs_f64();
         let (state, actions) = decide::decide(state, at, event.clone());
-        self.observers.see(at, &event, &actions, &state);
+        self.observers.observe(at, &event, &actions, &state);
         let done = self.act(actions);
         (state, done)
     }
@@ -157,7 +164,7 @@ impl<'a> Coordinator<'a> {
 
     fn look_after(&mut self) -> Result<(), Failure> {
         let Some(workers) = &mut self.workers else { return Ok(()) };
-        self.observers.refused(workers.refused());
+        self.observers.set_refused(workers.refused());
         if workers.poll().map_err(Failure::failed)? {
             self.workers = None;
         }
@@ -176,7 +183,11 @@ impl<'a> Coordinator<'a> {
                 Action::Order(directive) => self.workers.iter().for_each(|workers| workers.order(directive)),
                 Action::End => self.workers.iter_mut().try_for_each(Workers::end).map_err(Failure::failed)?,
                 Action::AskSlurm => self.ask_slurm().map_err(Failure::failed)?,
-                Action::ForgetStop => self.observers.forget_stop(),
+                Action::ForgetStop => {
+                    // The run has ended as it was asked to, whether the request can be removed or not.
+                    let forget = Write::remove(STOP_OBJECT, "the request to stop stays in the store");
+                    self.writer.hand_over(vec![forget], Urgency::Change);
+                }
                 Action::Note(_) => {}
             }
         }

@@ -5,12 +5,10 @@
 //!   [`srun`]: a step of a Slurm job
 //! - [`environment`]: the variables that ranks on other hosts are given
 //! - [`processes`]: a tree of processes that is ended to the last; [`session`]: where Open MPI keeps its files
-//! - [`logs`]: where ranks keep what they print
 //! - [`workers`]: an attempt's processes under way
 
 pub mod direct;
 pub mod environment;
-pub mod logs;
 pub mod mpirun;
 pub mod processes;
 pub mod prose;

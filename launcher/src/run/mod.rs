@@ -4,11 +4,11 @@
 //!   a new one begins with ([`origin`])
 //! - [`beginning`]: what the run's store holds when a coordinator begins
 //! - [`coordinator`]: hands events to [`decide`], a pure function, and carries out what it wants done
-//! - [`sources`] of events: signals, the run's store, the lease; [`control`]: the HTTP server that the ranks report to
+//! - [`sources`] of events: signals, the run's store, the lease; [`job_view`]: its Slurm job; [`control`]: the HTTP server that the ranks report to
 //! - [`launch`]: the processes of an attempt, started directly or by mpirun, ended to the last
-//! - [`observers`]: the status in the store, the log and the display, the lines of `--json`
-//! - [`forecast`]: what a run will do and need, said before it starts; [`data_warnings`]: what is doubtful about its data;
-//!   [`progress`]: what a person sees then
+//! - [`forecast`]: what a run will do and need, said before it starts; [`data_warnings`]: what is doubtful about its data
+//!
+//! [`crate::observe`] watches it: the status in the store, the log and the display, the lines of `--json`.
 
 pub mod beginning;
 pub mod control;
@@ -17,19 +17,18 @@ pub mod data_warnings;
 pub mod decide;
 pub mod difference;
 pub mod forecast;
+pub mod job_view;
 pub mod launch;
-pub mod observers;
 pub mod order;
 pub mod origin;
-pub mod progress;
 pub mod sources;
 
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
+use crate::observe::Records;
 use coordinator::Coordinator;
 use launch::workers::WorkersError;
-use observers::Records;
 use order::Order;
 
 /// Starts or resumes the run, and returns when it is done, stopped or given up.

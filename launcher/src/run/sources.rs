@@ -11,6 +11,7 @@ use lambert_store::{Lease, Patience, Store};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 
 use super::decide::{Event, JobView, Signal, Standing, Wanted};
+use super::job_view;
 use crate::slurm::job;
 
 /// By what this coordinator knows a lease as its own.
@@ -120,7 +121,7 @@ pub fn ask_slurm(job: String, start: u32, events: Sender<Event>) -> std::io::Res
     let ask = move || {
         let seen = job::look(&job).inspect_err(|error| tracing::debug!("cannot ask for job {job}: {error}"));
         let unknown = JobView { standing: Standing::Unknown, seconds_left: None };
-        let _ = events.send(Event::Job(seen.ok().flatten().map_or(unknown, |job| job.view(start))));
+        let _ = events.send(Event::Job(seen.ok().flatten().map_or(unknown, |job| job_view::view(&job, start))));
     };
     std::thread::Builder::new().name("slurm".into()).spawn(ask).map(drop)
 }

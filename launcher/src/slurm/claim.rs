@@ -5,8 +5,7 @@ use lambert_store::Store;
 use lambert_store::run::SUBMISSION;
 use serde::{Deserialize, Serialize};
 
-use crate::run::launch::processes;
-use crate::status::now;
+use crate::host::{self, now};
 
 /// A holder on another host that is older than this has died: a submission takes seconds. Seconds.
 const ABANDONED: f64 = 600.0;
@@ -25,12 +24,12 @@ struct Holder {
 impl Holder {
     fn of_process() -> Self {
         let pid = std::process::id();
-        Self { host: processes::host(), pid, since: processes::since(pid).unwrap_or_default(), unix: now() }
+        Self { host: host::name(), pid, since: host::since(pid).unwrap_or_default(), unix: now() }
     }
 
     fn is_gone(&self, now: f64) -> bool {
-        if self.host == processes::host() {
-            return processes::since(self.pid).is_none_or(|since| since != self.since) || !processes::lives(self.pid);
+        if self.host == host::name() {
+            return host::since(self.pid).is_none_or(|since| since != self.since) || !host::lives(self.pid);
         }
         (now - self.unix).abs() > ABANDONED
     }

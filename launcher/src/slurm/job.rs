@@ -4,7 +4,6 @@ use lambert_config::run::Slurm;
 use serde::Serialize;
 
 use super::ask::{AskError, ask};
-use crate::run::decide::{JobView, Standing};
 
 /// What squeue is asked for. Free text comes last: it may hold a separator.
 const FIELDS: &str = "State:|,Reason:|,StartTime:|,NodeList:|,Partition:|,RestartCnt:|,PreemptTime:|,TimeLeft:|";
@@ -97,22 +96,6 @@ impl Job {
         let under_way = ["RUNNING", "COMPLETING", "CONFIGURING", "SIGNALING", "STAGE_OUT", "RESIZING", "RESV_DEL_HOLD"];
         self.is_pending() || self.is_suspended() || under_way.contains(&self.state.as_str())
     }
-
-    /// What a coordinator in it needs to know, whose start of the job was number `start` (from 0). While its processes end,
-    /// a job is `COMPLETING`, whatever comes afterwards: one that is put back into the queue counts a start more, one that
-    /// is cancelled does not.
-    pub fn view(&self, start: u32) -> JobView {
-        let standing = match self.state.as_str() {
-            "CANCELLED" => Standing::Cancelled,
-            "PREEMPTED" => Standing::Preempted,
-            _ if self.preempted => Standing::Preempted,
-            "RUNNING" => Standing::Running,
-            _ if self.is_pending() || self.requeues > start => Standing::Requeued,
-            "COMPLETING" if self.seconds_left.is_some_and(|left| left > 0) => Standing::Cancelled,
-            _ => Standing::Unknown,
-        };
-        JobView { standing, seconds_left: self.seconds_left.map(|left| left as f64) }
-    }
 }
 
 #[cfg(test)]
@@ -137,22 +120,5 @@ mod tests {
         let job = of_sacct("1", "CANCELLED by 999|2026-11-23T02:46:12|n1|batch\n").unwrap();
         assert_eq!((job.state.as_str(), job.is_alive()), ("CANCELLED", false));
         assert_eq!(of_sacct("1", "\n"), None);
-    }
-
-    #[test]
-    fn states_mean_something_to_a_coordinator() {
-        let standing =
-            |state: &str, preempted| Job { state: state.to_owned(), preempted, ..Job::default() }.view(0).standing;
-        assert_eq!(standing("RUNNING", false), Standing::Running);
-        assert_eq!(standing("RUNNING", true), Standing::Preempted);
-        assert_eq!(standing("CANCELLED", true), Standing::Cancelled);
-        assert_eq!(standing("PENDING", false), Standing::Requeued);
-        assert_eq!(standing("NODE_FAIL", false), Standing::Unknown);
-        let ending = |start| {
-            let job = Job { state: "COMPLETING".into(), requeues: 1, seconds_left: Some(9), ..Job::default() };
-            job.view(start).standing
-        };
-        assert_eq!((ending(0), ending(1)), (Standing::Requeued, Standing::Cancelled));
-        assert_eq!(standing("COMPLETING", false), Standing::Unknown, "its time is over");
     }
 }

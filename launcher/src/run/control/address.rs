@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddr
 
 use lambert_config::run::ControlChannel;
 
+use crate::host;
 use crate::run::decide::Placement;
-use crate::run::launch::processes;
 
 /// Why nothing listens.
 #[derive(Debug, thiserror::Error)]
@@ -56,7 +56,7 @@ fn elsewhere(channel: &ControlChannel, placement: &Placement) -> Result<(IpAddr,
     let name = match (&channel.address, interface) {
         (Some(address), _) => address.clone(),
         (None, Some(ip)) => ip.to_string(),
-        (None, None) => towards(placement).map_or_else(processes::host, |ip| ip.to_string()),
+        (None, None) => towards(placement).map_or_else(host::name, |ip| ip.to_string()),
     };
     let all = match UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)) {
         // On Linux it takes IPv4 connections, too.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions};
 
+use crate::host::stat;
 use crate::run::decide::Exit;
 
 /// What cannot be done with processes.
@@ -250,32 +251,6 @@ fn describe(pid: u32) -> String {
     format!("pid {pid} ({}, {state})", name.trim())
 }
 
-/// State and parent from a line of `/proc/PID/stat`; the name, in parentheses, may hold anything.
-fn stat(text: &str) -> Option<(char, u32)> {
-    let mut fields = text.rsplit_once(')')?.1.split_whitespace();
-    Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
-}
-
-/// Whether a process of this number lives on this host.
-pub fn lives(pid: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/stat")).ok().as_deref().and_then(stat).is_some_and(|(s, _)| s != 'Z')
-}
-
-/// When the process of this number was started: this boot of the host, where it has a name, and the clock ticks since then. `None` if there
-/// is none.
-pub fn since(pid: u32) -> Option<String> {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let line = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may hold anything; field 22 is the 20th behind it (proc_pid_stat(5)).
-    let ticks = line.rsplit_once(')')?.1.split_whitespace().nth(19)?;
-    Some(format!("{}+{ticks}", boot.trim()))
-}
-
-/// This host's name.
-pub fn host() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
-}
-
 /// How a process ended.
 pub fn exit(status: ExitStatus) -> Exit {
     use std::os::unix::process::ExitStatusExt;
@@ -288,13 +263,8 @@ pub fn exit(status: ExitStatus) -> Exit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::lives;
     use std::io::Read;
-
-    #[test]
-    fn stat_lines_with_odd_names() {
-        assert_eq!(stat("12 (a) R 9 (b)) S 7 12 12 0"), Some(('S', 7)));
-        assert_eq!(stat("12 (a"), None);
-    }
 
     fn end(tree: &mut Tree) {
         tree.end_within(Duration::from_millis(100), FORCED).unwrap();

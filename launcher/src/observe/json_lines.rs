@@ -4,10 +4,9 @@ use lambert_config::control::EventKind;
 use lambert_control::Saying;
 use serde_json::{Value, json};
 
-use super::Scene;
+use super::{Observation, Observer, RunEnd, Setup};
 use crate::console;
 use crate::run::decide::{Action, Event, FromWorkers, Note, Verdict};
-use crate::status::Status;
 
 /// How step records are given out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,32 +17,25 @@ pub enum Records {
     Printed,
 }
 
-/// Writes the lines. A step's has no `event`; every other has.
+/// The observer that writes the lines. A step's has no `event`; every other has.
 #[derive(Debug)]
-pub struct Lines {
-    records: Records,
+pub struct JsonLines;
+
+/// Makes the observer of a run whose records are printed.
+pub fn make(setup: &Setup<'_>) -> Option<Box<dyn Observer>> {
+    (setup.records == Records::Printed).then(|| Box::new(JsonLines) as Box<dyn Observer>)
 }
 
-impl Lines {
-    /// For standard output.
-    pub fn new(records: Records) -> Self {
-        Self { records }
+impl Observer for JsonLines {
+    fn observe(&mut self, observation: &Observation<'_>) {
+        let of_actions = observation.actions.iter().filter_map(of_action);
+        of_event(observation.event).into_iter().chain(of_actions).for_each(|line| print(&line));
     }
 
-    /// Something happened.
-    pub fn see(&self, scene: &Scene<'_>) {
-        if self.records == Records::Printed {
-            of_event(scene).into_iter().chain(scene.actions.iter().filter_map(of_action)).for_each(|line| print(&line));
-        }
-    }
-
-    /// The run is over under this coordinator.
-    pub fn end(&self, verdict: &Verdict, status: &Status) {
-        if self.records == Records::Printed {
-            let (state, error) = words(verdict);
-            print(&json!({ "event": "end", "state": state, "step": status.step, "steps": status.steps,
-                                "checkpoint": status.checkpoint, "error": error }));
-        }
+    fn end(&mut self, end: &RunEnd<'_>) {
+        let ((state, error), status) = (words(end.verdict), end.status);
+        print(&json!({ "event": "end", "state": state, "step": status.step, "steps": status.steps,
+                            "checkpoint": status.checkpoint, "error": error }));
     }
 }
 
@@ -60,8 +52,8 @@ fn words(verdict: &Verdict) -> (&'static str, Option<&str>) {
     }
 }
 
-fn of_event(scene: &Scene<'_>) -> Option<Value> {
-    let Event::Worker(attempt, FromWorkers::Message(_, saying)) = scene.event else { return None };
+fn of_event(event: &Event) -> Option<Value> {
+    let Event::Worker(attempt, FromWorkers::Message(_, saying)) = event else { return None };
     match saying {
         Saying::Record(record) => serde_json::to_value(record).ok(),
         Saying::Event(event) => of_kind(*attempt, event),

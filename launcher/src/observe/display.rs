@@ -1,50 +1,17 @@
-//! Progress of a run for the person in front of it: a bar on a terminal, else a line now and then.
+//! Progress of a run on the console: a bar on a terminal, else a line now and then.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use lambert_config::control::StepRecord;
 use lambert_config::objectives::Score;
 
+use super::Pace;
 use crate::console::{self, Progress};
 
-/// Steps over which speed is averaged.
-const WINDOW: usize = 50;
 /// Lines that are printed in any case at the start.
 const FIRST: usize = 5;
 /// Time between lines later.
 const PERIOD: Duration = Duration::from_secs(10);
-
-/// Speed, averaged over the last steps.
-#[derive(Debug, Default)]
-pub struct Pace {
-    steps: VecDeque<(u64, f64)>,
-}
-
-impl Pace {
-    /// Takes in a step.
-    pub fn add(&mut self, record: &StepRecord) {
-        self.steps.push_back((record.samples, record.seconds));
-        if self.steps.len() > WINDOW {
-            self.steps.pop_front();
-        }
-    }
-
-    /// Samples a second; 0 before the first step.
-    pub fn samples_per_second(&self) -> f64 {
-        let samples: u64 = self.steps.iter().map(|(samples, _)| samples).sum();
-        ratio(samples as f64, self.seconds())
-    }
-
-    /// Seconds that `left` steps will take; `None` before the first step.
-    pub fn seconds_for(&self, left: u64) -> Option<f64> {
-        (!self.steps.is_empty()).then(|| left as f64 * self.seconds() / self.steps.len() as f64)
-    }
-
-    fn seconds(&self) -> f64 {
-        self.steps.iter().map(|(_, seconds)| seconds).sum()
-    }
-}
 
 /// Shows the steps of a run on standard error.
 #[derive(Debug)]
@@ -161,16 +128,6 @@ mod tests {
              data wait 0.5 %  6 min 00 s left"
         );
         assert!(line(&record(300), &pace, 300).ends_with("data wait 0.5 %"));
-    }
-
-    #[test]
-    fn speed_is_averaged_over_a_window() {
-        let mut pace = Pace::default();
-        assert_eq!((pace.samples_per_second(), pace.seconds_for(10)), (0.0, None));
-        for step in 0..200 {
-            pace.add(&StepRecord { seconds: if step < 150 { 100.0 } else { 1.0 }, ..record(step) });
-        }
-        assert_eq!((pace.samples_per_second(), pace.seconds_for(10)), (64.0, Some(10.0)));
     }
 
     #[test]

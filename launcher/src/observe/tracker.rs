@@ -1,4 +1,4 @@
-//! `status.json` and `coordinator.json`, kept up to date in the run's store.
+//! The status of a run, derived from what happens: a pure function of the events, the actions and the states before.
 
 use lambert_config::RunConfig;
 use lambert_config::control::{EventKind, StepRecord};
@@ -6,30 +6,34 @@ use lambert_config::plan;
 use lambert_config::run::Cluster;
 use lambert_control::Saying;
 
-use super::Scene;
+use super::Pace;
+use crate::logs;
 use crate::run::decide::memory::Restart;
 use crate::run::decide::{Action, Event, FromWorkers, Memory, Note, Seconds, State as Decided, Verdict};
-use crate::run::launch::{logs, processes};
-use crate::status::{Coordinator, Lost, RankStatus, Reporter, State, Status, Urgency};
+use crate::status::{Coordinator, Lost, RankStatus, State, Status};
+use crate::store_writer::Urgency;
 
 /// How often the status of all ranks is put together while nothing else changes, seconds. It does not follow each report:
 /// that would make a report's work grow with the ranks.
 const PERIOD: Seconds = 1.0;
 
-/// Keeps the status.
+/// Keeps the status and the pace of a run up to date.
 #[derive(Debug)]
-pub struct Report {
+pub struct StatusTracker {
     status: Status,
+    pace: Pace,
     cluster: Cluster,
     url: String,
-    reporter: Reporter,
-    written: Seconds,
+    /// When ranks and losses were put together last.
+    refreshed: Seconds,
+    /// The memory that the losses were taken from.
     memory: Memory,
 }
 
-impl Report {
-    /// Of the run at `url`, which begins, or goes on: what is known from `before` holds until the ranks say otherwise.
-    pub fn new(config: &RunConfig, url: &str, before: Status, reporter: Reporter) -> Self {
+impl StatusTracker {
+    /// Of the run at `url`, which begins, or goes on, under `coordinator`: what is known from `before` holds until the ranks say
+    /// otherwise.
+    pub fn new(config: &RunConfig, url: &str, before: Status, coordinator: Coordinator) -> Self {
         let status = Status {
             step: before.step,
             checkpoint: before.checkpoint,
@@ -38,59 +42,68 @@ impl Report {
             noise: before.noise,
             name: config.run.name.clone(),
             steps: plan::total_steps(config, &plan::Ended::new()),
-            coordinator: Coordinator {
-                host: processes::host(),
-                pid: std::process::id(),
-                since: processes::since(std::process::id()).unwrap_or_default(),
-            },
+            coordinator,
             ..Status::default()
         };
         let (cluster, url) = (config.cluster.clone(), url.to_owned());
-        Self { status, cluster, url, reporter, written: 0.0, memory: Memory::default() }
+        Self { status, pace: Pace::default(), cluster, url, refreshed: 0.0, memory: Memory::default() }
     }
 
-    /// Steps of all stages.
-    pub fn steps(&self) -> u64 {
-        self.status.steps
-    }
-
-    /// What is known.
+    /// The status, up to the last event.
     pub fn status(&self) -> &Status {
         &self.status
     }
 
-    /// So many requests were refused on the control channel.
-    pub fn refused(&mut self, times: u64) {
+    /// Speed over the last steps.
+    pub fn pace(&self) -> &Pace {
+        &self.pace
+    }
+
+    /// Takes in how many requests the control channel of the current attempt has refused.
+    pub fn set_refused(&mut self, times: u64) {
         self.status.refused = times;
     }
 
-    /// The request to stop has been followed: it leaves the store.
-    pub fn forget_stop(&self) {
-        self.reporter.forget_stop();
-    }
-
-    /// Something happened.
-    pub fn see(&mut self, scene: &Scene<'_>) {
+    /// Takes in an event. Returns how soon the status should be shown; `None`: with a later one.
+    pub fn observe(&mut self, at: Seconds, event: &Event, actions: &[Action], state: &Decided) -> Option<Urgency> {
         let mut urgent = false;
-        if let Event::Worker(_, FromWorkers::Message(_, saying)) = scene.event {
+        if let Event::Worker(_, FromWorkers::Message(_, saying)) = event {
             match saying {
-                Saying::Record(record) => self.record(record, scene),
+                Saying::Record(record) => self.record(record),
                 Saying::Event(event) => {
                     self.event(event);
                     urgent = true;
                 }
             }
         }
-        for action in scene.actions {
-            urgent |= self.action(action, scene.state);
+        for action in actions {
+            urgent |= self.action(action, state);
         }
-        if urgent || scene.at - self.written >= PERIOD {
-            self.written = scene.at;
-            self.publish(scene.at, scene.state, if urgent { Urgency::Change } else { Urgency::Routine });
+        if !urgent && at - self.refreshed < PERIOD {
+            return None;
         }
+        self.refreshed = at;
+        self.refresh(state);
+        Some(if urgent { Urgency::Change } else { Urgency::Routine })
     }
 
-    fn publish(&mut self, at: Seconds, state: &Decided, urgency: Urgency) {
+    /// Takes in the end of the run under this coordinator.
+    pub fn end(&mut self, verdict: &Verdict, state: &Decided) {
+        let status = &mut self.status;
+        status.state = match verdict {
+            Verdict::Finished => State::Finished,
+            Verdict::Stopped(_) => State::Stopped,
+            Verdict::Failed(_, why) => {
+                status.error = Some(why.clone());
+                State::Failed
+            }
+            // The status belongs to the coordinator that has taken over.
+            Verdict::Replaced(_) => return,
+        };
+        self.refresh(state);
+    }
+
+    fn refresh(&mut self, state: &Decided) {
         if let Some(running) = state.running() {
             let ranks = running.watch.ranks.iter().map(|(number, rank)| RankStatus {
                 rank: *number,
@@ -98,23 +111,22 @@ impl Report {
                 pid: rank.pid,
                 step: rank.step,
                 phase: rank.phase.to_string(),
-                silent: at - rank.heard,
+                silent: self.refreshed - rank.heard,
             });
             self.status.ranks = ranks.collect();
         }
         if state.memory != self.memory {
             self.memory = state.memory.clone();
             self.status.lost = state.memory.restarts.iter().map(lost).collect();
-            self.reporter.remember(self.memory.clone());
         }
-        self.reporter.publish(self.status.clone(), urgency);
     }
 
-    fn record(&mut self, record: &StepRecord, scene: &Scene<'_>) {
-        let status = &mut self.status;
+    fn record(&mut self, record: &StepRecord) {
+        let (status, pace) = (&mut self.status, &mut self.pace);
+        pace.add(record);
         status.step = record.step;
-        status.samples_per_second = scene.pace.samples_per_second();
-        status.seconds_left = scene.pace.seconds_for(status.steps.saturating_sub(record.step));
+        status.samples_per_second = pace.samples_per_second();
+        status.seconds_left = pace.seconds_for(status.steps.saturating_sub(record.step));
         if let Some(noise) = record.noise {
             status.noise.get_or_insert_default().add(noise);
         }
@@ -165,22 +177,6 @@ impl Report {
             _ => return false,
         }
         true
-    }
-
-    /// The run is over under this coordinator.
-    pub fn end(&mut self, verdict: &Verdict, state: &Decided) {
-        let status = &mut self.status;
-        status.state = match verdict {
-            Verdict::Finished => State::Finished,
-            Verdict::Stopped(_) => State::Stopped,
-            Verdict::Failed(_, why) => {
-                status.error = Some(why.clone());
-                State::Failed
-            }
-            // The status belongs to the coordinator that has taken over.
-            Verdict::Replaced(_) => return self.reporter.discard(),
-        };
-        self.publish(self.written, state, Urgency::Change);
     }
 }
 

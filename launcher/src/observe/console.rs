@@ -1,0 +1,206 @@
+//! The log and the display: what happens, in words.
+
+use lambert_config::control::{Evaluation, EventKind};
+use lambert_config::objectives::Score;
+use lambert_control::Saying;
+use lambert_store::run::checkpoint_url;
+
+use super::display::{Display, duration};
+use super::{Observation, Observer, RunBegin, RunEnd, Setup};
+use crate::console;
+use crate::run::decide::{Action, Event, FromWorkers, Note, State, Verdict};
+use crate::status::Status;
+
+/// The observer that tells people on standard error.
+#[derive(Debug)]
+pub struct ConsoleObserver {
+    display: Display,
+    url: String,
+}
+
+/// Makes the observer.
+pub fn make(setup: &Setup<'_>) -> Option<Box<dyn Observer>> {
+    Some(Box::new(ConsoleObserver { display: Display::new(setup.steps), url: setup.url.to_owned() }))
+}
+
+impl Observer for ConsoleObserver {
+    fn begin(&mut self, begin: &RunBegin<'_>) {
+        begin.actions.iter().for_each(|action| say_action(action, begin.state));
+    }
+
+    fn observe(&mut self, observation: &Observation<'_>) {
+        if let Event::Worker(_, what) = observation.event {
+            self.worker(what, observation);
+        }
+        observation.actions.iter().for_each(|action| say_action(action, observation.state));
+    }
+
+    fn end(&mut self, end: &RunEnd<'_>) {
+        self.display.end();
+        let status = end.status;
+        match end.verdict {
+            Verdict::Finished => {
+                status.evaluation.iter().filter_map(above_baseline).for_each(|warning| tracing::warn!("{warning}"));
+                self.say_end("finished", "", status);
+            }
+            Verdict::Stopped(reason) => {
+                let left = status.seconds_left.map(duration);
+                let left = left.map_or(String::new(), |left| format!("; the same command goes on, {left} left"));
+                self.say_end("stopped", &format!(" ({reason}){left}"), status);
+            }
+            Verdict::Replaced(_) | Verdict::Failed(..) => {}
+        }
+    }
+}
+
+impl ConsoleObserver {
+    fn worker(&mut self, what: &FromWorkers, observation: &Observation<'_>) {
+        match what {
+            FromWorkers::Message(_, Saying::Record(record)) => self.display.step(record, observation.pace),
+            FromWorkers::Message(rank, Saying::Event(event)) => self.event(*rank, event),
+            FromWorkers::Line(rank, text) => console::line(&named(*rank, text, observation.state)),
+            _ => {}
+        }
+    }
+
+    fn event(&mut self, rank: usize, event: &EventKind) {
+        match event {
+            EventKind::Started { step, steps, checkpoint, passed_over } => {
+                passed_over.iter().for_each(|why| tracing::warn!("skipped checkpoint {why}"));
+                match checkpoint {
+                    Some(name) => tracing::info!("training goes on from {name}, step {step} of {steps}"),
+                    None => tracing::info!("training starts from nothing: {steps} steps"),
+                }
+                self.display.set_steps(*steps);
+            }
+            EventKind::Checkpoint { name, seconds, written, .. } => {
+                tracing::info!("saved checkpoint {name} in {written:.2} s; training paused {seconds:.3} s");
+            }
+            EventKind::Evaluation(evaluation) => {
+                let Score { objective, loss, accuracy } = evaluation.scores.main();
+                tracing::info!(
+                    "held-out loss after step {}: {objective} {loss:.4} (accuracy {accuracy:.4}; without context {:.4})",
+                    evaluation.step,
+                    evaluation.unigram_entropy
+                );
+            }
+            EventKind::Plateau { step, stage, done, steps } => {
+                tracing::info!(
+                    "the held-out loss is flat: stage {stage} ends after {done} steps, at step {step} of now {steps}"
+                );
+                self.display.set_steps(*steps);
+            }
+            EventKind::Grown { step, from, to, stage } => {
+                tracing::info!("the model grows from {from} to {to} layers after step {step}: stage {stage} begins");
+            }
+            EventKind::MicroBatch { stage, tokens } => {
+                tracing::info!("stage {stage} has micro-batches of {tokens} tokens in this attempt");
+            }
+            EventKind::Warning { message } => tracing::warn!("rank {rank}: {message}"),
+            // Told once, with all that is known, when the attempt has ended.
+            EventKind::Finished { .. } | EventKind::Failed { .. } | EventKind::RolledBack { .. } => {}
+        }
+    }
+
+    fn say_end(&self, word: &str, left: &str, status: &Status) {
+        let (step, steps, speed) = (status.step, status.steps, status.samples_per_second);
+        let checkpoint = match &status.checkpoint {
+            Some(name) => format!("checkpoint {}", checkpoint_url(&self.url, name)),
+            None => "no checkpoint was saved".to_owned(),
+        };
+        console::line(&format!("{word} at step {step} of {steps} ({speed:.1} samples/s): {checkpoint}{left}"));
+    }
+}
+
+/// A line of a rank's output, with its rank where there are several.
+fn named(rank: usize, text: &str, state: &State) -> String {
+    match state.running().map_or(state.settings.ranks, |running| running.attempt.world) {
+        1 => text.to_owned(),
+        _ => format!("rank {rank}: {text}"),
+    }
+}
+
+fn say_action(action: &Action, state: &State) {
+    match action {
+        Action::Start(attempt) => {
+            tracing::info!("attempt {}: starting {} rank(s)", attempt.number, attempt.world);
+        }
+        Action::Note(note) => say_note(note, state),
+        Action::TakeLease(_) | Action::Order(_) | Action::End | Action::AskSlurm | Action::ForgetStop => {}
+    }
+}
+
+fn say_note(note: &Note, state: &State) {
+    match note {
+        Note::Stopping => tracing::info!("stopping: the workers save a checkpoint after the next step"),
+        Note::NothingToSave => {
+            tracing::info!(
+                "stopping: no step has been made since the start, so the workers are ended without a checkpoint"
+            );
+        }
+        Note::OutOfTime => tracing::warn!(
+            "the job is about to end and the checkpoint is not finished: the workers are ended so that the job can be \
+             queued again; the steps since the last checkpoint are lost"
+        ),
+        Note::ResultStands(message) => tracing::warn!("{message}; the work was done before, and the result stands"),
+        Note::Saving => tracing::info!("a checkpoint was asked for"),
+        Note::ShortLead { save, lead } => tracing::warn!(
+            "the last checkpoint took {save:.0} s, and Slurm asks for one {lead:.0} s before the time limit: a larger \
+             slurm.lead_seconds is needed"
+        ),
+        Note::ShortOfTime { left, save } => tracing::warn!(
+            "the job ends in {left:.0} s and the last checkpoint took {save:.0} s: this one may not be finished; steps \
+             since the last one would be lost"
+        ),
+        Note::Slow(message) => tracing::warn!("{message}"),
+        Note::Restart { cause, pause, rollback } => {
+            let from = match (rollback, &state.checkpoint) {
+                (true, _) => String::new(),
+                (false, Some(name)) => format!(", from {name}"),
+                (false, None) => ", from the beginning (no checkpoint yet)".to_owned(),
+            };
+            tracing::warn!("{cause}; the workers are started again in {pause} s{from}");
+        }
+        Note::Waiting { cause, pause, minutes_left } => tracing::warn!(
+            "no rank has reported ({cause}); trying again in {pause} s, for {minutes_left:.0} minutes more"
+        ),
+        Note::Recovered { step, seconds } => {
+            let (all, times) = (state.memory.seconds_lost, state.memory.restarts.len());
+            tracing::info!(
+                "step {step} is reached again: the restart cost {seconds:.1} s ({all:.1} s in all, {times} restart(s))"
+            );
+        }
+        Note::Left(left) => {
+            tracing::error!("processes that cannot be ended are left on this host: {}", left.join(", "));
+        }
+    }
+}
+
+/// A warning if the model predicts held-out tokens worse than their frequencies do.
+fn above_baseline(evaluation: &Evaluation) -> Option<String> {
+    let Score { objective, loss, .. } = evaluation.scores.main();
+    let (step, baseline) = (evaluation.step, evaluation.unigram_entropy);
+    (loss > baseline).then(|| {
+        format!(
+            "evaluation at step {step}: {objective} {loss:.4} is above the unigram baseline of {baseline:.4}: on held-out text \
+             the model is worse than token frequencies alone"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loss_above_the_unigram_baseline_is_warned_about() {
+        let evaluation = |loss: f64| -> Evaluation {
+            serde_json::from_value(serde_json::json!({"step": 1200, "samples": 9, "masked_tokens": 9, "mlm_loss": loss,
+                "mlm_accuracy": 0.1, "unigram_entropy": 6.3}))
+            .unwrap()
+        };
+        assert_eq!(above_baseline(&evaluation(6.3)), None);
+        let warning = above_baseline(&evaluation(19.3)).unwrap();
+        assert!(warning.contains("step 1200: mlm 19.3000 is above the unigram baseline of 6.3000"), "{warning}");
+    }
+}

@@ -1,0 +1,58 @@
+//! Speed of a run.
+
+use std::collections::VecDeque;
+
+use lambert_config::control::StepRecord;
+
+/// Steps over which speed is averaged.
+const WINDOW: usize = 50;
+
+/// Speed, averaged over the last steps.
+#[derive(Debug, Default)]
+pub struct Pace {
+    steps: VecDeque<(u64, f64)>,
+}
+
+impl Pace {
+    /// Takes in a step.
+    pub fn add(&mut self, record: &StepRecord) {
+        self.steps.push_back((record.samples, record.seconds));
+        if self.steps.len() > WINDOW {
+            self.steps.pop_front();
+        }
+    }
+
+    /// Samples a second; 0 before the first step.
+    pub fn samples_per_second(&self) -> f64 {
+        let samples: u64 = self.steps.iter().map(|(samples, _)| samples).sum();
+        if self.seconds() > 0.0 { samples as f64 / self.seconds() } else { 0.0 }
+    }
+
+    /// Seconds that `left` steps will take; `None` before the first step.
+    pub fn seconds_for(&self, left: u64) -> Option<f64> {
+        (!self.steps.is_empty()).then(|| left as f64 * self.seconds() / self.steps.len() as f64)
+    }
+
+    fn seconds(&self) -> f64 {
+        self.steps.iter().map(|(_, seconds)| seconds).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speed_is_averaged_over_a_window() {
+        let mut pace = Pace::default();
+        assert_eq!((pace.samples_per_second(), pace.seconds_for(10)), (0.0, None));
+        for step in 0..200 {
+            pace.add(&StepRecord {
+                samples: 64,
+                seconds: if step < 150 { 100.0 } else { 1.0 },
+                ..StepRecord::default()
+            });
+        }
+        assert_eq!((pace.samples_per_second(), pace.seconds_for(10)), (64.0, Some(10.0)));
+    }
+}

@@ -1,0 +1,52 @@
+//! `status.json` and `coordinator.json`, kept up to date in the run's store.
+
+use lambert_store::run::COORDINATOR;
+
+use super::{Observation, Observer, RunEnd, Setup};
+use crate::host;
+use crate::run::decide::{Memory, Verdict};
+use crate::status::{OBJECT, Status};
+use crate::store_writer::{StoreWriter, Urgency, Write};
+
+/// The observer that keeps the status and the coordinator's memory in the store.
+#[derive(Debug)]
+pub struct StatusFile {
+    writer: StoreWriter,
+    /// As it was handed over last.
+    memory: Memory,
+}
+
+/// Makes the observer.
+pub fn make(setup: &Setup<'_>) -> Option<Box<dyn Observer>> {
+    Some(Box::new(StatusFile { writer: setup.writer.clone(), memory: Memory::default() }))
+}
+
+impl Observer for StatusFile {
+    fn observe(&mut self, observation: &Observation<'_>) {
+        if let Some(urgency) = observation.urgency {
+            self.write(observation.status, &observation.state.memory, urgency);
+        }
+    }
+
+    fn end(&mut self, end: &RunEnd<'_>) {
+        match end.verdict {
+            // The status belongs to the coordinator that has taken over.
+            Verdict::Replaced(_) => self.writer.discard(),
+            _ => self.write(end.status, &end.state.memory, Urgency::Change),
+        }
+    }
+}
+
+impl StatusFile {
+    /// Hands over what has changed. What a later start needs comes before the status.
+    fn write(&mut self, status: &Status, memory: &Memory, urgency: Urgency) {
+        let mut writes = Vec::new();
+        if *memory != self.memory {
+            self.memory = memory.clone();
+            writes.push(Write::json(COORDINATOR, memory.clone()));
+        }
+        let status = status.clone();
+        writes.push(Write::json_made_by(OBJECT, move || Status { updated: host::now(), ..status }));
+        self.writer.hand_over(writes, urgency);
+    }
+}

@@ -1,0 +1,224 @@
+//! A run without processes, watched by an observer that the list did not have, and by those that it has.
+
+use std::cell::RefCell;
+
+use lambert_config::RunConfig;
+use lambert_config::control::{EventKind, StepRecord};
+use lambert_control::{Report, Saying};
+use lambert_store::Store;
+use lambert_store::run::COORDINATOR;
+
+use super::tracker::StatusTracker;
+use super::*;
+use crate::run::decide::{Exit, FromWorkers, Memory, Room, Settings, StopReason, decide};
+use crate::status::{OBJECT, State as RunState};
+
+/// What an observer has seen.
+#[derive(Debug, Clone, PartialEq)]
+enum Seen {
+    Begin(Vec<Action>),
+    Event { at: Seconds, event: Event, actions: Vec<Action>, state: State, status: Status, urgency: Option<Urgency> },
+    End(Verdict, RunState),
+}
+
+thread_local! {
+    static SEEN: RefCell<Vec<Seen>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Keeps all that it sees.
+struct Recorder;
+
+fn make_recorder(_: &Setup<'_>) -> Option<Box<dyn Observer>> {
+    Some(Box::new(Recorder))
+}
+
+impl Recorder {
+    fn keep(seen: Seen) {
+        SEEN.with_borrow_mut(|all| all.push(seen));
+    }
+}
+
+impl Observer for Recorder {
+    fn begin(&mut self, begin: &RunBegin<'_>) {
+        Self::keep(Seen::Begin(begin.actions.to_vec()));
+    }
+
+    fn observe(&mut self, observation: &Observation<'_>) {
+        let Observation { at, urgency, .. } = *observation;
+        let (event, actions) = (observation.event.clone(), observation.actions.to_vec());
+        let (state, status) = (observation.state.clone(), observation.status.clone());
+        Self::keep(Seen::Event { at, event, actions, state, status, urgency });
+    }
+
+    fn end(&mut self, end: &RunEnd<'_>) {
+        Self::keep(Seen::End(end.verdict.clone(), end.status.state));
+    }
+}
+
+/// Makes nothing, as an observer that the run does not want.
+fn make_none(_: &Setup<'_>) -> Option<Box<dyn Observer>> {
+    None
+}
+
+fn from_rank_0(what: Saying) -> Event {
+    Event::Worker(1, FromWorkers::Message(0, what))
+}
+
+/// What happens in a run of one rank that makes two steps and is stopped, with the times.
+fn events() -> Vec<(Seconds, Event)> {
+    let record = |step| StepRecord { step, samples: 8, seconds: 2.0, ..StepRecord::default() };
+    let report = Report { rank: 0, pid: 7, host: "a".into(), phase: lambert_control::Phase::Step, ..Report::default() };
+    let started = EventKind::Started { step: 0, steps: 9, checkpoint: None, passed_over: Vec::new() };
+    let saved = EventKind::Checkpoint { name: "step-2".into(), step: 2, seconds: 0.1, written: 0.2 };
+    vec![
+        (0.25, Event::LeaseTaken(1)),
+        (1.5, Event::Worker(1, FromWorkers::Report(report))),
+        (1.75, from_rank_0(Saying::Event(started))),
+        (2.0, from_rank_0(Saying::Record(Box::new(record(1))))),
+        (2.25, Event::Worker(1, FromWorkers::Line(0, "hello".into()))),
+        (3.5, from_rank_0(Saying::Record(Box::new(record(2))))),
+        (3.75, Event::StopRequested),
+        (3.75, Event::Tick),
+        (4.0, from_rank_0(Saying::Event(saved))),
+        (4.25, from_rank_0(Saying::Event(EventKind::Finished { step: 2, stopped: true }))),
+        (4.5, Event::Worker(1, FromWorkers::Exited(Exit::Code(0)))),
+        (4.75, Event::Worker(1, FromWorkers::Gone(Vec::new()))),
+    ]
+}
+
+/// Lets `observers` watch the run of [`events`]; returns what an observer should see, without status and urgency, and the end.
+fn watch(observers: &mut Observers) -> (Vec<(Seconds, Event, Vec<Action>, State)>, Verdict) {
+    let settings = Settings::new(&RunConfig::default(), Room::Here, 1e9);
+    let (mut state, actions) = State::begin(settings, Memory::default());
+    observers.begin(&actions, &state);
+    let mut shown = Vec::new();
+    for (at, event) in events() {
+        let (next, actions) = decide(state, at, event.clone());
+        observers.observe(at, &event, &actions, &next);
+        shown.push((at, event, actions, next.clone()));
+        state = next;
+    }
+    let verdict = state.verdict().unwrap().clone();
+    observers.end(&verdict, &state);
+    (shown, verdict)
+}
+
+fn tracker() -> StatusTracker {
+    StatusTracker::new(&RunConfig::default(), "memory://observe/run", Status::default(), Coordinator::default())
+}
+
+/// What a new observer sees that stands in the list between others.
+fn seen_by_a_new_observer(store: &str) -> (Vec<Seen>, Vec<(Seconds, Event, Vec<Action>, State)>, Verdict) {
+    let writer = StoreWriter::start(Store::open(store).unwrap()).unwrap();
+    let config = RunConfig::default();
+    let setup = Setup { config: &config, url: store, steps: 9, records: Records::Shown, writer: &writer };
+    let list: &[Make] = &[make_none, status_file::make, make_recorder, status_file::make];
+    let mut observers = Observers::made_by(list, tracker(), &setup);
+    assert_eq!(observers.observers.len(), 3);
+    SEEN.take();
+    let (shown, verdict) = watch(&mut observers);
+    (SEEN.take(), shown, verdict)
+}
+
+#[test]
+fn a_new_observer_sees_every_event_and_action_and_the_end_in_order() {
+    let (seen, shown, verdict) = seen_by_a_new_observer("memory://observe/new");
+    let [Seen::Begin(first), between @ .., Seen::End(end, last)] = &seen[..] else { panic!("{seen:?}") };
+    assert!(matches!(first[..], [Action::TakeLease(_)]), "{first:?}");
+    let events = between.iter().map(|seen| match seen {
+        Seen::Event { at, event, actions, state, .. } => (*at, event.clone(), actions.clone(), state.clone()),
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(events.collect::<Vec<_>>(), shown);
+    // The scenes are worth watching: an attempt is started, stopped by an order, and the request is followed.
+    let actions: Vec<&Action> = shown.iter().flat_map(|(_, _, actions, _)| actions).collect();
+    assert!(actions.iter().any(|action| matches!(action, Action::Start(_))), "{actions:?}");
+    assert!(actions.iter().any(|action| matches!(action, Action::Order(_))), "{actions:?}");
+    assert_eq!(actions.last(), Some(&&Action::ForgetStop));
+    assert_eq!((end, last), (&verdict, &RunState::Stopped));
+    assert_eq!(verdict, Verdict::Stopped(StopReason::Person));
+}
+
+#[test]
+fn the_status_follows_each_event_before_observers_see_it() {
+    let (seen, ..) = seen_by_a_new_observer("memory://observe/follows");
+    let statuses: Vec<(&Status, Option<Urgency>)> = seen
+        .iter()
+        .filter_map(|seen| match seen {
+            Seen::Event { status, urgency, .. } => Some((status, *urgency)),
+            _ => None,
+        })
+        .collect();
+    let facts = |(status, urgency): &(&Status, Option<Urgency>)| (status.state, status.step, *urgency);
+    use RunState::{Starting, Stopping, Training};
+    let (now, soon) = (Some(Urgency::Change), Some(Urgency::Routine));
+    assert_eq!(
+        statuses.iter().map(facts).collect::<Vec<_>>(),
+        [
+            (Starting, 0, now),
+            (Starting, 0, soon),
+            (Training, 0, now),
+            (Training, 1, None),
+            (Training, 1, None),
+            (Training, 2, soon),
+            (Stopping, 2, now),
+            (Stopping, 2, None),
+            (Stopping, 2, now),
+            (Stopping, 2, now),
+            (Stopping, 2, None),
+            (Stopping, 2, None),
+        ]
+    );
+    let (last, _) = statuses[statuses.len() - 1];
+    assert_eq!((last.steps, last.checkpoint.as_deref(), last.samples_per_second), (9, Some("step-2"), 4.0));
+    assert_eq!(last.ranks.iter().map(|rank| rank.host.as_str()).collect::<Vec<_>>(), ["a"]);
+}
+
+#[test]
+fn a_status_is_a_function_of_what_happened() {
+    let [first, second] = ["memory://observe/one", "memory://observe/other"].map(seen_by_a_new_observer);
+    assert_eq!(first.0, second.0);
+}
+
+#[test]
+fn a_run_that_was_taken_over_keeps_its_status() {
+    let mut tracker = tracker();
+    let (state, _) = State::begin(Settings::new(&RunConfig::default(), Room::Here, 1e9), Memory::default());
+    tracker.observe(2.0, &Event::Tick, &[], &state);
+    let before = tracker.status().clone();
+    tracker.end(&Verdict::Replaced("so".into()), &state);
+    assert_eq!(tracker.status(), &before);
+    tracker.end(&Verdict::Failed(1, "so".into()), &state);
+    assert_eq!((tracker.status().state, tracker.status().error.as_deref()), (RunState::Failed, Some("so")));
+}
+
+#[test]
+fn the_observers_of_the_list_are_made_and_the_status_is_in_the_store() {
+    let store = Store::open("memory://observe/list").unwrap();
+    let writer = StoreWriter::start(store.clone()).unwrap();
+    let config = RunConfig::default();
+    let make = |records| Observers::make(&config, store.url(), records, Status::default(), &writer);
+    assert_eq!(make(Records::Printed).observers.len(), make(Records::Shown).observers.len() + 1);
+    let mut observers = make(Records::Shown);
+    observers.set_refused(3);
+    let (shown, _) = watch(&mut observers);
+    drop((observers, writer));
+    let status: Status = serde_json::from_slice(&store.get(OBJECT).unwrap()).unwrap();
+    assert_eq!((status.state, status.step, status.refused), (RunState::Stopped, 2, 3));
+    assert!((crate::host::now() - status.updated).abs() < 60.0);
+    assert_eq!(status.coordinator, Coordinator::of_process());
+    let memory: Memory = serde_json::from_slice(&store.get(COORDINATOR).unwrap()).unwrap();
+    assert_eq!(Some(&memory), shown.last().map(|(.., state)| &state.memory));
+}
+
+#[test]
+fn the_status_is_left_to_who_has_taken_over() {
+    let store = Store::open("memory://observe/replaced").unwrap();
+    let writer = StoreWriter::start(store.clone()).unwrap();
+    let mut observers = Observers::make(&RunConfig::default(), store.url(), Records::Shown, Status::default(), &writer);
+    let (state, actions) = State::begin(Settings::new(&RunConfig::default(), Room::Here, 1e9), Memory::default());
+    observers.begin(&actions, &state);
+    observers.end(&Verdict::Replaced("so".into()), &state);
+    drop((observers, writer));
+    assert_eq!(store.head(OBJECT).unwrap(), None);
+}

@@ -1,0 +1,237 @@
+//! Small objects of a run written on a thread, so that a slow store never holds up the coordinator.
+
+use std::fmt;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use lambert_store::Store;
+use lambert_store::run::STATUS;
+use serde::Serialize;
+
+/// How often objects are written that are in no hurry.
+const PERIOD: Duration = Duration::from_secs(3);
+/// How long the last writes may take.
+const LAST_WRITES: Duration = Duration::from_secs(20);
+
+/// How soon a change is to be seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Urgency {
+    /// With the next regular writing.
+    Routine,
+    /// At once.
+    Change,
+}
+
+/// A change of one object.
+pub struct Write {
+    object: &'static str,
+    content: Content,
+}
+
+type MakeJson = dyn FnOnce() -> serde_json::Result<Vec<u8>> + Send;
+
+enum Content {
+    Json(Box<MakeJson>),
+    /// Its removal, and the warning if it fails.
+    Nothing(&'static str),
+}
+
+impl Write {
+    /// Writes a value as JSON.
+    pub fn json(object: &'static str, value: impl Serialize + Send + 'static) -> Self {
+        Self::json_made_by(object, move || value)
+    }
+
+    /// Writes a value as JSON that is made at the moment of writing.
+    pub fn json_made_by<T: Serialize>(object: &'static str, make: impl FnOnce() -> T + Send + 'static) -> Self {
+        Self { object, content: Content::Json(Box::new(move || serde_json::to_vec_pretty(&make()))) }
+    }
+
+    /// Removes an object; `warning` is logged with the error where that fails.
+    pub fn remove(object: &'static str, warning: &'static str) -> Self {
+        Self { object, content: Content::Nothing(warning) }
+    }
+}
+
+impl fmt::Debug for Write {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Write").field(&self.object).finish()
+    }
+}
+
+/// Handle on the thread that writes to a run's store. When the last clone is dropped it waits for what was handed over, for a
+/// limited time: a write to a file server that is away never returns.
+#[derive(Debug, Clone)]
+pub struct StoreWriter(Arc<Writer>);
+
+#[derive(Debug)]
+struct Writer {
+    shared: Arc<Shared>,
+    url: String,
+    /// Disconnected when the thread has ended.
+    thread: Receiver<()>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    pending: Mutex<Pending>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Pending {
+    /// In the order in which they are made; one an object.
+    writes: Vec<Write>,
+    /// The object that is being written or removed.
+    current: Option<&'static str>,
+    urgent: bool,
+    closing: bool,
+}
+
+impl StoreWriter {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn start(store: Store) -> std::io::Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let (queue, url) = (Arc::clone(&shared), store.url().to_owned());
+        let (alive, thread) = channel::<()>();
+        let write = move || {
+            let _alive = alive;
+            write_all(&store, &queue);
+        };
+        std::thread::Builder::new().name("store-writer".into()).spawn(write)?;
+        Ok(Self(Arc::new(Writer { shared, url, thread })))
+    }
+
+    /// Hands over `writes`, to be made in this order behind those handed over before. What was not written yet of the same
+    /// objects is forgotten.
+    pub fn hand_over(&self, writes: Vec<Write>, urgency: Urgency) {
+        let mut pending = self.0.shared.lock();
+        for write in writes {
+            pending.writes.retain(|other| other.object != write.object);
+            pending.writes.push(write);
+        }
+        pending.urgent |= urgency == Urgency::Change;
+        self.0.shared.changed.notify_one();
+    }
+
+    /// Forgets objects that were not written yet; removals stay.
+    pub fn discard(&self) {
+        self.0.shared.lock().writes.retain(|write| matches!(write.content, Content::Nothing(_)));
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.shared.lock().closing = true;
+        self.shared.changed.notify_one();
+        if self.thread.recv_timeout(LAST_WRITES) == Err(RecvTimeoutError::Timeout) {
+            let object = self.shared.lock().current.unwrap_or(STATUS);
+            let (url, seconds) = (&self.url, LAST_WRITES.as_secs());
+            tracing::warn!(
+                "{url}/{object} could not be written within {seconds} s; `lambert status` may show an earlier state"
+            );
+        }
+    }
+}
+
+fn write_all(store: &Store, shared: &Shared) {
+    let mut written: Option<Instant> = None;
+    let mut away = false;
+    loop {
+        let mut pending = shared.lock();
+        let due = |pending: &Pending| {
+            pending.closing
+                || pending.urgent
+                || (!pending.writes.is_empty() && written.is_none_or(|at| at.elapsed() >= PERIOD))
+        };
+        while !due(&pending) {
+            pending = shared.changed.wait_timeout(pending, PERIOD / 3).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let (writes, closing) = (std::mem::take(&mut pending.writes), pending.closing);
+        pending.urgent = false;
+        drop(pending);
+        for Write { object, content } in writes {
+            shared.lock().current = Some(object);
+            match content {
+                Content::Json(make) => {
+                    away = put(store, object, make, away);
+                    written = Some(Instant::now());
+                }
+                Content::Nothing(warning) => {
+                    if let Err(error) = store.delete(object) {
+                        tracing::warn!("{warning}: {error}");
+                    }
+                }
+            }
+        }
+        if closing {
+            return;
+        }
+    }
+}
+
+/// Writes an object; returns whether the store is away, which is said once.
+fn put(store: &Store, object: &str, make: Box<MakeJson>, away: bool) -> bool {
+    let text = match make() {
+        Ok(text) => text,
+        Err(error) => {
+            tracing::warn!("{object} cannot be written as JSON: {error}");
+            return away;
+        }
+    };
+    match store.put(object, text.into()) {
+        Ok(()) => false,
+        Err(error) => {
+            if !away {
+                tracing::warn!("{object} cannot be written; the run goes on without: {error}");
+            }
+            true
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(store: &Store, object: &str) -> Option<u64> {
+        store.get(object).ok().map(|bytes| serde_json::from_slice(&bytes).unwrap())
+    }
+
+    #[test]
+    fn the_newest_is_written() {
+        let store = Store::open("memory://writer/newest").unwrap();
+        let writer = StoreWriter::start(store.clone()).unwrap();
+        for step in 0..100_u64 {
+            writer.clone().hand_over(vec![Write::json("step", step)], Urgency::Routine);
+        }
+        writer.hand_over(vec![Write::json("other", 1_u64), Write::json_made_by("step", || 100_u64)], Urgency::Change);
+        drop(writer);
+        assert_eq!((read(&store, "step"), read(&store, "other")), (Some(100), Some(1)));
+    }
+
+    #[test]
+    fn what_is_discarded_is_not_written_and_what_is_removed_is_gone() {
+        let store = Store::open("memory://writer/discarded").unwrap();
+        let writer = StoreWriter::start(store.clone()).unwrap();
+        // The thread is asleep for a period once it has written.
+        writer.hand_over(vec![Write::json("first", 1_u64), Write::json("request", 1_u64)], Urgency::Change);
+        while read(&store, "request").is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        writer.hand_over(vec![Write::json("second", 2_u64), Write::remove("request", "it stays")], Urgency::Routine);
+        writer.discard();
+        drop(writer);
+        assert_eq!(["first", "second", "request"].map(|object| read(&store, object)), [Some(1), None, None]);
+    }
+}
