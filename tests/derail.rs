@@ -12,6 +12,7 @@ use lambert_config::control::StepRecord;
 use lambert_data_prep::dataset::Dataset;
 use lambert_data_prep::random::Key;
 use lambert_store::Store;
+use lambert_store::records::StepRecords;
 use safetensors::SafeTensors;
 use serde_json::Value;
 
@@ -108,11 +109,12 @@ fn a_loss_above_its_band_is_gone_around() {
     ends_like(&place, "faulty", "without");
     // The record of the step that was undone is kept, and so is the reason.
     let run = place.path("faulty");
-    let metrics = support::tree(&Path::new(&run).join("metrics"));
-    let of_the_first = |name: &Path| name.to_str().unwrap().starts_with("attempt-0001-");
-    let (_, undone) = metrics.iter().rfind(|(name, _)| of_the_first(name)).unwrap();
-    let undone = std::str::from_utf8(undone).unwrap();
-    assert!(serde_json::from_str::<StepRecord>(undone.lines().last().unwrap()).unwrap().loss > 1000.0, "{undone}");
+    let records = StepRecords::<StepRecord>::read(&Store::open(&run).unwrap()).unwrap();
+    let undone = records.all.iter().rfind(|recorded| recorded.place.attempt == 1).unwrap();
+    assert!(undone.record.loss > 1000.0, "{undone:?}");
+    let standing = records.standing();
+    assert!(standing.iter().map(|recorded| recorded.place.step).eq(1..=STEPS), "{standing:?}");
+    assert!(standing.iter().all(|recorded| recorded.record.loss < 1000.0), "{standing:?}");
     assert!(std::fs::read_to_string(format!("{run}/rollbacks/attempt-0001.json")).unwrap().contains("above its band"));
     // Without the guard the same sample leaves its mark; another world goes around the same samples, and ends with other
     // roundings.
