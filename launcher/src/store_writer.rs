@@ -69,8 +69,8 @@ pub struct StoreWriter(Arc<Writer>);
 struct Writer {
     shared: Arc<Shared>,
     url: String,
-    /// Disconnected when the thread has ended.
-    thread: Receiver<()>,
+    /// Disconnected when the thread has ended. Locked by the last clone alone, when it is dropped.
+    thread: Mutex<Receiver<()>>,
 }
 
 #[derive(Debug, Default)]
@@ -103,7 +103,7 @@ impl StoreWriter {
             write_all(&store, &queue);
         };
         std::thread::Builder::new().name("store-writer".into()).spawn(write)?;
-        Ok(Self(Arc::new(Writer { shared, url, thread })))
+        Ok(Self(Arc::new(Writer { shared, url, thread: Mutex::new(thread) })))
     }
 
     /// Hands over `writes`, to be made in this order behind those handed over before. What was not written yet of the same
@@ -134,7 +134,8 @@ impl Drop for Writer {
     fn drop(&mut self) {
         self.shared.lock().closing = true;
         self.shared.changed.notify_one();
-        if self.thread.recv_timeout(LAST_WRITES) == Err(RecvTimeoutError::Timeout) {
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if thread.recv_timeout(LAST_WRITES) == Err(RecvTimeoutError::Timeout) {
             let object = self.shared.lock().current.unwrap_or(STATUS);
             let (url, seconds) = (&self.url, LAST_WRITES.as_secs());
             tracing::warn!(

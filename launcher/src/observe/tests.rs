@@ -13,11 +13,14 @@ use super::*;
 use crate::run::decide::{Exit, FromWorkers, Memory, Room, Settings, StopReason, decide};
 use crate::status::{OBJECT, State as RunState};
 
+/// An event with its time, what follows from it, and the state afterwards.
+type Shown = (Seconds, Event, Vec<Action>, State);
+
 /// What an observer has seen.
 #[derive(Debug, Clone, PartialEq)]
 enum Seen {
     Begin(Vec<Action>),
-    Event { at: Seconds, event: Event, actions: Vec<Action>, state: State, status: Status, urgency: Option<Urgency> },
+    Event(Box<(Shown, Status, Option<Urgency>)>),
     End(Verdict, RunState),
 }
 
@@ -44,10 +47,9 @@ impl Observer for Recorder {
     }
 
     fn observe(&mut self, observation: &Observation<'_>) {
-        let Observation { at, urgency, .. } = *observation;
-        let (event, actions) = (observation.event.clone(), observation.actions.to_vec());
-        let (state, status) = (observation.state.clone(), observation.status.clone());
-        Self::keep(Seen::Event { at, event, actions, state, status, urgency });
+        let Observation { at, event, actions, state, status, urgency, .. } = *observation;
+        let shown = (at, event.clone(), actions.to_vec(), state.clone());
+        Self::keep(Seen::Event(Box::new((shown, status.clone(), urgency))));
     }
 
     fn end(&mut self, end: &RunEnd<'_>) {
@@ -87,7 +89,7 @@ fn events() -> Vec<(Seconds, Event)> {
 }
 
 /// Lets `observers` watch the run of [`events`]; returns what an observer should see, without status and urgency, and the end.
-fn watch(observers: &mut Observers) -> (Vec<(Seconds, Event, Vec<Action>, State)>, Verdict) {
+fn watch(observers: &mut Observers) -> (Vec<Shown>, Verdict) {
     let settings = Settings::new(&RunConfig::default(), Room::Here, 1e9);
     let (mut state, actions) = State::begin(settings, Memory::default());
     observers.begin(&actions, &state);
@@ -108,7 +110,7 @@ fn tracker() -> StatusTracker {
 }
 
 /// What a new observer sees that stands in the list between others.
-fn seen_by_a_new_observer(store: &str) -> (Vec<Seen>, Vec<(Seconds, Event, Vec<Action>, State)>, Verdict) {
+fn seen_by_a_new_observer(store: &str) -> (Vec<Seen>, Vec<Shown>, Verdict) {
     let writer = StoreWriter::start(Store::open(store).unwrap()).unwrap();
     let config = RunConfig::default();
     let setup = Setup { config: &config, url: store, steps: 9, records: Records::Shown, writer: &writer };
@@ -126,7 +128,7 @@ fn a_new_observer_sees_every_event_and_action_and_the_end_in_order() {
     let [Seen::Begin(first), between @ .., Seen::End(end, last)] = &seen[..] else { panic!("{seen:?}") };
     assert!(matches!(first[..], [Action::TakeLease(_)]), "{first:?}");
     let events = between.iter().map(|seen| match seen {
-        Seen::Event { at, event, actions, state, .. } => (*at, event.clone(), actions.clone(), state.clone()),
+        Seen::Event(event) => event.0.clone(),
         other => panic!("{other:?}"),
     });
     assert_eq!(events.collect::<Vec<_>>(), shown);
@@ -145,7 +147,7 @@ fn the_status_follows_each_event_before_observers_see_it() {
     let statuses: Vec<(&Status, Option<Urgency>)> = seen
         .iter()
         .filter_map(|seen| match seen {
-            Seen::Event { status, urgency, .. } => Some((status, *urgency)),
+            Seen::Event(event) => Some((&event.1, event.2)),
             _ => None,
         })
         .collect();
