@@ -14,6 +14,9 @@ fn a_run_that_is_moved_while_it_trains_ends() {
     let (config, run, moved) = (place.config(1_000_000, 2), place.path("run"), place.path("moved"));
     let mut running = Running::start(&config, &run);
     running.reach(9);
+    while checkpoints(&run).is_empty() {
+        running.reach_now(1);
+    }
     let start = Instant::now();
     std::fs::rename(&run, &moved).unwrap();
     let ended = running.end_within(Duration::from_secs(60));

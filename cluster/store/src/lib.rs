@@ -9,6 +9,7 @@ mod batch;
 pub mod checkpoint;
 /// [`Error`]: operation + URL + cause, free of credentials.
 pub mod error;
+mod folder;
 /// SHA-256 as hexadecimal digits.
 pub mod hash;
 /// Which attempt holds a run.

@@ -10,6 +10,7 @@ use object_store::path::Path;
 use object_store::{GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 
 use crate::error::{Cause, Error, Result};
+use crate::folder::Folder;
 use crate::hash;
 use crate::local_read;
 use crate::names;
@@ -31,7 +32,7 @@ pub struct Store {
     pub(crate) url: String,
     pub(crate) patience: Patience,
     /// What is written goes below this folder, which must be there.
-    required: Option<Arc<PathBuf>>,
+    required: Option<Arc<Folder>>,
 }
 
 impl std::fmt::Debug for Store {
@@ -73,7 +74,7 @@ impl Store {
     /// with [`Error::FolderGone`] and does not make it again. Buckets have no folders.
     #[must_use]
     pub fn require_folder(&self) -> Self {
-        let required = self.is_local().then(|| Arc::new(PathBuf::from(&self.url)));
+        let required = self.is_local().then(|| Arc::new(Folder::at(PathBuf::from(&self.url))));
         Self { required, ..self.clone() }
     }
 
@@ -264,10 +265,13 @@ impl Store {
     /// What the store says; "it exists" is not an error.
     pub fn put_new(&self, path: &str, bytes: Bytes) -> Result<bool> {
         let (store, name, place) = self.ask("create", path)?;
-        self.check_folder(&place)?;
         runtime::wait(async move {
-            let once = |attempt| create(store.backend.objects(), &name, bytes.clone(), attempt);
-            retry::attempts(&place, store.retried(), once).await
+            store
+                .write(&place, async {
+                    let once = |attempt| create(store.backend.objects(), &name, bytes.clone(), attempt);
+                    retry::attempts(&place, store.retried(), once).await
+                })
+                .await
         })
     }
 
@@ -301,15 +305,24 @@ impl Store {
         }
     }
 
-    /// Fails where the folder that must be there is not. A store makes the missing folders of what it writes.
-    pub(crate) fn check_folder(&self, place: &Place) -> Result<()> {
-        match self.required.as_deref().filter(|folder| !folder.is_dir()) {
-            None => Ok(()),
-            Some(folder) => {
-                let (operation, url) = (place.operation, place.url.clone());
-                Err(Error::FolderGone { operation, url, folder: folder.display().to_string() })
-            }
+    /// Writes the object at `place`. Fails where the folder that must be there is not: a store makes the missing folders of what it
+    /// writes, so what was made in its old place, should it be moved in this moment, is removed again.
+    pub(crate) async fn write<T>(&self, place: &Place, writing: impl Future<Output = Result<T>>) -> Result<T> {
+        let Some(folder) = self.required.as_deref() else { return writing.await };
+        let gone = || Error::FolderGone {
+            operation: place.operation,
+            url: place.url.clone(),
+            folder: folder.path().display().to_string(),
+        };
+        if !folder.is_there() {
+            return Err(gone());
         }
+        let written = writing.await;
+        if folder.is_there() {
+            return written;
+        }
+        folder.undo(std::path::Path::new(&place.url));
+        Err(gone())
     }
 
     /// Whether this is a folder of this machine or of a shared file system.

@@ -77,7 +77,6 @@ impl Upload {
 
 /// Writes `bytes` under `name`. The name appears, complete, when everything has arrived.
 pub(crate) async fn upload(store: Store, name: Path, place: Place, bytes: Bytes) -> Result<()> {
-    store.check_folder(&place)?;
     match &*store.backend {
         Backend::Remote { parts, .. } if bytes.len() as u64 > PIECE => {
             let upload = Multipart { store: &store, parts: parts.as_ref(), name: &name, place: &place };
@@ -86,7 +85,7 @@ pub(crate) async fn upload(store: Store, name: Path, place: Place, bytes: Bytes)
         backend => {
             let payload = PutPayload::from_bytes(bytes);
             let once = |_| backend.objects().put(&name, payload.clone());
-            retry::attempts(&place, store.retried(), once).await.map(drop)
+            store.write(&place, retry::attempts(&place, store.retried(), once)).await.map(drop)
         }
     }
 }
