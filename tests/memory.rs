@@ -37,12 +37,19 @@ fn measure(place: &Place, name: &str, sets: &[&str]) -> (f64, f64) {
 
 #[test]
 fn the_formula_is_little_above_the_measured_peak() {
-    let place = Place::new();
-    let cases: [(&str, &[&str]); 7] = [
+    holds_for(&[
         ("plain", &[]),
+        ("recomputed", &["stage.0.recompute=true"]),
+        ("pre-norm-bf16", &["model.norm=pre", "model.precision=bf16"]),
+    ]);
+}
+
+#[test]
+#[ignore = "two minutes: docs/operations.md"]
+fn the_formula_is_little_above_the_measured_peak_of_other_shapes() {
+    holds_for(&[
         ("no-dropout", &["model.dropout=0.0"]),
         ("many-masks", &["objective.mask_probability=0.6", "objective.max_predictions=0"]),
-        ("recomputed", &["stage.0.recompute=true"]),
         ("large-micro-batch", &["stage.0.micro_batch_tokens=16384", "stage.0.global_batch=512"]),
         (
             "wide",
@@ -54,8 +61,12 @@ fn the_formula_is_little_above_the_measured_peak() {
                 "stage.0.global_batch=128",
             ],
         ),
-        ("pre-norm-bf16", &["model.norm=pre", "model.precision=bf16"]),
-    ];
+    ]);
+}
+
+/// Compares formula and peak for runs with these settings.
+fn holds_for(cases: &[(&str, &[&str])]) {
+    let place = Place::new();
     let mut far = Vec::new();
     for (name, sets) in cases {
         let (peak, formula) = measure(&place, name, sets);

@@ -1,6 +1,7 @@
 //! Small objects of a run written on a thread, so that a slow store never holds up the coordinator.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,6 +14,10 @@ use serde::Serialize;
 const PERIOD: Duration = Duration::from_secs(3);
 /// How long the last writes may take.
 const LAST_WRITES: Duration = Duration::from_secs(20);
+
+/// How often an object is written if the store panics, and the pause between.
+const TRIES: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// How soon a change is to be seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -190,7 +195,7 @@ fn put(store: &Store, object: &str, make: Box<MakeJson>, away: bool) -> bool {
             return away;
         }
     };
-    match store.put(object, text.into()) {
+    match put_in_spite_of_panics(store, object, &text) {
         Ok(()) => false,
         Err(error) => {
             if !away {
@@ -199,6 +204,19 @@ fn put(store: &Store, object: &str, make: Box<MakeJson>, away: bool) -> bool {
             true
         }
     }
+}
+
+/// Writes an object, again where the store has panicked (the system gives it no thread for the moment): a run that ends by a panic
+/// says so in its status.
+fn put_in_spite_of_panics(store: &Store, object: &str, text: &[u8]) -> lambert_store::Result<()> {
+    let write = || store.put(object, text.to_vec().into());
+    for _ in 1..TRIES {
+        if let Ok(done) = catch_unwind(AssertUnwindSafe(write)) {
+            return done;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    write()
 }
 
 #[cfg(test)]
