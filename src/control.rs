@@ -137,7 +137,7 @@ impl Control {
         self.shared.state().orders.put_back(directive);
     }
 
-    /// Waits until the coordinator has acknowledged everything that was reported, at most [`FLUSH`].
+    /// Waits until the coordinator has acknowledged everything that was reported, 5 s at most.
     pub fn flush(&self) {
         self.wake();
         let is_waited_for = |state: &mut State| self.is_connected() && !state.outbox.is_empty();
