@@ -8,18 +8,19 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
-    /// Device and inode, by which another folder in its place is known; `None` if it was not there.
-    identity: Option<(u64, u64)>,
+    /// Inode, by which another folder in its place is known; `None` if it was not there. (The device's number may change where a
+    /// file system is mounted again.)
+    inode: Option<u64>,
 }
 
-fn identity(path: &Path) -> Option<(u64, u64)> {
-    fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
+fn inode(path: &Path) -> Option<u64> {
+    fs::metadata(path).ok().map(|metadata| metadata.ino())
 }
 
 impl Folder {
     /// The folder that is at `path` now.
     pub fn at(path: PathBuf) -> Self {
-        Self { identity: identity(&path), path }
+        Self { inode: inode(&path), path }
     }
 
     /// Where it was.
@@ -29,15 +30,18 @@ impl Folder {
 
     /// Whether it is still there.
     pub fn is_there(&self) -> bool {
-        match self.identity {
-            Some(_) => identity(&self.path) == self.identity,
+        match self.inode {
+            Some(_) => inode(&self.path) == self.inode,
             None => self.path.is_dir(),
         }
     }
 
     /// Removes `file`, and the folders from there up to this one's place that are empty then: they were made by a write that
-    /// began before this folder was moved.
+    /// began before this folder was moved. Does nothing where no other folder is seen in its place.
     pub fn undo(&self, file: &Path) {
+        if inode(&self.path).is_none_or(|found| Some(found) == self.inode) {
+            return;
+        }
         // What cannot be removed stays: somebody else uses it.
         let _ = fs::remove_file(file);
         let within = |folder: &&Path| folder.starts_with(&self.path);
