@@ -104,7 +104,8 @@ fn a_folder_that_must_be_there_is_not_made_again() {
     }
     assert!(!Path::new(run.url()).exists() && lease.check().unwrap_err().is_lease_lost());
     run.put("status.json", "2".into()).expect("a store that was not told so makes its folder");
-    store.put("status.json", "3".into()).expect("it is there again");
+    let error = store.put("status.json", "3".into()).unwrap_err();
+    assert!(matches!(error, Error::FolderGone { .. }), "another folder in its place: {error}");
 }
 
 /// A file system of one MiB, or `None` where this process may not mount one.
