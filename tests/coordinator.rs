@@ -147,7 +147,7 @@ fn a_hangup_that_was_ignored_before_stays_ignored() {
 #[test]
 fn a_stopped_rank_is_noticed_and_the_run_goes_on() {
     let place = Place::new();
-    let (config, run, reference) = (place.config(300, 2), place.path("run"), place.path("undisturbed"));
+    let (config, run, reference) = (place.config(120, 2), place.path("run"), place.path("undisturbed"));
     assert_eq!(Running::start(&config, &reference).end().code, Some(0));
     let mut running = Running::start_with(&config, &run, &["--set", "cluster.limits.silence_seconds=6"]);
     running.reach(10);
@@ -254,7 +254,7 @@ fn a_lost_answer_to_a_lease_is_no_eviction() {
     let place = Place::new();
     let server = Server::start(Path::new(&place.path("s3")), 0);
     let url = format!("s3://{BUCKET}/run");
-    let mut running = Running::start_in(&place.config(300, 2), &url, &[], &server.environment());
+    let mut running = Running::start_in(&place.config(100, 2), &url, &[], &server.environment());
     running.reach(10);
     let fault = Fault::LoseAnswer;
     server.fail(Rule { method: "PUT".parse().unwrap(), contains: "lease-000002", after: 0, times: 6, fault });
@@ -436,7 +436,7 @@ fn another_mpi_is_refused_by_name() {
 fn open_mpi_5_starts_and_restarts() {
     let Some(environment) = open_mpi_5() else { return };
     let place = Place::new();
-    let (config, run, reference) = (place.config(300, 2), place.path("run"), place.path("undisturbed"));
+    let (config, run, reference) = (place.config(120, 2), place.path("run"), place.path("undisturbed"));
     let ended = Running::start_in(&config, &reference, &[], &environment).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     let mut running = Running::start_in(&config, &run, &[], &environment);

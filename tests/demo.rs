@@ -54,7 +54,7 @@ fn write(folder: &Path, name: &str) {
     }
 }
 
-/// `make demo` as it is typed, but with the inputs in a folder of this test and 60 steps.
+/// `make demo` as it is typed, but with the inputs in a folder of this test and 40 steps.
 fn demo(corpus: &[String]) -> String {
     let folder = tempfile::tempdir().unwrap();
     corpus.iter().for_each(|name| write(folder.path(), name));
@@ -64,7 +64,7 @@ fn demo(corpus: &[String]) -> String {
     make.args(["-o", "build", "demo", &format!("CORPUS={}", inputs.join(" "))]);
     make.arg(format!("DEMO={}", folder.path().join("demo").display()));
     make.arg(format!("RELEASE={}", lambert().parent().unwrap().display()));
-    make.env("DEMO_STEPS", "60").current_dir(env!("CARGO_MANIFEST_DIR"));
+    make.env("DEMO_STEPS", "40").current_dir(env!("CARGO_MANIFEST_DIR"));
     let made = make.output().unwrap();
     let said = format!("{}{}", String::from_utf8_lossy(&made.stdout), String::from_utf8_lossy(&made.stderr));
     assert!(made.status.success(), "make demo with {corpus:?}: {said}");

@@ -130,13 +130,14 @@ fn a_loss_above_its_band_is_gone_around() {
     kills_on_the_way_back(&place, &fault);
 }
 
-/// Kills at any moment around the retreat change no bit.
+/// Kills at any moment around the rollback change no bit: two, or as many as `LAMBERT_TEST_KILLS` says.
 fn kills_on_the_way_back(place: &Place, fault: &[String]) {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
     let seed = std::env::var("LAMBERT_TEST_SEED").map_or(now, |seed| seed.parse().unwrap());
     eprintln!("moments from LAMBERT_TEST_SEED={seed}");
     let mut moments = Key::new(seed).rng();
-    for trial in 0..4 {
+    let trials = std::env::var("LAMBERT_TEST_KILLS").map_or(2, |kills| kills.parse().unwrap());
+    for trial in 0..trials {
         let name = format!("killed-{trial}");
         let mut running = start(place, &name, 2, fault);
         running.reach(51);

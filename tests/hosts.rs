@@ -91,7 +91,7 @@ fn a_link_is_cut_for_minutes() {
 fn a_host_is_lost() {
     let place = Place::new();
     let Some(network) = Network::new(&place, 3) else { return };
-    let (config, run, reference) = (place.config(400, 2), place.path("run"), place.path("undisturbed"));
+    let (config, run, reference) = (place.config(250, 2), place.path("run"), place.path("undisturbed"));
     assert_eq!(Running::start(&config, &reference).end().code, Some(0));
     let mut running = start(&network, &[0, 1, 2], &config, &run, &["--set", "cluster.limits.silence_seconds=10"]);
     running.reach(20);

@@ -76,7 +76,7 @@ fn a_clock_that_jumps_changes_nothing() {
     let clock = [library(&place, "jumping_clock")];
     let years: BTreeSet<_> = (0..12).map(|_| year(&clock)).collect();
     assert!(years.len() > 2, "the clock does not jump: {years:?}");
-    let (config, reference) = (place.config(350, 2), place.path("undisturbed"));
+    let (config, reference) = (place.config(200, 2), place.path("undisturbed"));
     let by_minutes = |minutes: &str| format!("checkpoint.every_minutes={minutes}");
     let never = by_minutes("5");
     let ended =

@@ -6,7 +6,7 @@ use crate::support::{self, Place, Running, assert_same_bits, checkpoints, final_
 use lambert_config::control::StepRecord;
 use lambert_data_prep::random::{Key, Rng};
 
-const STEPS: u64 = 240;
+const STEPS: u64 = 120;
 
 /// Moments differ from test run to test run; the seed is printed, so that a failure can be repeated.
 fn moments() -> Rng {
