@@ -18,10 +18,9 @@ use clap::Parser;
 use lambert::checkpoint::read_state;
 use lambert::checkpoint::snapshot::{Object, Snapshot};
 use lambert::kernels::Host;
-use lambert::model::parameters;
 use lambert::state::{Buffer, Parameters, TrainState};
 use lambert_config::RunConfig;
-use lambert_config::architecture::Network;
+use lambert_config::architecture::Architecture;
 use lambert_store::checkpoint::{FORMAT, Manifest, Writer, verify};
 use lambert_store::{Lease, Store};
 
@@ -103,7 +102,7 @@ fn main() {
 
 fn state(layers: usize) -> TrainState {
     let config = RunConfig::default();
-    let specs = parameters::specs(&Network::new(&config.model, layers, VOCABULARY));
+    let specs = Architecture::new(&config.model, layers, VOCABULARY);
     let mut state = TrainState::new(Parameters::initialize(Arc::new(Host), specs, 1, 0.02));
     for (moment, scale) in [(Buffer::First, 1e-3), (Buffer::Second, 1e-6)] {
         let values: Vec<f32> = (0..state.elements()).map(|i| (i % 1013) as f32 * scale).collect();

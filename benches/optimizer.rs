@@ -10,10 +10,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use lambert::kernels::Host;
-use lambert::model::parameters;
 use lambert::optim;
 use lambert::state::{Buffer, Parameters, TrainState};
-use lambert_config::architecture::Network;
+use lambert_config::architecture::Architecture;
 use lambert_config::run::{Model, Optimizer as Settings, OptimizerKind};
 
 fn axpy(y: &mut [f32], x: &[f32], threads: usize) {
@@ -32,7 +31,7 @@ fn number(name: &str, default: usize) -> usize {
 fn main() {
     let threads = number("LAMBERT_BENCH_THREADS", 2);
     tch::set_num_threads(threads as i32);
-    let specs = parameters::specs(&Network::new(&Model::default(), 12, 30_522));
+    let specs = Architecture::new(&Model::default(), 12, 30_522);
     let mut state = TrainState::new(Parameters::zeros(Arc::new(Host), specs));
     let elements = state.elements();
     let (mut values, gradients) = (vec![0.01_f32; elements], vec![1e-3_f32; elements]);

@@ -19,11 +19,11 @@ use lambert::data::detours::Detours;
 use lambert::data::loader::Demand;
 use lambert::data::{GlobalBatch, Loader, MicroBatch, Source, Wanted};
 use lambert::kernels::Host;
-use lambert::model::{Encoder, parameters};
+use lambert::objective::Objective;
 use lambert::state::{Parameters, TrainState};
 use lambert::{metrics, optim, step};
-use lambert_config::architecture::Network;
-use lambert_config::run::{Model, Objective, Optimizer as Settings, OptimizerKind, Test};
+use lambert_config::architecture::Architecture;
+use lambert_config::run::{self, Model, Optimizer as Settings, OptimizerKind, Test};
 use lambert_config::{PrepConfig, flops, prep};
 use lambert_data_prep::dataset::Dataset;
 use lambert_data_prep::prep::{MEMORY, Options, Status, run as prepare};
@@ -92,7 +92,8 @@ fn batches(arguments: &Arguments, folder: &Path, count: usize) -> (Vec<GlobalBat
     prepare(&config, &Options { threads: 2, memory: MEMORY, part: None, progress: &|_: &Status| {} }).unwrap();
     let dataset = Arc::new(Dataset::open(&folder.join("data/train").display().to_string()).unwrap());
     let vocabulary = dataset.manifest().vocabulary.size;
-    let source = Source { dataset, objective: Objective::default(), seed: 1, shuffle: true, test: Test::default() };
+    let source =
+        Source { dataset, objective: run::Objective::default(), seed: 1, shuffle: true, test: Test::default() };
     let batch = arguments.shape.batch();
     let (cursor, detours) = (0, Detours::default());
     let demand = Demand {
@@ -119,19 +120,18 @@ struct Seconds {
 
 struct Engine {
     state: TrainState,
-    bert: Encoder,
+    objective: Objective,
     settings: Settings,
     step: u64,
 }
 
 impl Engine {
     fn new(model: &Model, vocabulary: usize, recompute: bool) -> Self {
-        let specs = parameters::specs(&Network::new(model, model.layers, vocabulary));
+        let specs = Architecture::new(model, model.layers, vocabulary);
         let state = TrainState::new(Parameters::initialize(Arc::new(Host), specs, 1, 0.02));
         let settings = Settings { kind: OptimizerKind::Adamw, ..Settings::default() };
-        let mut bert = Encoder::new(&state.parameters, model, model.layers);
-        bert.recompute = recompute;
-        Self { state, bert, settings, step: 0 }
+        let objective = Objective::new(&state.parameters, model, &run::Objective::default());
+        Self { objective: objective.recomputing(recompute), state, settings, step: 0 }
     }
 
     fn steps(&mut self, batches: &[GlobalBatch]) -> Seconds {
@@ -141,7 +141,8 @@ impl Engine {
             let begin = Instant::now();
             let dropout = Key::new(1).with_bytes(b"dropout").with(self.step);
             let computed =
-                step::forward_backward(&self.bert, &mut self.state, batch.whole(), dropout, &mut |_, _| ()).unwrap();
+                step::forward_backward(&self.objective, &mut self.state, batch.whole(), dropout, &mut |_, _| ())
+                    .unwrap();
             forward_backward += begin.elapsed().as_secs_f64();
             let norm = optim::update(&mut self.state, &self.settings, 1e-4).norm;
             computed.fetch(&Host, &norm).unwrap();

@@ -5,7 +5,7 @@ use std::fmt::{Display, Formatter};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use lambert_config::architecture::Network;
+use lambert_config::architecture::Architecture;
 use lambert_config::run::{Backend, Cluster, Stage};
 use lambert_config::{RunConfig, exit, flops, memory, schedule};
 use lambert_data_prep::dataset::{Dataset, check_fit};
@@ -20,7 +20,8 @@ use crate::device::{Card, Chosen};
 use crate::error::Error;
 use crate::kernels::Kernels;
 use crate::metrics::{self, Stopwatch};
-use crate::model::{self, Encoder, parameters};
+use crate::model;
+use crate::objective::Objective;
 use crate::state::{Parameters, TrainState};
 use crate::{optim, output, session, step, torch};
 
@@ -177,7 +178,7 @@ struct Bench<'a> {
     stage: &'a Stage,
     layers: usize,
     vocabulary: usize,
-    bert: Encoder,
+    objective: Objective,
     state: TrainState,
     loader: Loader,
 }
@@ -192,16 +193,17 @@ impl<'a> Bench<'a> {
     ) -> Result<Self, Error> {
         let (layers, vocabulary) = (stage.depth(&config.model), dataset.manifest().vocabulary.size);
         let state = torch::guard(|| {
-            let specs = parameters::specs(&Network::new(&config.model, layers, vocabulary));
-            let parameters = Parameters::initialize(kernels, specs, config.run.seed, config.model.initializer_range);
+            let architecture = Architecture::new(&config.model, layers, vocabulary);
+            let (seed, range) = (config.run.seed, config.model.initializer_range);
+            let parameters = Parameters::initialize(kernels, architecture, seed, range);
             let mut state = TrainState::new(parameters);
             state.parameters.keep_low(model::kind(&config.model));
             state
         })?;
-        let mut bert = Encoder::new(&state.parameters, &config.model, layers);
-        bert.recompute = stage.recompute;
+        let objective = Objective::new(&state.parameters, &config.model, &config.objective);
+        let objective = objective.recomputing(stage.recompute);
         let loader = loader(config, stage, dataset, sizes.0, sizes.1)?;
-        Ok(Self { config, stage, layers, vocabulary, bert, state, loader })
+        Ok(Self { config, stage, layers, vocabulary, objective, state, loader })
     }
 
     /// A step as training makes it; `by_phase` waits for the device between the phases, too.
@@ -214,7 +216,8 @@ impl<'a> Bench<'a> {
         let batch = batch?;
         let data_wait = watch.lap();
         let dropout = Key::new(self.config.run.seed).with_bytes(b"dropout").with(self.state.step);
-        let computed = step::forward_backward(&self.bert, &mut self.state, batch.whole(), dropout, &mut |_, _| ())?;
+        let computed =
+            step::forward_backward(&self.objective, &mut self.state, batch.whole(), dropout, &mut |_, _| ())?;
         let enqueued = watch.lap();
         if by_phase {
             torch::guard(|| self.state.kernels().fetch(&self.state.kernels().zeros(&[1], Kind::Double)))?;

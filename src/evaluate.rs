@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use lambert_collective::Group;
 use lambert_config::control::{Directive, Evaluation};
-use lambert_config::run::{MaskToken, MaskUnit, Objective, Test};
+use lambert_config::run::{self, MaskToken, MaskUnit, Test};
 use lambert_data_prep::dataset::{Dataset, DatasetError};
 
 use crate::agreement::{self, Vote};
@@ -13,7 +13,7 @@ use crate::data::detours::Detours;
 use crate::data::loader::Demand;
 use crate::data::{Loader, Source, Wanted};
 use crate::error::Error;
-use crate::model::Encoder;
+use crate::objective::Objective;
 use crate::step;
 use crate::totals::Totals;
 
@@ -25,7 +25,7 @@ pub struct Question {
     /// The dataset.
     pub dataset: Arc<Dataset>,
     /// How tokens are hidden.
-    pub objective: Objective,
+    pub objective: run::Objective,
     /// Samples at most; 0 for all.
     pub samples: u64,
     /// Tokens of a micro-batch at most.
@@ -44,10 +44,10 @@ pub enum Evaluated {
     Stopped,
 }
 
-/// Loss and accuracy of `bert` after `step` steps, over all ranks. Between its batches they tell each other whether one could not
+/// Losses and accuracies of a run's passes after `step` steps, over all ranks. Between its batches they tell each other whether one could not
 /// read its samples and whether rank 0 knows of a stop, by `is_stop_requested`.
 pub fn evaluate(
-    bert: &Encoder,
+    objective: &Objective,
     collective: &mut dyn Group,
     question: &Question,
     step: u64,
@@ -58,7 +58,11 @@ pub fn evaluate(
     let source = Source {
         dataset: Arc::clone(&question.dataset),
         // Single pieces behind [MASK], whatever the model is trained on.
-        objective: Objective { mask_unit: MaskUnit::Piece, mask_token: MaskToken::Mask, ..question.objective.clone() },
+        objective: run::Objective {
+            mask_unit: MaskUnit::Piece,
+            mask_token: MaskToken::Mask,
+            ..question.objective.clone()
+        },
         seed: 0,
         shuffle: false,
         test: Test::default(),
@@ -77,7 +81,8 @@ pub fn evaluate(
         (0..samples).step_by(BATCH).map(move |first| Wanted::whole((samples - first).min(BATCH as u64) as usize));
     let own = demand.own();
     let mut loader = Loader::start(source, demand, sizes).map_err(Error::Thread)?;
-    let mut totals = vec![Totals::default(); own.len()];
+    let zero = objective.no_totals();
+    let mut totals = vec![zero.clone(); own.len()];
     for _ in 0..samples.div_ceil(BATCH as u64) {
         let Some(batch) = loader.next_batch() else {
             // A reader that has panicked has given fewer samples than were asked for.
@@ -96,19 +101,19 @@ pub fn evaluate(
             return Ok(Evaluated::Stopped);
         }
         for (sum, leaf) in totals.iter_mut().zip(batch.whole().leaves()) {
-            *sum = sum.and(&step::evaluate(bert, leaf)?);
+            sum.add(&step::evaluate(objective, leaf)?);
         }
     }
     let mut sums = match question.parts {
-        Some(parts) => Totals::in_places(&totals, own.start, parts),
-        None => Totals::in_places(&totals, 0, 1),
+        Some(parts) => Totals::in_places(&zero, &totals, own.start, parts),
+        None => Totals::in_places(&zero, &totals, 0, 1),
     };
     collective.all_reduce_sum_f64(&mut sums)?;
-    let totals = Totals::of_places(&sums);
+    let totals = Totals::of_places(&zero, &sums);
     Ok(Evaluated::Whole(Evaluation {
         step,
         samples,
-        masked_tokens: totals.hidden_tokens(),
+        masked_tokens: totals.masked_tokens(),
         scores: totals.scores(),
         unigram_entropy: question.dataset.manifest().unigram_entropy,
     }))

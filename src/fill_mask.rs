@@ -33,7 +33,8 @@ pub fn fill(saved: &Saved, text: &str, top: usize) -> Result<Vec<Vec<Guess>>, Er
     let batch = read(saved, text)?;
     let tokenizer = &saved.tokenizer;
     let logits = torch::guard(|| {
-        let bert = saved.bert();
+        let objective = saved.objective();
+        let bert = objective.encoder();
         let input = Input::upload(bert.kernels(), &batch);
         let hidden = tch::no_grad(|| bert.forward(&input, Dropout::Off));
         let positions = input.positions.as_ref().expect("read() refuses a text without a mask");

@@ -127,7 +127,7 @@ mod tests {
     use std::sync::Arc;
 
     use lambert_collective::local;
-    use lambert_config::architecture::Network;
+    use lambert_config::architecture::Architecture;
     use lambert_config::dealing::Division;
     use lambert_config::run::{Model, Norm};
     use lambert_data_prep::random::Key;
@@ -135,7 +135,6 @@ mod tests {
     use super::*;
     use crate::kernels::cuda::Emulator;
     use crate::kernels::{Cuda, Host, Kernels};
-    use crate::model::{Encoder, parameters};
     use crate::state::{Buffer, Parameters};
     use crate::step;
 
@@ -169,7 +168,7 @@ mod tests {
             std::thread::spawn(move || {
                 tch::set_num_threads(1);
                 let model = Model { hidden: 8, heads: 2, intermediate: 16, positions: 16, ..Model::default() };
-                let parameters = Parameters::zeros(kernels(), parameters::specs(&Network::new(&model, 1, 50)));
+                let parameters = Parameters::zeros(kernels(), Architecture::new(&model, 1, 50));
                 let mut state = TrainState::new(parameters);
                 let all = state.elements();
                 // Of different sizes, so that their sum depends on the order.
@@ -198,14 +197,13 @@ mod tests {
         let model = step::tests::model(Norm::Post);
         let division = Division::new(lengths, world, 24);
         let cuts: Vec<&[usize]> = division.ranks[ends.group.rank()].iter().map(|cut| &cut.samples[..]).collect();
-        let parameters =
-            Parameters::initialize(Arc::new(Host), parameters::specs(&Network::new(&model, 2, 50)), 1, 0.2);
+        let parameters = Parameters::initialize(Arc::new(Host), Architecture::new(&model, 2, 50), 1, 0.2);
         let mut state = TrainState::new(parameters);
-        let bert = Encoder::new(&state.parameters, &model, 2);
+        let objective = step::tests::objective(&state, &model);
         let mut exchange = Exchange::new((world > 1).then_some(&mut *ends.reducer), 1000, true);
         let batch = step::tests::batch(&cuts);
         let mut are_final = |state: &TrainState, elements: usize| exchange.are_final(state, elements);
-        step::forward_backward(&bert, &mut state, batch.whole(), Key::new(1), &mut are_final).unwrap();
+        step::forward_backward(&objective, &mut state, batch.whole(), Key::new(1), &mut are_final).unwrap();
         exchange.finish(&mut state).unwrap();
         state.read(Buffer::Gradients, 0..state.elements())
     }
@@ -222,7 +220,7 @@ mod tests {
             threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
         };
         let one = of(1).remove(0);
-        let specs = parameters::specs(&Network::new(&step::tests::model(Norm::Post), 2, 50));
+        let specs = Architecture::new(&step::tests::model(Norm::Post), 2, 50);
         let parameters = Parameters::zeros(Arc::new(Host), specs);
         let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
         let all = norm(&mut one.iter().copied());

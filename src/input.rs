@@ -23,6 +23,8 @@ pub struct Input {
     pub labels: Option<Tensor>,
     /// Pair label of each row, i64 \[rows\]; `None` without a pair objective.
     pub pair_labels: Option<Tensor>,
+    /// Targets that an earlier pass has made for the losses of this one; `None` if there are none.
+    pub made_targets: Option<Tensor>,
     /// What each row's loss is multiplied with, f32 \[rows\]; `None` if nothing is, as everywhere but in tests.
     pub factors: Option<Tensor>,
 }
@@ -65,6 +67,23 @@ impl Input {
         Self::new(batch, sent)
     }
 
+    /// The same tensors once more.
+    pub fn shallow_clone(&self) -> Self {
+        let some = |tensor: &Option<Tensor>| tensor.as_ref().map(Tensor::shallow_clone);
+        Self {
+            ids: self.ids.shallow_clone(),
+            segments: self.segments.shallow_clone(),
+            attendable: some(&self.attendable),
+            samples: self.samples.shallow_clone(),
+            first_sample: self.first_sample,
+            positions: some(&self.positions),
+            labels: some(&self.labels),
+            pair_labels: some(&self.pair_labels),
+            made_targets: some(&self.made_targets),
+            factors: some(&self.factors),
+        }
+    }
+
     /// A micro-batch that has arrived; what follows from its numbers is computed on the device.
     fn new(batch: &MicroBatch, sent: Sent) -> Self {
         let (rows, width) = (batch.rows as i64, batch.width as i64);
@@ -91,6 +110,7 @@ impl Input {
             positions: some(positions),
             labels: some(labels),
             pair_labels: some(pair_labels),
+            made_targets: None,
             factors: sent.factors,
         }
     }

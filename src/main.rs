@@ -17,7 +17,7 @@ use lambert::train::Outcome;
 use lambert::{environment, evaluate, fill_mask, janitor, leave, output, rank_log, saved::Saved, torch, train};
 use lambert_collective::local;
 use lambert_config::control::EventKind;
-use lambert_config::objectives::{self, Asks};
+use lambert_config::objectives::{self, Targets};
 use lambert_config::run::{Device, Limits};
 use lambert_config::{Layers, RunConfig, exit};
 use lambert_control::Versions;
@@ -253,7 +253,8 @@ fn device(name: &str) -> Result<Device, String> {
 
 fn eval(saved: &Saved, data: &str, samples: u64, json: bool) -> Result<i32, Error> {
     let question = saved.question(data, samples)?;
-    let evaluated = evaluate::evaluate(&saved.bert(), &mut *local::alone().group, &question, saved.step, || false)?;
+    let evaluated =
+        evaluate::evaluate(&saved.objective(), &mut *local::alone().group, &question, saved.step, || false)?;
     let result = match evaluated {
         Evaluated::Whole(evaluation) => evaluation,
         // Alone, it is this rank that could not read.
@@ -269,14 +270,15 @@ fn eval(saved: &Saved, data: &str, samples: u64, json: bool) -> Result<i32, Erro
         format!("samples          {}", result.samples),
         format!("masked tokens    {}", result.masked_tokens),
     ];
-    for objective in objectives::ALL {
-        let (title, Some(score)) = (objective.title, result.scores.of(objective.name)) else { continue };
+    for loss in objectives::losses(&saved.config.objective) {
+        let (title, Some(score)) = (loss.title, result.scores.of(loss.name)) else { continue };
         lines.push(format!("{:<17}{:.4} nats", format!("{title} loss"), score.loss));
-        if objective.asks == Asks::HiddenTokens {
+        if loss.targets == Targets::MaskedTokens {
             let entropy = result.unigram_entropy;
             lines.push(format!("  context-free   {entropy:.4} nats (unigram entropy of the dataset)"));
         }
-        lines.push(format!("{:<17}{:.2} %", format!("{title} accuracy"), 100.0 * score.accuracy));
+        let accuracy = |share| format!("{:<17}{:.2} %", format!("{title} accuracy"), 100.0 * share);
+        lines.extend(score.accuracy.map(accuracy));
     }
     output::line(&lines.join("\n"))?;
     Ok(exit::DONE)

@@ -42,7 +42,7 @@ pub fn record(outcome: &StepOutcome, state: &TrainState) -> StepRecord {
         tokens: outcome.tokens,
         padding: outcome.padding as f64 / outcome.tokens.max(1) as f64,
         balance: outcome.balance,
-        masked_tokens: outcome.totals.hidden_tokens(),
+        masked_tokens: outcome.totals.masked_tokens(),
         batch_digest: outcome.totals.digest as u64,
         loss: outcome.loss(),
         scores: outcome.totals.scores(),

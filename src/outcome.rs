@@ -47,9 +47,9 @@ pub struct StepOutcome {
 }
 
 impl StepOutcome {
-    /// Sum of the objectives' mean losses, nats.
+    /// The total loss, nats.
     pub fn loss(&self) -> f64 {
-        self.totals.objectives.iter().filter_map(|sums| sums.mean_loss()).sum()
+        self.totals.total_loss()
     }
 
     /// The gradient's norm, where it is finite.

@@ -12,7 +12,7 @@ use crate::checkpoint;
 use crate::device::Chosen;
 use crate::error::Error;
 use crate::evaluate::Question;
-use crate::model::Encoder;
+use crate::objective::Objective;
 use crate::session;
 use crate::state::Parameters;
 
@@ -57,9 +57,9 @@ impl Saved {
         Ok(Self { config, parameters, layers, step: manifest.step, tokenizer, vocabulary_sha256 })
     }
 
-    /// The model over these weights.
-    pub fn bert(&self) -> Encoder {
-        Encoder::new(&self.parameters, &self.config.model, self.layers)
+    /// The passes of its run over these weights.
+    pub fn objective(&self) -> Objective {
+        Objective::new(&self.parameters, &self.config.model, &self.config.objective)
     }
 
     /// An evaluation on the dataset at `url`, which must have this model's vocabulary and objective.

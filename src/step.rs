@@ -1,4 +1,4 @@
-//! One micro-batch, and one global batch, through the model. What a step computes stays on the device and is read once.
+//! One micro-batch, and one global batch, through the passes of a run. The results of a step stay on the device and are read once.
 
 use lambert_data_prep::random::Key;
 use tch::{Kind, Tensor};
@@ -6,38 +6,38 @@ use tch::{Kind, Tensor};
 use crate::data::{GlobalBatch, MicroBatch, Share};
 use crate::input::Input;
 use crate::kernels::Kernels;
-use crate::model::{Dropout, Encoder, parameters};
-use crate::objective::{self, Scored};
-use crate::state::TrainState;
+use crate::model::Dropout;
+use crate::objective::{Objective, Output, Pass, Scored};
+use crate::state::{TrainState, final_elements};
 use crate::torch::{self, TorchError};
 use crate::totals::Totals;
 
-/// How many objectives there are.
-const OBJECTIVES: usize = objective::ALL.len();
-
-/// Totals of the micro-batches so far: losses and right answers on the device, what is known beforehand in main memory.
+/// Totals of the micro-batches so far: losses and correct predictions on the device, what is known beforehand in main memory.
 pub struct Pending {
-    /// Loss and right answers of each objective, f64 \[2 x objectives\].
+    /// Loss and correct predictions of each loss of each pass, f64 \[2 x losses\].
     sums: Tensor,
     known: Totals,
 }
 
 impl Pending {
-    fn new(kernels: &dyn Kernels) -> Self {
-        Self { sums: kernels.zeros(&[2 * OBJECTIVES as i64], Kind::Double), known: Totals::default() }
+    fn new(kernels: &dyn Kernels, objective: &Objective) -> Self {
+        let known = objective.no_totals();
+        Self { sums: kernels.zeros(&[2 * known.losses.len() as i64], Kind::Double), known }
     }
 
-    fn add(&mut self, batch: &MicroBatch, scores: &AllScored) {
-        self.known.digest += batch.digest as f64;
-        for (index, scored) in scores.iter().enumerate() {
-            let Some(Scored { loss, correct }) = scored else { continue };
-            self.known.objectives[index].answers += objective::ALL[index].answers(batch) as f64;
-            let _ = self.sums.narrow(0, 2 * index as i64, 1).g_add_(&loss.detach());
-            let _ = self.sums.narrow(0, 2 * index as i64 + 1, 1).g_add_(correct);
+    /// Adds the losses of a pass, which have their places from `first` on.
+    fn add(&mut self, first: usize, pass: &Pass, batch: &MicroBatch, scores: &[Option<Scored>]) {
+        for (place, (loss, scored)) in (first..).zip(pass.losses().zip(scores)) {
+            let Some(Scored { loss: sum, correct, .. }) = scored else { continue };
+            self.known.losses[place].targets += loss.targets(batch) as f64;
+            let _ = self.sums.narrow(0, 2 * place as i64, 1).g_add_(&sum.detach());
+            if let Some(correct) = correct {
+                let _ = self.sums.narrow(0, 2 * place as i64 + 1, 1).g_add_(correct);
+            }
         }
     }
 
-    /// 0 if all losses are finite, otherwise a number that is not; f32 \[\].
+    /// 0 if all losses are finite, otherwise NaN or infinite; f32 \[\].
     fn fault(&self) -> Tensor {
         (self.sums.sum(Kind::Double) * 0.0).to_kind(Kind::Float)
     }
@@ -46,42 +46,39 @@ impl Pending {
     pub fn fetch(self, kernels: &dyn Kernels, norm: &Tensor) -> Result<(Totals, f64), TorchError> {
         let numbers = torch::guard(|| kernels.fetch(&Tensor::cat(&[self.sums, norm.view([1])], 0)))?;
         let mut totals = self.known;
-        for (sums, numbers) in totals.objectives.iter_mut().zip(numbers.chunks_exact(2)) {
+        for (sums, numbers) in totals.losses.iter_mut().zip(numbers.chunks_exact(2)) {
             (sums.loss, sums.correct) = (numbers[0], numbers[1]);
         }
-        Ok((totals, numbers[2 * OBJECTIVES]))
+        Ok((totals, numbers[numbers.len() - 1]))
     }
 }
 
-/// What the sum of an objective's cross-entropies is divided by: its answers over the whole global batch.
-type Divisors = [f64; OBJECTIVES];
-
-/// Forward and backward passes over this rank's micro-batches of a global batch, or of a half of it. The gradients of
-/// `sum(MLM losses) / masked tokens + sum(pair losses) / samples` (counts of the whole global batch) are in `state`
-/// afterwards, and nothing else. Where a loss is not finite, neither is the state's gradient norm.
+/// Forward and backward passes over this rank's micro-batches of a global batch, or of a half of it. The gradients of the total loss
+/// (each loss over its targets in the whole global batch, times its weight) are in `state` afterwards, and nothing else. Where a
+/// loss is not finite, neither is the state's gradient norm.
 ///
-/// `dropout` is a key made of the seed and the step. While the backward pass of the last micro-batch runs, `are_final` is told
-/// how many of the gradients, from the first on, nothing is added to any more.
+/// `dropout` is a key made of the seed and the step. During the backward passes of the last micro-batch `are_final` is told how many
+/// of the gradients, from the first on, nothing is added to any more.
 pub fn forward_backward(
-    bert: &Encoder,
+    objective: &Objective,
     state: &mut TrainState,
     share: Share<'_>,
     dropout: Key,
     are_final: &mut dyn FnMut(&TrainState, usize),
 ) -> Result<Pending, TorchError> {
-    pass(bert, state, share.batch, share.micro_batches, dropout, are_final)
+    gradients(objective, state, (share.batch, share.micro_batches), dropout, are_final)
 }
 
 /// The same for one of this rank's parts after the other: each has gradients of its own, which `take` is given, and totals.
 pub fn leaf_by_leaf(
-    bert: &Encoder,
+    objective: &Objective,
     state: &mut TrainState,
     share: Share<'_>,
     dropout: Key,
     mut take: impl FnMut(&mut TrainState),
 ) -> Result<Vec<Pending>, TorchError> {
     let mut leaf = |micro_batches: &[MicroBatch]| {
-        let pending = pass(bert, state, share.batch, micro_batches, dropout, &mut |_, _| ())?;
+        let pending = gradients(objective, state, (share.batch, micro_batches), dropout, &mut |_, _| ())?;
         torch::guard(|| take(state))?;
         Ok(pending)
     };
@@ -92,37 +89,69 @@ pub fn leaf_by_leaf(
     }
 }
 
-/// Passes over some of this rank's micro-batches; the gradients are theirs alone.
-fn pass(
-    bert: &Encoder,
+/// Passes over some of this rank's micro-batches of a global batch; the gradients are theirs alone.
+fn gradients(
+    objective: &Objective,
     state: &mut TrainState,
-    batch: &GlobalBatch,
-    micro_batches: &[MicroBatch],
+    (batch, micro_batches): (&GlobalBatch, &[MicroBatch]),
     dropout: Key,
     are_final: &mut dyn FnMut(&TrainState, usize),
 ) -> Result<Pending, TorchError> {
-    let divisors = objective::ALL.map(|objective| objective.answers_of_all(batch).max(1) as f64);
     let kernels = state.parameters.kernels().clone();
     torch::guard(|| {
         state.clear_gradients();
-        let mut pending = Pending::new(&*kernels);
+        let mut pending = Pending::new(&*kernels, objective);
         let mut left = micro_batches.len();
         Input::each(&*kernels, micro_batches, |micro_batch, input| {
             left -= 1;
-            let loss = |hidden: &Tensor| {
-                let scores = score(bert, micro_batch, &input, hidden);
-                (loss(&*kernels, &scores, divisors), scores)
-            };
-            let scores = bert.backward(&input, bert.dropout(dropout, &input), loss, &mut |passed| {
-                if left == 0 {
-                    are_final(state, parameters::final_elements(state.parameters.specs(), passed));
+            pending.known.digest += micro_batch.digest as f64;
+            // Segments that the backward passes of the earlier passes have gone through.
+            let mut before = 0;
+            each_pass(objective, &input, |pass, input, first_loss, is_read| {
+                if pass.is_frozen {
+                    return forward(pass, micro_batch, input, is_read).0;
                 }
+                let weights = pass_weights(pass, batch);
+                let loss = |hidden: &Tensor| {
+                    let mut scores = pass.score(micro_batch, input, hidden);
+                    let output = Output::take(hidden, &mut scores, is_read);
+                    (total(&*kernels, &scores, &weights), (scores, output))
+                };
+                let mut passed = |segments| {
+                    if left == 0 {
+                        are_final(state, final_elements(state.parameters.specs(), before + segments));
+                    }
+                };
+                let encoder = &pass.encoder;
+                let (scores, output) = encoder.backward(input, encoder.dropout(dropout, input), loss, &mut passed);
+                before += encoder.segments();
+                pending.add(first_loss, pass, micro_batch, &scores);
+                output
             });
-            pending.add(micro_batch, &scores);
         });
         state.add_to_tail(&pending.fault());
         pending
     })
+}
+
+/// Gives `run` each pass with its input, the place of its first loss, and whether a later pass may read its output, which `run` returns.
+fn each_pass(objective: &Objective, input: &Input, mut run: impl FnMut(&Pass, &Input, usize, bool) -> Option<Output>) {
+    let mut outputs = Vec::new();
+    let mut first_loss = 0;
+    for (number, pass) in objective.passes().iter().enumerate() {
+        let made = pass.made_input(input, &outputs);
+        let is_read = number + 1 < objective.passes().len();
+        outputs.extend(run(pass, made.as_ref().unwrap_or(input), first_loss, is_read));
+        first_loss += pass.losses().count();
+    }
+}
+
+/// A pass without gradients and without dropout.
+fn forward(pass: &Pass, batch: &MicroBatch, input: &Input, is_read: bool) -> (Option<Output>, Vec<Option<Scored>>) {
+    let _without = tch::no_grad_guard();
+    let hidden = pass.encoder.forward(input, Dropout::Off);
+    let mut scores = pass.score(batch, input, &hidden);
+    (Output::take(&hidden, &mut scores, is_read), scores)
 }
 
 /// Lets all ranks leave out the update of this step, because this one has no samples for it.
@@ -132,14 +161,17 @@ pub fn spoil(state: &mut TrainState) -> Result<(), TorchError> {
 }
 
 /// Forward passes without dropout over some micro-batches.
-pub fn evaluate(bert: &Encoder, micro_batches: &[MicroBatch]) -> Result<Totals, TorchError> {
-    let kernels = bert.kernels();
+pub fn evaluate(objective: &Objective, micro_batches: &[MicroBatch]) -> Result<Totals, TorchError> {
+    let kernels = objective.encoder().kernels();
     let pending = torch::guard(|| {
-        let _without = tch::no_grad_guard();
-        let mut pending = Pending::new(kernels);
+        let mut pending = Pending::new(kernels, objective);
         Input::each(kernels, micro_batches, |micro_batch, input| {
-            let hidden = bert.forward(&input, Dropout::Off);
-            pending.add(micro_batch, &score(bert, micro_batch, &input, &hidden));
+            pending.known.digest += micro_batch.digest as f64;
+            each_pass(objective, &input, |pass, input, first_loss, is_read| {
+                let (output, scores) = forward(pass, micro_batch, input, is_read);
+                pending.add(first_loss, pass, micro_batch, &scores);
+                output
+            });
         });
         pending
     })?;
@@ -147,16 +179,19 @@ pub fn evaluate(bert: &Encoder, micro_batches: &[MicroBatch]) -> Result<Totals, 
     Ok(pending.fetch(kernels, &none)?.0)
 }
 
-/// Scores of one micro-batch, of each objective that it has questions of.
-type AllScored = [Option<Scored>; OBJECTIVES];
-
-fn score(bert: &Encoder, batch: &MicroBatch, input: &Input, hidden: &Tensor) -> AllScored {
-    objective::ALL.map(|objective| (objective.answers(batch) > 0).then(|| objective.score(&bert.heads, hidden, input)))
+/// Divisor and weight of each loss of a pass.
+fn pass_weights(pass: &Pass, batch: &GlobalBatch) -> Vec<(f64, f64)> {
+    let of = |loss: &dyn crate::objective::Loss| (loss.targets_of_all(batch).max(1) as f64, loss.description().weight);
+    pass.losses().map(of).collect()
 }
 
-/// This micro-batch's share of the global batch's loss, a scalar.
-fn loss(kernels: &dyn Kernels, scores: &AllScored, divisors: Divisors) -> Tensor {
-    let shares = scores.iter().zip(divisors).filter_map(|(scored, divisor)| Some(&scored.as_ref()?.loss / divisor));
+/// This micro-batch's share of the global batch's total loss in a pass, a scalar.
+fn total(kernels: &dyn Kernels, scores: &[Option<Scored>], weights: &[(f64, f64)]) -> Tensor {
+    let share = |(scored, (divisor, weight)): (&Option<Scored>, &(f64, f64))| {
+        let share = &scored.as_ref()?.loss / *divisor;
+        Some(if *weight == 1.0 { share } else { share * *weight })
+    };
+    let shares = scores.iter().zip(weights).filter_map(share);
     // The first by itself, so that a sum of one has no other rounding.
     shares.reduce(|sum, share| sum + share).unwrap_or_else(|| kernels.zeros(&[], Kind::Float).set_requires_grad(true))
 }
@@ -170,10 +205,9 @@ pub(crate) mod tests {
     use crate::kernels::cuda::Emulator;
     use crate::kernels::{Cuda, Host};
     use crate::masking::Hidden;
-    use crate::model::parameters;
     use crate::state::{Buffer, Parameters};
-    use lambert_config::architecture::Network;
-    use lambert_config::run::{Attention, Model, Norm, Precision};
+    use lambert_config::architecture::Architecture;
+    use lambert_config::run::{self, Attention, Model, Norm, Precision};
 
     fn sample(length: u32) -> MaskedSample {
         let hidden = Hidden { position: 1, label: length };
@@ -205,6 +239,11 @@ pub(crate) mod tests {
         Model { hidden: 16, heads: 2, intermediate: 32, positions: 16, dropout: 0.3, norm, ..Model::default() }
     }
 
+    /// MLM and the pair loss, over the network of a state.
+    pub(crate) fn objective(state: &TrainState, model: &Model) -> Objective {
+        Objective::new(&state.parameters, model, &run::Objective::default())
+    }
+
     fn gradients(cuts: &[&[usize]], step: u64, norm: Norm, recompute: bool) -> Vec<f32> {
         gradients_on(Arc::new(Host), &model(norm), cuts, step, recompute)
     }
@@ -216,12 +255,11 @@ pub(crate) mod tests {
         step: u64,
         recompute: bool,
     ) -> Vec<f32> {
-        let parameters = Parameters::initialize(kernels, parameters::specs(&Network::new(model, 2, 50)), 1, 0.2);
+        let parameters = Parameters::initialize(kernels, Architecture::new(model, 2, 50), 1, 0.2);
         let mut state = TrainState::new(parameters);
         state.parameters.keep_low(crate::model::kind(model));
-        let mut bert = Encoder::new(&state.parameters, model, 2);
-        bert.recompute = recompute;
-        forward_backward(&bert, &mut state, batch(cuts).whole(), Key::new(step), &mut |_, _| ()).unwrap();
+        let objective = objective(&state, model).recomputing(recompute);
+        forward_backward(&objective, &mut state, batch(cuts).whole(), Key::new(step), &mut |_, _| ()).unwrap();
         state.read(Buffer::Gradients, 0..state.elements())
     }
 
@@ -262,14 +300,13 @@ pub(crate) mod tests {
             (cards[1], Norm::Post, true, false, Precision::Bf16),
         ] {
             let model = Model { tied_decoder, precision, ..model(norm) };
-            let parameters = Parameters::initialize(kernels(), parameters::specs(&Network::new(&model, 3, 50)), 1, 0.2);
+            let parameters = Parameters::initialize(kernels(), Architecture::new(&model, 3, 50), 1, 0.2);
             let mut state = TrainState::new(parameters);
             state.parameters.keep_low(crate::model::kind(&model));
-            let mut bert = Encoder::new(&state.parameters, &model, 3);
-            bert.recompute = recompute;
+            let objective = objective(&state, &model).recomputing(recompute);
             let mut told = Vec::new();
             let mut tell = |state: &TrainState, elements| told.push(state.read(Buffer::Gradients, 0..elements));
-            forward_backward(&bert, &mut state, batch(&[&[3, 0], &[1], &[4, 2]]).whole(), Key::new(1), &mut tell)
+            forward_backward(&objective, &mut state, batch(&[&[3, 0], &[1], &[4, 2]]).whole(), Key::new(1), &mut tell)
                 .unwrap();
             let gradients = state.read(Buffer::Gradients, 0..state.elements());
             // The heads, three layers, all.
@@ -286,20 +323,18 @@ pub(crate) mod tests {
     fn what_is_frozen_ends_the_way_back() {
         for (recompute, asks) in [(false, true), (true, true), (false, false), (true, false)] {
             let model = model(Norm::Post);
-            let parameters =
-                Parameters::initialize(Arc::new(Host), parameters::specs(&Network::new(&model, 3, 50)), 1, 0.2);
+            let parameters = Parameters::initialize(Arc::new(Host), Architecture::new(&model, 3, 50), 1, 0.2);
             let mut state = TrainState::new(parameters);
             let is_old = |spec: &crate::state::Spec| spec.id.layer.is_none_or(|layer| layer < 2);
             state.parameters.freeze(is_old);
-            let mut bert = Encoder::new(&state.parameters, &model, 3);
-            bert.recompute = recompute;
+            let objective = objective(&state, &model).recomputing(recompute);
             let mut batch = batch(WHOLE);
             if !asks {
                 let lone = MaskedSample { pair_label: None, hidden: Vec::new(), ..sample(5) };
                 batch.micro_batches = vec![MicroBatch::new(&[0], 5, 0, &[lone])];
             }
             let mut told = 0;
-            forward_backward(&bert, &mut state, batch.whole(), Key::new(1), &mut |_, elements| told = elements)
+            forward_backward(&objective, &mut state, batch.whole(), Key::new(1), &mut |_, elements| told = elements)
                 .unwrap();
             assert_eq!(told, state.elements());
             for spec in state.parameters.specs() {

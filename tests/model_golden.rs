@@ -9,13 +9,14 @@ use std::sync::Arc;
 use lambert::data::{GlobalBatch, MicroBatch};
 use lambert::input::Input;
 use lambert::kernels::Host;
-use lambert::model::{Dropout, Encoder, parameters};
+use lambert::model::{Dropout, Encoder};
+use lambert::objective::Objective;
 use lambert::state::{Buffer, Parameters, TrainState};
 use lambert::totals::Totals;
 use lambert::{step, torch};
-use lambert_config::architecture::Network;
+use lambert_config::architecture::Architecture;
 use lambert_config::objectives::{MASKED_LANGUAGE, PAIR};
-use lambert_config::run::{Activation, Attention, Model, Norm, Precision};
+use lambert_config::run::{self, Activation, Attention, Model, Norm, Precision};
 use lambert_data_prep::random::Key;
 use safetensors::SafeTensors;
 use tch::Tensor;
@@ -107,10 +108,9 @@ impl Golden {
 
     /// The model with the golden weights; its names are theirs, or this panics. Rows that stand for no piece get weights
     /// that would be predicted.
-    fn model(&self) -> (Parameters, Encoder) {
-        let layers = self.model.layers;
+    fn model(&self) -> Parameters {
         let parameters =
-            Parameters::zeros(Arc::new(Host), parameters::specs(&Network::new(&self.model, layers, self.pieces)));
+            Parameters::zeros(Arc::new(Host), Architecture::new(&self.model, self.model.layers, self.pieces));
         let theirs = self.floats.keys().filter(|name| name.starts_with("weight:")).count();
         assert_eq!(theirs, parameters.specs().len(), "another number of parameters");
         for spec in parameters.specs() {
@@ -118,8 +118,7 @@ impl Golden {
             weights.resize(spec.count(), 3.0);
             parameters.write(spec, &weights);
         }
-        let bert = Encoder::new(&parameters, &self.model, layers);
-        (parameters, bert)
+        parameters
     }
 }
 
@@ -137,7 +136,8 @@ fn logits_equal_transformers() {
 }
 
 fn logits(name: &str, golden: &Golden) {
-    let (_parameters, bert) = golden.model();
+    let parameters = golden.model();
+    let bert = Encoder::new(&parameters, &golden.model);
     let batch = golden.batch();
     let (mlm, pair) = tch::no_grad(|| {
         let hidden = bert.forward(&Input::upload(&Host, &batch), Dropout::Off);
@@ -212,9 +212,9 @@ fn bf16_comes_near() {
 impl Golden {
     /// Losses and gradients of the golden batch.
     fn step(&self, recompute: bool) -> (Totals, TrainState) {
-        let (parameters, mut bert) = self.model();
-        let mut state = TrainState::new(parameters);
-        bert.recompute = recompute;
+        let mut state = TrainState::new(self.model());
+        let objective =
+            Objective::new(&state.parameters, &self.model, &run::Objective::default()).recomputing(recompute);
         let micro_batch = self.batch();
         let batch = GlobalBatch {
             epoch: 0,
@@ -226,7 +226,8 @@ impl Golden {
             micro_batches: vec![micro_batch],
             leaves: vec![1],
         };
-        let computed = step::forward_backward(&bert, &mut state, batch.whole(), Key::new(1), &mut |_, _| ()).unwrap();
+        let computed =
+            step::forward_backward(&objective, &mut state, batch.whole(), Key::new(1), &mut |_, _| ()).unwrap();
         let (totals, _) = computed.fetch(&Host, &state.gradient_norm()).unwrap();
         (totals, state)
     }

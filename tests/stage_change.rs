@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use lambert::guard::Verdict;
 use lambert::kernels::Host;
-use lambert::model::parameters;
 use lambert::outcome::{Drawn, StepOutcome};
 use lambert::state::{Buffer, Parameters, TrainState};
 use lambert::{optim, stages};
-use lambert_config::architecture::Network;
+use lambert_config::architecture::Architecture;
 use lambert_config::run::{Decay, Model, Optimizer, OptimizerKind, Stage};
 use lambert_config::{RunConfig, plan, schedule};
 use lambert_data_prep::random::Key;
@@ -38,7 +37,7 @@ fn config(kind: OptimizerKind, restart_optimizer: bool) -> RunConfig {
 
 /// The root mean square of each update over its learning rate, with gradients that keep their direction.
 fn sizes(config: &RunConfig) -> (Vec<f64>, u64) {
-    let specs = parameters::specs(&Network::new(&config.model, 1, 50));
+    let specs = Architecture::new(&config.model, 1, 50);
     let mut state = TrainState::new(Parameters::initialize(Arc::new(Host), specs, 1, 0.02));
     let mut rng = Key::new(3).rng();
     let mut sizes = Vec::new();

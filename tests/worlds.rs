@@ -42,7 +42,7 @@ fn train_alike(steps: u64, others: &[(usize, f64)], tolerance: f64) {
             assert_eq!(facts(one), facts(&other), "{ranks} ranks");
             assert_eq!(one.scores.iter().count(), 2, "MLM and pairs");
             for (one, other) in one.scores.iter().zip(other.scores.iter()) {
-                assert_eq!(one.objective, other.objective);
+                assert_eq!(one.name, other.name);
                 let apart = (one.loss - other.loss).abs() / one.loss.abs();
                 assert!(apart <= tolerance, "{ranks} ranks: {} and {}", one.loss, other.loss);
                 worst = worst.max(apart);

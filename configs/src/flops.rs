@@ -1,12 +1,12 @@
 //! Parameters and floating-point operations of an encoder, by formula.
 
-use crate::architecture::Network;
+use crate::architecture::{Architecture, Network};
 use crate::run::Model;
 
 /// Parameters of the pre-training model: embeddings, `layers` encoder layers, pooler, MLM head and pair head, the rows that
 /// fill up the vocabulary among them. (With pre-normalisation the last layer norm takes the place of the embeddings'.)
 pub fn parameters(model: &Model, layers: usize, vocabulary: usize) -> u64 {
-    Network::new(model, layers, vocabulary).parameters()
+    Architecture::new(model, layers, vocabulary).parameters()
 }
 
 /// Useful operations of one training pass (forward and backward: three times the forward's) over samples of the given
@@ -21,7 +21,10 @@ pub fn training(
     lengths: impl Iterator<Item = u64>,
     masked: u64,
 ) -> f64 {
-    3.0 * Network::new(model, layers, vocabulary).forward_flops(lengths, masked)
+    let lengths: Vec<u64> = lengths.collect();
+    let architecture = Architecture::new(model, layers, vocabulary);
+    let forward = |network: &Network| network.forward_flops(lengths.iter().copied(), masked);
+    3.0 * architecture.networks().iter().map(forward).sum::<f64>()
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! What is learnt, by name: the objectives, and what a step or an evaluation says of each. Records do not know them: they
-//! carry `NAME_loss` and `NAME_accuracy` for every objective that was asked for answers.
+//! The losses of a run, by name, and what a step or an evaluation says of each. Records do not know the losses: they carry
+//! `NAME_loss` and `NAME_accuracy` for every loss that had targets.
 
 use std::fmt;
 
@@ -7,91 +7,102 @@ use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::architecture::Part;
+use crate::architecture::Head;
 use crate::prep::Pair;
 use crate::run;
 
-/// What one answer is about.
+/// What a loss has one target for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asks {
-    /// A hidden token.
-    HiddenTokens,
-    /// A whole sample.
+pub enum Targets {
+    /// Each masked token.
+    MaskedTokens,
+    /// Each token.
+    Tokens,
+    /// Each masked span.
+    Spans,
+    /// Each sample.
     Samples,
 }
 
-/// An objective, as everybody but the engine knows it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Objective {
+/// The description of a loss. Its mean over the targets of a global batch, times the weight, is a part of the total loss.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Loss {
     /// Its name in records.
     pub name: &'static str,
     /// Its name for people.
     pub title: &'static str,
-    /// What it asks for.
-    pub asks: Asks,
-    /// The parts of the model that are its head: what it reads behind the encoder.
-    pub head: &'static [Part],
+    /// What it has one target for.
+    pub targets: Targets,
+    /// Its factor in the total loss.
+    pub weight: f64,
+    /// Whether its predictions are right or wrong, so that they have an accuracy.
+    pub has_accuracy: bool,
+    /// The head that it reads.
+    pub head: Head,
 }
 
-/// Masked language modelling (arXiv 1810.04805, 3.1): which piece was hidden.
-pub const MASKED_LANGUAGE: Objective = Objective {
+/// Masked language modelling (arXiv 1810.04805, 3.1): the cross-entropy of masked tokens.
+pub const MASKED_LANGUAGE: Loss = Loss {
     name: "mlm",
     title: "MLM",
-    asks: Asks::HiddenTokens,
-    head: &[Part::Transform, Part::TransformNorm, Part::Decoder, Part::PredictionBias],
+    targets: Targets::MaskedTokens,
+    weight: 1.0,
+    has_accuracy: true,
+    head: Head::MaskedLanguage,
 };
 
-/// A pair objective, next sentence or sentence order: what the second segment is.
-pub const PAIR: Objective =
-    Objective { name: "pair", title: "pair", asks: Asks::Samples, head: &[Part::Pooler, Part::PairHead] };
+/// The cross-entropy of the pair label: next sentence, or sentence order.
+pub const PAIR: Loss =
+    Loss { name: "pair", title: "pair", targets: Targets::Samples, weight: 1.0, has_accuracy: true, head: Head::Pair };
 
-/// All objectives, in the order of the records.
-pub const ALL: [Objective; 2] = [MASKED_LANGUAGE, PAIR];
+/// All losses that there are.
+pub const ALL: [Loss; 2] = [MASKED_LANGUAGE, PAIR];
 
-/// Whether a run learns it.
-pub fn is_active(objective: Objective, config: &run::Objective) -> bool {
-    objective != PAIR || config.pair != Pair::None
+/// The losses of a run, in the order of its records. The first is its main loss: lines for people show it, and its held-out value
+/// ends a stage with a plateau.
+pub fn losses(config: &run::Objective) -> Vec<Loss> {
+    let is_active = |loss: &Loss| *loss != PAIR || config.pair != Pair::None;
+    ALL.into_iter().filter(is_active).collect()
 }
 
-/// The parts of the model that none of a run's objectives reads. Nothing is learnt by them, so they are frozen, and no export
-/// has them.
-pub fn idle(config: &run::Objective) -> Vec<Part> {
-    let (active, others): (Vec<_>, Vec<_>) = ALL.into_iter().partition(|objective| is_active(*objective, config));
-    let read = |part: &Part| active.iter().any(|objective| objective.head.contains(part));
-    others.iter().flat_map(|objective| objective.head).copied().filter(|part| !read(part)).collect()
+/// The run's main loss.
+pub fn main(config: &run::Objective) -> Loss {
+    losses(config).first().copied().unwrap_or(MASKED_LANGUAGE)
 }
 
-/// The one that lines for people show, and whose held-out loss ends a stage with a plateau.
-pub const MAIN: Objective = MASKED_LANGUAGE;
+/// Whether no loss of the run reads this head. Then its parameters are frozen, and no export has them.
+pub fn is_unused(head: Option<Head>, config: &run::Objective) -> bool {
+    head.is_some_and(|head| losses(config).iter().all(|loss| loss.head != head))
+}
 
-/// How an objective was met.
+/// The value of a loss in a step or an evaluation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Score {
-    /// The objective's name.
-    pub objective: String,
-    /// Mean cross-entropy of an answer, nats.
+    /// The loss's name.
+    pub name: String,
+    /// Its mean over all targets, nats.
     pub loss: f64,
-    /// Share of the answers that are right.
-    pub accuracy: f64,
+    /// Share of the targets that were predicted; absent if the loss has no accuracy.
+    pub accuracy: Option<f64>,
 }
 
-/// Those of a step or an evaluation: of every objective that was asked for answers.
+/// Those of a step or an evaluation: of every loss that had targets, the run's main loss first.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Scores(Vec<Score>);
 
 impl Scores {
-    /// That of the objective of this name, if it was asked.
+    /// That of the loss of this name, if it had targets.
     pub fn of(&self, name: &str) -> Option<&Score> {
-        self.0.iter().find(|score| score.objective == name)
+        self.0.iter().find(|score| score.name == name)
     }
 
-    /// That of [`MAIN`]; not numbers if it was not asked.
+    /// That of the main loss; NaN if no loss had targets.
     pub fn main(&self) -> Score {
-        let none = || Score { objective: MAIN.name.to_owned(), loss: f64::NAN, accuracy: f64::NAN };
-        self.of(MAIN.name).cloned().unwrap_or_else(none)
+        let none = || Score { name: MASKED_LANGUAGE.name.to_owned(), loss: f64::NAN, accuracy: None };
+        self.0.first().cloned().unwrap_or_else(none)
     }
 
-    /// The sum of the losses, nats; not a number if nothing was asked.
+    /// The sum of the losses, nats; NaN if none had targets.
     pub fn loss(&self) -> f64 {
         if self.0.is_empty() { f64::NAN } else { self.0.iter().map(|score| score.loss).sum() }
     }
@@ -102,9 +113,9 @@ impl Scores {
     }
 
     fn entry(&mut self, name: &str) -> &mut Score {
-        let place = self.0.iter().position(|score| score.objective == name).unwrap_or(self.0.len());
+        let place = self.0.iter().position(|score| score.name == name).unwrap_or(self.0.len());
         if place == self.0.len() {
-            self.0.push(Score { objective: name.to_owned(), loss: f64::NAN, accuracy: f64::NAN });
+            self.0.push(Score { name: name.to_owned(), loss: f64::NAN, accuracy: None });
         }
         &mut self.0[place]
     }
@@ -124,9 +135,11 @@ impl Serialize for Scores {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let finite = |value: f64| Some(value).filter(|value| value.is_finite());
         let mut map = serializer.serialize_map(None)?;
-        for Score { objective, loss, accuracy } in &self.0 {
-            map.serialize_entry(&format!("{objective}{LOSS}"), &finite(*loss))?;
-            map.serialize_entry(&format!("{objective}{ACCURACY}"), &finite(*accuracy))?;
+        for Score { name, loss, accuracy } in &self.0 {
+            map.serialize_entry(&format!("{name}{LOSS}"), &finite(*loss))?;
+            if let Some(accuracy) = accuracy {
+                map.serialize_entry(&format!("{name}{ACCURACY}"), &finite(*accuracy))?;
+            }
         }
         map.end()
     }
@@ -139,22 +152,23 @@ impl<'de> Deserialize<'de> for Scores {
             type Value = Scores;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("losses and accuracies by objective")
+                f.write_str("losses and accuracies by name")
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Scores, A::Error> {
                 let mut scores = Scores::default();
                 while let Some(key) = map.next_key::<String>()? {
-                    // A record of before may say null for an objective that was not asked: both fields, then.
+                    // A record of before may say null for a loss that had no targets: both fields, then.
                     if let Some(name) = key.strip_suffix(LOSS) {
                         scores.entry(name).loss = map.next_value::<Option<f64>>()?.unwrap_or(f64::NAN);
                     } else if let Some(name) = key.strip_suffix(ACCURACY) {
-                        scores.entry(name).accuracy = map.next_value::<Option<f64>>()?.unwrap_or(f64::NAN);
+                        scores.entry(name).accuracy = Some(map.next_value::<Option<f64>>()?.unwrap_or(f64::NAN));
                     } else {
                         map.next_value::<IgnoredAny>()?;
                     }
                 }
-                scores.0.retain(|score| !(score.loss.is_nan() && score.accuracy.is_nan()));
+                let is_empty = |score: &Score| score.loss.is_nan() && score.accuracy.is_some_and(f64::is_nan);
+                scores.0.retain(|score| !is_empty(score));
                 Ok(scores)
             }
         }
@@ -167,8 +181,8 @@ mod tests {
     use super::*;
     use crate::control::{Evaluation, EventKind, StepRecord};
 
-    fn score(objective: &str, loss: f64, accuracy: f64) -> Score {
-        Score { objective: objective.to_owned(), loss, accuracy }
+    fn score(name: &str, loss: f64, accuracy: f64) -> Score {
+        Score { name: name.to_owned(), loss, accuracy: Some(accuracy) }
     }
 
     #[test]
@@ -187,11 +201,20 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_pairs_has_two_idle_parts() {
+    fn a_run_without_pairs_does_not_use_the_pair_head() {
         let config = |pair| run::Objective { pair, ..run::Objective::default() };
-        assert_eq!(idle(&config(Pair::None)), [Part::Pooler, Part::PairHead]);
-        assert_eq!(idle(&config(Pair::Nsp)), []);
-        assert_eq!(idle(&config(Pair::Sop)), []);
+        for (pair, unused) in [(Pair::None, true), (Pair::Nsp, false), (Pair::Sop, false)] {
+            assert_eq!(is_unused(Some(Head::Pair), &config(pair)), unused, "{pair:?}");
+            assert!(!is_unused(Some(Head::MaskedLanguage), &config(pair)) && !is_unused(None, &config(pair)));
+        }
+    }
+
+    #[test]
+    fn a_loss_without_accuracy_has_no_such_field() {
+        let scores: Scores = [Score { accuracy: None, ..score("mse", 2.0, 0.0) }].into_iter().collect();
+        let text = serde_json::to_string(&scores).unwrap();
+        assert_eq!(text, r#"{"mse_loss":2.0}"#);
+        assert_eq!(serde_json::from_str::<Scores>(&text).unwrap(), scores);
     }
 
     #[test]
@@ -202,7 +225,7 @@ mod tests {
         assert!(text.contains(r#""mlm_loss":null,"mlm_accuracy":0.0,"pair_loss":null"#), "{text}");
         let EventKind::Evaluation(read) = serde_json::from_str(&text).unwrap() else { panic!("{text}") };
         assert!(read.scores.main().loss.is_nan() && read.scores.loss().is_nan());
-        assert_eq!((read.step, read.scores.of("pair").unwrap().accuracy), (3, 0.5));
+        assert_eq!((read.step, read.scores.of("pair").unwrap().accuracy), (3, Some(0.5)));
     }
 
     #[test]

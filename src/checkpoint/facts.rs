@@ -133,6 +133,7 @@ mod tests {
                 joined: false,
                 frozen: false,
                 role: Role::Bias,
+                head: None,
                 final_after: 1,
             }
         };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use lambert_collective::Group;
-use lambert_config::architecture::Network;
+use lambert_config::architecture::Architecture;
 use lambert_config::control::EventKind;
 use lambert_config::{RunConfig, plan, run};
 use lambert_store::Store;
@@ -16,9 +16,8 @@ use super::rollback::Rollback;
 use super::{Facts, files};
 use crate::error::{self, Error};
 use crate::kernels::Kernels;
-use crate::model::parameters;
 use crate::session::{self, Datasets, Session};
-use crate::state::{Parameters, Spec, TrainState};
+use crate::state::{self, Parameters, Spec, TrainState};
 use crate::torch;
 
 /// Where a state comes from.
@@ -131,7 +130,7 @@ fn misfit(config: &RunConfig, manifest: &Manifest, vocabulary: usize) -> Option<
     for slice in manifest.objects.iter().flat_map(|object| &object.slices) {
         *counts.entry(&slice.tensor).or_default() += slice.count;
     }
-    let specs = parameters::specs(&Network::new(&config.model, stage.depth(&config.model), vocabulary));
+    let specs = state::specs(&Architecture::new(&config.model, stage.depth(&config.model), vocabulary));
     let wrong = |spec: &&Spec| counts.get(spec.name.as_str()) != Some(&(spec.count() as u64));
     if let Some(spec) = specs.iter().find(wrong) {
         let there = counts.get(spec.name.as_str()).copied().unwrap_or(0);
@@ -155,14 +154,11 @@ fn begin(session: &Session, datasets: &Datasets) -> Result<TrainState, Error> {
     match &config.run.from {
         Some(url) => begin_from(session, url, datasets),
         None => {
-            let specs = parameters::specs(&Network::new(
-                &config.model,
-                config.stage[0].depth(&config.model),
-                vocabulary(datasets),
-            ));
+            let layers = config.stage[0].depth(&config.model);
+            let architecture = Architecture::new(&config.model, layers, vocabulary(datasets));
             let range = config.model.initializer_range;
             let (kernels, seed) = (session.kernels.clone(), config.run.seed);
-            Ok(torch::guard(|| TrainState::new(Parameters::initialize(kernels, specs, seed, range)))?)
+            Ok(torch::guard(|| TrainState::new(Parameters::initialize(kernels, architecture, seed, range)))?)
         }
     }
 }
@@ -184,9 +180,7 @@ fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<Train
     }
     let verified = stored::verify(&store, name)?;
     let (theirs, _) = session::read_config(&store)?;
-    let specs =
-        parameters::specs(&Network::new(&config.model, theirs.depth(verified.manifest.stage), vocabulary(datasets)));
-    let mut state = empty(session, specs)?;
+    let mut state = empty(session, theirs.depth(verified.manifest.stage), datasets)?;
     match config.run.from_optimizer {
         true => {
             files::read(&store, &verified, &mut state)?;
@@ -197,16 +191,14 @@ fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<Train
     Ok(state)
 }
 
-/// A state of these parameters, to be filled.
-fn empty(session: &Session, specs: Vec<Spec>) -> Result<TrainState, Error> {
-    Ok(torch::guard(|| TrainState::new(Parameters::zeros(session.kernels.clone(), specs)))?)
+/// A state of the run's model with so many layers, to be filled.
+fn empty(session: &Session, layers: usize, datasets: &Datasets) -> Result<TrainState, Error> {
+    let architecture = Architecture::new(&session.config.model, layers, vocabulary(datasets));
+    Ok(torch::guard(|| TrainState::new(Parameters::zeros(session.kernels.clone(), architecture)))?)
 }
 
 fn load(session: &Session, verified: &Verified, datasets: &Datasets) -> Result<TrainState, Error> {
-    let config = &session.config;
-    let specs =
-        parameters::specs(&Network::new(&config.model, config.depth(verified.manifest.stage), vocabulary(datasets)));
-    let mut state = empty(session, specs)?;
+    let mut state = empty(session, session.config.depth(verified.manifest.stage), datasets)?;
     read_state(&session.store, verified, &mut state)?;
     Ok(state)
 }
@@ -264,8 +256,8 @@ pub fn read_model(
     model: &run::Model,
     (layers, vocabulary): (usize, usize),
 ) -> Result<Parameters, Error> {
-    let specs = parameters::specs(&Network::new(model, layers, vocabulary));
-    let parameters = torch::guard(|| Parameters::zeros(kernels, specs))?;
+    let architecture = Architecture::new(model, layers, vocabulary);
+    let parameters = torch::guard(|| Parameters::zeros(kernels, architecture))?;
     files::read_weights(store, verified, &parameters)?;
     Ok(parameters)
 }

@@ -183,10 +183,9 @@ mod tests {
     use super::*;
     use crate::kernels::cuda::Emulator;
     use crate::kernels::{Cuda, Host};
-    use crate::model::parameters;
     use crate::state::tests::region;
     use crate::{optim, torch};
-    use lambert_config::architecture::Network;
+    use lambert_config::architecture::Architecture;
     use lambert_config::run::{Model, Optimizer};
     use safetensors::tensor::TensorView;
 
@@ -226,8 +225,7 @@ mod tests {
     fn a_snapshot_is_the_state_when_it_was_begun_whatever_happens_then() {
         let card = || Arc::new(Cuda::new(Arc::new(Emulator::default())));
         let model = Model { hidden: 16, heads: 2, intermediate: 32, positions: 16, ..Model::default() };
-        let mut state =
-            TrainState::new(Parameters::initialize(card(), parameters::specs(&Network::new(&model, 2, 50)), 1, 0.2));
+        let mut state = TrainState::new(Parameters::initialize(card(), Architecture::new(&model, 2, 50), 1, 0.2));
         let all = 0..state.elements();
         let mut snapshot = Snapshot::new(&state.parameters, 0, 1).unwrap();
         let bytes = |state: &TrainState| {
@@ -247,11 +245,11 @@ mod tests {
             ("a bit", TrainState::flip_a_bit),
             ("a value", |state| state.fill(Buffer::Weights, 0..8, 9.0)),
             ("a copy", |state| {
-                let other = Parameters::initialize(Arc::new(Host), state.parameters.specs().to_vec(), 2, 0.2);
+                let other = Parameters::initialize(Arc::new(Host), state.parameters.architecture().clone(), 2, 0.2);
                 state.copy(Buffer::Weights, 0..8, &TrainState::new(other), 0..8, 1.0);
             }),
             ("another state", |state| {
-                let other = Parameters::initialize(Arc::new(Host), state.parameters.specs().to_vec(), 3, 0.2);
+                let other = Parameters::initialize(Arc::new(Host), state.parameters.architecture().clone(), 3, 0.2);
                 state.take_tensors(TrainState::new(other));
             }),
         ];

@@ -7,7 +7,7 @@ mod memory;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use lambert_config::architecture::Network;
+use lambert_config::architecture::Architecture;
 use lambert_config::run::{Model, Norm, Optimizer as Settings, OptimizerKind, Precision};
 use lambert_data_prep::random::Key;
 
@@ -16,7 +16,9 @@ use super::*;
 use crate::data::batch::MaskedSample;
 use crate::data::{GlobalBatch, MicroBatch};
 use crate::masking::Hidden;
-use crate::model::{self, Encoder, parameters};
+use crate::model;
+use crate::model::tests::architectures::CASES;
+use crate::objective::Objective;
 use crate::state::{Parameters, TrainState};
 use crate::{optim, step, torch};
 
@@ -157,29 +159,31 @@ fn batch() -> GlobalBatch {
 }
 
 /// Of a step: calls of fetch, numbers read otherwise, and copies between devices.
-fn counts(
+fn counts(device: &Nothing, state: &mut TrainState, objective: &Objective, kind: OptimizerKind) -> (usize, i64, i64) {
+    let (batch, settings) = (batch(), Settings { kind, ..Settings::default() });
+    let (mut reads, mut copies) = (0, 0);
+    // SAFETY: counters that live as long as the process.
+    unsafe { lambert_observe() };
+    let computed = step::forward_backward(objective, state, batch.whole(), Key::new(1), &mut |_, _| ()).unwrap();
+    let norm = torch::guard(|| optim::update(state, &settings, 1e-3)).unwrap().norm;
+    computed.fetch(state.kernels(), &norm).unwrap();
+    // SAFETY: both integers live for the call.
+    unsafe { lambert_observed(&mut reads, &mut copies) };
+    (device.fetched.swap(0, Ordering::Relaxed), reads, copies)
+}
+
+/// The same of a new state of BERT.
+fn counts_of_bert(
     device: &Nothing,
     kernels: Arc<dyn Kernels>,
     model: &Model,
     kind: OptimizerKind,
     recompute: bool,
 ) -> (usize, i64, i64) {
-    let layers = 2;
-    let mut state =
-        TrainState::new(Parameters::zeros(kernels.clone(), parameters::specs(&Network::new(model, layers, 50))));
+    let mut state = TrainState::new(Parameters::zeros(kernels, Architecture::new(model, 2, 50)));
     state.parameters.keep_low(model::kind(model));
-    let mut bert = Encoder::new(&state.parameters, model, layers);
-    bert.recompute = recompute;
-    let (batch, settings) = (batch(), Settings { kind, ..Settings::default() });
-    let (mut reads, mut copies) = (0, 0);
-    // SAFETY: counters that live as long as the process.
-    unsafe { lambert_observe() };
-    let computed = step::forward_backward(&bert, &mut state, batch.whole(), Key::new(1), &mut |_, _| ()).unwrap();
-    let norm = torch::guard(|| optim::update(&mut state, &settings, 1e-3)).unwrap().norm;
-    computed.fetch(&*kernels, &norm).unwrap();
-    // SAFETY: both integers live for the call.
-    unsafe { lambert_observed(&mut reads, &mut copies) };
-    (device.fetched.swap(0, Ordering::Relaxed), reads, copies)
+    let objective = step::tests::objective(&state, model).recomputing(recompute);
+    counts(device, &mut state, &objective, kind)
 }
 
 /// One for each micro-batch.
@@ -202,16 +206,33 @@ fn a_step_reads_once_and_copies_what_it_must() {
                 let model = Model { norm, dropout, pad_vocabulary_to, precision, ..shape.clone() };
                 let device = Arc::new(Nothing::default());
                 let meta = Arc::new(Meta(device.clone()));
-                let seen = counts(&device, meta, &model, kind, recompute);
+                let seen = counts_of_bert(&device, meta, &model, kind, recompute);
                 assert_eq!(seen, (1, 0, UPLOADS + ZEROS), "{norm:?}, {dropout}, {kind:?}, {precision:?}");
                 let card = Arc::new(Cuda::new(device.clone()));
-                let seen = counts(&device, card, &model, kind, recompute);
+                let seen = counts_of_bert(&device, card, &model, kind, recompute);
                 let of_card = if kind == OptimizerKind::Lamb { CARD_LAMB } else { CARD };
                 assert_eq!(
                     seen,
                     (1, 0, UPLOADS + ZEROS + of_card),
                     "a card: {norm:?}, {dropout}, {kind:?}, {precision:?}"
                 );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_step_of_every_architecture_reads_once() {
+    let model = Model { hidden: 32, heads: 2, intermediate: 64, positions: 16, ..Model::default() };
+    for case in CASES {
+        for recompute in [false, true] {
+            let device = Arc::new(Nothing::default());
+            let kernels: [Arc<dyn Kernels>; 2] = [Arc::new(Meta(device.clone())), Arc::new(Cuda::new(device.clone()))];
+            for kernels in kernels {
+                let mut state = case.state(kernels, &model);
+                let objective = case.objective(&state.parameters, &model).recomputing(recompute);
+                let (fetched, reads, _) = counts(&device, &mut state, &objective, OptimizerKind::Lamb);
+                assert_eq!((fetched, reads), (1, 0), "{} {recompute}", case.name);
             }
         }
     }

@@ -52,7 +52,7 @@ impl Encoder {
                     .unzip();
                 torch::backward(&outputs, &gradients);
             }
-            passed(self.segments.len() - segments.len() + 1);
+            passed(self.segments() - segments.len());
         }
         rest
     }

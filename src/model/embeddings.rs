@@ -1,14 +1,13 @@
 //! Token + position + segment embeddings, normalised unless the layers do that first.
 
-use lambert_config::architecture::{Leaf, Part, TensorId};
-use lambert_config::run::{self, Norm};
+use lambert_config::architecture::{Leaf, Part};
+use lambert_config::run::Norm;
 use tch::{Kind, Tensor};
 
 use super::block::Block;
 use super::dropout::Site;
-use super::{Dropout, LayerNorm};
+use super::{Dropout, LayerNorm, NetworkWeights};
 use crate::input::Input;
-use crate::state::Parameters;
 use crate::torch;
 
 pub struct Embeddings {
@@ -21,13 +20,14 @@ pub struct Embeddings {
 }
 
 impl Embeddings {
-    pub fn new(parameters: &Parameters, model: &run::Model) -> Self {
-        let table = |part| parameters.tensor(TensorId::new(part, Leaf::Weight));
+    pub fn new(weights: NetworkWeights<'_>) -> Self {
+        let model = weights.model;
+        let table = |part| weights.tensor(part, None, Leaf::Weight);
         Self {
             words: table(Part::WordEmbeddings),
             positions: table(Part::PositionEmbeddings),
             segments: table(Part::SegmentEmbeddings),
-            norm: (model.norm == Norm::Post).then(|| LayerNorm::new(parameters, Part::EmbeddingNorm, None, model)),
+            norm: (model.norm == Norm::Post).then(|| LayerNorm::new(weights, Part::EmbeddingNorm, None)),
             kind: super::kind(model),
         }
     }

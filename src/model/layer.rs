@@ -1,14 +1,13 @@
 //! One encoder layer: self-attention and feed-forward, each added to its input. Normalised is the sum, or what goes in.
 
 use lambert_config::architecture::Part;
-use lambert_config::run::{self, Activation, Norm};
+use lambert_config::run::{Activation, Norm};
 use tch::Tensor;
 
 use super::block::Block;
 use super::dropout::{Place, Site};
-use super::{Dropout, LayerNorm, Linear, activate};
+use super::{Dropout, LayerNorm, Linear, NetworkWeights, activate};
 use crate::input::Input;
-use crate::state::Parameters;
 
 /// See the module.
 pub struct Layer {
@@ -28,15 +27,16 @@ pub struct Layer {
 
 impl Layer {
     /// An application of layer `layer`, by the parameters of that.
-    pub fn new(parameters: &Parameters, model: &run::Model, layer: usize, application: usize) -> Self {
-        let linear = |part| Linear::new(parameters, part, Some(layer));
-        let norm = |part| LayerNorm::new(parameters, part, Some(layer), model);
+    pub fn new(weights: NetworkWeights<'_>, layer: usize, application: usize) -> Self {
+        let model = weights.model;
+        let linear = |part| Linear::new(weights, part, Some(layer));
+        let norm = |part| LayerNorm::new(weights, part, Some(layer));
         Self {
             application,
             heads: model.heads as i64,
             norm: model.norm,
             activation: model.activation,
-            query_key_value: Linear::joined(parameters, Part::Query, layer),
+            query_key_value: Linear::joined(weights, Part::Query, layer),
             attention_output: linear(Part::AttentionOutput),
             attention_norm: norm(Part::AttentionNorm),
             intermediate: linear(Part::Intermediate),

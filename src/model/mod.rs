@@ -7,12 +7,12 @@ mod dropout;
 mod embeddings;
 mod heads;
 mod layer;
-pub mod parameters;
+mod weights;
 
 use std::sync::Arc;
 
-use lambert_config::architecture::{Leaf, Network, Part, Segment, SegmentKind, TensorId, Value};
-use lambert_config::run::{self, Activation, Attention, Norm, Precision};
+use lambert_config::architecture::{Leaf, Part, Segment, SegmentKind, TensorId, Value};
+use lambert_config::run::{self, Activation, Attention, Precision};
 use lambert_data_prep::random::Key;
 use tch::{Kind, Tensor};
 
@@ -24,6 +24,7 @@ use crate::torch;
 use block::Block;
 pub use dropout::{Dropout, Rates};
 pub use heads::Heads;
+use weights::NetworkWeights;
 
 /// A linear map `x W^T + b`; W is \[out, in\]. Computed in the kind of number that `x` is; the gradients are f32.
 struct Linear {
@@ -34,9 +35,9 @@ struct Linear {
 }
 
 impl Linear {
-    fn new(parameters: &Parameters, part: Part, layer: Option<usize>) -> Self {
-        let id = |leaf| TensorId { part, layer, leaf };
-        Self::of(parameters, id(Leaf::Weight), id(Leaf::Bias))
+    fn new(weights: NetworkWeights<'_>, part: Part, layer: Option<usize>) -> Self {
+        let id = |leaf| weights.network.id(part, layer, leaf);
+        Self::of(weights.parameters, id(Leaf::Weight), id(Leaf::Bias))
     }
 
     /// Of these two parameters.
@@ -46,8 +47,9 @@ impl Linear {
     }
 
     /// Of several in a layer that have the same input and are joined to the first, `part`.
-    fn joined(parameters: &Parameters, part: Part, layer: usize) -> Self {
-        let [weight, bias] = [Leaf::Weight, Leaf::Bias].map(|leaf| TensorId { part, layer: Some(layer), leaf });
+    fn joined(weights: NetworkWeights<'_>, part: Part, layer: usize) -> Self {
+        let [weight, bias] = [Leaf::Weight, Leaf::Bias].map(|leaf| weights.network.id(part, Some(layer), leaf));
+        let parameters = weights.parameters;
         let low = parameters.low_joined(weight).zip(parameters.low_joined(bias)).map(|(weight, bias)| [weight, bias]);
         Self { weight: parameters.joined(weight), bias: parameters.joined(bias), low }
     }
@@ -65,9 +67,9 @@ struct LayerNorm {
 }
 
 impl LayerNorm {
-    fn new(parameters: &Parameters, part: Part, layer: Option<usize>, model: &run::Model) -> Self {
-        let leaf = |leaf| parameters.tensor(TensorId { part, layer, leaf });
-        Self { weight: leaf(Leaf::Weight), bias: leaf(Leaf::Bias), eps: model.layer_norm_eps }
+    fn new(weights: NetworkWeights<'_>, part: Part, layer: Option<usize>) -> Self {
+        let leaf = |leaf| weights.tensor(part, layer, leaf);
+        Self { weight: leaf(Leaf::Weight), bias: leaf(Leaf::Bias), eps: weights.model.layer_norm_eps }
     }
 
     fn forward(&self, x: &Tensor) -> Tensor {
@@ -102,10 +104,12 @@ struct SegmentCode {
 
 /// The encoder and its heads.
 pub struct Encoder {
+    /// The number of its network, by which dropout is drawn.
+    network: usize,
     segments: Vec<SegmentCode>,
     /// What the heads read.
     top: Value,
-    /// With pre-normalisation, what follows the last layer.
+    /// The normalisation behind the last layer, if the network has one.
     norm: Option<LayerNorm>,
     dropout: Rates,
     /// Whether attention draws its dropout by itself.
@@ -118,31 +122,28 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// The model over `parameters`, which stay where they are; `layers` deep.
-    pub fn new(parameters: &Parameters, model: &run::Model, layers: usize) -> Self {
-        let network = Network::new(model, layers, parameters.vocabulary());
-        Self::of(parameters, model, &network, |segment| block(parameters, model, segment))
+    /// The first network of `parameters`, which stay where they are.
+    pub fn new(parameters: &Parameters, model: &run::Model) -> Self {
+        Self::of(NetworkWeights::of(parameters, 0, model), block)
     }
 
-    /// The model that `network` describes; `block` makes the code of each segment below the heads.
-    fn of(
-        parameters: &Parameters,
-        model: &run::Model,
-        network: &Network,
-        block: impl Fn(&Segment) -> Option<Box<dyn Block>>,
-    ) -> Self {
+    /// The network of these weights; `block` makes the code of each segment below the heads.
+    fn of(weights: NetworkWeights<'_>, block: impl Fn(NetworkWeights<'_>, &Segment) -> Option<Box<dyn Block>>) -> Self {
+        let NetworkWeights { parameters, network, model } = weights;
         let reads = |segment: &Segment, index: usize| segment.inputs.iter().any(|value| value.segment == index);
         let last_reader = |index: usize| network.segments.iter().rposition(|segment| reads(segment, index));
         let code = |(index, segment): (usize, &Segment)| {
             let releases = (0..index).filter(|other| last_reader(*other) == Some(index)).collect();
-            Some(SegmentCode { block: block(segment)?, inputs: segment.inputs.clone(), releases })
+            Some(SegmentCode { block: block(weights, segment)?, inputs: segment.inputs.clone(), releases })
         };
         let segments: Vec<SegmentCode> = network.segments.iter().enumerate().filter_map(code).collect();
+        let has_norm = network.has(|module| module.part == Part::FinalNorm);
         let read_by_heads = network.segments.last().and_then(|heads| heads.inputs.first().copied());
         Self {
+            network: network.number,
             top: read_by_heads.unwrap_or(Value { segment: segments.len().saturating_sub(1), output: 0 }),
             segments,
-            norm: (model.norm == Norm::Pre).then(|| LayerNorm::new(parameters, Part::FinalNorm, None, model)),
+            norm: has_norm.then(|| LayerNorm::new(weights, Part::FinalNorm, None)),
             dropout: Rates { hidden: model.dropout, attention: model.attention_dropout.unwrap_or(model.dropout) },
             fused: match model.attention {
                 Attention::Auto => parameters.kernels().prefers_fused(),
@@ -151,13 +152,18 @@ impl Encoder {
             },
             kernels: Arc::clone(parameters.kernels()),
             recompute: false,
-            heads: Heads::new(parameters, model),
+            heads: Heads::new(weights),
         }
     }
 
     /// The kernels of the device that it computes on.
     pub fn kernels(&self) -> &dyn Kernels {
         &*self.kernels
+    }
+
+    /// Segments that a backward pass goes through, the heads among them.
+    pub fn segments(&self) -> usize {
+        self.segments.len() + 1
     }
 
     /// Hidden states of the last layer, \[rows, width, hidden\].
@@ -192,21 +198,23 @@ impl Encoder {
 
     /// The model's dropout of a step for the samples of `input`; `key` is made of the seed and the step.
     pub fn dropout<'a>(&'a self, key: Key, input: &'a Input) -> Dropout<'a> {
+        // Network 0 has the draws that it had when it was the only one.
+        let key = if self.network == 0 { key } else { key.with_bytes(b"network").with(self.network as u64) };
         let fused = self.fused.then_some(input.first_sample);
         Dropout::On { rates: self.dropout, key, samples: &input.samples, kernels: &*self.kernels, fused }
     }
 }
 
 /// The code of a segment; `None` of the heads, which are computed from the encoder's output.
-fn block(parameters: &Parameters, model: &run::Model, segment: &Segment) -> Option<Box<dyn Block>> {
+fn block(weights: NetworkWeights<'_>, segment: &Segment) -> Option<Box<dyn Block>> {
     match (segment.kind, segment.layer) {
-        (SegmentKind::Embed, _) => Some(Box::new(embeddings::Embeddings::new(parameters, model))),
+        (SegmentKind::Embed, _) => Some(Box::new(embeddings::Embeddings::new(weights))),
         (SegmentKind::Layer { application }, Some(layer)) => {
-            Some(Box::new(layer::Layer::new(parameters, model, layer, application)))
+            Some(Box::new(layer::Layer::new(weights, layer, application)))
         }
         _ => None,
     }
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -1,31 +1,30 @@
-//! Masked language modelling (arXiv 1810.04805, 3.1): name the piece that was hidden. The head runs at the hidden tokens
-//! only.
+//! Masked language modelling (arXiv 1810.04805, 3.1): predict the masked tokens. The head runs at masked tokens only.
 
 use lambert_config::objectives;
 use tch::Tensor;
 
-use super::{Objective, Scored};
+use super::{Loss, Scored};
 use crate::data::{GlobalBatch, MicroBatch};
 use crate::input::Input;
 use crate::model::Heads;
 
 pub struct MaskedLanguage;
 
-impl Objective for MaskedLanguage {
-    fn description(&self) -> objectives::Objective {
+impl Loss for MaskedLanguage {
+    fn description(&self) -> objectives::Loss {
         objectives::MASKED_LANGUAGE
     }
 
-    fn answers(&self, batch: &MicroBatch) -> usize {
+    fn targets(&self, batch: &MicroBatch) -> usize {
         batch.labels.len()
     }
 
-    fn answers_of_all(&self, batch: &GlobalBatch) -> u64 {
+    fn targets_of_all(&self, batch: &GlobalBatch) -> u64 {
         batch.masked_tokens
     }
 
     fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> Scored {
-        let (positions, labels) = (super::asked(input.positions.as_ref()), super::asked(input.labels.as_ref()));
+        let (positions, labels) = (super::targets(input.positions.as_ref()), super::targets(input.labels.as_ref()));
         let width = input.ids.size()[1];
         let row_of = || positions.divide_scalar_mode(width, "floor");
         let factors = input.factors.as_ref().map(|rows| rows.index_select(0, &row_of()));

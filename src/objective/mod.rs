@@ -1,51 +1,104 @@
-//! What is learnt. An objective turns the encoder's output into a sum of losses and a count of right answers over one
-//! micro-batch; the training loop divides by the counts of the whole global batch, so that the loss does not depend on
-//! how that batch was cut. A new objective is a file here and a line in [`ALL`].
+//! What a run learns: an ordered list of passes. A pass is a network, its input and the losses of its output. A new loss is a file
+//! here, a line in [`loss`] and its description in configs/src/objectives.rs.
 
 mod masked_language;
 mod pair;
+mod pass;
 
-use lambert_config::objectives;
+use lambert_config::architecture::Head;
+use lambert_config::{objectives, run};
 use tch::{Kind, Reduction, Tensor};
 
 use crate::data::{GlobalBatch, MicroBatch};
 use crate::input::Input;
-use crate::model::Heads;
+use crate::model::{Encoder, Heads};
+use crate::state::Parameters;
+use crate::totals::Totals;
+pub use pass::{Output, Pass, PassInput};
 
-/// One of the things that are learnt.
-pub trait Objective: Sync {
-    /// Its name, and what it asks for.
-    fn description(&self) -> objectives::Objective;
+/// A loss: the sum of a function of predictions and targets over a micro-batch. The training loop divides it by the number of
+/// targets of the whole global batch, so that it does not depend on how that batch was cut.
+pub trait Loss {
+    /// Its description.
+    fn description(&self) -> objectives::Loss;
 
-    /// Answers that a micro-batch asks for.
-    fn answers(&self, batch: &MicroBatch) -> usize;
+    /// How many targets a micro-batch has.
+    fn targets(&self, batch: &MicroBatch) -> usize;
 
-    /// Answers that the whole global batch asks for, over all ranks: what the sum of its losses is divided by.
-    fn answers_of_all(&self, batch: &GlobalBatch) -> u64;
+    /// How many targets the whole global batch has, over all ranks: the divisor. It follows from the samples' lengths alone.
+    fn targets_of_all(&self, batch: &GlobalBatch) -> u64;
 
-    /// Scores a micro-batch that asks for answers. `hidden` is \[rows, width, hidden\].
+    /// The loss of a micro-batch that has targets. `hidden` is \[rows, width, hidden\].
     fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> Scored;
 }
 
-/// All objectives. Their losses are added up.
-pub const ALL: [&dyn Objective; 2] = [&masked_language::MaskedLanguage, &pair::Pair];
-
-/// Sums over one micro-batch.
-pub struct Scored {
-    /// Sum of the cross-entropies, nats; a scalar that backward can start from.
-    pub loss: Tensor,
-    /// How many answers are right; a scalar.
-    pub correct: Tensor,
+/// The code of a loss.
+pub(crate) fn loss(description: objectives::Loss) -> Box<dyn Loss> {
+    match description.head {
+        Head::MaskedLanguage => Box::new(masked_language::MaskedLanguage),
+        Head::Pair => Box::new(pair::Pair),
+    }
 }
 
-/// What a micro-batch asks for. Only those that have answers are asked to score it.
-fn asked(questions: Option<&Tensor>) -> &Tensor {
-    questions.expect("a micro-batch without answers is not scored")
+/// A loss over one micro-batch.
+pub struct Scored {
+    /// Its sum over the targets, nats; a scalar that the backward pass can start from.
+    pub loss: Tensor,
+    /// How many targets were predicted, a scalar; `None` if the loss has no accuracy.
+    pub correct: Option<Tensor>,
+    /// The predictions \[targets, classes\], cut off from the graph, for passes that come later.
+    pub logits: Option<Tensor>,
+}
+
+/// The passes of a run, in their order.
+pub struct Objective {
+    passes: Vec<Pass>,
+}
+
+impl Objective {
+    /// The passes of a configuration, over the networks of `parameters`.
+    pub fn new(parameters: &Parameters, model: &run::Model, config: &run::Objective) -> Self {
+        let losses = objectives::losses(config).into_iter().map(loss).collect();
+        Self::of(vec![Pass::new(Encoder::new(parameters, model), losses)])
+    }
+
+    /// Of these passes.
+    pub fn of(passes: Vec<Pass>) -> Self {
+        Self { passes }
+    }
+
+    /// The same, with activations that are computed again in the backward pass, if `recompute` says so, instead of being kept.
+    #[must_use]
+    pub fn recomputing(mut self, recompute: bool) -> Self {
+        self.passes.iter_mut().for_each(|pass| pass.encoder.recompute = recompute);
+        self
+    }
+
+    /// The passes, in their order.
+    pub fn passes(&self) -> &[Pass] {
+        &self.passes
+    }
+
+    /// The network of the last pass: the one that an evaluation by tokens asks, and that an export has.
+    pub fn encoder(&self) -> &Encoder {
+        &self.passes[self.passes.len() - 1].encoder
+    }
+
+    /// Totals of no samples, with a place for each loss of each pass.
+    pub fn no_totals(&self) -> Totals {
+        Totals::new(self.passes.iter().flat_map(Pass::losses).map(Loss::description))
+    }
+}
+
+/// What a micro-batch has as targets. Only a loss that has some is asked to score it.
+fn targets(tensor: Option<&Tensor>) -> &Tensor {
+    tensor.expect("a micro-batch without targets is not scored")
 }
 
 /// Sum of the cross-entropies of `logits` \[n, classes\] against `labels` \[n\], and how many of the best guesses are right.
 /// `factors` \[n\] multiply each cross-entropy, in tests. Computed in f32 whatever the logits are.
 fn score(logits: &Tensor, labels: &Tensor, factors: Option<&Tensor>) -> Scored {
+    let given = logits.detach();
     let logits = logits.to_kind(Kind::Float);
     let loss = |reduction| logits.cross_entropy_loss(labels, None::<Tensor>, reduction, -100, 0.0);
     let loss = match factors {
@@ -53,5 +106,5 @@ fn score(logits: &Tensor, labels: &Tensor, factors: Option<&Tensor>) -> Scored {
         None => loss(Reduction::Sum),
     };
     let correct = tch::no_grad(|| logits.argmax(-1, false).eq_tensor(labels).sum(Kind::Int64));
-    Scored { loss, correct }
+    Scored { loss, correct: Some(correct), logits: Some(given) }
 }

@@ -3,13 +3,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use lambert_config::architecture::Network;
+use lambert_config::architecture::Architecture;
 use lambert_config::run::{Model, Optimizer as Settings};
 
 use super::update;
 use crate::kernels::Host;
 use crate::kernels::tests::Draw;
-use crate::model::parameters::specs;
 use crate::state::{Buffer, Parameters, TrainState};
 
 const RATE: f64 = 6e-3;
@@ -87,8 +86,7 @@ fn deepspeed_rate(updates: i32) -> f64 {
 /// Ten updates of all tensors of a model of one layer, by both; the worst relative difference of a tensor's weights.
 fn against(settings: &Settings, rate: fn(i32) -> f64, other: impl Fn(&mut Tensor, &[f64], i32) -> f64) -> f64 {
     let model = Model { hidden: 16, heads: 2, intermediate: 32, positions: 16, ..Model::default() };
-    let mut state =
-        TrainState::new(Parameters::initialize(Arc::new(Host), specs(&Network::new(&model, 1, 50)), 1, 0.02));
+    let mut state = TrainState::new(Parameters::initialize(Arc::new(Host), Architecture::new(&model, 1, 50), 1, 0.02));
     let wide = |values: Vec<f32>| values.into_iter().map(f64::from).collect::<Vec<f64>>();
     let tensor = |spec: &crate::state::Spec| Tensor {
         name: spec.name.clone(),

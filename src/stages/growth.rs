@@ -3,10 +3,9 @@
 
 use std::ops::Range;
 
-use lambert_config::architecture::{Network, Part, Role, TensorId};
+use lambert_config::architecture::{Architecture, Role, TensorId};
 use lambert_config::run::{Growth, Model, Moments};
 
-use crate::model::parameters;
 use crate::state::{Buffer, Parameters, Spec, TrainState};
 use crate::torch::{self, TorchError};
 
@@ -18,12 +17,12 @@ pub fn grow(state: &mut TrainState, model: &Model, growth: &Growth, layers: usiz
     if from == layers {
         return Ok(());
     }
-    let specs = parameters::specs(&Network::new(model, layers, state.parameters.vocabulary()));
+    let architecture = Architecture::new(model, layers, state.parameters.architecture().vocabulary());
     let plan = Plan { growth, sources: growth.sources(from, layers), old: &state.parameters };
     let kernels = state.parameters.kernels().clone();
     let grown = torch::guard(|| {
-        let mut grown = TrainState::new(Parameters::zeros(kernels, specs.clone()));
-        for spec in &specs {
+        let mut grown = TrainState::new(Parameters::zeros(kernels, architecture));
+        for spec in &grown.parameters.specs().to_vec() {
             plan.make(spec, state, &mut grown);
         }
         grown
@@ -119,11 +118,17 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Freezes the `idle` parts, which no objective reads; and all but the new layers while a stage whose model had `from` layers
-/// before it has `done` of the steps in which only these are trained.
-pub fn freeze(parameters: &mut Parameters, growth: &Growth, from: Option<usize>, done: u64, idle: &[Part]) {
+/// Freezes what is unused; and all but the new layers while a stage whose model had `from` layers before it has `done` of the
+/// steps in which only these are trained.
+pub fn freeze(
+    parameters: &mut Parameters,
+    growth: &Growth,
+    from: Option<usize>,
+    done: u64,
+    is_unused: impl Fn(&Spec) -> bool,
+) {
     let Some(from) = from.filter(|_| done < growth.new_layers_only) else {
-        return parameters.freeze(|spec| idle.contains(&spec.id.part));
+        return parameters.freeze(is_unused);
     };
     let sources = growth.sources(from, parameters.layers());
     let is_new = |spec: &Spec| spec.id.layer.is_some_and(|layer| sources.get(layer).is_some_and(|(_, new)| *new));
@@ -152,8 +157,7 @@ mod tests {
     fn state(norm: Norm, layers: usize) -> (TrainState, Model) {
         let shape = Model { hidden: 16, heads: 2, intermediate: 32, positions: 16, ..Model::default() };
         let model = Model { norm, pad_vocabulary_to: 8, ..shape };
-        let parameters =
-            Parameters::initialize(Arc::new(Host), parameters::specs(&Network::new(&model, layers, PIECES)), 1, 0.3);
+        let parameters = Parameters::initialize(Arc::new(Host), Architecture::new(&model, layers, PIECES), 1, 0.3);
         let mut state = TrainState::new(parameters);
         // The gains and biases of a new model are 1 and 0: trained ones are not.
         for spec in state.parameters.specs().iter().filter(|spec| spec.name.contains("LayerNorm")) {
@@ -235,7 +239,7 @@ mod tests {
 
     /// Hidden states and MLM logits for a sample.
     fn answers(state: &TrainState, model: &Model) -> (Tensor, Tensor) {
-        let bert = Encoder::new(&state.parameters, model, state.parameters.layers());
+        let bert = Encoder::new(&state.parameters, model);
         let hidden = vec![Hidden { position: 1, label: 3 }];
         let sample =
             MaskedSample { ids: (5..17).collect(), segment_b_start: 6, pair_label: Some(1), hidden, factor: 1.0 };
@@ -292,7 +296,7 @@ mod tests {
         grow(&mut state, &model, &growth, 2).unwrap();
         let from = state.grown_from;
         for done in 0..5 {
-            freeze(&mut state.parameters, &growth, from, done, &[]);
+            freeze(&mut state.parameters, &growth, from, done, |_| false);
             state.count_update();
         }
         assert_eq!((age(&state, 0), age(&state, 1), state.updates["bert.embeddings"]), (2, 5, 2));

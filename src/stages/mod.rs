@@ -37,20 +37,18 @@ pub fn enter(state: &mut TrainState, model: &Model, place: &Place<'_>) -> Result
 mod tests {
     use std::sync::Arc;
 
-    use lambert_config::architecture::Network;
+    use lambert_config::architecture::Architecture;
     use lambert_config::run::{Growth, Stage};
 
     use super::*;
     use crate::kernels::Host;
-    use crate::model::parameters;
     use crate::state::Parameters;
 
     /// A stage is entered again where a rank could not read the samples of its first step.
     #[test]
     fn what_happens_once_happens_once() {
         let model = Model { hidden: 8, heads: 2, intermediate: 16, positions: 16, ..Model::default() };
-        let parameters =
-            Parameters::initialize(Arc::new(Host), parameters::specs(&Network::new(&model, 1, 50)), 1, 0.02);
+        let parameters = Parameters::initialize(Arc::new(Host), Architecture::new(&model, 1, 50), 1, 0.02);
         let mut state = TrainState::new(parameters);
         let growth = Growth { new_layers_only: 3, ..Growth::default() };
         let stage = Stage { layers: Some(2), steps: 9, growth, restart_optimizer: true, ..Stage::default() };

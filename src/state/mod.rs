@@ -23,7 +23,7 @@ use crate::guard::History;
 use crate::kernels::{Address, Buffers, Kernels};
 use crate::stages::plateau::Watched;
 
-pub use layout::{Spec, elements, place};
+pub use layout::{Spec, elements, final_elements, specs};
 pub use parameters::Parameters;
 pub use region::Region;
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use lambert_config::architecture::TensorId;
+use lambert_config::architecture::{Architecture, TensorId};
 use lambert_data_prep::random::Key;
 use tch::{Kind, Tensor};
 
@@ -21,6 +21,7 @@ pub struct Parameters {
     pub(super) values: Tensor,
     /// The same in the kind of number that the model computes with, where updates keep such a copy.
     pub(super) low: Option<Tensor>,
+    architecture: Arc<Architecture>,
     specs: Vec<Spec>,
     views: Vec<Tensor>,
     /// Of joined parameters, as one: the number of the first, how many they are, and the view.
@@ -30,20 +31,27 @@ pub struct Parameters {
 
 impl Parameters {
     /// Zeros.
-    pub fn zeros(kernels: Arc<dyn Kernels>, specs: Vec<Spec>) -> Self {
+    pub fn zeros(kernels: Arc<dyn Kernels>, architecture: impl Into<Arc<Architecture>>) -> Self {
+        let architecture = architecture.into();
+        let specs = layout::specs(&architecture);
         let values = kernels.zeros(&[layout::elements(&specs) as i64], Kind::Float);
         let views = specs.iter().map(|spec| view(&values, spec).detach()).collect();
         let places = specs.iter().enumerate().map(|(place, spec)| (spec.id, place)).collect();
         let joined = joined(&specs).into_iter().map(|rows| (rows.clone(), join(&values, &specs[rows]).detach()));
         let joined = joined.collect();
-        Self { kernels, values, low: None, specs, views, joined, places }
+        Self { kernels, values, low: None, architecture, specs, views, joined, places }
     }
 
     /// The published initialisation: matrices from a normal distribution cut at two standard deviations, biases 0,
     /// layer normalisations 1. Each parameter is a pure function of the seed and its name. Rows that stand for no piece
     /// are 0, and stay so: no gradient reaches them.
-    pub fn initialize(kernels: Arc<dyn Kernels>, specs: Vec<Spec>, seed: u64, deviation: f64) -> Self {
-        let parameters = Self::zeros(kernels, specs);
+    pub fn initialize(
+        kernels: Arc<dyn Kernels>,
+        architecture: impl Into<Arc<Architecture>>,
+        seed: u64,
+        deviation: f64,
+    ) -> Self {
+        let parameters = Self::zeros(kernels, architecture);
         for spec in &parameters.specs {
             let mut elements = vec![0.0; spec.count()];
             if spec.role.decays() {
@@ -82,15 +90,14 @@ impl Parameters {
         &self.specs
     }
 
-    /// Encoder layers.
-    pub fn layers(&self) -> usize {
-        self.specs.iter().filter_map(|spec| spec.id.layer).map(|layer| layer + 1).max().unwrap_or(0)
+    /// The description of the networks whose parameters they are.
+    pub fn architecture(&self) -> &Arc<Architecture> {
+        &self.architecture
     }
 
-    /// Tokens of the vocabulary.
-    pub fn vocabulary(&self) -> usize {
-        let tokens = |spec: &Spec| Some(spec.shape[0] as usize - spec.padding?);
-        self.specs.iter().find_map(tokens).unwrap_or(0)
+    /// Encoder layers.
+    pub fn layers(&self) -> usize {
+        self.architecture.layers()
     }
 
     /// Freezes the parameters of which `frozen` says so, and no others: backward leaves their gradients at zero, and updates
@@ -219,9 +226,8 @@ fn fill_truncated_normal(elements: &mut [f32], key: Key, deviation: f64) {
 mod tests {
     use super::*;
     use crate::kernels::Host;
-    use crate::model::parameters::specs;
     use crate::state::{Buffer, TrainState};
-    use lambert_config::architecture::{Leaf, Network, Part};
+    use lambert_config::architecture::{Leaf, Part};
     use lambert_config::run::Model;
 
     fn tiny() -> Model {
@@ -237,7 +243,7 @@ mod tests {
         let model = Model { pad_vocabulary_to: 8, tied_decoder: false, ..tiny() };
         let plain = Model { pad_vocabulary_to: 1, ..model.clone() };
         let weights = |model: &Model, part: Part| {
-            let parameters = Parameters::initialize(host(), specs(&Network::new(model, 1, 50)), 1, 0.02);
+            let parameters = Parameters::initialize(host(), Architecture::new(model, 1, 50), 1, 0.02);
             parameters.read(parameters.spec(TensorId::new(part, Leaf::Weight)))
         };
         for part in [Part::WordEmbeddings, Part::Decoder] {
@@ -250,7 +256,7 @@ mod tests {
 
     #[test]
     fn backward_accumulates_into_the_flat_buffer() {
-        let parameters = Parameters::initialize(host(), specs(&Network::new(&tiny(), 1, 50)), 1, 0.02);
+        let parameters = Parameters::initialize(host(), Architecture::new(&tiny(), 1, 50), 1, 0.02);
         let state = TrainState::new(parameters);
         let pooler = TensorId::new(Part::Pooler, Leaf::Weight);
         let weight = state.parameters.tensor(pooler);

@@ -120,7 +120,7 @@ impl Passes<'_> {
         let others = (session.world > 1).then_some(reducer);
         let mut exchange = Exchange::new(others, session.config.cluster.bucket_elements(), session.overlaps);
         let mut are_final = |state: &TrainState, elements| exchange.are_final(state, elements);
-        let pending = step::forward_backward(&self.stage.bert, state, share, self.dropout, &mut are_final);
+        let pending = step::forward_backward(&self.stage.objective, state, share, self.dropout, &mut are_final);
         let pending = pending.map_err(|error| self.stage.explain(error))?;
         self.spoil(state)?;
         Ok((vec![pending], exchange))
@@ -130,7 +130,7 @@ impl Passes<'_> {
     fn exactly(&self, share: Share<'_>, state: &mut TrainState) -> Result<(Vec<step::Pending>, ExactSum), Error> {
         let mut sum = ExactSum::new(state.gradients_mut().numel());
         let add = |state: &mut TrainState| gradients::add_exactly(state, &mut sum);
-        let pending = step::leaf_by_leaf(&self.stage.bert, state, share, self.dropout, add);
+        let pending = step::leaf_by_leaf(&self.stage.objective, state, share, self.dropout, add);
         let pending = pending.map_err(|error| self.stage.explain(error))?;
         self.spoil(state)?;
         Ok((pending, sum))

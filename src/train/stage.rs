@@ -19,13 +19,14 @@ use crate::error::Error;
 use crate::evaluate::{self, Evaluated, Question};
 use crate::guard::Verdict;
 use crate::metrics::{self, Stopwatch};
-use crate::model::{self, Encoder};
+use crate::model;
+use crate::objective::Objective;
 use crate::optim;
 use crate::outcome::{Drawn, StepOutcome};
 use crate::retreat;
 use crate::session::{Datasets, Session};
 use crate::stages::growth;
-use crate::state::TrainState;
+use crate::state::{Spec, TrainState};
 use crate::torch::{self, TorchError};
 use crate::totals::Totals;
 
@@ -57,7 +58,7 @@ pub struct Stage<'a> {
     /// Steps of the whole run that were done when this stage was opened.
     first_step: u64,
     loader: Loader,
-    pub(super) bert: Encoder,
+    pub(super) objective: Objective,
     layers: usize,
     /// Tokens of a micro-batch at most.
     micro_batch_tokens: usize,
@@ -100,18 +101,18 @@ impl<'a> Stage<'a> {
         let loader = Loader::start(source, demand, wanted).map_err(Error::Thread)?;
         let layers = place.stage.depth(&config.model);
         torch::guard(|| state.parameters.keep_low(model::kind(&config.model)))?;
-        let mut bert = Encoder::new(&state.parameters, &config.model, layers);
-        bert.recompute = place.stage.recompute;
-        Ok(Self { session, datasets, place, first_step: state.step, loader, bert, layers, micro_batch_tokens })
+        let objective = Objective::new(&state.parameters, &config.model, &config.objective);
+        let objective = objective.recomputing(place.stage.recompute);
+        Ok(Self { session, datasets, place, first_step: state.step, loader, objective, layers, micro_batch_tokens })
     }
 
-    /// Freezes what no objective reads, and freezes or frees the old layers, as the stage's growth says for the step after
+    /// Freezes the heads that no loss reads, and freezes or frees the old layers, as the stage's growth says for the step after
     /// `done` of them.
     pub fn freeze(&self, state: &mut TrainState, done: u64) {
         let growth = &self.place.stage.growth;
         if done == self.place.done || done == growth.new_layers_only {
-            let idle = objectives::idle(&self.session.config.objective);
-            growth::freeze(&mut state.parameters, growth, state.grown_from, done, &idle);
+            let is_unused = |spec: &Spec| objectives::is_unused(spec.head, &self.session.config.objective);
+            growth::freeze(&mut state.parameters, growth, state.grown_from, done, is_unused);
         }
     }
 
@@ -162,7 +163,7 @@ impl<'a> Stage<'a> {
             }
             return Ok(Step::Unread(unread));
         }
-        let outcome = StepOutcome { learning_rate, totals: agreed.totals, norm, ..self.outcome(state, &batch) };
+        let outcome = StepOutcome { learning_rate, totals: agreed.totals.clone(), norm, ..self.outcome(state, &batch) };
         agreed.verdict = outcome.conclude(state, &session.config.guard);
 
         let mut record = metrics::record(&outcome, state);
@@ -200,10 +201,12 @@ impl<'a> Stage<'a> {
             directive => directive,
         };
         let (first, parts) = self.leaves().unwrap_or((0, 1));
-        let mut sums: Vec<f64> = totals.iter().flat_map(|share| Totals::in_places(share, first, parts)).collect();
+        let zero = self.objective.no_totals();
+        let in_places = |share: &Vec<Totals>| Totals::in_places(&zero, share, first, parts);
+        let mut sums: Vec<f64> = totals.iter().flat_map(in_places).collect();
         let vote = Vote { directive: wanted, save: saver.vote(), unread };
         let (agreement, busy) = agreement::exchange(collective, &mut sums, vote, busy)?;
-        Ok(Agreed { totals: Totals::of_places(&sums), agreement, busy, verdict: Verdict::Sound })
+        Ok(Agreed { totals: Totals::of_places(&zero, &sums), agreement, busy, verdict: Verdict::Sound })
     }
 
     /// What is known of a step before it is computed.
@@ -264,7 +267,7 @@ impl<'a> Stage<'a> {
         };
         let control = &self.session.control;
         let stop = || control.stop_is_requested();
-        let evaluation = match evaluate::evaluate(&self.bert, collective, &question, state.step, stop)? {
+        let evaluation = match evaluate::evaluate(&self.objective, collective, &question, state.step, stop)? {
             Evaluated::Whole(evaluation) => evaluation,
             Evaluated::Unread(unread) => {
                 state.unevaluated = true;
@@ -276,7 +279,8 @@ impl<'a> Stage<'a> {
             }
         };
         let best = saver.push_evaluation(collective, &evaluation)?;
-        let loss = evaluation.scores.main().loss;
+        let main = objectives::main(&config.objective);
+        let loss = evaluation.scores.of(main.name).map_or(f64::NAN, |score| score.loss);
         if self.session.is_first() {
             self.session.control.event(EventKind::Evaluation(evaluation));
         }

@@ -13,12 +13,11 @@ use curve::{train, train_in, worst};
 use lambert::checkpoint::snapshot::Snapshot;
 use lambert::device::{Card, Chosen, Driver, SumStream};
 use lambert::kernels::{Draws, Host, Kernels, Values};
-use lambert::model::parameters;
 use lambert::optim;
 use lambert::state::{Buffer, Parameters, TrainState};
 use lambert_collective::nccl::{self, Library, Options, Wire};
 use lambert_collective::{Bucket, local};
-use lambert_config::architecture::Network;
+use lambert_config::architecture::Architecture;
 use lambert_config::run::{Cluster, Device, Model, Optimizer, OptimizerKind, Precision};
 use lambert_data_prep::random::Key;
 use tch::Kind;
@@ -86,7 +85,7 @@ fn dropout_draws_what_the_host_draws() {
 
 /// A state whose weights, and whose gradients of a step, are the same on every device.
 fn state(kernels: Arc<dyn Kernels>, model: &Model) -> TrainState {
-    TrainState::new(Parameters::initialize(kernels, parameters::specs(&Network::new(model, 2, 1000)), 1, 0.02))
+    TrainState::new(Parameters::initialize(kernels, Architecture::new(model, 2, 1000), 1, 0.02))
 }
 
 #[test]

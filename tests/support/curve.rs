@@ -5,11 +5,11 @@ use std::sync::Arc;
 use lambert::data::{GlobalBatch, MicroBatch};
 use lambert::guard::Verdict;
 use lambert::kernels::{Host, Kernels};
-use lambert::model::{Encoder, parameters};
+use lambert::objective::Objective;
 use lambert::outcome::{Drawn, StepOutcome};
 use lambert::state::{Buffer, Parameters, TrainState};
 use lambert::{optim, step};
-use lambert_config::architecture::Network;
+use lambert_config::architecture::Architecture;
 use lambert_config::run::{Decay, Guard, Model, Optimizer, OptimizerKind, Precision, Stage};
 use lambert_config::{RunConfig, schedule};
 use lambert_data_prep::random::Key;
@@ -105,16 +105,17 @@ pub fn train_in(
     let model = Model { dropout: 0.0, precision, ..shape };
     let optimizer = Optimizer { kind, ..Optimizer::default() };
     let config = RunConfig { model, optimizer, ..RunConfig::default() };
-    let parameters = Parameters::zeros(kernels, parameters::specs(&Network::new(&config.model, 2, PIECES)));
+    let parameters = Parameters::zeros(kernels, Architecture::new(&config.model, 2, PIECES));
     for spec in parameters.specs() {
         parameters.write(spec, &golden.floats(&format!("weight:{}", spec.name)));
     }
-    let bert = Encoder::new(&parameters, &config.model, 2);
+    let objective = Objective::new(&parameters, &config.model, &config.objective);
     let mut state = TrainState::new(parameters);
     let stage = Stage { steps: STEPS, warmup: 0.1, decay: Decay::Linear, learning_rate, ..Stage::default() };
     let one = |number: u64| {
         let batch = golden.global_batch(number);
-        let computed = step::forward_backward(&bert, &mut state, batch.whole(), Key::new(1), &mut |_, _| ()).unwrap();
+        let computed =
+            step::forward_backward(&objective, &mut state, batch.whole(), Key::new(1), &mut |_, _| ()).unwrap();
         let norm = optim::update(&mut state, &config.optimizer, schedule::learning_rate(&stage, number)).norm;
         let (totals, norm) = computed.fetch(state.kernels(), &norm).unwrap();
         let drawn = Drawn { dataset: "golden".into(), samples: batch.drawn, passed: 0 };

@@ -3,8 +3,14 @@
 
 use std::sync::Arc;
 
-use super::{Each, Form, Leaf, Module, Network, Normalises, Part, Segment, SegmentKind, TensorId, Value};
-use crate::run::{Model, Norm};
+use serde_json::json;
+
+use super::{
+    Each, Form, Head, Leaf, Module, Network, Normalises, Part, Segment, SegmentKind, TensorId, TransformersModel, Value,
+};
+use crate::RunConfig;
+use crate::objectives::is_unused;
+use crate::run::{Activation, Model, Norm};
 
 /// The network of a configuration, `layers` deep, for a vocabulary of so many tokens.
 pub fn network(model: &Model, layers: usize, vocabulary: usize) -> Network {
@@ -36,7 +42,7 @@ pub fn network(model: &Model, layers: usize, vocabulary: usize) -> Network {
         Norm::Post => name_post,
         Norm::Pre => name_pre,
     };
-    Network { segments, name, vocabulary, rows: model.rows_of(vocabulary) }
+    Network { number: 0, segments, name, vocabulary, rows: model.rows_of(vocabulary) }
 }
 
 fn norm(part: Part, each: Each, width: usize) -> Module {
@@ -98,16 +104,16 @@ fn heads(model: &Model, vocabulary: usize) -> Vec<Module> {
     let bias = Module::new(Part::PredictionBias, Each::MaskedToken, Form::Bias { width: rows });
     let last = (model.norm == Norm::Pre).then(|| norm(Part::FinalNorm, Each::Token, width));
     let tied_to = model.tied_decoder.then_some(Part::WordEmbeddings);
-    last.into_iter()
-        .chain([
-            Module { is_activated: true, ..linear(Part::Transform, Each::MaskedToken, width) },
-            norm(Part::TransformNorm, Each::MaskedToken, width),
-            Module { of_vocabulary: true, tied_to, ..decoder },
-            Module { of_vocabulary: true, ..bias },
-            linear(Part::Pooler, Each::Sample, width),
-            linear(Part::PairHead, Each::Sample, 2),
-        ])
-        .collect()
+    let masked_language = [
+        Module { is_activated: true, ..linear(Part::Transform, Each::MaskedToken, width) },
+        norm(Part::TransformNorm, Each::MaskedToken, width),
+        Module { of_vocabulary: true, tied_to, ..decoder },
+        Module { of_vocabulary: true, ..bias },
+    ];
+    let pair = [linear(Part::Pooler, Each::Sample, width), linear(Part::PairHead, Each::Sample, 2)];
+    let of = |head| move |module| Module { head: Some(head), ..module };
+    let heads = masked_language.map(of(Head::MaskedLanguage)).into_iter().chain(pair.map(of(Head::Pair)));
+    last.into_iter().chain(heads).collect()
 }
 
 fn name_post(id: TensorId) -> String {
@@ -118,7 +124,7 @@ fn name_pre(id: TensorId) -> String {
     name(id, Norm::Pre)
 }
 
-fn name(TensorId { part, layer, leaf }: TensorId, norm: Norm) -> String {
+fn name(TensorId { part, layer, leaf, .. }: TensorId, norm: Norm) -> String {
     let part = match (part, norm) {
         (Part::WordEmbeddings, _) => "bert.embeddings.word_embeddings",
         (Part::PositionEmbeddings, _) => "bert.embeddings.position_embeddings",
@@ -150,4 +156,43 @@ fn name(TensorId { part, layer, leaf }: TensorId, norm: Norm) -> String {
         Some(layer) => format!("bert.encoder.layer.{layer}.{part}.{leaf}"),
         None => format!("{part}.{leaf}"),
     }
+}
+
+/// transformers' `BertConfig` or, with pre-normalisation, `MegatronBertConfig`. Without a pair objective the class is the one that has
+/// neither pooler nor pair head: they are not trained.
+pub fn transformers(config: &RunConfig, layers: usize, vocabulary: usize, pad: u32) -> TransformersModel {
+    let model = &config.model;
+    let (class, model_type) = match (model.norm, is_unused(Some(Head::Pair), &config.objective)) {
+        (Norm::Post, false) => ("BertForPreTraining", "bert"),
+        (Norm::Post, true) => ("BertForMaskedLM", "bert"),
+        (Norm::Pre, false) => ("MegatronBertForPreTraining", "megatron-bert"),
+        (Norm::Pre, true) => ("MegatronBertForMaskedLM", "megatron-bert"),
+    };
+    let activation = match model.activation {
+        Activation::Gelu => "gelu",
+        Activation::GeluTanh => "gelu_pytorch_tanh",
+    };
+    let config = json!({
+        "architectures": [class],
+        "attention_probs_dropout_prob": model.attention_dropout.unwrap_or(model.dropout),
+        "classifier_dropout": null,
+        "hidden_act": activation,
+        "hidden_dropout_prob": model.dropout,
+        "hidden_size": model.hidden,
+        "initializer_range": model.initializer_range,
+        "intermediate_size": model.intermediate,
+        "layer_norm_eps": model.layer_norm_eps,
+        "max_position_embeddings": model.positions,
+        "model_type": model_type,
+        "num_attention_heads": model.heads,
+        "num_hidden_layers": layers,
+        "pad_token_id": pad,
+        "position_embedding_type": "absolute",
+        "tie_word_embeddings": model.tied_decoder,
+        "torch_dtype": "float32",
+        "type_vocab_size": 2,
+        "use_cache": true,
+        "vocab_size": vocabulary,
+    });
+    TransformersModel { class, config }
 }

@@ -5,10 +5,15 @@
 mod bert;
 mod module;
 mod network;
+mod tensors;
 
-pub use module::{Each, Form, Leaf, Module, Normalises, Part, Role, TensorId};
-pub use network::{Network, Segment, SegmentKind, Tensor, Value};
+pub use module::{Each, Form, Head, Leaf, Module, Normalises, Part, Role, TensorId};
+pub use network::{Network, Segment, SegmentKind, Value};
+pub use tensors::{Architecture, Tensor};
 
+use serde_json::Value as Json;
+
+use crate::RunConfig;
 use crate::run::Model;
 
 /// Keys of a run's `[model]` that decide which tensors there are and what shapes they have.
@@ -19,6 +24,29 @@ impl Network {
     /// The network of a configuration, `layers` deep, for a vocabulary of so many tokens.
     pub fn new(model: &Model, layers: usize, vocabulary: usize) -> Self {
         bert::network(model, layers, vocabulary)
+    }
+}
+
+/// How transformers knows a run's model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TransformersModel {
+    /// The class that loads it.
+    pub class: &'static str,
+    /// The content of its `config.json`.
+    pub config: Json,
+}
+
+impl TransformersModel {
+    /// The model of a configuration, `layers` deep, for a vocabulary of so many tokens, of which `pad` is the padding token.
+    pub fn new(config: &RunConfig, layers: usize, vocabulary: usize, pad: u32) -> Self {
+        bert::transformers(config, layers, vocabulary, pad)
+    }
+}
+
+impl Architecture {
+    /// The networks of a configuration, `layers` deep, for a vocabulary of so many tokens.
+    pub fn new(model: &Model, layers: usize, vocabulary: usize) -> Self {
+        Network::new(model, layers, vocabulary).into()
     }
 }
 

@@ -52,9 +52,20 @@ pub enum Leaf {
     Bias,
 }
 
-/// The identity of a tensor among all others of a network.
+/// The pre-training head that a module is part of. Each loss reads one head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Head {
+    /// Logits over the vocabulary, at masked tokens.
+    MaskedLanguage,
+    /// Logits of the pair label.
+    Pair,
+}
+
+/// The identity of a tensor among all others of an architecture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TensorId {
+    /// The number of the network that owns it.
+    pub network: usize,
     /// The module that owns it.
     pub part: Part,
     /// The layer whose parameters it belongs to, from 0, if it is in one. Layers that share parameters have one number.
@@ -64,9 +75,9 @@ pub struct TensorId {
 }
 
 impl TensorId {
-    /// A tensor of a module that is there once.
+    /// A tensor of a module that is there once, in network 0.
     pub fn new(part: Part, leaf: Leaf) -> Self {
-        Self { part, layer: None, leaf }
+        Self { network: 0, part, layer: None, leaf }
     }
 }
 
@@ -163,6 +174,10 @@ pub struct Module {
     pub of_vocabulary: bool,
     /// The module whose weight it computes with; it has no tensors of its own then.
     pub tied_to: Option<Part>,
+    /// The number of the network whose tensors it computes with, if that is another one.
+    pub owner: Option<usize>,
+    /// The head that it is part of, if it is in one.
+    pub head: Option<Head>,
     /// Whether its weight, and its bias, lie directly behind those of the module before it, so that they are one matrix and one
     /// vector.
     pub joined: bool,
@@ -183,6 +198,8 @@ impl Module {
             each,
             of_vocabulary: false,
             tied_to: None,
+            owner: None,
+            head: None,
             joined: false,
             is_residual: false,
             is_activated: false,

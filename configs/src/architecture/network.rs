@@ -1,10 +1,11 @@
-//! A network: a list of segments. From it follow the names and shapes of its parameters, when their gradients are final, what it
-//! computes (FLOPs), and what it keeps for the backward pass.
+//! A network: a list of segments. From it follow the names and shapes of its parameters, what it computes (FLOPs), and what it
+//! keeps for the backward pass.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::module::{Each, Form, Leaf, Module, Role, TensorId};
+use super::module::{Each, Form, Leaf, Module, Part, TensorId};
+use super::tensors::Tensor;
 
 /// What a segment is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,57 +48,17 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// The tensors that it reads, in the order of the forward pass, in groups. Those of a group keep their order in memory: of
-    /// joined modules all weights, then all biases. All others are a group each.
-    fn reads(&self) -> Vec<Vec<TensorId>> {
-        let mut reads = Vec::new();
-        let mut rest = &self.modules[..];
-        while let Some((first, behind)) = rest.split_first() {
-            let joined = behind.iter().take_while(|module| module.joined).count();
-            let group = &rest[..=joined];
-            rest = &rest[1 + joined..];
-            let of = |leaf: Leaf| {
-                let has = move |module: &&Module| module.shapes().iter().any(|(other, _)| *other == leaf);
-                group.iter().filter(has).map(move |module| TensorId { part: module.part, layer: self.layer, leaf })
-            };
-            let tensors = of(Leaf::Weight).chain(of(Leaf::Bias)).collect::<Vec<_>>();
-            reads.extend(first.tied_to.map(|part| vec![TensorId::new(part, Leaf::Weight)]));
-            match joined {
-                0 => reads.extend(tensors.into_iter().map(|id| vec![id])),
-                _ => reads.push(tensors),
-            }
-        }
-        reads
-    }
-
     fn flops(&self, each: Each, vocabulary: usize) -> f64 {
         let modules = self.modules.iter().filter(|module| module.each == each);
         modules.map(|module| module.flops(vocabulary)).sum()
     }
 }
 
-/// A parameter of a network.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tensor {
-    /// What it is.
-    pub id: TensorId,
-    /// What it is for.
-    pub role: Role,
-    /// Its name in transformers' model, such as `bert.encoder.layer.0.attention.self.query.weight`.
-    pub name: String,
-    /// As \[out, in\].
-    pub shape: Vec<usize>,
-    /// Its last rows that stand for no token of the vocabulary; `None` if its rows are not tokens.
-    pub padding: Option<usize>,
-    /// Whether it lies directly behind the tensor before it.
-    pub joined: bool,
-    /// The number of segments that the backward pass goes through until the gradient of this tensor is final.
-    pub final_after: usize,
-}
-
 /// A network of a certain depth.
 #[derive(Debug, Clone)]
 pub struct Network {
+    /// Its number among the networks of an architecture. Dropout is drawn by it.
+    pub number: usize,
     /// Its segments, in the order of the forward pass. The heads are last.
     pub segments: Vec<Segment>,
     /// The name of a tensor.
@@ -109,37 +70,65 @@ pub struct Network {
 }
 
 impl Network {
-    /// All tensors, in the order in which the backward pass is done with their gradients. A tensor that several segments read is
-    /// final when the backward pass has gone through the first of them.
-    pub fn tensors(&self) -> Vec<Tensor> {
-        let mut found = HashSet::new();
-        let mut segments = Vec::new();
-        // The first segment that reads a tensor is the last that the backward pass comes to.
-        for (index, segment) in self.segments.iter().enumerate() {
-            let mut groups = segment.reads();
-            groups.iter_mut().for_each(|group| group.retain(|id| found.insert(*id)));
-            let of = |id: &TensorId| self.tensor(*id, self.segments.len() - index);
-            segments.push(groups.iter().rev().flatten().filter_map(of).collect::<Vec<_>>());
+    /// The tensors that one of its segments reads, in the order of the forward pass, in groups. Those of a group keep their order
+    /// in memory: of joined modules all weights, then all biases. All others are a group each.
+    pub(super) fn reads(&self, segment: &Segment) -> Vec<Vec<TensorId>> {
+        let mut reads = Vec::new();
+        let mut rest = &segment.modules[..];
+        while let Some((first, behind)) = rest.split_first() {
+            let joined = behind.iter().take_while(|module| module.joined).count();
+            let group = &rest[..=joined];
+            rest = &rest[1 + joined..];
+            let of = |leaf: Leaf| {
+                let has = move |module: &&Module| module.shapes().iter().any(|(other, _)| *other == leaf);
+                group.iter().filter(has).map(move |module| self.id(module.part, segment.layer, leaf))
+            };
+            let tensors = of(Leaf::Weight).chain(of(Leaf::Bias)).collect::<Vec<_>>();
+            reads.extend(first.tied_to.map(|part| vec![self.id(part, None, Leaf::Weight)]));
+            match joined {
+                0 => reads.extend(tensors.into_iter().map(|id| vec![id])),
+                _ => reads.push(tensors),
+            }
         }
-        segments.into_iter().rev().flatten().collect()
+        reads
     }
 
-    fn tensor(&self, id: TensorId, final_after: usize) -> Option<Tensor> {
+    /// The identity of the tensor that its code knows by these, which another network may own.
+    pub fn id(&self, part: Part, layer: Option<usize>, leaf: Leaf) -> TensorId {
+        let mut modules = self.segments.iter().flat_map(|segment| segment.modules.iter());
+        let module = modules.find(|module| module.part == part && module.tied_to.is_none());
+        TensorId { network: module.and_then(|module| module.owner).unwrap_or(self.number), part, layer, leaf }
+    }
+
+    /// The description of a tensor that it owns.
+    pub(super) fn tensor(&self, id: TensorId, final_after: usize) -> Option<Tensor> {
         let owns = |segment: &&Segment| id.layer == segment.layer;
         let mut modules = self.segments.iter().filter(owns).flat_map(|segment| segment.modules.iter());
-        let module = modules.find(|module| module.part == id.part && module.tied_to.is_none())?;
+        let owned = |module: &&Module| module.part == id.part && module.tied_to.is_none() && module.owner.is_none();
+        let module = modules.find(owned)?;
         let (_, shape) = module.shapes().into_iter().find(|(leaf, _)| *leaf == id.leaf)?;
         let padding = module.of_vocabulary.then_some(self.rows - self.vocabulary);
-        let (role, name, joined) = (module.role(id.leaf), (self.name)(id), module.joined);
-        Some(Tensor { id, role, name, shape, padding, joined, final_after })
+        let (role, name, joined, head) = (module.role(id.leaf), (self.name)(id), module.joined, module.head);
+        Some(Tensor { id, role, name, shape, padding, joined, head, final_after })
     }
 
-    /// Numbers in all tensors.
+    /// Whether it has such a module.
+    pub fn has(&self, is_such: impl Fn(&Module) -> bool) -> bool {
+        self.segments.iter().flat_map(|segment| segment.modules.iter()).any(is_such)
+    }
+
+    /// How many layers have parameters of their own.
+    pub fn layers(&self) -> usize {
+        self.segments.iter().filter_map(|segment| segment.layer).map(|layer| layer + 1).max().unwrap_or(0)
+    }
+
+    /// Numbers in all tensors that it owns.
     pub fn parameters(&self) -> u64 {
         let count = |shape: &[usize]| shape.iter().map(|size| *size as u64).product::<u64>();
         let mut layers = HashSet::new();
         let owners = self.segments.iter().filter(|segment| segment.layer.is_none_or(|layer| layers.insert(layer)));
-        let shapes = owners.flat_map(|segment| segment.modules.iter()).flat_map(Module::shapes);
+        let modules = owners.flat_map(|segment| segment.modules.iter()).filter(|module| module.owner.is_none());
+        let shapes = modules.flat_map(Module::shapes);
         shapes.map(|(_, shape)| count(&shape)).sum()
     }
 

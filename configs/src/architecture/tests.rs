@@ -1,10 +1,13 @@
 //! Names, shapes and sizes against the published models'.
 
+use serde_json::json;
+
 use super::*;
-use crate::run::Norm;
+use crate::prep::Pair;
+use crate::run::{Norm, Objective};
 
 fn names(model: &Model) -> Vec<String> {
-    let mut names: Vec<_> = Network::new(model, 1, 50).tensors().into_iter().map(|tensor| tensor.name).collect();
+    let mut names: Vec<_> = Architecture::new(model, 1, 50).tensors().into_iter().map(|tensor| tensor.name).collect();
     names.sort();
     names
 }
@@ -68,8 +71,8 @@ fn tensors_have_the_names_of_transformers() {
 fn every_tensor_is_there_once_and_is_what_its_name_says() {
     for norm in [Norm::Post, Norm::Pre] {
         let model = Model { norm, tied_decoder: false, pad_vocabulary_to: 8, ..Model::default() };
-        let network = Network::new(&model, 3, 50);
-        let tensors = network.tensors();
+        let architecture = Architecture::new(&model, 3, 50);
+        let tensors = architecture.tensors();
         let ids: std::collections::HashSet<_> = tensors.iter().map(|tensor| tensor.id).collect();
         let names: std::collections::HashSet<_> = tensors.iter().map(|tensor| &tensor.name).collect();
         assert_eq!((ids.len(), names.len()), (tensors.len(), tensors.len()));
@@ -82,7 +85,7 @@ fn every_tensor_is_there_once_and_is_what_its_name_says() {
             assert_eq!(*padding, (shape[0] == 56).then_some(6), "{name}");
         }
         let count: u64 = tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>() as u64).sum();
-        assert_eq!(count, network.parameters());
+        assert_eq!(count, architecture.parameters());
         assert_eq!(tensors.iter().filter(|tensor| tensor.padding.is_some()).count(), 4);
     }
 }
@@ -91,7 +94,7 @@ fn every_tensor_is_there_once_and_is_what_its_name_says() {
 #[test]
 fn the_keys_that_shape_a_model_are_those_that_change_its_tensors() {
     let model = Model::default();
-    let tensors = |model: &Model| Network::new(model, model.layers, 50).tensors();
+    let tensors = |model: &Model| Architecture::new(model, model.layers, 50).tensors();
     let table = toml::Table::try_from(&model).unwrap();
     let change = |key: &str, value: &toml::Value| {
         Some(match (key, value) {
@@ -116,4 +119,47 @@ fn the_keys_that_shape_a_model_are_those_that_change_its_tensors() {
     found.sort();
     expected.sort();
     assert_eq!(found, expected);
+}
+
+/// Two networks of which the second has the embeddings of the first (as ELECTRA's, arXiv 2003.10555): their gradients are final last.
+#[test]
+fn tensors_that_two_networks_read_are_final_behind_the_second() {
+    let model = Model::default();
+    let mut second = Network::new(&model, 2, 50);
+    second.name = |id| format!("second.{id:?}");
+    let mut embeddings = second.segments[0].modules.to_vec();
+    embeddings.iter_mut().for_each(|module| module.owner = Some(0));
+    second.segments[0].modules = embeddings.into();
+    let architecture = Architecture::of(vec![Network::new(&model, 1, 50), second]);
+    let tensors = architecture.tensors();
+    let of = |network: usize| tensors.iter().filter(move |tensor| tensor.id.network == network);
+    let shared = |tensor: &&Tensor| tensor.name.starts_with("bert.embeddings");
+    assert_eq!(tensors.iter().filter(shared).count(), 5);
+    // Three segments of the first network and four of the second; the tied decoders read the word embeddings, too.
+    assert!(of(0).filter(shared).all(|tensor| tensor.final_after == 7));
+    assert_eq!(of(0).filter(|tensor| !shared(tensor)).map(|tensor| tensor.final_after).max(), Some(2));
+    assert_eq!(of(1).map(|tensor| tensor.final_after).min(), Some(4));
+    assert!(tensors.iter().rev().take(5).all(|tensor| shared(&tensor)), "they lie last in memory");
+    assert!(tensors.windows(2).all(|pair| pair[0].final_after <= pair[1].final_after));
+    let count: u64 = tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>() as u64).sum();
+    assert_eq!(count, architecture.parameters());
+}
+
+#[test]
+fn the_model_is_described_for_transformers() {
+    let run = RunConfig::default();
+    let TransformersModel { class, config } = TransformersModel::new(&run, 6, 1000, 0);
+    assert_eq!(
+        (class, &config["architectures"], &config["model_type"]),
+        ("BertForPreTraining", &json!(["BertForPreTraining"]), &json!("bert"))
+    );
+    assert_eq!(config["num_hidden_layers"], 6);
+    assert_eq!(config["layer_norm_eps"], 1e-12);
+    assert_eq!(config["pad_token_id"], 0);
+    let without = Objective { pair: Pair::None, ..run.objective.clone() };
+    for (norm, name) in [(Norm::Post, "BertForMaskedLM"), (Norm::Pre, "MegatronBertForMaskedLM")] {
+        let model = Model { norm, ..run.model.clone() };
+        let alone = RunConfig { objective: without.clone(), model, ..run.clone() };
+        assert_eq!(TransformersModel::new(&alone, 6, 1000, 0).config["architectures"], json!([name]));
+    }
 }

@@ -3,7 +3,7 @@
 //! Counted are the tensors of a step, as src/kernels/meta/memory.rs counts them without a card: the formula is never below
 //! those, and at most 15 % above. What CUDA and libtorch take beside the tensors is [`reserve`].
 
-use crate::architecture::Network;
+use crate::architecture::{Architecture, Network};
 use crate::run::{Attention, Norm, Precision, RunConfig, Stage};
 
 use super::Data;
@@ -99,7 +99,7 @@ fn masked(config: &RunConfig, data: Data, tokens: usize) -> f64 {
 pub fn state(config: &RunConfig, layers: usize, pieces: usize) -> u64 {
     let copy = if config.model.precision == Precision::Bf16 { COPY } else { 0 };
     let tensors = TENSORS.0.saturating_mul(layers as u64).saturating_add(TENSORS.1);
-    let parameters = Network::new(&config.model, layers, pieces).parameters();
+    let parameters = Architecture::new(&config.model, layers, pieces).parameters();
     let half = if config.metrics.noise_scale_every_steps > 0 { super::HALF } else { 0 };
     parameters.saturating_add(ALIGNMENT * tensors).saturating_mul(STATE + copy + half)
 }

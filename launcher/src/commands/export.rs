@@ -2,11 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use lambert_config::architecture::Network;
-use lambert_config::objectives::idle;
-use lambert_config::run::{Activation, Norm};
+use lambert_config::architecture::{Architecture, Tensor, TransformersModel};
+use lambert_config::objectives::is_unused;
 use lambert_config::{Layers, RunConfig, exit};
-use lambert_data_prep::tokenizer::{Special, Tokenizer, TokenizerError, tokenizer_json};
+use lambert_data_prep::tokenizer::{Tokenizer, TokenizerError, tokenizer_json};
 use lambert_store::Store;
 use lambert_store::checkpoint::{self, Manifest, PassedOver};
 // The weights and the vocabulary have the names that transformers gives them.
@@ -19,17 +18,6 @@ use super::trim;
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
-
-/// The class of transformers that a run's model is for, and its type of model. Without a pair objective neither pooler nor
-/// pair head has learnt anything, and the class has none.
-fn class(config: &RunConfig) -> (&'static str, &'static str) {
-    match (config.model.norm, idle(&config.objective).is_empty()) {
-        (Norm::Post, true) => ("BertForPreTraining", "bert"),
-        (Norm::Post, false) => ("BertForMaskedLM", "bert"),
-        (Norm::Pre, true) => ("MegatronBertForPreTraining", "megatron-bert"),
-        (Norm::Pre, false) => ("MegatronBertForMaskedLM", "megatron-bert"),
-    }
-}
 
 #[derive(Debug, thiserror::Error)]
 enum ExportError {
@@ -65,7 +53,7 @@ pub fn export(arguments: &cli::Export) -> Outcome {
     let (source, files) = read(&arguments.model)?;
     write(folder, &files)?;
     let (name, url) = (source.manifest.name(), source.store.url());
-    let (class, _) = class(&source.config);
+    let class = source.class();
     tracing::info!("{}: {name} of {url}, for transformers' {class} and BertTokenizerFast", folder.display());
     console::result(&folder.display().to_string()).map_err(Failure::failed)?;
     Ok(exit::DONE)
@@ -119,6 +107,11 @@ impl Source {
         Ok(Self { store, config, manifest, facts })
     }
 
+    /// The class of transformers that loads the model.
+    fn class(&self) -> &'static str {
+        TransformersModel::new(&self.config, 0, 0, 0).class
+    }
+
     /// Whether the checkpoint still exists.
     fn is_there(&self) -> Result<bool, Failure> {
         checkpoint::is_committed(&self.store, &self.manifest.name()).map_err(Failure::failed)
@@ -129,8 +122,9 @@ impl Source {
         let url = self.store.url();
         let weights = checkpoint::read_object(&self.store, &self.manifest, WEIGHTS).map_err(Failure::failed)?;
         let layers = self.config.depth(self.manifest.stage);
-        let tensors = Network::new(&self.config.model, layers, self.facts.vocabulary).tensors();
-        let weights = trim::weights(&weights, &tensors, &idle(&self.config.objective)).map_err(Failure::failed)?;
+        let tensors = Architecture::new(&self.config.model, layers, self.facts.vocabulary).tensors();
+        let left_out = |tensor: &Tensor| is_unused(tensor.head, &self.config.objective);
+        let weights = trim::weights(&weights, &tensors, left_out).map_err(Failure::failed)?;
         let vocabulary = self.store.get(VOCABULARY).map_err(Failure::failed)?;
         let unusable = |source| Failure::failed(ExportError::Tokenizer { url: url.to_owned(), source });
         let tokenizer = Tokenizer::from_vocab(&vocabulary, self.facts.lowercase).map_err(unusable)?;
@@ -138,10 +132,10 @@ impl Source {
             let (name, expected, found) = (self.manifest.name(), self.facts.vocabulary, tokenizer.size());
             return Err(Failure::failed(ExportError::Vocabulary { url: url.to_owned(), name, expected, found }));
         }
-        let bert = config_json(&self.config, layers, tokenizer.size(), tokenizer.special());
+        let description = TransformersModel::new(&self.config, layers, tokenizer.size(), tokenizer.special().pad);
         let positions = self.config.model.positions;
         Ok(vec![
-            ("config.json", pretty(&bert)),
+            ("config.json", pretty(&description.config)),
             (WEIGHTS, weights),
             (VOCABULARY, vocabulary.to_vec()),
             ("tokenizer.json", tokenizer_json(&vocabulary, self.facts.lowercase).map_err(unusable)?.into_bytes()),
@@ -160,37 +154,6 @@ fn newest(store: &Store) -> Result<Manifest, Failure> {
         }
         None => Err(Failure::failed(ExportError::NoCheckpoint { url: store.url().to_owned(), passed_over })),
     }
-}
-
-/// transformers' `BertConfig` or, with pre-normalisation, `MegatronBertConfig`.
-fn config_json(config: &RunConfig, layers: usize, vocabulary: usize, special: Special) -> Value {
-    let ((architecture, model_type), model) = (class(config), &config.model);
-    let activation = match model.activation {
-        Activation::Gelu => "gelu",
-        Activation::GeluTanh => "gelu_pytorch_tanh",
-    };
-    json!({
-        "architectures": [architecture],
-        "attention_probs_dropout_prob": model.attention_dropout.unwrap_or(model.dropout),
-        "classifier_dropout": null,
-        "hidden_act": activation,
-        "hidden_dropout_prob": model.dropout,
-        "hidden_size": model.hidden,
-        "initializer_range": model.initializer_range,
-        "intermediate_size": model.intermediate,
-        "layer_norm_eps": model.layer_norm_eps,
-        "max_position_embeddings": model.positions,
-        "model_type": model_type,
-        "num_attention_heads": model.heads,
-        "num_hidden_layers": layers,
-        "pad_token_id": special.pad,
-        "position_embedding_type": "absolute",
-        "tie_word_embeddings": model.tied_decoder,
-        "torch_dtype": "float32",
-        "type_vocab_size": 2,
-        "use_cache": true,
-        "vocab_size": vocabulary,
-    })
 }
 
 fn tokenizer_config(lowercase: bool, positions: usize) -> Value {
@@ -258,8 +221,6 @@ fn readable(folder: &Path) -> std::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use lambert_config::run::{Model, Objective, Pair};
-
     use super::*;
 
     #[test]
@@ -271,25 +232,5 @@ mod tests {
         assert_eq!(refuse_full(&folder).unwrap_err().code, exit::USAGE);
         assert!(write(&folder, &[("a", b"2".to_vec())]).is_err());
         assert_eq!(std::fs::read(folder.join("a")).unwrap(), b"1");
-    }
-
-    #[test]
-    fn the_model_is_described_for_transformers() {
-        let special = Special { pad: 0, unk: 1, cls: 2, sep: 3, mask: 4 };
-        let run = RunConfig::default();
-        let config = config_json(&run, 6, 1000, special);
-        assert_eq!(
-            (&config["architectures"][0], &config["model_type"]),
-            (&json!("BertForPreTraining"), &json!("bert"))
-        );
-        assert_eq!(config["num_hidden_layers"], 6);
-        assert_eq!(config["layer_norm_eps"], 1e-12);
-        assert_eq!(config["pad_token_id"], 0);
-        let without = Objective { pair: Pair::None, ..run.objective.clone() };
-        for (norm, name) in [(Norm::Post, "BertForMaskedLM"), (Norm::Pre, "MegatronBertForMaskedLM")] {
-            let model = Model { norm, ..run.model.clone() };
-            let alone = RunConfig { objective: without.clone(), model, ..run.clone() };
-            assert_eq!(config_json(&alone, 6, 1000, special)["architectures"], json!([name]));
-        }
     }
 }

@@ -22,18 +22,14 @@ pub fn run(url: &str, status: &Status, life: Life, job: Option<&Job>) -> Vec<Str
     }
     lines.push(step);
     if let Some(record) = &status.record {
-        let Score { objective, loss, accuracy } = record.scores.main();
-        lines.push(format!(
-            "loss         {:.4} ({objective} {loss:.4}, accuracy {accuracy:.4}), learning rate {:.3e}",
-            record.loss, record.learning_rate
-        ));
+        let (loss, rate) = (record.loss, record.learning_rate);
+        lines.push(format!("loss         {loss:.4} ({}), learning rate {rate:.3e}", score(&record.scores.main())));
     }
     if let Some(times) = status.record.as_ref().and_then(|record| record.ranks).filter(|_| status.ranks.len() > 1) {
         lines.push(rank_times(times, &status.ranks));
     }
     if let Some(held_out) = &status.evaluation {
-        let (Score { objective, loss, accuracy }, step) = (held_out.scores.main(), held_out.step);
-        lines.push(format!("held out     {objective} {loss:.4}, accuracy {accuracy:.4}, after step {step}"));
+        lines.push(format!("held out     {}, after step {}", score(&held_out.scores.main()), held_out.step));
     }
     if let Some((noise, samples)) = status.noise.and_then(|noise| Some((noise, noise.samples()?))) {
         lines.push(format!("noise scale  about {samples:.0} samples, from {} estimates", noise.estimates));
@@ -58,6 +54,12 @@ pub fn run(url: &str, status: &Status, life: Life, job: Option<&Job>) -> Vec<Str
 /// Whether the run's job is not running, whatever its coordinator wrote last.
 fn is_waiting(job: Option<&Job>) -> bool {
     job.is_some_and(|job| job.is_pending() || job.is_suspended())
+}
+
+/// `mlm 6.8125, accuracy 0.0500`.
+fn score(Score { name, loss, accuracy }: &Score) -> String {
+    let accuracy = accuracy.map_or(String::new(), |accuracy| format!(", accuracy {accuracy:.4}"));
+    format!("{name} {loss:.4}{accuracy}")
 }
 
 fn state(status: &Status, life: Life, job: Option<&Job>) -> String {

@@ -1,25 +1,29 @@
-//! Weights as they are exported: without the rows that fill up the vocabulary, and without the parts that nothing has
+//! Weights as they are exported: without the rows that fill up the vocabulary, and without the heads that nothing has
 //! trained.
 
-use lambert_config::architecture::{Part, Tensor};
+use lambert_config::architecture::Tensor;
 use safetensors::tensor::{SafeTensorError, TensorView};
 use safetensors::{SafeTensors, serialize};
 
-/// The safetensors file `bytes` of a model made of `tensors`, without those of the `idle` parts, and without the last rows of
-/// those whose rows are pieces of the vocabulary.
-pub fn weights(bytes: &[u8], tensors: &[Tensor], idle: &[Part]) -> Result<Vec<u8>, SafeTensorError> {
-    let left_out = |tensor: &Tensor| idle.contains(&tensor.id.part);
+/// The safetensors file `bytes` of a model made of `tensors`, without those that are `left_out`, and without the last rows of
+/// those whose rows are tokens of the vocabulary.
+pub fn weights(
+    bytes: &[u8],
+    tensors: &[Tensor],
+    left_out: impl Fn(&Tensor) -> bool,
+) -> Result<Vec<u8>, SafeTensorError> {
     if tensors.iter().all(|tensor| tensor.padding.unwrap_or(0) == 0 && !left_out(tensor)) {
         return Ok(bytes.to_vec());
     }
     let (_, header) = SafeTensors::read_metadata(bytes)?;
     let file = SafeTensors::deserialize(bytes)?;
     let known = |name: &str| tensors.iter().find(|tensor| tensor.name == name);
-    let kept = file.tensors().into_iter().filter(|(name, _)| !known(name).is_some_and(left_out)).map(|(name, view)| {
-        let padding = known(&name).and_then(|tensor| tensor.padding);
-        let view = padding.map_or(Ok(view.clone()), |padding| cut(&view, padding))?;
-        Ok((name, view))
-    });
+    let kept =
+        file.tensors().into_iter().filter(|(name, _)| !known(name).is_some_and(&left_out)).map(|(name, view)| {
+            let padding = known(&name).and_then(|tensor| tensor.padding);
+            let view = padding.map_or(Ok(view.clone()), |padding| cut(&view, padding))?;
+            Ok((name, view))
+        });
     serialize(kept.collect::<Result<Vec<_>, SafeTensorError>>()?, header.metadata().clone())
 }
 
@@ -34,7 +38,7 @@ fn cut<'a>(view: &TensorView<'a>, padding: usize) -> Result<TensorView<'a>, Safe
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lambert_config::architecture::{Leaf, Role, TensorId};
+    use lambert_config::architecture::{Leaf, Part, Role, TensorId};
     use safetensors::Dtype;
 
     #[test]
@@ -46,6 +50,7 @@ mod tests {
             shape: Vec::new(),
             padding,
             joined: false,
+            head: None,
             final_after: 1,
         };
         let tensors = [tensor("table", Part::WordEmbeddings, Some(3)), tensor("other", Part::Pooler, None)];
@@ -54,20 +59,20 @@ mod tests {
         let format = std::collections::HashMap::from([("format".to_owned(), "pt".to_owned())]);
         let views = [("table", view(&[8, 3], 96)), ("other", view(&[8, 2], 64))];
         let whole = serialize(views, Some(format.clone())).unwrap();
-        let cut = weights(&whole, &tensors, &[]).unwrap();
+        let none_left_out = |_: &Tensor| false;
+        let cut = weights(&whole, &tensors, none_left_out).unwrap();
         let file = SafeTensors::deserialize(&cut).unwrap();
         let table = file.tensor("table").unwrap();
         assert_eq!((table.shape(), table.data()), (&[5, 3][..], &data[..60]));
         assert_eq!(file.tensor("other").unwrap(), view(&[8, 2], 64));
         assert_eq!(SafeTensors::read_metadata(&cut).unwrap().1.metadata(), &Some(format));
         let none = [tensor("table", Part::WordEmbeddings, Some(0))];
-        assert_eq!(weights(&whole, &none, &[]).unwrap(), whole);
-        let without =
-            weights(&whole, &none.into_iter().chain([tensors[1].clone()]).collect::<Vec<_>>(), &[Part::Pooler]);
-        let without = without.unwrap();
+        assert_eq!(weights(&whole, &none, none_left_out).unwrap(), whole);
+        let both = none.into_iter().chain([tensors[1].clone()]).collect::<Vec<_>>();
+        let without = weights(&whole, &both, |tensor| tensor.id.part == Part::Pooler).unwrap();
         let file = SafeTensors::deserialize(&without).unwrap();
         assert_eq!((file.names(), file.tensor("table").unwrap()), (vec!["table"], view(&[8, 3], 96)));
         let all = [tensor("table", Part::WordEmbeddings, Some(8))];
-        assert!(weights(&whole, &all, &[]).is_err(), "nothing is left");
+        assert!(weights(&whole, &all, none_left_out).is_err(), "nothing is left");
     }
 }

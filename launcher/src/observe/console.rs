@@ -77,9 +77,10 @@ impl ConsoleObserver {
                 tracing::info!("saved checkpoint {name} in {written:.2} s; training paused {seconds:.3} s");
             }
             EventKind::Evaluation(evaluation) => {
-                let Score { objective, loss, accuracy } = evaluation.scores.main();
+                let Score { name, loss, accuracy } = evaluation.scores.main();
+                let accuracy = accuracy.map_or(String::new(), |accuracy| format!("accuracy {accuracy:.4}; "));
                 tracing::info!(
-                    "held-out loss after step {}: {objective} {loss:.4} (accuracy {accuracy:.4}; without context {:.4})",
+                    "held-out loss after step {}: {name} {loss:.4} ({accuracy}without context {:.4})",
                     evaluation.step,
                     evaluation.unigram_entropy
                 );
@@ -178,11 +179,11 @@ fn say_note(note: &Note, state: &State) {
 
 /// A warning if the model predicts held-out tokens worse than their frequencies do.
 fn above_baseline(evaluation: &Evaluation) -> Option<String> {
-    let Score { objective, loss, .. } = evaluation.scores.main();
+    let Score { name, loss, .. } = evaluation.scores.main();
     let (step, baseline) = (evaluation.step, evaluation.unigram_entropy);
     (loss > baseline).then(|| {
         format!(
-            "evaluation at step {step}: {objective} {loss:.4} is above the unigram baseline of {baseline:.4}: on held-out text \
+            "evaluation at step {step}: {name} {loss:.4} is above the unigram baseline of {baseline:.4}: on held-out text \
              the model is worse than token frequencies alone"
         )
     })

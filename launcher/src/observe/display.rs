@@ -63,9 +63,10 @@ fn due(step: u64, steps: u64, lines: usize, last: Option<(Duration, u64)>) -> bo
 /// `step 120/300  loss 7.310  mlm 6.812 (acc 0.051)  lr 1.8e-3  44.1 samples/s  data wait 0.4 %  4 min left`.
 fn line(record: &StepRecord, pace: &Pace, steps: u64) -> String {
     let wait = 100.0 * ratio(record.data_wait, record.seconds);
-    let Score { objective, loss, accuracy } = record.scores.main();
+    let Score { name, loss, accuracy } = record.scores.main();
+    let accuracy = accuracy.map_or(String::new(), |accuracy| format!(" (accuracy {accuracy:.4})"));
     format!(
-        "step {}/{steps}  loss {:.4}  {objective} {loss:.4} (accuracy {accuracy:.4})  lr {:.3e}  {:.1} samples/s  data wait {wait:.1} %{}",
+        "step {}/{steps}  loss {:.4}  {name} {loss:.4}{accuracy}  lr {:.3e}  {:.1} samples/s  data wait {wait:.1} %{}",
         record.step,
         record.loss,
         record.learning_rate,
@@ -76,8 +77,8 @@ fn line(record: &StepRecord, pace: &Pace, steps: u64) -> String {
 
 fn brief(record: &StepRecord, pace: &Pace, steps: u64) -> String {
     let left = left(pace, steps.saturating_sub(record.step));
-    let Score { objective, loss, .. } = record.scores.main();
-    format!("loss {:.3}  {objective} {loss:.3}  {:.1} samples/s{left}", record.loss, pace.samples_per_second())
+    let Score { name, loss, .. } = record.scores.main();
+    format!("loss {:.3}  {name} {loss:.3}  {:.1} samples/s{left}", record.loss, pace.samples_per_second())
 }
 
 fn left(pace: &Pace, steps: u64) -> String {
@@ -110,7 +111,7 @@ mod tests {
             step,
             samples: 64,
             loss: 7.5,
-            scores: [Score { objective: "mlm".to_owned(), loss: 6.8125, accuracy: 0.05 }].into_iter().collect(),
+            scores: [Score { name: "mlm".to_owned(), loss: 6.8125, accuracy: Some(0.05) }].into_iter().collect(),
             learning_rate: 0.0018,
             seconds: 2.0,
             data_wait: 0.01,

@@ -1,6 +1,6 @@
 //! What a run will do and need, said before it starts: its stages, their FLOPs, the memory of a rank.
 
-use lambert_config::architecture::{Network, Tensor};
+use lambert_config::architecture::{Architecture, Tensor};
 use lambert_config::dealing::Division;
 use lambert_config::memory::card;
 use lambert_config::run::{RunConfig, Stage, TokenBudget};
@@ -138,14 +138,15 @@ fn on_cards(config: &RunConfig, data: &[Data]) -> Vec<String> {
 
 /// The parts that stay as they are, if there are any.
 fn frozen(config: &RunConfig) -> Option<String> {
-    let idle = objectives::idle(&config.objective);
-    let tensors = Network::new(&config.model, 0, 0).tensors();
+    let objective = &config.objective;
+    let tensors = Architecture::new(&config.model, 0, 0).tensors();
     let part = |tensor: &Tensor| tensor.name.rsplit_once('.').map_or("", |(part, _)| part).to_owned();
     let mut parts: Vec<String> =
-        tensors.iter().rev().filter(|tensor| idle.contains(&tensor.id.part)).map(part).collect();
+        tensors.iter().rev().filter(|tensor| objectives::is_unused(tensor.head, objective)).map(part).collect();
     parts.dedup();
-    let objectives = objectives::ALL.into_iter().filter(|other| !objectives::is_active(*other, &config.objective));
-    let titles: Vec<&str> = objectives.map(|objective| objective.title).collect();
+    let losses = objectives::losses(objective);
+    let others = objectives::ALL.into_iter().filter(|loss| !losses.contains(loss));
+    let titles: Vec<&str> = others.map(|loss| loss.title).collect();
     let why = format!("not trained without a {} objective, and not exported", titles.join(" or "));
     (!parts.is_empty()).then(|| format!("frozen: {} ({why})", parts.join(", ")))
 }

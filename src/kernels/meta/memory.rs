@@ -1,6 +1,6 @@
 //! The formula for a card's memory against the bytes that a step's tensors have on the meta device, whose allocator counts.
 
-use lambert_config::architecture::Network;
+use lambert_config::architecture::Architecture;
 use lambert_config::memory::{self, card};
 use lambert_config::run::{Attention, Objective, RunConfig, Stage};
 
@@ -74,16 +74,13 @@ fn peak(config: &RunConfig, shape: Shape) -> i64 {
     let device = Arc::new(Nothing::default());
     let kernels: Arc<dyn Kernels> = Arc::new(Cuda::new(device.clone()));
     let (model, layers) = (&config.model, shape.layers);
-    let mut state = TrainState::new(Parameters::zeros(
-        kernels.clone(),
-        parameters::specs(&Network::new(model, layers, shape.pieces)),
-    ));
+    let mut state = TrainState::new(Parameters::zeros(kernels.clone(), Architecture::new(model, layers, shape.pieces)));
     state.parameters.keep_low(model::kind(model));
-    let mut bert = Encoder::new(&state.parameters, model, layers);
-    bert.recompute = config.stage[0].recompute;
+    let objective = step::tests::objective(&state, model).recomputing(config.stage[0].recompute);
     let batch = batches(config, shape);
     for _ in 0..2 {
-        let computed = step::forward_backward(&bert, &mut state, batch.whole(), Key::new(1), &mut |_, _| ()).unwrap();
+        let computed =
+            step::forward_backward(&objective, &mut state, batch.whole(), Key::new(1), &mut |_, _| ()).unwrap();
         let norm = torch::guard(|| optim::update(&mut state, &config.optimizer, 1e-3)).unwrap().norm;
         computed.fetch(&*kernels, &norm).unwrap();
     }

@@ -1,0 +1,321 @@
+//! Architectures that no family has, made of the same segments and blocks: layers that share parameters, a table that every layer reads,
+//! a last layer that is applied twice, two networks that share embeddings, a network without gradients.
+
+use std::sync::Arc;
+
+use lambert_config::architecture::{Architecture, Head, Module, Network};
+use lambert_config::objectives::{self, MASKED_LANGUAGE, Targets};
+use lambert_config::run::{self, Model};
+use lambert_data_prep::random::Key;
+use tch::Reduction;
+
+use super::super::*;
+use crate::data::{GlobalBatch, MicroBatch};
+use crate::kernels::Host;
+use crate::objective::{Loss, Objective, Output, Pass, PassInput, Scored};
+use crate::state::TrainState;
+
+/// An architecture, the code of those of its segments that BERT does not have, its passes, and its name in messages.
+pub struct Case {
+    pub name: &'static str,
+    pub architecture: fn(&Model) -> Architecture,
+    block: fn(NetworkWeights<'_>, &Segment) -> Option<Box<dyn Block>>,
+    passes: fn(&Case, &Parameters, &Model) -> Vec<Pass>,
+}
+
+const VOCABULARY: usize = 50;
+
+const BERT: Case = Case { name: "BERT", architecture: bert, block: |_, _| None, passes: one_pass };
+
+/// All architectures, BERT the first.
+pub const CASES: [Case; 6] = [
+    BERT,
+    Case { name: "shared layers", architecture: shared_layers, ..BERT },
+    Case { name: "a table in every layer", architecture: table_in_every_layer, block: table_block, ..BERT },
+    Case { name: "last layer twice", architecture: last_layer_twice, block: twice_block, ..BERT },
+    Case { name: "two networks", architecture: two_networks, passes: replaced_tokens, ..BERT },
+    Case { name: "a teacher", passes: teacher_and_student, ..BERT },
+];
+
+fn bert(model: &Model) -> Architecture {
+    Network::new(model, 3, VOCABULARY).into()
+}
+
+fn one_pass(case: &Case, parameters: &Parameters, model: &Model) -> Vec<Pass> {
+    let losses = objectives::losses(&run::Objective::default()).into_iter().map(crate::objective::loss);
+    vec![Pass::new(case.encoder(parameters, 0, model), losses.collect())]
+}
+
+/// Three applications of one layer (ALBERT, arXiv 1909.11942).
+fn shared_layers(model: &Model) -> Architecture {
+    let mut network = Network::new(model, 3, VOCABULARY);
+    network.segments.iter_mut().for_each(|segment| segment.layer = segment.layer.map(|_| 0));
+    network.into()
+}
+
+/// Positions are no part of the embeddings: each layer adds one of two tables that a segment of its own makes of them.
+fn table_in_every_layer(model: &Model) -> Architecture {
+    let mut network = Network::new(model, 3, VOCABULARY);
+    let is_table = |module: &&Module| module.part == Part::PositionEmbeddings;
+    let embed = &network.segments[0];
+    let (tables, others): (Vec<_>, Vec<_>) = embed.modules.iter().partition(is_table);
+    let side = Segment { kind: SegmentKind::Side, modules: tables.into(), ..embed.clone() };
+    network.segments[0].modules = others.into();
+    network.segments.insert(1, side);
+    for (index, segment) in network.segments.iter_mut().enumerate().skip(2) {
+        // The table lies between the embeddings and the first layer.
+        let below = if index == 2 { 0 } else { index - 1 };
+        segment.inputs = vec![Value { segment: below, output: 0 }];
+        if segment.kind != SegmentKind::Heads {
+            segment.inputs.push(Value { segment: 1, output: index % 2 });
+        }
+    }
+    network.into()
+}
+
+struct EmbeddingsWithoutPositions {
+    words: Tensor,
+    segments: Tensor,
+    norm: LayerNorm,
+}
+
+impl Block for EmbeddingsWithoutPositions {
+    fn forward(&self, _: &[&Tensor], input: &Input, dropout: Dropout<'_>) -> Vec<Tensor> {
+        let sum = torch::embedding(&self.words, &input.ids) + torch::embedding(&self.segments, &input.segments);
+        vec![dropout.hidden(self.norm.forward(&sum), None, dropout::Site::Embeddings)]
+    }
+}
+
+/// Two tables, of which the second is the first one doubled.
+struct Tables(Tensor);
+
+impl Block for Tables {
+    fn forward(&self, _: &[&Tensor], _: &Input, _: Dropout<'_>) -> Vec<Tensor> {
+        vec![&self.0 * 1.0, &self.0 * 2.0]
+    }
+}
+
+struct WithTable(layer::Layer);
+
+impl Block for WithTable {
+    fn forward(&self, inputs: &[&Tensor], input: &Input, dropout: Dropout<'_>) -> Vec<Tensor> {
+        let width = inputs[0].size()[1];
+        let hidden = inputs[0] + inputs[1].narrow(0, 0, width);
+        self.0.forward(&[&hidden], input, dropout)
+    }
+}
+
+fn table_block(weights: NetworkWeights<'_>, segment: &Segment) -> Option<Box<dyn Block>> {
+    let table = |part| weights.tensor(part, None, Leaf::Weight);
+    Some(match segment.kind {
+        SegmentKind::Embed => Box::new(EmbeddingsWithoutPositions {
+            words: table(Part::WordEmbeddings),
+            segments: table(Part::SegmentEmbeddings),
+            norm: LayerNorm::new(weights, Part::EmbeddingNorm, None),
+        }),
+        SegmentKind::Side => Box::new(Tables(table(Part::PositionEmbeddings))),
+        SegmentKind::Layer { application } => {
+            Box::new(WithTable(layer::Layer::new(weights, segment.layer?, application)))
+        }
+        SegmentKind::Heads => return None,
+    })
+}
+
+/// A third segment that applies the second layer twice more, and reads what the first layer put out, too (as DeBERTa's enhanced mask
+/// decoder does, arXiv 2006.03654).
+fn last_layer_twice(model: &Model) -> Architecture {
+    let mut network = Network::new(model, 3, VOCABULARY);
+    let twice = &mut network.segments[3];
+    twice.layer = Some(1);
+    twice.inputs.push(Value { segment: 1, output: 0 });
+    network.into()
+}
+
+struct Twice([layer::Layer; 2]);
+
+impl Block for Twice {
+    fn forward(&self, inputs: &[&Tensor], input: &Input, dropout: Dropout<'_>) -> Vec<Tensor> {
+        let [first, second] = &self.0;
+        let between = &first.forward(&inputs[..1], input, dropout)[0] + inputs[1];
+        second.forward(&[&between], input, dropout)
+    }
+}
+
+fn twice_block(weights: NetworkWeights<'_>, segment: &Segment) -> Option<Box<dyn Block>> {
+    let is_twice = segment.kind == SegmentKind::Layer { application: 2 };
+    let layer = |application| layer::Layer::new(weights, 1, application);
+    is_twice.then(|| Box::new(Twice([2, 3].map(layer))) as Box<dyn Block>)
+}
+
+/// A network without the modules of one head.
+fn without(network: Network, head: Head) -> Network {
+    let keep = |segment: Segment| {
+        let modules = segment.modules.iter().filter(|module| module.head != Some(head)).copied().collect();
+        Segment { modules, ..segment }
+    };
+    Network { segments: network.segments.into_iter().map(keep).collect(), ..network }
+}
+
+/// A network that predicts masked tokens, and a deeper one with the embeddings of the first that tells which of them were predicted
+/// wrongly (as ELECTRA's, arXiv 2003.10555).
+fn two_networks(model: &Model) -> Architecture {
+    let first = without(Network::new(model, 1, VOCABULARY), Head::Pair);
+    let mut second = without(Network::new(model, 2, VOCABULARY), Head::MaskedLanguage);
+    second.name = |id| format!("second.{:?}.{:?}.{:?}", id.part, id.layer, id.leaf);
+    let mut embeddings = second.segments[0].modules.to_vec();
+    embeddings.iter_mut().for_each(|module| module.owner = Some(0));
+    second.segments[0].modules = embeddings.into();
+    Architecture::of(vec![first, second])
+}
+
+fn replaced_tokens(case: &Case, parameters: &Parameters, model: &Model) -> Vec<Pass> {
+    let second = Pass::new(case.encoder(parameters, 1, model), vec![Box::new(Replaced)]);
+    vec![
+        Pass::new(case.encoder(parameters, 0, model), vec![crate::objective::loss(MASKED_LANGUAGE)]),
+        second.with_input(Box::new(Predictions)),
+    ]
+}
+
+/// Puts the predictions of the first pass where tokens are masked. Targets: whether each token is another than it was.
+struct Predictions;
+
+impl PassInput for Predictions {
+    fn make(&self, input: &Input, earlier: &[Output]) -> Input {
+        let made = input.shallow_clone();
+        let (Some(logits), Some(positions), Some(labels)) = (&earlier[0].logits[0], &input.positions, &input.labels)
+        else {
+            return Input { made_targets: Some(input.ids.zeros_like()), ..made };
+        };
+        let flat = input.ids.view([-1]);
+        let (original, predicted) =
+            (flat.index_copy(0, positions, labels), flat.index_copy(0, positions, &logits.argmax(-1, false)));
+        let is_other = predicted.not_equal_tensor(&original).to_kind(Kind::Int64);
+        Input { ids: predicted.view_as(&input.ids), made_targets: Some(is_other), ..made }
+    }
+}
+
+/// The cross-entropy of whether a token was replaced, over all tokens.
+struct Replaced;
+
+impl Loss for Replaced {
+    fn description(&self) -> objectives::Loss {
+        let (name, title) = ("replaced", "replaced tokens");
+        let (targets, weight, has_accuracy) = (Targets::Tokens, 50.0, false);
+        objectives::Loss { name, title, targets, weight, has_accuracy, head: Head::Pair }
+    }
+
+    fn targets(&self, batch: &MicroBatch) -> usize {
+        batch.lengths.iter().map(|length| *length as usize).sum()
+    }
+
+    fn targets_of_all(&self, batch: &GlobalBatch) -> u64 {
+        batch.tokens()
+    }
+
+    fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> Scored {
+        // Each token as a row of one token.
+        let logits = heads.pair(&hidden.flatten(0, 1).unsqueeze(1)).to_kind(Kind::Float);
+        let labels = input.made_targets.as_ref().expect("the first pass makes them");
+        let each = logits.cross_entropy_loss(&labels.view([-1]), None::<Tensor>, Reduction::None, -100, 0.0);
+        let each = match &input.attendable {
+            Some(attendable) => each * attendable.view([-1]).to_kind(Kind::Float),
+            None => each,
+        };
+        Scored { loss: each.sum(Kind::Float), correct: None, logits: None }
+    }
+}
+
+/// A network whose parameters are no part of the training state, and BERT, which also learns to have its hidden states.
+fn teacher_and_student(case: &Case, parameters: &Parameters, model: &Model) -> Vec<Pass> {
+    let kernels = Arc::clone(parameters.kernels());
+    let mut teacher = Parameters::initialize(kernels, Architecture::from(Network::new(model, 1, VOCABULARY)), 2, 0.2);
+    teacher.keep_low(kind(model));
+    let student = case.encoder(parameters, 0, model);
+    let losses: Vec<Box<dyn Loss>> =
+        vec![crate::objective::loss(MASKED_LANGUAGE), crate::objective::loss(objectives::PAIR), Box::new(Distance)];
+    vec![Pass::frozen(BERT.encoder(&teacher, 0, model)), Pass::new(student, losses).with_input(Box::new(HiddenStates))]
+}
+
+/// The micro-batch as it is; targets: the hidden states of the first pass.
+struct HiddenStates;
+
+impl PassInput for HiddenStates {
+    fn make(&self, input: &Input, earlier: &[Output]) -> Input {
+        assert!(!earlier[0].hidden.requires_grad());
+        Input { made_targets: Some(earlier[0].hidden.shallow_clone()), ..input.shallow_clone() }
+    }
+}
+
+/// The squared distance of the first token's hidden state from another network's.
+struct Distance;
+
+impl Loss for Distance {
+    fn description(&self) -> objectives::Loss {
+        let (name, title) = ("distance", "distance");
+        let (targets, weight, has_accuracy) = (Targets::Samples, 0.1, false);
+        objectives::Loss { name, title, targets, weight, has_accuracy, head: Head::Pair }
+    }
+
+    fn targets(&self, batch: &MicroBatch) -> usize {
+        batch.rows
+    }
+
+    fn targets_of_all(&self, batch: &GlobalBatch) -> u64 {
+        batch.lengths.len() as u64
+    }
+
+    fn score(&self, _: &Heads, hidden: &Tensor, input: &Input) -> Scored {
+        let theirs = input.made_targets.as_ref().expect("the first pass makes them");
+        let apart = (hidden - theirs).to_kind(Kind::Float).select(1, 0).square().sum(Kind::Float);
+        Scored { loss: apart, correct: None, logits: None }
+    }
+}
+
+impl Case {
+    /// Network `number` over `parameters`.
+    fn encoder(&self, parameters: &Parameters, number: usize, model: &Model) -> Encoder {
+        let code = |weights: NetworkWeights<'_>, segment: &Segment| {
+            (self.block)(weights, segment).or_else(|| block(weights, segment))
+        };
+        Encoder::of(NetworkWeights::of(parameters, number, model), code)
+    }
+
+    /// The passes over `parameters`.
+    pub fn objective(&self, parameters: &Parameters, model: &Model) -> Objective {
+        Objective::of((self.passes)(self, parameters, model))
+    }
+
+    /// A training state with weights drawn at random.
+    pub fn state(&self, kernels: Arc<dyn Kernels>, model: &Model) -> TrainState {
+        let mut state = TrainState::new(Parameters::initialize(kernels, (self.architecture)(model), 1, 0.2));
+        state.parameters.keep_low(kind(model));
+        state
+    }
+
+    /// The segments that its backward passes go through.
+    pub fn segments(&self, model: &Model) -> usize {
+        (self.architecture)(model).networks().iter().map(|network| network.segments.len()).sum()
+    }
+}
+
+/// The gradients of a step as libtorch makes them by one graph of all passes.
+pub fn gradients_of_one_graph(state: &mut TrainState, objective: &Objective, global: &GlobalBatch) -> Vec<f32> {
+    state.clear_gradients();
+    Input::each(&Host, &global.micro_batches, |micro_batch, input| {
+        let (mut outputs, mut losses) = (Vec::new(), Vec::new());
+        for pass in objective.passes() {
+            let made = pass.made_input(&input, &outputs);
+            let input = made.as_ref().unwrap_or(&input);
+            let dropout = if pass.is_frozen { Dropout::Off } else { pass.encoder.dropout(Key::new(1), input) };
+            let hidden = pass.encoder.forward(input, dropout);
+            let mut scores = pass.score(micro_batch, input, &hidden);
+            for (loss, scored) in pass.losses().zip(&scores) {
+                let divisor = loss.targets_of_all(global) as f64;
+                losses.push(&scored.as_ref().unwrap().loss * (loss.description().weight / divisor));
+            }
+            outputs.extend(Output::take(&hidden, &mut scores, true));
+        }
+        losses.into_iter().reduce(|sum, loss| sum + loss).unwrap().backward();
+    });
+    state.read(crate::state::Buffer::Gradients, 0..state.elements())
+}
