@@ -33,6 +33,10 @@ pub fn state(parameters: u64, ranks: usize) -> u64 {
 /// 60 MiB between types of processors, and this is the larger.
 const PROGRAM: u64 = 200 << 20;
 
+/// Bytes more of a worker that computes in bf16 on a processor: oneDNN's code and buffers for its matrix products. Measured with AMX,
+/// where it is largest.
+const PROGRAM_BF16: u64 = 56 << 20;
+
 /// Bytes in main memory of a worker whose tensors are on a card: the CUDA halves of its libraries come on top. Assumed.
 const PROGRAM_OF_CARD: u64 = 2 << 30;
 /// Bytes a parameter in main memory of a rank that computes on a card: gradients on their way to the other ranks.
@@ -103,7 +107,8 @@ pub fn of_a_rank(config: &RunConfig, stage: &Stage, data: Data, ranks: usize) ->
     let activations = activations.saturating_add(activations / KEPT);
     let exact = if config.cluster.canonical { EXACT.saturating_mul(parameters) } else { 0 };
     let half = if config.metrics.noise_scale_every_steps > 0 { HALF.saturating_mul(parameters) } else { 0 };
-    [state, activations, samples, exact, half].into_iter().fold(PROGRAM, u64::saturating_add)
+    let program = PROGRAM + if config.model.precision == Precision::Bf16 { PROGRAM_BF16 } else { 0 };
+    [state, activations, samples, exact, half].into_iter().fold(program, u64::saturating_add)
 }
 
 /// Whether ranks of this host compute on cards, as far as can be known without the driver.
