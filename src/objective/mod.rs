@@ -1,5 +1,5 @@
 //! What a run learns: an ordered list of passes. A pass is a network, its input and the losses of its output. A new loss is a file
-//! here, a line in [`loss`] and its description in configs/src/objectives.rs.
+//! here, a line in `loss` and its description in configs/src/objectives.rs.
 
 mod masked_language;
 mod pair;
