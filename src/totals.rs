@@ -27,7 +27,7 @@ impl LossTotals {
     }
 }
 
-/// Sums over the samples of some micro-batches; over all ranks once [`Totals::numbers`] went through an all-reduce.
+/// Sums over the samples of some micro-batches; over all ranks once their numbers went through an all-reduce.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Totals {
     /// Of each loss of the run, in the order of its passes.
