@@ -16,7 +16,7 @@ fn main() {
         // For each of the thousands of headers of libtorch: nobody asks for it.
         .debug(false)
         .flag_if_supported("-Wno-unused-parameter")
-        .file("src/torch_shim.cpp")
+        .file("src/torch/shim.cpp")
         .file("src/torch/card.cpp")
         // Of the tests: a program that does not ask for it does not get it.
         .file("src/kernels/meta_shapes.cpp")
@@ -30,7 +30,7 @@ fn main() {
         .file("src/kernels/cuda/emulator.cpp")
         .compile("lambert_emulator");
     println!("cargo:rerun-if-changed=src/kernels/cuda");
-    println!("cargo:rerun-if-changed=src/torch_shim.cpp");
+    println!("cargo:rerun-if-changed=src/torch/shim.cpp");
     println!("cargo:rerun-if-changed=src/torch/card.cpp");
     println!("cargo:rerun-if-changed=src/torch/caught.h");
     println!("cargo:rerun-if-changed=src/kernels/meta_shapes.cpp");

@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use lambert::data::detours::Detours;
 use lambert::data::loader::Demand;
 use lambert::data::reader::Reader;
 use lambert::data::{Loader, Source, Wanted};
+use lambert::recovery::skipped_samples::Detours;
 use lambert_config::memory;
 use lambert_config::run::{Objective, Stage, Test};
 use lambert_data_prep::dataset::Dataset;

@@ -15,13 +15,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
-use lambert::data::detours::Detours;
 use lambert::data::loader::Demand;
 use lambert::data::{GlobalBatch, Loader, MicroBatch, Source, Wanted};
 use lambert::kernels::Host;
 use lambert::objective::Objective;
+use lambert::optim;
+use lambert::recovery::skipped_samples::Detours;
 use lambert::state::{Parameters, TrainState};
-use lambert::{metrics, optim, step};
+use lambert::train::step;
+use lambert::worker::peak;
 use lambert_config::architecture::Architecture;
 use lambert_config::run::{self, Model, Optimizer as Settings, OptimizerKind, Test};
 use lambert_config::{PrepConfig, flops, prep};
@@ -257,7 +259,7 @@ fn main() {
     let (mut forward_backward, mut optimizer, mut utilization) = (Vec::new(), Vec::new(), Vec::new());
     for (round, chunk) in batches.chunks(arguments.steps).enumerate() {
         let samples: usize = chunk.iter().map(|batch| batch.lengths.len()).sum();
-        let peak = metrics::matmul_peak(&Host, tch::Kind::Float, 1024).unwrap();
+        let peak = peak::matmul_peak(&Host, tch::Kind::Float, 1024).unwrap();
         let seconds = engine.steps(chunk);
         let range = round * arguments.steps..(round + 1) * arguments.steps;
         let others: Vec<f64> = match &mut peers {

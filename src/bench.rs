@@ -13,17 +13,22 @@ use lambert_data_prep::random::Key;
 use serde::Serialize;
 use tch::Kind;
 
-use crate::data::detours::Detours;
 use crate::data::loader::Demand;
 use crate::data::{Loader, MicroBatch, Source, Wanted};
-use crate::device::{Card, Chosen};
 use crate::error::Error;
+use crate::gpu::{Card, Chosen};
 use crate::kernels::Kernels;
-use crate::metrics::{self, Stopwatch};
 use crate::model;
 use crate::objective::Objective;
+use crate::optim;
+use crate::recovery::skipped_samples::Detours;
 use crate::state::{Parameters, TrainState};
-use crate::{optim, output, session, step, torch};
+use crate::torch;
+use crate::train::step;
+use crate::worker::output;
+use crate::worker::peak;
+use crate::worker::session;
+use crate::worker::stopwatch::Stopwatch;
 
 /// What is to be measured.
 #[derive(Debug, Clone)]
@@ -256,7 +261,7 @@ fn measure(
     let tokens = stage.micro_batch_tokens.or_default();
     let needed = || memory::card::needed(config, request.stage, dataset.sizes(), 1, tokens);
     let needed_memory = card.map(|_| needed());
-    let peak = metrics::matmul_peak(&*kernels, model::kind(&config.model), metrics::peak_width(card.is_some()))?;
+    let peak = peak::matmul_peak(&*kernels, model::kind(&config.model), peak::peak_width(card.is_some()))?;
     let mut bench = Bench::new(config, stage, dataset, kernels.clone(), (samples, request.warmup + 2 * steps))?;
     for _ in 0..request.warmup {
         bench.step(false)?;

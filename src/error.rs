@@ -3,8 +3,8 @@
 use lambert_config::{ConfigError, Fault, control, exit};
 use lambert_data_prep::dataset::DatasetError;
 
-use crate::checkpoint::replicas::Apart;
-use crate::device::DeviceError;
+use crate::gpu::DeviceError;
+use crate::recovery::replicas::Apart;
 use crate::torch::{self, TorchError};
 
 /// A worker's failure. Messages do not repeat their source; the chain is printed once, at the end of the program.
@@ -234,7 +234,7 @@ pub fn chain(error: &dyn std::error::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::DriverError;
+    use crate::gpu::DriverError;
 
     #[test]
     fn a_card_that_is_lost_is_seen_by_whoever_meets_it_first() {

@@ -8,13 +8,22 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use lambert::bench::{self, Request};
-use lambert::control::{Control, Phase};
-use lambert::device::Chosen;
 use lambert::error::{self, Error};
-use lambert::evaluate::Evaluated;
-use lambert::session::{self, Session};
+use lambert::gpu::Chosen;
+use lambert::inference::fill_mask;
+use lambert::inference::loaded_model::Saved;
+use lambert::torch;
+use lambert::train;
 use lambert::train::Outcome;
-use lambert::{environment, evaluate, fill_mask, janitor, leave, output, rank_log, saved::Saved, torch, train};
+use lambert::train::evaluate;
+use lambert::train::evaluate::Evaluated;
+use lambert::worker::cleanup;
+use lambert::worker::control::{Control, Phase};
+use lambert::worker::environment;
+use lambert::worker::leave;
+use lambert::worker::logs;
+use lambert::worker::output;
+use lambert::worker::session::{self, Session};
 use lambert_collective::local;
 use lambert_config::control::EventKind;
 use lambert_config::objectives::{self, Targets};
@@ -164,7 +173,7 @@ fn run(command: Command) -> Result<i32, Error> {
 /// Keeps what this rank prints on its host, too.
 fn keep_logs(logs: Option<&Path>) {
     let rank = lambert_collective::world::detect().map_or(0, |world| world.rank);
-    if let Some(Err(error)) = logs.map(|folder| rank_log::begin(folder, rank)) {
+    if let Some(Err(error)) = logs.map(|folder| logs::begin(folder, rank)) {
         tracing::warn!("what this rank prints is not kept here: {}", error::chain(&error));
     }
 }
@@ -177,7 +186,7 @@ fn prepare(session: &[PathBuf]) -> Result<(), Error> {
     let local = lambert_collective::world::detect().map_or(0, |world| world.local_rank);
     if local == 0
         && !session.is_empty()
-        && let Err(error) = janitor::remove_after_launcher(session)
+        && let Err(error) = cleanup::remove_after_launcher(session)
     {
         tracing::warn!("what the launcher leaves here will not be removed: {error}");
     }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::support::{self, Place, run_in};
-use lambert::device::{Driver, DriverError, Libtorch};
+use lambert::gpu::{Driver, DriverError, Libtorch};
 use lambert::torch;
 
 /// What a run on a GPU with the libtorch of `folder` says and exits with.

@@ -7,13 +7,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use lambert::data::{GlobalBatch, MicroBatch};
-use lambert::input::Input;
 use lambert::kernels::Host;
+use lambert::model::input::Input;
 use lambert::model::{Dropout, Encoder};
 use lambert::objective::Objective;
+use lambert::objective::totals::Totals;
 use lambert::state::{Buffer, Parameters, TrainState};
-use lambert::totals::Totals;
-use lambert::{step, torch};
+use lambert::torch;
+use lambert::train::step;
 use lambert_config::architecture::Architecture;
 use lambert_config::objectives::{MASKED_LANGUAGE, PAIR};
 use lambert_config::run::{self, Activation, Attention, Model, Norm, Precision};

@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 
-use lambert::guard::Verdict;
 use lambert::kernels::Host;
-use lambert::outcome::{Drawn, StepOutcome};
+use lambert::optim;
+use lambert::recovery::guard::Verdict;
+use lambert::stages;
 use lambert::state::{Buffer, Parameters, TrainState};
-use lambert::{optim, stages};
+use lambert::train::outcome::{Drawn, StepOutcome};
 use lambert_config::architecture::Architecture;
 use lambert_config::run::{Decay, Model, Optimizer, OptimizerKind, Stage};
 use lambert_config::{RunConfig, plan, schedule};

@@ -5,11 +5,11 @@ use lambert_store::{Lease, Store};
 use serde::{Deserialize, Serialize};
 
 use super::pruner::Pruner;
-use super::replicas::Apart;
-use crate::agreement::Decision;
+use super::records::RecordBatch;
 use crate::error::{self, Error};
-use crate::metrics::RecordBatch;
-use crate::session::{self, Session};
+use crate::recovery::replicas::Apart;
+use crate::worker::agreement::Decision;
+use crate::worker::session::{self, Session};
 
 /// What is committed, once every rank has handed in its entries.
 pub struct Commit {
@@ -219,7 +219,7 @@ mod tests {
             let commit = Commit {
                 manifest: manifest(step, lease.attempt()),
                 parts: parts.iter().map(|part| serde_json::to_vec(part).unwrap()).collect(),
-                records: crate::metrics::Records::new(lease.attempt(), step).cut(step),
+                records: crate::checkpoint::records::Records::new(lease.attempt(), step).cut(step),
                 store: store.clone(),
                 lease: lease.clone(),
                 retention: Retention { last: 5, ..Retention::default() },

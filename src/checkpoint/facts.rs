@@ -6,10 +6,10 @@ use lambert_config::plan::Ended;
 use lambert_store::checkpoint::Manifest;
 use serde::{Deserialize, Serialize};
 
-use crate::data::detours::Detours;
 use crate::error::Error;
-use crate::guard::History;
-use crate::stages::plateau::Watched;
+use crate::recovery::guard::History;
+use crate::recovery::skipped_samples::Detours;
+use crate::state::plateau::Watched;
 use crate::state::{Spec, TrainState};
 
 /// The counters and facts of a manifest's `state`.

@@ -5,7 +5,7 @@
 //!   writes, [`commit`] what rank 0 does when all ranks have written theirs, pruner what removes
 //!   old checkpoints after that, [`retry_state`] what follows failures, [`time_limit`] how long a save may take
 //! - [`rollback`]: what an attempt that went back leaves for the next
-//! - [`replicas`]: whether all ranks have the same weights
+//! - [`records`]: the records of steps, between two checkpoints
 //! - [`Facts`]: the counters of a checkpoint
 //! - files and filler: the objects of a checkpoint, and how they are taken in as they are read
 
@@ -14,7 +14,7 @@ mod facts;
 mod files;
 mod filler;
 mod pruner;
-pub mod replicas;
+pub mod records;
 mod resume;
 pub mod retry_state;
 pub mod rollback;

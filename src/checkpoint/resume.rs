@@ -16,9 +16,9 @@ use super::rollback::Rollback;
 use super::{Facts, files};
 use crate::error::{self, Error};
 use crate::kernels::Kernels;
-use crate::session::{self, Datasets, Session};
 use crate::state::{self, Parameters, Spec, TrainState};
 use crate::torch;
+use crate::worker::session::{self, Datasets, Session};
 
 /// Where a state comes from.
 #[derive(Debug, Clone, Default)]

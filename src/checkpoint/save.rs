@@ -7,11 +7,11 @@ use lambert_store::checkpoint::{Manifest, PendingObject, Slice, Writer};
 use tch::Tensor;
 
 use super::commit::Outcome;
+use super::records::RecordBatch;
 use super::retry_state::RetryState;
 use super::snapshot::Copying;
 use super::time_limit::Standing;
-use crate::agreement::{Decision, SaveVote};
-use crate::metrics::RecordBatch;
+use crate::worker::agreement::{Decision, SaveVote};
 
 /// A save under way.
 pub(super) struct Save {

@@ -17,19 +17,20 @@ use lambert_store::checkpoint::{self as stored, Best, Manifest, Writer};
 
 use super::commit::{Commit, Outcome, Part, retention};
 use super::pruner::Pruner;
-use super::replicas::Apart;
+use super::records::{self, Records};
 use super::retry_state::RetryState;
 use super::save::{Progress, Save};
 use super::snapshot::Snapshot;
 use super::time_limit::{self, Standing, TimeLimit};
 use super::{Facts, Origin};
-use crate::agreement::{self, Agreement, Decision, SaveVote, Vote};
-use crate::control::Phase;
 use crate::error::Error;
-use crate::metrics::{self, Records, Stopwatch};
-use crate::session::{Datasets, Session};
+use crate::recovery::replicas::Apart;
 use crate::state::TrainState;
 use crate::torch;
+use crate::worker::agreement::{self, Agreement, Decision, SaveVote, Vote};
+use crate::worker::control::Phase;
+use crate::worker::session::{Datasets, Session};
+use crate::worker::stopwatch::Stopwatch;
 
 /// Pauses between two looks at a save that is waited for.
 const SHORTEST_POLL: Duration = Duration::from_millis(1);
@@ -93,7 +94,7 @@ impl<'a> Saver<'a> {
     /// Takes a step's record in, and tells it what saving cost before it.
     pub fn push(&mut self, record: &mut StepRecord) -> Result<(), Error> {
         record.checkpoint = std::mem::take(&mut self.stall);
-        metrics::add_pause(record, record.checkpoint);
+        records::add_pause(record, record.checkpoint);
         self.records.push(record)
     }
 

@@ -183,8 +183,9 @@ mod tests {
     use super::*;
     use crate::kernels::cuda::Emulator;
     use crate::kernels::{Cuda, Host};
+    use crate::optim;
     use crate::state::tests::region;
-    use crate::{optim, torch};
+    use crate::torch;
     use lambert_config::architecture::Architecture;
     use lambert_config::run::{Model, Optimizer};
     use safetensors::tensor::TensorView;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use lambert_collective::Group;
 use lambert_config::RunConfig;
 
-use crate::agreement;
 use crate::error::Error;
+use crate::worker::agreement;
 
 /// After this part of its time a save is reported as slow.
 const SLOW: f64 = 0.1;

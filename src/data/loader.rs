@@ -12,9 +12,9 @@ use lambert_data_prep::dataset::{Dataset, DatasetError};
 use lambert_data_prep::random::Key;
 
 use super::batch::MicroBatch;
-use super::detours::Detours;
 use super::reader::Reader;
 use crate::error::Error;
+use crate::recovery::skipped_samples::Detours;
 use crate::torch;
 
 /// A dataset and how its samples are drawn and masked.

@@ -1,15 +1,15 @@
 //! From a dataset to the micro-batches of a rank.
 //!
 //! - [`order`]: the order of the samples, a pure function of (row groups, seed, epoch)
-//! - [`detours`]: what is left out of it
 //! - [`batch`]: the tokens of a micro-batch, masked
+//! - [`halves`]: a global batch in two halves
 //! - [`groups`]: the row groups that a batch needs, each decoded once
 //! - [`reader`]: a rank's part of one global batch after the other
 //! - [`loader`]: makes them ahead of the training loop
 
 pub mod batch;
-pub mod detours;
 pub mod groups;
+pub mod halves;
 pub mod loader;
 pub mod order;
 pub mod reader;

@@ -8,10 +8,10 @@ use lambert_data_prep::dataset::{DatasetError, FetchAhead, Samples};
 
 use super::batch::{MaskedSample, MicroBatch};
 use super::groups::Groups;
+use super::halves::halves;
 use super::loader::{Demand, GlobalBatch, Source, Wanted};
 use super::order::{Order, Place};
 use crate::masking::{self, Pieces};
-use crate::noise;
 
 /// Makes global batches.
 pub struct Reader {
@@ -80,9 +80,7 @@ impl Reader {
         let (parts, budget) = (demand.parts, demand.micro_batch_tokens);
         let divisions = match wanted.halves {
             None => vec![Division::new(&lengths, parts, budget)],
-            Some(key) => {
-                noise::halves(lengths.len(), key).map(|half| Division::of(&lengths, &half, parts, budget)).into()
-            }
+            Some(key) => halves(lengths.len(), key).map(|half| Division::of(&lengths, &half, parts, budget)).into(),
         };
         let parts = || divisions.iter().flat_map(|division| &division.ranks[demand.own()]);
         let leaves = parts().map(Vec::len).collect();

@@ -19,8 +19,10 @@ use crate::masking::Hidden;
 use crate::model;
 use crate::model::tests::architectures::CASES;
 use crate::objective::Objective;
+use crate::optim;
 use crate::state::{Parameters, TrainState};
-use crate::{optim, step, torch};
+use crate::torch;
+use crate::train::step;
 
 unsafe extern "C" {
     fn lambert_to_meta(host: *const torch_sys::C_tensor) -> *mut torch_sys::C_tensor;

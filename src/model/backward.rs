@@ -4,7 +4,7 @@ use lambert_config::architecture::Value;
 use tch::Tensor;
 
 use super::{Dropout, Encoder};
-use crate::input::Input;
+use crate::model::input::Input;
 use crate::torch;
 
 /// A segment on the way forward.

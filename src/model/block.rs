@@ -3,7 +3,7 @@
 use tch::Tensor;
 
 use super::Dropout;
-use crate::input::Input;
+use crate::model::input::Input;
 
 /// Computes a segment of a network.
 pub trait Block {

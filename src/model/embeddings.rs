@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 use super::block::Block;
 use super::dropout::Site;
 use super::{Dropout, LayerNorm, NetworkWeights};
-use crate::input::Input;
+use crate::model::input::Input;
 use crate::torch;
 
 pub struct Embeddings {

@@ -7,7 +7,7 @@ use tch::Tensor;
 use super::block::Block;
 use super::dropout::{Place, Site};
 use super::{Dropout, LayerNorm, Linear, NetworkWeights, activate};
-use crate::input::Input;
+use crate::model::input::Input;
 
 /// See the module.
 pub struct Layer {

@@ -6,6 +6,7 @@ mod block;
 mod dropout;
 mod embeddings;
 mod heads;
+pub mod input;
 mod layer;
 mod weights;
 
@@ -16,10 +17,10 @@ use lambert_config::run::{self, Activation, Attention, Precision};
 use lambert_data_prep::random::Key;
 use tch::{Kind, Tensor};
 
-use crate::input::Input;
 use crate::kernels::Kernels;
 use crate::state::Parameters;
 use crate::torch;
+use input::Input;
 
 use block::Block;
 pub use dropout::{Dropout, Rates};

@@ -4,16 +4,17 @@
 mod masked_language;
 mod pair;
 mod pass;
+pub mod totals;
 
 use lambert_config::architecture::Head;
 use lambert_config::{objectives, run};
 use tch::{Kind, Reduction, Tensor};
 
 use crate::data::{GlobalBatch, MicroBatch};
-use crate::input::Input;
+use crate::model::input::Input;
 use crate::model::{Encoder, Heads};
+use crate::objective::totals::Totals;
 use crate::state::Parameters;
-use crate::totals::Totals;
 pub use pass::{Output, Pass, PassInput};
 
 /// A loss: the sum of a function of predictions and targets over a micro-batch. The training loop divides it by the number of

@@ -6,8 +6,8 @@ use tch::Tensor;
 
 use super::{Loss, Scored};
 use crate::data::{GlobalBatch, MicroBatch};
-use crate::input::Input;
 use crate::model::Heads;
+use crate::model::input::Input;
 
 pub struct Pair;
 

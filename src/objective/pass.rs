@@ -4,8 +4,8 @@ use tch::Tensor;
 
 use super::{Loss, Scored};
 use crate::data::MicroBatch;
-use crate::input::Input;
 use crate::model::Encoder;
+use crate::model::input::Input;
 
 /// The output of a pass for a micro-batch, cut off from its graph.
 pub struct Output {

@@ -146,9 +146,9 @@ mod tests {
     use super::*;
     use crate::data::MicroBatch;
     use crate::data::batch::MaskedSample;
-    use crate::input::Input;
     use crate::kernels::Host;
     use crate::masking::Hidden;
+    use crate::model::input::Input;
     use crate::model::{Dropout, Encoder};
 
     const PIECES: usize = 50;

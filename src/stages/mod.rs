@@ -1,18 +1,16 @@
 //! What happens once at the beginning of a stage, and whether it ends before its last step.
 //!
 //! - [`growth`]: more layers (progressive stacking)
-//! - [`plateau`]: whether the held-out loss is flat
 
 pub mod growth;
-pub mod plateau;
 
 use lambert_config::plan::Place;
 use lambert_config::run::Model;
 
-use crate::guard::History;
+use crate::recovery::guard::History;
 use crate::state::TrainState;
+use crate::state::plateau::Watched;
 use crate::torch::TorchError;
-use plateau::Watched;
 
 /// Enters the stage of `place`, unless that has been done: each starts a new history, with its depth, and with new moments
 /// if it says so. Returns whether the stage is a new one.

@@ -3,12 +3,14 @@
 //! - [`TrainState`]: weights, gradients and moments on one device, counters and cursors
 //! - [`Parameters`]: the weights by themselves, for those that only read a model
 //! - [`Spec`]: where a parameter lies in the flat buffers
+//! - [`plateau`]: whether the held-out loss is flat
 //! - [`Region`]: ranges of a buffer as bytes, for load and save
 //!
 //! Nothing here knows stores, collectives or how a state grows.
 
 mod layout;
 mod parameters;
+pub mod plateau;
 mod region;
 
 use std::collections::BTreeMap;
@@ -18,10 +20,10 @@ use lambert_config::plan::Ended;
 use lambert_data_prep::dataset::Dataset;
 use tch::{Kind, Tensor};
 
-use crate::data::detours::Detours;
-use crate::guard::History;
 use crate::kernels::{Address, Buffers, Kernels};
-use crate::stages::plateau::Watched;
+use crate::recovery::guard::History;
+use crate::recovery::skipped_samples::Detours;
+use crate::state::plateau::Watched;
 
 pub use layout::{Spec, elements, final_elements, specs};
 pub use parameters::Parameters;

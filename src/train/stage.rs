@@ -9,26 +9,27 @@ use lambert_config::{flops, objectives, schedule};
 use lambert_data_prep::dataset::DatasetError;
 use lambert_data_prep::random::Key;
 
-use super::passes::{Fetched, Passes};
-use crate::agreement::{self, Agreement, Vote};
+use super::evaluate::{self, Evaluated, Question};
+use super::gradient_pass::{Fetched, Passes};
+use super::outcome::{Drawn, StepOutcome};
+use super::rollback;
+use super::step_record;
 use crate::checkpoint::Saver;
-use crate::control::Phase;
 use crate::data::loader::Demand;
 use crate::data::{GlobalBatch, Loader, Source, Wanted};
 use crate::error::Error;
-use crate::evaluate::{self, Evaluated, Question};
-use crate::guard::Verdict;
-use crate::metrics::{self, Stopwatch};
 use crate::model;
 use crate::objective::Objective;
+use crate::objective::totals::Totals;
 use crate::optim;
-use crate::outcome::{Drawn, StepOutcome};
-use crate::retreat;
-use crate::session::{Datasets, Session};
+use crate::recovery::guard::Verdict;
 use crate::stages::growth;
 use crate::state::{Spec, TrainState};
 use crate::torch::{self, TorchError};
-use crate::totals::Totals;
+use crate::worker::agreement::{self, Agreement, Vote};
+use crate::worker::control::Phase;
+use crate::worker::session::{Datasets, Session};
+use crate::worker::stopwatch::Stopwatch;
 
 /// What came of a step.
 pub enum Step {
@@ -166,13 +167,13 @@ impl<'a> Stage<'a> {
         let outcome = StepOutcome { learning_rate, totals: agreed.totals.clone(), norm, ..self.outcome(state, &batch) };
         agreed.verdict = outcome.conclude(state, &session.config.guard);
 
-        let mut record = metrics::record(&outcome, state);
+        let mut record = step_record::record(&outcome, state);
         (record.data_wait, record.forward_backward) = (data_wait, forward_backward);
         (record.communicate, record.optimizer) = (communicate, optimizer);
         (record.noise, record.trust_ratios) = (noise, trust_ratios);
         record.ranks = RankTimes::of(&agreed.busy);
         record.seconds = whole.lap();
-        metrics::put_rates(&mut record, self.flops(&batch), session.peak);
+        step_record::put_rates(&mut record, self.flops(&batch), session.peak);
         Ok(Step::Made(Box::new(record), agreed))
     }
 
@@ -271,7 +272,7 @@ impl<'a> Stage<'a> {
             Evaluated::Whole(evaluation) => evaluation,
             Evaluated::Unread(unread) => {
                 state.unevaluated = true;
-                return retreat::end_for(collective, saver, state, unread).map(|_| false);
+                return rollback::end_for(collective, saver, state, unread).map(|_| false);
             }
             Evaluated::Stopped => {
                 state.unevaluated = true;

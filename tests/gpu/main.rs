@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use curve::{train, train_in, worst};
 use lambert::checkpoint::snapshot::Snapshot;
-use lambert::device::{Card, Chosen, Driver, SumStream};
+use lambert::gpu::{Card, Chosen, Driver, SumStream};
 use lambert::kernels::{Draws, Host, Kernels, Values};
 use lambert::optim;
 use lambert::state::{Buffer, Parameters, TrainState};

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use lambert::data::{GlobalBatch, MicroBatch};
-use lambert::guard::Verdict;
 use lambert::kernels::{Host, Kernels};
 use lambert::objective::Objective;
-use lambert::outcome::{Drawn, StepOutcome};
+use lambert::optim;
+use lambert::recovery::guard::Verdict;
 use lambert::state::{Buffer, Parameters, TrainState};
-use lambert::{optim, step};
+use lambert::train::outcome::{Drawn, StepOutcome};
+use lambert::train::step;
 use lambert_config::architecture::Architecture;
 use lambert_config::run::{Decay, Guard, Model, Optimizer, OptimizerKind, Precision, Stage};
 use lambert_config::{RunConfig, schedule};

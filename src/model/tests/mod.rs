@@ -15,13 +15,13 @@ use lambert_store::{Lease, Store};
 use crate::checkpoint::read_state;
 use crate::checkpoint::snapshot::{Object, Snapshot};
 use crate::data::GlobalBatch;
-use crate::gradients::Exchange;
 use crate::kernels::cuda::Emulator;
 use crate::kernels::{Cuda, Host, Kernels};
 use crate::objective::Objective;
 use crate::optim;
 use crate::state::{Buffer, Spec, TrainState, elements, specs};
-use crate::step::{self, tests::batch};
+use crate::train::gradients::Exchange;
+use crate::train::step::{self, tests::batch};
 use architectures::{CASES, Case, gradients_of_one_graph};
 
 impl Case {

@@ -20,7 +20,7 @@ use signal_hook::consts::SIGTERM;
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 
-use crate::leave;
+use crate::worker::leave;
 
 /// A rank tells that it is alive at least this often.
 const HEARTBEAT: Duration = Duration::from_secs(2);

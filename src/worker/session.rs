@@ -14,12 +14,17 @@ use lambert_store::run::CONFIG;
 use lambert_store::{Patience, Store};
 use tch::Kind;
 
-use crate::control::Control;
-use crate::device::world::Sharing;
-use crate::device::{self, Card, Chosen, DeviceError, Nccl, SumStream};
+use super::agreement;
+use super::peak;
 use crate::error::Error;
+use crate::gpu::conflicts::{Place, Sharing, clash};
+use crate::gpu::{Card, Chosen, DeviceError, Nccl, SumStream};
 use crate::kernels::Kernels;
-use crate::{binding, leave, metrics, model, sums};
+use crate::model;
+use crate::worker::control::Control;
+use crate::worker::cpu_affinity;
+use crate::worker::leave;
+use crate::worker::nccl_report;
 
 /// A rank's place in a run.
 pub struct Session {
@@ -67,20 +72,20 @@ impl Session {
         let (rank, world) = (ranks.group.rank(), ranks.group.world());
         let sums = device.take_nccl();
         let (kernels, card) = device.kernels(lambert_collective::world::detect().as_ref(), config.model.precision)?;
-        device::world::check(&mut *ranks.group, card.as_ref(), sharing(&config.cluster, sums.is_some()))?;
+        check_devices(&mut *ranks.group, card.as_ref(), sharing(&config.cluster, sums.is_some()))?;
         let kind = kind(&config, card.as_ref())?;
         // Both count the host's processors.
         let (readers, overlaps) = (readers(), sums.is_some() || overlaps(&config.cluster, world));
         let overlaps = config.cluster.overlap.unwrap_or(overlaps);
         bind(rank, &config.cluster, card.as_ref());
-        let mut peak = [metrics::matmul_peak(&*kernels, kind, metrics::peak_width(card.is_some()))?];
+        let mut peak = [peak::matmul_peak(&*kernels, kind, peak::peak_width(card.is_some()))?];
         ranks.group.all_reduce_sum_f64(&mut peak)?;
         let peak = peak[0];
         let session =
             Self { config, config_sha256, store, lease, rank, world, overlaps, readers, control, kernels, card, peak };
         if let (Some(sums), Some(card)) = (sums, &session.card) {
             ranks = sum_by_nccl(ranks, &sums, card, nccl_options(&session.config.cluster))?;
-            sums::tell(&session, &mut *ranks.group, &sums)?;
+            nccl_report::tell(&session, &mut *ranks.group, &sums)?;
         }
         Ok((session, ranks))
     }
@@ -152,7 +157,7 @@ fn kind(config: &RunConfig, card: Option<&Card>) -> Result<Kind, Error> {
 
 /// Binds this rank to its share of the host, and says so.
 fn bind(rank: usize, cluster: &Cluster, card: Option<&Card>) {
-    let binding = binding::bind(lambert_collective::world::detect().as_ref(), card.map(|card| &*card.facts.bus));
+    let binding = cpu_affinity::bind(lambert_collective::world::detect().as_ref(), card.map(|card| &*card.facts.bus));
     let place = card.map_or_else(String::new, |card| format!(" on {card},"));
     tracing::info!("rank {rank} computes{place} with {} threads, {binding}", cluster.threads);
 }
@@ -219,6 +224,14 @@ fn sum_by_nccl(ranks: Endpoints, sums: &Nccl, card: &Card, options: nccl::Option
     let stream = SumStream::new(card.index, kernels).map_err(DeviceError::Driver)?;
     let reducer = nccl::join(&mut *group, reducer, &sums.library, stream, options).map_err(refused)?;
     Ok(Endpoints { group, reducer })
+}
+
+/// Checks the devices of all ranks, which call this together; `sharing` says whether they may share one.
+fn check_devices(group: &mut dyn Group, card: Option<&Card>, sharing: Sharing) -> Result<(), Error> {
+    match agreement::together(group, &Place::here(card), |all: &[Place]| clash(all, sharing))? {
+        Some(clash) => Err(DeviceError::World(clash).into()),
+        None => Ok(()),
+    }
 }
 
 /// Whether ranks may have one card together.

@@ -8,14 +8,14 @@ use lambert_config::control::{Directive, Evaluation};
 use lambert_config::run::{self, MaskToken, MaskUnit, Test};
 use lambert_data_prep::dataset::{Dataset, DatasetError};
 
-use crate::agreement::{self, Vote};
-use crate::data::detours::Detours;
 use crate::data::loader::Demand;
 use crate::data::{Loader, Source, Wanted};
 use crate::error::Error;
 use crate::objective::Objective;
-use crate::step;
-use crate::totals::Totals;
+use crate::objective::totals::Totals;
+use crate::recovery::skipped_samples::Detours;
+use crate::train::step;
+use crate::worker::agreement::{self, Vote};
 
 /// Samples that are cut into micro-batches together.
 const BATCH: usize = 256;

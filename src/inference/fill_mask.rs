@@ -6,10 +6,10 @@ use tch::Kind;
 use crate::data::MicroBatch;
 use crate::data::batch::MaskedSample;
 use crate::error::Error;
-use crate::input::Input;
+use crate::inference::loaded_model::Saved;
 use crate::masking::Hidden;
 use crate::model::Dropout;
-use crate::saved::Saved;
+use crate::model::input::Input;
 use crate::torch;
 
 /// How a masked place is written in a text.

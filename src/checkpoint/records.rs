@@ -1,66 +1,11 @@
-//! One record a step, and where they are kept: an object of JSON lines for each stretch between two checkpoints.
-
-use std::time::Instant;
+//! Where the records of steps are kept: an object of JSON lines for each stretch between two checkpoints.
 
 use bytes::Bytes;
 use lambert_config::control::StepRecord;
 use lambert_store::{Store, run};
 use serde::Serialize;
-use tch::{Kind, Tensor};
 
 use crate::error::Error;
-use crate::kernels::Kernels;
-use crate::outcome::StepOutcome;
-use crate::state::TrainState;
-use crate::torch::{self, TorchError};
-
-/// Seconds since the last reading, again and again.
-pub struct Stopwatch(Instant);
-
-impl Stopwatch {
-    /// Starts now.
-    pub fn start() -> Self {
-        Self(Instant::now())
-    }
-
-    /// Seconds since the start or the last lap.
-    pub fn lap(&mut self) -> f64 {
-        let now = Instant::now();
-        let seconds = now.duration_since(self.0).as_secs_f64();
-        self.0 = now;
-        seconds
-    }
-}
-
-/// The record of a step after which the state is `state`; without times and rates.
-pub fn record(outcome: &StepOutcome, state: &TrainState) -> StepRecord {
-    StepRecord {
-        step: outcome.before + 1,
-        stage: outcome.stage.clone(),
-        epoch: outcome.epoch,
-        samples: outcome.samples,
-        tokens: outcome.tokens,
-        padding: outcome.padding as f64 / outcome.tokens.max(1) as f64,
-        balance: outcome.balance,
-        masked_tokens: outcome.totals.masked_tokens(),
-        batch_digest: outcome.totals.digest as u64,
-        loss: outcome.loss(),
-        scores: outcome.totals.scores(),
-        learning_rate: outcome.learning_rate,
-        grad_norm: outcome.finite_norm(),
-        skipped_updates: state.skipped_updates,
-        skipped_samples: state.skipped_samples,
-        ..StepRecord::default()
-    }
-}
-
-/// Fills in the rates, once all seconds are known. `flops` are the step's useful operations, `peak` what all ranks
-/// together reach in a matrix product, per second.
-pub fn put_rates(record: &mut StepRecord, flops: f64, peak: f64) {
-    record.samples_per_second = record.samples as f64 / record.seconds;
-    record.tokens_per_second = record.tokens as f64 / record.seconds;
-    record.flops_utilization = flops / record.seconds / peak;
-}
 
 /// Adds seconds in which the step was held up by something else; the rates are over all of them.
 pub fn add_pause(record: &mut StepRecord, pause: f64) {
@@ -69,31 +14,6 @@ pub fn add_pause(record: &mut StepRecord, pause: f64) {
     for rate in [&mut record.samples_per_second, &mut record.tokens_per_second, &mut record.flops_utilization] {
         *rate *= share;
     }
-}
-
-/// Width of the matrices whose product shows what a device can do: a card needs larger ones.
-pub fn peak_width(card: bool) -> i64 {
-    if card { 8192 } else { 1024 }
-}
-
-/// Floating-point operations a second of this rank in a product of two square matrices of `width` in `kind`: the best of a few
-/// by each of the two functions that a training step uses (in main memory those are MKL and oneDNN).
-pub fn matmul_peak(kernels: &dyn Kernels, kind: Kind, width: i64) -> Result<f64, TorchError> {
-    torch::guard(|| {
-        let ones = |shape: &[i64]| kernels.zeros(shape, kind) + 1.0;
-        let (a, bias) = (ones(&[width, width]), ones(&[width]));
-        let products: [&dyn Fn() -> Tensor; 2] = [&|| a.matmul(&a), &|| torch::linear(&a, &a, &bias, None)];
-        let mut best = f64::INFINITY;
-        for _ in 0..6 {
-            for product in products {
-                let mut watch = Stopwatch::start();
-                // A number of it, which has to be waited for.
-                kernels.fetch(&product().flatten(0, -1).narrow(0, 0, 1).to_kind(Kind::Double));
-                best = best.min(watch.lap());
-            }
-        }
-        2.0 * (width as f64).powi(3) / best
-    })
 }
 
 /// The records since the last checkpoint.
@@ -157,8 +77,8 @@ mod tests {
 
     #[test]
     fn rates_are_over_all_seconds() {
-        let mut record = StepRecord { samples: 256, tokens: 1024, seconds: 1.0, ..StepRecord::default() };
-        put_rates(&mut record, 2e9, 4e9);
+        let rates = StepRecord { samples_per_second: 256.0, tokens_per_second: 1024.0, ..StepRecord::default() };
+        let mut record = StepRecord { seconds: 1.0, flops_utilization: 0.5, ..rates };
         add_pause(&mut record, 0.0);
         assert_eq!((record.samples_per_second, record.flops_utilization), (256.0, 0.5));
         add_pause(&mut record, 3.0);

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use lambert_config::run::Guard;
 
-use crate::guard::Verdict;
+use crate::objective::totals::Totals;
+use crate::recovery::guard::Verdict;
 use crate::state::TrainState;
-use crate::totals::Totals;
 
 /// What a step drew.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -4,10 +4,10 @@ use lambert_collective::Group;
 use lambert_store::run;
 use serde::{Deserialize, Serialize};
 
-use crate::agreement;
-use crate::device::{Nccl, infiniband};
 use crate::error::Error;
-use crate::session::Session;
+use crate::gpu::{Nccl, infiniband};
+use crate::worker::agreement;
+use crate::worker::session::Session;
 
 /// One rank's NCCL.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

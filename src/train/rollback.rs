@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::Saver;
 use crate::checkpoint::rollback::Rollback;
-use crate::control::Phase;
 use crate::error::{self, Error};
-use crate::guard::Retreat;
-use crate::session::Session;
+use crate::recovery::guard::Retreat;
 use crate::state::TrainState;
+use crate::worker::control::Phase;
+use crate::worker::session::Session;
 
 /// Ends the attempt that `retreat` undoes, which began with the checkpoint `loaded`: rank 0 leaves a record of it for the next
 /// one.

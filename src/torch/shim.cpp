@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "torch/caught.h"
+#include "caught.h"
 
 namespace at::native {
 // oneDNN's x W^T + b, fused with what `attr` names. libtorch exports it, but has no header for it.

@@ -4,10 +4,10 @@
 use lambert_collective::{Bucket, Group, Pending, Place, Reducer, all_reduce};
 
 use crate::error::Error;
-use crate::exact::ExactSum;
 use crate::kernels::Address;
 use crate::state::TrainState;
 use crate::torch;
+use crate::train::exact::ExactSum;
 
 /// The gradients of one step on their way through the sum. A bucket is a range of the flat buffer, which lies in the order of
 /// the backward pass: all ranks start the same buckets in the same order, however many micro-batches each of them has.
@@ -136,7 +136,7 @@ mod tests {
     use crate::kernels::cuda::Emulator;
     use crate::kernels::{Cuda, Host, Kernels};
     use crate::state::{Buffer, Parameters};
-    use crate::step;
+    use crate::train::step;
 
     /// Sums buckets of device 0 only, which lies in main memory here.
     struct OfDevice(Box<dyn Reducer>);

@@ -11,17 +11,6 @@
 //! scale is the ratio of their averages over many steps. Micro-batches would not do for halves: they are sorted by length.
 
 use lambert_config::control::GradientNoise;
-use lambert_data_prep::random::Key;
-
-/// The samples of each half of a global batch of `samples`, in ascending order. An odd sample is in the second.
-pub fn halves(samples: usize, key: Key) -> [Vec<usize>; 2] {
-    let mut order: Vec<usize> = (0..samples).collect();
-    order.sort_by_key(|sample| (key.with(*sample as u64).value(), *sample));
-    let mut second = order.split_off(samples / 2);
-    order.sort_unstable();
-    second.sort_unstable();
-    [order, second]
-}
 
 /// What a step says, whose gradient over all `samples` has the norm `whole`; each half's part of it, which is divided by all
 /// samples too, has the norms `parts`. `None` where a norm is not finite, or a half is empty.
@@ -38,19 +27,10 @@ pub fn estimate(samples: u64, whole: f64, parts: [f64; 2]) -> Option<GradientNoi
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use lambert_data_prep::random::Key;
 
-    #[test]
-    fn every_sample_is_in_one_half_and_the_key_decides_in_which() {
-        let [first, second] = halves(101, Key::new(1));
-        assert_eq!((first.len(), second.len()), (50, 51));
-        let mut all = [first.clone(), second].concat();
-        all.sort_unstable();
-        assert_eq!(all, (0..101).collect::<Vec<_>>());
-        assert_eq!(halves(101, Key::new(1))[0], first);
-        let shared = halves(101, Key::new(2))[0].iter().filter(|sample| first.contains(sample)).count();
-        assert!((15..36).contains(&shared), "{shared} of 50 are in the first half under another key, too");
-    }
+    use super::*;
+    use crate::data::halves::halves;
 
     #[test]
     fn estimates_are_the_moments_that_samples_were_drawn_with() {

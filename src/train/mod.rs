@@ -1,21 +1,29 @@
 //! The training loop, from a run's URL to its last checkpoint.
 
-mod passes;
+pub mod evaluate;
+pub mod exact;
+mod gradient_pass;
+pub mod gradients;
+mod noise;
+pub mod outcome;
+mod rollback;
 mod stage;
+pub mod step;
+pub mod step_record;
 
 use lambert_collective::{Endpoints, Group};
 use lambert_config::control::{Directive, EventKind, StepRecord};
 use lambert_config::plan::{self, Place};
 
-use crate::budget;
 use crate::checkpoint::{self, Saver};
-use crate::control::Phase;
 use crate::error::Error;
-use crate::guard::Verdict;
-use crate::session::{Datasets, Session};
+use crate::recovery::guard::Verdict;
 use crate::stages;
 use crate::state::TrainState;
-use crate::{output, retreat};
+use crate::worker::control::Phase;
+use crate::worker::micro_batch_size;
+use crate::worker::output;
+use crate::worker::session::{Datasets, Session};
 use stage::{Stage, Step};
 
 /// How training ended.
@@ -34,7 +42,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
     let (collective, reducer) = (&mut *ranks.group, &mut *ranks.reducer);
     session.control.phase(Phase::Load);
     let datasets = Datasets::open(&session.config)?;
-    let budgets = budget::settle(session, collective, &datasets)?;
+    let budgets = micro_batch_size::settle(session, collective, &datasets)?;
     let (mut state, origin) = checkpoint::resume(session, collective, &datasets)?;
     let loaded = origin.checkpoint.clone();
     let mut saver = Saver::new(session, &datasets, &state, origin)?;
@@ -58,7 +66,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
             let (mut record, agreed) = match stage.update(&mut state, collective, reducer, &mut saver)? {
                 Step::Made(record, agreed) => (*record, agreed),
                 Step::Unread(error) => {
-                    retreat::go_around(session, collective, &mut saver, &mut state, dataset, error)?;
+                    rollback::go_around(session, collective, &mut saver, &mut state, dataset, error)?;
                     continue 'stages;
                 }
             };
@@ -66,7 +74,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
             saver.push(&mut record)?;
             report(session, &state, record);
             if let Verdict::GoBack(retreat) = agreed.verdict {
-                retreat::go_back(session, collective, &mut saver, dataset, loaded.as_deref(), retreat)?;
+                rollback::go_back(session, collective, &mut saver, dataset, loaded.as_deref(), retreat)?;
                 return Ok(Outcome::RolledBack);
             }
             inject_faults(session, &mut state);

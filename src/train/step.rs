@@ -4,13 +4,13 @@ use lambert_data_prep::random::Key;
 use tch::{Kind, Tensor};
 
 use crate::data::{GlobalBatch, MicroBatch, Share};
-use crate::input::Input;
 use crate::kernels::Kernels;
 use crate::model::Dropout;
+use crate::model::input::Input;
+use crate::objective::totals::Totals;
 use crate::objective::{Objective, Output, Pass, Scored};
 use crate::state::{TrainState, final_elements};
 use crate::torch::{self, TorchError};
-use crate::totals::Totals;
 
 /// Totals of the micro-batches so far: losses and correct predictions on the device, what is known beforehand in main memory.
 pub struct Pending {

@@ -6,16 +6,18 @@ use lambert_config::control::GradientNoise;
 use lambert_data_prep::random::Key;
 use tch::Tensor;
 
+use super::exact::ExactSum;
+use super::gradients::{self, Exchange};
+use super::noise;
 use super::stage::Stage;
-use crate::control::Phase;
+use super::step;
 use crate::data::{GlobalBatch, Share};
 use crate::error::Error;
-use crate::exact::ExactSum;
-use crate::gradients::{self, Exchange};
-use crate::metrics::Stopwatch;
+use crate::objective::totals::Totals;
 use crate::state::TrainState;
-use crate::totals::Totals;
-use crate::{noise, step, torch};
+use crate::torch;
+use crate::worker::control::Phase;
+use crate::worker::stopwatch::Stopwatch;
 
 /// One step's passes.
 pub struct Passes<'a> {

@@ -9,10 +9,10 @@ use lambert_config::run::TokenBudget;
 use lambert_store::run::{self, CONFIG};
 use serde::{Deserialize, Serialize};
 
-use crate::agreement;
-use crate::device::{Card, DeviceError};
 use crate::error::Error;
-use crate::session::{Datasets, Session};
+use crate::gpu::{Card, DeviceError};
+use crate::worker::agreement;
+use crate::worker::session::{Datasets, Session};
 
 /// Tokens of a micro-batch at most, of each stage. All ranks call it together and come to the same end: before anything of the
 /// training state is on a card.
@@ -90,7 +90,7 @@ fn least_of(all: &[Option<CardRoom>]) -> Option<Room> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{CardFacts, Libtorch};
+    use crate::gpu::{CardFacts, Libtorch};
 
     fn told(host: &str, bus: &str, free: u64) -> Option<CardRoom> {
         Some(CardRoom { host: host.into(), bus: bus.into(), name: format!("0 (X, {bus})"), free, memory: 100 })

@@ -1,20 +1,20 @@
 //! The device that a rank computes on: main memory, or a card of its host. What a card needs (the driver, the CUDA half of
 //! libtorch, NVRTC) is loaded when the program runs, so that one program serves both kinds of machine.
 //!
-//! - [`Chosen`]: what a rank computes on
+//! - [`Chosen`]: what a rank computes on; [`conflicts`]: whether the devices of all ranks go together
 //! - [`Driver`]: which cards there are; kernels that are started on one
 //! - [`Libtorch`]: where the CUDA half of libtorch is
 //! - [`Nvrtc`]: the compiler of our own kernels; cubin: their code, and the files that keep it
 //! - [`Nccl`]: what sums between cards; [`SumStream`]: where it does
 
+pub mod conflicts;
 mod cubin;
+mod device;
 mod driver;
-mod gpu;
 mod libtorch;
 mod nccl;
 mod nvrtc;
 mod stream;
-pub mod world;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use lambert_config::run::{Cluster, Device, Precision};
 use crate::kernels::{Cuda, Host, Kernels};
 use crate::torch;
 
-use gpu::Gpu;
+use device::Gpu;
 
 pub use driver::{CardFacts, Driver, DriverError, Loaded};
 pub use libtorch::Libtorch;
@@ -138,7 +138,7 @@ pub enum DeviceError {
     Nccl(#[from] lambert_collective::Error),
     /// The ranks' devices do not go together.
     #[error(transparent)]
-    World(#[from] world::Clash),
+    World(#[from] conflicts::Clash),
     /// A run would fit into a card that nobody else used.
     #[error("{0}\n  all of it would fit into a card that nothing else uses")]
     Occupied(String),

@@ -9,12 +9,12 @@ use lambert_data_prep::tokenizer::Tokenizer;
 use lambert_store::{Store, run};
 
 use crate::checkpoint;
-use crate::device::Chosen;
 use crate::error::Error;
-use crate::evaluate::Question;
+use crate::gpu::Chosen;
 use crate::objective::Objective;
-use crate::session;
 use crate::state::Parameters;
+use crate::train::evaluate::Question;
+use crate::worker::session;
 
 /// A model and what belongs to it.
 pub struct Saved {

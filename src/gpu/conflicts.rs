@@ -1,11 +1,8 @@
 //! Whether the devices of all ranks go together: a card for each, or a processor for each.
 
-use lambert_collective::Group;
 use serde::{Deserialize, Serialize};
 
-use super::{Card, DeviceError};
-use crate::agreement;
-use crate::error::Error;
+use super::Card;
 
 /// Two ranks whose devices do not go together.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
@@ -57,7 +54,7 @@ pub enum Clash {
 
 /// Where a rank computes.
 #[derive(Debug, Serialize, Deserialize)]
-struct Place {
+pub struct Place {
     host: String,
     /// By its place on the bus.
     card: Option<String>,
@@ -78,22 +75,17 @@ pub enum Sharing {
     OnOtherHostsForNccl,
 }
 
-/// Checks the devices of all ranks, which call this together; `sharing` says whether they may share one.
-///
-/// # Errors
-/// They do not go together.
-pub fn check(group: &mut dyn Group, card: Option<&Card>, sharing: Sharing) -> Result<(), Error> {
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let host_for_nccl = std::env::var("NCCL_HOSTID").ok();
-    let own = Place { host, card: card.map(|card| card.facts.bus.clone()), host_for_nccl };
-    match agreement::together(group, &own, |all| clash(all, sharing))? {
-        Some(clash) => Err(DeviceError::World(clash).into()),
-        None => Ok(()),
+impl Place {
+    /// Of this rank.
+    pub fn here(card: Option<&Card>) -> Self {
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let host_for_nccl = std::env::var("NCCL_HOSTID").ok();
+        Self { host, card: card.map(|card| card.facts.bus.clone()), host_for_nccl }
     }
 }
 
 /// The first two ranks that do not go together.
-fn clash(all: &[Place], sharing: Sharing) -> Option<Clash> {
+pub fn clash(all: &[Place], sharing: Sharing) -> Option<Clash> {
     let first = |with_card: bool| {
         let rank = all.iter().position(|place| place.card.is_some() == with_card)?;
         Some((rank, all[rank].host.clone()))
