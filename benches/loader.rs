@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use lambert::data::loader::Demand;
+use lambert::data::Demand;
 use lambert::data::reader::Reader;
 use lambert::data::{Loader, Source, Wanted};
 use lambert::recovery::skipped_samples::Detours;

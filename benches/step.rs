@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
-use lambert::data::loader::Demand;
+use lambert::data::Demand;
 use lambert::data::{GlobalBatch, Loader, MicroBatch, Source, Wanted};
 use lambert::kernels::Host;
 use lambert::objective::Objective;

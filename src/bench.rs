@@ -13,8 +13,7 @@ use lambert_data_prep::random::Key;
 use serde::Serialize;
 use tch::Kind;
 
-use crate::data::loader::Demand;
-use crate::data::{Loader, MicroBatch, Source, Wanted};
+use crate::data::{Demand, Loader, MicroBatch, Source, Wanted};
 use crate::error::Error;
 use crate::gpu::{Card, Chosen};
 use crate::kernels::Kernels;

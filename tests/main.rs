@@ -22,6 +22,7 @@ mod idle_parts;
 mod live_store;
 mod memory;
 mod mishaps;
+mod modules;
 mod noise;
 mod padded_vocabulary;
 mod planted;

@@ -9,9 +9,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use lambert::data::loader::{Demand, GlobalBatch, Source, Wanted};
 use lambert::data::order::{Order, WINDOW};
 use lambert::data::reader::Reader;
+use lambert::data::{Demand, GlobalBatch, Source, Wanted};
 use lambert::recovery::skipped_samples::Detours;
 use lambert_config::run::{Objective, Test};
 use lambert_data_prep::dataset::Dataset;

@@ -29,6 +29,7 @@ pub mod plan;
 pub mod prep;
 pub mod run;
 pub mod schedule;
+mod slurm;
 
 pub use load::{Checked, ConfigError, Fault, Layers};
 pub use prep::PrepConfig;

@@ -70,9 +70,14 @@ pub fn main(config: &run::Objective) -> Loss {
     losses(config).first().copied().unwrap_or(MASKED_LANGUAGE)
 }
 
+/// The heads that the losses of a run read.
+pub fn heads(config: &run::Objective) -> Vec<Head> {
+    losses(config).iter().map(|loss| loss.head).collect()
+}
+
 /// Whether no loss of the run reads this head. Then its parameters are frozen, and no export has them.
 pub fn is_unused(head: Option<Head>, config: &run::Objective) -> bool {
-    head.is_some_and(|head| losses(config).iter().all(|loss| loss.head != head))
+    head.is_some_and(|head| !heads(config).contains(&head))
 }
 
 /// The value of a loss in a step or an evaluation.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::load::{Checked, Fault};
-use crate::run::Slurm;
+use crate::slurm::Slurm;
 
 /// A preparation, as its TOML file says.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

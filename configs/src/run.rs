@@ -10,12 +10,12 @@ mod model;
 mod objective;
 mod optimizer;
 mod plateau;
-mod slurm;
 mod stage;
 
 use serde::{Deserialize, Serialize};
 
 pub use crate::prep::Pair;
+pub use crate::slurm::Slurm;
 pub use budget::TokenBudget;
 pub use cluster::{Backend, Cluster, ControlChannel, DatasetCache, Device, Host, LEAVES, LauncherKind, Limits, Wire};
 pub use growth::{Growth, Moments, Order};
@@ -25,7 +25,6 @@ pub use model::{Activation, Attention, Model, Norm, Precision};
 pub use objective::{MaskToken, MaskUnit, Masking, Objective};
 pub use optimizer::{Optimizer, OptimizerKind};
 pub use plateau::Plateau;
-pub use slurm::Slurm;
 pub use stage::{BatchRamp, Decay, Stage};
 
 /// A run, as its TOML file says.

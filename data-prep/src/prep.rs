@@ -26,6 +26,7 @@ mod lock;
 mod memory;
 mod merge;
 mod partitions;
+mod sample_file;
 mod sealed;
 mod shards;
 mod space;
@@ -33,6 +34,7 @@ mod spill;
 #[cfg(test)]
 mod tests;
 mod tokenize;
+mod totals;
 
 use std::path::Path;
 

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use lambert_config::RunConfig;
 use lambert_config::run::ControlChannel;
 use lambert_control::{Key, Phase, REPORT_PATH, Report};
+use lambert_launcher::decide::{Attempt, Event, Memory, Placement, Room, Settings, State, decide};
 use lambert_launcher::run::control::ControlServer;
-use lambert_launcher::run::decide::{Attempt, Event, Memory, Placement, Room, Settings, State, decide};
 use lambert_launcher::run::launch::processes;
 
 /// Reports in all, for each number of ranks.

@@ -1,7 +1,8 @@
 //! The front door of lambert.
 //!
 //! - [`cli`]: the command line as it is typed
-//! - [`commands`]: one module a command; [`run`] is `lambert run`, the coordinator
+//! - [`commands`]: one module a command; [`run`] is `lambert run`, the coordinator; [`decide`]: its decisions, a pure
+//!   function
 //! - [`slurm`]: the batch script of a run, and what Slurm is asked before it is queued
 //! - [`observe`]: what watches a run: the console, the status, the lines of `--json`
 //! - [`tune`]: runs that differ in some keys, compared
@@ -17,6 +18,7 @@
 pub mod cli;
 pub mod commands;
 pub mod console;
+pub mod decide;
 pub mod failure;
 pub mod host;
 pub mod logs;

@@ -9,8 +9,8 @@ use lambert_data_prep::dataset::{DatasetError, FetchAhead, Samples};
 use super::batch::{MaskedSample, MicroBatch};
 use super::groups::Groups;
 use super::halves::halves;
-use super::loader::{Demand, GlobalBatch, Source, Wanted};
 use super::order::{Order, Place};
+use super::{Demand, GlobalBatch, Source, Wanted};
 use crate::masking::{self, Pieces};
 
 /// Makes global batches.

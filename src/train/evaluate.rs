@@ -8,8 +8,7 @@ use lambert_config::control::{Directive, Evaluation};
 use lambert_config::run::{self, MaskToken, MaskUnit, Test};
 use lambert_data_prep::dataset::{Dataset, DatasetError};
 
-use crate::data::loader::Demand;
-use crate::data::{Loader, Source, Wanted};
+use crate::data::{Demand, Loader, Source, Wanted};
 use crate::error::Error;
 use crate::objective::Objective;
 use crate::objective::totals::Totals;

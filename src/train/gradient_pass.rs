@@ -9,19 +9,21 @@ use tch::Tensor;
 use super::exact::ExactSum;
 use super::gradients::{self, Exchange};
 use super::noise;
-use super::stage::Stage;
 use super::step;
 use crate::data::{GlobalBatch, Share};
 use crate::error::Error;
+use crate::objective::Objective;
 use crate::objective::totals::Totals;
 use crate::state::TrainState;
 use crate::torch;
 use crate::worker::control::Phase;
+use crate::worker::session::Session;
 use crate::worker::stopwatch::Stopwatch;
 
 /// One step's passes.
 pub struct Passes<'a> {
-    pub stage: &'a Stage<'a>,
+    pub session: &'a Session,
+    pub objective: &'a Objective,
     /// This rank's part of the global batch.
     pub batch: &'a GlobalBatch,
     pub dropout: Key,
@@ -54,7 +56,7 @@ impl Passes<'_> {
         reducer: &mut dyn Reducer,
         watch: &mut Stopwatch,
     ) -> Result<Passed, Error> {
-        let session = self.stage.session;
+        let session = self.session;
         let mut passed = Passed::default();
         if !session.config.metrics.measures_noise(state.step) {
             self.share(self.batch.whole(), state, group, reducer, watch, &mut passed)?;
@@ -83,7 +85,7 @@ impl Passes<'_> {
         watch: &mut Stopwatch,
         passed: &mut Passed,
     ) -> Result<(), Error> {
-        let session = self.stage.session;
+        let session = self.session;
         let control = &session.control;
         control.phase(Phase::Step);
         let pending = match session.config.cluster.canonical {
@@ -118,12 +120,12 @@ impl Passes<'_> {
         state: &mut TrainState,
         reducer: &'r mut dyn Reducer,
     ) -> Result<(Vec<step::Pending>, Exchange<'r>), Error> {
-        let session = self.stage.session;
+        let session = self.session;
         let others = (session.world > 1).then_some(reducer);
         let mut exchange = Exchange::new(others, session.config.cluster.bucket_elements(), session.overlaps);
         let mut are_final = |state: &TrainState, elements| exchange.are_final(state, elements);
-        let pending = step::forward_backward(&self.stage.objective, state, share, self.dropout, &mut are_final);
-        let pending = pending.map_err(|error| self.stage.explain(error))?;
+        let pending = step::forward_backward(self.objective, state, share, self.dropout, &mut are_final);
+        let pending = pending?;
         self.spoil(state)?;
         Ok((vec![pending], exchange))
     }
@@ -132,8 +134,8 @@ impl Passes<'_> {
     fn exactly(&self, share: Share<'_>, state: &mut TrainState) -> Result<(Vec<step::Pending>, ExactSum), Error> {
         let mut sum = ExactSum::new(state.gradients_mut().numel());
         let add = |state: &mut TrainState| gradients::add_exactly(state, &mut sum);
-        let pending = step::leaf_by_leaf(&self.stage.objective, state, share, self.dropout, add);
-        let pending = pending.map_err(|error| self.stage.explain(error))?;
+        let pending = step::leaf_by_leaf(self.objective, state, share, self.dropout, add);
+        let pending = pending?;
         self.spoil(state)?;
         Ok((pending, sum))
     }

@@ -15,8 +15,7 @@ use super::outcome::{Drawn, StepOutcome};
 use super::rollback;
 use super::step_record;
 use crate::checkpoint::Saver;
-use crate::data::loader::Demand;
-use crate::data::{GlobalBatch, Loader, Source, Wanted};
+use crate::data::{Demand, GlobalBatch, Loader, Source, Wanted};
 use crate::error::Error;
 use crate::model;
 use crate::objective::Objective;
@@ -25,7 +24,7 @@ use crate::optim;
 use crate::recovery::guard::Verdict;
 use crate::stages::growth;
 use crate::state::{Spec, TrainState};
-use crate::torch::{self, TorchError};
+use crate::torch;
 use crate::worker::agreement::{self, Agreement, Vote};
 use crate::worker::control::Phase;
 use crate::worker::session::{Datasets, Session};
@@ -53,13 +52,13 @@ pub struct Agreed {
 
 /// One stage under way.
 pub struct Stage<'a> {
-    pub(super) session: &'a Session,
+    session: &'a Session,
     datasets: &'a Datasets,
     place: Place<'a>,
     /// Steps of the whole run that were done when this stage was opened.
     first_step: u64,
     loader: Loader,
-    pub(super) objective: Objective,
+    objective: Objective,
     layers: usize,
     /// Tokens of a micro-batch at most.
     micro_batch_tokens: usize,
@@ -140,8 +139,8 @@ impl<'a> Stage<'a> {
         session.control.phase(Phase::Step);
         let dropout = Key::new(session.config.run.seed).with_bytes(b"dropout").with(state.step);
         let spoils = unread.is_some();
-        let passes = Passes { stage: self, batch: &batch, dropout, spoils };
-        let passed = passes.gradient(state, collective, reducer, &mut watch)?;
+        let passes = Passes { session, objective: &self.objective, batch: &batch, dropout, spoils };
+        let passed = passes.gradient(state, collective, reducer, &mut watch).map_err(|error| self.explain(error))?;
         let (forward_backward, mut communicate) = (passed.seconds, passed.communicate);
 
         session.control.phase(Phase::Step);
@@ -227,10 +226,11 @@ impl<'a> Stage<'a> {
     }
 
     /// Where memory ran out, what the user can do about it.
-    pub(super) fn explain(&self, error: TorchError) -> Error {
+    fn explain(&self, error: Error) -> Error {
         let (objective, Place { stage, index, .. }) = (&self.session.config.objective, self.place);
-        match error.memory() {
-            None => error.into(),
+        let asked = if let Error::Torch(failed) = &error { failed.memory() } else { None };
+        match asked {
+            None => error,
             Some(asked) => Error::Memory {
                 asked,
                 stage: index,

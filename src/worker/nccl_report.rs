@@ -1,13 +1,12 @@
 //! What NCCL has chosen to sum with: told at the start of an attempt, and kept in the run's store.
 
 use lambert_collective::Group;
-use lambert_store::run;
+use lambert_store::{Store, run};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::gpu::{Nccl, infiniband};
 use crate::worker::agreement;
-use crate::worker::session::Session;
 
 /// One rank's NCCL.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,11 +24,11 @@ struct Sums {
 }
 
 impl Sums {
-    fn of(session: &Session, nccl: &Nccl) -> Self {
+    fn of(rank: usize, nccl: &Nccl) -> Self {
         let record = nccl.record();
         let warnings = record.transports.as_ref().map(|ways| ways.warnings(&infiniband())).unwrap_or_default();
         Self {
-            rank: session.rank,
+            rank,
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             version: record.version,
             library: record.path,
@@ -57,21 +56,22 @@ impl Sums {
     }
 }
 
-/// Tells people and the run's store what each rank sums with. All ranks call it together.
+/// Tells the log, and through rank 0 the run's store, what each rank sums with. All ranks call it together. Returns warnings for
+/// people, on rank 0.
 ///
 /// # Errors
 /// They cannot exchange it, or the store cannot be written.
-pub fn tell(session: &Session, group: &mut dyn Group, nccl: &Nccl) -> Result<(), Error> {
-    let own = Sums::of(session, nccl);
+pub fn tell(group: &mut dyn Group, nccl: &Nccl, store: &Store, attempt: u32) -> Result<Vec<String>, Error> {
+    let own = Sums::of(group.rank(), nccl);
     let ways = own.transports.as_deref().unwrap_or("not known: NCCL_DEBUG is set, see NCCL's own log");
     tracing::info!("rank {} sums by NCCL {} from {}: {ways}", own.rank, own.version, own.library);
     let (all, warnings) = agreement::together(group, &own, |all: &[Sums]| (all.to_vec(), Sums::warnings(all)))?;
-    if session.is_first() {
-        warnings.into_iter().for_each(|warning| session.warn(warning));
-        let text = serde_json::to_vec_pretty(&all).map_err(Error::Json)?;
-        session.store.put(&run::sums(session.lease.attempt()), text.into())?;
+    if own.rank > 0 {
+        return Ok(Vec::new());
     }
-    Ok(())
+    let text = serde_json::to_vec_pretty(&all).map_err(Error::Json)?;
+    store.put(&run::sums(attempt), text.into())?;
+    Ok(warnings)
 }
 
 #[cfg(test)]

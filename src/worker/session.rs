@@ -85,7 +85,9 @@ impl Session {
             Self { config, config_sha256, store, lease, rank, world, overlaps, readers, control, kernels, card, peak };
         if let (Some(sums), Some(card)) = (sums, &session.card) {
             ranks = sum_by_nccl(ranks, &sums, card, nccl_options(&session.config.cluster))?;
-            nccl_report::tell(&session, &mut *ranks.group, &sums)?;
+            let attempt = session.lease.attempt();
+            let warnings = nccl_report::tell(&mut *ranks.group, &sums, &session.store, attempt)?;
+            warnings.into_iter().for_each(|warning| session.warn(warning));
         }
         Ok((session, ranks))
     }

@@ -116,7 +116,7 @@ pub enum Error {
     #[error(
         "{url} is of attempt {attempt}, and no lease can follow it: attempts are numbered up to {last}. Nothing but a mistake \
          makes such a name: remove it or move it away, then start the run again",
-        last = crate::lease::LAST_ATTEMPT
+        last = crate::run::LAST_ATTEMPT
     )]
     LastAttempt {
         /// The object's URL.

@@ -7,8 +7,8 @@ use bytes::Bytes;
 
 use crate::error::{Error, Result};
 use crate::retry::Patience;
+use crate::run::{self, LAST_ATTEMPT};
 use crate::store::Store;
-use crate::{checkpoint, run};
 
 /// The right to write to a run, until somebody takes a newer one.
 ///
@@ -21,9 +21,6 @@ pub struct Lease {
     /// What its object holds, by which it is told from another of the same name.
     object: Bytes,
 }
-
-/// The highest attempt. There is a number after it, so that `attempt + 1` is always one.
-pub const LAST_ATTEMPT: u32 = u32::MAX - 1;
 
 /// No lease is longer than this, bytes.
 const LONGEST: u64 = 64 << 10;
@@ -41,7 +38,7 @@ impl Lease {
     /// the store says.
     pub fn take(store: &Store) -> Result<Self> {
         let of_lease = Self::newest(store)?.map(|attempt| (attempt, run::lease(attempt)));
-        let mut newest = of_lease.max(checkpoint::highest_attempt(store)?);
+        let mut newest = of_lease.max(highest_attempt(store)?);
         let lease = loop {
             let attempt = after(store, newest)?;
             match Self::create(store, attempt, "")? {
@@ -163,4 +160,11 @@ fn holder(attempt: u32, taker: &str) -> Bytes {
         "mark": mark,
     });
     Bytes::from(format!("{holder}\n"))
+}
+
+/// The highest attempt that the folder of a checkpoint names, finished or not, and the folder's name.
+fn highest_attempt(store: &Store) -> Result<Option<(u32, String)>> {
+    let folders = store.list_folders(run::CHECKPOINTS)?;
+    let attempts = folders.iter().filter_map(|name| Some((run::Place::of(name)?.attempt, run::checkpoint(name))));
+    Ok(attempts.max())
 }

@@ -29,12 +29,10 @@ mod retry;
 pub mod run;
 mod runtime;
 mod store;
-mod transfer;
 
 pub use error::{Cause, Error, Result};
 pub use lease::Lease;
 pub use listing::Object;
 pub use open::Settings;
 pub use retry::Patience;
-pub use store::Store;
-pub use transfer::Upload;
+pub use store::{Store, Upload};

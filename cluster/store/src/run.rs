@@ -129,6 +129,9 @@ pub fn split(url: &str) -> (&str, Option<&str>) {
     }
 }
 
+/// The highest attempt. There is a number after it, so that `attempt + 1` is always one.
+pub const LAST_ATTEMPT: u32 = u32::MAX - 1;
+
 /// A checkpoint's place in a run: attempts in order, and steps within one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {

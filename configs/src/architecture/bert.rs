@@ -8,8 +8,6 @@ use serde_json::json;
 use super::{
     Each, Form, Head, Leaf, Module, Network, Normalises, Part, Segment, SegmentKind, TensorId, TransformersModel, Value,
 };
-use crate::RunConfig;
-use crate::objectives::is_unused;
 use crate::run::{Activation, Model, Norm};
 
 /// The network of a configuration, `layers` deep, for a vocabulary of so many tokens.
@@ -158,15 +156,14 @@ fn name(TensorId { part, layer, leaf, .. }: TensorId, norm: Norm) -> String {
     }
 }
 
-/// transformers' `BertConfig` or, with pre-normalisation, `MegatronBertConfig`. Without a pair objective the class is the one that has
-/// neither pooler nor pair head: they are not trained.
-pub fn transformers(config: &RunConfig, layers: usize, vocabulary: usize, pad: u32) -> TransformersModel {
-    let model = &config.model;
-    let (class, model_type) = match (model.norm, is_unused(Some(Head::Pair), &config.objective)) {
-        (Norm::Post, false) => ("BertForPreTraining", "bert"),
-        (Norm::Post, true) => ("BertForMaskedLM", "bert"),
-        (Norm::Pre, false) => ("MegatronBertForPreTraining", "megatron-bert"),
-        (Norm::Pre, true) => ("MegatronBertForMaskedLM", "megatron-bert"),
+/// transformers' `BertConfig` or, with pre-normalisation, `MegatronBertConfig`. Without a pair head the class is the one that has no
+/// pooler either.
+pub fn transformers(model: &Model, heads: &[Head], layers: usize, vocabulary: usize, pad: u32) -> TransformersModel {
+    let (class, model_type) = match (model.norm, heads.contains(&Head::Pair)) {
+        (Norm::Post, true) => ("BertForPreTraining", "bert"),
+        (Norm::Post, false) => ("BertForMaskedLM", "bert"),
+        (Norm::Pre, true) => ("MegatronBertForPreTraining", "megatron-bert"),
+        (Norm::Pre, false) => ("MegatronBertForMaskedLM", "megatron-bert"),
     };
     let activation = match model.activation {
         Activation::Gelu => "gelu",

@@ -5,15 +5,16 @@
 mod bert;
 mod module;
 mod network;
-mod tensors;
+mod networks;
+mod tensor;
 
 pub use module::{Each, Form, Head, Leaf, Module, Normalises, Part, Role, TensorId};
 pub use network::{Network, Segment, SegmentKind, Value};
-pub use tensors::{Architecture, Tensor};
+pub use networks::Architecture;
+pub use tensor::Tensor;
 
 use serde_json::Value as Json;
 
-use crate::RunConfig;
 use crate::run::Model;
 
 /// Keys of a run's `[model]` that decide which tensors there are and what shapes they have.
@@ -37,9 +38,10 @@ pub struct TransformersModel {
 }
 
 impl TransformersModel {
-    /// The model of a configuration, `layers` deep, for a vocabulary of so many tokens, of which `pad` is the padding token.
-    pub fn new(config: &RunConfig, layers: usize, vocabulary: usize, pad: u32) -> Self {
-        bert::transformers(config, layers, vocabulary, pad)
+    /// The model of a configuration with these `heads`, `layers` deep, for a vocabulary of so many tokens, of which `pad` is the
+    /// padding token.
+    pub fn new(model: &Model, heads: &[Head], layers: usize, vocabulary: usize, pad: u32) -> Self {
+        bert::transformers(model, heads, layers, vocabulary, pad)
     }
 }
 

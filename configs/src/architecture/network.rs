@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::module::{Each, Form, Leaf, Module, Part, TensorId};
-use super::tensors::Tensor;
+use super::tensor::Tensor;
 
 /// What a segment is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

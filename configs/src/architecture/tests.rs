@@ -3,8 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::prep::Pair;
-use crate::run::{Norm, Objective};
+use crate::run::Norm;
 
 fn names(model: &Model) -> Vec<String> {
     let mut names: Vec<_> = Architecture::new(model, 1, 50).tensors().into_iter().map(|tensor| tensor.name).collect();
@@ -147,8 +146,8 @@ fn tensors_that_two_networks_read_are_final_behind_the_second() {
 
 #[test]
 fn the_model_is_described_for_transformers() {
-    let run = RunConfig::default();
-    let TransformersModel { class, config } = TransformersModel::new(&run, 6, 1000, 0);
+    let (model, heads) = (Model::default(), [Head::MaskedLanguage, Head::Pair]);
+    let TransformersModel { class, config } = TransformersModel::new(&model, &heads, 6, 1000, 0);
     assert_eq!(
         (class, &config["architectures"], &config["model_type"]),
         ("BertForPreTraining", &json!(["BertForPreTraining"]), &json!("bert"))
@@ -156,10 +155,8 @@ fn the_model_is_described_for_transformers() {
     assert_eq!(config["num_hidden_layers"], 6);
     assert_eq!(config["layer_norm_eps"], 1e-12);
     assert_eq!(config["pad_token_id"], 0);
-    let without = Objective { pair: Pair::None, ..run.objective.clone() };
     for (norm, name) in [(Norm::Post, "BertForMaskedLM"), (Norm::Pre, "MegatronBertForMaskedLM")] {
-        let model = Model { norm, ..run.model.clone() };
-        let alone = RunConfig { objective: without.clone(), model, ..run.clone() };
-        assert_eq!(TransformersModel::new(&alone, 6, 1000, 0).config["architectures"], json!([name]));
+        let alone = TransformersModel::new(&Model { norm, ..model.clone() }, &heads[..1], 6, 1000, 0);
+        assert_eq!(alone.config["architectures"], json!([name]));
     }
 }

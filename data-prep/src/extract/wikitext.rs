@@ -8,11 +8,9 @@ mod arguments;
 mod inline;
 mod languages;
 mod lines;
-mod links;
 mod measures;
 mod site;
 mod tags;
-mod templates;
 
 pub use site::Site;
 

@@ -1,11 +1,8 @@
 //! The second half, first step: the documents of each bucket to samples, sorted by the keys of the global shuffle.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-
-use serde::{Deserialize, Serialize};
 
 use super::PrepError;
 use super::collected::Collected;
@@ -13,25 +10,19 @@ use super::duplicates::Removed;
 use super::heads::Head;
 use super::held_out::{self, Selection};
 use super::job::{Job, Run};
-use super::spill::{self, HELD_OUT_CELLS, PARTS, TRAIN_CELLS, Totals};
+use super::spill::{self, HELD_OUT_CELLS, PARTS, TRAIN_CELLS};
+use super::totals::Totals;
 use crate::dataset::HeldOut;
 use crate::random::Key;
 use crate::record::{DocumentId, ids};
 use crate::samples::{self, Bucket, Rules};
 
-/// Tokens that a bucket should hold: little memory, and work for many threads.
-pub const TOKENS: u64 = 4 << 20;
 /// Documents that a bucket should hold at the least, so that pairs are of many documents.
 const DOCUMENTS: u64 = 16;
 /// How often as many tokens a bucket may hold, if it holds few documents.
 const MOST: u64 = 16;
 /// Buckets of a selection at the most: all cells together divide evenly into that many.
 const SELECTED_BUCKETS: u32 = 64;
-/// The space of shuffle keys is cut into this many equal intervals for the index of a bucket's samples.
-pub const INTERVALS: usize = 4096;
-/// Bytes before the ids of a sample: key, length, start of the second segment, pair label.
-pub const SAMPLE_HEAD: usize = 13;
-
 /// One of the two datasets.
 #[derive(Debug, Clone)]
 pub struct Split {
@@ -51,36 +42,6 @@ enum Rule {
     Drawn { only: Option<DocumentId>, except: Option<DocumentId> },
     /// Those that were chosen, or those that were not, or blocks of them.
     Selected { selection: Arc<Selection>, held_out: bool },
-}
-
-/// What a bucket's sample file holds.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct Contents {
-    /// Rows and bytes of each interval of keys that has any, in order.
-    pub intervals: BTreeMap<usize, (u64, u64)>,
-    /// Bytes of all samples; behind them stand the counts of every token id, 8 bytes each.
-    pub bytes: u64,
-    /// Samples.
-    pub samples: u64,
-    /// Tokens, special pieces included.
-    pub tokens: u64,
-    /// Samples whose second segment was replaced or swapped.
-    pub positive_pairs: u64,
-}
-
-impl Contents {
-    /// Both together.
-    pub fn with(mut self, other: &Self) -> Self {
-        for (interval, (rows, bytes)) in &other.intervals {
-            let sum = self.intervals.entry(*interval).or_default();
-            (sum.0, sum.1) = (sum.0 + rows, sum.1 + bytes);
-        }
-        self.bytes += other.bytes;
-        self.samples += other.samples;
-        self.tokens += other.tokens;
-        self.positive_pairs += other.positive_pairs;
-        self
-    }
 }
 
 impl Split {
@@ -303,9 +264,4 @@ fn load(job: &Job<'_>, runs: &[Run], removed: &Removed, split: &Split, bucket: u
     }
     Bucket::new(bytes, width, |id, ends| if removed.contains(id) { Vec::new() } else { split.pieces(id, ends) })
         .ok_or_else(|| PrepError::Damaged { path: job.runs_folder() })
-}
-
-/// Which of the [`INTERVALS`] a key lies in.
-pub fn interval(key: u64) -> usize {
-    (key >> (u64::BITS - INTERVALS.trailing_zeros())) as usize
 }

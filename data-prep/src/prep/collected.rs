@@ -5,9 +5,9 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-use super::buckets::{Contents, SAMPLE_HEAD, interval};
 use super::job::Job;
 use super::merge::{Cursor, merge};
+use super::sample_file::{Contents, interval};
 use super::{PrepError, sealed};
 use crate::random::Key;
 use crate::record::ids;
@@ -114,10 +114,4 @@ fn write_sorted(bytes: &[u8], records: &mut [(u64, usize, usize)], output: &mut 
 /// The counts of all token ids, 8 bytes each.
 pub fn write_counts(counts: &[u64], output: &mut impl Write) -> std::io::Result<()> {
     counts.iter().try_for_each(|count| output.write_all(&count.to_le_bytes()))
-}
-
-/// Bytes of the sample that begins here, if that much of it is here as tells it.
-pub fn sample_bytes(bytes: &[u8], width: usize) -> Option<usize> {
-    let length = bytes.get(8..10)?;
-    Some(SAMPLE_HEAD + usize::from(u16::from_le_bytes([length[0], length[1]])) * width)
 }

@@ -9,7 +9,7 @@ use super::PrepError;
 use super::heads::{EXCLUDED, Head, SIGNATURE, similarity};
 use super::job::{Job, Run};
 use super::partitions::Partitions;
-use super::spill::Totals;
+use super::totals::Totals;
 use crate::record::DocumentId;
 
 /// Documents that are left out.

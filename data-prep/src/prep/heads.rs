@@ -1,6 +1,6 @@
 //! What a run file says about each document besides its tokens: enough to find duplicates without reading them.
 
-use super::spill::Totals;
+use super::totals::Totals;
 use crate::random::Key;
 use crate::record::DocumentId;
 

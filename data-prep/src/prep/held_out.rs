@@ -14,7 +14,8 @@ use super::PrepError;
 use super::duplicates::Removed;
 use super::heads::{EXCLUDED, Head};
 use super::job::{Job, Run};
-use super::spill::{Totals, record_bytes};
+use super::spill::record_bytes;
+use super::totals::Totals;
 use crate::dataset::HeldOut;
 use crate::record::{DocumentId, RECORD_HEAD, ends, ids, start_of};
 

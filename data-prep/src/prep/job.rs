@@ -8,19 +8,21 @@ use lambert_config::PrepConfig;
 use lambert_config::prep::Source;
 use serde::{Deserialize, Serialize};
 
-use super::buckets;
+use super::PrepError;
 use super::heads::Head;
 use super::lock::Lock;
 use super::memory::Memory;
 use super::sealed::{self, Sealed};
 use super::spill::{CellPart, Contents, record_bytes};
-use super::{PrepError, tokenize};
 use crate::dataset::sha256_hex;
 use crate::source::{self, Part, SourceFile};
 use crate::tokenizer::Tokenizer;
 
 /// The version of the work folder and of everything that decides the bytes of a dataset.
 const VERSION: u32 = 3;
+
+/// Tokens that a bucket should hold: little memory, and work for many threads.
+const BUCKET_TOKENS: u64 = 4 << 20;
 
 /// See the module.
 pub struct Job<'a> {
@@ -58,7 +60,7 @@ pub struct Scale {
 
 impl Default for Scale {
     fn default() -> Self {
-        Self { bucket: buckets::TOKENS, sorted: 32 << 20, merged: 128, compared: u64::MAX }
+        Self { bucket: BUCKET_TOKENS, sorted: 32 << 20, merged: 128, compared: u64::MAX }
     }
 }
 
@@ -194,7 +196,7 @@ impl<'a> Job<'a> {
 
     /// All run files that are there.
     pub fn runs(&self) -> Result<Vec<Run>, PrepError> {
-        let paths = tokenize::run_files(&self.runs_folder())?;
+        let paths = run_files(&self.runs_folder())?;
         paths.iter().map(|path| Sealed::open(path).map(|(file, contents)| Run { file, contents })).collect()
     }
 }
@@ -223,4 +225,18 @@ fn work_folder(config: &PrepConfig) -> PathBuf {
         }
         None => PathBuf::from(format!("{}.work", url.strip_prefix("file://").unwrap_or(url))),
     }
+}
+
+/// The names of the run files in `folder`, sorted.
+pub fn run_files(folder: &Path) -> Result<Vec<PathBuf>, PrepError> {
+    let fault = |source| PrepError::Work { operation: "list", path: folder.to_owned(), source };
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(fault)? {
+        let path = entry.map_err(fault)?.path();
+        if path.extension().is_some_and(|extension| extension == "docs") {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    Ok(paths)
 }

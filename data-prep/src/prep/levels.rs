@@ -8,10 +8,11 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use super::PrepError;
-use super::buckets::{Contents, Split};
+use super::buckets::Split;
 use super::collected::write_counts;
 use super::job::Job;
 use super::merge::{Cursor, merge};
+use super::sample_file::Contents;
 use super::sealed::{self, Sealed};
 use crate::record::ids;
 

@@ -7,7 +7,7 @@ use std::io::{Error, ErrorKind, Result};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use super::collected::sample_bytes;
+use super::sample_file::sample_bytes;
 
 /// Bytes of a file that are read at once.
 const BUFFER: usize = 1 << 16;

@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use super::PrepError;
-use super::buckets::{Contents, INTERVALS, SAMPLE_HEAD};
 use super::job::Job;
 use super::levels::{Levels, SampleFile, token_counts};
 use super::merge::merge;
+use super::sample_file::{Contents, INTERVALS, SAMPLE_HEAD};
 use super::sealed::{self, Sealed};
 use crate::dataset::{DatasetError, Sample, Shard, ShardWriter, shard_name};
 use crate::record::ids;

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use super::PrepError;
-use super::buckets::SAMPLE_HEAD;
 use super::job::{Job, Run};
+use super::sample_file::SAMPLE_HEAD;
 use crate::record::ids;
 use crate::source::SourceFile;
 

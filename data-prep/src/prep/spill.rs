@@ -10,6 +10,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::heads::{self, EXCLUDED, Head};
+use super::totals::Totals;
 use super::{PrepError, sealed};
 use crate::record::{DocumentId, RECORD_HEAD, ids};
 use crate::source::Part;
@@ -118,17 +119,6 @@ impl CellPart {
     }
 }
 
-/// How much there is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Totals {
-    /// Documents.
-    pub documents: u64,
-    /// Sentences.
-    pub sentences: u64,
-    /// Tokens, special pieces not included.
-    pub tokens: u64,
-}
-
 /// What was read of a source.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceTotals {
@@ -145,22 +135,6 @@ impl std::ops::AddAssign for SourceTotals {
         self.text_bytes += other.text_bytes;
         self.found += other.found;
         self.kept += other.kept;
-    }
-}
-
-impl std::ops::AddAssign for Totals {
-    fn add_assign(&mut self, other: Self) {
-        self.documents += other.documents;
-        self.sentences += other.sentences;
-        self.tokens += other.tokens;
-    }
-}
-
-impl std::ops::SubAssign for Totals {
-    fn sub_assign(&mut self, other: Self) {
-        self.documents -= other.documents;
-        self.sentences -= other.sentences;
-        self.tokens -= other.tokens;
     }
 }
 

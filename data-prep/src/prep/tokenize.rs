@@ -205,17 +205,3 @@ impl<'a> Documents<'a> {
         }
     }
 }
-
-/// The names of the run files in `folder`, sorted.
-pub fn run_files(folder: &Path) -> Result<Vec<std::path::PathBuf>, PrepError> {
-    let fault = |source| PrepError::Work { operation: "list", path: folder.to_owned(), source };
-    let mut paths = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(fault)? {
-        let path = entry.map_err(fault)?.path();
-        if path.extension().is_some_and(|extension| extension == "docs") {
-            paths.push(path);
-        }
-    }
-    paths.sort();
-    Ok(paths)
-}

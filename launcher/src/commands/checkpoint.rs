@@ -13,8 +13,8 @@ use crate::cli::CheckpointAction;
 use crate::console;
 use crate::failure::{Failure, Outcome};
 use crate::run::difference::{self, Difference};
-use crate::run::order;
 use crate::run::sources::SAVE_OBJECT;
+use crate::run::stored;
 
 #[derive(Debug, thiserror::Error)]
 enum CheckpointError {
@@ -113,8 +113,8 @@ fn prune(store: &Store, keep: Option<usize>, json: bool) -> Outcome {
 }
 
 fn retention(store: &Store, keep: Option<usize>) -> Result<Retention, Failure> {
-    let text = order::stored(store)?.unwrap_or_default();
-    let settings = order::parse_stored(&text, store)?.checkpoint;
+    let text = stored::text(store)?.unwrap_or_default();
+    let settings = stored::parse(&text, store)?.checkpoint;
     let mut named = BTreeSet::new();
     if settings.keep_best {
         let listed = checkpoint::list(store).map_err(Failure::failed)?;
@@ -162,9 +162,9 @@ fn copy(url: &str, to: &str) -> Outcome {
 /// What makes the checkpoints at `to` those of another run than `from`, if there are any and something does. A checkpoint is read with the
 /// configuration and the vocabulary beside it.
 fn mixture(from: &Store, to: &Store) -> Result<Option<String>, Failure> {
-    let Some(there) = order::stored(to)? else { return Ok(None) };
-    let config = |store, text: &str| order::parse_stored(text, store);
-    let here = order::stored(from)?.unwrap_or_default();
+    let Some(there) = stored::text(to)? else { return Ok(None) };
+    let config = |store, text: &str| stored::parse(text, store);
+    let here = stored::text(from)?.unwrap_or_default();
     let compared = difference::compare(&config(to, &there)?, &config(from, &here)?).map_err(Failure::failed)?;
     // Stages and optimizers of a run may change on its way.
     let is_of_model =

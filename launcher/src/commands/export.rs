@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use lambert_config::architecture::{Architecture, Tensor, TransformersModel};
-use lambert_config::objectives::is_unused;
+use lambert_config::objectives::{heads, is_unused};
 use lambert_config::{Layers, RunConfig, exit};
 use lambert_data_prep::tokenizer::{Tokenizer, TokenizerError, tokenizer_json};
 use lambert_store::Store;
@@ -109,7 +109,12 @@ impl Source {
 
     /// The class of transformers that loads the model.
     fn class(&self) -> &'static str {
-        TransformersModel::new(&self.config, 0, 0, 0).class
+        self.description(0, 0, 0).class
+    }
+
+    fn description(&self, layers: usize, vocabulary: usize, pad: u32) -> TransformersModel {
+        let RunConfig { model, objective, .. } = &self.config;
+        TransformersModel::new(model, &heads(objective), layers, vocabulary, pad)
     }
 
     /// Whether the checkpoint still exists.
@@ -132,7 +137,7 @@ impl Source {
             let (name, expected, found) = (self.manifest.name(), self.facts.vocabulary, tokenizer.size());
             return Err(Failure::failed(ExportError::Vocabulary { url: url.to_owned(), name, expected, found }));
         }
-        let description = TransformersModel::new(&self.config, layers, tokenizer.size(), tokenizer.special().pad);
+        let description = self.description(layers, tokenizer.size(), tokenizer.special().pad);
         let positions = self.config.model.positions;
         Ok(vec![
             ("config.json", pretty(&description.config)),

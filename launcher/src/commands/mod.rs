@@ -17,7 +17,6 @@ mod vocab;
 use crate::cli::Command;
 use crate::failure::Outcome;
 use crate::{run, tune, worker};
-pub(crate) use status::read as read_status;
 
 /// Does what the command line says.
 pub fn run(command: &Command) -> Outcome {

@@ -4,11 +4,11 @@ use lambert_config::control::RankTimes;
 use lambert_config::objectives::Score;
 use lambert_store::checkpoint::Listed;
 
-use super::status::Life;
+use crate::decide::memory::JobEnd;
 use crate::host::now;
 use crate::observe::display::duration;
-use crate::run::decide::memory::JobEnd;
 use crate::slurm::job::Job;
+use crate::status::stored::Life;
 use crate::status::{RankStatus, State, Status};
 
 /// A run, as its coordinator wrote it last; `job` is what Slurm says of its job.

@@ -4,7 +4,7 @@
 use lambert_config::exit;
 use lambert_store::Store;
 
-use super::status::{self, Life};
+use super::status;
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
@@ -12,6 +12,7 @@ use crate::run::sources::STOP_OBJECT;
 use crate::slurm::cluster;
 use crate::slurm::job::Job;
 use crate::status::State;
+use crate::status::stored::{self, Life};
 
 #[derive(Debug, thiserror::Error)]
 enum StopError {
@@ -82,9 +83,9 @@ fn not_running(store: &Store, state: String) -> Failure {
 
 fn meet(store: &Store) -> Result<Met, Failure> {
     status::require_run(store)?;
-    let status = status::read(store)?;
+    let status = stored::read(store)?;
     let job = status::job_of(store)?.and_then(|(_, seen)| seen.ok().flatten());
-    Ok(met(status.as_ref().map(|status| (status.state, status::life(status))), job.as_ref()))
+    Ok(met(status.as_ref().map(|status| (status.state, stored::life(status))), job.as_ref()))
 }
 
 /// Slurm knows best what becomes of a job; without one, or where it is over, the coordinator's own word counts.

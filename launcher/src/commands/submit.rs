@@ -7,20 +7,21 @@ use lambert_config::exit;
 use lambert_store::Store;
 use serde_json::json;
 
-use super::status::{self, Life};
+use super::status;
 use super::submit_prep;
 use crate::cli;
 use crate::console;
+use crate::decide::{Memory, Room};
 use crate::failure::{Failure, Outcome};
 use crate::host::now;
-use crate::run::decide::{Memory, Room};
 use crate::run::order::Order;
 use crate::run::sources::STOP_OBJECT;
 use crate::slurm::ask::AskError;
 use crate::slurm::claim::Claim;
 use crate::slurm::record::Record;
 use crate::slurm::{cluster, script};
-use crate::status::{Status, before};
+use crate::status::Status;
+use crate::status::stored::{self, Life, before};
 
 #[derive(Debug, thiserror::Error)]
 enum SubmitError {
@@ -98,7 +99,7 @@ fn refuse_queued(store: &Store) -> Result<(), Failure> {
 
 /// A job would take the run from a coordinator that was started by hand.
 fn refuse_coordinated(store: &Store, last: &Status) -> Result<(), Failure> {
-    if status::life(last) != Life::Alive {
+    if stored::life(last) != Life::Alive {
         return Ok(());
     }
     let (url, age) = (store.url().to_owned(), now() - last.updated);

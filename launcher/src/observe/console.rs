@@ -8,7 +8,7 @@ use lambert_store::run::checkpoint_url;
 use super::display::{Display, duration};
 use super::{Observation, Observer, RunBegin, RunEnd, Setup};
 use crate::console;
-use crate::run::decide::{Action, Event, FromWorkers, Note, State, Verdict};
+use crate::decide::{Action, Event, FromWorkers, Note, State, Verdict};
 use crate::status::Status;
 
 /// The observer that tells people on standard error.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{Observation, Observer, RunEnd, Setup};
 use crate::console;
-use crate::run::decide::{Action, Event, FromWorkers, Note, Verdict};
+use crate::decide::{Action, Event, FromWorkers, Note, Verdict};
 
 /// How step records are given out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,7 +5,7 @@
 //!   [`status_file`]: `status.json` and `coordinator.json` in the run's store
 //! - [`tracker`]: the run's status and [`pace`], derived from what happens, which all observers are given
 //!
-//! From [`crate::run`] this module imports [`decide`](crate::run::decide) alone.
+//! From [`crate::run`] this module imports [`decide`](crate::decide) alone.
 
 pub mod console;
 pub mod display;
@@ -19,7 +19,7 @@ mod tests;
 
 use lambert_config::RunConfig;
 
-use crate::run::decide::{Action, Event, Seconds, State, Verdict};
+use crate::decide::{Action, Event, Seconds, State, Verdict};
 use crate::status::{Coordinator, Status};
 use crate::store_writer::{StoreWriter, Urgency};
 

@@ -3,8 +3,8 @@
 use lambert_store::run::COORDINATOR;
 
 use super::{Observation, Observer, RunEnd, Setup};
+use crate::decide::{Memory, Verdict};
 use crate::host;
-use crate::run::decide::{Memory, Verdict};
 use crate::status::{OBJECT, Status};
 use crate::store_writer::{StoreWriter, Urgency, Write};
 

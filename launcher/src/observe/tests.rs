@@ -10,7 +10,7 @@ use lambert_store::run::COORDINATOR;
 
 use super::tracker::StatusTracker;
 use super::*;
-use crate::run::decide::{Exit, FromWorkers, Memory, Room, Settings, StopReason, decide};
+use crate::decide::{Exit, FromWorkers, Memory, Room, Settings, StopReason, decide};
 use crate::status::{OBJECT, State as RunState};
 
 /// An event with its time, what follows from it, and the state afterwards.

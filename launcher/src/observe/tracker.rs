@@ -7,9 +7,9 @@ use lambert_config::run::Cluster;
 use lambert_control::Saying;
 
 use super::Pace;
+use crate::decide::memory::Restart;
+use crate::decide::{Action, Event, FromWorkers, Memory, Note, Seconds, State as Decided, Verdict};
 use crate::logs;
-use crate::run::decide::memory::Restart;
-use crate::run::decide::{Action, Event, FromWorkers, Memory, Note, Seconds, State as Decided, Verdict};
 use crate::status::{Coordinator, Lost, RankStatus, State, Status};
 use crate::store_writer::Urgency;
 

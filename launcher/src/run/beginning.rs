@@ -5,9 +5,9 @@ use std::time::Duration;
 use lambert_store::checkpoint::{self, Listed, Undone};
 use lambert_store::{Error, Store};
 
-use super::decide::{JobSettings, Memory};
 use super::order::Order;
 use super::sources::{SAVE_OBJECT, STOP_OBJECT, within};
+use crate::decide::{JobSettings, Memory};
 use crate::failure::Failure;
 use crate::slurm::record::Record;
 use crate::status::{self, Status};
@@ -81,7 +81,7 @@ fn join_job(store: &Store, record: Record, lead: f64) -> JobSettings {
 /// What the last coordinator wrote, with the newest checkpoint that no rollback has undone: a run that was copied here has that, and no
 /// status.
 fn before(store: &Store) -> Status {
-    let mut before = status::before(store);
+    let mut before = status::stored::before(store);
     if let Ok(listed) = checkpoint::list(store) {
         let oldest = listed.last().map_or(0, |oldest| oldest.place.attempt);
         let rollbacks = Undone::read_from(store, oldest).unwrap_or_default();

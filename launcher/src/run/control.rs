@@ -28,7 +28,7 @@ use lambert_control::{
 use subtle::ConstantTimeEq;
 use tokio::runtime::Runtime;
 
-use super::decide::{Attempt, Event, FromWorkers};
+use crate::decide::{Attempt, Event, FromWorkers};
 use claims::Claims;
 
 /// From the end of a report's head to the end of its body.

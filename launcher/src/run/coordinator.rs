@@ -7,11 +7,11 @@ use lambert_config::exit;
 use lambert_store::{Patience, Store};
 
 use super::beginning::Beginning;
-use super::decide::{self, Action, Attempt, Event, Memory, Room, Settings, State, StopReason, Verdict};
 use super::launch::workers::Workers;
 use super::launch::{Launcher, processes};
 use super::order::Order;
 use super::sources::{self, OwnLease, RequestPoller, STOP_OBJECT, Signals};
+use crate::decide::{self, Action, Attempt, Event, Memory, Room, Settings, State, StopReason, Verdict};
 use crate::failure::{Failure, Outcome};
 use crate::host;
 use crate::observe::{Observers, Records};

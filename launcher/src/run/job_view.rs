@@ -1,6 +1,6 @@
 //! The coordinator's view of its Slurm job.
 
-use super::decide::{JobView, Standing};
+use crate::decide::{JobView, Standing};
 use crate::slurm::job::Job;
 
 /// What a coordinator in `job` needs to know, whose start of the job was number `start` (from 0). While its processes end,

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 
 use lambert_config::run::{Backend, Cluster, LauncherKind};
 
-use super::decide::{Attempt, FromWorkers};
+use crate::decide::{Attempt, FromWorkers};
 use direct::Direct;
 use mpirun::Mpirun;
 use processes::EndBy;

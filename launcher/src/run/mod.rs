@@ -2,8 +2,9 @@
 //!
 //! - [`order`]: what was asked for, checked against the run that is there ([`difference`]) and against the checkpoint that
 //!   a new one begins with ([`origin`])
+//! - [`stored`]: the configuration in the run's store
 //! - [`beginning`]: what the run's store holds when a coordinator begins
-//! - [`coordinator`]: hands events to [`decide`], a pure function, and carries out what it wants done
+//! - [`coordinator`]: hands events to [`crate::decide`], a pure function, and carries out what it wants done
 //! - [`sources`] of events: signals, the run's store, the lease; [`job_view`]: its Slurm job; [`control`]: the HTTP server that the ranks report to
 //! - [`launch`]: the processes of an attempt, started directly or by mpirun, ended to the last
 //! - [`forecast`]: what a run will do and need, said before it starts; [`data_warnings`]: what is doubtful about its data
@@ -14,7 +15,6 @@ pub mod beginning;
 pub mod control;
 pub mod coordinator;
 pub mod data_warnings;
-pub mod decide;
 pub mod difference;
 pub mod forecast;
 pub mod job_view;
@@ -22,6 +22,7 @@ pub mod launch;
 pub mod order;
 pub mod origin;
 pub mod sources;
+pub mod stored;
 
 use crate::cli;
 use crate::console;

@@ -7,15 +7,13 @@ use lambert_data_prep::dataset::{Dataset, check_fit};
 use lambert_store::run::{CONFIG, VOCABULARY};
 use lambert_store::{Store, checkpoint};
 
-use super::decide::Room;
 use super::difference::{self, Difference, Differences};
 use super::origin;
+use super::stored;
 use crate::cli;
+use crate::decide::Room;
 use crate::failure::Failure;
 use crate::worker;
-
-/// No configuration is longer than this, bytes.
-const LONGEST: u64 = 1 << 20;
 
 /// A run that may be started.
 #[derive(Debug)]
@@ -63,12 +61,6 @@ pub enum OrderError {
         /// The keys that decide the shapes.
         differences: Vec<Difference>,
     },
-    /// The run's own configuration is no text.
-    #[error("{url}/{CONFIG} is not UTF-8")]
-    NotText {
-        /// The run's URL.
-        url: String,
-    },
     /// The configuration cannot be written down.
     #[error("cannot write the configuration as TOML")]
     Toml(#[from] toml::ser::Error),
@@ -103,9 +95,9 @@ impl Order {
     pub fn propose(arguments: &cli::Run, room: impl Fn(&RunConfig) -> Room) -> Result<Proposed, Failure> {
         let store = Store::open(&arguments.run).map_err(Failure::usage)?;
         let worker = worker::find().map_err(Failure::failed)?;
-        let before = stored(&store)?;
+        let before = stored::text(&store)?;
         let config = configuration(arguments, &store, before.as_deref(), &room)?;
-        let before = before.map(|text| parse_stored(&text, &store)).transpose()?;
+        let before = before.map(|text| stored::parse(&text, &store)).transpose()?;
         match &before {
             Some(before) => settle(before, &config, &arguments.allow_change, &store)?,
             None => origin::check(&config)?,
@@ -148,23 +140,6 @@ impl Proposed {
     }
 }
 
-/// The text of the run's configuration, if there is a run.
-pub fn stored(store: &Store) -> Result<Option<String>, Failure> {
-    match store.get_at_most(CONFIG, LONGEST) {
-        Ok(bytes) => match String::from_utf8(bytes.to_vec()) {
-            Ok(text) => Ok(Some(text)),
-            Err(_) => Err(Failure::failed(OrderError::NotText { url: store.url().to_owned() })),
-        },
-        Err(error) if error.is_not_found() => Ok(None),
-        Err(error) => Err(Failure::failed(error)),
-    }
-}
-
-/// A run's configuration out of its text.
-pub fn parse_stored(text: &str, store: &Store) -> Result<RunConfig, ConfigError> {
-    Layers::from_sets(&[]).parse(text, &format!("{}/{CONFIG}", store.url()))
-}
-
 /// The sha256 of the run's vocabulary, which it has from its first start on.
 fn vocabulary(store: &Store) -> Result<Option<String>, Failure> {
     match store.get(VOCABULARY) {
@@ -204,7 +179,7 @@ fn configuration(
         }
         // Where a run began needs to be said once.
         (None, Some(text)) if config.run.from.is_none() => {
-            let before = parse_stored(text, store)?.run;
+            let before = stored::parse(text, store)?.run;
             (config.run.from, config.run.from_optimizer) = (before.from, before.from_optimizer);
         }
         (None, _) => {}
@@ -285,8 +260,8 @@ fn create(config: &RunConfig, store: &Store) -> Result<(), Failure> {
         return Ok(());
     }
     // Another coordinator was faster: what it wrote counts.
-    let found = stored(store)?.unwrap_or_default();
-    settle(&parse_stored(&found, store)?, config, &[], store)
+    let found = stored::text(store)?.unwrap_or_default();
+    settle(&stored::parse(&found, store)?, config, &[], store)
 }
 
 #[cfg(test)]
@@ -301,7 +276,7 @@ mod tests {
         let config: RunConfig = Layers::from_sets(&[]).parse(text, "test").unwrap();
         let written = toml::to_string(&config).unwrap();
         let store = Store::open("memory://order/run").unwrap();
-        assert_eq!(parse_stored(&written, &store).unwrap(), config);
+        assert_eq!(stored::parse(&written, &store).unwrap(), config);
         let mut faults = Vec::new();
         config.check(&mut faults);
         assert_eq!(faults, []);

@@ -6,7 +6,7 @@ use lambert_config::{ConfigError, Fault, RunConfig};
 use lambert_data_prep::dataset::Dataset;
 use lambert_store::{Store, checkpoint, run as names};
 
-use super::order;
+use super::stored;
 use crate::failure::Failure;
 
 const KEY: &str = "run.from";
@@ -37,11 +37,11 @@ fn look(config: &RunConfig, run: &str, name: &str, faults: &mut Vec<Fault>) -> R
             return Ok(());
         }
     };
-    let Some(text) = order::stored(&store)? else {
+    let Some(text) = stored::text(&store)? else {
         faults.push(Fault::new(KEY, format!("{run} has no {}, which says what its model is", names::CONFIG)));
         return Ok(());
     };
-    let from = order::parse_stored(&text, &store)?;
+    let from = stored::parse(&text, &store)?;
     let (theirs, ours) = (shape(&from.model)?, shape(&config.model)?);
     let pairs = theirs.into_iter().zip(ours).map(|((key, theirs), (_, ours))| (key, theirs, ours));
     for (key, theirs, ours) in pairs.filter(|(_, theirs, ours)| theirs != ours) {

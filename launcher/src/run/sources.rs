@@ -10,8 +10,8 @@ pub use lambert_store::run::{SAVE as SAVE_OBJECT, STOP as STOP_OBJECT};
 use lambert_store::{Lease, Patience, Store};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 
-use super::decide::{Event, JobView, Signal, Standing, Wanted};
 use super::job_view;
+use crate::decide::{Event, JobView, Signal, Standing, Wanted};
 use crate::slurm::job;
 
 /// By what this coordinator knows a lease as its own.

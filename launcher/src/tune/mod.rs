@@ -16,9 +16,9 @@ use lambert_store::Store;
 use lambert_store::run::CONFIG;
 
 use crate::cli;
-use crate::commands;
 use crate::console;
 use crate::failure::{Failure, Outcome};
+use crate::status::stored;
 use grid::Setting;
 use plan::Plan;
 use results::{End, Results, Trial};
@@ -95,7 +95,7 @@ fn take(store: &Store, results: &mut Results, ended: &Ended) -> Result<(), Failu
         _ => End::Failed,
     };
     let own = Store::open(&format!("{}/{name}", store.url().trim_end_matches('/'))).map_err(Failure::failed)?;
-    let status = commands::read_status(&own)?.unwrap_or_default();
+    let status = stored::read(&own)?.unwrap_or_default();
     let last = status.evaluation.as_ref().filter(|evaluation| evaluation.step == status.step && end == End::Finished);
     // Another `lambert run` makes the evaluation that is missing.
     let end = if end == End::Finished && last.is_none() { End::Failed } else { end };

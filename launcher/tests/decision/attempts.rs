@@ -5,7 +5,7 @@ use lambert_config::run::Host;
 use lambert_control::Report;
 
 use lambert_control::Versions;
-use lambert_launcher::run::decide::{
+use lambert_launcher::decide::{
     Action, Attempt, Event, Exit, FromWorkers, Note, Placement, Room, Settings, Signal, State, StopReason, Verdict,
     Wanted,
 };

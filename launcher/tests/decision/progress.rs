@@ -3,7 +3,7 @@
 use lambert_config::control::{EventKind, Fault};
 
 use lambert_control::Phase as Doing;
-use lambert_launcher::run::decide::{
+use lambert_launcher::decide::{
     Action, Event, JobView, Memory, Room, Seconds, Signal, Standing, State, StopReason, Verdict, Wanted,
 };
 

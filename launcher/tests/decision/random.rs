@@ -6,7 +6,7 @@ use lambert_config::run::Host;
 use lambert_control::{Phase as Doing, Report, Saying};
 use lambert_data_prep::random::{Key, Rng};
 
-use lambert_launcher::run::decide::{
+use lambert_launcher::decide::{
     Action, Death, Event, Exit, FromWorkers, JobSettings, JobView, Memory, Note, Placement, Room, Seconds, Settings,
     Signal, Standing, State, Verdict, Wanted, decide,
 };

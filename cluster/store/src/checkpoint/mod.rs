@@ -22,10 +22,3 @@ pub use select::{
 };
 pub use undone::{Undone, rollbacks};
 pub use writer::{PendingObject, Writer};
-
-/// The highest attempt that a checkpoint's folder in `run` names, finished or not, and the folder's name.
-pub(crate) fn highest_attempt(run: &crate::Store) -> crate::Result<Option<(u32, String)>> {
-    let folders = run.list_folders(crate::run::CHECKPOINTS)?;
-    let attempts = folders.iter().filter_map(|name| Some((Place::of(name)?.attempt, crate::run::checkpoint(name))));
-    Ok(attempts.max())
-}

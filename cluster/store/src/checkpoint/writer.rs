@@ -10,7 +10,7 @@ use crate::hash::Hasher;
 use crate::lease::Lease;
 use crate::run::{MANIFEST, checkpoint, in_checkpoint};
 use crate::store::Store;
-use crate::transfer::Upload;
+use crate::store::Upload;
 
 /// An object of a checkpoint on its way to the store.
 #[derive(Debug)]

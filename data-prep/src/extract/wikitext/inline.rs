@@ -1,7 +1,10 @@
 //! Everything that may span lines.
 
+mod links;
+mod templates;
+
 use super::super::entities;
-use super::{Site, links, tags, templates};
+use super::{Site, tags};
 
 /// Nested deeper than this, markup is dropped unread.
 const DEEPEST: usize = 24;

@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddr
 
 use lambert_config::run::ControlChannel;
 
+use crate::decide::Placement;
 use crate::host;
-use crate::run::decide::Placement;
 
 /// Why nothing listens.
 #[derive(Debug, thiserror::Error)]

@@ -1,7 +1,7 @@
 //! The server over real connections: what is accepted, and what is refused without a trace.
 
 use super::*;
-use crate::run::decide::Placement;
+use crate::decide::Placement;
 use lambert_config::control::EventKind;
 use lambert_control::{Outbox, Saying};
 use std::io::{ErrorKind, Read, Write};

@@ -1,7 +1,7 @@
 //! One rank, started by the coordinator itself.
 
 use super::{CommandLine, Launcher, Prose, Start};
-use crate::run::decide::FromWorkers;
+use crate::decide::FromWorkers;
 
 /// Starts the only rank as a child.
 #[derive(Debug)]

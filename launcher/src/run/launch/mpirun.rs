@@ -8,7 +8,7 @@ use super::processes::EndBy;
 use super::prose::OpenMpi;
 use super::session::Session;
 use super::{CommandLine, LaunchError, Launcher, Prose, Start};
-use crate::run::decide::Placement;
+use crate::decide::Placement;
 
 /// An mpirun that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,7 +108,7 @@ impl Mpirun {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::decide::Attempt;
+    use crate::decide::Attempt;
     use lambert_config::run::{Cluster, Host};
 
     fn line(version: &str, root: bool, placement: Placement) -> String {

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions};
 
+use crate::decide::Exit;
 use crate::host::stat;
-use crate::run::decide::Exit;
 
 /// What cannot be done with processes.
 #[derive(Debug, thiserror::Error)]

@@ -1,7 +1,7 @@
 //! What Open MPI's mpirun prints, read back: lines of ranks, how the first of them died, and what else it has to say.
 
 use super::Prose;
-use crate::run::decide::{Death, FromWorkers};
+use crate::decide::{Death, FromWorkers};
 
 /// Puts mpirun's own lines together to paragraphs, and tells those of ranks apart.
 #[derive(Debug, Default)]

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::process::Command;
 
 use super::{CommandLine, LaunchError, Launcher, Prose, Start};
-use crate::run::decide::{Death, FromWorkers, Placement};
+use crate::decide::{Death, FromWorkers, Placement};
 
 /// An srun that was found, in a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -150,7 +150,7 @@ fn is_banner(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::decide::{Attempt, LeftOut};
+    use crate::decide::{Attempt, LeftOut};
     use crate::run::launch::session::Session;
     use lambert_config::run::Cluster;
     use std::path::Path;

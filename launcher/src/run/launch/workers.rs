@@ -10,10 +10,10 @@ use lambert_control::{TOKEN_VARIABLE, URL_VARIABLE};
 use super::processes::{self, ProcessError, Tree};
 use super::session::{Session, SessionError};
 use super::{Launcher, Prose, Start, environment};
+use crate::decide::{Attempt, Event, FromWorkers};
 use crate::logs;
 use crate::run::control::address::AddressError;
 use crate::run::control::{ControlError, ControlServer};
-use crate::run::decide::{Attempt, Event, FromWorkers};
 use crate::run::order::Order;
 
 /// How long what they said last may take to arrive.

@@ -1,6 +1,6 @@
 //! `[[internal|links]]` and `[http://external links]`.
 
-use super::{Site, inline};
+use super::super::Site;
 
 /// Ends of the names of files that pages show: whatever name space such a link names, it is that of files.
 const MEDIA: [&str; 25] = [
@@ -56,7 +56,7 @@ pub fn link(
     }
     output.push_str(&source[copied..at]);
     if let Some((_, label)) = rest[1..length].split_once(' ') {
-        inline::render(label, output, depth + 1, site);
+        super::render(label, output, depth + 1, site);
     }
     Some(at + length + 1)
 }
@@ -98,8 +98,8 @@ fn internal(inner: &str, output: &mut String, depth: usize, site: &Site) {
         // `[[Target (x)|]]` shows the target without its bracket.
         Some(label) if label.trim().is_empty() => output.push_str(shown.split(" (").next().unwrap_or(shown)),
         // `[[Target|label|]]` is a slip.
-        Some(label) => inline::render(label.trim_end_matches('|'), output, depth, site),
-        None => inline::render(shown, output, depth, site),
+        Some(label) => super::render(label.trim_end_matches('|'), output, depth, site),
+        None => super::render(shown, output, depth, site),
     }
 }
 

@@ -1,5 +1,7 @@
 //! A place in an object store, with blocking calls.
 
+mod transfer;
+
 use std::fs::File;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -17,7 +19,7 @@ use crate::names;
 use crate::open::{self, Backend, Settings};
 use crate::retry::{self, Patience, Place};
 use crate::runtime;
-use crate::transfer::{self, Upload};
+pub use transfer::Upload;
 
 /// A folder or an object-store prefix. Cheap to clone, usable from many threads at once.
 ///

@@ -3,11 +3,9 @@
 use lambert_config::control::Directive;
 use lambert_control::{Report, Saying};
 
+use super::Seconds;
 use super::placement::Attempt;
 use super::stop::{JobView, Signal, StopReason};
-
-/// Seconds since the coordinator began.
-pub type Seconds = f64;
 
 /// What happens to a coordinator. Times come with the event: nothing here looks at a clock.
 #[derive(Debug, Clone, PartialEq)]

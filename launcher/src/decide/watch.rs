@@ -6,7 +6,8 @@ use lambert_config::control::{EventKind, Fault};
 use lambert_config::exit;
 use lambert_control::{Phase, Report, Saying, Versions};
 
-use super::event::{Death, Exit, FromWorkers, Seconds};
+use super::Seconds;
+use super::event::{Death, Exit, FromWorkers};
 
 /// Steps that the median is taken over.
 const WINDOW: usize = 50;

@@ -1,7 +1,8 @@
 //! `status.json`: where a run is, for people and programs on other machines.
 
+pub mod stored;
+
 use lambert_config::control::{Evaluation, GradientNoise, StepRecord};
-use lambert_store::Store;
 pub use lambert_store::run::STATUS as OBJECT;
 use serde::{Deserialize, Serialize};
 
@@ -174,15 +175,6 @@ pub struct Lost {
     pub seconds: Option<f64>,
     /// Which rank failed and how.
     pub cause: String,
-}
-
-/// No status is longer than this, bytes.
-pub const LONGEST: u64 = 16 << 20;
-
-/// What the run's last coordinator wrote, as far as it can be read: a coordinator begins without it, too.
-pub fn before(store: &Store) -> Status {
-    let bytes = store.get_at_most(OBJECT, LONGEST).ok();
-    bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
 }
 
 #[cfg(test)]

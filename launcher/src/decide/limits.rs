@@ -4,7 +4,7 @@
 use lambert_config::run::{Limits, RunConfig};
 use lambert_control::Phase;
 
-use super::event::Seconds;
+use super::Seconds;
 use super::watch::{Rank, Watch};
 
 /// How long processes may take to end when everything is done and saved, seconds: a job's time may be almost up.
@@ -125,7 +125,7 @@ fn suspect(watch: &Watch) -> Option<(usize, &Rank)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::decide::FromWorkers;
+    use crate::decide::FromWorkers;
     use lambert_config::control::{EventKind, StepRecord};
     use lambert_control::{Report, Saying};
 

@@ -12,11 +12,11 @@ use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path;
 use object_store::{MultipartId, ObjectStoreExt, PutPayload};
 
+use super::{Store, part};
 use crate::error::{Cause, Error, Result};
 use crate::open::Backend;
 use crate::retry::{self, Place};
 use crate::runtime::{self, Pending};
-use crate::store::{Store, part};
 
 /// Large enough for a good rate on one connection, small enough that a lost part costs little to send again.
 const PIECE: u64 = 16 << 20;

@@ -22,13 +22,16 @@ use lambert_config::control::{Directive, EventKind, Fault};
 use lambert_config::exit;
 use lambert_control::Saying;
 
-pub use event::{Action, Death, Event, Exit, FromWorkers, Note, Seconds, Verdict, Wanted};
+pub use event::{Action, Death, Event, Exit, FromWorkers, Note, Verdict, Wanted};
 pub use memory::Memory;
 pub use placement::{Attempt, LeftOut, Placement, Room};
 pub use state::{Phase, Running, Settings, State, Why};
 pub use stop::{JobSettings, JobView, Requests, Signal, Standing, StopReason};
 
 use watch::{Failure, Watch};
+
+/// Seconds since the coordinator began.
+pub type Seconds = f64;
 
 /// What follows from `event` at the time `at`.
 pub fn decide(mut state: State, at: Seconds, event: Event) -> (State, Vec<Action>) {

@@ -1,7 +1,7 @@
 //! The few templates that stand for words of the sentence around them.
 
-use super::arguments::Arguments;
-use super::{Site, inline, measures};
+use super::super::arguments::Arguments;
+use super::super::{Site, measures};
 
 /// Bytes of the longest name that is looked at.
 const LONGEST_NAME: usize = 48;
@@ -38,9 +38,9 @@ pub fn render(inner: &str, output: &mut String, depth: usize, site: &Site) {
     if let Some(shows) = known(&lower) {
         shows.render(&arguments, output, depth, site);
     } else if let Some(text) = name.strip_prefix("formatnum:") {
-        inline::render(text, output, depth, site);
+        super::render(text, output, depth, site);
     } else if let Some(words) = measures::words(name, &lower, &arguments) {
-        inline::render(&words, output, depth, site);
+        super::render(&words, output, depth, site);
     } else if is_foreign(name, &lower) {
         Shows::Argument(0).render(&arguments, output, depth, site);
     }
@@ -58,7 +58,7 @@ fn is_foreign(name: &str, lower: &str) -> bool {
 
 impl Shows {
     fn render(&self, arguments: &Arguments<'_>, output: &mut String, depth: usize, site: &Site) {
-        let mut show = |text: &str| inline::render(text, output, depth, site);
+        let mut show = |text: &str| super::render(text, output, depth, site);
         match *self {
             Self::Words(words) => output.push_str(words),
             Self::Argument(number) => show(arguments.get(number)),

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::event::Seconds;
+use super::Seconds;
 use super::progress::Progress;
 
 /// So many failures are remembered.

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use lambert_config::control::Fault;
 use lambert_config::exit;
 
-use super::event::{Action, Note, Seconds, Verdict};
+use super::Seconds;
+use super::event::{Action, Note, Verdict};
 use super::memory::Restart;
 use super::stop::StopReason;
 use super::watch::{Ending, Failure, Rollback, Watch};

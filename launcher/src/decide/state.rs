@@ -3,8 +3,9 @@
 use lambert_config::{RunConfig, exit};
 use lambert_control::Versions;
 
+use super::Seconds;
 use super::after::{self, Tries};
-use super::event::{Action, Note, Seconds, Verdict, Wanted};
+use super::event::{Action, Note, Verdict, Wanted};
 use super::limits::Patience;
 use super::memory::Memory;
 use super::placement::{Attempt, Room};

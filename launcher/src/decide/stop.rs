@@ -1,6 +1,6 @@
 //! Why a run stops: a signal, a request, and what Slurm says of the job when a signal could mean two things.
 
-use super::event::Seconds;
+use super::Seconds;
 
 /// Slurm may send the signal before a time limit so much earlier than it was asked to, seconds.
 const EARLY: Seconds = 60.0;

@@ -1,0 +1,33 @@
+//! The configuration in a run's store.
+
+use lambert_config::{ConfigError, Layers, RunConfig};
+use lambert_store::Store;
+use lambert_store::run::CONFIG;
+
+use crate::failure::Failure;
+
+/// No configuration is longer than this, bytes.
+const LONGEST: u64 = 1 << 20;
+
+#[derive(Debug, thiserror::Error)]
+#[error("{url}/{CONFIG} is not UTF-8")]
+struct NotText {
+    url: String,
+}
+
+/// The text of the run's configuration, if there is a run.
+pub fn text(store: &Store) -> Result<Option<String>, Failure> {
+    match store.get_at_most(CONFIG, LONGEST) {
+        Ok(bytes) => match String::from_utf8(bytes.to_vec()) {
+            Ok(text) => Ok(Some(text)),
+            Err(_) => Err(Failure::failed(NotText { url: store.url().to_owned() })),
+        },
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(Failure::failed(error)),
+    }
+}
+
+/// A run's configuration out of its text.
+pub fn parse(text: &str, store: &Store) -> Result<RunConfig, ConfigError> {
+    Layers::from_sets(&[]).parse(text, &format!("{}/{CONFIG}", store.url()))
+}
