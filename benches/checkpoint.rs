@@ -15,14 +15,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Parser;
-use lambert::checkpoint::read_state;
-use lambert::checkpoint::snapshot::{Object, Snapshot};
-use lambert::kernels::Host;
-use lambert::state::{Buffer, Parameters, TrainState};
 use lambert_config::RunConfig;
 use lambert_config::architecture::Architecture;
 use lambert_store::checkpoint::{FORMAT, Manifest, Writer, verify};
 use lambert_store::{Lease, Store};
+use lambert_worker::checkpoint::read_state;
+use lambert_worker::checkpoint::snapshot::{Object, Snapshot};
+use lambert_worker::kernels::Host;
+use lambert_worker::state::{Buffer, Parameters, TrainState};
 
 const VOCABULARY: usize = 30_522;
 

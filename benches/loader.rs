@@ -13,13 +13,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use lambert::data::Demand;
-use lambert::data::reader::Reader;
-use lambert::data::{Loader, Source, Wanted};
-use lambert::recovery::skipped_samples::Detours;
 use lambert_config::memory;
 use lambert_config::run::{Objective, Stage, Test};
-use lambert_data_prep::dataset::Dataset;
+use lambert_dataset::Dataset;
+use lambert_worker::data::Demand;
+use lambert_worker::data::reader::Reader;
+use lambert_worker::data::{Loader, Source, Wanted};
+use lambert_worker::recovery::skipped_samples::Detours;
 use samples::Shape;
 
 #[derive(Parser)]

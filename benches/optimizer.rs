@@ -9,11 +9,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use lambert::kernels::Host;
-use lambert::optim;
-use lambert::state::{Buffer, Parameters, TrainState};
 use lambert_config::architecture::Architecture;
 use lambert_config::run::{Model, Optimizer as Settings, OptimizerKind};
+use lambert_worker::kernels::Host;
+use lambert_worker::optim;
+use lambert_worker::state::{Buffer, Parameters, TrainState};
 
 fn axpy(y: &mut [f32], x: &[f32], threads: usize) {
     let share = y.len().div_ceil(threads);

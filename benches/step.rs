@@ -15,21 +15,21 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
-use lambert::data::Demand;
-use lambert::data::{GlobalBatch, Loader, MicroBatch, Source, Wanted};
-use lambert::kernels::Host;
-use lambert::objective::Objective;
-use lambert::optim;
-use lambert::recovery::skipped_samples::Detours;
-use lambert::state::{Parameters, TrainState};
-use lambert::train::step;
-use lambert::worker::peak;
 use lambert_config::architecture::Architecture;
 use lambert_config::run::{self, Model, Optimizer as Settings, OptimizerKind, Test};
 use lambert_config::{PrepConfig, flops, prep};
-use lambert_data_prep::dataset::Dataset;
 use lambert_data_prep::prep::{MEMORY, Options, Status, run as prepare};
-use lambert_data_prep::random::Key;
+use lambert_dataset::Dataset;
+use lambert_dataset::random::Key;
+use lambert_worker::data::Demand;
+use lambert_worker::data::{GlobalBatch, Loader, MicroBatch, Source, Wanted};
+use lambert_worker::kernels::Host;
+use lambert_worker::objective::Objective;
+use lambert_worker::optim;
+use lambert_worker::recovery::skipped_samples::Detours;
+use lambert_worker::state::{Parameters, TrainState};
+use lambert_worker::train::step;
+use lambert_worker::worker::peak;
 
 #[derive(Parser)]
 struct Arguments {

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use lambert_config::architecture::Architecture;
 use lambert_config::run::{Backend, Cluster, Stage};
 use lambert_config::{RunConfig, exit, flops, memory, schedule};
-use lambert_data_prep::dataset::{Dataset, check_fit};
-use lambert_data_prep::random::Key;
+use lambert_dataset::random::Key;
+use lambert_dataset::{Dataset, check_fit};
 use serde::Serialize;
 use tch::Kind;
 

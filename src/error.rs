@@ -1,7 +1,7 @@
 //! Everything that can go wrong in a worker, and what the program exits with.
 
 use lambert_config::{ConfigError, Fault, control, exit};
-use lambert_data_prep::dataset::DatasetError;
+use lambert_dataset::DatasetError;
 
 use crate::gpu::DeviceError;
 use crate::recovery::replicas::Apart;
@@ -132,7 +132,7 @@ pub enum Error {
     Peer(&'static str),
     /// A vocabulary cannot be used.
     #[error(transparent)]
-    Tokenizer(#[from] lambert_data_prep::tokenizer::TokenizerError),
+    Tokenizer(#[from] lambert_dataset::tokenizer::TokenizerError),
     /// A record or message cannot be written as JSON.
     #[error("cannot write JSON")]
     Json(#[source] serde_json::Error),

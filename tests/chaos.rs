@@ -14,7 +14,7 @@ use crate::support::{
     workers,
 };
 use lambert_config::control::StepRecord;
-use lambert_data_prep::random::{Key, Rng};
+use lambert_dataset::random::{Key, Rng};
 
 /// Steps between checkpoints, in support's configuration.
 const INTERVAL: u64 = 7;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::support::{Ended, Place, Running, assert_same_bits, checkpoints, done};
-use lambert::data::order::Order;
-use lambert_data_prep::dataset::Dataset;
+use lambert_dataset::Dataset;
+use lambert_worker::data::order::Order;
 use serde_json::Value;
 
 const STEPS: u64 = 60;

@@ -7,12 +7,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::support::{self, Ended, Place, Running, assert_same_bits, checkpoints, final_state};
-use lambert::checkpoint::rollback::Rollback;
 use lambert_config::control::StepRecord;
-use lambert_data_prep::dataset::Dataset;
-use lambert_data_prep::random::Key;
+use lambert_dataset::Dataset;
+use lambert_dataset::random::Key;
 use lambert_store::Store;
 use lambert_store::records::StepRecords;
+use lambert_worker::checkpoint::rollback::Rollback;
 use safetensors::SafeTensors;
 use serde_json::Value;
 

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use crate::support::{self, Place, run_in};
-use lambert::gpu::{Driver, DriverError, Libtorch};
-use lambert::torch;
+use lambert_worker::gpu::{Driver, DriverError, Libtorch};
+use lambert_worker::torch;
 
 /// What a run on a GPU with the libtorch of `folder` says and exits with.
 fn on_a_gpu(place: &Place, folder: &str, environment: &[(&'static str, String)]) -> (i32, String) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::support::{self, Ended, Place, Running, assert_same_bits, checkpoints, done, run};
 use lambert_config::control::StepRecord;
-use lambert_data_prep::random::Key;
+use lambert_dataset::random::Key;
 use safetensors::SafeTensors;
 
 /// Stages of one, two and four layers, of so many steps each; but the second ends at a plateau before them.

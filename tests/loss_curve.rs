@@ -12,9 +12,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use curve::{Curve, Golden, train, train_in, worst};
-use lambert::kernels::cuda::Emulator;
-use lambert::kernels::{Cuda, Host, Reference};
 use lambert_config::run::{OptimizerKind, Precision};
+use lambert_worker::kernels::cuda::Emulator;
+use lambert_worker::kernels::{Cuda, Host, Reference};
 
 const OWN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/own_curve.json");
 

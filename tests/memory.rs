@@ -5,7 +5,7 @@ use std::process::Command;
 
 use crate::support::{self, Place, Running};
 use lambert_config::{Layers, memory};
-use lambert_data_prep::dataset::Dataset;
+use lambert_dataset::Dataset;
 
 /// How far the formula, which refuses runs, may be above the truth: never below.
 const MARGIN: f64 = 0.15;

@@ -6,19 +6,19 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use lambert::data::{GlobalBatch, MicroBatch};
-use lambert::kernels::Host;
-use lambert::model::input::Input;
-use lambert::model::{Dropout, Encoder};
-use lambert::objective::Objective;
-use lambert::objective::totals::Totals;
-use lambert::state::{Buffer, Parameters, TrainState};
-use lambert::torch;
-use lambert::train::step;
 use lambert_config::architecture::Architecture;
 use lambert_config::objectives::{MASKED_LANGUAGE, PAIR};
 use lambert_config::run::{self, Activation, Attention, Model, Norm, Precision};
-use lambert_data_prep::random::Key;
+use lambert_dataset::random::Key;
+use lambert_worker::data::{GlobalBatch, MicroBatch};
+use lambert_worker::kernels::Host;
+use lambert_worker::model::input::Input;
+use lambert_worker::model::{Dropout, Encoder};
+use lambert_worker::objective::Objective;
+use lambert_worker::objective::totals::Totals;
+use lambert_worker::state::{Buffer, Parameters, TrainState};
+use lambert_worker::torch;
+use lambert_worker::train::step;
 use safetensors::SafeTensors;
 use tch::Tensor;
 

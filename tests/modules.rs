@@ -4,10 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-const CRATES: [&str; 7] = [
+const CRATES: [&str; 8] = [
     "src",
     "configs/src",
     "data-prep/src",
+    "data-prep/dataset/src",
     "cluster/collective/src",
     "cluster/control/src",
     "cluster/store/src",

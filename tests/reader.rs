@@ -9,13 +9,13 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use lambert::data::order::{Order, WINDOW};
-use lambert::data::reader::Reader;
-use lambert::data::{Demand, GlobalBatch, Source, Wanted};
-use lambert::recovery::skipped_samples::Detours;
 use lambert_config::run::{Objective, Test};
-use lambert_data_prep::dataset::Dataset;
-use lambert_data_prep::random::Key;
+use lambert_dataset::Dataset;
+use lambert_dataset::random::Key;
+use lambert_worker::data::order::{Order, WINDOW};
+use lambert_worker::data::reader::Reader;
+use lambert_worker::data::{Demand, GlobalBatch, Source, Wanted};
+use lambert_worker::recovery::skipped_samples::Detours;
 use samples::Shape;
 
 const ROWS: u64 = 500;

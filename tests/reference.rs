@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::support::{self, Place, Running, checkpoints};
-use lambert_data_prep::dataset::Dataset;
+use lambert_dataset::Dataset;
 use safetensors::SafeTensors;
 use serde::{Deserialize, Serialize};
 

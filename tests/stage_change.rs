@@ -3,16 +3,16 @@
 
 use std::sync::Arc;
 
-use lambert::kernels::Host;
-use lambert::optim;
-use lambert::recovery::guard::Verdict;
-use lambert::stages;
-use lambert::state::{Buffer, Parameters, TrainState};
-use lambert::train::outcome::{Drawn, StepOutcome};
 use lambert_config::architecture::Architecture;
 use lambert_config::run::{Decay, Model, Optimizer, OptimizerKind, Stage};
 use lambert_config::{RunConfig, plan, schedule};
-use lambert_data_prep::random::Key;
+use lambert_dataset::random::Key;
+use lambert_worker::kernels::Host;
+use lambert_worker::optim;
+use lambert_worker::recovery::guard::Verdict;
+use lambert_worker::stages;
+use lambert_worker::state::{Buffer, Parameters, TrainState};
+use lambert_worker::train::outcome::{Drawn, StepOutcome};
 
 const STEPS: u64 = 40;
 

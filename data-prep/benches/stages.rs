@@ -14,7 +14,7 @@ use lambert_data_prep::extract::Extracted;
 use lambert_data_prep::prep::{self, Options, Status};
 use lambert_data_prep::sentences;
 use lambert_data_prep::source::{self, RawDocument, SourceFile};
-use lambert_data_prep::tokenizer::Tokenizer;
+use lambert_dataset::tokenizer::Tokenizer;
 
 struct Corpus {
     source: Source,

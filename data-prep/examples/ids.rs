@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, Write};
 
-use lambert_data_prep::tokenizer::Tokenizer;
+use lambert_dataset::tokenizer::Tokenizer;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

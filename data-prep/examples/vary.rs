@@ -8,7 +8,7 @@ use std::error::Error;
 use std::io::Write;
 use std::path::Path;
 
-use lambert_data_prep::random::{Key, Rng};
+use lambert_dataset::random::{Key, Rng};
 
 /// Bytes of a file, about.
 const FILE: u64 = 64_000_000;

@@ -12,7 +12,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use crate::random::{Key, Rng};
+use lambert_dataset::random::{Key, Rng};
 use words::{NAMES, TOPICS, Topic};
 
 /// What was generated.
@@ -62,7 +62,7 @@ pub fn generate(mut output: impl Write, documents: u64, seed: u64) -> io::Result
         words: frequencies.iter().sum(),
         bytes,
         vocabulary: frequencies.len(),
-        unigram_entropy: crate::dataset::entropy(&frequencies),
+        unigram_entropy: lambert_dataset::entropy(&frequencies),
     })
 }
 

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use crate::dataset::{Dataset, DatasetError, Manifest, NO_PAIR};
-use crate::random::{Key, Permutation};
-use crate::tokenizer::{Tokenizer, TokenizerError};
+use lambert_dataset::random::{Key, Permutation};
+use lambert_dataset::tokenizer::{Tokenizer, TokenizerError};
+use lambert_dataset::{Dataset, DatasetError, Manifest, NO_PAIR};
 
 /// What [`inspect()`] found.
 #[derive(Debug, Clone, Serialize)]

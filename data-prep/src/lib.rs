@@ -1,29 +1,23 @@
-//! Text in, dataset out: documents, sentences, token ids, samples, Parquet; and the same dataset as it is read.
+//! Text in, dataset out: documents, sentences, token ids, samples, Parquet. `lambert-dataset` has the format.
 //!
-//! - [`dataset`]: shards of samples and their manifest, read and written
 //! - [`prep`]: a corpus to datasets, restartable, in bounded memory
 //! - [`source`]: files to raw documents
 //! - [`extract`]: raw documents to paragraphs of prose
 //! - [`sentences`]: paragraphs to sentences
-//! - [`tokenizer`]: WordPiece ids by a vocab.txt; `tokenizer.json` for others
 //! - `record`: a tokenized document in the work folder
 //! - `samples`: documents to samples with or without pairs
 //! - [`vocab`]: training a vocabulary
 //! - [`grammar`]: a corpus where none is at hand
 //! - [`inspect`]: a dataset for a person to look at
 //! - `parallel`: independent tasks on several threads
-//! - [`random`]: keyed randomness that never changes
 
-pub mod dataset;
 pub mod extract;
 pub mod grammar;
 pub mod inspect;
 mod parallel;
 pub mod prep;
-pub mod random;
 mod record;
 mod samples;
 pub mod sentences;
 pub mod source;
-pub mod tokenizer;
 pub mod vocab;

@@ -5,7 +5,7 @@ pub mod ids;
 
 use serde::{Deserialize, Serialize};
 
-use crate::random::Key;
+use lambert_dataset::random::Key;
 
 /// A document's place in the corpus.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

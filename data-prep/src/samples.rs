@@ -7,7 +7,7 @@ mod single;
 use lambert_config::prep::{Pair, Samples};
 
 use crate::record::DocumentId;
-use crate::tokenizer::Special;
+use lambert_dataset::tokenizer::Special;
 
 pub use bucket::Bucket;
 
@@ -51,6 +51,6 @@ pub fn make(bucket: &Bucket, rules: &Rules<'_>, emit: &mut Emit<'_>) {
 }
 
 /// Tokens that a sample aims at: `most`, or with the configured probability a random shorter length.
-fn target(rules: &Rules<'_>, most: usize, rng: &mut crate::random::Rng) -> usize {
+fn target(rules: &Rules<'_>, most: usize, rng: &mut lambert_dataset::random::Rng) -> usize {
     if rng.chance(rules.samples.short_sequence_probability) { rng.between(2, most as u64) as usize } else { most }
 }

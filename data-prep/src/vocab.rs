@@ -16,7 +16,7 @@ use tokenizers::vocab::bucket_added_vocabulary::AddedToken;
 use crate::extract::Extracted;
 use crate::prep::PrepError;
 use crate::source;
-use crate::tokenizer::json::{PREFIX, SPECIAL};
+use lambert_dataset::tokenizer::json::{PREFIX, SPECIAL};
 
 /// How a vocabulary is trained.
 #[derive(Debug, Clone)]

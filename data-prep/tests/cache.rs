@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lambert_config::run::DatasetCache;
-use lambert_data_prep::dataset::{Dataset, Samples};
+use lambert_dataset::{Dataset, Samples};
 use lambert_store::Store;
 use samples::Shape;
 
@@ -205,7 +205,7 @@ fn a_disk_without_room_for_a_shard_is_named() {
     let dataset = remote.open(1e9);
     let error = dataset.read(0).unwrap_err();
     let cause = std::error::Error::source(&error).unwrap().to_string();
-    assert!(matches!(error, lambert_data_prep::dataset::DatasetError::Cache { .. }), "{error:?}");
+    assert!(matches!(error, lambert_dataset::DatasetError::Cache { .. }), "{error:?}");
     assert!(error.to_string().contains(remote.cache().to_str().unwrap()), "{error}");
     assert!(cause.contains("No space left on device"), "{cause}");
     assert_eq!(dataset.damaged_shard(&error), None);

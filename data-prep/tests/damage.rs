@@ -8,9 +8,9 @@ use std::path::Path;
 use common::corpus::{bzip2, gzip};
 use common::{config, corpora, generated, run};
 use lambert_config::prep::{Damaged, Documents, Source};
-use lambert_data_prep::dataset::Manifest;
 use lambert_data_prep::prep::{self, Options, PrepError, Progress, Status};
 use lambert_data_prep::source::Note;
+use lambert_dataset::Manifest;
 
 const BLOCK: &str = "bzip2: damaged block";
 

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use lambert_config::prep::Pair;
-use lambert_data_prep::dataset::{self, Dataset, Manifest, NO_PAIR, Sample, SampleRules, sha256_hex};
-use lambert_data_prep::random::Key;
+use lambert_dataset::random::Key;
+use lambert_dataset::{Dataset, Manifest, NO_PAIR, Sample, SampleRules, sha256_hex};
 use parquet::data_type::Int32Type;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
@@ -37,7 +37,7 @@ fn write(folder: &Path, count: u64, shards: usize) -> Manifest {
         .iter()
         .map(|(ids, start, label)| Sample { input_ids: ids, segment_b_start: *start, pair_label: *label })
         .collect();
-    dataset::write(folder, manifest(), VOCABULARY, &samples, shards, 10).unwrap()
+    lambert_dataset::write(folder, manifest(), VOCABULARY, &samples, shards, 10).unwrap()
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn rows_that_cannot_be_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let refused = |ids: &[u32], start| {
         let sample = Sample { input_ids: ids, segment_b_start: start, pair_label: 0 };
-        dataset::write(folder.path(), manifest(), VOCABULARY, &[sample], 1, 10).is_err()
+        lambert_dataset::write(folder.path(), manifest(), VOCABULARY, &[sample], 1, 10).is_err()
     };
     assert!(refused(&[], 0) && refused(&[2, 3], 2) && refused(&vec![5; 70_000], 0));
     assert!(!refused(&[2, 3], 0));
@@ -153,7 +153,7 @@ fn rows_without_pairs_have_no_label() {
     let sample = |pair_label| Sample { input_ids: &[2, 5, 3], segment_b_start: 0, pair_label };
     let manifest = |pair| Manifest { samples: SampleRules { pair, ..manifest().samples }, ..manifest() };
     let read = |pair, label| {
-        dataset::write(folder.path(), manifest(pair), VOCABULARY, &[sample(label)], 1, 10).unwrap();
+        lambert_dataset::write(folder.path(), manifest(pair), VOCABULARY, &[sample(label)], 1, 10).unwrap();
         Dataset::open(folder.path().to_str().unwrap()).unwrap().read(0).map(|samples| samples.pair_label)
     };
     assert_eq!(read(Pair::None, NO_PAIR).unwrap(), [NO_PAIR]);
@@ -174,7 +174,8 @@ struct Columns {
 fn foreign(folder: &Path, columns: &Columns) -> Dataset {
     let sample = |ids| Sample { input_ids: ids, segment_b_start: 2, pair_label: 1 };
     let mut manifest =
-        dataset::write(folder, manifest(), VOCABULARY, &[sample(&[2, 5, 3]), sample(&[2, 6, 3])], 1, 10).unwrap();
+        lambert_dataset::write(folder, manifest(), VOCABULARY, &[sample(&[2, 5, 3]), sample(&[2, 6, 3])], 1, 10)
+            .unwrap();
     let schema = "message sample {
         required group input_ids (LIST) { repeated group list { required int32 element (INTEGER(16,false)); } }
         required int32 length (INTEGER(16,false));

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use common::{assert_same, config, corpora, generated, run, source, tree};
 use lambert_config::PrepConfig;
 use lambert_config::prep::{Documents, Pair, Source};
-use lambert_data_prep::dataset::{Dataset, HeldOut, Manifest};
 use lambert_data_prep::prep::{self, Options, Report, Status};
+use lambert_dataset::{Dataset, HeldOut, Manifest};
 
 /// Generated text as books: `sizes` says how many of the grammar's documents each has. The vocabulary lies beside them.
 fn books(folder: &Path, sizes: &[usize]) -> (Vec<Source>, PathBuf) {
@@ -182,7 +182,7 @@ fn a_vocabulary_is_used_alike_in_one_book_and_otherwise_in_another_language() {
         config.samples.held_out = 0.05;
         let report = run(&config, 2).unwrap();
         let dataset = Dataset::open(&report.datasets[split].url).unwrap();
-        lambert_data_prep::dataset::TokenUsage::of(&dataset).unwrap().unwrap()
+        lambert_dataset::TokenUsage::of(&dataset).unwrap().unwrap()
     };
     let book = usage("book", "books/en/austen_emma_158-0.txt", 0);
     let own = usage("own", "books/en/austen_emma_158-0.txt", 1);

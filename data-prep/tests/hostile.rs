@@ -9,8 +9,8 @@ use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use lambert_data_prep::dataset::{Dataset, DatasetError, Manifest, TokenUsage, sha256_hex};
-use lambert_data_prep::random::{Key, Rng};
+use lambert_dataset::random::{Key, Rng};
+use lambert_dataset::{Dataset, DatasetError, Manifest, TokenUsage, sha256_hex};
 use samples::Shape;
 
 /// Bytes of memory that no reading may take: the datasets here have some kilobytes.

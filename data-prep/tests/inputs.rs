@@ -121,7 +121,7 @@ fn what_is_no_text_is_refused_by_name_with_what_it_looks_like() {
     let archive = tar(corpus.text.as_bytes());
     let png = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\x01\0\0\0\x01\0\x08\x06\0\0\0\x5c\x72\xa8\x66";
     let jpeg = b"\xff\xd8\xff\xe0\0\x10JFIF\0\x01\x01\0\0\x01\0\x01\0\0\xff\xdb\0\x43\0\x08\x06\x06\x07";
-    let mut rng = lambert_data_prep::random::Key::new(1).rng();
+    let mut rng = lambert_dataset::random::Key::new(1).rng();
     let noise: Vec<u8> = (0..5000).map(|_| rng.below(256) as u8).collect();
     let zip = [&b"PK\x03\x04\x14\0\0\0\x08\0"[..], &noise[..300]].concat();
     let wide: Vec<u8> = corpus.text.encode_utf16().flat_map(u16::to_le_bytes).collect();
@@ -286,7 +286,7 @@ fn objects_of_a_store_are_inputs_and_outputs() {
     config.output.work = Some(work.path().join("work").display().to_string());
     let report = run(&config, 1).unwrap();
     for dataset in &report.datasets {
-        lambert_data_prep::dataset::Dataset::open(&dataset.url).unwrap().verify().unwrap();
+        lambert_dataset::Dataset::open(&dataset.url).unwrap().verify().unwrap();
     }
     assert!(run(&config, 1).unwrap().unchanged);
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::{assert_same, config, generated, run, source, tree};
 use lambert_config::PrepConfig;
 use lambert_config::prep::Documents;
-use lambert_data_prep::random::Key;
+use lambert_dataset::random::Key;
 
 const FOLDER: &str = "LAMBERT_TEST_KILL_FOLDER";
 

@@ -8,8 +8,8 @@ use std::path::Path;
 
 use common::{config, run, source};
 use lambert_config::prep::{Documents, Packing, Pair};
-use lambert_data_prep::dataset::Dataset;
-use lambert_data_prep::random::Key;
+use lambert_dataset::Dataset;
+use lambert_dataset::random::Key;
 
 const CLS: u32 = 2;
 const SEP: u32 = 3;

@@ -7,9 +7,9 @@ use std::path::Path;
 
 use common::{assert_same, config, corpora, generated, run, source, tree};
 use lambert_config::prep::{Documents, Pair};
-use lambert_data_prep::dataset::Dataset;
 use lambert_data_prep::inspect::inspect;
 use lambert_data_prep::prep::{self, Options, Status};
+use lambert_dataset::Dataset;
 
 #[test]
 fn books_and_a_dump_become_a_dataset() {

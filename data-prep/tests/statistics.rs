@@ -8,11 +8,11 @@ use std::path::Path;
 
 use common::{config, corpora, run, source};
 use lambert_config::prep::{Documents, Pair};
-use lambert_data_prep::dataset::Dataset;
 use lambert_data_prep::extract::Extracted;
-use lambert_data_prep::random::{Key, Rng};
-use lambert_data_prep::tokenizer::Tokenizer;
 use lambert_data_prep::{sentences, source as input};
+use lambert_dataset::Dataset;
+use lambert_dataset::random::{Key, Rng};
+use lambert_dataset::tokenizer::Tokenizer;
 
 const LENGTH: usize = 128;
 const SHORT: f64 = 0.1;

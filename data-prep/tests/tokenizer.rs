@@ -1,8 +1,8 @@
 //! Ids equal to those of Hugging Face's `BertTokenizerFast`, by values that tests/golden/tokenizer.py made.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
-use lambert_data_prep::random::{Key, Rng};
-use lambert_data_prep::tokenizer::{Tokenizer, tokenizer_json};
+use lambert_dataset::random::{Key, Rng};
+use lambert_dataset::tokenizer::{Tokenizer, tokenizer_json};
 use serde_json::Value;
 
 fn golden() -> Value {

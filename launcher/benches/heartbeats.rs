@@ -8,12 +8,12 @@ use std::net::TcpStream;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use lambert::decide::{Attempt, Event, Memory, Placement, Room, Settings, State, decide};
+use lambert::run::control::ControlServer;
+use lambert::run::launch::processes;
 use lambert_config::RunConfig;
 use lambert_config::run::ControlChannel;
 use lambert_control::{Key, Phase, REPORT_PATH, Report};
-use lambert_launcher::decide::{Attempt, Event, Memory, Placement, Room, Settings, State, decide};
-use lambert_launcher::run::control::ControlServer;
-use lambert_launcher::run::launch::processes;
 
 /// Reports in all, for each number of ranks.
 const REPORTS: usize = 40_000;

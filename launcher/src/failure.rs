@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt;
 
 use lambert_config::{ConfigError, exit};
-use lambert_data_prep::dataset::DatasetError;
+use lambert_dataset::DatasetError;
 
 /// What a command gives back: an exit code, or the failure that decides it.
 pub type Outcome = Result<i32, Failure>;

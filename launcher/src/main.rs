@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use lambert_launcher::{cli::Cli, commands, console, panics};
+use lambert::{cli::Cli, commands, console, panics};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use lambert_data_prep::random::Key;
+use lambert_dataset::random::Key;
 use s3_server::{ACCESS_KEY, Fault, Rule, SECRET_KEY, Server};
 use tree::{Tree, assert_same, tree};
 

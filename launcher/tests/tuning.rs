@@ -5,8 +5,8 @@
 
 use std::path::Path;
 
-use lambert_launcher::tune::runs::{Ended, Planned, Stopped, make};
-use lambert_launcher::tune::slots::Slot;
+use lambert::tune::runs::{Ended, Planned, Stopped, make};
+use lambert::tune::slots::Slot;
 use signal_hook::consts::SIGINT;
 
 /// What a shell makes of runs: each of `scripts` in the place of one.

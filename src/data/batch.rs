@@ -1,6 +1,6 @@
 //! The tokens of a micro-batch: padded, masked, ready to become tensors.
 
-use lambert_data_prep::random::Key;
+use lambert_dataset::random::Key;
 
 use crate::masking::Hidden;
 

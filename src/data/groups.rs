@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use lambert_data_prep::dataset::{Dataset, DatasetError, Samples};
+use lambert_dataset::{Dataset, DatasetError, Samples};
 
 use super::order::Place;
 

@@ -1,6 +1,6 @@
 //! The division of a global batch into two halves, of which the noise of its gradient is estimated.
 
-use lambert_data_prep::random::Key;
+use lambert_dataset::random::Key;
 
 /// The samples of each half of a global batch of `samples`, in ascending order. An odd sample is in the second.
 pub fn halves(samples: usize, key: Key) -> [Vec<usize>; 2] {

@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender};
 use lambert_config::memory;
-use lambert_data_prep::dataset::DatasetError;
+use lambert_dataset::DatasetError;
 
 use super::reader::Reader;
 use super::{Demand, GlobalBatch, Source, Wanted};

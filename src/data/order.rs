@@ -2,7 +2,7 @@
 //! keyed permutations. Reading in this order touches a few row groups at a time, and finding the sample at any place
 //! costs the same, so that a run is resumed in no time.
 
-use lambert_data_prep::random::{Key, Permutation};
+use lambert_dataset::random::{Key, Permutation};
 
 /// Row groups of a window: what a reader keeps from one batch to the next.
 pub const WINDOW: usize = 16;

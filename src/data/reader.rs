@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use lambert_config::dealing::Division;
 use lambert_config::run::Pair;
-use lambert_data_prep::dataset::{DatasetError, FetchAhead, Samples};
+use lambert_dataset::{DatasetError, FetchAhead, Samples};
 
 use super::batch::{MaskedSample, MicroBatch};
 use super::groups::Groups;

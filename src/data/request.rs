@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use lambert_config::run::{Objective, Test};
-use lambert_data_prep::dataset::Dataset;
-use lambert_data_prep::random::Key;
+use lambert_dataset::Dataset;
+use lambert_dataset::random::Key;
 
 use crate::recovery::skipped_samples::Detours;
 

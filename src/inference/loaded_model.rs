@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use lambert_config::RunConfig;
 use lambert_config::run::{Cluster, Device};
-use lambert_data_prep::dataset::{Dataset, check_fit};
-use lambert_data_prep::tokenizer::Tokenizer;
+use lambert_dataset::tokenizer::Tokenizer;
+use lambert_dataset::{Dataset, check_fit};
 use lambert_store::{Store, run};
 
 use crate::checkpoint;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use lambert_config::architecture::Architecture;
 use lambert_config::run::{Model, Norm, Optimizer as Settings, OptimizerKind, Precision};
-use lambert_data_prep::random::Key;
+use lambert_dataset::random::Key;
 
 use super::cuda::launch::{Arguments, Card, THREADS};
 use super::*;

@@ -19,7 +19,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 
 use lambert_config::run::OptimizerKind;
-use lambert_data_prep::random::Key;
+use lambert_dataset::random::Key;
 use tch::{Kind, Tensor};
 
 pub use copies::{Copies, Copy, Memory};

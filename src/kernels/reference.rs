@@ -128,7 +128,7 @@ fn trust_ratio(weights: &Tensor, update: &Tensor, bounds: Option<[f64; 2]>) -> T
     bounds.map_or_else(|| ratio.shallow_clone(), |[least, most]| ratio.clamp(least, most))
 }
 
-/// As [`Kernels::dropout_factors`]: the keyed generator of lambert-data-prep (random.rs) in 64-bit integers that wrap around.
+/// As [`Kernels::dropout_factors`]: the keyed generator of lambert-dataset (random.rs) in 64-bit integers that wrap around.
 pub(super) fn dropout_factors(draws: &Draws<'_>, shape: &[i64]) -> Tensor {
     let (length, width) = (shape[shape.len() - 1], shape[shape.len() - 2]);
     let heads = if shape.len() == 4 { shape[1] } else { 1 };

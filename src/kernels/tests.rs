@@ -95,7 +95,7 @@ impl Reference {
     }
 }
 
-pub struct Draw(lambert_data_prep::random::Rng);
+pub struct Draw(lambert_dataset::random::Rng);
 
 impl Draw {
     pub fn new(seed: u64) -> Self {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use lambert_config::run::MaskUnit;
-use lambert_data_prep::random::Rng;
+use lambert_dataset::random::Rng;
 
 use super::Pieces;
 

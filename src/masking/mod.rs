@@ -6,7 +6,7 @@ mod choose;
 mod tests;
 
 use lambert_config::run::{MaskToken, Masking, Objective};
-use lambert_data_prep::random::Key;
+use lambert_dataset::random::Key;
 
 /// What masking needs to know of the vocabulary.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 //! every world size and however a global batch is cut into micro-batches. libtorch's own generator is one stream, drawn
 //! by one thread, which took an eighth of a step.
 
-use lambert_data_prep::random::Key;
+use lambert_dataset::random::Key;
 use tch::Tensor;
 
 use crate::kernels::{Draws, Kernels};

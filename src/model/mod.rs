@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use lambert_config::architecture::{Leaf, Part, Segment, SegmentKind, TensorId, Value};
 use lambert_config::run::{self, Activation, Attention, Precision};
-use lambert_data_prep::random::Key;
+use lambert_dataset::random::Key;
 use tch::{Kind, Tensor};
 
 use crate::kernels::Kernels;

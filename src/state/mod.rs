@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use lambert_config::plan::Ended;
-use lambert_data_prep::dataset::Dataset;
+use lambert_dataset::Dataset;
 use tch::{Kind, Tensor};
 
 use crate::kernels::{Address, Buffers, Kernels};

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use lambert_config::architecture::{Architecture, TensorId};
-use lambert_data_prep::random::Key;
+use lambert_dataset::random::Key;
 use tch::{Kind, Tensor};
 
 use super::Region;

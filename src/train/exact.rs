@@ -71,7 +71,7 @@ fn taken_apart(value: f32) -> [f64; 2] {
 #[cfg(test)]
 mod tests {
     use lambert_collective::local;
-    use lambert_data_prep::random::Key;
+    use lambert_dataset::random::Key;
 
     use super::*;
 

@@ -3,7 +3,7 @@
 
 use lambert_collective::{Group, Reducer};
 use lambert_config::control::GradientNoise;
-use lambert_data_prep::random::Key;
+use lambert_dataset::random::Key;
 use tch::Tensor;
 
 use super::exact::ExactSum;

@@ -130,7 +130,7 @@ mod tests {
     use lambert_config::architecture::Architecture;
     use lambert_config::dealing::Division;
     use lambert_config::run::{Model, Norm};
-    use lambert_data_prep::random::Key;
+    use lambert_dataset::random::Key;
 
     use super::*;
     use crate::kernels::cuda::Emulator;

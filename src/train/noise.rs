@@ -27,7 +27,7 @@ pub fn estimate(samples: u64, whole: f64, parts: [f64; 2]) -> Option<GradientNoi
 
 #[cfg(test)]
 mod tests {
-    use lambert_data_prep::random::Key;
+    use lambert_dataset::random::Key;
 
     use super::*;
     use crate::data::halves::halves;

@@ -4,7 +4,7 @@
 use lambert_collective::Group;
 use lambert_config::control::EventKind;
 use lambert_config::run::DamagedShard;
-use lambert_data_prep::dataset::{Dataset, DatasetError};
+use lambert_dataset::{Dataset, DatasetError};
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::Saver;

@@ -6,8 +6,8 @@ use lambert_collective::{Group, Reducer};
 use lambert_config::control::{Directive, EventKind, RankTimes, StepRecord};
 use lambert_config::plan::{self, Place};
 use lambert_config::{flops, objectives, schedule};
-use lambert_data_prep::dataset::DatasetError;
-use lambert_data_prep::random::Key;
+use lambert_dataset::DatasetError;
+use lambert_dataset::random::Key;
 
 use super::evaluate::{self, Evaluated, Question};
 use super::gradient_pass::{Fetched, Passes};

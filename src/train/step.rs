@@ -1,6 +1,6 @@
 //! One micro-batch, and one global batch, through the passes of a run. The results of a step stay on the device and are read once.
 
-use lambert_data_prep::random::Key;
+use lambert_dataset::random::Key;
 use tch::{Kind, Tensor};
 
 use crate::data::{GlobalBatch, MicroBatch, Share};

@@ -8,7 +8,7 @@ use lambert_collective::{Endpoints, Group, local, mpi, nccl};
 use lambert_config::control::EventKind;
 use lambert_config::run::{Backend, Cluster, Wire};
 use lambert_config::{Layers, RunConfig, memory};
-use lambert_data_prep::dataset::{Dataset, DatasetError, check_fit};
+use lambert_dataset::{Dataset, DatasetError, check_fit};
 use lambert_store::lease::Lease;
 use lambert_store::run::CONFIG;
 use lambert_store::{Patience, Store};

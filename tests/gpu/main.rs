@@ -10,16 +10,16 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use curve::{train, train_in, worst};
-use lambert::checkpoint::snapshot::Snapshot;
-use lambert::gpu::{Card, Chosen, Driver, SumStream};
-use lambert::kernels::{Draws, Host, Kernels, Values};
-use lambert::optim;
-use lambert::state::{Buffer, Parameters, TrainState};
 use lambert_collective::nccl::{self, Library, Options, Wire};
 use lambert_collective::{Bucket, local};
 use lambert_config::architecture::Architecture;
 use lambert_config::run::{Cluster, Device, Model, Optimizer, OptimizerKind, Precision};
-use lambert_data_prep::random::Key;
+use lambert_dataset::random::Key;
+use lambert_worker::checkpoint::snapshot::Snapshot;
+use lambert_worker::gpu::{Card, Chosen, Driver, SumStream};
+use lambert_worker::kernels::{Draws, Host, Kernels, Values};
+use lambert_worker::optim;
+use lambert_worker::state::{Buffer, Parameters, TrainState};
 use tch::Kind;
 
 /// The first card; all tests together load what it needs, before anything else asks libtorch.

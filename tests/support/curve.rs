@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use lambert::data::{GlobalBatch, MicroBatch};
-use lambert::kernels::{Host, Kernels};
-use lambert::objective::Objective;
-use lambert::optim;
-use lambert::recovery::guard::Verdict;
-use lambert::state::{Buffer, Parameters, TrainState};
-use lambert::train::outcome::{Drawn, StepOutcome};
-use lambert::train::step;
 use lambert_config::architecture::Architecture;
 use lambert_config::run::{Decay, Guard, Model, Optimizer, OptimizerKind, Precision, Stage};
 use lambert_config::{RunConfig, schedule};
-use lambert_data_prep::random::Key;
+use lambert_dataset::random::Key;
+use lambert_worker::data::{GlobalBatch, MicroBatch};
+use lambert_worker::kernels::{Host, Kernels};
+use lambert_worker::objective::Objective;
+use lambert_worker::optim;
+use lambert_worker::recovery::guard::Verdict;
+use lambert_worker::state::{Buffer, Parameters, TrainState};
+use lambert_worker::train::outcome::{Drawn, StepOutcome};
+use lambert_worker::train::step;
 use safetensors::SafeTensors;
 
 const STEPS: u64 = 50;

@@ -14,9 +14,9 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use lambert::data::order::Order;
 use lambert_config::control::StepRecord;
-use lambert_data_prep::dataset::Dataset;
+use lambert_dataset::Dataset;
+use lambert_worker::data::order::Order;
 use serde_json::Value;
 pub use tree::tree;
 

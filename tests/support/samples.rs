@@ -6,11 +6,11 @@
 use std::path::Path;
 
 use lambert_config::prep::{Packing, Pair};
-use lambert_data_prep::dataset::{
+use lambert_dataset::random::Key;
+use lambert_dataset::tokenizer::Special;
+use lambert_dataset::{
     Corpus, Counts, Manifest, Sample, SampleRules, ShardWriter, VERSION, VocabularyFile, sha256_hex, shard_name,
 };
-use lambert_data_prep::random::Key;
-use lambert_data_prep::tokenizer::Special;
 
 /// What a dataset is made of.
 pub struct Shape {

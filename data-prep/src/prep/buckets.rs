@@ -12,10 +12,10 @@ use super::held_out::{self, Selection};
 use super::job::{Job, Run};
 use super::spill::{self, HELD_OUT_CELLS, PARTS, TRAIN_CELLS};
 use super::totals::Totals;
-use crate::dataset::HeldOut;
-use crate::random::Key;
 use crate::record::{DocumentId, ids};
 use crate::samples::{self, Bucket, Rules};
+use lambert_dataset::HeldOut;
+use lambert_dataset::random::Key;
 
 /// Documents that a bucket should hold at the least, so that pairs are of many documents.
 const DOCUMENTS: u64 = 16;

@@ -9,9 +9,9 @@ use super::job::Job;
 use super::merge::{Cursor, merge};
 use super::sample_file::{Contents, interval};
 use super::{PrepError, sealed};
-use crate::random::Key;
 use crate::record::ids;
-use crate::tokenizer::Special;
+use lambert_dataset::random::Key;
+use lambert_dataset::tokenizer::Special;
 
 /// See the module.
 pub struct Collected<'a> {

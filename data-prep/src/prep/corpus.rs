@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 use super::job::{Job, Run};
 use super::spill::ReadFile;
 use super::{PrepError, Progress, Status};
-use crate::dataset::{Corpus, sha256_hex};
 use crate::parallel::parallel;
 use crate::source::{SourceError, SourceFile, Stored};
+use lambert_dataset::{Corpus, sha256_hex};
 
 /// Lies beside the datasets if objects of a store were read: their e_tags, so that they need not be read again.
 const OBJECTS: &str = "inputs.json";

@@ -1,8 +1,8 @@
 use std::path::PathBuf;
 
-use crate::dataset::DatasetError;
 use crate::source::SourceError;
-use crate::tokenizer::TokenizerError;
+use lambert_dataset::DatasetError;
+use lambert_dataset::tokenizer::TokenizerError;
 
 /// Why a preparation stopped. Nothing that existed before was changed.
 #[derive(Debug, thiserror::Error)]

@@ -9,11 +9,11 @@ use lambert_store::Store;
 use super::levels::Levels;
 use super::spill::SourceTotals;
 use super::{Finished, Job, PrepError, Progress, Removed, Run, Sorted, Split, Status, corpus, sealed};
-use crate::dataset::{
+use crate::parallel::parallel;
+use lambert_dataset::{
     Corpus, Counts, Dataset, DatasetError, MANIFEST, Manifest, SampleRules, Shard, SourceCounts, VERSION, VOCABULARY,
     VocabularyFile, entropy, sha256_hex,
 };
-use crate::parallel::parallel;
 
 /// Bytes of memory for a shard that is written: a row group, and what is read ahead of each sample file.
 const SHARD_BYTES: u64 = 32 << 20;

@@ -1,8 +1,8 @@
 //! What a run file says about each document besides its tokens: enough to find duplicates without reading them.
 
 use super::totals::Totals;
-use crate::random::Key;
 use crate::record::DocumentId;
+use lambert_dataset::random::Key;
 
 /// Values of a MinHash signature.
 pub const SIGNATURE: usize = 64;

@@ -16,8 +16,8 @@ use super::heads::{EXCLUDED, Head};
 use super::job::{Job, Run};
 use super::spill::record_bytes;
 use super::totals::Totals;
-use crate::dataset::HeldOut;
 use crate::record::{DocumentId, RECORD_HEAD, ends, ids, start_of};
+use lambert_dataset::HeldOut;
 
 /// Accepted deviation of the share, as a fraction of it (or of the rest, if that is smaller).
 const TOLERANCE: f64 = 0.5;
@@ -238,7 +238,7 @@ fn join(ranges: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
 #[allow(clippy::single_range_in_vec_init, reason = "a piece of a document is a range")]
 mod tests {
     use super::*;
-    use crate::random::Key;
+    use lambert_dataset::random::Key;
 
     fn unit(ordinal: u32, tokens: u64) -> Unit {
         let id = DocumentId { file: 0, ordinal };

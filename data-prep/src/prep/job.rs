@@ -14,9 +14,9 @@ use super::lock::Lock;
 use super::memory::Memory;
 use super::sealed::{self, Sealed};
 use super::spill::{CellPart, Contents, record_bytes};
-use crate::dataset::sha256_hex;
 use crate::source::{self, Part, SourceFile};
-use crate::tokenizer::Tokenizer;
+use lambert_dataset::sha256_hex;
+use lambert_dataset::tokenizer::Tokenizer;
 
 /// The version of the work folder and of everything that decides the bytes of a dataset.
 const VERSION: u32 = 3;
@@ -127,7 +127,7 @@ impl<'a> Job<'a> {
     pub fn new(config: &'a PrepConfig, memory: Memory, scale: Scale, threads: usize) -> Result<Self, PrepError> {
         let path = Path::new(&config.vocabulary.file);
         let vocabulary = std::fs::read(path).map_err(|source| {
-            PrepError::Vocabulary(crate::tokenizer::TokenizerError::Read { path: path.to_owned(), source })
+            PrepError::Vocabulary(lambert_dataset::tokenizer::TokenizerError::Read { path: path.to_owned(), source })
         })?;
         let tokenizer = Tokenizer::begin(&vocabulary, config.vocabulary.lowercase, &config.vocabulary.file)?;
         let sources: Vec<Source> = config.source.iter().chain(&config.exclude).cloned().collect();

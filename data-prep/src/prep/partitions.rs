@@ -6,7 +6,7 @@ use std::io::{BufWriter, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
 use super::PrepError;
-use crate::random::Key;
+use lambert_dataset::random::Key;
 
 /// Files at the most: each takes a descriptor and a buffer.
 const MOST: u64 = 256;

@@ -9,8 +9,8 @@ use super::levels::{Levels, SampleFile, token_counts};
 use super::merge::merge;
 use super::sample_file::{Contents, INTERVALS, SAMPLE_HEAD};
 use super::sealed::{self, Sealed};
-use crate::dataset::{DatasetError, Sample, Shard, ShardWriter, shard_name};
 use crate::record::ids;
+use lambert_dataset::{DatasetError, Sample, Shard, ShardWriter, shard_name};
 
 /// All samples of a split.
 pub struct Sorted {

@@ -12,7 +12,7 @@ use crate::extract::Extracted;
 use crate::record::{DocumentId, ids};
 use crate::sentences;
 use crate::source::{Batch, Batches, Note, Part, SourceFile, extract, is_read_by};
-use crate::tokenizer::Encoder;
+use lambert_dataset::tokenizer::Encoder;
 
 /// How long a thread's work may stay in memory only: what a kill can cost.
 const LONGEST: Duration = Duration::from_secs(10);

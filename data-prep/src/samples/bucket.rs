@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use crate::random::Key;
 use crate::record::{DocumentId, RECORD_HEAD, ends, ids, start_of};
+use lambert_dataset::random::Key;
 
 /// Documents, or pieces of them, in the order of their place in the corpus.
 #[derive(Debug, Default)]

@@ -10,7 +10,7 @@ use lambert_config::prep::Pair;
 
 use super::bucket::Bucket;
 use super::{Emit, Rules, target};
-use crate::random::Rng;
+use lambert_dataset::random::Rng;
 
 /// How often Google's code looks for another document.
 const TRIES: usize = 10;

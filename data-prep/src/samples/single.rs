@@ -4,8 +4,8 @@ use lambert_config::prep::Packing;
 
 use super::bucket::{Bucket, Document};
 use super::{Emit, Rules, target};
-use crate::dataset::NO_PAIR;
-use crate::random::Rng;
+use lambert_dataset::NO_PAIR;
+use lambert_dataset::random::Rng;
 
 /// The samples of some documents, each used as often as it stands in `order`. A sentence longer than a sample goes on
 /// in the next one: nothing is lost.

@@ -54,7 +54,7 @@ const QUIET: [bool; 256] = {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Key;
+    use lambert_dataset::random::Key;
 
     fn assert_same(text: &str) {
         let segmenter = SentenceSegmenter::new(SentenceBreakInvariantOptions::default());

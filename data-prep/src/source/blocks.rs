@@ -218,7 +218,7 @@ impl Bits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Key;
+    use lambert_dataset::random::Key;
     use std::io::Write;
 
     fn text(bytes: usize) -> Vec<u8> {

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::ahead::Ahead;
 use super::{SourceError, SourceFile};
-use crate::dataset::hex;
+use lambert_dataset::hex;
 
 /// Bytes at once where nobody but the hash wants them.
 const PASSED: usize = 1 << 20;

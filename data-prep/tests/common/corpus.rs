@@ -5,8 +5,8 @@ use std::path::Path;
 
 use lambert_config::PrepConfig;
 use lambert_config::prep::{Documents, Source};
-use lambert_data_prep::dataset::Manifest;
 use lambert_data_prep::prep::PrepError;
+use lambert_dataset::Manifest;
 
 use super::{config, generated, run};
 

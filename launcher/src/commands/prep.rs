@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use lambert_config::{Layers, exit};
-use lambert_data_prep::dataset::{HeldOut, SourceCounts};
 use lambert_data_prep::prep::{self, Finished, Options, Plan, PrepError, Progress, Report, Status};
 use lambert_data_prep::source::{self, Note};
+use lambert_dataset::{HeldOut, SourceCounts};
 
 use crate::cli;
 use crate::console;

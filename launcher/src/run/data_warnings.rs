@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lambert_config::plan;
 use lambert_config::run::{RunConfig, Stage};
-use lambert_data_prep::dataset::{Dataset, TokenUsage};
+use lambert_dataset::{Dataset, TokenUsage};
 
 use crate::failure::Failure;
 

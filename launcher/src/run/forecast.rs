@@ -5,7 +5,7 @@ use lambert_config::dealing::Division;
 use lambert_config::memory::card;
 use lambert_config::run::{RunConfig, Stage, TokenBudget};
 use lambert_config::{flops, memory, objectives, plan};
-use lambert_data_prep::dataset::Dataset;
+use lambert_dataset::Dataset;
 
 use crate::failure::Failure;
 

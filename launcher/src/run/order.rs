@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use lambert_config::{ConfigError, Fault, Layers, RunConfig, exit, memory};
-use lambert_data_prep::dataset::{Dataset, check_fit};
+use lambert_dataset::{Dataset, check_fit};
 use lambert_store::run::{CONFIG, VOCABULARY};
 use lambert_store::{Store, checkpoint};
 

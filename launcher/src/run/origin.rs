@@ -3,7 +3,7 @@
 use lambert_config::architecture::SHAPING;
 use lambert_config::run::{Model, Moments};
 use lambert_config::{ConfigError, Fault, RunConfig};
-use lambert_data_prep::dataset::Dataset;
+use lambert_dataset::Dataset;
 use lambert_store::{Store, checkpoint, run as names};
 
 use super::stored;

@@ -4,11 +4,11 @@ use lambert_config::control::{EventKind, Fault};
 use lambert_config::run::Host;
 use lambert_control::Report;
 
-use lambert_control::Versions;
-use lambert_launcher::decide::{
+use lambert::decide::{
     Action, Attempt, Event, Exit, FromWorkers, Note, Placement, Room, Settings, Signal, State, StopReason, Verdict,
     Wanted,
 };
+use lambert_control::Versions;
 
 use crate::scene::Scene;
 

@@ -2,10 +2,10 @@
 
 use lambert_config::control::{EventKind, Fault};
 
-use lambert_control::Phase as Doing;
-use lambert_launcher::decide::{
+use lambert::decide::{
     Action, Event, JobView, Memory, Room, Seconds, Signal, Standing, State, StopReason, Verdict, Wanted,
 };
+use lambert_control::Phase as Doing;
 
 use crate::scene::Scene;
 

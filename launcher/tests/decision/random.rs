@@ -4,9 +4,9 @@ use lambert_config::RunConfig;
 use lambert_config::control::{EventKind, Fault, StepRecord};
 use lambert_config::run::Host;
 use lambert_control::{Phase as Doing, Report, Saying};
-use lambert_data_prep::random::{Key, Rng};
+use lambert_dataset::random::{Key, Rng};
 
-use lambert_launcher::decide::{
+use lambert::decide::{
     Action, Death, Event, Exit, FromWorkers, JobSettings, JobView, Memory, Note, Placement, Room, Seconds, Settings,
     Signal, Standing, State, Verdict, Wanted, decide,
 };

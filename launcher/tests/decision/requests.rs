@@ -3,7 +3,7 @@
 use lambert_config::control::{Directive, EventKind, Fault};
 use lambert_control::{Phase as Doing, Report};
 
-use lambert_launcher::decide::{
+use lambert::decide::{
     Action, Death, Event, FromWorkers, JobView, Memory, Note, Phase, Signal, Standing, StopReason, Verdict, Wanted,
 };
 

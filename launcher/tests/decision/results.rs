@@ -2,7 +2,7 @@
 
 use lambert_config::control::{EventKind, Fault};
 
-use lambert_launcher::decide::{Action, Death, Event, Exit, FromWorkers, Note, Signal, StopReason, Verdict};
+use lambert::decide::{Action, Death, Event, Exit, FromWorkers, Note, Signal, StopReason, Verdict};
 
 use crate::scene::Scene;
 

@@ -4,7 +4,7 @@ use lambert_config::RunConfig;
 use lambert_config::control::{EventKind, Fault, StepRecord};
 use lambert_control::{Report, Saying};
 
-use lambert_launcher::decide::{
+use lambert::decide::{
     Action, Event, Exit, FromWorkers, JobSettings, Memory, Note, Room, Seconds, Settings, State, Verdict, Wanted,
     decide,
 };

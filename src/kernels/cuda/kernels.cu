@@ -54,7 +54,7 @@ extern "C" __global__ void lambert_from_bf16(float *to, const bf16 *from, u64 co
   }
 }
 
-// ---- The keyed generator of data-prep/src/random.rs.
+// ---- The keyed generator of data-prep/dataset/src/random.rs.
 
 #define STEP 0x9e3779b97f4a7c15ull
 

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use lambert_data_prep::random::{STEP, mix};
+use lambert_dataset::random::{STEP, mix};
 
 use crate::kernels::Rule;
 

@@ -1,6 +1,6 @@
 //! Dropout's factors: four from each random word of a generator for each sample, head and position.
 
-use lambert_data_prep::random::Key;
+use lambert_dataset::random::Key;
 
 use super::gomp;
 use crate::kernels::Draws;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use lambert_config::architecture::{Architecture, Head, Module, Network};
 use lambert_config::objectives::{self, MASKED_LANGUAGE, Targets};
 use lambert_config::run::{self, Model};
-use lambert_data_prep::random::Key;
+use lambert_dataset::random::Key;
 use tch::Reduction;
 
 use super::super::*;

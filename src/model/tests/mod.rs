@@ -8,7 +8,7 @@ use lambert_collective::local;
 use lambert_config::architecture::Architecture;
 use lambert_config::dealing::Division;
 use lambert_config::run::{Attention, Model, Norm, Precision};
-use lambert_data_prep::random::Key;
+use lambert_dataset::random::Key;
 use lambert_store::checkpoint::{FORMAT, Manifest, Writer, verify};
 use lambert_store::{Lease, Store};
 

@@ -1,7 +1,10 @@
 //! A dataset: Parquet shards of samples, `vocab.txt`, and `manifest.json`, which is written last.
 //!
 //! [`Dataset`] reads one from a folder or URL; [`ShardWriter`] and [`write()`] make one. The format is described in
-//! docs/formats.md.
+//! docs/formats.md. Beside it stand what its readers and its makers share:
+//!
+//! - [`tokenizer`]: WordPiece ids by a vocab.txt; `tokenizer.json` for others
+//! - [`random`]: keyed randomness that never changes
 
 mod ahead;
 mod cache;
@@ -11,8 +14,10 @@ mod file;
 mod fit;
 mod guard;
 mod manifest;
+pub mod random;
 mod read;
 mod schema;
+pub mod tokenizer;
 mod usage;
 mod write;
 
@@ -22,7 +27,7 @@ pub use fit::check_fit;
 pub use manifest::{
     Corpus, Counts, HeldOut, Manifest, SampleRules, Shard, SourceCounts, VERSION, VocabularyFile, sha256_hex,
 };
-pub(crate) use manifest::{entropy, hex};
+pub use manifest::{entropy, hex};
 pub use read::{Dataset, RowGroup, Samples};
 pub use usage::TokenUsage;
 pub use write::{Sample, ShardWriter, shard_name, write};
