@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use clap::Parser;
 use lambert_config::RunConfig;
-use lambert_config::architecture::Architecture;
+use lambert_plan::architecture::Architecture;
 use lambert_store::checkpoint::{FORMAT, Manifest, Writer, verify};
 use lambert_store::{Lease, Store};
 use lambert_worker::checkpoint::read_state;

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use lambert_config::memory;
 use lambert_config::run::{Objective, Stage, Test};
 use lambert_dataset::Dataset;
+use lambert_plan::memory;
 use lambert_worker::data::Demand;
 use lambert_worker::data::reader::Reader;
 use lambert_worker::data::{Loader, Source, Wanted};

@@ -9,8 +9,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use lambert_config::architecture::Architecture;
 use lambert_config::run::{Model, Optimizer as Settings, OptimizerKind};
+use lambert_plan::architecture::Architecture;
 use lambert_worker::kernels::Host;
 use lambert_worker::optim;
 use lambert_worker::state::{Buffer, Parameters, TrainState};

@@ -15,12 +15,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
-use lambert_config::architecture::Architecture;
 use lambert_config::run::{self, Model, Optimizer as Settings, OptimizerKind, Test};
-use lambert_config::{PrepConfig, flops, prep};
+use lambert_config::{PrepConfig, prep};
 use lambert_data_prep::prep::{MEMORY, Options, Status, run as prepare};
 use lambert_dataset::Dataset;
 use lambert_dataset::random::Key;
+use lambert_plan::architecture::Architecture;
+use lambert_plan::flops;
 use lambert_worker::data::Demand;
 use lambert_worker::data::{GlobalBatch, Loader, MicroBatch, Source, Wanted};
 use lambert_worker::kernels::Host;

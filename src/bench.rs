@@ -5,11 +5,12 @@ use std::fmt::{Display, Formatter};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use lambert_config::architecture::Architecture;
 use lambert_config::run::{Backend, Cluster, Stage};
-use lambert_config::{RunConfig, exit, flops, memory, schedule};
+use lambert_config::{RunConfig, exit};
 use lambert_dataset::random::Key;
 use lambert_dataset::{Dataset, check_fit};
+use lambert_plan::architecture::Architecture;
+use lambert_plan::{flops, memory, schedule};
 use serde::Serialize;
 use tch::Kind;
 

@@ -1,6 +1,7 @@
 //! Everything that can go wrong in a worker, and what the program exits with.
 
-use lambert_config::{ConfigError, Fault, control, exit};
+use lambert_config::{ConfigError, Fault, exit};
+use lambert_control as control;
 use lambert_dataset::DatasetError;
 
 use crate::gpu::DeviceError;

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use lambert_collective::local;
-use lambert_config::control::EventKind;
-use lambert_config::objectives::{self, Targets};
 use lambert_config::run::{Device, Limits};
 use lambert_config::{Layers, RunConfig, exit};
+use lambert_control::EventKind;
 use lambert_control::Versions;
+use lambert_plan::objectives::{self, Targets};
 use lambert_store::{Store, private_dir};
 use lambert_worker::bench::{self, Request};
 use lambert_worker::error::{self, Error};

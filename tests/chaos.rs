@@ -13,7 +13,7 @@ use crate::support::{
     self, Place, Running, assert_same_bits, assert_same_weights, checkpoints, done, kill_if_there, open_mpi_5, tree,
     workers,
 };
-use lambert_config::control::StepRecord;
+use lambert_control::StepRecord;
 use lambert_dataset::random::{Key, Rng};
 
 /// Steps between checkpoints, in support's configuration.

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::support::{self, Ended, Place, Running, assert_same_bits, checkpoints, final_state};
-use lambert_config::control::StepRecord;
+use lambert_control::StepRecord;
 use lambert_dataset::Dataset;
 use lambert_dataset::random::Key;
 use lambert_store::Store;

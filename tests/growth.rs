@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::support::{self, Ended, Place, Running, assert_same_bits, checkpoints, done, run};
-use lambert_config::control::StepRecord;
+use lambert_control::StepRecord;
 use lambert_dataset::random::Key;
 use safetensors::SafeTensors;
 

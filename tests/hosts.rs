@@ -243,7 +243,7 @@ fn step_of_bert_base(megabits: u32, sets: &[&str]) -> [f64; 2] {
     assert!(sent > STEPS * bytes * 100_000_000, "the gradients took another way: {sent} bytes were sent");
     running.kill_coordinator("-KILL");
     records.remove(0);
-    let median = |of: fn(&lambert_config::control::StepRecord) -> f64| {
+    let median = |of: fn(&lambert_control::StepRecord) -> f64| {
         let mut seconds: Vec<f64> = records.iter().map(of).collect();
         seconds.sort_by(f64::total_cmp);
         seconds[seconds.len() / 2]

@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::support::{self, Place, Running};
-use lambert_config::{Layers, memory};
+use lambert_config::Layers;
 use lambert_dataset::Dataset;
+use lambert_plan::memory;
 
 /// How far the formula, which refuses runs, may be above the truth: never below.
 const MARGIN: f64 = 0.15;

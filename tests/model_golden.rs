@@ -6,10 +6,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use lambert_config::architecture::Architecture;
-use lambert_config::objectives::{MASKED_LANGUAGE, PAIR};
 use lambert_config::run::{self, Activation, Attention, Model, Norm, Precision};
 use lambert_dataset::random::Key;
+use lambert_plan::architecture::Architecture;
+use lambert_plan::objectives::{MASKED_LANGUAGE, PAIR};
 use lambert_worker::data::{GlobalBatch, MicroBatch};
 use lambert_worker::kernels::Host;
 use lambert_worker::model::input::Input;

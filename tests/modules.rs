@@ -4,9 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-const CRATES: [&str; 8] = [
+const CRATES: [&str; 9] = [
     "src",
     "configs/src",
+    "configs/plan/src",
     "data-prep/src",
     "data-prep/dataset/src",
     "cluster/collective/src",

@@ -1,7 +1,7 @@
 //! The noise scale of a gradient, against the gradients of single samples.
 
 use crate::support::{Place, Running};
-use lambert_config::control::StepRecord;
+use lambert_control::StepRecord;
 
 /// Of the same 256 samples at the same weights, `batch` at a time.
 fn records(place: &Place, batch: u64, more: &str) -> Vec<StepRecord> {

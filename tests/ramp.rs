@@ -1,7 +1,7 @@
 //! A global batch that grows: the same samples for every world and after every restart.
 
 use crate::support::{Place, Running, assert_same_bits};
-use lambert_config::control::StepRecord;
+use lambert_control::StepRecord;
 
 const STEPS: u64 = 30;
 

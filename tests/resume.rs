@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::support::{self, Place, Running, assert_same_bits, checkpoints, final_state, workers};
-use lambert_config::control::StepRecord;
+use lambert_control::StepRecord;
 use lambert_dataset::random::{Key, Rng};
 
 const STEPS: u64 = 120;

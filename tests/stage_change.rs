@@ -3,10 +3,11 @@
 
 use std::sync::Arc;
 
-use lambert_config::architecture::Architecture;
+use lambert_config::RunConfig;
 use lambert_config::run::{Decay, Model, Optimizer, OptimizerKind, Stage};
-use lambert_config::{RunConfig, plan, schedule};
 use lambert_dataset::random::Key;
+use lambert_plan::architecture::Architecture;
+use lambert_plan::{schedule, timeline};
 use lambert_worker::kernels::Host;
 use lambert_worker::optim;
 use lambert_worker::recovery::guard::Verdict;
@@ -42,7 +43,7 @@ fn sizes(config: &RunConfig) -> (Vec<f64>, u64) {
     let mut state = TrainState::new(Parameters::initialize(Arc::new(Host), specs, 1, 0.02));
     let mut rng = Key::new(3).rng();
     let mut sizes = Vec::new();
-    while let Some(place) = plan::place(config, &state.ended, state.step) {
+    while let Some(place) = timeline::place(config, &state.ended, state.step) {
         stages::enter(&mut state, &config.model, &place).unwrap();
         let rate = schedule::learning_rate(place.stage, place.done);
         let before = state.read(Buffer::Weights, 0..state.elements());

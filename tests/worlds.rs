@@ -2,7 +2,7 @@
 //! within the rounding of the order of summation.
 
 use crate::support::{Place, Running, assert_same_weights};
-use lambert_config::control::StepRecord;
+use lambert_control::StepRecord;
 
 const STEPS: u64 = 20;
 

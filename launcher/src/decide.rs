@@ -18,9 +18,9 @@ pub mod state;
 pub mod stop;
 pub mod watch;
 
-use lambert_config::control::{Directive, EventKind, Fault};
 use lambert_config::exit;
 use lambert_control::Saying;
+use lambert_control::{Directive, EventKind, Fault};
 
 pub use event::{Action, Death, Event, Exit, FromWorkers, Note, Verdict, Wanted};
 pub use memory::Memory;

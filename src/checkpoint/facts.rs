@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lambert_config::plan::Ended;
+use lambert_plan::timeline::Ended;
 use lambert_store::checkpoint::Manifest;
 use serde::{Deserialize, Serialize};
 
@@ -116,7 +116,7 @@ impl Facts {
 
 #[cfg(test)]
 mod tests {
-    use lambert_config::architecture::{Leaf, Part, Role, TensorId};
+    use lambert_plan::architecture::{Leaf, Part, Role, TensorId};
 
     use super::*;
 

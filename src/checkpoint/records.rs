@@ -1,7 +1,7 @@
 //! Where the records of steps are kept: an object of JSON lines for each stretch between two checkpoints.
 
 use bytes::Bytes;
-use lambert_config::control::StepRecord;
+use lambert_control::StepRecord;
 use lambert_store::{Store, run};
 use serde::Serialize;
 

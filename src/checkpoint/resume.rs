@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use lambert_collective::Group;
-use lambert_config::architecture::Architecture;
-use lambert_config::control::EventKind;
-use lambert_config::{RunConfig, plan, run};
+use lambert_config::{RunConfig, run};
+use lambert_control::EventKind;
+use lambert_plan::architecture::Architecture;
+use lambert_plan::timeline;
 use lambert_store::Store;
 use lambert_store::checkpoint::{self as stored, Best, Manifest, PassedOver, Selection, Verified};
 use lambert_store::run::{self as stored_run, VOCABULARY};
@@ -47,7 +48,7 @@ pub fn resume(
     if session.is_first() {
         session.control.event(EventKind::Started {
             step: state.step,
-            steps: plan::total_steps(config, &state.ended),
+            steps: timeline::total_steps(config, &state.ended),
             checkpoint: checkpoint.clone(),
             passed_over: found.passed_over,
         });

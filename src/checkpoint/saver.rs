@@ -12,7 +12,7 @@
 use std::time::{Duration, Instant};
 
 use lambert_collective::Group;
-use lambert_config::control::{Evaluation, EventKind, StepRecord};
+use lambert_control::{Evaluation, EventKind, StepRecord};
 use lambert_store::checkpoint::{self as stored, Best, Manifest, Writer};
 
 use super::commit::{Commit, Outcome, Part, retention};

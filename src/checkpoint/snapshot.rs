@@ -186,8 +186,8 @@ mod tests {
     use crate::optim;
     use crate::state::tests::region;
     use crate::torch;
-    use lambert_config::architecture::Architecture;
     use lambert_config::run::{Model, Optimizer};
+    use lambert_plan::architecture::Architecture;
     use safetensors::tensor::TensorView;
 
     fn file(tensors: impl IntoIterator<Item = (String, Vec<usize>)>) -> File {

@@ -4,8 +4,8 @@
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender};
-use lambert_config::memory;
 use lambert_dataset::DatasetError;
+use lambert_plan::memory;
 
 use super::reader::Reader;
 use super::{Demand, GlobalBatch, Source, Wanted};

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use lambert_config::dealing::Division;
 use lambert_config::run::Pair;
 use lambert_dataset::{DatasetError, FetchAhead, Samples};
+use lambert_plan::batch_partition::Division;
 
 use super::batch::{MaskedSample, MicroBatch};
 use super::groups::Groups;

@@ -7,9 +7,9 @@ mod memory;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use lambert_config::architecture::Architecture;
 use lambert_config::run::{Model, Norm, Optimizer as Settings, OptimizerKind, Precision};
 use lambert_dataset::random::Key;
+use lambert_plan::architecture::Architecture;
 
 use super::cuda::launch::{Arguments, Card, THREADS};
 use super::*;

@@ -1,6 +1,6 @@
 //! The backward pass, segment by segment: with what the forward pass kept, or with activations that are computed again.
 
-use lambert_config::architecture::Value;
+use lambert_plan::architecture::Value;
 use tch::Tensor;
 
 use super::{Dropout, Encoder};

@@ -1,7 +1,7 @@
 //! Token + position + segment embeddings, normalised unless the layers do that first.
 
-use lambert_config::architecture::{Leaf, Part};
 use lambert_config::run::Norm;
+use lambert_plan::architecture::{Leaf, Part};
 use tch::{Kind, Tensor};
 
 use super::block::Block;

@@ -1,7 +1,7 @@
 //! The pre-training heads: masked tokens, and the pair label. A network has those that its description lists.
 
-use lambert_config::architecture::{Head, Leaf, Part};
 use lambert_config::run::Activation;
+use lambert_plan::architecture::{Head, Leaf, Part};
 use tch::Tensor;
 
 use super::{LayerNorm, Linear, NetworkWeights, activate};

@@ -1,7 +1,7 @@
 //! One encoder layer: self-attention and feed-forward, each added to its input. Normalised is the sum, or what goes in.
 
-use lambert_config::architecture::Part;
 use lambert_config::run::{Activation, Norm};
+use lambert_plan::architecture::Part;
 use tch::Tensor;
 
 use super::block::Block;

@@ -1,4 +1,4 @@
-//! An encoder, computed as its description (configs/src/architecture) says: segments of blocks, and the pre-training heads.
+//! An encoder, computed as its description (configs/plan/src/architecture) says: segments of blocks, and the pre-training heads.
 //! Nothing here knows ranks, files or sockets.
 
 mod backward;
@@ -12,9 +12,9 @@ mod weights;
 
 use std::sync::Arc;
 
-use lambert_config::architecture::{Leaf, Part, Segment, SegmentKind, TensorId, Value};
 use lambert_config::run::{self, Activation, Attention, Precision};
 use lambert_dataset::random::Key;
+use lambert_plan::architecture::{Leaf, Part, Segment, SegmentKind, TensorId, Value};
 use tch::{Kind, Tensor};
 
 use crate::kernels::Kernels;

@@ -1,7 +1,7 @@
 //! The parameters as the code of one network sees them.
 
-use lambert_config::architecture::{Leaf, Network, Part};
 use lambert_config::run::Model;
+use lambert_plan::architecture::{Leaf, Network, Part};
 use tch::Tensor;
 
 use crate::state::Parameters;

@@ -1,6 +1,6 @@
 //! Masked language modelling (arXiv 1810.04805, 3.1): predict the masked tokens. The head runs at masked tokens only.
 
-use lambert_config::objectives;
+use lambert_plan::objectives;
 use tch::Tensor;
 
 use super::{Loss, Scored};

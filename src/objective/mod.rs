@@ -1,13 +1,14 @@
 //! What a run learns: an ordered list of passes. A pass is a network, its input and the losses of its output. A new loss is a file
-//! here, a line in `loss` and its description in configs/src/objectives.rs.
+//! here, a line in `loss` and its description in configs/plan/src/objectives.rs.
 
 mod masked_language;
 mod pair;
 mod pass;
 pub mod totals;
 
-use lambert_config::architecture::Head;
-use lambert_config::{objectives, run};
+use lambert_config::run;
+use lambert_plan::architecture::Head;
+use lambert_plan::objectives;
 use tch::{Kind, Reduction, Tensor};
 
 use crate::data::{GlobalBatch, MicroBatch};

@@ -1,7 +1,7 @@
 //! Next-sentence prediction and sentence order: both predict one of two labels a sample. The dataset decides what the label means
 //! (1: the second segment was replaced, or swapped with the first).
 
-use lambert_config::objectives;
+use lambert_plan::objectives;
 use tch::Tensor;
 
 use super::{Loss, Scored};

@@ -1,6 +1,7 @@
 //! The losses of a step or an evaluation, added up: sums over samples and ranks.
 
-use lambert_config::objectives::{self, Score, Scores, Targets};
+use lambert_control::{Score, Scores};
+use lambert_plan::objectives::{self, Targets};
 
 /// The sums of one loss over all its targets.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -116,7 +117,7 @@ impl Totals {
 
 #[cfg(test)]
 mod tests {
-    use lambert_config::objectives::{MASKED_LANGUAGE, PAIR};
+    use lambert_plan::objectives::{MASKED_LANGUAGE, PAIR};
 
     use super::*;
 

@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use lambert_config::architecture::Architecture;
 use lambert_config::run::{Model, Optimizer as Settings};
+use lambert_plan::architecture::Architecture;
 
 use super::update;
 use crate::kernels::Host;

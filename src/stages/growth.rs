@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
-use lambert_config::architecture::{Architecture, Role, TensorId};
 use lambert_config::run::{Growth, Model, Moments};
+use lambert_plan::architecture::{Architecture, Role, TensorId};
 
 use crate::state::{Buffer, Parameters, Spec, TrainState};
 use crate::torch::{self, TorchError};

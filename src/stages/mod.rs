@@ -4,8 +4,8 @@
 
 pub mod growth;
 
-use lambert_config::plan::Place;
 use lambert_config::run::Model;
+use lambert_plan::timeline::Place;
 
 use crate::recovery::guard::History;
 use crate::state::TrainState;
@@ -35,8 +35,8 @@ pub fn enter(state: &mut TrainState, model: &Model, place: &Place<'_>) -> Result
 mod tests {
     use std::sync::Arc;
 
-    use lambert_config::architecture::Architecture;
     use lambert_config::run::{Growth, Stage};
+    use lambert_plan::architecture::Architecture;
 
     use super::*;
     use crate::kernels::Host;

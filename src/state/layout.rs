@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use lambert_config::architecture::{Architecture, Head, Role, Tensor, TensorId};
+use lambert_plan::architecture::{Architecture, Head, Role, Tensor, TensorId};
 
 /// A parameter's name (Hugging Face's), shape and place in the flat buffers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -109,7 +109,7 @@ mod tests {
             assert!(specs.windows(2).all(|pair| pair[0].range().end <= pair[1].first));
             assert!(specs.iter().all(|spec| spec.joined || spec.first % 32 == 0));
             let elements: usize = specs.iter().map(Spec::count).sum();
-            assert_eq!(elements as u64, lambert_config::flops::parameters(&model, 3, 50));
+            assert_eq!(elements as u64, lambert_plan::flops::parameters(&model, 3, 50));
         }
     }
 

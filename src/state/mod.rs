@@ -16,8 +16,8 @@ mod region;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use lambert_config::plan::Ended;
 use lambert_dataset::Dataset;
+use lambert_plan::timeline::Ended;
 use tch::{Kind, Tensor};
 
 use crate::kernels::{Address, Buffers, Kernels};

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use lambert_config::architecture::{Architecture, TensorId};
 use lambert_dataset::random::Key;
+use lambert_plan::architecture::{Architecture, TensorId};
 use tch::{Kind, Tensor};
 
 use super::Region;
@@ -227,8 +227,8 @@ mod tests {
     use super::*;
     use crate::kernels::Host;
     use crate::state::{Buffer, TrainState};
-    use lambert_config::architecture::{Leaf, Part};
     use lambert_config::run::Model;
+    use lambert_plan::architecture::{Leaf, Part};
 
     fn tiny() -> Model {
         Model { hidden: 8, heads: 2, intermediate: 16, positions: 16, ..Model::default() }

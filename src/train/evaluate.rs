@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use lambert_collective::Group;
-use lambert_config::control::{Directive, Evaluation};
 use lambert_config::run::{self, MaskToken, MaskUnit, Test};
+use lambert_control::{Directive, Evaluation};
 use lambert_dataset::{Dataset, DatasetError};
 
 use crate::data::{Demand, Loader, Source, Wanted};

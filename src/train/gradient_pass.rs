@@ -2,7 +2,7 @@
 //! tell how noisy it is.
 
 use lambert_collective::{Group, Reducer};
-use lambert_config::control::GradientNoise;
+use lambert_control::GradientNoise;
 use lambert_dataset::random::Key;
 use tch::Tensor;
 

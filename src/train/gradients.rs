@@ -127,10 +127,10 @@ mod tests {
     use std::sync::Arc;
 
     use lambert_collective::local;
-    use lambert_config::architecture::Architecture;
-    use lambert_config::dealing::Division;
     use lambert_config::run::{Model, Norm};
     use lambert_dataset::random::Key;
+    use lambert_plan::architecture::Architecture;
+    use lambert_plan::batch_partition::Division;
 
     use super::*;
     use crate::kernels::cuda::Emulator;

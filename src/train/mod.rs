@@ -12,8 +12,8 @@ pub mod step;
 pub mod step_record;
 
 use lambert_collective::{Endpoints, Group};
-use lambert_config::control::{Directive, EventKind, StepRecord};
-use lambert_config::plan::{self, Place};
+use lambert_control::{Directive, EventKind, StepRecord};
+use lambert_plan::timeline::{self, Place};
 
 use crate::checkpoint::{self, Saver};
 use crate::error::Error;
@@ -52,7 +52,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
             return Ok(finish(session, &saver, &state, Outcome::Stopped));
         }
     }
-    'stages: while let Some(place) = plan::place(&session.config, &state.ended, state.step) {
+    'stages: while let Some(place) = timeline::place(&session.config, &state.ended, state.step) {
         let dataset = &*datasets.stages[place.index];
         let stops = enter(session, collective, &mut saver, &mut state, &place)?;
         session.control.phase(Phase::Load);
@@ -89,7 +89,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
                 }
                 ends |= state.ended.contains_key(&place.index);
             }
-            let is_last = plan::place(&session.config, &state.ended, state.step).is_none();
+            let is_last = timeline::place(&session.config, &state.ended, state.step).is_none();
             if state.unevaluated || stops && !is_last {
                 return stop(session, collective, &mut saver, &state);
             }
@@ -142,7 +142,7 @@ fn make_up(
     saver: &mut Saver<'_>,
     state: &mut TrainState,
 ) -> Result<(), Error> {
-    let last = state.step.checked_sub(1).and_then(|step| plan::place(&session.config, &state.ended, step));
+    let last = state.step.checked_sub(1).and_then(|step| timeline::place(&session.config, &state.ended, step));
     let Some(last) = last.filter(|place| Some(place.index) == state.entered) else {
         // Its stage was cut short since, behind the step.
         state.unevaluated = false;

@@ -10,7 +10,7 @@
 //! estimate without bias the squared norm of the true gradient and the trace of a sample's covariance. Both stray; the noise
 //! scale is the ratio of their averages over many steps. Micro-batches would not do for halves: they are sorted by length.
 
-use lambert_config::control::GradientNoise;
+use lambert_control::GradientNoise;
 
 /// What a step says, whose gradient over all `samples` has the norm `whole`; each half's part of it, which is divided by all
 /// samples too, has the norms `parts`. `None` where a norm is not finite, or a half is empty.

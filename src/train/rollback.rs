@@ -2,8 +2,8 @@
 //! or around a damaged shard, or stops with a checkpoint. All ranks act alike.
 
 use lambert_collective::Group;
-use lambert_config::control::EventKind;
 use lambert_config::run::DamagedShard;
+use lambert_control::EventKind;
 use lambert_dataset::{Dataset, DatasetError};
 use serde::{Deserialize, Serialize};
 

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use lambert_collective::{Group, Reducer};
-use lambert_config::control::{Directive, EventKind, RankTimes, StepRecord};
-use lambert_config::plan::{self, Place};
-use lambert_config::{flops, objectives, schedule};
+use lambert_control::{Directive, EventKind, RankTimes, StepRecord};
 use lambert_dataset::DatasetError;
 use lambert_dataset::random::Key;
+use lambert_plan::timeline::{self, Place};
+use lambert_plan::{flops, objectives, schedule};
 
 use super::evaluate::{self, Evaluated, Question};
 use super::gradient_pass::{Fetched, Passes};
@@ -96,7 +96,7 @@ impl<'a> Stage<'a> {
         let wanted = steps.map(move |done| {
             let halves = metrics.measures_noise(begun + done);
             let halves = halves.then(|| Key::new(seed).with_bytes(b"halves").with(begun + done));
-            Wanted { samples: plan::global_batch(&stage, done), halves }
+            Wanted { samples: timeline::global_batch(&stage, done), halves }
         });
         let loader = Loader::start(source, demand, wanted).map_err(Error::Thread)?;
         let layers = place.stage.depth(&config.model);
@@ -290,7 +290,7 @@ impl<'a> Stage<'a> {
         if stage.plateau.is_some_and(|plateau| state.watched.is_flat(&plateau, loss)) && done < stage.steps {
             state.ended.insert(index, done);
             if self.session.is_first() {
-                let steps = plan::total_steps(config, &state.ended);
+                let steps = timeline::total_steps(config, &state.ended);
                 let stage = stage.name.clone();
                 self.session.control.event(EventKind::Plateau { step: state.step, stage, done, steps });
             }

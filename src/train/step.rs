@@ -206,8 +206,8 @@ pub(crate) mod tests {
     use crate::kernels::{Cuda, Host};
     use crate::masking::Hidden;
     use crate::state::{Buffer, Parameters};
-    use lambert_config::architecture::Architecture;
     use lambert_config::run::{self, Attention, Model, Norm, Precision};
+    use lambert_plan::architecture::Architecture;
 
     fn sample(length: u32) -> MaskedSample {
         let hidden = Hidden { position: 1, label: length };

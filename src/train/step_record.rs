@@ -1,6 +1,6 @@
 //! The record of a step.
 
-use lambert_config::control::StepRecord;
+use lambert_control::StepRecord;
 
 use crate::state::TrainState;
 use crate::train::outcome::StepOutcome;

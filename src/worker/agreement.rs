@@ -2,7 +2,7 @@
 //! know the same after the same step. And what they decide together before the first.
 
 use lambert_collective::Group;
-use lambert_config::control::Directive;
+use lambert_control::Directive;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 

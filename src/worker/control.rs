@@ -8,13 +8,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
-use lambert_config::control::{Directive, EventKind, StepRecord};
 use lambert_config::exit;
 pub use lambert_control::Phase;
 use lambert_control::{
     Answer, Key, LONGEST_REPORT, OrderSlot, Outbox, REPORT_PATH, Report, SIGNATURE_HEADER, Saying, Signer,
     TOKEN_VARIABLE, URL_VARIABLE, Versions,
 };
+use lambert_control::{Directive, EventKind, StepRecord};
 use rustix::process::Pid;
 use signal_hook::consts::SIGTERM;
 use signal_hook::iterator::SignalsInfo;

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use lambert_collective::Group;
-use lambert_config::control::EventKind;
-use lambert_config::memory::{Data, fit, fit::Room};
 use lambert_config::run::TokenBudget;
+use lambert_control::EventKind;
+use lambert_plan::memory::{Data, fit, fit::Room};
 use lambert_store::run::{self, CONFIG};
 use serde::{Deserialize, Serialize};
 

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use lambert_collective::world::OtherStarter;
 use lambert_collective::{Endpoints, Group, local, mpi, nccl};
-use lambert_config::control::EventKind;
 use lambert_config::run::{Backend, Cluster, Wire};
-use lambert_config::{Layers, RunConfig, memory};
+use lambert_config::{Layers, RunConfig};
+use lambert_control::EventKind;
 use lambert_dataset::{Dataset, DatasetError, check_fit};
+use lambert_plan::memory;
 use lambert_store::lease::Lease;
 use lambert_store::run::CONFIG;
 use lambert_store::{Patience, Store};

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use lambert_config::architecture::Architecture;
+use lambert_config::RunConfig;
 use lambert_config::run::{Decay, Guard, Model, Optimizer, OptimizerKind, Precision, Stage};
-use lambert_config::{RunConfig, schedule};
 use lambert_dataset::random::Key;
+use lambert_plan::architecture::Architecture;
+use lambert_plan::schedule;
 use lambert_worker::data::{GlobalBatch, MicroBatch};
 use lambert_worker::kernels::{Host, Kernels};
 use lambert_worker::objective::Objective;

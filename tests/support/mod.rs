@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use lambert_config::control::StepRecord;
+use lambert_control::StepRecord;
 use lambert_dataset::Dataset;
 use lambert_worker::data::order::Order;
 use serde_json::Value;
@@ -123,11 +123,15 @@ impl Place {
         self.folder.path().join(name).to_str().unwrap().to_owned()
     }
 
-    /// Writes a file and gives its path.
+    /// Writes a file and gives its path. Whoever reads it meanwhile, on another thread, finds it whole.
     pub fn file(&self, name: &str, content: impl AsRef<[u8]>) -> String {
         let path = self.path(name);
-        std::fs::create_dir_all(Path::new(&path).parent().unwrap()).unwrap();
-        std::fs::write(&path, content).unwrap();
+        let folder = Path::new(&path).parent().unwrap();
+        std::fs::create_dir_all(folder).unwrap();
+        let readable = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+        let beside = tempfile::Builder::new().permissions(readable).tempfile_in(folder).unwrap();
+        std::fs::write(beside.path(), content).unwrap();
+        beside.persist(&path).unwrap();
         path
     }
 

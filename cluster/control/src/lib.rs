@@ -9,15 +9,22 @@
 //! - what the coordinator orders is numbered and repeated until rank 0 has taken it ([`Order`], [`OrderSlot`]);
 //! - phase, step and the time in the phase are the training thread's, so that a report from a rank whose training
 //!   hangs says so ([`Phase`]);
+//! - steps, evaluations and events are plain records ([`StepRecord`], [`Evaluation`], [`EventKind`]);
 //! - the first report names the [`Versions`] of what the rank runs.
 
+mod event;
 mod mailbox;
 mod message;
+mod record;
+mod scores;
 mod signature;
 mod version;
 
+pub use event::{Directive, EventKind, Fault};
 pub use mailbox::{Inbox, OrderSlot, Outbox};
 pub use message::{Answer, Numbered, Order, Phase, Report, Saying};
+pub use record::{Evaluation, GradientNoise, RankTimes, StepRecord};
+pub use scores::{Score, Scores};
 pub use signature::{Key, SignedHead, Signer};
 pub use version::{GIT, PROTOCOL, Versions};
 

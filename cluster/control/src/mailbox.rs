@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use lambert_config::control::Directive;
+use crate::Directive;
 
 use crate::{Numbered, Order, Saying};
 
@@ -116,7 +116,7 @@ impl OrderSlot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lambert_config::control::EventKind;
+    use crate::EventKind;
 
     fn warning(text: &str) -> Saying {
         Saying::Event(EventKind::Warning { message: text.into() })

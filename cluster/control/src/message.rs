@@ -1,6 +1,6 @@
 //! What a rank and the coordinator send each other.
 
-use lambert_config::control::{Directive, EventKind, StepRecord};
+use crate::{Directive, EventKind, StepRecord};
 use serde::{Deserialize, Serialize};
 
 use crate::Versions;

@@ -111,7 +111,7 @@ impl Model {
     }
 
     /// Whether all sizes are such that formulas may be computed with them.
-    pub(crate) fn is_sized(&self) -> bool {
+    pub fn is_sized(&self) -> bool {
         self.sizes().iter().all(|(_, size)| (1..=LARGEST).contains(size))
     }
 

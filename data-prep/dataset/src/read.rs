@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use lambert_config::memory::Data;
 use lambert_config::run::DatasetCache;
+use lambert_plan::memory::Data;
 use lambert_store::Store;
 use parquet::column::reader::ColumnReader;
 use parquet::errors::ParquetError;

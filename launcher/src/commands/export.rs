@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use lambert_config::architecture::{Architecture, Tensor, TransformersModel};
-use lambert_config::objectives::{heads, is_unused};
 use lambert_config::{Layers, RunConfig, exit};
 use lambert_dataset::tokenizer::{Tokenizer, TokenizerError, tokenizer_json};
+use lambert_plan::architecture::{Architecture, Tensor, TransformersModel};
+use lambert_plan::objectives::{heads, is_unused};
 use lambert_store::Store;
 use lambert_store::checkpoint::{self, Manifest, PassedOver};
 // The weights and the vocabulary have the names that transformers gives them.

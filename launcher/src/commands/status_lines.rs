@@ -1,7 +1,7 @@
 //! What `lambert status` shows, line by line. Nothing here asks anybody.
 
-use lambert_config::control::RankTimes;
-use lambert_config::objectives::Score;
+use lambert_control::RankTimes;
+use lambert_control::Score;
 use lambert_store::checkpoint::Listed;
 
 use crate::decide::memory::JobEnd;

@@ -121,7 +121,7 @@ fn refuse_short_lead(lead: u64, memory: &Memory, last: &Status) -> Result<(), Su
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lambert_config::control::StepRecord;
+    use lambert_control::StepRecord;
 
     #[test]
     fn a_lead_holds_a_step_and_a_checkpoint() {

@@ -1,7 +1,7 @@
 //! Weights as they are exported: without the rows that fill up the vocabulary, and without the heads that nothing has
 //! trained.
 
-use lambert_config::architecture::Tensor;
+use lambert_plan::architecture::Tensor;
 use safetensors::tensor::{SafeTensorError, TensorView};
 use safetensors::{SafeTensors, serialize};
 
@@ -38,7 +38,7 @@ fn cut<'a>(view: &TensorView<'a>, padding: usize) -> Result<TensorView<'a>, Safe
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lambert_config::architecture::{Leaf, Part, Role, TensorId};
+    use lambert_plan::architecture::{Leaf, Part, Role, TensorId};
     use safetensors::Dtype;
 
     #[test]

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use lambert_config::control::Fault;
 use lambert_config::exit;
+use lambert_control::Fault;
 
 use super::Seconds;
 use super::event::{Action, Note, Verdict};

@@ -1,6 +1,6 @@
 //! What the decision is told and what it wants done.
 
-use lambert_config::control::Directive;
+use lambert_control::Directive;
 use lambert_control::{Report, Saying};
 
 use super::Seconds;

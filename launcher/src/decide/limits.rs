@@ -126,7 +126,7 @@ fn suspect(watch: &Watch) -> Option<(usize, &Rank)> {
 mod tests {
     use super::*;
     use crate::decide::FromWorkers;
-    use lambert_config::control::{EventKind, StepRecord};
+    use lambert_control::{EventKind, StepRecord};
     use lambert_control::{Report, Saying};
 
     fn patience() -> Patience {

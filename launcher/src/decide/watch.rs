@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use lambert_config::control::{EventKind, Fault};
 use lambert_config::exit;
+use lambert_control::{EventKind, Fault};
 use lambert_control::{Phase, Report, Saying, Versions};
 
 use super::Seconds;

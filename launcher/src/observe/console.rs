@@ -1,8 +1,8 @@
 //! The log and the display: what happens, in words.
 
-use lambert_config::control::{Evaluation, EventKind};
-use lambert_config::objectives::Score;
 use lambert_control::Saying;
+use lambert_control::Score;
+use lambert_control::{Evaluation, EventKind};
 use lambert_store::run::checkpoint_url;
 
 use super::display::{Display, duration};

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use lambert_config::control::StepRecord;
-use lambert_config::objectives::Score;
+use lambert_control::Score;
+use lambert_control::StepRecord;
 
 use super::Pace;
 use crate::console::{self, Progress};

@@ -1,6 +1,6 @@
 //! `lambert run --json`: steps and what else happens, a JSON object a line on standard output.
 
-use lambert_config::control::EventKind;
+use lambert_control::EventKind;
 use lambert_control::Saying;
 use serde_json::{Value, json};
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use lambert_config::control::StepRecord;
+use lambert_control::StepRecord;
 
 /// Steps over which speed is averaged.
 const WINDOW: usize = 50;

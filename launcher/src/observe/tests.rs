@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use lambert_config::RunConfig;
-use lambert_config::control::{EventKind, StepRecord};
+use lambert_control::{EventKind, StepRecord};
 use lambert_control::{Report, Saying};
 use lambert_store::Store;
 use lambert_store::run::COORDINATOR;

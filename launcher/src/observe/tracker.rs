@@ -1,10 +1,10 @@
 //! The status of a run, derived from what happens: a pure function of the events, the actions and the states before.
 
 use lambert_config::RunConfig;
-use lambert_config::control::{EventKind, StepRecord};
-use lambert_config::plan;
 use lambert_config::run::Cluster;
 use lambert_control::Saying;
+use lambert_control::{EventKind, StepRecord};
+use lambert_plan::timeline;
 
 use super::Pace;
 use crate::decide::memory::Restart;
@@ -41,7 +41,7 @@ impl StatusTracker {
             evaluation: before.evaluation,
             noise: before.noise,
             name: config.run.name.clone(),
-            steps: plan::total_steps(config, &plan::Ended::new()),
+            steps: timeline::total_steps(config, &timeline::Ended::new()),
             coordinator,
             ..Status::default()
         };

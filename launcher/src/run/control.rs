@@ -19,8 +19,8 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
-use lambert_config::control::Directive;
 use lambert_config::run::ControlChannel;
+use lambert_control::Directive;
 use lambert_control::{
     Answer, Inbox, Key, LONGEST_REPORT, Order, REPORT_PATH, Report, SIGNATURE_HEADER, SignedHead, UNSIGNED_REPORT_PATH,
     Versions,

@@ -4,9 +4,9 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use lambert_config::plan;
 use lambert_config::run::{RunConfig, Stage};
 use lambert_dataset::{Dataset, TokenUsage};
+use lambert_plan::timeline;
 
 use crate::failure::Failure;
 
@@ -84,7 +84,7 @@ fn find_all(config: &RunConfig) -> Result<Vec<String>, Failure> {
 
 /// Warnings about how many samples a stage has.
 fn counts(key: &str, stage: &Stage, rows: u64) -> Vec<String> {
-    let epochs = plan::samples(stage) as f64 / rows.max(1) as f64;
+    let epochs = timeline::samples(stage) as f64 / rows.max(1) as f64;
     let repeated = (epochs > MOST_EPOCHS).then(|| {
         format!(
             "{key}: {rows} samples are repeated {epochs:.0} times (more than {MOST_EPOCHS:.0}): the model will learn them by \

@@ -1,6 +1,7 @@
 //! Whether a configuration trains the same as the one a run was started with.
 
-use lambert_config::{RunConfig, architecture};
+use lambert_config::RunConfig;
+use lambert_plan::architecture;
 use toml::Value;
 
 /// Sections and keys that decide what is trained: a run keeps them for life, unless its owner says otherwise.

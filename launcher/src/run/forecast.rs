@@ -1,11 +1,11 @@
 //! What a run will do and need, said before it starts: its stages, their FLOPs, the memory of a rank.
 
-use lambert_config::architecture::{Architecture, Tensor};
-use lambert_config::dealing::Division;
-use lambert_config::memory::card;
 use lambert_config::run::{RunConfig, Stage, TokenBudget};
-use lambert_config::{flops, memory, objectives, plan};
 use lambert_dataset::Dataset;
+use lambert_plan::architecture::{Architecture, Tensor};
+use lambert_plan::batch_partition::Division;
+use lambert_plan::memory::card;
+use lambert_plan::{flops, memory, objectives, timeline};
 
 use crate::failure::Failure;
 
@@ -48,7 +48,7 @@ fn flops(config: &RunConfig, stage: &Stage, layers: usize, data: Data) -> f64 {
     let length = data.mean().round() as usize;
     let masked = config.objective.predictions(length) as u64;
     let sample = flops::training(&config.model, layers, data.sizes.pieces, std::iter::once(length as u64), masked);
-    sample * plan::samples(stage) as f64
+    sample * timeline::samples(stage) as f64
 }
 
 /// A table of the stages and a line for the whole run.
@@ -81,7 +81,7 @@ fn table(config: &RunConfig, data: &[Data]) -> Vec<String> {
     for (index, (stage, data)) in config.stage.iter().zip(data).enumerate() {
         let layers = stage.depth(&config.model);
         let here = flops(config, stage, layers, *data);
-        samples += plan::samples(stage);
+        samples += timeline::samples(stage);
         all += here;
         at_full_depth += flops(config, stage, deepest, *data);
         let memory = memory::of_a_rank(config, stage, data.sizes, config.cluster.ranks);
@@ -90,8 +90,8 @@ fn table(config: &RunConfig, data: &[Data]) -> Vec<String> {
             layers.to_string(),
             data.sizes.longest.to_string(),
             format!("{}{}", if stage.plateau.is_some() { "<=" } else { "" }, stage.steps),
-            plan::samples(stage).to_string(),
-            format!("{:.2}", plan::samples(stage) as f64 / data.sizes.rows.max(1) as f64),
+            timeline::samples(stage).to_string(),
+            format!("{:.2}", timeline::samples(stage) as f64 / data.sizes.rows.max(1) as f64),
             format!("{here:.2e}"),
             format!("{:.1}", memory as f64 / f64::from(1 << 30)),
             format!("{:.2}", balance(config, stage, *data)),
@@ -101,7 +101,7 @@ fn table(config: &RunConfig, data: &[Data]) -> Vec<String> {
     let saved = 100.0 * (1.0 - all / at_full_depth);
     let less =
         if saved > 0.0 { format!(", {saved:.0} % less than with {deepest} layers all along") } else { String::new() };
-    let steps = plan::total_steps(config, &plan::Ended::new());
+    let steps = timeline::total_steps(config, &timeline::Ended::new());
     let most = if config.stage.iter().any(|stage| stage.plateau.is_some()) { "at most " } else { "" };
     lines.extend(on_cards(config, data));
     lines.extend(frozen(config));

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use lambert_config::{ConfigError, Fault, Layers, RunConfig, exit, memory};
+use lambert_config::{ConfigError, Fault, Layers, RunConfig, exit};
 use lambert_dataset::{Dataset, check_fit};
+use lambert_plan::memory;
 use lambert_store::run::{CONFIG, VOCABULARY};
 use lambert_store::{Store, checkpoint};
 

@@ -1,9 +1,9 @@
 //! The checkpoint that a new run begins with, looked at before anything is written.
 
-use lambert_config::architecture::SHAPING;
 use lambert_config::run::{Model, Moments};
 use lambert_config::{ConfigError, Fault, RunConfig};
 use lambert_dataset::Dataset;
+use lambert_plan::architecture::SHAPING;
 use lambert_store::{Store, checkpoint, run as names};
 
 use super::stored;

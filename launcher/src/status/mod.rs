@@ -2,7 +2,7 @@
 
 pub mod stored;
 
-use lambert_config::control::{Evaluation, GradientNoise, StepRecord};
+use lambert_control::{Evaluation, GradientNoise, StepRecord};
 pub use lambert_store::run::STATUS as OBJECT;
 use serde::{Deserialize, Serialize};
 

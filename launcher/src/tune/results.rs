@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lambert_config::control::{Evaluation, StepRecord};
+use lambert_control::{Evaluation, StepRecord};
 use lambert_store::records::StepRecords;
 use lambert_store::{Error, Store};
 use serde::{Deserialize, Serialize};

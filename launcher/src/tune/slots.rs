@@ -1,7 +1,8 @@
 //! How many runs go side by side, and on which cards.
 
+use lambert_config::RunConfig;
 use lambert_config::run::Device;
-use lambert_config::{RunConfig, memory};
+use lambert_plan::memory;
 
 /// The variable by which a process is given cards.
 pub const CARDS: &str = "CUDA_VISIBLE_DEVICES";

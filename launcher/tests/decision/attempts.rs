@@ -1,8 +1,8 @@
 //! What follows an attempt: an end, another one, and after which pause.
 
-use lambert_config::control::{EventKind, Fault};
 use lambert_config::run::Host;
 use lambert_control::Report;
+use lambert_control::{EventKind, Fault};
 
 use lambert::decide::{
     Action, Attempt, Event, Exit, FromWorkers, Note, Placement, Room, Settings, Signal, State, StopReason, Verdict,

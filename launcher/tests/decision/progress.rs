@@ -1,6 +1,6 @@
 //! Attempts and rollbacks that get a run nowhere come to an end.
 
-use lambert_config::control::{EventKind, Fault};
+use lambert_control::{EventKind, Fault};
 
 use lambert::decide::{
     Action, Event, JobView, Memory, Room, Seconds, Signal, Standing, State, StopReason, Verdict, Wanted,

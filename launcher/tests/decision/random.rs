@@ -1,8 +1,8 @@
 //! Random sequences of events, plausible ones and impossible ones, through the decision.
 
 use lambert_config::RunConfig;
-use lambert_config::control::{EventKind, Fault, StepRecord};
 use lambert_config::run::Host;
+use lambert_control::{EventKind, Fault, StepRecord};
 use lambert_control::{Phase as Doing, Report, Saying};
 use lambert_dataset::random::{Key, Rng};
 

@@ -1,6 +1,6 @@
 //! What people, Slurm and other coordinators ask for.
 
-use lambert_config::control::{Directive, EventKind, Fault};
+use lambert_control::{Directive, EventKind, Fault};
 use lambert_control::{Phase as Doing, Report};
 
 use lambert::decide::{

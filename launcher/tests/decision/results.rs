@@ -1,6 +1,6 @@
 //! What rank 0 has said at the end of its work stands, however its processes leave.
 
-use lambert_config::control::{EventKind, Fault};
+use lambert_control::{EventKind, Fault};
 
 use lambert::decide::{Action, Death, Event, Exit, FromWorkers, Note, Signal, StopReason, Verdict};
 

@@ -1,7 +1,7 @@
 //! A scene: events given to the decision by hand, and what it makes of them.
 
 use lambert_config::RunConfig;
-use lambert_config::control::{EventKind, Fault, StepRecord};
+use lambert_control::{EventKind, Fault, StepRecord};
 use lambert_control::{Report, Saying};
 
 use lambert::decide::{

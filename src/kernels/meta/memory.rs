@@ -1,8 +1,8 @@
 //! The formula for a card's memory against the bytes that a step's tensors have on the meta device, whose allocator counts.
 
-use lambert_config::architecture::Architecture;
-use lambert_config::memory::{self, card};
 use lambert_config::run::{Attention, Objective, RunConfig, Stage};
+use lambert_plan::architecture::Architecture;
+use lambert_plan::memory::{self, card};
 
 use super::*;
 

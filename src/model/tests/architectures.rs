@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use lambert_config::architecture::{Architecture, Head, Module, Network};
-use lambert_config::objectives::{self, MASKED_LANGUAGE, Targets};
 use lambert_config::run::{self, Model};
 use lambert_dataset::random::Key;
+use lambert_plan::architecture::{Architecture, Head, Module, Network};
+use lambert_plan::objectives::{self, MASKED_LANGUAGE, Targets};
 use tch::Reduction;
 
 use super::super::*;

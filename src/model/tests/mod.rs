@@ -5,10 +5,10 @@ pub mod architectures;
 use std::sync::Arc;
 
 use lambert_collective::local;
-use lambert_config::architecture::Architecture;
-use lambert_config::dealing::Division;
 use lambert_config::run::{Attention, Model, Norm, Precision};
 use lambert_dataset::random::Key;
+use lambert_plan::architecture::Architecture;
+use lambert_plan::batch_partition::Division;
 use lambert_store::checkpoint::{FORMAT, Manifest, Writer, verify};
 use lambert_store::{Lease, Store};
 

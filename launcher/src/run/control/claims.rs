@@ -1,6 +1,6 @@
 //! Which rank may say what: the decision believes what passes here.
 
-use lambert_config::control::EventKind;
+use lambert_control::EventKind;
 use lambert_control::Saying;
 
 /// What rank 0 has said of the steps of this attempt.
@@ -49,7 +49,7 @@ impl Claims {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lambert_config::control::Fault;
+    use lambert_control::Fault;
 
     fn started(step: u64, steps: u64) -> Saying {
         Saying::Event(EventKind::Started { step, steps, checkpoint: None, passed_over: Vec::new() })

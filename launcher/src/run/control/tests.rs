@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::decide::Placement;
-use lambert_config::control::EventKind;
+use lambert_control::EventKind;
 use lambert_control::{Outbox, Saying};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use lambert_config::control::Directive;
+use lambert_control::Directive;
 use lambert_control::{TOKEN_VARIABLE, URL_VARIABLE};
 
 use super::processes::{self, ProcessError, Tree};

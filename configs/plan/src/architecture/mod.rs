@@ -15,7 +15,7 @@ pub use tensor::Tensor;
 
 use serde_json::Value as Json;
 
-use crate::run::Model;
+use lambert_config::run::Model;
 
 /// Keys of a run's `[model]` that decide which tensors there are and what shapes they have.
 pub const SHAPING: [&str; 7] =

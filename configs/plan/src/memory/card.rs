@@ -4,7 +4,7 @@
 //! those, and at most 15 % above. What CUDA and libtorch take beside the tensors is [`reserve`].
 
 use crate::architecture::{Architecture, Network};
-use crate::run::{Attention, Norm, Precision, RunConfig, Stage};
+use lambert_config::run::{Attention, Norm, Precision, RunConfig, Stage};
 
 use super::Data;
 

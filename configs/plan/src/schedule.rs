@@ -1,6 +1,6 @@
 //! The learning rate of a step: a linear warm-up, then a decay to the stage's end.
 
-use crate::run::{Decay, Stage};
+use lambert_config::run::{Decay, Stage};
 
 /// Learning rate of the step after `done` steps of this stage (so from 0 to `steps - 1`).
 ///

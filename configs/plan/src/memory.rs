@@ -9,8 +9,8 @@ use std::path::Path;
 
 use crate::architecture::Network;
 use crate::flops;
-use crate::load::Fault;
-use crate::run::{Device, Precision, RunConfig, Stage};
+use lambert_config::load::Fault;
+use lambert_config::run::{Device, Precision, RunConfig, Stage};
 
 pub use samples::{Data, READERS, batches_ahead, samples};
 
@@ -209,7 +209,7 @@ mod tests {
         let data = Data { pieces: 30522, longest: 128, rows: 1 << 20, row_group: 1024 };
         let of = |device, tokens: usize| {
             let stage = Stage { micro_batch_tokens: tokens.into(), global_batch: 1 << 16, ..Stage::default() };
-            let cluster = crate::run::Cluster { device, ..Default::default() };
+            let cluster = lambert_config::run::Cluster { device, ..Default::default() };
             let config = RunConfig { stage: vec![stage], cluster, ..RunConfig::default() };
             (of_a_rank(&config, &config.stage[0], data, 2), shortage(&config, &[data], 2, 1 << 30))
         };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::run::{RunConfig, Stage};
+use lambert_config::run::{RunConfig, Stage};
 
 /// Steps of the stages that have ended before their last step, by the number of the stage.
 pub type Ended = BTreeMap<usize, u64>;
@@ -63,7 +63,7 @@ pub fn place<'a>(config: &'a RunConfig, ended: &Ended, step: u64) -> Option<Plac
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::BatchRamp;
+    use lambert_config::run::BatchRamp;
 
     #[test]
     fn a_ramp_rises_in_a_line() {

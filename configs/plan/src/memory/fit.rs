@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{Data, card};
 use crate::flops;
-use crate::load::Fault;
-use crate::run::{RunConfig, Stage, TokenBudget};
+use lambert_config::load::Fault;
+use lambert_config::run::{RunConfig, Stage, TokenBudget};
 
 /// The card that has the least room for a rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -135,7 +135,7 @@ impl Chooser<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::{Attention, Model};
+    use lambert_config::run::{Attention, Model};
 
     const GIB: u64 = 1 << 30;
     const DATA: Data = Data { pieces: 30522, longest: 128, rows: 1 << 20, row_group: 1024 };

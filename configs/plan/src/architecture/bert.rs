@@ -8,7 +8,7 @@ use serde_json::json;
 use super::{
     Each, Form, Head, Leaf, Module, Network, Normalises, Part, Segment, SegmentKind, TensorId, TransformersModel, Value,
 };
-use crate::run::{Activation, Model, Norm};
+use lambert_config::run::{Activation, Model, Norm};
 
 /// The network of a configuration, `layers` deep, for a vocabulary of so many tokens.
 pub fn network(model: &Model, layers: usize, vocabulary: usize) -> Network {

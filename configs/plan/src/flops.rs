@@ -1,7 +1,7 @@
 //! Parameters and floating-point operations of an encoder, by formula.
 
 use crate::architecture::{Architecture, Network};
-use crate::run::Model;
+use lambert_config::run::Model;
 
 /// Parameters of the pre-training model: embeddings, `layers` encoder layers, pooler, MLM head and pair head, the rows that
 /// fill up the vocabulary among them. (With pre-normalisation the last layer norm takes the place of the embeddings'.)

@@ -1,6 +1,6 @@
 //! What reading ahead takes: the batches that wait for the training loop, and the row groups that they are taken from.
 
-use crate::run::Stage;
+use lambert_config::run::Stage;
 
 /// Sizes of a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
