@@ -3,6 +3,7 @@
 use lambert_config::{ConfigError, Fault, exit};
 use lambert_control as control;
 use lambert_dataset::DatasetError;
+pub use lambert_store::error::chain;
 
 use crate::gpu::DeviceError;
 use crate::recovery::replicas::Apart;
@@ -219,17 +220,6 @@ fn is_of_host(error: &(dyn std::error::Error + 'static)) -> bool {
     let told = error.downcast_ref::<lambert_store::Cause>().and_then(lambert_store::Cause::os_error);
     let is_own = own.is_some_and(|code| OF_HOST.contains(&code)) || told.is_some_and(|code| OF_MOUNT.contains(&code));
     is_own || error.source().is_some_and(is_of_host)
-}
-
-/// An error and all its causes, on one line.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text += &format!(": {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

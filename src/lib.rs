@@ -21,6 +21,10 @@
 //! - [`error`]: everything that can go wrong, and the exit code of each
 //! - `allocator`: jemalloc in place of malloc
 
+// Code that the unit tests share with tests/gpu names this crate.
+#[cfg(test)]
+extern crate self as lambert_worker;
+
 mod allocator;
 pub mod bench;
 pub mod checkpoint;

@@ -9,12 +9,10 @@
 //! - [`vocab`]: training a vocabulary
 //! - [`grammar`]: a corpus where none is at hand
 //! - [`inspect`]: a dataset for a person to look at
-//! - `parallel`: independent tasks on several threads
 
 pub mod extract;
 pub mod grammar;
 pub mod inspect;
-mod parallel;
 pub mod prep;
 mod record;
 mod samples;

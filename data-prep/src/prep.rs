@@ -45,11 +45,11 @@ use serde::Serialize;
 pub use error::PrepError;
 pub use space::Needs;
 
-use crate::parallel::parallel;
 use crate::source::{self, Note};
 use buckets::Split;
 use duplicates::Removed;
 use job::{Job, Run, Scale};
+use lambert_dataset::parallel::parallel;
 use lambert_dataset::{HeldOut, Manifest};
 use levels::Levels;
 use memory::Memory;

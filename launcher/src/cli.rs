@@ -19,6 +19,9 @@ pub struct Cli {
     pub log: LogFormat,
 }
 
+/// Memory of a preparation unless it is told otherwise.
+const PREP_MEMORY: &str = "2G";
+
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 failed; 2 the command or the configuration is wrong; \
 65 diverged and given up; 70 failed, and the same command would fail again; \
 75 stopped with a checkpoint, the same command goes on from it; 76 the same, by a person (`lambert stop`, Ctrl-C, scancel); 77 another `lambert run` has taken the run over.";
@@ -77,7 +80,7 @@ pub struct Prep {
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
     /// Memory for all threads together, as 512M or 4G; changes nothing of the result
-    #[arg(long, value_name = "BYTES", default_value = "2G", value_parser = bytes)]
+    #[arg(long, value_name = "BYTES", default_value = PREP_MEMORY, value_parser = bytes)]
     pub memory: u64,
     /// Do only part I (from 0) of N; the same command without this joins all parts
     #[arg(long, value_name = "I/N", value_parser = part)]
@@ -207,7 +210,7 @@ pub struct Submit {
     #[arg(long, value_name = "N", requires = "prep", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: u16,
     /// With --prep: memory of a task for all threads together, as 512M or 4G
-    #[arg(long, value_name = "BYTES", requires = "prep", default_value = "2G", value_parser = bytes)]
+    #[arg(long, value_name = "BYTES", requires = "prep", default_value = PREP_MEMORY, value_parser = bytes)]
     pub memory: u64,
     /// Show what would be queued, and queue nothing
     #[arg(long)]

@@ -5,6 +5,7 @@ use std::fmt;
 
 use lambert_config::{ConfigError, exit};
 use lambert_dataset::DatasetError;
+pub use lambert_store::error::chain;
 
 /// What a command gives back: an exit code, or the failure that decides it.
 pub type Outcome = Result<i32, Failure>;
@@ -39,17 +40,6 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&chain(&*self.error))
     }
-}
-
-/// An error and, after a colon each, what caused it.
-pub fn chain(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text += &format!(": {error}");
-        cause = error.source();
-    }
-    text
 }
 
 impl From<ConfigError> for Failure {

@@ -2,10 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// This host's name.
-pub fn name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
-}
+pub use lambert_store::host::name;
 
 /// Seconds since 1970.
 pub fn now() -> f64 {

@@ -2,9 +2,9 @@
 //! its samples out of it; what the next batch may need, too, is kept.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use lambert_dataset::parallel::parallel;
 use lambert_dataset::{Dataset, DatasetError, Samples};
 
 use super::order::Place;
@@ -36,7 +36,7 @@ impl Groups {
     pub fn measure(&mut self, groups: &BTreeSet<usize>, threads: usize) -> Result<(), DatasetError> {
         let new: Vec<usize> = groups.iter().copied().filter(|group| !self.known.contains_key(group)).collect();
         let dataset = &self.dataset;
-        let lengths = in_parallel(&new, threads, |group| dataset.lengths(*group))?;
+        let lengths = parallel(threads, new.len(), |index| dataset.lengths(new[index]))?;
         let known = lengths.into_iter().map(|lengths| Known { lengths, samples: None });
         self.known.extend(new.into_iter().zip(known));
         Ok(())
@@ -64,7 +64,8 @@ impl Groups {
         let (dataset, known) = (&self.dataset, &self.known);
         let held = |group: usize| known.get(&group).and_then(|known| known.samples.clone());
         let missing = wanted.iter().filter(|(group, _)| held(*group).is_none()).count();
-        let made = in_parallel(&wanted, threads.min(missing), |(group, indices)| {
+        let made = parallel(threads.min(missing), wanted.len(), |index| {
+            let (group, indices) = &wanted[index];
             let samples = match held(*group) {
                 Some(samples) => samples,
                 None => Arc::new(dataset.read(*group)?),
@@ -87,38 +88,4 @@ impl Groups {
     pub fn keep(&mut self, kept: &BTreeSet<usize>) {
         self.known.retain(|group, _| kept.contains(group));
     }
-}
-
-/// What `work` makes of `items`, in their order, on up to `threads` threads.
-///
-/// # Errors
-/// That of the first item that has one.
-fn in_parallel<I: Sync, T: Send>(
-    items: &[I],
-    threads: usize,
-    work: impl Fn(&I) -> Result<T, DatasetError> + Sync,
-) -> Result<Vec<T>, DatasetError> {
-    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(items.len())));
-    let take = || {
-        while let Some((index, item)) = items.iter().enumerate().nth(next.fetch_add(1, Ordering::Relaxed)) {
-            let made = work(item);
-            let failed = made.is_err();
-            done.lock().unwrap_or_else(PoisonError::into_inner).push((index, made));
-            if failed {
-                // The others are not needed any more; those before it have been begun.
-                next.store(items.len(), Ordering::Relaxed);
-            }
-        }
-    };
-    std::thread::scope(|scope| {
-        let others: Vec<_> = (1..threads.min(items.len())).map(|_| scope.spawn(take)).collect();
-        take();
-        for other in others {
-            // What a thread says when it panics is what this one says.
-            other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        }
-    });
-    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    done.sort_by_key(|(index, _)| *index);
-    done.into_iter().map(|(_, made)| made).collect()
 }

@@ -3,9 +3,7 @@
 //! costs the same, so that a run is resumed in no time.
 
 use lambert_dataset::random::{Key, Permutation};
-
-/// Row groups of a window: what a reader keeps from one batch to the next.
-pub const WINDOW: usize = 16;
+pub use lambert_plan::memory::WINDOW;
 
 /// Where a sample lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -78,7 +78,7 @@ pub enum Sharing {
 impl Place {
     /// Of this rank.
     pub fn here(card: Option<&Card>) -> Self {
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let host = lambert_store::host::name();
         let host_for_nccl = std::env::var("NCCL_HOSTID").ok();
         Self { host, card: card.map(|card| card.facts.bus.clone()), host_for_nccl }
     }

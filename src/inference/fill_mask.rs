@@ -1,5 +1,6 @@
 //! The most probable pieces for each \[MASK\] of a text.
 
+use lambert_dataset::tokenizer::MASK;
 use serde::Serialize;
 use tch::Kind;
 
@@ -11,9 +12,6 @@ use crate::masking::Hidden;
 use crate::model::Dropout;
 use crate::model::input::Input;
 use crate::torch;
-
-/// How a masked place is written in a text.
-const MASK: &str = "[MASK]";
 
 /// One guess for one masked place.
 #[derive(Debug, Clone, PartialEq, Serialize)]

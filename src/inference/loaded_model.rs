@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lambert_config::RunConfig;
-use lambert_config::run::{Cluster, Device};
+use lambert_config::run::{Cluster, Device, TokenBudget};
 use lambert_dataset::tokenizer::Tokenizer;
 use lambert_dataset::{Dataset, check_fit};
 use lambert_store::{Store, run};
@@ -71,6 +71,6 @@ impl Saved {
             return Err(Error::faults(url, faults));
         }
         let objective = self.config.objective.clone();
-        Ok(Question { dataset, objective, samples, micro_batch_tokens: 4096, parts: None })
+        Ok(Question { dataset, objective, samples, micro_batch_tokens: TokenBudget::DEFAULT, parts: None })
     }
 }

@@ -11,6 +11,7 @@ pub mod cuda;
 mod host;
 #[cfg(test)]
 mod meta;
+#[cfg(test)]
 mod reference;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -25,6 +26,7 @@ use tch::{Kind, Tensor};
 pub use copies::{Copies, Copy, Memory};
 pub use cuda::Cuda;
 pub use host::Host;
+#[cfg(test)]
 pub use reference::Reference;
 
 /// A device's kernels. Results may be awaited by [`Kernels::fetch`], [`Kernels::read`] and [`Kernels::wait`] only; everything

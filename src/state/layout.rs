@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use lambert_plan::architecture::{Architecture, Head, Role, Tensor, TensorId};
+use lambert_plan::architecture::{ALIGNMENT, Architecture, Head, Role, Tensor, TensorId};
 
 /// A parameter's name (Hugging Face's), shape and place in the flat buffers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,9 +55,6 @@ impl Spec {
         }
     }
 }
-
-/// Parameters begin at a multiple of so many elements: 128 bytes.
-const ALIGNMENT: usize = 32;
 
 /// Every parameter of an architecture, in the order in which the backward pass is done with their gradients.
 pub fn specs(architecture: &Architecture) -> Vec<Spec> {

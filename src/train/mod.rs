@@ -4,6 +4,8 @@ pub mod evaluate;
 pub mod exact;
 mod gradient_pass;
 pub mod gradients;
+#[cfg(test)]
+mod loss_curve;
 mod noise;
 pub mod outcome;
 mod rollback;

@@ -12,6 +12,7 @@ use crate::checkpoint::rollback::Rollback;
 use crate::error::{self, Error};
 use crate::recovery::guard::Retreat;
 use crate::state::TrainState;
+use crate::worker::agreement;
 use crate::worker::control::Phase;
 use crate::worker::session::Session;
 
@@ -67,7 +68,7 @@ fn leave(
 }
 
 /// What a rank tells of samples that it could not read.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 struct Unread {
     /// The damaged shard's number, if that is what it is.
     shard: Option<usize>,
@@ -123,13 +124,5 @@ pub fn end_for(
 /// What all ranks could not read, told to all.
 fn gather(collective: &mut dyn Group, dataset: &Dataset, error: Option<&DatasetError>) -> Result<Vec<Unread>, Error> {
     let own = error.map(|error| Unread { shard: dataset.damaged_shard(error), message: error::chain(error) });
-    let own = serde_json::to_vec(&own).map_err(Error::Json)?;
-    let mut all = Vec::new();
-    if let Some(parts) = collective.gather_bytes(&own, 0)? {
-        let parts = parts.iter().map(|part| serde_json::from_slice::<Option<Unread>>(part));
-        let unread: Vec<Option<Unread>> = parts.collect::<Result<_, _>>().map_err(Error::Json)?;
-        all = serde_json::to_vec(&unread.into_iter().flatten().collect::<Vec<_>>()).map_err(Error::Json)?;
-    }
-    collective.broadcast_bytes(&mut all, 0)?;
-    serde_json::from_slice(&all).map_err(Error::Json)
+    agreement::together(collective, &own, |all: &[Option<Unread>]| all.iter().flatten().cloned().collect::<Vec<_>>())
 }

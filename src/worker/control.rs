@@ -219,7 +219,7 @@ impl Post {
     ) -> Self {
         // A proxy of the environment is for the world outside, never for the way to the coordinator.
         let agent = ureq::Agent::config_builder().timeout_global(Some(REQUEST)).proxy(None).build().new_agent();
-        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
+        let host = lambert_store::host::name();
         let url = format!("{url}{REPORT_PATH}");
         let (versions, heard) = (Some(versions), Instant::now());
         let terminated = termination();

@@ -63,7 +63,7 @@ struct CardRoom {
 /// The card that has the least room for a rank; the same on all ranks. `None` if none has a card.
 fn least(group: &mut dyn Group, card: Option<&Card>) -> Result<Option<Room>, Error> {
     let own = card.map(|card| CardRoom {
-        host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        host: lambert_store::host::name(),
         bus: card.facts.bus.clone(),
         name: card.name(),
         free: card.free,

@@ -29,7 +29,7 @@ impl Sums {
         let warnings = record.transports.as_ref().map(|ways| ways.warnings(&infiniband())).unwrap_or_default();
         Self {
             rank,
-            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            host: lambert_store::host::name(),
             version: record.version,
             library: record.path,
             variables: record.variables,

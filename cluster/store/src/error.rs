@@ -224,6 +224,17 @@ fn without_secrets(mut message: String, variables: impl Iterator<Item = (String,
     message
 }
 
+/// An error and all its causes, on one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text += &format!(": {cause}");
+        source = cause.source();
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

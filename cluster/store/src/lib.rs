@@ -12,6 +12,7 @@ pub mod error;
 mod folder;
 /// SHA-256 as hexadecimal digits.
 pub mod hash;
+pub mod host;
 /// Which attempt holds a run.
 pub mod lease;
 mod leftovers;

@@ -12,7 +12,7 @@ use crate::flops;
 use lambert_config::load::Fault;
 use lambert_config::run::{Device, Precision, RunConfig, Stage};
 
-pub use samples::{Data, READERS, batches_ahead, samples};
+pub use samples::{Data, READERS, WINDOW, batches_ahead, samples};
 
 /// Weights, gradients and two moments, 4 bytes each.
 const STATE: u64 = 16;

@@ -5,6 +5,7 @@
 //!
 //! - [`tokenizer`]: WordPiece ids by a vocab.txt; `tokenizer.json` for others
 //! - [`random`]: keyed randomness that never changes
+//! - [`parallel`]: independent tasks on several threads
 
 mod ahead;
 mod cache;
@@ -14,6 +15,7 @@ mod file;
 mod fit;
 mod guard;
 mod manifest;
+pub mod parallel;
 pub mod random;
 mod read;
 mod schema;

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use tokenizers::pipeline::{EncodeOptions, PipelineToken};
 
 pub use error::TokenizerError;
-pub use json::tokenizer_json;
+pub use json::{MASK, special_tokens, tokenizer_config, tokenizer_json};
 
 use library::Library;
 use memo::Memo;

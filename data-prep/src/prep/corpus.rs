@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use super::job::{Job, Run};
 use super::spill::ReadFile;
 use super::{PrepError, Progress, Status};
-use crate::parallel::parallel;
 use crate::source::{SourceError, SourceFile, Stored};
+use lambert_dataset::parallel::parallel;
 use lambert_dataset::{Corpus, sha256_hex};
 
 /// Lies beside the datasets if objects of a store were read: their e_tags, so that they need not be read again.

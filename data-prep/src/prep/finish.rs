@@ -9,7 +9,7 @@ use lambert_store::Store;
 use super::levels::Levels;
 use super::spill::SourceTotals;
 use super::{Finished, Job, PrepError, Progress, Removed, Run, Sorted, Split, Status, corpus, sealed};
-use crate::parallel::parallel;
+use lambert_dataset::parallel::parallel;
 use lambert_dataset::{
     Corpus, Counts, Dataset, DatasetError, MANIFEST, Manifest, SampleRules, Shard, SourceCounts, VERSION, VOCABULARY,
     VocabularyFile, entropy, sha256_hex,

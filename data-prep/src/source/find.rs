@@ -9,7 +9,7 @@ use lambert_store::Store;
 use super::format::{InputFormat, Registry};
 use super::{SourceError, SourceFile, WINDOW, is_url};
 use crate::extract::Extractor;
-use crate::parallel::parallel;
+use lambert_dataset::parallel::parallel;
 
 /// All files of all sources: the sources in their order, the files of each sorted by path. `threads` look at them.
 pub fn find(formats: Registry, sources: &[Source], threads: usize) -> Result<Vec<SourceFile>, SourceError> {

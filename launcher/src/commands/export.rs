@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use lambert_config::{Layers, RunConfig, exit};
-use lambert_dataset::tokenizer::{Tokenizer, TokenizerError, tokenizer_json};
+use lambert_dataset::tokenizer::{Tokenizer, TokenizerError, special_tokens, tokenizer_config, tokenizer_json};
 use lambert_plan::architecture::{Architecture, Tensor, TransformersModel};
 use lambert_plan::objectives::{heads, is_unused};
 use lambert_store::Store;
@@ -11,7 +11,7 @@ use lambert_store::checkpoint::{self, Manifest, PassedOver};
 // The weights and the vocabulary have the names that transformers gives them.
 use lambert_store::run::{CONFIG, VOCABULARY, WEIGHTS, split};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::status::require_run;
 use super::trim;
@@ -159,31 +159,6 @@ fn newest(store: &Store) -> Result<Manifest, Failure> {
         }
         None => Err(Failure::failed(ExportError::NoCheckpoint { url: store.url().to_owned(), passed_over })),
     }
-}
-
-fn tokenizer_config(lowercase: bool, positions: usize) -> Value {
-    let mut config = json!({
-        "tokenizer_class": "BertTokenizer",
-        "do_lower_case": lowercase,
-        "model_max_length": positions,
-        "tokenize_chinese_chars": true,
-        "strip_accents": null,
-        "clean_up_tokenization_spaces": true,
-    });
-    if let (Value::Object(config), Value::Object(special)) = (&mut config, special_tokens()) {
-        config.extend(special);
-    }
-    config
-}
-
-fn special_tokens() -> Value {
-    json!({
-        "unk_token": "[UNK]",
-        "sep_token": "[SEP]",
-        "pad_token": "[PAD]",
-        "cls_token": "[CLS]",
-        "mask_token": "[MASK]",
-    })
 }
 
 fn pretty(value: &Value) -> Vec<u8> {

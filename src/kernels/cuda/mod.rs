@@ -4,6 +4,7 @@
 //! - [`Card`]: what runs them: a GPU, or in tests a processor ([`Emulator`])
 
 mod chunks;
+#[cfg(test)]
 mod emulator;
 pub mod launch;
 
@@ -13,6 +14,7 @@ use lambert_config::run::OptimizerKind;
 use tch::{Kind, Tensor};
 
 use self::chunks::{CHUNK, Chunks};
+#[cfg(test)]
 pub use self::emulator::Emulator;
 use self::launch::{Arguments, Card, THREADS};
 use super::{Address, Buffers, Copies, Copy, Draws, Host, Kernels, Memory, Update, Values};

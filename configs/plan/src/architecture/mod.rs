@@ -10,7 +10,7 @@ mod tensor;
 
 pub use module::{Each, Form, Head, Leaf, Module, Normalises, Part, Role, TensorId};
 pub use network::{Network, Segment, SegmentKind, Value};
-pub use networks::Architecture;
+pub use networks::{ALIGNMENT, Architecture};
 pub use tensor::Tensor;
 
 use serde_json::Value as Json;

@@ -6,6 +6,9 @@ use super::module::TensorId;
 use super::network::{Network, Segment};
 use super::tensor::Tensor;
 
+/// Parameters begin at multiples of so many elements in memory: 128 bytes.
+pub const ALIGNMENT: usize = 32;
+
 /// The networks that a run trains, in the order of their passes. They may share parameters.
 #[derive(Debug, Clone)]
 pub struct Architecture {

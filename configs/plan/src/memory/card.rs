@@ -3,16 +3,13 @@
 //! Counted are the tensors of a step, as src/kernels/meta/memory.rs counts them without a card: the formula is never below
 //! those, and at most 15 % above. What CUDA and libtorch take beside the tensors is [`reserve`].
 
-use crate::architecture::{Architecture, Network};
+use crate::architecture::{ALIGNMENT, Architecture, Network};
 use lambert_config::run::{Attention, Norm, Precision, RunConfig, Stage};
 
 use super::Data;
 
-/// Bytes a parameter: weights, gradients and two moments, f32; with bf16 the weights once more.
-const STATE: u64 = 16;
+/// Bytes a parameter more with bf16: the weights once more.
 const COPY: u64 = 2;
-/// Parameters begin at multiples of so many elements.
-const ALIGNMENT: u64 = 32;
 /// A layer's tensors, and those that are there once, at most.
 const TENSORS: (u64, u64) = (16, 16);
 
@@ -101,7 +98,7 @@ pub fn state(config: &RunConfig, layers: usize, pieces: usize) -> u64 {
     let tensors = TENSORS.0.saturating_mul(layers as u64).saturating_add(TENSORS.1);
     let parameters = Architecture::new(&config.model, layers, pieces).parameters();
     let half = if config.metrics.noise_scale_every_steps > 0 { super::HALF } else { 0 };
-    parameters.saturating_add(ALIGNMENT * tensors).saturating_mul(STATE + copy + half)
+    parameters.saturating_add(ALIGNMENT as u64 * tensors).saturating_mul(super::STATE + copy + half)
 }
 
 /// Bytes of a card that a rank of `world` needs in stage `index`, with micro-batches of at most `tokens` tokens. Where the model

@@ -25,8 +25,9 @@ const DRAWN: u64 = 64;
 const DECODED: u64 = 4;
 /// Bytes a token more while it is decoded: as Parquet has it, with its levels.
 const DECODING: u64 = 8;
-/// Row groups that are kept from one batch to the next: a window of the order.
-const KEPT: u64 = 16;
+/// Row groups of a window of the order of samples: what a reader keeps from one batch to the next.
+pub const WINDOW: usize = 16;
+const KEPT: u64 = WINDOW as u64;
 /// Threads of a rank that decode at the same time at most.
 pub const READERS: usize = 8;
 const THREADS: u64 = READERS as u64;

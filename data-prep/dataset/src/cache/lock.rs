@@ -42,7 +42,7 @@ impl FetchLock {
             Err(TryLockError::Error(error)) if has_no_locks(&error) => {}
             Err(TryLockError::Error(error)) => return Err(error),
         }
-        let holder = format!("process {} on host {}", std::process::id(), host());
+        let holder = format!("process {} on host {}", std::process::id(), lambert_store::host::name());
         // Only for messages: a disk that is full may hold no name.
         let _ = file.set_len(0).and_then(|()| file.write_all_at(holder.as_bytes(), 0));
         Ok(Ok(Self { file, signed: Instant::now() }))
@@ -99,10 +99,6 @@ fn holder(file: &File) -> String {
     if text.is_empty() { "another process".to_owned() } else { text }
 }
 
-fn host() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
-}
-
 /// A file system without locks has none to wait for: then each process may fetch its own, and the last one's copy stays.
 fn has_no_locks(error: &io::Error) -> bool {
     use rustix::io::Errno;
@@ -125,7 +121,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.lock");
         let held = FetchLock::try_take(open(&path)).unwrap().unwrap();
-        assert_eq!(holder(&open(&path)), format!("process {} on host {}", std::process::id(), host()));
+        assert_eq!(
+            holder(&open(&path)),
+            format!("process {} on host {}", std::process::id(), lambert_store::host::name())
+        );
         let start = Instant::now();
         assert!(FetchLock::wait(open(&path), SHORT, "for a").unwrap().is_none());
         assert!((SHORT.stalled..SHORT.stalled * 10).contains(&start.elapsed()), "{:?}", start.elapsed());

@@ -11,7 +11,13 @@ use super::TokenizerError;
 pub const PREFIX: &str = "##";
 
 /// The special pieces, in the order of [`super::Special`].
-pub const SPECIAL: [&str; 5] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];
+pub const SPECIAL: [&str; 5] = [PAD, UNK, CLS, SEP, MASK];
+const PAD: &str = "[PAD]";
+const UNK: &str = "[UNK]";
+const CLS: &str = "[CLS]";
+const SEP: &str = "[SEP]";
+/// The token that stands in the place of a masked one.
+pub const MASK: &str = "[MASK]";
 
 /// BERT's own limit: a longer word is `[UNK]`.
 const LONGEST_WORD: usize = 100;
@@ -82,23 +88,50 @@ fn normalizer(lowercase: bool) -> Value {
 fn model(pieces: &[String]) -> Value {
     let vocab: serde_json::Map<String, Value> =
         pieces.iter().enumerate().map(|(id, piece)| (piece.clone(), json!(id))).collect();
-    json!({"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": PREFIX,
+    json!({"type": "WordPiece", "unk_token": UNK, "continuing_subword_prefix": PREFIX,
            "max_input_chars_per_word": LONGEST_WORD, "vocab": vocab})
 }
 
 fn template(cls: u32, sep: u32) -> Value {
     let special = |name: &str, type_id: u8| json!({"SpecialToken": {"id": name, "type_id": type_id}});
     let sequence = |name: &str, type_id: u8| json!({"Sequence": {"id": name, "type_id": type_id}});
-    let single = [special("[CLS]", 0), sequence("A", 0), special("[SEP]", 0)];
+    let single = [special(CLS, 0), sequence("A", 0), special(SEP, 0)];
     let mut pair = single.to_vec();
-    pair.extend([sequence("B", 1), special("[SEP]", 1)]);
+    pair.extend([sequence("B", 1), special(SEP, 1)]);
     json!({
         "type": "TemplateProcessing",
         "single": single,
         "pair": pair,
         "special_tokens": {
-            "[CLS]": {"id": "[CLS]", "ids": [cls], "tokens": ["[CLS]"]},
-            "[SEP]": {"id": "[SEP]", "ids": [sep], "tokens": ["[SEP]"]},
+            CLS: {"id": CLS, "ids": [cls], "tokens": [CLS]},
+            SEP: {"id": SEP, "ids": [sep], "tokens": [SEP]},
         },
+    })
+}
+
+/// The content of transformers' `tokenizer_config.json`.
+pub fn tokenizer_config(lowercase: bool, positions: usize) -> Value {
+    let mut config = json!({
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": lowercase,
+        "model_max_length": positions,
+        "tokenize_chinese_chars": true,
+        "strip_accents": null,
+        "clean_up_tokenization_spaces": true,
+    });
+    if let (Value::Object(config), Value::Object(special)) = (&mut config, special_tokens()) {
+        config.extend(special);
+    }
+    config
+}
+
+/// The content of transformers' `special_tokens_map.json`.
+pub fn special_tokens() -> Value {
+    json!({
+        "unk_token": UNK,
+        "sep_token": SEP,
+        "pad_token": PAD,
+        "cls_token": CLS,
+        "mask_token": MASK,
     })
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Runs `task` for `0..count` on `threads` threads; the results in order.
+/// Runs `task` for `0..count` on `threads` threads, this one among them; the results in order.
 ///
 /// # Errors
 /// The first failure; what was not begun by then is left undone.
@@ -27,11 +27,13 @@ pub fn parallel<T: Send, E: Send>(
         }
     };
     let mut results: Vec<(usize, Result<T, E>)> = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads.min(count)).map(|_| scope.spawn(work)).collect();
-        let join = |worker: std::thread::ScopedJoinHandle<'_, _>| {
-            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        workers.into_iter().flat_map(join).collect()
+        let others: Vec<_> = (1..threads.min(count)).map(|_| scope.spawn(work)).collect();
+        let mut results = work();
+        for other in others {
+            // What a thread says when it panics is what this one says.
+            results.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        results
     });
     results.sort_by_key(|(index, _)| *index);
     results.into_iter().map(|(_, result)| result).collect()

@@ -3,18 +3,16 @@
 //!
 //! A change that is meant to move the curve writes it anew with `LAMBERT_WRITE_CURVE=1`.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
-
-#[path = "support/curve.rs"]
+#[path = "../../tests/support/curve.rs"]
 mod curve;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::kernels::cuda::Emulator;
+use crate::kernels::{Cuda, Host, Reference};
 use curve::{Curve, Golden, train, train_in, worst};
 use lambert_config::run::{OptimizerKind, Precision};
-use lambert_worker::kernels::cuda::Emulator;
-use lambert_worker::kernels::{Cuda, Host, Reference};
 
 const OWN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/own_curve.json");
 
