@@ -5,9 +5,12 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use parquet::data_type::Int32Type;
+use arrow::array::{ArrayRef, ListArray, RecordBatch, UInt8Array, UInt16Array, UInt32Array};
+use arrow::buffer::OffsetBuffer;
+use arrow::datatypes::{DataType, FieldRef, SchemaRef};
+use arrow::error::ArrowError;
+use parquet::arrow::ArrowWriter;
 use parquet::errors::ParquetError;
-use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use sha2::{Digest, Sha256};
 
 use super::manifest::hex;
@@ -33,22 +36,23 @@ pub fn shard_name(index: usize, count: usize) -> String {
 /// Writes one Parquet file, row by row; the bytes are a pure function of the rows.
 pub struct ShardWriter {
     name: String,
-    writer: SerializedFileWriter<Hashing>,
+    writer: ArrowWriter<Hashing>,
+    schema: SchemaRef,
+    ids: FieldRef,
     rows_per_group: usize,
     columns: Columns,
     groups: Vec<u64>,
     rows: u64,
 }
 
+/// The rows of a row group, column by column.
 #[derive(Default)]
 struct Columns {
-    ids: Vec<i32>,
-    starts: Vec<i16>,
-    present: Vec<i16>,
-    length: Vec<i32>,
-    segment_b_start: Vec<i32>,
-    pair_label: Vec<i32>,
-    pair_present: Vec<i16>,
+    ids: Vec<u32>,
+    length: Vec<u16>,
+    segment_b_start: Vec<u16>,
+    /// `None` without a pair objective.
+    pair_label: Vec<Option<u8>>,
 }
 
 impl ShardWriter {
@@ -57,16 +61,17 @@ impl ShardWriter {
         let path = folder.join(name);
         let file = File::create(&path).map_err(|source| DatasetError::Io { operation: "create", path, source })?;
         let hashing = Hashing { file: BufWriter::with_capacity(1 << 20, file), digest: Sha256::new(), bytes: 0 };
-        let writer = schema::schema(vocabulary_size)
-            .and_then(|schema| SerializedFileWriter::new(hashing, schema, Arc::new(schema::properties()?)))
+        let (schema, ids) = (schema::schema(vocabulary_size), schema::ids_field(vocabulary_size));
+        let writer = schema::options()
+            .and_then(|options| ArrowWriter::try_new_with_options(hashing, Arc::clone(&schema), options))
             .map_err(|source| DatasetError::Parquet {
                 operation: "start",
                 file: name.to_owned(),
                 group: None,
                 source,
             })?;
-        let columns = Columns::default();
-        Ok(Self { name: name.to_owned(), writer, rows_per_group: rows.max(1), columns, groups: Vec::new(), rows: 0 })
+        let (name, columns, rows_per_group) = (name.to_owned(), Columns::default(), rows.max(1));
+        Ok(Self { name, writer, schema, ids, rows_per_group, columns, groups: Vec::new(), rows: 0 })
     }
 
     /// Adds a row.
@@ -99,50 +104,37 @@ impl ShardWriter {
     }
 
     fn write_group(&mut self) -> Result<(), DatasetError> {
-        let rows = self.columns.length.len() as u64;
-        self.writer.next_row_group().and_then(|group| self.columns.write(group)).map_err(|source| {
+        let columns = std::mem::take(&mut self.columns);
+        self.groups.push(columns.length.len() as u64);
+        let batch = columns.into_batch(&self.schema, &self.ids).map_err(ParquetError::from);
+        batch.and_then(|batch| self.writer.write(&batch)).and_then(|()| self.writer.flush()).map_err(|source| {
             DatasetError::Parquet { operation: "write", file: self.name.clone(), group: None, source }
-        })?;
-        self.groups.push(rows);
-        self.columns.clear();
-        Ok(())
+        })
     }
 }
 
 impl Columns {
     fn push(&mut self, sample: Sample<'_>) {
-        self.ids.extend(sample.input_ids.iter().map(|&id| id as i32));
-        self.starts.push(0);
-        self.starts.resize(self.ids.len(), 1);
-        self.present.resize(self.ids.len(), 1);
-        self.length.push(sample.input_ids.len() as i32);
-        self.segment_b_start.push(i32::from(sample.segment_b_start));
-        self.pair_present.push(i16::from(sample.pair_label != NO_PAIR));
-        if sample.pair_label != NO_PAIR {
-            self.pair_label.push(i32::from(sample.pair_label));
-        }
+        self.ids.extend_from_slice(sample.input_ids);
+        // Lengths were checked.
+        self.length.push(sample.input_ids.len() as u16);
+        self.segment_b_start.push(sample.segment_b_start);
+        self.pair_label.push((sample.pair_label != NO_PAIR).then_some(sample.pair_label));
     }
 
-    fn write(&self, mut group: SerializedRowGroupWriter<'_, Hashing>) -> Result<(), ParquetError> {
-        type Column<'a> = (&'a [i32], Option<&'a [i16]>, Option<&'a [i16]>);
-        let columns: [Column<'_>; 4] = [
-            (&self.ids, Some(&self.present), Some(&self.starts)),
-            (&self.length, None, None),
-            (&self.segment_b_start, None, None),
-            (&self.pair_label, Some(&self.pair_present), None),
+    fn into_batch(self, schema: &SchemaRef, ids: &FieldRef) -> Result<RecordBatch, ArrowError> {
+        let ends = OffsetBuffer::from_lengths(self.length.iter().map(|length| usize::from(*length)));
+        let values: ArrayRef = match ids.data_type() {
+            DataType::UInt16 => Arc::new(UInt16Array::from_iter_values(self.ids.iter().map(|id| *id as u16))),
+            _ => Arc::new(UInt32Array::from(self.ids)),
+        };
+        let columns: Vec<ArrayRef> = vec![
+            Arc::new(ListArray::try_new(Arc::clone(ids), ends, values, None)?),
+            Arc::new(UInt16Array::from(self.length)),
+            Arc::new(UInt16Array::from(self.segment_b_start)),
+            Arc::new(UInt8Array::from(self.pair_label)),
         ];
-        for (values, definition, repetition) in columns {
-            let Some(mut column) = group.next_column()? else { break };
-            column.typed::<Int32Type>().write_batch(values, definition, repetition)?;
-            column.close()?;
-        }
-        group.close().map(drop)
-    }
-
-    fn clear(&mut self) {
-        let Self { ids, starts, present, length, segment_b_start, pair_label, pair_present } = self;
-        [ids, length, segment_b_start, pair_label].into_iter().for_each(Vec::clear);
-        [starts, present, pair_present].into_iter().for_each(Vec::clear);
+        RecordBatch::try_new(Arc::clone(schema), columns)
     }
 }
 
