@@ -1,7 +1,9 @@
 //! Layered configuration: a TOML file, then `LAMBERT__A__B=value` from the environment, then `--set a.b=value`.
 //!
-//! Elements of a list are named by their number from 0: `stage.0.steps`. A fault never hides another: a value that
-//! cannot be read is noted, taken out and the rest is read on, so that one report lists everything.
+//! Elements of a list are named by their number from 0: `stage.0.steps`, or `stage[0].steps`. The crate `config` merges the layers
+//! (layers.rs). A fault never hides another: a value that cannot be read is noted, taken out and the rest is read on, so that one report lists everything.
+
+mod layers;
 
 use std::path::{Path, PathBuf};
 
@@ -54,6 +56,14 @@ pub enum ConfigError {
         origin: String,
         /// Line, column and what was expected.
         message: String,
+    },
+    /// The layers cannot be merged.
+    #[error("cannot merge {origin} with the environment and --set")]
+    Merge {
+        /// The file, or what stood in its place.
+        origin: String,
+        /// Why.
+        source: Box<config::ConfigError>,
     },
     /// Values are wrong; all of them are listed.
     #[error("{origin} has {} fault{}:{}", faults.len(), if faults.len() == 1 { "" } else { "s" }, list(faults))]
@@ -129,23 +139,19 @@ impl Layers {
             origin: origin.to_owned(),
             message: error.to_string().trim_end().to_owned(),
         })?;
-        let mut tree = Value::Table(table);
         let mut faults = Vec::new();
         let not_utf_8 = |name| Fault::new("", format!("{name}: the value is not UTF-8"));
         faults.extend(self.unreadable.iter().map(not_utf_8));
-        let mut settings = self.environment.clone();
+        let mut sets = Vec::new();
         for set in &self.sets {
             match set.split_once('=') {
-                Some((key, value)) => settings.push((key.trim().to_owned(), value.trim().to_owned())),
+                Some((key, value)) => sets.push((key.trim().to_owned(), value.trim().to_owned())),
                 None => faults.push(Fault::new("", format!("--set {set}: expected key=value"))),
             }
         }
-        for (key, value) in settings {
-            let path: Vec<&str> = key.split('.').collect();
-            if let Err(message) = insert(&mut tree, &path, value_of(&value)) {
-                faults.push(Fault::new(key, message));
-            }
-        }
+        let merged = layers::merge(table, &self.environment, &sets, &mut faults);
+        let tree =
+            merged.map_err(|source| ConfigError::Merge { origin: origin.to_owned(), source: Box::new(source) })?;
         let parsed: Option<T> = read_all(tree, &mut faults);
         if let Some(config) = &parsed {
             let unread: Vec<String> = faults.iter().map(|fault| fault.key.clone()).collect();
@@ -159,36 +165,6 @@ impl Layers {
             Some(config) if faults.is_empty() => Ok(config),
             _ => Err(ConfigError::Faults { origin: origin.to_owned(), faults }),
         }
-    }
-}
-
-/// A value as a person writes it behind `=`: TOML where it is TOML (`3`, `true`, `[1, 2]`, `"3"`), else a string.
-fn value_of(text: &str) -> Value {
-    toml::from_str::<Table>(&format!("value = {text}"))
-        .ok()
-        .and_then(|mut table| table.remove("value"))
-        .unwrap_or_else(|| Value::String(text.to_owned()))
-}
-
-/// Puts `value` at `path` below `node`, making sections (not list elements) that are not there.
-fn insert(node: &mut Value, path: &[&str], value: Value) -> Result<(), String> {
-    let Some((first, rest)) = path.split_first() else {
-        *node = value;
-        return Ok(());
-    };
-    match node {
-        Value::Table(table) => {
-            let child = table.entry(first.to_string()).or_insert_with(|| Value::Table(Table::new()));
-            insert(child, rest, value)
-        }
-        Value::Array(items) => {
-            let count = items.len();
-            match first.parse::<usize>().ok().and_then(|index| items.get_mut(index)) {
-                Some(item) => insert(item, rest, value),
-                None => Err(format!("there is no element {first}; the list has {count}, numbered from 0")),
-            }
-        }
-        _ => Err(format!("there is no {first} here: this is a value, not a section")),
     }
 }
 

@@ -4,7 +4,7 @@
 //! - [`Host`]: main memory; the only file that takes slices of tensors
 //! - [`Cuda`]: GPUs; kernels of our own (cuda/kernels.cu) and libtorch's operations
 //! - [`copies`]: copies out of a device's memory beside its computing
-//! - [`Reference`]: plain libtorch operations, slow, on any device: what the others are tested against
+//! - `Reference`: plain libtorch operations, slow, on any device: what the others are tested against
 
 pub mod copies;
 pub mod cuda;

@@ -1,7 +1,7 @@
 //! GPUs: kernels of our own where keyed draws demand them or where they pay, libtorch's operations for the rest.
 //!
 //! - kernels.cu: the kernels, which are compiled for the card that is there ([`crate::gpu`])
-//! - [`Card`]: what runs them: a GPU, or in tests a processor ([`Emulator`])
+//! - [`Card`]: what runs them: a GPU, or in tests a processor (`Emulator`)
 
 mod chunks;
 #[cfg(test)]

@@ -1,0 +1,215 @@
+//! The layers of a configuration as sources of the crate `config`, which merges them: the file, the environment, `--set`.
+//!
+//! Each source writes into the merged tree itself, so that it can tell a list from a section: `stage.0.steps` names an element that must
+//! be there. What cannot be written is an error of its key, and hides no other.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use config::{Config, Map, Source, Value, ValueKind};
+use toml::Table;
+
+use super::Fault;
+
+/// The one key at the top of the merged tree. The crate takes the keys there for paths, so that one with a dot would be divided.
+const ROOT: &str = "configuration";
+
+/// A key and its value, as a person writes them.
+pub type Setting = (String, String);
+
+/// Merges a file, the environment and `--set` in this order. Settings that cannot be written are added to `faults`.
+///
+/// # Errors
+/// The crate `config` refuses a source, which none of these makes it do.
+pub fn merge(
+    file: Table,
+    environment: &[Setting],
+    sets: &[Setting],
+    faults: &mut Vec<Fault>,
+) -> Result<toml::Value, config::ConfigError> {
+    let failed = Arc::new(Mutex::new(Vec::new()));
+    let settings = |settings: &[Setting]| Settings { settings: settings.to_vec(), failed: Arc::clone(&failed) };
+    let builder = Config::builder().add_source(File(file));
+    let merged = builder.add_source(settings(environment)).add_source(settings(sets)).build()?;
+    faults.append(&mut failed.lock().unwrap_or_else(PoisonError::into_inner));
+    Ok(to_toml(Value::new(None, ValueKind::Table(merged.get_table(ROOT)?))))
+}
+
+/// A file that was read.
+#[derive(Debug, Clone)]
+struct File(Table);
+
+impl Source for File {
+    fn clone_into_box(&self) -> Box<dyn Source + Send + Sync> {
+        Box::new(self.clone())
+    }
+
+    fn collect(&self) -> Result<Map<String, Value>, config::ConfigError> {
+        let content = from_toml(toml::Value::Table(self.0.clone()));
+        Ok(Map::from_iter([(ROOT.to_owned(), content)]))
+    }
+}
+
+/// Keys with their values: of the environment, or of `--set`.
+#[derive(Debug, Clone)]
+struct Settings {
+    settings: Vec<Setting>,
+    failed: Arc<Mutex<Vec<Fault>>>,
+}
+
+impl Source for Settings {
+    fn clone_into_box(&self) -> Box<dyn Source + Send + Sync> {
+        Box::new(self.clone())
+    }
+
+    fn collect(&self) -> Result<Map<String, Value>, config::ConfigError> {
+        let mut tree = Value::new(None, Map::<String, Value>::new());
+        self.collect_to(&mut tree)?;
+        tree.into_table()
+    }
+
+    fn collect_to(&self, tree: &mut Value) -> Result<(), config::ConfigError> {
+        for (key, value) in &self.settings {
+            let key = dotted(key);
+            let path: Vec<&str> = std::iter::once(ROOT).chain(key.split('.')).collect();
+            if let Err(message) = insert(tree, &path, from_toml(value_of(value))) {
+                self.failed.lock().unwrap_or_else(PoisonError::into_inner).push(Fault::new(key, message));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `stage.0.steps` for `stage[0].steps`.
+fn dotted(key: &str) -> String {
+    let mut dotted = String::new();
+    let mut rest = key;
+    while let Some((before, index, behind)) = index_in(rest) {
+        dotted += &format!("{before}.{index}");
+        rest = behind;
+    }
+    dotted + rest
+}
+
+/// What stands before the first `[number]`, the number, and what stands behind.
+fn index_in(key: &str) -> Option<(&str, usize, &str)> {
+    let (before, rest) = key.split_once('[')?;
+    let (index, behind) = rest.split_once(']')?;
+    Some((before, index.parse().ok()?, behind))
+}
+
+/// A value as a person writes it behind `=`: TOML where it is TOML (`3`, `true`, `[1, 2]`, `"3"`), else a string.
+fn value_of(text: &str) -> toml::Value {
+    toml::from_str::<Table>(&format!("value = {text}"))
+        .ok()
+        .and_then(|mut table| table.remove("value"))
+        .unwrap_or_else(|| toml::Value::String(text.to_owned()))
+}
+
+/// Puts `value` at `path` below `node`, making sections (not list elements) that are not there.
+fn insert(node: &mut Value, path: &[&str], value: Value) -> Result<(), String> {
+    let Some((first, rest)) = path.split_first() else {
+        *node = value;
+        return Ok(());
+    };
+    match &mut node.kind {
+        ValueKind::Table(table) => {
+            let section = || Value::new(None, Map::<String, Value>::new());
+            insert(table.entry((*first).to_owned()).or_insert_with(section), rest, value)
+        }
+        ValueKind::Array(items) => {
+            let count = items.len();
+            match first.parse::<usize>().ok().and_then(|index| items.get_mut(index)) {
+                Some(item) => insert(item, rest, value),
+                None => Err(format!("there is no element {first}; the list has {count}, numbered from 0")),
+            }
+        }
+        _ => Err(format!("there is no {first} here: this is a value, not a section")),
+    }
+}
+
+fn from_toml(value: toml::Value) -> Value {
+    let kind = match value {
+        toml::Value::String(text) => ValueKind::String(text),
+        toml::Value::Integer(number) => ValueKind::I64(number),
+        toml::Value::Float(number) => ValueKind::Float(number),
+        toml::Value::Boolean(value) => ValueKind::Boolean(value),
+        // No key holds a date: as text it is refused where a number is expected.
+        toml::Value::Datetime(date) => ValueKind::String(date.to_string()),
+        toml::Value::Array(items) => ValueKind::Array(items.into_iter().map(from_toml).collect()),
+        toml::Value::Table(table) => {
+            ValueKind::Table(table.into_iter().map(|(key, value)| (key, from_toml(value))).collect())
+        }
+    };
+    Value::new(None, kind)
+}
+
+/// The way back of [`from_toml`], which makes neither absent values nor longer numbers.
+fn to_toml(value: Value) -> toml::Value {
+    match value.kind {
+        ValueKind::Boolean(value) => toml::Value::Boolean(value),
+        ValueKind::I64(number) => toml::Value::Integer(number),
+        ValueKind::Float(number) => toml::Value::Float(number),
+        ValueKind::Array(items) => toml::Value::Array(items.into_iter().map(to_toml).collect()),
+        ValueKind::Table(table) => {
+            toml::Value::Table(table.into_iter().map(|(key, value)| (key, to_toml(value))).collect())
+        }
+        ValueKind::String(text) => toml::Value::String(text),
+        other => toml::Value::String(other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn merged(file: &str, environment: &[(&str, &str)], sets: &[(&str, &str)]) -> (toml::Value, Vec<Fault>) {
+        let owned = |settings: &[(&str, &str)]| -> Vec<Setting> {
+            settings.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+        };
+        let mut faults = Vec::new();
+        let tree = merge(toml::from_str(file).unwrap(), &owned(environment), &owned(sets), &mut faults).unwrap();
+        (tree, faults)
+    }
+
+    #[test]
+    fn later_layers_win_and_lists_stay_lists() {
+        let file = "a = 1\n[[stage]]\nsteps = 1\n[[stage]]\nsteps = 2\n";
+        let (tree, faults) =
+            merged(file, &[("stage.0.steps", "3"), ("a", "2")], &[("stage[1].steps", "4"), ("a", "3")]);
+        assert_eq!(faults, []);
+        assert_eq!(
+            tree,
+            toml::Value::Table(toml::from_str("a = 3\n[[stage]]\nsteps = 3\n[[stage]]\nsteps = 4\n").unwrap())
+        );
+    }
+
+    #[test]
+    fn overlapping_settings_are_applied_in_their_order() {
+        let sets = [("stage.0", "{ steps = 5, rate = 2 }"), ("stage.0.steps", "6")];
+        let (tree, _) = merged("[[stage]]\nsteps = 1\n", &[], &sets);
+        assert_eq!(tree["stage"][0].to_string(), "{ rate = 2, steps = 6 }");
+    }
+
+    #[test]
+    fn values_keep_their_kinds() {
+        let (tree, faults) =
+            merged("", &[], &[("a", "yes"), ("b", "3.7"), ("c", "\"4\""), ("d", "9223372036854775807")]);
+        assert_eq!(faults, []);
+        let kinds = ["a", "b", "c", "d"].map(|key| tree[key].type_str());
+        assert_eq!(kinds, ["string", "float", "string", "integer"]);
+    }
+
+    #[test]
+    fn a_key_with_a_dot_in_a_file_is_one_key() {
+        let (tree, _) = merged("\"a.b\" = 1\n", &[], &[]);
+        assert_eq!(tree["a.b"].as_integer(), Some(1));
+    }
+
+    #[test]
+    fn what_is_not_there_is_an_error_of_its_key() {
+        let (_, faults) =
+            merged("a = 1\n[[stage]]\n", &[], &[("stage[-3].steps", "1"), ("stage[4].steps", "1"), ("a.b", "1")]);
+        let keys: Vec<&str> = faults.iter().map(|fault| &*fault.key).collect();
+        assert_eq!(keys, ["stage.4.steps", "a.b"]);
+    }
+}
