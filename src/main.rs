@@ -1,6 +1,7 @@
 //! lambert-worker: one rank of a training run, and what else needs a model in memory.
 
 use std::io::IsTerminal;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -31,7 +32,12 @@ use lambert_worker::worker::leave;
 use lambert_worker::worker::logs;
 use lambert_worker::worker::output;
 use lambert_worker::worker::session::{self, Session};
+use lambert_worker::worker::trace;
+use tracing::Subscriber;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::{Layer, SubscriberExt};
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt;
 
 #[derive(Parser)]
 #[command(name = "lambert-worker", version, about = "One rank of a lambert run; started by `lambert`")]
@@ -56,6 +62,9 @@ enum Command {
         /// A folder for a file of what this rank prints; none without it
         #[arg(long)]
         logs: Option<PathBuf>,
+        /// Steps to write a trace of, beside that file, as 10..15
+        #[arg(long, value_parser = steps)]
+        trace: Option<Range<u64>>,
         /// A folder that the launcher or MPI has on this host, removed when the launcher is gone; can be given several times
         #[arg(long)]
         session: Vec<PathBuf>,
@@ -128,9 +137,13 @@ fn main() -> ExitCode {
     torch::quiet_panics();
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let colours = std::io::stderr().is_terminal();
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
     // tracing would report a closed standard error there, and panic.
-    lines.with_ansi(colours).log_internal_errors(false).init();
+    let lines = lines.with_ansi(colours).log_internal_errors(false).with_filter(filter);
+    let trace = trace(&arguments.command);
+    let failed = trace.as_ref().err().map(ToString::to_string);
+    tracing_subscriber::registry().with(lines).with(trace.ok().flatten()).init();
+    failed.iter().for_each(|failed| tracing::warn!("no trace is written: {failed}"));
     set.iter().for_each(|(name, value)| tracing::debug!("set {name}={value}"));
     let code = match torch::guard(|| run(arguments.command)) {
         Ok(Ok(code)) => code,
@@ -143,7 +156,31 @@ fn main() -> ExitCode {
             exit::FAILED
         }
     };
+    trace::finish();
     ExitCode::from(code as u8)
+}
+
+/// What writes a trace of the steps that a command names, if it names any.
+fn trace<S>(command: &Command) -> std::io::Result<Option<impl Layer<S> + use<S>>>
+where
+    S: Subscriber + for<'a> LookupSpan<'a> + Send + Sync,
+{
+    let Command::Train { logs, trace: Some(steps), .. } = command else { return Ok(None) };
+    let rank = lambert_collective::world::detect().map_or(0, |world| world.rank);
+    let folder = logs.as_deref().unwrap_or(Path::new("."));
+    if logs.is_some() {
+        logs::create(folder).map_err(std::io::Error::other)?;
+    }
+    trace::layer(&folder.join(format!("rank-{rank:05}.trace.json")), steps.clone()).map(Some)
+}
+
+/// Steps as `10..15`.
+fn steps(text: &str) -> Result<Range<u64>, String> {
+    let parse = || {
+        let (start, end) = text.split_once("..")?;
+        Some(start.parse().ok()?..end.parse().ok()?)
+    };
+    parse().ok_or_else(|| "expected steps as 10..15".to_owned())
 }
 
 /// Whether a command without a coordinator computes with `cluster.deterministic`; true where the configuration is in a run's
@@ -155,7 +192,7 @@ fn is_deterministic(command: &Command) -> bool {
 
 fn run(command: Command) -> Result<i32, Error> {
     match command {
-        Command::Train { run, attempt, world, logs, session } => {
+        Command::Train { run, attempt, world, logs, session, .. } => {
             keep_logs(logs.as_deref());
             train(&run, attempt, world, &session)
         }

@@ -321,3 +321,35 @@ fn the_engine_keeps_its_layers() {
     assert!(files <= 8, "{files} files at the top of src/");
     assert!(broken.is_empty(), "{broken:?}");
 }
+
+/// Whether there is such a file or folder, or several whose names begin so.
+fn exists(path: &str) -> bool {
+    let path = Path::new(ROOT).join(path);
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
+        return false;
+    };
+    let mut entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    path.exists() || entries.any(|entry| entry.file_name().to_string_lossy().starts_with(name))
+}
+
+/// Files and folders that the documents name from the root of the repository.
+#[test]
+fn what_documents_name_is_there() {
+    const TOP: [&str; 8] = ["src/", "configs/", "data-prep/", "cluster/", "launcher/", "tests/", "docs/", "benches/"];
+    let is_word = |c: char| c.is_ascii_alphanumeric() || "_-./*".contains(c);
+    let (mut missing, mut found) = (Vec::new(), 0);
+    let documents = files_below("README.md").into_iter().chain(files_below("docs"));
+    for (document, text) in documents.filter(|(file, _)| file.ends_with(".md")) {
+        for word in text.split(|c| !is_word(c)).map(|word| word.trim_end_matches(['.', '-'])) {
+            // NAME stands for any, and a pattern for several.
+            let is_path =
+                TOP.iter().any(|top| word.starts_with(top)) && !word.contains(['*']) && !word.contains("NAME");
+            if is_path {
+                found += 1;
+                missing.extend((!exists(word)).then(|| format!("{document}: {word}")));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+    assert!(found > 150, "only {found} paths were found");
+}

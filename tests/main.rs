@@ -40,6 +40,7 @@ mod signals;
 mod slurm;
 mod stage_change;
 mod support;
+mod trace;
 mod tune;
 mod unresponsive;
 mod worlds;

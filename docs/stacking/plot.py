@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def operations(model, layers, vocabulary, record):
-    """Useful operations of a step, as configs/src/flops.rs counts them; samples are taken for equally long."""
+    """Useful operations of a step, as configs/plan/src/flops.rs counts them; samples are taken for equally long."""
     hidden, intermediate = model["hidden"], model["intermediate"]
     length = record["tokens"] / record["samples"]
     token = 8 * hidden**2 + 4 * hidden * intermediate + 4 * length * hidden

@@ -10,6 +10,7 @@ use crate::error::{self, Error};
 use crate::recovery::replicas::Apart;
 use crate::worker::agreement::Decision;
 use crate::worker::session::{self, Session};
+use crate::worker::trace::span;
 
 /// What is committed, once every rank has handed in its entries.
 pub struct Commit {
@@ -110,6 +111,7 @@ fn name_element(tensor: &str, element: u64, slices: &[Slice]) -> String {
 impl Commit {
     /// Commits, and hands the records back: they are needed again if it failed. Removing old checkpoints goes on behind it.
     pub fn run(mut self) -> (Outcome, RecordBatch) {
+        let _commit = span!("commit", checkpoint = self.writer.name());
         // So that a disk holds no more than two checkpoints beside those that are kept; buckets have room.
         if self.store.is_local() {
             self.pruner.wait();

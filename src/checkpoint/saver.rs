@@ -31,6 +31,7 @@ use crate::worker::agreement::{self, Agreement, Decision, SaveVote, Vote};
 use crate::worker::control::Phase;
 use crate::worker::session::{Datasets, Session};
 use crate::worker::stopwatch::Stopwatch;
+use crate::worker::trace::span;
 
 /// Pauses between two looks at a save that is waited for.
 const SHORTEST_POLL: Duration = Duration::from_millis(1);
@@ -191,6 +192,7 @@ impl<'a> Saver<'a> {
             return Ok(());
         }
         self.session.control.phase(Phase::Save);
+        let _save = span!("save", step = state.step);
         let mut watch = Stopwatch::start();
         (self.due, self.last_save) = (false, Instant::now());
         let writer = Writer::new(&self.session.store, state.step, self.session.lease.attempt());
@@ -227,6 +229,7 @@ impl<'a> Saver<'a> {
             return Ok(());
         };
         let objects = torch::guard(|| self.snapshot.finish(copying))?.into_iter().map(|object| {
+            let _upload = span!("start upload", object = %object.name);
             let pending = save.writer.start_object(&object.name, object.bytes)?;
             Ok((pending, object.slices))
         });

@@ -1,5 +1,5 @@
 //! What a run learns: an ordered list of passes. A pass is a network, its input and the losses of its output. A new loss is a file
-//! here, a line in `loss` and its description in configs/plan/src/objectives.rs.
+//! here, a line in `LOSSES` and its description in configs/plan/src/objectives.rs; src/model/tests/architectures.rs has examples.
 
 mod masked_language;
 mod pair;
@@ -7,7 +7,6 @@ mod pass;
 pub mod totals;
 
 use lambert_config::run;
-use lambert_plan::architecture::Head;
 use lambert_plan::objectives;
 use tch::{Kind, Reduction, Tensor};
 
@@ -34,12 +33,19 @@ pub trait Loss {
     fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> Scored;
 }
 
-/// The code of a loss.
+/// Makes the code of a loss.
+type Code = fn() -> Box<dyn Loss>;
+
+/// The code of each loss.
+const LOSSES: [(objectives::Loss, Code); 2] = [
+    (objectives::MASKED_LANGUAGE, || Box::new(masked_language::MaskedLanguage)),
+    (objectives::PAIR, || Box::new(pair::Pair)),
+];
+
+/// The code of a loss. One without code is a mistake in `LOSSES`.
 pub(crate) fn loss(description: objectives::Loss) -> Box<dyn Loss> {
-    match description.head {
-        Head::MaskedLanguage => Box::new(masked_language::MaskedLanguage),
-        Head::Pair => Box::new(pair::Pair),
-    }
+    let found = LOSSES.iter().find(|(known, _)| known.name == description.name);
+    found.unwrap_or_else(|| panic!("the loss {} has no code", description.name)).1()
 }
 
 /// A loss over one micro-batch.
@@ -109,4 +115,16 @@ fn score(logits: &Tensor, labels: &Tensor, factors: Option<&Tensor>) -> Scored {
     };
     let correct = tch::no_grad(|| logits.argmax(-1, false).eq_tensor(labels).sum(Kind::Int64));
     Scored { loss, correct: Some(correct), logits: Some(given) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_loss_has_code_and_is_what_it_says() {
+        for description in objectives::ALL {
+            assert_eq!(loss(description).description(), description);
+        }
+    }
 }

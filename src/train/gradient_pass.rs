@@ -19,6 +19,7 @@ use crate::torch;
 use crate::worker::control::Phase;
 use crate::worker::session::Session;
 use crate::worker::stopwatch::Stopwatch;
+use crate::worker::trace::span;
 
 /// One step's passes.
 pub struct Passes<'a> {
@@ -90,20 +91,26 @@ impl Passes<'_> {
         control.phase(Phase::Step);
         let pending = match session.config.cluster.canonical {
             false => {
+                let passes = span!("forward and backward");
                 let (pending, exchange) = self.in_buckets(share, state, reducer)?;
                 // Without overlap the sum begins now: what a device has yet to compute is no part of its time.
                 if session.world > 1 && !session.overlaps {
                     torch::guard(|| session.kernels.wait())?;
                 }
+                drop(passes);
                 passed.seconds += watch.lap();
                 control.phase(Phase::Exchange);
+                let _sum = span!("all-reduce");
                 exchange.finish(state)?;
                 pending
             }
             true => {
+                let passes = span!("forward and backward");
                 let (pending, sum) = self.exactly(share, state)?;
+                drop(passes);
                 passed.seconds += watch.lap();
                 control.phase(Phase::Exchange);
+                let _sum = span!("all-reduce");
                 gradients::sum_exactly(group, state, sum)?;
                 pending
             }

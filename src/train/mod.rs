@@ -26,6 +26,7 @@ use crate::worker::control::Phase;
 use crate::worker::micro_batch_size;
 use crate::worker::output;
 use crate::worker::session::{Datasets, Session};
+use crate::worker::trace::{self, span};
 use stage::{Stage, Step};
 
 /// How training ended.
@@ -42,6 +43,7 @@ pub enum Outcome {
 /// Trains a run: from the newest checkpoint that verifies, or from the beginning.
 pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
     let (collective, reducer) = (&mut *ranks.group, &mut *ranks.reducer);
+    let _attempt = span!("attempt", number = session.lease.attempt());
     session.control.phase(Phase::Load);
     let datasets = Datasets::open(&session.config)?;
     let budgets = micro_batch_size::settle(session, collective, &datasets)?;
@@ -63,7 +65,10 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
             return stop(session, collective, &mut saver, &state);
         }
         let mut stage = Stage::open(session, &datasets, &mut state, place, budgets[place.index])?;
+        let _stage = span!("stage", name = %place.stage.name);
         for done in place.done + 1..=place.stage.steps {
+            trace::begin_step(state.step + 1);
+            let _step = span!("step", number = state.step + 1);
             stage.freeze(&mut state, done - 1);
             let (mut record, agreed) = match stage.update(&mut state, collective, reducer, &mut saver)? {
                 Step::Made(record, agreed) => (*record, agreed),

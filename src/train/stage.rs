@@ -29,6 +29,7 @@ use crate::worker::agreement::{self, Agreement, Vote};
 use crate::worker::control::Phase;
 use crate::worker::session::{Datasets, Session};
 use crate::worker::stopwatch::Stopwatch;
+use crate::worker::trace::span;
 
 /// What came of a step.
 pub enum Step {
@@ -128,12 +129,14 @@ impl<'a> Stage<'a> {
         let mut whole = Stopwatch::start();
         let mut watch = Stopwatch::start();
         session.control.phase(Phase::Read);
+        let reading = span!("wait for samples");
         let Some(read) = self.loader.next_batch() else {
             self.loader.finish()?;
             return Err(Error::NoMoreSamples(state.step));
         };
         // A rank without samples takes part without gradients, so that all learn of it together.
         let (batch, unread) = read.map_or_else(|error| (GlobalBatch::default(), Some(error)), |batch| (batch, None));
+        drop(reading);
         let data_wait = watch.lap();
 
         session.control.phase(Phase::Step);
@@ -144,6 +147,7 @@ impl<'a> Stage<'a> {
         let (forward_backward, mut communicate) = (passed.seconds, passed.communicate);
 
         session.control.phase(Phase::Step);
+        let updating = span!("update");
         let learning_rate = schedule::learning_rate(self.place.stage, self.done(state));
         let updated = torch::guard(|| optim::update(state, &session.config.optimizer, learning_rate))?;
         let Fetched { totals, norm, noise } = passed.fetch(state, batch.lengths.len() as u64, &updated.norm)?;
@@ -152,10 +156,13 @@ impl<'a> Stage<'a> {
             true => torch::guard(|| updated.trust_ratios(state))?,
             false => BTreeMap::new(),
         };
+        drop(updating);
         let optimizer = watch.lap();
 
         session.control.phase(Phase::Exchange);
+        let agreeing = span!("agree");
         let mut agreed = self.agree(collective, &totals, saver, spoils, data_wait + forward_backward)?;
+        drop(agreeing);
         communicate += watch.lap();
         if agreed.agreement.unread > 0 {
             if session.is_first() {
@@ -258,6 +265,7 @@ impl<'a> Stage<'a> {
         state.unevaluated = false;
         let Some(dataset) = &self.datasets.evaluation else { return Ok(false) };
         self.session.control.phase(Phase::Evaluate);
+        let _evaluation = span!("evaluate");
         let config = &self.session.config;
         let question = Question {
             dataset: dataset.clone(),

@@ -59,13 +59,7 @@ pub fn begin(folder: &Path, rank: usize) -> Result<(), RankLogError> {
         let path = path.to_owned();
         |source| RankLogError::Write { path, source }
     };
-    // The attempt's and the run's, below the one of all runs.
-    if let (Some(run), Some(all)) = (folder.parent(), folder.ancestors().nth(2)) {
-        prepare_all(all)?;
-        for folder in [run, folder] {
-            private_dir::create(folder).map_err(failed(folder))?;
-        }
-    }
+    create(folder)?;
     // Told here rather than by tee.
     fs::File::options().create(true).append(true).open(&file).map_err(failed(&file))?;
     forget_old(folder);
@@ -81,6 +75,21 @@ pub fn begin(folder: &Path, rank: usize) -> Result<(), RankLogError> {
     tee.stdin(out).stdout(on).stderr(Stdio::null()).spawn().map_err(RankLogError::Tee)?;
     rustix::stdio::dup2_stdout(&into).map_err(system)?;
     rustix::stdio::dup2_stderr(&into).map_err(system)
+}
+
+/// Creates the folder of an attempt, the run's and that of all runs.
+///
+/// # Errors
+/// One of them cannot be created, or is another user's.
+pub fn create(folder: &Path) -> Result<(), RankLogError> {
+    if let (Some(run), Some(all)) = (folder.parent(), folder.ancestors().nth(2)) {
+        prepare_all(all)?;
+        for path in [run, folder] {
+            let failed = |source| RankLogError::Write { path: path.to_owned(), source };
+            private_dir::create(path).map_err(failed)?;
+        }
+    }
+    Ok(())
 }
 
 /// Creates the folder of all runs. Where anybody can create it, as in /tmp, it must be this user's alone; in another place an

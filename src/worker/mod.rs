@@ -5,7 +5,7 @@
 //! - [`agreement`]: what ranks tell each other after a step
 //! - [`nccl_report`]: what NCCL has chosen to sum with
 //! - [`micro_batch_size`]: whether micro-batches fit into the GPUs, and how large they are where that is left open
-//! - [`peak`]: the speed of a device; [`stopwatch`]: seconds
+//! - [`peak`]: the speed of a device; [`stopwatch`]: seconds; [`trace`]: what a rank does in chosen steps
 //! - [`output`]: results on standard output; [`logs`]: what a rank prints, in a file of its host
 //! - [`cleanup`]: what its launcher leaves on a host, removed; `cpu_affinity`: on which processors it runs
 //! - [`leave`]: the end of a worker beside threads that are stuck; [`environment`]: the environment of this process
@@ -23,3 +23,4 @@ pub mod output;
 pub mod peak;
 pub mod session;
 pub mod stopwatch;
+pub mod trace;

@@ -18,6 +18,7 @@ pub mod workers;
 
 use std::ffi::OsString;
 use std::fmt::Debug;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use lambert_config::run::{Backend, Cluster, LauncherKind};
@@ -49,6 +50,8 @@ pub struct Start<'a> {
     pub session: &'a Session,
     /// A folder on each host for files of what the ranks there print.
     pub logs: Option<&'a Path>,
+    /// The steps that each rank writes a trace of, if there are any.
+    pub traced: Option<&'a Range<u64>>,
 }
 
 impl Start<'_> {
@@ -58,6 +61,8 @@ impl Start<'_> {
         let mut line = vec![self.worker.into()];
         line.extend(["train", "--run", self.run, "--attempt", &attempt, "--world", &world].map(OsString::from));
         line.extend(self.logs.into_iter().flat_map(|logs| ["--logs".into(), logs.into()]));
+        let traced = self.traced.map(|steps| format!("{}..{}", steps.start, steps.end));
+        line.extend(traced.into_iter().flat_map(|steps| ["--trace".into(), steps.into()]));
         line
     }
 }

@@ -6,7 +6,7 @@
 //! - [`beginning`]: what the run's store holds when a coordinator begins
 //! - [`coordinator`]: hands events to [`crate::decide`], a pure function, and carries out what it wants done
 //! - [`sources`] of events: signals, the run's store, the lease; [`job_view`]: its Slurm job; [`control`]: the HTTP server that the ranks report to
-//! - [`launch`]: the processes of an attempt, started directly or by mpirun, ended to the last
+//! - [`launch`]: the processes of an attempt, started directly, by mpirun or by srun, ended to the last
 //! - [`forecast`]: what a run will do and need, said before it starts; [`data_warnings`]: what is doubtful about its data
 //!
 //! [`crate::observe`] watches it: the status in the store, the log and the display, the lines of `--json`.

@@ -3,7 +3,7 @@
 //! What lies between two spaces or punctuation marks gets the same ids wherever it stands: cleaning, decomposition and
 //! lowercasing work character by character or within a run of combining marks, and BERT splits at every space and
 //! around every punctuation mark. So a text is cut at the spaces and marks that are cheap to see, and each part is
-//! looked up by its bytes; what is not there the library encodes. tests/tokenizer.rs holds this to be exact.
+//! looked up by its bytes; what is not there the library encodes. data-prep/tests/tokenizer.rs holds this to be exact.
 
 /// Bytes of a part that can be remembered.
 pub const LONGEST: usize = 31;

@@ -1,6 +1,6 @@
 //! Words of ASCII letters and digits and single marks, which are nearly all that English text has, by WordPiece's own rule: the
 //! longest piece first, again and again, and `[UNK]` for a word that cannot be spelt so. On them BERT's cleaning does nothing but
-//! lowercase, so that the library's way is longer than the work. tests/tokenizer.rs holds this to be equal to it.
+//! lowercase, so that the library's way is longer than the work. data-prep/tests/tokenizer.rs holds this to be equal to it.
 
 use super::json::PREFIX;
 use super::memo::{Key, index, is_mark, key};

@@ -122,6 +122,7 @@ mod tests {
             variables: &["LAMBERT_CONTROL_URL".to_owned(), "AWS_REGION".to_owned()],
             session: &Session { files: "/tmp/s".into(), memory: "/dev/shm/s".into() },
             logs: Some(Path::new("/tmp/l")),
+            traced: Some(&(10..15)),
         };
         let line = Mpirun { version: version.to_owned(), root }.command(&start);
         line.into_iter().map(|word| word.into_string().unwrap()).collect::<Vec<_>>().join(" ")
@@ -134,7 +135,7 @@ mod tests {
             line("4.1.4", false, Placement::Hosts(hosts)),
             "mpirun -n 2 --oversubscribe --bind-to none --tag-output --mca orte_tmpdir_base /tmp/s --mca btl_vader_backing_directory /dev/shm/s \
              --host a:1,b:1 --map-by slot -x LAMBERT_CONTROL_URL -x AWS_REGION --mca btl tcp,self \
-             /bin/lambert-worker train --run /runs/a --attempt 3 --world 2 --logs /tmp/l \
+             /bin/lambert-worker train --run /runs/a --attempt 3 --world 2 --logs /tmp/l --trace 10..15 \
              --session /tmp/s --session /dev/shm/s"
         );
         let five = line("5.0.11", true, Placement::Here);

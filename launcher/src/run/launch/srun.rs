@@ -165,6 +165,7 @@ mod tests {
             variables: &["AWS_SECRET_ACCESS_KEY".to_owned()],
             session: &Session { files: "/tmp/s".into(), memory: "/dev/shm/s".into() },
             logs: None,
+            traced: None,
         };
         let line = Srun { version: "22.05.8".into() }.command(&start);
         line.into_iter().map(|word| word.into_string().unwrap()).collect::<Vec<_>>().join(" ")

@@ -75,6 +75,7 @@ impl Workers {
         Session::create(&launcher.folders(&session))?;
         let present = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         let present = present.chain(for_gpus.iter().map(|(name, _)| (*name).to_owned()));
+        let traced = order.config.metrics.traced();
         let line = launcher.command(&Start {
             attempt,
             cluster,
@@ -83,6 +84,7 @@ impl Workers {
             variables: &environment::passed_on(present, &cluster.environment),
             session: &session,
             logs: logs::folder(cluster, order.store.url(), attempt.number).as_deref(),
+            traced: traced.as_ref(),
         });
         let server = ControlServer::start(&cluster.control, attempt, events.clone())?;
         let mut environment = vec![(URL_VARIABLE, server.url()), (TOKEN_VARIABLE, server.secret())];
