@@ -25,7 +25,8 @@ fn chosen_steps_are_traced() {
         let trace: Vec<Value> =
             serde_json::from_slice(bytes).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let begun = |name: &'static str| trace.iter().filter(move |event| event["ph"] == "B" && event["name"] == name);
-        let steps: Vec<u64> = begun("step").filter_map(|event| event["args"]["number"].as_u64()).collect();
+        let steps: Vec<u64> =
+            begun("step").filter_map(|event| event["args"]["number"].as_str()?.parse().ok()).collect();
         assert_eq!(steps, [6, 7, 8], "{rank}");
         for name in ["wait for samples", "forward and backward", "all-reduce", "update", "agree"] {
             assert_eq!(begun(name).count(), 3, "{rank}: {name}");
