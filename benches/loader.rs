@@ -19,7 +19,7 @@ use lambert_plan::memory;
 use lambert_worker::data::Demand;
 use lambert_worker::data::reader::Reader;
 use lambert_worker::data::{Loader, Source, Wanted};
-use lambert_worker::recovery::skipped_samples::Detours;
+use lambert_worker::recovery::skipped_samples::SkippedSamples;
 use samples::Shape;
 
 #[derive(Parser)]
@@ -81,7 +81,7 @@ fn source(dataset: &Arc<Dataset>) -> Source {
 }
 
 fn demand(batch: usize, world: usize, arguments: &Arguments) -> Demand {
-    let (cursor, detours, threads) = (0, Detours::default(), arguments.threads);
+    let (cursor, detours, threads) = (0, SkippedSamples::default(), arguments.threads);
     Demand { cursor, detours, micro_batch_tokens: 16384, rank: 0, world, parts: world, threads, largest: batch }
 }
 

@@ -27,7 +27,7 @@ use lambert_worker::data::{GlobalBatch, Loader, MicroBatch, Source, Wanted};
 use lambert_worker::kernels::Host;
 use lambert_worker::objective::Objective;
 use lambert_worker::optim;
-use lambert_worker::recovery::skipped_samples::Detours;
+use lambert_worker::recovery::skipped_samples::SkippedSamples;
 use lambert_worker::state::{Parameters, TrainState};
 use lambert_worker::train::step;
 use lambert_worker::worker::peak;
@@ -98,7 +98,7 @@ fn batches(arguments: &Arguments, folder: &Path, count: usize) -> (Vec<GlobalBat
     let source =
         Source { dataset, objective: run::Objective::default(), seed: 1, shuffle: true, test: Test::default() };
     let batch = arguments.shape.batch();
-    let (cursor, detours) = (0, Detours::default());
+    let (cursor, detours) = (0, SkippedSamples::default());
     let demand = Demand {
         cursor,
         detours,

@@ -21,7 +21,7 @@ use crate::kernels::Kernels;
 use crate::model;
 use crate::objective::Objective;
 use crate::optim;
-use crate::recovery::skipped_samples::Detours;
+use crate::recovery::skipped_samples::SkippedSamples;
 use crate::state::{Parameters, TrainState};
 use crate::torch;
 use crate::train::step;
@@ -127,7 +127,7 @@ fn loader(
     let source = Source { dataset, objective, seed, shuffle: true, test };
     let demand = Demand {
         cursor: 0,
-        detours: Detours::default(),
+        detours: SkippedSamples::default(),
         micro_batch_tokens: stage.micro_batch_tokens.or_default(),
         rank: 0,
         world: 1,

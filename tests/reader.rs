@@ -15,7 +15,7 @@ use lambert_dataset::random::Key;
 use lambert_worker::data::order::{Order, WINDOW};
 use lambert_worker::data::reader::Reader;
 use lambert_worker::data::{Demand, GlobalBatch, Source, Wanted};
-use lambert_worker::recovery::skipped_samples::Detours;
+use lambert_worker::recovery::skipped_samples::SkippedSamples;
 use samples::Shape;
 
 const ROWS: u64 = 500;
@@ -32,7 +32,7 @@ fn reader(dataset: &Arc<Dataset>, shuffle: bool) -> Reader {
 }
 
 fn demand(rank: usize, world: usize) -> Demand {
-    let (cursor, detours) = (0, Detours::default());
+    let (cursor, detours) = (0, SkippedSamples::default());
     Demand { cursor, detours, micro_batch_tokens: 256, rank, world, parts: world, threads: 4, largest: 300 }
 }
 

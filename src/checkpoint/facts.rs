@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::recovery::guard::History;
-use crate::recovery::skipped_samples::Detours;
+use crate::recovery::skipped_samples::SkippedSamples;
 use crate::state::plateau::Watched;
 use crate::state::{Spec, TrainState};
 
@@ -27,7 +27,7 @@ pub struct Facts {
     skipped_samples: u64,
     /// What of each dataset is not drawn, by the sha256 of its manifest.
     #[serde(default)]
-    detours: BTreeMap<String, Detours>,
+    detours: BTreeMap<String, SkippedSamples>,
     /// What the steps of the stage have shown.
     #[serde(default)]
     history: History,

@@ -7,7 +7,7 @@ use lambert_config::run::{Objective, Test};
 use lambert_dataset::Dataset;
 use lambert_dataset::random::Key;
 
-use crate::recovery::skipped_samples::Detours;
+use crate::recovery::skipped_samples::SkippedSamples;
 
 /// A dataset and how its samples are drawn and masked.
 #[derive(Clone)]
@@ -30,7 +30,7 @@ pub struct Demand {
     /// Samples of this dataset that were used before, over all epochs.
     pub cursor: u64,
     /// Samples that are not drawn.
-    pub detours: Detours,
+    pub detours: SkippedSamples,
     /// Tokens of a micro-batch at most.
     pub micro_batch_tokens: usize,
     /// This rank.

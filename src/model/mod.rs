@@ -1,5 +1,12 @@
 //! An encoder, computed as its description (configs/plan/src/architecture) says: segments of blocks, and the pre-training heads.
 //! Nothing here knows ranks, files or sockets.
+//!
+//! - [`Encoder`]: the segments of a network, forward; `backward`: the way back, segment by segment
+//! - `block`: the code of a segment; `embeddings` and `layer` are BERT's
+//! - [`Heads`]: predictions from hidden states
+//! - [`Dropout`]: keyed draws
+//! - [`input`]: a micro-batch on the device
+//! - `weights`: the parameters as one network sees them
 
 mod backward;
 mod block;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// What is left out of one dataset.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Detours {
+pub struct SkippedSamples {
     /// Samples, by their numbers counted over all epochs; in order, without overlap. Those of steps that changed nothing
     /// are among them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -18,7 +18,7 @@ pub struct Detours {
     shards: BTreeSet<usize>,
 }
 
-impl Detours {
+impl SkippedSamples {
     /// Adds samples; what is there already stays once.
     pub fn add(&mut self, samples: Range<u64>) {
         self.samples.push(samples);
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn ranges_are_kept_in_order_and_once() {
-        let mut detours = Detours::default();
+        let mut detours = SkippedSamples::default();
         for range in [8..10, 2..4, 3..6, 10..12, 20..20, 8..9] {
             detours.add(range);
         }
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn shards_are_left_out_whole() {
-        let mut detours = Detours::default();
+        let mut detours = SkippedSamples::default();
         assert!(detours.add_shard(1) && !detours.add_shard(1));
         assert!(detours.hold(77, 1) && !detours.hold(77, 0));
         assert!(detours.leaves_any_of(2) && !detours.leaves_any_of(1));

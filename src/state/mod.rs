@@ -22,7 +22,7 @@ use tch::{Kind, Tensor};
 
 use crate::kernels::{Address, Buffers, Kernels};
 use crate::recovery::guard::History;
-use crate::recovery::skipped_samples::Detours;
+use crate::recovery::skipped_samples::SkippedSamples;
 use crate::state::plateau::Watched;
 
 pub use layout::{Spec, elements, final_elements, specs};
@@ -52,7 +52,7 @@ pub struct TrainState {
     /// Samples that were passed over or taught nothing.
     pub skipped_samples: u64,
     /// What of each dataset is not drawn, by the sha256 of its manifest.
-    pub detours: BTreeMap<String, Detours>,
+    pub detours: BTreeMap<String, SkippedSamples>,
     /// What the steps of the stage have shown.
     pub history: History,
     /// What the evaluations of the stage have shown, where it may end at a plateau.

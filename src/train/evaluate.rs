@@ -12,7 +12,7 @@ use crate::data::{Demand, Loader, Source, Wanted};
 use crate::error::Error;
 use crate::objective::Objective;
 use crate::objective::totals::Totals;
-use crate::recovery::skipped_samples::Detours;
+use crate::recovery::skipped_samples::SkippedSamples;
 use crate::train::step;
 use crate::worker::agreement::{self, Vote};
 
@@ -68,7 +68,7 @@ pub fn evaluate(
     };
     let demand = Demand {
         cursor: 0,
-        detours: Detours::default(),
+        detours: SkippedSamples::default(),
         micro_batch_tokens: question.micro_batch_tokens,
         rank: collective.rank(),
         world: collective.world(),

@@ -22,7 +22,7 @@ use crate::worker::stopwatch::Stopwatch;
 use crate::worker::trace::span;
 
 /// One step's passes.
-pub struct Passes<'a> {
+pub struct GradientPass<'a> {
     pub session: &'a Session,
     pub objective: &'a Objective,
     /// This rank's part of the global batch.
@@ -34,7 +34,7 @@ pub struct Passes<'a> {
 
 /// What they came to, beside the gradient.
 #[derive(Default)]
-pub struct Passed {
+pub struct GradientStats {
     /// Totals of each share of the batch, and in it of each of the rank's parts.
     pending: Vec<Vec<step::Pending>>,
     /// The norm of each half, f64 \[\], where the batch was taken in halves.
@@ -45,7 +45,7 @@ pub struct Passed {
     pub communicate: f64,
 }
 
-impl Passes<'_> {
+impl GradientPass<'_> {
     /// Leaves the gradient over all ranks in `state`; all call it together.
     ///
     /// # Errors
@@ -56,9 +56,9 @@ impl Passes<'_> {
         group: &mut dyn Group,
         reducer: &mut dyn Reducer,
         watch: &mut Stopwatch,
-    ) -> Result<Passed, Error> {
+    ) -> Result<GradientStats, Error> {
         let session = self.session;
-        let mut passed = Passed::default();
+        let mut passed = GradientStats::default();
         if !session.config.metrics.measures_noise(state.step) {
             self.share(self.batch.whole(), state, group, reducer, watch, &mut passed)?;
             return Ok(passed);
@@ -84,7 +84,7 @@ impl Passes<'_> {
         group: &mut dyn Group,
         reducer: &mut dyn Reducer,
         watch: &mut Stopwatch,
-        passed: &mut Passed,
+        passed: &mut GradientStats,
     ) -> Result<(), Error> {
         let session = self.session;
         let control = &session.control;
@@ -120,7 +120,7 @@ impl Passes<'_> {
         Ok(())
     }
 
-    /// Passes, and the sum of the gradients over all ranks beside them, as far as it can be.
+    /// GradientPass, and the sum of the gradients over all ranks beside them, as far as it can be.
     fn in_buckets<'r>(
         &self,
         share: Share<'_>,
@@ -137,7 +137,7 @@ impl Passes<'_> {
         Ok((vec![pending], exchange))
     }
 
-    /// Passes over one part after the other, and a sum that has the same bits in every world.
+    /// GradientPass over one part after the other, and a sum that has the same bits in every world.
     fn exactly(&self, share: Share<'_>, state: &mut TrainState) -> Result<(Vec<step::Pending>, ExactSum), Error> {
         let mut sum = ExactSum::new(state.gradients_mut().numel());
         let add = |state: &mut TrainState| gradients::add_exactly(state, &mut sum);
@@ -165,7 +165,7 @@ pub struct Fetched {
     pub noise: Option<GradientNoise>,
 }
 
-impl Passed {
+impl GradientStats {
     /// Waits for the device; `norm`, f64 \[\], is that of the whole gradient of a global batch of `samples`.
     ///
     /// # Errors

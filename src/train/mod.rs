@@ -1,4 +1,11 @@
 //! The training loop, from a run's URL to its last checkpoint.
+//!
+//! - `stage`: one stage under way: its steps and its evaluations
+//! - `gradient_pass`: the gradient of a step over all ranks; [`step`]: a rank's part of it
+//! - [`gradients`]: buckets, summed beside the backward pass; [`exact`]: a sum that no order of its terms changes
+//! - [`outcome`]: what a step computed, and what follows from it; [`step_record`]: its record; `noise`: how noisy its gradient is
+//! - [`evaluate`]: held-out losses
+//! - `rollback`: back to an earlier checkpoint, and around samples
 
 pub mod evaluate;
 pub mod exact;

@@ -10,7 +10,7 @@ use lambert_plan::timeline::{self, Place};
 use lambert_plan::{flops, objectives, schedule};
 
 use super::evaluate::{self, Evaluated, Question};
-use super::gradient_pass::{Fetched, Passes};
+use super::gradient_pass::{Fetched, GradientPass};
 use super::outcome::{Drawn, StepOutcome};
 use super::rollback;
 use super::step_record;
@@ -142,7 +142,7 @@ impl<'a> Stage<'a> {
         session.control.phase(Phase::Step);
         let dropout = Key::new(session.config.run.seed).with_bytes(b"dropout").with(state.step);
         let spoils = unread.is_some();
-        let passes = Passes { session, objective: &self.objective, batch: &batch, dropout, spoils };
+        let passes = GradientPass { session, objective: &self.objective, batch: &batch, dropout, spoils };
         let passed = passes.gradient(state, collective, reducer, &mut watch).map_err(|error| self.explain(error))?;
         let (forward_backward, mut communicate) = (passed.seconds, passed.communicate);
 
