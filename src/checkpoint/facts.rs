@@ -122,8 +122,8 @@ mod tests {
 
     #[test]
     fn counts_of_the_formats_before_are_those_of_the_groups() {
-        let spec = |name: &str, layer| {
-            let id = TensorId { layer, ..TensorId::new(Part::Output, Leaf::Bias) };
+        let spec = |name: &str, part, layer| {
+            let id = TensorId { layer, ..TensorId::new(part, Leaf::Bias) };
             Spec {
                 id,
                 name: name.to_owned(),
@@ -137,8 +137,9 @@ mod tests {
                 final_after: 1,
             }
         };
-        let layers = [0, 1, 12].map(|layer| spec("of a layer", Some(layer)));
-        let others = ["bert.pooler.dense.bias", "cls.predictions.bias"].map(|name| spec(name, None));
+        let layers = [0, 1, 12].map(|layer| spec("of a layer", Part::Output, Some(layer)));
+        let others = [("bert.pooler.dense.bias", Part::Pooler), ("cls.predictions.bias", Part::PredictionBias)];
+        let others = others.map(|(name, part)| spec(name, part, None));
         let specs = [&layers[..], &others].concat();
         let rest = r#""skipped_updates": 0, "vocabulary": 9, "lowercase": true"#;
         let facts: Facts =

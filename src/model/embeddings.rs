@@ -1,6 +1,5 @@
-//! Token + position + segment embeddings, normalised unless the layers do that first.
+//! Token and position embeddings, and segment embeddings where the network has them; normalised if it says so.
 
-use lambert_config::run::Norm;
 use lambert_plan::architecture::{Leaf, Part};
 use tch::{Kind, Tensor};
 
@@ -13,7 +12,8 @@ use crate::torch;
 pub struct Embeddings {
     words: Tensor,
     positions: Tensor,
-    segments: Tensor,
+    /// None in a network without them.
+    segments: Option<Tensor>,
     norm: Option<LayerNorm>,
     /// What the layers compute with.
     kind: Kind,
@@ -21,14 +21,14 @@ pub struct Embeddings {
 
 impl Embeddings {
     pub fn new(weights: NetworkWeights<'_>) -> Self {
-        let model = weights.model;
+        let has = |part| weights.network.module(part).is_some();
         let table = |part| weights.tensor(part, None, Leaf::Weight);
         Self {
             words: table(Part::WordEmbeddings),
             positions: table(Part::PositionEmbeddings),
-            segments: table(Part::SegmentEmbeddings),
-            norm: (model.norm == Norm::Post).then(|| LayerNorm::new(weights, Part::EmbeddingNorm, None)),
-            kind: super::kind(model),
+            segments: has(Part::SegmentEmbeddings).then(|| table(Part::SegmentEmbeddings)),
+            norm: has(Part::EmbeddingNorm).then(|| LayerNorm::new(weights, Part::EmbeddingNorm, None)),
+            kind: super::kind(weights.model),
         }
     }
 }
@@ -38,8 +38,11 @@ impl Block for Embeddings {
     fn forward(&self, _: &[&Tensor], input: &Input, dropout: Dropout<'_>) -> Vec<Tensor> {
         let width = input.ids.size()[1];
         let words = torch::embedding(&self.words, &input.ids);
-        let segments = torch::embedding(&self.segments, &input.segments);
-        let sum = words + segments + self.positions.narrow(0, 0, width);
+        let sum = match &self.segments {
+            Some(segments) => words + torch::embedding(segments, &input.segments),
+            None => words,
+        };
+        let sum = sum + self.positions.narrow(0, 0, width);
         let embedded = match &self.norm {
             Some(norm) => norm.forward(&sum),
             None => sum,

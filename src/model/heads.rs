@@ -52,7 +52,8 @@ impl MaskedLanguageHead {
     fn new(weights: NetworkWeights<'_>) -> Self {
         let NetworkWeights { parameters, network, model } = weights;
         let bias = network.id(Part::PredictionBias, None, Leaf::Bias);
-        let decoder = if model.tied_decoder {
+        let is_tied = network.module(Part::Decoder).is_some_and(|decoder| decoder.tied_to.is_some());
+        let decoder = if is_tied {
             Linear::of(parameters, network.id(Part::WordEmbeddings, None, Leaf::Weight), bias)
         } else {
             Linear::new(weights, Part::Decoder, None)

@@ -34,7 +34,7 @@ impl Layer {
         Self {
             application,
             heads: model.heads as i64,
-            norm: model.norm,
+            norm: weights.norm(),
             activation: model.activation,
             query_key_value: Linear::joined(weights, Part::Query, layer),
             attention_output: linear(Part::AttentionOutput),

@@ -1,7 +1,7 @@
 //! The parameters as the code of one network sees them.
 
-use lambert_config::run::Model;
-use lambert_plan::architecture::{Leaf, Network, Part};
+use lambert_config::run::{Model, Norm};
+use lambert_plan::architecture::{Leaf, Network, Normalises, Part};
 use tch::Tensor;
 
 use crate::state::Parameters;
@@ -26,5 +26,11 @@ impl<'a> NetworkWeights<'a> {
     /// A handle to one parameter.
     pub fn tensor(self, part: Part, layer: Option<usize>, leaf: Leaf) -> Tensor {
         self.parameters.tensor(self.network.id(part, layer, leaf))
+    }
+
+    /// Where the layers normalise: behind their sums, or what goes into them.
+    pub fn norm(self) -> Norm {
+        let attention = self.network.module(Part::AttentionNorm).map(|module| module.normalises);
+        if attention == Some(Normalises::InnerSum) { Norm::Post } else { Norm::Pre }
     }
 }

@@ -48,10 +48,13 @@ impl Spec {
 
     /// The parameters that its updates are counted together with: those that are frozen, or grown, with it.
     pub fn group(&self) -> String {
-        match (self.id.network, self.id.layer) {
-            (0, Some(layer)) => format!("layer.{layer}"),
-            (network, Some(layer)) => format!("network.{network}.layer.{layer}"),
-            (_, None) => self.name.splitn(3, '.').take(2).collect::<Vec<_>>().join("."),
+        let own = match self.id.layer {
+            Some(layer) => format!("layer.{layer}"),
+            None => self.id.part.group().to_owned(),
+        };
+        match self.id.network {
+            0 => own,
+            network => format!("network.{network}.{own}"),
         }
     }
 }
@@ -107,6 +110,21 @@ mod tests {
             assert!(specs.iter().all(|spec| spec.joined || spec.first % 32 == 0));
             let elements: usize = specs.iter().map(Spec::count).sum();
             assert_eq!(elements as u64, lambert_plan::flops::parameters(&model, 3, 50));
+        }
+    }
+
+    /// Checkpoints hold these names.
+    #[test]
+    fn groups_have_the_names_that_they_have_always_had() {
+        for norm in [Norm::Post, Norm::Pre] {
+            let model = run::Model { norm, tied_decoder: false, ..tiny() };
+            for spec in specs(&Architecture::new(&model, 2, 50)) {
+                let expected = match spec.id.layer {
+                    Some(layer) => format!("layer.{layer}"),
+                    None => spec.name.splitn(3, '.').take(2).collect::<Vec<_>>().join("."),
+                };
+                assert_eq!(spec.group(), expected, "{}", spec.name);
+            }
         }
     }
 

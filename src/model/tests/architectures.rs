@@ -28,13 +28,14 @@ const VOCABULARY: usize = 50;
 const BERT: Case = Case { name: "BERT", architecture: bert, block: |_, _| None, passes: one_pass };
 
 /// All architectures, BERT the first.
-pub const CASES: [Case; 6] = [
+pub const CASES: [Case; 7] = [
     BERT,
     Case { name: "shared layers", architecture: shared_layers, ..BERT },
     Case { name: "a table in every layer", architecture: table_in_every_layer, block: table_block, ..BERT },
     Case { name: "last layer twice", architecture: last_layer_twice, block: twice_block, ..BERT },
     Case { name: "two networks", architecture: two_networks, passes: replaced_tokens, ..BERT },
     Case { name: "a teacher", passes: teacher_and_student, ..BERT },
+    Case { name: "no segment embeddings", architecture: no_segment_embeddings, ..BERT },
 ];
 
 fn bert(model: &Model) -> Architecture {
@@ -70,6 +71,15 @@ fn table_in_every_layer(model: &Model) -> Architecture {
             segment.inputs.push(Value { segment: 1, output: index % 2 });
         }
     }
+    network.into()
+}
+
+/// BERT's blocks without segment embeddings, under other names (as RoBERTa's are, arXiv 1907.11692).
+fn no_segment_embeddings(model: &Model) -> Architecture {
+    let mut network = Network::new(model, 3, VOCABULARY);
+    let kept = |module: &&Module| module.part != Part::SegmentEmbeddings;
+    network.segments[0].modules = network.segments[0].modules.iter().filter(kept).copied().collect();
+    network.name = |id| format!("other.{:?}.{:?}.{:?}", id.part, id.layer, id.leaf);
     network.into()
 }
 

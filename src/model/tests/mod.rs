@@ -156,11 +156,11 @@ fn parts_that_are_summed_one_by_one_make_the_whole() {
 #[test]
 fn shared_parameters_are_there_once() {
     let count = |case: &Case| specs(&(case.architecture)(&model())).len();
-    let [bert, shared, table, twice, networks, teacher] = CASES.each_ref().map(count);
+    let [bert, shared, table, twice, networks, teacher, no_segments] = CASES.each_ref().map(count);
     let (of_a_layer, embeddings) = (16, 5);
     assert_eq!((shared, table, twice), (bert - 2 * of_a_layer, bert, bert - of_a_layer));
     // Both have three layers in all; of each head there is one.
-    assert_eq!((networks, teacher), (bert, bert));
+    assert_eq!((networks, teacher, no_segments), (bert, bert, bert - 1));
     assert!(networks > 3 * of_a_layer + embeddings);
     for case in CASES {
         let architecture: Architecture = (case.architecture)(&model());

@@ -43,11 +43,11 @@ pub fn network(model: &Model, layers: usize, vocabulary: usize) -> Network {
     Network { number: 0, segments, name, vocabulary, rows: model.rows_of(vocabulary) }
 }
 
-fn norm(part: Part, each: Each, width: usize) -> Module {
+pub(super) fn norm(part: Part, each: Each, width: usize) -> Module {
     Module::new(part, each, Form::Norm { width })
 }
 
-fn embeddings(model: &Model, vocabulary: usize) -> Vec<Module> {
+pub(super) fn embeddings(model: &Model, vocabulary: usize) -> Vec<Module> {
     let width = model.hidden;
     let table = |part, rows| Module::new(part, Each::Token, Form::Table { rows, width });
     let mut modules = vec![
@@ -62,7 +62,7 @@ fn embeddings(model: &Model, vocabulary: usize) -> Vec<Module> {
 }
 
 /// A layer, in the order in which its modules are computed.
-fn layer(model: &Model) -> Vec<Module> {
+pub(super) fn layer(model: &Model) -> Vec<Module> {
     let (width, intermediate) = (model.hidden, model.intermediate);
     let linear = |part, inputs, outputs| Module::new(part, Each::Token, Form::Linear { inputs, outputs });
     let attention = [
@@ -95,7 +95,7 @@ fn layer(model: &Model) -> Vec<Module> {
 }
 
 /// What lies above the layers, the normalisation behind the last one included.
-fn heads(model: &Model, vocabulary: usize) -> Vec<Module> {
+pub(super) fn heads(model: &Model, vocabulary: usize) -> Vec<Module> {
     let (width, rows) = (model.hidden, model.rows_of(vocabulary));
     let linear = |part, each, outputs| Module::new(part, each, Form::Linear { inputs: width, outputs });
     let decoder = linear(Part::Decoder, Each::MaskedToken, rows);

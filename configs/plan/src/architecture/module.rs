@@ -43,6 +43,22 @@ pub enum Part {
     PredictionBias,
 }
 
+impl Part {
+    /// The name, in checkpoints, of the parameters outside the layers whose updates are counted together. Names never change.
+    pub fn group(self) -> &'static str {
+        match self {
+            Self::WordEmbeddings | Self::PositionEmbeddings | Self::SegmentEmbeddings | Self::EmbeddingNorm => {
+                "bert.embeddings"
+            }
+            Self::Pooler => "bert.pooler",
+            Self::PairHead => "cls.seq_relationship",
+            Self::Transform | Self::TransformNorm | Self::Decoder | Self::PredictionBias => "cls.predictions",
+            // The normalisation behind the last layer, and those that are in one.
+            _ => "bert.encoder",
+        }
+    }
+}
+
 /// Which of a module's tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Leaf {

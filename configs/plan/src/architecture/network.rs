@@ -112,6 +112,11 @@ impl Network {
         Some(Tensor { id, role, name, shape, padding, joined, head, final_after })
     }
 
+    /// Its module of this part, if it has one.
+    pub fn module(&self, part: Part) -> Option<&Module> {
+        self.segments.iter().flat_map(|segment| segment.modules.iter()).find(|module| module.part == part)
+    }
+
     /// Whether it has such a module.
     pub fn has(&self, is_such: impl Fn(&Module) -> bool) -> bool {
         self.segments.iter().flat_map(|segment| segment.modules.iter()).any(is_such)
