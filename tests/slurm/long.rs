@@ -233,7 +233,7 @@ fn cancelled(sandbox: &Sandbox, file: &str, run: &str, job: &str) {
 
 /// The long form of what `runs_in_a_queue` looks at three times.
 #[test]
-#[ignore = "long: two minutes"]
+#[ignore = "long: eight minutes"]
 fn ranks_of_a_node_share_memory_at_every_start() {
     let place = Place::new();
     let Some(sandbox) = begin(&place) else { return };
