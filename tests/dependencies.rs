@@ -6,6 +6,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use crate::modules::CRATES;
+
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
 /// The crates that a crate of the workspace links, by name, and by name and version as `bzip2 0.6`.
@@ -183,19 +185,8 @@ fn unsafe_code_of_the_collectives_is_in_the_thinnest_layers() {
 /// Changing the environment while another thread reads it is undefined behaviour: it is done in one place, before there are threads.
 #[test]
 fn the_environment_is_changed_in_one_place() {
-    let folders = [
-        "src",
-        "launcher/src",
-        "configs/src",
-        "configs/plan/src",
-        "data-prep/src",
-        "data-prep/dataset/src",
-        "cluster/collective/src",
-        "cluster/control/src",
-        "cluster/store/src",
-    ];
     let changes = |text: &str| ["set_var(", "remove_var(", "setenv(", "putenv("].iter().any(|call| text.contains(call));
-    let files = folders.iter().flat_map(|folder| files_below(folder));
+    let files = CRATES.iter().flat_map(|folder| files_below(folder));
     let found: Vec<String> = files.filter(|(_, text)| changes(&code(text))).map(|(file, _)| file).collect();
     assert_eq!(found, ["src/worker/environment.rs"]);
 }

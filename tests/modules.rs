@@ -4,7 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-const CRATES: [&str; 9] = [
+/// The sources of all crates.
+pub const CRATES: [&str; 9] = [
     "src",
     "configs/src",
     "configs/plan/src",
