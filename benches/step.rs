@@ -253,6 +253,7 @@ fn main() {
     let count = arguments.steps * (arguments.rounds + 1);
     let (batches, vocabulary) = batches(&arguments, folder.path(), count);
     let model = arguments.shape.model();
+    let architecture = Architecture::new(&model, model.layers, vocabulary);
     let mut engine = Engine::new(&model, vocabulary, arguments.recompute);
     let start = |python| Peers::start(python, &arguments, folder.path(), &batches, vocabulary);
     let mut peers = arguments.python.as_deref().map(start);
@@ -273,7 +274,7 @@ fn main() {
         }
         let useful = |batch: &GlobalBatch| {
             let lengths = batch.lengths.iter().map(|length| u64::from(*length));
-            flops::training(&model, model.layers, vocabulary, lengths, batch.masked_tokens)
+            flops::training(&architecture, lengths, batch.masked_tokens)
         };
         for (rates, seconds) in rates.iter_mut().zip(std::iter::once(seconds.all).chain(others)) {
             rates.push(samples as f64 / seconds);

@@ -181,8 +181,6 @@ struct Timed {
 struct Bench<'a> {
     config: &'a RunConfig,
     stage: &'a Stage,
-    layers: usize,
-    vocabulary: usize,
     objective: Objective,
     state: TrainState,
     loader: Loader,
@@ -198,7 +196,7 @@ impl<'a> Bench<'a> {
     ) -> Result<Self, Error> {
         let (layers, vocabulary) = (stage.depth(&config.model), dataset.manifest().vocabulary.size);
         let state = torch::guard(|| {
-            let architecture = Architecture::new(&config.model, layers, vocabulary);
+            let architecture = Architecture::of_run(config, layers, vocabulary);
             let (seed, range) = (config.run.seed, config.model.initializer_range);
             let parameters = Parameters::initialize(kernels, architecture, seed, range);
             let mut state = TrainState::new(parameters);
@@ -208,7 +206,7 @@ impl<'a> Bench<'a> {
         let objective = Objective::new(&state.parameters, &config.model, &config.objective);
         let objective = objective.recomputing(stage.recompute);
         let loader = loader(config, stage, dataset, sizes.0, sizes.1)?;
-        Ok(Self { config, stage, layers, vocabulary, objective, state, loader })
+        Ok(Self { config, stage, objective, state, loader })
     }
 
     /// A step as training makes it; `by_phase` waits for the device between the phases, too.
@@ -241,7 +239,7 @@ impl<'a> Bench<'a> {
             forward_backward,
             optimizer,
             whole: whole.lap(),
-            flops: flops::training(&self.config.model, self.layers, self.vocabulary, lengths, masked),
+            flops: flops::training(self.state.parameters.architecture(), lengths, masked),
             tokens: batch.tokens(),
             padding: batch.padding,
         })

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use lambert_config::run::{self, Activation, Attention, Model, Norm, Precision};
+use lambert_config::run::{self, Activation, Attention, Family, Model, Norm, Precision};
 use lambert_dataset::random::Key;
 use lambert_plan::architecture::Architecture;
 use lambert_plan::objectives::{MASKED_LANGUAGE, PAIR};
@@ -23,6 +23,7 @@ use safetensors::SafeTensors;
 use tch::Tensor;
 
 const TINY: Model = Model {
+    family: Family::Bert,
     layers: 2,
     hidden: 32,
     heads: 4,

@@ -5,7 +5,8 @@ use std::path::Path;
 use lambert_config::run::{Model, OptimizerKind};
 use lambert_config::{Layers, RunConfig};
 use lambert_data_prep::{prep, source};
-use lambert_plan::{flops, schedule, timeline};
+use lambert_plan::architecture::Architecture;
+use lambert_plan::{schedule, timeline};
 
 #[test]
 fn every_shipped_configuration_is_valid() {
@@ -43,7 +44,7 @@ fn plan(config: &RunConfig) -> Vec<(u64, u64, f64)> {
 
 fn parameters(config: &RunConfig) -> u64 {
     let plain = Model { pad_vocabulary_to: 1, ..config.model.clone() };
-    flops::parameters(&plain, config.model.layers, 30522)
+    Architecture::new(&plain, config.model.layers, 30522).parameters()
 }
 
 #[test]

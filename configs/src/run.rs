@@ -21,7 +21,7 @@ pub use cluster::{Backend, Cluster, ControlChannel, DatasetCache, Device, Host, 
 pub use growth::{Growth, Moments, Order};
 pub use guard::{DamagedShard, Guard, Test};
 pub use metrics::Metrics;
-pub use model::{Activation, Attention, Model, Norm, Precision};
+pub use model::{Activation, Attention, Family, Model, Norm, Precision};
 pub use objective::{MaskToken, MaskUnit, Masking, Objective};
 pub use optimizer::{Optimizer, OptimizerKind};
 pub use plateau::Plateau;

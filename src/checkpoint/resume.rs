@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use lambert_collective::Group;
-use lambert_config::{RunConfig, run};
+use lambert_config::RunConfig;
 use lambert_control::EventKind;
 use lambert_plan::architecture::Architecture;
 use lambert_plan::timeline;
@@ -131,7 +131,7 @@ fn misfit(config: &RunConfig, manifest: &Manifest, vocabulary: usize) -> Option<
     for slice in manifest.objects.iter().flat_map(|object| &object.slices) {
         *counts.entry(&slice.tensor).or_default() += slice.count;
     }
-    let specs = state::specs(&Architecture::new(&config.model, stage.depth(&config.model), vocabulary));
+    let specs = state::specs(&Architecture::of_run(config, stage.depth(&config.model), vocabulary));
     let wrong = |spec: &&Spec| counts.get(spec.name.as_str()) != Some(&(spec.count() as u64));
     if let Some(spec) = specs.iter().find(wrong) {
         let there = counts.get(spec.name.as_str()).copied().unwrap_or(0);
@@ -156,7 +156,7 @@ fn begin(session: &Session, datasets: &Datasets) -> Result<TrainState, Error> {
         Some(url) => begin_from(session, url, datasets),
         None => {
             let layers = config.stage[0].depth(&config.model);
-            let architecture = Architecture::new(&config.model, layers, vocabulary(datasets));
+            let architecture = Architecture::of_run(config, layers, vocabulary(datasets));
             let range = config.model.initializer_range;
             let (kernels, seed) = (session.kernels.clone(), config.run.seed);
             Ok(torch::guard(|| TrainState::new(Parameters::initialize(kernels, architecture, seed, range)))?)
@@ -194,7 +194,7 @@ fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<Train
 
 /// A state of the run's model with so many layers, to be filled.
 fn empty(session: &Session, layers: usize, datasets: &Datasets) -> Result<TrainState, Error> {
-    let architecture = Architecture::new(&session.config.model, layers, vocabulary(datasets));
+    let architecture = Architecture::of_run(&session.config, layers, vocabulary(datasets));
     Ok(torch::guard(|| TrainState::new(Parameters::zeros(session.kernels.clone(), architecture)))?)
 }
 
@@ -254,10 +254,8 @@ pub fn read_model(
     kernels: Arc<dyn Kernels>,
     store: &Store,
     verified: &Verified,
-    model: &run::Model,
-    (layers, vocabulary): (usize, usize),
+    architecture: Architecture,
 ) -> Result<Parameters, Error> {
-    let architecture = Architecture::new(model, layers, vocabulary);
     let parameters = torch::guard(|| Parameters::zeros(kernels, architecture))?;
     files::read_weights(store, verified, &parameters)?;
     Ok(parameters)

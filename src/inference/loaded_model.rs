@@ -6,6 +6,7 @@ use lambert_config::RunConfig;
 use lambert_config::run::{Cluster, Device, TokenBudget};
 use lambert_dataset::tokenizer::Tokenizer;
 use lambert_dataset::{Dataset, check_fit};
+use lambert_plan::architecture::Architecture;
 use lambert_store::{Store, run};
 
 use crate::checkpoint;
@@ -46,8 +47,9 @@ impl Saved {
         let (kernels, _) = Chosen::load(&config.cluster)?.kernels(None, config.model.precision)?;
         tch::set_num_threads(std::thread::available_parallelism().map_or(1, |count| count.get() as i32));
         let (verified, facts, parameters) = checkpoint::read_chosen(&store, name, |verified, facts| {
-            let shape = (config.depth(verified.manifest.stage), facts.vocabulary);
-            checkpoint::read_model(Arc::clone(&kernels), &store, verified, &config.model, shape)
+            let layers = config.depth(verified.manifest.stage);
+            let architecture = Architecture::of_run(&config, layers, facts.vocabulary);
+            checkpoint::read_model(Arc::clone(&kernels), &store, verified, architecture)
         })?;
         let manifest = &verified.manifest;
         let layers = config.depth(manifest.stage);

@@ -3,21 +3,20 @@
 
 use std::ops::Range;
 
-use lambert_config::run::{Growth, Model, Moments};
+use lambert_config::run::{Growth, Moments};
 use lambert_plan::architecture::{Architecture, Role, TensorId};
 
 use crate::state::{Buffer, Parameters, Spec, TrainState};
 use crate::torch::{self, TorchError};
 
-/// Gives `state` the depth `layers`, if it has another. Embeddings, heads and old layers stay as they are; new layers are
+/// Gives `state` the depth of `architecture`, if it has another. Embeddings, heads and old layers stay as they are; new layers are
 /// made as `growth` says, and the weights, moments and counts of updates go with them.
-pub fn grow(state: &mut TrainState, model: &Model, growth: &Growth, layers: usize) -> Result<(), TorchError> {
-    let from = state.parameters.layers();
+pub fn grow(state: &mut TrainState, architecture: Architecture, growth: &Growth) -> Result<(), TorchError> {
+    let (from, layers) = (state.parameters.layers(), architecture.layers());
     state.grown_from = (from != layers).then_some(from);
     if from == layers {
         return Ok(());
     }
-    let architecture = Architecture::new(model, layers, state.parameters.architecture().vocabulary());
     let plan = Plan { growth, sources: growth.sources(from, layers), old: &state.parameters };
     let kernels = state.parameters.kernels().clone();
     let grown = torch::guard(|| {
@@ -140,7 +139,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
-    use lambert_config::run::{Norm, Order};
+    use lambert_config::run::{Model, Norm, Order};
     use tch::{Kind, Tensor};
 
     use super::*;
@@ -153,11 +152,15 @@ mod tests {
 
     const PIECES: usize = 50;
 
+    fn of(model: &Model, layers: usize) -> Architecture {
+        Architecture::new(model, layers, PIECES)
+    }
+
     /// A state of a small model whose every element tells it from all others.
     fn state(norm: Norm, layers: usize) -> (TrainState, Model) {
         let shape = Model { hidden: 16, heads: 2, intermediate: 32, positions: 16, ..Model::default() };
         let model = Model { norm, pad_vocabulary_to: 8, ..shape };
-        let parameters = Parameters::initialize(Arc::new(Host), Architecture::new(&model, layers, PIECES), 1, 0.3);
+        let parameters = Parameters::initialize(Arc::new(Host), of(&model, layers), 1, 0.3);
         let mut state = TrainState::new(parameters);
         // The gains and biases of a new model are 1 and 0: trained ones are not.
         for spec in state.parameters.specs().iter().filter(|spec| spec.name.contains("LayerNorm")) {
@@ -192,7 +195,8 @@ mod tests {
     fn check(order: Order, moments: Moments, made: &[usize], factor: impl Fn(usize) -> [f32; 2]) {
         let (mut state, model) = state(Norm::Post, 2);
         let before = tensors(&state);
-        grow(&mut state, &model, &Growth { order, moments: Some(moments), ..Growth::default() }, made.len()).unwrap();
+        grow(&mut state, of(&model, made.len()), &Growth { order, moments: Some(moments), ..Growth::default() })
+            .unwrap();
         assert_eq!(state.parameters.layers(), made.len());
         let mut expected = BTreeMap::new();
         for (name, tensors) in &before {
@@ -262,12 +266,12 @@ mod tests {
             for (norm, limit) in [(Norm::Pre, 0.0), (Norm::Post, 1e-5)] {
                 let (mut grown, model) = state(norm, 2);
                 let (hidden, logits) = answers(&grown, &model);
-                grow(&mut grown, &model, &Growth { order, identity: true, ..Growth::default() }, 6).unwrap();
+                grow(&mut grown, of(&model, 6), &Growth { order, identity: true, ..Growth::default() }).unwrap();
                 let (deep_hidden, deep_logits) = answers(&grown, &model);
                 let far = apart(&hidden, &deep_hidden).max(apart(&logits, &deep_logits));
                 assert!(far <= limit, "{order:?} {norm:?}: {far:e}");
                 let (mut copied, _) = state(norm, 2);
-                grow(&mut copied, &model, &Growth { order, ..Growth::default() }, 6).unwrap();
+                grow(&mut copied, of(&model, 6), &Growth { order, ..Growth::default() }).unwrap();
                 assert!(apart(&hidden, &answers(&copied, &model).0) > 0.01, "copies change the answers");
             }
         }
@@ -277,13 +281,13 @@ mod tests {
     fn layers_without_moments_count_their_updates_anew() {
         let (mut state, model) = state(Norm::Post, 2);
         let growth = Growth { moments: Some(Moments::Zero), ..Growth::default() };
-        grow(&mut state, &model, &growth, 4).unwrap();
+        grow(&mut state, of(&model, 4), &growth).unwrap();
         updated(&mut state, 20);
-        grow(&mut state, &model, &growth, 8).unwrap();
+        grow(&mut state, of(&model, 8), &growth).unwrap();
         assert_eq!(std::array::from_fn(|layer| age(&state, layer)), [90, 90, 20, 20, 0, 0, 0, 0]);
         let copy = Growth::default();
         updated(&mut state, 1);
-        grow(&mut state, &model, &copy, 16).unwrap();
+        grow(&mut state, of(&model, 16), &copy).unwrap();
         assert_eq!(age(&state, 10), 21, "a copy is as old as what it was made from");
         assert_eq!(state.updates["bert.pooler"], 91);
     }
@@ -293,7 +297,7 @@ mod tests {
         let (mut state, model) = state(Norm::Post, 1);
         let growth = Growth { new_layers_only: 3, moments: Some(Moments::Zero), ..Growth::default() };
         state.restart_optimizer();
-        grow(&mut state, &model, &growth, 2).unwrap();
+        grow(&mut state, of(&model, 2), &growth).unwrap();
         let from = state.grown_from;
         for done in 0..5 {
             freeze(&mut state.parameters, &growth, from, done, |_| false);

@@ -4,7 +4,8 @@
 
 pub mod growth;
 
-use lambert_config::run::Model;
+use lambert_config::run::RunConfig;
+use lambert_plan::architecture::Architecture;
 use lambert_plan::timeline::Place;
 
 use crate::recovery::guard::History;
@@ -17,11 +18,13 @@ use crate::torch::TorchError;
 ///
 /// # Errors
 /// No memory for a deeper model.
-pub fn enter(state: &mut TrainState, model: &Model, place: &Place<'_>) -> Result<bool, TorchError> {
+pub fn enter(state: &mut TrainState, config: &RunConfig, place: &Place<'_>) -> Result<bool, TorchError> {
     if state.entered == Some(place.index) {
         return Ok(false);
     }
-    growth::grow(state, model, &place.stage.growth, place.stage.depth(model))?;
+    let vocabulary = state.parameters.architecture().vocabulary();
+    let architecture = Architecture::of_run(config, place.stage.depth(&config.model), vocabulary);
+    growth::grow(state, architecture, &place.stage.growth)?;
     state.history = History::default();
     state.watched = Watched::default();
     if place.stage.restart_optimizer {
@@ -35,8 +38,7 @@ pub fn enter(state: &mut TrainState, model: &Model, place: &Place<'_>) -> Result
 mod tests {
     use std::sync::Arc;
 
-    use lambert_config::run::{Growth, Stage};
-    use lambert_plan::architecture::Architecture;
+    use lambert_config::run::{Growth, Model, Stage};
 
     use super::*;
     use crate::kernels::Host;
@@ -48,17 +50,18 @@ mod tests {
         let model = Model { hidden: 8, heads: 2, intermediate: 16, positions: 16, ..Model::default() };
         let parameters = Parameters::initialize(Arc::new(Host), Architecture::new(&model, 1, 50), 1, 0.02);
         let mut state = TrainState::new(parameters);
+        let config = RunConfig { model, ..RunConfig::default() };
         let growth = Growth { new_layers_only: 3, ..Growth::default() };
         let stage = Stage { layers: Some(2), steps: 9, growth, restart_optimizer: true, ..Stage::default() };
         let place = |done| Place { index: 1, stage: &stage, done };
-        assert!(enter(&mut state, &model, &place(0)).unwrap());
+        assert!(enter(&mut state, &config, &place(0)).unwrap());
         state.count_update();
-        assert!(!enter(&mut state, &model, &place(0)).unwrap());
+        assert!(!enter(&mut state, &config, &place(0)).unwrap());
         assert_eq!((state.grown_from, state.parameters.layers()), (Some(1), 2));
         assert_eq!(state.updates["layer.1"], 1, "the optimizer was restarted twice");
         // A stage that the run enters behind its beginning: the one before was cut short.
         state.entered = Some(0);
-        assert!(enter(&mut state, &model, &place(5)).unwrap());
+        assert!(enter(&mut state, &config, &place(5)).unwrap());
         assert!(state.updates.is_empty());
     }
 }

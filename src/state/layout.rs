@@ -109,7 +109,7 @@ mod tests {
             assert!(specs.windows(2).all(|pair| pair[0].range().end <= pair[1].first));
             assert!(specs.iter().all(|spec| spec.joined || spec.first % 32 == 0));
             let elements: usize = specs.iter().map(Spec::count).sum();
-            assert_eq!(elements as u64, lambert_plan::flops::parameters(&model, 3, 50));
+            assert_eq!(elements as u64, Architecture::new(&model, 3, 50).parameters());
         }
     }
 

@@ -177,8 +177,7 @@ fn enter(
     state: &mut TrainState,
     place: &Place<'_>,
 ) -> Result<bool, Error> {
-    let model = &session.config.model;
-    let (from, to) = (state.parameters.layers(), place.stage.depth(model));
+    let (from, to) = (state.parameters.layers(), place.stage.depth(&session.config.model));
     // A run that begins from another's checkpoint has it there.
     if from != to && state.step > 0 {
         saver.complete(collective, state)?;
@@ -186,7 +185,7 @@ fn enter(
             return Ok(true);
         }
     }
-    stages::enter(state, model, place)?;
+    stages::enter(state, &session.config, place)?;
     if from != to {
         saver.resize(state)?;
         if session.is_first() {

@@ -7,7 +7,7 @@ use lambert_control::{Directive, EventKind, RankTimes, StepRecord};
 use lambert_dataset::DatasetError;
 use lambert_dataset::random::Key;
 use lambert_plan::timeline::{self, Place};
-use lambert_plan::{flops, objectives, schedule};
+use lambert_plan::{objectives, schedule};
 
 use super::evaluate::{self, Evaluated, Question};
 use super::gradient_pass::{Fetched, GradientPass};
@@ -60,7 +60,6 @@ pub struct Stage<'a> {
     first_step: u64,
     loader: Loader,
     objective: Objective,
-    layers: usize,
     /// Tokens of a micro-batch at most.
     micro_batch_tokens: usize,
 }
@@ -100,11 +99,10 @@ impl<'a> Stage<'a> {
             Wanted { samples: timeline::global_batch(&stage, done), halves }
         });
         let loader = Loader::start(source, demand, wanted).map_err(Error::Thread)?;
-        let layers = place.stage.depth(&config.model);
         torch::guard(|| state.parameters.keep_low(model::kind(&config.model)))?;
         let objective = Objective::new(&state.parameters, &config.model, &config.objective);
         let objective = objective.recomputing(place.stage.recompute);
-        Ok(Self { session, datasets, place, first_step: state.step, loader, objective, layers, micro_batch_tokens })
+        Ok(Self { session, datasets, place, first_step: state.step, loader, objective, micro_batch_tokens })
     }
 
     /// Freezes the heads that no loss reads, and freezes or frees the old layers, as the stage's growth says for the step after
@@ -179,7 +177,7 @@ impl<'a> Stage<'a> {
         (record.noise, record.trust_ratios) = (noise, trust_ratios);
         record.ranks = RankTimes::of(&agreed.busy);
         record.seconds = whole.lap();
-        step_record::put_rates(&mut record, self.flops(&batch), session.peak);
+        step_record::put_rates(&mut record, flops(state, &batch), session.peak);
         Ok(Step::Made(Box::new(record), agreed))
     }
 
@@ -248,12 +246,6 @@ impl<'a> Stage<'a> {
         }
     }
 
-    fn flops(&self, batch: &GlobalBatch) -> f64 {
-        let vocabulary = self.datasets.first().manifest().vocabulary.size;
-        let lengths = batch.lengths.iter().map(|length| u64::from(*length));
-        flops::training(&self.session.config.model, self.layers, vocabulary, lengths, batch.masked_tokens)
-    }
-
     /// Measures the held-out loss, if there are samples for it, and ends the stage where it is flat. Returns whether a
     /// checkpoint is to be saved for the loss. Where a stop is requested, the state says that the evaluation is missing.
     pub fn evaluate(
@@ -310,4 +302,10 @@ impl<'a> Stage<'a> {
     fn done(&self, state: &TrainState) -> u64 {
         self.place.done + state.step - self.first_step
     }
+}
+
+/// Useful operations of a step.
+fn flops(state: &TrainState, batch: &GlobalBatch) -> f64 {
+    let lengths = batch.lengths.iter().map(|length| u64::from(*length));
+    lambert_plan::flops::training(state.parameters.architecture(), lengths, batch.masked_tokens)
 }

@@ -1,46 +1,35 @@
-//! Parameters and floating-point operations of an encoder, by formula.
+//! Floating-point operations of training, by formula.
 
 use crate::architecture::{Architecture, Network};
-use lambert_config::run::Model;
-
-/// Parameters of the pre-training model: embeddings, `layers` encoder layers, pooler, MLM head and pair head, the rows that
-/// fill up the vocabulary among them. (With pre-normalisation the last layer norm takes the place of the embeddings'.)
-pub fn parameters(model: &Model, layers: usize, vocabulary: usize) -> u64 {
-    Architecture::new(model, layers, vocabulary).parameters()
-}
 
 /// Useful operations of one training pass (forward and backward: three times the forward's) over samples of the given
 /// `lengths` (tokens, no padding) with `masked` predictions in all.
 ///
 /// Those of matrix products only, as [`Network::forward_flops`] counts them; pieces that fill up the vocabulary do not
 /// count.
-pub fn training(
-    model: &Model,
-    layers: usize,
-    vocabulary: usize,
-    lengths: impl Iterator<Item = u64>,
-    masked: u64,
-) -> f64 {
+pub fn training(architecture: &Architecture, lengths: impl Iterator<Item = u64>, masked: u64) -> f64 {
     let lengths: Vec<u64> = lengths.collect();
-    let architecture = Architecture::new(model, layers, vocabulary);
     let forward = |network: &Network| network.forward_flops(lengths.iter().copied(), masked);
     3.0 * architecture.networks().iter().map(forward).sum::<f64>()
 }
 
 #[cfg(test)]
 mod tests {
+    use lambert_config::run::Model;
+
     use super::*;
 
     #[test]
     fn published_sizes() {
+        let parameters = |model: &Model| Architecture::new(model, model.layers, 30522).parameters();
         // BertForPreTraining of bert-base-uncased has 110,106,428 parameters, bert-large-uncased 336,226,108.
         let base = Model::default();
-        assert_eq!(parameters(&base, 12, 30522), 110_106_428);
+        assert_eq!(parameters(&base), 110_106_428);
         let large = Model { layers: 24, hidden: 1024, heads: 16, intermediate: 4096, ..Model::default() };
-        assert_eq!(parameters(&large, 24, 30522), 336_226_108);
+        assert_eq!(parameters(&large), 336_226_108);
         // Six rows of the table and of the decoder's bias more.
         let padded = Model { pad_vocabulary_to: 8, ..large };
-        assert_eq!(parameters(&padded, 24, 30522), 336_226_108 + 6 * 1025);
+        assert_eq!(parameters(&padded), 336_226_108 + 6 * 1025);
     }
 
     /// 8 h^2 for the attention's projections, 4 h i for the feed-forward layer and 4 l h for scores and mixing, a token and
@@ -53,7 +42,7 @@ mod tests {
         let by_hand = forward(128.0) + forward(77.0) + 30.0 * (2.0 * h * h + 2.0 * h * v);
         for (tied_decoder, pad_vocabulary_to) in [(true, 1), (false, 1), (true, 8)] {
             let model = Model { tied_decoder, pad_vocabulary_to, ..Model::default() };
-            assert_eq!(training(&model, 12, 30522, [128, 77].into_iter(), 30), 3.0 * by_hand);
+            assert_eq!(training(&Architecture::new(&model, 12, 30522), [128, 77].into_iter(), 30), 3.0 * by_hand);
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! - [`architecture`]: descriptions of networks: their segments, modules and tensors
 //! - [`objectives`]: the losses of a run
-//! - [`flops`]: parameters and floating-point operations of a model, by formula
+//! - [`flops`]: floating-point operations of training, by formula
 //! - [`memory`]: bytes of its training state, and those that this host has
 //! - [`batch_partition`]: which samples of a global batch a rank works on, and in which micro-batches
 //! - [`timeline`]: the stages of a run laid end to end, in steps

@@ -7,8 +7,7 @@ mod samples;
 
 use std::path::Path;
 
-use crate::architecture::Network;
-use crate::flops;
+use crate::architecture::{Architecture, Each};
 use lambert_config::load::Fault;
 use lambert_config::run::{Device, Precision, RunConfig, Stage};
 
@@ -66,7 +65,8 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
     // What the parts put out, and dropout's factors, in f32. The fused attention keeps no weights; the other keeps them before
     // and after dropout.
     let attention = if attention_mask > 0.0 { weights * (2.0 * bytes + attention_mask) } else { 0.0 };
-    let network = Network::new(model, 1, vocabulary);
+    let architecture = Architecture::of_run(config, 1, vocabulary);
+    let network = &architecture.networks()[0];
     let (kept, dropped) = (network.kept_by_layer() as f64, network.dropped_by_layer() as f64);
     let layer = tokens * (bytes * kept + mask * dropped) + attention;
     let embeddings = (4.0 + bytes + mask) * row;
@@ -82,9 +82,13 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
         most => most as f64 * (tokens / width).ceil(),
     };
     let masked = (tokens * objective.mask_probability).min(most);
-    let table = network.rows as f64;
+    let count = |each| match each {
+        Each::Token => tokens,
+        Each::MaskedToken => masked,
+        Each::Sample => tokens / width,
+    };
     // Logarithms of the softmax, the gradient that comes in, the one that goes out, and the copy that a matrix product makes.
-    let head = masked * (bytes * network.kept_by_head() as f64 + 16.0 * table);
+    let head = bytes * network.kept_by_heads(count) + 16.0 * network.logits(count);
 
     let layers = stage.depth(model) as f64;
     let sum = match stage.recompute {
@@ -96,7 +100,7 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
 
 /// Bytes in main memory of one rank in a stage over this dataset, if it is one of `ranks`, all on one host.
 pub fn of_a_rank(config: &RunConfig, stage: &Stage, data: Data, ranks: usize) -> u64 {
-    let parameters = flops::parameters(&config.model, stage.depth(&config.model), data.pieces);
+    let parameters = Architecture::of_run(config, stage.depth(&config.model), data.pieces).parameters();
     let samples = samples(stage, config.cluster.ranks.max(ranks), data);
     if is_on_card(config) {
         let copies = EXCHANGE.saturating_add(SNAPSHOT.div_ceil(ranks.max(1) as u64)).saturating_mul(parameters);
@@ -137,7 +141,7 @@ fn shortage(config: &RunConfig, data: &[Data], ranks: usize, there: u64) -> Opti
         .map(|(index, (stage, data))| (of_a_rank(config, stage, *data, ranks).saturating_mul(ranks as u64), index));
     let (needed, index) = needed.max()?;
     let (stage, data) = (&config.stage[index], data[index]);
-    let parameters = flops::parameters(&config.model, stage.depth(&config.model), data.pieces);
+    let parameters = Architecture::of_run(config, stage.depth(&config.model), data.pieces).parameters();
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
     let samples = samples(stage, config.cluster.ranks.max(ranks), data);
     if needed > there && is_on_card(config) {

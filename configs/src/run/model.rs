@@ -2,6 +2,21 @@
 
 use serde::{Deserialize, Serialize};
 
+/// The family of encoders that a model belongs to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Family {
+    /// BERT (arXiv 1810.04805), post- or pre-normalised.
+    #[default]
+    Bert,
+}
+
+impl Family {
+    fn is_bert(&self) -> bool {
+        *self == Self::Bert
+    }
+}
+
 /// Where layer normalisations stand.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -63,6 +78,9 @@ impl Attention {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Model {
+    /// The family that it belongs to.
+    #[serde(skip_serializing_if = "Family::is_bert")]
+    pub family: Family,
     /// Encoder layers.
     pub layers: usize,
     /// Width.
@@ -113,6 +131,7 @@ impl Model {
 impl Default for Model {
     fn default() -> Self {
         Self {
+            family: Family::Bert,
             layers: 12,
             hidden: 768,
             heads: 12,

@@ -127,7 +127,7 @@ impl Source {
         let url = self.store.url();
         let weights = checkpoint::read_object(&self.store, &self.manifest, WEIGHTS).map_err(Failure::failed)?;
         let layers = self.config.depth(self.manifest.stage);
-        let tensors = Architecture::new(&self.config.model, layers, self.facts.vocabulary).tensors();
+        let tensors = Architecture::of_run(&self.config, layers, self.facts.vocabulary).tensors();
         let left_out = |tensor: &Tensor| is_unused(tensor.head, &self.config.objective);
         let weights = trim::weights(&weights, &tensors, left_out).map_err(Failure::failed)?;
         let vocabulary = self.store.get(VOCABULARY).map_err(Failure::failed)?;

@@ -5,6 +5,7 @@ use lambert_dataset::Dataset;
 use lambert_plan::architecture::{Architecture, Tensor};
 use lambert_plan::batch_partition::Division;
 use lambert_plan::memory::card;
+use lambert_plan::objectives::Loss;
 use lambert_plan::{flops, memory, objectives, timeline};
 
 use crate::failure::Failure;
@@ -47,7 +48,8 @@ fn balance(config: &RunConfig, stage: &Stage, data: Data) -> f64 {
 fn flops(config: &RunConfig, stage: &Stage, layers: usize, data: Data) -> f64 {
     let length = data.mean().round() as usize;
     let masked = config.objective.predictions(length) as u64;
-    let sample = flops::training(&config.model, layers, data.sizes.pieces, std::iter::once(length as u64), masked);
+    let architecture = Architecture::of_run(config, layers, data.sizes.pieces);
+    let sample = flops::training(&architecture, std::iter::once(length as u64), masked);
     sample * timeline::samples(stage) as f64
 }
 
@@ -139,13 +141,14 @@ fn on_cards(config: &RunConfig, data: &[Data]) -> Vec<String> {
 /// The parts that stay as they are, if there are any.
 fn frozen(config: &RunConfig) -> Option<String> {
     let objective = &config.objective;
-    let tensors = Architecture::new(&config.model, 0, 0).tensors();
-    let part = |tensor: &Tensor| tensor.name.rsplit_once('.').map_or("", |(part, _)| part).to_owned();
-    let mut parts: Vec<String> =
-        tensors.iter().rev().filter(|tensor| objectives::is_unused(tensor.head, objective)).map(part).collect();
+    let tensors = Architecture::of_run(config, 0, 0).tensors();
+    let frozen: Vec<&Tensor> =
+        tensors.iter().rev().filter(|tensor| objectives::is_unused(tensor.head, objective)).collect();
+    let part = |tensor: &&Tensor| tensor.name.rsplit_once('.').map_or("", |(part, _)| part).to_owned();
+    let mut parts: Vec<String> = frozen.iter().map(part).collect();
     parts.dedup();
-    let losses = objectives::losses(objective);
-    let others = objectives::ALL.into_iter().filter(|loss| !losses.contains(loss));
+    let would_train = |loss: &Loss| frozen.iter().any(|tensor| tensor.head == Some(loss.head));
+    let others = objectives::ALL.into_iter().filter(would_train);
     let titles: Vec<&str> = others.map(|loss| loss.title).collect();
     let why = format!("not trained without a {} objective, and not exported", titles.join(" or "));
     (!parts.is_empty()).then(|| format!("frozen: {} ({why})", parts.join(", ")))

@@ -39,7 +39,7 @@ pub const CASES: [Case; 7] = [
 ];
 
 fn bert(model: &Model) -> Architecture {
-    Network::new(model, 3, VOCABULARY).into()
+    Network::new(model, &[], 3, VOCABULARY).into()
 }
 
 fn one_pass(case: &Case, parameters: &Parameters, model: &Model) -> Vec<Pass> {
@@ -49,14 +49,14 @@ fn one_pass(case: &Case, parameters: &Parameters, model: &Model) -> Vec<Pass> {
 
 /// Three applications of one layer (ALBERT, arXiv 1909.11942).
 fn shared_layers(model: &Model) -> Architecture {
-    let mut network = Network::new(model, 3, VOCABULARY);
+    let mut network = Network::new(model, &[], 3, VOCABULARY);
     network.segments.iter_mut().for_each(|segment| segment.layer = segment.layer.map(|_| 0));
     network.into()
 }
 
 /// Positions are no part of the embeddings: each layer adds one of two tables that a segment of its own makes of them.
 fn table_in_every_layer(model: &Model) -> Architecture {
-    let mut network = Network::new(model, 3, VOCABULARY);
+    let mut network = Network::new(model, &[], 3, VOCABULARY);
     let is_table = |module: &&Module| module.part == Part::PositionEmbeddings;
     let embed = &network.segments[0];
     let (tables, others): (Vec<_>, Vec<_>) = embed.modules.iter().partition(is_table);
@@ -76,7 +76,7 @@ fn table_in_every_layer(model: &Model) -> Architecture {
 
 /// BERT's blocks without segment embeddings, under other names (as RoBERTa's are, arXiv 1907.11692).
 fn no_segment_embeddings(model: &Model) -> Architecture {
-    let mut network = Network::new(model, 3, VOCABULARY);
+    let mut network = Network::new(model, &[], 3, VOCABULARY);
     let kept = |module: &&Module| module.part != Part::SegmentEmbeddings;
     network.segments[0].modules = network.segments[0].modules.iter().filter(kept).copied().collect();
     network.name = |id| format!("other.{:?}.{:?}.{:?}", id.part, id.layer, id.leaf);
@@ -134,7 +134,7 @@ fn table_block(weights: NetworkWeights<'_>, segment: &Segment) -> Option<Box<dyn
 /// A third segment that applies the second layer twice more, and reads what the first layer put out, too (as DeBERTa's enhanced mask
 /// decoder does, arXiv 2006.03654).
 fn last_layer_twice(model: &Model) -> Architecture {
-    let mut network = Network::new(model, 3, VOCABULARY);
+    let mut network = Network::new(model, &[], 3, VOCABULARY);
     let twice = &mut network.segments[3];
     twice.layer = Some(1);
     twice.inputs.push(Value { segment: 1, output: 0 });
@@ -169,8 +169,8 @@ fn without(network: Network, head: Head) -> Network {
 /// A network that predicts masked tokens, and a deeper one with the embeddings of the first that tells which of them were predicted
 /// wrongly (as ELECTRA's, arXiv 2003.10555).
 fn two_networks(model: &Model) -> Architecture {
-    let first = without(Network::new(model, 1, VOCABULARY), Head::Pair);
-    let mut second = without(Network::new(model, 2, VOCABULARY), Head::MaskedLanguage);
+    let first = without(Network::new(model, &[], 1, VOCABULARY), Head::Pair);
+    let mut second = without(Network::new(model, &[], 2, VOCABULARY), Head::MaskedLanguage);
     second.name = |id| format!("second.{:?}.{:?}.{:?}", id.part, id.layer, id.leaf);
     let mut embeddings = second.segments[0].modules.to_vec();
     embeddings.iter_mut().for_each(|module| module.owner = Some(0));
@@ -238,7 +238,8 @@ impl Loss for Replaced {
 /// A network whose parameters are no part of the training state, and BERT, which also learns to have its hidden states.
 fn teacher_and_student(case: &Case, parameters: &Parameters, model: &Model) -> Vec<Pass> {
     let kernels = Arc::clone(parameters.kernels());
-    let mut teacher = Parameters::initialize(kernels, Architecture::from(Network::new(model, 1, VOCABULARY)), 2, 0.2);
+    let mut teacher =
+        Parameters::initialize(kernels, Architecture::from(Network::new(model, &[], 1, VOCABULARY)), 2, 0.2);
     teacher.keep_low(kind(model));
     let student = case.encoder(parameters, 0, model);
     let losses: Vec<Box<dyn Loss>> =

@@ -10,8 +10,11 @@ use super::{
 };
 use lambert_config::run::{Activation, Model, Norm};
 
-/// The network of a configuration, `layers` deep, for a vocabulary of so many tokens.
-pub fn network(model: &Model, layers: usize, vocabulary: usize) -> Network {
+/// The heads that every BERT has, whether a loss reads them or not: checkpoints have their parameters.
+const ALWAYS: [Head; 2] = [Head::MaskedLanguage, Head::Pair];
+
+/// The network of a configuration with at least the heads `needed`, `layers` deep, for a vocabulary of so many tokens.
+pub fn network(model: &Model, needed: &[Head], layers: usize, vocabulary: usize) -> Network {
     let layer_modules: Arc<[Module]> = layer(model).into();
     let embed = Segment {
         kind: SegmentKind::Embed,
@@ -32,7 +35,7 @@ pub fn network(model: &Model, layers: usize, vocabulary: usize) -> Network {
         kind: SegmentKind::Heads,
         inputs: below(layers),
         layer: None,
-        modules: heads(model, vocabulary).into(),
+        modules: heads(model, needed, vocabulary).into(),
         attention: 0,
     };
     let segments = std::iter::once(embed).chain((0..layers).map(application)).chain([heads]).collect();
@@ -94,24 +97,35 @@ pub(super) fn layer(model: &Model) -> Vec<Module> {
     modules
 }
 
-/// What lies above the layers, the normalisation behind the last one included.
-pub(super) fn heads(model: &Model, vocabulary: usize) -> Vec<Module> {
+/// The modules above the layers: the closing normalisation of pre-normalised layers, then the heads, those in `needed` among them.
+pub(super) fn heads(model: &Model, needed: &[Head], vocabulary: usize) -> Vec<Module> {
+    let last = (model.norm == Norm::Pre).then(|| norm(Part::FinalNorm, Each::Token, model.hidden));
+    let further = needed.iter().filter(|head| !ALWAYS.contains(head));
+    let of = |head: &Head| {
+        let head = *head;
+        head_modules(head, model, vocabulary).into_iter().map(move |module| Module { head: Some(head), ..module })
+    };
+    last.into_iter().chain(ALWAYS.iter().chain(further).flat_map(of)).collect()
+}
+
+/// The modules of a head, in the order in which they are computed.
+fn head_modules(head: Head, model: &Model, vocabulary: usize) -> Vec<Module> {
     let (width, rows) = (model.hidden, model.rows_of(vocabulary));
     let linear = |part, each, outputs| Module::new(part, each, Form::Linear { inputs: width, outputs });
-    let decoder = linear(Part::Decoder, Each::MaskedToken, rows);
-    let bias = Module::new(Part::PredictionBias, Each::MaskedToken, Form::Bias { width: rows });
-    let last = (model.norm == Norm::Pre).then(|| norm(Part::FinalNorm, Each::Token, width));
-    let tied_to = model.tied_decoder.then_some(Part::WordEmbeddings);
-    let masked_language = [
-        Module { is_activated: true, ..linear(Part::Transform, Each::MaskedToken, width) },
-        norm(Part::TransformNorm, Each::MaskedToken, width),
-        Module { of_vocabulary: true, tied_to, ..decoder },
-        Module { of_vocabulary: true, ..bias },
-    ];
-    let pair = [linear(Part::Pooler, Each::Sample, width), linear(Part::PairHead, Each::Sample, 2)];
-    let of = |head| move |module| Module { head: Some(head), ..module };
-    let heads = masked_language.map(of(Head::MaskedLanguage)).into_iter().chain(pair.map(of(Head::Pair)));
-    last.into_iter().chain(heads).collect()
+    match head {
+        Head::MaskedLanguage => {
+            let tied_to = model.tied_decoder.then_some(Part::WordEmbeddings);
+            let decoder = linear(Part::Decoder, Each::MaskedToken, rows);
+            let bias = Module::new(Part::PredictionBias, Each::MaskedToken, Form::Bias { width: rows });
+            vec![
+                Module { is_activated: true, ..linear(Part::Transform, Each::MaskedToken, width) },
+                norm(Part::TransformNorm, Each::MaskedToken, width),
+                Module { of_vocabulary: true, tied_to, ..decoder },
+                Module { of_vocabulary: true, ..bias },
+            ]
+        }
+        Head::Pair => vec![linear(Part::Pooler, Each::Sample, width), linear(Part::PairHead, Each::Sample, 2)],
+    }
 }
 
 fn name_post(id: TensorId) -> String {

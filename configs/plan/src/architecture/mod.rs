@@ -15,16 +15,19 @@ pub use tensor::Tensor;
 
 use serde_json::Value as Json;
 
-use lambert_config::run::Model;
+use crate::objectives;
+use lambert_config::run::{Family, Model, RunConfig};
 
 /// Keys of a run's `[model]` that decide which tensors there are and what shapes they have.
 pub const SHAPING: [&str; 7] =
     ["layers", "hidden", "intermediate", "positions", "norm", "tied_decoder", "pad_vocabulary_to"];
 
 impl Network {
-    /// The network of a configuration, `layers` deep, for a vocabulary of so many tokens.
-    pub fn new(model: &Model, layers: usize, vocabulary: usize) -> Self {
-        bert::network(model, layers, vocabulary)
+    /// The network of a configuration with at least the heads `needed`, `layers` deep, for a vocabulary of so many tokens.
+    pub fn new(model: &Model, needed: &[Head], layers: usize, vocabulary: usize) -> Self {
+        match model.family {
+            Family::Bert => bert::network(model, needed, layers, vocabulary),
+        }
     }
 }
 
@@ -41,14 +44,21 @@ impl TransformersModel {
     /// The model of a configuration with these `heads`, `layers` deep, for a vocabulary of so many tokens, of which `pad` is the
     /// padding token.
     pub fn new(model: &Model, heads: &[Head], layers: usize, vocabulary: usize, pad: u32) -> Self {
-        bert::transformers(model, heads, layers, vocabulary, pad)
+        match model.family {
+            Family::Bert => bert::transformers(model, heads, layers, vocabulary, pad),
+        }
     }
 }
 
 impl Architecture {
-    /// The networks of a configuration, `layers` deep, for a vocabulary of so many tokens.
+    /// The networks of a model with the heads of its family only, `layers` deep, for a vocabulary of so many tokens.
     pub fn new(model: &Model, layers: usize, vocabulary: usize) -> Self {
-        Network::new(model, layers, vocabulary).into()
+        Network::new(model, &[], layers, vocabulary).into()
+    }
+
+    /// The networks of a run, with the heads that its losses read, `layers` deep, for a vocabulary of so many tokens.
+    pub fn of_run(config: &RunConfig, layers: usize, vocabulary: usize) -> Self {
+        Network::new(&config.model, &objectives::heads(&config.objective), layers, vocabulary).into()
     }
 }
 

@@ -170,15 +170,33 @@ impl Network {
         self.layer().filter(|module| module.is_residual).map(Module::outputs).sum()
     }
 
-    /// Numbers a masked token that the MLM head keeps before its logits: what comes in, what each module puts out, and what
-    /// activation functions put out.
-    pub fn kept_by_head(&self) -> usize {
-        let all = self.segments.iter().flat_map(|segment| segment.modules.iter());
-        let head = all.filter(|module| module.each == Each::MaskedToken && !module.of_vocabulary).collect::<Vec<_>>();
-        let input = head.first().map_or(0, |module| match module.form {
+    /// Numbers that the heads keep for their backward pass, logits over the vocabulary not counted: the input of each head, the
+    /// outputs of its modules and of their activation functions. `count` says how often a module is computed.
+    pub fn kept_by_heads(&self, count: impl Fn(Each) -> f64) -> f64 {
+        let mut inputs = HashSet::new();
+        let input = |module: &Module| match module.form {
             Form::Linear { inputs, .. } => inputs,
             _ => module.outputs(),
-        });
-        input + head.into_iter().map(Module::kept).sum::<usize>()
+        };
+        let mut kept = 0.0;
+        for module in self.head_modules().filter(|module| !module.of_vocabulary) {
+            let of_head = if inputs.insert(module.head) { input(module) } else { 0 };
+            kept += count(module.each) * (of_head + module.kept()) as f64;
+        }
+        kept
+    }
+
+    /// Logits over the vocabulary that the heads compute. `count` says how often a module is computed.
+    pub fn logits(&self, count: impl Fn(Each) -> f64) -> f64 {
+        let decoders = self.head_modules().filter(|module| module.of_vocabulary);
+        let linear = |module: &Module| match module.form {
+            Form::Linear { outputs, .. } => count(module.each) * outputs as f64,
+            _ => 0.0,
+        };
+        decoders.map(linear).sum()
+    }
+
+    fn head_modules(&self) -> impl Iterator<Item = &Module> {
+        self.segments.iter().flat_map(|segment| segment.modules.iter()).filter(|module| module.head.is_some())
     }
 }

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use lambert_config::run::Norm;
+use lambert_config::run::{Norm, Objective, Pair};
 
 fn names(model: &Model) -> Vec<String> {
     let mut names: Vec<_> = Architecture::new(model, 1, 50).tensors().into_iter().map(|tensor| tensor.name).collect();
@@ -124,12 +124,12 @@ fn the_keys_that_shape_a_model_are_those_that_change_its_tensors() {
 #[test]
 fn tensors_that_two_networks_read_are_final_behind_the_second() {
     let model = Model::default();
-    let mut second = Network::new(&model, 2, 50);
+    let mut second = Network::new(&model, &[], 2, 50);
     second.name = |id| format!("second.{id:?}");
     let mut embeddings = second.segments[0].modules.to_vec();
     embeddings.iter_mut().for_each(|module| module.owner = Some(0));
     second.segments[0].modules = embeddings.into();
-    let architecture = Architecture::of(vec![Network::new(&model, 1, 50), second]);
+    let architecture = Architecture::of(vec![Network::new(&model, &[], 1, 50), second]);
     let tensors = architecture.tensors();
     let of = |network: usize| tensors.iter().filter(move |tensor| tensor.id.network == network);
     let shared = |tensor: &&Tensor| tensor.name.starts_with("bert.embeddings");
@@ -159,4 +159,36 @@ fn the_model_is_described_for_transformers() {
         let alone = TransformersModel::new(&Model { norm, ..model.clone() }, &heads[..1], 6, 1000, 0);
         assert_eq!(alone.config["architectures"], json!([name]));
     }
+}
+
+/// A run of today has the heads of its family whatever its losses are, so that its checkpoints stay the same.
+#[test]
+fn a_run_has_the_heads_of_its_family() {
+    for pair in [Pair::None, Pair::Sop] {
+        let objective = Objective { pair, ..Objective::default() };
+        let config = RunConfig { objective, ..RunConfig::default() };
+        let tensors = Architecture::of_run(&config, 2, 50).tensors();
+        assert_eq!(tensors, Architecture::new(&config.model, 2, 50).tensors(), "{pair:?}");
+    }
+}
+
+#[test]
+fn heads_are_counted_as_often_as_they_are_computed() {
+    let model = Model { hidden: 8, pad_vocabulary_to: 64, ..Model::default() };
+    let network = Network::new(&model, &[], 1, 50);
+    let (masked, samples) = (3.0, 2.0);
+    let count = |each| match each {
+        Each::Token => 1e9,
+        Each::MaskedToken => masked,
+        Each::Sample => samples,
+    };
+    // Input, projection, activation and norm of the MLM head; input, pooler and two labels of the pair head.
+    assert_eq!(network.kept_by_heads(count), masked * 32.0 + samples * 18.0);
+    assert_eq!(network.logits(count), masked * 64.0);
+    // A head that computes the vocabulary at every token, as distillation does.
+    let mut wide = network.clone();
+    let mut modules = wide.segments[2].modules.to_vec();
+    modules.iter_mut().filter(|module| module.each == Each::MaskedToken).for_each(|module| module.each = Each::Token);
+    wide.segments[2].modules = modules.into();
+    assert_eq!(wide.logits(count), 64e9);
 }

@@ -3,7 +3,7 @@
 //! Counted are the tensors of a step, as src/kernels/meta/memory.rs counts them without a card: the formula is never below
 //! those, and at most 15 % above. What CUDA and libtorch take beside the tensors is [`reserve`].
 
-use crate::architecture::{ALIGNMENT, Architecture, Network};
+use crate::architecture::{ALIGNMENT, Architecture, Each};
 use lambert_config::run::{Attention, Norm, Precision, RunConfig, Stage};
 
 use super::Data;
@@ -34,7 +34,8 @@ pub fn activations(config: &RunConfig, stage: &Stage, data: Data, tokens: usize)
         Precision::Bf16 => 2.0,
     };
     let (hidden, layers) = (model.hidden as f64, stage.depth(model) as f64);
-    let network = Network::new(model, 1, data.pieces);
+    let architecture = Architecture::of_run(config, 1, data.pieces);
+    let network = &architecture.networks()[0];
     let all = tokens as f64;
     let (row, wide) = (bytes * all * hidden, bytes * all * model.intermediate as f64);
     let is_first_normed = model.norm == Norm::Pre;
@@ -58,7 +59,12 @@ pub fn activations(config: &RunConfig, stage: &Stage, data: Data, tokens: usize)
 
     let masked = masked(config, data, tokens);
     let rows = network.rows as f64;
-    let head = masked * (SOFTMAX * rows + bytes * network.kept_by_head() as f64);
+    let count = |each| match each {
+        Each::Token => all,
+        Each::MaskedToken => masked,
+        Each::Sample => all / data.longest.max(1) as f64,
+    };
+    let head = SOFTMAX * network.logits(count) + bytes * network.kept_by_heads(count);
 
     let most = if stage.recompute {
         // What goes into each layer, what comes out of the last, and its gradient.
@@ -96,7 +102,7 @@ fn masked(config: &RunConfig, data: Data, tokens: usize) -> f64 {
 pub fn state(config: &RunConfig, layers: usize, pieces: usize) -> u64 {
     let copy = if config.model.precision == Precision::Bf16 { COPY } else { 0 };
     let tensors = TENSORS.0.saturating_mul(layers as u64).saturating_add(TENSORS.1);
-    let parameters = Architecture::new(&config.model, layers, pieces).parameters();
+    let parameters = Architecture::of_run(config, layers, pieces).parameters();
     let half = if config.metrics.noise_scale_every_steps > 0 { super::HALF } else { 0 };
     parameters.saturating_add(ALIGNMENT as u64 * tensors).saturating_mul(super::STATE + copy + half)
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Data, card};
-use crate::flops;
+use crate::architecture::Architecture;
 use lambert_config::load::Fault;
 use lambert_config::run::{RunConfig, Stage, TokenBudget};
 
@@ -115,7 +115,7 @@ impl Chooser<'_> {
             card::needed(config, *index, *data, *world, tokens),
             card::state(config, stage.depth(&config.model), data.pieces),
         );
-        let parameters = flops::parameters(&config.model, stage.depth(&config.model), data.pieces);
+        let parameters = Architecture::of_run(config, stage.depth(&config.model), data.pieces).parameters();
         let message = format!(
             "micro-batches of {tokens} tokens need about {} of {} (rank {}), which has {} free of {}, {} of them for CUDA and what \
              its allocator cannot use: {} for {parameters} parameters with gradients and moments, {} for activations; {advice}",
