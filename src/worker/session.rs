@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lambert_collective::world::OtherStarter;
 use lambert_collective::{Endpoints, Group, local, mpi, nccl};
 use lambert_config::run::{Backend, Cluster, Wire};
 use lambert_config::{Layers, RunConfig};
@@ -193,11 +192,8 @@ fn overlaps(cluster: &Cluster, world: usize) -> bool {
 
 /// The world at hand; that it is the attempt's is checked.
 fn join(config: &RunConfig, world: Option<usize>) -> Result<Endpoints, Error> {
-    if let Some(OtherStarter { name, variable, size }) = lambert_collective::world::other_starter() {
-        return Err(Error::Usage(format!(
-            "this process is one of {size} that {name} has started ({variable}), and ranks find each other through Open MPI's mpirun \
-             or `srun --mpi=pmix` only: `lambert run` starts them"
-        )));
+    if let Some(launcher) = lambert_collective::world::unsupported_launcher() {
+        return Err(Error::Usage(format!("{launcher}: `lambert run` starts them")));
     }
     let started_by_mpi = lambert_collective::world::detect().is_some();
     let cluster = &config.cluster;
