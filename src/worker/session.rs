@@ -23,6 +23,7 @@ use crate::kernels::Kernels;
 use crate::model;
 use crate::worker::control::Control;
 use crate::worker::cpu_affinity;
+use crate::worker::host_share::HostShare;
 use crate::worker::leave;
 use crate::worker::nccl_report;
 
@@ -40,10 +41,10 @@ pub struct Session {
     pub rank: usize,
     /// All ranks.
     pub world: usize,
-    /// Whether gradients are summed while the backward pass runs.
-    pub overlaps: bool,
-    /// Threads that may read samples at the same time: this rank's share of its host's.
-    pub readers: usize,
+    /// This rank's host, as it was before the rank was bound to some of its processors.
+    pub host: HostShare,
+    /// Whether NCCL sums gradients.
+    pub nccl: bool,
     /// The coordinator.
     pub control: Arc<Control>,
     /// The device that this rank computes on.
@@ -74,15 +75,13 @@ impl Session {
         let (kernels, card) = device.kernels(lambert_collective::world::detect().as_ref(), config.model.precision)?;
         check_devices(&mut *ranks.group, card.as_ref(), sharing(&config.cluster, sums.is_some()))?;
         let kind = kind(&config, card.as_ref())?;
-        // Both count the host's processors.
-        let (readers, overlaps) = (readers(), sums.is_some() || overlaps(&config.cluster, world));
-        let overlaps = config.cluster.overlap.unwrap_or(overlaps);
+        let (host, nccl) = (HostShare::count(), sums.is_some());
         bind(rank, &config.cluster, card.as_ref());
         let mut peak = [peak::matmul_peak(&*kernels, kind, peak::peak_width(card.is_some()))?];
         ranks.group.all_reduce_sum_f64(&mut peak)?;
         let peak = peak[0];
         let session =
-            Self { config, config_sha256, store, lease, rank, world, overlaps, readers, control, kernels, card, peak };
+            Self { config, config_sha256, store, lease, rank, world, host, nccl, control, kernels, card, peak };
         if let (Some(sums), Some(card)) = (sums, &session.card) {
             ranks = sum_by_nccl(ranks, &sums, card, nccl_options(&session.config.cluster))?;
             let attempt = session.lease.attempt();
@@ -175,19 +174,6 @@ pub fn read_config(store: &Store) -> Result<(RunConfig, String), Error> {
     let origin = format!("{}/{CONFIG}", store.url());
     let text = String::from_utf8(bytes.to_vec()).map_err(|_| Error::Usage(format!("{origin} is not UTF-8")))?;
     Ok((Layers::default().parse(&text, &origin)?, lambert_store::hash::sha256(&bytes)))
-}
-
-/// This rank's share of its host's processors.
-pub fn readers() -> usize {
-    let ranks = lambert_collective::world::detect().map_or(1, |world| world.local_size);
-    std::thread::available_parallelism().map_or(1, usize::from).div_ceil(ranks.max(1)).min(memory::READERS)
-}
-
-/// Whether gradients travel while this rank computes: where another host is waited for, or a processor is left for it.
-fn overlaps(cluster: &Cluster, world: usize) -> bool {
-    let here = lambert_collective::world::detect().map_or(1, |world| world.local_size);
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    here < world || processors > here * cluster.threads
 }
 
 /// The world at hand; that it is the attempt's is checked.
@@ -290,9 +276,8 @@ impl Datasets {
         used.extend(evaluation.as_deref().map(|dataset| ("evaluation.data".to_owned(), dataset)));
         let mut faults = Vec::new();
         check_fit(config, &used, None, &mut faults);
-        let ranks = lambert_collective::world::detect().map_or(1, |world| world.local_size);
         let data: Vec<memory::Data> = stages.iter().map(|dataset| dataset.sizes()).collect();
-        memory::check(config, &data, ranks, &mut faults);
+        memory::check(config, &data, HostShare::count().ranks, &mut faults);
         if faults.is_empty() { Ok(Self { stages, evaluation }) } else { Err(Error::faults(CONFIG, faults)) }
     }
 
