@@ -25,9 +25,9 @@ use crate::recovery::skipped_samples::SkippedSamples;
 use crate::state::{Parameters, TrainState};
 use crate::torch;
 use crate::train::step;
+use crate::worker::host_share::HostShare;
 use crate::worker::output;
 use crate::worker::peak;
-use crate::worker::session;
 use crate::worker::stopwatch::Stopwatch;
 
 /// What is to be measured.
@@ -132,7 +132,7 @@ fn loader(
         rank: 0,
         world: 1,
         parts: 1,
-        threads: session::readers(),
+        threads: HostShare::count().readers(),
         largest: samples,
     };
     Loader::start(source, demand, std::iter::repeat_n(Wanted::whole(samples), steps)).map_err(Error::Thread)

@@ -94,7 +94,10 @@ fn is_default_output(output: &str) -> bool {
 impl Slurm {
     /// The time limit in seconds; `None` where there is none, or it is no time (which [`Slurm::faults`] says).
     pub fn time_seconds(&self) -> Option<u64> {
-        seconds(self.time.as_deref()?).flatten()
+        match time_limit(self.time.as_deref()?)? {
+            TimeLimit::Seconds(seconds) => Some(seconds),
+            TimeLimit::Unlimited => None,
+        }
     }
 
     /// Ranks on each node, of `ranks` in all.
@@ -144,7 +147,7 @@ impl Slurm {
     fn faults_of_any(&self) -> Vec<(&'static str, String)> {
         let mut faults = Vec::new();
         let mut wrong = |key, message: String| faults.push((key, message));
-        if let Some(time) = self.time.as_deref().filter(|time| seconds(time).is_none()) {
+        if let Some(time) = self.time.as_deref().filter(|time| time_limit(time).is_none()) {
             let forms = "MINUTES, MINUTES:SECONDS, HOURS:MINUTES:SECONDS, DAYS-HOURS[:MINUTES[:SECONDS]]";
             wrong("slurm.time", format!("{time:?} is no time as Slurm writes it: {forms}"));
         }
@@ -207,10 +210,17 @@ fn speaks_of_secrets(name: &str) -> bool {
     ["SECRET", "TOKEN", "PASSWORD", "CREDENTIAL", "_KEY", "SAS"].iter().any(|word| name.contains(word))
 }
 
-/// Seconds of a time as Slurm writes it: `Some(None)` for no limit, `None` if it is no time.
-fn seconds(time: &str) -> Option<Option<u64>> {
+/// A time limit of Slurm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TimeLimit {
+    Seconds(u64),
+    Unlimited,
+}
+
+/// Reads a time limit as Slurm writes it; `None` if it is no time.
+fn time_limit(time: &str) -> Option<TimeLimit> {
     if ["UNLIMITED", "INFINITE"].contains(&time.to_ascii_uppercase().as_str()) {
-        return Some(None);
+        return Some(TimeLimit::Unlimited);
     }
     let (days, rest) = time.split_once('-').map_or((None, time), |(days, rest)| (Some(days), rest));
     let days: u64 = days.map_or(Some(0), |days| days.parse().ok())?;
@@ -223,7 +233,7 @@ fn seconds(time: &str) -> Option<Option<u64>> {
     };
     let terms = parts.iter().zip(units).map(|(part, unit)| part.checked_mul(*unit));
     let rest = terms.chain([days.checked_mul(86_400)]).try_fold(0u64, |sum, term| sum.checked_add(term?))?;
-    Some(Some(rest))
+    Some(TimeLimit::Seconds(rest))
 }
 
 #[cfg(test)]
@@ -232,14 +242,15 @@ mod tests {
 
     #[test]
     fn times_are_read_as_slurm_reads_them() {
-        let of = |time: &str| seconds(time);
-        assert_eq!(of("90"), Some(Some(5400)));
-        assert_eq!(of("90:30"), Some(Some(5430)));
-        assert_eq!(of("1:30:05"), Some(Some(5405)));
-        assert_eq!(of("2-1"), Some(Some(176_400)));
-        assert_eq!(of("2-1:30"), Some(Some(178_200)));
-        assert_eq!(of("0-0:0:7"), Some(Some(7)));
-        assert_eq!(of("unlimited"), Some(None));
+        let of = time_limit;
+        let seconds = |seconds| Some(TimeLimit::Seconds(seconds));
+        assert_eq!(of("90"), seconds(5400));
+        assert_eq!(of("90:30"), seconds(5430));
+        assert_eq!(of("1:30:05"), seconds(5405));
+        assert_eq!(of("2-1"), seconds(176_400));
+        assert_eq!(of("2-1:30"), seconds(178_200));
+        assert_eq!(of("0-0:0:7"), seconds(7));
+        assert_eq!(of("unlimited"), Some(TimeLimit::Unlimited));
         for wrong in ["", "1h", "1:2:3:4", "-5", "1-", "1-2:3:4:5", "99999999999999999999"] {
             assert_eq!(of(wrong), None, "{wrong}");
         }

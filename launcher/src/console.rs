@@ -16,7 +16,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
 use crate::cli::LogFormat;
-pub use queue::Progress;
+pub use queue::{Bar, Progress};
 use queue::{Queue, Sink};
 
 /// Text that waits for the reader of a stream, bytes.
@@ -103,10 +103,10 @@ pub fn record(text: &str) {
     }
 }
 
-/// Draws a progress bar at the bottom of the terminal, once [`detach`]ed; `None` removes it.
-pub fn progress(progress: Option<Progress>) {
+/// Draws or removes a progress bar at the bottom of the terminal, once [`detach`]ed.
+pub fn draw(bar: Bar) {
     if let Some(detached) = DETACHED.get() {
-        detached.error.draw(progress);
+        detached.error.draw(bar);
     }
 }
 
@@ -136,7 +136,7 @@ impl Sink for Output {
         json!({ "event": "dropped", "lines": lines }).to_string()
     }
 
-    fn draw(&mut self, _: Option<Progress>) {}
+    fn draw(&mut self, _: Bar) {}
 }
 
 /// Standard error, with the progress bar.
@@ -154,20 +154,20 @@ impl Sink for Errors {
         format!("lambert: {lines} lines were dropped here: standard error was not read")
     }
 
-    fn draw(&mut self, progress: Option<Progress>) {
-        match progress {
-            Some(Progress { position, length, message }) => {
-                let bar = self.bar.get_or_insert_with(|| show(bar(length)));
+    fn draw(&mut self, bar: Bar) {
+        match bar {
+            Bar::Shown(Progress { position, length, message }) => {
+                let bar = self.bar.get_or_insert_with(|| show(new_bar(length)));
                 bar.set_length(length);
                 bar.set_position(position);
                 bar.set_message(message);
             }
-            None => self.bar.take().iter().for_each(ProgressBar::finish_and_clear),
+            Bar::Removed => self.bar.take().iter().for_each(ProgressBar::finish_and_clear),
         }
     }
 }
 
-fn bar(length: u64) -> ProgressBar {
+fn new_bar(length: u64) -> ProgressBar {
     let style =
         ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::new(length).with_style(style)

@@ -5,15 +5,15 @@
 //!
 //! - [`state`]: all that a coordinator knows; [`event`]: events and actions; [`placement`]: which ranks an attempt has, and where
 //! - [`watch`]: what is known of the attempt under way, and why it failed; [`limits`]: when a rank is taken for hung
-//! - [`after`]: what follows an attempt; [`stop`]: why a run stops; [`memory`]: what a later start needs to know;
-//!   [`progress`]: whether the run gets anywhere
+//! - [`restart`]: what follows an attempt: another one, or the end; [`stop`]: why a run stops; [`memory`]: what a later start needs
+//!   to know; [`progress`]: whether the run gets anywhere
 
-pub mod after;
 pub mod event;
 pub mod limits;
 pub mod memory;
 pub mod placement;
 pub mod progress;
+pub mod restart;
 pub mod state;
 pub mod stop;
 pub mod watch;
@@ -48,7 +48,7 @@ pub fn decide(mut state: State, at: Seconds, event: Event) -> (State, Vec<Action
         Phase::Over(verdict) => Phase::Over(verdict),
     };
     state.phase = match next {
-        Phase::Over(verdict) => after::conclude(&mut state, at, verdict, &mut actions),
+        Phase::Over(verdict) => restart::conclude(&mut state, at, verdict, &mut actions),
         next => next,
     };
     (state, actions)
@@ -93,7 +93,7 @@ fn leasing(state: &mut State, at: Seconds, wanted: Wanted, event: Event, actions
         // A run that is under way waits for its store.
         Event::LeaseFailed(message) => match wanted {
             Wanted::Next => Phase::Over(Verdict::Failed(exit::FAILED, message)),
-            Wanted::Exactly(number) => after::without_lease(state, at, number - 1, message, actions),
+            Wanted::Exactly(number) => restart::without_lease(state, at, number - 1, message, actions),
         },
         // The wanted one may be this coordinator's own, whose answer is still on its way.
         Event::LeaseSeen(newest) if matches!(wanted, Wanted::Exactly(own) if newest > own) => {
@@ -145,14 +145,14 @@ fn run(state: &mut State, at: Seconds, mut running: Box<Running>, event: Event, 
             }
             listen(state, at, &mut running, what, actions);
             if gone {
-                return after::follow(state, at, &running, Why::Left, actions);
+                return restart::follow(state, at, &running, Why::Left, actions);
             }
         }
         Event::StartFailed(attempt, code, message) if attempt == number => {
             // What was right at an earlier start is no fault of the configuration: an address or a mount is away.
             return match state.tries.is_first() {
                 true => Phase::Over(Verdict::Failed(code, message)),
-                false => after::wait(state, at, (running.begun, number), message, actions),
+                false => restart::wait(state, at, (running.begun, number), message, actions),
             };
         }
         Event::LeaseSeen(newest) if newest > number => {
@@ -182,10 +182,10 @@ fn replaced_message(newest: u32) -> String {
     }
 }
 
-/// What requests, the end of the launcher and a mixture of versions ask for.
+/// What requests, the end of the launcher and a mismatch of versions ask for.
 fn reason_to_end(state: &State, at: Seconds, running: &mut Running, actions: &mut Vec<Action>) -> Option<Why> {
     // With one rank the others are lost; not every launcher ends them.
-    if running.watch.exit.is_some() || running.watch.death.is_some() {
+    if running.watch.trouble.has_ended() {
         return Some(Why::Left);
     }
     if state.requests.kill {
@@ -203,8 +203,8 @@ fn reason_to_end(state: &State, at: Seconds, running: &mut Running, actions: &mu
         actions.push(Action::Note(Note::OutOfTime));
         return Some(Why::Stopped);
     }
-    let mixture = running.watch.mixture.as_ref()?;
-    let message = format!("the ranks do not run the same programs: {mixture}");
+    let mismatch = running.watch.versions.mismatch.as_ref()?;
+    let message = format!("the ranks do not run the same programs: {mismatch}");
     Some(Why::Failed(Failure { message, fault: Fault::Usage, host: None }))
 }
 
@@ -245,7 +245,7 @@ fn end(
             listen(state, at, &mut running, what, actions);
             if gone {
                 let why = if state.requests.kill && why != Why::Left { Why::Killed } else { why };
-                return after::follow(state, at, &running, why, actions);
+                return restart::follow(state, at, &running, why, actions);
             }
         }
         Event::LeaseSeen(newest) if newest > number => {
@@ -266,8 +266,8 @@ fn listen(state: &mut State, at: Seconds, running: &mut Running, what: FromWorke
             if let Some(versions) = &report.versions
                 && let Some((name, own, other)) = state.settings.versions.differs(versions)
             {
-                let mixture = format!("this coordinator has {name} {own}, rank {} has {other}", report.rank);
-                running.watch.mixture.get_or_insert(mixture);
+                let mismatch = format!("this coordinator has {name} {own}, rank {} has {other}", report.rank);
+                running.watch.versions.mismatch.get_or_insert(mismatch);
             }
         }
         FromWorkers::Message(_, Saying::Event(EventKind::Started { checkpoint, step, .. })) => {
@@ -283,8 +283,8 @@ fn listen(state: &mut State, at: Seconds, running: &mut Running, what: FromWorke
         _ => {}
     }
     running.watch.take(at, what);
-    if running.watch.step > 0 {
-        state.step = running.watch.step;
+    if running.watch.steps.finished > 0 {
+        state.step = running.watch.steps.finished;
     }
     if let Some(recovered) = state.tries.recover(at, &running.watch) {
         state.memory.account(recovered.1);

@@ -52,10 +52,11 @@ pub fn infiniband() -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lambert_collective::launchers::MPIRUN;
 
     #[test]
     fn several_ranks_sum_by_nccl_unless_somebody_says_otherwise() {
-        let world = |size| World { launcher: "mpirun", rank: 0, size, local_rank: 0, local_size: size };
+        let world = |size| World { launcher: &MPIRUN, rank: 0, size, local_rank: 0, local_size: size };
         let wanted = |backend, size| Nccl::is_wanted(&Cluster { backend, ..Cluster::default() }, Some(&world(size)));
         assert!(wanted(Backend::Auto, 2) && !wanted(Backend::Auto, 1) && !wanted(Backend::Mpi, 2));
         assert!(wanted(Backend::Nccl, 1));

@@ -94,7 +94,7 @@ impl GradientPass<'_> {
                 let passes = span!("forward and backward");
                 let (pending, exchange) = self.in_buckets(share, state, reducer)?;
                 // Without overlap the sum begins now: what a device has yet to compute is no part of its time.
-                if session.world > 1 && !session.overlaps {
+                if session.world > 1 && !gradients::overlaps(session) {
                     torch::guard(|| session.kernels.wait())?;
                 }
                 drop(passes);
@@ -129,7 +129,8 @@ impl GradientPass<'_> {
     ) -> Result<(Vec<step::Pending>, Exchange<'r>), Error> {
         let session = self.session;
         let others = (session.world > 1).then_some(reducer);
-        let mut exchange = Exchange::new(others, session.config.cluster.bucket_elements(), session.overlaps);
+        let bucket = session.config.cluster.bucket_elements();
+        let mut exchange = Exchange::new(others, bucket, gradients::overlaps(session));
         let mut are_final = |state: &TrainState, elements| exchange.are_final(state, elements);
         let pending = step::forward_backward(self.objective, state, share, self.dropout, &mut are_final);
         let pending = pending?;

@@ -8,6 +8,20 @@ use crate::kernels::Address;
 use crate::state::TrainState;
 use crate::torch;
 use crate::train::exact::ExactSum;
+use crate::worker::host_share::HostShare;
+use crate::worker::session::Session;
+
+/// Whether gradients travel while the backward pass runs: as the configuration says, else where that hides them.
+pub fn overlaps(session: &Session) -> bool {
+    let cluster = &session.config.cluster;
+    cluster.overlap.unwrap_or_else(|| session.nccl || hides_exchange(session.host, session.world, cluster.threads))
+}
+
+/// Whether `world` ranks of `threads` threads exchange gradients beside their computing: another host is waited for, or this one
+/// has a processor left.
+fn hides_exchange(host: HostShare, world: usize, threads: usize) -> bool {
+    host.ranks < world || host.processors > host.ranks * threads
+}
 
 /// The gradients of one step on their way through the sum. A bucket is a range of the flat buffer, which lies in the order of
 /// the backward pass: all ranks start the same buckets in the same order, however many micro-batches each of them has.
@@ -206,6 +220,15 @@ mod tests {
         step::forward_backward(&objective, &mut state, batch.whole(), Key::new(1), &mut are_final).unwrap();
         exchange.finish(&mut state).unwrap();
         state.read(Buffer::Gradients, 0..state.elements())
+    }
+
+    #[test]
+    fn gradients_travel_beside_the_pass_where_a_host_is_waited_for_or_a_processor_is_left() {
+        let hides = |processors, ranks, world| hides_exchange(HostShare { processors, ranks }, world, 2);
+        assert!(!hides(8, 4, 4), "all processors compute");
+        assert!(!hides(4, 4, 4), "there are fewer processors than threads");
+        assert!(hides(9, 4, 4), "a processor is left");
+        assert!(hides(8, 4, 8), "half of the ranks are on another host");
     }
 
     #[test]

@@ -88,7 +88,7 @@ impl<'a> Stage<'a> {
             rank: session.rank,
             world: session.world,
             parts: config.cluster.parts(session.world),
-            threads: session.readers,
+            threads: session.host.readers(),
             largest: place.stage.global_batch.max(place.stage.batch_ramp.map_or(0, |ramp| ramp.start)),
         };
         let (stage, steps, begun) = (place.stage.clone(), place.done..place.stage.steps, state.step - place.done);

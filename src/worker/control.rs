@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use lambert_collective::launchers::Launcher;
 use lambert_config::exit;
 pub use lambert_control::Phase;
 use lambert_control::{
@@ -177,18 +178,18 @@ struct Post {
     terminated: Arc<AtomicBool>,
 }
 
-/// Whether SIGTERM comes, from now on. It does not end this process: a service manager sends it to all processes at once, and
-/// Slurm to the ranks, and at first to them only, when a job has to make room for another. The coordinator then has all ranks save
-/// after the same step. One that the launcher sends ends this rank, but under srun, which passes Slurm's on.
+/// Whether SIGTERM has come, from now on. It does not end this process: a service manager sends it to all processes at once, and a
+/// batch system to the ranks, and at first to them only, when a job has to make room for another. The coordinator then has all
+/// ranks save after the same step. One that the launcher sends ends this rank.
 fn termination() -> Arc<AtomicBool> {
     let terminated = Arc::new(AtomicBool::new(false));
-    let is_srun = lambert_collective::world::detect().is_some_and(|world| world.launcher == "srun");
+    let launcher = lambert_collective::world::detect().map(|world| world.launcher);
     let parent = rustix::process::getppid().map_or(0, Pid::as_raw_pid);
     let flag = Arc::clone(&terminated);
     let listen = move |mut signals: SignalsInfo<WithOrigin>| {
         for signal in signals.forever() {
             match signal.process {
-                Some(sender) if !is_srun && is_launcher(sender.pid, parent) => {
+                Some(sender) if is_told_to_end(launcher, sender.pid, parent) => {
                     let _ = signal_hook::low_level::emulate_default_handler(SIGTERM);
                 }
                 _ => flag.store(true, Ordering::Relaxed),
@@ -202,10 +203,12 @@ fn termination() -> Arc<AtomicBool> {
     terminated
 }
 
-/// Whether the process `pid` is what has started this one: its parent, or Open MPI's launcher above a program between them.
-fn is_launcher(pid: i32, parent: i32) -> bool {
-    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    pid == parent || ["mpirun", "orterun", "orted", "prterun", "prted"].contains(&name.trim())
+/// Whether SIGTERM from the process `sender` ends this one: it is the parent, or another process of the launcher above a program
+/// between them. A launcher that passes on the batch system's is not obeyed, because the two cannot be told apart.
+fn is_told_to_end(launcher: Option<&Launcher>, sender: i32, parent: i32) -> bool {
+    let Some(launcher) = launcher else { return sender == parent };
+    let name = std::fs::read_to_string(format!("/proc/{sender}/comm")).unwrap_or_default();
+    !launcher.passes_on_sigterm && (sender == parent || launcher.processes.contains(&name.trim()))
 }
 
 impl Post {

@@ -7,7 +7,8 @@
 //! - [`micro_batch_size`]: whether micro-batches fit into the GPUs, and how large they are where that is left open
 //! - [`peak`]: the speed of a device; [`stopwatch`]: seconds; [`trace`]: what a rank does in chosen steps
 //! - [`output`]: results on standard output; [`logs`]: what a rank prints, in a file of its host
-//! - [`cleanup`]: what its launcher leaves on a host, removed; `cpu_affinity`: on which processors it runs
+//! - [`cleanup`]: what its launcher leaves on a host, removed; [`host_share`]: a rank's part of its host; `cpu_affinity`: on which
+//!   processors it runs
 //! - [`leave`]: the end of a worker beside threads that are stuck; [`environment`]: the environment of this process
 
 pub mod agreement;
@@ -15,6 +16,7 @@ pub mod cleanup;
 pub mod control;
 mod cpu_affinity;
 pub mod environment;
+pub mod host_share;
 pub mod leave;
 pub mod logs;
 pub mod micro_batch_size;

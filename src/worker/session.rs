@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lambert_collective::world::OtherStarter;
 use lambert_collective::{Endpoints, Group, local, mpi, nccl};
 use lambert_config::run::{Backend, Cluster, Wire};
 use lambert_config::{Layers, RunConfig};
@@ -24,6 +23,7 @@ use crate::kernels::Kernels;
 use crate::model;
 use crate::worker::control::Control;
 use crate::worker::cpu_affinity;
+use crate::worker::host_share::HostShare;
 use crate::worker::leave;
 use crate::worker::nccl_report;
 
@@ -41,10 +41,10 @@ pub struct Session {
     pub rank: usize,
     /// All ranks.
     pub world: usize,
-    /// Whether gradients are summed while the backward pass runs.
-    pub overlaps: bool,
-    /// Threads that may read samples at the same time: this rank's share of its host's.
-    pub readers: usize,
+    /// This rank's host, as it was before the rank was bound to some of its processors.
+    pub host: HostShare,
+    /// Whether NCCL sums gradients.
+    pub nccl: bool,
     /// The coordinator.
     pub control: Arc<Control>,
     /// The device that this rank computes on.
@@ -75,15 +75,13 @@ impl Session {
         let (kernels, card) = device.kernels(lambert_collective::world::detect().as_ref(), config.model.precision)?;
         check_devices(&mut *ranks.group, card.as_ref(), sharing(&config.cluster, sums.is_some()))?;
         let kind = kind(&config, card.as_ref())?;
-        // Both count the host's processors.
-        let (readers, overlaps) = (readers(), sums.is_some() || overlaps(&config.cluster, world));
-        let overlaps = config.cluster.overlap.unwrap_or(overlaps);
+        let (host, nccl) = (HostShare::count(), sums.is_some());
         bind(rank, &config.cluster, card.as_ref());
         let mut peak = [peak::matmul_peak(&*kernels, kind, peak::peak_width(card.is_some()))?];
         ranks.group.all_reduce_sum_f64(&mut peak)?;
         let peak = peak[0];
         let session =
-            Self { config, config_sha256, store, lease, rank, world, overlaps, readers, control, kernels, card, peak };
+            Self { config, config_sha256, store, lease, rank, world, host, nccl, control, kernels, card, peak };
         if let (Some(sums), Some(card)) = (sums, &session.card) {
             ranks = sum_by_nccl(ranks, &sums, card, nccl_options(&session.config.cluster))?;
             let attempt = session.lease.attempt();
@@ -178,26 +176,10 @@ pub fn read_config(store: &Store) -> Result<(RunConfig, String), Error> {
     Ok((Layers::default().parse(&text, &origin)?, lambert_store::hash::sha256(&bytes)))
 }
 
-/// This rank's share of its host's processors.
-pub fn readers() -> usize {
-    let ranks = lambert_collective::world::detect().map_or(1, |world| world.local_size);
-    std::thread::available_parallelism().map_or(1, usize::from).div_ceil(ranks.max(1)).min(memory::READERS)
-}
-
-/// Whether gradients travel while this rank computes: where another host is waited for, or a processor is left for it.
-fn overlaps(cluster: &Cluster, world: usize) -> bool {
-    let here = lambert_collective::world::detect().map_or(1, |world| world.local_size);
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    here < world || processors > here * cluster.threads
-}
-
 /// The world at hand; that it is the attempt's is checked.
 fn join(config: &RunConfig, world: Option<usize>) -> Result<Endpoints, Error> {
-    if let Some(OtherStarter { name, variable, size }) = lambert_collective::world::other_starter() {
-        return Err(Error::Usage(format!(
-            "this process is one of {size} that {name} has started ({variable}), and ranks find each other through Open MPI's mpirun \
-             or `srun --mpi=pmix` only: `lambert run` starts them"
-        )));
+    if let Some(launcher) = lambert_collective::world::unsupported_launcher() {
+        return Err(Error::Usage(format!("{launcher}: `lambert run` starts them")));
     }
     let started_by_mpi = lambert_collective::world::detect().is_some();
     let cluster = &config.cluster;
@@ -294,9 +276,8 @@ impl Datasets {
         used.extend(evaluation.as_deref().map(|dataset| ("evaluation.data".to_owned(), dataset)));
         let mut faults = Vec::new();
         check_fit(config, &used, None, &mut faults);
-        let ranks = lambert_collective::world::detect().map_or(1, |world| world.local_size);
         let data: Vec<memory::Data> = stages.iter().map(|dataset| dataset.sizes()).collect();
-        memory::check(config, &data, ranks, &mut faults);
+        memory::check(config, &data, HostShare::count().ranks, &mut faults);
         if faults.is_empty() { Ok(Self { stages, evaluation }) } else { Err(Error::faults(CONFIG, faults)) }
     }
 

@@ -3,7 +3,8 @@
 //! A rank has two [`Endpoints`]: a [`Group`] for host bytes and small numbers (agreement, broadcast, gather, barrier), and a
 //! [`Reducer`] for [`Bucket`]s of gradients, which are started and awaited later. A bucket is raw memory with its place,
 //! never a tensor. Three backends pass one conformance suite: [`local`] joins threads of one process, [`mpi`] joins processes
-//! through MPI, and [`nccl`] sums between their cards, with one of the others beside it. [`world`] tells, before anything is started, whether a launcher has made this process a rank.
+//! through MPI, and [`nccl`] sums between their cards, with one of the others beside it. [`world`] tells, before anything is started,
+//! whether a launcher has made this process a rank; [`launchers`] is what a rank knows of each launcher.
 //!
 //! Sums have a fixed order: they are equal on all ranks, and equal again when the same world sums the same numbers in buckets of
 //! the same lengths.
@@ -11,6 +12,8 @@
 mod bucket;
 mod error;
 mod group;
+/// The launchers that start ranks.
+pub mod launchers;
 /// Ranks as threads of one process.
 pub mod local;
 /// Ranks as processes joined by MPI.
@@ -20,7 +23,7 @@ pub mod nccl;
 mod reducer;
 /// What a step costs in a cluster, by formula.
 pub mod scaling;
-/// Who started this process, as which rank.
+/// The rank that a launcher has made this process.
 pub mod world;
 
 pub use bucket::{Bucket, Place};

@@ -1,10 +1,14 @@
-//! Who started this process, as which rank: read from the environment before MPI is touched.
+//! The rank that a launcher has made this process: read from the environment before MPI is touched.
 
-/// What a launcher says about this process.
+use std::fmt;
+
+use crate::launchers::{LAUNCHERS, Launcher, LocalSize, Supported, UNSUPPORTED, Unsupported};
+
+/// A launcher's word on this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct World {
-    /// `mpirun` or `srun`.
-    pub launcher: &'static str,
+    /// The launcher.
+    pub launcher: &'static Launcher,
     /// This rank's number, from 0.
     pub rank: usize,
     /// The number of ranks.
@@ -21,30 +25,30 @@ pub fn detect() -> Option<World> {
 }
 
 fn detect_in(variable: impl Fn(&str) -> Option<String>) -> Option<World> {
-    let number = |name: &str| variable(name)?.parse::<usize>().ok();
-    let open_mpi = || {
-        let (rank, size) = (number("OMPI_COMM_WORLD_RANK")?, number("OMPI_COMM_WORLD_SIZE")?);
-        let local_rank = number("OMPI_COMM_WORLD_LOCAL_RANK").unwrap_or(rank);
-        let local_size = number("OMPI_COMM_WORLD_LOCAL_SIZE").unwrap_or(size);
-        Some(World { launcher: "mpirun", rank, size, local_rank, local_size })
-    };
-    // A batch script has SLURM_PROCID too, but only srun --mpi=pmix or pmi2 gives its tasks a PMI rank.
-    let srun = || {
-        number("PMIX_RANK").or_else(|| number("PMI_RANK"))?;
-        number("SLURM_STEP_ID")?;
-        let (rank, size) =
-            (number("SLURM_PROCID")?, number("SLURM_STEP_NUM_TASKS").or_else(|| number("SLURM_NTASKS"))?);
-        let local_rank = number("SLURM_LOCALID").unwrap_or(rank);
-        let on_node = variable("SLURM_STEP_TASKS_PER_NODE").and_then(|list| tasks_on(&list, number("SLURM_NODEID")?));
-        Some(World { launcher: "srun", rank, size, local_rank, local_size: on_node.unwrap_or(size) })
-    };
-    open_mpi().or_else(srun)
+    LAUNCHERS.iter().find_map(|launcher| world_of(launcher, &variable))
 }
 
-/// A starter of several processes that is not supported, and the variable by which it is known.
+/// The world of a process that `launcher` has started, if it has.
+fn world_of(launcher: &'static Launcher, variable: impl Fn(&str) -> Option<String>) -> Option<World> {
+    let number = |name: &str| variable(name)?.parse::<usize>().ok();
+    let first = |names: &[&str]| names.iter().find_map(|name| number(name));
+    let names = &launcher.variables;
+    if !names.required.iter().all(|group| first(group).is_some()) {
+        return None;
+    }
+    let (rank, size) = (number(names.rank)?, first(names.size)?);
+    let local_size = match names.local_size {
+        LocalSize::Number(name) => number(name),
+        LocalSize::OfNodes { list, node } => variable(list).and_then(|list| tasks_on(&list, number(node)?)),
+    };
+    let local_rank = number(names.local_rank).unwrap_or(rank);
+    Some(World { launcher, rank, size, local_rank, local_size: local_size.unwrap_or(size) })
+}
+
+/// Several processes that a launcher has started without making ranks of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OtherStarter {
-    /// Its name.
+pub struct UnsupportedLauncher {
+    /// The launcher's name.
     pub name: &'static str,
     /// The variable that holds the number of processes.
     pub variable: &'static str,
@@ -52,34 +56,30 @@ pub struct OtherStarter {
     pub size: usize,
 }
 
-/// By which variable starters other than Open MPI's mpirun and `srun --mpi=pmix` tell the number of processes.
-const OTHERS: [(&str, &str); 7] = [
-    ("WORLD_SIZE", "torchrun"),
-    ("MV2_COMM_WORLD_SIZE", "MVAPICH's mpirun"),
-    ("PMI_SIZE", "MPICH's or Intel MPI's mpirun"),
-    ("JSM_NAMESPACE_SIZE", "jsrun"),
-    ("PALS_NRANKS", "PALS (aprun, mpiexec)"),
-    ("FLUX_JOB_SIZE", "flux run"),
-    ("SLURM_STEP_NUM_TASKS", "srun without --mpi=pmix"),
-];
-
-/// Whether this process is one of several that were started by something that makes no ranks of them: each would take itself
-/// for the only one.
-pub fn other_starter() -> Option<OtherStarter> {
-    other_starter_in(|name| std::env::var(name).ok())
+impl fmt::Display for UnsupportedLauncher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, variable, size } = self;
+        write!(
+            f,
+            "this process is one of {size} that {name} has started ({variable}), and ranks find each other through {Supported} only"
+        )
+    }
 }
 
-fn other_starter_in(variable: impl Fn(&str) -> Option<String>) -> Option<OtherStarter> {
+/// The launcher of this process, if it has started several and makes no ranks of them: each would take itself for the only one.
+pub fn unsupported_launcher() -> Option<UnsupportedLauncher> {
+    unsupported_in(|name| std::env::var(name).ok())
+}
+
+fn unsupported_in(variable: impl Fn(&str) -> Option<String>) -> Option<UnsupportedLauncher> {
     if detect_in(&variable).is_some() {
         return None;
     }
-    // Others set WORLD_SIZE, too, for whatever a container may run.
-    let is_torchrun = || variable("TORCHELASTIC_RUN_ID").is_some();
-    let size = |name: &str| variable(name)?.parse::<usize>().ok().filter(|size| *size > 1);
-    let size = |name: &str| if name == "WORLD_SIZE" && !is_torchrun() { None } else { size(name) };
-    OTHERS
-        .into_iter()
-        .find_map(|(name, starter)| Some(OtherStarter { name: starter, variable: name, size: size(name)? }))
+    UNSUPPORTED.iter().find_map(|Unsupported { description: name, size, marker }| {
+        let count = variable(size)?.parse::<usize>().ok().filter(|count| *count > 1)?;
+        let is_marked = marker.is_none_or(|marker| variable(marker).is_some());
+        is_marked.then_some(UnsupportedLauncher { name, variable: size, size: count })
+    })
 }
 
 /// Tasks on node number `node` from Slurm's shorthand, such as `2(x3),1`: two on each of three nodes, then one.
@@ -101,6 +101,7 @@ fn tasks_on(list: &str, node: usize) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::launchers::{MPIRUN, SRUN};
 
     fn detect_from(variables: &[(&str, &str)]) -> Option<World> {
         detect_in(|name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_string()))
@@ -114,7 +115,7 @@ mod tests {
             ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
             ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
         ]);
-        assert_eq!(world, Some(World { launcher: "mpirun", rank: 5, size: 8, local_rank: 1, local_size: 4 }));
+        assert_eq!(world, Some(World { launcher: &MPIRUN, rank: 5, size: 8, local_rank: 1, local_size: 4 }));
     }
 
     #[test]
@@ -128,15 +129,15 @@ mod tests {
             ("SLURM_STEP_TASKS_PER_NODE", "2(x2),1"),
             ("PMIX_RANK", "4"),
         ];
-        let expected = World { launcher: "srun", rank: 4, size: 5, local_rank: 0, local_size: 1 };
+        let expected = World { launcher: &SRUN, rank: 4, size: 5, local_rank: 0, local_size: 1 };
         assert_eq!(detect_from(&task), Some(expected));
         assert_eq!(detect_from(&task[..6]), None, "srun without --mpi makes no MPI ranks");
     }
 
     #[test]
-    fn other_starters_of_several_processes_are_known_by_name() {
+    fn unsupported_launchers_of_several_processes_are_known_by_name() {
         let of = |variables: &[(&str, &str)]| {
-            other_starter_in(|name| {
+            unsupported_in(|name| {
                 variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_string())
             })
             .map(|other| other.name)
@@ -150,6 +151,10 @@ mod tests {
         let inside = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2"), ("SLURM_STEP_NUM_TASKS", "4")];
         assert_eq!(of(&inside), None, "mpirun in a step of a job");
         assert_eq!(of(&[]), None);
+        let two = |name: &str| (name == "PMI_SIZE").then(|| "2".to_owned());
+        let expected = "this process is one of 2 that MPICH's or Intel MPI's mpirun has started (PMI_SIZE), and ranks find each other \
+                        through Open MPI's mpirun or `srun --mpi=pmix` only";
+        assert_eq!(unsupported_in(two).unwrap().to_string(), expected);
     }
 
     #[test]

@@ -19,14 +19,23 @@ pub struct Progress {
     pub message: String,
 }
 
+/// What becomes of the progress bar.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Bar {
+    /// It shows this.
+    Shown(Progress),
+    /// It is removed.
+    Removed,
+}
+
 /// The place where a queue's lines go.
 pub trait Sink: Send + 'static {
     /// Writes whole lines; may block for any time.
     fn write(&mut self, lines: &[u8]);
     /// The line that takes the place of `lines` lines that were dropped.
     fn gap(&self, lines: u64) -> String;
-    /// Draws the progress bar; `None` removes it.
-    fn draw(&mut self, progress: Option<Progress>);
+    /// Draws or removes the progress bar.
+    fn draw(&mut self, bar: Bar);
 }
 
 /// Lines on their way to a [`Sink`]. When there are too many, the oldest are dropped and counted.
@@ -50,8 +59,8 @@ struct State {
     gap: u64,
     /// Lines dropped in all.
     dropped: u64,
-    /// The newest state of the progress bar, until it is drawn.
-    progress: Option<Option<Progress>>,
+    /// The newest change of the progress bar, until it is drawn.
+    bar: Option<Bar>,
     /// Lines that are being written.
     writing: u64,
     is_busy: bool,
@@ -61,7 +70,7 @@ struct State {
 struct Batch {
     gap: u64,
     lines: Vec<u8>,
-    progress: Option<Option<Progress>>,
+    bar: Option<Bar>,
 }
 
 impl Queue {
@@ -91,9 +100,9 @@ impl Queue {
         self.shared.changed.notify_all();
     }
 
-    /// Draws the progress bar behind the lines that are waiting; `None` removes it.
-    pub fn draw(&self, progress: Option<Progress>) {
-        self.shared.lock().progress = Some(progress);
+    /// Draws or removes the progress bar behind the lines that are waiting.
+    pub fn draw(&self, bar: Bar) {
+        self.shared.lock().bar = Some(bar);
         self.shared.changed.notify_all();
     }
 
@@ -117,7 +126,7 @@ impl State {
     }
 
     fn has_more(&self) -> bool {
-        !self.lines.is_empty() || self.gap > 0 || self.progress.is_some()
+        !self.lines.is_empty() || self.gap > 0 || self.bar.is_some()
     }
 
     fn take(&mut self) -> Batch {
@@ -127,8 +136,8 @@ impl State {
         }
         self.bytes -= lines.len();
         (self.is_busy, self.writing) = (true, count(&lines));
-        let progress = if self.lines.is_empty() { self.progress.take() } else { None };
-        Batch { gap: std::mem::take(&mut self.gap), lines, progress }
+        let bar = if self.lines.is_empty() { self.bar.take() } else { None };
+        Batch { gap: std::mem::take(&mut self.gap), lines, bar }
     }
 }
 
@@ -145,7 +154,7 @@ impl Shared {
             while !state.has_more() {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
-            let Batch { gap, lines, progress } = state.take();
+            let Batch { gap, lines, bar } = state.take();
             drop(state);
             if gap > 0 {
                 sink.write((sink.gap(gap) + "\n").as_bytes());
@@ -153,8 +162,8 @@ impl Shared {
             if !lines.is_empty() {
                 sink.write(&lines);
             }
-            if let Some(progress) = progress {
-                sink.draw(progress);
+            if let Some(bar) = bar {
+                sink.draw(bar);
             }
         }
     }
@@ -187,8 +196,12 @@ mod tests {
             format!("{lines} dropped")
         }
 
-        fn draw(&mut self, progress: Option<Progress>) {
-            let _ = self.read.send(format!("{:?}", progress.map(|progress| progress.position)));
+        fn draw(&mut self, bar: Bar) {
+            let position = match bar {
+                Bar::Shown(progress) => Some(progress.position),
+                Bar::Removed => None,
+            };
+            let _ = self.read.send(format!("{position:?}"));
         }
     }
 
@@ -235,11 +248,11 @@ mod tests {
         while queue.shared.lock().writing == 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
-        let at = |position| Some(Progress { position, length: 9, message: String::new() });
+        let at = |position| Bar::Shown(Progress { position, length: 9, message: String::new() });
         (0..5).for_each(|position| queue.draw(at(position)));
         drop(resume);
         assert_eq!(queue.finish(SOON), 0);
-        queue.draw(None);
+        queue.draw(Bar::Removed);
         assert_eq!(queue.finish(SOON), 0);
         assert_eq!(said.try_iter().collect::<Vec<_>>(), ["line\n", "Some(4)", "None"]);
     }

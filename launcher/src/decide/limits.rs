@@ -71,29 +71,29 @@ impl Patience {
         let limit = self.limits.silence_seconds;
         let silent = |rank: &Rank| limit > 0.0 && rank.phase != Phase::Stop && at - rank.heard > limit;
         let (number, _) = watch.ranks.iter().find(|(_, rank)| silent(rank))?;
-        let message = format!("{} has been silent for {limit} s", watch.who(*number));
-        Some(Hang { message, host: watch.host(*number) })
+        let message = format!("{} has been silent for {limit} s", watch.ranks.who(*number));
+        Some(Hang { message, host: watch.ranks.host(*number) })
     }
 
     fn absent(&self, at: Seconds, begun: Seconds, world: usize, watch: &Watch) -> Option<Hang> {
         let limit = self.of(Phase::Join, None);
-        let missing = (0..world).find(|rank| !watch.ranks.contains_key(rank))?;
+        let missing = (0..world).find(|rank| !watch.ranks.has(*rank))?;
         let message = format!("rank {missing} has not reported within {limit} s of its start");
-        (at - begun > limit).then(|| Hang { message, host: watch.host(missing) })
+        (at - begun > limit).then(|| Hang { message, host: watch.ranks.host(missing) })
     }
 
     /// All ranks work in step, so that one that hangs holds up all, and one that is busy with something longer may hold
     /// up others without harm: the attempt hangs when every rank is over its limit. The suspect is the first that does not
     /// wait for others.
     fn hung(&self, at: Seconds, watch: &Watch) -> Option<Hang> {
-        let median = watch.median_step();
+        let median = watch.steps.median();
         let over = |rank: &Rank| at - rank.since > self.of(rank.phase, median);
-        if watch.ranks.is_empty() || !watch.ranks.values().all(over) {
+        if !watch.ranks.are_all(over) {
             return None;
         }
         let (number, rank) = suspect(watch)?;
         let limit = self.of(rank.phase, median);
-        let (who, phase, step, time) = (watch.who(number), rank.phase, rank.step + 1, at - rank.since);
+        let (who, phase, step, time) = (watch.ranks.who(number), rank.phase, rank.step + 1, at - rank.since);
         let place = if phase.is_step() { format!(" (step {step})") } else { String::new() };
         let message = format!("{who} hangs: {phase}{place} for {time:.0} s; the limit is {limit:.0} s");
         Some(Hang { message, host: None })
@@ -101,11 +101,11 @@ impl Patience {
 
     /// A rank that is over half its limit: not hung, but slow.
     pub fn slow(&self, at: Seconds, watch: &Watch) -> Option<String> {
-        let median = watch.median_step();
+        let median = watch.steps.median();
         let slow = |rank: &Rank| at - rank.since > 0.5 * self.of(rank.phase, median);
-        let all = !watch.ranks.is_empty() && watch.ranks.values().all(slow);
-        let (number, rank) = suspect(watch).filter(|_| all)?;
-        let (who, phase, time, limit) = (watch.who(number), rank.phase, at - rank.since, self.of(rank.phase, median));
+        let (number, rank) = suspect(watch).filter(|_| watch.ranks.are_all(slow))?;
+        let (who, phase, time, limit) =
+            (watch.ranks.who(number), rank.phase, at - rank.since, self.of(rank.phase, median));
         let usual = median.filter(|_| phase.is_step());
         let usual = usual.map_or(String::new(), |median| format!(" (a step takes {median:.1} s in the median)"));
         Some(format!("{who} is slow: {phase} for {time:.0} s{usual}; it is taken for hung after {limit:.0} s"))

@@ -4,11 +4,11 @@ use lambert_config::{RunConfig, exit};
 use lambert_control::Versions;
 
 use super::Seconds;
-use super::after::{self, Tries};
 use super::event::{Action, Note, Verdict, Wanted};
 use super::limits::Patience;
 use super::memory::Memory;
 use super::placement::{Attempt, Room};
+use super::restart::{self, Tries};
 use super::stop::{JobSettings, Requests};
 use super::watch::{Failure, Watch};
 
@@ -152,9 +152,9 @@ impl State {
             actions.push(Action::Note(Note::ShortLead { save, lead: job.lead }));
         }
         let last = memory.job_ends.last().map_or(String::new(), |end| end.cause.clone());
-        if let Some(message) = after::fruitless(self, &last) {
-            let verdict = after::give_up(self, 0.0, exit::FINAL, message);
-            self.phase = after::conclude(self, 0.0, verdict, actions);
+        if let Some(message) = restart::fruitless(self, &last) {
+            let verdict = restart::give_up(self, 0.0, exit::FINAL, message);
+            self.phase = restart::conclude(self, 0.0, verdict, actions);
         }
     }
 

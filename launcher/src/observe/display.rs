@@ -6,7 +6,7 @@ use lambert_control::Score;
 use lambert_control::StepRecord;
 
 use super::Pace;
-use crate::console::{self, Progress};
+use crate::console::{self, Bar, Progress};
 
 /// Lines that are printed in any case at the start.
 const FIRST: usize = 5;
@@ -37,7 +37,7 @@ impl Display {
     pub fn step(&mut self, record: &StepRecord, pace: &Pace) {
         if self.bar {
             let message = brief(record, pace, self.steps);
-            console::progress(Some(Progress { position: record.step, length: self.steps, message }));
+            console::draw(Bar::Shown(Progress { position: record.step, length: self.steps, message }));
         } else if due(record.step, self.steps, self.lines, self.last.map(|(at, step)| (at.elapsed(), step))) {
             console::line(&line(record, pace, self.steps));
             self.lines += 1;
@@ -47,7 +47,7 @@ impl Display {
 
     /// Takes the bar away; what was said above it stays.
     pub fn end(&mut self) {
-        console::progress(None);
+        console::draw(Bar::Removed);
     }
 }
 

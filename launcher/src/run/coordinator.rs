@@ -1,60 +1,56 @@
 //! The coordinator: hands events to the decision and carries out what it wants done, until there is a verdict.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lambert_config::exit;
 use lambert_store::{Patience, Store};
 
 use super::beginning::Beginning;
+use super::clock::Clock;
 use super::launch::workers::Workers;
 use super::launch::{Launcher, processes};
 use super::order::Order;
 use super::sources::{self, OwnLease, RequestPoller, STOP_OBJECT, Signals};
-use crate::decide::{self, Action, Attempt, Event, Memory, Room, Settings, State, StopReason, Verdict};
+use crate::decide::{self, Action, Attempt, Event, Room, Settings, State, StopReason, Verdict};
 use crate::failure::{Failure, Outcome};
-use crate::host;
 use crate::observe::{Observers, Records};
 use crate::panics;
 use crate::slurm::nodes;
 use crate::slurm::record::Record;
 use crate::store_writer::{StoreWriter, Urgency, Write};
 
-/// How often time passes.
-const TICK: Duration = Duration::from_millis(50);
-/// Nothing that the coordinator does takes so long: if time did not pass meanwhile, the process was stopped.
-const STOPPED: Duration = Duration::from_secs(10);
-
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Bad(String);
 
-/// Watches over a run.
-pub struct Coordinator<'a> {
+/// Watches over the run of `order`, whose ranks `launcher` starts, until there is a verdict. What fails on the way here is one, too.
+pub fn run(order: &Order, launcher: &dyn Launcher, records: Records) -> Outcome {
+    let (coordinator, state, actions) = Coordinator::begin(order, launcher, records)?;
+    coordinator.run(state, actions)
+}
+
+struct Coordinator<'a> {
     order: &'a Order,
     launcher: &'a dyn Launcher,
-    begun: Instant,
-    /// When time passed last.
-    ticked: Instant,
-    /// How long this process was stopped since it began, seconds.
-    stopped: f64,
+    clock: Clock,
     inbox: Receiver<Event>,
     events: Sender<Event>,
     lease: OwnLease,
     observers: Observers,
     writer: StoreWriter,
     workers: Option<Workers>,
-    settings: Settings,
-    /// What earlier coordinators have left.
-    memory: Memory,
-    /// Where the run was before: its step and its newest checkpoint.
-    before: (u64, Option<String>),
     _sources: (Signals, RequestPoller),
 }
 
 impl<'a> Coordinator<'a> {
-    /// Prepares to watch over `order`: from now on signals and the store are listened to.
-    pub fn new(order: &'a Order, launcher: &'a dyn Launcher, records: Records) -> Result<Self, Failure> {
+    /// Prepares to watch over `order`: from now on signals and the store are listened to. Also returns the first state, and what is
+    /// to be done first.
+    fn begin(
+        order: &'a Order,
+        launcher: &'a dyn Launcher,
+        records: Records,
+    ) -> Result<(Self, State, Vec<Action>), Failure> {
         processes::adopt_orphans().map_err(Failure::failed)?;
         processes::allow_connections();
         let Beginning { stop_requested, status, memory, job } = Beginning::read(order)?;
@@ -67,33 +63,18 @@ impl<'a> Coordinator<'a> {
         let requests =
             RequestPoller::listen(order.store.clone(), lease.clone(), events.clone()).map_err(Failure::failed)?;
         let writer = StoreWriter::start(order.store.clone()).map_err(Failure::failed)?;
-        let before = (status.step, status.checkpoint.clone());
+        let clock = Clock::start();
+        let settings = Settings { job, ..Settings::new(&order.config, order.room.clone(), clock.unix()) };
+        let (mut state, actions) = State::begin(settings, memory);
+        (state.step, state.checkpoint) = (status.step, status.checkpoint.clone());
         let observers = Observers::make(&order.config, order.store.url(), records, status, &writer);
-        let settings = Settings { job, ..Settings::new(&order.config, order.room.clone(), host::now()) };
-        let (now, workers, sources) = (Instant::now(), None, (signals, requests));
-        Ok(Self {
-            order,
-            launcher,
-            begun: now,
-            ticked: now,
-            stopped: 0.0,
-            inbox,
-            events,
-            lease,
-            observers,
-            writer,
-            workers,
-            settings,
-            memory,
-            before,
-            _sources: sources,
-        })
+        let (workers, sources) = (None, (signals, requests));
+        let coordinator =
+            Self { order, launcher, clock, inbox, events, lease, observers, writer, workers, _sources: sources };
+        Ok((coordinator, state, actions))
     }
 
-    /// Runs until there is a verdict. What fails on the way here is one, too.
-    pub fn run(mut self) -> Outcome {
-        let (mut state, actions) = State::begin(self.settings.clone(), std::mem::take(&mut self.memory));
-        (state.step, state.checkpoint) = std::mem::take(&mut self.before);
+    fn run(mut self, mut state: State, actions: Vec<Action>) -> Outcome {
         self.observers.begin(&actions, &state);
         let mut done = self.act(actions);
         while done.is_ok() && state.verdict().is_none() {
@@ -115,8 +96,8 @@ impl<'a> Coordinator<'a> {
             Ok(event) => event,
             Err(failure) => return (state, Err(failure)),
         };
-        state.settings.unix = self.settings.unix + self.stopped;
-        let at = self.begun.elapsed().as_secs_f64();
+        state.settings.unix = self.clock.unix();
+        let at = self.clock.seconds();
         let (state, actions) = decide::decide(state, at, event.clone());
         self.observers.observe(at, &event, &actions, &state);
         let done = self.act(actions);
@@ -137,11 +118,9 @@ impl<'a> Coordinator<'a> {
     /// The next event. Time passes, and processes are looked after, however many other events come.
     fn next(&mut self) -> Result<Event, Failure> {
         loop {
-            let passed = self.ticked.elapsed();
-            let left = TICK.saturating_sub(passed);
+            let left = self.clock.until_tick();
             if left.is_zero() {
-                self.ticked = Instant::now();
-                self.skip(passed);
+                self.clock.tick();
                 // A thread that is gone would be waited for without end.
                 panics::first().map_or(Ok(()), Err)?;
                 self.look_after()?;
@@ -150,15 +129,6 @@ impl<'a> Coordinator<'a> {
             if let Ok(event) = self.inbox.recv_timeout(left) {
                 return Ok(event);
             }
-        }
-    }
-
-    /// Time in which this process was stopped (a job that is suspended) does not count: ranks were not heard in it.
-    fn skip(&mut self, passed: Duration) {
-        if passed > STOPPED {
-            self.begun += passed;
-            self.stopped += passed.as_secs_f64();
-            tracing::info!("this coordinator was stopped for {:.0} s, and goes on", passed.as_secs_f64());
         }
     }
 

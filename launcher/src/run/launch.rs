@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 use lambert_config::run::{Backend, Cluster, LauncherKind};
 
 use crate::decide::{Attempt, FromWorkers};
+use crate::slurm::record::is_in_job;
 use direct::Direct;
 use mpirun::Mpirun;
 use processes::EndBy;
@@ -136,7 +137,7 @@ pub fn choose(cluster: &Cluster) -> Result<Box<dyn Launcher>, LaunchError> {
         LauncherKind::Mpirun => Ok(Box::new(Mpirun::find(cluster.ranks)?)),
         LauncherKind::Srun => Ok(Box::new(Srun::find()?)),
         LauncherKind::Auto if is_alone(cluster) => Ok(Box::new(Direct)),
-        LauncherKind::Auto if srun::is_in_job() && cluster.hosts.is_empty() => match Srun::find() {
+        LauncherKind::Auto if is_in_job() && cluster.hosts.is_empty() => match Srun::find() {
             Ok(srun) => Ok(Box::new(srun)),
             // In a container, say.
             Err(error) => {

@@ -4,7 +4,7 @@
 //!   a new one begins with ([`origin`])
 //! - [`stored`]: the configuration in the run's store
 //! - [`beginning`]: what the run's store holds when a coordinator begins
-//! - [`coordinator`]: hands events to [`crate::decide`], a pure function, and carries out what it wants done
+//! - [`coordinator`]: hands events to [`crate::decide`], a pure function, and carries out what it wants done; [`clock`]: its time
 //! - [`sources`] of events: signals, the run's store, the lease; [`job_view`]: its Slurm job; [`control`]: the HTTP server that the ranks report to
 //! - [`launch`]: the processes of an attempt, started directly, by mpirun or by srun, ended to the last
 //! - [`forecast`]: what a run will do and need, said before it starts; [`data_warnings`]: what is doubtful about its data
@@ -12,6 +12,7 @@
 //! [`crate::observe`] watches it: the status in the store, the log and the display, the lines of `--json`.
 
 pub mod beginning;
+pub mod clock;
 pub mod control;
 pub mod coordinator;
 pub mod data_warnings;
@@ -28,7 +29,6 @@ use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
 use crate::observe::Records;
-use coordinator::Coordinator;
 use launch::workers::WorkersError;
 use order::Order;
 
@@ -44,5 +44,5 @@ pub fn run(arguments: &cli::Run) -> Outcome {
     // Only now: ranks of a coordinator at work read the run's configuration whenever they are started again.
     let order = proposed.settle()?;
     let records = if arguments.json { Records::Printed } else { Records::Shown };
-    Coordinator::new(&order, &*launcher, records)?.run()
+    coordinator::run(&order, &*launcher, records)
 }

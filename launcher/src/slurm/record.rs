@@ -17,11 +17,19 @@ pub struct Record {
     pub cluster: Option<String>,
 }
 
+/// The variable by which a process knows that it is part of a job.
+const JOB_VARIABLE: &str = "SLURM_JOB_ID";
+
+/// Whether this process is part of a Slurm job.
+pub fn is_in_job() -> bool {
+    std::env::var_os(JOB_VARIABLE).is_some()
+}
+
 impl Record {
     /// The job that this process is part of.
     pub fn of_process() -> Option<Self> {
         let named = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        Some(Self { job: named("SLURM_JOB_ID")?, cluster: named("SLURM_CLUSTER_NAME") })
+        Some(Self { job: named(JOB_VARIABLE)?, cluster: named("SLURM_CLUSTER_NAME") })
     }
 
     /// Reads it; `None` where the run was never in a queue. A record that is none counts as absent, with a warning.

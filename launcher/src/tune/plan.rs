@@ -20,8 +20,8 @@ use crate::failure::Failure;
 use crate::run::coordinator;
 use crate::run::difference::{self, Difference, Differences};
 use crate::run::forecast;
-use crate::run::launch::srun;
 use crate::run::order::Order;
+use crate::slurm::record::is_in_job;
 
 /// The configuration of the first run: the others differ from it in the keys that are tuned.
 const COMMON: &str = "tune.toml";
@@ -124,7 +124,7 @@ impl Plan {
             if config.evaluation.data.is_empty() {
                 return Err(Failure::usage(PlanError::NoEvaluation));
             }
-            let here = *proposed.room() == Room::Here && !srun::is_in_job();
+            let here = *proposed.room() == Room::Here && !is_in_job();
             need = need.max(Need::of(config, here, forecast::memory(config).map_err(refused)?));
             new.extend(proposed.is_new().then(|| name.clone()));
             first.get_or_insert_with(|| config.clone());

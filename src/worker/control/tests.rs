@@ -1,9 +1,12 @@
 //! Reports that are lost, and answers that are forged.
 
 use super::*;
+use lambert_collective::launchers::{LAUNCHERS, MPIRUN, SRUN};
+use lambert_config::run::LauncherKind;
 use lambert_control::{Inbox, Order};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::process::{Command, Stdio};
 
 const SECRET: &str = "secret";
 
@@ -120,4 +123,34 @@ fn forged_and_replayed_answers_change_nothing() {
     stream.write_all(signed(SECRET, sequence, &stop).as_bytes()).unwrap();
     control.finish();
     assert_eq!(control.take_directive(), Directive::CheckpointAndStop, "the coordinator's own is believed");
+}
+
+#[test]
+fn a_launcher_ends_its_ranks_unless_it_passes_on_the_batch_system_s_signals() {
+    let own = i32::try_from(std::process::id()).unwrap();
+    let parent = rustix::process::getppid().map_or(0, Pid::as_raw_pid);
+    assert!(
+        is_told_to_end(None, parent, parent) && !is_told_to_end(None, own, parent),
+        "the coordinator is the parent"
+    );
+    assert!(is_told_to_end(Some(&MPIRUN), parent, parent) && !is_told_to_end(Some(&MPIRUN), own, parent));
+    assert!(!is_told_to_end(Some(&SRUN), parent, parent));
+    // A daemon above a program between them.
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("orted");
+    std::os::unix::fs::symlink("/bin/sh", &program).unwrap();
+    let mut daemon = Command::new(program).args(["-c", "read line"]).stdin(Stdio::piped()).spawn().unwrap();
+    let sender = i32::try_from(daemon.id()).unwrap();
+    let told = [&MPIRUN, &SRUN].map(|launcher| is_told_to_end(Some(launcher), sender, parent));
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    assert_eq!((told, is_told_to_end(None, sender, parent)), ([true, false], false));
+}
+
+#[test]
+fn every_launcher_of_ranks_can_be_configured_by_its_name() {
+    for launcher in LAUNCHERS {
+        let kind = serde_json::from_value::<LauncherKind>(launcher.name.into());
+        assert!(kind.is_ok_and(|kind| kind != LauncherKind::Auto && kind != LauncherKind::Direct), "{}", launcher.name);
+    }
 }

@@ -1,9 +1,16 @@
 //! What the watch over the ranks notices, and when.
 
 use super::*;
+use crate::decide::{Death, Exit};
+use lambert_config::exit;
+use lambert_control::{Fault, Versions};
 
 fn watch() -> Watch {
-    let mut watch = Watch::default();
+    watch_on(&[])
+}
+
+fn watch_on(places: &[&str]) -> Watch {
+    let mut watch = Watch::new(places.iter().map(|place| (*place).to_owned()).collect());
     for rank in 0..2 {
         let report = Report { rank, pid: 40 + rank as u32, host: "x".into(), step: 5, ..Report::default() };
         watch.take(0.0, FromWorkers::Report(report));
@@ -47,7 +54,7 @@ fn the_word_of_rank_0_is_the_result_whatever_follows() {
     watch.take(1.0, FromWorkers::Died(Death::Signal { rank: 1, signal: 9 }));
     assert_eq!(watch.result(), Some(Ending::RolledBack(rollback)));
     assert_eq!(watch.crash(2).as_deref(), Some("rank 1 (pid 41 on host x) was killed by signal 9"));
-    watch.mixture = Some("versions".into());
+    watch.versions.mismatch = Some("versions".into());
     assert_eq!(watch.result(), None, "it was not to work at all");
 }
 
@@ -101,7 +108,7 @@ fn a_start_that_no_rank_reports_from_is_none() {
 
 #[test]
 fn a_host_that_the_launcher_has_lost_is_to_blame() {
-    let mut watch = Watch { places: ["10.0.0.1", "10.0.0.2"].map(str::to_owned).into(), ..watch() };
+    let mut watch = watch_on(&["10.0.0.1", "10.0.0.2"]);
     let remark = "ORTE has lost communication with a remote daemon. HNP daemon : [[27258,0],0] on node x Remote daemon: \
                   [[27258,0],1] on node 10.0.0.2 This is usually due to";
     watch.take(1.0, FromWorkers::Remark(remark.into()));
@@ -112,8 +119,7 @@ fn a_host_that_the_launcher_has_lost_is_to_blame() {
 #[test]
 fn the_one_host_that_a_launcher_names_is_the_one_it_complains_of() {
     let complained = |remark: &str| {
-        let mut watch =
-            Watch { places: ["10.0.0.1", "10.0.0.1", "10.0.0.12", "d"].map(str::to_owned).into(), ..Watch::default() };
+        let mut watch = Watch::new(["10.0.0.1", "10.0.0.1", "10.0.0.12", "d"].map(str::to_owned).into());
         watch.take(1.0, FromWorkers::Remark(remark.into()));
         watch.complained_of()
     };
@@ -127,7 +133,7 @@ fn the_one_host_that_a_launcher_names_is_the_one_it_complains_of() {
 }
 
 #[test]
-fn a_mixture_of_versions_is_found() {
+fn a_mismatch_of_versions_is_found() {
     let mut watch = Watch::default();
     let report = |rank, mpi: &str| {
         let versions = Versions { mpi: mpi.into(), ..Versions::of_program() };
@@ -135,9 +141,9 @@ fn a_mixture_of_versions_is_found() {
     };
     watch.take(0.0, report(0, "four"));
     watch.take(0.0, report(1, "four"));
-    assert_eq!(watch.mixture, None);
+    assert_eq!(watch.versions.mismatch, None);
     watch.take(0.0, report(2, "five"));
-    assert_eq!(watch.mixture.as_deref(), Some("rank 0 has MPI library four, rank 2 has five"));
+    assert_eq!(watch.versions.mismatch.as_deref(), Some("rank 0 has MPI library four, rank 2 has five"));
 }
 
 /// Whoever is suspended hears afterwards that its ranks have ended, in one of these ways.

@@ -5,17 +5,13 @@ use std::process::Command;
 
 use super::{CommandLine, LaunchError, Launcher, Prose, Start};
 use crate::decide::{Death, FromWorkers, Placement};
+use crate::slurm::record::is_in_job;
 
 /// An srun that was found, in a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Srun {
     /// Slurm's version, as `22.05.8`.
     pub version: String,
-}
-
-/// Whether this process is part of a Slurm job.
-pub fn is_in_job() -> bool {
-    std::env::var_os("SLURM_JOB_ID").is_some()
 }
 
 impl Srun {

@@ -56,7 +56,7 @@ impl Tries {
 
     /// As many steps are done again as before the last failure: how many, and what it has cost.
     pub fn recover(&mut self, at: Seconds, watch: &Watch) -> Option<(u64, Seconds)> {
-        let (since, step) = self.recovering.filter(|(_, step)| watch.started && watch.step >= *step)?;
+        let (since, step) = self.recovering.filter(|(_, step)| watch.steps.started && watch.steps.finished >= *step)?;
         self.recovering = None;
         Some((step, at - since))
     }
@@ -65,18 +65,18 @@ impl Tries {
     /// steps of the one before are done again ends the account of that one, so that nothing is counted twice: returns
     /// what it has cost.
     fn fail(&mut self, at: Seconds, watch: &Watch) -> Option<Seconds> {
-        let progress = watch.committed || watch.step > self.furthest;
-        self.furthest = self.furthest.max(watch.step);
+        let progress = watch.steps.committed || watch.steps.finished > self.furthest;
+        self.furthest = self.furthest.max(watch.steps.finished);
         if progress {
             (self.in_a_row, self.of_hosts) = (0, 0);
         }
         self.in_a_row += 1;
         (self.absent, self.absent_since) = (0, None);
         self.unreachable.clear();
-        let since = watch.trouble.unwrap_or(at);
-        let before = self.recovering.replace((since, watch.step));
+        let since = watch.trouble.since.unwrap_or(at);
+        let before = self.recovering.replace((since, watch.steps.finished));
         let (begun, step) = before?;
-        self.recovering = Some((since, step.max(watch.step)));
+        self.recovering = Some((since, step.max(watch.steps.finished)));
         Some(since - begun)
     }
 }
@@ -276,7 +276,7 @@ fn note(state: &mut State, at: Seconds, running: &Running, failure: &Failure, co
         state.memory.account(cost);
     }
     let (cause, host, unix) = (failure.message.clone(), failure.host.clone(), state.unix(at));
-    let (attempt, step) = (running.attempt.number, watch.step);
+    let (attempt, step) = (running.attempt.number, watch.steps.finished);
     state.memory.add(Restart { unix, attempt, step, cause, counts, host, seconds: None });
 }
 

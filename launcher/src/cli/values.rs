@@ -1,0 +1,54 @@
+//! The forms in which values are typed.
+
+use std::sync::LazyLock;
+
+use lambert_data_prep::prep;
+
+/// Memory of a preparation unless it is told otherwise, as it is typed.
+pub static PREP_MEMORY: LazyLock<String> = LazyLock::new(|| format!("{}G", prep::MEMORY >> 30));
+
+/// Bytes, written as a number with K, M, G or T (of 1024) behind it.
+pub fn bytes(text: &str) -> Result<u64, String> {
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let shift = match unit.trim_end_matches("iB").trim_end_matches('B') {
+        "" => 0,
+        "K" | "k" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return Err("expected bytes as 512M or 4G".to_owned()),
+    };
+    let number = number.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
+    number.ok_or_else(|| "expected bytes as 512M or 4G".to_owned())
+}
+
+/// A part and the number of parts, written `I/N`.
+pub fn part(text: &str) -> Result<(usize, usize), String> {
+    let numbers = text.split_once('/').and_then(|(part, parts)| Some((part.parse().ok()?, parts.parse().ok()?)));
+    numbers.filter(|(part, parts)| part < parts).ok_or_else(|| "expected I/N with I from 0 to N - 1".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_of_a_preparation_is_shown_as_it_is_typed() {
+        assert_eq!(bytes(&PREP_MEMORY), Ok(prep::MEMORY));
+    }
+
+    #[test]
+    fn bytes_have_units_and_parts_are_counted_from_zero() {
+        assert_eq!(
+            ["7", "3k", "512M", "4GiB", "1TB"].map(|text| bytes(text).ok()),
+            [Some(7), Some(3 << 10), Some(512 << 20), Some(4 << 30), Some(1 << 40)]
+        );
+        for wrong in ["", "G", "4X", "-1", "99999999999999999999", "99999999T"] {
+            assert!(bytes(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(part("1/3"), Ok((1, 3)));
+        for wrong in ["3/3", "1", "a/b", "1/0"] {
+            assert!(part(wrong).is_err(), "{wrong}");
+        }
+    }
+}
