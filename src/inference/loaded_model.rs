@@ -46,13 +46,13 @@ impl Saved {
         let (kernels, _) = Chosen::load(&config.cluster)?.kernels(None, config.model.precision)?;
         tch::set_num_threads(std::thread::available_parallelism().map_or(1, |count| count.get() as i32));
         let (verified, facts, parameters) = checkpoint::read_chosen(&store, name, |verified, facts| {
-            let shape = (config.depth(verified.manifest.stage), facts.vocabulary);
+            let shape = (config.depth(verified.manifest.stage), facts.vocabulary.size);
             checkpoint::read_model(Arc::clone(&kernels), &store, verified, &config.model, shape)
         })?;
         let manifest = &verified.manifest;
         let layers = config.depth(manifest.stage);
         let vocabulary = store.get(run::VOCABULARY)?;
-        let tokenizer = Tokenizer::from_vocab(&vocabulary, facts.lowercase)?;
+        let tokenizer = facts.vocabulary.tokenizer(&vocabulary)?;
         let vocabulary_sha256 = lambert_store::hash::sha256(&vocabulary);
         Ok(Self { config, parameters, layers, step: manifest.step, tokenizer, vocabulary_sha256 })
     }

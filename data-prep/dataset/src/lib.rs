@@ -21,6 +21,7 @@ mod read;
 mod schema;
 pub mod tokenizer;
 mod usage;
+mod vocabulary;
 mod write;
 
 pub use ahead::FetchAhead;
@@ -32,6 +33,7 @@ pub use manifest::{
 pub use manifest::{entropy, hex};
 pub use read::{Dataset, RowGroup, Samples};
 pub use usage::TokenUsage;
+pub use vocabulary::VocabularyFacts;
 pub use write::{Sample, ShardWriter, shard_name, write};
 
 /// The name of the manifest inside a dataset.
