@@ -10,14 +10,17 @@
 mod ahead;
 mod cache;
 mod check;
+mod column;
 mod error;
 mod file;
 mod fit;
 mod guard;
 mod manifest;
+mod open_shards;
 pub mod parallel;
 pub mod random;
 mod read;
+mod samples;
 mod schema;
 pub mod tokenizer;
 mod usage;
@@ -31,7 +34,8 @@ pub use manifest::{
     Corpus, Counts, HeldOut, Manifest, SampleRules, Shard, SourceCounts, VERSION, VocabularyFile, sha256_hex,
 };
 pub use manifest::{entropy, hex};
-pub use read::{Dataset, RowGroup, Samples};
+pub use read::Dataset;
+pub use samples::{RowGroup, Samples};
 pub use usage::TokenUsage;
 pub use vocabulary::VocabularyFacts;
 pub use write::{Sample, ShardWriter, shard_name, write};
