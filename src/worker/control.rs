@@ -292,7 +292,7 @@ impl Post {
             // Other threads compute, or wait in MPI for ranks that end in the same way.
             leave::now(exit::UNSUPERVISED);
         }
-        tracing::debug!("the coordinator does not answer: {error}");
+        tracing::debug!(url = %self.url, rank = self.rank, "the coordinator does not answer: {error}");
     }
 
     fn written(&self) -> Report {
@@ -312,6 +312,9 @@ impl Post {
     }
 
     fn take(&mut self, answer: Answer) {
+        if self.versions.is_some() {
+            tracing::debug!(url = %self.url, rank = self.rank, "the coordinator answers");
+        }
         (self.heard, self.refused, self.versions) = (Instant::now(), None, None);
         let mut state = self.shared.state();
         state.outbox.acknowledge(answer.acknowledged);

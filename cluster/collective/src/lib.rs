@@ -10,6 +10,7 @@
 
 mod bucket;
 mod error;
+mod events;
 mod group;
 /// Ranks as threads of one process.
 pub mod local;
