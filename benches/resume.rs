@@ -4,7 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a benchmark reports")]
 
-#[allow(dead_code, reason = "tests use the rest")]
+#[allow(dead_code, unused_imports, reason = "tests use the rest")]
 #[path = "../tests/support/mod.rs"]
 mod support;
 

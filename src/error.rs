@@ -121,14 +121,6 @@ pub enum Error {
         /// Each with what is wrong with it.
         found: String,
     },
-    /// A record of going back cannot be read.
-    #[error("{url} is not a record of a rollback")]
-    Rollback {
-        /// Where it lies.
-        url: String,
-        /// What is wrong with it.
-        source: serde_json::Error,
-    },
     /// Another rank cannot go on, and says why itself.
     #[error("{0}")]
     Peer(&'static str),

@@ -14,7 +14,7 @@ use lambert_config::{Layers, RunConfig, exit};
 use lambert_control::EventKind;
 use lambert_control::Versions;
 use lambert_plan::objectives::{self, Targets};
-use lambert_store::{Store, private_dir};
+use lambert_store::{Store, host_paths, private_dir};
 use lambert_worker::bench::{self, Request};
 use lambert_worker::error::{self, Error};
 use lambert_worker::gpu::Chosen;
@@ -171,7 +171,7 @@ where
     if logs.is_some() {
         logs::create(folder).map_err(std::io::Error::other)?;
     }
-    trace::layer(&folder.join(format!("rank-{rank:05}.trace.json")), steps.clone()).map(Some)
+    trace::layer(&folder.join(host_paths::rank_trace(rank)), steps.clone()).map(Some)
 }
 
 /// Steps as `10..15`.

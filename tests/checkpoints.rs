@@ -1,11 +1,7 @@
-//! What becomes of checkpoints: which are kept, where else they go, what may change between them, and what a store costs
-//! that takes none.
+//! Checkpoints of a run: which are kept, where they are copied to, and what may change between them.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
-use crate::s3_server::{self, Fault, Rule, Server};
 use crate::support::{self, Place, Running, checkpoints, done, final_state, run, tree};
 use lambert_store::{Store, checkpoint, hash};
 
@@ -213,7 +209,7 @@ fn a_checkpoint_can_be_asked_for() {
     let mut running = Running::start_with(&config, &url, &["--set", "checkpoint.every_steps=0"]);
     running.reach(1);
     done(&["checkpoint", "save", &url]);
-    wait_until(&mut running, || !checkpoints(&url).is_empty());
+    running.wait_until(|| !checkpoints(&url).is_empty());
     running.reach_now(50);
     assert_eq!(checkpoints(&url).len(), 1, "one request, one checkpoint");
     running.kill_coordinator("-TERM");
@@ -229,17 +225,9 @@ fn checkpoints_come_by_the_minute() {
     let (config, url) = (place.config(100_000, 2), place.path("run"));
     let sets = ["--set", "checkpoint.every_steps=0", "--set", "checkpoint.every_minutes=0.005"];
     let mut running = Running::start_with(&config, &url, &sets);
-    wait_until(&mut running, || checkpoints(&url).len() >= 3);
+    running.wait_until(|| checkpoints(&url).len() >= 3);
     running.kill_coordinator("-TERM");
     assert_eq!(running.end().code, Some(75));
-}
-
-/// Reads records, so that the run goes on, until something holds.
-fn wait_until(running: &mut Running, holds: impl Fn() -> bool) {
-    let start = Instant::now();
-    while running.record().is_some() && !holds() {
-        assert!(start.elapsed() < Duration::from_secs(120), "it never came to hold");
-    }
 }
 
 /// Replaces `from` by `to` in a checkpoint's manifest and seals it again, as anybody who knows the format can.
@@ -293,117 +281,4 @@ fn an_adversarys_checkpoint_is_passed_over() {
         whole.iter().for_each(|(name, bytes)| std::fs::write(folder.join(name), bytes).unwrap());
     }
     assert_eq!(train(&config, &url, &[]).matches("skipped checkpoint").count(), 0);
-}
-
-/// What a bucket refuses is a warning that says why; saves go on when it does not refuse any more.
-#[test]
-fn a_bucket_that_refuses_delays_checkpoints() {
-    let place = Place::new();
-    let server = Server::start(Path::new(&place.path("s3")), 0);
-    support::ENVIRONMENT.set(server.environment());
-    let (config, url) = (place.config(100_000, 2), format!("s3://{}/run", s3_server::BUCKET));
-    let mut running = Running::start(&config, &url);
-    wait_until(&mut running, || !checkpoints(&url).is_empty());
-    let refusals = [(403, "AccessDenied"), (400, "ExpiredToken"), (403, "RequestTimeTooSkewed")];
-    for (status, code) in refusals {
-        let there = checkpoints(&url);
-        let fault = Fault::Refuse(status, code);
-        let rule =
-            Rule { method: "PUT".parse().unwrap(), contains: "/checkpoints/", after: 0, times: usize::MAX, fault };
-        server.fail(rule);
-        wait_until(&mut running, || server.hits() > 0);
-        running.reach_now(50);
-        server.clear();
-        wait_until(&mut running, || checkpoints(&url)[0] != there[0]);
-    }
-    running.kill_coordinator("-TERM");
-    let ended = running.end();
-    assert_eq!(ended.code, Some(75), "{}", ended.log);
-    for (_, code) in refusals {
-        let line = ended.log.lines().find(|line| line.contains("was not saved") && line.contains(code));
-        assert!(
-            line.is_some_and(|line| line.contains("access denied") && line.contains("credentials")),
-            "{code}: {}",
-            ended.log
-        );
-    }
-    assert!(!ended.log.contains(s3_server::SECRET_KEY) && !ended.log.contains("attempt 2"), "{}", ended.log);
-    done(&["checkpoint", "verify", &url]);
-}
-
-/// A file system of its own, or `None` where this process may not mount one.
-struct Disk(tempfile::TempDir);
-
-impl Disk {
-    fn mount(options: &str) -> Option<Self> {
-        let disk = Self(tempfile::tempdir().unwrap());
-        let mounted = mount(&["-t", "tmpfs", "-o", options, "tmpfs"], disk.0.path());
-        if !mounted {
-            eprintln!("SKIPPED: this process may not mount a file system");
-        }
-        mounted.then_some(disk)
-    }
-
-    fn url(&self) -> String {
-        self.0.path().join("run").to_str().unwrap().to_owned()
-    }
-
-    fn remount(&self, how: &str) {
-        assert!(mount(&["-o", &format!("remount,{how}")], self.0.path()));
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(self.0.path()).stderr(Stdio::null()).status();
-    }
-}
-
-fn mount(arguments: &[&str], on: &Path) -> bool {
-    Command::new("mount").args(arguments).arg(on).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
-}
-
-/// A folder that becomes read-only delays checkpoints, and nothing else; the saves go on when it can be written again.
-#[test]
-fn training_goes_on_while_the_store_takes_nothing() {
-    let Some(disk) = Disk::mount("size=64m") else { return };
-    let place = Place::new();
-    let (config, url) = (place.config(100_000, 2), disk.url());
-    let mut running = Running::start(&config, &url);
-    wait_until(&mut running, || !checkpoints(&url).is_empty());
-    disk.remount("ro");
-    let there = checkpoints(&url);
-    running.reach_now(200);
-    assert_eq!(checkpoints(&url), there);
-    disk.remount("rw");
-    wait_until(&mut running, || checkpoints(&url)[0] != there[0]);
-    running.kill_coordinator("-TERM");
-    let ended = running.end();
-    assert_eq!(ended.code, Some(75), "{}", ended.log);
-    assert!(!ended.log.contains("started again"), "{}", ended.log);
-    for word in ["was not saved, training goes on and another is tried in", "access denied", "Read-only file system"] {
-        assert!(ended.log.contains(word), "no {word:?} in {}", ended.log);
-    }
-}
-
-/// A disk that stays full ends the run when the limit has passed, with one message, and the checkpoints before stand.
-#[test]
-fn a_store_that_stays_down_stops_the_run() {
-    let Some(disk) = Disk::mount("size=1m") else { return };
-    let place = Place::new();
-    let (config, url) = (place.config(100_000, 2), disk.url());
-    let more = ["--set", "checkpoint.give_up_minutes=0.05", "--set", "checkpoint.keep=100"];
-    let ended = Running::start_with(&config, &url, &more).end();
-    assert_eq!(ended.code, Some(1), "{}", ended.log);
-    for word in ["No space left on device", "checkpoint.give_up_minutes is 0.05", "was not saved, training goes on"] {
-        assert!(ended.log.contains(word), "no {word:?} in {}", ended.log);
-    }
-    assert_eq!(ended.log.matches("attempt 2").count(), 0, "it is not started again: {}", ended.log);
-    assert_eq!(ended.log.matches("lambert: error: ").count(), 1, "{}", ended.log);
-    done(&["checkpoint", "verify", &url]);
-    let (there, all) = (checkpoints(&url), tree(&Path::new(&url).join("checkpoints")));
-    assert!(!there.is_empty());
-    let orphans: Vec<_> =
-        all.keys().filter(|name| !there.iter().any(|checkpoint| name.starts_with(checkpoint))).collect();
-    assert!(orphans.is_empty(), "what failed saves have written fills the disk: {orphans:?}");
 }

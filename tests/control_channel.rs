@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-use crate::coordinator::with_worker;
-use crate::support::{Place, Running, done};
+use crate::support::{Place, Running, done, with_worker};
 
 /// A program between the ranks and the coordinator: it reads every message, repeats each, sends a changed copy of each, and gives
 /// every fourth answer in the coordinator's place.

@@ -1,29 +1,15 @@
-//! The coordinator over the real programs: what is asked of it, what hangs, who else wants the run, what it is started with.
+//! The coordinator over the real programs: signals, requests for checkpoints, processes that hang.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::s3_server::{BUCKET, Fault, Rule, Server};
 use crate::support::preload::library;
 use crate::support::{
-    self, Ended, Place, Running, assert_same_bits, checkpoints, lambert, open_mpi_5, run_in, wait_for_no_workers,
-    workers,
+    self, ENDLESS, Ended, Place, Running, assert_same_bits, checkpoints, lambert, read_json, seconds,
+    wait_for_no_workers, with_worker, workers,
 };
-
-/// More steps than any run here makes before it is ended.
-const ENDLESS: u64 = 1_000_000;
-
-fn file(run: &str, name: &str) -> serde_json::Value {
-    serde_json::from_slice(&std::fs::read(Path::new(run).join(name)).unwrap()).unwrap()
-}
-
-fn seconds(what: &str, start: Instant) -> f64 {
-    let seconds = start.elapsed().as_secs_f64();
-    eprintln!("{what}: {seconds:.1} s");
-    seconds
-}
 
 /// The processes of a run are gone, and it can go on.
 fn stopped(run: &str, ended: &Ended, code: i32, word: &str) {
@@ -49,7 +35,7 @@ fn hangup_and_the_first_user_signal_save_and_stop() {
         stopped(&run, &ended, 75, "stopped at step");
         // More, where it had come to a multiple of the interval.
         assert!(!checkpoints(&run).is_empty(), "{}", ended.log);
-        assert_eq!(file(&run, "status.json")["state"], "stopped");
+        assert_eq!(read_json(&run, "status.json")["state"], "stopped");
     }
 }
 
@@ -74,7 +60,7 @@ fn a_hangup_is_no_second_signal() {
     until(&run, "\"starting\"");
     running.kill_coordinator("-TERM");
     stopped(&run, &running.end(), 75, "no step has been made since the start");
-    let status = file(&run, "status.json");
+    let status = read_json(&run, "status.json");
     assert_eq!((status["checkpoint"].as_str(), status["state"].as_str()), (Some(&*newest), Some("stopped")));
     assert!(status["step"].as_u64() >= Some(3), "{status}");
 }
@@ -103,7 +89,7 @@ fn a_crash_after_the_end_leaves_the_result() {
     let ended = Running::start_in(&place.config(20, 2), &run, &[], &[library(&place, "abort_at_exit")]).end();
     stopped(&run, &ended, 0, "was killed by signal 6; the work was done before, and the result stands");
     assert!(ended.log.contains("rank 1 (pid ") && !ended.log.contains("started again"), "{}", ended.log);
-    assert_eq!(file(&run, "status.json")["state"], "finished");
+    assert_eq!(read_json(&run, "status.json")["state"], "finished");
 }
 
 /// After a reboot, or in another container, a process of the same number is somebody else.
@@ -117,7 +103,7 @@ fn a_coordinator_is_known_by_more_than_its_number() {
     running.kill_coordinator("-KILL");
     drop(running);
     wait_for_no_workers(&run);
-    let mut status = file(&run, "status.json");
+    let mut status = read_json(&run, "status.json");
     status["coordinator"]["pid"] = std::process::id().into();
     std::fs::write(Path::new(&run).join("status.json"), status.to_string()).unwrap();
     let said = support::done(&["status", &run]);
@@ -159,7 +145,7 @@ fn a_stopped_rank_is_noticed_and_the_run_goes_on() {
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     assert!(ended.log.contains("has been silent for 6 s; the workers are started again in 1 s"), "{}", ended.log);
     assert_same_bits(&reference, &run);
-    assert!(file(&run, "coordinator.json")["restarts"][0]["cause"].as_str().unwrap().contains("silent"));
+    assert!(read_json(&run, "coordinator.json")["restarts"][0]["cause"].as_str().unwrap().contains("silent"));
 }
 
 /// Waits until the run's status says so.
@@ -182,7 +168,7 @@ fn nobody_saves_where_nothing_is_saved() {
     while seen.len() < 4 {
         assert!(start.elapsed() < Duration::from_secs(120), "the status was written {} times", seen.len());
         running.reach_now(10);
-        let status = file(&run, "status.json");
+        let status = read_json(&run, "status.json");
         let ranks = status["ranks"].as_array().unwrap();
         assert!(ranks.iter().all(|rank| rank["phase"] != "saving a checkpoint"), "{status}");
         seen.extend((ranks.len() == 2).then(|| status["updated"].to_string()));
@@ -222,72 +208,6 @@ fn slow_reads(place: &Place) -> SlowReads {
     let file = PathBuf::from(place.file("hang", "until it is gone"));
     let trigger = ("LAMBERT_TEST_HANG", file.to_str().unwrap().to_owned());
     SlowReads { preload: library(place, "hanging_reads"), trigger, file }
-}
-
-/// One coordinator loses its workers while another has begun: it leaves, and takes the run from nobody.
-#[test]
-fn one_that_comes_back_leaves_the_run_to_its_successor() {
-    let place = Place::new();
-    let (config, run) = (place.config(ENDLESS, 2), place.path("run"));
-    let mut first = Running::start(&config, &run);
-    first.reach(3);
-    first.kill_coordinator("-STOP");
-    let mut second = Running::start(&config, &run);
-    second.reach(3);
-    let start = Instant::now();
-    first.kill_coordinator("-CONT");
-    let ended = first.end();
-    seconds("from its return to its end", start);
-    assert_eq!(ended.code, Some(77), "{}", ended.log);
-    assert!(ended.log.contains("another `lambert run` has taken this run over"), "{}", ended.log);
-    second.reach_now(20);
-    second.kill_coordinator("-TERM");
-    let ended = second.end();
-    assert_eq!(ended.code, Some(75), "{}", ended.log);
-    assert!(!ended.log.contains("started again"), "the successor was disturbed: {}", ended.log);
-    assert_eq!(file(&run, "status.json")["attempt"], 2);
-}
-
-/// The answer to the creation of a lease is lost, again and again, while the poller sees the lease.
-#[test]
-fn a_lost_answer_to_a_lease_is_no_eviction() {
-    let place = Place::new();
-    let server = Server::start(Path::new(&place.path("s3")), 0);
-    let url = format!("s3://{BUCKET}/run");
-    let mut running = Running::start_in(&place.config(100, 2), &url, &[], &server.environment());
-    running.reach(10);
-    let fault = Fault::LoseAnswer;
-    server.fail(Rule { method: "PUT".parse().unwrap(), contains: "lease-000002", after: 0, times: 6, fault });
-    let start = Instant::now();
-    running.kill_rank(0, "-9");
-    let ended = running.end();
-    seconds("to the end", start);
-    assert_eq!(ended.code, Some(0), "{}", ended.log);
-    assert!(server.hits() >= 6, "{}", server.hits());
-    assert!(ended.log.contains("attempt 2: starting") && !ended.log.contains("attempt 3"), "{}", ended.log);
-}
-
-/// Whoever waits for a lease hears a signal.
-#[test]
-fn a_signal_is_heeded_while_a_lease_is_awaited() {
-    let place = Place::new();
-    let server = Server::start(Path::new(&place.path("s3")), 0);
-    let url = format!("s3://{BUCKET}/run");
-    let fault = Fault::Refuse(503, "SlowDown");
-    server.fail(Rule { method: "PUT".parse().unwrap(), contains: "lease-", after: 0, times: 100_000, fault });
-    let running = Running::start_in(&place.config(ENDLESS, 2), &url, &[], &server.environment());
-    let start = Instant::now();
-    while server.hits() < 2 {
-        assert!(start.elapsed() < Duration::from_secs(60), "nobody wants a lease");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    let start = Instant::now();
-    running.kill_coordinator("-TERM");
-    let ended = running.end();
-    let took = seconds("from SIGTERM to the end, without a lease", start);
-    assert_eq!(ended.code, Some(75), "{}", ended.log);
-    // The store is given three minutes.
-    assert!(took < 60.0, "{}", ended.log);
 }
 
 /// A process in an uninterruptible state cannot be ended by anybody: it is reported after a limit, and left.
@@ -339,17 +259,6 @@ impl Drop for Frozen {
     }
 }
 
-/// The control channel goes to the coordinator, whatever the environment says of the way to the world.
-#[test]
-fn a_proxy_is_not_for_the_control_channel() {
-    let place = Place::new();
-    let proxies = ["HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"];
-    // Nobody listens there.
-    let environment = proxies.map(|name| (name, "http://127.0.0.1:9".to_owned()));
-    let ended = Running::start_in(&place.config(20, 2), &place.path("run"), &[], &environment).end();
-    assert_eq!(ended.code, Some(0), "{}", ended.log);
-}
-
 /// A request for a checkpoint lives as long as a step takes.
 #[test]
 fn a_request_for_a_checkpoint_is_honoured_by_slow_steps() {
@@ -369,83 +278,6 @@ fn a_request_for_a_checkpoint_is_honoured_by_slow_steps() {
     }
     running.kill_coordinator("-TERM");
     assert_eq!(running.end().code, Some(75));
-}
-
-/// A copy of `lambert` whose worker is a script before the real one, `$WORKER`.
-pub fn with_worker(place: &Place, script: &str) -> PathBuf {
-    let text = format!("#!/bin/sh\nWORKER={}\n{script}\n", env!("CARGO_BIN_EXE_lambert-worker"));
-    install(Path::new(&place.file("worker.sh", text)), &place.path("programs/lambert-worker"));
-    install(&lambert(), &place.path("programs/lambert"))
-}
-
-/// A program, copied by another process: one that this process has open for writing could not be started while another test
-/// starts something.
-fn install(from: &Path, to: &str) -> PathBuf {
-    assert!(Command::new("install").args(["-D", "-m", "755"]).arg(from).arg(to).status().unwrap().success());
-    to.into()
-}
-
-/// Runs such a copy to its end: its exit code and its log.
-fn run_with_worker(place: &Place, script: &str) -> (i32, String) {
-    let config = place.config(ENDLESS, 2);
-    let arguments = ["run", "--config", &config, "--run", &place.path("run")];
-    let output = Command::new(with_worker(place, script)).args(arguments).output().unwrap();
-    (output.status.code().unwrap_or(-1), String::from_utf8_lossy(&output.stderr).into_owned())
-}
-
-/// A worker that fails before it trains says why, in `status` too.
-#[test]
-fn a_failure_at_the_start_is_told_in_words() {
-    let place = Place::new();
-    let (code, log) = run_with_worker(&place, "exec $WORKER train --run $3 --attempt $5 --world 3");
-    let why = "failed: the attempt has 3 ranks, but 2 process(es) were started together";
-    assert_eq!(code, 2, "{log}");
-    assert!(log.contains(why), "{log}");
-    let status = support::done(&["status", &place.path("run")]);
-    assert!(status.contains("failed       rank ") && status.contains(why), "{status}");
-}
-
-/// One rank has another MPI than the other: refused before they try to find each other.
-#[test]
-fn a_mixture_of_versions_is_refused() {
-    let Some([_, (name, library)]) = open_mpi_5() else { return };
-    let place = Place::new();
-    let script = format!("[ $OMPI_COMM_WORLD_RANK = 0 ] || export {name}={library}\nexec $WORKER \"$@\"");
-    let start = Instant::now();
-    let (code, log) = run_with_worker(&place, &script);
-    seconds("a mixture of versions", start);
-    assert_eq!(code, 2, "{log}");
-    assert!(log.contains("the ranks do not run the same programs: rank "), "{log}");
-    assert!(log.contains("MPI library") && log.contains("Open MPI v4") && log.contains("Open MPI v5"), "{log}");
-}
-
-/// mpirun's place is taken by the MPI of another house.
-#[test]
-fn another_mpi_is_refused_by_name() {
-    let place = Place::new();
-    let text = place.file("mpirun.sh", "#!/bin/sh\necho 'HYDRA build details:'\necho '    Version: 4.0.2'\n");
-    install(Path::new(&text), &place.path("bin/mpirun"));
-    let path = format!("{}:{}", place.path("bin"), std::env::var("PATH").unwrap());
-    let ran = run_in(&["run", "--config", &place.config(9, 2), "--run", &place.path("run")], &[("PATH", path)]);
-    assert_eq!(ran.code, 1, "{}", ran.err);
-    assert!(ran.err.contains("bin/mpirun is not Open MPI 4 or 5") && ran.err.contains("HYDRA"), "{}", ran.err);
-}
-
-/// A kill under Open MPI 5, and the same bits.
-#[test]
-fn open_mpi_5_starts_and_restarts() {
-    let Some(environment) = open_mpi_5() else { return };
-    let place = Place::new();
-    let (config, run, reference) = (place.config(120, 2), place.path("run"), place.path("undisturbed"));
-    let ended = Running::start_in(&config, &reference, &[], &environment).end();
-    assert_eq!(ended.code, Some(0), "{}", ended.log);
-    let mut running = Running::start_in(&config, &run, &[], &environment);
-    running.reach(20);
-    running.kill_rank(1, "-9");
-    let ended = running.end();
-    assert_eq!(ended.code, Some(0), "{}", ended.log);
-    assert!(ended.log.contains("rank 1 (pid ") && ended.log.contains("was killed by signal 9"), "{}", ended.log);
-    assert_same_bits(&reference, &run);
 }
 
 /// What a rank says as it crashes is in its host's file, though nobody could ask it any more.

@@ -11,8 +11,8 @@ use lambert_control::StepRecord;
 use lambert_dataset::Dataset;
 use lambert_dataset::random::Key;
 use lambert_store::Store;
+use lambert_store::checkpoint::RollbackRecord;
 use lambert_store::records::StepRecords;
-use lambert_worker::checkpoint::rollback::Rollback;
 use safetensors::SafeTensors;
 use serde_json::Value;
 
@@ -59,7 +59,7 @@ fn left_out(place: &Place, name: &str) -> (Vec<[u64; 2]>, u64) {
 /// A run whose samples `samples` are left out from its first step on, and which no fault disturbs.
 fn without(place: &Place, name: &str, samples: Range<u64>) -> Ended {
     let dataset = Dataset::open(&place.path("data/train")).unwrap().manifest_sha256().to_owned();
-    let left_out = Rollback { attempt: 0, steps: 0, dataset, samples, why: "a test leaves them out".into() };
+    let left_out = RollbackRecord { attempt: 0, steps: 0, dataset, samples, why: "a test leaves them out".into() };
     std::fs::create_dir_all(place.path(name)).unwrap();
     left_out.write(&Store::open(&place.path(name)).unwrap()).unwrap();
     train(place, name, 2, &[])

@@ -2,8 +2,7 @@
 
 use std::process::Command;
 
-use crate::coordinator::with_worker;
-use crate::support::Place;
+use crate::support::{Place, with_worker};
 
 const NAMES: [&str; 6] = [
     "CUBLAS_WORKSPACE_CONFIG",

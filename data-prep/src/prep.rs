@@ -179,6 +179,7 @@ fn run_in_pieces(config: &PrepConfig, options: &Options<'_>, scale: Scale) -> Re
         if options.part.is_none() {
             job.clear()?;
         }
+        tracing::debug!(datasets = datasets.len(), "preparation was done before; nothing to do");
         let held_out = datasets.first().and_then(|train| train.manifest.held_out.clone());
         return Ok(report(held_out, true, datasets));
     }
@@ -188,6 +189,8 @@ fn run_in_pieces(config: &PrepConfig, options: &Options<'_>, scale: Scale) -> Re
     if !lock.is_held {
         options.progress.not_locked(job.folder());
     }
+    let (files, part, folder) = (job.files.len(), options.part, job.folder().display());
+    tracing::debug!(files, input_bytes, threads, ?part, %folder, "preparation started");
     tokenize::run(&job, options.part, threads, options.progress)?;
     if options.part.is_some() {
         return Ok(report(None, false, Vec::new()));

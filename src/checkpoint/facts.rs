@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use lambert_dataset::VocabularyFacts;
 use lambert_plan::timeline::Ended;
 use lambert_store::checkpoint::Manifest;
 use serde::{Deserialize, Serialize};
@@ -43,10 +44,9 @@ pub struct Facts {
     /// Layers before the stage's growth, if its model has grown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     grown_from: Option<usize>,
-    /// Pieces of the vocabulary.
-    pub vocabulary: usize,
-    /// Whether text is lowercased before it is split into pieces.
-    pub lowercase: bool,
+    /// The vocabulary.
+    #[serde(flatten)]
+    pub vocabulary: VocabularyFacts,
 }
 
 /// Counts of updates.
@@ -60,8 +60,8 @@ enum Updates {
 }
 
 impl Facts {
-    /// Those of `state`, whose datasets have a vocabulary of so many pieces.
-    pub fn of(state: &TrainState, (vocabulary, lowercase): (usize, bool)) -> Self {
+    /// Those of `state`, whose datasets have a vocabulary of so many pieces, lowercased or not.
+    pub fn of(state: &TrainState, (size, lowercase): (usize, bool)) -> Self {
         Self {
             updates: Updates::Groups(state.updates.clone()),
             born: BTreeMap::new(),
@@ -73,8 +73,7 @@ impl Facts {
             ended: state.ended.clone(),
             unevaluated: state.unevaluated,
             grown_from: state.grown_from,
-            vocabulary,
-            lowercase,
+            vocabulary: VocabularyFacts { size, lowercase },
         }
     }
 
@@ -148,7 +147,7 @@ mod tests {
         let counts: BTreeMap<String, u64> = counts.map(|(group, count)| (group.to_owned(), count)).into();
         assert_eq!(facts.updates(&specs), counts);
         let text = serde_json::to_string(&Facts { updates: Updates::Groups(counts.clone()), ..facts }).unwrap();
-        assert!(!text.contains("born"), "{text}");
+        assert!(!text.contains("born") && text.ends_with(r#""vocabulary":9,"lowercase":true}"#), "{text}");
         assert_eq!(serde_json::from_str::<Facts>(&text).unwrap().updates(&specs), counts);
     }
 }

@@ -4,7 +4,7 @@
 //! - [`saver`]: when to save, and saves beside the training; save: one that is under way, [`snapshot`] the copy that it
 //!   writes, [`commit`] what rank 0 does when all ranks have written theirs, pruner what removes
 //!   old checkpoints after that, [`retry_state`] what follows failures, [`time_limit`] how long a save may take
-//! - [`rollback`]: what an attempt that went back leaves for the next
+//! - [`rollback`]: where the attempt after a rollback starts, and the samples that it skips
 //! - [`records`]: the records of steps, between two checkpoints
 //! - [`Facts`]: the counters of a checkpoint
 //! - files and filler: the objects of a checkpoint, and how they are taken in as they are read

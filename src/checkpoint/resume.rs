@@ -9,12 +9,11 @@ use lambert_control::EventKind;
 use lambert_plan::architecture::Architecture;
 use lambert_plan::timeline;
 use lambert_store::Store;
-use lambert_store::checkpoint::{self as stored, Best, Manifest, PassedOver, Selection, Verified};
+use lambert_store::checkpoint::{self as stored, Best, Manifest, PassedOver, RollbackRecord, Selection, Verified};
 use lambert_store::run::{self as stored_run, VOCABULARY};
 use serde::{Deserialize, Serialize};
 
-use super::rollback::Rollback;
-use super::{Facts, files};
+use super::{Facts, files, rollback};
 use crate::error::{self, Error};
 use crate::kernels::Kernels;
 use crate::state::{self, Parameters, Spec, TrainState};
@@ -44,7 +43,7 @@ pub fn resume(
         None => (begin(session, datasets)?, None),
     };
     let checkpoint = found.checkpoint.map(|verified| verified.manifest.name());
-    found.rollbacks.iter().for_each(|rollback| rollback.apply(&mut state));
+    found.rollbacks.iter().for_each(|record| rollback::skip_samples(record, &mut state));
     if session.is_first() {
         session.control.event(EventKind::Started {
             step: state.step,
@@ -61,7 +60,7 @@ pub fn resume(
 struct Found {
     checkpoint: Option<Verified>,
     passed_over: Vec<String>,
-    rollbacks: Vec<Rollback>,
+    rollbacks: Vec<RollbackRecord>,
     error: Option<String>,
     misfit: Option<String>,
 }
@@ -93,9 +92,9 @@ fn agree_on_start(session: &Session, collective: &mut dyn Group, datasets: &Data
 /// Looks for the checkpoint to go on from: one that the run did not go back behind, if there is any.
 fn look(session: &Session, datasets: &Datasets) -> Result<Found, Error> {
     let oldest = stored::list(&session.store)?.last().map_or(0, |listed| listed.place.attempt);
-    let rollbacks = Rollback::read_from(&session.store, oldest)?;
+    let rollbacks = RollbackRecord::read_from(&session.store, oldest)?;
     let fits = |manifest: &Manifest| misfit(&session.config, manifest, vocabulary(datasets));
-    let undone = |manifest: &Manifest| rollbacks.iter().find_map(|rollback| rollback.misfit(manifest));
+    let undone = |manifest: &Manifest| rollbacks.iter().find_map(|record| record.point().objection(manifest));
     let (newest, passed_over) =
         stored::newest_fitting(&session.store, |manifest| fits(manifest).or_else(|| undone(manifest)))?;
     // Older checkpoints may have been pruned: then one from just before the fault is better than none.

@@ -1,34 +1,12 @@
-//! Going back: what an attempt that was derailed leaves in the run's store for the attempts after it.
+//! Where the attempt after a rollback starts, and the samples that it skips.
 //!
-//! `rollbacks/attempt-0003.json` says which steps stay and which samples are gone around. It is written before the
-//! attempt ends; an attempt that is killed before that comes to the same step and the same decision again.
+//! The record of a rollback is the store's: [`RollbackRecord`].
 
-use std::ops::Range;
-
-use bytes::Bytes;
-use lambert_store::checkpoint::{self as stored, Manifest, Place, Undone};
-use lambert_store::{Store, run};
-use serde::{Deserialize, Serialize};
+use lambert_store::Store;
+use lambert_store::checkpoint::{self as stored, Place, RollbackPoint, RollbackRecord};
 
 use crate::error::Error;
 use crate::state::TrainState;
-
-/// One way back.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Rollback {
-    /// The attempt that was derailed.
-    pub attempt: u32,
-    /// The state after so many steps is good: checkpoints of this attempt and those before it that have more are passed
-    /// over.
-    pub steps: u64,
-    /// sha256 of the manifest of the dataset that was learnt from.
-    pub dataset: String,
-    /// The samples of it that are gone around, counted over all epochs.
-    pub samples: Range<u64>,
-    /// What happened.
-    pub why: String,
-}
 
 /// Where the attempt after a rollback starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,80 +19,58 @@ enum NextStart {
     NoEarlier,
 }
 
-impl Rollback {
-    /// Writes it into the run's store.
-    pub fn write(&self, run: &Store) -> Result<(), Error> {
-        let text = serde_json::to_vec_pretty(self).map_err(Error::Json)?;
-        Ok(run.put(&run::rollback(self.attempt), text.into())?)
-    }
-
-    /// Goes one checkpoint further back where the run would go on a second time from the checkpoint `loaded`, with which the
-    /// attempt began: what derails it may be in that state already. Returns that in words, if it is so. `keep` is the number of
-    /// checkpoints that the run keeps.
-    ///
-    /// Nothing but `steps` says so, which resume and pruning both go by. That an attempt which began before the checkpoint and
-    /// passed through it counts like one which began with it, makes the decision the same whether a rank was killed meanwhile
-    /// or not.
-    pub fn go_further_back(&mut self, run: &Store, loaded: Option<&str>, keep: usize) -> Result<Option<String>, Error> {
-        let Some(loaded) = loaded.and_then(Place::of) else { return Ok(None) };
-        let listed: Vec<Place> = stored::list(run)?.iter().map(|listed| listed.place).collect();
-        let before = Undone::read_from(run, listed.iter().map(|place| place.attempt).min().unwrap_or(0))?;
-        let name = loaded.name();
-        Ok(match self.next_start(loaded, &before, &listed) {
-            NextStart::AsRecorded => None,
-            NextStart::Earlier(place) => {
-                self.steps = loaded.step - 1;
-                Some(format!(
-                    "it has diverged from {name} before, so the next attempt starts one checkpoint further back, \
-                              from {}",
-                    place.name()
-                ))
-            }
-            NextStart::NoEarlier => Some(format!(
-                "it has diverged from {name} before, and no earlier checkpoint is left (checkpoint.keep = {keep}), so the next \
-                 attempt starts from it again"
-            )),
-        })
-    }
-
-    /// Where the attempt after this rollback starts, if this one began with `loaded`, the rollbacks before it are `before`, and
-    /// the run's checkpoints `listed`, newest first.
-    fn next_start(&self, loaded: Place, before: &[Undone], listed: &[Place]) -> NextStart {
-        let newest = |own: Undone| {
-            let is_left = |place: &&Place| !own.holds(**place) && !before.iter().any(|undone| undone.holds(**place));
-            listed.iter().find(is_left).copied()
-        };
-        let came_back = before.iter().any(|undone| undone.attempt >= loaded.attempt);
-        if !came_back || newest(self.undone()) != Some(loaded) {
-            return NextStart::AsRecorded;
+/// Goes one checkpoint further back where the run would go on a second time from the checkpoint `loaded`, with which the attempt
+/// began: its state may already hold what makes the run diverge. Returns that in words, if it is so. `keep` is the number of
+/// checkpoints that the run keeps.
+///
+/// Only `steps` says so, which resume and pruning both go by. An attempt that began before the checkpoint and passed through it
+/// counts like one that began with it, so that the decision does not depend on a rank that was killed meanwhile.
+pub fn go_further_back(
+    record: &mut RollbackRecord,
+    run: &Store,
+    loaded: Option<&str>,
+    keep: usize,
+) -> Result<Option<String>, Error> {
+    let Some(loaded) = loaded.and_then(Place::of) else { return Ok(None) };
+    let listed: Vec<Place> = stored::list(run)?.iter().map(|listed| listed.place).collect();
+    let before = RollbackPoint::read_from(run, listed.iter().map(|place| place.attempt).min().unwrap_or(0))?;
+    let name = loaded.name();
+    Ok(match next_start(record.point(), loaded, &before, &listed) {
+        NextStart::AsRecorded => None,
+        NextStart::Earlier(place) => {
+            record.steps = loaded.step - 1;
+            Some(format!(
+                "it has diverged from {name} before, so the next attempt starts one checkpoint further back, from {}",
+                place.name()
+            ))
         }
-        // A checkpoint is behind a step.
-        let further = Undone { steps: loaded.step.saturating_sub(1), ..self.undone() };
-        newest(further).map_or(NextStart::NoEarlier, NextStart::Earlier)
-    }
+        NextStart::NoEarlier => Some(format!(
+            "it has diverged from {name} before, and no earlier checkpoint is left (checkpoint.keep = {keep}), so the next \
+             attempt starts from it again"
+        )),
+    })
+}
 
-    fn undone(&self) -> Undone {
-        Undone { attempt: self.attempt, steps: self.steps }
+/// Where the attempt after the rollback `own` starts, if the one that rolled back began with `loaded`, the rollbacks before it
+/// are `before`, and the run's checkpoints `listed`, newest first.
+fn next_start(own: RollbackPoint, loaded: Place, before: &[RollbackPoint], listed: &[Place]) -> NextStart {
+    let newest = |own: RollbackPoint| {
+        let is_left =
+            |place: &&Place| !own.invalidates(**place) && !before.iter().any(|rollback| rollback.invalidates(**place));
+        listed.iter().find(is_left).copied()
+    };
+    let came_back = before.iter().any(|rollback| rollback.attempt >= loaded.attempt);
+    if !came_back || newest(own) != Some(loaded) {
+        return NextStart::AsRecorded;
     }
+    // A checkpoint is behind a step.
+    let further = RollbackPoint { steps: loaded.step.saturating_sub(1), ..own };
+    newest(further).map_or(NextStart::NoEarlier, NextStart::Earlier)
+}
 
-    /// Those of attempt `oldest` and later. What an earlier one left out is in the state of every checkpoint of `oldest`.
-    pub fn read_from(run: &Store, oldest: u32) -> Result<Vec<Self>, Error> {
-        let read = |(path, bytes): (String, Bytes)| {
-            let url = || format!("{}/{path}", run.url());
-            serde_json::from_slice(&bytes).map_err(|source| Error::Rollback { url: url(), source })
-        };
-        stored::rollbacks(run, oldest)?.into_iter().map(read).collect()
-    }
-
-    /// What speaks against a checkpoint, if anything does.
-    pub fn misfit(&self, manifest: &Manifest) -> Option<String> {
-        self.undone().misfit(manifest)
-    }
-
-    /// Lets `state` go around the samples.
-    pub fn apply(&self, state: &mut TrainState) {
-        state.detours.entry(self.dataset.clone()).or_default().add(self.samples.clone());
-    }
+/// Lets `state` skip the samples of a rollback.
+pub fn skip_samples(record: &RollbackRecord, state: &mut TrainState) {
+    state.detours.entry(record.dataset.clone()).or_default().add(record.samples.clone());
 }
 
 #[cfg(test)]
@@ -127,10 +83,9 @@ mod tests {
 
     /// Of an attempt that began with `loaded` and is rolled back to `steps`.
     fn next(attempt: u32, steps: u64, loaded: Place, before: &[(u32, u64)], listed: &[Place]) -> NextStart {
-        let rollback = Rollback { attempt, steps, dataset: String::new(), samples: 0..1, why: String::new() };
-        let before: Vec<Undone> =
-            before.iter().map(|(attempt, steps)| Undone { attempt: *attempt, steps: *steps }).collect();
-        rollback.next_start(loaded, &before, listed)
+        let point = |(attempt, steps): &(u32, u64)| RollbackPoint { attempt: *attempt, steps: *steps };
+        let before: Vec<RollbackPoint> = before.iter().map(point).collect();
+        next_start(point(&(attempt, steps)), loaded, &before, listed)
     }
 
     #[test]
@@ -175,16 +130,13 @@ mod tests {
     }
 
     #[test]
-    fn the_record_has_the_members_that_programs_of_before_read() {
+    fn a_run_without_rollbacks_starts_as_recorded() {
         let run = Store::open("memory://further-back/run").unwrap();
-        let mut rollback = Rollback { attempt: 2, steps: 50, dataset: "d".into(), samples: 3..5, why: "w".into() };
-        assert_eq!(rollback.go_further_back(&run, None, 3).unwrap(), None);
-        assert_eq!(rollback.go_further_back(&run, Some("step-000000048-a0001"), 3).unwrap(), None);
-        rollback.write(&run).unwrap();
-        let text = run.get(&run::rollback(2)).unwrap();
-        let written: serde_json::Value = serde_json::from_slice(&text).unwrap();
-        let expected = serde_json::json!({ "attempt": 2, "steps": 50, "dataset": "d", "samples": { "start": 3, "end": 5 },
-                                           "why": "w" });
-        assert_eq!(written, expected);
+        let record = RollbackRecord { attempt: 2, steps: 50, dataset: "d".into(), samples: 3..5, why: "w".into() };
+        let mut further = record.clone();
+        for loaded in [None, Some("step-000000048-a0001")] {
+            assert_eq!(go_further_back(&mut further, &run, loaded, 3).unwrap(), None);
+        }
+        assert_eq!(further, record);
     }
 }

@@ -48,13 +48,13 @@ impl Saved {
         tch::set_num_threads(std::thread::available_parallelism().map_or(1, |count| count.get() as i32));
         let (verified, facts, parameters) = checkpoint::read_chosen(&store, name, |verified, facts| {
             let layers = config.depth(verified.manifest.stage);
-            let architecture = Architecture::of_run(&config, layers, facts.vocabulary);
+            let architecture = Architecture::of_run(&config, layers, facts.vocabulary.size);
             checkpoint::read_model(Arc::clone(&kernels), &store, verified, architecture)
         })?;
         let manifest = &verified.manifest;
         let layers = config.depth(manifest.stage);
         let vocabulary = store.get(run::VOCABULARY)?;
-        let tokenizer = Tokenizer::from_vocab(&vocabulary, facts.lowercase)?;
+        let tokenizer = facts.vocabulary.tokenizer(&vocabulary)?;
         let vocabulary_sha256 = lambert_store::hash::sha256(&vocabulary);
         Ok(Self { config, parameters, layers, step: manifest.step, tokenizer, vocabulary_sha256 })
     }

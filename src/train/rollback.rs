@@ -5,10 +5,10 @@ use lambert_collective::Group;
 use lambert_config::run::DamagedShard;
 use lambert_control::EventKind;
 use lambert_dataset::{Dataset, DatasetError};
+use lambert_store::checkpoint::RollbackRecord;
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::Saver;
-use crate::checkpoint::rollback::Rollback;
+use crate::checkpoint::{Saver, rollback};
 use crate::error::{self, Error};
 use crate::recovery::guard::Retreat;
 use crate::state::TrainState;
@@ -57,10 +57,11 @@ fn leave(
     saver.write_records()?;
     let Retreat { at, steps, samples, why } = retreat;
     let (attempt, identity) = (session.lease.attempt(), dataset.manifest_sha256().to_owned());
-    let mut rollback = Rollback { attempt, steps, dataset: identity, samples, why };
-    let repeated = rollback.go_further_back(&session.store, loaded, session.config.checkpoint.keep)?;
-    rollback.write(&session.store)?;
-    let Rollback { steps, samples, why, .. } = rollback;
+    let mut record = RollbackRecord { attempt, steps, dataset: identity, samples, why };
+    let keep = session.config.checkpoint.keep;
+    let repeated = rollback::go_further_back(&mut record, &session.store, loaded, keep)?;
+    record.write(&session.store)?;
+    let RollbackRecord { steps, samples, why, .. } = record;
     let (first, last, url) = (samples.start, samples.end - 1, dataset.url());
     let skipped = format!("rolled back to step {steps}, skipping samples {first} to {last} of {url}");
     let message = format!("{why}; {skipped}{}", repeated.map_or(String::new(), |repeated| format!("; {repeated}")));

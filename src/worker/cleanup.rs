@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 /// Waits for the end of the process `$0`, unless that is 1, which has taken the place of a launcher that is gone. Under srun it
 /// is root's slurmstepd, which may not be signalled and not be seen in /proc: tail counts a process that answers EPERM as alive.
 /// Then removes the folders `$@`, and this user's of the same run's earlier attempts, whose launchers may have been cut off before a rank came
-/// up. Names end with `-` and the attempt's number. At last the memory that NCCL's processes of a host share, if they were killed
+/// up: names end with `-` and the attempt's number (`lambert_store::host_paths::scratch_name`). At last the memory that NCCL's processes of a host share, if they were killed
 /// before all of them had it: files of this user that no process has mapped. SIGTERM, which a supervisor may send to all processes,
 /// does not end it.
 const SCRIPT: &str = r#"
@@ -40,15 +40,22 @@ pub fn remove_after_launcher(folders: &[PathBuf]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lambert_store::host_paths::scratch_name;
     use std::time::{Duration, Instant};
 
     #[test]
     fn folders_go_when_the_launcher_has_gone() {
         let place = tempfile::tempdir().unwrap();
-        let folder = |name: &str| place.path().join(name);
-        const NAMES: [&str; 8] =
-            ["run-1-3", "run-1-9", "run-1-12", "run-1-10", "run-2-1", "run-1-x", "shm-1-9", "shm-1-10"];
-        NAMES.iter().for_each(|name| std::fs::create_dir(folder(name)).unwrap());
+        let folder = |parent: &str, attempt| place.path().join(parent).join(scratch_name("/run", attempt));
+        let (own, shared) = (folder("tmp", 10), folder("shm", 10));
+        let earlier = [folder("tmp", 3), folder("tmp", 9), folder("shm", 9)];
+        let others = [
+            folder("tmp", 12),
+            own.with_file_name(scratch_name("/other", 1)),
+            own.with_file_name(scratch_name("/run", 1) + "x"),
+        ];
+        let all = [&own, &shared].into_iter().chain(&earlier).chain(&others);
+        all.for_each(|folder| std::fs::create_dir_all(folder).unwrap());
         // Memory of NCCL's: nobody has the first, this process the second.
         let segments =
             ["left", "held"].map(|name| PathBuf::from(format!("/dev/shm/nccl-{}{name}", std::process::id())));
@@ -68,13 +75,9 @@ mod tests {
         assert_ne!(page, libc::MAP_FAILED);
         let mut launcher = Command::new("sleep").arg("1000").spawn().unwrap();
         let mut shell = Command::new("sh");
-        let mut shell = shell
-            .args(["-c", SCRIPT, &launcher.id().to_string()])
-            .args(["run-1-10", "shm-1-10"].map(folder))
-            .spawn()
-            .unwrap();
+        let mut shell = shell.args(["-c", SCRIPT, &launcher.id().to_string()]).args([&own, &shared]).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(500));
-        assert!(folder("run-1-3").exists(), "the launcher is still there");
+        assert!(earlier[0].exists(), "the launcher is still there");
         launcher.kill().unwrap();
         launcher.wait().unwrap();
         let start = Instant::now();
@@ -82,8 +85,8 @@ mod tests {
         eprintln!("gone after {:.1} s", start.elapsed().as_secs_f64());
         assert_eq!(segments.each_ref().map(|segment| segment.exists()), [false, true]);
         std::fs::remove_file(&segments[1]).unwrap();
-        let left: Vec<&str> = NAMES.into_iter().filter(|name| folder(name).exists()).collect();
-        assert_eq!(left, ["run-1-12", "run-2-1", "run-1-x"]);
+        assert!([&own, &shared].into_iter().chain(&earlier).all(|folder| !folder.exists()));
+        assert!(others.iter().all(|folder| folder.exists()), "of a later attempt, and not of this run");
     }
 
     /// slurmstepd is root's, the ranks are not: `kill -0` says EPERM to them.

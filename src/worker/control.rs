@@ -295,7 +295,7 @@ impl Post {
             // Other threads compute, or wait in MPI for ranks that end in the same way.
             leave::now(exit::UNSUPERVISED);
         }
-        tracing::debug!("the coordinator does not answer: {error}");
+        tracing::debug!(url = %self.url, rank = self.rank, "the coordinator does not answer: {error}");
     }
 
     fn written(&self) -> Report {
@@ -315,6 +315,9 @@ impl Post {
     }
 
     fn take(&mut self, answer: Answer) {
+        if self.versions.is_some() {
+            tracing::debug!(url = %self.url, rank = self.rank, "the coordinator answers");
+        }
         (self.heard, self.refused, self.versions) = (Instant::now(), None, None);
         let mut state = self.shared.state();
         state.outbox.acknowledge(answer.acknowledged);

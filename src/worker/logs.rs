@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
+use lambert_store::host_paths::{self, LogFolders};
 use lambert_store::private_dir;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::geteuid;
@@ -17,8 +18,6 @@ use rustix::process::geteuid;
 const KEPT: u32 = 20;
 /// A run's files are removed from a host when nothing was written there for so long.
 const FORGOTTEN: Duration = Duration::from_secs(30 * 24 * 3600);
-/// What folders of attempts are named; the number follows.
-const ATTEMPT: &str = "attempt-";
 
 /// Copies to the file `$0` and on.
 const TEE: &str = r#"trap "" TERM; exec tee --append --ignore-interrupts --output-error=warn-nopipe -- "$0""#;
@@ -47,14 +46,14 @@ pub enum RankLogError {
     Tee(#[source] io::Error),
 }
 
-/// From here on standard output and standard error go to `rank-NNNNN.log` in `folder`, the folder of an attempt in the run's
+/// From here on standard output and standard error go to this rank's log in `folder`, the folder of an attempt in the run's
 /// own, and on to where standard error went. A process of its own copies them, so that nothing is lost when this one
 /// crashes; it ends with this one. The folders of old attempts, and of runs that are long over, are removed.
 ///
 /// # Errors
 /// The file cannot be written; everything goes where it went.
 pub fn begin(folder: &Path, rank: usize) -> Result<(), RankLogError> {
-    let file = folder.join(format!("rank-{rank:05}.log"));
+    let file = folder.join(host_paths::rank_log(rank));
     let failed = |path: &Path| {
         let path = path.to_owned();
         |source| RankLogError::Write { path, source }
@@ -62,9 +61,9 @@ pub fn begin(folder: &Path, rank: usize) -> Result<(), RankLogError> {
     create(folder)?;
     // Told here rather than by tee.
     fs::File::options().create(true).append(true).open(&file).map_err(failed(&file))?;
-    forget_old(folder);
-    if let Some(all) = folder.ancestors().nth(2) {
-        forget_runs(all, SystemTime::now());
+    if let Some(folders) = LogFolders::around(folder) {
+        forget_old(folders);
+        forget_runs(folders.all, SystemTime::now());
     }
     let system = |error: rustix::io::Errno| RankLogError::Tee(error.into());
     let (out, into) = pipe_with(PipeFlags::CLOEXEC).map_err(system)?;
@@ -82,9 +81,9 @@ pub fn begin(folder: &Path, rank: usize) -> Result<(), RankLogError> {
 /// # Errors
 /// One of them cannot be created, or is another user's.
 pub fn create(folder: &Path) -> Result<(), RankLogError> {
-    if let (Some(run), Some(all)) = (folder.parent(), folder.ancestors().nth(2)) {
+    if let Some(LogFolders { all, run, attempt }) = LogFolders::around(folder) {
         prepare_all(all)?;
-        for path in [run, folder] {
+        for path in [run, attempt] {
             let failed = |source| RankLogError::Write { path: path.to_owned(), source };
             private_dir::create(path).map_err(failed)?;
         }
@@ -109,11 +108,11 @@ fn prepare_all(all: &Path) -> Result<(), RankLogError> {
     Ok(())
 }
 
-/// Removes the folders of attempts long before the one of `folder`.
-fn forget_old(folder: &Path) {
-    let number = |path: &Path| path.file_name()?.to_str()?.strip_prefix(ATTEMPT)?.parse::<u32>().ok();
-    let (Some(own), Some(run)) = (number(folder), folder.parent()) else { return };
-    let entries = fs::read_dir(run).into_iter().flatten().flatten();
+/// Removes the folders of attempts long before this one.
+fn forget_old(folders: LogFolders<'_>) {
+    let number = |path: &Path| host_paths::attempt_of_logs(path.file_name()?.to_str()?);
+    let Some(own) = number(folders.attempt) else { return };
+    let entries = fs::read_dir(folders.run).into_iter().flatten().flatten();
     for path in entries.map(|entry| entry.path()).filter(|path| number(path).is_some_and(|old| old + KEPT <= own)) {
         // Another rank of this host may be at it, too.
         let _ = fs::remove_dir_all(path);
@@ -125,10 +124,9 @@ fn forget_runs(all: &Path, now: SystemTime) {
     let within = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let name = |path: &Path| path.file_name().and_then(|name| name.to_str()).map(str::to_owned).unwrap_or_default();
     let is_run = |path: &Path| {
-        let is_hash = |hash: &str| hash.len() == 8 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
-        name(path).rsplit_once('-').is_some_and(|(_, hash)| is_hash(hash))
+        host_paths::is_logs_of_run(&name(path))
             && path.symlink_metadata().is_ok_and(|facts| facts.is_dir())
-            && within(path).all(|attempt| name(&attempt).starts_with(ATTEMPT))
+            && within(path).all(|attempt| host_paths::attempt_of_logs(&name(&attempt)).is_some())
     };
     let is_old = |path: &Path| {
         let written = path.symlink_metadata().and_then(|facts| facts.modified());
@@ -213,15 +211,16 @@ mod tests {
 
     #[test]
     fn the_newest_attempts_are_kept() {
-        let run = tempfile::tempdir().unwrap();
-        let folder = |number: u32| run.path().join(format!("{ATTEMPT}{number:06}"));
+        let all = tempfile::tempdir().unwrap();
+        let folder = |number: u32| host_paths::attempt_logs(all.path(), "/data/run", number);
         for number in [1, 5, 6, 24] {
-            fs::create_dir(folder(number)).unwrap();
+            fs::create_dir_all(folder(number)).unwrap();
         }
-        fs::create_dir(run.path().join("other")).unwrap();
-        forget_old(&folder(25));
+        let other = folder(25).with_file_name("other");
+        fs::create_dir(&other).unwrap();
+        forget_old(LogFolders::around(&folder(25)).unwrap());
         let left: Vec<u32> = [1, 5, 6, 24].into_iter().filter(|number| folder(*number).exists()).collect();
         assert_eq!(left, [6, 24]);
-        assert!(run.path().join("other").exists());
+        assert!(other.exists());
     }
 }

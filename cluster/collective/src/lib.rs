@@ -11,6 +11,7 @@
 
 mod bucket;
 mod error;
+mod events;
 mod group;
 /// The launchers that start ranks.
 pub mod launchers;

@@ -317,3 +317,22 @@ fn a_library_that_is_missing_or_another_is_an_error() {
     let said = Library::open(&folders).err().unwrap().to_string();
     assert!(said.ends_with("libnccl.so.2 has no ncclGetUniqueId: NCCL 2.14 or later is needed"), "{said}");
 }
+
+#[test]
+fn set_up_and_abort_are_logged_at_debug_level() {
+    let test = TestLibrary::load();
+    test.break_rank(0, faults::REMOTE);
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let lines = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_ansi(false);
+    let lines = lines.with_writer(log.reopen().unwrap()).finish();
+    tracing::subscriber::with_default(lines, || {
+        let card = LazyCard::new(15);
+        failing_sum(join(local::alone(), &test, card.clone(), options(Wire::F32)), None);
+        card.end();
+    });
+    let log = std::fs::read_to_string(log.path()).unwrap();
+    let aborted = "aborted backend=\"nccl\" error=all-reduce by NCCL failed: NCCL error 6";
+    for expected in ["all-reduce is set up backend=\"nccl\" rank=0 world=1", aborted] {
+        assert_eq!(log.matches(expected).count(), 1, "{expected} in {log}");
+    }
+}

@@ -13,6 +13,8 @@ mod folder;
 /// SHA-256 as hexadecimal digits.
 pub mod hash;
 pub mod host;
+/// Folders and files of a run on the hosts of its ranks.
+pub mod host_paths;
 /// Which attempt holds a run.
 pub mod lease;
 mod leftovers;

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
-use crate::checkpoint::{Place, Undone};
+use crate::checkpoint::{Place, RollbackPoint};
 use crate::error::Result;
 use crate::run::{self, RECORDS};
 use crate::store::Store;
@@ -44,7 +44,7 @@ pub struct StepRecords<T> {
     pub all: Vec<Recorded<T>>,
     /// Lines that cannot be read, which are left out of `all`.
     pub damaged: Vec<DamagedLine>,
-    rollbacks: Vec<Undone>,
+    rollbacks: Vec<RollbackPoint>,
 }
 
 impl<T: DeserializeOwned> StepRecords<T> {
@@ -53,7 +53,7 @@ impl<T: DeserializeOwned> StepRecords<T> {
     /// # Errors
     /// What the store says, or a record of a rollback that cannot be read.
     pub fn read(run: &Store) -> Result<Self> {
-        let rollbacks = Undone::read_from(run, 0)?;
+        let rollbacks = RollbackPoint::read_from(run, 0)?;
         let mut records = Self { all: Vec::new(), damaged: Vec::new(), rollbacks };
         let listed = run.list(RECORDS)?.into_iter();
         // Names of more than 9999 attempts do not sort by number.
@@ -92,7 +92,8 @@ impl<T> StepRecords<T> {
 
     /// Each step of the run's history as it stands, by step: like [`Self::latest`], without what rollbacks have undone.
     pub fn standing(&self) -> Vec<&Recorded<T>> {
-        let stands = |recorded: &&Recorded<T>| !self.rollbacks.iter().any(|undone| undone.holds(recorded.place));
+        let stands =
+            |recorded: &&Recorded<T>| !self.rollbacks.iter().any(|rollback| rollback.invalidates(recorded.place));
         last_of_each_step(self.all.iter().filter(stands))
     }
 }

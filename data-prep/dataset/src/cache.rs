@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use lambert_config::run::DatasetCache;
 use lambert_store::hash::Hasher;
-use lambert_store::{Store, private_dir};
+use lambert_store::{Store, host_paths, private_dir};
 
 use super::error::is_full;
 use super::{DatasetError, Shard};
@@ -42,11 +42,10 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// The folder that the settings name, or /var/tmp/lambert-USER: /tmp may be main memory.
+    /// The folder that the settings name, or this user's usual one.
     pub fn new(settings: &DatasetCache) -> Self {
-        let own = || PathBuf::from(format!("/var/tmp/lambert-{}", rustix::process::geteuid().as_raw()));
         let named = !settings.folder.is_empty();
-        let folder = if named { PathBuf::from(&settings.folder) } else { own() };
+        let folder = if named { PathBuf::from(&settings.folder) } else { host_paths::dataset_copies() };
         Self { folder, named, limit: (settings.gigabytes * 1e9) as u64, timeouts: Timeouts::default() }
     }
 

@@ -17,6 +17,9 @@ use super::guard::guarded;
 use super::manifest::hex;
 use super::{DatasetError, Shard};
 
+/// Reads a shard.
+pub type Reader = SerializedFileReader<Positioned>;
+
 /// Which file of this machine a shard is: device and inode.
 pub type Identity = (u64, u64);
 
@@ -27,7 +30,7 @@ pub fn open(
     shard: &Shard,
     cache: &Cache,
     checked: Option<Identity>,
-) -> Result<(SerializedFileReader<Positioned>, Identity), DatasetError> {
+) -> Result<(Reader, Identity), DatasetError> {
     let file = match local(store, &shard.path)? {
         Some(path) => {
             let io = |operation| {

@@ -10,17 +10,21 @@
 mod ahead;
 mod cache;
 mod check;
+mod column;
 mod error;
 mod file;
 mod fit;
 mod guard;
 mod manifest;
+mod open_shards;
 pub mod parallel;
 pub mod random;
 mod read;
+mod samples;
 mod schema;
 pub mod tokenizer;
 mod usage;
+mod vocabulary;
 mod write;
 
 pub use ahead::FetchAhead;
@@ -30,8 +34,10 @@ pub use manifest::{
     Corpus, Counts, HeldOut, Manifest, SampleRules, Shard, SourceCounts, VERSION, VocabularyFile, sha256_hex,
 };
 pub use manifest::{entropy, hex};
-pub use read::{Dataset, RowGroup, Samples};
+pub use read::Dataset;
+pub use samples::{RowGroup, Samples};
 pub use usage::TokenUsage;
+pub use vocabulary::VocabularyFacts;
 pub use write::{Sample, ShardWriter, shard_name, write};
 
 /// The name of the manifest inside a dataset.

@@ -1,21 +1,24 @@
 //! Opening a dataset and reading its row groups.
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use lambert_config::run::DatasetCache;
 use lambert_plan::memory::Data;
 use lambert_store::Store;
-use parquet::column::reader::ColumnReader;
 use parquet::errors::ParquetError;
 use parquet::file::reader::FileReader;
-use parquet::file::serialized_reader::SerializedFileReader;
 
 use super::cache::Cache;
-use super::file::{self, Identity, Positioned};
+use super::column::Column;
+use super::file::{self, Reader};
 use super::guard::guarded;
 use super::manifest::LARGEST_MANIFEST;
-use super::{DatasetError, FetchAhead, MANIFEST, Manifest, NO_PAIR, Shard, check, schema, sha256_hex};
+use super::open_shards::OpenShards;
+use super::samples::{RowGroup, Samples, row_groups};
+use super::{DatasetError, FetchAhead, MANIFEST, Manifest, Shard, check, schema, sha256_hex};
+
+/// Tokens of a row group that is read: a row group is in memory as a whole.
+const LARGEST: u64 = 1 << 28;
 
 /// A dataset that was opened: its manifest is read, the sizes of its files are right.
 ///
@@ -26,60 +29,7 @@ pub struct Dataset {
     sha256: String,
     groups: Vec<RowGroup>,
     cache: Cache,
-    shards: Vec<Mutex<Slot>>,
-    /// Shards that are open, the least recently opened first.
-    open: Mutex<VecDeque<usize>>,
-}
-
-/// Shards that are open at the same time: a process may have some thousand files.
-const OPEN: usize = 128;
-
-/// A shard, as far as it is known.
-#[derive(Default)]
-struct Slot {
-    reader: Option<Arc<Reader>>,
-    /// The file that was checked.
-    checked: Option<Identity>,
-}
-
-/// A row group, numbered through the whole dataset.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RowGroup {
-    /// Which shard of the manifest, from 0.
-    pub shard: usize,
-    /// Which row group of that shard, from 0.
-    pub index: usize,
-    /// Rows.
-    pub rows: u64,
-    /// The number of its first row in the whole dataset.
-    pub first_row: u64,
-}
-
-/// The samples of a row group.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Samples {
-    /// Token ids of all rows, one after another, special pieces included, unmasked.
-    pub input_ids: Vec<u32>,
-    /// Row `r` is `input_ids[offsets[r]..offsets[r + 1]]`; one more than there are rows.
-    pub offsets: Vec<usize>,
-    /// Where the second segment of each row starts; 0 = one segment.
-    pub segment_b_start: Vec<u16>,
-    /// For each row 1 = the second segment was replaced or swapped, 0 = it was not, [`NO_PAIR`] = no pair objective.
-    pub pair_label: Vec<u8>,
-}
-
-impl Samples {
-    /// Rows.
-    #[must_use]
-    pub fn rows(&self) -> usize {
-        self.segment_b_start.len()
-    }
-
-    /// The token ids of one row.
-    #[must_use]
-    pub fn ids(&self, row: usize) -> &[u32] {
-        &self.input_ids[self.offsets[row]..self.offsets[row + 1]]
-    }
+    open: OpenShards,
 }
 
 impl Dataset {
@@ -99,9 +49,8 @@ impl Dataset {
         let manifest =
             Manifest::from_json(&bytes).map_err(|message| DatasetError::Manifest { url: url.clone(), message })?;
         let groups = row_groups(&manifest.shards);
-        let shards = manifest.shards.iter().map(|_| Mutex::default()).collect();
-        let (cache, open) = (Cache::new(&DatasetCache::default()), Mutex::default());
-        let dataset = Self { store, manifest, sha256: sha256_hex(&bytes), groups, cache, shards, open };
+        let (cache, open) = (Cache::new(&DatasetCache::default()), OpenShards::new(manifest.shards.len()));
+        let dataset = Self { store, manifest, sha256: sha256_hex(&bytes), groups, cache, open };
         dataset.check_sizes()?;
         Ok(dataset)
     }
@@ -212,7 +161,7 @@ impl Dataset {
             input_ids: ids.values.into_iter().map(|id| id as u32).collect(),
             offsets,
             segment_b_start: check::starts(&segment_b_start.values, &lengths).map_err(fault)?,
-            pair_label: labels(&pair_label),
+            pair_label: pair_label.labels(),
         };
         check::fault(&self.manifest, &samples, &ids.repetition).map_or(Ok(samples), |message| Err(fault(message)))
     }
@@ -265,57 +214,21 @@ impl Dataset {
     }
 
     fn shard(&self, index: usize) -> Result<Arc<Reader>, DatasetError> {
-        // A poisoned lock only means that another thread failed to open the shard: try again here.
-        let mut slot = self.shards[index].lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(reader) = &slot.reader {
-            return Ok(reader.clone());
-        }
         let shard = &self.manifest.shards[index];
-        let open = || file::open(&self.store, shard, &self.cache, slot.checked);
-        let (reader, checked) = open().or_else(|error| {
-            if !error.is_full_disk() {
-                return Err(error);
-            }
-            // What was removed takes space as long as it is open.
-            self.close_others(index);
-            open()
-        })?;
-        let reader = Arc::new(reader);
+        self.open.get(index, |checked| {
+            let (reader, checked) = file::open(&self.store, shard, &self.cache, checked)?;
+            self.check_row_groups(shard, &reader)?;
+            Ok((reader, checked))
+        })
+    }
+
+    fn check_row_groups(&self, shard: &Shard, reader: &Reader) -> Result<(), DatasetError> {
         let found: Vec<u64> = reader.metadata().row_groups().iter().map(|group| group.num_rows() as u64).collect();
-        if found != shard.row_groups || reader.metadata().file_metadata().schema_descr().num_columns() != 4 {
-            let message = format!("row groups {found:?} in four columns, the manifest says {:?}", shard.row_groups);
-            return Err(DatasetError::Content {
-                url: self.url().to_owned(),
-                file: shard.path.clone(),
-                group: 0,
-                message,
-            });
+        if found == shard.row_groups && reader.metadata().file_metadata().schema_descr().num_columns() == 4 {
+            return Ok(());
         }
-        *slot = Slot { reader: Some(reader.clone()), checked: Some(checked) };
-        drop(slot);
-        self.close_oldest(index);
-        Ok(reader)
-    }
-
-    /// Closes what was opened first, if there are too many open with `opened`. Who reads it goes on reading it.
-    fn close_oldest(&self, opened: usize) {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.push_back(opened);
-        let oldest = if open.len() > OPEN { open.pop_front() } else { None };
-        drop(open);
-        if let Some(oldest) = oldest {
-            self.shards[oldest].lock().unwrap_or_else(PoisonError::into_inner).reader = None;
-        }
-    }
-
-    /// Closes all shards but one. Who reads one goes on reading it.
-    fn close_others(&self, index: usize) {
-        for (_, slot) in self.shards.iter().enumerate().filter(|(other, _)| *other != index) {
-            // Of one that is locked another thread is just about to read.
-            if let Ok(mut slot) = slot.try_lock() {
-                slot.reader = None;
-            }
-        }
+        let message = format!("row groups {found:?} in four columns, the manifest says {:?}", shard.row_groups);
+        Err(DatasetError::Content { url: self.url().to_owned(), file: shard.path.clone(), group: 0, message })
     }
 
     fn check_sizes(&self) -> Result<(), DatasetError> {
@@ -342,72 +255,5 @@ impl Dataset {
 
     fn store_error(&self, source: lambert_store::Error) -> DatasetError {
         DatasetError::Store { url: self.url().to_owned(), source }
-    }
-}
-
-fn row_groups(shards: &[Shard]) -> Vec<RowGroup> {
-    let mut first_row = 0;
-    let mut groups = Vec::new();
-    for (shard, entry) in shards.iter().enumerate() {
-        for (index, &rows) in entry.row_groups.iter().enumerate() {
-            groups.push(RowGroup { shard, index, rows, first_row });
-            first_row += rows;
-        }
-    }
-    groups
-}
-
-fn labels(column: &Column) -> Vec<u8> {
-    let mut values = column.values.iter();
-    column
-        .definition
-        .iter()
-        .map(|&level| if level == 0 { None } else { values.next() })
-        // What is no label at all becomes one that is refused.
-        .map(|value| value.map_or(NO_PAIR, |&value| u8::try_from(value).unwrap_or(NO_PAIR - 1)))
-        .collect()
-}
-
-/// Tokens of a row group that is read: a row group is in memory as a whole.
-const LARGEST: u64 = 1 << 28;
-
-type Reader = SerializedFileReader<Positioned>;
-
-/// A column of a row group as Parquet stores it.
-#[derive(Default)]
-struct Column {
-    values: Vec<i32>,
-    definition: Vec<i16>,
-    repetition: Vec<i16>,
-}
-
-impl Column {
-    fn read(reader: &Reader, group: RowGroup, index: usize) -> Result<Self, ParquetError> {
-        let ColumnReader::Int32ColumnReader(mut column) =
-            reader.get_row_group(group.index)?.get_column_reader(index)?
-        else {
-            return Err(ParquetError::General(format!("column {index} is not of 32-bit integers")));
-        };
-        let expected = reader.metadata().row_group(group.index).column(index).num_values();
-        let expected = usize::try_from(expected).unwrap_or(0);
-        let mut read = Self {
-            values: Vec::with_capacity(expected),
-            definition: Vec::with_capacity(expected),
-            repetition: Vec::with_capacity(expected),
-        };
-        let mut rows = 0;
-        while rows < group.rows as usize {
-            let (count, ..) = column.read_records(
-                group.rows as usize - rows,
-                Some(&mut read.definition),
-                Some(&mut read.repetition),
-                &mut read.values,
-            )?;
-            if count == 0 {
-                return Err(ParquetError::EOF(format!("column {index} ends after {rows} of {} rows", group.rows)));
-            }
-            rows += count;
-        }
-        Ok(read)
     }
 }

@@ -253,5 +253,7 @@ fn publish(job: &Job<'_>, url: &str, folder: &Path, manifest: &Manifest) -> Resu
         }
     }
     store.put(VOCABULARY, job.vocabulary.clone().into()).map_err(fault)?;
-    store.put(MANIFEST, manifest.to_json().into()).map_err(fault)
+    store.put(MANIFEST, manifest.to_json().into()).map_err(fault)?;
+    tracing::debug!(%url, samples = manifest.counts.samples, shards = manifest.shards.len(), "dataset complete");
+    Ok(())
 }

@@ -61,12 +61,14 @@ impl Sorted {
         let name = shard_name(index, count);
         let done = done_path(folder, &name);
         if done.exists() {
+            tracing::debug!(shard = %name, "shard kept from an earlier start");
             return Sealed::open(&done).map(|(_, shard)| shard);
         }
         let row = |shard: usize| (u128::from(self.len()) * shard as u128 / count as u128) as u64;
         let mut writer = ShardWriter::create(folder, &name, job.tokenizer.size(), job.config.output.rows_per_group)?;
         self.each(job, row(index)..row(index + 1), &mut writer)?;
         let shard = writer.finish()?;
+        tracing::debug!(shard = %name, rows = shard.rows, bytes = shard.bytes, folder = %folder.display(), "shard written");
         sealed::write(&done, |_| Ok(shard))
     }
 

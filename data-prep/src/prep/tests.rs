@@ -101,6 +101,27 @@ fn blocks_in_many_buckets_lose_nothing() {
 }
 
 #[test]
+fn steps_are_logged_at_debug_level() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(folder.path());
+    config.output.url = folder.path().join("data").display().to_string();
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let lines = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_ansi(false);
+    let lines = lines.with_writer(log.reopen().unwrap()).finish();
+    // One thread, this one: the subscriber is of this thread.
+    let options = Options { threads: 1, memory: MEMORY, part: None, progress: &|_: &Status| {} };
+    tracing::subscriber::with_default(lines, || {
+        (0..2).for_each(|_| drop(run_in_pieces(&config, &options, Scale::default()).unwrap()));
+    });
+    let log = std::fs::read_to_string(log.path()).unwrap();
+    let count = |words: &str| log.lines().filter(|line| line.contains(words)).count();
+    assert_eq!(count("preparation started files=2"), 1, "{log}");
+    assert_eq!(count("tokenizing files=2"), 1, "{log}");
+    assert_eq!((count("shard written shard=shard-"), count("dataset complete url=")), (5, 2), "{log}");
+    assert_eq!(count("preparation was done before; nothing to do datasets=2"), 1, "{log}");
+}
+
+#[test]
 fn a_wrong_format_is_listed_with_all_else_that_is_wrong() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("prep.toml");

@@ -29,6 +29,8 @@ pub fn run(job: &Job<'_>, part: Part, threads: usize, progress: &dyn Progress) -
     let left: Vec<&SourceFile> =
         job.files.iter().filter(|file| is_read_by(file, part) && !complete.contains(&file.number)).collect();
     let total = left.iter().map(|file| file.bytes).sum();
+    let (files, bytes, batches_kept) = (left.len(), total, done.len());
+    tracing::debug!(files, bytes, batches_kept, "tokenizing");
     let batches = Batches::new(&job.sources, left, done, part, job.memory.window());
     let shared = Shared { job, part, batches, total, stop: AtomicBool::new(false), text: AtomicU64::new(0) };
     let results: Vec<Result<(), PrepError>> = std::thread::scope(|scope| {

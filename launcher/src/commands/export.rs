@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use lambert_config::{Layers, RunConfig, exit};
-use lambert_dataset::tokenizer::{Tokenizer, TokenizerError, special_tokens, tokenizer_config, tokenizer_json};
+use lambert_dataset::VocabularyFacts;
+use lambert_dataset::tokenizer::{TokenizerError, special_tokens, tokenizer_config, tokenizer_json};
 use lambert_plan::architecture::{Architecture, Tensor, TransformersModel};
 use lambert_plan::objectives::{heads, is_unused};
 use lambert_store::Store;
 use lambert_store::checkpoint::{self, Manifest, PassedOver};
 // The weights and the vocabulary have the names that transformers gives them.
 use lambert_store::run::{CONFIG, VOCABULARY, WEIGHTS, split};
-use serde::Deserialize;
 use serde_json::Value;
 
 use super::status::require_run;
@@ -26,7 +26,7 @@ enum ExportError {
     #[error("{url} has no checkpoint that can be used{}", why(passed_over))]
     NoCheckpoint { url: String, passed_over: Vec<PassedOver> },
     #[error("checkpoint {name} does not say which vocabulary it was trained with")]
-    Facts { name: String, source: serde_json::Error },
+    NoVocabulary { name: String, source: serde_json::Error },
     #[error("{url}/{VOCABULARY} has {found} pieces, but checkpoint {name} was trained with {expected}")]
     Vocabulary { url: String, name: String, expected: usize, found: usize },
     #[error("the vocabulary of {url} cannot be used")]
@@ -37,13 +37,6 @@ enum ExportError {
 
 fn why(passed_over: &[PassedOver]) -> String {
     passed_over.iter().map(|PassedOver { name, why, .. }| format!("; {name}: {why}")).collect()
-}
-
-/// What a checkpoint's state says of the vocabulary.
-#[derive(Debug, Clone, Copy, Deserialize)]
-struct Facts {
-    vocabulary: usize,
-    lowercase: bool,
 }
 
 /// Writes the folder: all of it or nothing.
@@ -86,7 +79,7 @@ struct Source {
     store: Store,
     config: RunConfig,
     manifest: Manifest,
-    facts: Facts,
+    vocabulary: VocabularyFacts,
 }
 
 impl Source {
@@ -102,9 +95,9 @@ impl Source {
             Some(name) => checkpoint::verify(&store, name).map_err(Failure::failed)?.manifest,
             None => newest(&store)?,
         };
-        let facts = serde_json::from_value(manifest.state.clone())
-            .map_err(|source| Failure::failed(ExportError::Facts { name: manifest.name(), source }))?;
-        Ok(Self { store, config, manifest, facts })
+        let vocabulary = serde_json::from_value(manifest.state.clone())
+            .map_err(|source| Failure::failed(ExportError::NoVocabulary { name: manifest.name(), source }))?;
+        Ok(Self { store, config, manifest, vocabulary })
     }
 
     /// The class of transformers that loads the model.
@@ -127,14 +120,14 @@ impl Source {
         let url = self.store.url();
         let weights = checkpoint::read_object(&self.store, &self.manifest, WEIGHTS).map_err(Failure::failed)?;
         let layers = self.config.depth(self.manifest.stage);
-        let tensors = Architecture::of_run(&self.config, layers, self.facts.vocabulary).tensors();
+        let tensors = Architecture::of_run(&self.config, layers, self.vocabulary.size).tensors();
         let left_out = |tensor: &Tensor| is_unused(tensor.head, &self.config.objective);
         let weights = trim::weights(&weights, &tensors, left_out).map_err(Failure::failed)?;
         let vocabulary = self.store.get(VOCABULARY).map_err(Failure::failed)?;
         let unusable = |source| Failure::failed(ExportError::Tokenizer { url: url.to_owned(), source });
-        let tokenizer = Tokenizer::from_vocab(&vocabulary, self.facts.lowercase).map_err(unusable)?;
-        if tokenizer.size() != self.facts.vocabulary {
-            let (name, expected, found) = (self.manifest.name(), self.facts.vocabulary, tokenizer.size());
+        let tokenizer = self.vocabulary.tokenizer(&vocabulary).map_err(unusable)?;
+        if tokenizer.size() != self.vocabulary.size {
+            let (name, expected, found) = (self.manifest.name(), self.vocabulary.size, tokenizer.size());
             return Err(Failure::failed(ExportError::Vocabulary { url: url.to_owned(), name, expected, found }));
         }
         let description = self.description(layers, tokenizer.size(), tokenizer.special().pad);
@@ -143,8 +136,8 @@ impl Source {
             ("config.json", pretty(&description.config)),
             (WEIGHTS, weights),
             (VOCABULARY, vocabulary.to_vec()),
-            ("tokenizer.json", tokenizer_json(&vocabulary, self.facts.lowercase).map_err(unusable)?.into_bytes()),
-            ("tokenizer_config.json", pretty(&tokenizer_config(self.facts.lowercase, positions))),
+            ("tokenizer.json", tokenizer_json(&vocabulary, self.vocabulary.lowercase).map_err(unusable)?.into_bytes()),
+            ("tokenizer_config.json", pretty(&tokenizer_config(self.vocabulary.lowercase, positions))),
             ("special_tokens_map.json", pretty(&special_tokens())),
         ])
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lambert_store::checkpoint::{self, Listed, Undone};
+use lambert_store::checkpoint::{self, Listed, RollbackPoint};
 use lambert_store::{Error, Store};
 
 use super::order::Order;
@@ -84,8 +84,8 @@ fn before(store: &Store) -> Status {
     let mut before = status::stored::before(store);
     if let Ok(listed) = checkpoint::list(store) {
         let oldest = listed.last().map_or(0, |oldest| oldest.place.attempt);
-        let rollbacks = Undone::read_from(store, oldest).unwrap_or_default();
-        let stays = |listed: &&Listed| !rollbacks.iter().any(|undone| undone.holds(listed.place));
+        let rollbacks = RollbackPoint::read_from(store, oldest).unwrap_or_default();
+        let stays = |listed: &&Listed| !rollbacks.iter().any(|rollback| rollback.invalidates(listed.place));
         let newest = listed.iter().find(stays).or(listed.first());
         before.checkpoint = newest.map(|newest| newest.name.clone());
         before.step = before.step.max(newest.map_or(0, |newest| newest.place.step));

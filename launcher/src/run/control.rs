@@ -149,6 +149,13 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 /// Why a request was refused. Its connection is closed.
 struct Refusal(StatusCode, String);
 
+impl Refusal {
+    fn log(&self) {
+        let (status, reason) = (self.0.as_u16(), &self.1);
+        tracing::debug!(status, %reason, "report refused");
+    }
+}
+
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         (self.0, [(header::CONNECTION, "close")], self.1).into_response()
@@ -190,11 +197,15 @@ impl Shared {
         if head.sequence <= seat.sequence {
             return Err(replayed(head, seat.sequence));
         }
+        let is_first = seat.sequence == 0;
         seat.sequence = head.sequence;
         let mut report = parse(body)?;
         if report.rank != head.rank {
             let text = format!("the report of rank {} is signed by rank {}", report.rank, head.rank);
             return Err(Refusal(StatusCode::BAD_REQUEST, text));
+        }
+        if is_first {
+            tracing::debug!(rank = report.rank, host = %report.host, pid = report.pid, "first report of a rank");
         }
         seat.taken = seat.taken.max(report.taken);
         let said = std::mem::take(&mut report.said);
@@ -270,6 +281,7 @@ async fn read(headers: &HeaderMap, body: Body) -> Result<Bytes, Refusal> {
 
 async fn report(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     shared.answer(request).await.unwrap_or_else(|refusal| {
+        refusal.log();
         shared.refuse();
         refusal.into_response()
     })
@@ -280,6 +292,7 @@ async fn unsigned_report(State(shared): State<Arc<Shared>>, request: Request) ->
     let refusal = shared.note_versions(request).await.err().unwrap_or_else(|| {
         Refusal(StatusCode::UPGRADE_REQUIRED, format!("this coordinator has version {ours} of the control protocol"))
     });
+    refusal.log();
     shared.refuse();
     refusal.into_response()
 }

@@ -154,3 +154,30 @@ fn every_launcher_of_ranks_can_be_configured_by_its_name() {
         assert!(kind.is_ok_and(|kind| kind != LauncherKind::Auto && kind != LauncherKind::Direct), "{}", launcher.name);
     }
 }
+
+#[test]
+fn the_first_answer_and_lost_ones_are_logged_at_debug_level() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let signer = Signer::new(Key::new(SECRET, 1), 0);
+    let mut post = Post::new(0, &url, signer, Shared::new(Phase::Stop), Versions::default(), Duration::from_secs(45));
+    let coordinator = std::thread::spawn(move || {
+        for _ in 0..2 {
+            let (mut stream, sequence, _) = next(&listener);
+            let answer = Answer { acknowledged: 0, order: None };
+            stream.write_all(signed(SECRET, sequence, &answer).as_bytes()).unwrap();
+        }
+    });
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let lines = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_ansi(false);
+    let lines = lines.with_writer(log.reopen().unwrap()).finish();
+    tracing::subscriber::with_default(lines, || {
+        assert!(post.report() && post.report());
+        coordinator.join().unwrap();
+        assert!(!post.report(), "nobody listens there any more");
+    });
+    let log = std::fs::read_to_string(log.path()).unwrap();
+    let fields = format!("url={url}{REPORT_PATH} rank=0");
+    assert_eq!(log.matches(&format!("the coordinator answers {fields}")).count(), 1, "{log}");
+    assert!(log.contains("the coordinator does not answer: ") && log.contains(&fields), "{log}");
+}

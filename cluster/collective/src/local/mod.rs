@@ -7,16 +7,19 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::group::check_root;
-use crate::{Bucket, Endpoints, Error, Group, Pending, Reducer, Result};
+use crate::{Bucket, Endpoints, Error, Group, Pending, Reducer, Result, events};
 use meeting::{Meeting, Seat};
 
 /// The `world` ends of a new group, in rank order, one for each thread. Dropping one leaves the group: whoever still waits
 /// for it gets [`Error::RankGone`].
 pub fn group(world: usize) -> Vec<Endpoints> {
     let [words, buckets] = std::array::from_fn(|_| Arc::new(Meeting::new(world)));
-    let ends = |rank| Endpoints {
-        group: Box::new(LocalGroup(Seat::new(rank, &words))),
-        reducer: Box::new(LocalReducer(Seat::new(rank, &buckets))),
+    let ends = |rank| {
+        events::joined("local", rank, world);
+        Endpoints {
+            group: Box::new(LocalGroup(Seat::new(rank, &words))),
+            reducer: Box::new(LocalReducer(Seat::new(rank, &buckets))),
+        }
     };
     (0..world).map(ends).collect()
 }
@@ -111,5 +114,23 @@ impl Pending for Summing {
         let operation = round.operation();
         let all = round.collect(deadline)?;
         bucket.values().map_or(Ok(()), |values| sum(operation, &all, values))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::tests::logged;
+
+    #[test]
+    fn a_rank_that_has_left_is_logged_with_the_error() {
+        let log = logged(|| {
+            let mut ends = group(2);
+            drop(ends.pop());
+            assert!(ends[0].group.barrier().is_err());
+        });
+        let set_up = log.lines().filter(|line| line.contains("all-reduce is set up backend=\"local\""));
+        assert_eq!(set_up.count(), 2, "{log}");
+        assert!(log.contains("aborted backend=\"local\" error=barrier: rank 1 has left the group"), "{log}");
     }
 }

@@ -38,7 +38,7 @@ mod wire;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::{Bucket, Endpoints, Result};
+use crate::{Bucket, Endpoints, Result, events};
 use group::MpiGroup;
 pub use library::version;
 use reducer::MpiReducer;
@@ -81,6 +81,7 @@ impl Default for Options {
 /// launcher that is gone, make Open MPI end the process by itself.)
 pub fn init(options: Options) -> Result<Endpoints> {
     let (rank, world, requests) = thread::start(options)?;
+    events::joined("mpi", rank, world);
     let reducer = MpiReducer::new(requests.clone());
     Ok(Endpoints { group: Box::new(MpiGroup::new(rank, world, requests)), reducer: Box::new(reducer) })
 }

@@ -10,7 +10,7 @@ use super::pace::Pace;
 use super::roll_call::{Position, RollCall};
 use super::watch::{Limits, Term, Verdict, Watch};
 use super::{BUCKET, Options, Slot};
-use crate::{Error, Result};
+use crate::{Error, Result, events};
 
 /// What the ends of a rank ask of its communication thread.
 pub enum Request {
@@ -172,6 +172,9 @@ impl Service {
     }
 
     fn fail(&mut self, error: Error) {
+        if self.failed.is_none() {
+            events::aborted("mpi", &error);
+        }
         let error = self.failed.get_or_insert(error);
         self.lanes.fail(error);
         if let Some(running) = self.exchange.take() {
@@ -218,10 +221,14 @@ impl Service {
             match self.watches[kind].judge(now, self.rank, number, term) {
                 Verdict::Wait => {}
                 Verdict::Ask => {
+                    events::stalled(operation, number);
                     self.questions[kind] = self.roll_call.ask(self.rank, self.world)?;
                     self.watches[kind].asked(now, self.world);
                 }
-                Verdict::Hung(missing) => return Err(Error::Deadline { operation, missing }),
+                Verdict::Hung(missing) => {
+                    events::unanswered(operation, &missing);
+                    return Err(Error::Deadline { operation, missing });
+                }
             }
         }
         Ok(())

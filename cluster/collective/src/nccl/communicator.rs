@@ -5,7 +5,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use super::library::{Element, Library, Raw, UniqueId};
-use crate::{Error, Result};
+use crate::{Error, Result, events};
 
 /// Between two polls.
 pub const POLL: Duration = Duration::from_micros(50);
@@ -77,6 +77,7 @@ impl Communicator {
     /// Aborts it for `error`, unless it was; the first error.
     pub fn fail(&mut self, error: Error) -> Error {
         if self.failed.is_none() {
+            events::aborted("nccl", &error);
             self.failed = Some(error.clone());
             self.abort();
         }

@@ -26,7 +26,7 @@ mod reducer;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{Group, Reducer, Result};
+use crate::{Group, Reducer, Result, events};
 use communicator::Communicator;
 pub use device::Device;
 pub use library::{Library, UniqueId};
@@ -68,6 +68,7 @@ pub fn join<D: Device + 'static>(
     let id = shared_id(group, library)?;
     device.enter()?;
     let communicator = Communicator::connect(library, (group.rank(), group.world()), id, options.stall)?;
+    events::joined("nccl", group.rank(), group.world());
     Ok(Box::new(NcclReducer::new(communicator, beside, device, group.world(), options)))
 }
 

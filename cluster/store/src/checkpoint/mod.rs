@@ -7,18 +7,18 @@
 mod copy;
 mod manifest;
 mod prune;
+mod rollback;
 mod select;
 mod tensors;
-mod undone;
 mod writer;
 
 pub use crate::run::Place;
 pub use copy::copy;
 pub use manifest::{Best, FORMAT, Manifest, ObjectEntry, Slice};
 pub use prune::{Pruned, Retention, prune, retain, retain_under};
+pub use rollback::{RollbackPoint, RollbackRecord};
 pub use select::{
     Listed, PassedOver, Selection, Sink, Verified, is_committed, list, newest_fitting, newest_verified, read_manifest,
     read_object, stream_object, verify,
 };
-pub use undone::{Undone, rollbacks};
 pub use writer::{PendingObject, Writer};

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::select::{committed, folders, verify};
-use super::{Place, Undone};
+use super::{Place, RollbackPoint};
 use crate::error::Result;
 use crate::lease::Lease;
 use crate::leftovers::{self, Depth};
@@ -129,8 +129,8 @@ fn doomed(
 ) -> Result<Vec<Place>> {
     let all = committed_newest_first(folders);
     let oldest = all.last().map_or(0, |place| place.attempt);
-    let rollbacks = Undone::read_from(run, oldest)?;
-    let is_undone = |place: &Place| rollbacks.iter().any(|rollback| rollback.holds(*place));
+    let rollbacks = RollbackPoint::read_from(run, oldest)?;
+    let is_undone = |place: &Place| rollbacks.iter().any(|rollback| rollback.invalidates(*place));
     let (undone, valid): (Vec<Place>, Vec<Place>) = all.iter().partition(|place| is_undone(place));
     // Where nothing else is left, a run goes on from one that was undone.
     let counted = if valid.is_empty() { &undone } else { &valid };

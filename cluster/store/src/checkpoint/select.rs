@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::tensors::{self, Inspector};
-use super::{Manifest, ObjectEntry, Place, Undone};
+use super::{Manifest, ObjectEntry, Place, RollbackPoint};
 use crate::error::{Error, Result};
 use crate::hash::{Hasher, Mark};
 use crate::listing::Object;
@@ -142,8 +142,8 @@ const PARALLEL: usize = 4;
 /// never a reason to take an older one.
 pub fn newest_verified(run: &Store) -> Result<Selection> {
     let oldest = list(run)?.last().map_or(0, |listed| listed.place.attempt);
-    let rollbacks = Undone::read_from(run, oldest)?;
-    match newest_fitting(run, |manifest| rollbacks.iter().find_map(|undone| undone.misfit(manifest)))? {
+    let rollbacks = RollbackPoint::read_from(run, oldest)?;
+    match newest_fitting(run, |manifest| rollbacks.iter().find_map(|rollback| rollback.objection(manifest)))? {
         (None, _) => newest_fitting(run, |_| None),
         found => Ok(found),
     }

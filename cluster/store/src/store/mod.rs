@@ -1,20 +1,19 @@
 //! A place in an object store, with blocking calls.
 
+mod read;
 mod transfer;
+mod write;
 
-use std::fs::File;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use object_store::path::Path;
-use object_store::{GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use object_store::{GetOptions, ObjectStore, ObjectStoreExt};
 
-use crate::error::{Cause, Error, Result};
+use crate::error::{Error, Result};
 use crate::folder::Folder;
-use crate::hash;
-use crate::local_read;
 use crate::names;
 use crate::open::{self, Backend, Settings};
 use crate::retry::{self, Patience, Place};
@@ -148,148 +147,6 @@ impl Store {
         })
     }
 
-    /// Writes an object, in place of any that has the name; large ones in parallel parts where the store has them.
-    ///
-    /// # Errors
-    /// What the store says.
-    pub fn put(&self, path: &str, bytes: Bytes) -> Result<()> {
-        let (store, name, place) = self.ask("put", path)?;
-        runtime::wait(transfer::upload(store, name, place, bytes))
-    }
-
-    /// Writes an object of the first `bytes` bytes of `file`. A few pieces of it are in memory at a time where the store
-    /// takes large objects in parts.
-    ///
-    /// # Errors
-    /// The file cannot be read, or what the store says.
-    pub fn put_file(&self, path: &str, file: File, bytes: u64) -> Result<()> {
-        let (store, name, place) = self.ask("put", path)?;
-        runtime::wait(transfer::upload_file(store, name, place, Arc::new(file), bytes))
-    }
-
-    /// Like [`Store::put`]; returns the SHA-256 of `bytes`, computed while they are on their way.
-    ///
-    /// # Errors
-    /// What the store says.
-    pub fn put_hashed(&self, path: &str, bytes: Bytes) -> Result<String> {
-        self.put_in_background(path, bytes)?.wait()
-    }
-
-    /// Starts what [`Store::put_hashed`] does and returns at once. Several may be under way.
-    ///
-    /// # Errors
-    /// [`Error::Name`]; everything else comes out of the [`Upload`].
-    pub fn put_in_background(&self, path: &str, bytes: Bytes) -> Result<Upload> {
-        self.put_digested(path, bytes, |bytes| Ok(hash::sha256(bytes)))
-    }
-
-    /// The same with a `digest` that may refuse the bytes.
-    pub(crate) fn put_digested(
-        &self,
-        path: &str,
-        bytes: Bytes,
-        digest: impl FnOnce(&[u8]) -> Result<String> + Send + 'static,
-    ) -> Result<Upload> {
-        let (store, name, place) = self.ask("put", path)?;
-        Ok(Upload::start(store, name, place, bytes, digest))
-    }
-
-    /// Reads the first `bytes` bytes of an object and hands them to `take` piece by piece, in order. The next
-    /// pieces are fetched in parallel meanwhile, so memory stays bounded whatever the size.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`], an object that is shorter, else what the store says. `take` may have seen the first
-    /// pieces then.
-    pub fn read_pieces(&self, path: &str, bytes: u64, take: impl FnMut(&[u8])) -> Result<()> {
-        match self.local_path(path)? {
-            Some(file) => local_read::pieces(&file, bytes, take).map_err(|source| self.read_error(path, &source)),
-            None => {
-                let (store, name, place) = self.ask("read", path)?;
-                transfer::download(store, name, place, bytes, take)
-            }
-        }
-    }
-
-    /// Like [`Store::read_pieces`] for a `take` that takes little time: a folder's files are read on the calling thread.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn read_pieces_here(&self, path: &str, bytes: u64, take: impl FnMut(&[u8])) -> Result<()> {
-        match self.local_path(path)? {
-            Some(file) => local_read::pieces_here(&file, bytes, take).map_err(|source| self.read_error(path, &source)),
-            None => self.read_pieces(path, bytes, take),
-        }
-    }
-
-    /// The first `bytes` bytes of an object and their SHA-256, computed while they come in. That much memory is
-    /// taken at once: check the object's size first.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`], an object that is shorter, no memory, else what the store says.
-    pub fn get_hashed(&self, path: &str, bytes: u64) -> Result<(Bytes, String)> {
-        self.check_memory(path, bytes)?;
-        if let Some(file) = self.local_path(path)? {
-            // Zeroed pages that nobody has touched cost nothing until the file is read into them.
-            let mut whole = vec![0; bytes as usize];
-            let sha256 = local_read::whole(&file, &mut whole).map_err(|source| self.read_error(path, &source))?;
-            return Ok((whole.into(), sha256));
-        }
-        let (mut whole, mut hasher) = (Vec::with_capacity(bytes as usize), hash::Hasher::new());
-        self.read_pieces(path, bytes, |piece| {
-            hasher.update(piece);
-            whole.extend_from_slice(piece);
-        })?;
-        Ok((whole.into(), hasher.finish()))
-    }
-
-    /// An allocation that fails ends the process; one that is only tried is an error like any other.
-    fn check_memory(&self, path: &str, bytes: u64) -> Result<()> {
-        let wanted = usize::try_from(bytes).unwrap_or(usize::MAX);
-        Vec::<u8>::new().try_reserve_exact(wanted).map_err(|source| self.read_error(path, &source))
-    }
-
-    fn read_error(&self, path: &str, source: &(dyn std::error::Error + 'static)) -> Error {
-        let (operation, url) = ("read", self.url_of(path));
-        let kind = source.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
-        match kind {
-            Some(std::io::ErrorKind::NotFound) => Error::NotFound { operation, url },
-            Some(std::io::ErrorKind::PermissionDenied) => Error::Denied { operation, url, source: Cause::new(source) },
-            _ => Error::Failed { operation, url, attempts: 1, seconds: 0.0, source: Cause::new(source) },
-        }
-    }
-
-    /// Writes an object only if there is none of the name; returns whether it was written.
-    ///
-    /// If an answer was lost on the way and the object is then found with exactly these bytes, it counts as
-    /// written by this call; so bytes that tell writers apart (a random mark) make the result exact.
-    ///
-    /// # Errors
-    /// What the store says; "it exists" is not an error.
-    pub fn put_new(&self, path: &str, bytes: Bytes) -> Result<bool> {
-        let (store, name, place) = self.ask("create", path)?;
-        runtime::wait(async move {
-            store
-                .write(&place, async {
-                    let once = |attempt| create(store.backend.objects(), &name, bytes.clone(), attempt);
-                    retry::attempts(&place, store.retried(), once).await
-                })
-                .await
-        })
-    }
-
-    /// Removes an object; that there is none is no error.
-    ///
-    /// # Errors
-    /// What the store says.
-    pub fn delete(&self, path: &str) -> Result<()> {
-        let (store, name, place) = self.ask("delete", path)?;
-        let done = runtime::wait(async move {
-            let once = |_| store.backend.objects().delete(&name);
-            retry::attempts(&place, store.retried(), once).await
-        });
-        done.or_else(|error| if error.is_not_found() { Ok(()) } else { Err(error) })
-    }
-
     /// The size of an object in bytes, or `None` if there is none.
     ///
     /// # Errors
@@ -305,26 +162,6 @@ impl Store {
             Err(error) if error.is_not_found() => Ok(None),
             Err(error) => Err(error),
         }
-    }
-
-    /// Writes the object at `place`. Fails where the folder that must be there is not: a store makes the missing folders of what it
-    /// writes, so what was made in its old place, should it be moved in this moment, is removed again.
-    pub(crate) async fn write<T>(&self, place: &Place, writing: impl Future<Output = Result<T>>) -> Result<T> {
-        let Some(folder) = self.required.as_deref() else { return writing.await };
-        let gone = || Error::FolderGone {
-            operation: place.operation,
-            url: place.url.clone(),
-            folder: folder.path().display().to_string(),
-        };
-        if !folder.is_there() {
-            return Err(gone());
-        }
-        let written = writing.await;
-        if folder.is_there() {
-            return written;
-        }
-        folder.undo(std::path::Path::new(&place.url));
-        Err(gone())
     }
 
     /// Whether this is a folder of this machine or of a shared file system.
@@ -356,9 +193,6 @@ impl Store {
     }
 }
 
-/// How often an object is created that was there at first and then was not.
-const CREATIONS: u32 = 8;
-
 /// A body that ends early can look like a success; its length cannot.
 pub(crate) fn complete(wanted: u64, body: Bytes) -> object_store::Result<Bytes> {
     if body.len() as u64 == wanted {
@@ -379,26 +213,4 @@ pub(crate) async fn part(objects: &dyn ObjectStore, name: &Path, range: &Range<u
         return Err(object_store::Error::Precondition { path: name.to_string(), source });
     }
     complete(range.end - range.start, answer.bytes().await?)
-}
-
-/// Creates an object, unless there is one; whether it has. One that is removed while it is looked at is no reason not to.
-async fn create(objects: &dyn ObjectStore, name: &Path, bytes: Bytes, attempt: u32) -> object_store::Result<bool> {
-    for _ in 0..CREATIONS {
-        let options = PutOptions::from(PutMode::Create);
-        match objects.put_opts(name, PutPayload::from_bytes(bytes.clone()), options).await {
-            Ok(_) => return Ok(true),
-            Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {}
-            Err(error) => return Err(error),
-        }
-        // A later attempt may find what an earlier one wrote before its answer was lost.
-        match objects.get_opts(name, GetOptions::default()).await {
-            Ok(answer) => {
-                return Ok(attempt > 1 && answer.meta.size == bytes.len() as u64 && answer.bytes().await? == bytes);
-            }
-            Err(object_store::Error::NotFound { .. }) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    let source = format!("refused as existing, and then not there, {CREATIONS} times").into();
-    Err(object_store::Error::Generic { store: "create", source })
 }

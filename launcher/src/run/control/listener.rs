@@ -25,8 +25,8 @@ pub fn most(ranks: usize) -> usize {
 pub async fn serve(listener: TcpListener, routes: Router, most: usize, refuse: impl Fn()) {
     let room = Arc::new(Semaphore::new(most));
     loop {
-        let socket = match listener.accept().await {
-            Ok((socket, _)) => socket,
+        let (socket, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!("the control channel cannot accept a connection: {error}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -35,14 +35,22 @@ pub async fn serve(listener: TcpListener, routes: Router, most: usize, refuse: i
         };
         match Arc::clone(&room).try_acquire_owned() {
             Ok(seat) => {
+                tracing::debug!(%peer, "control connection accepted");
                 let routes = routes.clone();
                 tokio::spawn(async move {
                     // Too slow, or gone: a rank repeats what was not answered.
-                    let _ = tokio::time::timeout(WHOLE, connection(socket, routes)).await;
+                    match tokio::time::timeout(WHOLE, connection(socket, routes)).await {
+                        Ok(Ok(())) => tracing::debug!(%peer, "control connection closed"),
+                        Ok(Err(error)) => tracing::debug!(%peer, %error, "control connection lost"),
+                        Err(_) => tracing::debug!(%peer, "control connection closed after its longest time"),
+                    }
                     drop(seat);
                 });
             }
-            Err(_) => refuse(),
+            Err(_) => {
+                tracing::debug!(%peer, most, "control connection refused: too many are open");
+                refuse();
+            }
         }
     }
 }

@@ -126,6 +126,63 @@ fn strangers_and_nonsense_are_refused_and_counted() {
     assert!(inbox.try_recv().is_err());
 }
 
+/// Writes log lines to a file, those of debug level too.
+fn debug_lines(log: &tempfile::NamedTempFile) -> impl tracing::Subscriber + Send + Sync + use<> {
+    let lines = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_ansi(false);
+    lines.with_writer(log.reopen().unwrap()).finish()
+}
+
+/// The server's own thread has no subscriber here, so its handler runs on this one.
+#[test]
+fn first_reports_and_refusals_are_logged_at_debug_level() {
+    let (server, _inbox) = server();
+    let body = serde_json::to_string(&from(1)).unwrap();
+    let authorization = key(&server).sign_report(1, 1, body.as_bytes());
+    let post = || {
+        let request = Request::post(REPORT_PATH).header(header::AUTHORIZATION, &authorization);
+        report(State(Arc::clone(&server.shared)), request.body(Body::from(body.clone())).unwrap())
+    };
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    tracing::subscriber::with_default(debug_lines(&log), || {
+        let codes = [(); 2].map(|()| runtime.block_on(post()).status().as_u16());
+        assert_eq!(codes, [200, 409]);
+    });
+    let log = std::fs::read_to_string(log.path()).unwrap();
+    assert_eq!(log.matches("first report of a rank rank=1 host=h pid=7").count(), 1, "{log}");
+    assert_eq!(log.matches("report refused status=409 reason=report 1 of rank 1 came before").count(), 1, "{log}");
+    assert!(!log.contains(server.secret()) && !log.contains(&authorization), "{log}");
+}
+
+/// Connections, too, on a runtime of this thread.
+#[test]
+fn connections_are_logged_at_debug_level() {
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let told = || std::fs::read_to_string(log.path()).unwrap();
+    let until = async |words: &str| {
+        while !told().contains(words) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let serve = async {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let one = tokio::spawn(listener::serve(listener, Router::new(), 1, || {}));
+        let first = TcpStream::connect(address).unwrap();
+        until("control connection accepted").await;
+        let second = TcpStream::connect(address).unwrap();
+        until("control connection refused").await;
+        drop((first, second));
+        until("control connection closed").await;
+        one.abort();
+    };
+    tracing::subscriber::with_default(debug_lines(&log), || {
+        runtime.block_on(async { tokio::time::timeout(Duration::from_secs(30), serve).await }).unwrap();
+    });
+    assert!(told().contains("control connection accepted peer=127.0.0.1:"), "{}", told());
+}
+
 /// The end of a run that is not rank 0's, or not where the plan ends, reaches nobody.
 #[test]
 fn an_end_that_cannot_be_true_is_ignored_and_counted() {

@@ -3,8 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use lambert_store::hash::sha256;
-use lambert_store::private_dir;
+use lambert_store::{host_paths, private_dir};
 
 /// A folder cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -17,7 +16,7 @@ pub struct SessionError {
 /// The folders of an attempt, of one name on every host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Session {
-    /// Of the launcher, which makes it. The system's usual place has a short name: sockets lie below.
+    /// Of the launcher, which makes it.
     pub files: PathBuf,
     /// Of the memory that the ranks of a host share. They make it: the launcher would leave its contents where it is killed.
     pub memory: PathBuf,
@@ -26,9 +25,8 @@ pub struct Session {
 impl Session {
     /// That of an attempt of the run at `url`.
     pub fn new(url: &str, attempt: u32) -> Self {
-        let (user, run) = (rustix::process::geteuid().as_raw(), &sha256(url.as_bytes())[..8]);
-        let name = format!("lambert-mpirun-{user}-{run}-{attempt}");
-        Self { files: Path::new("/tmp").join(&name), memory: Path::new("/dev/shm").join(&name) }
+        let [files, memory] = host_paths::scratch(url, attempt);
+        Self { files, memory }
     }
 
     /// Creates `folders` of this session on this host, for this user alone.

@@ -1,0 +1,83 @@
+//! The two programs, run to their ends.
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use super::Place;
+
+/// The program `lambert`, beside the worker that this test run built.
+pub fn lambert() -> PathBuf {
+    let program = Path::new(env!("CARGO_BIN_EXE_lambert-worker")).with_file_name("lambert");
+    assert!(program.exists(), "{} is missing: `cargo build --release --workspace` first", program.display());
+    program
+}
+
+/// The variables that put an Open MPI 5 into the place of the installed one: that of LAMBERT_TEST_OPENMPI5, or the one that
+/// tests/setup.sh fetched.
+pub fn open_mpi_5() -> Option<[(&'static str, String); 2]> {
+    let fetched = || {
+        let home = |name: &str| std::env::var(name).ok();
+        let cache = home("XDG_CACHE_HOME").or_else(|| Some(home("HOME")? + "/.cache"))?;
+        Some(cache + "/lambert/openmpi-5.0.11").filter(|folder| Path::new(folder).exists())
+    };
+    let Some(folder) = std::env::var("LAMBERT_TEST_OPENMPI5").ok().or_else(fetched) else {
+        eprintln!("SKIPPED: there is no Open MPI 5; tests/setup.sh fetches one");
+        return None;
+    };
+    let path = format!("{folder}/bin:{}", std::env::var("PATH").unwrap());
+    Some([("PATH", path), ("LD_LIBRARY_PATH", format!("{folder}/lib"))])
+}
+
+/// How a command ended.
+pub struct Ran {
+    pub code: i32,
+    pub out: String,
+    pub err: String,
+}
+
+thread_local! {
+    /// Variables for all programs that a test starts, where it sets them: the way to its S3 server.
+    pub static ENVIRONMENT: RefCell<Vec<(&'static str, String)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// `lambert` with these arguments.
+pub fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(lambert());
+    command.args(arguments).envs(ENVIRONMENT.with_borrow(Vec::clone));
+    command
+}
+
+/// Runs `lambert` to its end.
+pub fn run(arguments: &[&str]) -> Ran {
+    run_in(arguments, &[])
+}
+
+/// The same with these variables.
+pub fn run_in(arguments: &[&str], environment: &[(&'static str, String)]) -> Ran {
+    let variables = environment.iter().map(|(name, value)| (name, value));
+    let Output { status, stdout, stderr } = command(arguments).envs(variables).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    Ran { code: status.code().unwrap_or(-1), out: text(stdout), err: text(stderr) }
+}
+
+/// The same for a command that must succeed; gives its standard output.
+pub fn done(arguments: &[&str]) -> String {
+    let ran = run(arguments);
+    assert_eq!(ran.code, 0, "lambert {}: {}", arguments.join(" "), ran.err);
+    ran.out
+}
+
+/// A copy of `lambert` whose worker is a script before the real one, `$WORKER`.
+pub fn with_worker(place: &Place, script: &str) -> PathBuf {
+    let text = format!("#!/bin/sh\nWORKER={}\n{script}\n", env!("CARGO_BIN_EXE_lambert-worker"));
+    install(Path::new(&place.file("worker.sh", text)), &place.path("programs/lambert-worker"));
+    install(&lambert(), &place.path("programs/lambert"))
+}
+
+/// A program, copied by another process: one that this process has open for writing could not be started while another test
+/// starts something.
+pub fn install(from: &Path, to: &str) -> PathBuf {
+    assert!(Command::new("install").args(["-D", "-m", "755"]).arg(from).arg(to).status().unwrap().success());
+    to.into()
+}
