@@ -57,7 +57,7 @@ fn main() {
     let config = format!(
         "[model]\nlayers = 1\nhidden = 32\nheads = 2\nintermediate = 64\npositions = 128\n[[stage]]\nname = \"one\"\n\
          data = \"s3://{BUCKET}/data\"\nsteps = 100000\nglobal_batch = 64\nmicro_batch_tokens = 2048\n\
-         learning_rate = 1e-4\n[checkpoint]\nevery_steps = 1\n[cluster]\nranks = {}\ndevice = \"cpu\"\n",
+         learning_rate = 1e-4\n[checkpoint]\nevery_steps = 1\n[cluster]\nranks = {}\n[device]\nkind = \"cpu\"\n",
         arguments.ranks
     );
     std::fs::write(path("run.toml"), config).unwrap();

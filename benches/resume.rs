@@ -92,7 +92,7 @@ fn prepare(arguments: &Arguments, path: &impl Fn(&str) -> String) -> String {
     let run = format!(
         "[model]\nlayers = 12\nhidden = 768\nheads = 12\nintermediate = 3072\n[[stage]]\nname = \"one\"\ndata = {:?}\n\
          steps = 1000100\nglobal_batch = 2\nmicro_batch_tokens = 128\nlearning_rate = 1e-4\n\
-         [checkpoint]\nevery_steps = 10\n[cluster]\nranks = {}\nbackend = \"mpi\"\ndevice = \"cpu\"\n",
+         [checkpoint]\nevery_steps = 10\n[cluster]\nranks = {}\nall_reduce.backend = \"mpi\"\n[device]\nkind = \"cpu\"\n",
         path("data/train"),
         arguments.ranks
     );

@@ -5,7 +5,7 @@ use std::fmt::{Display, Formatter};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use lambert_config::run::{Backend, Cluster, Stage};
+use lambert_config::run::{Backend, Stage};
 use lambert_config::{RunConfig, exit};
 use lambert_dataset::random::Key;
 use lambert_dataset::{Dataset, check_fit};
@@ -93,8 +93,8 @@ pub fn run(config: &RunConfig, request: &Request) -> Result<i32, Error> {
     let none = || format!("there is no stage {}: the configuration has {stages}, counted from 0", request.stage);
     let stage = config.stage.get(request.stage).ok_or_else(|| Error::Usage(none()))?;
     // One rank alone.
-    let device = Chosen::load(&Cluster { backend: Backend::Local, ..config.cluster.clone() })?;
-    tch::set_num_threads(config.cluster.threads as i32);
+    let device = Chosen::load(&config.device, Backend::Local)?;
+    tch::set_num_threads(config.device.threads as i32);
     let dataset = Arc::new(Dataset::open(&stage.data)?.with_cache(&config.cluster.dataset_cache));
     let mut faults = Vec::new();
     check_fit(config, &[(format!("stage.{}.data", request.stage), &dataset)], None, &mut faults);
@@ -274,7 +274,7 @@ fn measure(
     let all = || plain.iter().chain(&by_phase);
     let (tokens, padding): (u64, u64) = (all().map(|timed| timed.tokens).sum(), all().map(|timed| timed.padding).sum());
     Ok(Measured {
-        device: card.map_or_else(|| format!("{} threads of a processor", config.cluster.threads), Card::to_string),
+        device: card.map_or_else(|| format!("{} threads of a processor", config.device.threads), Card::to_string),
         samples,
         tokens: tokens as f64 / (2 * steps) as f64,
         padding: padding as f64 / (tokens + padding).max(1) as f64,

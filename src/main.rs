@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use lambert_collective::local;
-use lambert_config::run::{Device, Limits};
+use lambert_config::run::{DeviceKind, Limits};
 use lambert_config::{Layers, RunConfig, exit};
 use lambert_control::EventKind;
 use lambert_control::Versions;
@@ -81,7 +81,7 @@ enum Command {
         samples: u64,
         /// What computes
         #[arg(long, default_value = "auto", value_parser = device)]
-        device: Device,
+        device: DeviceKind,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -91,7 +91,7 @@ enum Command {
         /// The configuration of a run
         #[arg(long)]
         config: PathBuf,
-        /// KEY=VALUE over the configuration, as cluster.device="cuda"; can be given several times
+        /// KEY=VALUE over the configuration, as device.kind="cuda"; can be given several times
         #[arg(long = "set", value_name = "KEY=VALUE")]
         sets: Vec<String>,
         /// The stage, from 0
@@ -124,7 +124,7 @@ enum Command {
         top: usize,
         /// What computes
         #[arg(long, default_value = "auto", value_parser = device)]
-        device: Device,
+        device: DeviceKind,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -183,11 +183,11 @@ fn steps(text: &str) -> Result<Range<u64>, String> {
     parse().ok_or_else(|| "expected steps as 10..15".to_owned())
 }
 
-/// Whether a command without a coordinator computes with `cluster.deterministic`; true where the configuration is in a run's
+/// Whether a command without a coordinator computes with `device.deterministic`; true where the configuration is in a run's
 /// store, which is read later.
 fn is_deterministic(command: &Command) -> bool {
     let Command::Bench { config, sets, .. } = command else { return true };
-    Layers::from_process(sets).load::<RunConfig>(config).map_or(true, |config| config.cluster.deterministic)
+    Layers::from_process(sets).load::<RunConfig>(config).map_or(true, |config| config.device.deterministic)
 }
 
 fn run(command: Command) -> Result<i32, Error> {
@@ -200,7 +200,8 @@ fn run(command: Command) -> Result<i32, Error> {
             eval(&Saved::open(&model, device)?, &data, samples, json)
         }
         Command::Bench { config, sets, stage, samples, steps, warmup, json, batches } => {
-            let config: RunConfig = Layers::from_process(&sets).load(&config)?;
+            let config: RunConfig =
+                Layers::from_process(&sets).warn_with(|warning| tracing::warn!("{warning}")).load(&config)?;
             bench::run(&config, &Request { stage, samples, steps, warmup, json, batches })
         }
         Command::FillMask { model, text, top, device, json } => fill(&Saved::open(&model, device)?, &text, top, json),
@@ -238,7 +239,9 @@ fn train(url: &str, attempt: u32, world: Option<usize>, session: &[PathBuf]) -> 
     let config = Store::open(url).map_err(Error::from).and_then(|store| session::read_config(&store));
     let limits = config.as_ref().map_or_else(|_| Limits::default(), |(config, _)| config.cluster.limits.clone());
     // Before anything asks libtorch, the version of the one that is loaded among it.
-    let device = prepared.and(config).and_then(|(config, _)| Ok(Chosen::load(&config.cluster)?));
+    let device = prepared
+        .and(config)
+        .and_then(|(config, _)| Ok(Chosen::load(&config.device, config.cluster.all_reduce.backend)?));
     let control = Arc::new(Control::connect(rank, attempt, versions(), patience(&limits)));
     let attend = || attend(url, attempt, world, device?, &control);
     let outcome = torch::guard(attend).map_err(Error::from).flatten();
@@ -293,8 +296,8 @@ fn leave(control: Arc<Control>, failed: &Error) -> ! {
 }
 
 /// The device of a name.
-fn device(name: &str) -> Result<Device, String> {
-    Device::named(name).ok_or_else(|| format!("expected one of {}", Device::NAMES.join(", ")))
+fn device(name: &str) -> Result<DeviceKind, String> {
+    DeviceKind::named(name).ok_or_else(|| format!("expected one of {}", DeviceKind::NAMES.join(", ")))
 }
 
 fn eval(saved: &Saved, data: &str, samples: u64, json: bool) -> Result<i32, Error> {

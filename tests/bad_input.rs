@@ -84,10 +84,20 @@ fn configurations_with_faults() {
     let sets: Vec<&str> = faults.iter().flat_map(|fault| ["--set", fault]).collect();
     let keys = ["model.heads", "stage.0.stps", "stage.0.learning_rate", "cluster.ranks", "colour"];
     refused(&start(&[&["--config", &config][..], &sets].concat()), 2, &keys);
-    let exact = ["cluster.hosts=[4]", "cluster.canonical=true", "cluster.wire=bf16", "cluster.overlap=true"];
+    let exact = [
+        "cluster.hosts=[4]",
+        "cluster.all_reduce.canonical=true",
+        "cluster.all_reduce.dtype=bf16",
+        "cluster.all_reduce.overlap=true",
+    ];
     let sets: Vec<&str> = exact.iter().chain(&faults[..1]).flat_map(|fault| ["--set", fault]).collect();
-    let keys =
-        ["has 4 faults", "cluster.hosts.0: invalid type: integer", "model.heads", "cluster.wire", "cluster.overlap"];
+    let keys = [
+        "has 4 faults",
+        "cluster.hosts.0: invalid type: integer",
+        "model.heads",
+        "cluster.all_reduce.dtype",
+        "cluster.all_reduce.overlap",
+    ];
     refused(&start(&[&["--config", &config][..], &sets].concat()), 2, &keys);
     let sets = ["--set", "stage.0.data=no-data", "--set", "evaluation.data=none", "--set", "model.positions=32"];
     let keys = ["stage.0.data", "no-data", "evaluation.data", "model.positions is 32"];
@@ -159,7 +169,7 @@ fn memory_that_runs_out_in_a_step() {
     let sets = ["model.intermediate=65536", "stage.0.global_batch=512", "stage.0.micro_batch_tokens=6000"];
     let sets: String = sets.map(|set| format!(" --set {set}")).concat();
     let line = format!(
-        "ulimit -v {}; exec {} run --config {config} --run {} --set cluster.backend=local{sets}",
+        "ulimit -v {}; exec {} run --config {config} --run {} --set cluster.all_reduce.backend=local{sets}",
         5 << 20,
         support::lambert().display(),
         place.path("run")

@@ -73,7 +73,7 @@ impl<'a> Trial<'a> {
         self.starts += 1;
         let config = self.place.config(self.steps.unwrap_or(ENDLESS), world);
         // Kills that lead nowhere are the point here, and no reason to give up.
-        let more = ["--set", "cluster.restarts=100000", "--allow-change", "stage"];
+        let more = ["--set", "cluster.restart.limit=100000", "--allow-change", "stage"];
         let mpi = if self.starts.is_multiple_of(2) { &self.other_mpi[..] } else { &[] };
         Running::start_in(&config, &self.url, &[&STEADY[..], &more, self.more].concat(), mpi)
     }
@@ -298,7 +298,7 @@ fn with_changing_worlds(kills: usize) {
 
 /// The same where all worlds compute alike: the same bits in the end.
 fn with_canonical_worlds(kills: usize) {
-    const CANONICAL: [&str; 2] = ["--set", "cluster.canonical=true"];
+    const CANONICAL: [&str; 2] = ["--set", "cluster.all_reduce.canonical=true"];
     let place = Place::new();
     let mut trial = Trial::new(&place, "canonical", &[2, 3, 1]);
     trial.more = &CANONICAL;

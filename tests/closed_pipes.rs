@@ -54,7 +54,7 @@ fn what_nobody_reads_is_no_failure() {
 fn training_goes_on_when_nobody_reads_the_records() {
     let place = Place::new();
     let (config, run) = (place.config(4, 1), place.path("run"));
-    done(&["run", "--config", &config, "--run", &run, "--set", "cluster.backend=local"]);
+    done(&["run", "--config", &config, "--run", &run, "--set", "cluster.all_reduce.backend=local"]);
     let worker = support::lambert().with_file_name("lambert-worker");
     let arguments = ["train", "--run", &run, "--attempt", "1"];
     unread(&worker, &arguments);

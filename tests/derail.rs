@@ -25,7 +25,7 @@ const WINDOW: u64 = 20;
 /// A run on `ranks` ranks with faults `sets`.
 fn start(place: &Place, name: &str, ranks: usize, sets: &[String]) -> Running {
     let window = format!("guard.loss_window={WINDOW}");
-    let sets = [&["cluster.restarts=1000".to_owned(), window][..], sets].concat();
+    let sets = [&["cluster.restart.limit=1000".to_owned(), window][..], sets].concat();
     let arguments: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
     Running::start_with(&place.config(STEPS, ranks), &place.path(name), &arguments)
 }

@@ -14,9 +14,9 @@ fn on_a_gpu(place: &Place, folder: &str, environment: &[(&'static str, String)])
 /// The same with a backend.
 fn on_gpus(place: &Place, folder: &str, environment: &[(&'static str, String)], backend: &str) -> (i32, String) {
     let (config, run) = (place.config(9, 1), place.path("run"));
-    let libtorch = format!("cluster.libtorch={folder:?}");
-    let backend = format!("cluster.backend={backend:?}");
-    let sets = ["--set", "cluster.device=\"cuda\"", "--set", &libtorch, "--set", &backend];
+    let libtorch = format!("device.libtorch={folder:?}");
+    let backend = format!("cluster.all_reduce.backend={backend:?}");
+    let sets = ["--set", "device.kind=\"cuda\"", "--set", &libtorch, "--set", &backend];
     let ran = run_in(&[&["run", "--config", &config, "--run", &run][..], &sets].concat(), environment);
     let _ = std::fs::remove_dir_all(run);
     (ran.code, ran.err)
@@ -33,7 +33,7 @@ fn libtorch(place: &Place, name: &str, version: &str) -> String {
 fn what_a_gpu_lacks_is_told_in_one_message() {
     let place = Place::new();
     let (code, said) = on_a_gpu(&place, &place.path("data"), &[]);
-    assert!(said.contains("which cluster.libtorch names, has no libtorch_cuda.so"), "{said}");
+    assert!(said.contains("which device.libtorch names, has no libtorch_cuda.so"), "{said}");
     assert_eq!(code, 2, "{said}");
     let (code, said) = on_a_gpu(&place, &libtorch(&place, "other", "2.9.1+cu128"), &[]);
     assert!(said.contains("is 2.9.1+cu128, and this program was built with 2."), "{said}");
@@ -56,14 +56,17 @@ fn what_sums_between_gpus_lack_is_told_in_one_message() {
     assert!(said.contains(&expected) && !said.contains("backtrace") && !said.contains("started again"), "{said}");
     assert_eq!(code, 2, "{said}");
     for (setting, why) in [
-        ("cluster.device=\"cpu\"", "nccl sums between cards, and cluster.device is cpu"),
-        ("cluster.canonical=true", "nccl sums between cards, and cluster.canonical computes on processors"),
+        ("device.kind=\"cpu\"", "nccl sums between cards, and device.kind is cpu"),
+        (
+            "cluster.all_reduce.canonical=true",
+            "nccl sums between cards, and cluster.all_reduce.canonical computes on processors",
+        ),
         ("cluster.launcher=\"direct\"", "nccl joins ranks that mpirun or srun starts; cluster.launcher is direct"),
     ] {
         let (config, run) = (place.config(9, 1), place.path("refused"));
-        let sets = ["--set", "cluster.backend=\"nccl\"", "--set", setting];
+        let sets = ["--set", "cluster.all_reduce.backend=\"nccl\"", "--set", setting];
         let ran = run_in(&[&["run", "--config", &config, "--run", &run][..], &sets].concat(), &[]);
-        assert!(ran.code == 2 && ran.err.contains(&format!("cluster.backend: {why}")), "{}", ran.err);
+        assert!(ran.code == 2 && ran.err.contains(&format!("cluster.all_reduce.backend: {why}")), "{}", ran.err);
     }
 }
 
@@ -81,7 +84,7 @@ fn a_machine_without_a_driver_says_so() {
     assert_eq!(code, 2, "{said}");
     // Nobody asked for a card.
     let ran = run_in(
-        &["run", "--config", &place.config(9, 1), "--run", &place.path("run"), "--set", "cluster.device=\"auto\""],
+        &["run", "--config", &place.config(9, 1), "--run", &place.path("run"), "--set", "device.kind=\"auto\""],
         &[],
     );
     assert_eq!(ran.code, 0, "{}", ran.err);
@@ -129,7 +132,7 @@ fn readers_load_no_library_that_somebody_else_chose() {
         assert!(!loaded, "a library of the working directory was loaded: {said}");
     }
     let text = std::fs::read_to_string(format!("{run}/run.toml")).unwrap();
-    let named = text.replacen("[cluster]\n", &format!("[cluster]\nlibtorch = {theirs:?}\n"), 1);
+    let named = text.replacen("[device]\n", &format!("[device]\nlibtorch = {theirs:?}\n"), 1);
     assert_ne!(named, text);
     std::fs::write(format!("{run}/run.toml"), named).unwrap();
     for (loaded, said) in reads(&[]) {

@@ -26,7 +26,7 @@ fn config(place: &Place, ranks: usize) -> String {
     let text = format!(
         "[model]\nhidden = 32\nheads = 2\nintermediate = 64\npositions = 64\n\
          {}{}{}[evaluation]\ndata = {held_out:?}\nevery_steps = 4\nsamples = 32\n[checkpoint]\nevery_steps = 7\nkeep = 100\n\
-         [cluster]\nranks = {ranks}\nbackend = \"mpi\"\ndevice = \"cpu\"\n",
+         [cluster]\nranks = {ranks}\nall_reduce.backend = \"mpi\"\n[device]\nkind = \"cpu\"\n",
         stage(1, ""),
         // No loss falls by 10 nats: after the first evaluation all are flat.
         stage(

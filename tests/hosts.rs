@@ -230,7 +230,7 @@ fn step_of_bert_base(megabits: u32, sets: &[&str]) -> [f64; 2] {
     let text = format!(
         "[objective]\npair = \"none\"\n\
          [[stage]]\nname = \"one\"\ndata = {:?}\nsteps = {STEPS}\nglobal_batch = 4\nmicro_batch_tokens = 1024\n\
-         learning_rate = 1e-4\n[checkpoint]\nevery_minutes = 0\n[cluster]\nranks = 2\nbackend = \"mpi\"\ndevice = \"cpu\"\n",
+         learning_rate = 1e-4\n[checkpoint]\nevery_minutes = 0\n[cluster]\nranks = 2\nall_reduce.backend = \"mpi\"\n[device]\nkind = \"cpu\"\n",
         place.path("base/train")
     );
     let config = place.file("base.toml", text);
@@ -257,7 +257,7 @@ fn step_of_bert_base(megabits: u32, sets: &[&str]) -> [f64; 2] {
 #[test]
 #[ignore = "minutes, and needs a machine that does nothing else: docs/operations.md"]
 fn the_backward_pass_hides_the_sum_of_the_gradients() {
-    let [_, without] = step_of_bert_base(1000, &["cluster.overlap=false"]);
+    let [_, without] = step_of_bert_base(1000, &["cluster.all_reduce.overlap=false"]);
     let [_, with] = step_of_bert_base(1000, &[]);
     assert!(with <= 0.4 * without, "{with:.2} s of {without:.2} s are not hidden");
 }
@@ -268,7 +268,8 @@ fn a_step_over_links_of_any_speed() {
     for megabits in [100, 1000, 10_000] {
         for wire in ["fp32", "bf16"] {
             for overlap in [false, true] {
-                let sets = [format!("cluster.wire={wire:?}"), format!("cluster.overlap={overlap}")];
+                let sets =
+                    [format!("cluster.all_reduce.dtype={wire:?}"), format!("cluster.all_reduce.overlap={overlap}")];
                 let [step, exposed] = step_of_bert_base(megabits, &sets.each_ref().map(String::as_str));
                 // For docs/links/plot.py.
                 eprintln!("links,{megabits},{wire},{overlap},{step:.2},{exposed:.2}");

@@ -19,7 +19,7 @@ fn measure(place: &Place, name: &str, sets: &[&str]) -> (f64, f64) {
     let text = format!(
         "[model]\nlayers = 4\nhidden = 128\nheads = 4\nintermediate = 512\npositions = 64\npad_vocabulary_to = 1024\n\
          [[stage]]\nname = \"one\"\ndata = {data:?}\nsteps = 50\nglobal_batch = 256\nmicro_batch_tokens = 8192\n\
-         learning_rate = 1e-3\n[cluster]\nthreads = 2\nbackend = \"local\"\ndevice = \"cpu\"\n"
+         learning_rate = 1e-3\n[cluster.all_reduce]\nbackend = \"local\"\n[device]\nkind = \"cpu\"\nthreads = 2\n"
     );
     let config = place.file(&format!("{name}.toml"), text);
     let url = place.path(name);
@@ -88,7 +88,8 @@ fn micro_batches_that_are_left_open_are_kept_by_attempt_and_are_the_default_in_m
     let config = place.config(3, 1);
     let run = |name: &str, tokens: &str| {
         let (url, set) = (place.path(name), format!("stage.0.micro_batch_tokens={tokens}"));
-        let ended = Running::start_with(&config, &url, &["--set", &set, "--set", "cluster.backend=local"]).end();
+        let ended =
+            Running::start_with(&config, &url, &["--set", &set, "--set", "cluster.all_reduce.backend=local"]).end();
         assert_eq!(ended.code, Some(0), "{}", ended.log);
         (url, ended)
     };
@@ -126,7 +127,7 @@ fn flat_over(first: u64, steps: u64) {
     let place = Place::new();
     let end = first + steps + 3 * MEAN;
     let ramp = format!("stage.0.batch_ramp={{ start = 12, steps = {end} }}");
-    let sets = [&*ramp, "checkpoint.every_steps=100", "cluster.backend=local", "cluster.threads=1"];
+    let sets = [&*ramp, "checkpoint.every_steps=100", "cluster.all_reduce.backend=local", "device.threads=1"];
     let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
     let (config, run) = (place.config(end, 1), place.path("run"));
     let mut running = Running::start_with(&config, &run, &sets);

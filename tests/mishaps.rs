@@ -45,7 +45,7 @@ fn kills_inside_a_save_or_a_load_change_no_bit() {
     assert_eq!(Running::start(&config, &reference).end().code, Some(0));
     let server = Server::start(Path::new(&place.path("s3")), 0);
     let url = format!("s3://{BUCKET}/killed");
-    let mut running = Running::start_in(&config, &url, &["--set", "cluster.restarts=100"], &server.environment());
+    let mut running = Running::start_in(&config, &url, &["--set", "cluster.restart.limit=100"], &server.environment());
     // The first rests on a checkpoint; later ones on what the kills before have left.
     running.reach(15);
     stall(&server, AIMS[0]);

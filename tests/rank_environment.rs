@@ -32,15 +32,15 @@ fn of_rank_1(settings: &[&str], environment: &[(&str, &str)]) -> Vec<String> {
 
 #[test]
 fn ranks_that_may_have_a_gpu_are_prepared_for_its_libraries() {
-    let gpu = r#"cluster.device="auto""#;
+    let gpu = r#"device.kind="auto""#;
     let log = ["NCCL_DEBUG=INFO", "NCCL_DEBUG_FILE=/proc/self/fd/250", "NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH"];
-    let found = of_rank_1(&[gpu, "cluster.deterministic=true"], &[]);
+    let found = of_rank_1(&[gpu, "device.deterministic=true"], &[]);
     let fixed = ["CUBLAS_WORKSPACE_CONFIG=:4096:8", "NCCL_ALGO=^NVLS,NVLSTree"];
     assert_eq!(found, [&fixed[..], &log, &["NCCL_RUNTIME_CONNECT=0"]].concat());
     // What the user has set goes before, and a deterministic order has its price.
     let found = of_rank_1(&[gpu], &[("NCCL_DEBUG", "WARN"), ("NCCL_ALGO", "Ring")]);
     assert_eq!(found, ["NCCL_ALGO=Ring", "NCCL_DEBUG=WARN", "NCCL_RUNTIME_CONNECT=0"]);
-    assert_eq!(of_rank_1(&[r#"cluster.device="cpu""#], &[]), [""; 0]);
+    assert_eq!(of_rank_1(&[r#"device.kind="cpu""#], &[]), [""; 0]);
 }
 
 /// Commands without a coordinator prepare themselves, before they have threads.

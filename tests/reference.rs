@@ -59,7 +59,7 @@ fn config(place: &Place, optimizer: &str, ranks: usize) -> String {
         "[model]\nhidden = 32\nheads = 2\nintermediate = 64\npositions = 64\ndropout = 0.1\n\
          {}{}[optimizer]\nkind = {optimizer:?}\n[guard]\nloss_window = 15\n\
          [test]\nmillion_samples = {}\n[checkpoint]\nevery_steps = 7\nkeep = 100\n\
-         [cluster]\nranks = {ranks}\nbackend = \"mpi\"\ndevice = \"cpu\"\nrestarts = 1000\n",
+         [cluster]\nranks = {ranks}\nall_reduce.backend = \"mpi\"\nrestart.limit = 1000\n[device]\nkind = \"cpu\"\n",
         stage(0),
         stage(1),
         support::rows(place, &[(DERAILED - 1) * BATCH + 3]),
@@ -107,7 +107,7 @@ fn old_config(place: &Place) -> String {
     };
     let text = format!(
         "[model]\nhidden = 16\nheads = 2\nintermediate = 32\npositions = 64\ndropout = 0.1\n{}{}\
-         [checkpoint]\nevery_steps = 10\nkeep = 100\n[cluster]\nranks = 2\nbackend = \"mpi\"\ndevice = \"cpu\"\n",
+         [checkpoint]\nevery_steps = 10\nkeep = 100\n[cluster]\nranks = 2\nall_reduce.backend = \"mpi\"\n[device]\nkind = \"cpu\"\n",
         stage(1),
         stage(2)
     );

@@ -151,7 +151,7 @@ fn a_stop_with_a_state_that_is_not_finite_ends_at_once() {
 fn a_suspended_coordinator_costs_no_restart() {
     let place = Place::new();
     let url = place.path("run");
-    let more = sets(&["cluster.limits.coordinator_seconds=2", "cluster.restarts=0"]);
+    let more = sets(&["cluster.limits.coordinator_seconds=2", "cluster.restart.limit=0"]);
     let more: Vec<&str> = more.iter().map(String::as_str).collect();
     let mut running = Running::start_with(&place.config(ENDLESS, 2), &url, &more);
     first_checkpoint(&mut running, &url);

@@ -38,7 +38,7 @@ fn sigterm_to_every_process_is_a_stop_with_a_checkpoint() {
     let slow = BlockingFsync::new(&place);
     for (ranks, backend) in [(2, "mpi"), (1, "local")] {
         let run = place.path(&format!("run-{ranks}"));
-        let sets = ["--set", &format!("cluster.backend={backend}"), "--set", "checkpoint.every_steps=0"];
+        let sets = ["--set", &format!("cluster.all_reduce.backend={backend}"), "--set", "checkpoint.every_steps=0"];
         let mut running = Running::start_in(&place.config(ENDLESS, ranks), &run, &sets, &slow.environment);
         running.reach(3);
         // A launcher that ends its ranks does so before a save of some seconds has ended.
@@ -61,7 +61,8 @@ fn sigterm_to_every_process_is_a_stop_with_a_checkpoint() {
 #[test]
 fn the_two_signals_of_timeout_are_one_request() {
     let place = Place::new();
-    let (run, sets) = (place.path("run"), ["--set", "cluster.backend=local", "--set", "checkpoint.every_steps=0"]);
+    let (run, sets) =
+        (place.path("run"), ["--set", "cluster.all_reduce.backend=local", "--set", "checkpoint.every_steps=0"]);
     let mut running = Running::start_with(&place.config(ENDLESS, 1), &run, &sets);
     running.reach(3);
     running.kill_coordinator("-TERM");

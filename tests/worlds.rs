@@ -103,7 +103,12 @@ fn noise_and_trust_ratios_are_measured_in_any_world() {
 fn canonical_worlds_end_with_the_same_bits() {
     let place = Place::new();
     let evaluation = format!("evaluation.data={:?}", place.path("data/held-out"));
-    let sets = ["cluster.canonical=true", &evaluation, "evaluation.every_steps=5", "metrics.noise_scale_every_steps=6"];
+    let sets = [
+        "cluster.all_reduce.canonical=true",
+        &evaluation,
+        "evaluation.every_steps=5",
+        "metrics.noise_scale_every_steps=6",
+    ];
     let more: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
     let noise = |record: &StepRecord| record.noise.map(|noise| (noise.gradient.to_bits(), noise.variance.to_bits()));
     let facts = |record: &StepRecord| {

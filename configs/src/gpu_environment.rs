@@ -4,7 +4,7 @@
 /// The variables to set for a process whose environment has those for which `is_set`, as name and value.
 ///
 /// - NCCL connects all ranks when they join, and writes its choices to its log, which lambert-worker reads.
-/// - With `cluster.deterministic` cuBLAS has workspaces of one size, and NCCL leaves out the algorithms in which the switch
+/// - With `device.deterministic` cuBLAS has workspaces of one size, and NCCL leaves out the algorithms in which the switch
 ///   of an NVLink domain adds up, in an order that is not fixed (<https://github.com/NVIDIA/nccl/issues/1497>).
 pub fn defaults(deterministic: bool, is_set: impl Fn(&str) -> bool) -> Vec<(&'static str, &'static str)> {
     let mut defaults = vec![("NCCL_RUNTIME_CONNECT", "0")];

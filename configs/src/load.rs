@@ -1,82 +1,30 @@
 //! Layered configuration: a TOML file, then `LAMBERT__A__B=value` from the environment, then `--set a.b=value`.
 //!
-//! Elements of a list are named by their number from 0: `stage.0.steps`, or `stage[0].steps`. The crate `config` merges the layers
-//! (layers.rs). A fault never hides another: a value that cannot be read is noted, taken out and the rest is read on, so that one report lists everything.
+//! Elements of a list are named by their number from 0: `stage.0.steps`, or `stage[0].steps`. In each layer old names of keys are
+//! replaced by the new ones (renames.rs), then the crate `config` merges the layers (layers.rs). A fault never hides another: a value
+//! that cannot be read is noted, taken out and the rest is read on (strict.rs), so that one report lists everything.
 
+mod error;
 mod layers;
+mod renames;
+mod strict;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::de::DeserializeOwned;
-use toml::{Table, Value};
+use toml::Table;
+
+pub use error::{ConfigError, Fault};
+use layers::Layer;
+use renames::RenamedKey;
 
 /// A configuration type that can say what is wrong with its values.
 pub trait Checked: DeserializeOwned {
+    /// Keys that had another name, as (old, new); `*` in a path stands for the index of a list element.
+    const RENAMED: &'static [(&'static str, &'static str)] = &[];
+
     /// Adds one fault for each value that cannot be meant; the keys are written as in the file.
     fn check(&self, faults: &mut Vec<Fault>);
-}
-
-/// One thing that is wrong with a configuration.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
-    /// Where, as `stage.0.steps`; empty for the whole file.
-    pub key: String,
-    /// What was found and what was expected.
-    pub message: String,
-}
-
-impl Fault {
-    /// A fault at `key`.
-    pub fn new(key: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { key: key.into(), message: message.into() }
-    }
-}
-
-impl std::fmt::Display for Fault {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.key.is_empty() { f.write_str(&self.message) } else { write!(f, "{}: {}", self.key, self.message) }
-    }
-}
-
-/// Why a configuration could not be had.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("cannot read configuration {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// The file is not TOML.
-    #[error("{origin} is not TOML:\n{message}")]
-    Syntax {
-        /// The file, or what stood in its place.
-        origin: String,
-        /// Line, column and what was expected.
-        message: String,
-    },
-    /// The layers cannot be merged.
-    #[error("cannot merge {origin} with the environment and --set")]
-    Merge {
-        /// The file, or what stood in its place.
-        origin: String,
-        /// Why.
-        source: Box<config::ConfigError>,
-    },
-    /// Values are wrong; all of them are listed.
-    #[error("{origin} has {} fault{}:{}", faults.len(), if faults.len() == 1 { "" } else { "s" }, list(faults))]
-    Faults {
-        /// The file, or what stood in its place.
-        origin: String,
-        /// Every fault, in the order of the keys.
-        faults: Vec<Fault>,
-    },
-}
-
-fn list(faults: &[Fault]) -> String {
-    faults.iter().map(|fault| format!("\n  {fault}")).collect()
 }
 
 /// The layers above the file.
@@ -86,6 +34,16 @@ pub struct Layers {
     /// Variables of ours whose values are not UTF-8.
     unreadable: Vec<String>,
     sets: Vec<String>,
+    warn: Option<fn(&str)>,
+}
+
+/// The text of a configuration.
+struct Text<'a> {
+    text: &'a str,
+    /// The file's name in messages.
+    origin: &'a str,
+    /// Whether lambert itself wrote it.
+    is_stored: bool,
 }
 
 impl Layers {
@@ -102,12 +60,18 @@ impl Layers {
         }
         environment.sort();
         unreadable.sort();
-        Self { environment, unreadable, sets: sets.to_vec() }
+        Self { environment, unreadable, sets: sets.to_vec(), warn: None }
     }
 
     /// Only `sets`, whatever the environment holds.
     pub fn from_sets(sets: &[String]) -> Self {
         Self { sets: sets.to_vec(), ..Self::default() }
+    }
+
+    /// Passes warnings, such as about an old name of a key, to `warn`; without it there are none.
+    #[must_use]
+    pub fn warn_with(self, warn: fn(&str)) -> Self {
+        Self { warn: Some(warn), ..self }
     }
 
     /// Reads `path`, lays the other layers over it and checks the result.
@@ -120,39 +84,36 @@ impl Layers {
     pub fn load_with<T: Checked>(&self, path: &Path, more: impl FnOnce(&T, &mut Vec<Fault>)) -> Result<T, ConfigError> {
         let text =
             std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        self.parse_with(&text, &path.display().to_string(), more)
+        self.read(&Text { text: &text, origin: &path.display().to_string(), is_stored: false }, more)
     }
 
-    /// [`Layers::load`] for text that was read already; `origin` names it in errors.
+    /// [`Layers::load`] for text that lambert itself wrote, maybe an older version: old names of keys in it are no reason to
+    /// warn. `origin` names it in errors.
     pub fn parse<T: Checked>(&self, text: &str, origin: &str) -> Result<T, ConfigError> {
         self.parse_with(text, origin, |_, _| {})
     }
 
-    /// [`Layers::load_with`] for text that was read already; `origin` names it in errors.
+    /// [`Layers::load_with`] for text that lambert itself wrote, as [`Layers::parse`] reads it.
     pub fn parse_with<T: Checked>(
         &self,
         text: &str,
         origin: &str,
         more: impl FnOnce(&T, &mut Vec<Fault>),
     ) -> Result<T, ConfigError> {
-        let table: Table = toml::from_str(text).map_err(|error: toml::de::Error| ConfigError::Syntax {
-            origin: origin.to_owned(),
+        self.read(&Text { text, origin, is_stored: true }, more)
+    }
+
+    fn read<T: Checked>(&self, text: &Text<'_>, more: impl FnOnce(&T, &mut Vec<Fault>)) -> Result<T, ConfigError> {
+        let origin = || text.origin.to_owned();
+        let table: Table = toml::from_str(text.text).map_err(|error: toml::de::Error| ConfigError::Syntax {
+            origin: origin(),
             message: error.to_string().trim_end().to_owned(),
         })?;
         let mut faults = Vec::new();
-        let not_utf_8 = |name| Fault::new("", format!("{name}: the value is not UTF-8"));
-        faults.extend(self.unreadable.iter().map(not_utf_8));
-        let mut sets = Vec::new();
-        for set in &self.sets {
-            match set.split_once('=') {
-                Some((key, value)) => sets.push((key.trim().to_owned(), value.trim().to_owned())),
-                None => faults.push(Fault::new("", format!("--set {set}: expected key=value"))),
-            }
-        }
-        let merged = layers::merge(table, &self.environment, &sets, &mut faults);
-        let tree =
-            merged.map_err(|source| ConfigError::Merge { origin: origin.to_owned(), source: Box::new(source) })?;
-        let parsed: Option<T> = read_all(tree, &mut faults);
+        let layers = self.layers::<T>(table, text, &mut faults);
+        let tree = layers::merge(layers, &mut faults)
+            .map_err(|source| ConfigError::Merge { origin: origin(), source: Box::new(source) })?;
+        let parsed: Option<T> = strict::read_all(tree, &mut faults);
         if let Some(config) = &parsed {
             let unread: Vec<String> = faults.iter().map(|fault| fault.key.clone()).collect();
             let mut wrong = Vec::new();
@@ -163,74 +124,54 @@ impl Layers {
         }
         match parsed {
             Some(config) if faults.is_empty() => Ok(config),
-            _ => Err(ConfigError::Faults { origin: origin.to_owned(), faults }),
+            _ => Err(ConfigError::Faults { origin: origin(), faults }),
         }
     }
-}
 
-/// Takes out what stands at `path`; `false` if nothing does.
-fn remove(node: &mut Value, path: &[String]) -> bool {
-    let Some((first, rest)) = path.split_first() else { return false };
-    match node {
-        Value::Table(table) if rest.is_empty() => table.remove(first).is_some(),
-        Value::Table(table) => {
-            let Some(child) = table.get_mut(first) else { return false };
-            let plain = child.as_array().is_some_and(|items| !items.iter().any(Value::is_table));
-            if plain {
-                // A list of values goes as a whole: there is nothing that could stand in the place of one.
-                table.remove(first);
-                return true;
+    /// All layers, with the new names of keys.
+    fn layers<T: Checked>(&self, file: Table, text: &Text<'_>, faults: &mut Vec<Fault>) -> Vec<Layer> {
+        let not_utf_8 = |name| Fault::new("", format!("{name}: the value is not UTF-8"));
+        faults.extend(self.unreadable.iter().map(not_utf_8));
+        let sets = self.settings(faults);
+        let in_file = |RenamedKey { old, new }| format!("{}: {old} is now {new}", text.origin);
+        let in_environment = |key: RenamedKey| format!("{} is now {}", variable(&key.old), variable(&key.new));
+        let in_sets = |RenamedKey { old, new }| format!("--set {old} is now --set {new}");
+        let mut rename = |mut layer: Layer, message: &dyn Fn(RenamedKey) -> String, is_silent: bool| {
+            let renamed = renames::apply(T::RENAMED, &mut layer, faults);
+            if let Some(warn) = self.warn.filter(|_| !is_silent) {
+                renamed.into_iter().for_each(|key| warn(&message(key)));
             }
-            remove(child, rest)
-        }
-        Value::Array(items) => match first.parse::<usize>() {
-            Ok(index) if index < items.len() && !rest.is_empty() => remove(&mut items[index], rest),
-            // An element is emptied, not taken out, so that the numbers of the others stay.
-            Ok(index) if index < items.len() && items[index] != Value::Table(Table::new()) => {
-                items[index] = Value::Table(Table::new());
-                true
-            }
-            _ => false,
-        },
-        _ => false,
-    }
-}
-
-/// Reads `tree` as `T`; each value that cannot be read becomes a fault and is left at its default.
-fn read_all<T: DeserializeOwned>(mut tree: Value, faults: &mut Vec<Fault>) -> Option<T> {
-    loop {
-        let error = match serde_path_to_error::deserialize::<_, T>(tree.clone()) {
-            Ok(config) => return Some(config),
-            Err(error) => error,
+            layer
         };
-        let message = error.inner().message().trim_end().to_owned();
-        let mut path: Vec<String> = error
-            .path()
-            .iter()
-            .map(|segment| match segment {
-                serde_path_to_error::Segment::Seq { index } => index.to_string(),
-                other => other.to_string(),
-            })
-            .filter(|part| part != "?")
-            .collect();
-        if let Some(field) = unknown_field(&message)
-            && path.last() != Some(&field)
-        {
-            path.push(field);
+        vec![
+            rename(layers::of_file(file), &in_file, text.is_stored),
+            rename(layers::of_settings(&self.environment), &in_environment, false),
+            rename(layers::of_settings(&sets), &in_sets, false),
+        ]
+    }
+
+    /// `--set` as keys with their values.
+    fn settings(&self, faults: &mut Vec<Fault>) -> Vec<layers::Setting> {
+        let mut settings = Vec::new();
+        for set in &self.sets {
+            match set.split_once('=') {
+                Some((key, value)) => settings.push((key.trim().to_owned(), value.trim().to_owned())),
+                None => faults.push(Fault::new("", format!("--set {set}: expected key=value"))),
+            }
         }
-        faults.push(Fault::new(path.join("."), message));
-        if !remove(&mut tree, &path) {
-            return None;
-        }
+        settings
     }
 }
 
-fn unknown_field(message: &str) -> Option<String> {
-    Some(message.strip_prefix("unknown field `")?.split('`').next()?.to_owned())
+/// The environment variable of a key.
+fn variable(key: &str) -> String {
+    format!("LAMBERT__{}", key.to_uppercase().replace('.', "__"))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
     use super::*;
     use serde::Deserialize;
 
@@ -252,6 +193,8 @@ mod tests {
     }
 
     impl Checked for Outer {
+        const RENAMED: &'static [(&'static str, &'static str)] = &[("list.*.part", "list.*.share"), ("size", "number")];
+
         fn check(&self, faults: &mut Vec<Fault>) {
             if self.number == 0 {
                 faults.push(Fault::new("number", "must be at least 1"));
@@ -310,5 +253,51 @@ mod tests {
     fn syntax_errors_name_the_line() {
         let message = parse("number = 1\n[inner\n", &[]).unwrap_err().to_string();
         assert!(message.contains("test.toml") && message.contains("line 2"), "{message}");
+    }
+
+    thread_local! {
+        static WARNINGS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// Layers that keep their warnings in `WARNINGS`, with an old name in the environment and in `--set`.
+    fn layers_with_old_names() -> Layers {
+        let environment = vec![("list.1.part".to_owned(), "0.25".to_owned())];
+        let sets = vec!["list[0].part=0.5".to_owned()];
+        let layers = Layers { environment, sets, ..Layers::default() };
+        layers.warn_with(|message| WARNINGS.with_borrow_mut(|all| all.push(message.to_owned())))
+    }
+
+    #[test]
+    fn old_names_of_keys_are_warned_about() {
+        let folder = std::env::temp_dir().join(format!("lambert-renamed-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("run.toml");
+        std::fs::write(&path, "size = 3\n[[list]]\npart = 0.1\n[[list]]\npart = 0.2\n").unwrap();
+        let config: Outer = layers_with_old_names().load(&path).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!((config.number, config.list[0].share, config.list[1].share), (3, 0.5, 0.25));
+        let path = path.display();
+        let expected = [
+            format!("{path}: list.0.part is now list.0.share"),
+            format!("{path}: size is now number"),
+            "LAMBERT__LIST__1__PART is now LAMBERT__LIST__1__SHARE".to_owned(),
+            "--set list.0.part is now --set list.0.share".to_owned(),
+        ];
+        assert_eq!(WARNINGS.take(), expected);
+    }
+
+    #[test]
+    fn files_that_lambert_wrote_are_read_silently() {
+        let text = "size = 3\n[[list]]\npart = 0.1\n[[list]]\npart = 0.2\n";
+        let config: Outer = layers_with_old_names().parse(text, "run.toml").unwrap();
+        assert_eq!((config.number, config.list[1].share), (3, 0.25));
+        let warnings = WARNINGS.take();
+        assert!(warnings.len() == 2 && !warnings.iter().any(|warning| warning.contains("run.toml")), "{warnings:?}");
+    }
+
+    #[test]
+    fn both_names_of_a_key_are_refused() {
+        let message = parse("size = 3\nnumber = 4\n", &[]).unwrap_err().to_string();
+        assert!(message.contains("size: is the old name of number, which is set, too"), "{message}");
     }
 }

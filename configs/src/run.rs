@@ -1,8 +1,10 @@
 //! A run: a model, an objective, an optimizer, and a list of stages.
 
+mod all_reduce;
 mod budget;
 mod check;
 mod cluster;
+mod device;
 mod growth;
 mod guard;
 mod metrics;
@@ -10,14 +12,18 @@ mod model;
 mod objective;
 mod optimizer;
 mod plateau;
+mod renamed;
+mod restart;
 mod stage;
 
 use serde::{Deserialize, Serialize};
 
 pub use crate::prep::Pair;
 pub use crate::slurm::Slurm;
+pub use all_reduce::{AllReduce, Backend, LEAVES, ReduceDtype};
 pub use budget::TokenBudget;
-pub use cluster::{Backend, Cluster, ControlChannel, DatasetCache, Device, Host, LEAVES, LauncherKind, Limits, Wire};
+pub use cluster::{Cluster, ControlChannel, DatasetCache, Host, LauncherKind, Limits};
+pub use device::{Device, DeviceKind};
 pub use growth::{Growth, Moments, Order};
 pub use guard::{DamagedShard, Guard, Test};
 pub use metrics::Metrics;
@@ -25,6 +31,8 @@ pub use model::{Activation, Attention, Family, Model, Norm, Precision};
 pub use objective::{MaskToken, MaskUnit, Masking, Objective};
 pub use optimizer::{Optimizer, OptimizerKind};
 pub use plateau::Plateau;
+pub use renamed::RENAMED;
+pub use restart::Restart;
 pub use stage::{BatchRamp, Decay, Stage};
 
 /// A run, as its TOML file says.
@@ -47,6 +55,8 @@ pub struct RunConfig {
     pub metrics: Metrics,
     /// When to save.
     pub checkpoint: Checkpoint,
+    /// The device of each rank.
+    pub device: Device,
     /// The machines.
     pub cluster: Cluster,
     /// The queue.

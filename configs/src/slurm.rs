@@ -192,7 +192,7 @@ const OWN: [(&str, &str); 18] = [
     ("--nodes", "slurm.nodes says it"),
     ("--ntasks", "cluster.ranks says it"),
     ("--ntasks-per-node", "cluster.ranks and slurm.nodes say it"),
-    ("--cpus-per-task", "cluster.threads says it"),
+    ("--cpus-per-task", "device.threads says it"),
     ("--gpus-per-node", "slurm.gpus_per_node says it"),
     ("--exclusive", "slurm.exclusive says it"),
     ("--output", "slurm.output says it"),

@@ -4,10 +4,12 @@
 
 use std::collections::BTreeMap;
 
-use lambert_config::{PrepConfig, RunConfig};
+use lambert_config::{Checked, PrepConfig, RunConfig};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
+
+const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/configuration.md");
 
 /// Sections by path, `stage.growth`: each key with its default as the document has it, `None` where there is none.
 type Sections = BTreeMap<String, BTreeMap<String, Option<String>>>;
@@ -63,8 +65,7 @@ fn read<T: DeserializeOwned>(path: &[String], lists: &[&str], found: &mut BTreeM
 
 /// Compares a part of the document with the configuration `T`, whose lists of tables are `lists`.
 fn compare<T: DeserializeOwned + Serialize + PartialEq>(title: &str, lists: &[&str], shared: &[&str]) {
-    let document = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/configuration.md");
-    let documented = documented(&std::fs::read_to_string(document).unwrap(), title);
+    let documented = documented(&std::fs::read_to_string(DOCUMENT).unwrap(), title);
     let mut code = BTreeMap::new();
     read::<T>(&[], lists, &mut code);
     code.retain(|section, _| !shared.contains(&section.as_str()));
@@ -111,4 +112,12 @@ fn every_key_of_a_run_is_documented() {
 #[test]
 fn every_key_of_a_preparation_is_documented() {
     compare::<PrepConfig>("Preparations", &["source", "exclude"], &["slurm"]);
+}
+
+#[test]
+fn every_renamed_key_is_documented() {
+    let document = std::fs::read_to_string(DOCUMENT).unwrap();
+    let part = document.split("\n## ").find(|part| part.starts_with("Renamed keys")).unwrap();
+    let rows = part.lines().filter_map(|line| line.strip_prefix("| `")?.strip_suffix("` |")?.split_once("` | `"));
+    assert!(rows.eq(RunConfig::RENAMED.iter().copied()));
 }

@@ -44,8 +44,8 @@ micro_batch_tokens = 256
 learning_rate = 1e-4
 [checkpoint]
 every_minutes = 0
-[cluster]
-device = "cpu"
+[device]
+kind = "cpu"
 TOML
 
 # The median of the steps after the first, of a run of RANKS ranks: step NAME RANKS

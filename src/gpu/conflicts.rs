@@ -9,7 +9,7 @@ use super::Card;
 pub enum Clash {
     /// They have one card.
     #[error(
-        "ranks {} and {} have the same card, {card} of host {host}; cluster.share_device = true allows it",
+        "ranks {} and {} have the same card, {card} of host {host}; device.share = true allows it",
         ranks[0],
         ranks[1]
     )]
@@ -23,8 +23,8 @@ pub enum Clash {
     },
     /// The same where NCCL sums, which takes one rank a card.
     #[error(
-        "ranks {} and {} have the same card, {card} of host {host}, and NCCL sums for one rank a card: cluster.backend = \"mpi\" with \
-         cluster.share_device = true sums between ranks that share one",
+        "ranks {} and {} have the same card, {card} of host {host}, and NCCL sums for one rank a card: cluster.all_reduce.backend = \"mpi\" with \
+         device.share = true sums between ranks that share one",
         ranks[0],
         ranks[1]
     )]
@@ -38,7 +38,7 @@ pub enum Clash {
     },
     /// One has a card, the other has not: it would be waited for in every step, and round otherwise.
     #[error(
-        "rank {} computes on a card of host {} and rank {} on a processor of host {}: all ranks of a run have the same kind of device (cluster.device = \"cpu\" or \"cuda\" says which)",
+        "rank {} computes on a card of host {} and rank {} on a processor of host {}: all ranks of a run have the same kind of device (device.kind = \"cpu\" or \"cuda\" says which)",
         card.0,
         card.1,
         processor.0,

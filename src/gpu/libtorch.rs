@@ -37,7 +37,7 @@ impl Libtorch {
     pub fn find(configured: &str, built_with: &str) -> Result<Self, DeviceError> {
         let variable = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
         let named = [
-            ("cluster.libtorch", Some(PathBuf::from(configured)).filter(|_| !configured.is_empty())),
+            ("device.libtorch", Some(PathBuf::from(configured)).filter(|_| !configured.is_empty())),
             (VARIABLE, variable),
         ];
         let named = named.into_iter().find_map(|(origin, folder)| Some((origin, folder?)));
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn what_is_wrong_has_a_message_of_its_own() {
         let said = find(&folder(Some(VERSION), false)).unwrap_err();
-        assert!(said.contains("has no libtorch_cuda.so") && said.contains("cluster.libtorch"), "{said}");
+        assert!(said.contains("has no libtorch_cuda.so") && said.contains("device.libtorch"), "{said}");
         let said = find(&folder(None, true)).unwrap_err();
         assert!(said.contains("has no version.py"), "{said}");
         let other = VERSION.replace("2.11.0", "2.9.1");

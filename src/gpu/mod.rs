@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use lambert_collective::nccl::Library;
 use lambert_collective::world::World;
-use lambert_config::run::{Cluster, Device, Precision};
+use lambert_config::run::{Backend, Device, DeviceKind, Precision};
 
 use crate::kernels::{Cuda, Host, Kernels};
 use crate::torch;
@@ -48,8 +48,8 @@ pub enum DeviceError {
     },
     /// There is none anywhere.
     #[error(
-        "there is no {} here: cluster.libtorch and {} name no folder, and it is not in {}; `cluster/setup.sh --cuda` fetches \
-         it, and cluster.device = \"cpu\" does without",
+        "there is no {} here: device.libtorch and {} name no folder, and it is not in {}; `cluster/setup.sh --cuda` fetches \
+         it, and device.kind = \"cpu\" does without",
         libtorch::NAME,
         libtorch::VARIABLE,
         list(looked)
@@ -180,22 +180,22 @@ pub enum Chosen {
 }
 
 impl Chosen {
-    /// As the configuration says; what a card needs is loaded. With `auto` a card is taken where there is a driver with one.
+    /// As the configuration says; what a card needs is loaded, NCCL too where `backend` asks for it. With `auto` a card is taken where there is a driver with one.
     /// To be called before anything else of libtorch.
     ///
     /// # Errors
     /// A card is to be used and cannot be. Nobody trains on a processor by mistake.
-    pub fn load(cluster: &Cluster) -> Result<Self, DeviceError> {
-        if cluster.device == Device::Cpu {
+    pub fn load(device: &Device, backend: Backend) -> Result<Self, DeviceError> {
+        if device.kind == DeviceKind::Cpu {
             return Ok(Self::Host);
         }
-        let asked = cluster.device == Device::Cuda;
-        let wants_nccl = Nccl::is_wanted(cluster, lambert_collective::world::detect().as_ref());
+        let asked = device.kind == DeviceKind::Cuda;
+        let wants_nccl = Nccl::is_wanted(backend, lambert_collective::world::detect().as_ref());
         let driver = match Driver::open() {
             Err(error) if !asked && error.has_no_card() => return Ok(Self::Host),
             Err(error) => {
                 // What is wrong beside the driver is to be told first: it can be mended without the machine's operator.
-                let libtorch = Libtorch::find(&cluster.libtorch, torch::BUILT_WITH)?;
+                let libtorch = Libtorch::find(&device.libtorch, torch::BUILT_WITH)?;
                 if wants_nccl {
                     Library::find(&libtorch.nvidia_folders()).map_err(DeviceError::Nccl)?;
                 }
@@ -206,14 +206,14 @@ impl Chosen {
         if driver.cards()? == 0 {
             return if asked { Err(DeviceError::NoCards) } else { Ok(Self::Host) };
         }
-        let libtorch = Libtorch::find(&cluster.libtorch, torch::BUILT_WITH)?;
+        let libtorch = Libtorch::find(&device.libtorch, torch::BUILT_WITH)?;
         let (there, needed) = (driver.version()?, libtorch.cuda.split('.').next().and_then(|major| major.parse().ok()));
         if needed.is_some_and(|major: i32| there / 1000 < major) {
             let Libtorch { version, cuda, .. } = libtorch;
             return Err(DeviceError::OldDriver { there, version, cuda });
         }
         libtorch.load()?;
-        if cluster.deterministic {
+        if device.deterministic {
             torch::guard(torch::card::add_in_one_order)?;
         }
         let nccl = if wants_nccl { Some(Nccl::load(&libtorch)?) } else { None };
@@ -365,11 +365,12 @@ mod tests {
 
     #[test]
     fn a_processor_needs_nothing_and_a_card_says_what_is_missing() {
-        let cluster = |device: Device| Cluster { device, libtorch: "/nowhere".to_owned(), ..Cluster::default() };
-        assert!(matches!(Chosen::load(&cluster(Device::Cpu)), Ok(Chosen::Host)));
-        let Err(error) = Chosen::load(&cluster(Device::Cuda)) else { panic!("a card out of nowhere") };
+        let device = |kind| Device { kind, libtorch: "/nowhere".to_owned(), ..Device::default() };
+        let load = |kind| Chosen::load(&device(kind), Backend::Auto);
+        assert!(matches!(load(DeviceKind::Cpu), Ok(Chosen::Host)));
+        let Err(error) = load(DeviceKind::Cuda) else { panic!("a card out of nowhere") };
         assert!(
-            error.to_string().starts_with("/nowhere, which cluster.libtorch names, has no libtorch_cuda.so"),
+            error.to_string().starts_with("/nowhere, which device.libtorch names, has no libtorch_cuda.so"),
             "{error}"
         );
         assert!(error.is_missing());

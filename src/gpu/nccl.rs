@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use lambert_collective::nccl::{Library, Log, Record};
 use lambert_collective::world::World;
-use lambert_config::run::{Backend, Cluster};
+use lambert_config::run::Backend;
 
 use super::{DeviceError, Libtorch};
 
@@ -17,8 +17,8 @@ pub struct Nccl {
 
 impl Nccl {
     /// Whether ranks with cards sum by NCCL.
-    pub fn is_wanted(cluster: &Cluster, world: Option<&World>) -> bool {
-        match cluster.backend {
+    pub fn is_wanted(backend: Backend, world: Option<&World>) -> bool {
+        match backend {
             Backend::Nccl => true,
             Backend::Auto => world.is_some_and(|world| world.size > 1),
             Backend::Local | Backend::Mpi => false,
@@ -57,9 +57,9 @@ mod tests {
     #[test]
     fn several_ranks_sum_by_nccl_unless_somebody_says_otherwise() {
         let world = |size| World { launcher: &MPIRUN, rank: 0, size, local_rank: 0, local_size: size };
-        let wanted = |backend, size| Nccl::is_wanted(&Cluster { backend, ..Cluster::default() }, Some(&world(size)));
+        let wanted = |backend, size| Nccl::is_wanted(backend, Some(&world(size)));
         assert!(wanted(Backend::Auto, 2) && !wanted(Backend::Auto, 1) && !wanted(Backend::Mpi, 2));
         assert!(wanted(Backend::Nccl, 1));
-        assert!(!Nccl::is_wanted(&Cluster::default(), None));
+        assert!(!Nccl::is_wanted(Backend::Auto, None));
     }
 }

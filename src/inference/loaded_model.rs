@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lambert_config::RunConfig;
-use lambert_config::run::{Cluster, Device, TokenBudget};
+use lambert_config::run::{Cluster, Device, DeviceKind, TokenBudget};
 use lambert_dataset::tokenizer::Tokenizer;
 use lambert_dataset::{Dataset, check_fit};
 use lambert_plan::architecture::Architecture;
@@ -19,7 +19,7 @@ use crate::worker::session;
 
 /// A model and what belongs to it.
 pub struct Saved {
-    /// The run's configuration, without its `[cluster]`, which is of other machines.
+    /// The run's configuration, without its `[cluster]` and `[device]`, which are of other machines.
     pub config: RunConfig,
     /// The weights.
     pub parameters: Parameters,
@@ -38,13 +38,14 @@ impl Saved {
     ///
     /// # Errors
     /// No such run, no good checkpoint, a device that cannot be used.
-    pub fn open(url: &str, device: Device) -> Result<Self, Error> {
+    pub fn open(url: &str, device: DeviceKind) -> Result<Self, Error> {
         let (of, name) = run::split(url);
         let store = Store::open(of)?;
         let (mut config, _) = session::read_config(&store)?;
         // Whoever trained it may not choose which library is loaded here: LAMBERT_LIBTORCH does.
-        config.cluster = Cluster { device, ..Cluster::default() };
-        let (kernels, _) = Chosen::load(&config.cluster)?.kernels(None, config.model.precision)?;
+        (config.cluster, config.device) = (Cluster::default(), Device { kind: device, ..Device::default() });
+        let (kernels, _) =
+            Chosen::load(&config.device, config.cluster.all_reduce.backend)?.kernels(None, config.model.precision)?;
         tch::set_num_threads(std::thread::available_parallelism().map_or(1, |count| count.get() as i32));
         let (verified, facts, parameters) = checkpoint::read_chosen(&store, name, |verified, facts| {
             let layers = config.depth(verified.manifest.stage);

@@ -89,7 +89,7 @@ impl GradientPass<'_> {
         let session = self.session;
         let control = &session.control;
         control.phase(Phase::Step);
-        let pending = match session.config.cluster.canonical {
+        let pending = match session.config.cluster.all_reduce.canonical {
             false => {
                 let passes = span!("forward and backward");
                 let (pending, exchange) = self.in_buckets(share, state, reducer)?;
@@ -129,7 +129,7 @@ impl GradientPass<'_> {
     ) -> Result<(Vec<step::Pending>, Exchange<'r>), Error> {
         let session = self.session;
         let others = (session.world > 1).then_some(reducer);
-        let bucket = session.config.cluster.bucket_elements();
+        let bucket = session.config.cluster.all_reduce.bucket_elements();
         let mut exchange = Exchange::new(others, bucket, gradients::overlaps(session));
         let mut are_final = |state: &TrainState, elements| exchange.are_final(state, elements);
         let pending = step::forward_backward(self.objective, state, share, self.dropout, &mut are_final);

@@ -13,8 +13,9 @@ use crate::worker::session::Session;
 
 /// Whether gradients travel while the backward pass runs: as the configuration says, else where that hides them.
 pub fn overlaps(session: &Session) -> bool {
-    let cluster = &session.config.cluster;
-    cluster.overlap.unwrap_or_else(|| session.nccl || hides_exchange(session.host, session.world, cluster.threads))
+    let config = &session.config;
+    let hides = || session.nccl || hides_exchange(session.host, session.world, config.device.threads);
+    config.cluster.all_reduce.overlap.unwrap_or_else(hides)
 }
 
 /// Whether `world` ranks of `threads` threads exchange gradients beside their computing: another host is waited for, or this one

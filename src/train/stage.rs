@@ -87,7 +87,7 @@ impl<'a> Stage<'a> {
             micro_batch_tokens,
             rank: session.rank,
             world: session.world,
-            parts: config.cluster.parts(session.world),
+            parts: config.cluster.all_reduce.parts(session.world),
             threads: session.host.readers(),
             largest: place.stage.global_batch.max(place.stage.batch_ramp.map_or(0, |ramp| ramp.start)),
         };
@@ -184,8 +184,8 @@ impl<'a> Stage<'a> {
     /// Where every world computes alike: the first of this rank's parts of a global batch, and how many there are.
     fn leaves(&self) -> Option<(usize, usize)> {
         let Session { config, rank, world, .. } = self.session;
-        let parts = config.cluster.parts(*world);
-        config.cluster.canonical.then_some((parts * rank / world, parts))
+        let parts = config.cluster.all_reduce.parts(*world);
+        config.cluster.all_reduce.canonical.then_some((parts * rank / world, parts))
     }
 
     /// The totals over all ranks, what rank 0 wants to happen after this step, and how the save under way stands.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lambert_collective::{Endpoints, Group, local, mpi, nccl};
-use lambert_config::run::{Backend, Cluster, Wire};
+use lambert_config::run::{Backend, Cluster, ReduceDtype};
 use lambert_config::{Layers, RunConfig};
 use lambert_control::EventKind;
 use lambert_dataset::{Dataset, DatasetError, check_fit};
@@ -68,15 +68,15 @@ impl Session {
         let store = Store::open(url)?.require_folder();
         let (config, config_sha256) = read_config(&store)?;
         let lease = Lease::attach(&store, attempt)?;
-        tch::set_num_threads(config.cluster.threads as i32);
+        tch::set_num_threads(config.device.threads as i32);
         let mut ranks = join(&config, world)?;
         let (rank, world) = (ranks.group.rank(), ranks.group.world());
         let sums = device.take_nccl();
         let (kernels, card) = device.kernels(lambert_collective::world::detect().as_ref(), config.model.precision)?;
-        check_devices(&mut *ranks.group, card.as_ref(), sharing(&config.cluster, sums.is_some()))?;
+        check_devices(&mut *ranks.group, card.as_ref(), sharing(config.device.share, sums.is_some()))?;
         let kind = kind(&config, card.as_ref())?;
         let (host, nccl) = (HostShare::count(), sums.is_some());
-        bind(rank, &config.cluster, card.as_ref());
+        bind(rank, config.device.threads, card.as_ref());
         let mut peak = [peak::matmul_peak(&*kernels, kind, peak::peak_width(card.is_some()))?];
         ranks.group.all_reduce_sum_f64(&mut peak)?;
         let peak = peak[0];
@@ -144,23 +144,23 @@ pub fn loss(lease: &Lease) -> Option<lambert_store::Error> {
 /// What a rank computes in.
 fn kind(config: &RunConfig, card: Option<&Card>) -> Result<Kind, Error> {
     match card {
-        None if config.cluster.backend == Backend::Nccl => {
-            Err(Error::Usage("cluster.backend is nccl, and this rank computes on a processor".into()))
+        None if config.cluster.all_reduce.backend == Backend::Nccl => {
+            Err(Error::Usage("cluster.all_reduce.backend is nccl, and this rank computes on a processor".into()))
         }
         None => Ok(Kind::Float),
-        Some(card) if config.cluster.canonical => Err(Error::Usage(format!(
-            "cluster.canonical is true and this rank computes on {card}, whose products are not the same in every world: \
-             cluster.device = \"cpu\" computes on the processor"
+        Some(card) if config.cluster.all_reduce.canonical => Err(Error::Usage(format!(
+            "cluster.all_reduce.canonical is true and this rank computes on {card}, whose products are not the same in every world: \
+             device.kind = \"cpu\" computes on the processor"
         ))),
         Some(_) => Ok(model::kind(&config.model)),
     }
 }
 
 /// Binds this rank to its share of the host, and says so.
-fn bind(rank: usize, cluster: &Cluster, card: Option<&Card>) {
+fn bind(rank: usize, threads: usize, card: Option<&Card>) {
     let binding = cpu_affinity::bind(lambert_collective::world::detect().as_ref(), card.map(|card| &*card.facts.bus));
     let place = card.map_or_else(String::new, |card| format!(" on {card},"));
-    tracing::info!("rank {rank} computes{place} with {} threads, {binding}", cluster.threads);
+    tracing::info!("rank {rank} computes{place} with {threads} threads, {binding}");
 }
 
 /// The configuration that the coordinator laid down in the run's store, and its file's sha256.
@@ -183,7 +183,7 @@ fn join(config: &RunConfig, world: Option<usize>) -> Result<Endpoints, Error> {
     }
     let started_by_mpi = lambert_collective::world::detect().is_some();
     let cluster = &config.cluster;
-    let use_mpi = match cluster.backend {
+    let use_mpi = match cluster.all_reduce.backend {
         Backend::Mpi | Backend::Nccl => true,
         Backend::Local => false,
         Backend::Auto => started_by_mpi,
@@ -220,8 +220,8 @@ fn check_devices(group: &mut dyn Group, card: Option<&Card>, sharing: Sharing) -
 }
 
 /// Whether ranks may have one card together.
-fn sharing(cluster: &Cluster, over_nccl: bool) -> Sharing {
-    match (cluster.share_device, over_nccl) {
+fn sharing(is_allowed: bool, over_nccl: bool) -> Sharing {
+    match (is_allowed, over_nccl) {
         (false, false) => Sharing::Refused,
         (true, false) => Sharing::Allowed,
         (false, true) => Sharing::RefusedByNccl,
@@ -246,9 +246,9 @@ fn stall(cluster: &Cluster) -> Duration {
 }
 
 fn wire(cluster: &Cluster) -> mpi::Wire {
-    match cluster.wire {
-        Wire::Fp32 => mpi::Wire::F32,
-        Wire::Bf16 => mpi::Wire::Bf16,
+    match cluster.all_reduce.dtype {
+        ReduceDtype::Fp32 => mpi::Wire::F32,
+        ReduceDtype::Bf16 => mpi::Wire::Bf16,
     }
 }
 

@@ -12,7 +12,7 @@ use std::time::Instant;
 use curve::{train, train_in, worst};
 use lambert_collective::nccl::{self, Library, Options, Wire};
 use lambert_collective::{Bucket, local};
-use lambert_config::run::{Cluster, Device, Model, Optimizer, OptimizerKind, Precision};
+use lambert_config::run::{Backend, Device, DeviceKind, Model, Optimizer, OptimizerKind, Precision};
 use lambert_dataset::random::Key;
 use lambert_plan::architecture::Architecture;
 use lambert_worker::checkpoint::snapshot::Snapshot;
@@ -34,8 +34,8 @@ fn opened() -> Option<(Arc<dyn Kernels>, Card)> {
         Err(error) if error.has_no_card() => None,
         opened => {
             opened.unwrap();
-            let cluster = Cluster { device: Device::Cuda, ..Cluster::default() };
-            let (kernels, card) = Chosen::load(&cluster).unwrap().kernels(None, Precision::Fp32).unwrap();
+            let device = Device { kind: DeviceKind::Cuda, ..Device::default() };
+            let (kernels, card) = Chosen::load(&device, Backend::Auto).unwrap().kernels(None, Precision::Fp32).unwrap();
             let card = card.unwrap();
             eprintln!("{card}");
             Some((kernels, card))

@@ -73,8 +73,9 @@ micro_batch_tokens = 2048
 learning_rate = 1e-4
 [checkpoint]
 every_steps = 20
-[cluster]
-device = "cuda"
+[device]
+kind = "cuda"
+[cluster.all_reduce]
 backend = "nccl"
 overlap = false
 TOML

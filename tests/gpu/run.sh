@@ -89,11 +89,12 @@ learning_rate = 1e-3
 [checkpoint]
 every_steps = 50
 keep = 100
+[device]
+kind = "cuda"
+share = true
+deterministic = true
 [cluster]
 ranks = $2
-device = "cuda"
-share_device = true
-deterministic = true
 TOML
 }
 
@@ -144,7 +145,7 @@ two() {
     [ -e "$work/d128" ] || dataset d128 128
     configuration two 2
     if lambert run --config "$work/two.toml" --run "$work/two" --set stage.0.steps=100 \
-        --set cluster.backend=mpi > "$output/two.log" 2>&1; then
+        --set cluster.all_reduce.backend=mpi > "$output/two.log" 2>&1; then
         point "two ranks over MPI" passed "$(lambert status "$work/two" 2>/dev/null | head -n 2 | tr '\n' ' ')"
         point "sum by pinned memory and MPI" passed "$(rate "$work/two" 2)"
     else
@@ -172,7 +173,7 @@ nccl() {
     [ -e "$work/d128" ] || dataset d128 128
     configuration one 1
     lambert run --config "$work/one.toml" --run "$work/alone" --set stage.0.steps=100 > "$output/alone.log" 2>&1 || true
-    lambert run --config "$work/one.toml" --run "$work/one" --set stage.0.steps=100 --set cluster.backend=nccl \
+    lambert run --config "$work/one.toml" --run "$work/one" --set stage.0.steps=100 --set cluster.all_reduce.backend=nccl \
         > "$output/one.log" 2>&1 || true
     cat "$work/one/sums/attempt-0001.json" 2>/dev/null || tail -n 20 "$output/one.log"
     apart=$(python3 "$here/records.py" apart "$work/alone" "$work/one" 2>&1) || true
@@ -182,7 +183,7 @@ nccl() {
 
     configuration twice 2
     code=0
-    lambert run --config "$work/twice.toml" --run "$work/twice" --set cluster.backend=nccl > "$output/twice.log" 2>&1 || code=$?
+    lambert run --config "$work/twice.toml" --run "$work/twice" --set cluster.all_reduce.backend=nccl > "$output/twice.log" 2>&1 || code=$?
     if [ "$code" = 2 ] && grep -q 'ranks 0 and 1 have the same card' "$output/twice.log"; then passed=passed; else passed=FAILED; fi
     point "a card named twice" "$passed" "exit code $code: $(grep -o 'ranks 0 and 1 have the same card.*' "$output/twice.log" | head -n 1)"
     two_by_nccl
@@ -197,8 +198,8 @@ two_by_nccl() {
 NCCL_HOSTID=rank-\$OMPI_COMM_WORLD_RANK exec "$packed/lambert-worker" "\$@"
 SH
     chmod +x "$work/apart/lambert-worker"
-    set -- --config "$work/twice.toml" --set cluster.backend=nccl --set cluster.overlap=false --set cluster.limits.stall_seconds=20
-    if ! timeout 240 "$work/apart/lambert" run --run "$work/apart-run" "$@" --set stage.0.steps=100 --set cluster.restarts=0 \
+    set -- --config "$work/twice.toml" --set cluster.all_reduce.backend=nccl --set cluster.all_reduce.overlap=false --set cluster.limits.stall_seconds=20
+    if ! timeout 240 "$work/apart/lambert" run --run "$work/apart-run" "$@" --set stage.0.steps=100 --set cluster.restart.limit=0 \
         > "$output/apart.log" 2>&1; then
         point "two ranks on one card by NCCL" passed "NCCL does not: $(grep -o 'NCCL error.*\|deadline.*' "$output/apart.log" | head -n 1)"
         return
@@ -251,8 +252,8 @@ steps = 1000
 global_batch = $3
 micro_batch_tokens = $4
 learning_rate = 1e-4
-[cluster]
-device = "cuda"
+[device]
+kind = "cuda"
 TOML
     if ! lambert-worker bench --config "$work/$1-$2.toml" --steps 5 --json > "$output/$1-$2.json" 2> "$output/$1-$2.log"; then
         tail -n 5 "$output/$1-$2.log"

@@ -18,7 +18,7 @@ pub fn decide(place: &Place, sandbox: &Sandbox) {
         "slurm.prologue=['''squeue() {{ case $* in *%T*) [ -e {asked} ] || {{ touch {asked}; return 1; }} ;; esac; command \
          squeue \"$@\"; }}''']"
     );
-    let once = ["--set", "cluster.restarts=0", "--set", "slurm.requeues=1", "--set", &busy];
+    let once = ["--set", "cluster.restart.limit=0", "--set", "slurm.requeues=1", "--set", &busy];
     let run = sandbox.path("runs/failing");
     let failing = sandbox.submit(&file, &run, &once);
 

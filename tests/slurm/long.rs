@@ -165,7 +165,7 @@ fn how_long_a_run_stands_still() {
     let place = Place::new();
     let Some(sandbox) = begin(&place) else { return };
     let (file, run) = (config(&place, &sandbox, 10_000_000), sandbox.path("runs/long"));
-    let job = sandbox.submit(&file, &run, &["--set", "cluster.restarts=1000"]);
+    let job = sandbox.submit(&file, &run, &["--set", "cluster.restart.limit=1000"]);
     sandbox.say(&job, 0, "\nstep 5/");
     eprintln!("| event | times | to the next step: median (range), s | without Slurm's own delay |\n|---|---|---|---|");
     measure(&sandbox, &job, "a rank killed", Restart::InPlace, || {

@@ -14,7 +14,7 @@ pub fn is_shared(place: &Place, sandbox: &Sandbox) {
 /// So many starts of a run: after each a rank is killed.
 pub fn starts(place: &Place, sandbox: &Sandbox, starts: usize) {
     let run = sandbox.path("runs/shared");
-    let more = ["--set", "slurm.nodes=1", "--set", "cluster.restarts=1000"];
+    let more = ["--set", "slurm.nodes=1", "--set", "cluster.restart.limit=1000"];
     let job = sandbox.submit(&config(place, sandbox, 1_000_000), &run, &more);
     let (mut seen, mut without) = (0, Vec::new());
     for start in 1..=starts {

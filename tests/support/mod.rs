@@ -75,7 +75,7 @@ impl Place {
             "[model]\nlayers = 2\nhidden = 32\nheads = 2\nintermediate = 64\npositions = 64\n\
              [[stage]]\nname = \"one\"\ndata = {:?}\nsteps = {steps}\nglobal_batch = 16\nmicro_batch_tokens = 256\n\
              learning_rate = 5e-3\n[checkpoint]\nevery_steps = 7\nkeep = 3\n\
-             [cluster]\nranks = {ranks}\nbackend = \"mpi\"\ndevice = \"cpu\"\n",
+             [cluster]\nranks = {ranks}\nall_reduce.backend = \"mpi\"\n[device]\nkind = \"cpu\"\n",
             self.path("data/train")
         );
         self.file(&format!("run-{steps}-{ranks}.toml"), text)

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use crate::architecture::{Architecture, Each};
 use lambert_config::load::Fault;
-use lambert_config::run::{Device, Precision, RunConfig, Stage};
+use lambert_config::run::{DeviceKind, Precision, RunConfig, Stage};
 
 pub use samples::{Data, READERS, WINDOW, batches_ahead, samples};
 
@@ -17,7 +17,7 @@ pub use samples::{Data, READERS, WINDOW, batches_ahead, samples};
 const STATE: u64 = 16;
 /// Weights and two moments once more, over all ranks together: the copy that checkpoints are written from.
 const SNAPSHOT: u64 = 12;
-/// With `cluster.canonical`: the sum of the gradients, in two halves.
+/// With `cluster.all_reduce.canonical`: the sum of the gradients, in two halves.
 const EXACT: u64 = 16;
 /// With `metrics.noise_scale_every_steps`: the gradient of the first half of a global batch.
 const HALF: u64 = 4;
@@ -109,7 +109,7 @@ pub fn of_a_rank(config: &RunConfig, stage: &Stage, data: Data, ranks: usize) ->
     let state = state(parameters, ranks) / ranks.max(1) as u64;
     let activations = activations(config, stage, data.pieces, data.longest);
     let activations = activations.saturating_add(activations / KEPT);
-    let exact = if config.cluster.canonical { EXACT.saturating_mul(parameters) } else { 0 };
+    let exact = if config.cluster.all_reduce.canonical { EXACT.saturating_mul(parameters) } else { 0 };
     let half = if config.metrics.noise_scale_every_steps > 0 { HALF.saturating_mul(parameters) } else { 0 };
     let program = PROGRAM + if config.model.precision == Precision::Bf16 { PROGRAM_BF16 } else { 0 };
     [state, activations, samples, exact, half].into_iter().fold(program, u64::saturating_add)
@@ -117,10 +117,10 @@ pub fn of_a_rank(config: &RunConfig, stage: &Stage, data: Data, ranks: usize) ->
 
 /// Whether ranks of this host compute on cards, as far as can be known without the driver.
 pub fn is_on_card(config: &RunConfig) -> bool {
-    match config.cluster.device {
-        Device::Cuda => true,
-        Device::Cpu => false,
-        Device::Auto => Path::new("/proc/driver/nvidia/version").exists(),
+    match config.device.kind {
+        DeviceKind::Cuda => true,
+        DeviceKind::Cpu => false,
+        DeviceKind::Auto => Path::new("/proc/driver/nvidia/version").exists(),
     }
 }
 
@@ -211,14 +211,14 @@ mod tests {
     #[test]
     fn of_what_is_on_a_card_main_memory_has_copies() {
         let data = Data { pieces: 30522, longest: 128, rows: 1 << 20, row_group: 1024 };
-        let of = |device, tokens: usize| {
+        let of = |kind, tokens: usize| {
             let stage = Stage { micro_batch_tokens: tokens.into(), global_batch: 1 << 16, ..Stage::default() };
-            let cluster = lambert_config::run::Cluster { device, ..Default::default() };
-            let config = RunConfig { stage: vec![stage], cluster, ..RunConfig::default() };
+            let device = lambert_config::run::Device { kind, ..Default::default() };
+            let config = RunConfig { stage: vec![stage], device, ..RunConfig::default() };
             (of_a_rank(&config, &config.stage[0], data, 2), shortage(&config, &[data], 2, 1 << 30))
         };
-        let (cuda, cpu) = (of(Device::Cuda, 1 << 20), of(Device::Cpu, 1 << 20));
-        assert_eq!(cuda.0, of(Device::Cuda, 1 << 10).0, "no activations");
+        let (cuda, cpu) = (of(DeviceKind::Cuda, 1 << 20), of(DeviceKind::Cpu, 1 << 20));
+        assert_eq!(cuda.0, of(DeviceKind::Cuda, 1 << 10).0, "no activations");
         assert!(cuda.0 < 5 << 30 && cpu.0 > 100 << 30, "{} {}", cuda.0, cpu.0);
         assert!(cuda.1.unwrap().message.contains("beside its cards"));
     }

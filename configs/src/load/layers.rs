@@ -1,6 +1,6 @@
 //! The layers of a configuration as sources of the crate `config`, which merges them: the file, the environment, `--set`.
 //!
-//! Each source writes into the merged tree itself, so that it can tell a list from a section: `stage.0.steps` names an element that must
+//! A layer writes into the merged tree itself, so that it can tell a list from a section: `stage.0.steps` names an element that must
 //! be there. What cannot be written is an error of its key, and hides no other.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use config::{Config, Map, Source, Value, ValueKind};
 use toml::Table;
 
-use super::Fault;
+use super::error::Fault;
 
 /// The one key at the top of the merged tree. The crate takes the keys there for paths, so that one with a dot would be divided.
 const ROOT: &str = "configuration";
@@ -16,47 +16,72 @@ const ROOT: &str = "configuration";
 /// A key and its value, as a person writes them.
 pub type Setting = (String, String);
 
-/// Merges a file, the environment and `--set` in this order. Settings that cannot be written are added to `faults`.
+/// Assignments in their order.
+pub type Layer = Vec<Assignment>;
+
+/// A value and the path in the tree where it is put.
+#[derive(Debug, Clone)]
+pub struct Assignment {
+    /// Keys and indices from the root, which is empty.
+    pub path: Vec<String>,
+    /// The value.
+    pub value: toml::Value,
+}
+
+impl Assignment {
+    /// Whether it sets the key at `path`, or keys below it.
+    pub fn sets(&self, path: &[String]) -> bool {
+        match path.strip_prefix(&*self.path) {
+            Some(rest) => rest.iter().try_fold(&self.value, |value, part| child(value, part)).is_some(),
+            None => self.path.starts_with(path),
+        }
+    }
+}
+
+fn child<'a>(value: &'a toml::Value, part: &str) -> Option<&'a toml::Value> {
+    match value {
+        toml::Value::Array(items) => items.get(part.parse::<usize>().ok()?),
+        other => other.get(part),
+    }
+}
+
+/// The layer of a file.
+pub fn of_file(content: Table) -> Layer {
+    vec![Assignment { path: Vec::new(), value: toml::Value::Table(content) }]
+}
+
+/// The layer of keys with their values: of the environment, or of `--set`.
+pub fn of_settings(settings: &[Setting]) -> Layer {
+    let assignment = |(key, value): &Setting| {
+        let path = dotted(key).split('.').map(str::to_owned).collect();
+        Assignment { path, value: value_of(value) }
+    };
+    settings.iter().map(assignment).collect()
+}
+
+/// Merges layers in their order; the first is that of the file. What cannot be written is added to `faults`.
 ///
 /// # Errors
 /// The crate `config` refuses a source, which none of these makes it do.
-pub fn merge(
-    file: Table,
-    environment: &[Setting],
-    sets: &[Setting],
-    faults: &mut Vec<Fault>,
-) -> Result<toml::Value, config::ConfigError> {
+pub fn merge(layers: Vec<Layer>, faults: &mut Vec<Fault>) -> Result<toml::Value, config::ConfigError> {
     let failed = Arc::new(Mutex::new(Vec::new()));
-    let settings = |settings: &[Setting]| Settings { settings: settings.to_vec(), failed: Arc::clone(&failed) };
-    let builder = Config::builder().add_source(File(file));
-    let merged = builder.add_source(settings(environment)).add_source(settings(sets)).build()?;
+    let mut builder = Config::builder();
+    for layer in layers {
+        builder = builder.add_source(Assignments { layer, failed: Arc::clone(&failed) });
+    }
+    let merged = builder.build()?;
     faults.append(&mut failed.lock().unwrap_or_else(PoisonError::into_inner));
     Ok(to_toml(Value::new(None, ValueKind::Table(merged.get_table(ROOT)?))))
 }
 
-/// A file that was read.
+/// A layer as a source.
 #[derive(Debug, Clone)]
-struct File(Table);
-
-impl Source for File {
-    fn clone_into_box(&self) -> Box<dyn Source + Send + Sync> {
-        Box::new(self.clone())
-    }
-
-    fn collect(&self) -> Result<Map<String, Value>, config::ConfigError> {
-        let content = from_toml(toml::Value::Table(self.0.clone()));
-        Ok(Map::from_iter([(ROOT.to_owned(), content)]))
-    }
-}
-
-/// Keys with their values: of the environment, or of `--set`.
-#[derive(Debug, Clone)]
-struct Settings {
-    settings: Vec<Setting>,
+struct Assignments {
+    layer: Layer,
     failed: Arc<Mutex<Vec<Fault>>>,
 }
 
-impl Source for Settings {
+impl Source for Assignments {
     fn clone_into_box(&self) -> Box<dyn Source + Send + Sync> {
         Box::new(self.clone())
     }
@@ -68,11 +93,11 @@ impl Source for Settings {
     }
 
     fn collect_to(&self, tree: &mut Value) -> Result<(), config::ConfigError> {
-        for (key, value) in &self.settings {
-            let key = dotted(key);
-            let path: Vec<&str> = std::iter::once(ROOT).chain(key.split('.')).collect();
-            if let Err(message) = insert(tree, &path, from_toml(value_of(value))) {
-                self.failed.lock().unwrap_or_else(PoisonError::into_inner).push(Fault::new(key, message));
+        for Assignment { path, value } in &self.layer {
+            let from_root: Vec<&str> = std::iter::once(ROOT).chain(path.iter().map(String::as_str)).collect();
+            if let Err(message) = insert(tree, &from_root, from_toml(value.clone())) {
+                let fault = Fault::new(path.join("."), message);
+                self.failed.lock().unwrap_or_else(PoisonError::into_inner).push(fault);
             }
         }
         Ok(())
@@ -167,7 +192,9 @@ mod tests {
             settings.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
         };
         let mut faults = Vec::new();
-        let tree = merge(toml::from_str(file).unwrap(), &owned(environment), &owned(sets), &mut faults).unwrap();
+        let layers =
+            vec![of_file(toml::from_str(file).unwrap()), of_settings(&owned(environment)), of_settings(&owned(sets))];
+        let tree = merge(layers, &mut faults).unwrap();
         (tree, faults)
     }
 

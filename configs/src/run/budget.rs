@@ -134,13 +134,12 @@ mod tests {
         let sets = |sets: &[&str]| parse("\"auto\"", sets);
         let said = sets(&["model.attention=fused"]).unwrap_err();
         assert!(said.contains("stage.0.micro_batch_tokens: is \"auto\"") && said.contains("keyed"), "{said}");
-        assert!(sets(&["cluster.device=cuda"]).is_err(), "fused on a card unless somebody says otherwise");
-        for fine in [
-            &["model.attention=fused", "model.attention_dropout=0.0"],
-            &["cluster.device=cuda", "model.attention=keyed"],
-        ] {
+        assert!(sets(&["device.kind=cuda"]).is_err(), "fused on a card unless somebody says otherwise");
+        for fine in
+            [&["model.attention=fused", "model.attention_dropout=0.0"], &["device.kind=cuda", "model.attention=keyed"]]
+        {
             assert_eq!(sets(fine), Ok(TokenBudget::Auto));
         }
-        assert_eq!(sets(&["cluster.device=cpu"]), Ok(TokenBudget::Auto));
+        assert_eq!(sets(&["device.kind=cpu"]), Ok(TokenBudget::Auto));
     }
 }

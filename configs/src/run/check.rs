@@ -1,12 +1,16 @@
 //! What a run's configuration must satisfy before anything is started.
 
+mod cluster;
+
 use super::{
-    Attention, Backend, Cluster, Device, Guard, LEAVES, LauncherKind, Limits, Masking, Model, Objective, Optimizer,
-    OptimizerKind, Order, RunConfig, Stage, TokenBudget, Wire,
+    Attention, DeviceKind, Guard, Masking, Model, Objective, Optimizer, OptimizerKind, Order, RENAMED, RunConfig,
+    Stage, TokenBudget,
 };
 use crate::load::{Checked, Fault};
 
 impl Checked for RunConfig {
+    const RENAMED: &'static [(&'static str, &'static str)] = &RENAMED;
+
     fn check(&self, faults: &mut Vec<Fault>) {
         self.model.check(faults);
         self.objective.check(faults);
@@ -24,7 +28,7 @@ impl Checked for RunConfig {
         self.check_plateaus(faults);
         self.check_budgets(faults);
         self.check_canonical(faults);
-        self.cluster.check(faults);
+        self.check_machines(faults);
         let wrong = self.slurm.faults(self.cluster.ranks);
         faults.extend(wrong.into_iter().map(|(key, message)| Fault::new(key, message)));
         self.guard.check(faults);
@@ -45,41 +49,13 @@ impl RunConfig {
     /// A card that is only known when the run starts is asked then.
     fn check_budgets(&self, faults: &mut Vec<Fault>) {
         let is_fused = match self.model.attention {
-            Attention::Auto => self.cluster.device == Device::Cuda,
+            Attention::Auto => self.device.kind == DeviceKind::Cuda,
             Attention::Keyed => false,
             Attention::Fused => true,
         };
         let open = self.stage.iter().enumerate().filter(|(_, stage)| stage.micro_batch_tokens == TokenBudget::Auto);
         for (index, _) in open.filter(|_| is_fused && self.model.drops_attention()) {
             faults.push(Fault::new(format!("stage.{index}.micro_batch_tokens"), TokenBudget::NOT_FUSED));
-        }
-    }
-
-    /// What cannot be the same in every world.
-    fn check_canonical(&self, faults: &mut Vec<Fault>) {
-        if !self.cluster.canonical {
-            return;
-        }
-        let mut wrong = |key: &str, message: &str| {
-            faults.push(Fault::new(key, format!("{message}, and cluster.canonical is true")));
-        };
-        if self.cluster.ranks > LEAVES {
-            wrong(
-                "cluster.ranks",
-                &format!("is {}, more than the {LEAVES} leaves of a global batch", self.cluster.ranks),
-            );
-        }
-        if self.cluster.device == Device::Cuda {
-            wrong("cluster.device", "is \"cuda\", whose products are not the same in every world");
-        }
-        if self.cluster.wire == Wire::Bf16 {
-            wrong("cluster.wire", "is \"bf16\", and gradients are summed exactly");
-        }
-        if self.cluster.overlap == Some(true) {
-            wrong("cluster.overlap", "is true, and gradients are summed when all are there");
-        }
-        if self.model.attention == Attention::Fused && self.model.drops_attention() {
-            wrong("model.attention", "is \"fused\", whose dropout follows the micro-batches; \"keyed\" does not");
         }
     }
 
@@ -231,93 +207,6 @@ impl Guard {
         }
         not_negative("guard.loss_band", self.loss_band, faults);
         positive("guard.loss_window", self.loss_window as f64, faults);
-    }
-}
-
-/// Arguments of mpirun that decide where ranks are, which `cluster.hosts` does.
-const PLACING: [&str; 8] =
-    ["-H", "-host", "--host", "-hostfile", "--hostfile", "-machinefile", "--machinefile", "--default-hostfile"];
-
-impl Cluster {
-    fn check(&self, faults: &mut Vec<Fault>) {
-        positive("cluster.ranks", self.ranks as f64, faults);
-        positive("cluster.threads", self.threads as f64, faults);
-        positive("cluster.bucket_mb", self.bucket_mb, faults);
-        positive("cluster.restart_window_minutes", self.restart_window_minutes, faults);
-        not_negative("cluster.patience_minutes", self.patience_minutes, faults);
-        positive("cluster.dataset_cache.gigabytes", self.dataset_cache.gigabytes, faults);
-        if !matches!(self.log_folder.as_str(), "" | Cluster::NO_LOGS) && !self.log_folder.starts_with('/') {
-            faults.push(Fault::new("cluster.log_folder", "must be an absolute path, the same on all hosts, or none"));
-        }
-        self.limits.check(faults);
-        self.check_hosts(faults);
-        if self.launcher == LauncherKind::Direct && self.ranks > 1 {
-            faults.push(Fault::new("cluster.launcher", format!("direct is one rank; {} are asked for", self.ranks)));
-        }
-        if self.backend == Backend::Local && self.ranks > 1 {
-            faults.push(Fault::new("cluster.backend", format!("local is one rank; {} are asked for", self.ranks)));
-        }
-        if let Some(flag) = self.mpirun_arguments.iter().find(|argument| PLACING.contains(&argument.as_str())) {
-            let message = format!("{flag}: hosts are named in cluster.hosts, as [\"a:4\", \"b:4\"]");
-            faults.push(Fault::new("cluster.mpirun_arguments", message));
-        }
-        if self.control.ports.is_some_and(|[first, last]| first == 0 || first > last) {
-            faults.push(Fault::new("cluster.control.ports", "must be [first, last], from 1 to 65535"));
-        }
-        self.check_nccl(faults);
-    }
-
-    /// NCCL sums between cards, each rank having one of its own, and MPI tells the ranks about each other.
-    fn check_nccl(&self, faults: &mut Vec<Fault>) {
-        let refused = [
-            (self.device == Device::Cpu, "sums between cards, and cluster.device is cpu"),
-            (self.canonical, "sums between cards, and cluster.canonical computes on processors"),
-            (
-                self.launcher == LauncherKind::Direct,
-                "joins ranks that mpirun or srun starts; cluster.launcher is direct",
-            ),
-        ];
-        let refused = refused.into_iter().filter(|(is_refused, _)| self.backend == Backend::Nccl && *is_refused);
-        faults.extend(refused.map(|(_, why)| Fault::new("cluster.backend", format!("nccl {why}"))));
-    }
-
-    fn check_hosts(&self, faults: &mut Vec<Fault>) {
-        match self.host_list() {
-            Err(message) => faults.push(Fault::new("cluster.hosts", message)),
-            Ok(hosts) if hosts.is_empty() => {}
-            Ok(hosts) => {
-                let room: usize = hosts.iter().map(|host| host.ranks).sum();
-                if room < self.ranks {
-                    let message = format!("have room for {room} ranks; cluster.ranks is {}", self.ranks);
-                    faults.push(Fault::new("cluster.hosts", message));
-                }
-                if self.launcher == LauncherKind::Direct {
-                    faults.push(Fault::new("cluster.launcher", "direct starts no rank on another host"));
-                }
-                if self.launcher == LauncherKind::Srun {
-                    faults.push(Fault::new("cluster.hosts", "srun starts ranks on the nodes that Slurm has given"));
-                }
-            }
-        }
-    }
-}
-
-impl Limits {
-    fn check(&self, faults: &mut Vec<Fault>) {
-        let values = [
-            ("silence_seconds", self.silence_seconds),
-            ("stall_seconds", self.stall_seconds),
-            ("join_seconds", self.join_seconds),
-            ("load_seconds", self.load_seconds),
-            ("step_seconds", self.step_seconds),
-            ("step_medians", self.step_medians),
-            ("first_step_seconds", self.first_step_seconds),
-            ("evaluate_seconds", self.evaluate_seconds),
-            ("save_seconds", self.save_seconds),
-            ("stop_seconds", self.stop_seconds),
-            ("coordinator_seconds", self.coordinator_seconds),
-        ];
-        values.iter().for_each(|(key, value)| not_negative(&format!("cluster.limits.{key}"), *value, faults));
     }
 }
 

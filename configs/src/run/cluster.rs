@@ -1,45 +1,9 @@
-//! The machines of a run, how ranks are started on them, and how long things may take there.
+//! The machines of a run, the start of ranks on them, and time limits.
 
 use serde::{Deserialize, Serialize};
 
-/// How ranks exchange gradients.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Backend {
-    /// NCCL between several ranks on GPUs, MPI between several on CPUs, nothing for one rank.
-    #[default]
-    Auto,
-    /// One rank in one process.
-    Local,
-    /// MPI all-reduce; gradients of a GPU go through pinned main memory.
-    Mpi,
-    /// NCCL all-reduce between GPUs, one a rank; MPI for everything else.
-    Nccl,
-}
-
-/// Where tensors live.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Device {
-    /// A GPU where there is a driver with one, which then has to be usable; else main memory.
-    #[default]
-    Auto,
-    /// Main memory.
-    Cpu,
-    /// A GPU.
-    Cuda,
-}
-
-impl Device {
-    /// The names that a configuration and a command line have for them.
-    pub const NAMES: [&str; 3] = ["auto", "cpu", "cuda"];
-
-    /// The one of this name.
-    pub fn named(name: &str) -> Option<Self> {
-        let place = Self::NAMES.iter().position(|other| *other == name)?;
-        Some([Self::Auto, Self::Cpu, Self::Cuda][place])
-    }
-}
+use super::all_reduce::AllReduce;
+use super::restart::Restart;
 
 /// What starts the ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,42 +32,6 @@ pub struct Cluster {
     pub hosts: Vec<String>,
     /// What starts the ranks.
     pub launcher: LauncherKind,
-    /// How ranks exchange gradients.
-    pub backend: Backend,
-    /// Where tensors live.
-    pub device: Device,
-    /// The folder of the CUDA half of libtorch on each host; empty: what `LAMBERT_LIBTORCH` names, lib/ beside the program, or
-    /// the installed Python package torch, or what cluster/setup.sh --cuda has fetched.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub libtorch: String,
-    /// Whether ranks of a host may have one card together; with `backend = "mpi"`, because NCCL takes one rank a card.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub share_device: bool,
-    /// Whether a GPU adds up in one order, so that a run that was interrupted ends with the bits of one that was not; slower.
-    /// Main memory always does.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub deterministic: bool,
-    /// CPU threads of a rank.
-    pub threads: usize,
-    /// Gradients are summed over the ranks in parts of so many MB, each as soon as it is final.
-    pub bucket_mb: f64,
-    /// The format that they travel in; MPI adds them up in f32, NCCL in this format.
-    pub wire: Wire,
-    /// Whether every world ends with the same bits, on processors of one type with the same `threads`: the global batch is cut into
-    /// twelve leaves, whatever the world, and their gradients are summed exactly. Slower, with 16 bytes a parameter more.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub canonical: bool,
-    /// Whether they are sent while the rest of the backward pass runs, or at its end. Absent: while it runs, where NCCL sums, where
-    /// ranks are on several hosts, or where their host has more processors than they have threads.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub overlap: Option<bool>,
-    /// How many failures within `restart_window_minutes`, and attempts in a row without a new checkpoint, are followed by a
-    /// restart; one more gives the run up.
-    pub restarts: usize,
-    /// Failures that are longer ago no longer count, unless no checkpoint has come since, minutes.
-    pub restart_window_minutes: f64,
-    /// How long starts that no rank reports from are tried again, minutes.
-    pub patience_minutes: f64,
     /// Arguments added to mpirun's command line.
     pub mpirun_arguments: Vec<String>,
     /// Arguments added to srun's command line.
@@ -116,6 +44,10 @@ pub struct Cluster {
     /// place is `/tmp/lambert-logs-UID`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub log_folder: String,
+    /// The sum of the gradients.
+    pub all_reduce: AllReduce,
+    /// Limits of restarts.
+    pub restart: Restart,
     /// Where the coordinator listens.
     pub control: ControlChannel,
     /// Where copies of datasets in object stores are kept on each host.
@@ -130,42 +62,17 @@ impl Default for Cluster {
             ranks: 1,
             hosts: Vec::new(),
             launcher: LauncherKind::Auto,
-            backend: Backend::Auto,
-            device: Device::Auto,
-            libtorch: String::new(),
-            share_device: false,
-            deterministic: false,
-            threads: 1,
-            bucket_mb: 25.0,
-            wire: Wire::Fp32,
-            canonical: false,
-            overlap: None,
-            restarts: 5,
-            restart_window_minutes: 60.0,
-            patience_minutes: 60.0,
             mpirun_arguments: Vec::new(),
             srun_arguments: Vec::new(),
             environment: Vec::new(),
             log_folder: String::new(),
+            all_reduce: AllReduce::default(),
+            restart: Restart::default(),
             control: ControlChannel::default(),
             dataset_cache: DatasetCache::default(),
             limits: Limits::default(),
         }
     }
-}
-
-/// Parts of a global batch where every world computes alike: those of 1, 2, 3, 4, 6 and 12 ranks are equally many.
-pub const LEAVES: usize = 12;
-
-/// The format in which gradients travel between ranks.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Wire {
-    /// As they are.
-    #[default]
-    Fp32,
-    /// Rounded to bf16: half the bytes.
-    Bf16,
 }
 
 /// Where copies of datasets in object stores are kept on a host; all its ranks share them.
@@ -259,16 +166,6 @@ pub struct Host {
 impl Cluster {
     /// In place of a folder: what ranks print is not kept on their hosts.
     pub const NO_LOGS: &str = "none";
-
-    /// Parts that a global batch is cut into for a world of so many ranks.
-    pub fn parts(&self, world: usize) -> usize {
-        if self.canonical { LEAVES } else { world }
-    }
-
-    /// Gradients in a part of [`Cluster::bucket_mb`]; one at least.
-    pub fn bucket_elements(&self) -> usize {
-        (self.bucket_mb * 1e6 / size_of::<f32>() as f64).max(1.0) as usize
-    }
 
     /// The hosts that the configuration names, in its order.
     ///

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use lambert_config::run::Device;
+use lambert_config::run::DeviceKind;
 
 /// Arguments of `lambert checkpoint`.
 #[derive(Debug, Args)]
@@ -71,7 +71,7 @@ pub struct Eval {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub samples: u64,
     /// What computes, whatever the run was trained on
-    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = Device::NAMES)]
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = DeviceKind::NAMES)]
     pub device: String,
     /// Print as JSON
     #[arg(long)]
@@ -101,7 +101,7 @@ pub struct FillMask {
     #[arg(long, default_value_t = 5, value_name = "N")]
     pub top: usize,
     /// What computes, whatever the run was trained on
-    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = Device::NAMES)]
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = DeviceKind::NAMES)]
     pub device: String,
     /// Print as JSON
     #[arg(long)]

@@ -61,7 +61,7 @@ pub struct Restart {
     pub step: u64,
     /// Which rank failed and how.
     pub cause: String,
-    /// Whether it counts against `cluster.restarts`.
+    /// Whether it counts against `cluster.restart.limit`.
     pub counts: bool,
     /// The host that is to blame, if one is.
     #[serde(default, skip_serializing_if = "Option::is_none")]

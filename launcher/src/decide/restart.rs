@@ -176,7 +176,7 @@ pub fn wait(
     if left <= 0.0 {
         let (minutes, limit) = ((at - since) / 60.0, state.settings.absence / 60.0);
         let message = format!(
-            "given up: no rank has reported for {minutes:.1} minutes, and cluster.patience_minutes is {limit}; {cause}"
+            "given up: no rank has reported for {minutes:.1} minutes, and cluster.restart.start_timeout_minutes is {limit}; {cause}"
         );
         return Phase::Over(give_up(state, at, exit::FAILED, message));
     }
@@ -252,7 +252,7 @@ fn one_too_many(state: &mut State, at: Seconds, failure: &Failure) -> Option<Str
     let (limit, minutes) = (settings.restarts, settings.window / 60.0);
     if failures > limit {
         return Some(format!(
-            "given up after {failures} failures within {minutes} minutes (cluster.restarts = {limit}); the last: {}",
+            "given up after {failures} failures within {minutes} minutes (cluster.restart.limit = {limit}); the last: {}",
             failure.message
         ));
     }
@@ -264,7 +264,7 @@ pub fn fruitless(state: &State, last: &str) -> Option<String> {
     let (attempts, limit) = (state.memory.progress.fruitless, state.settings.restarts);
     (attempts > limit).then(|| {
         format!(
-            "given up after {attempts} attempts without a new checkpoint (cluster.restarts = {limit}); the last: {last}"
+            "given up after {attempts} attempts without a new checkpoint (cluster.restart.limit = {limit}); the last: {last}"
         )
     })
 }

@@ -170,7 +170,7 @@ fn align(rows: &[[String; 9]]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use lambert_config::run::{Cluster, Device, Objective, Pair};
+    use lambert_config::run::{Cluster, Device, DeviceKind, Objective, Pair};
 
     use super::*;
 
@@ -196,7 +196,7 @@ mod tests {
             RunConfig { stage: vec![small], cluster: Cluster { ranks: 4, ..Cluster::default() }, ..config.clone() };
         assert!(table(&uneven, &[short])[1].ends_with(" 1.33"), "{:?}", table(&uneven, &[short]));
         assert_eq!(frozen(&config), None);
-        let on_card = RunConfig { cluster: Cluster { device: Device::Cuda, ..Cluster::default() }, ..config.clone() };
+        let on_card = RunConfig { device: Device { kind: DeviceKind::Cuda, ..Device::default() }, ..config.clone() };
         let lines = on_cards(&on_card, &[short, long]);
         assert!(
             lines[1].starts_with("stage 1 needs about ") && lines[1].ends_with("micro-batches of 4096 tokens"),

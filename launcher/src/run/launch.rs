@@ -41,6 +41,8 @@ pub struct Start<'a> {
     pub attempt: &'a Attempt,
     /// The machines, as configured.
     pub cluster: &'a Cluster,
+    /// CPU threads of a rank.
+    pub threads: usize,
     /// The lambert-worker program.
     pub worker: &'a Path,
     /// The run's URL.
@@ -151,6 +153,6 @@ pub fn choose(cluster: &Cluster) -> Result<Box<dyn Launcher>, LaunchError> {
 
 /// Whether one process on this host is all there is.
 fn is_alone(cluster: &Cluster) -> bool {
-    let local = matches!(cluster.backend, Backend::Auto | Backend::Local);
+    let local = matches!(cluster.all_reduce.backend, Backend::Auto | Backend::Local);
     cluster.ranks == 1 && cluster.hosts.is_empty() && local
 }

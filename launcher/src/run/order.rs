@@ -1,6 +1,8 @@
 //! What a run was asked to be: the command line and the configuration, checked, against what the run's store holds.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 use lambert_config::{ConfigError, Fault, Layers, RunConfig, exit};
 use lambert_dataset::{Dataset, check_fit};
@@ -158,7 +160,7 @@ fn configuration(
 ) -> Result<RunConfig, Failure> {
     let mut sets = arguments.sets.clone();
     sets.extend(arguments.ranks.map(|ranks| format!("cluster.ranks={ranks}")));
-    let layers = Layers::from_process(&sets);
+    let layers = Layers::from_process(&sets).warn_with(warn_once);
     let vocabulary = vocabulary(store)?;
     let mut is_away = false;
     let surroundings = |config: &RunConfig, faults: &mut Vec<Fault>| {
@@ -191,6 +193,14 @@ fn configuration(
     }
     config.evaluation.data = absolute(&config.evaluation.data)?;
     Ok(config)
+}
+
+/// Prints a warning about the configuration, once: a tuning reads the same file for each of its runs.
+fn warn_once(message: &str) {
+    static PRINTED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    if PRINTED.lock().unwrap_or_else(PoisonError::into_inner).insert(message.to_owned()) {
+        tracing::warn!("{message}");
+    }
 }
 
 /// A path as it is found from any folder; a URL, and nothing, as they are.
@@ -281,6 +291,27 @@ mod tests {
         let mut faults = Vec::new();
         config.check(&mut faults);
         assert_eq!(faults, []);
+    }
+
+    /// The configuration of a run that lambert began before keys were renamed.
+    const OLD_RUN: &str = include_str!("../../../tests/golden/format-2/run.toml");
+
+    #[test]
+    fn an_older_run_goes_on_with_the_names_of_today() {
+        let store = Store::open("memory://order/old").unwrap();
+        let before = stored::parse(OLD_RUN, &store).unwrap();
+        assert_eq!(before.cluster.restart.limit, 5);
+        assert!(OLD_RUN.contains("\nrestarts = 5\n") && OLD_RUN.contains("\ndevice = \"cpu\"\n"));
+        let renamed = OLD_RUN
+            .replace("\nbackend = ", "\nall_reduce.backend = ")
+            .replace("\nrestarts = ", "\nrestart.limit = ")
+            .replace("\ndevice = \"cpu\"\nthreads = 1\n", "\n")
+            + "[device]\nkind = \"cpu\"\nthreads = 1\n";
+        let now = stored::parse(&renamed, &store).unwrap();
+        assert_eq!(difference::compare(&before, &now).unwrap(), Differences::default());
+        let written = text(&before).unwrap();
+        assert!(written.contains("[cluster.restart]\nlimit = 5\n"), "{written}");
+        assert_eq!(stored::parse(&written, &store).unwrap(), before);
     }
 
     #[test]

@@ -35,7 +35,7 @@ fn options(config: &RunConfig, job: &Job<'_>) -> Vec<String> {
         format!("--nodes={}", slurm.nodes),
         format!("--ntasks={}", cluster.ranks),
         format!("--ntasks-per-node={}", slurm.ranks_per_node(cluster.ranks)),
-        format!("--cpus-per-task={}", cluster.threads),
+        format!("--cpus-per-task={}", config.device.threads),
     ];
     options.extend((slurm.gpus_per_node > 0).then(|| format!("--gpus-per-node={}", slurm.gpus_per_node)));
     // B: the shell below is signalled, and only it.
@@ -145,7 +145,7 @@ mod tests {
 
     fn config() -> RunConfig {
         let mut config = RunConfig::default();
-        (config.run.name, config.cluster.ranks, config.cluster.threads) = ("a \"b\" c's".to_owned(), 8, 4);
+        (config.run.name, config.cluster.ranks, config.device.threads) = ("a \"b\" c's".to_owned(), 8, 4);
         (config.slurm.nodes, config.slurm.gpus_per_node, config.slurm.exclusive) = (2, 4, true);
         (config.slurm.time, config.slurm.partition) = (Some("1-0".to_owned()), Some("gpu".to_owned()));
         config.slurm.prologue = vec!["module load cuda".to_owned()];

@@ -1,7 +1,7 @@
 //! How many runs go side by side, and on which cards.
 
 use lambert_config::RunConfig;
-use lambert_config::run::Device;
+use lambert_config::run::DeviceKind;
 use lambert_plan::memory;
 
 /// The variable by which a process is given cards.
@@ -32,13 +32,12 @@ pub struct Need {
 impl Need {
     /// Of a run whose ranks take `bytes` of main memory together, and are all processes of this host if it is `here`.
     pub fn of(config: &RunConfig, here: bool, bytes: u64) -> Self {
-        let cluster = &config.cluster;
-        let ranks = cluster.ranks.max(1);
+        let ranks = config.cluster.ranks.max(1);
         Self {
             ranks,
-            processors: ranks * cluster.threads.max(1),
+            processors: ranks * config.device.threads.max(1),
             bytes,
-            cards: cluster.device != Device::Cpu,
+            cards: config.device.kind != DeviceKind::Cpu,
             elsewhere: !here,
         }
     }
@@ -114,9 +113,9 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn need(ranks: usize, threads: usize, device: Device) -> Need {
+    fn need(ranks: usize, threads: usize, device: DeviceKind) -> Need {
         let mut config = RunConfig::default();
-        (config.cluster.ranks, config.cluster.threads, config.cluster.device) = (ranks, threads, device);
+        (config.cluster.ranks, config.device.threads, config.device.kind) = (ranks, threads, device);
         Need::of(&config, true, GIB)
     }
 
@@ -128,15 +127,15 @@ mod tests {
 
     #[test]
     fn runs_share_processors() {
-        assert_eq!(slots(0, need(1, 2, Device::Auto), None).len(), 4);
-        assert_eq!(slots(4, need(2, 3, Device::Cpu), None), [""]);
-        assert_eq!(slots(0, need(16, 1, Device::Auto), None).len(), 1);
-        assert_eq!(slots(0, need(1, 8, Device::Auto), Some(3)).len(), 3);
+        assert_eq!(slots(0, need(1, 2, DeviceKind::Auto), None).len(), 4);
+        assert_eq!(slots(4, need(2, 3, DeviceKind::Cpu), None), [""]);
+        assert_eq!(slots(0, need(16, 1, DeviceKind::Auto), None).len(), 1);
+        assert_eq!(slots(0, need(1, 8, DeviceKind::Auto), Some(3)).len(), 3);
     }
 
     #[test]
     fn they_share_memory() {
-        let large = Need { bytes: 3 * GIB, ..need(1, 1, Device::Cpu) };
+        let large = Need { bytes: 3 * GIB, ..need(1, 1, DeviceKind::Cpu) };
         assert_eq!(slots(0, large, None).len(), 2);
         assert_eq!(slots(4, Need { cards: true, ..large }, None), ["0", "1"]);
         assert_eq!(slots(0, Need { bytes: 9 * GIB, ..large }, None).len(), 1);
@@ -145,18 +144,18 @@ mod tests {
 
     #[test]
     fn runs_of_several_sizes_have_room_for_the_largest_of_each() {
-        let need = need(2, 1, Device::Cpu).max(Need { bytes: 5 * GIB, ..need(1, 3, Device::Auto) });
+        let need = need(2, 1, DeviceKind::Cpu).max(Need { bytes: 5 * GIB, ..need(1, 3, DeviceKind::Auto) });
         assert_eq!(need, Need { ranks: 2, processors: 3, bytes: 5 * GIB, cards: true, elsewhere: false });
     }
 
     #[test]
     fn each_run_has_cards_of_its_own() {
-        assert_eq!(slots(4, need(2, 1, Device::Auto), None), ["0,1", "2,3"]);
-        assert_eq!(slots(4, need(1, 1, Device::Cuda), Some(2)), ["0", "1"]);
-        assert_eq!(slots(3, need(2, 1, Device::Auto), None), ["0,1"]);
-        assert_eq!(slots(2, need(1, 1, Device::Auto), Some(3)), ["0", "1", "0"]);
-        assert_eq!(slots(2, need(4, 1, Device::Auto), None), [""], "more ranks than cards");
-        let elsewhere = Need { elsewhere: true, ..need(2, 1, Device::Cuda) };
+        assert_eq!(slots(4, need(2, 1, DeviceKind::Auto), None), ["0,1", "2,3"]);
+        assert_eq!(slots(4, need(1, 1, DeviceKind::Cuda), Some(2)), ["0", "1"]);
+        assert_eq!(slots(3, need(2, 1, DeviceKind::Auto), None), ["0,1"]);
+        assert_eq!(slots(2, need(1, 1, DeviceKind::Auto), Some(3)), ["0", "1", "0"]);
+        assert_eq!(slots(2, need(4, 1, DeviceKind::Auto), None), [""], "more ranks than cards");
+        let elsewhere = Need { elsewhere: true, ..need(2, 1, DeviceKind::Cuda) };
         assert_eq!(slots(4, elsewhere, None), [""]);
         assert!(Need::of(&RunConfig::default(), false, 0).elsewhere);
     }

@@ -29,7 +29,7 @@ fn a_run_that_finishes() {
 
 #[test]
 fn pauses_grow_and_progress_sets_them_back() {
-    let mut scene = Scene::with(|config| config.cluster.restarts = 100, Room::Here);
+    let mut scene = Scene::with(|config| config.cluster.restart.limit = 100, Room::Here);
     let mut pauses = Vec::new();
     for lease in 1..=9 {
         let (pause, wanted) = scene.train(lease, 10).fail(Fault::Passing).pause();
@@ -65,7 +65,7 @@ fn restarts_are_counted_in_a_window_whatever_progress_they_make() {
 
 #[test]
 fn no_restarts_may_be_wanted() {
-    let mut scene = Scene::with(|config| config.cluster.restarts = 0, Room::Here);
+    let mut scene = Scene::with(|config| config.cluster.restart.limit = 0, Room::Here);
     assert_eq!(scene.train(1, 50).fail(Fault::Passing).failure().0, 1);
 }
 

@@ -29,7 +29,7 @@ fn attempts_without_a_new_checkpoint_end_the_run_whatever_their_spacing() {
     let mut lucky = Scene { at: scene.at, state: scene.state.clone(), done: Vec::new() };
     scene.wait(LATER);
     let (code, message) = { scene.train(7, 60).fail(Fault::Passing).failure() };
-    let expected = "given up after 6 attempts without a new checkpoint (cluster.restarts = 5); the last: rank 0";
+    let expected = "given up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: rank 0";
     assert!(code == 1 && message.starts_with(expected), "{message}");
     assert_eq!(scene.state.memory.progress.fruitless, 0, "who starts it again has mended something");
     // A checkpoint further than any is progress.
@@ -69,8 +69,7 @@ fn a_load_that_is_longer_than_the_time_limit_is_not_queued_again_for_ever() {
         memory = scene.state.memory;
     }
     let scene = too_short(memory.clone(), 6);
-    let expected =
-        "given up after 6 attempts without a new checkpoint (cluster.restarts = 5); the last: close to its time limit";
+    let expected = "given up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: close to its time limit";
     assert_eq!(scene.failure(), (70, expected), "a job that ends so is not queued again");
     assert!(!scene.done.contains(&Action::ForgetStop));
     let told = &scene.state.memory.job_ends[5];
@@ -92,7 +91,7 @@ fn a_coordinator_that_is_killed_in_its_job_counts() {
         memory = scene.state.memory;
     }
     let scene = Scene::in_job(memory.clone(), 120.0, 7.0 * LATER);
-    let expected = "given up after 6 attempts without a new checkpoint (cluster.restarts = 5); the last: the coordinator was \
+    let expected = "given up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: the coordinator was \
                     killed, or its node failed";
     assert_eq!(scene.failure(), (70, expected));
     assert_eq!(scene.done, []);

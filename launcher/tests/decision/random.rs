@@ -23,8 +23,9 @@ const ROLLBACKS: usize = 1;
 fn settings(seed: u64) -> Settings {
     let mut config = RunConfig::default();
     let cluster = &mut config.cluster;
-    (cluster.ranks, cluster.restarts) = (2, RESTARTS);
-    (cluster.restart_window_minutes, cluster.patience_minutes) = ([10.0, 0.5][seed as usize / 4 % 2], 10.0);
+    (cluster.ranks, cluster.restart.limit) = (2, RESTARTS);
+    (cluster.restart.window_minutes, cluster.restart.start_timeout_minutes) =
+        ([10.0, 0.5][seed as usize / 4 % 2], 10.0);
     cluster.limits.join_seconds = 50.0;
     (cluster.limits.load_seconds, cluster.limits.first_step_seconds, cluster.limits.step_seconds) = (90.0, 80.0, 70.0);
     (cluster.limits.evaluate_seconds, cluster.limits.save_seconds, cluster.limits.stop_seconds) = (90.0, 90.0, 90.0);

@@ -132,7 +132,7 @@ fn no_gradient_depends_on_the_micro_batches_or_the_device() {
     }
 }
 
-/// The parts of a global batch that `cluster.canonical` sums one by one.
+/// The parts of a global batch that `cluster.all_reduce.canonical` sums one by one.
 #[test]
 fn parts_that_are_summed_one_by_one_make_the_whole() {
     for case in CASES {

@@ -2,7 +2,7 @@
 //! mpirun is told their names; the values travel in its own messages and stand on no command line.
 
 use lambert_config::gpu_environment;
-use lambert_config::run::{Cluster, Device};
+use lambert_config::run::{Device, DeviceKind};
 use lambert_control::{TOKEN_VARIABLE, URL_VARIABLE};
 
 /// Credentials and endpoints of stores, certificates, logging, and the settings of libraries. Those of mpirun's own process
@@ -26,10 +26,10 @@ const USUAL: [&str; 15] = [
 ];
 
 /// What ranks need that may compute on a GPU, beside the variables for which `is_set`.
-pub fn for_gpus(cluster: &Cluster, is_set: impl Fn(&str) -> bool) -> Vec<(&'static str, &'static str)> {
-    match cluster.device {
-        Device::Cpu => Vec::new(),
-        _ => gpu_environment::defaults(cluster.deterministic, is_set),
+pub fn for_gpus(device: &Device, is_set: impl Fn(&str) -> bool) -> Vec<(&'static str, &'static str)> {
+    match device.kind {
+        DeviceKind::Cpu => Vec::new(),
+        _ => gpu_environment::defaults(device.deterministic, is_set),
     }
 }
 

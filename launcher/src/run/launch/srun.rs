@@ -44,7 +44,7 @@ impl Launcher for Srun {
         let mut line: CommandLine = vec!["srun".into(), "--mpi=pmix".into()];
         line.push(format!("--ntasks={world}").into());
         // Not inherited from the job since 22.05.
-        line.push(format!("--cpus-per-task={}", start.cluster.threads).into());
+        line.push(format!("--cpus-per-task={}", start.threads).into());
         line.extend(["--distribution=block", "--cpu-bind=none"].map(OsString::from));
         if let Placement::Allocation(Some(left_out)) = &start.attempt.placement {
             // The job's own number of nodes would be asked for otherwise.
@@ -152,10 +152,11 @@ mod tests {
     use std::path::Path;
 
     fn line(placement: Placement) -> String {
-        let cluster = Cluster { threads: 3, srun_arguments: vec!["--gpu-bind=none".into()], ..Cluster::default() };
+        let cluster = Cluster { srun_arguments: vec!["--gpu-bind=none".into()], ..Cluster::default() };
         let start = Start {
             attempt: &Attempt { number: 3, world: 2, placement },
             cluster: &cluster,
+            threads: 3,
             worker: Path::new("/bin/lambert-worker"),
             run: "/runs/a",
             variables: &["AWS_SECRET_ACCESS_KEY".to_owned()],

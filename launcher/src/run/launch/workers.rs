@@ -71,7 +71,7 @@ impl Workers {
         std::env::current_dir().map_err(WorkersError::NoFolder)?;
         let cluster = &order.config.cluster;
         let session = Session::new(order.store.url(), attempt.number);
-        let for_gpus = environment::for_gpus(cluster, |name| std::env::var_os(name).is_some());
+        let for_gpus = environment::for_gpus(&order.config.device, |name| std::env::var_os(name).is_some());
         Session::create(&launcher.folders(&session))?;
         let present = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         let present = present.chain(for_gpus.iter().map(|(name, _)| (*name).to_owned()));
@@ -79,6 +79,7 @@ impl Workers {
         let line = launcher.command(&Start {
             attempt,
             cluster,
+            threads: order.config.device.threads,
             worker: &order.worker,
             run: order.store.url(),
             variables: &environment::passed_on(present, &cluster.environment),
