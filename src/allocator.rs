@@ -1,6 +1,6 @@
 //! The allocator of every program that links the engine, libtorch included: jemalloc in place of glibc's malloc. glibc
 //! finds no use for an aligned block that was freed among blocks that stay, which costs a training step up to a third of
-//! its memory (docs/experiments.md).
+//! its memory (docs/experiments/memory.md).
 
 use tikv_jemallocator::Jemalloc;
 

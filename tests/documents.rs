@@ -2,12 +2,22 @@
 
 use std::path::{Path, PathBuf};
 
+/// The Markdown pages at the root, in cluster/collective and in every folder below docs.
 fn documents() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let folders = [root.to_owned(), root.join("docs"), root.join("cluster/collective")];
-    let entries = folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap());
-    let paths = entries.map(|entry| entry.unwrap().path());
-    paths.filter(|path| path.extension().is_some_and(|end| end == "md")).collect()
+    let (mut folders, mut pages) =
+        (vec![root.to_owned(), root.join("cluster/collective"), root.join("docs")], Vec::new());
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() && path.starts_with(root.join("docs")) {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "md") {
+                pages.push(path);
+            }
+        }
+    }
+    pages
 }
 
 /// What stands between the brackets of `](...)`, outside code.

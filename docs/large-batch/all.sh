@@ -1,5 +1,5 @@
 #!/bin/sh
-# Every run of the study, a line for each table's cell, in a folder with data/ (docs/experiments.md, "Rates"). The same command goes on
+# Every run of the study, a line for each table's cell, in a folder with data/ (docs/experiments/learning-rate-and-batch.md). The same command goes on
 # after a kill, and makes only what is missing. About 24 hours of one processor core; lines can be run by themselves.
 set -eu
 

@@ -265,7 +265,7 @@ fn temporary_names_are_nobody_elses() {
     assert_same(&place.undisturbed(), &tree(&place.path("data")));
 }
 
-/// All development corpora in one job. `cargo test --release -p lambert-launcher --test prep -- --ignored --nocapture`.
+/// All development corpora in one job. `cargo test --release -p lambert --test prep -- --ignored --nocapture`.
 #[test]
 #[ignore = "minutes long"]
 fn thirty_kills_threads_and_parts_of_a_real_job() {

@@ -42,7 +42,7 @@ using torch::autograd::variable_list;
 using MaybeTensor = std::optional<at::Tensor>;
 
 // x W^T + b; W may be strided. For f32 in main memory by oneDNN, which is faster than MKL, what at::linear calls
-// (docs/experiments.md). Shapes that do not fit are left to at::linear, which says so.
+// (docs/experiments/training-speed.md). Shapes that do not fit are left to at::linear, which says so.
 at::Tensor product(const at::Tensor &x, const at::Tensor &weight, const std::optional<at::Tensor> &bias) {
   const bool plain = x.is_cpu() && x.scalar_type() == at::kFloat;
   if (onednn_allowed && plain && x.numel() > 0 && x.size(-1) == weight.size(1)) {

@@ -158,7 +158,7 @@ fn urgent(sandbox: &Sandbox) {
     assert_eq!(ran.code, 0, "{}", ran.err);
 }
 
-/// Five times each; the table is in docs/experiments.md.
+/// Five times each; the table is in docs/experiments/slurm.md.
 #[test]
 #[ignore = "long: five minutes"]
 fn how_long_a_run_stands_still() {

@@ -2,7 +2,7 @@
 //! is lost to the slowest rank, and what remains of the ranks' throughput.
 //!
 //! A sum moves what the cheapest algorithm must move (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
-//! workstations", 2009); the formulas know no contention between jobs. docs/experiments.md holds them against measurements.
+//! workstations", 2009); the formulas know no contention between jobs. docs/experiments/scaling.md holds them against measurements.
 
 /// A way from one place to another.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -198,11 +198,11 @@ mod tests {
         assert!(near(many / one, 0.95, 0.05), "{}", many / one);
     }
 
-    /// The rows of the table in docs/experiments.md: BERT-large, a global batch of 65,536 samples of 128 tokens up to 512 cards, and at
-    /// least 32 a card.
+    /// The rows of the table in docs/experiments/scaling.md: BERT-large, a global batch of 65,536 samples of 128 tokens up to
+    /// 512 GPUs, and at least 32 per GPU.
     #[test]
     fn the_table_of_the_documentation_is_what_the_formulas_say() {
-        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/experiments.md");
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/experiments/scaling.md");
         let page = std::fs::read_to_string(page).unwrap();
         for hosts in [1, 8, 64, 512] {
             let cluster = dgx(hosts);
@@ -217,7 +217,7 @@ mod tests {
                 "| {} | {samples:.0} | {sum:.1} | {left:.1} | {full:.3} | {half:.3} | {gather:.2} |",
                 cluster.world()
             );
-            assert!(page.contains(&row), "docs/experiments.md lacks: {row}");
+            assert!(page.contains(&row), "docs/experiments/scaling.md lacks: {row}");
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 /// The first sleep between two polls, and the longest one while something is under way. Polls that only yield in between were
-/// measured beside compute threads, and cost them more than they brought (docs/experiments.md, Collectives).
+/// measured beside compute threads, and cost them more than they brought (docs/experiments/collectives.md).
 const SHORTEST: Duration = Duration::from_micros(50);
 const LONGEST: Duration = Duration::from_millis(1);
 
