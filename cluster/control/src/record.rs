@@ -145,6 +145,114 @@ mod finite {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Numbered, Saying, Score};
+
+    /// A record with every field, as it is written.
+    const FULL: &str = concat!(
+        r#"{"step":7,"stage":"short","epoch":1,"samples":256,"tokens":30000,"padding":0.03125,"balance":1.05,"#,
+        r#""masked_tokens":4500,"batch_digest":18446744073709551615,"loss":7.25,"mlm_loss":6.5,"mlm_accuracy":0.25,"#,
+        r#""pair_loss":null,"learning_rate":0.0001,"grad_norm":2.5,"noise":{"gradient":-0.5,"variance":30.0},"#,
+        r#""trust_ratios":{"bert.pooler.dense.weight":0.125},"skipped_updates":2,"skipped_samples":512,"#,
+        r#""seconds":4.0,"data_wait":0.5,"forward_backward":2.0,"communicate":0.25,"ranks":{"min":1.0,"median":1.5,"#,
+        r#""max":2.0,"slowest":3},"optimizer":0.75,"checkpoint":0.5,"samples_per_second":64.0,"#,
+        r#""tokens_per_second":7500.0,"flops_utilization":0.375}"#,
+    );
+
+    /// A record with none of the optional fields, whose loss is not finite.
+    const EMPTY: &str = concat!(
+        r#"{"step":0,"stage":"","epoch":0,"samples":0,"tokens":0,"padding":0.0,"balance":0.0,"masked_tokens":0,"#,
+        r#""batch_digest":0,"loss":null,"learning_rate":0.0,"skipped_updates":0,"skipped_samples":0,"seconds":0.0,"#,
+        r#""data_wait":0.0,"forward_backward":0.0,"communicate":0.0,"optimizer":0.0,"checkpoint":0.0,"#,
+        r#""samples_per_second":0.0,"tokens_per_second":0.0,"flops_utilization":0.0}"#,
+    );
+
+    fn read(text: &str) -> serde_json::Result<StepRecord> {
+        serde_json::from_str(text)
+    }
+
+    /// The record of [`FULL`].
+    fn full() -> StepRecord {
+        let score = |name: &str, loss, accuracy| Score { name: name.to_owned(), loss, accuracy };
+        let scores = [score("mlm", 6.5, Some(0.25)), score("pair", f64::NAN, None)];
+        StepRecord {
+            step: 7,
+            stage: "short".to_owned(),
+            epoch: 1,
+            samples: 256,
+            tokens: 30_000,
+            padding: 0.03125,
+            balance: 1.05,
+            masked_tokens: 4500,
+            batch_digest: u64::MAX,
+            loss: 7.25,
+            scores: scores.into_iter().collect(),
+            learning_rate: 1e-4,
+            grad_norm: Some(2.5),
+            noise: Some(GradientNoise { gradient: -0.5, variance: 30.0 }),
+            trust_ratios: [("bert.pooler.dense.weight".to_owned(), 0.125)].into(),
+            skipped_updates: 2,
+            skipped_samples: 512,
+            seconds: 4.0,
+            data_wait: 0.5,
+            forward_backward: 2.0,
+            communicate: 0.25,
+            ranks: Some(RankTimes { min: 1.0, median: 1.5, max: 2.0, slowest: 3 }),
+            optimizer: 0.75,
+            checkpoint: 0.5,
+            samples_per_second: 64.0,
+            tokens_per_second: 7500.0,
+            flops_utilization: 0.375,
+        }
+    }
+
+    #[test]
+    fn records_keep_their_keys_and_their_order() {
+        let text = |record: &StepRecord| serde_json::to_string(record).unwrap();
+        assert_eq!(text(&full()), FULL);
+        assert_eq!(text(&StepRecord { loss: f64::NAN, ..StepRecord::default() }), EMPTY);
+        assert_eq!(text(&read(FULL).unwrap()), FULL);
+        assert_eq!(text(&read(EMPTY).unwrap()), EMPTY);
+    }
+
+    #[test]
+    fn records_of_earlier_versions_are_read() {
+        let optional = [
+            (r#""padding":0.0,"#, ""),
+            (r#""balance":0.0,"#, ""),
+            (r#""skipped_updates":0,"#, ""),
+            (r#""skipped_samples":0,"#, r#""grad_norm":null,"ranks":null,"#),
+            // JSON writers other than serde_json drop the fraction.
+            (r#"0.0"#, "0"),
+            (r#""step":0"#, r#""unknown":{"step":[1]},"step":0"#),
+        ];
+        let earlier = optional.iter().fold(EMPTY.to_owned(), |text, (now, then)| text.replace(now, then));
+        assert!(!earlier.contains("balance") && !earlier.contains("0.0"), "{earlier}");
+        assert_eq!(serde_json::to_string(&read(&earlier).unwrap()).unwrap(), EMPTY);
+    }
+
+    #[test]
+    fn damaged_records_are_refused_by_key() {
+        let refused = |now: &str, then: &str, cause: &str| {
+            let error = read(&FULL.replace(now, then)).unwrap_err().to_string();
+            assert!(error.contains(cause), "{error}");
+        };
+        refused(r#""seconds":4.0,"#, "", "missing field `seconds`");
+        refused(r#""tokens":30000,"#, "", "missing field `tokens`");
+        refused(r#""learning_rate":0.0001"#, r#""learning_rate":null"#, "invalid type: null, expected f64");
+        refused(r#""samples":256"#, r#""samples":256.5"#, "invalid type: floating point `256.5`, expected u64");
+        refused(r#""samples":256"#, r#""samples":-1"#, "invalid value: integer `-1`, expected u64");
+        refused(r#""samples":256"#, r#""samples":256,"samples":256"#, "duplicate field `samples`");
+    }
+
+    /// Reports carry records inside a message whose kind is a key.
+    #[test]
+    fn records_are_the_same_in_messages() {
+        let message = Numbered { number: 9, saying: Saying::Record(Box::new(read(EMPTY).unwrap())) };
+        let text = serde_json::to_string(&message).unwrap();
+        assert_eq!(text, format!(r#"{{"number":9,"record":{EMPTY}}}"#));
+        let read: Numbered = serde_json::from_str(&text).unwrap();
+        assert_eq!(serde_json::to_string(&read).unwrap(), text);
+    }
 
     #[test]
     fn times_of_ranks_are_told_by_their_spread_and_the_slowest() {
