@@ -113,7 +113,7 @@ impl Rollback {
 
     /// Lets `state` go around the samples.
     pub fn apply(&self, state: &mut TrainState) {
-        state.detours.entry(self.dataset.clone()).or_default().add(self.samples.clone());
+        state.skipped.by_dataset.entry(self.dataset.clone()).or_default().add(self.samples.clone());
     }
 }
 

@@ -407,7 +407,7 @@ impl<'a> Saver<'a> {
             step: state.step,
             attempt: session.lease.attempt(),
             parent: self.newest.as_ref().map(|(name, _)| name.clone()),
-            stage: state.entered.unwrap_or(0),
+            stage: state.stages.entered.unwrap_or(0),
             cursor: state.cursors.clone(),
             config_sha256: session.config_sha256.clone(),
             world: session.world,

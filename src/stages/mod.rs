@@ -18,16 +18,16 @@ use crate::torch::TorchError;
 /// # Errors
 /// No memory for a deeper model.
 pub fn enter(state: &mut TrainState, model: &Model, place: &Place<'_>) -> Result<bool, TorchError> {
-    if state.entered == Some(place.index) {
+    if state.stages.entered == Some(place.index) {
         return Ok(false);
     }
     growth::grow(state, model, &place.stage.growth, place.stage.depth(model))?;
-    state.history = History::default();
-    state.watched = Watched::default();
+    state.stages.history = History::default();
+    state.stages.watched = Watched::default();
     if place.stage.restart_optimizer {
         state.restart_optimizer();
     }
-    state.entered = Some(place.index);
+    state.stages.entered = Some(place.index);
     Ok(true)
 }
 
@@ -54,10 +54,10 @@ mod tests {
         assert!(enter(&mut state, &model, &place(0)).unwrap());
         state.count_update();
         assert!(!enter(&mut state, &model, &place(0)).unwrap());
-        assert_eq!((state.grown_from, state.parameters.layers()), (Some(1), 2));
+        assert_eq!((state.stages.grown_from, state.parameters.layers()), (Some(1), 2));
         assert_eq!(state.updates["layer.1"], 1, "the optimizer was restarted twice");
         // A stage that the run enters behind its beginning: the one before was cut short.
-        state.entered = Some(0);
+        state.stages.entered = Some(0);
         assert!(enter(&mut state, &model, &place(5)).unwrap());
         assert!(state.updates.is_empty());
     }

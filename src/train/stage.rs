@@ -84,7 +84,7 @@ impl<'a> Stage<'a> {
         };
         let demand = Demand {
             cursor: state.cursor(dataset),
-            detours: state.detours.get(dataset.manifest_sha256()).cloned().unwrap_or_default(),
+            detours: state.skipped.by_dataset.get(dataset.manifest_sha256()).cloned().unwrap_or_default(),
             micro_batch_tokens,
             rank: session.rank,
             world: session.world,
@@ -113,7 +113,7 @@ impl<'a> Stage<'a> {
         let growth = &self.place.stage.growth;
         if done == self.place.done || done == growth.new_layers_only {
             let is_unused = |spec: &Spec| objectives::is_unused(spec.head, &self.session.config.objective);
-            growth::freeze(&mut state.parameters, growth, state.grown_from, done, is_unused);
+            growth::freeze(&mut state.parameters, growth, state.stages.grown_from, done, is_unused);
         }
     }
 
@@ -295,10 +295,10 @@ impl<'a> Stage<'a> {
         }
         let Place { stage, index, .. } = self.place;
         let done = self.done(state);
-        if stage.plateau.is_some_and(|plateau| state.watched.is_flat(&plateau, loss)) && done < stage.steps {
-            state.ended.insert(index, done);
+        if stage.plateau.is_some_and(|plateau| state.stages.watched.is_flat(&plateau, loss)) && done < stage.steps {
+            state.stages.ended.insert(index, done);
             if self.session.is_first() {
-                let steps = timeline::total_steps(config, &state.ended);
+                let steps = timeline::total_steps(config, &state.stages.ended);
                 let stage = stage.name.clone();
                 self.session.control.event(EventKind::Plateau { step: state.step, stage, done, steps });
             }

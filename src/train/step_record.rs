@@ -21,8 +21,8 @@ pub fn record(outcome: &StepOutcome, state: &TrainState) -> StepRecord {
         scores: outcome.totals.scores(),
         learning_rate: outcome.learning_rate,
         grad_norm: outcome.finite_norm(),
-        skipped_updates: state.skipped_updates,
-        skipped_samples: state.skipped_samples,
+        skipped_updates: state.skipped.updates,
+        skipped_samples: state.skipped.samples,
         ..StepRecord::default()
     }
 }
