@@ -94,8 +94,8 @@ impl<'a> Saver<'a> {
 
     /// Takes a step's record in, and tells it what saving cost before it.
     pub fn push(&mut self, record: &mut StepRecord) -> Result<(), Error> {
-        record.checkpoint = std::mem::take(&mut self.stall);
-        records::add_pause(record, record.checkpoint);
+        record.times.checkpoint = std::mem::take(&mut self.stall);
+        records::add_pause(record, record.times.checkpoint);
         self.records.push(record)
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use lambert_collective::{Group, Reducer};
-use lambert_control::{Directive, EventKind, RankTimes, StepRecord};
+use lambert_control::{Directive, EventKind, RankTimes, StepRecord, StepTimes};
 use lambert_dataset::DatasetError;
 use lambert_dataset::random::Key;
 use lambert_plan::timeline::{self, Place};
@@ -174,11 +174,11 @@ impl<'a> Stage<'a> {
         agreed.verdict = outcome.conclude(state, &session.config.guard);
 
         let mut record = step_record::record(&outcome, state);
-        (record.data_wait, record.forward_backward) = (data_wait, forward_backward);
-        (record.communicate, record.optimizer) = (communicate, optimizer);
-        (record.noise, record.trust_ratios) = (noise, trust_ratios);
-        record.ranks = RankTimes::of(&agreed.busy);
-        record.seconds = whole.lap();
+        (record.update.noise, record.update.trust_ratios) = (noise, trust_ratios);
+        let ranks = RankTimes::of(&agreed.busy);
+        let seconds = whole.lap();
+        record.times =
+            StepTimes { seconds, data_wait, forward_backward, communicate, ranks, optimizer, ..StepTimes::default() };
         step_record::put_rates(&mut record, self.flops(&batch), session.peak);
         Ok(Step::Made(Box::new(record), agreed))
     }

@@ -22,10 +22,11 @@ pub fn run(url: &str, status: &Status, life: Life, job: Option<&Job>) -> Vec<Str
     }
     lines.push(step);
     if let Some(record) = &status.record {
-        let (loss, rate) = (record.loss, record.learning_rate);
+        let (loss, rate) = (record.loss, record.update.learning_rate);
         lines.push(format!("loss         {loss:.4} ({}), learning rate {rate:.3e}", score(&record.scores.main())));
     }
-    if let Some(times) = status.record.as_ref().and_then(|record| record.ranks).filter(|_| status.ranks.len() > 1) {
+    if let Some(times) = status.record.as_ref().and_then(|record| record.times.ranks).filter(|_| status.ranks.len() > 1)
+    {
         lines.push(rank_times(times, &status.ranks));
     }
     if let Some(held_out) = &status.evaluation {

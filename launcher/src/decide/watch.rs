@@ -172,7 +172,7 @@ impl Watch {
     fn said(&mut self, at: Seconds, rank: usize, saying: Saying) {
         let event = match saying {
             Saying::Record(record) => {
-                self.seconds.push_back(record.seconds);
+                self.seconds.push_back(record.times.seconds);
                 self.seconds.drain(..self.seconds.len().saturating_sub(WINDOW));
                 self.step = self.step.max(record.step);
                 return;

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use lambert_config::RunConfig;
-use lambert_control::{EventKind, StepRecord};
+use lambert_control::{BatchStats, EventKind, StepRecord, StepTimes};
 use lambert_control::{Report, Saying};
 use lambert_store::Store;
 use lambert_store::run::COORDINATOR;
@@ -68,7 +68,9 @@ fn from_rank_0(what: Saying) -> Event {
 
 /// What happens in a run of one rank that makes two steps and is stopped, with the times.
 fn events() -> Vec<(Seconds, Event)> {
-    let record = |step| StepRecord { step, samples: 8, seconds: 2.0, ..StepRecord::default() };
+    let batch = BatchStats { samples: 8, ..BatchStats::default() };
+    let times = StepTimes { seconds: 2.0, ..StepTimes::default() };
+    let record = |step| StepRecord { step, batch, times, ..StepRecord::default() };
     let report = Report { rank: 0, pid: 7, host: "a".into(), phase: lambert_control::Phase::Step, ..Report::default() };
     let started = EventKind::Started { step: 0, steps: 9, checkpoint: None, passed_over: Vec::new() };
     let saved = EventKind::Checkpoint { name: "step-2".into(), step: 2, seconds: 0.1, written: 0.2 };

@@ -127,7 +127,7 @@ impl StatusTracker {
         status.step = record.step;
         status.samples_per_second = pace.samples_per_second();
         status.seconds_left = pace.seconds_for(status.steps.saturating_sub(record.step));
-        if let Some(noise) = record.noise {
+        if let Some(noise) = record.update.noise {
             status.noise.get_or_insert_default().add(noise);
         }
         status.record = Some(record.clone());
