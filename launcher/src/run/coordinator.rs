@@ -67,7 +67,7 @@ impl<'a> Coordinator<'a> {
         let requests =
             RequestPoller::listen(order.store.clone(), lease.clone(), events.clone()).map_err(Failure::failed)?;
         let writer = StoreWriter::start(order.store.clone()).map_err(Failure::failed)?;
-        let before = (status.step, status.checkpoint.clone());
+        let before = (status.progress.step, status.checkpoint.clone());
         let observers = Observers::make(&order.config, order.store.url(), records, status, &writer);
         let settings = Settings { job, ..Settings::new(&order.config, order.room.clone(), host::now()) };
         let (now, workers, sources) = (Instant::now(), None, (signals, requests));

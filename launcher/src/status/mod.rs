@@ -50,16 +50,42 @@ impl std::fmt::Display for State {
     }
 }
 
-/// Where a run is.
+/// The status of a run. Its parts are written as keys of one JSON object, and absent keys have their defaults.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Status {
-    /// What it is doing.
+    /// The state of the run.
     pub state: State,
     /// Its name.
     pub name: String,
     /// The attempt that holds it.
     pub attempt: u32,
+    /// Progress and speed.
+    #[serde(flatten)]
+    pub progress: RunProgress,
+    /// The newest committed checkpoint.
+    pub checkpoint: Option<String>,
+    /// Restarts under this coordinator.
+    #[serde(flatten)]
+    pub restarts: Restarts,
+    /// The last measurements.
+    #[serde(flatten)]
+    pub latest: LatestMetrics,
+    /// The workers of the current attempt.
+    #[serde(flatten)]
+    pub workers: WorkerStatus,
+    /// The coordinator that watches them.
+    pub coordinator: Coordinator,
+    /// The last failure.
+    pub error: Option<String>,
+    /// When this was written, seconds since 1970.
+    pub updated: f64,
+}
+
+/// The steps that a run has finished, and its speed.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RunProgress {
     /// Steps finished.
     pub step: u64,
     /// Steps of all stages.
@@ -68,32 +94,43 @@ pub struct Status {
     pub samples_per_second: f64,
     /// Seconds to the end at that speed, if known.
     pub seconds_left: Option<f64>,
-    /// The newest committed checkpoint.
-    pub checkpoint: Option<String>,
-    /// How often workers were started again under this coordinator.
-    pub restarts: u64,
-    /// What those restarts cost.
+}
+
+/// The restarts of the workers under a coordinator.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Restarts {
+    /// Their number.
+    #[serde(rename = "restarts")]
+    pub count: u64,
+    /// Their cost.
     pub lost: Vec<Lost>,
+}
+
+/// The last measurements of a run.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LatestMetrics {
     /// The last step's record.
     pub record: Option<StepRecord>,
     /// The last held-out measurement.
     pub evaluation: Option<Evaluation>,
-    /// How noisy gradients are, averaged over the last steps that measured it.
+    /// The gradient noise, averaged over the last steps that measured it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub noise: Option<NoiseScale>,
-    /// The folder on each host that has what the attempt's ranks there printed.
+}
+
+/// The workers of an attempt.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WorkerStatus {
+    /// The folder on each host that has the output of the attempt's ranks there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logs: Option<String>,
-    /// The workers.
+    /// Each rank.
     pub ranks: Vec<RankStatus>,
-    /// Connections and requests that the current attempt's control channel has refused.
+    /// Connections and requests that the attempt's control channel has refused.
     pub refused: u64,
-    /// Who watches them.
-    pub coordinator: Coordinator,
-    /// The last failure.
-    pub error: Option<String>,
-    /// When this was written, seconds since 1970.
-    pub updated: f64,
 }
 
 /// The averages of the estimates of [`GradientNoise`], the latest with the most weight.
@@ -211,32 +248,35 @@ mod tests {
             state: State::Training,
             name: "demo".to_owned(),
             attempt: 3,
-            step: 70,
-            steps: 120,
-            samples_per_second: 64.0,
-            seconds_left: Some(25.5),
+            progress: RunProgress { step: 70, steps: 120, samples_per_second: 64.0, seconds_left: Some(25.5) },
             checkpoint: Some("step-000000060-a0002".to_owned()),
-            restarts: 1,
-            lost: vec![Lost { attempt: 2, step: 64, seconds: None, cause: "rank 1: signal 9".to_owned() }],
-            record: Some(StepRecord { step: 70, loss: 7.25, ..StepRecord::default() }),
-            evaluation: Some(Evaluation {
-                step: 60,
-                samples: 8,
-                masked_tokens: 9,
-                scores: Scores::default(),
-                unigram_entropy: 3.5,
-            }),
-            noise: Some(NoiseScale { estimates: 2, gradient: 1.0, variance: 40.0 }),
-            logs: Some("/scratch/logs".to_owned()),
-            ranks: vec![RankStatus {
-                rank: 0,
-                host: "node1".to_owned(),
-                pid: 4711,
-                step: 70,
-                phase: "computing a step".to_owned(),
-                silent: 0.5,
-            }],
-            refused: 2,
+            restarts: Restarts {
+                count: 1,
+                lost: vec![Lost { attempt: 2, step: 64, seconds: None, cause: "rank 1: signal 9".to_owned() }],
+            },
+            latest: LatestMetrics {
+                record: Some(StepRecord { step: 70, loss: 7.25, ..StepRecord::default() }),
+                evaluation: Some(Evaluation {
+                    step: 60,
+                    samples: 8,
+                    masked_tokens: 9,
+                    scores: Scores::default(),
+                    unigram_entropy: 3.5,
+                }),
+                noise: Some(NoiseScale { estimates: 2, gradient: 1.0, variance: 40.0 }),
+            },
+            workers: WorkerStatus {
+                logs: Some("/scratch/logs".to_owned()),
+                ranks: vec![RankStatus {
+                    rank: 0,
+                    host: "node1".to_owned(),
+                    pid: 4711,
+                    step: 70,
+                    phase: "computing a step".to_owned(),
+                    silent: 0.5,
+                }],
+                refused: 2,
+            },
             coordinator: Coordinator { host: "node0".to_owned(), pid: 42, since: "99".to_owned() },
             error: Some("rank 1: signal 9".to_owned()),
             updated: 1.75e9,
@@ -258,8 +298,11 @@ mod tests {
         assert_eq!(read("{}"), Status::default());
         let other =
             read(r#"{"step":5,"samples_per_second":4,"seconds_left":9,"lost":[],"refused":1,"unknown":{"step":1}}"#);
-        let expected =
-            Status { step: 5, samples_per_second: 4.0, seconds_left: Some(9.0), refused: 1, ..Status::default() };
+        let expected = Status {
+            progress: RunProgress { step: 5, steps: 0, samples_per_second: 4.0, seconds_left: Some(9.0) },
+            workers: WorkerStatus { refused: 1, ..WorkerStatus::default() },
+            ..Status::default()
+        };
         assert_eq!(other, expected);
         let damaged = serde_json::from_str::<Status>(r#"{"steps":"many"}"#).unwrap_err().to_string();
         assert!(damaged.contains("expected u64"), "{damaged}");
