@@ -46,7 +46,7 @@ pub struct FlopRates {
     pub teraflops: f64,
     /// Operations of a product of two large square matrices in the model's compute dtype.
     pub peak_teraflops: f64,
-    /// The one over the other.
+    /// `teraflops` over `peak_teraflops`.
     pub utilization: f64,
 }
 

@@ -38,7 +38,7 @@ impl CheckpointHistory {
         self.stale = true;
     }
 
-    /// Whether the state after `step` is the newest checkpoint's.
+    /// Returns whether the newest checkpoint has the state after `step`.
     pub fn has(&self, step: u64) -> bool {
         !self.stale && self.newest.as_ref().is_some_and(|(_, newest)| *newest == step)
     }

@@ -67,7 +67,7 @@ pub struct Saver<'a> {
 }
 
 impl<'a> Saver<'a> {
-    /// For an attempt that goes on with `state`, which came from `origin`.
+    /// Creates the saver of an attempt that resumes with `state`, which came from `origin`.
     ///
     /// # Errors
     /// More weights than a file can hold.
@@ -106,13 +106,13 @@ impl<'a> Saver<'a> {
         Ok(word == [1])
     }
 
-    /// Whether a checkpoint is due after `step`: by the number of steps, because one was `wanted`, or because one that
+    /// Returns whether a checkpoint is due after `step`: by the number of steps, because one was `wanted`, or because one that
     /// was due had to wait. The same on all ranks.
     pub fn is_due(&mut self, step: u64, wanted: bool) -> bool {
         self.schedule.is_due(step, wanted) && self.save.is_none()
     }
 
-    /// Whether one is due by the clock: the interval, or the pause after a failure, is over. Ranks' clocks differ: only
+    /// Returns whether one is due by the clock: the interval, or the pause after a failure, is over. Ranks' clocks differ: only
     /// rank 0's word counts.
     pub fn is_overdue(&self) -> bool {
         self.save.is_none() && self.schedule.is_overdue()
@@ -123,7 +123,7 @@ impl<'a> Saver<'a> {
         self.schedule.stop();
     }
 
-    /// What this rank says of the save under way.
+    /// This rank's vote on the save under way.
     pub fn vote(&mut self) -> SaveVote {
         let Some(save) = &mut self.save else { return SaveVote::Nothing };
         self.schedule.vote(save, self.session.is_first())

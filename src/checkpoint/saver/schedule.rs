@@ -35,14 +35,14 @@ impl SaveSchedule {
         }
     }
 
-    /// Whether a save is due after `step`, or was due before and has not begun.
+    /// Returns whether a save is due after `step`, or was due before and has not begun.
     pub fn is_due(&mut self, step: u64, wanted: bool) -> bool {
         let every = self.settings.every_steps;
         self.due |= wanted || every > 0 && step.is_multiple_of(every) && !self.retry_state.is_there();
         self.due
     }
 
-    /// Whether the interval, or the pause after a failure, is over.
+    /// Returns whether the interval, or the pause after a failure, is over.
     pub fn is_overdue(&self) -> bool {
         let minutes = self.settings.every_minutes;
         let interval = minutes > 0.0 && self.last_save.elapsed() >= Duration::from_secs_f64(60.0 * minutes);
