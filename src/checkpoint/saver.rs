@@ -28,7 +28,7 @@ use crate::recovery::replicas::Apart;
 use crate::state::TrainState;
 use crate::torch;
 use crate::worker::agreement::{self, Agreement, Decision, SaveVote, Vote};
-use crate::worker::control::Phase;
+use crate::worker::control::WorkerPhase;
 use crate::worker::session::{Datasets, Session};
 use crate::worker::stopwatch::Stopwatch;
 use crate::worker::trace::span;
@@ -191,7 +191,7 @@ impl<'a> Saver<'a> {
         if self.has(state) {
             return Ok(());
         }
-        self.session.control.phase(Phase::Save);
+        self.session.control.phase(WorkerPhase::Save);
         let _save = span!("save", step = state.step);
         let mut watch = Stopwatch::start();
         (self.due, self.last_save) = (false, Instant::now());
@@ -222,7 +222,7 @@ impl<'a> Saver<'a> {
         if !matches!(&save.progress, Progress::Copying(copying, _) if wait || copying.is_done()) {
             return Ok(());
         }
-        self.session.control.phase(Phase::Save);
+        self.session.control.phase(WorkerPhase::Save);
         let mut watch = Stopwatch::start();
         let Progress::Copying(copying, records) = std::mem::replace(&mut save.progress, Progress::Committing(None))
         else {
@@ -251,7 +251,7 @@ impl<'a> Saver<'a> {
 
     /// Returns when the state is saved as a checkpoint, however often that has to be tried.
     pub fn complete(&mut self, collective: &mut dyn Group, state: &TrainState) -> Result<(), Error> {
-        self.session.control.phase(Phase::Save);
+        self.session.control.phase(WorkerPhase::Save);
         loop {
             self.save(collective, state)?;
             self.settle(collective)?;
@@ -291,7 +291,7 @@ impl<'a> Saver<'a> {
         self.write_what_is_copied(true)?;
         let mut pause = SHORTEST_POLL;
         while self.save.is_some() {
-            self.session.control.phase(Phase::Save);
+            self.session.control.phase(WorkerPhase::Save);
             if self.session.control.stop_is_requested() {
                 self.stop();
             }
@@ -309,7 +309,7 @@ impl<'a> Saver<'a> {
 
     /// All ranks hand their entries to rank 0, which begins to commit.
     fn hand_in(&mut self, collective: &mut dyn Group) -> Result<(), Error> {
-        self.session.control.phase(Phase::Save);
+        self.session.control.phase(WorkerPhase::Save);
         let mut watch = Stopwatch::start();
         let Some(save) = &mut self.save else { return Ok(()) };
         let Progress::Writing(objects, records) = std::mem::replace(&mut save.progress, Progress::Committing(None))

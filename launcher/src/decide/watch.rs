@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use lambert_config::exit;
-use lambert_control::{EventKind, Fault};
-use lambert_control::{Phase, Report, Saying, Versions};
+use lambert_control::{EventKind, FailureKind};
+use lambert_control::{Message, Versions, WorkerPhase, WorkerReport};
 
 use super::Seconds;
 use super::event::{Death, Exit, FromWorkers};
@@ -26,7 +26,7 @@ pub struct Rank {
     /// Steps it has finished.
     pub step: u64,
     /// What its training thread is doing.
-    pub phase: Phase,
+    pub phase: WorkerPhase,
     /// Since when.
     pub since: Seconds,
     /// When it last reported.
@@ -86,7 +86,7 @@ pub struct Rollback {
 struct RankFailure {
     rank: usize,
     message: String,
-    fault: Fault,
+    fault: FailureKind,
 }
 
 /// How an attempt ended.
@@ -112,7 +112,7 @@ pub struct Failure {
     /// Which rank and how, for people.
     pub message: String,
     /// What a new attempt may hope for.
-    pub fault: Fault,
+    pub fault: FailureKind,
     /// The host that is to blame, if one is.
     pub host: Option<String>,
 }
@@ -120,7 +120,7 @@ pub struct Failure {
 impl Failure {
     /// Something that a new attempt may be spared.
     pub fn passing(message: String) -> Self {
-        Self { message, fault: Fault::Passing, host: None }
+        Self { message, fault: FailureKind::Transient, host: None }
     }
 }
 
@@ -148,13 +148,13 @@ impl Watch {
         }
     }
 
-    fn report(&mut self, at: Seconds, report: Report) {
-        let Report { rank, pid, host, step, phase, in_phase, versions, .. } = report;
+    fn report(&mut self, at: Seconds, report: WorkerReport) {
+        let WorkerReport { rank, pid, host, step, phase, seconds_in_phase, versions, .. } = report;
         if let Some(versions) = versions {
             self.compare(rank, versions);
         }
         self.step = self.step.max(step);
-        let since = at - in_phase.max(0.0);
+        let since = at - seconds_in_phase.max(0.0);
         self.ranks.insert(rank, Rank { pid, host, step, phase, since, heard: at });
     }
 
@@ -163,21 +163,21 @@ impl Watch {
             self.versions = Some((rank, versions));
             return;
         };
-        if let Some((what, one, other)) = known.differs(&versions) {
+        if let Some((what, one, other)) = known.first_difference(&versions) {
             let mixture = format!("rank {first} has {what} {one}, rank {rank} has {other}");
             self.mixture.get_or_insert(mixture);
         }
     }
 
-    fn said(&mut self, at: Seconds, rank: usize, saying: Saying) {
+    fn said(&mut self, at: Seconds, rank: usize, saying: Message) {
         let event = match saying {
-            Saying::Record(record) => {
+            Message::Record(record) => {
                 self.seconds.push_back(record.seconds);
                 self.seconds.drain(..self.seconds.len().saturating_sub(WINDOW));
                 self.step = self.step.max(record.step);
                 return;
             }
-            Saying::Event(event) => event,
+            Message::Event(event) => event,
         };
         match event {
             EventKind::Started { .. } => self.started = true,
@@ -189,7 +189,7 @@ impl Watch {
                 self.trouble.get_or_insert(at);
                 self.left = Some((at, Left::RolledBack(Rollback { message, step, to })));
             }
-            EventKind::Failed { message, fault } => {
+            EventKind::Failed { message, kind: fault } => {
                 self.trouble.get_or_insert(at);
                 self.failures.push(RankFailure { rank, message, fault });
             }
@@ -213,7 +213,7 @@ impl Watch {
     /// Whether an end loses nothing: no step was finished and no checkpoint committed in this attempt, and no rank is further
     /// than its first step.
     pub fn is_fresh(&self) -> bool {
-        let early = |rank: &Rank| matches!(rank.phase, Phase::Join | Phase::Load) || rank.phase.is_step();
+        let early = |rank: &Rank| matches!(rank.phase, WorkerPhase::Join | WorkerPhase::Load) || rank.phase.is_step();
         self.seconds.is_empty() && !self.committed && self.left.is_none() && self.ranks.values().all(early)
     }
 
@@ -250,9 +250,9 @@ impl Watch {
     /// Why an attempt of `world` ranks failed, once its processes have ended: the first of these that is known: a fault that a
     /// rank says is lasting, a signal, what the dead rank said, what any rank said, how the process ended.
     pub fn failure(&self, world: usize) -> Ending {
-        let lasting = |failure: &&RankFailure| !matches!(failure.fault, Fault::Passing | Fault::Host);
+        let lasting = |failure: &&RankFailure| !matches!(failure.fault, FailureKind::Transient | FailureKind::Host);
         let by = |rank: usize| self.failures.iter().find(|failure| failure.rank == rank);
-        let host = || self.failures.iter().find(|failure| failure.fault == Fault::Host);
+        let host = || self.failures.iter().find(|failure| failure.fault == FailureKind::Host);
         let told = self.failures.iter().find(lasting).or_else(host);
         match (told, self.death) {
             (Some(told), _) => self.told(told),
@@ -289,7 +289,7 @@ impl Watch {
 
     fn told(&self, failure: &RankFailure) -> Ending {
         let message = format!("{} failed: {}", self.who(failure.rank), failure.message);
-        let host = self.host(failure.rank).filter(|_| failure.fault == Fault::Host);
+        let host = self.host(failure.rank).filter(|_| failure.fault == FailureKind::Host);
         Ending::Failed(Failure { message, fault: failure.fault, host })
     }
 
@@ -311,7 +311,7 @@ impl Watch {
     }
 
     fn coded(&self, message: String, code: i32) -> Ending {
-        let fault = if code == exit::USAGE { Fault::Usage } else { Fault::Passing };
+        let fault = if code == exit::USAGE { FailureKind::Usage } else { FailureKind::Transient };
         Ending::Failed(Failure { message, fault, host: self.complained_of() })
     }
 
