@@ -232,7 +232,8 @@ mod tests {
     #[test]
     fn a_card_that_is_lost_is_seen_by_whoever_meets_it_first() {
         let met = "an illegal memory access was encountered";
-        let event = lambert_collective::Error::Device { operation: "the sum of a bucket", number: 1, text: met.into() };
+        let event =
+            lambert_collective::Error::Device { operation: "the sum of a bucket", ordinal: 1, text: met.into() };
         assert_eq!(Error::Collective(event).lost_card(), Some(met));
         let sum = |text: &str, last: &str| {
             let (text, last) = (text.to_owned(), last.to_owned());

@@ -300,7 +300,7 @@ fn device(name: &str) -> Result<Device, String> {
 fn eval(saved: &Saved, data: &str, samples: u64, json: bool) -> Result<i32, Error> {
     let question = saved.question(data, samples)?;
     let evaluated =
-        evaluate::evaluate(&saved.objective(), &mut *local::alone().group, &question, saved.step, || false)?;
+        evaluate::evaluate(&saved.objective(), &mut *local::single().group, &question, saved.step, || false)?;
     let result = match evaluated {
         Evaluated::Whole(evaluation) => evaluation,
         // Alone, it is this rank that could not read.

@@ -103,7 +103,7 @@ pub enum EventKind {
     Failed {
         /// Error message with the whole chain of causes.
         message: String,
-        /// Whether a retry can succeed.
+        /// Class of the failure.
         #[serde(rename = "fault")]
         kind: FailureKind,
     },

@@ -6,7 +6,7 @@
 //! reply in [`SIGNATURE_HEADER`].
 //!
 //! - Messages (step records, events) have sequence numbers and are resent until acknowledged ([`Outbox`], [`Inbox`]).
-//! - Commands have sequence numbers and are resent until rank 0 acknowledges them ([`Command`], [`CommandSlot`]).
+//! - Commands have sequence numbers and are resent until rank 0 acknowledges them ([`CoordinatorCommand`], [`CommandSlot`]).
 //! - Phase, step and time in the phase describe the training thread, so reports reveal a hung training thread
 //!   ([`WorkerPhase`]).
 //! - Steps, evaluations and events are plain records ([`StepRecord`], [`Evaluation`], [`EventKind`]).
@@ -22,7 +22,7 @@ mod version;
 
 pub use event::{Directive, EventKind, FailureKind};
 pub use mailbox::{CommandSlot, Inbox, Outbox};
-pub use message::{Command, Message, ReportReply, SequencedMessage, WorkerPhase, WorkerReport};
+pub use message::{CoordinatorCommand, Message, ReportReply, SequencedMessage, WorkerPhase, WorkerReport};
 pub use record::{Evaluation, GradientNoise, RankTimes, StepRecord};
 pub use scores::{Score, Scores};
 pub use signature::{ReportHeader, ReportSigner, SigningKey};

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use crate::{Command, Directive, Message, SequencedMessage};
+use crate::{CoordinatorCommand, Directive, Message, SequencedMessage};
 
 /// Maximum number of messages in a report.
 const MAX_BATCH_MESSAGES: usize = 256;
@@ -83,7 +83,7 @@ pub struct CommandSlot {
 
 impl CommandSlot {
     /// Stores a command unless it was received before.
-    pub fn receive(&mut self, command: Command) {
+    pub fn receive(&mut self, command: CoordinatorCommand) {
         if command.number > self.last_received {
             self.last_received = command.number;
             self.pending = Some(command.directive);
@@ -184,14 +184,14 @@ mod tests {
         let (save, stop) = (Directive::Checkpoint, Directive::CheckpointAndStop);
         let mut slot = CommandSlot::default();
         assert_eq!((slot.take(), slot.acknowledged()), (Directive::Continue, 0));
-        slot.receive(Command { number: 1, directive: save });
+        slot.receive(CoordinatorCommand { number: 1, directive: save });
         assert_eq!(slot.acknowledged(), 0, "the training thread has not taken it");
-        slot.receive(Command { number: 1, directive: save });
+        slot.receive(CoordinatorCommand { number: 1, directive: save });
         assert_eq!((slot.take(), slot.acknowledged()), (save, 1));
-        slot.receive(Command { number: 1, directive: save });
+        slot.receive(CoordinatorCommand { number: 1, directive: save });
         assert_eq!(slot.take(), Directive::Continue);
-        slot.receive(Command { number: 3, directive: stop });
-        slot.receive(Command { number: 2, directive: save });
+        slot.receive(CoordinatorCommand { number: 3, directive: stop });
+        slot.receive(CoordinatorCommand { number: 2, directive: save });
         assert_eq!((slot.take(), slot.acknowledged()), (stop, 3));
         // The directive could not be carried out in a step that failed.
         slot.restore(Directive::Continue);

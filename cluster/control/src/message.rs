@@ -106,7 +106,7 @@ pub enum Message {
 
 /// Numbered directive of the coordinator. Rank 0 forwards it, so all ranks act after the same step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Command {
+pub struct CoordinatorCommand {
     /// Sequence number in this attempt, from 1.
     pub number: u64,
     /// Requested action.
@@ -120,7 +120,7 @@ pub struct ReportReply {
     pub acknowledged: u64,
     /// Newest command that the worker has not acknowledged.
     #[serde(rename = "order", default, skip_serializing_if = "Option::is_none")]
-    pub command: Option<Command>,
+    pub command: Option<CoordinatorCommand>,
 }
 
 #[cfg(test)]
@@ -148,7 +148,7 @@ mod tests {
         let text = r#"{"rank":1,"pid":7,"host":"h","step":3,"phase":"exchange","in_phase":0.5,"terminated":true,"taken":2,"said":[{"number":4,"event":{"event":"failed","message":"m","fault":"lasting"}}]}"#;
         assert_eq!(serde_json::to_string(&report).unwrap(), text);
         assert_eq!(serde_json::from_str::<WorkerReport>(text).unwrap(), report);
-        let command = Some(Command { number: 2, directive: Directive::CheckpointAndStop });
+        let command = Some(CoordinatorCommand { number: 2, directive: Directive::CheckpointAndStop });
         let text = r#"{"acknowledged":4,"order":{"number":2,"directive":"checkpoint-and-stop"}}"#;
         assert_eq!(serde_json::to_string(&ReportReply { acknowledged: 4, command }).unwrap(), text);
         let skipped_checkpoints = vec!["step-000000001: damaged".to_owned()];

@@ -22,7 +22,7 @@ use axum::routing::post;
 use lambert_config::run::ControlChannel;
 use lambert_control::Directive;
 use lambert_control::{
-    Command, Inbox, MAX_REPORT_BYTES, REPORT_PATH, ReportHeader, ReportReply, SIGNATURE_HEADER, SigningKey,
+    CoordinatorCommand, Inbox, MAX_REPORT_BYTES, REPORT_PATH, ReportHeader, ReportReply, SIGNATURE_HEADER, SigningKey,
     UNSIGNED_REPORT_PATH, Versions, WorkerReport,
 };
 use subtle::ConstantTimeEq;
@@ -72,7 +72,7 @@ struct Shared {
     attempt: u32,
     claims: Mutex<Claims>,
     seats: Vec<Mutex<Seat>>,
-    order: Mutex<Option<Command>>,
+    order: Mutex<Option<CoordinatorCommand>>,
     refused: AtomicU64,
     events: Sender<Event>,
 }
@@ -104,7 +104,7 @@ impl ControlServer {
     pub fn order(&self, directive: Directive) {
         let mut order = lock(&self.shared.order);
         let number = order.map_or(1, |last| last.number + 1);
-        *order = Some(Command { number, directive });
+        *order = Some(CoordinatorCommand { number, directive });
     }
 
     /// How many connections, requests and messages were refused.

@@ -1,7 +1,7 @@
 //! Reports that are lost, and answers that are forged.
 
 use super::*;
-use lambert_control::{Command, Inbox};
+use lambert_control::{CoordinatorCommand, Inbox};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 
@@ -94,8 +94,10 @@ fn the_last_word_arrives_however_often_it_is_lost() {
 #[test]
 fn forged_and_replayed_answers_change_nothing() {
     let (mut control, listener) = rank();
-    let stop =
-        ReportReply { acknowledged: 1, command: Some(Command { number: 1, directive: Directive::CheckpointAndStop }) };
+    let stop = ReportReply {
+        acknowledged: 1,
+        command: Some(CoordinatorCommand { number: 1, directive: Directive::CheckpointAndStop }),
+    };
     let (mut stream, first, _) = next(&listener);
     let genuine = signed(SECRET, first, &ReportReply { acknowledged: 0, command: None });
     stream.write_all(genuine.as_bytes()).unwrap();

@@ -94,7 +94,7 @@ fn what_a_rank_says_arrives_once_and_is_acknowledged() {
 fn an_order_is_repeated_until_rank_0_has_taken_it() {
     let (server, _inbox) = server();
     server.order(Directive::Checkpoint);
-    let order = Some(Command { number: 1, directive: Directive::Checkpoint });
+    let order = Some(CoordinatorCommand { number: 1, directive: Directive::Checkpoint });
     assert_eq!(answer(&server, 1, &from(1)).command, None, "rank 0 passes it on");
     for sequence in 1..3 {
         assert_eq!(answer(&server, sequence, &from(0)).command, order);
