@@ -179,8 +179,8 @@ impl Error {
     }
 
     /// What a new attempt may hope for.
-    pub fn fault(&self) -> control::Fault {
-        use control::Fault as F;
+    pub fn fault(&self) -> control::FailureKind {
+        use control::FailureKind as F;
         match self {
             Self::Store(error) if error.is_lease_lost() => F::LeaseLost,
             // The coordinator has seen it: what is missing is a mount of this host.
@@ -188,15 +188,17 @@ impl Error {
             // The folder of this host's copies: its disk is full, or nobody may write there.
             Self::Dataset(DatasetError::Cache { .. }) => F::Host,
             Self::Dataset(error) if is_of_host(error) => F::Host,
-            Self::Dataset(DatasetError::Store { .. }) | Self::Device(DeviceError::Occupied(_)) => F::Passing,
+            Self::Dataset(DatasetError::Store { .. }) | Self::Device(DeviceError::Occupied(_)) => F::Transient,
             Self::Replicas { blamed: true, .. } | Self::Card { .. } | Self::Directory { .. } => F::Host,
             // A card that fails at a rank's start; what a machine lacks is for people to bring.
             Self::Device(error) if !error.is_missing() => F::Host,
-            Self::Store(_) | Self::Resume { .. } | Self::Collective(_) | Self::Torch(_) | Self::Thread(_) => F::Passing,
-            Self::Save { .. } => F::Later,
-            Self::Peer(_) | Self::Replicas { .. } | Self::NotFinite { .. } => F::Passing,
+            Self::Store(_) | Self::Resume { .. } | Self::Collective(_) | Self::Torch(_) | Self::Thread(_) => {
+                F::Transient
+            }
+            Self::Save { .. } => F::RetryLater,
+            Self::Peer(_) | Self::Replicas { .. } | Self::NotFinite { .. } => F::Transient,
             _ if self.exit_code() == exit::USAGE => F::Usage,
-            _ => F::Lasting,
+            _ => F::Permanent,
         }
     }
 }
@@ -222,7 +224,8 @@ mod tests {
     #[test]
     fn a_card_that_is_lost_is_seen_by_whoever_meets_it_first() {
         let met = "an illegal memory access was encountered";
-        let event = lambert_collective::Error::Device { operation: "the sum of a bucket", number: 1, text: met.into() };
+        let event =
+            lambert_collective::Error::Device { operation: "the sum of a bucket", ordinal: 1, text: met.into() };
         assert_eq!(Error::Collective(event).lost_card(), Some(met));
         let sum = |text: &str, last: &str| {
             let (text, last) = (text.to_owned(), last.to_owned());
@@ -240,24 +243,24 @@ mod tests {
             Error::Dataset(DatasetError::Io { operation: "read", path: "shard".into(), source })
         };
         for (code, fault) in [
-            (libc::EIO, control::Fault::Host),
-            (libc::ESTALE, control::Fault::Host),
-            (libc::ENOENT, control::Fault::Lasting),
+            (libc::EIO, control::FailureKind::Host),
+            (libc::ESTALE, control::FailureKind::Host),
+            (libc::ENOENT, control::FailureKind::Permanent),
         ] {
             assert_eq!(io(code).fault(), fault, "{code}");
         }
         let source = std::io::Error::from_raw_os_error(libc::ENOSPC);
         let full = DatasetError::Cache { operation: "write to", folder: "/var/tmp/lambert-0".into(), source };
-        assert_eq!(Error::Dataset(full).fault(), control::Fault::Host);
+        assert_eq!(Error::Dataset(full).fault(), control::FailureKind::Host);
         let missing = Error::Dataset(DatasetError::NoManifest { url: "/data".into() });
-        assert_eq!(missing.fault(), control::Fault::Host);
+        assert_eq!(missing.fault(), control::FailureKind::Host);
         let occupied = Error::Device(DeviceError::Occupied("short".into()));
-        assert_eq!((occupied.fault(), occupied.exit_code()), (control::Fault::Passing, exit::FAILED));
+        assert_eq!((occupied.fault(), occupied.exit_code()), (control::FailureKind::Transient, exit::FAILED));
         let failed = DriverError::Call { call: "cuInit", code: 802, said: "CUDA_ERROR_SYSTEM_NOT_READY".into() };
         let failed = Error::Device(DeviceError::Driver(failed));
-        assert_eq!((failed.fault(), failed.exit_code()), (control::Fault::Host, exit::FAILED));
-        assert_eq!(Error::Usage("wrong".into()).fault(), control::Fault::Usage);
+        assert_eq!((failed.fault(), failed.exit_code()), (control::FailureKind::Host, exit::FAILED));
+        assert_eq!(Error::Usage("wrong".into()).fault(), control::FailureKind::Usage);
         let lost = lambert_store::Error::LeaseLost { url: "/run".into(), attempt: 1, newest: 2 };
-        assert_eq!(Error::Store(lost).fault(), control::Fault::LeaseLost);
+        assert_eq!(Error::Store(lost).fault(), control::FailureKind::LeaseLost);
     }
 }

@@ -26,7 +26,7 @@ use lambert_worker::train::Outcome;
 use lambert_worker::train::evaluate;
 use lambert_worker::train::evaluate::Evaluated;
 use lambert_worker::worker::cleanup;
-use lambert_worker::worker::control::{Control, Phase};
+use lambert_worker::worker::control::{Control, WorkerPhase};
 use lambert_worker::worker::environment;
 use lambert_worker::worker::leave;
 use lambert_worker::worker::logs;
@@ -252,7 +252,7 @@ fn train(url: &str, attempt: u32, world: Option<usize>, session: &[PathBuf]) -> 
         }
         Err(failed) => {
             let message = error::chain(&failed);
-            control.event(EventKind::Failed { message, fault: failed.fault() });
+            control.event(EventKind::Failed { message, kind: failed.fault() });
             leave(control, &failed)
         }
     }
@@ -274,7 +274,7 @@ fn attend(
 ) -> Result<Outcome, Error> {
     let (session, mut ranks) = Session::open(url, attempt, world, device, Arc::clone(control))?;
     let outcome = train::run(&session, &mut ranks).map_err(|error| session.explain(error))?;
-    control.phase(Phase::Stop);
+    control.phase(WorkerPhase::Stop);
     // The result stands once the coordinator has heard of it, whatever happens to a rank from here on.
     control.flush();
     ranks.finish()?;
@@ -282,13 +282,13 @@ fn attend(
 }
 
 fn versions() -> Versions {
-    Versions { libtorch: torch::version(), mpi: lambert_collective::mpi::version(), ..Versions::of_program() }
+    Versions { libtorch: torch::version(), mpi: lambert_collective::mpi::version(), ..Versions::current() }
 }
 
 /// Ends this process without waiting for the other ranks, which may hang in a collective that this rank has left; the
 /// coordinator ends them.
 fn leave(control: Arc<Control>, failed: &Error) -> ! {
-    control.phase(Phase::Stop);
+    control.phase(WorkerPhase::Stop);
     // The last of its owners, the session being gone: what it has to tell is told.
     drop(control);
     tracing::error!("{}", error::chain(failed));
@@ -303,7 +303,7 @@ fn device(name: &str) -> Result<DeviceKind, String> {
 fn eval(saved: &Saved, data: &str, samples: u64, json: bool) -> Result<i32, Error> {
     let question = saved.question(data, samples)?;
     let evaluated =
-        evaluate::evaluate(&saved.objective(), &mut *local::alone().group, &question, saved.step, || false)?;
+        evaluate::evaluate(&saved.objective(), &mut *local::single().group, &question, saved.step, || false)?;
     let result = match evaluated {
         Evaluated::Whole(evaluation) => evaluation,
         // Alone, it is this rank that could not read.
@@ -320,7 +320,7 @@ fn eval(saved: &Saved, data: &str, samples: u64, json: bool) -> Result<i32, Erro
         format!("masked tokens    {}", result.masked_tokens),
     ];
     for loss in objectives::losses(&saved.config.objective) {
-        let (title, Some(score)) = (loss.title, result.scores.of(loss.name)) else { continue };
+        let (title, Some(score)) = (loss.title, result.scores.get(loss.name)) else { continue };
         lines.push(format!("{:<17}{:.4} nats", format!("{title} loss"), score.loss));
         if loss.targets == Targets::MaskedTokens {
             let entropy = result.unigram_entropy;

@@ -13,7 +13,7 @@ use lambert::run::control::ControlServer;
 use lambert::run::launch::processes;
 use lambert_config::RunConfig;
 use lambert_config::run::ControlChannel;
-use lambert_control::{Key, Phase, REPORT_PATH, Report};
+use lambert_control::{REPORT_PATH, SigningKey, WorkerPhase, WorkerReport};
 
 /// Reports in all, for each number of ranks.
 const REPORTS: usize = 40_000;
@@ -35,7 +35,7 @@ fn measure(ranks: usize) {
     let server = ControlServer::start(&ControlChannel::default(), &attempt, events).unwrap();
     let decision = std::thread::Builder::new().name("decision".into()).spawn(move || attend(ranks, &inbox)).unwrap();
     let address = server.url().strip_prefix("http://").unwrap().to_owned();
-    let key = Key::new(server.secret(), attempt.number);
+    let key = SigningKey::new(server.secret(), attempt.number);
     let requests = |sequence| (0..ranks).map(|rank| request(rank, sequence, &address, &key)).collect::<Vec<_>>();
     let rounds: Vec<_> = (1..=1 + REPORTS as u64 / ranks as u64).map(requests).collect();
     let mut streams: Vec<_> = (0..ranks).map(|_| TcpStream::connect(&address).unwrap()).collect();
@@ -69,8 +69,15 @@ fn attend(ranks: usize, inbox: &Receiver<Event>) -> (Duration, usize) {
     (cpu_of("decision") - before, reports)
 }
 
-fn request(rank: usize, sequence: u64, address: &str, key: &Key) -> String {
-    let report = Report { rank, pid: 1, host: "host".into(), step: 7, phase: Phase::Step, ..Report::default() };
+fn request(rank: usize, sequence: u64, address: &str, key: &SigningKey) -> String {
+    let report = WorkerReport {
+        rank,
+        pid: 1,
+        host: "host".into(),
+        step: 7,
+        phase: WorkerPhase::Step,
+        ..WorkerReport::default()
+    };
     let body = serde_json::to_string(&report).unwrap();
     let (length, authorization) = (body.len(), key.sign_report(rank, sequence, body.as_bytes()));
     format!(

@@ -19,8 +19,8 @@ pub mod stop;
 pub mod watch;
 
 use lambert_config::exit;
-use lambert_control::Saying;
-use lambert_control::{Directive, EventKind, Fault};
+use lambert_control::Message;
+use lambert_control::{Directive, EventKind, FailureKind};
 
 pub use event::{Action, Death, Event, Exit, FromWorkers, Note, Verdict, Wanted};
 pub use memory::Memory;
@@ -139,7 +139,9 @@ fn run(state: &mut State, at: Seconds, mut running: Box<Running>, event: Event, 
         Event::Worker(attempt, what) if attempt == number => {
             let gone = matches!(what, FromWorkers::Gone(_));
             // Slurm asks the ranks, and at first nobody else, when the job has to make room. Not so while they are ended.
-            if matches!(&what, FromWorkers::Report(report) if report.terminated) && state.requests.stop.is_none() {
+            if matches!(&what, FromWorkers::Report(report) if report.has_received_sigterm)
+                && state.requests.stop.is_none()
+            {
                 state.requests.stop = Some(StopReason::Signal);
                 actions.extend(ask_slurm(state));
             }
@@ -205,7 +207,7 @@ fn reason_to_end(state: &State, at: Seconds, running: &mut Running, actions: &mu
     }
     let mismatch = running.watch.versions.mismatch.as_ref()?;
     let message = format!("the ranks do not run the same programs: {mismatch}");
-    Some(Why::Failed(Failure { message, fault: Fault::Usage, host: None }))
+    Some(Why::Failed(Failure { message, fault: FailureKind::Usage, host: None }))
 }
 
 /// What the limits ask for.
@@ -264,17 +266,17 @@ fn listen(state: &mut State, at: Seconds, running: &mut Running, what: FromWorke
     match &what {
         FromWorkers::Report(report) => {
             if let Some(versions) = &report.versions
-                && let Some((name, own, other)) = state.settings.versions.differs(versions)
+                && let Some((name, own, other)) = state.settings.versions.first_difference(versions)
             {
                 let mismatch = format!("this coordinator has {name} {own}, rank {} has {other}", report.rank);
                 running.watch.versions.mismatch.get_or_insert(mismatch);
             }
         }
-        FromWorkers::Message(_, Saying::Event(EventKind::Started { checkpoint, step, .. })) => {
+        FromWorkers::Message(_, Message::Event(EventKind::Started { checkpoint, step, .. })) => {
             state.checkpoint.clone_from(checkpoint);
             state.memory.progress.loaded(*step);
         }
-        FromWorkers::Message(_, Saying::Event(EventKind::Checkpoint { name, step, written, .. })) => {
+        FromWorkers::Message(_, Message::Event(EventKind::Checkpoint { name, step, written, .. })) => {
             (state.checkpoint, state.requests.save) = (Some(name.clone()), false);
             state.memory.add_save(*written);
             state.memory.progress.committed(*step);

@@ -49,7 +49,7 @@ pub fn resume(
             step: state.step,
             steps: timeline::total_steps(config, &state.stages.ended),
             checkpoint: checkpoint.clone(),
-            passed_over: found.passed_over,
+            skipped_checkpoints: found.passed_over,
         });
     }
     Ok((state, Origin { checkpoint, best }))

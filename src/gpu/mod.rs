@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lambert_collective::nccl::Library;
+use lambert_collective::nccl::NcclLibrary;
 use lambert_collective::world::World;
 use lambert_config::run::{Backend, Device, DeviceKind, Precision};
 
@@ -153,7 +153,7 @@ impl DeviceError {
         match self {
             Self::Torch(_) | Self::Occupied(_) => false,
             Self::Driver(error) => error.has_no_card(),
-            Self::Nccl(error) => error.is_refusal(),
+            Self::Nccl(error) => error.is_nccl_unsupported(),
             _ => true,
         }
     }
@@ -197,7 +197,7 @@ impl Chosen {
                 // What is wrong beside the driver is to be told first: it can be mended without the machine's operator.
                 let libtorch = Libtorch::find(&device.libtorch, torch::BUILT_WITH)?;
                 if wants_nccl {
-                    Library::find(&libtorch.nvidia_folders()).map_err(DeviceError::Nccl)?;
+                    NcclLibrary::find(&libtorch.nvidia_folders()).map_err(DeviceError::Nccl)?;
                 }
                 return Err(error.into());
             }

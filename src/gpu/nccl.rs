@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lambert_collective::nccl::{Library, Log, Record};
+use lambert_collective::nccl::{NcclLibrary, NcclLog, NcclReport};
 use lambert_collective::world::World;
 use lambert_config::run::Backend;
 
@@ -11,8 +11,8 @@ use super::{DeviceError, Libtorch};
 /// The library that libtorch uses, too.
 pub struct Nccl {
     /// Its functions.
-    pub library: Arc<Library>,
-    log: Option<Log>,
+    pub library: Arc<NcclLibrary>,
+    log: Option<NcclLog>,
 }
 
 impl Nccl {
@@ -30,14 +30,14 @@ impl Nccl {
     /// # Errors
     /// There is none beside libtorch, or it cannot be used.
     pub fn load(libtorch: &Libtorch) -> Result<Self, DeviceError> {
-        let log = Log::begin();
-        let library = Library::open(&libtorch.nvidia_folders())?;
+        let log = NcclLog::open();
+        let library = NcclLibrary::open(&libtorch.nvidia_folders())?;
         Ok(Self { library: Arc::new(library), log })
     }
 
     /// What it is, and what it has chosen so far.
-    pub fn record(&self) -> Record {
-        Record::new(&self.library, self.log.as_ref().map(Log::text).as_deref())
+    pub fn report(&self) -> NcclReport {
+        NcclReport::new(&self.library, self.log.as_ref().map(NcclLog::read).as_deref())
     }
 }
 

@@ -5,7 +5,7 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use lambert_collective::nccl::Device;
+use lambert_collective::nccl::NcclDevice;
 use lambert_collective::{Error, Result};
 
 use super::driver::{Driver, DriverError, Loaded, Status};
@@ -104,8 +104,8 @@ impl SumStream {
     }
 
     fn failed(&self, operation: &'static str) -> impl Fn(DriverError) -> Error {
-        let number = self.index;
-        move |error| Error::Device { operation, number, text: error.to_string() }
+        let ordinal = self.index;
+        move |error| Error::Device { operation, ordinal, text: error.to_string() }
     }
 }
 
@@ -150,52 +150,52 @@ impl Drop for Event {
 }
 
 // SAFETY: the stream lives until the value is dropped; memory for narrowed values is never given back before.
-unsafe impl Device for SumStream {
-    type Mark = Event;
+unsafe impl NcclDevice for SumStream {
+    type StreamEvent = Event;
 
-    fn number(&self) -> usize {
+    fn ordinal(&self) -> usize {
         self.index
     }
 
-    fn enter(&self) -> Result<()> {
+    fn make_current(&self) -> Result<()> {
         self.kernels.enter().map_err(self.failed("entering the context"))
     }
 
-    fn stream(&self) -> Handle {
+    fn comm_stream(&self) -> Handle {
         self.stream
     }
 
-    fn mark_compute(&self) -> Result<Event> {
-        let refused = |text| Error::Device { operation: "the computing stream", number: self.index, text };
+    fn record_compute_event(&self) -> Result<Event> {
+        let refused = |text| Error::Device { operation: "the computing stream", ordinal: self.index, text };
         let computing = card::current_stream(self.index).map_err(refused)?;
         self.record(computing).map_err(self.failed("an event behind the gradients"))
     }
 
-    fn mark_sums(&self) -> Result<Event> {
+    fn record_comm_event(&self) -> Result<Event> {
         self.record(self.stream).map_err(self.failed("an event behind a sum"))
     }
 
-    fn hold_sums(&self, mark: &Event) -> Result<()> {
+    fn wait_event(&self, event: &Event) -> Result<()> {
         type Wait = unsafe extern "C" fn(Handle, Handle, c_uint) -> Status;
         let wait = || {
             let wait = self.driver().symbol::<Wait>("cuStreamWaitEvent")?;
             // SAFETY: a stream and an event of one context.
-            self.driver().check("cuStreamWaitEvent", unsafe { wait(self.stream, mark.handle, 0) })
+            self.driver().check("cuStreamWaitEvent", unsafe { wait(self.stream, event.handle, 0) })
         };
         wait().map_err(self.failed("waiting for the gradients"))
     }
 
-    fn is_reached(&self, mark: &Event) -> Result<bool> {
+    fn is_complete(&self, event: &Event) -> Result<bool> {
         let query = self.driver().symbol::<unsafe extern "C" fn(Handle) -> Status>("cuEventQuery");
         let query = query.map_err(self.failed("asking for an event"))?;
         // SAFETY: an event that was recorded.
-        match unsafe { query(mark.handle) } {
+        match unsafe { query(event.handle) } {
             NOT_READY => Ok(false),
             code => self.driver().check("cuEventQuery", code).map(|()| true).map_err(self.failed("a sum")),
         }
     }
 
-    fn narrow(&self, from: u64, count: usize) -> Result<u64> {
+    fn cast_to_bf16(&self, from: u64, count: usize) -> Result<u64> {
         let narrow = || {
             let to = self.room(count)?;
             self.convert("to_bf16", (to, from), count).map(|()| to)
@@ -203,7 +203,7 @@ unsafe impl Device for SumStream {
         narrow().map_err(self.failed("rounding gradients to bf16"))
     }
 
-    fn widen(&self, to: u64, count: usize) -> Result<()> {
+    fn cast_from_bf16(&self, to: u64, count: usize) -> Result<()> {
         let from = self.room(count).map_err(self.failed("memory of gradients in bf16"))?;
         self.convert("from_bf16", (to, from), count).map_err(self.failed("widening gradients"))
     }

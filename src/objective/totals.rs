@@ -147,7 +147,7 @@ mod tests {
         let mut totals = Totals::new([MASKED_LANGUAGE, heavy]);
         totals.add_numbers(&[6.0, 1.0, 2.0, 3.0, 0.0, 4.0, 0.0]);
         assert_eq!(totals.total_loss(), 3.0 + 50.0 * 0.75);
-        let score = totals.scores().of("heavy").cloned().unwrap();
+        let score = totals.scores().get("heavy").cloned().unwrap();
         assert_eq!((score.loss, score.accuracy), (0.75, None));
     }
 }

@@ -71,8 +71,8 @@ pub fn evaluate(
         detours: SkippedSamples::default(),
         micro_batch_tokens: question.micro_batch_tokens,
         rank: collective.rank(),
-        world: collective.world(),
-        parts: question.parts.unwrap_or(collective.world()),
+        world: collective.world_size(),
+        parts: question.parts.unwrap_or(collective.world_size()),
         threads: 1,
         largest: BATCH,
     };

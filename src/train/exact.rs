@@ -44,7 +44,7 @@ impl ExactSum {
     /// # Errors
     /// What the group says.
     pub fn over_ranks(&mut self, group: &mut dyn Group) -> Result<(), Error> {
-        if group.world() > 1 {
+        if group.world_size() > 1 {
             let mut chunks = self.halves.iter_mut().flat_map(|half| half.chunks_mut(CHUNK));
             chunks.try_for_each(|chunk| group.all_reduce_sum_f64(chunk))?;
         }

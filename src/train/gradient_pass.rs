@@ -16,7 +16,7 @@ use crate::objective::Objective;
 use crate::objective::totals::Totals;
 use crate::state::TrainState;
 use crate::torch;
-use crate::worker::control::Phase;
+use crate::worker::control::WorkerPhase;
 use crate::worker::session::Session;
 use crate::worker::stopwatch::Stopwatch;
 use crate::worker::trace::span;
@@ -88,7 +88,7 @@ impl GradientPass<'_> {
     ) -> Result<(), Error> {
         let session = self.session;
         let control = &session.control;
-        control.phase(Phase::Step);
+        control.phase(WorkerPhase::Step);
         let pending = match session.config.cluster.all_reduce.canonical {
             false => {
                 let passes = span!("forward and backward");
@@ -99,7 +99,7 @@ impl GradientPass<'_> {
                 }
                 drop(passes);
                 passed.seconds += watch.lap();
-                control.phase(Phase::Exchange);
+                control.phase(WorkerPhase::Exchange);
                 let _sum = span!("all-reduce");
                 exchange.finish(state)?;
                 pending
@@ -109,7 +109,7 @@ impl GradientPass<'_> {
                 let (pending, sum) = self.exactly(share, state)?;
                 drop(passes);
                 passed.seconds += watch.lap();
-                control.phase(Phase::Exchange);
+                control.phase(WorkerPhase::Exchange);
                 let _sum = span!("all-reduce");
                 gradients::sum_exactly(group, state, sum)?;
                 pending

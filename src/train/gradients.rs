@@ -1,7 +1,7 @@
 //! The gradients of a step: this rank's passes, and the sum over all ranks, in place in the flat buffer. In buckets, each of which
 //! travels while the rest of the backward pass runs; or exactly, leaf by leaf, which is the same in every world.
 
-use lambert_collective::{Bucket, Group, Pending, Place, Reducer, all_reduce};
+use lambert_collective::{Bucket, Group, MemoryLocation, PendingAllReduce, Reducer, all_reduce};
 
 use crate::error::Error;
 use crate::kernels::Address;
@@ -35,7 +35,7 @@ pub struct Exchange<'a> {
     overlap: bool,
     /// Elements that are in buckets which have been started.
     started: usize,
-    pending: Vec<Box<dyn Pending>>,
+    pending: Vec<Box<dyn PendingAllReduce>>,
     /// Why a bucket could not be started.
     failed: Option<lambert_collective::Error>,
 }
@@ -75,17 +75,17 @@ impl<'a> Exchange<'a> {
     /// `count` gradients from `first` on, if the reducer reaches them where they are.
     fn bucket(&self, state: &TrainState, first: usize, count: usize) -> Option<Bucket> {
         let Address { first, device } = state.gradients_in_place(first..first + count)?;
-        let place = device.map_or(Place::Host, Place::Device);
+        let place = device.map_or(MemoryLocation::Host, MemoryLocation::Device);
         // SAFETY: the values are those of the state's buffer, which outlives the buckets: they are awaited or dropped with this
         // exchange, in the course of one step. Whoever said that they are final does not touch them meanwhile, and has given a
         // device's compute stream all that writes there.
         let bucket = unsafe {
             match place {
-                Place::Host => Bucket::host(first.as_ptr(), count),
-                Place::Device(number) => Bucket::device(first.as_ptr(), count, number),
+                MemoryLocation::Host => Bucket::host(first.as_ptr(), count),
+                MemoryLocation::Device(number) => Bucket::device(first.as_ptr(), count, number),
             }
         };
-        self.reducer.as_ref().is_some_and(|reducer| reducer.reaches(place)).then_some(bucket)
+        self.reducer.as_ref().is_some_and(|reducer| reducer.supports(place)).then_some(bucket)
     }
 
     /// Sends what is left, and the element behind the gradients; returns when every rank has the sum, all the same bits.
@@ -161,14 +161,18 @@ mod tests {
             "a test"
         }
 
-        fn reaches(&self, place: Place) -> bool {
-            place == Place::Device(0)
+        fn supports(&self, location: MemoryLocation) -> bool {
+            location == MemoryLocation::Device(0)
         }
 
-        fn start(&mut self, bucket: Bucket) -> lambert_collective::Result<Box<dyn Pending>> {
-            assert_eq!(bucket.place(), Place::Device(0), "gradients of a card were taken through main memory");
+        fn start(&mut self, bucket: Bucket) -> lambert_collective::Result<Box<dyn PendingAllReduce>> {
+            assert_eq!(
+                bucket.location(),
+                MemoryLocation::Device(0),
+                "gradients of a card were taken through main memory"
+            );
             // SAFETY: as it was promised for the same memory of the device.
-            self.0.start(unsafe { Bucket::host(bucket.first(), bucket.count()) })
+            self.0.start(unsafe { Bucket::host(bucket.as_mut_ptr(), bucket.count()) })
         }
     }
 

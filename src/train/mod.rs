@@ -29,7 +29,7 @@ use crate::error::Error;
 use crate::recovery::guard::Verdict;
 use crate::stages;
 use crate::state::TrainState;
-use crate::worker::control::Phase;
+use crate::worker::control::WorkerPhase;
 use crate::worker::micro_batch_size;
 use crate::worker::output;
 use crate::worker::session::{Datasets, Session};
@@ -51,7 +51,7 @@ pub enum Outcome {
 pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
     let (collective, reducer) = (&mut *ranks.group, &mut *ranks.reducer);
     let _attempt = span!("attempt", number = session.lease.attempt());
-    session.control.phase(Phase::Load);
+    session.control.phase(WorkerPhase::Load);
     let datasets = Datasets::open(&session.config)?;
     let budgets = micro_batch_size::settle(session, collective, &datasets)?;
     let (mut state, origin) = checkpoint::resume(session, collective, &datasets)?;
@@ -66,7 +66,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
     'stages: while let Some(place) = timeline::place(&session.config, &state.stages.ended, state.step) {
         let dataset = &*datasets.stages[place.index];
         let stops = enter(session, collective, &mut saver, &mut state, &place)?;
-        session.control.phase(Phase::Load);
+        session.control.phase(WorkerPhase::Load);
         // Growing takes its time, and the first step of a deeper model more.
         if stops || session.agree_on_stop(collective)? {
             return stop(session, collective, &mut saver, &state);
@@ -84,7 +84,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
                     continue 'stages;
                 }
             };
-            session.control.phase(Phase::Step);
+            session.control.phase(WorkerPhase::Step);
             saver.push(&mut record)?;
             report(session, &state, record);
             if let Verdict::GoBack(retreat) = agreed.verdict {
@@ -162,7 +162,7 @@ fn make_up(
         state.unevaluated = false;
         return Ok(());
     };
-    session.control.phase(Phase::Load);
+    session.control.phase(WorkerPhase::Load);
     let place = Place { done: last.done + 1, ..last };
     Stage::open(session, datasets, state, place, budgets[place.index])?.evaluate(state, collective, saver)?;
     if state.unevaluated { Ok(()) } else { saver.renew(collective, state) }

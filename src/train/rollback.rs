@@ -13,7 +13,7 @@ use crate::error::{self, Error};
 use crate::recovery::guard::Retreat;
 use crate::state::TrainState;
 use crate::worker::agreement;
-use crate::worker::control::Phase;
+use crate::worker::control::WorkerPhase;
 use crate::worker::session::Session;
 
 /// Ends the attempt that `retreat` undoes, which began with the checkpoint `loaded`: rank 0 leaves a record of it for the next
@@ -27,7 +27,7 @@ pub fn go_back(
     retreat: Retreat,
 ) -> Result<(), Error> {
     // Rank 0 waits for the store as long as a save may, and the others for rank 0.
-    session.control.phase(Phase::Save);
+    session.control.phase(WorkerPhase::Save);
     // A save under way is of a state from before: it may be what the next attempt begins with.
     saver.settle(collective)?;
     let written = match session.is_first() {

@@ -26,7 +26,7 @@ use crate::stages::growth;
 use crate::state::{Spec, TrainState};
 use crate::torch;
 use crate::worker::agreement::{self, Agreement, Vote};
-use crate::worker::control::Phase;
+use crate::worker::control::WorkerPhase;
 use crate::worker::session::{Datasets, Session};
 use crate::worker::stopwatch::Stopwatch;
 use crate::worker::trace::span;
@@ -126,7 +126,7 @@ impl<'a> Stage<'a> {
         let session = self.session;
         let mut whole = Stopwatch::start();
         let mut watch = Stopwatch::start();
-        session.control.phase(Phase::Read);
+        session.control.phase(WorkerPhase::Read);
         let reading = span!("wait for samples");
         let Some(read) = self.loader.next_batch() else {
             self.loader.finish()?;
@@ -137,14 +137,14 @@ impl<'a> Stage<'a> {
         drop(reading);
         let data_wait = watch.lap();
 
-        session.control.phase(Phase::Step);
+        session.control.phase(WorkerPhase::Step);
         let dropout = Key::new(session.config.run.seed).with_bytes(b"dropout").with(state.step);
         let spoils = unread.is_some();
         let passes = GradientPass { session, objective: &self.objective, batch: &batch, dropout, spoils };
         let passed = passes.gradient(state, collective, reducer, &mut watch).map_err(|error| self.explain(error))?;
         let (forward_backward, mut communicate) = (passed.seconds, passed.communicate);
 
-        session.control.phase(Phase::Step);
+        session.control.phase(WorkerPhase::Step);
         let updating = span!("update");
         let learning_rate = schedule::learning_rate(self.place.stage, self.done(state));
         let updated = torch::guard(|| optim::update(state, &session.config.optimizer, learning_rate))?;
@@ -157,7 +157,7 @@ impl<'a> Stage<'a> {
         drop(updating);
         let optimizer = watch.lap();
 
-        session.control.phase(Phase::Exchange);
+        session.control.phase(WorkerPhase::Exchange);
         let agreeing = span!("agree");
         let mut agreed = self.agree(collective, &totals, saver, spoils, data_wait + forward_backward)?;
         drop(agreeing);
@@ -256,7 +256,7 @@ impl<'a> Stage<'a> {
     ) -> Result<bool, Error> {
         state.unevaluated = false;
         let Some(dataset) = &self.datasets.evaluation else { return Ok(false) };
-        self.session.control.phase(Phase::Evaluate);
+        self.session.control.phase(WorkerPhase::Evaluate);
         let _evaluation = span!("evaluate");
         let config = &self.session.config;
         let question = Question {
@@ -281,7 +281,7 @@ impl<'a> Stage<'a> {
         };
         let best = saver.push_evaluation(collective, &evaluation)?;
         let main = objectives::main(&config.objective);
-        let loss = evaluation.scores.of(main.name).map_or(f64::NAN, |score| score.loss);
+        let loss = evaluation.scores.get(main.name).map_or(f64::NAN, |score| score.loss);
         if self.session.is_first() {
             self.session.control.event(EventKind::Evaluation(evaluation));
         }

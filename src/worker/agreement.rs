@@ -139,7 +139,7 @@ pub fn exchange(
     vote: Vote,
     seconds: f64,
 ) -> Result<(Agreement, Vec<f64>), Error> {
-    let mut times = vec![0.0; group.world()];
+    let mut times = vec![0.0; group.world_size()];
     times[group.rank()] = seconds;
     let mut numbers = [&*sums, &vote.encode(), &times].concat();
     group.all_reduce_sum_f64(&mut numbers)?;
@@ -177,7 +177,7 @@ mod tests {
             std::thread::spawn(move || {
                 let mut sums = [rank as f64 + 0.1, 7.0];
                 let (agreement, times) = exchange(&mut *ends.group, &mut sums, vote, rank as f64 + 0.5).unwrap();
-                let expected: Vec<f64> = (0..ends.group.world()).map(|rank| rank as f64 + 0.5).collect();
+                let expected: Vec<f64> = (0..ends.group.world_size()).map(|rank| rank as f64 + 0.5).collect();
                 assert_eq!(times, expected);
                 (agreement, sums.map(f64::to_bits))
             })

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use lambert_collective::launchers::Launcher;
 use lambert_config::exit;
-pub use lambert_control::Phase;
+pub use lambert_control::WorkerPhase;
 use lambert_control::{
-    Answer, Key, LONGEST_REPORT, OrderSlot, Outbox, REPORT_PATH, Report, SIGNATURE_HEADER, Saying, Signer,
-    TOKEN_VARIABLE, URL_VARIABLE, Versions,
+    CommandSlot, MAX_REPORT_BYTES, Message, Outbox, REPORT_PATH, ReportReply, ReportSigner, SIGNATURE_HEADER,
+    SigningKey, TOKEN_VARIABLE, URL_VARIABLE, Versions, WorkerReport,
 };
 use lambert_control::{Directive, EventKind, StepRecord};
 use rustix::process::Pid;
@@ -50,16 +50,16 @@ struct Shared {
 /// What the training thread and the reporting thread know of each other.
 struct State {
     step: u64,
-    phase: Phase,
+    phase: WorkerPhase,
     /// Since when it is in the phase, or the last step is finished.
     since: Instant,
     outbox: Outbox,
-    orders: OrderSlot,
+    orders: CommandSlot,
 }
 
 impl Shared {
-    fn new(phase: Phase) -> Arc<Self> {
-        let (outbox, orders) = (Outbox::default(), OrderSlot::default());
+    fn new(phase: WorkerPhase) -> Arc<Self> {
+        let (outbox, orders) = (Outbox::default(), CommandSlot::default());
         let state = State { step: 0, phase, since: Instant::now(), outbox, orders };
         Arc::new(Self { state: Mutex::new(state), acknowledged: Condvar::new() })
     }
@@ -73,12 +73,12 @@ impl Control {
     /// Connects to the coordinator of attempt `attempt`, which the environment names. If that has not answered for `patience`, it
     /// is gone, and this process ends.
     pub fn connect(rank: usize, attempt: u32, versions: Versions, patience: Duration) -> Self {
-        let shared = Shared::new(Phase::Join);
+        let shared = Shared::new(WorkerPhase::Join);
         let (Ok(url), Ok(secret)) = (std::env::var(URL_VARIABLE), std::env::var(TOKEN_VARIABLE)) else {
             return Self { shared, wake: None, thread: None };
         };
         let (wake, woken) = crossbeam_channel::bounded(1);
-        let signer = Signer::new(Key::new(&secret, attempt), rank);
+        let signer = ReportSigner::new(SigningKey::new(&secret, attempt), rank);
         let mut post = Post::new(rank, &url, signer, Arc::clone(&shared), versions, patience);
         let thread = std::thread::Builder::new().name("control".to_owned()).spawn(move || post.serve(&woken)).ok();
         Self { shared, wake: Some(wake), thread }
@@ -90,7 +90,7 @@ impl Control {
     }
 
     /// The training thread goes on to another phase.
-    pub fn phase(&self, phase: Phase) {
+    pub fn phase(&self, phase: WorkerPhase) {
         let mut state = self.shared.state();
         if state.phase != phase {
             (state.phase, state.since) = (phase, Instant::now());
@@ -102,7 +102,7 @@ impl Control {
         let mut state = self.shared.state();
         (state.step, state.since) = (step, Instant::now());
         if let Some(record) = record.filter(|_| self.is_connected()) {
-            state.outbox.push(Saying::Record(Box::new(record)));
+            state.outbox.push(Message::Record(Box::new(record)));
         }
         drop(state);
         self.wake();
@@ -111,7 +111,7 @@ impl Control {
     /// Reports that something happened.
     pub fn event(&self, kind: EventKind) {
         if self.is_connected() {
-            self.shared.state().outbox.push(Saying::Event(kind));
+            self.shared.state().outbox.push(Message::Event(kind));
             self.wake();
         }
     }
@@ -135,7 +135,7 @@ impl Control {
 
     /// What was taken could not be followed: it is taken again after the next step.
     pub fn put_back(&self, directive: Directive) {
-        self.shared.state().orders.put_back(directive);
+        self.shared.state().orders.restore(directive);
     }
 
     /// Waits until the coordinator has acknowledged everything that was reported, 5 s at most.
@@ -163,7 +163,7 @@ impl Drop for Control {
 struct Post {
     agent: ureq::Agent,
     url: String,
-    signer: Signer,
+    signer: ReportSigner,
     rank: usize,
     host: String,
     shared: Arc<Shared>,
@@ -215,7 +215,7 @@ impl Post {
     fn new(
         rank: usize,
         url: &str,
-        signer: Signer,
+        signer: ReportSigner,
         shared: Arc<Shared>,
         versions: Versions,
         patience: Duration,
@@ -262,14 +262,14 @@ impl Post {
     }
 
     /// Sends a report, and verifies the answer: what anybody else answers is as good as no answer.
-    fn send(&mut self, report: &Report) -> Result<Answer, ureq::Error> {
+    fn send(&mut self, report: &WorkerReport) -> Result<ReportReply, ureq::Error> {
         let body = serde_json::to_vec(report).map_err(ureq::Error::Json)?;
         let request = self.agent.post(&self.url).header("Authorization", self.signer.sign(&body));
         let mut answer = request.content_type("application/json").send(&body)?;
-        let text = answer.body_mut().with_config().limit(LONGEST_REPORT as u64).read_to_vec()?;
+        let text = answer.body_mut().with_config().limit(MAX_REPORT_BYTES as u64).read_to_vec()?;
         let signature =
             answer.headers().get(SIGNATURE_HEADER).and_then(|value| value.to_str().ok()).unwrap_or_default();
-        if !self.signer.verifies(&text, signature) {
+        if !self.signer.verify_reply(&text, signature) {
             return Err(ureq::Error::Other("the answer is not signed with the secret of this attempt".into()));
         }
         serde_json::from_slice(&text).map_err(ureq::Error::Json)
@@ -298,23 +298,23 @@ impl Post {
         tracing::debug!(url = %self.url, rank = self.rank, "the coordinator does not answer: {error}");
     }
 
-    fn written(&self) -> Report {
+    fn written(&self) -> WorkerReport {
         let state = self.shared.state();
-        Report {
+        WorkerReport {
             rank: self.rank,
             pid: std::process::id(),
             host: self.host.clone(),
             step: state.step,
             phase: state.phase,
-            in_phase: state.since.elapsed().as_secs_f64(),
-            terminated: self.terminated.load(Ordering::Relaxed),
-            taken: state.orders.taken(),
+            seconds_in_phase: state.since.elapsed().as_secs_f64(),
+            has_received_sigterm: self.terminated.load(Ordering::Relaxed),
+            acknowledged_command: state.orders.acknowledged(),
             versions: self.versions.clone(),
-            said: state.outbox.batch(),
+            messages: state.outbox.batch(),
         }
     }
 
-    fn take(&mut self, answer: Answer) {
+    fn take(&mut self, answer: ReportReply) {
         if self.versions.is_some() {
             tracing::debug!(url = %self.url, rank = self.rank, "the coordinator answers");
         }
@@ -322,7 +322,7 @@ impl Post {
         let mut state = self.shared.state();
         state.outbox.acknowledge(answer.acknowledged);
         self.shared.acknowledged.notify_all();
-        answer.order.into_iter().for_each(|order| state.orders.hear(order));
+        answer.command.into_iter().for_each(|command| state.orders.receive(command));
     }
 }
 

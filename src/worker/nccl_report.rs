@@ -25,15 +25,15 @@ struct Sums {
 
 impl Sums {
     fn of(rank: usize, nccl: &Nccl) -> Self {
-        let record = nccl.record();
-        let warnings = record.transports.as_ref().map(|ways| ways.warnings(&infiniband())).unwrap_or_default();
+        let report = nccl.report();
+        let warnings = report.transports.as_ref().map(|ways| ways.warnings(&infiniband())).unwrap_or_default();
         Self {
             rank,
             host: lambert_store::host::name(),
-            version: record.version,
-            library: record.path,
-            variables: record.variables,
-            transports: record.transports.map(|ways| ways.to_string()),
+            version: report.version,
+            library: report.path,
+            variables: report.variables,
+            transports: report.transports.map(|ways| ways.to_string()),
             warnings,
         }
     }

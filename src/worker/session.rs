@@ -70,7 +70,7 @@ impl Session {
         let lease = Lease::attach(&store, attempt)?;
         tch::set_num_threads(config.device.threads as i32);
         let mut ranks = join(&config, world)?;
-        let (rank, world) = (ranks.group.rank(), ranks.group.world());
+        let (rank, world) = (ranks.group.rank(), ranks.group.world_size());
         let sums = device.take_nccl();
         let (kernels, card) = device.kernels(lambert_collective::world::detect().as_ref(), config.model.precision)?;
         check_devices(&mut *ranks.group, card.as_ref(), sharing(config.device.share, sums.is_some()))?;
@@ -188,8 +188,8 @@ fn join(config: &RunConfig, world: Option<usize>) -> Result<Endpoints, Error> {
         Backend::Local => false,
         Backend::Auto => started_by_mpi,
     };
-    let ranks = if use_mpi { mpi::init(options(cluster))? } else { local::alone() };
-    let here = ranks.group.world();
+    let ranks = if use_mpi { mpi::init(options(cluster))? } else { local::single() };
+    let here = ranks.group.world_size();
     if let Some(world) = world.filter(|world| *world != here) {
         return Err(Error::Usage(format!(
             "the attempt has {world} ranks, but {here} process(es) were started together"
@@ -199,15 +199,15 @@ fn join(config: &RunConfig, world: Option<usize>) -> Result<Endpoints, Error> {
 }
 
 /// The same ranks with sums between their cards; MPI's own sum tells who has come.
-fn sum_by_nccl(ranks: Endpoints, sums: &Nccl, card: &Card, options: nccl::Options) -> Result<Endpoints, Error> {
+fn sum_by_nccl(ranks: Endpoints, sums: &Nccl, card: &Card, options: nccl::NcclOptions) -> Result<Endpoints, Error> {
     let Endpoints { mut group, reducer } = ranks;
-    let refused = |error: lambert_collective::Error| match error.is_refusal() {
+    let refused = |error: lambert_collective::Error| match error.is_nccl_unsupported() {
         true => Error::Device(DeviceError::Nccl(error)),
         false => Error::Collective(error),
     };
     let kernels = card.kernels.clone().ok_or_else(|| Error::Usage(format!("{card} has no kernels")))?;
     let stream = SumStream::new(card.index, kernels).map_err(DeviceError::Driver)?;
-    let reducer = nccl::join(&mut *group, reducer, &sums.library, stream, options).map_err(refused)?;
+    let reducer = nccl::init(&mut *group, reducer, &sums.library, stream, options).map_err(refused)?;
     Ok(Endpoints { group, reducer })
 }
 
@@ -230,14 +230,14 @@ fn sharing(is_allowed: bool, over_nccl: bool) -> Sharing {
 }
 
 /// How the ranks deal with each other over MPI.
-fn options(cluster: &Cluster) -> mpi::Options {
+fn options(cluster: &Cluster) -> mpi::MpiOptions {
     // The coordinator knows how long a rank that lives may take.
-    mpi::Options { stall: stall(cluster), absence: NEVER, wire: wire(cluster) }
+    mpi::MpiOptions { stall_timeout: stall(cluster), straggler_timeout: NEVER, wire: wire(cluster) }
 }
 
 /// How their cards do over NCCL.
-fn nccl_options(cluster: &Cluster) -> nccl::Options {
-    nccl::Options { stall: stall(cluster), wire: wire(cluster) }
+fn nccl_options(cluster: &Cluster) -> nccl::NcclOptions {
+    nccl::NcclOptions { stall_timeout: stall(cluster), wire: wire(cluster) }
 }
 
 fn stall(cluster: &Cluster) -> Duration {
@@ -245,10 +245,10 @@ fn stall(cluster: &Cluster) -> Duration {
     if stall > 0.0 { Duration::from_secs_f64(stall.min(NEVER.as_secs_f64())) } else { NEVER }
 }
 
-fn wire(cluster: &Cluster) -> mpi::Wire {
+fn wire(cluster: &Cluster) -> mpi::WireFormat {
     match cluster.all_reduce.dtype {
-        ReduceDtype::Fp32 => mpi::Wire::F32,
-        ReduceDtype::Bf16 => mpi::Wire::Bf16,
+        ReduceDtype::Fp32 => mpi::WireFormat::F32,
+        ReduceDtype::Bf16 => mpi::WireFormat::Bf16,
     }
 }
 

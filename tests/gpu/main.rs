@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use curve::{train, train_in, worst};
-use lambert_collective::nccl::{self, Library, Options, Wire};
+use lambert_collective::nccl::{self, NcclLibrary, NcclOptions, WireFormat};
 use lambert_collective::{Bucket, local};
 use lambert_config::run::{Backend, Device, DeviceKind, Model, Optimizer, OptimizerKind, Precision};
 use lambert_dataset::random::Key;
@@ -162,12 +162,12 @@ fn a_snapshot_is_taken_beside_the_computing() {
 fn sums_wait_for_what_was_computed_before() {
     let Some((kernels, card)) = opened() else { return };
     const COUNT: usize = 1 << 24;
-    let library = Arc::new(Library::open(&card.libtorch.nvidia_folders()).unwrap());
-    for wire in [Wire::F32, Wire::Bf16] {
-        let mut ends = local::alone();
+    let library = Arc::new(NcclLibrary::open(&card.libtorch.nvidia_folders()).unwrap());
+    for wire in [WireFormat::F32, WireFormat::Bf16] {
+        let mut ends = local::single();
         let stream = SumStream::new(card.index, card.kernels.clone().unwrap()).unwrap();
-        let options = Options { wire, ..Options::default() };
-        let mut reducer = nccl::join(&mut *ends.group, ends.reducer, &library, stream, options).unwrap();
+        let options = NcclOptions { wire, ..NcclOptions::default() };
+        let mut reducer = nccl::init(&mut *ends.group, ends.reducer, &library, stream, options).unwrap();
         let mut values = kernels.zeros(&[COUNT as i64], Kind::Float);
         for _ in 0..200 {
             let _ = values.g_add_scalar_(1.0);
@@ -182,6 +182,6 @@ fn sums_wait_for_what_was_computed_before() {
         let mut bytes = vec![0; 4 * COUNT];
         kernels.read(&values, 0, &mut bytes);
         assert!(bytes.as_chunks::<4>().0.iter().all(|bytes| f32::from_le_bytes(*bytes) == 201.0), "{wire:?}");
-        println!("POINT sum of a world of one, {wire:?}: NCCL {}, {milliseconds:.1} ms", library.version_text());
+        println!("POINT sum of a world of one, {wire:?}: NCCL {}, {milliseconds:.1} ms", library.version());
     }
 }

@@ -1,56 +1,56 @@
 use std::fmt;
 
-/// Where memory is.
+/// Memory that a bucket lies in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
-    /// Main memory.
+pub enum MemoryLocation {
+    /// Host memory.
     Host,
-    /// The device of this number, as its driver counts.
+    /// Memory of the GPU with this device ordinal.
     Device(usize),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for MemoryLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Host => f.write_str("main memory"),
-            Self::Device(number) => write!(f, "the memory of device {number}"),
+            Self::Host => f.write_str("host memory"),
+            Self::Device(ordinal) => write!(f, "the memory of device {ordinal}"),
         }
     }
 }
 
-/// A range of a buffer of gradients, f32, as raw memory: this crate knows no tensors, and a device's memory has no
-/// slices.
+/// Contiguous range of f32 gradients in host or device memory. A raw pointer, because this crate has no tensors and device memory
+/// has no slices.
 #[derive(Debug)]
 pub struct Bucket {
-    first: *mut f32,
+    pointer: *mut f32,
     count: usize,
-    place: Place,
+    location: MemoryLocation,
 }
 
-// SAFETY: whoever made it promised that nothing else touches the memory, so any thread may.
+// SAFETY: the creator promised exclusive access to the memory, so any thread may use it.
 unsafe impl Send for Bucket {}
 
 impl Bucket {
-    /// `count` values in main memory from `first` on.
+    /// Creates a bucket of `count` values in host memory, starting at `pointer`.
     ///
     /// # Safety
-    /// The values may be read and written, and nothing else reads or writes them, until the [`Pending`](crate::Pending)
-    /// of this bucket was awaited or dropped.
-    pub unsafe fn host(first: *mut f32, count: usize) -> Self {
-        Self { first, count, place: Place::Host }
+    /// The values are valid for reads and writes, and nothing else accesses them, until the
+    /// [`PendingAllReduce`](crate::PendingAllReduce) of this bucket has been waited for or dropped.
+    pub unsafe fn host(pointer: *mut f32, count: usize) -> Self {
+        Self { pointer, count, location: MemoryLocation::Host }
     }
 
-    /// `count` values in the memory of device `number` from `first` on, an address of that device.
+    /// Creates a bucket of `count` values in the memory of device `ordinal`, starting at the device address `pointer`.
     ///
     /// # Safety
-    /// As for [`Bucket::host`]; work that the device was given before and that writes there has been ordered before.
-    pub unsafe fn device(first: *mut f32, count: usize, number: usize) -> Self {
-        Self { first, count, place: Place::Device(number) }
+    /// As for [`Bucket::host`]. All work that writes the values is already enqueued on the device's compute stream.
+    pub unsafe fn device(pointer: *mut f32, count: usize, ordinal: usize) -> Self {
+        Self { pointer, count, location: MemoryLocation::Device(ordinal) }
     }
 
-    /// Where it is.
-    pub fn place(&self) -> Place {
-        self.place
+    /// Memory that the bucket lies in.
+    pub fn location(&self) -> MemoryLocation {
+        self.location
     }
 
     /// Number of values.
@@ -58,18 +58,18 @@ impl Bucket {
         self.count
     }
 
-    /// Address of the first value, in [`Bucket::place`].
-    pub fn first(&self) -> *mut f32 {
-        self.first
+    /// Address of the first value, in [`Bucket::location`].
+    pub fn as_mut_ptr(&self) -> *mut f32 {
+        self.pointer
     }
 
-    /// The values, if they are in main memory.
-    pub fn values(&mut self) -> Option<&mut [f32]> {
-        match self.place {
+    /// Returns the values if they are in host memory.
+    pub fn as_host_slice(&mut self) -> Option<&mut [f32]> {
+        match self.location {
             _ if self.count == 0 => Some(&mut []),
-            // SAFETY: promised where it was made; the borrow of `self` keeps this the only slice.
-            Place::Host => Some(unsafe { std::slice::from_raw_parts_mut(self.first, self.count) }),
-            Place::Device(_) => None,
+            // SAFETY: the creator promised valid memory; the borrow of `self` makes this the only slice.
+            MemoryLocation::Host => Some(unsafe { std::slice::from_raw_parts_mut(self.pointer, self.count) }),
+            MemoryLocation::Device(_) => None,
         }
     }
 }

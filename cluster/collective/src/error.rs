@@ -1,105 +1,107 @@
-/// A collective operation that could not be done. The group is then of no use any more.
+/// Error of a collective operation. The group is unusable afterwards.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// MPI refused or failed.
+    /// An MPI function returned an error.
     #[error("{operation} failed: MPI error {code}: {text}")]
     Mpi {
-        /// The MPI function.
+        /// MPI function.
         operation: &'static str,
-        /// MPI's error code.
+        /// MPI error code.
         code: i32,
-        /// MPI's words for it.
+        /// Text of `MPI_Error_string`.
         text: String,
     },
-    /// Another rank has ended, so this operation can never be complete.
+    /// Another rank has left, so the operation cannot complete.
     #[error("{operation}: rank {rank} has left the group")]
     RankGone {
-        /// What was tried.
+        /// Operation that failed.
         operation: &'static str,
-        /// The rank that is gone.
+        /// Rank that has left.
         rank: usize,
     },
-    /// Not all ranks took part in time, or nothing moved between them for too long.
-    #[error("{operation}: deadline exceeded, still waiting for {}", ranks(missing))]
+    /// Some ranks did not take part in time, or no data arrived for too long.
+    #[error("{operation}: deadline exceeded, still waiting for {}", format_ranks(missing))]
     Deadline {
-        /// What was tried.
+        /// Operation that failed.
         operation: &'static str,
-        /// The ranks that are suspected: those that did not answer, else those that had not come to the operation; empty where
-        /// all had come and all answer.
+        /// Suspected ranks: those that did not respond, otherwise those that had not started the operation. Empty if all ranks
+        /// responded and had started it, or if the backend cannot tell.
         missing: Vec<usize>,
     },
-    /// The ranks did not do the same thing.
-    #[error("{operation}: {what}")]
+    /// The ranks' calls do not match, or an argument is invalid.
+    #[error("{operation}: {detail}")]
     Mismatch {
-        /// What was tried.
+        /// Operation that failed.
         operation: &'static str,
-        /// How the ranks differ, or which argument makes no sense.
-        what: String,
+        /// Difference between the ranks, or the invalid argument.
+        detail: String,
     },
-    /// A bucket lies where this reducer cannot read.
-    #[error("{reducer} cannot reduce a bucket in {place}")]
-    Unreachable {
-        /// The reducer.
+    /// The reducer cannot access the bucket's memory.
+    #[error("{reducer} cannot all-reduce a bucket in {location}")]
+    UnsupportedLocation {
+        /// Name of the reducer.
         reducer: &'static str,
-        /// Where the bucket is.
-        place: Place,
+        /// Memory of the bucket.
+        location: MemoryLocation,
     },
-    /// NCCL refused or failed.
-    #[error("{operation} failed: NCCL error {code}: {text}{}", detail(last))]
+    /// NCCL returned an error.
+    #[error("{operation} failed: NCCL error {code}: {text}{}", in_parentheses(last))]
     Nccl {
-        /// NCCL's function, or what was under way when NCCL told.
+        /// NCCL function, or the operation during which NCCL reported an asynchronous error.
         operation: &'static str,
-        /// NCCL's error code.
+        /// NCCL error code (`ncclResult_t`).
         code: i32,
-        /// `ncclGetErrorString` of it.
+        /// Text of `ncclGetErrorString`.
         text: String,
-        /// `ncclGetLastError`; empty where there is none.
+        /// Text of `ncclGetLastError`; empty if there is none.
         last: String,
     },
-    /// There is no NCCL, or one that this crate cannot use.
+    /// NCCL is missing or unusable.
     #[error("{0}")]
-    NoNccl(String),
-    /// A device's streams or events failed.
-    #[error("{operation} failed on device {number}: {text}")]
+    NcclUnavailable(String),
+    /// A stream or event operation of a device failed.
+    #[error("{operation} failed on device {ordinal}: {text}")]
     Device {
-        /// What was tried.
+        /// Operation that failed.
         operation: &'static str,
-        /// The device, as its driver counts.
-        number: usize,
-        /// The driver's words.
+        /// Device ordinal.
+        ordinal: usize,
+        /// Error text of the driver.
         text: String,
     },
-    /// The MPI library cannot be used in the way this crate needs.
+    /// The MPI library is unusable.
     #[error("MPI cannot be used: {0}")]
-    Unusable(String),
+    MpiUnavailable(String),
 }
 
-use crate::Place;
+use crate::MemoryLocation;
 
 /// Result of a collective operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Whether NCCL refuses to work here at all: a driver that is too old, an argument or a use that it does not allow. Trying again
-    /// does not help.
-    pub fn is_refusal(&self) -> bool {
+    /// True if a retry cannot succeed because NCCL does not work on this machine: it is missing, the driver is too old, or it
+    /// rejects an argument or a call.
+    pub fn is_nccl_unsupported(&self) -> bool {
         // ncclInvalidArgument, ncclInvalidUsage.
-        const REFUSED: [i32; 2] = [4, 5];
+        const INVALID_CALL: [i32; 2] = [4, 5];
         match self {
-            Self::NoNccl(_) => true,
-            Self::Nccl { code, last, .. } => REFUSED.contains(code) || last.contains("driver version is insufficient"),
+            Self::NcclUnavailable(_) => true,
+            Self::Nccl { code, last, .. } => {
+                INVALID_CALL.contains(code) || last.contains("driver version is insufficient")
+            }
             _ => false,
         }
     }
 }
 
-fn detail(last: &str) -> String {
-    if last.is_empty() { String::new() } else { format!(" ({last})") }
+fn in_parentheses(text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!(" ({text})") }
 }
 
-fn ranks(missing: &[usize]) -> String {
-    match missing {
+fn format_ranks(ranks: &[usize]) -> String {
+    match ranks {
         [] => "other ranks".to_owned(),
         [rank] => format!("rank {rank}"),
         ranks => format!("ranks {}", ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")),

@@ -1,23 +1,23 @@
-//! Log events of the collectives, all at debug level: `RUST_LOG=lambert_collective=debug` shows them.
+//! Debug events of the collectives: `RUST_LOG=lambert_collective=debug` shows them.
 
 use crate::Error;
 
-/// Reports that the ranks of a backend are joined and can sum.
+/// Logs that all ranks of a backend are connected.
 pub fn joined(backend: &'static str, rank: usize, world: usize) {
     tracing::debug!(backend, rank, world, "all-reduce is set up");
 }
 
-/// Reports that nothing moves in operation `number` of its kind, and that the other ranks were asked where they are.
+/// Logs that an operation makes no progress and that the other ranks are probed. `number` counts the operations of its kind.
 pub fn stalled(operation: &'static str, number: u64) {
-    tracing::debug!(operation, number, "no progress; asking the other ranks");
+    tracing::debug!(operation, number, "no progress; probing the other ranks");
 }
 
-/// Reports the ranks that an operation was given up for; none if all answer and nothing moves.
+/// Logs the ranks that caused an operation to fail: those that do not reply, or have not started it. Empty if all have.
 pub fn unanswered(operation: &'static str, ranks: &[usize]) {
-    tracing::debug!(operation, ?ranks, "ranks do not answer or have not come; giving up");
+    tracing::debug!(operation, ?ranks, "ranks do not reply or have not started; giving up");
 }
 
-/// Reports the first error of a backend, after which it does nothing more.
+/// Logs the error that aborts a backend.
 pub fn aborted(backend: &'static str, error: &Error) {
     tracing::debug!(backend, %error, "aborted");
 }
@@ -26,8 +26,11 @@ pub fn aborted(backend: &'static str, error: &Error) {
 pub(crate) mod tests {
     use super::*;
 
-    /// Runs `work`; gives what it logs on this thread at debug level.
+    /// Runs `work` and returns the events of this thread, at debug level.
     pub fn logged(work: impl FnOnce()) -> String {
+        // An event that another thread reaches first, without a subscriber, would be disabled for good.
+        let discard = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_writer(std::io::sink);
+        let _ = tracing::subscriber::set_global_default(discard.finish());
         let file = tempfile::NamedTempFile::new().unwrap();
         let lines = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_ansi(false);
         tracing::subscriber::with_default(lines.with_writer(file.reopen().unwrap()).finish(), work);
@@ -45,7 +48,7 @@ pub(crate) mod tests {
         });
         for expected in [
             "DEBUG lambert_collective::events: all-reduce is set up backend=\"mpi\" rank=1 world=4",
-            "no progress; asking the other ranks operation=\"barrier\" number=7",
+            "no progress; probing the other ranks operation=\"barrier\" number=7",
             "giving up operation=\"barrier\" ranks=[2, 3]",
             "aborted backend=\"nccl\" error=barrier: rank 3 has left the group",
         ] {

@@ -1,54 +1,54 @@
 use crate::{Error, Result};
 
-/// One rank's end of a group of ranks: host bytes and small numbers, for agreement between the ranks.
+/// One rank's handle for blocking collectives on host bytes and small numbers.
 ///
-/// Every operation must be called by all ranks, in the same order and with equal lengths and roots. With `mpi` each may fail with
-/// [`Error::Deadline`] (see [`Options`](crate::mpi::Options)). An error leaves the group unusable: the only sensible reaction is to
-/// end the process.
+/// All ranks call the same operations in the same order, with equal lengths and roots. With `mpi` each may fail with
+/// [`Error::Deadline`] (see [`MpiOptions`](crate::mpi::MpiOptions)). After an error the group is unusable and the process should
+/// exit.
 pub trait Group: Send {
-    /// This rank's number, from 0.
+    /// Rank of this process or thread, from 0.
     fn rank(&self) -> usize;
 
-    /// The number of ranks.
-    fn world(&self) -> usize;
+    /// Number of ranks.
+    fn world_size(&self) -> usize;
 
-    /// The backend's name: `local` or `mpi`.
+    /// Name of the backend: `local` or `mpi`.
     fn name(&self) -> &'static str;
 
-    /// Replaces `values` by their sum over all ranks, element by element.
+    /// Replaces `values` with their element-wise sum over all ranks.
     ///
     /// # Errors
-    /// A rank is gone, or the lengths differ (seen by `local` always, by `mpi` only sometimes).
+    /// A rank has left, or the lengths differ (always detected by `local`, not always by `mpi`).
     fn all_reduce_sum_f64(&mut self, values: &mut [f64]) -> Result<()>;
 
-    /// Replaces `bytes` on every rank by those of `root`. The lengths may differ before.
+    /// Replaces `bytes` on every rank with those of `root`. The lengths before the call may differ.
     ///
     /// # Errors
-    /// A rank is gone, or `root` is none of the ranks.
+    /// A rank has left, or `root` is not a rank.
     fn broadcast_bytes(&mut self, bytes: &mut Vec<u8>, root: usize) -> Result<()>;
 
-    /// Brings every rank's `bytes` to `root`, which gets them in rank order; the others get `None`.
+    /// Gathers `bytes` of all ranks on `root`, which gets them in rank order; other ranks get `None`.
     ///
     /// # Errors
-    /// A rank is gone, or `root` is none of the ranks.
+    /// A rank has left, or `root` is not a rank.
     fn gather_bytes(&mut self, bytes: &[u8], root: usize) -> Result<Option<Vec<Vec<u8>>>>;
 
-    /// Returns when all ranks have called it.
+    /// Blocks until all ranks have called it.
     ///
     /// # Errors
-    /// A rank is gone.
+    /// A rank has left.
     fn barrier(&mut self) -> Result<()>;
 
-    /// Leaves the group in order, after the last operation: see [`Endpoints::finish`](crate::Endpoints::finish).
+    /// Shuts the group down after the last operation; see [`Endpoints::finish`](crate::Endpoints::finish).
     ///
     /// # Errors
-    /// What the backend says.
+    /// Errors of the backend.
     fn finish(self: Box<Self>) -> Result<()>;
 }
 
-pub(crate) fn check_root(operation: &'static str, root: usize, world: usize) -> Result<()> {
-    if root < world {
+pub(crate) fn check_root(operation: &'static str, root: usize, world_size: usize) -> Result<()> {
+    if root < world_size {
         return Ok(());
     }
-    Err(Error::Mismatch { operation, what: format!("root {root} in a world of {world}") })
+    Err(Error::Mismatch { operation, detail: format!("root {root} is not a rank of a world of {world_size}") })
 }

@@ -1,51 +1,51 @@
-//! Collective operations between the ranks of a run.
+//! Collective operations between the ranks of a data-parallel job.
 //!
-//! A rank has two [`Endpoints`]: a [`Group`] for host bytes and small numbers (agreement, broadcast, gather, barrier), and a
-//! [`Reducer`] for [`Bucket`]s of gradients, which are started and awaited later. A bucket is raw memory with its place,
-//! never a tensor. Three backends pass one conformance suite: [`local`] joins threads of one process, [`mpi`] joins processes
-//! through MPI, and [`nccl`] sums between their cards, with one of the others beside it. [`world`] tells, before anything is started,
-//! whether a launcher has made this process a rank; [`launchers`] is what a rank knows of each launcher.
+//! Each rank has [`Endpoints`]: a [`Group`] for blocking collectives on host bytes and small numbers, and a [`Reducer`] for
+//! asynchronous all-reduce of gradient [`Bucket`]s. A bucket is raw host or device memory, never a tensor. Three backends pass the
+//! same conformance suite: [`local`] (threads of one process), [`mpi`] (processes) and [`nccl`] (GPUs, together with one of the
+//! other two). [`world`] detects from the environment whether a launcher has started this process as a rank;
+//! [`launchers`] lists the facts about each launcher.
 //!
-//! Sums have a fixed order: they are equal on all ranks, and equal again when the same world sums the same numbers in buckets of
-//! the same lengths.
+//! Sums are bitwise identical on all ranks. With [`local`] and [`mpi`] they have a fixed order of terms, so they are reproducible for
+//! the same values, world size and bucket lengths; with [`nccl`] the order is NCCL's.
 
 mod bucket;
 mod error;
 mod events;
 mod group;
-/// The launchers that start ranks.
+/// Launchers that start ranks.
 pub mod launchers;
-/// Ranks as threads of one process.
+/// Backend for ranks that are threads of one process.
 pub mod local;
-/// Ranks as processes joined by MPI.
+/// Backend for processes that communicate over MPI.
 pub mod mpi;
-/// Sums between cards by NCCL.
+/// Backend for NVIDIA GPUs that communicate over NCCL.
 pub mod nccl;
 mod reducer;
-/// What a step costs in a cluster, by formula.
+/// Cost model of data-parallel training on a cluster.
 pub mod scaling;
-/// The rank that a launcher has made this process.
+/// Detection of the launcher and of this process's rank.
 pub mod world;
 
-pub use bucket::{Bucket, Place};
+pub use bucket::{Bucket, MemoryLocation};
 pub use error::{Error, Result};
 pub use group::Group;
-pub use reducer::{Pending, Reducer, all_reduce};
+pub use reducer::{PendingAllReduce, Reducer, all_reduce};
 
-/// What ties one rank to the others.
+/// One rank's handles for communication with the other ranks.
 pub struct Endpoints {
-    /// For agreement.
+    /// Blocking collectives on bytes and small numbers.
     pub group: Box<dyn Group>,
-    /// For gradients.
+    /// Asynchronous all-reduce of gradients.
     pub reducer: Box<dyn Reducer>,
 }
 
 impl Endpoints {
-    /// Leaves in order, after the last operation. Every rank must call it; a rank that ends without it has failed, and
-    /// MPI then ends the others.
+    /// Shuts communication down after the last operation. Every rank must call it: MPI treats a rank that exits without it as
+    /// failed and kills the other ranks.
     ///
     /// # Errors
-    /// What the backend says.
+    /// Errors of the backend.
     pub fn finish(self) -> Result<()> {
         drop(self.reducer);
         self.group.finish()

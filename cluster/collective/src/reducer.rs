@@ -1,70 +1,71 @@
 use std::time::Instant;
 
-use crate::{Bucket, Place, Result};
+use crate::{Bucket, MemoryLocation, Result};
 
-/// One rank's end of the sums of gradients.
+/// One rank's handle for asynchronous all-reduce of gradient buckets.
 ///
-/// All ranks start the same buckets, of equal lengths, in the same order. Several may be under way at once, beside operations
-/// of the [`Group`](crate::Group), and each rank may await them when it likes and in any order: they are summed in the
-/// background, about in the order of the starts. An error leaves the group unusable.
+/// All ranks start the same buckets, with equal lengths, in the same order. Several may be in flight at once, concurrently with
+/// operations of the [`Group`](crate::Group). A rank may wait for them at any time and in any order: they are summed in the
+/// background, roughly in the order of the starts. After an error the group is unusable.
 pub trait Reducer: Send {
-    /// The backend's name.
+    /// Name of the backend: `local`, `mpi` or `nccl`.
     fn name(&self) -> &'static str;
 
-    /// Whether it can sum a bucket there.
-    fn reaches(&self, place: Place) -> bool {
-        place == Place::Host
+    /// True if the reducer can access buckets in `location`.
+    fn supports(&self, location: MemoryLocation) -> bool {
+        location == MemoryLocation::Host
     }
 
-    /// Begins to replace `bucket`'s values, on every rank, by their sum over all ranks, element by element. The sum has
-    /// the same bits on all ranks, and the same again when the same world sums the same numbers.
+    /// Starts an in-place all-reduce (sum) of `bucket`. The result is bitwise identical on all ranks and reproducible: the same
+    /// values in the same world give the same bits.
     ///
     /// # Errors
-    /// [`Error::Unreachable`](crate::Error::Unreachable) for memory that this reducer cannot read, or what the backend says.
-    fn start(&mut self, bucket: Bucket) -> Result<Box<dyn Pending>>;
+    /// [`Error::UnsupportedLocation`](crate::Error::UnsupportedLocation) if the reducer cannot access the memory; errors of the
+    /// backend.
+    fn start(&mut self, bucket: Bucket) -> Result<Box<dyn PendingAllReduce>>;
 }
 
-/// A reduction under way. An implementor never touches the bucket's memory again after [`Pending::wait`] has returned,
-/// with an error too, or after the value was dropped, which gives the reduction up.
-pub trait Pending: Send {
-    /// Returns when the bucket holds the sum. `deadline` is a limit beside those of the backend: `mpi` and `nccl`
-    /// have their own ([`mpi::Options`](crate::mpi::Options), [`nccl::Options`](crate::nccl::Options)), `local` has none.
+/// All-reduce in flight. After [`PendingAllReduce::wait`] has returned, with or without an error, or after the value was dropped,
+/// the backend no longer accesses the bucket. Dropping it before completion abandons the all-reduce and makes an `mpi` or `nccl`
+/// group unusable.
+pub trait PendingAllReduce: Send {
+    /// Blocks until the bucket holds the sum. `deadline` applies in addition to the backend's own limits
+    /// ([`MpiOptions`](crate::mpi::MpiOptions), [`NcclOptions`](crate::nccl::NcclOptions)); `local` has none.
     ///
     /// # Errors
-    /// A rank is gone, the ranks' buckets differ, or [`Error::Deadline`](crate::Error::Deadline). The bucket may hold sums of
-    /// some of the ranks then.
+    /// [`Error::RankGone`](crate::Error::RankGone), [`Error::Mismatch`](crate::Error::Mismatch) if the ranks' buckets differ, or
+    /// [`Error::Deadline`](crate::Error::Deadline). The bucket may then hold partial sums.
     fn wait(self: Box<Self>, deadline: Option<Instant>) -> Result<()>;
 }
 
-/// Values of its own that are summed over all ranks in the background.
-pub(crate) struct Numbers {
-    // Dropped before the values: it may touch them until then.
-    pending: Box<dyn Pending>,
+/// All-reduce of values that the operation owns.
+pub(crate) struct OwnedAllReduce {
+    // Declared first, so dropped first: it may access the values until then.
+    pending: Box<dyn PendingAllReduce>,
     values: Vec<f32>,
 }
 
-impl Numbers {
-    /// Begins.
+impl OwnedAllReduce {
     pub fn start(reducer: &mut dyn Reducer, mut values: Vec<f32>) -> Result<Self> {
-        // SAFETY: the memory of `values` stays where it is when the vector moves; nothing reads or writes it before `wait` has awaited
-        // the reduction, and it is freed after the reduction was dropped.
+        // SAFETY: moving the vector does not move its memory. Nothing accesses it before `wait` returns, and it is freed after
+        // the pending all-reduce is dropped.
         let bucket = unsafe { Bucket::host(values.as_mut_ptr(), values.len()) };
         Ok(Self { pending: reducer.start(bucket)?, values })
     }
 
-    /// The sums.
+    /// Waits for the sums and returns them.
     pub fn wait(self, deadline: Option<Instant>) -> Result<Vec<f32>> {
         self.pending.wait(deadline)?;
         Ok(self.values)
     }
 }
 
-/// Sums `values` over all ranks: one bucket in main memory, awaited at once.
+/// Blocking all-reduce (sum) of `values` in host memory.
 ///
 /// # Errors
-/// As those of [`Reducer::start`] and [`Pending::wait`].
+/// As for [`Reducer::start`] and [`PendingAllReduce::wait`].
 pub fn all_reduce(reducer: &mut dyn Reducer, values: &mut [f32], deadline: Option<Instant>) -> Result<()> {
-    // SAFETY: `values` stays mutably borrowed until the reduction was awaited or dropped, after which nothing touches it.
+    // SAFETY: `values` stays mutably borrowed until the all-reduce has been waited for or dropped.
     let bucket = unsafe { Bucket::host(values.as_mut_ptr(), values.len()) };
     reducer.start(bucket)?.wait(deadline)
 }

@@ -1,4 +1,4 @@
-//! The suite over threads, and what happens when one of them leaves, does not come or does something else.
+//! Conformance suite over threads, and behavior when a thread leaves, does not arrive or calls another operation.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
@@ -11,92 +11,93 @@ use std::time::{Duration, Instant};
 use lambert_collective::{Endpoints, Error, all_reduce, local};
 
 fn run<T: Send + 'static>(world: usize, rank_body: fn(Endpoints) -> T) -> Vec<T> {
-    let threads: Vec<_> = local::group(world).into_iter().map(|ends| thread::spawn(move || rank_body(ends))).collect();
+    let threads: Vec<_> =
+        local::group(world).into_iter().map(|endpoints| thread::spawn(move || rank_body(endpoints))).collect();
     threads.into_iter().map(|thread| thread.join().unwrap()).collect()
 }
 
 #[test]
-fn the_suite_in_worlds_of_one_to_eight() {
+fn the_suite_passes_with_one_to_eight_ranks() {
     for world in [1, 2, 3, 4, 8] {
-        let first = run(world, |mut ends| suite::everything(&mut ends, suite::F32));
-        let again = run(world, |mut ends| suite::everything(&mut ends, suite::F32));
+        let first = run(world, |mut endpoints| suite::run_all_checks(&mut endpoints, suite::F32));
+        let again = run(world, |mut endpoints| suite::run_all_checks(&mut endpoints, suite::F32));
         assert_eq!(first, again);
     }
-    suite::everything(&mut local::alone(), suite::F32);
+    suite::run_all_checks(&mut local::single(), suite::F32);
 }
 
 #[test]
-fn a_hundred_megabytes_between_two_threads() {
-    run(2, |mut ends| suite::a_hundred_megabytes(&mut ends));
+fn two_threads_sum_100_megabytes() {
+    run(2, |mut endpoints| suite::sum_100_megabytes(&mut endpoints));
 }
 
 #[test]
-fn a_rank_that_leaves_is_noticed_by_those_who_wait() {
-    let leaves_and_others = |mut ends: Endpoints| match ends.group.rank() {
+fn waiting_ranks_detect_a_rank_that_leaves() {
+    let rank_1_leaves = |mut endpoints: Endpoints| match endpoints.group.rank() {
         1 => Ok(()),
-        0 => all_reduce(&mut *ends.reducer, &mut [1.0], None),
-        _ => ends.group.barrier(),
+        0 => all_reduce(&mut *endpoints.reducer, &mut [1.0], None),
+        _ => endpoints.group.barrier(),
     };
-    let results = run(3, leaves_and_others);
+    let results = run(3, rank_1_leaves);
     assert!(results[1].is_ok());
     for waiting in [&results[0], &results[2]] {
         assert!(matches!(waiting, Err(Error::RankGone { .. })), "{waiting:?}");
     }
 }
 
-/// It has done its part: what it leaves behind is complete.
+/// Its contribution is complete.
 #[test]
-fn a_rank_that_leaves_after_its_part_is_not_missed() {
-    let results = run(3, |mut ends| {
-        let late = Duration::from_millis(50 * ends.group.rank() as u64);
+fn a_rank_may_leave_after_its_contribution() {
+    let results = run(3, |mut endpoints| {
+        let late = Duration::from_millis(50 * endpoints.group.rank() as u64);
         thread::sleep(late);
-        let pending = ends.reducer.start(bucket_of_one());
-        // The first ranks leave before the last has come.
-        if ends.group.rank() == 2 { pending.unwrap().wait(None) } else { pending.map(drop) }
+        let pending = endpoints.reducer.start(leaked_bucket());
+        // The first ranks leave before the last one starts.
+        if endpoints.group.rank() == 2 { pending.unwrap().wait(None) } else { pending.map(drop) }
     });
     assert!(results.iter().all(Result::is_ok), "{results:?}");
 }
 
-/// A bucket that lives for ever.
-fn bucket_of_one() -> lambert_collective::Bucket {
-    let one = Box::leak(Box::new([1.0f32]));
-    // SAFETY: leaked for this bucket alone.
-    unsafe { lambert_collective::Bucket::host(one.as_mut_ptr(), 1) }
+/// Bucket with one value that is never freed.
+fn leaked_bucket() -> lambert_collective::Bucket {
+    let value = Box::leak(Box::new([1.0f32]));
+    // SAFETY: leaked, and used by this bucket only.
+    unsafe { lambert_collective::Bucket::host(value.as_mut_ptr(), 1) }
 }
 
 #[test]
-fn a_rank_that_never_comes_is_named() {
-    let (sender, noticed) = mpsc::channel();
-    let mut ends = local::group(3);
-    let absent = ends.pop().unwrap();
-    let threads = ends.into_iter().map(|mut ends| {
+fn a_rank_that_never_arrives_is_named() {
+    let (sender, errors) = mpsc::channel();
+    let mut endpoints = local::group(3);
+    let absent = endpoints.pop().unwrap();
+    let threads = endpoints.into_iter().map(|mut endpoints| {
         let sender = sender.clone();
         thread::spawn(move || {
-            suite::a_rank_that_never_comes_is_noticed(&mut ends);
-            let again = all_reduce(&mut *ends.reducer, &mut [1.0], Some(Instant::now())).unwrap_err();
+            suite::a_rank_that_never_arrives_is_detected(&mut endpoints);
+            let again = all_reduce(&mut *endpoints.reducer, &mut [1.0], Some(Instant::now())).unwrap_err();
             sender.send(again.to_string()).unwrap();
-            // The other one must not see this one leave.
+            // The other rank must not detect that this one leaves.
             thread::sleep(Duration::from_millis(500));
         })
     });
     threads.collect::<Vec<_>>().into_iter().for_each(|thread| thread.join().unwrap());
     drop(absent);
-    let words: Vec<String> = noticed.try_iter().collect();
-    assert_eq!(words.len(), 2);
-    assert!(words.iter().all(|words| words.contains("deadline exceeded, still waiting for rank")), "{words:?}");
-    assert!(words.iter().all(|words| words.ends_with("2")), "{words:?}");
+    let errors: Vec<String> = errors.try_iter().collect();
+    assert_eq!(errors.len(), 2);
+    assert!(errors.iter().all(|error| error.contains("deadline exceeded, still waiting for rank")), "{errors:?}");
+    assert!(errors.iter().all(|error| error.ends_with("2")), "{errors:?}");
 }
 
 #[test]
-fn ranks_that_do_different_things_are_told() {
-    let lengths = run(2, |mut ends| {
-        let mut values = vec![1.0; 3 + ends.group.rank()];
-        all_reduce(&mut *ends.reducer, &mut values, None)
+fn mismatched_calls_are_reported() {
+    let lengths = run(2, |mut endpoints| {
+        let mut values = vec![1.0; 3 + endpoints.group.rank()];
+        all_reduce(&mut *endpoints.reducer, &mut values, None)
     });
     assert!(lengths.iter().all(|result| matches!(result, Err(Error::Mismatch { .. }))), "{lengths:?}");
-    let operations = run(2, |mut ends| match ends.group.rank() {
-        0 => ends.group.barrier(),
-        _ => ends.group.all_reduce_sum_f64(&mut [1.0]),
+    let operations = run(2, |mut endpoints| match endpoints.group.rank() {
+        0 => endpoints.group.barrier(),
+        _ => endpoints.group.all_reduce_sum_f64(&mut [1.0]),
     });
     assert!(operations.iter().all(|result| matches!(result, Err(Error::Mismatch { .. }))), "{operations:?}");
 }

@@ -1,4 +1,4 @@
-//! The suite over real MPI processes. The tests named `rank_that_*` are what a rank does.
+//! Conformance suite over real MPI processes. Tests named `rank_that_*` are the body of a rank.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
@@ -6,15 +6,15 @@ mod jobs;
 mod suite;
 
 use jobs::{as_rank, mpirun};
-use lambert_collective::mpi::{Options, Wire};
+use lambert_collective::mpi::{MpiOptions, WireFormat};
 
-const BF16: Options = Options {
-    stall: std::time::Duration::from_secs(60),
-    absence: std::time::Duration::from_secs(600),
-    wire: Wire::Bf16,
+const BF16: MpiOptions = MpiOptions {
+    stall_timeout: std::time::Duration::from_secs(60),
+    straggler_timeout: std::time::Duration::from_secs(600),
+    wire: WireFormat::Bf16,
 };
 
-/// What the first rank of a job says of its sums, once all have ended well.
+/// Runs a job that must succeed and returns the digest of rank 0's sums.
 fn digest_of_a_job(ranks: usize, test: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let (output, _) = mpirun(ranks, test, folder.path());
@@ -22,16 +22,16 @@ fn digest_of_a_job(ranks: usize, test: &str) -> String {
     std::fs::read_to_string(folder.path().join("digest")).unwrap()
 }
 
-fn two_jobs_agree(test: &str) {
+fn assert_two_jobs_agree(test: &str) {
     for ranks in [1, 2, 3, 4, 8] {
         let digests: Vec<_> = (0..2).map(|_| digest_of_a_job(ranks, test)).collect();
-        assert_eq!(digests[0], digests[1], "two jobs of {ranks} ranks summed to different bits");
+        assert_eq!(digests[0], digests[1], "two jobs of {ranks} ranks have different bits");
     }
 }
 
 #[test]
-fn the_suite_with_one_to_eight_processes() {
-    two_jobs_agree("rank_that_runs_the_suite");
+fn the_suite_passes_with_one_to_eight_processes() {
+    assert_two_jobs_agree("rank_that_runs_the_suite");
     for ranks in 5..8 {
         digest_of_a_job(ranks, "rank_that_runs_the_suite");
     }
@@ -39,12 +39,12 @@ fn the_suite_with_one_to_eight_processes() {
 
 #[test]
 fn rank_that_runs_the_suite() {
-    as_rank_of_the_suite(Options::default(), suite::F32);
+    as_rank_of_the_suite(MpiOptions::default(), suite::F32);
 }
 
 #[test]
-fn the_suite_in_bf16() {
-    two_jobs_agree("rank_that_runs_the_suite_in_bf16");
+fn the_suite_passes_in_bf16() {
+    assert_two_jobs_agree("rank_that_runs_the_suite_in_bf16");
 }
 
 #[test]
@@ -52,17 +52,17 @@ fn rank_that_runs_the_suite_in_bf16() {
     as_rank_of_the_suite(BF16, suite::BF16);
 }
 
-fn as_rank_of_the_suite(options: Options, rounding: f64) {
-    let Some(mut ends) = as_rank(options) else { return };
-    let digest = suite::everything(&mut ends, rounding);
-    if ends.group.rank() == 0 {
+fn as_rank_of_the_suite(options: MpiOptions, rounding: f64) {
+    let Some(mut endpoints) = as_rank(options) else { return };
+    let digest = suite::run_all_checks(&mut endpoints, rounding);
+    if endpoints.group.rank() == 0 {
         jobs::write("digest", &digest.to_string());
     }
-    ends.finish().unwrap();
+    endpoints.finish().unwrap();
 }
 
 #[test]
-fn a_hundred_megabytes_in_two_to_eight_processes() {
+fn two_to_eight_processes_sum_100_megabytes() {
     for ranks in [2, 3, 4, 8] {
         digest_of_a_job(ranks, "rank_that_sums_a_hundred_megabytes");
     }
@@ -70,8 +70,8 @@ fn a_hundred_megabytes_in_two_to_eight_processes() {
 
 #[test]
 fn rank_that_sums_a_hundred_megabytes() {
-    let Some(mut ends) = as_rank(Options::default()) else { return };
-    suite::a_hundred_megabytes(&mut ends);
+    let Some(mut endpoints) = as_rank(MpiOptions::default()) else { return };
+    suite::sum_100_megabytes(&mut endpoints);
     jobs::write("digest", "");
-    ends.finish().unwrap();
+    endpoints.finish().unwrap();
 }

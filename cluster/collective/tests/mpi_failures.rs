@@ -1,53 +1,52 @@
-//! Ranks that die, hang, are late or do something else, over real MPI processes. The tests named `rank_that_*` are what a rank
-//! does.
+//! Ranks that die, hang, are late or make mismatched calls, over real MPI processes. Tests named `rank_that_*` are the body of a rank.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 mod jobs;
-#[allow(dead_code, reason = "one of its checks is for a world that fails")]
+#[allow(dead_code, reason = "only one of its checks is used here")]
 mod suite;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use jobs::{as_rank, mpirun, signal_self_after};
-use lambert_collective::mpi::Options;
+use lambert_collective::mpi::MpiOptions;
 use lambert_collective::{Bucket, Endpoints, Error, Result, all_reduce};
 
 const STALL: Duration = Duration::from_secs(2);
 
-/// What the limit may be exceeded by.
-const GRACE: Duration = Duration::from_secs(5);
+/// Tolerance above a timeout.
+const TOLERANCE: Duration = Duration::from_secs(5);
 
-fn limits(stall: Duration, absence: Duration) -> Options {
-    Options { stall, absence, ..Options::default() }
+fn timeouts(stall_timeout: Duration, straggler_timeout: Duration) -> MpiOptions {
+    MpiOptions { stall_timeout, straggler_timeout, ..MpiOptions::default() }
 }
 
-/// Runs a job of three ranks that must fail, and returns what those of `ranks` noticed, once no process of it is left.
-fn noticed(test: &str, ranks: &[usize]) -> Vec<String> {
+/// Runs a job of three ranks that must fail and checks that no process is left. Returns the errors of `ranks`.
+fn errors_of_failed_job(test: &str, ranks: &[usize]) -> Vec<String> {
     let folder = tempfile::tempdir().unwrap();
     let (output, took) = mpirun(3, test, folder.path());
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success(), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{stderr}");
     assert!(took < Duration::from_secs(25), "the job took {took:?}");
-    assert_gone(folder.path());
-    let file = |rank: &usize| folder.path().join(format!("noticed-{rank}"));
+    assert_processes_gone(folder.path());
+    let file = |rank: &usize| folder.path().join(format!("error-{rank}"));
     ranks
         .iter()
-        .map(|rank| std::fs::read_to_string(file(rank)).unwrap_or_else(|_| panic!("rank {rank}: {said}")))
+        .map(|rank| std::fs::read_to_string(file(rank)).unwrap_or_else(|_| panic!("rank {rank}: {stderr}")))
         .collect()
 }
 
-fn assert_gone(folder: &Path) {
+fn assert_processes_gone(folder: &Path) {
     for rank in 0..3 {
         let pid = std::fs::read_to_string(folder.join(format!("pid-{rank}"))).unwrap();
-        assert!(gone(&pid), "rank {rank} (process {pid}) outlived the job");
+        assert!(is_gone(&pid), "rank {rank} (process {pid}) outlived the job");
     }
 }
 
-/// mpirun may return a moment before the last rank it has killed is gone. A zombie is gone: its parent mpirun is,
-/// and whether anybody reaps it is up to the machine's first process.
-fn gone(pid: &str) -> bool {
+/// True if the process exits within a second: mpirun may return shortly before the last killed rank has exited. A zombie counts as
+/// gone, because its parent mpirun has exited and only init can reap it.
+fn is_gone(pid: &str) -> bool {
     (0..50).any(|_| {
         std::thread::sleep(Duration::from_millis(20));
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
@@ -55,20 +54,20 @@ fn gone(pid: &str) -> bool {
     })
 }
 
-/// Leaves `what` for the test, and stays until the other one of the first two ranks has left something: who ends takes the others
-/// along.
-fn tell(ends: &Endpoints, what: &str) {
-    jobs::write(&format!("noticed-{}", ends.group.rank()), what);
-    jobs::wait_for(&["noticed-0", "noticed-1"]);
+/// Writes `error` for the test and waits until ranks 0 and 1 have written theirs, because mpirun kills all ranks when one exits.
+fn report(endpoints: &Endpoints, error: &str) {
+    jobs::write(&format!("error-{}", endpoints.group.rank()), error);
+    jobs::wait_for(&["error-0", "error-1"]);
 }
 
-/// Does `operation` until it fails; the error, and that it took from the last success on no longer than `limit` and a grace.
-fn until_it_fails(limit: Duration, mut operation: impl FnMut() -> Result<()>) -> Error {
+/// Repeats `operation` until it fails and returns the error. Checks that the last call took between half of `limit` and `limit` plus a
+/// tolerance.
+fn repeat_until_error(limit: Duration, mut operation: impl FnMut() -> Result<()>) -> Error {
     loop {
         let begin = Instant::now();
         if let Err(error) = operation() {
             let took = begin.elapsed();
-            assert!(took >= limit / 2 && took < limit + GRACE, "{error} after {took:?}");
+            assert!(took >= limit / 2 && took < limit + TOLERANCE, "{error} after {took:?}");
             eprintln!("{error} after {:.1} s", took.as_secs_f64());
             return error;
         }
@@ -77,65 +76,65 @@ fn until_it_fails(limit: Duration, mut operation: impl FnMut() -> Result<()>) ->
 
 #[test]
 fn a_rank_that_is_stopped_inside_an_all_reduce_is_named() {
-    for words in noticed("rank_that_is_stopped_inside_an_all_reduce", &[0, 1]) {
-        assert_eq!(words, "reduction of a bucket: deadline exceeded, still waiting for rank 2");
+    for error in errors_of_failed_job("rank_that_is_stopped_inside_an_all_reduce", &[0, 1]) {
+        assert_eq!(error, "bucket all-reduce: deadline exceeded, still waiting for rank 2");
     }
 }
 
 #[test]
 fn rank_that_is_stopped_inside_an_all_reduce() {
-    let Some(mut ends) = as_rank(limits(STALL, 60 * STALL)) else { return };
-    if ends.group.rank() == 2 {
+    let Some(mut endpoints) = as_rank(timeouts(STALL, 60 * STALL)) else { return };
+    if endpoints.group.rank() == 2 {
         signal_self_after("STOP", Duration::from_millis(300));
     }
     let mut values = vec![0.0; 4 << 20];
-    let error = until_it_fails(STALL, || all_reduce(&mut *ends.reducer, &mut values, None));
-    let again = ends.group.barrier().unwrap_err();
-    assert_eq!(again.to_string(), error.to_string(), "the group is of no use then");
-    tell(&ends, &error.to_string());
+    let error = repeat_until_error(STALL, || all_reduce(&mut *endpoints.reducer, &mut values, None));
+    let again = endpoints.group.barrier().unwrap_err();
+    assert_eq!(again.to_string(), error.to_string(), "the group stays unusable");
+    report(&endpoints, &error.to_string());
 }
 
 #[test]
-fn a_rank_that_is_stopped_is_named_by_each_operation_of_the_group() {
-    for operation in ["all-reduce of f64", "broadcast", "gather", "barrier"] {
+fn every_group_operation_names_a_stopped_rank() {
+    for operation in ["f64 all-reduce", "broadcast", "gather", "barrier"] {
         let test = format!("rank_that_is_stopped_in_{}", operation.replace([' ', '-'], "_"));
-        // Rank 1 has nothing to wait for in a gather, and the barrier that follows fails as this did.
-        for words in noticed(&test, &[0, 1]) {
-            assert!(words.ends_with(": deadline exceeded, still waiting for rank 2"), "{operation}: {words}");
+        // Rank 1 waits for no other rank in a gather; its following barrier fails in the same way.
+        for error in errors_of_failed_job(&test, &[0, 1]) {
+            assert!(error.ends_with(": deadline exceeded, still waiting for rank 2"), "{operation}: {error}");
         }
     }
 }
 
 fn as_rank_of_a_group(operation: fn(&mut Endpoints) -> Result<()>) {
-    let Some(mut ends) = as_rank(limits(STALL, 60 * STALL)) else { return };
-    if ends.group.rank() == 2 {
+    let Some(mut endpoints) = as_rank(timeouts(STALL, 60 * STALL)) else { return };
+    if endpoints.group.rank() == 2 {
         signal_self_after("STOP", Duration::from_millis(300));
     }
-    let error = until_it_fails(STALL, || operation(&mut ends).and_then(|()| ends.group.barrier()));
-    tell(&ends, &error.to_string());
+    let error = repeat_until_error(STALL, || operation(&mut endpoints).and_then(|()| endpoints.group.barrier()));
+    report(&endpoints, &error.to_string());
 }
 
 #[test]
-fn rank_that_is_stopped_in_all_reduce_of_f64() {
-    as_rank_of_a_group(|ends| ends.group.all_reduce_sum_f64(&mut [1.0; 1000]));
+fn rank_that_is_stopped_in_f64_all_reduce() {
+    as_rank_of_a_group(|endpoints| endpoints.group.all_reduce_sum_f64(&mut [1.0; 1000]));
 }
 
 #[test]
 fn rank_that_is_stopped_in_broadcast() {
-    as_rank_of_a_group(|ends| ends.group.broadcast_bytes(&mut vec![1; 3 << 20], 2));
+    as_rank_of_a_group(|endpoints| endpoints.group.broadcast_bytes(&mut vec![1; 3 << 20], 2));
 }
 
 #[test]
 fn rank_that_is_stopped_in_gather() {
-    as_rank_of_a_group(|ends| ends.group.gather_bytes(&[1; 3 << 20], 0).map(drop));
+    as_rank_of_a_group(|endpoints| endpoints.group.gather_bytes(&[1; 3 << 20], 0).map(drop));
 }
 
 #[test]
 fn rank_that_is_stopped_in_barrier() {
-    as_rank_of_a_group(|ends| ends.group.barrier());
+    as_rank_of_a_group(|endpoints| endpoints.group.barrier());
 }
 
-/// Its communication thread answers while it computes: no limit of segments ends that.
+/// Its communication thread replies to probes while it computes, so the stall timeout does not apply.
 #[test]
 fn a_straggler_is_waited_for() {
     let folder = tempfile::tempdir().unwrap();
@@ -145,99 +144,99 @@ fn a_straggler_is_waited_for() {
 
 #[test]
 fn rank_that_waits_for_a_straggler() {
-    let Some(mut ends) = as_rank(limits(STALL / 4, 60 * STALL)) else { return };
+    let Some(mut endpoints) = as_rank(timeouts(STALL / 4, 60 * STALL)) else { return };
     for rank in [0, 2] {
-        if ends.group.rank() == rank {
+        if endpoints.group.rank() == rank {
             std::thread::sleep(STALL);
         }
         let mut values = vec![1.0; 1 << 20];
-        all_reduce(&mut *ends.reducer, &mut values, None).unwrap();
+        all_reduce(&mut *endpoints.reducer, &mut values, None).unwrap();
         assert!(values.iter().all(|value| *value == 3.0));
-        if ends.group.rank() == rank {
+        if endpoints.group.rank() == rank {
             std::thread::sleep(STALL);
         }
-        ends.group.barrier().unwrap();
+        endpoints.group.barrier().unwrap();
     }
-    ends.finish().unwrap();
+    endpoints.finish().unwrap();
 }
 
 #[test]
-fn a_rank_that_answers_and_never_comes_is_named_in_the_end() {
-    for words in noticed("rank_that_answers_and_never_comes", &[0, 1]) {
-        assert_eq!(words, "barrier: deadline exceeded, still waiting for rank 2");
+fn a_rank_that_replies_but_never_arrives_is_named_after_the_straggler_timeout() {
+    for error in errors_of_failed_job("rank_that_replies_but_never_arrives", &[0, 1]) {
+        assert_eq!(error, "barrier: deadline exceeded, still waiting for rank 2");
     }
 }
 
 #[test]
-fn rank_that_answers_and_never_comes() {
-    let Some(mut ends) = as_rank(limits(STALL / 4, STALL)) else { return };
-    if ends.group.rank() < 2 {
-        let error = until_it_fails(STALL, || ends.group.barrier());
-        tell(&ends, &error.to_string());
+fn rank_that_replies_but_never_arrives() {
+    let Some(mut endpoints) = as_rank(timeouts(STALL / 4, STALL)) else { return };
+    if endpoints.group.rank() < 2 {
+        let error = repeat_until_error(STALL, || endpoints.group.barrier());
+        report(&endpoints, &error.to_string());
     }
-    jobs::wait_for(&["noticed-0", "noticed-1"]);
+    jobs::wait_for(&["error-0", "error-1"]);
 }
 
 #[test]
-fn a_rank_that_never_comes_is_noticed_at_the_deadline() {
-    noticed("rank_that_never_comes", &[0, 1]);
+fn a_rank_that_never_arrives_is_detected_at_the_deadline() {
+    errors_of_failed_job("rank_that_never_arrives", &[0, 1]);
 }
 
 #[test]
-fn rank_that_never_comes() {
-    let Some(mut ends) = as_rank(Options::default()) else { return };
-    if ends.group.rank() < 2 {
-        suite::a_rank_that_never_comes_is_noticed(&mut ends);
-        tell(&ends, "");
+fn rank_that_never_arrives() {
+    let Some(mut endpoints) = as_rank(MpiOptions::default()) else { return };
+    if endpoints.group.rank() < 2 {
+        suite::a_rank_that_never_arrives_is_detected(&mut endpoints);
+        report(&endpoints, "");
     }
-    jobs::wait_for(&["noticed-0", "noticed-1"]);
+    jobs::wait_for(&["error-0", "error-1"]);
 }
 
 #[test]
-fn a_bucket_that_was_given_up_is_left_alone() {
-    noticed("rank_that_gives_a_bucket_up", &[0, 1]);
+fn a_canceled_bucket_is_not_accessed_again() {
+    errors_of_failed_job("rank_that_cancels_a_bucket", &[0, 1]);
 }
 
-/// All give it up after some of its segments; whatever MPI still does, the values stay as they are then.
+/// All ranks cancel the bucket after some of its segments.
 #[test]
-fn rank_that_gives_a_bucket_up() {
-    let Some(mut ends) = as_rank(limits(STALL, 60 * STALL)) else { return };
+fn rank_that_cancels_a_bucket() {
+    let Some(mut endpoints) = as_rank(timeouts(STALL, 60 * STALL)) else { return };
     let mut values = vec![1.0f32; 16 << 20];
-    ends.group.barrier().unwrap();
-    // SAFETY: `values` is touched only after the reduction was dropped.
+    endpoints.group.barrier().unwrap();
+    // SAFETY: `values` is accessed only after the all-reduce has been dropped.
     let bucket = unsafe { Bucket::host(values.as_mut_ptr(), values.len()) };
-    let pending = ends.reducer.start(bucket).unwrap();
+    let pending = endpoints.reducer.start(bucket).unwrap();
     std::thread::sleep(Duration::from_millis(10));
     drop(pending);
     values.fill(0.5);
     std::thread::sleep(Duration::from_millis(500));
-    assert!(values.iter().all(|value| *value == 0.5), "a bucket was touched after it was given up");
-    // Its own rank is told at the next segment; one that waits for a segment of such a rank, by the limit.
-    let error = ends.group.barrier().unwrap_err();
+    assert!(values.iter().all(|value| *value == 0.5), "the bucket was accessed after cancellation");
+    // A rank fails at its next segment of the bucket, or by timeout if it waits for a segment of another rank.
+    let error = endpoints.group.barrier().unwrap_err();
     assert!(matches!(error, Error::Mismatch { .. } | Error::Deadline { .. }), "{error}");
-    tell(&ends, "");
+    report(&endpoints, "");
 }
 
 #[test]
-fn buckets_of_different_lengths_are_told() {
-    for words in noticed("rank_that_has_another_length", &[0, 1]) {
-        assert_eq!(words, "reduction of a bucket: a segment of 12 bytes here, of 16 on rank 2");
+fn buckets_of_different_lengths_are_reported() {
+    for error in errors_of_failed_job("rank_that_has_a_different_length", &[0, 1]) {
+        assert_eq!(error, "bucket all-reduce: expected a segment of 12 bytes, received 16 bytes from rank 2");
     }
 }
 
-/// In a world of three the last rank is folded in by the first: the second hears of it by its silence only.
+/// With three ranks, rank 2 exchanges data only with rank 0; rank 1 would detect the error only by timeout.
 #[test]
-fn rank_that_has_another_length() {
-    let Some(mut ends) = as_rank(Options::default()) else { return };
-    let rank = ends.group.rank();
+fn rank_that_has_a_different_length() {
+    let Some(mut endpoints) = as_rank(MpiOptions::default()) else { return };
+    let rank = endpoints.group.rank();
     if rank == 0 {
-        let error = all_reduce(&mut *ends.reducer, &mut [1.0; 3], None).unwrap_err();
-        jobs::write("noticed-1", &error.to_string());
-        tell(&ends, &error.to_string());
+        let error = all_reduce(&mut *endpoints.reducer, &mut [1.0; 3], None).unwrap_err();
+        jobs::write("error-1", &error.to_string());
+        report(&endpoints, &error.to_string());
     } else if rank == 2 {
-        let _pending = all_reduce(&mut *ends.reducer, &mut [1.0; 4], Some(Instant::now() + STALL));
+        let _pending = all_reduce(&mut *endpoints.reducer, &mut [1.0; 4], Some(Instant::now() + STALL));
     }
-    jobs::wait_for(&["noticed-0", "noticed-1"]);
+    jobs::wait_for(&["error-0", "error-1"]);
 }
 
 #[test]
@@ -245,31 +244,31 @@ fn a_rank_killed_inside_an_all_reduce_ends_the_job() {
     let folder = tempfile::tempdir().unwrap();
     let (output, took) = mpirun(3, "rank_that_is_killed", folder.path());
     assert!(!output.status.success());
-    assert!(took < Duration::from_millis(300) + 2 * GRACE, "the survivors waited for {took:?}");
-    assert_gone(folder.path());
+    assert!(took < Duration::from_millis(300) + 2 * TOLERANCE, "the other ranks exited after {took:?}");
+    assert_processes_gone(folder.path());
 }
 
 #[test]
 fn rank_that_is_killed() {
-    let Some(mut ends) = as_rank(Options::default()) else { return };
-    if ends.group.rank() == 1 {
+    let Some(mut endpoints) = as_rank(MpiOptions::default()) else { return };
+    if endpoints.group.rank() == 1 {
         signal_self_after("KILL", Duration::from_millis(300));
     }
     let mut values = vec![1.0; 1 << 20];
     loop {
-        all_reduce(&mut *ends.reducer, &mut values, None).unwrap();
+        all_reduce(&mut *endpoints.reducer, &mut values, None).unwrap();
     }
 }
 
 #[test]
 fn a_rank_that_returns_early_ends_the_job() {
-    noticed("rank_that_returns_early", &[]);
+    errors_of_failed_job("rank_that_returns_early", &[]);
 }
 
 #[test]
 fn rank_that_returns_early() {
-    let Some(mut ends) = as_rank(Options::default()) else { return };
-    if ends.group.rank() != 1 {
-        ends.group.barrier().unwrap();
+    let Some(mut endpoints) = as_rank(MpiOptions::default()) else { return };
+    if endpoints.group.rank() != 1 {
+        endpoints.group.barrier().unwrap();
     }
 }

@@ -1,5 +1,5 @@
-//! Hosts, made of namespaces, and the cables between them: cut for a while, cut for good, slow. The tests named `rank_that_*`
-//! are what a rank does.
+//! Simulated hosts (Linux namespaces) with links that are cut temporarily, cut permanently, or slow. Tests named `rank_that_*` are the
+//! body of a rank.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
@@ -13,53 +13,53 @@ use std::time::{Duration, Instant};
 
 use jobs::as_rank;
 use lambert_collective::all_reduce;
-use lambert_collective::mpi::Options;
+use lambert_collective::mpi::MpiOptions;
 
-/// Hosts, the first of which starts the job, and a switch.
+/// Simulated hosts, connected by a switch. The first host starts the job.
 struct Hosts {
-    /// The switch is the last.
+    /// Host processes; the last one is the switch.
     hosts: Vec<Child>,
-    /// Their first processes.
+    /// Process IDs of their init processes.
     inits: Vec<u32>,
     job: Option<Child>,
     folder: tempfile::TempDir,
 }
 
 impl Hosts {
-    /// Two of them; `None`, with a word, where such hosts cannot be made.
+    /// Creates two hosts; prints a message and returns `None` if the machine does not allow it.
     fn new() -> Option<Self> {
-        Self::of(2)
+        Self::with_count(2)
     }
 
-    fn of(count: u32) -> Option<Self> {
+    fn with_count(count: u32) -> Option<Self> {
         let tools = "command -v unshare nsenter ip tc >/dev/null && [ $(id -u) = 0 ]";
         if !Command::new("sh").args(["-c", tools]).status().unwrap().success() {
-            eprintln!("SKIPPED: hosts are made by root, with iproute2 and util-linux");
+            eprintln!("SKIPPED: simulated hosts need root, iproute2 and util-linux");
             return None;
         }
         let mut hosts = Self { hosts: vec![], inits: vec![], job: None, folder: tempfile::tempdir().unwrap() };
         (0..=count).for_each(|number| hosts.add(number));
         let switch = hosts.inits[count as usize];
         sh(&format!("nsenter -t {switch} -n sh -c 'ip link add switch type bridge; ip link set switch up'"));
-        let mut ways = String::new();
+        let mut cases = String::new();
         for (number, init) in (1..=count).zip(&hosts.inits) {
             sh(&format!(
                 "ip link add eth0 netns {init} type veth peer name to{number} netns {switch}
                  nsenter -t {switch} -n ip link set to{number} master switch up
                  nsenter -t {init} -n sh -c 'ip link set lo up; ip link set eth0 up; ip addr add 10.213.7.{number}/24 dev eth0'"
             ));
-            ways += &format!("10.213.7.{number}) to={init};;\n");
+            cases += &format!("10.213.7.{number}) to={init};;\n");
         }
-        // What mpirun starts another host's daemon with: the host, then the command. It stays among the first host's processes
-        // and sees this machine's /proc, so that it finds the way, and ends with the first host.
-        let agent = format!("#!/bin/sh\ncase $1 in\n{ways}esac\nshift\nexec nsenter -t $to -n -u sh -c \"$*\"\n");
+        // Replacement for ssh that mpirun calls with a host and a command. It runs in the first host's PID namespace, so it exits with
+        // that host, and sees this machine's /proc, so nsenter finds the other host's process.
+        let agent = format!("#!/bin/sh\ncase $1 in\n{cases}esac\nshift\nexec nsenter -t $to -n -u sh -c \"$*\"\n");
         std::fs::write(hosts.agent(), agent).unwrap();
         std::fs::set_permissions(hosts.agent(), std::fs::Permissions::from_mode(0o755)).unwrap();
         Some(hosts)
     }
 
     fn add(&mut self, number: u32) {
-        // Open MPI names its files by host and process, and each first host counts its processes from 1.
+        // Open MPI names its files by host name and PID, and PIDs start at 1 in each namespace.
         let own = self.folder.path().file_name().unwrap().to_str().unwrap().trim_start_matches('.').to_lowercase();
         let script = format!("hostname {own}-{number}; exec sleep 600");
         let host = Command::new("unshare")
@@ -68,7 +68,7 @@ impl Hosts {
             .unwrap();
         let pid = host.id();
         self.hosts.push(host);
-        self.inits.push(until(|| {
+        self.inits.push(wait_until(|| {
             let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
             let child: u32 = children.split_whitespace().next()?.parse().ok()?;
             let is_up = std::fs::read_to_string(format!("/proc/{child}/comm")).ok()? == "sleep\n";
@@ -80,12 +80,12 @@ impl Hosts {
         self.folder.path().join("agent")
     }
 
-    /// Runs `test` as a rank on each host.
+    /// Starts `test` as a rank on each host.
     fn start(&mut self, test: &str) {
         self.start_with(test, &[]);
     }
 
-    /// The same with these variables.
+    /// Starts `test` as a rank on each host, with additional environment variables.
     fn start_with(&mut self, test: &str, variables: &[(&str, String)]) {
         let (init, count) = (self.inits[0].to_string(), self.inits.len() - 1);
         let names = (1..=count).map(|number| format!("10.213.7.{number}:1")).collect::<Vec<_>>().join(",");
@@ -115,16 +115,16 @@ impl Hosts {
         std::fs::read_to_string(self.folder.path().join(name)).ok()
     }
 
-    /// Waits until a rank has made `more` sums than now.
-    fn reach(&self, more: u64) {
+    /// Waits until rank 0 has completed `more` further sums.
+    fn wait_for_sums(&self, more: u64) {
         let sums = || self.read("sums")?.parse::<u64>().ok();
         let before = sums().unwrap_or(0);
-        until(|| sums().filter(|sums| *sums >= before + more));
+        wait_until(|| sums().filter(|sums| *sums >= before + more));
     }
 }
 
 impl Drop for Hosts {
-    /// The end of a host's first process ends all others there, and its end of the cable.
+    /// Killing the init process of a namespace kills its other processes and removes its network interface.
     fn drop(&mut self) {
         for mut child in self.hosts.drain(..).chain(self.job.take()) {
             let _ = child.kill();
@@ -137,89 +137,89 @@ fn sh(script: &str) {
     assert!(Command::new("sh").args(["-ec", script]).status().unwrap().success(), "{script}");
 }
 
-fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
+fn wait_until<T>(mut check: impl FnMut() -> Option<T>) -> T {
     let begin = Instant::now();
     loop {
-        if let Some(found) = look() {
-            return found;
+        if let Some(value) = check() {
+            return value;
         }
-        assert!(begin.elapsed() < Duration::from_secs(60), "nothing happens");
+        assert!(begin.elapsed() < Duration::from_secs(60), "timed out after 60 s");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// All that a backend must do, with a host for each rank.
+/// One rank per host.
 #[test]
-fn the_suite_over_two_and_three_hosts() {
+fn the_suite_passes_over_two_and_three_hosts() {
     for count in [2, 3] {
-        let Some(mut hosts) = Hosts::of(count) else { return };
+        let Some(mut hosts) = Hosts::with_count(count) else { return };
         hosts.start("rank_that_runs_the_suite");
-        until(|| hosts.read("passed"));
+        wait_until(|| hosts.read("passed"));
         assert!(hosts.job.take().unwrap().wait().unwrap().success(), "{count} hosts");
     }
 }
 
 #[test]
 fn rank_that_runs_the_suite() {
-    let Some(mut ends) = as_rank(Options::default()) else { return };
-    suite::everything(&mut ends, suite::F32);
-    if ends.group.rank() == 0 {
+    let Some(mut endpoints) = as_rank(MpiOptions::default()) else { return };
+    suite::run_all_checks(&mut endpoints, suite::F32);
+    if endpoints.group.rank() == 0 {
         jobs::write("passed", "");
     }
-    ends.finish().unwrap();
+    endpoints.finish().unwrap();
 }
 
 const STALL: Duration = Duration::from_secs(8);
 
 #[test]
-fn a_cut_is_survived_before_the_limit_and_named_after_it() {
+fn a_cut_link_recovers_before_the_timeout_and_is_reported_after_it() {
     let Some(mut hosts) = Hosts::new() else { return };
-    hosts.start("rank_that_sums_for_ever");
-    hosts.reach(10);
+    hosts.start("rank_that_sums_until_an_error");
+    hosts.wait_for_sums(10);
     let begin = Instant::now();
     hosts.on_first("ip link set eth0 down");
     std::thread::sleep(Duration::from_millis(2500));
     hosts.on_first("ip link set eth0 up");
-    hosts.reach(10);
-    eprintln!("cut for 2.5 s: sums again after {:.1} s", begin.elapsed().as_secs_f64());
+    hosts.wait_for_sums(10);
+    eprintln!("link cut for 2.5 s: sums resumed after {:.1} s", begin.elapsed().as_secs_f64());
     hosts.on_first("ip link set eth0 down");
     let cut = Instant::now();
     for rank in 0..2 {
-        let words = until(|| hosts.read(&format!("noticed-{rank}")));
-        let expected = format!("reduction of a bucket: deadline exceeded, still waiting for rank {}", 1 - rank);
-        assert_eq!(words, expected);
+        let error = wait_until(|| hosts.read(&format!("error-{rank}")));
+        let expected = format!("bucket all-reduce: deadline exceeded, still waiting for rank {}", 1 - rank);
+        assert_eq!(error, expected);
     }
     let took = cut.elapsed();
-    assert!(took > STALL / 2 && took < STALL + Duration::from_secs(5), "noticed after {took:?}");
-    eprintln!("cut for good: noticed by both after {:.1} s", took.as_secs_f64());
+    assert!(took > STALL / 2 && took < STALL + Duration::from_secs(5), "detected after {took:?}");
+    eprintln!("link cut permanently: detected by both ranks after {:.1} s", took.as_secs_f64());
 }
 
 #[test]
-fn rank_that_sums_for_ever() {
-    let Some(mut ends) = as_rank(Options { stall: STALL, ..Options::default() }) else { return };
+fn rank_that_sums_until_an_error() {
+    let Some(mut endpoints) = as_rank(MpiOptions { stall_timeout: STALL, ..MpiOptions::default() }) else { return };
     let mut values = vec![0.0; 1 << 20];
     for sums in 0u64.. {
-        if let Err(error) = all_reduce(&mut *ends.reducer, &mut values, None) {
-            jobs::write(&format!("noticed-{}", ends.group.rank()), &error.to_string());
-            jobs::wait_for(&["noticed-0", "noticed-1"]);
+        if let Err(error) = all_reduce(&mut *endpoints.reducer, &mut values, None) {
+            jobs::write(&format!("error-{}", endpoints.group.rank()), &error.to_string());
+            jobs::wait_for(&["error-0", "error-1"]);
             return;
         }
-        if ends.group.rank() == 0 {
+        if endpoints.group.rank() == 0 {
             jobs::write("sums", &sums.to_string());
         }
     }
 }
 
-/// 1 Mbit/s: a segment of 256 KiB takes two seconds, and four are under way.
+/// At 1 Mbit/s a segment of 256 KiB takes two seconds, and four are in flight.
 #[test]
-fn a_slow_link_is_a_straggler() {
+fn a_slow_link_does_not_time_out() {
     let Some(mut hosts) = Hosts::new() else { return };
     hosts.start("rank_that_sums_slowly");
-    until(|| hosts.read("joined"));
+    wait_until(|| hosts.read("joined"));
     hosts.on_first("tc qdisc add dev eth0 root tbf rate 1mbit burst 32kb latency 2s");
     jobs::write_in(hosts.folder.path(), "slow", "");
     let begin = Instant::now();
-    until(|| hosts.read("summed"));
+    wait_until(|| hosts.read("summed"));
     let took = begin.elapsed();
     eprintln!("4 MiB at 1 Mbit/s took {:.1} s", took.as_secs_f64());
     assert!(took > 2 * SLOW_STALL, "the link was not slow: {took:?}");
@@ -229,60 +229,62 @@ const SLOW_STALL: Duration = Duration::from_secs(12);
 
 #[test]
 fn rank_that_sums_slowly() {
-    let Some(mut ends) = as_rank(Options { stall: SLOW_STALL, ..Options::default() }) else { return };
-    ends.group.barrier().unwrap();
+    let Some(mut endpoints) = as_rank(MpiOptions { stall_timeout: SLOW_STALL, ..MpiOptions::default() }) else {
+        return;
+    };
+    endpoints.group.barrier().unwrap();
     jobs::write("joined", "");
     jobs::wait_for(&["slow"]);
     let mut values = vec![1.0; 1 << 20];
-    all_reduce(&mut *ends.reducer, &mut values, None).unwrap();
+    all_reduce(&mut *endpoints.reducer, &mut values, None).unwrap();
     assert!(values.iter().all(|value| *value == 2.0));
     jobs::write("summed", "");
-    ends.group.barrier().unwrap();
+    endpoints.group.barrier().unwrap();
 }
 
-/// What the bytes alone take in a ring over four hosts at 1 Gbit/s, beside what a sum of BERT-base's gradients takes.
+/// Compares an all-reduce of BERT-base's gradients over four hosts at 1 Gbit/s with the bandwidth bound of a ring.
 #[test]
-#[ignore = "half a minute, and needs a machine that does nothing else"]
-fn four_hosts_are_near_the_bound_of_a_ring() {
-    let Some(mut hosts) = Hosts::of(4) else { return };
+#[ignore = "takes half a minute and needs an idle machine"]
+fn four_hosts_reach_90_percent_of_the_ring_bound() {
+    let Some(mut hosts) = Hosts::with_count(4) else { return };
     for host in 0..4 {
         let shape = "tc qdisc add dev eth0 root tbf rate 1gbit burst 1250000 latency 50ms";
         sh(&format!("nsenter -t {} -n {shape}", hosts.inits[host]));
     }
     hosts.start("rank_that_sums_gradients");
-    let seconds: f64 = until(|| hosts.read("seconds")?.parse().ok());
+    let seconds: f64 = wait_until(|| hosts.read("seconds")?.parse().ok());
     let bound = 2.0 * 3.0 / 4.0 * 4.0 * GRADIENTS as f64 / 125e6;
-    eprintln!("4 hosts: {seconds:.2} s, the bytes alone take {bound:.2} s: {:.3}", bound / seconds);
+    eprintln!("4 hosts: {seconds:.2} s, bandwidth bound {bound:.2} s: {:.3}", bound / seconds);
     assert!(bound / seconds > 0.9);
 }
 
-/// BERT-base's.
+/// Number of gradients of BERT-base.
 const GRADIENTS: usize = 110_000_000;
 
 #[test]
 fn rank_that_sums_gradients() {
-    let Some(mut ends) = as_rank(Options::default()) else { return };
+    let Some(mut endpoints) = as_rank(MpiOptions::default()) else { return };
     let mut values = vec![1.0; GRADIENTS];
     let mut seconds = Vec::new();
     for _ in 0..4 {
-        ends.group.barrier().unwrap();
+        endpoints.group.barrier().unwrap();
         let begin = Instant::now();
-        all_reduce(&mut *ends.reducer, &mut values, None).unwrap();
+        all_reduce(&mut *endpoints.reducer, &mut values, None).unwrap();
         seconds.push(begin.elapsed().as_secs_f64());
     }
-    // The first one warms up.
+    // The first one is a warm-up.
     seconds.remove(0);
     seconds.sort_by(f64::total_cmp);
-    if ends.group.rank() == 0 {
+    if endpoints.group.rank() == 0 {
         jobs::write("seconds", &seconds[1].to_string());
     }
-    ends.group.barrier().unwrap();
-    ends.finish().unwrap();
+    endpoints.group.barrier().unwrap();
+    endpoints.finish().unwrap();
 }
 
-/// Every twentieth message is late by 50 ms: right sums, later, and nobody suspected.
+/// Every twentieth message is delayed by 50 ms: sums stay correct and no rank is suspected.
 #[test]
-fn a_link_that_delays_is_waited_for() {
+fn delayed_messages_do_not_time_out() {
     let Some(mut hosts) = Hosts::new() else { return };
     let path = |name: &str| hosts.folder.path().join(name).to_str().unwrap().to_owned();
     let (library, delays) = (path("delays.so"), path("delays"));
@@ -291,29 +293,32 @@ fn a_link_that_delays_is_waited_for() {
     let mut seconds = Vec::new();
     for variables in [&[][..], &[("LD_PRELOAD", library), ("LAMBERT_TEST_DELAYS", delays)]] {
         let _ = std::fs::remove_file(hosts.folder.path().join("summed"));
-        hosts.start_with("rank_that_sums_a_little", variables);
-        seconds.push(until(|| hosts.read("summed")?.parse::<f64>().ok()));
+        hosts.start_with("rank_that_sums_40_times", variables);
+        seconds.push(wait_until(|| hosts.read("summed")?.parse::<f64>().ok()));
         let _ = hosts.job.take().unwrap().wait();
     }
     let late = hosts.read("delays").map_or(0, |delays| delays.len());
-    eprintln!("40 sums of 4 MiB: {:.2} s, {:.2} s with {late} messages late by 50 ms", seconds[0], seconds[1]);
-    assert!(late > 20, "{late} messages were late");
+    eprintln!("40 sums of 4 MiB: {:.2} s; {:.2} s with {late} messages delayed by 50 ms", seconds[0], seconds[1]);
+    assert!(late > 20, "only {late} messages were delayed");
 }
 
 #[test]
-fn rank_that_sums_a_little() {
-    let Some(mut ends) = as_rank(Options { stall: Duration::from_secs(2), ..Options::default() }) else { return };
-    ends.group.barrier().unwrap();
+fn rank_that_sums_40_times() {
+    let Some(mut endpoints) = as_rank(MpiOptions { stall_timeout: Duration::from_secs(2), ..MpiOptions::default() })
+    else {
+        return;
+    };
+    endpoints.group.barrier().unwrap();
     let begin = Instant::now();
     for sum in 0..40 {
         let mut values = vec![sum as f32 + 1.0; 1 << 20];
-        all_reduce(&mut *ends.reducer, &mut values, None).unwrap();
+        all_reduce(&mut *endpoints.reducer, &mut values, None).unwrap();
         assert!(values.iter().all(|value| *value == 2.0 * (sum as f32 + 1.0)));
     }
     let seconds = begin.elapsed().as_secs_f64();
-    ends.group.barrier().unwrap();
-    if ends.group.rank() == 0 {
+    endpoints.group.barrier().unwrap();
+    if endpoints.group.rank() == 0 {
         jobs::write("summed", &seconds.to_string());
     }
-    ends.finish().unwrap();
+    endpoints.finish().unwrap();
 }

@@ -1,126 +1,131 @@
-//! What happens once in a run, and what the coordinator wants.
+//! Events of a run, the coordinator's directives and failure kinds.
 
 use serde::{Deserialize, Serialize};
 
 use super::record::Evaluation;
 
-/// What the coordinator wants of the ranks. Rank 0 passes it on, so that all act at the same step.
+/// Coordinator's request to the workers. Rank 0 forwards it, so all ranks act after the same step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Directive {
-    /// Go on.
+    /// Continue training.
     #[default]
     Continue,
-    /// Save a checkpoint after this step, then go on.
+    /// Save a checkpoint after this step, then continue.
     Checkpoint,
     /// Save a checkpoint after this step, then exit with the exit code for a stop.
     CheckpointAndStop,
 }
 
-/// Something that happened once, for people and for `status`.
+/// One-time event of a run, shown to users and by `lambert status`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum EventKind {
-    /// Training starts at `step`: from nothing, or from a checkpoint.
+    /// Training starts at `step`, either from scratch or from a checkpoint.
     Started {
-        /// Steps finished so far.
+        /// Completed steps.
         step: u64,
         /// Steps of all stages.
         steps: u64,
-        /// The checkpoint that it goes on from.
+        /// Checkpoint that training resumes from; `None` at step 0.
         checkpoint: Option<String>,
-        /// Newer checkpoints that did not verify, each with the reason.
-        passed_over: Vec<String>,
+        /// Newer checkpoints that failed verification, each with the reason.
+        #[serde(rename = "passed_over")]
+        skipped_checkpoints: Vec<String>,
     },
     /// A checkpoint was committed.
     Checkpoint {
-        /// Its name, as `step-000012000-a0003`.
+        /// Name, such as `step-000012000-a0003`.
         name: String,
-        /// Its step.
+        /// Step of the checkpoint.
         step: u64,
-        /// How long training paused for it.
+        /// Training pause, seconds.
         seconds: f64,
-        /// From the copy of the state to the manifest, most of it beside the training.
+        /// Time from the snapshot to the manifest, seconds; mostly overlapped with training.
         #[serde(default)]
         written: f64,
     },
-    /// The held-out loss was measured.
+    /// An evaluation on the held-out dataset finished.
     Evaluation(Evaluation),
-    /// The held-out loss is flat: a stage ends before its last step.
+    /// The held-out loss reached a plateau: the stage ends before its last step.
     Plateau {
-        /// Steps finished.
+        /// Completed steps of the run.
         step: u64,
-        /// The stage that ends.
+        /// Stage that ends.
         stage: String,
-        /// Steps of it.
+        /// Completed steps of that stage.
         done: u64,
-        /// Steps of all stages, now.
+        /// New total number of steps of all stages.
         steps: u64,
     },
-    /// The model has more layers from here on.
+    /// The model has grown: it has more layers from this step on.
     Grown {
-        /// Steps finished.
+        /// Completed steps.
         step: u64,
         /// Layers before.
         from: usize,
-        /// Layers now.
+        /// Layers after.
         to: usize,
-        /// The stage that begins.
+        /// Stage that begins.
         stage: String,
     },
-    /// How large micro-batches are in this attempt, in a stage that leaves it open.
+    /// Micro-batch size of this attempt, for a stage whose configuration does not fix it.
     MicroBatch {
-        /// The stage.
+        /// Name of the stage.
         stage: String,
-        /// Tokens of a micro-batch at most.
+        /// Maximum tokens per micro-batch.
         tokens: usize,
     },
-    /// Something a person should know; training goes on.
+    /// Warning for the user; training continues.
     Warning {
         /// One sentence.
         message: String,
     },
-    /// The run goes back and around what derailed it: the workers leave in good order, for a new attempt.
+    /// Rollback after divergence: the workers exit cleanly and a new attempt starts.
     RolledBack {
-        /// What happened and what follows.
+        /// Cause and consequence, for the user.
         message: String,
-        /// The step at which that was decided.
+        /// Step at which the rollback was decided.
         #[serde(default)]
         step: u64,
-        /// Steps that stay: checkpoints of more are undone.
+        /// Last step that is kept; checkpoints after it are rolled back.
         #[serde(default)]
         to: u64,
     },
-    /// The worker is done with this attempt in good order and exits with 0.
+    /// The worker has finished this attempt and exits with code 0.
     Finished {
-        /// Steps finished.
+        /// Completed steps.
         step: u64,
-        /// It was told to stop; the run has more steps.
+        /// True if the worker stopped on request before the run's last step.
         stopped: bool,
     },
-    /// This rank cannot go on and exits.
+    /// The worker cannot continue and exits.
     Failed {
-        /// The whole chain of causes.
+        /// Error message with the whole chain of causes.
         message: String,
-        /// What a new attempt may hope for.
-        fault: Fault,
+        /// Class of the failure.
+        #[serde(rename = "fault")]
+        kind: FailureKind,
     },
 }
 
-/// What kind of failure ended a rank.
+/// Class of a worker failure; decides whether the coordinator retries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Fault {
-    /// A new attempt would meet it again: a damaged shard.
-    Lasting,
-    /// A new attempt would meet it again soon, and perhaps not hours later: a store that takes no checkpoint.
-    Later,
-    /// The command line or the configuration is wrong.
+pub enum FailureKind {
+    /// A retry fails in the same way, for example on a damaged shard.
+    #[serde(rename = "lasting")]
+    Permanent,
+    /// A retry fails now but may succeed hours later, for example when the store rejects checkpoints.
+    #[serde(rename = "later")]
+    RetryLater,
+    /// The command line or the configuration is invalid.
     Usage,
-    /// A new attempt may be spared it: a store that was away.
-    Passing,
-    /// It is this host's, and may pass: a mount that is missing, a disk that fails to read.
+    /// A retry may succeed, for example after the store was unreachable.
+    #[serde(rename = "passing")]
+    Transient,
+    /// Specific to this host and possibly transient, for example a missing mount or a disk read error.
     Host,
-    /// A newer attempt, of another coordinator, holds the run.
+    /// A newer attempt of another coordinator holds the lease.
     LeaseLost,
 }

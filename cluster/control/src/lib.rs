@@ -1,16 +1,16 @@
-//! The protocol between a run's coordinator and its ranks: JSON over HTTP, without the HTTP.
+//! Control protocol between a run's coordinator and its workers: JSON over HTTP, without the HTTP.
 //!
-//! A rank is told where the coordinator listens by [`URL_VARIABLE`], and the secret of the attempt by [`TOKEN_VARIABLE`].
-//! Both come through the environment, never a command line. `POST` [`REPORT_PATH`] takes a [`Report`] and answers with an
-//! [`Answer`], both signed with the secret ([`Key`]): the report in the header `Authorization`, the answer in
-//! [`SIGNATURE_HEADER`].
+//! A worker finds the coordinator's address in [`URL_VARIABLE`] and the attempt's secret in [`TOKEN_VARIABLE`]. Both are passed in
+//! the environment, never on a command line. A worker sends `POST` [`REPORT_PATH`] with a [`WorkerReport`] and gets a
+//! [`ReportReply`]. Both bodies are signed with the secret ([`SigningKey`]): the report in the `Authorization` header, the
+//! reply in [`SIGNATURE_HEADER`].
 //!
-//! - what a rank says once (a step, an event) is numbered and repeated until it is acknowledged ([`Outbox`], [`Inbox`]);
-//! - what the coordinator orders is numbered and repeated until rank 0 has taken it ([`Order`], [`OrderSlot`]);
-//! - phase, step and the time in the phase are the training thread's, so that a report from a rank whose training
-//!   hangs says so ([`Phase`]);
-//! - steps, evaluations and events are plain records ([`StepRecord`], [`Evaluation`], [`EventKind`]);
-//! - the first report names the [`Versions`] of what the rank runs.
+//! - Messages (step records, events) have sequence numbers and are resent until acknowledged ([`Outbox`], [`Inbox`]).
+//! - Commands have sequence numbers and are resent until rank 0 acknowledges them ([`CoordinatorCommand`], [`CommandSlot`]).
+//! - Phase, step and time in the phase describe the training thread, so reports reveal a hung training thread
+//!   ([`WorkerPhase`]).
+//! - Steps, evaluations and events are plain records ([`StepRecord`], [`Evaluation`], [`EventKind`]).
+//! - The first report carries the worker's software versions ([`Versions`]).
 
 mod event;
 mod mailbox;
@@ -20,26 +20,26 @@ mod scores;
 mod signature;
 mod version;
 
-pub use event::{Directive, EventKind, Fault};
-pub use mailbox::{Inbox, OrderSlot, Outbox};
-pub use message::{Answer, Numbered, Order, Phase, Report, Saying};
+pub use event::{Directive, EventKind, FailureKind};
+pub use mailbox::{CommandSlot, Inbox, Outbox};
+pub use message::{CoordinatorCommand, Message, ReportReply, SequencedMessage, WorkerPhase, WorkerReport};
 pub use record::{
     BatchStats, Evaluation, GradientNoise, RankTimes, SkipCounts, StepRecord, StepTimes, Throughput, UpdateStats,
 };
 pub use scores::{Score, Scores};
-pub use signature::{Key, SignedHead, Signer};
-pub use version::{GIT, PROTOCOL, Versions};
+pub use signature::{ReportHeader, ReportSigner, SigningKey};
+pub use version::{GIT_COMMIT, PROTOCOL, Versions};
 
-/// Environment variable: the coordinator's address, as `http://127.0.0.1:41023`.
+/// Environment variable with the coordinator's URL, such as `http://127.0.0.1:41023`.
 pub const URL_VARIABLE: &str = "LAMBERT_CONTROL_URL";
-/// Environment variable: the secret of this attempt.
+/// Environment variable with the attempt's secret.
 pub const TOKEN_VARIABLE: &str = "LAMBERT_CONTROL_TOKEN";
-/// Where a rank posts its [`Report`].
+/// URL path of signed reports ([`WorkerReport`]).
 pub const REPORT_PATH: &str = "/v3/report";
-/// Where ranks of protocol 2 post it, unsigned, with the secret as `Authorization: Bearer`. Their reports are not taken in:
-/// they only show that the ranks run another program.
+/// URL path of protocol 2: unsigned reports with the secret as `Authorization: Bearer`. The coordinator only takes the versions
+/// from them, to report a version mismatch.
 pub const UNSIGNED_REPORT_PATH: &str = "/v2/report";
-/// Has the signature of an [`Answer`].
+/// HTTP header with the signature of a [`ReportReply`].
 pub const SIGNATURE_HEADER: &str = "lambert-signature";
-/// No report is longer than this, bytes.
-pub const LONGEST_REPORT: usize = 1 << 20;
+/// Maximum size of a report, bytes.
+pub const MAX_REPORT_BYTES: usize = 1 << 20;

@@ -1,115 +1,115 @@
-//! Both ends of numbered messages, as state without a wire: whatever is lost, repeated or comes late, each message is
-//! taken once and in order.
+//! Exactly-once, in-order delivery of messages and commands: the state of both ends, without any transport. Handles lost,
+//! repeated and delayed reports.
 
 use std::collections::VecDeque;
 
-use crate::Directive;
+use crate::{CoordinatorCommand, Directive, Message, SequencedMessage};
 
-use crate::{Numbered, Order, Saying};
+/// Maximum number of messages in a report.
+const MAX_BATCH_MESSAGES: usize = 256;
+/// Maximum serialized size of a report's messages, bytes. It keeps reports below [`crate::MAX_REPORT_BYTES`]; a single longer message
+/// is still sent, and rejected by the coordinator.
+const MAX_BATCH_BYTES: usize = crate::MAX_REPORT_BYTES / 2;
 
-/// No report carries more sayings than this, nor, beyond the first, more bytes of them: it stays below [`crate::LONGEST_REPORT`].
-const AT_ONCE: usize = 256;
-const BYTES_AT_ONCE: usize = crate::LONGEST_REPORT / 2;
-
-/// What a rank has said and the coordinator has not acknowledged.
+/// Send queue of a worker: messages that the coordinator has not acknowledged.
 #[derive(Debug, Default)]
 pub struct Outbox {
-    waiting: VecDeque<Numbered>,
+    pending: VecDeque<SequencedMessage>,
     last: u64,
 }
 
 impl Outbox {
-    /// Adds a saying under the next number.
-    pub fn push(&mut self, saying: Saying) {
+    /// Appends a message with the next sequence number.
+    pub fn push(&mut self, message: Message) {
         self.last += 1;
-        self.waiting.push_back(Numbered { number: self.last, saying });
+        self.pending.push_back(SequencedMessage { number: self.last, message });
     }
 
-    /// The oldest of those that were not acknowledged: what to send now.
-    pub fn batch(&self) -> Vec<Numbered> {
+    /// Returns the oldest unacknowledged messages, as many as fit into one report.
+    pub fn batch(&self) -> Vec<SequencedMessage> {
         let mut bytes = 0;
-        let mut fits = |said: &&Numbered| {
+        let mut fits = |message: &&SequencedMessage| {
             let is_first = bytes == 0;
-            bytes += serde_json::to_vec(said).map_or(0, |text| text.len());
-            is_first || bytes <= BYTES_AT_ONCE
+            bytes += serde_json::to_vec(message).map_or(0, |text| text.len());
+            is_first || bytes <= MAX_BATCH_BYTES
         };
-        self.waiting.iter().take(AT_ONCE).take_while(|said| fits(said)).cloned().collect()
+        self.pending.iter().take(MAX_BATCH_MESSAGES).take_while(|message| fits(message)).cloned().collect()
     }
 
-    /// Forgets everything up to `number`.
+    /// Removes all messages up to and including `number`.
     pub fn acknowledge(&mut self, number: u64) {
-        while self.waiting.front().is_some_and(|oldest| oldest.number <= number) {
-            self.waiting.pop_front();
+        while self.pending.front().is_some_and(|oldest| oldest.number <= number) {
+            self.pending.pop_front();
         }
     }
 
-    /// Whether everything has arrived.
+    /// True if every message has been acknowledged.
     pub fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
+        self.pending.is_empty()
     }
 }
 
-/// What has arrived from one rank.
+/// Receive state of one worker's messages.
 #[derive(Debug, Default)]
 pub struct Inbox {
     last: u64,
 }
 
 impl Inbox {
-    /// Takes out what has not arrived before. A saying whose predecessor is missing is left for its repetition.
-    pub fn take(&mut self, said: Vec<Numbered>) -> Vec<Saying> {
+    /// Returns the new messages. Drops messages after a gap: the worker resends them.
+    pub fn accept(&mut self, messages: Vec<SequencedMessage>) -> Vec<Message> {
         let mut new = Vec::new();
-        for Numbered { number, saying } in said {
+        for SequencedMessage { number, message } in messages {
             if number == self.last + 1 {
                 self.last = number;
-                new.push(saying);
+                new.push(message);
             }
         }
         new
     }
 
-    /// The number up to which everything has arrived.
+    /// Sequence number of the last message received in order.
     pub fn acknowledged(&self) -> u64 {
         self.last
     }
 }
 
-/// A rank's last order, between the thread that hears it and the one that trains.
+/// Hand-over of the newest command from the control thread to the training thread.
 #[derive(Debug, Default)]
-pub struct OrderSlot {
-    heard: u64,
-    waiting: Option<Directive>,
+pub struct CommandSlot {
+    last_received: u64,
+    pending: Option<Directive>,
 }
 
-impl OrderSlot {
-    /// Takes in an order; one that was heard before changes nothing.
-    pub fn hear(&mut self, order: Order) {
-        if order.number > self.heard {
-            self.heard = order.number;
-            self.waiting = Some(order.directive);
+impl CommandSlot {
+    /// Stores a command unless it was received before.
+    pub fn receive(&mut self, command: CoordinatorCommand) {
+        if command.number > self.last_received {
+            self.last_received = command.number;
+            self.pending = Some(command.directive);
         }
     }
 
-    /// What is to be done, once.
+    /// Removes and returns the pending directive; [`Directive::Continue`] if there is none.
     pub fn take(&mut self) -> Directive {
-        self.waiting.take().unwrap_or_default()
+        self.pending.take().unwrap_or_default()
     }
 
-    /// What [`OrderSlot::take`] would give.
+    /// Returns the pending directive without removing it.
     pub fn peek(&self) -> Directive {
-        self.waiting.unwrap_or_default()
+        self.pending.unwrap_or_default()
     }
 
-    /// An order that was taken and could not be followed is to be taken again, unless another has come.
-    pub fn put_back(&mut self, directive: Directive) {
+    /// Makes a directive pending again that could not be carried out, unless a newer one is pending.
+    pub fn restore(&mut self, directive: Directive) {
         if directive != Directive::Continue {
-            self.waiting.get_or_insert(directive);
+            self.pending.get_or_insert(directive);
         }
     }
 
-    /// Number of the last order that was taken; one that waits for the training thread is not among them.
-    pub fn taken(&self) -> u64 {
-        self.heard - u64::from(self.waiting.is_some() && self.heard > 0)
+    /// Number of the last command that the training thread has taken; 0: none.
+    pub fn acknowledged(&self) -> u64 {
+        self.last_received - u64::from(self.pending.is_some() && self.last_received > 0)
     }
 }
 
@@ -118,36 +118,36 @@ mod tests {
     use super::*;
     use crate::EventKind;
 
-    fn warning(text: &str) -> Saying {
-        Saying::Event(EventKind::Warning { message: text.into() })
+    fn warning(text: &str) -> Message {
+        Message::Event(EventKind::Warning { message: text.into() })
     }
 
     #[test]
-    fn a_report_stays_below_its_limit() {
+    fn a_batch_stays_below_the_report_limit() {
         let mut outbox = Outbox::default();
         (0..40).for_each(|_| outbox.push(warning(&"x".repeat(50_000))));
         let mut sent = 0;
         while !outbox.is_empty() {
-            let said = outbox.batch();
-            assert!(serde_json::to_vec(&said).unwrap().len() < crate::LONGEST_REPORT);
-            sent += said.len();
-            outbox.acknowledge(said.last().unwrap().number);
+            let batch = outbox.batch();
+            assert!(serde_json::to_vec(&batch).unwrap().len() < crate::MAX_REPORT_BYTES);
+            sent += batch.len();
+            outbox.acknowledge(batch.last().unwrap().number);
         }
         assert_eq!(sent, 40);
-        outbox.push(warning(&"x".repeat(crate::LONGEST_REPORT)));
-        assert_eq!(outbox.batch().len(), 1, "one that is too long is refused, and keeps nobody waiting here");
+        outbox.push(warning(&"x".repeat(crate::MAX_REPORT_BYTES)));
+        assert_eq!(outbox.batch().len(), 1, "a message above the limit is sent alone and does not block the queue");
     }
 
-    /// A wire that loses reports and answers by a fixed pattern of bits.
-    fn exchange(patterns: (u64, u64)) -> Vec<Saying> {
+    /// Simulates a connection that loses reports and replies at the set bits of two patterns.
+    fn exchange(patterns: (u64, u64)) -> Vec<Message> {
         let (mut outbox, mut inbox, mut arrived) = (Outbox::default(), Inbox::default(), Vec::new());
         for turn in 0..64 {
             if turn < 20 {
                 outbox.push(warning(&turn.to_string()));
             }
-            let said = outbox.batch();
+            let batch = outbox.batch();
             if patterns.0 >> turn & 1 == 0 {
-                arrived.extend(inbox.take(said));
+                arrived.extend(inbox.accept(batch));
                 if patterns.1 >> turn & 1 == 0 {
                     outbox.acknowledge(inbox.acknowledged());
                 }
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_lost_each_saying_arrives_once_and_in_order() {
+    fn messages_arrive_once_and_in_order_despite_losses() {
         let expected: Vec<_> = (0..20).map(|turn| warning(&turn.to_string())).collect();
         for lost in [0, u64::MAX >> 2, 0xaaaa_aaaa_aaaa_aaaa >> 2, 0x0123_4567_89ab_cdef] {
             for unanswered in [0, u64::MAX >> 2, 0x3333_3333_3333_3333 >> 2] {
@@ -168,36 +168,36 @@ mod tests {
     }
 
     #[test]
-    fn a_report_has_a_limited_length_and_a_gap_is_not_jumped() {
+    fn batches_are_limited_and_messages_after_a_gap_are_dropped() {
         let mut outbox = Outbox::default();
         (0..1000).for_each(|number| outbox.push(warning(&number.to_string())));
-        assert_eq!(outbox.batch().len(), AT_ONCE);
+        assert_eq!(outbox.batch().len(), MAX_BATCH_MESSAGES);
         let mut inbox = Inbox::default();
         let late = outbox.batch().split_off(3);
-        assert_eq!((inbox.take(late), inbox.acknowledged()), (Vec::new(), 0));
-        assert_eq!(inbox.take(outbox.batch()).len(), AT_ONCE);
-        assert_eq!(inbox.acknowledged(), AT_ONCE as u64);
+        assert_eq!((inbox.accept(late), inbox.acknowledged()), (Vec::new(), 0));
+        assert_eq!(inbox.accept(outbox.batch()).len(), MAX_BATCH_MESSAGES);
+        assert_eq!(inbox.acknowledged(), MAX_BATCH_MESSAGES as u64);
     }
 
     #[test]
-    fn an_order_is_carried_out_once_however_often_it_is_heard() {
+    fn a_repeated_command_is_executed_once() {
         let (save, stop) = (Directive::Checkpoint, Directive::CheckpointAndStop);
-        let mut slot = OrderSlot::default();
-        assert_eq!((slot.take(), slot.taken()), (Directive::Continue, 0));
-        slot.hear(Order { number: 1, directive: save });
-        assert_eq!(slot.taken(), 0, "the training thread has not seen it");
-        slot.hear(Order { number: 1, directive: save });
-        assert_eq!((slot.take(), slot.taken()), (save, 1));
-        slot.hear(Order { number: 1, directive: save });
+        let mut slot = CommandSlot::default();
+        assert_eq!((slot.take(), slot.acknowledged()), (Directive::Continue, 0));
+        slot.receive(CoordinatorCommand { number: 1, directive: save });
+        assert_eq!(slot.acknowledged(), 0, "the training thread has not taken it");
+        slot.receive(CoordinatorCommand { number: 1, directive: save });
+        assert_eq!((slot.take(), slot.acknowledged()), (save, 1));
+        slot.receive(CoordinatorCommand { number: 1, directive: save });
         assert_eq!(slot.take(), Directive::Continue);
-        slot.hear(Order { number: 3, directive: stop });
-        slot.hear(Order { number: 2, directive: save });
-        assert_eq!((slot.take(), slot.taken()), (stop, 3));
-        // In a step that could not be made it could not be followed.
-        slot.put_back(Directive::Continue);
+        slot.receive(CoordinatorCommand { number: 3, directive: stop });
+        slot.receive(CoordinatorCommand { number: 2, directive: save });
+        assert_eq!((slot.take(), slot.acknowledged()), (stop, 3));
+        // The directive could not be carried out in a step that failed.
+        slot.restore(Directive::Continue);
         assert_eq!(slot.take(), Directive::Continue);
-        slot.put_back(stop);
-        assert_eq!(slot.taken(), 2, "it is still to be done");
-        assert_eq!((slot.take(), slot.take(), slot.taken()), (stop, Directive::Continue, 3));
+        slot.restore(stop);
+        assert_eq!(slot.acknowledged(), 2, "it is pending again");
+        assert_eq!((slot.take(), slot.take(), slot.acknowledged()), (stop, Directive::Continue, 3));
     }
 }

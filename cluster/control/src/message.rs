@@ -1,45 +1,45 @@
-//! What a rank and the coordinator send each other.
+//! Messages between a worker and the coordinator.
 
 use crate::{Directive, EventKind, StepRecord};
 use serde::{Deserialize, Serialize};
 
 use crate::Versions;
 
-/// What the training thread of a rank is doing.
+/// Activity of a worker's training thread.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Phase {
-    /// It finds the other ranks.
+pub enum WorkerPhase {
+    /// Connecting to the other ranks.
     #[default]
     Join,
-    /// It opens datasets and loads the checkpoint.
+    /// Opening datasets and loading the checkpoint.
     Load,
-    /// A step: it waits for its samples.
+    /// Training step: waiting for samples.
     Read,
-    /// A step: it computes.
+    /// Training step: forward and backward passes, update.
     Step,
-    /// A step: it exchanges numbers with the other ranks.
+    /// Training step: collective communication.
     Exchange,
-    /// It measures the held-out loss.
+    /// Evaluating on the held-out dataset.
     Evaluate,
-    /// It waits for a checkpoint to be copied or written.
+    /// Waiting for a checkpoint to be copied or written.
     Save,
-    /// It is done, and leaves.
+    /// Shutting down after the last step.
     Stop,
 }
 
-impl Phase {
-    /// All of them, in the order of their codes.
+impl WorkerPhase {
+    /// All phases, in the order of their codes.
     pub const ALL: [Self; 8] =
         [Self::Join, Self::Load, Self::Read, Self::Step, Self::Exchange, Self::Evaluate, Self::Save, Self::Stop];
 
-    /// Whether it is part of a training step.
+    /// True if the phase is part of a training step.
     pub fn is_step(self) -> bool {
         matches!(self, Self::Read | Self::Step | Self::Exchange)
     }
 }
 
-impl std::fmt::Display for Phase {
+impl std::fmt::Display for WorkerPhase {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Join => "joining the other ranks",
@@ -54,70 +54,110 @@ impl std::fmt::Display for Phase {
     }
 }
 
-/// A rank's report; sent at its start, when something happens, and at least every few seconds.
+/// Worker's report to the coordinator: sent at startup, after each event and as a heartbeat every few seconds.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Report {
-    /// The rank, from 0.
+pub struct WorkerReport {
+    /// Rank, from 0.
     pub rank: usize,
-    /// Process id on `host`.
+    /// Process ID on `host`.
     pub pid: u32,
     /// Host name.
     pub host: String,
-    /// Steps finished since the run's first start.
+    /// Completed steps of the run.
     pub step: u64,
-    /// What the training thread is doing.
-    pub phase: Phase,
-    /// Seconds since it began that, or since it finished a step.
-    pub in_phase: f64,
-    /// Whether Slurm has asked this rank to end, which it leaves to the coordinator.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub terminated: bool,
-    /// Number of the last order that was taken to heart; 0 for none.
-    #[serde(default)]
-    pub taken: u64,
-    /// What it runs; in reports that were not yet answered.
+    /// Phase of the training thread.
+    pub phase: WorkerPhase,
+    /// Seconds since the phase began or the last step finished.
+    #[serde(rename = "in_phase")]
+    pub seconds_in_phase: f64,
+    /// True if the worker has received a SIGTERM that it leaves to the coordinator, such as Slurm's before preemption.
+    #[serde(rename = "terminated", default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_received_sigterm: bool,
+    /// Number of the last acknowledged command; 0: none.
+    #[serde(rename = "taken", default)]
+    pub acknowledged_command: u64,
+    /// Software versions of the worker; present until the first reply arrives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub versions: Option<Versions>,
-    /// What happened, in order; repeated until it is acknowledged.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub said: Vec<Numbered>,
+    /// Unacknowledged messages, in order.
+    #[serde(rename = "said", default, skip_serializing_if = "Vec::is_empty")]
+    pub messages: Vec<SequencedMessage>,
 }
 
-/// Something that a rank says once.
+/// Message with its sequence number.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Numbered {
-    /// Its number among the sayings of the rank in this attempt, from 1.
+pub struct SequencedMessage {
+    /// Sequence number among the worker's messages of this attempt, from 1.
     pub number: u64,
-    /// What it says.
+    /// Content.
     #[serde(flatten)]
-    pub saying: Saying,
+    pub message: Message,
 }
 
-/// What a rank says once.
+/// Message of a worker that must reach the coordinator exactly once.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Saying {
-    /// A finished step's record; from rank 0 only.
+pub enum Message {
+    /// Record of a finished step; sent by rank 0 only.
     Record(Box<StepRecord>),
-    /// Something happened.
+    /// Event of the run.
     Event(EventKind),
 }
 
-/// Something that the coordinator wants of the ranks. Rank 0 passes it on, so that all act at the same step.
+/// Numbered directive of the coordinator. Rank 0 forwards it, so all ranks act after the same step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Order {
-    /// Its number in this attempt, from 1.
+pub struct CoordinatorCommand {
+    /// Sequence number in this attempt, from 1.
     pub number: u64,
-    /// What to do.
+    /// Requested action.
     pub directive: Directive,
 }
 
-/// The coordinator's answer to a [`Report`].
+/// Coordinator's reply to a [`WorkerReport`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answer {
-    /// Everything that the rank has said up to this number has arrived.
+pub struct ReportReply {
+    /// Sequence number of the last message received in order.
     pub acknowledged: u64,
-    /// The newest order that the rank has not taken yet.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub order: Option<Order>,
+    /// Newest command that the worker has not acknowledged.
+    #[serde(rename = "order", default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<CoordinatorCommand>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::FailureKind;
+
+    /// Programs of the same protocol version must agree on these names.
+    #[test]
+    fn reports_and_replies_keep_their_json_fields() {
+        let failed = |kind| EventKind::Failed { message: "m".into(), kind };
+        let message = Message::Event(failed(FailureKind::Permanent));
+        let report = WorkerReport {
+            rank: 1,
+            pid: 7,
+            host: "h".into(),
+            step: 3,
+            phase: WorkerPhase::Exchange,
+            seconds_in_phase: 0.5,
+            has_received_sigterm: true,
+            acknowledged_command: 2,
+            versions: None,
+            messages: vec![SequencedMessage { number: 4, message }],
+        };
+        let text = r#"{"rank":1,"pid":7,"host":"h","step":3,"phase":"exchange","in_phase":0.5,"terminated":true,"taken":2,"said":[{"number":4,"event":{"event":"failed","message":"m","fault":"lasting"}}]}"#;
+        assert_eq!(serde_json::to_string(&report).unwrap(), text);
+        assert_eq!(serde_json::from_str::<WorkerReport>(text).unwrap(), report);
+        let command = Some(CoordinatorCommand { number: 2, directive: Directive::CheckpointAndStop });
+        let text = r#"{"acknowledged":4,"order":{"number":2,"directive":"checkpoint-and-stop"}}"#;
+        assert_eq!(serde_json::to_string(&ReportReply { acknowledged: 4, command }).unwrap(), text);
+        let skipped_checkpoints = vec!["step-000000001: damaged".to_owned()];
+        let started = EventKind::Started { step: 0, steps: 9, checkpoint: None, skipped_checkpoints };
+        let text =
+            r#"{"event":"started","step":0,"steps":9,"checkpoint":null,"passed_over":["step-000000001: damaged"]}"#;
+        assert_eq!(serde_json::to_string(&started).unwrap(), text);
+        let kinds = [FailureKind::RetryLater, FailureKind::Usage, FailureKind::Transient, FailureKind::Host];
+        let names = kinds.map(|kind| serde_json::to_value(kind).unwrap());
+        assert_eq!(names, ["later", "usage", "passing", "host"]);
+    }
 }

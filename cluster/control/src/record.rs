@@ -194,7 +194,7 @@ mod finite {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Numbered, Saying, Score};
+    use crate::{Message, Score, SequencedMessage};
 
     /// A record with every field, as it is written.
     const FULL: &str = concat!(
@@ -299,10 +299,10 @@ mod tests {
     /// Reports carry records inside a message whose kind is a key.
     #[test]
     fn records_are_the_same_in_messages() {
-        let message = Numbered { number: 9, saying: Saying::Record(Box::new(read(EMPTY).unwrap())) };
+        let message = SequencedMessage { number: 9, message: Message::Record(Box::new(read(EMPTY).unwrap())) };
         let text = serde_json::to_string(&message).unwrap();
         assert_eq!(text, format!(r#"{{"number":9,"record":{EMPTY}}}"#));
-        let read: Numbered = serde_json::from_str(&text).unwrap();
+        let read: SequencedMessage = serde_json::from_str(&text).unwrap();
         assert_eq!(serde_json::to_string(&read).unwrap(), text);
     }
 

@@ -1,5 +1,5 @@
-//! The losses of a step or an evaluation. Records do not know the losses: they carry `NAME_loss` and `NAME_accuracy` for every loss
-//! that had targets.
+//! Losses and accuracies of a step or an evaluation. Their names are data: a record has the fields `NAME_loss` and `NAME_accuracy`
+//! for each loss with targets.
 
 use std::fmt;
 
@@ -7,49 +7,49 @@ use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// The value of a loss in a step or an evaluation.
+/// Value of one loss in a step or an evaluation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Score {
-    /// The loss's name.
+    /// Name of the loss.
     pub name: String,
-    /// Its mean over all targets, nats.
+    /// Mean over all targets, nats.
     pub loss: f64,
-    /// Share of the targets that were predicted; absent if the loss has no accuracy.
+    /// Fraction of targets predicted correctly; `None` if the loss has no accuracy.
     pub accuracy: Option<f64>,
 }
 
-/// Those of a step or an evaluation: of every loss that had targets, the run's main loss first.
+/// Scores of all losses with targets in a step or an evaluation; the run's main loss comes first.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Scores(Vec<Score>);
 
 impl Scores {
-    /// That of the loss of this name, if it had targets.
-    pub fn of(&self, name: &str) -> Option<&Score> {
+    /// Returns the score of the loss `name`, if it had targets.
+    pub fn get(&self, name: &str) -> Option<&Score> {
         self.0.iter().find(|score| score.name == name)
     }
 
-    /// That of the main loss; NaN if no loss had targets.
+    /// Returns the score of the main loss; its loss is NaN if no loss had targets.
     pub fn main(&self) -> Score {
         let none = || Score { name: "loss".to_owned(), loss: f64::NAN, accuracy: None };
         self.0.first().cloned().unwrap_or_else(none)
     }
 
-    /// The sum of the losses, nats; NaN if none had targets.
+    /// Returns the sum of the losses, nats; NaN if no loss had targets.
     pub fn loss(&self) -> f64 {
         if self.0.is_empty() { f64::NAN } else { self.0.iter().map(|score| score.loss).sum() }
     }
 
-    /// All of them.
+    /// Iterates over the scores, the main loss first.
     pub fn iter(&self) -> std::slice::Iter<'_, Score> {
         self.0.iter()
     }
 
     fn entry(&mut self, name: &str) -> &mut Score {
-        let place = self.0.iter().position(|score| score.name == name).unwrap_or(self.0.len());
-        if place == self.0.len() {
+        let index = self.0.iter().position(|score| score.name == name).unwrap_or(self.0.len());
+        if index == self.0.len() {
             self.0.push(Score { name: name.to_owned(), loss: f64::NAN, accuracy: None });
         }
-        &mut self.0[place]
+        &mut self.0[index]
     }
 }
 
@@ -62,7 +62,7 @@ impl FromIterator<Score> for Scores {
 const LOSS: &str = "_loss";
 const ACCURACY: &str = "_accuracy";
 
-/// Fields of the record that they are part of. JSON has no NaN: what is not finite is null, and read back as NaN.
+/// Writes fields to be flattened into a record. JSON has no NaN: non-finite values become null, and null is read as NaN.
 impl Serialize for Scores {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let finite = |value: f64| Some(value).filter(|value| value.is_finite());
@@ -90,7 +90,7 @@ impl<'de> Deserialize<'de> for Scores {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Scores, A::Error> {
                 let mut scores = Scores::default();
                 while let Some(key) = map.next_key::<String>()? {
-                    // A record of before may say null for a loss that had no targets: both fields, then.
+                    // Older records have null in both fields of a loss without targets.
                     if let Some(name) = key.strip_suffix(LOSS) {
                         scores.entry(name).loss = map.next_value::<Option<f64>>()?.unwrap_or(f64::NAN);
                     } else if let Some(name) = key.strip_suffix(ACCURACY) {
@@ -99,8 +99,8 @@ impl<'de> Deserialize<'de> for Scores {
                         map.next_value::<IgnoredAny>()?;
                     }
                 }
-                let is_empty = |score: &Score| score.loss.is_nan() && score.accuracy.is_some_and(f64::is_nan);
-                scores.0.retain(|score| !is_empty(score));
+                let has_no_targets = |score: &Score| score.loss.is_nan() && score.accuracy.is_some_and(f64::is_nan);
+                scores.0.retain(|score| !has_no_targets(score));
                 Ok(scores)
             }
         }
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn records_have_the_fields_that_they_have_always_had() {
+    fn step_records_keep_their_json_fields() {
         let scores = [score("mlm", 6.5, 0.25), score("pair", 0.5, 0.75)].into_iter().collect();
         let record = StepRecord { step: 7, scores, ..StepRecord::default() };
         let text = serde_json::to_string(&record).unwrap();
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_without_accuracy_has_no_such_field() {
+    fn a_loss_without_accuracy_has_no_accuracy_field() {
         let scores: Scores = [Score { accuracy: None, ..score("mse", 2.0, 0.0) }].into_iter().collect();
         let text = serde_json::to_string(&scores).unwrap();
         assert_eq!(text, r#"{"mse_loss":2.0}"#);
@@ -141,18 +141,18 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_that_is_not_finite_is_null_and_comes_back() {
+    fn a_non_finite_loss_is_written_as_null_and_read_as_nan() {
         let scores: Scores = [score("mlm", f64::NAN, 0.0), score("pair", f64::INFINITY, 0.5)].into_iter().collect();
         let evaluation = Evaluation { step: 3, samples: 9, masked_tokens: 9, scores, unigram_entropy: 1.0 };
         let text = serde_json::to_string(&EventKind::Evaluation(evaluation)).unwrap();
         assert!(text.contains(r#""mlm_loss":null,"mlm_accuracy":0.0,"pair_loss":null"#), "{text}");
         let EventKind::Evaluation(read) = serde_json::from_str(&text).unwrap() else { panic!("{text}") };
         assert!(read.scores.main().loss.is_nan() && read.scores.loss().is_nan());
-        assert_eq!((read.step, read.scores.of("pair").unwrap().accuracy), (3, Some(0.5)));
+        assert_eq!((read.step, read.scores.get("pair").unwrap().accuracy), (3, Some(0.5)));
     }
 
     #[test]
-    fn evaluations_of_before_are_read() {
+    fn evaluations_in_the_old_format_are_read() {
         let text = r#"{"event":"evaluation","step":5,"samples":8,"masked_tokens":9,"mlm_loss":2.5,"mlm_accuracy":0.5,
             "pair_loss":null,"pair_accuracy":null,"unigram_entropy":3.5}"#;
         let EventKind::Evaluation(read) = serde_json::from_str(text).unwrap() else { panic!("{text}") };

@@ -1,52 +1,50 @@
-//! What a program is made of, so that a mixture is found before it trains.
+//! Software versions of the programs of a run, compared before training starts.
 
 use serde::{Deserialize, Serialize};
 
-/// The commit that this program was built from, where the build said so (the Makefile does, by the variable
-/// `LAMBERT_GIT`).
-pub const GIT: Option<&str> = option_env!("LAMBERT_GIT");
+/// Git commit of this build, if the build set the variable `LAMBERT_GIT` (the Makefile does).
+pub const GIT_COMMIT: Option<&str> = option_env!("LAMBERT_GIT");
 
-/// Version of the control protocol that this program speaks.
+/// Version of the control protocol.
 pub const PROTOCOL: &str = "3";
 
-/// What a rank runs.
+/// Software versions of a worker or of the coordinator.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Versions {
-    /// The program's version.
+    /// Program version.
     pub program: String,
-    /// The commit it was built from, where its build said so.
+    /// Git commit of the build, if known.
     #[serde(default)]
     pub git: Option<String>,
-    /// Version of the control protocol. Programs before 3 do not name it; all of them sent the secret with each report.
-    #[serde(default = "unnamed_protocol")]
+    /// Version of the control protocol. Workers with protocol 2 do not send it.
+    #[serde(default = "protocol_before_3")]
     pub protocol: String,
-    /// libtorch's version.
+    /// libtorch version.
     #[serde(default)]
     pub libtorch: String,
-    /// The MPI library's name and version; empty without MPI.
+    /// Name and version of the MPI library; empty without MPI.
     #[serde(default)]
     pub mpi: String,
 }
 
-fn unnamed_protocol() -> String {
+fn protocol_before_3() -> String {
     "2".to_owned()
 }
 
 impl Versions {
-    /// Those of a program that does not name them.
-    pub fn unnamed() -> Self {
-        Self { protocol: unnamed_protocol(), ..Self::default() }
+    /// Returns the versions of a worker that does not report any: protocol 2, the rest empty.
+    pub fn unknown() -> Self {
+        Self { protocol: protocol_before_3(), ..Self::default() }
     }
 
-    /// This program's own, as far as a program without libtorch and MPI can tell.
-    pub fn of_program() -> Self {
+    /// Returns the versions of this program, without those of libtorch and MPI.
+    pub fn current() -> Self {
         let program = env!("CARGO_PKG_VERSION").to_owned();
-        Self { program, git: GIT.map(str::to_owned), protocol: PROTOCOL.to_owned(), ..Self::default() }
+        Self { program, git: GIT_COMMIT.map(str::to_owned), protocol: PROTOCOL.to_owned(), ..Self::default() }
     }
 
-    /// The first thing in which `other` differs: its name, ours, the other's. What one of the two does not know is not
-    /// compared.
-    pub fn differs<'a>(&'a self, other: &'a Self) -> Option<(&'static str, &'a str, &'a str)> {
+    /// Returns the first version that differs, as (name, own value, other value). Values unknown to either side are not compared.
+    pub fn first_difference<'a>(&'a self, other: &'a Self) -> Option<(&'static str, &'a str, &'a str)> {
         let git = |versions: &'a Self| versions.git.as_deref().unwrap_or_default();
         let pairs = [
             ("program", &*self.program, &*other.program),
@@ -64,18 +62,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_differs_is_named_and_what_is_unknown_is_not_compared() {
-        let own = Versions::of_program();
+    fn the_first_difference_is_returned_and_unknown_values_are_not_compared() {
+        let own = Versions::current();
         assert_eq!(own.program, "0.1.0");
         let rank = Versions { libtorch: "2.11.0".into(), mpi: "Open MPI 4.1.4".into(), ..own.clone() };
-        assert_eq!(own.differs(&rank), None);
+        assert_eq!(own.first_difference(&rank), None);
         let other = Versions { mpi: "Open MPI 5.0.11".into(), ..rank.clone() };
-        assert_eq!(rank.differs(&other), Some(("MPI library", "Open MPI 4.1.4", "Open MPI 5.0.11")));
+        assert_eq!(rank.first_difference(&other), Some(("MPI library", "Open MPI 4.1.4", "Open MPI 5.0.11")));
         let built = |git: &str| Versions { git: Some(git.into()), ..rank.clone() };
-        assert_eq!(built("abc").differs(&built("abd")), Some(("git commit", "abc", "abd")));
-        assert_eq!(built("abc").differs(&Versions { git: None, ..rank.clone() }), None);
+        assert_eq!(built("abc").first_difference(&built("abd")), Some(("git commit", "abc", "abd")));
+        assert_eq!(built("abc").first_difference(&Versions { git: None, ..rank.clone() }), None);
         let before: Versions = serde_json::from_str(r#"{"program":"0.1.0"}"#).unwrap();
-        assert_eq!(own.differs(&before), Some(("control protocol", "3", "2")));
-        assert_eq!(own.differs(&Versions::unnamed()), Some(("control protocol", "3", "2")));
+        assert_eq!(own.first_difference(&before), Some(("control protocol", "3", "2")));
+        assert_eq!(own.first_difference(&Versions::unknown()), Some(("control protocol", "3", "2")));
     }
 }

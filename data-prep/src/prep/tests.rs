@@ -105,6 +105,9 @@ fn steps_are_logged_at_debug_level() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = config(folder.path());
     config.output.url = folder.path().join("data").display().to_string();
+    // An event that another test reaches first, without a subscriber, would be disabled for good.
+    let discard = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_writer(std::io::sink);
+    let _ = tracing::subscriber::set_global_default(discard.finish());
     let log = tempfile::NamedTempFile::new().unwrap();
     let lines = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_ansi(false);
     let lines = lines.with_writer(log.reopen().unwrap()).finish();

@@ -1,7 +1,7 @@
 //! What the decision is told and what it wants done.
 
 use lambert_control::Directive;
-use lambert_control::{Report, Saying};
+use lambert_control::{Message, WorkerReport};
 
 use super::Seconds;
 use super::placement::Attempt;
@@ -40,9 +40,9 @@ pub enum Event {
 #[derive(Debug, Clone, PartialEq)]
 pub enum FromWorkers {
     /// A rank's report; what it says in it comes as [`FromWorkers::Message`] right behind.
-    Report(Report),
+    Report(WorkerReport),
     /// A rank says something once.
-    Message(usize, Saying),
+    Message(usize, Message),
     /// A rank wrote a line.
     Line(usize, String),
     /// The launcher tells how the first rank died.

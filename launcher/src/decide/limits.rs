@@ -2,7 +2,7 @@
 //! time since it was heard.
 
 use lambert_config::run::{Limits, RunConfig};
-use lambert_control::Phase;
+use lambert_control::WorkerPhase;
 
 use super::Seconds;
 use super::watch::{Rank, Watch};
@@ -34,18 +34,18 @@ impl Patience {
     }
 
     /// How long a phase may take; infinite without a limit.
-    fn of(&self, phase: Phase, median: Option<Seconds>) -> Seconds {
+    fn of(&self, phase: WorkerPhase, median: Option<Seconds>) -> Seconds {
         let limits = &self.limits;
         let (limit, more) = match (phase, median) {
-            (Phase::Join, _) => (limits.join_seconds, 0.0),
-            (Phase::Load, _) => (limits.load_seconds, 0.0),
-            (Phase::Read | Phase::Step | Phase::Exchange, None) => (limits.first_step_seconds, 0.0),
-            (Phase::Read | Phase::Step | Phase::Exchange, Some(median)) => {
+            (WorkerPhase::Join, _) => (limits.join_seconds, 0.0),
+            (WorkerPhase::Load, _) => (limits.load_seconds, 0.0),
+            (WorkerPhase::Read | WorkerPhase::Step | WorkerPhase::Exchange, None) => (limits.first_step_seconds, 0.0),
+            (WorkerPhase::Read | WorkerPhase::Step | WorkerPhase::Exchange, Some(median)) => {
                 (limits.step_seconds, (limits.step_medians * median - limits.step_seconds).max(0.0))
             }
-            (Phase::Evaluate, _) => (limits.evaluate_seconds, 0.0),
-            (Phase::Save, _) => (limits.save_seconds, self.saves),
-            (Phase::Stop, _) => (limits.stop_seconds, 0.0),
+            (WorkerPhase::Evaluate, _) => (limits.evaluate_seconds, 0.0),
+            (WorkerPhase::Save, _) => (limits.save_seconds, self.saves),
+            (WorkerPhase::Stop, _) => (limits.stop_seconds, 0.0),
         };
         if limit > 0.0 { limit + more } else { f64::INFINITY }
     }
@@ -60,7 +60,7 @@ impl Patience {
 
     /// Processes that do not end though all is done.
     fn lingering(&self, at: Seconds, watch: &Watch) -> Option<Hang> {
-        let limit = self.of(Phase::Stop, None);
+        let limit = self.of(WorkerPhase::Stop, None);
         let since = watch.leaving().filter(|since| limit.is_finite() && at - since > limit.min(LEAVING))?;
         let message = format!("the ranks have not left {:.0} s after the last of their work", at - since);
         Some(Hang { message, host: None })
@@ -69,14 +69,14 @@ impl Patience {
     /// A process that is not heard any more. One that was leaving may have left.
     fn silent(&self, at: Seconds, watch: &Watch) -> Option<Hang> {
         let limit = self.limits.silence_seconds;
-        let silent = |rank: &Rank| limit > 0.0 && rank.phase != Phase::Stop && at - rank.heard > limit;
+        let silent = |rank: &Rank| limit > 0.0 && rank.phase != WorkerPhase::Stop && at - rank.heard > limit;
         let (number, _) = watch.ranks.iter().find(|(_, rank)| silent(rank))?;
         let message = format!("{} has been silent for {limit} s", watch.ranks.who(*number));
         Some(Hang { message, host: watch.ranks.host(*number) })
     }
 
     fn absent(&self, at: Seconds, begun: Seconds, world: usize, watch: &Watch) -> Option<Hang> {
-        let limit = self.of(Phase::Join, None);
+        let limit = self.of(WorkerPhase::Join, None);
         let missing = (0..world).find(|rank| !watch.ranks.has(*rank))?;
         let message = format!("rank {missing} has not reported within {limit} s of its start");
         (at - begun > limit).then(|| Hang { message, host: watch.ranks.host(missing) })
@@ -114,7 +114,7 @@ impl Patience {
 
 /// The rank that the others wait for, as far as one can tell: the furthest behind that does not wait itself.
 fn suspect(watch: &Watch) -> Option<(usize, &Rank)> {
-    let order = |rank: &Rank| (rank.step, rank.phase == Phase::Exchange);
+    let order = |rank: &Rank| (rank.step, rank.phase == WorkerPhase::Exchange);
     let behind =
         |one: &Rank, other: &Rank| order(one).cmp(&order(other)).then(one.since.total_cmp(&other.since)).is_lt();
     let mut ranks = watch.ranks.iter().map(|(number, rank)| (*number, rank));
@@ -127,21 +127,29 @@ mod tests {
     use super::*;
     use crate::decide::FromWorkers;
     use lambert_control::{EventKind, StepRecord, StepTimes};
-    use lambert_control::{Report, Saying};
+    use lambert_control::{Message, WorkerReport};
 
     fn patience() -> Patience {
         Patience::new(&RunConfig::default())
     }
 
-    fn report(watch: &mut Watch, at: Seconds, rank: usize, phase: Phase, in_phase: f64) {
-        let report = Report { rank, pid: 7, host: "x".into(), step: 4, phase, in_phase, ..Report::default() };
+    fn report(watch: &mut Watch, at: Seconds, rank: usize, phase: WorkerPhase, seconds_in_phase: f64) {
+        let report = WorkerReport {
+            rank,
+            pid: 7,
+            host: "x".into(),
+            step: 4,
+            phase,
+            seconds_in_phase,
+            ..WorkerReport::default()
+        };
         watch.take(at, FromWorkers::Report(report));
     }
 
     fn pace(watch: &mut Watch, seconds: f64) {
         let times = StepTimes { seconds, ..StepTimes::default() };
         let record = StepRecord { times, ..StepRecord::default() };
-        (0..5).for_each(|_| watch.take(0.0, FromWorkers::Message(0, Saying::Record(Box::new(record.clone())))));
+        (0..5).for_each(|_| watch.take(0.0, FromWorkers::Message(0, Message::Record(Box::new(record.clone())))));
     }
 
     fn hang(watch: &Watch, at: Seconds) -> Option<String> {
@@ -153,8 +161,8 @@ mod tests {
         let mut watch = Watch::default();
         pace(&mut watch, 1.0);
         for (at, hung) in [(250.0, false), (299.0, false), (301.0, true)] {
-            report(&mut watch, at, 0, Phase::Exchange, at - 0.5);
-            report(&mut watch, at, 1, Phase::Read, at);
+            report(&mut watch, at, 0, WorkerPhase::Exchange, at - 0.5);
+            report(&mut watch, at, 1, WorkerPhase::Read, at);
             assert_eq!(hang(&watch, at).is_some(), hung, "{at}");
         }
         let expected = "rank 1 (pid 7 on host x) hangs: waiting for samples (step 5) for 301 s; the limit is 300 s";
@@ -168,12 +176,12 @@ mod tests {
     #[test]
     fn steps_have_a_floor_and_a_multiple_of_the_median() {
         let mut watch = Watch::default();
-        (0..2).for_each(|rank| report(&mut watch, 7000.0, rank, Phase::Step, 7000.0));
+        (0..2).for_each(|rank| report(&mut watch, 7000.0, rank, WorkerPhase::Step, 7000.0));
         assert_eq!(hang(&watch, 7000.0), None, "the first step has a limit of its own");
         pace(&mut watch, 60.0);
-        (0..2).for_each(|rank| report(&mut watch, 7000.0, rank, Phase::Step, 500.0));
+        (0..2).for_each(|rank| report(&mut watch, 7000.0, rank, WorkerPhase::Step, 500.0));
         assert_eq!(hang(&watch, 7000.0), None);
-        (0..2).for_each(|rank| report(&mut watch, 7000.0, rank, Phase::Step, 601.0));
+        (0..2).for_each(|rank| report(&mut watch, 7000.0, rank, WorkerPhase::Step, 601.0));
         assert!(hang(&watch, 7000.0).unwrap().ends_with("the limit is 600 s"));
     }
 
@@ -181,21 +189,21 @@ mod tests {
     fn who_waits_for_a_longer_phase_of_another_is_not_hung() {
         let mut watch = Watch::default();
         pace(&mut watch, 1.0);
-        report(&mut watch, 4000.0, 0, Phase::Save, 4000.0);
-        report(&mut watch, 4000.0, 1, Phase::Exchange, 4000.0);
+        report(&mut watch, 4000.0, 0, WorkerPhase::Save, 4000.0);
+        report(&mut watch, 4000.0, 1, WorkerPhase::Exchange, 4000.0);
         assert_eq!(hang(&watch, 4000.0), None, "saves may fail for two hours");
     }
 
     #[test]
     fn silence_and_absence_have_limits() {
         let mut watch = Watch::default();
-        report(&mut watch, 100.0, 0, Phase::Join, 1.0);
+        report(&mut watch, 100.0, 0, WorkerPhase::Join, 1.0);
         assert_eq!(hang(&watch, 190.0), None);
         assert_eq!(hang(&watch, 191.0).unwrap(), "rank 0 (pid 7 on host x) has been silent for 90 s");
-        report(&mut watch, 601.0, 0, Phase::Join, 1.0);
+        report(&mut watch, 601.0, 0, WorkerPhase::Join, 1.0);
         assert_eq!(hang(&watch, 601.0).unwrap(), "rank 1 has not reported within 600 s of its start");
-        report(&mut watch, 650.0, 0, Phase::Stop, 1.0);
-        report(&mut watch, 650.0, 1, Phase::Stop, 1.0);
+        report(&mut watch, 650.0, 0, WorkerPhase::Stop, 1.0);
+        report(&mut watch, 650.0, 1, WorkerPhase::Stop, 1.0);
         assert_eq!(hang(&watch, 1200.0), None, "ranks that leave are silent");
         assert!(hang(&watch, 1300.0).unwrap().contains("leaving for 651 s"));
     }
@@ -203,9 +211,9 @@ mod tests {
     #[test]
     fn ranks_that_are_done_have_less_time_to_leave() {
         let mut watch = Watch::default();
-        (0..2).for_each(|rank| report(&mut watch, 100.0, rank, Phase::Stop, 1.0));
+        (0..2).for_each(|rank| report(&mut watch, 100.0, rank, WorkerPhase::Stop, 1.0));
         assert_eq!(hang(&watch, 160.0), None);
-        let done = Saying::Event(EventKind::Finished { step: 4, stopped: true });
+        let done = Message::Event(EventKind::Finished { step: 4, stopped: true });
         watch.take(160.0, FromWorkers::Message(0, done));
         assert_eq!(hang(&watch, 190.0), None);
         assert_eq!(hang(&watch, 190.5).unwrap(), "the ranks have not left 30 s after the last of their work");
@@ -221,7 +229,7 @@ mod tests {
         (limits.silence_seconds, limits.join_seconds, limits.step_seconds) = (0.0, 0.0, 0.0);
         let mut watch = Watch::default();
         pace(&mut watch, 1.0);
-        report(&mut watch, 0.0, 0, Phase::Step, 1.0);
+        report(&mut watch, 0.0, 0, WorkerPhase::Step, 1.0);
         assert_eq!(Patience::new(&config).overdue(1e9, 0.0, 2, &watch), None);
     }
 }

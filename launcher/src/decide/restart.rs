@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use lambert_config::exit;
-use lambert_control::Fault;
+use lambert_control::FailureKind;
 
 use super::Seconds;
 use super::event::{Action, Note, Verdict};
@@ -216,7 +216,7 @@ fn rolled_back(
 
 fn failed(state: &mut State, at: Seconds, running: &Running, failure: Failure, actions: &mut Vec<Action>) -> Phase {
     let Failure { message, fault, .. } = &failure;
-    if *fault == Fault::LeaseLost {
+    if *fault == FailureKind::LeaseLost {
         return Phase::Over(Verdict::Replaced(message.clone()));
     }
     if running.stopping {
@@ -224,10 +224,12 @@ fn failed(state: &mut State, at: Seconds, running: &Running, failure: Failure, a
         return Phase::Over(Verdict::Failed(exit::FAILED, message));
     }
     match fault {
-        Fault::Usage => return Phase::Over(Verdict::Failed(exit::USAGE, message.clone())),
-        Fault::Lasting | Fault::LeaseLost => return Phase::Over(Verdict::Failed(exit::FINAL, message.clone())),
-        Fault::Later => return Phase::Over(Verdict::Failed(exit::FAILED, message.clone())),
-        Fault::Host | Fault::Passing => {}
+        FailureKind::Usage => return Phase::Over(Verdict::Failed(exit::USAGE, message.clone())),
+        FailureKind::Permanent | FailureKind::LeaseLost => {
+            return Phase::Over(Verdict::Failed(exit::FINAL, message.clone()));
+        }
+        FailureKind::RetryLater => return Phase::Over(Verdict::Failed(exit::FAILED, message.clone())),
+        FailureKind::Host | FailureKind::Transient => {}
     }
     note(state, at, running, &failure, true);
     state.memory.progress.end(true);
@@ -243,7 +245,7 @@ fn failed(state: &mut State, at: Seconds, running: &Running, failure: Failure, a
 
 /// Whether this failure is one too many, in words.
 fn one_too_many(state: &mut State, at: Seconds, failure: &Failure) -> Option<String> {
-    state.tries.of_hosts += usize::from(failure.fault == Fault::Host);
+    state.tries.of_hosts += usize::from(failure.fault == FailureKind::Host);
     if state.tries.of_hosts > HOST_TRIES {
         return Some(format!("given up after {HOST_TRIES} tries: {}", failure.message));
     }

@@ -50,7 +50,7 @@ impl Settings {
             absence: 60.0 * cluster.restart.start_timeout_minutes,
             rollbacks: config.guard.rollbacks,
             unix,
-            versions: Versions::of_program(),
+            versions: Versions::current(),
             job: None,
         }
     }

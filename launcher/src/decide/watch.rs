@@ -8,7 +8,7 @@ mod steps;
 mod trouble;
 mod versions;
 
-use lambert_control::{EventKind, Phase, Report, Saying};
+use lambert_control::{EventKind, Message, WorkerPhase, WorkerReport};
 
 use super::Seconds;
 use super::event::FromWorkers;
@@ -79,8 +79,8 @@ impl Watch {
     pub fn take(&mut self, at: Seconds, what: FromWorkers) {
         match what {
             FromWorkers::Report(report) => self.report(at, report),
-            FromWorkers::Message(rank, Saying::Event(event)) => self.event(at, rank, event),
-            FromWorkers::Message(_, Saying::Record(record)) => self.steps.record(&record),
+            FromWorkers::Message(rank, Message::Event(event)) => self.event(at, rank, event),
+            FromWorkers::Message(_, Message::Record(record)) => self.steps.record(&record),
             FromWorkers::Died(death) => self.trouble.died(at, death),
             FromWorkers::Remark(text) => self.trouble.remark(text),
             FromWorkers::Exited(exit) => self.trouble.exited(at, exit),
@@ -88,13 +88,13 @@ impl Watch {
         }
     }
 
-    fn report(&mut self, at: Seconds, report: Report) {
-        let Report { rank, pid, host, step, phase, in_phase, versions, .. } = report;
+    fn report(&mut self, at: Seconds, report: WorkerReport) {
+        let WorkerReport { rank, pid, host, step, phase, seconds_in_phase, versions, .. } = report;
         if let Some(versions) = versions {
             self.versions.compare(rank, versions);
         }
         self.steps.reach(step);
-        let since = at - in_phase.max(0.0);
+        let since = at - seconds_in_phase.max(0.0);
         self.ranks.insert(rank, Rank { pid, host, step, phase, since, heard: at });
     }
 
@@ -109,7 +109,7 @@ impl Watch {
                 self.trouble.begin(at);
                 self.left = Some((at, Left::RolledBack(Rollback { message, step, to })));
             }
-            EventKind::Failed { message, fault } => self.trouble.failed(at, RankFailure { rank, message, fault }),
+            EventKind::Failed { message, kind: fault } => self.trouble.failed(at, RankFailure { rank, message, fault }),
             EventKind::Finished { .. }
             | EventKind::RolledBack { .. }
             | EventKind::Evaluation(_)
@@ -123,7 +123,7 @@ impl Watch {
     /// Whether an end loses nothing: no step was finished and no checkpoint committed in this attempt, and no rank is further
     /// than its first step.
     pub fn is_fresh(&self) -> bool {
-        let early = |rank: &Rank| matches!(rank.phase, Phase::Join | Phase::Load) || rank.phase.is_step();
+        let early = |rank: &Rank| matches!(rank.phase, WorkerPhase::Join | WorkerPhase::Load) || rank.phase.is_step();
         self.steps.are_none() && self.left.is_none() && self.ranks.iter().all(|(_, rank)| early(rank))
     }
 

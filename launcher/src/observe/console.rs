@@ -1,6 +1,6 @@
 //! The log and the display: what happens, in words.
 
-use lambert_control::Saying;
+use lambert_control::Message;
 use lambert_control::Score;
 use lambert_control::{Evaluation, EventKind};
 use lambert_store::run::checkpoint_url;
@@ -57,8 +57,8 @@ impl Observer for ConsoleObserver {
 impl ConsoleObserver {
     fn worker(&mut self, what: &FromWorkers, observation: &Observation<'_>) {
         match what {
-            FromWorkers::Message(_, Saying::Record(record)) => self.display.step(record, observation.pace),
-            FromWorkers::Message(rank, Saying::Event(event)) => self.event(*rank, event),
+            FromWorkers::Message(_, Message::Record(record)) => self.display.step(record, observation.pace),
+            FromWorkers::Message(rank, Message::Event(event)) => self.event(*rank, event),
             FromWorkers::Line(rank, text) => console::line(&named(*rank, text, observation.state)),
             _ => {}
         }
@@ -66,8 +66,8 @@ impl ConsoleObserver {
 
     fn event(&mut self, rank: usize, event: &EventKind) {
         match event {
-            EventKind::Started { step, steps, checkpoint, passed_over } => {
-                passed_over.iter().for_each(|why| tracing::warn!("skipped checkpoint {why}"));
+            EventKind::Started { step, steps, checkpoint, skipped_checkpoints } => {
+                skipped_checkpoints.iter().for_each(|why| tracing::warn!("skipped checkpoint {why}"));
                 match checkpoint {
                     Some(name) => tracing::info!("training goes on from {name}, step {step} of {steps}"),
                     None => tracing::info!("training starts from nothing: {steps} steps"),

@@ -1,7 +1,7 @@
 //! `lambert run --json`: steps and what else happens, a JSON object a line on standard output.
 
 use lambert_control::EventKind;
-use lambert_control::Saying;
+use lambert_control::Message;
 use serde_json::{Value, json};
 
 use super::{Observation, Observer, RunEnd, Setup};
@@ -55,8 +55,8 @@ fn words(verdict: &Verdict) -> (&'static str, Option<&str>) {
 fn of_event(event: &Event) -> Option<Value> {
     let Event::Worker(attempt, FromWorkers::Message(_, saying)) = event else { return None };
     match saying {
-        Saying::Record(record) => serde_json::to_value(record).ok(),
-        Saying::Event(event) => of_kind(*attempt, event),
+        Message::Record(record) => serde_json::to_value(record).ok(),
+        Message::Event(event) => of_kind(*attempt, event),
     }
 }
 

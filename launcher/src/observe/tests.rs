@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use lambert_config::RunConfig;
 use lambert_control::{BatchStats, EventKind, StepRecord, StepTimes};
-use lambert_control::{Report, Saying};
+use lambert_control::{Message, WorkerReport};
 use lambert_store::Store;
 use lambert_store::run::COORDINATOR;
 
@@ -62,7 +62,7 @@ fn make_none(_: &Setup<'_>) -> Option<Box<dyn Observer>> {
     None
 }
 
-fn from_rank_0(what: Saying) -> Event {
+fn from_rank_0(what: Message) -> Event {
     Event::Worker(1, FromWorkers::Message(0, what))
 }
 
@@ -71,20 +71,26 @@ fn events() -> Vec<(Seconds, Event)> {
     let batch = BatchStats { samples: 8, ..BatchStats::default() };
     let times = StepTimes { seconds: 2.0, ..StepTimes::default() };
     let record = |step| StepRecord { step, batch, times, ..StepRecord::default() };
-    let report = Report { rank: 0, pid: 7, host: "a".into(), phase: lambert_control::Phase::Step, ..Report::default() };
-    let started = EventKind::Started { step: 0, steps: 9, checkpoint: None, passed_over: Vec::new() };
+    let report = WorkerReport {
+        rank: 0,
+        pid: 7,
+        host: "a".into(),
+        phase: lambert_control::WorkerPhase::Step,
+        ..WorkerReport::default()
+    };
+    let started = EventKind::Started { step: 0, steps: 9, checkpoint: None, skipped_checkpoints: Vec::new() };
     let saved = EventKind::Checkpoint { name: "step-2".into(), step: 2, seconds: 0.1, written: 0.2 };
     vec![
         (0.25, Event::LeaseTaken(1)),
         (1.5, Event::Worker(1, FromWorkers::Report(report))),
-        (1.75, from_rank_0(Saying::Event(started))),
-        (2.0, from_rank_0(Saying::Record(Box::new(record(1))))),
+        (1.75, from_rank_0(Message::Event(started))),
+        (2.0, from_rank_0(Message::Record(Box::new(record(1))))),
         (2.25, Event::Worker(1, FromWorkers::Line(0, "hello".into()))),
-        (3.5, from_rank_0(Saying::Record(Box::new(record(2))))),
+        (3.5, from_rank_0(Message::Record(Box::new(record(2))))),
         (3.75, Event::StopRequested),
         (3.75, Event::Tick),
-        (4.0, from_rank_0(Saying::Event(saved))),
-        (4.25, from_rank_0(Saying::Event(EventKind::Finished { step: 2, stopped: true }))),
+        (4.0, from_rank_0(Message::Event(saved))),
+        (4.25, from_rank_0(Message::Event(EventKind::Finished { step: 2, stopped: true }))),
         (4.5, Event::Worker(1, FromWorkers::Exited(Exit::Code(0)))),
         (4.75, Event::Worker(1, FromWorkers::Gone(Vec::new()))),
     ]

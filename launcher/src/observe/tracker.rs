@@ -2,7 +2,7 @@
 
 use lambert_config::RunConfig;
 use lambert_config::run::Cluster;
-use lambert_control::Saying;
+use lambert_control::Message;
 use lambert_control::{EventKind, StepRecord};
 use lambert_plan::timeline;
 
@@ -70,8 +70,8 @@ impl StatusTracker {
         let mut urgent = false;
         if let Event::Worker(_, FromWorkers::Message(_, saying)) = event {
             match saying {
-                Saying::Record(record) => self.record(record),
-                Saying::Event(event) => {
+                Message::Record(record) => self.record(record),
+                Message::Event(event) => {
                     self.event(event);
                     urgent = true;
                 }

@@ -22,8 +22,8 @@ use axum::routing::post;
 use lambert_config::run::ControlChannel;
 use lambert_control::Directive;
 use lambert_control::{
-    Answer, Inbox, Key, LONGEST_REPORT, Order, REPORT_PATH, Report, SIGNATURE_HEADER, SignedHead, UNSIGNED_REPORT_PATH,
-    Versions,
+    CoordinatorCommand, Inbox, MAX_REPORT_BYTES, REPORT_PATH, ReportHeader, ReportReply, SIGNATURE_HEADER, SigningKey,
+    UNSIGNED_REPORT_PATH, Versions, WorkerReport,
 };
 use subtle::ConstantTimeEq;
 use tokio::runtime::Runtime;
@@ -68,11 +68,11 @@ struct Seat {
 #[derive(Debug)]
 struct Shared {
     secret: String,
-    key: Key,
+    key: SigningKey,
     attempt: u32,
     claims: Mutex<Claims>,
     seats: Vec<Mutex<Seat>>,
-    order: Mutex<Option<Order>>,
+    order: Mutex<Option<CoordinatorCommand>>,
     refused: AtomicU64,
     events: Sender<Event>,
 }
@@ -84,7 +84,7 @@ impl ControlServer {
         let seats = (0..attempt.world).map(|_| Mutex::default()).collect();
         let (order, refused, claims) = (Mutex::new(None), AtomicU64::new(0), Mutex::default());
         let (secret, attempt) = (secret()?, attempt.number);
-        let key = Key::new(&secret, attempt);
+        let key = SigningKey::new(&secret, attempt);
         let shared = Arc::new(Shared { secret, key, attempt, claims, seats, order, refused, events });
         let runtime = serve(listener, &shared).map_err(ControlError::Runtime)?;
         Ok(Self { url, shared, runtime: Some(runtime) })
@@ -104,7 +104,7 @@ impl ControlServer {
     pub fn order(&self, directive: Directive) {
         let mut order = lock(&self.shared.order);
         let number = order.map_or(1, |last| last.number + 1);
-        *order = Some(Order { number, directive });
+        *order = Some(CoordinatorCommand { number, directive });
     }
 
     /// How many connections, requests and messages were refused.
@@ -179,7 +179,7 @@ impl Shared {
     }
 
     /// Verifies the head of a report, before a byte of its body is read: signed with the secret, and no replay.
-    fn verify(&self, headers: &HeaderMap) -> Result<SignedHead, Refusal> {
+    fn verify(&self, headers: &HeaderMap) -> Result<ReportHeader, Refusal> {
         let given = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes()).unwrap_or_default();
         let head = self.key.verify_report(given);
         let head = head.ok_or_else(|| unauthorized("the report is not signed with the secret of this attempt"))?;
@@ -188,8 +188,8 @@ impl Shared {
     }
 
     /// Takes in a report whose head was verified: what is new of it becomes events, in order.
-    fn take(&self, head: &SignedHead, body: &[u8]) -> Result<Answer, Refusal> {
-        if !head.covers(body) {
+    fn take(&self, head: &ReportHeader, body: &[u8]) -> Result<ReportReply, Refusal> {
+        if !head.matches_body(body) {
             return Err(unauthorized("the body of the report is not the one that was signed"));
         }
         let mut seat = lock(self.seat(head.rank)?);
@@ -207,10 +207,10 @@ impl Shared {
         if is_first {
             tracing::debug!(rank = report.rank, host = %report.host, pid = report.pid, "first report of a rank");
         }
-        seat.taken = seat.taken.max(report.taken);
-        let said = std::mem::take(&mut report.said);
+        seat.taken = seat.taken.max(report.acknowledged_command);
+        let said = std::mem::take(&mut report.messages);
         self.pass_on(FromWorkers::Report(report))?;
-        for saying in seat.inbox.take(said) {
+        for saying in seat.inbox.accept(said) {
             match lock(&self.claims).objection(head.rank, &saying) {
                 None => self.pass_on(FromWorkers::Message(head.rank, saying))?,
                 Some(objection) => {
@@ -219,8 +219,8 @@ impl Shared {
                 }
             }
         }
-        let order = lock(&self.order).filter(|order| head.rank == 0 && order.number > seat.taken);
-        Ok(Answer { acknowledged: seat.inbox.acknowledged(), order })
+        let command = lock(&self.order).filter(|command| head.rank == 0 && command.number > seat.taken);
+        Ok(ReportReply { acknowledged: seat.inbox.acknowledged(), command })
     }
 
     async fn answer(&self, request: Request) -> Result<Response, Refusal> {
@@ -229,7 +229,7 @@ impl Shared {
         let answer = self.take(&head, &read(&parts.headers, body).await?)?;
         let text = serde_json::to_vec(&answer)
             .map_err(|error| Refusal(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
-        let signature = self.key.sign_answer(head.rank, head.sequence, &text);
+        let signature = self.key.sign_reply(head.rank, head.sequence, &text);
         let headers = [(header::CONTENT_TYPE.as_str(), "application/json"), (SIGNATURE_HEADER, &signature)];
         Ok((headers, text).into_response())
     }
@@ -244,8 +244,8 @@ impl Shared {
         }
         let mut report = parse(&read(&parts.headers, body).await?)?;
         self.seat(report.rank)?;
-        report.versions.get_or_insert_with(Versions::unnamed);
-        report.said.clear();
+        report.versions.get_or_insert_with(Versions::unknown);
+        report.messages.clear();
         self.pass_on(FromWorkers::Report(report))
     }
 }
@@ -254,12 +254,12 @@ fn unauthorized(why: &str) -> Refusal {
     Refusal(StatusCode::UNAUTHORIZED, why.to_owned())
 }
 
-fn replayed(head: &SignedHead, last: u64) -> Refusal {
+fn replayed(head: &ReportHeader, last: u64) -> Refusal {
     let text = format!("report {} of rank {} came before, or too late: the last was {last}", head.sequence, head.rank);
     Refusal(StatusCode::CONFLICT, text)
 }
 
-fn parse(body: &[u8]) -> Result<Report, Refusal> {
+fn parse(body: &[u8]) -> Result<WorkerReport, Refusal> {
     serde_json::from_slice(body).map_err(|error| {
         tracing::warn!("a rank sent a report that cannot be read: {error}");
         Refusal(StatusCode::BAD_REQUEST, error.to_string())
@@ -269,11 +269,11 @@ fn parse(body: &[u8]) -> Result<Report, Refusal> {
 /// Reads the body of a report, within limits of length and time.
 async fn read(headers: &HeaderMap, body: Body) -> Result<Bytes, Refusal> {
     let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
-    let too_long = || Refusal(StatusCode::PAYLOAD_TOO_LARGE, format!("a report has at most {LONGEST_REPORT} bytes"));
-    if length.is_some_and(|length| length > LONGEST_REPORT) {
+    let too_long = || Refusal(StatusCode::PAYLOAD_TOO_LARGE, format!("a report has at most {MAX_REPORT_BYTES} bytes"));
+    if length.is_some_and(|length| length > MAX_REPORT_BYTES) {
         return Err(too_long());
     }
-    match tokio::time::timeout(BODY, axum::body::to_bytes(body, LONGEST_REPORT)).await {
+    match tokio::time::timeout(BODY, axum::body::to_bytes(body, MAX_REPORT_BYTES)).await {
         Ok(read) => read.map_err(|_| too_long()),
         Err(_) => Err(Refusal(StatusCode::REQUEST_TIMEOUT, "the body of the report did not arrive".to_owned())),
     }

@@ -1,8 +1,8 @@
 //! What follows an attempt: an end, another one, and after which pause.
 
 use lambert_config::run::Host;
-use lambert_control::Report;
-use lambert_control::{EventKind, Fault};
+use lambert_control::WorkerReport;
+use lambert_control::{EventKind, FailureKind};
 
 use lambert::decide::{
     Action, Attempt, Event, Exit, FromWorkers, Note, Placement, Room, Settings, Signal, State, StopReason, Verdict,
@@ -32,14 +32,14 @@ fn pauses_grow_and_progress_sets_them_back() {
     let mut scene = Scene::with(|config| config.cluster.restart.limit = 100, Room::Here);
     let mut pauses = Vec::new();
     for lease in 1..=9 {
-        let (pause, wanted) = scene.train(lease, 10).fail(Fault::Passing).pause();
+        let (pause, wanted) = scene.train(lease, 10).fail(FailureKind::Transient).pause();
         assert_eq!(wanted, Wanted::Exactly(lease + 1));
         pauses.push(pause);
     }
     assert_eq!(pauses, [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]);
-    assert_eq!(scene.train(10, 11).fail(Fault::Passing).pause().0, 1.0, "a step further");
+    assert_eq!(scene.train(10, 11).fail(FailureKind::Transient).pause().0, 1.0, "a step further");
     scene.train(11, 3).saves(3);
-    assert_eq!(scene.fail(Fault::Passing).pause().0, 1.0, "a newer checkpoint");
+    assert_eq!(scene.fail(FailureKind::Transient).pause().0, 1.0, "a newer checkpoint");
     assert_eq!(scene.state.memory.last_save_seconds, Some(2.0));
 }
 
@@ -48,13 +48,13 @@ fn pauses_grow_and_progress_sets_them_back() {
 fn restarts_are_counted_in_a_window_whatever_progress_they_make() {
     let mut scene = Scene::new();
     for lease in 1..=5 {
-        scene.train(lease, u64::from(lease)).saves(u64::from(lease)).fail(Fault::Passing).pause();
+        scene.train(lease, u64::from(lease)).saves(u64::from(lease)).fail(FailureKind::Transient).pause();
     }
     let mut patient = Scene { at: scene.at + 3601.0, state: scene.state.clone(), done: Vec::new() };
-    scene.train(6, 6).fail(Fault::Passing);
+    scene.train(6, 6).fail(FailureKind::Transient);
     let (code, message) = scene.failure();
     assert!(code == 1 && message.starts_with("given up after 6 failures within 60 minutes"), "{message}");
-    patient.train(6, 6).saves(6).fail(Fault::Passing).pause();
+    patient.train(6, 6).saves(6).fail(FailureKind::Transient).pause();
     // A coordinator that comes after one that vanished counts on; after one that has given up it begins anew.
     let later = Settings { unix: 1e9 + patient.at, ..patient.state.settings.clone() };
     let (vanished, _) = State::begin(later, patient.state.memory.clone());
@@ -66,17 +66,17 @@ fn restarts_are_counted_in_a_window_whatever_progress_they_make() {
 #[test]
 fn no_restarts_may_be_wanted() {
     let mut scene = Scene::with(|config| config.cluster.restart.limit = 0, Room::Here);
-    assert_eq!(scene.train(1, 50).fail(Fault::Passing).failure().0, 1);
+    assert_eq!(scene.train(1, 50).fail(FailureKind::Transient).failure().0, 1);
 }
 
 #[test]
 fn what_cannot_get_better_is_not_tried_again() {
-    for (fault, code) in [(Fault::Lasting, 70), (Fault::Later, 1), (Fault::Usage, 2)] {
+    for (fault, code) in [(FailureKind::Permanent, 70), (FailureKind::RetryLater, 1), (FailureKind::Usage, 2)] {
         let mut scene = Scene::new();
         assert_eq!(scene.train(1, 5).fail(fault).failure().0, code);
     }
     let mut scene = Scene::new();
-    scene.train(1, 5).fail(Fault::LeaseLost);
+    scene.train(1, 5).fail(FailureKind::LeaseLost);
     assert!(matches!(scene.state.verdict(), Some(Verdict::Replaced(_))));
 }
 
@@ -91,12 +91,12 @@ fn a_failure_of_a_host_is_tried_elsewhere_and_three_times() {
     scene.train(1, 5);
     assert_eq!(names(&scene), "ab");
     // Rank 0 is on host a.
-    scene.fail(Fault::Host).pause();
+    scene.fail(FailureKind::Host).pause();
     scene.train(2, 5);
     assert_eq!(names(&scene), "bc");
-    scene.fail(Fault::Host).pause();
-    scene.train(3, 5).fail(Fault::Host).pause();
-    let (_, message) = { scene.train(4, 5).fail(Fault::Host).failure() };
+    scene.fail(FailureKind::Host).pause();
+    scene.train(3, 5).fail(FailureKind::Host).pause();
+    let (_, message) = { scene.train(4, 5).fail(FailureKind::Host).failure() };
     assert!(message.starts_with("given up after 3 tries: rank 0"), "{message}");
 }
 
@@ -133,7 +133,7 @@ fn processes_that_cannot_be_started_again_are_waited_for() {
     assert_eq!(scene.failure(), (2, &*none()), "a run that begins is to be looked at at once");
 
     let mut scene = Scene::new();
-    scene.train(1, 5).fail(Fault::Passing).pause();
+    scene.train(1, 5).fail(FailureKind::Transient).pause();
     for (lease, pause) in [(2, 1.0), (3, 2.0)] {
         scene.give(Event::LeaseTaken(lease)).give(Event::StartFailed(lease, 2, none()));
         assert_eq!(scene.pause(), (pause, Wanted::Exactly(lease + 1)));
@@ -176,9 +176,9 @@ fn a_silent_rank_ends_its_attempt_and_its_host_is_remembered() {
 #[test]
 fn a_mixture_of_versions_is_refused() {
     let mut scene = Scene::new();
-    let versions = Versions { program: "0.0.9".into(), ..Versions::of_program() };
+    let versions = Versions { program: "0.0.9".into(), ..Versions::current() };
     scene.give(Event::LeaseTaken(1));
-    scene.worker(FromWorkers::Report(Report { versions: Some(versions), ..Report::default() }));
+    scene.worker(FromWorkers::Report(WorkerReport { versions: Some(versions), ..WorkerReport::default() }));
     assert_eq!(scene.done, [Action::End]);
     scene.worker(FromWorkers::Gone(Vec::new()));
     let (code, message) = scene.failure();
@@ -189,8 +189,8 @@ fn a_mixture_of_versions_is_refused() {
 #[test]
 fn what_a_restart_costs_is_counted_once() {
     let mut scene = Scene::new();
-    scene.train(1, 100).wait(1.0).fail(Fault::Passing).pause();
-    scene.train(2, 40).wait(10.0).fail(Fault::Passing).pause();
+    scene.train(1, 100).wait(1.0).fail(FailureKind::Transient).pause();
+    scene.train(2, 40).wait(10.0).fail(FailureKind::Transient).pause();
     assert_eq!(scene.state.memory.restarts[0].seconds, Some(11.0), "a failure on the way ends the account");
     scene.train(3, 60).wait(20.0);
     scene.record(100);

@@ -1,11 +1,11 @@
 //! Attempts and rollbacks that get a run nowhere come to an end.
 
-use lambert_control::{EventKind, Fault};
+use lambert_control::{EventKind, FailureKind};
 
 use lambert::decide::{
     Action, Event, JobView, Memory, Room, Seconds, Signal, Standing, State, StopReason, Verdict, Wanted,
 };
-use lambert_control::Phase as Doing;
+use lambert_control::WorkerPhase;
 
 use crate::scene::Scene;
 
@@ -20,21 +20,21 @@ fn rolled_back(step: u64, to: u64) -> EventKind {
 #[test]
 fn attempts_without_a_new_checkpoint_end_the_run_whatever_their_spacing() {
     let mut scene = Scene::new();
-    scene.train(1, 50).saves(50).wait(LATER).fail(Fault::Passing).pause();
+    scene.train(1, 50).saves(50).wait(LATER).fail(FailureKind::Transient).pause();
     for lease in 2..=6 {
         // As far as before, and no further.
         scene.wait(LATER);
-        scene.train(lease, 60).saves(50).fail(Fault::Passing).pause();
+        scene.train(lease, 60).saves(50).fail(FailureKind::Transient).pause();
     }
     let mut lucky = Scene { at: scene.at, state: scene.state.clone(), done: Vec::new() };
     scene.wait(LATER);
-    let (code, message) = { scene.train(7, 60).fail(Fault::Passing).failure() };
+    let (code, message) = { scene.train(7, 60).fail(FailureKind::Transient).failure() };
     let expected = "given up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: rank 0";
     assert!(code == 1 && message.starts_with(expected), "{message}");
     assert_eq!(scene.state.memory.progress.fruitless, 0, "who starts it again has mended something");
     // A checkpoint further than any is progress.
     lucky.wait(LATER);
-    lucky.train(7, 60).saves(51).fail(Fault::Passing).pause();
+    lucky.train(7, 60).saves(51).fail(FailureKind::Transient).pause();
     assert_eq!(lucky.state.memory.progress.fruitless, 0);
 }
 
@@ -42,19 +42,19 @@ fn attempts_without_a_new_checkpoint_end_the_run_whatever_their_spacing() {
 fn the_count_outlives_a_coordinator() {
     let mut scene = Scene::new();
     for lease in 1..=5 {
-        scene.train(lease, 5).fail(Fault::Passing).pause();
+        scene.train(lease, 5).fail(FailureKind::Transient).pause();
         scene.wait(LATER);
     }
     let memory: Memory = serde_json::from_value(serde_json::to_value(&scene.state.memory).unwrap()).unwrap();
     let (state, done) = State::begin(scene.state.settings.clone(), memory);
     let mut next = Scene { at: 0.0, state, done };
-    assert!(next.train(6, 5).fail(Fault::Passing).failure().1.starts_with("given up after 6 "));
+    assert!(next.train(6, 5).fail(FailureKind::Transient).failure().1.starts_with("given up after 6 "));
 }
 
 /// A coordinator in a job that is near its time limit while its ranks load.
 fn too_short(memory: Memory, start: u32) -> Scene {
     let mut scene = Scene::in_job(memory, 120.0, f64::from(start) * LATER);
-    scene.load(start, Doing::Load).give(Event::Signal(Signal::Other));
+    scene.load(start, WorkerPhase::Load).give(Event::Signal(Signal::Other));
     scene.give(Event::Job(JobView { standing: Standing::Running, seconds_left: Some(100.0) }));
     scene.exit(143);
     scene
@@ -76,7 +76,7 @@ fn a_load_that_is_longer_than_the_time_limit_is_not_queued_again_for_ever() {
     assert_eq!(told.cause, format!("failed: {expected}"));
     // A checkpoint sets the count back.
     let mut scene = Scene::in_job(memory, 120.0, 6.0 * LATER);
-    scene.train(6, 5).saves(5).fail(Fault::Passing).pause();
+    scene.train(6, 5).saves(5).fail(FailureKind::Transient).pause();
     assert_eq!(scene.state.memory.progress.fruitless, 0);
 }
 
@@ -87,7 +87,7 @@ fn a_coordinator_that_is_killed_in_its_job_counts() {
     for start in 1..=6 {
         let mut scene = Scene::in_job(memory, 120.0, f64::from(start) * LATER);
         assert_eq!(scene.done, [Action::TakeLease(Wanted::Next)], "start {start}");
-        scene.load(start, Doing::Load);
+        scene.load(start, WorkerPhase::Load);
         memory = scene.state.memory;
     }
     let scene = Scene::in_job(memory.clone(), 120.0, 7.0 * LATER);
@@ -112,7 +112,7 @@ fn what_a_person_stops_does_not_count() {
                 scene = Scene::in_job(memory, 120.0, 0.0);
             }
             let request = [Event::StopRequested, Event::Signal(Signal::Interrupt)][start as usize % 2].clone();
-            scene.load(start, Doing::Load).give(request).exit(143);
+            scene.load(start, WorkerPhase::Load).give(request).exit(143);
             assert_eq!(scene.state.verdict(), Some(&Verdict::Stopped(StopReason::Person)));
             memory = scene.state.memory;
         }
@@ -120,7 +120,7 @@ fn what_a_person_stops_does_not_count() {
     }
     // Nor what a supervisor stops that is not Slurm: it has its own rules.
     let mut scene = Scene::new();
-    scene.load(1, Doing::Load).give(Event::Signal(Signal::Other)).exit(143);
+    scene.load(1, WorkerPhase::Load).give(Event::Signal(Signal::Other)).exit(143);
     assert_eq!(scene.state.memory.progress.fruitless, 0);
 }
 
@@ -130,11 +130,11 @@ fn failures_from_the_future_do_not_count() {
     let mut ahead = Scene::new();
     ahead.state.settings.unix += 3e7;
     for lease in 1..=5 {
-        ahead.train(lease, u64::from(lease)).saves(u64::from(lease)).fail(Fault::Passing).pause();
+        ahead.train(lease, u64::from(lease)).saves(u64::from(lease)).fail(FailureKind::Transient).pause();
     }
     let (state, done) = State::begin(Scene::new().state.settings, ahead.state.memory);
     let mut scene = Scene { at: 0.0, state, done };
-    scene.train(6, 9).fail(Fault::Passing).pause();
+    scene.train(6, 9).fail(FailureKind::Transient).pause();
     assert_eq!(scene.state.memory.restarts.len(), 1);
 }
 
@@ -161,6 +161,6 @@ fn attempts_after_a_rollback_are_measured_from_there() {
     scene.train(1, 51).saves(50).says(rolled_back(51, 20)).exit(0).pause();
     for lease in 2..=9 {
         scene.wait(LATER);
-        scene.train(lease, 30).saves(20 + u64::from(lease)).fail(Fault::Passing).pause();
+        scene.train(lease, 30).saves(20 + u64::from(lease)).fail(FailureKind::Transient).pause();
     }
 }

@@ -2,8 +2,8 @@
 
 use lambert_config::RunConfig;
 use lambert_config::run::Host;
-use lambert_control::{EventKind, Fault, StepRecord, StepTimes};
-use lambert_control::{Phase as Doing, Report, Saying};
+use lambert_control::{EventKind, FailureKind, StepRecord, StepTimes};
+use lambert_control::{Message, WorkerPhase, WorkerReport};
 use lambert_dataset::random::{Key, Rng};
 
 use lambert::decide::{
@@ -76,7 +76,7 @@ impl Auditor {
             Event::Worker(attempt, FromWorkers::Report(_)) if Some(*attempt) == self.active => {
                 (self.alive, self.waiting) = (at, None);
             }
-            Event::Worker(attempt, FromWorkers::Message(rank, Saying::Event(said)))
+            Event::Worker(attempt, FromWorkers::Message(rank, Message::Event(said)))
                 if Some(*attempt) == self.active =>
             {
                 self.hear(*rank, said);
@@ -237,29 +237,37 @@ impl Play {
 
     fn word(&mut self) -> FromWorkers {
         if self.rng.below(2) == 0 {
-            let phase = Doing::ALL[self.rng.below(8) as usize];
-            let (rank, step, in_phase) = (self.rank(), self.rng.below(50), self.rng.below(60) as f64);
+            let phase = WorkerPhase::ALL[self.rng.below(8) as usize];
+            let (rank, step, seconds_in_phase) = (self.rank(), self.rng.below(50), self.rng.below(60) as f64);
             let host = ["a", "b", "c"][self.rng.below(3) as usize].into();
-            return FromWorkers::Report(Report { rank, pid: 1, host, step, phase, in_phase, ..Report::default() });
+            return FromWorkers::Report(WorkerReport {
+                rank,
+                pid: 1,
+                host,
+                step,
+                phase,
+                seconds_in_phase,
+                ..WorkerReport::default()
+            });
         }
         let (step, message) = (self.rng.below(50), "m".to_owned());
         let event = match self.rng.below(12) {
-            0 | 1 => EventKind::Started { step, steps: 50, checkpoint: None, passed_over: Vec::new() },
+            0 | 1 => EventKind::Started { step, steps: 50, checkpoint: None, skipped_checkpoints: Vec::new() },
             2 | 3 => EventKind::Checkpoint { name: "c".into(), step, seconds: 1.0, written: 1.0 },
             4 => EventKind::Finished { step, stopped: self.rng.below(2) == 0 },
             5 | 10 => EventKind::RolledBack { message, step, to: step.saturating_sub(3) },
-            6 => EventKind::Failed { message, fault: Fault::Passing },
-            7 => EventKind::Failed { message, fault: Fault::Host },
-            8 if self.rng.below(4) == 0 => EventKind::Failed { message, fault: Fault::Lasting },
-            8 if self.rng.below(4) == 0 => EventKind::Failed { message, fault: Fault::LeaseLost },
+            6 => EventKind::Failed { message, kind: FailureKind::Transient },
+            7 => EventKind::Failed { message, kind: FailureKind::Host },
+            8 if self.rng.below(4) == 0 => EventKind::Failed { message, kind: FailureKind::Permanent },
+            8 if self.rng.below(4) == 0 => EventKind::Failed { message, kind: FailureKind::LeaseLost },
             9 => EventKind::Warning { message },
             _ => {
                 let times = StepTimes { seconds: 1.0, ..StepTimes::default() };
                 let record = StepRecord { step, times, ..StepRecord::default() };
-                return FromWorkers::Message(0, Saying::Record(Box::new(record)));
+                return FromWorkers::Message(0, Message::Record(Box::new(record)));
             }
         };
-        FromWorkers::Message(self.rank(), Saying::Event(event))
+        FromWorkers::Message(self.rank(), Message::Event(event))
     }
 
     /// What the world owes the coordinator: an answer about the lease, processes that are gone when they were ended.

@@ -1,7 +1,7 @@
 //! What people, Slurm and other coordinators ask for.
 
-use lambert_control::{Directive, EventKind, Fault};
-use lambert_control::{Phase as Doing, Report};
+use lambert_control::{Directive, EventKind, FailureKind};
+use lambert_control::{WorkerPhase, WorkerReport};
 
 use lambert::decide::{
     Action, Death, Event, FromWorkers, JobView, Memory, Note, Phase, Signal, Standing, StopReason, Verdict, Wanted,
@@ -17,7 +17,7 @@ fn a_run_under_way_waits_for_its_lease() {
     assert_eq!(scene.failure(), (1, "no space"), "a run that begins is to be looked at at once");
 
     let mut scene = Scene::new();
-    assert_eq!(scene.train(1, 5).fail(Fault::Passing).pause(), (1.0, Wanted::Exactly(2)));
+    assert_eq!(scene.train(1, 5).fail(FailureKind::Transient).pause(), (1.0, Wanted::Exactly(2)));
     for pause in [1.0, 2.0, 4.0] {
         scene.give(Event::LeaseFailed("no space".into()));
         // The creation may have failed when the object was there already.
@@ -29,19 +29,19 @@ fn a_run_under_way_waits_for_its_lease() {
     }
     assert!(matches!(scene.train(2, 9).state.phase, Phase::Running(_)));
 
-    scene.fail(Fault::Passing).pause();
+    scene.fail(FailureKind::Transient).pause();
     scene.give(Event::LeaseFailed("no space".into())).give(Event::LeaseSeen(4));
     assert!(matches!(scene.state.verdict(), Some(Verdict::Replaced(_))), "another has gone further");
 
     let mut scene = Scene::new();
-    scene.train(1, 5).fail(Fault::Passing).pause();
+    scene.train(1, 5).fail(FailureKind::Transient).pause();
     scene.give(Event::LeaseFailed("no space".into())).wait(3601.0).give(Event::LeaseFailed("no space".into()));
     let (code, message) = scene.failure();
     assert!(code == 1 && message.contains("60.0 minutes") && message.ends_with("no space"), "{message}");
 
     // That the store was asked for long counts.
     let mut scene = Scene::new();
-    scene.train(1, 5).fail(Fault::Passing).pause();
+    scene.train(1, 5).fail(FailureKind::Transient).pause();
     scene.wait(7200.0).give(Event::LeaseFailed("no space".into()));
     let (code, message) = scene.failure();
     assert!(code == 1 && message.contains("120.0 minutes"), "{message}");
@@ -50,7 +50,7 @@ fn a_run_under_way_waits_for_its_lease() {
 /// Slurm asks ranks to end, and at first nobody else; a rank's death has its own consequence.
 #[test]
 fn what_slurm_says_to_ranks_counts() {
-    let terminated = || FromWorkers::Report(Report { terminated: true, ..Report::default() });
+    let terminated = || FromWorkers::Report(WorkerReport { has_received_sigterm: true, ..WorkerReport::default() });
     let mut scene = Scene::new();
     scene.train(1, 5).worker(terminated());
     assert_eq!(scene.done, [Action::Note(Note::Stopping), Action::Order(Directive::CheckpointAndStop)]);
@@ -78,7 +78,7 @@ fn signals_count_in_every_phase() {
     );
 
     let mut scene = Scene::new();
-    scene.train(1, 5).fail(Fault::Passing);
+    scene.train(1, 5).fail(FailureKind::Transient);
     assert_eq!(
         scene.give(Event::Signal(Signal::Other)).state.verdict(),
         Some(&Verdict::Stopped(StopReason::Signal)),
@@ -96,7 +96,7 @@ fn signals_count_in_every_phase() {
     assert!(scene.failure().1.starts_with("ended at once by a second signal"));
 
     let mut scene = Scene::new();
-    scene.train(1, 5).give(Event::StopRequested).fail(Fault::Passing);
+    scene.train(1, 5).give(Event::StopRequested).fail(FailureKind::Transient);
     assert!(scene.failure().1.starts_with("the ranks failed while they were to save a checkpoint and stop: rank 0"));
 }
 
@@ -107,18 +107,18 @@ fn a_request_for_a_checkpoint_lives_until_one_is_saved() {
     scene.train(1, 5).give(Event::SaveRequested);
     assert_eq!(scene.done, [Action::Note(Note::Saving), Action::Order(Directive::Checkpoint)]);
     scene.wait(50.0);
-    scene.report().fail(Fault::Passing).pause();
+    scene.report().fail(FailureKind::Transient).pause();
     scene.give(Event::LeaseTaken(2));
     assert!(matches!(scene.done[..], [Action::Start(_), Action::Order(Directive::Checkpoint)]), "{:?}", scene.done);
     scene.report().says(EventKind::Checkpoint { name: "c".into(), step: 5, seconds: 0.1, written: 0.2 });
-    scene.fail(Fault::Passing).pause();
+    scene.fail(FailureKind::Transient).pause();
     assert!(matches!(scene.give(Event::LeaseTaken(3)).done[..], [Action::Start(_)]), "{:?}", scene.done);
 }
 
 #[test]
 fn a_coordinator_does_not_evict_itself_and_leaves_to_a_successor() {
     let mut scene = Scene::new();
-    scene.train(1, 5).fail(Fault::Passing).pause();
+    scene.train(1, 5).fail(FailureKind::Transient).pause();
     // The poller sees the lease that this coordinator is about to get.
     assert_eq!(scene.give(Event::LeaseSeen(2)).state.phase, Phase::Leasing(Wanted::Exactly(2)));
     scene.train(2, 5).give(Event::LeaseSeen(2));
@@ -128,12 +128,12 @@ fn a_coordinator_does_not_evict_itself_and_leaves_to_a_successor() {
     assert!(matches!(scene.state.verdict(), Some(Verdict::Replaced(_))));
 
     let mut scene = Scene::new();
-    scene.train(1, 5).fail(Fault::Passing).pause();
+    scene.train(1, 5).fail(FailureKind::Transient).pause();
     scene.give(Event::LeaseHeld(2));
     assert!(matches!(scene.state.verdict(), Some(Verdict::Replaced(_))), "the one after its own is another's");
 
     let mut scene = Scene::new();
-    scene.train(1, 5).fail(Fault::Passing).give(Event::LeaseSeen(2));
+    scene.train(1, 5).fail(FailureKind::Transient).give(Event::LeaseSeen(2));
     assert!(matches!(scene.state.verdict(), Some(Verdict::Replaced(_))), "in a pause");
 }
 
@@ -154,11 +154,11 @@ fn a_run_that_is_not_there_any_more_is_left() {
     assert_eq!(scene.state.verdict(), left.as_ref(), "while it ends for another reason");
 
     let mut scene = Scene::new();
-    scene.train(1, 5).fail(Fault::Passing).give(gone(1));
+    scene.train(1, 5).fail(FailureKind::Transient).give(gone(1));
     assert_eq!(scene.state.verdict(), left.as_ref(), "in a pause");
 
     let mut scene = Scene::new();
-    scene.train(1, 5).fail(Fault::Passing).pause();
+    scene.train(1, 5).fail(FailureKind::Transient).pause();
     assert_eq!(scene.give(gone(1)).state.verdict(), left.as_ref(), "while the next lease is taken");
 }
 
@@ -213,7 +213,7 @@ fn a_coordinator_that_vanished_is_remembered_by_the_next() {
 /// Nothing is lost by an end before the first step has ended; a load may take an hour, and a job has less.
 #[test]
 fn a_stop_before_the_first_step_has_ended_is_heeded_at_once() {
-    for phase in [Doing::Join, Doing::Load, Doing::Read, Doing::Step, Doing::Exchange] {
+    for phase in [WorkerPhase::Join, WorkerPhase::Load, WorkerPhase::Read, WorkerPhase::Step, WorkerPhase::Exchange] {
         let mut scene = Scene::new();
         scene.load(1, phase).give(Event::StopRequested);
         assert_eq!(scene.done, [Action::Note(Note::NothingToSave), Action::End], "{phase}");
@@ -230,12 +230,12 @@ fn a_stop_before_the_first_step_has_ended_is_heeded_at_once() {
     assert_eq!(scene.failure().0, 1);
     // Who is killed meanwhile is no failure, and what ended well by then has.
     let mut scene = Scene::new();
-    scene.load(1, Doing::Load).give(Event::Signal(Signal::Other));
+    scene.load(1, WorkerPhase::Load).give(Event::Signal(Signal::Other));
     scene.worker(FromWorkers::Died(Death::Signal { rank: 1, signal: 15 })).exit(143);
     assert_eq!(scene.state.verdict(), Some(&Verdict::Stopped(StopReason::Signal)));
     let mut scene = Scene::new();
     scene
-        .load(1, Doing::Step)
+        .load(1, WorkerPhase::Step)
         .give(Event::StopRequested)
         .says(EventKind::Finished { step: 9, stopped: false })
         .exit(143);
@@ -245,10 +245,10 @@ fn a_stop_before_the_first_step_has_ended_is_heeded_at_once() {
 #[test]
 fn a_stop_waits_for_its_checkpoint_where_there_is_something_to_save() {
     let stop = [Action::Note(Note::Stopping), Action::Order(Directive::CheckpointAndStop)];
-    for phase in [Doing::Save, Doing::Evaluate] {
+    for phase in [WorkerPhase::Save, WorkerPhase::Evaluate] {
         assert_eq!(Scene::new().load(1, phase).give(Event::StopRequested).done, stop, "{phase}");
     }
-    assert_eq!(Scene::new().load(1, Doing::Step).saves(5).give(Event::StopRequested).done, stop);
+    assert_eq!(Scene::new().load(1, WorkerPhase::Step).saves(5).give(Event::StopRequested).done, stop);
     assert_eq!(Scene::new().train(1, 5).give(Event::StopRequested).done, stop);
 }
 

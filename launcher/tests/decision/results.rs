@@ -1,6 +1,6 @@
 //! What rank 0 has said at the end of its work stands, however its processes leave.
 
-use lambert_control::{EventKind, Fault};
+use lambert_control::{EventKind, FailureKind};
 
 use lambert::decide::{Action, Death, Event, Exit, FromWorkers, Note, Signal, StopReason, Verdict};
 
@@ -52,7 +52,7 @@ fn a_crash_after_the_end_is_a_warning() {
     assert_eq!(scene.state.verdict(), Some(&Verdict::Finished));
     // What a rank says of itself, too.
     let mut scene = done(false);
-    scene.says(EventKind::Failed { message: "MPI_Finalize".into(), fault: Fault::Passing }).exit(1);
+    scene.says(EventKind::Failed { message: "MPI_Finalize".into(), kind: FailureKind::Transient }).exit(1);
     let told = "rank 0 (pid 7 on host a) failed: MPI_Finalize".to_owned();
     assert_eq!(scene.done[0], Action::Note(Note::ResultStands(told)));
     assert_eq!(scene.state.verdict(), Some(&Verdict::Finished));
@@ -64,7 +64,7 @@ fn a_crash_after_the_end_is_a_warning() {
 #[test]
 fn nobody_but_rank_0_says_that_the_work_is_done() {
     let mut scene = Scene::new();
-    let said = lambert_control::Saying::Event(finished(false));
+    let said = lambert_control::Message::Event(finished(false));
     scene.train(1, 5).worker(FromWorkers::Message(1, said)).exit(134).pause();
 }
 

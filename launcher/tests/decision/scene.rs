@@ -1,8 +1,8 @@
 //! A scene: events given to the decision by hand, and what it makes of them.
 
 use lambert_config::RunConfig;
-use lambert_control::{EventKind, Fault, StepRecord, StepTimes};
-use lambert_control::{Report, Saying};
+use lambert_control::{EventKind, FailureKind, StepRecord, StepTimes};
+use lambert_control::{Message, WorkerReport};
 
 use lambert::decide::{
     Action, Event, Exit, FromWorkers, JobSettings, Memory, Note, Room, Seconds, Settings, State, Verdict, Wanted,
@@ -61,35 +61,35 @@ impl Scene {
     }
 
     pub fn says(&mut self, kind: EventKind) -> &mut Self {
-        self.worker(FromWorkers::Message(0, Saying::Event(kind)))
+        self.worker(FromWorkers::Message(0, Message::Event(kind)))
     }
 
     pub fn record(&mut self, step: u64) -> &mut Self {
         let times = StepTimes { seconds: 1.0, ..StepTimes::default() };
         let record = StepRecord { step, times, ..StepRecord::default() };
-        self.worker(FromWorkers::Message(0, Saying::Record(Box::new(record))))
+        self.worker(FromWorkers::Message(0, Message::Record(Box::new(record))))
     }
 
     pub fn report(&mut self) -> &mut Self {
         for (rank, host) in ["a", "b"].into_iter().enumerate() {
-            let phase = lambert_control::Phase::Step;
-            let report = Report { rank, pid: 7, host: host.into(), phase, ..Report::default() };
+            let phase = lambert_control::WorkerPhase::Step;
+            let report = WorkerReport { rank, pid: 7, host: host.into(), phase, ..WorkerReport::default() };
             self.worker(FromWorkers::Report(report));
         }
         self
     }
 
     /// Starts the attempt of this lease, whose ranks are in `phase` and have made no step.
-    pub fn load(&mut self, lease: u32, phase: lambert_control::Phase) -> &mut Self {
+    pub fn load(&mut self, lease: u32, phase: lambert_control::WorkerPhase) -> &mut Self {
         self.give(Event::LeaseTaken(lease));
-        let report = |rank| Report { rank, pid: 7, host: "a".into(), phase, ..Report::default() };
+        let report = |rank| WorkerReport { rank, pid: 7, host: "a".into(), phase, ..WorkerReport::default() };
         self.worker(FromWorkers::Report(report(0))).worker(FromWorkers::Report(report(1)))
     }
 
     /// Starts the attempt of this lease, whose ranks report and train up to `step`.
     pub fn train(&mut self, lease: u32, step: u64) -> &mut Self {
         self.give(Event::LeaseTaken(lease)).report();
-        self.says(EventKind::Started { step: 0, steps: 1000, checkpoint: None, passed_over: Vec::new() });
+        self.says(EventKind::Started { step: 0, steps: 1000, checkpoint: None, skipped_checkpoints: Vec::new() });
         self.record(step)
     }
 
@@ -102,8 +102,8 @@ impl Scene {
         self.worker(FromWorkers::Exited(Exit::Code(code))).worker(FromWorkers::Gone(Vec::new()))
     }
 
-    pub fn fail(&mut self, fault: Fault) -> &mut Self {
-        self.says(EventKind::Failed { message: "so".into(), fault }).exit(1)
+    pub fn fail(&mut self, fault: FailureKind) -> &mut Self {
+        self.says(EventKind::Failed { message: "so".into(), kind: fault }).exit(1)
     }
 
     /// The pause that was decided on; then the lease that is wanted after it.

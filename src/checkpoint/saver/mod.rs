@@ -38,7 +38,7 @@ use crate::error::Error;
 use crate::state::TrainState;
 use crate::torch;
 use crate::worker::agreement::{self, Agreement, Decision, SaveVote, Vote};
-use crate::worker::control::Phase;
+use crate::worker::control::WorkerPhase;
 use crate::worker::session::{Datasets, Session};
 use crate::worker::stopwatch::Stopwatch;
 use crate::worker::trace::span;
@@ -155,7 +155,7 @@ impl<'a> Saver<'a> {
         if self.history.has(state.step) {
             return Ok(());
         }
-        self.session.control.phase(Phase::Save);
+        self.session.control.phase(WorkerPhase::Save);
         let _save = span!("save", step = state.step);
         let mut watch = Stopwatch::start();
         let began = self.schedule.begin();
@@ -191,7 +191,7 @@ impl<'a> Saver<'a> {
 
     /// Returns when the state is saved as a checkpoint, however often that has to be tried.
     pub fn complete(&mut self, collective: &mut dyn Group, state: &TrainState) -> Result<(), Error> {
-        self.session.control.phase(Phase::Save);
+        self.session.control.phase(WorkerPhase::Save);
         loop {
             self.save(collective, state)?;
             self.settle(collective)?;
@@ -225,7 +225,7 @@ impl<'a> Saver<'a> {
         self.write_what_is_copied(true)?;
         let mut pause = SHORTEST_POLL;
         while self.save.is_some() {
-            self.session.control.phase(Phase::Save);
+            self.session.control.phase(WorkerPhase::Save);
             if self.session.control.stop_is_requested() {
                 self.stop();
             }

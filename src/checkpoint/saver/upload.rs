@@ -8,7 +8,7 @@ use crate::checkpoint::save::{Progress, Save};
 use crate::checkpoint::time_limit::Standing;
 use crate::error::Error;
 use crate::torch;
-use crate::worker::control::Phase;
+use crate::worker::control::WorkerPhase;
 use crate::worker::stopwatch::Stopwatch;
 use crate::worker::trace::span;
 
@@ -19,7 +19,7 @@ impl Saver<'_> {
         if !matches!(&save.progress, Progress::Copying(copying, _) if wait || copying.is_done()) {
             return Ok(());
         }
-        self.session.control.phase(Phase::Save);
+        self.session.control.phase(WorkerPhase::Save);
         let mut watch = Stopwatch::start();
         let Progress::Copying(copying, records) = std::mem::replace(&mut save.progress, Progress::Committing(None))
         else {
@@ -39,7 +39,7 @@ impl Saver<'_> {
 
     /// All ranks hand their entries to rank 0, which begins to commit.
     pub(super) fn hand_in(&mut self, collective: &mut dyn Group) -> Result<(), Error> {
-        self.session.control.phase(Phase::Save);
+        self.session.control.phase(WorkerPhase::Save);
         let mut watch = Stopwatch::start();
         let Some(save) = &mut self.save else { return Ok(()) };
         let Progress::Writing(objects, records) = std::mem::replace(&mut save.progress, Progress::Committing(None))

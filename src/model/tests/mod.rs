@@ -172,7 +172,7 @@ fn shared_parameters_are_there_once() {
 /// The gradients that rank `rank` of so many has after a step whose sums travel beside the backward pass.
 fn gradients_of_a_rank(case: &Case, mut ends: lambert_collective::Endpoints) -> Vec<f32> {
     tch::set_num_threads(1);
-    let world = ends.group.world();
+    let world = ends.group.world_size();
     let lengths: Vec<u16> = (0..5).map(|number| 5 + 2 * number).collect();
     let division = Division::new(&lengths, world, 24);
     let cuts: Vec<&[usize]> = division.ranks[ends.group.rank()].iter().map(|cut| &cut.samples[..]).collect();

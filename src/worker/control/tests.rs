@@ -3,7 +3,7 @@
 use super::*;
 use lambert_collective::launchers::{LAUNCHERS, MPIRUN, SRUN};
 use lambert_config::run::LauncherKind;
-use lambert_control::{Inbox, Order};
+use lambert_control::{CoordinatorCommand, Inbox};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
@@ -14,16 +14,16 @@ const SECRET: &str = "secret";
 fn rank() -> (Control, TcpListener) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
-    let shared = Shared::new(Phase::Stop);
+    let shared = Shared::new(WorkerPhase::Stop);
     let (wake, woken) = crossbeam_channel::bounded(1);
-    let signer = Signer::new(Key::new(SECRET, 1), 0);
+    let signer = ReportSigner::new(SigningKey::new(SECRET, 1), 0);
     let mut post = Post::new(0, &url, signer, Arc::clone(&shared), Versions::default(), Duration::from_secs(45));
     let thread = std::thread::spawn(move || post.serve(&woken));
     (Control { shared, wake: Some(wake), thread: Some(thread) }, listener)
 }
 
 /// The next report that arrives whole, with its sequence number: its signature is verified.
-fn next(listener: &TcpListener) -> (TcpStream, u64, Report) {
+fn next(listener: &TcpListener) -> (TcpStream, u64, WorkerReport) {
     loop {
         let (stream, _) = listener.accept().unwrap();
         if let Some((sequence, report)) = read(&stream) {
@@ -33,7 +33,7 @@ fn next(listener: &TcpListener) -> (TcpStream, u64, Report) {
 }
 
 /// Reads a report; `None` where the connection has ended.
-fn read(stream: &TcpStream) -> Option<(u64, Report)> {
+fn read(stream: &TcpStream) -> Option<(u64, WorkerReport)> {
     let mut lines = BufReader::new(stream);
     let (mut length, mut head) = (0, None);
     loop {
@@ -44,23 +44,23 @@ fn read(stream: &TcpStream) -> Option<(u64, Report)> {
         let (name, value) = line.trim_end().split_once(": ").unwrap_or_default();
         match name.to_ascii_lowercase().as_str() {
             "content-length" => length = value.parse().unwrap(),
-            "authorization" => head = Key::new(SECRET, 1).verify_report(value.as_bytes()),
+            "authorization" => head = SigningKey::new(SECRET, 1).verify_report(value.as_bytes()),
             _ => {}
         }
         if line == "\r\n" {
             let mut body = vec![0; length];
             lines.read_exact(&mut body).ok()?;
             let head = head.expect("the report is not signed");
-            assert!(head.covers(&body));
+            assert!(head.matches_body(&body));
             return Some((head.sequence, serde_json::from_slice(&body).unwrap()));
         }
     }
 }
 
 /// An answer to report `sequence` of rank 0, as it travels.
-fn signed(secret: &str, sequence: u64, answer: &Answer) -> String {
+fn signed(secret: &str, sequence: u64, answer: &ReportReply) -> String {
     let body = serde_json::to_string(answer).unwrap();
-    let signature = Key::new(secret, 1).sign_answer(0, sequence, body.as_bytes());
+    let signature = SigningKey::new(secret, 1).sign_reply(0, sequence, body.as_bytes());
     let head = format!("HTTP/1.1 200 OK\r\n{SIGNATURE_HEADER}: {signature}\r\ncontent-length: {}\r\n", body.len());
     head + "connection: close\r\n\r\n" + &body
 }
@@ -74,13 +74,13 @@ fn the_last_word_arrives_however_often_it_is_lost() {
         let (mut lost, mut inbox) = (0, Inbox::default());
         loop {
             let (mut stream, sequence, report) = next(&listener);
-            if !report.said.is_empty() && lost < 3 {
+            if !report.messages.is_empty() && lost < 3 {
                 // The report has arrived, or not; its answer never does.
                 lost += 1;
                 continue;
             }
-            let said = inbox.take(report.said);
-            let answer = Answer { acknowledged: inbox.acknowledged(), order: None };
+            let said = inbox.accept(report.messages);
+            let answer = ReportReply { acknowledged: inbox.acknowledged(), command: None };
             stream.write_all(signed(SECRET, sequence, &answer).as_bytes()).unwrap();
             if !said.is_empty() {
                 return said;
@@ -90,16 +90,19 @@ fn the_last_word_arrives_however_often_it_is_lost() {
     control.flush();
     assert!(control.shared.state().outbox.is_empty(), "it left before the coordinator had heard");
     control.finish();
-    assert_eq!(coordinator.join().unwrap(), [Saying::Event(EventKind::Finished { step: 9, stopped: true })]);
+    assert_eq!(coordinator.join().unwrap(), [Message::Event(EventKind::Finished { step: 9, stopped: true })]);
 }
 
 /// Whoever is on the network can answer in the coordinator's place; what was not signed for this very report changes nothing.
 #[test]
 fn forged_and_replayed_answers_change_nothing() {
     let (mut control, listener) = rank();
-    let stop = Answer { acknowledged: 1, order: Some(Order { number: 1, directive: Directive::CheckpointAndStop }) };
+    let stop = ReportReply {
+        acknowledged: 1,
+        command: Some(CoordinatorCommand { number: 1, directive: Directive::CheckpointAndStop }),
+    };
     let (mut stream, first, _) = next(&listener);
-    let genuine = signed(SECRET, first, &Answer { acknowledged: 0, order: None });
+    let genuine = signed(SECRET, first, &ReportReply { acknowledged: 0, command: None });
     stream.write_all(genuine.as_bytes()).unwrap();
     control.event(EventKind::Warning { message: "slow".into() });
     let forgeries: [&dyn Fn(u64) -> String; 5] = [
@@ -113,12 +116,12 @@ fn forged_and_replayed_answers_change_nothing() {
     for forge in forgeries {
         let (mut stream, sequence, report) = next(&listener);
         assert!(sequence > last, "a sequence number was used again");
-        assert_eq!((report.said.len(), report.taken), (1, 0), "the answer before was believed");
+        assert_eq!((report.messages.len(), report.acknowledged_command), (1, 0), "the answer before was believed");
         stream.write_all(forge(sequence).as_bytes()).unwrap();
         last = sequence;
     }
     let (mut stream, sequence, report) = next(&listener);
-    assert_eq!((report.said.len(), report.taken), (1, 0));
+    assert_eq!((report.messages.len(), report.acknowledged_command), (1, 0));
     assert_eq!(control.take_directive(), Directive::Continue);
     stream.write_all(signed(SECRET, sequence, &stop).as_bytes()).unwrap();
     control.finish();
@@ -163,15 +166,19 @@ fn every_launcher_of_ranks_can_be_configured_by_its_name() {
 fn the_first_answer_and_lost_ones_are_logged_at_debug_level() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
-    let signer = Signer::new(Key::new(SECRET, 1), 0);
-    let mut post = Post::new(0, &url, signer, Shared::new(Phase::Stop), Versions::default(), Duration::from_secs(45));
+    let signer = ReportSigner::new(SigningKey::new(SECRET, 1), 0);
+    let mut post =
+        Post::new(0, &url, signer, Shared::new(WorkerPhase::Stop), Versions::default(), Duration::from_secs(45));
     let coordinator = std::thread::spawn(move || {
         for _ in 0..2 {
             let (mut stream, sequence, _) = next(&listener);
-            let answer = Answer { acknowledged: 0, order: None };
+            let answer = ReportReply { acknowledged: 0, command: None };
             stream.write_all(signed(SECRET, sequence, &answer).as_bytes()).unwrap();
         }
     });
+    // An event that another test reaches first, without a subscriber, would be disabled for good.
+    let discard = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_writer(std::io::sink);
+    let _ = tracing::subscriber::set_global_default(discard.finish());
     let log = tempfile::NamedTempFile::new().unwrap();
     let lines = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_ansi(false);
     let lines = lines.with_writer(log.reopen().unwrap()).finish();

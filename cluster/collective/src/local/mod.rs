@@ -1,50 +1,50 @@
-//! Ranks as threads of one process: a world of one for small runs, worlds of several for tests.
+//! Backend for ranks that are threads of one process: a single rank for small runs, several for tests.
 
-mod meeting;
+mod rendezvous;
 
 use std::ops::AddAssign;
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::group::check_root;
-use crate::{Bucket, Endpoints, Error, Group, Pending, Reducer, Result, events};
-use meeting::{Meeting, Seat};
+use crate::{Bucket, Endpoints, Error, Group, PendingAllReduce, Reducer, Result, events};
+use rendezvous::{Participant, Rendezvous};
 
-/// The `world` ends of a new group, in rank order, one for each thread. Dropping one leaves the group: whoever still waits
-/// for it gets [`Error::RankGone`].
-pub fn group(world: usize) -> Vec<Endpoints> {
-    let [words, buckets] = std::array::from_fn(|_| Arc::new(Meeting::new(world)));
-    let ends = |rank| {
-        events::joined("local", rank, world);
+/// Creates a group of `world_size` ranks and returns their endpoints in rank order, one for each thread. Dropping one leaves the
+/// group: ranks that wait for it get [`Error::RankGone`].
+pub fn group(world_size: usize) -> Vec<Endpoints> {
+    let [messages, buckets] = std::array::from_fn(|_| Arc::new(Rendezvous::new(world_size)));
+    let endpoints = |rank| {
+        events::joined("local", rank, world_size);
         Endpoints {
-            group: Box::new(LocalGroup(Seat::new(rank, &words))),
-            reducer: Box::new(LocalReducer(Seat::new(rank, &buckets))),
+            group: Box::new(LocalGroup(Participant::new(rank, &messages))),
+            reducer: Box::new(LocalReducer(Participant::new(rank, &buckets))),
         }
     };
-    (0..world).map(ends).collect()
+    (0..world_size).map(endpoints).collect()
 }
 
-/// A world of one rank.
-pub fn alone() -> Endpoints {
-    let [words, buckets] = std::array::from_fn(|_| Seat::new(0, &Arc::new(Meeting::new(1))));
-    Endpoints { group: Box::new(LocalGroup(words)), reducer: Box::new(LocalReducer(buckets)) }
+/// Creates a group of a single rank.
+pub fn single() -> Endpoints {
+    let [messages, buckets] = std::array::from_fn(|_| Participant::new(0, &Arc::new(Rendezvous::new(1))));
+    Endpoints { group: Box::new(LocalGroup(messages)), reducer: Box::new(LocalReducer(buckets)) }
 }
 
-struct LocalGroup(Seat);
+struct LocalGroup(Participant);
 
-struct LocalReducer(Seat);
+struct LocalReducer(Participant);
 
-/// A reduction whose values this rank has handed in.
-struct Summing {
-    round: meeting::Round,
+/// All-reduce that this rank has contributed to.
+struct LocalAllReduce {
+    round: rendezvous::Round,
     bucket: Bucket,
 }
 
-/// Sums in rank order on every rank, so that all get the same bits.
+/// Sums in rank order on every rank, so that all ranks get the same bits.
 fn sum<T: Copy + AddAssign>(operation: &'static str, all: &[Arc<Vec<T>>], values: &mut [T]) -> Result<()> {
     if let Some(other) = all.iter().find(|other| other.len() != values.len()) {
-        let what = format!("{} elements here, {} on another rank", values.len(), other.len());
-        return Err(Error::Mismatch { operation, what });
+        let detail = format!("{} elements on this rank, {} on another rank", values.len(), other.len());
+        return Err(Error::Mismatch { operation, detail });
     }
     values.copy_from_slice(&all[0]);
     for other in &all[1..] {
@@ -58,8 +58,8 @@ impl Group for LocalGroup {
         self.0.rank()
     }
 
-    fn world(&self) -> usize {
-        self.0.world()
+    fn world_size(&self) -> usize {
+        self.0.world_size()
     }
 
     fn name(&self) -> &'static str {
@@ -67,27 +67,27 @@ impl Group for LocalGroup {
     }
 
     fn all_reduce_sum_f64(&mut self, values: &mut [f64]) -> Result<()> {
-        const OPERATION: &str = "all-reduce of f64";
-        let all = self.0.exchange(OPERATION, values.to_vec())?;
+        const OPERATION: &str = "f64 all-reduce";
+        let all = self.0.all_gather(OPERATION, values.to_vec())?;
         sum(OPERATION, &all, values)
     }
 
     fn broadcast_bytes(&mut self, bytes: &mut Vec<u8>, root: usize) -> Result<()> {
-        check_root("broadcast", root, self.world())?;
+        check_root("broadcast", root, self.world_size())?;
         let own = if self.rank() == root { std::mem::take(bytes) } else { Vec::new() };
-        let all = self.0.exchange("broadcast", own)?;
+        let all = self.0.all_gather("broadcast", own)?;
         bytes.clone_from(&all[root]);
         Ok(())
     }
 
     fn gather_bytes(&mut self, bytes: &[u8], root: usize) -> Result<Option<Vec<Vec<u8>>>> {
-        check_root("gather", root, self.world())?;
-        let all = self.0.exchange("gather", bytes.to_vec())?;
+        check_root("gather", root, self.world_size())?;
+        let all = self.0.all_gather("gather", bytes.to_vec())?;
         Ok((self.rank() == root).then(|| all.iter().map(|bytes| bytes.to_vec()).collect()))
     }
 
     fn barrier(&mut self) -> Result<()> {
-        self.0.exchange("barrier", ()).map(drop)
+        self.0.all_gather("barrier", ()).map(drop)
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
@@ -100,20 +100,20 @@ impl Reducer for LocalReducer {
         "local"
     }
 
-    fn start(&mut self, mut bucket: Bucket) -> Result<Box<dyn Pending>> {
-        let place = bucket.place();
-        let values = bucket.values().ok_or(Error::Unreachable { reducer: "local", place })?.to_vec();
-        let round = self.0.hand_in("reduction of a bucket", values);
-        Ok(Box::new(Summing { round, bucket }))
+    fn start(&mut self, mut bucket: Bucket) -> Result<Box<dyn PendingAllReduce>> {
+        let location = bucket.location();
+        let values = bucket.as_host_slice().ok_or(Error::UnsupportedLocation { reducer: "local", location })?.to_vec();
+        let round = self.0.contribute("bucket all-reduce", values);
+        Ok(Box::new(LocalAllReduce { round, bucket }))
     }
 }
 
-impl Pending for Summing {
+impl PendingAllReduce for LocalAllReduce {
     fn wait(self: Box<Self>, deadline: Option<Instant>) -> Result<()> {
         let Self { round, mut bucket } = *self;
         let operation = round.operation();
         let all = round.collect(deadline)?;
-        bucket.values().map_or(Ok(()), |values| sum(operation, &all, values))
+        bucket.as_host_slice().map_or(Ok(()), |values| sum(operation, &all, values))
     }
 }
 

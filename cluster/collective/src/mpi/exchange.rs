@@ -1,107 +1,107 @@
-//! Whole messages of any length between ranks, cut into segments: what the operations of the group are made of. One that is
-//! shorter than a segment ends the message.
+//! Point-to-point messages of any length, sent in segments. The operations of the group consist of them. A segment shorter than the
+//! maximum ends the message.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use super::library::{Communicator, Transfer};
+use super::library::{MpiCommunicator, Transfer};
 use crate::{Error, Result};
 
-/// The most bytes of one segment.
-const SEGMENT: usize = 1 << 20;
+/// Maximum size of a segment, bytes.
+const MAX_SEGMENT_BYTES: usize = 1 << 20;
 
-/// Messages between one pair of ranks arrive in order, and a rank does one operation of the group at a time, so one tag serves.
+/// One tag is enough: messages between two ranks arrive in order, and a rank runs one operation of the group at a time.
 const TAG: usize = 0;
 
-/// Messages that one rank sends and receives at the same time.
-pub struct Exchange {
-    /// The operation that they belong to, and its number.
+/// Request to send and receive messages concurrently.
+pub struct ExchangeRequest {
+    /// Name and number of the operation of the group.
     pub operation: (&'static str, u64),
-    /// Each with the rank that it goes to.
+    /// Destination rank and message.
     pub send: Vec<(usize, Arc<Vec<u8>>)>,
-    /// The ranks that one is expected from.
+    /// Source ranks, one message each.
     pub receive: Vec<usize>,
-    /// Who gets the received messages, in the order of `receive`.
+    /// Channel for the received messages, in the order of `receive`.
     pub reply: Sender<Result<Vec<Vec<u8>>>>,
 }
 
-/// An exchange under way.
-pub struct Running {
+/// Exchange in flight.
+pub struct RunningExchange {
     operation: (&'static str, u64),
-    sending: Vec<Outgoing>,
-    receiving: Vec<Incoming>,
+    sending: Vec<OutgoingMessage>,
+    receiving: Vec<IncomingMessage>,
     reply: Sender<Result<Vec<Vec<u8>>>>,
 }
 
-struct Outgoing {
+struct OutgoingMessage {
     to: usize,
     bytes: Arc<Vec<u8>>,
     sent: usize,
     segment: Option<Transfer>,
-    complete: bool,
+    is_complete: bool,
 }
 
-struct Incoming {
+struct IncomingMessage {
     from: usize,
     bytes: Vec<u8>,
     segment: Option<Transfer>,
-    complete: bool,
+    is_complete: bool,
 }
 
-impl Running {
-    pub fn new(exchange: Exchange) -> Self {
-        let Exchange { operation, send, receive, reply } = exchange;
-        let outgoing = |(to, bytes)| Outgoing { to, bytes, sent: 0, segment: None, complete: false };
-        let incoming = |from| Incoming { from, bytes: Vec::new(), segment: None, complete: false };
+impl RunningExchange {
+    pub fn new(exchange: ExchangeRequest) -> Self {
+        let ExchangeRequest { operation, send, receive, reply } = exchange;
+        let outgoing = |(to, bytes)| OutgoingMessage { to, bytes, sent: 0, segment: None, is_complete: false };
+        let incoming = |from| IncomingMessage { from, bytes: Vec::new(), segment: None, is_complete: false };
         let (sending, receiving) =
             (send.into_iter().map(outgoing).collect(), receive.into_iter().map(incoming).collect());
         Self { operation, sending, receiving, reply }
     }
 
-    /// The number of the operation.
+    /// Number of the operation.
     pub fn number(&self) -> u64 {
         self.operation.1
     }
 
-    /// What the operation is called.
+    /// Name of the operation.
     pub fn operation(&self) -> &'static str {
         self.operation.0
     }
 
-    /// Whether everything was sent and received.
+    /// True if all messages have been sent and received.
     pub fn is_complete(&self) -> bool {
-        self.sending.iter().all(|message| message.complete) && self.receiving.iter().all(|message| message.complete)
+        self.sending.iter().all(|message| message.is_complete)
+            && self.receiving.iter().all(|message| message.is_complete)
     }
 
-    /// Goes on as far as messages have come; whether a segment is complete that was not before. `spare` is memory for segments,
-    /// which is used again and again.
-    pub fn progress(&mut self, communicator: &Communicator, spare: &mut Vec<Vec<u8>>) -> Result<bool> {
-        let mut moved = false;
+    /// Advances all transfers without blocking. Returns true if a segment started or completed. `spare` is a pool of segment buffers.
+    pub fn progress(&mut self, communicator: &MpiCommunicator, spare: &mut Vec<Vec<u8>>) -> Result<bool> {
+        let mut has_progressed = false;
         for message in &mut self.receiving {
-            while !message.complete && message.progress(communicator, self.operation.0, spare)? {
-                moved = true;
+            while !message.is_complete && message.progress(communicator, self.operation.0, spare)? {
+                has_progressed = true;
             }
         }
         for message in &mut self.sending {
-            while !message.complete && message.progress(communicator)? {
-                moved = true;
+            while !message.is_complete && message.progress(communicator)? {
+                has_progressed = true;
             }
         }
-        Ok(moved)
+        Ok(has_progressed)
     }
 
-    /// Hands over what was received, or the error.
-    pub fn end(self, result: Result<()>) {
+    /// Sends the received messages, or the error, to the caller.
+    pub fn finish(self, result: Result<()>) {
         let received = self.receiving.into_iter().map(|message| message.bytes).collect();
-        // Whoever no longer listens needs no answer.
+        // The caller may have gone; then nobody needs the result.
         let _ = self.reply.send(result.map(|()| received));
     }
 }
 
-impl Outgoing {
-    fn progress(&mut self, communicator: &Communicator) -> Result<bool> {
+impl OutgoingMessage {
+    fn progress(&mut self, communicator: &MpiCommunicator) -> Result<bool> {
         let Some(segment) = &mut self.segment else {
-            let bytes = &self.bytes[self.sent..self.bytes.len().min(self.sent + SEGMENT)];
+            let bytes = &self.bytes[self.sent..self.bytes.len().min(self.sent + MAX_SEGMENT_BYTES)];
             self.segment = Some(communicator.send(bytes.to_vec(), bytes.len(), self.to, TAG)?);
             return Ok(true);
         };
@@ -109,31 +109,34 @@ impl Outgoing {
             return Ok(false);
         }
         self.segment = None;
-        self.complete = self.bytes.len() - self.sent < SEGMENT;
-        self.sent += SEGMENT.min(self.bytes.len() - self.sent);
+        self.is_complete = self.bytes.len() - self.sent < MAX_SEGMENT_BYTES;
+        self.sent += MAX_SEGMENT_BYTES.min(self.bytes.len() - self.sent);
         Ok(true)
     }
 }
 
-impl Incoming {
+impl IncomingMessage {
     fn progress(
         &mut self,
-        communicator: &Communicator,
+        communicator: &MpiCommunicator,
         operation: &'static str,
         spare: &mut Vec<Vec<u8>>,
     ) -> Result<bool> {
         let Some(segment) = &mut self.segment else {
-            let buffer = spare.pop().unwrap_or_else(|| vec![0; SEGMENT]);
+            let buffer = spare.pop().unwrap_or_else(|| vec![0; MAX_SEGMENT_BYTES]);
             self.segment = Some(communicator.receive(buffer, self.from, TAG)?);
             return Ok(true);
         };
         let Some(received) = segment.poll()? else { return Ok(false) };
         let buffer = self.segment.take().map(Transfer::into_buffer).unwrap_or_default();
-        let refused = |_| Error::Mismatch { operation, what: format!("no memory for {received} bytes more") };
-        self.bytes.try_reserve(received).map_err(refused)?;
+        let out_of_memory = |_| {
+            let detail = format!("out of memory: cannot allocate {received} more bytes for a received message");
+            Error::Mismatch { operation, detail }
+        };
+        self.bytes.try_reserve(received).map_err(out_of_memory)?;
         self.bytes.extend_from_slice(&buffer[..received]);
         spare.push(buffer);
-        self.complete = received < SEGMENT;
+        self.is_complete = received < MAX_SEGMENT_BYTES;
         Ok(true)
     }
 }

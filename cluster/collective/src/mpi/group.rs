@@ -1,27 +1,27 @@
-//! The operations of the group, as exchanges of messages that the communication thread carries out.
+//! Operations of the group, composed of message exchanges that the communication thread runs.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
-use super::exchange::Exchange;
-use super::schedule::{Effect, doubling};
-use super::thread::{Request, gone};
-use super::tree::{self, Tree};
+use super::exchange::ExchangeRequest;
+use super::schedule::{Combine, recursive_doubling};
+use super::thread::{CommRequest, thread_exited};
+use super::tree::{self, BinomialTree};
 use crate::group::check_root;
 use crate::{Error, Group, Result};
 
-/// All ranks of the world.
+/// Group of all ranks of `MPI_COMM_WORLD`.
 pub struct MpiGroup {
     rank: usize,
-    world: usize,
-    requests: Sender<Request>,
-    /// The number of the next operation.
+    world_size: usize,
+    requests: Sender<CommRequest>,
+    /// Number of the next operation.
     next: u64,
 }
 
 impl MpiGroup {
-    pub fn new(rank: usize, world: usize, requests: Sender<Request>) -> Self {
-        Self { rank, world, requests, next: 0 }
+    pub fn new(rank: usize, world_size: usize, requests: Sender<CommRequest>) -> Self {
+        Self { rank, world_size, requests, next: 0 }
     }
 
     fn begin(&mut self, name: &'static str) -> Operation<'_> {
@@ -31,33 +31,33 @@ impl MpiGroup {
     }
 }
 
-/// One operation of this rank.
+/// Operation in flight on this rank.
 struct Operation<'a> {
     name: &'static str,
     number: u64,
-    requests: &'a Sender<Request>,
+    requests: &'a Sender<CommRequest>,
 }
 
 impl Operation<'_> {
-    /// Sends and receives messages at the same time; what was received, in the order of `receive`.
+    /// Sends and receives messages concurrently. Returns the received messages in the order of `receive`.
     fn exchange(&self, send: Vec<(usize, Arc<Vec<u8>>)>, receive: Vec<usize>) -> Result<Vec<Vec<u8>>> {
         if send.is_empty() && receive.is_empty() {
             return Ok(Vec::new());
         }
         let (reply, received) = channel();
-        let exchange = Exchange { operation: (self.name, self.number), send, receive, reply };
-        self.requests.send(Request::Exchange(exchange)).map_err(|_| gone())?;
-        received.recv().unwrap_or_else(|_| Err(gone()))
+        let exchange = ExchangeRequest { operation: (self.name, self.number), send, receive, reply };
+        self.requests.send(CommRequest::Exchange(exchange)).map_err(|_| thread_exited())?;
+        received.recv().unwrap_or_else(|_| Err(thread_exited()))
     }
 
-    /// The same with at most one message received.
-    fn step(&self, send: Option<usize>, bytes: Vec<u8>, receive: Option<usize>) -> Result<Option<Vec<u8>>> {
+    /// Sends and receives at most one message each.
+    fn send_receive(&self, send: Option<usize>, bytes: Vec<u8>, receive: Option<usize>) -> Result<Option<Vec<u8>>> {
         let send = send.map(|to| (to, Arc::new(bytes))).into_iter().collect();
         Ok(self.exchange(send, receive.into_iter().collect())?.pop())
     }
 
-    fn differs(&self, what: String) -> Error {
-        Error::Mismatch { operation: self.name, what }
+    fn mismatch(&self, detail: String) -> Error {
+        Error::Mismatch { operation: self.name, detail }
     }
 }
 
@@ -66,8 +66,8 @@ impl Group for MpiGroup {
         self.rank
     }
 
-    fn world(&self) -> usize {
-        self.world
+    fn world_size(&self) -> usize {
+        self.world_size
     }
 
     fn name(&self) -> &'static str {
@@ -75,29 +75,29 @@ impl Group for MpiGroup {
     }
 
     fn all_reduce_sum_f64(&mut self, values: &mut [f64]) -> Result<()> {
-        let steps = doubling(self.rank, self.world);
-        let operation = self.begin("all-reduce of f64");
+        let steps = recursive_doubling(self.rank, self.world_size);
+        let operation = self.begin("f64 all-reduce");
         for step in steps {
             let mut bytes = vec![0; 8 * values.len()];
             bytes.as_chunks_mut().0.iter_mut().zip(&*values).for_each(|(bytes, value)| *bytes = value.to_le_bytes());
-            let (send, receive) = (step.send.map(|to| to.peer), step.receive.map(|(from, _)| from.peer));
-            let received = operation.step(send, bytes, receive)?;
-            let (Some((from, effect)), Some(bytes)) = (step.receive, received) else { continue };
+            let (send, receive) = (step.send.map(|to| to.rank), step.receive.map(|(from, _)| from.rank));
+            let received = operation.send_receive(send, bytes, receive)?;
+            let (Some((from, combine)), Some(bytes)) = (step.receive, received) else { continue };
             if bytes.len() != 8 * values.len() {
                 let (here, there) = (values.len(), bytes.len() / 8);
-                return Err(operation.differs(format!("{here} elements here, {there} on rank {}", from.peer)));
+                return Err(operation.mismatch(format!("{here} elements on this rank, {there} on rank {}", from.rank)));
             }
             for (value, bytes) in values.iter_mut().zip(bytes.as_chunks().0) {
                 let other = f64::from_le_bytes(*bytes);
-                *value = if effect == Effect::Keep { other } else { *value + other };
+                *value = if combine == Combine::Store { other } else { *value + other };
             }
         }
         Ok(())
     }
 
     fn broadcast_bytes(&mut self, bytes: &mut Vec<u8>, root: usize) -> Result<()> {
-        check_root("broadcast", root, self.world)?;
-        let Tree { parent, children } = tree::binomial(self.rank, self.world, root);
+        check_root("broadcast", root, self.world_size)?;
+        let BinomialTree { parent, children } = tree::binomial(self.rank, self.world_size, root);
         let operation = self.begin("broadcast");
         if let Some(parent) = parent {
             *bytes = operation.exchange(Vec::new(), vec![parent])?.pop().unwrap_or_default();
@@ -109,37 +109,39 @@ impl Group for MpiGroup {
     }
 
     fn gather_bytes(&mut self, bytes: &[u8], root: usize) -> Result<Option<Vec<Vec<u8>>>> {
-        check_root("gather", root, self.world)?;
-        let (rank, world) = (self.rank, self.world);
-        let Tree { parent, children } = tree::binomial(rank, world, root);
+        check_root("gather", root, self.world_size)?;
+        let (rank, world_size) = (self.rank, self.world_size);
+        let BinomialTree { parent, children } = tree::binomial(rank, world_size, root);
         let operation = self.begin("gather");
-        let mut message = tree::packed(rank, bytes);
-        for below in operation.exchange(Vec::new(), children)? {
-            message.extend_from_slice(&below);
+        let mut message = tree::pack(rank, bytes);
+        for subtree in operation.exchange(Vec::new(), children)? {
+            message.extend_from_slice(&subtree);
         }
         if let Some(parent) = parent {
             operation.exchange(vec![(parent, Arc::new(message))], Vec::new())?;
             return Ok(None);
         }
-        tree::unpacked(&message, world).map(Some).ok_or_else(|| operation.differs("the messages do not fit".into()))
+        tree::unpack(&message, world_size)
+            .map(Some)
+            .ok_or_else(|| operation.mismatch("malformed message: some rank is missing or occurs twice".into()))
     }
 
-    /// In round k each rank hears from the one 2^k before it: after the last round, from all.
+    /// Dissemination barrier: in round k each rank receives from the rank 2^k before it.
     fn barrier(&mut self) -> Result<()> {
-        let (rank, world) = (self.rank, self.world);
+        let (rank, world_size) = (self.rank, self.world_size);
         let operation = self.begin("barrier");
-        for distance in (0..usize::BITS).map(|round| 1 << round).take_while(|distance| *distance < world) {
-            let (to, from) = ((rank + distance) % world, (rank + world - distance) % world);
-            operation.step(Some(to), Vec::new(), Some(from))?;
+        for distance in (0..usize::BITS).map(|round| 1 << round).take_while(|distance| *distance < world_size) {
+            let (to, from) = ((rank + distance) % world_size, (rank + world_size - distance) % world_size);
+            operation.send_receive(Some(to), Vec::new(), Some(from))?;
         }
         Ok(())
     }
 
     fn finish(mut self: Box<Self>) -> Result<()> {
-        // MPI_Finalize waits for all ranks, without a limit.
+        // MPI_Finalize blocks until all ranks call it; the barrier has a timeout.
         self.barrier()?;
         let (reply, finished) = channel();
-        self.requests.send(Request::Finish(reply)).map_err(|_| gone())?;
-        finished.recv().unwrap_or_else(|_| Err(gone()))
+        self.requests.send(CommRequest::Finalize(reply)).map_err(|_| thread_exited())?;
+        finished.recv().unwrap_or_else(|_| Err(thread_exited()))
     }
 }

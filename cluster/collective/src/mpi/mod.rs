@@ -1,38 +1,42 @@
-//! Ranks as processes joined by MPI.
+//! Backend for processes that communicate over MPI.
 //!
-//! **One thread of each rank owns MPI**: it initializes it, and no other calls it (`MPI_THREAD_FUNNELED`). What the ends of a
-//! rank do are requests to this thread, so buckets are summed while the rank computes. It sleeps while nothing is under way.
+//! **Threads.** One communication thread per rank initializes MPI and makes all MPI calls (`MPI_THREAD_FUNNELED`). [`Group`] and
+//! [`Reducer`] send it requests, so buckets are summed while the rank computes. It sleeps while no operation is in flight.
 //!
-//! **Sums are made of point-to-point messages**, in a fixed order. A bucket of more than 32 KiB goes around a ring
-//! (reduce-scatter, then all-gather) in segments of at most 256 KiB, of which each rank has four under way; a smaller one, and the
-//! sum of f64, is made by recursive doubling. The order of a sum's terms follows from the world and, from three ranks on, from
-//! the element's place in its bucket. MPI reads and writes memory of this crate only, never a bucket's, so a bucket that was given
-//! up is not touched again, whatever MPI still holds.
+//! **Algorithms.** All operations consist of point-to-point messages. Buckets above 32 KiB use a ring (reduce-scatter, then
+//! all-gather) in segments of at most 256 KiB, four of them in flight per rank. Smaller buckets and f64 sums use recursive doubling.
+//! The order of a sum's terms depends only on the world size and, from three ranks on, on the element's index in its bucket. MPI
+//! reads and writes buffers of this crate, never a bucket, so a canceled bucket is not accessed again.
 //!
-//! **Nothing waits for ever.** An operation is hung when no segment has been complete for
-//! [`Options::stall`](crate::mpi::Options::stall). After half of that time the ranks that wait ask all others where they are;
-//! communication threads answer, also while their ranks compute. When the limit is over, those that have not answered are named
-//! in [`Error::Deadline`](crate::Error::Deadline). If all have answered and some have not come to the operation, they are alive:
-//! a straggler, or rank 0 reading a checkpoint. The others go on waiting and asking, up to
-//! [`Options::absence`](crate::mpi::Options::absence), then name them. If all have come and nothing moves, nobody is named.
+//! **Timeouts.** An operation is stalled if no segment completes for [`MpiOptions::stall_timeout`]. After half of that time the
+//! waiting ranks probe all others; communication threads reply even while their ranks compute. At the timeout
+//! [`Error::Deadline`](crate::Error::Deadline) names the ranks that have not replied. If all have replied but some have not started
+//! the operation, these are stragglers, for example rank 0 reading a checkpoint. The others wait and probe again, up to
+//! [`MpiOptions::straggler_timeout`], then name them. If all have started the operation and nothing progresses, no rank is named.
 //!
-//! The functions of MPI are called directly: the safe layer of the `mpi` crate ends the process on errors, and finalizes MPI
-//! when a value is dropped, which makes a rank that unwinds wait for the others for ever.
+//! **Direct calls.** MPI functions are called directly. The safe API of the `mpi` crate aborts the process on errors. It also
+//! finalizes MPI on drop, so a rank that unwinds after a panic would block in `MPI_Finalize`.
 //!
-//! When a rank dies, Open MPI's `mpirun` sees it (a process that ends by a signal, with a non-zero code, or
-//! without [`Endpoints::finish`]) and ends all others of the job, also those inside an operation.
+//! **Dead ranks.** Open MPI's `mpirun` kills all ranks of the job when one exits by a signal, with a non-zero code, or without
+//! [`Endpoints::finish`], even if the others are inside an operation.
+//!
+//! [`Group`]: crate::Group
+//! [`Reducer`]: crate::Reducer
+//! [`MpiOptions::stall_timeout`]: crate::mpi::MpiOptions::stall_timeout
+//! [`MpiOptions::straggler_timeout`]: crate::mpi::MpiOptions::straggler_timeout
+//! [`Endpoints::finish`]: crate::Endpoints::finish
 
+mod backoff;
 mod exchange;
 mod group;
-mod lanes;
 mod library;
-mod pace;
+mod liveness;
+mod pipeline;
 mod reducer;
-mod roll_call;
 mod schedule;
+mod stall_detector;
 mod thread;
 mod tree;
-mod watch;
 mod wire;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -42,46 +46,46 @@ use crate::{Bucket, Endpoints, Result, events};
 use group::MpiGroup;
 pub use library::version;
 use reducer::MpiReducer;
-pub use wire::Wire;
+pub use wire::WireFormat;
 
-/// What a reduction is called in errors.
-const BUCKET: &str = "reduction of a bucket";
+/// Name of the operation in errors.
+const BUCKET_ALL_REDUCE: &str = "bucket all-reduce";
 
-/// A bucket that the communication thread may touch while it holds this; none when it was given up.
-type Slot = Arc<Mutex<Option<Bucket>>>;
+/// Bucket that the communication thread may access while it holds the lock; `None` after cancellation.
+type SharedBucket = Arc<Mutex<Option<Bucket>>>;
 
-fn lock(slot: &Slot) -> MutexGuard<'_, Option<Bucket>> {
-    slot.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(bucket: &SharedBucket) -> MutexGuard<'_, Option<Bucket>> {
+    bucket.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How ranks deal with each other; equal on all of them.
+/// Options of the MPI backend; equal on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Options {
-    /// How long an operation may go without a complete segment before ranks that do not answer are given up; 60 s by default.
-    pub stall: Duration,
-    /// How long an operation may go without a complete segment for the sake of a rank that answers but has not come to it; 2 hours
-    /// by default.
-    pub absence: Duration,
-    /// The format that gradients travel in.
-    pub wire: Wire,
+pub struct MpiOptions {
+    /// Time without a complete segment after which an operation fails if a rank does not reply to probes; default 60 s.
+    pub stall_timeout: Duration,
+    /// Time without a complete segment after which an operation fails if a rank replies to probes but has not started the operation;
+    /// default 2 hours.
+    pub straggler_timeout: Duration,
+    /// Number format of gradients on the wire.
+    pub wire: WireFormat,
 }
 
-impl Default for Options {
+impl Default for MpiOptions {
     fn default() -> Self {
-        Self { stall: Duration::from_secs(60), absence: Duration::from_secs(7200), wire: Wire::default() }
+        let (stall_timeout, straggler_timeout) = (Duration::from_secs(60), Duration::from_secs(7200));
+        Self { stall_timeout, straggler_timeout, wire: WireFormat::default() }
     }
 }
 
-/// Joins the world that `mpirun` or `srun` has started this process in. Blocks until all ranks have come. There can be one
-/// in the life of a process. Its ends may be moved to any thread; dropping them does not finalize MPI, see
-/// [`Endpoints::finish`].
+/// Initializes MPI in a process started by `mpirun` or `srun`. Blocks until all ranks have called it. Can be called once per process.
+/// The endpoints may be moved to any thread. Dropping them does not finalize MPI; call [`Endpoints::finish`].
 ///
 /// # Errors
-/// MPI is already initialized, gives no thread support, or is of an unknown make. (Some failures to start, such as a
-/// launcher that is gone, make Open MPI end the process by itself.)
-pub fn init(options: Options) -> Result<Endpoints> {
-    let (rank, world, requests) = thread::start(options)?;
-    events::joined("mpi", rank, world);
+/// MPI is already initialized, lacks thread support, or is not Open MPI. Open MPI itself aborts the process on some startup errors,
+/// for example if the launcher has died.
+pub fn init(options: MpiOptions) -> Result<Endpoints> {
+    let (rank, world_size, requests) = thread::start(options)?;
+    events::joined("mpi", rank, world_size);
     let reducer = MpiReducer::new(requests.clone());
-    Ok(Endpoints { group: Box::new(MpiGroup::new(rank, world, requests)), reducer: Box::new(reducer) })
+    Ok(Endpoints { group: Box::new(MpiGroup::new(rank, world_size, requests)), reducer: Box::new(reducer) })
 }

@@ -2,30 +2,30 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use super::thread::{Request, gone};
-use super::watch::Term;
-use super::{Slot, lock};
-use crate::{Bucket, Error, Pending, Place, Reducer, Result};
+use super::stall_detector::Deadline;
+use super::thread::{CommRequest, thread_exited};
+use super::{SharedBucket, lock};
+use crate::{Bucket, Error, MemoryLocation, PendingAllReduce, Reducer, Result};
 
-/// Hands buckets to the communication thread, which sums them in the background.
+/// Passes buckets to the communication thread, which sums them in the background.
 pub struct MpiReducer {
-    requests: Sender<Request>,
-    /// The number of the next bucket.
+    requests: Sender<CommRequest>,
+    /// Number of the next bucket.
     next: u64,
 }
 
 impl MpiReducer {
-    pub fn new(requests: Sender<Request>) -> Self {
+    pub fn new(requests: Sender<CommRequest>) -> Self {
         Self { requests, next: 0 }
     }
 }
 
-/// A bucket that the communication thread is summing.
-struct Ticket {
+/// Bucket that the communication thread is summing.
+struct MpiAllReduce {
     number: u64,
-    slot: Slot,
+    bucket: SharedBucket,
     done: Receiver<Result<()>>,
-    requests: Sender<Request>,
+    requests: Sender<CommRequest>,
 }
 
 impl Reducer for MpiReducer {
@@ -33,34 +33,36 @@ impl Reducer for MpiReducer {
         "mpi"
     }
 
-    fn start(&mut self, bucket: Bucket) -> Result<Box<dyn Pending>> {
-        if bucket.place() != Place::Host {
-            return Err(Error::Unreachable { reducer: "mpi", place: bucket.place() });
+    fn start(&mut self, bucket: Bucket) -> Result<Box<dyn PendingAllReduce>> {
+        if bucket.location() != MemoryLocation::Host {
+            return Err(Error::UnsupportedLocation { reducer: "mpi", location: bucket.location() });
         }
         let count = bucket.count();
-        let slot = Arc::new(Mutex::new(Some(bucket)));
+        let bucket = Arc::new(Mutex::new(Some(bucket)));
         let (reply, done) = channel();
-        self.requests.send(Request::Start { slot: slot.clone(), count, reply }).map_err(|_| gone())?;
+        let request = CommRequest::AllReduce { bucket: bucket.clone(), count, reply };
+        self.requests.send(request).map_err(|_| thread_exited())?;
         let number = self.next;
         self.next += 1;
-        Ok(Box::new(Ticket { number, slot, done, requests: self.requests.clone() }))
+        Ok(Box::new(MpiAllReduce { number, bucket, done, requests: self.requests.clone() }))
     }
 }
 
-impl Pending for Ticket {
+impl PendingAllReduce for MpiAllReduce {
     fn wait(self: Box<Self>, deadline: Option<Instant>) -> Result<()> {
-        if let Some(end) = deadline {
+        if let Some(expires_at) = deadline {
             let now = Instant::now();
-            let ask = now + end.saturating_duration_since(now) / 2;
-            self.requests.send(Request::Limit(self.number, Term { ask, end })).map_err(|_| gone())?;
+            let probe_at = now + expires_at.saturating_duration_since(now) / 2;
+            let request = CommRequest::SetDeadline(self.number, Deadline { probe_at, expires_at });
+            self.requests.send(request).map_err(|_| thread_exited())?;
         }
-        self.done.recv().unwrap_or_else(|_| Err(gone()))
+        self.done.recv().unwrap_or_else(|_| Err(thread_exited()))
     }
 }
 
-/// The communication thread touches a bucket only while it holds the slot; after this it is empty.
-impl Drop for Ticket {
+/// Empties the shared bucket: the communication thread accesses the memory only while it holds the lock.
+impl Drop for MpiAllReduce {
     fn drop(&mut self) {
-        lock(&self.slot).take();
+        lock(&self.bucket).take();
     }
 }

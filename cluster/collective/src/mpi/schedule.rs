@@ -1,75 +1,75 @@
-//! Who sends what to whom, as data: the steps of one rank in an all-reduce. Nothing here knows MPI or memory.
+//! Communication schedules of one rank in an all-reduce, as data, independent of MPI and memory.
 //!
-//! A rank *holds* one part of the range that is summed: what it loaded before its first step, or what it received in the last
-//! one and combined with its own values. It always sends what it holds.
+//! The range to be summed is divided into chunks. A rank's send buffer holds one chunk: initially one of its own, then the chunk that
+//! it last received and combined with its own values. Each step sends the chunk in the send buffer.
 
-/// One step: a part is sent, another received, at the same time.
+/// One step of a schedule: a send and a receive that overlap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Step {
-    /// Where what is held goes to.
-    pub send: Option<Move>,
-    /// What comes from where, and what it does; it is held afterwards.
-    pub receive: Option<(Move, Effect)>,
+pub struct ScheduleStep {
+    /// Destination of the chunk in the send buffer.
+    pub send: Option<Peer>,
+    /// Source of the received chunk and how it is combined. The result becomes the content of the send buffer.
+    pub receive: Option<(Peer, Combine)>,
 }
 
-/// A part of the range and the rank at the other end.
+/// Other rank of a transfer and the chunk that is transferred.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Move {
-    /// The other rank.
-    pub peer: usize,
-    /// The number of the part.
-    pub part: usize,
+pub struct Peer {
+    /// Other rank.
+    pub rank: usize,
+    /// Index of the chunk.
+    pub chunk: usize,
 }
 
-/// What a received part does to this rank's values of the same part.
+/// Combination of a received chunk with the rank's own values of that chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Effect {
-    /// These are added to it; they stay as they are.
+pub enum Combine {
+    /// Adds the own values to the received ones; the own values stay unchanged.
     Add,
-    /// These are added to it, and replaced by the sum.
-    AddAndKeep,
-    /// These are replaced by it.
-    Keep,
+    /// Adds the own values to the received ones and overwrites the own values with the sum.
+    AddAndStore,
+    /// Overwrites the own values with the received ones.
+    Store,
 }
 
-/// A ring over as many parts as ranks: reduce-scatter, then all-gather. Part p is summed from rank p on around the ring,
-/// `((x[p] + x[p + 1]) + x[p + 2]) + ...`, with ranks counted modulo the world: always in this order.
-pub fn ring(rank: usize, world: usize) -> Vec<Step> {
-    let (right, left) = ((rank + 1) % world, (rank + world - 1) % world);
-    let steps = 2 * (world - 1);
-    let part_before = |steps: usize| (rank + 2 * world - steps) % world;
+/// Ring all-reduce with one chunk per rank: reduce-scatter, then all-gather. Chunk c is always summed in the order
+/// `((x[c] + x[c + 1]) + x[c + 2]) + ...`, with ranks modulo the world size.
+pub fn ring(rank: usize, world_size: usize) -> Vec<ScheduleStep> {
+    let (right, left) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
+    let steps = 2 * (world_size - 1);
+    let chunk_before = |steps: usize| (rank + 2 * world_size - steps) % world_size;
     let step = |step: usize| {
-        let effect = match (step + 2).cmp(&world) {
-            std::cmp::Ordering::Less => Effect::Add,
-            std::cmp::Ordering::Equal => Effect::AddAndKeep,
-            std::cmp::Ordering::Greater => Effect::Keep,
+        let combine = match (step + 2).cmp(&world_size) {
+            std::cmp::Ordering::Less => Combine::Add,
+            std::cmp::Ordering::Equal => Combine::AddAndStore,
+            std::cmp::Ordering::Greater => Combine::Store,
         };
-        let receive = Move { peer: left, part: part_before(step + 1) };
-        Step { send: Some(Move { peer: right, part: part_before(step) }), receive: Some((receive, effect)) }
+        let receive = Peer { rank: left, chunk: chunk_before(step + 1) };
+        ScheduleStep { send: Some(Peer { rank: right, chunk: chunk_before(step) }), receive: Some((receive, combine)) }
     };
     (0..steps).map(step).collect()
 }
 
-/// Recursive doubling over the whole range as one part. Of a world that is no power of two, each rank beyond the greatest one in
-/// it first hands its values to a partner, which sends it the sum at the end. Both ends of an exchange add the same two numbers, and
-/// addition commutes, so all ranks get the same bits.
-pub fn doubling(rank: usize, world: usize) -> Vec<Step> {
-    let core = 1 << world.ilog2();
-    let to = |peer| Some(Move { peer, part: 0 });
-    let from = |peer, effect| Some((Move { peer, part: 0 }, effect));
+/// Recursive doubling with the whole range as one chunk. If the world size is not a power of two, each rank from the largest power
+/// of two upward first sends its values to a partner and receives the sum at the end. Both ranks of an exchange add the same two numbers and
+/// addition is commutative, so all ranks get the same bits.
+pub fn recursive_doubling(rank: usize, world_size: usize) -> Vec<ScheduleStep> {
+    let core = 1 << world_size.ilog2();
+    let to = |rank| Some(Peer { rank, chunk: 0 });
+    let from = |rank, combine| Some((Peer { rank, chunk: 0 }, combine));
     if rank >= core {
         let partner = rank - core;
         return vec![
-            Step { send: to(partner), receive: None },
-            Step { send: None, receive: from(partner, Effect::Keep) },
+            ScheduleStep { send: to(partner), receive: None },
+            ScheduleStep { send: None, receive: from(partner, Combine::Store) },
         ];
     }
-    let partner = Some(rank + core).filter(|partner| *partner < world);
-    let folded_in = partner.map(|partner| Step { send: None, receive: from(partner, Effect::AddAndKeep) });
-    let folded_out = partner.map(|partner| Step { send: to(partner), receive: None });
+    let partner = Some(rank + core).filter(|partner| *partner < world_size);
+    let folded_in = partner.map(|partner| ScheduleStep { send: None, receive: from(partner, Combine::AddAndStore) });
+    let folded_out = partner.map(|partner| ScheduleStep { send: to(partner), receive: None });
     let exchange = |bit: u32| {
         let peer = rank ^ (1 << bit);
-        Step { send: to(peer), receive: from(peer, Effect::AddAndKeep) }
+        ScheduleStep { send: to(peer), receive: from(peer, Combine::AddAndStore) }
     };
     folded_in.into_iter().chain((0..core.ilog2()).map(exchange)).chain(folded_out).collect()
 }
@@ -78,56 +78,55 @@ pub fn doubling(rank: usize, world: usize) -> Vec<Step> {
 mod tests {
     use super::*;
 
-    /// Carries the schedules of all ranks out over sets of (part, rank), and returns what each rank's parts hold: the ranks that were
-    /// added, in order.
-    fn carried_out(schedules: &[Vec<Step>], parts: usize) -> Vec<Vec<Vec<usize>>> {
-        let world = schedules.len();
-        let mut values: Vec<Vec<Vec<usize>>> = (0..world).map(|rank| vec![vec![rank]; parts]).collect();
-        let first = |rank: usize| schedules[rank].iter().find_map(|step| step.send).map_or(0, |send| send.part);
-        let mut held: Vec<Vec<usize>> = (0..world).map(|rank| values[rank][first(rank)].clone()).collect();
-        let mut next = vec![0; world];
-        // From, to, part and value of each message on its way, in the order of the sends.
+    /// Simulates the schedules of all ranks. Returns for each rank and chunk the ranks that were added, in order.
+    fn simulate(schedules: &[Vec<ScheduleStep>], chunks: usize) -> Vec<Vec<Vec<usize>>> {
+        let world_size = schedules.len();
+        let mut values: Vec<Vec<Vec<usize>>> = (0..world_size).map(|rank| vec![vec![rank]; chunks]).collect();
+        let first = |rank: usize| schedules[rank].iter().find_map(|step| step.send).map_or(0, |send| send.chunk);
+        let mut send_buffers: Vec<Vec<usize>> = (0..world_size).map(|rank| values[rank][first(rank)].clone()).collect();
+        let mut next = vec![0; world_size];
+        // Source, destination, chunk and value of each message in flight, in the order of the sends.
         let mut posted: Vec<(usize, usize, usize, Vec<usize>)> = Vec::new();
-        let mut sent = vec![false; world];
-        while (0..world).any(|rank| next[rank] < schedules[rank].len()) {
+        let mut sent = vec![false; world_size];
+        while (0..world_size).any(|rank| next[rank] < schedules[rank].len()) {
             let before = next.clone();
-            for rank in 0..world {
+            for rank in 0..world_size {
                 let Some(step) = schedules[rank].get(next[rank]) else { continue };
-                if let Some(Move { peer, part }) = step.send.filter(|_| !sent[rank]) {
-                    posted.push((rank, peer, part, held[rank].clone()));
+                if let Some(Peer { rank: peer, chunk }) = step.send.filter(|_| !sent[rank]) {
+                    posted.push((rank, peer, chunk, send_buffers[rank].clone()));
                     sent[rank] = true;
                 }
-                if let Some((Move { peer, part }, effect)) = step.receive {
+                if let Some((Peer { rank: peer, chunk }, combine)) = step.receive {
                     let Some(first) = posted.iter().position(|(from, to, ..)| (*from, *to) == (peer, rank)) else {
                         continue;
                     };
-                    let (_, _, sent_part, mut value) = posted.remove(first);
-                    assert_eq!(sent_part, part, "what is sent is what is expected");
-                    let own = &mut values[rank][part];
-                    if effect != Effect::Keep {
+                    let (_, _, sent_chunk, mut value) = posted.remove(first);
+                    assert_eq!(sent_chunk, chunk, "the received chunk is the expected one");
+                    let own = &mut values[rank][chunk];
+                    if combine != Combine::Store {
                         value.extend_from_slice(own);
                     }
-                    if effect != Effect::Add {
+                    if combine != Combine::Add {
                         own.clone_from(&value);
                     }
-                    held[rank] = value;
+                    send_buffers[rank] = value;
                 }
                 (next[rank], sent[rank]) = (next[rank] + 1, false);
             }
-            assert!(before != next || sent.contains(&true), "the ranks wait for each other");
+            assert!(before != next || sent.contains(&true), "deadlock");
         }
         values
     }
 
     #[test]
-    fn a_ring_adds_each_rank_once_in_one_order() {
-        for world in 2..=9 {
-            let schedules: Vec<_> = (0..world).map(|rank| ring(rank, world)).collect();
-            let values = carried_out(&schedules, world);
-            for parts in &values {
-                for (part, sum) in parts.iter().enumerate() {
-                    let expected: Vec<usize> = (0..world).map(|step| (part + step) % world).collect();
-                    assert_eq!(*sum, expected, "world {world}, part {part}");
+    fn a_ring_adds_each_rank_once_in_a_fixed_order() {
+        for world_size in 2..=9 {
+            let schedules: Vec<_> = (0..world_size).map(|rank| ring(rank, world_size)).collect();
+            let values = simulate(&schedules, world_size);
+            for chunks in &values {
+                for (chunk, sum) in chunks.iter().enumerate() {
+                    let expected: Vec<usize> = (0..world_size).map(|step| (chunk + step) % world_size).collect();
+                    assert_eq!(*sum, expected, "world size {world_size}, chunk {chunk}");
                 }
             }
         }
@@ -135,12 +134,12 @@ mod tests {
     }
 
     #[test]
-    fn doubling_adds_each_rank_once_in_any_world() {
-        for world in 1..=17 {
-            let schedules: Vec<_> = (0..world).map(|rank| doubling(rank, world)).collect();
-            for mut parts in carried_out(&schedules, 1) {
-                parts[0].sort_unstable();
-                assert_eq!(parts[0], (0..world).collect::<Vec<_>>());
+    fn recursive_doubling_adds_each_rank_once_in_any_world() {
+        for world_size in 1..=17 {
+            let schedules: Vec<_> = (0..world_size).map(|rank| recursive_doubling(rank, world_size)).collect();
+            for mut chunks in simulate(&schedules, 1) {
+                chunks[0].sort_unstable();
+                assert_eq!(chunks[0], (0..world_size).collect::<Vec<_>>());
             }
         }
     }

@@ -1,41 +1,41 @@
-//! The communication thread: it alone calls MPI, carries out what the ends of its rank ask for, and tells others where it is.
+//! Communication thread: makes all MPI calls, runs the requests of its rank and replies to liveness probes.
 
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
-use super::exchange::{Exchange, Running};
-use super::lanes::Lanes;
-use super::library::{Communicator, Library};
-use super::pace::Pace;
-use super::roll_call::{Position, RollCall};
-use super::watch::{Limits, Term, Verdict, Watch};
-use super::{BUCKET, Options, Slot};
+use super::backoff::PollBackoff;
+use super::exchange::{ExchangeRequest, RunningExchange};
+use super::library::{MpiCommunicator, MpiLibrary};
+use super::liveness::{LivenessProbe, StartedCounts};
+use super::pipeline::SegmentPipeline;
+use super::stall_detector::{Deadline, StallDetector, StallLimits, StallVerdict};
+use super::{BUCKET_ALL_REDUCE, MpiOptions, SharedBucket};
 use crate::{Error, Result, events};
 
-/// What the ends of a rank ask of its communication thread.
-pub enum Request {
-    /// Messages of an operation of the group.
-    Exchange(Exchange),
-    /// The sum of a bucket of `count` values.
-    Start {
-        /// The bucket, as long as it was not given up.
-        slot: Slot,
-        /// Its values.
+/// Request to the communication thread.
+pub enum CommRequest {
+    /// Message exchange of an operation of the group.
+    Exchange(ExchangeRequest),
+    /// All-reduce of a bucket.
+    AllReduce {
+        /// Bucket; `None` after cancellation.
+        bucket: SharedBucket,
+        /// Number of values.
         count: usize,
-        /// Who waits for it.
+        /// Channel for the result.
         reply: Sender<Result<()>>,
     },
-    /// A limit for the bucket of this number, counted by starts.
-    Limit(u64, Term),
-    /// The end of MPI in this process.
-    Finish(Sender<Result<()>>),
+    /// Deadline of the bucket with this number, in the order of the starts.
+    SetDeadline(u64, Deadline),
+    /// Finalization of MPI.
+    Finalize(Sender<Result<()>>),
 }
 
-/// Starts the thread, which initializes MPI; this rank's number, the number of ranks, and the way to the thread.
-pub fn start(options: Options) -> Result<(usize, usize, Sender<Request>)> {
+/// Starts the thread, which initializes MPI. Returns rank, world size and the channel for requests.
+pub fn start(options: MpiOptions) -> Result<(usize, usize, Sender<CommRequest>)> {
     let (requests, receiver) = channel();
     let (ready, joined) = channel();
-    let body = move || match Service::join(options) {
+    let body = move || match CommService::init(options) {
         Ok((library, service)) => {
             let _ = ready.send(Ok((library.rank(), library.size())));
             serve(library, service, &receiver);
@@ -44,126 +44,127 @@ pub fn start(options: Options) -> Result<(usize, usize, Sender<Request>)> {
             let _ = ready.send(Err(error));
         }
     };
-    let refused = |error| Error::Unusable(format!("no communication thread: {error}"));
+    let refused = |error| Error::MpiUnavailable(format!("cannot start the communication thread: {error}"));
     std::thread::Builder::new().name("communication".into()).spawn(body).map_err(refused)?;
-    let (rank, world) = joined.recv().unwrap_or_else(|_| Err(gone()))?;
-    Ok((rank, world, requests))
+    let (rank, world_size) = joined.recv().unwrap_or_else(|_| Err(thread_exited()))?;
+    Ok((rank, world_size, requests))
 }
 
-/// What is said where the thread has ended before its time.
-pub fn gone() -> Error {
-    Error::Unusable("the communication thread has ended".into())
+/// Returns the error for an unexpected exit of the communication thread.
+pub fn thread_exited() -> Error {
+    Error::MpiUnavailable("the communication thread has exited".into())
 }
 
-/// Carries out requests until MPI is finished or nobody is left to ask.
-fn serve(library: Library, mut service: Service, requests: &Receiver<Request>) {
-    let mut pace = Pace::new((service.limits.stall / 8).min(Duration::from_secs(1)));
+/// Runs requests until MPI is finalized or all senders are dropped.
+fn serve(library: MpiLibrary, mut service: CommService, requests: &Receiver<CommRequest>) {
+    let mut backoff = PollBackoff::new((service.limits.stall / 8).min(Duration::from_secs(1)));
     loop {
         let next = match requests.try_recv() {
             Ok(request) => Some(request),
             Err(TryRecvError::Disconnected) => return,
             Err(TryRecvError::Empty) if service.progress() => {
-                pace.moved();
+                backoff.reset();
                 None
             }
-            Err(TryRecvError::Empty) => match pace.wait(requests, service.is_idle()) {
+            Err(TryRecvError::Empty) => match backoff.wait(requests, service.is_idle()) {
                 Ok(request) => request,
                 Err(()) => return,
             },
         };
         match next {
             None => {}
-            Some(Request::Finish(reply)) => {
+            Some(CommRequest::Finalize(reply)) => {
                 let result = service.failed.map_or_else(|| library.finalize(), Err);
                 let _ = reply.send(result);
                 return;
             }
             Some(request) => {
-                pace.moved();
-                service.take(request);
+                backoff.reset();
+                service.accept(request);
             }
         }
     }
 }
 
-/// The state of the communication thread.
-struct Service {
+/// State of the communication thread.
+struct CommService {
     rank: usize,
-    world: usize,
-    limits: Limits,
-    group: Communicator,
-    exchange: Option<Running>,
-    /// Operations of the group that were started.
-    operations: u64,
+    world_size: usize,
+    limits: StallLimits,
+    group: MpiCommunicator,
+    exchange: Option<RunningExchange>,
+    /// Number of operations of the group started so far.
+    operations_started: u64,
+    /// Pool of segment buffers.
     spare: Vec<Vec<u8>>,
-    lanes: Lanes,
-    roll_call: RollCall,
-    /// Of the group, and of the buckets.
-    watches: [Watch; 2],
-    /// The numbers of their last questions.
-    questions: [u64; 2],
-    /// What made the ranks useless to each other.
+    pipeline: SegmentPipeline,
+    liveness: LivenessProbe,
+    /// For operations of the group, and for buckets.
+    stall_detectors: [StallDetector; 2],
+    /// IDs of the last probes, in the same order.
+    probes: [u64; 2],
+    /// First error; every later request fails with it.
     failed: Option<Error>,
 }
 
-impl Service {
-    fn join(options: Options) -> Result<(Library, Self)> {
-        let library = Library::init()?;
-        let (rank, world) = (library.rank(), library.size());
-        let limits = Limits { stall: options.stall, absence: options.absence };
+impl CommService {
+    fn init(options: MpiOptions) -> Result<(MpiLibrary, Self)> {
+        let library = MpiLibrary::init()?;
+        let (rank, world_size) = (library.rank(), library.size());
+        let limits = StallLimits { stall: options.stall_timeout, straggler: options.straggler_timeout };
         let now = Instant::now();
         let service = Self {
             rank,
-            world,
+            world_size,
             limits,
             group: library.communicator()?,
             exchange: None,
-            operations: 0,
+            operations_started: 0,
             spare: Vec::new(),
-            lanes: Lanes::new(library.communicator()?, rank, world, options.wire),
-            roll_call: RollCall::new(library.communicator()?),
-            watches: [(); 2].map(|()| Watch::new(limits, now)),
-            questions: [0; 2],
+            pipeline: SegmentPipeline::new(library.communicator()?, rank, world_size, options.wire),
+            liveness: LivenessProbe::new(library.communicator()?),
+            stall_detectors: [(); 2].map(|()| StallDetector::new(limits, now)),
+            probes: [0; 2],
             failed: None,
         };
         Ok((library, service))
     }
 
     fn is_idle(&self) -> bool {
-        self.exchange.is_none() && self.lanes.waiting().is_none()
+        self.exchange.is_none() && self.pipeline.in_flight().is_none()
     }
 
-    /// Takes a request on. Nothing of it is done yet.
-    fn take(&mut self, request: Request) {
+    /// Queues a request without making progress on it.
+    fn accept(&mut self, request: CommRequest) {
         match request {
-            Request::Exchange(exchange) => {
-                self.operations = self.operations.max(exchange.operation.1 + 1);
-                self.watches[0].moved(Instant::now());
-                let running = Running::new(exchange);
+            CommRequest::Exchange(exchange) => {
+                self.operations_started = self.operations_started.max(exchange.operation.1 + 1);
+                self.stall_detectors[0].progressed(Instant::now());
+                let running = RunningExchange::new(exchange);
                 match &self.failed {
                     None => self.exchange = Some(running),
-                    Some(error) => running.end(Err(error.clone())),
+                    Some(error) => running.finish(Err(error.clone())),
                 }
             }
-            Request::Start { slot, count, reply } => {
-                if self.lanes.waiting().is_none() {
-                    self.watches[1].moved(Instant::now());
+            CommRequest::AllReduce { bucket, count, reply } => {
+                if self.pipeline.in_flight().is_none() {
+                    self.stall_detectors[1].progressed(Instant::now());
                 }
-                self.lanes.start(&slot, count, reply);
+                self.pipeline.start(&bucket, count, reply);
                 if let Some(error) = &self.failed {
-                    self.lanes.fail(error);
+                    self.pipeline.fail(error);
                 }
             }
-            Request::Limit(bucket, term) => self.lanes.limit(bucket, term),
-            // That is the end of the loop.
-            Request::Finish(_) => {}
+            CommRequest::SetDeadline(bucket, deadline) => self.pipeline.set_deadline(bucket, deadline),
+            // Handled in `serve`.
+            CommRequest::Finalize(_) => {}
         }
     }
 
-    /// Polls everything once; whether a segment is complete that was not before.
+    /// Polls everything once without blocking. Returns true if any operation made progress.
     fn progress(&mut self) -> bool {
         match self.poll() {
-            Ok(moved) => moved,
+            Ok(has_progressed) => has_progressed,
             Err(error) => {
                 self.fail(error);
                 false
@@ -176,56 +177,57 @@ impl Service {
             events::aborted("mpi", &error);
         }
         let error = self.failed.get_or_insert(error);
-        self.lanes.fail(error);
+        self.pipeline.fail(error);
         if let Some(running) = self.exchange.take() {
-            running.end(Err(error.clone()));
+            running.finish(Err(error.clone()));
         }
     }
 
     fn poll(&mut self) -> Result<bool> {
         let now = Instant::now();
-        let mut moved = [false; 2];
+        let mut has_progressed = [false; 2];
         if let Some(running) = &mut self.exchange {
-            moved[0] = running.progress(&self.group, &mut self.spare)?;
+            has_progressed[0] = running.progress(&self.group, &mut self.spare)?;
         }
         if let Some(complete) = self.exchange.take_if(|running| running.is_complete()) {
-            complete.end(Ok(()));
+            complete.finish(Ok(()));
         }
-        moved[1] = self.lanes.progress()?;
-        for (watch, _) in self.watches.iter_mut().zip(moved).filter(|(_, moved)| *moved) {
-            watch.moved(now);
+        has_progressed[1] = self.pipeline.progress()?;
+        for (detector, _) in self.stall_detectors.iter_mut().zip(has_progressed).filter(|(_, progressed)| *progressed) {
+            detector.progressed(now);
         }
-        self.answer()?;
-        self.judge(now)?;
-        Ok(moved.contains(&true))
+        self.handle_probes()?;
+        self.check_stalls(now)?;
+        Ok(has_progressed.contains(&true))
     }
 
-    fn answer(&mut self) -> Result<()> {
-        let position: Position = [self.operations, self.lanes.started()];
-        while let Some(answer) = self.roll_call.progress(position)? {
+    /// Replies to probes and records replies.
+    fn handle_probes(&mut self) -> Result<()> {
+        let started: StartedCounts = [self.operations_started, self.pipeline.started()];
+        while let Some(reply) = self.liveness.progress(started)? {
             for kind in 0..2 {
-                if answer.question == self.questions[kind] {
-                    self.watches[kind].answered(answer.rank, answer.position[kind]);
+                if reply.probe == self.probes[kind] {
+                    self.stall_detectors[kind].replied(reply.rank, reply.started[kind]);
                 }
             }
         }
         Ok(())
     }
 
-    /// Asks the others where they are, or gives up, when it is time.
-    fn judge(&mut self, now: Instant) -> Result<()> {
+    /// Probes the other ranks or fails the operation in flight, if it is stalled.
+    fn check_stalls(&mut self, now: Instant) -> Result<()> {
         let group = self.exchange.as_ref().map(|running| (running.operation(), running.number(), None));
-        let buckets = self.lanes.waiting().map(|(number, term)| (BUCKET, number, term));
-        for (kind, waiting) in [group, buckets].into_iter().enumerate() {
-            let Some((operation, number, term)) = waiting else { continue };
-            match self.watches[kind].judge(now, self.rank, number, term) {
-                Verdict::Wait => {}
-                Verdict::Ask => {
+        let buckets = self.pipeline.in_flight().map(|(number, deadline)| (BUCKET_ALL_REDUCE, number, deadline));
+        for (kind, in_flight) in [group, buckets].into_iter().enumerate() {
+            let Some((operation, number, deadline)) = in_flight else { continue };
+            match self.stall_detectors[kind].judge(now, self.rank, number, deadline) {
+                StallVerdict::Wait => {}
+                StallVerdict::Probe => {
                     events::stalled(operation, number);
-                    self.questions[kind] = self.roll_call.ask(self.rank, self.world)?;
-                    self.watches[kind].asked(now, self.world);
+                    self.probes[kind] = self.liveness.send_probes(self.rank, self.world_size)?;
+                    self.stall_detectors[kind].probed(now, self.world_size);
                 }
-                Verdict::Hung(missing) => {
+                StallVerdict::Hung(missing) => {
                     events::unanswered(operation, &missing);
                     return Err(Error::Deadline { operation, missing });
                 }

@@ -1,43 +1,48 @@
-//! A communicator: every call of it is polled against a limit, and it is aborted once when anything fails.
+//! NCCL communicator. Each call is polled with a timeout; the first failure aborts the communicator.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use super::library::{Element, Library, Raw, UniqueId};
+use super::library::{CommHandle, DataType, NcclLibrary, UniqueId};
 use crate::{Error, Result, events};
 
-/// Between two polls.
+/// Interval between two polls.
 pub const POLL: Duration = Duration::from_micros(50);
 
-/// How long NCCL may take to abort, and no longer than the limit of a sum; after that the communicator is left as it is, for the end of the process.
-const ABORT: Duration = Duration::from_secs(5);
+/// Maximum wait for `ncclCommAbort`, also limited by the stall timeout. After that the communicator is left to process exit.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// One rank's end.
-pub struct Communicator {
-    library: Arc<Library>,
-    raw: Raw,
-    stall: Duration,
-    /// Why it was aborted.
+/// One rank's NCCL communicator.
+pub struct NcclCommunicator {
+    library: Arc<NcclLibrary>,
+    handle: CommHandle,
+    stall_timeout: Duration,
+    /// Error that caused the abort.
     failed: Option<Error>,
 }
 
-impl Communicator {
-    /// Connects this rank (its number and the number of ranks) to all others within `stall`.
-    pub fn connect(library: &Arc<Library>, place: (usize, usize), id: UniqueId, stall: Duration) -> Result<Self> {
-        let raw = library.begin(place, id)?;
-        let mut connected = Self { library: library.clone(), raw, stall, failed: None };
-        match connected.settle("ncclCommInitRankConfig") {
+impl NcclCommunicator {
+    /// Connects this rank, given as (rank, world size), to all others within `stall_timeout`.
+    pub fn connect(
+        library: &Arc<NcclLibrary>,
+        rank: (usize, usize),
+        id: UniqueId,
+        stall_timeout: Duration,
+    ) -> Result<Self> {
+        let handle = library.start_init(rank, id)?;
+        let mut connected = Self { library: library.clone(), handle, stall_timeout, failed: None };
+        match connected.poll_until_complete("ncclCommInitRankConfig") {
             Ok(()) => Ok(connected),
             Err(error) => Err(connected.fail(error)),
         }
     }
 
-    /// Polls until NCCL has done what it was asked for.
-    fn settle(&self, operation: &'static str) -> Result<()> {
+    /// Polls until the pending NCCL call has completed.
+    fn poll_until_complete(&self, operation: &'static str) -> Result<()> {
         let begin = Instant::now();
-        while !self.library.is_settled(operation, self.raw)? {
-            if begin.elapsed() >= self.stall {
+        while !self.library.is_complete(operation, self.handle)? {
+            if begin.elapsed() >= self.stall_timeout {
                 return Err(Error::Deadline { operation, missing: Vec::new() });
             }
             std::thread::sleep(POLL);
@@ -45,36 +50,36 @@ impl Communicator {
         Ok(())
     }
 
-    /// An error that has come since, or the one that it was aborted for.
+    /// Checks for an asynchronous error; after an abort, returns the error that caused it.
     pub fn check(&self) -> Result<()> {
         match &self.failed {
             Some(error) => Err(error.clone()),
-            None => self.library.is_settled("all-reduce by NCCL", self.raw).map(drop),
+            None => self.library.is_complete("NCCL all-reduce", self.handle).map(drop),
         }
     }
 
-    /// Gives `stream` a sum in place; it has it when this returns.
+    /// Enqueues an in-place all-reduce on `stream`; it is enqueued when this returns.
     ///
     /// # Safety
-    /// As [`Library::all_reduce`].
+    /// As for [`NcclLibrary::all_reduce`].
     pub unsafe fn all_reduce(
         &self,
         address: u64,
-        elements: (usize, Element),
+        elements: (usize, DataType),
         stream: *mut std::ffi::c_void,
     ) -> Result<()> {
         self.check()?;
-        // SAFETY: promised by the caller; the communicator was not given back, or `check` had failed.
-        unsafe { self.library.all_reduce(self.raw, address, elements, stream)? };
-        self.settle("ncclAllReduce")
+        // SAFETY: promised by the caller; the communicator is alive, otherwise `check` fails.
+        unsafe { self.library.all_reduce(self.handle, address, elements, stream)? };
+        self.poll_until_complete("ncclAllReduce")
     }
 
-    /// Why it was aborted, if it was.
+    /// Returns the error that caused the abort, if any.
     pub fn failure(&self) -> Option<Error> {
         self.failed.clone()
     }
 
-    /// Aborts it for `error`, unless it was; the first error.
+    /// Aborts the communicator because of `error`, unless it was aborted before. Returns the first error.
     pub fn fail(&mut self, error: Error) -> Error {
         if self.failed.is_none() {
             events::aborted("nccl", &error);
@@ -84,29 +89,29 @@ impl Communicator {
         self.failed.clone().unwrap_or(error)
     }
 
-    /// NCCL may take as long as it likes: it has a thread of its own, which is awaited for a while.
+    /// Calls `ncclCommAbort` on a separate thread, because it can hang, and waits for a limited time.
     fn abort(&self) {
-        let (library, raw) = (self.library.clone(), self.raw);
+        let (library, handle) = (self.library.clone(), self.handle);
         let (done, aborted) = channel();
-        let body = move || drop(done.send(library.abort(raw)));
+        let body = move || drop(done.send(library.abort(handle)));
         if std::thread::Builder::new().name("nccl-abort".into()).spawn(body).is_ok() {
-            let _ = aborted.recv_timeout(ABORT.min(self.stall));
+            let _ = aborted.recv_timeout(ABORT_TIMEOUT.min(self.stall_timeout));
         }
     }
 }
 
-/// In order where nothing has failed.
-impl Drop for Communicator {
+/// Finalizes and destroys the communicator; aborts it if that fails.
+impl Drop for NcclCommunicator {
     fn drop(&mut self) {
         if self.failed.is_some() {
             return;
         }
-        let end = || {
-            self.library.finalize(self.raw)?;
-            self.settle("ncclCommFinalize")
+        let finalize = || {
+            self.library.finalize(self.handle)?;
+            self.poll_until_complete("ncclCommFinalize")
         };
-        match end() {
-            Ok(()) => drop(self.library.destroy(self.raw)),
+        match finalize() {
+            Ok(()) => drop(self.library.destroy(self.handle)),
             Err(_) => self.abort(),
         }
     }

@@ -2,60 +2,63 @@ use std::ffi::c_void;
 
 use crate::Result;
 
-/// A card as sums need it: a compute stream, which somebody else gives work to, and a stream for sums beside it.
+/// GPU as the NCCL backend needs it: a compute stream, which the caller enqueues work on, and a communication stream.
 ///
 /// # Safety
-/// [`Device::stream`] is a stream of the device that lives as long as the value. The address that [`Device::narrow`] gives holds as
-/// many bf16 values as it was asked for, until the stream is past the next [`Device::widen`].
-pub unsafe trait Device: Send + Sync {
-    /// A place in the order of a stream's work.
-    type Mark: Send;
+/// [`NcclDevice::comm_stream`] is a stream of the device and lives as long as the value. The buffer returned by
+/// [`NcclDevice::cast_to_bf16`] has room for the requested number of bf16 values until the communication stream has completed the next
+/// [`NcclDevice::cast_from_bf16`].
+pub unsafe trait NcclDevice: Send + Sync {
+    /// Event recorded on a stream.
+    type StreamEvent: Send;
 
-    /// The device, as its driver counts.
-    fn number(&self) -> usize;
+    /// Device ordinal.
+    fn ordinal(&self) -> usize;
 
-    /// Lets what this thread calls go to the device.
+    /// Makes the device current for the calling thread.
     ///
     /// # Errors
-    /// What the driver says; so below.
-    fn enter(&self) -> Result<()>;
+    /// Errors of the driver, here and below.
+    fn make_current(&self) -> Result<()>;
 
-    /// The stream for sums, as the driver knows it.
-    fn stream(&self) -> *mut c_void;
+    /// Handle of the communication stream (`cudaStream_t`).
+    fn comm_stream(&self) -> *mut c_void;
 
-    /// Behind all that the compute stream was given so far.
+    /// Records an event on the compute stream.
     ///
     /// # Errors
-    /// As above.
-    fn mark_compute(&self) -> Result<Self::Mark>;
+    /// Errors of the driver.
+    fn record_compute_event(&self) -> Result<Self::StreamEvent>;
 
-    /// Behind all that the stream for sums was given so far.
+    /// Records an event on the communication stream.
     ///
     /// # Errors
-    /// As above.
-    fn mark_sums(&self) -> Result<Self::Mark>;
+    /// Errors of the driver.
+    fn record_comm_event(&self) -> Result<Self::StreamEvent>;
 
-    /// Lets what the stream for sums is given from here on wait until `mark` is reached.
+    /// Makes later work on the communication stream wait for `event`.
     ///
     /// # Errors
-    /// As above.
-    fn hold_sums(&self, mark: &Self::Mark) -> Result<()>;
+    /// Errors of the driver.
+    fn wait_event(&self, event: &Self::StreamEvent) -> Result<()>;
 
-    /// Whether all work before `mark` is done.
+    /// True if all work before `event` has completed.
     ///
     /// # Errors
-    /// As above, or the work itself failed.
-    fn is_reached(&self, mark: &Self::Mark) -> Result<bool>;
+    /// Errors of the driver, or of the work itself.
+    fn is_complete(&self, event: &Self::StreamEvent) -> Result<bool>;
 
-    /// Gives the stream for sums the rounding of `count` f32 at address `from` to bf16, to nearest, ties to even; where they will be.
+    /// Enqueues on the communication stream the rounding of `count` f32 values at address `from` to bf16, to nearest, ties to even.
+    /// Returns the address of the bf16 values.
     ///
     /// # Errors
-    /// As above.
-    fn narrow(&self, from: u64, count: usize) -> Result<u64>;
+    /// Errors of the driver.
+    fn cast_to_bf16(&self, from: u64, count: usize) -> Result<u64>;
 
-    /// Gives the stream for sums the way back of the last [`Device::narrow`], to address `to`.
+    /// Enqueues on the communication stream the conversion of the bf16 values of the last [`NcclDevice::cast_to_bf16`] to f32 at
+    /// address `to`.
     ///
     /// # Errors
-    /// As above.
-    fn widen(&self, to: u64, count: usize) -> Result<()>;
+    /// Errors of the driver.
+    fn cast_from_bf16(&self, to: u64, count: usize) -> Result<()>;
 }

@@ -1,128 +1,128 @@
-//! The thinnest layer over libnccl.so.2: the only unsafe code that calls it.
+//! Minimal wrapper of libnccl.so.2; the only unsafe code that calls it.
 //!
-//! Every function here is one of <https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html>; the types are those of its
-//! header nccl.h.
+//! Functions are documented at <https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html>; types follow nccl.h.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use libloading::os::unix::{Library as Shared, RTLD_GLOBAL, RTLD_NOW};
+use libloading::os::unix::{Library as DynamicLibrary, RTLD_GLOBAL, RTLD_NOW};
 
 use crate::{Error, Result};
 
-/// What it is called.
+/// File name of NCCL.
 const NAME: &str = "libnccl.so.2";
-/// What it may need loaded before it.
-const RUNTIME: &str = "libcudart.so.";
-/// The oldest that knows non-blocking communicators.
-const OLDEST: i32 = 21400;
-/// `RTLD_NOLOAD`: only what is loaded already.
-const NO_LOAD: c_int = 4;
+/// File name prefix of the CUDA runtime, which some builds of NCCL need loaded first.
+const CUDA_RUNTIME_PREFIX: &str = "libcudart.so.";
+/// Minimum version, 2.14: the first with non-blocking communicators.
+const MIN_VERSION: i32 = 21400;
+/// Flag of `dlopen`: fail unless the library is already loaded.
+const RTLD_NOLOAD: c_int = 4;
 
-type Code = c_int;
-type Handle = *mut c_void;
+/// `ncclResult_t`.
+type NcclResult = c_int;
+/// `ncclComm_t`.
+type RawComm = *mut c_void;
 
-const SUCCESS: Code = 0;
-const IN_PROGRESS: Code = 7;
+const SUCCESS: NcclResult = 0;
+const IN_PROGRESS: NcclResult = 7;
 
-/// What makes ranks one communicator: 128 bytes, which only NCCL reads.
+/// `ncclUniqueId`: opaque ID that the ranks of a communicator share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct UniqueId([u8; 128]);
 
 impl UniqueId {
-    /// As bytes, for other ranks.
+    /// Returns the ID as bytes, to be sent to other ranks.
     pub fn to_bytes(&self) -> Vec<u8> {
         self.0.to_vec()
     }
 
-    /// From another rank's bytes.
+    /// Creates the ID from bytes of another rank; `None` if the length is wrong.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)
     }
 }
 
-/// `ncclConfig_t` as it began, in NCCL 2.14; later versions take it by its size and version, and their defaults for the rest.
+/// `ncclConfig_t` of NCCL 2.14. Later versions recognize it by size and version and use defaults for newer fields.
 #[repr(C)]
-struct Config {
+struct NcclConfig {
     size: usize,
     magic: c_uint,
     version: c_uint,
     blocking: c_int,
 }
 
-/// What the elements of a sum are.
+/// `ncclDataType_t`: element type of an all-reduce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Element {
+pub enum DataType {
     /// `ncclFloat32`.
     F32 = 7,
     /// `ncclBfloat16`.
     Bf16 = 9,
 }
 
-type Init = unsafe extern "C" fn(*mut Handle, c_int, UniqueId, c_int, *mut Config) -> Code;
-type AllReduce = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Handle, *mut c_void) -> Code;
-type OfHandle = unsafe extern "C" fn(Handle) -> Code;
+type InitFn = unsafe extern "C" fn(*mut RawComm, c_int, UniqueId, c_int, *mut NcclConfig) -> NcclResult;
+type AllReduceFn =
+    unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> NcclResult;
+type CommFn = unsafe extern "C" fn(RawComm) -> NcclResult;
 
-/// NCCL, loaded for good: its threads and kernels may outlive any value.
-pub struct Library {
+/// NCCL library. Never unloaded, because its threads and kernels may outlive this value.
+pub struct NcclLibrary {
     path: PathBuf,
     version: i32,
-    unique_id: unsafe extern "C" fn(*mut UniqueId) -> Code,
-    init: Init,
-    async_error: unsafe extern "C" fn(Handle, *mut Code) -> Code,
-    all_reduce: AllReduce,
-    finalize: OfHandle,
-    destroy: OfHandle,
-    abort: OfHandle,
-    error_string: unsafe extern "C" fn(Code) -> *const c_char,
-    last_error: unsafe extern "C" fn(Handle) -> *const c_char,
+    unique_id: unsafe extern "C" fn(*mut UniqueId) -> NcclResult,
+    init: InitFn,
+    get_async_error: unsafe extern "C" fn(RawComm, *mut NcclResult) -> NcclResult,
+    all_reduce: AllReduceFn,
+    finalize: CommFn,
+    destroy: CommFn,
+    abort: CommFn,
+    error_string: unsafe extern "C" fn(NcclResult) -> *const c_char,
+    last_error: unsafe extern "C" fn(RawComm) -> *const c_char,
 }
 
-impl Library {
-    /// The one that this process has loaded, so that there are not two; else the first in `folders`.
+impl NcclLibrary {
+    /// Opens the copy that this process has already loaded, if any; otherwise loads the first one in `folders`.
     ///
     /// # Errors
-    /// There is none, it cannot be loaded, or it is too old. The message says where it was looked for.
+    /// NCCL is missing, cannot be loaded, or is older than 2.14. The message names the searched folders.
     pub fn open(folders: &[PathBuf]) -> Result<Self> {
-        if let Ok(loaded) = load(Path::new(NAME), NO_LOAD) {
-            return Self::of(loaded, loaded_path().unwrap_or_else(|| NAME.into()));
+        if let Ok(loaded) = load(Path::new(NAME), RTLD_NOLOAD) {
+            return Self::new(loaded, loaded_path().unwrap_or_else(|| NAME.into()));
         }
         let path = Self::find(folders)?;
-        // Some builds of NCCL find CUDA's runtime only where it is loaded.
-        for runtime in folders.iter().filter_map(|folder| begins_with(folder, RUNTIME)) {
+        // Some builds of NCCL find the CUDA runtime only if it is already loaded.
+        for runtime in folders.iter().filter_map(|folder| find_by_prefix(folder, CUDA_RUNTIME_PREFIX)) {
             let _ = load(&runtime, RTLD_GLOBAL).map(std::mem::forget);
         }
         let loaded = load(&path, RTLD_GLOBAL);
-        let loaded = loaded.map_err(|error| Error::NoNccl(format!("cannot load {}: {error}", path.display())))?;
-        Self::of(loaded, path)
+        let loaded =
+            loaded.map_err(|error| Error::NcclUnavailable(format!("cannot load {}: {error}", path.display())))?;
+        Self::new(loaded, path)
     }
 
-    /// Its file in the first of `folders` that has it.
+    /// Returns the path of NCCL in the first of `folders` that contains it.
     ///
     /// # Errors
-    /// None has; they are named.
+    /// No folder contains it; the message names them.
     pub fn find(folders: &[PathBuf]) -> Result<PathBuf> {
         let found = folders.iter().map(|folder| folder.join(NAME)).find(|path| path.exists());
         found.ok_or_else(|| {
-            let looked: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
-            Error::NoNccl(format!(
-                "there is no {NAME} here, which sums between cards; it is not in {}",
-                looked.join(", ")
-            ))
+            let searched: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
+            Error::NcclUnavailable(format!("{NAME} (NCCL) not found in {}", searched.join(", ")))
         })
     }
 
-    fn of(shared: Shared, path: PathBuf) -> Result<Self> {
-        let symbols = Symbols { shared: &shared, path: &path };
-        let version: unsafe extern "C" fn(*mut c_int) -> Code = symbols.get("ncclGetVersion")?;
+    fn new(dynamic: DynamicLibrary, path: PathBuf) -> Result<Self> {
+        let symbols = Symbols { dynamic: &dynamic, path: &path };
+        let version: unsafe extern "C" fn(*mut c_int) -> NcclResult = symbols.get("ncclGetVersion")?;
         let mut library = Self {
             version: 0,
             unique_id: symbols.get("ncclGetUniqueId")?,
             init: symbols.get("ncclCommInitRankConfig")?,
-            async_error: symbols.get("ncclCommGetAsyncError")?,
+            get_async_error: symbols.get("ncclCommGetAsyncError")?,
             all_reduce: symbols.get("ncclAllReduce")?,
             finalize: symbols.get("ncclCommFinalize")?,
             destroy: symbols.get("ncclCommDestroy")?,
@@ -134,115 +134,117 @@ impl Library {
         // SAFETY: the integer lives for the call.
         let code = unsafe { version(&raw mut library.version) };
         library.check("ncclGetVersion", code, ptr::null_mut())?;
-        std::mem::forget(shared);
+        std::mem::forget(dynamic);
         match library.version {
-            old if old < OLDEST => {
-                let (path, old) = (path.display(), library.version_text());
-                Err(Error::NoNccl(format!("{path} is NCCL {old}; 2.14 or later is needed")))
+            old if old < MIN_VERSION => {
+                let (path, old) = (path.display(), library.version());
+                Err(Error::NcclUnavailable(format!("{path} is NCCL {old}, expected 2.14 or later")))
             }
             _ => Ok(library),
         }
     }
 
-    /// Where it was loaded from.
+    /// Path of the library.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its version, as `2.28.9`.
-    pub fn version_text(&self) -> String {
+    /// Version, such as `2.28.9`.
+    pub fn version(&self) -> String {
         let version = self.version;
         format!("{}.{}.{}", version / 10000, version / 100 % 100, version % 100)
     }
 
-    /// A new id, for all ranks of a communicator.
+    /// Creates a unique ID for a new communicator (`ncclGetUniqueId`).
     ///
     /// # Errors
-    /// NCCL refuses: it finds no network interface that it may use.
+    /// NCCL finds no usable network interface.
     pub fn unique_id(&self) -> Result<UniqueId> {
         let mut id = UniqueId([0; 128]);
-        // SAFETY: 128 bytes that live for the call.
+        // SAFETY: the 128 bytes live for the call.
         self.check("ncclGetUniqueId", unsafe { (self.unique_id)(&raw mut id) }, ptr::null_mut())?;
         Ok(id)
     }
 
-    /// Begins to connect this rank of `world`, on the device that this thread's calls go to.
-    pub fn begin(&self, (rank, world): (usize, usize), id: UniqueId) -> Result<Raw> {
-        let (size, blocking) = (size_of::<Config>(), 0);
-        let mut config = Config { size, magic: 0xcafe_beef, version: OLDEST as c_uint, blocking };
-        // A thread of NCCL's writes the handle once more when it is done, so it stays for good.
-        let raw = Raw(Box::leak(Box::new(AtomicPtr::new(ptr::null_mut()))));
-        // SAFETY: the configuration lives for the call, which copies it, and the handle's place for good.
-        let code = unsafe { (self.init)(raw.0.as_ptr(), world as c_int, id, rank as c_int, &raw mut config) };
+    /// Starts the initialization of a communicator for this rank, on the calling thread's current device.
+    pub fn start_init(&self, (rank, world_size): (usize, usize), id: UniqueId) -> Result<CommHandle> {
+        let (size, blocking) = (size_of::<NcclConfig>(), 0);
+        let mut config = NcclConfig { size, magic: 0xcafe_beef, version: MIN_VERSION as c_uint, blocking };
+        // Leaked, because a thread of NCCL writes the handle again at the end of the initialization.
+        let handle = CommHandle(Box::leak(Box::new(AtomicPtr::new(ptr::null_mut()))));
+        // SAFETY: the configuration lives for the call, which copies it; the memory of the handle is never freed.
+        let code = unsafe { (self.init)(handle.0.as_ptr(), world_size as c_int, id, rank as c_int, &raw mut config) };
         match code {
-            IN_PROGRESS => Ok(raw),
-            _ => self.check("ncclCommInitRankConfig", code, ptr::null_mut()).map(|()| raw),
+            IN_PROGRESS => Ok(handle),
+            _ => self.check("ncclCommInitRankConfig", code, ptr::null_mut()).map(|()| handle),
         }
     }
 
-    /// Whether what `raw` was asked for is done; an error if it has failed, or if an error has come to it since.
-    pub fn is_settled(&self, operation: &'static str, raw: Raw) -> Result<bool> {
+    /// True if the pending call on `handle` has completed. Fails if the call failed or an asynchronous error has occurred.
+    pub fn is_complete(&self, operation: &'static str, handle: CommHandle) -> Result<bool> {
         let mut state = SUCCESS;
-        // SAFETY: a communicator that was not given back; the integer lives for the call.
-        self.check("ncclCommGetAsyncError", unsafe { (self.async_error)(raw.get(), &raw mut state) }, raw.get())?;
+        // SAFETY: the communicator is alive; the integer lives for the call.
+        let code = unsafe { (self.get_async_error)(handle.get(), &raw mut state) };
+        self.check("ncclCommGetAsyncError", code, handle.get())?;
         match state {
             IN_PROGRESS => Ok(false),
-            state => self.check(operation, state, raw.get()).map(|()| true),
+            state => self.check(operation, state, handle.get()).map(|()| true),
         }
     }
 
-    /// Gives `stream` the sum of `count` elements at `address` over all ranks, in place.
+    /// Enqueues on `stream` the in-place sum of `count` elements at `address` over all ranks.
     ///
     /// # Safety
-    /// `stream` is one of the communicator's device, and the elements may be read and written until its work is done.
+    /// `stream` belongs to the communicator's device. The elements are valid for reads and writes until the stream has completed the
+    /// all-reduce.
     pub unsafe fn all_reduce(
         &self,
-        raw: Raw,
+        handle: CommHandle,
         address: u64,
-        (count, element): (usize, Element),
+        (count, element): (usize, DataType),
         stream: *mut c_void,
     ) -> Result<()> {
         const SUM: c_int = 0;
-        let place = ptr::with_exposed_provenance_mut(address as usize);
-        // SAFETY: a communicator that was not given back; the caller promises the rest.
-        let code = unsafe { (self.all_reduce)(place, place, count, element as c_int, SUM, raw.get(), stream) };
+        let buffer = ptr::with_exposed_provenance_mut(address as usize);
+        // SAFETY: the communicator is alive; the caller promises the rest.
+        let code = unsafe { (self.all_reduce)(buffer, buffer, count, element as c_int, SUM, handle.get(), stream) };
         match code {
             IN_PROGRESS => Ok(()),
-            _ => self.check("ncclAllReduce", code, raw.get()),
+            _ => self.check("ncclAllReduce", code, handle.get()),
         }
     }
 
-    /// Begins to end a communicator in order, with all other ranks.
-    pub fn finalize(&self, raw: Raw) -> Result<()> {
-        // SAFETY: a communicator that was not given back.
-        match unsafe { (self.finalize)(raw.get()) } {
+    /// Starts finalizing a communicator. Collective over all ranks.
+    pub fn finalize(&self, handle: CommHandle) -> Result<()> {
+        // SAFETY: the communicator is alive.
+        match unsafe { (self.finalize)(handle.get()) } {
             IN_PROGRESS => Ok(()),
-            code => self.check("ncclCommFinalize", code, raw.get()),
+            code => self.check("ncclCommFinalize", code, handle.get()),
         }
     }
 
-    /// Gives a finalized communicator back. Nothing may be asked of it afterwards.
-    pub fn destroy(&self, raw: Raw) -> Result<()> {
-        // SAFETY: given back once.
-        self.check("ncclCommDestroy", unsafe { (self.destroy)(raw.get()) }, ptr::null_mut())
+    /// Destroys a finalized communicator. It must not be used afterwards.
+    pub fn destroy(&self, handle: CommHandle) -> Result<()> {
+        // SAFETY: the communicator is released only once.
+        self.check("ncclCommDestroy", unsafe { (self.destroy)(handle.get()) }, ptr::null_mut())
     }
 
-    /// Ends a communicator and what its device does for it, whatever the others do. Nothing may be asked of it afterwards. May take long.
-    pub fn abort(&self, raw: Raw) -> Result<()> {
-        // SAFETY: given back once.
-        match unsafe { (self.abort)(raw.get()) } {
+    /// Aborts a communicator and its kernels, independently of the other ranks. It must not be used afterwards. May block for long.
+    pub fn abort(&self, handle: CommHandle) -> Result<()> {
+        // SAFETY: the communicator is released only once.
+        match unsafe { (self.abort)(handle.get()) } {
             IN_PROGRESS => Ok(()),
             code => self.check("ncclCommAbort", code, ptr::null_mut()),
         }
     }
 
-    fn check(&self, operation: &'static str, code: Code, handle: Handle) -> Result<()> {
+    fn check(&self, operation: &'static str, code: NcclResult, handle: RawComm) -> Result<()> {
         if code == SUCCESS {
             return Ok(());
         }
-        // SAFETY: both give a string with its end, or null; the second's lives until NCCL's next error.
-        let words = unsafe { [(self.error_string)(code), (self.last_error)(handle)] };
-        let [text, last] = words.map(|text| match text.is_null() {
+        // SAFETY: both return a NUL-terminated string or null; the second is valid until NCCL's next error.
+        let texts = unsafe { [(self.error_string)(code), (self.last_error)(handle)] };
+        let [text, last] = texts.map(|text| match text.is_null() {
             true => String::new(),
             // SAFETY: as above.
             false => unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_owned(),
@@ -251,42 +253,42 @@ impl Library {
     }
 }
 
-/// A communicator that NCCL knows.
+/// Handle of a communicator.
 #[derive(Clone, Copy)]
-pub struct Raw(&'static AtomicPtr<c_void>);
+pub struct CommHandle(&'static AtomicPtr<c_void>);
 
-impl Raw {
-    fn get(self) -> Handle {
+impl CommHandle {
+    fn get(self) -> RawComm {
         self.0.load(Ordering::Acquire)
     }
 }
 
 struct Symbols<'a> {
-    shared: &'a Shared,
+    dynamic: &'a DynamicLibrary,
     path: &'a Path,
 }
 
 impl Symbols<'_> {
     fn get<T: Copy>(&self, name: &'static str) -> Result<T> {
-        // SAFETY: each caller gives the type that nccl.h has for this name.
-        let found = unsafe { self.shared.get::<T>(name.as_bytes()) };
-        found
-            .map(|symbol| *symbol)
-            .map_err(|_| Error::NoNccl(format!("{} has no {name}: NCCL 2.14 or later is needed", self.path.display())))
+        // SAFETY: each caller passes the type that nccl.h declares for this name.
+        let symbol = unsafe { self.dynamic.get::<T>(name.as_bytes()) };
+        symbol.map(|symbol| *symbol).map_err(|_| {
+            Error::NcclUnavailable(format!("{} has no {name}, expected NCCL 2.14 or later", self.path.display()))
+        })
     }
 }
 
-fn load(path: &Path, flags: c_int) -> Result<Shared, libloading::Error> {
-    // SAFETY: NVIDIA's library; its initializers have no conditions.
-    unsafe { Shared::open(Some(path), RTLD_NOW | flags) }
+fn load(path: &Path, flags: c_int) -> Result<DynamicLibrary, libloading::Error> {
+    // SAFETY: the initializers of NVIDIA's libraries have no preconditions.
+    unsafe { DynamicLibrary::open(Some(path), RTLD_NOW | flags) }
 }
 
-fn begins_with(folder: &Path, name: &str) -> Option<PathBuf> {
+fn find_by_prefix(folder: &Path, prefix: &str) -> Option<PathBuf> {
     let mut files = std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path());
-    files.find(|file| file.file_name().is_some_and(|file| file.to_string_lossy().starts_with(name)))
+    files.find(|file| file.file_name().is_some_and(|file| file.to_string_lossy().starts_with(prefix)))
 }
 
-/// Where the library that this process has was loaded from.
+/// Returns the path of NCCL in the memory map of this process, if it is loaded.
 fn loaded_path() -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let paths = maps.lines().filter_map(|line| line.find('/').map(|start| &line[start..]));

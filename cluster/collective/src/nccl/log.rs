@@ -1,4 +1,4 @@
-//! What NCCL says about its choices: it tells them nowhere but in its log.
+//! NCCL's log: the only place where NCCL reports its choice of transports.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
@@ -7,27 +7,28 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::fcntl_dupfd_cloexec;
 
-/// Names NCCL's log. Where it is a descriptor of this process, [`Log::begin`] opens it.
+/// Environment variable with the path of NCCL's log.
 const VARIABLE: &str = "NCCL_DEBUG_FILE";
-const OWN: &str = "/proc/self/fd/";
+/// Prefix of a path that names a file descriptor of this process.
+const DESCRIPTOR_PREFIX: &str = "/proc/self/fd/";
 
-/// NCCL's log of this process, in memory: nothing of it is left when the process ends.
-pub struct Log(File);
+/// NCCL's log of this process, in an in-memory file that disappears when the process exits.
+pub struct NcclLog(File);
 
-impl Log {
-    /// Opens the log for NCCL, which opens it once more, by its name, when it is first used. `None` where `NCCL_DEBUG_FILE` is
-    /// not set or names another file, or where its descriptor is in use.
-    pub fn begin() -> Option<Self> {
+impl NcclLog {
+    /// Creates the in-memory file under the descriptor that `NCCL_DEBUG_FILE` names; NCCL opens it by that path on first use. `None` if
+    /// the variable is unset or names another file, or if the descriptor is in use.
+    pub fn open() -> Option<Self> {
         let name = std::env::var(VARIABLE).ok()?;
-        let number: RawFd = name.strip_prefix(OWN)?.parse().ok()?;
+        let number: RawFd = name.strip_prefix(DESCRIPTOR_PREFIX)?.parse().ok()?;
         let memory = memfd_create("lambert-nccl", MemfdFlags::CLOEXEC).ok()?;
         let file = File::from(fcntl_dupfd_cloexec(memory, number).ok()?);
         (file.as_raw_fd() == number).then_some(Self(file))
     }
 
-    /// What it has said so far.
-    pub fn text(&self) -> String {
-        let mut bytes = vec![0; self.0.metadata().map_or(0, |facts| facts.len() as usize)];
+    /// Reads the log written so far.
+    pub fn read(&self) -> String {
+        let mut bytes = vec![0; self.0.metadata().map_or(0, |metadata| metadata.len() as usize)];
         let read = self.0.read_at(&mut bytes, 0).unwrap_or(0);
         String::from_utf8_lossy(&bytes[..read]).into_owned()
     }

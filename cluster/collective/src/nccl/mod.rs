@@ -1,84 +1,92 @@
-//! Sums between NVIDIA cards by NCCL, beside a group and a reducer in main memory, which are MPI's in a job.
+//! Backend for NVIDIA GPUs that communicate over NCCL. A group and a reducer in host memory (in a job, those of MPI) run beside it.
 //!
-//! **The library is loaded when the program runs**, the one that libtorch has loaded if there is one ([`Library::open`](crate::nccl::Library::open)); where it is
-//! absent, that is an error. The unique id travels over the group. The communicator is non-blocking (`blocking = 0`): a call
-//! that NCCL has not finished is polled, never waited for.
+//! **Library.** NCCL is loaded at run time; if libtorch has already loaded it, that copy is used ([`NcclLibrary::open`]). It is an error
+//! if NCCL is missing. The unique ID is broadcast over the group. The communicator is non-blocking (`blocking = 0`): the backend polls
+//! for completion instead of blocking in NCCL.
 //!
-//! **Order.** Sums run on a stream of their own ([`Device`](crate::nccl::Device)). A bucket's sum waits, on the device, for what the compute stream was
-//! given before [`Reducer::start`](crate::Reducer::start). Buckets are summed in the order of their starts, so that all ranks give NCCL the same calls.
-//! [`Pending::wait`](crate::Pending::wait) returns on the host when the device has passed the bucket's last operation: what the host
-//! enqueues after that comes after it on every stream.
+//! **Ordering.** All-reduces run on a separate communication stream ([`NcclDevice`]). On the device, a bucket's all-reduce waits for the
+//! work that was enqueued on the compute stream before [`Reducer::start`]. Buckets are reduced in the order of their starts, so all ranks
+//! make the same NCCL calls. [`PendingAllReduce::wait`] returns when the device has completed the bucket's last operation. Work that the
+//! host enqueues afterwards, on any stream, sees the sum.
 //!
-//! **Nothing waits for ever, and whose fault it is.** NCCL does not tell a straggler from a dead rank. So each bucket has a *roll call*:
-//! a sum of a few numbers over the reducer in main memory, started with the bucket and awaited before it. It is complete when all
-//! ranks have started the bucket; a straggler is waited for, and a dead rank is named, by the rules of [`mpi`](crate::mpi). It also
-//! shows that the ranks' buckets differ, which NCCL would not. From there on, and once this rank's own gradients are computed, the sum
-//! has [`Options::stall`](crate::nccl::Options::stall); when that is over, half as long goes into finding out who does not answer. Asynchronous errors are polled all the time. When anything fails the communicator is aborted, which ends its
-//! kernels on the device, so that the bucket is left alone; from then on every operation gives the same error.
+//! **Timeouts.** NCCL cannot distinguish a straggler from a dead rank. Each bucket therefore has an *arrival check*: an all-reduce of four
+//! numbers in host memory, started with the bucket and waited for before it. It completes when all ranks have started the bucket.
+//! Stragglers are waited for and dead ranks are named, by the rules of [`mpi`](crate::mpi). It also detects buckets of different
+//! lengths, which NCCL does not. [`NcclOptions::stall_timeout`] starts when the arrival check and this rank's own gradients are
+//! complete. After the timeout, the backend spends up to half as long again on finding the ranks that do not respond.
+//!
+//! **Failures.** Asynchronous NCCL errors are polled while waiting. After any failure the communicator is aborted, which stops its
+//! kernels on the device, so the bucket is no longer accessed. All later operations return the same error.
+//!
+//! [`NcclLibrary::open`]: crate::nccl::NcclLibrary::open
+//! [`NcclDevice`]: crate::nccl::NcclDevice
+//! [`NcclOptions::stall_timeout`]: crate::nccl::NcclOptions::stall_timeout
+//! [`Reducer::start`]: crate::Reducer::start
+//! [`PendingAllReduce::wait`]: crate::PendingAllReduce::wait
 
 mod communicator;
 mod device;
 mod library;
 mod log;
-mod record;
 mod reducer;
+mod report;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::{Group, Reducer, Result, events};
-use communicator::Communicator;
-pub use device::Device;
-pub use library::{Library, UniqueId};
-pub use log::Log;
-pub use record::{Record, Transports, variables};
+use communicator::NcclCommunicator;
+pub use device::NcclDevice;
+pub use library::{NcclLibrary, UniqueId};
+pub use log::NcclLog;
 use reducer::NcclReducer;
+pub use report::{NcclReport, Transports, environment_variables};
 
-pub use crate::mpi::Wire;
+pub use crate::mpi::WireFormat;
 
-/// How the ranks' cards deal with each other; equal on all of them.
+/// Options of the NCCL backend; equal on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Options {
-    /// How long NCCL may take to connect all ranks, and for a sum that all ranks have started; 60 s by default.
-    pub stall: Duration,
-    /// The format that gradients travel in. With bf16 each rank rounds its values to bf16 once, NCCL adds in bf16 as its algorithm
-    /// does (a ring rounds each partial sum), and the result is widened: the error grows with the ranks, at most 2^-8 of the
-    /// partial sum each time.
-    pub wire: Wire,
+pub struct NcclOptions {
+    /// Timeout of communicator initialization, and of an all-reduce that all ranks have started; default 60 s.
+    pub stall_timeout: Duration,
+    /// Number format of gradients on the wire. With bf16 each rank rounds its values once and NCCL sums in bf16. A ring rounds each
+    /// partial sum by at most 2^-8 of it, so the error grows with the number of ranks.
+    pub wire: WireFormat,
 }
 
-impl Default for Options {
+impl Default for NcclOptions {
     fn default() -> Self {
-        Self { stall: Duration::from_secs(60), wire: Wire::default() }
+        Self { stall_timeout: Duration::from_secs(60), wire: WireFormat::default() }
     }
 }
 
-/// Connects the cards of all ranks, which call this together, each with a card of its own. `beside` is the reducer that
-/// came with `group`.
+/// Initializes an NCCL communicator of all ranks. Collective; each rank passes a different GPU. `host_reducer` is the reducer of the
+/// same endpoints as `group`.
 ///
 /// # Errors
-/// NCCL refuses or does not connect in time, or a rank is gone.
-pub fn join<D: Device + 'static>(
+/// NCCL returns an error or does not connect in time, or a rank has left.
+pub fn init<D: NcclDevice + 'static>(
     group: &mut dyn Group,
-    beside: Box<dyn Reducer>,
-    library: &Arc<Library>,
+    host_reducer: Box<dyn Reducer>,
+    library: &Arc<NcclLibrary>,
     device: D,
-    options: Options,
+    options: NcclOptions,
 ) -> Result<Box<dyn Reducer>> {
-    let id = shared_id(group, library)?;
-    device.enter()?;
-    let communicator = Communicator::connect(library, (group.rank(), group.world()), id, options.stall)?;
-    events::joined("nccl", group.rank(), group.world());
-    Ok(Box::new(NcclReducer::new(communicator, beside, device, group.world(), options)))
+    let id = broadcast_unique_id(group, library)?;
+    device.make_current()?;
+    let (rank, world_size) = (group.rank(), group.world_size());
+    let communicator = NcclCommunicator::connect(library, (rank, world_size), id, options.stall_timeout)?;
+    events::joined("nccl", rank, world_size);
+    Ok(Box::new(NcclReducer::new(communicator, host_reducer, device, world_size, options)))
 }
 
-/// The id that rank 0 has made, or its error on all ranks.
-fn shared_id(group: &mut dyn Group, library: &Library) -> Result<UniqueId> {
-    let made = if group.rank() == 0 { Some(library.unique_id()) } else { None };
-    let mut bytes = made.as_ref().and_then(|made| made.as_ref().ok()).map(UniqueId::to_bytes).unwrap_or_default();
+/// Broadcasts the unique ID of rank 0. If rank 0 cannot create one, all ranks return an error.
+fn broadcast_unique_id(group: &mut dyn Group, library: &NcclLibrary) -> Result<UniqueId> {
+    let created = if group.rank() == 0 { Some(library.unique_id()) } else { None };
+    let mut bytes = created.as_ref().and_then(|id| id.as_ref().ok()).map(UniqueId::to_bytes).unwrap_or_default();
     group.broadcast_bytes(&mut bytes, 0)?;
-    match made {
-        Some(made) => made,
+    match created {
+        Some(id) => id,
         None => UniqueId::from_bytes(&bytes).ok_or(crate::Error::RankGone { operation: "ncclGetUniqueId", rank: 0 }),
     }
 }

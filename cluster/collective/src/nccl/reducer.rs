@@ -1,103 +1,103 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::communicator::{Communicator, POLL};
-use super::library::Element;
-use super::{Device, Options, Wire};
-use crate::reducer::Numbers;
-use crate::{Bucket, Error, Pending, Place, Reducer, Result};
+use super::communicator::{NcclCommunicator, POLL};
+use super::library::DataType;
+use super::{NcclDevice, NcclOptions, WireFormat};
+use crate::reducer::OwnedAllReduce;
+use crate::{Bucket, Error, MemoryLocation, PendingAllReduce, Reducer, Result};
 
-/// What a sum is called in errors.
-const BUCKET: &str = "reduction of a bucket by NCCL";
+/// Name of the operation in errors.
+const BUCKET_ALL_REDUCE: &str = "NCCL bucket all-reduce";
 
-/// How long the device may take to leave a bucket alone after an abort.
-const LEAVE: Duration = Duration::from_secs(2);
+/// Maximum wait for the communication stream to drain after an abort.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Sums buckets in a card's memory.
-pub struct NcclReducer<D: Device> {
-    shared: Arc<Shared<D>>,
-    world: usize,
-    wire: Wire,
+/// All-reduces buckets in GPU memory.
+pub struct NcclReducer<D: NcclDevice> {
+    shared: Arc<ReducerState<D>>,
+    world_size: usize,
+    wire: WireFormat,
 }
 
-struct Shared<D> {
-    communicator: Mutex<Communicator>,
-    /// In main memory: whether all ranks have come.
-    beside: Mutex<Box<dyn Reducer>>,
+struct ReducerState<D> {
+    communicator: Mutex<NcclCommunicator>,
+    /// Reducer in host memory, for arrival checks.
+    host_reducer: Mutex<Box<dyn Reducer>>,
     device: D,
-    stall: Duration,
+    stall_timeout: Duration,
 }
 
-impl<D: Device> NcclReducer<D> {
+impl<D: NcclDevice> NcclReducer<D> {
     pub fn new(
-        communicator: Communicator,
-        beside: Box<dyn Reducer>,
+        communicator: NcclCommunicator,
+        host_reducer: Box<dyn Reducer>,
         device: D,
-        world: usize,
-        options: Options,
+        world_size: usize,
+        options: NcclOptions,
     ) -> Self {
-        let (communicator, beside) = (Mutex::new(communicator), Mutex::new(beside));
-        let shared = Shared { communicator, beside, device, stall: options.stall };
-        Self { shared: Arc::new(shared), world, wire: options.wire }
+        let (communicator, host_reducer) = (Mutex::new(communicator), Mutex::new(host_reducer));
+        let shared = ReducerState { communicator, host_reducer, device, stall_timeout: options.stall_timeout };
+        Self { shared: Arc::new(shared), world_size, wire: options.wire }
     }
 
-    /// Gives the stream for sums all that `bucket` needs; marks behind its gradients and behind its sum.
-    fn enqueue(&self, bucket: &Bucket) -> Result<[D::Mark; 2]> {
+    /// Enqueues the all-reduce of `bucket`. Returns the events after its gradients and after its sum.
+    fn enqueue(&self, bucket: &Bucket) -> Result<[D::StreamEvent; 2]> {
         let (device, count) = (&self.shared.device, bucket.count());
-        let address = bucket.first().expose_provenance() as u64;
-        device.enter()?;
-        let computed = device.mark_compute()?;
-        device.hold_sums(&computed)?;
+        let address = bucket.as_mut_ptr().expose_provenance() as u64;
+        device.make_current()?;
+        let computed = device.record_compute_event()?;
+        device.wait_event(&computed)?;
         let communicator = self.shared.communicator();
-        let sum = |address, element| {
-            // SAFETY: whoever made the bucket promised its memory until its reduction is awaited or dropped, and the device that of
-            // narrowed values and the stream.
-            unsafe { communicator.all_reduce(address, (count, element), device.stream()) }
+        let all_reduce = |address, data_type| {
+            // SAFETY: the bucket's creator promised its memory until the all-reduce is waited for or dropped; the device promises the
+            // bf16 buffer and the stream.
+            unsafe { communicator.all_reduce(address, (count, data_type), device.comm_stream()) }
         };
         match self.wire {
             _ if count == 0 => communicator.check()?,
-            Wire::F32 => sum(address, Element::F32)?,
-            Wire::Bf16 => {
-                sum(device.narrow(address, count)?, Element::Bf16)?;
-                device.widen(address, count)?;
+            WireFormat::F32 => all_reduce(address, DataType::F32)?,
+            WireFormat::Bf16 => {
+                all_reduce(device.cast_to_bf16(address, count)?, DataType::Bf16)?;
+                device.cast_from_bf16(address, count)?;
             }
         }
-        Ok([computed, device.mark_sums()?])
+        Ok([computed, device.record_comm_event()?])
     }
 }
 
-impl<D: Device> Shared<D> {
-    fn communicator(&self) -> MutexGuard<'_, Communicator> {
+impl<D: NcclDevice> ReducerState<D> {
+    fn communicator(&self) -> MutexGuard<'_, NcclCommunicator> {
         self.communicator.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn roll_call(&self, own: [f32; 4]) -> Result<Numbers> {
-        let mut beside = self.beside.lock().unwrap_or_else(PoisonError::into_inner);
-        Numbers::start(&mut **beside, own.to_vec())
+    /// Starts an all-reduce of `digits` in host memory; it completes when all ranks have started theirs.
+    fn start_arrival_check(&self, digits: [f32; 4]) -> Result<OwnedAllReduce> {
+        let mut host_reducer = self.host_reducer.lock().unwrap_or_else(PoisonError::into_inner);
+        OwnedAllReduce::start(&mut **host_reducer, digits.to_vec())
     }
 
-    /// The ranks that do not answer where NCCL has moved nothing for so long: the others come to one more roll call, for this bucket
-    /// or for their next one.
-    fn silent(&self) -> Vec<usize> {
-        let asked = self.roll_call([0.0; 4]);
-        match asked.and_then(|asked| asked.wait(Some(Instant::now() + self.stall / 2))) {
+    /// Returns the ranks that do not respond. Ranks that do take part in one more arrival check, for this or their next bucket.
+    fn unresponsive_ranks(&self) -> Vec<usize> {
+        let check = self.start_arrival_check([0.0; 4]);
+        match check.and_then(|check| check.wait(Some(Instant::now() + self.stall_timeout / 2))) {
             Err(Error::Deadline { missing, .. }) => missing,
             Err(Error::RankGone { rank, .. }) => vec![rank],
             _ => Vec::new(),
         }
     }
 
-    /// Aborts the communicator, and waits until the device has left all buckets alone; the first error.
+    /// Aborts the communicator and waits until the communication stream has drained. Returns the first error.
     fn fail(&self, error: Error) -> Error {
         if let Some(first) = self.communicator().failure() {
             return first;
         }
         let first = self.communicator().fail(error);
-        let last = self.device.enter().and_then(|()| self.device.mark_sums());
+        let last = self.device.make_current().and_then(|()| self.device.record_comm_event());
         let begin = Instant::now();
-        while let Ok(mark) = &last
-            && self.device.is_reached(mark).is_ok_and(|reached| !reached)
-            && begin.elapsed() < LEAVE
+        while let Ok(event) = &last
+            && self.device.is_complete(event).is_ok_and(|is_complete| !is_complete)
+            && begin.elapsed() < DRAIN_TIMEOUT
         {
             std::thread::sleep(POLL);
         }
@@ -105,94 +105,101 @@ impl<D: Device> Shared<D> {
     }
 }
 
-impl<D: Device + 'static> Reducer for NcclReducer<D> {
+impl<D: NcclDevice + 'static> Reducer for NcclReducer<D> {
     fn name(&self) -> &'static str {
         "nccl"
     }
 
-    fn reaches(&self, place: Place) -> bool {
-        place == Place::Device(self.shared.device.number())
+    fn supports(&self, location: MemoryLocation) -> bool {
+        location == MemoryLocation::Device(self.shared.device.ordinal())
     }
 
-    fn start(&mut self, bucket: Bucket) -> Result<Box<dyn Pending>> {
-        if bucket.count() > 0 && !self.reaches(bucket.place()) {
-            return Err(Error::Unreachable { reducer: "nccl", place: bucket.place() });
+    fn start(&mut self, bucket: Bucket) -> Result<Box<dyn PendingAllReduce>> {
+        if bucket.count() > 0 && !self.supports(bucket.location()) {
+            return Err(Error::UnsupportedLocation { reducer: "nccl", location: bucket.location() });
         }
         let [computed, summed] = self.enqueue(&bucket).map_err(|error| self.shared.fail(error))?;
-        let own = digits(bucket.count());
-        let roll_call = self.shared.roll_call(own).map_err(|error| self.shared.fail(error))?;
-        let (shared, world) = (self.shared.clone(), self.world);
-        Ok(Box::new(Sum { shared, world, own, roll_call: Some(roll_call), computed, summed, over: false }))
+        let digits = length_digits(bucket.count());
+        let check = self.shared.start_arrival_check(digits).map_err(|error| self.shared.fail(error))?;
+        let (shared, world_size) = (self.shared.clone(), self.world_size);
+        let arrival_check = Some(check);
+        Ok(Box::new(NcclAllReduce { shared, world_size, digits, arrival_check, computed, summed, is_finished: false }))
     }
 }
 
-/// A length in numbers whose sums over any world are exact in f32.
-fn digits(count: usize) -> [f32; 4] {
-    std::array::from_fn(|place| ((count >> (12 * place)) & 0xfff) as f32)
+/// Splits a length into base-4096 digits, lowest first, whose sums over up to 4096 ranks are exact in f32.
+fn length_digits(count: usize) -> [f32; 4] {
+    std::array::from_fn(|index| ((count >> (12 * index)) & 0xfff) as f32)
 }
 
-/// A bucket's sum under way.
-struct Sum<D: Device> {
-    shared: Arc<Shared<D>>,
-    world: usize,
-    own: [f32; 4],
-    roll_call: Option<Numbers>,
-    computed: D::Mark,
-    summed: D::Mark,
-    /// Whether it is complete, or has failed.
-    over: bool,
+/// All-reduce of a bucket in flight.
+struct NcclAllReduce<D: NcclDevice> {
+    shared: Arc<ReducerState<D>>,
+    world_size: usize,
+    /// Length of the bucket, as digits.
+    digits: [f32; 4],
+    arrival_check: Option<OwnedAllReduce>,
+    /// Event after the bucket's gradients.
+    computed: D::StreamEvent,
+    /// Event after the bucket's sum.
+    summed: D::StreamEvent,
+    /// True if the all-reduce has completed or failed.
+    is_finished: bool,
 }
 
-impl<D: Device> Sum<D> {
-    /// Returns when all ranks have started the bucket, and one of the same length.
-    fn all_have_come(&mut self, deadline: Option<Instant>) -> Result<()> {
-        let Some(roll_call) = self.roll_call.take() else { return Ok(()) };
-        let sums = roll_call.wait(deadline)?;
-        if sums.iter().zip(self.own).all(|(sum, own)| *sum == own * self.world as f32) {
+impl<D: NcclDevice> NcclAllReduce<D> {
+    /// Waits until all ranks have started the bucket. Fails if its length differs between ranks.
+    fn wait_for_arrival(&mut self, deadline: Option<Instant>) -> Result<()> {
+        let Some(check) = self.arrival_check.take() else { return Ok(()) };
+        let sums = check.wait(deadline)?;
+        if sums.iter().zip(self.digits).all(|(sum, own)| *sum == own * self.world_size as f32) {
             return Ok(());
         }
-        let own = self.own.iter().rev().fold(0, |count, digit| (count << 12) + *digit as usize);
-        Err(Error::Mismatch { operation: BUCKET, what: format!("{own} values here, not as many on another rank") })
+        let own = self.digits.iter().rev().fold(0, |count, digit| (count << 12) + *digit as usize);
+        let detail = format!("{own} values on this rank, a different number on another rank");
+        Err(Error::Mismatch { operation: BUCKET_ALL_REDUCE, detail })
     }
 
-    /// Polls until the sum is there. Its limit begins when this rank's own values are.
-    fn complete(&self, deadline: Option<Instant>) -> Result<()> {
+    /// Polls until the sum is complete. The stall timeout starts when this rank's gradients are computed.
+    fn wait_for_sum(&self, deadline: Option<Instant>) -> Result<()> {
         let device = &self.shared.device;
-        device.enter()?;
-        let mut computed = None;
+        device.make_current()?;
+        let mut computed_at = None;
         loop {
             self.shared.communicator().check()?;
-            if device.is_reached(&self.summed)? {
+            if device.is_complete(&self.summed)? {
                 return Ok(());
             }
             let now = Instant::now();
-            if computed.is_none() && device.is_reached(&self.computed)? {
-                computed = Some(now);
+            if computed_at.is_none() && device.is_complete(&self.computed)? {
+                computed_at = Some(now);
             }
-            if computed.is_some_and(|since| now >= since + self.shared.stall) {
-                return Err(Error::Deadline { operation: BUCKET, missing: self.shared.silent() });
+            if computed_at.is_some_and(|since| now >= since + self.shared.stall_timeout) {
+                let missing = self.shared.unresponsive_ranks();
+                return Err(Error::Deadline { operation: BUCKET_ALL_REDUCE, missing });
             }
             if deadline.is_some_and(|deadline| now >= deadline) {
-                return Err(Error::Deadline { operation: BUCKET, missing: Vec::new() });
+                return Err(Error::Deadline { operation: BUCKET_ALL_REDUCE, missing: Vec::new() });
             }
             std::thread::sleep(POLL);
         }
     }
 }
 
-impl<D: Device> Pending for Sum<D> {
+impl<D: NcclDevice> PendingAllReduce for NcclAllReduce<D> {
     fn wait(mut self: Box<Self>, deadline: Option<Instant>) -> Result<()> {
-        let summed = self.all_have_come(deadline).and_then(|()| self.complete(deadline));
-        self.over = true;
-        summed.map_err(|error| self.shared.fail(error))
+        let result = self.wait_for_arrival(deadline).and_then(|()| self.wait_for_sum(deadline));
+        self.is_finished = true;
+        result.map_err(|error| self.shared.fail(error))
     }
 }
 
-/// NCCL cannot take one sum back: one that is given up takes the communicator along.
-impl<D: Device> Drop for Sum<D> {
+/// Aborts the communicator if the all-reduce is unfinished: NCCL cannot cancel a single operation.
+impl<D: NcclDevice> Drop for NcclAllReduce<D> {
     fn drop(&mut self) {
-        if !self.over {
-            self.shared.fail(Error::Mismatch { operation: BUCKET, what: "it was given up".into() });
+        if !self.is_finished {
+            let detail = "dropped before completion".into();
+            self.shared.fail(Error::Mismatch { operation: BUCKET_ALL_REDUCE, detail });
         }
     }
 }

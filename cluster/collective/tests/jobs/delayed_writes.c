@@ -1,5 +1,5 @@
-// Holds every twentieth write of a kilobyte or more to a socket back for 50 ms, and adds a byte to the file named by
-// LAMBERT_TEST_DELAYS for each. For tests, by LD_PRELOAD: where the kernel cannot delay packets.
+// Delays every twentieth socket write of 1 KiB or more by 50 ms and appends a byte to the file LAMBERT_TEST_DELAYS for each. Loaded by
+// tests with LD_PRELOAD, for kernels that cannot delay packets.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,21 +1,21 @@
-//! Jobs of real MPI processes: a test program starts itself again under `mpirun`, so that one of its tests is what a rank does.
-//! Run outside an MPI job, such a test does nothing.
+//! Jobs of real MPI processes. A test program starts itself under `mpirun`, with one of its tests as the body of each rank. Outside an
+//! MPI job such a test does nothing.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use lambert_collective::mpi::{self, Options};
+use lambert_collective::mpi::{self, MpiOptions};
 use lambert_collective::{Endpoints, world};
 
-/// Where the ranks of a job leave files for the test that started them.
+/// Environment variable with the folder in which ranks write files for the test that started them.
 pub const FOLDER: &str = "LAMBERT_TEST_FOLDER";
 
-/// Seconds after which mpirun ends a job: none here takes as long.
+/// Job timeout for mpirun, seconds; longer than any job here.
 const TIMEOUT: &str = "60";
 
-/// Runs `test` as the ranks of a job; its output, and how long it took.
-#[allow(dead_code, reason = "a test program may start its jobs in another way")]
+/// Runs `test` in each rank of a job. Returns the output and the duration.
+#[allow(dead_code, reason = "not used by every test program")]
 pub fn mpirun(ranks: usize, test: &str, folder: &Path) -> (Output, Duration) {
     let start = Instant::now();
     let output = Command::new("mpirun")
@@ -37,44 +37,44 @@ pub fn mpirun(ranks: usize, test: &str, folder: &Path) -> (Output, Duration) {
     (output, start.elapsed())
 }
 
-/// This process as a rank of the job that was started for the calling test, or `None` outside one.
-pub fn as_rank(options: Options) -> Option<Endpoints> {
+/// Initializes MPI if this process is a rank of a job; `None` otherwise.
+pub fn as_rank(options: MpiOptions) -> Option<Endpoints> {
     let detected = world::detect()?;
-    let ends = mpi::init(options).unwrap();
-    let rank = ends.group.rank();
-    assert_eq!((rank, ends.group.world()), (detected.rank, detected.size));
+    let endpoints = mpi::init(options).unwrap();
+    let rank = endpoints.group.rank();
+    assert_eq!((rank, endpoints.group.world_size()), (detected.rank, detected.size));
     std::fs::write(file(&format!("pid-{rank}")), std::process::id().to_string()).unwrap();
-    Some(ends)
+    Some(endpoints)
 }
 
-/// A file for the test that started the job.
+/// Path of a file for the test that started the job.
 pub fn file(name: &str) -> PathBuf {
     Path::new(&std::env::var(FOLDER).unwrap()).join(name)
 }
 
-/// Writes such a file, whole.
+/// Writes a file for the test atomically.
 pub fn write(name: &str, text: &str) {
     write_in(&file(""), name, text);
 }
 
-/// The same from outside the job.
+/// Writes a file to `folder` atomically.
 pub fn write_in(folder: &Path, name: &str, text: &str) {
-    // Two ranks may write the same one.
-    let unfinished = folder.join(format!("unfinished-{}-{name}", std::process::id()));
-    std::fs::write(&unfinished, text).unwrap();
-    std::fs::rename(&unfinished, folder.join(name)).unwrap();
+    // Two ranks may write the same file.
+    let temporary = folder.join(format!("temp-{}-{name}", std::process::id()));
+    std::fs::write(&temporary, text).unwrap();
+    std::fs::rename(&temporary, folder.join(name)).unwrap();
 }
 
-/// Waits until there are such files.
-#[allow(dead_code, reason = "not every test program has ranks that wait for each other")]
+/// Waits until the files `names` exist.
+#[allow(dead_code, reason = "not used by every test program")]
 pub fn wait_for(names: &[&str]) {
     while !names.iter().all(|name| file(name).exists()) {
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// Sends this process a signal, by its name, in a while.
-#[allow(dead_code, reason = "not every test program ends its ranks")]
+/// Sends this process the signal `signal` after `delay`.
+#[allow(dead_code, reason = "not used by every test program")]
 pub fn signal_self_after(signal: &'static str, delay: Duration) {
     std::thread::spawn(move || {
         std::thread::sleep(delay);

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, btree_map};
 
-use lambert_control::Phase;
+use lambert_control::WorkerPhase;
 
 use crate::decide::Seconds;
 
@@ -16,7 +16,7 @@ pub struct Rank {
     /// Steps it has finished.
     pub step: u64,
     /// What its training thread is doing.
-    pub phase: Phase,
+    pub phase: WorkerPhase,
     /// Since when.
     pub since: Seconds,
     /// When it last reported.

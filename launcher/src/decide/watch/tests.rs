@@ -3,7 +3,7 @@
 use super::*;
 use crate::decide::{Death, Exit};
 use lambert_config::exit;
-use lambert_control::{Fault, Versions};
+use lambert_control::{FailureKind, Versions};
 
 fn watch() -> Watch {
     watch_on(&[])
@@ -12,18 +12,18 @@ fn watch() -> Watch {
 fn watch_on(places: &[&str]) -> Watch {
     let mut watch = Watch::new(places.iter().map(|place| (*place).to_owned()).collect());
     for rank in 0..2 {
-        let report = Report { rank, pid: 40 + rank as u32, host: "x".into(), step: 5, ..Report::default() };
+        let report = WorkerReport { rank, pid: 40 + rank as u32, host: "x".into(), step: 5, ..WorkerReport::default() };
         watch.take(0.0, FromWorkers::Report(report));
     }
     watch
 }
 
 fn tell(watch: &mut Watch, rank: usize, kind: EventKind) {
-    watch.take(1.0, FromWorkers::Message(rank, Saying::Event(kind)));
+    watch.take(1.0, FromWorkers::Message(rank, Message::Event(kind)));
 }
 
-fn failed(message: &str, fault: Fault) -> EventKind {
-    EventKind::Failed { message: message.into(), fault }
+fn failed(message: &str, fault: FailureKind) -> EventKind {
+    EventKind::Failed { message: message.into(), kind: fault }
 }
 
 fn ended(mut watch: Watch, code: i32) -> Ending {
@@ -31,7 +31,7 @@ fn ended(mut watch: Watch, code: i32) -> Ending {
     watch.failure(2)
 }
 
-fn failure(watch: Watch, code: i32) -> (String, Fault) {
+fn failure(watch: Watch, code: i32) -> (String, FailureKind) {
     match ended(watch, code) {
         Ending::Failed(failure) => (failure.message, failure.fault),
         other => panic!("{other:?}"),
@@ -62,21 +62,21 @@ fn the_word_of_rank_0_is_the_result_whatever_follows() {
 fn the_killed_rank_is_named_whatever_the_survivors_say() {
     let mut watch = watch();
     watch.take(1.0, FromWorkers::Died(Death::Signal { rank: 1, signal: 9 }));
-    tell(&mut watch, 0, failed("the all-reduce failed", Fault::Passing));
-    let expected = ("rank 1 (pid 41 on host x) was killed by signal 9".to_owned(), Fault::Passing);
+    tell(&mut watch, 0, failed("the all-reduce failed", FailureKind::Transient));
+    let expected = ("rank 1 (pid 41 on host x) was killed by signal 9".to_owned(), FailureKind::Transient);
     assert_eq!(failure(watch, 137), expected);
 }
 
 #[test]
 fn a_lasting_fault_and_one_of_a_host_come_before_everything() {
-    for fault in [Fault::Lasting, Fault::Host, Fault::LeaseLost, Fault::Usage] {
+    for fault in [FailureKind::Permanent, FailureKind::Host, FailureKind::LeaseLost, FailureKind::Usage] {
         let mut watch = watch();
         watch.take(1.0, FromWorkers::Died(Death::Signal { rank: 1, signal: 9 }));
-        tell(&mut watch, 1, failed("a peer left", Fault::Passing));
+        tell(&mut watch, 1, failed("a peer left", FailureKind::Transient));
         tell(&mut watch, 0, failed("shard-00001 is damaged", fault));
         let Ending::Failed(failure) = ended(watch, 1) else { panic!() };
         assert_eq!(failure.message, "rank 0 (pid 40 on host x) failed: shard-00001 is damaged");
-        assert_eq!((failure.fault, failure.host.is_some()), (fault, fault == Fault::Host));
+        assert_eq!((failure.fault, failure.host.is_some()), (fault, fault == FailureKind::Host));
     }
 }
 
@@ -84,14 +84,14 @@ fn a_lasting_fault_and_one_of_a_host_come_before_everything() {
 fn what_the_dead_rank_said_is_its_cause() {
     let mut watch = watch();
     watch.take(1.0, FromWorkers::Died(Death::Exit { rank: 1, code: 1 }));
-    tell(&mut watch, 0, failed("a peer left", Fault::Passing));
-    tell(&mut watch, 1, failed("the store is away", Fault::Passing));
+    tell(&mut watch, 0, failed("a peer left", FailureKind::Transient));
+    tell(&mut watch, 1, failed("the store is away", FailureKind::Transient));
     assert!(failure(watch, 1).0.ends_with("failed: the store is away"));
 }
 
 #[test]
 fn a_wrong_configuration_is_final() {
-    assert_eq!(failure(watch(), 2).1, Fault::Usage);
+    assert_eq!(failure(watch(), 2).1, FailureKind::Usage);
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn a_host_that_the_launcher_has_lost_is_to_blame() {
                   [[27258,0],1] on node 10.0.0.2 This is usually due to";
     watch.take(1.0, FromWorkers::Remark(remark.into()));
     let Ending::Failed(failure) = ended(watch, 205) else { panic!() };
-    assert_eq!((failure.fault, failure.host.as_deref()), (Fault::Passing, Some("10.0.0.2")));
+    assert_eq!((failure.fault, failure.host.as_deref()), (FailureKind::Transient, Some("10.0.0.2")));
 }
 
 #[test]
@@ -136,8 +136,8 @@ fn the_one_host_that_a_launcher_names_is_the_one_it_complains_of() {
 fn a_mismatch_of_versions_is_found() {
     let mut watch = Watch::default();
     let report = |rank, mpi: &str| {
-        let versions = Versions { mpi: mpi.into(), ..Versions::of_program() };
-        FromWorkers::Report(Report { rank, versions: Some(versions), ..Report::default() })
+        let versions = Versions { mpi: mpi.into(), ..Versions::current() };
+        FromWorkers::Report(WorkerReport { rank, versions: Some(versions), ..WorkerReport::default() })
     };
     watch.take(0.0, report(0, "four"));
     watch.take(0.0, report(1, "four"));
@@ -154,9 +154,9 @@ fn ranks_that_this_coordinator_left_alone_have_not_failed() {
     assert!(is_unsupervised(named.clone(), exit::UNSUPERVISED));
     named.take(1.0, FromWorkers::Died(Death::Exit { rank: 1, code: exit::UNSUPERVISED }));
     // The others notice that a rank is gone before they notice that nobody answers.
-    tell(&mut named, 0, failed("the all-reduce failed", Fault::Passing));
+    tell(&mut named, 0, failed("the all-reduce failed", FailureKind::Transient));
     assert!(is_unsupervised(named.clone(), exit::UNSUPERVISED));
-    tell(&mut named, 0, failed("a damaged shard", Fault::Lasting));
+    tell(&mut named, 0, failed("a damaged shard", FailureKind::Permanent));
     assert!(!is_unsupervised(named, exit::UNSUPERVISED));
     let mut crashed = watch();
     crashed.take(1.0, FromWorkers::Died(Death::Signal { rank: 1, signal: 11 }));

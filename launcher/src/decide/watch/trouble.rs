@@ -1,7 +1,7 @@
 //! What has gone wrong in an attempt, from the launcher and from the ranks; and which of it is the cause.
 
 use lambert_config::exit;
-use lambert_control::Fault;
+use lambert_control::FailureKind;
 
 use super::{Ending, Ranks};
 use crate::decide::Seconds;
@@ -30,13 +30,13 @@ pub struct Trouble {
 pub struct RankFailure {
     pub rank: usize,
     pub message: String,
-    pub fault: Fault,
+    pub fault: FailureKind,
 }
 
 impl RankFailure {
     fn ending(&self, ranks: &Ranks) -> Ending {
         let message = format!("{} failed: {}", ranks.who(self.rank), self.message);
-        let host = ranks.host(self.rank).filter(|_| self.fault == Fault::Host);
+        let host = ranks.host(self.rank).filter(|_| self.fault == FailureKind::Host);
         Ending::Failed(Failure { message, fault: self.fault, host })
     }
 }
@@ -47,7 +47,7 @@ pub struct Failure {
     /// Which rank and how, for people.
     pub message: String,
     /// What a new attempt may hope for.
-    pub fault: Fault,
+    pub fault: FailureKind,
     /// The host that is to blame, if one is.
     pub host: Option<String>,
 }
@@ -55,7 +55,7 @@ pub struct Failure {
 impl Failure {
     /// Something that a new attempt may be spared.
     pub fn passing(message: String) -> Self {
-        Self { message, fault: Fault::Passing, host: None }
+        Self { message, fault: FailureKind::Transient, host: None }
     }
 }
 
@@ -105,9 +105,9 @@ impl Trouble {
     /// Why an attempt of `world` ranks failed, once its processes have ended: the first of these that is known: a fault that a
     /// rank says is lasting, a signal, what the dead rank said, what any rank said, how the process ended.
     pub fn failure(&self, ranks: &Ranks, world: usize) -> Ending {
-        let lasting = |failure: &&RankFailure| !matches!(failure.fault, Fault::Passing | Fault::Host);
+        let lasting = |failure: &&RankFailure| !matches!(failure.fault, FailureKind::Transient | FailureKind::Host);
         let by = |rank: usize| self.failures.iter().find(|failure| failure.rank == rank);
-        let host = || self.failures.iter().find(|failure| failure.fault == Fault::Host);
+        let host = || self.failures.iter().find(|failure| failure.fault == FailureKind::Host);
         let told = self.failures.iter().find(lasting).or_else(host);
         match (told, self.death) {
             (Some(told), _) => told.ending(ranks),
@@ -160,7 +160,7 @@ impl Trouble {
     }
 
     fn coded(&self, ranks: &Ranks, message: String, code: i32) -> Ending {
-        let fault = if code == exit::USAGE { Fault::Usage } else { Fault::Passing };
+        let fault = if code == exit::USAGE { FailureKind::Usage } else { FailureKind::Transient };
         Ending::Failed(Failure { message, fault, host: self.complained_of(ranks) })
     }
 

@@ -16,7 +16,7 @@ impl VersionCheck {
             self.first = Some((rank, versions));
             return;
         };
-        if let Some((what, one, other)) = known.differs(&versions) {
+        if let Some((what, one, other)) = known.first_difference(&versions) {
             let mismatch = format!("rank {first} has {what} {one}, rank {rank} has {other}");
             self.mismatch.get_or_insert(mismatch);
         }

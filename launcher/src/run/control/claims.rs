@@ -1,7 +1,7 @@
 //! Which rank may say what: the decision believes what passes here.
 
 use lambert_control::EventKind;
-use lambert_control::Saying;
+use lambert_control::Message;
 
 /// What rank 0 has said of the steps of this attempt.
 #[derive(Debug, Default)]
@@ -12,26 +12,26 @@ pub struct Claims {
 
 impl Claims {
     /// Why a message of `rank` is not believed, if it is not: rank 0 speaks for all, and the run ends where its plan does.
-    pub fn objection(&mut self, rank: usize, saying: &Saying) -> Option<String> {
+    pub fn objection(&mut self, rank: usize, saying: &Message) -> Option<String> {
         let what = match saying {
-            Saying::Record(_) => "a step's record",
-            Saying::Event(EventKind::Started { .. }) => "the start of the training",
-            Saying::Event(EventKind::Checkpoint { .. }) => "a checkpoint",
-            Saying::Event(EventKind::Plateau { .. }) => "the end of a stage",
-            Saying::Event(EventKind::RolledBack { .. }) => "a rollback",
-            Saying::Event(EventKind::Finished { .. }) => "the end of the run",
-            Saying::Event(_) => return None,
+            Message::Record(_) => "a step's record",
+            Message::Event(EventKind::Started { .. }) => "the start of the training",
+            Message::Event(EventKind::Checkpoint { .. }) => "a checkpoint",
+            Message::Event(EventKind::Plateau { .. }) => "the end of a stage",
+            Message::Event(EventKind::RolledBack { .. }) => "a rollback",
+            Message::Event(EventKind::Finished { .. }) => "the end of the run",
+            Message::Event(_) => return None,
         };
         if rank != 0 {
             return Some(format!("rank {rank} reports {what}, which only rank 0 does"));
         }
         match saying {
-            Saying::Event(EventKind::Started { step, steps, .. }) => self.steps = Some((*step, *steps.max(step))),
-            Saying::Event(EventKind::Plateau { step, steps, .. }) => {
+            Message::Event(EventKind::Started { step, steps, .. }) => self.steps = Some((*step, *steps.max(step))),
+            Message::Event(EventKind::Plateau { step, steps, .. }) => {
                 let (first, _) = self.steps.unwrap_or_default();
                 self.steps = Some((first, *steps.max(step)));
             }
-            Saying::Event(EventKind::Finished { step, stopped }) => return self.end(*step, *stopped),
+            Message::Event(EventKind::Finished { step, stopped }) => return self.end(*step, *stopped),
             _ => {}
         }
         None
@@ -49,14 +49,14 @@ impl Claims {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lambert_control::Fault;
+    use lambert_control::FailureKind;
 
-    fn started(step: u64, steps: u64) -> Saying {
-        Saying::Event(EventKind::Started { step, steps, checkpoint: None, passed_over: Vec::new() })
+    fn started(step: u64, steps: u64) -> Message {
+        Message::Event(EventKind::Started { step, steps, checkpoint: None, skipped_checkpoints: Vec::new() })
     }
 
-    fn finished(step: u64, stopped: bool) -> Saying {
-        Saying::Event(EventKind::Finished { step, stopped })
+    fn finished(step: u64, stopped: bool) -> Message {
+        Message::Event(EventKind::Finished { step, stopped })
     }
 
     #[test]
@@ -65,17 +65,17 @@ mod tests {
         let checkpoint = EventKind::Checkpoint { name: "c".into(), step: 1, seconds: 0.0, written: 0.0 };
         let plateau = EventKind::Plateau { step: 4, stage: "a".into(), done: 4, steps: 4 };
         let events =
-            [checkpoint, plateau, EventKind::RolledBack { message: "m".into(), step: 2, to: 1 }].map(Saying::Event);
-        let all = [Saying::Record(Box::default()), started(0, 9), finished(9, false), finished(4, true)];
+            [checkpoint, plateau, EventKind::RolledBack { message: "m".into(), step: 2, to: 1 }].map(Message::Event);
+        let all = [Message::Record(Box::default()), started(0, 9), finished(9, false), finished(4, true)];
         for saying in all.iter().chain(&events) {
             let objection = claims.objection(1, saying).unwrap();
             assert!(objection.starts_with("rank 1 reports ") && objection.ends_with("which only rank 0 does"));
         }
         let of_all = [
             EventKind::Warning { message: "w".into() },
-            EventKind::Failed { message: "f".into(), fault: Fault::Passing },
+            EventKind::Failed { message: "f".into(), kind: FailureKind::Transient },
         ];
-        for saying in of_all.map(Saying::Event) {
+        for saying in of_all.map(Message::Event) {
             assert_eq!(claims.objection(1, &saying), None);
         }
         assert!(claims.objection(0, &finished(9, false)).is_some(), "rank 1 started nothing");
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_run_ends_where_its_plan_does() {
-        let ends = |before: &[Saying], end: Saying| {
+        let ends = |before: &[Message], end: Message| {
             let mut claims = Claims::default();
             before.iter().for_each(|saying| assert_eq!(claims.objection(0, saying), None));
             claims.objection(0, &end).is_none()
@@ -96,7 +96,7 @@ mod tests {
         assert!(!ends(&plan, finished(4, true)) && !ends(&plan, finished(10, true)));
         assert!(!ends(&[], finished(9, false)) && !ends(&[], finished(9, true)));
         // A stage that ends early shortens the plan; a configuration that was cut may end before the checkpoint.
-        let plateau = Saying::Event(EventKind::Plateau { step: 6, stage: "a".into(), done: 6, steps: 7 });
+        let plateau = Message::Event(EventKind::Plateau { step: 6, stage: "a".into(), done: 6, steps: 7 });
         let shortened = [started(5, 9), plateau];
         assert!(ends(&shortened, finished(7, false)) && !ends(&shortened, finished(9, false)));
         assert!(ends(&[started(12, 9)], finished(12, false)) && !ends(&[started(12, 9)], finished(9, false)));

@@ -3,7 +3,7 @@
 use super::*;
 use crate::decide::Placement;
 use lambert_control::EventKind;
-use lambert_control::{Outbox, Saying};
+use lambert_control::{Message, Outbox};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::mpsc::{Receiver, channel};
@@ -17,8 +17,8 @@ fn server() -> (ControlServer, Receiver<Event>) {
     (ControlServer::start(&ControlChannel::default(), &attempt, events).unwrap(), inbox)
 }
 
-fn key(server: &ControlServer) -> Key {
-    Key::new(server.secret(), ATTEMPT)
+fn key(server: &ControlServer) -> SigningKey {
+    SigningKey::new(server.secret(), ATTEMPT)
 }
 
 /// A request as it travels.
@@ -28,7 +28,7 @@ fn request(path: &str, authorization: &str, body: &str) -> Vec<u8> {
     format!("{head}connection: close\r\ncontent-length: {length}\r\n\r\n{body}").into_bytes()
 }
 
-fn signed(server: &ControlServer, sequence: u64, report: &Report) -> Vec<u8> {
+fn signed(server: &ControlServer, sequence: u64, report: &WorkerReport) -> Vec<u8> {
     let body = serde_json::to_string(report).unwrap();
     request(REPORT_PATH, &key(server).sign_report(report.rank, sequence, body.as_bytes()), &body)
 }
@@ -58,21 +58,21 @@ fn exchange(server: &ControlServer, request: &[u8], end: impl Fn(&TcpStream)) ->
 }
 
 /// The answer to report `sequence`, whose signature is verified.
-fn answer(server: &ControlServer, sequence: u64, report: &Report) -> Answer {
+fn answer(server: &ControlServer, sequence: u64, report: &WorkerReport) -> ReportReply {
     let (code, said) = send(server, &signed(server, sequence, report));
     assert_eq!(code, 200, "{said}");
     let (head, body) = said.split_once("\r\n\r\n").unwrap();
     let signature = head.lines().find_map(|line| line.strip_prefix(&format!("{SIGNATURE_HEADER}: "))).unwrap();
-    assert!(key(server).verify_answer(report.rank, sequence, body.as_bytes(), signature), "{said}");
+    assert!(key(server).verify_reply(report.rank, sequence, body.as_bytes(), signature), "{said}");
     serde_json::from_str(body).unwrap()
 }
 
-fn from(rank: usize) -> Report {
-    Report { rank, pid: 7, host: "h".into(), step: 3, ..Report::default() }
+fn from(rank: usize) -> WorkerReport {
+    WorkerReport { rank, pid: 7, host: "h".into(), step: 3, ..WorkerReport::default() }
 }
 
-fn warning(text: &str) -> Saying {
-    Saying::Event(EventKind::Warning { message: text.into() })
+fn warning(text: &str) -> Message {
+    Message::Event(EventKind::Warning { message: text.into() })
 }
 
 #[test]
@@ -81,8 +81,8 @@ fn what_a_rank_says_arrives_once_and_is_acknowledged() {
     let mut outbox = Outbox::default();
     outbox.push(warning("slow"));
     for sequence in 1..4 {
-        let report = Report { said: outbox.batch(), ..from(1) };
-        assert_eq!(answer(&server, sequence, &report), Answer { acknowledged: 1, order: None });
+        let report = WorkerReport { messages: outbox.batch(), ..from(1) };
+        assert_eq!(answer(&server, sequence, &report), ReportReply { acknowledged: 1, command: None });
     }
     let events: Vec<_> = inbox.try_iter().collect();
     let report = Event::Worker(3, FromWorkers::Report(from(1)));
@@ -94,26 +94,28 @@ fn what_a_rank_says_arrives_once_and_is_acknowledged() {
 fn an_order_is_repeated_until_rank_0_has_taken_it() {
     let (server, _inbox) = server();
     server.order(Directive::Checkpoint);
-    let order = Some(Order { number: 1, directive: Directive::Checkpoint });
-    assert_eq!(answer(&server, 1, &from(1)).order, None, "rank 0 passes it on");
+    let order = Some(CoordinatorCommand { number: 1, directive: Directive::Checkpoint });
+    assert_eq!(answer(&server, 1, &from(1)).command, None, "rank 0 passes it on");
     for sequence in 1..3 {
-        assert_eq!(answer(&server, sequence, &from(0)).order, order);
+        assert_eq!(answer(&server, sequence, &from(0)).command, order);
     }
-    assert_eq!(answer(&server, 3, &Report { taken: 1, ..from(0) }).order, None);
+    assert_eq!(answer(&server, 3, &WorkerReport { acknowledged_command: 1, ..from(0) }).command, None);
     server.order(Directive::CheckpointAndStop);
-    assert_eq!(answer(&server, 4, &Report { taken: 1, ..from(0) }).order.unwrap().number, 2);
+    assert_eq!(answer(&server, 4, &WorkerReport { acknowledged_command: 1, ..from(0) }).command.unwrap().number, 2);
 }
 
 #[test]
 fn strangers_and_nonsense_are_refused_and_counted() {
     let (server, inbox) = server();
     let good = serde_json::to_string(&from(1)).unwrap();
-    let with = |key: &Key, rank, sequence, body: &str| {
+    let with = |key: &SigningKey, rank, sequence, body: &str| {
         send(&server, &request(REPORT_PATH, &key.sign_report(rank, sequence, body.as_bytes()), body)).0
     };
     let own = key(&server);
     let secret = server.secret();
-    for stranger in [Key::new("", ATTEMPT), Key::new(&secret[1..], ATTEMPT), Key::new(secret, ATTEMPT + 1)] {
+    for stranger in
+        [SigningKey::new("", ATTEMPT), SigningKey::new(&secret[1..], ATTEMPT), SigningKey::new(secret, ATTEMPT + 1)]
+    {
         assert_eq!(with(&stranger, 1, 1, &good), 401);
     }
     // The secret itself opens nothing: it is never to be sent.
@@ -121,13 +123,16 @@ fn strangers_and_nonsense_are_refused_and_counted() {
     assert_eq!(with(&own, 2, 1, &good), 400, "there is no rank 2");
     assert_eq!(with(&own, 0, 1, &good), 400, "rank 0 signs a report of rank 1");
     assert_eq!(with(&own, 1, 1, "{"), 400);
-    assert_eq!(with(&own, 1, 2, &"x".repeat(LONGEST_REPORT + 1)), 413);
+    assert_eq!(with(&own, 1, 2, &"x".repeat(MAX_REPORT_BYTES + 1)), 413);
     assert_eq!(server.refused(), 8);
     assert!(inbox.try_recv().is_err());
 }
 
 /// Writes log lines to a file, those of debug level too.
 fn debug_lines(log: &tempfile::NamedTempFile) -> impl tracing::Subscriber + Send + Sync + use<> {
+    // An event that another test reaches first, without a subscriber, would be disabled for good.
+    let discard = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_writer(std::io::sink);
+    let _ = tracing::subscriber::set_global_default(discard.finish());
     let lines = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_ansi(false);
     lines.with_writer(log.reopen().unwrap()).finish()
 }
@@ -189,16 +194,20 @@ fn an_end_that_cannot_be_true_is_ignored_and_counted() {
     let (server, inbox) = server();
     let mut outboxes = [Outbox::default(), Outbox::default()];
     let mut believed = |rank: usize, kind: EventKind| {
-        outboxes[rank].push(Saying::Event(kind));
+        outboxes[rank].push(Message::Event(kind));
         let said = outboxes[rank].batch();
         let number = said[0].number;
-        assert_eq!(answer(&server, number, &Report { said, ..from(rank) }).acknowledged, number, "it is not repeated");
+        assert_eq!(
+            answer(&server, number, &WorkerReport { messages: said, ..from(rank) }).acknowledged,
+            number,
+            "it is not repeated"
+        );
         outboxes[rank].acknowledge(number);
         inbox.try_iter().filter(|event| matches!(event, Event::Worker(_, FromWorkers::Message(..)))).count() == 1
     };
     let end = |step| EventKind::Finished { step, stopped: false };
     assert!(!believed(0, end(9)), "before the start");
-    assert!(believed(0, EventKind::Started { step: 0, steps: 9, checkpoint: None, passed_over: Vec::new() }));
+    assert!(believed(0, EventKind::Started { step: 0, steps: 9, checkpoint: None, skipped_checkpoints: Vec::new() }));
     assert!(!believed(0, end(8)) && !believed(1, end(9)));
     assert!(believed(0, end(9)));
     assert_eq!(server.refused(), 3);
@@ -238,7 +247,7 @@ fn forged_replayed_reordered_and_truncated_reports_are_refused() {
     for turn in 1..=40_u64 {
         let rank = draw(2);
         outboxes[rank].push(warning(&turn.to_string()));
-        let genuine = signed(&server, turn, &Report { said: outboxes[rank].batch(), ..from(rank) });
+        let genuine = signed(&server, turn, &WorkerReport { messages: outboxes[rank].batch(), ..from(rank) });
         outboxes[rank].acknowledge(u64::MAX);
         let (body, signature) = (place(&genuine, b"\r\n\r\n") + 4, place(&genuine, b"Lambert-HMAC ") + 13);
         for kind in 0..5 {

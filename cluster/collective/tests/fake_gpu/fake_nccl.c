@@ -1,9 +1,8 @@
-// A test library in the place of libnccl.so.2: the functions that lambert calls, with the types of nccl.h, between threads and
-// processes of one machine, over shared memory and buffers in main memory. It proves lambert's calls, their order and its ways out
-// of errors. It is not NCCL and proves nothing about NCCL.
+// Fake libnccl.so.2 for tests: the functions that lambert calls, with the types of nccl.h, between threads and processes of one
+// machine, over shared memory and with buffers in host memory. It tests lambert's calls, their order and its error handling, not NCCL.
 //
-// Stricter than NCCL: every call is in progress for a while, a sum reaches its stream only when it was polled to its end, and a call
-// while another is in progress, or to a communicator that was given back, is counted as a misuse.
+// Stricter than NCCL: every call is in progress for some polls; an all-reduce is enqueued only after it was polled to completion; calls
+// during another call, or on a released communicator, are counted as invalid.
 
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -18,15 +17,15 @@ enum { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, R
 enum { FLOAT32 = 7, BFLOAT16 = 9 };
 enum { RANKS = 8, CHUNK = 1 << 15, POLLS = 3 };
 
-// What a test may break, by rank: test_break(rank, a sum of these).
+// Faults per rank: test_inject_fault(rank, sum of these).
 enum { REMOTE = 1, STUCK = 2, SLOW_ABORT = 4, NO_INIT = 8, REFUSED = 16 };
-static atomic_int broken[RANKS];
-// What it may count: test_count(rank, one of these).
-enum { ABORTS, MISUSES, LAUNCHES, COUNTS };
+static atomic_int faults[RANKS];
+// Counters per rank: test_count(rank, one of these).
+enum { ABORTS, INVALID_CALLS, LAUNCHES, COUNTS };
 static atomic_int counts[RANKS][COUNTS];
 
-void test_break(int rank, int how) { broken[rank] = how; }
-int test_count(int rank, int what) { return counts[rank][what]; }
+void test_inject_fault(int rank, int fault) { faults[rank] = fault; }
+int test_count(int rank, int counter) { return counts[rank][counter]; }
 
 typedef struct {
     char bytes[128];
@@ -39,7 +38,7 @@ typedef struct {
     int blocking;
 } config;
 
-// A stream of the test's: it calls `run` until that gives 0.
+// Stream of the fake GPU: calls `run` until it returns 0.
 typedef struct stream {
     void (*enqueue)(struct stream *, int (*run)(void *), void *argument);
 } stream;
@@ -103,7 +102,7 @@ int ncclGetUniqueId(unique_id *id) {
 
 int ncclCommInitRankConfig(comm **handle, int world, unique_id id, int rank, config *with) {
     if (with->magic != 0xcafebeef || with->size < 20 || with->version < 21400 || with->blocking != 0)
-        return failed(INVALID_ARGUMENT, "the configuration is not one of ours");
+        return failed(INVALID_ARGUMENT, "unexpected ncclConfig_t");
     if (world > RANKS || rank >= world) return failed(INVALID_ARGUMENT, "invalid rank");
     int file = open(id.bytes, O_RDWR);
     if (file < 0) return failed(SYSTEM_ERROR, "no such id");
@@ -117,7 +116,7 @@ int ncclCommInitRankConfig(comm **handle, int world, unique_id id, int rank, con
     return IN_PROGRESS;
 }
 
-static void tell(const comm *of) {
+static void write_log(const comm *of) {
     const char *path = getenv("NCCL_DEBUG_FILE");
     FILE *file = path ? fopen(path, "a") : NULL;
     if (!file) return;
@@ -152,14 +151,14 @@ static void add(const comm *of, int type, char *to, size_t count) {
     }
 }
 
-// Goes on as far as the others have come; 0 when it is done.
+// Advances without blocking as far as the other ranks allow; returns 0 when complete.
 static int run(void *argument) {
     operation *op = argument;
     comm *of = op->of;
     segment *shared = of->shared;
     const size_t width = op->type == FLOAT32 ? 4 : 2;
     while (!of->aborted && op->done < op->count) {
-        if (broken[of->rank] & (REMOTE | STUCK)) return 1;
+        if (faults[of->rank] & (REMOTE | STUCK)) return 1;
         const size_t count = op->count - op->done < CHUNK ? op->count - op->done : CHUNK;
         char *data = op->data + op->done * width;
         if (shared->ranks[of->rank].wrote == of->chunks) {
@@ -178,19 +177,19 @@ static int run(void *argument) {
     return 0;
 }
 
-static int misused(const comm *of) { return atomic_fetch_add(&counts[of->rank][MISUSES], 1), failed(INVALID_USAGE, "misuse"); }
+static int invalid_call(const comm *of) { return atomic_fetch_add(&counts[of->rank][INVALID_CALLS], 1), failed(INVALID_USAGE, "invalid call"); }
 
 int ncclCommGetAsyncError(comm *of, int *state) {
-    if (of->state == LEFT) return misused(of);
+    if (of->state == LEFT) return invalid_call(of);
     *state = SUCCESS;
-    if (broken[of->rank] & NO_INIT && of->state == JOINING) return *state = failed(SYSTEM_ERROR, "no route to host"), SUCCESS;
-    if (of->launched && broken[of->rank] & REMOTE) return *state = failed(REMOTE_ERROR, "peer closed the connection"), SUCCESS;
+    if (faults[of->rank] & NO_INIT && of->state == JOINING) return *state = failed(SYSTEM_ERROR, "no route to host"), SUCCESS;
+    if (of->launched && faults[of->rank] & REMOTE) return *state = failed(REMOTE_ERROR, "peer closed the connection"), SUCCESS;
     if (of->state == READY) return SUCCESS;
     if (of->polls++ < POLLS) return *state = IN_PROGRESS, SUCCESS;
     if (of->state == JOINING) {
         if (of->shared->joined < (unsigned)of->world) return *state = IN_PROGRESS, SUCCESS;
         unlink(of->name);
-        tell(of);
+        write_log(of);
     } else if (of->state == LAUNCHING) {
         of->launched = 1;
         atomic_fetch_add(&counts[of->rank][LAUNCHES], 1);
@@ -205,9 +204,9 @@ int ncclCommGetAsyncError(comm *of, int *state) {
 static int begin(comm *of, int state) { return of->state = state, of->polls = 0, IN_PROGRESS; }
 
 int ncclAllReduce(const void *from, void *to, size_t count, int type, int kind, comm *of, stream *on) {
-    if (of->state != READY) return misused(of);
-    if (broken[of->rank] & REFUSED) return failed(INVALID_USAGE, "refused by the test");
-    if (from != to || kind != 0 || (type != FLOAT32 && type != BFLOAT16)) return failed(INVALID_ARGUMENT, "another sum");
+    if (of->state != READY) return invalid_call(of);
+    if (faults[of->rank] & REFUSED) return failed(INVALID_USAGE, "refused by the test");
+    if (from != to || kind != 0 || (type != FLOAT32 && type != BFLOAT16)) return failed(INVALID_ARGUMENT, "unexpected arguments");
     operation made = {of, to, count, 0, type, on};
     of->next = malloc(sizeof made);
     *of->next = made;
@@ -215,23 +214,23 @@ int ncclAllReduce(const void *from, void *to, size_t count, int type, int kind, 
 }
 
 int ncclCommFinalize(comm *of) {
-    if (of->state != READY) return misused(of);
+    if (of->state != READY) return invalid_call(of);
     atomic_fetch_add(&of->shared->left, 1);
     return begin(of, LEAVING);
 }
 
 int ncclCommDestroy(comm *of) {
-    if (of->state != READY) return misused(of);
+    if (of->state != READY) return invalid_call(of);
     return of->state = LEFT, SUCCESS;
 }
 
-// The memory stays: operations on streams may still look at it.
+// The memory is not freed: operations on streams may still access it.
 int ncclCommAbort(comm *of) {
-    if (of->state == LEFT) return misused(of);
+    if (of->state == LEFT) return invalid_call(of);
     of->state = LEFT;
     of->aborted = 1;
     unlink(of->name);
     atomic_fetch_add(&counts[of->rank][ABORTS], 1);
-    if (broken[of->rank] & SLOW_ABORT) sleep(30);
+    if (faults[of->rank] & SLOW_ABORT) sleep(30);
     return SUCCESS;
 }
