@@ -1,28 +1,28 @@
-//! Everything that may span lines.
+//! Removal of markup that may span lines.
 
 mod links;
 mod templates;
 
 use super::super::entities;
-use super::{Site, tags};
+use super::{WikiSite, tags};
 
-/// Nested deeper than this, markup is dropped unread.
-const DEEPEST: usize = 24;
+/// Deeper nested markup is dropped.
+const MAX_DEPTH: usize = 24;
 
 /// Appends `source` to `output` without templates, tables, comments, tags, links and quotes.
-pub fn render(source: &str, output: &mut String, depth: usize, site: &Site) {
-    if depth > DEEPEST {
+pub fn render(source: &str, output: &mut String, depth: usize, site: &WikiSite) {
+    if depth > MAX_DEPTH {
         return;
     }
     let bytes = source.as_bytes();
     let (mut at, mut copied) = (0, 0);
-    // Where a kind of markup was found open to the end, no later one of that kind can close either.
-    let mut open_ended = Unclosed::default();
+    // If one opening mark has no closing one, no later mark of that kind has one either; this keeps the parser linear.
+    let mut unclosed = Unclosed::default();
     while let Some(found) = next_special(bytes, at) {
         let step = match bytes[found] {
-            b'<' => tags::tag(source, found, output, copied, &mut open_ended.tags),
-            b'{' => brace(source, found, output, copied, depth, &mut open_ended, site),
-            b'[' => links::link(source, found, output, copied, depth, &mut open_ended.links, site),
+            b'<' => tags::tag(source, found, output, copied, &mut unclosed.tags),
+            b'{' => brace(source, found, output, copied, depth, &mut unclosed, site),
+            b'[' => links::link(source, found, output, copied, depth, &mut unclosed.links, site),
             b'\'' => quotes(source, found, output, copied),
             b'&' => reference(source, found, output, copied),
             b'_' => magic_word(source, found, output, copied),
@@ -36,7 +36,7 @@ pub fn render(source: &str, output: &mut String, depth: usize, site: &Site) {
     output.push_str(&source[copied..]);
 }
 
-/// Kinds of markup known to be open to the end of the text.
+/// Kinds of markup known to have no closing mark in the rest of the text.
 #[derive(Default)]
 pub struct Unclosed {
     templates: bool,
@@ -65,13 +65,13 @@ fn brace(
     output: &mut String,
     copied: usize,
     depth: usize,
-    open_ended: &mut Unclosed,
-    site: &Site,
+    unclosed: &mut Unclosed,
+    site: &WikiSite,
 ) -> Option<usize> {
     let rest = &source[at..];
     if rest.starts_with("{|") && starts_line(source, at) {
         output.push_str(&source[copied..at]);
-        return Some(match table_end(source, at, &mut open_ended.tables) {
+        return Some(match table_end(source, at, &mut unclosed.tables) {
             Some(end) => end,
             None => line_end(source, at),
         });
@@ -80,7 +80,7 @@ fn brace(
         return None;
     }
     output.push_str(&source[copied..at]);
-    match template_end(source, at, &mut open_ended.templates) {
+    match template_end(source, at, &mut unclosed.templates) {
         Some(end) => {
             templates::render(&source[at + 2..end - 2], output, depth + 1, site);
             Some(end)
@@ -89,9 +89,9 @@ fn brace(
     }
 }
 
-/// Behind the `}}` that closes the `{{` at `at`.
-pub fn template_end(source: &str, at: usize, open_ended: &mut bool) -> Option<usize> {
-    if *open_ended {
+/// End of the `}}` that closes the `{{` at `at`.
+pub fn template_end(source: &str, at: usize, unclosed: &mut bool) -> Option<usize> {
+    if *unclosed {
         return None;
     }
     let bytes = source.as_bytes();
@@ -109,13 +109,13 @@ pub fn template_end(source: &str, at: usize, open_ended: &mut bool) -> Option<us
             _ => from = here + 1,
         }
     }
-    *open_ended = true;
+    *unclosed = true;
     None
 }
 
-/// Behind the `|}` that closes the table at `at`; templates in its cells may end in `|}}`.
-fn table_end(source: &str, at: usize, open_ended: &mut bool) -> Option<usize> {
-    if *open_ended {
+/// End of the `|}` that closes the table at `at`. Templates in its cells may end in `|}}`.
+fn table_end(source: &str, at: usize, unclosed: &mut bool) -> Option<usize> {
+    if *unclosed {
         return None;
     }
     let bytes = source.as_bytes();
@@ -134,7 +134,7 @@ fn table_end(source: &str, at: usize, open_ended: &mut bool) -> Option<usize> {
             _ => {}
         }
     }
-    *open_ended = true;
+    *unclosed = true;
     None
 }
 
@@ -154,7 +154,7 @@ fn quotes(source: &str, at: usize, output: &mut String, copied: usize) -> Option
         return None;
     }
     output.push_str(&source[copied..at]);
-    // Four are bold with an apostrophe before it.
+    // Four are bold after an apostrophe.
     if count == 4 {
         output.push('\'');
     }
@@ -168,7 +168,7 @@ fn reference(source: &str, at: usize, output: &mut String, copied: usize) -> Opt
     Some(at + length)
 }
 
-/// `__NOTOC__` and its like.
+/// Removes magic words such as `__NOTOC__`.
 fn magic_word(source: &str, at: usize, output: &mut String, copied: usize) -> Option<usize> {
     let name = source[at..].strip_prefix("__")?;
     let length = name.bytes().take_while(u8::is_ascii_uppercase).count();
@@ -179,7 +179,7 @@ fn magic_word(source: &str, at: usize, output: &mut String, copied: usize) -> Op
     Some(at + length + 4)
 }
 
-/// Closing marks whose opening is gone.
+/// Removes closing marks without an opening one.
 fn closing(source: &str, at: usize, output: &mut String, copied: usize) -> Option<usize> {
     if !source[at..].starts_with("}}") && !source[at..].starts_with("]]") {
         return None;
