@@ -67,7 +67,7 @@ pub struct PrepOptions<'a> {
     pub threads: usize,
     /// Memory budget of all threads together, bytes.
     pub memory: u64,
-    /// The part to tokenize, as (index from 0, number of parts); `None` runs all parts and writes the datasets.
+    /// The part to tokenize, as (index from 0, number of parts); `None` tokenizes what is left and writes the datasets.
     pub part: Option<(usize, usize)>,
     /// Receives progress reports.
     pub progress: &'a dyn PrepProgress,
@@ -82,7 +82,7 @@ pub trait PrepProgress: Sync {
     fn lock_unavailable(&self, _folder: &Path) {}
 
     /// Called for each place in an input file that was skipped or repaired.
-    fn skipped(&self, _file: &str, _note: &SkipNotice) {}
+    fn skipped(&self, _file: &str, _notice: &SkipNotice) {}
 
     /// Called when a unit of work is done.
     fn update(&self, status: &PrepStatus);

@@ -251,6 +251,6 @@ fn skipped_parts_are_reported_with_file_and_offset() {
     let page = SkipNotice { reason: "wikipedia: cut page", offset: second as u64, title: Some("Page 1".to_owned()) };
     let line = SkipNotice::new("jsonl: bad line", 22);
     for (file, notice) in [("cut.xml", page), ("rows.jsonl", line)] {
-        assert!(named.iter().any(|(name, found)| name.ends_with(file) && *found == notice), "{note:?} in {named:?}");
+        assert!(named.iter().any(|(name, found)| name.ends_with(file) && *found == notice), "{notice:?} in {named:?}");
     }
 }

@@ -73,7 +73,7 @@ pub fn current(job: &JobContext<'_>, threads: usize, progress: &dyn PrepProgress
     Ok(combine(job, &hashes))
 }
 
-/// Checks the completely tokenized files whose stamp has changed.
+/// Checks the completely tokenized files whose stamp has changed or is unknown.
 ///
 /// # Errors
 /// The contents of one of them have changed.

@@ -32,7 +32,7 @@ pub struct TolerantReader {
 }
 
 impl TolerantReader {
-    /// Reads `input` up to its first error.
+    /// Reads `input` up to the first error that is not a gap.
     pub fn new(input: BoxedReader) -> Self {
         Self { input, has_ended: false, pending_gaps: VecDeque::new() }
     }
@@ -52,10 +52,10 @@ impl TolerantReader {
         if self.has_ended {
             return Ok(());
         }
-        self.input.fill_buf().map(drop).map_err(|error| self.to_gap(error))
+        self.input.fill_buf().map(drop).map_err(|error| self.map_error(error))
     }
 
-    fn to_gap(&mut self, error: Error) -> Error {
+    fn map_error(&mut self, error: Error) -> Error {
         let storage = error.get_ref().is_some_and(|inner| inner.is::<StorageError>());
         if storage || Gap::of(&error).is_some() {
             return error;
