@@ -17,7 +17,7 @@ use std::time::Instant;
 use clap::{Parser, ValueEnum};
 use lambert_config::run::{self, Model, Optimizer as Settings, OptimizerKind, Test};
 use lambert_config::{PrepConfig, prep};
-use lambert_data_prep::prep::{MEMORY, Options, Status, run as prepare};
+use lambert_data_prep::prep::{DEFAULT_MEMORY, PrepOptions, PrepStatus, run as prepare};
 use lambert_dataset::Dataset;
 use lambert_dataset::random::Key;
 use lambert_plan::architecture::Architecture;
@@ -92,7 +92,8 @@ fn batches(arguments: &Arguments, folder: &Path, count: usize) -> (Vec<GlobalBat
     config.output.url = folder.join("data").display().to_string();
     config.vocabulary.file = arguments.vocabulary.clone();
     config.samples.held_out = 0.0;
-    prepare(&config, &Options { threads: 2, memory: MEMORY, part: None, progress: &|_: &Status| {} }).unwrap();
+    prepare(&config, &PrepOptions { threads: 2, memory: DEFAULT_MEMORY, part: None, progress: &|_: &PrepStatus| {} })
+        .unwrap();
     let dataset = Arc::new(Dataset::open(&folder.join("data/train").display().to_string()).unwrap());
     let vocabulary = dataset.manifest().vocabulary.size;
     let source =

@@ -1,6 +1,7 @@
-//! MB/s of each stage of a preparation and of the whole, on the development corpora: `cargo bench --workspace --bench stages`.
+//! Throughput in MB/s of each stage of a preparation and of whole preparations, on the development corpora: `cargo
+//! bench --workspace --bench stages`.
 //!
-//! One line a stage: megabytes (10^6) of text or XML, median seconds of the rounds, MB/s. The stages run on one thread.
+//! One line per stage: megabytes (10^6) of text or XML, median seconds per round, MB/s. Stages run on one thread. The
 //! `LAMBERT_BENCH_ROUNDS` (3) rounds are interleaved, so that a busy machine slows all stages alike.
 #![allow(clippy::unwrap_used)] // A panic is a bench's report.
 
@@ -11,7 +12,7 @@ use std::time::Instant;
 use lambert_config::PrepConfig;
 use lambert_config::prep::Source;
 use lambert_data_prep::extract::Extracted;
-use lambert_data_prep::prep::{self, Options, Status};
+use lambert_data_prep::prep::{self, PrepOptions, PrepStatus};
 use lambert_data_prep::sentences;
 use lambert_data_prep::source::{self, RawDocument, SourceFile};
 use lambert_dataset::tokenizer::Tokenizer;
@@ -33,8 +34,8 @@ impl Corpus {
 
     fn read(&mut self) {
         self.raw.clear();
-        for file in source::find(std::slice::from_ref(&self.source), 1).unwrap() {
-            let mut reader = source::reader(&self.source, &file, Arc::default()).unwrap();
+        for file in source::find_files(std::slice::from_ref(&self.source), 1).unwrap() {
+            let mut reader = source::open_reader(&self.source, &file, Arc::default()).unwrap();
             let file = Arc::new(file);
             while let Some(document) = reader.next().unwrap() {
                 self.raw.push((file.clone(), document));
@@ -59,10 +60,10 @@ impl Corpus {
     }
 }
 
-/// How often the corpus stands in a whole preparation, so that the start of the program counts for little.
+/// Copies of the corpus in a whole preparation, so that the startup time is negligible.
 const COPIES: usize = 4;
 
-/// When each phase of a preparation was first heard of.
+/// Start time of each phase of a preparation.
 type Phases = Mutex<Vec<(&'static str, Instant)>>;
 
 fn whole(source: &Source, vocabulary: &Path, threads: usize, phases: &Phases) {
@@ -70,20 +71,21 @@ fn whole(source: &Source, vocabulary: &Path, threads: usize, phases: &Phases) {
     let mut config = PrepConfig { source: vec![source.clone(); COPIES], ..PrepConfig::default() };
     config.output.url = folder.path().join("data").display().to_string();
     config.vocabulary.file = vocabulary.display().to_string();
-    // Of a few dozen documents a hundredth cannot be held out: it would be a tenth of the text, in one shard.
+    // With a few dozen documents the held-out split would be a tenth of the text, in one shard.
     config.samples.held_out = 0.0;
     *phases.lock().unwrap() = vec![("tokenizing", Instant::now())];
-    let progress = |status: &Status| {
+    let progress = |status: &PrepStatus| {
         let mut phases = phases.lock().unwrap();
         if phases.iter().all(|(name, _)| *name != status.phase) {
             phases.push((status.phase, Instant::now()));
         }
     };
-    prep::run(&config, &Options { threads, memory: prep::MEMORY, part: None, progress: &progress }).unwrap();
+    prep::run(&config, &PrepOptions { threads, memory: prep::DEFAULT_MEMORY, part: None, progress: &progress })
+        .unwrap();
     phases.lock().unwrap().push(("", Instant::now()));
 }
 
-/// `tokenizing 61 %, sampling 14 %, writing 25 %`.
+/// Formats the share of each phase: `tokenizing 61 %, sampling 14 %, writing 25 %`.
 fn shares(phases: &Phases) -> String {
     let phases = phases.lock().unwrap();
     let all = phases[phases.len() - 1].1.duration_since(phases[0].1).as_secs_f64();

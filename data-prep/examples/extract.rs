@@ -1,7 +1,7 @@
-//! The prose of a MediaWiki dump, an article after another: `cargo run --release -p lambert-data-prep --example extract
-//! DUMP > PROSE`. One thread, from the stored file to text; what `lambert prep` sees before it looks for sentences.
+//! Extracts the prose of a MediaWiki dump on one thread: `cargo run --release -p lambert-data-prep --example extract
+//! DUMP > PROSE`. The output is the input of sentence splitting in `lambert prep`.
 //!
-//! Each article is a line `<doc title="TITLE">`, its paragraphs, a line each, and `</doc>`. Left-out pages are counted on
+//! Each article is a line `<doc title="TITLE">`, one line per paragraph, and `</doc>`. Rejected pages are counted on
 //! standard error.
 
 use std::collections::BTreeMap;
@@ -23,8 +23,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let source = Source { path, format: "wikipedia".into(), damaged: Damaged::Skip, ..Source::default() };
     let mut output = std::io::BufWriter::with_capacity(1 << 20, std::io::stdout().lock());
     let mut left_out: BTreeMap<&str, u64> = BTreeMap::new();
-    for file in source::find(std::slice::from_ref(&source), 1)? {
-        let mut reader = source::reader(&source, &file, Arc::default())?;
+    for file in source::find_files(std::slice::from_ref(&source), 1)? {
+        let mut reader = source::open_reader(&source, &file, Arc::default())?;
         while let Some(raw) = reader.next()? {
             match source::extract(&source, &file, &raw, &mut |_| {})? {
                 Extracted::Text(text) | Extracted::Sentences(text) => {

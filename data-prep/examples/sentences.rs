@@ -1,4 +1,4 @@
-//! Prints the sentences of a source, a JSON string a line: `sentences FORMAT PATH`.
+//! Prints the sentences of a source, one JSON string per line: `sentences FORMAT PATH`.
 
 use std::io::Write;
 
@@ -11,8 +11,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let [format, path] = arguments.as_slice() else { return Err("expected: FORMAT PATH".into()) };
     let source = Source { path: path.clone(), format: format.as_str().into(), ..Source::default() };
     let mut output = std::io::BufWriter::new(std::io::stdout().lock());
-    for file in source::find(std::slice::from_ref(&source), 1)? {
-        let mut documents = source::reader(&source, &file, Default::default())?;
+    for file in source::find_files(std::slice::from_ref(&source), 1)? {
+        let mut documents = source::open_reader(&source, &file, Default::default())?;
         while let Some(raw) = documents.next()? {
             let mut found = Vec::new();
             let extracted = source::extract(&source, &file, &raw, &mut |_| {})?;

@@ -1,8 +1,9 @@
-//! Much varied text out of some: `cargo run --release -p lambert-data-prep --example vary BYTES FOLDER FILE...`.
+//! Generates a large varied text from a small one: `cargo run --release -p lambert-data-prep --example vary BYTES
+//! FOLDER FILE...`.
 //!
-//! Writes files of 64 MB with blank lines between documents. A document is 3 to 200 paragraphs of the given files, taken
-//! at random, with one word in ten replaced by a random word of theirs, so that no two are alike. The same arguments give
-//! the same bytes.
+//! Writes files of 64 MB with blank lines between documents. A document has 3 to 200 random paragraphs of the given
+//! files, with one word in ten replaced by a random one, so that no two are alike. The same arguments give the same
+//! bytes.
 
 use std::error::Error;
 use std::io::Write;
@@ -10,7 +11,7 @@ use std::path::Path;
 
 use lambert_dataset::random::{Key, Rng};
 
-/// Bytes of a file, about.
+/// Approximate size of a file, bytes.
 const FILE: u64 = 64_000_000;
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -1,4 +1,4 @@
-//! A raw document to paragraphs of prose.
+//! Extraction of prose from raw documents.
 
 mod entities;
 mod gutenberg;
@@ -9,20 +9,20 @@ pub mod wikitext;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// What became of a raw document.
+/// Result of extracting a raw document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Extracted {
-    /// Its text: one paragraph a line, without markup.
+    /// Text without markup, one paragraph per line.
     Text(String),
-    /// Its sentences, one a line.
+    /// Sentences, one per line.
     Sentences(String),
-    /// It is no document; the reason is a key of the manifest's `rejected`.
+    /// Not a document, with the reason as a key of the manifest's `rejected`.
     Rejected(&'static str),
 }
 
 type Extract = dyn Fn(Cow<'_, str>) -> Extracted + Send + Sync;
 
-/// The way from a raw document's text to its prose; the same for all documents of a file.
+/// Extracts the prose of raw documents; shared by all documents of a file.
 #[derive(Clone)]
 pub struct Extractor(Arc<Extract>);
 
@@ -33,32 +33,32 @@ impl std::fmt::Debug for Extractor {
 }
 
 impl Extractor {
-    /// An extractor of a format's own.
+    /// Creates an extractor from a function.
     pub fn new(extract: impl Fn(Cow<'_, str>) -> Extracted + Send + Sync + 'static) -> Self {
         Self(Arc::new(extract))
     }
 
-    /// Running text: lines that were wrapped are joined, what Project Gutenberg puts around a book goes.
+    /// Running text: joins hard-wrapped lines and removes the Project Gutenberg header and license.
     pub fn running_text() -> Self {
         Self::new(|text| Extracted::Text(paragraphs::join(gutenberg::body(&text))))
     }
 
-    /// A paragraph a line.
+    /// One paragraph per line.
     pub fn paragraphs() -> Self {
         Self::new(|text| Extracted::Text(text.into_owned()))
     }
 
-    /// A sentence a line.
+    /// One sentence per line.
     pub fn sentences() -> Self {
         Self::new(|text| Extracted::Sentences(text.into_owned()))
     }
 
-    /// A `<page>` of a dump of the wiki `site`.
-    pub fn wiki_page(keep: wikitext::Keep, site: wikitext::Site) -> Self {
+    /// A `<page>` element in a dump of the wiki `site`.
+    pub fn wiki_page(keep: wikitext::KeepOptions, site: wikitext::WikiSite) -> Self {
         Self::new(move |text| page::extract(&text, keep, &site))
     }
 
-    /// Takes the prose out of a document.
+    /// Extracts the prose of a document.
     #[must_use]
     pub fn extract(&self, text: Cow<'_, str>) -> Extracted {
         (self.0)(text)

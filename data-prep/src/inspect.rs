@@ -1,4 +1,4 @@
-//! A dataset for a person to look at: its manifest and some samples as text.
+//! Inspection of a dataset: its manifest, and some samples decoded to text.
 
 use serde::Serialize;
 
@@ -6,33 +6,33 @@ use lambert_dataset::random::{Key, Permutation};
 use lambert_dataset::tokenizer::{Tokenizer, TokenizerError};
 use lambert_dataset::{Dataset, DatasetError, Manifest, NO_PAIR};
 
-/// What [`inspect()`] found.
+/// Result of [`inspect()`].
 #[derive(Debug, Clone, Serialize)]
 pub struct Inspection {
-    /// Where the dataset is.
+    /// Dataset URL.
     pub url: String,
-    /// Its identity: the sha256 of its manifest.
+    /// SHA-256 of the manifest, which identifies the dataset.
     pub sha256: String,
-    /// Its manifest.
+    /// Manifest.
     pub manifest: Manifest,
-    /// Whether every file was hashed and every row read.
+    /// True if every file was hashed and every row was read.
     pub verified: bool,
-    /// Samples from all over the dataset, always the same ones.
-    pub samples: Vec<Decoded>,
+    /// Samples from the whole dataset; the selection is deterministic.
+    pub samples: Vec<DecodedSample>,
 }
 
-/// A sample as text.
+/// A sample decoded to text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Decoded {
-    /// Its number in the dataset.
+pub struct DecodedSample {
+    /// Row number in the dataset.
     pub row: u64,
-    /// Tokens, special pieces included.
+    /// Tokens, including special tokens.
     pub length: usize,
-    /// The first segment, without `[CLS]` and `[SEP]`.
+    /// First segment, without `[CLS]` and `[SEP]`.
     pub first: String,
-    /// The second segment, if there is one.
+    /// Second segment, if any.
     pub second: Option<String>,
-    /// Whether the second segment was replaced or swapped; `None` without a pair objective.
+    /// True if the second segment was replaced or swapped; `None` without a pair objective.
     pub pair_label: Option<bool>,
 }
 
@@ -42,15 +42,15 @@ pub enum InspectError {
     /// The dataset cannot be read.
     #[error("cannot inspect the dataset")]
     Dataset(#[from] DatasetError),
-    /// Its vocabulary cannot be used.
+    /// The vocabulary cannot be used.
     #[error("cannot decode the samples")]
     Tokenizer(#[from] TokenizerError),
 }
 
-/// Opens the dataset at `url` and decodes up to `samples` of its rows; `verify` also re-hashes and reads everything.
+/// Opens the dataset at `url` and decodes up to `samples` rows; `verify` also hashes every file and reads every row.
 ///
 /// # Errors
-/// The first thing that is wrong with the dataset.
+/// The dataset or its vocabulary cannot be read, or verification fails.
 pub fn inspect(url: &str, samples: usize, verify: bool) -> Result<Inspection, InspectError> {
     let dataset = Dataset::open(url)?;
     if verify {
@@ -66,7 +66,7 @@ pub fn inspect(url: &str, samples: usize, verify: bool) -> Result<Inspection, In
     Ok(Inspection { url: url.to_owned(), sha256, manifest, verified: verify, samples })
 }
 
-fn decode(dataset: &Dataset, tokenizer: &Tokenizer, row: u64) -> Result<Decoded, DatasetError> {
+fn decode(dataset: &Dataset, tokenizer: &Tokenizer, row: u64) -> Result<DecodedSample, DatasetError> {
     let group = dataset.row_groups().partition_point(|group| group.first_row <= row) - 1;
     let samples = dataset.read(group)?;
     let index = (row - dataset.row_groups()[group].first_row) as usize;
@@ -81,5 +81,5 @@ fn decode(dataset: &Dataset, tokenizer: &Tokenizer, row: u64) -> Result<Decoded,
         NO_PAIR => None,
         label => Some(label == 1),
     };
-    Ok(Decoded { row, length: ids.len(), first: framed(first), second, pair_label })
+    Ok(DecodedSample { row, length: ids.len(), first: framed(first), second, pair_label })
 }

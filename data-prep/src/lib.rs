@@ -1,14 +1,14 @@
-//! Text in, dataset out: documents, sentences, token ids, samples, Parquet. `lambert-dataset` has the format.
+//! Corpus preparation: text files become a sharded Parquet dataset. `lambert-dataset` defines the dataset format.
 //!
-//! - [`prep`]: a corpus to datasets, restartable, in bounded memory
+//! - [`prep`]: the whole pipeline, restartable and in bounded memory
 //! - [`source`]: files to raw documents
 //! - [`extract`]: raw documents to paragraphs of prose
 //! - [`sentences`]: paragraphs to sentences
-//! - `record`: a tokenized document in the work folder
-//! - `samples`: documents to samples with or without pairs
-//! - [`vocab`]: training a vocabulary
-//! - [`grammar`]: a corpus where none is at hand
-//! - [`inspect`]: a dataset for a person to look at
+//! - `record`: tokenized documents in the work folder
+//! - `samples`: documents to training samples, with or without pairs
+//! - [`vocab`]: WordPiece vocabulary training
+//! - [`grammar`]: synthetic corpora
+//! - [`inspect`]: decoded samples and metadata of a dataset
 
 pub mod extract;
 pub mod grammar;

@@ -1,40 +1,40 @@
-//! A preparation: a corpus to two datasets, `train` and `held-out`.
+//! Dataset preparation: a corpus becomes two datasets, `train` and `held-out`.
 //!
 //! ```text
-//! files -> documents -> sentences -> token ids    (any number of threads and parts; `tokenize`)
-//!       -> buckets of documents -> samples        (`buckets`, `crate::samples`)
-//!       -> one global order of samples -> shards  (`shards`)
-//!       -> manifests                              (`finish`)
+//! files -> documents -> sentences -> token ids     (any number of threads and parts; `tokenize`)
+//!       -> buckets of documents -> samples         (`buckets`, `crate::samples`)
+//!       -> globally shuffled samples -> shards     (`shards`)
+//!       -> manifests                               (`finish`)
 //! ```
 //!
-//! Every step leaves whole files in a work folder and skips what is there, so that a preparation that was killed goes
-//! on where it was. What ends up in a dataset is a pure function of the input bytes and the configuration: documents
-//! carry their place in the corpus, cells, partners and the order of the samples follow from it by keyed randomness,
-//! and no step depends on which thread or part did it.
+//! Every step writes complete files to a work folder and skips the files that exist, so a killed preparation resumes. A
+//! dataset is a pure function of the input bytes and the configuration. Every document has a fixed ID in the corpus;
+//! its cell, its pair partners and the sample order are keyed random functions of that ID. No step depends on the
+//! thread or part that ran it.
 
 mod buckets;
-mod collected;
 mod corpus;
 mod duplicates;
 mod error;
+mod fingerprints;
 mod finish;
-mod heads;
 mod held_out;
 mod job;
-mod levels;
 mod lock;
 mod memory;
 mod merge;
+mod merge_passes;
 mod partitions;
 mod sample_file;
-mod sealed;
 mod shards;
+mod sort_buffer;
 mod space;
 mod spill;
 #[cfg(test)]
 mod tests;
 mod tokenize;
 mod totals;
+mod work_file;
 
 use std::path::Path;
 
@@ -43,151 +43,155 @@ use lambert_config::{Layers, PrepConfig};
 use serde::Serialize;
 
 pub use error::PrepError;
-pub use space::Needs;
+pub use space::SpaceEstimate;
 
-use crate::source::{self, Note};
-use buckets::Split;
-use duplicates::Removed;
-use job::{Job, Run, Scale};
+use crate::source::{self, SkipNotice};
+use buckets::DatasetSplit;
+use duplicates::RemovedDocuments;
+use job::{JobContext, SpillFile, WorkLimits};
 use lambert_dataset::parallel::parallel;
 use lambert_dataset::{HeldOut, Manifest};
-use levels::Levels;
-use memory::Memory;
-use shards::Sorted;
+use memory::PrepMemory;
+use merge_passes::MergePasses;
+use shards::SortedSamples;
 
-/// Bytes of memory that a preparation takes unless it is told otherwise.
-pub const MEMORY: u64 = 2 << 30;
+/// Default memory budget, bytes.
+pub const DEFAULT_MEMORY: u64 = 2 << 30;
 
-/// Bytes of memory for each token of a bucket whose samples are made: its id, and its share of what is beside it.
-const BUCKET_BYTES: u64 = 5;
+/// Bytes of memory per token of a bucket while its samples are generated: the ID and its share of the index.
+const BYTES_PER_BUCKET_TOKEN: u64 = 5;
 
-/// How a preparation is run; none of it changes a byte of the result.
-pub struct Options<'a> {
-    /// Threads.
+/// Resources and scope of a preparation. None of them changes a byte of the result.
+pub struct PrepOptions<'a> {
+    /// Worker threads.
     pub threads: usize,
-    /// Bytes of memory for all of them together.
+    /// Memory budget of all threads together, bytes.
     pub memory: u64,
-    /// Only this part (from 0) of so many: tokenizes its share of the input and ends there.
+    /// The part to tokenize, as (index from 0, number of parts); `None` tokenizes what is left and writes the datasets.
     pub part: Option<(usize, usize)>,
-    /// Told how far it is.
-    pub progress: &'a dyn Progress,
+    /// Receives progress reports.
+    pub progress: &'a dyn PrepProgress,
 }
 
-/// Is told how far a preparation is, from any of its threads, several times a second.
-pub trait Progress: Sync {
-    /// Takes note of what there is to do, before it is begun.
-    fn begin(&self, _plan: &Plan) {}
+/// Receives progress reports from any thread of a preparation, several times a second.
+pub trait PrepProgress: Sync {
+    /// Called once before the work starts.
+    fn start(&self, _plan: &PrepPlan) {}
 
-    /// Takes note that nothing keeps other processes out of the work folder, because its file system has no locks.
-    fn not_locked(&self, _folder: &Path) {}
+    /// Called if the file system of the work folder has no locks, so that concurrent preparations go undetected.
+    fn lock_unavailable(&self, _folder: &Path) {}
 
-    /// Takes note of a place in an input file that was left out or mended.
-    fn left_out(&self, _file: &str, _note: &Note) {}
+    /// Called for each place in an input file that was skipped or repaired.
+    fn skipped(&self, _file: &str, _notice: &SkipNotice) {}
 
-    /// Takes note.
-    fn update(&self, status: &Status);
+    /// Called when a unit of work is done.
+    fn update(&self, status: &PrepStatus);
 }
 
-impl<F: Fn(&Status) + Sync> Progress for F {
-    fn update(&self, status: &Status) {
+impl<F: Fn(&PrepStatus) + Sync> PrepProgress for F {
+    fn update(&self, status: &PrepStatus) {
         self(status);
     }
 }
 
-/// What a preparation has before it.
+/// Size of a preparation, known before it starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plan {
-    /// Input files.
+pub struct PrepPlan {
+    /// Number of input files.
     pub files: usize,
-    /// Sources, those of `exclude` included.
+    /// Number of sources, `exclude` included.
     pub sources: usize,
-    /// Bytes of the input files as stored.
+    /// Stored size of the input files, bytes.
     pub input_bytes: u64,
-    /// Disk space that is needed at the most, about; see [`Needs`].
-    pub needs: Needs,
+    /// Estimated peak disk space.
+    pub space: SpaceEstimate,
 }
 
-/// How far a preparation is.
+/// Progress of a preparation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Status {
-    /// What it does: `comparing` (is it done already?), `tokenizing`, `sampling`, `writing`.
+pub struct PrepStatus {
+    /// Current phase: `comparing` (checks existing datasets), `tokenizing`, `sampling` or `writing`.
     pub phase: &'static str,
-    /// The number of the source that it reads.
+    /// Index of the source being read.
     pub source: Option<usize>,
-    /// How much of it is done in this process.
+    /// Units done by this process.
     pub done: u64,
-    /// How much there is to do.
+    /// Units in total.
     pub total: u64,
-    /// Of what: `bytes` (as stored), `buckets`, `shards`.
+    /// Unit of `done` and `total`: `bytes` (as stored), `buckets` or `shards`.
     pub unit: &'static str,
-    /// Bytes of text or decompressed XML that were tokenized in this process.
+    /// Bytes of text or decompressed XML tokenized by this process.
     pub text_bytes: u64,
 }
 
-/// What a preparation made.
+/// Result of a preparation.
 #[derive(Debug, Clone, Serialize)]
-pub struct Report {
-    /// Input files.
+pub struct PrepReport {
+    /// Number of input files.
     pub files: usize,
-    /// Bytes of the input files as stored.
+    /// Stored size of the input files, bytes.
     pub input_bytes: u64,
-    /// `true` if the datasets were there already, made from the same corpus and configuration.
+    /// True if the datasets already existed, made from the same corpus and configuration.
     pub unchanged: bool,
-    /// The share of the tokens that is held out, if any was asked for and it is known: it is not after a part.
+    /// Held-out share of the tokens, if requested and known; `None` after a single part.
     pub held_out: Option<HeldOut>,
-    /// Where each dataset is and what its manifest says; empty after a part.
-    pub datasets: Vec<Finished>,
+    /// The datasets with their manifests; empty after a single part.
+    pub datasets: Vec<PreparedDataset>,
 }
 
-/// A dataset that is there.
+/// A finished dataset.
 #[derive(Debug, Clone, Serialize)]
-pub struct Finished {
-    /// Its folder or URL.
+pub struct PreparedDataset {
+    /// Folder or URL.
     pub url: String,
-    /// Its manifest.
+    /// Manifest.
     pub manifest: Manifest,
 }
 
-/// Reads the configuration of a preparation and checks it, its formats included.
+/// Loads and validates the configuration of a preparation, including its input formats.
 ///
 /// # Errors
-/// See [`ConfigError`]; all that is wrong with the values is listed.
+/// A [`ConfigError`] that lists every invalid value.
 pub fn load(layers: &Layers, path: &Path) -> Result<PrepConfig, ConfigError> {
-    layers.load_with(path, source::check)
+    layers.load_with(path, source::check_settings)
 }
 
-/// Prepares the datasets that `config` describes. Blocks until they are there.
+/// Prepares the datasets that `config` describes. Blocks until they are written.
 ///
 /// # Errors
-/// See [`PrepError`]; a second call goes on where the first one failed.
-pub fn run(config: &PrepConfig, options: &Options<'_>) -> Result<Report, PrepError> {
-    run_in_pieces(config, options, Scale::default())
+/// See [`PrepError`]; calling again resumes the work.
+pub fn run(config: &PrepConfig, options: &PrepOptions<'_>) -> Result<PrepReport, PrepError> {
+    run_with_limits(config, options, WorkLimits::default())
 }
 
-fn run_in_pieces(config: &PrepConfig, options: &Options<'_>, scale: Scale) -> Result<Report, PrepError> {
+fn run_with_limits(
+    config: &PrepConfig,
+    options: &PrepOptions<'_>,
+    limits: WorkLimits,
+) -> Result<PrepReport, PrepError> {
     let threads = options.threads.max(1);
-    let job = Job::new(config, Memory::new(options.memory, threads)?, scale, threads)?;
+    let job = JobContext::new(config, PrepMemory::new(options.memory, threads)?, limits, threads)?;
     let input_bytes = job.files.iter().map(|file| file.bytes).sum();
-    let report = |held_out, unchanged, datasets: Vec<Finished>| Report {
+    let report = |held_out, unchanged, datasets: Vec<PreparedDataset>| PrepReport {
         files: job.files.len(),
         input_bytes,
         unchanged,
         held_out,
         datasets,
     };
-    if let Some(datasets) = finish::existing(&job, threads, options.progress)? {
+    if let Some(datasets) = finish::existing_datasets(&job, threads, options.progress)? {
         if options.part.is_none() {
-            job.clear()?;
+            job.remove_leftovers()?;
         }
         tracing::debug!(datasets = datasets.len(), "preparation was done before; nothing to do");
         let held_out = datasets.first().and_then(|train| train.manifest.held_out.clone());
         return Ok(report(held_out, true, datasets));
     }
-    let needs = space::check_input(&job)?;
-    options.progress.begin(&Plan { files: job.files.len(), sources: job.sources.len(), input_bytes, needs });
-    let lock = job.begin(options.part)?;
+    let space = space::check_input(&job)?;
+    options.progress.start(&PrepPlan { files: job.files.len(), sources: job.sources.len(), input_bytes, space });
+    let lock = job.open_folder(options.part)?;
     if !lock.is_held {
-        options.progress.not_locked(job.folder());
+        options.progress.lock_unavailable(job.folder());
     }
     let (files, part, folder) = (job.files.len(), options.part, job.folder().display());
     tracing::debug!(files, input_bytes, threads, ?part, %folder, "preparation started");
@@ -195,40 +199,48 @@ fn run_in_pieces(config: &PrepConfig, options: &Options<'_>, scale: Scale) -> Re
     if options.part.is_some() {
         return Ok(report(None, false, Vec::new()));
     }
-    let runs = job.runs()?;
-    let removed = duplicates::find(&job, &runs)?;
-    let splits = Split::all(&job, &runs, &removed)?;
-    finish::check_not_empty(&job, &runs, &splits, &removed)?;
-    space::check_samples(&job, &runs)?;
-    sample(&job, &runs, &removed, &splits, threads, options.progress)?;
-    let datasets = finish::datasets(&job, &runs, &removed, &splits, threads, options.progress)?;
-    Ok(report(Split::held_out(&job, &splits), false, datasets))
+    let spill_files = job.spill_files()?;
+    let removed = duplicates::find_duplicates(&job, &spill_files)?;
+    let splits = DatasetSplit::train_and_held_out(&job, &spill_files, &removed)?;
+    finish::check_not_empty(&job, &spill_files, &splits, &removed)?;
+    space::check_samples(&job, &spill_files)?;
+    write_sample_files(&job, &spill_files, &removed, &splits, threads, options.progress)?;
+    let datasets = finish::write_datasets(&job, &spill_files, &removed, &splits, threads, options.progress)?;
+    Ok(report(DatasetSplit::held_out(&job, &splits), false, datasets))
 }
 
-/// All buckets of all splits to samples, and these to few files.
-fn sample(
-    job: &Job<'_>,
-    runs: &[Run],
-    removed: &Removed,
-    splits: &[Split],
+/// Generates the samples of all buckets of all splits and merges the sample files.
+fn write_sample_files(
+    job: &JobContext<'_>,
+    spill_files: &[SpillFile],
+    removed: &RemovedDocuments,
+    splits: &[DatasetSplit],
     threads: usize,
-    progress: &dyn Progress,
+    progress: &dyn PrepProgress,
 ) -> Result<(), PrepError> {
-    let of_cells = buckets::totals(runs)?;
-    let levels: Vec<Levels<'_>> = splits.iter().map(|split| Levels::new(job, split)).collect();
-    let tokens: Vec<Vec<u64>> = splits.iter().map(|split| split.tokens(&of_cells)).collect();
+    let cell_totals = buckets::cell_totals(spill_files)?;
+    let merge_passes: Vec<MergePasses<'_>> = splits.iter().map(|split| MergePasses::new(job, split)).collect();
+    let tokens: Vec<Vec<u64>> = splits.iter().map(|split| split.tokens(&cell_totals)).collect();
     let mut tasks: Vec<(usize, usize)> = (0..splits.len())
         .flat_map(|split| (0..splits[split].buckets()).map(move |bucket| (split, bucket)))
-        .filter(|&(split, bucket)| !levels[split].is_done(0, bucket))
+        .filter(|&(split, bucket)| !merge_passes[split].is_done(0, bucket))
         .collect();
-    // The largest first, so that all threads end together.
+    // Largest first, so that all threads finish together.
     tasks.sort_by_key(|&(split, bucket)| std::cmp::Reverse(tokens[split][bucket]));
     let largest = tasks.first().map_or(0, |&(split, bucket)| tokens[split][bucket]);
-    let workers = job.memory.workers(largest * BUCKET_BYTES + 2 * job.scale.sorted as u64).min(threads);
+    let workers =
+        job.memory.max_threads(largest * BYTES_PER_BUCKET_TOKEN + 2 * job.limits.sort_bytes as u64).min(threads);
     parallel(workers, tasks.len(), |index| -> Result<_, PrepError> {
         let (split, bucket) = tasks[index];
-        buckets::make(job, runs, removed, &splits[split], bucket, &levels[split].path(0, bucket))?;
-        progress.update(&Status {
+        buckets::write_samples(
+            job,
+            spill_files,
+            removed,
+            &splits[split],
+            bucket,
+            &merge_passes[split].path(0, bucket),
+        )?;
+        progress.update(&PrepStatus {
             phase: "sampling",
             source: None,
             done: index as u64 + 1,
@@ -238,9 +250,9 @@ fn sample(
         });
         Ok(())
     })?;
-    for levels in &levels {
-        for level in 1..levels.len() {
-            parallel(threads, levels.files(level), |index| levels.make(level, index))?;
+    for passes in &merge_passes {
+        for pass in 1..passes.passes() {
+            parallel(threads, passes.files(pass), |index| passes.merge_file(pass, index))?;
         }
     }
     Ok(())

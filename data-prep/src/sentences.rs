@@ -1,7 +1,7 @@
-//! Paragraphs to sentences.
+//! Sentence splitting.
 //!
-//! The boundaries are those of Unicode's UAX #29 (`boundaries`). That standard cannot know abbreviations or reported
-//! speech, so boundaries behind `Mr.`, `J. R.` or `"Who?"` before `he asked` are taken out.
+//! Boundaries follow Unicode's UAX #29 (`boundaries`). That standard knows neither abbreviations nor reported speech,
+//! so boundaries after `Mr.`, `J. R.` or `"Who?"` before `he asked` are removed.
 
 mod abbreviations;
 mod boundaries;
@@ -11,22 +11,22 @@ use abbreviations::ABBREVIATIONS;
 use boundaries::boundaries;
 use starters::STARTERS;
 
-/// Sentences with more bytes are divided at spaces where the script has no full stop.
-const LONG: usize = 600;
-/// The least bytes of a part of such a sentence; a Thai letter has three.
-const PART: usize = 150;
+/// Longer sentences are split at spaces, in scripts without a full stop. In bytes.
+const LONG_SENTENCE_BYTES: usize = 600;
+/// Minimum length of a part of such a sentence, bytes; a Thai letter has three.
+const MIN_PART_BYTES: usize = 150;
 
-/// Appends the sentences of `paragraph` to `sentences`, without the space around them.
+/// Appends the trimmed sentences of `paragraph` to `sentences`.
 pub fn split<'a>(paragraph: &'a str, sentences: &mut Vec<&'a str>) {
     let mut start = 0;
     for end in boundaries(paragraph) {
-        let end = end + closing(&paragraph[end..]) - opening(&paragraph[start..end]);
+        let end = end + closing_guillemet(&paragraph[end..]) - opening_brackets(&paragraph[start..end]);
         if end <= start || end < paragraph.len() && !is_boundary(&paragraph[start..end], &paragraph[end..]) {
             continue;
         }
         let sentence = paragraph[start..end].trim();
-        if sentence.len() > LONG && sentence.bytes().any(|byte| byte == 0xe0) {
-            divide(sentence, sentences);
+        if sentence.len() > LONG_SENTENCE_BYTES && sentence.bytes().any(|byte| byte == 0xe0) {
+            split_at_spaces(sentence, sentences);
         } else if !sentence.is_empty() {
             sentences.push(sentence);
         }
@@ -34,28 +34,28 @@ pub fn split<'a>(paragraph: &'a str, sentences: &mut Vec<&'a str>) {
     }
 }
 
-/// Bytes of brackets at the end of a sentence that open the next one: `彼は聞いた。「私だ。」` has no space between them.
-fn opening(sentence: &str) -> usize {
+/// Length of the brackets at the end of a sentence that belong to the next one, as in `彼は聞いた。「私だ。」`.
+fn opening_brackets(sentence: &str) -> usize {
     let opens = |c: char| matches!(c, '「' | '『' | '（' | '《' | '〈' | '【');
     let stem = sentence.trim_end_matches(opens);
-    // German closes with what opens in Chinese, so there it depends on what stands before.
+    // German closing quotes are opening quotes in Chinese; the preceding character decides.
     let quoted = stem.strip_suffix(['“', '‘']).filter(|stem| stem.ends_with(['。', '！', '？', '”', '’']));
     sentence.len() - quoted.unwrap_or(stem).len()
 }
 
-/// Bytes of a closing `»` with the space behind it, where French sets one apart: `« Qui ? » Il partit.`
-fn closing(after: &str) -> usize {
+/// Length of a closing `»` and the space after it, if French spacing separates it: `« Qui ? » Il partit.`
+fn closing_guillemet(after: &str) -> usize {
     let Some(rest) = after.strip_prefix('»') else { return 0 };
-    // Before a letter it opens, as in German.
+    // Before a letter it is an opening mark, as in German.
     if rest.starts_with(char::is_alphanumeric) { 0 } else { after.len() - rest.trim_start().len() }
 }
 
-/// Divides a long sentence at the spaces between two letters of Thai or Lao, which end clauses there.
-fn divide<'a>(sentence: &'a str, sentences: &mut Vec<&'a str>) {
+/// Splits a long sentence at spaces between two Thai or Lao letters, which separate clauses.
+fn split_at_spaces<'a>(sentence: &'a str, sentences: &mut Vec<&'a str>) {
     let mut start = 0;
     for (space, _) in sentence.match_indices(' ') {
         let (before, after) = (&sentence[start..space], &sentence[space + 1..]);
-        if before.len() >= PART && before.ends_with(has_no_stop) && after.starts_with(has_no_stop) {
+        if before.len() >= MIN_PART_BYTES && before.ends_with(is_thai_or_lao) && after.starts_with(is_thai_or_lao) {
             sentences.push(before);
             start = space + 1;
         }
@@ -63,14 +63,14 @@ fn divide<'a>(sentence: &'a str, sentences: &mut Vec<&'a str>) {
     sentences.push(&sentence[start..]);
 }
 
-/// Letters of Thai and Lao.
-fn has_no_stop(character: char) -> bool {
+/// True for Thai and Lao letters.
+fn is_thai_or_lao(character: char) -> bool {
     matches!(character, '\u{e00}'..='\u{eff}')
 }
 
-/// Whether a sentence ends between `before` and `after`.
+/// True if a sentence ends between `before` and `after`.
 fn is_boundary(before: &str, after: &str) -> bool {
-    // "Who?" he asked: whatever closes the first part, a small letter goes on.
+    // "Who?" he asked: a lowercase letter continues the sentence.
     if after.starts_with(char::is_lowercase) {
         return false;
     }
@@ -80,38 +80,41 @@ fn is_boundary(before: &str, after: &str) -> bool {
         return !(trimmed.ends_with(['」', '』']) && after.starts_with('と'));
     };
     let word = stem.rsplit([' ', '\u{a0}', '(', '"', '“', '‘', '\'', '—', '-']).next().unwrap_or("");
-    if stem.ends_with(has_no_stop) || ABBREVIATIONS.binary_search(&word).is_ok() || is_year(word, after) {
+    if stem.ends_with(is_thai_or_lao)
+        || ABBREVIATIONS.binary_search(&word).is_ok()
+        || is_abbreviated_before_number(word, after)
+    {
         return false;
     }
     if is_initial(word) {
         // "vitamin C. The", but "J. R. Smith".
         let before = stem[..stem.len() - word.len()].trim_end();
         let named = before.ends_with(char::is_alphanumeric) && after.starts_with(char::is_alphabetic);
-        return named && begins_a_sentence(after);
+        return named && starts_sentence(after);
     }
-    !is_dotted(word) || begins_a_sentence(after)
+    !is_dotted(word) || starts_sentence(after)
 }
 
-/// `U.S` and `p.m`: they stand before names as well as at the end of a sentence.
+/// True for `U.S` and `p.m`, which occur before names and at the end of a sentence.
 fn is_dotted(word: &str) -> bool {
     word.len() > 2 && word.split('.').all(|letter| letter.len() == 1 && letter.starts_with(char::is_alphabetic))
 }
 
-/// `c. 1900`, `b. 1850`: a small letter stands for a word before a number.
-fn is_year(word: &str, after: &str) -> bool {
+/// True for `c. 1900` and `b. 1850`: a lowercase letter before a number.
+fn is_abbreviated_before_number(word: &str, after: &str) -> bool {
     let mut characters = word.chars();
     let small = matches!((characters.next(), characters.next()), (Some(c), None) if c.is_lowercase());
     small && after.starts_with(|c: char| c.is_ascii_digit())
 }
 
-fn begins_a_sentence(after: &str) -> bool {
+fn starts_sentence(after: &str) -> bool {
     let length = after.find(|c: char| !c.is_alphabetic()).unwrap_or(after.len());
     let (word, rest) = after.split_at(length);
-    // "A" of "J. A. Smith" is none.
+    // The "A" of "J. A. Smith" is an initial.
     word.is_empty() || STARTERS.binary_search(&word).is_ok() && !rest.starts_with('.')
 }
 
-/// `J` of "J. R. R. Tolkien", but not the word "I".
+/// True for the `J` of "J. R. R. Tolkien", but not for the word "I".
 fn is_initial(word: &str) -> bool {
     let mut characters = word.chars();
     matches!((characters.next(), characters.next()), (Some(c), None) if c.is_uppercase() && c != 'I')
@@ -128,19 +131,19 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_words_are_sorted() {
+    fn word_lists_are_sorted() {
         assert!(ABBREVIATIONS.is_sorted() && STARTERS.is_sorted());
     }
 
     #[test]
-    fn abbreviations_initials_and_numbers_end_nothing() {
+    fn abbreviations_initials_and_numbers_do_not_end_sentences() {
         let text = "Mr. J. R. Smith paid 3.14 dollars, e.g. for No. 5. Then Dr. Watson left.";
         assert_eq!(sentences(text), ["Mr. J. R. Smith paid 3.14 dollars, e.g. for No. 5.", "Then Dr. Watson left."]);
         assert_eq!(sentences("So did I. He went."), ["So did I.", "He went."]);
     }
 
     #[test]
-    fn a_letter_that_is_no_initial_ends_a_sentence_before_a_word_that_begins_one() {
+    fn a_single_letter_ends_a_sentence_before_a_sentence_starter() {
         assert_eq!(sentences("He took vitamin C. The cold went."), ["He took vitamin C.", "The cold went."]);
         assert_eq!(sentences("Er nahm Vitamin C. Die Kälte ging."), ["Er nahm Vitamin C.", "Die Kälte ging."]);
         assert_eq!(
@@ -153,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn abbreviations_of_many_languages_end_nothing() {
+    fn abbreviations_in_many_languages_do_not_end_sentences() {
         for text in [
             "El Sr. García y la Dra. López viven en la Avda. Mayor.",
             "Il Sig. Rossi e il dott. Bianchi, cfr. Dante, arrivano.",
@@ -172,9 +175,9 @@ mod tests {
         }
     }
 
-    /// Words of one language that are abbreviations of another.
+    /// Words of one language that are abbreviations in another.
     #[test]
-    fn words_that_sentences_end_with_end_them() {
+    fn ordinary_words_end_sentences() {
         for text in [
             "He looked ill. She left.",
             "Poor old chap. I like him.",
@@ -186,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn reported_speech_goes_on() {
+    fn reported_speech_continues_the_sentence() {
         assert_eq!(
             sentences("\"Who is he?\" asked Thames. \"A friend.\""),
             ["\"Who is he?\" asked Thames.", "\"A friend.\""]
@@ -195,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn dotted_abbreviations_end_a_sentence_before_a_word_that_begins_one() {
+    fn dotted_abbreviations_end_a_sentence_before_a_sentence_starter() {
         assert_eq!(
             sentences("The U.S. Army left the U.S. The Navy came at 5 p.m. Monday."),
             ["The U.S. Army left the U.S.", "The Navy came at 5 p.m. Monday."]
@@ -207,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn quotations_of_several_languages() {
+    fn quotations_in_several_languages_are_split() {
         assert_eq!(sentences("« Qui est-ce ? » demanda-t-il."), ["« Qui est-ce ? » demanda-t-il."]);
         assert_eq!(sentences("« Qui est-ce ? » Il partit."), ["« Qui est-ce ? »", "Il partit."]);
         assert_eq!(sentences("Er kam. »Wer ist da?« fragte sie."), ["Er kam.", "»Wer ist da?« fragte sie."]);
@@ -218,19 +221,19 @@ mod tests {
     }
 
     #[test]
-    fn thai_is_divided_at_spaces_once_it_is_long() {
+    fn long_thai_text_is_split_at_spaces() {
         let clause = "ประเทศไทยเป็นรัฐชาติอันตั้งอยู่ในเอเชียตะวันออกเฉียงใต้";
         assert_eq!(sentences(&[clause; 2].join(" ")).len(), 1);
         let long = [clause; 60].join(" ");
         let found = sentences(&long);
         assert_eq!(found, vec![clause; 60]);
-        // Not at a number, and never in the middle of a word.
+        // Not at a number, and never within a word.
         let dates = ["เมื่อวันที่ 24 มิถุนายน พ.ศ. 2475"; 40].join(" ");
         assert!(sentences(&dates).iter().all(|part| part.ends_with("2475") || part.ends_with("มิถุนายน")), "{dates}");
     }
 
     #[test]
-    fn chinese_and_japanese_sentences_end_without_spaces() {
+    fn chinese_and_japanese_sentences_need_no_spaces() {
         assert_eq!(sentences("這是一句。這是兩句！好嗎？"), ["這是一句。", "這是兩句！", "好嗎？"]);
         assert_eq!(sentences("吾輩は猫である。名前はまだ無い。"), ["吾輩は猫である。", "名前はまだ無い。"]);
     }

@@ -1,10 +1,9 @@
-//! Where documents come from: files of several formats, streamed in batches of whole documents.
+//! Document sources: files of several formats, streamed in batches of whole documents.
 //!
-//! A format is one file in `formats`, behind the trait of `format`; the list of them is in `formats` itself.
+//! Each format is a file in `formats` that implements the trait in `format`; `formats` lists them.
 
-mod ahead;
 mod batches;
-mod blocks;
+mod bzip2_blocks;
 mod damage;
 mod error;
 mod file_type;
@@ -15,6 +14,7 @@ mod input;
 mod lines;
 mod open;
 mod peek;
+mod read_ahead;
 mod rows;
 mod settings;
 mod stored;
@@ -30,44 +30,44 @@ use lambert_config::PrepConfig;
 use lambert_config::load::Fault;
 use lambert_config::prep::{Invalid, Source};
 
-pub use batches::{Batch, Batches, Part, is_read_by};
+pub use batches::{BatchQueue, DocumentBatch, WorkPart, is_read_by};
 pub use error::SourceError;
-pub use format::{Head, InputFile, InputFormat, Registry};
-pub use stored::Stored;
+pub use format::{FileHead, FormatRegistry, InputFile, InputFormat};
+pub use stored::StoredReader;
 
 use crate::extract::{Extracted, Extractor};
 use formats::FORMATS;
 
-/// One input file, or a run of whole bzip2 streams of one.
+/// An input file, or a range of whole bzip2 streams of one.
 #[derive(Debug, Clone)]
 pub struct SourceFile {
-    /// Which `[[source]]`, from 0.
+    /// Index of its `[[source]]`.
     pub source: usize,
-    /// Its number among all files of all sources, from 0.
+    /// Number of the file across all sources, from 0.
     pub number: u32,
-    /// Its path or URL.
+    /// Path or URL.
     pub name: String,
-    /// The format that reads it: as configured, or as its first bytes show.
+    /// Format, as configured or detected from the first bytes.
     pub format: &'static dyn InputFormat,
-    /// The extractor for its documents.
+    /// Extractor for its documents.
     pub extractor: Extractor,
-    /// Where it starts in the stored file; 0 unless the file was divided.
+    /// Offset in the stored file; 0 unless the file is read in ranges.
     pub start: u64,
-    /// Its size as it is stored.
+    /// Stored size, bytes.
     pub bytes: u64,
-    /// Changes when the file does: nanoseconds since 1970, or what a store calls the e_tag. Says when to look twice,
-    /// and decides nothing.
+    /// Modification stamp: nanoseconds since 1970, or the ETag of an object. A new stamp triggers a check of the
+    /// contents and nothing else.
     pub stamp: String,
 }
 
 impl SourceFile {
-    /// Tells whether this lies in an object store.
+    /// True if the file is in an object store.
     pub fn is_remote(&self) -> bool {
         is_url(&self.name)
     }
 
-    /// This file as a format gets to see it.
-    fn with<'a>(&'a self, source: &'a Source, formats: Registry, window: u64) -> InputFile<'a> {
+    /// Combines the file with its source for a format.
+    fn to_input<'a>(&'a self, source: &'a Source, formats: FormatRegistry, window: u64) -> InputFile<'a> {
         InputFile { file: self, source, format: Some(self.format), formats, window }
     }
 }
@@ -76,103 +76,115 @@ fn is_url(path: &str) -> bool {
     path.contains("://")
 }
 
-/// A document as it stands in its file.
+/// A document before extraction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RawDocument {
-    /// Its number in the file, from 0.
+    /// Index of the document in its file.
     pub ordinal: u32,
-    /// Where it starts: a byte of the decompressed file, or a row.
-    pub at: u64,
-    /// Its bytes: text, or a `<page>` element.
+    /// Position in the file: byte offset in the decompressed text, or row.
+    pub offset: u64,
+    /// Contents: text, or a `<page>` element.
     pub bytes: Vec<u8>,
 }
 
-/// What was left out of a file.
-pub type Notes = Vec<Note>;
+/// Skipped or repaired parts of a file.
+pub type SkipNotices = Vec<SkipNotice>;
 
-/// Something that was left out or mended.
+/// A skipped or repaired part of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Note {
-    /// A key of the manifest's `rejected`.
-    pub what: &'static str,
-    /// A byte of the decompressed file, or a row.
-    pub at: u64,
-    /// The title of a page, where it can be told.
+pub struct SkipNotice {
+    /// Reason, a key of the manifest's `rejected`.
+    pub reason: &'static str,
+    /// Position in the file: byte offset in the decompressed text, or row.
+    pub offset: u64,
+    /// Title of the page, if known.
     pub title: Option<String>,
 }
 
-impl Note {
-    /// Without a title.
-    pub fn new(what: &'static str, at: u64) -> Self {
-        Self { what, at, title: None }
+impl SkipNotice {
+    /// Creates a notice without a title.
+    pub fn new(reason: &'static str, offset: u64) -> Self {
+        Self { reason, offset, title: None }
     }
 }
 
-/// Cuts a file into documents.
+/// Splits a file into documents.
 pub trait DocumentReader: Send {
-    /// The next document, `None` at the end.
+    /// Returns the next document, or `None` at the end.
     fn next(&mut self) -> Result<Option<RawDocument>, SourceError>;
 
-    /// What was left out since the last call.
-    fn notes(&mut self) -> Notes;
+    /// Returns the notices since the last call.
+    fn take_notices(&mut self) -> SkipNotices;
 }
 
-/// Adds a fault for each unknown format of a preparation, and for each `documents` that its format does not take.
-pub fn check(config: &PrepConfig, faults: &mut Vec<Fault>) {
+/// Adds an error for each unknown format and for each `documents` value that its format does not support.
+pub fn check_settings(config: &PrepConfig, faults: &mut Vec<Fault>) {
     settings::check(FORMATS, config, faults);
 }
 
-/// The settings of a preparation's sources that have no effect, because the format of the source does not read them.
+/// Lists the source settings that have no effect, because the format does not read them.
 #[must_use]
 pub fn unused_settings(config: &PrepConfig) -> Vec<Fault> {
     settings::unused(FORMATS, config)
 }
 
-/// All files of all sources: the sources in their order, the files of each sorted by path. `threads` look at them.
-pub fn find(sources: &[Source], threads: usize) -> Result<Vec<SourceFile>, SourceError> {
-    find::find(FORMATS, sources, threads)
+/// Lists all files in the order of the sources, sorted by path within each source. `threads` threads inspect them.
+///
+/// # Errors
+/// A source has no files, a file cannot be read, or it has an unusable format.
+pub fn find_files(sources: &[Source], threads: usize) -> Result<Vec<SourceFile>, SourceError> {
+    find::find_files(FORMATS, sources, threads)
 }
 
-/// The reader for a file of `source`. `counter` grows with the stored bytes that were read.
-pub fn reader(
+/// Opens a file of `source`. `counter` is incremented by the stored bytes read.
+///
+/// # Errors
+/// The file cannot be opened, or is not of the format of its source.
+pub fn open_reader(
     source: &Source,
     file: &SourceFile,
     counter: Arc<AtomicU64>,
 ) -> Result<Box<dyn DocumentReader>, SourceError> {
-    opened(FORMATS, source, file, counter, WINDOW).map(|(_, documents)| documents)
+    open_stored(FORMATS, source, file, counter, DEFAULT_WINDOW).map(|(_, documents)| documents)
 }
 
-/// Bytes that a decompressor may have where no budget says otherwise.
-const WINDOW: u64 = 1 << 30;
+/// Decompression window without a memory budget, bytes.
+const DEFAULT_WINDOW: u64 = 1 << 30;
 
-/// The same, and the stored file below it. A decompressor may have `window` bytes for what it looks back at.
-fn opened(
-    formats: Registry,
+/// Opens a file with a decompression window of `window` bytes. Also returns the underlying stored file.
+fn open_stored(
+    formats: FormatRegistry,
     source: &Source,
     file: &SourceFile,
     counter: Arc<AtomicU64>,
     window: u64,
-) -> Result<(Stored, Box<dyn DocumentReader>), SourceError> {
-    let stored = Stored::open(file, counter, window)?;
-    let documents = file.format.open(&file.with(source, formats, window), stored.clone())?;
+) -> Result<(StoredReader, Box<dyn DocumentReader>), SourceError> {
+    let stored = StoredReader::open(file, counter, window)?;
+    let documents = file.format.open(&file.to_input(source, formats, window), stored.clone())?;
     Ok((stored, documents))
 }
 
-/// Takes the prose out of a document of `file`, which is of `source`. Tells `notes` what was mended.
+/// Extracts the prose of a document of `file`. Reports repairs to `notices`.
+///
+/// # Errors
+/// The document is not UTF-8 and `source.invalid` refuses that.
 pub fn extract(
     source: &Source,
     file: &SourceFile,
     raw: &RawDocument,
-    notes: &mut dyn FnMut(&'static str),
+    notices: &mut dyn FnMut(&'static str),
 ) -> Result<Extracted, SourceError> {
     let text = match (std::str::from_utf8(&raw.bytes), source.invalid) {
         (Ok(text), _) => Cow::Borrowed(text),
         (Err(_), Invalid::Replace) => {
-            notes("invalid UTF-8 replaced in a document");
+            notices("invalid UTF-8 replaced in a document");
             String::from_utf8_lossy(&raw.bytes)
         }
         (Err(error), Invalid::Refuse) => {
-            return Err(SourceError::NotUtf8 { file: file.name.clone(), at: raw.at + error.valid_up_to() as u64 });
+            return Err(SourceError::NotUtf8 {
+                file: file.name.clone(),
+                offset: raw.offset + error.valid_up_to() as u64,
+            });
         }
     };
     Ok(file.extractor.extract(text))

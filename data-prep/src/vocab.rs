@@ -1,7 +1,7 @@
-//! Training a WordPiece vocabulary.
+//! WordPiece vocabulary training.
 //!
-//! The merges (the most frequent pair first, ties by id) are the `tokenizers` crate's. It would number the alphabet in
-//! the order of a hash table, so the alphabet is chosen and numbered here and the result is the same every time.
+//! The `tokenizers` crate computes the merges, the most frequent pair first and ties by ID. It would number the
+//! alphabet in hash-table order, so the alphabet is chosen and numbered here to make the result deterministic.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -18,42 +18,42 @@ use crate::prep::PrepError;
 use crate::source;
 use lambert_dataset::tokenizer::json::{PREFIX, SPECIAL};
 
-/// How a vocabulary is trained.
+/// Vocabulary training settings.
 #[derive(Debug, Clone)]
-pub struct Settings {
-    /// Pieces, the special ones included; fewer come out where the corpus is too small.
+pub struct VocabSettings {
+    /// Number of tokens, including special tokens; fewer if the corpus is too small.
     pub size: usize,
-    /// Lowercase and strip accents, as the uncased models do.
+    /// Lowercases and strips accents, as the uncased models do.
     pub lowercase: bool,
-    /// Different characters at most; words with rarer ones are left out of the count.
+    /// Upper limit on distinct characters; words with rarer ones are not counted.
     pub limit_alphabet: usize,
-    /// A pair that occurs less often is not merged.
+    /// Less frequent pairs are not merged.
     pub min_frequency: u64,
 }
 
-impl Default for Settings {
+impl Default for VocabSettings {
     fn default() -> Self {
         Self { size: 30_522, lowercase: true, limit_alphabet: 1000, min_frequency: 2 }
     }
 }
 
-/// Words longer than this, in bytes, are no words.
-const LONGEST_WORD: usize = 400;
-/// Different words that are counted at once; beyond it the rarest go.
-const MOST_WORDS: usize = 8 << 20;
-/// The trainer counts pairs in 32 bits.
-const MOST_COUNTED: u64 = 1 << 30;
+/// Longer words are skipped, in bytes.
+const MAX_WORD_BYTES: usize = 400;
+/// Upper limit on distinct words counted at a time; beyond it the rarest are dropped.
+const MAX_COUNTED_WORDS: usize = 8 << 20;
+/// Upper limit on the total word count: the trainer counts pairs in 32 bits.
+const MAX_TOTAL_COUNT: u64 = 1 << 30;
 
-/// Trains on the documents of `sources`; the text of a vocab.txt.
+/// Trains a vocabulary on the documents of `sources` and returns the contents of a vocab.txt.
 ///
 /// # Errors
-/// What a preparation of the same sources would fail with; no word at all; a size that the alphabet alone exceeds.
-pub fn train(sources: &[Source], settings: &Settings) -> Result<String, PrepError> {
-    let mut words = Words::new(settings.lowercase);
-    let files = source::find(sources, 1)?;
+/// A source cannot be read, the corpus has no words, or `settings.size` is smaller than the alphabet requires.
+pub fn train(sources: &[Source], settings: &VocabSettings) -> Result<String, PrepError> {
+    let mut words = WordCounter::new(settings.lowercase);
+    let files = source::find_files(sources, 1)?;
     for file in &files {
         let source = &sources[file.source];
-        let mut documents = source::reader(source, file, Arc::default())?;
+        let mut documents = source::open_reader(source, file, Arc::default())?;
         while let Some(raw) = documents.next()? {
             match source::extract(source, file, &raw, &mut |_| {})? {
                 Extracted::Text(text) | Extracted::Sentences(text) => text.lines().for_each(|line| words.count(line)),
@@ -62,19 +62,19 @@ pub fn train(sources: &[Source], settings: &Settings) -> Result<String, PrepErro
         }
     }
     if words.counts.is_empty() {
-        return Err(PrepError::Empty { files: files.len(), rejected: None });
+        return Err(PrepError::EmptyCorpus { files: files.len(), rejected: None });
     }
-    pieces(&words.counts, settings)
+    train_on_counts(&words.counts, settings)
 }
 
-struct Words {
+struct WordCounter {
     normalizer: BertNormalizer,
     scratch: PreTokenizerScratch,
     spans: Vec<tokenizers::pipeline::Span>,
     counts: HashMap<String, u64>,
 }
 
-impl Words {
+impl WordCounter {
     fn new(lowercase: bool) -> Self {
         let normalizer = BertNormalizer::new(true, true, None, lowercase);
         Self { normalizer, scratch: PreTokenizerScratch::default(), spans: Vec::new(), counts: HashMap::new() }
@@ -88,7 +88,7 @@ impl Words {
         }
         for span in &self.spans {
             let word = &line[span.range()];
-            if word.len() > LONGEST_WORD {
+            if word.len() > MAX_WORD_BYTES {
                 continue;
             }
             match self.counts.get_mut(word) {
@@ -96,49 +96,49 @@ impl Words {
                 None => drop(self.counts.insert(word.to_owned(), 1)),
             }
         }
-        let mut least = 1;
-        while self.counts.len() > MOST_WORDS {
-            self.counts.retain(|_, count| *count > least);
-            least += 1;
+        let mut min_count = 1;
+        while self.counts.len() > MAX_COUNTED_WORDS {
+            self.counts.retain(|_, count| *count > min_count);
+            min_count += 1;
         }
     }
 }
 
-fn pieces(counts: &HashMap<String, u64>, settings: &Settings) -> Result<String, PrepError> {
+fn train_on_counts(counts: &HashMap<String, u64>, settings: &VocabSettings) -> Result<String, PrepError> {
     let alphabet = alphabet(counts, settings.limit_alphabet);
     let known = |word: &str| word.chars().all(|character| alphabet.binary_search(&character).is_ok());
-    let divisor = counts.values().sum::<u64>() / MOST_COUNTED + 1;
-    let kept = counts
+    let divisor = counts.values().sum::<u64>() / MAX_TOTAL_COUNT + 1;
+    let word_counts = counts
         .iter()
         .filter(|(word, _)| known(word))
         .map(|(word, count)| (word.as_str().into(), count.div_ceil(divisor)))
         .collect();
-    let first: Vec<String> = SPECIAL
+    let initial_tokens: Vec<String> = SPECIAL
         .iter()
         .map(ToString::to_string)
         .chain(alphabet.iter().map(ToString::to_string))
         .chain(alphabet.iter().map(|character| format!("{PREFIX}{character}")))
         .collect();
-    if settings.size < first.len() {
-        let message = format!("must be at least {} for the special pieces and the alphabet", first.len());
-        return Err(PrepError::Setting { key: "size".to_owned(), message });
+    if settings.size < initial_tokens.len() {
+        let message = format!("must be at least {} for the special tokens and the alphabet", initial_tokens.len());
+        return Err(PrepError::InvalidSetting { key: "size".to_owned(), message });
     }
     let trainer = BpeTrainer::builder()
         .continuing_subword_prefix(PREFIX.to_owned())
         .vocab_size(settings.size)
         .min_frequency(settings.min_frequency.div_ceil(divisor))
         .show_progress(false)
-        .special_tokens(first.into_iter().map(|piece| AddedToken::from(piece, true)).collect())
+        .special_tokens(initial_tokens.into_iter().map(|token| AddedToken::from(token, true)).collect())
         .build();
-    let (vocabulary, ..) = trainer.do_train(&kept).map_err(|error| PrepError::Setting {
+    let (vocabulary, ..) = trainer.do_train(&word_counts).map_err(|error| PrepError::InvalidSetting {
         key: "size".to_owned(),
-        message: format!("the trainer failed: {error}"),
+        message: format!("vocabulary training failed: {error}"),
     })?;
-    let by_id: BTreeMap<u32, String> = vocabulary.into_iter().map(|(piece, id)| (id, piece)).collect();
-    Ok(by_id.into_values().map(|piece| piece + "\n").collect())
+    let by_id: BTreeMap<u32, String> = vocabulary.into_iter().map(|(token, id)| (id, token)).collect();
+    Ok(by_id.into_values().map(|token| token + "\n").collect())
 }
 
-/// The most frequent characters, sorted.
+/// Returns the most frequent characters, sorted.
 fn alphabet(counts: &HashMap<String, u64>, limit: usize) -> Vec<char> {
     let mut characters: HashMap<char, u64> = HashMap::new();
     for (word, count) in counts {

@@ -1,4 +1,4 @@
-//! Copies of a dataset in an object store: one a host, whole and verified, the least recently used gone first.
+//! Local copies of a remote dataset: one verified copy per host, with least-recently-used eviction.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 #[path = "../../tests/support/samples.rs"]
@@ -17,7 +17,7 @@ use samples::Shape;
 
 const SHARDS: u64 = 8;
 
-/// A dataset in a store, and a folder for copies of it.
+/// A dataset in a store, with a cache folder.
 struct Remote {
     folder: tempfile::TempDir,
     url: String,
@@ -42,7 +42,7 @@ impl Remote {
         self.folder.path().join("cache")
     }
 
-    /// The dataset as one process sees it, with room for `bytes`.
+    /// Opens the dataset as one process, with a cache limit of `bytes`.
     fn open(&self, bytes: f64) -> Arc<Dataset> {
         let folder = self.cache().to_str().unwrap().to_owned();
         let settings = DatasetCache { folder, gigabytes: bytes / 1e9 };
@@ -54,7 +54,7 @@ impl Remote {
     }
 }
 
-/// A small file system in memory, unmounted at the end; `None` where this user may not mount one.
+/// A small tmpfs, unmounted on drop. Mounting fails without the privilege.
 struct SmallDisk(PathBuf);
 
 impl SmallDisk {
@@ -79,7 +79,7 @@ impl Drop for SmallDisk {
     }
 }
 
-/// What lies in a folder, with this ending.
+/// Files in a folder whose names end with `ending`.
 fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path());
     entries.filter(|path| path.to_str().unwrap().ends_with(ending)).collect()
@@ -89,15 +89,15 @@ fn all(dataset: &Dataset) -> Vec<Samples> {
     (0..dataset.row_groups().len()).map(|group| dataset.read(group).unwrap()).collect()
 }
 
-/// A row group of a shard.
+/// First row group of a shard.
 fn group_of(dataset: &Dataset, shard: usize) -> usize {
     dataset.row_groups().iter().position(|group| group.shard == shard).unwrap()
 }
 
 #[test]
-fn processes_of_a_host_share_one_verified_copy() {
+fn processes_on_a_host_share_one_verified_copy() {
     let remote = Remote::new("shared");
-    // Several at the same time: each is fetched once, and nothing but copies is left.
+    // Concurrent processes: each shard is fetched once, and only copies remain.
     let ranks: Vec<_> = (0..4)
         .map(|_| {
             let dataset = remote.open(1e9);
@@ -111,14 +111,14 @@ fn processes_of_a_host_share_one_verified_copy() {
     assert_eq!(files(&remote.cache(), ".parquet").len() as u64, SHARDS);
     let partial = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with(".fetch-");
     assert!(!files(&remote.cache(), "").iter().any(partial), "{:?}", files(&remote.cache(), ""));
-    // With the copies nothing is fetched any more.
+    // Nothing is fetched if all copies exist.
     let later = remote.open(1e9);
     remote.remove(&later);
     assert_eq!(all(&later), read[0]);
 }
 
 #[test]
-fn a_damaged_copy_is_fetched_again_and_a_damaged_shard_is_none() {
+fn a_damaged_copy_is_refetched_and_a_damaged_shard_is_an_error() {
     let remote = Remote::new("damaged");
     let expected = all(&remote.open(1e9));
     for (at, copy) in files(&remote.cache(), ".parquet").into_iter().enumerate() {
@@ -143,7 +143,7 @@ fn a_damaged_copy_is_fetched_again_and_a_damaged_shard_is_none() {
 }
 
 #[test]
-fn the_copies_that_were_used_least_recently_go_first() {
+fn the_least_recently_used_copies_are_evicted_first() {
     let remote = Remote::new("limited");
     let largest = remote.open(1.0).manifest().shards.iter().map(|shard| shard.bytes).max().unwrap() as f64;
     let dataset = remote.open(3.5 * largest);
@@ -156,13 +156,13 @@ fn the_copies_that_were_used_least_recently_go_first() {
     for shard in [0, 1, 2] {
         dataset.read(group_of(&dataset, shard)).unwrap();
     }
-    // Another process uses the oldest.
+    // Another process uses the oldest copy.
     remote.open(1e9).read(group_of(&dataset, 0)).unwrap();
     dataset.read(group_of(&dataset, 3)).unwrap();
     assert_eq!(copies(), [0, 2, 3]);
-    // Whoever has one open goes on reading it.
+    // An evicted copy that is still open remains readable.
     dataset.read(group_of(&dataset, 1)).unwrap();
-    // A limit below a single shard holds one.
+    // A limit below the size of a shard holds one.
     let tight = remote.open(1.0);
     tight.read(group_of(&tight, 5)).unwrap();
     assert_eq!(copies(), [5]);
@@ -170,7 +170,7 @@ fn the_copies_that_were_used_least_recently_go_first() {
 }
 
 #[test]
-fn shards_are_fetched_ahead_as_far_as_there_is_room() {
+fn shards_are_prefetched_within_the_cache_limit() {
     let remote = Remote::new("ahead");
     let dataset = remote.open(1e9);
     let ahead = dataset.fetch_ahead(&(0..SHARDS as usize).collect::<Vec<_>>()).unwrap();
@@ -185,9 +185,9 @@ fn shards_are_fetched_ahead_as_far_as_there_is_room() {
     assert!(remote.open(1.0).fetch_ahead(&[0, 1]).unwrap().is_some());
 }
 
-/// The limit is above what the disk has.
+/// The cache limit exceeds the disk.
 #[test]
-fn copies_make_room_on_a_disk_that_is_full() {
+fn copies_are_evicted_on_a_full_disk() {
     let remote = Remote::new("full");
     let local = Dataset::open(remote.folder.path().join("data").to_str().unwrap()).unwrap();
     let largest = local.manifest().shards.iter().map(|shard| shard.bytes).max().unwrap();
@@ -199,7 +199,7 @@ fn copies_make_room_on_a_disk_that_is_full() {
 }
 
 #[test]
-fn a_disk_without_room_for_a_shard_is_named() {
+fn a_disk_too_small_for_a_shard_is_reported() {
     let remote = Remote::new("no-room");
     let Some(_disk) = SmallDisk::mount(&remote.cache(), 4096) else { return };
     let dataset = remote.open(1e9);
@@ -211,14 +211,14 @@ fn a_disk_without_room_for_a_shard_is_named() {
     assert_eq!(dataset.damaged_shard(&error), None);
 }
 
-/// A manifest from elsewhere names a file beside the folder of the copies.
+/// A hostile manifest names a file outside the cache folder.
 #[test]
 fn a_manifest_cannot_name_files_outside_the_folder() {
     let remote = Remote::new("hostile");
     std::fs::create_dir(remote.cache()).unwrap();
     let victim = remote.folder.path().join("victim.parquet");
     let shard = remote.open(1.0).manifest().shards[0].clone();
-    // As long as the shard, for whose copy it is taken then.
+    // As long as the shard, so that it passes for a copy.
     std::fs::write(&victim, vec![b'x'; shard.bytes as usize]).unwrap();
     let (manifest, sha256) = (remote.store.get("manifest.json").unwrap(), shard.sha256);
     for name in
@@ -235,10 +235,10 @@ fn a_manifest_cannot_name_files_outside_the_folder() {
     }
 }
 
-/// The variable that tells this program that it is started as the second user, and what it is to find.
+/// Environment variable that marks the child process run as the second user, with the folder to use.
 const AS_SECOND_USER: &str = "LAMBERT_TEST_SECOND_USER";
 
-/// Reads a remote dataset through the usual folder, or the one that is named; what went wrong.
+/// Reads a remote dataset through `folder`, or the default one if empty; returns the error as text.
 fn read_with(folder: &str) -> Result<(), String> {
     let remote = Remote::new("second-user");
     let settings = DatasetCache { folder: folder.to_owned(), gigabytes: 1.0 };
@@ -249,9 +249,9 @@ fn read_with(folder: &str) -> Result<(), String> {
     })
 }
 
-/// A user whose usual folder another user has created; then a folder that the settings name, which may be others'.
+/// The default folder belongs to another user; then a configured folder, which may.
 #[test]
-fn the_usual_folder_belongs_to_one_user_and_a_named_one_may_be_shared() {
+fn the_default_folder_is_private_and_a_configured_one_may_be_shared() {
     if let Ok(named) = std::env::var(AS_SECOND_USER) {
         return println!("read: {:?}", read_with(&named));
     }
@@ -264,7 +264,7 @@ fn the_usual_folder_belongs_to_one_user_and_a_named_one_may_be_shared() {
         let mut command = Command::new("setpriv");
         command.args([&format!("--reuid={user}"), &format!("--regid={user}"), "--clear-groups"]);
         command.arg(std::env::current_exe().unwrap()).args(["--exact", "--nocapture"]);
-        command.arg("the_usual_folder_belongs_to_one_user_and_a_named_one_may_be_shared").env(AS_SECOND_USER, folder);
+        command.arg("the_default_folder_is_private_and_a_configured_one_may_be_shared").env(AS_SECOND_USER, folder);
         let output = command.current_dir("/").output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));

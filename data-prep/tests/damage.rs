@@ -1,4 +1,4 @@
-//! Files that are damaged: refused by name and place, or passed over with what is before and behind kept and counted.
+//! Damaged files: refused with file and offset, or skipped and counted while the intact parts are kept.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 mod common;
@@ -8,13 +8,13 @@ use std::path::Path;
 use common::corpus::{bzip2, gzip};
 use common::{config, corpora, generated, run};
 use lambert_config::prep::{Damaged, Documents, Source};
-use lambert_data_prep::prep::{self, Options, PrepError, Progress, Status};
-use lambert_data_prep::source::Note;
+use lambert_data_prep::prep::{self, PrepError, PrepOptions, PrepProgress, PrepStatus};
+use lambert_data_prep::source::SkipNotice;
 use lambert_dataset::Manifest;
 
 const BLOCK: &str = "bzip2: damaged block";
 
-/// Prepares one file, refusing or passing over damage.
+/// Prepares one file, refusing or skipping damage.
 fn prepare(
     bytes: &[u8],
     name: &str,
@@ -41,7 +41,7 @@ fn refused(bytes: &[u8], name: &str, format: &str, words: &[&str]) {
     words.iter().for_each(|word| assert!(error.to_string().contains(word), "no {word:?} in {error}"));
 }
 
-/// A dump of pages with one sentence each, their number in it.
+/// A dump of pages that repeat one sentence with the page number.
 fn dump(pages: usize) -> String {
     let page = |number: usize| {
         let text = format!("The boat of number {number} is wet. ").repeat(40);
@@ -53,24 +53,24 @@ fn dump(pages: usize) -> String {
 }
 
 #[test]
-fn a_damaged_block_in_a_dump_costs_its_pages_only() {
+fn a_damaged_block_loses_only_its_own_pages() {
     let pages = 600;
     let mut packed = bzip2(dump(pages).as_bytes());
     let middle = packed.len() / 2;
     packed[middle] ^= 4;
-    refused(&packed, "dump.xml.bz2", "wikipedia", &["dump.xml.bz2", "behind byte"]);
+    refused(&packed, "dump.xml.bz2", "wikipedia", &["dump.xml.bz2", "past byte"]);
     let manifest = prepare(&packed, "dump.xml.bz2", "wikipedia", None, Damaged::Skip).unwrap();
     assert_eq!(manifest.counts.rejected[BLOCK], 1);
     assert_eq!(manifest.counts.rejected["wikipedia: cut page"], 1, "the page that the gap cuts in two");
     let lost = pages as u64 - manifest.counts.documents;
     // A block holds 100 kB, a page 1.3 kB.
     assert!((60..90).contains(&lost), "{lost}");
-    // No page of the dump has another number of sentences: none was put together from two.
+    // All pages have the same number of sentences, so none was assembled from two.
     assert_eq!(manifest.counts.sentences, 40 * manifest.counts.documents);
 }
 
 #[test]
-fn the_first_and_the_last_block_can_be_the_damaged_one() {
+fn the_first_or_the_last_block_may_be_damaged() {
     let pages = 300;
     let packed = bzip2(dump(pages).as_bytes());
     for at in [100, packed.len() - 100] {
@@ -84,7 +84,7 @@ fn the_first_and_the_last_block_can_be_the_damaged_one() {
 }
 
 #[test]
-fn text_and_rows_go_on_behind_a_gap() {
+fn text_and_rows_continue_after_a_gap() {
     let sentence = |number: usize| format!("The king of number {number} is brave.");
     let lines: String = (0..20_000).map(|number| sentence(number) + "\n").collect();
     let rows: String =
@@ -104,7 +104,7 @@ fn text_and_rows_go_on_behind_a_gap() {
 }
 
 #[test]
-fn a_torn_archive_keeps_what_comes_before() {
+fn a_truncated_archive_is_read_up_to_the_damage() {
     let lines: String = (0..20_000).map(|number| format!("The king of number {number} is brave.\n")).collect();
     let whole = gzip(lines.as_bytes());
     let garbage = [whole.clone(), b"this is not gzip any more".to_vec()].concat();
@@ -123,7 +123,7 @@ fn a_torn_archive_keeps_what_comes_before() {
 }
 
 #[test]
-fn a_page_without_an_end_is_refused_or_left_out() {
+fn a_truncated_page_is_refused_or_skipped() {
     let whole = dump(50);
     let cut = &whole[..whole.len() - 700];
     refused(cut.as_bytes(), "cut.xml", "wikipedia", &["cut.xml", "</page>"]);
@@ -132,7 +132,7 @@ fn a_page_without_an_end_is_refused_or_left_out() {
 }
 
 #[test]
-fn a_long_line_one_word_and_no_text_at_all() {
+fn long_lines_single_words_and_files_without_text_are_handled() {
     let unbroken = "x".repeat(10 << 20);
     let spaced = "boat ".repeat(2 << 20);
     let cut = "sentences: of over 1024 tokens, cut";
@@ -147,12 +147,12 @@ fn a_long_line_one_word_and_no_text_at_all() {
     let manifest = prepare(nul.as_bytes(), "nul.txt", "text", None, Damaged::Refuse).unwrap();
     assert_eq!(manifest.counts.documents, 1);
     refused(b"\0\0\0\n", "nothing.txt", "text", &["nothing.txt", "a binary file"]);
-    // Spaces without width, of which nothing is left.
+    // Zero-width spaces, which extraction removes.
     refused("\u{200b}\u{200b}\n".as_bytes(), "nothing.txt", "text", &["without a sentence (1)"]);
 }
 
 #[test]
-fn what_is_no_file_is_not_waited_for() {
+fn pipes_and_symlink_loops_do_not_block() {
     let folder = tempfile::tempdir().unwrap();
     let (text, vocabulary) = generated(folder.path(), 30);
     let inputs = folder.path().join("inputs");
@@ -171,7 +171,7 @@ fn what_is_no_file_is_not_waited_for() {
 }
 
 #[test]
-fn a_multistream_dump_needs_no_index_and_gives_what_the_single_stream_gives() {
+fn a_multistream_dump_equals_the_single_stream_dump_without_its_index() {
     let Some(corpora) = corpora() else { return };
     let folder = tempfile::tempdir().unwrap();
     let inputs = folder.path().join("inputs");
@@ -206,7 +206,7 @@ fn a_damaged_block_in_a_real_dump() {
     assert_eq!(whole.shards[0].sha256, skipping.shards[0].sha256);
     let middle = dump.len() / 2;
     dump[middle] ^= 0x40;
-    refused(&dump, name, "wikipedia", &["behind byte"]);
+    refused(&dump, name, "wikipedia", &["past byte"]);
     let mended = prepare(&dump, name, "wikipedia", None, Damaged::Skip).unwrap();
     eprintln!("{} of {} documents are left", mended.counts.documents, whole.counts.documents);
     assert_eq!(mended.counts.rejected[BLOCK], 1);
@@ -214,20 +214,20 @@ fn a_damaged_block_in_a_real_dump() {
     assert!(mended.counts.documents < whole.counts.documents && mended.counts.documents > whole.counts.documents / 2);
 }
 
-/// Remembers what it is told was left out.
+/// Collects the reported notices.
 #[derive(Default)]
-struct Named(std::sync::Mutex<Vec<(String, Note)>>);
+struct Named(std::sync::Mutex<Vec<(String, SkipNotice)>>);
 
-impl Progress for Named {
-    fn left_out(&self, file: &str, note: &Note) {
-        self.0.lock().unwrap().push((file.to_owned(), note.clone()));
+impl PrepProgress for Named {
+    fn skipped(&self, file: &str, notice: &SkipNotice) {
+        self.0.lock().unwrap().push((file.to_owned(), notice.clone()));
     }
 
-    fn update(&self, _status: &Status) {}
+    fn update(&self, _status: &PrepStatus) {}
 }
 
 #[test]
-fn what_is_left_out_is_named_by_file_and_place() {
+fn skipped_parts_are_reported_with_file_and_offset() {
     let folder = tempfile::tempdir().unwrap();
     let (_, vocabulary) = generated(folder.path(), 30);
     let whole = dump(3);
@@ -245,11 +245,12 @@ fn what_is_left_out_is_named_by_file_and_place() {
     let sources = vec![source("cut.xml", &cut, "wikipedia"), source("rows.jsonl", lines, "jsonl")];
     let named = Named::default();
     let config = config(folder.path(), &vocabulary, sources);
-    prep::run(&config, &Options { threads: 1, memory: prep::MEMORY, part: None, progress: &named }).unwrap();
+    prep::run(&config, &PrepOptions { threads: 1, memory: prep::DEFAULT_MEMORY, part: None, progress: &named })
+        .unwrap();
     let named = named.0.into_inner().unwrap();
-    let page = Note { what: "wikipedia: cut page", at: second as u64, title: Some("Page 1".to_owned()) };
-    let line = Note::new("jsonl: bad line", 22);
-    for (file, note) in [("cut.xml", page), ("rows.jsonl", line)] {
-        assert!(named.iter().any(|(name, found)| name.ends_with(file) && *found == note), "{note:?} in {named:?}");
+    let page = SkipNotice { reason: "wikipedia: cut page", offset: second as u64, title: Some("Page 1".to_owned()) };
+    let line = SkipNotice::new("jsonl: bad line", 22);
+    for (file, notice) in [("cut.xml", page), ("rows.jsonl", line)] {
+        assert!(named.iter().any(|(name, found)| name.ends_with(file) && *found == notice), "{notice:?} in {named:?}");
     }
 }

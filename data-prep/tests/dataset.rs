@@ -1,4 +1,4 @@
-//! Datasets: written, read back, and damaged in every way that must be noticed.
+//! Datasets are written, read back, and damaged in every way that must be detected.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 #[path = "../../tests/support/samples.rs"]
@@ -20,7 +20,7 @@ fn manifest() -> Manifest {
     samples::manifest(16, 8, VOCABULARY)
 }
 
-/// Rows of many lengths.
+/// Rows of varying lengths.
 fn rows(count: u64) -> Vec<(Vec<u32>, u16, u8)> {
     let row = |index: u64| {
         let mut rng = Key::new(5).with(index).rng();
@@ -41,7 +41,7 @@ fn write(folder: &Path, count: u64, shards: usize) -> Manifest {
 }
 
 #[test]
-fn rows_come_back_in_order() {
+fn rows_are_read_back_in_order() {
     let folder = tempfile::tempdir().unwrap();
     let written = write(folder.path(), 95, 3);
     let dataset = Dataset::open(folder.path().to_str().unwrap()).unwrap();
@@ -75,7 +75,7 @@ fn equal_rows_give_equal_bytes() {
 }
 
 #[test]
-fn a_flipped_byte_is_found_before_a_row_is_used() {
+fn a_flipped_byte_is_detected_before_a_row_is_used() {
     let folder = tempfile::tempdir().unwrap();
     let written = write(folder.path(), 95, 3);
     let name = &written.shards[1].path;
@@ -98,7 +98,7 @@ fn a_flipped_byte_is_found_before_a_row_is_used() {
 }
 
 #[test]
-fn what_is_missing_or_cut_is_named_at_opening() {
+fn missing_or_truncated_files_are_named_on_open() {
     let folder = tempfile::tempdir().unwrap();
     let written = write(folder.path(), 30, 2);
     let url = folder.path().to_str().unwrap();
@@ -127,7 +127,7 @@ fn what_is_missing_or_cut_is_named_at_opening() {
 }
 
 #[test]
-fn a_changed_vocabulary_is_noticed() {
+fn a_changed_vocabulary_is_detected() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), 30, 2);
     let path = folder.path().join("vocab.txt");
@@ -137,7 +137,7 @@ fn a_changed_vocabulary_is_noticed() {
 }
 
 #[test]
-fn rows_that_cannot_be_are_refused() {
+fn invalid_rows_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let refused = |ids: &[u32], start| {
         let sample = Sample { input_ids: ids, segment_b_start: start, pair_label: 0 };
@@ -163,7 +163,7 @@ fn rows_without_pairs_have_no_label() {
     assert!(refused(Pair::None, 1).contains("row 0 has pair label 1, expected none"));
 }
 
-/// The columns of a shard of two rows, [2, 5, 3] and [2, 6, 3].
+/// Columns of a shard with the rows [2, 5, 3] and [2, 6, 3].
 struct Columns {
     length: [i32; 2],
     segment_b_start: [i32; 2],
@@ -208,7 +208,7 @@ fn foreign(folder: &Path, columns: &Columns) -> Dataset {
 }
 
 #[test]
-fn rows_of_another_program_are_checked_where_they_are_read() {
+fn rows_of_other_programs_are_checked_when_read() {
     let folder = tempfile::tempdir().unwrap();
     let good = || Columns { length: [3, 3], segment_b_start: [2, 3], pair_label: [0, 1] };
     let read = foreign(folder.path(), &good()).read(0).unwrap();

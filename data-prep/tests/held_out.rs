@@ -1,4 +1,4 @@
-//! The held-out share: of tokens, by whole documents where these can meet it, and by blocks of long documents elsewhere.
+//! The held-out share of the tokens, by whole documents if they can meet it and by blocks of long documents otherwise.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 mod common;
@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use common::{assert_same, config, corpora, generated, run, source, tree};
 use lambert_config::PrepConfig;
 use lambert_config::prep::{Documents, Pair, Source};
-use lambert_data_prep::prep::{self, Options, Report, Status};
+use lambert_data_prep::prep::{self, PrepOptions, PrepReport, PrepStatus};
 use lambert_dataset::{Dataset, HeldOut, Manifest};
 
-/// Generated text as books: `sizes` says how many of the grammar's documents each has. The vocabulary lies beside them.
+/// Generated text as books; `sizes` gives the number of generated documents per book. Also returns the vocabulary file.
 fn books(folder: &Path, sizes: &[usize]) -> (Vec<Source>, PathBuf) {
     let (text, vocabulary) = generated(folder, sizes.iter().sum::<usize>() as u64);
     let text = std::fs::read_to_string(text).unwrap();
@@ -32,8 +32,8 @@ fn books_config(folder: &Path, sizes: &[usize]) -> PrepConfig {
     config
 }
 
-/// Both manifests, and the share, which is in the manifests only if whole documents that were drawn do not meet it.
-fn manifests(report: &Report) -> (&Manifest, &Manifest, &HeldOut) {
+/// Both manifests and the achieved share. The manifests include it only if the split by cell missed the target.
+fn manifests(report: &PrepReport) -> (&Manifest, &Manifest, &HeldOut) {
     let [train, held_out] = report.datasets.as_slice() else { panic!("{report:?}") };
     assert_eq!(train.manifest.held_out, held_out.manifest.held_out);
     for dataset in &report.datasets {
@@ -42,16 +42,16 @@ fn manifests(report: &Report) -> (&Manifest, &Manifest, &HeldOut) {
     (&train.manifest, &held_out.manifest, report.held_out.as_ref().unwrap())
 }
 
-/// Every sentence of the corpus is in one of the two splits.
+/// Checks that every sentence of the corpus is in one of the two splits.
 fn assert_divided(train: &Manifest, held_out: &Manifest) {
     let sentences: u64 = train.sources.iter().map(|source| source.sentences).sum();
     assert_eq!(train.counts.sentences + held_out.counts.sentences, sentences);
     assert!(train.counts.samples > 0 && held_out.counts.samples > 0);
 }
 
-/// The sha256 of both manifests as the program wrote them when it drew documents and did nothing else.
+/// SHA-256 of both manifests, recorded before selections existed.
 #[test]
-fn a_share_that_drawn_documents_meet_keeps_its_bytes() {
+fn a_split_by_cell_that_meets_the_share_keeps_its_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let (text, vocabulary) = generated(folder.path(), 1000);
     let identities = |name: &str, text: &Path, held_out: f64| {
@@ -71,7 +71,7 @@ fn a_share_that_drawn_documents_meet_keeps_its_bytes() {
     };
     let drawn: Vec<String> = identities("drawn", &text, 0.05);
     assert_eq!(drawn, ["ac1b32ed7ebef98f", "77029000f5a5426f"]);
-    // None of these is drawn: the one with the least key is held out.
+    // No document is in a held-out cell: the one with the smallest key is held out.
     let short = folder.path().join("short.txt");
     let documents = std::fs::read_to_string(&text).unwrap();
     std::fs::write(&short, documents.split("\n\n").take(24).collect::<Vec<_>>().join("\n\n")).unwrap();
@@ -88,7 +88,7 @@ fn one_book_is_split_into_blocks() {
     assert_divided(train, held_out);
     assert!((0.04..0.06).contains(&share.reached), "{share:?}");
     assert_eq!(train.held_out.as_ref(), Some(share));
-    // Eight blocks, of which some may be neighbours; the book goes on beside them.
+    // Eight blocks, some of which may be adjacent; the rest of the book is training data.
     let block = share.block_tokens.unwrap();
     let tokens = train.sources[0].tokens;
     assert_eq!(block, tokens * 5 / 100 / 8);
@@ -98,7 +98,7 @@ fn one_book_is_split_into_blocks() {
 }
 
 #[test]
-fn a_book_and_a_page_are_divided_by_tokens() {
+fn a_book_and_a_page_are_split_by_tokens() {
     for sizes in [[2000, 1], [1, 2000]] {
         let folder = tempfile::tempdir().unwrap();
         let report = run(&books_config(folder.path(), &sizes), 1).unwrap();
@@ -109,7 +109,7 @@ fn a_book_and_a_page_are_divided_by_tokens() {
 }
 
 #[test]
-fn whole_documents_are_chosen_where_they_meet_the_share() {
+fn whole_documents_are_selected_if_they_meet_the_share() {
     let folder = tempfile::tempdir().unwrap();
     let mut sizes = vec![600, 500, 400, 300];
     sizes.extend([12; 10]);
@@ -140,7 +140,8 @@ fn blocks_do_not_depend_on_threads_parts_or_kills() {
     let parts = prepare("parts", &|config| {
         for part in [2, 0, 1] {
             let part = Some((part, 3));
-            let options = Options { threads: 2, memory: prep::MEMORY, part, progress: &|_: &Status| {} };
+            let options =
+                PrepOptions { threads: 2, memory: prep::DEFAULT_MEMORY, part, progress: &|_: &PrepStatus| {} };
             prep::run(config, &options).unwrap();
         }
     });
@@ -148,7 +149,7 @@ fn blocks_do_not_depend_on_threads_parts_or_kills() {
 }
 
 #[test]
-fn the_share_is_known_when_nothing_is_left_to_do() {
+fn an_unchanged_preparation_reports_the_share() {
     let folder = tempfile::tempdir().unwrap();
     let config = books_config(folder.path(), &[300]);
     let first = run(&config, 1).unwrap();
@@ -158,7 +159,7 @@ fn the_share_is_known_when_nothing_is_left_to_do() {
 }
 
 #[test]
-fn a_corpus_that_cannot_be_divided_is_trained_on_as_a_whole() {
+fn an_indivisible_corpus_is_all_training_data() {
     let folder = tempfile::tempdir().unwrap();
     let (_, vocabulary) = generated(folder.path(), 30);
     let text = folder.path().join("one.txt");
@@ -171,7 +172,7 @@ fn a_corpus_that_cannot_be_divided_is_trained_on_as_a_whole() {
 }
 
 #[test]
-fn a_vocabulary_is_used_alike_in_one_book_and_otherwise_in_another_language() {
+fn token_usage_overlaps_within_a_language_and_not_across_languages() {
     let Some(corpora) = corpora() else { return };
     let folder = tempfile::tempdir().unwrap();
     let vocabulary = corpora.join("vocab/bert-base-uncased-vocab.txt");
@@ -195,14 +196,14 @@ fn a_vocabulary_is_used_alike_in_one_book_and_otherwise_in_another_language() {
     let unknown = [&book, &wiki, &german, &chinese].map(|usage| usage.unknown());
     eprintln!("overlaps {overlaps:.3?}, unknown {unknown:.3?}");
     assert!((book.overlap(&book) - 1.0).abs() < 1e-9);
-    // A plan warns below 0.3.
+    // Run plans warn below 0.3.
     assert!(overlaps[..3].iter().all(|overlap| *overlap > 0.4), "{overlaps:?}");
     assert!(overlaps[3..].iter().all(|overlap| *overlap < 0.25), "{overlaps:?}");
     assert!(unknown[..3].iter().all(|unknown| *unknown < 0.01) && unknown[3] > 0.05, "{unknown:?}");
 }
 
 #[test]
-fn real_text_is_divided_by_tokens() {
+fn real_text_is_split_by_tokens() {
     let Some(corpora) = corpora() else { return };
     let vocabulary = corpora.join("vocab/bert-base-uncased-vocab.txt");
     let book = source(&corpora.join("books/en/austen_emma_158-0.txt"), "text", Documents::File);
@@ -229,7 +230,7 @@ fn real_text_is_divided_by_tokens() {
     }
 }
 
-/// Ten pages of the English sample, as a dump.
+/// Ten pages of the English sample as a dump.
 fn ten_pages(corpora: &Path, folder: &Path) -> PathBuf {
     let dump = corpora.join("wiki/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.xml.bz2");
     let mut text = String::new();

@@ -1,5 +1,5 @@
-//! Datasets from elsewhere: whatever a manifest or a shard says, it is read or refused with the name of the file. Nothing
-//! panics, and memory stays bounded.
+//! Untrusted datasets: any manifest or shard is read or refused with its file name, without a panic and in bounded
+//! memory.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 #[path = "../../tests/support/samples.rs"]
@@ -13,7 +13,7 @@ use lambert_dataset::random::{Key, Rng};
 use lambert_dataset::{Dataset, DatasetError, Manifest, TokenUsage, sha256_hex};
 use samples::Shape;
 
-/// Bytes of memory that no reading may take: the datasets here have some kilobytes.
+/// Memory limit for any read, bytes; the datasets here have a few kilobytes.
 const MEMORY: u64 = 512 << 20;
 
 fn write(folder: &Path) -> Vec<u8> {
@@ -21,7 +21,7 @@ fn write(folder: &Path) -> Vec<u8> {
     std::fs::read(folder.join("manifest.json")).unwrap()
 }
 
-/// Reads all there is to read.
+/// Reads everything in a dataset.
 fn read(url: &str) -> Result<(), DatasetError> {
     let dataset = Dataset::open(url)?;
     let _ = (dataset.sizes(), dataset.rows());
@@ -30,7 +30,8 @@ fn read(url: &str) -> Result<(), DatasetError> {
     dataset.verify()
 }
 
-/// Reads; panics if that panics, or if the error does not name a file of the dataset. Whether it was read.
+/// Reads the dataset and returns whether that succeeded. Panics on a panic, or if the error names no file of the
+/// dataset.
 fn attempt(folder: &Path, what: &str) -> bool {
     let result = catch_unwind(AssertUnwindSafe(|| read(folder.to_str().unwrap())));
     let Err(error) = result.unwrap_or_else(|_| panic!("{what}: a panic")) else { return true };
@@ -51,7 +52,7 @@ fn peak_memory() -> u64 {
     line.trim().strip_suffix(" kB").unwrap().trim().parse::<u64>().unwrap() << 10
 }
 
-/// Some run of bytes that are `wanted`; an empty one at the start if there is none.
+/// A random run of bytes that satisfy `wanted`; empty and at the start if there is none.
 fn some_run(bytes: &[u8], rng: &mut Rng, wanted: impl Fn(u8) -> bool) -> std::ops::Range<usize> {
     let starts: Vec<usize> =
         (0..bytes.len()).filter(|&at| wanted(bytes[at]) && (at == 0 || !wanted(bytes[at - 1]))).collect();
@@ -59,7 +60,7 @@ fn some_run(bytes: &[u8], rng: &mut Rng, wanted: impl Fn(u8) -> bool) -> std::op
     start..bytes.len().min(start + bytes[start..].iter().take_while(|&&byte| wanted(byte)).count())
 }
 
-/// Numbers that do not fit, or hardly.
+/// Numbers at or beyond the limits of integer types.
 const NUMBERS: [&str; 11] = [
     "0",
     "-1",
@@ -100,7 +101,7 @@ fn change_json(bytes: &mut Vec<u8>, rng: &mut Rng) {
 }
 
 fn change_bytes(bytes: &mut Vec<u8>, rng: &mut Rng) {
-    // Half of the changes are in the footer, which says where everything is.
+    // Half of the changes are in the footer, which holds the offsets.
     let first = if rng.chance(0.5) { bytes.len() - bytes.len().min(600) } else { 0 };
     let mut place = |bytes: &[u8]| first + rng.below((bytes.len() - first) as u64) as usize;
     let at = place(bytes);
@@ -138,7 +139,7 @@ fn a_changed_manifest_is_read_or_refused() {
     assert!(peak_memory() < MEMORY, "{} bytes of memory", peak_memory());
 }
 
-/// The manifest has the sha256 of what is there, so that the bytes get as far as the Parquet library.
+/// The manifest has the SHA-256 of the changed bytes, so that they reach the Parquet library.
 #[test]
 fn a_changed_shard_is_read_or_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -164,7 +165,7 @@ fn a_changed_shard_is_read_or_refused() {
     assert!(peak_memory() < MEMORY, "{} bytes of memory", peak_memory());
 }
 
-/// The reason for which a manifest with one text replaced by another is refused.
+/// Replaces a string in the manifest and returns the error on opening.
 fn refused(from: &str, to: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let text = String::from_utf8(write(folder.path())).unwrap();
@@ -178,7 +179,7 @@ fn refused(from: &str, to: &str) -> String {
 }
 
 #[test]
-fn numbers_that_cannot_be_are_refused_when_a_dataset_is_opened() {
+fn impossible_numbers_are_refused_when_a_dataset_is_opened() {
     let rows = refused("        10,", "        18446744073709551615,");
     assert!(rows.contains("its row groups have too many"), "{rows}");
     let size = refused("\"size\": 40", "\"size\": 4000000000000");
@@ -194,7 +195,7 @@ fn a_manifest_that_is_too_large_is_not_read() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path());
     let file = std::fs::File::options().write(true).open(folder.path().join("manifest.json")).unwrap();
-    // A hole: nothing is stored.
+    // A sparse file.
     file.set_len(1 << 40).unwrap();
     let error = Dataset::open(folder.path().to_str().unwrap()).map(drop).unwrap_err();
     let cause = error.source().unwrap().to_string();

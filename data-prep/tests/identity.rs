@@ -1,4 +1,4 @@
-//! What a dataset is made from: the contents of its inputs, not their names, sizes or times.
+//! Dataset identity: the contents of the inputs count, not their names, sizes or times.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 mod common;
@@ -9,13 +9,16 @@ use std::time::{Duration, SystemTime};
 use common::{assert_same, config, generated, run, source, tree};
 use lambert_config::PrepConfig;
 use lambert_config::prep::{Documents, Source};
-use lambert_data_prep::prep::{self, Options, PrepError, Report, Status};
+use lambert_data_prep::prep::{self, PrepError, PrepOptions, PrepReport, PrepStatus};
 
-fn part(config: &PrepConfig, part: (usize, usize)) -> Result<Report, PrepError> {
-    prep::run(config, &Options { threads: 1, memory: prep::MEMORY, part: Some(part), progress: &|_: &Status| {} })
+fn part(config: &PrepConfig, part: (usize, usize)) -> Result<PrepReport, PrepError> {
+    prep::run(
+        config,
+        &PrepOptions { threads: 1, memory: prep::DEFAULT_MEMORY, part: Some(part), progress: &|_: &PrepStatus| {} },
+    )
 }
 
-/// Replaces a word by another one of the same length; the file keeps its size, and its time if asked.
+/// Replaces a word by one of the same length, so the size is unchanged; `keep_time` also keeps the mtime.
 fn edit(path: &Path, keep_time: bool) {
     let modified = std::fs::metadata(path).unwrap().modified().unwrap();
     let text = std::fs::read_to_string(path).unwrap();
@@ -31,13 +34,13 @@ fn touch(path: &Path) {
     std::fs::File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
 }
 
-fn refused(result: Result<Report, PrepError>, words: &[&str]) {
+fn refused(result: Result<PrepReport, PrepError>, words: &[&str]) {
     let message = result.unwrap_err().to_string();
     words.iter().for_each(|word| assert!(message.contains(word), "no {word:?} in {message}"));
 }
 
 #[test]
-fn an_edit_that_keeps_size_and_time_is_noticed() {
+fn an_edit_that_keeps_size_and_mtime_is_detected() {
     let folder = tempfile::tempdir().unwrap();
     let (text, vocabulary) = generated(folder.path(), 200);
     let config = config(folder.path(), &vocabulary, vec![source(&text, "text", Documents::BlankLine)]);
@@ -53,7 +56,7 @@ fn an_edit_that_keeps_size_and_time_is_noticed() {
     assert!(found.unchanged);
     assert_eq!(found.datasets[0].manifest, made.datasets[0].manifest);
     assert_eq!(made.datasets[0].manifest.corpus.bytes, std::fs::metadata(&text).unwrap().len());
-    // Killed behind its last step: what is left of the work goes with the next call.
+    // Killed after its last step: the next call removes the leftovers.
     std::fs::create_dir(folder.path().join("data.work")).unwrap();
     std::fs::write(
         folder.path().join("data.work/job.json"),
@@ -64,7 +67,7 @@ fn an_edit_that_keeps_size_and_time_is_noticed() {
 }
 
 #[test]
-fn an_edit_between_two_parts_is_noticed() {
+fn an_edit_between_two_parts_is_detected() {
     let folder = tempfile::tempdir().unwrap();
     let (one, vocabulary) = generated(folder.path(), 200);
     let two = folder.path().join("two.txt");
@@ -85,7 +88,7 @@ fn an_edit_between_two_parts_is_noticed() {
 }
 
 #[test]
-fn an_edit_in_a_file_that_parts_share_is_noticed() {
+fn an_edit_in_a_shared_file_is_detected() {
     let folder = tempfile::tempdir().unwrap();
     let (text, vocabulary) = generated(folder.path(), 200);
     let once = std::fs::read_to_string(&text).unwrap();
@@ -99,7 +102,7 @@ fn an_edit_in_a_file_that_parts_share_is_noticed() {
 }
 
 #[test]
-fn objects_are_known_by_their_tags() {
+fn unchanged_objects_are_identified_by_etag() {
     let folder = tempfile::tempdir().unwrap();
     let (text, vocabulary) = generated(folder.path(), 100);
     let text = std::fs::read_to_string(text).unwrap();
@@ -113,7 +116,7 @@ fn objects_are_known_by_their_tags() {
     run(&config, 1).unwrap();
     let known = store.get("out/inputs.json").unwrap();
     assert!(run(&config, 1).unwrap().unchanged);
-    // The hash of an object with the same tag is taken as it was written down; without it the object is read.
+    // For an unchanged ETag the recorded hash is used; without a record the object is read.
     let mut other: serde_json::Value = serde_json::from_slice(&known).unwrap();
     other[0]["sha256"] = "0".repeat(64).into();
     store.put("out/inputs.json", other.to_string().into_bytes().into()).unwrap();
@@ -126,12 +129,12 @@ fn objects_are_known_by_their_tags() {
 }
 
 #[test]
-fn a_second_process_is_kept_off_the_work() {
+fn a_second_process_is_locked_out() {
     let folder = tempfile::tempdir().unwrap();
     let (text, vocabulary) = generated(folder.path(), 200);
     let config = config(folder.path(), &vocabulary, vec![source(&text, "text", Documents::BlankLine)]);
     let second = std::sync::Mutex::new(Vec::new());
-    let meanwhile = |_: &Status| {
+    let meanwhile = |_: &PrepStatus| {
         let mut second = second.lock().unwrap();
         if second.is_empty() {
             for error in [run(&config, 1).unwrap_err(), part(&config, (0, 2)).unwrap_err()] {
@@ -140,7 +143,8 @@ fn a_second_process_is_kept_off_the_work() {
             }
         }
     };
-    prep::run(&config, &Options { threads: 1, memory: prep::MEMORY, part: None, progress: &meanwhile }).unwrap();
+    prep::run(&config, &PrepOptions { threads: 1, memory: prep::DEFAULT_MEMORY, part: None, progress: &meanwhile })
+        .unwrap();
     for message in second.into_inner().unwrap() {
         assert!(message.contains("data.work (all parts)") && message.contains("wait"), "{message}");
     }

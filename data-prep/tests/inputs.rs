@@ -1,4 +1,4 @@
-//! Every format, compression and encoding; what is damaged; duplicates; parts.
+//! Input formats, compressions and encodings; damage, duplicates and weights.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 mod common;
@@ -10,7 +10,7 @@ use common::corpus::{Corpus, bzip2, counts, gzip};
 use common::{config, run};
 use lambert_config::prep::{Damaged, Documents, Invalid, Source};
 
-/// `The boat.` by `xz`: no encoder is linked in.
+/// `The boat.`, compressed with `xz`; the tests link no encoder.
 const XZ: &[u8] = &[
     0xfd, 0x37, 0x7a, 0x58, 0x5a, 0x00, 0x00, 0x04, 0xe6, 0xd6, 0xb4, 0x46, 0x02, 0x00, 0x21, 0x01, 0x16, 0x00, 0x00,
     0x00, 0x74, 0x2f, 0xe5, 0xa3, 0x01, 0x00, 0x09, 0x54, 0x68, 0x65, 0x20, 0x62, 0x6f, 0x61, 0x74, 0x2e, 0x0a, 0x00,
@@ -19,7 +19,7 @@ const XZ: &[u8] = &[
 ];
 
 #[test]
-fn every_compression_is_seen_and_all_members_are_read() {
+fn every_compression_is_detected_and_all_members_are_read() {
     let corpus = Corpus::new();
     let half = corpus.text[..corpus.text.len() / 2].rfind("\n\n").unwrap() + 2;
     let (one, two) = corpus.text.as_bytes().split_at(half);
@@ -100,7 +100,7 @@ fn write_parquet(path: &Path, documents: &[&str]) {
     writer.close().unwrap();
 }
 
-/// A tar archive of one file, as `tar` makes it.
+/// A tar archive of one file, in the layout of `tar`.
 fn tar(text: &[u8]) -> Vec<u8> {
     let mut head = [0; 512];
     for (at, field) in [(0, "books/one.txt"), (100, "0000644"), (148, "        "), (156, "0"), (257, "ustar\x0000root")]
@@ -116,7 +116,7 @@ fn tar(text: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_no_text_is_refused_by_name_with_what_it_looks_like() {
+fn binary_files_are_refused_with_their_detected_type() {
     let corpus = Corpus::new();
     let archive = tar(corpus.text.as_bytes());
     let png = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\x01\0\0\0\x01\0\x08\x06\0\0\0\x5c\x72\xa8\x66";
@@ -159,7 +159,7 @@ fn what_is_no_text_is_refused_by_name_with_what_it_looks_like() {
 }
 
 #[test]
-fn every_format_is_recognized_by_its_first_bytes() {
+fn every_format_is_detected_from_its_first_bytes() {
     let corpus = Corpus::new();
     let documents: Vec<&str> = corpus.text.trim_end().split("\n\n").collect();
     let lines: String = documents.iter().map(|text| serde_json::json!({"text": text}).to_string() + "\n").collect();
@@ -194,7 +194,7 @@ fn every_format_is_recognized_by_its_first_bytes() {
 }
 
 #[test]
-fn a_long_json_line_is_whole_or_refused_in_words() {
+fn a_long_json_line_is_read_whole_or_refused_with_a_message() {
     let corpus = Corpus::new();
     let short = "{\"text\": \"The cow is brown.\"}\n";
     let long = "The boat is wet. ".repeat(1_300_000);
@@ -205,7 +205,7 @@ fn a_long_json_line_is_whole_or_refused_in_words() {
     assert_eq!((manifest.counts.documents, manifest.counts.sentences), (3, 1_300_002));
     drop(line);
 
-    // What compresses as well as this may be longer than memory.
+    // A highly compressible line may exceed memory.
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     packed.write_all(format!("{short}{{\"text\": \"").as_bytes()).unwrap();
     (0..257).for_each(|_| packed.write_all(&vec![b'x'; 1 << 20]).unwrap());
@@ -228,7 +228,7 @@ fn zstd_with_skippable_frames_and_long_windows_is_read() {
         let manifest = corpus.prepare(vec![corpus.source("a.zst", &bytes, "text")]).unwrap();
         assert_eq!(counts(&manifest), corpus.plain());
     }
-    // `zstd --long=28`: the window is what the frame says, however much of it is used.
+    // `zstd --long=28`: the frame declares the window, however little of it is used.
     let mut encoder = zstd::stream::write::Encoder::new(Vec::new(), 1).unwrap();
     encoder.window_log(28).unwrap();
     encoder.long_distance_matching(true).unwrap();
@@ -238,33 +238,30 @@ fn zstd_with_skippable_frames_and_long_windows_is_read() {
     assert_eq!(counts(&manifest), corpus.plain());
 }
 
-/// The window is each thread's share of the memory: 256 threads have 3 MiB each, and the file asks for 8.
+/// Each thread has a share of the memory: with 256 threads it is 3 MiB, and the file needs 8.
 #[test]
-fn what_needs_more_memory_to_decompress_than_there_is_is_refused_in_words() {
+fn a_decompression_window_above_the_memory_budget_is_refused() {
     let corpus = Corpus::new();
     let mut encoder = zstd::stream::write::Encoder::new(Vec::new(), 1).unwrap();
     encoder.window_log(23).unwrap();
     encoder.write_all(corpus.text.as_bytes()).unwrap();
     for (name, bytes) in [("small.xz", XZ.to_vec()), ("small.zst", encoder.finish().unwrap())] {
         let mut source = corpus.source(name, &bytes, "text");
-        // Not passed over as damage either.
+        // Not tolerated as damage either.
         for damaged in [Damaged::Refuse, Damaged::Skip] {
             source.damaged = damaged;
             let work = tempfile::tempdir().unwrap();
             let config = config(work.path(), &corpus.path().join("vocab.txt"), vec![source.clone()]);
             let error = run(&config, 256).unwrap_err();
             let cause = std::error::Error::source(&error).unwrap().to_string();
-            assert!(
-                error.to_string().contains(name) && cause.contains("more than the 3 MiB which --memory"),
-                "{cause}"
-            );
+            assert!(error.to_string().contains(name) && cause.contains("more than the 3 MiB available"), "{cause}");
             run(&config, 2).unwrap();
         }
     }
 }
 
 #[test]
-fn objects_of_a_store_are_inputs_and_outputs() {
+fn inputs_and_outputs_may_be_store_objects() {
     let corpus = Corpus::new();
     let store = lambert_store::Store::open("memory://corpus/books").unwrap();
     store.put("one.txt", corpus.text.clone().into_bytes().into()).unwrap();
@@ -296,7 +293,7 @@ const DUMP: &str = "<mediawiki><page><title>A</title><ns>0</ns><text>The boat is
 const REST: &str = "<page><title>C</title><ns>0</ns><text>The king is brave.</text></page></mediawiki>";
 
 #[test]
-fn damage_is_refused_or_passed_over_and_counted() {
+fn damage_is_refused_or_skipped_and_counted() {
     let corpus = Corpus::new();
     let mut cut = corpus.source("cut.xml", format!("{DUMP}{REST}").as_bytes(), "wikipedia");
     assert!(corpus.prepare(vec![cut.clone()]).unwrap_err().to_string().contains("</page>"));
@@ -319,7 +316,7 @@ fn damage_is_refused_or_passed_over_and_counted() {
 }
 
 #[test]
-fn odd_texts_and_odd_names_are_survived() {
+fn unusual_texts_and_file_names_are_handled() {
     let corpus = Corpus::new();
     let long = "boat ".repeat(2_000_000);
     let unbroken = "x".repeat(3_000_000);
@@ -339,11 +336,11 @@ fn odd_texts_and_odd_names_are_survived() {
 }
 
 #[test]
-fn duplicates_go_where_asked() {
+fn duplicates_are_removed_on_request() {
     let corpus = Corpus::new();
     let [documents, ..] = corpus.plain();
     let text = corpus.source("one.txt", corpus.text.as_bytes(), "text");
-    // Every document again with one word changed, and once more as it is.
+    // Every document again with one word changed, and once more unchanged.
     let changed = corpus
         .text
         .replacen(". ", ", then . ", 0)
@@ -372,7 +369,7 @@ fn duplicates_go_where_asked() {
 }
 
 #[test]
-fn a_weight_repeats_documents_with_other_pairs() {
+fn a_weight_repeats_documents_with_different_pairs() {
     let corpus = Corpus::new();
     let mut source = corpus.source("one.txt", corpus.text.as_bytes(), "text");
     let once = corpus.prepare(vec![source.clone()]).unwrap().counts.samples;

@@ -1,4 +1,4 @@
-//! A preparation that is killed with SIGKILL at random moments, and started again each time.
+//! A preparation that is killed with SIGKILL at random times and restarted.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 mod common;
@@ -27,7 +27,7 @@ fn job(folder: &Path, work: &Path) -> PrepConfig {
     config
 }
 
-/// Not a test by itself: what the test below starts and kills.
+/// Child process of the test below; does nothing on its own.
 #[test]
 fn child() {
     if let Some(folder) = std::env::var_os(FOLDER) {
@@ -36,7 +36,7 @@ fn child() {
     }
 }
 
-/// Runs [`child`] for at most `allowed`; whether it came to its end.
+/// Runs [`child`] for at most `allowed`; returns true if it finished.
 fn attempt(folder: &Path, allowed: Option<Duration>) -> bool {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "child", "--test-threads=1"])
@@ -60,9 +60,9 @@ fn attempt(folder: &Path, allowed: Option<Duration>) -> bool {
     }
 }
 
-/// Kills of one preparation: few in an ordinary run of the tests, `LAMBERT_TEST_KILLS` for more.
+/// Kills a preparation six times, or `LAMBERT_TEST_KILLS` times.
 #[test]
-fn killed_at_any_moment_the_result_is_the_same() {
+fn a_killed_preparation_resumes_to_the_same_result() {
     let kills: u64 = std::env::var("LAMBERT_TEST_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(6);
     let folder = tempfile::tempdir().unwrap();
     generated(folder.path(), 8_000);
@@ -72,7 +72,7 @@ fn killed_at_any_moment_the_result_is_the_same() {
     let mut rng = Key::new(whole.as_nanos() as u64).rng();
     let mut finished = 0;
     for _ in 0..kills {
-        // Up to somewhat beyond the time of a whole run, so that the last moments are met too.
+        // Somewhat longer than a full run, to cover the last steps.
         let allowed = whole.mul_f64(rng.unit_f64() * 1.2);
         if attempt(folder.path(), Some(allowed)) {
             finished += 1;

@@ -1,4 +1,4 @@
-//! Samples without a pair: every sentence stands in the dataset exactly as often as asked.
+//! Samples without pairs: every sentence is in the dataset exactly once per pass.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 mod common;
@@ -17,7 +17,7 @@ const STOP: u32 = 5;
 const WORDS: u32 = 3_100;
 const LENGTH: usize = 64;
 
-/// A vocabulary of whole words, so that text and ids say the same.
+/// A vocabulary of whole words, so that text and token ids correspond.
 fn vocabulary(folder: &Path) -> std::path::PathBuf {
     let words: String = (0..WORDS).map(|word| format!("w{word}\n")).collect();
     let path = folder.join("vocab.txt");
@@ -25,7 +25,7 @@ fn vocabulary(folder: &Path) -> std::path::PathBuf {
     path
 }
 
-/// Documents of sentences of ids. The first word of every sentence tells the document.
+/// Documents as lists of sentences of token ids. The first word of every sentence identifies the document.
 fn documents(count: u64, longest: u64) -> Vec<Vec<Vec<u32>>> {
     let document = |number: u64| {
         let mut rng = Key::new(9).with(number).rng();
@@ -40,7 +40,7 @@ fn documents(count: u64, longest: u64) -> Vec<Vec<Vec<u32>>> {
     (0..count).map(document).collect()
 }
 
-/// Prepares them; the rows.
+/// Prepares the documents and returns the rows.
 fn rows(documents: &[Vec<Vec<u32>>], packing: Packing, passes: usize, short: f64) -> Vec<Vec<u32>> {
     let folder = tempfile::tempdir().unwrap();
     let line = |sentence: &Vec<u32>| {
@@ -73,20 +73,20 @@ fn counted<T: Ord>(items: impl Iterator<Item = T>) -> BTreeMap<T, usize> {
     })
 }
 
-/// What stands between `[CLS]`, `[SEP]`, `[SEP]` ...: the pieces of documents in a row.
+/// Splits a row at `[SEP]` into its document fragments.
 fn pieces(row: &[u32]) -> Vec<&[u32]> {
     assert!(row.len() <= LENGTH && row[0] == CLS && row[row.len() - 1] == SEP, "{row:?}");
     row[1..row.len() - 1].split(|&id| id == SEP).collect()
 }
 
 #[test]
-fn every_sentence_is_used_exactly_as_often_as_asked() {
+fn every_sentence_is_used_exactly_once_per_pass() {
     let documents = documents(3_000, 40);
     let sentences = counted(documents.iter().flatten().cloned());
     for packing in [Packing::DocumentSentences, Packing::FullSentences] {
         for (passes, short) in [(1, 0.0), (3, 0.1)] {
             let rows = rows(&documents, packing, passes, short);
-            // A short sample may cut a sentence; where there is none each row is of whole sentences.
+            // A short sample may split a sentence; without short samples all rows have whole sentences.
             let tokens = counted(rows.iter().flat_map(|row| pieces(row)).flatten().copied());
             let expected = counted(documents.iter().flatten().flatten().copied());
             assert_eq!(tokens, expected.into_iter().map(|(id, count)| (id, passes * count)).collect());
@@ -100,7 +100,7 @@ fn every_sentence_is_used_exactly_as_often_as_asked() {
 }
 
 #[test]
-fn separators_stand_between_documents_and_nowhere_else() {
+fn separators_occur_only_between_documents() {
     let documents = documents(3_000, 40);
     let document_of = |piece: &[u32]| {
         let firsts = counted(piece.split_inclusive(|&id| id == STOP).map(|sentence| sentence[0]));
@@ -118,7 +118,7 @@ fn separators_stand_between_documents_and_nowhere_else() {
         }
         assert_eq!(joined == 0, packing == Packing::DocumentSentences);
         let mean = rows.iter().map(Vec::len).sum::<usize>() as f64 / rows.len() as f64;
-        // Full samples lack half a sentence (20 tokens) of the limit on average, less where short ones fit.
+        // On average, full samples are half a sentence (20 tokens) below the limit, less where short sentences fit.
         assert_eq!(mean > LENGTH as f64 - 15.0, packing == Packing::FullSentences, "{packing:?}: {mean}");
         tokens.push(rows.len());
     }
@@ -126,7 +126,7 @@ fn separators_stand_between_documents_and_nowhere_else() {
 }
 
 #[test]
-fn a_sentence_longer_than_a_sample_goes_on_in_the_next() {
+fn a_sentence_longer_than_a_sample_continues_in_the_next() {
     let documents = documents(400, 300);
     let expected = counted(documents.iter().flatten().flatten().copied());
     for packing in [Packing::DocumentSentences, Packing::FullSentences] {
@@ -136,7 +136,7 @@ fn a_sentence_longer_than_a_sample_goes_on_in_the_next() {
 }
 
 #[test]
-fn a_configuration_without_the_key_stays_in_documents_and_pairs_are_not_packed() {
+fn packing_defaults_to_single_documents_and_excludes_pairs() {
     use lambert_config::{Checked, PrepConfig};
     let parse = |samples: &str| -> PrepConfig {
         serde_json::from_str(&format!("{{\"samples\": {{\"pair\": {samples}}}}}")).unwrap()

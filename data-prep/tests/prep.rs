@@ -1,4 +1,4 @@
-//! Whole preparations: of the development corpora, of generated text, and of everything that is wrong.
+//! Whole preparations of the development corpora and of generated text, and their failures.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 mod common;
@@ -8,7 +8,7 @@ use std::path::Path;
 use common::{assert_same, config, corpora, generated, run, source, tree};
 use lambert_config::prep::{Documents, Pair};
 use lambert_data_prep::inspect::inspect;
-use lambert_data_prep::prep::{self, Options, Status};
+use lambert_data_prep::prep::{self, PrepOptions, PrepStatus};
 use lambert_dataset::Dataset;
 
 #[test]
@@ -66,7 +66,12 @@ fn the_bytes_do_not_depend_on_threads_parts_or_kills() {
         for part in [1, 0, 2] {
             prep::run(
                 config,
-                &Options { threads: 1, memory: prep::MEMORY, part: Some((part, 3)), progress: &|_: &Status| {} },
+                &PrepOptions {
+                    threads: 1,
+                    memory: prep::DEFAULT_MEMORY,
+                    part: Some((part, 3)),
+                    progress: &|_: &PrepStatus| {},
+                },
             )
             .unwrap();
         }
@@ -76,7 +81,7 @@ fn the_bytes_do_not_depend_on_threads_parts_or_kills() {
 }
 
 #[test]
-fn a_dataset_that_is_there_is_kept() {
+fn an_existing_dataset_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let (text, vocabulary) = generated(folder.path(), 300);
     let mut config = config(folder.path(), &vocabulary, vec![source(&text, "text", Documents::BlankLine)]);
@@ -90,7 +95,7 @@ fn a_dataset_that_is_there_is_kept() {
 }
 
 #[test]
-fn another_seed_gives_other_samples_and_other_pairs_are_possible() {
+fn seeds_and_pair_objectives_change_the_samples() {
     let folder = tempfile::tempdir().unwrap();
     let (text, vocabulary) = generated(folder.path(), 400);
     let mut identities = std::collections::HashSet::new();
@@ -110,21 +115,21 @@ fn another_seed_gives_other_samples_and_other_pairs_are_possible() {
 }
 
 #[test]
-fn something_is_held_out_rather_than_nothing() {
+fn at_least_one_sentence_is_held_out() {
     let folder = tempfile::tempdir().unwrap();
     let (text, vocabulary) = generated(folder.path(), 10);
     let mut config = config(folder.path(), &vocabulary, vec![source(&text, "text", Documents::BlankLine)]);
     config.samples.held_out = 0.001;
     let report = run(&config, 1).unwrap();
     let counts: Vec<_> = report.datasets.iter().map(|dataset| &dataset.manifest.counts).collect();
-    // Less than a sentence was asked for: the shortest one is held out.
+    // The target is below one sentence, so the shortest one is held out.
     assert_eq!((counts[0].documents, counts[1].documents, counts[1].sentences), (10, 1, 1));
     config.samples.held_out = 0.0;
     config.output.url = folder.path().join("none").display().to_string();
     assert_eq!(run(&config, 1).unwrap().datasets.len(), 1);
 }
 
-/// Prepares one input that is wrong; the message, whether it is a usage error.
+/// Prepares an invalid input; returns the message and whether it is a usage error.
 fn refused(name: &str, bytes: &[u8], format: &str) -> (String, bool) {
     let folder = tempfile::tempdir().unwrap();
     let (_, vocabulary) = generated(folder.path(), 30);
@@ -144,7 +149,7 @@ fn refused(name: &str, bytes: &[u8], format: &str) -> (String, bool) {
 }
 
 #[test]
-fn bad_inputs_fail_with_their_name_and_place() {
+fn bad_inputs_are_reported_with_file_and_offset() {
     let (message, usage) = refused("latin.txt", b"Caf\xe9 au lait.\n", "text");
     assert!(message.contains("latin.txt") && message.contains("byte 3") && !usage, "{message}");
     let (message, usage) = refused("empty.txt", b" \n\n", "text");
@@ -157,7 +162,7 @@ fn bad_inputs_fail_with_their_name_and_place() {
 }
 
 #[test]
-fn a_truncated_bz2_is_noticed() {
+fn a_truncated_bz2_is_detected() {
     let Some(corpora) = corpora() else { return };
     let bytes = std::fs::read(corpora.join("wiki/minidumps/frwiki-mini-pages-articles.xml.bz2")).unwrap();
     let (message, usage) = refused("cut.xml.bz2", &bytes[..bytes.len() * 2 / 3], "wikipedia");
@@ -186,23 +191,23 @@ fn wrong_configurations_are_usage_errors() {
 }
 
 #[test]
-fn a_disk_that_is_too_small_is_seen_before_the_work_begins() {
+fn a_disk_that_is_too_small_is_detected_before_the_work_starts() {
     let folder = tempfile::tempdir().unwrap();
     let (text, vocabulary) = generated(folder.path(), 30);
-    // Three petabytes, of which nothing is stored.
+    // A sparse file of three petabytes.
     let sparse = std::fs::File::create(folder.path().join("sparse.txt")).unwrap();
     sparse.set_len(3 << 50).unwrap_or_else(|_| sparse.set_len(15 << 40).unwrap());
     let huge = folder.path().join("sparse.txt");
     let sources = [&text, &huge].map(|path| source(path, "text", Documents::BlankLine)).to_vec();
     let config = config(folder.path(), &vocabulary, sources);
     let error = run(&config, 1).unwrap_err();
-    assert!(matches!(error, prep::PrepError::Space { needed, free, .. } if needed > free), "{error}");
+    assert!(matches!(error, prep::PrepError::DiskSpace { needed, free, .. } if needed > free), "{error}");
     assert!(error.to_string().contains("output.check_space"), "{error}");
     assert!(!folder.path().join("data.work").exists());
 }
 
 #[test]
-fn the_manifest_says_what_was_read_of_each_source() {
+fn the_manifest_has_the_counts_of_each_source() {
     let folder = tempfile::tempdir().unwrap();
     let (text, vocabulary) = generated(folder.path(), 40);
     let once = source(&text, "text", Documents::BlankLine);
@@ -217,7 +222,7 @@ fn the_manifest_says_what_was_read_of_each_source() {
     assert_eq!((second.found, second.documents, second.duplicates, second.tokens), (40, 0, 40, first.tokens));
     let bytes = std::fs::metadata(&text).unwrap().len();
     assert_eq!(first.stored_bytes, bytes);
-    // The blank lines between documents belong to none.
+    // The blank lines between documents belong to none of them.
     assert!((bytes - 80..=bytes).contains(&first.text_bytes), "{first:?} of {bytes}");
     let sentences: u64 = report.datasets.iter().map(|dataset| dataset.manifest.counts.sentences).sum();
     assert_eq!(first.sentences, sentences);

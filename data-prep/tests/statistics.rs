@@ -1,5 +1,5 @@
-//! The samples of real books against the rules of Google's `create_pretraining_data`, written down a second time here
-//! and run on the same sentences: shares, lengths, and where segments come from.
+//! Samples of real books in comparison with a second implementation of Google's `create_pretraining_data`, on the same
+//! sentences: shares, lengths and origins of the segments.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 mod common;
@@ -17,15 +17,15 @@ use lambert_dataset::tokenizer::Tokenizer;
 const LENGTH: usize = 128;
 const SHORT: f64 = 0.1;
 
-/// Documents of sentences of ids.
+/// Documents as lists of sentences of token ids.
 type Corpus = Vec<Vec<Vec<u32>>>;
 
-/// Writes the sentences of the English books, 400 a document, as a file of Google's format; their ids.
+/// Writes the sentences of the English books, 400 per document, in Google's format; returns their token ids.
 fn books(corpora: &Path, tokenizer: &Tokenizer, path: &Path) -> Corpus {
     let books = source(&corpora.join("books/en"), "text", Documents::File);
     let (mut text, mut documents) = (String::new(), Corpus::new());
-    for file in input::find(std::slice::from_ref(&books), 2).unwrap() {
-        let mut reader = input::reader(&books, &file, Default::default()).unwrap();
+    for file in input::find_files(std::slice::from_ref(&books), 2).unwrap() {
+        let mut reader = input::open_reader(&books, &file, Default::default()).unwrap();
         let raw = reader.next().unwrap().unwrap();
         let Extracted::Text(prose) = input::extract(&books, &file, &raw, &mut |_| {}).unwrap() else { panic!() };
         let mut found = Vec::new();
@@ -41,14 +41,14 @@ fn books(corpora: &Path, tokenizer: &Tokenizer, path: &Path) -> Corpus {
 }
 
 struct Pairs {
-    /// Tokens of each sample, special ones included.
+    /// Tokens per sample, including special tokens.
     lengths: Vec<usize>,
     random: usize,
-    /// The first tokens and lengths of the segments, with the label.
+    /// Tokens of both segments and the label.
     segments: Vec<(Vec<u32>, Vec<u32>, bool)>,
 }
 
-/// The rules as Google's code has them. `per_document`: the short target is drawn once a document, as there.
+/// Google's rules. With `per_document` the short target is chosen once per document, as in Google's code.
 fn google(corpus: &Corpus, per_document: bool, rng: &mut Rng) -> Pairs {
     let most = LENGTH - 3;
     let mut made = Pairs { lengths: Vec::new(), random: 0, segments: Vec::new() };
@@ -116,7 +116,7 @@ fn google_twice(corpus: &Corpus, per_document: bool, rng: &mut Rng) -> (f64, f64
     (random, short, classes, made.lengths.len())
 }
 
-/// What `lambert prep` makes of the same.
+/// The samples of `lambert prep` for the same sentences.
 fn ours(folder: &Path, vocabulary: &Path, sentences: &Path, passes: usize) -> Pairs {
     let mut config = config(folder, vocabulary, vec![source(sentences, "sentences", Documents::BlankLine)]);
     let samples = &mut config.samples;
@@ -143,14 +143,14 @@ impl Pairs {
         self.lengths.iter().filter(|&&length| matches(length)).count() as f64 / self.lengths.len() as f64
     }
 
-    /// Share of random second segments; share of samples that are not full; shares of eight classes of length.
+    /// Share of random second segments, share of samples below the full length, and shares of eight length classes.
     fn figures(&self) -> (f64, f64, [f64; 8]) {
         let classes = std::array::from_fn(|class| self.share(|length| (length - 1) / 16 == class));
         (self.random as f64 / self.lengths.len() as f64, self.share(|length| length < LENGTH), classes)
     }
 }
 
-/// All documents one after another, and where each run of [`Index::RUN`] tokens stands.
+/// The tokens of all documents, with an index of every n-gram of [`Index::RUN`] tokens.
 struct Index {
     tokens: Vec<u32>,
     runs: Vec<(u64, u32)>,
@@ -158,7 +158,7 @@ struct Index {
 
 impl Index {
     const RUN: usize = 6;
-    /// Stands between two documents and nowhere else: what is found lies in one document.
+    /// Separates documents, so that a match is within one document.
     const BORDER: u32 = u32::MAX;
 
     fn new(corpus: &Corpus) -> Self {
@@ -177,7 +177,7 @@ impl Index {
         run.iter().fold(Key::new(0), |key, &id| key.with(u64::from(id))).value()
     }
 
-    /// Where `segment` stands in one document.
+    /// Positions of `segment` within a document.
     fn places<'a>(&'a self, segment: &'a [u32]) -> impl Iterator<Item = usize> + 'a {
         let key = Self::key(&segment[..Self::RUN]);
         let first = self.runs.partition_point(|&(other, _)| other < key);
@@ -185,7 +185,7 @@ impl Index {
         candidates.map(|&(_, at)| at as usize).filter(|&at| self.tokens[at..].starts_with(segment))
     }
 
-    /// Whether `after` follows `before` in one document, up to tokens that truncation took off between them.
+    /// True if `after` follows `before` in a document, apart from tokens removed by truncation.
     fn follows(&self, before: &[u32], after: &[u32]) -> bool {
         let gap = |at: usize| {
             let end = at + before.len();
@@ -198,7 +198,7 @@ impl Index {
 }
 
 #[test]
-fn shares_and_lengths_are_googles_and_no_segment_leaves_its_document() {
+fn shares_and_lengths_match_googles_and_segments_stay_within_documents() {
     let Some(corpora) = corpora() else { return };
     let folder = tempfile::tempdir().unwrap();
     let vocabulary = corpora.join("vocab/bert-base-uncased-vocab.txt");
@@ -210,8 +210,8 @@ fn shares_and_lengths_are_googles_and_no_segment_leaves_its_document() {
 
     let (random, short, classes) = ours.figures();
     eprintln!("ours: {} samples, random {random:.4}, short {short:.4}, by length {classes:.4?}", ours.lengths.len());
-    // Google's code draws the short target once a document; the share of short samples then hangs on how many samples
-    // a document gives. It is drawn for each sample here, and compared with a reference that does so too.
+    // Google's code chooses the short target once per document, so the share of short samples depends on the samples
+    // per document. Here it is chosen per sample, and compared with a reference that does the same.
     let mut rng = Key::new(1).rng();
     for (name, per_document) in [("a sample", false), ("a document", true)] {
         let (theirs_random, theirs_short, theirs_classes, count) = google_twice(&corpus, per_document, &mut rng);

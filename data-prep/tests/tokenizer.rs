@@ -1,4 +1,4 @@
-//! Ids equal to those of Hugging Face's `BertTokenizerFast`, by values that tests/golden/tokenizer.py made.
+//! Token ids equal those of Hugging Face's `BertTokenizerFast`; tests/golden/tokenizer.py wrote the expected values.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 use lambert_dataset::random::{Key, Rng};
@@ -14,7 +14,7 @@ fn strings(value: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn ids_equal_those_of_hugging_face() {
+fn ids_match_hugging_face() {
     let golden = golden();
     let lines = strings(&golden["lines"]);
     assert!(lines.len() > 40);
@@ -27,14 +27,14 @@ fn ids_equal_those_of_hugging_face() {
                 expected.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
             assert_eq!(encoder.encode(line), expected, "{name}: {line:?}");
             assert_eq!(tokenizer.encode(line), expected, "{name}: {line:?}");
-            // No text becomes [PAD], [CLS], [SEP] or [MASK], whatever it spells.
+            // No text encodes to [PAD], [CLS], [SEP] or [MASK].
             assert!(expected.iter().all(|&id| id == 1 || id > 4), "{name}: {line:?}");
         }
     }
 }
 
 #[test]
-fn the_json_for_others_frames_text_and_knows_the_special_pieces() {
+fn the_exported_json_has_the_post_processor_and_the_special_tokens() {
     let golden = golden();
     let vocabulary = strings(&golden["uncased"]["pieces"]).join("\n");
     let json: Value = serde_json::from_str(&tokenizer_json(vocabulary.as_bytes(), true).unwrap()).unwrap();
@@ -45,9 +45,9 @@ fn the_json_for_others_frames_text_and_knows_the_special_pieces() {
     assert!(tokenizer_json(b"[PAD]\n", true).is_err());
 }
 
-/// Words that the encoder spells itself: pieces put together, whole, cut short, in any case, too long to be known.
+/// Words that the encoder splits by itself: concatenated, whole, truncated, in any case, and too long.
 #[test]
-fn words_equal_the_library() {
+fn words_are_encoded_like_the_library() {
     let golden = golden();
     for (name, lowercase) in [("cased", false), ("uncased", true)] {
         let pieces = strings(&golden[name]["pieces"]);
@@ -73,9 +73,9 @@ fn words_equal_the_library() {
     }
 }
 
-/// The encoder cuts texts up and remembers the parts; that must not show, whatever the text.
+/// The encoder splits text into words and caches them, which must not change the result.
 #[test]
-fn the_encoder_that_remembers_equals_the_library() {
+fn the_caching_encoder_matches_the_library() {
     let golden = golden();
     let characters: Vec<char> = strings(&golden["lines"]).concat().chars().chain("abc'’—  \u{301}\0".chars()).collect();
     for (name, lowercase) in [("cased", false), ("uncased", true)] {

@@ -1,4 +1,4 @@
-//! A vocabulary is the same for any number of threads, and in every process: each has other hash tables.
+//! Vocabulary training is deterministic for any number of threads and in every process, although hash tables differ.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 mod common;
@@ -8,12 +8,12 @@ use std::process::{Command, Stdio};
 
 use common::{corpora, generated, source};
 use lambert_config::prep::{Documents, Source};
-use lambert_data_prep::vocab::{Settings, train};
+use lambert_data_prep::vocab::{VocabSettings, train};
 
 const FOLDER: &str = "LAMBERT_TEST_VOCAB_FOLDER";
 const OUTPUT: &str = "LAMBERT_TEST_VOCAB_OUTPUT";
 
-/// The generated text, and a novel in German and one in Japanese where the development corpora are there.
+/// The generated text, and German and Japanese novels from the development corpora if available.
 fn sources(folder: &Path) -> Vec<Source> {
     let mut sources = vec![source(&folder.join("corpus.txt"), "text", Documents::BlankLine)];
     if let Some(corpora) = corpora() {
@@ -23,18 +23,18 @@ fn sources(folder: &Path) -> Vec<Source> {
     sources
 }
 
-/// Not a test by itself: what the test below starts.
+/// Child process of the test below; does nothing on its own.
 #[test]
 fn child() {
     if let (Some(folder), Some(output)) = (std::env::var_os(FOLDER), std::env::var_os(OUTPUT)) {
-        // Many pairs of equal frequency, and more characters than the alphabet may have.
-        let settings = Settings { size: 3_000, limit_alphabet: 900, ..Settings::default() };
+        // Many pairs have equal frequency, and the text has more characters than the alphabet limit.
+        let settings = VocabSettings { size: 3_000, limit_alphabet: 900, ..VocabSettings::default() };
         std::fs::write(output, train(&sources(Path::new(&folder)), &settings).unwrap()).unwrap();
     }
 }
 
 #[test]
-fn threads_and_processes_train_the_same_vocabulary() {
+fn the_vocabulary_does_not_depend_on_threads_or_processes() {
     let folder = tempfile::tempdir().unwrap();
     generated(folder.path(), 1_500);
     let trained: Vec<String> = ["1", "2", "2", "5"]
@@ -54,7 +54,7 @@ fn threads_and_processes_train_the_same_vocabulary() {
         .collect();
     assert!(trained[0].lines().count() > 500, "{}", trained[0].lines().count());
     trained.iter().for_each(|other| assert!(*other == trained[0]));
-    // As many lines as different pieces, the special ones first.
+    // All lines are distinct, the special tokens first.
     let lines: std::collections::BTreeSet<&str> = trained[0].lines().collect();
     assert_eq!(lines.len(), trained[0].lines().count());
     assert!(trained[0].starts_with("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"));

@@ -1,4 +1,4 @@
-//! Dumps of many languages: nothing of their markup comes into the corpus.
+//! Dumps in many languages: no markup reaches the corpus.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 mod common;
@@ -10,8 +10,8 @@ use lambert_config::prep::Documents;
 use lambert_data_prep::extract::Extracted;
 use lambert_data_prep::source as input;
 
-/// Code, the dump's own name of the file name space, an alias of it, category, what `thumb` is called, the redirect's
-/// word, the template of disambiguation pages, a sentence.
+/// Language code, local name of the file namespace, an alias of it, category namespace, `thumb` keyword, redirect
+/// keyword, disambiguation template, a sentence.
 type Wiki = [&'static str; 8];
 
 const WIKIS: [Wiki; 24] = [
@@ -47,11 +47,11 @@ const WIKIS: [Wiki; 24] = [
     ["tr", "Dosya", "Resim", "Kategori", "küçükresim", "#YÖNLENDİRME", "Anlam ayrımı", "Şehir büyüktür."],
     ["ur", "ملف", "تصویر", "زمرہ", "تصغیر", "#رجوع_مکرر", "ضد ابہام", "شہر بڑا ہے۔"],
     ["zh", "文件", "图像", "分类", "缩略图", "#重定向", "消歧义", "城市很大。"],
-    // No table has this one.
+    // A language that is not in the table.
     ["xx", "Dingsda", "File", "Haufen", "klein", "#WOANDERS", "Disambig", "Da urb es grand."],
 ];
 
-/// Pages as MediaWiki's help on images, categories, redirects and tables writes them.
+/// Pages in the style of MediaWiki's help on images, categories, redirects and tables.
 fn dump([code, file, alias, category, thumb, redirect, disambiguation, sentence]: &Wiki, own_head: bool) -> String {
     let names = if own_head {
         format!(
@@ -84,12 +84,12 @@ fn dump([code, file, alias, category, thumb, redirect, disambiguation, sentence]
     )
 }
 
-/// The prose of the articles of a dump, and why the other pages are none.
+/// Returns the prose of the articles and the reasons for rejecting the other pages.
 fn read(path: &Path) -> (Vec<String>, Vec<&'static str>) {
     let source = source(path, "wikipedia", Documents::Row);
     let (mut articles, mut rejected) = (Vec::new(), Vec::new());
-    for file in input::find(std::slice::from_ref(&source), 2).unwrap() {
-        let mut pages = input::reader(&source, &file, Default::default()).unwrap();
+    for file in input::find_files(std::slice::from_ref(&source), 2).unwrap() {
+        let mut pages = input::open_reader(&source, &file, Default::default()).unwrap();
         while let Some(page) = pages.next().unwrap() {
             match input::extract(&source, &file, &page, &mut |_| {}).unwrap() {
                 Extracted::Text(text) | Extracted::Sentences(text) => articles.push(text),
@@ -101,7 +101,7 @@ fn read(path: &Path) -> (Vec<String>, Vec<&'static str>) {
 }
 
 #[test]
-fn no_markup_of_any_language_is_left() {
+fn no_markup_is_left_in_any_language() {
     let folder = tempfile::tempdir().unwrap();
     for wiki in &WIKIS {
         let (code, sentence) = (wiki[0], wiki[7]);
@@ -113,9 +113,9 @@ fn no_markup_of_any_language_is_left() {
     }
 }
 
-/// An excerpt with the head of the English Wikipedia, as some are passed around.
+/// An excerpt with the siteinfo of the English Wikipedia, which is common.
 #[test]
-fn a_dump_with_the_head_of_another_wiki_leaks_nothing_either() {
+fn a_dump_with_the_siteinfo_of_another_wiki_leaves_no_markup() {
     let folder = tempfile::tempdir().unwrap();
     for wiki in WIKIS.iter().filter(|wiki| wiki[0] != "xx") {
         let path = folder.path().join(format!("{}wiki-mini.xml", wiki[0]));
@@ -126,10 +126,10 @@ fn a_dump_with_the_head_of_another_wiki_leaks_nothing_either() {
     }
 }
 
-/// What no reader of a page sees.
+/// Lines with remaining markup.
 fn leaks(text: &str) -> Vec<&str> {
     const MARKS: [&str; 10] = ["[[", "]]", "{{", "}}", "{|", "|", "<ref", "</", "px|", "__"];
-    // What a reader of the page sees, too: articles about characters and about HTML, and slips of the sources.
+    // Visible to a reader of the page as well: articles about characters and HTML, and typos in the sources.
     const SHOWN: [&str; 5] = [
         "trigraphs were created",
         "<strong>R</strong> sorkons",
@@ -142,7 +142,7 @@ fn leaks(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn the_development_dumps_leak_nothing() {
+fn the_development_dumps_leave_no_markup() {
     let Some(corpora) = corpora() else { return };
     let mut words = 0;
     for folder in ["wiki", "wiki/minidumps"] {

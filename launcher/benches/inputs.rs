@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use clap::Parser;
 use lambert_config::prep::Source;
-use lambert_data_prep::source::{self, Stored};
+use lambert_data_prep::source::{self, StoredReader};
 use object_store::ObjectStoreExt;
 use object_store::aws::{AmazonS3, AmazonS3Builder};
 use s3_server::{BUCKET, Server};
@@ -63,20 +63,20 @@ fn measure(bytes: u64, rounds: usize) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let client = Arc::new(AmazonS3Builder::from_env().with_bucket_name(BUCKET).build().unwrap());
     let source = Source { path: format!("s3://{BUCKET}/{OBJECT}"), format: "text".into(), ..Source::default() };
-    let file = source::find(std::slice::from_ref(&source), 1).unwrap().remove(0);
+    let file = source::find_files(std::slice::from_ref(&source), 1).unwrap().remove(0);
     assert_eq!(file.bytes, bytes);
     let mut contestants: [(&str, &mut dyn FnMut() -> u64); 5] = [
         ("one request", &mut || runtime.block_on(whole(&client))),
         ("6 requests of 4 MiB at a time", &mut || runtime.block_on(download(&client, bytes, 4 << 20, 6))),
         ("8 requests of 16 MiB at a time", &mut || runtime.block_on(download(&client, bytes, 16 << 20, 8))),
         ("lambert: bytes, hashed", &mut || {
-            let mut stored = Stored::open(&file, Arc::default(), 1 << 30).unwrap();
+            let mut stored = StoredReader::open(&file, Arc::default(), 1 << 30).unwrap();
             let mut buffer = vec![0; 128 << 10];
             std::iter::from_fn(|| Some(stored.read(&mut buffer).unwrap()).filter(|&count| count > 0)).sum::<usize>()
                 as u64
         }),
         ("lambert: documents", &mut || {
-            let mut reader = source::reader(&source, &file, Arc::default()).unwrap();
+            let mut reader = source::open_reader(&source, &file, Arc::default()).unwrap();
             std::iter::from_fn(|| reader.next().unwrap()).map(|document| document.bytes.len() as u64).sum()
         }),
     ];

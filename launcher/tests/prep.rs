@@ -128,7 +128,7 @@ fn a_damaged_block_is_refused_by_name_or_counted() {
     std::fs::write(place.path("corpus.txt.bz2"), packed).unwrap();
     place.config("packed.toml", "corpus.txt.bz2", "packed");
     let output = place.command(&["prep", "--config", "packed.toml"]).output().unwrap();
-    refused(&output, 1, &["corpus.txt.bz2: cannot read on behind byte"]);
+    refused(&output, 1, &["corpus.txt.bz2: cannot read past byte"]);
     assert!(!place.path("packed/train/manifest.json").exists());
     let skip = ["prep", "--config", "packed.toml", "--set", "source.0.damaged=skip", "--set", "output.url=skipped"];
     let output = place.command(&skip).output().unwrap();
@@ -204,7 +204,7 @@ fn of_two_processes_one_works_and_parts_go_side_by_side() {
     signal("-STOP");
     for part in [&[][..], &["--part", "0/2"]] {
         let second = place.command(&[&["prep", "--config", "prep.toml"], part].concat()).output().unwrap();
-        refused(&second, 1, &["another preparation is at work in data.work (all parts)"]);
+        refused(&second, 1, &["another preparation is running in data.work (all parts)"]);
     }
     signal("-CONT");
     assert!(first.wait().unwrap().success());

@@ -1,6 +1,6 @@
 //! Character references (`&amp;`, `&nbsp;`, `&#8211;`).
 
-/// Appends `text` to `output` with its references replaced; what is none stays as it is.
+/// Appends `text` to `output` and replaces its character references; other ampersands are kept.
 pub fn decode_into(text: &str, output: &mut String) {
     let mut rest = text;
     while let Some(at) = memchr::memchr(b'&', rest.as_bytes()) {
@@ -20,7 +20,7 @@ pub fn decode_into(text: &str, output: &mut String) {
     output.push_str(rest);
 }
 
-/// The reference that `text` (which starts with `&`) begins with, and its length in bytes.
+/// Parses the reference at the start of `text`, which begins with `&`. Returns the character and the length in bytes.
 pub fn reference(text: &str) -> Option<(char, usize)> {
     let limit = text.len().min(12);
     let end = memchr::memchr(b';', &text.as_bytes()[..limit])?;
@@ -35,13 +35,13 @@ pub fn reference(text: &str) -> Option<(char, usize)> {
         }
         None => match NAMED.iter().find(|(known, _)| *known == name) {
             Some((_, character)) => *character,
-            None => rare(&text[..=end])?,
+            None => html_entity(&text[..=end])?,
         },
     };
     Some((character, end + 1))
 }
 
-/// The most frequent ones of Wikipedia's articles; `nbsp` and its like are spaces to us.
+/// The most frequent references in Wikipedia articles; `nbsp` and similar ones become plain spaces.
 const NAMED: [(&str, char); 11] = [
     ("lt", '<'),
     ("gt", '>'),
@@ -56,8 +56,8 @@ const NAMED: [(&str, char); 11] = [
     ("emsp", ' '),
 ];
 
-/// Any other of HTML's named references that is one character; `text` is one with its `&` and `;`.
-fn rare(text: &str) -> Option<char> {
+/// Decodes any other named HTML reference that is one character; `text` includes `&` and `;`.
+fn html_entity(text: &str) -> Option<char> {
     let decoded = html_escape::decode_html_entities(text);
     let mut characters = decoded.chars();
     characters.next().filter(|&character| character != '&' && characters.next().is_none())
@@ -68,7 +68,7 @@ mod tests {
     use super::decode_into;
 
     #[test]
-    fn references_are_replaced_and_other_ampersands_stay() {
+    fn references_are_decoded_and_other_ampersands_kept() {
         let mut text = String::new();
         decode_into("R&D &amp;nbsp; &#8211;&#x41; &unknown; &Psi;&eacute;&thinsp;&", &mut text);
         assert_eq!(text, "R&D &nbsp; –A &unknown; Ψé &");

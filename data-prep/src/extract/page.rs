@@ -1,9 +1,9 @@
-//! A `<page>` of a MediaWiki dump: whether it is an article, and its prose.
+//! A `<page>` of a MediaWiki dump: detects articles and extracts their prose.
 
 use super::{Extracted, entities, wikitext};
 
-/// The article's prose, or why it is none.
-pub fn extract(page: &str, keep: wikitext::Keep, site: &wikitext::Site) -> Extracted {
+/// Returns the prose of an article, or the reason why the page is rejected.
+pub fn extract(page: &str, keep: wikitext::KeepOptions, site: &wikitext::WikiSite) -> Extracted {
     if element(page, "<ns>", "</ns>").is_some_and(|namespace| namespace.trim() != "0") {
         return Extracted::Rejected("wikipedia: another name space");
     }
@@ -28,7 +28,7 @@ fn element<'a>(page: &'a str, open: &str, close: &str) -> Option<&'a str> {
     Some(&page[start..start + page[start..].find(close)?])
 }
 
-/// What stands in `<text ...>`; the attributes vary.
+/// Contents of `<text ...>`, whose attributes vary.
 fn text(page: &str) -> Option<&str> {
     let start = page.find("<text")?;
     let open = start + page[start..].find('>')?;
@@ -39,26 +39,29 @@ fn text(page: &str) -> Option<&str> {
     page.get(open + 1..end)
 }
 
-/// `#REDIRECT [[...]]`, in whatever language: a line that begins with a word behind `#`, and then a link.
+/// True for `#REDIRECT [[...]]` in any language: a line that begins with `#` and a word, then a link.
 fn is_redirect(source: &str) -> bool {
     let Some(rest) = source.trim_start().strip_prefix('#') else { return false };
     let Some((word, _)) = rest.lines().next().and_then(|line| line.split_once("[[")) else { return false };
     let word = word.trim_end_matches([' ', ':', '：']);
     let is_word = |c: char| !c.is_ascii() || c.is_ascii_alphabetic() || matches!(c, ' ' | '_');
-    word.len() > 3 && word.split(' ').count() <= MOST_WORDS && !word.starts_with(' ') && word.chars().all(is_word)
+    word.len() > 3
+        && word.split(' ').count() <= MAX_REDIRECT_WORDS
+        && !word.starts_with(' ')
+        && word.chars().all(is_word)
 }
 
-/// Words of the longest name for a redirect.
-const MOST_WORDS: usize = 3;
+/// Longest redirect keyword, words.
+const MAX_REDIRECT_WORDS: usize = 3;
 
-/// Bytes of the longest name of a template that marks a disambiguation page.
-const LONGEST_TEMPLATE: usize = 100;
+/// Longest name of a disambiguation template, bytes.
+const MAX_TEMPLATE_NAME_BYTES: usize = 100;
 
-fn is_disambiguation(title: &str, source: &str, site: &wikitext::Site) -> bool {
+fn is_disambiguation(title: &str, source: &str, site: &wikitext::WikiSite) -> bool {
     if title
         .strip_suffix(')')
         .and_then(|title| title.rsplit_once('('))
-        .is_some_and(|(_, word)| site.disambiguates(word))
+        .is_some_and(|(_, word)| site.is_disambiguation(word))
     {
         return true;
     }
@@ -66,7 +69,7 @@ fn is_disambiguation(title: &str, source: &str, site: &wikitext::Site) -> bool {
         let rest = &source[at + 2..];
         let end = rest.find(['|', '}', '\n', '{']).unwrap_or(0);
         let name = rest[..end].trim();
-        name.len() < LONGEST_TEMPLATE && site.disambiguates(name)
+        name.len() < MAX_TEMPLATE_NAME_BYTES && site.is_disambiguation(name)
     })
 }
 
@@ -75,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn redirects_are_seen_in_any_language() {
+    fn redirects_are_detected_in_any_language() {
         for text in [
             "#REDIRECT [[A]]",
             "#redirect: [[A]]",

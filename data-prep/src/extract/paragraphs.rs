@@ -1,13 +1,13 @@
-//! Lines of a text file to paragraphs: hard-wrapped prose is joined, verse and lists are not.
+//! Paragraphs of plain text: joins hard-wrapped prose and keeps the lines of verse and lists.
 
-/// Lines longer than this are paragraphs by themselves: such a file is not wrapped.
-const WIDEST_WRAP: usize = 100;
-/// Blocks narrower than this share of the text's usual width are not taken for prose.
-const NARROW: f64 = 0.75;
-/// Share of the lines of a block that have to be full for it to be prose.
-const FULL: f64 = 0.7;
+/// Text with longer lines is not hard-wrapped: each line is a paragraph.
+const MAX_WRAP_WIDTH: usize = 100;
+/// Smallest width of a prose block, relative to the wrap width of the text.
+const MIN_RELATIVE_WIDTH: f64 = 0.75;
+/// Smallest share of full lines in a prose block.
+const MIN_FULL_LINES: f64 = 0.7;
 
-/// One paragraph a line.
+/// Joins wrapped lines; returns one paragraph per line.
 pub fn join(text: &str) -> String {
     let width = wrap_width(text);
     let mut joined = String::with_capacity(text.len());
@@ -25,7 +25,7 @@ pub fn join(text: &str) -> String {
     joined
 }
 
-/// The width that the text is wrapped at: nine in ten of its longer half of lines fit. `None` where it is not.
+/// Estimates the wrap width as the 95th percentile of the line widths, in bytes; `None` if the text is not wrapped.
 fn wrap_width(text: &str) -> Option<usize> {
     let mut widths: Vec<usize> = text.lines().map(|line| line.trim().len()).filter(|&width| width > 0).collect();
     if widths.len() < 2 {
@@ -33,7 +33,7 @@ fn wrap_width(text: &str) -> Option<usize> {
     }
     let at = widths.len() * 95 / 100;
     let (_, &mut width, _) = widths.select_nth_unstable(at);
-    (width <= WIDEST_WRAP).then_some(width)
+    (width <= MAX_WRAP_WIDTH).then_some(width)
 }
 
 fn flush(block: &mut Vec<&str>, width: Option<usize>, joined: &mut String) {
@@ -41,7 +41,7 @@ fn flush(block: &mut Vec<&str>, width: Option<usize>, joined: &mut String) {
     for (index, line) in block.iter().enumerate() {
         let line = line.trim();
         if index > 0 && prose {
-            glue(joined, line);
+            append_joined(joined, line);
         } else if index > 0 {
             joined.push('\n');
         }
@@ -53,22 +53,22 @@ fn flush(block: &mut Vec<&str>, width: Option<usize>, joined: &mut String) {
     block.clear();
 }
 
-/// Whether the lines end where the next word would not have fitted: that is what wrapping does and a poet does not.
+/// True if most lines end where the next word would not have fit, as in wrapped prose and unlike verse.
 fn is_prose(block: &[&str], width: usize) -> bool {
     let widest = block.iter().map(|line| line.trim().len()).max().unwrap_or(0);
-    if (widest as f64) < NARROW * width as f64 {
+    if (widest as f64) < MIN_RELATIVE_WIDTH * width as f64 {
         return false;
     }
     let full = |pair: &[&str]| {
         let next = pair[1].trim_start().split(' ').next().map_or(0, str::len);
-        // Two bytes of slack: some wrapped a little early.
+        // Two bytes of slack for text wrapped slightly early.
         pair[0].trim().len() + 1 + next + 2 > widest
     };
     let count = block.windows(2).filter(|pair| full(pair)).count();
-    count as f64 >= FULL * (block.len() - 1) as f64
+    count as f64 >= MIN_FULL_LINES * (block.len() - 1) as f64
 }
 
-fn glue(joined: &mut String, next: &str) {
+fn append_joined(joined: &mut String, next: &str) {
     let wide = |character: Option<char>| character.is_some_and(|c| ('\u{2e80}'..'\u{ffef}').contains(&c));
     let hyphen = joined.ends_with('-') && !joined.ends_with("--") && next.starts_with(char::is_alphanumeric);
     let both_wide = wide(joined.chars().next_back()) && wide(next.chars().next());
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn hyphens_and_wide_characters_are_glued() {
+    fn hyphens_and_cjk_characters_are_joined_without_space() {
         let text = "The old man went down to the market with his ten-\nyear-old son and the dog, which was old.\n";
         assert!(join(text).contains("ten-year-old"), "{}", join(text));
         let chinese =

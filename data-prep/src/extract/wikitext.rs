@@ -1,8 +1,8 @@
-//! Wikitext to prose.
+//! Wikitext to prose, in two passes.
 //!
-//! Two passes: `inline` takes out what may span lines (templates, tables, comments, tags, links), `lines` then
-//! decides which lines are prose and tidies them. Neither is a full MediaWiki parser: the templates of a dump are not
-//! at hand, so those that stand for words (dates, units, languages) are rendered from a short list and the rest go.
+//! `inline` removes markup that may span lines (templates, tables, comments, tags, links). `lines` then selects the
+//! lines of prose and cleans them up. This is not a full MediaWiki parser: dumps do not expand templates, so a short
+//! list of templates that stand for words (dates, units, languages) is rendered and the rest is dropped.
 
 mod arguments;
 mod inline;
@@ -12,20 +12,20 @@ mod measures;
 mod site;
 mod tags;
 
-pub use site::Site;
+pub use site::WikiSite;
 
-/// What is kept beside paragraphs.
+/// Optional content to keep in addition to paragraphs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Keep {
-    /// The items of lists.
+pub struct KeepOptions {
+    /// List items.
     pub lists: bool,
     /// Headings.
     pub headings: bool,
 }
 
-/// The prose of an article of `site`: a paragraph a line.
+/// Extracts the prose of an article of `site`, one paragraph per line.
 #[must_use]
-pub fn prose(source: &str, keep: Keep, site: &Site) -> String {
+pub fn prose(source: &str, keep: KeepOptions, site: &WikiSite) -> String {
     let mut flat = String::with_capacity(source.len());
     inline::render(source, &mut flat, 0, site);
     lines::paragraphs(&flat, keep)
@@ -33,14 +33,14 @@ pub fn prose(source: &str, keep: Keep, site: &Site) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Keep, Site};
+    use super::{KeepOptions, WikiSite};
 
     fn prose(source: &str) -> String {
-        super::prose(source, Keep::default(), &Site::default())
+        super::prose(source, KeepOptions::default(), &WikiSite::default())
     }
 
     #[test]
-    fn an_article_becomes_its_paragraphs() {
+    fn an_article_is_reduced_to_its_paragraphs() {
         let source = "{{Infobox person|name={{nowrap|A}}|born=[[1900]]}}\n'''Anarchism''' is a \
             [[political philosophy|philosophy]]<ref name=\"a\">Book, {{p.|3}}</ref> of [[state]]s.<ref name=b />\n\n\
             == History ==\n[[File:x.jpg|thumb|A [[cat]] here]]\nIt began.<!-- note\n-->\n* item\n# two\n\
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_templates_stand_for_are_kept() {
+    fn templates_that_stand_for_words_are_rendered() {
         assert_eq!(prose("It is {{convert|5|km|mi}} long."), "It is 5 km long.\n");
         assert_eq!(prose("From {{cvt|2|to|3|sqmi}}, {{convert|9|PD/km2}}."), "From 2 to 3 sq mi, 9 per km2.\n");
         assert_eq!(prose("{{As of|2014|lc=y}}, {{as of|2015}}"), "as of 2014, As of 2015\n");
@@ -58,9 +58,9 @@ mod tests {
         assert_eq!(prose("Life ({{IPA|x}}; born 1900) and ({{audio|y}}) more."), "Life (born 1900) and more.\n");
     }
 
-    /// All of these vanished in the middle of a sentence.
+    /// Templates within sentences.
     #[test]
-    fn words_of_templates_stay_in_their_sentences() {
+    fn templates_are_rendered_within_sentences() {
         for (source, shown) in [
             ("Athens ({{langx|el|Αθήνα}}) is old.", "Athens (Αθήνα) is old."),
             ("Athens ({{lang-el|Αθήνα|Athína}}) is old.", "Athens (Αθήνα) is old."),
@@ -102,9 +102,9 @@ mod tests {
         }
     }
 
-    /// Rules of MediaWiki: the first letter's case, spaces around the name and underscores count for nothing.
+    /// MediaWiki ignores the case of the first letter, spaces around the name, and underscores.
     #[test]
-    fn files_and_categories_go_in_any_language() {
+    fn files_and_categories_are_removed_in_any_language() {
         for link in [
             "[[Fájl:A b.jpg|bélyegkép|balra|160px|Egy [[kép]] itt]]",
             "[[ファイル:A.svg|サムネイル|図]]",
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn nowiki_and_broken_markup_are_survived() {
+    fn nowiki_and_broken_markup_are_handled() {
         assert_eq!(prose("a <nowiki>[[b]]</nowiki> c"), "a [[b]] c\n");
         assert_eq!(
             prose("An {{unclosed template\nNext line [[open link\nx < y and 3 > 2 &amp; so"),
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn math_code_and_galleries_go() {
+    fn math_code_and_galleries_are_removed() {
         assert_eq!(
             prose("Let <math>x^2</math> be.\n<gallery>\na.jpg|b\n</gallery>\nSo<br />on <small>s</small>."),
             "Let be.\nSo on s.\n"
@@ -154,10 +154,10 @@ mod tests {
     }
 
     #[test]
-    fn lists_and_headings_are_kept_where_asked() {
+    fn lists_and_headings_are_kept_on_request() {
         let source = "== A '''b''' ==\nText.\n* [[one]]\n** two\n: said\n";
         assert_eq!(prose(source), "Text.\nsaid\n");
-        let keep = Keep { lists: true, headings: true };
-        assert_eq!(super::prose(source, keep, &Site::default()), "A b\nText.\none\ntwo\nsaid\n");
+        let keep = KeepOptions { lists: true, headings: true };
+        assert_eq!(super::prose(source, keep, &WikiSite::default()), "A b\nText.\none\ntwo\nsaid\n");
     }
 }

@@ -1,26 +1,26 @@
-//! The words of the grammar. All plurals and verbs are regular: an `s` makes the one from the other.
+//! Vocabulary of the grammar. Plurals and verb forms are regular.
 
-/// What a document can be about.
+/// The words of a topic.
 pub struct Topic {
     /// Singular, plural.
     pub nouns: [(&'static str, &'static str); 6],
-    /// For one, for many.
+    /// Singular, plural.
     pub verbs: [(&'static str, &'static str); 5],
     pub adjectives: [&'static str; 4],
     pub places: [&'static str; 2],
 }
 
 impl Topic {
-    pub fn noun(&self, index: usize, one: bool) -> &'static str {
-        if one { self.nouns[index].0 } else { self.nouns[index].1 }
+    pub fn noun(&self, index: usize, is_singular: bool) -> &'static str {
+        if is_singular { self.nouns[index].0 } else { self.nouns[index].1 }
     }
 
-    pub fn verb(&self, index: usize, one: bool) -> &'static str {
-        if one { self.verbs[index].0 } else { self.verbs[index].1 }
+    pub fn verb(&self, index: usize, is_singular: bool) -> &'static str {
+        if is_singular { self.verbs[index].0 } else { self.verbs[index].1 }
     }
 }
 
-/// Heroes and their pronouns.
+/// Protagonists and their pronouns.
 pub const NAMES: [(&str, &str); 16] = [
     ("anna", "she"),
     ("ben", "he"),
@@ -40,7 +40,7 @@ pub const NAMES: [(&str, &str); 16] = [
     ("peter", "he"),
 ];
 
-/// Every topic has words of its own.
+/// Topics, with few words in common.
 pub const TOPICS: [Topic; 12] = [
     Topic {
         nouns: [

@@ -1,7 +1,7 @@
-//! What the input files hold, by their sha256: the part of a dataset's identity that the configuration does not have.
+//! Identity of the input files by SHA-256, the part of a dataset's identity that the configuration does not determine.
 //!
-//! The hashes are computed while the files are read. A file is read again for its hash alone where a dataset is there
-//! and it has to be seen whether it is still up to date, and where a restart finds a finished file with another stamp.
+//! Files are hashed while they are read. A file is read for its hash alone to check whether an existing dataset is up
+//! to date, or if its stamp has changed since it was tokenized.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,19 +9,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use lambert_store::Store;
 use serde::{Deserialize, Serialize};
 
-use super::job::{Job, Run};
-use super::spill::ReadFile;
-use super::{PrepError, Progress, Status};
-use crate::source::{SourceError, SourceFile, Stored};
+use super::job::{JobContext, SpillFile};
+use super::spill::FinishedFile;
+use super::{PrepError, PrepProgress, PrepStatus};
+use crate::source::{SourceError, SourceFile, StoredReader};
 use lambert_dataset::parallel::parallel;
 use lambert_dataset::{Corpus, sha256_hex};
 
-/// Lies beside the datasets if objects of a store were read: their e_tags, so that they need not be read again.
-const OBJECTS: &str = "inputs.json";
+/// File beside the datasets with the ETags of all input objects, so that unchanged objects need not be read again.
+const OBJECTS_FILE: &str = "inputs.json";
 
-/// An object that was read.
+/// An input object in a store, as it was read.
 #[derive(Debug, Serialize, Deserialize)]
-struct Object {
+struct InputObject {
     url: String,
     start: u64,
     bytes: u64,
@@ -29,117 +29,135 @@ struct Object {
     sha256: String,
 }
 
-impl Object {
-    fn is(&self, file: &SourceFile) -> bool {
+impl InputObject {
+    fn matches(&self, file: &SourceFile) -> bool {
         let tagged = !file.stamp.is_empty() && self.tag == file.stamp;
         tagged && self.url == file.name && self.start == file.start && self.bytes == file.bytes
     }
 }
 
-/// What was read, by the run files; an error if a file did not stay the same while it was.
-pub fn read(job: &Job<'_>, runs: &[Run]) -> Result<Corpus, PrepError> {
-    let found = read_files(job, runs)?;
+/// Identity of the corpus as it was tokenized.
+///
+/// # Errors
+/// A file changed while it was read.
+pub fn as_tokenized(job: &JobContext<'_>, spill_files: &[SpillFile]) -> Result<Corpus, PrepError> {
+    let found = finished_files(job, spill_files)?;
     let mut batches = vec![(0, 0); job.files.len()];
-    for batch in runs.iter().flat_map(|run| &run.contents.batches) {
+    for batch in spill_files.iter().flat_map(|spill_file| &spill_file.contents.batches) {
         let (count, last) = &mut batches[batch.file as usize];
         *count += 1;
-        *last = if batch.last { batch.number + 1 } else { *last };
+        *last = if batch.is_last { batch.number + 1 } else { *last };
     }
     let hash = |(file, (count, last)): (&SourceFile, &(u32, u32))| match found.get(&file.number) {
         Some(read) if count == last => Ok(read.sha256.clone()),
-        _ => Err(changed(file)),
+        _ => Err(changed_error(file)),
     };
     let hashes = job.files.iter().zip(&batches).map(hash).collect::<Result<Vec<_>, _>>()?;
-    Ok(corpus(job, &hashes))
+    Ok(combine(job, &hashes))
 }
 
-/// What the files hold now.
-pub fn now(job: &Job<'_>, threads: usize, progress: &dyn Progress) -> Result<Corpus, PrepError> {
-    let known = objects(job)?;
+/// Identity of the corpus as it is now.
+pub fn current(job: &JobContext<'_>, threads: usize, progress: &dyn PrepProgress) -> Result<Corpus, PrepError> {
+    let known = recorded_objects(job)?;
     let (done, total) = (AtomicU64::new(0), job.files.iter().map(|file| file.bytes).sum());
     let hashes = parallel(threads, job.files.len(), |index| -> Result<_, PrepError> {
         let file = &job.files[index];
-        let hash = match known.iter().find(|object| object.is(file)) {
+        let hash = match known.iter().find(|object| object.matches(file)) {
             Some(object) => object.sha256.clone(),
-            None => hash(file, job.memory.window())?,
+            None => hash_file(file, job.memory.decompressor_window())?,
         };
         let done = done.fetch_add(file.bytes, Ordering::Relaxed) + file.bytes;
-        progress.update(&Status { phase: "comparing", source: None, done, total, unit: "bytes", text_bytes: 0 });
+        progress.update(&PrepStatus { phase: "comparing", source: None, done, total, unit: "bytes", text_bytes: 0 });
         Ok(hash)
     })?;
-    Ok(corpus(job, &hashes))
+    Ok(combine(job, &hashes))
 }
 
-/// An error if a file that needs not be read any more holds something else now.
-pub fn check_unchanged(job: &Job<'_>, runs: &[Run], complete: &HashSet<u32>, threads: usize) -> Result<(), PrepError> {
-    let found = read_files(job, runs)?;
-    let doubtful: Vec<(&SourceFile, &ReadFile)> = found
+/// Checks the completely tokenized files whose stamp has changed or is unknown.
+///
+/// # Errors
+/// The contents of one of them have changed.
+pub fn check_unchanged(
+    job: &JobContext<'_>,
+    spill_files: &[SpillFile],
+    complete: &HashSet<u32>,
+    threads: usize,
+) -> Result<(), PrepError> {
+    let found = finished_files(job, spill_files)?;
+    let candidates: Vec<(&SourceFile, &FinishedFile)> = found
         .values()
         .map(|&read| (&job.files[read.file as usize], read))
         .filter(|(file, read)| complete.contains(&file.number) && (file.stamp != read.stamp || file.stamp.is_empty()))
         .collect();
-    parallel(threads, doubtful.len(), |index| {
-        let (file, read) = doubtful[index];
-        if hash(file, job.memory.window())? == read.sha256 { Ok(()) } else { Err(changed(file)) }
+    parallel(threads, candidates.len(), |index| {
+        let (file, read) = candidates[index];
+        if hash_file(file, job.memory.decompressor_window())? == read.sha256 {
+            Ok(())
+        } else {
+            Err(changed_error(file))
+        }
     })
     .map(drop)
 }
 
-/// Writes down what objects of stores were read.
-pub fn write_objects(job: &Job<'_>, runs: &[Run]) -> Result<(), PrepError> {
-    let found = read_files(job, runs)?;
+/// Writes the ETags and hashes of the input objects beside the datasets.
+pub fn record_objects(job: &JobContext<'_>, spill_files: &[SpillFile]) -> Result<(), PrepError> {
+    let found = finished_files(job, spill_files)?;
     let describe = |file: &SourceFile| {
         let read = found.get(&file.number)?;
         let (url, tag, sha256) = (file.name.clone(), read.stamp.clone(), read.sha256.clone());
-        Some(Object { url, start: file.start, bytes: file.bytes, tag, sha256 })
+        Some(InputObject { url, start: file.start, bytes: file.bytes, tag, sha256 })
     };
-    let objects: Vec<Object> = job.files.iter().filter(|file| file.is_remote()).filter_map(describe).collect();
+    let objects: Vec<InputObject> = job.files.iter().filter(|file| file.is_remote()).filter_map(describe).collect();
     if objects.is_empty() {
         return Ok(());
     }
     let url = job.config.output.url.trim_end_matches('/');
     let json = serde_json::to_vec_pretty(&objects).unwrap_or_default();
-    let write = Store::open(url).and_then(|store| store.put(OBJECTS, json.into()));
+    let write = Store::open(url).and_then(|store| store.put(OBJECTS_FILE, json.into()));
     write.map_err(|source| PrepError::Store { url: url.to_owned(), source })
 }
 
-/// What [`write_objects`] wrote; nothing if it cannot be understood, so that everything is read.
-fn objects(job: &Job<'_>) -> Result<Vec<Object>, PrepError> {
+/// Reads the output of [`record_objects`]; empty if it is missing or unreadable, so that all objects are read.
+fn recorded_objects(job: &JobContext<'_>) -> Result<Vec<InputObject>, PrepError> {
     if !job.files.iter().any(SourceFile::is_remote) {
         return Ok(Vec::new());
     }
     let url = job.config.output.url.trim_end_matches('/');
-    match Store::open(url).and_then(|store| store.get(OBJECTS)) {
+    match Store::open(url).and_then(|store| store.get(OBJECTS_FILE)) {
         Ok(bytes) => Ok(serde_json::from_slice(&bytes).unwrap_or_default()),
         Err(error) if error.is_not_found() => Ok(Vec::new()),
         Err(source) => Err(PrepError::Store { url: url.to_owned(), source }),
     }
 }
 
-/// What each file held, by its number. Several parts may have read the same file.
-fn read_files<'a>(job: &Job<'_>, runs: &'a [Run]) -> Result<BTreeMap<u32, &'a ReadFile>, PrepError> {
-    let mut found: BTreeMap<u32, &ReadFile> = BTreeMap::new();
-    for read in runs.iter().flat_map(|run| &run.contents.files) {
-        let file = job.files.get(read.file as usize).ok_or_else(|| job.other_work())?;
+/// Hash and stamp of each file that was read, by file number. Several parts may have read the same file.
+fn finished_files<'a>(
+    job: &JobContext<'_>,
+    spill_files: &'a [SpillFile],
+) -> Result<BTreeMap<u32, &'a FinishedFile>, PrepError> {
+    let mut found: BTreeMap<u32, &FinishedFile> = BTreeMap::new();
+    for read in spill_files.iter().flat_map(|spill_file| &spill_file.contents.files) {
+        let file = job.files.get(read.file as usize).ok_or_else(|| job.foreign_folder_error())?;
         let first = found.entry(read.file).or_insert(read);
         if first.sha256 != read.sha256 {
-            return Err(changed(file));
+            return Err(changed_error(file));
         }
     }
     Ok(found)
 }
 
-fn corpus(job: &Job<'_>, hashes: &[String]) -> Corpus {
-    let facts: Vec<(usize, &String)> = job.files.iter().map(|file| file.source).zip(hashes).collect();
+fn combine(job: &JobContext<'_>, hashes: &[String]) -> Corpus {
+    let hashes_by_source: Vec<(usize, &String)> = job.files.iter().map(|file| file.source).zip(hashes).collect();
     let bytes = job.files.iter().map(|file| file.bytes).sum();
-    Corpus { bytes, sha256: sha256_hex(serde_json::json!(facts).to_string().as_bytes()) }
+    Corpus { bytes, sha256: sha256_hex(serde_json::json!(hashes_by_source).to_string().as_bytes()) }
 }
 
-fn hash(file: &SourceFile, memory: u64) -> Result<String, PrepError> {
-    let fault = |source| SourceError::Input { path: file.name.clone(), operation: "read", source };
-    Ok(Stored::open(file, Default::default(), memory)?.finish().map_err(fault)?)
+fn hash_file(file: &SourceFile, memory: u64) -> Result<String, PrepError> {
+    let read_error = |source| SourceError::Input { path: file.name.clone(), operation: "read", source };
+    Ok(StoredReader::open(file, Default::default(), memory)?.finish().map_err(read_error)?)
 }
 
-fn changed(file: &SourceFile) -> PrepError {
+fn changed_error(file: &SourceFile) -> PrepError {
     SourceError::Changed { file: file.name.clone() }.into()
 }

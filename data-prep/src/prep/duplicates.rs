@@ -1,147 +1,152 @@
-//! Which documents are left out because another one is equal or alike. Of such documents the first in the corpus
-//! stays; those of `exclude` come before all others.
+//! Removal of exact and near-duplicate documents. The first document in the corpus is kept; documents of `exclude`
+//! precede all others.
 //!
-//! Memory holds a bit for each document, and as many heads as the budget allows: the others wait in files.
+//! Memory holds one bit per document and as many fingerprints as the budget allows; the rest is partitioned on disk.
 
 use std::collections::BTreeMap;
 
 use super::PrepError;
-use super::heads::{EXCLUDED, Head, SIGNATURE, similarity};
-use super::job::{Job, Run};
+use super::fingerprints::{DocumentFingerprint, EXCLUDED, SIGNATURE_VALUES, similarity};
+use super::job::{JobContext, SpillFile};
 use super::partitions::Partitions;
-use super::totals::Totals;
+use super::totals::DocumentTotals;
 use crate::record::DocumentId;
 
-/// Documents that are left out.
+/// Documents that are removed.
 #[derive(Debug, Default)]
-pub struct Removed {
-    files: BTreeMap<u32, RemovedOfFile>,
-    cells: BTreeMap<u16, Totals>,
-    /// How many, by reason.
+pub struct RemovedDocuments {
+    files: BTreeMap<u32, RemovedInFile>,
+    cells: BTreeMap<u16, DocumentTotals>,
+    /// Number of removed documents by reason.
     pub counts: BTreeMap<&'static str, u64>,
 }
 
-/// Those of one file.
+/// Removed documents of one file.
 #[derive(Debug, Default)]
-struct RemovedOfFile {
-    /// A bit for each document, by its number.
+struct RemovedInFile {
+    /// One bit per document, indexed by ordinal.
     bits: Vec<u64>,
     count: u64,
 }
 
-impl Removed {
-    /// Whether a document is left out.
+impl RemovedDocuments {
+    /// True if the document is removed.
     pub fn contains(&self, id: DocumentId) -> bool {
         let word = self.files.get(&id.file).and_then(|file| file.bits.get(id.ordinal as usize / 64));
         word.is_some_and(|word| word >> (id.ordinal % 64) & 1 == 1)
     }
 
-    /// What is left of `totals` of some cells.
-    pub fn subtract(&self, cells: std::ops::Range<u16>, totals: &mut Totals) {
+    /// Subtracts the removed documents of a range of cells from `totals`.
+    pub fn subtract(&self, cells: std::ops::Range<u16>, totals: &mut DocumentTotals) {
         for (_, removed) in self.cells.range(cells) {
             *totals -= *removed;
         }
     }
 
-    /// How many there are in each file, by its number.
+    /// Number of removed documents in each file, by file number.
     pub fn by_file(&self) -> impl Iterator<Item = (u32, u64)> {
         self.files.iter().map(|(number, file)| (*number, file.count))
     }
 
-    fn add(&mut self, head: &Head, reason: &'static str) {
-        if self.contains(head.id) {
+    fn add(&mut self, fingerprint: &DocumentFingerprint, reason: &'static str) {
+        if self.contains(fingerprint.id) {
             return;
         }
-        let (file, word) = (self.files.entry(head.id.file).or_default(), head.id.ordinal as usize / 64);
+        let (file, word) = (self.files.entry(fingerprint.id.file).or_default(), fingerprint.id.ordinal as usize / 64);
         file.bits.resize(file.bits.len().max(word + 1), 0);
-        file.bits[word] |= 1 << (head.id.ordinal % 64);
+        file.bits[word] |= 1 << (fingerprint.id.ordinal % 64);
         file.count += 1;
-        *self.cells.entry(head.cell).or_default() += head.totals;
+        *self.cells.entry(fingerprint.cell).or_default() += fingerprint.totals;
         *self.counts.entry(reason).or_default() += 1;
     }
 }
 
-/// A document and where its head stands.
+/// A document with the location of its fingerprint.
 #[derive(Clone, Copy)]
-struct Entry {
+struct DuplicateCandidate {
     key: u128,
-    head: Head,
-    run: u32,
-    number: u32,
+    fingerprint: DocumentFingerprint,
+    spill_file: u32,
+    index: u32,
 }
 
-/// Bytes of an [`Entry`] in a file: the key, the head, the run and the number.
-const ENTRY: usize = 16 + Head::bytes(false) + 8;
+/// Size of a stored [`DuplicateCandidate`], bytes: key, fingerprint, spill file and fingerprint index.
+const CANDIDATE_BYTES: usize = 16 + DocumentFingerprint::size(false) + 8;
 
-impl Entry {
-    /// Excluded documents first, then the order of the corpus.
-    fn order(&self) -> (bool, DocumentId) {
-        (self.head.cell != EXCLUDED, self.head.id)
+impl DuplicateCandidate {
+    /// Orders excluded documents first, then by document ID.
+    fn sort_key(&self) -> (bool, DocumentId) {
+        (self.fingerprint.cell != EXCLUDED, self.fingerprint.id)
     }
 
     fn write(&self) -> Vec<u8> {
         let mut record = self.key.to_le_bytes().to_vec();
-        self.head.write(&mut record);
-        record.extend([self.run, self.number].iter().flat_map(|word| word.to_le_bytes()));
+        self.fingerprint.write(&mut record);
+        record.extend([self.spill_file, self.index].iter().flat_map(|word| word.to_le_bytes()));
         record
     }
 
     fn read(record: &[u8]) -> Self {
         let (key, rest) = record.split_at(16);
-        let (head, place) = rest.split_at(Head::bytes(false));
-        let word = |at: usize| place[at..at + 4].try_into().map_or(0, u32::from_le_bytes);
+        let (fingerprint, location) = rest.split_at(DocumentFingerprint::size(false));
+        let word = |at: usize| location[at..at + 4].try_into().map_or(0, u32::from_le_bytes);
         let key = key.try_into().map_or(0, u128::from_le_bytes);
-        Self { key, head: Head::read(head), run: word(0), number: word(4) }
+        Self { key, fingerprint: DocumentFingerprint::read(fingerprint), spill_file: word(0), index: word(4) }
     }
 }
 
-/// Bands of the signature that have to be equal for two documents to be compared at all: four values each, which
-/// finds documents of similarity 0.8 with a probability of 0.9998, and of 0.5 with 0.64.
+/// LSH bands of four signature values each; two documents are compared if a band is equal. This finds pairs of
+/// similarity 0.8 with probability 0.9998 and of 0.5 with 0.64.
 const BANDS: usize = 16;
-/// Documents of a band with which another one is compared.
-const COMPARED: usize = 8;
+/// Documents of a band that another one is compared with, at most.
+const MAX_COMPARED: usize = 8;
 
-/// Finds what is to be left out by the rules of the configuration.
-pub fn find(job: &Job<'_>, runs: &[Run]) -> Result<Removed, PrepError> {
+/// Finds the documents to remove by the rules of the configuration.
+pub fn find_duplicates(job: &JobContext<'_>, spill_files: &[SpillFile]) -> Result<RemovedDocuments, PrepError> {
     let rules = &job.config.documents;
-    let mut removed = Removed::default();
-    let excluding = !job.config.exclude.is_empty();
-    if !rules.remove_duplicates && rules.remove_near_duplicates == 0.0 && !excluding {
+    let mut removed = RemovedDocuments::default();
+    let has_exclude = !job.config.exclude.is_empty();
+    if !rules.remove_duplicates && rules.remove_near_duplicates == 0.0 && !has_exclude {
         return Ok(removed);
     }
-    let equal = rules.remove_duplicates || rules.remove_near_duplicates > 0.0;
-    let key = |head: &[u8]| u128::from(Head::read(head).hash);
-    groups(partitioned(job, runs, &removed, key)?, |group| {
-        let excluded = group[0].head.cell == EXCLUDED;
-        if excluded || equal {
-            let reason = if excluded { "documents: in the excluded set" } else { "documents: duplicate" };
-            let others = group[1..].iter().filter(|entry| entry.head.cell != EXCLUDED);
-            others.for_each(|entry| removed.add(&entry.head, reason));
+    let removes_exact = rules.remove_duplicates || rules.remove_near_duplicates > 0.0;
+    let key = |fingerprint: &[u8]| u128::from(DocumentFingerprint::read(fingerprint).hash);
+    for_each_group(partition_by_key(job, spill_files, &removed, key)?, |group| {
+        let is_excluded = group[0].fingerprint.cell == EXCLUDED;
+        if is_excluded || removes_exact {
+            let reason = if is_excluded { "documents: in the excluded set" } else { "documents: duplicate" };
+            let others = group[1..].iter().filter(|candidate| candidate.fingerprint.cell != EXCLUDED);
+            others.for_each(|candidate| removed.add(&candidate.fingerprint, reason));
         }
         Ok(())
     })?;
     if rules.remove_near_duplicates > 0.0 {
-        alike(job, runs, rules.remove_near_duplicates, &mut removed)?;
+        remove_near_duplicates(job, spill_files, rules.remove_near_duplicates, &mut removed)?;
     }
     Ok(removed)
 }
 
-/// The documents that are not in `removed`, those with equal keys together.
-fn partitioned(
-    job: &Job<'_>,
-    runs: &[Run],
-    removed: &Removed,
+/// Partitions the documents that are not in `removed` by key.
+fn partition_by_key(
+    job: &JobContext<'_>,
+    spill_files: &[SpillFile],
+    removed: &RemovedDocuments,
     key: impl Fn(&[u8]) -> u128,
 ) -> Result<Partitions, PrepError> {
-    let heads: u64 = runs.iter().map(|run| run.contents.heads).sum();
-    let in_memory = heads * (ENTRY + size_of::<Entry>()) as u64;
-    let mut partitions = Partitions::new(job.folder(), in_memory, job.memory.sorted().min(job.scale.compared))?;
-    for (number, run) in runs.iter().enumerate() {
+    let fingerprints: u64 = spill_files.iter().map(|spill_file| spill_file.contents.fingerprints).sum();
+    let bytes = fingerprints * (CANDIDATE_BYTES + size_of::<DuplicateCandidate>()) as u64;
+    let mut partitions = Partitions::new(job.folder(), bytes, job.memory.sort_buffer().min(job.limits.compare_bytes))?;
+    for (file_index, spill_file) in spill_files.iter().enumerate() {
         let mut result = Ok(());
-        run.each_head(|index, bytes| {
-            let entry = Entry { key: key(bytes), head: Head::read(bytes), run: number as u32, number: index as u32 };
-            if result.is_ok() && !removed.contains(entry.head.id) {
-                result = partitions.push(entry.key as u64, &entry.write());
+        spill_file.for_each_fingerprint(|index, bytes| {
+            let candidate = DuplicateCandidate {
+                key: key(bytes),
+                fingerprint: DocumentFingerprint::read(bytes),
+                spill_file: file_index as u32,
+                index: index as u32,
+            };
+            if result.is_ok() && !removed.contains(candidate.fingerprint.id) {
+                result = partitions.push(candidate.key as u64, &candidate.write());
             }
         })?;
         result?;
@@ -149,41 +154,57 @@ fn partitioned(
     Ok(partitions)
 }
 
-/// Calls `each` with the documents that share a key, in order, where there are two or more.
-fn groups(partitions: Partitions, mut each: impl FnMut(&[Entry]) -> Result<(), PrepError>) -> Result<(), PrepError> {
-    partitions.each(|records| {
-        let mut entries: Vec<Entry> = records.chunks_exact(ENTRY).map(Entry::read).collect();
-        entries.sort_unstable_by_key(|entry| (entry.key, entry.order()));
-        let mut groups = entries.chunk_by(|left, right| left.key == right.key).filter(|group| group.len() > 1);
+/// Calls `each` with every group of two or more documents that share a key, in order.
+fn for_each_group(
+    partitions: Partitions,
+    mut each: impl FnMut(&[DuplicateCandidate]) -> Result<(), PrepError>,
+) -> Result<(), PrepError> {
+    partitions.for_each(|records| {
+        let mut candidates: Vec<DuplicateCandidate> =
+            records.chunks_exact(CANDIDATE_BYTES).map(DuplicateCandidate::read).collect();
+        candidates.sort_unstable_by_key(|candidate| (candidate.key, candidate.sort_key()));
+        let mut groups = candidates.chunk_by(|left, right| left.key == right.key).filter(|group| group.len() > 1);
         groups.try_for_each(&mut each)
     })
 }
 
-/// Removes documents that resemble an earlier one.
-fn alike(job: &Job<'_>, runs: &[Run], least: f64, removed: &mut Removed) -> Result<(), PrepError> {
-    let width = 4 * SIGNATURE / BANDS;
+/// Removes documents similar to an earlier one.
+fn remove_near_duplicates(
+    job: &JobContext<'_>,
+    spill_files: &[SpillFile],
+    min_similarity: f64,
+    removed: &mut RemovedDocuments,
+) -> Result<(), PrepError> {
+    let width = 4 * SIGNATURE_VALUES / BANDS;
     for band in 0..BANDS {
-        let start = Head::bytes(false) + band * width;
-        let key = |head: &[u8]| head[start..start + width].try_into().map_or(0, u128::from_le_bytes);
-        groups(partitioned(job, runs, removed, key)?, |group| compare(runs, group, least, removed))?;
+        let start = DocumentFingerprint::size(false) + band * width;
+        let key = |fingerprint: &[u8]| fingerprint[start..start + width].try_into().map_or(0, u128::from_le_bytes);
+        for_each_group(partition_by_key(job, spill_files, removed, key)?, |group| {
+            remove_near_duplicates_in_group(spill_files, group, min_similarity, removed)
+        })?;
     }
     Ok(())
 }
 
-/// Removes what resembles an earlier document of the group.
-fn compare(runs: &[Run], group: &[Entry], least: f64, removed: &mut Removed) -> Result<(), PrepError> {
-    let mut kept: Vec<(Entry, Vec<u8>)> = Vec::new();
-    for &entry in group {
-        let signature = runs[entry.run as usize].signature(entry.number as usize)?;
-        let like = kept.iter().find(|(_, other)| similarity(other, &signature) >= least);
-        match like {
-            Some((first, _)) if entry.head.cell != EXCLUDED => {
-                let excluded = first.head.cell == EXCLUDED;
+/// Removes documents of a group that are similar to an earlier one in it.
+fn remove_near_duplicates_in_group(
+    spill_files: &[SpillFile],
+    group: &[DuplicateCandidate],
+    min_similarity: f64,
+    removed: &mut RemovedDocuments,
+) -> Result<(), PrepError> {
+    let mut kept: Vec<(DuplicateCandidate, Vec<u8>)> = Vec::new();
+    for &candidate in group {
+        let signature = spill_files[candidate.spill_file as usize].signature(candidate.index as usize)?;
+        let earlier = kept.iter().find(|(_, other)| similarity(other, &signature) >= min_similarity);
+        match earlier {
+            Some((first, _)) if candidate.fingerprint.cell != EXCLUDED => {
+                let is_excluded = first.fingerprint.cell == EXCLUDED;
                 let reason =
-                    if excluded { "documents: like one in the excluded set" } else { "documents: near-duplicate" };
-                removed.add(&entry.head, reason);
+                    if is_excluded { "documents: like one in the excluded set" } else { "documents: near-duplicate" };
+                removed.add(&candidate.fingerprint, reason);
             }
-            _ if kept.len() < COMPARED => kept.push((entry, signature)),
+            _ if kept.len() < MAX_COMPARED => kept.push((candidate, signature)),
             _ => {}
         }
     }

@@ -4,102 +4,106 @@ use crate::source::SourceError;
 use lambert_dataset::DatasetError;
 use lambert_dataset::tokenizer::TokenizerError;
 
-/// Why a preparation stopped. Nothing that existed before was changed.
+/// Why a preparation failed. Existing files are unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PrepError {
     /// An input cannot be found or read.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// The vocabulary cannot be used.
-    #[error("cannot use vocabulary.file")]
+    /// The vocabulary is unusable.
+    #[error("cannot load vocabulary.file")]
     Vocabulary(#[from] TokenizerError),
-    /// There is a dataset that this configuration did not make.
-    #[error("{url} holds a dataset made from another corpus or configuration; remove it or choose another output.url")]
-    Exists {
-        /// The dataset.
+    /// The output holds a dataset of another job.
+    #[error("{url} holds a dataset of another corpus or configuration; remove it or choose another output.url")]
+    DatasetExists {
+        /// Dataset URL.
         url: String,
     },
-    /// The work folder belongs to something else.
-    #[error("{} holds the work of another corpus or configuration; remove it to start anew", folder.display())]
-    OtherWork {
-        /// The work folder.
+    /// The work folder belongs to another job.
+    #[error("work folder {} belongs to another corpus or configuration; remove it to start over", folder.display())]
+    ForeignWorkFolder {
+        /// Work folder.
         folder: PathBuf,
     },
-    /// Another process works in the work folder.
-    #[error("another preparation is at work in {} ({}); wait for its end", folder.display(), what)]
-    Busy {
-        /// The work folder.
+    /// Another process holds the lock of the work folder.
+    #[error("another preparation is running in {} ({}); wait until it has finished", folder.display(), part)]
+    FolderInUse {
+        /// Work folder.
         folder: PathBuf,
-        /// What it does there.
-        what: String,
+        /// Part that the other process works on.
+        part: String,
     },
-    /// A setting that only shows itself wrong here.
+    /// A setting is invalid for this corpus or machine.
     #[error("{key}: {message}")]
-    Setting {
-        /// The key of the configuration.
+    InvalidSetting {
+        /// Configuration key.
         key: String,
-        /// What was found and expected.
+        /// Problem and expected value.
         message: String,
     },
-    /// Nothing came out of the corpus.
+    /// The corpus has no usable document.
     #[error("the corpus is empty: no sentence in {files} file(s){}", rejected.as_deref().unwrap_or(""))]
-    Empty {
-        /// Files read.
+    EmptyCorpus {
+        /// Number of files read.
         files: usize,
-        /// What was left out, as text that goes on with the message.
+        /// Skipped items by reason, as text that continues the message.
         rejected: Option<String>,
     },
     /// The disk of the work folder is too small.
     #[error(
-        "{}: about {} MB are needed here and {} MB are free; set output.work to a folder with more space, or \
-         output.check_space = false to try all the same",
+        "{}: not enough disk space: about {} MB needed, {} MB free; set output.work to a folder with more space, or \
+         output.check_space = false to skip this check",
         folder.display(), needed / 1_000_000, free / 1_000_000
     )]
-    Space {
-        /// The work folder.
+    DiskSpace {
+        /// Work folder.
         folder: PathBuf,
-        /// Bytes.
+        /// Required space, bytes.
         needed: u64,
-        /// Bytes.
+        /// Free space, bytes.
         free: u64,
     },
-    /// A file of the work folder or the output cannot be written or read.
+    /// A file of the work folder or the output cannot be read or written.
     #[error("cannot {operation} {}", path.display())]
-    Work {
-        /// What was tried.
+    WorkIo {
+        /// Operation that failed.
         operation: &'static str,
-        /// The file.
+        /// File or folder.
         path: PathBuf,
-        /// Why.
+        /// I/O error.
         source: std::io::Error,
     },
-    /// A file of the work folder does not hold what was written.
-    #[error("{} is damaged; remove the folder {} to start anew", path.display(), path.parent().unwrap_or(path).display())]
-    Damaged {
-        /// The file.
+    /// A file of the work folder is corrupt.
+    #[error("{} is corrupt; remove the folder {} to start over", path.display(), path.parent().unwrap_or(path).display())]
+    DamagedWorkFile {
+        /// Corrupt file.
         path: PathBuf,
     },
     /// The dataset cannot be written.
     #[error("cannot write the dataset")]
     Dataset(#[from] DatasetError),
-    /// The output store could not do what was asked.
-    #[error("cannot reach {url}")]
+    /// The output store failed.
+    #[error("cannot access {url}")]
     Store {
-        /// The output.
+        /// Output URL.
         url: String,
-        /// Why.
+        /// Store error.
         source: lambert_store::Error,
     },
 }
 
 impl PrepError {
-    /// Whether the command or its configuration is wrong (exit code 2), not the corpus or the machine (1).
+    /// True if the command or its configuration is wrong (exit code 2) rather than the corpus or the machine (exit code
+    /// 1).
     #[must_use]
     pub const fn is_usage(&self) -> bool {
         match self {
             Self::Source(error) => error.is_usage(),
-            Self::Vocabulary(_) | Self::Exists { .. } | Self::OtherWork { .. } | Self::Setting { .. } => true,
+            Self::Vocabulary(_)
+            | Self::DatasetExists { .. }
+            | Self::ForeignWorkFolder { .. }
+            | Self::InvalidSetting { .. } => true,
             _ => false,
         }
     }

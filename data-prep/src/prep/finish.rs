@@ -1,4 +1,4 @@
-//! The last step: shards, vocabulary and manifests to their place, the manifest of `train` last of all.
+//! Last step: writes the shards and publishes shards, vocabulary and manifests. The manifest of `train` comes last.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -6,149 +6,170 @@ use std::path::{Path, PathBuf};
 
 use lambert_store::Store;
 
-use super::levels::Levels;
+use super::merge_passes::MergePasses;
 use super::spill::SourceTotals;
-use super::{Finished, Job, PrepError, Progress, Removed, Run, Sorted, Split, Status, corpus, sealed};
+use super::{
+    DatasetSplit, JobContext, PrepError, PrepProgress, PrepStatus, PreparedDataset, RemovedDocuments, SortedSamples,
+    SpillFile, corpus, work_file,
+};
 use lambert_dataset::parallel::parallel;
 use lambert_dataset::{
     Corpus, Counts, Dataset, DatasetError, MANIFEST, Manifest, SampleRules, Shard, SourceCounts, VERSION, VOCABULARY,
     VocabularyFile, entropy, sha256_hex,
 };
 
-/// Bytes of memory for a shard that is written: a row group, and what is read ahead of each sample file.
-const SHARD_BYTES: u64 = 32 << 20;
+/// Memory per shard writer, bytes: a row group, and the read buffers of the sample files.
+const SHARD_WRITER_BYTES: u64 = 32 << 20;
 
-/// The datasets, if they are all there already and of this very job and corpus.
-pub fn existing(job: &Job<'_>, threads: usize, progress: &dyn Progress) -> Result<Option<Vec<Finished>>, PrepError> {
-    let Some(found) = find(job, "train")? else { return Ok(None) };
-    let corpus = corpus::now(job, threads, progress)?;
-    let train = checked(found, &corpus)?;
-    let held_out = find(job, "held-out")?.map(|found| checked(found, &corpus)).transpose()?;
+/// Returns the datasets if they all exist and match this job and corpus.
+pub fn existing_datasets(
+    job: &JobContext<'_>,
+    threads: usize,
+    progress: &dyn PrepProgress,
+) -> Result<Option<Vec<PreparedDataset>>, PrepError> {
+    let Some(found) = find_dataset(job, "train")? else { return Ok(None) };
+    let corpus = corpus::current(job, threads, progress)?;
+    let train = check_corpus(found, &corpus)?;
+    let held_out = find_dataset(job, "held-out")?.map(|found| check_corpus(found, &corpus)).transpose()?;
     Ok(Some(std::iter::once(train).chain(held_out).collect()))
 }
 
-/// A dataset that is there, if it is this job's.
-fn find(job: &Job<'_>, split: &str) -> Result<Option<Finished>, PrepError> {
-    let url = url(job, split);
+/// Returns an existing dataset of this job.
+///
+/// # Errors
+/// The dataset belongs to another job or cannot be read.
+fn find_dataset(job: &JobContext<'_>, split: &str) -> Result<Option<PreparedDataset>, PrepError> {
+    let url = dataset_url(job, split);
     match Dataset::open(&url) {
         Ok(dataset) if dataset.manifest().preparation == job.fingerprint => {
-            Ok(Some(Finished { url, manifest: dataset.manifest().clone() }))
+            Ok(Some(PreparedDataset { url, manifest: dataset.manifest().clone() }))
         }
         Err(DatasetError::NoManifest { .. }) => Ok(None),
-        Ok(_) => Err(PrepError::Exists { url }),
+        Ok(_) => Err(PrepError::DatasetExists { url }),
         Err(error) => Err(error.into()),
     }
 }
 
-fn checked(found: Finished, corpus: &Corpus) -> Result<Finished, PrepError> {
-    if found.manifest.corpus == *corpus { Ok(found) } else { Err(PrepError::Exists { url: found.url }) }
+fn check_corpus(found: PreparedDataset, corpus: &Corpus) -> Result<PreparedDataset, PrepError> {
+    if found.manifest.corpus == *corpus { Ok(found) } else { Err(PrepError::DatasetExists { url: found.url }) }
 }
 
-fn url(job: &Job<'_>, split: &str) -> String {
+fn dataset_url(job: &JobContext<'_>, split: &str) -> String {
     format!("{}/{split}", job.config.output.url.trim_end_matches('/'))
 }
 
-/// An error if nothing came out of the corpus.
-pub fn check_not_empty(job: &Job<'_>, runs: &[Run], splits: &[Split], removed: &Removed) -> Result<(), PrepError> {
+/// Fails if no document was accepted.
+pub fn check_not_empty(
+    job: &JobContext<'_>,
+    spill_files: &[SpillFile],
+    splits: &[DatasetSplit],
+    removed: &RemovedDocuments,
+) -> Result<(), PrepError> {
     if splits.iter().any(|split| split.totals.documents > 0) {
         return Ok(());
     }
-    let rejected: Vec<String> =
-        rejected(runs, removed).into_iter().map(|(reason, count)| format!("; left out: {reason} ({count})")).collect();
-    Err(PrepError::Empty { files: job.files.len(), rejected: Some(rejected.concat()) })
+    let rejected: Vec<String> = count_rejected(spill_files, removed)
+        .into_iter()
+        .map(|(reason, count)| format!("; skipped: {reason} ({count})"))
+        .collect();
+    Err(PrepError::EmptyCorpus { files: job.files.len(), rejected: Some(rejected.concat()) })
 }
 
-fn rejected(runs: &[Run], removed: &Removed) -> BTreeMap<String, u64> {
+fn count_rejected(spill_files: &[SpillFile], removed: &RemovedDocuments) -> BTreeMap<String, u64> {
     let mut sum = BTreeMap::new();
-    for (reason, count) in runs.iter().flat_map(|run| &run.contents.rejected) {
+    for (reason, count) in spill_files.iter().flat_map(|spill_file| &spill_file.contents.rejected) {
         *sum.entry(reason.clone()).or_default() += count;
     }
     removed.counts.iter().for_each(|(reason, count)| *sum.entry(reason.to_string()).or_default() += count);
     sum
 }
 
-/// Writes both datasets; then the work folder goes.
-pub fn datasets(
-    job: &Job<'_>,
-    runs: &[Run],
-    removed: &Removed,
-    splits: &[Split],
+/// Writes both datasets and removes the work folder.
+pub fn write_datasets(
+    job: &JobContext<'_>,
+    spill_files: &[SpillFile],
+    removed: &RemovedDocuments,
+    splits: &[DatasetSplit],
     threads: usize,
-    progress: &dyn Progress,
-) -> Result<Vec<Finished>, PrepError> {
-    let corpus = corpus::read(job, runs)?;
-    corpus::write_objects(job, runs)?;
+    progress: &dyn PrepProgress,
+) -> Result<Vec<PreparedDataset>, PrepError> {
+    let corpus = corpus::as_tokenized(job, spill_files)?;
+    corpus::record_objects(job, spill_files)?;
     let mut finished = Vec::new();
-    let mut open = Vec::new();
+    let mut pending = Vec::new();
     for split in splits.iter().filter(|split| split.buckets() > 0) {
-        match find(job, split.name)? {
-            Some(found) => finished.push(checked(found, &corpus)?),
-            None => open.push(Unwritten::open(job, split)?),
+        match find_dataset(job, split.name)? {
+            Some(found) => finished.push(check_corpus(found, &corpus)?),
+            None => pending.push(PendingDataset::open(job, split)?),
         }
     }
-    let mut written = write_shards(job, &open, threads, progress)?;
-    // `train` comes last: where it is, everything is.
-    for (split, shards) in open.iter().zip(&mut written).rev() {
-        let mut manifest = manifest(job, runs, removed, split.split, &split.sorted, std::mem::take(shards))?;
+    let mut written = write_shards(job, &pending, threads, progress)?;
+    // A published `train` dataset means that all datasets are complete.
+    for (split, shards) in pending.iter().zip(&mut written).rev() {
+        let mut manifest =
+            build_manifest(job, spill_files, removed, split.split, &split.sorted, std::mem::take(shards))?;
         manifest.corpus = corpus.clone();
-        let url = url(job, split.split.name);
+        let url = dataset_url(job, split.split.name);
         publish(job, &url, &split.folder, &manifest)?;
-        finished.push(Finished { url, manifest });
+        finished.push(PreparedDataset { url, manifest });
     }
     finished.sort_by_key(|dataset| splits.iter().position(|split| split.name == dataset.manifest.split));
-    job.remove()?;
+    job.remove_folder()?;
     Ok(finished)
 }
 
-/// A dataset that is to be written.
-struct Unwritten<'a> {
-    split: &'a Split,
-    sorted: Sorted,
+/// A dataset that is not published yet.
+struct PendingDataset<'a> {
+    split: &'a DatasetSplit,
+    sorted: SortedSamples,
     folder: PathBuf,
     shards: usize,
 }
 
-impl<'a> Unwritten<'a> {
-    fn open(job: &Job<'_>, split: &'a Split) -> Result<Self, PrepError> {
-        let folder = job.folder().join(split.work_name());
+impl<'a> PendingDataset<'a> {
+    fn open(job: &JobContext<'_>, split: &'a DatasetSplit) -> Result<Self, PrepError> {
+        let folder = job.folder().join(split.file_prefix());
         for folder in [&folder, &folder.with_extension("done")] {
-            std::fs::create_dir_all(folder).map_err(|source| PrepError::Work {
+            std::fs::create_dir_all(folder).map_err(|source| PrepError::WorkIo {
                 operation: "create",
                 path: folder.clone(),
                 source,
             })?;
         }
-        let sorted = Sorted::open(job, &Levels::new(job, split))?;
+        let sorted = SortedSamples::open(job, &MergePasses::new(job, split))?;
         Ok(Self { split, sorted, folder, shards: shard_count(job, split) })
     }
 }
 
-/// The shards of each dataset; those of all datasets side by side, so that no thread waits for the end of a small one.
+/// Writes the shards of all datasets in parallel, so that no thread waits for the end of a small dataset.
 fn write_shards(
-    job: &Job<'_>,
-    open: &[Unwritten<'_>],
+    job: &JobContext<'_>,
+    pending: &[PendingDataset<'_>],
     threads: usize,
-    progress: &dyn Progress,
+    progress: &dyn PrepProgress,
 ) -> Result<Vec<Vec<Shard>>, PrepError> {
-    let mut tasks: Vec<(usize, usize)> =
-        open.iter().enumerate().flat_map(|(index, split)| (0..split.shards).map(move |shard| (index, shard))).collect();
-    // The largest first, so that all threads end together.
-    tasks.sort_by_key(|&(index, _)| std::cmp::Reverse(open[index].sorted.len() / open[index].shards as u64));
-    let workers = job.memory.workers(SHARD_BYTES).min(threads);
+    let mut tasks: Vec<(usize, usize)> = pending
+        .iter()
+        .enumerate()
+        .flat_map(|(index, split)| (0..split.shards).map(move |shard| (index, shard)))
+        .collect();
+    // Largest first, so that all threads finish together.
+    tasks.sort_by_key(|&(index, _)| std::cmp::Reverse(pending[index].sorted.len() / pending[index].shards as u64));
+    let workers = job.memory.max_threads(SHARD_WRITER_BYTES).min(threads);
     let shards = parallel(workers, tasks.len(), |number| -> Result<_, PrepError> {
         let (index, shard) = tasks[number];
-        let split = &open[index];
+        let split = &pending[index];
         let written = split.sorted.write_shard(&split.folder, job, shard, split.shards)?;
         let (done, total) = (number as u64 + 1, tasks.len() as u64);
-        progress.update(&Status { phase: "writing", source: None, done, total, unit: "shards", text_bytes: 0 });
+        progress.update(&PrepStatus { phase: "writing", source: None, done, total, unit: "shards", text_bytes: 0 });
         Ok(written)
     })?;
-    let mut written = vec![Vec::new(); open.len()];
+    let mut written = vec![Vec::new(); pending.len()];
     tasks.iter().zip(shards).for_each(|(&(index, _), shard)| written[index].push(shard));
     Ok(written)
 }
 
-fn shard_count(job: &Job<'_>, split: &Split) -> usize {
+fn shard_count(job: &JobContext<'_>, split: &DatasetSplit) -> usize {
     let shards = job.config.output.shards;
     match split.name {
         "train" => shards,
@@ -156,19 +177,19 @@ fn shard_count(job: &Job<'_>, split: &Split) -> usize {
     }
 }
 
-fn manifest(
-    job: &Job<'_>,
-    runs: &[Run],
-    removed: &Removed,
-    split: &Split,
-    sorted: &Sorted,
+fn build_manifest(
+    job: &JobContext<'_>,
+    spill_files: &[SpillFile],
+    removed: &RemovedDocuments,
+    split: &DatasetSplit,
+    sorted: &SortedSamples,
     shards: Vec<Shard>,
 ) -> Result<Manifest, PrepError> {
     let samples = &job.config.samples;
     let mut counts = Counts {
         documents: split.totals.documents,
         sentences: split.totals.sentences,
-        rejected: rejected(runs, removed),
+        rejected: count_rejected(spill_files, removed),
         ..Counts::default()
     };
     for contents in sorted.contents() {
@@ -199,17 +220,17 @@ fn manifest(
             seed: samples.seed,
         },
         counts,
-        sources: sources(job, runs, removed),
-        held_out: split.selection().map(|selection| selection.describe(samples.held_out)),
+        sources: source_counts(job, spill_files, removed),
+        held_out: split.selection().map(|selection| selection.summary(samples.held_out)),
         unigram_entropy: entropy(&sorted.token_counts(job.tokenizer.size())?),
         shards,
     })
 }
 
-/// What was read of each source and what is left of it.
-fn sources(job: &Job<'_>, runs: &[Run], removed: &Removed) -> Vec<SourceCounts> {
+/// Counts of each source.
+fn source_counts(job: &JobContext<'_>, spill_files: &[SpillFile], removed: &RemovedDocuments) -> Vec<SourceCounts> {
     let mut totals = vec![SourceTotals::default(); job.sources.len()];
-    for (source, part) in runs.iter().flat_map(|run| &run.contents.sources) {
+    for (source, part) in spill_files.iter().flat_map(|spill_file| &spill_file.contents.sources) {
         totals[*source as usize] += *part;
     }
     let mut duplicates = vec![0; job.sources.len()];
@@ -230,30 +251,30 @@ fn sources(job: &Job<'_>, runs: &[Run], removed: &Removed) -> Vec<SourceCounts> 
     (0..job.sources.len()).map(count).collect()
 }
 
-/// Puts a finished dataset where it belongs, its manifest last.
-fn publish(job: &Job<'_>, url: &str, folder: &Path, manifest: &Manifest) -> Result<(), PrepError> {
-    let fault = |source| PrepError::Store { url: url.to_owned(), source };
-    let store = Store::open(url).map_err(fault)?;
+/// Moves or uploads a finished dataset, its manifest last.
+fn publish(job: &JobContext<'_>, url: &str, folder: &Path, manifest: &Manifest) -> Result<(), PrepError> {
+    let store_error = |source| PrepError::Store { url: url.to_owned(), source };
+    let store = Store::open(url).map_err(store_error)?;
     for shard in &manifest.shards {
         let path = folder.join(&shard.path);
-        let local = store.local_path(&shard.path).map_err(fault)?;
-        if !path.exists() && store.head(&shard.path).map_err(fault)? == Some(shard.bytes) {
+        let local = store.local_path(&shard.path).map_err(store_error)?;
+        if !path.exists() && store.head(&shard.path).map_err(store_error)? == Some(shard.bytes) {
             continue;
         }
         let work = |operation| {
             let path = path.clone();
-            move |source| PrepError::Work { operation, path, source }
+            move |source| PrepError::WorkIo { operation, path, source }
         };
         match local {
-            Some(target) => sealed::move_file(&path, &target).map_err(work("move"))?,
+            Some(target) => work_file::move_file(&path, &target).map_err(work("move"))?,
             None => {
                 let file = File::open(&path).map_err(work("read"))?;
-                store.put_file(&shard.path, file, shard.bytes).map_err(fault)?;
+                store.put_file(&shard.path, file, shard.bytes).map_err(store_error)?;
             }
         }
     }
-    store.put(VOCABULARY, job.vocabulary.clone().into()).map_err(fault)?;
-    store.put(MANIFEST, manifest.to_json().into()).map_err(fault)?;
+    store.put(VOCABULARY, job.vocabulary.clone().into()).map_err(store_error)?;
+    store.put(MANIFEST, manifest.to_json().into()).map_err(store_error)?;
     tracing::debug!(%url, samples = manifest.counts.samples, shards = manifest.shards.len(), "dataset complete");
     Ok(())
 }

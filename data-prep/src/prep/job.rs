@@ -1,4 +1,4 @@
-//! What a preparation works on, and its folder: made once, found again by a restart.
+//! Inputs, settings and work folder of a preparation.
 
 use std::io::Write;
 use std::ops::Range;
@@ -9,199 +9,225 @@ use lambert_config::prep::Source;
 use serde::{Deserialize, Serialize};
 
 use super::PrepError;
-use super::heads::Head;
-use super::lock::Lock;
-use super::memory::Memory;
-use super::sealed::{self, Sealed};
-use super::spill::{CellPart, Contents, record_bytes};
-use crate::source::{self, Part, SourceFile};
+use super::fingerprints::DocumentFingerprint;
+use super::lock::WorkFolderLock;
+use super::memory::PrepMemory;
+use super::spill::{CellEntry, SpillContents, record_bytes};
+use super::work_file::{self, WorkFile};
+use crate::source::{self, SourceFile, WorkPart};
 use lambert_dataset::sha256_hex;
 use lambert_dataset::tokenizer::Tokenizer;
 
-/// The version of the work folder and of everything that decides the bytes of a dataset.
+/// Version of the work folder and of everything else that determines the bytes of a dataset.
 const VERSION: u32 = 3;
 
-/// Tokens that a bucket should hold: little memory, and work for many threads.
+/// Target size of a bucket, tokens: small enough for memory, and enough buckets for many threads.
 const BUCKET_TOKENS: u64 = 4 << 20;
 
-/// See the module.
-pub struct Job<'a> {
-    /// What was asked for.
+/// Inputs, settings and work folder of a preparation.
+pub struct JobContext<'a> {
+    /// Configuration.
     pub config: &'a PrepConfig,
-    /// Its sources, then those to be excluded.
+    /// The configured sources, followed by the excluded ones.
     pub sources: Vec<Source>,
-    /// Its vocabulary.
+    /// Tokenizer of the configured vocabulary.
     pub tokenizer: Tokenizer,
-    /// The bytes of vocab.txt.
+    /// Contents of vocab.txt.
     pub vocabulary: Vec<u8>,
-    /// What it may take.
-    pub memory: Memory,
-    /// How the work is cut.
-    pub scale: Scale,
-    /// All input files.
+    /// Memory budget.
+    pub memory: PrepMemory,
+    /// Sizes of the units of work.
+    pub limits: WorkLimits,
+    /// Input files of all sources.
     pub files: Vec<SourceFile>,
-    /// What decides the bytes of the dataset besides what the files hold, as a sha256.
+    /// SHA-256 of everything except the file contents that determines the bytes of the datasets.
     pub fingerprint: String,
     folder: PathBuf,
 }
 
-/// How the work is cut into pieces. Only the first decides bytes of a dataset.
+/// Sizes of the units of work. Only `bucket_tokens` affects the bytes of a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Scale {
-    /// Tokens that a bucket should hold.
-    pub bucket: u64,
-    /// Bytes of samples that are sorted in memory.
-    pub sorted: usize,
-    /// Sample files that are read at a time.
-    pub merged: usize,
-    /// Bytes of heads that are compared in memory, at the most.
-    pub compared: u64,
+pub struct WorkLimits {
+    /// Target size of a bucket, tokens.
+    pub bucket_tokens: u64,
+    /// Bytes of samples sorted in memory at a time.
+    pub sort_bytes: usize,
+    /// Sample files merged at a time.
+    pub merge_files: usize,
+    /// Upper limit on the bytes of fingerprints compared in memory at a time.
+    pub compare_bytes: u64,
 }
 
-impl Default for Scale {
+impl Default for WorkLimits {
     fn default() -> Self {
-        Self { bucket: BUCKET_TOKENS, sorted: 32 << 20, merged: 128, compared: u64::MAX }
+        Self { bucket_tokens: BUCKET_TOKENS, sort_bytes: 32 << 20, merge_files: 128, compare_bytes: u64::MAX }
     }
 }
 
-/// A run file that is there.
-pub struct Run {
-    /// Its documents.
-    pub file: Sealed,
-    /// Where they are.
-    pub contents: Contents,
+/// A spill file: tokenized documents with an index.
+pub struct SpillFile {
+    /// Token ids, fingerprints and cell table.
+    pub file: WorkFile,
+    /// Index of the file.
+    pub contents: SpillContents,
 }
 
-impl Run {
-    /// Calls `each` with the number and the bytes of every head, in order.
-    pub fn each_head(&self, mut each: impl FnMut(usize, &[u8])) -> Result<(), PrepError> {
+impl SpillFile {
+    /// Calls `each` with the index and the bytes of every fingerprint, in order.
+    pub fn for_each_fingerprint(&self, mut each: impl FnMut(usize, &[u8])) -> Result<(), PrepError> {
         const AT_ONCE: u64 = 4096;
-        let width = Head::bytes(self.contents.signed);
-        for first in (0..self.contents.heads).step_by(AT_ONCE as usize) {
-            let count = AT_ONCE.min(self.contents.heads - first) as usize;
-            let bytes = self.file.read(self.contents.heads_at + first * width as u64, count * width)?;
-            bytes.chunks_exact(width).enumerate().for_each(|(index, head)| each(first as usize + index, head));
+        let width = DocumentFingerprint::size(self.contents.has_signatures);
+        for first in (0..self.contents.fingerprints).step_by(AT_ONCE as usize) {
+            let count = AT_ONCE.min(self.contents.fingerprints - first) as usize;
+            let bytes = self.file.read(self.contents.fingerprints_offset + first * width as u64, count * width)?;
+            bytes
+                .chunks_exact(width)
+                .enumerate()
+                .for_each(|(index, fingerprint)| each(first as usize + index, fingerprint));
         }
         Ok(())
     }
 
-    /// What some neighbouring cells have here.
-    pub fn cells(&self, cells: Range<u16>) -> Result<Vec<CellPart>, PrepError> {
-        let at = self.contents.cells_at + u64::from(cells.start) * CellPart::BYTES as u64;
-        let bytes = self.file.read(at, cells.len() * CellPart::BYTES)?;
-        Ok(bytes.chunks_exact(CellPart::BYTES).map(CellPart::read).collect())
+    /// Reads the table entries of a range of cells.
+    pub fn cell_entries(&self, cells: Range<u16>) -> Result<Vec<CellEntry>, PrepError> {
+        let at = self.contents.cells_offset + u64::from(cells.start) * CellEntry::BYTES as u64;
+        let bytes = self.file.read(at, cells.len() * CellEntry::BYTES)?;
+        Ok(bytes.chunks_exact(CellEntry::BYTES).map(CellEntry::read).collect())
     }
 
-    /// Where the documents of some neighbouring parts of a cell are, and how long they are.
-    pub fn parts(&self, cell: &CellPart, parts: Range<u16>, seed: u64, width: usize) -> Result<(u64, u64), PrepError> {
-        let head_bytes = Head::bytes(self.contents.signed);
-        let at = self.contents.heads_at + cell.head * head_bytes as u64;
-        let heads = self.file.read(at, cell.totals.documents as usize * head_bytes)?;
-        let (mut start, mut bytes) = (cell.at, 0);
-        for head in heads.chunks_exact(head_bytes).map(Head::read) {
-            let (part, length) = (head.id.part(seed), record_bytes(&head.totals, width));
-            if part < parts.start {
+    /// Returns the offset and the length, in bytes, of the documents in a range of slices of a cell.
+    pub fn slice_range(
+        &self,
+        cell: &CellEntry,
+        slices: Range<u16>,
+        seed: u64,
+        width: usize,
+    ) -> Result<(u64, u64), PrepError> {
+        let fingerprint_bytes = DocumentFingerprint::size(self.contents.has_signatures);
+        let at = self.contents.fingerprints_offset + cell.first_fingerprint * fingerprint_bytes as u64;
+        let fingerprints = self.file.read(at, cell.totals.documents as usize * fingerprint_bytes)?;
+        let (mut start, mut bytes) = (cell.offset, 0);
+        for fingerprint in fingerprints.chunks_exact(fingerprint_bytes).map(DocumentFingerprint::read) {
+            let (slice, length) = (fingerprint.id.slice(seed), record_bytes(&fingerprint.totals, width));
+            if slice < slices.start {
                 start += length;
-            } else if part < parts.end {
+            } else if slice < slices.end {
                 bytes += length;
             }
         }
         Ok((start, bytes))
     }
 
-    /// The signature of a document, by the number of its head.
+    /// Reads the MinHash signature of the document with this fingerprint index.
     pub fn signature(&self, number: usize) -> Result<Vec<u8>, PrepError> {
-        let (whole, head) = (Head::bytes(true), Head::bytes(false));
-        self.file.read(self.contents.heads_at + (number * whole + head) as u64, whole - head)
+        let (with_signature, without) = (DocumentFingerprint::size(true), DocumentFingerprint::size(false));
+        self.file.read(
+            self.contents.fingerprints_offset + (number * with_signature + without) as u64,
+            with_signature - without,
+        )
     }
 }
 
-/// `job.json`: whose work this is.
+/// Contents of `job.json`, which identifies the job that owns a work folder.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Owner {
+struct JobFile {
     fingerprint: String,
 }
 
-impl<'a> Job<'a> {
-    /// Reads the vocabulary and finds the input files, on `threads` threads; writes nothing.
-    pub fn new(config: &'a PrepConfig, memory: Memory, scale: Scale, threads: usize) -> Result<Self, PrepError> {
+impl<'a> JobContext<'a> {
+    /// Reads the vocabulary and lists the input files, with `threads` threads. Writes nothing.
+    pub fn new(
+        config: &'a PrepConfig,
+        memory: PrepMemory,
+        limits: WorkLimits,
+        threads: usize,
+    ) -> Result<Self, PrepError> {
         let path = Path::new(&config.vocabulary.file);
         let vocabulary = std::fs::read(path).map_err(|source| {
             PrepError::Vocabulary(lambert_dataset::tokenizer::TokenizerError::Read { path: path.to_owned(), source })
         })?;
         let tokenizer = Tokenizer::begin(&vocabulary, config.vocabulary.lowercase, &config.vocabulary.file)?;
         let sources: Vec<Source> = config.source.iter().chain(&config.exclude).cloned().collect();
-        let files = source::find(&sources, threads)?;
+        let files = source::find_files(&sources, threads)?;
         let fingerprint = fingerprint(config, &vocabulary, &files);
         let folder = work_folder(config);
-        Ok(Self { config, sources, tokenizer, vocabulary, memory, scale, files, fingerprint, folder })
+        Ok(Self { config, sources, tokenizer, vocabulary, memory, limits, files, fingerprint, folder })
     }
 
-    /// Makes the work folder, or takes up the one that is there, and keeps others off this part of the work.
-    pub fn begin(&self, part: Part) -> Result<Lock, PrepError> {
-        let owner = Owner { fingerprint: self.fingerprint.clone() };
+    /// Creates or reopens the work folder and locks `part` of it.
+    pub fn open_folder(&self, part: WorkPart) -> Result<WorkFolderLock, PrepError> {
+        let job_file = JobFile { fingerprint: self.fingerprint.clone() };
         let path = self.folder.join("job.json");
-        let runs = self.runs_folder();
-        std::fs::create_dir_all(&runs).map_err(|source| PrepError::Work {
+        let spill_folder = self.spill_folder();
+        std::fs::create_dir_all(&spill_folder).map_err(|source| PrepError::WorkIo {
             operation: "create",
-            path: runs.clone(),
+            path: spill_folder.clone(),
             source,
         })?;
-        let lock = Lock::take(&self.folder, part)?;
+        let lock = WorkFolderLock::acquire(&self.folder, part)?;
         match std::fs::read(&path) {
-            Ok(bytes) => match serde_json::from_slice::<Owner>(&bytes) {
-                Ok(found) if found == owner => Ok(lock),
-                _ => Err(self.other_work()),
+            Ok(bytes) => match serde_json::from_slice::<JobFile>(&bytes) {
+                Ok(found) if found == job_file => Ok(lock),
+                _ => Err(self.foreign_folder_error()),
             },
             Err(_) => {
-                let json = serde_json::to_vec(&owner).unwrap_or_default();
-                sealed::whole(&path, |mut file| file.write_all(&json)).map(|()| lock)
+                let json = serde_json::to_vec(&job_file).unwrap_or_default();
+                work_file::write_atomically(&path, |mut file| file.write_all(&json)).map(|()| lock)
             }
         }
     }
 
-    /// The work folder is not this job's.
-    pub fn other_work(&self) -> PrepError {
-        PrepError::OtherWork { folder: self.folder.clone() }
+    /// The error for a work folder that belongs to another job.
+    pub fn foreign_folder_error(&self) -> PrepError {
+        PrepError::ForeignWorkFolder { folder: self.folder.clone() }
     }
 
-    /// Removes what a preparation left behind that was killed after its last step.
-    pub fn clear(&self) -> Result<(), PrepError> {
+    /// Removes the work folder of a preparation that was killed after its last step.
+    pub fn remove_leftovers(&self) -> Result<(), PrepError> {
         if !self.folder.join("job.json").exists() {
             return Ok(());
         }
-        match self.begin(None) {
-            Ok(_lock) => self.remove(),
-            // Not this job's: then it is for its owner.
-            Err(PrepError::OtherWork { .. }) => Ok(()),
+        match self.open_folder(None) {
+            Ok(_lock) => self.remove_folder(),
+            // Another job owns the folder.
+            Err(PrepError::ForeignWorkFolder { .. }) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// Removes the work folder.
-    pub fn remove(&self) -> Result<(), PrepError> {
-        let path = self.folder.clone();
-        std::fs::remove_dir_all(&path).map_err(|source| PrepError::Work { operation: "remove", path, source })
+    /// Removes the work folder, `job.json` last: what a kill leaves behind still belongs to this job, which removes it at its next
+    /// start.
+    pub fn remove_folder(&self) -> Result<(), PrepError> {
+        let error = |path: &Path, source| PrepError::WorkIo { operation: "remove", path: path.to_owned(), source };
+        for entry in std::fs::read_dir(&self.folder).map_err(|source| error(&self.folder, source))? {
+            let path = entry.map_err(|source| error(&self.folder, source))?.path();
+            let removed = match path.is_dir() {
+                true => std::fs::remove_dir_all(&path),
+                false if path.ends_with("job.json") => Ok(()),
+                false => std::fs::remove_file(&path),
+            };
+            removed.map_err(|source| error(&path, source))?;
+        }
+        std::fs::remove_dir_all(&self.folder).map_err(|source| error(&self.folder, source))
     }
 
-    /// The work folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Where the run files are.
-    pub fn runs_folder(&self) -> PathBuf {
+    /// Folder of the spill files.
+    pub fn spill_folder(&self) -> PathBuf {
         self.folder.join("documents")
     }
 
-    /// All run files that are there.
-    pub fn runs(&self) -> Result<Vec<Run>, PrepError> {
-        let paths = run_files(&self.runs_folder())?;
-        paths.iter().map(|path| Sealed::open(path).map(|(file, contents)| Run { file, contents })).collect()
+    /// Opens all spill files, in the order of their names.
+    pub fn spill_files(&self) -> Result<Vec<SpillFile>, PrepError> {
+        let paths = list_spill_files(&self.spill_folder())?;
+        paths.iter().map(|path| WorkFile::open(path).map(|(file, contents)| SpillFile { file, contents })).collect()
     }
 }
 
-/// What decides the bytes of the dataset; where it goes and where its work lies does not.
+/// Hashes everything except the file contents that determines the bytes of the datasets; paths and scheduling do not.
 fn fingerprint(config: &PrepConfig, vocabulary: &[u8], files: &[SourceFile]) -> String {
     let mut config = config.clone();
     config.output.url.clear();
@@ -211,11 +237,11 @@ fn fingerprint(config: &PrepConfig, vocabulary: &[u8], files: &[SourceFile]) -> 
     config.vocabulary.file.clear();
     config.source.iter_mut().chain(&mut config.exclude).for_each(|source| source.path.clear());
     let sizes: Vec<(usize, u64)> = files.iter().map(|file| (file.source, file.bytes)).collect();
-    let facts = serde_json::json!([VERSION, config, sha256_hex(vocabulary), sizes]);
-    sha256_hex(facts.to_string().as_bytes())
+    let inputs = serde_json::json!([VERSION, config, sha256_hex(vocabulary), sizes]);
+    sha256_hex(inputs.to_string().as_bytes())
 }
 
-/// `output.work`, or a folder beside the output.
+/// Returns `output.work`, or a folder beside the output.
 fn work_folder(config: &PrepConfig) -> PathBuf {
     let url = config.output.url.trim_end_matches('/');
     match &config.output.work {
@@ -227,12 +253,12 @@ fn work_folder(config: &PrepConfig) -> PathBuf {
     }
 }
 
-/// The names of the run files in `folder`, sorted.
-pub fn run_files(folder: &Path) -> Result<Vec<PathBuf>, PrepError> {
-    let fault = |source| PrepError::Work { operation: "list", path: folder.to_owned(), source };
+/// Lists the paths of the spill files in `folder`, sorted.
+pub fn list_spill_files(folder: &Path) -> Result<Vec<PathBuf>, PrepError> {
+    let io_error = |source| PrepError::WorkIo { operation: "list", path: folder.to_owned(), source };
     let mut paths = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(fault)? {
-        let path = entry.map_err(fault)?.path();
+    for entry in std::fs::read_dir(folder).map_err(io_error)? {
+        let path = entry.map_err(io_error)?.path();
         if path.extension().is_some_and(|extension| extension == "docs") {
             paths.push(path);
         }

@@ -1,56 +1,56 @@
-//! The memory that a preparation may take, and what it is for.
+//! Memory budget of a preparation.
 
 use super::PrepError;
 
-/// Bytes that the program has for itself, whatever the corpus: code, vocabulary, tables of characters.
-const FIXED: u64 = 96 << 20;
-/// The least that anything can be done with.
-const LEAST: u64 = 256 << 20;
-/// Token ids that are kept before they are written down, at the most: more makes nothing faster.
-const MOST_KEPT: u64 = 128 << 20;
+/// Memory of the program itself, bytes: code, vocabulary and character tables.
+const PROGRAM_BYTES: u64 = 96 << 20;
+/// Smallest usable budget, bytes.
+const MIN_BYTES: u64 = 256 << 20;
+/// Upper limit of the spill buffers of all threads, bytes. Larger ones are no faster.
+const MAX_SPILL_BUFFER: u64 = 128 << 20;
 
-/// A budget in bytes, for all threads together.
+/// A budget in bytes, shared by all threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Memory {
+pub struct PrepMemory {
     bytes: u64,
     threads: u64,
 }
 
-impl Memory {
-    /// `bytes` for `threads` threads.
+impl PrepMemory {
+    /// Creates a budget of `bytes` for `threads` threads.
     ///
     /// # Errors
-    /// It is too little for anything.
+    /// The budget is below 256 MiB.
     pub fn new(bytes: u64, threads: usize) -> Result<Self, PrepError> {
-        if bytes < LEAST {
-            let message = format!("must be at least {} MiB", LEAST >> 20);
-            return Err(PrepError::Setting { key: "--memory".to_owned(), message });
+        if bytes < MIN_BYTES {
+            let message = format!("must be at least {} MiB", MIN_BYTES >> 20);
+            return Err(PrepError::InvalidSetting { key: "--memory".to_owned(), message });
         }
         Ok(Self { bytes, threads: threads.max(1) as u64 })
     }
 
-    const fn variable(self) -> u64 {
-        self.bytes - FIXED
+    const fn available(self) -> u64 {
+        self.bytes - PROGRAM_BYTES
     }
 
-    /// Bytes of token ids that each thread keeps before it writes them down.
-    pub fn kept(self) -> usize {
-        ((self.variable() / 4).min(MOST_KEPT) / self.threads) as usize
+    /// Bytes of tokenized documents that each thread buffers before it writes a spill file.
+    pub fn spill_buffer(self) -> usize {
+        ((self.available() / 4).min(MAX_SPILL_BUFFER) / self.threads) as usize
     }
 
-    /// Bytes for the window of a decompressor; each thread has one.
-    pub const fn window(self) -> u64 {
-        self.variable() / 2 / self.threads
+    /// Largest decompression window per thread, bytes.
+    pub const fn decompressor_window(self) -> u64 {
+        self.available() / 2 / self.threads
     }
 
-    /// Bytes for what is sorted by one thread while the others wait.
-    pub const fn sorted(self) -> u64 {
-        self.variable() / 2
+    /// Bytes for sorting on one thread while the others wait.
+    pub const fn sort_buffer(self) -> u64 {
+        self.available() / 2
     }
 
-    /// How many threads may work at the same time if each needs so many bytes.
-    pub fn workers(self, each: u64) -> usize {
-        (self.variable() / each.max(1)).clamp(1, self.threads) as usize
+    /// Returns the number of threads that can run at once if each needs `bytes_per_thread`; at least one.
+    pub fn max_threads(self, bytes_per_thread: u64) -> usize {
+        (self.available() / bytes_per_thread.max(1)).clamp(1, self.threads) as usize
     }
 }
 
@@ -59,16 +59,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn too_little_is_refused_and_all_shares_together_stay_within_the_budget() {
-        let error = Memory::new(LEAST - 1, 2).unwrap_err();
+    fn a_small_budget_is_refused_and_all_shares_stay_within_the_budget() {
+        let error = PrepMemory::new(MIN_BYTES - 1, 2).unwrap_err();
         assert!(error.is_usage() && error.to_string().contains("--memory: must be at least 256 MiB"), "{error}");
-        for (bytes, threads) in [(LEAST, 1), (LEAST, 64), (512 << 20, 2), (64 << 30, 16)] {
-            let memory = Memory::new(bytes, threads).unwrap();
-            let shares = (memory.kept() as u64 + memory.window()) * threads as u64;
-            assert!(FIXED + shares <= bytes && FIXED + memory.sorted() <= bytes, "{bytes} bytes, {threads} threads");
-            for each in [1 << 20, 40 << 20, 1 << 30] {
-                let workers = memory.workers(each);
-                assert!((1..=threads).contains(&workers) && (workers == 1 || workers as u64 * each + FIXED <= bytes));
+        for (bytes, threads) in [(MIN_BYTES, 1), (MIN_BYTES, 64), (512 << 20, 2), (64 << 30, 16)] {
+            let memory = PrepMemory::new(bytes, threads).unwrap();
+            let shares = (memory.spill_buffer() as u64 + memory.decompressor_window()) * threads as u64;
+            assert!(
+                PROGRAM_BYTES + shares <= bytes && PROGRAM_BYTES + memory.sort_buffer() <= bytes,
+                "{bytes} bytes, {threads} threads"
+            );
+            for bytes_per_thread in [1 << 20, 40 << 20, 1 << 30] {
+                let workers = memory.max_threads(bytes_per_thread);
+                assert!(
+                    (1..=threads).contains(&workers)
+                        && (workers == 1 || workers as u64 * bytes_per_thread + PROGRAM_BYTES <= bytes)
+                );
             }
         }
     }

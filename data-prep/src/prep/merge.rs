@@ -1,4 +1,4 @@
-//! Sorted samples of several files to one sorted row, a few kilobytes of each file in memory.
+//! K-way merge of sorted sample files, with a few kilobytes of each file in memory.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,51 +9,51 @@ use std::os::unix::fs::FileExt;
 
 use super::sample_file::sample_bytes;
 
-/// Bytes of a file that are read at once.
+/// Bytes per read.
 const BUFFER: usize = 1 << 16;
 
-/// A place in a file of sorted samples.
-pub struct Cursor<'a> {
+/// A position in a file of sorted samples.
+pub struct SampleCursor<'a> {
     file: &'a File,
-    /// What has not been read yet.
-    left: Range<u64>,
+    /// Bytes not read yet.
+    unread: Range<u64>,
     width: usize,
     buffer: Vec<u8>,
-    /// The sample in the buffer.
+    /// Range of the current sample in `buffer`.
     sample: Range<usize>,
 }
 
-impl<'a> Cursor<'a> {
-    /// The samples in the bytes `range` of `file`, whose ids have `width` bytes.
+impl<'a> SampleCursor<'a> {
+    /// Creates a cursor over the bytes `range` of `file`, whose token ids have `width` bytes each.
     pub fn new(file: &'a File, range: Range<u64>, width: usize) -> Self {
-        Self { file, left: range, width, buffer: Vec::new(), sample: 0..0 }
+        Self { file, unread: range, width, buffer: Vec::new(), sample: 0..0 }
     }
 
-    /// Moves to the next sample; `false` at the end.
+    /// Moves to the next sample; returns false at the end.
     fn advance(&mut self) -> Result<bool> {
         loop {
             let start = self.sample.end;
-            let there = &self.buffer[start..];
-            match sample_bytes(there, self.width) {
-                Some(bytes) if bytes <= there.len() => {
+            let buffered = &self.buffer[start..];
+            match sample_bytes(buffered, self.width) {
+                Some(bytes) if bytes <= buffered.len() => {
                     self.sample = start..start + bytes;
                     return Ok(true);
                 }
-                _ if !self.left.is_empty() => self.fill(start)?,
-                _ if there.is_empty() => return Ok(false),
-                _ => return Err(Error::new(ErrorKind::UnexpectedEof, "a sample is cut")),
+                _ if !self.unread.is_empty() => self.fill(start)?,
+                _ if buffered.is_empty() => return Ok(false),
+                _ => return Err(Error::new(ErrorKind::UnexpectedEof, "truncated sample")),
             }
         }
     }
 
-    /// Reads on, and forgets what is before `start`.
+    /// Reads more bytes and discards those before `start`.
     fn fill(&mut self, start: usize) -> Result<()> {
         self.buffer.drain(..start);
         self.sample = 0..0;
-        let (filled, wanted) = (self.buffer.len(), (self.left.end - self.left.start).min(BUFFER as u64));
-        self.buffer.resize(filled + wanted as usize, 0);
-        self.file.read_exact_at(&mut self.buffer[filled..], self.left.start)?;
-        self.left.start += wanted;
+        let (filled, count) = (self.buffer.len(), (self.unread.end - self.unread.start).min(BUFFER as u64));
+        self.buffer.resize(filled + count as usize, 0);
+        self.file.read_exact_at(&mut self.buffer[filled..], self.unread.start)?;
+        self.unread.start += count;
         Ok(())
     }
 
@@ -66,9 +66,8 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Gives the samples of all cursors in the order of their keys, equal ones in that of the cursors, as long as `each`
-/// wants more.
-pub fn merge(mut cursors: Vec<Cursor<'_>>, mut each: impl FnMut(&[u8]) -> Result<bool>) -> Result<()> {
+/// Passes the samples of all cursors to `each` in key order until it returns false. Equal keys keep the cursor order.
+pub fn merge(mut cursors: Vec<SampleCursor<'_>>, mut each: impl FnMut(&[u8]) -> Result<bool>) -> Result<()> {
     let mut next = BinaryHeap::new();
     for (index, cursor) in cursors.iter_mut().enumerate() {
         if cursor.advance()? {

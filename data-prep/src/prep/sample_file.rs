@@ -1,32 +1,32 @@
-//! The file of a bucket's samples, sorted by their shuffle keys.
+//! Layout of sample files: samples of a bucket, sorted by their shuffle keys.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// The space of shuffle keys is cut into this many equal intervals for the index of a bucket's samples.
+/// Number of equal intervals of the key space in the index of a sample file.
 pub const INTERVALS: usize = 4096;
-/// Bytes before the ids of a sample: key, length, start of the second segment, pair label.
-pub const SAMPLE_HEAD: usize = 13;
+/// Bytes before the token ids of a sample: key (8), length (2), start of the second segment (2), pair label (1).
+pub const SAMPLE_HEADER_BYTES: usize = 13;
 
-/// What a bucket's sample file holds.
+/// JSON trailer of a sample file.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct Contents {
-    /// Rows and bytes of each interval of keys that has any, in order.
+pub struct SampleFileContents {
+    /// Rows and bytes of each non-empty key interval.
     pub intervals: BTreeMap<usize, (u64, u64)>,
-    /// Bytes of all samples; behind them stand the counts of every token id, 8 bytes each.
+    /// Bytes of all samples; the count of every token id follows, 8 bytes each.
     pub bytes: u64,
     /// Samples.
     pub samples: u64,
-    /// Tokens, special pieces included.
+    /// Tokens, including special tokens.
     pub tokens: u64,
     /// Samples whose second segment was replaced or swapped.
     pub positive_pairs: u64,
 }
 
-impl Contents {
-    /// Both together.
-    pub fn with(mut self, other: &Self) -> Self {
+impl SampleFileContents {
+    /// Combines the counts of two files.
+    pub fn merged_with(mut self, other: &Self) -> Self {
         for (interval, (rows, bytes)) in &other.intervals {
             let sum = self.intervals.entry(*interval).or_default();
             (sum.0, sum.1) = (sum.0 + rows, sum.1 + bytes);
@@ -39,13 +39,13 @@ impl Contents {
     }
 }
 
-/// Which of the [`INTERVALS`] a key lies in.
-pub fn interval(key: u64) -> usize {
+/// Returns the index of the interval that contains `key`.
+pub fn interval_of(key: u64) -> usize {
     (key >> (u64::BITS - INTERVALS.trailing_zeros())) as usize
 }
 
-/// Bytes of the sample that begins here, if that much of it is here as tells it.
+/// Returns the size of the sample at the start of `bytes`, or `None` if its length field is incomplete.
 pub fn sample_bytes(bytes: &[u8], width: usize) -> Option<usize> {
     let length = bytes.get(8..10)?;
-    Some(SAMPLE_HEAD + usize::from(u16::from_le_bytes([length[0], length[1]])) * width)
+    Some(SAMPLE_HEADER_BYTES + usize::from(u16::from_le_bytes([length[0], length[1]])) * width)
 }

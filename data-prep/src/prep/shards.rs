@@ -1,31 +1,31 @@
-//! The second half, last step: the samples of all files in the order of their keys, to shards.
+//! Writes shards from the sample files, in the global order of the shuffle keys.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use super::PrepError;
-use super::job::Job;
-use super::levels::{Levels, SampleFile, token_counts};
+use super::job::JobContext;
 use super::merge::merge;
-use super::sample_file::{Contents, INTERVALS, SAMPLE_HEAD};
-use super::sealed::{self, Sealed};
+use super::merge_passes::{MergePasses, SampleFile, token_counts};
+use super::sample_file::{INTERVALS, SAMPLE_HEADER_BYTES, SampleFileContents};
+use super::work_file::{self, WorkFile};
 use crate::record::ids;
 use lambert_dataset::{DatasetError, Sample, Shard, ShardWriter, shard_name};
 
 /// All samples of a split.
-pub struct Sorted {
+pub struct SortedSamples {
     files: Vec<SampleFile>,
-    /// Where each interval's samples start in each file, and where the last ones end.
+    /// For each file, the offset of each key interval and the end of the last one.
     starts: Vec<Vec<u64>>,
-    /// The number of the first sample of each interval, and of all samples.
+    /// Row number of the first sample of each interval, followed by the number of samples.
     rows: Vec<u64>,
     width: usize,
 }
 
-impl Sorted {
-    /// Opens the sample files.
-    pub fn open(job: &Job<'_>, levels: &Levels<'_>) -> Result<Self, PrepError> {
-        let files = levels.top()?;
+impl SortedSamples {
+    /// Opens the sample files of the last merge pass.
+    pub fn open(job: &JobContext<'_>, merge_passes: &MergePasses<'_>) -> Result<Self, PrepError> {
+        let files = merge_passes.open_last()?;
         let mut rows = vec![0; INTERVALS + 1];
         let mut starts = Vec::new();
         for file in &files {
@@ -41,66 +41,72 @@ impl Sorted {
         Ok(Self { files, starts, rows, width: ids::width(job.tokenizer.size()) })
     }
 
-    /// Samples.
+    /// Number of samples.
     pub fn len(&self) -> u64 {
         self.rows[INTERVALS]
     }
 
-    /// What the files hold, one after another.
-    pub fn contents(&self) -> impl Iterator<Item = &Contents> {
+    /// JSON trailers of the sample files.
+    pub fn contents(&self) -> impl Iterator<Item = &SampleFileContents> {
         self.files.iter().map(|file| &file.contents)
     }
 
-    /// How often each token id stands in the samples; `[CLS]` and `[SEP]` are not counted.
+    /// Count of each token id in the samples, without `[CLS]` and `[SEP]`.
     pub fn token_counts(&self, size: usize) -> Result<Vec<u64>, PrepError> {
         token_counts(&self.files, size)
     }
 
-    /// Writes shard `index` of `count` to `folder`, unless it is there.
-    pub fn write_shard(&self, folder: &Path, job: &Job<'_>, index: usize, count: usize) -> Result<Shard, PrepError> {
+    /// Writes shard `index` of `count` to `folder`, unless it is complete.
+    pub fn write_shard(
+        &self,
+        folder: &Path,
+        job: &JobContext<'_>,
+        index: usize,
+        count: usize,
+    ) -> Result<Shard, PrepError> {
         let name = shard_name(index, count);
-        let done = done_path(folder, &name);
-        if done.exists() {
+        let completion = completion_path(folder, &name);
+        if completion.exists() {
             tracing::debug!(shard = %name, "shard kept from an earlier start");
-            return Sealed::open(&done).map(|(_, shard)| shard);
+            return WorkFile::open(&completion).map(|(_, shard)| shard);
         }
         let row = |shard: usize| (u128::from(self.len()) * shard as u128 / count as u128) as u64;
         let mut writer = ShardWriter::create(folder, &name, job.tokenizer.size(), job.config.output.rows_per_group)?;
-        self.each(job, row(index)..row(index + 1), &mut writer)?;
+        self.write_rows(job, row(index)..row(index + 1), &mut writer)?;
         let shard = writer.finish()?;
         tracing::debug!(shard = %name, rows = shard.rows, bytes = shard.bytes, folder = %folder.display(), "shard written");
-        sealed::write(&done, |_| Ok(shard))
+        work_file::write(&completion, |_| Ok(shard))
     }
 
-    /// Gives the samples with the numbers `wanted` to `writer`.
-    fn each(&self, job: &Job<'_>, wanted: Range<u64>, writer: &mut ShardWriter) -> Result<(), PrepError> {
-        let first = self.rows.partition_point(|&row| row <= wanted.start).saturating_sub(1);
+    /// Passes the samples in the range `rows` to `writer`.
+    fn write_rows(&self, job: &JobContext<'_>, rows: Range<u64>, writer: &mut ShardWriter) -> Result<(), PrepError> {
+        let first = self.rows.partition_point(|&row| row <= rows.start).saturating_sub(1);
         let cursors = self.files.iter().zip(&self.starts).map(|(file, start)| file.cursor(start[first], self.width));
         let (mut row, mut ids, mut failed) = (self.rows[first], Vec::new(), None);
         let merged = merge(cursors.collect(), |sample| {
-            if row >= wanted.end {
+            if row >= rows.end {
                 return Ok(false);
             }
-            if row >= wanted.start {
-                failed = self.write(sample, &mut ids, writer).err();
+            if row >= rows.start {
+                failed = self.write_row(sample, &mut ids, writer).err();
             }
             row += 1;
             Ok(failed.is_none())
         });
-        merged.map_err(|source| PrepError::Work { operation: "read from", path: job.folder().to_owned(), source })?;
+        merged.map_err(|source| PrepError::WorkIo { operation: "read from", path: job.folder().to_owned(), source })?;
         failed.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    fn write(&self, sample: &[u8], ids: &mut Vec<u32>, writer: &mut ShardWriter) -> Result<(), DatasetError> {
+    fn write_row(&self, sample: &[u8], ids: &mut Vec<u32>, writer: &mut ShardWriter) -> Result<(), DatasetError> {
         let word = |at: usize| u16::from_le_bytes([sample[at], sample[at + 1]]);
-        let tokens = &sample[SAMPLE_HEAD..];
+        let tokens = &sample[SAMPLE_HEADER_BYTES..];
         ids.clear();
         ids::read(tokens, self.width, ids);
         writer.push(Sample { input_ids: ids, segment_b_start: word(10), pair_label: sample[12] })
     }
 }
 
-/// The file that says a shard is finished, and what its manifest entry is.
-fn done_path(folder: &Path, name: &str) -> PathBuf {
+/// Path of the file that marks a shard as complete and holds its manifest entry.
+fn completion_path(folder: &Path, name: &str) -> PathBuf {
     folder.with_extension("done").join(format!("{name}.done"))
 }

@@ -1,7 +1,7 @@
-//! Documents as token ids, sorted into cells, on their way from the tokenizing threads to the buckets.
+//! Buffers tokenized documents and spills them to disk, sorted by cell.
 //!
-//! A document's cell follows from its place in the corpus alone. Buckets are made of neighbouring cells once the size
-//! of the corpus is known, so that they fit into memory and hold enough documents for pairs.
+//! A cell is a fixed hash partition of the documents: it depends on the document ID and the seed only. Once the corpus
+//! size is known, adjacent cells are combined into buckets that fit into memory and hold enough documents for pairs.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -9,21 +9,21 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::heads::{self, EXCLUDED, Head};
-use super::totals::Totals;
-use super::{PrepError, sealed};
-use crate::record::{DocumentId, RECORD_HEAD, ids};
-use crate::source::Part;
+use super::fingerprints::{self, DocumentFingerprint, EXCLUDED};
+use super::totals::DocumentTotals;
+use super::{PrepError, work_file};
+use crate::record::{DocumentId, RECORD_HEADER_BYTES, ids};
+use crate::source::WorkPart;
 
-/// Cells of the documents to train on; the held-out ones follow.
+/// Cells of training documents; the held-out cells follow.
 pub const TRAIN_CELLS: u16 = 1024;
-/// Cells of the documents held out.
+/// Cells of held-out documents.
 pub const HELD_OUT_CELLS: u16 = 64;
-/// Parts of a cell, for corpora whose cells are too large for memory.
-pub const PARTS: u16 = 1024;
+/// Slices per cell, for corpora whose cells exceed memory.
+pub const SLICES_PER_CELL: u16 = 1024;
 
 impl DocumentId {
-    /// Where this document goes: its cell.
+    /// Returns the cell; with probability `held_out` it is a held-out cell.
     fn cell(self, seed: u64, held_out: f64) -> u16 {
         let mut rng = self.key(seed, "cell").rng();
         if rng.chance(held_out) {
@@ -33,101 +33,106 @@ impl DocumentId {
         }
     }
 
-    /// Its part of the cell.
-    pub fn part(self, seed: u64) -> u16 {
-        self.key(seed, "part").rng().below(u64::from(PARTS)) as u16
+    /// Returns the slice within the cell.
+    pub fn slice(self, seed: u64) -> u16 {
+        self.key(seed, "part").rng().below(u64::from(SLICES_PER_CELL)) as u16
     }
 }
 
-/// What stands in a run file.
+/// JSON trailer of a spill file.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct Contents {
-    /// The batches whose documents are here.
-    pub batches: Vec<DoneBatch>,
-    /// Files that were read to their end.
-    pub files: Vec<ReadFile>,
-    /// Documents, sentences and tokens.
-    pub totals: Totals,
-    /// What was read of each source, by its number.
+pub struct SpillContents {
+    /// Batches whose documents are in this file.
+    pub batches: Vec<FinishedBatch>,
+    /// Input files that were read to their end.
+    pub files: Vec<FinishedFile>,
+    /// Counts of the documents in this file.
+    pub totals: DocumentTotals,
+    /// Counts by source index.
     pub sources: BTreeMap<u32, SourceTotals>,
-    /// What was left out, by reason.
+    /// Number of skipped items by reason.
     pub rejected: BTreeMap<String, u64>,
-    /// Where the heads of all documents start, in the order of the documents; those of excluded ones are the last.
-    pub heads_at: u64,
-    /// How many there are.
-    pub heads: u64,
-    /// Where the table of the cells starts: a [`CellPart`] for each. It ends the body.
-    pub cells_at: u64,
-    /// Whether the heads have signatures.
-    pub signed: bool,
+    /// Offset of the fingerprints, which are in document order; those of excluded documents come last.
+    #[serde(rename = "heads_at")]
+    pub fingerprints_offset: u64,
+    /// Number of fingerprints.
+    #[serde(rename = "heads")]
+    pub fingerprints: u64,
+    /// Offset of the cell table, one [`CellEntry`] per cell, at the end of the body.
+    #[serde(rename = "cells_at")]
+    pub cells_offset: u64,
+    /// True if the fingerprints include MinHash signatures.
+    #[serde(rename = "signed")]
+    pub has_signatures: bool,
 }
 
-/// A batch that was worked through.
+/// A batch whose documents are all in a spill file.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub struct DoneBatch {
-    /// The file's number.
+pub struct FinishedBatch {
+    /// File number.
     pub file: u32,
-    /// The batch's number in the file.
+    /// Index of the batch in its file.
     pub number: u32,
-    /// Whether the file ends with it.
-    pub last: bool,
-    /// Of its documents, as they were read.
+    /// True if this is the last batch of its file.
+    #[serde(rename = "last")]
+    pub is_last: bool,
+    /// Hash of the documents as read.
     pub digest: u64,
 }
 
-/// What a file held when it was read.
+/// Identity of an input file at the time it was read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ReadFile {
-    /// Its number.
+pub struct FinishedFile {
+    /// File number.
     pub file: u32,
-    /// Of its stored bytes.
+    /// SHA-256 of the stored bytes.
     pub sha256: String,
-    /// Its stamp at that time.
+    /// Modification stamp.
     pub stamp: String,
 }
 
-/// A cell's documents in a run file, sorted by their parts of the cell and then by their places in the corpus.
+/// Location of a cell's documents in a spill file, sorted by slice and document ID.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct CellPart {
-    /// Where they start.
-    pub at: u64,
-    /// How long they are.
+pub struct CellEntry {
+    /// Offset of the first document.
+    pub offset: u64,
+    /// Length of the documents, bytes.
     pub bytes: u64,
-    /// The number of the first one's head.
-    pub head: u64,
-    /// How much they are.
-    pub totals: Totals,
+    /// Index of the first document's fingerprint.
+    pub first_fingerprint: u64,
+    /// Counts of the documents.
+    pub totals: DocumentTotals,
 }
 
-impl CellPart {
-    /// Bytes of one in the table.
+impl CellEntry {
+    /// Size of an entry in the cell table, bytes.
     pub const BYTES: usize = 48;
 
     fn write(&self) -> [u8; Self::BYTES] {
-        let Totals { documents, sentences, tokens } = self.totals;
+        let DocumentTotals { documents, sentences, tokens } = self.totals;
         let mut bytes = [0; Self::BYTES];
-        let words = [self.at, self.bytes, self.head, documents, sentences, tokens];
+        let words = [self.offset, self.bytes, self.first_fingerprint, documents, sentences, tokens];
         bytes.chunks_exact_mut(8).zip(words).for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_le_bytes()));
         bytes
     }
 
-    /// Reads what stands in the table.
+    /// Parses an entry of the cell table.
     pub fn read(bytes: &[u8]) -> Self {
         let word = |index: usize| bytes[index * 8..index * 8 + 8].try_into().map_or(0, u64::from_le_bytes);
-        let totals = Totals { documents: word(3), sentences: word(4), tokens: word(5) };
-        Self { at: word(0), bytes: word(1), head: word(2), totals }
+        let totals = DocumentTotals { documents: word(3), sentences: word(4), tokens: word(5) };
+        Self { offset: word(0), bytes: word(1), first_fingerprint: word(2), totals }
     }
 }
 
-/// What was read of a source.
+/// Counts of a source.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceTotals {
-    /// Bytes of its documents, decompressed, markup included.
+    /// Decompressed bytes of its documents, including markup.
     pub text_bytes: u64,
-    /// Documents that were found.
+    /// Number of documents in the files.
     pub found: u64,
-    /// What became of them; duplicates are not yet left out.
-    pub kept: Totals,
+    /// Counts of the accepted documents, before duplicates are removed.
+    pub kept: DocumentTotals,
 }
 
 impl std::ops::AddAssign for SourceTotals {
@@ -138,82 +143,84 @@ impl std::ops::AddAssign for SourceTotals {
     }
 }
 
-/// Bytes of a document's record, whose ids have `width` bytes.
-pub const fn record_bytes(totals: &Totals, width: usize) -> u64 {
-    RECORD_HEAD as u64 + 2 * totals.sentences + totals.tokens * width as u64
+/// Size of a document record whose token ids have `width` bytes each.
+pub const fn record_bytes(totals: &DocumentTotals, width: usize) -> u64 {
+    RECORD_HEADER_BYTES as u64 + 2 * totals.sentences + totals.tokens * width as u64
 }
 
-/// The records that stand one after another in `bytes`, as far as they are whole.
+/// Iterates over the complete records in `bytes`.
 pub fn records(bytes: &[u8], width: usize) -> impl Iterator<Item = (DocumentId, &[u8])> {
     let mut left = bytes;
     std::iter::from_fn(move || {
         let word = |at: usize| left.get(at..at + 4)?.try_into().ok().map(u32::from_le_bytes);
         let id = DocumentId { file: word(0)?, ordinal: word(4)? };
-        let totals = Totals { documents: 1, sentences: u64::from(word(8)?), tokens: u64::from(word(12)?) };
-        let (record, rest) = left.split_at_checked(record_bytes(&totals, width) as usize)?;
+        let totals = DocumentTotals { documents: 1, sentences: u64::from(word(8)?), tokens: u64::from(word(12)?) };
+        let (document, rest) = left.split_at_checked(record_bytes(&totals, width) as usize)?;
         left = rest;
-        Some((id, record))
+        Some((id, document))
     })
 }
 
-/// Collects documents; written to a run file now and then.
-pub struct Spill {
+/// Buffers documents and writes them to spill files.
+pub struct SpillBuffer {
     seed: u64,
     held_out: f64,
     width: usize,
-    signed: bool,
+    has_signatures: bool,
     bytes: Vec<u8>,
-    heads: Vec<u8>,
-    records: Vec<Record>,
-    contents: Contents,
+    fingerprints: Vec<u8>,
+    documents: Vec<BufferedDocument>,
+    contents: SpillContents,
 }
 
-struct Record {
+struct BufferedDocument {
     cell: u16,
-    part: u16,
+    slice: u16,
     id: DocumentId,
-    /// In the bytes; the same place where the document is excluded.
+    /// Range in `bytes`; empty if the document is excluded.
     start: usize,
     end: usize,
-    /// In the heads.
-    head: usize,
-    totals: Totals,
+    /// Offset in `fingerprints`.
+    fingerprint: usize,
+    totals: DocumentTotals,
 }
 
-impl Spill {
-    /// An empty one; `signed` if near-duplicates are to be found.
-    pub fn new(seed: u64, held_out: f64, width: usize, signed: bool) -> Self {
-        let (bytes, heads, records, contents) = (Vec::new(), Vec::new(), Vec::new(), Contents::default());
-        Self { seed, held_out, width, signed, bytes, heads, records, contents }
+impl SpillBuffer {
+    /// Creates an empty buffer. `has_signatures` adds MinHash signatures for near-duplicate detection.
+    pub fn new(seed: u64, held_out: f64, width: usize, has_signatures: bool) -> Self {
+        let (bytes, fingerprints, documents, contents) = (Vec::new(), Vec::new(), Vec::new(), SpillContents::default());
+        Self { seed, held_out, width, has_signatures, bytes, fingerprints, documents, contents }
     }
 
-    /// Bytes collected.
+    /// Buffered bytes.
     pub fn len(&self) -> usize {
-        self.bytes.len() + self.heads.len() + self.records.len() * size_of::<Record>()
+        self.bytes.len() + self.fingerprints.len() + self.documents.len() * size_of::<BufferedDocument>()
     }
 
-    /// Whether nothing was noted since the last writing.
+    /// True if no batch or file was finished since the last write.
     pub fn is_empty(&self) -> bool {
         self.contents.batches.is_empty() && self.contents.files.is_empty()
     }
 
-    /// Adds a document: `tokens` holds its sentences one after another, `lengths` their tokens. Of one that is only
-    /// there to be excluded nothing but the head is kept.
-    pub fn push(&mut self, id: DocumentId, lengths: &[u16], tokens: &[u32], excluded: bool) {
-        let totals = Totals { documents: 1, sentences: lengths.len() as u64, tokens: tokens.len() as u64 };
-        let cell = if excluded { EXCLUDED } else { id.cell(self.seed, self.held_out) };
-        let (start, head) = (self.bytes.len(), self.heads.len());
-        Head { id, cell, totals, hash: heads::hash(tokens) }.write(&mut self.heads);
-        if self.signed {
-            heads::signature(tokens).iter().for_each(|value| self.heads.extend_from_slice(&value.to_le_bytes()));
+    /// Adds a document. `tokens` concatenates its sentences, `lengths` gives their token counts. For an excluded
+    /// document only the fingerprint is kept.
+    pub fn push(&mut self, id: DocumentId, lengths: &[u16], tokens: &[u32], is_excluded: bool) {
+        let totals = DocumentTotals { documents: 1, sentences: lengths.len() as u64, tokens: tokens.len() as u64 };
+        let cell = if is_excluded { EXCLUDED } else { id.cell(self.seed, self.held_out) };
+        let (start, fingerprint) = (self.bytes.len(), self.fingerprints.len());
+        DocumentFingerprint { id, cell, totals, hash: fingerprints::token_hash(tokens) }.write(&mut self.fingerprints);
+        if self.has_signatures {
+            fingerprints::signature(tokens)
+                .iter()
+                .for_each(|value| self.fingerprints.extend_from_slice(&value.to_le_bytes()));
         }
-        self.contents.heads += 1;
-        if !excluded {
+        self.contents.fingerprints += 1;
+        if !is_excluded {
             self.write_tokens(id, lengths, tokens);
             self.contents.totals += totals;
         }
-        let (part, end) = (id.part(self.seed), self.bytes.len());
-        self.records.push(Record { cell, part, id, start, end, head, totals });
+        let (slice, end) = (id.slice(self.seed), self.bytes.len());
+        self.documents.push(BufferedDocument { cell, slice, id, start, end, fingerprint, totals });
     }
 
     fn write_tokens(&mut self, id: DocumentId, lengths: &[u16], tokens: &[u32]) {
@@ -224,82 +231,82 @@ impl Spill {
         ids::write(tokens, self.width, &mut self.bytes);
     }
 
-    /// What was collected since the last writing.
-    pub fn totals(&self) -> Totals {
+    /// Counts of the buffered documents.
+    pub fn totals(&self) -> DocumentTotals {
         self.contents.totals
     }
 
-    /// Adds to what was read of a source.
-    pub fn count(&mut self, source: usize, read: SourceTotals) {
+    /// Adds to the counts of a source.
+    pub fn add_source_totals(&mut self, source: usize, read: SourceTotals) {
         *self.contents.sources.entry(source as u32).or_default() += read;
     }
 
-    /// Counts something that was left out.
-    pub fn reject(&mut self, reason: &str, count: u64) {
+    /// Counts skipped items.
+    pub fn count_rejected(&mut self, reason: &str, count: u64) {
         *self.contents.rejected.entry(reason.to_owned()).or_default() += count;
     }
 
-    /// Notes that all documents of a batch were pushed.
-    pub fn end_batch(&mut self, batch: DoneBatch) {
+    /// Records that all documents of a batch were added.
+    pub fn add_finished_batch(&mut self, batch: FinishedBatch) {
         self.contents.batches.push(batch);
     }
 
-    /// Notes that a file was read to its end.
-    pub fn end_file(&mut self, file: ReadFile) {
+    /// Records that a file was read to its end.
+    pub fn add_finished_file(&mut self, file: FinishedFile) {
         self.contents.files.push(file);
     }
 
-    /// The name of a run file: no two of a preparation are the same, whichever part writes them.
-    fn name(&self, part: Part) -> Option<String> {
+    /// Name of the next spill file, unique within the preparation across all parts.
+    fn file_name(&self, part: WorkPart) -> Option<String> {
         let (batch, file) = (self.contents.batches.first(), self.contents.files.first());
         let part = part.map_or(0, |(index, _)| index);
         batch.map(|batch| format!("run-{:06}-{:06}.docs", batch.file, batch.number)).or_else(|| {
-            // This part read a file to its end without doing its last batch.
+            // No batch in this buffer: the file ended with a batch of another part.
             file.map(|file| format!("read-{:06}-{part:06}.docs", file.file))
         })
     }
 
-    /// Writes everything to a run file in `folder` and starts anew.
-    pub fn write(&mut self, folder: &Path, part: Part) -> Result<(), PrepError> {
-        let Some(name) = self.name(part) else { return Ok(()) };
+    /// Writes the buffer to a spill file in `folder` and clears it.
+    pub fn write_file(&mut self, folder: &Path, part: WorkPart) -> Result<(), PrepError> {
+        let Some(name) = self.file_name(part) else { return Ok(()) };
         let path = folder.join(name);
         let mut contents = std::mem::take(&mut self.contents);
-        // Excluded documents have the greatest cell.
-        self.records.sort_unstable_by_key(|record| (record.cell, record.part, record.id));
-        sealed::write(&path, |output| {
+        // Excluded documents sort last.
+        self.documents.sort_unstable_by_key(|document| (document.cell, document.slice, document.id));
+        work_file::write(&path, |output| {
             let mut at = 0;
-            for record in &self.records {
-                at += (record.end - record.start) as u64;
-                output.write_all(&self.bytes[record.start..record.end])?;
+            for document in &self.documents {
+                at += (document.end - document.start) as u64;
+                output.write_all(&self.bytes[document.start..document.end])?;
             }
-            let width = Head::bytes(self.signed);
-            (contents.heads_at, contents.signed) = (at, self.signed);
-            contents.cells_at = at + (self.heads.len()) as u64;
-            for record in &self.records {
-                output.write_all(&self.heads[record.head..record.head + width])?;
+            let width = DocumentFingerprint::size(self.has_signatures);
+            (contents.fingerprints_offset, contents.has_signatures) = (at, self.has_signatures);
+            contents.cells_offset = at + (self.fingerprints.len()) as u64;
+            for document in &self.documents {
+                output.write_all(&self.fingerprints[document.fingerprint..document.fingerprint + width])?;
             }
-            cells(&self.records).iter().try_for_each(|cell| output.write_all(&cell.write()))?;
+            cell_entries(&self.documents).iter().try_for_each(|cell| output.write_all(&cell.write()))?;
             Ok(contents)
         })?;
-        self.records.clear();
-        self.heads.clear();
+        self.documents.clear();
+        self.fingerprints.clear();
         self.bytes.clear();
         Ok(())
     }
 }
 
-/// What each cell has of sorted records.
-fn cells(records: &[Record]) -> Vec<CellPart> {
-    let mut cells = vec![CellPart::default(); usize::from(TRAIN_CELLS + HELD_OUT_CELLS)];
+/// Builds the cell table for sorted documents.
+fn cell_entries(documents: &[BufferedDocument]) -> Vec<CellEntry> {
+    let mut cells = vec![CellEntry::default(); usize::from(TRAIN_CELLS + HELD_OUT_CELLS)];
     let mut at = 0;
-    for (number, record) in records.iter().enumerate().filter(|(_, record)| record.cell != EXCLUDED) {
-        let cell = &mut cells[usize::from(record.cell)];
+    for (number, document) in documents.iter().enumerate().filter(|(_, document)| document.cell != EXCLUDED) {
+        let cell = &mut cells[usize::from(document.cell)];
         if cell.totals.documents == 0 {
-            (cell.at, cell.head) = (at, number as u64);
+            (cell.offset, cell.first_fingerprint) = (at, number as u64);
         }
-        let length = (record.end - record.start) as u64;
+        let length = (document.end - document.start) as u64;
         cell.bytes += length;
-        cell.totals += record.totals;
+        cell.totals += document.totals;
         at += length;
     }
     cells

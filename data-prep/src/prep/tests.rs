@@ -1,4 +1,4 @@
-//! Whole preparations in small pieces: what would not fit into memory goes through files, and nothing shows of it.
+//! Preparations with tiny limits: spilling to disk must not change the result.
 
 use std::fs::File;
 use std::path::Path;
@@ -7,17 +7,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use lambert_config::prep::{Documents, Pair, Source};
 use lambert_config::{Layers, PrepConfig};
 
-use super::{MEMORY, Manifest, Options, Scale, Status, load, run_in_pieces};
+use super::{DEFAULT_MEMORY, Manifest, PrepOptions, PrepStatus, WorkLimits, load, run_with_limits};
 use crate::{grammar, vocab};
 
-/// Twice the same 600 documents, of which half are held out.
+/// The same 600 documents twice, half of them held out.
 fn config(folder: &Path) -> PrepConfig {
     let (text, vocabulary) = (folder.join("corpus.txt"), folder.join("vocab.txt"));
     grammar::generate(File::create(&text).unwrap(), 600, 1).unwrap();
     let path = text.display().to_string();
     let (format, documents) = ("text", Some(Documents::BlankLine));
     let source = Source { path, format: format.into(), documents, ..Source::default() };
-    let settings = vocab::Settings { size: 600, ..Default::default() };
+    let settings = vocab::VocabSettings { size: 600, ..Default::default() };
     std::fs::write(&vocabulary, vocab::train(std::slice::from_ref(&source), &settings).unwrap()).unwrap();
     let mut config = PrepConfig { source: vec![source.clone(), source], ..PrepConfig::default() };
     config.vocabulary.file = vocabulary.display().to_string();
@@ -25,48 +25,50 @@ fn config(folder: &Path) -> PrepConfig {
     config
 }
 
-/// The manifests of both datasets, and how many buckets there were.
-fn prepare(config: &PrepConfig, name: &str, scale: Scale) -> (Vec<Manifest>, u64) {
+/// Returns the manifests of both datasets and the number of buckets.
+fn prepare(config: &PrepConfig, name: &str, limits: WorkLimits) -> (Vec<Manifest>, u64) {
     let mut config = config.clone();
     config.output.url = Path::new(&config.vocabulary.file).with_file_name(name).display().to_string();
     let buckets = AtomicU64::new(0);
-    let progress = |status: &Status| {
+    let progress = |status: &PrepStatus| {
         if status.unit == "buckets" {
             buckets.fetch_max(status.total, Ordering::Relaxed);
         }
     };
-    let options = Options { threads: 2, memory: MEMORY, part: None, progress: &progress };
-    let report = run_in_pieces(&config, &options, scale).unwrap();
+    let options = PrepOptions { threads: 2, memory: DEFAULT_MEMORY, part: None, progress: &progress };
+    let report = run_with_limits(&config, &options, limits).unwrap();
     (report.datasets.into_iter().map(|dataset| dataset.manifest).collect(), buckets.into_inner())
 }
 
 #[test]
-fn what_goes_through_files_is_what_stays_in_memory() {
+fn spilling_to_disk_does_not_change_the_result() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = config(folder.path());
     config.documents.remove_near_duplicates = 0.8;
-    let whole = Scale { bucket: 2000, ..Scale::default() };
+    let whole = WorkLimits { bucket_tokens: 2000, ..WorkLimits::default() };
     let (expected, buckets) = prepare(&config, "whole", whole);
     assert!(buckets > 8, "{buckets} buckets");
     assert_eq!(expected[0].counts.rejected["documents: duplicate"], 600);
-    for (name, scale) in [
-        ("sorted", Scale { sorted: 2000, ..whole }),
-        ("merged", Scale { merged: 2, ..whole }),
-        ("compared", Scale { compared: 5000, ..whole }),
-        ("all", Scale { sorted: 2000, merged: 3, compared: 5000, ..whole }),
+    for (name, limits) in [
+        ("sorted", WorkLimits { sort_bytes: 2000, ..whole }),
+        ("merged", WorkLimits { merge_files: 2, ..whole }),
+        ("compared", WorkLimits { compare_bytes: 5000, ..whole }),
+        ("all", WorkLimits { sort_bytes: 2000, merge_files: 3, compare_bytes: 5000, ..whole }),
     ] {
-        assert_eq!(prepare(&config, name, scale).0, expected, "{name}");
+        assert_eq!(prepare(&config, name, limits).0, expected, "{name}");
     }
 }
 
-/// There are 64 cells of held-out documents.
+/// Held-out documents have 64 cells.
 #[test]
-fn buckets_of_less_than_a_cell_lose_nothing() {
+fn buckets_smaller_than_a_cell_keep_every_token() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = config(folder.path());
     config.samples.pair = Pair::None;
-    for (name, scale) in [("large", Scale::default()), ("small", Scale { bucket: 4, ..Scale::default() })] {
-        let (manifests, buckets) = prepare(&config, name, scale);
+    for (name, limits) in
+        [("large", WorkLimits::default()), ("small", WorkLimits { bucket_tokens: 4, ..WorkLimits::default() })]
+    {
+        let (manifests, buckets) = prepare(&config, name, limits);
         assert_eq!(buckets > 400, name == "small", "{buckets} buckets");
         let sum = |count: fn(&Manifest) -> u64| manifests.iter().map(count).sum::<u64>();
         let read: u64 = manifests[0].sources.iter().map(|source| source.tokens).sum();
@@ -77,9 +79,9 @@ fn buckets_of_less_than_a_cell_lose_nothing() {
     }
 }
 
-/// Of 40 documents so few are drawn, or so many, that documents are split.
+/// Of 40 documents the assignment by cell misses the target share, so documents are split.
 #[test]
-fn blocks_in_many_buckets_lose_nothing() {
+fn blocks_across_many_buckets_keep_every_token() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = config(folder.path());
     let text = std::fs::read_to_string(folder.path().join("corpus.txt")).unwrap();
@@ -88,8 +90,10 @@ fn blocks_in_many_buckets_lose_nothing() {
     std::fs::write(folder.path().join("corpus.txt"), books.join("\n\n")).unwrap();
     config.source.truncate(1);
     (config.samples.pair, config.samples.held_out) = (Pair::None, 0.005);
-    for (name, scale) in [("large", Scale::default()), ("small", Scale { bucket: 50, ..Scale::default() })] {
-        let (manifests, buckets) = prepare(&config, name, scale);
+    for (name, limits) in
+        [("large", WorkLimits::default()), ("small", WorkLimits { bucket_tokens: 50, ..WorkLimits::default() })]
+    {
+        let (manifests, buckets) = prepare(&config, name, limits);
         assert_eq!(buckets > 4, name == "small", "{buckets} buckets");
         assert!(manifests[0].held_out.as_ref().unwrap().block_tokens.is_some());
         let sum = |count: fn(&Manifest) -> u64| manifests.iter().map(count).sum::<u64>();
@@ -112,9 +116,9 @@ fn steps_are_logged_at_debug_level() {
     let lines = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_ansi(false);
     let lines = lines.with_writer(log.reopen().unwrap()).finish();
     // One thread, this one: the subscriber is of this thread.
-    let options = Options { threads: 1, memory: MEMORY, part: None, progress: &|_: &Status| {} };
+    let options = PrepOptions { threads: 1, memory: DEFAULT_MEMORY, part: None, progress: &|_: &PrepStatus| {} };
     tracing::subscriber::with_default(lines, || {
-        (0..2).for_each(|_| drop(run_in_pieces(&config, &options, Scale::default()).unwrap()));
+        (0..2).for_each(|_| drop(run_with_limits(&config, &options, WorkLimits::default()).unwrap()));
     });
     let log = std::fs::read_to_string(log.path()).unwrap();
     let count = |words: &str| log.lines().filter(|line| line.contains(words)).count();
@@ -125,7 +129,7 @@ fn steps_are_logged_at_debug_level() {
 }
 
 #[test]
-fn a_wrong_format_is_listed_with_all_else_that_is_wrong() {
+fn an_unknown_format_is_reported_with_all_other_errors() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("prep.toml");
     let sources =

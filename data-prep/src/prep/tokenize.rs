@@ -1,40 +1,42 @@
-//! The first half of a preparation: files to documents of token ids in the work folder, on any number of threads.
+//! Tokenization: reads the input files on any number of threads and writes tokenized documents to spill files.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::job::Job;
-use super::spill::{DoneBatch, ReadFile, SourceTotals, Spill};
-use super::{PrepError, Progress, Status, corpus};
+use super::job::JobContext;
+use super::spill::{FinishedBatch, FinishedFile, SourceTotals, SpillBuffer};
+use super::{PrepError, PrepProgress, PrepStatus, corpus};
 use crate::extract::Extracted;
 use crate::record::{DocumentId, ids};
 use crate::sentences;
-use crate::source::{Batch, Batches, Note, Part, SourceFile, extract, is_read_by};
+use crate::source::{BatchQueue, DocumentBatch, SkipNotice, SourceFile, WorkPart, extract, is_read_by};
 use lambert_dataset::tokenizer::Encoder;
 
-/// How long a thread's work may stay in memory only: what a kill can cost.
-const LONGEST: Duration = Duration::from_secs(10);
-/// A sentence of more tokens is cut into several.
-const LONGEST_SENTENCE: usize = 1024;
+/// Longest time that tokenized documents stay in memory only, which bounds the work lost to a kill.
+const MAX_UNSAVED: Duration = Duration::from_secs(10);
+/// Longer sentences are split.
+const MAX_SENTENCE_TOKENS: usize = 1024;
 
-/// Tokenizes every batch of this part that no run file holds yet.
-pub fn run(job: &Job<'_>, part: Part, threads: usize, progress: &dyn Progress) -> Result<(), PrepError> {
-    let runs = job.runs()?;
-    let batches = || runs.iter().flat_map(|run| &run.contents.batches);
+/// Tokenizes every batch of this part that is not in a spill file yet.
+pub fn run(job: &JobContext<'_>, part: WorkPart, threads: usize, progress: &dyn PrepProgress) -> Result<(), PrepError> {
+    let spill_files = job.spill_files()?;
+    let batches = || spill_files.iter().flat_map(|spill_file| &spill_file.contents.batches);
     let done: HashMap<(u32, u32), u64> = batches().map(|batch| ((batch.file, batch.number), batch.digest)).collect();
     let complete = complete_files(batches());
-    corpus::check_unchanged(job, &runs, &complete, threads)?;
-    let left: Vec<&SourceFile> =
+    corpus::check_unchanged(job, &spill_files, &complete, threads)?;
+    let remaining: Vec<&SourceFile> =
         job.files.iter().filter(|file| is_read_by(file, part) && !complete.contains(&file.number)).collect();
-    let total = left.iter().map(|file| file.bytes).sum();
-    let (files, bytes, batches_kept) = (left.len(), total, done.len());
+    let total = remaining.iter().map(|file| file.bytes).sum();
+    let (files, bytes, batches_kept) = (remaining.len(), total, done.len());
     tracing::debug!(files, bytes, batches_kept, "tokenizing");
-    let batches = Batches::new(&job.sources, left, done, part, job.memory.window());
-    let shared = Shared { job, part, batches, total, stop: AtomicBool::new(false), text: AtomicU64::new(0) };
+    let batches = BatchQueue::new(&job.sources, remaining, done, part, job.memory.decompressor_window());
+    let task =
+        TokenizeTask { job, part, batches, total, should_stop: AtomicBool::new(false), text_bytes: AtomicU64::new(0) };
     let results: Vec<Result<(), PrepError>> = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(|| shared.work(job.memory.kept(), progress))).collect();
+        let workers: Vec<_> =
+            (0..threads).map(|_| scope.spawn(|| task.run_worker(job.memory.spill_buffer(), progress))).collect();
         workers
             .into_iter()
             .map(|worker| worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
@@ -43,82 +45,83 @@ pub fn run(job: &Job<'_>, part: Part, threads: usize, progress: &dyn Progress) -
     results.into_iter().collect()
 }
 
-/// Files all of whose batches are among `batches`.
-fn complete_files<'a>(batches: impl Iterator<Item = &'a DoneBatch>) -> HashSet<u32> {
+/// Returns the files whose batches are all in `batches`.
+fn complete_files<'a>(batches: impl Iterator<Item = &'a FinishedBatch>) -> HashSet<u32> {
     let mut found: HashMap<u32, (u32, Option<u32>)> = HashMap::new();
     for batch in batches {
         let entry = found.entry(batch.file).or_default();
         entry.0 += 1;
-        if batch.last {
+        if batch.is_last {
             entry.1 = Some(batch.number + 1);
         }
     }
     found.into_iter().filter(|(_, (count, of))| Some(*count) == *of).map(|(file, _)| file).collect()
 }
 
-struct Shared<'a> {
-    job: &'a Job<'a>,
-    part: Part,
-    batches: Batches<'a>,
+struct TokenizeTask<'a> {
+    job: &'a JobContext<'a>,
+    part: WorkPart,
+    batches: BatchQueue<'a>,
     total: u64,
-    stop: AtomicBool,
-    text: AtomicU64,
+    should_stop: AtomicBool,
+    text_bytes: AtomicU64,
 }
 
-impl Shared<'_> {
-    fn work(&self, kept: usize, progress: &dyn Progress) -> Result<(), PrepError> {
-        let result = self.batches_until_the_end(kept, progress);
+impl TokenizeTask<'_> {
+    fn run_worker(&self, buffer_bytes: usize, progress: &dyn PrepProgress) -> Result<(), PrepError> {
+        let result = self.process_batches(buffer_bytes, progress);
         if result.is_err() {
-            self.stop.store(true, Ordering::Relaxed);
+            self.should_stop.store(true, Ordering::Relaxed);
         }
         result
     }
 
-    fn batches_until_the_end(&self, kept: usize, progress: &dyn Progress) -> Result<(), PrepError> {
+    fn process_batches(&self, buffer_bytes: usize, progress: &dyn PrepProgress) -> Result<(), PrepError> {
         let samples = &self.job.config.samples;
-        let signed = self.job.config.documents.remove_near_duplicates > 0.0;
-        let mut spill = Spill::new(samples.seed, samples.held_out, ids::width(self.job.tokenizer.size()), signed);
-        let mut encoder = Documents::new(self.job);
-        let mut place = Default::default();
+        let has_signatures = self.job.config.documents.remove_near_duplicates > 0.0;
+        let mut spill =
+            SpillBuffer::new(samples.seed, samples.held_out, ids::width(self.job.tokenizer.size()), has_signatures);
+        let mut encoder = DocumentEncoder::new(self.job);
+        let mut open_file = Default::default();
         let mut written = Instant::now();
-        let runs = self.job.runs_folder();
-        while !self.stop.load(Ordering::Relaxed) {
-            let Some(batch) = self.batches.next(&mut place)? else { break };
+        let spill_folder = self.job.spill_folder();
+        while !self.should_stop.load(Ordering::Relaxed) {
+            let Some(batch) = self.batches.next(&mut open_file)? else { break };
             self.encode(&batch, &mut encoder, &mut spill, progress)?;
             self.report(&batch, progress);
-            if spill.len() >= kept || written.elapsed() >= LONGEST {
-                self.write(&mut spill, &runs)?;
+            if spill.len() >= buffer_bytes || written.elapsed() >= MAX_UNSAVED {
+                self.write(&mut spill, &spill_folder)?;
                 written = Instant::now();
             }
         }
-        if spill.is_empty() { Ok(()) } else { self.write(&mut spill, &runs) }
+        if spill.is_empty() { Ok(()) } else { self.write(&mut spill, &spill_folder) }
     }
 
-    fn write(&self, spill: &mut Spill, folder: &Path) -> Result<(), PrepError> {
+    fn write(&self, spill: &mut SpillBuffer, folder: &Path) -> Result<(), PrepError> {
         self.job.tokenizer.check()?;
-        spill.write(folder, self.part)
+        spill.write_file(folder, self.part)
     }
 
     fn encode(
         &self,
-        batch: &Batch,
-        encoder: &mut Documents<'_>,
-        spill: &mut Spill,
-        progress: &dyn Progress,
+        batch: &DocumentBatch,
+        encoder: &mut DocumentEncoder<'_>,
+        spill: &mut SpillBuffer,
+        progress: &dyn PrepProgress,
     ) -> Result<(), PrepError> {
         let file = &self.job.files[batch.file as usize];
         let source = &self.job.sources[file.source];
-        encoder.excluded = file.source >= self.job.config.source.len();
+        encoder.is_excluded = file.source >= self.job.config.source.len();
         let before = spill.totals();
         for raw in &batch.documents {
             let id = DocumentId { file: batch.file, ordinal: raw.ordinal };
-            let extracted = extract(source, file, raw, &mut |what| {
-                spill.reject(what, 1);
-                progress.left_out(&file.name, &Note::new(what, raw.at));
+            let extracted = extract(source, file, raw, &mut |reason| {
+                spill.count_rejected(reason, 1);
+                progress.skipped(&file.name, &SkipNotice::new(reason, raw.offset));
             })?;
             match extracted {
-                Extracted::Rejected(_) if encoder.excluded => {}
-                Extracted::Rejected(reason) => spill.reject(reason, 1),
+                Extracted::Rejected(_) if encoder.is_excluded => {}
+                Extracted::Rejected(reason) => spill.count_rejected(reason, 1),
                 Extracted::Text(text) => encoder.push(id, &text, false, spill),
                 Extracted::Sentences(text) => encoder.push(id, &text, true, spill),
             }
@@ -126,82 +129,93 @@ impl Shared<'_> {
         let mut kept = spill.totals();
         kept -= before;
         let found = batch.documents.len() as u64;
-        spill.count(file.source, SourceTotals { text_bytes: batch.bytes() as u64, found, kept });
-        for note in &batch.notes {
-            spill.reject(note.what, 1);
-            progress.left_out(&file.name, note);
+        spill.add_source_totals(file.source, SourceTotals { text_bytes: batch.bytes() as u64, found, kept });
+        for notice in &batch.notices {
+            spill.count_rejected(notice.reason, 1);
+            progress.skipped(&file.name, notice);
         }
-        if batch.mine {
-            let (file, number, last, digest) = (batch.file, batch.number, batch.last, batch.digest());
-            spill.end_batch(DoneBatch { file, number, last, digest });
+        if batch.is_assigned {
+            let (file, number, is_last, digest) = (batch.file, batch.number, batch.is_last, batch.digest());
+            spill.add_finished_batch(FinishedBatch { file, number, is_last, digest });
         }
         if let Some(sha256) = &batch.sha256 {
-            spill.end_file(ReadFile { file: batch.file, sha256: sha256.clone(), stamp: file.stamp.clone() });
+            spill.add_finished_file(FinishedFile {
+                file: batch.file,
+                sha256: sha256.clone(),
+                stamp: file.stamp.clone(),
+            });
         }
         Ok(())
     }
 
-    fn report(&self, batch: &Batch, progress: &dyn Progress) {
+    fn report(&self, batch: &DocumentBatch, progress: &dyn PrepProgress) {
         let bytes = batch.bytes() as u64;
-        let text = self.text.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        progress.update(&Status {
+        let text_bytes = self.text_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        progress.update(&PrepStatus {
             phase: "tokenizing",
             source: Some(self.job.files[batch.file as usize].source),
             done: self.batches.bytes_read(),
             total: self.total,
             unit: "bytes",
-            text_bytes: text,
+            text_bytes,
         });
     }
 }
 
-/// Tokenizes documents one after another.
-struct Documents<'a> {
+/// Tokenizes documents.
+struct DocumentEncoder<'a> {
     encoder: Encoder<'a>,
-    minimum: usize,
-    excluded: bool,
-    /// Sentences that were cut.
-    cut: u64,
+    minimum_tokens: usize,
+    is_excluded: bool,
+    /// Sentences of the current document that were split.
+    split_sentences: u64,
     tokens: Vec<u32>,
     lengths: Vec<u16>,
 }
 
-impl<'a> Documents<'a> {
-    fn new(job: &'a Job<'_>) -> Self {
-        let (encoder, minimum) = (job.tokenizer.encoder(), job.config.documents.minimum_tokens);
-        Self { encoder, minimum, excluded: false, cut: 0, tokens: Vec::new(), lengths: Vec::new() }
+impl<'a> DocumentEncoder<'a> {
+    fn new(job: &'a JobContext<'_>) -> Self {
+        let (encoder, minimum_tokens) = (job.tokenizer.encoder(), job.config.documents.minimum_tokens);
+        Self {
+            encoder,
+            minimum_tokens,
+            is_excluded: false,
+            split_sentences: 0,
+            tokens: Vec::new(),
+            lengths: Vec::new(),
+        }
     }
 
-    fn push(&mut self, id: DocumentId, text: &str, is_split: bool, spill: &mut Spill) {
+    fn push(&mut self, id: DocumentId, text: &str, is_sentence_per_line: bool, spill: &mut SpillBuffer) {
         self.tokens.clear();
         self.lengths.clear();
-        self.cut = 0;
+        self.split_sentences = 0;
         let mut found = Vec::new();
         for paragraph in text.lines() {
-            if is_split {
-                self.sentence(paragraph);
+            if is_sentence_per_line {
+                self.push_sentence(paragraph);
                 continue;
             }
             found.clear();
             sentences::split(paragraph, &mut found);
-            found.iter().for_each(|sentence| self.sentence(sentence));
+            found.iter().for_each(|sentence| self.push_sentence(sentence));
         }
-        if self.cut > 0 && !self.excluded {
-            spill.reject("sentences: of over 1024 tokens, cut", self.cut);
+        if self.split_sentences > 0 && !self.is_excluded {
+            spill.count_rejected("sentences: of over 1024 tokens, cut", self.split_sentences);
         }
         if self.tokens.is_empty() {
-            spill.reject("documents: without a sentence", 1);
-        } else if self.tokens.len() < self.minimum && !self.excluded {
-            spill.reject("documents: too short", 1);
+            spill.count_rejected("documents: without a sentence", 1);
+        } else if self.tokens.len() < self.minimum_tokens && !self.is_excluded {
+            spill.count_rejected("documents: too short", 1);
         } else {
-            spill.push(id, &self.lengths, &self.tokens, self.excluded);
+            spill.push(id, &self.lengths, &self.tokens, self.is_excluded);
         }
     }
 
-    fn sentence(&mut self, sentence: &str) {
+    fn push_sentence(&mut self, sentence: &str) {
         let ids = self.encoder.encode(sentence);
-        self.cut += u64::from(ids.len() > LONGEST_SENTENCE);
-        for ids in ids.chunks(LONGEST_SENTENCE) {
+        self.split_sentences += u64::from(ids.len() > MAX_SENTENCE_TOKENS);
+        for ids in ids.chunks(MAX_SENTENCE_TOKENS) {
             self.lengths.push(ids.len() as u16);
             self.tokens.extend_from_slice(ids);
         }

@@ -1,19 +1,19 @@
-//! How much a part of a corpus is.
+//! Counts of documents, sentences and tokens.
 
 use serde::{Deserialize, Serialize};
 
-/// How much there is.
+/// Counts of documents, sentences and tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Totals {
+pub struct DocumentTotals {
     /// Documents.
     pub documents: u64,
     /// Sentences.
     pub sentences: u64,
-    /// Tokens, special pieces not included.
+    /// Tokens, without special tokens.
     pub tokens: u64,
 }
 
-impl std::ops::AddAssign for Totals {
+impl std::ops::AddAssign for DocumentTotals {
     fn add_assign(&mut self, other: Self) {
         self.documents += other.documents;
         self.sentences += other.sentences;
@@ -21,7 +21,7 @@ impl std::ops::AddAssign for Totals {
     }
 }
 
-impl std::ops::SubAssign for Totals {
+impl std::ops::SubAssign for DocumentTotals {
     fn sub_assign(&mut self, other: Self) {
         self.documents -= other.documents;
         self.sentences -= other.sentences;

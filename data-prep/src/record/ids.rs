@@ -1,11 +1,11 @@
-//! Token ids as they stand in the files of the work folder.
+//! Encoding of token ids in the work folder.
 
-/// Bytes of an id.
+/// Bytes per token id.
 pub const fn width(vocabulary_size: usize) -> usize {
     if vocabulary_size <= 1 << 16 { 2 } else { 4 }
 }
 
-/// Appends `ids` to `bytes`, each in `width` bytes.
+/// Appends `ids` to `bytes`, with `width` bytes each.
 pub fn write(ids: &[u32], width: usize, bytes: &mut Vec<u8>) {
     let start = bytes.len();
     bytes.resize(start + ids.len() * width, 0);
@@ -16,7 +16,7 @@ pub fn write(ids: &[u32], width: usize, bytes: &mut Vec<u8>) {
     }
 }
 
-/// Appends the ids that `bytes` holds to `ids`.
+/// Appends the ids in `bytes` to `ids`.
 pub fn read(bytes: &[u8], width: usize, ids: &mut Vec<u32>) {
     match width {
         2 => ids.extend(bytes.as_chunks().0.iter().map(|&id| u32::from(u16::from_le_bytes(id)))),
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_come_back_in_either_width() {
+    fn ids_round_trip_in_both_widths() {
         for (size, expected, ids) in [(30_522, 2, [0, 30_521, 258]), (1 << 17, 4, [0, 131_071, 65_536])] {
             let (mut bytes, mut found) = (vec![7], vec![9]);
             write(&ids, width(size), &mut bytes);

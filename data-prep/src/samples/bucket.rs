@@ -2,44 +2,48 @@
 
 use std::ops::Range;
 
-use crate::record::{DocumentId, RECORD_HEAD, ends, ids, start_of};
+use crate::record::{DocumentId, RECORD_HEADER_BYTES, ids, sentence_ends, sentence_start};
 use lambert_dataset::random::Key;
 
-/// Documents, or pieces of them, in the order of their place in the corpus.
+/// Documents, or fragments of them, in the order of their IDs.
 #[derive(Debug, Default)]
-pub struct Bucket {
+pub struct DocumentBucket {
     width: usize,
     bytes: Vec<u8>,
-    documents: Vec<Entry>,
-    /// Where each sentence ends, in tokens of its document.
+    documents: Vec<BucketEntry>,
+    /// End of each sentence, in tokens of its document.
     ends: Vec<u32>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct BucketEntry {
     id: DocumentId,
-    /// The first sentence in its document.
-    piece: usize,
+    /// Index of the fragment's first sentence in its document.
+    first_sentence: usize,
     tokens: usize,
-    first: usize,
+    first_end: usize,
     sentences: usize,
 }
 
-/// A document of a bucket.
+/// A document of a bucket, or a fragment of one.
 #[derive(Debug, Clone, Copy)]
-pub struct Document<'a> {
-    /// Its place in the corpus.
+pub struct BucketDocument<'a> {
+    /// Document ID.
     pub id: DocumentId,
-    piece: usize,
+    first_sentence: usize,
     width: usize,
     tokens: &'a [u8],
     ends: &'a [u32],
 }
 
-impl Bucket {
-    /// The documents whose records `bytes` holds (see [`crate::record`]); `None` if it holds something else. `pieces` gives the
-    /// ranges of sentences that are wanted, each as a document of its own, from where the sentences end.
-    pub fn new(bytes: Vec<u8>, width: usize, pieces: impl Fn(DocumentId, &[u32]) -> Vec<Range<usize>>) -> Option<Self> {
+impl DocumentBucket {
+    /// Parses the document records in `bytes` (see [`crate::record`]); `None` if they are malformed. `sentence_ranges`
+    /// maps the sentence ends of a document to the ranges to use, each as a separate document.
+    pub fn new(
+        bytes: Vec<u8>,
+        width: usize,
+        sentence_ranges: impl Fn(DocumentId, &[u32]) -> Vec<Range<usize>>,
+    ) -> Option<Self> {
         let mut bucket = Self { width, ..Self::default() };
         let mut at = 0;
         while at < bytes.len() {
@@ -47,59 +51,59 @@ impl Bucket {
                 |index: usize| bytes.get(at + index * 4..at + index * 4 + 4)?.try_into().ok().map(u32::from_le_bytes);
             let id = DocumentId { file: word(0)?, ordinal: word(1)? };
             let (sentences, tokens) = (word(2)? as usize, word(3)? as usize);
-            let start = at + RECORD_HEAD + 2 * sentences;
-            let lengths = bytes.get(at + RECORD_HEAD..start)?;
+            let start = at + RECORD_HEADER_BYTES + 2 * sentences;
+            let lengths = bytes.get(at + RECORD_HEADER_BYTES..start)?;
             at = start + tokens * width;
-            let ends = ends(lengths);
-            (start_of(&ends, sentences) as usize == tokens && at <= bytes.len()).then_some(())?;
-            pieces(id, &ends).into_iter().for_each(|piece| bucket.push(id, start, &ends, piece));
+            let ends = sentence_ends(lengths);
+            (sentence_start(&ends, sentences) as usize == tokens && at <= bytes.len()).then_some(())?;
+            sentence_ranges(id, &ends).into_iter().for_each(|sentences| bucket.push(id, start, &ends, sentences));
         }
         bucket.bytes = bytes;
-        bucket.documents.sort_by_key(|entry| (entry.id, entry.piece));
+        bucket.documents.sort_by_key(|entry| (entry.id, entry.first_sentence));
         Some(bucket)
     }
 
-    /// Adds some sentences of a document whose tokens start at `tokens`.
-    fn push(&mut self, id: DocumentId, tokens: usize, ends: &[u32], piece: Range<usize>) {
-        let (first, before) = (self.ends.len(), start_of(ends, piece.start));
-        let (sentences, tokens) = (piece.len(), tokens + before as usize * self.width);
-        self.documents.push(Entry { id, piece: piece.start, tokens, first, sentences });
-        self.ends.extend(ends[piece].iter().map(|end| end - before));
+    /// Adds a range of sentences of a document whose tokens start at `tokens`.
+    fn push(&mut self, id: DocumentId, tokens: usize, ends: &[u32], range: Range<usize>) {
+        let (first, before) = (self.ends.len(), sentence_start(ends, range.start));
+        let (sentences, tokens) = (range.len(), tokens + before as usize * self.width);
+        self.documents.push(BucketEntry { id, first_sentence: range.start, tokens, first_end: first, sentences });
+        self.ends.extend(ends[range].iter().map(|end| end - before));
     }
 
-    /// Documents.
+    /// Number of documents.
     pub fn len(&self) -> usize {
         self.documents.len()
     }
 
-    /// A document, numbered from 0.
-    pub fn document(&self, index: usize) -> Document<'_> {
+    /// Returns a document by index.
+    pub fn document(&self, index: usize) -> BucketDocument<'_> {
         let entry = self.documents[index];
-        let ends = &self.ends[entry.first..entry.first + entry.sentences];
+        let ends = &self.ends[entry.first_end..entry.first_end + entry.sentences];
         let tokens = ends.last().map_or(0, |&end| end as usize);
         let bytes = &self.bytes[entry.tokens..entry.tokens + tokens * self.width];
-        Document { id: entry.id, piece: entry.piece, width: self.width, tokens: bytes, ends }
+        BucketDocument { id: entry.id, first_sentence: entry.first_sentence, width: self.width, tokens: bytes, ends }
     }
 }
 
-impl Document<'_> {
-    /// Its key for a choice of one kind.
+impl BucketDocument<'_> {
+    /// Key for random decisions of one kind about this document.
     pub fn key(&self, seed: u64, kind: &str) -> Key {
         let key = self.id.key(seed, kind);
-        if self.piece == 0 { key } else { key.with_bytes(b"piece").with(self.piece as u64) }
+        if self.first_sentence == 0 { key } else { key.with_bytes(b"piece").with(self.first_sentence as u64) }
     }
 
-    /// Sentences.
+    /// Number of sentences.
     pub fn sentences(&self) -> usize {
         self.ends.len()
     }
 
-    /// Where a sentence starts, in tokens of the document; the number of sentences gives the document's end.
-    pub fn start(&self, sentence: usize) -> usize {
+    /// Start of a sentence in tokens of the document; the number of sentences gives its end.
+    pub fn sentence_start(&self, sentence: usize) -> usize {
         if sentence == 0 { 0 } else { self.ends[sentence - 1] as usize }
     }
 
-    /// Appends the tokens of a range.
+    /// Appends a range of tokens to `output`.
     pub fn copy(&self, tokens: Range<usize>, output: &mut Vec<u32>) {
         let bytes = &self.tokens[tokens.start * self.width..tokens.end * self.width];
         ids::read(bytes, self.width, output);

@@ -1,89 +1,96 @@
-//! One segment: whole sentences packed until the next would not fit (Liu et al. 2019), of one document or of many.
+//! Single-segment samples: whole sentences, packed until the next one does not fit (Liu et al. 2019), from one document
+//! or across documents.
 
 use lambert_config::prep::Packing;
 
-use super::bucket::{Bucket, Document};
-use super::{Emit, Rules, target};
+use super::bucket::{BucketDocument, DocumentBucket};
+use super::{EmitSample, SamplingRules, target_length};
 use lambert_dataset::NO_PAIR;
 use lambert_dataset::random::Rng;
 
-/// The samples of some documents, each used as often as it stands in `order`. A sentence longer than a sample goes on
-/// in the next one: nothing is lost.
-pub fn make(bucket: &Bucket, order: &[usize], rules: &Rules<'_>, rng: &mut Rng, emit: &mut Emit<'_>) {
-    let mut sample = Sample::new(rules, rng);
+/// Packs the documents listed in `order`. A sentence longer than a sample continues in the next one, so no token is
+/// lost.
+pub fn pack(
+    bucket: &DocumentBucket,
+    order: &[usize],
+    rules: &SamplingRules<'_>,
+    rng: &mut Rng,
+    emit: &mut EmitSample<'_>,
+) {
+    let mut sample = SampleBuilder::new(rules, rng);
     for &index in order {
         let document = bucket.document(index);
         if sample.packing == Packing::DocumentSentences {
-            sample.end(rng, emit);
+            sample.finish(rng, emit);
         }
-        sample.joins = !sample.is_empty();
+        sample.needs_separator = !sample.is_empty();
         for sentence in 0..document.sentences() {
-            sample.push(&document, document.start(sentence)..document.start(sentence + 1), rng, emit);
+            sample.push(&document, document.sentence_start(sentence)..document.sentence_start(sentence + 1), rng, emit);
         }
     }
-    sample.end(rng, emit);
+    sample.finish(rng, emit);
 }
 
-/// A sample that is being filled.
-struct Sample<'a> {
-    rules: &'a Rules<'a>,
+/// A sample under construction.
+struct SampleBuilder<'a> {
+    rules: &'a SamplingRules<'a>,
     packing: Packing,
-    most: usize,
-    /// Tokens it should hold.
-    aim: usize,
+    max_tokens: usize,
+    /// Target length, tokens.
+    target: usize,
     ids: Vec<u32>,
-    /// Whether the next sentence is of another document than what is there.
-    joins: bool,
+    /// True if the next sentence is from another document than the tokens before it.
+    needs_separator: bool,
 }
 
-impl<'a> Sample<'a> {
-    fn new(rules: &'a Rules<'a>, rng: &mut Rng) -> Self {
-        let (packing, most) = (rules.samples.packing, rules.samples.sequence_length - 2);
+impl<'a> SampleBuilder<'a> {
+    fn new(rules: &'a SamplingRules<'a>, rng: &mut Rng) -> Self {
+        let (packing, max_tokens) = (rules.samples.packing, rules.samples.sequence_length - 2);
         let ids = vec![rules.special.cls];
-        Self { rules, packing, most, aim: target(rules, most, rng), ids, joins: false }
+        Self { rules, packing, max_tokens, target: target_length(rules, max_tokens, rng), ids, needs_separator: false }
     }
 
     fn is_empty(&self) -> bool {
         self.ids.len() == 1
     }
 
-    /// Tokens that can be added, with a separator where one is due.
+    /// Number of tokens that still fit, after a separator if one is needed.
     fn room(&self) -> usize {
-        (self.aim + 1).saturating_sub(self.ids.len() + usize::from(self.joins))
+        (self.target + 1).saturating_sub(self.ids.len() + usize::from(self.needs_separator))
     }
 
     fn push(
         &mut self,
-        document: &Document<'_>,
+        document: &BucketDocument<'_>,
         mut tokens: std::ops::Range<usize>,
         rng: &mut Rng,
-        emit: &mut Emit<'_>,
+        emit: &mut EmitSample<'_>,
     ) {
         if tokens.len() > self.room() {
-            self.end(rng, emit);
+            self.finish(rng, emit);
         }
         while tokens.len() > self.room() {
             let end = tokens.start + self.room();
             document.copy(tokens.start..end, &mut self.ids);
             tokens.start = end;
-            self.end(rng, emit);
+            self.finish(rng, emit);
         }
-        if self.joins {
+        if self.needs_separator {
             self.ids.push(self.rules.special.sep);
-            self.joins = false;
+            self.needs_separator = false;
         }
         document.copy(tokens, &mut self.ids);
     }
 
-    /// Gives the sample away, if there is something in it, and begins the next one.
-    fn end(&mut self, rng: &mut Rng, emit: &mut Emit<'_>) {
-        self.joins = false;
+    /// Emits the sample unless it is empty, and starts the next one.
+    fn finish(&mut self, rng: &mut Rng, emit: &mut EmitSample<'_>) {
+        self.needs_separator = false;
         if self.is_empty() {
             return;
         }
         self.ids.push(self.rules.special.sep);
         emit(&self.ids, 0, NO_PAIR);
         self.ids.truncate(1);
-        self.aim = target(self.rules, self.most, rng);
+        self.target = target_length(self.rules, self.max_tokens, rng);
     }
 }

@@ -1,6 +1,6 @@
-//! Abbreviations, of some twenty languages. None of them is a word of another of these languages that sentences end with.
+//! Abbreviations in some twenty languages. None of them is a sentence-final word in another of these languages.
 
-/// Abbreviations before a capital letter or a number, sorted by their bytes.
+/// Abbreviations before a capital letter or a number, in byte order.
 pub const ABBREVIATIONS: [&str; 318] = [
     "Abb",
     "Abt",

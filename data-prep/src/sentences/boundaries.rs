@@ -1,29 +1,29 @@
-//! The sentence boundaries of Unicode's UAX #29.
+//! Sentence boundaries of Unicode's UAX #29.
 //!
-//! `icu_segmenter` finds them and looks at every character. Only behind a full stop or one of its like can a sentence end, so
-//! here it begins with the character before the next one that might be such: of what stands further to the left no rule asks.
+//! `icu_segmenter` examines every character. A sentence can only end after a terminator such as a full stop, so
+//! segmentation starts one character before the next candidate: no rule depends on the text further left.
 
 use icu_segmenter::SentenceSegmenter;
 use icu_segmenter::options::SentenceBreakInvariantOptions;
 
-/// The places behind each sentence of `text`, the last of them its end.
+/// Iterates over the ends of the sentences in `text`; the last one is the end of the text.
 pub fn boundaries(text: &str) -> impl Iterator<Item = usize> {
     let segmenter = SentenceSegmenter::new(SentenceBreakInvariantOptions::default());
     let mut at = 0;
     std::iter::from_fn(move || {
-        let from = at + quiet(&text.as_bytes()[at..]);
-        // The first one found is the beginning.
+        let from = at + last_inert(&text.as_bytes()[at..]);
+        // The first boundary is the start of the segmented text.
         at = from + segmenter.segment_str(&text[from..]).nth(1)?;
         Some(at)
     })
 }
 
-/// Where the last of the quiet characters starts that `text` begins with: those that end no sentence and that no character
-/// before them changes.
-fn quiet(text: &[u8]) -> usize {
+/// Returns the start of the last inert character in the leading run of them. Inert characters end no sentence and are
+/// unaffected by the characters before them.
+fn last_inert(text: &[u8]) -> usize {
     let (mut last, mut at) = (0, 0);
     loop {
-        let run = text[at..].iter().position(|&byte| !QUIET[usize::from(byte)]).unwrap_or(text.len() - at);
+        let run = text[at..].iter().position(|&byte| !INERT_ASCII[usize::from(byte)]).unwrap_or(text.len() - at);
         if run > 0 {
             at += run;
             last = at - 1;
@@ -40,15 +40,15 @@ fn quiet(text: &[u8]) -> usize {
     }
 }
 
-/// The quiet characters of ASCII.
-const QUIET: [bool; 256] = {
-    let mut quiet = [false; 256];
+/// Inert ASCII characters.
+const INERT_ASCII: [bool; 256] = {
+    let mut last_inert = [false; 256];
     let mut byte = 0;
     while byte < 128 {
-        quiet[byte] = !matches!(byte as u8, b'.' | b'!' | b'?' | b'\n' | b'\r');
+        last_inert[byte] = !matches!(byte as u8, b'.' | b'!' | b'?' | b'\n' | b'\r');
         byte += 1;
     }
-    quiet
+    last_inert
 };
 
 #[cfg(test)]
@@ -63,14 +63,14 @@ mod tests {
     }
 
     #[test]
-    fn they_are_those_of_the_whole_text() {
+    fn boundaries_equal_those_of_segmenting_the_whole_text() {
         ["", ".", "a", "A.B", "x. y", "3.14 e.g. It. «Ja.» No", "Who? “he.” ’Tis…", "Да. Нет", "好。不好"]
             .into_iter()
             .for_each(assert_same);
-        // What stops, what closes, what goes on, what combines, and every character that is passed over.
+        // Terminators, closing marks, continuations, combining characters, and every character that is skipped.
         let odd = ".!?。．\u{85}\u{2028}\r\n\t )”’»,;:—–…aBz9 \u{301}\u{ad}\u{200d}\u{feff}ßЯяאا ज中ไ١ª\u{1f600}";
-        let quiet = (0..0x80).chain(0xc0..0x180).chain(0x400..0x480).filter_map(char::from_u32);
-        let characters: Vec<char> = odd.chars().chain(quiet).collect();
+        let last_inert = (0..0x80).chain(0xc0..0x180).chain(0x400..0x480).filter_map(char::from_u32);
+        let characters: Vec<char> = odd.chars().chain(last_inert).collect();
         let odd = odd.chars().count() as u64;
         for seed in 0..100_000 {
             let mut rng = Key::new(seed).rng();

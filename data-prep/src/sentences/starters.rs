@@ -1,6 +1,6 @@
-//! Words that begin sentences, of some twenty languages.
+//! Sentence starters in some twenty languages.
 
-/// Words that begin sentences and no names, sorted by their bytes.
+/// Words that start sentences but not names, in byte order.
 pub const STARTERS: [&str; 114] = [
     "A",
     "Aber",

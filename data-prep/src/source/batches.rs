@@ -1,6 +1,6 @@
-//! The corpus in batches of whole documents, dealt to any number of threads.
+//! Distribution of the corpus over threads, in batches of whole documents.
 //!
-//! Which documents a batch holds depends on the files alone, so that a restart can tell which batches are done.
+//! The contents of a batch depend on the files alone, so a restart can identify the finished batches.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -10,147 +10,149 @@ use lambert_config::prep::Source;
 use twox_hash::XxHash3_64;
 
 use super::formats::FORMATS;
-use super::{DocumentReader, Notes, RawDocument, SourceError, SourceFile, Stored, opened};
+use super::{DocumentReader, RawDocument, SkipNotices, SourceError, SourceFile, StoredReader, open_stored};
 
-/// Bytes of documents in a batch: enough that taking one costs nothing, little enough that threads end together.
-const BATCH: usize = 1 << 20;
+/// Target size of a batch, bytes: large enough to make queueing cheap, small enough for threads to finish together.
+const BATCH_BYTES: usize = 1 << 20;
 
-/// Some documents of one file.
+/// A batch of documents of one file.
 #[derive(Debug)]
-pub struct Batch {
-    /// The file's number.
+pub struct DocumentBatch {
+    /// File number.
     pub file: u32,
-    /// The batch's number in the file, from 0.
+    /// Index of the batch in its file.
     pub number: u32,
-    /// Whether the file ends here.
-    pub last: bool,
-    /// Whether the work is this part's; if not, no documents are here.
-    pub mine: bool,
-    /// With the last batch: the sha256 of the stored file.
+    /// True for the last batch of its file.
+    pub is_last: bool,
+    /// True if this part processes the batch; otherwise `documents` is empty.
+    pub is_assigned: bool,
+    /// SHA-256 of the stored file, with the last batch only.
     pub sha256: Option<String>,
     /// Whole documents.
     pub documents: Vec<RawDocument>,
-    /// What was left out between them.
-    pub notes: Notes,
+    /// Skipped or repaired parts between the documents.
+    pub notices: SkipNotices,
 }
 
-impl Batch {
-    /// Bytes of the documents.
+impl DocumentBatch {
+    /// Total size of the documents, bytes.
     pub fn bytes(&self) -> usize {
         self.documents.iter().map(|document| document.bytes.len()).sum()
     }
 
-    /// A hash of the documents: tells a restart whether the file is still what it was.
+    /// Hash of the documents, by which a restart detects changed files.
     pub fn digest(&self) -> u64 {
         self.documents.iter().fold(0, |seed, document| XxHash3_64::oneshot_with_seed(seed, &document.bytes))
     }
 }
 
-/// One of several processes that share the work: its number, from 0, and how many there are.
-pub type Part = Option<(usize, usize)>;
+/// One of several processes that share the work, as (index, number of parts); `None` for a single process.
+pub type WorkPart = Option<(usize, usize)>;
 
-/// Files of more stored bytes are shared by their batches, smaller ones go to one part as a whole.
-const SHARED: u64 = 32 << 20;
+/// Files above this stored size are shared batch by batch; smaller ones belong to one part.
+const SHARED_FILE_BYTES: u64 = 32 << 20;
 
-/// Whether a file can hold work for this part, so that it has to be read.
-pub fn is_read_by(file: &SourceFile, part: Part) -> bool {
-    part.is_none_or(|(index, parts)| file.bytes > SHARED || file.number as usize % parts == index)
+/// True if `part` has to read the file.
+pub fn is_read_by(file: &SourceFile, part: WorkPart) -> bool {
+    part.is_none_or(|(index, parts)| file.bytes > SHARED_FILE_BYTES || file.number as usize % parts == index)
 }
 
-/// Whether a batch of a file that is read is this part's work.
-fn is_done_by(file: &SourceFile, batch: u32, part: Part) -> bool {
-    part.is_none_or(|(index, parts)| file.bytes <= SHARED || (file.number as usize + batch as usize) % parts == index)
+/// True if `part` processes the batch, given that it reads the file.
+fn is_assigned_to(file: &SourceFile, batch: u32, part: WorkPart) -> bool {
+    part.is_none_or(|(index, parts)| {
+        file.bytes <= SHARED_FILE_BYTES || (file.number as usize + batch as usize) % parts == index
+    })
 }
 
-/// Gives out batches; see the module.
-pub struct Batches<'a> {
+/// Hands out batches to threads.
+pub struct BatchQueue<'a> {
     sources: &'a [Source],
     files: Vec<&'a SourceFile>,
     next_file: AtomicUsize,
-    open: Mutex<Vec<Arc<Mutex<Stream>>>>,
+    open: Mutex<Vec<Arc<Mutex<FileStream>>>>,
     done: HashMap<(u32, u32), u64>,
-    part: Part,
+    part: WorkPart,
     window: u64,
-    read: Arc<AtomicU64>,
+    bytes_read: Arc<AtomicU64>,
 }
 
-struct Stream {
+struct FileStream {
     file: SourceFile,
     number: u32,
-    ended: bool,
-    stored: Stored,
+    has_ended: bool,
+    stored: StoredReader,
     documents: Box<dyn DocumentReader>,
 }
 
-/// What a thread is reading.
+/// The file that a thread reads from.
 #[derive(Default)]
-pub struct Place(Option<Arc<Mutex<Stream>>>);
+pub struct OpenFile(Option<Arc<Mutex<FileStream>>>);
 
-impl<'a> Batches<'a> {
-    /// The batches of `files` that are this part's, except those in `done` (file, number, with their digests).
-    /// A decompressor may have `window` bytes for what it looks back at.
+impl<'a> BatchQueue<'a> {
+    /// Creates a queue of the batches of `files` for `part`, without those in `done`, which maps (file, batch) to
+    /// digest. Decompression windows are limited to `window` bytes.
     pub fn new(
         sources: &'a [Source],
         files: Vec<&'a SourceFile>,
         done: HashMap<(u32, u32), u64>,
-        part: Part,
+        part: WorkPart,
         window: u64,
     ) -> Self {
-        let (next_file, read) = (AtomicUsize::new(0), Arc::new(AtomicU64::new(0)));
-        Self { sources, files, next_file, open: Mutex::new(Vec::new()), done, part, window, read }
+        let (next_file, bytes_read) = (AtomicUsize::new(0), Arc::new(AtomicU64::new(0)));
+        Self { sources, files, next_file, open: Mutex::new(Vec::new()), done, part, window, bytes_read }
     }
 
-    /// Stored bytes that were read.
+    /// Stored bytes read so far.
     pub fn bytes_read(&self) -> u64 {
-        self.read.load(Ordering::Relaxed)
+        self.bytes_read.load(Ordering::Relaxed)
     }
 
-    /// The next batch for a thread; `None` at the end.
-    pub fn next(&self, place: &mut Place) -> Result<Option<Batch>, SourceError> {
+    /// Returns the next batch for a thread, or `None` at the end.
+    pub fn next(&self, open_file: &mut OpenFile) -> Result<Option<DocumentBatch>, SourceError> {
         loop {
-            let stream = match place.0.take() {
+            let stream = match open_file.0.take() {
                 Some(stream) => stream,
-                None => match self.stream()? {
+                None => match self.open_next()? {
                     Some(stream) => stream,
                     None => return Ok(None),
                 },
             };
-            let batch = self.batch(&mut stream.lock().unwrap_or_else(PoisonError::into_inner))?;
+            let batch = self.next_batch(&mut stream.lock().unwrap_or_else(PoisonError::into_inner))?;
             if let Some(batch) = batch {
-                place.0 = Some(stream);
+                open_file.0 = Some(stream);
                 return Ok(Some(batch));
             }
             lock(&self.open).retain(|other| !Arc::ptr_eq(other, &stream));
         }
     }
 
-    /// A file that nobody has opened, else one that another thread is reading.
-    fn stream(&self) -> Result<Option<Arc<Mutex<Stream>>>, SourceError> {
+    /// Opens the next file; joins a file of another thread if all are open.
+    fn open_next(&self) -> Result<Option<Arc<Mutex<FileStream>>>, SourceError> {
         let Some(file) = self.files.get(self.next_file.fetch_add(1, Ordering::Relaxed)) else {
             return Ok(lock(&self.open).last().cloned());
         };
         let source = &self.sources[file.source];
-        let (stored, documents) = opened(FORMATS, source, file, self.read.clone(), self.window)?;
+        let (stored, documents) = open_stored(FORMATS, source, file, self.bytes_read.clone(), self.window)?;
         let file = SourceFile::clone(file);
-        let stream = Arc::new(Mutex::new(Stream { file, number: 0, ended: false, stored, documents }));
+        let stream = Arc::new(Mutex::new(FileStream { file, number: 0, has_ended: false, stored, documents }));
         lock(&self.open).push(stream.clone());
         Ok(Some(stream))
     }
 
-    fn batch(&self, stream: &mut Stream) -> Result<Option<Batch>, SourceError> {
-        while !stream.ended {
+    fn next_batch(&self, stream: &mut FileStream) -> Result<Option<DocumentBatch>, SourceError> {
+        while !stream.has_ended {
             let mut batch = stream.next()?;
             let done = self.done.get(&(batch.file, batch.number));
             if done.is_some_and(|digest| *digest != batch.digest()) {
                 return Err(SourceError::Changed { file: stream.file.name.clone() });
             }
-            batch.mine = done.is_none() && is_done_by(&stream.file, batch.number, self.part);
-            if batch.mine {
+            batch.is_assigned = done.is_none() && is_assigned_to(&stream.file, batch.number, self.part);
+            if batch.is_assigned {
                 return Ok(Some(batch));
             }
-            // Who reads a file to its end says what it held, whoever does the last batch.
-            if batch.last {
-                (batch.documents, batch.notes) = (Vec::new(), Notes::new());
+            // The reader of the last batch reports the file's hash, even if the batch belongs to another part.
+            if batch.is_last {
+                (batch.documents, batch.notices) = (Vec::new(), SkipNotices::new());
                 return Ok(Some(batch));
             }
         }
@@ -158,29 +160,37 @@ impl<'a> Batches<'a> {
     }
 }
 
-impl Stream {
-    fn next(&mut self) -> Result<Batch, SourceError> {
+impl FileStream {
+    fn next(&mut self) -> Result<DocumentBatch, SourceError> {
         let mut documents = Vec::new();
         let mut bytes = 0;
-        while bytes < BATCH && !self.ended {
+        while bytes < BATCH_BYTES && !self.has_ended {
             match self.documents.next()? {
                 Some(document) => {
                     bytes += document.bytes.len();
                     documents.push(document);
                 }
-                None => self.ended = true,
+                None => self.has_ended = true,
             }
         }
-        let notes = self.documents.notes();
+        let notices = self.documents.take_notices();
         let number = self.number;
         self.number += 1;
-        let sha256 = if self.ended { Some(self.finish()?) } else { None };
-        Ok(Batch { file: self.file.number, number, last: self.ended, mine: true, sha256, documents, notes })
+        let sha256 = if self.has_ended { Some(self.finish()?) } else { None };
+        Ok(DocumentBatch {
+            file: self.file.number,
+            number,
+            is_last: self.has_ended,
+            is_assigned: true,
+            sha256,
+            documents,
+            notices,
+        })
     }
 
     fn finish(&mut self) -> Result<String, SourceError> {
-        let fault = |source| SourceError::Input { path: self.file.name.clone(), operation: "read", source };
-        self.stored.finish().map_err(fault)
+        let read_error = |source| SourceError::Input { path: self.file.name.clone(), operation: "read", source };
+        self.stored.finish().map_err(read_error)
     }
 }
 

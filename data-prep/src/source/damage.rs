@@ -1,84 +1,84 @@
-//! Where a file is damaged and reading goes on: a gap.
+//! Gaps: damaged parts of a file after which reading continues.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, Error, ErrorKind, Read, Result};
 
-use super::input::{Input, read_buffered};
+use super::input::{BoxedReader, read_buffered};
 use super::stored::StorageError;
 
-/// What a reader meets where a part of the text is missing. The next call reads what comes behind it.
+/// Error that marks missing text. The next read returns the text after it.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Gap(&'static str);
 
 impl Gap {
-    /// As the error of a reader; `what` is what is missing, a key of the manifest's `rejected`.
-    pub fn error(what: &'static str) -> Error {
-        Error::new(ErrorKind::InvalidData, Self(what))
+    /// Creates a gap as an I/O error; `reason` is a key of the manifest's `rejected`.
+    pub fn error(reason: &'static str) -> Error {
+        Error::new(ErrorKind::InvalidData, Self(reason))
     }
 
-    /// What is missing, if `error` is a gap and not an error that ends the file.
+    /// Returns the reason if `error` is a gap.
     pub fn of(error: &Error) -> Option<&'static str> {
         error.get_ref()?.downcast_ref::<Self>().map(|gap| gap.0)
     }
 }
 
-/// An input whose damaged end is a gap. That the disk or the store fails stays an error.
-pub struct Tolerant {
-    input: Input,
-    ended: bool,
-    /// Gaps at the start, which the reader has yet to meet.
-    pending: VecDeque<&'static str>,
+/// Turns errors of damaged input into a gap at the end of the text. Errors of the disk or the store are passed on.
+pub struct TolerantReader {
+    input: BoxedReader,
+    has_ended: bool,
+    /// Gaps found by [`TolerantReader::peek`], not reported yet.
+    pending_gaps: VecDeque<&'static str>,
 }
 
-impl Tolerant {
-    /// Reads `input` as far as it goes.
-    pub fn new(input: Input) -> Self {
-        Self { input, ended: false, pending: VecDeque::new() }
+impl TolerantReader {
+    /// Reads `input` up to the first error that is not a gap.
+    pub fn new(input: BoxedReader) -> Self {
+        Self { input, has_ended: false, pending_gaps: VecDeque::new() }
     }
 
-    /// The first text that can be read, to look at.
-    pub fn start(&mut self) -> Result<&[u8]> {
+    /// Returns the first readable text without consuming it.
+    pub fn peek(&mut self) -> Result<&[u8]> {
         loop {
-            match self.next() {
-                Ok(()) => return if self.ended { Ok(&[]) } else { self.input.fill_buf() },
-                Err(error) => self.pending.push_back(Gap::of(&error).ok_or(error)?),
+            match self.check_input() {
+                Ok(()) => return if self.has_ended { Ok(&[]) } else { self.input.fill_buf() },
+                Err(error) => self.pending_gaps.push_back(Gap::of(&error).ok_or(error)?),
             }
         }
     }
 
-    /// Whether there is text to be had, or the end.
-    fn next(&mut self) -> Result<()> {
-        if self.ended {
+    /// Checks that text is available or the input has ended.
+    fn check_input(&mut self) -> Result<()> {
+        if self.has_ended {
             return Ok(());
         }
-        self.input.fill_buf().map(drop).map_err(|error| self.tolerate(error))
+        self.input.fill_buf().map(drop).map_err(|error| self.map_error(error))
     }
 
-    fn tolerate(&mut self, error: Error) -> Error {
+    fn map_error(&mut self, error: Error) -> Error {
         let storage = error.get_ref().is_some_and(|inner| inner.is::<StorageError>());
         if storage || Gap::of(&error).is_some() {
             return error;
         }
-        self.ended = true;
+        self.has_ended = true;
         Gap::error("damaged file: the rest of it")
     }
 }
 
-impl Read for Tolerant {
+impl Read for TolerantReader {
     fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
         read_buffered(self, buffer)
     }
 }
 
-impl BufRead for Tolerant {
+impl BufRead for TolerantReader {
     fn fill_buf(&mut self) -> Result<&[u8]> {
-        if let Some(what) = self.pending.pop_front() {
-            return Err(Gap::error(what));
+        if let Some(reason) = self.pending_gaps.pop_front() {
+            return Err(Gap::error(reason));
         }
-        self.next()?;
-        // What is buffered by now comes at once and without an error.
-        if self.ended { Ok(&[]) } else { self.input.fill_buf() }
+        self.check_input()?;
+        // Buffered by the check above, so it cannot fail.
+        if self.has_ended { Ok(&[]) } else { self.input.fill_buf() }
     }
 
     fn consume(&mut self, count: usize) {
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
     use std::io::BufReader;
 
-    /// Fails once, behind four bytes.
+    /// Returns four bytes, then fails once.
     struct Failing(Option<Error>, bool);
 
     impl Read for Failing {
@@ -107,13 +107,13 @@ mod tests {
     }
 
     fn read(error: Error) -> Error {
-        let mut input = Tolerant::new(Box::new(BufReader::new(Failing(Some(error), false))));
-        assert_eq!(input.start().unwrap(), b"text");
+        let mut input = TolerantReader::new(Box::new(BufReader::new(Failing(Some(error), false))));
+        assert_eq!(input.peek().unwrap(), b"text");
         input.read_to_end(&mut Vec::new()).unwrap_err()
     }
 
     #[test]
-    fn damage_is_a_gap_and_a_failing_disk_is_not() {
+    fn damage_is_a_gap_and_a_disk_error_is_not() {
         let damage = Error::new(ErrorKind::InvalidData, "no such code");
         assert_eq!(Gap::of(&read(damage)), Some("damaged file: the rest of it"));
         assert_eq!(Gap::of(&read(Gap::error("a block"))), Some("a block"));

@@ -1,89 +1,89 @@
-/// The reason why an input cannot be found or read.
+/// Errors in finding and reading the inputs.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SourceError {
-    /// A source names no file.
-    #[error("{key} = {path:?}: {why}")]
+    /// A source has no files.
+    #[error("{key} = {path:?}: {reason}")]
     NoFiles {
-        /// The key of the configuration.
+        /// Configuration key.
         key: String,
-        /// Its value.
+        /// Value of the key.
         path: String,
-        /// What was found.
-        why: String,
+        /// Reason.
+        reason: String,
     },
-    /// An input file is not what it was when a part of it was prepared.
-    #[error("{file} has changed since this preparation began; remove the work folder to start anew")]
+    /// An input file changed during the preparation.
+    #[error("{file} has changed since this preparation started; remove the work folder to start over")]
     Changed {
-        /// The file.
+        /// File.
         file: String,
     },
-    /// A setting of a source that only shows itself wrong here.
+    /// A source setting is invalid.
     #[error("{key}: {message}")]
     Setting {
-        /// The key of the configuration.
+        /// Configuration key.
         key: String,
-        /// What was found and expected.
+        /// Problem and expected value.
         message: String,
     },
     /// An input file cannot be read.
     #[error("cannot {operation} {path}")]
     Input {
-        /// The file.
+        /// File.
         path: String,
-        /// What was tried.
+        /// Operation that failed.
         operation: &'static str,
-        /// Why.
+        /// I/O error.
         source: std::io::Error,
     },
     /// An input file is damaged or its disk fails.
-    #[error("{file}: cannot read on behind byte {at} of its text")]
+    #[error("{file}: cannot read past byte {offset} of its text")]
     Stream {
-        /// The file.
+        /// File.
         file: String,
-        /// Decompressed bytes that were read.
-        at: u64,
-        /// Why.
+        /// Decompressed bytes read before the error.
+        offset: u64,
+        /// I/O error.
         source: std::io::Error,
     },
     /// A text is not UTF-8.
-    #[error("{file}: byte {at} is not UTF-8")]
+    #[error("{file}: invalid UTF-8 at byte {offset}")]
     NotUtf8 {
-        /// The file.
+        /// File.
         file: String,
-        /// In the decompressed file, from 0.
-        at: u64,
+        /// Byte offset in the decompressed file.
+        offset: u64,
     },
-    /// A file holds no text.
-    #[error("{file} is not read as text: it looks like {found}")]
+    /// A file is not text.
+    #[error("cannot read {file} as text: it looks like {found}")]
     NotText {
-        /// The file.
+        /// File.
         file: String,
-        /// What it looks like, and what can be done about it.
+        /// Detected type, with advice.
         found: String,
     },
-    /// A file is not of the format that its source says.
-    #[error("{file}, byte {at}: expected {expected}")]
+    /// A file does not match the format of its source.
+    #[error("{file}, byte {offset}: expected {expected}")]
     Format {
-        /// The file.
+        /// File.
         file: String,
-        /// In the decompressed file, from 0.
-        at: u64,
-        /// What should stand there.
+        /// Byte offset in the decompressed file.
+        offset: u64,
+        /// Expected contents.
         expected: String,
     },
-    /// The store of an input could not do what was asked.
-    #[error("cannot reach {url}")]
+    /// The store of an input failed.
+    #[error("cannot access {url}")]
     Store {
-        /// The input.
+        /// Input URL.
         url: String,
-        /// Why.
+        /// Store error.
         source: lambert_store::Error,
     },
 }
 
 impl SourceError {
-    /// Whether the configuration is wrong (exit code 2), not the corpus or the machine (1).
+    /// True if the configuration is wrong (exit code 2) rather than the corpus or the machine (exit code 1).
     #[must_use]
     pub const fn is_usage(&self) -> bool {
         matches!(self, Self::NoFiles { .. } | Self::Setting { .. })

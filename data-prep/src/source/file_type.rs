@@ -1,34 +1,34 @@
-//! Files that no format reads as text, by their first bytes: archives, compressed and binary files.
+//! Detection of archives, compressed files and binary files by their first bytes.
 
-/// A tar archive's blocks, and where the checksum of the first one stands.
+/// Block size of a tar archive, and the range of the checksum in its header.
 const TAR_BLOCK: usize = 512;
 const TAR_CHECKSUM: std::ops::Range<usize> = 148..156;
 
-/// The kind of archive or document that begins so, in words that follow "it looks like".
+/// Describes the archive or document type that starts with `head`, as words that follow "it looks like".
 pub fn container(head: &[u8]) -> Option<String> {
     if is_tar(head) {
-        return Some("a tar archive; unpack it and name the folder of its files".to_owned());
+        return Some("a tar archive; unpack it and use the folder of its files".to_owned());
     }
     if head.starts_with(b"%PDF-") {
         return Some("a PDF document".to_owned());
     }
     let packed = compression(head)?;
-    Some(format!("a file that was compressed twice, the second time with {packed}"))
+    Some(format!("a file that was compressed twice (inner compression: {packed})"))
 }
 
-/// The compression of the bytes that begin so, if it is one that can be undone.
+/// Name of the supported compression that starts with `head`.
 pub fn compression(head: &[u8]) -> Option<&'static str> {
     match head {
         [b'B', b'Z', b'h', b'1'..=b'9', ..] => Some("bzip2"),
         [0x1f, 0x8b, ..] => Some("gzip"),
-        // The second is a frame to be skipped, which pzstd and others begin with.
+        // The second pattern is a skippable frame, which pzstd writes first.
         [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Some("zstd"),
         [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Some("xz"),
         _ => None,
     }
 }
 
-/// Tells whether the first block's checksum is right, which all kinds of tar have.
+/// True if the first block has a valid tar checksum, which all tar variants have.
 fn is_tar(head: &[u8]) -> bool {
     let Some(block) = head.get(..TAR_BLOCK) else { return false };
     let stored = std::str::from_utf8(&block[TAR_CHECKSUM]).unwrap_or("").trim_matches(['\0', ' ']);
@@ -37,15 +37,15 @@ fn is_tar(head: &[u8]) -> bool {
     block[0] != 0 && u32::from_str_radix(stored, 8) == Ok(sum - field + TAR_CHECKSUM.len() as u32 * u32::from(b' '))
 }
 
-/// The kind of bytes that are no text (pictures, programs, other archives), in words that follow "it looks like". Text with
-/// a few odd bytes in it is text.
+/// Describes the type of binary data that starts with `head` (images, programs, other archives), as words that follow
+/// "it looks like". Text with a few control characters is text.
 pub fn binary(head: &[u8]) -> Option<String> {
     let is_control = |byte: &&u8| **byte < b' ' && !b"\t\n\x0b\x0c\r\x1b".contains(byte);
     let controls = head.iter().filter(is_control).count();
     if controls == 0 {
         return None;
     }
-    // A character may be cut at the end of the head.
+    // The head may end within a character.
     let valid = std::str::from_utf8(head).map_or_else(|error| error.error_len().is_none(), |_| true);
     if controls * 3 < head.len() && (valid || controls * 20 < head.len()) {
         return None;
@@ -53,7 +53,7 @@ pub fn binary(head: &[u8]) -> Option<String> {
     let nul = |from: usize| head.iter().skip(from).step_by(2).filter(|&&byte| byte == 0).count();
     if nul(0).max(nul(1)) * 3 > head.len() && nul(0).min(nul(1)) * 20 < head.len() {
         let order = if nul(1) > nul(0) { "utf-16le" } else { "utf-16be" };
-        return Some(format!("UTF-16 without a byte-order mark; encoding = \"{order}\" reads it"));
+        return Some(format!("UTF-16 without a byte-order mark; set encoding = \"{order}\""));
     }
     let kind = infer::get(head).map(|kind| format!(" ({})", kind.mime_type()));
     Some(format!("a binary file{}", kind.unwrap_or_default()))
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_stays_text_whatever_it_begins_with() {
+    fn text_is_never_taken_for_binary() {
         let texts: [&[u8]; 9] = [
             b"BM is no picture.",
             b"MZ and PK\x03 are letters.",

@@ -1,11 +1,11 @@
-//! A stream of bytes on its way from a file to a reader.
+//! Readers of decompressed bytes.
 
 use std::io::{BufRead, Read, Result};
 
-/// A stream of decompressed bytes.
-pub type Input = Box<dyn BufRead + Send>;
+/// A buffered reader of decompressed bytes.
+pub type BoxedReader = Box<dyn BufRead + Send>;
 
-/// [`Read::read`] for who has [`BufRead`].
+/// Implements [`Read::read`] for a [`BufRead`].
 pub fn read_buffered(input: &mut impl BufRead, buffer: &mut [u8]) -> Result<usize> {
     let count = input.fill_buf()?.read(buffer)?;
     input.consume(count);

@@ -1,112 +1,112 @@
-//! Lines of a text, with what is missing between them.
+//! Line reader with bounded line lengths that reports gaps.
 
 use super::SourceError;
 use super::damage::Gap;
-use super::input::Input;
+use super::input::BoxedReader;
 
-/// A longer line is cut, so that memory stays bounded.
-pub const LONGEST: usize = 16 << 20;
-/// A longer line that cannot be cut is not read.
-const LONGEST_WHOLE: usize = 256 << 20;
+/// Longer lines are split, to bound memory.
+pub const MAX_LINE_BYTES: usize = 16 << 20;
+/// Longer lines that cannot be split are skipped.
+const MAX_WHOLE_LINE_BYTES: usize = 256 << 20;
 
-/// What ended a line.
+/// Result of reading a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
-    /// Its end, or that of the file.
+pub enum LineEnd {
+    /// A line was read.
     Line,
-    /// There was no line any more.
+    /// No line was left.
     File,
-    /// Damage, and what is missing. Nothing was appended: the pieces of the broken line are of no use.
+    /// Damage, with the reason. Nothing is appended: fragments of the damaged line are dropped.
     Gap(&'static str),
-    /// The end of a line that must not be cut and is longer than so many bytes. Nothing was appended.
+    /// The line exceeds this limit, in bytes, and cannot be split. Nothing is appended.
     TooLong(usize),
 }
 
-/// Lines with their ends.
+/// Line reader.
 pub struct Lines {
-    input: Input,
+    input: BoxedReader,
     name: String,
-    at: u64,
-    /// Whether a long line is cut in several; otherwise it is passed over.
-    cuts: bool,
-    /// Behind a gap: the rest of a line comes first.
-    broken: bool,
+    offset: u64,
+    /// Splits long lines if true, skips them otherwise.
+    splits_long_lines: bool,
+    /// True after a gap: the rest of a line comes first.
+    is_mid_line: bool,
 }
 
 impl Lines {
-    /// The lines of `input`, those of over 16 MiB cut in several; `name` is the file, for errors.
-    pub fn new(input: Input, name: &str) -> Self {
-        Self { input, name: name.to_owned(), at: 0, cuts: true, broken: false }
+    /// Reads the lines of `input` and splits those above 16 MiB. `name` is the file, for error messages.
+    pub fn new(input: BoxedReader, name: &str) -> Self {
+        Self { input, name: name.to_owned(), offset: 0, splits_long_lines: true, is_mid_line: false }
     }
 
-    /// The lines of `input`, whole; those of over 256 MiB are passed over as [`End::TooLong`].
-    pub fn whole(input: Input, name: &str) -> Self {
-        Self { cuts: false, ..Self::new(input, name) }
+    /// Reads whole lines; those above 256 MiB are skipped as [`LineEnd::TooLong`].
+    pub fn whole(input: BoxedReader, name: &str) -> Self {
+        Self { splits_long_lines: false, ..Self::new(input, name) }
     }
 
-    /// Bytes of text that were read.
-    pub const fn at(&self) -> u64 {
-        self.at
+    /// Bytes of text read so far.
+    pub const fn offset(&self) -> u64 {
+        self.offset
     }
 
-    /// The file.
+    /// File name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Appends the next line to `bytes`.
-    pub fn next(&mut self, bytes: &mut Vec<u8>) -> Result<End, SourceError> {
+    pub fn next(&mut self, bytes: &mut Vec<u8>) -> Result<LineEnd, SourceError> {
         let before = bytes.len();
-        if self.broken {
-            self.broken = false;
-            let end = self.append(bytes)?;
+        if self.is_mid_line {
+            self.is_mid_line = false;
+            let end = self.append_line(bytes)?;
             bytes.truncate(before);
-            if end != End::Line {
+            if end != LineEnd::Line {
                 return Ok(end);
             }
         }
-        self.append(bytes)
+        self.append_line(bytes)
     }
 
-    fn append(&mut self, bytes: &mut Vec<u8>) -> Result<End, SourceError> {
-        let (before, mut taken) = (bytes.len(), 0);
+    fn append_line(&mut self, bytes: &mut Vec<u8>) -> Result<LineEnd, SourceError> {
+        let (before, mut line_bytes) = (bytes.len(), 0);
         loop {
-            let at = self.at;
+            let offset = self.offset;
             let available = match self.input.fill_buf() {
                 Ok(available) => available,
                 Err(source) => match Gap::of(&source) {
-                    None => return Err(SourceError::Stream { file: self.name.clone(), at, source }),
-                    Some(what) => {
+                    None => return Err(SourceError::Stream { file: self.name.clone(), offset, source }),
+                    Some(reason) => {
                         bytes.truncate(before);
-                        self.broken = true;
-                        return Ok(End::Gap(what));
+                        self.is_mid_line = true;
+                        return Ok(LineEnd::Gap(reason));
                     }
                 },
             };
-            // A line that is too long is cut between two characters, at a space where there is one.
-            let cut = if self.cuts && taken >= LONGEST {
+            // A line that is too long is split between two characters, preferably at a space.
+            let cut = if self.splits_long_lines && line_bytes >= MAX_LINE_BYTES {
                 available.iter().position(|&byte| byte == b' ' || byte < 0x80)
             } else {
                 None
             };
-            let (count, ended) = match (memchr::memchr(b'\n', available), cut) {
+            let (count, has_ended) = match (memchr::memchr(b'\n', available), cut) {
                 (Some(end), _) => (end + 1, true),
                 (None, Some(cut)) => (cut, true),
                 (None, None) => (available.len(), available.is_empty()),
             };
-            taken += count;
-            let too_long = !self.cuts && taken > LONGEST_WHOLE;
-            if !too_long {
+            line_bytes += count;
+            let is_too_long = !self.splits_long_lines && line_bytes > MAX_WHOLE_LINE_BYTES;
+            if !is_too_long {
                 bytes.extend_from_slice(&available[..count]);
             }
             self.input.consume(count);
-            self.at += count as u64;
-            if ended && too_long {
+            self.offset += count as u64;
+            if has_ended && is_too_long {
                 bytes.truncate(before);
-                return Ok(End::TooLong(LONGEST_WHOLE));
+                return Ok(LineEnd::TooLong(MAX_WHOLE_LINE_BYTES));
             }
-            if ended {
-                return Ok(if taken == 0 { End::File } else { End::Line });
+            if has_ended {
+                return Ok(if line_bytes == 0 { LineEnd::File } else { LineEnd::Line });
             }
         }
     }

@@ -1,60 +1,60 @@
-//! A look at the first bytes of a stream, which are read again afterwards.
+//! Reader with access to its first bytes before they are read.
 
 use std::io::{BufRead, Error, Read, Result};
 
-use super::input::{Input, read_buffered};
+use super::input::{BoxedReader, read_buffered};
 
-/// Bytes that are looked at: a tar archive shows itself in the first 512.
-const HEAD: usize = 4096;
+/// Bytes to examine; detecting a tar archive takes 512.
+const HEAD_BYTES: usize = 4096;
 
-/// See the module.
-pub struct Peeked {
+/// Reader with access to its first bytes before they are read.
+pub struct PeekReader {
     head: Vec<u8>,
-    taken: usize,
-    /// Met behind the head.
+    consumed: usize,
+    /// Error found while reading the head.
     error: Option<Error>,
-    input: Input,
+    input: BoxedReader,
 }
 
-impl Peeked {
-    /// Reads the head of `input`; an error or a gap in it is met again by who reads on.
-    pub fn new(mut input: Input) -> Self {
-        let (mut head, mut error) = (Vec::with_capacity(HEAD), None);
-        while head.len() < HEAD && error.is_none() {
+impl PeekReader {
+    /// Reads the head of `input`. An error or a gap in it is returned to the reader in its place.
+    pub fn new(mut input: BoxedReader) -> Self {
+        let (mut head, mut error) = (Vec::with_capacity(HEAD_BYTES), None);
+        while head.len() < HEAD_BYTES && error.is_none() {
             match input.fill_buf() {
                 Ok([]) => break,
                 Ok(available) => {
-                    let count = available.len().min(HEAD - head.len());
+                    let count = available.len().min(HEAD_BYTES - head.len());
                     head.extend_from_slice(&available[..count]);
                     input.consume(count);
                 }
-                Err(met) => error = Some(met),
+                Err(found) => error = Some(found),
             }
         }
-        Self { head, taken: 0, error, input }
+        Self { head, consumed: 0, error, input }
     }
 
-    /// The first bytes.
+    /// First bytes.
     pub fn head(&self) -> &[u8] {
         &self.head
     }
 
-    /// Why there are no more.
+    /// Error that ended the head.
     pub fn into_error(self) -> Option<Error> {
         self.error
     }
 }
 
-impl Read for Peeked {
+impl Read for PeekReader {
     fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
         read_buffered(self, buffer)
     }
 }
 
-impl BufRead for Peeked {
+impl BufRead for PeekReader {
     fn fill_buf(&mut self) -> Result<&[u8]> {
-        if self.taken < self.head.len() {
-            return Ok(&self.head[self.taken..]);
+        if self.consumed < self.head.len() {
+            return Ok(&self.head[self.consumed..]);
         }
         match self.error.take() {
             Some(error) => Err(error),
@@ -63,8 +63,8 @@ impl BufRead for Peeked {
     }
 
     fn consume(&mut self, count: usize) {
-        if self.taken < self.head.len() {
-            self.taken += count;
+        if self.consumed < self.head.len() {
+            self.consumed += count;
         } else {
             self.input.consume(count);
         }

@@ -1,45 +1,45 @@
-//! Rows of text: each is a document, or a sentence of one.
+//! Documents from rows of text: each row is a document, or a sentence of one.
 
 use lambert_config::prep::Documents;
 
-use super::{DocumentReader, Notes, RawDocument, SourceError};
+use super::{DocumentReader, RawDocument, SkipNotices, SourceError};
 use crate::extract::Extractor;
 
-/// The values of `documents` that a format of rows takes.
+/// Values of `documents` that row formats support.
 pub const DOCUMENTS: &[Documents] = &[Documents::Row, Documents::Sentence];
 
-/// The extractor of a format of rows. Rows are not wrapped at a width; their lines are paragraphs.
+/// Creates the extractor of a row format. Rows are not hard-wrapped; their lines are paragraphs.
 pub fn extractor(documents: Documents) -> Extractor {
     if documents == Documents::Sentence { Extractor::sentences() } else { Extractor::paragraphs() }
 }
 
-/// Rows that make a document where no empty row ends it earlier.
-const SENTENCES: usize = 512;
+/// Upper limit on the rows of a document that no empty row ends.
+const MAX_SENTENCES: usize = 512;
 
-/// Gives the text of one row after another.
-pub trait Rows: Send {
-    /// Where the row starts (a byte of the file, or a row of it) and its text; `None` at the end.
+/// Reads the text of rows.
+pub trait RowReader: Send {
+    /// Returns the position (byte offset or row) and the text of the next row, or `None` at the end.
     fn next(&mut self) -> Result<Option<(u64, Vec<u8>)>, SourceError>;
-    /// What was left out since the last call.
-    fn notes(&mut self) -> Notes;
+    /// Returns the notices since the last call.
+    fn take_notices(&mut self) -> SkipNotices;
 }
 
-/// Rows as documents.
+/// Documents from rows.
 pub struct RowDocuments<R> {
     rows: R,
-    sentences: bool,
+    is_sentence_per_row: bool,
     ordinal: u32,
 }
 
-impl<R: Rows> RowDocuments<R> {
-    /// Each row is a document, or a sentence of one.
+impl<R: RowReader> RowDocuments<R> {
+    /// Treats each row as a document, or as a sentence of one, as `documents` says.
     pub fn new(rows: R, documents: Documents) -> Self {
-        Self { rows, sentences: documents == Documents::Sentence, ordinal: 0 }
+        Self { rows, is_sentence_per_row: documents == Documents::Sentence, ordinal: 0 }
     }
 
-    fn gather(&mut self) -> Result<Option<(u64, Vec<u8>)>, SourceError> {
+    fn next_group(&mut self) -> Result<Option<(u64, Vec<u8>)>, SourceError> {
         let mut document: Option<(u64, Vec<u8>)> = None;
-        for _ in 0..SENTENCES {
+        for _ in 0..MAX_SENTENCES {
             match self.rows.next()? {
                 None => break,
                 Some((_, text)) if text.trim_ascii().is_empty() => {
@@ -58,15 +58,15 @@ impl<R: Rows> RowDocuments<R> {
     }
 }
 
-impl<R: Rows> DocumentReader for RowDocuments<R> {
+impl<R: RowReader> DocumentReader for RowDocuments<R> {
     fn next(&mut self) -> Result<Option<RawDocument>, SourceError> {
-        let found = if self.sentences { self.gather()? } else { self.rows.next()? };
+        let found = if self.is_sentence_per_row { self.next_group()? } else { self.rows.next()? };
         let ordinal = self.ordinal;
         self.ordinal += 1;
-        Ok(found.map(|(at, bytes)| RawDocument { ordinal, at, bytes }))
+        Ok(found.map(|(offset, bytes)| RawDocument { ordinal, offset, bytes }))
     }
 
-    fn notes(&mut self) -> Notes {
-        self.rows.notes()
+    fn take_notices(&mut self) -> SkipNotices {
+        self.rows.take_notices()
     }
 }

@@ -1,4 +1,4 @@
-//! The settings of the sources that depend on their formats: checked, and looked through for some without effect.
+//! Checks of the source settings that depend on the format.
 
 use std::collections::BTreeSet;
 
@@ -7,18 +7,18 @@ use lambert_config::load::Fault;
 use lambert_config::prep::Source;
 use serde_json::Value;
 
-use super::format::Registry;
+use super::format::FormatRegistry;
 
-/// See [`super::check`].
-pub fn check(formats: Registry, config: &PrepConfig, faults: &mut Vec<Fault>) {
+/// See [`super::check_settings`].
+pub fn check(formats: FormatRegistry, config: &PrepConfig, faults: &mut Vec<Fault>) {
     for (key, source) in sources(config) {
         match formats.named(&source.format) {
             Err(message) => faults.push(Fault::new(format!("{key}.format"), message)),
             Ok(Some(format)) => {
-                let taken = format.documents();
-                if let Some(documents) = source.documents.filter(|documents| !taken.contains(documents)) {
-                    let taken = taken.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ");
-                    let message = format!("format = \"{}\" takes {taken}, not {documents}", format.name());
+                let supported = format.documents();
+                if let Some(documents) = source.documents.filter(|documents| !supported.contains(documents)) {
+                    let supported = supported.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ");
+                    let message = format!("format = \"{}\" takes {supported}, not {documents}", format.name());
                     faults.push(Fault::new(format!("{key}.documents"), message));
                 }
             }
@@ -28,14 +28,14 @@ pub fn check(formats: Registry, config: &PrepConfig, faults: &mut Vec<Fault>) {
 }
 
 /// See [`super::unused_settings`].
-pub fn unused(formats: Registry, config: &PrepConfig) -> Vec<Fault> {
-    let of_formats: BTreeSet<&str> = formats.all().flat_map(|format| format.options()).copied().collect();
+pub fn unused(formats: FormatRegistry, config: &PrepConfig) -> Vec<Fault> {
+    let options: BTreeSet<&str> = formats.all().flat_map(|format| format.options()).copied().collect();
     let mut found = Vec::new();
     for (key, source) in sources(config) {
         let Ok(Some(format)) = formats.named(&source.format) else { continue };
-        let (set, default) = (fields(source), fields(&Source::default()));
-        for option in of_formats.iter().filter(|option| !format.options().contains(option)) {
-            if set.get(option) != default.get(option) {
+        let (values, defaults) = (fields(source), fields(&Source::default()));
+        for option in options.iter().filter(|option| !format.options().contains(option)) {
+            if values.get(option) != defaults.get(option) {
                 let message = format!("has no effect with format = \"{}\"", format.name());
                 found.push(Fault::new(format!("{key}.{option}"), message));
             }
@@ -44,7 +44,7 @@ pub fn unused(formats: Registry, config: &PrepConfig) -> Vec<Fault> {
     found
 }
 
-/// All sources with their keys in the file.
+/// All sources with their configuration keys.
 fn sources(config: &PrepConfig) -> impl Iterator<Item = (String, &Source)> {
     let lists = [("source", &config.source), ("exclude", &config.exclude)];
     lists.into_iter().flat_map(|(list, sources)| {

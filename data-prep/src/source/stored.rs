@@ -1,4 +1,4 @@
-//! The bytes of an input file as they are stored, and the sha256 of all of them, computed while they go by.
+//! Stored bytes of an input file, hashed with SHA-256 as they are read.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Result, Seek, SeekFrom, Take};
@@ -8,18 +8,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use lambert_store::Store;
 use sha2::{Digest, Sha256};
 
-use super::ahead::Ahead;
+use super::read_ahead::ReadAhead;
 use super::{SourceError, SourceFile};
 use lambert_dataset::hex;
 
-/// Bytes at once where nobody but the hash wants them.
-const PASSED: usize = 1 << 20;
+/// Buffer size for bytes that are only hashed.
+const SKIP_BUFFER_BYTES: usize = 1 << 20;
 
-/// A handle to a file that is being read; its clones read on from the same place.
+/// A handle to an open file. Clones share the position and the hash.
 #[derive(Clone)]
-pub struct Stored(Arc<Mutex<Bytes>>);
+pub struct StoredReader(Arc<Mutex<HashedStream>>);
 
-struct Bytes {
+struct HashedStream {
     inner: Box<dyn Read + Send>,
     counter: Arc<AtomicU64>,
     sha256: Sha256,
@@ -27,60 +27,63 @@ struct Bytes {
     expected: u64,
 }
 
-/// The disk or the store failed, not what it holds: never passed over as damage.
+/// Marks an error of the disk or the store, which is never tolerated as damage.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct StorageError(pub Error);
 
-impl Stored {
-    /// Opens `file`; `counter` grows with the bytes that are read. An object may have `memory` bytes that are read ahead.
+impl StoredReader {
+    /// Opens `file`. `counter` is incremented by the bytes read. For an object, up to `memory` bytes are read ahead.
+    ///
+    /// # Errors
+    /// The file or the store cannot be opened.
     pub fn open(file: &SourceFile, counter: Arc<AtomicU64>, memory: u64) -> std::result::Result<Self, SourceError> {
         let inner = if file.is_remote() {
             let (folder, object) = file.name.rsplit_once('/').unwrap_or(("", &file.name));
             let store = Store::open(folder).map_err(|source| SourceError::Store { url: file.name.clone(), source })?;
-            Box::new(Ahead::new(store, object, file.bytes, memory)) as Box<dyn Read + Send>
+            Box::new(ReadAhead::new(store, object, file.bytes, memory)) as Box<dyn Read + Send>
         } else {
-            let fault = |source| SourceError::Input { path: file.name.clone(), operation: "open", source };
-            Box::new(local(file).map_err(fault)?)
+            let open_error = |source| SourceError::Input { path: file.name.clone(), operation: "open", source };
+            Box::new(local(file).map_err(open_error)?)
         };
-        let bytes = Bytes { inner, counter, sha256: Sha256::new(), read: 0, expected: file.bytes };
+        let bytes = HashedStream { inner, counter, sha256: Sha256::new(), read: 0, expected: file.bytes };
         Ok(Self(Arc::new(Mutex::new(bytes))))
     }
 
-    /// Reads up to byte `end` of the file, if that is ahead.
-    pub fn pass(&self, end: u64) -> Result<()> {
+    /// Reads and hashes up to byte `end`.
+    pub fn skip_to(&self, end: u64) -> Result<()> {
         let mut bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut buffer = vec![0; PASSED.min(end.saturating_sub(bytes.read) as usize)];
+        let mut buffer = vec![0; SKIP_BUFFER_BYTES.min(end.saturating_sub(bytes.read) as usize)];
         while bytes.read < end {
-            let wanted = buffer.len().min((end - bytes.read) as usize);
-            if bytes.read(&mut buffer[..wanted])? == 0 {
+            let count = buffer.len().min((end - bytes.read) as usize);
+            if bytes.read(&mut buffer[..count])? == 0 {
                 break;
             }
         }
         Ok(())
     }
 
-    /// Reads what is left; the sha256 of the whole file.
+    /// Reads the rest and returns the SHA-256 of the file.
     pub fn finish(&self) -> Result<String> {
-        self.pass(u64::MAX)?;
+        self.skip_to(u64::MAX)?;
         let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if bytes.read != bytes.expected {
             let (read, expected) = (bytes.read, bytes.expected);
             return Err(Error::other(format!(
-                "it has {read} bytes now and had {expected}: it changes while it is read"
+                "the size changed while reading: expected {expected} bytes, read {read}"
             )));
         }
         Ok(hex(&bytes.sha256.clone().finalize()))
     }
 }
 
-impl Read for Stored {
+impl Read for StoredReader {
     fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).read(buffer)
     }
 }
 
-impl Bytes {
+impl HashedStream {
     fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
         let count = loop {
             match self.inner.read(buffer) {

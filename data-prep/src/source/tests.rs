@@ -1,4 +1,4 @@
-//! The registry with one more format, which is all that a new format is: it is recognized, refused, checked and read.
+//! A registry with an additional format: it is detected, refused, checked and read like the others.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -6,13 +6,16 @@ use std::sync::Arc;
 use lambert_config::PrepConfig;
 use lambert_config::prep::{Documents, Source};
 
-use super::format::{Head, InputFile, InputFormat, Registry};
-use super::lines::{End, Lines};
-use super::{DocumentReader, Notes, RawDocument, SourceError, SourceFile, Stored, WINDOW, extract, opened};
+use super::format::{FileHead, FormatRegistry, InputFile, InputFormat};
+use super::lines::{LineEnd, Lines};
+use super::{
+    DEFAULT_WINDOW, DocumentReader, RawDocument, SkipNotices, SourceError, SourceFile, StoredReader, extract,
+    open_stored,
+};
 use super::{find, formats::FORMATS, settings};
 use crate::extract::{Extracted, Extractor};
 
-/// Records that begin with `#!`; a line that is `--` ends one.
+/// A format of records that begin with `#!` and are separated by a line `--`.
 struct Cards;
 
 struct CardReader {
@@ -33,15 +36,15 @@ impl InputFormat for Cards {
         &["headings"]
     }
 
-    fn recognizes(&self, head: Head<'_>) -> bool {
-        matches!(head, Head::Text(text) if text.starts_with(b"#!"))
+    fn recognizes(&self, head: FileHead<'_>) -> bool {
+        matches!(head, FileHead::Text(text) if text.starts_with(b"#!"))
     }
 
     fn looks_like(&self) -> Option<&'static str> {
         Some("a box of cards")
     }
 
-    fn refusal(&self, head: &[u8], _formats: Registry) -> Option<String> {
+    fn refusal(&self, head: &[u8], _formats: FormatRegistry) -> Option<String> {
         (!head.starts_with(b"#!")).then(|| "no box of cards".to_owned())
     }
 
@@ -53,7 +56,7 @@ impl InputFormat for Cards {
         }))
     }
 
-    fn open(&self, file: &InputFile<'_>, stored: Stored) -> Result<Box<dyn DocumentReader>, SourceError> {
+    fn open(&self, file: &InputFile<'_>, stored: StoredReader) -> Result<Box<dyn DocumentReader>, SourceError> {
         let lines = Lines::whole(Box::new(file.text(stored)?), &file.file.name);
         Ok(Box::new(CardReader { lines, ordinal: 0 }))
     }
@@ -61,47 +64,47 @@ impl InputFormat for Cards {
 
 impl DocumentReader for CardReader {
     fn next(&mut self) -> Result<Option<RawDocument>, SourceError> {
-        let (at, mut bytes) = (self.lines.at(), Vec::new());
+        let (at, mut bytes) = (self.lines.offset(), Vec::new());
         loop {
             let before = bytes.len();
             let end = self.lines.next(&mut bytes)?;
-            if end == End::File || &bytes[before..] == b"--\n" {
+            if end == LineEnd::File || &bytes[before..] == b"--\n" {
                 bytes.truncate(before);
                 self.ordinal += 1;
-                let document = RawDocument { ordinal: self.ordinal - 1, at, bytes };
+                let document = RawDocument { ordinal: self.ordinal - 1, offset: at, bytes };
                 return Ok(Some(document).filter(|document| !document.bytes.is_empty()));
             }
         }
     }
 
-    fn notes(&mut self) -> Notes {
-        Notes::new()
+    fn take_notices(&mut self) -> SkipNotices {
+        SkipNotices::new()
     }
 }
 
-/// The formats that there are, and [`Cards`].
-fn with_cards() -> Registry {
+/// All formats and [`Cards`].
+fn with_cards() -> FormatRegistry {
     let others: Vec<&'static dyn InputFormat> = FORMATS.all().skip(1).chain([&Cards as _]).collect();
-    Registry::new(FORMATS.text, others.leak())
+    FormatRegistry::new(FORMATS.text, others.leak())
 }
 
-const BOX: &str = "#! One\nThe boat is wet.\n--\n#! Two\nThe net is old.\n";
+const CARD_FILE: &str = "#! One\nThe boat is wet.\n--\n#! Two\nThe net is old.\n";
 
 fn source(path: &Path, format: &str) -> Source {
     Source { path: path.display().to_string(), format: format.into(), ..Source::default() }
 }
 
-/// The files of a source, or the documents of them all.
+/// Lists the files of a source.
 fn files(source: &Source) -> Result<Vec<SourceFile>, SourceError> {
-    find::find(with_cards(), std::slice::from_ref(source), 1)
+    find::find_files(with_cards(), std::slice::from_ref(source), 1)
 }
 
 fn read(source: &Source) -> Result<Vec<(u64, Extracted)>, SourceError> {
     let mut found = Vec::new();
     for file in files(source)? {
-        let (stored, mut documents) = opened(with_cards(), source, &file, Arc::default(), WINDOW)?;
+        let (stored, mut documents) = open_stored(with_cards(), source, &file, Arc::default(), DEFAULT_WINDOW)?;
         while let Some(raw) = documents.next()? {
-            found.push((raw.at, extract(source, &file, &raw, &mut |_| {})?));
+            found.push((raw.offset, extract(source, &file, &raw, &mut |_| {})?));
         }
         assert_eq!(stored.finish().unwrap().len(), 64);
     }
@@ -109,12 +112,12 @@ fn read(source: &Source) -> Result<Vec<(u64, Extracted)>, SourceError> {
 }
 
 #[test]
-fn a_new_format_is_recognized_and_read() {
+fn an_added_format_is_detected_and_read() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("box");
-    let packed = zstd::encode_all(BOX.as_bytes(), 3).unwrap();
+    let packed = zstd::encode_all(CARD_FILE.as_bytes(), 3).unwrap();
     let text = |text: &str| Extracted::Text(text.to_owned());
-    for bytes in [BOX.as_bytes(), &packed] {
+    for bytes in [CARD_FILE.as_bytes(), &packed] {
         std::fs::write(&path, bytes).unwrap();
         for format in ["auto", "cards"] {
             let source = source(&path, format);
@@ -130,18 +133,18 @@ fn a_new_format_is_recognized_and_read() {
 }
 
 #[test]
-fn a_new_format_is_refused_where_it_is_not_meant() {
+fn an_added_format_is_refused_as_text() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("box");
-    std::fs::write(&path, BOX).unwrap();
+    std::fs::write(&path, CARD_FILE).unwrap();
     for format in ["text", "sentences"] {
         let message = read(&source(&path, format)).unwrap_err().to_string();
-        let expected = "box is not read as text: it looks like a box of cards; format = \"cards\" reads it";
+        let expected = "box as text: it looks like a box of cards; use format = \"cards\"";
         assert!(message.ends_with(expected), "{message}");
     }
     std::fs::write(&path, "The boat is wet.\n").unwrap();
     let message = read(&source(&path, "cards")).unwrap_err().to_string();
-    assert!(message.ends_with("box is not read as text: it looks like no box of cards"), "{message}");
+    assert!(message.ends_with("box as text: it looks like no box of cards"), "{message}");
 }
 
 #[test]
@@ -166,7 +169,7 @@ fn settings_are_checked_against_the_registry() {
         "exclude.0.documents: format = \"text\" takes file or blank-line, not row",
     ];
     assert_eq!(check(&config), expected);
-    let error = find::find(with_cards(), &config.source[1..], 1).unwrap_err();
+    let error = find::find_files(with_cards(), &config.source[1..], 1).unwrap_err();
     assert!(error.is_usage() && error.to_string() == unknown.replace("source.1", "source.0"), "{error}");
     config.source = vec![Source { headings: true, lists: true, ..source(path, "cards") }];
     config.exclude = vec![Source { field: "content".to_owned(), ..source(path, "text") }];
@@ -179,15 +182,15 @@ fn settings_are_checked_against_the_registry() {
     assert_eq!(unused, expected);
 }
 
-/// A format of which two recognize a file would be read as the first of them.
+/// If two formats recognized a file, the first of them would read it.
 #[test]
-fn no_two_formats_recognize_the_same_beginning() {
-    let heads: [(&str, Head<'_>); 5] = [
-        ("parquet", Head::Stored(b"PAR1\x15\x04\x15")),
-        ("wikipedia", Head::Text(b"\n<?xml version='1.0'?>\n<mediawiki xmlns='x'>")),
-        ("jsonl", Head::Text(b"{\"text\": \"<mediawiki\"}\n")),
-        ("cards", Head::Text(BOX.as_bytes())),
-        ("", Head::Text(b"About <mediawiki> elements")),
+fn at_most_one_format_recognizes_a_file() {
+    let heads: [(&str, FileHead<'_>); 5] = [
+        ("parquet", FileHead::Stored(b"PAR1\x15\x04\x15")),
+        ("wikipedia", FileHead::Text(b"\n<?xml version='1.0'?>\n<mediawiki xmlns='x'>")),
+        ("jsonl", FileHead::Text(b"{\"text\": \"<mediawiki\"}\n")),
+        ("cards", FileHead::Text(CARD_FILE.as_bytes())),
+        ("", FileHead::Text(b"About <mediawiki> elements")),
     ];
     for (expected, head) in heads {
         let names = with_cards().all().filter(|format| format.recognizes(head)).map(InputFormat::name);

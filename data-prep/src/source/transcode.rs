@@ -1,36 +1,36 @@
-//! Text in another encoding, read as UTF-8.
+//! Conversion of other encodings to UTF-8.
 
 use std::io::{BufRead, Error, ErrorKind, Read};
 
 use encoding_rs::{Decoder, DecoderResult, Encoding};
 
-use super::input::Input;
+use super::input::BoxedReader;
 
-/// See the module.
+/// Reads text in another encoding as UTF-8.
 pub struct Transcoder {
-    input: Input,
+    input: BoxedReader,
     decoder: Decoder,
     encoding: &'static Encoding,
-    replace: bool,
-    at: u64,
+    replaces_invalid: bool,
+    offset: u64,
     text: Vec<u8>,
-    taken: usize,
-    ended: bool,
+    consumed: usize,
+    has_ended: bool,
 }
 
 impl Transcoder {
-    /// Reads `input` as `encoding`; what is invalid is replaced by U+FFFD or is an error that says where it stands.
-    pub fn new(input: Input, encoding: &'static Encoding, replace: bool) -> Self {
+    /// Reads `input` as `encoding`. Invalid bytes are replaced by U+FFFD, or are an error with their offset.
+    pub fn new(input: BoxedReader, encoding: &'static Encoding, replaces_invalid: bool) -> Self {
         let decoder = encoding.new_decoder_with_bom_removal();
-        Self { input, decoder, encoding, replace, at: 0, text: Vec::new(), taken: 0, ended: false }
+        Self { input, decoder, encoding, replaces_invalid, offset: 0, text: Vec::new(), consumed: 0, has_ended: false }
     }
 
     fn fill(&mut self) -> std::io::Result<()> {
         self.text.clear();
-        self.taken = 0;
-        while self.text.is_empty() && !self.ended {
+        self.consumed = 0;
+        while self.text.is_empty() && !self.has_ended {
             if let Err(error) = self.input.fill_buf() {
-                // Behind a gap a character begins anew.
+                // After a gap, decoding restarts at a character boundary.
                 self.decoder = self.encoding.new_decoder_without_bom_handling();
                 return Err(error);
             }
@@ -39,18 +39,18 @@ impl Transcoder {
             let mut buffer = vec![0; source.len() * 3 + 16];
             let (result, read, written) = self.decoder.decode_to_utf8_without_replacement(source, &mut buffer, last);
             self.input.consume(read);
-            self.at += read as u64;
+            self.offset += read as u64;
             buffer.truncate(written);
             self.text = buffer;
             match result {
-                DecoderResult::Malformed(..) if self.replace => {
+                DecoderResult::Malformed(..) if self.replaces_invalid => {
                     self.text.extend_from_slice("\u{fffd}".as_bytes());
                 }
                 DecoderResult::Malformed(..) => {
-                    let message = format!("not {} before byte {}", self.encoding.name(), self.at);
+                    let message = format!("invalid {} before byte {}", self.encoding.name(), self.offset);
                     return Err(Error::new(ErrorKind::InvalidData, message));
                 }
-                DecoderResult::InputEmpty => self.ended = last,
+                DecoderResult::InputEmpty => self.has_ended = last,
                 DecoderResult::OutputFull => {}
             }
         }
@@ -60,13 +60,13 @@ impl Transcoder {
 
 impl Read for Transcoder {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        if self.taken == self.text.len() {
+        if self.consumed == self.text.len() {
             self.fill()?;
         }
-        let left = &self.text[self.taken..];
+        let left = &self.text[self.consumed..];
         let count = left.len().min(buffer.len());
         buffer[..count].copy_from_slice(&left[..count]);
-        self.taken += count;
+        self.consumed += count;
         Ok(count)
     }
 }

@@ -1,4 +1,4 @@
-//! A small corpus from the grammar, and what is prepared from files beside it.
+//! A small generated corpus and preparations of files beside it.
 
 use std::io::Write;
 use std::path::Path;
@@ -10,7 +10,7 @@ use lambert_dataset::Manifest;
 
 use super::{config, generated, run};
 
-/// Files of a corpus in one folder, the vocabulary beside it.
+/// Corpus files in one folder, with the vocabulary.
 pub struct Corpus {
     folder: tempfile::TempDir,
     pub text: String,
@@ -48,7 +48,7 @@ impl Corpus {
         run(&config, 2).map(|report| report.datasets[0].manifest.clone())
     }
 
-    /// Documents, sentences and samples of the text as it is.
+    /// Documents, sentences and samples of the unmodified text.
     pub fn plain(&self) -> [u64; 3] {
         counts(&self.prepare(vec![self.source("plain.txt", self.text.as_bytes(), "text")]).unwrap())
     }

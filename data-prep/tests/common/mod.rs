@@ -1,4 +1,4 @@
-//! What the tests of preparations share.
+//! Helpers for the tests of preparations.
 #![allow(dead_code, unused_imports)] // Each test file uses a part of it.
 
 pub mod corpus;
@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 
 use lambert_config::PrepConfig;
 use lambert_config::prep::{Documents, Source};
-use lambert_data_prep::prep::{self, Options, PrepError, Report, Status};
+use lambert_data_prep::prep::{self, PrepError, PrepOptions, PrepReport, PrepStatus};
 pub use tree::{assert_same, tree};
 
-/// The development corpora: where LAMBERT_TEST_CORPORA says, or in `shared/corpora` beside the checkout, if they are there.
+/// The development corpora in `LAMBERT_TEST_CORPORA`, or in `shared/corpora` beside the checkout, if present.
 pub fn corpora() -> Option<PathBuf> {
     let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/corpora");
     let path = std::env::var_os("LAMBERT_TEST_CORPORA").map_or_else(beside, PathBuf::from);
@@ -23,7 +23,7 @@ pub fn corpora() -> Option<PathBuf> {
     None
 }
 
-/// A source of the given kind.
+/// A source of the given format.
 pub fn source(path: &Path, format: &str, documents: Documents) -> Source {
     let documents = (format == "text").then_some(documents);
     Source { path: path.display().to_string(), format: format.into(), documents, ..Source::default() }
@@ -38,16 +38,19 @@ pub fn config(folder: &Path, vocabulary: &Path, sources: Vec<Source>) -> PrepCon
     config
 }
 
-/// Runs it with so many threads.
-pub fn run(config: &PrepConfig, threads: usize) -> Result<Report, PrepError> {
-    prep::run(config, &Options { threads, memory: prep::MEMORY, part: None, progress: &|_: &Status| {} })
+/// Runs the preparation with `threads` threads.
+pub fn run(config: &PrepConfig, threads: usize) -> Result<PrepReport, PrepError> {
+    prep::run(
+        config,
+        &PrepOptions { threads, memory: prep::DEFAULT_MEMORY, part: None, progress: &|_: &PrepStatus| {} },
+    )
 }
 
-/// A corpus from the grammar and a vocabulary trained on it.
+/// A generated corpus and a vocabulary trained on it.
 pub fn generated(folder: &Path, documents: u64) -> (PathBuf, PathBuf) {
     let text = folder.join("corpus.txt");
     lambert_data_prep::grammar::generate(std::fs::File::create(&text).unwrap(), documents, 1).unwrap();
-    let settings = lambert_data_prep::vocab::Settings { size: 600, ..Default::default() };
+    let settings = lambert_data_prep::vocab::VocabSettings { size: 600, ..Default::default() };
     let pieces = lambert_data_prep::vocab::train(&[source(&text, "text", Documents::BlankLine)], &settings).unwrap();
     let vocabulary = folder.join("vocab.txt");
     std::fs::write(&vocabulary, pieces).unwrap();

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use lambert_data_prep::prep;
 
 /// Memory of a preparation unless it is told otherwise, as it is typed.
-pub static PREP_MEMORY: LazyLock<String> = LazyLock::new(|| format!("{}G", prep::MEMORY >> 30));
+pub static PREP_MEMORY: LazyLock<String> = LazyLock::new(|| format!("{}G", prep::DEFAULT_MEMORY >> 30));
 
 /// Bytes, written as a number with K, M, G or T (of 1024) behind it.
 pub fn bytes(text: &str) -> Result<u64, String> {
@@ -34,7 +34,7 @@ mod tests {
 
     #[test]
     fn the_memory_of_a_preparation_is_shown_as_it_is_typed() {
-        assert_eq!(bytes(&PREP_MEMORY), Ok(prep::MEMORY));
+        assert_eq!(bytes(&PREP_MEMORY), Ok(prep::DEFAULT_MEMORY));
     }
 
     #[test]

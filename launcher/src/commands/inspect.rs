@@ -1,7 +1,7 @@
 //! `lambert inspect`: what a dataset holds, and whether it is whole.
 
 use lambert_config::exit;
-use lambert_data_prep::inspect::{self, Decoded, Inspection};
+use lambert_data_prep::inspect::{self, DecodedSample, Inspection};
 
 use crate::cli;
 use crate::console;
@@ -38,7 +38,7 @@ fn described(found: &Inspection) -> String {
     lines.join("\n")
 }
 
-fn sample(sample: &Decoded) -> String {
+fn sample(sample: &DecodedSample) -> String {
     let label = match sample.pair_label {
         None => "",
         Some(true) => ", the second segment was replaced or swapped",

@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use lambert_config::{Layers, exit};
-use lambert_data_prep::prep::{self, Finished, Options, Plan, PrepError, Progress, Report, Status};
-use lambert_data_prep::source::{self, Note};
+use lambert_data_prep::prep::{
+    self, PrepError, PrepOptions, PrepPlan, PrepProgress, PrepReport, PrepStatus, PreparedDataset,
+};
+use lambert_data_prep::source::{self, SkipNotice};
 use lambert_dataset::{HeldOut, SourceCounts};
 
 use crate::cli;
@@ -29,7 +31,7 @@ pub fn prep(arguments: &cli::Prep) -> Outcome {
     let threads = arguments.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let display = Display::default();
     let started = Instant::now();
-    let options = Options { threads, memory: arguments.memory, part: arguments.part, progress: &display };
+    let options = PrepOptions { threads, memory: arguments.memory, part: arguments.part, progress: &display };
     let report = prep::run(&config, &options);
     display.end();
     let report = report.map_err(failure)?;
@@ -45,7 +47,7 @@ pub fn failure(error: PrepError) -> Failure {
     if error.is_usage() { Failure::usage(error) } else { Failure::failed(error) }
 }
 
-fn described(report: &Report) -> String {
+fn described(report: &PrepReport) -> String {
     let megabytes = report.input_bytes as f64 / 1e6;
     let mut lines = vec![format!(
         "{} files, {megabytes:.1} MB{}",
@@ -65,7 +67,7 @@ fn described(report: &Report) -> String {
     lines.join("\n")
 }
 
-fn dataset(Finished { url, manifest }: &Finished) -> String {
+fn dataset(PreparedDataset { url, manifest }: &PreparedDataset) -> String {
     let counts = &manifest.counts;
     format!(
         "{url}: {} documents, {} sentences, {} samples, {} tokens in {} shards; unigram entropy {:.4} nats",
@@ -90,7 +92,7 @@ fn held_out(HeldOut { asked, reached, block_tokens }: &HeldOut) -> String {
 }
 
 /// What it took.
-fn cost(time: Duration, report: &Report) -> String {
+fn cost(time: Duration, report: &PrepReport) -> String {
     let seconds = time.as_secs_f64();
     let mut text = format!("took {seconds:.1} s");
     let sources = report.datasets.first().map_or(&[][..], |first| &first.manifest.sources);
@@ -150,8 +152,8 @@ struct Shown {
     line: Option<Instant>,
 }
 
-impl Progress for Display {
-    fn begin(&self, plan: &Plan) {
+impl PrepProgress for Display {
+    fn start(&self, plan: &PrepPlan) {
         let mut shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         (shown.phase, shown.begun, shown.sources) = ("", Some(Instant::now()), plan.sources);
         drop(shown);
@@ -160,34 +162,34 @@ impl Progress for Display {
             "{} files, {:.3} GB; needs about {:.3} GB of disk at {}, where {:.3} GB are free",
             plan.files,
             gigabytes(plan.input_bytes),
-            gigabytes(plan.needs.bytes),
-            plan.needs.folder.display(),
-            gigabytes(plan.needs.free)
+            gigabytes(plan.space.needed),
+            plan.space.folder.display(),
+            gigabytes(plan.space.free)
         ));
     }
 
-    fn not_locked(&self, folder: &Path) {
+    fn lock_unavailable(&self, folder: &Path) {
         let folder = folder.display();
         console::line(&format!(
             "{folder}: this file system has no locks; a second preparation at work there would not be noticed"
         ));
     }
 
-    fn left_out(&self, file: &str, note: &Note) {
+    fn skipped(&self, file: &str, notice: &SkipNotice) {
         let mut shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = shown.left_out.entry(note.what).or_default();
+        let count = shown.left_out.entry(notice.reason).or_default();
         *count += 1;
         let count = *count;
         drop(shown);
-        let title = note.title.as_ref().map_or(String::new(), |title| format!(" ({title})"));
+        let title = notice.title.as_ref().map_or(String::new(), |title| format!(" ({title})"));
         match count {
-            ..=NAMED => console::line(&format!("{}: {file} at {}{title}", note.what, note.at)),
-            MORE => console::line(&format!("{}: more of them, which are only counted", note.what)),
+            ..=NAMED => console::line(&format!("{}: {file} at {}{title}", notice.reason, notice.offset)),
+            MORE => console::line(&format!("{}: more of them, which are only counted", notice.reason)),
             _ => {}
         }
     }
 
-    fn update(&self, status: &Status) {
+    fn update(&self, status: &PrepStatus) {
         let mut shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let new = shown.phase != status.phase;
         if new && !shown.phase.is_empty() {
@@ -219,7 +221,7 @@ impl Display {
     }
 }
 
-fn bar(status: &Status) -> ProgressBar {
+fn bar(status: &PrepStatus) -> ProgressBar {
     let template = match status.unit {
         "bytes" => "{prefix} {bar:30} {bytes}/{total_bytes}  {msg}  {eta} left",
         _ => "{prefix} {bar:30} {pos}/{len}{msg}  {eta} left",
@@ -228,7 +230,7 @@ fn bar(status: &Status) -> ProgressBar {
     ProgressBar::new(status.total).with_style(style).with_prefix(status.phase)
 }
 
-fn line(status: &Status, sources: usize, elapsed: f64) -> String {
+fn line(status: &PrepStatus, sources: usize, elapsed: f64) -> String {
     let share = status.done as f64 / status.total.max(1) as f64;
     let left = if share > 0.0 { format!(", {:.0} s left", elapsed / share * (1.0 - share)) } else { String::new() };
     let percent = 100.0 * share;
@@ -237,7 +239,7 @@ fn line(status: &Status, sources: usize, elapsed: f64) -> String {
 }
 
 /// The source that is read and how fast.
-fn detail(status: &Status, sources: usize, elapsed: f64) -> String {
+fn detail(status: &PrepStatus, sources: usize, elapsed: f64) -> String {
     let source = status.source.map_or(String::new(), |source| format!(", source {source} of {sources}"));
     if status.text_bytes == 0 || elapsed <= 0.0 {
         return source;

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use lambert_config::exit;
 use lambert_config::prep::{FormatName, Source};
-use lambert_data_prep::vocab::{self, Settings};
+use lambert_data_prep::vocab::{self, VocabSettings};
 
 use super::{files, prep};
 use crate::cli;
@@ -14,11 +14,11 @@ use crate::failure::{Failure, Outcome};
 /// Trains and writes the vocabulary.
 pub fn vocab(arguments: &cli::Vocab) -> Outcome {
     let sources: Vec<Source> = arguments.input.iter().map(|path| source(path)).collect();
-    let settings = Settings {
+    let settings = VocabSettings {
         size: arguments.size,
         lowercase: !arguments.cased,
         min_frequency: arguments.min_frequency,
-        ..Settings::default()
+        ..VocabSettings::default()
     };
     let text = vocab::train(&sources, &settings).map_err(prep::failure)?;
     files::write(&arguments.output, |output| output.write_all(text.as_bytes())).map_err(Failure::failed)?;

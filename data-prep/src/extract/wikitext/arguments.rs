@@ -1,29 +1,30 @@
-//! The arguments of a template.
+//! Template arguments.
 
-/// Names under which wikis take the text that a template frames.
-const TEXT: [&str; 9] = ["text", "texte", "quote", "quotation", "content", "texto", "testo", "treść", "zitat"];
+/// Parameter names of the enclosed text in various wikis.
+const TEXT_PARAMETERS: [&str; 9] =
+    ["text", "texte", "quote", "quotation", "content", "texto", "testo", "treść", "zitat"];
 
-/// See the module.
-pub struct Arguments<'a> {
+/// The arguments of a template call.
+pub struct TemplateArguments<'a> {
     positional: Vec<&'a str>,
     named: Vec<(&'a str, &'a str)>,
 }
 
-impl<'a> Arguments<'a> {
-    /// Those in `text`, which stands behind the template's name.
-    pub fn new(text: &'a str) -> Self {
+impl<'a> TemplateArguments<'a> {
+    /// Parses `text`, which follows the template name.
+    pub fn parse(text: &'a str) -> Self {
         let mut arguments = Self { positional: Vec::new(), named: Vec::new() };
-        for argument in divide(text) {
+        for argument in split_at_bars(text) {
             match argument.split_once('=').filter(|(name, _)| !name.contains(['[', '{', '<'])) {
-                Some((name, value)) => arguments.name(name.trim(), value.trim()),
+                Some((name, value)) => arguments.add_named(name.trim(), value.trim()),
                 None => arguments.positional.push(argument.trim()),
             }
         }
         arguments
     }
 
-    /// `2=text` is the second argument, wherever it stands.
-    fn name(&mut self, name: &'a str, value: &'a str) {
+    /// Adds a named argument; `2=text` is the second positional one.
+    fn add_named(&mut self, name: &'a str, value: &'a str) {
         match name.parse::<usize>() {
             Ok(number @ 1..=9) => {
                 self.positional.resize(self.positional.len().max(number), "");
@@ -33,36 +34,36 @@ impl<'a> Arguments<'a> {
         }
     }
 
-    /// How many have no name.
+    /// Number of positional arguments.
     pub fn len(&self) -> usize {
         self.positional.len()
     }
 
-    /// The argument with this number, from 0; empty if there is none.
+    /// Returns a positional argument, from 0; empty if missing.
     pub fn get(&self, number: usize) -> &'a str {
         self.positional.get(number).copied().unwrap_or("")
     }
 
-    /// Those without a name.
-    pub fn all(&self) -> &[&'a str] {
+    /// Positional arguments.
+    pub fn positional(&self) -> &[&'a str] {
         &self.positional
     }
 
-    /// What was given under this name.
+    /// Returns a named argument, if present and not empty.
     pub fn named(&self, name: &str) -> Option<&'a str> {
         self.named.iter().find(|(known, value)| *known == name && !value.is_empty()).map(|(_, value)| *value)
     }
 
-    /// The text that the template frames: the argument that is called so, or the first.
+    /// Returns the enclosed text: the argument with one of the usual names, or the first positional one.
     pub fn text(&self) -> &'a str {
-        let called = |name: &&str| TEXT.contains(&name.to_lowercase().as_str());
+        let called = |name: &&str| TEXT_PARAMETERS.contains(&name.to_lowercase().as_str());
         let named = self.named.iter().find(|(name, value)| called(name) && !value.is_empty());
         named.map_or_else(|| self.get(0), |(_, value)| value)
     }
 }
 
-/// Divides at the bars that stand in no link or template.
-fn divide(text: &str) -> Vec<&str> {
+/// Splits at bars outside links and templates.
+fn split_at_bars(text: &str) -> Vec<&str> {
     let (mut depth, mut start) = (0_i32, 0);
     let mut found = Vec::new();
     for (at, byte) in text.bytes().enumerate() {

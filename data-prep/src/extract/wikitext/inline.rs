@@ -1,17 +1,17 @@
-//! Everything that may span lines.
+//! Removal of markup that may span lines.
 
 mod links;
 mod templates;
 
 use super::super::entities;
-use super::{Site, tags};
+use super::{WikiSite, tags};
 
-/// Nested deeper than this, markup is dropped unread.
-const DEEPEST: usize = 24;
+/// Deeper nested markup is dropped.
+const MAX_DEPTH: usize = 24;
 
 /// Appends `source` to `output` without templates, tables, comments, tags, links and quotes.
-pub fn render(source: &str, output: &mut String, depth: usize, site: &Site) {
-    if depth <= DEEPEST {
+pub fn render(source: &str, output: &mut String, depth: usize, site: &WikiSite) {
+    if depth <= MAX_DEPTH {
         Renderer { source, output, copied: 0, depth, site, unclosed: Unclosed::default() }.run();
     }
 }
@@ -20,11 +20,11 @@ pub fn render(source: &str, output: &mut String, depth: usize, site: &Site) {
 struct Renderer<'a> {
     source: &'a str,
     output: &'a mut String,
-    /// The end of the last markup, a byte of the source. The text behind it is not in the output yet.
+    /// End of the last markup, a byte of the source; the text after it is not in the output yet.
     copied: usize,
-    /// Templates and links around the text.
+    /// Number of templates and links around the text.
     depth: usize,
-    site: &'a Site,
+    site: &'a WikiSite,
     unclosed: Unclosed,
 }
 
@@ -40,7 +40,7 @@ impl Renderer<'_> {
         self.output.push_str(&self.source[self.copied..]);
     }
 
-    /// Handles the special character at `at`: the end of the markup that it begins, or `None` if it is only a character.
+    /// Handles the special character at `at`. Returns the end of the markup, or `None` if it is a plain character.
     fn markup(&mut self, at: usize) -> Option<usize> {
         match self.source.as_bytes()[at] {
             b'<' => tags::tag(self.source, at, self.output, self.copied, &mut self.unclosed.tags),
@@ -88,7 +88,7 @@ impl Renderer<'_> {
             return None;
         }
         self.copy_until(at);
-        // Four are bold with an apostrophe before it.
+        // Four are bold after an apostrophe.
         if count == 4 {
             self.output.push('\'');
         }
@@ -102,7 +102,7 @@ impl Renderer<'_> {
         Some(at + length)
     }
 
-    /// `__NOTOC__` and its like.
+    /// Removes magic words such as `__NOTOC__`.
     fn magic_word(&mut self, at: usize) -> Option<usize> {
         let name = self.source[at..].strip_prefix("__")?;
         let length = name.bytes().take_while(u8::is_ascii_uppercase).count();
@@ -113,7 +113,7 @@ impl Renderer<'_> {
         Some(at + length + 4)
     }
 
-    /// Closing marks whose opening is gone.
+    /// Removes closing marks without an opening one.
     fn closing(&mut self, at: usize) -> Option<usize> {
         let rest = &self.source[at..];
         if !rest.starts_with("}}") && !rest.starts_with("]]") {
@@ -124,7 +124,7 @@ impl Renderer<'_> {
     }
 }
 
-/// Kinds of markup known to be open to the end of the text: no later one of the kind can close either.
+/// Kinds of markup known to have no closing mark in the rest of the text.
 #[derive(Default)]
 struct Unclosed {
     templates: bool,
@@ -147,7 +147,7 @@ fn next_special(bytes: &[u8], from: usize) -> Option<usize> {
     bytes[from..].iter().position(|&byte| SPECIAL[usize::from(byte)]).map(|at| from + at)
 }
 
-/// Behind the `}}` that closes the `{{` at `at`.
+/// End of the `}}` that closes the `{{` at `at`.
 fn template_end(source: &str, at: usize, unclosed: &mut bool) -> Option<usize> {
     if *unclosed {
         return None;
@@ -171,7 +171,7 @@ fn template_end(source: &str, at: usize, unclosed: &mut bool) -> Option<usize> {
     None
 }
 
-/// Behind the `|}` that closes the table at `at`; templates in its cells may end in `|}}`.
+/// End of the `|}` that closes the table at `at`. Templates in its cells may end in `|}}`.
 fn table_end(source: &str, at: usize, unclosed: &mut bool) -> Option<usize> {
     if *unclosed {
         return None;

@@ -1,31 +1,31 @@
-//! What the Wikipedias call the name spaces whose links show nothing (files, media, categories), with their aliases, and
-//! the templates that mark a disambiguation page. All in small letters.
+//! Localized namespace names (files, media, categories) with their aliases, and disambiguation templates of the
+//! Wikipedias. All in lowercase.
 
 use std::collections::HashSet;
 use std::sync::LazyLock;
 
-/// Code of the language; name spaces; templates.
-type Row = (&'static str, &'static str, &'static str);
+/// Language code, namespaces, disambiguation templates.
+type LanguageNames = (&'static str, &'static str, &'static str);
 
-/// Whether a link into the name space `prefix` shows nothing in any language: articles are translated with their links,
-/// and English names are good everywhere.
-pub fn hides(prefix: &str) -> bool {
+/// True if links into the namespace `prefix` are hidden in any language. Articles are translated with their links, and
+/// the English names work everywhere.
+pub fn is_hidden_namespace(prefix: &str) -> bool {
     static NAMES: LazyLock<HashSet<&str>> =
         LazyLock::new(|| LANGUAGES.iter().flat_map(|(_, names, _)| names.split(',')).collect());
     NAMES.contains(prefix)
 }
 
-/// The templates of disambiguation pages in `code`; `None` if the language is not here.
-pub fn disambiguation(code: &str) -> Option<impl Iterator<Item = &'static str>> {
+/// Disambiguation templates of the language `code`; `None` if it is not listed.
+pub fn disambiguation_templates(code: &str) -> Option<impl Iterator<Item = &'static str>> {
     LANGUAGES.iter().find(|(known, ..)| *known == code).map(|(.., templates)| templates.split(','))
 }
 
-/// Those of all languages.
-pub fn disambiguations() -> impl Iterator<Item = &'static str> {
+/// Disambiguation templates of all languages.
+pub fn all_disambiguation_templates() -> impl Iterator<Item = &'static str> {
     LANGUAGES.iter().flat_map(|(.., templates)| templates.split(','))
 }
 
-const LANGUAGES: [Row; 122] = [
+const LANGUAGES: [LanguageNames; 122] = [
     ("af", "lêer,beeld,kategorie", "dubbelsinnig"),
     ("als", "datei,bild,medium,kategorie", "begriffsklärung,begriffsklärig"),
     ("am", "ስዕል,ፋይል,መደብ", "መንታ"),
@@ -163,7 +163,7 @@ mod tests {
     use super::LANGUAGES;
 
     #[test]
-    fn rows_are_sorted_and_in_small_letters() {
+    fn languages_are_sorted_and_lowercase() {
         assert!(LANGUAGES.is_sorted_by_key(|(code, ..)| code));
         for (code, names, templates) in LANGUAGES {
             let all: Vec<&str> = names.split(',').chain(templates.split(',')).collect();

@@ -1,9 +1,10 @@
-//! Which lines are prose, and their tidying.
+//! Selection and cleanup of prose lines.
 
-use super::Keep;
+use super::KeepOptions;
 
-/// Paragraphs of `flat`, one a line: rules and remains of tables are left out, headings and lists unless kept.
-pub fn paragraphs(flat: &str, keep: Keep) -> String {
+/// Returns the paragraphs of `flat`, one per line. Rules and remains of tables are dropped, headings and list items
+/// unless `keep` has them.
+pub fn paragraphs(flat: &str, keep: KeepOptions) -> String {
     let mut output = String::with_capacity(flat.len());
     for line in flat.lines() {
         if let Some(line) = prose(line.trim(), keep) {
@@ -13,8 +14,8 @@ pub fn paragraphs(flat: &str, keep: Keep) -> String {
     output
 }
 
-/// The text of a line, if it is to be kept.
-fn prose(line: &str, keep: Keep) -> Option<&str> {
+/// Returns the text of a line to keep.
+fn prose(line: &str, keep: KeepOptions) -> Option<&str> {
     let text = match line.as_bytes().first()? {
         b'|' | b'!' => return None,
         b'*' | b'#' | b';' if !keep.lists => return None,
@@ -27,7 +28,7 @@ fn prose(line: &str, keep: Keep) -> Option<&str> {
     text.chars().any(char::is_alphanumeric).then_some(text)
 }
 
-/// Appends `line` and a line end; mends the spaces and brackets that templates leave behind.
+/// Appends `line` with a line end and repairs the spaces and brackets that removed templates leave.
 fn tidy(line: &str, output: &mut String) {
     let start = output.len();
     for character in line.trim_start_matches([':', ' ']).chars() {
@@ -36,7 +37,7 @@ fn tidy(line: &str, output: &mut String) {
             (None | Some(' '), ' ' | '\t' | '\u{a0}') => {}
             (_, '\t' | '\u{a0}') => output.push(' '),
             (_, '\u{ad}') => {}
-            // "( ; born" and "(, born" are what is left of "(IPA; born".
+            // "( ; born" and "(, born" are remains of "(IPA; born".
             (Some('('), ' ' | ',' | ';') => {}
             (Some(' '), ',' | '.' | ';' | ':' | ')' | '!' | '?') => {
                 output.pop();
@@ -51,7 +52,7 @@ fn tidy(line: &str, output: &mut String) {
     }
 }
 
-/// Pushes `character`; an empty pair of brackets goes as a whole.
+/// Pushes `character`; removes an empty pair of brackets.
 fn push(output: &mut String, start: usize, character: char) {
     if character == ')' {
         while output.len() > start && output.ends_with([' ', ',', ';']) {

@@ -1,22 +1,22 @@
-//! Templates that put numbers into words: measures, dates, centuries, ordinals, ships with their hull numbers.
+//! Templates that render numbers: measures, dates, centuries, ordinals and ships with hull numbers.
 
-use super::arguments::Arguments;
+use super::arguments::TemplateArguments;
 
-/// Prefixes of ships whose templates have their names.
+/// Ship prefixes that have a template of the same name.
 const SHIPS: [&str; 24] = [
     "uss", "hms", "ss", "rms", "mv", "ms", "hmas", "hmcs", "hmnzs", "hmis", "hmt", "hmhs", "uscgc", "usns", "usat",
     "usrc", "css", "sms", "smu", "rfa", "ins", "jds", "rv", "mt",
 ];
 
-/// What the template `name` (`lower` in small letters) shows, if it is one of these.
-pub fn words(name: &str, lower: &str, arguments: &Arguments<'_>) -> Option<String> {
+/// Renders the template `name` (in lowercase: `lower`), if supported.
+pub fn expand(name: &str, lower: &str, arguments: &TemplateArguments<'_>) -> Option<String> {
     let get = |number| arguments.get(number);
     Some(match lower {
-        "convert" | "cvt" => measure(arguments.all()),
-        "frac" | "fraction" | "sfrac" => fraction(arguments.all()),
+        "convert" | "cvt" => measure(arguments.positional()),
+        "frac" | "fraction" | "sfrac" => fraction(arguments.positional()),
         "val" => [get(0), arguments.named("u").or(arguments.named("ul")).unwrap_or("")].join(" ").trim().to_owned(),
         "unité" | "unidad" | "nombre" | "fmtn" | "num" | "m" if begins_with_digit(get(0)) => {
-            let unit = arguments.all().iter().skip(1).find(|unit| !unit.is_empty() && !begins_with_digit(unit));
+            let unit = arguments.positional().iter().skip(1).find(|unit| !unit.is_empty() && !begins_with_digit(unit));
             [get(0), unit.copied().unwrap_or("")].join(" ").trim().to_owned()
         }
         "as of" => {
@@ -29,9 +29,11 @@ pub fn words(name: &str, lower: &str, arguments: &Arguments<'_>) -> Option<Strin
         },
         "reign" | "r." => [get(0), get(1)].join(" – ").trim_end_matches(" – ").to_owned(),
         "date" | "date-" | "date de naissance-" | "date de décès-" => {
-            arguments.all().iter().take(3).filter(|part| !part.is_empty()).copied().collect::<Vec<_>>().join(" ")
+            arguments.positional().iter().take(3).filter(|part| !part.is_empty()).copied().collect::<Vec<_>>().join(" ")
         }
-        "s" | "s-" | "s2" | "siècle" | "s mini" | "-s" | "-s-" | "sp" | "sp-" => century(lower, arguments.all())?,
+        "s" | "s-" | "s2" | "siècle" | "s mini" | "-s" | "-s-" | "sp" | "sp-" => {
+            century(lower, arguments.positional())?
+        }
         "siglo" => format!("siglo {}", get(0)),
         "séc" => format!("século {}", get(0)),
         "segle" => format!("segle {}", get(0)),
@@ -50,16 +52,16 @@ fn begins_with_digit(text: &str) -> bool {
 /// `5|km|mi` is "5 km"; `5|-|10|km` and `5|to|10|km` are ranges.
 fn measure(arguments: &[&str]) -> String {
     match arguments {
-        [from, joint @ ("-" | "–" | "to" | "and" | "by" | "x"), to, unit, ..] => {
-            let joint = if matches!(*joint, "-" | "–") { "–".to_owned() } else { format!(" {joint} ") };
-            format!("{from}{joint}{to}{}", unit_name(unit))
+        [from, separator @ ("-" | "–" | "to" | "and" | "by" | "x"), to, unit, ..] => {
+            let separator = if matches!(*separator, "-" | "–") { "–".to_owned() } else { format!(" {separator} ") };
+            format!("{from}{separator}{to}{}", unit_name(unit))
         }
         [value, unit, ..] => format!("{value}{}", unit_name(unit)),
         _ => String::new(),
     }
 }
 
-/// What a reader sees behind the number for the template's code of a unit.
+/// Unit as displayed after the number.
 fn unit_name(code: &str) -> String {
     let name = match code {
         "C" => "°C",
@@ -90,14 +92,14 @@ fn fraction(arguments: &[&str]) -> String {
     }
 }
 
-/// French: `XIX|e` is "XIXe siècle", `XVII|e|au|XVIII|e|s` of `sp` is "XVIIe au XVIIIe siècle". Elsewhere `s` is something
-/// else.
+/// French: `XIX|e` is "XIXe siècle", and `sp` with `XVII|e|au|XVIII|e|s` is "XVIIe au XVIIIe siècle". Other wikis use
+/// `s` for something else.
 fn century(name: &str, arguments: &[&str]) -> Option<String> {
     let roman = |text: &str| !text.is_empty() && text.bytes().all(|byte| b"IVXLCivxlc".contains(&byte));
     let before = if name.starts_with('-') { " av. J.-C." } else { "" };
     match (name, arguments) {
-        ("sp" | "sp-", [first, ending, joint, last, end, ..]) if roman(first) && roman(last) => {
-            Some(format!("{first}{ending} {joint} {last}{end} siècle"))
+        ("sp" | "sp-", [first, ending, separator, last, end, ..]) if roman(first) && roman(last) => {
+            Some(format!("{first}{ending} {separator} {last}{end} siècle"))
         }
         ("s mini", [number, ending @ ..]) if roman(number) => {
             Some(format!("{number}{}", ending.first().unwrap_or(&"e")))
@@ -110,14 +112,14 @@ fn century(name: &str, arguments: &[&str]) -> Option<String> {
     }
 }
 
-/// `1er`, `IIe`, `XIXe siècle`: a template that shows its name.
+/// True for `1er`, `IIe` or `XIXe siècle`, templates that render their own name.
 fn is_ordinal(name: &str) -> bool {
     let number = name.strip_suffix(" siècle").unwrap_or(name);
     let digits = number.bytes().take_while(|byte| byte.is_ascii_digit() || b"IVXLC".contains(byte)).count();
     digits > 0 && matches!(&number[digits..], "er" | "re" | "ère" | "e" | "ème" | "nd" | "nde" | "d" | "de")
 }
 
-/// What the codes of the template `ship` show: `2` the name alone, `3` no number, `6` no prefix.
+/// Renders a ship; `code` selects the parts: `2` the name alone, `3` no number, `6` no prefix.
 fn ship(prefix: &str, name: &str, number: &str, code: &str) -> String {
     let hull = if number.is_empty() { String::new() } else { format!(" ({number})") };
     match code {

@@ -1,54 +1,56 @@
-//! What a wiki calls things: from the `<siteinfo>` that its dump begins with, and the table of languages.
+//! Site-specific names, from the `<siteinfo>` at the start of a dump and the table of languages.
 
 use std::collections::BTreeSet;
 
 use super::super::entities;
 use super::languages;
 
-/// The numbers of the name spaces whose links show nothing: media, file, category.
-const HIDDEN: [&str; 3] = ["-2", "6", "14"];
+/// Keys of the namespaces whose links are hidden: media, file, category.
+const HIDDEN_NAMESPACES: [&str; 3] = ["-2", "6", "14"];
 
-/// A wiki.
+/// Site-specific names of a wiki.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Site {
-    /// Its own names for the name spaces whose links show nothing, in small letters.
+pub struct WikiSite {
+    /// Local names of the hidden namespaces, in lowercase.
     hidden: BTreeSet<String>,
-    /// The templates of its disambiguation pages, in small letters; those of all languages if its own is not known.
+    /// Disambiguation templates in lowercase; those of all languages if the wiki's language is unknown.
     disambiguation: BTreeSet<String>,
 }
 
-impl Site {
-    /// The wiki whose dump begins with `head` and is stored as `file`. The name counts too: an excerpt may have the head
-    /// of another wiki.
-    pub fn new(head: &str, file: &str) -> Self {
+impl WikiSite {
+    /// Identifies the wiki from the start of its dump and its file name. Excerpts may have the head of another wiki, so
+    /// both count.
+    pub fn from_siteinfo(head: &str, file: &str) -> Self {
         let name = file.rsplit('/').next().unwrap_or(file);
         let codes = [between(head, "xml:lang=\"", "\""), between(head, "<dbname>", "</dbname>"), Some(name)];
-        let codes: BTreeSet<String> = codes.into_iter().flatten().filter_map(code).chain(["en".to_owned()]).collect();
-        let known: Vec<_> = codes.iter().filter_map(|code| languages::disambiguation(code)).collect();
+        let codes: BTreeSet<String> =
+            codes.into_iter().flatten().filter_map(language_code).chain(["en".to_owned()]).collect();
+        let known: Vec<_> = codes.iter().filter_map(|code| languages::disambiguation_templates(code)).collect();
         let all = known.len() < codes.len();
-        let others = languages::disambiguations().filter(|_| all);
+        let others = languages::all_disambiguation_templates().filter(|_| all);
         let disambiguation = known.into_iter().flatten().chain(others).map(str::to_owned).collect();
-        Self { hidden: hidden(head), disambiguation }
+        Self { hidden: hidden_namespaces(head), disambiguation }
     }
 
-    /// Whether links into the name space `prefix` show nothing.
-    pub fn hides(&self, prefix: &str) -> bool {
+    /// True if links into the namespace `prefix` are hidden.
+    pub fn is_hidden_namespace(&self, prefix: &str) -> bool {
         let prefix = prefix.to_lowercase().replace('_', " ");
-        self.hidden.contains(&prefix) || languages::hides(&prefix)
+        self.hidden.contains(&prefix) || languages::is_hidden_namespace(&prefix)
     }
 
-    /// Whether the template `name` marks a disambiguation page.
-    pub fn disambiguates(&self, name: &str) -> bool {
+    /// True if the template `name` marks a disambiguation page.
+    pub fn is_disambiguation(&self, name: &str) -> bool {
         self.disambiguation.contains(&name.to_lowercase().replace('_', " "))
     }
 }
 
-/// The wiki's own names of the name spaces whose links show nothing.
-fn hidden(head: &str) -> BTreeSet<String> {
+/// Parses the local names of the hidden namespaces.
+fn hidden_namespaces(head: &str) -> BTreeSet<String> {
     let elements = head.split("<namespace key=\"").skip(1);
     let name = |element: &str| {
         let (number, rest) = element.split_once('"')?;
-        let name = between(rest, ">", "</namespace>").filter(|name| HIDDEN.contains(&number) && !name.is_empty())?;
+        let name = between(rest, ">", "</namespace>")
+            .filter(|name| HIDDEN_NAMESPACES.contains(&number) && !name.is_empty())?;
         let mut decoded = String::new();
         entities::decode_into(name, &mut decoded);
         Some(decoded.to_lowercase())
@@ -56,8 +58,8 @@ fn hidden(head: &str) -> BTreeSet<String> {
     elements.filter_map(name).collect()
 }
 
-/// The language of `hu`, `huwiki` or `huwiki-20240101-pages-articles.xml.bz2`.
-fn code(text: &str) -> Option<String> {
+/// Language code of `hu`, `huwiki` or `huwiki-20240101-pages-articles.xml.bz2`.
+fn language_code(text: &str) -> Option<String> {
     let code = text.split_once("wiki").map_or(text, |(code, _)| code).replace('_', "-");
     let plain =
         code.len() >= 2 && code.len() <= 12 && code.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-');
@@ -78,18 +80,26 @@ mod tests {
         <namespace key=\"10\">Sjabloon</namespace><namespace key=\"14\">Groep</namespace></namespaces></siteinfo>";
 
     #[test]
-    fn a_wiki_that_no_table_knows_says_its_names_itself() {
-        let site = Site::new(HEAD, "dump.xml");
-        assert!(site.hides("groep") && site.hides("Ding&Bild") && site.hides("File") && site.hides("Fájl"));
-        assert!(!site.hides("Sjabloon") && !site.hides("Star Trek"));
-        assert!(site.disambiguates("Egyért") && site.disambiguates("disambig"));
+    fn an_unknown_wiki_is_described_by_its_siteinfo() {
+        let site = WikiSite::from_siteinfo(HEAD, "dump.xml");
+        assert!(
+            site.is_hidden_namespace("groep")
+                && site.is_hidden_namespace("Ding&Bild")
+                && site.is_hidden_namespace("File")
+                && site.is_hidden_namespace("Fájl")
+        );
+        assert!(!site.is_hidden_namespace("Sjabloon") && !site.is_hidden_namespace("Star Trek"));
+        assert!(site.is_disambiguation("Egyért") && site.is_disambiguation("disambig"));
     }
 
     #[test]
-    fn templates_are_those_of_the_language() {
-        let german = Site::new("<mediawiki xml:lang=\"de\"><dbname>dewiki</dbname>", "a/dewiki-latest-pages.xml.bz2");
-        assert!(german.disambiguates("Begriffsklärung") && german.disambiguates("Disambig"));
-        assert!(!german.disambiguates("dp") && !german.disambiguates("Gren"));
-        assert!(Site::new("<mediawiki xml:lang=\"en\">", "nlwiki-mini.xml").disambiguates("Dp"));
+    fn disambiguation_templates_depend_on_the_language() {
+        let german = WikiSite::from_siteinfo(
+            "<mediawiki xml:lang=\"de\"><dbname>dewiki</dbname>",
+            "a/dewiki-latest-pages.xml.bz2",
+        );
+        assert!(german.is_disambiguation("Begriffsklärung") && german.is_disambiguation("Disambig"));
+        assert!(!german.is_disambiguation("dp") && !german.is_disambiguation("Gren"));
+        assert!(WikiSite::from_siteinfo("<mediawiki xml:lang=\"en\">", "nlwiki-mini.xml").is_disambiguation("Dp"));
     }
 }

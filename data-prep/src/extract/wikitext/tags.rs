@@ -1,6 +1,6 @@
 //! Comments and HTML-like tags.
 
-/// Elements that go with what is in them.
+/// Elements that are removed with their contents.
 const DROPPED: [&str; 30] = [
     "ref",
     "references",
@@ -34,7 +34,7 @@ const DROPPED: [&str; 30] = [
     "tt",
 ];
 
-/// Elements of which only the tags go.
+/// Elements whose tags are removed and whose contents are kept.
 const UNWRAPPED: [&str; 38] = [
     "br",
     "small",
@@ -76,13 +76,13 @@ const UNWRAPPED: [&str; 38] = [
     "bdi",
 ];
 
-/// Handles the `<` at `at`: the end of what it begins, or `None` if it is only a character.
+/// Handles the `<` at `at`. Returns the end of the markup, or `None` if it is a plain character.
 pub fn tag(
     source: &str,
     at: usize,
     output: &mut String,
     copied: usize,
-    open_ended: &mut Vec<&'static str>,
+    unclosed: &mut Vec<&'static str>,
 ) -> Option<usize> {
     let rest = &source[at..];
     if rest.starts_with("<!--") {
@@ -109,19 +109,19 @@ pub fn tag(
         output.push(' ');
     }
     let Some(dropped) = dropped else { return Some(opened) };
-    if closing || empty || open_ended.contains(dropped) {
+    if closing || empty || unclosed.contains(dropped) {
         return Some(opened);
     }
     match find_close(source, opened, dropped) {
         Some((_, end)) => Some(end),
         None => {
-            open_ended.push(dropped);
+            unclosed.push(dropped);
             Some(opened)
         }
     }
 }
 
-/// The lower-case name that `rest` begins with, if a tag's name can end there.
+/// Parses a tag name at the start of `rest`, in lowercase.
 fn name(rest: &str) -> Option<String> {
     let length = rest.bytes().take_while(u8::is_ascii_alphanumeric).count();
     let ends = matches!(rest.as_bytes().get(length), Some(b'>' | b'/' | b' ' | b'\n' | b'\t'));
@@ -129,7 +129,7 @@ fn name(rest: &str) -> Option<String> {
         .then(|| rest[..length].to_ascii_lowercase())
 }
 
-/// Where `</name` begins and ends, in any case.
+/// Start and end of the next closing tag `</name>`, in any case.
 fn find_close(source: &str, from: usize, name: &str) -> Option<(usize, usize)> {
     let bytes = source.as_bytes();
     for found in memchr::memmem::find_iter(&bytes[from..], b"</") {

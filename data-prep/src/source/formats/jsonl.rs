@@ -1,18 +1,18 @@
-//! JSON lines: an object a line, one of whose fields holds the text.
+//! JSON lines: one object per line, with the text in one of its fields.
 
 use lambert_config::prep::{Damaged, Documents};
 use memchr::memmem;
 
 use crate::extract::Extractor;
-use crate::source::format::{Head, InputFile, InputFormat};
-use crate::source::lines::{End, Lines};
-use crate::source::rows::{self, RowDocuments, Rows};
-use crate::source::{DocumentReader, Note, Notes, SourceError, Stored};
+use crate::source::format::{FileHead, InputFile, InputFormat};
+use crate::source::lines::{LineEnd, Lines};
+use crate::source::rows::{self, RowDocuments, RowReader};
+use crate::source::{DocumentReader, SkipNotice, SkipNotices, SourceError, StoredReader};
 
 /// The format `jsonl`.
-pub struct JsonLines;
+pub struct JsonlFormat;
 
-impl InputFormat for JsonLines {
+impl InputFormat for JsonlFormat {
     fn name(&self) -> &'static str {
         "jsonl"
     }
@@ -25,44 +25,44 @@ impl InputFormat for JsonLines {
         &["field"]
     }
 
-    fn recognizes(&self, head: Head<'_>) -> bool {
-        matches!(head, Head::Text(text) if begins_with_object(text))
+    fn recognizes(&self, head: FileHead<'_>) -> bool {
+        matches!(head, FileHead::Text(text) if begins_with_object(text))
     }
 
     fn extractor(&self, file: &InputFile<'_>) -> Result<Extractor, SourceError> {
         Ok(rows::extractor(self.documents_of(file.source)))
     }
 
-    fn open(&self, file: &InputFile<'_>, stored: Stored) -> Result<Box<dyn DocumentReader>, SourceError> {
+    fn open(&self, file: &InputFile<'_>, stored: StoredReader) -> Result<Box<dyn DocumentReader>, SourceError> {
         let lines = Lines::whole(Box::new(file.text(stored)?), &file.file.name);
-        let rows = Objects::new(lines, file.source.field.clone(), file.source.damaged);
+        let rows = JsonlRows::new(lines, file.source.field.clone(), file.source.damaged);
         Ok(Box::new(RowDocuments::new(rows, self.documents_of(file.source))))
     }
 }
 
-/// Tells whether the first line is a JSON object, or what can be seen of one.
+/// True if the first line is a JSON object, or the start of one.
 fn begins_with_object(head: &[u8]) -> bool {
     let line = head.trim_ascii_start();
     let end = memchr::memchr(b'\n', line);
     match serde_json::from_slice::<serde_json::Map<_, _>>(&line[..end.unwrap_or(line.len())]) {
         Ok(_) => true,
-        // Cut where the head ends; that it began as an object with a name is enough.
+        // The head ends within the line; an object with a key is enough.
         Err(error) => end.is_none() && error.is_eof() && memmem::find(line, b"\":").is_some(),
     }
 }
 
-/// The texts of a file's objects.
-struct Objects {
+/// Reads the text field of each object.
+struct JsonlRows {
     lines: Lines,
     field: String,
     damaged: Damaged,
-    notes: Notes,
+    notices: SkipNotices,
 }
 
-impl Objects {
-    /// The text is in `field` of each object.
+impl JsonlRows {
+    /// Reads the field `field` of each object.
     const fn new(lines: Lines, field: String, damaged: Damaged) -> Self {
-        Self { lines, field, damaged, notes: Notes::new() }
+        Self { lines, field, damaged, notices: SkipNotices::new() }
     }
 
     fn text(&self, line: &[u8]) -> Result<String, String> {
@@ -75,43 +75,43 @@ impl Objects {
     }
 }
 
-impl Rows for Objects {
+impl RowReader for JsonlRows {
     fn next(&mut self) -> Result<Option<(u64, Vec<u8>)>, SourceError> {
         let mut line = Vec::new();
         loop {
             line.clear();
-            let at = self.lines.at();
+            let at = self.lines.offset();
             match self.lines.next(&mut line)? {
-                End::File => return Ok(None),
-                End::Gap(what) => {
-                    self.notes.push(Note::new(what, at));
+                LineEnd::File => return Ok(None),
+                LineEnd::Gap(reason) => {
+                    self.notices.push(SkipNotice::new(reason, at));
                     continue;
                 }
-                End::TooLong(_) if self.damaged == Damaged::Skip => {
-                    self.notes.push(Note::new("jsonl: line of over 256 MiB", at));
+                LineEnd::TooLong(_) if self.damaged == Damaged::Skip => {
+                    self.notices.push(SkipNotice::new("jsonl: line of over 256 MiB", at));
                     continue;
                 }
-                End::TooLong(most) => {
+                LineEnd::TooLong(most) => {
                     let expected = format!("a line of at most {} MiB", most >> 20);
-                    return Err(SourceError::Format { file: self.lines.name().to_owned(), at, expected });
+                    return Err(SourceError::Format { file: self.lines.name().to_owned(), offset: at, expected });
                 }
-                End::Line => {}
+                LineEnd::Line => {}
             }
             if line.trim_ascii().is_empty() {
                 continue;
             }
             match self.text(&line) {
                 Ok(text) => return Ok(Some((at, text.into_bytes()))),
-                Err(_) if self.damaged == Damaged::Skip => self.notes.push(Note::new("jsonl: bad line", at)),
+                Err(_) if self.damaged == Damaged::Skip => self.notices.push(SkipNotice::new("jsonl: bad line", at)),
                 Err(expected) => {
-                    return Err(SourceError::Format { file: self.lines.name().to_owned(), at, expected });
+                    return Err(SourceError::Format { file: self.lines.name().to_owned(), offset: at, expected });
                 }
             }
         }
     }
 
-    fn notes(&mut self) -> Notes {
-        std::mem::take(&mut self.notes)
+    fn take_notices(&mut self) -> SkipNotices {
+        std::mem::take(&mut self.notices)
     }
 }
 
@@ -120,10 +120,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objects_are_told_from_other_braces() {
-        let is = |text: &[u8]| JsonLines.recognizes(Head::Text(text));
+    fn json_objects_are_distinguished_from_other_braces() {
+        let is = |text: &[u8]| JsonlFormat.recognizes(FileHead::Text(text));
         assert!(is(b"{\"text\": \"a\"}\n{\"text\": 3}\n") && is(b"{\"text\": \"a very long line that is cut"));
         assert!(!is(b"{{Infobox}} is a template.") && !is(b"{ braces } are no JSON\n"));
-        assert!(!JsonLines.recognizes(Head::Stored(b"{\"text\": \"a\"}\n")));
+        assert!(!JsonlFormat.recognizes(FileHead::Stored(b"{\"text\": \"a\"}\n")));
     }
 }

@@ -1,16 +1,16 @@
-//! A sentence a line, blank lines between documents: the input of Google's BERT code.
+//! One sentence per line, blank lines between documents: the input format of Google's BERT code.
 
 use lambert_config::prep::Documents;
 
 use super::text::TextDocuments;
 use crate::extract::Extractor;
-use crate::source::format::{Head, InputFile, InputFormat, Registry};
-use crate::source::{DocumentReader, SourceError, Stored};
+use crate::source::format::{FileHead, FormatRegistry, InputFile, InputFormat};
+use crate::source::{DocumentReader, SourceError, StoredReader};
 
 /// The format `sentences`.
-pub struct Sentences;
+pub struct SentencesFormat;
 
-impl InputFormat for Sentences {
+impl InputFormat for SentencesFormat {
     fn name(&self) -> &'static str {
         "sentences"
     }
@@ -19,20 +19,20 @@ impl InputFormat for Sentences {
         &[Documents::BlankLine]
     }
 
-    /// Nothing tells it from running text.
-    fn recognizes(&self, _head: Head<'_>) -> bool {
+    /// Indistinguishable from running text.
+    fn recognizes(&self, _head: FileHead<'_>) -> bool {
         false
     }
 
-    fn refusal(&self, head: &[u8], formats: Registry) -> Option<String> {
-        formats.look_alike(Head::Text(head))
+    fn refusal(&self, head: &[u8], formats: FormatRegistry) -> Option<String> {
+        formats.likely_format(FileHead::Text(head))
     }
 
     fn extractor(&self, _file: &InputFile<'_>) -> Result<Extractor, SourceError> {
         Ok(Extractor::sentences())
     }
 
-    fn open(&self, file: &InputFile<'_>, stored: Stored) -> Result<Box<dyn DocumentReader>, SourceError> {
+    fn open(&self, file: &InputFile<'_>, stored: StoredReader) -> Result<Box<dyn DocumentReader>, SourceError> {
         Ok(Box::new(TextDocuments::open(file, stored, true)?))
     }
 }

@@ -1,16 +1,16 @@
-//! Running text: a file is a document, or blank lines separate documents.
+//! Running text: each file is a document, or blank lines separate documents.
 
 use lambert_config::prep::Documents;
 
 use crate::extract::Extractor;
-use crate::source::format::{Head, InputFile, InputFormat, Registry};
-use crate::source::lines::{End, LONGEST, Lines};
-use crate::source::{DocumentReader, Note, Notes, RawDocument, SourceError, Stored};
+use crate::source::format::{FileHead, FormatRegistry, InputFile, InputFormat};
+use crate::source::lines::{LineEnd, Lines, MAX_LINE_BYTES};
+use crate::source::{DocumentReader, RawDocument, SkipNotice, SkipNotices, SourceError, StoredReader};
 
 /// The format `text`.
-pub struct Text;
+pub struct TextFormat;
 
-impl InputFormat for Text {
+impl InputFormat for TextFormat {
     fn name(&self) -> &'static str {
         "text"
     }
@@ -19,78 +19,82 @@ impl InputFormat for Text {
         &[Documents::File, Documents::BlankLine]
     }
 
-    /// Nothing shows that a file is running text: the registry falls back on it.
-    fn recognizes(&self, _head: Head<'_>) -> bool {
+    /// The fallback of the registry: nothing identifies running text.
+    fn recognizes(&self, _head: FileHead<'_>) -> bool {
         false
     }
 
-    fn refusal(&self, head: &[u8], formats: Registry) -> Option<String> {
-        formats.look_alike(Head::Text(head))
+    fn refusal(&self, head: &[u8], formats: FormatRegistry) -> Option<String> {
+        formats.likely_format(FileHead::Text(head))
     }
 
     fn extractor(&self, _file: &InputFile<'_>) -> Result<Extractor, SourceError> {
         Ok(Extractor::running_text())
     }
 
-    fn open(&self, file: &InputFile<'_>, stored: Stored) -> Result<Box<dyn DocumentReader>, SourceError> {
-        let blank_lines = self.documents_of(file.source) == Documents::BlankLine;
-        Ok(Box::new(TextDocuments::open(file, stored, blank_lines)?))
+    fn open(&self, file: &InputFile<'_>, stored: StoredReader) -> Result<Box<dyn DocumentReader>, SourceError> {
+        let has_blank_line_separators = self.documents_of(file.source) == Documents::BlankLine;
+        Ok(Box::new(TextDocuments::open(file, stored, has_blank_line_separators)?))
     }
 }
 
-/// Documents of lines.
+/// Documents made of lines.
 pub struct TextDocuments {
     lines: Lines,
     ordinal: u32,
-    blank_lines: bool,
-    notes: Notes,
+    has_blank_line_separators: bool,
+    notices: SkipNotices,
 }
 
 impl TextDocuments {
-    /// The file is a document, or with `blank_lines` what stands between blank lines.
-    pub fn open(file: &InputFile<'_>, stored: Stored, blank_lines: bool) -> Result<Self, SourceError> {
+    /// Reads the file as one document, or as several separated by blank lines.
+    pub fn open(
+        file: &InputFile<'_>,
+        stored: StoredReader,
+        has_blank_line_separators: bool,
+    ) -> Result<Self, SourceError> {
         let lines = Lines::new(Box::new(file.text(stored)?), &file.file.name);
-        Ok(Self { lines, ordinal: 0, blank_lines, notes: Notes::new() })
+        Ok(Self { lines, ordinal: 0, has_blank_line_separators, notices: SkipNotices::new() })
     }
 }
 
 impl DocumentReader for TextDocuments {
     fn next(&mut self) -> Result<Option<RawDocument>, SourceError> {
-        let mut at = self.lines.at();
+        let mut at = self.lines.offset();
         let mut bytes = Vec::new();
         loop {
             let before = bytes.len();
             match self.lines.next(&mut bytes)? {
-                End::File => break,
-                End::Gap(what) => {
-                    self.notes.push(Note::new(what, self.lines.at()));
-                    // What is behind the gap is another document.
+                LineEnd::File => break,
+                LineEnd::Gap(reason) => {
+                    self.notices.push(SkipNotice::new(reason, self.lines.offset()));
+                    // The text after the gap belongs to another document.
                     if before > 0 {
                         break;
                     }
-                    at = self.lines.at();
+                    at = self.lines.offset();
                     continue;
                 }
-                End::Line | End::TooLong(_) => {}
+                LineEnd::Line | LineEnd::TooLong(_) => {}
             }
-            if self.blank_lines && bytes[before..].iter().all(u8::is_ascii_whitespace) {
+            if self.has_blank_line_separators && bytes[before..].iter().all(u8::is_ascii_whitespace) {
                 bytes.truncate(before);
                 if before > 0 {
                     break;
                 }
-                at = self.lines.at();
+                at = self.lines.offset();
             }
-            if bytes.len() >= LONGEST {
-                self.notes.push(Note::new("text: document of over 16 MiB divided", self.lines.at()));
+            if bytes.len() >= MAX_LINE_BYTES {
+                self.notices.push(SkipNotice::new("text: document of over 16 MiB divided", self.lines.offset()));
                 break;
             }
         }
         let ordinal = self.ordinal;
         self.ordinal += 1;
-        Ok((!bytes.is_empty()).then_some(RawDocument { ordinal, at, bytes }))
+        Ok((!bytes.is_empty()).then_some(RawDocument { ordinal, offset: at, bytes }))
     }
 
-    fn notes(&mut self) -> Notes {
-        std::mem::take(&mut self.notes)
+    fn take_notices(&mut self) -> SkipNotices {
+        std::mem::take(&mut self.notices)
     }
 }

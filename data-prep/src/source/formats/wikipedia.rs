@@ -1,4 +1,4 @@
-//! A MediaWiki pages-articles dump (XML): a page is a document. A multistream dump is read in parts.
+//! MediaWiki pages-articles dumps (XML): each page is a document. Multistream dumps are read in ranges.
 
 mod multistream;
 mod pages;
@@ -11,20 +11,20 @@ use lambert_config::prep::Documents;
 use memchr::memmem;
 
 use crate::extract::Extractor;
-use crate::extract::wikitext::{Keep, Site};
-use crate::source::format::{Head, InputFile, InputFormat};
-use crate::source::{DocumentReader, SourceError, SourceFile, Stored};
-use pages::Pages;
+use crate::extract::wikitext::{KeepOptions, WikiSite};
+use crate::source::format::{FileHead, InputFile, InputFormat};
+use crate::source::{DocumentReader, SourceError, SourceFile, StoredReader};
+use pages::PageReader;
 
-/// Text in a byte of XML, about.
+/// Estimated bytes of text per byte of XML.
 const TEXT_PER_BYTE: f64 = 0.6;
-/// Bytes in which the `<siteinfo>` of a dump ends.
-const LONGEST_HEAD: usize = 1 << 18;
+/// Upper limit on the offset at which `<siteinfo>` ends.
+const MAX_SITEINFO_BYTES: usize = 1 << 18;
 
 /// The format `wikipedia`.
-pub struct Wikipedia;
+pub struct WikipediaFormat;
 
-impl InputFormat for Wikipedia {
+impl InputFormat for WikipediaFormat {
     fn name(&self) -> &'static str {
         "wikipedia"
     }
@@ -37,8 +37,8 @@ impl InputFormat for Wikipedia {
         &["lists", "headings"]
     }
 
-    fn recognizes(&self, head: Head<'_>) -> bool {
-        let Head::Text(text) = head else { return false };
+    fn recognizes(&self, head: FileHead<'_>) -> bool {
+        let FileHead::Text(text) = head else { return false };
         text.trim_ascii_start().starts_with(b"<") && memmem::find(text, b"<mediawiki").is_some()
     }
 
@@ -50,7 +50,7 @@ impl InputFormat for Wikipedia {
         TEXT_PER_BYTE
     }
 
-    /// The index that comes with a multistream dump is no text, and not needed (see [`multistream`]).
+    /// The index of a multistream dump is not needed (see [`multistream`]).
     fn ignores(&self, name: &str) -> bool {
         name.contains("multistream-index")
     }
@@ -59,25 +59,25 @@ impl InputFormat for Wikipedia {
         if file.is_remote() {
             return Ok(std::iter::once(0..file.bytes).collect());
         }
-        multistream::divide(Path::new(&file.name), file.bytes)
+        multistream::split_ranges(Path::new(&file.name), file.bytes)
     }
 
     fn extractor(&self, file: &InputFile<'_>) -> Result<Extractor, SourceError> {
-        let keep = Keep { lists: file.source.lists, headings: file.source.headings };
-        Ok(Extractor::wiki_page(keep, site(file)?))
+        let keep = KeepOptions { lists: file.source.lists, headings: file.source.headings };
+        Ok(Extractor::wiki_page(keep, read_site(file)?))
     }
 
-    fn open(&self, file: &InputFile<'_>, stored: Stored) -> Result<Box<dyn DocumentReader>, SourceError> {
-        let (whole, damaged) = (file.file.start == 0, file.source.damaged);
-        Ok(Box::new(Pages::new(Box::new(file.text(stored)?), &file.file.name, whole, damaged)))
+    fn open(&self, file: &InputFile<'_>, stored: StoredReader) -> Result<Box<dyn DocumentReader>, SourceError> {
+        let (is_whole, damaged) = (file.file.start == 0, file.source.damaged);
+        Ok(Box::new(PageReader::new(Box::new(file.text(stored)?), &file.file.name, is_whole, damaged)))
     }
 }
 
-/// The wiki whose dump `file` is.
-fn site(file: &InputFile<'_>) -> Result<Site, SourceError> {
+/// Identifies the wiki of a dump.
+fn read_site(file: &InputFile<'_>) -> Result<WikiSite, SourceError> {
     let mut text = file.peek()?;
     let mut head = Vec::new();
-    while head.len() < LONGEST_HEAD && memmem::find(&head, b"</siteinfo>").is_none() {
+    while head.len() < MAX_SITEINFO_BYTES && memmem::find(&head, b"</siteinfo>").is_none() {
         match text.fill_buf() {
             Ok([]) => break,
             Ok(available) => {
@@ -85,12 +85,12 @@ fn site(file: &InputFile<'_>) -> Result<Site, SourceError> {
                 head.extend_from_slice(available);
                 text.consume(count);
             }
-            // Whoever reads the pages meets it again.
+            // The page reader reports this error again.
             Err(_) => break,
         }
     }
     let end = memmem::find(&head, b"</siteinfo>").unwrap_or(0);
-    Ok(Site::new(&String::from_utf8_lossy(&head[..end]), &file.file.name))
+    Ok(WikiSite::from_siteinfo(&String::from_utf8_lossy(&head[..end]), &file.file.name))
 }
 
 #[cfg(test)]
@@ -98,8 +98,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dumps_are_told_from_texts_about_them() {
-        assert!(Wikipedia.recognizes(Head::Text(b"\n<?xml version='1.0'?>\n<mediawiki xmlns='x'>")));
-        assert!(!Wikipedia.recognizes(Head::Text(b"About <mediawiki> elements")));
+    fn dumps_are_distinguished_from_text_about_them() {
+        assert!(WikipediaFormat.recognizes(FileHead::Text(b"\n<?xml version='1.0'?>\n<mediawiki xmlns='x'>")));
+        assert!(!WikipediaFormat.recognizes(FileHead::Text(b"About <mediawiki> elements")));
     }
 }

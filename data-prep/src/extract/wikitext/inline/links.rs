@@ -1,18 +1,18 @@
 //! `[[internal|links]]` and `[http://external links]`.
 
-use super::super::Site;
+use super::super::WikiSite;
 use super::Renderer;
 
-/// Ends of the names of files that pages show: whatever name space such a link names, it is that of files.
+/// Extensions of media files. Any link to such a file is hidden, whatever its namespace is called.
 const MEDIA: [&str; 25] = [
     "jpg", "jpeg", "jpe", "png", "svg", "gif", "tif", "tiff", "webp", "bmp", "xcf", "ogg", "oga", "ogv", "opus",
     "webm", "mid", "midi", "flac", "wav", "mp3", "mp4", "pdf", "djvu", "stl",
 ];
 
-/// Bytes of the longest name of a name space: a letter of an Indian script has three.
-const LONGEST_NAME: usize = 80;
+/// Longest namespace name, bytes; letters of Indic scripts have three each.
+const MAX_NAME_BYTES: usize = 80;
 
-/// Interwiki prefixes that are longer than a language code.
+/// Interwiki prefixes longer than a language code.
 const INTERWIKI: [&str; 10] = [
     "simple",
     "zh-min-nan",
@@ -27,13 +27,13 @@ const INTERWIKI: [&str; 10] = [
 ];
 
 impl Renderer<'_> {
-    /// Handles the `[` at `at`: the end of the link that it begins, or `None` if it is only a character.
+    /// Handles the `[` at `at`. Returns the end of the markup, or `None` if it is a plain character.
     pub(super) fn link(&mut self, at: usize) -> Option<usize> {
         let source = self.source;
         let rest = &source[at..];
         if rest.starts_with("[[") {
             self.copy_until(at);
-            return Some(match end(source, at, &mut self.unclosed.links) {
+            return Some(match link_end(source, at, &mut self.unclosed.links) {
                 Some(end) => {
                     let inner = &source[at + 2..end - 2];
                     if !is_category_line(source, at, end, inner) {
@@ -60,8 +60,8 @@ impl Renderer<'_> {
     }
 }
 
-/// Behind the `]]` that closes the `[[` at `at`.
-fn end(source: &str, at: usize, unclosed: &mut bool) -> Option<usize> {
+/// End of the `]]` that closes the `[[` at `at`.
+fn link_end(source: &str, at: usize, unclosed: &mut bool) -> Option<usize> {
     if *unclosed {
         return None;
     }
@@ -84,34 +84,34 @@ fn end(source: &str, at: usize, unclosed: &mut bool) -> Option<usize> {
     None
 }
 
-fn internal(inner: &str, output: &mut String, depth: usize, site: &Site) {
+fn internal(inner: &str, output: &mut String, depth: usize, site: &WikiSite) {
     let (target, label) = match inner.split_once('|') {
         Some((target, label)) => (target.trim(), Some(label)),
         None => (inner.trim(), None),
     };
-    let (shown, escaped) = target.strip_prefix(':').map_or((target, false), |rest| (rest, true));
-    if !escaped && is_hidden(shown, label, site) {
+    let (shown, is_escaped) = target.strip_prefix(':').map_or((target, false), |rest| (rest, true));
+    if !is_escaped && is_hidden(shown, label, site) {
         return;
     }
     match label {
-        // `[[Target (x)|]]` shows the target without its bracket.
+        // `[[Target (x)|]]` shows the target without the parenthesis.
         Some(label) if label.trim().is_empty() => output.push_str(shown.split(" (").next().unwrap_or(shown)),
-        // `[[Target|label|]]` is a slip.
+        // `[[Target|label|]]` is a common typo.
         Some(label) => super::render(label.trim_end_matches('|'), output, depth, site),
         None => super::render(shown, output, depth, site),
     }
 }
 
-/// Whether a link shows nothing where it stands.
-fn is_hidden(target: &str, label: Option<&str>, site: &Site) -> bool {
+/// True if a link displays nothing.
+fn is_hidden(target: &str, label: Option<&str>, site: &WikiSite) -> bool {
     let Some((prefix, rest)) = target.split_once(':') else { return false };
     let prefix = prefix.trim();
-    if prefix.is_empty() || prefix.len() > LONGEST_NAME {
+    if prefix.is_empty() || prefix.len() > MAX_NAME_BYTES {
         return false;
     }
     let language = (2..=3).contains(&prefix.len()) && prefix.bytes().all(|byte| byte.is_ascii_lowercase());
     is_media(rest)
-        || site.hides(prefix)
+        || site.is_hidden_namespace(prefix)
         || (label.is_none() && !rest.starts_with(' ') && (language || INTERWIKI.contains(&prefix)))
 }
 
@@ -121,14 +121,15 @@ fn is_media(name: &str) -> bool {
     extension.len() <= 5 && MEDIA.iter().any(|known| extension.eq_ignore_ascii_case(known))
 }
 
-/// Whether a link into some name space is all that its line holds: so stand the categories at the end of a page, in
-/// whatever language, and no sentence.
+/// True if a namespaced link is alone on its line, as the categories at the end of a page are in any language.
 fn is_category_line(source: &str, at: usize, end: usize, inner: &str) -> bool {
     let target = inner.split('|').next().unwrap_or(inner);
-    let apart = target.split_once(':').is_some_and(|(prefix, rest)| {
+    let is_namespaced = target.split_once(':').is_some_and(|(prefix, rest)| {
         !prefix.is_empty() && !prefix.ends_with(' ') && !rest.is_empty() && !rest.starts_with(' ')
     });
     let before = source[..at].trim_end_matches([' ', '\t']);
     let after = source[end..].trim_start_matches([' ', '\t']);
-    apart && (before.is_empty() || before.ends_with('\n')) && (after.is_empty() || after.starts_with(['\n', '\r']))
+    is_namespaced
+        && (before.is_empty() || before.ends_with('\n'))
+        && (after.is_empty() || after.starts_with(['\n', '\r']))
 }

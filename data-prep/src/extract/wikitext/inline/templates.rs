@@ -1,52 +1,53 @@
-//! The few templates that stand for words of the sentence around them.
+//! Templates that stand for words of a sentence.
 
-use super::super::arguments::Arguments;
-use super::super::{Site, measures};
+use super::super::arguments::TemplateArguments;
+use super::super::{WikiSite, measures};
 
-/// Bytes of the longest name that is looked at.
-const LONGEST_NAME: usize = 48;
+/// Longest supported name, bytes.
+const MAX_NAME_BYTES: usize = 48;
 
-/// What a template shows in the place where it stands.
-enum Shows {
-    /// These words, whatever is asked.
-    Words(&'static str),
-    /// This argument, numbered from 0.
+/// Rendering of a template.
+enum TemplateText {
+    /// Fixed text.
+    Fixed(&'static str),
+    /// A positional argument, from 0.
     Argument(usize),
     /// The last argument.
     Last,
-    /// The second argument, or the first where that is empty.
+    /// The second argument, or the first if that is empty.
     SecondOrFirst,
-    /// All arguments, with this between them.
-    All(&'static str),
-    /// This, and the first argument.
-    Behind(&'static str),
-    /// The text between two marks.
-    Between(&'static str, &'static str),
-    /// A paragraph of its own.
+    /// All arguments, with this separator.
+    Joined(&'static str),
+    /// The first argument after this prefix.
+    Prefixed(&'static str),
+    /// The enclosed text between two marks.
+    Quoted(&'static str, &'static str),
+    /// The enclosed text as a separate paragraph.
     Paragraph,
 }
 
-/// Appends what the template `inner` (without its braces) shows, as far as it is known; most show nothing.
-pub fn render(inner: &str, output: &mut String, depth: usize, site: &Site) {
+/// Renders the template `inner` (without braces). Unknown templates render nothing.
+pub fn render(inner: &str, output: &mut String, depth: usize, site: &WikiSite) {
     let name_end = inner.find('|').unwrap_or(inner.len());
     let name = inner[..name_end].trim();
-    if name.len() > LONGEST_NAME || name.contains(['{', '\n', '[']) {
+    if name.len() > MAX_NAME_BYTES || name.contains(['{', '\n', '[']) {
         return;
     }
-    let arguments = Arguments::new(inner.get(name_end + 1..).unwrap_or(""));
+    let arguments = TemplateArguments::parse(inner.get(name_end + 1..).unwrap_or(""));
     let lower = name.to_lowercase().replace('_', " ");
-    if let Some(shows) = known(&lower) {
-        shows.render(&arguments, output, depth, site);
+    if let Some(text) = lookup(&lower) {
+        text.render(&arguments, output, depth, site);
     } else if let Some(text) = name.strip_prefix("formatnum:") {
         super::render(text, output, depth, site);
-    } else if let Some(words) = measures::words(name, &lower, &arguments) {
+    } else if let Some(words) = measures::expand(name, &lower, &arguments) {
         super::render(&words, output, depth, site);
     } else if is_foreign(name, &lower) {
-        Shows::Argument(0).render(&arguments, output, depth, site);
+        TemplateText::Argument(0).render(&arguments, output, depth, site);
     }
 }
 
-/// `lang-el`, or `enS` of the German Wikipedia: a text in the language that the name says. `link-en`: a label.
+/// True for text in the language of the name (`lang-el`, or `enS` in the German Wikipedia) and for link labels
+/// (`link-en`).
 fn is_foreign(name: &str, lower: &str) -> bool {
     let code = |code: &str| (2..=3).contains(&code.len()) && code.bytes().all(|byte| byte.is_ascii_lowercase());
     lower
@@ -56,19 +57,19 @@ fn is_foreign(name: &str, lower: &str) -> bool {
         || name.strip_suffix('S').is_some_and(code)
 }
 
-impl Shows {
-    fn render(&self, arguments: &Arguments<'_>, output: &mut String, depth: usize, site: &Site) {
+impl TemplateText {
+    fn render(&self, arguments: &TemplateArguments<'_>, output: &mut String, depth: usize, site: &WikiSite) {
         let mut show = |text: &str| super::render(text, output, depth, site);
         match *self {
-            Self::Words(words) => output.push_str(words),
+            Self::Fixed(words) => output.push_str(words),
             Self::Argument(number) => show(arguments.get(number)),
             Self::Last => show(arguments.get(arguments.len().saturating_sub(1))),
             Self::SecondOrFirst => {
                 show([arguments.get(1), arguments.get(0)].into_iter().find(|text| !text.is_empty()).unwrap_or(""));
             }
-            Self::All(joint) => show(&arguments.all().join(joint)),
-            Self::Behind(words) => show(&format!("{words}{}", arguments.get(0))),
-            Self::Between(before, after) => {
+            Self::Joined(separator) => show(&arguments.positional().join(separator)),
+            Self::Prefixed(words) => show(&format!("{words}{}", arguments.get(0))),
+            Self::Quoted(before, after) => {
                 let text = arguments.text();
                 if !text.is_empty() {
                     show(&format!("{before}{text}{after}"));
@@ -79,23 +80,23 @@ impl Shows {
     }
 }
 
-/// What the template `name`, in small letters, shows.
-fn known(name: &str) -> Option<Shows> {
+/// Looks up a template by its lowercase name.
+fn lookup(name: &str) -> Option<TemplateText> {
     Some(match name {
-        "nbsp" | "space" | "spaces" | "thinsp" | "thin space" | "hair space" | "espace" => Shows::Words(" "),
+        "nbsp" | "space" | "spaces" | "thinsp" | "thin space" | "hair space" | "espace" => TemplateText::Fixed(" "),
         "ndash" | "en dash" | "snd" | "spnd" | "spaced ndash" | "spaced en dash" | "dash" | "tiret" => {
-            Shows::Words(" – ")
+            TemplateText::Fixed(" – ")
         }
-        "mdash" | "em dash" => Shows::Words("—"),
-        "'" | "apostrophe" => Shows::Words("'"),
-        "'s" => Shows::Words("'s"),
-        "okina" | "ʻokina" => Shows::Words("ʻ"),
-        "m." => Shows::Words("M."),
-        "mme" => Shows::Words("Mme"),
-        "mlle" => Shows::Words("Mlle"),
-        "n°" | "numéro" => Shows::Words("no"),
-        "av jc" | "av. j.-c." | "avjc" => Shows::Words("av. J.-C."),
-        "apr jc" | "ap jc" | "apr. j.-c." | "apjc" => Shows::Words("apr. J.-C."),
+        "mdash" | "em dash" => TemplateText::Fixed("—"),
+        "'" | "apostrophe" => TemplateText::Fixed("'"),
+        "'s" => TemplateText::Fixed("'s"),
+        "okina" | "ʻokina" => TemplateText::Fixed("ʻ"),
+        "m." => TemplateText::Fixed("M."),
+        "mme" => TemplateText::Fixed("Mme"),
+        "mlle" => TemplateText::Fixed("Mlle"),
+        "n°" | "numéro" => TemplateText::Fixed("no"),
+        "av jc" | "av. j.-c." | "avjc" => TemplateText::Fixed("av. J.-C."),
+        "apr jc" | "ap jc" | "apr. j.-c." | "apjc" => TemplateText::Fixed("apr. J.-C."),
         "nowrap"
         | "nobr"
         | "nobreak"
@@ -164,13 +165,13 @@ fn known(name: &str) -> Option<Shows> {
         | "key"
         | "bdo"
         | "kbd"
-        | "mono" => Shows::Argument(0),
-        "lien" => Shows::Between("", ""),
+        | "mono" => TemplateText::Argument(0),
+        "lien" => TemplateText::Quoted("", ""),
         "lang" | "langx" | "langue" | "llang" | "script" | "wikt-lang" | "linktext lang" | "citation étrangère" => {
-            Shows::SecondOrFirst
+            TemplateText::SecondOrFirst
         }
         "transl" | "transliteration" | "tsl" | "color" | "font color" | "colored text" | "resize" | "font" | "llm" => {
-            Shows::Last
+            TemplateText::Last
         }
         "не переведено"
         | "не переведено 2"
@@ -182,23 +183,23 @@ fn known(name: &str) -> Option<Shows> {
         | "нп3"
         | "нп4"
         | "нп5"
-        | "не перекладено" => Shows::SecondOrFirst,
-        "chem" | "chem2" | "fchim" => Shows::All(""),
-        "linktext" => Shows::All(" "),
-        "us$" | "usd" => Shows::Behind("US$"),
-        "a$" | "aud" => Shows::Behind("A$"),
-        "c$" | "cad" => Shows::Behind("C$"),
-        "£" | "gbp" => Shows::Behind("£"),
-        "€" | "eur" => Shows::Behind("€"),
-        "¥" | "jpy" | "cny" => Shows::Behind("¥"),
-        "₹" | "inr" => Shows::Behind("₹"),
-        "floruit" | "fl." | "fl" => Shows::Behind("fl. "),
-        "guil" | "citation" | "citation bloc ligne" => Shows::Between("« ", " »"),
-        "\"" => Shows::Between("„", "“"),
-        "q" => Shows::Between("“", "”"),
+        | "не перекладено" => TemplateText::SecondOrFirst,
+        "chem" | "chem2" | "fchim" => TemplateText::Joined(""),
+        "linktext" => TemplateText::Joined(" "),
+        "us$" | "usd" => TemplateText::Prefixed("US$"),
+        "a$" | "aud" => TemplateText::Prefixed("A$"),
+        "c$" | "cad" => TemplateText::Prefixed("C$"),
+        "£" | "gbp" => TemplateText::Prefixed("£"),
+        "€" | "eur" => TemplateText::Prefixed("€"),
+        "¥" | "jpy" | "cny" => TemplateText::Prefixed("¥"),
+        "₹" | "inr" => TemplateText::Prefixed("₹"),
+        "floruit" | "fl." | "fl" => TemplateText::Prefixed("fl. "),
+        "guil" | "citation" | "citation bloc ligne" => TemplateText::Quoted("« ", " »"),
+        "\"" => TemplateText::Quoted("„", "“"),
+        "q" => TemplateText::Quoted("“", "”"),
         "quote" | "blockquote" | "block quote" | "cquote" | "quotation" | "bquote" | "poem quote" | "poemquote"
         | "talk quote" | "citation bloc" | "zitat" | "cita" | "citazione" | "citat" | "citaat" | "citação"
-        | "cytat" | "idézet" | "цитата" | "citát" | "citaattekst" => Shows::Paragraph,
+        | "cytat" | "idézet" | "цитата" | "citát" | "citaattekst" => TemplateText::Paragraph,
         _ => return None,
     })
 }

@@ -1,7 +1,8 @@
-//! Multistream dumps: bzip2 files of many streams, each with whole pages. Dividing one lets threads and parts share it.
+//! Multistream dumps: bzip2 files of many streams, each with whole pages. Threads and parts share such a file by
+//! ranges.
 //!
-//! The index file that comes with such a dump is not needed: a stream begins with ten bytes that nothing else has, and
-//! whether pages begin with it shows when its first block is decompressed.
+//! The index file is not needed. A stream starts with ten characteristic bytes, and its first decompressed bytes show
+//! whether it starts with a page.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -12,34 +13,35 @@ use crate::source::SourceError;
 
 use memchr::memmem;
 
-/// Stored bytes of a division, about.
-const DIVISION: u64 = 16 << 20;
-/// Files below this are left whole.
-const SMALLEST: u64 = 2 * DIVISION;
+/// Target size of a range, stored bytes.
+const RANGE_BYTES: u64 = 16 << 20;
+/// Smaller files are not split.
+const MIN_DIVIDED_BYTES: u64 = 2 * RANGE_BYTES;
 
-/// The first bytes of every stream that is compressed in blocks of 900 kB, and of its first block.
-const STREAM: &[u8] = b"BZh91AY&SY";
+/// First bytes of a stream with 900 kB blocks, and of its first block.
+const STREAM_MAGIC: &[u8] = b"BZh91AY&SY";
 
-/// Ranges of stored bytes that begin and end between pages; the whole file if it cannot be divided.
-pub fn divide(path: &Path, bytes: u64) -> Result<Vec<Range<u64>>, SourceError> {
-    if bytes < SMALLEST {
+/// Splits a file into ranges of stored bytes that start and end between pages. Returns the whole file if it is not a
+/// multistream dump.
+pub fn split_ranges(path: &Path, bytes: u64) -> Result<Vec<Range<u64>>, SourceError> {
+    if bytes < MIN_DIVIDED_BYTES {
         return Ok(std::iter::once(0..bytes).collect());
     }
-    let fault = |source| SourceError::Input { path: path.display().to_string(), operation: "read", source };
-    let mut file = File::open(path).map_err(fault)?;
+    let read_error = |source| SourceError::Input { path: path.display().to_string(), operation: "read", source };
+    let mut file = File::open(path).map_err(read_error)?;
     let mut starts = vec![0];
-    let mut from = DIVISION;
-    while from + DIVISION / 2 < bytes {
-        match next_stream(&mut file, from).map_err(fault)? {
-            Some(at) if begins_with_page(&mut file, at).map_err(fault)? => {
+    let mut from = RANGE_BYTES;
+    while from + RANGE_BYTES / 2 < bytes {
+        match next_stream(&mut file, from).map_err(read_error)? {
+            Some(at) if begins_with_page(&mut file, at).map_err(read_error)? => {
                 starts.push(at);
-                from = at + DIVISION;
+                from = at + RANGE_BYTES;
             }
             Some(at) => from = at + 1,
             None => break,
         }
-        // A file in which no stream begins with a page is not a multistream dump.
-        if starts.len() == 1 && from > 4 * DIVISION {
+        // No stream starts with a page: not a multistream dump.
+        if starts.len() == 1 && from > 4 * RANGE_BYTES {
             break;
         }
     }
@@ -49,21 +51,21 @@ pub fn divide(path: &Path, bytes: u64) -> Result<Vec<Range<u64>>, SourceError> {
 
 fn next_stream(file: &mut File, from: u64) -> std::io::Result<Option<u64>> {
     let mut buffer = vec![0; 1 << 20];
-    let (mut at, mut kept) = (from, 0);
+    let (mut at, mut overlap) = (from, 0);
     file.seek(SeekFrom::Start(from))?;
     loop {
-        let count = file.read(&mut buffer[kept..])?;
+        let count = file.read(&mut buffer[overlap..])?;
         if count == 0 {
             return Ok(None);
         }
-        let filled = kept + count;
-        if let Some(found) = memmem::find(&buffer[..filled], STREAM) {
+        let filled = overlap + count;
+        if let Some(found) = memmem::find(&buffer[..filled], STREAM_MAGIC) {
             return Ok(Some(at + found as u64));
         }
-        // The mark may lie across the end of what was read.
-        kept = filled.min(STREAM.len() - 1);
-        at += (filled - kept) as u64;
-        buffer.copy_within(filled - kept..filled, 0);
+        // The marker may straddle two reads.
+        overlap = filled.min(STREAM_MAGIC.len() - 1);
+        at += (filled - overlap) as u64;
+        buffer.copy_within(filled - overlap..filled, 0);
     }
 }
 

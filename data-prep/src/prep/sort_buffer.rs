@@ -1,35 +1,33 @@
-//! The samples of a bucket on their way into its file, sorted by their keys. Of many samples only some are in memory: the
-//! others wait, sorted, in nameless files.
+//! External sort of a bucket's samples by their shuffle keys: sorted runs go to unnamed temporary files and are merged.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-use super::job::Job;
-use super::merge::{Cursor, merge};
-use super::sample_file::{Contents, interval};
-use super::{PrepError, sealed};
+use super::job::JobContext;
+use super::merge::{SampleCursor, merge};
+use super::sample_file::{SampleFileContents, interval_of};
+use super::{PrepError, work_file};
 use crate::record::ids;
 use lambert_dataset::random::Key;
 use lambert_dataset::tokenizer::Special;
 
-/// See the module.
-pub struct Collected<'a> {
-    job: &'a Job<'a>,
+/// Sorts samples by key; spills to disk beyond [`WorkLimits::sort_bytes`](super::job::WorkLimits::sort_bytes).
+pub struct SortBuffer<'a> {
+    job: &'a JobContext<'a>,
     width: usize,
     special: Special,
     bytes: Vec<u8>,
     /// Key, start and end in `bytes`.
     records: Vec<(u64, usize, usize)>,
     counts: Vec<u64>,
-    contents: Contents,
-    /// Those that were written already, in the order of their making.
-    sorted: Vec<(File, u64)>,
+    contents: SampleFileContents,
+    /// Sorted runs on disk with their lengths in bytes, in the order of creation.
+    spilled: Vec<(File, u64)>,
 }
 
-impl<'a> Collected<'a> {
-    /// None yet.
-    pub fn new(job: &'a Job<'a>) -> Self {
+impl<'a> SortBuffer<'a> {
+    pub fn new(job: &'a JobContext<'a>) -> Self {
         let size = job.tokenizer.size();
         Self {
             job,
@@ -38,12 +36,12 @@ impl<'a> Collected<'a> {
             bytes: Vec::new(),
             records: Vec::new(),
             counts: vec![0; size],
-            contents: Contents::default(),
-            sorted: Vec::new(),
+            contents: SampleFileContents::default(),
+            spilled: Vec::new(),
         }
     }
 
-    /// Adds a sample; its own key follows from `key` and its number.
+    /// Adds a sample. Its shuffle key is derived from `key` and the sample's index.
     pub fn push(&mut self, key: Key, ids: &[u32], segment_b_start: u16, label: u8) -> Result<(), PrepError> {
         let key = key.with(self.contents.samples).value();
         let start = self.bytes.len();
@@ -59,12 +57,12 @@ impl<'a> Collected<'a> {
         self.contents.bytes += length;
         self.contents.tokens += ids.len() as u64;
         self.contents.positive_pairs += u64::from(label == 1);
-        let interval = self.contents.intervals.entry(interval(key)).or_default();
+        let interval = self.contents.intervals.entry(interval_of(key)).or_default();
         (interval.0, interval.1) = (interval.0 + 1, interval.1 + length);
-        if self.bytes.len() >= self.job.scale.sorted { self.put_aside() } else { Ok(()) }
+        if self.bytes.len() >= self.job.limits.sort_bytes { self.spill() } else { Ok(()) }
     }
 
-    fn put_aside(&mut self) -> Result<(), PrepError> {
+    fn spill(&mut self) -> Result<(), PrepError> {
         let folder = self.job.folder();
         let mut write = || {
             let file = tempfile::tempfile_in(folder)?;
@@ -75,27 +73,27 @@ impl<'a> Collected<'a> {
             Ok((file, self.bytes.len() as u64))
         };
         let written =
-            write().map_err(|source| PrepError::Work { operation: "write to", path: folder.to_owned(), source })?;
-        self.sorted.push(written);
+            write().map_err(|source| PrepError::WorkIo { operation: "write to", path: folder.to_owned(), source })?;
+        self.spilled.push(written);
         self.bytes.clear();
         self.records.clear();
         Ok(())
     }
 
-    /// Writes all of them to `path`, the counts of the token ids behind them.
-    pub fn write(mut self, path: &Path) -> Result<(), PrepError> {
-        if !self.sorted.is_empty() {
-            self.put_aside()?;
+    /// Writes the sorted samples to `path`, followed by the token counts.
+    pub fn finish(mut self, path: &Path) -> Result<(), PrepError> {
+        if !self.spilled.is_empty() {
+            self.spill()?;
         }
-        // Those that frame the segments are not counted, but an [UNK] in the text is.
+        // The framing [CLS] and [SEP] are not counted; an [UNK] in the text is.
         self.counts[self.special.cls as usize] = 0;
         self.counts[self.special.sep as usize] = 0;
-        sealed::write(path, |output| {
-            if self.sorted.is_empty() {
+        work_file::write(path, |output| {
+            if self.spilled.is_empty() {
                 write_sorted(&self.bytes, &mut self.records, output)?;
             } else {
                 let cursors =
-                    self.sorted.iter().map(|(file, bytes)| Cursor::new(file, 0..*bytes, self.width)).collect();
+                    self.spilled.iter().map(|(file, bytes)| SampleCursor::new(file, 0..*bytes, self.width)).collect();
                 merge(cursors, |sample| output.write_all(sample).map(|()| true))?;
             }
             write_counts(&self.counts, output)?;
@@ -105,13 +103,13 @@ impl<'a> Collected<'a> {
     }
 }
 
-/// Samples in the order of their keys, equal ones in that of their making.
+/// Writes the samples in key order; equal keys keep the order of insertion.
 fn write_sorted(bytes: &[u8], records: &mut [(u64, usize, usize)], output: &mut impl Write) -> std::io::Result<()> {
     records.sort_unstable();
     records.iter().try_for_each(|&(_, start, end)| output.write_all(&bytes[start..end]))
 }
 
-/// The counts of all token ids, 8 bytes each.
+/// Writes the count of every token id, 8 bytes each.
 pub fn write_counts(counts: &[u64], output: &mut impl Write) -> std::io::Result<()> {
     counts.iter().try_for_each(|count| output.write_all(&count.to_le_bytes()))
 }

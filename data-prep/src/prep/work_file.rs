@@ -1,6 +1,6 @@
-//! Files of the work folder: a body, then JSON that says what is in it, then the JSON's length.
+//! Files of the work folder: a body, a JSON trailer that describes it, the trailer's length and a magic number.
 //!
-//! They are written under another name and renamed when they are complete and on the disk: one that is there is whole.
+//! A file is written under a temporary name, synced and renamed, so a file that exists is complete.
 
 use std::fs::{File, Permissions};
 use std::io::{BufWriter, Write};
@@ -12,29 +12,29 @@ use serde::de::DeserializeOwned;
 
 use super::PrepError;
 
-/// Ends every such file.
+/// Last eight bytes of a work file.
 const MAGIC: u64 = u64::from_le_bytes(*b"lambert1");
 
-/// Writes `path`: `body` writes the body and gives what the JSON shall say.
+/// Writes `path`: `body` writes the body and returns the JSON trailer.
 pub fn write<T: Serialize>(
     path: &Path,
     body: impl FnOnce(&mut BufWriter<&File>) -> std::io::Result<T>,
 ) -> Result<T, PrepError> {
-    whole(path, |file| {
+    write_atomically(path, |file| {
         let mut output = BufWriter::with_capacity(1 << 20, file);
-        let about = body(&mut output)?;
-        let json = serde_json::to_vec(&about)?;
+        let contents = body(&mut output)?;
+        let json = serde_json::to_vec(&contents)?;
         output.write_all(&json)?;
         output.write_all(&(json.len() as u64).to_le_bytes())?;
         output.write_all(&MAGIC.to_le_bytes())?;
         output.flush()?;
-        Ok(about)
+        Ok(contents)
     })
 }
 
-/// Writes `path` by `content` under another name first, which no other process can come upon: neither process numbers
-/// nor host names tell processes in containers apart.
-pub fn whole<T>(path: &Path, content: impl FnOnce(&File) -> std::io::Result<T>) -> Result<T, PrepError> {
+/// Writes `path` through a uniquely named temporary file. Process IDs and host names are not unique across containers,
+/// so the name is random.
+pub fn write_atomically<T>(path: &Path, content: impl FnOnce(&File) -> std::io::Result<T>) -> Result<T, PrepError> {
     let attempt = || {
         let folder = path.parent().unwrap_or(path);
         let readable = Permissions::from_mode(0o644);
@@ -44,10 +44,10 @@ pub fn whole<T>(path: &Path, content: impl FnOnce(&File) -> std::io::Result<T>) 
         file.persist(path).map_err(|error| error.error)?;
         Ok(result)
     };
-    attempt().map_err(|source| PrepError::Work { operation: "write", path: path.to_owned(), source })
+    attempt().map_err(|source| PrepError::WorkIo { operation: "write", path: path.to_owned(), source })
 }
 
-/// Moves a file to its place, over the border of a file system if need be: there it is whole or not at all.
+/// Moves a file atomically, copying it if the target is on another file system.
 pub fn move_file(from: &Path, to: &Path) -> std::io::Result<()> {
     let folder = to.parent().unwrap_or(to);
     std::fs::create_dir_all(folder)?;
@@ -61,17 +61,17 @@ pub fn move_file(from: &Path, to: &Path) -> std::io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// A file that was written by [`write()`]. It is opened for each reading: there may be more of them than descriptors.
-pub struct Sealed {
+/// A file written by [`write()`]. Each read opens it again, because there may be more files than file descriptors.
+pub struct WorkFile {
     path: PathBuf,
 }
 
-impl Sealed {
-    /// Reads what the JSON of `path` says.
+impl WorkFile {
+    /// Opens `path` and reads its JSON trailer.
     pub fn open<T: DeserializeOwned>(path: &Path) -> Result<(Self, T), PrepError> {
-        let fault = |source| PrepError::Work { operation: "read", path: path.to_owned(), source };
-        let damaged = || PrepError::Damaged { path: path.to_owned() };
-        let bytes = std::fs::metadata(path).map_err(fault)?.len();
+        let io_error = |source| PrepError::WorkIo { operation: "read", path: path.to_owned(), source };
+        let damaged = || PrepError::DamagedWorkFile { path: path.to_owned() };
+        let bytes = std::fs::metadata(path).map_err(io_error)?.len();
         let sealed = Self { path: path.to_owned() };
         let tail = sealed.read(bytes.checked_sub(16).ok_or_else(damaged)?, 16)?;
         let word = |at: usize| tail[at..at + 8].try_into().map_or(0, u64::from_le_bytes);
@@ -80,16 +80,20 @@ impl Sealed {
         Ok((sealed, serde_json::from_slice(&json).map_err(|_| damaged())?))
     }
 
-    /// Bytes of the body.
+    /// Reads `length` bytes at offset `at`.
     pub fn read(&self, at: u64, length: usize) -> Result<Vec<u8>, PrepError> {
         let mut buffer = vec![0; length];
         let read = self.file()?.read_exact_at(&mut buffer, at);
-        read.map_err(|source| PrepError::Work { operation: "read", path: self.path.clone(), source })?;
+        read.map_err(|source| PrepError::WorkIo { operation: "read", path: self.path.clone(), source })?;
         Ok(buffer)
     }
 
-    /// The file, for many readings.
+    /// Opens the file for repeated reads.
     pub fn file(&self) -> Result<File, PrepError> {
-        File::open(&self.path).map_err(|source| PrepError::Work { operation: "read", path: self.path.clone(), source })
+        File::open(&self.path).map_err(|source| PrepError::WorkIo {
+            operation: "read",
+            path: self.path.clone(),
+            source,
+        })
     }
 }
