@@ -14,9 +14,9 @@ use lambert_plan::{flops, memory, schedule};
 use serde::Serialize;
 use tch::Kind;
 
-use crate::data::{Demand, Loader, MicroBatch, Source, Wanted};
+use crate::data::{BatchRequest, Loader, LoaderOptions, MicroBatch, SampleSource};
 use crate::error::Error;
-use crate::gpu::{Card, Chosen};
+use crate::gpu::{ComputeDevice, Gpu};
 use crate::kernels::Kernels;
 use crate::model;
 use crate::objective::Objective;
@@ -93,7 +93,7 @@ pub fn run(config: &RunConfig, request: &Request) -> Result<i32, Error> {
     let none = || format!("there is no stage {}: the configuration has {stages}, counted from 0", request.stage);
     let stage = config.stage.get(request.stage).ok_or_else(|| Error::Usage(none()))?;
     // One rank alone.
-    let device = Chosen::load(&Cluster { backend: Backend::Local, ..config.cluster.clone() })?;
+    let device = ComputeDevice::load(&Cluster { backend: Backend::Local, ..config.cluster.clone() })?;
     tch::set_num_threads(config.cluster.threads as i32);
     let dataset = Arc::new(Dataset::open(&stage.data)?.with_cache(&config.cluster.dataset_cache));
     let mut faults = Vec::new();
@@ -124,18 +124,18 @@ fn loader(
     steps: usize,
 ) -> Result<Loader, Error> {
     let (objective, seed, test) = (config.objective.clone(), config.run.seed, config.test.clone());
-    let source = Source { dataset, objective, seed, shuffle: true, test };
-    let demand = Demand {
+    let source = SampleSource { dataset, objective, seed, shuffle: true, test };
+    let demand = LoaderOptions {
         cursor: 0,
-        detours: SkippedSamples::default(),
+        skipped: SkippedSamples::default(),
         micro_batch_tokens: stage.micro_batch_tokens.or_default(),
         rank: 0,
-        world: 1,
-        parts: 1,
-        threads: session::readers(),
-        largest: samples,
+        world_size: 1,
+        shards: 1,
+        max_threads: session::readers(),
+        max_batch: samples,
     };
-    Loader::start(source, demand, std::iter::repeat_n(Wanted::whole(samples), steps)).map_err(Error::Thread)
+    Loader::start(source, demand, std::iter::repeat_n(BatchRequest::whole(samples), steps)).map_err(Error::Thread)
 }
 
 /// What [`Request::batches`] says.
@@ -148,9 +148,10 @@ fn write_batches(config: &RunConfig, request: &Request, dataset: Arc<Dataset>, p
     while let Some(batch) = loader.next_batch() {
         let micro_batches = batch?.micro_batches;
         let json = |batch: &MicroBatch| {
-            let MicroBatch { rows, width, ids, second, lengths, positions, labels, pair_labels, .. } = batch;
+            let MicroBatch { rows, seq_len, ids, segment_b_starts, lengths, positions, labels, pair_labels, .. } =
+                batch;
             serde_json::json!({
-                "rows": rows, "width": width, "ids": ids, "second": second, "lengths": lengths, "positions": positions,
+                "rows": rows, "width": seq_len, "ids": ids, "second": segment_b_starts, "lengths": lengths, "positions": positions,
                 "labels": labels, "pair_labels": pair_labels,
             })
         };
@@ -200,7 +201,7 @@ impl<'a> Bench<'a> {
             let (seed, range) = (config.run.seed, config.model.initializer_range);
             let parameters = Parameters::initialize(kernels, architecture, seed, range);
             let mut state = TrainState::new(parameters);
-            state.parameters.keep_low(model::kind(&config.model));
+            state.parameters.keep_low(model::compute_dtype(&config.model));
             state
         })?;
         let objective = Objective::new(&state.parameters, &config.model, &config.objective);
@@ -251,7 +252,7 @@ fn measure(
     request: &Request,
     dataset: Arc<Dataset>,
     kernels: Arc<dyn Kernels>,
-    card: Option<&Card>,
+    card: Option<&Gpu>,
 ) -> Result<Measured, Error> {
     let stage = &config.stage[request.stage];
     let samples = request.samples.unwrap_or(stage.global_batch).max(1);
@@ -259,7 +260,7 @@ fn measure(
     let tokens = stage.micro_batch_tokens.or_default();
     let needed = || memory::card::needed(config, request.stage, dataset.sizes(), 1, tokens);
     let needed_memory = card.map(|_| needed());
-    let peak = peak::matmul_peak(&*kernels, model::kind(&config.model), peak::peak_width(card.is_some()))?;
+    let peak = peak::matmul_peak(&*kernels, model::compute_dtype(&config.model), peak::peak_width(card.is_some()))?;
     let mut bench = Bench::new(config, stage, dataset, kernels.clone(), (samples, request.warmup + 2 * steps))?;
     for _ in 0..request.warmup {
         bench.step(false)?;
@@ -274,7 +275,7 @@ fn measure(
     let all = || plain.iter().chain(&by_phase);
     let (tokens, padding): (u64, u64) = (all().map(|timed| timed.tokens).sum(), all().map(|timed| timed.padding).sum());
     Ok(Measured {
-        device: card.map_or_else(|| format!("{} threads of a processor", config.cluster.threads), Card::to_string),
+        device: card.map_or_else(|| format!("{} threads of a processor", config.cluster.threads), Gpu::to_string),
         samples,
         tokens: tokens as f64 / (2 * steps) as f64,
         padding: padding as f64 / (tokens + padding).max(1) as f64,

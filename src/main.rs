@@ -17,7 +17,7 @@ use lambert_plan::objectives::{self, Targets};
 use lambert_store::{Store, private_dir};
 use lambert_worker::bench::{self, Request};
 use lambert_worker::error::{self, Error};
-use lambert_worker::gpu::Chosen;
+use lambert_worker::gpu::ComputeDevice;
 use lambert_worker::inference::fill_mask;
 use lambert_worker::inference::loaded_model::Saved;
 use lambert_worker::torch;
@@ -238,7 +238,7 @@ fn train(url: &str, attempt: u32, world: Option<usize>, session: &[PathBuf]) -> 
     let config = Store::open(url).map_err(Error::from).and_then(|store| session::read_config(&store));
     let limits = config.as_ref().map_or_else(|_| Limits::default(), |(config, _)| config.cluster.limits.clone());
     // Before anything asks libtorch, the version of the one that is loaded among it.
-    let device = prepared.and(config).and_then(|(config, _)| Ok(Chosen::load(&config.cluster)?));
+    let device = prepared.and(config).and_then(|(config, _)| Ok(ComputeDevice::load(&config.cluster)?));
     let control = Arc::new(Control::connect(rank, attempt, versions(), patience(&limits)));
     let attend = || attend(url, attempt, world, device?, &control);
     let outcome = torch::guard(attend).map_err(Error::from).flatten();
@@ -266,7 +266,7 @@ fn attend(
     url: &str,
     attempt: u32,
     world: Option<usize>,
-    device: Chosen,
+    device: ComputeDevice,
     control: &Arc<Control>,
 ) -> Result<Outcome, Error> {
     let (session, mut ranks) = Session::open(url, attempt, world, device, Arc::clone(control))?;
