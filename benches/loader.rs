@@ -16,9 +16,8 @@ use clap::Parser;
 use lambert_config::run::{Objective, Stage, Test};
 use lambert_dataset::Dataset;
 use lambert_plan::memory;
-use lambert_worker::data::Demand;
-use lambert_worker::data::reader::Reader;
-use lambert_worker::data::{Loader, Source, Wanted};
+use lambert_worker::data::reader::BatchReader;
+use lambert_worker::data::{BatchRequest, Loader, LoaderOptions, SampleSource};
 use lambert_worker::recovery::skipped_samples::SkippedSamples;
 use samples::Shape;
 
@@ -75,28 +74,37 @@ fn stage(global_batch: usize) -> Stage {
     Stage { global_batch, ..Stage::default() }
 }
 
-fn source(dataset: &Arc<Dataset>) -> Source {
+fn source(dataset: &Arc<Dataset>) -> SampleSource {
     let (objective, test) = (Objective::default(), Test::default());
-    Source { dataset: Arc::clone(dataset), objective, seed: 1, shuffle: true, test }
+    SampleSource { dataset: Arc::clone(dataset), objective, seed: 1, shuffle: true, test }
 }
 
-fn demand(batch: usize, world: usize, arguments: &Arguments) -> Demand {
-    let (cursor, detours, threads) = (0, SkippedSamples::default(), arguments.threads);
-    Demand { cursor, detours, micro_batch_tokens: 16384, rank: 0, world, parts: world, threads, largest: batch }
+fn demand(batch: usize, world: usize, arguments: &Arguments) -> LoaderOptions {
+    let (cursor, skipped, max_threads) = (0, SkippedSamples::default(), arguments.threads);
+    LoaderOptions {
+        cursor,
+        skipped,
+        micro_batch_tokens: 16384,
+        rank: 0,
+        world_size: world,
+        shards: world,
+        max_threads,
+        max_batch: batch,
+    }
 }
 
 /// Row groups decoded a step, and the samples a second that one thread makes of this rank's part.
 fn decoding(dataset: &Arc<Dataset>, batch: usize, world: usize, arguments: &Arguments) -> (String, f64) {
-    let mut reader = Reader::new(source(dataset)).unwrap();
+    let mut reader = BatchReader::new(source(dataset)).unwrap();
     let demand = demand(batch, world, arguments);
     let (start, mut steps, mut most) = (Instant::now(), 0, 0);
     while steps < 2 || start.elapsed().as_secs_f64() < arguments.seconds / 5.0 {
-        let before = reader.decoded();
-        drop(reader.global_batch(&demand, steps * batch as u64, Wanted::whole(batch), 1).unwrap());
-        (steps, most) = (steps + 1, most.max(reader.decoded() - before));
+        let before = reader.decoded_row_groups();
+        drop(reader.global_batch(&demand, steps * batch as u64, BatchRequest::whole(batch), 1).unwrap());
+        (steps, most) = (steps + 1, most.max(reader.decoded_row_groups() - before));
     }
     let samples = (steps as usize * batch) as f64 / world as f64;
-    let mean = reader.decoded() as f64 / steps as f64;
+    let mean = reader.decoded_row_groups() as f64 / steps as f64;
     (format!("{mean:.1}/{most}"), samples / start.elapsed().as_secs_f64())
 }
 
@@ -105,9 +113,12 @@ fn consume(dataset: &Arc<Dataset>, batch: usize, world: usize, rate: f64, argume
     let before = resident();
     let step = batch as f64 / world as f64 / rate;
     let steps = ((arguments.seconds / step) as usize).max(3);
-    let mut loader =
-        Loader::start(source(dataset), demand(batch, world, arguments), (0..steps).map(move |_| Wanted::whole(batch)))
-            .unwrap();
+    let mut loader = Loader::start(
+        source(dataset),
+        demand(batch, world, arguments),
+        (0..steps).map(move |_| BatchRequest::whole(batch)),
+    )
+    .unwrap();
     let mut held = loader.next_batch().unwrap().unwrap();
     let (start, mut waited, mut most) = (Instant::now(), 0.0, 0.0_f64);
     for _ in 1..steps {

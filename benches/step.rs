@@ -22,8 +22,7 @@ use lambert_dataset::Dataset;
 use lambert_dataset::random::Key;
 use lambert_plan::architecture::Architecture;
 use lambert_plan::flops;
-use lambert_worker::data::Demand;
-use lambert_worker::data::{GlobalBatch, Loader, MicroBatch, Source, Wanted};
+use lambert_worker::data::{BatchRequest, GlobalBatch, Loader, LoaderOptions, MicroBatch, SampleSource};
 use lambert_worker::kernels::Host;
 use lambert_worker::objective::Objective;
 use lambert_worker::optim;
@@ -97,20 +96,20 @@ fn batches(arguments: &Arguments, folder: &Path, count: usize) -> (Vec<GlobalBat
     let dataset = Arc::new(Dataset::open(&folder.join("data/train").display().to_string()).unwrap());
     let vocabulary = dataset.manifest().vocabulary.size;
     let source =
-        Source { dataset, objective: run::Objective::default(), seed: 1, shuffle: true, test: Test::default() };
+        SampleSource { dataset, objective: run::Objective::default(), seed: 1, shuffle: true, test: Test::default() };
     let batch = arguments.shape.batch();
-    let (cursor, detours) = (0, SkippedSamples::default());
-    let demand = Demand {
+    let (cursor, skipped) = (0, SkippedSamples::default());
+    let demand = LoaderOptions {
         cursor,
-        detours,
+        skipped,
         micro_batch_tokens: batch * 128,
         rank: 0,
-        world: 1,
-        parts: 1,
-        threads: 1,
-        largest: batch,
+        world_size: 1,
+        shards: 1,
+        max_threads: 1,
+        max_batch: batch,
     };
-    let mut loader = Loader::start(source, demand, std::iter::repeat_n(Wanted::whole(batch), count)).unwrap();
+    let mut loader = Loader::start(source, demand, std::iter::repeat_n(BatchRequest::whole(batch), count)).unwrap();
     let batches = std::iter::from_fn(|| loader.next_batch()).collect::<Result<_, _>>().unwrap();
     (batches, vocabulary)
 }
@@ -170,7 +169,7 @@ impl Peers {
         let plain = |batch: &GlobalBatch| {
             let micro = &batch.micro_batches[0];
             serde_json::json!({
-                "ids": micro.ids, "segments": segments(micro), "lengths": micro.lengths, "width": micro.width,
+                "ids": micro.ids, "segments": segments(micro), "lengths": micro.lengths, "width": micro.seq_len,
                 "positions": micro.positions, "labels": micro.labels, "pair_labels": micro.pair_labels,
             })
         };
@@ -238,9 +237,11 @@ fn line(name: &str, rates: &[f64], ours: &[f64]) {
 /// Segment of each token, row after row.
 fn segments(batch: &MicroBatch) -> Vec<u8> {
     let row = |(second, length): (&i32, &i32)| {
-        (0..batch.width as i32).map(|position| u8::from(position >= *second && position < *length)).collect::<Vec<_>>()
+        (0..batch.seq_len as i32)
+            .map(|position| u8::from(position >= *second && position < *length))
+            .collect::<Vec<_>>()
     };
-    batch.second.iter().zip(&batch.lengths).flat_map(row).collect()
+    batch.segment_b_starts.iter().zip(&batch.lengths).flat_map(row).collect()
 }
 
 fn main() {

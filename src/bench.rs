@@ -14,9 +14,9 @@ use lambert_plan::architecture::Architecture;
 use lambert_plan::{flops, memory, schedule};
 use tch::Kind;
 
-use crate::data::{Demand, Loader, MicroBatch, Source, Wanted};
+use crate::data::{BatchRequest, Loader, LoaderOptions, MicroBatch, SampleSource};
 use crate::error::Error;
-use crate::gpu::{Card, Chosen};
+use crate::gpu::{ComputeDevice, Gpu};
 use crate::kernels::Kernels;
 use crate::model;
 use crate::objective::Objective;
@@ -58,7 +58,7 @@ pub fn run(config: &RunConfig, request: &Request) -> Result<i32, Error> {
     let none = || format!("there is no stage {}: the configuration has {stages}, counted from 0", request.stage);
     let stage = config.stage.get(request.stage).ok_or_else(|| Error::Usage(none()))?;
     // One rank alone.
-    let device = Chosen::load(&config.device, Backend::Local)?;
+    let device = ComputeDevice::load(&config.device, Backend::Local)?;
     tch::set_num_threads(config.device.threads as i32);
     let dataset = Arc::new(Dataset::open(&stage.data)?.with_cache(&config.cluster.dataset_cache));
     let mut faults = Vec::new();
@@ -89,18 +89,18 @@ fn loader(
     steps: usize,
 ) -> Result<Loader, Error> {
     let (objective, seed, test) = (config.objective.clone(), config.run.seed, config.test.clone());
-    let source = Source { dataset, objective, seed, shuffle: true, test };
-    let demand = Demand {
+    let source = SampleSource { dataset, objective, seed, shuffle: true, test };
+    let demand = LoaderOptions {
         cursor: 0,
-        detours: SkippedSamples::default(),
+        skipped: SkippedSamples::default(),
         micro_batch_tokens: stage.micro_batch_tokens.or_default(),
         rank: 0,
-        world: 1,
-        parts: 1,
-        threads: HostShare::count().readers(),
-        largest: samples,
+        world_size: 1,
+        shards: 1,
+        max_threads: HostShare::count().readers(),
+        max_batch: samples,
     };
-    Loader::start(source, demand, std::iter::repeat_n(Wanted::whole(samples), steps)).map_err(Error::Thread)
+    Loader::start(source, demand, std::iter::repeat_n(BatchRequest::whole(samples), steps)).map_err(Error::Thread)
 }
 
 /// What [`Request::batches`] says.
@@ -113,9 +113,10 @@ fn write_batches(config: &RunConfig, request: &Request, dataset: Arc<Dataset>, p
     while let Some(batch) = loader.next_batch() {
         let micro_batches = batch?.micro_batches;
         let json = |batch: &MicroBatch| {
-            let MicroBatch { rows, width, ids, second, lengths, positions, labels, pair_labels, .. } = batch;
+            let MicroBatch { rows, seq_len, ids, segment_b_starts, lengths, positions, labels, pair_labels, .. } =
+                batch;
             serde_json::json!({
-                "rows": rows, "width": width, "ids": ids, "second": second, "lengths": lengths, "positions": positions,
+                "rows": rows, "width": seq_len, "ids": ids, "second": segment_b_starts, "lengths": lengths, "positions": positions,
                 "labels": labels, "pair_labels": pair_labels,
             })
         };
@@ -165,7 +166,7 @@ impl<'a> Bench<'a> {
             let (seed, range) = (config.run.seed, config.model.initializer_range);
             let parameters = Parameters::initialize(kernels, architecture, seed, range);
             let mut state = TrainState::new(parameters);
-            state.parameters.keep_low(model::kind(&config.model));
+            state.parameters.keep_low(model::compute_dtype(&config.model));
             state
         })?;
         let objective = Objective::new(&state.parameters, &config.model, &config.objective);
@@ -216,7 +217,7 @@ fn measure(
     request: &Request,
     dataset: Arc<Dataset>,
     kernels: Arc<dyn Kernels>,
-    card: Option<&Card>,
+    card: Option<&Gpu>,
 ) -> Result<Measured, Error> {
     let stage = &config.stage[request.stage];
     let samples = request.samples.unwrap_or(stage.global_batch).max(1);
@@ -224,7 +225,7 @@ fn measure(
     let tokens = stage.micro_batch_tokens.or_default();
     let needed = || memory::card::needed(config, request.stage, dataset.sizes(), 1, tokens);
     let needed_memory = card.map(|_| needed());
-    let peak = peak::matmul_peak(&*kernels, model::kind(&config.model), peak::peak_width(card.is_some()))?;
+    let peak = peak::matmul_peak(&*kernels, model::compute_dtype(&config.model), peak::peak_width(card.is_some()))?;
     let mut bench = Bench::new(config, stage, dataset, kernels.clone(), (samples, request.warmup + 2 * steps))?;
     for _ in 0..request.warmup {
         bench.step(false)?;
@@ -239,7 +240,7 @@ fn measure(
     let all = || plain.iter().chain(&by_phase);
     let (tokens, padding): (u64, u64) = (all().map(|timed| timed.tokens).sum(), all().map(|timed| timed.padding).sum());
     Ok(Measured {
-        device: card.map_or_else(|| format!("{} threads of a processor", config.device.threads), Card::to_string),
+        device: card.map_or_else(|| format!("{} threads of a processor", config.device.threads), Gpu::to_string),
         batch: BatchSize {
             samples,
             tokens: tokens as f64 / (2 * steps) as f64,

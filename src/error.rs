@@ -172,7 +172,7 @@ impl Error {
             Self::Config(_) | Self::Usage(_) | Self::Tokenizer(_) | Self::Dataset(DatasetError::NoManifest { .. }) => {
                 exit::USAGE
             }
-            Self::Device(error) if error.is_missing() => exit::USAGE,
+            Self::Device(error) if error.is_setup_error() => exit::USAGE,
             Self::Card { .. } => exit::CARD,
             _ => exit::FAILED,
         }
@@ -188,10 +188,12 @@ impl Error {
             // The folder of this host's copies: its disk is full, or nobody may write there.
             Self::Dataset(DatasetError::Cache { .. }) => F::Host,
             Self::Dataset(error) if is_of_host(error) => F::Host,
-            Self::Dataset(DatasetError::Store { .. }) | Self::Device(DeviceError::Occupied(_)) => F::Transient,
+            Self::Dataset(DatasetError::Store { .. }) | Self::Device(DeviceError::InsufficientFreeMemory(_)) => {
+                F::Transient
+            }
             Self::Replicas { blamed: true, .. } | Self::Card { .. } | Self::Directory { .. } => F::Host,
             // A card that fails at a rank's start; what a machine lacks is for people to bring.
-            Self::Device(error) if !error.is_missing() => F::Host,
+            Self::Device(error) if !error.is_setup_error() => F::Host,
             Self::Store(_) | Self::Resume { .. } | Self::Collective(_) | Self::Torch(_) | Self::Thread(_) => {
                 F::Transient
             }
@@ -254,9 +256,9 @@ mod tests {
         assert_eq!(Error::Dataset(full).fault(), control::FailureKind::Host);
         let missing = Error::Dataset(DatasetError::NoManifest { url: "/data".into() });
         assert_eq!(missing.fault(), control::FailureKind::Host);
-        let occupied = Error::Device(DeviceError::Occupied("short".into()));
+        let occupied = Error::Device(DeviceError::InsufficientFreeMemory("short".into()));
         assert_eq!((occupied.fault(), occupied.exit_code()), (control::FailureKind::Transient, exit::FAILED));
-        let failed = DriverError::Call { call: "cuInit", code: 802, said: "CUDA_ERROR_SYSTEM_NOT_READY".into() };
+        let failed = DriverError::Call { call: "cuInit", code: 802, message: "CUDA_ERROR_SYSTEM_NOT_READY".into() };
         let failed = Error::Device(DeviceError::Driver(failed));
         assert_eq!((failed.fault(), failed.exit_code()), (control::FailureKind::Host, exit::FAILED));
         assert_eq!(Error::Usage("wrong".into()).fault(), control::FailureKind::Usage);

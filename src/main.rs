@@ -17,7 +17,7 @@ use lambert_plan::objectives::{self, Targets};
 use lambert_store::{Store, host_paths, private_dir};
 use lambert_worker::bench::{self, Request};
 use lambert_worker::error::{self, Error};
-use lambert_worker::gpu::Chosen;
+use lambert_worker::gpu::ComputeDevice;
 use lambert_worker::inference::fill_mask;
 use lambert_worker::inference::loaded_model::Saved;
 use lambert_worker::torch;
@@ -241,7 +241,7 @@ fn train(url: &str, attempt: u32, world: Option<usize>, session: &[PathBuf]) -> 
     // Before anything asks libtorch, the version of the one that is loaded among it.
     let device = prepared
         .and(config)
-        .and_then(|(config, _)| Ok(Chosen::load(&config.device, config.cluster.all_reduce.backend)?));
+        .and_then(|(config, _)| Ok(ComputeDevice::load(&config.device, config.cluster.all_reduce.backend)?));
     let control = Arc::new(Control::connect(rank, attempt, versions(), patience(&limits)));
     let attend = || attend(url, attempt, world, device?, &control);
     let outcome = torch::guard(attend).map_err(Error::from).flatten();
@@ -269,7 +269,7 @@ fn attend(
     url: &str,
     attempt: u32,
     world: Option<usize>,
-    device: Chosen,
+    device: ComputeDevice,
     control: &Arc<Control>,
 ) -> Result<Outcome, Error> {
     let (session, mut ranks) = Session::open(url, attempt, world, device, Arc::clone(control))?;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::support::{Ended, Place, Running, assert_same_bits, checkpoints, done};
 use lambert_dataset::Dataset;
-use lambert_worker::data::order::Order;
+use lambert_worker::data::order::EpochOrder;
 use serde_json::Value;
 
 const STEPS: u64 = 60;
@@ -18,7 +18,7 @@ fn prepare(place: &Place) -> (String, usize, u64) {
     done(&[&["prep", "--config", &place.path("prep.toml")][..], &sets].concat());
     let dataset = Dataset::open(&format!("{url}/train")).unwrap();
     let groups = dataset.row_groups();
-    let order = Order::new(&groups.iter().map(|group| group.rows).collect::<Vec<_>>(), 1, 0);
+    let order = EpochOrder::new(&groups.iter().map(|group| group.rows).collect::<Vec<_>>(), 1, 0);
     let first = |shard: usize| (0..dataset.rows()).find(|n| groups[order.at(*n).row_group].shard == shard).unwrap();
     let needed = |shard: usize| first(shard) / BATCH + 1;
     let shard = (0..60).filter(|shard| needed(*shard) < STEPS - 10).max_by_key(|shard| needed(*shard)).unwrap();

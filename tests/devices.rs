@@ -33,14 +33,14 @@ fn libtorch(place: &Place, name: &str, version: &str) -> String {
 fn what_a_gpu_lacks_is_told_in_one_message() {
     let place = Place::new();
     let (code, said) = on_a_gpu(&place, &place.path("data"), &[]);
-    assert!(said.contains("which device.libtorch names, has no libtorch_cuda.so"), "{said}");
+    assert!(said.contains("libtorch_cuda.so not found in") && said.contains("(set by device.libtorch)"), "{said}");
     assert_eq!(code, 2, "{said}");
     let (code, said) = on_a_gpu(&place, &libtorch(&place, "other", "2.9.1+cu128"), &[]);
-    assert!(said.contains("is 2.9.1+cu128, and this program was built with 2."), "{said}");
+    assert!(said.contains("is 2.9.1+cu128; this program was built with 2."), "{said}");
     assert_eq!(code, 2, "{said}");
     // The environment names one where the configuration does not.
     let (code, said) = on_a_gpu(&place, "", &[("LAMBERT_LIBTORCH", place.path("nothing"))]);
-    assert!(said.contains("which LAMBERT_LIBTORCH names, has no libtorch_cuda.so"), "{said}");
+    assert!(said.contains("libtorch_cuda.so not found in") && said.contains("(set by LAMBERT_LIBTORCH)"), "{said}");
     assert_eq!(code, 2, "{said}");
 }
 
@@ -50,7 +50,8 @@ fn what_sums_between_gpus_lack_is_told_in_one_message() {
     let place = Place::new();
     let folder = libtorch(&place, "right", &format!("{}+cu130", torch::BUILT_WITH));
     let (code, said) = on_gpus(&place, &folder, &[], "nccl");
-    let expected = format!("gradients cannot be summed between cards: libnccl.so.2 (NCCL) not found in {folder}/lib");
+    let expected =
+        format!("cannot use NCCL for the gradient all-reduce: libnccl.so.2 (NCCL) not found in {folder}/lib");
     assert!(said.contains(&expected) && !said.contains("backtrace") && !said.contains("started again"), "{said}");
     assert_eq!(code, 2, "{said}");
     for (setting, why) in [
@@ -156,7 +157,7 @@ fn the_cuda_half_of_libtorch_loads() {
     }
     let found = Libtorch::find(folder.to_str().unwrap(), torch::BUILT_WITH).unwrap();
     found.load().unwrap();
-    assert_eq!(tch::Cuda::is_available(), Driver::open().is_ok_and(|driver| driver.cards().unwrap() > 0));
+    assert_eq!(tch::Cuda::is_available(), Driver::open().is_ok_and(|driver| driver.device_count().unwrap() > 0));
     // Its own words; the other half knows no such device.
     let made = torch::guard(|| tch::Tensor::zeros([1], (tch::Kind::Float, tch::Device::Cuda(0))));
     assert!(

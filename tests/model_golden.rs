@@ -94,17 +94,17 @@ impl Golden {
         let width = ids.len() / lengths.len();
         let second = |row: &[i32]| row.iter().position(|segment| *segment == 1).unwrap_or(width) as i32;
         MicroBatch {
-            samples: (0..lengths.len() as u64).collect(),
+            sample_indices: (0..lengths.len() as u64).collect(),
             rows: lengths.len(),
-            width,
+            seq_len: width,
             ids,
-            second: integers("segments").chunks(width).map(second).collect(),
+            segment_b_starts: integers("segments").chunks(width).map(second).collect(),
             lengths,
             positions: integers("positions"),
             labels: integers("labels"),
             pair_labels: integers("pair"),
             digest: 0,
-            factors: Vec::new(),
+            loss_scales: Vec::new(),
         }
     }
 
@@ -220,13 +220,13 @@ impl Golden {
         let micro_batch = self.batch();
         let batch = GlobalBatch {
             epoch: 0,
-            drawn: 0..micro_batch.rows as u64,
+            sample_range: 0..micro_batch.rows as u64,
             lengths: micro_batch.lengths.iter().map(|length| *length as u16).collect(),
             padding: 0,
             balance: 1.0,
             masked_tokens: micro_batch.labels.len() as u64,
             micro_batches: vec![micro_batch],
-            leaves: vec![1],
+            shard_micro_batches: vec![1],
         };
         let computed =
             step::forward_backward(&objective, &mut state, batch.whole(), Key::new(1), &mut |_, _| ()).unwrap();

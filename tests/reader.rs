@@ -12,9 +12,9 @@ use std::sync::Arc;
 use lambert_config::run::{Objective, Test};
 use lambert_dataset::Dataset;
 use lambert_dataset::random::Key;
-use lambert_worker::data::order::{Order, WINDOW};
-use lambert_worker::data::reader::Reader;
-use lambert_worker::data::{Demand, GlobalBatch, Source, Wanted};
+use lambert_worker::data::order::{EpochOrder, WINDOW};
+use lambert_worker::data::reader::BatchReader;
+use lambert_worker::data::{BatchRequest, GlobalBatch, LoaderOptions, SampleSource};
 use lambert_worker::recovery::skipped_samples::SkippedSamples;
 use samples::Shape;
 
@@ -26,20 +26,29 @@ fn dataset(folder: &Path) -> Arc<Dataset> {
     Arc::new(Dataset::open(folder.to_str().unwrap()).unwrap())
 }
 
-fn reader(dataset: &Arc<Dataset>, shuffle: bool) -> Reader {
+fn reader(dataset: &Arc<Dataset>, shuffle: bool) -> BatchReader {
     let (objective, test) = (Objective::default(), Test::default());
-    Reader::new(Source { dataset: Arc::clone(dataset), objective, seed: 1, shuffle, test }).unwrap()
+    BatchReader::new(SampleSource { dataset: Arc::clone(dataset), objective, seed: 1, shuffle, test }).unwrap()
 }
 
-fn demand(rank: usize, world: usize) -> Demand {
-    let (cursor, detours) = (0, SkippedSamples::default());
-    Demand { cursor, detours, micro_batch_tokens: 256, rank, world, parts: world, threads: 4, largest: 300 }
+fn demand(rank: usize, world: usize) -> LoaderOptions {
+    let (cursor, skipped) = (0, SkippedSamples::default());
+    LoaderOptions {
+        cursor,
+        skipped,
+        micro_batch_tokens: 256,
+        rank,
+        world_size: world,
+        shards: world,
+        max_threads: 4,
+        max_batch: 300,
+    }
 }
 
 /// Batches of `size` samples from number 0 to `end`.
-fn read(reader: &mut Reader, demand: &Demand, size: usize, end: u64, threads: usize) -> Vec<GlobalBatch> {
+fn read(reader: &mut BatchReader, demand: &LoaderOptions, size: usize, end: u64, threads: usize) -> Vec<GlobalBatch> {
     let starts = (0..end).step_by(size);
-    starts.map(|start| reader.global_batch(demand, start, Wanted::whole(size), threads).unwrap()).collect()
+    starts.map(|start| reader.global_batch(demand, start, BatchRequest::whole(size), threads).unwrap()).collect()
 }
 
 #[test]
@@ -55,7 +64,11 @@ fn batches_do_not_depend_on_threads_and_hold_each_sample_once() {
             (0..3).map(|rank| read(&mut reader(&dataset, true), &demand(rank, 3), size, end, 2)).collect();
         for (step, batch) in one.iter().enumerate() {
             assert_eq!(digest(batch), ranks.iter().map(|rank| digest(&rank[step])).sum::<u64>());
-            assert!(ranks.iter().all(|rank| rank[step].lengths == batch.lengths && rank[step].drawn == batch.drawn));
+            assert!(
+                ranks
+                    .iter()
+                    .all(|rank| rank[step].lengths == batch.lengths && rank[step].sample_range == batch.sample_range)
+            );
         }
     }
 }
@@ -66,16 +79,16 @@ fn no_row_group_is_decoded_twice_in_a_step() {
     let dataset = dataset(folder.path());
     let groups = dataset.row_groups().len();
     let sizes: Vec<u64> = dataset.row_groups().iter().map(|group| group.rows).collect();
-    let order = Order::new(&sizes, 1, 0);
+    let order = EpochOrder::new(&sizes, 1, 0);
     // Three windows and a bit: more groups than are kept.
     let size = 260;
     let mut large = reader(&dataset, true);
     for start in [0, size] {
-        let before = large.decoded();
-        large.global_batch(&demand(0, 1), start, Wanted::whole(size as usize), 2).unwrap();
+        let before = large.decoded_row_groups();
+        large.global_batch(&demand(0, 1), start, BatchRequest::whole(size as usize), 2).unwrap();
         let touched: BTreeSet<usize> = (start..(start + size).min(ROWS)).map(|at| order.at(at).row_group).collect();
         assert!(touched.len() > 3 * WINDOW && touched.len() < groups);
-        let decoded = (large.decoded() - before) as usize;
+        let decoded = (large.decoded_row_groups() - before) as usize;
         assert!(decoded <= touched.len() + WINDOW, "{decoded} decoded for {}", touched.len());
         assert!(start > 0 || decoded == touched.len(), "{decoded} decoded for {}", touched.len());
     }
@@ -83,7 +96,7 @@ fn no_row_group_is_decoded_twice_in_a_step() {
     for shuffle in [true, false] {
         let mut small = reader(&dataset, shuffle);
         read(&mut small, &demand(0, 1), 10, ROWS, 2);
-        assert_eq!(small.decoded() as usize, groups, "shuffled: {shuffle}");
+        assert_eq!(small.decoded_row_groups() as usize, groups, "shuffled: {shuffle}");
     }
 }
 
@@ -98,7 +111,8 @@ fn the_first_damaged_row_group_is_the_error_on_any_number_of_threads() {
         std::fs::write(&path, bytes).unwrap();
     }
     let errors = [1, 2, 4].map(|threads| {
-        let error = reader(&dataset, true).global_batch(&demand(0, 1), 0, Wanted::whole(300), threads).unwrap_err();
+        let error =
+            reader(&dataset, true).global_batch(&demand(0, 1), 0, BatchRequest::whole(300), threads).unwrap_err();
         assert_eq!(dataset.damaged_shard(&error), Some(0));
         error.to_string()
     });
@@ -110,16 +124,16 @@ fn the_first_damaged_row_group_is_the_error_on_any_number_of_threads() {
 fn halves_of_a_batch_hold_each_sample_once_whatever_the_world() {
     let folder = tempfile::tempdir().unwrap();
     let dataset = dataset(folder.path());
-    let wanted = Wanted { samples: 61, halves: Some(Key::new(4)) };
+    let wanted = BatchRequest { samples: 61, split_key: Some(Key::new(4)) };
     let of_world = |world: usize| {
         let mut halves = [Vec::new(), Vec::new()];
         for rank in 0..world {
             let batch = reader(&dataset, true).global_batch(&demand(rank, world), 0, wanted, 2).unwrap();
             assert_eq!(batch.whole().micro_batches.len(), batch.micro_batches.len());
             for (all, half) in halves.iter_mut().zip(batch.halves()) {
-                assert_eq!(half.leaves.len(), 1, "a rank has one part of each half");
-                assert_eq!(half.leaves().map(<[_]>::len).sum::<usize>(), half.micro_batches.len());
-                all.extend(half.micro_batches.iter().flat_map(|micro| micro.samples.iter().copied()));
+                assert_eq!(half.shard_micro_batches.len(), 1, "a rank has one part of each half");
+                assert_eq!(half.shards().map(<[_]>::len).sum::<usize>(), half.micro_batches.len());
+                all.extend(half.micro_batches.iter().flat_map(|micro| micro.sample_indices.iter().copied()));
             }
         }
         halves.each_mut().into_iter().for_each(|half| half.sort_unstable());

@@ -13,7 +13,7 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use super::files;
 use crate::error::Error;
-use crate::kernels::{Copies, Kernels, Memory};
+use crate::kernels::{HostBuffer, Kernels, PendingSnapshot};
 use crate::state::{Buffer, Parameters, Region, Spec, TrainState};
 
 /// Headers are padded to this, so that the data is aligned.
@@ -25,11 +25,11 @@ pub struct File {
     header: Vec<u8>,
     data: usize,
     /// Of the last copy.
-    memory: Option<Arc<Memory>>,
+    memory: Option<Arc<HostBuffer>>,
 }
 
 /// Bytes that a store reads while their owner keeps the buffer.
-struct Lent(Arc<Memory>);
+struct Lent(Arc<HostBuffer>);
 
 impl AsRef<[u8]> for Lent {
     fn as_ref(&self) -> &[u8] {
@@ -65,16 +65,16 @@ impl File {
         Ok(file)
     }
 
-    fn room(&self) -> Memory {
+    fn room(&self) -> HostBuffer {
         let mut bytes = self.header.clone();
         // Not zero, so that the system gives the pages now and not during the first save.
         bytes.resize(self.header.len() + self.data, 0xff);
-        self.kernels.memory(bytes)
+        self.kernels.host_buffer(bytes)
     }
 
     /// Begins to copy `parts`, one after the other, to where the data is, which they fill exactly. The memory of the last copy
     /// is used again; while it is still held somewhere, other memory takes its place.
-    pub fn begin(&mut self, parts: &[Region]) -> Box<dyn Copies> {
+    pub fn begin(&mut self, parts: &[Region]) -> Box<dyn PendingSnapshot> {
         let memory = self.memory.take().and_then(Arc::into_inner).unwrap_or_else(|| self.room());
         let mut at = self.header.len();
         let mut copies = Vec::new();
@@ -83,11 +83,11 @@ impl File {
             at += part.len();
         }
         assert_eq!(at, memory.bytes().len(), "the tensors of a snapshot have changed their shapes");
-        self.kernels.begin_copies(copies, memory)
+        self.kernels.start_snapshot(copies, memory)
     }
 
     /// The file, once the copies that [`File::begin`] has begun are done.
-    pub fn finish(&mut self, copies: Box<dyn Copies>) -> Bytes {
+    pub fn finish(&mut self, copies: Box<dyn PendingSnapshot>) -> Bytes {
         let memory = Arc::new(copies.wait());
         self.memory = Some(Arc::clone(&memory));
         Bytes::from_owner(Lent(memory))
@@ -107,14 +107,14 @@ pub struct Object {
 
 /// Copies of what a rank writes, under way.
 pub struct Copying {
-    moments: Box<dyn Copies>,
-    weights: Option<Box<dyn Copies>>,
+    moments: Box<dyn PendingSnapshot>,
+    weights: Option<Box<dyn PendingSnapshot>>,
 }
 
 impl Copying {
     /// Whether they have all been made.
     pub fn is_done(&self) -> bool {
-        self.moments.are_done() && self.weights.as_ref().is_none_or(|weights| weights.are_done())
+        self.moments.is_complete() && self.weights.as_ref().is_none_or(|weights| weights.is_complete())
     }
 }
 

@@ -1,75 +1,80 @@
-//! A global batch, and the part of it that a rank computes.
+//! A global batch and the micro-batches that one rank computes.
 
 use std::ops::Range;
 
 use super::batch::MicroBatch;
 
-/// What a rank needs to know of one global batch.
+/// A global batch, as one rank sees it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GlobalBatch {
-    /// Epoch of its first sample.
+    /// Epoch of the first sample.
     pub epoch: u64,
-    /// Numbers of its samples, counted over all epochs; those that were passed over are among them.
-    pub drawn: Range<u64>,
-    /// Length of every sample in tokens, those of other ranks included.
+    /// Range of sample numbers, counted over all epochs; includes skipped samples.
+    pub sample_range: Range<u64>,
+    /// Length of every sample in tokens, including those of other ranks.
     pub lengths: Vec<u16>,
-    /// Tokens of padding in the micro-batches of all ranks.
+    /// Padding tokens in the micro-batches of all ranks.
     pub padding: u64,
-    /// Tokens of the part with the most over the mean, padding included; 0 if the samples could not be read.
+    /// Padded tokens of the largest shard over the mean of all shards; 0 if the samples could not be read.
     pub balance: f64,
-    /// Tokens to be hidden in all: what the mean of the masked-language loss is taken over. It follows from the lengths
-    /// alone, so that every rank knows it before its first backward pass; where no word is short enough for what is left
-    /// of a sample's share, a few less are hidden.
+    /// Masked tokens of all ranks: the divisor of the masked-language loss. Computed from the lengths alone, so that
+    /// every rank knows it before its first backward pass. With whole-word or span masking slightly fewer tokens may
+    /// be masked.
     pub masked_tokens: u64,
-    /// The micro-batches of this rank; perhaps none.
+    /// Micro-batches of this rank; may be empty.
     pub micro_batches: Vec<MicroBatch>,
-    /// How many of them each of the rank's parts has; of a batch in halves, first those of one half, then of the other.
-    pub leaves: Vec<usize>,
+    /// Number of micro-batches in each of this rank's shards. In a split batch, the shards of the first half come
+    /// first.
+    pub shard_micro_batches: Vec<usize>,
 }
 
 impl GlobalBatch {
-    /// All that is this rank's.
-    pub fn whole(&self) -> Share<'_> {
-        Share { batch: self, micro_batches: &self.micro_batches, leaves: &self.leaves }
+    /// All micro-batches of this rank.
+    pub fn whole(&self) -> RankBatch<'_> {
+        RankBatch { batch: self, micro_batches: &self.micro_batches, shard_micro_batches: &self.shard_micro_batches }
     }
 
-    /// What is this rank's of each half, of one that was divided into halves; of one without samples two shares of nothing.
-    pub fn halves(&self) -> [Share<'_>; 2] {
-        let (first, second) = self.leaves.split_at(self.leaves.len() / 2);
+    /// Micro-batches of this rank in each half of a split batch; empty if the batch has no samples.
+    pub fn halves(&self) -> [RankBatch<'_>; 2] {
+        let (first, second) = self.shard_micro_batches.split_at(self.shard_micro_batches.len() / 2);
         let (before, behind) = self.micro_batches.split_at(first.iter().sum());
-        [(before, first), (behind, second)].map(|(micro_batches, leaves)| Share { batch: self, micro_batches, leaves })
+        [(before, first), (behind, second)].map(|(micro_batches, shard_micro_batches)| RankBatch {
+            batch: self,
+            micro_batches,
+            shard_micro_batches,
+        })
     }
 
-    /// Tokens without padding.
+    /// Number of tokens without padding.
     pub fn tokens(&self) -> u64 {
         self.lengths.iter().map(|length| u64::from(*length)).sum()
     }
 
-    /// Samples that were passed over.
-    pub fn passed(&self) -> u64 {
-        self.drawn.end - self.drawn.start - self.lengths.len() as u64
+    /// Number of skipped samples.
+    pub fn skipped(&self) -> u64 {
+        self.sample_range.end - self.sample_range.start - self.lengths.len() as u64
     }
 }
 
-/// This rank's micro-batches of a global batch, or of a half of it.
+/// Micro-batches of this rank, from a global batch or one half of it.
 #[derive(Debug, Clone, Copy)]
-pub struct Share<'a> {
-    /// All that is known of the global batch.
+pub struct RankBatch<'a> {
+    /// Global batch.
     pub batch: &'a GlobalBatch,
-    /// The micro-batches.
+    /// Micro-batches of this rank.
     pub micro_batches: &'a [MicroBatch],
-    /// How many of them each of the rank's parts has.
-    pub leaves: &'a [usize],
+    /// Number of micro-batches in each of this rank's shards.
+    pub shard_micro_batches: &'a [usize],
 }
 
-impl<'a> Share<'a> {
-    /// The micro-batches of each of the rank's parts.
-    pub fn leaves(self) -> impl Iterator<Item = &'a [MicroBatch]> {
+impl<'a> RankBatch<'a> {
+    /// Micro-batches of each shard.
+    pub fn shards(self) -> impl Iterator<Item = &'a [MicroBatch]> {
         let mut rest = self.micro_batches;
-        self.leaves.iter().map(move |count| {
-            let (leaf, after) = rest.split_at(*count);
+        self.shard_micro_batches.iter().map(move |count| {
+            let (shard, after) = rest.split_at(*count);
             rest = after;
-            leaf
+            shard
         })
     }
 }

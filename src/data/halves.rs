@@ -1,8 +1,9 @@
-//! The division of a global batch into two halves, of which the noise of its gradient is estimated.
+//! Random split of a global batch into two halves, for the gradient noise scale.
 
 use lambert_dataset::random::Key;
 
-/// The samples of each half of a global batch of `samples`, in ascending order. An odd sample is in the second.
+/// Splits sample indices 0 to `samples` - 1 into halves, each sorted. The second half gets the extra sample of an odd
+/// number.
 pub fn halves(samples: usize, key: Key) -> [Vec<usize>; 2] {
     let mut order: Vec<usize> = (0..samples).collect();
     order.sort_by_key(|sample| (key.with(*sample as u64).value(), *sample));
@@ -17,7 +18,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_sample_is_in_one_half_and_the_key_decides_in_which() {
+    fn every_sample_is_in_exactly_one_half_chosen_by_key() {
         let [first, second] = halves(101, Key::new(1));
         assert_eq!((first.len(), second.len()), (50, 51));
         let mut all = [first.clone(), second].concat();

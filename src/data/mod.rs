@@ -1,22 +1,22 @@
-//! From a dataset to the micro-batches of a rank.
+//! Data loading: from a dataset to the micro-batches of a rank.
 //!
-//! - [`order`]: the order of the samples, a pure function of (row groups, seed, epoch)
-//! - [`batch`]: the tokens of a micro-batch, masked; [`GlobalBatch`]: a rank's micro-batches
-//! - [`halves`]: a global batch in two halves
-//! - [`groups`]: the row groups that a batch needs, each decoded once
-//! - [`reader`]: a rank's part of one global batch after the other
-//! - [`loader`]: makes them ahead of the training loop
+//! - [`order`]: sample order, a pure function of (row groups, seed, epoch)
+//! - [`batch`]: masked token arrays of a micro-batch; [`GlobalBatch`]: micro-batches of a rank
+//! - [`halves`]: split of a global batch for the gradient noise scale
+//! - [`row_group_cache`]: decoded row groups
+//! - [`reader`]: builds global batches
+//! - [`loader`]: prefetches them for the training loop
 
 pub mod batch;
 mod global_batch;
-pub mod groups;
 pub mod halves;
 pub mod loader;
 pub mod order;
 pub mod reader;
 mod request;
+pub mod row_group_cache;
 
 pub use batch::MicroBatch;
-pub use global_batch::{GlobalBatch, Share};
+pub use global_batch::{GlobalBatch, RankBatch};
 pub use loader::Loader;
-pub use request::{Demand, Source, Wanted};
+pub use request::{BatchRequest, LoaderOptions, SampleSource};

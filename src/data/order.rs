@@ -1,31 +1,32 @@
-//! The order of the samples of an epoch: row groups are permuted, then rows within windows of a few row groups, both by
-//! keyed permutations. Reading in this order touches a few row groups at a time, and finding the sample at any place
-//! costs the same, so that a run is resumed in no time.
+//! Sample order of an epoch: permutes the row groups, then the rows within windows of [`WINDOW`] row groups, both
+//! with keyed permutations. A batch touches few row groups, and any index can be looked up directly, so that resuming
+//! at any step costs the same.
 
 use lambert_dataset::random::{Key, Permutation};
 pub use lambert_plan::memory::WINDOW;
 
-/// Where a sample lies.
+/// Location of a sample in the dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Place {
-    /// Row group, numbered through the whole dataset.
+pub struct SampleLocation {
+    /// Row group index in the dataset.
     pub row_group: usize,
-    /// Row in it.
+    /// Row index in the row group.
     pub row: usize,
 }
 
-/// The order of one epoch.
-pub struct Order {
+/// Sample order of one epoch.
+pub struct EpochOrder {
     epoch: u64,
-    /// Row groups in the order of the epoch.
+    /// Permuted row group indices.
     row_groups: Vec<usize>,
-    /// Rows before each of `row_groups`, and of all at the end.
+    /// Number of rows before each of `row_groups`, and the total as the last element.
     starts: Vec<u64>,
     key: Key,
 }
 
-impl Order {
-    /// The order of `epoch` for row groups of the given sizes. A row group is never split between windows.
+impl EpochOrder {
+    /// Creates the order of `epoch` for row groups with the given numbers of rows. Windows consist of whole row
+    /// groups.
     pub fn new(sizes: &[u64], seed: u64, epoch: u64) -> Self {
         let key = Key::new(seed).with_bytes(b"order").with(epoch);
         let groups = Permutation::new(sizes.len() as u64, key);
@@ -37,13 +38,13 @@ impl Order {
         Self { epoch, row_groups, starts, key }
     }
 
-    /// The epoch.
+    /// Epoch.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Where the sample at `index` of the epoch lies; `index` is below the number of rows.
-    pub fn at(&self, index: u64) -> Place {
+    /// Location of sample `index` of the epoch; `index` must be below the number of rows.
+    pub fn at(&self, index: u64) -> SampleLocation {
         let group = self.group_of(index);
         let window = group / WINDOW;
         let first = self.starts[window * WINDOW];
@@ -51,16 +52,16 @@ impl Order {
         let rows = Permutation::new(end - first, self.key.with(window as u64));
         let shuffled = first + rows.at(index - first);
         let group = self.group_of(shuffled);
-        Place { row_group: self.row_groups[group], row: (shuffled - self.starts[group]) as usize }
+        SampleLocation { row_group: self.row_groups[group], row: (shuffled - self.starts[group]) as usize }
     }
 
-    /// The row groups of the window that the sample at `index` of the epoch is in.
+    /// Row groups of the window that contains sample `index`.
     pub fn window(&self, index: u64) -> &[usize] {
         let window = self.group_of(index) / WINDOW;
         &self.row_groups[window * WINDOW..((window + 1) * WINDOW).min(self.row_groups.len())]
     }
 
-    /// The row groups from the window of the sample at `index` on to the end of the epoch, in their order.
+    /// Row groups from the window of sample `index` to the end of the epoch, in order.
     pub fn row_groups_from(&self, index: u64) -> &[usize] {
         &self.row_groups[self.group_of(index) / WINDOW * WINDOW..]
     }
@@ -76,21 +77,21 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn an_epoch_holds_every_sample_once() {
+    fn epoch_contains_every_sample_once() {
         let sizes: Vec<u64> = (0..53).map(|group| 1 + group * 7 % 31).collect();
         let rows: u64 = sizes.iter().sum();
         for epoch in 0..3 {
-            let order = Order::new(&sizes, 9, epoch);
-            let places: HashSet<Place> = (0..rows).map(|index| order.at(index)).collect();
-            assert_eq!(places.len() as u64, rows);
-            assert!(places.iter().all(|place| (place.row as u64) < sizes[place.row_group]));
+            let order = EpochOrder::new(&sizes, 9, epoch);
+            let locations: HashSet<SampleLocation> = (0..rows).map(|index| order.at(index)).collect();
+            assert_eq!(locations.len() as u64, rows);
+            assert!(locations.iter().all(|location| (location.row as u64) < sizes[location.row_group]));
         }
     }
 
     #[test]
-    fn orders_differ_by_seed_and_epoch_and_repeat() {
-        let order = |seed, epoch| -> Vec<Place> {
-            let order = Order::new(&[10; 40], seed, epoch);
+    fn order_depends_on_seed_and_epoch_only() {
+        let order = |seed, epoch| -> Vec<SampleLocation> {
+            let order = EpochOrder::new(&[10; 40], seed, epoch);
             (0..400).map(|index| order.at(index)).collect()
         };
         assert_eq!(order(1, 0), order(1, 0));
@@ -99,8 +100,8 @@ mod tests {
     }
 
     #[test]
-    fn a_window_touches_no_more_row_groups_than_it_has() {
-        let order = Order::new(&[10; 64], 1, 0);
+    fn window_touches_only_its_row_groups() {
+        let order = EpochOrder::new(&[10; 64], 1, 0);
         for window in 0..4 {
             let range = window * 160..(window + 1) * 160;
             let touched: HashSet<usize> = range.map(|index| order.at(index).row_group).collect();

@@ -1,4 +1,5 @@
-//! A rank's part of one global batch after the other: drawn, dealt, decoded, masked and cut.
+//! Builds the micro-batches of a rank: draws the samples of a global batch, assigns them to ranks and micro-batches,
+//! decodes and masks them.
 
 use std::collections::BTreeSet;
 
@@ -7,44 +8,44 @@ use lambert_dataset::{DatasetError, FetchAhead, Samples};
 use lambert_plan::batch_partition::Division;
 
 use super::batch::{MaskedSample, MicroBatch};
-use super::groups::Groups;
 use super::halves::halves;
-use super::order::{Order, Place};
-use super::{Demand, GlobalBatch, Source, Wanted};
-use crate::masking::{self, Pieces};
+use super::order::{EpochOrder, SampleLocation};
+use super::row_group_cache::RowGroupCache;
+use super::{BatchRequest, GlobalBatch, LoaderOptions, SampleSource};
+use crate::masking::{self, MaskVocab};
 
-/// Makes global batches.
-pub struct Reader {
-    source: Source,
-    pieces: Pieces,
+/// Builds global batches.
+pub struct BatchReader {
+    source: SampleSource,
+    vocab: MaskVocab,
     sizes: Vec<u64>,
-    order: Option<Order>,
-    groups: Groups,
+    order: Option<EpochOrder>,
+    groups: RowGroupCache,
 }
 
-impl Reader {
-    /// For a dataset and how its samples are drawn and masked.
-    pub fn new(source: Source) -> Result<Self, DatasetError> {
+impl BatchReader {
+    /// Creates a reader, and loads the vocabulary of the dataset.
+    pub fn new(source: SampleSource) -> Result<Self, DatasetError> {
         let special = &source.dataset.manifest().special;
         let vocabulary = source.dataset.vocabulary()?;
-        let pieces = Pieces {
-            mask: special.mask,
-            unk: special.unk,
-            never: [special.pad, special.cls, special.sep],
+        let vocab = MaskVocab {
+            mask_id: special.mask,
+            unk_id: special.unk,
+            special_ids: [special.pad, special.cls, special.sep],
             continuations: continuations(&vocabulary),
         };
-        let (expected, found) = (source.dataset.manifest().vocabulary.size, pieces.continuations.len());
+        let (expected, found) = (source.dataset.manifest().vocabulary.size, vocab.continuations.len());
         if found != expected {
             let (url, path) = (source.dataset.url().to_owned(), &source.dataset.manifest().vocabulary.path);
-            let message = format!("vocabulary.size is {expected}, and {path} has {found} lines");
+            let message = format!("vocabulary.size is {expected}, but {path} has {found} lines");
             return Err(DatasetError::Manifest { url, message });
         }
         let sizes = source.dataset.row_groups().iter().map(|group| group.rows).collect();
-        let groups = Groups::new(source.dataset.clone());
-        Ok(Self { source, pieces, sizes, order: None, groups })
+        let groups = RowGroupCache::new(source.dataset.clone());
+        Ok(Self { source, vocab, sizes, order: None, groups })
     }
 
-    /// Begins to fetch the shards that the samples from number `cursor` on are in, if they lie in an object store.
+    /// Starts downloading the shards of samples from `cursor` on, if the dataset is in an object store.
     pub fn fetch_ahead(&mut self, cursor: u64) -> Result<Option<FetchAhead>, DatasetError> {
         let (rows, dataset) = (self.source.dataset.rows(), self.source.dataset.clone());
         let (epoch, index) = (cursor / rows, cursor % rows);
@@ -57,70 +58,86 @@ impl Reader {
         dataset.fetch_ahead(&shards.collect::<Vec<_>>())
     }
 
-    /// Row groups decoded so far.
-    pub fn decoded(&self) -> u64 {
+    /// Number of row groups decoded so far.
+    pub fn decoded_row_groups(&self) -> u64 {
         self.groups.decoded
     }
 
-    /// The next samples from number `cursor` on, read by `threads` threads.
+    /// Builds a global batch that starts at sample number `cursor`, on `threads` threads.
     pub fn global_batch(
         &mut self,
-        demand: &Demand,
+        options: &LoaderOptions,
         cursor: u64,
-        wanted: Wanted,
+        request: BatchRequest,
         threads: usize,
     ) -> Result<GlobalBatch, DatasetError> {
-        let (places, end) = self.draw(demand, cursor, wanted.samples);
-        let touched = places.iter().map(|(_, place)| place.row_group).collect();
-        self.groups.measure(&touched, threads)?;
-        let lengths: Vec<u16> = places.iter().map(|(_, place)| self.groups.length(*place)).collect();
+        let (locations, end) = self.next_locations(options, cursor, request.samples);
+        let touched = locations.iter().map(|(_, location)| location.row_group).collect();
+        self.groups.load_lengths(&touched, threads)?;
+        let lengths: Vec<u16> = locations.iter().map(|(_, location)| self.groups.length(*location)).collect();
         let objective = &self.source.objective;
         let masked_tokens = lengths.iter().map(|length| objective.predictions(usize::from(*length)) as u64).sum();
 
-        let (parts, budget) = (demand.parts, demand.micro_batch_tokens);
-        let divisions = match wanted.halves {
-            None => vec![Division::new(&lengths, parts, budget)],
-            Some(key) => halves(lengths.len(), key).map(|half| Division::of(&lengths, &half, parts, budget)).into(),
+        let (shards, budget) = (options.shards, options.micro_batch_tokens);
+        let partitions = match request.split_key {
+            None => vec![Division::new(&lengths, shards, budget)],
+            Some(key) => halves(lengths.len(), key).map(|half| Division::of(&lengths, &half, shards, budget)).into(),
         };
-        let parts = || divisions.iter().flat_map(|division| &division.ranks[demand.own()]);
-        let leaves = parts().map(Vec::len).collect();
-        let cuts = || parts().flatten();
-        let own: Vec<(u64, Place)> = cuts().flat_map(|cut| &cut.samples).map(|sample| places[*sample]).collect();
-        let kept = self.window(end - 1);
-        let mut samples = self.gather(&own, &kept, threads)?.into_iter();
-        self.groups.keep(&kept);
+        let own_shards = || partitions.iter().flat_map(|partition| &partition.ranks[options.own_shards()]);
+        let shard_micro_batches = own_shards().map(Vec::len).collect();
+        let micro_batch_plans = || own_shards().flatten();
+        let own_locations: Vec<(u64, SampleLocation)> =
+            micro_batch_plans().flat_map(|plan| &plan.samples).map(|sample| locations[*sample]).collect();
+        let retained = self.window(end - 1);
+        let mut samples = self.gather(&own_locations, &retained, threads)?.into_iter();
+        self.groups.retain(&retained);
         let padding = self.source.dataset.manifest().special.pad;
-        let micro_batches = cuts().map(|cut| {
-            let samples: Vec<MaskedSample> = samples.by_ref().take(cut.samples.len()).collect();
-            MicroBatch::new(&cut.samples, cut.width, padding, &samples)
+        let micro_batches = micro_batch_plans().map(|plan| {
+            let samples: Vec<MaskedSample> = samples.by_ref().take(plan.samples.len()).collect();
+            MicroBatch::new(&plan.samples, plan.width, padding, &samples)
         });
         let micro_batches = micro_batches.collect();
 
-        let (epoch, drawn, tokens) = (places[0].0, cursor..end, divisions.iter().map(Division::tokens).sum::<usize>());
-        let balance = divisions.iter().map(|division| division.balance() * division.tokens() as f64).sum::<f64>()
+        let (epoch, sample_range, tokens) =
+            (locations[0].0, cursor..end, partitions.iter().map(Division::tokens).sum::<usize>());
+        let balance = partitions.iter().map(|partition| partition.balance() * partition.tokens() as f64).sum::<f64>()
             / tokens.max(1) as f64;
-        let mut batch =
-            GlobalBatch { epoch, drawn, lengths, padding: 0, balance, masked_tokens, micro_batches, leaves };
+        let mut batch = GlobalBatch {
+            epoch,
+            sample_range,
+            lengths,
+            padding: 0,
+            balance,
+            masked_tokens,
+            micro_batches,
+            shard_micro_batches,
+        };
         batch.padding = tokens as u64 - batch.tokens();
         Ok(batch)
     }
 
-    /// Epochs and places of the next `size` samples from number `cursor` on, and the number behind the last.
-    fn draw(&mut self, demand: &Demand, cursor: u64, size: usize) -> (Vec<(u64, Place)>, u64) {
-        let mut places = Vec::with_capacity(size);
+    /// Epochs and locations of the next `size` samples from `cursor` on, without skipped samples, and the sample
+    /// number after the last.
+    fn next_locations(
+        &mut self,
+        options: &LoaderOptions,
+        cursor: u64,
+        size: usize,
+    ) -> (Vec<(u64, SampleLocation)>, u64) {
+        let mut locations = Vec::with_capacity(size);
         let mut number = cursor;
-        while places.len() < size {
-            let (epoch, place) = self.place(number);
-            if !demand.detours.hold(number, self.source.dataset.row_groups()[place.row_group].shard) {
-                places.push((epoch, place));
+        while locations.len() < size {
+            let (epoch, location) = self.location(number);
+            if !options.skipped.hold(number, self.source.dataset.row_groups()[location.row_group].shard) {
+                locations.push((epoch, location));
             }
             number += 1;
         }
-        (places, number)
+        (locations, number)
     }
 
-    /// Epoch and place of the sample that is drawn at `number`, counted over all epochs.
-    fn place(&mut self, number: u64) -> (u64, Place) {
+    /// Epoch and location of sample `number`, counted over all epochs.
+    fn location(&mut self, number: u64) -> (u64, SampleLocation) {
         let rows = self.source.dataset.rows();
         let (epoch, index) = (number / rows, number % rows);
         if !self.source.shuffle {
@@ -129,59 +146,66 @@ impl Reader {
         (epoch, self.order(epoch).at(index))
     }
 
-    fn order(&mut self, epoch: u64) -> &Order {
+    fn order(&mut self, epoch: u64) -> &EpochOrder {
         let order = self.order.take().filter(|order| order.epoch() == epoch);
-        self.order.insert(order.unwrap_or_else(|| Order::new(&self.sizes, self.source.seed, epoch)))
+        self.order.insert(order.unwrap_or_else(|| EpochOrder::new(&self.sizes, self.source.seed, epoch)))
     }
 
-    fn in_file_order(&self, index: u64) -> Place {
+    fn in_file_order(&self, index: u64) -> SampleLocation {
         let groups = self.source.dataset.row_groups();
         let row_group = groups.partition_point(|group| group.first_row <= index) - 1;
-        Place { row_group, row: (index - groups[row_group].first_row) as usize }
+        SampleLocation { row_group, row: (index - groups[row_group].first_row) as usize }
     }
 
-    /// The row groups among which the sample drawn at `number` lies with its neighbours: what the next batch may need, too.
+    /// Row groups in the window of sample `number`, which the next batch is likely to read.
     fn window(&mut self, number: u64) -> BTreeSet<usize> {
-        let (epoch, place) = self.place(number);
+        let (epoch, location) = self.location(number);
         if !self.source.shuffle {
-            return BTreeSet::from([place.row_group]);
+            return BTreeSet::from([location.row_group]);
         }
         let rows = self.source.dataset.rows();
         self.order(epoch).window(number % rows).iter().copied().collect()
     }
 
-    /// The samples at `own`, masked.
+    /// Reads and masks the samples at `own`.
     fn gather(
         &mut self,
-        own: &[(u64, Place)],
-        kept: &BTreeSet<usize>,
+        own_locations: &[(u64, SampleLocation)],
+        retained: &BTreeSet<usize>,
         threads: usize,
     ) -> Result<Vec<MaskedSample>, DatasetError> {
-        let (source, pieces) = (&self.source, &self.pieces);
-        let places: Vec<Place> = own.iter().map(|(_, place)| *place).collect();
-        self.groups.gather(&places, kept, threads, |samples, index| masked(source, pieces, samples, own[index]))
+        let (source, vocab) = (&self.source, &self.vocab);
+        let locations: Vec<SampleLocation> = own_locations.iter().map(|(_, location)| *location).collect();
+        self.groups.gather(&locations, retained, threads, |samples, index| {
+            masked(source, vocab, samples, own_locations[index])
+        })
     }
 }
 
-/// The sample of `epoch` at `place`, in whose row group `samples` are, masked.
-fn masked(source: &Source, pieces: &Pieces, samples: &Samples, (epoch, place): (u64, Place)) -> MaskedSample {
-    let (objective, mut ids) = (&source.objective, samples.ids(place.row).to_vec());
-    let number = source.dataset.row_groups()[place.row_group].first_row + place.row as u64;
+/// Masks the sample at `location`, a row of the decoded row group `samples`.
+fn masked(
+    source: &SampleSource,
+    vocab: &MaskVocab,
+    samples: &Samples,
+    (epoch, location): (u64, SampleLocation),
+) -> MaskedSample {
+    let (objective, mut ids) = (&source.objective, samples.ids(location.row).to_vec());
+    let number = source.dataset.row_groups()[location.row_group].first_row + location.row as u64;
     let epoch = if source.shuffle { epoch } else { 0 };
     let key = masking::key(source.seed, objective, epoch, number);
-    let hidden = masking::mask(&mut ids, objective, pieces, key);
+    let masked_tokens = masking::mask(&mut ids, objective, vocab, key);
     let pair = objective.pair != Pair::None;
     MaskedSample {
         ids,
-        segment_b_start: samples.segment_b_start[place.row],
-        pair_label: pair.then(|| samples.pair_label[place.row]),
-        hidden,
-        factor: source.test.factor(number),
+        segment_b_start: samples.segment_b_start[location.row],
+        pair_label: pair.then(|| samples.pair_label[location.row]),
+        masked_tokens,
+        loss_scale: source.test.factor(number),
     }
 }
 
-/// For each piece of a vocab.txt whether it goes on the word before it.
+/// Flags of a vocab.txt: true for entries that continue a word.
 fn continuations(vocabulary: &[u8]) -> Vec<bool> {
     let lines = vocabulary.strip_suffix(b"\n").unwrap_or(vocabulary).split(|byte| *byte == b'\n');
-    lines.map(|piece| piece.starts_with(b"##")).collect()
+    lines.map(|token| token.starts_with(b"##")).collect()
 }

@@ -1,4 +1,4 @@
-//! What the loader is asked for: a dataset, a rank's place in the world, and one global batch after the other.
+//! Parameters of the data loader.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,61 +9,62 @@ use lambert_dataset::random::Key;
 
 use crate::recovery::skipped_samples::SkippedSamples;
 
-/// A dataset and how its samples are drawn and masked.
+/// Dataset and sampling parameters.
 #[derive(Clone)]
-pub struct Source {
-    /// The dataset.
+pub struct SampleSource {
+    /// Dataset.
     pub dataset: Arc<Dataset>,
-    /// What is masked.
+    /// Objective, which determines the masking.
     pub objective: Objective,
-    /// Seed of order and masks.
+    /// Seed of sample order and masks.
     pub seed: u64,
-    /// Whether epochs are shuffled; evaluation reads in the order of the files.
+    /// True if each epoch is shuffled; evaluation reads in file order.
     pub shuffle: bool,
-    /// Faults on purpose.
+    /// Fault injection for tests.
     pub test: Test,
 }
 
-/// Which global batches are wanted, and which part of each.
+/// Batch and sharding parameters of a loader.
 #[derive(Debug, Clone)]
-pub struct Demand {
-    /// Samples of this dataset that were used before, over all epochs.
+pub struct LoaderOptions {
+    /// First sample number, counted over all epochs of this dataset.
     pub cursor: u64,
-    /// Samples that are not drawn.
-    pub detours: SkippedSamples,
-    /// Tokens of a micro-batch at most.
+    /// Samples and shards to skip.
+    pub skipped: SkippedSamples,
+    /// Maximum tokens per micro-batch, padding included.
     pub micro_batch_tokens: usize,
-    /// This rank.
+    /// Rank of this process.
     pub rank: usize,
-    /// All ranks.
-    pub world: usize,
-    /// Parts that a global batch is cut into, of which each rank has about as many: those of the world, if nothing else is asked.
-    pub parts: usize,
-    /// Threads that read at the same time at most.
-    pub threads: usize,
-    /// Samples of a global batch at most.
-    pub largest: usize,
+    /// Number of ranks.
+    pub world_size: usize,
+    /// Number of shards of a global batch, distributed evenly over the ranks: one per rank, or the fixed number of
+    /// canonical mode.
+    pub shards: usize,
+    /// Maximum number of reader threads.
+    pub max_threads: usize,
+    /// Maximum number of samples per global batch.
+    pub max_batch: usize,
 }
 
-impl Demand {
-    /// The parts of a global batch that are this rank's.
-    pub fn own(&self) -> Range<usize> {
-        self.parts * self.rank / self.world..self.parts * (self.rank + 1) / self.world
+impl LoaderOptions {
+    /// Indices of the shards that this rank computes.
+    pub fn own_shards(&self) -> Range<usize> {
+        self.shards * self.rank / self.world_size..self.shards * (self.rank + 1) / self.world_size
     }
 }
 
-/// A global batch to be made.
+/// Request for one global batch.
 #[derive(Debug, Clone, Copy)]
-pub struct Wanted {
-    /// Samples.
+pub struct BatchRequest {
+    /// Number of samples.
     pub samples: usize,
-    /// If it is to be divided into two halves first, what decides which samples are in which.
-    pub halves: Option<Key>,
+    /// Key of the split into two halves; `None`: the batch is not split.
+    pub split_key: Option<Key>,
 }
 
-impl Wanted {
-    /// One of so many samples, as a whole.
+impl BatchRequest {
+    /// Requests a batch of `samples` samples, not split.
     pub fn whole(samples: usize) -> Self {
-        Self { samples, halves: None }
+        Self { samples, split_key: None }
     }
 }

@@ -1,110 +1,117 @@
-//! Whether the devices of all ranks go together: a card for each, or a processor for each.
+//! Detects incompatible devices among the ranks of a run.
 
 use serde::{Deserialize, Serialize};
 
-use super::Card;
+use super::Gpu;
 
-/// Two ranks whose devices do not go together.
+/// Two ranks whose devices are incompatible.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-pub enum Clash {
-    /// They have one card.
+pub enum DeviceConflict {
+    /// Both ranks use the same GPU.
     #[error(
-        "ranks {} and {} have the same card, {card} of host {host}; device.share = true allows it",
+        "ranks {} and {} share GPU {gpu} on host {host}; set device.share = true to allow this",
         ranks[0],
         ranks[1]
     )]
-    Shared {
-        /// Which ranks.
+    SharedGpu {
+        /// The ranks.
         ranks: [usize; 2],
-        /// The card, by its place on the bus.
-        card: String,
-        /// Their host.
+        /// PCI bus ID.
+        gpu: String,
+        /// Host name.
         host: String,
     },
-    /// The same where NCCL sums, which takes one rank a card.
+    /// Both ranks use the same GPU, and the all-reduce uses NCCL, which allows one rank per GPU.
     #[error(
-        "ranks {} and {} have the same card, {card} of host {host}, and NCCL sums for one rank a card: cluster.all_reduce.backend = \"mpi\" with \
-         device.share = true sums between ranks that share one",
+        "ranks {} and {} share GPU {gpu} on host {host}, but NCCL allows one rank per GPU; set cluster.all_reduce.backend = \"mpi\" and \
+         device.share = true to share a GPU",
         ranks[0],
         ranks[1]
     )]
-    SharedOverNccl {
-        /// Which ranks.
+    SharedGpuWithNccl {
+        /// The ranks.
         ranks: [usize; 2],
-        /// The card, by its place on the bus.
-        card: String,
-        /// Their host.
+        /// PCI bus ID.
+        gpu: String,
+        /// Host name.
         host: String,
     },
-    /// One has a card, the other has not: it would be waited for in every step, and round otherwise.
+    /// One rank uses a GPU and one the CPU. The CPU rank would delay every step and round differently.
     #[error(
-        "rank {} computes on a card of host {} and rank {} on a processor of host {}: all ranks of a run have the same kind of device (device.kind = \"cpu\" or \"cuda\" says which)",
-        card.0,
-        card.1,
-        processor.0,
-        processor.1
+        "rank {} uses a GPU (host {}) and rank {} uses the CPU (host {}); all ranks of a run must use the same kind of device: \
+         set device.kind to \"cpu\" or \"cuda\"",
+        gpu.0,
+        gpu.1,
+        cpu.0,
+        cpu.1
     )]
-    Mixed {
-        /// The first rank with a card, and its host.
-        card: (usize, String),
-        /// The first without, and its host.
-        processor: (usize, String),
+    MixedDevices {
+        /// First rank that uses a GPU, and its host.
+        gpu: (usize, String),
+        /// First rank that uses the CPU, and its host.
+        cpu: (usize, String),
     },
 }
 
-/// Where a rank computes.
+/// Host and device of a rank, as exchanged between ranks.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Place {
+pub struct RankDevice {
     host: String,
-    /// By its place on the bus.
-    card: Option<String>,
-    /// What NCCL takes its host for, where somebody says so.
-    host_for_nccl: Option<String>,
+    /// PCI bus ID; `None`: the CPU.
+    gpu: Option<String>,
+    /// `NCCL_HOSTID`, if set.
+    nccl_host_id: Option<String>,
 }
 
-/// Whether ranks may have one card together.
+/// Policy on ranks that share a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sharing {
-    /// No.
-    Refused,
-    /// Yes.
+pub enum DeviceSharing {
+    /// Ranks must not share a GPU.
+    Forbidden,
+    /// Ranks may share a GPU.
     Allowed,
-    /// NCCL sums, which takes one rank a card of a host.
-    RefusedByNccl,
-    /// NCCL sums; where `NCCL_HOSTID` says that they are on different hosts, it takes them.
-    OnOtherHostsForNccl,
+    /// NCCL is in use, which allows one rank per GPU of a host.
+    ForbiddenByNccl,
+    /// NCCL is in use; it accepts ranks on the same GPU if their `NCCL_HOSTID` values differ.
+    AllowedAcrossNcclHosts,
 }
 
-impl Place {
-    /// Of this rank.
-    pub fn here(card: Option<&Card>) -> Self {
+impl RankDevice {
+    /// Describes this rank.
+    pub fn local(gpu: Option<&Gpu>) -> Self {
         let host = lambert_store::host::name();
-        let host_for_nccl = std::env::var("NCCL_HOSTID").ok();
-        Self { host, card: card.map(|card| card.facts.bus.clone()), host_for_nccl }
+        let nccl_host_id = std::env::var("NCCL_HOSTID").ok();
+        Self { host, gpu: gpu.map(|gpu| gpu.properties.pci_bus_id.clone()), nccl_host_id }
     }
 }
 
-/// The first two ranks that do not go together.
-pub fn clash(all: &[Place], sharing: Sharing) -> Option<Clash> {
-    let first = |with_card: bool| {
-        let rank = all.iter().position(|place| place.card.is_some() == with_card)?;
+/// Returns the first conflict between two ranks, if any.
+pub fn find_conflict(all: &[RankDevice], sharing: DeviceSharing) -> Option<DeviceConflict> {
+    let first = |has_gpu: bool| {
+        let rank = all.iter().position(|device| device.gpu.is_some() == has_gpu)?;
         Some((rank, all[rank].host.clone()))
     };
-    if let (Some(card), Some(processor)) = (first(true), first(false)) {
-        return Some(Clash::Mixed { card, processor });
+    if let (Some(gpu), Some(cpu)) = (first(true), first(false)) {
+        return Some(DeviceConflict::MixedDevices { gpu, cpu });
     }
     let same = |ranks: &[usize; 2]| {
         let [first, second] = ranks.map(|rank| &all[rank]);
-        let is_apart = sharing == Sharing::OnOtherHostsForNccl && first.host_for_nccl != second.host_for_nccl;
-        first.host == second.host && first.card == second.card && sharing != Sharing::Allowed && !is_apart
+        let is_on_other_nccl_host =
+            sharing == DeviceSharing::AllowedAcrossNcclHosts && first.nccl_host_id != second.nccl_host_id;
+        first.host == second.host
+            && first.gpu == second.gpu
+            && sharing != DeviceSharing::Allowed
+            && !is_on_other_nccl_host
     };
     let mut pairs = (0..all.len()).flat_map(|second| (0..second).map(move |first| [first, second]));
     let ranks = pairs.find(same)?;
-    let Place { host, card, .. } = &all[ranks[0]];
-    let (card, host) = (card.clone()?, host.clone());
+    let RankDevice { host, gpu, .. } = &all[ranks[0]];
+    let (gpu, host) = (gpu.clone()?, host.clone());
     Some(match sharing {
-        Sharing::Refused | Sharing::Allowed => Clash::Shared { ranks, card, host },
-        Sharing::RefusedByNccl | Sharing::OnOtherHostsForNccl => Clash::SharedOverNccl { ranks, card, host },
+        DeviceSharing::Forbidden | DeviceSharing::Allowed => DeviceConflict::SharedGpu { ranks, gpu, host },
+        DeviceSharing::ForbiddenByNccl | DeviceSharing::AllowedAcrossNcclHosts => {
+            DeviceConflict::SharedGpuWithNccl { ranks, gpu, host }
+        }
     })
 }
 
@@ -112,41 +119,46 @@ pub fn clash(all: &[Place], sharing: Sharing) -> Option<Clash> {
 mod tests {
     use super::*;
 
-    fn places(of: &[(&str, &str)]) -> Vec<Place> {
-        let place = |(host, card): &(&str, &str)| Place {
+    fn devices(hosts_and_gpus: &[(&str, &str)]) -> Vec<RankDevice> {
+        let device = |(host, gpu): &(&str, &str)| RankDevice {
             host: (*host).to_owned(),
-            card: (!card.is_empty()).then(|| (*card).to_owned()),
-            host_for_nccl: None,
+            gpu: (!gpu.is_empty()).then(|| (*gpu).to_owned()),
+            nccl_host_id: None,
         };
-        of.iter().map(place).collect()
+        hosts_and_gpus.iter().map(device).collect()
     }
 
     #[test]
-    fn a_card_that_two_ranks_have_is_found() {
-        assert_eq!(clash(&places(&[("a", "1"), ("a", "2"), ("b", "1")]), Sharing::Refused), None);
-        let shared = places(&[("a", "1"), ("a", "2"), ("b", "1"), ("a", "2")]);
-        let said = clash(&shared, Sharing::Refused).unwrap().to_string();
-        assert!(said.starts_with("ranks 1 and 3 have the same card, 2 of host a"), "{said}");
-        assert_eq!(clash(&shared, Sharing::Allowed), None);
-        // NCCL takes it only where it is told of other hosts.
-        for sharing in [Sharing::RefusedByNccl, Sharing::OnOtherHostsForNccl] {
-            let said = clash(&shared, sharing).unwrap().to_string();
+    fn finds_ranks_that_share_a_gpu() {
+        assert_eq!(find_conflict(&devices(&[("a", "1"), ("a", "2"), ("b", "1")]), DeviceSharing::Forbidden), None);
+        let shared = devices(&[("a", "1"), ("a", "2"), ("b", "1"), ("a", "2")]);
+        let message = find_conflict(&shared, DeviceSharing::Forbidden).unwrap().to_string();
+        assert!(message.starts_with("ranks 1 and 3 share GPU 2 on host a"), "{message}");
+        assert_eq!(find_conflict(&shared, DeviceSharing::Allowed), None);
+        // Under NCCL, sharing is accepted only for different NCCL_HOSTID values.
+        for sharing in [DeviceSharing::ForbiddenByNccl, DeviceSharing::AllowedAcrossNcclHosts] {
+            let message = find_conflict(&shared, sharing).unwrap().to_string();
             assert!(
-                said.starts_with("ranks 1 and 3 have the same card, 2 of host a, and NCCL sums for one rank a card"),
-                "{said}"
+                message.starts_with("ranks 1 and 3 share GPU 2 on host a, but NCCL allows one rank per GPU"),
+                "{message}"
             );
         }
-        let mut apart = shared;
-        apart[3].host_for_nccl = Some("other".to_owned());
-        assert_eq!(clash(&apart, Sharing::OnOtherHostsForNccl), None);
-        assert!(clash(&apart, Sharing::RefusedByNccl).is_some());
+        let mut other_hosts = shared;
+        other_hosts[3].nccl_host_id = Some("other".to_owned());
+        assert_eq!(find_conflict(&other_hosts, DeviceSharing::AllowedAcrossNcclHosts), None);
+        assert!(find_conflict(&other_hosts, DeviceSharing::ForbiddenByNccl).is_some());
     }
 
     #[test]
-    fn cards_and_processors_do_not_go_together() {
-        let said =
-            clash(&places(&[("a", "1"), ("a", "2"), ("b", ""), ("b", "")]), Sharing::Allowed).unwrap().to_string();
-        assert!(said.starts_with("rank 0 computes on a card of host a and rank 2 on a processor of host b"), "{said}");
-        assert_eq!(clash(&places(&[("a", ""), ("a", ""), ("b", "")]), Sharing::Refused), None, "processors are shared");
+    fn rejects_a_mix_of_gpus_and_cpus() {
+        let message = find_conflict(&devices(&[("a", "1"), ("a", "2"), ("b", ""), ("b", "")]), DeviceSharing::Allowed)
+            .unwrap()
+            .to_string();
+        assert!(message.starts_with("rank 0 uses a GPU (host a) and rank 2 uses the CPU (host b)"), "{message}");
+        assert_eq!(
+            find_conflict(&devices(&[("a", ""), ("a", ""), ("b", "")]), DeviceSharing::Forbidden),
+            None,
+            "ranks may share a host CPU"
+        );
     }
 }

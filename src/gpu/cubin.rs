@@ -1,48 +1,48 @@
-//! Machine code for a card (a cubin), from the compiler or from a file that the compiler's code was kept in. The driver reads it
-//! without knowing its length, so that damaged code must never get there.
+//! Compiled GPU code (cubin) and its cache file. The driver infers the length of a cubin from its contents, so
+//! corrupt code must never reach it.
 
 use std::path::Path;
 use std::{fs, io};
 
 use lambert_store::hash::sha256;
 
-/// A whole cubin, as a compiler made it.
+/// A complete cubin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cubin(Vec<u8>);
 
-/// Hexadecimal digits of the SHA-256 that a kept file begins with.
-const DIGITS: usize = 64;
+/// Hexadecimal digits of the SHA-256 at the start of a cache file.
+const DIGEST_DIGITS: usize = 64;
 
 impl Cubin {
-    /// What a compiler has given.
-    pub(super) fn compiled(code: Vec<u8>) -> Self {
+    /// Wraps the output of the compiler.
+    pub(super) fn new(code: Vec<u8>) -> Self {
         Self(code)
     }
 
-    /// The code.
+    /// Machine code.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// What [`Cubin::keep`] has written to `file`; `None` where that is not there, or not as it was written.
-    pub(super) fn read(file: &Path) -> Option<Self> {
-        let sealed = fs::read(file).ok()?;
-        let (digest, code) = sealed.split_at_checked(DIGITS)?;
-        let is_sound = !code.is_empty() && digest == sha256(code).as_bytes();
-        if !is_sound {
-            tracing::warn!("{} is damaged: the kernels are compiled again", file.display());
+    /// Reads a file written by [`Cubin::save`]. Returns `None` if it is missing or corrupt.
+    pub(super) fn load(file: &Path) -> Option<Self> {
+        let contents = fs::read(file).ok()?;
+        let (digest, code) = contents.split_at_checked(DIGEST_DIGITS)?;
+        let is_intact = !code.is_empty() && digest == sha256(code).as_bytes();
+        if !is_intact {
+            tracing::warn!("{} is damaged; recompiling the kernels", file.display());
         }
-        is_sound.then(|| Self(code.to_vec()))
+        is_intact.then(|| Self(code.to_vec()))
     }
 
-    /// Writes a file that is whole or not there: the SHA-256 of the code, then the code.
-    pub(super) fn keep(&self, file: &Path) -> io::Result<()> {
-        let folder = file.parent().unwrap_or(Path::new("."));
-        fs::create_dir_all(folder)?;
-        let mut writing = tempfile::NamedTempFile::new_in(folder)?;
-        io::Write::write_all(&mut writing, sha256(&self.0).as_bytes())?;
-        io::Write::write_all(&mut writing, &self.0)?;
-        writing.persist(file).map(drop).map_err(|error| error.error)
+    /// Atomically writes the SHA-256 of the code, then the code.
+    pub(super) fn save(&self, file: &Path) -> io::Result<()> {
+        let dir = file.parent().unwrap_or(Path::new("."));
+        fs::create_dir_all(dir)?;
+        let mut temp_file = tempfile::NamedTempFile::new_in(dir)?;
+        io::Write::write_all(&mut temp_file, sha256(&self.0).as_bytes())?;
+        io::Write::write_all(&mut temp_file, &self.0)?;
+        temp_file.persist(file).map(drop).map_err(|error| error.error)
     }
 }
 
@@ -51,21 +51,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn damaged_code_is_never_given_to_the_driver() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("below/kernels.sealed");
-        assert_eq!(Cubin::read(&file), None);
-        let code = Cubin::compiled(b"\x7fELF and more".to_vec());
-        code.keep(&file).unwrap();
-        assert_eq!(Cubin::read(&file), Some(code));
-        let kept = fs::read(&file).unwrap();
-        for i in 0..kept.len() {
-            let mut changed = kept.clone();
+    fn rejects_corrupt_cache_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("below/kernels.sealed");
+        assert_eq!(Cubin::load(&file), None);
+        let code = Cubin::new(b"\x7fELF and more".to_vec());
+        code.save(&file).unwrap();
+        assert_eq!(Cubin::load(&file), Some(code));
+        let saved = fs::read(&file).unwrap();
+        for i in 0..saved.len() {
+            let mut changed = saved.clone();
             changed[i] ^= 1;
             fs::write(&file, changed).unwrap();
-            assert_eq!(Cubin::read(&file), None, "byte {i}");
-            fs::write(&file, &kept[..i]).unwrap();
-            assert_eq!(Cubin::read(&file), None, "cut at {i}");
+            assert_eq!(Cubin::load(&file), None, "byte {i}");
+            fs::write(&file, &saved[..i]).unwrap();
+            assert_eq!(Cubin::load(&file), None, "cut at {i}");
         }
     }
 }

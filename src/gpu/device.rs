@@ -1,43 +1,43 @@
-//! A card of NVIDIA's, as the kernels see it.
+//! Runs the kernels on an NVIDIA GPU.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tch::{Device, Kind, Tensor};
 
 use super::cubin::Cubin;
-use super::driver::{Driver, DriverError, Loaded};
+use super::driver::{Driver, DriverError, LoadedKernels};
 use crate::kernels::cuda::KERNELS;
-use crate::kernels::cuda::launch::{Arguments, Card, THREADS};
-use crate::kernels::{Copies, Copy, Host, Kernels, Memory};
+use crate::kernels::cuda::launch::{KernelArguments, KernelDevice, THREADS};
+use crate::kernels::{Host, HostBuffer, Kernels, PendingSnapshot, TensorCopy};
 use crate::torch::{self, card, card::Lane};
 
-/// Bytes of memory that is worth pinning.
-const SMALLEST_PINNED: usize = 1 << 20;
+/// Minimum size of a pinned buffer in bytes.
+const MIN_PINNED_BYTES: usize = 1 << 20;
 
-/// A card and its kernels.
-pub struct Gpu {
+/// A GPU with loaded kernels and its copy streams.
+pub struct CudaDevice {
     index: usize,
     driver: Arc<Driver>,
-    loaded: Arc<Loaded>,
-    /// Micro-batches go to the card on this one.
-    up: Mutex<Lane>,
-    /// Snapshots come from it on this one.
-    down: Arc<Mutex<Lane>>,
+    kernels: Arc<LoadedKernels>,
+    /// Host-to-device copies of micro-batches.
+    upload_stream: Mutex<Lane>,
+    /// Device-to-host copies of snapshots.
+    readback_stream: Arc<Mutex<Lane>>,
 }
 
-impl Gpu {
-    /// Card `index`, with the kernels of [`Gpu::load`].
-    pub fn new(driver: Arc<Driver>, index: usize, loaded: Arc<Loaded>) -> Self {
-        let lane = || Mutex::new(Lane::new(index));
-        Self { index, driver, loaded, up: lane(), down: Arc::new(lane()) }
+impl CudaDevice {
+    /// Creates a device for GPU `index`, with the kernels from [`CudaDevice::load`].
+    pub fn new(driver: Arc<Driver>, index: usize, kernels: Arc<LoadedKernels>) -> Self {
+        let stream = || Mutex::new(Lane::new(index));
+        Self { index, driver, kernels, upload_stream: stream(), readback_stream: Arc::new(stream()) }
     }
 
-    /// The kernels in `code` on card `index`.
+    /// Loads the kernels in `code` on GPU `index`.
     ///
     /// # Errors
-    /// The driver refuses.
-    pub fn load(driver: &Arc<Driver>, index: usize, code: &Cubin) -> Result<Arc<Loaded>, DriverError> {
-        Loaded::new(Arc::clone(driver), index, code, &KERNELS).map(Arc::new)
+    /// A driver call fails.
+    pub fn load(driver: &Arc<Driver>, index: usize, code: &Cubin) -> Result<Arc<LoadedKernels>, DriverError> {
+        LoadedKernels::new(Arc::clone(driver), index, code, &KERNELS).map(Arc::new)
     }
 
     fn device(&self) -> Device {
@@ -45,12 +45,12 @@ impl Gpu {
     }
 }
 
-impl Card for Gpu {
-    fn number(&self) -> Option<usize> {
+impl KernelDevice for CudaDevice {
+    fn device_index(&self) -> Option<usize> {
         Some(self.index)
     }
 
-    fn host_memory(&self, elements: usize) -> Tensor {
+    fn pinned_zeros(&self, elements: usize) -> Tensor {
         Tensor::zeros([elements as i64], (Kind::Float, Device::Cpu)).pin_memory(self.device())
     }
 
@@ -58,42 +58,45 @@ impl Card for Gpu {
         Tensor::zeros(shape, (kind, self.device()))
     }
 
-    fn place(&self, host: Tensor) -> Tensor {
-        let lane = lock(&self.up);
-        let placed = lane.send(&host);
-        lane.order();
-        placed
+    fn to_device(&self, host: Tensor) -> Tensor {
+        let stream = lock(&self.upload_stream);
+        let tensor = stream.send(&host);
+        stream.order();
+        tensor
     }
 
-    fn send(&self, host: Tensor) -> Tensor {
-        lock(&self.up).send(&host)
+    fn to_device_async(&self, host: Tensor) -> Tensor {
+        lock(&self.upload_stream).send(&host)
     }
 
-    fn order_sent(&self) {
-        lock(&self.up).order();
+    fn wait_uploads(&self) {
+        lock(&self.upload_stream).order();
     }
 
-    fn memory(&self, mut bytes: Vec<u8>) -> Memory {
-        // Smaller ones may have pages in common, which cannot be pinned twice.
-        if bytes.len() < SMALLEST_PINNED {
-            return Memory::new(bytes);
+    fn host_buffer(&self, mut bytes: Vec<u8>) -> HostBuffer {
+        // Small allocations may share a page, which cannot be pinned twice.
+        if bytes.len() < MIN_PINNED_BYTES {
+            return HostBuffer::new(bytes);
         }
-        // SAFETY: `Memory` frees the bytes after the pin, and never moves them.
+        // SAFETY: `HostBuffer` drops the pin before the bytes and never reallocates them.
         match unsafe { self.driver.pin(self.index, &mut bytes) } {
-            Ok(pin) => Memory::pinned(bytes, Box::new(pin)),
+            Ok(pin) => HostBuffer::pinned(bytes, Box::new(pin)),
             Err(error) => {
-                tracing::warn!("copies to {} bytes of main memory will be slow: {error}", bytes.len());
-                Memory::new(bytes)
+                tracing::warn!(
+                    "cannot pin {} bytes of host memory, device-to-host copies will be slow: {error}",
+                    bytes.len()
+                );
+                HostBuffer::new(bytes)
             }
         }
     }
 
-    fn begin_copies(&self, copies: Vec<Copy>, into: Memory) -> Box<dyn Copies> {
-        Box::new(Begun::new(&self.down, copies, into))
+    fn start_snapshot(&self, copies: Vec<TensorCopy>, into: HostBuffer) -> Box<dyn PendingSnapshot> {
+        Box::new(StreamSnapshot::new(&self.readback_stream, copies, into))
     }
 
-    fn order_copies(&self) {
-        lock(&self.down).order();
+    fn wait_snapshots(&self) {
+        lock(&self.readback_stream).order();
     }
 
     fn fetch(&self, numbers: &Tensor) -> Vec<f64> {
@@ -108,33 +111,34 @@ impl Card for Gpu {
         card::seed(self.index, seed);
     }
 
-    fn launch(&self, kernel: &str, blocks: usize, arguments: &mut Arguments) -> Result<(), String> {
+    fn launch(&self, kernel: &str, blocks: usize, arguments: &mut KernelArguments) -> Result<(), String> {
         let stream = card::current_stream(self.index)?;
-        // SAFETY: src/kernels/cuda passes what kernels.cu has; the tests run the same calls by the emulator.
-        let launched = unsafe { self.loaded.launch(kernel, blocks, THREADS, stream, arguments.pointers()) };
+        // SAFETY: src/kernels/cuda passes the parameters of kernels.cu; the tests make the same calls through the
+        // emulator.
+        let launched = unsafe { self.kernels.launch(kernel, blocks, THREADS, stream, arguments.pointers()) };
         launched.map_err(|error| error.to_string())
     }
 }
 
-/// A stream for copies out of a card's memory, as far as [`Begun`] knows it.
-trait Downward: Send {
-    /// Begins to copy bytes of `tensor`, from byte `first` on, into `into`.
+/// Interface of a device-to-host copy stream, as [`StreamSnapshot`] uses it.
+trait ReadbackStream: Send {
+    /// Starts copying bytes of `tensor`, from byte `src_offset` on, to `into`.
     ///
     /// # Safety
-    /// The memory of both stays until [`Downward::is_done`], and nobody touches that of `into`.
-    unsafe fn begin_read(&self, tensor: &Tensor, first: usize, into: &mut [u8]);
+    /// Both must stay allocated, and `into` must not be accessed, until [`ReadbackStream::is_done`].
+    unsafe fn begin_read(&self, tensor: &Tensor, src_offset: usize, into: &mut [u8]);
 
-    /// Whether all copies have been made.
+    /// True if all copies are complete.
     fn is_done(&self) -> bool;
 
-    /// Waits until all copies have been made.
+    /// Blocks until all copies are complete.
     fn wait(&self);
 }
 
-impl Downward for Lane {
-    unsafe fn begin_read(&self, tensor: &Tensor, first: usize, into: &mut [u8]) {
-        // SAFETY: the caller's.
-        unsafe { torch::begin_read(self, tensor, first, into) };
+impl ReadbackStream for Lane {
+    unsafe fn begin_read(&self, tensor: &Tensor, src_offset: usize, into: &mut [u8]) {
+        // SAFETY: guaranteed by the caller.
+        unsafe { torch::begin_read(self, tensor, src_offset, into) };
     }
 
     fn is_done(&self) -> bool {
@@ -146,50 +150,50 @@ impl Downward for Lane {
     }
 }
 
-/// Copies on a lane.
-struct Begun<L: Downward> {
-    lane: Arc<Mutex<L>>,
-    /// The tensors among them stay until they have been copied.
-    copies: Vec<Copy>,
-    memory: Option<Memory>,
+/// A snapshot whose copies run on a stream.
+struct StreamSnapshot<L: ReadbackStream> {
+    stream: Arc<Mutex<L>>,
+    /// Keeps the source tensors alive until they are copied.
+    copies: Vec<TensorCopy>,
+    buffer: Option<HostBuffer>,
 }
 
-impl<L: Downward> Begun<L> {
-    /// Begins `copies`. Where one cannot begin, this panics after those before it have been made: the value that is dropped
-    /// then owns their memory already.
-    fn new(lane: &Arc<Mutex<L>>, copies: Vec<Copy>, into: Memory) -> Self {
-        let mut begun = Self { lane: Arc::clone(lane), copies, memory: Some(into) };
-        // Let go of before `begun` is dropped, which waits for the lane.
-        let lane = lock(lane);
-        if let Some(memory) = &mut begun.memory {
-            for Copy { tensor, first, to } in &begun.copies {
-                // SAFETY: `begun` keeps both until the copies have been made, and gives nobody the memory before.
-                unsafe { lane.begin_read(tensor, *first, &mut memory.bytes_mut()[to.clone()]) };
+impl<L: ReadbackStream> StreamSnapshot<L> {
+    /// Starts `copies`. If one cannot start, waits for the earlier ones and panics: dropping `snapshot`, which
+    /// already owns the memory, waits.
+    fn new(stream: &Arc<Mutex<L>>, copies: Vec<TensorCopy>, into: HostBuffer) -> Self {
+        let mut snapshot = Self { stream: Arc::clone(stream), copies, buffer: Some(into) };
+        // Released before `snapshot` is dropped, because its drop locks the stream.
+        let stream = lock(stream);
+        if let Some(buffer) = &mut snapshot.buffer {
+            for TensorCopy { tensor, src_offset, dst_range } in &snapshot.copies {
+                // SAFETY: `snapshot` owns both until the copies complete, and does not expose the buffer before.
+                unsafe { stream.begin_read(tensor, *src_offset, &mut buffer.bytes_mut()[dst_range.clone()]) };
             }
         }
-        drop(lane);
-        begun
+        drop(stream);
+        snapshot
     }
 }
 
-impl<L: Downward> Copies for Begun<L> {
-    fn are_done(&self) -> bool {
-        lock(&self.lane).is_done()
+impl<L: ReadbackStream> PendingSnapshot for StreamSnapshot<L> {
+    fn is_complete(&self) -> bool {
+        lock(&self.stream).is_done()
     }
 
-    fn wait(mut self: Box<Self>) -> Memory {
-        lock(&self.lane).wait();
+    fn wait(mut self: Box<Self>) -> HostBuffer {
+        lock(&self.stream).wait();
         self.copies.clear();
-        self.memory.take().unwrap_or_else(|| Memory::new(Vec::new()))
+        self.buffer.take().unwrap_or_else(|| HostBuffer::new(Vec::new()))
     }
 }
 
-impl<L: Downward> Drop for Begun<L> {
+impl<L: ReadbackStream> Drop for StreamSnapshot<L> {
     fn drop(&mut self) {
-        // What fails here ends the rank elsewhere.
-        if self.memory.is_some() && torch::guard(|| lock(&self.lane).wait()).is_err() {
-            // The card may still write there.
-            std::mem::forget(self.memory.take());
+        // The failure itself is reported by the next call to the device.
+        if self.buffer.is_some() && torch::guard(|| lock(&self.stream).wait()).is_err() {
+            // The GPU may still write to the buffer.
+            std::mem::forget(self.buffer.take());
         }
     }
 }
@@ -204,62 +208,66 @@ mod tests {
 
     use super::*;
 
-    /// Copies when it is waited for, and fails to begin a third time.
+    /// Copies only when waited for; fails to start a third copy.
     #[derive(Default)]
-    struct Late {
-        begun: Mutex<Vec<(Vec<u8>, usize)>>,
+    struct DeferredStream {
+        pending: Mutex<Vec<(Vec<u8>, usize)>>,
         waited: Arc<AtomicBool>,
     }
 
-    impl Downward for Late {
-        unsafe fn begin_read(&self, tensor: &Tensor, first: usize, into: &mut [u8]) {
-            let mut begun = lock(&self.begun);
-            assert!(begun.len() < 2, "the stream is lost");
+    impl ReadbackStream for DeferredStream {
+        unsafe fn begin_read(&self, tensor: &Tensor, src_offset: usize, into: &mut [u8]) {
+            let mut pending = lock(&self.pending);
+            assert!(pending.len() < 2, "the stream is lost");
             let mut bytes = vec![0; into.len()];
-            torch::read_bytes(tensor, first, &mut bytes);
-            begun.push((bytes, into.as_mut_ptr() as usize));
+            torch::read_bytes(tensor, src_offset, &mut bytes);
+            pending.push((bytes, into.as_mut_ptr() as usize));
         }
 
         fn is_done(&self) -> bool {
-            lock(&self.begun).is_empty()
+            lock(&self.pending).is_empty()
         }
 
         fn wait(&self) {
-            for (bytes, into) in lock(&self.begun).drain(..) {
-                // SAFETY: the memory stays until the copies are done; that is what is tested.
+            for (bytes, into) in lock(&self.pending).drain(..) {
+                // SAFETY: the memory must outlive the copies; the test verifies that.
                 unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), into as *mut u8, bytes.len()) };
             }
             self.waited.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Stands in for a pin: tells whether the copies were made when its memory is about to go.
-    struct Witness(Arc<AtomicBool>, Arc<AtomicBool>);
+    /// Stands in for a pin: records whether the copies were complete when the buffer was freed.
+    struct FreeWitness(Arc<AtomicBool>, Arc<AtomicBool>);
 
-    impl Drop for Witness {
+    impl Drop for FreeWitness {
         fn drop(&mut self) {
             self.1.store(self.0.load(Ordering::Relaxed), Ordering::Relaxed);
         }
     }
 
-    fn copies(count: usize) -> Vec<Copy> {
-        let copy = |i: usize| Copy { tensor: Tensor::from_slice(&[i as i32 + 1]), first: 0, to: 4 * i..4 * i + 4 };
+    fn copies(count: usize) -> Vec<TensorCopy> {
+        let copy = |i: usize| TensorCopy {
+            tensor: Tensor::from_slice(&[i as i32 + 1]),
+            src_offset: 0,
+            dst_range: 4 * i..4 * i + 4,
+        };
         (0..count).map(copy).collect()
     }
 
     #[test]
-    fn memory_stays_until_what_was_begun_is_copied() {
-        let lane = Arc::new(Mutex::new(Late::default()));
-        let begun = Box::new(Begun::new(&lane, copies(2), Memory::new(vec![0; 8])));
-        assert!(!begun.are_done());
-        assert_eq!(begun.wait().bytes(), [1, 0, 0, 0, 2, 0, 0, 0]);
+    fn buffer_outlives_pending_copies() {
+        let stream = Arc::new(Mutex::new(DeferredStream::default()));
+        let snapshot = Box::new(StreamSnapshot::new(&stream, copies(2), HostBuffer::new(vec![0; 8])));
+        assert!(!snapshot.is_complete());
+        assert_eq!(snapshot.wait().bytes(), [1, 0, 0, 0, 2, 0, 0, 0]);
 
-        let (lane, in_time) = (Late::default(), Arc::new(AtomicBool::new(false)));
-        let witness = Witness(Arc::clone(&lane.waited), Arc::clone(&in_time));
-        let memory = Memory::pinned(vec![0; 12], Box::new(witness));
-        let lane = Arc::new(Mutex::new(lane));
-        let failed = torch::guard(|| Begun::new(&lane, copies(3), memory)).err().unwrap();
+        let (stream, in_time) = (DeferredStream::default(), Arc::new(AtomicBool::new(false)));
+        let witness = FreeWitness(Arc::clone(&stream.waited), Arc::clone(&in_time));
+        let memory = HostBuffer::pinned(vec![0; 12], Box::new(witness));
+        let stream = Arc::new(Mutex::new(stream));
+        let failed = torch::guard(|| StreamSnapshot::new(&stream, copies(3), memory)).err().unwrap();
         assert!(failed.to_string().contains("the stream is lost"), "{failed}");
-        assert!(in_time.load(Ordering::Relaxed), "the memory of copies under way was freed");
+        assert!(in_time.load(Ordering::Relaxed), "buffer was freed while copies were pending");
     }
 }

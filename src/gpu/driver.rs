@@ -1,6 +1,6 @@
-//! NVIDIA's driver (libcuda.so.1): which cards there are, and kernels that are started on one.
+//! Bindings to the CUDA driver (libcuda.so.1): device queries, pinned memory, kernel launches.
 //!
-//! Every function here is one of <https://docs.nvidia.com/cuda/cuda-driver-api>.
+//! All functions are documented at <https://docs.nvidia.com/cuda/cuda-driver-api>.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
@@ -10,30 +10,30 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
 
 use super::cubin::Cubin;
 
-/// The driver's library.
+/// Library name.
 pub const NAME: &str = "libcuda.so.1";
 
-/// What the driver refuses, and why.
+/// CUDA driver error.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DriverError {
-    /// There is no driver on this machine.
+    /// The driver cannot be loaded.
     #[error("this machine has no NVIDIA driver: {0}")]
     Absent(String),
-    /// A call failed.
-    #[error("the driver's {call} failed: {said}")]
+    /// A driver call failed.
+    #[error("CUDA driver call {call} failed: {message}")]
     Call {
-        /// Which.
+        /// Function name.
         call: &'static str,
-        /// Its number.
+        /// `CUresult`; -1 if the call was not made.
         code: i32,
-        /// Its name and what it means.
-        said: String,
+        /// Error name and description.
+        message: String,
     },
 }
 
 impl DriverError {
-    /// Whether this only says that the machine has no card that this process may use.
-    pub fn has_no_card(&self) -> bool {
+    /// True if the error means that this process has no usable GPU.
+    pub fn has_no_device(&self) -> bool {
         match self {
             Self::Absent(_) => true,
             Self::Call { code, .. } => *code == NO_DEVICE || *code == STUB_LIBRARY,
@@ -41,20 +41,21 @@ impl DriverError {
     }
 }
 
-/// `CUDA_ERROR_NO_DEVICE`, and `CUDA_ERROR_STUB_LIBRARY`: a driver's place is taken by what programs are linked with.
+/// `CUDA_ERROR_NO_DEVICE`, and `CUDA_ERROR_STUB_LIBRARY`: the linker stub is loaded instead of the driver.
 const NO_DEVICE: i32 = 100;
 const STUB_LIBRARY: i32 = 34;
 
-/// What a function of the driver returns.
-pub(super) type Status = c_int;
-type Device = c_int;
-type Context = *mut c_void;
-type Module = *mut c_void;
-type Function = *mut c_void;
-type Stream = *mut c_void;
-/// `cuLaunchKernel`: function, three sizes of the grid, three of a block, bytes of shared memory, stream, arguments, options.
-type Launch = unsafe extern "C" fn(
-    Function,
+/// `CUresult`.
+pub(super) type CuResult = c_int;
+type CuDevice = c_int;
+type CuContext = *mut c_void;
+type CuModule = *mut c_void;
+type CuFunction = *mut c_void;
+type CuStream = *mut c_void;
+/// `cuLaunchKernel`: function, grid dimensions (3), block dimensions (3), shared memory in bytes, stream, arguments,
+/// options.
+type LaunchKernel = unsafe extern "C" fn(
+    CuFunction,
     c_uint,
     c_uint,
     c_uint,
@@ -62,261 +63,266 @@ type Launch = unsafe extern "C" fn(
     c_uint,
     c_uint,
     c_uint,
-    Stream,
+    CuStream,
     *mut *mut c_void,
     *mut *mut c_void,
-) -> Status;
+) -> CuResult;
 
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `_MINOR`.
-const CAPABILITY: [c_int; 2] = [75, 76];
+const COMPUTE_CAPABILITY: [c_int; 2] = [75, 76];
 
-/// The driver.
+/// The loaded driver library.
 pub struct Driver {
     library: Library,
 }
 
-/// A card, as the driver tells.
+/// Properties of a GPU, as the driver reports them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CardFacts {
-    /// As `NVIDIA H200`.
+pub struct GpuProperties {
+    /// Product name, such as `NVIDIA H200`.
     pub name: String,
-    /// Compute capability, major and minor.
-    pub capability: (i32, i32),
-    /// Its place on the bus, as `0000:1B:00.0`: the same card has the same in every process of a host.
-    pub bus: String,
-    /// Bytes of its memory.
+    /// Compute capability: major, minor.
+    pub compute_capability: (i32, i32),
+    /// PCI bus ID, such as `0000:1B:00.0`; identifies the GPU in every process of the host.
+    pub pci_bus_id: String,
+    /// Total memory in bytes.
     pub memory: u64,
 }
 
-impl CardFacts {
-    /// Its architecture, as NVRTC names it: `sm_90`.
+impl GpuProperties {
+    /// Architecture in NVRTC's notation, such as `sm_90`.
     pub fn architecture(&self) -> String {
-        format!("sm_{}{}", self.capability.0, self.capability.1)
+        format!("sm_{}{}", self.compute_capability.0, self.compute_capability.1)
     }
 }
 
 impl Driver {
-    /// Loads the driver and lets it begin.
+    /// Loads and initializes the driver.
     ///
     /// # Errors
-    /// There is none, or it cannot begin; without a card that is [`DriverError::has_no_card`].
+    /// The driver is missing or cannot be initialized. [`DriverError::has_no_device`] is true if the machine has no
+    /// GPU.
     pub fn open() -> Result<Self, DriverError> {
-        // SAFETY: NVIDIA's library; its initializers have no conditions.
+        // SAFETY: NVIDIA's library; its initializers have no preconditions.
         let library = unsafe { Library::open(Some(NAME), RTLD_NOW | RTLD_GLOBAL) };
         let driver = Self { library: library.map_err(|error| DriverError::Absent(error.to_string()))? };
-        let begin = driver.symbol::<unsafe extern "C" fn(c_uint) -> Status>("cuInit")?;
-        // SAFETY: 0 is the only flag there is.
+        let begin = driver.symbol::<unsafe extern "C" fn(c_uint) -> CuResult>("cuInit")?;
+        // SAFETY: 0 is the only valid flag.
         driver.check("cuInit", unsafe { begin(0) })?;
         Ok(driver)
     }
 
     pub(super) fn symbol<T>(&self, call: &'static str) -> Result<Symbol<T>, DriverError> {
-        // SAFETY: each caller gives the type that NVIDIA's header has for this name.
+        // SAFETY: callers pass the type in NVIDIA's header.
         let found = unsafe { self.library.get(call.as_bytes()) };
-        found.map_err(|error| DriverError::Call { call, code: -1, said: error.to_string() })
+        found.map_err(|error| DriverError::Call { call, code: -1, message: error.to_string() })
     }
 
-    pub(super) fn check(&self, call: &'static str, code: Status) -> Result<(), DriverError> {
-        type Ask = unsafe extern "C" fn(Status, *mut *const c_char) -> Status;
+    pub(super) fn check(&self, call: &'static str, code: CuResult) -> Result<(), DriverError> {
+        type GetErrorText = unsafe extern "C" fn(CuResult, *mut *const c_char) -> CuResult;
         if code == 0 {
             return Ok(());
         }
-        let words = |name: &'static str| {
+        let text_of = |name: &'static str| {
             let mut text = std::ptr::null();
-            let ask = self.symbol::<Ask>(name).ok()?;
-            // SAFETY: gives a constant string, or null for a number that it does not know.
-            let known = unsafe { ask(code, &raw mut text) } == 0 && !text.is_null();
-            // SAFETY: a string with its end.
-            known.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+            let ask = self.symbol::<GetErrorText>(name).ok()?;
+            // SAFETY: returns a constant string, or null for an unknown code.
+            let has_text = unsafe { ask(code, &raw mut text) } == 0 && !text.is_null();
+            // SAFETY: a NUL-terminated string.
+            has_text.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
         };
-        let said = [words("cuGetErrorName"), words("cuGetErrorString")].into_iter().flatten().collect::<Vec<_>>();
-        Err(DriverError::Call { call, code, said: format!("{} ({code})", said.join(": ")) })
+        let message =
+            [text_of("cuGetErrorName"), text_of("cuGetErrorString")].into_iter().flatten().collect::<Vec<_>>();
+        Err(DriverError::Call { call, code, message: format!("{} ({code})", message.join(": ")) })
     }
 
-    /// The CUDA version that the driver supports, as 13000 for 13.0.
+    /// CUDA version that the driver supports: 13000 is 13.0.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The driver call fails.
     pub fn version(&self) -> Result<i32, DriverError> {
-        let ask = self.symbol::<unsafe extern "C" fn(*mut c_int) -> Status>("cuDriverGetVersion")?;
+        let ask = self.symbol::<unsafe extern "C" fn(*mut c_int) -> CuResult>("cuDriverGetVersion")?;
         let mut version = 0;
-        // SAFETY: the integer lives for the call.
+        // SAFETY: the integer outlives the call.
         self.check("cuDriverGetVersion", unsafe { ask(&raw mut version) })?;
         Ok(version)
     }
 
-    /// How many cards this process may use.
+    /// Number of GPUs visible to this process.
     ///
     /// # Errors
-    /// The driver refuses.
-    pub fn cards(&self) -> Result<usize, DriverError> {
-        let ask = self.symbol::<unsafe extern "C" fn(*mut c_int) -> Status>("cuDeviceGetCount")?;
+    /// The driver call fails.
+    pub fn device_count(&self) -> Result<usize, DriverError> {
+        let ask = self.symbol::<unsafe extern "C" fn(*mut c_int) -> CuResult>("cuDeviceGetCount")?;
         let mut count = 0;
-        // SAFETY: the integer lives for the call.
+        // SAFETY: the integer outlives the call.
         self.check("cuDeviceGetCount", unsafe { ask(&raw mut count) })?;
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
-    fn device(&self, index: usize) -> Result<Device, DriverError> {
-        let get = self.symbol::<unsafe extern "C" fn(*mut Device, c_int) -> Status>("cuDeviceGet")?;
+    fn device(&self, index: usize) -> Result<CuDevice, DriverError> {
+        let get = self.symbol::<unsafe extern "C" fn(*mut CuDevice, c_int) -> CuResult>("cuDeviceGet")?;
         let mut device = 0;
-        // SAFETY: the integer lives for the call.
+        // SAFETY: the integer outlives the call.
         self.check("cuDeviceGet", unsafe { get(&raw mut device, index as c_int) })?;
         Ok(device)
     }
 
-    /// What a card is.
+    /// Queries the properties of a GPU.
     ///
     /// # Errors
-    /// The driver refuses.
-    pub fn facts(&self, index: usize) -> Result<CardFacts, DriverError> {
-        type Text = unsafe extern "C" fn(*mut c_char, c_int, Device) -> Status;
+    /// A driver call fails.
+    pub fn properties(&self, index: usize) -> Result<GpuProperties, DriverError> {
+        type GetDeviceText = unsafe extern "C" fn(*mut c_char, c_int, CuDevice) -> CuResult;
         let device = self.device(index)?;
         let text = |call: &'static str| {
             let mut bytes = [0_u8; 256];
-            let ask = self.symbol::<Text>(call)?;
-            // SAFETY: as many bytes as it is told; the last stays zero.
+            let ask = self.symbol::<GetDeviceText>(call)?;
+            // SAFETY: the buffer has the length passed, and one more byte that stays zero.
             self.check(call, unsafe { ask(bytes.as_mut_ptr().cast(), bytes.len() as c_int - 1, device) })?;
             let text = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
             Ok::<_, DriverError>(text.to_string_lossy().into_owned())
         };
-        let ask = self.symbol::<unsafe extern "C" fn(*mut c_int, c_int, Device) -> Status>("cuDeviceGetAttribute")?;
+        let ask =
+            self.symbol::<unsafe extern "C" fn(*mut c_int, c_int, CuDevice) -> CuResult>("cuDeviceGetAttribute")?;
         let attribute = |which: c_int| {
             let mut value = 0;
-            // SAFETY: the integer lives for the call.
+            // SAFETY: the integer outlives the call.
             self.check("cuDeviceGetAttribute", unsafe { ask(&raw mut value, which, device) })?;
             Ok::<_, DriverError>(value)
         };
-        let total = self.symbol::<unsafe extern "C" fn(*mut usize, Device) -> Status>("cuDeviceTotalMem_v2")?;
+        let total = self.symbol::<unsafe extern "C" fn(*mut usize, CuDevice) -> CuResult>("cuDeviceTotalMem_v2")?;
         let mut memory = 0;
-        // SAFETY: the integer lives for the call.
+        // SAFETY: the integer outlives the call.
         self.check("cuDeviceTotalMem_v2", unsafe { total(&raw mut memory, device) })?;
-        Ok(CardFacts {
+        Ok(GpuProperties {
             name: text("cuDeviceGetName")?,
-            capability: (attribute(CAPABILITY[0])?, attribute(CAPABILITY[1])?),
-            bus: text("cuDeviceGetPCIBusId")?,
+            compute_capability: (attribute(COMPUTE_CAPABILITY[0])?, attribute(COMPUTE_CAPABILITY[1])?),
+            pci_bus_id: text("cuDeviceGetPCIBusId")?,
             memory: memory as u64,
         })
     }
 
-    /// The context of a card that libtorch uses, too; kept until the process ends.
-    fn context(&self, index: usize) -> Result<Context, DriverError> {
-        let retain = self.symbol::<unsafe extern "C" fn(*mut Context, Device) -> Status>("cuDevicePrimaryCtxRetain")?;
+    /// Primary context of a GPU, shared with libtorch; retained until the process exits.
+    fn context(&self, index: usize) -> Result<CuContext, DriverError> {
+        let retain =
+            self.symbol::<unsafe extern "C" fn(*mut CuContext, CuDevice) -> CuResult>("cuDevicePrimaryCtxRetain")?;
         let mut context = std::ptr::null_mut();
-        // SAFETY: the pointer lives for the call.
+        // SAFETY: the pointer outlives the call.
         self.check("cuDevicePrimaryCtxRetain", unsafe { retain(&raw mut context, self.device(index)?) })?;
         Ok(context)
     }
 
-    fn enter(&self, context: Context) -> Result<(), DriverError> {
-        let set = self.symbol::<unsafe extern "C" fn(Context) -> Status>("cuCtxSetCurrent")?;
-        // SAFETY: a context that stays.
+    fn make_current(&self, context: CuContext) -> Result<(), DriverError> {
+        let set = self.symbol::<unsafe extern "C" fn(CuContext) -> CuResult>("cuCtxSetCurrent")?;
+        // SAFETY: the primary context is never released.
         self.check("cuCtxSetCurrent", unsafe { set(context) })
     }
 
-    /// Bytes of a card's memory that nobody uses, this process's context not counted.
+    /// Free memory of a GPU in bytes, measured with this process's context already created.
     ///
     /// # Errors
-    /// The driver refuses.
-    pub fn free(&self, index: usize) -> Result<u64, DriverError> {
-        self.enter(self.context(index)?)?;
-        let ask = self.symbol::<unsafe extern "C" fn(*mut usize, *mut usize) -> Status>("cuMemGetInfo_v2")?;
+    /// A driver call fails.
+    pub fn free_memory(&self, index: usize) -> Result<u64, DriverError> {
+        self.make_current(self.context(index)?)?;
+        let ask = self.symbol::<unsafe extern "C" fn(*mut usize, *mut usize) -> CuResult>("cuMemGetInfo_v2")?;
         let (mut free, mut all) = (0, 0);
-        // SAFETY: both integers live for the call.
+        // SAFETY: both integers outlive the call.
         self.check("cuMemGetInfo_v2", unsafe { ask(&raw mut free, &raw mut all) })?;
         Ok(free as u64)
     }
 
-    /// Keeps `bytes` where they are, so that a card copies to them by itself and beside its computing.
+    /// Pins `bytes`, so that the GPU can copy to them asynchronously.
     ///
     /// # Errors
-    /// The driver refuses: the memory that may be pinned is limited.
+    /// The driver call fails: the amount of pinned memory is limited.
     ///
     /// # Safety
-    /// The memory stays allocated until the `Pin` is dropped.
-    pub unsafe fn pin(self: &Arc<Self>, index: usize, bytes: &mut [u8]) -> Result<Pin, DriverError> {
-        type Register = unsafe extern "C" fn(*mut c_void, usize, c_uint) -> Status;
-        self.enter(self.context(index)?)?;
-        let register = self.symbol::<Register>("cuMemHostRegister_v2")?;
+    /// The memory must stay allocated until the `HostRegistration` is dropped.
+    pub unsafe fn pin(self: &Arc<Self>, index: usize, bytes: &mut [u8]) -> Result<HostRegistration, DriverError> {
+        type HostRegister = unsafe extern "C" fn(*mut c_void, usize, c_uint) -> CuResult;
+        self.make_current(self.context(index)?)?;
+        let register = self.symbol::<HostRegister>("cuMemHostRegister_v2")?;
         let first = bytes.as_mut_ptr().cast::<c_void>();
-        // SAFETY: memory of that length, which the caller keeps.
+        // SAFETY: memory of this length, kept by the caller.
         self.check("cuMemHostRegister", unsafe { register(first, bytes.len(), PORTABLE) })?;
-        Ok(Pin { driver: Arc::clone(self), index, first })
+        Ok(HostRegistration { driver: Arc::clone(self), index, first })
     }
 }
 
 /// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for all contexts of the process.
 const PORTABLE: c_uint = 1;
 
-/// Main memory that stays where it is.
-pub struct Pin {
+/// Registration of pinned host memory; dropping it unpins the memory.
+pub struct HostRegistration {
     driver: Arc<Driver>,
     index: usize,
     first: *mut c_void,
 }
 
-// SAFETY: the pointer is only given to the driver, whose functions any thread may call.
-unsafe impl Send for Pin {}
+// SAFETY: the pointer is only passed to the driver, which is thread-safe.
+unsafe impl Send for HostRegistration {}
 // SAFETY: as above.
-unsafe impl Sync for Pin {}
+unsafe impl Sync for HostRegistration {}
 
-impl Drop for Pin {
+impl Drop for HostRegistration {
     fn drop(&mut self) {
         let driver = &self.driver;
         let undo = || {
-            driver.enter(driver.context(self.index)?)?;
-            let unregister = driver.symbol::<unsafe extern "C" fn(*mut c_void) -> Status>("cuMemHostUnregister")?;
-            // SAFETY: registered above, and once.
+            driver.make_current(driver.context(self.index)?)?;
+            let unregister = driver.symbol::<unsafe extern "C" fn(*mut c_void) -> CuResult>("cuMemHostUnregister")?;
+            // SAFETY: registered once, in `pin`.
             driver.check("cuMemHostUnregister", unsafe { unregister(self.first) })
         };
         if let Err(error) = undo() {
-            tracing::debug!("pinned memory is not given back: {error}");
+            tracing::debug!("cannot unpin host memory: {error}");
         }
     }
 }
 
-/// Kernels on a card.
-pub struct Loaded {
+/// Kernels loaded on a GPU.
+pub struct LoadedKernels {
     driver: Arc<Driver>,
-    context: Context,
-    functions: HashMap<&'static str, Function>,
-    launch: Launch,
+    context: CuContext,
+    functions: HashMap<&'static str, CuFunction>,
+    launch: LaunchKernel,
 }
 
-// SAFETY: the driver's functions may be called by any thread, with any context of the process.
-unsafe impl Send for Loaded {}
+// SAFETY: the driver is thread-safe, and a context may be used from any thread.
+unsafe impl Send for LoadedKernels {}
 // SAFETY: as above.
-unsafe impl Sync for Loaded {}
+unsafe impl Sync for LoadedKernels {}
 
-impl std::fmt::Debug for Loaded {
+impl std::fmt::Debug for LoadedKernels {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} kernels", self.functions.len())
     }
 }
 
-impl Loaded {
-    /// The functions of these names out of a cubin, on card `index`.
+impl LoadedKernels {
+    /// Loads the named functions of a cubin on GPU `index`.
     ///
     /// # Errors
-    /// The driver refuses the code, or it has no such function.
+    /// The driver rejects the code, or a function is missing.
     pub fn new(driver: Arc<Driver>, index: usize, code: &Cubin, names: &[&'static str]) -> Result<Self, DriverError> {
         let context = driver.context(index)?;
-        driver.enter(context)?;
-        let load = driver.symbol::<unsafe extern "C" fn(*mut Module, *const c_void) -> Status>("cuModuleLoadData")?;
+        driver.make_current(context)?;
+        let load =
+            driver.symbol::<unsafe extern "C" fn(*mut CuModule, *const c_void) -> CuResult>("cuModuleLoadData")?;
         let mut module = std::ptr::null_mut();
-        // SAFETY: a whole cubin, as its type says, whose length it has in itself; it is copied.
+        // SAFETY: a complete cubin, as guaranteed by its type; the driver reads its length from it and copies it.
         driver.check("cuModuleLoadData", unsafe { load(&raw mut module, code.bytes().as_ptr().cast()) })?;
-        type Get = unsafe extern "C" fn(*mut Function, Module, *const c_char) -> Status;
-        let get = driver.symbol::<Get>("cuModuleGetFunction")?;
+        type GetFunction = unsafe extern "C" fn(*mut CuFunction, CuModule, *const c_char) -> CuResult;
+        let get = driver.symbol::<GetFunction>("cuModuleGetFunction")?;
         let function = |name: &&'static str| {
             let symbol = CString::new(format!("lambert_{name}")).unwrap_or_default();
             let mut function = std::ptr::null_mut();
-            // SAFETY: a module from above and a string with its end.
+            // SAFETY: the module loaded above, and a NUL-terminated string.
             driver.check("cuModuleGetFunction", unsafe { get(&raw mut function, module, symbol.as_ptr()) })?;
             Ok((*name, function))
         };
         let functions = names.iter().map(function).collect::<Result<_, DriverError>>()?;
-        let launch = *driver.symbol::<Launch>("cuLaunchKernel")?;
+        let launch = *driver.symbol::<LaunchKernel>("cuLaunchKernel")?;
         Ok(Self { driver, context, functions, launch })
     }
 
@@ -324,21 +330,21 @@ impl Loaded {
         &self.driver
     }
 
-    /// Lets what this thread calls go to the card.
+    /// Makes the GPU's context current on this thread.
     ///
     /// # Errors
-    /// The driver refuses.
-    pub fn enter(&self) -> Result<(), DriverError> {
-        self.driver.enter(self.context)
+    /// The driver call fails.
+    pub fn make_current(&self) -> Result<(), DriverError> {
+        self.driver.make_current(self.context)
     }
 
-    /// Starts `blocks` blocks of `threads` threads on `stream`.
+    /// Launches a kernel with `blocks` blocks of `threads` threads on `stream`.
     ///
     /// # Errors
-    /// The driver refuses.
+    /// The kernel is unknown, or a driver call fails.
     ///
     /// # Safety
-    /// `arguments` point to as many values as the kernel has parameters, of their types.
+    /// `arguments` must match the kernel's parameters in number and type.
     pub unsafe fn launch(
         &self,
         kernel: &str,
@@ -347,12 +353,13 @@ impl Loaded {
         stream: *mut c_void,
         arguments: &mut [*mut c_void],
     ) -> Result<(), DriverError> {
-        let unknown = || DriverError::Call { call: "cuLaunchKernel", code: -1, said: format!("no kernel {kernel}") };
+        let unknown =
+            || DriverError::Call { call: "cuLaunchKernel", code: -1, message: format!("unknown kernel {kernel}") };
         let function = *self.functions.get(kernel).ok_or_else(unknown)?;
-        self.driver.enter(self.context)?;
+        self.driver.make_current(self.context)?;
         let (blocks, threads) = (blocks as c_uint, threads as c_uint);
         let pointers = arguments.as_mut_ptr();
-        // SAFETY: the caller's arguments; a function of this context.
+        // SAFETY: arguments guaranteed by the caller; a function of the current context.
         let status =
             unsafe { (self.launch)(function, blocks, 1, 1, threads, 1, 1, 0, stream, pointers, std::ptr::null_mut()) };
         self.driver.check("cuLaunchKernel", status)
@@ -364,10 +371,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_driver_that_is_broken_is_not_one_without_cards() {
-        let failed = |code| DriverError::Call { call: "cuInit", code, said: String::new() };
-        assert!(DriverError::Absent(String::new()).has_no_card() && failed(100).has_no_card());
+    fn broken_driver_differs_from_missing_device() {
+        let failed = |code| DriverError::Call { call: "cuInit", code, message: String::new() };
+        assert!(DriverError::Absent(String::new()).has_no_device() && failed(100).has_no_device());
         // CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, CUDA_ERROR_UNKNOWN.
-        assert!(!failed(803).has_no_card() && !failed(999).has_no_card());
+        assert!(!failed(803).has_no_device() && !failed(999).has_no_device());
     }
 }

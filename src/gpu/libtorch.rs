@@ -1,4 +1,5 @@
-//! Where the CUDA half of libtorch is, and whether it belongs to the half that this program was built with.
+//! Locates and loads the CUDA part of libtorch, and checks that its version matches the CPU part that this program
+//! links to.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,106 +8,111 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 use super::DeviceError;
 
-/// What it is called.
-pub const NAME: &str = "libtorch_cuda.so";
-/// Names a folder that it is in.
-pub const VARIABLE: &str = "LAMBERT_LIBTORCH";
-/// Below this folder, from the one that libtorch_cuda.so is in, a Python installation has NVIDIA's libraries.
-const WHEELS: &str = "../../nvidia";
+/// Library name.
+pub const LIBRARY: &str = "libtorch_cuda.so";
+/// Environment variable with its directory.
+pub const ENV_VAR: &str = "LAMBERT_LIBTORCH";
+/// Directory of NVIDIA's libraries in a Python installation, relative to that of libtorch_cuda.so.
+const WHEEL_LIBS: &str = "../../nvidia";
 
-/// A CUDA libtorch.
+/// A libtorch installation with CUDA support.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Libtorch {
-    /// The folder of its libraries.
+    /// Library directory.
     pub folder: PathBuf,
-    /// What named the folder.
+    /// Setting or location that determined the directory.
     pub origin: &'static str,
-    /// As `2.11.0+cu130`.
+    /// Version, such as `2.11.0+cu130`.
     pub version: String,
-    /// The version of CUDA that it was built with, as `13.0`.
+    /// CUDA version that it was built with, such as `13.0`.
     pub cuda: String,
 }
 
 impl Libtorch {
-    /// The first of: the folder `configured`, unless that is empty; the one that `LAMBERT_LIBTORCH` names; lib/ beside the
-    /// program; the installed Python package torch; what cluster/setup.sh has fetched.
+    /// Finds libtorch. Search order: `configured` (if not empty); `LAMBERT_LIBTORCH`; lib/ next to the program; the
+    /// installed Python package torch; the download of cluster/setup.sh.
     ///
     /// # Errors
-    /// A folder that somebody named has none; or there is none anywhere; or it does not tell its version, or is of another
-    /// one than `built_with`.
-    pub fn find(configured: &str, built_with: &str) -> Result<Self, DeviceError> {
-        let variable = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
+    /// An explicitly set directory has no library; no library is found; its version is unknown or differs from
+    /// `expected_version`.
+    pub fn find(configured: &str, expected_version: &str) -> Result<Self, DeviceError> {
+        let variable = std::env::var_os(ENV_VAR).filter(|value| !value.is_empty()).map(PathBuf::from);
         let named = [
             ("device.libtorch", Some(PathBuf::from(configured)).filter(|_| !configured.is_empty())),
-            (VARIABLE, variable),
+            (ENV_VAR, variable),
         ];
         let named = named.into_iter().find_map(|(origin, folder)| Some((origin, folder?)));
         if let Some((origin, folder)) = named {
-            return match within(&folder) {
-                Some(found) => Self::of(found, origin, built_with),
-                None => Err(DeviceError::NotThere { folder, origin }),
+            return match find_library(&folder) {
+                Some(found) => Self::from_dir(found, origin, expected_version),
+                None => Err(DeviceError::LibtorchNotInFolder { folder, origin }),
             };
         }
         let program = std::env::current_exe().unwrap_or_default();
-        let beside = program.parent().unwrap_or(Path::new("/"));
-        let mut looked = vec![beside.join("lib"), beside.join("../lib")];
-        if let Some(found) = looked.iter().find_map(|folder| within(folder)) {
-            return Self::of(found, "beside the program", built_with);
+        let program_dir = program.parent().unwrap_or(Path::new("/"));
+        let mut searched = vec![program_dir.join("lib"), program_dir.join("../lib")];
+        if let Some(found) = searched.iter().find_map(|folder| find_library(folder)) {
+            return Self::from_dir(found, "next to the program", expected_version);
         }
         let package = python_package();
-        if let Some(found) = package.as_deref().and_then(within) {
-            return Self::of(found, "the Python package torch", built_with);
+        if let Some(found) = package.as_deref().and_then(find_library) {
+            return Self::from_dir(found, "the Python package torch", expected_version);
         }
-        looked.extend(package);
-        let fetched = super::cache().map(|cache| cache.join(format!("libtorch-{built_with}-cuda/torch")));
-        if let Some(found) = fetched.as_deref().and_then(within) {
-            return Self::of(found, "fetched by cluster/setup.sh", built_with);
+        searched.extend(package);
+        let fetched = super::cache_dir().map(|cache| cache.join(format!("libtorch-{expected_version}-cuda/torch")));
+        if let Some(found) = fetched.as_deref().and_then(find_library) {
+            return Self::from_dir(found, "installed by cluster/setup.sh", expected_version);
         }
-        looked.extend(fetched);
-        Err(DeviceError::Nowhere { looked })
+        searched.extend(fetched);
+        Err(DeviceError::LibtorchNotFound { searched })
     }
 
-    fn of(folder: PathBuf, origin: &'static str, built_with: &str) -> Result<Self, DeviceError> {
+    fn from_dir(folder: PathBuf, origin: &'static str, expected_version: &str) -> Result<Self, DeviceError> {
         let file = [folder.join("../version.py"), folder.join("version.py")].into_iter().find(|file| file.exists());
         let text = file.as_deref().and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
-        let (Some(version), Some(cuda)) = (value(&text, "__version__"), value(&text, "cuda")) else {
-            return Err(DeviceError::NoVersion { folder });
+        let (Some(version), Some(cuda)) = (python_string(&text, "__version__"), python_string(&text, "cuda")) else {
+            return Err(DeviceError::LibtorchVersionUnknown { folder });
         };
-        if version.split('+').next() != Some(built_with) {
-            return Err(DeviceError::OtherVersion { folder, version, built_with: built_with.to_owned() });
+        if version.split('+').next() != Some(expected_version) {
+            return Err(DeviceError::LibtorchVersionMismatch {
+                folder,
+                version,
+                expected_version: expected_version.to_owned(),
+            });
         }
         Ok(Self { folder, origin, version, cuda })
     }
 
-    /// Loads it into this process, for good. Before libtorch is first used: it looks for its CUDA half once.
+    /// Loads the library for the lifetime of the process. Must be called before libtorch is first used: libtorch
+    /// looks for its CUDA part once.
     ///
     /// # Errors
-    /// It, or a library that it needs, cannot be loaded.
+    /// The library or one of its dependencies cannot be loaded.
     pub fn load(&self) -> Result<(), DeviceError> {
-        let path = self.folder.join(NAME);
+        let path = self.folder.join(LIBRARY);
         // SAFETY: libtorch's own library, whose initializers register its operations.
         let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) };
         let library = library.map_err(|source| DeviceError::Load { path, source })?;
-        // Its operations are registered in the process: it cannot go again.
+        // The registered operations refer to it, so it must not be unloaded.
         std::mem::forget(library);
         Ok(())
     }
 
-    /// Folders that NVIDIA's libraries may be in.
+    /// Directories that may contain NVIDIA's libraries.
     pub fn nvidia_folders(&self) -> Vec<PathBuf> {
-        let packages = std::fs::read_dir(self.folder.join(WHEELS)).into_iter().flatten().flatten();
+        let packages = std::fs::read_dir(self.folder.join(WHEEL_LIBS)).into_iter().flatten().flatten();
         let packages = packages.map(|entry| entry.path().join("lib"));
         std::iter::once(self.folder.clone()).chain(packages).filter(|folder| folder.is_dir()).collect()
     }
 }
 
-/// The folder, or lib/ below it, with the library.
-fn within(folder: &Path) -> Option<PathBuf> {
-    [folder.to_owned(), folder.join("lib")].into_iter().find(|folder| folder.join(NAME).exists())
+/// Returns the directory that contains the library: `folder` or its lib/ subdirectory.
+fn find_library(folder: &Path) -> Option<PathBuf> {
+    [folder.to_owned(), folder.join("lib")].into_iter().find(|folder| folder.join(LIBRARY).exists())
 }
 
-/// Prints where Python's package torch is, without importing it. With `-c` Python looks into the working directory first, which
-/// may be anybody's: the first entry, which is empty. (`-I` would hide the packages of the user and of PYTHONPATH, too.)
+/// Prints the directory of the Python package torch without importing it. Drops the empty first entry of `sys.path`,
+/// the working directory, which is untrusted. (`-I` would also drop the user's site packages and PYTHONPATH.)
 const PROBE: &str = "\
 import sys
 sys.path = [entry for entry in sys.path if entry]
@@ -115,15 +121,15 @@ found = importlib.util.find_spec('torch')
 print(found.submodule_search_locations[0] if found else '')
 ";
 
-/// Where Python's package torch is.
+/// Directory of the Python package torch, if installed.
 fn python_package() -> Option<PathBuf> {
-    let told = Command::new("python3").args(["-c", PROBE]).output().ok()?;
-    let folder = String::from_utf8(told.stdout).ok()?;
+    let output = Command::new("python3").args(["-c", PROBE]).output().ok()?;
+    let folder = String::from_utf8(output.stdout).ok()?;
     Some(PathBuf::from(folder.trim())).filter(|folder| !folder.as_os_str().is_empty())
 }
 
-/// What a line `name = 'VALUE'` of torch's version.py says; a type may stand behind the name.
-fn value(text: &str, name: &str) -> Option<String> {
+/// Parses a line `name = 'VALUE'` of torch's version.py, with an optional type annotation.
+fn python_string(text: &str, name: &str) -> Option<String> {
     let rest =
         text.lines().find_map(|line| line.strip_prefix(name).filter(|rest| rest.starts_with([' ', ':', '='])))?;
     let (_, value) = rest.split_once('=')?;
@@ -145,7 +151,7 @@ mod tests {
             std::fs::write(folder.path().join("version.py"), version).unwrap();
         }
         if library {
-            std::fs::write(folder.path().join("lib").join(NAME), "no library").unwrap();
+            std::fs::write(folder.path().join("lib").join(LIBRARY), "no library").unwrap();
         }
         folder
     }
@@ -155,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_tells_what_it_is() {
+    fn finds_library_and_version_in_configured_folder() {
         let whole = folder(Some(VERSION), true);
         let found = find(&whole).unwrap();
         assert_eq!(found.folder, whole.path().join("lib"));
@@ -163,14 +169,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_has_a_message_of_its_own() {
-        let said = find(&folder(Some(VERSION), false)).unwrap_err();
-        assert!(said.contains("has no libtorch_cuda.so") && said.contains("device.libtorch"), "{said}");
-        let said = find(&folder(None, true)).unwrap_err();
-        assert!(said.contains("has no version.py"), "{said}");
+    fn reports_each_problem_separately() {
+        let message = find(&folder(Some(VERSION), false)).unwrap_err();
+        assert!(message.contains("libtorch_cuda.so not found") && message.contains("device.libtorch"), "{message}");
+        let message = find(&folder(None, true)).unwrap_err();
+        assert!(message.contains("version.py is missing"), "{message}");
         let other = VERSION.replace("2.11.0", "2.9.1");
-        let said = find(&folder(Some(&other), true)).unwrap_err();
-        assert!(said.contains("is 2.9.1+cu130") && said.contains("built with 2.11.0"), "{said}");
+        let message = find(&folder(Some(&other), true)).unwrap_err();
+        assert!(message.contains("is 2.9.1+cu130") && message.contains("built with 2.11.0"), "{message}");
         let broken = find(&folder(Some(VERSION), true)).unwrap().load().unwrap_err();
         assert!(broken.to_string().contains("cannot load "), "{broken}");
     }

@@ -1,11 +1,11 @@
-//! The device that a rank computes on: main memory, or a card of its host. What a card needs (the driver, the CUDA half of
-//! libtorch, NVRTC) is loaded when the program runs, so that one program serves both kinds of machine.
+//! Compute device of a rank: the CPU or a GPU. The libraries that a GPU needs (driver, CUDA part of libtorch, NVRTC,
+//! NCCL) are loaded at run time, so that one program runs on machines with and without a GPU.
 //!
-//! - [`Chosen`]: what a rank computes on; [`conflicts`]: whether the devices of all ranks go together
-//! - [`Driver`]: which cards there are; kernels that are started on one
-//! - [`Libtorch`]: where the CUDA half of libtorch is
-//! - [`Nvrtc`]: the compiler of our own kernels; cubin: their code, and the files that keep it
-//! - [`Nccl`]: what sums between cards; [`SumStream`]: where it does
+//! - [`ComputeDevice`]: the device of a rank; [`conflicts`]: incompatible devices among ranks
+//! - [`Driver`]: device queries and kernel launches
+//! - [`Libtorch`]: the CUDA part of libtorch
+//! - [`Nvrtc`]: compiler of the hand-written kernels; cubin: compiled code and its cache
+//! - [`Nccl`]: NCCL library; [`CommStream`]: the stream that its all-reduces run on
 
 pub mod conflicts;
 mod cubin;
@@ -27,285 +27,297 @@ use lambert_config::run::{Backend, Device, DeviceKind, Precision};
 use crate::kernels::{Cuda, Host, Kernels};
 use crate::torch;
 
-use device::Gpu;
+use device::CudaDevice;
 
-pub use driver::{CardFacts, Driver, DriverError, Loaded};
+pub use driver::{Driver, DriverError, GpuProperties, LoadedKernels};
 pub use libtorch::Libtorch;
-pub use nccl::{Nccl, infiniband};
+pub use nccl::{Nccl, infiniband_devices};
 pub use nvrtc::{CompileError, Nvrtc};
-pub use stream::SumStream;
+pub use stream::CommStream;
 
-/// Why a card cannot be used.
+/// Reason why a GPU cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// A folder that was named has no CUDA libtorch.
-    #[error("{}, which {origin} names, has no {}, nor has lib/ in it", folder.display(), libtorch::NAME)]
-    NotThere {
-        /// The folder.
+    /// An explicitly set directory has no libtorch with CUDA support.
+    #[error("{} not found in {} or its lib/ subdirectory (set by {origin})", libtorch::LIBRARY, folder.display())]
+    LibtorchNotInFolder {
+        /// Directory.
         folder: PathBuf,
-        /// What names it.
+        /// Setting that names the directory.
         origin: &'static str,
     },
-    /// There is none anywhere.
+    /// No libtorch with CUDA support is installed.
     #[error(
-        "there is no {} here: device.libtorch and {} name no folder, and it is not in {}; `cluster/setup.sh --cuda` fetches \
-         it, and device.kind = \"cpu\" does without",
-        libtorch::NAME,
-        libtorch::VARIABLE,
-        list(looked)
+        "cannot find {}: device.libtorch and {} are not set, and it is not in {}; run `cluster/setup.sh --cuda` to install \
+         it, or set device.kind = \"cpu\"",
+        libtorch::LIBRARY,
+        libtorch::ENV_VAR,
+        join_paths(searched)
     )]
-    Nowhere {
-        /// Folders that it was looked for in.
-        looked: Vec<PathBuf>,
+    LibtorchNotFound {
+        /// Directories searched.
+        searched: Vec<PathBuf>,
     },
-    /// It does not say what it is.
-    #[error("{} has no version.py beside it that tells which libtorch it is", folder.display())]
-    NoVersion {
-        /// The folder.
+    /// The version of libtorch cannot be determined.
+    #[error("cannot read the libtorch version for {}: version.py is missing or incomplete", folder.display())]
+    LibtorchVersionUnknown {
+        /// Directory.
         folder: PathBuf,
     },
-    /// It is the half of another libtorch.
-    #[error("libtorch in {} is {version}, and this program was built with {built_with}", folder.display())]
-    OtherVersion {
-        /// The folder.
+    /// The version of libtorch differs from the one that this program links to.
+    #[error("libtorch in {} is {version}; this program was built with {expected_version}", folder.display())]
+    LibtorchVersionMismatch {
+        /// Directory.
         folder: PathBuf,
-        /// Its version.
+        /// Version found.
         version: String,
-        /// What it has to be.
-        built_with: String,
+        /// Version required.
+        expected_version: String,
     },
-    /// It cannot be loaded, or something that it needs.
+    /// libtorch or one of its dependencies cannot be loaded.
     #[error("cannot load {}", path.display())]
     Load {
-        /// The library.
+        /// Library.
         path: PathBuf,
-        /// Why not.
+        /// Loader error.
         source: libloading::Error,
     },
-    /// The driver refuses, or there is none.
+    /// The driver is missing, or a driver call failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// The driver is older than libtorch's CUDA.
+    /// The driver does not support libtorch's CUDA version.
     #[error(
-        "the NVIDIA driver supports CUDA {}.{}, and libtorch {version} was built with CUDA {cuda}: it needs driver 580 or \
+        "the NVIDIA driver supports CUDA {}.{}, but libtorch {version} was built with CUDA {cuda}; install driver 580 or \
          later",
-        there / 1000, there % 1000 / 10
+        supported / 1000, supported % 1000 / 10
     )]
-    OldDriver {
-        /// As the driver says it: 12040 is 12.4.
-        there: i32,
-        /// libtorch's version.
+    DriverTooOld {
+        /// Version supported by the driver: 12040 is 12.4.
+        supported: i32,
+        /// libtorch version.
         version: String,
-        /// Its CUDA.
+        /// CUDA version of libtorch.
         cuda: String,
     },
-    /// The driver sees no card.
-    #[error("the NVIDIA driver sees no card{}", visible())]
-    NoCards,
-    /// libtorch has no code for the card.
+    /// The driver reports no GPU.
+    #[error("the NVIDIA driver sees no GPU{}", visible_devices())]
+    NoGpu,
+    /// libtorch does not support the GPU's compute capability.
     #[error(
-        "card {index} ({name}) has compute capability {}.{}, and this libtorch has code for 7.5 and later; docs/operations.md \
-         says how to build for an older card",
-        capability.0, capability.1
+        "GPU {index} ({name}) has compute capability {}.{}; this libtorch supports 7.5 and later; docs/operations.md explains \
+         how to build for older GPUs",
+        compute_capability.0, compute_capability.1
     )]
-    OldCard {
-        /// Its number.
+    UnsupportedGpu {
+        /// GPU index.
         index: usize,
-        /// Its name.
+        /// GPU name.
         name: String,
-        /// Its compute capability.
-        capability: (i32, i32),
+        /// Compute capability: major, minor.
+        compute_capability: (i32, i32),
     },
-    /// There is a driver and a libtorch, and they do not work together.
-    #[error("libtorch {version} finds no card, although the driver does; {said}")]
-    Unusable {
-        /// libtorch's version.
+    /// libtorch cannot use the GPU that the driver reports.
+    #[error("libtorch {version} in {} sees no GPU, although the driver does", folder.display())]
+    CudaUnavailable {
+        /// libtorch version.
         version: String,
-        /// What is known.
-        said: String,
+        /// Directory of libtorch.
+        folder: PathBuf,
     },
-    /// No compiler for the kernels.
-    #[error("there is no {} here, which compiles lambert's kernels for the card; it is not in {}", nvrtc::NAMES[0], list(looked))]
-    NoCompiler {
-        /// Folders that it was looked for in.
-        looked: Vec<PathBuf>,
+    /// NVRTC is not installed.
+    #[error("cannot find {}, which compiles lambert's CUDA kernels; searched {}", nvrtc::NAMES[0], join_paths(searched))]
+    NvrtcNotFound {
+        /// Directories searched.
+        searched: Vec<PathBuf>,
     },
-    /// The kernels do not compile.
+    /// The kernels cannot be compiled.
     #[error(transparent)]
     Compile(#[from] CompileError),
-    /// NCCL is missing, or refuses.
-    #[error("gradients cannot be summed between cards")]
+    /// NCCL is missing or unusable.
+    #[error("cannot use NCCL for the gradient all-reduce")]
     Nccl(#[from] lambert_collective::Error),
-    /// The ranks' devices do not go together.
+    /// The devices of two ranks are incompatible.
     #[error(transparent)]
-    World(#[from] conflicts::Clash),
-    /// A run would fit into a card that nobody else used.
-    #[error("{0}\n  all of it would fit into a card that nothing else uses")]
-    Occupied(String),
-    /// libtorch fails.
+    Conflict(#[from] conflicts::DeviceConflict),
+    /// The run does not fit in free GPU memory, but would fit in the GPU's total memory. The text names both.
+    #[error("{0}\n  it would fit on a GPU that no other process uses")]
+    InsufficientFreeMemory(String),
+    /// A libtorch operation failed.
     #[error(transparent)]
     Torch(#[from] torch::TorchError),
 }
 
 impl DeviceError {
-    /// Whether the machine lacks something; else a card failed.
-    pub fn is_missing(&self) -> bool {
+    /// True for a problem with the machine's setup or the configuration; false for a failure of a GPU, or too little
+    /// free memory.
+    pub fn is_setup_error(&self) -> bool {
         match self {
-            Self::Torch(_) | Self::Occupied(_) => false,
-            Self::Driver(error) => error.has_no_card(),
+            Self::Torch(_) | Self::InsufficientFreeMemory(_) => false,
+            Self::Driver(error) => error.has_no_device(),
             Self::Nccl(error) => error.is_nccl_unsupported(),
             _ => true,
         }
     }
 }
 
-fn list(folders: &[PathBuf]) -> String {
+fn join_paths(folders: &[PathBuf]) -> String {
     folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-fn visible() -> String {
+fn visible_devices() -> String {
     std::env::var("CUDA_VISIBLE_DEVICES")
         .map_or_else(|_| String::new(), |value| format!(" (CUDA_VISIBLE_DEVICES={value:?})"))
 }
 
-/// Oldest compute capability that libtorch's wheels have code for.
-const OLDEST: (i32, i32) = (7, 5);
+/// Minimum compute capability that the libtorch wheels support.
+const MIN_COMPUTE_CAPABILITY: (i32, i32) = (7, 5);
 
-/// What a rank computes on.
-pub enum Chosen {
-    /// Main memory.
+/// Compute device of a rank.
+pub enum ComputeDevice {
+    /// CPU.
     Host,
-    /// A card of this host.
-    Card(Driver, Libtorch, Option<Nccl>),
+    /// GPU, with the libraries loaded for it.
+    Gpu(Driver, Libtorch, Option<Nccl>),
 }
 
-impl Chosen {
-    /// As the configuration says; what a card needs is loaded, NCCL too where `backend` asks for it. With `auto` a card is taken where there is a driver with one.
-    /// To be called before anything else of libtorch.
+impl ComputeDevice {
+    /// Selects the configured device and loads its libraries, NCCL too if `backend` uses it. `auto` selects a GPU if the driver reports
+    /// one. Must be called before any other use of libtorch.
     ///
     /// # Errors
-    /// A card is to be used and cannot be. Nobody trains on a processor by mistake.
+    /// A GPU is required, or present with `auto`, but cannot be used: training never falls back to the CPU silently.
     pub fn load(device: &Device, backend: Backend) -> Result<Self, DeviceError> {
         if device.kind == DeviceKind::Cpu {
             return Ok(Self::Host);
         }
-        let asked = device.kind == DeviceKind::Cuda;
-        let wants_nccl = Nccl::is_wanted(backend, lambert_collective::world::detect().as_ref());
+        let is_required = device.kind == DeviceKind::Cuda;
+        let uses_nccl = Nccl::should_load(backend, lambert_collective::world::detect().as_ref());
         let driver = match Driver::open() {
-            Err(error) if !asked && error.has_no_card() => return Ok(Self::Host),
+            Err(error) if !is_required && error.has_no_device() => return Ok(Self::Host),
             Err(error) => {
-                // What is wrong beside the driver is to be told first: it can be mended without the machine's operator.
+                // Report problems other than the missing driver first: users can fix them without an administrator.
                 let libtorch = Libtorch::find(&device.libtorch, torch::BUILT_WITH)?;
-                if wants_nccl {
+                if uses_nccl {
                     NcclLibrary::find(&libtorch.nvidia_folders()).map_err(DeviceError::Nccl)?;
                 }
                 return Err(error.into());
             }
             Ok(driver) => driver,
         };
-        if driver.cards()? == 0 {
-            return if asked { Err(DeviceError::NoCards) } else { Ok(Self::Host) };
+        if driver.device_count()? == 0 {
+            return if is_required { Err(DeviceError::NoGpu) } else { Ok(Self::Host) };
         }
         let libtorch = Libtorch::find(&device.libtorch, torch::BUILT_WITH)?;
-        let (there, needed) = (driver.version()?, libtorch.cuda.split('.').next().and_then(|major| major.parse().ok()));
-        if needed.is_some_and(|major: i32| there / 1000 < major) {
+        let (supported, needed) =
+            (driver.version()?, libtorch.cuda.split('.').next().and_then(|major| major.parse().ok()));
+        if needed.is_some_and(|major: i32| supported / 1000 < major) {
             let Libtorch { version, cuda, .. } = libtorch;
-            return Err(DeviceError::OldDriver { there, version, cuda });
+            return Err(DeviceError::DriverTooOld { supported, version, cuda });
         }
         libtorch.load()?;
         if device.deterministic {
             torch::guard(torch::card::add_in_one_order)?;
         }
-        let nccl = if wants_nccl { Some(Nccl::load(&libtorch)?) } else { None };
-        Ok(Self::Card(driver, libtorch, nccl))
+        let nccl = if uses_nccl { Some(Nccl::load(&libtorch)?) } else { None };
+        Ok(Self::Gpu(driver, libtorch, nccl))
     }
 
-    /// What sums between cards, where several ranks have one.
+    /// Takes the NCCL library, if loaded.
     pub fn take_nccl(&mut self) -> Option<Nccl> {
         match self {
             Self::Host => None,
-            Self::Card(_, _, nccl) => nccl.take(),
+            Self::Gpu(_, _, nccl) => nccl.take(),
         }
     }
 
-    /// The kernels of the device, and what the card is if it is one. Which card follows from the rank's place on its host;
-    /// `precision` is what its matrix products of 32 bits follow.
+    /// Creates the device's kernels, and describes the GPU if the device is one. The GPU index is the rank's local
+    /// rank modulo the number of GPUs; `precision` selects TF32 for f32 matrix products.
     ///
     /// # Errors
-    /// The card, or the compiler of its kernels, cannot be used.
+    /// The GPU or NVRTC cannot be used.
     pub fn kernels(
         self,
         world: Option<&World>,
         precision: Precision,
-    ) -> Result<(Arc<dyn Kernels>, Option<Card>), DeviceError> {
-        let Self::Card(driver, libtorch, _) = self else { return Ok((Arc::new(Host), None)) };
-        let cards = driver.cards()?;
-        let index = world.map_or(0, |world| world.local_rank) % cards.max(1);
-        let facts = driver.facts(index)?;
-        if facts.capability < OLDEST {
-            return Err(DeviceError::OldCard { index, name: facts.name, capability: facts.capability });
+    ) -> Result<(Arc<dyn Kernels>, Option<Gpu>), DeviceError> {
+        let Self::Gpu(driver, libtorch, _) = self else { return Ok((Arc::new(Host), None)) };
+        let device_count = driver.device_count()?;
+        let index = world.map_or(0, |world| world.local_rank) % device_count.max(1);
+        let properties = driver.properties(index)?;
+        if properties.compute_capability < MIN_COMPUTE_CAPABILITY {
+            return Err(DeviceError::UnsupportedGpu {
+                index,
+                name: properties.name,
+                compute_capability: properties.compute_capability,
+            });
         }
         if !torch::guard(tch::Cuda::is_available)? {
-            let said = format!("it was loaded from {}", libtorch.folder.display());
-            return Err(DeviceError::Unusable { version: libtorch.version, said });
+            return Err(DeviceError::CudaUnavailable { version: libtorch.version, folder: libtorch.folder });
         }
         torch::guard(|| {
             torch::card::allow_tf32(precision == Precision::Tf32);
             torch::card::leave_out_cudnn();
         })?;
-        let looked = libtorch.nvidia_folders();
+        let searched = libtorch.nvidia_folders();
         let mut compiler = None;
-        for folder in &looked {
+        for folder in &searched {
             compiler = compiler.or(Nvrtc::open(folder)?);
         }
-        let compiler = compiler.ok_or(DeviceError::NoCompiler { looked })?;
-        let code = compiler.kernels(&facts.architecture(), cache().as_deref())?;
-        // Before anything of libtorch's is there.
-        let free = settled(facts.memory, &mut || driver.free(index), &mut std::thread::sleep)?;
+        let compiler = compiler.ok_or(DeviceError::NvrtcNotFound { searched })?;
+        let code = compiler.kernels(&properties.architecture(), cache_dir().as_deref())?;
+        // Measured before libtorch allocates anything.
+        let free_memory =
+            settled_free_memory(properties.memory, &mut || driver.free_memory(index), &mut std::thread::sleep)?;
         let driver = Arc::new(driver);
-        let loaded = Gpu::load(&driver, index, &code)?;
-        let card =
-            Card { index, facts, free, libtorch, nvrtc: compiler.version()?, kernels: Some(Arc::clone(&loaded)) };
-        let gpu = Gpu::new(driver, index, loaded);
-        Ok((Arc::new(Cuda::new(Arc::new(gpu))), Some(card)))
+        let kernels = CudaDevice::load(&driver, index, &code)?;
+        let gpu = Gpu {
+            index,
+            properties,
+            free_memory,
+            libtorch,
+            nvrtc_version: compiler.version()?,
+            kernels: Some(Arc::clone(&kernels)),
+        };
+        let device = CudaDevice::new(driver, index, kernels);
+        Ok((Arc::new(Cuda::new(Arc::new(device))), Some(gpu)))
     }
 }
 
-/// The card of a rank, as it is told at the start.
+/// GPU of a rank.
 #[derive(Debug, Clone)]
-pub struct Card {
-    /// Its number on its host, as this process sees it.
+pub struct Gpu {
+    /// Device index in this process.
     pub index: usize,
-    /// What it is.
-    pub facts: CardFacts,
-    /// Bytes of its memory that were free when this process came to it.
-    pub free: u64,
-    /// The libtorch that uses it.
+    /// Hardware properties.
+    pub properties: GpuProperties,
+    /// Free memory at start-up in bytes.
+    pub free_memory: u64,
+    /// libtorch in use.
     pub libtorch: Libtorch,
-    /// Version of the compiler of the kernels.
-    pub nvrtc: String,
-    /// The kernels on it.
-    pub kernels: Option<Arc<Loaded>>,
+    /// NVRTC version.
+    pub nvrtc_version: String,
+    /// Loaded kernels.
+    pub kernels: Option<Arc<LoadedKernels>>,
 }
 
-impl Card {
-    /// As a message names it.
+impl Gpu {
+    /// Short name for messages: index, product name, PCI bus ID.
     pub fn name(&self) -> String {
-        format!("{} ({}, {})", self.index, self.facts.name, self.facts.bus)
+        format!("{} ({}, {})", self.index, self.properties.name, self.properties.pci_bus_id)
     }
 }
 
-impl std::fmt::Display for Card {
+impl std::fmt::Display for Gpu {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { index, facts, free, libtorch, nvrtc, kernels: _ } = self;
+        let Self { index, properties, free_memory, libtorch, nvrtc_version, kernels: _ } = self;
         write!(
             f,
-            "card {index}, {} ({}, {} GiB, {:.1} free, {}); libtorch {} from {} ({}), NVRTC {nvrtc}",
-            facts.name,
-            facts.architecture(),
-            facts.memory >> 30,
-            *free as f64 / f64::from(1 << 30),
-            facts.bus,
+            "GPU {index}, {} ({}, {} GiB, {:.1} GiB free, {}); libtorch {} from {} ({}), NVRTC {nvrtc_version}",
+            properties.name,
+            properties.architecture(),
+            properties.memory >> 30,
+            *free_memory as f64 / f64::from(1 << 30),
+            properties.pci_bus_id,
             libtorch.version,
             libtorch.folder.display(),
             libtorch.origin
@@ -313,18 +325,18 @@ impl std::fmt::Display for Card {
     }
 }
 
-/// Seconds that memory of processes that have ended may take to be free.
-const SECONDS: usize = 10;
+/// Maximum wait for the memory of ended processes, in seconds.
+const MAX_SETTLE_SECONDS: usize = 10;
 
-/// The free ones of `all` bytes: where a tenth is taken, once no more come back. A rank that was killed a moment ago still has its
-/// memory.
-fn settled(
+/// Measures free memory in bytes. If over a tenth of `all` is in use, waits while free memory grows, up to
+/// [`MAX_SETTLE_SECONDS`]: the memory of a rank that was just killed takes a while to be released.
+fn settled_free_memory(
     all: u64,
     free: &mut dyn FnMut() -> Result<u64, DriverError>,
     wait: &mut dyn FnMut(Duration),
 ) -> Result<u64, DriverError> {
     let mut last = free()?;
-    for _ in 0..SECONDS {
+    for _ in 0..MAX_SETTLE_SECONDS {
         if last >= all - all / 10 {
             break;
         }
@@ -338,8 +350,8 @@ fn settled(
     Ok(last)
 }
 
-/// Where compiled kernels are kept.
-fn cache() -> Option<PathBuf> {
+/// Cache directory, if the environment defines one.
+fn cache_dir() -> Option<PathBuf> {
     let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;
     Some(cache.join("lambert"))
@@ -350,29 +362,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_that_comes_back_is_waited_for() {
+    fn waits_for_memory_of_ended_processes() {
         let settle = |readings: &[u64]| {
             let (mut readings, mut waited) = (readings.iter().copied(), 0);
-            let free = settled(100, &mut || Ok(readings.next().unwrap()), &mut |_| waited += 1).unwrap();
+            let free = settled_free_memory(100, &mut || Ok(readings.next().unwrap()), &mut |_| waited += 1).unwrap();
             (free, waited)
         };
         assert_eq!(settle(&[95]), (95, 0));
         assert_eq!(settle(&[20, 60, 97]), (97, 2));
-        assert_eq!(settle(&[50, 50]), (50, 1), "somebody else's");
+        assert_eq!(settle(&[50, 50]), (50, 1), "memory used by another process");
         assert_eq!(settle(&[50, 40]), (50, 1));
-        assert_eq!(settle(&(10..30).collect::<Vec<_>>()), (20, 10), "for ten seconds");
+        assert_eq!(settle(&(10..30).collect::<Vec<_>>()), (20, 10), "at most ten seconds");
     }
 
     #[test]
-    fn a_processor_needs_nothing_and_a_card_says_what_is_missing() {
+    fn cpu_needs_no_libraries_and_cuda_reports_the_missing_one() {
         let device = |kind| Device { kind, libtorch: "/nowhere".to_owned(), ..Device::default() };
-        let load = |kind| Chosen::load(&device(kind), Backend::Auto);
-        assert!(matches!(load(DeviceKind::Cpu), Ok(Chosen::Host)));
-        let Err(error) = load(DeviceKind::Cuda) else { panic!("a card out of nowhere") };
+        let load = |kind| ComputeDevice::load(&device(kind), Backend::Auto);
+        assert!(matches!(load(DeviceKind::Cpu), Ok(ComputeDevice::Host)));
+        let Err(error) = load(DeviceKind::Cuda) else { panic!("expected an error") };
         assert!(
-            error.to_string().starts_with("/nowhere, which device.libtorch names, has no libtorch_cuda.so"),
+            error.to_string().starts_with(
+                "libtorch_cuda.so not found in /nowhere or its lib/ subdirectory (set by device.libtorch)"
+            ),
             "{error}"
         );
-        assert!(error.is_missing());
+        assert!(error.is_setup_error());
     }
 }

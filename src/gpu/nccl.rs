@@ -1,4 +1,4 @@
-//! NCCL, where cards of several ranks sum their gradients: found and loaded before anything else of the process runs.
+//! Loads NCCL, which all-reduces gradients between GPUs, at process start.
 
 use std::sync::Arc;
 
@@ -8,16 +8,16 @@ use lambert_config::run::Backend;
 
 use super::{DeviceError, Libtorch};
 
-/// The library that libtorch uses, too.
+/// The NCCL library, shared with libtorch, and its log.
 pub struct Nccl {
-    /// Its functions.
+    /// Bound functions.
     pub library: Arc<NcclLibrary>,
     log: Option<NcclLog>,
 }
 
 impl Nccl {
-    /// Whether ranks with cards sum by NCCL.
-    pub fn is_wanted(backend: Backend, world: Option<&World>) -> bool {
+    /// True if GPU ranks all-reduce gradients with NCCL.
+    pub fn should_load(backend: Backend, world: Option<&World>) -> bool {
         match backend {
             Backend::Nccl => true,
             Backend::Auto => world.is_some_and(|world| world.size > 1),
@@ -25,26 +25,26 @@ impl Nccl {
         }
     }
 
-    /// Loads it, after libtorch.
+    /// Loads NCCL. Must be called after libtorch is loaded.
     ///
     /// # Errors
-    /// There is none beside libtorch, or it cannot be used.
+    /// NCCL is missing or cannot be used.
     pub fn load(libtorch: &Libtorch) -> Result<Self, DeviceError> {
         let log = NcclLog::open();
         let library = NcclLibrary::open(&libtorch.nvidia_folders())?;
         Ok(Self { library: Arc::new(library), log })
     }
 
-    /// What it is, and what it has chosen so far.
+    /// Version and transports that NCCL has logged so far.
     pub fn report(&self) -> NcclReport {
         NcclReport::new(&self.library, self.log.as_ref().map(NcclLog::read).as_deref())
     }
 }
 
-/// InfiniBand cards of this host, as `mlx5_0`.
-pub fn infiniband() -> Vec<String> {
-    let cards = std::fs::read_dir("/sys/class/infiniband").into_iter().flatten().flatten();
-    let mut names: Vec<String> = cards.map(|card| card.file_name().to_string_lossy().into_owned()).collect();
+/// InfiniBand devices of this host, such as `mlx5_0`.
+pub fn infiniband_devices() -> Vec<String> {
+    let devices = std::fs::read_dir("/sys/class/infiniband_devices").into_iter().flatten().flatten();
+    let mut names: Vec<String> = devices.map(|device| device.file_name().to_string_lossy().into_owned()).collect();
     names.sort_unstable();
     names
 }
@@ -55,11 +55,11 @@ mod tests {
     use lambert_collective::launchers::MPIRUN;
 
     #[test]
-    fn several_ranks_sum_by_nccl_unless_somebody_says_otherwise() {
+    fn multi_rank_runs_use_nccl_unless_configured_otherwise() {
         let world = |size| World { launcher: &MPIRUN, rank: 0, size, local_rank: 0, local_size: size };
-        let wanted = |backend, size| Nccl::is_wanted(backend, Some(&world(size)));
-        assert!(wanted(Backend::Auto, 2) && !wanted(Backend::Auto, 1) && !wanted(Backend::Mpi, 2));
-        assert!(wanted(Backend::Nccl, 1));
-        assert!(!Nccl::is_wanted(Backend::Auto, None));
+        let should_load = |backend, size| Nccl::should_load(backend, Some(&world(size)));
+        assert!(should_load(Backend::Auto, 2) && !should_load(Backend::Auto, 1) && !should_load(Backend::Mpi, 2));
+        assert!(should_load(Backend::Nccl, 1));
+        assert!(!Nccl::should_load(Backend::Auto, None));
     }
 }

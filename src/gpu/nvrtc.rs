@@ -1,7 +1,7 @@
-//! NVIDIA's run-time compiler (libnvrtc), which needs no driver and no compiler on the machine. A compiled program is kept on
-//! disk, by its source, the card's architecture and the compiler's version.
+//! Bindings to NVIDIA's run-time compiler (libnvrtc), which needs neither a driver nor a C++ compiler. Compiled
+//! kernels are cached on disk by source, architecture and compiler version.
 //!
-//! Every function here is one of <https://docs.nvidia.com/cuda/nvrtc>.
+//! All functions are documented at <https://docs.nvidia.com/cuda/nvrtc>.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fs;
@@ -13,59 +13,59 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
 use super::cubin::Cubin;
 use crate::kernels::cuda::SOURCE;
 
-/// The library, by the names that versions 13 and 12 of CUDA give it.
+/// Library names of CUDA 13 and CUDA 12.
 pub const NAMES: [&str; 2] = ["libnvrtc.so.13", "libnvrtc.so.12"];
-/// What it looks for beside itself, and does not find unless it is loaded already.
+/// Library that NVRTC opens by name; it is found only if it is already loaded.
 const BUILTINS: &str = "libnvrtc-builtins.so";
 
-/// One rounding for each operation, as on the host.
+/// Compiler options; without FMA every operation rounds once, as on the host.
 const OPTIONS: [&str; 3] = ["--std=c++17", "--fmad=false", "-default-device"];
 
-/// Why there are no kernels.
+/// Compilation error.
 #[derive(Debug, thiserror::Error)]
 pub enum CompileError {
     /// The library cannot be loaded.
     #[error("cannot load {}", path.display())]
     Load {
-        /// Which.
+        /// Library.
         path: PathBuf,
-        /// Why not.
+        /// Loader error.
         source: libloading::Error,
     },
-    /// The compiler refuses a call.
-    #[error("NVRTC's {call} failed: {said}")]
+    /// An NVRTC call failed.
+    #[error("NVRTC call {call} failed: {message}")]
     Call {
-        /// Which.
+        /// Function name.
         call: &'static str,
-        /// Why.
-        said: String,
+        /// Error description.
+        message: String,
     },
-    /// The compiler refuses the kernels.
-    #[error("NVRTC {version} does not compile lambert's kernels for {architecture}:\n{log}")]
+    /// The kernels do not compile.
+    #[error("NVRTC {version} cannot compile lambert's kernels for {architecture}:\n{log}")]
     Source {
-        /// The compiler's version.
+        /// NVRTC version.
         version: String,
-        /// The card's architecture, as `sm_90`.
+        /// GPU architecture, such as `sm_90`.
         architecture: String,
-        /// What the compiler says.
+        /// Compiler log.
         log: String,
     },
 }
 
-type Status = c_int;
-/// A program that is compiled, as the library knows it.
+type NvrtcResult = c_int;
+/// `nvrtcProgram`.
 type Program = *mut c_void;
 
-/// The compiler.
+/// The loaded NVRTC library.
 pub struct Nvrtc {
     library: Library,
 }
 
 impl Nvrtc {
-    /// Loads `folder`/libnvrtc.so.*, and what it needs from there; `None` if there is no such file.
+    /// Loads libnvrtc.so.* and its builtins library from `folder`. Returns `None` if the file does not exist.
     ///
     /// # Errors
-    /// There is one, and it cannot be loaded.
+    /// The library exists but cannot be loaded.
     pub fn open(folder: &Path) -> Result<Option<Self>, CompileError> {
         let Some(path) = NAMES.iter().map(|name| folder.join(name)).find(|path| path.exists()) else { return Ok(None) };
         let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -73,114 +73,116 @@ impl Nvrtc {
             path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(BUILTINS))
         };
         for builtins in entries.filter(is_builtins) {
-            // It stays loaded, so that the compiler finds it by its name.
+            // Stays loaded, so that NVRTC finds it by name.
             std::mem::forget(load(&builtins)?);
         }
         Ok(Some(Self { library: load(&path)? }))
     }
 
     fn symbol<T>(&self, name: &'static str) -> Result<Symbol<T>, CompileError> {
-        // SAFETY: each caller gives the type that NVIDIA's header has for this name.
+        // SAFETY: callers pass the type in NVIDIA's header.
         let found = unsafe { self.library.get(name.as_bytes()) };
-        found.map_err(|error| CompileError::Call { call: name, said: error.to_string() })
+        found.map_err(|error| CompileError::Call { call: name, message: error.to_string() })
     }
 
-    fn check(&self, call: &'static str, status: Status) -> Result<(), CompileError> {
+    fn check(&self, call: &'static str, status: NvrtcResult) -> Result<(), CompileError> {
         if status == 0 {
             return Ok(());
         }
-        let words = self.symbol::<unsafe extern "C" fn(Status) -> *const c_char>("nvrtcGetErrorString")?;
+        let words = self.symbol::<unsafe extern "C" fn(NvrtcResult) -> *const c_char>("nvrtcGetErrorString")?;
         // SAFETY: returns a constant string for any status.
-        let said = unsafe { CStr::from_ptr(words(status)) }.to_string_lossy().into_owned();
-        Err(CompileError::Call { call, said })
+        let message = unsafe { CStr::from_ptr(words(status)) }.to_string_lossy().into_owned();
+        Err(CompileError::Call { call, message })
     }
 
-    /// As `13.0`.
+    /// Version, such as `13.0`.
     ///
     /// # Errors
-    /// The library has no such function.
+    /// The NVRTC call fails.
     pub fn version(&self) -> Result<String, CompileError> {
-        let ask = self.symbol::<unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status>("nvrtcVersion")?;
+        let ask = self.symbol::<unsafe extern "C" fn(*mut c_int, *mut c_int) -> NvrtcResult>("nvrtcVersion")?;
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: both integers live for the call.
+        // SAFETY: both integers outlive the call.
         self.check("nvrtcVersion", unsafe { ask(&raw mut major, &raw mut minor) })?;
         Ok(format!("{major}.{minor}"))
     }
 
-    /// The kernels as machine code for `architecture`, as `sm_90`; from `cache` if it is there and sound, and put there if
-    /// not. A cache that cannot be written is none.
+    /// Returns the kernels compiled for `architecture` (such as `sm_90`), from the cache if an intact file exists;
+    /// otherwise compiles and caches them. A failure to write the cache is only logged.
     ///
     /// # Errors
-    /// They do not compile.
+    /// The kernels do not compile.
     pub fn kernels(&self, architecture: &str, cache: Option<&Path>) -> Result<Cubin, CompileError> {
         let version = self.version()?;
         let name = sha256([SOURCE, architecture, &version, &OPTIONS.concat()].join("\n").as_bytes());
         let file = cache.map(|folder| folder.join(format!("kernels-{architecture}-{}.sealed", &name[..16])));
-        if let Some(code) = file.as_deref().and_then(Cubin::read) {
+        if let Some(code) = file.as_deref().and_then(Cubin::load) {
             return Ok(code);
         }
         let code = self.compile(SOURCE, architecture)?;
-        if let Some(Err(error)) = file.as_deref().map(|file| code.keep(file)) {
-            tracing::debug!("the compiled kernels are not kept: {error}");
+        if let Some(Err(error)) = file.as_deref().map(|file| code.save(file)) {
+            tracing::debug!("cannot cache the compiled kernels: {error}");
         }
         Ok(code)
     }
 
-    /// Machine code of `source` for `architecture`.
+    /// Compiles `source` for `architecture`.
     pub(super) fn compile(&self, source: &str, architecture: &str) -> Result<Cubin, CompileError> {
-        type Create = unsafe extern "C" fn(
+        type CreateProgram = unsafe extern "C" fn(
             *mut Program,
             *const c_char,
             *const c_char,
             c_int,
             *const *const c_char,
             *const *const c_char,
-        ) -> Status;
-        type Compile = unsafe extern "C" fn(Program, c_int, *const *const c_char) -> Status;
-        type Destroy = unsafe extern "C" fn(*mut Program) -> Status;
-        let (create, compile) =
-            (self.symbol::<Create>("nvrtcCreateProgram")?, self.symbol::<Compile>("nvrtcCompileProgram")?);
-        let destroy = self.symbol::<Destroy>("nvrtcDestroyProgram")?;
+        ) -> NvrtcResult;
+        type CompileProgram = unsafe extern "C" fn(Program, c_int, *const *const c_char) -> NvrtcResult;
+        type DestroyProgram = unsafe extern "C" fn(*mut Program) -> NvrtcResult;
+        let (create, compile) = (
+            self.symbol::<CreateProgram>("nvrtcCreateProgram")?,
+            self.symbol::<CompileProgram>("nvrtcCompileProgram")?,
+        );
+        let destroy = self.symbol::<DestroyProgram>("nvrtcDestroyProgram")?;
         let text = |text: &str| {
             CString::new(text)
-                .map_err(|error| CompileError::Call { call: "nvrtcCreateProgram", said: error.to_string() })
+                .map_err(|error| CompileError::Call { call: "nvrtcCreateProgram", message: error.to_string() })
         };
         let (source, name) = (text(source)?, text("kernels.cu")?);
         let mut program: Program = std::ptr::null_mut();
         let none = std::ptr::null();
-        // SAFETY: the strings live for the call, which copies them; there are no headers.
+        // SAFETY: NVRTC copies the strings, which outlive the call; no headers are passed.
         let status = unsafe { create(&raw mut program, source.as_ptr(), name.as_ptr(), 0, none, none) };
         self.check("nvrtcCreateProgram", status)?;
         let options = OPTIONS.iter().map(|option| (*option).to_owned());
         let options = options.chain([format!("--gpu-architecture={architecture}")]);
         let options = options.map(|option| text(&option)).collect::<Result<Vec<_>, _>>()?;
         let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
-        // SAFETY: a program from above, and as many strings as it is told.
+        // SAFETY: the program created above, and as many strings as the count says.
         let status = unsafe { compile(program, pointers.len() as c_int, pointers.as_ptr()) };
         let result = match self.check("nvrtcCompileProgram", status) {
-            Ok(()) => self.bytes(program, "nvrtcGetCUBINSize", "nvrtcGetCUBIN").map(Cubin::compiled),
-            Err(refused) => Err(self.refusal(program, architecture, refused)),
+            Ok(()) => self.read_buffer(program, "nvrtcGetCUBINSize", "nvrtcGetCUBIN").map(Cubin::new),
+            Err(refused) => Err(self.compile_error(program, architecture, refused)),
         };
-        // SAFETY: the program is not used any more.
+        // SAFETY: the program is not used afterwards.
         unsafe { destroy(&raw mut program) };
         result
     }
 
-    /// What a call that fills a buffer gives, after one that tells its size.
-    fn bytes(&self, program: Program, size: &'static str, fill: &'static str) -> Result<Vec<u8>, CompileError> {
-        let ask = self.symbol::<unsafe extern "C" fn(Program, *mut usize) -> Status>(size)?;
-        let get = self.symbol::<unsafe extern "C" fn(Program, *mut c_char) -> Status>(fill)?;
+    /// Reads a buffer of the program: `size` returns its length, `fill` its contents.
+    fn read_buffer(&self, program: Program, size: &'static str, fill: &'static str) -> Result<Vec<u8>, CompileError> {
+        let ask = self.symbol::<unsafe extern "C" fn(Program, *mut usize) -> NvrtcResult>(size)?;
+        let get = self.symbol::<unsafe extern "C" fn(Program, *mut c_char) -> NvrtcResult>(fill)?;
         let mut count = 0;
-        // SAFETY: the program and the number live for the call.
+        // SAFETY: the program and the integer outlive the call.
         self.check(size, unsafe { ask(program, &raw mut count) })?;
         let mut bytes = vec![0; count];
-        // SAFETY: as many bytes as the library has just asked for.
+        // SAFETY: the buffer has the length that the library reported.
         self.check(fill, unsafe { get(program, bytes.as_mut_ptr().cast::<c_char>()) })?;
         Ok(bytes)
     }
 
-    fn refusal(&self, program: Program, architecture: &str, refused: CompileError) -> CompileError {
-        match (self.bytes(program, "nvrtcGetProgramLogSize", "nvrtcGetProgramLog"), self.version()) {
+    fn compile_error(&self, program: Program, architecture: &str, refused: CompileError) -> CompileError {
+        match (self.read_buffer(program, "nvrtcGetProgramLogSize", "nvrtcGetProgramLog"), self.version()) {
             (Ok(log), Ok(version)) => {
                 let log = String::from_utf8_lossy(&log).trim_end_matches(['\0', '\n']).to_owned();
                 let log = if log.is_empty() { refused.to_string() } else { log };
@@ -192,7 +194,7 @@ impl Nvrtc {
 }
 
 fn load(path: &Path) -> Result<Library, CompileError> {
-    // SAFETY: NVIDIA's library; its initializers have no conditions.
+    // SAFETY: NVIDIA's library; its initializers have no preconditions.
     let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
     library.map_err(|source| CompileError::Load { path: path.to_owned(), source })
 }
@@ -201,7 +203,7 @@ fn load(path: &Path) -> Result<Library, CompileError> {
 mod tests {
     use super::*;
 
-    /// The compiler of tests/setup.sh.
+    /// NVRTC as installed by tests/setup.sh.
     fn nvrtc() -> Option<Nvrtc> {
         let named = std::env::var_os("LAMBERT_TEST_NVRTC").map(PathBuf::from);
         let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
@@ -219,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_compile_for_every_architecture_and_are_kept() {
+    fn kernels_compile_for_every_architecture_and_are_cached() {
         let Some(nvrtc) = nvrtc() else { return };
         let cache = tempfile::tempdir().unwrap();
         for architecture in ["sm_80", "sm_90", "sm_100"] {
@@ -227,30 +229,30 @@ mod tests {
             let code = code.bytes();
             assert!(code.starts_with(b"\x7fELF"), "{architecture}");
             let has = |name: &str| code.windows(name.len()).any(|window| window == name.as_bytes());
-            for kernel in ["dropout_f32", "dropout_bf16", "squares", "root_of_sums", "adamw"] {
+            for kernel in ["dropout_f32", "dropout_bf16", "sum_of_squares", "norm_from_sums", "adamw"] {
                 assert!(has(&format!("lambert_{kernel}")), "{kernel} for {architecture}");
             }
         }
         let files = fs::read_dir(cache.path()).unwrap().count();
         assert_eq!(files, 3);
-        // What is kept is taken if it is whole; else it is compiled again, and kept.
+        // A damaged cache file is recompiled and replaced.
         let file = fs::read_dir(cache.path()).unwrap().next().unwrap().unwrap().path();
-        let kept = fs::read(&file).unwrap();
-        let mut damaged = kept.clone();
-        damaged[kept.len() / 2] ^= 1;
+        let cached = fs::read(&file).unwrap();
+        let mut damaged = cached.clone();
+        damaged[cached.len() / 2] ^= 1;
         fs::write(&file, &damaged).unwrap();
         for architecture in ["sm_80", "sm_90", "sm_100"] {
             nvrtc.kernels(architecture, Some(cache.path())).unwrap();
         }
-        assert!(fs::read(&file).unwrap() == kept, "a damaged file was taken");
+        assert!(fs::read(&file).unwrap() == cached, "a damaged file was loaded");
     }
 
     #[test]
     fn a_failed_compilation_shows_the_log() {
         let Some(nvrtc) = nvrtc() else { return };
-        let said = nvrtc.compile("__global__ void broken() { int x = nothing; }", "sm_90").unwrap_err().to_string();
-        assert!(said.contains("for sm_90") && said.contains("\"nothing\" is undefined"), "{said}");
-        let said = nvrtc.compile(SOURCE, "sm_1").unwrap_err().to_string();
-        assert!(said.contains("sm_1") && said.contains("invalid value for --gpu-architecture"), "{said}");
+        let message = nvrtc.compile("__global__ void broken() { int x = nothing; }", "sm_90").unwrap_err().to_string();
+        assert!(message.contains("for sm_90") && message.contains("\"nothing\" is undefined"), "{message}");
+        let message = nvrtc.compile(SOURCE, "sm_1").unwrap_err().to_string();
+        assert!(message.contains("sm_1") && message.contains("invalid value for --gpu-architecture"), "{message}");
     }
 }

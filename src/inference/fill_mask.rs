@@ -8,7 +8,7 @@ use crate::data::MicroBatch;
 use crate::data::batch::MaskedSample;
 use crate::error::Error;
 use crate::inference::loaded_model::Saved;
-use crate::masking::Hidden;
+use crate::masking::MaskedToken;
 use crate::model::Dropout;
 use crate::model::input::Input;
 use crate::torch;
@@ -68,12 +68,12 @@ fn read(saved: &Saved, text: &str) -> Result<MicroBatch, Error> {
         return Err(Error::Usage(format!("the text has {} tokens, the model takes {positions}", ids.len())));
     }
     let masked = ids.iter().enumerate().filter(|(_, id)| **id == special.mask);
-    let hidden: Vec<Hidden> =
-        masked.map(|(position, _)| Hidden { position: position as u16, label: special.mask }).collect();
+    let hidden: Vec<MaskedToken> =
+        masked.map(|(position, _)| MaskedToken { position: position as u16, label: special.mask }).collect();
     if hidden.is_empty() {
         return Err(Error::Usage(format!("the text has no {MASK}: {text:?}")));
     }
     let width = ids.len();
-    let sample = MaskedSample { ids, segment_b_start: 0, pair_label: None, hidden, factor: 1.0 };
+    let sample = MaskedSample { ids, segment_b_start: 0, pair_label: None, masked_tokens: hidden, loss_scale: 1.0 };
     Ok(MicroBatch::new(&[0], width, special.pad, &[sample]))
 }

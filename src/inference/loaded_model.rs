@@ -11,7 +11,7 @@ use lambert_store::{Store, run};
 
 use crate::checkpoint;
 use crate::error::Error;
-use crate::gpu::Chosen;
+use crate::gpu::ComputeDevice;
 use crate::objective::Objective;
 use crate::state::Parameters;
 use crate::train::evaluate::Question;
@@ -44,8 +44,8 @@ impl Saved {
         let (mut config, _) = session::read_config(&store)?;
         // Whoever trained it may not choose which library is loaded here: LAMBERT_LIBTORCH does.
         (config.cluster, config.device) = (Cluster::default(), Device { kind: device, ..Device::default() });
-        let (kernels, _) =
-            Chosen::load(&config.device, config.cluster.all_reduce.backend)?.kernels(None, config.model.precision)?;
+        let (kernels, _) = ComputeDevice::load(&config.device, config.cluster.all_reduce.backend)?
+            .kernels(None, config.model.precision)?;
         tch::set_num_threads(std::thread::available_parallelism().map_or(1, |count| count.get() as i32));
         let (verified, facts, parameters) = checkpoint::read_chosen(&store, name, |verified, facts| {
             let layers = config.depth(verified.manifest.stage);

@@ -1,7 +1,7 @@
-// For tests: tensors on the meta device, which have shapes and no data, so that reading one is an error; an observer of
-// what passes between it and main memory; and an allocator that counts the bytes that a card would have to hold.
+// Test support for the meta device, whose tensors have shapes but no data, so that reading one is an error: shape functions,
+// an observer that counts reads and copies, and an allocator that counts the bytes a GPU would allocate.
 //
-// libtorch's own shape functions of these operations are registered from Python.
+// libtorch registers its own shape functions of these operations only from Python.
 
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
@@ -31,11 +31,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm(const at::Tensor &inpu
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_backward(
     const at::Tensor &, const at::Tensor &input, c10::SymIntArrayRef, const at::Tensor &, const at::Tensor &,
-    const std::optional<at::Tensor> &weight, const std::optional<at::Tensor> &bias, std::array<bool, 3> wanted) {
-  const auto of = [](bool is_wanted, const std::optional<at::Tensor> &tensor) {
-    return is_wanted && tensor ? at::empty_like(*tensor) : at::Tensor();
+    const std::optional<at::Tensor> &weight, const std::optional<at::Tensor> &bias, std::array<bool, 3> required) {
+  const auto gradient = [](bool is_required, const std::optional<at::Tensor> &tensor) {
+    return is_required && tensor ? at::empty_like(*tensor) : at::Tensor();
   };
-  return {of(wanted[0], input), of(wanted[1], weight), of(wanted[2], bias)};
+  return {gradient(required[0], input), gradient(required[1], weight), gradient(required[2], bias)};
 }
 
 at::Tensor index_select(const at::Tensor &self, int64_t dim, const at::Tensor &index) {
@@ -46,72 +46,73 @@ at::Tensor index_select(const at::Tensor &self, int64_t dim, const at::Tensor &i
 
 at::Tensor logical_not(const at::Tensor &self) { return at::empty_like(self, self.options().dtype(at::kBool)); }
 
-at::Tensor chosen(const at::Tensor &condition, const at::Tensor &self, const at::Tensor &other) {
+at::Tensor where_self(const at::Tensor &condition, const at::Tensor &self, const at::Tensor &other) {
   const auto sizes = at::infer_size(at::infer_size(condition.sizes(), self.sizes()), other.sizes());
   return at::empty(sizes, self.options().dtype(at::result_type(self, other)));
 }
 
-at::Tensor &chosen_out(const at::Tensor &condition, const at::Tensor &self, const at::Tensor &other, at::Tensor &out) {
-  out.resize_(chosen(condition, self, other).sizes());
+at::Tensor &where_out(const at::Tensor &condition, const at::Tensor &self, const at::Tensor &other, at::Tensor &out) {
+  out.resize_(where_self(condition, self, other).sizes());
   return out;
 }
 
-// x W^T into f32, as CUDA has it for x of 16 bits: straight into the sum.
+// x W^T with a 16-bit x and an f32 result, as on CUDA: accumulates into `out` directly.
 at::Tensor &addmm_out(const at::Tensor &, const at::Tensor &, const at::Tensor &, at::ScalarType, const at::Scalar &,
                       const at::Scalar &, at::Tensor &out) {
   return out;
 }
 
-// Fused attention as libtorch's CUDA kernels have it (aten/src/ATen/native/transformers/cuda): kept are the result, laid out
-// as [rows, width, heads, head], and a logarithm of a sum for each row of weights.
+// Memory-efficient attention, with the outputs of libtorch's CUDA kernels (aten/src/ATen/native/transformers/cuda): the result
+// in the layout [batch, sequence, heads, head_size], and the logsumexp of each row of attention weights.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> fused(const at::Tensor &query, const at::Tensor &,
                                                                  const at::Tensor &, const std::optional<at::Tensor> &,
-                                                                 bool keeps, double, bool, std::optional<double>) {
+                                                                 bool computes_logsumexp, double, bool,
+                                                                 std::optional<double>) {
   const int64_t rows = query.size(0), heads = query.size(1), width = query.size(2), head = query.size(3);
   const auto of = query.options();
   return {at::empty({rows, width, heads, head}, of).transpose(1, 2),
-          at::empty({rows, heads, keeps ? (width + 31) / 32 * 32 : 0}, of.dtype(at::kFloat)),
+          at::empty({rows, heads, computes_logsumexp ? (width + 31) / 32 * 32 : 0}, of.dtype(at::kFloat)),
           at::empty({}, of.dtype(at::kLong)), at::empty({}, of.dtype(at::kLong))};
 }
 
-// Its way back sums the queries' gradients in f32, in blocks of up to 128 rows of weights and heads of whole 32 numbers.
+// Backward pass. It accumulates the query gradients in f32, padded to multiples of 128 rows and 32 head elements.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> fused_backward(
     const at::Tensor &gradient, const at::Tensor &query, const at::Tensor &key, const at::Tensor &value,
     const at::Tensor &, const at::Tensor &, const at::Tensor &, const at::Tensor &, const at::Tensor &, double,
     std::array<bool, 4>, bool, std::optional<double>) {
   const int64_t rows = query.size(0), heads = query.size(1), width = query.size(2), head = query.size(3);
-  const at::Tensor laid_out = gradient.transpose(1, 2).contiguous();
-  const auto like_laid_out = [&](const at::Tensor &of) {
+  const at::Tensor contiguous_gradient = gradient.transpose(1, 2).contiguous();
+  const auto like_transposed = [&](const at::Tensor &of) {
     return at::empty({rows, of.size(2), heads, of.size(3)}, of.options()).transpose(1, 2);
   };
-  auto gradients = std::make_tuple(like_laid_out(query), like_laid_out(key), like_laid_out(value), at::Tensor());
+  auto gradients = std::make_tuple(like_transposed(query), like_transposed(key), like_transposed(value), at::Tensor());
   const at::Tensor sums =
       at::empty({rows, heads, (width + 127) / 128 * 128, (head + 31) / 32 * 32}, query.options().dtype(at::kFloat));
   return gradients;
 }
 
-// On meta tensors libtorch would take attention apart into plain operations; a card does not.
+// libtorch would decompose attention on meta tensors; on a GPU it uses the fused kernel.
 at::Tensor attention(const at::Tensor &query, const at::Tensor &key, const at::Tensor &value,
                      const std::optional<at::Tensor> &mask, double dropped, bool causal, std::optional<double> scale,
                      bool) {
   std::optional<at::Tensor> bias;
   if (mask) {
-    // Added instead of chosen, its rows of whole 16 numbers, and one for all heads and queries.
+    // CUDA converts the boolean mask to an additive bias, padded to 16 columns and broadcast over heads and queries.
     const int64_t width = key.size(2);
     const at::Tensor added = at::empty({query.size(0), 1, 1, (width + 15) / 16 * 16}, query.options());
     bias = added.narrow(3, 0, width).expand({query.size(0), query.size(1), query.size(2), width});
   }
-  const bool keeps = at::GradMode::is_enabled() && query.requires_grad();
+  const bool computes_logsumexp = at::GradMode::is_enabled() && query.requires_grad();
   return std::get<0>(
-      at::_scaled_dot_product_efficient_attention(query, key, value, bias, keeps, dropped, causal, scale));
+      at::_scaled_dot_product_efficient_attention(query, key, value, bias, computes_logsumexp, dropped, causal, scale));
 }
 
-// Bytes of this thread's meta tensors, and the most they have been.
+// Current and peak bytes of this thread's meta tensors.
 thread_local int64_t live, peak;
 
-// A tensor's memory: a number of bytes, and nothing behind it.
-struct Counting final : c10::Allocator {
-  static void forget(void *bytes) {
+// Counts allocations without allocating memory; the context pointer stores the size.
+struct CountingAllocator final : c10::Allocator {
+  static void free_bytes(void *bytes) {
     live -= *static_cast<int64_t *>(bytes);
     delete static_cast<int64_t *>(bytes);
   }
@@ -119,17 +120,17 @@ struct Counting final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     live += static_cast<int64_t>(bytes);
     peak = std::max(peak, live);
-    return {nullptr, new int64_t(static_cast<int64_t>(bytes)), &forget, c10::Device(c10::DeviceType::Meta)};
+    return {nullptr, new int64_t(static_cast<int64_t>(bytes)), &free_bytes, c10::Device(c10::DeviceType::Meta)};
   }
 
   void copy_data(void *, const void *, size_t) const override {}
 };
 
-Counting counting;
+CountingAllocator counting_allocator;
 
-// Before main: at::empty asks for the meta device's allocator each time.
-const bool counted = [] {
-  c10::SetAllocator(c10::DeviceType::Meta, &counting, 1);
+// Registered before main; at::empty looks up the allocator on each call.
+const bool is_registered = [] {
+  c10::SetAllocator(c10::DeviceType::Meta, &counting_allocator, 1);
   return true;
 }();
 
@@ -157,8 +158,8 @@ TORCH_LIBRARY_IMPL(aten, Meta, library) {
   library.impl("native_layer_norm_backward", layer_norm_backward);
   library.impl("index_select", index_select);
   library.impl("logical_not", logical_not);
-  library.impl("where.self", chosen);
-  library.impl("where.self_out", chosen_out);
+  library.impl("where.self", where_self);
+  library.impl("where.self_out", where_out);
   library.impl("addmm.dtype_out", addmm_out);
   library.impl("_scaled_dot_product_efficient_attention", fused);
   library.impl("_scaled_dot_product_efficient_attention_backward", fused_backward);
@@ -166,7 +167,7 @@ TORCH_LIBRARY_IMPL(aten, Meta, library) {
 
 TORCH_LIBRARY_IMPL(aten, AutogradMeta, library) { library.impl("scaled_dot_product_attention", attention); }
 
-// A tensor of the shape and kind of `host`, and of none of its values, on the meta device; nothing where libtorch fails.
+// Returns a meta tensor with the shape and dtype of `host`, or null if libtorch fails.
 extern "C" at::Tensor *lambert_to_meta(const at::Tensor *host) {
   try {
     return new at::Tensor(host->to(at::kMeta));
@@ -175,7 +176,7 @@ extern "C" at::Tensor *lambert_to_meta(const at::Tensor *host) {
   }
 }
 
-// Throws, and returns what becomes of that: -1, and `failed` is told why.
+// Throws inside `caught` and returns its result: -1, after passing the message to `failed`.
 extern "C" int lambert_throw(bool is_standard, Failed failed) {
   return caught(
       [=]() -> int {
@@ -187,24 +188,24 @@ extern "C" int lambert_throw(bool is_standard, Failed failed) {
       -1, failed);
 }
 
-// Begins to count numbers that this thread reads from tensors, and its copies between devices.
-extern "C" void lambert_observe() {
+// Starts counting this thread's scalar reads from tensors and copies between devices.
+extern "C" void lambert_start_counting() {
   reads = copies = 0;
   observer = at::addThreadLocalCallback(at::RecordFunctionCallback(observe).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
 }
 
-// Ends it.
-extern "C" void lambert_observed(int64_t *reads_then, int64_t *copies_then) {
+// Stops counting and returns the counts.
+extern "C" void lambert_stop_counting(int64_t *reads_out, int64_t *copies_out) {
   at::removeCallback(observer);
-  *reads_then = reads;
-  *copies_then = copies;
+  *reads_out = reads;
+  *copies_out = copies;
 }
 
-// Bytes of this thread's meta tensors now; the peak begins anew with them.
+// Returns the current bytes of this thread's meta tensors and resets the peak.
 extern "C" int64_t lambert_live() {
   peak = live;
   return live;
 }
 
-// The most bytes since then.
+// Returns the peak bytes since the last reset.
 extern "C" int64_t lambert_peak() { return peak; }

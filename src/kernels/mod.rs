@@ -1,18 +1,18 @@
-//! What the engine computes by loops of its own instead of libtorch's operations, and how numbers get to a device and back.
-//! One trait; another kind of device is another implementor.
+//! Device kernels: hand-written loops that replace libtorch operations, and transfers between host and device.
+//! [`Kernels`] is the trait; each kind of device implements it.
 //!
-//! - [`Host`]: main memory; the only file that takes slices of tensors
-//! - [`Cuda`]: GPUs; kernels of our own (cuda/kernels.cu) and libtorch's operations
-//! - [`copies`]: copies out of a device's memory beside its computing
-//! - `Reference`: plain libtorch operations, slow, on any device: what the others are tested against
+//! - [`Host`]: the CPU; the only file that takes slices of tensors
+//! - [`Cuda`]: GPUs; hand-written kernels (cuda/kernels.cu) and libtorch operations
+//! - [`snapshot`]: asynchronous device-to-host copies
+//! - `Reference`: plain libtorch operations on any device; slow; the baseline that tests compare the others with
 
-pub mod copies;
 pub mod cuda;
 mod host;
 #[cfg(test)]
 mod meta;
 #[cfg(test)]
 mod reference;
+pub mod snapshot;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -23,190 +23,190 @@ use lambert_config::run::OptimizerKind;
 use lambert_dataset::random::Key;
 use tch::{Kind, Tensor};
 
-pub use copies::{Copies, Copy, Memory};
 pub use cuda::Cuda;
 pub use host::Host;
 #[cfg(test)]
 pub use reference::Reference;
+pub use snapshot::{HostBuffer, PendingSnapshot, TensorCopy};
 
-/// A device's kernels. Results may be awaited by [`Kernels::fetch`], [`Kernels::read`] and [`Kernels::wait`] only; everything
-/// else may return before it is done, in the order of the calls unless it says otherwise.
+/// The kernels of a device. Calls are enqueued in order and may return before they complete. Only [`Kernels::fetch`],
+/// [`Kernels::read`], [`Kernels::with_host_floats`] and [`Kernels::wait`] wait for results.
 pub trait Kernels: Send + Sync {
-    /// Zeros of `kind` on the device.
+    /// Allocates a tensor of zeros on the device.
     fn zeros(&self, shape: &[i64], kind: Kind) -> Tensor;
 
-    /// A copy of `values` on the device, \[n\].
+    /// Copies `values` to a new tensor on the device, \[n\].
     fn upload(&self, values: Values<'_>) -> Tensor;
 
-    /// The same beside what the device was given before, and not to be used before the next call of
-    /// [`Kernels::order_sent`].
-    fn send(&self, values: Values<'_>) -> Tensor {
+    /// Uploads `values` on a separate stream, concurrently with enqueued work. The tensor is valid after the next
+    /// [`Kernels::wait_uploads`].
+    fn upload_async(&self, values: Values<'_>) -> Tensor {
         self.upload(values)
     }
 
-    /// Lets what comes after this wait for what was sent.
-    fn order_sent(&self) {}
+    /// Makes all later calls wait for pending uploads.
+    fn wait_uploads(&self) {}
 
-    /// Copies bytes of a contiguous tensor, from byte `first` on, into `into`.
+    /// Copies `into.len()` bytes of a contiguous tensor, starting at byte `first`, to `into`.
     fn read(&self, tensor: &Tensor, first: usize, into: &mut [u8]);
 
-    /// Copies `bytes` into a contiguous tensor, from byte `first` on. Several threads may write at the same time, each other
-    /// bytes.
+    /// Copies `bytes` to a contiguous tensor, starting at byte `first`. Threads may write disjoint ranges
+    /// concurrently.
     fn write(&self, tensor: &Tensor, first: usize, bytes: &[u8]);
 
-    /// Memory of these bytes, to which the device copies as quickly as it can.
-    fn memory(&self, bytes: Vec<u8>) -> Memory {
-        Memory::new(bytes)
+    /// Wraps `bytes` as a buffer for device-to-host copies, pinned where the device supports it.
+    fn host_buffer(&self, bytes: Vec<u8>) -> HostBuffer {
+        HostBuffer::new(bytes)
     }
 
-    /// Begins to copy bytes of tensors as they are when what was called before has been done. What comes after this must not
-    /// change them before a call of [`Kernels::order_copies`].
-    fn begin_copies(&self, copies: Vec<Copy>, into: Memory) -> Box<dyn Copies> {
-        Box::new(copies::Done::make(self, &copies, into))
+    /// Starts copying tensors to host memory once all earlier calls complete. Before a call that modifies these
+    /// tensors, call [`Kernels::wait_snapshots`].
+    fn start_snapshot(&self, copies: Vec<TensorCopy>, into: HostBuffer) -> Box<dyn PendingSnapshot> {
+        Box::new(snapshot::CompletedSnapshot::copy(self, &copies, into))
     }
 
-    /// Lets what comes after this wait for the copies that have begun.
-    fn order_copies(&self) {}
+    /// Makes all later calls wait for started snapshots.
+    fn wait_snapshots(&self) {}
 
-    /// The values of `numbers`, f64 \[n\], once they are computed: the one read of a step.
+    /// Returns the values of `numbers`, f64 \[n\], once they are computed. A training step calls this once.
     fn fetch(&self, numbers: &Tensor) -> Vec<f64>;
 
-    /// Returns when everything that was called before is computed.
+    /// Blocks until all enqueued work is complete.
     fn wait(&self) {
         self.fetch(&self.zeros(&[1], Kind::Double));
     }
 
-    /// Where an element of a contiguous f32 tensor lies, and those behind it: what sums over ranks read and write while other
-    /// operations run. `None` where nobody else may.
+    /// Returns the address of an element of a contiguous f32 tensor, for an all-reduce that runs concurrently with
+    /// other operations. `None` if the device does not support that.
     fn address(&self, _tensor: &Tensor, _element: usize) -> Option<Address> {
         None
     }
 
-    /// Gives `work` the elements of a contiguous f32 tensor in main memory, as sums over ranks need them.
-    fn with_floats(&self, tensor: &mut Tensor, work: &mut dyn FnMut(&mut [f32]));
+    /// Runs `work` on the elements of a contiguous f32 tensor in host memory and writes the result back.
+    fn with_host_floats(&self, tensor: &mut Tensor, work: &mut dyn FnMut(&mut [f32]));
 
-    /// Whether attention is faster fused, unless somebody says otherwise.
-    fn prefers_fused(&self) -> bool {
+    /// True if fused attention is the default on this device.
+    fn prefers_fused_attention(&self) -> bool {
         false
     }
 
-    /// The most bytes of a device's memory of its own that this process has had at a time.
+    /// Peak device memory of this process in bytes, if the device has its own memory.
     fn peak_memory(&self) -> Option<u64> {
         None
     }
 
-    /// Seeds libtorch's own generator for the device, for what is enqueued next.
+    /// Seeds libtorch's generator of the device for operations enqueued next.
     fn seed(&self, seed: u64);
 
-    /// Factors for dropout, f32 of `shape` \[rows, (heads,) width, length\]: 0 for what is dropped, `draws.scale` for the rest.
-    /// Every factor is a pure function of `draws`, its row's sample, its head and its position: the same on every device.
-    fn dropout_factors(&self, draws: &Draws<'_>, shape: &[i64]) -> Tensor;
+    /// Dropout factors, f32 of `shape` \[batch, (heads,) sequence, length\]: 0 for dropped elements, `params.scale`
+    /// for the others. A factor is a pure function of `params`, sample, head and position, and has the same bits on
+    /// every device.
+    fn dropout_factors(&self, params: &DropoutParams<'_>, shape: &[i64]) -> Tensor;
 
-    /// Dropout of `x`, of the same shape: times its factors, and plus `added` where there is something, in the kind of number
-    /// of `x`. There is a way back through it.
-    fn dropout(&self, x: &Tensor, added: Option<&Tensor>, draws: &Draws<'_>) -> Tensor {
-        // The factors are f32: 1 / 0.9 has no equal in bf16.
-        let dropped = (x * self.dropout_factors(draws, &x.size())).to_kind(x.kind());
+    /// Applies dropout to `x` and adds the residual `added`, if given. Returns a tensor with the shape and dtype of
+    /// `x`; differentiable.
+    fn dropout(&self, x: &Tensor, added: Option<&Tensor>, params: &DropoutParams<'_>) -> Tensor {
+        // Factors stay f32: bf16 cannot represent 1 / 0.9.
+        let dropped = (x * self.dropout_factors(params, &x.size())).to_kind(x.kind());
         added.map_or_else(|| dropped.shallow_clone(), |added| &dropped + added)
     }
 
-    /// The L2 norm of f32 `values`, f64 \[\]; summed in a fixed order.
+    /// L2 norm of f32 `values`, f64 \[\], summed in a fixed order.
     fn norm(&self, values: &Tensor) -> Tensor;
 
-    /// A digest of the bits of f32 `values`, i64 \[\], the same on every device: the sum, modulo 2^64, of
-    /// `mix(word + (i + 1) STEP)` over the words, two elements each (the second in the upper half; 0 behind the last one).
-    /// Where one word changes, whatever its bits, the digest does.
+    /// Digest of the bits of f32 `values`, i64 \[\], the same on every device: the sum modulo 2^64 of
+    /// `mix(word + (i + 1) STEP)`. Word i holds elements 2i (low half) and 2i + 1 (high half, 0 past the end). Any change to
+    /// a single word changes the digest.
     fn digest(&self, values: &Tensor) -> Tensor;
 
-    /// One update of the weights and moments; nothing changes where `update.norm` is not finite. The gradients are scratch
-    /// afterwards. Of LAMB, returns what each parameter's direction is multiplied with, f32 \[parameters\]: its learning rate
-    /// times its trust ratio.
-    fn update(&self, buffers: &mut Buffers<'_>, update: &Update<'_>) -> Option<Tensor>;
+    /// Updates weights and moments in place, unless `update.norm` is not finite. Overwrites the gradients. For LAMB,
+    /// returns each parameter's step size, f32 \[parameters\]: learning rate times trust ratio.
+    fn update(&self, buffers: &mut StateBuffers<'_>, update: &OptimizerUpdate<'_>) -> Option<Tensor>;
 }
 
-/// A place in memory.
+/// Address of f32 values in host or device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Address {
-    /// The first value there.
-    pub first: NonNull<f32>,
-    /// The device whose memory it is, as its driver counts; none: main memory.
+    /// First value.
+    pub pointer: NonNull<f32>,
+    /// CUDA device index; `None` for host memory.
     pub device: Option<usize>,
 }
 
-/// Numbers in main memory.
+/// Values in host memory.
 #[derive(Debug, Clone, Copy)]
 pub enum Values<'a> {
-    /// A micro-batch.
+    /// Micro-batch contents.
     I32(&'a [i32]),
-    /// Factors.
+    /// Scale factors.
     F32(&'a [f32]),
-    /// Tables of a kernel.
+    /// Kernel tables, as raw bytes.
     U8(&'a [u8]),
 }
 
-/// What dropout is drawn from at one place of the model.
+/// Parameters of one dropout call.
 #[derive(Debug, Clone, Copy)]
-pub struct Draws<'a> {
-    /// Of the run's seed, the step and the place in the model.
+pub struct DropoutParams<'a> {
+    /// Key derived from the seed, the step and the dropout site.
     pub key: Key,
-    /// The number of each row's sample in the global batch, i64 \[rows\], on the device.
+    /// Index of each row's sample in the global batch, i64 \[batch\], on the device.
     pub samples: &'a Tensor,
-    /// A value is dropped if its 16 random bits, as a number, are below this.
-    pub dropped: u16,
-    /// What the rest is multiplied with, so that the mean stays.
+    /// An element is dropped if its 16 random bits are below this number.
+    pub threshold: u16,
+    /// Scale of the kept elements, 1 / (1 - rate).
     pub scale: f32,
 }
 
-/// The flat buffers of the training state, f32 \[elements\]; the gradients may be longer.
-pub struct Buffers<'a> {
+/// Flat buffers of the training state, f32 \[elements\]. The gradient buffer may be longer.
+pub struct StateBuffers<'a> {
     /// Weights.
     pub weights: &'a mut Tensor,
     /// Gradients.
     pub gradients: &'a mut Tensor,
     /// First moments.
-    pub first: &'a mut Tensor,
+    pub first_moments: &'a mut Tensor,
     /// Second moments.
-    pub second: &'a mut Tensor,
-    /// The weights once more, in bf16, which the next forward pass reads.
-    pub low: Option<&'a mut Tensor>,
+    pub second_moments: &'a mut Tensor,
+    /// bf16 copy of the weights, read by the next forward pass.
+    pub bf16_weights: Option<&'a mut Tensor>,
 }
 
-/// One update of all parameters that are not frozen.
+/// An optimizer update of all parameters that are not frozen.
 #[derive(Debug)]
-pub struct Update<'a> {
-    /// Which rule.
+pub struct OptimizerUpdate<'a> {
+    /// Optimizer.
     pub kind: OptimizerKind,
-    /// The gradient is scaled down to this norm when above it; 0: never.
+    /// Maximum gradient norm; larger gradients are scaled down to it. 0 disables clipping.
     pub clip_norm: f64,
-    /// The bounds of LAMB's trust ratio.
+    /// Bounds of LAMB's trust ratio.
     pub trust_ratio: Option<[f64; 2]>,
-    /// The L2 norm of all gradients, f64 \[\], on the device.
+    /// L2 norm of all gradients, f64 \[\], on the device.
     pub norm: &'a Tensor,
-    /// The parameters, in the order of the buffers.
-    pub parameters: Vec<(Range<usize>, Rule)>,
+    /// Ranges and constants of the parameters, in buffer order.
+    pub parameters: Vec<(Range<usize>, ParamUpdate)>,
 }
 
-/// What one update of one element needs, the same for all of a parameter.
+/// Constants of a parameter's update.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Rule {
-    /// Decay of the first moment.
+pub struct ParamUpdate {
+    /// Decay rate of the first moment.
     pub beta1: f32,
-    /// 1 - beta1, and 1 - beta2 below: subtracted in f64, because f32 would lose the fifth digit.
-    pub share1: f32,
-    /// Decay of the second moment.
+    /// 1 - beta1, subtracted in f64: in f32 the result would be off in the fifth digit.
+    pub one_minus_beta1: f32,
+    /// Decay rate of the second moment.
     pub beta2: f32,
-    /// 1 - beta2.
-    pub share2: f32,
-    /// Added to the root of the second moment.
+    /// 1 - beta2, subtracted in f64.
+    pub one_minus_beta2: f32,
+    /// Added to the square root of the second moment.
     pub eps: f32,
-    /// 1 / (1 - beta1^t).
-    pub correction1: f32,
-    /// 1 / (1 - beta2^t).
-    pub correction2: f32,
+    /// 1 / (1 - beta1^t); 1 without bias correction.
+    pub inv_bias_correction1: f32,
+    /// 1 / (1 - beta2^t); 1 without bias correction.
+    pub inv_bias_correction2: f32,
     /// Learning rate.
     pub learning_rate: f32,
-    /// Weight decay; 0 for biases and layer normalisations.
+    /// Weight decay; 0 for biases and layer norms.
     pub weight_decay: f32,
-    /// Whether LAMB scales its update by the trust ratio.
-    pub trusted: bool,
+    /// True if LAMB scales the update by the trust ratio.
+    pub uses_trust_ratio: bool,
 }

@@ -1,5 +1,5 @@
-//! Dynamic masking: which tokens of a sample are hidden, and by what. A pure function of a key made of the seed, the
-//! epoch and the sample, so that masks do not depend on the number of workers and nothing has to be stored.
+//! Token masking: selects tokens of a sample and replaces them. The mask is a pure function of seed, epoch and
+//! sample: independent of the number of ranks, with no state to store.
 
 mod choose;
 #[cfg(test)]
@@ -8,36 +8,36 @@ mod tests;
 use lambert_config::run::{MaskToken, Masking, Objective};
 use lambert_dataset::random::Key;
 
-/// What masking needs to know of the vocabulary.
+/// Vocabulary properties that masking needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pieces {
-    /// \[MASK\].
-    pub mask: u32,
-    /// \[UNK\].
-    pub unk: u32,
-    /// \[CLS\], \[SEP\] and \[PAD\]: never masked.
-    pub never: [u32; 3],
-    /// For every piece of the vocabulary whether it goes on the word before it (`##ing`).
+pub struct MaskVocab {
+    /// Id of \[MASK\].
+    pub mask_id: u32,
+    /// Id of \[UNK\].
+    pub unk_id: u32,
+    /// Ids of \[CLS\], \[SEP\] and \[PAD\], which are never masked.
+    pub special_ids: [u32; 3],
+    /// For every vocabulary entry, true if it continues a word (`##ing`).
     pub continuations: Vec<bool>,
 }
 
-impl Pieces {
-    /// Whether a piece goes on the word before it.
+impl MaskVocab {
+    /// True if the token continues a word.
     fn is_continuation(&self, id: u32) -> bool {
         self.continuations.get(id as usize).copied().unwrap_or(false)
     }
 }
 
-/// One hidden token.
+/// A masked token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Hidden {
-    /// Its place in the sample.
+pub struct MaskedToken {
+    /// Index in the sample.
     pub position: u16,
-    /// The token that stood there.
+    /// Original token id.
     pub label: u32,
 }
 
-/// The key of a sample's masks. Static masks come back after `static_masks` epochs.
+/// Key of a sample's mask. Static masking repeats its masks every `static_masks` epochs.
 pub fn key(seed: u64, objective: &Objective, epoch: u64, sample: u64) -> Key {
     let epoch = match objective.masking {
         Masking::Dynamic => epoch,
@@ -46,29 +46,29 @@ pub fn key(seed: u64, objective: &Objective, epoch: u64, sample: u64) -> Key {
     Key::new(seed).with_bytes(b"mask").with(epoch).with(sample)
 }
 
-/// Hides tokens of `ids` in place and returns them in the order of their positions. Of the hidden tokens 80 % become
-/// \[MASK\] (or \[UNK\]), 10 % a random piece, 10 % stay as they are; that is drawn for each token, or for each span.
-pub fn mask(ids: &mut [u32], objective: &Objective, pieces: &Pieces, key: Key) -> Vec<Hidden> {
+/// Masks tokens of `ids` in place and returns them sorted by position. 80% become \[MASK\] (or \[UNK\]), 10% a random
+/// token, 10% stay unchanged; drawn per token, or once per span.
+pub fn mask(ids: &mut [u32], objective: &Objective, vocab: &MaskVocab, key: Key) -> Vec<MaskedToken> {
     let mut rng = key.rng();
-    let most = objective.predictions(ids.len());
-    let chosen = choose::choose(ids, objective.mask_unit, most, pieces, &mut rng);
-    let hider = match objective.mask_token {
-        MaskToken::Mask => pieces.mask,
-        MaskToken::Unk => pieces.unk,
+    let max_tokens = objective.predictions(ids.len());
+    let selected = choose::select(ids, objective.mask_unit, max_tokens, vocab, &mut rng);
+    let replacement = match objective.mask_token {
+        MaskToken::Mask => vocab.mask_id,
+        MaskToken::Unk => vocab.unk_id,
     };
-    let (mut group, mut fate) = (None, 0);
-    let hide = |(position, together): (u16, usize)| {
-        if group != Some(together) {
-            (group, fate) = (Some(together), rng.below(10));
+    let (mut group, mut draw) = (None, 0);
+    let mask_token = |(position, token_group): (u16, usize)| {
+        if group != Some(token_group) {
+            (group, draw) = (Some(token_group), rng.below(10));
         }
         let token = &mut ids[usize::from(position)];
-        let hidden = Hidden { position, label: *token };
-        match fate {
-            0..8 => *token = hider,
-            8 => *token = rng.below(pieces.continuations.len() as u64) as u32,
+        let masked = MaskedToken { position, label: *token };
+        match draw {
+            0..8 => *token = replacement,
+            8 => *token = rng.below(vocab.continuations.len() as u64) as u32,
             _ => {}
         }
-        hidden
+        masked
     };
-    chosen.into_iter().map(hide).collect()
+    selected.into_iter().map(mask_token).collect()
 }

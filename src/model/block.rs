@@ -1,13 +1,13 @@
-//! The code of a segment.
+//! Interface of a segment's implementation.
 
 use tch::Tensor;
 
 use super::Dropout;
 use crate::model::input::Input;
 
-/// Computes a segment of a network.
-pub trait Block {
-    /// The segment's outputs. `inputs` are the outputs of other segments that it reads, in its description's order: first the
-    /// hidden states \[rows, width, hidden\], where it has any.
+/// Forward computation of a network segment.
+pub trait SegmentBlock {
+    /// Computes the segment's outputs. `inputs` are the outputs of other segments that it reads, in the order of its
+    /// description; the hidden states \[batch, sequence, hidden\], if it reads any, come first.
     fn forward(&self, inputs: &[&Tensor], input: &Input, dropout: Dropout<'_>) -> Vec<Tensor>;
 }

@@ -1,90 +1,90 @@
-//! Dropout whose draws are a pure function of the seed, the step, the sample and the place in the model: the same for
-//! every world size and however a global batch is cut into micro-batches. libtorch's own generator is one stream, drawn
-//! by one thread, which took an eighth of a step.
+//! Keyed dropout: the masks are a pure function of seed, step, sample and dropout site. They do not depend on the
+//! number of ranks or the partition into micro-batches. libtorch's CPU generator is a single sequential stream, which
+//! took an eighth of a step.
 
 use lambert_dataset::random::Key;
 use tch::Tensor;
 
-use crate::kernels::{Draws, Kernels};
+use crate::kernels::{DropoutParams, Kernels};
 
-/// What shares are dropped.
+/// Dropout probabilities.
 #[derive(Debug, Clone, Copy)]
-pub struct Rates {
-    /// Of the activations.
+pub struct DropoutRates {
+    /// Dropout of hidden states.
     pub hidden: f64,
-    /// Of the attention weights.
+    /// Dropout of attention weights.
     pub attention: f64,
 }
 
 /// Dropout of one forward pass.
 #[derive(Clone, Copy)]
 pub enum Dropout<'a> {
-    /// None: evaluation.
+    /// No dropout, as in evaluation.
     Off,
-    /// As drawn.
+    /// Keyed dropout.
     On {
-        /// How much.
-        rates: Rates,
-        /// Of the run's seed and the step.
+        /// Probabilities.
+        rates: DropoutRates,
+        /// Key derived from the run's seed and the step.
         key: Key,
-        /// The number of each row's sample in the global batch, i64 \[rows\].
+        /// Index of each row's sample in the global batch, i64 \[batch\].
         samples: &'a Tensor,
-        /// What draws.
+        /// Device kernels.
         kernels: &'a dyn Kernels,
-        /// For fused attention, which draws by itself: a number that no other micro-batch of the global batch has.
-        fused: Option<u64>,
+        /// Seed for fused attention, which uses libtorch's generator: unique to the micro-batch within the global
+        /// batch. `None` with keyed attention dropout.
+        fused_seed: Option<u64>,
     },
 }
 
-/// A place in the model where dropout is drawn. Two draws of a step have different places.
+/// Location of a dropout operation in the model, unique within a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Site {
-    /// Behind the embeddings.
+pub enum DropoutSite {
+    /// After the embeddings.
     Embeddings,
-    /// In an application of a layer.
+    /// In a layer application.
     Layer {
-        /// Its number among all applications, from 0.
+        /// Index of the application in the network, from 0.
         application: usize,
-        /// Where in the layer.
-        place: Place,
+        /// Position within the layer.
+        position: LayerDropout,
     },
 }
 
-/// A place in a layer.
+/// Dropout position within a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
-    /// On the attention weights.
+pub enum LayerDropout {
+    /// Attention weights.
     AttentionWeights,
-    /// Before attention's output is added.
+    /// Attention output, before the residual addition.
     AttentionOutput,
-    /// Before the feed-forward layer's output is added.
+    /// Feed-forward output, before the residual addition.
     FeedForward,
 }
 
-impl Site {
-    /// Its number in the key of the draws. These numbers decide what is drawn: they never change.
+impl DropoutSite {
+    /// Number of the site in the dropout key. Stable: changing it would change the masks.
     fn number(self) -> u64 {
         match self {
             Self::Embeddings => 0,
-            Self::Layer { application, place } => 1 + 3 * application as u64 + place as u64,
+            Self::Layer { application, position } => 1 + 3 * application as u64 + position as u64,
         }
     }
 }
 
-/// Values in 16 bits, of which four are cut from a random word.
+/// Number of values of the 16-bit draws.
 const STEPS: f64 = 65536.0;
 
 impl Dropout<'_> {
-    /// Whether attention weights are dropped one by one, so that they have to be there.
-    pub fn needs_weights(self) -> bool {
-        matches!(self, Self::On { rates, fused: None, .. } if rates.attention > 0.0)
+    /// True if dropout applies to individual attention weights, so that attention must materialize them.
+    pub fn needs_attention_weights(self) -> bool {
+        matches!(self, Self::On { rates, fused_seed: None, .. } if rates.attention > 0.0)
     }
 
-    /// With fused attention, the share of the weights that it is to drop at `site`. Its generator is seeded
-    /// for the next call.
-    pub fn of_fused_attention(self, site: Site) -> f64 {
+    /// Dropout probability to pass to fused attention at `site`. Seeds libtorch's generator for that call.
+    pub fn seed_fused_attention(self, site: DropoutSite) -> f64 {
         match self {
-            Self::On { rates, key, kernels, fused: Some(micro_batch), .. } if rates.attention > 0.0 => {
+            Self::On { rates, key, kernels, fused_seed: Some(micro_batch), .. } if rates.attention > 0.0 => {
                 kernels.seed(key.with(site.number()).with(micro_batch).value());
                 rates.attention
             }
@@ -92,27 +92,27 @@ impl Dropout<'_> {
         }
     }
 
-    /// Drops activations, \[rows, width, hidden\], at `site`, and adds `added` where there is something.
-    pub fn hidden(self, x: Tensor, added: Option<&Tensor>, site: Site) -> Tensor {
+    /// Applies dropout to hidden states \[batch, sequence, hidden\] and adds the residual `added`, if given.
+    pub fn hidden(self, x: Tensor, added: Option<&Tensor>, site: DropoutSite) -> Tensor {
         self.drop(x, added, site, |rates| rates.hidden)
     }
 
-    /// Drops attention weights, \[rows, heads, width, width\], at `site`.
-    pub fn attention(self, weights: Tensor, site: Site) -> Tensor {
+    /// Applies dropout to attention weights \[batch, heads, sequence, sequence\].
+    pub fn attention(self, weights: Tensor, site: DropoutSite) -> Tensor {
         self.drop(weights, None, site, |rates| rates.attention)
     }
 
-    fn drop(self, x: Tensor, added: Option<&Tensor>, site: Site, rate: impl Fn(Rates) -> f64) -> Tensor {
-        let draws = match &self {
+    fn drop(self, x: Tensor, added: Option<&Tensor>, site: DropoutSite, rate: impl Fn(DropoutRates) -> f64) -> Tensor {
+        let params = match &self {
             Self::On { rates, key, samples, .. } if rate(*rates) > 0.0 => {
-                let dropped = (rate(*rates) * STEPS).round();
-                let scale = (STEPS / (STEPS - dropped)) as f32;
-                Some(Draws { key: key.with(site.number()), samples, dropped: dropped as u16, scale })
+                let threshold = (rate(*rates) * STEPS).round();
+                let scale = (STEPS / (STEPS - threshold)) as f32;
+                Some(DropoutParams { key: key.with(site.number()), samples, threshold: threshold as u16, scale })
             }
             _ => None,
         };
-        match (self, draws) {
-            (Self::On { kernels, .. }, Some(draws)) => kernels.dropout(&x, added, &draws),
+        match (self, params) {
+            (Self::On { kernels, .. }, Some(params)) => kernels.dropout(&x, added, &params),
             _ => added.map_or_else(|| x.shallow_clone(), |added| &x + added),
         }
     }

@@ -1,10 +1,10 @@
-//! Token and position embeddings, and segment embeddings where the network has them; normalised if it says so.
+//! Token, position and (if the network has them) segment embeddings, with optional layer norm.
 
 use lambert_plan::architecture::{Leaf, Part};
 use tch::{Kind, Tensor};
 
-use super::block::Block;
-use super::dropout::Site;
+use super::block::SegmentBlock;
+use super::dropout::DropoutSite;
 use super::{Dropout, LayerNorm, NetworkWeights};
 use crate::model::input::Input;
 use crate::torch;
@@ -12,11 +12,11 @@ use crate::torch;
 pub struct Embeddings {
     words: Tensor,
     positions: Tensor,
-    /// None in a network without them.
+    /// Segment embeddings, if the network has them.
     segments: Option<Tensor>,
     norm: Option<LayerNorm>,
-    /// What the layers compute with.
-    kind: Kind,
+    /// Dtype of the encoder layers.
+    compute_dtype: Kind,
 }
 
 impl Embeddings {
@@ -28,25 +28,25 @@ impl Embeddings {
             positions: table(Part::PositionEmbeddings),
             segments: has(Part::SegmentEmbeddings).then(|| table(Part::SegmentEmbeddings)),
             norm: has(Part::EmbeddingNorm).then(|| LayerNorm::new(weights, Part::EmbeddingNorm, None)),
-            kind: super::kind(weights.model),
+            compute_dtype: super::compute_dtype(weights.model),
         }
     }
 }
 
-impl Block for Embeddings {
-    /// \[rows, width\] ids to \[rows, width, hidden\].
+impl SegmentBlock for Embeddings {
+    /// Maps ids \[batch, sequence\] to hidden states \[batch, sequence, hidden\].
     fn forward(&self, _: &[&Tensor], input: &Input, dropout: Dropout<'_>) -> Vec<Tensor> {
-        let width = input.ids.size()[1];
+        let seq_len = input.ids.size()[1];
         let words = torch::embedding(&self.words, &input.ids);
         let sum = match &self.segments {
             Some(segments) => words + torch::embedding(segments, &input.segments),
             None => words,
         };
-        let sum = sum + self.positions.narrow(0, 0, width);
+        let sum = sum + self.positions.narrow(0, 0, seq_len);
         let embedded = match &self.norm {
             Some(norm) => norm.forward(&sum),
             None => sum,
         };
-        vec![dropout.hidden(embedded, None, Site::Embeddings).to_kind(self.kind)]
+        vec![dropout.hidden(embedded, None, DropoutSite::Embeddings).to_kind(self.compute_dtype)]
     }
 }

@@ -1,4 +1,4 @@
-//! The pre-training heads: masked tokens, and the pair label. A network has those that its description lists.
+//! Pre-training heads for masked tokens and the pair label. A network has the heads that its description lists.
 
 use lambert_config::run::Activation;
 use lambert_plan::architecture::{Head, Leaf, Part};
@@ -6,7 +6,7 @@ use tch::Tensor;
 
 use super::{LayerNorm, Linear, NetworkWeights, activate};
 
-/// The heads of a network.
+/// Heads of a network.
 pub struct Heads {
     masked_language: Option<MaskedLanguageHead>,
     pair: Option<PairHead>,
@@ -21,31 +21,36 @@ impl Heads {
         }
     }
 
-    /// Logits over the vocabulary, \[n, vocabulary\], at `n` chosen positions: `positions` are indices into the rows laid
-    /// end to end. `hidden` is \[rows, width, hidden\]. Rows that fill up the vocabulary have minus infinity.
+    /// Logits over the vocabulary, \[n, vocabulary\], at `n` positions. `positions` index the flattened \[batch x
+    /// sequence\] rows of `hidden`, \[batch, sequence, hidden\]. Padding entries of the vocabulary have a logit of
+    /// minus infinity.
     ///
-    /// Asking a network for a head that it does not have is a mistake in the code of a loss.
+    /// # Panics
+    /// The network has no such head.
     pub fn masked_language(&self, hidden: &Tensor, positions: &Tensor) -> Tensor {
-        let head = self.masked_language.as_ref().expect("the network has no head for masked tokens");
+        let head = self.masked_language.as_ref().expect("the network has no masked-language head");
         head.logits(&hidden.flatten(0, 1).index_select(0, positions))
     }
 
-    /// Logits of the pair label, \[rows, 2\], from the first token's hidden state; `hidden` is \[rows, width, hidden\].
+    /// Logits of the pair label, \[batch, 2\], from the first token's hidden state. `hidden` is \[batch, sequence,
+    /// hidden\].
     ///
-    /// Asking a network for a head that it does not have is a mistake in the code of a loss.
+    /// # Panics
+    /// The network has no such head.
     pub fn pair(&self, hidden: &Tensor) -> Tensor {
         self.pair.as_ref().expect("the network has no pair head").logits(&hidden.select(1, 0))
     }
 }
 
-/// Predicts a masked token. Its decoder is the token embedding table, unless it has one of its own.
+/// Masked-language-modeling head. Its decoder is tied to the token embeddings, or has its own weights.
 struct MaskedLanguageHead {
     activation: Activation,
     transform: Linear,
     norm: LayerNorm,
     decoder: Linear,
-    /// Added to the logits: minus infinity where a row stands for no token; \[rows\], `None` if there are none.
-    never: Option<Tensor>,
+    /// Added to the logits: minus infinity at padding entries of the vocabulary, 0 elsewhere; \[vocabulary\]. `None`
+    /// without padding.
+    padding_logits: Option<Tensor>,
 }
 
 impl MaskedLanguageHead {
@@ -54,37 +59,37 @@ impl MaskedLanguageHead {
         let bias = network.id(Part::PredictionBias, None, Leaf::Bias);
         let is_tied = network.module(Part::Decoder).is_some_and(|decoder| decoder.tied_to.is_some());
         let decoder = if is_tied {
-            Linear::of(parameters, network.id(Part::WordEmbeddings, None, Leaf::Weight), bias)
+            Linear::from_ids(parameters, network.id(Part::WordEmbeddings, None, Leaf::Weight), bias)
         } else {
             Linear::new(weights, Part::Decoder, None)
         };
         let padding = parameters.spec(bias).padding.unwrap_or(0) as i64;
-        let never = (padding > 0).then(|| {
-            let never = decoder.bias.zeros_like().set_requires_grad(false);
-            let _ = never.narrow(0, never.size()[0] - padding, padding).fill_(f64::NEG_INFINITY);
-            never
+        let padding_logits = (padding > 0).then(|| {
+            let padding_logits = decoder.bias.zeros_like().set_requires_grad(false);
+            let _ = padding_logits.narrow(0, padding_logits.size()[0] - padding, padding).fill_(f64::NEG_INFINITY);
+            padding_logits
         });
         Self {
             activation: model.activation,
             transform: Linear::new(weights, Part::Transform, None),
             norm: LayerNorm::new(weights, Part::TransformNorm, None),
             decoder,
-            never,
+            padding_logits,
         }
     }
 
-    /// \[n, hidden\] to \[n, vocabulary\].
+    /// Maps \[n, hidden\] to \[n, vocabulary\].
     fn logits(&self, hidden: &Tensor) -> Tensor {
         let transformed = activate(&self.transform.forward(hidden), self.activation);
         let logits = self.decoder.forward(&self.norm.forward(&transformed));
-        match &self.never {
-            Some(never) => logits + never,
+        match &self.padding_logits {
+            Some(padding_logits) => logits + padding_logits,
             None => logits,
         }
     }
 }
 
-/// Predicts the pair label.
+/// Pooler and classifier of the pair label.
 struct PairHead {
     pooler: Linear,
     classifier: Linear,
@@ -96,7 +101,7 @@ impl PairHead {
         Self { pooler: linear(Part::Pooler), classifier: linear(Part::PairHead) }
     }
 
-    /// \[rows, hidden\] to \[rows, 2\].
+    /// Maps \[batch, hidden\] to \[batch, 2\].
     fn logits(&self, hidden: &Tensor) -> Tensor {
         self.classifier.forward(&self.pooler.forward(hidden).tanh())
     }

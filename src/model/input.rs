@@ -1,117 +1,127 @@
-//! A micro-batch on the device: all that its passes read.
+//! Device tensors of a micro-batch: the input of its passes.
 
 use tch::{Kind, Tensor};
 
 use crate::data::MicroBatch;
 use crate::kernels::{Kernels, Values};
 
-/// The tensors of a micro-batch.
+/// Input tensors of a micro-batch.
 pub struct Input {
-    /// Token ids, i64 \[rows, width\].
+    /// Token ids, i64 \[batch, sequence\].
     pub ids: Tensor,
-    /// Segment of each token, i64 \[rows, width\], 0 or 1.
+    /// Segment ids, 0 or 1, i64 \[batch, sequence\].
     pub segments: Tensor,
-    /// `true` where a token may be attended to, \[rows, 1, 1, width\]; `None` where no row is padded.
-    pub attendable: Option<Tensor>,
-    /// The number of each row's sample in the global batch, i64 \[rows\].
+    /// Attention mask: `true` at tokens, `false` at padding; bool \[batch, 1, 1, sequence\]. `None` without padding.
+    pub attention_mask: Option<Tensor>,
+    /// Index of each row's sample in the global batch, i64 \[batch\].
     pub samples: Tensor,
-    /// The first of them: no other micro-batch of the global batch has it.
+    /// First sample index; unique to the micro-batch within the global batch.
     pub first_sample: u64,
-    /// Indices of the hidden tokens in the rows laid end to end, i64 \[n\]; `None` where nothing is hidden.
+    /// Indices of the masked tokens in the flattened \[batch x sequence\] ids, i64 \[n\]; `None` without masked
+    /// tokens.
     pub positions: Option<Tensor>,
-    /// What stood there, i64 \[n\].
+    /// Original ids of the masked tokens, i64 \[n\].
     pub labels: Option<Tensor>,
-    /// Pair label of each row, i64 \[rows\]; `None` without a pair objective.
+    /// Pair labels, i64 \[batch\]; `None` without a pair objective.
     pub pair_labels: Option<Tensor>,
-    /// Targets that an earlier pass has made for the losses of this one; `None` if there are none.
-    pub made_targets: Option<Tensor>,
-    /// What each row's loss is multiplied with, f32 \[rows\]; `None` if nothing is, as everywhere but in tests.
-    pub factors: Option<Tensor>,
+    /// Targets that an earlier pass computed for this pass, if any.
+    pub derived_targets: Option<Tensor>,
+    /// Factor of each row's loss, f32 \[batch\]; `None` if all are 1 (other values occur only in fault-injection
+    /// tests).
+    pub loss_scales: Option<Tensor>,
 }
 
-/// A micro-batch on its way to the device.
-struct Sent {
-    /// All of its whole numbers, i32.
+/// Micro-batch being uploaded.
+struct PendingUpload {
+    /// All integer arrays, concatenated, i32.
     numbers: Tensor,
-    factors: Option<Tensor>,
+    loss_scales: Option<Tensor>,
 }
 
-impl Sent {
+impl PendingUpload {
     fn new(kernels: &dyn Kernels, batch: &MicroBatch) -> Self {
-        let samples: Vec<i32> = batch.samples.iter().map(|sample| *sample as i32).collect();
-        let numbers: [&[i32]; 7] =
-            [&batch.ids, &batch.second, &batch.lengths, &samples, &batch.positions, &batch.labels, &batch.pair_labels];
+        let samples: Vec<i32> = batch.sample_indices.iter().map(|sample| *sample as i32).collect();
+        let numbers: [&[i32]; 7] = [
+            &batch.ids,
+            &batch.segment_b_starts,
+            &batch.lengths,
+            &samples,
+            &batch.positions,
+            &batch.labels,
+            &batch.pair_labels,
+        ];
         Self {
-            numbers: kernels.send(Values::I32(&numbers.concat())),
-            factors: (!batch.factors.is_empty()).then(|| kernels.send(Values::F32(&batch.factors))),
+            numbers: kernels.upload_async(Values::I32(&numbers.concat())),
+            loss_scales: (!batch.loss_scales.is_empty()).then(|| kernels.upload_async(Values::F32(&batch.loss_scales))),
         }
     }
 }
 
 impl Input {
-    /// Gives `work` each micro-batch on the device, where the next one goes meanwhile.
+    /// Calls `work` with each micro-batch on the device, while the next one is being uploaded.
     pub fn each(kernels: &dyn Kernels, batches: &[MicroBatch], mut work: impl FnMut(&MicroBatch, Self)) {
-        let mut ahead = batches.first().map(|batch| Sent::new(kernels, batch));
+        let mut next_upload = batches.first().map(|batch| PendingUpload::new(kernels, batch));
         for (number, batch) in batches.iter().enumerate() {
-            let Some(sent) = ahead.take() else { return };
-            kernels.order_sent();
-            ahead = batches.get(number + 1).map(|next| Sent::new(kernels, next));
-            work(batch, Self::new(batch, sent));
+            let Some(upload) = next_upload.take() else { return };
+            kernels.wait_uploads();
+            next_upload = batches.get(number + 1).map(|next| PendingUpload::new(kernels, next));
+            work(batch, Self::new(batch, upload));
         }
     }
 
-    /// One micro-batch on the device.
+    /// Uploads one micro-batch.
     pub fn upload(kernels: &dyn Kernels, batch: &MicroBatch) -> Self {
-        let sent = Sent::new(kernels, batch);
-        kernels.order_sent();
-        Self::new(batch, sent)
+        let upload = PendingUpload::new(kernels, batch);
+        kernels.wait_uploads();
+        Self::new(batch, upload)
     }
 
-    /// The same tensors once more.
+    /// Copies the tensor handles, sharing their storage.
     pub fn shallow_clone(&self) -> Self {
-        let some = |tensor: &Option<Tensor>| tensor.as_ref().map(Tensor::shallow_clone);
+        let clone_option = |tensor: &Option<Tensor>| tensor.as_ref().map(Tensor::shallow_clone);
         Self {
             ids: self.ids.shallow_clone(),
             segments: self.segments.shallow_clone(),
-            attendable: some(&self.attendable),
+            attention_mask: clone_option(&self.attention_mask),
             samples: self.samples.shallow_clone(),
             first_sample: self.first_sample,
-            positions: some(&self.positions),
-            labels: some(&self.labels),
-            pair_labels: some(&self.pair_labels),
-            made_targets: some(&self.made_targets),
-            factors: some(&self.factors),
+            positions: clone_option(&self.positions),
+            labels: clone_option(&self.labels),
+            pair_labels: clone_option(&self.pair_labels),
+            derived_targets: clone_option(&self.derived_targets),
+            loss_scales: clone_option(&self.loss_scales),
         }
     }
 
-    /// A micro-batch that has arrived; what follows from its numbers is computed on the device.
-    fn new(batch: &MicroBatch, sent: Sent) -> Self {
-        let (rows, width) = (batch.rows as i64, batch.width as i64);
-        let all = sent.numbers.to_kind(Kind::Int64);
+    /// Builds the input of an uploaded micro-batch; derives segments and attention mask on the device.
+    fn new(batch: &MicroBatch, upload: PendingUpload) -> Self {
+        let (rows, seq_len) = (batch.rows as i64, batch.seq_len as i64);
+        let all = upload.numbers.to_kind(Kind::Int64);
         let (positions, labels, pairs) = (batch.positions.len(), batch.labels.len(), batch.pair_labels.len());
-        let counts = [batch.ids.len(), batch.second.len(), batch.lengths.len(), batch.rows, positions, labels, pairs];
+        let counts =
+            [batch.ids.len(), batch.segment_b_starts.len(), batch.lengths.len(), batch.rows, positions, labels, pairs];
         let mut first = 0;
         let parts = counts.map(|count| {
             first += count as i64;
             all.narrow(0, first - count as i64, count as i64)
         });
-        let [ids, second, lengths, samples, positions, labels, pair_labels] = parts;
-        let some = |part: Tensor| (part.size()[0] > 0).then_some(part);
-        // 0 to the width, for every row.
-        let position = all.narrow(0, 0, width).ones_like().cumsum(0, Kind::Int64) - 1;
+        let [ids, segment_b_starts, lengths, samples, positions, labels, pair_labels] = parts;
+        let non_empty = |part: Tensor| (part.size()[0] > 0).then_some(part);
+        // Positions 0 to seq_len - 1, shared by all rows.
+        let position = all.narrow(0, 0, seq_len).ones_like().cumsum(0, Kind::Int64) - 1;
         let is_before = |ends: Tensor| position.lt_tensor(&ends.view([rows, 1]));
-        let (in_first, in_row) = (is_before(second), is_before(lengths));
+        let (in_first, in_row) = (is_before(segment_b_starts), is_before(lengths));
         Self {
-            ids: ids.view([rows, width]),
+            ids: ids.view([rows, seq_len]),
             segments: in_row.bitwise_and_tensor(&in_first.bitwise_not()).to_kind(Kind::Int64),
-            attendable: batch.is_padded().then(|| in_row.view([rows, 1, 1, width])),
+            attention_mask: batch.is_padded().then(|| in_row.view([rows, 1, 1, seq_len])),
             samples,
-            first_sample: batch.samples.first().copied().unwrap_or(0),
-            positions: some(positions),
-            labels: some(labels),
-            pair_labels: some(pair_labels),
-            made_targets: None,
-            factors: sent.factors,
+            first_sample: batch.sample_indices.first().copied().unwrap_or(0),
+            positions: non_empty(positions),
+            labels: non_empty(labels),
+            pair_labels: non_empty(pair_labels),
+            derived_targets: None,
+            loss_scales: upload.loss_scales,
         }
     }
 }
@@ -121,16 +131,16 @@ mod tests {
     use super::*;
     use crate::data::batch::MaskedSample;
     use crate::kernels::Host;
-    use crate::masking::Hidden;
+    use crate::masking::MaskedToken;
 
     #[test]
-    fn a_micro_batch_arrives_as_it_was() {
+    fn upload_preserves_micro_batch() {
         let sample = |ids: &[u32], segment_b_start, position, label| MaskedSample {
             ids: ids.to_vec(),
             segment_b_start,
             pair_label: Some(1),
-            hidden: vec![Hidden { position, label }],
-            factor: 1.0,
+            masked_tokens: vec![MaskedToken { position, label }],
+            loss_scale: 1.0,
         };
         let samples = [sample(&[2, 5, 3, 6], 3, 1, 50), sample(&[2, 9], 0, 1, 90), sample(&[2, 7, 7], 1, 2, 8)];
         let input = Input::upload(&Host, &MicroBatch::new(&[3, 1, 70_000], 4, 0, &samples));
@@ -142,13 +152,13 @@ mod tests {
         assert_eq!(numbers(&input.ids), [2, 5, 3, 6, 2, 9, 0, 0, 2, 7, 7, 0]);
         assert_eq!(numbers(&input.segments), [0, 0, 0, 1, 0, 0, 0, 0, 0, 1, 1, 0]);
         assert_eq!(numbers(&input.samples), [3, 1, 70_000]);
-        let attendable = input.attendable.unwrap();
-        assert_eq!(attendable.size(), [3, 1, 1, 4]);
-        assert_eq!(numbers(&attendable.to_kind(Kind::Int64)), [1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 0]);
+        let attention_mask = input.attention_mask.unwrap();
+        assert_eq!(attention_mask.size(), [3, 1, 1, 4]);
+        assert_eq!(numbers(&attention_mask.to_kind(Kind::Int64)), [1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 0]);
         assert_eq!(numbers(&input.positions.unwrap()), [1, 5, 10]);
         assert_eq!(numbers(&input.labels.unwrap()), [50, 90, 8]);
         assert_eq!(numbers(&input.pair_labels.unwrap()), [1, 1, 1]);
         let alone = MicroBatch::new(&[0], 4, 0, &samples[..1]);
-        assert!(Input::upload(&Host, &alone).attendable.is_none());
+        assert!(Input::upload(&Host, &alone).attention_mask.is_none());
     }
 }

@@ -1,22 +1,23 @@
-//! One encoder layer: self-attention and feed-forward, each added to its input. Normalised is the sum, or what goes in.
+//! Transformer encoder layer: self-attention and feed-forward network, each with a residual connection, post-norm or
+//! pre-norm.
 
 use lambert_config::run::{Activation, Norm};
 use lambert_plan::architecture::Part;
 use tch::Tensor;
 
-use super::block::Block;
-use super::dropout::{Place, Site};
+use super::block::SegmentBlock;
+use super::dropout::{DropoutSite, LayerDropout};
 use super::{Dropout, LayerNorm, Linear, NetworkWeights, activate};
 use crate::model::input::Input;
 
-/// See the module.
+/// Encoder layer.
 pub struct Layer {
-    /// Its number among all applications of layers.
+    /// Index among all layer applications of the network.
     application: usize,
     heads: i64,
     norm: Norm,
     activation: Activation,
-    /// Query, key and value, one below the other.
+    /// Fused query, key and value projection, stacked in this order.
     query_key_value: Linear,
     attention_output: Linear,
     attention_norm: LayerNorm,
@@ -26,7 +27,7 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// An application of layer `layer`, by the parameters of that.
+    /// Creates application `application` of layer `layer`, with that layer's parameters.
     pub fn new(weights: NetworkWeights<'_>, layer: usize, application: usize) -> Self {
         let model = weights.model;
         let linear = |part| Linear::new(weights, part, Some(layer));
@@ -34,9 +35,9 @@ impl Layer {
         Self {
             application,
             heads: model.heads as i64,
-            norm: weights.norm(),
+            norm: weights.norm_placement(),
             activation: model.activation,
-            query_key_value: Linear::joined(weights, Part::Query, layer),
+            query_key_value: Linear::fused(weights, Part::Query, layer),
             attention_output: linear(Part::AttentionOutput),
             attention_norm: norm(Part::AttentionNorm),
             intermediate: linear(Part::Intermediate),
@@ -45,16 +46,21 @@ impl Layer {
         }
     }
 
-    /// \[rows, width, hidden\] to the same. `attendable` is \[rows, 1, 1, width\], `true` where a token is no padding.
-    fn apply(&self, hidden: &Tensor, attendable: Option<&Tensor>, dropout: Dropout<'_>) -> Tensor {
-        // Each of `x`, added to `hidden`.
+    /// Maps \[batch, sequence, hidden\] to the same shape. `attention_mask` is \[batch, 1, 1, sequence\], `true` at
+    /// tokens.
+    fn apply(&self, hidden: &Tensor, attention_mask: Option<&Tensor>, dropout: Dropout<'_>) -> Tensor {
+        // Both apply to `x` and add `hidden` as the residual.
         let attention = |x: &Tensor, hidden: &Tensor| {
-            let mixed = self.attend(x, attendable, dropout);
-            dropout.hidden(self.attention_output.forward(&mixed), Some(hidden), self.site(Place::AttentionOutput))
+            let mixed = self.attend(x, attention_mask, dropout);
+            dropout.hidden(
+                self.attention_output.forward(&mixed),
+                Some(hidden),
+                self.site(LayerDropout::AttentionOutput),
+            )
         };
         let feed_forward = |x: &Tensor, hidden: &Tensor| {
             let inner = activate(&self.intermediate.forward(x), self.activation);
-            dropout.hidden(self.output.forward(&inner), Some(hidden), self.site(Place::FeedForward))
+            dropout.hidden(self.output.forward(&inner), Some(hidden), self.site(LayerDropout::FeedForward))
         };
         match self.norm {
             Norm::Post => {
@@ -68,36 +74,37 @@ impl Layer {
         }
     }
 
-    fn site(&self, place: Place) -> Site {
-        Site::Layer { application: self.application, place }
+    fn site(&self, position: LayerDropout) -> DropoutSite {
+        DropoutSite::Layer { application: self.application, position }
     }
 
-    /// softmax(Q K^T / sqrt(hidden / heads)) V.
-    fn attend(&self, hidden: &Tensor, attendable: Option<&Tensor>, dropout: Dropout<'_>) -> Tensor {
+    /// Multi-head self-attention, softmax(Q K^T / sqrt(head_size)) V, without the output projection.
+    fn attend(&self, hidden: &Tensor, attention_mask: Option<&Tensor>, dropout: Dropout<'_>) -> Tensor {
         let size = hidden.size();
-        let (rows, width) = (size[0], size[1]);
-        // Three of [rows, width, heads, hidden / heads]. Their gradients are stacked by one copy, as the product wants them.
-        let all = self.query_key_value.forward(hidden).view([rows, width, 3, self.heads, -1]).unbind(2);
+        let (rows, seq_len) = (size[0], size[1]);
+        // Three tensors [batch, sequence, heads, head_size]. One copy stacks their gradients in the layout of the
+        // fused projection.
+        let all = self.query_key_value.forward(hidden).view([rows, seq_len, 3, self.heads, -1]).unbind(2);
         let heads = |index: usize| all[index].transpose(1, 2);
         let (query, key, value) = (heads(0), heads(1), heads(2));
-        let mixed = if dropout.needs_weights() {
+        let mixed = if dropout.needs_attention_weights() {
             let scale = 1.0 / (query.size()[3] as f64).sqrt();
             let mut scores = (query * scale).matmul(&key.transpose(2, 3));
-            if let Some(attendable) = attendable {
-                scores = scores.masked_fill(&attendable.logical_not(), f64::NEG_INFINITY);
+            if let Some(attention_mask) = attention_mask {
+                scores = scores.masked_fill(&attention_mask.logical_not(), f64::NEG_INFINITY);
             }
-            dropout.attention(scores.softmax(-1, None), self.site(Place::AttentionWeights)).matmul(&value)
+            dropout.attention(scores.softmax(-1, None), self.site(LayerDropout::AttentionWeights)).matmul(&value)
         } else {
-            // libtorch's fused kernels, which keep no weights.
-            let dropped = dropout.of_fused_attention(self.site(Place::AttentionWeights));
-            Tensor::scaled_dot_product_attention(&query, &key, &value, attendable, dropped, false, None, false)
+            // libtorch's fused kernels, which do not store the attention weights.
+            let dropped = dropout.seed_fused_attention(self.site(LayerDropout::AttentionWeights));
+            Tensor::scaled_dot_product_attention(&query, &key, &value, attention_mask, dropped, false, None, false)
         };
-        mixed.transpose(1, 2).reshape([rows, width, -1])
+        mixed.transpose(1, 2).reshape([rows, seq_len, -1])
     }
 }
 
-impl Block for Layer {
+impl SegmentBlock for Layer {
     fn forward(&self, inputs: &[&Tensor], input: &Input, dropout: Dropout<'_>) -> Vec<Tensor> {
-        vec![self.apply(inputs[0], input.attendable.as_ref(), dropout)]
+        vec![self.apply(inputs[0], input.attention_mask.as_ref(), dropout)]
     }
 }

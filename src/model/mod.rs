@@ -1,12 +1,12 @@
-//! An encoder, computed as its description (configs/plan/src/architecture) says: segments of blocks, and the pre-training heads.
-//! Nothing here knows ranks, files or sockets.
+//! Encoder network, built from its description (configs/plan/src/architecture): segment blocks and pre-training
+//! heads. Independent of ranks, files and sockets.
 //!
-//! - [`Encoder`]: the segments of a network, forward; `backward`: the way back, segment by segment
-//! - `block`: the code of a segment; `embeddings` and `layer` are BERT's
+//! - [`Encoder`]: forward pass; `backward`: backward pass, segment by segment
+//! - `block`: interface of a segment; `embeddings` and `layer` implement BERT's
 //! - [`Heads`]: predictions from hidden states
-//! - [`Dropout`]: keyed draws
-//! - [`input`]: a micro-batch on the device
-//! - `weights`: the parameters as one network sees them
+//! - [`Dropout`]: keyed dropout
+//! - [`input`]: input tensors of a micro-batch
+//! - `weights`: parameters as one network sees them
 
 mod backward;
 mod block;
@@ -29,45 +29,47 @@ use crate::state::Parameters;
 use crate::torch;
 use input::Input;
 
-use block::Block;
-pub use dropout::{Dropout, Rates};
+use block::SegmentBlock;
+pub use dropout::{Dropout, DropoutRates};
 pub use heads::Heads;
 use weights::NetworkWeights;
 
-/// A linear map `x W^T + b`; W is \[out, in\]. Computed in the kind of number that `x` is; the gradients are f32.
+/// Linear layer `x W^T + b`; W is \[out, in\]. Computes in the dtype of `x`; gradients are f32.
 struct Linear {
     weight: Tensor,
     bias: Tensor,
-    /// Both once more, in the kind of number that the model computes with; `None`: they are cast each time.
-    low: Option<[Tensor; 2]>,
+    /// Weight and bias in the compute dtype; if `None`, they are cast on each call.
+    compute_copy: Option<[Tensor; 2]>,
 }
 
 impl Linear {
     fn new(weights: NetworkWeights<'_>, part: Part, layer: Option<usize>) -> Self {
         let id = |leaf| weights.network.id(part, layer, leaf);
-        Self::of(weights.parameters, id(Leaf::Weight), id(Leaf::Bias))
+        Self::from_ids(weights.parameters, id(Leaf::Weight), id(Leaf::Bias))
     }
 
-    /// Of these two parameters.
-    fn of(parameters: &Parameters, weight: TensorId, bias: TensorId) -> Self {
-        let low = parameters.low_tensor(weight).zip(parameters.low_tensor(bias)).map(|(weight, bias)| [weight, bias]);
-        Self { weight: parameters.tensor(weight), bias: parameters.tensor(bias), low }
+    /// Uses the given weight and bias.
+    fn from_ids(parameters: &Parameters, weight: TensorId, bias: TensorId) -> Self {
+        let compute_copy =
+            parameters.low_tensor(weight).zip(parameters.low_tensor(bias)).map(|(weight, bias)| [weight, bias]);
+        Self { weight: parameters.tensor(weight), bias: parameters.tensor(bias), compute_copy }
     }
 
-    /// Of several in a layer that have the same input and are joined to the first, `part`.
-    fn joined(weights: NetworkWeights<'_>, part: Part, layer: usize) -> Self {
+    /// Fuses the linear layers of a layer that share their input and are stored together, starting with `part`.
+    fn fused(weights: NetworkWeights<'_>, part: Part, layer: usize) -> Self {
         let [weight, bias] = [Leaf::Weight, Leaf::Bias].map(|leaf| weights.network.id(part, Some(layer), leaf));
         let parameters = weights.parameters;
-        let low = parameters.low_joined(weight).zip(parameters.low_joined(bias)).map(|(weight, bias)| [weight, bias]);
-        Self { weight: parameters.joined(weight), bias: parameters.joined(bias), low }
+        let compute_copy =
+            parameters.low_joined(weight).zip(parameters.low_joined(bias)).map(|(weight, bias)| [weight, bias]);
+        Self { weight: parameters.joined(weight), bias: parameters.joined(bias), compute_copy }
     }
 
     fn forward(&self, x: &Tensor) -> Tensor {
-        torch::linear(x, &self.weight, &self.bias, self.low.as_ref())
+        torch::linear(x, &self.weight, &self.bias, self.compute_copy.as_ref())
     }
 }
 
-/// Layer normalisation over the width.
+/// Layer norm over the hidden dimension.
 struct LayerNorm {
     weight: Tensor,
     bias: Tensor,
@@ -86,8 +88,8 @@ impl LayerNorm {
     }
 }
 
-/// What a model computes with.
-pub fn kind(model: &run::Model) -> Kind {
+/// Compute dtype of a model's layers and heads.
+pub fn compute_dtype(model: &run::Model) -> Kind {
     match model.precision {
         Precision::Fp32 | Precision::Tf32 => Kind::Float,
         Precision::Bf16 => Kind::BFloat16,
@@ -101,60 +103,66 @@ fn activate(x: &Tensor, activation: Activation) -> Tensor {
     })
 }
 
-/// A segment below the heads.
-struct SegmentCode {
-    block: Box<dyn Block>,
-    /// What it reads of other segments.
+/// Encoder segment (not the heads).
+struct EncoderSegment {
+    block: Box<dyn SegmentBlock>,
+    /// Outputs of other segments that it reads.
     inputs: Vec<Value>,
-    /// The segments whose outputs nobody reads behind it.
+    /// Segments whose outputs it is the last to read.
     releases: Vec<usize>,
 }
 
-/// The encoder and its heads.
+/// Encoder with its heads.
 pub struct Encoder {
-    /// The number of its network, by which dropout is drawn.
+    /// Index of the network, part of the dropout key.
     network: usize,
-    segments: Vec<SegmentCode>,
-    /// What the heads read.
-    top: Value,
-    /// The normalisation behind the last layer, if the network has one.
-    norm: Option<LayerNorm>,
-    dropout: Rates,
-    /// Whether attention draws its dropout by itself.
-    fused: bool,
+    segments: Vec<EncoderSegment>,
+    /// Output that the heads read.
+    heads_input: Value,
+    /// Layer norm after the last layer, if the network has one.
+    final_norm: Option<LayerNorm>,
+    dropout: DropoutRates,
+    /// True if attention uses fused kernels, whose dropout comes from libtorch's generator.
+    uses_fused_attention: bool,
     kernels: Arc<dyn Kernels>,
-    /// Whether activations are computed again on the way back, instead of being kept.
+    /// True if the backward pass recomputes activations instead of storing them.
     pub recompute: bool,
-    /// What turns the encoder's output into predictions.
+    /// Pre-training heads.
     pub heads: Heads,
 }
 
 impl Encoder {
-    /// The first network of `parameters`, which stay where they are.
+    /// Creates the first network of `parameters`, which it shares.
     pub fn new(parameters: &Parameters, model: &run::Model) -> Self {
-        Self::of(NetworkWeights::of(parameters, 0, model), block)
+        Self::with_blocks(NetworkWeights::new(parameters, 0, model), block)
     }
 
-    /// The network of these weights; `block` makes the code of each segment below the heads.
-    fn of(weights: NetworkWeights<'_>, block: impl Fn(NetworkWeights<'_>, &Segment) -> Option<Box<dyn Block>>) -> Self {
+    /// Creates the network of `weights`; `block` implements each segment except the heads.
+    fn with_blocks(
+        weights: NetworkWeights<'_>,
+        block: impl Fn(NetworkWeights<'_>, &Segment) -> Option<Box<dyn SegmentBlock>>,
+    ) -> Self {
         let NetworkWeights { parameters, network, model } = weights;
         let reads = |segment: &Segment, index: usize| segment.inputs.iter().any(|value| value.segment == index);
         let last_reader = |index: usize| network.segments.iter().rposition(|segment| reads(segment, index));
         let code = |(index, segment): (usize, &Segment)| {
             let releases = (0..index).filter(|other| last_reader(*other) == Some(index)).collect();
-            Some(SegmentCode { block: block(weights, segment)?, inputs: segment.inputs.clone(), releases })
+            Some(EncoderSegment { block: block(weights, segment)?, inputs: segment.inputs.clone(), releases })
         };
-        let segments: Vec<SegmentCode> = network.segments.iter().enumerate().filter_map(code).collect();
-        let has_norm = network.has(|module| module.part == Part::FinalNorm);
+        let segments: Vec<EncoderSegment> = network.segments.iter().enumerate().filter_map(code).collect();
+        let has_final_norm = network.has(|module| module.part == Part::FinalNorm);
         let read_by_heads = network.segments.last().and_then(|heads| heads.inputs.first().copied());
         Self {
             network: network.number,
-            top: read_by_heads.unwrap_or(Value { segment: segments.len().saturating_sub(1), output: 0 }),
+            heads_input: read_by_heads.unwrap_or(Value { segment: segments.len().saturating_sub(1), output: 0 }),
             segments,
-            norm: has_norm.then(|| LayerNorm::new(weights, Part::FinalNorm, None)),
-            dropout: Rates { hidden: model.dropout, attention: model.attention_dropout.unwrap_or(model.dropout) },
-            fused: match model.attention {
-                Attention::Auto => parameters.kernels().prefers_fused(),
+            final_norm: has_final_norm.then(|| LayerNorm::new(weights, Part::FinalNorm, None)),
+            dropout: DropoutRates {
+                hidden: model.dropout,
+                attention: model.attention_dropout.unwrap_or(model.dropout),
+            },
+            uses_fused_attention: match model.attention {
+                Attention::Auto => parameters.kernels().prefers_fused_attention(),
                 Attention::Keyed => false,
                 Attention::Fused => true,
             },
@@ -164,57 +172,57 @@ impl Encoder {
         }
     }
 
-    /// The kernels of the device that it computes on.
+    /// Kernels of its device.
     pub fn kernels(&self) -> &dyn Kernels {
         &*self.kernels
     }
 
-    /// Segments that a backward pass goes through, the heads among them.
+    /// Number of segments, including the heads.
     pub fn segments(&self) -> usize {
         self.segments.len() + 1
     }
 
-    /// Hidden states of the last layer, \[rows, width, hidden\].
+    /// Returns the final hidden states, \[batch, sequence, hidden\].
     pub fn forward(&self, input: &Input, dropout: Dropout<'_>) -> Tensor {
         let mut outputs = Vec::<Vec<Tensor>>::with_capacity(self.segments.len());
         for (index, segment) in self.segments.iter().enumerate() {
-            outputs.push(self.run(index, |value| &outputs[value.segment][value.output], input, dropout));
+            outputs.push(self.forward_segment(index, |value| &outputs[value.segment][value.output], input, dropout));
             segment.releases.iter().for_each(|spent| outputs[*spent].clear());
         }
-        self.finish(outputs[self.top.segment][self.top.output].shallow_clone())
+        self.apply_final_norm(outputs[self.heads_input.segment][self.heads_input.output].shallow_clone())
     }
 
-    /// The outputs of segment `index`, which finds its inputs by `read`.
-    fn run<'a>(
+    /// Computes the outputs of segment `index`; `read` returns its inputs.
+    fn forward_segment<'a>(
         &self,
         index: usize,
         read: impl Fn(Value) -> &'a Tensor,
         input: &Input,
         dropout: Dropout<'_>,
     ) -> Vec<Tensor> {
-        let SegmentCode { block, inputs, .. } = &self.segments[index];
+        let EncoderSegment { block, inputs, .. } = &self.segments[index];
         let inputs: Vec<&Tensor> = inputs.iter().map(|value| read(*value)).collect();
         block.forward(&inputs, input, dropout)
     }
 
-    fn finish(&self, hidden: Tensor) -> Tensor {
-        match &self.norm {
+    fn apply_final_norm(&self, hidden: Tensor) -> Tensor {
+        match &self.final_norm {
             Some(norm) => norm.forward(&hidden),
             None => hidden,
         }
     }
 
-    /// The model's dropout of a step for the samples of `input`; `key` is made of the seed and the step.
+    /// Dropout of a step for the samples of `input`; `key` is derived from the seed and the step.
     pub fn dropout<'a>(&'a self, key: Key, input: &'a Input) -> Dropout<'a> {
-        // Network 0 has the draws that it had when it was the only one.
+        // Network 0 has no number in its key, so that single-network runs keep their masks.
         let key = if self.network == 0 { key } else { key.with_bytes(b"network").with(self.network as u64) };
-        let fused = self.fused.then_some(input.first_sample);
-        Dropout::On { rates: self.dropout, key, samples: &input.samples, kernels: &*self.kernels, fused }
+        let fused_seed = self.uses_fused_attention.then_some(input.first_sample);
+        Dropout::On { rates: self.dropout, key, samples: &input.samples, kernels: &*self.kernels, fused_seed }
     }
 }
 
-/// The code of a segment; `None` of the heads, which are computed from the encoder's output.
-fn block(weights: NetworkWeights<'_>, segment: &Segment) -> Option<Box<dyn Block>> {
+/// Block of a segment; `None` for the heads, which read the encoder's output.
+fn block(weights: NetworkWeights<'_>, segment: &Segment) -> Option<Box<dyn SegmentBlock>> {
     match (segment.kind, segment.layer) {
         (SegmentKind::Embed, _) => Some(Box::new(embeddings::Embeddings::new(weights))),
         (SegmentKind::Layer { application }, Some(layer)) => {

@@ -1,4 +1,4 @@
-//! The parameters as the code of one network sees them.
+//! Parameters as one network sees them.
 
 use lambert_config::run::{Model, Norm};
 use lambert_plan::architecture::{Leaf, Network, Normalises, Part};
@@ -6,30 +6,30 @@ use tch::Tensor;
 
 use crate::state::Parameters;
 
-/// A network, the parameters that it computes with, some of which another network may own, and its configuration.
+/// A network, its parameters (some may be owned by another network), and its configuration.
 #[derive(Clone, Copy)]
 pub struct NetworkWeights<'a> {
-    /// All parameters.
+    /// Parameters of all networks.
     pub parameters: &'a Parameters,
-    /// The network.
+    /// Network description.
     pub network: &'a Network,
-    /// The configuration.
+    /// Model configuration.
     pub model: &'a Model,
 }
 
 impl<'a> NetworkWeights<'a> {
-    /// Network `number` of the architecture of `parameters`.
-    pub fn of(parameters: &'a Parameters, number: usize, model: &'a Model) -> Self {
+    /// Selects network `number` of the architecture of `parameters`.
+    pub fn new(parameters: &'a Parameters, number: usize, model: &'a Model) -> Self {
         Self { parameters, network: &parameters.architecture().networks()[number], model }
     }
 
-    /// A handle to one parameter.
+    /// Returns a tensor that shares the storage of a parameter.
     pub fn tensor(self, part: Part, layer: Option<usize>, leaf: Leaf) -> Tensor {
         self.parameters.tensor(self.network.id(part, layer, leaf))
     }
 
-    /// Where the layers normalise: behind their sums, or what goes into them.
-    pub fn norm(self) -> Norm {
+    /// Layer norm placement: post-norm (after the residual sums) or pre-norm (before each sublayer).
+    pub fn norm_placement(self) -> Norm {
         let attention = self.network.module(Part::AttentionNorm).map(|module| module.normalises);
         if attention == Some(Normalises::InnerSum) { Norm::Post } else { Norm::Pre }
     }

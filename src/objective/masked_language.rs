@@ -27,7 +27,7 @@ impl Loss for MaskedLanguage {
         let (positions, labels) = (super::targets(input.positions.as_ref()), super::targets(input.labels.as_ref()));
         let width = input.ids.size()[1];
         let row_of = || positions.divide_scalar_mode(width, "floor");
-        let factors = input.factors.as_ref().map(|rows| rows.index_select(0, &row_of()));
+        let factors = input.loss_scales.as_ref().map(|rows| rows.index_select(0, &row_of()));
         super::score(&heads.masked_language(hidden, positions), labels, factors.as_ref())
     }
 }

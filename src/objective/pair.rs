@@ -25,6 +25,6 @@ impl Loss for Pair {
     }
 
     fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> Scored {
-        super::score(&heads.pair(hidden), super::targets(input.pair_labels.as_ref()), input.factors.as_ref())
+        super::score(&heads.pair(hidden), super::targets(input.pair_labels.as_ref()), input.loss_scales.as_ref())
     }
 }

@@ -1,51 +1,54 @@
-//! The rules of an update: what LAMB and AdamW need for each parameter. The loops over elements are the device's
-//! ([`crate::kernels`]). Nothing here knows ranks or files.
+//! Optimizer updates: computes the constants of each parameter's LAMB or AdamW update. The element loops are device
+//! kernels ([`crate::kernels`]). Independent of ranks and files.
 
 #[cfg(test)]
-mod definitions;
+mod lamb_variants;
 
 use std::collections::BTreeMap;
 
 use lambert_config::run::{Optimizer as Settings, OptimizerKind};
 use tch::{Kind, Tensor};
 
-use crate::kernels::{Rule, Update};
+use crate::kernels::{OptimizerUpdate, ParamUpdate};
 use crate::state::{Spec, TrainState};
 
-/// An update that was enqueued.
-pub struct Updated {
-    /// The norm of all gradients, f64 \[\].
+/// An enqueued update.
+pub struct EnqueuedUpdate {
+    /// L2 norm of all gradients, f64 \[\].
     pub norm: Tensor,
-    /// Of LAMB: each parameter's learning rate times its trust ratio, f32 \[parameters that are not frozen\].
-    rates: Option<Tensor>,
-    rules: Vec<Rule>,
+    /// LAMB step sizes: learning rate times trust ratio, f32 \[parameters that are not frozen\].
+    step_sizes: Option<Tensor>,
+    constants: Vec<ParamUpdate>,
 }
 
-impl Updated {
-    /// LAMB's trust ratio of each tensor that has one, by name, of an update whose norm is finite.
+impl EnqueuedUpdate {
+    /// LAMB trust ratio by tensor name, for tensors that have one. The update's gradient norm must be finite.
     pub fn trust_ratios(&self, state: &TrainState) -> BTreeMap<String, f64> {
-        let Some(rates) = &self.rates else { return BTreeMap::new() };
-        let rates = state.kernels().fetch(&rates.to_kind(Kind::Double));
-        let live = state.parameters.specs().iter().filter(|spec| !spec.frozen);
-        let trusted = live.zip(&self.rules).zip(rates).filter(|((_, rule), _)| rule.trusted);
-        let ratio =
-            |((spec, rule), rate): ((&Spec, &Rule), f64)| (spec.name.clone(), rate / f64::from(rule.learning_rate));
-        trusted.map(ratio).filter(|(_, ratio)| ratio.is_finite()).collect()
+        let Some(step_sizes) = &self.step_sizes else { return BTreeMap::new() };
+        let step_sizes = state.kernels().fetch(&step_sizes.to_kind(Kind::Double));
+        let trainable = state.parameters.specs().iter().filter(|spec| !spec.frozen);
+        let uses_trust_ratio =
+            trainable.zip(&self.constants).zip(step_sizes).filter(|((_, constants), _)| constants.uses_trust_ratio);
+        let ratio = |((spec, constants), step_size): ((&Spec, &ParamUpdate), f64)| {
+            (spec.name.clone(), step_size / f64::from(constants.learning_rate))
+        };
+        uses_trust_ratio.map(ratio).filter(|(_, ratio)| ratio.is_finite()).collect()
     }
 }
 
-/// Enqueues one update with the gradients of `state`, which are scratch afterwards. Where the norm of the gradients is not
-/// finite it changes nothing. Frozen parameters are left out.
+/// Enqueues an update with the gradients of `state`, which it overwrites. Skips frozen parameters. A gradient norm
+/// that is not finite leaves weights and moments unchanged.
 ///
-/// The counts of updates stay: [`TrainState::count_update`] follows when the step is known to be sound.
-pub fn update(state: &mut TrainState, settings: &Settings, learning_rate: f64) -> Updated {
+/// Does not count the update: call [`TrainState::count_update`] once the step is known to be valid.
+pub fn update(state: &mut TrainState, settings: &Settings, learning_rate: f64) -> EnqueuedUpdate {
     let norm = state.gradient_norm();
-    let live = state.parameters.specs().iter().filter(|spec| !spec.frozen);
-    let rule =
-        |spec: &Spec| (spec.range(), rule(settings, spec.role.decays(), state.updates_of(spec) + 1, learning_rate));
-    let parameters: Vec<_> = live.map(rule).collect();
-    let rules = parameters.iter().map(|(_, rule)| *rule).collect();
-    let update = Update {
+    let trainable = state.parameters.specs().iter().filter(|spec| !spec.frozen);
+    let parameter = |spec: &Spec| {
+        (spec.range(), param_update(settings, spec.role.decays(), state.updates_of(spec) + 1, learning_rate))
+    };
+    let parameters: Vec<_> = trainable.map(parameter).collect();
+    let constants = parameters.iter().map(|(_, constants)| *constants).collect();
+    let update = OptimizerUpdate {
         kind: settings.kind,
         clip_norm: settings.clip_norm,
         trust_ratio: settings.trust_ratio,
@@ -53,26 +56,25 @@ pub fn update(state: &mut TrainState, settings: &Settings, learning_rate: f64) -
         parameters,
     };
     let kernels = state.parameters.kernels().clone();
-    let rates = kernels.update(&mut state.buffers(), &update);
-    Updated { norm, rates, rules }
+    let step_sizes = kernels.update(&mut state.buffers(), &update);
+    EnqueuedUpdate { norm, step_sizes, constants }
 }
 
-/// The rule of a parameter whose moments have seen `updates` updates, the coming one counted. `decays` is whether it has
-/// weight decay.
-pub fn rule(settings: &Settings, decays: bool, updates: u64, learning_rate: f64) -> Rule {
+/// Constants of a parameter's update number `updates`, counted from 1. `decays` is true if weight decay applies.
+pub fn param_update(settings: &Settings, decays: bool, updates: u64, learning_rate: f64) -> ParamUpdate {
     let correction = |beta: f64| {
         if settings.corrects_bias() { (1.0 / (1.0 - beta.powf(updates as f64))) as f32 } else { 1.0 }
     };
-    Rule {
+    ParamUpdate {
         beta1: settings.beta1 as f32,
-        share1: (1.0 - settings.beta1) as f32,
+        one_minus_beta1: (1.0 - settings.beta1) as f32,
         beta2: settings.beta2 as f32,
-        share2: (1.0 - settings.beta2) as f32,
+        one_minus_beta2: (1.0 - settings.beta2) as f32,
         eps: settings.eps as f32,
-        correction1: correction(settings.beta1),
-        correction2: correction(settings.beta2),
+        inv_bias_correction1: correction(settings.beta1),
+        inv_bias_correction2: correction(settings.beta2),
         learning_rate: learning_rate as f32,
         weight_decay: if decays { settings.weight_decay as f32 } else { 0.0 },
-        trusted: settings.kind == OptimizerKind::Lamb && (decays || settings.trust_undecayed),
+        uses_trust_ratio: settings.kind == OptimizerKind::Lamb && (decays || settings.trust_undecayed),
     }
 }

@@ -146,7 +146,7 @@ mod tests {
     use crate::data::MicroBatch;
     use crate::data::batch::MaskedSample;
     use crate::kernels::Host;
-    use crate::masking::Hidden;
+    use crate::masking::MaskedToken;
     use crate::model::input::Input;
     use crate::model::{Dropout, Encoder};
 
@@ -244,9 +244,14 @@ mod tests {
     /// Hidden states and MLM logits for a sample.
     fn answers(state: &TrainState, model: &Model) -> (Tensor, Tensor) {
         let bert = Encoder::new(&state.parameters, model);
-        let hidden = vec![Hidden { position: 1, label: 3 }];
-        let sample =
-            MaskedSample { ids: (5..17).collect(), segment_b_start: 6, pair_label: Some(1), hidden, factor: 1.0 };
+        let hidden = vec![MaskedToken { position: 1, label: 3 }];
+        let sample = MaskedSample {
+            ids: (5..17).collect(),
+            segment_b_start: 6,
+            pair_label: Some(1),
+            masked_tokens: hidden,
+            loss_scale: 1.0,
+        };
         let batch = MicroBatch::new(&[0], 12, 0, &[sample]);
         tch::no_grad(|| {
             let hidden = bert.forward(&Input::upload(state.kernels(), &batch), Dropout::Off);

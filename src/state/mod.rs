@@ -21,7 +21,7 @@ use std::ops::Range;
 use lambert_dataset::Dataset;
 use tch::{Kind, Tensor};
 
-use crate::kernels::{Address, Buffers, Kernels};
+use crate::kernels::{Address, Kernels, StateBuffers};
 
 pub use layout::{Spec, elements, final_elements, specs};
 pub use parameters::Parameters;
@@ -112,7 +112,7 @@ impl TrainState {
 
     /// Forgets the moments and the counts of updates.
     pub fn restart_optimizer(&mut self) {
-        self.kernels().order_copies();
+        self.kernels().wait_snapshots();
         let _ = (self.first.zero_(), self.second.zero_());
         self.updates.clear();
     }
@@ -154,14 +154,14 @@ impl TrainState {
     }
 
     /// All buffers, for an update in place.
-    pub fn buffers(&mut self) -> Buffers<'_> {
-        self.kernels().order_copies();
-        Buffers {
+    pub fn buffers(&mut self) -> StateBuffers<'_> {
+        self.kernels().wait_snapshots();
+        StateBuffers {
             weights: &mut self.parameters.values,
             gradients: &mut self.gradients,
-            first: &mut self.first,
-            second: &mut self.second,
-            low: self.parameters.low.as_mut(),
+            first_moments: &mut self.first,
+            second_moments: &mut self.second,
+            bf16_weights: self.parameters.low.as_mut(),
         }
     }
 
@@ -191,7 +191,7 @@ impl TrainState {
     /// Writes elements of a buffer.
     pub fn write(&mut self, buffer: Buffer, first: usize, elements: &[f32]) {
         let bytes = bytemuck::cast_slice(elements);
-        self.kernels().order_copies();
+        self.kernels().wait_snapshots();
         self.kernels().write(self.buffer(buffer), size_of::<f32>() * first, bytes);
     }
 
@@ -199,14 +199,14 @@ impl TrainState {
     pub fn copy(&mut self, buffer: Buffer, to: Range<usize>, other: &Self, from: Range<usize>, share: f32) {
         let part =
             |state: &Self, range: &Range<usize>| state.buffer(buffer).narrow(0, range.start as i64, range.len() as i64);
-        self.kernels().order_copies();
+        self.kernels().wait_snapshots();
         let old = part(other, &from);
         part(self, &to).copy_(&if share == 1.0 { old } else { old * f64::from(share) });
     }
 
     /// Gives elements all the same value.
     pub fn fill(&mut self, buffer: Buffer, range: Range<usize>, value: f32) {
-        self.kernels().order_copies();
+        self.kernels().wait_snapshots();
         let mut part = self.buffer(buffer).narrow(0, range.start as i64, range.len() as i64);
         let _ = part.fill_(f64::from(value));
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tch::Tensor;
 
-use crate::kernels::{Copy, Kernels};
+use crate::kernels::{Kernels, TensorCopy};
 
 const ELEMENT: usize = size_of::<f32>();
 
@@ -61,11 +61,11 @@ impl Region {
     }
 
     /// What copies the region to memory, its first byte to `at`.
-    pub fn copies(&self, at: usize) -> impl Iterator<Item = Copy> + '_ {
-        self.ranges.iter().map(move |(before, range)| Copy {
+    pub fn copies(&self, at: usize) -> impl Iterator<Item = TensorCopy> + '_ {
+        self.ranges.iter().map(move |(before, range)| TensorCopy {
             tensor: self.buffer.shallow_clone(),
-            first: ELEMENT * range.start,
-            to: at + before..at + before + ELEMENT * range.len(),
+            src_offset: ELEMENT * range.start,
+            dst_range: at + before..at + before + ELEMENT * range.len(),
         })
     }
 

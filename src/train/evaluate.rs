@@ -8,7 +8,7 @@ use lambert_config::run::{self, MaskToken, MaskUnit, Test};
 use lambert_control::{Directive, Evaluation};
 use lambert_dataset::{Dataset, DatasetError};
 
-use crate::data::{Demand, Loader, Source, Wanted};
+use crate::data::{BatchRequest, Loader, LoaderOptions, SampleSource};
 use crate::error::Error;
 use crate::objective::Objective;
 use crate::objective::totals::Totals;
@@ -54,7 +54,7 @@ pub fn evaluate(
 ) -> Result<Evaluated, Error> {
     let rows = question.dataset.rows();
     let samples = if question.samples == 0 { rows } else { rows.min(question.samples) };
-    let source = Source {
+    let source = SampleSource {
         dataset: Arc::clone(&question.dataset),
         // Single pieces behind [MASK], whatever the model is trained on.
         objective: run::Objective {
@@ -66,19 +66,19 @@ pub fn evaluate(
         shuffle: false,
         test: Test::default(),
     };
-    let demand = Demand {
+    let demand = LoaderOptions {
         cursor: 0,
-        detours: SkippedSamples::default(),
+        skipped: SkippedSamples::default(),
         micro_batch_tokens: question.micro_batch_tokens,
         rank: collective.rank(),
-        world: collective.world_size(),
-        parts: question.parts.unwrap_or(collective.world_size()),
-        threads: 1,
-        largest: BATCH,
+        world_size: collective.world_size(),
+        shards: question.parts.unwrap_or(collective.world_size()),
+        max_threads: 1,
+        max_batch: BATCH,
     };
     let sizes =
-        (0..samples).step_by(BATCH).map(move |first| Wanted::whole((samples - first).min(BATCH as u64) as usize));
-    let own = demand.own();
+        (0..samples).step_by(BATCH).map(move |first| BatchRequest::whole((samples - first).min(BATCH as u64) as usize));
+    let own = demand.own_shards();
     let mut loader = Loader::start(source, demand, sizes).map_err(Error::Thread)?;
     let zero = objective.no_totals();
     let mut totals = vec![zero.clone(); own.len()];
@@ -99,7 +99,7 @@ pub fn evaluate(
         if agreed.directive == Directive::CheckpointAndStop {
             return Ok(Evaluated::Stopped);
         }
-        for (sum, leaf) in totals.iter_mut().zip(batch.whole().leaves()) {
+        for (sum, leaf) in totals.iter_mut().zip(batch.whole().shards()) {
             sum.add(&step::evaluate(objective, leaf)?);
         }
     }

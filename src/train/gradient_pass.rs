@@ -10,7 +10,7 @@ use super::exact::ExactSum;
 use super::gradients::{self, Exchange};
 use super::noise;
 use super::step;
-use crate::data::{GlobalBatch, Share};
+use crate::data::{GlobalBatch, RankBatch};
 use crate::error::Error;
 use crate::objective::Objective;
 use crate::objective::totals::Totals;
@@ -79,7 +79,7 @@ impl GradientPass<'_> {
 
     fn share(
         &self,
-        share: Share<'_>,
+        share: RankBatch<'_>,
         state: &mut TrainState,
         group: &mut dyn Group,
         reducer: &mut dyn Reducer,
@@ -123,7 +123,7 @@ impl GradientPass<'_> {
     /// GradientPass, and the sum of the gradients over all ranks beside them, as far as it can be.
     fn in_buckets<'r>(
         &self,
-        share: Share<'_>,
+        share: RankBatch<'_>,
         state: &mut TrainState,
         reducer: &'r mut dyn Reducer,
     ) -> Result<(Vec<step::Pending>, Exchange<'r>), Error> {
@@ -139,7 +139,7 @@ impl GradientPass<'_> {
     }
 
     /// GradientPass over one part after the other, and a sum that has the same bits in every world.
-    fn exactly(&self, share: Share<'_>, state: &mut TrainState) -> Result<(Vec<step::Pending>, ExactSum), Error> {
+    fn exactly(&self, share: RankBatch<'_>, state: &mut TrainState) -> Result<(Vec<step::Pending>, ExactSum), Error> {
         let mut sum = ExactSum::new(state.gradients_mut().numel());
         let add = |state: &mut TrainState| gradients::add_exactly(state, &mut sum);
         let pending = step::leaf_by_leaf(self.objective, state, share, self.dropout, add);

@@ -74,15 +74,15 @@ impl<'a> Exchange<'a> {
 
     /// `count` gradients from `first` on, if the reducer reaches them where they are.
     fn bucket(&self, state: &TrainState, first: usize, count: usize) -> Option<Bucket> {
-        let Address { first, device } = state.gradients_in_place(first..first + count)?;
+        let Address { pointer, device } = state.gradients_in_place(first..first + count)?;
         let place = device.map_or(MemoryLocation::Host, MemoryLocation::Device);
         // SAFETY: the values are those of the state's buffer, which outlives the buckets: they are awaited or dropped with this
         // exchange, in the course of one step. Whoever said that they are final does not touch them meanwhile, and has given a
         // device's compute stream all that writes there.
         let bucket = unsafe {
             match place {
-                MemoryLocation::Host => Bucket::host(first.as_ptr(), count),
-                MemoryLocation::Device(number) => Bucket::device(first.as_ptr(), count, number),
+                MemoryLocation::Host => Bucket::host(pointer.as_ptr(), count),
+                MemoryLocation::Device(number) => Bucket::device(pointer.as_ptr(), count, number),
             }
         };
         self.reducer.as_ref().is_some_and(|reducer| reducer.supports(place)).then_some(bucket)
@@ -113,7 +113,7 @@ impl<'a> Exchange<'a> {
         let kernels = state.parameters.kernels().clone();
         let mut reduced = Ok(());
         let mut sum = |values: &mut [f32]| reduced = all_reduce(&mut *reducer, values, None);
-        torch::guard(|| kernels.with_floats(state.gradients_mut(), &mut sum))?;
+        torch::guard(|| kernels.with_host_floats(state.gradients_mut(), &mut sum))?;
         Ok(reduced?)
     }
 }
@@ -121,7 +121,7 @@ impl<'a> Exchange<'a> {
 /// Adds this rank's gradients, and the element behind them, to an exact sum, and leaves zeros.
 pub fn add_exactly(state: &mut TrainState, sum: &mut ExactSum) {
     let kernels = state.parameters.kernels().clone();
-    kernels.with_floats(state.gradients_mut(), &mut |values| sum.add(values));
+    kernels.with_host_floats(state.gradients_mut(), &mut |values| sum.add(values));
     state.clear_gradients();
 }
 
@@ -133,7 +133,7 @@ pub fn sum_exactly(group: &mut dyn Group, state: &mut TrainState, mut sum: Exact
     torch::guard(|| add_exactly(state, &mut sum))?;
     sum.over_ranks(group)?;
     let kernels = state.parameters.kernels().clone();
-    torch::guard(|| kernels.with_floats(state.gradients_mut(), &mut |values| sum.read(values)))?;
+    torch::guard(|| kernels.with_host_floats(state.gradients_mut(), &mut |values| sum.read(values)))?;
     Ok(())
 }
 
@@ -276,7 +276,7 @@ mod tests {
     fn every_rank_has_the_same_sum_whenever_its_gradients_were_final() {
         let host: fn() -> Arc<dyn Kernels> = || Arc::new(Host);
         let card: fn() -> Arc<dyn Kernels> = || Arc::new(Cuda::new(Arc::new(Emulator::default())));
-        let device: fn() -> Arc<dyn Kernels> = || Arc::new(Cuda::new(Arc::new(Emulator::of_device(0))));
+        let device: fn() -> Arc<dyn Kernels> = || Arc::new(Cuda::new(Arc::new(Emulator::with_device_index(0))));
         let whole = exchanged(host, usize::MAX, false, &[&[], &[], &[]]);
         assert!(whole[0].0.iter().filter(|sum| **sum != 0.0).count() > 1000);
         let told: [&[f64]; 3] = [&[0.3, 0.31, 0.9, 1.0], &[], &[1.0]];

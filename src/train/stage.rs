@@ -15,7 +15,7 @@ use super::outcome::{Drawn, StepOutcome};
 use super::rollback;
 use super::step_record;
 use crate::checkpoint::Saver;
-use crate::data::{Demand, GlobalBatch, Loader, Source, Wanted};
+use crate::data::{BatchRequest, GlobalBatch, Loader, LoaderOptions, SampleSource};
 use crate::error::Error;
 use crate::model;
 use crate::objective::Objective;
@@ -74,32 +74,32 @@ impl<'a> Stage<'a> {
     ) -> Result<Self, Error> {
         let config = &session.config;
         let dataset = &datasets.stages[place.index];
-        let source = Source {
+        let source = SampleSource {
             dataset: dataset.clone(),
             objective: config.objective.clone(),
             seed: config.run.seed,
             shuffle: true,
             test: config.test.clone(),
         };
-        let demand = Demand {
+        let demand = LoaderOptions {
             cursor: state.cursor(dataset),
-            detours: state.skipped.by_dataset.get(dataset.manifest_sha256()).cloned().unwrap_or_default(),
+            skipped: state.skipped.by_dataset.get(dataset.manifest_sha256()).cloned().unwrap_or_default(),
             micro_batch_tokens,
             rank: session.rank,
-            world: session.world,
-            parts: config.cluster.all_reduce.parts(session.world),
-            threads: session.host.readers(),
-            largest: place.stage.global_batch.max(place.stage.batch_ramp.map_or(0, |ramp| ramp.start)),
+            world_size: session.world,
+            shards: config.cluster.all_reduce.parts(session.world),
+            max_threads: session.host.readers(),
+            max_batch: place.stage.global_batch.max(place.stage.batch_ramp.map_or(0, |ramp| ramp.start)),
         };
         let (stage, steps, begun) = (place.stage.clone(), place.done..place.stage.steps, state.step - place.done);
         let (metrics, seed) = (config.metrics.clone(), config.run.seed);
         let wanted = steps.map(move |done| {
             let halves = metrics.measures_noise(begun + done);
             let halves = halves.then(|| Key::new(seed).with_bytes(b"halves").with(begun + done));
-            Wanted { samples: timeline::global_batch(&stage, done), halves }
+            BatchRequest { samples: timeline::global_batch(&stage, done), split_key: halves }
         });
         let loader = Loader::start(source, demand, wanted).map_err(Error::Thread)?;
-        torch::guard(|| state.parameters.keep_low(model::kind(&config.model)))?;
+        torch::guard(|| state.parameters.keep_low(model::compute_dtype(&config.model)))?;
         let objective = Objective::new(&state.parameters, &config.model, &config.objective);
         let objective = objective.recomputing(place.stage.recompute);
         Ok(Self { session, datasets, place, first_step: state.step, loader, objective, micro_batch_tokens })
@@ -225,7 +225,7 @@ impl<'a> Stage<'a> {
             tokens: batch.tokens(),
             padding: batch.padding,
             balance: batch.balance,
-            drawn: Drawn { dataset, samples: batch.drawn.clone(), passed: batch.passed() },
+            drawn: Drawn { dataset, samples: batch.sample_range.clone(), passed: batch.skipped() },
             ..StepOutcome::default()
         }
     }

@@ -3,7 +3,7 @@
 use lambert_dataset::random::Key;
 use tch::{Kind, Tensor};
 
-use crate::data::{GlobalBatch, MicroBatch, Share};
+use crate::data::{GlobalBatch, MicroBatch, RankBatch};
 use crate::kernels::Kernels;
 use crate::model::Dropout;
 use crate::model::input::Input;
@@ -62,7 +62,7 @@ impl Pending {
 pub fn forward_backward(
     objective: &Objective,
     state: &mut TrainState,
-    share: Share<'_>,
+    share: RankBatch<'_>,
     dropout: Key,
     are_final: &mut dyn FnMut(&TrainState, usize),
 ) -> Result<Pending, TorchError> {
@@ -73,7 +73,7 @@ pub fn forward_backward(
 pub fn leaf_by_leaf(
     objective: &Objective,
     state: &mut TrainState,
-    share: Share<'_>,
+    share: RankBatch<'_>,
     dropout: Key,
     mut take: impl FnMut(&mut TrainState),
 ) -> Result<Vec<Pending>, TorchError> {
@@ -83,9 +83,9 @@ pub fn leaf_by_leaf(
         Ok(pending)
     };
     // A rank without samples has one leaf, of zeros.
-    match share.leaves.is_empty() {
+    match share.shard_micro_batches.is_empty() {
         true => std::iter::once(&[][..]).map(&mut leaf).collect(),
-        false => share.leaves().map(&mut leaf).collect(),
+        false => share.shards().map(&mut leaf).collect(),
     }
 }
 
@@ -204,15 +204,15 @@ pub(crate) mod tests {
     use crate::data::batch::MaskedSample;
     use crate::kernels::cuda::Emulator;
     use crate::kernels::{Cuda, Host};
-    use crate::masking::Hidden;
+    use crate::masking::MaskedToken;
     use crate::state::{Buffer, Parameters};
     use lambert_config::run::{self, Attention, Model, Norm, Precision};
     use lambert_plan::architecture::Architecture;
 
     fn sample(length: u32) -> MaskedSample {
-        let hidden = Hidden { position: 1, label: length };
+        let masked_tokens = vec![MaskedToken { position: 1, label: length }];
         let ids = (0..length).map(|place| (place * 7 + length) % 50).collect();
-        MaskedSample { ids, segment_b_start: 3, pair_label: Some(1), hidden: vec![hidden], factor: 1.0 }
+        MaskedSample { ids, segment_b_start: 3, pair_label: Some(1), masked_tokens, loss_scale: 1.0 }
     }
 
     /// Five samples of 5 to 13 tokens, in the given micro-batches.
@@ -225,13 +225,13 @@ pub(crate) mod tests {
         let lengths = (0..5).map(|number| length(number) as u16).collect();
         GlobalBatch {
             epoch: 0,
-            drawn: 0..5,
+            sample_range: 0..5,
             lengths,
             padding: 0,
             balance: 1.0,
             masked_tokens: 5,
             micro_batches: cuts.iter().map(micro).collect(),
-            leaves: vec![cuts.len()],
+            shard_micro_batches: vec![cuts.len()],
         }
     }
 
@@ -257,7 +257,7 @@ pub(crate) mod tests {
     ) -> Vec<f32> {
         let parameters = Parameters::initialize(kernels, Architecture::new(model, 2, 50), 1, 0.2);
         let mut state = TrainState::new(parameters);
-        state.parameters.keep_low(crate::model::kind(model));
+        state.parameters.keep_low(crate::model::compute_dtype(model));
         let objective = objective(&state, model).recomputing(recompute);
         forward_backward(&objective, &mut state, batch(cuts).whole(), Key::new(step), &mut |_, _| ()).unwrap();
         state.read(Buffer::Gradients, 0..state.elements())
@@ -302,7 +302,7 @@ pub(crate) mod tests {
             let model = Model { tied_decoder, precision, ..model(norm) };
             let parameters = Parameters::initialize(kernels(), Architecture::new(&model, 3, 50), 1, 0.2);
             let mut state = TrainState::new(parameters);
-            state.parameters.keep_low(crate::model::kind(&model));
+            state.parameters.keep_low(crate::model::compute_dtype(&model));
             let objective = objective(&state, &model).recomputing(recompute);
             let mut told = Vec::new();
             let mut tell = |state: &TrainState, elements| told.push(state.read(Buffer::Gradients, 0..elements));
@@ -330,7 +330,7 @@ pub(crate) mod tests {
             let objective = objective(&state, &model).recomputing(recompute);
             let mut batch = batch(WHOLE);
             if !asks {
-                let lone = MaskedSample { pair_label: None, hidden: Vec::new(), ..sample(5) };
+                let lone = MaskedSample { pair_label: None, masked_tokens: Vec::new(), ..sample(5) };
                 batch.micro_batches = vec![MicroBatch::new(&[0], 5, 0, &[lone])];
             }
             let mut told = 0;

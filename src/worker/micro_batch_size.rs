@@ -10,7 +10,7 @@ use lambert_store::run::{self, CONFIG};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::gpu::{Card, DeviceError};
+use crate::gpu::{DeviceError, Gpu};
 use crate::worker::agreement;
 use crate::worker::session::{Datasets, Session};
 
@@ -25,7 +25,7 @@ pub fn settle(session: &Session, group: &mut dyn Group, datasets: &Datasets) -> 
     let config = &session.config;
     let chosen = fit::micro_batches(config, &data, session.world, room.as_ref()).map_err(|short| {
         let (error, is_passing) = (Error::faults(CONFIG, short.faults), short.is_passing);
-        if is_passing { DeviceError::Occupied(error.to_string()).into() } else { error }
+        if is_passing { DeviceError::InsufficientFreeMemory(error.to_string()).into() } else { error }
     })?;
     if session.is_first() {
         tell(session, &chosen)?;
@@ -61,13 +61,13 @@ struct CardRoom {
 }
 
 /// The card that has the least room for a rank; the same on all ranks. `None` if none has a card.
-fn least(group: &mut dyn Group, card: Option<&Card>) -> Result<Option<Room>, Error> {
+fn least(group: &mut dyn Group, card: Option<&Gpu>) -> Result<Option<Room>, Error> {
     let own = card.map(|card| CardRoom {
         host: lambert_store::host::name(),
-        bus: card.facts.bus.clone(),
+        bus: card.properties.pci_bus_id.clone(),
         name: card.name(),
-        free: card.free,
-        memory: card.facts.memory,
+        free: card.free_memory,
+        memory: card.properties.memory,
     });
     agreement::together(group, &own, least_of)
 }
@@ -90,7 +90,7 @@ fn least_of(all: &[Option<CardRoom>]) -> Option<Room> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu::{CardFacts, Libtorch};
+    use crate::gpu::{GpuProperties, Libtorch};
 
     fn told(host: &str, bus: &str, free: u64) -> Option<CardRoom> {
         Some(CardRoom { host: host.into(), bus: bus.into(), name: format!("0 (X, {bus})"), free, memory: 100 })
@@ -107,10 +107,15 @@ mod tests {
     }
 
     /// A card with so many bytes free, on a bus of its own.
-    fn card(free: u64) -> Card {
-        let facts = CardFacts { name: "X".into(), capability: (9, 0), bus: format!("bus {free}"), memory: 100 };
+    fn card(free: u64) -> Gpu {
+        let properties = GpuProperties {
+            name: "X".into(),
+            compute_capability: (9, 0),
+            pci_bus_id: format!("bus {free}"),
+            memory: 100,
+        };
         let libtorch = Libtorch { folder: "/x".into(), origin: "a test", version: String::new(), cuda: String::new() };
-        Card { index: 1, facts, free, libtorch, nvrtc: String::new(), kernels: None }
+        Gpu { index: 1, properties, free_memory: free, libtorch, nvrtc_version: String::new(), kernels: None }
     }
 
     #[test]

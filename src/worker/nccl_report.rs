@@ -5,7 +5,7 @@ use lambert_store::{Store, run};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::gpu::{Nccl, infiniband};
+use crate::gpu::{Nccl, infiniband_devices};
 use crate::worker::agreement;
 
 /// One rank's NCCL.
@@ -26,7 +26,7 @@ struct Sums {
 impl Sums {
     fn of(rank: usize, nccl: &Nccl) -> Self {
         let report = nccl.report();
-        let warnings = report.transports.as_ref().map(|ways| ways.warnings(&infiniband())).unwrap_or_default();
+        let warnings = report.transports.as_ref().map(|ways| ways.warnings(&infiniband_devices())).unwrap_or_default();
         Self {
             rank,
             host: lambert_store::host::name(),

@@ -17,8 +17,8 @@ use tch::Kind;
 use super::agreement;
 use super::peak;
 use crate::error::Error;
-use crate::gpu::conflicts::{Place, Sharing, clash};
-use crate::gpu::{Card, Chosen, DeviceError, Nccl, SumStream};
+use crate::gpu::conflicts::{DeviceSharing, RankDevice, find_conflict};
+use crate::gpu::{CommStream, ComputeDevice, DeviceError, Gpu, Nccl};
 use crate::kernels::Kernels;
 use crate::model;
 use crate::worker::control::Control;
@@ -50,7 +50,7 @@ pub struct Session {
     /// The device that this rank computes on.
     pub kernels: Arc<dyn Kernels>,
     /// The card, if it is one.
-    pub card: Option<Card>,
+    pub card: Option<Gpu>,
     /// Floating-point operations a second of all ranks together, in a matrix product.
     pub peak: f64,
 }
@@ -62,7 +62,7 @@ impl Session {
         url: &str,
         attempt: u32,
         world: Option<usize>,
-        mut device: Chosen,
+        mut device: ComputeDevice,
         control: Arc<Control>,
     ) -> Result<(Self, Endpoints), Error> {
         let store = Store::open(url)?.require_folder();
@@ -142,7 +142,7 @@ pub fn loss(lease: &Lease) -> Option<lambert_store::Error> {
 }
 
 /// What a rank computes in.
-fn kind(config: &RunConfig, card: Option<&Card>) -> Result<Kind, Error> {
+fn kind(config: &RunConfig, card: Option<&Gpu>) -> Result<Kind, Error> {
     match card {
         None if config.cluster.all_reduce.backend == Backend::Nccl => {
             Err(Error::Usage("cluster.all_reduce.backend is nccl, and this rank computes on a processor".into()))
@@ -152,13 +152,14 @@ fn kind(config: &RunConfig, card: Option<&Card>) -> Result<Kind, Error> {
             "cluster.all_reduce.canonical is true and this rank computes on {card}, whose products are not the same in every world: \
              device.kind = \"cpu\" computes on the processor"
         ))),
-        Some(_) => Ok(model::kind(&config.model)),
+        Some(_) => Ok(model::compute_dtype(&config.model)),
     }
 }
 
 /// Binds this rank to its share of the host, and says so.
-fn bind(rank: usize, threads: usize, card: Option<&Card>) {
-    let binding = cpu_affinity::bind(lambert_collective::world::detect().as_ref(), card.map(|card| &*card.facts.bus));
+fn bind(rank: usize, threads: usize, card: Option<&Gpu>) {
+    let binding =
+        cpu_affinity::bind(lambert_collective::world::detect().as_ref(), card.map(|card| &*card.properties.pci_bus_id));
     let place = card.map_or_else(String::new, |card| format!(" on {card},"));
     tracing::info!("rank {rank} computes{place} with {threads} threads, {binding}");
 }
@@ -199,33 +200,33 @@ fn join(config: &RunConfig, world: Option<usize>) -> Result<Endpoints, Error> {
 }
 
 /// The same ranks with sums between their cards; MPI's own sum tells who has come.
-fn sum_by_nccl(ranks: Endpoints, sums: &Nccl, card: &Card, options: nccl::NcclOptions) -> Result<Endpoints, Error> {
+fn sum_by_nccl(ranks: Endpoints, sums: &Nccl, card: &Gpu, options: nccl::NcclOptions) -> Result<Endpoints, Error> {
     let Endpoints { mut group, reducer } = ranks;
     let refused = |error: lambert_collective::Error| match error.is_nccl_unsupported() {
         true => Error::Device(DeviceError::Nccl(error)),
         false => Error::Collective(error),
     };
     let kernels = card.kernels.clone().ok_or_else(|| Error::Usage(format!("{card} has no kernels")))?;
-    let stream = SumStream::new(card.index, kernels).map_err(DeviceError::Driver)?;
+    let stream = CommStream::new(card.index, kernels).map_err(DeviceError::Driver)?;
     let reducer = nccl::init(&mut *group, reducer, &sums.library, stream, options).map_err(refused)?;
     Ok(Endpoints { group, reducer })
 }
 
 /// Checks the devices of all ranks, which call this together; `sharing` says whether they may share one.
-fn check_devices(group: &mut dyn Group, card: Option<&Card>, sharing: Sharing) -> Result<(), Error> {
-    match agreement::together(group, &Place::here(card), |all: &[Place]| clash(all, sharing))? {
-        Some(clash) => Err(DeviceError::World(clash).into()),
+fn check_devices(group: &mut dyn Group, card: Option<&Gpu>, sharing: DeviceSharing) -> Result<(), Error> {
+    match agreement::together(group, &RankDevice::local(card), |all: &[RankDevice]| find_conflict(all, sharing))? {
+        Some(conflict) => Err(DeviceError::Conflict(conflict).into()),
         None => Ok(()),
     }
 }
 
 /// Whether ranks may have one card together.
-fn sharing(is_allowed: bool, over_nccl: bool) -> Sharing {
+fn sharing(is_allowed: bool, over_nccl: bool) -> DeviceSharing {
     match (is_allowed, over_nccl) {
-        (false, false) => Sharing::Refused,
-        (true, false) => Sharing::Allowed,
-        (false, true) => Sharing::RefusedByNccl,
-        (true, true) => Sharing::OnOtherHostsForNccl,
+        (false, false) => DeviceSharing::Forbidden,
+        (true, false) => DeviceSharing::Allowed,
+        (false, true) => DeviceSharing::ForbiddenByNccl,
+        (true, true) => DeviceSharing::AllowedAcrossNcclHosts,
     }
 }
 

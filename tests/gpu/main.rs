@@ -16,8 +16,8 @@ use lambert_config::run::{Backend, Device, DeviceKind, Model, Optimizer, Optimiz
 use lambert_dataset::random::Key;
 use lambert_plan::architecture::Architecture;
 use lambert_worker::checkpoint::snapshot::Snapshot;
-use lambert_worker::gpu::{Card, Chosen, Driver, SumStream};
-use lambert_worker::kernels::{Draws, Host, Kernels, Values};
+use lambert_worker::gpu::{CommStream, ComputeDevice, Driver, Gpu};
+use lambert_worker::kernels::{DropoutParams, Host, Kernels, Values};
 use lambert_worker::optim;
 use lambert_worker::state::{Buffer, Parameters, TrainState};
 use tch::Kind;
@@ -28,14 +28,15 @@ fn card() -> Option<Arc<dyn Kernels>> {
 }
 
 /// The same with what is known of it.
-fn opened() -> Option<(Arc<dyn Kernels>, Card)> {
-    static CARD: OnceLock<Option<(Arc<dyn Kernels>, Card)>> = OnceLock::new();
+fn opened() -> Option<(Arc<dyn Kernels>, Gpu)> {
+    static CARD: OnceLock<Option<(Arc<dyn Kernels>, Gpu)>> = OnceLock::new();
     let open = || match Driver::open() {
-        Err(error) if error.has_no_card() => None,
+        Err(error) if error.has_no_device() => None,
         opened => {
             opened.unwrap();
             let device = Device { kind: DeviceKind::Cuda, ..Device::default() };
-            let (kernels, card) = Chosen::load(&device, Backend::Auto).unwrap().kernels(None, Precision::Fp32).unwrap();
+            let (kernels, card) =
+                ComputeDevice::load(&device, Backend::Auto).unwrap().kernels(None, Precision::Fp32).unwrap();
             let card = card.unwrap();
             eprintln!("{card}");
             Some((kernels, card))
@@ -71,7 +72,7 @@ fn dropout_draws_what_the_host_draws() {
     let factors = |kernels: &dyn Kernels, shape: &[i64]| {
         let samples: Vec<i32> = (0..shape[0] as i32).map(|row| 70_001 * row + 3).collect();
         let samples = kernels.upload(Values::I32(&samples)).to_kind(Kind::Int64);
-        let draws = Draws { key: Key::new(11).with(5), samples: &samples, dropped: 6554, scale: 1.0 / 0.9 };
+        let draws = DropoutParams { key: Key::new(11).with(5), samples: &samples, threshold: 6554, scale: 1.0 / 0.9 };
         let made = kernels.dropout_factors(&draws, shape);
         let mut bytes = vec![0; 4 * made.numel()];
         kernels.read(&made, 0, &mut bytes);
@@ -165,7 +166,7 @@ fn sums_wait_for_what_was_computed_before() {
     let library = Arc::new(NcclLibrary::open(&card.libtorch.nvidia_folders()).unwrap());
     for wire in [WireFormat::F32, WireFormat::Bf16] {
         let mut ends = local::single();
-        let stream = SumStream::new(card.index, card.kernels.clone().unwrap()).unwrap();
+        let stream = CommStream::new(card.index, card.kernels.clone().unwrap()).unwrap();
         let options = NcclOptions { wire, ..NcclOptions::default() };
         let mut reducer = nccl::init(&mut *ends.group, ends.reducer, &library, stream, options).unwrap();
         let mut values = kernels.zeros(&[COUNT as i64], Kind::Float);
@@ -174,7 +175,7 @@ fn sums_wait_for_what_was_computed_before() {
         }
         let address = kernels.address(&values, 0).unwrap();
         // SAFETY: `values` live to the end, and are touched only after the sum was awaited.
-        let bucket = unsafe { Bucket::device(address.first.as_ptr(), COUNT, card.index) };
+        let bucket = unsafe { Bucket::device(address.pointer.as_ptr(), COUNT, card.index) };
         let start = Instant::now();
         reducer.start(bucket).unwrap().wait(None).unwrap();
         let milliseconds = 1e3 * start.elapsed().as_secs_f64();

@@ -184,8 +184,8 @@ nccl() {
     configuration twice 2
     code=0
     lambert run --config "$work/twice.toml" --run "$work/twice" --set cluster.all_reduce.backend=nccl > "$output/twice.log" 2>&1 || code=$?
-    if [ "$code" = 2 ] && grep -q 'ranks 0 and 1 have the same card' "$output/twice.log"; then passed=passed; else passed=FAILED; fi
-    point "a card named twice" "$passed" "exit code $code: $(grep -o 'ranks 0 and 1 have the same card.*' "$output/twice.log" | head -n 1)"
+    if [ "$code" = 2 ] && grep -q 'ranks 0 and 1 share GPU' "$output/twice.log"; then passed=passed; else passed=FAILED; fi
+    point "a card named twice" "$passed" "exit code $code: $(grep -o 'ranks 0 and 1 share GPU.*' "$output/twice.log" | head -n 1)"
     two_by_nccl
 }
 

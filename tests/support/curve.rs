@@ -60,17 +60,17 @@ impl Golden {
         let labels: Vec<(usize, i32)> = table("labels").into_iter().enumerate().filter(|(_, id)| *id >= 0).collect();
         let second = |row: &[i32]| row.iter().position(|segment| *segment == 1).unwrap_or(width) as i32;
         MicroBatch {
-            samples: rows.clone().map(|row| row as u64).collect(),
+            sample_indices: rows.clone().map(|row| row as u64).collect(),
             rows: rows.len(),
-            width,
+            seq_len: width,
             ids: table("ids"),
-            second: table("segments").chunks(width).map(second).collect(),
+            segment_b_starts: table("segments").chunks(width).map(second).collect(),
             lengths: column("lengths"),
             positions: labels.iter().map(|(place, _)| *place as i32).collect(),
             labels: labels.iter().map(|(_, id)| *id).collect(),
             pair_labels: column("pair"),
             digest: 0,
-            factors: Vec::new(),
+            loss_scales: Vec::new(),
         }
     }
 
@@ -79,12 +79,12 @@ impl Golden {
             (0..2).map(|index| self.micro_batch(number as usize % 10, index)).collect();
         GlobalBatch {
             epoch: 0,
-            drawn: number * ROWS as u64..(number + 1) * ROWS as u64,
+            sample_range: number * ROWS as u64..(number + 1) * ROWS as u64,
             lengths: micro_batches.iter().flat_map(|batch| &batch.lengths).map(|length| *length as u16).collect(),
             padding: 0,
             balance: 1.0,
             masked_tokens: micro_batches.iter().map(|batch| batch.labels.len() as u64).sum(),
-            leaves: vec![micro_batches.len()],
+            shard_micro_batches: vec![micro_batches.len()],
             micro_batches,
         }
     }
@@ -120,7 +120,7 @@ pub fn train_in(
             step::forward_backward(&objective, &mut state, batch.whole(), Key::new(1), &mut |_, _| ()).unwrap();
         let norm = optim::update(&mut state, &config.optimizer, schedule::learning_rate(&stage, number)).norm;
         let (totals, norm) = computed.fetch(state.kernels(), &norm).unwrap();
-        let drawn = Drawn { dataset: "golden".into(), samples: batch.drawn, passed: 0 };
+        let drawn = Drawn { dataset: "golden".into(), samples: batch.sample_range, passed: 0 };
         let outcome = StepOutcome { before: number, drawn, totals, norm, ..StepOutcome::default() };
         assert_eq!(outcome.conclude(&mut state, &Guard::default()), Verdict::Sound);
         outcome.loss()

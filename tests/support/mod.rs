@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use lambert_dataset::Dataset;
-use lambert_worker::data::order::Order;
+use lambert_worker::data::order::EpochOrder;
 use serde_json::Value;
 
 pub use programs::{ENVIRONMENT, Ran, done, install, lambert, open_mpi_5, run, run_in, with_worker};
@@ -86,7 +86,7 @@ impl Place {
 pub fn rows(place: &Place, numbers: &[u64]) -> String {
     let dataset = Dataset::open(&place.path("data/train")).unwrap();
     let sizes: Vec<u64> = dataset.row_groups().iter().map(|group| group.rows).collect();
-    let order = Order::new(&sizes, 1, 0);
+    let order = EpochOrder::new(&sizes, 1, 0);
     let row = |number: &u64| {
         let drawn = order.at(*number);
         dataset.row_groups()[drawn.row_group].first_row + drawn.row as u64

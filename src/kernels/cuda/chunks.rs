@@ -1,28 +1,28 @@
-//! The parameters of an update in chunks, one for each block, as kernels.cu reads them.
+//! Splits the parameters of an update into chunks, one per thread block, in the layout that kernels.cu reads.
 
 use std::ops::Range;
 
 use tch::Tensor;
 
-use crate::kernels::{Kernels, Rule, Update, Values};
+use crate::kernels::{Kernels, OptimizerUpdate, ParamUpdate, Values};
 
-/// Elements of a chunk at most. The order of a sum follows from it, not from the card.
+/// Maximum elements of a chunk. It fixes the summation order, independently of the GPU.
 pub const CHUNK: usize = 1 << 16;
 
-/// Where the chunks of some parameters are; good for as long as the same ones are updated.
-pub struct Chunks {
+/// Chunk table of a set of parameters, reused while the set is unchanged.
+pub struct ChunkTable {
     parameters: Vec<Range<usize>>,
-    /// `Chunk` of kernels.cu, u8 \[16 x count\].
+    /// `Chunk` structs of kernels.cu as bytes, u8 \[16 x count\].
     pub table: Tensor,
-    /// The number of chunks up to each parameter and with it, u32 as u8 \[4 x parameters\].
+    /// Cumulative chunk count after each parameter, u32 as bytes, u8 \[4 x parameters\].
     pub ends: Tensor,
-    /// How many they are.
+    /// Number of chunks.
     pub count: usize,
 }
 
-impl Chunks {
-    /// Those of `update`.
-    pub fn new(kernels: &dyn Kernels, update: &Update<'_>) -> Self {
+impl ChunkTable {
+    /// Builds the table for the parameters of `update` and uploads it.
+    pub fn new(kernels: &dyn Kernels, update: &OptimizerUpdate<'_>) -> Self {
         let (mut table, mut ends, mut count) = (Vec::new(), Vec::new(), 0_u32);
         for (number, (range, _)) in update.parameters.iter().enumerate() {
             for first in range.clone().step_by(CHUNK) {
@@ -41,28 +41,28 @@ impl Chunks {
         }
     }
 
-    /// Whether they are those of `update`.
-    pub fn are_of(&self, update: &Update<'_>) -> bool {
+    /// True if the table was built for the parameters of `update`.
+    pub fn matches(&self, update: &OptimizerUpdate<'_>) -> bool {
         self.parameters.len() == update.parameters.len()
             && self.parameters.iter().zip(&update.parameters).all(|(own, (range, _))| own == range)
     }
 }
 
-/// `Rule` of kernels.cu for each parameter of `update`.
-pub fn rules(update: &Update<'_>) -> Vec<u8> {
-    let bytes = |(_, rule): &(Range<usize>, Rule)| {
+/// `ParamUpdate` structs of kernels.cu for the parameters of `update`, as bytes.
+pub fn constants(update: &OptimizerUpdate<'_>) -> Vec<u8> {
+    let bytes = |(_, constants): &(Range<usize>, ParamUpdate)| {
         let floats = [
-            rule.beta1,
-            rule.share1,
-            rule.beta2,
-            rule.share2,
-            rule.eps,
-            rule.correction1,
-            rule.correction2,
-            rule.learning_rate,
-            rule.weight_decay,
+            constants.beta1,
+            constants.one_minus_beta1,
+            constants.beta2,
+            constants.one_minus_beta2,
+            constants.eps,
+            constants.inv_bias_correction1,
+            constants.inv_bias_correction2,
+            constants.learning_rate,
+            constants.weight_decay,
         ];
-        let words = floats.into_iter().map(f32::to_bits).chain([u32::from(rule.trusted)]);
+        let words = floats.into_iter().map(f32::to_bits).chain([u32::from(constants.uses_trust_ratio)]);
         words.flat_map(u32::to_le_bytes).collect::<Vec<u8>>()
     };
     update.parameters.iter().flat_map(bytes).collect()

@@ -1,6 +1,6 @@
-// For tests: the kernels as C++, on a processor. The threads of a block are fibres that switch at barriers and shuffles, in an
-// order drawn by a seed, so that a barrier that is missing shows: between barriers each has a priority, and the first of those
-// that can goes on, so that some thread is always far ahead of the others. Blocks run one after the other.
+// Test emulator: compiles the kernels as C++ and runs them on the CPU. The threads of a block are fibers that switch at
+// barriers and shuffles. Each fiber has a random priority between barriers, and the ready fiber with the highest priority runs,
+// so that some threads run far ahead of others and a missing barrier produces wrong results. Blocks run sequentially.
 
 #include <setjmp.h>
 #include <ucontext.h>
@@ -19,38 +19,38 @@
 
 namespace {
 
-struct Place {
+struct Index {
   unsigned x;
 };
-thread_local Place threadIdx, blockIdx, blockDim;
+thread_local Index threadIdx, blockIdx, blockDim;
 
 constexpr size_t kStack = 64 << 10;
 constexpr unsigned kWarp = 32;
 
-enum class Waits { kNot, kBarrier, kShuffle, kEnded };
+enum class Wait { kReady, kBarrier, kShuffle, kDone };
 
 // A thread of a block.
-struct Fibre {
+struct Fiber {
   std::unique_ptr<char[]> stack{new char[kStack]};
   ucontext_t start;
   jmp_buf state;
-  bool begun = false;
+  bool started = false;
   uint64_t priority = 0;
-  Waits waits = Waits::kEnded;
-  // What it brings to a shuffle, from how many lanes further it wants another's, and what it gets.
-  uint64_t brought, got;
+  Wait waiting_for = Wait::kDone;
+  // Shuffle: value provided, value received, and lane offset of the source.
+  uint64_t provided, received;
   unsigned delta;
 };
 
-// The threads of one block after the other.
+// Scheduler for the threads of a block; reused for all blocks.
 struct Block {
-  std::vector<Fibre> fibres;
+  std::vector<Fiber> fibers;
   std::priority_queue<std::pair<uint64_t, unsigned>> ready;
   std::function<void()> body;
   jmp_buf scheduler;
   unsigned current = 0;
   uint64_t random = 0;
-  const char *fault = nullptr;
+  const char *error = nullptr;
 
   uint64_t draw() {
     random ^= random << 13;
@@ -59,40 +59,40 @@ struct Block {
     return random;
   }
 
-  // Gives the processor back; returns when the fibre goes on.
-  void wait(Waits for_what) {
-    Fibre &self = fibres[current];
-    self.waits = for_what;
+  // Switches to the scheduler; returns when the fiber is resumed.
+  void wait(Wait reason) {
+    Fiber &self = fibers[current];
+    self.waiting_for = reason;
     if (_setjmp(self.state) == 0) {
       _longjmp(scheduler, 1);
     }
   }
 
-  void go_on(unsigned thread) {
+  void resume(unsigned thread) {
     current = thread;
     threadIdx.x = thread;
     if (_setjmp(scheduler) != 0) {
       return;
     }
-    Fibre &fibre = fibres[thread];
-    if (fibre.begun) {
-      _longjmp(fibre.state, 1);
+    Fiber &fiber = fibers[thread];
+    if (fiber.started) {
+      _longjmp(fiber.state, 1);
     }
-    fibre.begun = true;
-    getcontext(&fibre.start);
-    fibre.start.uc_stack.ss_sp = fibre.stack.get();
-    fibre.start.uc_stack.ss_size = kStack;
-    fibre.start.uc_link = nullptr;
-    makecontext(&fibre.start, enter, 0);
-    setcontext(&fibre.start);
+    fiber.started = true;
+    getcontext(&fiber.start);
+    fiber.start.uc_stack.ss_sp = fiber.stack.get();
+    fiber.start.uc_stack.ss_size = kStack;
+    fiber.start.uc_link = nullptr;
+    makecontext(&fiber.start, enter, 0);
+    setcontext(&fiber.start);
   }
 
   static void enter();
 
-  // Those of [first, end) that wait, wait for `what`, and none of them has ended.
-  bool all_wait(unsigned first, unsigned end, Waits what) const {
+  // True if all threads of [first, end) wait for `what`.
+  bool all_wait(unsigned first, unsigned end, Wait what) const {
     for (unsigned thread = first; thread < end; thread++) {
-      if (fibres[thread].waits != what) {
+      if (fibers[thread].waiting_for != what) {
         return false;
       }
     }
@@ -101,89 +101,89 @@ struct Block {
 
   void release(unsigned first, unsigned end) {
     for (unsigned thread = first; thread < end; thread++) {
-      fibres[thread].waits = Waits::kNot;
-      ready.emplace(fibres[thread].priority, thread);
+      fibers[thread].waiting_for = Wait::kReady;
+      ready.emplace(fibers[thread].priority, thread);
     }
   }
 
   void release_all() {
-    for (Fibre &fibre : fibres) {
-      fibre.priority = draw();
+    for (Fiber &fiber : fibers) {
+      fiber.priority = draw();
     }
-    release(0, static_cast<unsigned>(fibres.size()));
+    release(0, static_cast<unsigned>(fibers.size()));
   }
 
   void shuffle(unsigned first) {
     for (unsigned lane = 0; lane < kWarp; lane++) {
-      Fibre &fibre = fibres[first + lane];
-      const unsigned from = lane + fibre.delta;
-      fibre.got = fibres[first + (from < kWarp ? from : lane)].brought;
+      Fiber &fiber = fibers[first + lane];
+      const unsigned from = lane + fiber.delta;
+      fiber.received = fibers[first + (from < kWarp ? from : lane)].provided;
     }
   }
 
   void run(unsigned threads) {
     if (threads % kWarp != 0) {
-      throw std::runtime_error("a block is no number of whole warps");
+      throw std::runtime_error("block size is not a multiple of the warp size");
     }
-    fibres.resize(threads);
+    fibers.resize(threads);
     release_all();
-    unsigned ended = 0;
-    while (ended < threads) {
+    unsigned done = 0;
+    while (done < threads) {
       if (ready.empty()) {
-        throw std::runtime_error("threads wait for others that have ended or wait elsewhere");
+        throw std::runtime_error("deadlock: threads wait for threads that are done or wait elsewhere");
       }
       const unsigned thread = ready.top().second;
       ready.pop();
-      go_on(thread);
+      resume(thread);
       const unsigned warp = thread - thread % kWarp;
-      switch (fibres[thread].waits) {
-        case Waits::kEnded:
-          ended++;
+      switch (fibers[thread].waiting_for) {
+        case Wait::kDone:
+          done++;
           break;
-        case Waits::kBarrier:
-          if (all_wait(0, threads, Waits::kBarrier)) {
+        case Wait::kBarrier:
+          if (all_wait(0, threads, Wait::kBarrier)) {
             release_all();
           }
           break;
-        case Waits::kShuffle:
-          if (all_wait(warp, warp + kWarp, Waits::kShuffle)) {
+        case Wait::kShuffle:
+          if (all_wait(warp, warp + kWarp, Wait::kShuffle)) {
             shuffle(warp);
             release(warp, warp + kWarp);
           }
           break;
-        case Waits::kNot:
-          throw std::runtime_error("a thread stopped without waiting");
+        case Wait::kReady:
+          throw std::runtime_error("thread yielded without waiting");
       }
     }
-    if (fault != nullptr) {
-      throw std::runtime_error(fault);
+    if (error != nullptr) {
+      throw std::runtime_error(error);
     }
   }
 };
 
 thread_local std::unique_ptr<Block> block;
 
-// A fibre serves block after block.
+// Runs one block after another on the same fiber.
 void Block::enter() {
   for (;;) {
     block->body();
-    block->wait(Waits::kEnded);
+    block->wait(Wait::kDone);
   }
 }
 
-void __syncthreads() { block->wait(Waits::kBarrier); }
+void __syncthreads() { block->wait(Wait::kBarrier); }
 
 template <typename T>
 T __shfl_down_sync(unsigned mask, T value, unsigned delta) {
   if (mask != 0xffffffffu) {
-    block->fault = "only whole warps shuffle here";
+    block->error = "shuffle with a partial warp mask is not supported";
   }
-  Fibre &self = block->fibres[block->current];
-  self.brought = 0;
-  std::memcpy(&self.brought, &value, sizeof value);
+  Fiber &self = block->fibers[block->current];
+  self.provided = 0;
+  std::memcpy(&self.provided, &value, sizeof value);
   self.delta = delta;
-  block->wait(Waits::kShuffle);
-  std::memcpy(&value, &block->fibres[block->current].got, sizeof value);
+  block->wait(Wait::kShuffle);
+  std::memcpy(&value, &block->fibers[block->current].received, sizeof value);
   return value;
 }
 
@@ -191,7 +191,7 @@ T __shfl_down_sync(unsigned mask, T value, unsigned delta) {
 
 #define __global__
 #define __device__
-// Blocks run one after the other.
+// Blocks run sequentially, so one copy suffices.
 #define __shared__ static thread_local
 
 using std::isfinite;
@@ -200,9 +200,9 @@ using std::memcpy;
 
 namespace {
 
-template <typename... Arguments, size_t... Places>
-void call(void (*kernel)(Arguments...), void **arguments, std::index_sequence<Places...>) {
-  kernel(*static_cast<Arguments *>(arguments[Places])...);
+template <typename... Arguments, size_t... Indices>
+void call(void (*kernel)(Arguments...), void **arguments, std::index_sequence<Indices...>) {
+  kernel(*static_cast<Arguments *>(arguments[Indices])...);
 }
 
 template <typename... Arguments>
@@ -212,17 +212,17 @@ std::function<void(void **)> callable(void (*kernel)(Arguments...)) {
 
 #define KERNEL(name) {#name, callable(lambert_##name)}
 const std::map<std::string, std::function<void(void **)>> kKernels = {
-    KERNEL(dropout_f32),  KERNEL(dropout_bf16),    KERNEL(squares),    KERNEL(root_of_sums), KERNEL(words),
-    KERNEL(sum_of_words), KERNEL(lamb_directions), KERNEL(lamb_rates), KERNEL(lamb_apply),   KERNEL(adamw),
-    KERNEL(to_bf16),      KERNEL(from_bf16),
+    KERNEL(dropout_f32),     KERNEL(dropout_bf16),    KERNEL(sum_of_squares), KERNEL(norm_from_sums),
+    KERNEL(digest_chunks),   KERNEL(digest_sum),      KERNEL(lamb_directions), KERNEL(lamb_step_sizes),
+    KERNEL(lamb_apply),      KERNEL(adamw),           KERNEL(to_bf16),         KERNEL(from_bf16),
 };
 
 }  // namespace
 
-// Runs a kernel as cuLaunchKernel would; `seed` draws the order of the threads. Returns what went wrong, or nothing.
+// Runs a kernel like cuLaunchKernel; `seed` determines the thread order. Returns an error message, or null.
 extern "C" const char *lambert_emulate(const char *kernel, unsigned blocks, unsigned threads, void **arguments,
                                        uint64_t seed) {
-  static thread_local std::string said;
+  static thread_local std::string error_text;
   try {
     if (!block) {
       block = std::make_unique<Block>();
@@ -235,9 +235,9 @@ extern "C" const char *lambert_emulate(const char *kernel, unsigned blocks, unsi
     }
     return nullptr;
   } catch (const std::exception &error) {
-    // The fibres stand wherever they are: the next call has new ones.
+    // Discard the suspended fibers; the next call creates new ones.
     block.reset();
-    said = std::string(kernel) + ": " + error.what();
-    return said.c_str();
+    error_text = std::string(kernel) + ": " + error.what();
+    return error_text.c_str();
   }
 }

@@ -1,4 +1,5 @@
-//! Kernels on a processor: kernels.cu as C++, the threads of a block as fibres whose order a seed draws.
+//! CPU emulation of the CUDA kernels: kernels.cu compiled as C++, with the threads of a block as fibers in a seeded
+//! random order.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tch::{Device, Kind, Tensor};
 
-use super::launch::{Arguments, Card, THREADS};
-use crate::kernels::{Copies, Copy, Host, Kernels, Memory, copies};
+use super::launch::{KernelArguments, KernelDevice, THREADS};
+use crate::kernels::{Host, HostBuffer, Kernels, PendingSnapshot, TensorCopy, snapshot};
 
 unsafe extern "C" {
     fn lambert_emulate(
@@ -19,56 +20,56 @@ unsafe extern "C" {
     ) -> *const c_char;
 }
 
-/// Runs kernels on tensors in main memory. Copies beside the computing are made as late as they may be, so that a call that is
-/// to wait for one, and does not, works on other numbers.
+/// Runs the kernels on tensors in host memory. Asynchronous copies run as late as the API permits, so that a missing
+/// wait produces wrong values.
 #[derive(Default)]
 pub struct Emulator {
-    /// Whose memory its tensors are taken for; main memory by itself.
+    /// CUDA device index that its tensors claim to be on; `None`: host memory.
     device: Option<usize>,
     launches: AtomicU64,
-    /// What was sent: where it goes, and what it is.
-    sent: Mutex<Vec<(Tensor, Tensor)>>,
-    begun: Mutex<Vec<Arc<Mutex<Late>>>>,
+    /// Pending uploads: destination and source.
+    pending_uploads: Mutex<Vec<(Tensor, Tensor)>>,
+    pending_snapshots: Mutex<Vec<Arc<Mutex<DeferredCopies>>>>,
 }
 
 impl Emulator {
-    /// One whose tensors are taken for those of this device.
-    pub fn of_device(number: usize) -> Self {
+    /// Creates an emulator whose tensors claim to be on CUDA device `number`.
+    pub fn with_device_index(number: usize) -> Self {
         Self { device: Some(number), ..Self::default() }
     }
 }
 
-/// Copies that have begun; none are left once they have been made.
-struct Late {
-    copies: Vec<Copy>,
-    memory: Option<Memory>,
+/// Deferred copies; `copies` is empty once they are done.
+struct DeferredCopies {
+    copies: Vec<TensorCopy>,
+    memory: Option<HostBuffer>,
 }
 
-impl Late {
-    fn make(&mut self) {
+impl DeferredCopies {
+    fn run(&mut self) {
         if let Some(memory) = self.memory.take() {
-            let done = copies::Done::make(&Host, &self.copies, memory);
+            let done = snapshot::CompletedSnapshot::copy(&Host, &self.copies, memory);
             (self.copies, self.memory) = (Vec::new(), Some(Box::new(done).wait()));
         }
     }
 }
 
-struct Begun(Arc<Mutex<Late>>);
+struct EmulatedSnapshot(Arc<Mutex<DeferredCopies>>);
 
-impl Copies for Begun {
-    fn are_done(&self) -> bool {
+impl PendingSnapshot for EmulatedSnapshot {
+    fn is_complete(&self) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).copies.is_empty()
     }
 
-    fn wait(self: Box<Self>) -> Memory {
-        let mut late = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        late.make();
-        late.memory.take().unwrap_or_else(|| Memory::new(Vec::new()))
+    fn wait(self: Box<Self>) -> HostBuffer {
+        let mut deferred = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        deferred.run();
+        deferred.memory.take().unwrap_or_else(|| HostBuffer::new(Vec::new()))
     }
 }
 
-impl Card for Emulator {
-    fn number(&self) -> Option<usize> {
+impl KernelDevice for Emulator {
+    fn device_index(&self) -> Option<usize> {
         self.device
     }
 
@@ -76,36 +77,36 @@ impl Card for Emulator {
         Tensor::zeros(shape, (kind, Device::Cpu))
     }
 
-    fn place(&self, host: Tensor) -> Tensor {
+    fn to_device(&self, host: Tensor) -> Tensor {
         host
     }
 
-    fn send(&self, host: Tensor) -> Tensor {
-        let place = (host.ones_like() * 0x7f).to_kind(host.kind());
-        self.sent.lock().unwrap_or_else(PoisonError::into_inner).push((place.shallow_clone(), host));
-        place
+    fn to_device_async(&self, host: Tensor) -> Tensor {
+        let target = (host.ones_like() * 0x7f).to_kind(host.kind());
+        self.pending_uploads.lock().unwrap_or_else(PoisonError::into_inner).push((target.shallow_clone(), host));
+        target
     }
 
-    fn order_sent(&self) {
-        self.sent
+    fn wait_uploads(&self) {
+        self.pending_uploads
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .drain(..)
-            .for_each(|(mut place, host)| place.copy_(&host));
+            .for_each(|(mut target, host)| target.copy_(&host));
     }
 
-    fn begin_copies(&self, copies: Vec<Copy>, into: Memory) -> Box<dyn Copies> {
-        let late = Arc::new(Mutex::new(Late { copies, memory: Some(into) }));
-        self.begun.lock().unwrap_or_else(PoisonError::into_inner).push(late.clone());
-        Box::new(Begun(late))
+    fn start_snapshot(&self, copies: Vec<TensorCopy>, into: HostBuffer) -> Box<dyn PendingSnapshot> {
+        let deferred = Arc::new(Mutex::new(DeferredCopies { copies, memory: Some(into) }));
+        self.pending_snapshots.lock().unwrap_or_else(PoisonError::into_inner).push(deferred.clone());
+        Box::new(EmulatedSnapshot(deferred))
     }
 
-    fn order_copies(&self) {
-        self.begun
+    fn wait_snapshots(&self) {
+        self.pending_snapshots
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .drain(..)
-            .for_each(|late| late.lock().unwrap_or_else(PoisonError::into_inner).make());
+            .for_each(|deferred| deferred.lock().unwrap_or_else(PoisonError::into_inner).run());
     }
 
     fn fetch(&self, numbers: &Tensor) -> Vec<f64> {
@@ -116,19 +117,19 @@ impl Card for Emulator {
         Host.seed(seed);
     }
 
-    fn launch(&self, kernel: &str, blocks: usize, arguments: &mut Arguments) -> Result<(), String> {
+    fn launch(&self, kernel: &str, blocks: usize, arguments: &mut KernelArguments) -> Result<(), String> {
         let name = CString::new(kernel).map_err(|error| error.to_string())?;
         let seed = self.launches.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5bd1_e995;
-        // SAFETY: the emulator reads as many arguments as the kernel of this name has, which point to tensors that live for
-        // the call.
-        let said = unsafe {
+        // SAFETY: the emulator reads one argument per parameter of this kernel; the tensors they point to outlive the
+        // call.
+        let error = unsafe {
             let pointers = arguments.pointers().as_mut_ptr();
             lambert_emulate(name.as_ptr(), blocks as u32, THREADS as u32, pointers, seed)
         };
-        match said.is_null() {
+        match error.is_null() {
             true => Ok(()),
-            // SAFETY: a string with its end, which lives until this thread's next call.
-            false => Err(unsafe { CStr::from_ptr(said) }.to_string_lossy().into_owned()),
+            // SAFETY: a NUL-terminated string that is valid until this thread's next call.
+            false => Err(unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned()),
         }
     }
 }

@@ -1,14 +1,14 @@
-// The kernels of our own: what keyed draws demand, and updates of all parameters at once. Plain CUDA C++ without a header:
-// NVRTC compiles it for the card that is there; the tests compile it as C++ and run it by emulator.h.
+// Keyed dropout, reductions and multi-tensor optimizer updates. CUDA C++ without headers: NVRTC compiles it for the GPU
+// present; the tests compile it as C++ and run it on the CPU (emulator.cpp).
 //
-// Every sum has a fixed order: over the elements of a thread, the threads of a block, the chunks of a tensor. No atomics.
+// Every reduction has a fixed order: the elements of a thread, the threads of a block, the chunks of a tensor. No atomics.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef unsigned short u16;
 typedef long long i64;
 
-// Threads of every block.
+// Threads per block.
 #define THREADS 256u
 #define WARP 32u
 
@@ -16,30 +16,30 @@ struct bf16 {
   u16 bits;
 };
 
-__device__ inline u32 bits_of(float value) {
+__device__ inline u32 float_bits(float value) {
   u32 bits;
   memcpy(&bits, &value, sizeof bits);
   return bits;
 }
 
-__device__ inline float of_bits(u32 bits) {
+__device__ inline float float_from_bits(u32 bits) {
   float value;
   memcpy(&value, &bits, sizeof value);
   return value;
 }
 
 __device__ inline float widen(float value) { return value; }
-__device__ inline float widen(bf16 value) { return of_bits(static_cast<u32>(value.bits) << 16); }
+__device__ inline float widen(bf16 value) { return float_from_bits(static_cast<u32>(value.bits) << 16); }
 
-// To the nearest, and to even in the middle; what is no number stays none.
+// Rounds to nearest, ties to even; NaN stays NaN.
 __device__ inline void narrow(float value, float *into) { *into = value; }
 __device__ inline void narrow(float value, bf16 *into) {
-  const u32 bits = bits_of(value);
+  const u32 bits = float_bits(value);
   const bool is_number = (bits & 0x7fffffffu) <= 0x7f800000u;
   into->bits = is_number ? static_cast<u16>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16) : static_cast<u16>(0x7fc0u);
 }
 
-// Gradients on their way to other ranks.
+// Gradient conversion for a bf16 all-reduce.
 extern "C" __global__ void lambert_to_bf16(bf16 *to, const float *from, u64 count) {
   const u64 i = static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i < count) {
@@ -54,7 +54,7 @@ extern "C" __global__ void lambert_from_bf16(float *to, const bf16 *from, u64 co
   }
 }
 
-// ---- The keyed generator of data-prep/dataset/src/random.rs.
+// ---- Keyed generator, as in data-prep/dataset/src/random.rs.
 
 #define STEP 0x9e3779b97f4a7c15ull
 
@@ -64,54 +64,54 @@ __device__ inline u64 mix(u64 value) {
   return value ^ (value >> 31);
 }
 
-__device__ inline u64 with(u64 key, u64 fact) {
-  const u64 turned = key << 23 | key >> 41;
-  return mix(turned ^ mix(fact + STEP)) + key;
+__device__ inline u64 with(u64 key, u64 value) {
+  const u64 rotated = key << 23 | key >> 41;
+  return mix(rotated ^ mix(value + STEP)) + key;
 }
 
-// Where a line of dropout's draws is: `line` counts [rows, heads, width].
-__device__ inline u64 key_of_line(u64 key, const i64 *samples, u64 line, u32 heads, u32 width) {
-  const u64 position = line % width, row_and_head = line / width;
-  return with(with(with(key, static_cast<u64>(samples[row_and_head / heads])), row_and_head % heads), position);
+// Key of a row of [batch, heads, positions] rows.
+__device__ inline u64 row_key(u64 key, const i64 *samples, u64 row, u32 heads, u32 positions) {
+  const u64 position = row % positions, sample_and_head = row / positions;
+  return with(with(with(key, static_cast<u64>(samples[sample_and_head / heads])), sample_and_head % heads), position);
 }
 
-// Four lanes of 16 bits from each word: `out[i] = x[i] * scale`, or 0 where the lane is below `dropped`, plus `added[i]` where
-// there is such a thing. A warp for each line of `length` elements.
+// Draws four 16-bit lanes per word. `out[i] = x[i] * scale`, or 0 if the lane is below `threshold`, plus `added[i]` unless
+// `added` is null. One warp per row of `length` elements.
 template <typename T>
-__device__ inline void dropout(T *out, const T *x, const T *added, const i64 *samples, u64 key, u32 dropped, float scale,
-                               u64 lines, u32 heads, u32 width, u32 length) {
-  const u64 line = (static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x) / WARP;
-  if (line >= lines) {
+__device__ inline void dropout(T *out, const T *x, const T *added, const i64 *samples, u64 key, u32 threshold, float scale,
+                               u64 rows, u32 heads, u32 positions, u32 length) {
+  const u64 row = (static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x) / WARP;
+  if (row >= rows) {
     return;
   }
-  const u64 state = key_of_line(key, samples, line, heads, width), first = line * length;
+  const u64 state = row_key(key, samples, row, heads, positions), first = row * length;
   for (u32 word = threadIdx.x % WARP; 4 * word < length; word += WARP) {
     const u64 random = mix(state + (word + 1ull) * STEP);
     const u32 left = length - 4 * word, count = left < 4 ? left : 4;
     for (u32 lane = 0; lane < count; lane++) {
-      const u64 place = first + 4 * word + lane;
-      const float factor = ((random >> (16 * lane)) & 0xffffull) >= dropped ? scale : 0.0f;
-      const float kept = widen(x[place]) * factor;
-      narrow(added == nullptr ? kept : kept + widen(added[place]), out + place);
+      const u64 index = first + 4 * word + lane;
+      const float factor = ((random >> (16 * lane)) & 0xffffull) >= threshold ? scale : 0.0f;
+      const float kept = widen(x[index]) * factor;
+      narrow(added == nullptr ? kept : kept + widen(added[index]), out + index);
     }
   }
 }
 
 extern "C" __global__ void lambert_dropout_f32(float *out, const float *x, const float *added, const i64 *samples, u64 key,
-                                       u32 dropped, float scale, u64 lines, u32 heads, u32 width, u32 length) {
-  dropout(out, x, added, samples, key, dropped, scale, lines, heads, width, length);
+                                       u32 threshold, float scale, u64 rows, u32 heads, u32 positions, u32 length) {
+  dropout(out, x, added, samples, key, threshold, scale, rows, heads, positions, length);
 }
 
 extern "C" __global__ void lambert_dropout_bf16(bf16 *out, const bf16 *x, const bf16 *added, const i64 *samples, u64 key,
-                                        u32 dropped, float scale, u64 lines, u32 heads, u32 width, u32 length) {
-  dropout(out, x, added, samples, key, dropped, scale, lines, heads, width, length);
+                                        u32 threshold, float scale, u64 rows, u32 heads, u32 positions, u32 length) {
+  dropout(out, x, added, samples, key, threshold, scale, rows, heads, positions, length);
 }
 
-// ---- Sums.
+// ---- Reductions.
 
-// The sum of `value` over the block, in its first thread. Every thread of the block takes part.
+// Sum of `value` over the block, valid in its first thread. All threads of the block must call it.
 template <typename T>
-__device__ inline T sum_of_block(T value) {
+__device__ inline T block_sum(T value) {
   __shared__ T warps[THREADS / WARP];
   for (u32 delta = WARP / 2; delta > 0; delta /= 2) {
     value += __shfl_down_sync(0xffffffffu, value, delta);
@@ -125,171 +125,172 @@ __device__ inline T sum_of_block(T value) {
       value += warps[warp];
     }
   }
-  // The next sum writes there again.
+  // The next call reuses `warps`.
   __syncthreads();
   return value;
 }
 
-// sums[block] = the sum of the squares of a block's `chunk` elements of `values`.
-extern "C" __global__ void lambert_squares(double *sums, const float *values, u64 count, u32 chunk) {
+// sums[block] = sum of squares of the block's `chunk` elements of `values`.
+extern "C" __global__ void lambert_sum_of_squares(double *sums, const float *values, u64 count, u32 chunk) {
   const u64 first = static_cast<u64>(blockIdx.x) * chunk;
   const u64 end = first + chunk < count ? first + chunk : count;
   double sum = 0.0;
   for (u64 i = first + threadIdx.x; i < end; i += THREADS) {
     sum += static_cast<double>(values[i]) * static_cast<double>(values[i]);
   }
-  sum = sum_of_block(sum);
+  sum = block_sum(sum);
   if (threadIdx.x == 0) {
     sums[blockIdx.x] = sum;
   }
 }
 
-// The sum of `sums`, by one block, in its first thread.
+// Sum of `sums`, computed by one block, valid in its first thread.
 template <typename T>
-__device__ inline T sum_of(const T *sums, u32 count) {
+__device__ inline T sum_partials(const T *sums, u32 count) {
   T sum = 0;
   for (u32 i = threadIdx.x; i < count; i += THREADS) {
     sum += sums[i];
   }
-  return sum_of_block(sum);
+  return block_sum(sum);
 }
 
-// *root = the root of the sum of `sums`, by one block.
-extern "C" __global__ void lambert_root_of_sums(double *root, const double *sums, u32 count) {
-  const double sum = sum_of(sums, count);
+// *norm = square root of the sum of `sums`. One block.
+extern "C" __global__ void lambert_norm_from_sums(double *norm, const double *sums, u32 count) {
+  const double sum = sum_partials(sums, count);
   if (threadIdx.x == 0) {
-    *root = sqrt(sum);
+    *norm = sqrt(sum);
   }
 }
 
-// sums[block] = the sum of the mixed words of a block's `chunk` elements, an even number, of `values`: a digest of their bits
-// (`Kernels::digest`).
-extern "C" __global__ void lambert_words(u64 *sums, const float *values, u64 count, u32 chunk) {
+// sums[block] = digest of the block's `chunk` elements of `values` (`Kernels::digest`). `chunk` is even.
+extern "C" __global__ void lambert_digest_chunks(u64 *sums, const float *values, u64 count, u32 chunk) {
   const u64 first = static_cast<u64>(blockIdx.x) * chunk;
   const u64 end = first + chunk < count ? first + chunk : count;
   u64 sum = 0;
   for (u64 i = first + 2 * threadIdx.x; i < end; i += 2 * THREADS) {
-    const u64 high = i + 1 < end ? bits_of(values[i + 1]) : 0;
-    sum += mix((high << 32 | bits_of(values[i])) + (i / 2 + 1) * STEP);
+    const u64 high = i + 1 < end ? float_bits(values[i + 1]) : 0;
+    sum += mix((high << 32 | float_bits(values[i])) + (i / 2 + 1) * STEP);
   }
-  sum = sum_of_block(sum);
+  sum = block_sum(sum);
   if (threadIdx.x == 0) {
     sums[blockIdx.x] = sum;
   }
 }
 
-// *into = the sum of `sums`, by one block.
-extern "C" __global__ void lambert_sum_of_words(u64 *into, const u64 *sums, u32 count) {
-  const u64 sum = sum_of(sums, count);
+// *digest = sum of `sums`. One block.
+extern "C" __global__ void lambert_digest_sum(u64 *digest, const u64 *sums, u32 count) {
+  const u64 sum = sum_partials(sums, count);
   if (threadIdx.x == 0) {
-    *into = sum;
+    *digest = sum;
   }
 }
 
-// ---- Updates (src/kernels/host/lamb.rs and adamw.rs have the formulas). A block for each chunk.
+// ---- Optimizer updates; formulas in src/kernels/host/lamb.rs and adamw.rs. One block per chunk.
 
-// As `Rule` of src/kernels/mod.rs.
-struct Rule {
-  float beta1, share1, beta2, share2, eps, correction1, correction2, learning_rate, weight_decay;
-  u32 trusted;
+// Mirrors `ParamUpdate` of src/kernels/mod.rs.
+struct ParamUpdate {
+  float beta1, one_minus_beta1, beta2, one_minus_beta2, eps, inv_bias_correction1, inv_bias_correction2, learning_rate,
+      weight_decay;
+  u32 uses_trust_ratio;
 };
 
-// Some elements of one parameter.
+// A range of elements of one parameter.
 struct Chunk {
   u64 first;
   u32 count, parameter;
 };
 
-// What gradients are multiplied with to be clipped to a norm of `clip`, 0 for never; 0 where nothing may change.
-__device__ inline float scale_of(double norm, double clip) {
+// Factor that clips gradients to norm `clip` (0: no clipping); 0 if `norm` is not finite.
+__device__ inline float clip_scale(double norm, double clip) {
   if (!isfinite(norm)) {
     return 0.0f;
   }
   return clip > 0.0 && norm > clip ? static_cast<float>(clip / norm) : 1.0f;
 }
 
-// Moves the moments of an element and returns its direction.
-__device__ inline float direction(const Rule &rule, float gradient, float *first, float *second) {
-  *first = rule.beta1 * *first + rule.share1 * gradient;
-  *second = rule.beta2 * *second + rule.share2 * gradient * gradient;
-  return *first * rule.correction1 / (sqrtf(*second * rule.correction2) + rule.eps);
+// Updates the moments of an element and returns its update direction.
+__device__ inline float direction(const ParamUpdate &constants, float gradient, float *first, float *second) {
+  *first = constants.beta1 * *first + constants.one_minus_beta1 * gradient;
+  *second = constants.beta2 * *second + constants.one_minus_beta2 * gradient * gradient;
+  return *first * constants.inv_bias_correction1 / (sqrtf(*second * constants.inv_bias_correction2) + constants.eps);
 }
 
-// Leaves LAMB's update where the gradients were, and the sums of the squares of weights and update in sums[2 block] and
-// sums[2 block + 1].
-extern "C" __global__ void lambert_lamb_directions(const Chunk *chunks, const Rule *rules, const double *norm, double clip,
-                                           const float *weights, float *gradients, float *first, float *second,
-                                           double *sums) {
+// LAMB, first kernel: replaces the gradients by the update. sums[2 block] = sum of squares of the weights,
+// sums[2 block + 1] = that of the update.
+extern "C" __global__ void lambert_lamb_directions(const Chunk *chunks, const ParamUpdate *all_constants, const double *norm,
+                                                   double clip, const float *weights, float *gradients, float *first,
+                                                   float *second, double *sums) {
   const Chunk chunk = chunks[blockIdx.x];
-  const Rule rule = rules[chunk.parameter];
-  const float scale = scale_of(*norm, clip);
-  double of_weights = 0.0, of_update = 0.0;
+  const ParamUpdate constants = all_constants[chunk.parameter];
+  const float scale = clip_scale(*norm, clip);
+  double weights_sum = 0.0, update_sum = 0.0;
   if (isfinite(*norm)) {
     for (u64 i = chunk.first + threadIdx.x; i < chunk.first + chunk.count; i += THREADS) {
       const float weight = weights[i];
-      const float update = direction(rule, gradients[i] * scale, first + i, second + i) + rule.weight_decay * weight;
+      const float update = direction(constants, gradients[i] * scale, first + i, second + i) + constants.weight_decay * weight;
       gradients[i] = update;
-      of_weights += static_cast<double>(weight) * static_cast<double>(weight);
-      of_update += static_cast<double>(update) * static_cast<double>(update);
+      weights_sum += static_cast<double>(weight) * static_cast<double>(weight);
+      update_sum += static_cast<double>(update) * static_cast<double>(update);
     }
   }
-  of_weights = sum_of_block(of_weights);
-  of_update = sum_of_block(of_update);
+  weights_sum = block_sum(weights_sum);
+  update_sum = block_sum(update_sum);
   if (threadIdx.x == 0) {
-    sums[2 * blockIdx.x] = of_weights;
-    sums[2 * blockIdx.x + 1] = of_update;
+    sums[2 * blockIdx.x] = weights_sum;
+    sums[2 * blockIdx.x + 1] = update_sum;
   }
 }
 
-// rates[parameter] = the learning rate times the trust ratio within [least, most]. A block for each parameter, whose chunks
-// are ends[parameter - 1] to ends[parameter].
-extern "C" __global__ void lambert_lamb_rates(float *rates, const Rule *rules, const u32 *ends, const double *sums, double least,
-                                      double most) {
-  const Rule rule = rules[blockIdx.x];
-  double of_weights = 0.0, of_update = 0.0;
+// LAMB, second kernel: step_sizes[parameter] = learning rate times trust ratio, clamped to [min_ratio, max_ratio]. One block
+// per parameter, whose chunks are ends[parameter - 1] to ends[parameter].
+extern "C" __global__ void lambert_lamb_step_sizes(float *step_sizes, const ParamUpdate *all_constants, const u32 *ends,
+                                                   const double *sums, double min_ratio, double max_ratio) {
+  const ParamUpdate constants = all_constants[blockIdx.x];
+  double weights_sum = 0.0, update_sum = 0.0;
   for (u32 i = (blockIdx.x == 0 ? 0 : ends[blockIdx.x - 1]) + threadIdx.x; i < ends[blockIdx.x]; i += THREADS) {
-    of_weights += sums[2 * i];
-    of_update += sums[2 * i + 1];
+    weights_sum += sums[2 * i];
+    update_sum += sums[2 * i + 1];
   }
-  of_weights = sum_of_block(of_weights);
-  of_update = sum_of_block(of_update);
+  weights_sum = block_sum(weights_sum);
+  update_sum = block_sum(update_sum);
   if (threadIdx.x == 0) {
-    double ratio = of_weights > 0.0 && of_update > 0.0 ? sqrt(of_weights) / sqrt(of_update) : 1.0;
-    ratio = ratio < least ? least : ratio > most ? most : ratio;
-    rates[blockIdx.x] = rule.learning_rate * (rule.trusted != 0 ? static_cast<float>(ratio) : 1.0f);
+    double ratio = weights_sum > 0.0 && update_sum > 0.0 ? sqrt(weights_sum) / sqrt(update_sum) : 1.0;
+    ratio = ratio < min_ratio ? min_ratio : ratio > max_ratio ? max_ratio : ratio;
+    step_sizes[blockIdx.x] = constants.learning_rate * (constants.uses_trust_ratio != 0 ? static_cast<float>(ratio) : 1.0f);
   }
 }
 
-// weights -= rate * update; `low` is their copy in bf16, if there is one.
-extern "C" __global__ void lambert_lamb_apply(const Chunk *chunks, const float *rates, const double *norm, float *weights,
-                                      const float *updates, bf16 *low) {
+// LAMB, third kernel: weights -= step size * update. `bf16_weights` is their bf16 copy, or null.
+extern "C" __global__ void lambert_lamb_apply(const Chunk *chunks, const float *step_sizes, const double *norm,
+                                              float *weights, const float *updates, bf16 *bf16_weights) {
   const Chunk chunk = chunks[blockIdx.x];
-  const float rate = rates[chunk.parameter];
+  const float step_size = step_sizes[chunk.parameter];
   if (!isfinite(*norm)) {
     return;
   }
   for (u64 i = chunk.first + threadIdx.x; i < chunk.first + chunk.count; i += THREADS) {
-    weights[i] -= rate * updates[i];
-    if (low != nullptr) {
-      narrow(weights[i], low + i);
+    weights[i] -= step_size * updates[i];
+    if (bf16_weights != nullptr) {
+      narrow(weights[i], bf16_weights + i);
     }
   }
 }
 
-// Adam with decoupled weight decay, in one pass.
-extern "C" __global__ void lambert_adamw(const Chunk *chunks, const Rule *rules, const double *norm, double clip, float *weights,
-                                 const float *gradients, float *first, float *second, bf16 *low) {
+// Adam with decoupled weight decay, in one kernel.
+extern "C" __global__ void lambert_adamw(const Chunk *chunks, const ParamUpdate *all_constants, const double *norm,
+                                         double clip, float *weights, const float *gradients, float *first, float *second,
+                                         bf16 *bf16_weights) {
   const Chunk chunk = chunks[blockIdx.x];
-  const Rule rule = rules[chunk.parameter];
-  const float scale = scale_of(*norm, clip);
+  const ParamUpdate constants = all_constants[chunk.parameter];
+  const float scale = clip_scale(*norm, clip);
   if (!isfinite(*norm)) {
     return;
   }
   for (u64 i = chunk.first + threadIdx.x; i < chunk.first + chunk.count; i += THREADS) {
-    const float towards = direction(rule, gradients[i] * scale, first + i, second + i);
-    weights[i] -= rule.learning_rate * (towards + rule.weight_decay * weights[i]);
-    if (low != nullptr) {
-      narrow(weights[i], low + i);
+    const float update = direction(constants, gradients[i] * scale, first + i, second + i);
+    weights[i] -= constants.learning_rate * (update + constants.weight_decay * weights[i]);
+    if (bf16_weights != nullptr) {
+      narrow(weights[i], bf16_weights + i);
     }
   }
 }

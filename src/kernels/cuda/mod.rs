@@ -1,7 +1,8 @@
-//! GPUs: kernels of our own where keyed draws demand them or where they pay, libtorch's operations for the rest.
+//! CUDA kernels: hand-written where keyed dropout requires it or where they are faster; libtorch operations
+//! otherwise.
 //!
-//! - kernels.cu: the kernels, which are compiled for the card that is there ([`crate::gpu`])
-//! - [`Card`]: what runs them: a GPU, or in tests a processor (`Emulator`)
+//! - kernels.cu: the kernels, compiled at run time for the GPU present ([`crate::gpu`])
+//! - [`KernelDevice`]: a device that runs them: a GPU, or the CPU in tests (`Emulator`)
 
 mod chunks;
 #[cfg(test)]
@@ -13,112 +14,140 @@ use std::sync::{Arc, Mutex, PoisonError};
 use lambert_config::run::OptimizerKind;
 use tch::{Kind, Tensor};
 
-use self::chunks::{CHUNK, Chunks};
+use self::chunks::{CHUNK, ChunkTable};
 #[cfg(test)]
 pub use self::emulator::Emulator;
-use self::launch::{Arguments, Card, THREADS};
-use super::{Address, Buffers, Copies, Copy, Draws, Host, Kernels, Memory, Update, Values};
+use self::launch::{KernelArguments, KernelDevice, THREADS};
+use super::{
+    Address, DropoutParams, Host, HostBuffer, Kernels, OptimizerUpdate, PendingSnapshot, StateBuffers, TensorCopy,
+    Values,
+};
 use crate::torch;
 
-/// The kernels, as text.
+/// Source of the kernels.
 pub const SOURCE: &str = include_str!("kernels.cu");
 
-/// What kernels.cu has, each with `lambert_` before its name.
+/// Kernel names in kernels.cu, without their `lambert_` prefix.
 pub const KERNELS: [&str; 12] = [
     "dropout_f32",
     "dropout_bf16",
-    "squares",
-    "root_of_sums",
-    "words",
-    "sum_of_words",
+    "sum_of_squares",
+    "norm_from_sums",
+    "digest_chunks",
+    "digest_sum",
     "lamb_directions",
-    "lamb_rates",
+    "lamb_step_sizes",
     "lamb_apply",
     "adamw",
     "to_bf16",
     "from_bf16",
 ];
 
-/// A card, or what stands for one.
+/// The kernels of a GPU, or of its emulation.
 pub struct Cuda<C> {
-    card: Arc<C>,
-    /// Of the last update.
-    chunks: Mutex<Option<Chunks>>,
-    /// Main memory that gradients are summed in where the card's own is out of reach.
+    device: Arc<C>,
+    /// Chunk table of the last update.
+    chunks: Mutex<Option<ChunkTable>>,
+    /// Host copy of the gradients, for all-reduces in host memory.
     host: Mutex<Option<Tensor>>,
 }
 
-impl<C: Card> Cuda<C> {
-    /// The kernels of `card`.
-    pub fn new(card: Arc<C>) -> Self {
-        Self { card, chunks: Mutex::new(None), host: Mutex::new(None) }
+impl<C: KernelDevice> Cuda<C> {
+    /// Creates the kernels for `device`.
+    pub fn new(device: Arc<C>) -> Self {
+        Self { device, chunks: Mutex::new(None), host: Mutex::new(None) }
     }
 
-    fn launch(&self, kernel: &str, blocks: usize, arguments: Arguments) {
-        launch(&*self.card, kernel, blocks, arguments);
+    fn launch(&self, kernel: &str, blocks: usize, arguments: KernelArguments) {
+        launch(&*self.device, kernel, blocks, arguments);
     }
 
-    /// What `whole` makes of a number of `kind` for each chunk of `values`, which `chunk` makes; \[\].
-    fn reduced(&self, values: &Tensor, kind: Kind, chunk: &str, whole: &str) -> Tensor {
+    /// Reduces `values` to a scalar of `kind`, \[\]: `chunk_kernel` produces one partial result per chunk,
+    /// `final_kernel` combines them.
+    fn reduce_chunks(&self, values: &Tensor, kind: Kind, chunk_kernel: &str, final_kernel: &str) -> Tensor {
         let count = values.numel();
         let blocks = count.div_ceil(CHUNK);
-        let (parts, made) = (self.card.zeros(&[blocks as i64], kind), self.card.zeros(&[], kind));
-        self.launch(chunk, blocks, Arguments::new().tensor(&parts).tensor(values).u64(count as u64).u32(CHUNK));
-        self.launch(whole, 1, Arguments::new().tensor(&made).tensor(&parts).u32(blocks));
-        made
+        let (partials, result) = (self.device.zeros(&[blocks as i64], kind), self.device.zeros(&[], kind));
+        self.launch(
+            chunk_kernel,
+            blocks,
+            KernelArguments::new().tensor(&partials).tensor(values).u64(count as u64).u32(CHUNK),
+        );
+        self.launch(final_kernel, 1, KernelArguments::new().tensor(&result).tensor(&partials).u32(blocks));
+        result
     }
 
-    fn lamb(&self, buffers: &mut Buffers<'_>, update: &Update<'_>, chunks: &Chunks, rules: &Tensor) -> Tensor {
-        let sums = self.card.zeros(&[2 * chunks.count as i64], Kind::Double);
-        let arguments = Arguments::new().tensor(&chunks.table).tensor(rules).tensor(update.norm).f64(update.clip_norm);
+    fn lamb(
+        &self,
+        buffers: &mut StateBuffers<'_>,
+        update: &OptimizerUpdate<'_>,
+        chunks: &ChunkTable,
+        constants: &Tensor,
+    ) -> Tensor {
+        let sums = self.device.zeros(&[2 * chunks.count as i64], Kind::Double);
+        let arguments =
+            KernelArguments::new().tensor(&chunks.table).tensor(constants).tensor(update.norm).f64(update.clip_norm);
         let arguments = arguments.tensor(buffers.weights).tensor(buffers.gradients);
-        let arguments = arguments.tensor(buffers.first).tensor(buffers.second).tensor(&sums);
+        let arguments = arguments.tensor(buffers.first_moments).tensor(buffers.second_moments).tensor(&sums);
         self.launch("lamb_directions", chunks.count, arguments);
-        let rates = self.card.zeros(&[update.parameters.len() as i64], Kind::Float);
-        let [least, most] = update.trust_ratio.unwrap_or([0.0, f64::INFINITY]);
-        let arguments = Arguments::new().tensor(&rates).tensor(rules).tensor(&chunks.ends).tensor(&sums);
-        self.launch("lamb_rates", update.parameters.len(), arguments.f64(least).f64(most));
-        let arguments = Arguments::new().tensor(&chunks.table).tensor(&rates).tensor(update.norm);
-        let arguments = arguments.tensor(buffers.weights).tensor(buffers.gradients).some(buffers.low.as_deref());
+        let step_sizes = self.device.zeros(&[update.parameters.len() as i64], Kind::Float);
+        let [min_ratio, max_ratio] = update.trust_ratio.unwrap_or([0.0, f64::INFINITY]);
+        let arguments = KernelArguments::new().tensor(&step_sizes).tensor(constants).tensor(&chunks.ends).tensor(&sums);
+        self.launch("lamb_step_sizes", update.parameters.len(), arguments.f64(min_ratio).f64(max_ratio));
+        let arguments = KernelArguments::new().tensor(&chunks.table).tensor(&step_sizes).tensor(update.norm);
+        let arguments = arguments
+            .tensor(buffers.weights)
+            .tensor(buffers.gradients)
+            .optional_tensor(buffers.bf16_weights.as_deref());
         self.launch("lamb_apply", chunks.count, arguments);
-        rates
+        step_sizes
     }
 
-    fn adamw(&self, buffers: &mut Buffers<'_>, update: &Update<'_>, chunks: &Chunks, rules: &Tensor) {
-        let arguments = Arguments::new().tensor(&chunks.table).tensor(rules).tensor(update.norm).f64(update.clip_norm);
+    fn adamw(
+        &self,
+        buffers: &mut StateBuffers<'_>,
+        update: &OptimizerUpdate<'_>,
+        chunks: &ChunkTable,
+        constants: &Tensor,
+    ) {
+        let arguments =
+            KernelArguments::new().tensor(&chunks.table).tensor(constants).tensor(update.norm).f64(update.clip_norm);
         let arguments = arguments.tensor(buffers.weights).tensor(buffers.gradients);
-        let arguments = arguments.tensor(buffers.first).tensor(buffers.second).some(buffers.low.as_deref());
+        let arguments = arguments
+            .tensor(buffers.first_moments)
+            .tensor(buffers.second_moments)
+            .optional_tensor(buffers.bf16_weights.as_deref());
         self.launch("adamw", chunks.count, arguments);
     }
 }
 
-impl<C: Card + 'static> Kernels for Cuda<C> {
+impl<C: KernelDevice + 'static> Kernels for Cuda<C> {
     fn zeros(&self, shape: &[i64], kind: Kind) -> Tensor {
-        self.card.zeros(shape, kind)
+        self.device.zeros(shape, kind)
     }
 
     fn upload(&self, values: Values<'_>) -> Tensor {
-        self.card.place(Host.upload(values))
+        self.device.to_device(Host.upload(values))
     }
 
-    fn send(&self, values: Values<'_>) -> Tensor {
-        self.card.send(Host.upload(values))
+    fn upload_async(&self, values: Values<'_>) -> Tensor {
+        self.device.to_device_async(Host.upload(values))
     }
 
-    fn order_sent(&self) {
-        self.card.order_sent();
+    fn wait_uploads(&self) {
+        self.device.wait_uploads();
     }
 
-    fn memory(&self, bytes: Vec<u8>) -> Memory {
-        self.card.memory(bytes)
+    fn host_buffer(&self, bytes: Vec<u8>) -> HostBuffer {
+        self.device.host_buffer(bytes)
     }
 
-    fn begin_copies(&self, copies: Vec<Copy>, into: Memory) -> Box<dyn Copies> {
-        self.card.begin_copies(copies, into)
+    fn start_snapshot(&self, copies: Vec<TensorCopy>, into: HostBuffer) -> Box<dyn PendingSnapshot> {
+        self.device.start_snapshot(copies, into)
     }
 
-    fn order_copies(&self) {
-        self.card.order_copies();
+    fn wait_snapshots(&self) {
+        self.device.wait_snapshots();
     }
 
     fn read(&self, tensor: &Tensor, first: usize, into: &mut [u8]) {
@@ -130,100 +159,106 @@ impl<C: Card + 'static> Kernels for Cuda<C> {
     }
 
     fn fetch(&self, numbers: &Tensor) -> Vec<f64> {
-        self.card.fetch(numbers)
+        self.device.fetch(numbers)
     }
 
-    fn with_floats(&self, tensor: &mut Tensor, work: &mut dyn FnMut(&mut [f32])) {
-        let mut kept = self.host.lock().unwrap_or_else(PoisonError::into_inner);
+    fn with_host_floats(&self, tensor: &mut Tensor, work: &mut dyn FnMut(&mut [f32])) {
+        let mut cached = self.host.lock().unwrap_or_else(PoisonError::into_inner);
         let elements = tensor.numel();
-        let mut host = kept.take().filter(|host| host.numel() == elements);
-        let host = host.get_or_insert_with(|| self.card.host_memory(elements));
+        let mut host = cached.take().filter(|host| host.numel() == elements);
+        let host = host.get_or_insert_with(|| self.device.pinned_zeros(elements));
         host.copy_(&tensor.view([-1]));
-        Host.with_floats(host, work);
+        Host.with_host_floats(host, work);
         tensor.view([-1]).copy_(host);
-        *kept = Some(host.shallow_clone());
+        *cached = Some(host.shallow_clone());
     }
 
     fn address(&self, tensor: &Tensor, element: usize) -> Option<Address> {
-        let device = Some(self.card.number()?);
-        Some(Address { first: launch::address(tensor, element)?, device })
+        let device = Some(self.device.device_index()?);
+        Some(Address { pointer: launch::address(tensor, element)?, device })
     }
 
-    fn prefers_fused(&self) -> bool {
+    fn prefers_fused_attention(&self) -> bool {
         true
     }
 
     fn peak_memory(&self) -> Option<u64> {
-        self.card.peak_memory()
+        self.device.peak_memory()
     }
 
     fn seed(&self, seed: u64) {
-        self.card.seed(seed);
+        self.device.seed(seed);
     }
 
-    fn dropout_factors(&self, draws: &Draws<'_>, shape: &[i64]) -> Tensor {
-        drop(&*self.card, &(self.zeros(shape, Kind::Float) + 1.0), None, draws)
+    fn dropout_factors(&self, params: &DropoutParams<'_>, shape: &[i64]) -> Tensor {
+        apply_dropout(&*self.device, &(self.zeros(shape, Kind::Float) + 1.0), None, params)
     }
 
-    fn dropout(&self, x: &Tensor, added: Option<&Tensor>, draws: &Draws<'_>) -> Tensor {
-        let (card, samples) = (Arc::clone(&self.card), draws.samples.shallow_clone());
-        let (key, dropped, scale) = (draws.key, draws.dropped, draws.scale);
+    fn dropout(&self, x: &Tensor, added: Option<&Tensor>, params: &DropoutParams<'_>) -> Tensor {
+        let (device, samples) = (Arc::clone(&self.device), params.samples.shallow_clone());
+        let (key, threshold, scale) = (params.key, params.threshold, params.scale);
         let map = move |x: &Tensor, added: Option<&Tensor>| {
-            drop(&*card, x, added, &Draws { key, samples: &samples, dropped, scale })
+            apply_dropout(&*device, x, added, &DropoutParams { key, samples: &samples, threshold, scale })
         };
         torch::own_transpose(x, added, map)
     }
 
     fn norm(&self, values: &Tensor) -> Tensor {
-        self.reduced(values, Kind::Double, "squares", "root_of_sums")
+        self.reduce_chunks(values, Kind::Double, "sum_of_squares", "norm_from_sums")
     }
 
     fn digest(&self, values: &Tensor) -> Tensor {
-        self.reduced(values, Kind::Int64, "words", "sum_of_words")
+        self.reduce_chunks(values, Kind::Int64, "digest_chunks", "digest_sum")
     }
 
-    fn update(&self, buffers: &mut Buffers<'_>, update: &Update<'_>) -> Option<Tensor> {
+    fn update(&self, buffers: &mut StateBuffers<'_>, update: &OptimizerUpdate<'_>) -> Option<Tensor> {
         let mut last = self.chunks.lock().unwrap_or_else(PoisonError::into_inner);
         let chunks = match last.take() {
-            Some(chunks) if chunks.are_of(update) => chunks,
-            _ => Chunks::new(self, update),
+            Some(chunks) if chunks.matches(update) => chunks,
+            _ => ChunkTable::new(self, update),
         };
-        let rules = self.upload(Values::U8(&chunks::rules(update)));
-        let rates = match update.kind {
-            OptimizerKind::Lamb => Some(self.lamb(buffers, update, &chunks, &rules)),
+        let constants = self.upload(Values::U8(&chunks::constants(update)));
+        let step_sizes = match update.kind {
+            OptimizerKind::Lamb => Some(self.lamb(buffers, update, &chunks, &constants)),
             OptimizerKind::Adamw | OptimizerKind::AdamBert => {
-                self.adamw(buffers, update, &chunks, &rules);
+                self.adamw(buffers, update, &chunks, &constants);
                 None
             }
         };
         *last = Some(chunks);
-        rates
+        step_sizes
     }
 }
 
-/// Panics, as libtorch's operations do, where the card refuses.
-fn launch<C: Card>(card: &C, kernel: &str, blocks: usize, mut arguments: Arguments) {
+/// Launches a kernel. Panics if the device rejects the launch, as libtorch operations do.
+fn launch<C: KernelDevice>(device: &C, kernel: &str, blocks: usize, mut arguments: KernelArguments) {
     if blocks > 0 {
-        card.launch(kernel, blocks, &mut arguments).unwrap_or_else(|said| panic!("kernel {kernel}: {said}"));
+        device.launch(kernel, blocks, &mut arguments).unwrap_or_else(|message| panic!("kernel {kernel}: {message}"));
     }
 }
 
-/// `x`, \[rows, (heads,) width, length\], times its factors, and `added` to that if there is something.
-fn drop<C: Card>(card: &C, x: &Tensor, added: Option<&Tensor>, draws: &Draws<'_>) -> Tensor {
+/// Dropout of `x`, \[batch, (heads,) sequence, length\], plus `added` if given.
+fn apply_dropout<C: KernelDevice>(
+    device: &C,
+    x: &Tensor,
+    added: Option<&Tensor>,
+    params: &DropoutParams<'_>,
+) -> Tensor {
     let (x, added) = (x.contiguous(), added.map(Tensor::contiguous));
     let shape = x.size();
-    let [.., width, length] = shape[..] else { panic!("dropout of {shape:?}") };
+    let [.., positions, length] = shape[..] else { panic!("dropout: unsupported shape {shape:?}") };
     let heads = if shape.len() == 4 { shape[1] } else { 1 };
-    let lines = shape[..shape.len() - 1].iter().product::<i64>() as usize;
+    let rows = shape[..shape.len() - 1].iter().product::<i64>() as usize;
     let kernel = match x.kind() {
         Kind::Float => "dropout_f32",
         Kind::BFloat16 => "dropout_bf16",
-        other => panic!("dropout of {other:?}"),
+        other => panic!("dropout: unsupported dtype {other:?}"),
     };
     let out = x.empty_like();
-    let arguments = Arguments::new().tensor(&out).tensor(&x).some(added.as_ref()).tensor(draws.samples);
-    let arguments = arguments.u64(draws.key.bits()).u32(draws.dropped.into()).f32(draws.scale).u64(lines as u64);
-    let arguments = arguments.u32(heads as usize).u32(width as usize).u32(length as usize);
-    launch(card, kernel, lines.div_ceil(THREADS / 32), arguments);
+    let arguments =
+        KernelArguments::new().tensor(&out).tensor(&x).optional_tensor(added.as_ref()).tensor(params.samples);
+    let arguments = arguments.u64(params.key.bits()).u32(params.threshold.into()).f32(params.scale).u64(rows as u64);
+    let arguments = arguments.u32(heads as usize).u32(positions as usize).u32(length as usize);
+    launch(device, kernel, rows.div_ceil(THREADS / 32), arguments);
     out
 }

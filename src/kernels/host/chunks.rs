@@ -1,21 +1,21 @@
-//! The flat buffers in chunks that several threads work on. How they are cut does not depend on the threads, and sums over
-//! chunks are added in their order, so that the result does not either.
+//! Parallel loops over chunks of the flat buffers. Chunk boundaries and the order in which partial sums are added are
+//! independent of the number of threads, so results are too.
 
 use std::ops::Range;
 
 use lambert_dataset::random::{STEP, mix};
 
-use crate::kernels::Rule;
+use crate::kernels::ParamUpdate;
 
-/// Elements of a chunk: many for each thread, and little enough bookkeeping.
+/// Elements per chunk: small enough to balance the threads, large enough to keep the overhead low.
 const CHUNK: usize = 1 << 16;
 
-/// The same elements of the four flat buffers.
+/// The same range of the four flat buffers.
 #[derive(Default)]
 pub struct Slices<'a> {
     /// Weights.
     pub weights: &'a mut [f32],
-    /// Gradients; scratch afterwards.
+    /// Gradients; overwritten by the update.
     pub gradients: &'a mut [f32],
     /// First moments.
     pub first: &'a mut [f32],
@@ -24,7 +24,7 @@ pub struct Slices<'a> {
 }
 
 impl Slices<'_> {
-    /// Takes the first `count` elements off.
+    /// Splits off the first `count` elements.
     fn take(&mut self, count: usize) -> Self {
         Self {
             weights: take(&mut self.weights, count),
@@ -41,37 +41,41 @@ fn take<'a>(buffer: &mut &'a mut [f32], count: usize) -> &'a mut [f32] {
     taken
 }
 
-/// Some elements of one parameter.
+/// A range of elements of one parameter.
 pub struct Chunk<'a> {
-    /// The parameter's number.
+    /// Index of the parameter.
     pub parameter: usize,
-    /// How it is updated.
-    pub rule: Rule,
-    /// Its elements.
+    /// Update constants.
+    pub constants: ParamUpdate,
+    /// Elements.
     pub slices: Slices<'a>,
 }
 
-/// Cuts the parameters, whose ranges lie in the order of the buffers, into chunks of one parameter each.
-pub fn cut<'a>(parameters: &[(Range<usize>, Rule)], mut slices: Slices<'a>) -> Vec<Chunk<'a>> {
+/// Splits the parameters into chunks; a chunk never spans two parameters. Ranges are in buffer order.
+pub fn split<'a>(parameters: &[(Range<usize>, ParamUpdate)], mut slices: Slices<'a>) -> Vec<Chunk<'a>> {
     let mut chunks = Vec::new();
     let mut end = 0;
-    for (parameter, (range, rule)) in parameters.iter().enumerate() {
+    for (parameter, (range, constants)) in parameters.iter().enumerate() {
         slices.take(range.start - end);
         end = range.end;
         let mut left = range.len();
         while left > 0 {
             let count = left.min(CHUNK);
-            chunks.push(Chunk { parameter, rule: *rule, slices: slices.take(count) });
+            chunks.push(Chunk { parameter, constants: *constants, slices: slices.take(count) });
             left -= count;
         }
     }
     chunks
 }
 
-/// Gives every chunk to `work` on `threads` threads; the results in the order of the chunks.
-pub fn each<R: Send>(chunks: &mut [Chunk<'_>], threads: usize, work: impl Fn(&mut Chunk<'_>) -> R + Sync) -> Vec<R> {
+/// Runs `work` on every chunk on `threads` threads and returns the results in chunk order.
+pub fn for_each_chunk<R: Send>(
+    chunks: &mut [Chunk<'_>],
+    threads: usize,
+    work: impl Fn(&mut Chunk<'_>) -> R + Sync,
+) -> Vec<R> {
     let elements: usize = chunks.iter().map(|chunk| chunk.slices.weights.len()).sum();
-    let share = elements.div_ceil(threads.max(1));
+    let target = elements.div_ceil(threads.max(1));
     let run = |part: &mut [Chunk<'_>]| part.iter_mut().map(&work).collect::<Vec<R>>();
     std::thread::scope(|scope| {
         let mut others = Vec::new();
@@ -80,7 +84,7 @@ pub fn each<R: Send>(chunks: &mut [Chunk<'_>], threads: usize, work: impl Fn(&mu
             let mut sum = 0;
             let count = rest.iter().take_while(|chunk| {
                 sum += chunk.slices.weights.len();
-                sum <= share
+                sum <= target
             });
             let (part, after) = rest.split_at_mut(count.count());
             others.push(scope.spawn(|| run(part)));
@@ -96,14 +100,14 @@ pub fn each<R: Send>(chunks: &mut [Chunk<'_>], threads: usize, work: impl Fn(&mu
     })
 }
 
-/// What `of` makes of each chunk of `values` (its number, and its elements), on `threads` threads; in their order.
-fn over<R: Send>(values: &[f32], threads: usize, of: impl Fn(usize, &[f32]) -> R + Sync) -> Vec<R> {
+/// Maps each chunk of `values` (index, elements) on `threads` threads and returns the results in order.
+fn map_chunks<R: Send>(values: &[f32], threads: usize, map: impl Fn(usize, &[f32]) -> R + Sync) -> Vec<R> {
     let chunks: Vec<(usize, &[f32])> = values.chunks(CHUNK).enumerate().collect();
-    let of = &of;
+    let map = &map;
     std::thread::scope(|scope| {
         let parts = chunks.chunks(chunks.len().div_ceil(threads.max(1)).max(1));
         let results =
-            |part: &[(usize, &[f32])]| part.iter().map(|(number, chunk)| of(*number, chunk)).collect::<Vec<R>>();
+            |part: &[(usize, &[f32])]| part.iter().map(|(number, chunk)| map(*number, chunk)).collect::<Vec<R>>();
         let parts: Vec<_> = parts.map(|part| scope.spawn(move || results(part))).collect();
         let join = |part: std::thread::ScopedJoinHandle<'_, Vec<R>>| {
             part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -112,26 +116,26 @@ fn over<R: Send>(values: &[f32], threads: usize, of: impl Fn(usize, &[f32]) -> R
     })
 }
 
-/// Sum of the squares on `threads` threads; see [`sum_of_squares`].
-pub fn sum_of_squares_of(values: &[f32], threads: usize) -> f64 {
-    over(values, threads, |_, chunk| sum_of_squares(chunk)).iter().sum()
+/// Sum of squares in f64, on `threads` threads.
+pub fn parallel_sum_of_squares(values: &[f32], threads: usize) -> f64 {
+    map_chunks(values, threads, |_, chunk| sum_of_squares(chunk)).iter().sum()
 }
 
-/// As [`Kernels::digest`](crate::kernels::Kernels::digest), on `threads` threads.
+/// Implements [`Kernels::digest`](crate::kernels::Kernels::digest) on `threads` threads.
 pub fn digest(values: &[f32], threads: usize) -> u64 {
-    let of_chunk = |number: usize, chunk: &[f32]| {
+    let chunk_digest = |number: usize, chunk: &[f32]| {
         let (pairs, rest) = chunk.as_chunks::<2>();
         let words = pairs.iter().copied().chain(rest.first().map(|last| [*last, 0.0]));
-        let mixed = words.zip((number * CHUNK / 2 + 1) as u64..).map(|([low, high], place)| {
+        let mixed = words.zip((number * CHUNK / 2 + 1) as u64..).map(|([low, high], index)| {
             let word = u64::from(high.to_bits()) << 32 | u64::from(low.to_bits());
-            mix(word.wrapping_add(place.wrapping_mul(STEP)))
+            mix(word.wrapping_add(index.wrapping_mul(STEP)))
         });
         mixed.fold(0, u64::wrapping_add)
     };
-    over(values, threads, of_chunk).into_iter().fold(0, u64::wrapping_add)
+    map_chunks(values, threads, chunk_digest).into_iter().fold(0, u64::wrapping_add)
 }
 
-/// Sum of the squares, in f64 over fixed lanes, so that it is exact enough for a norm and the same each time.
+/// Sum of squares in f64, in eight fixed lanes: precise enough for a norm, and reproducible.
 pub fn sum_of_squares(values: &[f32]) -> f64 {
     let mut lanes = [0.0_f64; 8];
     let (blocks, rest) = values.as_chunks::<8>();

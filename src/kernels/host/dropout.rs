@@ -1,30 +1,30 @@
-//! Dropout's factors: four from each random word of a generator for each sample, head and position.
+//! Dropout factors on the CPU: one keyed generator per sample, head and position; four factors per 64-bit word.
 
 use lambert_dataset::random::Key;
 
 use super::gomp;
-use crate::kernels::Draws;
+use crate::kernels::DropoutParams;
 
-/// Fills `factors`, of `shape` \[rows, (heads,) width, length\]; `samples` is \[rows\].
-pub fn fill(factors: &mut [f32], shape: &[i64], draws: &Draws<'_>, samples: &[i64]) {
-    let (length, width) = (shape[shape.len() - 1] as usize, shape[shape.len() - 2] as usize);
+/// Fills `factors`, of `shape` \[batch, (heads,) sequence, length\]; `samples` is \[batch\].
+pub fn fill(factors: &mut [f32], shape: &[i64], params: &DropoutParams<'_>, samples: &[i64]) {
+    let (length, positions) = (shape[shape.len() - 1] as usize, shape[shape.len() - 2] as usize);
     let heads = if shape.len() == 4 { shape[1] as usize } else { 1 };
-    let (site, dropped, scale) = (draws.key, draws.dropped, draws.scale);
-    gomp::each_chunk(factors, width * length, |index, values| {
-        let (row, head) = (index / heads, index % heads);
-        let key = site.with(samples[row] as u64).with(head as u64);
-        for (position, line) in values.chunks_mut(length).enumerate() {
-            fill_line(line, key.with(position as u64), dropped, scale);
+    let (site, threshold, scale) = (params.key, params.threshold, params.scale);
+    gomp::each_chunk(factors, positions * length, |index, values| {
+        let (sample, head) = (index / heads, index % heads);
+        let key = site.with(samples[sample] as u64).with(head as u64);
+        for (position, row) in values.chunks_mut(length).enumerate() {
+            fill_row(row, key.with(position as u64), threshold, scale);
         }
     });
 }
 
-fn fill_line(line: &mut [f32], key: Key, dropped: u16, scale: f32) {
+fn fill_row(row: &mut [f32], key: Key, threshold: u16, scale: f32) {
     let mut rng = key.rng();
-    for four in line.chunks_mut(4) {
+    for four in row.chunks_mut(4) {
         let word = rng.next_u64();
         for (lane, value) in four.iter_mut().enumerate() {
-            *value = if (word >> (16 * lane)) as u16 >= dropped { scale } else { 0.0 };
+            *value = if (word >> (16 * lane)) as u16 >= threshold { scale } else { 0.0 };
         }
     }
 }

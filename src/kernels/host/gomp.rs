@@ -1,5 +1,5 @@
-//! Chunks on libtorch's own threads (libgomp): threads of our own would share the processors with these, which spin for a
-//! while after each operation.
+//! Parallel loops on libtorch's OpenMP threads (libgomp). Those threads spin after each operation, so separate
+//! threads would compete with them for cores.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -7,13 +7,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// What libgomp has behind `#pragma omp parallel`: function, its argument, threads, flags.
+/// `GOMP_parallel`, which implements `#pragma omp parallel`: function, argument, threads, flags.
 type GompParallel = unsafe extern "C" fn(extern "C" fn(*mut c_void), *mut c_void, u32, u32);
 
 fn gomp_parallel() -> Option<GompParallel> {
-    static FOUND: OnceLock<Option<GompParallel>> = OnceLock::new();
-    *FOUND.get_or_init(|| {
-        // SAFETY: the name ends with a zero; the symbol of this name has had this type since GCC 4.9.
+    static SYMBOL: OnceLock<Option<GompParallel>> = OnceLock::new();
+    *SYMBOL.get_or_init(|| {
+        // SAFETY: the name is NUL-terminated; `GOMP_parallel` has had this signature since GCC 4.9.
         unsafe {
             let symbol = libc::dlsym(libc::RTLD_DEFAULT, c"GOMP_parallel".as_ptr());
             (!symbol.is_null()).then(|| std::mem::transmute::<*mut c_void, GompParallel>(symbol))
@@ -21,10 +21,10 @@ fn gomp_parallel() -> Option<GompParallel> {
     })
 }
 
-/// Gives `work` each chunk of `length` values (the last may be shorter) with its number. Where it panics, so does this, once all
-/// threads have left: no panic may pass through libgomp.
+/// Calls `work` with the index and values of each chunk of `length` values; the last chunk may be shorter. A panic in
+/// `work` is resumed on the calling thread after all threads finish, because it must not unwind through libgomp.
 pub fn each_chunk(values: &mut [f32], length: usize, work: impl Fn(usize, &mut [f32]) + Sync) {
-    struct Shared<'a, W> {
+    struct ChunkQueue<'a, W> {
         next: AtomicUsize,
         first: *mut f32,
         count: usize,
@@ -33,8 +33,8 @@ pub fn each_chunk(values: &mut [f32], length: usize, work: impl Fn(usize, &mut [
         panicked: Mutex<Option<Box<dyn Any + Send>>>,
     }
     extern "C" fn take<W: Fn(usize, &mut [f32]) + Sync>(shared: *mut c_void) {
-        // SAFETY: each_chunk, which waits for all threads, passes a Shared of this type.
-        let shared = unsafe { &*shared.cast::<Shared<'_, W>>() };
+        // SAFETY: each_chunk passes a ChunkQueue of this type and waits for all threads.
+        let shared = unsafe { &*shared.cast::<ChunkQueue<'_, W>>() };
         loop {
             let index = shared.next.fetch_add(1, Ordering::Relaxed);
             let start = index.saturating_mul(shared.length);
@@ -45,7 +45,7 @@ pub fn each_chunk(values: &mut [f32], length: usize, work: impl Fn(usize, &mut [
             // SAFETY: within the slice that each_chunk borrows mutably; no other thread gets this index.
             let chunk = unsafe { std::slice::from_raw_parts_mut(shared.first.add(start), length) };
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (shared.work)(index, chunk))) {
-                // Nobody takes another chunk.
+                // Stop handing out chunks.
                 shared.next.store(usize::MAX / 2, Ordering::Relaxed);
                 shared.panicked.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
                 return;
@@ -57,10 +57,10 @@ pub fn each_chunk(values: &mut [f32], length: usize, work: impl Fn(usize, &mut [
     }
     let (first, count) = (values.as_mut_ptr(), values.len());
     let (next, panicked) = (AtomicUsize::new(0), Mutex::new(None));
-    let mut shared = Shared { next, first, count, length: length.max(1), work: &work, panicked };
+    let mut shared = ChunkQueue { next, first, count, length: length.max(1), work: &work, panicked };
     let (task, data) = (task(&work), (&raw mut shared).cast::<c_void>());
     match gomp_parallel() {
-        // SAFETY: `task` reads `data` as what it is, and GOMP_parallel returns when all threads have left it.
+        // SAFETY: `task` reads `data` as a ChunkQueue; GOMP_parallel returns after all threads leave `task`.
         Some(parallel) => unsafe { parallel(task, data, tch::get_num_threads().max(1) as u32, 0) },
         None => task(data),
     }
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_in_a_chunk_is_one_of_the_caller() {
+    fn panic_in_a_chunk_reaches_the_caller() {
         let mut values = vec![1.0_f32; 100];
         let work = |index: usize, chunk: &mut [f32]| {
             assert_ne!(index, 7, "chunk {index} is wrong");
@@ -84,6 +84,6 @@ mod tests {
         assert!(panic.downcast_ref::<String>().unwrap().contains("chunk 7 is wrong"));
         assert_eq!(values[70..80], [1.0; 10]);
         each_chunk(&mut values, 10, |_, chunk| chunk.fill(3.0));
-        assert_eq!(values, [3.0; 100], "the threads work on");
+        assert_eq!(values, [3.0; 100], "threads are usable after a panic");
     }
 }

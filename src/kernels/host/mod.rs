@@ -1,4 +1,4 @@
-//! Main memory: loops over slices, on libtorch's threads or on threads of their own. The only file that takes a slice of a
+//! CPU kernels: loops over slices on libtorch's threads or on scoped threads. The only file that takes a slice of a
 //! tensor.
 
 mod adamw;
@@ -12,10 +12,10 @@ use std::ptr::NonNull;
 use lambert_config::run::OptimizerKind;
 use tch::{Device, Kind, Tensor};
 
-use super::{Address, Buffers, Draws, Kernels, Rule, Update, Values};
+use super::{Address, DropoutParams, Kernels, OptimizerUpdate, ParamUpdate, StateBuffers, Values};
 use chunks::Slices;
 
-/// Main memory and its processor.
+/// The CPU and host memory.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Host;
 
@@ -34,13 +34,13 @@ impl Kernels for Host {
 
     fn read(&self, tensor: &Tensor, first: usize, into: &mut [u8]) {
         let start = bytes_from(tensor, first, into.len());
-        // SAFETY: `start` is the first of as many bytes of the tensor's storage, which lives as long as the handle.
+        // SAFETY: `start` begins `into.len()` bytes of the tensor's storage, which lives as long as the handle.
         unsafe { std::ptr::copy_nonoverlapping(start, into.as_mut_ptr(), into.len()) }
     }
 
     fn write(&self, tensor: &Tensor, first: usize, bytes: &[u8]) {
         let start = bytes_from(tensor, first, bytes.len());
-        // SAFETY: as above; who writes from several threads writes each byte from one of them, and nobody reads meanwhile.
+        // SAFETY: as above; concurrent writers write disjoint bytes, and nothing reads them meanwhile.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len()) }
     }
 
@@ -50,11 +50,11 @@ impl Kernels for Host {
 
     fn address(&self, tensor: &Tensor, element: usize) -> Option<Address> {
         check(tensor, Kind::Float);
-        let first = NonNull::new(bytes_from(tensor, size_of::<f32>() * element, size_of::<f32>()).cast())?;
-        Some(Address { first, device: None })
+        let pointer = NonNull::new(bytes_from(tensor, size_of::<f32>() * element, size_of::<f32>()).cast())?;
+        Some(Address { pointer, device: None })
     }
 
-    fn with_floats(&self, tensor: &mut Tensor, work: &mut dyn FnMut(&mut [f32])) {
+    fn with_host_floats(&self, tensor: &mut Tensor, work: &mut dyn FnMut(&mut [f32])) {
         work(floats_mut(tensor));
     }
 
@@ -62,14 +62,14 @@ impl Kernels for Host {
         tch::manual_seed(seed as i64);
     }
 
-    fn dropout_factors(&self, draws: &Draws<'_>, shape: &[i64]) -> Tensor {
+    fn dropout_factors(&self, params: &DropoutParams<'_>, shape: &[i64]) -> Tensor {
         let mut factors = Tensor::empty(shape, (Kind::Float, Device::Cpu));
-        dropout::fill(floats_mut(&mut factors), shape, draws, slice::<i64>(draws.samples, Kind::Int64));
+        dropout::fill(floats_mut(&mut factors), shape, params, slice::<i64>(params.samples, Kind::Int64));
         factors
     }
 
     fn norm(&self, values: &Tensor) -> Tensor {
-        let sum = chunks::sum_of_squares_of(slice::<f32>(values, Kind::Float), threads());
+        let sum = chunks::parallel_sum_of_squares(slice::<f32>(values, Kind::Float), threads());
         Tensor::from(sum.sqrt())
     }
 
@@ -77,7 +77,7 @@ impl Kernels for Host {
         Tensor::from(chunks::digest(slice::<f32>(values, Kind::Float), threads()) as i64)
     }
 
-    fn update(&self, buffers: &mut Buffers<'_>, update: &Update<'_>) -> Option<Tensor> {
+    fn update(&self, buffers: &mut StateBuffers<'_>, update: &OptimizerUpdate<'_>) -> Option<Tensor> {
         let norm = slice::<f64>(update.norm, Kind::Double)[0];
         if !norm.is_finite() {
             return None;
@@ -85,22 +85,22 @@ impl Kernels for Host {
         let slices = Slices {
             weights: floats_mut(buffers.weights),
             gradients: floats_mut(buffers.gradients),
-            first: floats_mut(buffers.first),
-            second: floats_mut(buffers.second),
+            first: floats_mut(buffers.first_moments),
+            second: floats_mut(buffers.second_moments),
         };
-        let rates = change(slices, update, norm, threads());
-        if let Some(low) = &mut buffers.low {
-            low.copy_(buffers.weights);
+        let step_sizes = apply_update(slices, update, norm, threads());
+        if let Some(bf16_weights) = &mut buffers.bf16_weights {
+            bf16_weights.copy_(buffers.weights);
         }
-        rates.map(|rates| Tensor::from_slice(&rates))
+        step_sizes.map(|step_sizes| Tensor::from_slice(&step_sizes))
     }
 }
 
-/// The update itself; the number of threads changes no bit of it. What LAMB's directions were multiplied with.
-fn change(slices: Slices<'_>, update: &Update<'_>, norm: f64, threads: usize) -> Option<Vec<f32>> {
+/// Applies the update; the result does not depend on the number of threads. Returns the step sizes for LAMB.
+fn apply_update(slices: Slices<'_>, update: &OptimizerUpdate<'_>, norm: f64, threads: usize) -> Option<Vec<f32>> {
     let clip = update.clip_norm > 0.0 && norm > update.clip_norm;
     let scale = if clip { (update.clip_norm / norm) as f32 } else { 1.0 };
-    let mut chunks = chunks::cut(&update.parameters, slices);
+    let mut chunks = chunks::split(&update.parameters, slices);
     match update.kind {
         OptimizerKind::Lamb => Some(lamb::update(update.trust_ratio, &mut chunks, scale, threads)),
         OptimizerKind::Adamw | OptimizerKind::AdamBert => {
@@ -110,13 +110,13 @@ fn change(slices: Slices<'_>, update: &Update<'_>, norm: f64, threads: usize) ->
     }
 }
 
-impl Rule {
-    /// Moves the moments of one element and returns `m_hat / (sqrt(v_hat) + eps)`.
+impl ParamUpdate {
+    /// Updates the moments of one element and returns `m_hat / (sqrt(v_hat) + eps)`.
     #[inline]
     fn direction(&self, gradient: f32, first: &mut f32, second: &mut f32) -> f32 {
-        *first = self.beta1 * *first + self.share1 * gradient;
-        *second = self.beta2 * *second + self.share2 * gradient * gradient;
-        *first * self.correction1 / ((*second * self.correction2).sqrt() + self.eps)
+        *first = self.beta1 * *first + self.one_minus_beta1 * gradient;
+        *second = self.beta2 * *second + self.one_minus_beta2 * gradient * gradient;
+        *first * self.inv_bias_correction1 / ((*second * self.inv_bias_correction2).sqrt() + self.eps)
     }
 }
 
@@ -124,55 +124,58 @@ fn threads() -> usize {
     tch::get_num_threads().max(1) as usize
 }
 
-/// The elements of a contiguous tensor of `T` in main memory, without a copy.
+/// Elements of a contiguous tensor of `T` in host memory, without a copy.
 fn slice<T>(tensor: &Tensor, kind: Kind) -> &[T] {
     check(tensor, kind);
-    // SAFETY: checked to be contiguous in main memory and of the type whose size T has at all callers; the storage lives as
-    // long as the handle that is borrowed.
+    // SAFETY: `check` verified a contiguous tensor in host memory; callers pass the kind of T; the storage lives as
+    // long as the borrowed handle.
     unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<T>(), tensor.numel()) }
 }
 
-/// The elements of a contiguous f32 tensor, to be written. Taking the tensor mutably keeps this the only slice over it made
-/// through this handle.
+/// Mutable elements of a contiguous f32 tensor in host memory. The mutable borrow prevents a second slice through
+/// this handle.
 fn floats_mut(tensor: &mut Tensor) -> &mut [f32] {
     check(tensor, Kind::Float);
-    // SAFETY: as above; views of the storage exist (the parameters), but no tensor code runs while the slice lives, because
-    // one thread runs all of it.
+    // SAFETY: as above. Other views of the storage exist (the parameters), but a single thread runs all tensor code,
+    // so none of it runs while the slice lives.
     unsafe { std::slice::from_raw_parts_mut(tensor.data_ptr().cast::<f32>(), tensor.numel()) }
 }
 
-/// Where byte `first` of a tensor lies, of which at least `count` follow.
+/// Returns the address of byte `first` of a tensor, after checking that `count` bytes follow.
 fn bytes_from(tensor: &Tensor, first: usize, count: usize) -> *mut u8 {
     check(tensor, tensor.kind());
     let bytes = tensor.numel() * tensor.kind().elt_size_in_bytes();
-    assert!(first.checked_add(count).is_some_and(|end| end <= bytes), "bytes {first} to {count} more of {bytes}");
-    // SAFETY: within the storage, as just checked.
+    assert!(
+        first.checked_add(count).is_some_and(|end| end <= bytes),
+        "{count} bytes from {first} are out of range for a tensor of {bytes} bytes"
+    );
+    // SAFETY: within the storage, as checked above.
     unsafe { tensor.data_ptr().cast::<u8>().add(first) }
 }
 
 fn check(tensor: &Tensor, kind: Kind) {
     let plain = tensor.is_contiguous() && tensor.kind() == kind && tensor.device() == Device::Cpu;
-    assert!(plain, "expected a contiguous tensor of {kind:?} in main memory");
+    assert!(plain, "expected a contiguous {kind:?} tensor in host memory, got {tensor:?}");
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::tests::{Draw, SHAPES, update};
+    use crate::kernels::tests::{RandomValues, SHAPES, update};
     use lambert_config::run::Optimizer as Settings;
 
     #[test]
-    fn the_number_of_threads_changes_no_bit() {
+    fn result_is_independent_of_thread_count() {
         for kind in [OptimizerKind::Lamb, OptimizerKind::Adamw, OptimizerKind::AdamBert] {
             let settings = Settings { kind, ..Settings::default() };
             let after = |threads: usize| {
-                let mut draw = Draw::new(6);
-                let (mut weights, mut gradients) = (draw.weights(&SHAPES), draw.values(&SHAPES, 1.0));
-                let (mut first, mut second) = (draw.values(&SHAPES, 0.1), vec![0.5; weights.len()]);
-                let norm = chunks::sum_of_squares_of(&gradients, threads).sqrt();
+                let mut random = RandomValues::new(6);
+                let (mut weights, mut gradients) = (random.weights(&SHAPES), random.values(&SHAPES, 1.0));
+                let (mut first, mut second) = (random.values(&SHAPES, 0.1), vec![0.5; weights.len()]);
+                let norm = chunks::parallel_sum_of_squares(&gradients, threads).sqrt();
                 let slices =
                     Slices { weights: &mut weights, gradients: &mut gradients, first: &mut first, second: &mut second };
-                change(slices, &update(&SHAPES, &settings, 1e-2, 2, &Tensor::from(norm)), norm, threads);
+                apply_update(slices, &update(&SHAPES, &settings, 1e-2, 2, &Tensor::from(norm)), norm, threads);
                 (weights, first, second, norm)
             };
             let alone = after(1);
@@ -181,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_go_to_their_place_and_no_further() {
+    fn write_stays_within_its_range() {
         let tensor = Host.zeros(&[4], Kind::Float);
         Host.write(&tensor, 5, &2.0_f32.to_le_bytes()[1..]);
         let mut bytes = [9; 8];

@@ -1,4 +1,5 @@
-//! The formula for a card's memory against the bytes that a step's tensors have on the meta device, whose allocator counts.
+//! Compares the GPU memory estimate with the bytes of a step's tensors on the meta device, whose allocator counts
+//! them.
 
 use lambert_config::run::{Attention, Objective, RunConfig, Stage};
 use lambert_plan::architecture::Architecture;
@@ -11,20 +12,20 @@ unsafe extern "C" {
     fn lambert_peak() -> i64;
 }
 
-/// A model, and a micro-batch of it.
+/// A model and a micro-batch.
 #[derive(Debug, Clone, Copy)]
 struct Shape {
     layers: usize,
     hidden: usize,
     heads: usize,
     intermediate: usize,
-    pieces: usize,
+    vocabulary: usize,
     length: usize,
     rows: usize,
 }
 
-const fn shape([layers, hidden, heads, intermediate]: [usize; 4], [pieces, length, rows]: [usize; 3]) -> Shape {
-    Shape { layers, hidden, heads, intermediate, pieces, length, rows }
+const fn shape([layers, hidden, heads, intermediate]: [usize; 4], [vocabulary, length, rows]: [usize; 3]) -> Shape {
+    Shape { layers, hidden, heads, intermediate, vocabulary, length, rows }
 }
 
 const SHAPES: [Shape; 16] = [
@@ -46,16 +47,17 @@ const SHAPES: [Shape; 16] = [
     shape([24, 1024, 16, 4096], [30522, 512, 16]),
 ];
 
-/// A global batch of two micro-batches of `rows` samples, the second of them padded.
+/// A global batch of two micro-batches of `rows` samples; the second one is padded.
 fn batches(config: &RunConfig, shape: Shape) -> GlobalBatch {
-    let hidden = (1..=config.objective.predictions(shape.length) as u16).map(|position| Hidden { position, label: 3 });
-    let hidden: Vec<Hidden> = hidden.collect();
+    let masked_tokens =
+        (1..=config.objective.predictions(shape.length) as u16).map(|position| MaskedToken { position, label: 3 });
+    let masked_tokens: Vec<MaskedToken> = masked_tokens.collect();
     let sample = |length: usize| MaskedSample {
         ids: vec![5; length],
         segment_b_start: 3,
         pair_label: Some(1),
-        hidden: hidden.clone(),
-        factor: 1.0,
+        masked_tokens: masked_tokens.clone(),
+        loss_scale: 1.0,
     };
     let micro_batch = |length: usize| {
         let mut samples = vec![sample(shape.length); shape.rows];
@@ -64,18 +66,19 @@ fn batches(config: &RunConfig, shape: Shape) -> GlobalBatch {
     };
     let micro_batches = vec![micro_batch(shape.length), micro_batch(shape.length - 1)];
     let lengths = vec![shape.length as u16; 2 * shape.rows];
-    GlobalBatch { lengths, masked_tokens: 8, drawn: 0..4, micro_batches, ..GlobalBatch::default() }
+    GlobalBatch { lengths, masked_tokens: 8, sample_range: 0..4, micro_batches, ..GlobalBatch::default() }
 }
 
-/// The bytes that two steps have at their most, those of the training state among them.
+/// Peak bytes of two steps, including the training state.
 fn peak(config: &RunConfig, shape: Shape) -> i64 {
-    // SAFETY: a count of this thread.
+    // SAFETY: reads a thread-local counter.
     let before = unsafe { lambert_live() };
-    let device = Arc::new(Nothing::default());
+    let device = Arc::new(MetaDevice::default());
     let kernels: Arc<dyn Kernels> = Arc::new(Cuda::new(device.clone()));
     let (model, layers) = (&config.model, shape.layers);
-    let mut state = TrainState::new(Parameters::zeros(kernels.clone(), Architecture::new(model, layers, shape.pieces)));
-    state.parameters.keep_low(model::kind(model));
+    let mut state =
+        TrainState::new(Parameters::zeros(kernels.clone(), Architecture::new(model, layers, shape.vocabulary)));
+    state.parameters.keep_low(model::compute_dtype(model));
     let objective = step::tests::objective(&state, model).recomputing(config.stage[0].recompute);
     let batch = batches(config, shape);
     for _ in 0..2 {
@@ -84,24 +87,24 @@ fn peak(config: &RunConfig, shape: Shape) -> i64 {
         let norm = torch::guard(|| optim::update(&mut state, &config.optimizer, 1e-3)).unwrap().norm;
         computed.fetch(&*kernels, &norm).unwrap();
     }
-    // SAFETY: a count of this thread.
+    // SAFETY: reads a thread-local counter.
     unsafe { lambert_peak() - before }
 }
 
-/// How far the formula, which refuses runs, may be above what was counted: never below.
+/// Maximum excess of the estimate over the count. The estimate must never be below the count.
 const MARGIN: f64 = 0.15;
 
-/// The formula over the count, for a micro-batch of `shape`.
+/// Estimate divided by count, for a micro-batch of `shape`.
 fn ratio(mut config: RunConfig, shape: Shape) -> f64 {
     let Shape { layers, hidden, heads, intermediate, length, .. } = shape;
     config.model = Model { layers, hidden, heads, intermediate, positions: length, ..config.model };
-    let data = memory::Data { pieces: shape.pieces, longest: length, rows: 1 << 20, row_group: 1024 };
+    let data = memory::Data { pieces: shape.vocabulary, longest: length, rows: 1 << 20, row_group: 1024 };
     let counted = peak(&config, shape);
     card::needed(&config, 0, data, 1, shape.rows * length) as f64 / counted as f64
 }
 
 #[test]
-fn the_formula_is_little_above_what_is_counted() {
+fn memory_estimate_is_slightly_above_the_count() {
     let mut ratios = Vec::new();
     let mut measure = |model: Model, recompute, shape: Shape| {
         let objective = Objective { max_predictions: 0, ..Objective::default() };
@@ -118,7 +121,7 @@ fn the_formula_is_little_above_what_is_counted() {
             {
                 for attention in [Attention::Keyed, Attention::Fused] {
                     let plain = Model { norm, precision, attention, ..Model::default() };
-                    // The rest by turns.
+                    // Rotate through the other settings.
                     let model = match number % 4 {
                         0 => plain,
                         1 => Model { dropout: 0.0, attention_dropout: Some(0.1), ..plain },
@@ -131,15 +134,15 @@ fn the_formula_is_little_above_what_is_counted() {
         }
     }
     ratios.sort_by(|a, b| a.0.total_cmp(&b.0));
-    println!("least {:?}, greatest {:?}, {} in all", ratios[0], ratios[ratios.len() - 1], ratios.len());
-    let far: Vec<_> = ratios.iter().filter(|(ratio, ..)| !(1.0..=1.0 + MARGIN).contains(ratio)).collect();
-    assert!(far.is_empty(), "below the count or more than {MARGIN} above: {far:?}");
+    println!("minimum {:?}, maximum {:?}, {} total", ratios[0], ratios[ratios.len() - 1], ratios.len());
+    let out_of_range: Vec<_> = ratios.iter().filter(|(ratio, ..)| !(1.0..=1.0 + MARGIN).contains(ratio)).collect();
+    assert!(out_of_range.is_empty(), "estimate below the count or more than {MARGIN} above it: {out_of_range:?}");
 }
 
 #[test]
-fn what_is_freed_is_counted_no_longer() {
-    let device = Nothing::default();
-    // SAFETY: counts of this thread.
+fn freed_tensors_are_not_counted() {
+    let device = MetaDevice::default();
+    // SAFETY: reads thread-local counters.
     let (live, peak) = (|| unsafe { lambert_live() }, || unsafe { lambert_peak() });
     let before = live();
     let numbers = device.zeros(&[1000], Kind::Float);
@@ -147,7 +150,7 @@ fn what_is_freed_is_counted_no_longer() {
     let twice = &numbers * 2.0;
     drop((numbers * 3.0, twice));
     assert_eq!((peak() - before, live() - before), (12000, 0));
-    // Attention as a card has it keeps no weights: of 4 x 2 x 64 x 64 numbers.
+    // Fused attention keeps no [4, 2, 64, 64] attention weights.
     let kinds = [(Kind::Float, 4), (Kind::BFloat16, 2)];
     for (kind, bytes) in kinds {
         let query = device.zeros(&[4, 64, 2, 32], kind).transpose(1, 2).set_requires_grad(true);

@@ -1,5 +1,5 @@
-//! Architectures that no family has, made of the same segments and blocks: layers that share parameters, a table that every layer reads,
-//! a last layer that is applied twice, two networks that share embeddings, a network without gradients.
+//! Test architectures that no model family has: shared layer parameters, a table that every layer reads, a last layer
+//! applied twice, two networks with shared embeddings, a frozen network.
 
 use std::sync::Arc;
 
@@ -15,11 +15,11 @@ use crate::kernels::Host;
 use crate::objective::{Loss, Objective, Output, Pass, PassInput, Scored};
 use crate::state::TrainState;
 
-/// An architecture, the code of those of its segments that BERT does not have, its passes, and its name in messages.
+/// An architecture, the blocks of the segments that BERT does not have, its passes, and its name in messages.
 pub struct Case {
     pub name: &'static str,
     pub architecture: fn(&Model) -> Architecture,
-    block: fn(NetworkWeights<'_>, &Segment) -> Option<Box<dyn Block>>,
+    block: fn(NetworkWeights<'_>, &Segment) -> Option<Box<dyn SegmentBlock>>,
     passes: fn(&Case, &Parameters, &Model) -> Vec<Pass>,
 }
 
@@ -27,7 +27,7 @@ const VOCABULARY: usize = 50;
 
 const BERT: Case = Case { name: "BERT", architecture: bert, block: |_, _| None, passes: one_pass };
 
-/// All architectures, BERT the first.
+/// All architectures; BERT is the first.
 pub const CASES: [Case; 7] = [
     BERT,
     Case { name: "shared layers", architecture: shared_layers, ..BERT },
@@ -47,14 +47,14 @@ fn one_pass(case: &Case, parameters: &Parameters, model: &Model) -> Vec<Pass> {
     vec![Pass::new(case.encoder(parameters, 0, model), losses.collect())]
 }
 
-/// Three applications of one layer (ALBERT, arXiv 1909.11942).
+/// One layer, applied three times (ALBERT, arXiv 1909.11942).
 fn shared_layers(model: &Model) -> Architecture {
     let mut network = Network::new(model, &[], 3, VOCABULARY);
     network.segments.iter_mut().for_each(|segment| segment.layer = segment.layer.map(|_| 0));
     network.into()
 }
 
-/// Positions are no part of the embeddings: each layer adds one of two tables that a segment of its own makes of them.
+/// Position embeddings in a side segment with two outputs; each layer adds one of them to its input.
 fn table_in_every_layer(model: &Model) -> Architecture {
     let mut network = Network::new(model, &[], 3, VOCABULARY);
     let is_table = |module: &&Module| module.part == Part::PositionEmbeddings;
@@ -64,7 +64,7 @@ fn table_in_every_layer(model: &Model) -> Architecture {
     network.segments[0].modules = others.into();
     network.segments.insert(1, side);
     for (index, segment) in network.segments.iter_mut().enumerate().skip(2) {
-        // The table lies between the embeddings and the first layer.
+        // The side segment lies between the embeddings and the first layer.
         let below = if index == 2 { 0 } else { index - 1 };
         segment.inputs = vec![Value { segment: below, output: 0 }];
         if segment.kind != SegmentKind::Heads {
@@ -74,7 +74,7 @@ fn table_in_every_layer(model: &Model) -> Architecture {
     network.into()
 }
 
-/// BERT's blocks without segment embeddings, under other names (as RoBERTa's are, arXiv 1907.11692).
+/// BERT's blocks without segment embeddings, with other tensor names (RoBERTa, arXiv 1907.11692).
 fn no_segment_embeddings(model: &Model) -> Architecture {
     let mut network = Network::new(model, &[], 3, VOCABULARY);
     let kept = |module: &&Module| module.part != Part::SegmentEmbeddings;
@@ -89,17 +89,17 @@ struct EmbeddingsWithoutPositions {
     norm: LayerNorm,
 }
 
-impl Block for EmbeddingsWithoutPositions {
+impl SegmentBlock for EmbeddingsWithoutPositions {
     fn forward(&self, _: &[&Tensor], input: &Input, dropout: Dropout<'_>) -> Vec<Tensor> {
         let sum = torch::embedding(&self.words, &input.ids) + torch::embedding(&self.segments, &input.segments);
-        vec![dropout.hidden(self.norm.forward(&sum), None, dropout::Site::Embeddings)]
+        vec![dropout.hidden(self.norm.forward(&sum), None, dropout::DropoutSite::Embeddings)]
     }
 }
 
-/// Two tables, of which the second is the first one doubled.
+/// Outputs a table and its double.
 struct Tables(Tensor);
 
-impl Block for Tables {
+impl SegmentBlock for Tables {
     fn forward(&self, _: &[&Tensor], _: &Input, _: Dropout<'_>) -> Vec<Tensor> {
         vec![&self.0 * 1.0, &self.0 * 2.0]
     }
@@ -107,15 +107,15 @@ impl Block for Tables {
 
 struct WithTable(layer::Layer);
 
-impl Block for WithTable {
+impl SegmentBlock for WithTable {
     fn forward(&self, inputs: &[&Tensor], input: &Input, dropout: Dropout<'_>) -> Vec<Tensor> {
-        let width = inputs[0].size()[1];
-        let hidden = inputs[0] + inputs[1].narrow(0, 0, width);
+        let seq_len = inputs[0].size()[1];
+        let hidden = inputs[0] + inputs[1].narrow(0, 0, seq_len);
         self.0.forward(&[&hidden], input, dropout)
     }
 }
 
-fn table_block(weights: NetworkWeights<'_>, segment: &Segment) -> Option<Box<dyn Block>> {
+fn table_block(weights: NetworkWeights<'_>, segment: &Segment) -> Option<Box<dyn SegmentBlock>> {
     let table = |part| weights.tensor(part, None, Leaf::Weight);
     Some(match segment.kind {
         SegmentKind::Embed => Box::new(EmbeddingsWithoutPositions {
@@ -131,8 +131,8 @@ fn table_block(weights: NetworkWeights<'_>, segment: &Segment) -> Option<Box<dyn
     })
 }
 
-/// A third segment that applies the second layer twice more, and reads what the first layer put out, too (as DeBERTa's enhanced mask
-/// decoder does, arXiv 2006.03654).
+/// The third segment applies the second layer twice more and also reads the first layer's output (like DeBERTa's
+/// enhanced mask decoder, arXiv 2006.03654).
 fn last_layer_twice(model: &Model) -> Architecture {
     let mut network = Network::new(model, &[], 3, VOCABULARY);
     let twice = &mut network.segments[3];
@@ -143,7 +143,7 @@ fn last_layer_twice(model: &Model) -> Architecture {
 
 struct Twice([layer::Layer; 2]);
 
-impl Block for Twice {
+impl SegmentBlock for Twice {
     fn forward(&self, inputs: &[&Tensor], input: &Input, dropout: Dropout<'_>) -> Vec<Tensor> {
         let [first, second] = &self.0;
         let between = &first.forward(&inputs[..1], input, dropout)[0] + inputs[1];
@@ -151,13 +151,13 @@ impl Block for Twice {
     }
 }
 
-fn twice_block(weights: NetworkWeights<'_>, segment: &Segment) -> Option<Box<dyn Block>> {
+fn twice_block(weights: NetworkWeights<'_>, segment: &Segment) -> Option<Box<dyn SegmentBlock>> {
     let is_twice = segment.kind == SegmentKind::Layer { application: 2 };
     let layer = |application| layer::Layer::new(weights, 1, application);
-    is_twice.then(|| Box::new(Twice([2, 3].map(layer))) as Box<dyn Block>)
+    is_twice.then(|| Box::new(Twice([2, 3].map(layer))) as Box<dyn SegmentBlock>)
 }
 
-/// A network without the modules of one head.
+/// Removes the modules of a head.
 fn without(network: Network, head: Head) -> Network {
     let keep = |segment: Segment| {
         let modules = segment.modules.iter().filter(|module| module.head != Some(head)).copied().collect();
@@ -166,8 +166,8 @@ fn without(network: Network, head: Head) -> Network {
     Network { segments: network.segments.into_iter().map(keep).collect(), ..network }
 }
 
-/// A network that predicts masked tokens, and a deeper one with the embeddings of the first that tells which of them were predicted
-/// wrongly (as ELECTRA's, arXiv 2003.10555).
+/// A masked-language model, and a deeper network with the same embeddings that detects which tokens it predicted
+/// wrongly (ELECTRA, arXiv 2003.10555).
 fn two_networks(model: &Model) -> Architecture {
     let first = without(Network::new(model, &[], 1, VOCABULARY), Head::Pair);
     let mut second = without(Network::new(model, &[], 2, VOCABULARY), Head::MaskedLanguage);
@@ -186,25 +186,25 @@ fn replaced_tokens(case: &Case, parameters: &Parameters, model: &Model) -> Vec<P
     ]
 }
 
-/// Puts the predictions of the first pass where tokens are masked. Targets: whether each token is another than it was.
+/// Replaces masked tokens by the first pass's predictions. Targets: 1 where the token differs from the original.
 struct Predictions;
 
 impl PassInput for Predictions {
     fn make(&self, input: &Input, earlier: &[Output]) -> Input {
-        let made = input.shallow_clone();
+        let derived = input.shallow_clone();
         let (Some(logits), Some(positions), Some(labels)) = (&earlier[0].logits[0], &input.positions, &input.labels)
         else {
-            return Input { made_targets: Some(input.ids.zeros_like()), ..made };
+            return Input { derived_targets: Some(input.ids.zeros_like()), ..derived };
         };
         let flat = input.ids.view([-1]);
         let (original, predicted) =
             (flat.index_copy(0, positions, labels), flat.index_copy(0, positions, &logits.argmax(-1, false)));
         let is_other = predicted.not_equal_tensor(&original).to_kind(Kind::Int64);
-        Input { ids: predicted.view_as(&input.ids), made_targets: Some(is_other), ..made }
+        Input { ids: predicted.view_as(&input.ids), derived_targets: Some(is_other), ..derived }
     }
 }
 
-/// The cross-entropy of whether a token was replaced, over all tokens.
+/// Cross-entropy of replaced-token detection, over all tokens.
 struct Replaced;
 
 impl Loss for Replaced {
@@ -223,41 +223,41 @@ impl Loss for Replaced {
     }
 
     fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> Scored {
-        // Each token as a row of one token.
+        // Treat each token as a row of one token.
         let logits = heads.pair(&hidden.flatten(0, 1).unsqueeze(1)).to_kind(Kind::Float);
-        let labels = input.made_targets.as_ref().expect("the first pass makes them");
+        let labels = input.derived_targets.as_ref().expect("targets from the first pass");
         let each = logits.cross_entropy_loss(&labels.view([-1]), None::<Tensor>, Reduction::None, -100, 0.0);
-        let each = match &input.attendable {
-            Some(attendable) => each * attendable.view([-1]).to_kind(Kind::Float),
+        let each = match &input.attention_mask {
+            Some(attention_mask) => each * attention_mask.view([-1]).to_kind(Kind::Float),
             None => each,
         };
         Scored { loss: each.sum(Kind::Float), correct: None, logits: None }
     }
 }
 
-/// A network whose parameters are no part of the training state, and BERT, which also learns to have its hidden states.
+/// A frozen teacher outside the training state, and a BERT student that also learns the teacher's hidden states.
 fn teacher_and_student(case: &Case, parameters: &Parameters, model: &Model) -> Vec<Pass> {
     let kernels = Arc::clone(parameters.kernels());
     let mut teacher =
         Parameters::initialize(kernels, Architecture::from(Network::new(model, &[], 1, VOCABULARY)), 2, 0.2);
-    teacher.keep_low(kind(model));
+    teacher.keep_low(compute_dtype(model));
     let student = case.encoder(parameters, 0, model);
     let losses: Vec<Box<dyn Loss>> =
         vec![crate::objective::loss(MASKED_LANGUAGE), crate::objective::loss(objectives::PAIR), Box::new(Distance)];
     vec![Pass::frozen(BERT.encoder(&teacher, 0, model)), Pass::new(student, losses).with_input(Box::new(HiddenStates))]
 }
 
-/// The micro-batch as it is; targets: the hidden states of the first pass.
+/// Passes the micro-batch through. Targets: hidden states of the first pass.
 struct HiddenStates;
 
 impl PassInput for HiddenStates {
     fn make(&self, input: &Input, earlier: &[Output]) -> Input {
         assert!(!earlier[0].hidden.requires_grad());
-        Input { made_targets: Some(earlier[0].hidden.shallow_clone()), ..input.shallow_clone() }
+        Input { derived_targets: Some(earlier[0].hidden.shallow_clone()), ..input.shallow_clone() }
     }
 }
 
-/// The squared distance of the first token's hidden state from another network's.
+/// Squared distance between the first tokens' hidden states of student and teacher.
 struct Distance;
 
 impl Loss for Distance {
@@ -276,47 +276,47 @@ impl Loss for Distance {
     }
 
     fn score(&self, _: &Heads, hidden: &Tensor, input: &Input) -> Scored {
-        let theirs = input.made_targets.as_ref().expect("the first pass makes them");
-        let apart = (hidden - theirs).to_kind(Kind::Float).select(1, 0).square().sum(Kind::Float);
-        Scored { loss: apart, correct: None, logits: None }
+        let teacher_hidden = input.derived_targets.as_ref().expect("targets from the first pass");
+        let distance = (hidden - teacher_hidden).to_kind(Kind::Float).select(1, 0).square().sum(Kind::Float);
+        Scored { loss: distance, correct: None, logits: None }
     }
 }
 
 impl Case {
-    /// Network `number` over `parameters`.
+    /// Encoder of network `number`.
     fn encoder(&self, parameters: &Parameters, number: usize, model: &Model) -> Encoder {
         let code = |weights: NetworkWeights<'_>, segment: &Segment| {
             (self.block)(weights, segment).or_else(|| block(weights, segment))
         };
-        Encoder::of(NetworkWeights::of(parameters, number, model), code)
+        Encoder::with_blocks(NetworkWeights::new(parameters, number, model), code)
     }
 
-    /// The passes over `parameters`.
+    /// Objective with this case's passes.
     pub fn objective(&self, parameters: &Parameters, model: &Model) -> Objective {
         Objective::of((self.passes)(self, parameters, model))
     }
 
-    /// A training state with weights drawn at random.
+    /// Training state with randomly initialized weights.
     pub fn state(&self, kernels: Arc<dyn Kernels>, model: &Model) -> TrainState {
         let mut state = TrainState::new(Parameters::initialize(kernels, (self.architecture)(model), 1, 0.2));
-        state.parameters.keep_low(kind(model));
+        state.parameters.keep_low(compute_dtype(model));
         state
     }
 
-    /// The segments that its backward passes go through.
+    /// Total number of segments of all networks.
     pub fn segments(&self, model: &Model) -> usize {
         (self.architecture)(model).networks().iter().map(|network| network.segments.len()).sum()
     }
 }
 
-/// The gradients of a step as libtorch makes them by one graph of all passes.
+/// Gradients of a step as libtorch computes them with one graph over all passes.
 pub fn gradients_of_one_graph(state: &mut TrainState, objective: &Objective, global: &GlobalBatch) -> Vec<f32> {
     state.clear_gradients();
     Input::each(&Host, &global.micro_batches, |micro_batch, input| {
         let (mut outputs, mut losses) = (Vec::new(), Vec::new());
         for pass in objective.passes() {
-            let made = pass.made_input(&input, &outputs);
-            let input = made.as_ref().unwrap_or(&input);
+            let derived = pass.made_input(&input, &outputs);
+            let input = derived.as_ref().unwrap_or(&input);
             let dropout = if pass.is_frozen { Dropout::Off } else { pass.encoder.dropout(Key::new(1), input) };
             let hidden = pass.encoder.forward(input, dropout);
             let mut scores = pass.score(micro_batch, input, &hidden);

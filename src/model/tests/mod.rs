@@ -1,4 +1,4 @@
-//! Whatever holds for BERT's training step has to hold for every architecture: see [`architectures`].
+//! Tests that every architecture must pass; see [`architectures`].
 
 pub mod architectures;
 
@@ -25,14 +25,15 @@ use crate::train::step::{self, tests::batch};
 use architectures::{CASES, Case, gradients_of_one_graph};
 
 impl Case {
-    /// A training state with weights drawn at random, and the passes over it.
+    /// A randomly initialized training state and the objective over it.
     fn make(&self, kernels: Arc<dyn Kernels>, model: &Model, recompute: bool) -> (TrainState, Objective) {
         let state = self.state(kernels, model);
         let objective = self.objective(&state.parameters, model).recomputing(recompute);
         (state, objective)
     }
 
-    /// The gradients of a step over `batch`, and what was said to be final on the way, each as it was then.
+    /// Returns the gradients of a step over `batch`, and every prefix that was reported final, as it was when
+    /// reported.
     fn step(
         &self,
         kernels: Arc<dyn Kernels>,
@@ -41,10 +42,10 @@ impl Case {
         batch: &GlobalBatch,
     ) -> (Vec<f32>, Vec<Vec<f32>>) {
         let (mut state, objective) = self.make(kernels, model, recompute);
-        let mut told = Vec::new();
-        let mut tell = |state: &TrainState, elements| told.push(state.read(Buffer::Gradients, 0..elements));
-        step::forward_backward(&objective, &mut state, batch.whole(), Key::new(1), &mut tell).unwrap();
-        (state.read(Buffer::Gradients, 0..state.elements()), told)
+        let mut reported = Vec::new();
+        let mut report = |state: &TrainState, elements| reported.push(state.read(Buffer::Gradients, 0..elements));
+        step::forward_backward(&objective, &mut state, batch.whole(), Key::new(1), &mut report).unwrap();
+        (state.read(Buffer::Gradients, 0..state.elements()), reported)
     }
 }
 
@@ -56,14 +57,14 @@ fn host() -> Arc<dyn Kernels> {
     Arc::new(Host)
 }
 
-fn card() -> Arc<dyn Kernels> {
+fn emulated_gpu() -> Arc<dyn Kernels> {
     Arc::new(Cuda::new(Arc::new(Emulator::default())))
 }
 
-const WHOLE: &[&[usize]] = &[&[4, 3, 2, 1, 0]];
-const CUT: &[&[usize]] = &[&[3, 0], &[1], &[4, 2]];
+const SINGLE_MICRO_BATCH: &[&[usize]] = &[&[4, 3, 2, 1, 0]];
+const MICRO_BATCHES: &[&[usize]] = &[&[3, 0], &[1], &[4, 2]];
 
-/// |a - b| / |a|.
+/// Relative error |a - b| / |a|.
 fn distance(a: &[f32], b: &[f32]) -> f64 {
     assert_eq!(a.len(), b.len());
     let norm = |values: &[f32]| values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
@@ -71,97 +72,98 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
 }
 
 #[test]
-fn the_backward_pass_by_segments_is_that_of_the_whole_graph() {
+fn segmented_backward_matches_single_graph() {
     for case in CASES {
         let (mut state, objective) = case.make(host(), &model(), false);
-        let global = batch(WHOLE);
+        let global = batch(SINGLE_MICRO_BATCH);
         let whole = gradients_of_one_graph(&mut state, &objective, &global);
         for recompute in [false, true] {
             let (by_segments, _) = case.step(host(), &model(), recompute, &global);
-            let apart = distance(&whole, &by_segments);
-            assert!(apart < 1e-6, "{} {recompute}: {apart:e}", case.name);
+            let error = distance(&whole, &by_segments);
+            assert!(error < 1e-6, "{} {recompute}: {error:e}", case.name);
         }
-        let idle = |spec: &&Spec| whole[spec.range()].iter().all(|gradient| *gradient == 0.0);
-        let idle: Vec<&str> = state.parameters.specs().iter().filter(idle).map(|spec| &*spec.name).collect();
+        let without_gradient = |spec: &&Spec| whole[spec.range()].iter().all(|gradient| *gradient == 0.0);
+        let without_gradient: Vec<&str> =
+            state.parameters.specs().iter().filter(without_gradient).map(|spec| &*spec.name).collect();
         let key_bias = |name: &&str| name.ends_with("key.bias") || name.contains("Key") && name.contains("Bias");
-        assert!(idle.iter().all(key_bias), "{}: {idle:?} have no gradient", case.name);
+        assert!(without_gradient.iter().all(key_bias), "{}: {without_gradient:?} have no gradient", case.name);
     }
 }
 
 #[test]
-fn gradients_that_are_said_to_be_final_are() {
+fn gradients_reported_final_do_not_change() {
     for case in CASES {
         for (kernels, recompute, precision) in [
             (host as fn() -> Arc<dyn Kernels>, false, Precision::Fp32),
             (host, true, Precision::Bf16),
-            (card, false, Precision::Fp32),
+            (emulated_gpu, false, Precision::Fp32),
         ] {
             let model = Model { precision, ..model() };
-            let (gradients, told) = case.step(kernels(), &model, recompute, &batch(CUT));
-            assert_eq!(told.len(), case.segments(&model), "{}", case.name);
-            assert!(told.windows(2).all(|pair| pair[0].len() <= pair[1].len()), "{}", case.name);
-            assert_eq!(told.last().map(Vec::len), Some(gradients.len()), "{}", case.name);
-            for early in told {
+            let (gradients, reported) = case.step(kernels(), &model, recompute, &batch(MICRO_BATCHES));
+            assert_eq!(reported.len(), case.segments(&model), "{}", case.name);
+            assert!(reported.windows(2).all(|pair| pair[0].len() <= pair[1].len()), "{}", case.name);
+            assert_eq!(reported.last().map(Vec::len), Some(gradients.len()), "{}", case.name);
+            for early in reported {
                 assert_eq!(early, gradients[..early.len()], "{} {recompute} {precision:?}", case.name);
             }
         }
     }
 }
 
-/// Gradients of a tensor are final as early as they can be: behind the first of the segments that read it, not later.
+/// Gradients become final as early as possible: after the backward pass of the first segment that reads the tensor.
 #[test]
-fn heads_are_final_first_whatever_lies_below() {
+fn head_gradients_are_final_first() {
     for case in CASES {
-        let (gradients, told) = case.step(host(), &model(), false, &batch(CUT));
+        let (gradients, reported) = case.step(host(), &model(), false, &batch(MICRO_BATCHES));
         let specs = specs(&(case.architecture)(&model()));
         let heads = specs.iter().take_while(|spec| spec.head.is_some());
-        assert_eq!(told[0].len(), heads.last().unwrap().range().end.next_multiple_of(32), "{}", case.name);
-        assert!(told[0].iter().any(|gradient| *gradient != 0.0) && gradients.len() > told[0].len());
+        assert_eq!(reported[0].len(), heads.last().unwrap().range().end.next_multiple_of(32), "{}", case.name);
+        assert!(reported[0].iter().any(|gradient| *gradient != 0.0) && gradients.len() > reported[0].len());
     }
 }
 
 #[test]
-fn no_gradient_depends_on_the_micro_batches_or_the_device() {
+fn gradients_are_independent_of_micro_batches_and_device() {
     for case in CASES {
-        let (whole, _) = case.step(host(), &model(), false, &batch(WHOLE));
-        let (cut, _) = case.step(host(), &model(), true, &batch(CUT));
+        let (whole, _) = case.step(host(), &model(), false, &batch(SINGLE_MICRO_BATCH));
+        let (cut, _) = case.step(host(), &model(), true, &batch(MICRO_BATCHES));
         assert!(distance(&whole, &cut) < 1e-5, "{}: {:e}", case.name, distance(&whole, &cut));
         let keyed = Model { attention: Attention::Keyed, ..model() };
-        let (on_card, _) = case.step(card(), &keyed, false, &batch(WHOLE));
-        assert!(distance(&whole, &on_card) < 1e-5, "{}: {:e}", case.name, distance(&whole, &on_card));
+        let (on_gpu, _) = case.step(emulated_gpu(), &keyed, false, &batch(SINGLE_MICRO_BATCH));
+        assert!(distance(&whole, &on_gpu) < 1e-5, "{}: {:e}", case.name, distance(&whole, &on_gpu));
     }
 }
 
-/// The parts of a global batch that `cluster.all_reduce.canonical` sums one by one.
+/// Canonical mode sums the shards of a global batch one by one.
 #[test]
-fn parts_that_are_summed_one_by_one_make_the_whole() {
+fn sum_of_shard_gradients_matches_whole_batch() {
     for case in CASES {
-        let (whole, _) = case.step(host(), &model(), false, &batch(CUT));
+        let (whole, _) = case.step(host(), &model(), false, &batch(MICRO_BATCHES));
         let (mut state, objective) = case.make(host(), &model(), false);
-        let global = GlobalBatch { leaves: vec![1, 1, 1], ..batch(CUT) };
+        let global = GlobalBatch { shard_micro_batches: vec![1, 1, 1], ..batch(MICRO_BATCHES) };
         let mut sum = vec![0.0; state.elements()];
-        let mut parts = 0;
+        let mut shards = 0;
         step::leaf_by_leaf(&objective, &mut state, global.whole(), Key::new(1), |state| {
-            parts += 1;
+            shards += 1;
             let own = state.read(Buffer::Gradients, 0..state.elements());
             sum.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
         })
         .unwrap();
-        assert_eq!(parts, 3);
+        assert_eq!(shards, 3);
         assert!(distance(&whole, &sum) < 1e-6, "{}: {:e}", case.name, distance(&whole, &sum));
     }
 }
 
-/// Tensors that several segments or networks read exist once.
+/// A tensor that several segments or networks read is stored once.
 #[test]
-fn shared_parameters_are_there_once() {
+fn shared_parameters_are_stored_once() {
     let count = |case: &Case| specs(&(case.architecture)(&model())).len();
     let [bert, shared, table, twice, networks, teacher, no_segments] = CASES.each_ref().map(count);
-    let (of_a_layer, embeddings) = (16, 5);
-    assert_eq!((shared, table, twice), (bert - 2 * of_a_layer, bert, bert - of_a_layer));
-    // Both have three layers in all; of each head there is one.
+    let (tensors_per_layer, embeddings) = (16, 5);
+    assert_eq!((shared, table, twice), (bert - 2 * tensors_per_layer, bert, bert - tensors_per_layer));
+    // Both have three layers in total and one head of each kind.
     assert_eq!((networks, teacher, no_segments), (bert, bert, bert - 1));
-    assert!(networks > 3 * of_a_layer + embeddings);
+    assert!(networks > 3 * tensors_per_layer + embeddings);
     for case in CASES {
         let architecture: Architecture = (case.architecture)(&model());
         let count: usize = specs(&architecture).iter().map(Spec::count).sum();
@@ -169,7 +171,7 @@ fn shared_parameters_are_there_once() {
     }
 }
 
-/// The gradients that rank `rank` of so many has after a step whose sums travel beside the backward pass.
+/// Gradients of one rank after a step with an overlapped all-reduce.
 fn gradients_of_a_rank(case: &Case, mut ends: lambert_collective::Endpoints) -> Vec<f32> {
     tch::set_num_threads(1);
     let world = ends.group.world_size();
@@ -185,37 +187,37 @@ fn gradients_of_a_rank(case: &Case, mut ends: lambert_collective::Endpoints) -> 
 }
 
 #[test]
-fn sums_beside_the_backward_pass_are_those_of_one_rank() {
+fn overlapped_all_reduce_matches_single_rank() {
     for case in &CASES {
-        let of = |world: usize| {
+        let gradients_of_world = |world: usize| {
             std::thread::scope(|scope| {
                 let ranks = local::group(world).into_iter().map(|ends| scope.spawn(|| gradients_of_a_rank(case, ends)));
                 let threads: Vec<_> = ranks.collect();
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
             })
         };
-        let one = of(1).remove(0);
+        let one = gradients_of_world(1).remove(0);
         for world in [2, 3] {
-            for gradients in of(world) {
+            for gradients in gradients_of_world(world) {
                 assert!(distance(&one, &gradients) < 1e-6, "{} {world}: {:e}", case.name, distance(&one, &gradients));
             }
         }
     }
 }
 
-/// One update.
+/// Runs one training step.
 fn update(state: &mut TrainState, objective: &Objective) {
     let key = Key::new(state.step);
-    step::forward_backward(objective, state, batch(CUT).whole(), key, &mut |_, _| ()).unwrap();
+    step::forward_backward(objective, state, batch(MICRO_BATCHES).whole(), key, &mut |_, _| ()).unwrap();
     let norm = optim::update(state, &lambert_config::run::Optimizer::default(), 1e-2).norm;
     assert!(norm.double_value(&[]) > 0.0);
     state.count_update();
     state.step += 1;
 }
 
-/// Whoever is killed goes on from a checkpoint, with the same bits.
+/// Training resumed from a checkpoint produces the same bits.
 #[test]
-fn a_checkpoint_holds_all_that_a_step_needs() {
+fn resume_from_checkpoint_is_bit_exact() {
     for case in CASES {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path().join("run").to_str().unwrap()).unwrap();
@@ -239,11 +241,11 @@ fn a_checkpoint_holds_all_that_a_step_needs() {
         let saved: usize =
             verified.manifest.objects.iter().flat_map(|object| &object.slices).map(|slice| slice.count as usize).sum();
         let own: usize = state.parameters.specs().iter().map(Spec::count).sum();
-        assert_eq!(saved, own, "{}: nothing else is in a checkpoint", case.name);
+        assert_eq!(saved, own, "{}: checkpoint holds exactly the parameters", case.name);
     }
 }
 
-/// Writes a checkpoint of `state`; its name.
+/// Writes a checkpoint of `state` and returns its name.
 fn save(state: &TrainState, store: &Store, lease: &Lease) -> String {
     let writer = Writer::new(store, state.step, lease.attempt());
     let mut snapshot = Snapshot::new(&state.parameters, 0, 1).unwrap();
@@ -254,7 +256,7 @@ fn save(state: &TrainState, store: &Store, lease: &Lease) -> String {
         entry
     };
     let objects = snapshot.finish(copying).into_iter().map(write).collect();
-    let facts =
+    let engine_state =
         serde_json::json!({ "updates": state.updates, "skipped_updates": 0, "vocabulary": 50, "lowercase": true });
     let manifest = Manifest {
         format: FORMAT,
@@ -267,7 +269,7 @@ fn save(state: &TrainState, store: &Store, lease: &Lease) -> String {
         world: 1,
         held_out_loss: None,
         best: None,
-        state: facts,
+        state: engine_state,
         objects,
     };
     writer.commit(&manifest, lease).unwrap();

@@ -1,4 +1,5 @@
-//! LAMB as others define it, each written plainly from its formulas, in f64: what of it are settings here, and which.
+//! Compares LAMB with the variants of NVIDIA Apex and DeepSpeed, written from their formulas in f64, and shows the
+//! settings that select each.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use lambert_plan::architecture::Architecture;
 
 use super::update;
 use crate::kernels::Host;
-use crate::kernels::tests::Draw;
+use crate::kernels::tests::RandomValues;
 use crate::state::{Buffer, Parameters, TrainState};
 
 const RATE: f64 = 6e-3;
@@ -17,8 +18,8 @@ const BETA2: f64 = 0.999;
 const EPS: f64 = 1e-6;
 const DECAY: f64 = 0.01;
 
-/// One tensor: weights and both moments.
-struct Tensor {
+/// Weights and both moments of one tensor.
+struct LambTensor {
     name: String,
     range: Range<usize>,
     decays: bool,
@@ -27,12 +28,12 @@ struct Tensor {
     second: Vec<f64>,
 }
 
-fn length(values: &[f64]) -> f64 {
+fn l2_norm(values: &[f64]) -> f64 {
     values.iter().map(|value| value * value).sum::<f64>().sqrt()
 }
 
-impl Tensor {
-    fn take_in(&mut self, gradients: &[f64]) {
+impl LambTensor {
+    fn update_moments(&mut self, gradients: &[f64]) {
         for (i, g) in gradients.iter().enumerate() {
             self.first[i] = BETA1 * self.first[i] + (1.0 - BETA1) * g;
             self.second[i] = BETA2 * self.second[i] + (1.0 - BETA2) * g * g;
@@ -43,52 +44,57 @@ impl Tensor {
         if self.decays { DECAY } else { 0.0 }
     }
 
-    /// Apex's `FusedLAMB`, as NVIDIA's BERT recipe calls it: corrected moments, a ratio where there is weight decay
-    /// (`everywhere`: its switch `use_nvlamb`), no bounds. `gradients` are divided by their global norm already where it is
-    /// above 1.
+    /// Apex's `FusedLAMB`, as NVIDIA's BERT recipe calls it: bias correction, trust ratio only for tensors with
+    /// weight decay (for all with `everywhere`, Apex's `use_nvlamb`), no bounds. `gradients` are already clipped to a
+    /// global norm of 1.
     fn nvidia(&mut self, gradients: &[f64], updates: i32, everywhere: bool) -> f64 {
-        self.take_in(gradients);
+        self.update_moments(gradients);
         let (missing1, missing2) = (1.0 - BETA1.powi(updates), 1.0 - BETA2.powi(updates));
         let direction = |i: usize| {
             let (mean, square) = (self.first[i] / missing1, self.second[i] / missing2);
             mean / (square.sqrt() + EPS) + self.decay() * self.weights[i]
         };
         let directions: Vec<f64> = (0..gradients.len()).map(direction).collect();
-        let (weights, change) = (length(&self.weights), length(&directions));
+        let (weights, change) = (l2_norm(&self.weights), l2_norm(&directions));
         let has_ratio = (everywhere || self.decays) && weights != 0.0 && change != 0.0;
         let ratio = if has_ratio { weights / change } else { 1.0 };
-        self.move_by(RATE * ratio, &directions);
+        self.apply(RATE * ratio, &directions);
         ratio
     }
 
-    /// DeepSpeed's `FusedLamb`: moments as they are, a ratio for every tensor, within 0.01 and 10; what the moments lack is in
-    /// the rate, after the ratio.
+    /// DeepSpeed's `FusedLamb`: no bias correction of the moments, a trust ratio in \[0.01, 10\] for every tensor.
+    /// The learning rate includes the bias correction, which is applied after the ratio.
     fn deepspeed(&mut self, gradients: &[f64], updates: i32) -> f64 {
-        self.take_in(gradients);
+        self.update_moments(gradients);
         let direction = |i: usize| self.first[i] / (self.second[i].sqrt() + EPS) + self.decay() * self.weights[i];
         let directions: Vec<f64> = (0..gradients.len()).map(direction).collect();
-        let (weights, change) = (length(&self.weights), length(&directions));
+        let (weights, change) = (l2_norm(&self.weights), l2_norm(&directions));
         let ratio = if weights != 0.0 && change != 0.0 { (weights / change).clamp(0.01, 10.0) } else { 1.0 };
-        self.move_by(deepspeed_rate(updates) * ratio, &directions);
+        self.apply(deepspeed_rate(updates) * ratio, &directions);
         ratio
     }
 
-    fn move_by(&mut self, rate: f64, directions: &[f64]) {
+    fn apply(&mut self, rate: f64, directions: &[f64]) {
         self.weights.iter_mut().zip(directions).for_each(|(weight, direction)| *weight -= rate * direction);
     }
 }
 
-/// DeepSpeed's step size: the rate, times how much more the first moment lacks than the root of the second.
+/// DeepSpeed's step size: learning rate times sqrt(1 - beta2^t) / (1 - beta1^t).
 fn deepspeed_rate(updates: i32) -> f64 {
     RATE * (1.0 - BETA2.powi(updates)).sqrt() / (1.0 - BETA1.powi(updates))
 }
 
-/// Ten updates of all tensors of a model of one layer, by both; the worst relative difference of a tensor's weights.
-fn against(settings: &Settings, rate: fn(i32) -> f64, other: impl Fn(&mut Tensor, &[f64], i32) -> f64) -> f64 {
+/// Applies ten updates with both implementations to a one-layer model. Returns the largest relative difference of a
+/// tensor's weights.
+fn max_weight_error(
+    settings: &Settings,
+    rate: fn(i32) -> f64,
+    other: impl Fn(&mut LambTensor, &[f64], i32) -> f64,
+) -> f64 {
     let model = Model { hidden: 16, heads: 2, intermediate: 32, positions: 16, ..Model::default() };
     let mut state = TrainState::new(Parameters::initialize(Arc::new(Host), Architecture::new(&model, 1, 50), 1, 0.02));
     let wide = |values: Vec<f32>| values.into_iter().map(f64::from).collect::<Vec<f64>>();
-    let tensor = |spec: &crate::state::Spec| Tensor {
+    let tensor = |spec: &crate::state::Spec| LambTensor {
         name: spec.name.clone(),
         range: spec.range(),
         decays: spec.role.decays(),
@@ -96,19 +102,19 @@ fn against(settings: &Settings, rate: fn(i32) -> f64, other: impl Fn(&mut Tensor
         first: vec![0.0; spec.count()],
         second: vec![0.0; spec.count()],
     };
-    let mut tensors: Vec<Tensor> = state.parameters.specs().iter().map(tensor).collect();
-    let mut draw = Draw::new(3);
+    let mut tensors: Vec<LambTensor> = state.parameters.specs().iter().map(tensor).collect();
+    let mut random = RandomValues::new(3);
     for updates in 1..=10 {
         let mut gradients = vec![0.0_f32; state.elements()];
         for (index, tensor) in tensors.iter().enumerate() {
-            // From one tensor to the next a hundred times as large, so that no ratio is near another's.
+            // Scales differ by 100 from tensor to tensor, so that their trust ratios differ clearly.
             let scale = [1e-5, 1e-3, 1e-1][index % 3];
-            let drawn = draw.values(&[("", tensor.range.len(), true)], scale);
-            gradients[tensor.range.clone()].copy_from_slice(&drawn);
+            let values = random.values(&[("", tensor.range.len(), true)], scale);
+            gradients[tensor.range.clone()].copy_from_slice(&values);
         }
         state.write(Buffer::Gradients, 0, &gradients);
         let gradients = wide(gradients);
-        let divide = length(&gradients).max(1.0);
+        let divide = l2_norm(&gradients).max(1.0);
         let updated = update(&mut state, settings, rate(updates));
         let ratios = updated.trust_ratios(&state);
         state.count_update();
@@ -116,34 +122,39 @@ fn against(settings: &Settings, rate: fn(i32) -> f64, other: impl Fn(&mut Tensor
             let own: Vec<f64> = gradients[tensor.range.clone()].iter().map(|gradient| gradient / divide).collect();
             let expected = other(tensor, &own, updates);
             let ratio = ratios.get(&tensor.name).copied().unwrap_or(1.0);
-            assert!((ratio / expected - 1.0).abs() < 1e-4, "{} has a ratio of {ratio}, not {expected}", tensor.name);
+            assert!(
+                (ratio / expected - 1.0).abs() < 1e-4,
+                "{} has trust ratio {ratio}, expected {expected}",
+                tensor.name
+            );
         }
     }
-    let difference = |tensor: &Tensor| {
+    let difference = |tensor: &LambTensor| {
         let weights = wide(state.read(Buffer::Weights, tensor.range.clone()));
-        let apart: Vec<f64> = weights.iter().zip(&tensor.weights).map(|(ours, theirs)| ours - theirs).collect();
-        length(&apart) / length(&tensor.weights)
+        let difference: Vec<f64> =
+            weights.iter().zip(&tensor.weights).map(|(actual, expected)| actual - expected).collect();
+        l2_norm(&difference) / l2_norm(&tensor.weights)
     };
     tensors.iter().map(difference).max_by(f64::total_cmp).unwrap()
 }
 
 #[test]
-fn nvidias_is_the_default() {
-    let error = against(&Settings::default(), |_| RATE, |tensor, g, updates| tensor.nvidia(g, updates, false));
+fn default_settings_match_nvidia_apex() {
+    let error = max_weight_error(&Settings::default(), |_| RATE, |tensor, g, updates| tensor.nvidia(g, updates, false));
     assert!(error < 1e-5, "{error:e}");
     let everywhere = Settings { trust_undecayed: true, ..Settings::default() };
-    let error = against(&everywhere, |_| RATE, |tensor, g, updates| tensor.nvidia(g, updates, true));
+    let error = max_weight_error(&everywhere, |_| RATE, |tensor, g, updates| tensor.nvidia(g, updates, true));
     assert!(error < 1e-5, "use_nvlamb: {error:e}");
 }
 
 #[test]
-fn deepspeeds_is_without_bias_correction_bounded_and_warmed_up_longer() {
+fn bounded_ratio_without_bias_correction_matches_deepspeed() {
     let settings = Settings {
         bias_correction: false,
         trust_undecayed: true,
         trust_ratio: Some([0.01, 10.0]),
         ..Settings::default()
     };
-    let error = against(&settings, deepspeed_rate, Tensor::deepspeed);
+    let error = max_weight_error(&settings, deepspeed_rate, LambTensor::deepspeed);
     assert!(error < 1e-5, "{error:e}");
 }
