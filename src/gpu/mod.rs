@@ -104,7 +104,7 @@ pub enum DeviceError {
     NoCards,
     /// libtorch has no code for the card.
     #[error(
-        "card {index} ({name}) has compute capability {}.{}, and this libtorch has code for 7.5 and later; docs/operations.md \
+        "card {index} ({name}) has compute capability {}.{}, and this libtorch has code for 7.5 and later; docs/guides/gpus.md \
          says how to build for an older card",
         capability.0, capability.1
     )]
