@@ -9,7 +9,8 @@ use crate::support::{Place, lambert};
 
 /// What follows a heading of the page, up to the next one.
 fn section(heading: &str) -> String {
-    let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/guides/several-hosts.md")).unwrap();
+    let page =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/guides/several-hosts.md")).unwrap();
     let (_, rest) = page.split_once(&format!("\n{heading}\n")).unwrap();
     rest.split("\n#").next().unwrap().to_owned()
 }
