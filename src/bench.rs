@@ -1,7 +1,8 @@
 //! What a stage of a configuration takes on the device that is here: `lambert-worker bench`. One rank alone, on the stage's own
 //! samples, with weights that are drawn.
 
-use std::fmt::{Display, Formatter};
+mod report;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,7 +12,6 @@ use lambert_dataset::random::Key;
 use lambert_dataset::{Dataset, check_fit};
 use lambert_plan::architecture::Architecture;
 use lambert_plan::{flops, memory, schedule};
-use serde::Serialize;
 use tch::Kind;
 
 use crate::data::{Demand, Loader, MicroBatch, Source, Wanted};
@@ -29,6 +29,7 @@ use crate::worker::host_share::HostShare;
 use crate::worker::output;
 use crate::worker::peak;
 use crate::worker::stopwatch::Stopwatch;
+pub use report::{BatchSize, FlopRates, Measured, MemoryUse, PhaseShares};
 
 /// What is to be measured.
 #[derive(Debug, Clone)]
@@ -46,42 +47,6 @@ pub struct Request {
     /// Write the first so many global batches, as this rank computes them, to this file as JSON, and measure nothing: so that
     /// another program is measured on the same ones.
     pub batches: Option<PathBuf>,
-}
-
-/// What was measured. Times are medians; rates are those of steps that are not interrupted to be timed by phase.
-#[derive(Debug, Clone, Serialize)]
-pub struct Measured {
-    /// The device.
-    pub device: String,
-    /// Samples of a step.
-    pub samples: usize,
-    /// Tokens of a step without padding, the mean of all.
-    pub tokens: f64,
-    /// Padding, a share of the tokens that were computed.
-    pub padding: f64,
-    /// Seconds of a step: the least, the median, the most.
-    pub seconds: [f64; 3],
-    /// Samples a second.
-    pub samples_per_second: f64,
-    /// Useful floating-point operations a second, in units of 10^12.
-    pub teraflops: f64,
-    /// The same of a product of two large square matrices in the kind of number that the model computes with.
-    pub peak_teraflops: f64,
-    /// The one over the other.
-    pub utilization: f64,
-    /// Shares of a step: waiting for samples, forward and backward passes, update.
-    pub data_wait: f64,
-    /// See above.
-    pub forward_backward: f64,
-    /// See above.
-    pub optimizer: f64,
-    /// Share of the forward and backward passes after which the processor has given all of them to the device. Where it is
-    /// nearly 1 the device waits for the processor.
-    pub enqueued: f64,
-    /// Bytes at the most: of a card's memory, as libtorch has allocated it; else of the process.
-    pub peak_memory: u64,
-    /// Bytes of a card's memory that the formula names for the stage.
-    pub needed_memory: Option<u64>,
 }
 
 /// Measures, and prints what came of it.
@@ -275,20 +240,21 @@ fn measure(
     let (tokens, padding): (u64, u64) = (all().map(|timed| timed.tokens).sum(), all().map(|timed| timed.padding).sum());
     Ok(Measured {
         device: card.map_or_else(|| format!("{} threads of a processor", config.device.threads), Card::to_string),
-        samples,
-        tokens: tokens as f64 / (2 * steps) as f64,
-        padding: padding as f64 / (tokens + padding).max(1) as f64,
+        batch: BatchSize {
+            samples,
+            tokens: tokens as f64 / (2 * steps) as f64,
+            padding: padding as f64 / (tokens + padding).max(1) as f64,
+        },
         seconds: [seconds[0], seconds[steps / 2], seconds[steps - 1]],
         samples_per_second: median(&plain, |timed| samples as f64 / timed.whole),
-        teraflops: rate / 1e12,
-        peak_teraflops: peak / 1e12,
-        utilization: rate / peak,
-        data_wait: median(&by_phase, |timed| timed.data_wait / timed.whole),
-        forward_backward: median(&by_phase, |timed| timed.forward_backward / timed.whole),
-        optimizer: median(&by_phase, |timed| timed.optimizer / timed.whole),
-        enqueued: median(&by_phase, |timed| timed.enqueued / timed.forward_backward),
-        peak_memory: kernels.peak_memory().or_else(peak_of_process).unwrap_or(0),
-        needed_memory,
+        flops: FlopRates { teraflops: rate / 1e12, peak_teraflops: peak / 1e12, utilization: rate / peak },
+        phases: PhaseShares {
+            data_wait: median(&by_phase, |timed| timed.data_wait / timed.whole),
+            forward_backward: median(&by_phase, |timed| timed.forward_backward / timed.whole),
+            optimizer: median(&by_phase, |timed| timed.optimizer / timed.whole),
+            enqueued: median(&by_phase, |timed| timed.enqueued / timed.forward_backward),
+        },
+        memory: MemoryUse { peak_memory: kernels.peak_memory().or_else(peak_of_process).unwrap_or(0), needed_memory },
     })
 }
 
@@ -307,24 +273,4 @@ fn peak_of_process() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
-}
-
-impl Display for Measured {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        let [least, median, most] = self.seconds;
-        writeln!(f, "device            {}", self.device)?;
-        let Self { samples, tokens, padding, .. } = self;
-        writeln!(f, "step              {samples} samples, {tokens:.0} tokens, {:.1} % padding", 100.0 * padding)?;
-        writeln!(f, "seconds           {median:.4} ({least:.4} to {most:.4})")?;
-        writeln!(f, "samples/s         {:.1}", self.samples_per_second)?;
-        let Self { teraflops, peak_teraflops, utilization, .. } = self;
-        writeln!(f, "TFLOP/s           {teraflops:.3}, {:.1} % of {peak_teraflops:.3}", 100.0 * utilization)?;
-        writeln!(f, "data wait         {:.1} %", 100.0 * self.data_wait)?;
-        writeln!(f, "forward, backward {:.1} %", 100.0 * self.forward_backward)?;
-        writeln!(f, "optimizer         {:.1} %", 100.0 * self.optimizer)?;
-        writeln!(f, "enqueued after    {:.1} % of forward and backward", 100.0 * self.enqueued)?;
-        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
-        write!(f, "peak memory       {:.2} GiB", gib(self.peak_memory))?;
-        self.needed_memory.map_or(Ok(()), |needed| write!(f, ", {:.2} by formula", gib(needed)))
-    }
 }

@@ -211,7 +211,7 @@ impl<'a> Trial<'a> {
 
     /// Every step once, each with the samples and masks of the undisturbed run.
     fn check_history(&self, undisturbed: &[StepRecord]) {
-        let facts = |r: &StepRecord| (r.step, r.batch_digest, r.samples, r.masked_tokens);
+        let facts = |r: &StepRecord| (r.step, r.batch.digest, r.batch.samples, r.batch.masked_tokens);
         let (found, expected): (Vec<_>, Vec<_>) =
             (self.history().iter().map(facts).collect(), undisturbed.iter().map(facts).collect());
         assert_eq!(Some(found.len() as u64), self.steps, "steps that are missing or were done twice");

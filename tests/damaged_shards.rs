@@ -61,7 +61,7 @@ fn a_shard_that_cannot_be_decoded_is_named_and_gone_around() {
     let around = start(&place, "around", &data, 2, &["--set", "guard.damaged_shard=skip"]).end();
     let around = finished(around);
     assert!(around.log.contains(&name) && around.log.contains("left out from here on"), "{}", around.log);
-    assert!(around.records[step as usize - 1].skipped_samples > 0);
+    assert!(around.records[step as usize - 1].skipped.samples > 0);
 }
 
 /// The evaluations that a run keeps among its records: step and loss.
@@ -132,7 +132,7 @@ fn a_damaged_shard_is_named_and_stopped_at_or_gone_around() {
     let skip = ["--set", "guard.damaged_shard=skip"];
     let around = finished(start(&place, "around", &data, 2, &skip).end());
     assert!(around.log.contains(&named) && around.log.contains("left out from here on"), "{}", around.log);
-    let skipped: Vec<u64> = around.records.iter().map(|record| record.skipped_samples).collect();
+    let skipped: Vec<u64> = around.records.iter().map(|record| record.skipped.samples).collect();
     assert!(skipped[step as usize - 2] == 0 && skipped[step as usize - 1] > 0, "{skipped:?}");
     let manifest = format!("{}/checkpoints/step-{STEPS:09}-a0001/manifest.json", place.path("around"));
     let manifest: Value = serde_json::from_slice(&std::fs::read(manifest).unwrap()).unwrap();
@@ -151,7 +151,7 @@ fn a_damaged_shard_is_named_and_stopped_at_or_gone_around() {
     // In another world: the same samples.
     std::fs::write(&path, &bad).unwrap();
     let alone = finished(start(&place, "alone", &data, 1, &skip).end());
-    let digests = |ended: &Ended| ended.records.iter().map(|record| record.batch_digest).collect::<Vec<_>>();
+    let digests = |ended: &Ended| ended.records.iter().map(|record| record.batch.digest).collect::<Vec<_>>();
     assert_eq!(digests(&alone), digests(&around));
 
     // Brought back, the run that stopped goes on and ends as if nothing had been.

@@ -1,4 +1,4 @@
-//! The rules of direction in docs/architecture.md, proved over cargo's own dependency graph and over the sources.
+//! The rules of direction in docs/design/architecture.md, proved over cargo's own dependency graph and over the sources.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

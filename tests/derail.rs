@@ -92,7 +92,7 @@ fn ends_like(place: &Place, one: &str, other: &str) {
 
 /// What was fed, by step: at last, where a step was made again. (From which checkpoint on is up to the disk's speed.)
 fn digests(ended: &Ended) -> BTreeMap<u64, u64> {
-    ended.records.iter().map(|record| (record.step, record.batch_digest)).collect()
+    ended.records.iter().map(|record| (record.step, record.batch.digest)).collect()
 }
 
 #[test]
@@ -165,10 +165,10 @@ fn what_is_not_finite_changes_nothing_and_several_in_a_row_go_back() {
     let one = [format!("test.nan_samples={}", support::rows(&place, &[30 * BATCH + 5]))];
     let skipped = train(&place, "skipped", 2, &one);
     assert!(!skipped.log.contains("rolled back"), "{}", skipped.log);
-    let counts: Vec<_> = skipped.records.iter().map(|r| (r.step, r.skipped_updates, r.skipped_samples)).collect();
+    let counts: Vec<_> = skipped.records.iter().map(|r| (r.step, r.skipped.updates, r.skipped.samples)).collect();
     assert_eq!(counts[29..32], [(30, 0, 0), (31, 1, BATCH), (32, 1, BATCH)]);
     let record = &skipped.records[30];
-    assert!(record.loss.is_nan() && record.grad_norm.is_none(), "{record:?}");
+    assert!(record.loss.is_nan() && record.update.grad_norm.is_none(), "{record:?}");
     assert_eq!(left_out(&place, "skipped"), (vec![[30 * BATCH, 31 * BATCH]], BATCH));
     assert_eq!(digests(&skipped), digests(&clean), "the steps after it have the samples that they would have had");
     // A run that ends with that step ends with the weights and moments of one that ends before it.

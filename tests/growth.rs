@@ -109,7 +109,7 @@ fn a_growing_model_is_the_same_whatever_is_killed() {
     let rest = finished(Running::start(&config(&place, 1), &moved).end());
     for record in &rest.records {
         let other = &whole.records[record.step as usize - 1];
-        assert_eq!((record.batch_digest, &record.stage), (other.batch_digest, &other.stage), "step {}", record.step);
+        assert_eq!((record.batch.digest, &record.stage), (other.batch.digest, &other.stage), "step {}", record.step);
     }
     assert_eq!(rest.records.last().unwrap().step, ENDS[2]);
 }
@@ -235,7 +235,8 @@ fn a_shipped_configuration_runs_from_end_to_end() {
     let stages: Vec<&str> = ended.records.iter().map(|record| record.stage.as_str()).collect();
     let expected = ["3-layers", "6-layers", "12-layers", "512-tokens"].map(|name| [name; 3]).concat();
     assert_eq!(stages, expected);
-    let longest = |records: &[StepRecord]| records.iter().map(|record| record.tokens / record.samples).max().unwrap();
+    let longest =
+        |records: &[StepRecord]| records.iter().map(|record| record.batch.tokens / record.batch.samples).max().unwrap();
     assert!(
         longest(&ended.records[..9]) <= 64 && longest(&ended.records[9..]) > 64,
         "the last stage has longer samples"

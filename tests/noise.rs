@@ -23,16 +23,16 @@ fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
 #[test]
 fn the_moments_of_halves_are_those_of_single_samples() {
     let place = Place::new();
-    let square = |record: &StepRecord| record.grad_norm.unwrap().powi(2);
+    let square = |record: &StepRecord| record.update.grad_norm.unwrap().powi(2);
     let single = mean(records(&place, 1, "metrics.noise_scale_every_steps=0").iter().map(square));
     let batches = records(&place, 16, "metrics.noise_scale_every_steps=1");
     let sixteen = mean(batches.iter().map(square));
     let expected = (single - sixteen) / (1.0 - 1.0 / 16.0);
-    let measured = mean(batches.iter().map(|record| record.noise.unwrap().variance));
+    let measured = mean(batches.iter().map(|record| record.update.noise.unwrap().variance));
     eprintln!("tr(S) of single samples {expected:.4}, of halves {measured:.4}; |g|^2 {single:.4} and {sixteen:.4}");
     assert!((measured / expected - 1.0).abs() < 0.1, "{measured} for {expected}");
     let (expected, slack) = (sixteen - expected / 16.0, 0.1 * expected / 16.0);
-    let measured = mean(batches.iter().map(|record| record.noise.unwrap().gradient));
+    let measured = mean(batches.iter().map(|record| record.update.noise.unwrap().gradient));
     eprintln!("|G|^2 of single samples {expected:.4}, of halves {measured:.4}, give or take {slack:.4}");
     assert!((measured - expected).abs() < slack, "{measured} for {expected}");
 }

@@ -31,7 +31,7 @@ fn rows_without_a_piece_change_nothing() {
     let place = Place::new();
     let (plain, padded) = (train(&place, "plain", 1), train(&place, "padded", 64));
     for (plain, padded) in plain.records.iter().zip(&padded.records) {
-        assert_eq!(plain.batch_digest, padded.batch_digest);
+        assert_eq!(plain.batch.digest, padded.batch.digest);
         assert!((plain.loss - padded.loss).abs() < 1e-4, "{} and {}", plain.loss, padded.loss);
     }
     let ((shape, plain), (same, padded)) = (exported(&place, "plain"), exported(&place, "padded"));

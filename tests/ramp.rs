@@ -11,7 +11,7 @@ fn start(place: &Place, name: &str, ranks: usize) -> Running {
 }
 
 fn facts(records: &[StepRecord]) -> Vec<(u64, u64, u64)> {
-    records.iter().map(|record| (record.step, record.samples, record.batch_digest)).collect()
+    records.iter().map(|record| (record.step, record.batch.samples, record.batch.digest)).collect()
 }
 
 #[test]
@@ -19,7 +19,7 @@ fn a_growing_batch_holds_the_same_samples_everywhere() {
     let place = Place::new();
     let whole = start(&place, "whole", 2).end();
     assert_eq!(whole.code, Some(0), "{}", whole.log);
-    let sizes: Vec<u64> = whole.records.iter().map(|record| record.samples).collect();
+    let sizes: Vec<u64> = whole.records.iter().map(|record| record.batch.samples).collect();
     let expected: Vec<u64> = (0..STEPS).map(|done| if done < 20 { 3 + 13 * done / 20 } else { 16 }).collect();
     assert_eq!(sizes, expected);
 

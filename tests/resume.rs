@@ -101,7 +101,7 @@ fn off_by_one(place: &Place, reference: &str) {
 fn the_cursor_alone_decides_the_next_batches() {
     let place = Place::new();
     let batches =
-        |records: &[StepRecord]| records.iter().map(|r| (r.step, r.epoch, r.batch_digest)).collect::<Vec<_>>();
+        |records: &[StepRecord]| records.iter().map(|r| (r.step, r.epoch, r.batch.digest)).collect::<Vec<_>>();
     let straight = Running::start(&place.config(STEPS, 2), &place.path("straight")).end();
     let run = place.path("moved");
     let mut running = Running::start(&place.config(STEPS, 2), &run);

@@ -23,10 +23,10 @@ fn train_for(steps: u64, place: &Place, ranks: usize, more: &[&str]) -> Vec<Step
 fn train_alike(steps: u64, others: &[(usize, f64)], tolerance: f64) {
     let place = Place::new();
     let one = train_for(steps, &place, 1, &[]);
-    assert!(one.windows(2).all(|pair| pair[0].batch_digest != pair[1].batch_digest), "every batch is another");
-    let padding = |records: &[StepRecord]| records.iter().map(|record| record.padding).collect::<Vec<_>>();
+    assert!(one.windows(2).all(|pair| pair[0].batch.digest != pair[1].batch.digest), "every batch is another");
+    let padding = |records: &[StepRecord]| records.iter().map(|record| record.batch.padding).collect::<Vec<_>>();
     assert!(padding(&one).iter().any(|share| *share > 0.0));
-    assert!(one.iter().all(|record| record.balance == 1.0));
+    assert!(one.iter().all(|record| record.batch.balance == 1.0));
     for &(ranks, even) in others {
         let mut worst: f64 = 0.0;
         let others = train_for(steps, &place, ranks, &[]);
@@ -35,10 +35,11 @@ fn train_alike(steps: u64, others: &[(usize, f64)], tolerance: f64) {
             "{ranks} ranks: {:?}",
             padding(&others)
         );
-        let balance: Vec<f64> = others.iter().map(|record| record.balance).collect();
+        let balance: Vec<f64> = others.iter().map(|record| record.batch.balance).collect();
         assert!(balance.iter().all(|balance| (1.0..even).contains(balance)), "{ranks} ranks: {balance:?}");
         for (one, other) in one.iter().zip(others) {
-            let facts = |r: &StepRecord| (r.step, r.batch_digest, r.samples, r.tokens, r.masked_tokens);
+            let facts =
+                |r: &StepRecord| (r.step, r.batch.digest, r.batch.samples, r.batch.tokens, r.batch.masked_tokens);
             assert_eq!(facts(one), facts(&other), "{ranks} ranks");
             assert_eq!(one.scores.iter().count(), 2, "MLM and pairs");
             for (one, other) in one.scores.iter().zip(other.scores.iter()) {
@@ -69,29 +70,29 @@ fn noise_and_trust_ratios_are_measured_in_any_world() {
     let place = Place::new();
     let plain = train(&place, 2, &[]);
     std::fs::remove_dir_all(place.path("world-2")).unwrap();
-    let every = ["metrics.noise_scale_every_steps=4", "metrics.trust_ratios_every_steps=10"];
+    let every = ["metrics.noise_scale_every_steps=4", "metrics.update.trust_ratios_every_steps=10"];
     let more: Vec<&str> = every.iter().flat_map(|set| ["--set", set]).collect();
     let of = [1, 2, 3].map(|ranks| train(&place, ranks, &more));
     for records in &of {
         for (record, plain) in records.iter().zip(&plain) {
             assert!((record.loss - plain.loss).abs() < 1e-4 * plain.loss, "step {}", record.step);
-            assert_eq!(record.batch_digest, plain.batch_digest);
-            assert_eq!(record.noise.is_some(), record.step % 4 == 0, "step {}", record.step);
-            assert_eq!(!record.trust_ratios.is_empty(), record.step % 10 == 0, "step {}", record.step);
+            assert_eq!(record.batch.digest, plain.batch.digest);
+            assert_eq!(record.update.noise.is_some(), record.step % 4 == 0, "step {}", record.step);
+            assert_eq!(!record.update.trust_ratios.is_empty(), record.step % 10 == 0, "step {}", record.step);
         }
     }
     let near = |one: f64, other: f64| (one - other).abs() <= 1e-3 * one.abs();
     for (one, other) in of[0].iter().zip(&of[1]).chain(of[0].iter().zip(&of[2])) {
-        if let (Some(one), Some(other)) = (one.noise, other.noise) {
+        if let (Some(one), Some(other)) = (one.update.noise, other.update.noise) {
             assert!(one.variance > 0.0 && near(one.variance, other.variance), "{one:?} {other:?}");
             assert!((one.gradient - other.gradient).abs() <= 1e-3 * one.variance, "{one:?} {other:?}");
         }
-        assert_eq!(one.trust_ratios.len(), other.trust_ratios.len());
-        for ((name, one), (other_name, other)) in one.trust_ratios.iter().zip(&other.trust_ratios) {
+        assert_eq!(one.update.trust_ratios.len(), other.update.trust_ratios.len());
+        for ((name, one), (other_name, other)) in one.update.trust_ratios.iter().zip(&other.update.trust_ratios) {
             assert!(name == other_name && near(*one, *other), "{name}: {one} and {other}");
         }
     }
-    let ratios = &of[0][9].trust_ratios;
+    let ratios = &of[0][9].update.trust_ratios;
     assert!(ratios.contains_key("bert.encoder.layer.1.attention.self.query.weight"), "{ratios:?}");
     assert!(!ratios.keys().any(|name| name.ends_with("bias")), "what does not decay has no ratio: {ratios:?}");
     let status = crate::support::done(&["status", &place.path("world-3"), "--json"]);
@@ -110,9 +111,15 @@ fn canonical_worlds_end_with_the_same_bits() {
         "metrics.noise_scale_every_steps=6",
     ];
     let more: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
-    let noise = |record: &StepRecord| record.noise.map(|noise| (noise.gradient.to_bits(), noise.variance.to_bits()));
+    let noise =
+        |record: &StepRecord| record.update.noise.map(|noise| (noise.gradient.to_bits(), noise.variance.to_bits()));
     let facts = |record: &StepRecord| {
-        (record.loss.to_bits(), record.grad_norm.map(f64::to_bits), record.padding.to_bits(), noise(record))
+        (
+            record.loss.to_bits(),
+            record.update.grad_norm.map(f64::to_bits),
+            record.batch.padding.to_bits(),
+            noise(record),
+        )
     };
     let bits = |ranks: usize| train(&place, ranks, &more).iter().map(facts).collect::<Vec<_>>();
     let one = bits(1);

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::recovery::guard::History;
 use crate::recovery::skipped_samples::SkippedSamples;
 use crate::state::plateau::Watched;
-use crate::state::{Spec, TrainState};
+use crate::state::{Skipped, Spec, StageProgress, TrainState};
 
 /// The counters and facts of a manifest's `state`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -65,14 +65,14 @@ impl Facts {
         Self {
             updates: Updates::Groups(state.updates.clone()),
             born: BTreeMap::new(),
-            skipped_updates: state.skipped_updates,
-            skipped_samples: state.skipped_samples,
-            detours: state.detours.clone(),
-            history: state.history.clone(),
-            watched: state.watched.clone(),
-            ended: state.ended.clone(),
+            skipped_updates: state.skipped.updates,
+            skipped_samples: state.skipped.samples,
+            detours: state.skipped.by_dataset.clone(),
+            history: state.stages.history.clone(),
+            watched: state.stages.watched.clone(),
+            ended: state.stages.ended.clone(),
             unevaluated: state.unevaluated,
-            grown_from: state.grown_from,
+            grown_from: state.stages.grown_from,
             vocabulary: VocabularyFacts { size, lowercase },
         }
     }
@@ -101,13 +101,16 @@ impl Facts {
     /// Gives them, with the step, stage and cursors of `manifest`, to a state of its model.
     pub fn apply(self, manifest: &Manifest, state: &mut TrainState) {
         state.updates = self.updates(state.parameters.specs());
-        state.skipped_updates = self.skipped_updates;
-        state.skipped_samples = self.skipped_samples;
-        state.detours = self.detours;
-        state.history = self.history;
-        (state.watched, state.ended, state.grown_from) = (self.watched, self.ended, self.grown_from);
+        state.skipped =
+            Skipped { updates: self.skipped_updates, samples: self.skipped_samples, by_dataset: self.detours };
+        state.stages = StageProgress {
+            entered: Some(manifest.stage),
+            grown_from: self.grown_from,
+            history: self.history,
+            watched: self.watched,
+            ended: self.ended,
+        };
         state.unevaluated = self.unevaluated;
-        state.entered = Some(manifest.stage);
         state.step = manifest.step;
         state.cursors = manifest.cursor.clone();
     }

@@ -9,11 +9,10 @@ use crate::error::Error;
 
 /// Adds seconds in which the step was held up by something else; the rates are over all of them.
 pub fn add_pause(record: &mut StepRecord, pause: f64) {
-    let share = if pause > 0.0 { record.seconds / (record.seconds + pause) } else { 1.0 };
-    record.seconds += pause;
-    for rate in [&mut record.samples_per_second, &mut record.tokens_per_second, &mut record.flops_utilization] {
-        *rate *= share;
-    }
+    let seconds = &mut record.times.seconds;
+    let share = if pause > 0.0 { *seconds / (*seconds + pause) } else { 1.0 };
+    *seconds += pause;
+    record.throughput.scale(share);
 }
 
 /// The records since the last checkpoint.
@@ -73,17 +72,21 @@ impl RecordBatch {
 
 #[cfg(test)]
 mod tests {
+    use lambert_control::{StepTimes, Throughput};
+
     use super::*;
 
     #[test]
     fn rates_are_over_all_seconds() {
-        let rates = StepRecord { samples_per_second: 256.0, tokens_per_second: 1024.0, ..StepRecord::default() };
-        let mut record = StepRecord { seconds: 1.0, flops_utilization: 0.5, ..rates };
+        let throughput = Throughput { samples_per_second: 256.0, tokens_per_second: 1024.0, flops_utilization: 0.5 };
+        let times = StepTimes { seconds: 1.0, ..StepTimes::default() };
+        let mut record = StepRecord { times, throughput, ..StepRecord::default() };
         add_pause(&mut record, 0.0);
-        assert_eq!((record.samples_per_second, record.flops_utilization), (256.0, 0.5));
+        assert_eq!(record.throughput, throughput);
         add_pause(&mut record, 3.0);
-        assert_eq!((record.seconds, record.samples_per_second, record.tokens_per_second), (4.0, 64.0, 256.0));
-        assert_eq!(record.flops_utilization, 0.125);
+        assert_eq!(record.times.seconds, 4.0);
+        let slower = Throughput { samples_per_second: 64.0, tokens_per_second: 256.0, flops_utilization: 0.125 };
+        assert_eq!(record.throughput, slower);
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub fn resume(
     if session.is_first() {
         session.control.event(EventKind::Started {
             step: state.step,
-            steps: timeline::total_steps(config, &state.ended),
+            steps: timeline::total_steps(config, &state.stages.ended),
             checkpoint: checkpoint.clone(),
             passed_over: found.passed_over,
         });

@@ -70,7 +70,7 @@ fn next_start(own: RollbackPoint, loaded: Place, before: &[RollbackPoint], liste
 
 /// Lets `state` skip the samples of a rollback.
 pub fn skip_samples(record: &RollbackRecord, state: &mut TrainState) {
-    state.detours.entry(record.dataset.clone()).or_default().add(record.samples.clone());
+    state.skipped.by_dataset.entry(record.dataset.clone()).or_default().add(record.samples.clone());
 }
 
 #[cfg(test)]

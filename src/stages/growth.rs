@@ -13,7 +13,7 @@ use crate::torch::{self, TorchError};
 /// made as `growth` says, and the weights, moments and counts of updates go with them.
 pub fn grow(state: &mut TrainState, architecture: Architecture, growth: &Growth) -> Result<(), TorchError> {
     let (from, layers) = (state.parameters.layers(), architecture.layers());
-    state.grown_from = (from != layers).then_some(from);
+    state.stages.grown_from = (from != layers).then_some(from);
     if from == layers {
         return Ok(());
     }
@@ -298,7 +298,7 @@ mod tests {
         let growth = Growth { new_layers_only: 3, moments: Some(Moments::Zero), ..Growth::default() };
         state.restart_optimizer();
         grow(&mut state, of(&model, 2), &growth).unwrap();
-        let from = state.grown_from;
+        let from = state.stages.grown_from;
         for done in 0..5 {
             freeze(&mut state.parameters, &growth, from, done, |_| false);
             state.count_update();

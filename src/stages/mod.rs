@@ -19,18 +19,18 @@ use crate::torch::TorchError;
 /// # Errors
 /// No memory for a deeper model.
 pub fn enter(state: &mut TrainState, config: &RunConfig, place: &Place<'_>) -> Result<bool, TorchError> {
-    if state.entered == Some(place.index) {
+    if state.stages.entered == Some(place.index) {
         return Ok(false);
     }
     let vocabulary = state.parameters.architecture().vocabulary();
     let architecture = Architecture::of_run(config, place.stage.depth(&config.model), vocabulary);
     growth::grow(state, architecture, &place.stage.growth)?;
-    state.history = History::default();
-    state.watched = Watched::default();
+    state.stages.history = History::default();
+    state.stages.watched = Watched::default();
     if place.stage.restart_optimizer {
         state.restart_optimizer();
     }
-    state.entered = Some(place.index);
+    state.stages.entered = Some(place.index);
     Ok(true)
 }
 
@@ -57,10 +57,10 @@ mod tests {
         assert!(enter(&mut state, &config, &place(0)).unwrap());
         state.count_update();
         assert!(!enter(&mut state, &config, &place(0)).unwrap());
-        assert_eq!((state.grown_from, state.parameters.layers()), (Some(1), 2));
+        assert_eq!((state.stages.grown_from, state.parameters.layers()), (Some(1), 2));
         assert_eq!(state.updates["layer.1"], 1, "the optimizer was restarted twice");
         // A stage that the run enters behind its beginning: the one before was cut short.
-        state.entered = Some(0);
+        state.stages.entered = Some(0);
         assert!(enter(&mut state, &config, &place(5)).unwrap());
         assert!(state.updates.is_empty());
     }

@@ -3,6 +3,7 @@
 //! - [`TrainState`]: weights, gradients and moments on one device, counters and cursors
 //! - [`Parameters`]: the weights by themselves, for those that only read a model
 //! - [`Spec`]: where a parameter lies in the flat buffers
+//! - [`Skipped`], [`StageProgress`]: counters of skipped updates and samples, and of the stages
 //! - [`plateau`]: whether the held-out loss is flat
 //! - [`Region`]: ranges of a buffer as bytes, for load and save
 //!
@@ -11,22 +12,20 @@
 mod layout;
 mod parameters;
 pub mod plateau;
+mod progress;
 mod region;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use lambert_dataset::Dataset;
-use lambert_plan::timeline::Ended;
 use tch::{Kind, Tensor};
 
 use crate::kernels::{Address, Buffers, Kernels};
-use crate::recovery::guard::History;
-use crate::recovery::skipped_samples::SkippedSamples;
-use crate::state::plateau::Watched;
 
 pub use layout::{Spec, elements, final_elements, specs};
 pub use parameters::Parameters;
+pub use progress::{Skipped, StageProgress};
 pub use region::Region;
 
 /// Elements behind the last gradient, so that the first of them can carry one more number through the sum over the ranks:
@@ -47,24 +46,12 @@ pub struct TrainState {
     second: Tensor,
     /// Updates that the moments of each group of parameters have seen ([`Spec::group`]): what bias correction counts.
     pub updates: BTreeMap<String, u64>,
-    /// Steps whose loss or gradient was not finite; they changed nothing.
-    pub skipped_updates: u64,
-    /// Samples that were passed over or taught nothing.
-    pub skipped_samples: u64,
-    /// What of each dataset is not drawn, by the sha256 of its manifest.
-    pub detours: BTreeMap<String, SkippedSamples>,
-    /// What the steps of the stage have shown.
-    pub history: History,
-    /// What the evaluations of the stage have shown, where it may end at a plateau.
-    pub watched: Watched,
-    /// Stages that have ended at one.
-    pub ended: Ended,
-    /// Whether the evaluation after the last step is still to be made, because its samples could not be read.
+    /// Updates and samples skipped so far.
+    pub skipped: Skipped,
+    /// Progress through the stages.
+    pub stages: StageProgress,
+    /// The evaluation after the last step is missing, because its samples could not be read or a stop was requested.
     pub unevaluated: bool,
-    /// The stage that was entered last: its growth and whatever else happens once is done.
-    pub entered: Option<usize>,
-    /// Layers before the stage's growth, if its model has grown.
-    pub grown_from: Option<usize>,
     /// Samples drawn from each dataset, by the sha256 of its manifest.
     pub cursors: BTreeMap<String, u64>,
 }
@@ -96,15 +83,9 @@ impl TrainState {
             gradients,
             first,
             second,
-            skipped_updates: 0,
-            skipped_samples: 0,
-            detours: BTreeMap::new(),
-            history: History::default(),
-            watched: Watched::default(),
-            ended: Ended::new(),
+            skipped: Skipped::default(),
+            stages: StageProgress::default(),
             unevaluated: false,
-            entered: None,
-            grown_from: None,
             cursors: BTreeMap::new(),
         }
     }

@@ -63,7 +63,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
             return Ok(finish(session, &saver, &state, Outcome::Stopped));
         }
     }
-    'stages: while let Some(place) = timeline::place(&session.config, &state.ended, state.step) {
+    'stages: while let Some(place) = timeline::place(&session.config, &state.stages.ended, state.step) {
         let dataset = &*datasets.stages[place.index];
         let stops = enter(session, collective, &mut saver, &mut state, &place)?;
         session.control.phase(Phase::Load);
@@ -101,9 +101,9 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
                     true => state.unevaluated = true,
                     false => best = stage.evaluate(&mut state, collective, &mut saver)?,
                 }
-                ends |= state.ended.contains_key(&place.index);
+                ends |= state.stages.ended.contains_key(&place.index);
             }
-            let is_last = timeline::place(&session.config, &state.ended, state.step).is_none();
+            let is_last = timeline::place(&session.config, &state.stages.ended, state.step).is_none();
             if state.unevaluated || stops && !is_last {
                 return stop(session, collective, &mut saver, &state);
             }
@@ -156,8 +156,8 @@ fn make_up(
     saver: &mut Saver<'_>,
     state: &mut TrainState,
 ) -> Result<(), Error> {
-    let last = state.step.checked_sub(1).and_then(|step| timeline::place(&session.config, &state.ended, step));
-    let Some(last) = last.filter(|place| Some(place.index) == state.entered) else {
+    let last = state.step.checked_sub(1).and_then(|step| timeline::place(&session.config, &state.stages.ended, step));
+    let Some(last) = last.filter(|place| Some(place.index) == state.stages.entered) else {
         // Its stage was cut short since, behind the step.
         state.unevaluated = false;
         return Ok(());

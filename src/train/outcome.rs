@@ -61,21 +61,21 @@ impl StepOutcome {
     /// if the verdict says so: then nothing is counted.
     pub fn conclude(&self, state: &mut TrainState, guard: &Guard) -> Verdict {
         let Drawn { dataset, samples, passed } = &self.drawn;
-        let verdict = state.history.judge(guard, self.before, samples.clone(), self.loss(), self.norm);
+        let verdict = state.stages.history.judge(guard, self.before, samples.clone(), self.loss(), self.norm);
         match verdict {
             Verdict::GoBack(_) => return verdict,
             Verdict::Sound => {
                 state.count_update();
-                state.skipped_samples += passed;
+                state.skipped.samples += passed;
             }
             Verdict::Skip => {
-                state.skipped_updates += 1;
-                state.skipped_samples += samples.end - samples.start;
-                state.detours.entry(dataset.clone()).or_default().add(samples.clone());
+                state.skipped.updates += 1;
+                state.skipped.samples += samples.end - samples.start;
+                state.skipped.by_dataset.entry(dataset.clone()).or_default().add(samples.clone());
             }
         }
         let sound = verdict == Verdict::Sound;
-        state.history.add(guard, self.before, samples.clone(), sound.then(|| self.loss()));
+        state.stages.history.add(guard, self.before, samples.clone(), sound.then(|| self.loss()));
         state.step += 1;
         state.cursors.insert(dataset.clone(), samples.end);
         verdict

@@ -91,7 +91,7 @@ pub fn go_around(
 ) -> Result<(), Error> {
     let unread = gather(collective, dataset, error.as_ref())?;
     let shards: Option<Vec<usize>> = unread.iter().map(|unread| unread.shard).collect();
-    let detours = state.detours.entry(dataset.manifest_sha256().to_owned()).or_default();
+    let detours = state.skipped.by_dataset.entry(dataset.manifest_sha256().to_owned()).or_default();
     if let Some(shards) = shards.filter(|_| session.config.guard.damaged_shard == DamagedShard::Skip) {
         let before = detours.clone();
         let new = shards.iter().filter(|shard| detours.add_shard(**shard)).count();

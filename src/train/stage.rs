@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use lambert_collective::{Group, Reducer};
-use lambert_control::{Directive, EventKind, RankTimes, StepRecord};
+use lambert_control::{Directive, EventKind, RankTimes, StepRecord, StepTimes};
 use lambert_dataset::DatasetError;
 use lambert_dataset::random::Key;
 use lambert_plan::timeline::{self, Place};
@@ -83,7 +83,7 @@ impl<'a> Stage<'a> {
         };
         let demand = Demand {
             cursor: state.cursor(dataset),
-            detours: state.detours.get(dataset.manifest_sha256()).cloned().unwrap_or_default(),
+            detours: state.skipped.by_dataset.get(dataset.manifest_sha256()).cloned().unwrap_or_default(),
             micro_batch_tokens,
             rank: session.rank,
             world: session.world,
@@ -111,7 +111,7 @@ impl<'a> Stage<'a> {
         let growth = &self.place.stage.growth;
         if done == self.place.done || done == growth.new_layers_only {
             let is_unused = |spec: &Spec| objectives::is_unused(spec.head, &self.session.config.objective);
-            growth::freeze(&mut state.parameters, growth, state.grown_from, done, is_unused);
+            growth::freeze(&mut state.parameters, growth, state.stages.grown_from, done, is_unused);
         }
     }
 
@@ -172,11 +172,11 @@ impl<'a> Stage<'a> {
         agreed.verdict = outcome.conclude(state, &session.config.guard);
 
         let mut record = step_record::record(&outcome, state);
-        (record.data_wait, record.forward_backward) = (data_wait, forward_backward);
-        (record.communicate, record.optimizer) = (communicate, optimizer);
-        (record.noise, record.trust_ratios) = (noise, trust_ratios);
-        record.ranks = RankTimes::of(&agreed.busy);
-        record.seconds = whole.lap();
+        (record.update.noise, record.update.trust_ratios) = (noise, trust_ratios);
+        let ranks = RankTimes::of(&agreed.busy);
+        let seconds = whole.lap();
+        record.times =
+            StepTimes { seconds, data_wait, forward_backward, communicate, ranks, optimizer, ..StepTimes::default() };
         step_record::put_rates(&mut record, flops(state, &batch), session.peak);
         Ok(Step::Made(Box::new(record), agreed))
     }
@@ -287,10 +287,10 @@ impl<'a> Stage<'a> {
         }
         let Place { stage, index, .. } = self.place;
         let done = self.done(state);
-        if stage.plateau.is_some_and(|plateau| state.watched.is_flat(&plateau, loss)) && done < stage.steps {
-            state.ended.insert(index, done);
+        if stage.plateau.is_some_and(|plateau| state.stages.watched.is_flat(&plateau, loss)) && done < stage.steps {
+            state.stages.ended.insert(index, done);
             if self.session.is_first() {
-                let steps = timeline::total_steps(config, &state.ended);
+                let steps = timeline::total_steps(config, &state.stages.ended);
                 let stage = stage.name.clone();
                 self.session.control.event(EventKind::Plateau { step: state.step, stage, done, steps });
             }

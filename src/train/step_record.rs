@@ -1,6 +1,6 @@
 //! The record of a step.
 
-use lambert_control::StepRecord;
+use lambert_control::{BatchStats, SkipCounts, StepRecord, Throughput, UpdateStats};
 
 use crate::state::TrainState;
 use crate::train::outcome::StepOutcome;
@@ -11,18 +11,22 @@ pub fn record(outcome: &StepOutcome, state: &TrainState) -> StepRecord {
         step: outcome.before + 1,
         stage: outcome.stage.clone(),
         epoch: outcome.epoch,
-        samples: outcome.samples,
-        tokens: outcome.tokens,
-        padding: outcome.padding as f64 / outcome.tokens.max(1) as f64,
-        balance: outcome.balance,
-        masked_tokens: outcome.totals.masked_tokens(),
-        batch_digest: outcome.totals.digest as u64,
+        batch: BatchStats {
+            samples: outcome.samples,
+            tokens: outcome.tokens,
+            padding: outcome.padding as f64 / outcome.tokens.max(1) as f64,
+            balance: outcome.balance,
+            masked_tokens: outcome.totals.masked_tokens(),
+            digest: outcome.totals.digest as u64,
+        },
         loss: outcome.loss(),
         scores: outcome.totals.scores(),
-        learning_rate: outcome.learning_rate,
-        grad_norm: outcome.finite_norm(),
-        skipped_updates: state.skipped_updates,
-        skipped_samples: state.skipped_samples,
+        update: UpdateStats {
+            learning_rate: outcome.learning_rate,
+            grad_norm: outcome.finite_norm(),
+            ..UpdateStats::default()
+        },
+        skipped: SkipCounts { updates: state.skipped.updates, samples: state.skipped.samples },
         ..StepRecord::default()
     }
 }
@@ -30,20 +34,27 @@ pub fn record(outcome: &StepOutcome, state: &TrainState) -> StepRecord {
 /// Fills in the rates, once all seconds are known. `flops` are the step's useful operations, `peak` what all ranks
 /// together reach in a matrix product, per second.
 pub fn put_rates(record: &mut StepRecord, flops: f64, peak: f64) {
-    record.samples_per_second = record.samples as f64 / record.seconds;
-    record.tokens_per_second = record.tokens as f64 / record.seconds;
-    record.flops_utilization = flops / record.seconds / peak;
+    let (batch, seconds) = (&record.batch, record.times.seconds);
+    record.throughput = Throughput {
+        samples_per_second: batch.samples as f64 / seconds,
+        tokens_per_second: batch.tokens as f64 / seconds,
+        flops_utilization: flops / seconds / peak,
+    };
 }
 
 #[cfg(test)]
 mod tests {
+    use lambert_control::StepTimes;
+
     use super::*;
 
     #[test]
     fn rates_are_over_the_seconds_of_the_step() {
-        let mut record = StepRecord { samples: 256, tokens: 1024, seconds: 2.0, ..StepRecord::default() };
+        let batch = BatchStats { samples: 256, tokens: 1024, ..BatchStats::default() };
+        let times = StepTimes { seconds: 2.0, ..StepTimes::default() };
+        let mut record = StepRecord { batch, times, ..StepRecord::default() };
         put_rates(&mut record, 2e9, 4e9);
-        assert_eq!((record.samples_per_second, record.tokens_per_second), (128.0, 512.0));
-        assert_eq!(record.flops_utilization, 0.25);
+        let expected = Throughput { samples_per_second: 128.0, tokens_per_second: 512.0, flops_utilization: 0.25 };
+        assert_eq!(record.throughput, expected);
     }
 }

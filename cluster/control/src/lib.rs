@@ -23,7 +23,9 @@ mod version;
 pub use event::{Directive, EventKind, Fault};
 pub use mailbox::{Inbox, OrderSlot, Outbox};
 pub use message::{Answer, Numbered, Order, Phase, Report, Saying};
-pub use record::{Evaluation, GradientNoise, RankTimes, StepRecord};
+pub use record::{
+    BatchStats, Evaluation, GradientNoise, RankTimes, SkipCounts, StepRecord, StepTimes, Throughput, UpdateStats,
+};
 pub use scores::{Score, Scores};
 pub use signature::{Key, SignedHead, Signer};
 pub use version::{GIT, PROTOCOL, Versions};

@@ -32,7 +32,7 @@ pub struct GradientNoise {
     pub variance: f64,
 }
 
-/// What one step did; a line of the run's metrics.
+/// The record of a step: a line of the run's metrics. Its parts are written as keys of one JSON object.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepRecord {
     /// Steps finished, this one included, since the run's first start.
@@ -41,68 +41,117 @@ pub struct StepRecord {
     pub stage: String,
     /// Passes through the stage's dataset finished before this step's first sample.
     pub epoch: u64,
-    /// Samples of the global batch.
-    pub samples: u64,
-    /// Tokens of the global batch, without padding.
-    pub tokens: u64,
-    /// Tokens of padding that all ranks computed with, over `tokens`.
-    #[serde(default)]
-    pub padding: f64,
-    /// Tokens of the rank with the most over the mean of all ranks, padding included: how much longer than need be a step
-    /// takes. 0 in records of before.
-    #[serde(default)]
-    pub balance: f64,
-    /// Masked tokens of the global batch.
-    pub masked_tokens: u64,
-    /// Sum of a 32-bit hash of each sample as it was fed, masks included: equal digests mean the same samples under the
-    /// same masks, whatever the world and the micro-batches.
-    pub batch_digest: u64,
+    /// The global batch.
+    #[serde(flatten)]
+    pub batch: BatchStats,
     /// The total loss.
     #[serde(with = "finite")]
     pub loss: f64,
     /// Value and accuracy of each loss: `mlm_loss`, `mlm_accuracy`, `pair_loss`, ...
     #[serde(flatten)]
     pub scores: Scores,
+    /// The weight update.
+    #[serde(flatten)]
+    pub update: UpdateStats,
+    /// Updates and samples skipped so far.
+    #[serde(flatten)]
+    pub skipped: SkipCounts,
+    /// Wall-clock times.
+    #[serde(flatten)]
+    pub times: StepTimes,
+    /// Throughput.
+    #[serde(flatten)]
+    pub throughput: Throughput,
+}
+
+/// The size and the digest of a global batch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct BatchStats {
+    /// Samples.
+    pub samples: u64,
+    /// Tokens, without padding.
+    pub tokens: u64,
+    /// Tokens of padding that all ranks computed with, over `tokens`.
+    #[serde(default)]
+    pub padding: f64,
+    /// Tokens of the rank with the most over the mean of all ranks, padding included: the factor by which imbalance lengthens
+    /// a step. 0 in records of earlier versions.
+    #[serde(default)]
+    pub balance: f64,
+    /// Masked tokens.
+    pub masked_tokens: u64,
+    /// Sum of a 32-bit hash of each sample as it was fed, masks included: equal digests mean the same samples under the
+    /// same masks, whatever the world and the micro-batches.
+    #[serde(rename = "batch_digest")]
+    pub digest: u64,
+}
+
+/// The learning rate and the gradient of a weight update.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct UpdateStats {
     /// Learning rate of this step.
     pub learning_rate: f64,
     /// L2 norm of the whole gradient, before clipping; absent where it was not finite and the step changed nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grad_norm: Option<f64>,
-    /// How noisy the gradient is, in steps that measured it.
+    /// Gradient noise, in steps that measured it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub noise: Option<GradientNoise>,
     /// LAMB's trust ratio of each tensor that has one, in steps that recorded them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub trust_ratios: BTreeMap<String, f64>,
-    /// Updates of the run up to here that changed nothing, because loss or gradient were not finite.
-    #[serde(default)]
-    pub skipped_updates: u64,
-    /// Samples up to here that were passed over or taught nothing: those of such updates, those that the run went back
-    /// around, and those of damaged shards.
-    #[serde(default)]
-    pub skipped_samples: u64,
-    /// Wall-clock seconds of the step, the following parts included.
+}
+
+/// Updates and samples that a run has skipped up to a step.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SkipCounts {
+    /// Updates that changed nothing, because loss or gradient were not finite.
+    #[serde(default, rename = "skipped_updates")]
+    pub updates: u64,
+    /// Samples of such updates, samples skipped after a rollback, and samples of damaged shards.
+    #[serde(default, rename = "skipped_samples")]
+    pub samples: u64,
+}
+
+/// The wall-clock times of a step, seconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepTimes {
+    /// The whole step, the following parts included.
     pub seconds: f64,
-    /// Seconds spent waiting for samples.
+    /// Waiting for samples.
     pub data_wait: f64,
-    /// Seconds of forward and backward passes.
+    /// Forward and backward passes.
     pub forward_backward: f64,
-    /// Seconds of communication that nothing else hid.
+    /// Exposed communication.
     pub communicate: f64,
-    /// Seconds until each rank was done with its own samples, and with waiting for them; absent in records of before.
+    /// Each rank's time for its own samples and for waiting for them; absent in records of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranks: Option<RankTimes>,
-    /// Seconds of the weight update.
+    /// The weight update.
     pub optimizer: f64,
-    /// Seconds that saving a checkpoint held up training.
+    /// The pause of training for a checkpoint.
     pub checkpoint: f64,
-    /// Samples of the global batch over `seconds`.
+}
+
+/// The work of a step per second of its whole time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Throughput {
+    /// Samples of the global batch per second.
     pub samples_per_second: f64,
-    /// Tokens of the global batch over `seconds`.
+    /// Tokens of the global batch per second.
     pub tokens_per_second: f64,
-    /// Useful floating-point operations (no padding, no logits at unmasked positions) over `seconds` and over the peak
-    /// that the workers measured at their start; 0 if it was not measured.
+    /// Useful floating-point operations (no padding, no logits at unmasked positions) per second, over the peak that the
+    /// workers measured at their start; 0 if it was not measured.
     pub flops_utilization: f64,
+}
+
+impl Throughput {
+    /// Scales all rates.
+    pub fn scale(&mut self, factor: f64) {
+        for rate in [&mut self.samples_per_second, &mut self.tokens_per_second, &mut self.flops_utilization] {
+            *rate *= factor;
+        }
+    }
 }
 
 /// How a time is spread over the ranks, seconds.
@@ -145,6 +194,117 @@ mod finite {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Numbered, Saying, Score};
+
+    /// A record with every field, as it is written.
+    const FULL: &str = concat!(
+        r#"{"step":7,"stage":"short","epoch":1,"samples":256,"tokens":30000,"padding":0.03125,"balance":1.05,"#,
+        r#""masked_tokens":4500,"batch_digest":18446744073709551615,"loss":7.25,"mlm_loss":6.5,"mlm_accuracy":0.25,"#,
+        r#""pair_loss":null,"learning_rate":0.0001,"grad_norm":2.5,"noise":{"gradient":-0.5,"variance":30.0},"#,
+        r#""trust_ratios":{"bert.pooler.dense.weight":0.125},"skipped_updates":2,"skipped_samples":512,"#,
+        r#""seconds":4.0,"data_wait":0.5,"forward_backward":2.0,"communicate":0.25,"ranks":{"min":1.0,"median":1.5,"#,
+        r#""max":2.0,"slowest":3},"optimizer":0.75,"checkpoint":0.5,"samples_per_second":64.0,"#,
+        r#""tokens_per_second":7500.0,"flops_utilization":0.375}"#,
+    );
+
+    /// A record with none of the optional fields, whose loss is not finite.
+    const EMPTY: &str = concat!(
+        r#"{"step":0,"stage":"","epoch":0,"samples":0,"tokens":0,"padding":0.0,"balance":0.0,"masked_tokens":0,"#,
+        r#""batch_digest":0,"loss":null,"learning_rate":0.0,"skipped_updates":0,"skipped_samples":0,"seconds":0.0,"#,
+        r#""data_wait":0.0,"forward_backward":0.0,"communicate":0.0,"optimizer":0.0,"checkpoint":0.0,"#,
+        r#""samples_per_second":0.0,"tokens_per_second":0.0,"flops_utilization":0.0}"#,
+    );
+
+    fn read(text: &str) -> serde_json::Result<StepRecord> {
+        serde_json::from_str(text)
+    }
+
+    /// The record of [`FULL`].
+    fn full() -> StepRecord {
+        let score = |name: &str, loss, accuracy| Score { name: name.to_owned(), loss, accuracy };
+        let scores = [score("mlm", 6.5, Some(0.25)), score("pair", f64::NAN, None)];
+        StepRecord {
+            step: 7,
+            stage: "short".to_owned(),
+            epoch: 1,
+            batch: BatchStats {
+                samples: 256,
+                tokens: 30_000,
+                padding: 0.03125,
+                balance: 1.05,
+                masked_tokens: 4500,
+                digest: u64::MAX,
+            },
+            loss: 7.25,
+            scores: scores.into_iter().collect(),
+            update: UpdateStats {
+                learning_rate: 1e-4,
+                grad_norm: Some(2.5),
+                noise: Some(GradientNoise { gradient: -0.5, variance: 30.0 }),
+                trust_ratios: [("bert.pooler.dense.weight".to_owned(), 0.125)].into(),
+            },
+            skipped: SkipCounts { updates: 2, samples: 512 },
+            times: StepTimes {
+                seconds: 4.0,
+                data_wait: 0.5,
+                forward_backward: 2.0,
+                communicate: 0.25,
+                ranks: Some(RankTimes { min: 1.0, median: 1.5, max: 2.0, slowest: 3 }),
+                optimizer: 0.75,
+                checkpoint: 0.5,
+            },
+            throughput: Throughput { samples_per_second: 64.0, tokens_per_second: 7500.0, flops_utilization: 0.375 },
+        }
+    }
+
+    #[test]
+    fn records_keep_their_keys_and_their_order() {
+        let text = |record: &StepRecord| serde_json::to_string(record).unwrap();
+        assert_eq!(text(&full()), FULL);
+        assert_eq!(text(&StepRecord { loss: f64::NAN, ..StepRecord::default() }), EMPTY);
+        assert_eq!(text(&read(FULL).unwrap()), FULL);
+        assert_eq!(text(&read(EMPTY).unwrap()), EMPTY);
+    }
+
+    #[test]
+    fn records_of_earlier_versions_are_read() {
+        let optional = [
+            (r#""padding":0.0,"#, ""),
+            (r#""balance":0.0,"#, ""),
+            (r#""skipped_updates":0,"#, ""),
+            (r#""skipped_samples":0,"#, r#""grad_norm":null,"ranks":null,"#),
+            // JSON writers other than serde_json drop the fraction.
+            (r#"0.0"#, "0"),
+            (r#""step":0"#, r#""unknown":{"step":[1]},"step":0"#),
+        ];
+        let earlier = optional.iter().fold(EMPTY.to_owned(), |text, (now, then)| text.replace(now, then));
+        assert!(!earlier.contains("balance") && !earlier.contains("0.0"), "{earlier}");
+        assert_eq!(serde_json::to_string(&read(&earlier).unwrap()).unwrap(), EMPTY);
+    }
+
+    #[test]
+    fn damaged_records_are_refused_by_key() {
+        let refused = |now: &str, then: &str, cause: &str| {
+            let error = read(&FULL.replace(now, then)).unwrap_err().to_string();
+            assert!(error.contains(cause), "{error}");
+        };
+        refused(r#""seconds":4.0,"#, "", "missing field `seconds`");
+        refused(r#""tokens":30000,"#, "", "missing field `tokens`");
+        refused(r#""learning_rate":0.0001"#, r#""learning_rate":null"#, "invalid type: null, expected f64");
+        refused(r#""samples":256"#, r#""samples":256.5"#, "invalid type: floating point `256.5`, expected u64");
+        refused(r#""samples":256"#, r#""samples":-1"#, "invalid value: integer `-1`, expected u64");
+        refused(r#""samples":256"#, r#""samples":256,"samples":256"#, "duplicate field `samples`");
+    }
+
+    /// Reports carry records inside a message whose kind is a key.
+    #[test]
+    fn records_are_the_same_in_messages() {
+        let message = Numbered { number: 9, saying: Saying::Record(Box::new(read(EMPTY).unwrap())) };
+        let text = serde_json::to_string(&message).unwrap();
+        assert_eq!(text, format!(r#"{{"number":9,"record":{EMPTY}}}"#));
+        let read: Numbered = serde_json::from_str(&text).unwrap();
+        assert_eq!(serde_json::to_string(&read).unwrap(), text);
+    }
 
     #[test]
     fn times_of_ranks_are_told_by_their_spread_and_the_slowest() {

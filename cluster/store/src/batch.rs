@@ -4,7 +4,7 @@ use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::names;
 use crate::retry;
 use crate::runtime;
@@ -25,9 +25,7 @@ impl Store {
         let asked = paths.iter().map(|path| self.ask("get", path)).collect::<Result<Vec<_>>>()?;
         runtime::wait(async move {
             let read = |(store, name, place): (Self, Path, retry::Place)| async move {
-                let url = place.url.clone();
-                let found = store.fetch(&name, &place, limit).await?;
-                found.map_err(|bytes| Error::TooLarge { url, bytes, limit })
+                store.fetch(&name, &place, limit).await
             };
             stream::iter(asked).map(read).buffered(PARALLEL).try_collect().await
         })

@@ -17,7 +17,7 @@ use lambert_store::{Store, host_paths, private_dir};
 
 use super::error::is_full;
 use super::{DatasetError, Shard};
-use lock::{FetchLock, Timeouts};
+use lock::{FetchLock, Timeouts, TryLock};
 
 /// What the name of a copy ends with.
 const COPY: &str = ".parquet";
@@ -86,8 +86,8 @@ impl Cache {
         let file = self.lock_file(&lock_name(shard))?;
         let lock = FetchLock::try_take(file).map_err(self.fault("lock a file in"))?;
         match (lock, self.find(shard)) {
-            (Err(_), _) | (_, Some(_)) => Ok(()),
-            (Ok(lock), None) => self.copy(store, shard, Some(lock)).map(drop),
+            (TryLock::WouldBlock(_), _) | (_, Some(_)) => Ok(()),
+            (TryLock::Acquired(lock), None) => self.copy(store, shard, Some(lock)).map(drop),
         }
     }
 

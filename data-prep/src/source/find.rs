@@ -19,11 +19,11 @@ pub fn find(formats: Registry, sources: &[Source], threads: usize) -> Result<Vec
         let format = formats.named(&source.format).map_err(setting)?;
         let key = format!("source.{index}.path");
         let found = if is_url(&source.path) { remote(&key, &source.path)? } else { local(&key, &source.path)? };
-        let is_read = |(name, ..): &(String, u64, String)| {
-            let file = name.rsplit('/').next().unwrap_or(name);
-            *name == source.path || !formats.ignores(format, file)
+        let is_read = |found: &FoundFile| {
+            let file = found.name.rsplit('/').next().unwrap_or(&found.name);
+            found.name == source.path || !formats.ignores(format, file)
         };
-        let found: Found = found.into_iter().filter(is_read).collect();
+        let found: Vec<FoundFile> = found.into_iter().filter(is_read).collect();
         let look = |number: usize| look_at(formats, format, index, source, &found[number]);
         for (file, parts) in parallel(threads, found.len(), look)? {
             for part in parts {
@@ -41,9 +41,9 @@ fn look_at(
     format: Option<&'static dyn InputFormat>,
     index: usize,
     source: &Source,
-    found: &(String, u64, String),
+    found: &FoundFile,
 ) -> Result<(SourceFile, Parts), SourceError> {
-    let (name, bytes, stamp) = found.clone();
+    let FoundFile { name, bytes, stamp } = found.clone();
     let (format, extractor) = (format.unwrap_or(formats.text), Extractor::running_text());
     let mut file = SourceFile { source: index, number: 0, name, format, extractor, start: 0, bytes, stamp };
     if source.format.is_auto() {
@@ -54,7 +54,17 @@ fn look_at(
     Ok((file, parts))
 }
 
-type Found = Vec<(String, u64, String)>;
+/// A file or an object that a source names.
+#[derive(Clone)]
+struct FoundFile {
+    /// Path or URL.
+    name: String,
+    /// Its size.
+    bytes: u64,
+    /// The time of its last change, or the object's tag: differs after a change.
+    stamp: String,
+}
+
 /// Ranges of stored bytes.
 type Parts = Vec<Range<u64>>;
 
@@ -62,7 +72,7 @@ fn no_files(key: &str, pattern: &str, why: impl ToString) -> SourceError {
     SourceError::NoFiles { key: key.to_owned(), path: pattern.to_owned(), why: why.to_string() }
 }
 
-fn local(key: &str, pattern: &str) -> Result<Found, SourceError> {
+fn local(key: &str, pattern: &str) -> Result<Vec<FoundFile>, SourceError> {
     let path = Path::new(pattern);
     let mut paths: Vec<PathBuf> = match std::fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => below(path)?,
@@ -89,7 +99,8 @@ fn local(key: &str, pattern: &str) -> Result<Found, SourceError> {
         let modified = metadata.modified().ok().and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
         let name = path.into_os_string().into_string();
         let name = name.map_err(|name| no_files(key, &name.to_string_lossy(), "the file's name is not UTF-8"))?;
-        Ok((name, metadata.len(), modified.map_or(0, |since| since.as_nanos()).to_string()))
+        let stamp = modified.map_or(0, |since| since.as_nanos()).to_string();
+        Ok(FoundFile { name, bytes: metadata.len(), stamp })
     };
     paths.into_iter().map(describe).collect()
 }
@@ -119,7 +130,7 @@ fn below(folder: &Path) -> Result<Vec<PathBuf>, SourceError> {
 }
 
 /// Objects: one, all below a prefix, or those that a glob names.
-fn remote(key: &str, url: &str) -> Result<Found, SourceError> {
+fn remote(key: &str, url: &str) -> Result<Vec<FoundFile>, SourceError> {
     let fault = |source| SourceError::Store { url: url.to_owned(), source };
     let special = url.find(['*', '?', '[']).unwrap_or(url.len());
     let folder_end = url[..special].rfind('/').unwrap_or(special);
@@ -127,12 +138,12 @@ fn remote(key: &str, url: &str) -> Result<Found, SourceError> {
     let store = Store::open(folder).map_err(fault)?;
     let glob = glob::Pattern::new(pattern).map_err(|error| no_files(key, url, error))?;
     let below = format!("{}/", pattern.trim_end_matches('/'));
-    let found: Found = store
+    let found: Vec<FoundFile> = store
         .list("")
         .map_err(fault)?
         .into_iter()
         .filter(|object| glob.matches(&object.path) || pattern.is_empty() || object.path.starts_with(&below))
-        .map(|object| (format!("{folder}/{}", object.path), object.bytes, object.tag))
+        .map(|object| FoundFile { name: format!("{folder}/{}", object.path), bytes: object.bytes, stamp: object.tag })
         .collect();
     if found.is_empty() { Err(no_files(key, url, "no object there")) } else { Ok(found) }
 }

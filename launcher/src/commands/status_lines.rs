@@ -14,39 +14,41 @@ use crate::status::{RankStatus, State, Status};
 /// A run, as its coordinator wrote it last; `job` is what Slurm says of its job.
 pub fn run(url: &str, status: &Status, life: Life, job: Option<&Job>) -> Vec<String> {
     let mut lines = vec![format!("{url} ({}): {}", status.name, state(status, life, job))];
-    let share = 100.0 * status.step as f64 / status.steps.max(1) as f64;
-    let mut step = format!("step         {} of {} ({share:.1} %)", status.step, status.steps);
+    let (progress, latest, workers) = (&status.progress, &status.latest, &status.workers);
+    let share = 100.0 * progress.step as f64 / progress.steps.max(1) as f64;
+    let mut step = format!("step         {} of {} ({share:.1} %)", progress.step, progress.steps);
     if status.state == State::Training {
-        let left = status.seconds_left.map_or(String::new(), |left| format!(", {} left", duration(left)));
-        step += &format!(", {:.1} samples/s{left}", status.samples_per_second);
+        let left = progress.seconds_left.map_or(String::new(), |left| format!(", {} left", duration(left)));
+        step += &format!(", {:.1} samples/s{left}", progress.samples_per_second);
     }
     lines.push(step);
-    if let Some(record) = &status.record {
-        let (loss, rate) = (record.loss, record.learning_rate);
+    if let Some(record) = &latest.record {
+        let (loss, rate) = (record.loss, record.update.learning_rate);
         lines.push(format!("loss         {loss:.4} ({}), learning rate {rate:.3e}", score(&record.scores.main())));
     }
-    if let Some(times) = status.record.as_ref().and_then(|record| record.ranks).filter(|_| status.ranks.len() > 1) {
-        lines.push(rank_times(times, &status.ranks));
+    let times = latest.record.as_ref().and_then(|record| record.times.ranks);
+    if let Some(times) = times.filter(|_| workers.ranks.len() > 1) {
+        lines.push(rank_times(times, &workers.ranks));
     }
-    if let Some(held_out) = &status.evaluation {
+    if let Some(held_out) = &latest.evaluation {
         lines.push(format!("held out     {}, after step {}", score(&held_out.scores.main()), held_out.step));
     }
-    if let Some((noise, samples)) = status.noise.and_then(|noise| Some((noise, noise.samples()?))) {
+    if let Some((noise, samples)) = latest.noise.and_then(|noise| Some((noise, noise.samples()?))) {
         lines.push(format!("noise scale  about {samples:.0} samples, from {} estimates", noise.estimates));
     }
-    lines.push(format!("attempt      {}, {} restart(s)", status.attempt, status.restarts));
-    lines.extend(status.lost.iter().map(|lost| {
+    lines.push(format!("attempt      {}, {} restart(s)", status.attempt, status.restarts.count));
+    lines.extend(status.restarts.lost.iter().map(|lost| {
         let cost = lost.seconds.map_or("not made up for yet".to_owned(), |seconds| format!("cost {seconds:.1} s"));
         format!("lost         at step {} of attempt {}: {} ({cost})", lost.step, lost.attempt, lost.cause)
     }));
-    lines.extend(status.logs.iter().map(|folder| format!("logs         {folder}, on each rank's host")));
+    lines.extend(workers.logs.iter().map(|folder| format!("logs         {folder}, on each rank's host")));
     if status.state == State::Failed
         && let Some(error) = &status.error
     {
         lines.push(format!("failed       {error}"));
     }
     if !status.state.is_over() && !is_waiting(job) {
-        lines.extend(status.ranks.iter().map(rank));
+        lines.extend(workers.ranks.iter().map(rank));
     }
     lines
 }

@@ -111,7 +111,7 @@ fn refuse_coordinated(store: &Store, last: &Status) -> Result<(), Failure> {
 /// long they take.
 fn refuse_short_lead(lead: u64, memory: &Memory, last: &Status) -> Result<(), SubmitError> {
     let Some(save) = memory.median_save() else { return Ok(()) };
-    let step = last.record.as_ref().map_or(0.0, |record| record.seconds);
+    let step = last.latest.record.as_ref().map_or(0.0, |record| record.times.seconds);
     if lead as f64 >= save + step {
         return Ok(());
     }
@@ -120,14 +120,18 @@ fn refuse_short_lead(lead: u64, memory: &Memory, last: &Status) -> Result<(), Su
 
 #[cfg(test)]
 mod tests {
+    use lambert_control::{StepRecord, StepTimes};
+
     use super::*;
-    use lambert_control::StepRecord;
+    use crate::status::LatestMetrics;
 
     #[test]
     fn a_lead_holds_a_step_and_a_checkpoint() {
         let memory = Memory { recent_saves: vec![90.0, 110.0, 500.0], ..Memory::default() };
-        let record = StepRecord { seconds: 15.5, ..StepRecord::default() };
-        let last = Status { record: Some(record), ..Status::default() };
+        let times = StepTimes { seconds: 15.5, ..StepTimes::default() };
+        let record = StepRecord { times, ..StepRecord::default() };
+        let latest = LatestMetrics { record: Some(record), ..LatestMetrics::default() };
+        let last = Status { latest, ..Status::default() };
         assert!(refuse_short_lead(126, &memory, &last).is_ok());
         let said = refuse_short_lead(125, &memory, &last).unwrap_err().to_string();
         assert!(said.starts_with("slurm.lead_seconds: is 125; ") && said.ends_with("at least 126 is needed"), "{said}");

@@ -126,7 +126,7 @@ fn suspect(watch: &Watch) -> Option<(usize, &Rank)> {
 mod tests {
     use super::*;
     use crate::decide::FromWorkers;
-    use lambert_control::{EventKind, StepRecord};
+    use lambert_control::{EventKind, StepRecord, StepTimes};
     use lambert_control::{Report, Saying};
 
     fn patience() -> Patience {
@@ -139,7 +139,8 @@ mod tests {
     }
 
     fn pace(watch: &mut Watch, seconds: f64) {
-        let record = StepRecord { seconds, ..StepRecord::default() };
+        let times = StepTimes { seconds, ..StepTimes::default() };
+        let record = StepRecord { times, ..StepRecord::default() };
         (0..5).for_each(|_| watch.take(0.0, FromWorkers::Message(0, Saying::Record(Box::new(record.clone())))));
     }
 

@@ -9,7 +9,7 @@ use super::display::{Display, duration};
 use super::{Observation, Observer, RunBegin, RunEnd, Setup};
 use crate::console;
 use crate::decide::{Action, Event, FromWorkers, Note, State, Verdict};
-use crate::status::Status;
+use crate::status::{RunProgress, Status};
 
 /// The observer that tells people on standard error.
 #[derive(Debug)]
@@ -40,11 +40,12 @@ impl Observer for ConsoleObserver {
         let status = end.status;
         match end.verdict {
             Verdict::Finished => {
-                status.evaluation.iter().filter_map(above_baseline).for_each(|warning| tracing::warn!("{warning}"));
+                let evaluation = status.latest.evaluation.iter();
+                evaluation.filter_map(above_baseline).for_each(|warning| tracing::warn!("{warning}"));
                 self.say_end("finished", "", status);
             }
             Verdict::Stopped(reason) => {
-                let left = status.seconds_left.map(duration);
+                let left = status.progress.seconds_left.map(duration);
                 let left = left.map_or(String::new(), |left| format!("; the same command goes on, {left} left"));
                 self.say_end("stopped", &format!(" ({reason}){left}"), status);
             }
@@ -104,7 +105,7 @@ impl ConsoleObserver {
     }
 
     fn say_end(&self, word: &str, left: &str, status: &Status) {
-        let (step, steps, speed) = (status.step, status.steps, status.samples_per_second);
+        let RunProgress { step, steps, samples_per_second: speed, .. } = status.progress;
         let checkpoint = match &status.checkpoint {
             Some(name) => format!("checkpoint {}", checkpoint_url(&self.url, name)),
             None => "no checkpoint was saved".to_owned(),

@@ -62,14 +62,14 @@ fn due(step: u64, steps: u64, lines: usize, last: Option<(Duration, u64)>) -> bo
 
 /// `step 120/300  loss 7.310  mlm 6.812 (acc 0.051)  lr 1.8e-3  44.1 samples/s  data wait 0.4 %  4 min left`.
 fn line(record: &StepRecord, pace: &Pace, steps: u64) -> String {
-    let wait = 100.0 * ratio(record.data_wait, record.seconds);
+    let wait = 100.0 * ratio(record.times.data_wait, record.times.seconds);
     let Score { name, loss, accuracy } = record.scores.main();
     let accuracy = accuracy.map_or(String::new(), |accuracy| format!(" (accuracy {accuracy:.4})"));
     format!(
         "step {}/{steps}  loss {:.4}  {name} {loss:.4}{accuracy}  lr {:.3e}  {:.1} samples/s  data wait {wait:.1} %{}",
         record.step,
         record.loss,
-        record.learning_rate,
+        record.update.learning_rate,
         pace.samples_per_second(),
         left(pace, steps.saturating_sub(record.step)),
     )
@@ -104,17 +104,18 @@ fn ratio(part: f64, whole: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use lambert_control::{BatchStats, StepTimes, UpdateStats};
+
     use super::*;
 
     fn record(step: u64) -> StepRecord {
         StepRecord {
             step,
-            samples: 64,
+            batch: BatchStats { samples: 64, ..BatchStats::default() },
             loss: 7.5,
             scores: [Score { name: "mlm".to_owned(), loss: 6.8125, accuracy: Some(0.05) }].into_iter().collect(),
-            learning_rate: 0.0018,
-            seconds: 2.0,
-            data_wait: 0.01,
+            update: UpdateStats { learning_rate: 0.0018, ..UpdateStats::default() },
+            times: StepTimes { seconds: 2.0, data_wait: 0.01, ..StepTimes::default() },
             ..StepRecord::default()
         }
     }

@@ -34,7 +34,7 @@ impl Observer for JsonLines {
 
     fn end(&mut self, end: &RunEnd<'_>) {
         let ((state, error), status) = (words(end.verdict), end.status);
-        print(&json!({ "event": "end", "state": state, "step": status.step, "steps": status.steps,
+        print(&json!({ "event": "end", "state": state, "step": status.progress.step, "steps": status.progress.steps,
                             "checkpoint": status.checkpoint, "error": error }));
     }
 }

@@ -115,7 +115,7 @@ impl Observers {
     /// Makes those of [`OBSERVERS`] that the run wants. `before` is the status that the run's last coordinator left.
     pub fn make(config: &RunConfig, url: &str, records: Records, before: Status, writer: &StoreWriter) -> Self {
         let tracker = StatusTracker::new(config, url, before, Coordinator::of_process());
-        let steps = tracker.status().steps;
+        let steps = tracker.status().progress.steps;
         Self::made_by(OBSERVERS, tracker, &Setup { config, url, steps, records, writer })
     }
 

@@ -16,7 +16,7 @@ pub struct Pace {
 impl Pace {
     /// Takes in a step.
     pub fn add(&mut self, record: &StepRecord) {
-        self.steps.push_back((record.samples, record.seconds));
+        self.steps.push_back((record.batch.samples, record.times.seconds));
         if self.steps.len() > WINDOW {
             self.steps.pop_front();
         }
@@ -40,6 +40,8 @@ impl Pace {
 
 #[cfg(test)]
 mod tests {
+    use lambert_control::{BatchStats, StepTimes};
+
     use super::*;
 
     #[test]
@@ -47,11 +49,9 @@ mod tests {
         let mut pace = Pace::default();
         assert_eq!((pace.samples_per_second(), pace.seconds_for(10)), (0.0, None));
         for step in 0..200 {
-            pace.add(&StepRecord {
-                samples: 64,
-                seconds: if step < 150 { 100.0 } else { 1.0 },
-                ..StepRecord::default()
-            });
+            let batch = BatchStats { samples: 64, ..BatchStats::default() };
+            let times = StepTimes { seconds: if step < 150 { 100.0 } else { 1.0 }, ..StepTimes::default() };
+            pace.add(&StepRecord { batch, times, ..StepRecord::default() });
         }
         assert_eq!((pace.samples_per_second(), pace.seconds_for(10)), (64.0, Some(10.0)));
     }

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use lambert_config::RunConfig;
-use lambert_control::{EventKind, StepRecord};
+use lambert_control::{BatchStats, EventKind, StepRecord, StepTimes};
 use lambert_control::{Report, Saying};
 use lambert_store::Store;
 use lambert_store::run::COORDINATOR;
@@ -68,7 +68,9 @@ fn from_rank_0(what: Saying) -> Event {
 
 /// What happens in a run of one rank that makes two steps and is stopped, with the times.
 fn events() -> Vec<(Seconds, Event)> {
-    let record = |step| StepRecord { step, samples: 8, seconds: 2.0, ..StepRecord::default() };
+    let batch = BatchStats { samples: 8, ..BatchStats::default() };
+    let times = StepTimes { seconds: 2.0, ..StepTimes::default() };
+    let record = |step| StepRecord { step, batch, times, ..StepRecord::default() };
     let report = Report { rank: 0, pid: 7, host: "a".into(), phase: lambert_control::Phase::Step, ..Report::default() };
     let started = EventKind::Started { step: 0, steps: 9, checkpoint: None, passed_over: Vec::new() };
     let saved = EventKind::Checkpoint { name: "step-2".into(), step: 2, seconds: 0.1, written: 0.2 };
@@ -151,7 +153,7 @@ fn the_status_follows_each_event_before_observers_see_it() {
             _ => None,
         })
         .collect();
-    let facts = |(status, urgency): &(&Status, Option<Urgency>)| (status.state, status.step, *urgency);
+    let facts = |(status, urgency): &(&Status, Option<Urgency>)| (status.state, status.progress.step, *urgency);
     use RunState::{Starting, Stopping, Training};
     let (now, soon) = (Some(Urgency::Change), Some(Urgency::Routine));
     assert_eq!(
@@ -172,8 +174,9 @@ fn the_status_follows_each_event_before_observers_see_it() {
         ]
     );
     let (last, _) = statuses[statuses.len() - 1];
-    assert_eq!((last.steps, last.checkpoint.as_deref(), last.samples_per_second), (9, Some("step-2"), 4.0));
-    assert_eq!(last.ranks.iter().map(|rank| rank.host.as_str()).collect::<Vec<_>>(), ["a"]);
+    assert_eq!((last.progress.steps, last.progress.samples_per_second), (9, 4.0));
+    assert_eq!(last.checkpoint.as_deref(), Some("step-2"));
+    assert_eq!(last.workers.ranks.iter().map(|rank| rank.host.as_str()).collect::<Vec<_>>(), ["a"]);
 }
 
 #[test]
@@ -206,7 +209,7 @@ fn the_observers_of_the_list_are_made_and_the_status_is_in_the_store() {
     let (shown, _) = watch(&mut observers);
     drop((observers, writer));
     let status: Status = serde_json::from_slice(&store.get(OBJECT).unwrap()).unwrap();
-    assert_eq!((status.state, status.step, status.refused), (RunState::Stopped, 2, 3));
+    assert_eq!((status.state, status.progress.step, status.workers.refused), (RunState::Stopped, 2, 3));
     assert!((crate::host::now() - status.updated).abs() < 60.0);
     assert_eq!(status.coordinator, Coordinator::of_process());
     let memory: Memory = serde_json::from_slice(&store.get(COORDINATOR).unwrap()).unwrap();

@@ -10,7 +10,7 @@ use super::Pace;
 use crate::decide::memory::Restart;
 use crate::decide::{Action, Event, FromWorkers, Memory, Note, Seconds, State as Decided, Verdict};
 use crate::logs;
-use crate::status::{Coordinator, Lost, RankStatus, State, Status};
+use crate::status::{Coordinator, Lost, RankStatus, RunProgress, State, Status};
 use crate::store_writer::Urgency;
 
 /// How often the status of all ranks is put together while nothing else changes, seconds. It does not follow each report:
@@ -35,13 +35,14 @@ impl StatusTracker {
     /// otherwise.
     pub fn new(config: &RunConfig, url: &str, before: Status, coordinator: Coordinator) -> Self {
         let status = Status {
-            step: before.step,
-            checkpoint: before.checkpoint,
-            record: before.record,
-            evaluation: before.evaluation,
-            noise: before.noise,
             name: config.run.name.clone(),
-            steps: timeline::total_steps(config, &timeline::Ended::new()),
+            progress: RunProgress {
+                step: before.progress.step,
+                steps: timeline::total_steps(config, &timeline::Ended::new()),
+                ..RunProgress::default()
+            },
+            checkpoint: before.checkpoint,
+            latest: before.latest,
             coordinator,
             ..Status::default()
         };
@@ -61,7 +62,7 @@ impl StatusTracker {
 
     /// Takes in how many requests the control channel of the current attempt has refused.
     pub fn set_refused(&mut self, times: u64) {
-        self.status.refused = times;
+        self.status.workers.refused = times;
     }
 
     /// Takes in an event. Returns how soon the status should be shown; `None`: with a later one.
@@ -113,39 +114,44 @@ impl StatusTracker {
                 phase: rank.phase.to_string(),
                 silent: self.refreshed - rank.heard,
             });
-            self.status.ranks = ranks.collect();
+            self.status.workers.ranks = ranks.collect();
         }
         if state.memory != self.memory {
             self.memory = state.memory.clone();
-            self.status.lost = state.memory.restarts.iter().map(lost).collect();
+            self.status.restarts.lost = state.memory.restarts.iter().map(lost).collect();
         }
     }
 
     fn record(&mut self, record: &StepRecord) {
         let (status, pace) = (&mut self.status, &mut self.pace);
         pace.add(record);
-        status.step = record.step;
-        status.samples_per_second = pace.samples_per_second();
-        status.seconds_left = pace.seconds_for(status.steps.saturating_sub(record.step));
-        if let Some(noise) = record.noise {
-            status.noise.get_or_insert_default().add(noise);
+        let steps = status.progress.steps;
+        status.progress = RunProgress {
+            step: record.step,
+            steps,
+            samples_per_second: pace.samples_per_second(),
+            seconds_left: pace.seconds_for(steps.saturating_sub(record.step)),
+        };
+        if let Some(noise) = record.update.noise {
+            status.latest.noise.get_or_insert_default().add(noise);
         }
-        status.record = Some(record.clone());
+        status.latest.record = Some(record.clone());
     }
 
     fn event(&mut self, event: &EventKind) {
         let status = &mut self.status;
         match event {
             EventKind::Started { step, steps, checkpoint, .. } => {
-                (status.step, status.steps, status.checkpoint) = (*step, *steps, checkpoint.clone());
+                (status.progress.step, status.progress.steps) = (*step, *steps);
+                status.checkpoint = checkpoint.clone();
                 if status.state != State::Stopping {
                     status.state = State::Training;
                 }
             }
             EventKind::Checkpoint { name, .. } => status.checkpoint = Some(name.clone()),
-            EventKind::Evaluation(evaluation) => status.evaluation = Some(evaluation.clone()),
-            EventKind::Plateau { steps, .. } => status.steps = *steps,
-            EventKind::Finished { step, .. } => status.step = *step,
+            EventKind::Evaluation(evaluation) => status.latest.evaluation = Some(evaluation.clone()),
+            EventKind::Plateau { steps, .. } => status.progress.steps = *steps,
+            EventKind::Finished { step, .. } => status.progress.step = *step,
             EventKind::Grown { .. }
             | EventKind::MicroBatch { .. }
             | EventKind::Warning { .. }
@@ -161,14 +167,15 @@ impl StatusTracker {
             Action::Start(attempt) => {
                 status.state = State::Starting;
                 status.attempt = attempt.number;
-                status.logs = logs::folder(&self.cluster, &self.url, attempt.number)
+                status.workers.logs = logs::folder(&self.cluster, &self.url, attempt.number)
                     .map(|folder| folder.to_string_lossy().into_owned());
-                status.ranks.clear();
+                status.workers.ranks.clear();
             }
             Action::Note(Note::Stopping | Note::NothingToSave | Note::OutOfTime) => status.state = State::Stopping,
             Action::Note(Note::Restart { cause, .. }) => {
                 status.state = State::Restarting;
-                (status.restarts, status.error) = (status.restarts + 1, Some(cause.clone()));
+                status.restarts.count += 1;
+                status.error = Some(cause.clone());
             }
             Action::Note(Note::Waiting { cause, .. }) => {
                 (status.state, status.error) = (State::Restarting, Some(cause.clone()));

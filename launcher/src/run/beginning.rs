@@ -88,7 +88,8 @@ fn before(store: &Store) -> Status {
         let stays = |listed: &&Listed| !rollbacks.iter().any(|rollback| rollback.invalidates(listed.place));
         let newest = listed.iter().find(stays).or(listed.first());
         before.checkpoint = newest.map(|newest| newest.name.clone());
-        before.step = before.step.max(newest.map_or(0, |newest| newest.place.step));
+        let step = &mut before.progress.step;
+        *step = (*step).max(newest.map_or(0, |newest| newest.place.step));
     }
     before
 }

@@ -66,7 +66,7 @@ impl<'a> Coordinator<'a> {
         let clock = Clock::start();
         let settings = Settings { job, ..Settings::new(&order.config, order.room.clone(), clock.unix()) };
         let (mut state, actions) = State::begin(settings, memory);
-        (state.step, state.checkpoint) = (status.step, status.checkpoint.clone());
+        (state.step, state.checkpoint) = (status.progress.step, status.checkpoint.clone());
         let observers = Observers::make(&order.config, order.store.url(), records, status, &writer);
         let (workers, sources) = (None, (signals, requests));
         let coordinator =

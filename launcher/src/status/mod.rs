@@ -50,16 +50,42 @@ impl std::fmt::Display for State {
     }
 }
 
-/// Where a run is.
+/// The status of a run. Its parts are written as keys of one JSON object, and absent keys have their defaults.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Status {
-    /// What it is doing.
+    /// The state of the run.
     pub state: State,
     /// Its name.
     pub name: String,
     /// The attempt that holds it.
     pub attempt: u32,
+    /// Progress and speed.
+    #[serde(flatten)]
+    pub progress: RunProgress,
+    /// The newest committed checkpoint.
+    pub checkpoint: Option<String>,
+    /// Restarts under this coordinator.
+    #[serde(flatten)]
+    pub restarts: Restarts,
+    /// The last measurements.
+    #[serde(flatten)]
+    pub latest: LatestMetrics,
+    /// The workers of the current attempt.
+    #[serde(flatten)]
+    pub workers: WorkerStatus,
+    /// The coordinator that watches them.
+    pub coordinator: Coordinator,
+    /// The last failure.
+    pub error: Option<String>,
+    /// When this was written, seconds since 1970.
+    pub updated: f64,
+}
+
+/// The steps that a run has finished, and its speed.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RunProgress {
     /// Steps finished.
     pub step: u64,
     /// Steps of all stages.
@@ -68,32 +94,43 @@ pub struct Status {
     pub samples_per_second: f64,
     /// Seconds to the end at that speed, if known.
     pub seconds_left: Option<f64>,
-    /// The newest committed checkpoint.
-    pub checkpoint: Option<String>,
-    /// How often workers were started again under this coordinator.
-    pub restarts: u64,
-    /// What those restarts cost.
+}
+
+/// The restarts of the workers under a coordinator.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Restarts {
+    /// Their number.
+    #[serde(rename = "restarts")]
+    pub count: u64,
+    /// Their cost.
     pub lost: Vec<Lost>,
+}
+
+/// The last measurements of a run.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LatestMetrics {
     /// The last step's record.
     pub record: Option<StepRecord>,
     /// The last held-out measurement.
     pub evaluation: Option<Evaluation>,
-    /// How noisy gradients are, averaged over the last steps that measured it.
+    /// The gradient noise, averaged over the last steps that measured it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub noise: Option<NoiseScale>,
-    /// The folder on each host that has what the attempt's ranks there printed.
+}
+
+/// The workers of an attempt.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WorkerStatus {
+    /// The folder on each host that has the output of the attempt's ranks there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logs: Option<String>,
-    /// The workers.
+    /// Each rank.
     pub ranks: Vec<RankStatus>,
-    /// Connections and requests that the current attempt's control channel has refused.
+    /// Connections and requests that the attempt's control channel has refused.
     pub refused: u64,
-    /// Who watches them.
-    pub coordinator: Coordinator,
-    /// The last failure.
-    pub error: Option<String>,
-    /// When this was written, seconds since 1970.
-    pub updated: f64,
 }
 
 /// The averages of the estimates of [`GradientNoise`], the latest with the most weight.
@@ -179,7 +216,97 @@ pub struct Lost {
 
 #[cfg(test)]
 mod tests {
+    use lambert_control::Scores;
+
     use super::*;
+
+    /// A status with every field, as it is written.
+    const FULL: &str = concat!(
+        r#"{"state":"training","name":"demo","attempt":3,"step":70,"steps":120,"samples_per_second":64.0,"#,
+        r#""seconds_left":25.5,"checkpoint":"step-000000060-a0002","restarts":1,"lost":[{"attempt":2,"step":64,"#,
+        r#""seconds":null,"cause":"rank 1: signal 9"}],"record":{"step":70,"stage":"","epoch":0,"samples":0,"#,
+        r#""tokens":0,"padding":0.0,"balance":0.0,"masked_tokens":0,"batch_digest":0,"loss":7.25,"#,
+        r#""learning_rate":0.0,"skipped_updates":0,"skipped_samples":0,"seconds":0.0,"data_wait":0.0,"#,
+        r#""forward_backward":0.0,"communicate":0.0,"optimizer":0.0,"checkpoint":0.0,"samples_per_second":0.0,"#,
+        r#""tokens_per_second":0.0,"flops_utilization":0.0},"evaluation":{"step":60,"samples":8,"masked_tokens":9,"#,
+        r#""unigram_entropy":3.5},"noise":{"estimates":2,"gradient":1.0,"variance":40.0},"logs":"/scratch/logs","#,
+        r#""ranks":[{"rank":0,"host":"node1","pid":4711,"step":70,"phase":"computing a step","silent":0.5}],"#,
+        r#""refused":2,"coordinator":{"host":"node0","pid":42,"since":"99"},"error":"rank 1: signal 9","#,
+        r#""updated":1750000000.0}"#,
+    );
+
+    /// A status of which nothing is known.
+    const EMPTY: &str = concat!(
+        r#"{"state":"starting","name":"","attempt":0,"step":0,"steps":0,"samples_per_second":0.0,"#,
+        r#""seconds_left":null,"checkpoint":null,"restarts":0,"lost":[],"record":null,"evaluation":null,"ranks":[],"#,
+        r#""refused":0,"coordinator":{"host":"","pid":0,"since":""},"error":null,"updated":0.0}"#,
+    );
+
+    /// The status of [`FULL`].
+    fn full() -> Status {
+        Status {
+            state: State::Training,
+            name: "demo".to_owned(),
+            attempt: 3,
+            progress: RunProgress { step: 70, steps: 120, samples_per_second: 64.0, seconds_left: Some(25.5) },
+            checkpoint: Some("step-000000060-a0002".to_owned()),
+            restarts: Restarts {
+                count: 1,
+                lost: vec![Lost { attempt: 2, step: 64, seconds: None, cause: "rank 1: signal 9".to_owned() }],
+            },
+            latest: LatestMetrics {
+                record: Some(StepRecord { step: 70, loss: 7.25, ..StepRecord::default() }),
+                evaluation: Some(Evaluation {
+                    step: 60,
+                    samples: 8,
+                    masked_tokens: 9,
+                    scores: Scores::default(),
+                    unigram_entropy: 3.5,
+                }),
+                noise: Some(NoiseScale { estimates: 2, gradient: 1.0, variance: 40.0 }),
+            },
+            workers: WorkerStatus {
+                logs: Some("/scratch/logs".to_owned()),
+                ranks: vec![RankStatus {
+                    rank: 0,
+                    host: "node1".to_owned(),
+                    pid: 4711,
+                    step: 70,
+                    phase: "computing a step".to_owned(),
+                    silent: 0.5,
+                }],
+                refused: 2,
+            },
+            coordinator: Coordinator { host: "node0".to_owned(), pid: 42, since: "99".to_owned() },
+            error: Some("rank 1: signal 9".to_owned()),
+            updated: 1.75e9,
+        }
+    }
+
+    #[test]
+    fn a_status_keeps_its_keys_and_their_order() {
+        let text = |status: &Status| serde_json::to_string(status).unwrap();
+        let read = |text: &str| serde_json::from_str::<Status>(text).unwrap();
+        assert_eq!(text(&full()), FULL);
+        assert_eq!(text(&Status::default()), EMPTY);
+        assert_eq!((read(FULL), read(EMPTY)), (full(), Status::default()));
+    }
+
+    #[test]
+    fn a_status_of_another_version_is_read() {
+        let read = |text: &str| serde_json::from_str::<Status>(text).unwrap();
+        assert_eq!(read("{}"), Status::default());
+        let other =
+            read(r#"{"step":5,"samples_per_second":4,"seconds_left":9,"lost":[],"refused":1,"unknown":{"step":1}}"#);
+        let expected = Status {
+            progress: RunProgress { step: 5, steps: 0, samples_per_second: 4.0, seconds_left: Some(9.0) },
+            workers: WorkerStatus { refused: 1, ..WorkerStatus::default() },
+            ..Status::default()
+        };
+        assert_eq!(other, expected);
+        let damaged = serde_json::from_str::<Status>(r#"{"steps":"many"}"#).unwrap_err().to_string();
+        assert!(damaged.contains("expected u64"), "{damaged}");
+    }
 
     #[test]
     fn the_noise_scale_is_the_ratio_of_averages() {

@@ -96,7 +96,8 @@ fn take(store: &Store, results: &mut Results, ended: &Ended) -> Result<(), Failu
     };
     let own = Store::open(&format!("{}/{name}", store.url().trim_end_matches('/'))).map_err(Failure::failed)?;
     let status = stored::read(&own)?.unwrap_or_default();
-    let last = status.evaluation.as_ref().filter(|evaluation| evaluation.step == status.step && end == End::Finished);
+    let (step, latest) = (status.progress.step, &status.latest);
+    let last = latest.evaluation.as_ref().filter(|evaluation| evaluation.step == step && end == End::Finished);
     // Another `lambert run` makes the evaluation that is missing.
     let end = if end == End::Finished && last.is_none() { End::Failed } else { end };
     let mut trial = Trial {
@@ -105,8 +106,8 @@ fn take(store: &Store, results: &mut Results, ended: &Ended) -> Result<(), Failu
         end,
         held_out: None,
         main: None,
-        training: status.record.as_ref().map(|record| record.loss),
-        steps: status.step,
+        training: latest.record.as_ref().map(|record| record.loss),
+        steps: step,
         seconds: results::seconds(&own).map_err(Failure::failed)?,
     };
     trial.measured(last);
@@ -114,7 +115,7 @@ fn take(store: &Store, results: &mut Results, ended: &Ended) -> Result<(), Failu
     match end {
         End::Finished => console::line(&format!("{name}: finished after {:.0} s{loss}", trial.seconds)),
         End::Diverged => {
-            console::line(&format!("{name}: given up at step {}: {}", status.step, last_line(&ended.said)));
+            console::line(&format!("{name}: given up at step {step}: {}", last_line(&ended.said)));
         }
         End::Failed if ended.code == Some(exit::DONE) => {
             console::line(&format!("{name}: finished, and its held-out loss after the last step is not in its status"));

@@ -93,7 +93,7 @@ impl<'a> Recipe<'a> {
 pub fn seconds(run: &Store) -> Result<f64, Error> {
     let records = StepRecords::<StepRecord>::read(run)?;
     records.damaged.iter().for_each(|damaged| tracing::warn!("{damaged}"));
-    Ok(records.latest().iter().map(|recorded| recorded.record.seconds).sum())
+    Ok(records.latest().iter().map(|recorded| recorded.record.times.seconds).sum())
 }
 
 /// Their object beside the runs.

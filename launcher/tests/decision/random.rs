@@ -2,7 +2,7 @@
 
 use lambert_config::RunConfig;
 use lambert_config::run::Host;
-use lambert_control::{EventKind, Fault, StepRecord};
+use lambert_control::{EventKind, Fault, StepRecord, StepTimes};
 use lambert_control::{Phase as Doing, Report, Saying};
 use lambert_dataset::random::{Key, Rng};
 
@@ -254,7 +254,8 @@ impl Play {
             8 if self.rng.below(4) == 0 => EventKind::Failed { message, fault: Fault::LeaseLost },
             9 => EventKind::Warning { message },
             _ => {
-                let record = StepRecord { step, seconds: 1.0, ..StepRecord::default() };
+                let times = StepTimes { seconds: 1.0, ..StepTimes::default() };
+                let record = StepRecord { step, times, ..StepRecord::default() };
                 return FromWorkers::Message(0, Saying::Record(Box::new(record)));
             }
         };

@@ -1,7 +1,7 @@
 //! A scene: events given to the decision by hand, and what it makes of them.
 
 use lambert_config::RunConfig;
-use lambert_control::{EventKind, Fault, StepRecord};
+use lambert_control::{EventKind, Fault, StepRecord, StepTimes};
 use lambert_control::{Report, Saying};
 
 use lambert::decide::{
@@ -65,7 +65,8 @@ impl Scene {
     }
 
     pub fn record(&mut self, step: u64) -> &mut Self {
-        let record = StepRecord { step, seconds: 1.0, ..StepRecord::default() };
+        let times = StepTimes { seconds: 1.0, ..StepTimes::default() };
+        let record = StepRecord { step, times, ..StepRecord::default() };
         self.worker(FromWorkers::Message(0, Saying::Record(Box::new(record))))
     }
 

@@ -1,4 +1,4 @@
-//! Reports that are lost, and answers that are forged.
+//! Reports that are lost, answers that are forged, and whose SIGTERM ends a rank.
 
 use super::*;
 use lambert_collective::launchers::{LAUNCHERS, MPIRUN, SRUN};
@@ -139,7 +139,11 @@ fn a_launcher_ends_its_ranks_unless_it_passes_on_the_batch_system_s_signals() {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("orted");
     std::os::unix::fs::symlink("/bin/sh", &program).unwrap();
-    let mut daemon = Command::new(program).args(["-c", "read line"]).stdin(Stdio::piped()).spawn().unwrap();
+    let mut daemon = Command::new(program);
+    let daemon = daemon.args(["-c", "echo; read line"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut daemon = daemon.spawn().unwrap();
+    // It has its name before it writes.
+    daemon.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
     let sender = i32::try_from(daemon.id()).unwrap();
     let told = [&MPIRUN, &SRUN].map(|launcher| is_told_to_end(Some(launcher), sender, parent));
     daemon.kill().unwrap();

@@ -117,19 +117,23 @@ impl Store {
     /// [`Error::NotFound`], [`Error::TooLarge`], else what the store says.
     pub fn get_at_most(&self, path: &str, limit: u64) -> Result<Bytes> {
         let (store, name, place) = self.ask("get", path)?;
-        let url = place.url.clone();
-        let found = runtime::wait(async move { store.fetch(&name, &place, limit).await })?;
-        found.map_err(|bytes| Error::TooLarge { url, bytes, limit })
+        runtime::wait(async move { store.fetch(&name, &place, limit).await })
     }
 
-    /// A whole object, or its size if that is more than `limit` bytes.
-    pub(crate) async fn fetch(&self, name: &Path, place: &Place, limit: u64) -> Result<Result<Bytes, u64>> {
+    /// Reads a whole object of at most `limit` bytes.
+    pub(crate) async fn fetch(&self, name: &Path, place: &Place, limit: u64) -> Result<Bytes> {
         let once = |_| async {
             let answer = self.backend.objects().get(name).await?;
             let bytes = answer.meta.size;
-            if bytes > limit { Ok(Err(bytes)) } else { complete(bytes, answer.bytes().await?).map(Ok) }
+            if bytes > limit {
+                return Ok(Fetched::TooLarge(bytes));
+            }
+            complete(bytes, answer.bytes().await?).map(Fetched::Object)
         };
-        retry::attempts(place, self.retried(), once).await
+        match retry::attempts(place, self.retried(), once).await? {
+            Fetched::Object(bytes) => Ok(bytes),
+            Fetched::TooLarge(bytes) => Err(Error::TooLarge { url: place.url.clone(), bytes, limit }),
+        }
     }
 
     /// The bytes `range` of an object.
@@ -191,6 +195,14 @@ impl Store {
         let parts: Vec<_> = full.prefix_match(&self.root)?.map(|part| part.as_ref().to_string()).collect();
         Some(parts.join("/"))
     }
+}
+
+/// The answer to a read with a size limit. An object above the limit is not read, and not tried again.
+enum Fetched {
+    /// The whole object.
+    Object(Bytes),
+    /// The size of an object above the limit, bytes.
+    TooLarge(u64),
 }
 
 /// A body that ends early can look like a success; its length cannot.

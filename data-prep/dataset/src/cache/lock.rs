@@ -33,19 +33,28 @@ pub struct FetchLock {
     signed: Instant,
 }
 
+/// The result of locking a file without waiting.
+#[derive(Debug)]
+pub enum TryLock {
+    /// This process has the lock.
+    Acquired(FetchLock),
+    /// Another process has it. The file is returned for another try.
+    WouldBlock(File),
+}
+
 impl FetchLock {
-    /// Takes the lock of `file` unless another process has it.
-    pub fn try_take(file: File) -> io::Result<Result<Self, File>> {
+    /// Locks `file` unless another process has locked it.
+    pub fn try_take(file: File) -> io::Result<TryLock> {
         match file.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Ok(Err(file)),
+            Err(TryLockError::WouldBlock) => return Ok(TryLock::WouldBlock(file)),
             Err(TryLockError::Error(error)) if has_no_locks(&error) => {}
             Err(TryLockError::Error(error)) => return Err(error),
         }
         let holder = format!("process {} on host {}", std::process::id(), lambert_store::host::name());
         // Only for messages: a disk that is full may hold no name.
         let _ = file.set_len(0).and_then(|()| file.write_all_at(holder.as_bytes(), 0));
-        Ok(Ok(Self { file, signed: Instant::now() }))
+        Ok(TryLock::Acquired(Self { file, signed: Instant::now() }))
     }
 
     /// Waits for the lock of `file` as long as its holder makes progress; `None` if it has made none for too long. `purpose` says
@@ -55,8 +64,8 @@ impl FetchLock {
         let (mut sign, mut since) = (sign(&file)?, Instant::now());
         loop {
             file = match Self::try_take(file)? {
-                Ok(lock) => return Ok(Some(lock)),
-                Err(file) => file,
+                TryLock::Acquired(lock) => return Ok(Some(lock)),
+                TryLock::WouldBlock(file) => file,
             };
             let found = self::sign(&file)?;
             if found != sign {
@@ -116,15 +125,23 @@ mod tests {
         File::options().create(true).truncate(false).read(true).write(true).open(path).unwrap()
     }
 
+    fn take(path: &std::path::Path) -> FetchLock {
+        match FetchLock::try_take(open(path)).unwrap() {
+            TryLock::Acquired(lock) => lock,
+            TryLock::WouldBlock(_) => panic!("{} is locked", path.display()),
+        }
+    }
+
     #[test]
     fn a_holder_without_progress_is_named_and_not_waited_for() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.lock");
-        let held = FetchLock::try_take(open(&path)).unwrap().unwrap();
+        let held = take(&path);
         assert_eq!(
             holder(&open(&path)),
             format!("process {} on host {}", std::process::id(), lambert_store::host::name())
         );
+        assert!(matches!(FetchLock::try_take(open(&path)).unwrap(), TryLock::WouldBlock(_)));
         let start = Instant::now();
         assert!(FetchLock::wait(open(&path), SHORT, "for a").unwrap().is_none());
         assert!((SHORT.stalled..SHORT.stalled * 10).contains(&start.elapsed()), "{:?}", start.elapsed());
@@ -136,7 +153,7 @@ mod tests {
     fn a_holder_that_makes_progress_is_waited_for() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.lock");
-        let mut held = FetchLock::try_take(open(&path)).unwrap().unwrap();
+        let mut held = take(&path);
         let waiting = std::thread::spawn({
             let file = open(&path);
             move || FetchLock::wait(file, SHORT, "for a").unwrap().is_some()

@@ -11,34 +11,122 @@ const DEEPEST: usize = 24;
 
 /// Appends `source` to `output` without templates, tables, comments, tags, links and quotes.
 pub fn render(source: &str, output: &mut String, depth: usize, site: &Site) {
-    if depth > DEEPEST {
-        return;
+    if depth <= DEEPEST {
+        Renderer { source, output, copied: 0, depth, site, unclosed: Unclosed::default() }.run();
     }
-    let bytes = source.as_bytes();
-    let (mut at, mut copied) = (0, 0);
-    // Where a kind of markup was found open to the end, no later one of that kind can close either.
-    let mut open_ended = Unclosed::default();
-    while let Some(found) = next_special(bytes, at) {
-        let step = match bytes[found] {
-            b'<' => tags::tag(source, found, output, copied, &mut open_ended.tags),
-            b'{' => brace(source, found, output, copied, depth, &mut open_ended, site),
-            b'[' => links::link(source, found, output, copied, depth, &mut open_ended.links, site),
-            b'\'' => quotes(source, found, output, copied),
-            b'&' => reference(source, found, output, copied),
-            b'_' => magic_word(source, found, output, copied),
-            _ => closing(source, found, output, copied),
-        };
-        match step {
-            Some(end) => (at, copied) = (end, end),
-            None => at = found + 1,
-        }
-    }
-    output.push_str(&source[copied..]);
 }
 
-/// Kinds of markup known to be open to the end of the text.
+/// Renders one text: an article, or the contents of a template or a link.
+struct Renderer<'a> {
+    source: &'a str,
+    output: &'a mut String,
+    /// The end of the last markup, a byte of the source. The text behind it is not in the output yet.
+    copied: usize,
+    /// Templates and links around the text.
+    depth: usize,
+    site: &'a Site,
+    unclosed: Unclosed,
+}
+
+impl Renderer<'_> {
+    fn run(mut self) {
+        let mut at = 0;
+        while let Some(found) = next_special(self.source.as_bytes(), at) {
+            match self.markup(found) {
+                Some(end) => (at, self.copied) = (end, end),
+                None => at = found + 1,
+            }
+        }
+        self.output.push_str(&self.source[self.copied..]);
+    }
+
+    /// Handles the special character at `at`: the end of the markup that it begins, or `None` if it is only a character.
+    fn markup(&mut self, at: usize) -> Option<usize> {
+        match self.source.as_bytes()[at] {
+            b'<' => tags::tag(self.source, at, self.output, self.copied, &mut self.unclosed.tags),
+            b'{' => self.brace(at),
+            b'[' => self.link(at),
+            b'\'' => self.quotes(at),
+            b'&' => self.reference(at),
+            b'_' => self.magic_word(at),
+            _ => self.closing(at),
+        }
+    }
+
+    /// Appends the text before the markup at `at`.
+    fn copy_until(&mut self, at: usize) {
+        self.output.push_str(&self.source[self.copied..at]);
+    }
+
+    fn brace(&mut self, at: usize) -> Option<usize> {
+        let source = self.source;
+        let rest = &source[at..];
+        if rest.starts_with("{|") && starts_line(source, at) {
+            self.copy_until(at);
+            return Some(match table_end(source, at, &mut self.unclosed.tables) {
+                Some(end) => end,
+                None => line_end(source, at),
+            });
+        }
+        if !rest.starts_with("{{") {
+            return None;
+        }
+        self.copy_until(at);
+        match template_end(source, at, &mut self.unclosed.templates) {
+            Some(end) => {
+                templates::render(&source[at + 2..end - 2], self.output, self.depth + 1, self.site);
+                Some(end)
+            }
+            None => Some(line_end(source, at)),
+        }
+    }
+
+    /// Two, three or five apostrophes are italics and bold.
+    fn quotes(&mut self, at: usize) -> Option<usize> {
+        let count = self.source.as_bytes()[at..].iter().take_while(|&&byte| byte == b'\'').count();
+        if count < 2 {
+            return None;
+        }
+        self.copy_until(at);
+        // Four are bold with an apostrophe before it.
+        if count == 4 {
+            self.output.push('\'');
+        }
+        Some(at + count)
+    }
+
+    fn reference(&mut self, at: usize) -> Option<usize> {
+        let (character, length) = entities::reference(&self.source[at..])?;
+        self.copy_until(at);
+        self.output.push(character);
+        Some(at + length)
+    }
+
+    /// `__NOTOC__` and its like.
+    fn magic_word(&mut self, at: usize) -> Option<usize> {
+        let name = self.source[at..].strip_prefix("__")?;
+        let length = name.bytes().take_while(u8::is_ascii_uppercase).count();
+        if length < 3 || !name[length..].starts_with("__") {
+            return None;
+        }
+        self.copy_until(at);
+        Some(at + length + 4)
+    }
+
+    /// Closing marks whose opening is gone.
+    fn closing(&mut self, at: usize) -> Option<usize> {
+        let rest = &self.source[at..];
+        if !rest.starts_with("}}") && !rest.starts_with("]]") {
+            return None;
+        }
+        self.copy_until(at);
+        Some(at + 2)
+    }
+}
+
+/// Kinds of markup known to be open to the end of the text: no later one of the kind can close either.
 #[derive(Default)]
-pub struct Unclosed {
+struct Unclosed {
     templates: bool,
     tables: bool,
     links: bool,
@@ -59,39 +147,9 @@ fn next_special(bytes: &[u8], from: usize) -> Option<usize> {
     bytes[from..].iter().position(|&byte| SPECIAL[usize::from(byte)]).map(|at| from + at)
 }
 
-fn brace(
-    source: &str,
-    at: usize,
-    output: &mut String,
-    copied: usize,
-    depth: usize,
-    open_ended: &mut Unclosed,
-    site: &Site,
-) -> Option<usize> {
-    let rest = &source[at..];
-    if rest.starts_with("{|") && starts_line(source, at) {
-        output.push_str(&source[copied..at]);
-        return Some(match table_end(source, at, &mut open_ended.tables) {
-            Some(end) => end,
-            None => line_end(source, at),
-        });
-    }
-    if !rest.starts_with("{{") {
-        return None;
-    }
-    output.push_str(&source[copied..at]);
-    match template_end(source, at, &mut open_ended.templates) {
-        Some(end) => {
-            templates::render(&source[at + 2..end - 2], output, depth + 1, site);
-            Some(end)
-        }
-        None => Some(line_end(source, at)),
-    }
-}
-
 /// Behind the `}}` that closes the `{{` at `at`.
-pub fn template_end(source: &str, at: usize, open_ended: &mut bool) -> Option<usize> {
-    if *open_ended {
+fn template_end(source: &str, at: usize, unclosed: &mut bool) -> Option<usize> {
+    if *unclosed {
         return None;
     }
     let bytes = source.as_bytes();
@@ -109,13 +167,13 @@ pub fn template_end(source: &str, at: usize, open_ended: &mut bool) -> Option<us
             _ => from = here + 1,
         }
     }
-    *open_ended = true;
+    *unclosed = true;
     None
 }
 
 /// Behind the `|}` that closes the table at `at`; templates in its cells may end in `|}}`.
-fn table_end(source: &str, at: usize, open_ended: &mut bool) -> Option<usize> {
-    if *open_ended {
+fn table_end(source: &str, at: usize, unclosed: &mut bool) -> Option<usize> {
+    if *unclosed {
         return None;
     }
     let bytes = source.as_bytes();
@@ -134,7 +192,7 @@ fn table_end(source: &str, at: usize, open_ended: &mut bool) -> Option<usize> {
             _ => {}
         }
     }
-    *open_ended = true;
+    *unclosed = true;
     None
 }
 
@@ -145,45 +203,4 @@ fn starts_line(source: &str, at: usize) -> bool {
 
 fn line_end(source: &str, at: usize) -> usize {
     memchr::memchr(b'\n', &source.as_bytes()[at..]).map_or(source.len(), |length| at + length)
-}
-
-/// Two, three or five apostrophes are italics and bold.
-fn quotes(source: &str, at: usize, output: &mut String, copied: usize) -> Option<usize> {
-    let count = source.as_bytes()[at..].iter().take_while(|&&byte| byte == b'\'').count();
-    if count < 2 {
-        return None;
-    }
-    output.push_str(&source[copied..at]);
-    // Four are bold with an apostrophe before it.
-    if count == 4 {
-        output.push('\'');
-    }
-    Some(at + count)
-}
-
-fn reference(source: &str, at: usize, output: &mut String, copied: usize) -> Option<usize> {
-    let (character, length) = entities::reference(&source[at..])?;
-    output.push_str(&source[copied..at]);
-    output.push(character);
-    Some(at + length)
-}
-
-/// `__NOTOC__` and its like.
-fn magic_word(source: &str, at: usize, output: &mut String, copied: usize) -> Option<usize> {
-    let name = source[at..].strip_prefix("__")?;
-    let length = name.bytes().take_while(u8::is_ascii_uppercase).count();
-    if length < 3 || !name[length..].starts_with("__") {
-        return None;
-    }
-    output.push_str(&source[copied..at]);
-    Some(at + length + 4)
-}
-
-/// Closing marks whose opening is gone.
-fn closing(source: &str, at: usize, output: &mut String, copied: usize) -> Option<usize> {
-    if !source[at..].starts_with("}}") && !source[at..].starts_with("]]") {
-        return None;
-    }
-    output.push_str(&source[copied..at]);
-    Some(at + 2)
 }

@@ -29,7 +29,7 @@ impl Steps {
     }
 
     pub(super) fn record(&mut self, record: &StepRecord) {
-        self.seconds.push_back(record.seconds);
+        self.seconds.push_back(record.times.seconds);
         self.seconds.drain(..self.seconds.len().saturating_sub(WINDOW));
         self.reach(record.step);
     }

@@ -1,6 +1,7 @@
 //! `[[internal|links]]` and `[http://external links]`.
 
 use super::super::Site;
+use super::Renderer;
 
 /// Ends of the names of files that pages show: whatever name space such a link names, it is that of files.
 const MEDIA: [&str; 25] = [
@@ -25,45 +26,43 @@ const INTERWIKI: [&str; 10] = [
     "cbk-zam",
 ];
 
-/// Handles the `[` at `at`: the end of what it begins, or `None` if it is only a character.
-pub fn link(
-    source: &str,
-    at: usize,
-    output: &mut String,
-    copied: usize,
-    depth: usize,
-    open_ended: &mut bool,
-    site: &Site,
-) -> Option<usize> {
-    let rest = &source[at..];
-    if rest.starts_with("[[") {
-        output.push_str(&source[copied..at]);
-        return Some(match end(source, at, open_ended) {
-            Some(end) => {
-                let inner = &source[at + 2..end - 2];
-                if !is_category_line(source, at, end, inner) {
-                    internal(inner, output, depth + 1, site);
+impl Renderer<'_> {
+    /// Handles the `[` at `at`: the end of the link that it begins, or `None` if it is only a character.
+    pub(super) fn link(&mut self, at: usize) -> Option<usize> {
+        let source = self.source;
+        let rest = &source[at..];
+        if rest.starts_with("[[") {
+            self.copy_until(at);
+            return Some(match end(source, at, &mut self.unclosed.links) {
+                Some(end) => {
+                    let inner = &source[at + 2..end - 2];
+                    if !is_category_line(source, at, end, inner) {
+                        internal(inner, self.output, self.depth + 1, self.site);
+                    }
+                    end
                 }
-                end
-            }
-            None => at + 2,
-        });
+                None => at + 2,
+            });
+        }
+        let schemes = ["http://", "https://", "ftp://", "//", "mailto:"];
+        if !schemes.iter().any(|scheme| rest[1..].starts_with(scheme)) {
+            return None;
+        }
+        let length = memchr::memchr2(b']', b'\n', rest.as_bytes())?;
+        if rest.as_bytes()[length] == b'\n' {
+            return None;
+        }
+        self.copy_until(at);
+        if let Some((_, label)) = rest[1..length].split_once(' ') {
+            super::render(label, self.output, self.depth + 1, self.site);
+        }
+        Some(at + length + 1)
     }
-    let scheme = ["http://", "https://", "ftp://", "//", "mailto:"].iter().any(|scheme| rest[1..].starts_with(scheme));
-    let length = if scheme { memchr::memchr2(b']', b'\n', rest.as_bytes())? } else { return None };
-    if rest.as_bytes()[length] == b'\n' {
-        return None;
-    }
-    output.push_str(&source[copied..at]);
-    if let Some((_, label)) = rest[1..length].split_once(' ') {
-        super::render(label, output, depth + 1, site);
-    }
-    Some(at + length + 1)
 }
 
 /// Behind the `]]` that closes the `[[` at `at`.
-fn end(source: &str, at: usize, open_ended: &mut bool) -> Option<usize> {
-    if *open_ended {
+fn end(source: &str, at: usize, unclosed: &mut bool) -> Option<usize> {
+    if *unclosed {
         return None;
     }
     let bytes = source.as_bytes();
@@ -81,7 +80,7 @@ fn end(source: &str, at: usize, open_ended: &mut bool) -> Option<usize> {
             _ => from = here + 1,
         }
     }
-    *open_ended = true;
+    *unclosed = true;
     None
 }
 

@@ -1,0 +1,72 @@
+//! A save on its way from the copy of the state to the commit.
+
+use lambert_collective::Group;
+
+use super::Saver;
+use crate::checkpoint::commit::{Commit, Part, retention};
+use crate::checkpoint::save::{Progress, Save};
+use crate::checkpoint::time_limit::Standing;
+use crate::error::Error;
+use crate::torch;
+use crate::worker::control::Phase;
+use crate::worker::stopwatch::Stopwatch;
+use crate::worker::trace::span;
+
+impl Saver<'_> {
+    /// Lets the store write the copy of the state when it is there, or waits for it.
+    pub(super) fn write_what_is_copied(&mut self, wait: bool) -> Result<(), Error> {
+        let Some(save) = &mut self.save else { return Ok(()) };
+        if !matches!(&save.progress, Progress::Copying(copying, _) if wait || copying.is_done()) {
+            return Ok(());
+        }
+        self.session.control.phase(Phase::Save);
+        let mut watch = Stopwatch::start();
+        let Progress::Copying(copying, records) = std::mem::replace(&mut save.progress, Progress::Committing(None))
+        else {
+            return Ok(());
+        };
+        let objects = torch::guard(|| self.snapshot.finish(copying))?.into_iter().map(|object| {
+            let _upload = span!("start upload", object = %object.name);
+            let pending = save.writer.start_object(&object.name, object.bytes)?;
+            Ok((pending, object.slices))
+        });
+        save.progress = Progress::Writing(objects.collect::<Result<_, Error>>()?, records);
+        let seconds = watch.lap();
+        save.stall += seconds;
+        self.stall += seconds;
+        Ok(())
+    }
+
+    /// All ranks hand their entries to rank 0, which begins to commit.
+    pub(super) fn hand_in(&mut self, collective: &mut dyn Group) -> Result<(), Error> {
+        self.session.control.phase(Phase::Save);
+        let mut watch = Stopwatch::start();
+        let Some(save) = &mut self.save else { return Ok(()) };
+        let Progress::Writing(objects, records) = std::mem::replace(&mut save.progress, Progress::Committing(None))
+        else {
+            return Ok(());
+        };
+        let entries = objects.into_iter().map(|(object, slices)| {
+            let mut entry = object.wait()?;
+            entry.slices = slices;
+            Ok(entry)
+        });
+        let mut digest = [0; size_of::<u64>()];
+        if let Some(made) = &save.digest {
+            torch::guard(|| self.session.kernels.read(made, 0, &mut digest))?;
+        }
+        let part = Part::encode(u64::from_ne_bytes(digest), entries.collect(), self.snapshot.slices())?;
+        let Some(parts) = collective.gather_bytes(&part, 0)? else { return Ok(()) };
+        let Save { writer, manifest, .. } = &*save;
+        let (writer, manifest, session) = (writer.clone(), manifest.clone(), self.session);
+        let (store, lease, retention) = (session.store.clone(), session.lease.clone(), retention(session, &manifest));
+        let pruner = self.pruner.clone();
+        let commit = Commit { writer, manifest, parts, records, store, lease, retention, pruner };
+        let thread = std::thread::Builder::new().name("commit".to_owned()).spawn(move || commit.run());
+        (save.progress, save.standing) = (Progress::Committing(Some(thread.map_err(Error::Thread)?)), Standing::InTime);
+        let seconds = watch.lap();
+        save.stall += seconds;
+        self.stall += seconds;
+        Ok(())
+    }
+}
