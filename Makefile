@@ -6,6 +6,7 @@
 #   make build                   the two programs, in target/release
 #   make check                   formatting, lints and documentation only
 #   make audit                   licences, sources and known vulnerabilities of the dependencies (deny.toml); builds cargo-deny once
+#   make book                    the pages of docs/ as a book, in target/book; builds mdbook once
 
 SHELL := /bin/sh
 CARGO := cargo
@@ -21,7 +22,11 @@ export RUST_TEST_THREADS := $(or $(RUST_TEST_THREADS),$(shell expr $$(nproc) + 1
 CARGO_DENY_VERSION := 0.20.2
 CARGO_DENY := target/tools/bin/cargo-deny
 
-.PHONY: setup build demo test check audit bench clean
+# What `make book` runs.
+MDBOOK_VERSION := 0.5.2
+MDBOOK := target/tools/bin/mdbook
+
+.PHONY: setup build demo test check audit book bench clean
 
 setup:
 	@sh cluster/setup.sh
@@ -57,6 +62,16 @@ audit:
 	else \
 		echo "audit: advisories were NOT checked: the database, https://github.com/rustsec/advisory-db, cannot be fetched" >&2; \
 	fi
+
+# mdbook copies every file that is not a page; the book keeps images and tables, not scripts and configurations.
+book:
+	@case "$$($(MDBOOK) --version 2>/dev/null)" in \
+		*v$(MDBOOK_VERSION)) ;; \
+		*) $(CARGO) install mdbook --version $(MDBOOK_VERSION) --no-default-features --features search --locked \
+			--root target/tools ;; \
+	esac
+	$(MDBOOK) build docs
+	@find target/book \( -name '*.py' -o -name '*.sh' -o -name '*.toml' \) -delete
 
 bench: build
 	$(CARGO) bench --workspace --locked

@@ -1,7 +1,7 @@
 //! A run that is killed at random moments, again and again: rank by rank, all ranks at once, the coordinator; a third of
 //! the kills inside a save or a load. It must end with the same bits, or under changing worlds with the same samples.
 //!
-//! The short form runs with all tests. The long ones: docs/operations.md.
+//! The short form runs with all tests. The long ones: CONTRIBUTING.md.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -342,13 +342,13 @@ fn a_few_kills_change_no_bit() {
 }
 
 #[test]
-#[ignore = "an hour: docs/operations.md"]
+#[ignore = "an hour: CONTRIBUTING.md"]
 fn many_kills_change_no_bit() {
     in_a_folder(std::env::var("LAMBERT_TEST_KILLS").map_or(500, |kills| kills.parse().unwrap()));
 }
 
 #[test]
-#[ignore = "minutes: docs/operations.md"]
+#[ignore = "minutes: CONTRIBUTING.md"]
 fn forty_kills_with_changing_worlds_change_no_batch() {
     with_changing_worlds(40);
 }
@@ -359,13 +359,13 @@ fn a_few_kills_with_canonical_worlds_change_no_bit() {
 }
 
 #[test]
-#[ignore = "minutes: docs/operations.md"]
+#[ignore = "minutes: CONTRIBUTING.md"]
 fn forty_kills_with_canonical_worlds_change_no_bit() {
     with_canonical_worlds(40);
 }
 
 #[test]
-#[ignore = "minutes: docs/operations.md"]
+#[ignore = "minutes: CONTRIBUTING.md"]
 fn forty_kills_over_a_bad_network_change_no_bit() {
     in_a_bucket(40);
 }

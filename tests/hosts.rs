@@ -255,7 +255,7 @@ fn step_of_bert_base(megabits: u32, sets: &[&str]) -> [f64; 2] {
 
 /// At 1 Gbit/s the last backward pass is longer than the sum takes.
 #[test]
-#[ignore = "minutes, and needs a machine that does nothing else: docs/operations.md"]
+#[ignore = "minutes, and needs a machine that does nothing else: CONTRIBUTING.md"]
 fn the_backward_pass_hides_the_sum_of_the_gradients() {
     let [_, without] = step_of_bert_base(1000, &["cluster.all_reduce.overlap=false"]);
     let [_, with] = step_of_bert_base(1000, &[]);
@@ -263,7 +263,7 @@ fn the_backward_pass_hides_the_sum_of_the_gradients() {
 }
 
 #[test]
-#[ignore = "a quarter of an hour, and needs a machine that does nothing else: docs/operations.md"]
+#[ignore = "a quarter of an hour, and needs a machine that does nothing else: CONTRIBUTING.md"]
 fn a_step_over_links_of_any_speed() {
     for megabits in [100, 1000, 10_000] {
         for wire in ["fp32", "bf16"] {

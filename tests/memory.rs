@@ -46,7 +46,7 @@ fn the_formula_is_little_above_the_measured_peak() {
 }
 
 #[test]
-#[ignore = "two minutes: docs/operations.md"]
+#[ignore = "two minutes: CONTRIBUTING.md"]
 fn the_formula_is_little_above_the_measured_peak_of_other_shapes() {
     holds_for(&[
         ("bf16", &["model.precision=bf16"]),
@@ -115,7 +115,7 @@ fn memory_is_flat_over_steps_of_changing_shapes() {
 }
 
 #[test]
-#[ignore = "three minutes: docs/operations.md"]
+#[ignore = "three minutes: CONTRIBUTING.md"]
 fn memory_is_flat_over_thousands_of_steps() {
     flat_over(6000, 8000);
 }

@@ -1,4 +1,4 @@
-//! docs/operations.md, "From one host to several": its lines as they stand, and what it says of faults.
+//! docs/guides/several-hosts.md, "From one host to several": its lines as they stand, and what it says of faults.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +9,8 @@ use crate::support::{Place, lambert};
 
 /// What follows a heading of the page, up to the next one.
 fn section(heading: &str) -> String {
-    let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations.md")).unwrap();
+    let page =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/guides/several-hosts.md")).unwrap();
     let (_, rest) = page.split_once(&format!("\n{heading}\n")).unwrap();
     rest.split("\n#").next().unwrap().to_owned()
 }
@@ -30,7 +31,7 @@ fn hosts(place: &Place, steps: u64) -> Option<Network> {
     }
     let text = std::fs::read_to_string(place.config(steps, 2)).unwrap();
     let (model, _) = text.split_once("[cluster]").unwrap();
-    let cluster = section("### From one host to several").split("```").nth(1).unwrap().replacen("toml", "", 1);
+    let cluster = section("## From one host to several").split("```").nth(1).unwrap().replacen("toml", "", 1);
     place.file("run.toml", model.to_owned() + &cluster);
     Some(network)
 }
@@ -70,7 +71,7 @@ fn the_lines_of_the_page_run_as_they_stand() {
     let place = Place::new();
     let Some(network) = hosts(&place, 50) else { return };
     close_all_but(&network, &["41000-41023"]);
-    let page = section("### From one host to several");
+    let page = section("## From one host to several");
     let lines: Vec<&str> =
         page.lines().filter_map(|line| line.strip_prefix("    ")).filter(|line| !line.starts_with('"')).collect();
     assert_eq!(lines.len(), 8, "{lines:?}");
@@ -96,7 +97,7 @@ fn the_lines_of_the_page_run_as_they_stand() {
 
 /// What `lambert run` says within so many seconds, which the page must say of this fault, too.
 fn says(network: &Network, seconds: u64, more: &str, expected: &[&str]) {
-    let page = section("#### What a wrong one looks like");
+    let page = section("## What a fault looks like");
     let line = format!(
         "timeout {seconds} lambert run --config /srv/run.toml --run /srv/runs/$$ --ranks 2 --set cluster.limits.join_seconds=10 {more}"
     );

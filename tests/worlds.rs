@@ -70,7 +70,7 @@ fn noise_and_trust_ratios_are_measured_in_any_world() {
     let place = Place::new();
     let plain = train(&place, 2, &[]);
     std::fs::remove_dir_all(place.path("world-2")).unwrap();
-    let every = ["metrics.noise_scale_every_steps=4", "metrics.update.trust_ratios_every_steps=10"];
+    let every = ["metrics.noise_scale_every_steps=4", "metrics.trust_ratios_every_steps=10"];
     let more: Vec<&str> = every.iter().flat_map(|set| ["--set", set]).collect();
     let of = [1, 2, 3].map(|ranks| train(&place, ranks, &more));
     for records in &of {

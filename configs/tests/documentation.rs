@@ -1,4 +1,4 @@
-//! docs/configuration.md lists each key that the code reads, and no other, with the code's default.
+//! docs/reference/configuration.md lists each key that the code reads, and no other, with the code's default.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
-const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/configuration.md");
+const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/configuration.md");
 
 /// Sections by path, `stage.growth`: each key with its default as the document has it, `None` where there is none.
 type Sections = BTreeMap<String, BTreeMap<String, Option<String>>>;

@@ -104,7 +104,7 @@ pub enum DeviceError {
     NoGpu,
     /// libtorch does not support the GPU's compute capability.
     #[error(
-        "GPU {index} ({name}) has compute capability {}.{}; this libtorch supports 7.5 and later; docs/operations.md explains \
+        "GPU {index} ({name}) has compute capability {}.{}; this libtorch supports 7.5 and later; docs/guides/gpus.md explains \
          how to build for older GPUs",
         compute_capability.0, compute_capability.1
     )]

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Whether a cluster sums by NCCL as it should: who the ranks are, what joins them, how fast the sum is beside the links' published rate,
 # whether the losses are one card's, and what a killed rank costs. Builds nothing; lambert, lambert-worker and what a card needs
-# (docs/operations.md, GPUs) are on every host under the same names.
+# (docs/guides/gpus.md) are on every host under the same names.
 #
 #   tests/gpu/nodes.sh --shared FOLDER --ranks N [--hosts '"a:8", "b:8"'] [--gbits RATE] [--share S]
 #

@@ -95,7 +95,7 @@ fn many_records_cost_little() {
 }
 
 #[test]
-#[ignore = "makes 120,000 files; docs/operations.md has the command"]
+#[ignore = "makes 120,000 files; CONTRIBUTING.md has the command"]
 fn very_many_records_cost_little() {
     for (what, seconds) in measure(10_000, 100_000) {
         assert!(seconds < 5.0, "{what} took {seconds:.1} s");

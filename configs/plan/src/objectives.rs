@@ -1,8 +1,8 @@
 //! The losses of a run, by name.
 
-use lambert_config::run::{self, Pair};
+use lambert_config::run::{self, Pair, RunConfig};
 
-use crate::architecture::Head;
+use crate::architecture::{Architecture, Head, Network};
 
 /// What a loss has one target for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +66,13 @@ pub fn main(config: &run::Objective) -> Loss {
 /// The heads that the losses of a run read.
 pub fn heads(config: &run::Objective) -> Vec<Head> {
     losses(config).iter().map(|loss| loss.head).collect()
+}
+
+impl Architecture {
+    /// The networks of a run, with the heads that its losses read, `layers` deep, for a vocabulary of so many tokens.
+    pub fn of_run(config: &RunConfig, layers: usize, vocabulary: usize) -> Self {
+        Network::new(&config.model, &heads(&config.objective), layers, vocabulary).into()
+    }
 }
 
 /// Whether no loss of the run reads this head. Then its parameters are frozen, and no export has them.

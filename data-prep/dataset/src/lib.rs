@@ -1,7 +1,7 @@
 //! A dataset: Parquet shards of samples, `vocab.txt`, and `manifest.json`, which is written last.
 //!
 //! [`Dataset`] reads one from a folder or URL; [`ShardWriter`] and [`write()`] make one. The format is described in
-//! docs/formats.md. Beside it stand what its readers and its makers share:
+//! docs/reference/formats.md. Beside it stand what its readers and its makers share:
 //!
 //! - [`tokenizer`]: WordPiece ids by a vocab.txt; `tokenizer.json` for others
 //! - [`random`]: keyed randomness that never changes

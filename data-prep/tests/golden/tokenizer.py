@@ -2,7 +2,7 @@
 
     python tokenizer.py CORPORA
 
-CORPORA holds books/, wiki/ and vocab/ (see docs/formats.md). Needs transformers and tokenizers; made with transformers
+CORPORA holds books/, wiki/ and vocab/ (see docs/reference/formats.md). Needs transformers and tokenizers; made with transformers
 5.23.0 and tokenizers 0.23.3. The vocabularies are cut down to the pieces of these lines and their characters, so that
 the file stays small; both tokenizers read the same cut-down one.
 """

@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-/// First sleep between two polls. Polling with yields instead slowed compute threads down more than it gained (docs/experiments.md,
+/// First sleep between two polls. Polling with yields instead slowed compute threads down more than it gained (docs/experiments/collectives.md,
 /// Collectives).
 const MIN_SLEEP: Duration = Duration::from_micros(50);
 /// Longest sleep while an operation is in flight.

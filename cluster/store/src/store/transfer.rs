@@ -155,7 +155,7 @@ impl Multipart<'_> {
         let done = self.send_and_complete(&id, content).await;
         if done.is_err() {
             // Parts of a given-up upload cost money until they are removed; if this fails too, the bucket's
-            // lifecycle rule is what is left (docs/operations.md).
+            // lifecycle rule is what is left (docs/guides/object-stores.md).
             let _ = self.parts.abort_multipart(self.name, &id).await;
         }
         done

@@ -15,8 +15,7 @@ pub use tensor::Tensor;
 
 use serde_json::Value as Json;
 
-use crate::objectives;
-use lambert_config::run::{Family, Model, RunConfig};
+use lambert_config::run::{Family, Model};
 
 /// Keys of a run's `[model]` that decide which tensors there are and what shapes they have.
 pub const SHAPING: [&str; 7] =
@@ -54,11 +53,6 @@ impl Architecture {
     /// The networks of a model with the heads of its family only, `layers` deep, for a vocabulary of so many tokens.
     pub fn new(model: &Model, layers: usize, vocabulary: usize) -> Self {
         Network::new(model, &[], layers, vocabulary).into()
-    }
-
-    /// The networks of a run, with the heads that its losses read, `layers` deep, for a vocabulary of so many tokens.
-    pub fn of_run(config: &RunConfig, layers: usize, vocabulary: usize) -> Self {
-        Network::new(&config.model, &objectives::heads(&config.objective), layers, vocabulary).into()
     }
 }
 
