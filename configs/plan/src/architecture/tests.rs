@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use lambert_config::run::{Norm, Objective, Pair};
+use lambert_config::run::{Norm, Objective, Pair, RunConfig};
 
 fn names(model: &Model) -> Vec<String> {
     let mut names: Vec<_> = Architecture::new(model, 1, 50).tensors().into_iter().map(|tensor| tensor.name).collect();
