@@ -8,11 +8,11 @@ use crate::data::{GlobalBatch, MicroBatch};
 use crate::model::Heads;
 use crate::model::input::Input;
 
-pub struct MaskedLanguage;
+pub struct MaskedLanguage(pub objectives::Loss);
 
 impl Loss for MaskedLanguage {
     fn description(&self) -> objectives::Loss {
-        objectives::MASKED_LANGUAGE
+        self.0
     }
 
     fn targets(&self, batch: &MicroBatch) -> usize {

@@ -33,19 +33,19 @@ pub trait Loss {
     fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> Scored;
 }
 
-/// Makes the code of a loss.
-type Code = fn() -> Box<dyn Loss>;
+/// Makes the code of a loss with this description, whose weight is the run's.
+type Code = fn(objectives::Loss) -> Box<dyn Loss>;
 
 /// The code of each loss.
 const LOSSES: [(objectives::Loss, Code); 2] = [
-    (objectives::MASKED_LANGUAGE, || Box::new(masked_language::MaskedLanguage)),
-    (objectives::PAIR, || Box::new(pair::Pair)),
+    (objectives::MASKED_LANGUAGE, |description| Box::new(masked_language::MaskedLanguage(description))),
+    (objectives::PAIR, |description| Box::new(pair::Pair(description))),
 ];
 
 /// The code of a loss. One without code is a mistake in `LOSSES`.
 pub(crate) fn loss(description: objectives::Loss) -> Box<dyn Loss> {
     let found = LOSSES.iter().find(|(known, _)| known.name == description.name);
-    found.unwrap_or_else(|| panic!("the loss {} has no code", description.name)).1()
+    found.unwrap_or_else(|| panic!("the loss {} has no code", description.name)).1(description)
 }
 
 /// A loss over one micro-batch.
@@ -123,7 +123,8 @@ mod tests {
 
     #[test]
     fn every_loss_has_code_and_is_what_it_says() {
-        for description in objectives::ALL {
+        for known in objectives::ALL {
+            let description = objectives::Loss { weight: 0.25, ..known };
             assert_eq!(loss(description).description(), description);
         }
     }

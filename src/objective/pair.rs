@@ -9,11 +9,11 @@ use crate::data::{GlobalBatch, MicroBatch};
 use crate::model::Heads;
 use crate::model::input::Input;
 
-pub struct Pair;
+pub struct Pair(pub objectives::Loss);
 
 impl Loss for Pair {
     fn description(&self) -> objectives::Loss {
-        objectives::PAIR
+        self.0
     }
 
     fn targets(&self, batch: &MicroBatch) -> usize {

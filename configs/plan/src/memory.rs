@@ -8,6 +8,7 @@ mod samples;
 use std::path::Path;
 
 use crate::architecture::{Architecture, Each};
+use crate::objectives::{self, Loss};
 use lambert_config::load::Fault;
 use lambert_config::run::{DeviceKind, Precision, RunConfig, Stage};
 
@@ -88,7 +89,9 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
         Each::Sample => tokens / width,
     };
     // Logarithms of the softmax, the gradient that comes in, the one that goes out, and the copy that a matrix product makes.
-    let head = bytes * network.kept_by_heads(count) + 16.0 * network.logits(count);
+    let of_loss =
+        |loss: &Loss| bytes * network.kept_by_head(loss.head, count) + 16.0 * network.logits(loss.head, count);
+    let head: f64 = objectives::losses(&config.objective).iter().map(of_loss).sum();
 
     let layers = stage.depth(model) as f64;
     let sum = match stage.recompute {

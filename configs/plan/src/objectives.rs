@@ -63,9 +63,15 @@ pub fn main(config: &run::Objective) -> Loss {
     losses(config).first().copied().unwrap_or(MASKED_LANGUAGE)
 }
 
-/// The heads that the losses of a run read.
+/// The heads that the losses of a run read, each once.
 pub fn heads(config: &run::Objective) -> Vec<Head> {
-    losses(config).iter().map(|loss| loss.head).collect()
+    let mut heads = Vec::new();
+    for loss in losses(config) {
+        if !heads.contains(&loss.head) {
+            heads.push(loss.head);
+        }
+    }
+    heads
 }
 
 impl Architecture {

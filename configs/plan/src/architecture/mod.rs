@@ -18,8 +18,8 @@ use serde_json::Value as Json;
 use lambert_config::run::{Family, Model};
 
 /// Keys of a run's `[model]` that decide which tensors there are and what shapes they have.
-pub const SHAPING: [&str; 7] =
-    ["layers", "hidden", "intermediate", "positions", "norm", "tied_decoder", "pad_vocabulary_to"];
+pub const SHAPING: [&str; 8] =
+    ["family", "layers", "hidden", "intermediate", "positions", "norm", "tied_decoder", "pad_vocabulary_to"];
 
 impl Network {
     /// The network of a configuration with at least the heads `needed`, `layers` deep, for a vocabulary of so many tokens.

@@ -53,8 +53,15 @@ impl Part {
             Self::Pooler => "bert.pooler",
             Self::PairHead => "cls.seq_relationship",
             Self::Transform | Self::TransformNorm | Self::Decoder | Self::PredictionBias => "cls.predictions",
-            // The normalisation behind the last layer, and those that are in one.
-            _ => "bert.encoder",
+            Self::Query
+            | Self::Key
+            | Self::Value
+            | Self::AttentionOutput
+            | Self::AttentionNorm
+            | Self::Intermediate
+            | Self::Output
+            | Self::OutputNorm
+            | Self::FinalNorm => "bert.encoder",
         }
     }
 }

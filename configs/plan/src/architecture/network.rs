@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::module::{Each, Form, Leaf, Module, Part, TensorId};
+use super::module::{Each, Form, Head, Leaf, Module, Part, TensorId};
 use super::tensor::Tensor;
 
 /// What a segment is.
@@ -170,25 +170,20 @@ impl Network {
         self.layer().filter(|module| module.is_residual).map(Module::outputs).sum()
     }
 
-    /// Numbers that the heads keep for their backward pass, logits over the vocabulary not counted: the input of each head, the
-    /// outputs of its modules and of their activation functions. `count` says how often a module is computed.
-    pub fn kept_by_heads(&self, count: impl Fn(Each) -> f64) -> f64 {
-        let mut inputs = HashSet::new();
-        let input = |module: &Module| match module.form {
-            Form::Linear { inputs, .. } => inputs,
-            _ => module.outputs(),
-        };
-        let mut kept = 0.0;
-        for module in self.head_modules().filter(|module| !module.of_vocabulary) {
-            let of_head = if inputs.insert(module.head) { input(module) } else { 0 };
-            kept += count(module.each) * (of_head + module.kept()) as f64;
-        }
-        kept
+    /// Numbers that a head keeps for its backward pass, logits over the vocabulary not counted: its input, the outputs of its modules
+    /// and of their activation functions. `count` says how often a module is computed.
+    pub fn kept_by_head(&self, head: Head, count: impl Fn(Each) -> f64) -> f64 {
+        let mut modules = self.head_modules(head).filter(|module| !module.of_vocabulary).peekable();
+        let input = modules.peek().map_or(0.0, |module| match module.form {
+            Form::Linear { inputs, .. } => count(module.each) * inputs as f64,
+            _ => count(module.each) * module.outputs() as f64,
+        });
+        input + modules.map(|module| count(module.each) * module.kept() as f64).sum::<f64>()
     }
 
-    /// Logits over the vocabulary that the heads compute. `count` says how often a module is computed.
-    pub fn logits(&self, count: impl Fn(Each) -> f64) -> f64 {
-        let decoders = self.head_modules().filter(|module| module.of_vocabulary);
+    /// Logits over the vocabulary that a head computes. `count` says how often a module is computed.
+    pub fn logits(&self, head: Head, count: impl Fn(Each) -> f64) -> f64 {
+        let decoders = self.head_modules(head).filter(|module| module.of_vocabulary);
         let linear = |module: &Module| match module.form {
             Form::Linear { outputs, .. } => count(module.each) * outputs as f64,
             _ => 0.0,
@@ -196,7 +191,8 @@ impl Network {
         decoders.map(linear).sum()
     }
 
-    fn head_modules(&self) -> impl Iterator<Item = &Module> {
-        self.segments.iter().flat_map(|segment| segment.modules.iter()).filter(|module| module.head.is_some())
+    fn head_modules(&self, head: Head) -> impl Iterator<Item = &Module> {
+        let modules = self.segments.iter().flat_map(|segment| segment.modules.iter());
+        modules.filter(move |module| module.head == Some(head))
     }
 }

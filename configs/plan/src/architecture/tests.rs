@@ -114,7 +114,8 @@ fn the_keys_that_shape_a_model_are_those_that_change_its_tensors() {
         (tensors(&other) != tensors(&model)).then(|| key.clone())
     };
     let mut found: Vec<String> = table.iter().filter_map(shapes).collect();
-    let mut expected = SHAPING.map(str::to_owned);
+    // There is no second family yet to change to.
+    let mut expected: Vec<String> = SHAPING.into_iter().filter(|key| *key != "family").map(str::to_owned).collect();
     found.sort();
     expected.sort();
     assert_eq!(found, expected);
@@ -183,12 +184,14 @@ fn heads_are_counted_as_often_as_they_are_computed() {
         Each::Sample => samples,
     };
     // Input, projection, activation and norm of the MLM head; input, pooler and two labels of the pair head.
-    assert_eq!(network.kept_by_heads(count), masked * 32.0 + samples * 18.0);
-    assert_eq!(network.logits(count), masked * 64.0);
+    assert_eq!(network.kept_by_head(Head::MaskedLanguage, count), masked * 32.0);
+    assert_eq!(network.kept_by_head(Head::Pair, count), samples * 18.0);
+    assert_eq!(network.logits(Head::MaskedLanguage, count), masked * 64.0);
+    assert_eq!(network.logits(Head::Pair, count), 0.0);
     // A head that computes the vocabulary at every token, as distillation does.
     let mut wide = network.clone();
     let mut modules = wide.segments[2].modules.to_vec();
     modules.iter_mut().filter(|module| module.each == Each::MaskedToken).for_each(|module| module.each = Each::Token);
     wide.segments[2].modules = modules.into();
-    assert_eq!(wide.logits(count), 64e9);
+    assert_eq!(wide.logits(Head::MaskedLanguage, count), 64e9);
 }

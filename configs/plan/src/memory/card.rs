@@ -3,8 +3,9 @@
 //! Counted are the tensors of a step, as src/kernels/meta/memory.rs counts them without a card: the formula is never below
 //! those, and at most 15 % above. What CUDA and libtorch take beside the tensors is [`reserve`].
 
-use crate::architecture::{ALIGNMENT, Architecture, Each};
-use lambert_config::run::{Attention, Norm, Precision, RunConfig, Stage};
+use crate::architecture::{ALIGNMENT, Architecture, Each, Normalises};
+use crate::objectives::{self, Loss};
+use lambert_config::run::{Attention, Precision, RunConfig, Stage};
 
 use super::Data;
 
@@ -38,7 +39,7 @@ pub fn activations(config: &RunConfig, stage: &Stage, data: Data, tokens: usize)
     let network = &architecture.networks()[0];
     let all = tokens as f64;
     let (row, wide) = (bytes * all * hidden, bytes * all * model.intermediate as f64);
-    let is_first_normed = model.norm == Norm::Pre;
+    let is_first_normed = !network.has(|module| module.normalises == Normalises::InnerSum);
     let normed = if is_first_normed { row } else { 0.0 };
 
     // Keyed attention keeps its weights before and after dropout; fused attention a logarithm for each row of them, and its
@@ -64,7 +65,9 @@ pub fn activations(config: &RunConfig, stage: &Stage, data: Data, tokens: usize)
         Each::MaskedToken => masked,
         Each::Sample => all / data.longest.max(1) as f64,
     };
-    let head = SOFTMAX * network.logits(count) + bytes * network.kept_by_heads(count);
+    let of_loss =
+        |loss: &Loss| SOFTMAX * network.logits(loss.head, count) + bytes * network.kept_by_head(loss.head, count);
+    let head: f64 = objectives::losses(&config.objective).iter().map(of_loss).sum();
 
     let most = if stage.recompute {
         // What goes into each layer, what comes out of the last, and its gradient.
