@@ -44,7 +44,7 @@ fn sizes(config: &RunConfig) -> (Vec<f64>, u64) {
     let mut rng = Key::new(3).rng();
     let mut sizes = Vec::new();
     while let Some(place) = timeline::place(config, &state.stages.ended, state.step) {
-        stages::enter(&mut state, &config, &place).unwrap();
+        stages::enter(&mut state, config, &place).unwrap();
         let rate = schedule::learning_rate(place.stage, place.done);
         let before = state.read(Buffer::Weights, 0..state.elements());
         let gradient = |index: usize| (1.0 + index as f32).sin() * (0.8 + 0.4 * rng.unit_f64() as f32);

@@ -1,4 +1,4 @@
-//! Backend for NVIDIA GPUs that communicate over NCCL. A group and a reducer in host memory (in a job, those of MPI) run beside it.
+//! Backend for NVIDIA GPUs that communicate over NCCL. It complements a group and a reducer in host memory (in a job, those of MPI).
 //!
 //! **Library.** NCCL is loaded at run time; if libtorch has already loaded it, that copy is used ([`NcclLibrary::open`]). It is an error
 //! if NCCL is missing. The unique ID is broadcast over the group. The communicator is non-blocking (`blocking = 0`): the backend polls

@@ -53,7 +53,7 @@ typedef struct {
 
 typedef struct comm comm;
 typedef struct {
-    comm *of;
+    comm *communicator;
     char *data;
     size_t count, done;
     int type;
@@ -86,7 +86,7 @@ const char *ncclGetErrorString(int code) {
     }
 }
 
-const char *ncclGetLastError(comm *of) { return (void)of, last; }
+const char *ncclGetLastError(comm *communicator) { return (void)communicator, last; }
 
 static int failed(int code, const char *why) { return last = why, code; }
 
@@ -106,21 +106,21 @@ int ncclCommInitRankConfig(comm **handle, int world, unique_id id, int rank, con
     if (world > RANKS || rank >= world) return failed(INVALID_ARGUMENT, "invalid rank");
     int file = open(id.bytes, O_RDWR);
     if (file < 0) return failed(SYSTEM_ERROR, "no such id");
-    comm *made = calloc(1, sizeof *made);
-    made->shared = mmap(NULL, sizeof(segment), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    comm *created = calloc(1, sizeof *created);
+    created->shared = mmap(NULL, sizeof(segment), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     close(file);
-    strcpy(made->name, id.bytes);
-    made->world = world, made->rank = rank, made->state = JOINING;
-    atomic_fetch_add(&made->shared->joined, 1);
-    *handle = made;
+    strcpy(created->name, id.bytes);
+    created->world = world, created->rank = rank, created->state = JOINING;
+    atomic_fetch_add(&created->shared->joined, 1);
+    *handle = created;
     return IN_PROGRESS;
 }
 
-static void write_log(const comm *of) {
+static void write_log(const comm *communicator) {
     const char *path = getenv("NCCL_DEBUG_FILE");
     FILE *file = path ? fopen(path, "a") : NULL;
     if (!file) return;
-    fprintf(file, "here:1:1 [0] NCCL INFO Channel 00/0 : %d[0] -> %d[0] [send] via NET/Socket/0\n", of->rank, of->rank + 1);
+    fprintf(file, "here:1:1 [0] NCCL INFO Channel 00/0 : %d[0] -> %d[0] [send] via NET/Socket/0\n", communicator->rank, communicator->rank + 1);
     fclose(file);
 }
 
@@ -137,11 +137,11 @@ static unsigned short rounded(float value) {
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
-static void add(const comm *of, int type, char *to, size_t count) {
-    const char (*terms)[4 * CHUNK] = of->shared->area[of->chunks % 2];
+static void add(const comm *communicator, int type, char *to, size_t count) {
+    const char (*terms)[4 * CHUNK] = communicator->shared->area[communicator->chunks % 2];
     for (size_t i = 0; i < count; i++) {
         float sum = 0;
-        for (int rank = 0; rank < of->world; rank++) {
+        for (int rank = 0; rank < communicator->world; rank++) {
             float term = type == FLOAT32 ? ((const float *)terms[rank])[i] : widened(((const unsigned short *)terms[rank])[i]);
             sum = rank == 0 ? term : sum + term;
             if (type == BFLOAT16) sum = widened(rounded(sum));
@@ -154,83 +154,87 @@ static void add(const comm *of, int type, char *to, size_t count) {
 // Advances without blocking as far as the other ranks allow; returns 0 when complete.
 static int run(void *argument) {
     operation *op = argument;
-    comm *of = op->of;
-    segment *shared = of->shared;
+    comm *communicator = op->communicator;
+    segment *shared = communicator->shared;
     const size_t width = op->type == FLOAT32 ? 4 : 2;
-    while (!of->aborted && op->done < op->count) {
-        if (faults[of->rank] & (REMOTE | STUCK)) return 1;
+    while (!communicator->aborted && op->done < op->count) {
+        if (faults[communicator->rank] & (REMOTE | STUCK)) return 1;
         const size_t count = op->count - op->done < CHUNK ? op->count - op->done : CHUNK;
         char *data = op->data + op->done * width;
-        if (shared->ranks[of->rank].wrote == of->chunks) {
-            for (int rank = 0; rank < of->world; rank++)
-                if (shared->ranks[rank].read + 1 < of->chunks) return 1;
-            memcpy(shared->area[of->chunks % 2][of->rank], data, count * width);
-            shared->ranks[of->rank].wrote = of->chunks + 1;
+        if (shared->ranks[communicator->rank].wrote == communicator->chunks) {
+            for (int rank = 0; rank < communicator->world; rank++)
+                if (shared->ranks[rank].read + 1 < communicator->chunks) return 1;
+            memcpy(shared->area[communicator->chunks % 2][communicator->rank], data, count * width);
+            shared->ranks[communicator->rank].wrote = communicator->chunks + 1;
         }
-        for (int rank = 0; rank < of->world; rank++)
-            if (shared->ranks[rank].wrote <= of->chunks) return 1;
-        add(of, op->type, data, count);
+        for (int rank = 0; rank < communicator->world; rank++)
+            if (shared->ranks[rank].wrote <= communicator->chunks) return 1;
+        add(communicator, op->type, data, count);
         op->done += count;
-        shared->ranks[of->rank].read = ++of->chunks;
+        shared->ranks[communicator->rank].read = ++communicator->chunks;
     }
     free(op);
     return 0;
 }
 
-static int invalid_call(const comm *of) { return atomic_fetch_add(&counts[of->rank][INVALID_CALLS], 1), failed(INVALID_USAGE, "invalid call"); }
+static int invalid_call(const comm *communicator) {
+    atomic_fetch_add(&counts[communicator->rank][INVALID_CALLS], 1);
+    return failed(INVALID_USAGE, "invalid call");
+}
 
-int ncclCommGetAsyncError(comm *of, int *state) {
-    if (of->state == LEFT) return invalid_call(of);
+int ncclCommGetAsyncError(comm *communicator, int *state) {
+    if (communicator->state == LEFT) return invalid_call(communicator);
     *state = SUCCESS;
-    if (faults[of->rank] & NO_INIT && of->state == JOINING) return *state = failed(SYSTEM_ERROR, "no route to host"), SUCCESS;
-    if (of->launched && faults[of->rank] & REMOTE) return *state = failed(REMOTE_ERROR, "peer closed the connection"), SUCCESS;
-    if (of->state == READY) return SUCCESS;
-    if (of->polls++ < POLLS) return *state = IN_PROGRESS, SUCCESS;
-    if (of->state == JOINING) {
-        if (of->shared->joined < (unsigned)of->world) return *state = IN_PROGRESS, SUCCESS;
-        unlink(of->name);
-        write_log(of);
-    } else if (of->state == LAUNCHING) {
-        of->launched = 1;
-        atomic_fetch_add(&counts[of->rank][LAUNCHES], 1);
-        of->next->on->enqueue(of->next->on, run, of->next);
-    } else if (of->shared->left < (unsigned)of->world) {
+    int fault = faults[communicator->rank];
+    if (fault & NO_INIT && communicator->state == JOINING) return *state = failed(SYSTEM_ERROR, "no route to host"), SUCCESS;
+    if (communicator->launched && fault & REMOTE) return *state = failed(REMOTE_ERROR, "peer closed the connection"), SUCCESS;
+    if (communicator->state == READY) return SUCCESS;
+    if (communicator->polls++ < POLLS) return *state = IN_PROGRESS, SUCCESS;
+    if (communicator->state == JOINING) {
+        if (communicator->shared->joined < (unsigned)communicator->world) return *state = IN_PROGRESS, SUCCESS;
+        unlink(communicator->name);
+        write_log(communicator);
+    } else if (communicator->state == LAUNCHING) {
+        communicator->launched = 1;
+        atomic_fetch_add(&counts[communicator->rank][LAUNCHES], 1);
+        communicator->next->on->enqueue(communicator->next->on, run, communicator->next);
+    } else if (communicator->shared->left < (unsigned)communicator->world) {
         return *state = IN_PROGRESS, SUCCESS;
     }
-    of->state = READY;
+    communicator->state = READY;
     return SUCCESS;
 }
 
-static int begin(comm *of, int state) { return of->state = state, of->polls = 0, IN_PROGRESS; }
+static int begin(comm *communicator, int state) { return communicator->state = state, communicator->polls = 0, IN_PROGRESS; }
 
-int ncclAllReduce(const void *from, void *to, size_t count, int type, int kind, comm *of, stream *on) {
-    if (of->state != READY) return invalid_call(of);
-    if (faults[of->rank] & REFUSED) return failed(INVALID_USAGE, "refused by the test");
+int ncclAllReduce(const void *from, void *to, size_t count, int type, int kind, comm *communicator, stream *on) {
+    if (communicator->state != READY) return invalid_call(communicator);
+    if (faults[communicator->rank] & REFUSED) return failed(INVALID_USAGE, "refused by the test");
     if (from != to || kind != 0 || (type != FLOAT32 && type != BFLOAT16)) return failed(INVALID_ARGUMENT, "unexpected arguments");
-    operation made = {of, to, count, 0, type, on};
-    of->next = malloc(sizeof made);
-    *of->next = made;
-    return begin(of, LAUNCHING);
+    operation created = {communicator, to, count, 0, type, on};
+    communicator->next = malloc(sizeof created);
+    *communicator->next = created;
+    return begin(communicator, LAUNCHING);
 }
 
-int ncclCommFinalize(comm *of) {
-    if (of->state != READY) return invalid_call(of);
-    atomic_fetch_add(&of->shared->left, 1);
-    return begin(of, LEAVING);
+int ncclCommFinalize(comm *communicator) {
+    if (communicator->state != READY) return invalid_call(communicator);
+    atomic_fetch_add(&communicator->shared->left, 1);
+    return begin(communicator, LEAVING);
 }
 
-int ncclCommDestroy(comm *of) {
-    if (of->state != READY) return invalid_call(of);
-    return of->state = LEFT, SUCCESS;
+int ncclCommDestroy(comm *communicator) {
+    if (communicator->state != READY) return invalid_call(communicator);
+    return communicator->state = LEFT, SUCCESS;
 }
 
 // The memory is not freed: operations on streams may still access it.
-int ncclCommAbort(comm *of) {
-    if (of->state == LEFT) return invalid_call(of);
-    of->state = LEFT;
-    of->aborted = 1;
-    unlink(of->name);
-    atomic_fetch_add(&counts[of->rank][ABORTS], 1);
-    if (faults[of->rank] & SLOW_ABORT) sleep(30);
+int ncclCommAbort(comm *communicator) {
+    if (communicator->state == LEFT) return invalid_call(communicator);
+    communicator->state = LEFT;
+    communicator->aborted = 1;
+    unlink(communicator->name);
+    atomic_fetch_add(&counts[communicator->rank][ABORTS], 1);
+    if (faults[communicator->rank] & SLOW_ABORT) sleep(30);
     return SUCCESS;
 }
