@@ -64,7 +64,7 @@ fn corpora_that_cannot_be_read() {
     let cut = place.file("cut.xml.bz2", &dump);
     refused(&prep(&place, &cut, "wikipedia", &[]), 1, &["cut.xml.bz2"]);
     let latin = place.file("latin.txt", b"A sentence in an old encoding: caf\xe9 au lait. And another one.\n");
-    refused(&prep(&place, &latin, "text", &[]), 1, &["latin.txt", "byte 34 is not UTF-8"]);
+    refused(&prep(&place, &latin, "text", &[]), 1, &["latin.txt", "invalid UTF-8 at byte 34"]);
     let empty = place.file("empty.txt", "");
     refused(&prep(&place, &empty, "text", &[]), 1, &["the corpus is empty"]);
     let vocabulary = std::fs::read_to_string(place.path("vocab.txt")).unwrap().replace("[MASK]", "[other]");

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use crate::{Error, Result};
+use crate::{Error, Result, events};
 
 /// Name of the operation and value of one rank.
 type Contribution = (&'static str, Arc<dyn Any + Send + Sync>);
@@ -125,24 +125,27 @@ impl Round {
 
     /// Waits for the values of all ranks and returns them in rank order.
     pub fn collect<T: Send + Sync + 'static>(self, deadline: Option<Instant>) -> Result<Vec<Arc<T>>> {
+        let all = self.wait(deadline).inspect_err(|error| events::aborted("local", error))?;
+        all.into_iter().map(|contribution| self.received(contribution)).collect()
+    }
+
+    fn wait(&self, deadline: Option<Instant>) -> Result<Vec<Contribution>> {
         let operation = self.operation;
         let mut table = self.rendezvous.table();
         loop {
             let missing = table.missing(self.number);
             if missing.is_empty() {
-                break;
+                return Ok(table.rounds[&self.number].by_rank.iter().flatten().cloned().collect());
             }
             if let Some(&rank) = missing.iter().find(|rank| table.gone.contains(rank)) {
                 return Err(Error::RankGone { operation, rank });
             }
             if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                events::unanswered(operation, &missing);
                 return Err(Error::Deadline { operation, missing });
             }
             table = self.rendezvous.wait(table, deadline);
         }
-        let all: Vec<Contribution> = table.rounds[&self.number].by_rank.iter().flatten().cloned().collect();
-        drop(table);
-        all.into_iter().map(|contribution| self.received(contribution)).collect()
     }
 
     /// Checks that a contribution belongs to the same operation.
