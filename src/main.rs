@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
@@ -40,7 +40,7 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 
 #[derive(Parser)]
-#[command(name = "lambert-worker", version, about = "One rank of a lambert run; started by `lambert`")]
+#[command(name = "lambert-worker", version = version_text(), about = "One rank of a lambert run; started by `lambert`")]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -279,6 +279,13 @@ fn attend(
     control.flush();
     ranks.finish()?;
     Ok(outcome)
+}
+
+/// Returns the version as `--version` prints it, with the libtorch that the program was built with.
+fn version_text() -> &'static str {
+    static TEXT: LazyLock<String> =
+        LazyLock::new(|| format!("{}, libtorch {}", lambert_control::version_text(), torch::BUILT_WITH));
+    &TEXT
 }
 
 fn versions() -> Versions {

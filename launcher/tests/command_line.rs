@@ -152,3 +152,13 @@ fn a_generated_corpus_becomes_a_dataset() {
         serde_json::from_str(&lambert(path, &["inspect", "data/held-out", "--json"]).out).unwrap();
     assert_eq!(text["manifest"]["split"], "held-out");
 }
+
+#[test]
+fn the_version_includes_the_git_commit_if_the_build_has_one() {
+    let version = lambert(folder().path(), &["--version"]).out;
+    let expected = match option_env!("LAMBERT_GIT") {
+        Some(commit) => format!("lambert {} ({commit})\n", env!("CARGO_PKG_VERSION")),
+        None => format!("lambert {}\n", env!("CARGO_PKG_VERSION")),
+    };
+    assert_eq!(version, expected);
+}

@@ -28,7 +28,7 @@ pub use record::{
 };
 pub use scores::{Score, Scores};
 pub use signature::{ReportHeader, ReportSigner, SigningKey};
-pub use version::{GIT_COMMIT, PROTOCOL, Versions};
+pub use version::{GIT_COMMIT, PROTOCOL, Versions, version_text};
 
 /// Environment variable with the coordinator's URL, such as `http://127.0.0.1:41023`.
 pub const URL_VARIABLE: &str = "LAMBERT_CONTROL_URL";

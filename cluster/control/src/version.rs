@@ -1,5 +1,7 @@
 //! Software versions of the programs of a run, compared before training starts.
 
+use std::sync::LazyLock;
+
 use serde::{Deserialize, Serialize};
 
 /// Git commit of this build, if the build set the variable `LAMBERT_GIT` (the Makefile does).
@@ -7,6 +9,15 @@ pub const GIT_COMMIT: Option<&str> = option_env!("LAMBERT_GIT");
 
 /// Version of the control protocol.
 pub const PROTOCOL: &str = "3";
+
+/// Returns the version as `--version` prints it, with the git commit if the build recorded one: `0.2.0 (1a2b3c4d5e6f)`.
+pub fn version_text() -> &'static str {
+    static TEXT: LazyLock<String> = LazyLock::new(|| {
+        let version = env!("CARGO_PKG_VERSION");
+        GIT_COMMIT.map_or_else(|| version.to_owned(), |commit| format!("{version} ({commit})"))
+    });
+    &TEXT
+}
 
 /// Software versions of a worker or of the coordinator.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,7 +75,7 @@ mod tests {
     #[test]
     fn the_first_difference_is_returned_and_unknown_values_are_not_compared() {
         let own = Versions::current();
-        assert_eq!(own.program, "0.1.0");
+        assert_eq!(own.program, env!("CARGO_PKG_VERSION"));
         let rank = Versions { libtorch: "2.11.0".into(), mpi: "Open MPI 4.1.4".into(), ..own.clone() };
         assert_eq!(own.first_difference(&rank), None);
         let other = Versions { mpi: "Open MPI 5.0.11".into(), ..rank.clone() };
@@ -72,7 +83,8 @@ mod tests {
         let built = |git: &str| Versions { git: Some(git.into()), ..rank.clone() };
         assert_eq!(built("abc").first_difference(&built("abd")), Some(("git commit", "abc", "abd")));
         assert_eq!(built("abc").first_difference(&Versions { git: None, ..rank.clone() }), None);
-        let before: Versions = serde_json::from_str(r#"{"program":"0.1.0"}"#).unwrap();
+        let before =
+            Versions { program: own.program.clone(), ..serde_json::from_str(r#"{"program":"0.1.0"}"#).unwrap() };
         assert_eq!(own.first_difference(&before), Some(("control protocol", "3", "2")));
         assert_eq!(own.first_difference(&Versions::unknown()), Some(("control protocol", "3", "2")));
     }

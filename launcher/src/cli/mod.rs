@@ -18,7 +18,7 @@ pub use run::{Run, Status, Stop, Submit, Tune};
 
 /// Pre-trains BERT-family encoders: text to dataset, dataset to model, on one machine or many.
 #[derive(Debug, Parser)]
-#[command(name = "lambert", version, max_term_width = 110, after_help = EXIT_CODES)]
+#[command(name = "lambert", version = lambert_control::version_text(), max_term_width = 110, after_help = EXIT_CODES)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]

@@ -182,7 +182,9 @@ fn a_mixture_of_versions_is_refused() {
     assert_eq!(scene.done, [Action::End]);
     scene.worker(FromWorkers::Gone(Vec::new()));
     let (code, message) = scene.failure();
-    let expected = "the ranks do not run the same programs: this coordinator has program 0.1.0, rank 0 has 0.0.9";
+    let own = env!("CARGO_PKG_VERSION");
+    let expected =
+        format!("the ranks do not run the same programs: this coordinator has program {own}, rank 0 has 0.0.9");
     assert_eq!((code, message), (2, expected));
 }
 
