@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::recovery::guard::History;
 use crate::recovery::skipped_samples::SkippedSamples;
-use crate::state::plateau::Watched;
-use crate::state::{Skipped, Spec, StageProgress, TrainState};
+use crate::state::plateau::PlateauTracker;
+use crate::state::{ParamSpec, Skipped, StageProgress, TrainState};
 
 /// The counters and facts of a manifest's `state`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -33,8 +33,8 @@ pub struct Facts {
     #[serde(default)]
     history: History,
     /// What the evaluations of the stage have shown.
-    #[serde(default, skip_serializing_if = "Watched::is_new")]
-    watched: Watched,
+    #[serde(default, skip_serializing_if = "PlateauTracker::is_new")]
+    watched: PlateauTracker,
     /// Stages that have ended at a plateau, and their steps.
     #[serde(default, skip_serializing_if = "Ended::is_empty")]
     ended: Ended,
@@ -87,8 +87,8 @@ impl Facts {
     }
 
     /// The counts of updates, for a model of these parameters.
-    pub fn updates(&self, specs: &[Spec]) -> BTreeMap<String, u64> {
-        let count = |spec: &Spec| {
+    pub fn updates(&self, specs: &[ParamSpec]) -> BTreeMap<String, u64> {
+        let count = |spec: &ParamSpec| {
             let born = spec.id.layer.and_then(|layer| self.born.get(&layer)).copied().unwrap_or(0);
             match &self.updates {
                 Updates::Alike(all) => all.saturating_sub(born),
@@ -126,7 +126,7 @@ mod tests {
     fn counts_of_the_formats_before_are_those_of_the_groups() {
         let spec = |name: &str, part, layer| {
             let id = TensorId { layer, ..TensorId::new(part, Leaf::Bias) };
-            Spec {
+            ParamSpec {
                 id,
                 name: name.to_owned(),
                 shape: vec![1],

@@ -1,4 +1,4 @@
-//! Masked language modelling (arXiv 1810.04805, 3.1): predict the masked tokens. The head runs at masked tokens only.
+//! Masked language modelling (arXiv 1810.04805, section 3.1). The head runs at masked tokens only.
 
 use lambert_plan::objectives;
 use tch::Tensor;
@@ -19,7 +19,7 @@ impl Loss for MaskedLanguage {
         batch.labels.len()
     }
 
-    fn targets_of_all(&self, batch: &GlobalBatch) -> u64 {
+    fn global_targets(&self, batch: &GlobalBatch) -> u64 {
         batch.masked_tokens
     }
 

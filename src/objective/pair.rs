@@ -1,5 +1,5 @@
-//! Next-sentence prediction and sentence order: both predict one of two labels a sample. The dataset decides what the label means
-//! (1: the second segment was replaced, or swapped with the first).
+//! Next-sentence prediction and sentence order prediction: binary classification of a segment pair. The dataset defines label 1:
+//! the second segment was replaced, or swapped with the first.
 
 use lambert_plan::objectives;
 use tch::Tensor;
@@ -20,7 +20,7 @@ impl Loss for Pair {
         batch.pair_labels.len()
     }
 
-    fn targets_of_all(&self, batch: &GlobalBatch) -> u64 {
+    fn global_targets(&self, batch: &GlobalBatch) -> u64 {
         batch.lengths.len() as u64
     }
 

@@ -12,7 +12,7 @@ use tch::Reduction;
 use super::super::*;
 use crate::data::{GlobalBatch, MicroBatch};
 use crate::kernels::Host;
-use crate::objective::{Loss, Objective, Output, Pass, PassInput, Scored};
+use crate::objective::{Loss, Objective, Pass, PassInput, PassOutput, Scored};
 use crate::state::TrainState;
 
 /// An architecture, the blocks of the segments that BERT does not have, its passes, and its name in messages.
@@ -190,7 +190,7 @@ fn replaced_tokens(case: &Case, parameters: &Parameters, model: &Model) -> Vec<P
 struct Predictions;
 
 impl PassInput for Predictions {
-    fn make(&self, input: &Input, earlier: &[Output]) -> Input {
+    fn make(&self, input: &Input, earlier: &[PassOutput]) -> Input {
         let derived = input.shallow_clone();
         let (Some(logits), Some(positions), Some(labels)) = (&earlier[0].logits[0], &input.positions, &input.labels)
         else {
@@ -218,7 +218,7 @@ impl Loss for Replaced {
         batch.lengths.iter().map(|length| *length as usize).sum()
     }
 
-    fn targets_of_all(&self, batch: &GlobalBatch) -> u64 {
+    fn global_targets(&self, batch: &GlobalBatch) -> u64 {
         batch.tokens()
     }
 
@@ -240,7 +240,7 @@ fn teacher_and_student(case: &Case, parameters: &Parameters, model: &Model) -> V
     let kernels = Arc::clone(parameters.kernels());
     let mut teacher =
         Parameters::initialize(kernels, Architecture::from(Network::new(model, &[], 1, VOCABULARY)), 2, 0.2);
-    teacher.keep_low(compute_dtype(model));
+    teacher.keep_bf16_copy(compute_dtype(model));
     let student = case.encoder(parameters, 0, model);
     let losses: Vec<Box<dyn Loss>> =
         vec![crate::objective::loss(MASKED_LANGUAGE), crate::objective::loss(objectives::PAIR), Box::new(Distance)];
@@ -251,7 +251,7 @@ fn teacher_and_student(case: &Case, parameters: &Parameters, model: &Model) -> V
 struct HiddenStates;
 
 impl PassInput for HiddenStates {
-    fn make(&self, input: &Input, earlier: &[Output]) -> Input {
+    fn make(&self, input: &Input, earlier: &[PassOutput]) -> Input {
         assert!(!earlier[0].hidden.requires_grad());
         Input { derived_targets: Some(earlier[0].hidden.shallow_clone()), ..input.shallow_clone() }
     }
@@ -271,7 +271,7 @@ impl Loss for Distance {
         batch.rows
     }
 
-    fn targets_of_all(&self, batch: &GlobalBatch) -> u64 {
+    fn global_targets(&self, batch: &GlobalBatch) -> u64 {
         batch.lengths.len() as u64
     }
 
@@ -293,13 +293,13 @@ impl Case {
 
     /// Objective with this case's passes.
     pub fn objective(&self, parameters: &Parameters, model: &Model) -> Objective {
-        Objective::of((self.passes)(self, parameters, model))
+        Objective::from_passes((self.passes)(self, parameters, model))
     }
 
     /// Training state with randomly initialized weights.
     pub fn state(&self, kernels: Arc<dyn Kernels>, model: &Model) -> TrainState {
         let mut state = TrainState::new(Parameters::initialize(kernels, (self.architecture)(model), 1, 0.2));
-        state.parameters.keep_low(compute_dtype(model));
+        state.parameters.keep_bf16_copy(compute_dtype(model));
         state
     }
 
@@ -315,16 +315,16 @@ pub fn gradients_of_one_graph(state: &mut TrainState, objective: &Objective, glo
     Input::each(&Host, &global.micro_batches, |micro_batch, input| {
         let (mut outputs, mut losses) = (Vec::new(), Vec::new());
         for pass in objective.passes() {
-            let derived = pass.made_input(&input, &outputs);
+            let derived = pass.replaced_input(&input, &outputs);
             let input = derived.as_ref().unwrap_or(&input);
             let dropout = if pass.is_frozen { Dropout::Off } else { pass.encoder.dropout(Key::new(1), input) };
             let hidden = pass.encoder.forward(input, dropout);
             let mut scores = pass.score(micro_batch, input, &hidden);
             for (loss, scored) in pass.losses().zip(&scores) {
-                let divisor = loss.targets_of_all(global) as f64;
+                let divisor = loss.global_targets(global) as f64;
                 losses.push(&scored.as_ref().unwrap().loss * (loss.description().weight / divisor));
             }
-            outputs.extend(Output::take(&hidden, &mut scores, true));
+            outputs.extend(PassOutput::take(&hidden, &mut scores, true));
         }
         losses.into_iter().reduce(|sum, loss| sum + loss).unwrap().backward();
     });
