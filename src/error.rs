@@ -44,12 +44,12 @@ pub enum Error {
     },
     /// Out of memory in a step.
     #[error(
-        "out of memory: cannot allocate {asked} in a step; reduce stage.{stage}.micro_batch_tokens ({tokens} now) or \
+        "out of memory: cannot allocate {requested} in a step; reduce stage.{stage}.micro_batch_tokens ({tokens} now) or \
          objective.max_predictions ({predictions} now, 0: no limit), or set stage.{stage}.recompute = true ({recompute} now)"
     )]
     Memory {
         /// Size of the failed allocation.
-        asked: String,
+        requested: String,
         /// Stage index.
         stage: usize,
         /// Maximum tokens per micro-batch.

@@ -300,15 +300,15 @@ fn device(name: &str) -> Result<DeviceKind, String> {
     DeviceKind::named(name).ok_or_else(|| format!("expected one of {}", DeviceKind::NAMES.join(", ")))
 }
 
-fn eval(saved: &LoadedModel, data: &str, samples: u64, json: bool) -> Result<i32, Error> {
-    let request = saved.eval_request(data, samples)?;
+fn eval(model: &LoadedModel, data: &str, samples: u64, json: bool) -> Result<i32, Error> {
+    let request = model.eval_request(data, samples)?;
     let evaluated =
-        evaluate::evaluate(&saved.objective(), &mut *local::single().group, &request, saved.step, || false)?;
+        evaluate::evaluate(&model.objective(), &mut *local::single().group, &request, model.step, || false)?;
     let result = match evaluated {
         EvalOutcome::Completed(evaluation) => evaluation,
         // With one rank, a read failure is of this rank.
         EvalOutcome::Unreadable(Some(unread)) => return Err(Error::Dataset(unread)),
-        EvalOutcome::Unreadable(None) | EvalOutcome::Stopped => return Err(Error::NoMoreSamples(saved.step)),
+        EvalOutcome::Unreadable(None) | EvalOutcome::Stopped => return Err(Error::NoMoreSamples(model.step)),
     };
     if json {
         output::line(&serde_json::to_string(&result).map_err(Error::Json)?)?;
@@ -319,7 +319,7 @@ fn eval(saved: &LoadedModel, data: &str, samples: u64, json: bool) -> Result<i32
         format!("samples          {}", result.samples),
         format!("masked tokens    {}", result.masked_tokens),
     ];
-    for loss in objectives::losses(&saved.config.objective) {
+    for loss in objectives::losses(&model.config.objective) {
         let (title, Some(score)) = (loss.title, result.scores.get(loss.name)) else { continue };
         lines.push(format!("{:<17}{:.4} nats", format!("{title} loss"), score.loss));
         if loss.targets == Targets::MaskedTokens {
@@ -333,13 +333,13 @@ fn eval(saved: &LoadedModel, data: &str, samples: u64, json: bool) -> Result<i32
     Ok(exit::DONE)
 }
 
-fn fill(saved: &LoadedModel, text: &str, top: usize, json: bool) -> Result<i32, Error> {
-    let answers = fill_mask::fill(saved, text, top)?;
+fn fill(model: &LoadedModel, text: &str, top: usize, json: bool) -> Result<i32, Error> {
+    let masks = fill_mask::fill(model, text, top)?;
     if json {
-        output::line(&serde_json::to_string(&answers).map_err(Error::Json)?)?;
+        output::line(&serde_json::to_string(&masks).map_err(Error::Json)?)?;
         return Ok(exit::DONE);
     }
-    for (number, predictions) in answers.iter().enumerate() {
+    for (number, predictions) in masks.iter().enumerate() {
         let predictions: Vec<String> = predictions
             .iter()
             .map(|prediction| format!("{} {:.1} %", prediction.piece, 100.0 * prediction.probability))

@@ -69,7 +69,7 @@ impl Facts {
             skipped_samples: state.skipped.samples,
             detours: state.skipped.by_dataset.clone(),
             history: state.stages.history.clone(),
-            watched: state.stages.watched.clone(),
+            watched: state.stages.plateau.clone(),
             ended: state.stages.ended.clone(),
             unevaluated: state.unevaluated,
             grown_from: state.stages.grown_from,
@@ -107,7 +107,7 @@ impl Facts {
             entered: Some(manifest.stage),
             grown_from: self.grown_from,
             history: self.history,
-            watched: self.watched,
+            plateau: self.watched,
             ended: self.ended,
         };
         state.unevaluated = self.unevaluated;
@@ -132,8 +132,8 @@ mod tests {
                 shape: vec![1],
                 first: 0,
                 padding: None,
-                joined: false,
-                frozen: false,
+                is_fused: false,
+                is_frozen: false,
                 role: Role::Bias,
                 head: None,
                 final_after: 1,

@@ -241,7 +241,7 @@ mod tests {
     }
 
     /// Hidden states and MLM logits for a sample.
-    fn answers(state: &TrainState, model: &Model) -> (Tensor, Tensor) {
+    fn forward(state: &TrainState, model: &Model) -> (Tensor, Tensor) {
         let bert = Encoder::new(&state.parameters, model);
         let hidden = vec![MaskedToken { position: 1, label: 3 }];
         let sample = MaskedSample {
@@ -259,7 +259,7 @@ mod tests {
         })
     }
 
-    fn apart(one: &Tensor, other: &Tensor) -> f64 {
+    fn relative_error(one: &Tensor, other: &Tensor) -> f64 {
         let norm = |tensor: &Tensor| tensor.square().sum(Kind::Double).double_value(&[]).sqrt();
         norm(&(one - other)) / norm(one)
     }
@@ -269,14 +269,14 @@ mod tests {
         for order in [Order::Stack, Order::Interleave] {
             for (norm, limit) in [(Norm::Pre, 0.0), (Norm::Post, 1e-5)] {
                 let (mut grown, model) = state(norm, 2);
-                let (hidden, logits) = answers(&grown, &model);
+                let (hidden, logits) = forward(&grown, &model);
                 grow(&mut grown, of(&model, 6), &Growth { order, identity: true, ..Growth::default() }).unwrap();
-                let (deep_hidden, deep_logits) = answers(&grown, &model);
-                let far = apart(&hidden, &deep_hidden).max(apart(&logits, &deep_logits));
+                let (deep_hidden, deep_logits) = forward(&grown, &model);
+                let far = relative_error(&hidden, &deep_hidden).max(relative_error(&logits, &deep_logits));
                 assert!(far <= limit, "{order:?} {norm:?}: {far:e}");
                 let (mut copied, _) = state(norm, 2);
                 grow(&mut copied, of(&model, 6), &Growth { order, ..Growth::default() }).unwrap();
-                assert!(apart(&hidden, &answers(&copied, &model).0) > 0.01, "copies change the answers");
+                assert!(relative_error(&hidden, &forward(&copied, &model).0) > 0.01, "copies change the output");
             }
         }
     }

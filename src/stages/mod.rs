@@ -26,7 +26,7 @@ pub fn enter(state: &mut TrainState, config: &RunConfig, place: &Place<'_>) -> R
     let architecture = Architecture::of_run(config, place.stage.depth(&config.model), vocabulary);
     growth::grow(state, architecture, &place.stage.growth)?;
     state.stages.history = History::default();
-    state.stages.watched = PlateauTracker::default();
+    state.stages.plateau = PlateauTracker::default();
     if place.stage.restart_optimizer {
         state.restart_optimizer();
     }

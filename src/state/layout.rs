@@ -21,9 +21,9 @@ pub struct ParamSpec {
     /// Number of padding rows at the end, beyond the vocabulary; `None` if the rows are not tokens.
     pub padding: Option<usize>,
     /// True if it directly follows the previous parameter, so that both form one fused matrix or vector.
-    pub joined: bool,
+    pub is_fused: bool,
     /// True if updates leave it and its moments unchanged.
-    pub frozen: bool,
+    pub is_frozen: bool,
     /// Head that it belongs to, if any.
     pub head: Option<Head>,
     /// Number of backward segments after which its gradient is final.
@@ -63,7 +63,7 @@ impl ParamSpec {
 pub fn specs(architecture: &Architecture) -> Vec<ParamSpec> {
     let spec = |Tensor { id, role, name, shape, padding, joined, head, final_after }: Tensor| {
         let shape = shape.iter().map(|size| *size as i64).collect();
-        ParamSpec { id, role, joined, name, shape, first: 0, padding, frozen: false, head, final_after }
+        ParamSpec { id, role, is_fused: joined, name, shape, first: 0, padding, is_frozen: false, head, final_after }
     };
     let mut specs: Vec<ParamSpec> = architecture.tensors().into_iter().map(spec).collect();
     place(&mut specs);
@@ -80,7 +80,7 @@ pub fn final_elements(specs: &[ParamSpec], segments: usize) -> usize {
 fn place(specs: &mut [ParamSpec]) {
     let mut end = 0_usize;
     for spec in specs {
-        spec.first = if spec.joined { end } else { end.next_multiple_of(ALIGNMENT) };
+        spec.first = if spec.is_fused { end } else { end.next_multiple_of(ALIGNMENT) };
         end = spec.range().end;
     }
 }
@@ -107,7 +107,7 @@ mod tests {
         for model in [tiny(), untied, pre, padded] {
             let specs = specs(&Architecture::new(&model, 3, 50));
             assert!(specs.windows(2).all(|pair| pair[0].range().end <= pair[1].first));
-            assert!(specs.iter().all(|spec| spec.joined || spec.first % 32 == 0));
+            assert!(specs.iter().all(|spec| spec.is_fused || spec.first % 32 == 0));
             let elements: usize = specs.iter().map(ParamSpec::count).sum();
             assert_eq!(elements as u64, Architecture::new(&model, 3, 50).parameters());
         }

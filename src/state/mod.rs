@@ -119,7 +119,7 @@ impl TrainState {
 
     /// Increments the update counts of all groups that are not frozen.
     pub fn count_update(&mut self) {
-        let live = self.parameters.specs().iter().filter(|spec| !spec.frozen).map(ParamSpec::group);
+        let live = self.parameters.specs().iter().filter(|spec| !spec.is_frozen).map(ParamSpec::group);
         for group in live.collect::<std::collections::BTreeSet<_>>() {
             *self.updates.entry(group).or_default() += 1;
         }

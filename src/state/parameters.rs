@@ -102,11 +102,11 @@ impl Parameters {
     /// Freezes the parameters selected by `frozen` and unfreezes all others. Frozen parameters have zero gradients and are not updated.
     pub fn freeze(&mut self, frozen: impl Fn(&ParamSpec) -> bool) {
         for (spec, view) in self.specs.iter_mut().zip(&mut self.views) {
-            spec.frozen = frozen(spec);
-            let _ = view.requires_grad_(!spec.frozen);
+            spec.is_frozen = frozen(spec);
+            let _ = view.requires_grad_(!spec.is_frozen);
         }
         for (numbers, view) in &mut self.joined {
-            let _ = view.requires_grad_(!self.specs[numbers.start].frozen);
+            let _ = view.requires_grad_(!self.specs[numbers.start].is_frozen);
         }
     }
 
@@ -178,7 +178,7 @@ pub(super) fn view(buffer: &Tensor, spec: &ParamSpec) -> Tensor {
 /// Index ranges of fused parameters.
 fn joined(specs: &[ParamSpec]) -> Vec<Range<usize>> {
     let mut runs = Vec::<Range<usize>>::new();
-    for (number, _) in specs.iter().enumerate().filter(|(_, spec)| spec.joined) {
+    for (number, _) in specs.iter().enumerate().filter(|(_, spec)| spec.is_fused) {
         match runs.last_mut().filter(|run| run.end == number) {
             Some(run) => run.end += 1,
             None => runs.push(number.saturating_sub(1)..number + 1),

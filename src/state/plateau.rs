@@ -39,8 +39,8 @@ mod tests {
     fn plateau_is_several_evaluations_without_improvement() {
         let plateau = Plateau { evaluations: 2, min_delta: 0.1 };
         let flat = |losses: &[f64]| {
-            let mut watched = PlateauTracker::default();
-            losses.iter().map(|loss| watched.is_flat(&plateau, *loss)).collect::<Vec<_>>()
+            let mut tracker = PlateauTracker::default();
+            losses.iter().map(|loss| tracker.is_flat(&plateau, *loss)).collect::<Vec<_>>()
         };
         assert_eq!(
             flat(&[5.0, 4.95, 4.92]),
@@ -52,17 +52,17 @@ mod tests {
         assert_eq!(flat(&[5.0, f64::NAN, f64::NAN]), [false, false, true]);
         assert_eq!(flat(&[f64::NAN, 5.0, 4.95, f64::INFINITY]), [false, false, false, true]);
         let plateau = Plateau { evaluations: 1, min_delta: 0.0 };
-        let mut watched = PlateauTracker::default();
-        assert!(!watched.is_flat(&plateau, 5.0) && !watched.is_flat(&plateau, 4.9) && watched.is_flat(&plateau, 4.95));
+        let mut tracker = PlateauTracker::default();
+        assert!(!tracker.is_flat(&plateau, 5.0) && !tracker.is_flat(&plateau, 4.9) && tracker.is_flat(&plateau, 4.95));
     }
 
     #[test]
     fn tracker_round_trips_through_json() {
-        let mut watched = PlateauTracker::default();
+        let mut tracker = PlateauTracker::default();
         for loss in [f64::NAN, 6.123_456_789, 5.1, 5.0999, 1.0 / 3.0] {
-            watched.is_flat(&Plateau::default(), loss);
-            let text = serde_json::to_string(&watched).unwrap();
-            assert_eq!(serde_json::from_str::<PlateauTracker>(&text).unwrap(), watched, "{text}");
+            tracker.is_flat(&Plateau::default(), loss);
+            let text = serde_json::to_string(&tracker).unwrap();
+            assert_eq!(serde_json::from_str::<PlateauTracker>(&text).unwrap(), tracker, "{text}");
         }
     }
 }

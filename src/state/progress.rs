@@ -29,7 +29,7 @@ pub struct StageProgress {
     /// Loss history of the stage, for the divergence guard.
     pub history: History,
     /// Plateau detector of the stage.
-    pub watched: PlateauTracker,
+    pub plateau: PlateauTracker,
     /// Stages that ended at a plateau.
     pub ended: Ended,
 }

@@ -99,8 +99,8 @@ pub fn evaluate(
         if agreed.directive == Directive::CheckpointAndStop {
             return Ok(EvalOutcome::Stopped);
         }
-        for (sum, leaf) in totals.iter_mut().zip(batch.whole().shards()) {
-            sum.add(&step::evaluate(objective, leaf)?);
+        for (sum, shard) in totals.iter_mut().zip(batch.whole().shards()) {
+            sum.add(&step::evaluate(objective, shard)?);
         }
     }
     let mut sums = match request.parts {

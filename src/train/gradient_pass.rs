@@ -58,33 +58,34 @@ impl GradientPass<'_> {
         watch: &mut Stopwatch,
     ) -> Result<GradientStats, Error> {
         let session = self.session;
-        let mut passed = GradientStats::default();
+        let mut stats = GradientStats::default();
         if !session.config.metrics.measures_noise(state.step) {
-            self.share(self.batch.whole(), state, group, reducer, watch, &mut passed)?;
-            return Ok(passed);
+            self.reduce_gradient(self.batch.whole(), state, group, reducer, watch, &mut stats)?;
+            return Ok(stats);
         }
         let [first, second] = self.batch.halves();
-        self.share(first, state, group, reducer, watch, &mut passed)?;
+        self.reduce_gradient(first, state, group, reducer, watch, &mut stats)?;
         let first = torch::guard(|| {
-            passed.halves.push(state.gradient_norm());
+            stats.halves.push(state.gradient_norm());
             state.gradients_mut().copy()
         })?;
-        self.share(second, state, group, reducer, watch, &mut passed)?;
+        self.reduce_gradient(second, state, group, reducer, watch, &mut stats)?;
         torch::guard(|| {
-            passed.halves.push(state.gradient_norm());
+            stats.halves.push(state.gradient_norm());
             *state.gradients_mut() += first;
         })?;
-        Ok(passed)
+        Ok(stats)
     }
 
-    fn share(
+    /// Computes the gradient of a batch, or of half of it, summed over all ranks.
+    fn reduce_gradient(
         &self,
         share: RankBatch<'_>,
         state: &mut TrainState,
         group: &mut dyn Group,
         reducer: &mut dyn Reducer,
         watch: &mut Stopwatch,
-        passed: &mut GradientStats,
+        stats: &mut GradientStats,
     ) -> Result<(), Error> {
         let session = self.session;
         let control = &session.control;
@@ -92,36 +93,36 @@ impl GradientPass<'_> {
         let pending = match session.config.cluster.all_reduce.canonical {
             false => {
                 let passes = span!("forward and backward");
-                let (pending, exchange) = self.in_buckets(share, state, reducer)?;
+                let (pending, all_reduce) = self.bucketed(share, state, reducer)?;
                 // Without overlap the all-reduce starts now: wait, so that its time does not include pending kernels.
                 if session.world > 1 && !gradients::overlaps(session) {
                     torch::guard(|| session.kernels.wait())?;
                 }
                 drop(passes);
-                passed.seconds += watch.lap();
+                stats.seconds += watch.lap();
                 control.phase(WorkerPhase::Exchange);
                 let _sum = span!("all-reduce");
-                exchange.finish(state)?;
+                all_reduce.finish(state)?;
                 pending
             }
             true => {
                 let passes = span!("forward and backward");
-                let (pending, sum) = self.exactly(share, state)?;
+                let (pending, sum) = self.canonical(share, state)?;
                 drop(passes);
-                passed.seconds += watch.lap();
+                stats.seconds += watch.lap();
                 control.phase(WorkerPhase::Exchange);
                 let _sum = span!("all-reduce");
                 gradients::all_reduce_exact(group, state, sum)?;
                 pending
             }
         };
-        passed.communicate += watch.lap();
-        passed.pending.push(pending);
+        stats.communicate += watch.lap();
+        stats.pending.push(pending);
         Ok(())
     }
 
     /// Runs the passes and starts the all-reduce of the buckets whose gradients are final.
-    fn in_buckets<'r>(
+    fn bucketed<'r>(
         &self,
         share: RankBatch<'_>,
         state: &mut TrainState,
@@ -130,16 +131,16 @@ impl GradientPass<'_> {
         let session = self.session;
         let others = (session.world > 1).then_some(reducer);
         let bucket = session.config.cluster.all_reduce.bucket_elements();
-        let mut exchange = BucketedAllReduce::new(others, bucket, gradients::overlaps(session));
-        let mut gradients_ready = |state: &TrainState, elements| exchange.gradients_ready(state, elements);
+        let mut all_reduce = BucketedAllReduce::new(others, bucket, gradients::overlaps(session));
+        let mut gradients_ready = |state: &TrainState, elements| all_reduce.gradients_ready(state, elements);
         let pending = step::forward_backward(self.objective, state, share, self.dropout, &mut gradients_ready);
         let pending = pending?;
         self.poison_gradients(state)?;
-        Ok((vec![pending], exchange))
+        Ok((vec![pending], all_reduce))
     }
 
     /// Runs the passes shard by shard and accumulates the gradients in an [`ExactSum`].
-    fn exactly(
+    fn canonical(
         &self,
         share: RankBatch<'_>,
         state: &mut TrainState,
@@ -161,7 +162,7 @@ impl GradientPass<'_> {
 }
 
 /// Results of a gradient computation, read back from the device.
-pub struct Fetched {
+pub struct GradientResult {
     /// Totals of the whole batch or of each half, by canonical shard of this rank.
     pub totals: Vec<Vec<ObjectiveTotals>>,
     /// L2 norm of the gradient over all ranks, before clipping.
@@ -175,7 +176,7 @@ impl GradientStats {
     ///
     /// # Errors
     /// The device fails.
-    pub fn fetch(self, state: &TrainState, samples: u64, norm: &Tensor) -> Result<Fetched, Error> {
+    pub fn fetch(self, state: &TrainState, samples: u64, norm: &Tensor) -> Result<GradientResult, Error> {
         let kernels = state.kernels();
         let (mut totals, mut whole) = (Vec::new(), f64::NAN);
         for share in self.pending {
@@ -191,6 +192,6 @@ impl GradientStats {
             false => torch::guard(|| kernels.fetch(&Tensor::stack(&self.halves, 0)))?,
         };
         let noise = halves.first_chunk().and_then(|halves| noise::estimate(samples, whole, *halves));
-        Ok(Fetched { totals, norm: whole, noise })
+        Ok(GradientResult { totals, norm: whole, noise })
     }
 }

@@ -176,14 +176,14 @@ mod tests {
         }
     }
 
-    /// Gradients and norm of each rank after the all-reduce; `told` has the fractions reported as ready by each rank.
-    fn exchanged(
+    /// Gradients and norm of each rank after the all-reduce; `ready` has the fractions reported as ready by each rank.
+    fn all_reduced(
         kernels: fn() -> Arc<dyn Kernels>,
         bucket: usize,
         overlap: bool,
-        told: &[&[f64]],
+        ready: &[&[f64]],
     ) -> Vec<(Vec<f32>, f64)> {
-        let rank = |(rank, (mut ends, told)): (usize, (lambert_collective::Endpoints, Vec<f64>))| {
+        let rank = |(rank, (mut ends, ready)): (usize, (lambert_collective::Endpoints, Vec<f64>))| {
             std::thread::spawn(move || {
                 tch::set_num_threads(1);
                 let model = Model { hidden: 8, heads: 2, intermediate: 16, positions: 16, ..Model::default() };
@@ -198,14 +198,14 @@ mod tests {
                 if state.gradients_in_place(0..1).is_some_and(|address| address.device.is_some()) {
                     ends.reducer = Box::new(DeviceReducer(ends.reducer));
                 }
-                let mut exchange = BucketedAllReduce::new(Some(&mut *ends.reducer), bucket, overlap);
-                told.iter().for_each(|share| exchange.gradients_ready(&state, (share * all as f64) as usize));
-                exchange.finish(&mut state).unwrap();
+                let mut all_reduce = BucketedAllReduce::new(Some(&mut *ends.reducer), bucket, overlap);
+                ready.iter().for_each(|share| all_reduce.gradients_ready(&state, (share * all as f64) as usize));
+                all_reduce.finish(&mut state).unwrap();
                 let norm = state.kernels().fetch(&state.gradient_norm().view([1]))[0];
                 (state.read(Buffer::Gradients, 0..all), norm)
             })
         };
-        let ranks = local::group(told.len()).into_iter().zip(told.iter().map(|shares| shares.to_vec())).enumerate();
+        let ranks = local::group(ready.len()).into_iter().zip(ready.iter().map(|shares| shares.to_vec())).enumerate();
         let threads: Vec<_> = ranks.map(rank).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     }
@@ -219,11 +219,11 @@ mod tests {
         let parameters = Parameters::initialize(Arc::new(Host), Architecture::new(&model, 2, 50), 1, 0.2);
         let mut state = TrainState::new(parameters);
         let objective = step::tests::objective(&state, &model);
-        let mut exchange = BucketedAllReduce::new((world > 1).then_some(&mut *ends.reducer), 1000, true);
+        let mut all_reduce = BucketedAllReduce::new((world > 1).then_some(&mut *ends.reducer), 1000, true);
         let batch = step::tests::batch(&cuts);
-        let mut gradients_ready = |state: &TrainState, elements: usize| exchange.gradients_ready(state, elements);
+        let mut gradients_ready = |state: &TrainState, elements: usize| all_reduce.gradients_ready(state, elements);
         step::forward_backward(&objective, &mut state, batch.whole(), Key::new(1), &mut gradients_ready).unwrap();
-        exchange.finish(&mut state).unwrap();
+        all_reduce.finish(&mut state).unwrap();
         state.read(Buffer::Gradients, 0..state.elements())
     }
 
@@ -257,11 +257,11 @@ mod tests {
             let (mut worst, mut where_) = (0.0, "");
             for gradients in of(world) {
                 for spec in parameters.specs() {
-                    let apart = spec.range().map(|index| gradients[index] - one[index]);
-                    let apart = norm(&mut apart.into_iter());
+                    let difference = spec.range().map(|index| gradients[index] - one[index]);
+                    let difference = norm(&mut difference.into_iter());
                     let own = norm(&mut one[spec.range()].iter().copied());
                     // The gradient of a key bias is zero up to rounding: softmax is invariant to it.
-                    let share = apart / if spec.name.ends_with("key.bias") { all } else { own };
+                    let share = difference / if spec.name.ends_with("key.bias") { all } else { own };
                     assert!(share < 1e-6, "{world} ranks: {share:.1e} of the norm of {}", spec.name);
                     if share > worst {
                         (worst, where_) = (share, &spec.name);
@@ -277,9 +277,9 @@ mod tests {
         let host: fn() -> Arc<dyn Kernels> = || Arc::new(Host);
         let gpu: fn() -> Arc<dyn Kernels> = || Arc::new(Cuda::new(Arc::new(Emulator::default())));
         let device: fn() -> Arc<dyn Kernels> = || Arc::new(Cuda::new(Arc::new(Emulator::with_device_index(0))));
-        let whole = exchanged(host, usize::MAX, false, &[&[], &[], &[]]);
+        let whole = all_reduced(host, usize::MAX, false, &[&[], &[], &[]]);
         assert!(whole[0].0.iter().filter(|sum| **sum != 0.0).count() > 1000);
-        let told: [&[f64]; 3] = [&[0.3, 0.31, 0.9, 1.0], &[], &[1.0]];
+        let ready: [&[f64]; 3] = [&[0.3, 0.31, 0.9, 1.0], &[], &[1.0]];
         for (kernels, bucket, overlap) in [
             (host, 100, true),
             (host, 1, true),
@@ -289,7 +289,7 @@ mod tests {
             (device, 100, true),
             (device, 100, false),
         ] {
-            for (sum, norm) in exchanged(kernels, bucket, overlap, &told) {
+            for (sum, norm) in all_reduced(kernels, bucket, overlap, &ready) {
                 assert!(sum == whole[0].0, "buckets of {bucket}");
                 // The tail is 0 + 1 + 2.
                 let square: f64 = sum.iter().map(|sum| f64::from(*sum).powi(2)).sum();

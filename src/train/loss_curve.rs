@@ -46,9 +46,9 @@ fn loss_curve_matches_pytorch_and_the_stored_curve() {
 fn reference_kernels_give_the_same_loss_curve() {
     for (kind, rate) in [(OptimizerKind::Adamw, 5e-3), (OptimizerKind::Lamb, 2e-2)] {
         let reference = Arc::new(Reference::new(tch::Device::Cpu));
-        let apart = worst(&train_in(reference, Precision::Fp32, kind, rate).0, &train(kind, rate));
-        println!("{kind:?}: reference kernels differ by at most {apart:.1e}");
-        assert!(apart < 1e-5, "{kind:?}: {apart:e}");
+        let difference = worst(&train_in(reference, Precision::Fp32, kind, rate).0, &train(kind, rate));
+        println!("{kind:?}: reference kernels differ by at most {difference:.1e}");
+        assert!(difference < 1e-5, "{kind:?}: {difference:e}");
     }
 }
 
@@ -57,9 +57,9 @@ fn reference_kernels_give_the_same_loss_curve() {
 fn emulated_gpu_gives_the_same_loss_curve() {
     for (kind, rate) in [(OptimizerKind::Adamw, 5e-3), (OptimizerKind::Lamb, 2e-2)] {
         let gpu = Arc::new(Cuda::new(Arc::new(Emulator::default())));
-        let apart = worst(&train_in(gpu, Precision::Fp32, kind, rate).0, &train(kind, rate));
-        println!("{kind:?}: the emulated GPU differs by at most {apart:.1e}");
-        assert!(apart < 1e-5, "{kind:?}: {apart:e}");
+        let difference = worst(&train_in(gpu, Precision::Fp32, kind, rate).0, &train(kind, rate));
+        println!("{kind:?}: the emulated GPU differs by at most {difference:.1e}");
+        assert!(difference < 1e-5, "{kind:?}: {difference:e}");
     }
 }
 
@@ -68,9 +68,9 @@ fn emulated_gpu_gives_the_same_loss_curve() {
 fn bf16_loss_curve_is_close_to_f32() {
     for (kind, rate) in [(OptimizerKind::Adamw, 5e-3), (OptimizerKind::Lamb, 2e-2)] {
         let (curve, weights) = train_in(Arc::new(Host), Precision::Bf16, kind, rate);
-        let apart = worst(&curve, &train(kind, rate));
-        println!("{kind:?}: bf16 ends at {:.4}, off f32 by at most {apart:.1e}", curve[49]);
-        assert!((1e-6..0.03).contains(&apart), "{kind:?}: {apart:e}");
+        let difference = worst(&curve, &train(kind, rate));
+        println!("{kind:?}: bf16 ends at {:.4}, off f32 by at most {difference:.1e}", curve[49]);
+        assert!((1e-6..0.03).contains(&difference), "{kind:?}: {difference:e}");
         let coarse = weights.iter().filter(|weight| weight.to_bits().trailing_zeros() >= 16).count();
         assert!(coarse < weights.len() / 10, "{coarse} of {} weights have 16 bits", weights.len());
     }

@@ -10,7 +10,7 @@ use lambert_plan::timeline::{self, Place};
 use lambert_plan::{objectives, schedule};
 
 use super::evaluate::{self, EvalOutcome, EvalRequest};
-use super::gradient_pass::{Fetched, GradientPass};
+use super::gradient_pass::{GradientPass, GradientResult};
 use super::outcome::{StepOutcome, StepSamples};
 use super::rollback;
 use super::step_record;
@@ -91,14 +91,14 @@ impl<'a> Stage<'a> {
             max_threads: session.host.readers(),
             max_batch: place.stage.global_batch.max(place.stage.batch_ramp.map_or(0, |ramp| ramp.start)),
         };
-        let (stage, steps, begun) = (place.stage.clone(), place.done..place.stage.steps, state.step - place.done);
+        let (stage, steps, first_step) = (place.stage.clone(), place.done..place.stage.steps, state.step - place.done);
         let (metrics, seed) = (config.metrics.clone(), config.run.seed);
-        let wanted = steps.map(move |done| {
-            let halves = metrics.measures_noise(begun + done);
-            let halves = halves.then(|| Key::new(seed).with_bytes(b"halves").with(begun + done));
+        let requests = steps.map(move |done| {
+            let halves = metrics.measures_noise(first_step + done);
+            let halves = halves.then(|| Key::new(seed).with_bytes(b"halves").with(first_step + done));
             BatchRequest { samples: timeline::global_batch(&stage, done), split_key: halves }
         });
-        let loader = Loader::start(source, options, wanted).map_err(Error::Thread)?;
+        let loader = Loader::start(source, options, requests).map_err(Error::Thread)?;
         torch::guard(|| state.parameters.keep_bf16_copy(model::compute_dtype(&config.model)))?;
         let objective = Objective::new(&state.parameters, &config.model, &config.objective);
         let objective = objective.recomputing(place.stage.recompute);
@@ -139,15 +139,15 @@ impl<'a> Stage<'a> {
         session.control.phase(WorkerPhase::Step);
         let dropout = Key::new(session.config.run.seed).with_bytes(b"dropout").with(state.step);
         let has_no_samples = unread.is_some();
-        let passes = GradientPass { session, objective: &self.objective, batch: &batch, dropout, has_no_samples };
-        let passed = passes.gradient(state, collective, reducer, &mut watch).map_err(|error| self.explain(error))?;
-        let (forward_backward, mut communicate) = (passed.seconds, passed.communicate);
+        let pass = GradientPass { session, objective: &self.objective, batch: &batch, dropout, has_no_samples };
+        let stats = pass.gradient(state, collective, reducer, &mut watch).map_err(|error| self.explain(error))?;
+        let (forward_backward, mut communicate) = (stats.seconds, stats.communicate);
 
         session.control.phase(WorkerPhase::Step);
         let updating = span!("update");
         let learning_rate = schedule::learning_rate(self.place.stage, self.done(state));
         let updated = torch::guard(|| optim::update(state, &session.config.optimizer, learning_rate))?;
-        let Fetched { totals, norm, noise } = passed.fetch(state, batch.lengths.len() as u64, &updated.norm)?;
+        let GradientResult { totals, norm, noise } = stats.fetch(state, batch.lengths.len() as u64, &updated.norm)?;
         // Skipped updates have no trust ratios.
         let trust_ratios = match norm.is_finite() && session.config.metrics.records_trust_ratios(state.step) {
             true => torch::guard(|| updated.trust_ratios(state))?,
@@ -196,11 +196,11 @@ impl<'a> Stage<'a> {
         unread: bool,
         busy: f64,
     ) -> Result<Agreed, Error> {
-        let wanted = match self.session.is_first() {
+        let directive = match self.session.is_first() {
             true => self.session.control.take_directive(),
             false => Directive::Continue,
         };
-        let wanted = match wanted {
+        let directive = match directive {
             Directive::Continue if self.session.is_first() && saver.is_overdue() => Directive::Checkpoint,
             directive => directive,
         };
@@ -208,7 +208,7 @@ impl<'a> Stage<'a> {
         let zero = self.objective.no_totals();
         let in_places = |share: &Vec<ObjectiveTotals>| ObjectiveTotals::scatter_shards(&zero, share, first, parts);
         let mut sums: Vec<f64> = totals.iter().flat_map(in_places).collect();
-        let vote = Vote { directive: wanted, save: saver.vote(), unread };
+        let vote = Vote { directive, save: saver.vote(), unread };
         let (agreement, busy) = agreement::exchange(collective, &mut sums, vote, busy)?;
         Ok(Agreed { totals: ObjectiveTotals::sum_shards(&zero, &sums), agreement, busy, verdict: Verdict::Apply })
     }
@@ -232,11 +232,11 @@ impl<'a> Stage<'a> {
     /// Adds the settings that reduce memory use to an out-of-memory error.
     fn explain(&self, error: Error) -> Error {
         let (objective, Place { stage, index, .. }) = (&self.session.config.objective, self.place);
-        let asked = if let Error::Torch(failed) = &error { failed.memory() } else { None };
-        match asked {
+        let requested = if let Error::Torch(failed) = &error { failed.memory() } else { None };
+        match requested {
             None => error,
-            Some(asked) => Error::Memory {
-                asked,
+            Some(requested) => Error::Memory {
+                requested,
                 stage: index,
                 tokens: self.micro_batch_tokens,
                 recompute: stage.recompute,
@@ -286,7 +286,7 @@ impl<'a> Stage<'a> {
         }
         let Place { stage, index, .. } = self.place;
         let done = self.done(state);
-        if stage.plateau.is_some_and(|plateau| state.stages.watched.is_flat(&plateau, loss)) && done < stage.steps {
+        if stage.plateau.is_some_and(|plateau| state.stages.plateau.is_flat(&plateau, loss)) && done < stage.steps {
             state.stages.ended.insert(index, done);
             if self.session.is_first() {
                 let steps = timeline::total_steps(config, &state.stages.ended);

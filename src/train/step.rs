@@ -79,15 +79,15 @@ pub fn per_shard(
     dropout: Key,
     mut take: impl FnMut(&mut TrainState),
 ) -> Result<Vec<PendingTotals>, TorchError> {
-    let mut leaf = |micro_batches: &[MicroBatch]| {
+    let mut compute_shard = |micro_batches: &[MicroBatch]| {
         let pending = gradients(objective, state, (share.batch, micro_batches), dropout, &mut |_, _| ())?;
         torch::guard(|| take(state))?;
         Ok(pending)
     };
     // A rank without samples contributes one shard of zeros.
     match share.shard_micro_batches.is_empty() {
-        true => std::iter::once(&[][..]).map(&mut leaf).collect(),
-        false => share.shards().map(&mut leaf).collect(),
+        true => std::iter::once(&[][..]).map(&mut compute_shard).collect(),
+        false => share.shards().map(&mut compute_shard).collect(),
     }
 }
 
@@ -311,16 +311,25 @@ pub(crate) mod tests {
             let mut state = TrainState::new(parameters);
             state.parameters.keep_bf16_copy(crate::model::compute_dtype(&model));
             let objective = objective(&state, &model).recomputing(recompute);
-            let mut told = Vec::new();
-            let mut tell = |state: &TrainState, elements| told.push(state.read(Buffer::Gradients, 0..elements));
-            forward_backward(&objective, &mut state, batch(&[&[3, 0], &[1], &[4, 2]]).whole(), Key::new(1), &mut tell)
-                .unwrap();
+            let mut ready = Vec::new();
+            let mut report = |state: &TrainState, elements| ready.push(state.read(Buffer::Gradients, 0..elements));
+            forward_backward(
+                &objective,
+                &mut state,
+                batch(&[&[3, 0], &[1], &[4, 2]]).whole(),
+                Key::new(1),
+                &mut report,
+            )
+            .unwrap();
             let gradients = state.read(Buffer::Gradients, 0..state.elements());
             // Heads, three layers, embeddings.
-            assert_eq!(told.len(), 5);
-            assert!(told.windows(2).all(|pair| pair[0].len() < pair[1].len()), "each says more than the one before");
-            assert_eq!(told.last().map(Vec::len), Some(state.elements()));
-            for early in told {
+            assert_eq!(ready.len(), 5);
+            assert!(
+                ready.windows(2).all(|pair| pair[0].len() < pair[1].len()),
+                "each prefix is longer than the previous one"
+            );
+            assert_eq!(ready.last().map(Vec::len), Some(state.elements()));
+            for early in ready {
                 assert_eq!(early, gradients[..early.len()], "{norm:?} {tied_decoder} {recompute} {precision:?}");
             }
         }
@@ -328,7 +337,7 @@ pub(crate) mod tests {
 
     #[test]
     fn frozen_parameters_have_zero_gradients() {
-        for (recompute, asks) in [(false, true), (true, true), (false, false), (true, false)] {
+        for (recompute, has_targets) in [(false, true), (true, true), (false, false), (true, false)] {
             let model = model(Norm::Post);
             let parameters = Parameters::initialize(Arc::new(Host), Architecture::new(&model, 3, 50), 1, 0.2);
             let mut state = TrainState::new(parameters);
@@ -336,18 +345,18 @@ pub(crate) mod tests {
             state.parameters.freeze(is_old);
             let objective = objective(&state, &model).recomputing(recompute);
             let mut batch = batch(WHOLE);
-            if !asks {
+            if !has_targets {
                 let lone = MaskedSample { pair_label: None, masked_tokens: Vec::new(), ..sample(5) };
                 batch.micro_batches = vec![MicroBatch::new(&[0], 5, 0, &[lone])];
             }
-            let mut told = 0;
-            forward_backward(&objective, &mut state, batch.whole(), Key::new(1), &mut |_, elements| told = elements)
+            let mut ready = 0;
+            forward_backward(&objective, &mut state, batch.whole(), Key::new(1), &mut |_, elements| ready = elements)
                 .unwrap();
-            assert_eq!(told, state.elements());
+            assert_eq!(ready, state.elements());
             for spec in state.parameters.specs() {
                 let moved = state.read(Buffer::Gradients, spec.range()).iter().any(|gradient| *gradient != 0.0);
-                assert!(!moved || asks && !is_old(spec), "{}", spec.name);
-                assert!(moved || !asks || is_old(spec) || spec.name.ends_with("key.bias"), "{}", spec.name);
+                assert!(!moved || has_targets && !is_old(spec), "{}", spec.name);
+                assert!(moved || !has_targets || is_old(spec) || spec.name.ends_with("key.bias"), "{}", spec.name);
             }
         }
     }
@@ -364,8 +373,8 @@ pub(crate) mod tests {
             let model = Model { attention: Attention::Keyed, precision, ..model(norm) };
             let host = gradients_on(Arc::new(Host), &model, WHOLE, 1, false);
             for recompute in [false, true] {
-                let apart = distance(&host, &gradients_on(gpu(), &model, WHOLE, 1, recompute));
-                assert!(apart < bound, "{norm:?} {precision:?} {recompute}: {apart:e}");
+                let difference = distance(&host, &gradients_on(gpu(), &model, WHOLE, 1, recompute));
+                assert!(difference < bound, "{norm:?} {precision:?} {recompute}: {difference:e}");
             }
         }
     }
@@ -375,13 +384,13 @@ pub(crate) mod tests {
         let model = Model { attention: Attention::Fused, ..model(Norm::Post) };
         let of = |cuts: &[&[usize]], step, recompute| gradients_on(Arc::new(Host), &model, cuts, step, recompute);
         let once = of(WHOLE, 1, false);
-        assert_eq!(of(WHOLE, 1, false), once, "the same step draws the same");
-        assert!(distance(&once, &of(WHOLE, 1, true)) < 1e-6, "so does the way back");
+        assert_eq!(of(WHOLE, 1, false), once, "the same step has the same dropout");
+        assert!(distance(&once, &of(WHOLE, 1, true)) < 1e-6, "so does recomputation");
         assert!(distance(&once, &of(WHOLE, 2, false)) > 0.1, "another step");
-        assert!(distance(&once, &of(&[&[3, 0], &[1], &[4, 2]], 1, false)) > 0.01, "another cut");
+        assert!(distance(&once, &of(&[&[3, 0], &[1], &[4, 2]], 1, false)) > 0.01, "other micro-batches");
         let without = Model { attention_dropout: Some(0.0), ..model.clone() };
         let keyed = Model { attention: Attention::Keyed, ..without.clone() };
         let of = |model: &Model| gradients_on(Arc::new(Host), model, WHOLE, 1, false);
-        assert_eq!(of(&without), of(&keyed), "without dropout of weights there is no difference");
+        assert_eq!(of(&without), of(&keyed), "without attention dropout both give the same");
     }
 }

@@ -179,10 +179,10 @@ fn gradients_of_a_rank(case: &Case, mut ends: lambert_collective::Endpoints) -> 
     let division = Division::new(&lengths, world, 24);
     let cuts: Vec<&[usize]> = division.ranks[ends.group.rank()].iter().map(|cut| &cut.samples[..]).collect();
     let (mut state, objective) = case.make(host(), &model(), false);
-    let mut exchange = BucketedAllReduce::new((world > 1).then_some(&mut *ends.reducer), 1000, true);
-    let mut gradients_ready = |state: &TrainState, elements: usize| exchange.gradients_ready(state, elements);
+    let mut all_reduce = BucketedAllReduce::new((world > 1).then_some(&mut *ends.reducer), 1000, true);
+    let mut gradients_ready = |state: &TrainState, elements: usize| all_reduce.gradients_ready(state, elements);
     step::forward_backward(&objective, &mut state, batch(&cuts).whole(), Key::new(1), &mut gradients_ready).unwrap();
-    exchange.finish(&mut state).unwrap();
+    all_reduce.finish(&mut state).unwrap();
     state.read(Buffer::Gradients, 0..state.elements())
 }
 
