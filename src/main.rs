@@ -43,11 +43,11 @@ use tracing_subscriber::util::SubscriberInitExt;
 #[command(name = "lambert-worker", version, about = "One rank of a lambert run; started by `lambert`")]
 struct Arguments {
     #[command(subcommand)]
-    command: Command,
+    command: WorkerCommand,
 }
 
 #[derive(Subcommand)]
-enum Command {
+enum WorkerCommand {
     /// Train as one rank of a run that `lambert run` has created
     Train {
         /// The run's folder or URL
@@ -161,11 +161,11 @@ fn main() -> ExitCode {
 }
 
 /// Layer that writes a trace of the steps given by `--trace`, if any.
-fn trace<S>(command: &Command) -> std::io::Result<Option<impl Layer<S> + use<S>>>
+fn trace<S>(command: &WorkerCommand) -> std::io::Result<Option<impl Layer<S> + use<S>>>
 where
     S: Subscriber + for<'a> LookupSpan<'a> + Send + Sync,
 {
-    let Command::Train { logs, trace: Some(steps), .. } = command else { return Ok(None) };
+    let WorkerCommand::Train { logs, trace: Some(steps), .. } = command else { return Ok(None) };
     let rank = lambert_collective::world::detect().map_or(0, |world| world.rank);
     let folder = logs.as_deref().unwrap_or(Path::new("."));
     if logs.is_some() {
@@ -184,26 +184,26 @@ fn steps(text: &str) -> Result<Range<u64>, String> {
 }
 
 /// Value of `device.deterministic` for `bench`. True for commands whose configuration is in a run's store, which is read later.
-fn is_deterministic(command: &Command) -> bool {
-    let Command::Bench { config, sets, .. } = command else { return true };
+fn is_deterministic(command: &WorkerCommand) -> bool {
+    let WorkerCommand::Bench { config, sets, .. } = command else { return true };
     Layers::from_process(sets).load::<RunConfig>(config).map_or(true, |config| config.device.deterministic)
 }
 
-fn run(command: Command) -> Result<i32, Error> {
+fn run(command: WorkerCommand) -> Result<i32, Error> {
     match command {
-        Command::Train { run, attempt, world, logs, session, .. } => {
+        WorkerCommand::Train { run, attempt, world, logs, session, .. } => {
             keep_logs(logs.as_deref());
             train(&run, attempt, world, &session)
         }
-        Command::Eval { model, data, samples, device, json } => {
+        WorkerCommand::Eval { model, data, samples, device, json } => {
             eval(&LoadedModel::open(&model, device)?, &data, samples, json)
         }
-        Command::Bench { config, sets, stage, samples, steps, warmup, json, batches } => {
+        WorkerCommand::Bench { config, sets, stage, samples, steps, warmup, json, batches } => {
             let config: RunConfig =
                 Layers::from_process(&sets).warn_with(|warning| tracing::warn!("{warning}")).load(&config)?;
             bench::run(&config, &BenchOptions { stage, samples, steps, warmup, json, batches })
         }
-        Command::FillMask { model, text, top, device, json } => {
+        WorkerCommand::FillMask { model, text, top, device, json } => {
             fill(&LoadedModel::open(&model, device)?, &text, top, json)
         }
     }

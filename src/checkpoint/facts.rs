@@ -8,7 +8,7 @@ use lambert_store::checkpoint::Manifest;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::recovery::guard::History;
+use crate::recovery::guard::LossHistory;
 use crate::recovery::skipped_samples::SkippedSamples;
 use crate::state::plateau::PlateauTracker;
 use crate::state::{ParamSpec, Skipped, StageProgress, TrainState};
@@ -31,7 +31,7 @@ pub struct Facts {
     detours: BTreeMap<String, SkippedSamples>,
     /// What the steps of the stage have shown.
     #[serde(default)]
-    history: History,
+    history: LossHistory,
     /// What the evaluations of the stage have shown.
     #[serde(default, skip_serializing_if = "PlateauTracker::is_new")]
     watched: PlateauTracker,

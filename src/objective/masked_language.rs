@@ -3,14 +3,14 @@
 use lambert_plan::objectives;
 use tch::Tensor;
 
-use super::{Loss, Scored};
+use super::{Loss, LossValue};
 use crate::data::{GlobalBatch, MicroBatch};
 use crate::model::Heads;
 use crate::model::input::Input;
 
-pub struct MaskedLanguage;
+pub struct MaskedLanguageLoss;
 
-impl Loss for MaskedLanguage {
+impl Loss for MaskedLanguageLoss {
     fn description(&self) -> objectives::Loss {
         objectives::MASKED_LANGUAGE
     }
@@ -23,7 +23,7 @@ impl Loss for MaskedLanguage {
         batch.masked_tokens
     }
 
-    fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> Scored {
+    fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> LossValue {
         let (positions, labels) = (super::targets(input.positions.as_ref()), super::targets(input.labels.as_ref()));
         let width = input.ids.size()[1];
         let row_of = || positions.divide_scalar_mode(width, "floor");

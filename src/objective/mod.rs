@@ -30,7 +30,7 @@ pub trait Loss {
     fn global_targets(&self, batch: &GlobalBatch) -> u64;
 
     /// Computes the loss of a micro-batch with at least one target. `hidden` is \[batch, sequence, hidden\].
-    fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> Scored;
+    fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> LossValue;
 }
 
 /// Constructor of a loss.
@@ -38,8 +38,8 @@ type LossFactory = fn() -> Box<dyn Loss>;
 
 /// Implementations of the losses.
 const LOSSES: [(objectives::Loss, LossFactory); 2] = [
-    (objectives::MASKED_LANGUAGE, || Box::new(masked_language::MaskedLanguage)),
-    (objectives::PAIR, || Box::new(pair::Pair)),
+    (objectives::MASKED_LANGUAGE, || Box::new(masked_language::MaskedLanguageLoss)),
+    (objectives::PAIR, || Box::new(pair::PairLoss)),
 ];
 
 /// Implementation of a loss.
@@ -52,7 +52,7 @@ pub(crate) fn loss(description: objectives::Loss) -> Box<dyn Loss> {
 }
 
 /// Value of a loss for a micro-batch.
-pub struct Scored {
+pub struct LossValue {
     /// Sum over the targets, nats; a scalar with a gradient.
     pub loss: Tensor,
     /// Number of correct predictions, a scalar; `None` if the loss has no accuracy.
@@ -108,8 +108,8 @@ fn targets(tensor: Option<&Tensor>) -> &Tensor {
 
 /// Computes the summed cross-entropy of `logits` \[n, classes\] against `labels` \[n\], and the number of correct predictions.
 /// `factors` \[n\], used in tests, scale each cross-entropy. Computed in f32 for any dtype of the logits.
-fn score(logits: &Tensor, labels: &Tensor, factors: Option<&Tensor>) -> Scored {
-    let given = logits.detach();
+fn score(logits: &Tensor, labels: &Tensor, factors: Option<&Tensor>) -> LossValue {
+    let detached = logits.detach();
     let logits = logits.to_kind(Kind::Float);
     let loss = |reduction| logits.cross_entropy_loss(labels, None::<Tensor>, reduction, -100, 0.0);
     let loss = match factors {
@@ -117,7 +117,7 @@ fn score(logits: &Tensor, labels: &Tensor, factors: Option<&Tensor>) -> Scored {
         None => loss(Reduction::Sum),
     };
     let correct = tch::no_grad(|| logits.argmax(-1, false).eq_tensor(labels).sum(Kind::Int64));
-    Scored { loss, correct: Some(correct), logits: Some(given) }
+    LossValue { loss, correct: Some(correct), logits: Some(detached) }
 }
 
 #[cfg(test)]

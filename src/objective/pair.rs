@@ -4,14 +4,14 @@
 use lambert_plan::objectives;
 use tch::Tensor;
 
-use super::{Loss, Scored};
+use super::{Loss, LossValue};
 use crate::data::{GlobalBatch, MicroBatch};
 use crate::model::Heads;
 use crate::model::input::Input;
 
-pub struct Pair;
+pub struct PairLoss;
 
-impl Loss for Pair {
+impl Loss for PairLoss {
     fn description(&self) -> objectives::Loss {
         objectives::PAIR
     }
@@ -24,7 +24,7 @@ impl Loss for Pair {
         batch.lengths.len() as u64
     }
 
-    fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> Scored {
+    fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> LossValue {
         super::score(&heads.pair(hidden), super::targets(input.pair_labels.as_ref()), input.loss_scales.as_ref())
     }
 }

@@ -2,7 +2,7 @@
 
 use tch::Tensor;
 
-use super::{Loss, Scored};
+use super::{Loss, LossValue};
 use crate::data::MicroBatch;
 use crate::model::Encoder;
 use crate::model::input::Input;
@@ -17,7 +17,7 @@ pub struct PassOutput {
 
 impl PassOutput {
     /// Takes the output if a later pass reads it. Otherwise the logits are dropped, to free memory before the backward pass.
-    pub fn take(hidden: &Tensor, scores: &mut [Option<Scored>], is_read: bool) -> Option<Self> {
+    pub fn take(hidden: &Tensor, scores: &mut [Option<LossValue>], is_read: bool) -> Option<Self> {
         let logits: Vec<_> = scores.iter_mut().map(|scored| scored.as_mut()?.logits.take()).collect();
         is_read.then(|| Self { hidden: hidden.detach(), logits })
     }
@@ -67,7 +67,7 @@ impl Pass {
     }
 
     /// Computes each loss; `None` for a loss without targets in the micro-batch.
-    pub fn score(&self, batch: &MicroBatch, input: &Input, hidden: &Tensor) -> Vec<Option<Scored>> {
+    pub fn score(&self, batch: &MicroBatch, input: &Input, hidden: &Tensor) -> Vec<Option<LossValue>> {
         let score = |loss: &dyn Loss| (loss.targets(batch) > 0).then(|| loss.score(&self.encoder.heads, hidden, input));
         self.losses().map(score).collect()
     }

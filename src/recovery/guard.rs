@@ -14,7 +14,7 @@ const MIN_BAND: f64 = 0.1;
 
 /// Loss statistics and recent steps of a stage; part of the training state. The statistics are f32, which JSON preserves exactly.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct History {
+pub struct LossHistory {
     /// Finite losses seen in this stage.
     losses: u64,
     /// Running mean of the losses, nats.
@@ -39,7 +39,7 @@ pub struct RecentStep {
 
 /// Decision on a step.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Verdict {
+pub enum GuardVerdict {
     /// Keep the update.
     Apply,
     /// Skip the update: loss or gradient are not finite.
@@ -61,23 +61,24 @@ pub struct RollbackPlan {
     pub reason: String,
 }
 
-impl History {
+impl LossHistory {
     /// Decides on a step. `before` is the number of steps completed before it, `samples` are those it drew; `loss` (nats) and
     /// gradient `norm` are over all ranks.
-    pub fn judge(&self, guard: &Guard, before: u64, samples: Range<u64>, loss: f64, norm: f64) -> Verdict {
-        let roll_back =
-            |bad: usize, reason| Verdict::Rollback(self.rollback_plan(guard, before, samples.clone(), bad, reason));
+    pub fn judge(&self, guard: &Guard, before: u64, samples: Range<u64>, loss: f64, norm: f64) -> GuardVerdict {
+        let roll_back = |bad: usize, reason| {
+            GuardVerdict::Rollback(self.rollback_plan(guard, before, samples.clone(), bad, reason))
+        };
         if !loss.is_finite() || !norm.is_finite() {
             let row = self.recent.iter().rev().take_while(|step| !step.is_finite).count();
             let limit = guard.nonfinite_steps as usize;
             if limit > 0 && row + 1 >= limit {
                 return roll_back(row, format!("{} step(s) in a row without a finite loss and gradient", row + 1));
             }
-            return Verdict::Skip;
+            return GuardVerdict::Skip;
         }
         match self.upper_bound(guard).filter(|limit| loss > *limit) {
             Some(limit) => roll_back(0, format!("loss {loss:.4} is above the limit of {limit:.4}")),
-            None => Verdict::Apply,
+            None => GuardVerdict::Apply,
         }
     }
 
@@ -126,18 +127,18 @@ mod tests {
         Guard { nonfinite_steps: 3, loss_band: 8.0, loss_window: 50, batches_before: 1, ..Guard::default() }
     }
 
-    /// History of `steps` steps of 4 samples each, with losses around 5.
-    fn history(steps: u64) -> History {
-        let mut history = History::default();
+    /// LossHistory of `steps` steps of 4 samples each, with losses around 5.
+    fn history(steps: u64) -> LossHistory {
+        let mut history = LossHistory::default();
         for step in 0..steps {
             history.add(&guard(), step, 4 * step..4 * step + 4, Some(5.0 + 0.1 * (step as f64).sin()));
         }
         history
     }
 
-    fn back(history: &History, before: u64, loss: f64) -> Option<RollbackPlan> {
+    fn back(history: &LossHistory, before: u64, loss: f64) -> Option<RollbackPlan> {
         match history.judge(&guard(), before, 4 * before..4 * before + 4, loss, 1.0) {
-            Verdict::Rollback(plan) => Some(plan),
+            GuardVerdict::Rollback(plan) => Some(plan),
             _ => None,
         }
     }
@@ -157,7 +158,7 @@ mod tests {
         assert_eq!(back(&history(49), 49, 1e9), None);
         assert!(back(&history(50), 50, 1e9).is_some());
         let off = Guard { loss_band: 0.0, ..guard() };
-        assert_eq!(history(60).judge(&off, 60, 0..4, 1e9, 1.0), Verdict::Apply);
+        assert_eq!(history(60).judge(&off, 60, 0..4, 1e9, 1.0), GuardVerdict::Apply);
     }
 
     #[test]
@@ -166,7 +167,7 @@ mod tests {
         for step in 60..62 {
             let samples = 4 * step..4 * step + 4;
             let [loss, norm] = if step == 60 { [f64::NAN, 1.0] } else { [5.0, f64::INFINITY] };
-            assert_eq!(history.judge(&guard(), step, samples.clone(), loss, norm), Verdict::Skip);
+            assert_eq!(history.judge(&guard(), step, samples.clone(), loss, norm), GuardVerdict::Skip);
             history.add(&guard(), step, samples, None);
         }
         let plan = back(&history, 62, f64::NAN).unwrap();
@@ -178,18 +179,18 @@ mod tests {
     #[test]
     fn rollback_stays_within_the_stage() {
         let always = Guard { nonfinite_steps: 1, ..guard() };
-        let verdict = History::default().judge(&always, 7, 30..34, f64::NAN, 1.0);
-        let Verdict::Rollback(plan) = verdict else { panic!("{verdict:?}") };
+        let verdict = LossHistory::default().judge(&always, 7, 30..34, f64::NAN, 1.0);
+        let GuardVerdict::Rollback(plan) = verdict else { panic!("{verdict:?}") };
         assert_eq!((plan.to_step, plan.samples), (7, 30..34));
     }
 
     #[test]
     fn history_round_trips_through_json() {
-        let mut history = History::default();
+        let mut history = LossHistory::default();
         for step in 0..500 {
             history.add(&guard(), step, 0..4, Some(10.0 / (1.0 + step as f64).ln_1p()));
             let text = serde_json::to_string(&history).unwrap();
-            assert_eq!(serde_json::from_str::<History>(&text).unwrap(), history, "{text}");
+            assert_eq!(serde_json::from_str::<LossHistory>(&text).unwrap(), history, "{text}");
         }
     }
 }

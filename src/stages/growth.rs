@@ -189,14 +189,14 @@ mod tests {
         state.parameters.specs().iter().map(|spec| (spec.name.clone(), of(spec))).collect()
     }
 
-    /// Compares the grown model with old tensors assembled by hand; `made` has the source layer of each layer, `factor` the scale of
-    /// its moments.
-    fn check(order: Order, moments: Moments, made: &[usize], factor: impl Fn(usize) -> [f32; 2]) {
+    /// Compares the grown model with old tensors assembled by hand. `sources` has the source layer of each layer, `factor` the
+    /// scale of its moments.
+    fn check(order: Order, moments: Moments, sources: &[usize], factor: impl Fn(usize) -> [f32; 2]) {
         let (mut state, model) = state(Norm::Post, 2);
         let before = tensors(&state);
-        grow(&mut state, of(&model, made.len()), &Growth { order, moments: Some(moments), ..Growth::default() })
+        grow(&mut state, of(&model, sources.len()), &Growth { order, moments: Some(moments), ..Growth::default() })
             .unwrap();
-        assert_eq!(state.parameters.layers(), made.len());
+        assert_eq!(state.parameters.layers(), sources.len());
         let mut expected = BTreeMap::new();
         for (name, tensors) in &before {
             let Some(rest) = name.strip_prefix("bert.encoder.layer.") else {
@@ -204,7 +204,7 @@ mod tests {
                 continue;
             };
             let (old, part) = rest.split_once('.').unwrap();
-            for (layer, _) in made.iter().enumerate().filter(|(_, source)| source.to_string() == old) {
+            for (layer, _) in sources.iter().enumerate().filter(|(_, source)| source.to_string() == old) {
                 let mut tensors = tensors.clone();
                 for (moment, factor) in tensors[1..].iter_mut().zip(factor(layer)) {
                     moment.iter_mut().for_each(|value| *value *= factor);
@@ -215,7 +215,7 @@ mod tests {
         let after = tensors(&state);
         assert_eq!(after.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
         after.iter().for_each(|(name, tensors)| assert!(*tensors == expected[name], "{name}"));
-        let ages: BTreeMap<_, _> = (0..made.len()).map(|layer| (layer, age(&state, layer))).collect();
+        let ages: BTreeMap<_, _> = (0..sources.len()).map(|layer| (layer, age(&state, layer))).collect();
         let zero = moments == Moments::Zero;
         let expected = |layer: usize| if zero && factor(layer) == [0.0, 0.0] { 0 } else { 70 };
         assert!(ages.iter().all(|(layer, age)| *age == expected(*layer)), "{ages:?}");

@@ -8,7 +8,7 @@ use lambert_config::run::RunConfig;
 use lambert_plan::architecture::Architecture;
 use lambert_plan::timeline::Place;
 
-use crate::recovery::guard::History;
+use crate::recovery::guard::LossHistory;
 use crate::state::TrainState;
 use crate::state::plateau::PlateauTracker;
 use crate::torch::TorchError;
@@ -25,7 +25,7 @@ pub fn enter(state: &mut TrainState, config: &RunConfig, place: &Place<'_>) -> R
     let vocabulary = state.parameters.architecture().vocabulary();
     let architecture = Architecture::of_run(config, place.stage.depth(&config.model), vocabulary);
     growth::grow(state, architecture, &place.stage.growth)?;
-    state.stages.history = History::default();
+    state.stages.history = LossHistory::default();
     state.stages.plateau = PlateauTracker::default();
     if place.stage.restart_optimizer {
         state.restart_optimizer();

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use lambert_plan::timeline::Ended;
 
 use super::plateau::PlateauTracker;
-use crate::recovery::guard::History;
+use crate::recovery::guard::LossHistory;
 use crate::recovery::skipped_samples::SkippedSamples;
 
 /// Updates and samples skipped since the start of the run.
@@ -27,7 +27,7 @@ pub struct StageProgress {
     /// Number of layers before the stage's growth, if the model has grown.
     pub grown_from: Option<usize>,
     /// Loss history of the stage, for the divergence guard.
-    pub history: History,
+    pub history: LossHistory,
     /// Plateau detector of the stage.
     pub plateau: PlateauTracker,
     /// Stages that ended at a plateau.

@@ -30,7 +30,7 @@ use lambert_plan::timeline::{self, Place};
 
 use crate::checkpoint::{self, Saver};
 use crate::error::Error;
-use crate::recovery::guard::Verdict;
+use crate::recovery::guard::GuardVerdict;
 use crate::stages;
 use crate::state::TrainState;
 use crate::worker::control::WorkerPhase;
@@ -38,7 +38,7 @@ use crate::worker::micro_batch_size;
 use crate::worker::output;
 use crate::worker::session::{Datasets, Session};
 use crate::worker::trace::{self, span};
-use stage::{Stage, StepResult};
+use stage::{StageRun, StepResult};
 
 /// Outcome of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,7 +75,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
         if stops || session.agree_on_stop(collective)? {
             return stop(session, collective, &mut saver, &state);
         }
-        let mut stage = Stage::open(session, &datasets, &mut state, place, budgets[place.index])?;
+        let mut stage = StageRun::open(session, &datasets, &mut state, place, budgets[place.index])?;
         let _stage = span!("stage", name = %place.stage.name);
         for done in place.done + 1..=place.stage.steps {
             trace::begin_step(state.step + 1);
@@ -91,7 +91,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
             session.control.phase(WorkerPhase::Step);
             saver.push(&mut record)?;
             report(session, &state, record);
-            if let Verdict::Rollback(plan) = agreed.verdict {
+            if let GuardVerdict::Rollback(plan) = agreed.verdict {
                 rollback::end_attempt(session, collective, &mut saver, dataset, loaded.as_deref(), plan)?;
                 return Ok(TrainOutcome::RolledBack);
             }
@@ -168,7 +168,7 @@ fn run_missed_evaluation(
     };
     session.control.phase(WorkerPhase::Load);
     let place = Place { done: last.done + 1, ..last };
-    Stage::open(session, datasets, state, place, budgets[place.index])?.evaluate(state, collective, saver)?;
+    StageRun::open(session, datasets, state, place, budgets[place.index])?.evaluate(state, collective, saver)?;
     if state.unevaluated { Ok(()) } else { saver.renew(collective, state) }
 }
 

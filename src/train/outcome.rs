@@ -5,10 +5,10 @@ use std::ops::Range;
 use lambert_config::run::Guard;
 
 use crate::objective::totals::ObjectiveTotals;
-use crate::recovery::guard::Verdict;
+use crate::recovery::guard::GuardVerdict;
 use crate::state::TrainState;
 
-/// Samples drawn by a step.
+/// Samples of a step, including those skipped.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StepSamples {
     /// sha256 of the dataset's manifest.
@@ -59,22 +59,22 @@ impl StepOutcome {
 
     /// Asks the divergence guard for a verdict and updates the counters of `state`. The optimizer has already updated the weights,
     /// unless loss or norm are not finite. A rollback discards that update, so nothing is counted.
-    pub fn conclude(&self, state: &mut TrainState, guard: &Guard) -> Verdict {
+    pub fn conclude(&self, state: &mut TrainState, guard: &Guard) -> GuardVerdict {
         let StepSamples { dataset, samples, skipped } = &self.drawn;
         let verdict = state.stages.history.judge(guard, self.before, samples.clone(), self.loss(), self.norm);
         match verdict {
-            Verdict::Rollback(_) => return verdict,
-            Verdict::Apply => {
+            GuardVerdict::Rollback(_) => return verdict,
+            GuardVerdict::Apply => {
                 state.count_update();
                 state.skipped.samples += skipped;
             }
-            Verdict::Skip => {
+            GuardVerdict::Skip => {
                 state.skipped.updates += 1;
                 state.skipped.samples += samples.end - samples.start;
                 state.skipped.by_dataset.entry(dataset.clone()).or_default().add(samples.clone());
             }
         }
-        let is_applied = verdict == Verdict::Apply;
+        let is_applied = verdict == GuardVerdict::Apply;
         state.stages.history.add(guard, self.before, samples.clone(), is_applied.then(|| self.loss()));
         state.step += 1;
         state.cursors.insert(dataset.clone(), samples.end);

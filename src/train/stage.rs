@@ -21,7 +21,7 @@ use crate::model;
 use crate::objective::Objective;
 use crate::objective::totals::ObjectiveTotals;
 use crate::optim;
-use crate::recovery::guard::Verdict;
+use crate::recovery::guard::GuardVerdict;
 use crate::stages::growth;
 use crate::state::{ParamSpec, TrainState};
 use crate::torch;
@@ -48,11 +48,11 @@ pub struct Agreed {
     /// Data wait and compute time of each rank, seconds.
     pub busy: Vec<f64>,
     /// Verdict of the divergence guard.
-    pub verdict: Verdict,
+    pub verdict: GuardVerdict,
 }
 
 /// A running stage.
-pub struct Stage<'a> {
+pub struct StageRun<'a> {
     session: &'a Session,
     datasets: &'a Datasets,
     place: Place<'a>,
@@ -64,7 +64,7 @@ pub struct Stage<'a> {
     micro_batch_tokens: usize,
 }
 
-impl<'a> Stage<'a> {
+impl<'a> StageRun<'a> {
     pub fn open(
         session: &'a Session,
         datasets: &'a Datasets,
@@ -210,7 +210,7 @@ impl<'a> Stage<'a> {
         let mut sums: Vec<f64> = totals.iter().flat_map(in_places).collect();
         let vote = Vote { directive, save: saver.vote(), unread };
         let (agreement, busy) = agreement::exchange(collective, &mut sums, vote, busy)?;
-        Ok(Agreed { totals: ObjectiveTotals::sum_shards(&zero, &sums), agreement, busy, verdict: Verdict::Apply })
+        Ok(Agreed { totals: ObjectiveTotals::sum_shards(&zero, &sums), agreement, busy, verdict: GuardVerdict::Apply })
     }
 
     /// Fields of the outcome that follow from the batch alone.

@@ -8,7 +8,7 @@ use crate::kernels::Kernels;
 use crate::model::Dropout;
 use crate::model::input::Input;
 use crate::objective::totals::ObjectiveTotals;
-use crate::objective::{Objective, Pass, PassOutput, Scored};
+use crate::objective::{LossValue, Objective, Pass, PassOutput};
 use crate::state::{TrainState, final_elements};
 use crate::torch::{self, TorchError};
 
@@ -27,9 +27,9 @@ impl PendingTotals {
     }
 
     /// Adds the losses of a pass; `first` is the index of its first loss.
-    fn add(&mut self, first: usize, pass: &Pass, batch: &MicroBatch, scores: &[Option<Scored>]) {
+    fn add(&mut self, first: usize, pass: &Pass, batch: &MicroBatch, scores: &[Option<LossValue>]) {
         for (place, (loss, scored)) in (first..).zip(pass.losses().zip(scores)) {
-            let Some(Scored { loss: sum, correct, .. }) = scored else { continue };
+            let Some(LossValue { loss: sum, correct, .. }) = scored else { continue };
             self.known.losses[place].targets += loss.targets(batch) as f64;
             let _ = self.sums.narrow(0, 2 * place as i64, 1).g_add_(&sum.detach());
             if let Some(correct) = correct {
@@ -146,15 +146,20 @@ fn each_pass(
     let mut outputs = Vec::new();
     let mut first_loss = 0;
     for (number, pass) in objective.passes().iter().enumerate() {
-        let made = pass.replaced_input(input, &outputs);
+        let replaced = pass.replaced_input(input, &outputs);
         let is_read = number + 1 < objective.passes().len();
-        outputs.extend(run(pass, made.as_ref().unwrap_or(input), first_loss, is_read));
+        outputs.extend(run(pass, replaced.as_ref().unwrap_or(input), first_loss, is_read));
         first_loss += pass.losses().count();
     }
 }
 
 /// Runs a forward pass without gradients and without dropout.
-fn forward(pass: &Pass, batch: &MicroBatch, input: &Input, is_read: bool) -> (Option<PassOutput>, Vec<Option<Scored>>) {
+fn forward(
+    pass: &Pass,
+    batch: &MicroBatch,
+    input: &Input,
+    is_read: bool,
+) -> (Option<PassOutput>, Vec<Option<LossValue>>) {
     let _without = tch::no_grad_guard();
     let hidden = pass.encoder.forward(input, Dropout::Off);
     let mut scores = pass.score(batch, input, &hidden);
@@ -193,8 +198,8 @@ fn pass_weights(pass: &Pass, batch: &GlobalBatch) -> Vec<(f64, f64)> {
 }
 
 /// Contribution of a micro-batch to the total loss of the global batch in a pass, a scalar.
-fn total(kernels: &dyn Kernels, scores: &[Option<Scored>], weights: &[(f64, f64)]) -> Tensor {
-    let share = |(scored, (divisor, weight)): (&Option<Scored>, &(f64, f64))| {
+fn total(kernels: &dyn Kernels, scores: &[Option<LossValue>], weights: &[(f64, f64)]) -> Tensor {
+    let share = |(scored, (divisor, weight)): (&Option<LossValue>, &(f64, f64))| {
         let share = &scored.as_ref()?.loss / *divisor;
         Some(if *weight == 1.0 { share } else { share * *weight })
     };

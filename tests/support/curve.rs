@@ -11,7 +11,7 @@ use lambert_worker::data::{GlobalBatch, MicroBatch};
 use lambert_worker::kernels::{Host, Kernels};
 use lambert_worker::objective::Objective;
 use lambert_worker::optim;
-use lambert_worker::recovery::guard::Verdict;
+use lambert_worker::recovery::guard::GuardVerdict;
 use lambert_worker::state::{Buffer, Parameters, TrainState};
 use lambert_worker::train::outcome::{StepOutcome, StepSamples};
 use lambert_worker::train::step;
@@ -122,7 +122,7 @@ pub fn train_in(
         let (totals, norm) = computed.fetch(state.kernels(), &norm).unwrap();
         let drawn = StepSamples { dataset: "golden".into(), samples: batch.sample_range, skipped: 0 };
         let outcome = StepOutcome { before: number, drawn, totals, norm, ..StepOutcome::default() };
-        assert_eq!(outcome.conclude(&mut state, &Guard::default()), Verdict::Apply);
+        assert_eq!(outcome.conclude(&mut state, &Guard::default()), GuardVerdict::Apply);
         outcome.loss()
     };
     let curve = (0..STEPS).map(one).collect();

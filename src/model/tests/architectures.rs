@@ -12,7 +12,7 @@ use tch::Reduction;
 use super::super::*;
 use crate::data::{GlobalBatch, MicroBatch};
 use crate::kernels::Host;
-use crate::objective::{Loss, Objective, Pass, PassInput, PassOutput, Scored};
+use crate::objective::{Loss, LossValue, Objective, Pass, PassInput, PassOutput};
 use crate::state::TrainState;
 
 /// An architecture, the blocks of the segments that BERT does not have, its passes, and its name in messages.
@@ -222,7 +222,7 @@ impl Loss for Replaced {
         batch.tokens()
     }
 
-    fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> Scored {
+    fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> LossValue {
         // Treat each token as a row of one token.
         let logits = heads.pair(&hidden.flatten(0, 1).unsqueeze(1)).to_kind(Kind::Float);
         let labels = input.derived_targets.as_ref().expect("targets from the first pass");
@@ -231,7 +231,7 @@ impl Loss for Replaced {
             Some(attention_mask) => each * attention_mask.view([-1]).to_kind(Kind::Float),
             None => each,
         };
-        Scored { loss: each.sum(Kind::Float), correct: None, logits: None }
+        LossValue { loss: each.sum(Kind::Float), correct: None, logits: None }
     }
 }
 
@@ -275,10 +275,10 @@ impl Loss for Distance {
         batch.lengths.len() as u64
     }
 
-    fn score(&self, _: &Heads, hidden: &Tensor, input: &Input) -> Scored {
+    fn score(&self, _: &Heads, hidden: &Tensor, input: &Input) -> LossValue {
         let teacher_hidden = input.derived_targets.as_ref().expect("targets from the first pass");
         let distance = (hidden - teacher_hidden).to_kind(Kind::Float).select(1, 0).square().sum(Kind::Float);
-        Scored { loss: distance, correct: None, logits: None }
+        LossValue { loss: distance, correct: None, logits: None }
     }
 }
 
