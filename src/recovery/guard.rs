@@ -127,7 +127,7 @@ mod tests {
         Guard { nonfinite_steps: 3, loss_band: 8.0, loss_window: 50, batches_before: 1, ..Guard::default() }
     }
 
-    /// LossHistory of `steps` steps of 4 samples each, with losses around 5.
+    /// History of `steps` steps of 4 samples each, with losses around 5.
     fn history(steps: u64) -> LossHistory {
         let mut history = LossHistory::default();
         for step in 0..steps {
