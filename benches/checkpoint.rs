@@ -1,9 +1,8 @@
-//! What a checkpoint of BERT-base with LAMB's moments costs (1.3 GB), beside one memcpy, a plain write and plain reads (from
-//! the page cache, and from the disk after the cache was told to forget the files), and, with
-//! the `--python` of an environment that has torch and safetensors, beside theirs:
+//! Time to save and load a checkpoint of BERT-base with LAMB moments (1.3 GB):
 //! `cargo bench --workspace --bench checkpoint [-- [--layers N] [--folder DIR] [--python PYTHON]]`.
 //!
-//! All contestants take turns in each round, so that whatever else the machine does hits all of them; medians are shown.
+//! Baselines are a memcpy, a plain write, and plain reads with a warm and a cold page cache; with `--python`, also torch and
+//! safetensors. The contestants alternate in each round, so that other load affects all of them; medians are printed.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a benchmark reports")]
 
@@ -36,21 +35,21 @@ struct Arguments {
     /// Encoder layers of BERT-base's width
     #[arg(long, default_value_t = 12)]
     layers: usize,
-    /// Rounds, of which the median is shown
+    /// Rounds; the median is printed
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Where to write; the system's folder for temporary files if absent
+    /// Folder to write to; default: the system's temporary folder
     #[arg(long)]
     folder: Option<String>,
-    /// A Python with torch and safetensors, to be compared with
+    /// Python with torch and safetensors, for comparison
     #[arg(long)]
     python: Option<String>,
-    /// What cargo passes to every benchmark
+    /// Passed by cargo to every benchmark
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// Seconds of each contestant, a list each.
+/// Times of each contestant, seconds.
 type Times = Vec<(&'static str, Vec<f64>)>;
 
 fn note(times: &mut Times, name: &'static str, seconds: f64) {
@@ -111,7 +110,7 @@ fn state(layers: usize) -> TrainState {
     state
 }
 
-/// What training waits for, and the whole save.
+/// Times the wait of the training loop and the whole save.
 fn save(times: &mut Times, store: &Store, lease: &Lease, snapshot: &mut Snapshot, state: &TrainState) {
     let start = Instant::now();
     let writer = Writer::new(store, state.step, lease.attempt());
@@ -146,7 +145,7 @@ fn name(state: &TrainState) -> String {
     format!("step-{:09}-a0001", state.step)
 }
 
-/// Takes all files below `folder` out of the page cache.
+/// Evicts all files below `folder` from the page cache.
 fn forget(folder: &Path) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -170,7 +169,7 @@ fn plain_read(file: &Path, into: &mut [u8]) {
     File::open(file).unwrap().read_exact(into).unwrap();
 }
 
-/// A Python process that saves a state of the same size in its own ways.
+/// Python process that saves a state of the same size with torch and safetensors.
 struct Peers {
     process: Child,
     answers: std::io::Lines<BufReader<std::process::ChildStdout>>,

@@ -1,7 +1,8 @@
-//! Whether reading keeps up with training: one rank of worlds of 1, 8 and 64 takes its part of global batches of 256, 8,192 and
-//! 65,536 samples, and spends on each the time in which a device learns 1,500 or 5,000 samples a second:
-//! `cargo bench --workspace --bench loader`. Printed is how much of the time after the first batch it waited, the row groups
-//! decoded a step beside those that its samples lie in, threads, and memory beside the formula's.
+//! Loader throughput against training speed: `cargo bench --workspace --bench loader`.
+//!
+//! One rank of 1, 8 and 64 reads its shard of global batches of 256, 8,192 and 65,536 samples, and sleeps for the time of a step at
+//! 1,500 or 5,000 samples/s. Printed are the fraction of time spent waiting after the first batch, the row groups decoded per step
+//! (mean/maximum), threads, samples/s of one reader thread, and memory, measured and by formula.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a benchmark reports")]
 
@@ -26,16 +27,16 @@ struct Arguments {
     /// Samples of the dataset
     #[arg(long, default_value_t = 400_000)]
     rows: u64,
-    /// Seconds of each measurement, about
+    /// Approximate time of each measurement, seconds
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
-    /// Threads that read at the same time at most
+    /// Maximum number of reader threads
     #[arg(long, default_value_t = 2)]
     threads: usize,
-    /// A folder for the dataset, which is made there unless it is there
+    /// Folder for the dataset, which is created if missing
     #[arg(long)]
     folder: Option<String>,
-    /// What cargo passes to every benchmark
+    /// Passed by cargo to every benchmark
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -51,7 +52,7 @@ fn main() {
         samples::write(Path::new(&folder), &shape);
     }
     let dataset = Arc::new(Dataset::open(&folder).unwrap());
-    // Every shard is hashed once, which is not what is measured.
+    // Each shard is hashed on first use; keep that out of the measurement.
     (0..dataset.row_groups().len()).for_each(|group| drop(dataset.lengths(group).unwrap()));
     println!("batch    world  samples/s  waited  decoded  threads  produced/s  memory MB  formula MB");
     for batch in [256, 8192, 65536] {
@@ -79,7 +80,7 @@ fn source(dataset: &Arc<Dataset>) -> SampleSource {
     SampleSource { dataset: Arc::clone(dataset), objective, seed: 1, shuffle: true, test }
 }
 
-fn demand(batch: usize, world: usize, arguments: &Arguments) -> LoaderOptions {
+fn options(batch: usize, world: usize, arguments: &Arguments) -> LoaderOptions {
     let (cursor, skipped, max_threads) = (0, SkippedSamples::default(), arguments.threads);
     LoaderOptions {
         cursor,
@@ -93,14 +94,14 @@ fn demand(batch: usize, world: usize, arguments: &Arguments) -> LoaderOptions {
     }
 }
 
-/// Row groups decoded a step, and the samples a second that one thread makes of this rank's part.
+/// Measures the row groups decoded per step and the samples/s of one thread.
 fn decoding(dataset: &Arc<Dataset>, batch: usize, world: usize, arguments: &Arguments) -> (String, f64) {
     let mut reader = BatchReader::new(source(dataset)).unwrap();
-    let demand = demand(batch, world, arguments);
+    let options = options(batch, world, arguments);
     let (start, mut steps, mut most) = (Instant::now(), 0, 0);
     while steps < 2 || start.elapsed().as_secs_f64() < arguments.seconds / 5.0 {
         let before = reader.decoded_row_groups();
-        drop(reader.global_batch(&demand, steps * batch as u64, BatchRequest::whole(batch), 1).unwrap());
+        drop(reader.global_batch(&options, steps * batch as u64, BatchRequest::whole(batch), 1).unwrap());
         (steps, most) = (steps + 1, most.max(reader.decoded_row_groups() - before));
     }
     let samples = (steps as usize * batch) as f64 / world as f64;
@@ -108,21 +109,21 @@ fn decoding(dataset: &Arc<Dataset>, batch: usize, world: usize, arguments: &Argu
     (format!("{mean:.1}/{most}"), samples / start.elapsed().as_secs_f64())
 }
 
-/// The share of the time that a consumer waits, in percent, and the memory that reading takes at the most, MB.
+/// Measures the time that a consumer waits, percent, and the peak memory of the loader, MB.
 fn consume(dataset: &Arc<Dataset>, batch: usize, world: usize, rate: f64, arguments: &Arguments) -> (f64, f64) {
     let before = resident();
     let step = batch as f64 / world as f64 / rate;
     let steps = ((arguments.seconds / step) as usize).max(3);
     let mut loader = Loader::start(
         source(dataset),
-        demand(batch, world, arguments),
+        options(batch, world, arguments),
         (0..steps).map(move |_| BatchRequest::whole(batch)),
     )
     .unwrap();
     let mut held = loader.next_batch().unwrap().unwrap();
     let (start, mut waited, mut most) = (Instant::now(), 0.0, 0.0_f64);
     for _ in 1..steps {
-        // The step is computed, in pieces, so that memory is looked at.
+        // Simulate the step in short sleeps, to sample memory.
         let until = Instant::now() + Duration::from_secs_f64(step);
         while let Some(left) = until.checked_duration_since(Instant::now()) {
             most = most.max(resident() - before);
@@ -137,7 +138,7 @@ fn consume(dataset: &Arc<Dataset>, batch: usize, world: usize, rate: f64, argume
     (100.0 * waited / start.elapsed().as_secs_f64(), most)
 }
 
-/// MB of main memory that this process has.
+/// Resident memory of this process, MB.
 fn resident() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();

@@ -1,9 +1,10 @@
-//! Updates of 110 million weights beside the machine's memory bandwidth: `cargo bench -p lambert --bench optimizer`.
+//! Optimizer updates of 110 million weights against memory bandwidth: `cargo bench --workspace --bench optimizer`.
 //!
-//! The bandwidth is that of an in-place axpy (`y += a x`, 12 bytes an element) over buffers of the same size on the same
-//! threads. Bytes an element by the formulas, without caches: LAMB 44 (gradients for the norm; weights, gradients and
-//! moments read, moments and update written; update and weights read, weights written), AdamW 32.
-//! `LAMBERT_BENCH_ROUNDS` (7) rounds are interleaved; medians are printed. `LAMBERT_BENCH_THREADS` (2).
+//! The bandwidth is that of an in-place axpy (`y += a x`, 12 bytes per element) over buffers of the same size with the same number
+//! of threads. Bytes per element by formula, without caches: LAMB 44 (gradients for the norm; weights, gradients and moments read,
+//! moments and update written; update and weights read, weights written), AdamW 32.
+//!
+//! `LAMBERT_BENCH_ROUNDS` (7) rounds alternate; medians are printed. `LAMBERT_BENCH_THREADS` (2) sets the threads.
 #![allow(clippy::unwrap_used)] // A panic is a bench's report.
 
 use std::sync::Arc;
@@ -60,7 +61,7 @@ fn main() {
         let time = median(&mut seconds[index]);
         let rate = bytes * elements as f64 / time;
         println!(
-            "{name:<6} {:>6.1} ms, {:.3} ns a weight, {:.1} GB/s = {:.0} % of the bandwidth",
+            "{name:<6} {:>6.1} ms, {:.3} ns per weight, {:.1} GB/s = {:.0} % of the bandwidth",
             time * 1e3,
             time * 1e9 / elements as f64,
             rate / 1e9,

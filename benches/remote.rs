@@ -1,6 +1,7 @@
-//! From `lambert run` to the first step of a run that goes on from a checkpoint, with its dataset as 64 shards in a bucket of an
-//! S3 server on this machine: with no copy on this host, and with all of them: `cargo bench --workspace --bench remote`. Printed
-//! are also the bytes that lie in the cache at the first step, and when all are there.
+//! Time from `lambert run` to the first step of a resumed run whose dataset is in S3: `cargo bench --workspace --bench remote`.
+//!
+//! The dataset has 64 shards on a local S3 server, and the dataset cache is either empty or complete. Also prints the size of the
+//! cache at the first step.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a benchmark reports")]
 
@@ -29,10 +30,10 @@ struct Arguments {
     rounds: usize,
     #[arg(long, default_value_t = 2)]
     ranks: usize,
-    /// The program `lambert`, with lambert-worker beside it, where it is not that of this build
+    /// Program `lambert`, in a folder with lambert-worker; default: that of this build
     #[arg(long)]
     program: Option<String>,
-    /// What cargo passes to every benchmark
+    /// Passed by cargo to every benchmark
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -87,12 +88,12 @@ fn main() {
 }
 
 impl Bench {
-    /// Seconds to the first step, and MB in the cache then. The run is stopped, with a checkpoint, when all copies are there.
+    /// Measures the seconds to the first step and the MB in the cache then. Stops the run, with a checkpoint, once the cache is full.
     fn first_step(&self) -> (f64, f64) {
         let start = Instant::now();
         let mut command = Command::new(&self.program);
         command.args(["run", "--config", &self.config, "--run", &self.run, "--json"]);
-        // Programs from before there was a cache have no key for it.
+        // Older programs do not have this key.
         if Path::new(&self.program) == Path::new(env!("CARGO_BIN_EXE_lambert-worker")).with_file_name("lambert") {
             command.args(["--set", &format!("cluster.dataset_cache.folder={}", self.cache)]);
         }
@@ -100,7 +101,7 @@ impl Bench {
         let mut running = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let lines = BufReader::new(running.stdout.take().unwrap()).lines();
         let mut lines = lines.map(Result::unwrap).skip_while(|line| line.contains("\"event\""));
-        assert!(lines.next().is_some(), "the run has ended before its first step");
+        assert!(lines.next().is_some(), "the run ended before its first step");
         let (seconds, there) = (start.elapsed().as_secs_f64(), self.held());
         let mut before = 0.0;
         while self.held() > before {
@@ -113,7 +114,7 @@ impl Bench {
         (seconds, there)
     }
 
-    /// MB of whole copies.
+    /// Size of complete shards in the cache, MB.
     fn held(&self) -> f64 {
         let entries = std::fs::read_dir(&self.cache).into_iter().flatten().flatten();
         let whole = entries.filter(|entry| entry.file_name().to_str().unwrap().ends_with(".parquet"));

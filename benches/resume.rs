@@ -1,6 +1,8 @@
-//! From `lambert run` to the first new step of BERT-base: of a new run, of one that goes on from its checkpoint of step 10,
-//! and of one that goes on from the same checkpoint moved to step 1,000,000: `cargo bench --workspace --bench resume --
-//! --vocabulary FILE`, with a vocabulary of BERT's size. All three take turns. Needs some 5 GB for temporary files.
+//! Time from `lambert run` to the first step of BERT-base: `cargo bench --workspace --bench resume -- --vocabulary FILE`, with a
+//! vocabulary of BERT's size.
+//!
+//! Compares a new run, a run resumed from step 10, and one resumed from the same checkpoint renumbered to step 1,000,000. The three
+//! alternate. Needs about 5 GB for temporary files.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a benchmark reports")]
 
@@ -16,14 +18,14 @@ use support::{Running, checkpoints, done};
 
 #[derive(Parser)]
 struct Arguments {
-    /// A WordPiece vocabulary
+    /// WordPiece vocabulary
     #[arg(long)]
     vocabulary: String,
     #[arg(long, default_value_t = 3)]
     rounds: usize,
     #[arg(long, default_value_t = 2)]
     ranks: usize,
-    /// What cargo passes to every benchmark
+    /// Passed by cargo to every benchmark
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -56,11 +58,11 @@ fn main() {
     for (name, _, _, mut times) in contestants {
         times.sort_by(f64::total_cmp);
         let (middle, least, most) = (times[times.len() / 2], times[0], times[times.len() - 1]);
-        println!("{name:20} {middle:6.2} s to its first step ({least:.2} to {most:.2})");
+        println!("{name:20} {middle:6.2} s to the first step ({least:.2} to {most:.2})");
     }
 }
 
-/// Seconds until the run's first step, which must be `first`, is finished and known to the coordinator's caller.
+/// Measures the seconds until the coordinator prints the record of the first step, which must be `first`.
 fn first_step(config: &str, run: &str, first: u64) -> f64 {
     let start = Instant::now();
     let mut running = Running::start_with(config, run, &["--set", "checkpoint.every_steps=0"]);
@@ -77,7 +79,7 @@ fn end(running: Running, run: &str) {
     support::wait_for_no_workers(run);
 }
 
-/// BERT-base with two samples a step; gives the configuration's path.
+/// Prepares a dataset and a configuration of BERT-base with two samples per step; returns the path of the configuration.
 fn prepare(arguments: &Arguments, path: &impl Fn(&str) -> String) -> String {
     done(&["generate", "--documents", "2000", "--seed", "1", "--output", &path("corpus.txt")]);
     let prep = format!(

@@ -1,11 +1,10 @@
-//! Training steps beside Hugging Face transformers, on the same samples in the same minutes:
+//! Training throughput compared with Hugging Face transformers, on the same samples:
 //! `cargo bench --workspace --bench step -- --shape base --python PYTHON`.
 //!
-//! The samples are those that a preparation makes of a folder of plain text. Each round times the same number of steps
-//! of every contender, one after the other; medians of the rounds are printed, and of the ratios within a round. All use
-//! two threads, f32, dropout 0.1 and AdamW, and an allocator that keeps its pages. Without `--python` (one that has torch
-//! and transformers) only lambert runs. FLOPs are the useful ones (no padding, no logits but the masked ones); the
-//! machine's peak is that of a product of 1024 x 1024 matrices, measured in every round.
+//! Samples are prepared from a folder of plain text. Each round times the same number of steps of every contender in turn; medians
+//! over the rounds are printed, of the rates and of the ratios within a round. All use two threads, f32, dropout 0.1, AdamW, and an
+//! allocator that keeps its pages. Without `--python` (with torch and transformers) only lambert runs. FLOPs exclude padding and
+//! logits of unmasked tokens; the peak is that of a 1024 x 1024 matmul, measured in every round.
 #![allow(clippy::unwrap_used)] // A panic is a bench's report.
 
 use std::io::{BufRead, BufReader, Write};
@@ -36,26 +35,26 @@ struct Arguments {
     /// Model and samples of a global batch
     #[arg(long, value_enum, default_value_t = Shape::Small)]
     shape: Shape,
-    /// A folder of plain text
+    /// Folder of plain text
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/corpora/books/en"))]
     text: String,
-    /// A vocab.txt
+    /// Vocabulary, as vocab.txt
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/corpora/vocab/bert-base-uncased-vocab.txt"))]
     vocabulary: String,
-    /// A Python with torch and transformers
+    /// Python with torch and transformers
     #[arg(long)]
     python: Option<String>,
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Steps of a round
+    /// Steps per round
     #[arg(long, default_value_t = 4)]
     steps: usize,
     #[arg(long, default_value_t = 2)]
     threads: usize,
-    /// Compute activations again on the way back
+    /// Recompute activations in the backward pass
     #[arg(long)]
     recompute: bool,
-    /// Given by cargo
+    /// Passed by cargo to every benchmark
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -84,7 +83,7 @@ impl Shape {
     }
 }
 
-/// The first `count` global batches of the text's samples of 128 tokens.
+/// Prepares the text and returns the first `count` global batches, of samples of 128 tokens.
 fn batches(arguments: &Arguments, folder: &Path, count: usize) -> (Vec<GlobalBatch>, usize) {
     let source = prep::Source { path: arguments.text.clone(), ..prep::Source::default() };
     let mut config = PrepConfig { source: vec![source], ..PrepConfig::default() };
@@ -99,7 +98,7 @@ fn batches(arguments: &Arguments, folder: &Path, count: usize) -> (Vec<GlobalBat
         SampleSource { dataset, objective: run::Objective::default(), seed: 1, shuffle: true, test: Test::default() };
     let batch = arguments.shape.batch();
     let (cursor, skipped) = (0, SkippedSamples::default());
-    let demand = LoaderOptions {
+    let options = LoaderOptions {
         cursor,
         skipped,
         micro_batch_tokens: batch * 128,
@@ -109,12 +108,12 @@ fn batches(arguments: &Arguments, folder: &Path, count: usize) -> (Vec<GlobalBat
         max_threads: 1,
         max_batch: batch,
     };
-    let mut loader = Loader::start(source, demand, std::iter::repeat_n(BatchRequest::whole(batch), count)).unwrap();
+    let mut loader = Loader::start(source, options, std::iter::repeat_n(BatchRequest::whole(batch), count)).unwrap();
     let batches = std::iter::from_fn(|| loader.next_batch()).collect::<Result<_, _>>().unwrap();
     (batches, vocabulary)
 }
 
-/// Seconds of some steps: all, and forward and backward alone.
+/// Time of several steps, seconds: total, and forward and backward passes.
 #[derive(Clone, Copy)]
 struct Seconds {
     all: f64,
@@ -156,7 +155,7 @@ impl Engine {
     }
 }
 
-/// Contenders in another process: a line with a name and a range of batches goes in, a line with seconds comes out.
+/// Contenders in a Python process. Each input line has a name and a range of batches; each output line has seconds.
 struct Peers {
     child: Child,
     input: ChildStdin,
@@ -223,7 +222,7 @@ fn spread(values: &[f64]) -> f64 {
     100.0 * (extreme(f64::max) - extreme(f64::min)) / median(values)
 }
 
-/// Rates of all rounds, and what lambert's are of those of the same round.
+/// Prints the median rate of a contender and lambert's speedup over it.
 fn line(name: &str, rates: &[f64], ours: &[f64]) {
     let ratios: Vec<f64> = ours.iter().zip(rates).map(|(ours, theirs)| ours / theirs).collect();
     let (rate, ratio) = (median(rates), median(&ratios));
@@ -270,7 +269,7 @@ fn main() {
             Some(peers) => PEERS.iter().map(|name| peers.steps(name, range.clone())).collect(),
             None => Vec::new(),
         };
-        // The first round warms up.
+        // The first round is a warmup.
         if round == 0 {
             continue;
         }

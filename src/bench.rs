@@ -1,5 +1,4 @@
-//! What a stage of a configuration takes on the device that is here: `lambert-worker bench`. One rank alone, on the stage's own
-//! samples, with weights that are drawn.
+//! Benchmark of a stage on this device (`lambert-worker bench`): a single rank, with the stage's samples and random weights.
 
 mod report;
 
@@ -29,49 +28,48 @@ use crate::worker::host_share::HostShare;
 use crate::worker::output;
 use crate::worker::peak;
 use crate::worker::stopwatch::Stopwatch;
-pub use report::{BatchSize, FlopRates, Measured, MemoryUse, PhaseShares};
+pub use report::{BatchSize, BenchReport, FlopRates, MemoryUse, PhaseShares};
 
-/// What is to be measured.
+/// Options of a benchmark.
 #[derive(Debug, Clone)]
-pub struct Request {
-    /// The stage, from 0.
+pub struct BenchOptions {
+    /// Stage index, from 0.
     pub stage: usize,
-    /// Samples of a step; the stage's global batch without it.
+    /// Samples per step; `None`: the stage's global batch.
     pub samples: Option<usize>,
-    /// Steps that are timed as a whole; as many are timed by phase.
+    /// Steps timed as a whole; the same number is timed by phase.
     pub steps: usize,
-    /// Steps before that.
+    /// Warmup steps.
     pub warmup: usize,
-    /// Print JSON.
+    /// True to print JSON.
     pub json: bool,
-    /// Write the first so many global batches, as this rank computes them, to this file as JSON, and measure nothing: so that
-    /// another program is measured on the same ones.
+    /// File to write the first `steps` global batches to, as JSON, instead of measuring: input for another program.
     pub batches: Option<PathBuf>,
 }
 
-/// Measures, and prints what came of it.
+/// Runs a benchmark and prints the report.
 ///
 /// # Errors
-/// A stage that is not there, a dataset that does not fit, a device that cannot be used, too little memory.
-pub fn run(config: &RunConfig, request: &Request) -> Result<i32, Error> {
+/// The stage does not exist, the dataset does not match, the device cannot be used, or memory runs out.
+pub fn run(config: &RunConfig, request: &BenchOptions) -> Result<i32, Error> {
     let stages = config.stage.len();
     let none = || format!("there is no stage {}: the configuration has {stages}, counted from 0", request.stage);
     let stage = config.stage.get(request.stage).ok_or_else(|| Error::Usage(none()))?;
-    // One rank alone.
+    // A single rank needs no MPI or NCCL.
     let device = ComputeDevice::load(&config.device, Backend::Local)?;
     tch::set_num_threads(config.device.threads as i32);
     let dataset = Arc::new(Dataset::open(&stage.data)?.with_cache(&config.cluster.dataset_cache));
-    let mut faults = Vec::new();
-    check_fit(config, &[(format!("stage.{}.data", request.stage), &dataset)], None, &mut faults);
-    if !faults.is_empty() {
-        return Err(Error::faults("the configuration", faults));
+    let mut errors = Vec::new();
+    check_fit(config, &[(format!("stage.{}.data", request.stage), &dataset)], None, &mut errors);
+    if !errors.is_empty() {
+        return Err(Error::invalid_config("the configuration", errors));
     }
     if let Some(path) = &request.batches {
         write_batches(config, request, dataset, path)?;
         return Ok(exit::DONE);
     }
-    let (kernels, card) = device.kernels(None, config.model.precision)?;
-    let measured = measure(config, request, dataset, kernels, card.as_ref())?;
+    let (kernels, gpu) = device.kernels(None, config.model.precision)?;
+    let measured = measure(config, request, dataset, kernels, gpu.as_ref())?;
     if request.json {
         output::line(&serde_json::to_string(&measured).map_err(Error::Json)?)?;
     } else {
@@ -80,7 +78,7 @@ pub fn run(config: &RunConfig, request: &Request) -> Result<i32, Error> {
     Ok(exit::DONE)
 }
 
-/// The samples of `steps` steps.
+/// Creates a loader for `steps` steps.
 fn loader(
     config: &RunConfig,
     stage: &Stage,
@@ -90,7 +88,7 @@ fn loader(
 ) -> Result<Loader, Error> {
     let (objective, seed, test) = (config.objective.clone(), config.run.seed, config.test.clone());
     let source = SampleSource { dataset, objective, seed, shuffle: true, test };
-    let demand = LoaderOptions {
+    let options = LoaderOptions {
         cursor: 0,
         skipped: SkippedSamples::default(),
         micro_batch_tokens: stage.micro_batch_tokens.or_default(),
@@ -100,11 +98,11 @@ fn loader(
         max_threads: HostShare::count().readers(),
         max_batch: samples,
     };
-    Loader::start(source, demand, std::iter::repeat_n(BatchRequest::whole(samples), steps)).map_err(Error::Thread)
+    Loader::start(source, options, std::iter::repeat_n(BatchRequest::whole(samples), steps)).map_err(Error::Thread)
 }
 
-/// What [`Request::batches`] says.
-fn write_batches(config: &RunConfig, request: &Request, dataset: Arc<Dataset>, path: &Path) -> Result<(), Error> {
+/// Writes global batches to a JSON file ([`BenchOptions::batches`]).
+fn write_batches(config: &RunConfig, request: &BenchOptions, dataset: Arc<Dataset>, path: &Path) -> Result<(), Error> {
     let stage = &config.stage[request.stage];
     let samples = request.samples.unwrap_or(stage.global_batch).max(1);
     let vocabulary = config.model.rows_of(dataset.manifest().vocabulary.size);
@@ -128,22 +126,22 @@ fn write_batches(config: &RunConfig, request: &Request, dataset: Arc<Dataset>, p
     std::fs::write(path, whole.to_string()).map_err(Error::Output)
 }
 
-/// One step.
+/// Measurements of one step; times in seconds.
 #[derive(Debug, Clone, Copy, Default)]
-struct Timed {
+struct StepTiming {
     data_wait: f64,
     enqueued: f64,
     forward_backward: f64,
     optimizer: f64,
-    /// Seconds of all of it.
+    /// Whole step, seconds.
     whole: f64,
-    /// Useful floating-point operations.
+    /// Floating-point operations, without padding.
     flops: f64,
     tokens: u64,
     padding: u64,
 }
 
-/// A stage on a device.
+/// Stage under measurement.
 struct Bench<'a> {
     config: &'a RunConfig,
     stage: &'a Stage,
@@ -166,7 +164,7 @@ impl<'a> Bench<'a> {
             let (seed, range) = (config.run.seed, config.model.initializer_range);
             let parameters = Parameters::initialize(kernels, architecture, seed, range);
             let mut state = TrainState::new(parameters);
-            state.parameters.keep_low(model::compute_dtype(&config.model));
+            state.parameters.keep_bf16_copy(model::compute_dtype(&config.model));
             state
         })?;
         let objective = Objective::new(&state.parameters, &config.model, &config.objective);
@@ -175,8 +173,8 @@ impl<'a> Bench<'a> {
         Ok(Self { config, stage, objective, state, loader })
     }
 
-    /// A step as training makes it; `by_phase` waits for the device between the phases, too.
-    fn step(&mut self, by_phase: bool) -> Result<Timed, Error> {
+    /// Runs a training step. With `by_phase`, it also waits for the device between the phases.
+    fn step(&mut self, by_phase: bool) -> Result<StepTiming, Error> {
         let (mut whole, mut watch) = (Stopwatch::start(), Stopwatch::start());
         let Some(batch) = self.loader.next_batch() else {
             self.loader.finish()?;
@@ -199,7 +197,7 @@ impl<'a> Bench<'a> {
         self.state.step += 1;
         let lengths = batch.lengths.iter().map(|length| u64::from(*length));
         let masked = batch.masked_tokens;
-        Ok(Timed {
+        Ok(StepTiming {
             data_wait,
             enqueued,
             forward_backward,
@@ -214,18 +212,18 @@ impl<'a> Bench<'a> {
 
 fn measure(
     config: &RunConfig,
-    request: &Request,
+    request: &BenchOptions,
     dataset: Arc<Dataset>,
     kernels: Arc<dyn Kernels>,
-    card: Option<&Gpu>,
-) -> Result<Measured, Error> {
+    gpu: Option<&Gpu>,
+) -> Result<BenchReport, Error> {
     let stage = &config.stage[request.stage];
     let samples = request.samples.unwrap_or(stage.global_batch).max(1);
     let steps = request.steps.max(1);
     let tokens = stage.micro_batch_tokens.or_default();
     let needed = || memory::card::needed(config, request.stage, dataset.sizes(), 1, tokens);
-    let needed_memory = card.map(|_| needed());
-    let peak = peak::matmul_peak(&*kernels, model::compute_dtype(&config.model), peak::peak_width(card.is_some()))?;
+    let needed_memory = gpu.map(|_| needed());
+    let peak = peak::matmul_peak(&*kernels, model::compute_dtype(&config.model), peak::peak_width(gpu.is_some()))?;
     let mut bench = Bench::new(config, stage, dataset, kernels.clone(), (samples, request.warmup + 2 * steps))?;
     for _ in 0..request.warmup {
         bench.step(false)?;
@@ -239,8 +237,8 @@ fn measure(
     let rate = median(&plain, |timed| timed.flops / timed.whole);
     let all = || plain.iter().chain(&by_phase);
     let (tokens, padding): (u64, u64) = (all().map(|timed| timed.tokens).sum(), all().map(|timed| timed.padding).sum());
-    Ok(Measured {
-        device: card.map_or_else(|| format!("{} threads of a processor", config.device.threads), Gpu::to_string),
+    Ok(BenchReport {
+        device: gpu.map_or_else(|| format!("CPU, {} threads", config.device.threads), Gpu::to_string),
         batch: BatchSize {
             samples,
             tokens: tokens as f64 / (2 * steps) as f64,
@@ -259,17 +257,17 @@ fn measure(
     })
 }
 
-fn sorted(all: &[Timed], of: impl Fn(&Timed) -> f64) -> Vec<f64> {
+fn sorted(all: &[StepTiming], of: impl Fn(&StepTiming) -> f64) -> Vec<f64> {
     let mut values: Vec<f64> = all.iter().map(of).collect();
     values.sort_by(f64::total_cmp);
     values
 }
 
-fn median(all: &[Timed], of: impl Fn(&Timed) -> f64) -> f64 {
+fn median(all: &[StepTiming], of: impl Fn(&StepTiming) -> f64) -> f64 {
     sorted(all, of)[all.len() / 2]
 }
 
-/// The most main memory that this process has had, in bytes.
+/// Peak resident memory of this process, bytes.
 fn peak_of_process() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

@@ -1,27 +1,27 @@
-//! The training engine of lambert: the only code of the project that knows tensors.
+//! Training engine of lambert, the only code of the project that uses tensors.
 //!
-//! Read in this order:
+//! Suggested reading order:
 //!
-//! - [`train`]: the loop, from a run's URL to its last checkpoint; a stage, a step, its gradients and its evaluation
-//! - [`worker`]: a rank's process: session, control channel, agreement with other ranks, logs
-//! - [`state`]: the training state, as tensors on one device
-//! - [`data`]: dataset to micro-batches; which sample, which micro-batch, which rank are pure functions
-//! - [`masking`]: which tokens are masked, a pure function of (seed, epoch, sample)
-//! - [`model`]: embeddings, encoder, heads, over the parameters of the state
-//! - [`objective`]: what is learnt: passes and their losses
-//! - [`optim`]: the rules of LAMB and AdamW
-//! - [`recovery`]: protection against divergence and damage
-//! - [`stages`]: the beginning of a stage, and growth
-//! - [`checkpoint`]: the training state to and from the run's store
-//! - [`inference`]: a trained model, for those that only read it
-//! - [`mod@bench`]: what a stage takes, measured
-//! - [`gpu`]: what a rank computes on, and what a GPU needs for that
-//! - [`kernels`]: what is computed by loops of our own, a trait with an implementor for each kind of device
-//! - [`torch`]: the thinnest layer over libtorch
-//! - [`error`]: everything that can go wrong, and the exit code of each
+//! - [`train`]: training loop: stages, steps, gradients, evaluation
+//! - [`worker`]: process of a rank: session, control channel, agreement between ranks, logs
+//! - [`state`]: training state, as tensors on one device
+//! - [`data`]: dataset to micro-batches; the assignment of samples to batches and ranks is a pure function
+//! - [`masking`]: token masking, a pure function of (seed, epoch, sample)
+//! - [`model`]: embeddings, encoder and heads, over the parameters of the state
+//! - [`objective`]: training objective: passes and their losses
+//! - [`optim`]: LAMB and AdamW
+//! - [`recovery`]: divergence guard and detection of damage
+//! - [`stages`]: entry into a stage, model growth
+//! - [`checkpoint`]: load and save of the training state in the run's store
+//! - [`inference`]: inference with a trained model
+//! - [`mod@bench`]: benchmark of a stage
+//! - [`gpu`]: compute device of a rank, GPU driver
+//! - [`kernels`]: custom kernels, a trait implemented for each kind of device
+//! - [`torch`]: thin layer over libtorch
+//! - [`error`]: errors and exit codes
 //! - `allocator`: jemalloc in place of malloc
 
-// Code that the unit tests share with tests/gpu names this crate.
+// Code shared by unit tests and tests/gpu refers to the crate by name.
 #[cfg(test)]
 extern crate self as lambert_worker;
 

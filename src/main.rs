@@ -1,4 +1,4 @@
-//! lambert-worker: one rank of a training run, and what else needs a model in memory.
+//! lambert-worker: one rank of a training run, and commands that need a model in memory.
 
 use std::io::IsTerminal;
 use std::ops::Range;
@@ -15,16 +15,16 @@ use lambert_control::EventKind;
 use lambert_control::Versions;
 use lambert_plan::objectives::{self, Targets};
 use lambert_store::{Store, host_paths, private_dir};
-use lambert_worker::bench::{self, Request};
+use lambert_worker::bench::{self, BenchOptions};
 use lambert_worker::error::{self, Error};
 use lambert_worker::gpu::ComputeDevice;
 use lambert_worker::inference::fill_mask;
-use lambert_worker::inference::loaded_model::Saved;
+use lambert_worker::inference::loaded_model::LoadedModel;
 use lambert_worker::torch;
 use lambert_worker::train;
-use lambert_worker::train::Outcome;
+use lambert_worker::train::TrainOutcome;
 use lambert_worker::train::evaluate;
-use lambert_worker::train::evaluate::Evaluated;
+use lambert_worker::train::evaluate::EvalOutcome;
 use lambert_worker::worker::cleanup;
 use lambert_worker::worker::control::{Control, WorkerPhase};
 use lambert_worker::worker::environment;
@@ -43,29 +43,29 @@ use tracing_subscriber::util::SubscriberInitExt;
 #[command(name = "lambert-worker", version = version_text(), about = "One rank of a lambert run; started by `lambert`")]
 struct Arguments {
     #[command(subcommand)]
-    command: Command,
+    command: WorkerCommand,
 }
 
 #[derive(Subcommand)]
-enum Command {
-    /// Train as one rank of a run that `lambert run` has laid down
+enum WorkerCommand {
+    /// Train as one rank of a run that `lambert run` has created
     Train {
         /// The run's folder or URL
         #[arg(long)]
         run: String,
-        /// Number of the attempt, whose lease the coordinator took
+        /// Attempt number, whose lease the coordinator holds
         #[arg(long)]
         attempt: u32,
-        /// Ranks of the attempt; as many as were started together if absent
+        /// World size; default: the number of ranks started together
         #[arg(long)]
         world: Option<usize>,
-        /// A folder for a file of what this rank prints; none without it
+        /// Folder for the log file of this rank; default: no log file
         #[arg(long)]
         logs: Option<PathBuf>,
-        /// Steps to write a trace of, beside that file, as 10..15
+        /// Steps to trace, such as 10..15; the trace is written beside the log file
         #[arg(long, value_parser = steps)]
         trace: Option<Range<u64>>,
-        /// A folder that the launcher or MPI has on this host, removed when the launcher is gone; can be given several times
+        /// Directory of the launcher or MPI on this host, removed when the launcher has ended; repeatable
         #[arg(long)]
         session: Vec<PathBuf>,
     },
@@ -73,56 +73,56 @@ enum Command {
     Eval {
         /// A run, or one of its checkpoints
         model: String,
-        /// The dataset to look at
+        /// Held-out dataset
         #[arg(long)]
         data: String,
-        /// Samples at most; all without it
+        /// Maximum number of samples; 0: all
         #[arg(long, default_value_t = 0)]
         samples: u64,
-        /// What computes
+        /// Compute device
         #[arg(long, default_value = "auto", value_parser = device)]
         device: DeviceKind,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// What a stage of a configuration takes on this device, as one rank alone; nothing is saved
+    /// Benchmark a stage of a configuration on this device, with a single rank; saves nothing
     Bench {
-        /// The configuration of a run
+        /// Configuration of a run
         #[arg(long)]
         config: PathBuf,
-        /// KEY=VALUE over the configuration, as device.kind="cuda"; can be given several times
+        /// Override a configuration key, such as device.kind="cuda"; repeatable
         #[arg(long = "set", value_name = "KEY=VALUE")]
         sets: Vec<String>,
-        /// The stage, from 0
+        /// Stage index, from 0
         #[arg(long, default_value_t = 0)]
         stage: usize,
-        /// Samples of a step; the stage's global batch without it
+        /// Samples per step; default: the stage's global batch
         #[arg(long)]
         samples: Option<usize>,
-        /// Steps that are timed as a whole; as many more are timed by phase
+        /// Steps timed as a whole; the same number is timed by phase
         #[arg(long, default_value_t = 10)]
         steps: usize,
-        /// Steps before that
+        /// Warmup steps
         #[arg(long, default_value_t = 3)]
         warmup: usize,
         /// Print JSON
         #[arg(long)]
         json: bool,
-        /// Write the global batches of `--steps` steps to this file as JSON, and measure nothing
+        /// Write the global batches of `--steps` steps to this file as JSON instead of measuring
         #[arg(long)]
         batches: Option<PathBuf>,
     },
-    /// The most probable pieces for each masked place of a text
+    /// Predict the most probable tokens at each mask of a text
     FillMask {
         /// A run, or one of its checkpoints
         model: String,
-        /// A text with MASK in brackets where pieces are hidden
+        /// Text with MASK in brackets at each token to predict
         text: String,
-        /// Pieces to name for each
+        /// Predictions per mask
         #[arg(long, default_value_t = 5)]
         top: usize,
-        /// What computes
+        /// Compute device
         #[arg(long, default_value = "auto", value_parser = device)]
         device: DeviceKind,
         /// Print JSON
@@ -138,12 +138,12 @@ fn main() -> ExitCode {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let colours = std::io::stderr().is_terminal();
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
-    // tracing would report a closed standard error there, and panic.
+    // tracing would report write errors to standard error and panic if that is closed.
     let lines = lines.with_ansi(colours).log_internal_errors(false).with_filter(filter);
     let trace = trace(&arguments.command);
     let failed = trace.as_ref().err().map(ToString::to_string);
     tracing_subscriber::registry().with(lines).with(trace.ok().flatten()).init();
-    failed.iter().for_each(|failed| tracing::warn!("no trace is written: {failed}"));
+    failed.iter().for_each(|failed| tracing::warn!("cannot write a trace: {failed}"));
     set.iter().for_each(|(name, value)| tracing::debug!("set {name}={value}"));
     let code = match torch::guard(|| run(arguments.command)) {
         Ok(Ok(code)) => code,
@@ -152,7 +152,7 @@ fn main() -> ExitCode {
             failed.exit_code()
         }
         Err(panic) => {
-            tracing::error!("a mistake in lambert itself: {}", error::chain(&panic));
+            tracing::error!("internal error; please report it: {}", error::chain(&panic));
             exit::FAILED
         }
     };
@@ -160,12 +160,12 @@ fn main() -> ExitCode {
     ExitCode::from(code as u8)
 }
 
-/// What writes a trace of the steps that a command names, if it names any.
-fn trace<S>(command: &Command) -> std::io::Result<Option<impl Layer<S> + use<S>>>
+/// Layer that writes a trace of the steps given by `--trace`, if any.
+fn trace<S>(command: &WorkerCommand) -> std::io::Result<Option<impl Layer<S> + use<S>>>
 where
     S: Subscriber + for<'a> LookupSpan<'a> + Send + Sync,
 {
-    let Command::Train { logs, trace: Some(steps), .. } = command else { return Ok(None) };
+    let WorkerCommand::Train { logs, trace: Some(steps), .. } = command else { return Ok(None) };
     let rank = lambert_collective::world::detect().map_or(0, |world| world.rank);
     let folder = logs.as_deref().unwrap_or(Path::new("."));
     if logs.is_some() {
@@ -174,49 +174,50 @@ where
     trace::layer(&folder.join(host_paths::rank_trace(rank)), steps.clone()).map(Some)
 }
 
-/// Steps as `10..15`.
+/// Parses steps such as `10..15`.
 fn steps(text: &str) -> Result<Range<u64>, String> {
     let parse = || {
         let (start, end) = text.split_once("..")?;
         Some(start.parse().ok()?..end.parse().ok()?)
     };
-    parse().ok_or_else(|| "expected steps as 10..15".to_owned())
+    parse().ok_or_else(|| "expected a range of steps such as 10..15".to_owned())
 }
 
-/// Whether a command without a coordinator computes with `device.deterministic`; true where the configuration is in a run's
-/// store, which is read later.
-fn is_deterministic(command: &Command) -> bool {
-    let Command::Bench { config, sets, .. } = command else { return true };
+/// Value of `device.deterministic` for `bench`. True for commands whose configuration is in a run's store, which is read later.
+fn is_deterministic(command: &WorkerCommand) -> bool {
+    let WorkerCommand::Bench { config, sets, .. } = command else { return true };
     Layers::from_process(sets).load::<RunConfig>(config).map_or(true, |config| config.device.deterministic)
 }
 
-fn run(command: Command) -> Result<i32, Error> {
+fn run(command: WorkerCommand) -> Result<i32, Error> {
     match command {
-        Command::Train { run, attempt, world, logs, session, .. } => {
+        WorkerCommand::Train { run, attempt, world, logs, session, .. } => {
             keep_logs(logs.as_deref());
             train(&run, attempt, world, &session)
         }
-        Command::Eval { model, data, samples, device, json } => {
-            eval(&Saved::open(&model, device)?, &data, samples, json)
+        WorkerCommand::Eval { model, data, samples, device, json } => {
+            eval(&LoadedModel::open(&model, device)?, &data, samples, json)
         }
-        Command::Bench { config, sets, stage, samples, steps, warmup, json, batches } => {
+        WorkerCommand::Bench { config, sets, stage, samples, steps, warmup, json, batches } => {
             let config: RunConfig =
                 Layers::from_process(&sets).warn_with(|warning| tracing::warn!("{warning}")).load(&config)?;
-            bench::run(&config, &Request { stage, samples, steps, warmup, json, batches })
+            bench::run(&config, &BenchOptions { stage, samples, steps, warmup, json, batches })
         }
-        Command::FillMask { model, text, top, device, json } => fill(&Saved::open(&model, device)?, &text, top, json),
+        WorkerCommand::FillMask { model, text, top, device, json } => {
+            fill(&LoadedModel::open(&model, device)?, &text, top, json)
+        }
     }
 }
 
-/// Keeps what this rank prints on its host, too.
+/// Copies the output of this rank to a log file on this host.
 fn keep_logs(logs: Option<&Path>) {
     let rank = lambert_collective::world::detect().map_or(0, |world| world.rank);
     if let Some(Err(error)) = logs.map(|folder| logs::begin(folder, rank)) {
-        tracing::warn!("what this rank prints is not kept here: {}", error::chain(&error));
+        tracing::warn!("cannot write the log file of this rank: {}", error::chain(&error));
     }
 }
 
-/// Creates the directories of the launcher and MPI on this host, and lets them be removed when the launcher is gone.
+/// Creates the directories of the launcher and MPI on this host, and has them removed when the launcher has ended.
 fn prepare(session: &[PathBuf]) -> Result<(), Error> {
     for path in session {
         private_dir::create(path).map_err(|source| Error::Directory { path: path.clone(), source })?;
@@ -226,56 +227,56 @@ fn prepare(session: &[PathBuf]) -> Result<(), Error> {
         && !session.is_empty()
         && let Err(error) = cleanup::remove_after_launcher(session)
     {
-        tracing::warn!("what the launcher leaves here will not be removed: {error}");
+        tracing::warn!("directories of the launcher on this host will not be removed: {error}");
     }
     Ok(())
 }
 
-/// Trains, and tells the coordinator if that fails. Under a coordinator a stop that it asked for is success; by hand it
-/// has an exit code of its own.
+/// Trains and reports a failure to the coordinator. A requested stop is a success under a coordinator; without one it has a
+/// separate exit code.
 fn train(url: &str, attempt: u32, world: Option<usize>, session: &[PathBuf]) -> Result<i32, Error> {
     let rank = lambert_collective::world::detect().map_or(0, |world| world.rank);
     let prepared = prepare(session);
     let config = Store::open(url).map_err(Error::from).and_then(|store| session::read_config(&store));
     let limits = config.as_ref().map_or_else(|_| Limits::default(), |(config, _)| config.cluster.limits.clone());
-    // Before anything asks libtorch, the version of the one that is loaded among it.
+    // Load libtorch before any other use of it, including the version query.
     let device = prepared
         .and(config)
         .and_then(|(config, _)| Ok(ComputeDevice::load(&config.device, config.cluster.all_reduce.backend)?));
-    let control = Arc::new(Control::connect(rank, attempt, versions(), patience(&limits)));
-    let attend = || attend(url, attempt, world, device?, &control);
-    let outcome = torch::guard(attend).map_err(Error::from).flatten();
+    let control = Arc::new(Control::connect(rank, attempt, versions(), coordinator_timeout(&limits)));
+    let run = || run_attempt(url, attempt, world, device?, &control);
+    let outcome = torch::guard(run).map_err(Error::from).flatten();
     match outcome {
         Ok(outcome) => {
             let by_hand = !control.is_connected();
-            Ok(if outcome != Outcome::Done && by_hand { exit::STOPPED } else { exit::DONE })
+            Ok(if outcome != TrainOutcome::Done && by_hand { exit::STOPPED } else { exit::DONE })
         }
         Err(failed) => {
             let message = error::chain(&failed);
-            control.event(EventKind::Failed { message, kind: failed.fault() });
+            control.event(EventKind::Failed { message, kind: failed.failure_kind() });
             leave(control, &failed)
         }
     }
 }
 
-/// How long a coordinator may be silent.
-fn patience(limits: &Limits) -> Duration {
+/// Timeout for a silent coordinator.
+fn coordinator_timeout(limits: &Limits) -> Duration {
     let seconds = limits.coordinator_seconds;
     Some(seconds).filter(|seconds| *seconds > 0.0).map_or(Duration::MAX, Duration::from_secs_f64)
 }
 
-/// Takes part in an attempt to its end.
-fn attend(
+/// Runs an attempt to its end.
+fn run_attempt(
     url: &str,
     attempt: u32,
     world: Option<usize>,
     device: ComputeDevice,
     control: &Arc<Control>,
-) -> Result<Outcome, Error> {
+) -> Result<TrainOutcome, Error> {
     let (session, mut ranks) = Session::open(url, attempt, world, device, Arc::clone(control))?;
     let outcome = train::run(&session, &mut ranks).map_err(|error| session.explain(error))?;
     control.phase(WorkerPhase::Stop);
-    // The result stands once the coordinator has heard of it, whatever happens to a rank from here on.
+    // Report the result first: later failures of a rank do not change it.
     control.flush();
     ranks.finish()?;
     Ok(outcome)
@@ -292,30 +293,29 @@ fn versions() -> Versions {
     Versions { libtorch: torch::version(), mpi: lambert_collective::mpi::version(), ..Versions::current() }
 }
 
-/// Ends this process without waiting for the other ranks, which may hang in a collective that this rank has left; the
-/// coordinator ends them.
+/// Exits without waiting for the other ranks, which may hang in a collective that this rank has left; the coordinator ends them.
 fn leave(control: Arc<Control>, failed: &Error) -> ! {
     control.phase(WorkerPhase::Stop);
-    // The last of its owners, the session being gone: what it has to tell is told.
+    // This is the last reference, since the session is dropped: dropping it flushes pending messages.
     drop(control);
     tracing::error!("{}", error::chain(failed));
     leave::now(failed.exit_code());
 }
 
-/// The device of a name.
+/// Parses a device name.
 fn device(name: &str) -> Result<DeviceKind, String> {
     DeviceKind::named(name).ok_or_else(|| format!("expected one of {}", DeviceKind::NAMES.join(", ")))
 }
 
-fn eval(saved: &Saved, data: &str, samples: u64, json: bool) -> Result<i32, Error> {
-    let question = saved.question(data, samples)?;
+fn eval(model: &LoadedModel, data: &str, samples: u64, json: bool) -> Result<i32, Error> {
+    let request = model.eval_request(data, samples)?;
     let evaluated =
-        evaluate::evaluate(&saved.objective(), &mut *local::single().group, &question, saved.step, || false)?;
+        evaluate::evaluate(&model.objective(), &mut *local::single().group, &request, model.step, || false)?;
     let result = match evaluated {
-        Evaluated::Whole(evaluation) => evaluation,
-        // Alone, it is this rank that could not read.
-        Evaluated::Unread(Some(unread)) => return Err(Error::Dataset(unread)),
-        Evaluated::Unread(None) | Evaluated::Stopped => return Err(Error::NoMoreSamples(saved.step)),
+        EvalOutcome::Completed(evaluation) => evaluation,
+        // With one rank, a read failure is of this rank.
+        EvalOutcome::Unreadable(Some(unread)) => return Err(Error::Dataset(unread)),
+        EvalOutcome::Unreadable(None) | EvalOutcome::Stopped => return Err(Error::NoMoreSamples(model.step)),
     };
     if json {
         output::line(&serde_json::to_string(&result).map_err(Error::Json)?)?;
@@ -326,7 +326,7 @@ fn eval(saved: &Saved, data: &str, samples: u64, json: bool) -> Result<i32, Erro
         format!("samples          {}", result.samples),
         format!("masked tokens    {}", result.masked_tokens),
     ];
-    for loss in objectives::losses(&saved.config.objective) {
+    for loss in objectives::losses(&model.config.objective) {
         let (title, Some(score)) = (loss.title, result.scores.get(loss.name)) else { continue };
         lines.push(format!("{:<17}{:.4} nats", format!("{title} loss"), score.loss));
         if loss.targets == Targets::MaskedTokens {
@@ -340,16 +340,18 @@ fn eval(saved: &Saved, data: &str, samples: u64, json: bool) -> Result<i32, Erro
     Ok(exit::DONE)
 }
 
-fn fill(saved: &Saved, text: &str, top: usize, json: bool) -> Result<i32, Error> {
-    let answers = fill_mask::fill(saved, text, top)?;
+fn fill(model: &LoadedModel, text: &str, top: usize, json: bool) -> Result<i32, Error> {
+    let masks = fill_mask::fill(model, text, top)?;
     if json {
-        output::line(&serde_json::to_string(&answers).map_err(Error::Json)?)?;
+        output::line(&serde_json::to_string(&masks).map_err(Error::Json)?)?;
         return Ok(exit::DONE);
     }
-    for (number, guesses) in answers.iter().enumerate() {
-        let guesses: Vec<String> =
-            guesses.iter().map(|guess| format!("{} {:.1} %", guess.piece, 100.0 * guess.probability)).collect();
-        output::line(&format!("[MASK] {}: {}", number + 1, guesses.join(", ")))?;
+    for (number, predictions) in masks.iter().enumerate() {
+        let predictions: Vec<String> = predictions
+            .iter()
+            .map(|prediction| format!("{} {:.1} %", prediction.piece, 100.0 * prediction.probability))
+            .collect();
+        output::line(&format!("[MASK] {}: {}", number + 1, predictions.join(", ")))?;
     }
     Ok(exit::DONE)
 }

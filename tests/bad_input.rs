@@ -178,8 +178,8 @@ fn memory_that_runs_out_in_a_step() {
     let ran =
         Ran { code: ended.status.code().unwrap(), out: String::new(), err: String::from_utf8(ended.stderr).unwrap() };
     let words = [
-        "out of memory: ",
-        " GiB more could not be had in a step",
+        "out of memory: cannot allocate ",
+        " GiB in a step",
         "stage.0.micro_batch_tokens (6000 now)",
         "objective.max_predictions (20 now",
         "stage.0.recompute = true (false now)",
@@ -269,7 +269,7 @@ fn checkpoints_that_are_damaged() {
     refused(
         &again,
         70,
-        &["no checkpoint of", "is not begun anew", &third, "step-000000200-a0002/manifest.json", "format"],
+        &["no usable checkpoint in", "does not start over", &third, "step-000000200-a0002/manifest.json", "format"],
     );
     assert_eq!(checkpoints(&run_url), before);
 }

@@ -60,7 +60,7 @@ fn a_shard_that_cannot_be_decoded_is_named_and_gone_around() {
     assert_eq!(stopped.records.len() as u64, step - 1, "{}", stopped.log);
     let around = start(&place, "around", &data, 2, &["--set", "guard.damaged_shard=skip"]).end();
     let around = finished(around);
-    assert!(around.log.contains(&name) && around.log.contains("left out from here on"), "{}", around.log);
+    assert!(around.log.contains(&name) && around.log.contains("skipping its samples from now on"), "{}", around.log);
     assert!(around.records[step as usize - 1].skipped.samples > 0);
 }
 
@@ -131,7 +131,7 @@ fn a_damaged_shard_is_named_and_stopped_at_or_gone_around() {
 
     let skip = ["--set", "guard.damaged_shard=skip"];
     let around = finished(start(&place, "around", &data, 2, &skip).end());
-    assert!(around.log.contains(&named) && around.log.contains("left out from here on"), "{}", around.log);
+    assert!(around.log.contains(&named) && around.log.contains("skipping its samples from now on"), "{}", around.log);
     let skipped: Vec<u64> = around.records.iter().map(|record| record.skipped.samples).collect();
     assert!(skipped[step as usize - 2] == 0 && skipped[step as usize - 1] > 0, "{skipped:?}");
     let manifest = format!("{}/checkpoints/step-{STEPS:09}-a0001/manifest.json", place.path("around"));

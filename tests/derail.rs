@@ -100,8 +100,8 @@ fn a_loss_above_its_band_is_gone_around() {
     let place = Place::new();
     let fault = [format!("test.million_samples={}", support::rows(&place, &[50 * BATCH + 3]))];
     let faulty = train(&place, "faulty", 2, &fault);
-    let told = faulty.log.lines().find(|line| line.contains("is above its band")).expect(&faulty.log);
-    assert!(told.contains("step 51: the loss of ") && told.contains("rolled back to step 49"), "{told}");
+    let told = faulty.log.lines().find(|line| line.contains("is above the limit of")).expect(&faulty.log);
+    assert!(told.contains("step 51: loss ") && told.contains("rolled back to step 49"), "{told}");
     assert_eq!(faulty.log.matches("the workers are started again in 0 s").count(), 1, "{}", faulty.log);
     assert_eq!(left_out(&place, "faulty"), (vec![[49 * BATCH, 51 * BATCH]], 2 * BATCH));
     let without = without(&place, "without", 49 * BATCH..51 * BATCH);
@@ -115,7 +115,9 @@ fn a_loss_above_its_band_is_gone_around() {
     let standing = records.standing();
     assert!(standing.iter().map(|recorded| recorded.place.step).eq(1..=STEPS), "{standing:?}");
     assert!(standing.iter().all(|recorded| recorded.record.loss < 1000.0), "{standing:?}");
-    assert!(std::fs::read_to_string(format!("{run}/rollbacks/attempt-0001.json")).unwrap().contains("above its band"));
+    assert!(
+        std::fs::read_to_string(format!("{run}/rollbacks/attempt-0001.json")).unwrap().contains("above the limit of")
+    );
     // Without the guard the same sample leaves its mark; another world goes around the same samples, and ends with other
     // roundings.
     let unguarded = train(&place, "unguarded", 2, &[fault[0].clone(), "guard.loss_band=0".into()]);

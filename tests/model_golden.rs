@@ -15,7 +15,7 @@ use lambert_worker::kernels::Host;
 use lambert_worker::model::input::Input;
 use lambert_worker::model::{Dropout, Encoder};
 use lambert_worker::objective::Objective;
-use lambert_worker::objective::totals::Totals;
+use lambert_worker::objective::totals::ObjectiveTotals;
 use lambert_worker::state::{Buffer, Parameters, TrainState};
 use lambert_worker::torch;
 use lambert_worker::train::step;
@@ -213,7 +213,7 @@ fn bf16_comes_near() {
 
 impl Golden {
     /// Losses and gradients of the golden batch.
-    fn step(&self, recompute: bool) -> (Totals, TrainState) {
+    fn step(&self, recompute: bool) -> (ObjectiveTotals, TrainState) {
         let mut state = TrainState::new(self.model());
         let objective =
             Objective::new(&state.parameters, &self.model, &run::Objective::default()).recomputing(recompute);

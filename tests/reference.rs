@@ -85,7 +85,7 @@ fn train(place: &Place, optimizer: &str, ranks: usize) -> Reference {
     let ended = Running::start(&config(place, optimizer, ranks), &run).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     let steps: u64 = STEPS.iter().sum();
-    assert_eq!(ended.log.matches("is above its band").count(), 1, "{}", ended.log);
+    assert_eq!(ended.log.matches("is above the limit of").count(), 1, "{}", ended.log);
     let losses: BTreeMap<u64, f64> = ended.records.iter().map(|record| (record.step, record.loss)).collect();
     assert_eq!(losses.len() as u64, steps);
     Reference { losses: losses.into_values().collect(), objects: objects(&run) }

@@ -10,10 +10,10 @@ use lambert_plan::architecture::Architecture;
 use lambert_plan::{schedule, timeline};
 use lambert_worker::kernels::Host;
 use lambert_worker::optim;
-use lambert_worker::recovery::guard::Verdict;
+use lambert_worker::recovery::guard::GuardVerdict;
 use lambert_worker::stages;
 use lambert_worker::state::{Buffer, Parameters, TrainState};
-use lambert_worker::train::outcome::{Drawn, StepOutcome};
+use lambert_worker::train::outcome::{StepOutcome, StepSamples};
 
 const STEPS: u64 = 40;
 
@@ -51,9 +51,9 @@ fn sizes(config: &RunConfig) -> (Vec<f64>, u64) {
         let gradients: Vec<f32> = (0..before.len()).map(gradient).collect();
         state.write(Buffer::Gradients, 0, &gradients);
         let norm = f64::try_from(optim::update(&mut state, &config.optimizer, rate).norm).unwrap();
-        let drawn = Drawn { dataset: "data".into(), samples: state.step..state.step + 1, passed: 0 };
+        let drawn = StepSamples { dataset: "data".into(), samples: state.step..state.step + 1, skipped: 0 };
         let outcome = StepOutcome { before: state.step, drawn, norm, ..StepOutcome::default() };
-        assert_eq!(outcome.conclude(&mut state, &config.guard), Verdict::Sound);
+        assert_eq!(outcome.conclude(&mut state, &config.guard), GuardVerdict::Apply);
         let after = state.read(Buffer::Weights, 0..before.len());
         let squares = after.iter().zip(&before).map(|(after, before)| f64::from(after - before).powi(2));
         sizes.push((squares.sum::<f64>() / before.len() as f64).sqrt() / rate);

@@ -1,79 +1,79 @@
-//! The report of a benchmark.
+//! Benchmark report.
 
 use std::fmt::{Display, Formatter};
 
 use serde::Serialize;
 
-/// The measurements of a stage, one JSON object. Times are medians; rates are those of steps that are not interrupted to be
-/// timed by phase.
+/// Measurements of a stage, serialized as one JSON object. Times are medians. Rates are of steps timed as a whole, without waits
+/// between the phases.
 #[derive(Debug, Clone, Serialize)]
-pub struct Measured {
-    /// The device.
+pub struct BenchReport {
+    /// Device name.
     pub device: String,
-    /// The batches.
+    /// Batch size.
     #[serde(flatten)]
     pub batch: BatchSize,
-    /// Seconds of a step: the least, the median, the most.
+    /// Minimum, median and maximum time of a step, seconds.
     pub seconds: [f64; 3],
-    /// Samples a second.
+    /// Samples per second.
     pub samples_per_second: f64,
-    /// Floating-point operations.
+    /// FLOP rates.
     #[serde(flatten)]
     pub flops: FlopRates,
-    /// The phases of a step.
+    /// Phases of a step.
     #[serde(flatten)]
     pub phases: PhaseShares,
-    /// Memory.
+    /// Memory use.
     #[serde(flatten)]
     pub memory: MemoryUse,
 }
 
-/// The size of a step's batch.
+/// Batch size of a step.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct BatchSize {
-    /// Samples of a step.
+    /// Samples per step.
     pub samples: usize,
-    /// Tokens of a step without padding, the mean of all.
+    /// Mean tokens per step, without padding.
     pub tokens: f64,
-    /// Padding, a share of the tokens that were computed.
+    /// Fraction of padding among the computed tokens.
     pub padding: f64,
 }
 
-/// Floating-point operations per second, in units of 10^12.
+/// FLOP rates, TFLOP/s.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct FlopRates {
-    /// Useful operations.
+    /// Achieved rate, without padding.
     pub teraflops: f64,
-    /// Operations of a product of two large square matrices in the model's compute dtype.
+    /// Measured rate of a large square matmul in the model's compute dtype.
     pub peak_teraflops: f64,
-    /// `teraflops` over `peak_teraflops`.
+    /// `teraflops` / `peak_teraflops`.
     pub utilization: f64,
 }
 
-/// The phases of a step, as shares of its time.
+/// Phases of a step, as fractions of its time.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct PhaseShares {
-    /// Waiting for samples.
+    /// Wait for samples.
     pub data_wait: f64,
     /// Forward and backward passes.
     pub forward_backward: f64,
-    /// The update.
+    /// Optimizer update.
     pub optimizer: f64,
-    /// Share of the forward and backward passes after which the processor has given all of them to the device. Where it is
-    /// nearly 1 the device waits for the processor.
+    /// Fraction of the forward and backward time after which the CPU has enqueued all their kernels. Near 1, the GPU waits for the
+    /// CPU.
     pub enqueued: f64,
 }
 
-/// Memory, bytes.
+/// Memory use, bytes.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct MemoryUse {
-    /// The peak: of a card's memory, as libtorch has allocated it; else of the process.
+    /// Peak GPU memory allocated by libtorch, or peak resident memory of the process on a CPU.
     pub peak_memory: u64,
-    /// A card's memory by the formula for the stage.
+    /// Estimated GPU memory of the stage; `None` on a CPU.
     pub needed_memory: Option<u64>,
 }
 
-impl Display for Measured {
+impl Display for BenchReport {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         let [least, median, most] = self.seconds;
         writeln!(f, "device            {}", self.device)?;
@@ -98,9 +98,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_is_one_flat_object() {
-        let measured = Measured {
-            device: "2 threads of a processor".to_owned(),
+    fn report_serializes_as_one_flat_object() {
+        let measured = BenchReport {
+            device: "CPU, 2 threads".to_owned(),
             batch: BatchSize { samples: 8, tokens: 80.5, padding: 0.25 },
             seconds: [1.0, 2.0, 3.0],
             samples_per_second: 4.0,
@@ -109,7 +109,7 @@ mod tests {
             memory: MemoryUse { peak_memory: 1 << 30, needed_memory: None },
         };
         let expected = concat!(
-            r#"{"device":"2 threads of a processor","samples":8,"tokens":80.5,"padding":0.25,"seconds":[1.0,2.0,3.0],"#,
+            r#"{"device":"CPU, 2 threads","samples":8,"tokens":80.5,"padding":0.25,"seconds":[1.0,2.0,3.0],"#,
             r#""samples_per_second":4.0,"teraflops":0.5,"peak_teraflops":2.0,"utilization":0.25,"data_wait":0.125,"#,
             r#""forward_backward":0.75,"optimizer":0.0625,"enqueued":0.5,"peak_memory":1073741824,"needed_memory":null}"#,
         );

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::pruner::Pruner;
 use super::records::RecordBatch;
 use crate::error::{self, Error};
-use crate::recovery::replicas::Apart;
+use crate::recovery::replicas::ReplicaMismatch;
 use crate::worker::agreement::Decision;
 use crate::worker::session::{self, Session};
 use crate::worker::trace::span;
@@ -40,7 +40,7 @@ pub enum Outcome {
     /// It does not, for a reason that may pass.
     Failed(String),
     /// It does not, because the ranks do not have the same weights.
-    Apart(Apart),
+    Apart(ReplicaMismatch),
     /// It does not, because a tensor has numbers that are not finite: which and whose.
     NotFinite(String),
     /// It does not, and this attempt will never save one.
@@ -143,7 +143,7 @@ impl Commit {
             Ok(parts) => parts,
             Err(error) => return Outcome::Failed(error.to_string()),
         };
-        if let Some(apart) = Apart::among(&parts.iter().map(|part| part.digest).collect::<Vec<_>>()) {
+        if let Some(apart) = ReplicaMismatch::detect(&parts.iter().map(|part| part.digest).collect::<Vec<_>>()) {
             return Outcome::Apart(apart);
         }
         self.manifest.objects = match gathered(parts) {
@@ -299,7 +299,7 @@ mod tests {
     #[test]
     fn a_rank_with_other_weights_and_one_that_is_not_finite_are_named() {
         let (outcome, newest, _) = save(|parts| parts[1].digest = 8);
-        assert_eq!(outcome, Outcome::Apart(Apart { ranks: vec![0, 1], agreed: None }));
+        assert_eq!(outcome, Outcome::Apart(ReplicaMismatch { ranks: vec![0, 1], agreed: None }));
         assert_eq!(newest, FIRST);
         let (outcome, newest, _) = save(|parts| {
             parts[0].written = Err(Refusal::Store("the disk is full".into()));

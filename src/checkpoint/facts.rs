@@ -8,10 +8,10 @@ use lambert_store::checkpoint::Manifest;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::recovery::guard::History;
+use crate::recovery::guard::LossHistory;
 use crate::recovery::skipped_samples::SkippedSamples;
-use crate::state::plateau::Watched;
-use crate::state::{Skipped, Spec, StageProgress, TrainState};
+use crate::state::plateau::PlateauTracker;
+use crate::state::{ParamSpec, Skipped, StageProgress, TrainState};
 
 /// The counters and facts of a manifest's `state`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -31,10 +31,10 @@ pub struct Facts {
     detours: BTreeMap<String, SkippedSamples>,
     /// What the steps of the stage have shown.
     #[serde(default)]
-    history: History,
+    history: LossHistory,
     /// What the evaluations of the stage have shown.
-    #[serde(default, skip_serializing_if = "Watched::is_new")]
-    watched: Watched,
+    #[serde(default, skip_serializing_if = "PlateauTracker::is_new")]
+    watched: PlateauTracker,
     /// Stages that have ended at a plateau, and their steps.
     #[serde(default, skip_serializing_if = "Ended::is_empty")]
     ended: Ended,
@@ -69,7 +69,7 @@ impl Facts {
             skipped_samples: state.skipped.samples,
             detours: state.skipped.by_dataset.clone(),
             history: state.stages.history.clone(),
-            watched: state.stages.watched.clone(),
+            watched: state.stages.plateau.clone(),
             ended: state.stages.ended.clone(),
             unevaluated: state.unevaluated,
             grown_from: state.stages.grown_from,
@@ -87,8 +87,8 @@ impl Facts {
     }
 
     /// The counts of updates, for a model of these parameters.
-    pub fn updates(&self, specs: &[Spec]) -> BTreeMap<String, u64> {
-        let count = |spec: &Spec| {
+    pub fn updates(&self, specs: &[ParamSpec]) -> BTreeMap<String, u64> {
+        let count = |spec: &ParamSpec| {
             let born = spec.id.layer.and_then(|layer| self.born.get(&layer)).copied().unwrap_or(0);
             match &self.updates {
                 Updates::Alike(all) => all.saturating_sub(born),
@@ -107,7 +107,7 @@ impl Facts {
             entered: Some(manifest.stage),
             grown_from: self.grown_from,
             history: self.history,
-            watched: self.watched,
+            plateau: self.watched,
             ended: self.ended,
         };
         state.unevaluated = self.unevaluated;
@@ -126,14 +126,14 @@ mod tests {
     fn counts_of_the_formats_before_are_those_of_the_groups() {
         let spec = |name: &str, part, layer| {
             let id = TensorId { layer, ..TensorId::new(part, Leaf::Bias) };
-            Spec {
+            ParamSpec {
                 id,
                 name: name.to_owned(),
                 shape: vec![1],
                 first: 0,
                 padding: None,
-                joined: false,
-                frozen: false,
+                is_fused: false,
+                is_frozen: false,
                 role: Role::Bias,
                 head: None,
                 final_after: 1,

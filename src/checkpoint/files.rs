@@ -7,7 +7,7 @@ use lambert_store::{Store, run};
 
 use super::filler::{Filler, Target};
 use crate::error::Error;
-use crate::state::{Buffer, Parameters, Spec, TrainState};
+use crate::state::{Buffer, ParamSpec, Parameters, TrainState};
 
 /// Mean of the gradients.
 pub const FIRST: &str = "exp_avg";
@@ -21,9 +21,9 @@ pub fn part_range(elements: usize, index: usize, parts: usize) -> Range<usize> {
 }
 
 /// Which elements of which parameters are those of `range`, counted over all parameters one behind the other.
-pub fn slices(specs: &[Spec], range: &Range<usize>) -> Vec<Slice> {
+pub fn slices(specs: &[ParamSpec], range: &Range<usize>) -> Vec<Slice> {
     let mut before = 0;
-    let cut = |spec: &Spec| {
+    let cut = |spec: &ParamSpec| {
         let first = before;
         before += spec.count();
         let (start, end) = (first.max(range.start), before.min(range.end));
@@ -37,7 +37,7 @@ pub fn slices(specs: &[Spec], range: &Range<usize>) -> Vec<Slice> {
 }
 
 /// Where a slice lies in the flat buffers; `None` if these parameters do not have it.
-pub fn place(specs: &[Spec], slice: &Slice) -> Option<Range<usize>> {
+pub fn place(specs: &[ParamSpec], slice: &Slice) -> Option<Range<usize>> {
     let spec = specs.iter().find(|spec| spec.name == slice.tensor)?;
     let end = slice.first.checked_add(slice.count).filter(|end| *end <= spec.count() as u64)?;
     Some(spec.first + slice.first as usize..spec.first + end as usize)
@@ -56,7 +56,7 @@ pub fn read_weights(store: &Store, verified: &Verified, parameters: &Parameters)
 }
 
 fn weights(parameters: &Parameters) -> Vec<Target> {
-    let target = |spec: &Spec| {
+    let target = |spec: &ParamSpec| {
         let region = parameters.region(vec![spec.range()]);
         Target { name: spec.name.clone(), shape: spec.sizes(), region }
     };
@@ -107,7 +107,7 @@ fn parts(manifest: &Manifest, state: &TrainState) -> Result<Vec<(String, Vec<Tar
     // Several threads write: no element twice.
     covered.sort_by_key(|range| range.start);
     let once = covered.windows(2).all(|pair| pair[0].end <= pair[1].start);
-    let all = covered.iter().map(Range::len).sum::<usize>() == specs.iter().map(Spec::count).sum::<usize>();
+    let all = covered.iter().map(Range::len).sum::<usize>() == specs.iter().map(ParamSpec::count).sum::<usize>();
     match once && all {
         true => Ok(parts),
         false => Err(fault(manifest, "its optimizer parts do not have every element once".to_owned())),

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::{Facts, files, rollback};
 use crate::error::{self, Error};
 use crate::kernels::Kernels;
-use crate::state::{self, Parameters, Spec, TrainState};
+use crate::state::{self, ParamSpec, Parameters, TrainState};
 use crate::torch;
 use crate::worker::session::{self, Datasets, Session};
 
@@ -83,7 +83,7 @@ fn agree_on_start(session: &Session, collective: &mut dyn Group, datasets: &Data
         (Some(message), _) => Err(Error::Resume { url, message }),
         (None, Some(message)) => Err(Error::Usage(message)),
         (None, None) if found.checkpoint.is_none() && !found.passed_over.is_empty() => {
-            Err(Error::NoneSound { url, found: found.passed_over.join("; ") })
+            Err(Error::NoUsableCheckpoint { url, problems: found.passed_over.join("; ") })
         }
         (None, None) => Ok(Found { error: None, misfit: None, ..found }),
     }
@@ -131,7 +131,7 @@ fn misfit(config: &RunConfig, manifest: &Manifest, vocabulary: usize) -> Option<
         *counts.entry(&slice.tensor).or_default() += slice.count;
     }
     let specs = state::specs(&Architecture::of_run(config, stage.depth(&config.model), vocabulary));
-    let wrong = |spec: &&Spec| counts.get(spec.name.as_str()) != Some(&(spec.count() as u64));
+    let wrong = |spec: &&ParamSpec| counts.get(spec.name.as_str()) != Some(&(spec.count() as u64));
     if let Some(spec) = specs.iter().find(wrong) {
         let there = counts.get(spec.name.as_str()).copied().unwrap_or(0);
         return Some(format!("it has {there} elements of {}, the run's model has {}", spec.name, spec.count()));

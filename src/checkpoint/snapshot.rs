@@ -14,7 +14,7 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use super::files;
 use crate::error::Error;
 use crate::kernels::{HostBuffer, Kernels, PendingSnapshot};
-use crate::state::{Buffer, Parameters, Region, Spec, TrainState};
+use crate::state::{Buffer, ParamSpec, Parameters, Region, TrainState};
 
 /// Headers are padded to this, so that the data is aligned.
 const ALIGNMENT: usize = 8;
@@ -135,7 +135,7 @@ impl Snapshot {
     /// More elements than a file can have.
     pub fn new(parameters: &Parameters, rank: usize, world: usize) -> Result<Self, Error> {
         let (specs, kernels) = (parameters.specs(), parameters.kernels());
-        let elements = specs.iter().map(Spec::count).sum();
+        let elements = specs.iter().map(ParamSpec::count).sum();
         let range = files::part_range(elements, rank, world);
         let slices = files::slices(specs, &range);
         let weights = specs.iter().map(|spec| (spec.name.clone(), spec.sizes()));
@@ -159,7 +159,7 @@ impl Snapshot {
         let moments = [Buffer::First, Buffer::Second].map(|buffer| state.region(buffer, self.ranges.clone()));
         let moments = self.moments.begin(&moments);
         let weights = self.weights.as_mut().map(|file| {
-            let all = state.parameters.specs().iter().map(Spec::range).collect();
+            let all = state.parameters.specs().iter().map(ParamSpec::range).collect();
             file.begin(&[state.region(Buffer::Weights, all)])
         });
         Copying { moments, weights }
@@ -231,7 +231,7 @@ mod tests {
         let mut snapshot = Snapshot::new(&state.parameters, 0, 1).unwrap();
         let bytes = |state: &TrainState| {
             [Buffer::Weights, Buffer::First, Buffer::Second].map(|buffer| {
-                let region = state.region(buffer, state.parameters.specs().iter().map(Spec::range).collect());
+                let region = state.region(buffer, state.parameters.specs().iter().map(ParamSpec::range).collect());
                 let mut bytes = vec![0; region.len()];
                 region.read(&mut bytes);
                 bytes
@@ -243,7 +243,7 @@ mod tests {
                 torch::guard(|| optim::update(state, &Optimizer::default(), 1e-2)).map(drop).unwrap();
             }),
             ("new moments", TrainState::restart_optimizer),
-            ("a bit", TrainState::flip_a_bit),
+            ("a bit", TrainState::flip_bit),
             ("a value", |state| state.fill(Buffer::Weights, 0..8, 9.0)),
             ("a copy", |state| {
                 let other = Parameters::initialize(Arc::new(Host), state.parameters.architecture().clone(), 2, 0.2);

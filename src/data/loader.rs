@@ -114,7 +114,7 @@ mod tests {
         let mut loader = Loader { batches, thread: Some(thread) };
         assert!(loader.next_batch().is_none());
         let error = loader.finish().unwrap_err();
-        assert_eq!(error.to_string(), "a mistake in lambert itself, in the data loader: row 7 is missing");
+        assert_eq!(error.to_string(), "internal error in the data loader; please report it: row 7 is missing");
         loader.finish().unwrap();
     }
 }

@@ -128,7 +128,7 @@ impl BatchReader {
         let mut number = cursor;
         while locations.len() < size {
             let (epoch, location) = self.location(number);
-            if !options.skipped.hold(number, self.source.dataset.row_groups()[location.row_group].shard) {
+            if !options.skipped.contains(number, self.source.dataset.row_groups()[location.row_group].shard) {
                 locations.push((epoch, location));
             }
             number += 1;

@@ -1,4 +1,4 @@
-//! A model out of a run or a checkpoint, for those that only read it.
+//! Loading of a model from a run or a checkpoint, for inference.
 
 use std::sync::Arc;
 
@@ -14,35 +14,35 @@ use crate::error::Error;
 use crate::gpu::ComputeDevice;
 use crate::objective::Objective;
 use crate::state::Parameters;
-use crate::train::evaluate::Question;
+use crate::train::evaluate::EvalRequest;
 use crate::worker::session;
 
-/// A model and what belongs to it.
-pub struct Saved {
-    /// The run's configuration, without its `[cluster]` and `[device]`, which are of other machines.
+/// Model loaded for inference, with its configuration and tokenizer.
+pub struct LoadedModel {
+    /// Configuration of the run; `[cluster]` and `[device]` are reset to defaults and the chosen device.
     pub config: RunConfig,
-    /// The weights.
+    /// Weights.
     pub parameters: Parameters,
-    /// Encoder layers.
+    /// Number of encoder layers.
     pub layers: usize,
-    /// Steps that it was trained for.
+    /// Training step of the checkpoint.
     pub step: u64,
-    /// The run's vocabulary.
+    /// Tokenizer with the run's vocabulary.
     pub tokenizer: Tokenizer,
     vocabulary_sha256: String,
 }
 
-impl Saved {
-    /// Reads `url`: a run (its newest checkpoint that verifies) or `RUN/checkpoints/step-...`, to compute on `device`. To be
-    /// called before anything else of libtorch.
+impl LoadedModel {
+    /// Loads a model on `device` from `url`: a run (its newest valid checkpoint) or `RUN/checkpoints/step-...`. Call it before any
+    /// other use of libtorch.
     ///
     /// # Errors
-    /// No such run, no good checkpoint, a device that cannot be used.
+    /// The run does not exist, has no valid checkpoint, or the device cannot be used.
     pub fn open(url: &str, device: DeviceKind) -> Result<Self, Error> {
         let (of, name) = run::split(url);
         let store = Store::open(of)?;
         let (mut config, _) = session::read_config(&store)?;
-        // Whoever trained it may not choose which library is loaded here: LAMBERT_LIBTORCH does.
+        // The run's configuration must not choose the library to load on this host: LAMBERT_LIBTORCH does.
         (config.cluster, config.device) = (Cluster::default(), Device { kind: device, ..Device::default() });
         let (kernels, _) = ComputeDevice::load(&config.device, config.cluster.all_reduce.backend)?
             .kernels(None, config.model.precision)?;
@@ -60,20 +60,20 @@ impl Saved {
         Ok(Self { config, parameters, layers, step: manifest.step, tokenizer, vocabulary_sha256 })
     }
 
-    /// The passes of its run over these weights.
+    /// Objective of the run, over these weights.
     pub fn objective(&self) -> Objective {
         Objective::new(&self.parameters, &self.config.model, &self.config.objective)
     }
 
-    /// An evaluation on the dataset at `url`, which must have this model's vocabulary and objective.
-    pub fn question(&self, url: &str, samples: u64) -> Result<Question, Error> {
+    /// Creates an evaluation on the dataset at `url`, which must match the model's vocabulary and objective.
+    pub fn eval_request(&self, url: &str, samples: u64) -> Result<EvalRequest, Error> {
         let dataset = Arc::new(Dataset::open(url)?);
-        let mut faults = Vec::new();
-        check_fit(&self.config, &[("--data".to_owned(), &dataset)], Some(&self.vocabulary_sha256), &mut faults);
-        if !faults.is_empty() {
-            return Err(Error::faults(url, faults));
+        let mut errors = Vec::new();
+        check_fit(&self.config, &[("--data".to_owned(), &dataset)], Some(&self.vocabulary_sha256), &mut errors);
+        if !errors.is_empty() {
+            return Err(Error::invalid_config(url, errors));
         }
         let objective = self.config.objective.clone();
-        Ok(Question { dataset, objective, samples, micro_batch_tokens: TokenBudget::DEFAULT, parts: None })
+        Ok(EvalRequest { dataset, objective, samples, micro_batch_tokens: TokenBudget::DEFAULT, parts: None })
     }
 }

@@ -1,7 +1,7 @@
-//! A trained model, for those that only read it.
+//! Inference with a trained model.
 //!
-//! - [`loaded_model`]: a model out of a run or checkpoint
-//! - [`fill_mask`]: the most probable tokens for each \[MASK\] of a text
+//! - [`loaded_model`]: model loaded from a run or checkpoint
+//! - [`fill_mask`]: top-k predictions for each \[MASK\] of a text
 
 pub mod fill_mask;
 pub mod loaded_model;

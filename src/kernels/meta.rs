@@ -202,7 +202,7 @@ fn bert_counts(
     recompute: bool,
 ) -> (usize, i64, i64) {
     let mut state = TrainState::new(Parameters::zeros(kernels, Architecture::new(model, 2, 50)));
-    state.parameters.keep_low(model::compute_dtype(model));
+    state.parameters.keep_bf16_copy(model::compute_dtype(model));
     let objective = step::tests::objective(&state, model).recomputing(recompute);
     counts(device, &mut state, &objective, kind)
 }

@@ -51,7 +51,7 @@ impl Linear {
     /// Uses the given weight and bias.
     fn from_ids(parameters: &Parameters, weight: TensorId, bias: TensorId) -> Self {
         let compute_copy =
-            parameters.low_tensor(weight).zip(parameters.low_tensor(bias)).map(|(weight, bias)| [weight, bias]);
+            parameters.bf16_tensor(weight).zip(parameters.bf16_tensor(bias)).map(|(weight, bias)| [weight, bias]);
         Self { weight: parameters.tensor(weight), bias: parameters.tensor(bias), compute_copy }
     }
 
@@ -60,7 +60,7 @@ impl Linear {
         let [weight, bias] = [Leaf::Weight, Leaf::Bias].map(|leaf| weights.network.id(part, Some(layer), leaf));
         let parameters = weights.parameters;
         let compute_copy =
-            parameters.low_joined(weight).zip(parameters.low_joined(bias)).map(|(weight, bias)| [weight, bias]);
+            parameters.bf16_joined(weight).zip(parameters.bf16_joined(bias)).map(|(weight, bias)| [weight, bias]);
         Self { weight: parameters.joined(weight), bias: parameters.joined(bias), compute_copy }
     }
 

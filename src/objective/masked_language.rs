@@ -1,16 +1,16 @@
-//! Masked language modelling (arXiv 1810.04805, 3.1): predict the masked tokens. The head runs at masked tokens only.
+//! Masked language modelling (arXiv 1810.04805, section 3.1). The head runs at masked tokens only.
 
 use lambert_plan::objectives;
 use tch::Tensor;
 
-use super::{Loss, Scored};
+use super::{Loss, LossValue};
 use crate::data::{GlobalBatch, MicroBatch};
 use crate::model::Heads;
 use crate::model::input::Input;
 
-pub struct MaskedLanguage(pub objectives::Loss);
+pub struct MaskedLanguageLoss(pub objectives::Loss);
 
-impl Loss for MaskedLanguage {
+impl Loss for MaskedLanguageLoss {
     fn description(&self) -> objectives::Loss {
         self.0
     }
@@ -19,11 +19,11 @@ impl Loss for MaskedLanguage {
         batch.labels.len()
     }
 
-    fn targets_of_all(&self, batch: &GlobalBatch) -> u64 {
+    fn global_targets(&self, batch: &GlobalBatch) -> u64 {
         batch.masked_tokens
     }
 
-    fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> Scored {
+    fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> LossValue {
         let (positions, labels) = (super::targets(input.positions.as_ref()), super::targets(input.labels.as_ref()));
         let width = input.ids.size()[1];
         let row_of = || positions.divide_scalar_mode(width, "floor");

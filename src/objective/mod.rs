@@ -1,5 +1,5 @@
-//! What a run learns: an ordered list of passes. A pass is a network, its input and the losses of its output. A new loss is a file
-//! here, a line in `LOSSES` and its description in configs/plan/src/objectives.rs; src/model/tests/architectures.rs has examples.
+//! Training objective: an ordered list of passes. A pass is a network, its input and the losses of its output. A new loss is a
+//! file here, a line in `LOSSES` and a description in configs/plan/src/objectives.rs; src/model/tests/architectures.rs has examples.
 
 mod masked_language;
 mod pair;
@@ -13,100 +13,103 @@ use tch::{Kind, Reduction, Tensor};
 use crate::data::{GlobalBatch, MicroBatch};
 use crate::model::input::Input;
 use crate::model::{Encoder, Heads};
-use crate::objective::totals::Totals;
+use crate::objective::totals::ObjectiveTotals;
 use crate::state::Parameters;
-pub use pass::{Output, Pass, PassInput};
+pub use pass::{Pass, PassInput, PassOutput};
 
-/// A loss: the sum of a function of predictions and targets over a micro-batch. The training loop divides it by the number of
-/// targets of the whole global batch, so that it does not depend on how that batch was cut.
+/// Loss of predictions against targets, summed over a micro-batch. The training loop divides it by the number of targets in the
+/// global batch, so that it does not depend on the split into micro-batches.
 pub trait Loss {
-    /// Its description.
+    /// Description of the loss.
     fn description(&self) -> objectives::Loss;
 
-    /// How many targets a micro-batch has.
+    /// Number of targets in a micro-batch.
     fn targets(&self, batch: &MicroBatch) -> usize;
 
-    /// How many targets the whole global batch has, over all ranks: the divisor. It follows from the samples' lengths alone.
-    fn targets_of_all(&self, batch: &GlobalBatch) -> u64;
+    /// Number of targets in the global batch, over all ranks: the divisor. It depends only on the lengths of the samples.
+    fn global_targets(&self, batch: &GlobalBatch) -> u64;
 
-    /// The loss of a micro-batch that has targets. `hidden` is \[rows, width, hidden\].
-    fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> Scored;
+    /// Computes the loss of a micro-batch with at least one target. `hidden` is \[batch, sequence, hidden\].
+    fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> LossValue;
 }
 
-/// Makes the code of a loss with this description, whose weight is the run's.
-type Code = fn(objectives::Loss) -> Box<dyn Loss>;
+/// Constructor of a loss from its description, which has the weight of the run.
+type LossFactory = fn(objectives::Loss) -> Box<dyn Loss>;
 
-/// The code of each loss.
-const LOSSES: [(objectives::Loss, Code); 2] = [
-    (objectives::MASKED_LANGUAGE, |description| Box::new(masked_language::MaskedLanguage(description))),
-    (objectives::PAIR, |description| Box::new(pair::Pair(description))),
+/// Implementations of the losses.
+const LOSSES: [(objectives::Loss, LossFactory); 2] = [
+    (objectives::MASKED_LANGUAGE, |description| Box::new(masked_language::MaskedLanguageLoss(description))),
+    (objectives::PAIR, |description| Box::new(pair::PairLoss(description))),
 ];
 
-/// The code of a loss. One without code is a mistake in `LOSSES`.
+/// Implementation of a loss.
+///
+/// # Panics
+/// `LOSSES` has no entry for it.
 pub(crate) fn loss(description: objectives::Loss) -> Box<dyn Loss> {
     let found = LOSSES.iter().find(|(known, _)| known.name == description.name);
-    found.unwrap_or_else(|| panic!("the loss {} has no code", description.name)).1(description)
+    found.unwrap_or_else(|| panic!("loss {} has no implementation", description.name)).1(description)
 }
 
-/// A loss over one micro-batch.
-pub struct Scored {
-    /// Its sum over the targets, nats; a scalar that the backward pass can start from.
+/// Value of a loss for a micro-batch.
+pub struct LossValue {
+    /// Sum over the targets, nats; a scalar with a gradient.
     pub loss: Tensor,
-    /// How many targets were predicted, a scalar; `None` if the loss has no accuracy.
+    /// Number of correct predictions, a scalar; `None` if the loss has no accuracy.
     pub correct: Option<Tensor>,
-    /// The predictions \[targets, classes\], cut off from the graph, for passes that come later.
+    /// Predictions \[targets, classes\], detached from the graph, for later passes.
     pub logits: Option<Tensor>,
 }
 
-/// The passes of a run, in their order.
+/// Passes of a run, in order.
 pub struct Objective {
     passes: Vec<Pass>,
 }
 
 impl Objective {
-    /// The passes of a configuration, over the networks of `parameters`.
+    /// Creates the passes of a configuration over the networks of `parameters`.
     pub fn new(parameters: &Parameters, model: &run::Model, config: &run::Objective) -> Self {
         let losses = objectives::losses(config).into_iter().map(loss).collect();
-        Self::of(vec![Pass::new(Encoder::new(parameters, model), losses)])
+        Self::from_passes(vec![Pass::new(Encoder::new(parameters, model), losses)])
     }
 
-    /// Of these passes.
-    pub fn of(passes: Vec<Pass>) -> Self {
+    /// Creates an objective from passes.
+    pub fn from_passes(passes: Vec<Pass>) -> Self {
         Self { passes }
     }
 
-    /// The same, with activations that are computed again in the backward pass, if `recompute` says so, instead of being kept.
+    /// Turns activation recomputation in the backward pass on or off.
     #[must_use]
     pub fn recomputing(mut self, recompute: bool) -> Self {
         self.passes.iter_mut().for_each(|pass| pass.encoder.recompute = recompute);
         self
     }
 
-    /// The passes, in their order.
+    /// Passes, in order.
     pub fn passes(&self) -> &[Pass] {
         &self.passes
     }
 
-    /// The network of the last pass: the one that an evaluation by tokens asks, and that an export has.
+    /// Network of the last pass, which inference and export use.
     pub fn encoder(&self) -> &Encoder {
         &self.passes[self.passes.len() - 1].encoder
     }
 
-    /// Totals of no samples, with a place for each loss of each pass.
-    pub fn no_totals(&self) -> Totals {
-        Totals::new(self.passes.iter().flat_map(Pass::losses).map(Loss::description))
+    /// Zero totals, with an entry for each loss of each pass.
+    pub fn no_totals(&self) -> ObjectiveTotals {
+        ObjectiveTotals::new(self.passes.iter().flat_map(Pass::losses).map(Loss::description))
     }
 }
 
-/// What a micro-batch has as targets. Only a loss that has some is asked to score it.
+/// Targets of a micro-batch. A loss is computed only if there are any.
 fn targets(tensor: Option<&Tensor>) -> &Tensor {
     tensor.expect("a micro-batch without targets is not scored")
 }
 
-/// Sum of the cross-entropies of `logits` \[n, classes\] against `labels` \[n\], and how many of the best guesses are right.
-/// `factors` \[n\] multiply each cross-entropy, in tests. Computed in f32 whatever the logits are.
-fn score(logits: &Tensor, labels: &Tensor, factors: Option<&Tensor>) -> Scored {
-    let given = logits.detach();
+/// Computes the summed cross-entropy of `logits` \[n, classes\] against `labels` \[n\], and the number of correct predictions.
+/// `factors` \[n\], used in tests, scale each cross-entropy. Computed in f32 for any dtype of the logits.
+fn score(logits: &Tensor, labels: &Tensor, factors: Option<&Tensor>) -> LossValue {
+    let detached = logits.detach();
     let logits = logits.to_kind(Kind::Float);
     let loss = |reduction| logits.cross_entropy_loss(labels, None::<Tensor>, reduction, -100, 0.0);
     let loss = match factors {
@@ -114,7 +117,7 @@ fn score(logits: &Tensor, labels: &Tensor, factors: Option<&Tensor>) -> Scored {
         None => loss(Reduction::Sum),
     };
     let correct = tch::no_grad(|| logits.argmax(-1, false).eq_tensor(labels).sum(Kind::Int64));
-    Scored { loss, correct: Some(correct), logits: Some(given) }
+    LossValue { loss, correct: Some(correct), logits: Some(detached) }
 }
 
 #[cfg(test)]
@@ -122,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_loss_has_code_and_is_what_it_says() {
+    fn every_loss_has_an_implementation_with_its_description() {
         for known in objectives::ALL {
             let description = objectives::Loss { weight: 0.25, ..known };
             assert_eq!(loss(description).description(), description);

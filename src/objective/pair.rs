@@ -1,17 +1,17 @@
-//! Next-sentence prediction and sentence order: both predict one of two labels a sample. The dataset decides what the label means
-//! (1: the second segment was replaced, or swapped with the first).
+//! Next-sentence prediction and sentence order prediction: binary classification of a segment pair. The dataset defines label 1:
+//! the second segment was replaced, or swapped with the first.
 
 use lambert_plan::objectives;
 use tch::Tensor;
 
-use super::{Loss, Scored};
+use super::{Loss, LossValue};
 use crate::data::{GlobalBatch, MicroBatch};
 use crate::model::Heads;
 use crate::model::input::Input;
 
-pub struct Pair(pub objectives::Loss);
+pub struct PairLoss(pub objectives::Loss);
 
-impl Loss for Pair {
+impl Loss for PairLoss {
     fn description(&self) -> objectives::Loss {
         self.0
     }
@@ -20,11 +20,11 @@ impl Loss for Pair {
         batch.pair_labels.len()
     }
 
-    fn targets_of_all(&self, batch: &GlobalBatch) -> u64 {
+    fn global_targets(&self, batch: &GlobalBatch) -> u64 {
         batch.lengths.len() as u64
     }
 
-    fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> Scored {
+    fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> LossValue {
         super::score(&heads.pair(hidden), super::targets(input.pair_labels.as_ref()), input.loss_scales.as_ref())
     }
 }

@@ -1,73 +1,73 @@
-//! A pass: a network, its input and the losses of its output.
+//! Pass of an objective: a network, its input and the losses of its output.
 
 use tch::Tensor;
 
-use super::{Loss, Scored};
+use super::{Loss, LossValue};
 use crate::data::MicroBatch;
 use crate::model::Encoder;
 use crate::model::input::Input;
 
-/// The output of a pass for a micro-batch, cut off from its graph.
-pub struct Output {
-    /// Hidden states of the last layer, \[rows, width, hidden\].
+/// Output of a pass for a micro-batch, detached from the graph.
+pub struct PassOutput {
+    /// Hidden states of the last layer, \[batch, sequence, hidden\].
     pub hidden: Tensor,
-    /// The predictions of each of its losses, \[targets, classes\]; `None` of a loss that had no targets.
+    /// Predictions of each loss, \[targets, classes\]; `None` for a loss without targets.
     pub logits: Vec<Option<Tensor>>,
 }
 
-impl Output {
-    /// Of these, if a later pass reads it. What is not read is freed before the backward pass.
-    pub fn take(hidden: &Tensor, scores: &mut [Option<Scored>], is_read: bool) -> Option<Self> {
+impl PassOutput {
+    /// Takes the output if a later pass reads it. Otherwise the logits are dropped, to free memory before the backward pass.
+    pub fn take(hidden: &Tensor, scores: &mut [Option<LossValue>], is_read: bool) -> Option<Self> {
         let logits: Vec<_> = scores.iter_mut().map(|scored| scored.as_mut()?.logits.take()).collect();
         is_read.then(|| Self { hidden: hidden.detach(), logits })
     }
 }
 
-/// Makes the input of a pass from the micro-batch and from the outputs of the passes before it.
+/// Builds the input of a pass from the micro-batch and the outputs of earlier passes.
 pub trait PassInput {
-    /// The input. `earlier` has the outputs of the passes before, in their order.
-    fn make(&self, input: &Input, earlier: &[Output]) -> Input;
+    /// Builds the input. `earlier` has the outputs of the earlier passes, in order.
+    fn make(&self, input: &Input, earlier: &[PassOutput]) -> Input;
 }
 
-/// A pass. Its backward pass is done before the next pass begins, so that the activations of one pass are in memory at a time.
+/// Pass of an objective. Its backward pass completes before the next pass starts, so that memory holds the activations of one pass.
 pub struct Pass {
-    /// The network.
+    /// Network.
     pub encoder: Encoder,
     losses: Vec<Box<dyn Loss>>,
     input: Option<Box<dyn PassInput>>,
-    /// Whether it goes forward only, without dropout, and changes no weights.
+    /// True if the pass is forward only, without dropout and gradients.
     pub is_frozen: bool,
 }
 
 impl Pass {
-    /// A network that is trained on the micro-batch as it is.
+    /// Creates a pass that trains a network on the unchanged micro-batch.
     pub fn new(encoder: Encoder, losses: Vec<Box<dyn Loss>>) -> Self {
         Self { encoder, losses, input: None, is_frozen: false }
     }
 
-    /// A network that only computes: nothing is learnt by it.
+    /// Creates a forward-only pass, without losses.
     pub fn frozen(encoder: Encoder) -> Self {
         Self { is_frozen: true, ..Self::new(encoder, Vec::new()) }
     }
 
-    /// The same over another input.
+    /// Sets the input.
     #[must_use]
     pub fn with_input(self, input: Box<dyn PassInput>) -> Self {
         Self { input: Some(input), ..self }
     }
 
-    /// Its losses, in the order of the records.
+    /// Losses, in the order of the step records.
     pub fn losses(&self) -> impl Iterator<Item = &dyn Loss> {
         self.losses.iter().map(|loss| &**loss)
     }
 
-    /// Its input, if that is not the micro-batch as it is.
-    pub fn made_input(&self, input: &Input, earlier: &[Output]) -> Option<Input> {
+    /// Input of the pass, if it differs from the micro-batch.
+    pub fn replaced_input(&self, input: &Input, earlier: &[PassOutput]) -> Option<Input> {
         Some(self.input.as_ref()?.make(input, earlier))
     }
 
-    /// The value of each loss; `None` of a loss that has no targets in the micro-batch.
-    pub fn score(&self, batch: &MicroBatch, input: &Input, hidden: &Tensor) -> Vec<Option<Scored>> {
+    /// Computes each loss; `None` for a loss without targets in the micro-batch.
+    pub fn score(&self, batch: &MicroBatch, input: &Input, hidden: &Tensor) -> Vec<Option<LossValue>> {
         let score = |loss: &dyn Loss| (loss.targets(batch) > 0).then(|| loss.score(&self.encoder.heads, hidden, input));
         self.losses().map(score).collect()
     }

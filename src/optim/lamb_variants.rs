@@ -94,7 +94,7 @@ fn max_weight_error(
     let model = Model { hidden: 16, heads: 2, intermediate: 32, positions: 16, ..Model::default() };
     let mut state = TrainState::new(Parameters::initialize(Arc::new(Host), Architecture::new(&model, 1, 50), 1, 0.02));
     let wide = |values: Vec<f32>| values.into_iter().map(f64::from).collect::<Vec<f64>>();
-    let tensor = |spec: &crate::state::Spec| LambTensor {
+    let tensor = |spec: &crate::state::ParamSpec| LambTensor {
         name: spec.name.clone(),
         range: spec.range(),
         decays: spec.role.decays(),

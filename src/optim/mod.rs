@@ -10,7 +10,7 @@ use lambert_config::run::{Optimizer as Settings, OptimizerKind};
 use tch::{Kind, Tensor};
 
 use crate::kernels::{OptimizerUpdate, ParamUpdate};
-use crate::state::{Spec, TrainState};
+use crate::state::{ParamSpec, TrainState};
 
 /// An enqueued update.
 pub struct EnqueuedUpdate {
@@ -26,10 +26,10 @@ impl EnqueuedUpdate {
     pub fn trust_ratios(&self, state: &TrainState) -> BTreeMap<String, f64> {
         let Some(step_sizes) = &self.step_sizes else { return BTreeMap::new() };
         let step_sizes = state.kernels().fetch(&step_sizes.to_kind(Kind::Double));
-        let trainable = state.parameters.specs().iter().filter(|spec| !spec.frozen);
+        let trainable = state.parameters.specs().iter().filter(|spec| !spec.is_frozen);
         let uses_trust_ratio =
             trainable.zip(&self.constants).zip(step_sizes).filter(|((_, constants), _)| constants.uses_trust_ratio);
-        let ratio = |((spec, constants), step_size): ((&Spec, &ParamUpdate), f64)| {
+        let ratio = |((spec, constants), step_size): ((&ParamSpec, &ParamUpdate), f64)| {
             (spec.name.clone(), step_size / f64::from(constants.learning_rate))
         };
         uses_trust_ratio.map(ratio).filter(|(_, ratio)| ratio.is_finite()).collect()
@@ -42,8 +42,8 @@ impl EnqueuedUpdate {
 /// Does not count the update: call [`TrainState::count_update`] once the step is known to be valid.
 pub fn update(state: &mut TrainState, settings: &Settings, learning_rate: f64) -> EnqueuedUpdate {
     let norm = state.gradient_norm();
-    let trainable = state.parameters.specs().iter().filter(|spec| !spec.frozen);
-    let parameter = |spec: &Spec| {
+    let trainable = state.parameters.specs().iter().filter(|spec| !spec.is_frozen);
+    let parameter = |spec: &ParamSpec| {
         (spec.range(), param_update(settings, spec.role.decays(), state.updates_of(spec) + 1, learning_rate))
     };
     let parameters: Vec<_> = trainable.map(parameter).collect();

@@ -1,8 +1,8 @@
 //! Protection of a run against divergence and damage.
 //!
-//! - [`guard`]: which steps change the weights, and when the run goes back to an earlier one
-//! - [`skipped_samples`]: samples that are not drawn any more
-//! - [`replicas`]: whether all ranks have the same weights
+//! - [`guard`]: divergence guard: skips updates and triggers rollbacks
+//! - [`skipped_samples`]: samples and shards that are no longer drawn
+//! - [`replicas`]: comparison of the weights of all ranks
 
 pub mod guard;
 pub mod replicas;

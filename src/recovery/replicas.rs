@@ -1,21 +1,21 @@
-//! Whether all ranks have the same weights. They do as long as every rank adds the same gradients to the same weights in the
-//! same order; a bit that flips in one rank's memory, or a processor that computes wrongly, ends that without another sign.
-//! So each save compares a digest of every rank's weights before anything is committed.
+//! Detection of replicas that have diverged. All ranks apply the same updates to the same weights, so their weights are identical
+//! bit for bit. A flipped bit in memory or a faulty processor breaks this silently, so each save compares a digest of every rank's
+//! weights before it commits.
 
 use serde::{Deserialize, Serialize};
 
-/// Ranks that do not have the weights of the others.
+/// Ranks whose weights differ from those of the others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Apart {
+pub struct ReplicaMismatch {
     /// The ranks.
     pub ranks: Vec<usize>,
-    /// How many ranks have the same weights; `None` if that is no majority, so that nobody knows which are right.
+    /// Number of ranks in the majority; `None` without a majority, when the right weights are unknown.
     pub agreed: Option<usize>,
 }
 
-impl Apart {
-    /// From the digests of all ranks. With a majority those that are not of it are named, without one all.
-    pub fn among(digests: &[u64]) -> Option<Self> {
+impl ReplicaMismatch {
+    /// Compares the digests of all ranks; `None` if they are equal. Lists the ranks outside the majority, or all ranks without one.
+    pub fn detect(digests: &[u64]) -> Option<Self> {
         let count = |digest: &u64| digests.iter().filter(|other| *other == digest).count();
         let majority = digests.iter().find(|digest| 2 * count(digest) > digests.len());
         let odd = |rank: &usize| majority != Some(&digests[*rank]);
@@ -23,21 +23,21 @@ impl Apart {
         (!ranks.is_empty()).then(|| Self { ranks, agreed: majority.map(count) })
     }
 
-    /// Whether the others know that `rank` is wrong.
+    /// True if a majority shows that `rank` is wrong.
     pub fn blames(&self, rank: usize) -> bool {
         self.agreed.is_some() && self.ranks.contains(&rank)
     }
 }
 
-impl std::fmt::Display for Apart {
+impl std::fmt::Display for ReplicaMismatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let names: Vec<String> = self.ranks.iter().map(ToString::to_string).collect();
         let names = names.join(", ");
         match self.agreed {
             Some(agreed) => {
-                write!(f, "the weights of rank(s) {names} differ from those that the other {agreed} have in common")
+                write!(f, "the weights of rank(s) {names} differ from those of the majority ({agreed} ranks)")
             }
-            None => write!(f, "the weights of ranks {names} differ, and no majority has the same"),
+            None => write!(f, "the weights of ranks {names} differ, without a majority"),
         }
     }
 }
@@ -47,8 +47,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_odd_ones_are_named_where_there_is_a_majority() {
-        let among = |digests: &[u64]| Apart::among(digests).map(|apart| (apart.ranks, apart.agreed));
+    fn detect_lists_the_ranks_outside_the_majority() {
+        let among =
+            |digests: &[u64]| ReplicaMismatch::detect(digests).map(|mismatch| (mismatch.ranks, mismatch.agreed));
         assert_eq!(among(&[]), None);
         assert_eq!(among(&[7]), None);
         assert_eq!(among(&[7, 7, 7]), None);
@@ -56,9 +57,9 @@ mod tests {
         assert_eq!(among(&[9, 8, 8, 6, 8]), Some((vec![0, 3], Some(3))));
         assert_eq!(among(&[7, 8]), Some((vec![0, 1], None)));
         assert_eq!(among(&[7, 7, 8, 8]), Some((vec![0, 1, 2, 3], None)));
-        let apart = Apart::among(&[7, 8, 7]).unwrap();
-        assert_eq!((apart.blames(1), apart.blames(0)), (true, false));
-        assert_eq!(apart.to_string(), "the weights of rank(s) 1 differ from those that the other 2 have in common");
-        assert!(!Apart::among(&[7, 8]).unwrap().blames(0));
+        let mismatch = ReplicaMismatch::detect(&[7, 8, 7]).unwrap();
+        assert_eq!((mismatch.blames(1), mismatch.blames(0)), (true, false));
+        assert_eq!(mismatch.to_string(), "the weights of rank(s) 1 differ from those of the majority (2 ranks)");
+        assert!(!ReplicaMismatch::detect(&[7, 8]).unwrap().blames(0));
     }
 }

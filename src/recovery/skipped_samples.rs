@@ -1,25 +1,23 @@
-//! What of a dataset is not drawn: samples that derailed the run, and shards that cannot be read. Part of the training
-//! state, so that a run that is started again goes around the same.
+//! Samples skipped after a rollback, and damaged shards. Part of the training state, so that a resumed run skips the same ones.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-/// What is left out of one dataset.
+/// Samples and shards of one dataset that are skipped.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SkippedSamples {
-    /// Samples, by their numbers counted over all epochs; in order, without overlap. Those of steps that changed nothing
-    /// are among them.
+    /// Sample indices, counted over all epochs; sorted, without overlap. Includes the samples of skipped updates.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     samples: Vec<Range<u64>>,
-    /// Damaged shards, by their number in the dataset's manifest; from the moment on that they were found.
+    /// Indices of damaged shards in the dataset's manifest.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     shards: BTreeSet<usize>,
 }
 
 impl SkippedSamples {
-    /// Adds samples; what is there already stays once.
+    /// Adds a range of samples, merging overlaps.
     pub fn add(&mut self, samples: Range<u64>) {
         self.samples.push(samples);
         self.samples.sort_by_key(|range| range.start);
@@ -33,18 +31,18 @@ impl SkippedSamples {
         self.samples = merged;
     }
 
-    /// Adds a shard; whether it is new.
+    /// Adds a shard; returns true if it is new.
     pub fn add_shard(&mut self, shard: usize) -> bool {
         self.shards.insert(shard)
     }
 
-    /// Whether anything of `shards` shards is left to draw.
-    pub fn leaves_any_of(&self, shards: usize) -> bool {
+    /// True if any of the dataset's `shards` shards is not skipped.
+    pub fn has_shards_left(&self, shards: usize) -> bool {
         self.shards.len() < shards
     }
 
-    /// Whether the sample of this number, which lies in `shard`, is left out.
-    pub fn hold(&self, sample: u64, shard: usize) -> bool {
+    /// True if sample `sample`, stored in shard `shard`, is skipped.
+    pub fn contains(&self, sample: u64, shard: usize) -> bool {
         let after = self.samples.partition_point(|range| range.end <= sample);
         self.shards.contains(&shard) || self.samples.get(after).is_some_and(|range| range.contains(&sample))
     }
@@ -55,21 +53,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_kept_in_order_and_once() {
-        let mut detours = SkippedSamples::default();
+    fn ranges_are_sorted_and_merged() {
+        let mut skipped = SkippedSamples::default();
         for range in [8..10, 2..4, 3..6, 10..12, 20..20, 8..9] {
-            detours.add(range);
+            skipped.add(range);
         }
-        assert_eq!(detours.samples, [2..6, 8..12]);
-        let held: Vec<u64> = (0..14).filter(|sample| detours.hold(*sample, 0)).collect();
+        assert_eq!(skipped.samples, [2..6, 8..12]);
+        let held: Vec<u64> = (0..14).filter(|sample| skipped.contains(*sample, 0)).collect();
         assert_eq!(held, [2, 3, 4, 5, 8, 9, 10, 11]);
     }
 
     #[test]
-    fn shards_are_left_out_whole() {
-        let mut detours = SkippedSamples::default();
-        assert!(detours.add_shard(1) && !detours.add_shard(1));
-        assert!(detours.hold(77, 1) && !detours.hold(77, 0));
-        assert!(detours.leaves_any_of(2) && !detours.leaves_any_of(1));
+    fn all_samples_of_a_skipped_shard_are_skipped() {
+        let mut skipped = SkippedSamples::default();
+        assert!(skipped.add_shard(1) && !skipped.add_shard(1));
+        assert!(skipped.contains(77, 1) && !skipped.contains(77, 0));
+        assert!(skipped.has_shards_left(2) && !skipped.has_shards_left(1));
     }
 }

@@ -1,6 +1,6 @@
-//! What happens once at the beginning of a stage, and whether it ends before its last step.
+//! Entry into a stage: model growth and optimizer restart.
 //!
-//! - [`growth`]: more layers (progressive stacking)
+//! - [`growth`]: progressive stacking of layers
 
 pub mod growth;
 
@@ -8,16 +8,16 @@ use lambert_config::run::RunConfig;
 use lambert_plan::architecture::Architecture;
 use lambert_plan::timeline::Place;
 
-use crate::recovery::guard::History;
+use crate::recovery::guard::LossHistory;
 use crate::state::TrainState;
-use crate::state::plateau::Watched;
+use crate::state::plateau::PlateauTracker;
 use crate::torch::TorchError;
 
-/// Enters the stage of `place`, unless that has been done: each starts a new history, with its depth, and with new moments
-/// if it says so. Returns whether the stage is a new one.
+/// Enters the stage of `place`, unless the state is already in it: grows the model, resets the loss history and the plateau
+/// tracker, and restarts the optimizer if configured. Returns true if the stage is new.
 ///
 /// # Errors
-/// No memory for a deeper model.
+/// Out of memory while growing the model.
 pub fn enter(state: &mut TrainState, config: &RunConfig, place: &Place<'_>) -> Result<bool, TorchError> {
     if state.stages.entered == Some(place.index) {
         return Ok(false);
@@ -25,8 +25,8 @@ pub fn enter(state: &mut TrainState, config: &RunConfig, place: &Place<'_>) -> R
     let vocabulary = state.parameters.architecture().vocabulary();
     let architecture = Architecture::of_run(config, place.stage.depth(&config.model), vocabulary);
     growth::grow(state, architecture, &place.stage.growth)?;
-    state.stages.history = History::default();
-    state.stages.watched = Watched::default();
+    state.stages.history = LossHistory::default();
+    state.stages.plateau = PlateauTracker::default();
     if place.stage.restart_optimizer {
         state.restart_optimizer();
     }
@@ -44,9 +44,9 @@ mod tests {
     use crate::kernels::Host;
     use crate::state::Parameters;
 
-    /// A stage is entered again where a rank could not read the samples of its first step.
+    /// A stage is entered again after a failed read in its first step.
     #[test]
-    fn what_happens_once_happens_once() {
+    fn entering_a_stage_twice_has_no_effect() {
         let model = Model { hidden: 8, heads: 2, intermediate: 16, positions: 16, ..Model::default() };
         let parameters = Parameters::initialize(Arc::new(Host), Architecture::new(&model, 1, 50), 1, 0.02);
         let mut state = TrainState::new(parameters);
@@ -59,7 +59,7 @@ mod tests {
         assert!(!enter(&mut state, &config, &place(0)).unwrap());
         assert_eq!((state.stages.grown_from, state.parameters.layers()), (Some(1), 2));
         assert_eq!(state.updates["layer.1"], 1, "the optimizer was restarted twice");
-        // A stage that the run enters behind its beginning: the one before was cut short.
+        // A stage may be entered after its first step, when the previous stage was shortened.
         state.stages.entered = Some(0);
         assert!(enter(&mut state, &config, &place(5)).unwrap());
         assert!(state.updates.is_empty());

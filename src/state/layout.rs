@@ -1,52 +1,52 @@
-//! Where each parameter lies in the flat buffers: in the order in which the backward pass is done with the gradients, from the heads
-//! down to the embeddings. So the gradients that are final at any moment of it are one range.
+//! Layout of the parameters in the flat buffers: in the order in which the backward pass completes their gradients, from the heads
+//! down to the embeddings. At any time the final gradients form a prefix of the buffer.
 
 use std::ops::Range;
 
 use lambert_plan::architecture::{ALIGNMENT, Architecture, Head, Role, Tensor, TensorId};
 
-/// A parameter's name (Hugging Face's), shape and place in the flat buffers.
+/// Name (Hugging Face's), shape and offset of a parameter in the flat buffers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Spec {
-    /// What it is.
+pub struct ParamSpec {
+    /// Identifier within the architecture.
     pub id: TensorId,
-    /// What it is for.
+    /// Role, which decides initialization and weight decay.
     pub role: Role,
-    /// As `bert.encoder.layer.0.attention.self.query.weight`.
+    /// Name, such as `bert.encoder.layer.0.attention.self.query.weight`.
     pub name: String,
-    /// As \[out, in\].
+    /// Shape; \[out, in\] for linear layers.
     pub shape: Vec<i64>,
-    /// Its first element in the flat buffers.
+    /// Offset in the flat buffers, elements.
     pub first: usize,
-    /// Its last rows that stand for no token of the vocabulary; `None` if its rows are not tokens.
+    /// Number of padding rows at the end, beyond the vocabulary; `None` if the rows are not tokens.
     pub padding: Option<usize>,
-    /// Whether it lies directly behind the one before, so that both are one matrix, or one vector.
-    pub joined: bool,
-    /// Whether it stays as it is for now, with its moments.
-    pub frozen: bool,
-    /// The head that it is part of, if it is in one.
+    /// True if it directly follows the previous parameter, so that both form one fused matrix or vector.
+    pub is_fused: bool,
+    /// True if updates leave it and its moments unchanged.
+    pub is_frozen: bool,
+    /// Head that it belongs to, if any.
     pub head: Option<Head>,
-    /// The number of segments that the backward pass goes through until its gradient is final.
+    /// Number of backward segments after which its gradient is final.
     pub final_after: usize,
 }
 
-impl Spec {
-    /// Elements.
+impl ParamSpec {
+    /// Number of elements.
     pub fn count(&self) -> usize {
         self.shape.iter().product::<i64>() as usize
     }
 
-    /// Its shape, as files have it.
+    /// Shape, as checkpoint files store it.
     pub fn sizes(&self) -> Vec<usize> {
         self.shape.iter().map(|size| *size as usize).collect()
     }
 
-    /// Its elements in the flat buffers.
+    /// Range of elements in the flat buffers.
     pub fn range(&self) -> Range<usize> {
         self.first..self.first + self.count()
     }
 
-    /// The parameters that its updates are counted together with: those that are frozen, or grown, with it.
+    /// Group of parameters that share an update count: those that are frozen, or grown, together.
     pub fn group(&self) -> String {
         let own = match self.id.layer {
             Some(layer) => format!("layer.{layer}"),
@@ -59,34 +59,34 @@ impl Spec {
     }
 }
 
-/// Every parameter of an architecture, in the order in which the backward pass is done with their gradients.
-pub fn specs(architecture: &Architecture) -> Vec<Spec> {
+/// Returns the parameters of an architecture, in the order in which the backward pass completes their gradients.
+pub fn specs(architecture: &Architecture) -> Vec<ParamSpec> {
     let spec = |Tensor { id, role, name, shape, padding, joined, head, final_after }: Tensor| {
         let shape = shape.iter().map(|size| *size as i64).collect();
-        Spec { id, role, joined, name, shape, first: 0, padding, frozen: false, head, final_after }
+        ParamSpec { id, role, is_fused: joined, name, shape, first: 0, padding, is_frozen: false, head, final_after }
     };
-    let mut specs: Vec<Spec> = architecture.tensors().into_iter().map(spec).collect();
+    let mut specs: Vec<ParamSpec> = architecture.tensors().into_iter().map(spec).collect();
     place(&mut specs);
     specs
 }
 
-/// Gradients, from the first on, that are final once the backward pass has gone through `segments` segments.
-pub fn final_elements(specs: &[Spec], segments: usize) -> usize {
+/// Length of the prefix of gradients that is final after `segments` backward segments.
+pub fn final_elements(specs: &[ParamSpec], segments: usize) -> usize {
     let open = specs.iter().find(|spec| spec.final_after > segments);
     open.map_or_else(|| elements(specs), |spec| spec.first)
 }
 
-/// Gives each of `specs` its place, in their order. Gaps between them are zero, and in no checkpoint.
-fn place(specs: &mut [Spec]) {
+/// Assigns offsets to `specs`, in order. Alignment gaps are zero, and checkpoints leave them out.
+fn place(specs: &mut [ParamSpec]) {
     let mut end = 0_usize;
     for spec in specs {
-        spec.first = if spec.joined { end } else { end.next_multiple_of(ALIGNMENT) };
+        spec.first = if spec.is_fused { end } else { end.next_multiple_of(ALIGNMENT) };
         end = spec.range().end;
     }
 }
 
-/// Elements from the first parameter's beginning to the last one's end.
-pub fn elements(specs: &[Spec]) -> usize {
+/// Length of a flat buffer, elements.
+pub fn elements(specs: &[ParamSpec]) -> usize {
     specs.iter().map(|spec| spec.range().end).max().unwrap_or(0)
 }
 
@@ -100,22 +100,22 @@ mod tests {
     }
 
     #[test]
-    fn specs_lie_one_behind_the_other_and_match_the_formula() {
+    fn parameters_do_not_overlap_and_match_the_formula() {
         let untied = run::Model { tied_decoder: false, ..tiny() };
         let pre = run::Model { norm: Norm::Pre, ..tiny() };
         let padded = run::Model { pad_vocabulary_to: 8, ..untied.clone() };
         for model in [tiny(), untied, pre, padded] {
             let specs = specs(&Architecture::new(&model, 3, 50));
             assert!(specs.windows(2).all(|pair| pair[0].range().end <= pair[1].first));
-            assert!(specs.iter().all(|spec| spec.joined || spec.first % 32 == 0));
-            let elements: usize = specs.iter().map(Spec::count).sum();
+            assert!(specs.iter().all(|spec| spec.is_fused || spec.first % 32 == 0));
+            let elements: usize = specs.iter().map(ParamSpec::count).sum();
             assert_eq!(elements as u64, Architecture::new(&model, 3, 50).parameters());
         }
     }
 
-    /// Checkpoints hold these names.
+    /// Checkpoints store these names.
     #[test]
-    fn groups_have_the_names_that_they_have_always_had() {
+    fn group_names_are_stable() {
         for norm in [Norm::Post, Norm::Pre] {
             let model = run::Model { norm, tied_decoder: false, ..tiny() };
             for spec in specs(&Architecture::new(&model, 2, 50)) {
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_is_that_of_the_backward_pass() {
+    fn parameters_are_in_backward_order() {
         let order = |model: &run::Model| {
             specs(&Architecture::new(model, 12, 50)).into_iter().map(|spec| spec.name).collect::<Vec<_>>()
         };

@@ -1,13 +1,13 @@
-//! The training state: all that a step changes, and nothing else. Order, masks and dropout are functions of it.
+//! Training state: everything that a step changes. Sample order, masks and dropout are functions of it.
 //!
 //! - [`TrainState`]: weights, gradients and moments on one device, counters and cursors
-//! - [`Parameters`]: the weights by themselves, for those that only read a model
-//! - [`Spec`]: where a parameter lies in the flat buffers
-//! - [`Skipped`], [`StageProgress`]: counters of skipped updates and samples, and of the stages
-//! - [`plateau`]: whether the held-out loss is flat
+//! - [`Parameters`]: weights only, for inference
+//! - [`ParamSpec`]: name, shape and offset of a parameter in the flat buffers
+//! - [`Skipped`], [`StageProgress`]: skipped updates and samples, and progress through the stages
+//! - [`plateau`]: plateau detection on the held-out loss
 //! - [`Region`]: ranges of a buffer as bytes, for load and save
 //!
-//! Nothing here knows stores, collectives or how a state grows.
+//! This module does not depend on stores, collectives or model growth.
 
 mod layout;
 mod parameters;
@@ -23,54 +23,54 @@ use tch::{Kind, Tensor};
 
 use crate::kernels::{Address, Kernels, StateBuffers};
 
-pub use layout::{Spec, elements, final_elements, specs};
+pub use layout::{ParamSpec, elements, final_elements, specs};
 pub use parameters::Parameters;
 pub use progress::{Skipped, StageProgress};
 pub use region::Region;
 
-/// Elements behind the last gradient, so that the first of them can carry one more number through the sum over the ranks:
-/// 0, or what is not finite if a rank's loss is not, so that no rank makes the update.
+/// Extra elements after the gradients. The first takes part in the all-reduce as a flag: 0, or not finite if the loss of a rank is
+/// not finite, so that no rank updates.
 const TAIL: usize = 32;
 
-/// All that a step changes.
+/// Training state.
 pub struct TrainState {
-    /// Steps finished since the run's first start.
+    /// Steps completed since the start of the run.
     pub step: u64,
     /// Weights.
     pub parameters: Parameters,
-    /// All gradients, f32 \[elements + TAIL\]; backward adds to them.
+    /// Gradients, f32 \[elements + TAIL\]; the backward pass accumulates into them.
     gradients: Tensor,
-    /// Mean of the gradients, f32 \[elements\].
+    /// First moments, f32 \[elements\].
     first: Tensor,
-    /// Mean of the squared gradients, f32 \[elements\].
+    /// Second moments, f32 \[elements\].
     second: Tensor,
-    /// Updates that the moments of each group of parameters have seen ([`Spec::group`]): what bias correction counts.
+    /// Update count of each parameter group ([`ParamSpec::group`]), for bias correction.
     pub updates: BTreeMap<String, u64>,
-    /// Updates and samples skipped so far.
+    /// Skipped updates and samples.
     pub skipped: Skipped,
     /// Progress through the stages.
     pub stages: StageProgress,
-    /// The evaluation after the last step is missing, because its samples could not be read or a stop was requested.
+    /// True if the evaluation after the last step is missing, because of a failed read or a stop request.
     pub unevaluated: bool,
     /// Samples drawn from each dataset, by the sha256 of its manifest.
     pub cursors: BTreeMap<String, u64>,
 }
 
-/// One of the flat buffers.
+/// Flat buffer of the training state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Buffer {
     /// Weights.
     Weights,
     /// Gradients.
     Gradients,
-    /// Mean of the gradients.
+    /// First moments.
     First,
-    /// Mean of the squared gradients.
+    /// Second moments.
     Second,
 }
 
 impl TrainState {
-    /// Step 0 with these weights and no moments.
+    /// Creates a state at step 0 with these weights and zero moments.
     pub fn new(mut parameters: Parameters) -> Self {
         let elements = elements(parameters.specs());
         let zeros = |count: usize| parameters.kernels.zeros(&[count as i64], Kind::Float);
@@ -90,70 +90,70 @@ impl TrainState {
         }
     }
 
-    /// The kernels of the device that it is on.
+    /// Kernels of the device that holds the state.
     pub fn kernels(&self) -> &dyn Kernels {
         &*self.parameters.kernels
     }
 
-    /// Elements of the weights, and of each moment.
+    /// Number of elements of the weights, and of each moment.
     pub fn elements(&self) -> usize {
         elements(self.parameters.specs())
     }
 
-    /// Samples drawn from `dataset` so far.
+    /// Number of samples drawn from `dataset` so far.
     pub fn cursor(&self, dataset: &Dataset) -> u64 {
         self.cursors.get(dataset.manifest_sha256()).copied().unwrap_or(0)
     }
 
-    /// Updates that a parameter's moments have seen.
-    pub fn updates_of(&self, spec: &Spec) -> u64 {
+    /// Update count of a parameter.
+    pub fn updates_of(&self, spec: &ParamSpec) -> u64 {
         self.updates.get(&spec.group()).copied().unwrap_or(0)
     }
 
-    /// Forgets the moments and the counts of updates.
+    /// Resets the moments and the update counts.
     pub fn restart_optimizer(&mut self) {
         self.kernels().wait_snapshots();
         let _ = (self.first.zero_(), self.second.zero_());
         self.updates.clear();
     }
 
-    /// Counts an update: one more for every group that is not frozen.
+    /// Increments the update counts of all groups that are not frozen.
     pub fn count_update(&mut self) {
-        let live = self.parameters.specs().iter().filter(|spec| !spec.frozen).map(Spec::group);
+        let live = self.parameters.specs().iter().filter(|spec| !spec.is_frozen).map(ParamSpec::group);
         for group in live.collect::<std::collections::BTreeSet<_>>() {
             *self.updates.entry(group).or_default() += 1;
         }
     }
 
-    /// Gradients are zero afterwards.
+    /// Sets the gradients and their tail to zero.
     pub fn clear_gradients(&mut self) {
         let _ = self.gradients.zero_();
     }
 
-    /// Adds `number`, f32 \[\], to the element that goes through the sum over the ranks beside the gradients.
+    /// Adds `number`, f32 \[\], to the tail element, which is all-reduced with the gradients.
     pub fn add_to_tail(&mut self, number: &Tensor) {
         let _ = self.gradients.narrow(0, self.elements() as i64, 1).g_add_(number);
     }
 
-    /// The L2 norm of all gradients, f64 \[\]; not finite if what was added to the tail is not.
+    /// L2 norm of the gradients, f64 \[\]; not finite if the tail element is not finite.
     pub fn gradient_norm(&self) -> Tensor {
         let elements = self.elements() as i64;
         let norm = self.kernels().norm(&self.gradients.narrow(0, 0, elements));
         norm + self.gradients.select(0, elements)
     }
 
-    /// The gradients and their tail, f32, to be summed over the ranks.
+    /// Gradients and their tail, f32, for the all-reduce.
     pub fn gradients_mut(&mut self) -> &mut Tensor {
         &mut self.gradients
     }
 
-    /// Where a range of the gradients and their tail lies, if others may read and write it there.
+    /// Address of a range of the gradients and their tail, if the kernels permit direct access.
     pub fn gradients_in_place(&self, range: Range<usize>) -> Option<Address> {
         assert!(range.start < range.end && range.end <= self.gradients.numel(), "gradients {range:?}");
         self.kernels().address(&self.gradients, range.start)
     }
 
-    /// All buffers, for an update in place.
+    /// All buffers, for an in-place update.
     pub fn buffers(&mut self) -> StateBuffers<'_> {
         self.kernels().wait_snapshots();
         StateBuffers {
@@ -161,11 +161,11 @@ impl TrainState {
             gradients: &mut self.gradients,
             first_moments: &mut self.first,
             second_moments: &mut self.second,
-            bf16_weights: self.parameters.low.as_mut(),
+            bf16_weights: self.parameters.bf16.as_mut(),
         }
     }
 
-    /// One of the flat buffers.
+    /// Returns a flat buffer.
     pub fn buffer(&self, buffer: Buffer) -> &Tensor {
         match buffer {
             Buffer::Weights => &self.parameters.values,
@@ -175,7 +175,7 @@ impl TrainState {
         }
     }
 
-    /// Elements of a buffer, in main memory.
+    /// Copies elements of a buffer to host memory.
     pub fn read(&self, buffer: Buffer, range: Range<usize>) -> Vec<f32> {
         let mut elements = vec![0.0_f32; range.len()];
         let first = size_of::<f32>() * range.start;
@@ -183,7 +183,7 @@ impl TrainState {
         elements
     }
 
-    /// A digest of the weights' bits as they are now, i64 \[\].
+    /// Digest of the bits of the weights, i64 \[\].
     pub fn digest(&self) -> Tensor {
         self.kernels().digest(&self.parameters.values)
     }
@@ -195,7 +195,7 @@ impl TrainState {
         self.kernels().write(self.buffer(buffer), size_of::<f32>() * first, bytes);
     }
 
-    /// Copies elements of `other`, multiplied with `share`.
+    /// Copies elements of `other`, scaled by `share`.
     pub fn copy(&mut self, buffer: Buffer, to: Range<usize>, other: &Self, from: Range<usize>, share: f32) {
         let part =
             |state: &Self, range: &Range<usize>| state.buffer(buffer).narrow(0, range.start as i64, range.len() as i64);
@@ -204,34 +204,34 @@ impl TrainState {
         part(self, &to).copy_(&if share == 1.0 { old } else { old * f64::from(share) });
     }
 
-    /// Gives elements all the same value.
+    /// Fills elements with `value`.
     pub fn fill(&mut self, buffer: Buffer, range: Range<usize>, value: f32) {
         self.kernels().wait_snapshots();
         let mut part = self.buffer(buffer).narrow(0, range.start as i64, range.len() as i64);
         let _ = part.fill_(f64::from(value));
     }
 
-    /// Lets a bit of the weights change by itself, for tests: one that no update rounds away.
-    pub fn flip_a_bit(&mut self) {
+    /// Flips a high mantissa bit of a weight, for fault injection. Updates do not round it away.
+    pub fn flip_bit(&mut self) {
         let first = self.parameters.specs().last().map_or(0, |spec| spec.first);
         let flipped = self.read(Buffer::Weights, first..first + 1)[0].to_bits() ^ (1 << 22);
         self.write(Buffer::Weights, first, &[f32::from_bits(flipped)]);
     }
 
-    /// Lets the last second moment become infinite, for tests: the weights stay as they are.
-    pub fn spoil_a_moment(&mut self) {
+    /// Sets the last second moment to infinity, for fault injection. The weights stay unchanged.
+    pub fn corrupt_moment(&mut self) {
         let end = self.parameters.specs().last().map_or(0, |spec| spec.range().end);
         self.write(Buffer::Second, end - 1, &[f32::INFINITY]);
     }
 
-    /// Takes the weights, gradients, moments and counts of updates of `other`, which may be of another model, for its own.
+    /// Replaces weights, gradients, moments and update counts by those of `other`, which may have another depth.
     pub fn take_tensors(&mut self, other: Self) {
         self.parameters = other.parameters;
         (self.gradients, self.first, self.second) = (other.gradients, other.first, other.second);
         self.updates = other.updates;
     }
 
-    /// The ranges `ranges` of a buffer, one behind the other, to be read or filled as bytes.
+    /// View of ranges of a buffer as consecutive bytes.
     pub fn region(&self, buffer: Buffer, ranges: Vec<Range<usize>>) -> Region {
         Region::new(self.parameters.kernels.clone(), self.buffer(buffer).shallow_clone(), ranges)
     }
@@ -244,7 +244,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::kernels::Host;
 
-    /// A region of these numbers, in a buffer of its own.
+    /// Region over a new buffer with these values.
     pub fn region(numbers: &[f32]) -> Region {
         let (buffer, all) = (Tensor::from_slice(numbers), 0..numbers.len());
         Region::new(Arc::new(Host), buffer, Vec::from([all]))

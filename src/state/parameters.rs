@@ -1,4 +1,4 @@
-//! The weights of a model on one device: one flat buffer, and a view of it for each parameter.
+//! Weights of a model on one device: a flat buffer and a view of it for each parameter.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -9,28 +9,28 @@ use lambert_plan::architecture::{Architecture, TensorId};
 use tch::{Kind, Tensor};
 
 use super::Region;
-use super::layout::{self, Spec};
+use super::layout::{self, ParamSpec};
 use crate::kernels::Kernels;
 use crate::torch;
 
-/// The weights of a model.
+/// Weights of a model.
 pub struct Parameters {
-    /// The device that they are on.
+    /// Kernels of the device that holds the weights.
     pub(super) kernels: Arc<dyn Kernels>,
-    /// All weights, \[elements\], f32.
+    /// Weights, f32 \[elements\].
     pub(super) values: Tensor,
-    /// The same in the kind of number that the model computes with, where updates keep such a copy.
-    pub(super) low: Option<Tensor>,
+    /// Copy of the weights in the compute dtype, which updates maintain; `None` for f32.
+    pub(super) bf16: Option<Tensor>,
     architecture: Arc<Architecture>,
-    specs: Vec<Spec>,
+    specs: Vec<ParamSpec>,
     views: Vec<Tensor>,
-    /// Of joined parameters, as one: the number of the first, how many they are, and the view.
+    /// Fused parameters: indices of their specs, and a view of all of them.
     joined: Vec<(Range<usize>, Tensor)>,
     places: HashMap<TensorId, usize>,
 }
 
 impl Parameters {
-    /// Zeros.
+    /// Creates parameters that are all zero.
     pub fn zeros(kernels: Arc<dyn Kernels>, architecture: impl Into<Arc<Architecture>>) -> Self {
         let architecture = architecture.into();
         let specs = layout::specs(&architecture);
@@ -39,12 +39,12 @@ impl Parameters {
         let places = specs.iter().enumerate().map(|(place, spec)| (spec.id, place)).collect();
         let joined = joined(&specs).into_iter().map(|rows| (rows.clone(), join(&values, &specs[rows]).detach()));
         let joined = joined.collect();
-        Self { kernels, values, low: None, architecture, specs, views, joined, places }
+        Self { kernels, values, bf16: None, architecture, specs, views, joined, places }
     }
 
-    /// The published initialisation: matrices from a normal distribution cut at two standard deviations, biases 0,
-    /// layer normalisations 1. Each parameter is a pure function of the seed and its name. Rows that stand for no piece
-    /// are 0, and stay so: no gradient reaches them.
+    /// Initializes as BERT does: matrices from a normal distribution truncated at two standard deviations, biases 0, layer norm gains
+    /// 1. Each parameter is a pure function of the seed and its name. Padding rows of the vocabulary are 0 and stay 0: they receive no
+    /// gradient.
     pub fn initialize(
         kernels: Arc<dyn Kernels>,
         architecture: impl Into<Arc<Architecture>>,
@@ -67,8 +67,7 @@ impl Parameters {
         parameters
     }
 
-    /// Lets backward accumulate each parameter's gradient in its place in `gradients`, which is as long as the weights at
-    /// least.
+    /// Makes the backward pass accumulate each gradient in its range of `gradients`, which has at least the length of the weights.
     pub(super) fn attach(&mut self, gradients: &Tensor) {
         for (spec, parameter) in self.specs.iter().zip(&mut self.views) {
             let _ = parameter.requires_grad_(true);
@@ -80,86 +79,88 @@ impl Parameters {
         }
     }
 
-    /// The kernels of the device that the weights are on.
+    /// Kernels of the device that holds the weights.
     pub fn kernels(&self) -> &Arc<dyn Kernels> {
         &self.kernels
     }
 
-    /// Names, shapes and places.
-    pub fn specs(&self) -> &[Spec] {
+    /// Names, shapes and offsets.
+    pub fn specs(&self) -> &[ParamSpec] {
         &self.specs
     }
 
-    /// The description of the networks whose parameters they are.
+    /// Architecture of the networks.
     pub fn architecture(&self) -> &Arc<Architecture> {
         &self.architecture
     }
 
-    /// Encoder layers.
+    /// Number of encoder layers.
     pub fn layers(&self) -> usize {
         self.architecture.layers()
     }
 
-    /// Freezes the parameters of which `frozen` says so, and no others: backward leaves their gradients at zero, and updates
-    /// pass them over.
-    pub fn freeze(&mut self, frozen: impl Fn(&Spec) -> bool) {
+    /// Freezes the parameters selected by `frozen` and unfreezes all others. Frozen parameters have zero gradients and are not updated.
+    pub fn freeze(&mut self, frozen: impl Fn(&ParamSpec) -> bool) {
         for (spec, view) in self.specs.iter_mut().zip(&mut self.views) {
-            spec.frozen = frozen(spec);
-            let _ = view.requires_grad_(!spec.frozen);
+            spec.is_frozen = frozen(spec);
+            let _ = view.requires_grad_(!spec.is_frozen);
         }
         for (numbers, view) in &mut self.joined {
-            let _ = view.requires_grad_(!self.specs[numbers.start].frozen);
+            let _ = view.requires_grad_(!self.specs[numbers.start].is_frozen);
         }
     }
 
-    /// A handle to one parameter. Asking for what no [`Spec`] is is a mistake in the model's code.
+    /// Returns a handle to a parameter.
+    ///
+    /// # Panics
+    /// The architecture has no such parameter.
     pub fn tensor(&self, id: TensorId) -> Tensor {
         self.views[self.place(id)].shallow_clone()
     }
 
-    /// A handle to one parameter and those that are joined to it, one below the other.
+    /// Returns a handle to a parameter and those fused with it, stacked along the first dimension.
     pub fn joined(&self, id: TensorId) -> Tensor {
         let place = self.place(id);
         let found = self.joined.iter().find(|(numbers, _)| numbers.start == place);
-        found.unwrap_or_else(|| panic!("nothing is joined to {id:?}")).1.shallow_clone()
+        found.unwrap_or_else(|| panic!("no parameter is fused with {id:?}")).1.shallow_clone()
     }
 
-    /// From here on updates keep a copy of the weights in `kind`, unless that is what they are. To be called again when they
-    /// change otherwise.
-    pub fn keep_low(&mut self, kind: Kind) {
-        self.low = (kind != Kind::Float).then(|| self.values.detach().to_kind(kind));
+    /// Creates a copy of the weights in `kind`, which updates maintain; none for f32. Call it again after any other change of the
+    /// weights.
+    pub fn keep_bf16_copy(&mut self, kind: Kind) {
+        self.bf16 = (kind != Kind::Float).then(|| self.values.detach().to_kind(kind));
     }
 
-    /// What [`Parameters::tensor`] gives, in the copy; `None` if none is kept.
-    pub fn low_tensor(&self, id: TensorId) -> Option<Tensor> {
-        self.low.as_ref().map(|low| view(low, self.spec(id)))
+    /// Like [`Parameters::tensor`], in the compute dtype; `None` for f32.
+    pub fn bf16_tensor(&self, id: TensorId) -> Option<Tensor> {
+        self.bf16.as_ref().map(|bf16| view(bf16, self.spec(id)))
     }
 
-    /// What [`Parameters::joined`] gives, in the copy; `None` if none is kept.
-    pub fn low_joined(&self, id: TensorId) -> Option<Tensor> {
+    /// Like [`Parameters::joined`], in the compute dtype; `None` for f32.
+    pub fn bf16_joined(&self, id: TensorId) -> Option<Tensor> {
         let rows = self.joined.iter().find(|(numbers, _)| numbers.start == self.place(id))?.0.clone();
-        self.low.as_ref().map(|low| join(low, &self.specs[rows]))
+        self.bf16.as_ref().map(|bf16| join(bf16, &self.specs[rows]))
     }
 
-    /// Name, shape and place of one parameter.
-    pub fn spec(&self, id: TensorId) -> &Spec {
+    /// Name, shape and offset of a parameter.
+    pub fn spec(&self, id: TensorId) -> &ParamSpec {
         &self.specs[self.place(id)]
     }
 
-    /// One parameter's weights, in main memory.
-    pub fn read(&self, spec: &Spec) -> Vec<f32> {
+    /// Copies the weights of a parameter to host memory.
+    pub fn read(&self, spec: &ParamSpec) -> Vec<f32> {
         let mut elements = vec![0.0_f32; spec.count()];
         self.kernels.read(&self.values, size_of::<f32>() * spec.first, bytemuck::cast_slice_mut(&mut elements));
         elements
     }
 
-    /// Gives one parameter these weights.
-    pub fn write(&self, spec: &Spec, elements: &[f32]) {
+    /// Sets the weights of a parameter.
+    pub fn write(&self, spec: &ParamSpec, elements: &[f32]) {
         assert_eq!(elements.len(), spec.count(), "{}", spec.name);
         self.kernels.write(&self.values, size_of::<f32>() * spec.first, bytemuck::cast_slice(elements));
     }
 
-    /// The ranges `ranges` of the weights, one behind the other, to be read or filled as bytes.
+    /// View of ranges of the weights as consecutive bytes.
     pub fn region(&self, ranges: Vec<Range<usize>>) -> Region {
         Region::new(Arc::clone(&self.kernels), self.values.shallow_clone(), ranges)
     }
@@ -169,15 +170,15 @@ impl Parameters {
     }
 }
 
-/// A parameter's part of a flat buffer, in its shape.
-pub(super) fn view(buffer: &Tensor, spec: &Spec) -> Tensor {
+/// View of a parameter in a flat buffer.
+pub(super) fn view(buffer: &Tensor, spec: &ParamSpec) -> Tensor {
     buffer.narrow(0, spec.first as i64, spec.count() as i64).view(spec.shape.as_slice())
 }
 
-/// The numbers of parameters that are joined to each other.
-fn joined(specs: &[Spec]) -> Vec<Range<usize>> {
+/// Index ranges of fused parameters.
+fn joined(specs: &[ParamSpec]) -> Vec<Range<usize>> {
     let mut runs = Vec::<Range<usize>>::new();
-    for (number, _) in specs.iter().enumerate().filter(|(_, spec)| spec.joined) {
+    for (number, _) in specs.iter().enumerate().filter(|(_, spec)| spec.is_fused) {
         match runs.last_mut().filter(|run| run.end == number) {
             Some(run) => run.end += 1,
             None => runs.push(number.saturating_sub(1)..number + 1),
@@ -186,15 +187,15 @@ fn joined(specs: &[Spec]) -> Vec<Range<usize>> {
     runs
 }
 
-/// The part of a flat buffer that parameters which are joined have, as one parameter with all their rows.
-fn join(buffer: &Tensor, specs: &[Spec]) -> Tensor {
+/// View of fused parameters in a flat buffer, stacked along the first dimension.
+fn join(buffer: &Tensor, specs: &[ParamSpec]) -> Tensor {
     let mut shape = specs[0].shape.clone();
     shape[0] = specs.iter().map(|spec| spec.shape[0]).sum();
-    let count = specs.iter().map(Spec::count).sum::<usize>();
+    let count = specs.iter().map(ParamSpec::count).sum::<usize>();
     buffer.narrow(0, specs[0].first as i64, count as i64).view(shape.as_slice())
 }
 
-/// By the polar method of Marsaglia; values beyond two deviations are drawn again.
+/// Marsaglia's polar method; values beyond two standard deviations are redrawn.
 fn fill_truncated_normal(elements: &mut [f32], key: Key, deviation: f64) {
     let mut rng = key.rng();
     let mut spare = None;
@@ -239,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_without_a_piece_are_zero_and_the_others_as_ever() {
+    fn padding_rows_are_zero_and_do_not_change_the_others() {
         let model = Model { pad_vocabulary_to: 8, tied_decoder: false, ..tiny() };
         let plain = Model { pad_vocabulary_to: 1, ..model.clone() };
         let weights = |model: &Model, part: Part| {
@@ -275,7 +276,7 @@ mod tests {
         fill_truncated_normal(&mut elements, Key::new(1), 0.02);
         assert!(elements.iter().all(|value| value.abs() <= 0.04));
         let square = elements.iter().map(|value| f64::from(value * value)).sum::<f64>() / 1e5;
-        // A normal cut at two deviations keeps a variance of 0.7737 of the whole one.
+        // Truncation at two standard deviations reduces the variance to 0.7737 of the full one.
         assert!((square / 0.0004 - 0.7737).abs() < 0.01, "{square}");
         let mean = elements.iter().map(|value| f64::from(*value)).sum::<f64>() / 1e5;
         assert!(mean.abs() < 0.0003, "{mean}");

@@ -1,35 +1,35 @@
-//! Counters of the training state: skipped updates and samples, and the progress through the stages.
+//! Counters of the training state: skipped updates and samples, and progress through the stages.
 
 use std::collections::BTreeMap;
 
 use lambert_plan::timeline::Ended;
 
-use super::plateau::Watched;
-use crate::recovery::guard::History;
+use super::plateau::PlateauTracker;
+use crate::recovery::guard::LossHistory;
 use crate::recovery::skipped_samples::SkippedSamples;
 
-/// Updates and samples skipped since the run's first start.
+/// Updates and samples skipped since the start of the run.
 #[derive(Debug, Clone, Default)]
 pub struct Skipped {
-    /// Steps whose loss or gradient was not finite; they changed nothing.
+    /// Steps without an update, because loss or gradient was not finite.
     pub updates: u64,
-    /// Samples that were passed over or taught nothing.
+    /// Samples that were not drawn, or whose update was skipped.
     pub samples: u64,
-    /// Samples and shards that are not drawn again, by the sha256 of their dataset's manifest.
+    /// Samples and shards to skip, by the sha256 of the dataset's manifest.
     pub by_dataset: BTreeMap<String, SkippedSamples>,
 }
 
 /// Progress through the stages of a run.
 #[derive(Debug, Clone, Default)]
 pub struct StageProgress {
-    /// The stage that was entered last: its growth and whatever else happens once is done.
+    /// Latest stage entered; its growth and optimizer restart are done.
     pub entered: Option<usize>,
-    /// Layers before the stage's growth, if its model has grown.
+    /// Number of layers before the stage's growth, if the model has grown.
     pub grown_from: Option<usize>,
-    /// Losses of the stage's steps, for the divergence guard.
-    pub history: History,
-    /// Held-out losses of the stage, where it may end at a plateau.
-    pub watched: Watched,
-    /// Stages that have ended at a plateau.
+    /// Loss history of the stage, for the divergence guard.
+    pub history: LossHistory,
+    /// Plateau detector of the stage.
+    pub plateau: PlateauTracker,
+    /// Stages that ended at a plateau.
     pub ended: Ended,
 }

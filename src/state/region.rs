@@ -1,4 +1,4 @@
-//! Ranges of a flat buffer as one run of bytes: what a file of a checkpoint holds of it.
+//! Ranges of a flat buffer viewed as consecutive bytes, the content of a checkpoint file.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,17 +9,17 @@ use crate::kernels::{Kernels, TensorCopy};
 
 const ELEMENT: usize = size_of::<f32>();
 
-/// Ranges of a buffer, one behind the other.
+/// Ranges of a buffer, concatenated.
 pub struct Region {
     kernels: Arc<dyn Kernels>,
     buffer: Tensor,
-    /// Bytes of the region before each range, and the range, in elements of the buffer.
+    /// Byte offset of each range in the region, and the range in elements of the buffer.
     ranges: Vec<(usize, Range<usize>)>,
     bytes: usize,
 }
 
 impl Clone for Region {
-    /// Another handle to the same bytes.
+    /// Returns another handle to the same bytes.
     fn clone(&self) -> Self {
         let (kernels, buffer) = (Arc::clone(&self.kernels), self.buffer.shallow_clone());
         Self { kernels, buffer, ranges: self.ranges.clone(), bytes: self.bytes }
@@ -27,13 +27,13 @@ impl Clone for Region {
 }
 
 impl Region {
-    /// `ranges`, in elements, of the f32 tensor `buffer`.
+    /// Creates a region of `ranges`, in elements, of the f32 tensor `buffer`.
     pub(super) fn new(kernels: Arc<dyn Kernels>, buffer: Tensor, ranges: Vec<Range<usize>>) -> Self {
         let (mut places, mut bytes) = (Vec::<(usize, Range<usize>)>::new(), 0);
         for range in ranges {
             let before = bytes;
             bytes += ELEMENT * range.len();
-            // What lies end to end is copied at once.
+            // Merge adjacent ranges into one copy.
             match places.last_mut().filter(|(_, last)| last.end == range.start) {
                 Some((_, last)) => last.end = range.end,
                 None => places.push((before, range)),
@@ -42,17 +42,17 @@ impl Region {
         Self { kernels, buffer, ranges: places, bytes }
     }
 
-    /// Bytes of all ranges.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Whether it holds nothing.
+    /// True if the region has no bytes.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// Copies the whole region into `into`, which has its length.
+    /// Copies the whole region to `into`, which must have its length.
     pub fn read(&self, into: &mut [u8]) {
         for (before, range) in &self.ranges {
             let part = &mut into[*before..][..ELEMENT * range.len()];
@@ -60,7 +60,7 @@ impl Region {
         }
     }
 
-    /// What copies the region to memory, its first byte to `at`.
+    /// Copies needed to move the region to host memory, at byte offset `at`.
     pub fn copies(&self, at: usize) -> impl Iterator<Item = TensorCopy> + '_ {
         self.ranges.iter().map(move |(before, range)| TensorCopy {
             tensor: self.buffer.shallow_clone(),
@@ -69,7 +69,7 @@ impl Region {
         })
     }
 
-    /// Fills the region's bytes from `first` on.
+    /// Writes `bytes` at byte offset `first`.
     pub fn write(&self, first: usize, bytes: &[u8]) {
         let end = first + bytes.len();
         let from = self.ranges.partition_point(|(before, range)| before + ELEMENT * range.len() <= first);
@@ -91,7 +91,7 @@ mod tests {
     use tch::Kind;
 
     #[test]
-    fn bytes_in_pieces_of_any_size_land_in_the_ranges() {
+    fn writes_of_any_size_fill_the_ranges() {
         let numbers: Vec<f32> = (1..=6).map(|number| number as f32).collect();
         let bytes: &[u8] = bytemuck::cast_slice(&numbers);
         for size in [1, 3, 4, 7, 24] {

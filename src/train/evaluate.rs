@@ -1,5 +1,5 @@
-//! Held-out loss and accuracy. Samples are read in the order of the files, with masks that are the same for every run,
-//! so that two models are asked the same questions.
+//! Held-out loss and accuracy. Samples are read in file order, with a fixed masking seed, so that all models are evaluated on the
+//! same predictions.
 
 use std::sync::Arc;
 
@@ -11,80 +11,80 @@ use lambert_dataset::{Dataset, DatasetError};
 use crate::data::{BatchRequest, Loader, LoaderOptions, SampleSource};
 use crate::error::Error;
 use crate::objective::Objective;
-use crate::objective::totals::Totals;
+use crate::objective::totals::ObjectiveTotals;
 use crate::recovery::skipped_samples::SkippedSamples;
 use crate::train::step;
 use crate::worker::agreement::{self, Vote};
 
-/// Samples that are cut into micro-batches together.
+/// Samples per batch; micro-batches are formed within a batch.
 const BATCH: usize = 256;
 
-/// What to look at.
-pub struct Question {
-    /// The dataset.
+/// Dataset and settings of an evaluation.
+pub struct EvalRequest {
+    /// Held-out dataset.
     pub dataset: Arc<Dataset>,
-    /// How tokens are hidden.
+    /// Masking settings.
     pub objective: run::Objective,
-    /// Samples at most; 0 for all.
+    /// Maximum number of samples; 0: all.
     pub samples: u64,
-    /// Tokens of a micro-batch at most.
+    /// Maximum tokens per micro-batch, padding included.
     pub micro_batch_tokens: usize,
-    /// Parts that the samples are cut into; `None`: one a rank.
+    /// Number of canonical shards; `None`: one per rank.
     pub parts: Option<usize>,
 }
 
 /// Outcome of an evaluation, the same on all ranks.
-pub enum Evaluated {
-    /// All samples were looked at.
-    Whole(Evaluation),
-    /// A rank could not read its samples; the error, on the rank that met it.
-    Unread(Option<DatasetError>),
-    /// A stop was requested, and nothing was measured.
+pub enum EvalOutcome {
+    /// All samples were evaluated.
+    Completed(Evaluation),
+    /// A rank could not read its samples. Holds the error on the rank that failed.
+    Unreadable(Option<DatasetError>),
+    /// A stop was requested; there is no result.
     Stopped,
 }
 
-/// Losses and accuracies of a run's passes after `step` steps, over all ranks. Between its batches they tell each other whether one could not
-/// read its samples and whether rank 0 knows of a stop, by `is_stop_requested`.
+/// Measures losses and accuracies after `step` steps, over all ranks. Before each batch the ranks exchange read failures, and rank
+/// 0 shares `is_stop_requested`.
 pub fn evaluate(
     objective: &Objective,
     collective: &mut dyn Group,
-    question: &Question,
+    request: &EvalRequest,
     step: u64,
     is_stop_requested: impl Fn() -> bool,
-) -> Result<Evaluated, Error> {
-    let rows = question.dataset.rows();
-    let samples = if question.samples == 0 { rows } else { rows.min(question.samples) };
+) -> Result<EvalOutcome, Error> {
+    let rows = request.dataset.rows();
+    let samples = if request.samples == 0 { rows } else { rows.min(request.samples) };
     let source = SampleSource {
-        dataset: Arc::clone(&question.dataset),
-        // Single pieces behind [MASK], whatever the model is trained on.
+        dataset: Arc::clone(&request.dataset),
+        // Evaluate on single pieces replaced by [MASK], independent of the masking used for training.
         objective: run::Objective {
             mask_unit: MaskUnit::Piece,
             mask_token: MaskToken::Mask,
-            ..question.objective.clone()
+            ..request.objective.clone()
         },
         seed: 0,
         shuffle: false,
         test: Test::default(),
     };
-    let demand = LoaderOptions {
+    let options = LoaderOptions {
         cursor: 0,
         skipped: SkippedSamples::default(),
-        micro_batch_tokens: question.micro_batch_tokens,
+        micro_batch_tokens: request.micro_batch_tokens,
         rank: collective.rank(),
         world_size: collective.world_size(),
-        shards: question.parts.unwrap_or(collective.world_size()),
+        shards: request.parts.unwrap_or(collective.world_size()),
         max_threads: 1,
         max_batch: BATCH,
     };
     let sizes =
         (0..samples).step_by(BATCH).map(move |first| BatchRequest::whole((samples - first).min(BATCH as u64) as usize));
-    let own = demand.own_shards();
-    let mut loader = Loader::start(source, demand, sizes).map_err(Error::Thread)?;
+    let own = options.own_shards();
+    let mut loader = Loader::start(source, options, sizes).map_err(Error::Thread)?;
     let zero = objective.no_totals();
     let mut totals = vec![zero.clone(); own.len()];
     for _ in 0..samples.div_ceil(BATCH as u64) {
         let Some(batch) = loader.next_batch() else {
-            // A reader that has panicked has given fewer samples than were asked for.
+            // The loader ends early only if its thread has panicked.
             loader.finish()?;
             return Err(Error::NoMoreSamples(step));
         };
@@ -94,26 +94,26 @@ pub fn evaluate(
         let (agreed, _) = agreement::exchange(collective, &mut [], vote, 0.0)?;
         let batch = match batch {
             Ok(batch) if agreed.unread == 0 => batch,
-            unread => return Ok(Evaluated::Unread(unread.err())),
+            unread => return Ok(EvalOutcome::Unreadable(unread.err())),
         };
         if agreed.directive == Directive::CheckpointAndStop {
-            return Ok(Evaluated::Stopped);
+            return Ok(EvalOutcome::Stopped);
         }
-        for (sum, leaf) in totals.iter_mut().zip(batch.whole().shards()) {
-            sum.add(&step::evaluate(objective, leaf)?);
+        for (sum, shard) in totals.iter_mut().zip(batch.whole().shards()) {
+            sum.add(&step::evaluate(objective, shard)?);
         }
     }
-    let mut sums = match question.parts {
-        Some(parts) => Totals::in_places(&zero, &totals, own.start, parts),
-        None => Totals::in_places(&zero, &totals, 0, 1),
+    let mut sums = match request.parts {
+        Some(parts) => ObjectiveTotals::scatter_shards(&zero, &totals, own.start, parts),
+        None => ObjectiveTotals::scatter_shards(&zero, &totals, 0, 1),
     };
     collective.all_reduce_sum_f64(&mut sums)?;
-    let totals = Totals::of_places(&zero, &sums);
-    Ok(Evaluated::Whole(Evaluation {
+    let totals = ObjectiveTotals::sum_shards(&zero, &sums);
+    Ok(EvalOutcome::Completed(Evaluation {
         step,
         samples,
         masked_tokens: totals.masked_tokens(),
         scores: totals.scores(),
-        unigram_entropy: question.dataset.manifest().unigram_entropy,
+        unigram_entropy: request.dataset.manifest().unigram_entropy,
     }))
 }

@@ -1,5 +1,5 @@
-//! The gradient of a step over all ranks: passes over this rank's samples, and the sum. As a whole; or in two halves, whose norms
-//! tell how noisy it is.
+//! Gradient of a step over all ranks: forward and backward passes, then an all-reduce. Where the gradient noise scale is measured,
+//! the global batch is processed in two halves.
 
 use lambert_collective::{Group, Reducer};
 use lambert_control::GradientNoise;
@@ -7,13 +7,13 @@ use lambert_dataset::random::Key;
 use tch::Tensor;
 
 use super::exact::ExactSum;
-use super::gradients::{self, Exchange};
+use super::gradients::{self, BucketedAllReduce};
 use super::noise;
 use super::step;
 use crate::data::{GlobalBatch, RankBatch};
 use crate::error::Error;
 use crate::objective::Objective;
-use crate::objective::totals::Totals;
+use crate::objective::totals::ObjectiveTotals;
 use crate::state::TrainState;
 use crate::torch;
 use crate::worker::control::WorkerPhase;
@@ -21,35 +21,35 @@ use crate::worker::session::Session;
 use crate::worker::stopwatch::Stopwatch;
 use crate::worker::trace::span;
 
-/// One step's passes.
+/// Inputs of the gradient computation of a step.
 pub struct GradientPass<'a> {
     pub session: &'a Session,
     pub objective: &'a Objective,
-    /// This rank's part of the global batch.
+    /// This rank's shard of the global batch.
     pub batch: &'a GlobalBatch,
     pub dropout: Key,
-    /// This rank has no samples for the step, which nobody is to make.
-    pub spoils: bool,
+    /// True if this rank could not read its samples: then no rank may update.
+    pub has_no_samples: bool,
 }
 
-/// What they came to, beside the gradient.
+/// Totals, half norms and times of a gradient computation.
 #[derive(Default)]
 pub struct GradientStats {
-    /// Totals of each share of the batch, and in it of each of the rank's parts.
-    pending: Vec<Vec<step::Pending>>,
-    /// The norm of each half, f64 \[\], where the batch was taken in halves.
+    /// Totals of the whole batch or of each half, by canonical shard of this rank.
+    pending: Vec<Vec<step::PendingTotals>>,
+    /// Gradient norm of each half, f64 \[\]; empty if the batch was not halved.
     halves: Vec<Tensor>,
-    /// Seconds of forward and backward passes.
+    /// Time of the forward and backward passes, seconds.
     pub seconds: f64,
-    /// Seconds of the sums that nothing hid.
+    /// Exposed communication time, seconds.
     pub communicate: f64,
 }
 
 impl GradientPass<'_> {
-    /// Leaves the gradient over all ranks in `state`; all call it together.
+    /// Computes the gradient over all ranks, in `state`. Collective: every rank must call it.
     ///
     /// # Errors
-    /// Memory runs out, or a rank is gone.
+    /// Out of memory, or a rank failed.
     pub fn gradient(
         &self,
         state: &mut TrainState,
@@ -58,33 +58,34 @@ impl GradientPass<'_> {
         watch: &mut Stopwatch,
     ) -> Result<GradientStats, Error> {
         let session = self.session;
-        let mut passed = GradientStats::default();
+        let mut stats = GradientStats::default();
         if !session.config.metrics.measures_noise(state.step) {
-            self.share(self.batch.whole(), state, group, reducer, watch, &mut passed)?;
-            return Ok(passed);
+            self.reduce_gradient(self.batch.whole(), state, group, reducer, watch, &mut stats)?;
+            return Ok(stats);
         }
         let [first, second] = self.batch.halves();
-        self.share(first, state, group, reducer, watch, &mut passed)?;
+        self.reduce_gradient(first, state, group, reducer, watch, &mut stats)?;
         let first = torch::guard(|| {
-            passed.halves.push(state.gradient_norm());
+            stats.halves.push(state.gradient_norm());
             state.gradients_mut().copy()
         })?;
-        self.share(second, state, group, reducer, watch, &mut passed)?;
+        self.reduce_gradient(second, state, group, reducer, watch, &mut stats)?;
         torch::guard(|| {
-            passed.halves.push(state.gradient_norm());
+            stats.halves.push(state.gradient_norm());
             *state.gradients_mut() += first;
         })?;
-        Ok(passed)
+        Ok(stats)
     }
 
-    fn share(
+    /// Computes the gradient of a batch, or of half of it, summed over all ranks.
+    fn reduce_gradient(
         &self,
         share: RankBatch<'_>,
         state: &mut TrainState,
         group: &mut dyn Group,
         reducer: &mut dyn Reducer,
         watch: &mut Stopwatch,
-        passed: &mut GradientStats,
+        stats: &mut GradientStats,
     ) -> Result<(), Error> {
         let session = self.session;
         let control = &session.control;
@@ -92,90 +93,94 @@ impl GradientPass<'_> {
         let pending = match session.config.cluster.all_reduce.canonical {
             false => {
                 let passes = span!("forward and backward");
-                let (pending, exchange) = self.in_buckets(share, state, reducer)?;
-                // Without overlap the sum begins now: what a device has yet to compute is no part of its time.
+                let (pending, all_reduce) = self.bucketed(share, state, reducer)?;
+                // Without overlap the all-reduce starts now: wait, so that its time does not include pending kernels.
                 if session.world > 1 && !gradients::overlaps(session) {
                     torch::guard(|| session.kernels.wait())?;
                 }
                 drop(passes);
-                passed.seconds += watch.lap();
+                stats.seconds += watch.lap();
                 control.phase(WorkerPhase::Exchange);
                 let _sum = span!("all-reduce");
-                exchange.finish(state)?;
+                all_reduce.finish(state)?;
                 pending
             }
             true => {
                 let passes = span!("forward and backward");
-                let (pending, sum) = self.exactly(share, state)?;
+                let (pending, sum) = self.canonical(share, state)?;
                 drop(passes);
-                passed.seconds += watch.lap();
+                stats.seconds += watch.lap();
                 control.phase(WorkerPhase::Exchange);
                 let _sum = span!("all-reduce");
-                gradients::sum_exactly(group, state, sum)?;
+                gradients::all_reduce_exact(group, state, sum)?;
                 pending
             }
         };
-        passed.communicate += watch.lap();
-        passed.pending.push(pending);
+        stats.communicate += watch.lap();
+        stats.pending.push(pending);
         Ok(())
     }
 
-    /// GradientPass, and the sum of the gradients over all ranks beside them, as far as it can be.
-    fn in_buckets<'r>(
+    /// Runs the passes and starts the all-reduce of the buckets whose gradients are final.
+    fn bucketed<'r>(
         &self,
         share: RankBatch<'_>,
         state: &mut TrainState,
         reducer: &'r mut dyn Reducer,
-    ) -> Result<(Vec<step::Pending>, Exchange<'r>), Error> {
+    ) -> Result<(Vec<step::PendingTotals>, BucketedAllReduce<'r>), Error> {
         let session = self.session;
         let others = (session.world > 1).then_some(reducer);
         let bucket = session.config.cluster.all_reduce.bucket_elements();
-        let mut exchange = Exchange::new(others, bucket, gradients::overlaps(session));
-        let mut are_final = |state: &TrainState, elements| exchange.are_final(state, elements);
-        let pending = step::forward_backward(self.objective, state, share, self.dropout, &mut are_final);
+        let mut all_reduce = BucketedAllReduce::new(others, bucket, gradients::overlaps(session));
+        let mut gradients_ready = |state: &TrainState, elements| all_reduce.gradients_ready(state, elements);
+        let pending = step::forward_backward(self.objective, state, share, self.dropout, &mut gradients_ready);
         let pending = pending?;
-        self.spoil(state)?;
-        Ok((vec![pending], exchange))
+        self.poison_gradients(state)?;
+        Ok((vec![pending], all_reduce))
     }
 
-    /// GradientPass over one part after the other, and a sum that has the same bits in every world.
-    fn exactly(&self, share: RankBatch<'_>, state: &mut TrainState) -> Result<(Vec<step::Pending>, ExactSum), Error> {
+    /// Runs the passes shard by shard and accumulates the gradients in an [`ExactSum`].
+    fn canonical(
+        &self,
+        share: RankBatch<'_>,
+        state: &mut TrainState,
+    ) -> Result<(Vec<step::PendingTotals>, ExactSum), Error> {
         let mut sum = ExactSum::new(state.gradients_mut().numel());
-        let add = |state: &mut TrainState| gradients::add_exactly(state, &mut sum);
-        let pending = step::leaf_by_leaf(self.objective, state, share, self.dropout, add);
+        let add = |state: &mut TrainState| gradients::accumulate_exact(state, &mut sum);
+        let pending = step::per_shard(self.objective, state, share, self.dropout, add);
         let pending = pending?;
-        self.spoil(state)?;
+        self.poison_gradients(state)?;
         Ok((pending, sum))
     }
 
-    fn spoil(&self, state: &mut TrainState) -> Result<(), Error> {
-        if self.spoils {
-            step::spoil(state)?;
+    fn poison_gradients(&self, state: &mut TrainState) -> Result<(), Error> {
+        if self.has_no_samples {
+            step::poison_gradients(state)?;
         }
         Ok(())
     }
 }
 
-/// What is known of the passes once the device has computed it.
-pub struct Fetched {
-    /// Of each share of the batch, and in it of each of the rank's parts.
-    pub totals: Vec<Vec<Totals>>,
-    /// The L2 norm of the whole gradient.
+/// Results of a gradient computation, read back from the device.
+pub struct GradientResult {
+    /// Totals of the whole batch or of each half, by canonical shard of this rank.
+    pub totals: Vec<Vec<ObjectiveTotals>>,
+    /// L2 norm of the gradient over all ranks, before clipping.
     pub norm: f64,
-    /// What the halves say of it.
+    /// Gradient noise, if it was measured.
     pub noise: Option<GradientNoise>,
 }
 
 impl GradientStats {
-    /// Waits for the device; `norm`, f64 \[\], is that of the whole gradient of a global batch of `samples`.
+    /// Waits for the device and reads the results back. `norm`, f64 \[\], is the gradient norm of a global batch of `samples`.
     ///
     /// # Errors
-    /// What the device says.
-    pub fn fetch(self, state: &TrainState, samples: u64, norm: &Tensor) -> Result<Fetched, Error> {
+    /// The device fails.
+    pub fn fetch(self, state: &TrainState, samples: u64, norm: &Tensor) -> Result<GradientResult, Error> {
         let kernels = state.kernels();
         let (mut totals, mut whole) = (Vec::new(), f64::NAN);
         for share in self.pending {
-            let fetch = |pending: step::Pending| {
+            let fetch = |pending: step::PendingTotals| {
                 let (totals, norm) = pending.fetch(kernels, norm)?;
                 whole = norm;
                 Ok(totals)
@@ -187,6 +192,6 @@ impl GradientStats {
             false => torch::guard(|| kernels.fetch(&Tensor::stack(&self.halves, 0)))?,
         };
         let noise = halves.first_chunk().and_then(|halves| noise::estimate(samples, whole, *halves));
-        Ok(Fetched { totals, norm: whole, noise })
+        Ok(GradientResult { totals, norm: whole, noise })
     }
 }

@@ -1,5 +1,5 @@
-//! The gradients of a step: this rank's passes, and the sum over all ranks, in place in the flat buffer. In buckets, each of which
-//! travels while the rest of the backward pass runs; or exactly, leaf by leaf, which is the same in every world.
+//! Gradient all-reduce, in place in the flat gradient buffer. Either in buckets, overlapped with the backward pass; or as an exact
+//! sum over canonical shards, which has the same bits for every world size.
 
 use lambert_collective::{Bucket, Group, MemoryLocation, PendingAllReduce, Reducer, all_reduce};
 
@@ -11,45 +11,45 @@ use crate::train::exact::ExactSum;
 use crate::worker::host_share::HostShare;
 use crate::worker::session::Session;
 
-/// Whether gradients travel while the backward pass runs: as the configuration says, else where that hides them.
+/// True if the all-reduce overlaps with the backward pass: as configured, otherwise where that hides communication.
 pub fn overlaps(session: &Session) -> bool {
     let config = &session.config;
     let hides = || session.nccl || hides_exchange(session.host, session.world, config.device.threads);
     config.cluster.all_reduce.overlap.unwrap_or_else(hides)
 }
 
-/// Whether `world` ranks of `threads` threads exchange gradients beside their computing: another host is waited for, or this one
-/// has a processor left.
+/// True if `world` ranks of `threads` threads gain from overlap: ranks on other hosts add network latency, or this host has idle
+/// CPU cores.
 fn hides_exchange(host: HostShare, world: usize, threads: usize) -> bool {
     host.ranks < world || host.processors > host.ranks * threads
 }
 
-/// The gradients of one step on their way through the sum. A bucket is a range of the flat buffer, which lies in the order of
-/// the backward pass: all ranks start the same buckets in the same order, however many micro-batches each of them has.
-pub struct Exchange<'a> {
-    /// None in a world of one, whose gradients are their sum.
+/// Bucketed all-reduce of the gradients of one step. A bucket is a range of the flat buffer, which is in the order of the backward
+/// pass. All ranks start the same buckets in the same order, whatever their number of micro-batches.
+pub struct BucketedAllReduce<'a> {
+    /// `None` with one rank: there is nothing to reduce.
     reducer: Option<&'a mut dyn Reducer>,
-    /// Elements of a bucket.
+    /// Elements per bucket.
     bucket: usize,
-    /// Whether buckets are sent before all gradients are final.
+    /// True if buckets start before all gradients are final.
     overlap: bool,
-    /// Elements that are in buckets which have been started.
+    /// Elements in the buckets started so far.
     started: usize,
     pending: Vec<Box<dyn PendingAllReduce>>,
-    /// Why a bucket could not be started.
+    /// First error of starting a bucket.
     failed: Option<lambert_collective::Error>,
 }
 
-impl<'a> Exchange<'a> {
-    /// In buckets of so many elements, with a reducer unless there is one rank only; `overlap` says whether they are sent as
-    /// soon as they are final.
+impl<'a> BucketedAllReduce<'a> {
+    /// Creates an all-reduce in buckets of `bucket` elements; `reducer` is `None` with one rank. With `overlap`, a bucket starts as
+    /// soon as its gradients are final.
     pub fn new(reducer: Option<&'a mut dyn Reducer>, bucket: usize, overlap: bool) -> Self {
         Self { reducer, bucket: bucket.max(1), overlap, started: 0, pending: Vec::new(), failed: None }
     }
 
-    /// Starts the buckets that are whole now that the first `elements` gradients are final, which nothing in this process
-    /// touches until [`Exchange::finish`] has returned.
-    pub fn are_final(&mut self, state: &TrainState, elements: usize) {
+    /// Starts the complete buckets among the first `elements` gradients, which are final. The caller must not access them until
+    /// [`BucketedAllReduce::finish`] returns.
+    pub fn gradients_ready(&mut self, state: &TrainState, elements: usize) {
         if self.overlap {
             self.start_up_to(state, elements);
         }
@@ -72,13 +72,13 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// `count` gradients from `first` on, if the reducer reaches them where they are.
+    /// Bucket of `count` gradients from `first`, if the reducer supports their memory.
     fn bucket(&self, state: &TrainState, first: usize, count: usize) -> Option<Bucket> {
         let Address { pointer, device } = state.gradients_in_place(first..first + count)?;
         let place = device.map_or(MemoryLocation::Host, MemoryLocation::Device);
-        // SAFETY: the values are those of the state's buffer, which outlives the buckets: they are awaited or dropped with this
-        // exchange, in the course of one step. Whoever said that they are final does not touch them meanwhile, and has given a
-        // device's compute stream all that writes there.
+        // SAFETY: the bucket points into the state's gradient buffer, which outlives it: buckets are awaited or dropped with this
+        // all-reduce, within one step. The caller of `gradients_ready` does not access the elements meanwhile, and has enqueued all
+        // writes to them on the device's compute stream.
         let bucket = unsafe {
             match place {
                 MemoryLocation::Host => Bucket::host(pointer.as_ptr(), count),
@@ -88,14 +88,14 @@ impl<'a> Exchange<'a> {
         self.reducer.as_ref().is_some_and(|reducer| reducer.supports(place)).then_some(bucket)
     }
 
-    /// Sends what is left, and the element behind the gradients; returns when every rank has the sum, all the same bits.
+    /// Reduces the remaining buckets and the tail element. Returns when this rank has the sum, which has the same bits on all ranks.
     ///
     /// # Errors
-    /// What the reducer says.
+    /// The all-reduce fails.
     pub fn finish(mut self, state: &mut TrainState) -> Result<(), Error> {
         let all = state.gradients_mut().numel();
         if self.bucket(state, 0, all).is_none() {
-            return self.by_main_memory(state);
+            return self.via_host(state);
         }
         self.start_up_to(state, all);
         if self.started < all {
@@ -107,8 +107,8 @@ impl<'a> Exchange<'a> {
         Ok(self.pending.into_iter().try_for_each(|pending| pending.wait(None))?)
     }
 
-    /// Gradients that no sum can be made of where they are.
-    fn by_main_memory(self, state: &mut TrainState) -> Result<(), Error> {
+    /// Reduces through host memory, for gradients in memory that the reducer does not support.
+    fn via_host(self, state: &mut TrainState) -> Result<(), Error> {
         let Some(reducer) = self.reducer else { return Ok(()) };
         let kernels = state.parameters.kernels().clone();
         let mut reduced = Ok(());
@@ -118,20 +118,20 @@ impl<'a> Exchange<'a> {
     }
 }
 
-/// Adds this rank's gradients, and the element behind them, to an exact sum, and leaves zeros.
-pub fn add_exactly(state: &mut TrainState, sum: &mut ExactSum) {
+/// Adds this rank's gradients and the tail element to `sum`, and clears them.
+pub fn accumulate_exact(state: &mut TrainState, sum: &mut ExactSum) {
     let kernels = state.parameters.kernels().clone();
     kernels.with_host_floats(state.gradients_mut(), &mut |values| sum.add(values));
     state.clear_gradients();
 }
 
-/// Gives `state` the sum over all ranks of what was added.
+/// All-reduces `sum` and writes it to the gradients of `state`.
 ///
 /// # Errors
-/// What the group says.
-pub fn sum_exactly(group: &mut dyn Group, state: &mut TrainState, mut sum: ExactSum) -> Result<(), Error> {
-    torch::guard(|| add_exactly(state, &mut sum))?;
-    sum.over_ranks(group)?;
+/// The all-reduce fails.
+pub fn all_reduce_exact(group: &mut dyn Group, state: &mut TrainState, mut sum: ExactSum) -> Result<(), Error> {
+    torch::guard(|| accumulate_exact(state, &mut sum))?;
+    sum.all_reduce(group)?;
     let kernels = state.parameters.kernels().clone();
     torch::guard(|| kernels.with_host_floats(state.gradients_mut(), &mut |values| sum.read(values)))?;
     Ok(())
@@ -153,10 +153,10 @@ mod tests {
     use crate::state::{Buffer, Parameters};
     use crate::train::step;
 
-    /// Sums buckets of device 0 only, which lies in main memory here.
-    struct OfDevice(Box<dyn Reducer>);
+    /// Reducer that supports device 0 only; the emulated device is in host memory.
+    struct DeviceReducer(Box<dyn Reducer>);
 
-    impl Reducer for OfDevice {
+    impl Reducer for DeviceReducer {
         fn name(&self) -> &'static str {
             "a test"
         }
@@ -169,48 +169,48 @@ mod tests {
             assert_eq!(
                 bucket.location(),
                 MemoryLocation::Device(0),
-                "gradients of a card were taken through main memory"
+                "gradients of a GPU were reduced through host memory"
             );
-            // SAFETY: as it was promised for the same memory of the device.
+            // SAFETY: the emulated device memory is host memory; the caller's guarantees hold for it.
             self.0.start(unsafe { Bucket::host(bucket.as_mut_ptr(), bucket.count()) })
         }
     }
 
-    /// The gradients of each rank after the exchange, which told it of progress as `told` says.
-    fn exchanged(
+    /// Gradients and norm of each rank after the all-reduce; `ready` has the fractions reported as ready by each rank.
+    fn all_reduced(
         kernels: fn() -> Arc<dyn Kernels>,
         bucket: usize,
         overlap: bool,
-        told: &[&[f64]],
+        ready: &[&[f64]],
     ) -> Vec<(Vec<f32>, f64)> {
-        let rank = |(rank, (mut ends, told)): (usize, (lambert_collective::Endpoints, Vec<f64>))| {
+        let rank = |(rank, (mut ends, ready)): (usize, (lambert_collective::Endpoints, Vec<f64>))| {
             std::thread::spawn(move || {
                 tch::set_num_threads(1);
                 let model = Model { hidden: 8, heads: 2, intermediate: 16, positions: 16, ..Model::default() };
                 let parameters = Parameters::zeros(kernels(), Architecture::new(&model, 1, 50));
                 let mut state = TrainState::new(parameters);
                 let all = state.elements();
-                // Of different sizes, so that their sum depends on the order.
+                // Different magnitudes, so that the sum depends on the order.
                 let own: Vec<f32> =
                     (0..all).map(|i| ((i * 37 + rank * 11) % 1009) as f32 * 1.1_f32.powi(i as i32 % 90)).collect();
                 state.write(Buffer::Gradients, 0, &own);
                 state.add_to_tail(&(state.kernels().zeros(&[], tch::Kind::Float) + rank as f64));
                 if state.gradients_in_place(0..1).is_some_and(|address| address.device.is_some()) {
-                    ends.reducer = Box::new(OfDevice(ends.reducer));
+                    ends.reducer = Box::new(DeviceReducer(ends.reducer));
                 }
-                let mut exchange = Exchange::new(Some(&mut *ends.reducer), bucket, overlap);
-                told.iter().for_each(|share| exchange.are_final(&state, (share * all as f64) as usize));
-                exchange.finish(&mut state).unwrap();
+                let mut all_reduce = BucketedAllReduce::new(Some(&mut *ends.reducer), bucket, overlap);
+                ready.iter().for_each(|share| all_reduce.gradients_ready(&state, (share * all as f64) as usize));
+                all_reduce.finish(&mut state).unwrap();
                 let norm = state.kernels().fetch(&state.gradient_norm().view([1]))[0];
                 (state.read(Buffer::Gradients, 0..all), norm)
             })
         };
-        let ranks = local::group(told.len()).into_iter().zip(told.iter().map(|shares| shares.to_vec())).enumerate();
+        let ranks = local::group(ready.len()).into_iter().zip(ready.iter().map(|shares| shares.to_vec())).enumerate();
         let threads: Vec<_> = ranks.map(rank).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     }
 
-    /// What rank `rank` of so many has as the gradients of a step, after the exchange.
+    /// Gradients of a step on one rank of `world`, after the all-reduce.
     fn gradients_of_a_world(mut ends: lambert_collective::Endpoints, lengths: &[u16], world: usize) -> Vec<f32> {
         tch::set_num_threads(1);
         let model = step::tests::model(Norm::Post);
@@ -219,16 +219,16 @@ mod tests {
         let parameters = Parameters::initialize(Arc::new(Host), Architecture::new(&model, 2, 50), 1, 0.2);
         let mut state = TrainState::new(parameters);
         let objective = step::tests::objective(&state, &model);
-        let mut exchange = Exchange::new((world > 1).then_some(&mut *ends.reducer), 1000, true);
+        let mut all_reduce = BucketedAllReduce::new((world > 1).then_some(&mut *ends.reducer), 1000, true);
         let batch = step::tests::batch(&cuts);
-        let mut are_final = |state: &TrainState, elements: usize| exchange.are_final(state, elements);
-        step::forward_backward(&objective, &mut state, batch.whole(), Key::new(1), &mut are_final).unwrap();
-        exchange.finish(&mut state).unwrap();
+        let mut gradients_ready = |state: &TrainState, elements: usize| all_reduce.gradients_ready(state, elements);
+        step::forward_backward(&objective, &mut state, batch.whole(), Key::new(1), &mut gradients_ready).unwrap();
+        all_reduce.finish(&mut state).unwrap();
         state.read(Buffer::Gradients, 0..state.elements())
     }
 
     #[test]
-    fn gradients_travel_beside_the_pass_where_a_host_is_waited_for_or_a_processor_is_left() {
+    fn all_reduce_overlaps_across_hosts_or_with_idle_cores() {
         let hides = |processors, ranks, world| hides_exchange(HostShare { processors, ranks }, world, 2);
         assert!(!hides(8, 4, 4), "all processors compute");
         assert!(!hides(4, 4, 4), "there are fewer processors than threads");
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn gradients_of_any_world_are_those_of_one_rank() {
+    fn gradients_match_those_of_one_rank_for_any_world_size() {
         let lengths: Vec<u16> = (0..5).map(|number| 5 + 2 * number).collect();
         let of = |world: usize| {
             let ranks = local::group(world).into_iter().map(|ends| {
@@ -252,16 +252,16 @@ mod tests {
         let parameters = Parameters::zeros(Arc::new(Host), specs);
         let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
         let all = norm(&mut one.iter().copied());
-        // One rank has nothing to do.
+        // World sizes above the number of samples leave ranks without work.
         for world in [2, 3, 4, 6] {
             let (mut worst, mut where_) = (0.0, "");
             for gradients in of(world) {
                 for spec in parameters.specs() {
-                    let apart = spec.range().map(|index| gradients[index] - one[index]);
-                    let apart = norm(&mut apart.into_iter());
+                    let difference = spec.range().map(|index| gradients[index] - one[index]);
+                    let difference = norm(&mut difference.into_iter());
                     let own = norm(&mut one[spec.range()].iter().copied());
-                    // The gradient of a key's bias is zero but for rounding: softmax takes no notice of it.
-                    let share = apart / if spec.name.ends_with("key.bias") { all } else { own };
+                    // The gradient of a key bias is zero up to rounding: softmax is invariant to it.
+                    let share = difference / if spec.name.ends_with("key.bias") { all } else { own };
                     assert!(share < 1e-6, "{world} ranks: {share:.1e} of the norm of {}", spec.name);
                     if share > worst {
                         (worst, where_) = (share, &spec.name);
@@ -273,23 +273,23 @@ mod tests {
     }
 
     #[test]
-    fn every_rank_has_the_same_sum_whenever_its_gradients_were_final() {
+    fn sum_is_independent_of_when_gradients_become_ready() {
         let host: fn() -> Arc<dyn Kernels> = || Arc::new(Host);
-        let card: fn() -> Arc<dyn Kernels> = || Arc::new(Cuda::new(Arc::new(Emulator::default())));
+        let gpu: fn() -> Arc<dyn Kernels> = || Arc::new(Cuda::new(Arc::new(Emulator::default())));
         let device: fn() -> Arc<dyn Kernels> = || Arc::new(Cuda::new(Arc::new(Emulator::with_device_index(0))));
-        let whole = exchanged(host, usize::MAX, false, &[&[], &[], &[]]);
+        let whole = all_reduced(host, usize::MAX, false, &[&[], &[], &[]]);
         assert!(whole[0].0.iter().filter(|sum| **sum != 0.0).count() > 1000);
-        let told: [&[f64]; 3] = [&[0.3, 0.31, 0.9, 1.0], &[], &[1.0]];
+        let ready: [&[f64]; 3] = [&[0.3, 0.31, 0.9, 1.0], &[], &[1.0]];
         for (kernels, bucket, overlap) in [
             (host, 100, true),
             (host, 1, true),
             (host, 1 << 30, true),
             (host, 100, false),
-            (card, 100, true),
+            (gpu, 100, true),
             (device, 100, true),
             (device, 100, false),
         ] {
-            for (sum, norm) in exchanged(kernels, bucket, overlap, &told) {
+            for (sum, norm) in all_reduced(kernels, bucket, overlap, &ready) {
                 assert!(sum == whole[0].0, "buckets of {bucket}");
                 // The tail is 0 + 1 + 2.
                 let square: f64 = sum.iter().map(|sum| f64::from(*sum).powi(2)).sum();

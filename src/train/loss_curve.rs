@@ -1,7 +1,7 @@
-//! Fifty steps from fixed weights on fixed batches: against the same arithmetic in plain PyTorch (tests/golden/
-//! make_curve.py), against the curve of this engine that is kept here, and against themselves.
+//! Loss curves of fifty steps from fixed weights on fixed batches, compared with plain PyTorch (tests/golden/make_curve.py), with
+//! the stored curve of this engine, and with a second run.
 //!
-//! A change that is meant to move the curve writes it anew with `LAMBERT_WRITE_CURVE=1`.
+//! After an intended change, `LAMBERT_WRITE_CURVE=1` rewrites the stored curve.
 
 #[path = "../../tests/support/curve.rs"]
 mod curve;
@@ -17,7 +17,7 @@ use lambert_config::run::{OptimizerKind, Precision};
 const OWN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/own_curve.json");
 
 #[test]
-fn fifty_steps_lose_what_they_should() {
+fn loss_curve_matches_pytorch_and_the_stored_curve() {
     let golden = Golden::read();
     let kinds = [("adamw", OptimizerKind::Adamw, 5e-3), ("lamb", OptimizerKind::Lamb, 2e-2)];
     let curves: BTreeMap<&str, Curve> = kinds.into_iter().map(|(name, kind, rate)| (name, train(kind, rate))).collect();
@@ -31,43 +31,46 @@ fn fifty_steps_lose_what_they_should() {
         assert_eq!((curve.len(), theirs.len(), own[name].len()), (50, 50, 50));
         assert!(curve[49] < 0.8 * curve[0], "{name} learns nothing: {curve:?}");
         let (torch, kept) = (worst(curve, &theirs), worst(curve, &own[name]));
-        println!("{name}: from {:.4} to {:.4}; from PyTorch's {torch:.1e}, from ours {kept:.1e}", curve[0], curve[49]);
-        assert!(torch < 1e-4, "{name}: {torch:e} from PyTorch");
-        assert!(kept < 1e-5, "{name}: {kept:e} from the curve that is kept");
+        println!(
+            "{name}: loss {:.4} to {:.4}; off PyTorch by {torch:.1e}, off the stored curve by {kept:.1e}",
+            curve[0], curve[49]
+        );
+        assert!(torch < 1e-4, "{name}: differs from PyTorch by {torch:e}");
+        assert!(kept < 1e-5, "{name}: differs from the stored curve by {kept:e}");
         assert_eq!(train(kind, rate), *curve, "{name}: two runs differ");
     }
 }
 
-/// The kernels of plain libtorch operations learn the same.
+/// Reference kernels of plain libtorch operations.
 #[test]
-fn the_reference_s_kernels_lose_the_same() {
+fn reference_kernels_give_the_same_loss_curve() {
     for (kind, rate) in [(OptimizerKind::Adamw, 5e-3), (OptimizerKind::Lamb, 2e-2)] {
         let reference = Arc::new(Reference::new(tch::Device::Cpu));
-        let apart = worst(&train_in(reference, Precision::Fp32, kind, rate).0, &train(kind, rate));
-        println!("{kind:?}: plain operations differ by {apart:.1e} at the most");
-        assert!(apart < 1e-5, "{kind:?}: {apart:e}");
+        let difference = worst(&train_in(reference, Precision::Fp32, kind, rate).0, &train(kind, rate));
+        println!("{kind:?}: reference kernels differ by at most {difference:.1e}");
+        assert!(difference < 1e-5, "{kind:?}: {difference:e}");
     }
 }
 
-/// The kernels of a GPU, run by a processor, learn the same.
+/// GPU kernels, emulated on the CPU.
 #[test]
-fn an_emulated_card_loses_the_same() {
+fn emulated_gpu_gives_the_same_loss_curve() {
     for (kind, rate) in [(OptimizerKind::Adamw, 5e-3), (OptimizerKind::Lamb, 2e-2)] {
-        let card = Arc::new(Cuda::new(Arc::new(Emulator::default())));
-        let apart = worst(&train_in(card, Precision::Fp32, kind, rate).0, &train(kind, rate));
-        println!("{kind:?}: an emulated card differs by {apart:.1e} at the most");
-        assert!(apart < 1e-5, "{kind:?}: {apart:e}");
+        let gpu = Arc::new(Cuda::new(Arc::new(Emulator::default())));
+        let difference = worst(&train_in(gpu, Precision::Fp32, kind, rate).0, &train(kind, rate));
+        println!("{kind:?}: the emulated GPU differs by at most {difference:.1e}");
+        assert!(difference < 1e-5, "{kind:?}: {difference:e}");
     }
 }
 
-/// Weights and moments of 32 bits take in updates that 16 bits would lose.
+/// f32 weights and moments keep updates that bf16 would round away.
 #[test]
-fn bf16_loses_nearly_the_same() {
+fn bf16_loss_curve_is_close_to_f32() {
     for (kind, rate) in [(OptimizerKind::Adamw, 5e-3), (OptimizerKind::Lamb, 2e-2)] {
         let (curve, weights) = train_in(Arc::new(Host), Precision::Bf16, kind, rate);
-        let apart = worst(&curve, &train(kind, rate));
-        println!("{kind:?}: bf16 ends at {:.4}, {apart:.1e} from f32 at the most", curve[49]);
-        assert!((1e-6..0.03).contains(&apart), "{kind:?}: {apart:e}");
+        let difference = worst(&curve, &train(kind, rate));
+        println!("{kind:?}: bf16 ends at {:.4}, off f32 by at most {difference:.1e}", curve[49]);
+        assert!((1e-6..0.03).contains(&difference), "{kind:?}: {difference:e}");
         let coarse = weights.iter().filter(|weight| weight.to_bits().trailing_zeros() >= 16).count();
         assert!(coarse < weights.len() / 10, "{coarse} of {} weights have 16 bits", weights.len());
     }

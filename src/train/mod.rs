@@ -1,11 +1,15 @@
-//! The training loop, from a run's URL to its last checkpoint.
+//! Training loop, from the run's URL to the final checkpoint.
 //!
-//! - `stage`: one stage under way: its steps and its evaluations
-//! - `gradient_pass`: the gradient of a step over all ranks; [`step`]: a rank's part of it
-//! - [`gradients`]: buckets, summed beside the backward pass; [`exact`]: a sum that no order of its terms changes
-//! - [`outcome`]: what a step computed, and what follows from it; [`step_record`]: its record; `noise`: how noisy its gradient is
+//! - `stage`: steps and evaluations of one stage
+//! - `gradient_pass`: gradient of a step over all ranks
+//! - [`step`]: forward and backward passes of one rank
+//! - [`gradients`]: bucketed all-reduce, overlapped with the backward pass
+//! - [`exact`]: order-independent gradient summation
+//! - [`outcome`]: result of a step and the guard's verdict
+//! - [`step_record`]: step record
+//! - `noise`: gradient noise scale
 //! - [`evaluate`]: held-out losses
-//! - `rollback`: back to an earlier checkpoint, and around samples
+//! - `rollback`: rollbacks after divergence, damaged shards
 
 pub mod evaluate;
 pub mod exact;
@@ -26,7 +30,7 @@ use lambert_plan::timeline::{self, Place};
 
 use crate::checkpoint::{self, Saver};
 use crate::error::Error;
-use crate::recovery::guard::Verdict;
+use crate::recovery::guard::GuardVerdict;
 use crate::stages;
 use crate::state::TrainState;
 use crate::worker::control::WorkerPhase;
@@ -34,21 +38,21 @@ use crate::worker::micro_batch_size;
 use crate::worker::output;
 use crate::worker::session::{Datasets, Session};
 use crate::worker::trace::{self, span};
-use stage::{Stage, Step};
+use stage::{StageRun, StepResult};
 
-/// How training ended.
+/// Outcome of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
-    /// All stages are done.
+pub enum TrainOutcome {
+    /// All stages are complete.
     Done,
-    /// It was told to stop, and saved a checkpoint.
+    /// Stopped on request, after saving a checkpoint.
     Stopped,
-    /// It is to go on from an earlier checkpoint, as a new attempt.
+    /// Ended by the divergence guard; the next attempt resumes from an earlier checkpoint.
     RolledBack,
 }
 
-/// Trains a run: from the newest checkpoint that verifies, or from the beginning.
-pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
+/// Trains a run, from its newest valid checkpoint or from step 0.
+pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Error> {
     let (collective, reducer) = (&mut *ranks.group, &mut *ranks.reducer);
     let _attempt = span!("attempt", number = session.lease.attempt());
     session.control.phase(WorkerPhase::Load);
@@ -58,38 +62,38 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
     let loaded = origin.checkpoint.clone();
     let mut saver = Saver::new(session, &datasets, &state, origin)?;
     if state.unevaluated {
-        make_up(session, collective, &datasets, &budgets, &mut saver, &mut state)?;
+        run_missed_evaluation(session, collective, &datasets, &budgets, &mut saver, &mut state)?;
         if state.unevaluated {
-            return Ok(finish(session, &saver, &state, Outcome::Stopped));
+            return Ok(finish(session, &saver, &state, TrainOutcome::Stopped));
         }
     }
     'stages: while let Some(place) = timeline::place(&session.config, &state.stages.ended, state.step) {
         let dataset = &*datasets.stages[place.index];
         let stops = enter(session, collective, &mut saver, &mut state, &place)?;
         session.control.phase(WorkerPhase::Load);
-        // Growing takes its time, and the first step of a deeper model more.
+        // Check before the first step of a grown model: growing the model and that step are slow.
         if stops || session.agree_on_stop(collective)? {
             return stop(session, collective, &mut saver, &state);
         }
-        let mut stage = Stage::open(session, &datasets, &mut state, place, budgets[place.index])?;
+        let mut stage = StageRun::open(session, &datasets, &mut state, place, budgets[place.index])?;
         let _stage = span!("stage", name = %place.stage.name);
         for done in place.done + 1..=place.stage.steps {
             trace::begin_step(state.step + 1);
             let _step = span!("step", number = state.step + 1);
             stage.freeze(&mut state, done - 1);
             let (mut record, agreed) = match stage.update(&mut state, collective, reducer, &mut saver)? {
-                Step::Made(record, agreed) => (*record, agreed),
-                Step::Unread(error) => {
-                    rollback::go_around(session, collective, &mut saver, &mut state, dataset, error)?;
+                StepResult::Completed(record, agreed) => (*record, agreed),
+                StepResult::Unreadable(error) => {
+                    rollback::skip_damaged_shards(session, collective, &mut saver, &mut state, dataset, error)?;
                     continue 'stages;
                 }
             };
             session.control.phase(WorkerPhase::Step);
             saver.push(&mut record)?;
             report(session, &state, record);
-            if let Verdict::GoBack(retreat) = agreed.verdict {
-                rollback::go_back(session, collective, &mut saver, dataset, loaded.as_deref(), retreat)?;
-                return Ok(Outcome::RolledBack);
+            if let GuardVerdict::Rollback(plan) = agreed.verdict {
+                rollback::end_attempt(session, collective, &mut saver, dataset, loaded.as_deref(), plan)?;
+                return Ok(TrainOutcome::RolledBack);
             }
             inject_faults(session, &mut state);
             saver.poll_save(collective, &agreed.agreement)?;
@@ -118,37 +122,37 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<Outcome, Error> {
     if state.step > 0 {
         saver.complete(collective, &state)?;
     }
-    Ok(finish(session, &saver, &state, Outcome::Done))
+    Ok(finish(session, &saver, &state, TrainOutcome::Done))
 }
 
-/// Ends the attempt with a checkpoint, because a stop is requested.
+/// Saves a checkpoint and ends the attempt after a stop request.
 fn stop(
     session: &Session,
     collective: &mut dyn Group,
     saver: &mut Saver<'_>,
     state: &TrainState,
-) -> Result<Outcome, Error> {
+) -> Result<TrainOutcome, Error> {
     saver.stop();
     if state.step > 0 {
         saver.complete(collective, state)?;
     }
-    Ok(finish(session, saver, state, Outcome::Stopped))
+    Ok(finish(session, saver, state, TrainOutcome::Stopped))
 }
 
-/// The faults of `[test]` that come after a step.
+/// Injects the `[test]` faults that follow a step.
 fn inject_faults(session: &Session, state: &mut TrainState) {
     let (test, attempt) = (&session.config.test, session.lease.attempt());
     if test.flips(attempt, session.rank, state.step) {
-        state.flip_a_bit();
+        state.flip_bit();
     }
     if test.spoils_moments(attempt, state.step) {
-        state.spoil_a_moment();
+        state.corrupt_moment();
     }
 }
 
-/// Makes the evaluation that the attempt before did not make after its last step, and saves what follows from it. A stop that is
-/// requested meanwhile leaves it to the next attempt: the checkpoint says that it is missing.
-fn make_up(
+/// Runs the evaluation that the previous attempt missed after its last step, and saves its result. A stop request during the
+/// evaluation leaves it to the next attempt: the checkpoint keeps the `unevaluated` flag.
+fn run_missed_evaluation(
     session: &Session,
     collective: &mut dyn Group,
     datasets: &Datasets,
@@ -158,18 +162,18 @@ fn make_up(
 ) -> Result<(), Error> {
     let last = state.step.checked_sub(1).and_then(|step| timeline::place(&session.config, &state.stages.ended, step));
     let Some(last) = last.filter(|place| Some(place.index) == state.stages.entered) else {
-        // Its stage was cut short since, behind the step.
+        // The stage has been shortened since, to end before this step.
         state.unevaluated = false;
         return Ok(());
     };
     session.control.phase(WorkerPhase::Load);
     let place = Place { done: last.done + 1, ..last };
-    Stage::open(session, datasets, state, place, budgets[place.index])?.evaluate(state, collective, saver)?;
+    StageRun::open(session, datasets, state, place, budgets[place.index])?.evaluate(state, collective, saver)?;
     if state.unevaluated { Ok(()) } else { saver.renew(collective, state) }
 }
 
-/// Begins a stage, or goes on with it. Before a model grows, what it grows from is a checkpoint. Returns whether all ranks stop
-/// there instead, because that is requested.
+/// Enters or resumes a stage. Saves a checkpoint before growing the model. Returns true if a stop was requested: then the stage
+/// is not entered.
 fn enter(
     session: &Session,
     collective: &mut dyn Group,
@@ -178,7 +182,7 @@ fn enter(
     place: &Place<'_>,
 ) -> Result<bool, Error> {
     let (from, to) = (state.parameters.layers(), place.stage.depth(&session.config.model));
-    // A run that begins from another's checkpoint has it there.
+    // At step 0 the original model is still available: it is initial, or the base checkpoint of another run.
     if from != to && state.step > 0 {
         saver.complete(collective, state)?;
         if session.agree_on_stop(collective)? {
@@ -196,9 +200,9 @@ fn enter(
     Ok(false)
 }
 
-fn finish(session: &Session, saver: &Saver<'_>, state: &TrainState, outcome: Outcome) -> Outcome {
+fn finish(session: &Session, saver: &Saver<'_>, state: &TrainState, outcome: TrainOutcome) -> TrainOutcome {
     if session.is_first() {
-        session.control.event(EventKind::Finished { step: state.step, stopped: outcome == Outcome::Stopped });
+        session.control.event(EventKind::Finished { step: state.step, stopped: outcome == TrainOutcome::Stopped });
     }
     saver.finish();
     outcome
@@ -207,7 +211,7 @@ fn finish(session: &Session, saver: &Saver<'_>, state: &TrainState, outcome: Out
 fn report(session: &Session, state: &TrainState, record: StepRecord) {
     let by_hand = session.is_first() && !session.control.is_connected();
     if by_hand && let Ok(line) = serde_json::to_string(&record) {
-        // A run does not end because nobody reads its records.
+        // A closed standard output must not end the run.
         let _ = output::line(&line);
     }
     session.control.step(state.step, session.is_first().then_some(record));

@@ -1,19 +1,19 @@
-//! How noisy a gradient is: its scale, in samples, is about the batch from which on larger ones save few updates.
+//! Gradient noise scale, in samples: about the batch size above which larger batches save few updates.
 //!
-//! The simple noise scale of McCandlish et al. 2018 (arXiv 1812.06162, appendix A.1): a global batch of B samples is divided at
-//! random into two halves of b samples. With the squared norms of the gradient's means over the whole and over a half,
+//! The simple noise scale of McCandlish et al. 2018 (arXiv 1812.06162, appendix A.1): a global batch of B samples is split at
+//! random into two halves of b samples. With the squared norms of the mean gradients of the batch and of a half,
 //!
 //! ```text
 //! |G|^2 = (B |g_B|^2 - b |g_b|^2) / (B - b)         tr(S) = (|g_b|^2 - |g_B|^2) / (1/b - 1/B)
 //! ```
 //!
-//! estimate without bias the squared norm of the true gradient and the trace of a sample's covariance. Both stray; the noise
-//! scale is the ratio of their averages over many steps. Micro-batches would not do for halves: they are sorted by length.
+//! are unbiased estimates of the squared norm of the true gradient and of the trace of the per-sample covariance. Both are noisy:
+//! the noise scale is the ratio of their averages over many steps. Micro-batches cannot serve as halves: they are sorted by length.
 
 use lambert_control::GradientNoise;
 
-/// What a step says, whose gradient over all `samples` has the norm `whole`; each half's part of it, which is divided by all
-/// samples too, has the norms `parts`. `None` where a norm is not finite, or a half is empty.
+/// Estimates both terms from one step. `whole` is the gradient norm over all `samples`; `parts` are the norms of the two halves'
+/// contributions, which are also divided by all samples. `None` if a norm is not finite or a half is empty.
 pub fn estimate(samples: u64, whole: f64, parts: [f64; 2]) -> Option<GradientNoise> {
     let all = samples as f64;
     let sizes = [samples / 2, samples - samples / 2].map(|size| size as f64);
@@ -33,11 +33,11 @@ mod tests {
     use crate::data::halves::halves;
 
     #[test]
-    fn estimates_are_the_moments_that_samples_were_drawn_with() {
+    fn estimates_converge_to_the_true_moments() {
         const WIDTH: usize = 4;
         let (mean, deviation) = ([0.3, -0.1, 0.0, 0.2], 1.5);
         let mut rng = Key::new(7).rng();
-        // Uniform numbers of this deviation.
+        // Uniform noise with this standard deviation.
         let mut noise = || (rng.unit_f64() - 0.5) * 12.0_f64.sqrt() * deviation;
         for samples in [2_u64, 7, 64] {
             let rounds = 200_000 / samples;
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_no_estimate_of_one_sample_or_of_what_is_not_finite() {
+    fn one_sample_or_a_nonfinite_norm_gives_no_estimate() {
         assert_eq!(estimate(1, 1.0, [0.0, 1.0]), None);
         assert_eq!(estimate(4, f64::NAN, [1.0, 1.0]), None);
         assert_eq!(estimate(4, 1.0, [f64::INFINITY, 1.0]), None);

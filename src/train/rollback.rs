@@ -1,5 +1,5 @@
-//! What follows when a step cannot be made or must be undone: the run goes back and around the samples that derailed it,
-//! or around a damaged shard, or stops with a checkpoint. All ranks act alike.
+//! Recovery from a step that failed: rollback past the samples that caused a divergence, skipping of damaged shards, or a final
+//! checkpoint and an error. All ranks take the same action.
 
 use lambert_collective::Group;
 use lambert_config::run::DamagedShard;
@@ -10,54 +10,54 @@ use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::{Saver, rollback};
 use crate::error::{self, Error};
-use crate::recovery::guard::Retreat;
+use crate::recovery::guard::RollbackPlan;
 use crate::state::TrainState;
 use crate::worker::agreement;
 use crate::worker::control::WorkerPhase;
 use crate::worker::session::Session;
 
-/// Ends the attempt that `retreat` undoes, which began with the checkpoint `loaded`: rank 0 leaves a record of it for the next
-/// one.
-pub fn go_back(
+/// Ends the attempt for a rollback: rank 0 writes a rollback record for the next attempt. `loaded` is the checkpoint that this
+/// attempt resumed from.
+pub fn end_attempt(
     session: &Session,
     collective: &mut dyn Group,
     saver: &mut Saver<'_>,
     dataset: &Dataset,
     loaded: Option<&str>,
-    retreat: Retreat,
+    plan: RollbackPlan,
 ) -> Result<(), Error> {
-    // Rank 0 waits for the store as long as a save may, and the others for rank 0.
+    // The save phase has the timeout of a save: rank 0 writes to the store, and the others wait for rank 0.
     session.control.phase(WorkerPhase::Save);
-    // A save under way is of a state from before: it may be what the next attempt begins with.
+    // A save in flight has an earlier state: the next attempt may resume from it.
     saver.settle(collective)?;
     let written = match session.is_first() {
-        true => leave(session, saver, dataset, loaded, retreat).map(Some),
+        true => write_record(session, saver, dataset, loaded, plan).map(Some),
         false => Ok(None),
     };
-    // Ranks that leave take the others with them, so all wait until the record is there.
+    // A rank that exits ends the others too, so all wait until the record is written.
     let mut word = vec![u8::from(written.is_ok())];
     collective.broadcast_bytes(&mut word, 0)?;
     let event = written?;
     if word != [1] {
-        return Err(Error::Peer("rank 0 could not record that the run goes back"));
+        return Err(Error::Peer("rank 0 could not write the rollback record"));
     }
     event.into_iter().for_each(|event| session.control.event(event));
     Ok(())
 }
 
-/// Writes the record; gives what the coordinator is told.
-fn leave(
+/// Writes the rollback record and returns the event for the coordinator.
+fn write_record(
     session: &Session,
     saver: &mut Saver<'_>,
     dataset: &Dataset,
     loaded: Option<&str>,
-    retreat: Retreat,
+    plan: RollbackPlan,
 ) -> Result<EventKind, Error> {
     session.lease.check()?;
     saver.write_records()?;
-    let Retreat { at, steps, samples, why } = retreat;
+    let RollbackPlan { step, to_step, samples, reason } = plan;
     let (attempt, identity) = (session.lease.attempt(), dataset.manifest_sha256().to_owned());
-    let mut record = RollbackRecord { attempt, steps, dataset: identity, samples, why };
+    let mut record = RollbackRecord { attempt, steps: to_step, dataset: identity, samples, why: reason };
     let keep = session.config.checkpoint.keep;
     let repeated = rollback::go_further_back(&mut record, &session.store, loaded, keep)?;
     record.write(&session.store)?;
@@ -65,23 +65,23 @@ fn leave(
     let (first, last, url) = (samples.start, samples.end - 1, dataset.url());
     let skipped = format!("rolled back to step {steps}, skipping samples {first} to {last} of {url}");
     let message = format!("{why}; {skipped}{}", repeated.map_or(String::new(), |repeated| format!("; {repeated}")));
-    Ok(EventKind::RolledBack { message, step: at, to: steps })
+    Ok(EventKind::RolledBack { message, step, to: steps })
 }
 
-/// What a rank tells of samples that it could not read.
+/// A rank's failure to read its samples.
 #[derive(Clone, Serialize, Deserialize)]
-struct Unread {
-    /// The damaged shard's number, if that is what it is.
+struct ReadFailure {
+    /// Index of the damaged shard, if the failure is due to one.
     shard: Option<usize>,
     message: String,
 }
 
-/// Some rank could not read its samples, `error` if it is this one. The damaged shards are left out from now on if the
-/// configuration says so and there are others.
+/// Handles a failed read on any rank (`error` on the rank that failed). Skips the damaged shards from now on, if
+/// `guard.damaged_shard` permits it and other shards are left.
 ///
 /// # Errors
-/// Otherwise the fault itself, on the rank that met it, after a checkpoint was saved.
-pub fn go_around(
+/// Otherwise saves a checkpoint and returns the error on the rank that failed.
+pub fn skip_damaged_shards(
     session: &Session,
     collective: &mut dyn Group,
     saver: &mut Saver<'_>,
@@ -91,26 +91,26 @@ pub fn go_around(
 ) -> Result<(), Error> {
     let unread = gather(collective, dataset, error.as_ref())?;
     let shards: Option<Vec<usize>> = unread.iter().map(|unread| unread.shard).collect();
-    let detours = state.skipped.by_dataset.entry(dataset.manifest_sha256().to_owned()).or_default();
+    let skipped = state.skipped.by_dataset.entry(dataset.manifest_sha256().to_owned()).or_default();
     if let Some(shards) = shards.filter(|_| session.config.guard.damaged_shard == DamagedShard::Skip) {
-        let before = detours.clone();
-        let new = shards.iter().filter(|shard| detours.add_shard(**shard)).count();
-        if new > 0 && detours.leaves_any_of(dataset.manifest().shards.len()) {
+        let before = skipped.clone();
+        let new = shards.iter().filter(|shard| skipped.add_shard(**shard)).count();
+        if new > 0 && skipped.has_shards_left(dataset.manifest().shards.len()) {
             if let (true, Some(first)) = (session.is_first(), unread.first()) {
-                session.warn(format!("{}; its samples are left out from here on", first.message));
+                session.warn(format!("{}; skipping its samples from now on", first.message));
             }
             return Ok(());
         }
-        *detours = before;
+        *skipped = before;
     }
-    end_for(collective, saver, state, error)
+    save_and_fail(collective, saver, state, error)
 }
 
-/// Some rank could not read samples, `error` if it is this one: saves a checkpoint of the steps before.
+/// Saves a checkpoint of the completed steps after a failed read on any rank (`error` on the rank that failed).
 ///
 /// # Errors
-/// Always: the fault itself, on the rank that met it.
-pub fn end_for(
+/// Always returns an error: the read error on the rank that failed, [`Error::Peer`] on the others.
+pub fn save_and_fail(
     collective: &mut dyn Group,
     saver: &mut Saver<'_>,
     state: &TrainState,
@@ -122,8 +122,14 @@ pub fn end_for(
     Err(error.map_or(Error::Peer("another rank could not read its samples"), Error::Dataset))
 }
 
-/// What all ranks could not read, told to all.
-fn gather(collective: &mut dyn Group, dataset: &Dataset, error: Option<&DatasetError>) -> Result<Vec<Unread>, Error> {
-    let own = error.map(|error| Unread { shard: dataset.damaged_shard(error), message: error::chain(error) });
-    agreement::together(collective, &own, |all: &[Option<Unread>]| all.iter().flatten().cloned().collect::<Vec<_>>())
+/// Gathers the read failures of all ranks.
+fn gather(
+    collective: &mut dyn Group,
+    dataset: &Dataset,
+    error: Option<&DatasetError>,
+) -> Result<Vec<ReadFailure>, Error> {
+    let own = error.map(|error| ReadFailure { shard: dataset.damaged_shard(error), message: error::chain(error) });
+    agreement::together(collective, &own, |all: &[Option<ReadFailure>]| {
+        all.iter().flatten().cloned().collect::<Vec<_>>()
+    })
 }

@@ -1,4 +1,4 @@
-//! One stage of a run under way: its steps and its evaluations.
+//! Steps and evaluations of one stage.
 
 use std::collections::BTreeMap;
 
@@ -9,9 +9,9 @@ use lambert_dataset::random::Key;
 use lambert_plan::timeline::{self, Place};
 use lambert_plan::{objectives, schedule};
 
-use super::evaluate::{self, Evaluated, Question};
-use super::gradient_pass::{Fetched, GradientPass};
-use super::outcome::{Drawn, StepOutcome};
+use super::evaluate::{self, EvalOutcome, EvalRequest};
+use super::gradient_pass::{GradientPass, GradientResult};
+use super::outcome::{StepOutcome, StepSamples};
 use super::rollback;
 use super::step_record;
 use crate::checkpoint::Saver;
@@ -19,11 +19,11 @@ use crate::data::{BatchRequest, GlobalBatch, Loader, LoaderOptions, SampleSource
 use crate::error::Error;
 use crate::model;
 use crate::objective::Objective;
-use crate::objective::totals::Totals;
+use crate::objective::totals::ObjectiveTotals;
 use crate::optim;
-use crate::recovery::guard::Verdict;
+use crate::recovery::guard::GuardVerdict;
 use crate::stages::growth;
-use crate::state::{Spec, TrainState};
+use crate::state::{ParamSpec, TrainState};
 use crate::torch;
 use crate::worker::agreement::{self, Agreement, Vote};
 use crate::worker::control::WorkerPhase;
@@ -31,40 +31,40 @@ use crate::worker::session::{Datasets, Session};
 use crate::worker::stopwatch::Stopwatch;
 use crate::worker::trace::span;
 
-/// What came of a step.
-pub enum Step {
-    /// Its record, and what all ranks know after it.
-    Made(Box<StepRecord>, Agreed),
-    /// It was not made, because a rank could not read its samples; why, if it was this one.
-    Unread(Option<DatasetError>),
+/// Result of a step.
+pub enum StepResult {
+    /// Step record, and the state that all ranks agree on.
+    Completed(Box<StepRecord>, Agreed),
+    /// Not run: a rank could not read its samples. Holds the error on the rank that failed.
+    Unreadable(Option<DatasetError>),
 }
 
-/// What all ranks know after a step.
+/// State that all ranks agree on after a step.
 pub struct Agreed {
-    /// Sums over all ranks.
-    pub totals: Totals,
-    /// What they have told each other.
+    /// Totals over all ranks.
+    pub totals: ObjectiveTotals,
+    /// Merged votes of all ranks.
     pub agreement: Agreement,
-    /// Seconds until each of them was done with its own samples.
+    /// Data wait and compute time of each rank, seconds.
     pub busy: Vec<f64>,
-    /// What becomes of the step.
-    pub verdict: Verdict,
+    /// Verdict of the divergence guard.
+    pub verdict: GuardVerdict,
 }
 
-/// One stage under way.
-pub struct Stage<'a> {
+/// A running stage.
+pub struct StageRun<'a> {
     session: &'a Session,
     datasets: &'a Datasets,
     place: Place<'a>,
-    /// Steps of the whole run that were done when this stage was opened.
+    /// Step of the run at which this stage was opened.
     first_step: u64,
     loader: Loader,
     objective: Objective,
-    /// Tokens of a micro-batch at most.
+    /// Maximum tokens per micro-batch, padding included.
     micro_batch_tokens: usize,
 }
 
-impl<'a> Stage<'a> {
+impl<'a> StageRun<'a> {
     pub fn open(
         session: &'a Session,
         datasets: &'a Datasets,
@@ -81,7 +81,7 @@ impl<'a> Stage<'a> {
             shuffle: true,
             test: config.test.clone(),
         };
-        let demand = LoaderOptions {
+        let options = LoaderOptions {
             cursor: state.cursor(dataset),
             skipped: state.skipped.by_dataset.get(dataset.manifest_sha256()).cloned().unwrap_or_default(),
             micro_batch_tokens,
@@ -91,38 +91,37 @@ impl<'a> Stage<'a> {
             max_threads: session.host.readers(),
             max_batch: place.stage.global_batch.max(place.stage.batch_ramp.map_or(0, |ramp| ramp.start)),
         };
-        let (stage, steps, begun) = (place.stage.clone(), place.done..place.stage.steps, state.step - place.done);
+        let (stage, steps, first_step) = (place.stage.clone(), place.done..place.stage.steps, state.step - place.done);
         let (metrics, seed) = (config.metrics.clone(), config.run.seed);
-        let wanted = steps.map(move |done| {
-            let halves = metrics.measures_noise(begun + done);
-            let halves = halves.then(|| Key::new(seed).with_bytes(b"halves").with(begun + done));
+        let requests = steps.map(move |done| {
+            let halves = metrics.measures_noise(first_step + done);
+            let halves = halves.then(|| Key::new(seed).with_bytes(b"halves").with(first_step + done));
             BatchRequest { samples: timeline::global_batch(&stage, done), split_key: halves }
         });
-        let loader = Loader::start(source, demand, wanted).map_err(Error::Thread)?;
-        torch::guard(|| state.parameters.keep_low(model::compute_dtype(&config.model)))?;
+        let loader = Loader::start(source, options, requests).map_err(Error::Thread)?;
+        torch::guard(|| state.parameters.keep_bf16_copy(model::compute_dtype(&config.model)))?;
         let objective = Objective::new(&state.parameters, &config.model, &config.objective);
         let objective = objective.recomputing(place.stage.recompute);
         Ok(Self { session, datasets, place, first_step: state.step, loader, objective, micro_batch_tokens })
     }
 
-    /// Freezes the heads that no loss reads, and freezes or frees the old layers, as the stage's growth says for the step after
-    /// `done` of them.
+    /// Freezes unused heads. Freezes or unfreezes the old layers after `done` steps of the stage, as its growth settings require.
     pub fn freeze(&self, state: &mut TrainState, done: u64) {
         let growth = &self.place.stage.growth;
         if done == self.place.done || done == growth.new_layers_only {
-            let is_unused = |spec: &Spec| objectives::is_unused(spec.head, &self.session.config.objective);
+            let is_unused = |spec: &ParamSpec| objectives::is_unused(spec.head, &self.session.config.objective);
             growth::freeze(&mut state.parameters, growth, state.stages.grown_from, done, is_unused);
         }
     }
 
-    /// One step: a global batch, its gradient over all ranks, one update if it is sound.
+    /// Runs one step: reads a global batch, all-reduces its gradient, and updates the weights if loss and gradient are finite.
     pub fn update(
         &mut self,
         state: &mut TrainState,
         collective: &mut dyn Group,
         reducer: &mut dyn Reducer,
         saver: &mut Saver<'_>,
-    ) -> Result<Step, Error> {
+    ) -> Result<StepResult, Error> {
         let session = self.session;
         let mut whole = Stopwatch::start();
         let mut watch = Stopwatch::start();
@@ -132,24 +131,24 @@ impl<'a> Stage<'a> {
             self.loader.finish()?;
             return Err(Error::NoMoreSamples(state.step));
         };
-        // A rank without samples takes part without gradients, so that all learn of it together.
+        // A rank that could not read its samples still joins the collectives, so that all ranks learn of the failure together.
         let (batch, unread) = read.map_or_else(|error| (GlobalBatch::default(), Some(error)), |batch| (batch, None));
         drop(reading);
         let data_wait = watch.lap();
 
         session.control.phase(WorkerPhase::Step);
         let dropout = Key::new(session.config.run.seed).with_bytes(b"dropout").with(state.step);
-        let spoils = unread.is_some();
-        let passes = GradientPass { session, objective: &self.objective, batch: &batch, dropout, spoils };
-        let passed = passes.gradient(state, collective, reducer, &mut watch).map_err(|error| self.explain(error))?;
-        let (forward_backward, mut communicate) = (passed.seconds, passed.communicate);
+        let has_no_samples = unread.is_some();
+        let pass = GradientPass { session, objective: &self.objective, batch: &batch, dropout, has_no_samples };
+        let stats = pass.gradient(state, collective, reducer, &mut watch).map_err(|error| self.explain(error))?;
+        let (forward_backward, mut communicate) = (stats.seconds, stats.communicate);
 
         session.control.phase(WorkerPhase::Step);
         let updating = span!("update");
         let learning_rate = schedule::learning_rate(self.place.stage, self.done(state));
         let updated = torch::guard(|| optim::update(state, &session.config.optimizer, learning_rate))?;
-        let Fetched { totals, norm, noise } = passed.fetch(state, batch.lengths.len() as u64, &updated.norm)?;
-        // An update that changes nothing has none.
+        let GradientResult { totals, norm, noise } = stats.fetch(state, batch.lengths.len() as u64, &updated.norm)?;
+        // Skipped updates have no trust ratios.
         let trust_ratios = match norm.is_finite() && session.config.metrics.records_trust_ratios(state.step) {
             true => torch::guard(|| updated.trust_ratios(state))?,
             false => BTreeMap::new(),
@@ -159,14 +158,14 @@ impl<'a> Stage<'a> {
 
         session.control.phase(WorkerPhase::Exchange);
         let agreeing = span!("agree");
-        let mut agreed = self.agree(collective, &totals, saver, spoils, data_wait + forward_backward)?;
+        let mut agreed = self.agree(collective, &totals, saver, has_no_samples, data_wait + forward_backward)?;
         drop(agreeing);
         communicate += watch.lap();
         if agreed.agreement.unread > 0 {
             if session.is_first() {
                 session.control.put_back(agreed.agreement.directive);
             }
-            return Ok(Step::Unread(unread));
+            return Ok(StepResult::Unreadable(unread));
         }
         let outcome = StepOutcome { learning_rate, totals: agreed.totals.clone(), norm, ..self.outcome(state, &batch) };
         agreed.verdict = outcome.conclude(state, &session.config.guard);
@@ -177,44 +176,44 @@ impl<'a> Stage<'a> {
         let seconds = whole.lap();
         record.times =
             StepTimes { seconds, data_wait, forward_backward, communicate, ranks, optimizer, ..StepTimes::default() };
-        step_record::put_rates(&mut record, flops(state, &batch), session.peak);
-        Ok(Step::Made(Box::new(record), agreed))
+        step_record::set_throughput(&mut record, flops(state, &batch), session.peak);
+        Ok(StepResult::Completed(Box::new(record), agreed))
     }
 
-    /// Where every world computes alike: the first of this rank's parts of a global batch, and how many there are.
-    fn leaves(&self) -> Option<(usize, usize)> {
+    /// Index of this rank's first canonical shard and the total number of shards. `None` unless `all_reduce.canonical` is set.
+    fn canonical_shards(&self) -> Option<(usize, usize)> {
         let Session { config, rank, world, .. } = self.session;
         let parts = config.cluster.all_reduce.parts(*world);
         config.cluster.all_reduce.canonical.then_some((parts * rank / world, parts))
     }
 
-    /// The totals over all ranks, what rank 0 wants to happen after this step, and how the save under way stands.
+    /// All-reduces the totals and the votes: rank 0's directive, the progress of the save in flight, and read failures.
     fn agree(
         &self,
         collective: &mut dyn Group,
-        totals: &[Vec<Totals>],
+        totals: &[Vec<ObjectiveTotals>],
         saver: &mut Saver<'_>,
         unread: bool,
         busy: f64,
     ) -> Result<Agreed, Error> {
-        let wanted = match self.session.is_first() {
+        let directive = match self.session.is_first() {
             true => self.session.control.take_directive(),
             false => Directive::Continue,
         };
-        let wanted = match wanted {
+        let directive = match directive {
             Directive::Continue if self.session.is_first() && saver.is_overdue() => Directive::Checkpoint,
             directive => directive,
         };
-        let (first, parts) = self.leaves().unwrap_or((0, 1));
+        let (first, parts) = self.canonical_shards().unwrap_or((0, 1));
         let zero = self.objective.no_totals();
-        let in_places = |share: &Vec<Totals>| Totals::in_places(&zero, share, first, parts);
+        let in_places = |share: &Vec<ObjectiveTotals>| ObjectiveTotals::scatter_shards(&zero, share, first, parts);
         let mut sums: Vec<f64> = totals.iter().flat_map(in_places).collect();
-        let vote = Vote { directive: wanted, save: saver.vote(), unread };
+        let vote = Vote { directive, save: saver.vote(), unread };
         let (agreement, busy) = agreement::exchange(collective, &mut sums, vote, busy)?;
-        Ok(Agreed { totals: Totals::of_places(&zero, &sums), agreement, busy, verdict: Verdict::Sound })
+        Ok(Agreed { totals: ObjectiveTotals::sum_shards(&zero, &sums), agreement, busy, verdict: GuardVerdict::Apply })
     }
 
-    /// What is known of a step before it is computed.
+    /// Fields of the outcome that follow from the batch alone.
     fn outcome(&self, state: &TrainState, batch: &GlobalBatch) -> StepOutcome {
         let dataset = self.datasets.stages[self.place.index].manifest_sha256().to_owned();
         StepOutcome {
@@ -225,19 +224,19 @@ impl<'a> Stage<'a> {
             tokens: batch.tokens(),
             padding: batch.padding,
             balance: batch.balance,
-            drawn: Drawn { dataset, samples: batch.sample_range.clone(), passed: batch.skipped() },
+            drawn: StepSamples { dataset, samples: batch.sample_range.clone(), skipped: batch.skipped() },
             ..StepOutcome::default()
         }
     }
 
-    /// Where memory ran out, what the user can do about it.
+    /// Adds the settings that reduce memory use to an out-of-memory error.
     fn explain(&self, error: Error) -> Error {
         let (objective, Place { stage, index, .. }) = (&self.session.config.objective, self.place);
-        let asked = if let Error::Torch(failed) = &error { failed.memory() } else { None };
-        match asked {
+        let requested = if let Error::Torch(failed) = &error { failed.memory() } else { None };
+        match requested {
             None => error,
-            Some(asked) => Error::Memory {
-                asked,
+            Some(requested) => Error::Memory {
+                requested,
                 stage: index,
                 tokens: self.micro_batch_tokens,
                 recompute: stage.recompute,
@@ -246,8 +245,8 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Measures the held-out loss, if there are samples for it, and ends the stage where it is flat. Returns whether a
-    /// checkpoint is to be saved for the loss. Where a stop is requested, the state says that the evaluation is missing.
+    /// Measures the held-out loss, if evaluation data is configured, and ends the stage at a plateau. Returns true if the loss is a
+    /// new best that needs a checkpoint. A stop request cancels the evaluation and sets `state.unevaluated`.
     pub fn evaluate(
         &self,
         state: &mut TrainState,
@@ -259,22 +258,22 @@ impl<'a> Stage<'a> {
         self.session.control.phase(WorkerPhase::Evaluate);
         let _evaluation = span!("evaluate");
         let config = &self.session.config;
-        let question = Question {
+        let request = EvalRequest {
             dataset: dataset.clone(),
             objective: config.objective.clone(),
             samples: config.evaluation.samples,
             micro_batch_tokens: self.micro_batch_tokens,
-            parts: self.leaves().map(|(_, parts)| parts),
+            parts: self.canonical_shards().map(|(_, parts)| parts),
         };
         let control = &self.session.control;
         let stop = || control.stop_is_requested();
-        let evaluation = match evaluate::evaluate(&self.objective, collective, &question, state.step, stop)? {
-            Evaluated::Whole(evaluation) => evaluation,
-            Evaluated::Unread(unread) => {
+        let evaluation = match evaluate::evaluate(&self.objective, collective, &request, state.step, stop)? {
+            EvalOutcome::Completed(evaluation) => evaluation,
+            EvalOutcome::Unreadable(unread) => {
                 state.unevaluated = true;
-                return rollback::end_for(collective, saver, state, unread).map(|_| false);
+                return rollback::save_and_fail(collective, saver, state, unread).map(|_| false);
             }
-            Evaluated::Stopped => {
+            EvalOutcome::Stopped => {
                 state.unevaluated = true;
                 return Ok(false);
             }
@@ -287,7 +286,7 @@ impl<'a> Stage<'a> {
         }
         let Place { stage, index, .. } = self.place;
         let done = self.done(state);
-        if stage.plateau.is_some_and(|plateau| state.stages.watched.is_flat(&plateau, loss)) && done < stage.steps {
+        if stage.plateau.is_some_and(|plateau| state.stages.plateau.is_flat(&plateau, loss)) && done < stage.steps {
             state.stages.ended.insert(index, done);
             if self.session.is_first() {
                 let steps = timeline::total_steps(config, &state.stages.ended);
@@ -298,13 +297,13 @@ impl<'a> Stage<'a> {
         Ok(best)
     }
 
-    /// Steps of this stage that are done.
+    /// Completed steps of this stage.
     fn done(&self, state: &TrainState) -> u64 {
         self.place.done + state.step - self.first_step
     }
 }
 
-/// Useful operations of a step.
+/// Floating-point operations of a step, without padding.
 fn flops(state: &TrainState, batch: &GlobalBatch) -> f64 {
     let lengths = batch.lengths.iter().map(|length| u64::from(*length));
     lambert_plan::flops::training(state.parameters.architecture(), lengths, batch.masked_tokens)

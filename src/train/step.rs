@@ -1,4 +1,4 @@
-//! One micro-batch, and one global batch, through the passes of a run. The results of a step stay on the device and are read once.
+//! Forward and backward passes over micro-batches. Results of a step stay on the device and are read back once.
 
 use lambert_dataset::random::Key;
 use tch::{Kind, Tensor};
@@ -7,28 +7,29 @@ use crate::data::{GlobalBatch, MicroBatch, RankBatch};
 use crate::kernels::Kernels;
 use crate::model::Dropout;
 use crate::model::input::Input;
-use crate::objective::totals::Totals;
-use crate::objective::{Objective, Output, Pass, Scored};
+use crate::objective::totals::ObjectiveTotals;
+use crate::objective::{LossValue, Objective, Pass, PassOutput};
 use crate::state::{TrainState, final_elements};
 use crate::torch::{self, TorchError};
 
-/// Totals of the micro-batches so far: losses and correct predictions on the device, what is known beforehand in main memory.
-pub struct Pending {
-    /// Loss and correct predictions of each loss of each pass, f64 \[2 x losses\].
+/// Totals accumulated over micro-batches. Losses and correct predictions are on the device; target counts and digests in host
+/// memory.
+pub struct PendingTotals {
+    /// Sum and correct predictions of each loss of each pass, f64 \[2 x losses\].
     sums: Tensor,
-    known: Totals,
+    known: ObjectiveTotals,
 }
 
-impl Pending {
+impl PendingTotals {
     fn new(kernels: &dyn Kernels, objective: &Objective) -> Self {
         let known = objective.no_totals();
         Self { sums: kernels.zeros(&[2 * known.losses.len() as i64], Kind::Double), known }
     }
 
-    /// Adds the losses of a pass, which have their places from `first` on.
-    fn add(&mut self, first: usize, pass: &Pass, batch: &MicroBatch, scores: &[Option<Scored>]) {
+    /// Adds the losses of a pass; `first` is the index of its first loss.
+    fn add(&mut self, first: usize, pass: &Pass, batch: &MicroBatch, scores: &[Option<LossValue>]) {
         for (place, (loss, scored)) in (first..).zip(pass.losses().zip(scores)) {
-            let Some(Scored { loss: sum, correct, .. }) = scored else { continue };
+            let Some(LossValue { loss: sum, correct, .. }) = scored else { continue };
             self.known.losses[place].targets += loss.targets(batch) as f64;
             let _ = self.sums.narrow(0, 2 * place as i64, 1).g_add_(&sum.detach());
             if let Some(correct) = correct {
@@ -37,13 +38,13 @@ impl Pending {
         }
     }
 
-    /// 0 if all losses are finite, otherwise NaN or infinite; f32 \[\].
-    fn fault(&self) -> Tensor {
+    /// Returns 0 if all losses are finite, otherwise NaN; f32 \[\].
+    fn nonfinite_flag(&self) -> Tensor {
         (self.sums.sum(Kind::Double) * 0.0).to_kind(Kind::Float)
     }
 
-    /// The totals, and `norm`, f64 \[\]: all of it in one read.
-    pub fn fetch(self, kernels: &dyn Kernels, norm: &Tensor) -> Result<(Totals, f64), TorchError> {
+    /// Reads back the totals and `norm`, f64 \[\], in one transfer.
+    pub fn fetch(self, kernels: &dyn Kernels, norm: &Tensor) -> Result<(ObjectiveTotals, f64), TorchError> {
         let numbers = torch::guard(|| kernels.fetch(&Tensor::cat(&[self.sums, norm.view([1])], 0)))?;
         let mut totals = self.known;
         for (sums, numbers) in totals.losses.iter_mut().zip(numbers.chunks_exact(2)) {
@@ -53,59 +54,60 @@ impl Pending {
     }
 }
 
-/// Forward and backward passes over this rank's micro-batches of a global batch, or of a half of it. The gradients of the total loss
-/// (each loss over its targets in the whole global batch, times its weight) are in `state` afterwards, and nothing else. Where a
-/// loss is not finite, neither is the state's gradient norm.
+/// Runs forward and backward passes over this rank's micro-batches of a global batch, or of half of it. Replaces the gradients in
+/// `state` by those of the total loss: each loss divided by its targets in the whole global batch, times its weight. A loss that
+/// is not finite makes the gradient norm of `state` not finite.
 ///
-/// `dropout` is a key made of the seed and the step. During the backward passes of the last micro-batch `are_final` is told how many
-/// of the gradients, from the first on, nothing is added to any more.
+/// `dropout` is a key derived from the seed and the step. During the backward passes of the last micro-batch, `gradients_ready`
+/// is called with the length of the prefix of the gradient buffer that is final.
 pub fn forward_backward(
     objective: &Objective,
     state: &mut TrainState,
     share: RankBatch<'_>,
     dropout: Key,
-    are_final: &mut dyn FnMut(&TrainState, usize),
-) -> Result<Pending, TorchError> {
-    gradients(objective, state, (share.batch, share.micro_batches), dropout, are_final)
+    gradients_ready: &mut dyn FnMut(&TrainState, usize),
+) -> Result<PendingTotals, TorchError> {
+    gradients(objective, state, (share.batch, share.micro_batches), dropout, gradients_ready)
 }
 
-/// The same for one of this rank's parts after the other: each has gradients of its own, which `take` is given, and totals.
-pub fn leaf_by_leaf(
+/// Runs [`forward_backward`] for each of this rank's canonical shards in turn. Each shard has separate gradients, passed to
+/// `take`, and separate totals.
+pub fn per_shard(
     objective: &Objective,
     state: &mut TrainState,
     share: RankBatch<'_>,
     dropout: Key,
     mut take: impl FnMut(&mut TrainState),
-) -> Result<Vec<Pending>, TorchError> {
-    let mut leaf = |micro_batches: &[MicroBatch]| {
+) -> Result<Vec<PendingTotals>, TorchError> {
+    let mut compute_shard = |micro_batches: &[MicroBatch]| {
         let pending = gradients(objective, state, (share.batch, micro_batches), dropout, &mut |_, _| ())?;
         torch::guard(|| take(state))?;
         Ok(pending)
     };
-    // A rank without samples has one leaf, of zeros.
+    // A rank without samples contributes one shard of zeros.
     match share.shard_micro_batches.is_empty() {
-        true => std::iter::once(&[][..]).map(&mut leaf).collect(),
-        false => share.shards().map(&mut leaf).collect(),
+        true => std::iter::once(&[][..]).map(&mut compute_shard).collect(),
+        false => share.shards().map(&mut compute_shard).collect(),
     }
 }
 
-/// Passes over some of this rank's micro-batches of a global batch; the gradients are theirs alone.
+/// Runs forward and backward passes over the given micro-batches, starting from zero gradients.
 fn gradients(
     objective: &Objective,
     state: &mut TrainState,
     (batch, micro_batches): (&GlobalBatch, &[MicroBatch]),
     dropout: Key,
-    are_final: &mut dyn FnMut(&TrainState, usize),
-) -> Result<Pending, TorchError> {
+    gradients_ready: &mut dyn FnMut(&TrainState, usize),
+) -> Result<PendingTotals, TorchError> {
     let kernels = state.parameters.kernels().clone();
     torch::guard(|| {
         state.clear_gradients();
-        let mut pending = Pending::new(&*kernels, objective);
+        let mut pending = PendingTotals::new(&*kernels, objective);
         let mut left = micro_batches.len();
         Input::each(&*kernels, micro_batches, |micro_batch, input| {
             left -= 1;
             pending.known.digest += micro_batch.digest as f64;
-            // Segments that the backward passes of the earlier passes have gone through.
+            // Segments completed by the backward passes of earlier passes.
             let mut before = 0;
             each_pass(objective, &input, |pass, input, first_loss, is_read| {
                 if pass.is_frozen {
@@ -114,12 +116,12 @@ fn gradients(
                 let weights = pass_weights(pass, batch);
                 let loss = |hidden: &Tensor| {
                     let mut scores = pass.score(micro_batch, input, hidden);
-                    let output = Output::take(hidden, &mut scores, is_read);
+                    let output = PassOutput::take(hidden, &mut scores, is_read);
                     (total(&*kernels, &scores, &weights), (scores, output))
                 };
                 let mut passed = |segments| {
                     if left == 0 {
-                        are_final(state, final_elements(state.parameters.specs(), before + segments));
+                        gradients_ready(state, final_elements(state.parameters.specs(), before + segments));
                     }
                 };
                 let encoder = &pass.encoder;
@@ -129,42 +131,52 @@ fn gradients(
                 output
             });
         });
-        state.add_to_tail(&pending.fault());
+        state.add_to_tail(&pending.nonfinite_flag());
         pending
     })
 }
 
-/// Gives `run` each pass with its input, the place of its first loss, and whether a later pass may read its output, which `run` returns.
-fn each_pass(objective: &Objective, input: &Input, mut run: impl FnMut(&Pass, &Input, usize, bool) -> Option<Output>) {
+/// Calls `run` for each pass with its input, the index of its first loss, and true if a later pass may read its output. `run`
+/// returns that output.
+fn each_pass(
+    objective: &Objective,
+    input: &Input,
+    mut run: impl FnMut(&Pass, &Input, usize, bool) -> Option<PassOutput>,
+) {
     let mut outputs = Vec::new();
     let mut first_loss = 0;
     for (number, pass) in objective.passes().iter().enumerate() {
-        let made = pass.made_input(input, &outputs);
+        let replaced = pass.replaced_input(input, &outputs);
         let is_read = number + 1 < objective.passes().len();
-        outputs.extend(run(pass, made.as_ref().unwrap_or(input), first_loss, is_read));
+        outputs.extend(run(pass, replaced.as_ref().unwrap_or(input), first_loss, is_read));
         first_loss += pass.losses().count();
     }
 }
 
-/// A pass without gradients and without dropout.
-fn forward(pass: &Pass, batch: &MicroBatch, input: &Input, is_read: bool) -> (Option<Output>, Vec<Option<Scored>>) {
+/// Runs a forward pass without gradients and without dropout.
+fn forward(
+    pass: &Pass,
+    batch: &MicroBatch,
+    input: &Input,
+    is_read: bool,
+) -> (Option<PassOutput>, Vec<Option<LossValue>>) {
     let _without = tch::no_grad_guard();
     let hidden = pass.encoder.forward(input, Dropout::Off);
     let mut scores = pass.score(batch, input, &hidden);
-    (Output::take(&hidden, &mut scores, is_read), scores)
+    (PassOutput::take(&hidden, &mut scores, is_read), scores)
 }
 
-/// Lets all ranks leave out the update of this step, because this one has no samples for it.
-pub fn spoil(state: &mut TrainState) -> Result<(), TorchError> {
+/// Makes the gradient norm NaN on all ranks after the all-reduce, so that no rank updates its weights.
+pub fn poison_gradients(state: &mut TrainState) -> Result<(), TorchError> {
     let kernels = state.parameters.kernels().clone();
     torch::guard(|| state.add_to_tail(&(kernels.zeros(&[], Kind::Float) + f64::NAN)))
 }
 
-/// Forward passes without dropout over some micro-batches.
-pub fn evaluate(objective: &Objective, micro_batches: &[MicroBatch]) -> Result<Totals, TorchError> {
+/// Runs forward passes over the given micro-batches, without dropout.
+pub fn evaluate(objective: &Objective, micro_batches: &[MicroBatch]) -> Result<ObjectiveTotals, TorchError> {
     let kernels = objective.encoder().kernels();
     let pending = torch::guard(|| {
-        let mut pending = Pending::new(kernels, objective);
+        let mut pending = PendingTotals::new(kernels, objective);
         Input::each(kernels, micro_batches, |micro_batch, input| {
             pending.known.digest += micro_batch.digest as f64;
             each_pass(objective, &input, |pass, input, first_loss, is_read| {
@@ -181,18 +193,18 @@ pub fn evaluate(objective: &Objective, micro_batches: &[MicroBatch]) -> Result<T
 
 /// Divisor and weight of each loss of a pass.
 fn pass_weights(pass: &Pass, batch: &GlobalBatch) -> Vec<(f64, f64)> {
-    let of = |loss: &dyn crate::objective::Loss| (loss.targets_of_all(batch).max(1) as f64, loss.description().weight);
+    let of = |loss: &dyn crate::objective::Loss| (loss.global_targets(batch).max(1) as f64, loss.description().weight);
     pass.losses().map(of).collect()
 }
 
-/// This micro-batch's share of the global batch's total loss in a pass, a scalar.
-fn total(kernels: &dyn Kernels, scores: &[Option<Scored>], weights: &[(f64, f64)]) -> Tensor {
-    let share = |(scored, (divisor, weight)): (&Option<Scored>, &(f64, f64))| {
+/// Contribution of a micro-batch to the total loss of the global batch in a pass, a scalar.
+fn total(kernels: &dyn Kernels, scores: &[Option<LossValue>], weights: &[(f64, f64)]) -> Tensor {
+    let share = |(scored, (divisor, weight)): (&Option<LossValue>, &(f64, f64))| {
         let share = &scored.as_ref()?.loss / *divisor;
         Some(if *weight == 1.0 { share } else { share * *weight })
     };
     let shares = scores.iter().zip(weights).filter_map(share);
-    // The first by itself, so that a sum of one has no other rounding.
+    // `reduce` starts from the first term, so that a single loss is not rounded again.
     shares.reduce(|sum, share| sum + share).unwrap_or_else(|| kernels.zeros(&[], Kind::Float).set_requires_grad(true))
 }
 
@@ -215,7 +227,7 @@ pub(crate) mod tests {
         MaskedSample { ids, segment_b_start: 3, pair_label: Some(1), masked_tokens, loss_scale: 1.0 }
     }
 
-    /// Five samples of 5 to 13 tokens, in the given micro-batches.
+    /// Five samples of 5 to 13 tokens, split into the given micro-batches.
     pub(crate) fn batch(cuts: &[&[usize]]) -> GlobalBatch {
         let length = |number: usize| 5 + 2 * number;
         let micro = |cut: &&[usize]| {
@@ -239,7 +251,7 @@ pub(crate) mod tests {
         Model { hidden: 16, heads: 2, intermediate: 32, positions: 16, dropout: 0.3, norm, ..Model::default() }
     }
 
-    /// MLM and the pair loss, over the network of a state.
+    /// MLM and pair losses over the network of `state`.
     pub(crate) fn objective(state: &TrainState, model: &Model) -> Objective {
         Objective::new(&state.parameters, model, &run::Objective::default())
     }
@@ -257,7 +269,7 @@ pub(crate) mod tests {
     ) -> Vec<f32> {
         let parameters = Parameters::initialize(kernels, Architecture::new(model, 2, 50), 1, 0.2);
         let mut state = TrainState::new(parameters);
-        state.parameters.keep_low(crate::model::compute_dtype(model));
+        state.parameters.keep_bf16_copy(crate::model::compute_dtype(model));
         let objective = objective(&state, model).recomputing(recompute);
         forward_backward(&objective, &mut state, batch(cuts).whole(), Key::new(step), &mut |_, _| ()).unwrap();
         state.read(Buffer::Gradients, 0..state.elements())
@@ -281,7 +293,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn activations_computed_again_give_the_same_gradients() {
+    fn recomputed_activations_give_the_same_gradients() {
         for norm in [Norm::Post, Norm::Pre] {
             let (kept, again) = (gradients(WHOLE, 1, norm, false), gradients(WHOLE, 1, norm, true));
             assert!(distance(&kept, &again) < 1e-6, "{norm:?}: {}", distance(&kept, &again));
@@ -289,92 +301,101 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn gradients_that_are_said_to_be_final_are() {
-        let cards: [fn() -> Arc<dyn Kernels>; 2] =
+    fn gradients_reported_as_ready_are_final() {
+        let backends: [fn() -> Arc<dyn Kernels>; 2] =
             [|| Arc::new(Host), || Arc::new(Cuda::new(Arc::new(Emulator::default())))];
         for (kernels, norm, tied_decoder, recompute, precision) in [
-            (cards[0], Norm::Post, true, false, Precision::Fp32),
-            (cards[0], Norm::Post, true, true, Precision::Fp32),
-            (cards[0], Norm::Pre, false, false, Precision::Fp32),
-            (cards[0], Norm::Pre, true, true, Precision::Bf16),
-            (cards[1], Norm::Post, true, false, Precision::Bf16),
+            (backends[0], Norm::Post, true, false, Precision::Fp32),
+            (backends[0], Norm::Post, true, true, Precision::Fp32),
+            (backends[0], Norm::Pre, false, false, Precision::Fp32),
+            (backends[0], Norm::Pre, true, true, Precision::Bf16),
+            (backends[1], Norm::Post, true, false, Precision::Bf16),
         ] {
             let model = Model { tied_decoder, precision, ..model(norm) };
             let parameters = Parameters::initialize(kernels(), Architecture::new(&model, 3, 50), 1, 0.2);
             let mut state = TrainState::new(parameters);
-            state.parameters.keep_low(crate::model::compute_dtype(&model));
+            state.parameters.keep_bf16_copy(crate::model::compute_dtype(&model));
             let objective = objective(&state, &model).recomputing(recompute);
-            let mut told = Vec::new();
-            let mut tell = |state: &TrainState, elements| told.push(state.read(Buffer::Gradients, 0..elements));
-            forward_backward(&objective, &mut state, batch(&[&[3, 0], &[1], &[4, 2]]).whole(), Key::new(1), &mut tell)
-                .unwrap();
+            let mut ready = Vec::new();
+            let mut report = |state: &TrainState, elements| ready.push(state.read(Buffer::Gradients, 0..elements));
+            forward_backward(
+                &objective,
+                &mut state,
+                batch(&[&[3, 0], &[1], &[4, 2]]).whole(),
+                Key::new(1),
+                &mut report,
+            )
+            .unwrap();
             let gradients = state.read(Buffer::Gradients, 0..state.elements());
-            // The heads, three layers, all.
-            assert_eq!(told.len(), 5);
-            assert!(told.windows(2).all(|pair| pair[0].len() < pair[1].len()), "each says more than the one before");
-            assert_eq!(told.last().map(Vec::len), Some(state.elements()));
-            for early in told {
+            // Heads, three layers, embeddings.
+            assert_eq!(ready.len(), 5);
+            assert!(
+                ready.windows(2).all(|pair| pair[0].len() < pair[1].len()),
+                "each prefix is longer than the previous one"
+            );
+            assert_eq!(ready.last().map(Vec::len), Some(state.elements()));
+            for early in ready {
                 assert_eq!(early, gradients[..early.len()], "{norm:?} {tied_decoder} {recompute} {precision:?}");
             }
         }
     }
 
     #[test]
-    fn what_is_frozen_ends_the_way_back() {
-        for (recompute, asks) in [(false, true), (true, true), (false, false), (true, false)] {
+    fn frozen_parameters_have_zero_gradients() {
+        for (recompute, has_targets) in [(false, true), (true, true), (false, false), (true, false)] {
             let model = model(Norm::Post);
             let parameters = Parameters::initialize(Arc::new(Host), Architecture::new(&model, 3, 50), 1, 0.2);
             let mut state = TrainState::new(parameters);
-            let is_old = |spec: &crate::state::Spec| spec.id.layer.is_none_or(|layer| layer < 2);
+            let is_old = |spec: &crate::state::ParamSpec| spec.id.layer.is_none_or(|layer| layer < 2);
             state.parameters.freeze(is_old);
             let objective = objective(&state, &model).recomputing(recompute);
             let mut batch = batch(WHOLE);
-            if !asks {
+            if !has_targets {
                 let lone = MaskedSample { pair_label: None, masked_tokens: Vec::new(), ..sample(5) };
                 batch.micro_batches = vec![MicroBatch::new(&[0], 5, 0, &[lone])];
             }
-            let mut told = 0;
-            forward_backward(&objective, &mut state, batch.whole(), Key::new(1), &mut |_, elements| told = elements)
+            let mut ready = 0;
+            forward_backward(&objective, &mut state, batch.whole(), Key::new(1), &mut |_, elements| ready = elements)
                 .unwrap();
-            assert_eq!(told, state.elements());
+            assert_eq!(ready, state.elements());
             for spec in state.parameters.specs() {
                 let moved = state.read(Buffer::Gradients, spec.range()).iter().any(|gradient| *gradient != 0.0);
-                assert!(!moved || asks && !is_old(spec), "{}", spec.name);
-                assert!(moved || !asks || is_old(spec) || spec.name.ends_with("key.bias"), "{}", spec.name);
+                assert!(!moved || has_targets && !is_old(spec), "{}", spec.name);
+                assert!(moved || !has_targets || is_old(spec) || spec.name.ends_with("key.bias"), "{}", spec.name);
             }
         }
     }
 
     #[test]
-    fn a_step_on_an_emulated_card_is_the_host_s() {
-        let card = || Arc::new(Cuda::new(Arc::new(Emulator::default())));
+    fn gradients_on_an_emulated_gpu_match_the_host() {
+        let gpu = || Arc::new(Cuda::new(Arc::new(Emulator::default())));
         for (norm, precision, bound) in [
             (Norm::Post, Precision::Fp32, 1e-6),
             (Norm::Pre, Precision::Fp32, 1e-6),
-            // Sums with the residual are rounded once, not twice.
+            // The fused residual addition rounds once, not twice.
             (Norm::Post, Precision::Bf16, 2e-2),
         ] {
             let model = Model { attention: Attention::Keyed, precision, ..model(norm) };
             let host = gradients_on(Arc::new(Host), &model, WHOLE, 1, false);
             for recompute in [false, true] {
-                let apart = distance(&host, &gradients_on(card(), &model, WHOLE, 1, recompute));
-                assert!(apart < bound, "{norm:?} {precision:?} {recompute}: {apart:e}");
+                let difference = distance(&host, &gradients_on(gpu(), &model, WHOLE, 1, recompute));
+                assert!(difference < bound, "{norm:?} {precision:?} {recompute}: {difference:e}");
             }
         }
     }
 
     #[test]
-    fn fused_attention_draws_for_each_step_and_micro_batch() {
+    fn fused_attention_dropout_depends_on_step_and_micro_batch() {
         let model = Model { attention: Attention::Fused, ..model(Norm::Post) };
         let of = |cuts: &[&[usize]], step, recompute| gradients_on(Arc::new(Host), &model, cuts, step, recompute);
         let once = of(WHOLE, 1, false);
-        assert_eq!(of(WHOLE, 1, false), once, "the same step draws the same");
-        assert!(distance(&once, &of(WHOLE, 1, true)) < 1e-6, "so does the way back");
+        assert_eq!(of(WHOLE, 1, false), once, "the same step has the same dropout");
+        assert!(distance(&once, &of(WHOLE, 1, true)) < 1e-6, "so does recomputation");
         assert!(distance(&once, &of(WHOLE, 2, false)) > 0.1, "another step");
-        assert!(distance(&once, &of(&[&[3, 0], &[1], &[4, 2]], 1, false)) > 0.01, "another cut");
+        assert!(distance(&once, &of(&[&[3, 0], &[1], &[4, 2]], 1, false)) > 0.01, "other micro-batches");
         let without = Model { attention_dropout: Some(0.0), ..model.clone() };
         let keyed = Model { attention: Attention::Keyed, ..without.clone() };
         let of = |model: &Model| gradients_on(Arc::new(Host), model, WHOLE, 1, false);
-        assert_eq!(of(&without), of(&keyed), "without dropout of weights there is no difference");
+        assert_eq!(of(&without), of(&keyed), "without attention dropout both give the same");
     }
 }

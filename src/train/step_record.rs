@@ -1,11 +1,11 @@
-//! The record of a step.
+//! Step records.
 
 use lambert_control::{BatchStats, SkipCounts, StepRecord, Throughput, UpdateStats};
 
 use crate::state::TrainState;
 use crate::train::outcome::StepOutcome;
 
-/// The record of a step after which the state is `state`; without times and rates.
+/// Creates the record of a step, without times and throughput. `state` is the state after the step.
 pub fn record(outcome: &StepOutcome, state: &TrainState) -> StepRecord {
     StepRecord {
         step: outcome.before + 1,
@@ -31,9 +31,9 @@ pub fn record(outcome: &StepOutcome, state: &TrainState) -> StepRecord {
     }
 }
 
-/// Fills in the rates, once all seconds are known. `flops` are the step's useful operations, `peak` what all ranks
-/// together reach in a matrix product, per second.
-pub fn put_rates(record: &mut StepRecord, flops: f64, peak: f64) {
+/// Sets the throughput; `record.times.seconds` must be set. `flops` are the floating-point operations of the step, `peak` is the
+/// measured matmul peak of all ranks together, FLOP/s.
+pub fn set_throughput(record: &mut StepRecord, flops: f64, peak: f64) {
     let (batch, seconds) = (&record.batch, record.times.seconds);
     record.throughput = Throughput {
         samples_per_second: batch.samples as f64 / seconds,
@@ -49,11 +49,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_over_the_seconds_of_the_step() {
+    fn throughput_is_per_second_of_the_step() {
         let batch = BatchStats { samples: 256, tokens: 1024, ..BatchStats::default() };
         let times = StepTimes { seconds: 2.0, ..StepTimes::default() };
         let mut record = StepRecord { batch, times, ..StepRecord::default() };
-        put_rates(&mut record, 2e9, 4e9);
+        set_throughput(&mut record, 2e9, 4e9);
         let expected = Throughput { samples_per_second: 128.0, tokens_per_second: 512.0, flops_utilization: 0.25 };
         assert_eq!(record.throughput, expected);
     }

@@ -24,7 +24,7 @@ pub fn settle(session: &Session, group: &mut dyn Group, datasets: &Datasets) -> 
     let data: Vec<Data> = datasets.stages.iter().map(|dataset| dataset.sizes()).collect();
     let config = &session.config;
     let chosen = fit::micro_batches(config, &data, session.world, room.as_ref()).map_err(|short| {
-        let (error, is_passing) = (Error::faults(CONFIG, short.faults), short.is_passing);
+        let (error, is_passing) = (Error::invalid_config(CONFIG, short.faults), short.is_passing);
         if is_passing { DeviceError::InsufficientFreeMemory(error.to_string()).into() } else { error }
     })?;
     if session.is_first() {

@@ -98,8 +98,8 @@ impl Session {
 
     /// Reports a lost lease instead of the error of a write that came of it, and names a card that is lost.
     pub fn explain(&self, error: Error) -> Error {
-        if let (Some(said), Some(card)) = (error.lost_card(), &self.card) {
-            return Error::Card { card: card.name(), said: said.to_owned() };
+        if let (Some(said), Some(card)) = (error.gpu_failure(), &self.card) {
+            return Error::GpuLost { gpu: card.name(), message: said.to_owned() };
         }
         match error {
             Error::Save { .. } | Error::Store(_) => self.lost_lease().map_or(error, Error::Store),
@@ -279,7 +279,7 @@ impl Datasets {
         check_fit(config, &used, None, &mut faults);
         let data: Vec<memory::Data> = stages.iter().map(|dataset| dataset.sizes()).collect();
         memory::check(config, &data, HostShare::count().ranks, &mut faults);
-        if faults.is_empty() { Ok(Self { stages, evaluation }) } else { Err(Error::faults(CONFIG, faults)) }
+        if faults.is_empty() { Ok(Self { stages, evaluation }) } else { Err(Error::invalid_config(CONFIG, faults)) }
     }
 
     /// Facts of the vocabulary that all datasets share.

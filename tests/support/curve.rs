@@ -11,9 +11,9 @@ use lambert_worker::data::{GlobalBatch, MicroBatch};
 use lambert_worker::kernels::{Host, Kernels};
 use lambert_worker::objective::Objective;
 use lambert_worker::optim;
-use lambert_worker::recovery::guard::Verdict;
+use lambert_worker::recovery::guard::GuardVerdict;
 use lambert_worker::state::{Buffer, Parameters, TrainState};
-use lambert_worker::train::outcome::{Drawn, StepOutcome};
+use lambert_worker::train::outcome::{StepOutcome, StepSamples};
 use lambert_worker::train::step;
 use safetensors::SafeTensors;
 
@@ -120,9 +120,9 @@ pub fn train_in(
             step::forward_backward(&objective, &mut state, batch.whole(), Key::new(1), &mut |_, _| ()).unwrap();
         let norm = optim::update(&mut state, &config.optimizer, schedule::learning_rate(&stage, number)).norm;
         let (totals, norm) = computed.fetch(state.kernels(), &norm).unwrap();
-        let drawn = Drawn { dataset: "golden".into(), samples: batch.sample_range, passed: 0 };
+        let drawn = StepSamples { dataset: "golden".into(), samples: batch.sample_range, skipped: 0 };
         let outcome = StepOutcome { before: number, drawn, totals, norm, ..StepOutcome::default() };
-        assert_eq!(outcome.conclude(&mut state, &Guard::default()), Verdict::Sound);
+        assert_eq!(outcome.conclude(&mut state, &Guard::default()), GuardVerdict::Apply);
         outcome.loss()
     };
     let curve = (0..STEPS).map(one).collect();

@@ -8,7 +8,7 @@ use crate::checkpoint::commit::Outcome;
 use crate::checkpoint::save::{Progress, Save};
 use crate::checkpoint::time_limit::{self, Standing};
 use crate::error::Error;
-use crate::recovery::replicas::Apart;
+use crate::recovery::replicas::ReplicaMismatch;
 use crate::worker::agreement::Decision;
 
 impl Saver<'_> {
@@ -52,9 +52,9 @@ impl Saver<'_> {
         }
         collective.broadcast_bytes(&mut message, 0)?;
         if decision == Decision::Apart {
-            let apart: Apart = serde_json::from_slice(&message).map_err(Error::Json)?;
+            let apart: ReplicaMismatch = serde_json::from_slice(&message).map_err(Error::Json)?;
             let blamed = apart.blames(self.session.rank);
-            return Err(Error::Replicas { step: manifest.step, apart, blamed });
+            return Err(Error::Replicas { step: manifest.step, mismatch: apart, blamed });
         }
         let message = String::from_utf8_lossy(&message).into_owned();
         match decision {

@@ -78,7 +78,7 @@ fn peak(config: &RunConfig, shape: Shape) -> i64 {
     let (model, layers) = (&config.model, shape.layers);
     let mut state =
         TrainState::new(Parameters::zeros(kernels.clone(), Architecture::new(model, layers, shape.vocabulary)));
-    state.parameters.keep_low(model::compute_dtype(model));
+    state.parameters.keep_bf16_copy(model::compute_dtype(model));
     let objective = step::tests::objective(&state, model).recomputing(config.stage[0].recompute);
     let batch = batches(config, shape);
     for _ in 0..2 {

@@ -12,7 +12,7 @@ use tch::Reduction;
 use super::super::*;
 use crate::data::{GlobalBatch, MicroBatch};
 use crate::kernels::Host;
-use crate::objective::{Loss, Objective, Output, Pass, PassInput, Scored};
+use crate::objective::{Loss, LossValue, Objective, Pass, PassInput, PassOutput};
 use crate::state::TrainState;
 
 /// An architecture, the blocks of the segments that BERT does not have, its passes, and its name in messages.
@@ -190,7 +190,7 @@ fn replaced_tokens(case: &Case, parameters: &Parameters, model: &Model) -> Vec<P
 struct Predictions;
 
 impl PassInput for Predictions {
-    fn make(&self, input: &Input, earlier: &[Output]) -> Input {
+    fn make(&self, input: &Input, earlier: &[PassOutput]) -> Input {
         let derived = input.shallow_clone();
         let (Some(logits), Some(positions), Some(labels)) = (&earlier[0].logits[0], &input.positions, &input.labels)
         else {
@@ -218,11 +218,11 @@ impl Loss for Replaced {
         batch.lengths.iter().map(|length| *length as usize).sum()
     }
 
-    fn targets_of_all(&self, batch: &GlobalBatch) -> u64 {
+    fn global_targets(&self, batch: &GlobalBatch) -> u64 {
         batch.tokens()
     }
 
-    fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> Scored {
+    fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> LossValue {
         // Treat each token as a row of one token.
         let logits = heads.pair(&hidden.flatten(0, 1).unsqueeze(1)).to_kind(Kind::Float);
         let labels = input.derived_targets.as_ref().expect("targets from the first pass");
@@ -231,7 +231,7 @@ impl Loss for Replaced {
             Some(attention_mask) => each * attention_mask.view([-1]).to_kind(Kind::Float),
             None => each,
         };
-        Scored { loss: each.sum(Kind::Float), correct: None, logits: None }
+        LossValue { loss: each.sum(Kind::Float), correct: None, logits: None }
     }
 }
 
@@ -240,7 +240,7 @@ fn teacher_and_student(case: &Case, parameters: &Parameters, model: &Model) -> V
     let kernels = Arc::clone(parameters.kernels());
     let mut teacher =
         Parameters::initialize(kernels, Architecture::from(Network::new(model, &[], 1, VOCABULARY)), 2, 0.2);
-    teacher.keep_low(compute_dtype(model));
+    teacher.keep_bf16_copy(compute_dtype(model));
     let student = case.encoder(parameters, 0, model);
     let losses: Vec<Box<dyn Loss>> =
         vec![crate::objective::loss(MASKED_LANGUAGE), crate::objective::loss(objectives::PAIR), Box::new(Distance)];
@@ -251,7 +251,7 @@ fn teacher_and_student(case: &Case, parameters: &Parameters, model: &Model) -> V
 struct HiddenStates;
 
 impl PassInput for HiddenStates {
-    fn make(&self, input: &Input, earlier: &[Output]) -> Input {
+    fn make(&self, input: &Input, earlier: &[PassOutput]) -> Input {
         assert!(!earlier[0].hidden.requires_grad());
         Input { derived_targets: Some(earlier[0].hidden.shallow_clone()), ..input.shallow_clone() }
     }
@@ -271,14 +271,14 @@ impl Loss for Distance {
         batch.rows
     }
 
-    fn targets_of_all(&self, batch: &GlobalBatch) -> u64 {
+    fn global_targets(&self, batch: &GlobalBatch) -> u64 {
         batch.lengths.len() as u64
     }
 
-    fn score(&self, _: &Heads, hidden: &Tensor, input: &Input) -> Scored {
+    fn score(&self, _: &Heads, hidden: &Tensor, input: &Input) -> LossValue {
         let teacher_hidden = input.derived_targets.as_ref().expect("targets from the first pass");
         let distance = (hidden - teacher_hidden).to_kind(Kind::Float).select(1, 0).square().sum(Kind::Float);
-        Scored { loss: distance, correct: None, logits: None }
+        LossValue { loss: distance, correct: None, logits: None }
     }
 }
 
@@ -293,13 +293,13 @@ impl Case {
 
     /// Objective with this case's passes.
     pub fn objective(&self, parameters: &Parameters, model: &Model) -> Objective {
-        Objective::of((self.passes)(self, parameters, model))
+        Objective::from_passes((self.passes)(self, parameters, model))
     }
 
     /// Training state with randomly initialized weights.
     pub fn state(&self, kernels: Arc<dyn Kernels>, model: &Model) -> TrainState {
         let mut state = TrainState::new(Parameters::initialize(kernels, (self.architecture)(model), 1, 0.2));
-        state.parameters.keep_low(compute_dtype(model));
+        state.parameters.keep_bf16_copy(compute_dtype(model));
         state
     }
 
@@ -315,16 +315,16 @@ pub fn gradients_of_one_graph(state: &mut TrainState, objective: &Objective, glo
     Input::each(&Host, &global.micro_batches, |micro_batch, input| {
         let (mut outputs, mut losses) = (Vec::new(), Vec::new());
         for pass in objective.passes() {
-            let derived = pass.made_input(&input, &outputs);
+            let derived = pass.replaced_input(&input, &outputs);
             let input = derived.as_ref().unwrap_or(&input);
             let dropout = if pass.is_frozen { Dropout::Off } else { pass.encoder.dropout(Key::new(1), input) };
             let hidden = pass.encoder.forward(input, dropout);
             let mut scores = pass.score(micro_batch, input, &hidden);
             for (loss, scored) in pass.losses().zip(&scores) {
-                let divisor = loss.targets_of_all(global) as f64;
+                let divisor = loss.global_targets(global) as f64;
                 losses.push(&scored.as_ref().unwrap().loss * (loss.description().weight / divisor));
             }
-            outputs.extend(Output::take(&hidden, &mut scores, true));
+            outputs.extend(PassOutput::take(&hidden, &mut scores, true));
         }
         losses.into_iter().reduce(|sum, loss| sum + loss).unwrap().backward();
     });

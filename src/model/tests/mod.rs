@@ -19,8 +19,8 @@ use crate::kernels::cuda::Emulator;
 use crate::kernels::{Cuda, Host, Kernels};
 use crate::objective::Objective;
 use crate::optim;
-use crate::state::{Buffer, Spec, TrainState, elements, specs};
-use crate::train::gradients::Exchange;
+use crate::state::{Buffer, ParamSpec, TrainState, elements, specs};
+use crate::train::gradients::BucketedAllReduce;
 use crate::train::step::{self, tests::batch};
 use architectures::{CASES, Case, gradients_of_one_graph};
 
@@ -82,7 +82,7 @@ fn segmented_backward_matches_single_graph() {
             let error = distance(&whole, &by_segments);
             assert!(error < 1e-6, "{} {recompute}: {error:e}", case.name);
         }
-        let without_gradient = |spec: &&Spec| whole[spec.range()].iter().all(|gradient| *gradient == 0.0);
+        let without_gradient = |spec: &&ParamSpec| whole[spec.range()].iter().all(|gradient| *gradient == 0.0);
         let without_gradient: Vec<&str> =
             state.parameters.specs().iter().filter(without_gradient).map(|spec| &*spec.name).collect();
         let key_bias = |name: &&str| name.ends_with("key.bias") || name.contains("Key") && name.contains("Bias");
@@ -143,7 +143,7 @@ fn sum_of_shard_gradients_matches_whole_batch() {
         let global = GlobalBatch { shard_micro_batches: vec![1, 1, 1], ..batch(MICRO_BATCHES) };
         let mut sum = vec![0.0; state.elements()];
         let mut shards = 0;
-        step::leaf_by_leaf(&objective, &mut state, global.whole(), Key::new(1), |state| {
+        step::per_shard(&objective, &mut state, global.whole(), Key::new(1), |state| {
             shards += 1;
             let own = state.read(Buffer::Gradients, 0..state.elements());
             sum.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
@@ -166,7 +166,7 @@ fn shared_parameters_are_stored_once() {
     assert!(networks > 3 * tensors_per_layer + embeddings);
     for case in CASES {
         let architecture: Architecture = (case.architecture)(&model());
-        let count: usize = specs(&architecture).iter().map(Spec::count).sum();
+        let count: usize = specs(&architecture).iter().map(ParamSpec::count).sum();
         assert_eq!(architecture.parameters(), count as u64, "{}", case.name);
     }
 }
@@ -179,10 +179,10 @@ fn gradients_of_a_rank(case: &Case, mut ends: lambert_collective::Endpoints) -> 
     let division = Division::new(&lengths, world, 24);
     let cuts: Vec<&[usize]> = division.ranks[ends.group.rank()].iter().map(|cut| &cut.samples[..]).collect();
     let (mut state, objective) = case.make(host(), &model(), false);
-    let mut exchange = Exchange::new((world > 1).then_some(&mut *ends.reducer), 1000, true);
-    let mut are_final = |state: &TrainState, elements: usize| exchange.are_final(state, elements);
-    step::forward_backward(&objective, &mut state, batch(&cuts).whole(), Key::new(1), &mut are_final).unwrap();
-    exchange.finish(&mut state).unwrap();
+    let mut all_reduce = BucketedAllReduce::new((world > 1).then_some(&mut *ends.reducer), 1000, true);
+    let mut gradients_ready = |state: &TrainState, elements: usize| all_reduce.gradients_ready(state, elements);
+    step::forward_backward(&objective, &mut state, batch(&cuts).whole(), Key::new(1), &mut gradients_ready).unwrap();
+    all_reduce.finish(&mut state).unwrap();
     state.read(Buffer::Gradients, 0..state.elements())
 }
 
@@ -240,7 +240,7 @@ fn resume_from_checkpoint_is_bit_exact() {
         }
         let saved: usize =
             verified.manifest.objects.iter().flat_map(|object| &object.slices).map(|slice| slice.count as usize).sum();
-        let own: usize = state.parameters.specs().iter().map(Spec::count).sum();
+        let own: usize = state.parameters.specs().iter().map(ParamSpec::count).sum();
         assert_eq!(saved, own, "{}: checkpoint holds exactly the parameters", case.name);
     }
 }
