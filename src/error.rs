@@ -1,6 +1,6 @@
 //! Everything that can go wrong in a worker, and what the program exits with.
 
-use lambert_config::{ConfigError, Fault, exit};
+use lambert_config::{ConfigError, ConfigIssue, exit};
 use lambert_control as control;
 use lambert_dataset::DatasetError;
 pub use lambert_store::error::chain;
@@ -151,8 +151,8 @@ pub enum Error {
 
 impl Error {
     /// Several faults of what a configuration asks for, found only with its datasets at hand.
-    pub fn faults(origin: &str, faults: Vec<Fault>) -> Self {
-        Self::Config(ConfigError::Faults { origin: origin.to_owned(), faults })
+    pub fn faults(origin: &str, faults: Vec<ConfigIssue>) -> Self {
+        Self::Config(ConfigError::Invalid { origin: origin.to_owned(), issues: faults })
     }
 
     /// What CUDA says of a card that is lost to this process, whether a tensor operation, a sum over ranks or the driver met it.
@@ -173,7 +173,7 @@ impl Error {
                 exit::USAGE
             }
             Self::Device(error) if error.is_setup_error() => exit::USAGE,
-            Self::Card { .. } => exit::CARD,
+            Self::Card { .. } => exit::GPU_FAILED,
             _ => exit::FAILED,
         }
     }

@@ -11,7 +11,7 @@ use crate::model::input::Input;
 pub struct MaskedLanguage;
 
 impl Loss for MaskedLanguage {
-    fn description(&self) -> objectives::Loss {
+    fn description(&self) -> objectives::LossSpec {
         objectives::MASKED_LANGUAGE
     }
 

@@ -21,7 +21,7 @@ pub use pass::{Output, Pass, PassInput};
 /// targets of the whole global batch, so that it does not depend on how that batch was cut.
 pub trait Loss {
     /// Its description.
-    fn description(&self) -> objectives::Loss;
+    fn description(&self) -> objectives::LossSpec;
 
     /// How many targets a micro-batch has.
     fn targets(&self, batch: &MicroBatch) -> usize;
@@ -37,13 +37,13 @@ pub trait Loss {
 type Code = fn() -> Box<dyn Loss>;
 
 /// The code of each loss.
-const LOSSES: [(objectives::Loss, Code); 2] = [
+const LOSSES: [(objectives::LossSpec, Code); 2] = [
     (objectives::MASKED_LANGUAGE, || Box::new(masked_language::MaskedLanguage)),
     (objectives::PAIR, || Box::new(pair::Pair)),
 ];
 
 /// The code of a loss. One without code is a mistake in `LOSSES`.
-pub(crate) fn loss(description: objectives::Loss) -> Box<dyn Loss> {
+pub(crate) fn loss(description: objectives::LossSpec) -> Box<dyn Loss> {
     let found = LOSSES.iter().find(|(known, _)| known.name == description.name);
     found.unwrap_or_else(|| panic!("the loss {} has no code", description.name)).1()
 }

@@ -12,7 +12,7 @@ use crate::model::input::Input;
 pub struct Pair;
 
 impl Loss for Pair {
-    fn description(&self) -> objectives::Loss {
+    fn description(&self) -> objectives::LossSpec {
         objectives::PAIR
     }
 

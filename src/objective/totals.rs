@@ -1,13 +1,13 @@
 //! The losses of a step or an evaluation, added up: sums over samples and ranks.
 
 use lambert_control::{Score, Scores};
-use lambert_plan::objectives::{self, Targets};
+use lambert_plan::objectives::{self, TargetKind};
 
 /// The sums of one loss over all its targets.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LossTotals {
     /// The loss.
-    pub of: objectives::Loss,
+    pub of: objectives::LossSpec,
     /// Sum of the loss, nats.
     pub loss: f64,
     /// Targets that were predicted; 0 if the loss has no accuracy.
@@ -39,7 +39,7 @@ pub struct Totals {
 
 impl Totals {
     /// Of no samples.
-    pub fn new(losses: impl IntoIterator<Item = objectives::Loss>) -> Self {
+    pub fn new(losses: impl IntoIterator<Item = objectives::LossSpec>) -> Self {
         let zero = |of| LossTotals { of, loss: 0.0, correct: 0.0, targets: 0.0 };
         Self { losses: losses.into_iter().map(zero).collect(), digest: 0.0 }
     }
@@ -90,7 +90,7 @@ impl Totals {
     }
 
     /// Those of one loss; of no targets if the run does not have it.
-    pub fn of(&self, loss: objectives::Loss) -> LossTotals {
+    pub fn of(&self, loss: objectives::LossSpec) -> LossTotals {
         let found = self.losses.iter().find(|sums| sums.of == loss).copied();
         found.unwrap_or(LossTotals { of: loss, loss: 0.0, correct: 0.0, targets: 0.0 })
     }
@@ -102,7 +102,7 @@ impl Totals {
 
     /// Masked tokens.
     pub fn masked_tokens(&self) -> u64 {
-        let of_masked = self.losses.iter().find(|sums| sums.of.targets == Targets::MaskedTokens);
+        let of_masked = self.losses.iter().find(|sums| sums.of.targets == TargetKind::MaskedTokens);
         of_masked.map_or(0, |sums| sums.targets as u64)
     }
 
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_weight_scales_the_part_of_its_loss() {
-        let heavy = objectives::Loss { name: "heavy", weight: 50.0, has_accuracy: false, ..PAIR };
+        let heavy = objectives::LossSpec { name: "heavy", weight: 50.0, has_accuracy: false, ..PAIR };
         let mut totals = Totals::new([MASKED_LANGUAGE, heavy]);
         totals.add_numbers(&[6.0, 1.0, 2.0, 3.0, 0.0, 4.0, 0.0]);
         assert_eq!(totals.total_loss(), 3.0 + 50.0 * 0.75);

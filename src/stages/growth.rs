@@ -139,7 +139,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
-    use lambert_config::run::{Model, Norm, Order};
+    use lambert_config::run::{GrowthOrder, Model, Norm};
     use tch::{Kind, Tensor};
 
     use super::*;
@@ -192,7 +192,7 @@ mod tests {
 
     /// Each tensor of the grown model against the old ones put together by hand: `made` says for each new layer which old
     /// one it is made from.
-    fn check(order: Order, moments: Moments, made: &[usize], factor: impl Fn(usize) -> [f32; 2]) {
+    fn check(order: GrowthOrder, moments: Moments, made: &[usize], factor: impl Fn(usize) -> [f32; 2]) {
         let (mut state, model) = state(Norm::Post, 2);
         let before = tensors(&state);
         grow(&mut state, of(&model, made.len()), &Growth { order, moments: Some(moments), ..Growth::default() })
@@ -229,16 +229,26 @@ mod tests {
 
     #[test]
     fn grown_models_are_what_one_would_put_together_by_hand() {
-        check(Order::Stack, Moments::Copy, &[0, 1, 0, 1], |_| [1.0, 1.0]);
-        check(Order::Stack, Moments::Copy, &[0, 1, 0, 1, 0], |_| [1.0, 1.0]);
-        check(Order::Interleave, Moments::Copy, &[0, 0, 1, 1], |_| [1.0, 1.0]);
-        check(Order::Stack, Moments::Zero, &[0, 1, 0, 1], |layer| if layer < 2 { [1.0, 1.0] } else { [0.0, 0.0] });
-        check(Order::Interleave, Moments::Zero, &[0, 0, 0, 1, 1, 1], |layer| match layer {
+        check(GrowthOrder::Stack, Moments::Copy, &[0, 1, 0, 1], |_| [1.0, 1.0]);
+        check(GrowthOrder::Stack, Moments::Copy, &[0, 1, 0, 1, 0], |_| [1.0, 1.0]);
+        check(GrowthOrder::Interleave, Moments::Copy, &[0, 0, 1, 1], |_| [1.0, 1.0]);
+        check(
+            GrowthOrder::Stack,
+            Moments::Zero,
+            &[0, 1, 0, 1],
+            |layer| if layer < 2 { [1.0, 1.0] } else { [0.0, 0.0] },
+        );
+        check(GrowthOrder::Interleave, Moments::Zero, &[0, 0, 0, 1, 1, 1], |layer| match layer {
             0 | 3 => [1.0, 1.0],
             _ => [0.0, 0.0],
         });
-        check(Order::Stack, Moments::Scale, &[0, 1, 0, 1], |_| [0.5, 0.25]);
-        check(Order::Stack, Moments::Scale, &[0, 1, 0], |layer| if layer == 1 { [1.0, 1.0] } else { [0.5, 0.25] });
+        check(GrowthOrder::Stack, Moments::Scale, &[0, 1, 0, 1], |_| [0.5, 0.25]);
+        check(
+            GrowthOrder::Stack,
+            Moments::Scale,
+            &[0, 1, 0],
+            |layer| if layer == 1 { [1.0, 1.0] } else { [0.5, 0.25] },
+        );
     }
 
     /// Hidden states and MLM logits for a sample.
@@ -267,7 +277,7 @@ mod tests {
 
     #[test]
     fn new_layers_that_begin_as_the_identity_change_no_answer() {
-        for order in [Order::Stack, Order::Interleave] {
+        for order in [GrowthOrder::Stack, GrowthOrder::Interleave] {
             for (norm, limit) in [(Norm::Pre, 0.0), (Norm::Post, 1e-5)] {
                 let (mut grown, model) = state(norm, 2);
                 let (hidden, logits) = answers(&grown, &model);

@@ -61,7 +61,7 @@ impl Spec {
 
 /// Every parameter of an architecture, in the order in which the backward pass is done with their gradients.
 pub fn specs(architecture: &Architecture) -> Vec<Spec> {
-    let spec = |Tensor { id, role, name, shape, padding, joined, head, final_after }: Tensor| {
+    let spec = |Tensor { id, role, name, shape, padding, is_joined: joined, head, final_after }: Tensor| {
         let shape = shape.iter().map(|size| *size as i64).collect();
         Spec { id, role, joined, name, shape, first: 0, padding, frozen: false, head, final_after }
     };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lambert_plan::timeline::Ended;
+use lambert_plan::timeline::EarlyStops;
 
 use super::plateau::Watched;
 use crate::recovery::guard::History;
@@ -31,5 +31,5 @@ pub struct StageProgress {
     /// Held-out losses of the stage, where it may end at a plateau.
     pub watched: Watched,
     /// Stages that have ended at a plateau.
-    pub ended: Ended,
+    pub ended: EarlyStops,
 }

@@ -1,6 +1,6 @@
-//! Old names of keys.
+//! Renamed keys.
 
-/// Old names of keys, each with the new one.
+/// Renamed keys, as (old, new).
 pub const RENAMED: [(&str, &str); 13] = [
     ("cluster.device", "device.kind"),
     ("cluster.libtorch", "device.libtorch"),
@@ -24,7 +24,7 @@ mod tests {
 
     const STAGE: &str = "[[stage]]\nname = 'a'\ndata = '/d'\nsteps = 3\n";
 
-    /// The section `[cluster]` with all old names.
+    /// Section `[cluster]` with all old names.
     const OLD: &str = "[cluster]\nranks = 2\ndevice = 'cpu'\nlibtorch = '/l'\nshare_device = true\ndeterministic = true\nthreads = 3\n\
                        backend = 'mpi'\nbucket_mb = 7.0\nwire = 'bf16'\ncanonical = false\noverlap = true\nrestarts = 9\n\
                        restart_window_minutes = 5.0\npatience_minutes = 4.0\n";
@@ -56,7 +56,7 @@ mod tests {
     fn both_names_are_refused() {
         let message = parse("[cluster]\nrestarts = 1\nrestart.limit = 2\n", &[]).unwrap_err().to_string();
         let expected =
-            "cluster.restarts: is the old name of cluster.restart.limit, which is set, too: remove cluster.restarts";
+            "cluster.restarts: is the old name of cluster.restart.limit, which is also set: remove cluster.restarts";
         assert!(message.contains(expected), "{message}");
     }
 }
