@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn every_fault_is_listed() {
+    fn all_issues_are_listed() {
         let text = "numbr = 3\nnumber = 'x'\n[inner]\ntext = 4\nsize = 1\n[[list]]\nshare = 'much'\nother = 1";
         let mut found = keys(parse(text, &["list.4.share=1", "nonsense"]).unwrap_err());
         found.sort();
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_element_of_a_list_hides_nothing() {
+    fn an_invalid_list_element_hides_no_other_issue() {
         for list in ["words = ['a', 4]", "words = [4]", "pairs = [[1, 2], [3, 'x']]"] {
             let found = keys(parse(&format!("{list}\n[inner]\ntext = 4"), &[]).unwrap_err());
             assert!(
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn checks_run_beside_reading_faults() {
+    fn validation_runs_despite_parse_errors() {
         assert_eq!(keys(parse("[inner]\nsize = 1", &[]).unwrap_err()), ["inner.size", "number"]);
     }
 
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn both_names_of_a_key_are_refused() {
+    fn both_names_of_a_key_are_rejected() {
         let message = parse("size = 3\nnumber = 4\n", &[]).unwrap_err().to_string();
         assert!(message.contains("size: is the old name of number, which is also set"), "{message}");
     }

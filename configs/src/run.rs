@@ -63,7 +63,7 @@ pub struct RunConfig {
     pub slurm: Slurm,
     /// Divergence guard.
     pub guard: Guard,
-    /// ConfigIssue injection, for tests only.
+    /// Fault injection, for tests only.
     #[serde(skip_serializing_if = "FaultInjection::is_none")]
     pub test: FaultInjection,
 }

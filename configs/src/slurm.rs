@@ -175,7 +175,7 @@ impl Slurm {
             let name = option.split(['=', ' ']).next().unwrap_or_default();
             if !option.starts_with('-') || option.contains(char::is_control) {
                 wrong("slurm.options", format!("{option:?} is not an option: expected --NAME=VALUE"));
-            } else if let Some((_, key)) = OWN.iter().find(|(own, _)| *own == name) {
+            } else if let Some((_, key)) = RESERVED_OPTIONS.iter().find(|(own, _)| *own == name) {
                 wrong("slurm.options", format!("{option:?}: {key}"));
             }
         }
@@ -184,7 +184,7 @@ impl Slurm {
 }
 
 /// Options that other keys control, or that lambert sets itself.
-const OWN: [(&str, &str); 18] = [
+const RESERVED_OPTIONS: [(&str, &str); 18] = [
     ("--partition", "use slurm.partition"),
     ("--account", "use slurm.account"),
     ("--qos", "use slurm.qos"),
@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_read_as_slurm_reads_them() {
+    fn time_limits_follow_slurm_syntax() {
         let of = time_limit;
         let seconds = |seconds| Some(SlurmTime::Seconds(seconds));
         assert_eq!(of("90"), seconds(5400));
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn every_fault_is_said() {
+    fn all_invalid_options_are_reported() {
         assert_eq!(issues(|_| {}), "");
         let said = issues(|slurm| slurm.time = Some("1h".into()));
         assert!(said.starts_with("slurm.time: \"1h\" is not a Slurm time: expected MINUTES, "), "{said}");

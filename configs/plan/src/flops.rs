@@ -19,7 +19,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn published_sizes() {
+    fn parameter_counts_match_published_models() {
         let parameters = |model: &Model| Architecture::new(model, model.layers, 30522).parameters();
         // BertForPreTraining of bert-base-uncased has 110,106,428 parameters, bert-large-uncased 336,226,108.
         let base = Model::default();
@@ -34,7 +34,7 @@ mod tests {
     /// Per token and layer: 8 h^2 for the attention projections, 4 h i for the feed-forward layer, 4 l h for attention
     /// scores and the weighted sum. The MLM head runs per masked token, the pooler and pair head per sample.
     #[test]
-    fn operations_of_a_batch_by_hand() {
+    fn flops_match_manual_calculation() {
         let (h, i, v) = (768.0, 3072.0, 30522.0);
         let forward =
             |length: f64| length * 12.0 * (8.0 * h * h + 4.0 * h * i + 4.0 * length * h) + 2.0 * h * h + 4.0 * h;

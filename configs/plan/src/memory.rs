@@ -19,9 +19,9 @@ const STATE: u64 = 16;
 /// the ranks.
 const SNAPSHOT: u64 = 12;
 /// Bytes per parameter with `cluster.all_reduce.canonical`: the gradient sum, in two halves.
-const EXACT: u64 = 16;
+const CANONICAL_SUM: u64 = 16;
 /// Bytes per parameter with `metrics.noise_scale_every_steps`: the gradient of the first half of a global batch.
-const HALF: u64 = 4;
+const HALF_BATCH_GRADIENT: u64 = 4;
 
 /// Returns the bytes of training state and checkpoint snapshot for a run whose `ranks` ranks share one host.
 /// Activations, libraries and samples are not included.
@@ -31,20 +31,20 @@ pub fn state(parameters: u64, ranks: usize) -> u64 {
 
 /// Bytes of a worker without tensors: libtorch, Open MPI, threads. Measured; differs by about 60 MiB between CPU
 /// models, and this is the larger value.
-const PROGRAM: u64 = 200 << 20;
+const WORKER: u64 = 200 << 20;
 
 /// Additional bytes of a worker that computes in bf16 on a CPU: oneDNN's kernels and buffers for matrix products.
 /// Measured with AMX, where they are largest.
-const PROGRAM_BF16: u64 = 56 << 20;
+const WORKER_BF16: u64 = 56 << 20;
 
 /// Bytes of host memory of a worker that uses a GPU: its libraries include their CUDA parts. Estimated.
-const GPU_PROGRAM: u64 = 2 << 30;
+const WORKER_GPU: u64 = 2 << 30;
 /// Bytes per parameter of host memory of a rank that uses a GPU: gradients in transit to other ranks.
-const EXCHANGE: u64 = 4;
+const GRADIENT_STAGING: u64 = 4;
 
 /// Denominator of the part of the largest micro-batch's activations that the allocator retains from smaller
 /// micro-batches; the largest comes last. Measured.
-const KEPT: u64 = 8;
+const RETAINED_DIVISOR: u64 = 8;
 
 /// Returns the peak bytes of activations and their gradients for one micro-batch of a stage. `vocabulary` and `length`
 /// are the dataset's vocabulary size and sequence length. The sum includes the tensors that each operation keeps for
@@ -105,15 +105,16 @@ pub fn rank_bytes(config: &RunConfig, stage: &Stage, data: DatasetShape, ranks: 
     let parameters = Architecture::of_run(config, stage.depth(&config.model), data.vocabulary).parameters();
     let samples = samples(stage, config.cluster.ranks.max(ranks), data);
     if uses_gpu(config) {
-        let copies = EXCHANGE.saturating_add(SNAPSHOT.div_ceil(ranks.max(1) as u64)).saturating_mul(parameters);
-        return [copies, samples].into_iter().fold(GPU_PROGRAM, u64::saturating_add);
+        let copies = GRADIENT_STAGING.saturating_add(SNAPSHOT.div_ceil(ranks.max(1) as u64)).saturating_mul(parameters);
+        return [copies, samples].into_iter().fold(WORKER_GPU, u64::saturating_add);
     }
     let state = state(parameters, ranks) / ranks.max(1) as u64;
     let activations = activations(config, stage, data.vocabulary, data.sequence_length);
-    let activations = activations.saturating_add(activations / KEPT);
-    let exact = if config.cluster.all_reduce.canonical { EXACT.saturating_mul(parameters) } else { 0 };
-    let half = if config.metrics.noise_scale_every_steps > 0 { HALF.saturating_mul(parameters) } else { 0 };
-    let program = PROGRAM + if config.model.precision == Precision::Bf16 { PROGRAM_BF16 } else { 0 };
+    let activations = activations.saturating_add(activations / RETAINED_DIVISOR);
+    let exact = if config.cluster.all_reduce.canonical { CANONICAL_SUM.saturating_mul(parameters) } else { 0 };
+    let half =
+        if config.metrics.noise_scale_every_steps > 0 { HALF_BATCH_GRADIENT.saturating_mul(parameters) } else { 0 };
+    let program = WORKER + if config.model.precision == Precision::Bf16 { WORKER_BF16 } else { 0 };
     [state, activations, samples, exact, half].into_iter().fold(program, u64::saturating_add)
 }
 
@@ -132,12 +133,12 @@ pub fn check(config: &RunConfig, data: &[DatasetShape], ranks: usize, issues: &m
     if !config.model.is_sized() || config.stage.iter().any(|stage| stage.depth(&config.model) > 1 << 20) {
         return;
     }
-    if let Some(there) = host_memory() {
-        issues.extend(shortage(config, data, ranks, there));
+    if let Some(available) = host_memory() {
+        issues.extend(shortage(config, data, ranks, available));
     }
 }
 
-fn shortage(config: &RunConfig, data: &[DatasetShape], ranks: usize, there: u64) -> Option<ConfigIssue> {
+fn shortage(config: &RunConfig, data: &[DatasetShape], ranks: usize, available: u64) -> Option<ConfigIssue> {
     let stages = config.stage.iter().zip(data).enumerate();
     let needed = stages
         .map(|(index, (stage, data))| (rank_bytes(config, stage, *data, ranks).saturating_mul(ranks as u64), index));
@@ -146,24 +147,24 @@ fn shortage(config: &RunConfig, data: &[DatasetShape], ranks: usize, there: u64)
     let parameters = Architecture::of_run(config, stage.depth(&config.model), data.vocabulary).parameters();
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
     let samples = samples(stage, config.cluster.ranks.max(ranks), data);
-    if needed > there && uses_gpu(config) {
+    if needed > available && uses_gpu(config) {
         let message = format!(
             "needs about {:.1} GiB of host memory for {ranks} rank(s) on this host, which has {:.1}, besides GPU memory: copies of \
              {parameters} parameters for checkpoints and all-reduce, and {:.1} GiB per rank for prefetched samples",
             gib(needed),
-            gib(there),
+            gib(available),
             gib(samples),
         );
         return Some(ConfigIssue::new(format!("stage.{index}"), message));
     }
-    (needed > there).then(|| {
+    (needed > available).then(|| {
         let message = format!(
             "needs about {:.1} GiB for {ranks} rank(s) on this host, which has {:.1}: {:.1} GiB for {parameters} parameters \
              with gradients, moments and the checkpoint snapshot, {:.1} GiB per rank for a micro-batch of {} tokens \
              (reduce stage.{index}.micro_batch_tokens or set stage.{index}.recompute), and {:.1} GiB per rank for prefetched \
              samples (reduce stage.{index}.global_batch or add ranks)",
             gib(needed),
-            gib(there),
+            gib(available),
             gib(state(parameters, ranks)),
             gib(activations(config, stage, data.vocabulary, data.sequence_length)),
             stage.micro_batch_tokens.or_default(),
@@ -191,19 +192,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bert_large_on_two_ranks() {
+    fn state_of_bert_large_on_two_ranks() {
         // 336,226,108 parameters: 2 x 16 and 12 bytes each.
         assert_eq!(state(336_226_108, 2), 14_793_948_752);
         assert_eq!(state(u64::MAX, 2), u64::MAX);
     }
 
     #[test]
-    fn the_stage_that_needs_most_is_named() {
+    fn the_stage_with_the_largest_need_is_reported() {
         let stage = |tokens: usize| Stage { micro_batch_tokens: tokens.into(), ..Stage::default() };
         let config = RunConfig { stage: vec![stage(1024), stage(65536), stage(4096)], ..RunConfig::default() };
         let data = DatasetShape { vocabulary: 30522, sequence_length: 128, rows: 1 << 20, row_group: 1024 };
         let needed = |index: usize| 2 * rank_bytes(&config, &config.stage[index], data, 2);
-        let short = |there| shortage(&config, &[data; 3], 2, there);
+        let short = |available| shortage(&config, &[data; 3], 2, available);
         assert_eq!(short(needed(1)), None);
         let issue = short(needed(1) - 1).unwrap().to_string();
         assert!(issue.contains("stage.1:") && issue.contains("65536 tokens"), "{issue}");
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn of_what_is_on_a_card_main_memory_has_copies() {
+    fn gpu_ranks_need_host_memory_for_copies_only() {
         let data = DatasetShape { vocabulary: 30522, sequence_length: 128, rows: 1 << 20, row_group: 1024 };
         let of = |kind, tokens: usize| {
             let stage = Stage { micro_batch_tokens: tokens.into(), global_batch: 1 << 16, ..Stage::default() };

@@ -17,7 +17,7 @@ pub enum TargetKind {
     Samples,
 }
 
-/// LossSpec description. The total loss is the weighted sum of the losses' means over the targets of a global batch.
+/// Loss description. The total loss is the weighted sum of the losses' means over the targets of a global batch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LossSpec {
     /// Name in step records.

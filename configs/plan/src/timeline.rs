@@ -66,7 +66,7 @@ mod tests {
     use lambert_config::run::BatchRamp;
 
     #[test]
-    fn a_ramp_rises_in_a_line() {
+    fn batch_ramp_is_linear() {
         let ramp = Some(BatchRamp { start: 10, steps: 4 });
         let stage = Stage { steps: 6, global_batch: 20, batch_ramp: ramp, ..Stage::default() };
         let sizes: Vec<_> = (0..6).map(|done| global_batch(&stage, done)).collect();
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn stages_follow_each_other() {
+    fn positions_span_all_stages() {
         let stage = |steps| Stage { steps, ..Stage::default() };
         let config = RunConfig { stage: vec![stage(3), stage(2)], ..RunConfig::default() };
         let places = |ended: &EarlyStops| -> Vec<_> {

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_an_error_of_its_key() {
+    fn missing_parents_are_issues_of_their_keys() {
         let (_, issues) =
             merged("a = 1\n[[stage]]\n", &[], &[("stage[-3].steps", "1"), ("stage[4].steps", "1"), ("a.b", "1")]);
         let keys: Vec<&str> = issues.iter().map(|issue| &*issue.key).collect();

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn old_names_in_a_file_mean_the_new_ones() {
+    fn old_names_in_a_file_are_renamed() {
         let text =
             "[cluster]\nranks = 2\ndevice = 'cpu'\n[[stage]]\nbatch = 1\n[[stage]]\nsteps = 3\n[[stage]]\nbatch = 2\n";
         let (found, names, issues) = renamed(vec![file(text)]);
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn old_names_in_settings_mean_the_new_ones() {
+    fn old_names_in_settings_are_renamed() {
         for set in [("stage[1].batch", "7"), ("stage.1", "{ batch = 7 }"), ("stage", "[{}, { batch = 7 }]")] {
             let (found, names, issues) = renamed(vec![file("[[stage]]\n[[stage]]\nbatch = 5\n"), settings(&[set])]);
             assert_eq!(found["stage"][1]["global"]["batch"].as_integer(), Some(7), "{set:?}");
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_may_differ_in_their_names_of_a_key() {
+    fn layers_may_use_different_names_of_a_key() {
         let old = || settings(&[("cluster.device", "cpu")]);
         let new = || settings(&[("device.kind", "cuda")]);
         let kind = |layers| renamed(layers).0["device"]["kind"].as_str().map(str::to_owned);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_with_both_names_of_a_key_is_a_fault() {
+    fn both_names_in_one_layer_are_an_issue() {
         let message = "cluster.device: is the old name of device.kind, which is also set: remove cluster.device";
         let both = "[cluster]\ndevice = 'cpu'\n[device]\nkind = 'cuda'\n";
         let sets = [("device", "{ kind = \"cuda\" }"), ("cluster.device", "cpu")];
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_in_place_of_a_section_is_a_fault() {
+    fn a_value_in_place_of_a_section_is_an_issue() {
         let (_, _, issues) = renamed(vec![file("device = 'cpu'\n[cluster]\ndevice = 'cpu'\n")]);
         assert_eq!(issues, ["device.kind: no key kind: the parent is a value, not a section"]);
     }

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_or_the_word_is_read_and_written() {
+    fn numbers_and_auto_round_trip() {
         for (value, budget) in [("512", TokenBudget::Tokens(512)), ("\"auto\"", TokenBudget::Auto)] {
             assert_eq!(parse(value, &[]), Ok(budget));
             let config = RunConfig {
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_a_fault_that_says_what_is_expected() {
+    fn other_values_are_rejected_with_the_expected_format() {
         for (value, words) in [
             (
                 "\"much\"",
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_demands_a_fixed_cut_refuses_auto() {
+    fn fused_attention_dropout_rejects_auto() {
         let sets = |sets: &[&str]| parse("\"auto\"", sets);
         let said = sets(&["model.attention=fused"]).unwrap_err();
         assert!(said.contains("stage.0.micro_batch_tokens: is \"auto\"") && said.contains("keyed"), "{said}");

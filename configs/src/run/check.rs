@@ -79,7 +79,7 @@ impl RunConfig {
 }
 
 /// Upper limit of each model dimension; products of dimensions do not overflow.
-const LARGEST: usize = 1 << 20;
+const MAX_DIMENSION: usize = 1 << 20;
 
 impl Model {
     fn sizes(&self) -> [(&'static str, usize); 5] {
@@ -94,14 +94,14 @@ impl Model {
 
     /// True if all sizes are within the limits, so that memory and FLOP formulas do not overflow.
     pub fn is_sized(&self) -> bool {
-        self.sizes().iter().all(|(_, size)| (1..=LARGEST).contains(size))
+        self.sizes().iter().all(|(_, size)| (1..=MAX_DIMENSION).contains(size))
     }
 
     fn check(&self, issues: &mut Vec<ConfigIssue>) {
         for (key, value) in self.sizes() {
             positive(key, value as f64, issues);
-            if value > LARGEST {
-                issues.push(ConfigIssue::new(key, format!("is {value}; must be at most {LARGEST}")));
+            if value > MAX_DIMENSION {
+                issues.push(ConfigIssue::new(key, format!("is {value}; must be at most {MAX_DIMENSION}")));
             }
         }
         if self.heads > 0 && !self.hidden.is_multiple_of(self.heads) {
@@ -113,8 +113,8 @@ impl Model {
         if !(1..=1024).contains(&self.pad_vocabulary_to) {
             issues.push(ConfigIssue::new("model.pad_vocabulary_to", "must be from 1 to 1024"));
         }
-        share("model.dropout", self.dropout, issues);
-        share("model.attention_dropout", self.attention_dropout.unwrap_or(0.0), issues);
+        fraction("model.dropout", self.dropout, issues);
+        fraction("model.attention_dropout", self.attention_dropout.unwrap_or(0.0), issues);
         positive("model.initializer_range", self.initializer_range, issues);
         positive("model.layer_norm_eps", self.layer_norm_eps, issues);
     }
@@ -122,7 +122,7 @@ impl Model {
 
 impl Objective {
     fn check(&self, issues: &mut Vec<ConfigIssue>) {
-        share("objective.mask_probability", self.mask_probability, issues);
+        fraction("objective.mask_probability", self.mask_probability, issues);
         positive("objective.mask_probability", self.mask_probability, issues);
         positive("objective.static_masks", self.static_masks as f64, issues);
         if self.masking == Masking::Dynamic && self.static_masks > 1 {
@@ -134,8 +134,8 @@ impl Objective {
 
 impl Optimizer {
     fn check(&self, issues: &mut Vec<ConfigIssue>) {
-        share("optimizer.beta1", self.beta1, issues);
-        share("optimizer.beta2", self.beta2, issues);
+        fraction("optimizer.beta1", self.beta1, issues);
+        fraction("optimizer.beta2", self.beta2, issues);
         positive("optimizer.eps", self.eps, issues);
         not_negative("optimizer.weight_decay", self.weight_decay, issues);
         not_negative("optimizer.clip_norm", self.clip_norm, issues);
@@ -157,8 +157,8 @@ impl Stage {
         if self.data.is_empty() {
             issues.push(ConfigIssue::new(key("data"), "missing: expected the dataset's directory or URL"));
         }
-        if !(1..=LARGEST).contains(&self.layers.unwrap_or(1)) {
-            issues.push(ConfigIssue::new(key("layers"), format!("must be from 1 to {LARGEST}")));
+        if !(1..=MAX_DIMENSION).contains(&self.layers.unwrap_or(1)) {
+            issues.push(ConfigIssue::new(key("layers"), format!("must be from 1 to {MAX_DIMENSION}")));
         }
         positive(&key("steps"), self.steps as f64, issues);
         positive(&key("global_batch"), self.global_batch as f64, issues);
@@ -207,13 +207,13 @@ impl Stage {
 }
 
 /// Maximum number of steps that the training state records individually.
-const MOST_REMEMBERED: u64 = 1000;
+const MAX_RECORDED_STEPS: u64 = 1000;
 
 impl Guard {
     fn check(&self, issues: &mut Vec<ConfigIssue>) {
         for (key, value) in [("nonfinite_steps", self.nonfinite_steps), ("batches_before", self.batches_before)] {
-            if value > MOST_REMEMBERED {
-                issues.push(ConfigIssue::new(format!("guard.{key}"), format!("must be at most {MOST_REMEMBERED}")));
+            if value > MAX_RECORDED_STEPS {
+                issues.push(ConfigIssue::new(format!("guard.{key}"), format!("must be at most {MAX_RECORDED_STEPS}")));
             }
         }
         not_negative("guard.loss_band", self.loss_band, issues);
@@ -233,7 +233,7 @@ fn not_negative(key: &str, value: f64, issues: &mut Vec<ConfigIssue>) {
     }
 }
 
-fn share(key: &str, value: f64, issues: &mut Vec<ConfigIssue>) {
+fn fraction(key: &str, value: f64, issues: &mut Vec<ConfigIssue>) {
     if !(0.0..1.0).contains(&value) {
         issues.push(ConfigIssue::new(key, format!("is {value}; must be at least 0 and below 1")));
     }

@@ -46,7 +46,7 @@ pub struct Cluster {
     pub log_folder: String,
     /// Gradient all-reduce.
     pub all_reduce: AllReduce,
-    /// RestartLimits limits.
+    /// Restart limits.
     pub restart: RestartLimits,
     /// Address that the coordinator listens on.
     pub control: ControlChannel,
@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_are_names_with_numbers_of_ranks() {
+    fn hosts_are_parsed_with_rank_counts() {
         let host = |entry: &str| parse_host(entry).map(|host| (host.name, host.ranks));
         assert_eq!(host("a"), Ok(("a".to_owned(), 1)));
         assert_eq!(host("node-3.cluster:4"), Ok(("node-3.cluster".to_owned(), 4)));

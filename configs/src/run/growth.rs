@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layers_and_what_they_are_made_from() {
+    fn layers_are_mapped_to_sources() {
         let sources = |order, from, to| -> Vec<usize> {
             let sources = Growth { order, ..Growth::default() }.sources(from, to);
             let old = sources.iter().filter(|(_, new)| !new).count();

@@ -48,7 +48,7 @@ impl Default for Guard {
     }
 }
 
-/// ConfigIssue injection for tests: falsified losses of samples, by row in the stages' datasets, and corrupted weights or
+/// Fault injection for tests: falsified losses of samples, by row in the stages' datasets, and corrupted weights or
 /// moments.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

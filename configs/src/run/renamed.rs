@@ -38,7 +38,7 @@ mod tests {
     }
 
     #[test]
-    fn configurations_with_old_names_are_read() {
+    fn old_names_are_accepted() {
         let new = parse(NEW, &[]).unwrap();
         assert_eq!(parse(OLD, &[]).unwrap(), new);
         let written = toml::to_string(&new).unwrap();
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn both_names_are_refused() {
+    fn both_names_are_rejected() {
         let message = parse("[cluster]\nrestarts = 1\nrestart.limit = 2\n", &[]).unwrap_err().to_string();
         let expected =
             "cluster.restarts: is the old name of cluster.restart.limit, which is also set: remove cluster.restarts";

@@ -1,8 +1,8 @@
-//! RestartLimits limits after failures.
+//! Restart limits after failures.
 
 use serde::{Deserialize, Serialize};
 
-/// RestartLimits limits after failures.
+/// Restart limits after failures.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RestartLimits {

@@ -21,22 +21,22 @@ use super::{DatasetError, Shard};
 use lock::{FetchLock, Timeouts, TryLock};
 
 /// File extension of a cached shard.
-const COPY: &str = ".parquet";
+const SHARD_EXTENSION: &str = ".parquet";
 /// File extension of a lock.
-const LOCK: &str = ".lock";
+const LOCK_EXTENSION: &str = ".lock";
 /// File name prefix of an incomplete download.
-const PARTIAL: &str = ".fetch-";
+const PARTIAL_PREFIX: &str = ".fetch-";
 /// Lock for eviction.
-const ROOM: &str = "room.lock";
+const EVICTION_LOCK: &str = "room.lock";
 /// Age of the last write after which an incomplete download or a lock counts as abandoned.
-const ABANDONED: Duration = Duration::from_secs(3600);
+const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
 
 /// Cache directory.
 #[derive(Debug, Clone)]
 pub struct Cache {
     folder: PathBuf,
     /// True if the settings name the directory, which other users may then share.
-    named: bool,
+    is_configured: bool,
     /// Capacity in bytes. A single larger shard is still cached.
     limit: u64,
     timeouts: Timeouts,
@@ -45,9 +45,9 @@ pub struct Cache {
 impl Cache {
     /// Uses the configured directory, or the user's default.
     pub fn new(settings: &DatasetCache) -> Self {
-        let named = !settings.folder.is_empty();
-        let folder = if named { PathBuf::from(&settings.folder) } else { host_paths::dataset_copies() };
-        Self { folder, named, limit: (settings.gigabytes * 1e9) as u64, timeouts: Timeouts::default() }
+        let is_configured = !settings.folder.is_empty();
+        let folder = if is_configured { PathBuf::from(&settings.folder) } else { host_paths::dataset_copies() };
+        Self { folder, is_configured, limit: (settings.gigabytes * 1e9) as u64, timeouts: Timeouts::default() }
     }
 
     /// Returns the capacity in bytes.
@@ -78,7 +78,7 @@ impl Cache {
         let lock = FetchLock::wait(file, self.timeouts, &purpose).map_err(self.cache_error("lock a file in"))?;
         match self.find(shard) {
             Some(file) => Ok((file, false)),
-            None => self.copy(store, shard, lock).map(|file| (file, true)),
+            None => self.download(store, shard, lock).map(|file| (file, true)),
         }
     }
 
@@ -88,31 +88,31 @@ impl Cache {
         let lock = FetchLock::try_take(file).map_err(self.cache_error("lock a file in"))?;
         match (lock, self.find(shard)) {
             (TryLock::WouldBlock(_), _) | (_, Some(_)) => Ok(()),
-            (TryLock::Acquired(lock), None) => self.copy(store, shard, Some(lock)).map(drop),
+            (TryLock::Acquired(lock), None) => self.download(store, shard, Some(lock)).map(drop),
         }
     }
 
     fn path(&self, shard: &Shard) -> PathBuf {
-        self.folder.join(format!("{}{COPY}", shard.sha256))
+        self.folder.join(format!("{}{SHARD_EXTENSION}", shard.sha256))
     }
 
     /// The default directory must belong to this user alone: anyone could have created it.
     fn create_folder(&self) -> io::Result<()> {
-        if self.named { std::fs::create_dir_all(&self.folder) } else { private_dir::create(&self.folder) }
+        if self.is_configured { std::fs::create_dir_all(&self.folder) } else { private_dir::create(&self.folder) }
     }
 
     fn lock_file(&self, name: &str) -> Result<File, DatasetError> {
         self.create_folder().map_err(self.cache_error("use"))?;
         let path = self.folder.join(name);
         let open = || File::options().create(true).truncate(false).read(true).write(true).open(&path);
-        self.with_space(open).map_err(self.cache_error("lock a file in"))
+        self.evict_on_full_disk(open).map_err(self.cache_error("lock a file in"))
     }
 
     /// Downloads a shard. `lock` is the shard's lock, or `None` after a timeout on another process that holds it.
-    fn copy(&self, store: &Store, shard: &Shard, mut lock: Option<FetchLock>) -> Result<File, DatasetError> {
-        self.make_room(shard.bytes)?;
-        let create = || tempfile::Builder::new().prefix(PARTIAL).tempfile_in(&self.folder);
-        let mut copy = self.with_space(create).map_err(self.cache_error("write to"))?;
+    fn download(&self, store: &Store, shard: &Shard, mut lock: Option<FetchLock>) -> Result<File, DatasetError> {
+        self.evict_until_fits(shard.bytes)?;
+        let create = || tempfile::Builder::new().prefix(PARTIAL_PREFIX).tempfile_in(&self.folder);
+        let mut copy = self.evict_on_full_disk(create).map_err(self.cache_error("write to"))?;
         let (mut hasher, mut written) = (Hasher::new(), Ok(()));
         let take = |piece: &[u8]| {
             hasher.update(piece);
@@ -139,14 +139,14 @@ impl Cache {
 
     fn write(&self, file: &mut File, mut piece: &[u8]) -> io::Result<()> {
         while !piece.is_empty() {
-            let count = self.with_space(|| file.write(piece))?;
+            let count = self.evict_on_full_disk(|| file.write(piece))?;
             piece = &piece[count..];
         }
         Ok(())
     }
 
     /// Runs an operation that takes disk space. On a full disk, evicts the least recently used shards and retries.
-    fn with_space<T>(&self, mut work: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    fn evict_on_full_disk<T>(&self, mut work: impl FnMut() -> io::Result<T>) -> io::Result<T> {
         loop {
             match work() {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -164,10 +164,10 @@ impl Cache {
     }
 
     /// Evicts the least recently used shards until `bytes` more fit.
-    fn make_room(&self, bytes: u64) -> Result<(), DatasetError> {
+    fn evict_until_fits(&self, bytes: u64) -> Result<(), DatasetError> {
         // A process that holds the lock too long is suspended. Concurrent eviction is harmless.
         let purpose = "for cache eviction";
-        let _lock = FetchLock::wait(self.lock_file(ROOM)?, self.timeouts, purpose)
+        let _lock = FetchLock::wait(self.lock_file(EVICTION_LOCK)?, self.timeouts, purpose)
             .map_err(self.cache_error("lock a file in"))?;
         let copies = self.copies()?;
         let mut all: u64 = copies.iter().map(|(_, bytes, _)| bytes).sum();
@@ -190,10 +190,10 @@ impl Cache {
             let Ok(metadata) = entry.metadata() else { continue };
             let (name, used) = (entry.file_name(), metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH));
             let name = name.to_string_lossy();
-            if name.ends_with(COPY) {
+            if name.ends_with(SHARD_EXTENSION) {
                 copies.push((used, metadata.len(), entry.path()));
-            } else if (name.starts_with(PARTIAL) || name.ends_with(LOCK) && name != ROOM)
-                && used.elapsed().is_ok_and(|age| age > ABANDONED)
+            } else if (name.starts_with(PARTIAL_PREFIX) || name.ends_with(LOCK_EXTENSION) && name != EVICTION_LOCK)
+                && used.elapsed().is_ok_and(|age| age > ABANDONED_AFTER)
             {
                 remove(&entry.path()).map_err(self.cache_error("remove an abandoned file from"))?;
             }
@@ -210,7 +210,7 @@ impl Cache {
 }
 
 fn lock_name(shard: &Shard) -> String {
-    format!("{}{LOCK}", shard.sha256)
+    format!("{}{LOCK_EXTENSION}", shard.sha256)
 }
 
 fn remove(path: &Path) -> io::Result<()> {

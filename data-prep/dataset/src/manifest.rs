@@ -12,11 +12,11 @@ use crate::tokenizer::Special;
 /// Format version that this program writes and reads.
 pub const VERSION: u32 = 1;
 /// Maximum size of a manifest, bytes: enough for some 20 million row groups.
-pub const LARGEST_MANIFEST: u64 = 256 << 20;
+pub const MAX_MANIFEST_BYTES: u64 = 256 << 20;
 /// Maximum size of a vocabulary, bytes.
-const LARGEST_VOCABULARY: u64 = 256 << 20;
+const MAX_VOCABULARY_BYTES: u64 = 256 << 20;
 /// Maximum number of rows in a row group, which is loaded into memory as a whole.
-const LARGEST_ROW_GROUP: u64 = 1 << 24;
+const MAX_ROW_GROUP_ROWS: u64 = 1 << 24;
 
 /// Content of `manifest.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -207,17 +207,17 @@ impl Manifest {
         self.shards.iter().try_for_each(Shard::check)?;
         let rows = sum(self.shards.iter().map(|shard| shard.rows));
         if rows != Some(self.counts.samples) {
-            let rows = in_words(rows);
+            let rows = format_count(rows);
             return Err(format!("counts.samples is {}, but the shards have {rows} rows", self.counts.samples));
         }
         if !(1..=usize::from(u16::MAX)).contains(&self.sequence_length) {
             return Err(format!("sequence_length is {}, expected 1 to {}", self.sequence_length, u16::MAX));
         }
         // A token is a line, which ends with a newline byte.
-        if vocabulary.size as u64 > vocabulary.bytes || vocabulary.bytes > LARGEST_VOCABULARY {
+        if vocabulary.size as u64 > vocabulary.bytes || vocabulary.bytes > MAX_VOCABULARY_BYTES {
             let (size, bytes) = (vocabulary.size, vocabulary.bytes);
             return Err(format!(
-                "a vocabulary of {size} tokens in {bytes} bytes, expected {LARGEST_VOCABULARY} at most"
+                "a vocabulary of {size} tokens in {bytes} bytes, expected {MAX_VOCABULARY_BYTES} at most"
             ));
         }
         match self.special.all().iter().find(|&&id| id as usize >= self.vocabulary.size) {
@@ -231,11 +231,11 @@ impl Shard {
     fn check(&self) -> Result<(), String> {
         let rows = sum(self.row_groups.iter().copied());
         if rows != Some(self.rows) {
-            return Err(format!("{}: {} rows, but its row groups have {}", self.path, self.rows, in_words(rows)));
+            return Err(format!("{}: {} rows, but its row groups have {}", self.path, self.rows, format_count(rows)));
         }
-        match self.row_groups.iter().find(|&&rows| rows > LARGEST_ROW_GROUP) {
+        match self.row_groups.iter().find(|&&rows| rows > MAX_ROW_GROUP_ROWS) {
             Some(rows) => {
-                Err(format!("{}: a row group of {rows} rows, expected {LARGEST_ROW_GROUP} at most", self.path))
+                Err(format!("{}: a row group of {rows} rows, expected {MAX_ROW_GROUP_ROWS} at most", self.path))
             }
             None => Ok(()),
         }
@@ -247,7 +247,7 @@ fn sum(numbers: impl Iterator<Item = u64>) -> Option<u64> {
     numbers.into_iter().try_fold(0_u64, u64::checked_add)
 }
 
-fn in_words(sum: Option<u64>) -> String {
+fn format_count(sum: Option<u64>) -> String {
     sum.map_or_else(|| "too many".to_owned(), |sum| sum.to_string())
 }
 

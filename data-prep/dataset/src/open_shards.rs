@@ -7,7 +7,7 @@ use super::DatasetError;
 use super::file::{Identity, Reader};
 
 /// Maximum number of open shards: processes are commonly limited to about a thousand files.
-const OPEN: usize = 128;
+const MAX_OPEN: usize = 128;
 
 /// Open shards of a dataset.
 pub struct OpenShards {
@@ -61,7 +61,7 @@ impl OpenShards {
     fn close_oldest(&self, opened: usize) {
         let mut all = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         all.push_back(opened);
-        let oldest = if all.len() > OPEN { all.pop_front() } else { None };
+        let oldest = if all.len() > MAX_OPEN { all.pop_front() } else { None };
         drop(all);
         if let Some(oldest) = oldest {
             self.slots[oldest].lock().unwrap_or_else(PoisonError::into_inner).reader = None;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use super::Dataset;
 
 /// Concurrent downloads per process.
-const THREADS: usize = 4;
+const PREFETCH_THREADS: usize = 4;
 
 /// Prefetches shards in the background. Dropping it starts no further downloads; those in progress complete.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ impl ShardPrefetch {
     pub fn start(dataset: &Arc<Dataset>, shards: Vec<usize>) -> Self {
         let (stop, next) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let shards = Arc::new(shards);
-        for _ in 0..THREADS.min(shards.len()) {
+        for _ in 0..PREFETCH_THREADS.min(shards.len()) {
             let (dataset, shards, stop, next) = (dataset.clone(), shards.clone(), stop.clone(), next.clone());
             let work = move || {
                 while let Some(shard) = shards.get(next.fetch_add(1, Ordering::Relaxed))

@@ -184,7 +184,7 @@ mod tests {
     const PINNED_ORDER: [u64; 10] = [4, 6, 8, 3, 0, 7, 1, 5, 2, 9];
 
     #[test]
-    fn keys_tell_order_length_and_content_apart() {
+    fn keys_depend_on_order_length_and_content() {
         let key = Key::new(3);
         let keys = [
             key,
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn every_order_of_four_is_about_as_likely() {
+    fn permutations_of_four_are_uniform() {
         let mut counts: HashMap<Vec<u64>, u32> = HashMap::new();
         for seed in 0..24_000 {
             let permutation = Permutation::new(4, Key::new(seed));
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn below_is_even_and_stays_below() {
+    fn below_is_uniform() {
         let mut rng = Key::new(1).rng();
         let mut counts = [0_u32; 7];
         (0..70_000).for_each(|_| counts[rng.below(7) as usize] += 1);

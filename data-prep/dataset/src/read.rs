@@ -11,14 +11,14 @@ use parquet::file::reader::FileReader;
 use super::cache::Cache;
 use super::column::Column;
 use super::file::{self, Reader};
-use super::manifest::LARGEST_MANIFEST;
+use super::manifest::MAX_MANIFEST_BYTES;
 use super::open_shards::OpenShards;
 use super::panics::catch_panics;
 use super::samples::{RowGroup, Samples, row_groups};
 use super::{DatasetError, MANIFEST, Manifest, Shard, ShardPrefetch, check, schema, sha256_hex};
 
 /// Maximum number of tokens in a row group, which is loaded into memory as a whole.
-const LARGEST: u64 = 1 << 28;
+const MAX_ROW_GROUP_TOKENS: u64 = 1 << 28;
 
 /// Open dataset: the manifest is valid, and the file sizes match it.
 ///
@@ -42,7 +42,7 @@ impl Dataset {
     /// Opens the dataset at the root of `store`.
     pub fn at(store: Store) -> Result<Self, DatasetError> {
         let url = store.url().to_owned();
-        let bytes = store.get_at_most(MANIFEST, LARGEST_MANIFEST).map_err(|source| match source.is_not_found() {
+        let bytes = store.get_at_most(MANIFEST, MAX_MANIFEST_BYTES).map_err(|source| match source.is_not_found() {
             true => DatasetError::NoManifest { url: url.clone() },
             false => DatasetError::Store { url: url.clone(), source },
         })?;
@@ -148,8 +148,8 @@ impl Dataset {
         let [segment_b_start, pair_label] =
             [column(schema::SEGMENT_B_START, group.rows)?, column(schema::PAIR_LABEL, group.rows)?];
         let fault = |message| self.content(group, message);
-        if tokens > LARGEST {
-            return Err(fault(format!("{tokens} tokens, expected {LARGEST} at most")));
+        if tokens > MAX_ROW_GROUP_TOKENS {
+            return Err(fault(format!("{tokens} tokens, expected {MAX_ROW_GROUP_TOKENS} at most")));
         }
         let ids = column(schema::INPUT_IDS, tokens)?;
         let mut offsets = vec![0];

@@ -3,9 +3,9 @@
 use super::{Dataset, DatasetError, Manifest};
 
 /// Maximum number of row groups to read.
-const GROUPS: usize = 4;
+const MAX_ROW_GROUPS: usize = 4;
 /// Maximum size of a shard to read, bytes: its checksum must be verified first.
-const LARGEST: u64 = 1 << 30;
+const MAX_SHARD_BYTES: u64 = 1 << 30;
 
 /// Token frequencies, without `[PAD]`, `[CLS]`, `[SEP]` and `[MASK]`.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,12 +22,12 @@ impl TokenUsage {
     /// # Errors
     /// The shard cannot be read.
     pub fn of(dataset: &Dataset) -> Result<Option<Self>, DatasetError> {
-        let Some(shard) = dataset.smallest_local_shard()?.filter(|(_, bytes)| *bytes <= LARGEST) else {
+        let Some(shard) = dataset.smallest_local_shard()?.filter(|(_, bytes)| *bytes <= MAX_SHARD_BYTES) else {
             return Ok(None);
         };
         let groups = dataset.row_groups().iter().enumerate().filter(|(_, group)| group.shard == shard.0);
         let mut ids = Vec::new();
-        for (number, _) in groups.take(GROUPS) {
+        for (number, _) in groups.take(MAX_ROW_GROUPS) {
             ids.extend(dataset.read(number)?.input_ids);
         }
         let usage = Self::count(&ids, dataset.manifest());

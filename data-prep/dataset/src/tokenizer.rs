@@ -233,7 +233,7 @@ mod tests {
     const VOCAB: &str = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\n##s\nsat\n.\n[\n]\nmask\ncafe\n";
 
     #[test]
-    fn words_split_at_the_longest_piece() {
+    fn words_split_at_the_longest_token() {
         let tokenizer = Tokenizer::from_vocab(VOCAB.as_bytes(), true).unwrap();
         assert_eq!(tokenizer.encode("The cats sat."), [5, 6, 7, 8, 9]);
         assert_eq!(tokenizer.encode("THE CAFÉ dogs"), [5, 13, 1]);
@@ -243,25 +243,25 @@ mod tests {
     }
 
     #[test]
-    fn case_is_kept_where_asked() {
+    fn cased_vocabularies_keep_case() {
         let tokenizer = Tokenizer::from_vocab(VOCAB.as_bytes(), false).unwrap();
         assert_eq!(tokenizer.encode("The the"), [1, 5]);
     }
 
     #[test]
-    fn special_pieces_in_a_text_are_text() {
+    fn special_tokens_in_text_are_plain_text() {
         let tokenizer = Tokenizer::from_vocab(VOCAB.as_bytes(), true).unwrap();
         assert_eq!(tokenizer.encode("the [MASK] sat"), [5, 10, 12, 11, 8]);
     }
 
     #[test]
-    fn a_vocabulary_without_special_pieces_is_refused() {
+    fn a_vocabulary_without_special_tokens_is_rejected() {
         let error = Tokenizer::named(b"[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\n", true, "v.txt").unwrap_err().to_string();
         assert!(error.contains("v.txt") && error.contains("lacks [MASK];"), "{error}");
     }
 
     #[test]
-    fn doubled_empty_and_unreadable_vocabularies_are_refused() {
+    fn duplicate_empty_and_unreadable_vocabularies_are_rejected() {
         let refused = |bytes: &[u8]| Tokenizer::named(bytes, true, "v.txt").unwrap_err().to_string();
         assert!(refused(format!("{VOCAB}cat\n").as_bytes()).contains("line 15"));
         assert!(refused(format!("{VOCAB}\nx\n").as_bytes()).contains("line 15"));

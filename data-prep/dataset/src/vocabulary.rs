@@ -31,7 +31,7 @@ mod tests {
 
     /// Existing checkpoints use these names.
     #[test]
-    fn checkpoints_name_the_facts() {
+    fn serialized_field_names_are_stable() {
         let facts = VocabularyFacts { size: 9, lowercase: true };
         let text = serde_json::to_string(&facts).unwrap();
         assert_eq!(text, r#"{"vocabulary":9,"lowercase":true}"#);

@@ -15,7 +15,7 @@ pub enum ModuleKind {
     Query,
     /// Key projection.
     Key,
-    /// SegmentOutput projection.
+    /// Value projection.
     Value,
     /// Attention output projection.
     AttentionOutput,
@@ -198,7 +198,7 @@ pub struct Module {
     pub owner: Option<usize>,
     /// Head that it belongs to, if any.
     pub head: Option<Head>,
-    /// True if its weight and bias directly follow those of the previous module in memory, so that they op one matrix
+    /// True if its weight and bias directly follow those of the previous module in memory, so that they form one matrix
     /// and one vector.
     pub is_joined: bool,
     /// True if its output is added to a residual.

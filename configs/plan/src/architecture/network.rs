@@ -15,7 +15,7 @@ pub enum SegmentKind {
     Side,
     /// Application of a layer.
     Layer {
-        /// Index among all applications. ModuleKind of the dropout seed.
+        /// Index among all applications. Part of the dropout seed.
         application: usize,
     },
     /// Pre-training heads above the encoder.
@@ -31,7 +31,7 @@ pub struct SegmentOutput {
     pub output: usize,
 }
 
-/// ModuleKind of a network that the backward pass treats as one graph.
+/// Part of a network that the backward pass treats as one graph.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
     /// Kind of segment.
@@ -56,7 +56,7 @@ impl Segment {
 /// Network description.
 #[derive(Debug, Clone)]
 pub struct Network {
-    /// Index among the networks of an architecture. ModuleKind of the dropout seed.
+    /// Index among the networks of an architecture. Part of the dropout seed.
     pub number: usize,
     /// Segments, in the order of the forward pass. The heads are last.
     pub segments: Vec<Segment>,

@@ -46,7 +46,7 @@ const POST: [&str; 30] = [
 ];
 
 #[test]
-fn tensors_have_the_names_of_transformers() {
+fn tensor_names_match_transformers() {
     assert_eq!(names(&Model::default()), POST);
     let untied = names(&Model { tied_decoder: false, ..Model::default() });
     let more: Vec<_> = untied.iter().filter(|name| !POST.contains(&name.as_str())).collect();
@@ -67,7 +67,7 @@ fn tensors_have_the_names_of_transformers() {
 }
 
 #[test]
-fn every_tensor_is_there_once_and_is_what_its_name_says() {
+fn tensors_are_unique_and_match_their_names() {
     for norm in [Norm::Post, Norm::Pre] {
         let model = Model { norm, tied_decoder: false, pad_vocabulary_to: 8, ..Model::default() };
         let architecture = Architecture::new(&model, 3, 50);
@@ -91,7 +91,7 @@ fn every_tensor_is_there_once_and_is_what_its_name_says() {
 
 /// Changes each key of `[model]` separately.
 #[test]
-fn the_keys_that_shape_a_model_are_those_that_change_its_tensors() {
+fn shaping_keys_are_those_that_change_tensors() {
     let model = Model::default();
     let tensors = |model: &Model| Architecture::new(model, model.layers, 50).tensors();
     let table = toml::Table::try_from(&model).unwrap();
@@ -122,7 +122,7 @@ fn the_keys_that_shape_a_model_are_those_that_change_its_tensors() {
 
 /// Two networks that share embeddings, as in ELECTRA (arXiv 2003.10555): the shared gradients become final last.
 #[test]
-fn tensors_that_two_networks_read_are_final_behind_the_second() {
+fn gradients_of_shared_tensors_are_final_after_the_second_network() {
     let model = Model::default();
     let mut second = Network::new(&model, &[], 2, 50);
     second.name = |id| format!("second.{id:?}");
@@ -145,7 +145,7 @@ fn tensors_that_two_networks_read_are_final_behind_the_second() {
 }
 
 #[test]
-fn the_model_is_described_for_transformers() {
+fn transformers_config_matches_the_model() {
     let (model, heads) = (Model::default(), [Head::MaskedLanguage, Head::Pair]);
     let TransformersModel { class, config } = TransformersModel::new(&model, &heads, 6, 1000, 0);
     assert_eq!(
@@ -163,7 +163,7 @@ fn the_model_is_described_for_transformers() {
 
 /// The set of heads must not depend on the losses: existing checkpoints stay loadable.
 #[test]
-fn a_run_has_the_heads_of_its_family() {
+fn heads_do_not_depend_on_the_losses() {
     for pair in [Pair::None, Pair::Sop] {
         let objective = Objective { pair, ..Objective::default() };
         let config = RunConfig { objective, ..RunConfig::default() };
@@ -173,7 +173,7 @@ fn a_run_has_the_heads_of_its_family() {
 }
 
 #[test]
-fn heads_are_counted_as_often_as_they_are_computed() {
+fn head_costs_scale_with_their_unit() {
     let model = Model { hidden: 8, pad_vocabulary_to: 64, ..Model::default() };
     let network = Network::new(&model, &[], 1, 50);
     let (masked, samples) = (3.0, 2.0);

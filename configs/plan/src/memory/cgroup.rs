@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_of_a_job_holds_for_its_steps() {
+    fn the_limit_of_a_job_applies_to_its_steps() {
         let task = "0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n";
         let job = ("/sys/fs/cgroup/system.slice/slurmstepd.scope/job_7/memory.max", "314572800\n");
         let step = ("/sys/fs/cgroup/system.slice/slurmstepd.scope/job_7/step_0/memory.max", "max\n");
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_of_version_1_are_in_the_hierarchy_of_memory() {
+    fn cgroup_v1_limits_come_from_the_memory_hierarchy() {
         let groups = "5:devices:/other\n4:cpu,memory:/slurm/uid_0/job_7/step_batch\n0::/x\n";
         let unlimited = ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
         assert_eq!(of(groups, FIRST, &[unlimited]), Some(9_223_372_036_854_771_712));
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_limits_nothing() {
+    fn unreadable_files_impose_no_limit() {
         assert_eq!(of("", "", &[]), None);
         assert_eq!(of("4:memory\nx\n", "1 2\n - \n3 4 5 6 7 - cgroup2\n", &[]), None);
     }

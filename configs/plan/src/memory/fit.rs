@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_is_left_alone_and_what_does_not_is_refused_with_the_largest_that_does() {
+    fn oversized_micro_batches_are_rejected_with_the_largest_that_fits() {
         let config = |first: usize| config([first.into(), 4096.into()]);
         assert_eq!(fit(&config(8192), 80 * GIB), Ok(vec![8192, 4096]));
         let short = fit(&config(1 << 20), 80 * GIB).unwrap_err();
@@ -181,21 +181,21 @@ mod tests {
     }
 
     #[test]
-    fn a_card_that_others_use_may_be_free_later() {
+    fn shortage_on_a_shared_gpu_is_transient() {
         let config = config([(1 << 16).into(), 4096.into()]);
         assert!(fit(&config, 139 * GIB).is_ok());
         assert!(fit(&config, 40 * GIB).unwrap_err().is_transient);
     }
 
     #[test]
-    fn without_room_for_one_sample_there_is_nothing_to_suggest() {
+    fn no_size_is_suggested_if_one_sample_does_not_fit() {
         let short = fit(&config([TokenBudget::Auto, 128.into()]), 2 * GIB).unwrap_err();
         assert_eq!(short.issues.len(), 2);
         assert!(short.issues[0].message.ends_with("not even one sample of 128 tokens fits"), "{}", short.issues[0]);
     }
 
     #[test]
-    fn auto_takes_what_fits_and_a_little_memory_more_or_less_changes_nothing() {
+    fn auto_is_stable_under_small_changes_of_free_memory() {
         let config = config([TokenBudget::Auto, 4096.into()]);
         let auto = |free: u64| fit(&config, free).unwrap()[0];
         let (taken, usable) = (auto(80 * GIB), 80 * GIB - gpu::reserve(80 * GIB));
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_is_refused_where_dropout_would_follow_it() {
+    fn auto_is_rejected_if_dropout_depends_on_micro_batches() {
         let fused = |dropout| {
             let mut config = config([TokenBudget::Auto, 4096.into()]);
             (config.model.attention, config.model.attention_dropout) = (Attention::Auto, dropout);
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn four_bits_stay() {
+    fn rounding_keeps_four_bits() {
         assert_eq!([0, 1, 15, 16, 17, 31, 33, 1000].map(rounded_down), [0, 1, 15, 16, 16, 30, 32, 960]);
     }
 }

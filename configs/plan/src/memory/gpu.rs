@@ -9,9 +9,9 @@ use lambert_config::run::{Attention, Norm, Precision, RunConfig, Stage};
 use super::DatasetShape;
 
 /// Additional bytes per parameter with bf16: a bf16 copy of the weights.
-const COPY: u64 = 2;
+const BF16_WEIGHTS: u64 = 2;
 /// Upper bounds of the number of tensors per layer and outside the layers.
-const TENSORS: (u64, u64) = (16, 16);
+const TENSOR_COUNTS: (u64, u64) = (16, 16);
 
 /// Bytes per masked token and vocabulary token, in f32: log-softmax, its gradient and the gradient of the logits.
 const SOFTMAX: f64 = 12.0;
@@ -24,7 +24,7 @@ const STATISTICS: f64 = 16.0;
 const BLOCK: usize = 128;
 const HEAD: usize = 32;
 /// Factor for small tensors that are not listed here.
-const REST: f64 = 1.01;
+const SMALL_TENSORS: f64 = 1.01;
 
 /// Returns the peak bytes of GPU memory for activations and their gradients of a micro-batch of `tokens` tokens, if all
 /// samples have the maximum length.
@@ -39,8 +39,8 @@ pub fn activations(config: &RunConfig, stage: &Stage, data: DatasetShape, tokens
     let network = &architecture.networks()[0];
     let all = tokens as f64;
     let (row, wide) = (bytes * all * hidden, bytes * all * model.intermediate as f64);
-    let is_first_normed = model.norm == Norm::Pre;
-    let normed = if is_first_normed { row } else { 0.0 };
+    let is_pre_norm = model.norm == Norm::Pre;
+    let normed = if is_pre_norm { row } else { 0.0 };
 
     // Keyed attention keeps its weights before and after dropout. Fused attention keeps one log-sum-exp per row of
     // weights and accumulates in f32 in its backward pass.
@@ -73,13 +73,13 @@ pub fn activations(config: &RunConfig, stage: &Stage, data: DatasetShape, tokens
         (layers + 2.0) * row + head.max(layer + back)
     } else {
         // The embedding sum is f32, and kept if it is normalized.
-        let embeddings = row + if is_first_normed { 0.0 } else { 4.0 * all * hidden };
+        let embeddings = row + if is_pre_norm { 0.0 } else { 4.0 * all * hidden };
         // The output of the last layer stays alive during the backward pass of the heads.
         embeddings + layers * layer + (head + row).max(back)
     };
     // Parameter vectors in the compute dtype, and the padding columns of the logits.
     let vectors = 4.0 * rows + (4.0 * layers + 8.0) * hidden * bytes;
-    (REST * (most + IDS * all + vectors)) as u64
+    (SMALL_TENSORS * (most + IDS * all + vectors)) as u64
 }
 
 /// True if dropout on a GPU depends on the partition into micro-batches: fused attention uses its own random generator.
@@ -101,11 +101,11 @@ fn masked(config: &RunConfig, data: DatasetShape, tokens: usize) -> f64 {
 }
 
 /// Returns the bytes of GPU memory for the training state of a model with `layers` layers.
-pub fn state(config: &RunConfig, layers: usize, pieces: usize) -> u64 {
-    let copy = if config.model.precision == Precision::Bf16 { COPY } else { 0 };
-    let tensors = TENSORS.0.saturating_mul(layers as u64).saturating_add(TENSORS.1);
-    let parameters = Architecture::of_run(config, layers, pieces).parameters();
-    let half = if config.metrics.noise_scale_every_steps > 0 { super::HALF } else { 0 };
+pub fn state(config: &RunConfig, layers: usize, vocabulary: usize) -> u64 {
+    let copy = if config.model.precision == Precision::Bf16 { BF16_WEIGHTS } else { 0 };
+    let tensors = TENSOR_COUNTS.0.saturating_mul(layers as u64).saturating_add(TENSOR_COUNTS.1);
+    let parameters = Architecture::of_run(config, layers, vocabulary).parameters();
+    let half = if config.metrics.noise_scale_every_steps > 0 { super::HALF_BATCH_GRADIENT } else { 0 };
     parameters.saturating_add(ALIGNMENT as u64 * tensors).saturating_mul(super::STATE + copy + half)
 }
 
@@ -116,7 +116,7 @@ pub fn needed(config: &RunConfig, index: usize, data: DatasetShape, world: usize
     let stage = &config.stage[index];
     let layers = stage.depth(&config.model);
     // A micro-batch never exceeds the rank batch. A sample above the token budget is a micro-batch of one.
-    let tokens = tokens.min(share(stage, world).saturating_mul(data.sequence_length)).max(data.sequence_length);
+    let tokens = tokens.min(rank_samples(stage, world).saturating_mul(data.sequence_length)).max(data.sequence_length);
     let own = state(config, layers, data.vocabulary);
     let before = index.checked_sub(1).map_or(layers, |before| config.depth(before));
     let growing = if before == layers { 0 } else { own.saturating_add(state(config, before, data.vocabulary)) };
@@ -124,7 +124,7 @@ pub fn needed(config: &RunConfig, index: usize, data: DatasetShape, world: usize
 }
 
 /// Returns the samples per rank of a global batch, rounded up, for samples of equal length.
-fn share(stage: &Stage, world: usize) -> usize {
+fn rank_samples(stage: &Stage, world: usize) -> usize {
     stage.global_batch.div_ceil(world.max(1)).max(1)
 }
 
@@ -142,7 +142,7 @@ pub fn largest(config: &RunConfig, index: usize, data: DatasetShape, world: usiz
         let tokens = samples.saturating_mul(data.sequence_length);
         needed(config, index, data, world, tokens) <= room && elements(config, data, tokens) < f64::from(i32::MAX)
     };
-    let (mut fitting, mut above) = (0, share(&config.stage[index], world).saturating_add(1));
+    let (mut fitting, mut above) = (0, rank_samples(&config.stage[index], world).saturating_add(1));
     while above - fitting > 1 {
         let middle = fitting + (above - fitting) / 2;
         *(if fits(middle) { &mut fitting } else { &mut above }) = middle;

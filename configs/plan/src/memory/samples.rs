@@ -16,24 +16,24 @@ pub struct DatasetShape {
 }
 
 /// Bytes per token of a prefetched batch: id and segment, 8 bytes each, and the masked tokens.
-const WAITING: u64 = 20;
+const PREFETCHED: u64 = 20;
 /// Bytes per token while a batch is assembled: its id.
-const MASKED: u64 = 4;
+const ASSEMBLING: u64 = 4;
 /// Bytes per sample of the global batch while it is assembled: row, length and rank.
-const DRAWN: u64 = 64;
+const SAMPLE_ENTRY: u64 = 64;
 /// Bytes per token of a decoded row group.
 const DECODED: u64 = 4;
 /// Additional bytes per token during decoding: Parquet values and levels.
 const DECODING: u64 = 8;
 /// Row groups in a shuffle window, which a reader caches between batches.
 pub const WINDOW: usize = 16;
-const KEPT: u64 = WINDOW as u64;
+const CACHED_GROUPS: u64 = WINDOW as u64;
 /// Maximum number of decoding threads per rank.
 pub const READERS: usize = 8;
-const THREADS: u64 = READERS as u64;
+const DECODING_GROUPS: u64 = READERS as u64;
 
 /// Limit of the prefetched batches, in bytes, beyond the first.
-const ROOM: u64 = 32 << 20;
+const PREFETCH_LIMIT: u64 = 32 << 20;
 
 /// Returns the maximum number of tokens in a rank batch.
 fn tokens(global_batch: usize, world: usize, data: DatasetShape) -> u64 {
@@ -44,9 +44,9 @@ fn tokens(global_batch: usize, world: usize, data: DatasetShape) -> u64 {
 /// in a shuffle window, plus two: if a rank's samples are spread over the window, it decodes all of the window's row
 /// groups.
 pub fn batches_ahead(global_batch: usize, world: usize, data: DatasetShape) -> usize {
-    let bytes = WAITING.saturating_mul(tokens(global_batch, world, data));
-    let window = KEPT.saturating_mul(data.row_group).min(data.rows).div_ceil(global_batch.max(1) as u64);
-    (ROOM / bytes.max(1)).clamp(1, window.saturating_add(2)) as usize
+    let bytes = PREFETCHED.saturating_mul(tokens(global_batch, world, data));
+    let window = CACHED_GROUPS.saturating_mul(data.row_group).min(data.rows).div_ceil(global_batch.max(1) as u64);
+    (PREFETCH_LIMIT / bytes.max(1)).clamp(1, window.saturating_add(2)) as usize
 }
 
 /// Returns the bytes of samples on one of `world` ranks in a stage: batches prefetched, in use and being assembled, and
@@ -54,12 +54,12 @@ pub fn batches_ahead(global_batch: usize, world: usize, data: DatasetShape) -> u
 pub fn samples(stage: &Stage, world: usize, data: DatasetShape) -> u64 {
     let (tokens, batch) = (tokens(stage.global_batch, world, data), stage.global_batch as u64);
     let held = batches_ahead(stage.global_batch, world, data) as u64 + 2;
-    let waiting = WAITING.saturating_mul(tokens).saturating_add(2 * batch).saturating_mul(held);
-    let making = MASKED.saturating_mul(tokens).saturating_add(DRAWN.saturating_mul(batch));
+    let waiting = PREFETCHED.saturating_mul(tokens).saturating_add(2 * batch).saturating_mul(held);
+    let making = ASSEMBLING.saturating_mul(tokens).saturating_add(SAMPLE_ENTRY.saturating_mul(batch));
     let row = data.sequence_length as u64;
     let groups =
         |groups: u64, bytes: u64| groups.saturating_mul(data.row_group).min(data.rows).saturating_mul(row * bytes);
-    let decoded = groups(KEPT + THREADS, DECODED).saturating_add(groups(THREADS, DECODING));
+    let decoded = groups(CACHED_GROUPS + DECODING_GROUPS, DECODED).saturating_add(groups(DECODING_GROUPS, DECODING));
     [making, decoded].into_iter().fold(waiting, u64::saturating_add)
 }
 
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn large_batches_wait_one_at_a_time() {
+    fn large_batches_are_prefetched_one_at_a_time() {
         let data = DatasetShape { vocabulary: 30522, sequence_length: 128, rows: 1 << 30, row_group: 1024 };
         assert_eq!([256, 8192, 65536].map(|batch| batches_ahead(batch, 1, data)), [51, 1, 1]);
         assert_eq!([256, 8192, 65536].map(|batch| batches_ahead(batch, 64, data)), [66, 4, 3]);

@@ -59,7 +59,7 @@ impl RunConfig {
 }
 
 /// Arguments of mpirun for process placement, which `cluster.hosts` controls.
-const PLACING: [&str; 8] =
+const PLACEMENT_FLAGS: [&str; 8] =
     ["-H", "-host", "--host", "-hostfile", "--hostfile", "-machinefile", "--machinefile", "--default-hostfile"];
 
 impl Cluster {
@@ -82,7 +82,7 @@ impl Cluster {
                 format!("direct supports one rank; cluster.ranks is {}", self.ranks),
             ));
         }
-        if let Some(flag) = self.mpirun_arguments.iter().find(|argument| PLACING.contains(&argument.as_str())) {
+        if let Some(flag) = self.mpirun_arguments.iter().find(|argument| PLACEMENT_FLAGS.contains(&argument.as_str())) {
             let message = format!("{flag}: name hosts in cluster.hosts, for example [\"a:4\", \"b:4\"]");
             issues.push(ConfigIssue::new("cluster.mpirun_arguments", message));
         }

@@ -7,9 +7,9 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant, SystemTime};
 
 /// Initial and maximum delay between lock attempts.
-const PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(200)];
+const BACKOFF: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(200)];
 /// Interval of progress updates.
-const SIGN: Duration = Duration::from_secs(1);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Timeouts for a holder that makes no progress.
 #[derive(Debug, Clone, Copy)]
@@ -30,7 +30,7 @@ impl Default for Timeouts {
 #[derive(Debug)]
 pub struct FetchLock {
     file: File,
-    signed: Instant,
+    last_signal: Instant,
 }
 
 /// Result of a non-blocking lock attempt.
@@ -54,22 +54,22 @@ impl FetchLock {
         let holder = format!("process {} on host {}", std::process::id(), lambert_store::host::name());
         // Only for messages: writing the name may fail on a full disk.
         let _ = file.set_len(0).and_then(|()| file.write_all_at(holder.as_bytes(), 0));
-        Ok(TryLock::Acquired(Self { file, signed: Instant::now() }))
+        Ok(TryLock::Acquired(Self { file, last_signal: Instant::now() }))
     }
 
     /// Waits for the lock of `file` while its holder makes progress; `None` after [`Timeouts::stalled`] without
     /// progress. `purpose` describes the wait in messages.
     pub fn wait(file: File, timeouts: Timeouts, purpose: &str) -> io::Result<Option<Self>> {
-        let (mut file, mut pause, mut reported) = (file, PAUSES[0], false);
-        let (mut sign, mut since) = (sign(&file)?, Instant::now());
+        let (mut file, mut pause, mut reported) = (file, BACKOFF[0], false);
+        let (mut progress_time, mut since) = (progress_time(&file)?, Instant::now());
         loop {
             file = match Self::try_take(file)? {
                 TryLock::Acquired(lock) => return Ok(Some(lock)),
                 TryLock::WouldBlock(file) => file,
             };
-            let found = self::sign(&file)?;
-            if found != sign {
-                (sign, since) = (found, Instant::now());
+            let found = self::progress_time(&file)?;
+            if found != progress_time {
+                (progress_time, since) = (found, Instant::now());
             }
             let idle = since.elapsed();
             if idle >= timeouts.stalled {
@@ -82,21 +82,21 @@ impl FetchLock {
                 reported = true;
             }
             std::thread::sleep(pause);
-            pause = (2 * pause).min(PAUSES[1]);
+            pause = (2 * pause).min(BACKOFF[1]);
         }
     }
 
     /// Signals progress to waiting processes.
     pub fn progress(&mut self) {
-        if self.signed.elapsed() >= SIGN {
-            self.signed = Instant::now();
+        if self.last_signal.elapsed() >= PROGRESS_INTERVAL {
+            self.last_signal = Instant::now();
             // If this fails, other processes time out earlier.
             let _ = self.file.set_modified(SystemTime::now());
         }
     }
 }
 
-fn sign(file: &File) -> io::Result<SystemTime> {
+fn progress_time(file: &File) -> io::Result<SystemTime> {
     file.metadata()?.modified()
 }
 
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holder_without_progress_is_named_and_not_waited_for() {
+    fn waiting_ends_if_the_holder_makes_no_progress() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.lock");
         let held = take(&path);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holder_that_makes_progress_is_waited_for() {
+    fn waiting_continues_while_the_holder_makes_progress() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.lock");
         let mut held = take(&path);
@@ -160,7 +160,7 @@ mod tests {
         });
         for _ in 0..20 {
             std::thread::sleep(SHORT.stalled / 6);
-            held.signed -= SIGN;
+            held.last_signal -= PROGRESS_INTERVAL;
             held.progress();
         }
         assert!(!waiting.is_finished());

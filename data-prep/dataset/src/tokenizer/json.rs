@@ -20,7 +20,7 @@ const SEP: &str = "[SEP]";
 pub const MASK: &str = "[MASK]";
 
 /// BERT's limit, in characters: longer words become `[UNK]`.
-const LONGEST_WORD: usize = 100;
+const MAX_WORD_CHARS: usize = 100;
 
 /// Parses the tokens of a vocab.txt, in id order. `origin` names it in errors.
 pub fn pieces(bytes: &[u8], origin: &str) -> Result<Vec<String>, TokenizerError> {
@@ -89,7 +89,7 @@ fn model(pieces: &[String]) -> Value {
     let vocab: serde_json::Map<String, Value> =
         pieces.iter().enumerate().map(|(id, piece)| (piece.clone(), json!(id))).collect();
     json!({"type": "WordPiece", "unk_token": UNK, "continuing_subword_prefix": PREFIX,
-           "max_input_chars_per_word": LONGEST_WORD, "vocab": vocab})
+           "max_input_chars_per_word": MAX_WORD_CHARS, "vocab": vocab})
 }
 
 fn template(cls: u32, sep: u32) -> Value {

@@ -7,11 +7,11 @@
 //! are exact.
 
 /// Maximum length of a cached segment, bytes.
-pub const LONGEST: usize = 31;
+pub const MAX_WORD_BYTES: usize = 31;
 /// Maximum number of ids of a cached segment.
-const MOST_IDS: usize = 7;
+const MAX_IDS: usize = 7;
 /// Segments to split off before their slots are accessed, so that the cache misses of many slots overlap.
-const AT_ONCE: usize = 64;
+const SEGMENT_BATCH: usize = 64;
 /// Number of slots: 8 MiB, enough for the words that make up nearly all text of a large corpus.
 const SLOTS: usize = 1 << 17;
 
@@ -30,7 +30,7 @@ pub struct WordCache {
 struct CachedWord {
     key: WordKey,
     count: u32,
-    ids: [u32; MOST_IDS],
+    ids: [u32; MAX_IDS],
 }
 
 /// Bytes of a word, zero-padded, with its length in the last byte.
@@ -43,8 +43,8 @@ impl WordCache {
     /// Creates an empty cache.
     pub fn new() -> Self {
         // No word has the length 255.
-        let empty = CachedWord { key: [u64::MAX; 4], count: 0, ids: [0; MOST_IDS] };
-        Self { slots: vec![empty; SLOTS], next: Vec::with_capacity(AT_ONCE), text: Vec::new() }
+        let empty = CachedWord { key: [u64::MAX; 4], count: 0, ids: [0; MAX_IDS] };
+        Self { slots: vec![empty; SLOTS], next: Vec::with_capacity(SEGMENT_BATCH), text: Vec::new() }
     }
 
     /// Appends the ids of `text` to `output`. Calls `encode` to append the ids of a segment that is not cached.
@@ -55,12 +55,12 @@ impl WordCache {
         let mut parts = Segments { text: text.as_bytes(), at: 0 };
         loop {
             self.next.clear();
-            self.next.extend(parts.by_ref().take(AT_ONCE));
+            self.next.extend(parts.by_ref().take(SEGMENT_BATCH));
             if self.next.is_empty() {
                 return;
             }
             for &(start, end) in &self.next {
-                if end - start > LONGEST {
+                if end - start > MAX_WORD_BYTES {
                     encode(&text[start..end], output);
                     continue;
                 }
@@ -84,14 +84,14 @@ impl CachedWord {
         let start = output.len();
         encode(output);
         let found = &output[start..];
-        if found.len() <= MOST_IDS {
-            *self = Self { key, count: found.len() as u32, ids: [0; MOST_IDS] };
+        if found.len() <= MAX_IDS {
+            *self = Self { key, count: found.len() as u32, ids: [0; MAX_IDS] };
             self.ids[..found.len()].copy_from_slice(found);
         }
     }
 }
 
-/// Returns the key of at most [`LONGEST`] bytes.
+/// Returns the key of at most [`MAX_WORD_BYTES`] bytes.
 #[inline]
 pub fn key(part: &[u8]) -> WordKey {
     let mut bytes = [0; KEY];
@@ -99,7 +99,7 @@ pub fn key(part: &[u8]) -> WordKey {
     key_of(&bytes, part.len())
 }
 
-/// Returns the key of the first `length` bytes, at most [`LONGEST`].
+/// Returns the key of the first `length` bytes, at most [`MAX_WORD_BYTES`].
 #[inline]
 fn key_of(bytes: &[u8; KEY], length: usize) -> WordKey {
     let mut key = [0; 4];
@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_are_cut_at_spaces_and_marks() {
+    fn text_is_split_at_spaces_and_marks() {
         let text = "“Don’t—é, x\u{a0}y…\t z”";
         let found: Vec<&str> =
             Segments { text: text.as_bytes(), at: 0 }.map(|(start, end)| &text[start..end]).collect();
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_is_encoded_once_and_keys_tell_all_apart() {
+    fn a_word_is_encoded_once() {
         let mut word_cache = WordCache::new();
         let (mut calls, mut output) = (0, Vec::new());
         let mut encode = |text: &str| {

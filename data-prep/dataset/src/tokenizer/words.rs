@@ -7,7 +7,7 @@ use super::json::PREFIX;
 use super::word_cache::{WordKey, index, is_mark, key};
 
 /// Maximum length of a word, bytes.
-const LONGEST: usize = super::word_cache::LONGEST;
+const MAX_WORD_BYTES: usize = super::word_cache::MAX_WORD_BYTES;
 /// Flag in a key's last byte, beside the length: the token continues a word.
 const CONTINUES: u64 = 0x80 << 56;
 
@@ -44,7 +44,7 @@ impl Words {
 
     /// Appends the ids of `word`. Returns `false` if it is not a word that this encoder handles.
     pub fn append(&self, word: &str, ids: &mut Vec<u32>) -> bool {
-        let mut bytes = [0; LONGEST];
+        let mut bytes = [0; MAX_WORD_BYTES];
         let Some(bytes) = bytes.get_mut(..word.len()).filter(|_| is_word(word.as_bytes())) else { return false };
         bytes.copy_from_slice(word.as_bytes());
         if self.lowercase {
@@ -95,6 +95,6 @@ fn is_word(text: &[u8]) -> bool {
     match text {
         [mark] if mark.is_ascii_punctuation() => true,
         [_, _, _] if is_mark(text) => true,
-        _ => (1..=LONGEST).contains(&text.len()) && text.iter().all(u8::is_ascii_alphanumeric),
+        _ => (1..=MAX_WORD_BYTES).contains(&text.len()) && text.iter().all(u8::is_ascii_alphanumeric),
     }
 }
