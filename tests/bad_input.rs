@@ -125,7 +125,7 @@ fn impossible_runs_are_refused_with_all_that_is_wrong_at_once() {
     let start = [&["run", "--run", &run_url, "--config", &config][..], &sets].concat();
     let words = [
         "has 8 errors",
-        "objective.static_masks: has no meaning for dynamic masks",
+        "objective.static_masks: has no effect with dynamic masks",
         "model.heads: 7 heads do not divide hidden size 600000",
         "stage.0.data: has samples of up to 64 tokens, but model.positions is 32",
         "stage.0.data: was prepared with pair = Nsp, but objective.pair is Sop",

@@ -42,7 +42,7 @@ const WORKER_GPU: u64 = 2 << 30;
 /// Bytes per parameter of host memory of a rank that uses a GPU: gradients in transit to other ranks.
 const GRADIENT_STAGING: u64 = 4;
 
-/// Denominator of the part of the largest micro-batch's activations that the allocator retains from smaller
+/// Divisor of the largest micro-batch's activations that gives the memory retained by the allocator from smaller
 /// micro-batches; the largest comes last. Measured.
 const RETAINED_DIVISOR: u64 = 8;
 

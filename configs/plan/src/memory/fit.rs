@@ -201,15 +201,15 @@ mod tests {
         let (taken, usable) = (auto(80 * GIB), 80 * GIB - gpu::reserve(80 * GIB));
         assert_eq!(taken % 128, 0);
         assert!(gpu::needed(&config, 0, DATA, 8, taken) <= usable);
-        assert!(gpu::needed(&config, 0, DATA, 8, taken + taken / 7) > usable, "{taken} is far from what fits");
+        assert!(gpu::needed(&config, 0, DATA, 8, taken + taken / 7) > usable, "{taken} is far below the limit");
         let taken: std::collections::BTreeSet<usize> = (0..64).map(|step| auto(60 * GIB + (step << 24))).collect();
-        assert!(taken.len() <= 2, "a GiB in 64 steps: {taken:?}");
+        assert!(taken.len() <= 2, "1 GiB in 64 steps: {taken:?}");
         // At most the rank batch.
         let mut small = config.clone();
         small.stage[0].global_batch = 64;
         assert_eq!(fit(&small, 80 * GIB).unwrap()[0], 8 * 128);
         small.stage[0].micro_batch_tokens = usize::MAX.into();
-        assert!(fit(&small, 80 * GIB).is_ok(), "micro-batches that no rank can fill");
+        assert!(fit(&small, 80 * GIB).is_ok(), "no rank can fill these micro-batches");
         // Nothing is checked on CPUs.
         assert_eq!(micro_batches(&config, &[DATA; 2], 8, None), Ok(vec![4096, 4096]));
     }

@@ -21,7 +21,7 @@ pub enum TokenizerError {
         at: usize,
     },
     /// A line is empty.
-    #[error("vocabulary {origin}, line {line}: the line is empty; expected one piece on every line")]
+    #[error("vocabulary {origin}, line {line}: the line is empty; expected one token per line")]
     EmptyLine {
         /// File.
         origin: String,
