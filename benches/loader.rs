@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use lambert_config::run::{Objective, Stage, Test};
+use lambert_config::run::{FaultInjection, Objective, Stage};
 use lambert_dataset::Dataset;
 use lambert_plan::memory;
 use lambert_worker::data::reader::BatchReader;
@@ -76,7 +76,7 @@ fn stage(global_batch: usize) -> Stage {
 }
 
 fn source(dataset: &Arc<Dataset>) -> SampleSource {
-    let (objective, test) = (Objective::default(), Test::default());
+    let (objective, test) = (Objective::default(), FaultInjection::default());
     SampleSource { dataset: Arc::clone(dataset), objective, seed: 1, shuffle: true, test }
 }
 

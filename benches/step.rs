@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use clap::{Parser, ValueEnum};
-use lambert_config::run::{self, Model, Optimizer as Settings, OptimizerKind, Test};
+use lambert_config::run::{self, FaultInjection, Model, Optimizer as Settings, OptimizerKind};
 use lambert_config::{PrepConfig, prep};
 use lambert_data_prep::prep::{DEFAULT_MEMORY, PrepOptions, PrepStatus, run as prepare};
 use lambert_dataset::Dataset;
@@ -94,8 +94,13 @@ fn batches(arguments: &Arguments, folder: &Path, count: usize) -> (Vec<GlobalBat
         .unwrap();
     let dataset = Arc::new(Dataset::open(&folder.join("data/train").display().to_string()).unwrap());
     let vocabulary = dataset.manifest().vocabulary.size;
-    let source =
-        SampleSource { dataset, objective: run::Objective::default(), seed: 1, shuffle: true, test: Test::default() };
+    let source = SampleSource {
+        dataset,
+        objective: run::Objective::default(),
+        seed: 1,
+        shuffle: true,
+        test: FaultInjection::default(),
+    };
     let batch = arguments.shape.batch();
     let (cursor, skipped) = (0, SkippedSamples::default());
     let options = LoaderOptions {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use lambert_config::run::{Backend, Stage};
 use lambert_config::{RunConfig, exit};
 use lambert_dataset::random::Key;
-use lambert_dataset::{Dataset, check_fit};
+use lambert_dataset::{Dataset, check_compatibility};
 use lambert_plan::architecture::Architecture;
 use lambert_plan::{flops, memory, schedule};
 use tch::Kind;
@@ -60,7 +60,7 @@ pub fn run(config: &RunConfig, request: &BenchOptions) -> Result<i32, Error> {
     tch::set_num_threads(config.device.threads as i32);
     let dataset = Arc::new(Dataset::open(&stage.data)?.with_cache(&config.cluster.dataset_cache));
     let mut errors = Vec::new();
-    check_fit(config, &[(format!("stage.{}.data", request.stage), &dataset)], None, &mut errors);
+    check_compatibility(config, &[(format!("stage.{}.data", request.stage), &dataset)], None, &mut errors);
     if !errors.is_empty() {
         return Err(Error::invalid_config("the configuration", errors));
     }
@@ -105,7 +105,7 @@ fn loader(
 fn write_batches(config: &RunConfig, request: &BenchOptions, dataset: Arc<Dataset>, path: &Path) -> Result<(), Error> {
     let stage = &config.stage[request.stage];
     let samples = request.samples.unwrap_or(stage.global_batch).max(1);
-    let vocabulary = config.model.rows_of(dataset.manifest().vocabulary.size);
+    let vocabulary = config.model.padded_vocabulary(dataset.manifest().vocabulary.size);
     let mut loader = loader(config, stage, dataset, samples, request.steps)?;
     let mut batches = Vec::new();
     while let Some(batch) = loader.next_batch() {
@@ -221,7 +221,7 @@ fn measure(
     let samples = request.samples.unwrap_or(stage.global_batch).max(1);
     let steps = request.steps.max(1);
     let tokens = stage.micro_batch_tokens.or_default();
-    let needed = || memory::card::needed(config, request.stage, dataset.sizes(), 1, tokens);
+    let needed = || memory::gpu::needed(config, request.stage, dataset.sizes(), 1, tokens);
     let needed_memory = gpu.map(|_| needed());
     let peak = peak::matmul_peak(&*kernels, model::compute_dtype(&config.model), peak::peak_width(gpu.is_some()))?;
     let mut bench = Bench::new(config, stage, dataset, kernels.clone(), (samples, request.warmup + 2 * steps))?;

@@ -1,6 +1,6 @@
 //! Errors of a worker, their exit codes and failure kinds.
 
-use lambert_config::{ConfigError, Fault, exit};
+use lambert_config::{ConfigError, ConfigIssue, exit};
 use lambert_control as control;
 use lambert_dataset::DatasetError;
 pub use lambert_store::error::chain;
@@ -150,8 +150,8 @@ pub enum Error {
 
 impl Error {
     /// Creates an error from invalid values of a configuration that only a look at its datasets reveals.
-    pub fn invalid_config(origin: &str, faults: Vec<Fault>) -> Self {
-        Self::Config(ConfigError::Faults { origin: origin.to_owned(), faults })
+    pub fn invalid_config(origin: &str, faults: Vec<ConfigIssue>) -> Self {
+        Self::Config(ConfigError::Invalid { origin: origin.to_owned(), issues: faults })
     }
 
     /// CUDA's message if a GPU failed, whether a tensor operation or an all-reduce reported it.
@@ -172,7 +172,7 @@ impl Error {
                 exit::USAGE
             }
             Self::Device(error) if error.is_setup_error() => exit::USAGE,
-            Self::GpuLost { .. } => exit::CARD,
+            Self::GpuLost { .. } => exit::GPU_FAILED,
             _ => exit::FAILED,
         }
     }

@@ -13,7 +13,7 @@ use lambert_config::run::{DeviceKind, Limits};
 use lambert_config::{Layers, RunConfig, exit};
 use lambert_control::EventKind;
 use lambert_control::Versions;
-use lambert_plan::objectives::{self, Targets};
+use lambert_plan::objectives::{self, TargetKind};
 use lambert_store::{Store, host_paths, private_dir};
 use lambert_worker::bench::{self, BenchOptions};
 use lambert_worker::error::{self, Error};
@@ -329,7 +329,7 @@ fn eval(model: &LoadedModel, data: &str, samples: u64, json: bool) -> Result<i32
     for loss in objectives::losses(&model.config.objective) {
         let (title, Some(score)) = (loss.title, result.scores.get(loss.name)) else { continue };
         lines.push(format!("{:<17}{:.4} nats", format!("{title} loss"), score.loss));
-        if loss.targets == Targets::MaskedTokens {
+        if loss.targets == TargetKind::MaskedTokens {
             let entropy = result.unigram_entropy;
             lines.push(format!("  context-free   {entropy:.4} nats (unigram entropy of the dataset)"));
         }

@@ -92,7 +92,7 @@ fn configurations_with_faults() {
     ];
     let sets: Vec<&str> = exact.iter().chain(&faults[..1]).flat_map(|fault| ["--set", fault]).collect();
     let keys = [
-        "has 4 faults",
+        "has 4 errors",
         "cluster.hosts.0: invalid type: integer",
         "model.heads",
         "cluster.all_reduce.dtype",
@@ -124,9 +124,9 @@ fn impossible_runs_are_refused_with_all_that_is_wrong_at_once() {
     let sets: Vec<&str> = faults.iter().flat_map(|fault| ["--set", fault]).collect();
     let start = [&["run", "--run", &run_url, "--config", &config][..], &sets].concat();
     let words = [
-        "has 8 faults",
-        "objective.static_masks: has no meaning for dynamic masks",
-        "model.heads: 7 heads do not divide 600000 hidden",
+        "has 8 errors",
+        "objective.static_masks: has no effect with dynamic masks",
+        "model.heads: 7 heads do not divide hidden size 600000",
         "stage.0.data: has samples of up to 64 tokens, but model.positions is 32",
         "stage.0.data: was prepared with pair = Nsp, but objective.pair is Sop",
         "evaluation.data: has samples of up to 64",
@@ -157,7 +157,7 @@ fn a_dataset_out_of_reach_is_no_fault_of_the_configuration() {
     assert!(alone.err.contains("stage.0.data: cannot read dataset"), "{}", alone.err);
     let wrong = run(&[&start[..], &["--set", "model.heads=7"]].concat());
     assert_eq!(wrong.code, 2, "{}", wrong.err);
-    assert!(wrong.err.contains("has 2 faults"), "{}", wrong.err);
+    assert!(wrong.err.contains("has 2 errors"), "{}", wrong.err);
     assert!(!Path::new(&run_url).exists());
 }
 

@@ -96,7 +96,7 @@ fn a_damaged_held_out_shard_ends_a_run_with_a_checkpoint() {
     for attempt in [1, 2] {
         let ended = start(&place, "run", &data, 2, &more).end();
         assert_eq!(ended.code, Some(70), "{}", ended.log);
-        assert!(ended.log.contains(&format!("{name} is damaged: its sha256 is")), "{}", ended.log);
+        assert!(ended.log.contains(&format!("{name} is damaged: sha256 is")), "{}", ended.log);
         assert_eq!(checkpoints(&place.path("run")), ["step-000000010-a0001"], "{}", ended.log);
         assert!(!ended.log.contains(&format!("attempt {}", attempt + 1)), "{}", ended.log);
     }
@@ -122,7 +122,7 @@ fn a_damaged_shard_is_named_and_stopped_at_or_gone_around() {
     std::fs::write(&path, &bad).unwrap();
     let stopped = start(&place, "stopped", &data, 2, &[]).end();
     assert_eq!(stopped.code, Some(70), "{}", stopped.log);
-    let named = format!("shard-{shard:05}-of-00060.parquet is damaged: its sha256 is");
+    let named = format!("shard-{shard:05}-of-00060.parquet is damaged: sha256 is");
     assert!(stopped.log.contains(&named), "{}", stopped.log);
     assert!(!stopped.log.contains("attempt 2"), "what is damaged stays damaged: {}", stopped.log);
     assert_eq!(stopped.records.len() as u64, step - 1);

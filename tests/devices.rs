@@ -55,12 +55,9 @@ fn what_sums_between_gpus_lack_is_told_in_one_message() {
     assert!(said.contains(&expected) && !said.contains("backtrace") && !said.contains("started again"), "{said}");
     assert_eq!(code, 2, "{said}");
     for (setting, why) in [
-        ("device.kind=\"cpu\"", "nccl sums between cards, and device.kind is cpu"),
-        (
-            "cluster.all_reduce.canonical=true",
-            "nccl sums between cards, and cluster.all_reduce.canonical computes on processors",
-        ),
-        ("cluster.launcher=\"direct\"", "nccl joins ranks that mpirun or srun starts; cluster.launcher is direct"),
+        ("device.kind=\"cpu\"", "nccl requires GPUs; device.kind is cpu"),
+        ("cluster.all_reduce.canonical=true", "nccl requires GPUs; cluster.all_reduce.canonical computes on CPUs"),
+        ("cluster.launcher=\"direct\"", "nccl requires ranks started by mpirun or srun; cluster.launcher is direct"),
     ] {
         let (config, run) = (place.config(9, 1), place.path("refused"));
         let sets = ["--set", "cluster.all_reduce.backend=\"nccl\"", "--set", setting];

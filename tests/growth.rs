@@ -186,7 +186,7 @@ fn a_model_grows_from_another_runs_checkpoint() {
         assert!(ran.err.contains(word), "no {word:?} in {}", ran.err);
         assert!(!std::path::Path::new(&url).exists(), "a refused run left something behind");
     };
-    refused(&deep, &[], "stage.0.layers: 1 layers after 4: layers cannot be taken away");
+    refused(&deep, &[], "stage.0.layers: 1 layers after 4: the number of layers cannot decrease");
     let moments = [&more[..], &["--set", "stage.0.growth.moments=scale"]].concat();
     refused(&shallow, &moments, "stage.0.growth.moments: asks for moments");
     refused(&shallow, &[&more[..], &["--set", "model.hidden=64"]].concat(), "run.from: its model has hidden = 32");
@@ -273,14 +273,14 @@ fn growth_that_cannot_be_is_refused() {
         words.iter().for_each(|word| assert!(ran.err.contains(word), "no {word:?} in {}", ran.err));
         assert!(!std::path::Path::new(&url).exists(), "a refused run left something behind");
     };
-    refused(&["stage.2.layers=1"], &["stage.2.layers: 1 layers after 2: layers cannot be taken away"]);
-    refused(&["stage.2.layers=3"], &["stage.2.growth.order: 3 layers after 2: interleave reaches multiples of 2 only"]);
-    refused(&["stage.2.layers=2"], &["stage.2.growth: the stage has no more layers"]);
+    refused(&["stage.2.layers=1"], &["stage.2.layers: 1 layers after 2: the number of layers cannot decrease"]);
+    refused(&["stage.2.layers=3"], &["stage.2.growth.order: 3 layers after 2: interleave requires a multiple of 2"]);
+    refused(&["stage.2.layers=2"], &["stage.2.growth: the stage does not add layers"]);
     refused(&["stage.1.growth.new_layers_only=21", "stage.2.hidden=64"], &["stage.2.hidden"]);
     refused(&["stage.1.growth.new_layers_only=21"], &["stage.1.growth.new_layers_only: is 21; the stage has 20 steps"]);
-    refused(&["stage.0.growth.identity=true"], &["stage.0.growth: the stage has no more layers"]);
+    refused(&["stage.0.growth.identity=true"], &["stage.0.growth: the stage does not add layers"]);
     refused(&["stage.1.growth.moments=half"], &["stage.1.growth.moments", "copy"]);
-    refused(&["stage.1.restart_optimizer=true"], &["stage.1.growth.moments: with restart_optimizer none are kept"]);
+    refused(&["stage.1.restart_optimizer=true"], &["stage.1.growth.moments: has no effect with restart_optimizer"]);
     refused(&["stage.1.plateau.evaluations=0"], &["stage.1.plateau.evaluations: is 0"]);
     refused(&["evaluation.data="], &["stage.1.plateau: needs evaluation.data"]);
 }

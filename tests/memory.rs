@@ -33,7 +33,7 @@ fn measure(place: &Place, name: &str, sets: &[&str]) -> (f64, f64) {
     drop(running);
     let config = std::fs::read_to_string(format!("{url}/run.toml")).unwrap();
     let (config, dataset) = (Layers::default().parse(&config, "run.toml").unwrap(), Dataset::open(&data).unwrap());
-    (peak, memory::of_a_rank(&config, &config.stage[0], dataset.sizes(), 1) as f64)
+    (peak, memory::rank_bytes(&config, &config.stage[0], dataset.sizes(), 1) as f64)
 }
 
 #[test]

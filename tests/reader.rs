@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use lambert_config::run::{Objective, Test};
+use lambert_config::run::{FaultInjection, Objective};
 use lambert_dataset::Dataset;
 use lambert_dataset::random::Key;
 use lambert_worker::data::order::{EpochOrder, WINDOW};
@@ -27,7 +27,7 @@ fn dataset(folder: &Path) -> Arc<Dataset> {
 }
 
 fn reader(dataset: &Arc<Dataset>, shuffle: bool) -> BatchReader {
-    let (objective, test) = (Objective::default(), Test::default());
+    let (objective, test) = (Objective::default(), FaultInjection::default());
     BatchReader::new(SampleSource { dataset: Arc::clone(dataset), objective, seed: 1, shuffle, test }).unwrap()
 }
 

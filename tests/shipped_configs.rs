@@ -25,7 +25,7 @@ fn every_shipped_configuration_is_valid() {
             preparations += 1;
         } else {
             let config: RunConfig = Layers::default().load(&path).unwrap_or_else(|error| panic!("{error}"));
-            assert!(timeline::total_steps(&config, &timeline::Ended::new()) > 0, "{name}");
+            assert!(timeline::total_steps(&config, &timeline::EarlyStops::new()) > 0, "{name}");
             runs += 1;
         }
     }
@@ -63,13 +63,13 @@ fn adam_follows_the_published_line_through_both_phases() {
     for (name, size) in [("bert-base-adam", 110_106_428), ("bert-large-adam", 336_226_108)] {
         let config = shipped(name);
         assert_eq!(
-            (config.optimizer.kind, timeline::total_steps(&config, &timeline::Ended::new())),
+            (config.optimizer.kind, timeline::total_steps(&config, &timeline::EarlyStops::new())),
             (OptimizerKind::AdamBert, 1_000_000)
         );
         assert_eq!(config.stage.iter().map(timeline::samples).sum::<u64>(), 256_000_000);
         assert_eq!(parameters(&config), size);
         for step in [0, 9_999, 10_000, 500_000, 899_999, 900_000, 999_999] {
-            let place = timeline::place(&config, &timeline::Ended::new(), step).unwrap();
+            let place = timeline::position(&config, &timeline::EarlyStops::new(), step).unwrap();
             let line = if step < 10_000 { (step + 1) as f64 / 1e4 } else { (1_000_000 - step) as f64 / 990_000.0 };
             let rate = schedule::learning_rate(place.stage, place.done);
             assert!((rate - 1e-4 * line).abs() < 1e-9 * 1e-4, "{name}, step {step}: {rate}");

@@ -130,9 +130,9 @@ fn refuses(place: &Place, sandbox: &Sandbox) {
         ("account=\"nobody\"", "account: you have no \"nobody\"; you have lab"),
         ("qos=\"best\"", "qos: you have no \"best\"; you have normal, patient"),
         ("time=\"2:00:00\"", "time: 2:00:00 is more than the 3600 s that partition batch allows"),
-        ("lead_seconds=1800", "lead_seconds: is 1800; the time limit \"30\" leaves nothing before it"),
+        ("lead_seconds=1800", "lead_seconds: is 1800; must be less than the time limit \"30\""),
         ("output=\"no/such/%j\"", "output: there is no folder "),
-        ("export=[\"AWS_SECRET_ACCESS_KEY\"]", "export: AWS_SECRET_ACCESS_KEY: Slurm would keep its value in files"),
+        ("export=[\"AWS_SECRET_ACCESS_KEY\"]", "export: AWS_SECRET_ACCESS_KEY: Slurm would store its value in files"),
     ] {
         let set = format!("{sum}{set}");
         let more = ["submit", "--config", &file, "--run", &run, "--set", "slurm.partition=\"batch\"", "--set", &set];

@@ -1,11 +1,12 @@
-//! Environment variables that libraries of a GPU read when they begin, and that lambert sets where nobody else has. The
-//! coordinator sets them for its ranks: a process must not change its own environment once it has threads.
+//! Default environment variables for CUDA libraries, which read them at initialization. The coordinator sets them for
+//! its ranks: a multi-threaded process must not change its own environment.
 
-/// The variables to set for a process whose environment has those for which `is_set`, as name and value.
+/// Returns the variables to set, as (name, value), for a process in which `is_set` tells the variables that are set
+/// already.
 ///
-/// - NCCL connects all ranks when they join, and writes its choices to its log, which lambert-worker reads.
-/// - With `device.deterministic` cuBLAS has workspaces of one size, and NCCL leaves out the algorithms in which the switch
-///   of an NVLink domain adds up, in an order that is not fixed (<https://github.com/NVIDIA/nccl/issues/1497>).
+/// - NCCL connects all ranks at initialization, and writes its choices to a log that lambert-worker reads.
+/// - With `device.deterministic`, cuBLAS uses workspaces of fixed size, and NCCL excludes the NVLink SHARP algorithms,
+///   whose order of summation is not fixed (<https://github.com/NVIDIA/nccl/issues/1497>).
 pub fn defaults(deterministic: bool, is_set: impl Fn(&str) -> bool) -> Vec<(&'static str, &'static str)> {
     let mut defaults = vec![("NCCL_RUNTIME_CONNECT", "0")];
     if !LOG.iter().any(|(name, _)| is_set(name)) {
@@ -18,8 +19,8 @@ pub fn defaults(deterministic: bool, is_set: impl Fn(&str) -> bool) -> Vec<(&'st
     defaults
 }
 
-/// NCCL's log: all of it or nothing. lambert-worker opens the descriptor in memory (cluster/collective/src/nccl/log.rs); its
-/// number is above those that a rank has when it loads NCCL.
+/// NCCL's log settings, applied all or none. lambert-worker opens this file descriptor in memory
+/// (cluster/collective/src/nccl/log.rs). Its number is above the descriptors that a rank has open when it loads NCCL.
 const LOG: [(&str, &str); 3] =
     [("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_FILE", "/proc/self/fd/250"), ("NCCL_DEBUG_SUBSYS", "INIT,NET,GRAPH")];
 
@@ -33,7 +34,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_has_set_stays() {
+    fn existing_variables_are_kept() {
         let log = "NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/proc/self/fd/250 NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH";
         assert_eq!(names(false, &[]), format!("NCCL_RUNTIME_CONNECT=0 {log}"));
         let fixed = "CUBLAS_WORKSPACE_CONFIG=:4096:8 NCCL_ALGO=^NVLS,NVLSTree";
@@ -41,7 +42,7 @@ mod tests {
         assert_eq!(
             names(true, &["NCCL_DEBUG_SUBSYS"]),
             format!("NCCL_RUNTIME_CONNECT=0 {fixed}"),
-            "somebody reads the log"
+            "the user configured the log"
         );
         let set = ["NCCL_RUNTIME_CONNECT", "NCCL_DEBUG", "NCCL_ALGO"];
         assert_eq!(names(true, &set), "CUBLAS_WORKSPACE_CONFIG=:4096:8");

@@ -1,13 +1,13 @@
-//! What a user writes: the configuration of a run and of a preparation, as types.
+//! Configuration of training runs and data preparations, as types.
 //!
-//! - [`load`]: file < environment < `--set`, unknown keys refused, every fault listed at once
-//! - [`prep`]: a preparation (text to dataset)
-//! - [`run`]: a run (a list of stages)
-//! - [`gpu_environment`]: environment variables that a rank with a GPU needs
-//! - [`exit`]: the exit codes of both programs
+//! - [`load`]: layered loading (file < environment < `--set`); rejects unknown keys and lists all errors at once
+//! - [`prep`]: data preparation (text to dataset)
+//! - [`run`]: training run (a list of stages)
+//! - [`gpu_environment`]: environment variables for ranks with a GPU
+//! - [`exit`]: exit codes of both programs
 //!
-//! What follows from a configuration is the crate lambert-plan's. This crate imports no other crate of the workspace, no tensors, no
-//! MPI and no async runtime.
+//! The crate lambert-plan derives networks, memory and schedules from a configuration. This crate has no dependency on
+//! other crates of the workspace, tensors, MPI or an async runtime.
 
 pub mod exit;
 pub mod gpu_environment;
@@ -16,6 +16,6 @@ pub mod prep;
 pub mod run;
 mod slurm;
 
-pub use load::{Checked, ConfigError, Fault, Layers};
+pub use load::{Checked, ConfigError, ConfigIssue, Layers};
 pub use prep::PrepConfig;
 pub use run::RunConfig;

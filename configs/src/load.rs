@@ -1,8 +1,8 @@
 //! Layered configuration: a TOML file, then `LAMBERT__A__B=value` from the environment, then `--set a.b=value`.
 //!
-//! Elements of a list are named by their number from 0: `stage.0.steps`, or `stage[0].steps`. In each layer old names of keys are
-//! replaced by the new ones (renames.rs), then the crate `config` merges the layers (layers.rs). A fault never hides another: a value
-//! that cannot be read is noted, taken out and the rest is read on (strict.rs), so that one report lists everything.
+//! List elements are named by index, from 0: `stage.0.steps` or `stage[0].steps`. In each layer, old names of keys are
+//! replaced by new ones (renames.rs); then the crate `config` merges the layers (layers.rs). A value that cannot be
+//! parsed is recorded and removed, and parsing continues (strict.rs), so that one report lists all errors.
 
 mod error;
 mod layers;
@@ -14,40 +14,40 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use toml::Table;
 
-pub use error::{ConfigError, Fault};
+pub use error::{ConfigError, ConfigIssue};
 use layers::Layer;
 use renames::RenamedKey;
 
-/// A configuration type that can say what is wrong with its values.
+/// Configuration type that validates its values.
 pub trait Checked: DeserializeOwned {
-    /// Keys that had another name, as (old, new); `*` in a path stands for the index of a list element.
+    /// Renamed keys, as (old, new). `*` in a path stands for the index of a list element.
     const RENAMED: &'static [(&'static str, &'static str)] = &[];
 
-    /// Adds one fault for each value that cannot be meant; the keys are written as in the file.
-    fn check(&self, faults: &mut Vec<Fault>);
+    /// Adds one issue per invalid value. Keys are written as in the file.
+    fn check(&self, issues: &mut Vec<ConfigIssue>);
 }
 
-/// The layers above the file.
+/// Configuration layers above the file.
 #[derive(Debug, Default, Clone)]
 pub struct Layers {
     environment: Vec<(String, String)>,
-    /// Variables of ours whose values are not UTF-8.
+    /// `LAMBERT__*` variables whose values are not UTF-8.
     unreadable: Vec<String>,
     sets: Vec<String>,
     warn: Option<fn(&str)>,
 }
 
-/// The text of a configuration.
+/// Configuration text.
 struct Text<'a> {
     text: &'a str,
-    /// The file's name in messages.
+    /// Name of the file in messages.
     origin: &'a str,
-    /// Whether lambert itself wrote it.
+    /// True if lambert wrote the text.
     is_stored: bool,
 }
 
 impl Layers {
-    /// This process's `LAMBERT__*` variables, then `sets` (`key=value` each).
+    /// Reads this process's `LAMBERT__*` variables, then `sets` (`key=value` each).
     pub fn from_process(sets: &[String]) -> Self {
         let (mut environment, mut unreadable) = (Vec::new(), Vec::new());
         for (name, value) in std::env::vars_os() {
@@ -63,81 +63,88 @@ impl Layers {
         Self { environment, unreadable, sets: sets.to_vec(), warn: None }
     }
 
-    /// Only `sets`, whatever the environment holds.
+    /// Uses only `sets` and ignores the environment.
     pub fn from_sets(sets: &[String]) -> Self {
         Self { sets: sets.to_vec(), ..Self::default() }
     }
 
-    /// Passes warnings, such as about an old name of a key, to `warn`; without it there are none.
+    /// Passes warnings, for example about renamed keys, to `warn`. Without it there are none.
     #[must_use]
     pub fn warn_with(self, warn: fn(&str)) -> Self {
         Self { warn: Some(warn), ..self }
     }
 
-    /// Reads `path`, lays the other layers over it and checks the result.
+    /// Loads `path`, applies the other layers and validates the result.
     pub fn load<T: Checked>(&self, path: &Path) -> Result<T, ConfigError> {
         self.load_with(path, |_, _| {})
     }
 
-    /// The same with checks of the caller's, whose faults are listed beside the others: what is wrong with the things
-    /// that the configuration names.
-    pub fn load_with<T: Checked>(&self, path: &Path, more: impl FnOnce(&T, &mut Vec<Fault>)) -> Result<T, ConfigError> {
+    /// Like [`Layers::load`], with additional checks by the caller. Their issues are listed with the others.
+    pub fn load_with<T: Checked>(
+        &self,
+        path: &Path,
+        more: impl FnOnce(&T, &mut Vec<ConfigIssue>),
+    ) -> Result<T, ConfigError> {
         let text =
             std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         self.read(&Text { text: &text, origin: &path.display().to_string(), is_stored: false }, more)
     }
 
-    /// [`Layers::load`] for text that lambert itself wrote, maybe an older version: old names of keys in it are no reason to
-    /// warn. `origin` names it in errors.
+    /// Like [`Layers::load`], for text that lambert wrote, possibly an older version. Old names of keys cause no
+    /// warnings. `origin` names the text in errors.
     pub fn parse<T: Checked>(&self, text: &str, origin: &str) -> Result<T, ConfigError> {
         self.parse_with(text, origin, |_, _| {})
     }
 
-    /// [`Layers::load_with`] for text that lambert itself wrote, as [`Layers::parse`] reads it.
+    /// Like [`Layers::load_with`], for text that lambert wrote; see [`Layers::parse`].
     pub fn parse_with<T: Checked>(
         &self,
         text: &str,
         origin: &str,
-        more: impl FnOnce(&T, &mut Vec<Fault>),
+        more: impl FnOnce(&T, &mut Vec<ConfigIssue>),
     ) -> Result<T, ConfigError> {
         self.read(&Text { text, origin, is_stored: true }, more)
     }
 
-    fn read<T: Checked>(&self, text: &Text<'_>, more: impl FnOnce(&T, &mut Vec<Fault>)) -> Result<T, ConfigError> {
+    fn read<T: Checked>(
+        &self,
+        text: &Text<'_>,
+        more: impl FnOnce(&T, &mut Vec<ConfigIssue>),
+    ) -> Result<T, ConfigError> {
         let origin = || text.origin.to_owned();
         let table: Table = toml::from_str(text.text).map_err(|error: toml::de::Error| ConfigError::Syntax {
             origin: origin(),
             message: error.to_string().trim_end().to_owned(),
         })?;
-        let mut faults = Vec::new();
-        let layers = self.layers::<T>(table, text, &mut faults);
-        let tree = layers::merge(layers, &mut faults)
+        let mut issues = Vec::new();
+        let layers = self.layers::<T>(table, text, &mut issues);
+        let tree = layers::merge(layers, &mut issues)
             .map_err(|source| ConfigError::Merge { origin: origin(), source: Box::new(source) })?;
-        let parsed: Option<T> = strict::read_all(tree, &mut faults);
+        let parsed: Option<T> = strict::read_all(tree, &mut issues);
         if let Some(config) = &parsed {
-            let unread: Vec<String> = faults.iter().map(|fault| fault.key.clone()).collect();
+            let unread: Vec<String> = issues.iter().map(|issue| issue.key.clone()).collect();
             let mut wrong = Vec::new();
             config.check(&mut wrong);
             more(config, &mut wrong);
-            // A value that could not be read stands at its default now; what the default breaks is no second fault.
-            faults.extend(wrong.into_iter().filter(|fault| !unread.contains(&fault.key)));
+            // An unparsable value has its default here; issues that the default causes are not reported.
+            issues.extend(wrong.into_iter().filter(|issue| !unread.contains(&issue.key)));
         }
         match parsed {
-            Some(config) if faults.is_empty() => Ok(config),
-            _ => Err(ConfigError::Faults { origin: origin(), faults }),
+            Some(config) if issues.is_empty() => Ok(config),
+            _ => Err(ConfigError::Invalid { origin: origin(), issues }),
         }
     }
 
-    /// All layers, with the new names of keys.
-    fn layers<T: Checked>(&self, file: Table, text: &Text<'_>, faults: &mut Vec<Fault>) -> Vec<Layer> {
-        let not_utf_8 = |name| Fault::new("", format!("{name}: the value is not UTF-8"));
-        faults.extend(self.unreadable.iter().map(not_utf_8));
-        let sets = self.settings(faults);
-        let in_file = |RenamedKey { old, new }| format!("{}: {old} is now {new}", text.origin);
-        let in_environment = |key: RenamedKey| format!("{} is now {}", variable(&key.old), variable(&key.new));
-        let in_sets = |RenamedKey { old, new }| format!("--set {old} is now --set {new}");
+    /// Returns all layers, with old names of keys replaced.
+    fn layers<T: Checked>(&self, file: Table, text: &Text<'_>, issues: &mut Vec<ConfigIssue>) -> Vec<Layer> {
+        let not_utf_8 = |name| ConfigIssue::new("", format!("{name}: the value is not UTF-8"));
+        issues.extend(self.unreadable.iter().map(not_utf_8));
+        let sets = self.settings(issues);
+        let in_file = |RenamedKey { old, new }| format!("{}: {old} was renamed to {new}", text.origin);
+        let in_environment = |key: RenamedKey| format!("{} was renamed to {}", variable(&key.old), variable(&key.new));
+        let in_sets = |RenamedKey { old, new }| format!("--set {old} was renamed to --set {new}");
         let mut rename = |mut layer: Layer, message: &dyn Fn(RenamedKey) -> String, is_silent: bool| {
-            let renamed = renames::apply(T::RENAMED, &mut layer, faults);
+            let renamed = renames::apply(T::RENAMED, &mut layer, issues);
             if let Some(warn) = self.warn.filter(|_| !is_silent) {
                 renamed.into_iter().for_each(|key| warn(&message(key)));
             }
@@ -150,20 +157,20 @@ impl Layers {
         ]
     }
 
-    /// `--set` as keys with their values.
-    fn settings(&self, faults: &mut Vec<Fault>) -> Vec<layers::Setting> {
+    /// Parses `--set` into keys and values.
+    fn settings(&self, issues: &mut Vec<ConfigIssue>) -> Vec<layers::Setting> {
         let mut settings = Vec::new();
         for set in &self.sets {
             match set.split_once('=') {
                 Some((key, value)) => settings.push((key.trim().to_owned(), value.trim().to_owned())),
-                None => faults.push(Fault::new("", format!("--set {set}: expected key=value"))),
+                None => issues.push(ConfigIssue::new("", format!("--set {set}: expected key=value"))),
             }
         }
         settings
     }
 }
 
-/// The environment variable of a key.
+/// Returns the environment variable of a key.
 fn variable(key: &str) -> String {
     format!("LAMBERT__{}", key.to_uppercase().replace('.', "__"))
 }
@@ -195,9 +202,9 @@ mod tests {
     impl Checked for Outer {
         const RENAMED: &'static [(&'static str, &'static str)] = &[("list.*.part", "list.*.share"), ("size", "number")];
 
-        fn check(&self, faults: &mut Vec<Fault>) {
+        fn check(&self, issues: &mut Vec<ConfigIssue>) {
             if self.number == 0 {
-                faults.push(Fault::new("number", "must be at least 1"));
+                issues.push(ConfigIssue::new("number", "must be at least 1"));
             }
         }
     }
@@ -209,7 +216,7 @@ mod tests {
 
     fn keys(error: ConfigError) -> Vec<String> {
         match error {
-            ConfigError::Faults { faults, .. } => faults.into_iter().map(|fault| fault.key).collect(),
+            ConfigError::Invalid { issues, .. } => issues.into_iter().map(|issue| issue.key).collect(),
             other => panic!("{other}"),
         }
     }
@@ -223,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn every_fault_is_listed() {
+    fn all_issues_are_listed() {
         let text = "numbr = 3\nnumber = 'x'\n[inner]\ntext = 4\nsize = 1\n[[list]]\nshare = 'much'\nother = 1";
         let mut found = keys(parse(text, &["list.4.share=1", "nonsense"]).unwrap_err());
         found.sort();
@@ -234,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_element_of_a_list_hides_nothing() {
+    fn an_invalid_list_element_hides_no_other_issue() {
         for list in ["words = ['a', 4]", "words = [4]", "pairs = [[1, 2], [3, 'x']]"] {
             let found = keys(parse(&format!("{list}\n[inner]\ntext = 4"), &[]).unwrap_err());
             assert!(
@@ -245,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn checks_run_beside_reading_faults() {
+    fn validation_runs_despite_parse_errors() {
         assert_eq!(keys(parse("[inner]\nsize = 1", &[]).unwrap_err()), ["inner.size", "number"]);
     }
 
@@ -259,7 +266,7 @@ mod tests {
         static WARNINGS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
     }
 
-    /// Layers that keep their warnings in `WARNINGS`, with an old name in the environment and in `--set`.
+    /// Layers that collect their warnings in `WARNINGS`, with an old name in the environment and one in `--set`.
     fn layers_with_old_names() -> Layers {
         let environment = vec![("list.1.part".to_owned(), "0.25".to_owned())];
         let sets = vec!["list[0].part=0.5".to_owned()];
@@ -278,10 +285,10 @@ mod tests {
         assert_eq!((config.number, config.list[0].share, config.list[1].share), (3, 0.5, 0.25));
         let path = path.display();
         let expected = [
-            format!("{path}: list.0.part is now list.0.share"),
-            format!("{path}: size is now number"),
-            "LAMBERT__LIST__1__PART is now LAMBERT__LIST__1__SHARE".to_owned(),
-            "--set list.0.part is now --set list.0.share".to_owned(),
+            format!("{path}: list.0.part was renamed to list.0.share"),
+            format!("{path}: size was renamed to number"),
+            "LAMBERT__LIST__1__PART was renamed to LAMBERT__LIST__1__SHARE".to_owned(),
+            "--set list.0.part was renamed to --set list.0.share".to_owned(),
         ];
         assert_eq!(WARNINGS.take(), expected);
     }
@@ -296,8 +303,8 @@ mod tests {
     }
 
     #[test]
-    fn both_names_of_a_key_are_refused() {
+    fn both_names_of_a_key_are_rejected() {
         let message = parse("size = 3\nnumber = 4\n", &[]).unwrap_err().to_string();
-        assert!(message.contains("size: is the old name of number, which is set, too"), "{message}");
+        assert!(message.contains("size: is the old name of number, which is also set"), "{message}");
     }
 }

@@ -1,52 +1,52 @@
-//! A preparation: sources of text, the vocabulary, how samples are cut, where the dataset goes.
+//! Data preparation: text sources, vocabulary, samples and output.
 
 use serde::{Deserialize, Serialize};
 
-use crate::load::{Checked, Fault};
+use crate::load::{Checked, ConfigIssue};
 use crate::slurm::Slurm;
 
-/// A preparation, as its TOML file says.
+/// Configuration of a data preparation.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PrepConfig {
-    /// Where text comes from; together they are the corpus.
+    /// Text sources; together they form the corpus.
     pub source: Vec<Source>,
-    /// Documents that must not be in the dataset (a test set): what equals or resembles one of them is removed.
+    /// Documents to keep out of the dataset (a test set), together with documents that equal or resemble them.
     pub exclude: Vec<Source>,
-    /// Which documents are used.
+    /// Document filters.
     pub documents: DocumentRules,
-    /// Where the dataset goes.
-    pub output: Output,
-    /// The WordPiece vocabulary.
+    /// Output dataset.
+    pub output: PrepOutput,
+    /// WordPiece vocabulary.
     pub vocabulary: Vocabulary,
-    /// How documents become samples.
-    pub samples: Samples,
-    /// What its jobs ask Slurm for; nothing of the datasets depends on it.
+    /// Sample construction.
+    pub samples: SampleSettings,
+    /// Slurm options of the jobs; they do not affect the datasets.
     #[serde(skip_serializing_if = "Slurm::is_default")]
     pub slurm: Slurm,
 }
 
-/// One source of documents.
+/// Text source.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Source {
-    /// File, folder, glob or URL. gzip, bzip2, zstd and xz are seen by their first bytes.
+    /// File, directory, glob or URL. gzip, bzip2, zstd and xz are detected by their first bytes.
     pub path: String,
-    /// What the files hold.
+    /// Input format.
     pub format: FormatName,
-    /// What a document is; each format has its own default.
+    /// Document boundaries; each format has a default.
     pub documents: Option<Documents>,
-    /// The column or field that holds the text, for `jsonl` and `parquet`.
+    /// Column or field that contains the text, for `jsonl` and `parquet`.
     pub field: String,
-    /// The character encoding, as the WHATWG names it. If absent: UTF-8, or UTF-16 where a byte-order mark says so.
+    /// Character encoding, by its WHATWG name. Default: UTF-8, or UTF-16 with a byte order mark.
     pub encoding: Option<String>,
-    /// What happens to bytes that are no text in this encoding.
+    /// Handling of bytes that are invalid in this encoding.
     pub invalid: Invalid,
-    /// What happens to parts of a file that cannot be read: a torn archive, a cut page, a bad row.
+    /// Handling of unreadable parts of a file: a truncated archive, an incomplete page, an invalid row.
     pub damaged: Damaged,
-    /// How often the documents of this source are used, compared with one of weight 1.
+    /// Repetitions of this source's documents, relative to sources of weight 1.
     pub weight: usize,
-    /// `wikipedia`: keep the items of lists.
+    /// `wikipedia`: keep list items.
     pub lists: bool,
     /// `wikipedia`: keep headings.
     pub headings: bool,
@@ -69,30 +69,30 @@ impl Default for Source {
     }
 }
 
-/// The name of an input format, as [`Source::format`] has it. Which names there are is known to the readers, which check
-/// it when the rest of the configuration is checked.
+/// Name of an input format, used by [`Source::format`]. The readers validate it together with the rest of the
+/// configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct FormatName(String);
 
 impl FormatName {
-    /// The format that each file's first bytes show.
+    /// Detects the format of each file by its first bytes.
     pub const AUTO: &str = "auto";
 
-    /// The name.
+    /// Returns the name.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Tells whether the files themselves show their formats.
+    /// True if formats are detected from the files.
     #[must_use]
     pub fn is_auto(&self) -> bool {
         self.0 == Self::AUTO
     }
 }
 
-/// Running text.
+/// Plain text.
 impl Default for FormatName {
     fn default() -> Self {
         Self("text".to_owned())
@@ -111,17 +111,17 @@ impl std::fmt::Display for FormatName {
     }
 }
 
-/// What a document is.
+/// Document boundaries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Documents {
-    /// A file.
+    /// One document per file.
     File,
-    /// What stands between blank lines.
+    /// Documents separated by blank lines.
     BlankLine,
-    /// A row (a page of a dump is one).
+    /// One document per row, or per page of a dump.
     Row,
-    /// The rows are sentences; an empty one, or the 512th, ends a document.
+    /// One sentence per row; an empty row, or 512 sentences, ends a document.
     Sentence,
 }
 
@@ -136,68 +136,68 @@ impl std::fmt::Display for Documents {
     }
 }
 
-/// What happens to bytes that are no text.
+/// Handling of invalid bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Invalid {
-    /// The preparation stops and says where they are.
+    /// Stop with an error that names the location.
     #[default]
     Refuse,
-    /// U+FFFD takes their place (which BERT's cleaning drops); the documents are counted.
+    /// Replace by U+FFFD, which BERT's text cleaning removes, and count the documents.
     Replace,
 }
 
-/// What happens to parts of a file that cannot be read.
+/// Handling of unreadable parts of a file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Damaged {
-    /// The preparation stops and says where they are.
+    /// Stop with an error that names the location.
     #[default]
     Refuse,
-    /// They are left out and counted.
+    /// Skip and count them.
     Skip,
 }
 
-/// Which documents are used.
+/// Document filters.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DocumentRules {
-    /// Remove documents whose token ids equal those of an earlier one.
+    /// Remove documents whose token ids equal those of an earlier document.
     pub remove_duplicates: bool,
-    /// Remove documents at least this similar to an earlier one (share of common runs of five pieces, estimated by
-    /// MinHash); 0 keeps them.
+    /// Remove documents at least this similar to an earlier one (Jaccard similarity of five-token shingles, estimated
+    /// by MinHash); 0 keeps them.
     pub remove_near_duplicates: f64,
-    /// Remove shorter documents, in tokens.
+    /// Remove documents with fewer tokens.
     pub minimum_tokens: usize,
 }
 
-/// Where the dataset goes.
+/// Output dataset.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Output {
-    /// A folder or URL; gets `train/` and `held-out/`, each a dataset.
+pub struct PrepOutput {
+    /// Directory or URL; receives the datasets `train/` and `held-out/`.
     pub url: String,
-    /// Parquet files of `train/`.
+    /// Number of Parquet files in `train/`.
     pub shards: usize,
-    /// Rows of a row group: what a reader seeks by.
+    /// Rows per row group, the unit of random access.
     pub rows_per_group: usize,
-    /// Folder for unfinished work; if absent it lies beside the output. Gone when the preparation is done.
+    /// Scratch directory, removed when the preparation is complete. Default: beside the output.
     pub work: Option<String>,
-    /// Whether to refuse a preparation for which the disk of the work folder seems too small.
+    /// Refuse to start if the scratch directory's disk seems too small.
     pub check_space: bool,
 }
 
-impl Default for Output {
+impl Default for PrepOutput {
     fn default() -> Self {
         Self { url: String::new(), shards: 8, rows_per_group: 1024, work: None, check_space: true }
     }
 }
 
-/// The WordPiece vocabulary.
+/// WordPiece vocabulary.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Vocabulary {
-    /// vocab.txt: a piece a line, the line number from 0 is its id.
+    /// vocab.txt: one token per line; the line number from 0 is its id.
     pub file: String,
     /// Lowercase and strip accents, as the uncased models do.
     pub lowercase: bool,
@@ -209,51 +209,51 @@ impl Default for Vocabulary {
     }
 }
 
-/// What the second segment of a sample is.
+/// Content of a sample's second segment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pair {
-    /// Next-sentence prediction: half of the second segments are from another document.
+    /// Next-sentence prediction: half of the second segments come from another document.
     #[default]
     Nsp,
     /// Sentence order: half of the samples have their segments swapped.
     Sop,
-    /// One segment.
+    /// No second segment.
     None,
 }
 
-/// How samples of one segment are filled with sentences (Liu et al. 2019, RoBERTa).
+/// Packing of sentences into samples of one segment (Liu et al. 2019, RoBERTa).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Packing {
-    /// With sentences of one document: its last sample is as short as it comes out.
+    /// Sentences of one document; its last sample may be short.
     #[default]
     DocumentSentences,
-    /// With sentences of one document after another, \[SEP\] between two documents: samples are full.
+    /// Sentences of consecutive documents, separated by \[SEP\], up to the full length.
     FullSentences,
 }
 
-/// How documents become samples.
+/// Sample construction.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Samples {
-    /// Tokens a sample at most, \[CLS\] and \[SEP\] included.
+pub struct SampleSettings {
+    /// Maximum sample length in tokens, \[CLS\] and \[SEP\] included.
     pub sequence_length: usize,
-    /// The pair objective.
+    /// Sentence-pair objective.
     pub pair: Pair,
-    /// With `pair = "none"`: what fills a sample.
+    /// Packing; only with `pair = "none"`.
     pub packing: Packing,
-    /// Share of the samples that aim at a random shorter length.
+    /// Fraction of samples with a random shorter target length.
     pub short_sequence_probability: f64,
-    /// How often each document is used, each time with other pairs.
+    /// Passes over the corpus; each pass forms other pairs.
     pub passes: usize,
-    /// Share of the tokens that go to `held-out/`, in whole documents where these can meet it.
+    /// Fraction of tokens in `held-out/`, in whole documents if these can meet it.
     pub held_out: f64,
     /// Seed of every random choice.
     pub seed: u64,
 }
 
-impl Default for Samples {
+impl Default for SampleSettings {
     fn default() -> Self {
         Self {
             sequence_length: 128,
@@ -268,63 +268,63 @@ impl Default for Samples {
 }
 
 impl Source {
-    fn check(&self, fault: &mut dyn FnMut(&str, &str)) {
+    fn check(&self, issue: &mut dyn FnMut(&str, &str)) {
         if self.path.is_empty() {
-            fault("path", "missing: a file, folder, glob or URL");
+            issue("path", "missing: expected a file, directory, glob or URL");
         }
         if self.field.is_empty() {
-            fault("field", "missing: the name of a column or field");
+            issue("field", "missing: expected the name of a column or field");
         }
         if self.weight == 0 {
-            fault("weight", "must be at least 1");
+            issue("weight", "must be at least 1");
         }
     }
 }
 
 impl Checked for PrepConfig {
-    fn check(&self, faults: &mut Vec<Fault>) {
-        let mut fault = |key: &str, message: &str| faults.push(Fault::new(key, message));
+    fn check(&self, issues: &mut Vec<ConfigIssue>) {
+        let mut issue = |key: &str, message: &str| issues.push(ConfigIssue::new(key, message));
         if self.source.is_empty() {
-            fault("source", "at least one [[source]] is needed");
+            issue("source", "at least one [[source]] is needed");
         }
         for (list, sources) in [("source", &self.source), ("exclude", &self.exclude)] {
             for (index, source) in sources.iter().enumerate() {
-                source.check(&mut |key, message| fault(&format!("{list}.{index}.{key}"), message));
+                source.check(&mut |key, message| issue(&format!("{list}.{index}.{key}"), message));
             }
         }
         if !(0.0..=1.0).contains(&self.documents.remove_near_duplicates) {
-            fault("documents.remove_near_duplicates", "must be from 0 to 1");
+            issue("documents.remove_near_duplicates", "must be from 0 to 1");
         }
         if self.output.url.is_empty() {
-            fault("output.url", "missing: a folder or URL");
+            issue("output.url", "missing: expected a directory or URL");
         }
         if self.output.shards == 0 {
-            fault("output.shards", "must be at least 1");
+            issue("output.shards", "must be at least 1");
         }
         if self.output.rows_per_group == 0 {
-            fault("output.rows_per_group", "must be at least 1");
+            issue("output.rows_per_group", "must be at least 1");
         }
         if self.vocabulary.file.is_empty() {
-            fault("vocabulary.file", "missing: a vocab.txt");
+            issue("vocabulary.file", "missing: expected a vocab.txt");
         }
         let samples = &self.samples;
         if !(8..=65535).contains(&samples.sequence_length) {
-            fault("samples.sequence_length", "must be from 8 to 65535 tokens");
+            issue("samples.sequence_length", "must be from 8 to 65535 tokens");
         }
         for (key, share) in [
             ("samples.short_sequence_probability", samples.short_sequence_probability),
             ("samples.held_out", samples.held_out),
         ] {
             if !(0.0..1.0).contains(&share) {
-                fault(key, "must be at least 0 and below 1");
+                issue(key, "must be at least 0 and below 1");
             }
         }
         if samples.pair != Pair::None && samples.packing != Packing::default() {
-            fault("samples.packing", "full-sentences goes with pair = \"none\" only");
+            issue("samples.packing", "full-sentences requires pair = \"none\"");
         }
         if samples.passes == 0 {
-            fault("samples.passes", "must be at least 1");
+            issue("samples.passes", "must be at least 1");
         }
-        self.slurm.faults_of_tasks().iter().for_each(|(key, message)| fault(key, message));
+        self.slurm.task_issues().iter().for_each(|(key, message)| issue(key, message));
     }
 }

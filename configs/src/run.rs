@@ -1,4 +1,4 @@
-//! A run: a model, an objective, an optimizer, and a list of stages.
+//! Training run: model, objective, optimizer and a list of stages.
 
 mod all_reduce;
 mod budget;
@@ -20,73 +20,74 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::prep::Pair;
 pub use crate::slurm::Slurm;
-pub use all_reduce::{AllReduce, Backend, LEAVES, ReduceDtype};
+pub use all_reduce::{AllReduce, Backend, CANONICAL_SHARDS, ReduceDtype};
 pub use budget::TokenBudget;
 pub use cluster::{Cluster, ControlChannel, DatasetCache, Host, LauncherKind, Limits};
 pub use device::{Device, DeviceKind};
-pub use growth::{Growth, Moments, Order};
-pub use guard::{DamagedShard, Guard, Test};
+pub use growth::{Growth, GrowthOrder, Moments};
+pub use guard::{DamagedShard, FaultInjection, Guard};
 pub use metrics::Metrics;
 pub use model::{Activation, Attention, Family, Model, Norm, Precision};
 pub use objective::{MaskToken, MaskUnit, Masking, Objective};
 pub use optimizer::{Optimizer, OptimizerKind};
 pub use plateau::Plateau;
 pub use renamed::RENAMED;
-pub use restart::Restart;
+pub use restart::RestartLimits;
 pub use stage::{BatchRamp, Decay, Stage};
 
-/// A run, as its TOML file says.
+/// Configuration of a training run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RunConfig {
-    /// Name and seed.
+    /// Name, seed and initial weights.
     pub run: Run,
-    /// The encoder.
+    /// Encoder.
     pub model: Model,
-    /// What is learnt.
+    /// Training objective.
     pub objective: Objective,
-    /// How weights are updated.
+    /// Optimizer.
     pub optimizer: Optimizer,
-    /// What is done in what order.
+    /// Stages, in order.
     pub stage: Vec<Stage>,
-    /// Held-out loss on the way.
+    /// Evaluation on held-out data.
     pub evaluation: Evaluation,
-    /// What is measured on the way.
+    /// Optional metrics.
     pub metrics: Metrics,
-    /// When to save.
+    /// Checkpoint schedule and retention.
     pub checkpoint: Checkpoint,
-    /// The device of each rank.
+    /// Device of each rank.
     pub device: Device,
-    /// The machines.
+    /// Hosts, processes and their limits.
     pub cluster: Cluster,
-    /// The queue.
+    /// Slurm options.
     pub slurm: Slurm,
-    /// What keeps the run on its way.
+    /// Divergence guard.
     pub guard: Guard,
-    /// Faults on purpose, for tests only.
-    #[serde(skip_serializing_if = "Test::is_none")]
-    pub test: Test,
+    /// Fault injection, for tests only.
+    #[serde(skip_serializing_if = "FaultInjection::is_none")]
+    pub test: FaultInjection,
 }
 
 impl RunConfig {
-    /// Encoder layers of a stage; those of the model where there is no such stage.
+    /// Returns the number of encoder layers of a stage; `model.layers` if there is no such stage.
     pub fn depth(&self, stage: usize) -> usize {
         self.stage.get(stage).map_or(self.model.layers, |stage| stage.depth(&self.model))
     }
 }
 
-/// Name and seed.
+/// Name, seed and initial weights of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Run {
-    /// For people.
+    /// Display name.
     pub name: String,
-    /// Seed of weights, order, masks and dropout.
+    /// Seed of initial weights, sample order, masks and dropout.
     pub seed: u64,
-    /// The checkpoint of another run whose weights this one starts with, `RUN/checkpoints/step-...`; none: random weights.
+    /// Checkpoint of another run to load the initial weights from, `RUN/checkpoints/step-...`; random weights if
+    /// absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// Whether the moments and the count of updates come from there, too.
+    /// Also loads the optimizer's moments and update counts from there.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub from_optimizer: bool,
 }
@@ -97,15 +98,15 @@ impl Default for Run {
     }
 }
 
-/// Held-out loss on the way.
+/// Evaluation on held-out data.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Evaluation {
-    /// The held-out dataset; empty for none.
+    /// Held-out dataset; empty: no evaluation.
     pub data: String,
     /// Steps between evaluations.
     pub every_steps: u64,
-    /// Samples an evaluation at most; 0 for all.
+    /// Maximum number of samples per evaluation; 0: all.
     pub samples: u64,
 }
 
@@ -115,8 +116,8 @@ impl Default for Evaluation {
     }
 }
 
-/// When to save, what to keep, and how long to do without a store. A checkpoint is due as soon as one of the two
-/// intervals says so, and at the end of each stage.
+/// Checkpoint schedule, retention and store timeout. A checkpoint is due when either interval has elapsed, and at the
+/// end of each stage.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Checkpoint {
@@ -124,14 +125,14 @@ pub struct Checkpoint {
     pub every_steps: u64,
     /// Minutes between checkpoints; 0 turns this off.
     pub every_minutes: f64,
-    /// How many of the newest are kept.
+    /// Number of newest checkpoints to keep.
     pub keep: usize,
-    /// The first checkpoint at or after each multiple of this is kept for ever; 0 turns this off.
+    /// The first checkpoint at or after each multiple of this step count is kept permanently; 0 turns this off.
     pub keep_every_steps: u64,
-    /// Each evaluation whose loss is the lowest so far is followed by a checkpoint, and the best of them is kept.
+    /// Saves a checkpoint after each evaluation with the lowest loss so far, and keeps the best one.
     pub keep_best: bool,
-    /// A save that takes longer than this many minutes ends the run, and so do saves that fail for as long; until then they
-    /// are tried again. 0: the first failure ends the run, and the limit of a save is `cluster.limits.save_seconds`.
+    /// Minutes after which a save in progress, or a series of failed saves, ends the run. Failed saves are retried
+    /// until then. 0: the first failure ends the run, and `cluster.limits.save_seconds` limits a save.
     pub give_up_minutes: f64,
 }
 

@@ -1,4 +1,4 @@
-//! docs/reference/configuration.md lists each key that the code reads, and no other, with the code's default.
+//! docs/reference/configuration.md lists exactly the keys that the code reads, with their defaults.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
@@ -11,10 +11,10 @@ use toml::{Table, Value};
 
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/configuration.md");
 
-/// Sections by path, `stage.growth`: each key with its default as the document has it, `None` where there is none.
+/// Sections by path, for example `stage.growth`: each key with its documented default, `None` without one.
 type Sections = BTreeMap<String, BTreeMap<String, Option<String>>>;
 
-/// The sections of the part of the document under the heading `title`.
+/// Parses the sections under the heading `title`.
 fn documented(document: &str, title: &str) -> Sections {
     let part = document.split("\n## ").find(|part| part.starts_with(title)).unwrap();
     let mut sections = Sections::new();
@@ -35,7 +35,7 @@ fn documented(document: &str, title: &str) -> Sections {
     sections
 }
 
-/// A configuration with only `leaf` in it, at `path`; lists of tables get one element.
+/// Creates a configuration with only `leaf` at `path`. Lists of tables get one element.
 fn tree(path: &[String], lists: &[&str], leaf: Table) -> Table {
     path.iter().rev().fold(leaf, |inner, name| {
         let value = Value::Table(inner);
@@ -44,7 +44,7 @@ fn tree(path: &[String], lists: &[&str], leaf: Table) -> Table {
     })
 }
 
-/// The keys of the table at `path`, which the error about one that is unknown lists; `None` where no table is expected.
+/// Returns the keys of the table at `path`, taken from the error about an unknown key; `None` if it is not a table.
 fn keys<T: DeserializeOwned>(path: &[String], lists: &[&str]) -> Option<Vec<String>> {
     let unknown = Table::from_iter([("?".to_owned(), Value::Boolean(true))]);
     let error = T::deserialize(Value::Table(tree(path, lists, unknown))).err()?.to_string();
@@ -52,7 +52,7 @@ fn keys<T: DeserializeOwned>(path: &[String], lists: &[&str]) -> Option<Vec<Stri
     Some(known.split('`').skip(1).step_by(2).map(str::to_owned).collect())
 }
 
-/// Every table of the code with its keys.
+/// Collects every table that the code reads, with its keys.
 fn read<T: DeserializeOwned>(path: &[String], lists: &[&str], found: &mut BTreeMap<String, Vec<String>>) {
     let Some(keys) = keys::<T>(path, lists) else { return };
     for key in &keys {
@@ -89,9 +89,9 @@ fn compare<T: DeserializeOwned + Serialize + PartialEq>(title: &str, lists: &[&s
     }
 }
 
-/// Whether a configuration that does not mention a key has nothing there, or another section of the document.
+/// True if the key is absent or empty by default, or is a separate section of the document.
 fn is_nothing(config: Option<&impl Serialize>, path: &[String], key: &str) -> bool {
-    // A table all of whose keys are required.
+    // A table in which every key is required.
     let Some(config) = config else { return true };
     let mut value = &Value::try_from(config).unwrap();
     for name in path {

@@ -4,7 +4,7 @@ mod bucket;
 mod pairs;
 mod single;
 
-use lambert_config::prep::{Pair, Samples};
+use lambert_config::prep::{Pair, SampleSettings};
 
 use crate::record::DocumentId;
 use lambert_dataset::tokenizer::Special;
@@ -15,7 +15,7 @@ pub use bucket::DocumentBucket;
 #[derive(Clone, Copy)]
 pub struct SamplingRules<'a> {
     /// Configured rules.
-    pub samples: &'a Samples,
+    pub samples: &'a SampleSettings,
     /// IDs of the special tokens.
     pub special: Special,
     /// Number of times a document is used in each pass.

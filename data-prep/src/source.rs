@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use lambert_config::PrepConfig;
-use lambert_config::load::Fault;
+use lambert_config::load::ConfigIssue;
 use lambert_config::prep::{Invalid, Source};
 
 pub use batches::{BatchQueue, DocumentBatch, WorkPart, is_read_by};
@@ -118,13 +118,13 @@ pub trait DocumentReader: Send {
 }
 
 /// Adds an error for each unknown format and for each `documents` value that its format does not support.
-pub fn check_settings(config: &PrepConfig, faults: &mut Vec<Fault>) {
+pub fn check_settings(config: &PrepConfig, faults: &mut Vec<ConfigIssue>) {
     settings::check(FORMATS, config, faults);
 }
 
 /// Lists the source settings that have no effect, because the format does not read them.
 #[must_use]
-pub fn unused_settings(config: &PrepConfig) -> Vec<Fault> {
+pub fn unused_settings(config: &PrepConfig) -> Vec<ConfigIssue> {
     settings::unused(FORMATS, config)
 }
 

@@ -230,7 +230,7 @@ fn rows_of_other_programs_are_checked_when_read() {
     }
     refused(Columns { length: [2, 3], segment_b_start: [0, 0], ..good() }, "input_ids has 6 values, expected 5");
     for start in [4, -1, 1 << 16] {
-        let words = format!("the second segment of row 0, of 3 tokens, starts at {start}");
+        let words = format!("row 0: the second segment starts at {start}, but the row has 3 tokens");
         refused(Columns { segment_b_start: [start, 0], ..good() }, &words);
     }
     refused(Columns { pair_label: [2, 0], ..good() }, "row 0 has pair label 2, expected 0 or 1");

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use lambert_dataset::VocabularyFacts;
-use lambert_plan::timeline::Ended;
+use lambert_plan::timeline::EarlyStops;
 use lambert_store::checkpoint::Manifest;
 use serde::{Deserialize, Serialize};
 
@@ -36,8 +36,8 @@ pub struct Facts {
     #[serde(default, skip_serializing_if = "PlateauTracker::is_new")]
     watched: PlateauTracker,
     /// Stages that have ended at a plateau, and their steps.
-    #[serde(default, skip_serializing_if = "Ended::is_empty")]
-    ended: Ended,
+    #[serde(default, skip_serializing_if = "EarlyStops::is_empty")]
+    ended: EarlyStops,
     /// Whether the evaluation after the step is still to be made.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     unevaluated: bool,
@@ -118,14 +118,14 @@ impl Facts {
 
 #[cfg(test)]
 mod tests {
-    use lambert_plan::architecture::{Leaf, Part, Role, TensorId};
+    use lambert_plan::architecture::{ModuleKind, ParamKind, Role, TensorId};
 
     use super::*;
 
     #[test]
     fn counts_of_the_formats_before_are_those_of_the_groups() {
         let spec = |name: &str, part, layer| {
-            let id = TensorId { layer, ..TensorId::new(part, Leaf::Bias) };
+            let id = TensorId { layer, ..TensorId::new(part, ParamKind::Bias) };
             ParamSpec {
                 id,
                 name: name.to_owned(),
@@ -139,8 +139,9 @@ mod tests {
                 final_after: 1,
             }
         };
-        let layers = [0, 1, 12].map(|layer| spec("of a layer", Part::Output, Some(layer)));
-        let others = [("bert.pooler.dense.bias", Part::Pooler), ("cls.predictions.bias", Part::PredictionBias)];
+        let layers = [0, 1, 12].map(|layer| spec("of a layer", ModuleKind::Output, Some(layer)));
+        let others =
+            [("bert.pooler.dense.bias", ModuleKind::Pooler), ("cls.predictions.bias", ModuleKind::PredictionBias)];
         let others = others.map(|(name, part)| spec(name, part, None));
         let specs = [&layers[..], &others].concat();
         let rest = r#""skipped_updates": 0, "vocabulary": 9, "lowercase": true"#;

@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 
 use lambert_config::run::Pair;
-use lambert_dataset::{DatasetError, FetchAhead, Samples};
-use lambert_plan::batch_partition::Division;
+use lambert_dataset::{DatasetError, Samples, ShardPrefetch};
+use lambert_plan::batch_partition::BatchPartition;
 
 use super::batch::{MaskedSample, MicroBatch};
 use super::halves::halves;
@@ -46,7 +46,7 @@ impl BatchReader {
     }
 
     /// Starts downloading the shards of samples from `cursor` on, if the dataset is in an object store.
-    pub fn fetch_ahead(&mut self, cursor: u64) -> Result<Option<FetchAhead>, DatasetError> {
+    pub fn fetch_ahead(&mut self, cursor: u64) -> Result<Option<ShardPrefetch>, DatasetError> {
         let (rows, dataset) = (self.source.dataset.rows(), self.source.dataset.clone());
         let (epoch, index) = (cursor / rows, cursor % rows);
         let groups: Vec<usize> = match self.source.shuffle {
@@ -80,8 +80,10 @@ impl BatchReader {
 
         let (shards, budget) = (options.shards, options.micro_batch_tokens);
         let partitions = match request.split_key {
-            None => vec![Division::new(&lengths, shards, budget)],
-            Some(key) => halves(lengths.len(), key).map(|half| Division::of(&lengths, &half, shards, budget)).into(),
+            None => vec![BatchPartition::new(&lengths, shards, budget)],
+            Some(key) => halves(lengths.len(), key)
+                .map(|half| BatchPartition::for_subset(&lengths, &half, shards, budget))
+                .into(),
         };
         let own_shards = || partitions.iter().flat_map(|partition| &partition.ranks[options.own_shards()]);
         let shard_micro_batches = own_shards().map(Vec::len).collect();
@@ -99,8 +101,8 @@ impl BatchReader {
         let micro_batches = micro_batches.collect();
 
         let (epoch, sample_range, tokens) =
-            (locations[0].0, cursor..end, partitions.iter().map(Division::tokens).sum::<usize>());
-        let balance = partitions.iter().map(|partition| partition.balance() * partition.tokens() as f64).sum::<f64>()
+            (locations[0].0, cursor..end, partitions.iter().map(BatchPartition::tokens).sum::<usize>());
+        let balance = partitions.iter().map(|partition| partition.imbalance() * partition.tokens() as f64).sum::<f64>()
             / tokens.max(1) as f64;
         let mut batch = GlobalBatch {
             epoch,

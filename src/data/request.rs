@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use lambert_config::run::{Objective, Test};
+use lambert_config::run::{FaultInjection, Objective};
 use lambert_dataset::Dataset;
 use lambert_dataset::random::Key;
 
@@ -21,7 +21,7 @@ pub struct SampleSource {
     /// True if each epoch is shuffled; evaluation reads in file order.
     pub shuffle: bool,
     /// Fault injection for tests.
-    pub test: Test,
+    pub test: FaultInjection,
 }
 
 /// Batch and sharding parameters of a loader.

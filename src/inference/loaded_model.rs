@@ -5,7 +5,7 @@ use std::sync::Arc;
 use lambert_config::RunConfig;
 use lambert_config::run::{Cluster, Device, DeviceKind, TokenBudget};
 use lambert_dataset::tokenizer::Tokenizer;
-use lambert_dataset::{Dataset, check_fit};
+use lambert_dataset::{Dataset, check_compatibility};
 use lambert_plan::architecture::Architecture;
 use lambert_store::{Store, run};
 
@@ -69,7 +69,12 @@ impl LoadedModel {
     pub fn eval_request(&self, url: &str, samples: u64) -> Result<EvalRequest, Error> {
         let dataset = Arc::new(Dataset::open(url)?);
         let mut errors = Vec::new();
-        check_fit(&self.config, &[("--data".to_owned(), &dataset)], Some(&self.vocabulary_sha256), &mut errors);
+        check_compatibility(
+            &self.config,
+            &[("--data".to_owned(), &dataset)],
+            Some(&self.vocabulary_sha256),
+            &mut errors,
+        );
         if !errors.is_empty() {
             return Err(Error::invalid_config(url, errors));
         }

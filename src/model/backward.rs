@@ -1,6 +1,6 @@
 //! Backward pass, one segment at a time, with stored or recomputed activations.
 
-use lambert_plan::architecture::Value;
+use lambert_plan::architecture::SegmentOutput;
 use tch::Tensor;
 
 use super::{Dropout, Encoder};
@@ -47,7 +47,7 @@ impl Encoder {
             drop(leaves);
             // No gradient arrives if all segments below are frozen or the micro-batch has no targets.
             if gradients.iter().any(Tensor::defined) {
-                let read = |value: Value| &segments[value.segment].leaves[value.output];
+                let read = |value: SegmentOutput| &segments[value.segment].leaves[value.output];
                 let outputs = outputs.unwrap_or_else(|| self.forward_segment(segments.len(), read, input, dropout));
                 let (outputs, gradients): (Vec<_>, Vec<_>) = outputs
                     .into_iter()

@@ -1,6 +1,6 @@
 //! Token, position and (if the network has them) segment embeddings, with optional layer norm.
 
-use lambert_plan::architecture::{Leaf, Part};
+use lambert_plan::architecture::{ModuleKind, ParamKind};
 use tch::{Kind, Tensor};
 
 use super::block::SegmentBlock;
@@ -22,12 +22,12 @@ pub struct Embeddings {
 impl Embeddings {
     pub fn new(weights: NetworkWeights<'_>) -> Self {
         let has = |part| weights.network.module(part).is_some();
-        let table = |part| weights.tensor(part, None, Leaf::Weight);
+        let table = |part| weights.tensor(part, None, ParamKind::Weight);
         Self {
-            words: table(Part::WordEmbeddings),
-            positions: table(Part::PositionEmbeddings),
-            segments: has(Part::SegmentEmbeddings).then(|| table(Part::SegmentEmbeddings)),
-            norm: has(Part::EmbeddingNorm).then(|| LayerNorm::new(weights, Part::EmbeddingNorm, None)),
+            words: table(ModuleKind::WordEmbeddings),
+            positions: table(ModuleKind::PositionEmbeddings),
+            segments: has(ModuleKind::SegmentEmbeddings).then(|| table(ModuleKind::SegmentEmbeddings)),
+            norm: has(ModuleKind::EmbeddingNorm).then(|| LayerNorm::new(weights, ModuleKind::EmbeddingNorm, None)),
             compute_dtype: super::compute_dtype(weights.model),
         }
     }

@@ -1,7 +1,7 @@
 //! Pre-training heads for masked tokens and the pair label. A network has the heads that its description lists.
 
 use lambert_config::run::Activation;
-use lambert_plan::architecture::{Head, Leaf, Part};
+use lambert_plan::architecture::{Head, ModuleKind, ParamKind};
 use tch::Tensor;
 
 use super::{LayerNorm, Linear, NetworkWeights, activate};
@@ -56,12 +56,12 @@ struct MaskedLanguageHead {
 impl MaskedLanguageHead {
     fn new(weights: NetworkWeights<'_>) -> Self {
         let NetworkWeights { parameters, network, model } = weights;
-        let bias = network.id(Part::PredictionBias, None, Leaf::Bias);
-        let is_tied = network.module(Part::Decoder).is_some_and(|decoder| decoder.tied_to.is_some());
+        let bias = network.id(ModuleKind::PredictionBias, None, ParamKind::Bias);
+        let is_tied = network.module(ModuleKind::Decoder).is_some_and(|decoder| decoder.tied_to.is_some());
         let decoder = if is_tied {
-            Linear::from_ids(parameters, network.id(Part::WordEmbeddings, None, Leaf::Weight), bias)
+            Linear::from_ids(parameters, network.id(ModuleKind::WordEmbeddings, None, ParamKind::Weight), bias)
         } else {
-            Linear::new(weights, Part::Decoder, None)
+            Linear::new(weights, ModuleKind::Decoder, None)
         };
         let padding = parameters.spec(bias).padding.unwrap_or(0) as i64;
         let padding_logits = (padding > 0).then(|| {
@@ -71,8 +71,8 @@ impl MaskedLanguageHead {
         });
         Self {
             activation: model.activation,
-            transform: Linear::new(weights, Part::Transform, None),
-            norm: LayerNorm::new(weights, Part::TransformNorm, None),
+            transform: Linear::new(weights, ModuleKind::Transform, None),
+            norm: LayerNorm::new(weights, ModuleKind::TransformNorm, None),
             decoder,
             padding_logits,
         }
@@ -98,7 +98,7 @@ struct PairHead {
 impl PairHead {
     fn new(weights: NetworkWeights<'_>) -> Self {
         let linear = |part| Linear::new(weights, part, None);
-        Self { pooler: linear(Part::Pooler), classifier: linear(Part::PairHead) }
+        Self { pooler: linear(ModuleKind::Pooler), classifier: linear(ModuleKind::PairHead) }
     }
 
     /// Maps \[batch, hidden\] to \[batch, 2\].

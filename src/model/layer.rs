@@ -2,7 +2,7 @@
 //! pre-norm.
 
 use lambert_config::run::{Activation, Norm};
-use lambert_plan::architecture::Part;
+use lambert_plan::architecture::ModuleKind;
 use tch::Tensor;
 
 use super::block::SegmentBlock;
@@ -37,12 +37,12 @@ impl Layer {
             heads: model.heads as i64,
             norm: weights.norm_placement(),
             activation: model.activation,
-            query_key_value: Linear::fused(weights, Part::Query, layer),
-            attention_output: linear(Part::AttentionOutput),
-            attention_norm: norm(Part::AttentionNorm),
-            intermediate: linear(Part::Intermediate),
-            output: linear(Part::Output),
-            output_norm: norm(Part::OutputNorm),
+            query_key_value: Linear::fused(weights, ModuleKind::Query, layer),
+            attention_output: linear(ModuleKind::AttentionOutput),
+            attention_norm: norm(ModuleKind::AttentionNorm),
+            intermediate: linear(ModuleKind::Intermediate),
+            output: linear(ModuleKind::Output),
+            output_norm: norm(ModuleKind::OutputNorm),
         }
     }
 

@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use lambert_config::run::{self, Activation, Attention, Precision};
 use lambert_dataset::random::Key;
-use lambert_plan::architecture::{Leaf, Part, Segment, SegmentKind, TensorId, Value};
+use lambert_plan::architecture::{ModuleKind, ParamKind, Segment, SegmentKind, SegmentOutput, TensorId};
 use tch::{Kind, Tensor};
 
 use crate::kernels::Kernels;
@@ -43,9 +43,9 @@ struct Linear {
 }
 
 impl Linear {
-    fn new(weights: NetworkWeights<'_>, part: Part, layer: Option<usize>) -> Self {
+    fn new(weights: NetworkWeights<'_>, part: ModuleKind, layer: Option<usize>) -> Self {
         let id = |leaf| weights.network.id(part, layer, leaf);
-        Self::from_ids(weights.parameters, id(Leaf::Weight), id(Leaf::Bias))
+        Self::from_ids(weights.parameters, id(ParamKind::Weight), id(ParamKind::Bias))
     }
 
     /// Uses the given weight and bias.
@@ -56,8 +56,9 @@ impl Linear {
     }
 
     /// Fuses the linear layers of a layer that share their input and are stored together, starting with `part`.
-    fn fused(weights: NetworkWeights<'_>, part: Part, layer: usize) -> Self {
-        let [weight, bias] = [Leaf::Weight, Leaf::Bias].map(|leaf| weights.network.id(part, Some(layer), leaf));
+    fn fused(weights: NetworkWeights<'_>, part: ModuleKind, layer: usize) -> Self {
+        let [weight, bias] =
+            [ParamKind::Weight, ParamKind::Bias].map(|leaf| weights.network.id(part, Some(layer), leaf));
         let parameters = weights.parameters;
         let compute_copy =
             parameters.bf16_joined(weight).zip(parameters.bf16_joined(bias)).map(|(weight, bias)| [weight, bias]);
@@ -77,9 +78,9 @@ struct LayerNorm {
 }
 
 impl LayerNorm {
-    fn new(weights: NetworkWeights<'_>, part: Part, layer: Option<usize>) -> Self {
+    fn new(weights: NetworkWeights<'_>, part: ModuleKind, layer: Option<usize>) -> Self {
         let leaf = |leaf| weights.tensor(part, layer, leaf);
-        Self { weight: leaf(Leaf::Weight), bias: leaf(Leaf::Bias), eps: weights.model.layer_norm_eps }
+        Self { weight: leaf(ParamKind::Weight), bias: leaf(ParamKind::Bias), eps: weights.model.layer_norm_eps }
     }
 
     fn forward(&self, x: &Tensor) -> Tensor {
@@ -107,7 +108,7 @@ fn activate(x: &Tensor, activation: Activation) -> Tensor {
 struct EncoderSegment {
     block: Box<dyn SegmentBlock>,
     /// Outputs of other segments that it reads.
-    inputs: Vec<Value>,
+    inputs: Vec<SegmentOutput>,
     /// Segments whose outputs it is the last to read.
     releases: Vec<usize>,
 }
@@ -118,7 +119,7 @@ pub struct Encoder {
     network: usize,
     segments: Vec<EncoderSegment>,
     /// Output that the heads read.
-    heads_input: Value,
+    heads_input: SegmentOutput,
     /// Layer norm after the last layer, if the network has one.
     final_norm: Option<LayerNorm>,
     dropout: DropoutRates,
@@ -150,13 +151,14 @@ impl Encoder {
             Some(EncoderSegment { block: block(weights, segment)?, inputs: segment.inputs.clone(), releases })
         };
         let segments: Vec<EncoderSegment> = network.segments.iter().enumerate().filter_map(code).collect();
-        let has_final_norm = network.has(|module| module.part == Part::FinalNorm);
+        let has_final_norm = network.has(|module| module.part == ModuleKind::FinalNorm);
         let read_by_heads = network.segments.last().and_then(|heads| heads.inputs.first().copied());
         Self {
             network: network.number,
-            heads_input: read_by_heads.unwrap_or(Value { segment: segments.len().saturating_sub(1), output: 0 }),
+            heads_input: read_by_heads
+                .unwrap_or(SegmentOutput { segment: segments.len().saturating_sub(1), output: 0 }),
             segments,
-            final_norm: has_final_norm.then(|| LayerNorm::new(weights, Part::FinalNorm, None)),
+            final_norm: has_final_norm.then(|| LayerNorm::new(weights, ModuleKind::FinalNorm, None)),
             dropout: DropoutRates {
                 hidden: model.dropout,
                 attention: model.attention_dropout.unwrap_or(model.dropout),
@@ -196,7 +198,7 @@ impl Encoder {
     fn forward_segment<'a>(
         &self,
         index: usize,
-        read: impl Fn(Value) -> &'a Tensor,
+        read: impl Fn(SegmentOutput) -> &'a Tensor,
         input: &Input,
         dropout: Dropout<'_>,
     ) -> Vec<Tensor> {

@@ -1,7 +1,7 @@
 //! Parameters as one network sees them.
 
 use lambert_config::run::{Model, Norm};
-use lambert_plan::architecture::{Leaf, Network, Normalises, Part};
+use lambert_plan::architecture::{ModuleKind, Network, NormInput, ParamKind};
 use tch::Tensor;
 
 use crate::state::Parameters;
@@ -24,13 +24,13 @@ impl<'a> NetworkWeights<'a> {
     }
 
     /// Returns a tensor that shares the storage of a parameter.
-    pub fn tensor(self, part: Part, layer: Option<usize>, leaf: Leaf) -> Tensor {
+    pub fn tensor(self, part: ModuleKind, layer: Option<usize>, leaf: ParamKind) -> Tensor {
         self.parameters.tensor(self.network.id(part, layer, leaf))
     }
 
     /// Layer norm placement: post-norm (after the residual sums) or pre-norm (before each sublayer).
     pub fn norm_placement(self) -> Norm {
-        let attention = self.network.module(Part::AttentionNorm).map(|module| module.normalises);
-        if attention == Some(Normalises::InnerSum) { Norm::Post } else { Norm::Pre }
+        let attention = self.network.module(ModuleKind::AttentionNorm).map(|module| module.norm_input);
+        if attention == Some(NormInput::InnerSum) { Norm::Post } else { Norm::Pre }
     }
 }

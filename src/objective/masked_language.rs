@@ -8,10 +8,10 @@ use crate::data::{GlobalBatch, MicroBatch};
 use crate::model::Heads;
 use crate::model::input::Input;
 
-pub struct MaskedLanguageLoss(pub objectives::Loss);
+pub struct MaskedLanguageLoss(pub objectives::LossSpec);
 
 impl Loss for MaskedLanguageLoss {
-    fn description(&self) -> objectives::Loss {
+    fn description(&self) -> objectives::LossSpec {
         self.0
     }
 

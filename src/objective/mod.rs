@@ -21,7 +21,7 @@ pub use pass::{Pass, PassInput, PassOutput};
 /// global batch, so that it does not depend on the split into micro-batches.
 pub trait Loss {
     /// Description of the loss.
-    fn description(&self) -> objectives::Loss;
+    fn description(&self) -> objectives::LossSpec;
 
     /// Number of targets in a micro-batch.
     fn targets(&self, batch: &MicroBatch) -> usize;
@@ -34,10 +34,10 @@ pub trait Loss {
 }
 
 /// Constructor of a loss from its description, which has the weight of the run.
-type LossFactory = fn(objectives::Loss) -> Box<dyn Loss>;
+type LossFactory = fn(objectives::LossSpec) -> Box<dyn Loss>;
 
 /// Implementations of the losses.
-const LOSSES: [(objectives::Loss, LossFactory); 2] = [
+const LOSSES: [(objectives::LossSpec, LossFactory); 2] = [
     (objectives::MASKED_LANGUAGE, |description| Box::new(masked_language::MaskedLanguageLoss(description))),
     (objectives::PAIR, |description| Box::new(pair::PairLoss(description))),
 ];
@@ -46,7 +46,7 @@ const LOSSES: [(objectives::Loss, LossFactory); 2] = [
 ///
 /// # Panics
 /// `LOSSES` has no entry for it.
-pub(crate) fn loss(description: objectives::Loss) -> Box<dyn Loss> {
+pub(crate) fn loss(description: objectives::LossSpec) -> Box<dyn Loss> {
     let found = LOSSES.iter().find(|(known, _)| known.name == description.name);
     found.unwrap_or_else(|| panic!("loss {} has no implementation", description.name)).1(description)
 }
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn every_loss_has_an_implementation_with_its_description() {
         for known in objectives::ALL {
-            let description = objectives::Loss { weight: 0.25, ..known };
+            let description = objectives::LossSpec { weight: 0.25, ..known };
             assert_eq!(loss(description).description(), description);
         }
     }

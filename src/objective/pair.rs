@@ -9,10 +9,10 @@ use crate::data::{GlobalBatch, MicroBatch};
 use crate::model::Heads;
 use crate::model::input::Input;
 
-pub struct PairLoss(pub objectives::Loss);
+pub struct PairLoss(pub objectives::LossSpec);
 
 impl Loss for PairLoss {
-    fn description(&self) -> objectives::Loss {
+    fn description(&self) -> objectives::LossSpec {
         self.0
     }
 

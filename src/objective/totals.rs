@@ -1,13 +1,13 @@
 //! Loss totals of a step or an evaluation, over samples and ranks.
 
 use lambert_control::{Score, Scores};
-use lambert_plan::objectives::{self, Targets};
+use lambert_plan::objectives::{self, TargetKind};
 
 /// Totals of one loss over its targets.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LossTotals {
     /// Description of the loss.
-    pub description: objectives::Loss,
+    pub description: objectives::LossSpec,
     /// Sum of the loss, nats.
     pub loss: f64,
     /// Number of correct predictions; 0 if the loss has no accuracy.
@@ -39,7 +39,7 @@ pub struct ObjectiveTotals {
 
 impl ObjectiveTotals {
     /// Creates zero totals.
-    pub fn new(losses: impl IntoIterator<Item = objectives::Loss>) -> Self {
+    pub fn new(losses: impl IntoIterator<Item = objectives::LossSpec>) -> Self {
         let zero = |description| LossTotals { description, loss: 0.0, correct: 0.0, targets: 0.0 };
         Self { losses: losses.into_iter().map(zero).collect(), digest: 0.0 }
     }
@@ -90,7 +90,7 @@ impl ObjectiveTotals {
     }
 
     /// Totals of one loss; zero if the run does not have it.
-    pub fn of(&self, loss: objectives::Loss) -> LossTotals {
+    pub fn of(&self, loss: objectives::LossSpec) -> LossTotals {
         let found = self.losses.iter().find(|sums| sums.description == loss).copied();
         found.unwrap_or(LossTotals { description: loss, loss: 0.0, correct: 0.0, targets: 0.0 })
     }
@@ -102,7 +102,7 @@ impl ObjectiveTotals {
 
     /// Number of masked tokens.
     pub fn masked_tokens(&self) -> u64 {
-        let of_masked = self.losses.iter().find(|sums| sums.description.targets == Targets::MaskedTokens);
+        let of_masked = self.losses.iter().find(|sums| sums.description.targets == TargetKind::MaskedTokens);
         of_masked.map_or(0, |sums| sums.targets as u64)
     }
 
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn weight_scales_its_loss() {
-        let heavy = objectives::Loss { name: "heavy", weight: 50.0, has_accuracy: false, ..PAIR };
+        let heavy = objectives::LossSpec { name: "heavy", weight: 50.0, has_accuracy: false, ..PAIR };
         let mut totals = ObjectiveTotals::new([MASKED_LANGUAGE, heavy]);
         totals.add_numbers(&[6.0, 1.0, 2.0, 3.0, 0.0, 4.0, 0.0]);
         assert_eq!(totals.total_loss(), 3.0 + 50.0 * 0.75);

@@ -138,7 +138,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
-    use lambert_config::run::{Model, Norm, Order};
+    use lambert_config::run::{GrowthOrder, Model, Norm};
     use tch::{Kind, Tensor};
 
     use super::*;
@@ -191,7 +191,7 @@ mod tests {
 
     /// Compares the grown model with old tensors assembled by hand. `sources` has the source layer of each layer, `factor` the
     /// scale of its moments.
-    fn check(order: Order, moments: Moments, sources: &[usize], factor: impl Fn(usize) -> [f32; 2]) {
+    fn check(order: GrowthOrder, moments: Moments, sources: &[usize], factor: impl Fn(usize) -> [f32; 2]) {
         let (mut state, model) = state(Norm::Post, 2);
         let before = tensors(&state);
         grow(&mut state, of(&model, sources.len()), &Growth { order, moments: Some(moments), ..Growth::default() })
@@ -228,16 +228,26 @@ mod tests {
 
     #[test]
     fn grown_model_matches_layers_assembled_by_hand() {
-        check(Order::Stack, Moments::Copy, &[0, 1, 0, 1], |_| [1.0, 1.0]);
-        check(Order::Stack, Moments::Copy, &[0, 1, 0, 1, 0], |_| [1.0, 1.0]);
-        check(Order::Interleave, Moments::Copy, &[0, 0, 1, 1], |_| [1.0, 1.0]);
-        check(Order::Stack, Moments::Zero, &[0, 1, 0, 1], |layer| if layer < 2 { [1.0, 1.0] } else { [0.0, 0.0] });
-        check(Order::Interleave, Moments::Zero, &[0, 0, 0, 1, 1, 1], |layer| match layer {
+        check(GrowthOrder::Stack, Moments::Copy, &[0, 1, 0, 1], |_| [1.0, 1.0]);
+        check(GrowthOrder::Stack, Moments::Copy, &[0, 1, 0, 1, 0], |_| [1.0, 1.0]);
+        check(GrowthOrder::Interleave, Moments::Copy, &[0, 0, 1, 1], |_| [1.0, 1.0]);
+        check(
+            GrowthOrder::Stack,
+            Moments::Zero,
+            &[0, 1, 0, 1],
+            |layer| if layer < 2 { [1.0, 1.0] } else { [0.0, 0.0] },
+        );
+        check(GrowthOrder::Interleave, Moments::Zero, &[0, 0, 0, 1, 1, 1], |layer| match layer {
             0 | 3 => [1.0, 1.0],
             _ => [0.0, 0.0],
         });
-        check(Order::Stack, Moments::Scale, &[0, 1, 0, 1], |_| [0.5, 0.25]);
-        check(Order::Stack, Moments::Scale, &[0, 1, 0], |layer| if layer == 1 { [1.0, 1.0] } else { [0.5, 0.25] });
+        check(GrowthOrder::Stack, Moments::Scale, &[0, 1, 0, 1], |_| [0.5, 0.25]);
+        check(
+            GrowthOrder::Stack,
+            Moments::Scale,
+            &[0, 1, 0],
+            |layer| if layer == 1 { [1.0, 1.0] } else { [0.5, 0.25] },
+        );
     }
 
     /// Hidden states and MLM logits for a sample.
@@ -266,7 +276,7 @@ mod tests {
 
     #[test]
     fn identity_layers_do_not_change_the_output() {
-        for order in [Order::Stack, Order::Interleave] {
+        for order in [GrowthOrder::Stack, GrowthOrder::Interleave] {
             for (norm, limit) in [(Norm::Pre, 0.0), (Norm::Post, 1e-5)] {
                 let (mut grown, model) = state(norm, 2);
                 let (hidden, logits) = forward(&grown, &model);

@@ -6,7 +6,7 @@ pub mod growth;
 
 use lambert_config::run::RunConfig;
 use lambert_plan::architecture::Architecture;
-use lambert_plan::timeline::Place;
+use lambert_plan::timeline::StagePosition;
 
 use crate::recovery::guard::LossHistory;
 use crate::state::TrainState;
@@ -18,7 +18,7 @@ use crate::torch::TorchError;
 ///
 /// # Errors
 /// Out of memory while growing the model.
-pub fn enter(state: &mut TrainState, config: &RunConfig, place: &Place<'_>) -> Result<bool, TorchError> {
+pub fn enter(state: &mut TrainState, config: &RunConfig, place: &StagePosition<'_>) -> Result<bool, TorchError> {
     if state.stages.entered == Some(place.index) {
         return Ok(false);
     }
@@ -53,7 +53,7 @@ mod tests {
         let config = RunConfig { model, ..RunConfig::default() };
         let growth = Growth { new_layers_only: 3, ..Growth::default() };
         let stage = Stage { layers: Some(2), steps: 9, growth, restart_optimizer: true, ..Stage::default() };
-        let place = |done| Place { index: 1, stage: &stage, done };
+        let place = |done| StagePosition { index: 1, stage: &stage, done };
         assert!(enter(&mut state, &config, &place(0)).unwrap());
         state.count_update();
         assert!(!enter(&mut state, &config, &place(0)).unwrap());

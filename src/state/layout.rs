@@ -61,7 +61,7 @@ impl ParamSpec {
 
 /// Returns the parameters of an architecture, in the order in which the backward pass completes their gradients.
 pub fn specs(architecture: &Architecture) -> Vec<ParamSpec> {
-    let spec = |Tensor { id, role, name, shape, padding, joined, head, final_after }: Tensor| {
+    let spec = |Tensor { id, role, name, shape, padding, is_joined: joined, head, final_after }: Tensor| {
         let shape = shape.iter().map(|size| *size as i64).collect();
         ParamSpec { id, role, is_fused: joined, name, shape, first: 0, padding, is_frozen: false, head, final_after }
     };

@@ -229,7 +229,7 @@ mod tests {
     use crate::kernels::Host;
     use crate::state::{Buffer, TrainState};
     use lambert_config::run::Model;
-    use lambert_plan::architecture::{Leaf, Part};
+    use lambert_plan::architecture::{ModuleKind, ParamKind};
 
     fn tiny() -> Model {
         Model { hidden: 8, heads: 2, intermediate: 16, positions: 16, ..Model::default() }
@@ -243,11 +243,11 @@ mod tests {
     fn padding_rows_are_zero_and_do_not_change_the_others() {
         let model = Model { pad_vocabulary_to: 8, tied_decoder: false, ..tiny() };
         let plain = Model { pad_vocabulary_to: 1, ..model.clone() };
-        let weights = |model: &Model, part: Part| {
+        let weights = |model: &Model, part: ModuleKind| {
             let parameters = Parameters::initialize(host(), Architecture::new(model, 1, 50), 1, 0.02);
-            parameters.read(parameters.spec(TensorId::new(part, Leaf::Weight)))
+            parameters.read(parameters.spec(TensorId::new(part, ParamKind::Weight)))
         };
-        for part in [Part::WordEmbeddings, Part::Decoder] {
+        for part in [ModuleKind::WordEmbeddings, ModuleKind::Decoder] {
             let (padded, plain) = (weights(&model, part), weights(&plain, part));
             assert_eq!((padded.len(), plain.len()), (56 * 8, 50 * 8));
             assert_eq!(padded[..plain.len()], plain);
@@ -259,7 +259,7 @@ mod tests {
     fn backward_accumulates_into_the_flat_buffer() {
         let parameters = Parameters::initialize(host(), Architecture::new(&tiny(), 1, 50), 1, 0.02);
         let state = TrainState::new(parameters);
-        let pooler = TensorId::new(Part::Pooler, Leaf::Weight);
+        let pooler = TensorId::new(ModuleKind::Pooler, ParamKind::Weight);
         let weight = state.parameters.tensor(pooler);
         for _ in 0..2 {
             (&weight * 3.0).sum(Kind::Float).backward();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lambert_plan::timeline::Ended;
+use lambert_plan::timeline::EarlyStops;
 
 use super::plateau::PlateauTracker;
 use crate::recovery::guard::LossHistory;
@@ -31,5 +31,5 @@ pub struct StageProgress {
     /// Plateau detector of the stage.
     pub plateau: PlateauTracker,
     /// Stages that ended at a plateau.
-    pub ended: Ended,
+    pub ended: EarlyStops,
 }

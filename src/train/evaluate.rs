@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use lambert_collective::Group;
-use lambert_config::run::{self, MaskToken, MaskUnit, Test};
+use lambert_config::run::{self, FaultInjection, MaskToken, MaskUnit};
 use lambert_control::{Directive, Evaluation};
 use lambert_dataset::{Dataset, DatasetError};
 
@@ -64,7 +64,7 @@ pub fn evaluate(
         },
         seed: 0,
         shuffle: false,
-        test: Test::default(),
+        test: FaultInjection::default(),
     };
     let options = LoaderOptions {
         cursor: 0,

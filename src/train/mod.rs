@@ -26,7 +26,7 @@ pub mod step_record;
 
 use lambert_collective::{Endpoints, Group};
 use lambert_control::{Directive, EventKind, StepRecord};
-use lambert_plan::timeline::{self, Place};
+use lambert_plan::timeline::{self, StagePosition};
 
 use crate::checkpoint::{self, Saver};
 use crate::error::Error;
@@ -67,7 +67,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
             return Ok(finish(session, &saver, &state, TrainOutcome::Stopped));
         }
     }
-    'stages: while let Some(place) = timeline::place(&session.config, &state.stages.ended, state.step) {
+    'stages: while let Some(place) = timeline::position(&session.config, &state.stages.ended, state.step) {
         let dataset = &*datasets.stages[place.index];
         let stops = enter(session, collective, &mut saver, &mut state, &place)?;
         session.control.phase(WorkerPhase::Load);
@@ -107,7 +107,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
                 }
                 ends |= state.stages.ended.contains_key(&place.index);
             }
-            let is_last = timeline::place(&session.config, &state.stages.ended, state.step).is_none();
+            let is_last = timeline::position(&session.config, &state.stages.ended, state.step).is_none();
             if state.unevaluated || stops && !is_last {
                 return stop(session, collective, &mut saver, &state);
             }
@@ -145,7 +145,7 @@ fn inject_faults(session: &Session, state: &mut TrainState) {
     if test.flips(attempt, session.rank, state.step) {
         state.flip_bit();
     }
-    if test.spoils_moments(attempt, state.step) {
+    if test.corrupts_moments(attempt, state.step) {
         state.corrupt_moment();
     }
 }
@@ -160,14 +160,15 @@ fn run_missed_evaluation(
     saver: &mut Saver<'_>,
     state: &mut TrainState,
 ) -> Result<(), Error> {
-    let last = state.step.checked_sub(1).and_then(|step| timeline::place(&session.config, &state.stages.ended, step));
+    let last =
+        state.step.checked_sub(1).and_then(|step| timeline::position(&session.config, &state.stages.ended, step));
     let Some(last) = last.filter(|place| Some(place.index) == state.stages.entered) else {
         // The stage has been shortened since, to end before this step.
         state.unevaluated = false;
         return Ok(());
     };
     session.control.phase(WorkerPhase::Load);
-    let place = Place { done: last.done + 1, ..last };
+    let place = StagePosition { done: last.done + 1, ..last };
     StageRun::open(session, datasets, state, place, budgets[place.index])?.evaluate(state, collective, saver)?;
     if state.unevaluated { Ok(()) } else { saver.renew(collective, state) }
 }
@@ -179,7 +180,7 @@ fn enter(
     collective: &mut dyn Group,
     saver: &mut Saver<'_>,
     state: &mut TrainState,
-    place: &Place<'_>,
+    place: &StagePosition<'_>,
 ) -> Result<bool, Error> {
     let (from, to) = (state.parameters.layers(), place.stage.depth(&session.config.model));
     // At step 0 the original model is still available: it is initial, or the base checkpoint of another run.

@@ -6,7 +6,7 @@ use lambert_collective::{Group, Reducer};
 use lambert_control::{Directive, EventKind, RankTimes, StepRecord, StepTimes};
 use lambert_dataset::DatasetError;
 use lambert_dataset::random::Key;
-use lambert_plan::timeline::{self, Place};
+use lambert_plan::timeline::{self, StagePosition};
 use lambert_plan::{objectives, schedule};
 
 use super::evaluate::{self, EvalOutcome, EvalRequest};
@@ -55,7 +55,7 @@ pub struct Agreed {
 pub struct StageRun<'a> {
     session: &'a Session,
     datasets: &'a Datasets,
-    place: Place<'a>,
+    place: StagePosition<'a>,
     /// Step of the run at which this stage was opened.
     first_step: u64,
     loader: Loader,
@@ -69,7 +69,7 @@ impl<'a> StageRun<'a> {
         session: &'a Session,
         datasets: &'a Datasets,
         state: &mut TrainState,
-        place: Place<'a>,
+        place: StagePosition<'a>,
         micro_batch_tokens: usize,
     ) -> Result<Self, Error> {
         let config = &session.config;
@@ -87,7 +87,7 @@ impl<'a> StageRun<'a> {
             micro_batch_tokens,
             rank: session.rank,
             world_size: session.world,
-            shards: config.cluster.all_reduce.parts(session.world),
+            shards: config.cluster.all_reduce.shards(session.world),
             max_threads: session.host.readers(),
             max_batch: place.stage.global_batch.max(place.stage.batch_ramp.map_or(0, |ramp| ramp.start)),
         };
@@ -109,7 +109,7 @@ impl<'a> StageRun<'a> {
     pub fn freeze(&self, state: &mut TrainState, done: u64) {
         let growth = &self.place.stage.growth;
         if done == self.place.done || done == growth.new_layers_only {
-            let is_unused = |spec: &ParamSpec| objectives::is_unused(spec.head, &self.session.config.objective);
+            let is_unused = |spec: &ParamSpec| objectives::is_head_unused(spec.head, &self.session.config.objective);
             growth::freeze(&mut state.parameters, growth, state.stages.grown_from, done, is_unused);
         }
     }
@@ -183,7 +183,7 @@ impl<'a> StageRun<'a> {
     /// Index of this rank's first canonical shard and the total number of shards. `None` unless `all_reduce.canonical` is set.
     fn canonical_shards(&self) -> Option<(usize, usize)> {
         let Session { config, rank, world, .. } = self.session;
-        let parts = config.cluster.all_reduce.parts(*world);
+        let parts = config.cluster.all_reduce.shards(*world);
         config.cluster.all_reduce.canonical.then_some((parts * rank / world, parts))
     }
 
@@ -231,7 +231,7 @@ impl<'a> StageRun<'a> {
 
     /// Adds the settings that reduce memory use to an out-of-memory error.
     fn explain(&self, error: Error) -> Error {
-        let (objective, Place { stage, index, .. }) = (&self.session.config.objective, self.place);
+        let (objective, StagePosition { stage, index, .. }) = (&self.session.config.objective, self.place);
         let requested = if let Error::Torch(failed) = &error { failed.memory() } else { None };
         match requested {
             None => error,
@@ -284,7 +284,7 @@ impl<'a> StageRun<'a> {
         if self.session.is_first() {
             self.session.control.event(EventKind::Evaluation(evaluation));
         }
-        let Place { stage, index, .. } = self.place;
+        let StagePosition { stage, index, .. } = self.place;
         let done = self.done(state);
         if stage.plateau.is_some_and(|plateau| state.stages.plateau.is_flat(&plateau, loss)) && done < stage.steps {
             state.stages.ended.insert(index, done);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use lambert_collective::Group;
 use lambert_config::run::TokenBudget;
 use lambert_control::EventKind;
-use lambert_plan::memory::{Data, fit, fit::Room};
+use lambert_plan::memory::{DatasetShape, fit, fit::GpuBudget};
 use lambert_store::run::{self, CONFIG};
 use serde::{Deserialize, Serialize};
 
@@ -21,10 +21,10 @@ use crate::worker::session::{Datasets, Session};
 /// A stage does not fit into a card.
 pub fn settle(session: &Session, group: &mut dyn Group, datasets: &Datasets) -> Result<Vec<usize>, Error> {
     let room = least(group, session.card.as_ref())?;
-    let data: Vec<Data> = datasets.stages.iter().map(|dataset| dataset.sizes()).collect();
+    let data: Vec<DatasetShape> = datasets.stages.iter().map(|dataset| dataset.sizes()).collect();
     let config = &session.config;
     let chosen = fit::micro_batches(config, &data, session.world, room.as_ref()).map_err(|short| {
-        let (error, is_passing) = (Error::invalid_config(CONFIG, short.faults), short.is_passing);
+        let (error, is_passing) = (Error::invalid_config(CONFIG, short.issues), short.is_transient);
         if is_passing { DeviceError::InsufficientFreeMemory(error.to_string()).into() } else { error }
     })?;
     if session.is_first() {
@@ -61,7 +61,7 @@ struct CardRoom {
 }
 
 /// The card that has the least room for a rank; the same on all ranks. `None` if none has a card.
-fn least(group: &mut dyn Group, card: Option<&Gpu>) -> Result<Option<Room>, Error> {
+fn least(group: &mut dyn Group, card: Option<&Gpu>) -> Result<Option<GpuBudget>, Error> {
     let own = card.map(|card| CardRoom {
         host: lambert_store::host::name(),
         bus: card.properties.pci_bus_id.clone(),
@@ -73,7 +73,7 @@ fn least(group: &mut dyn Group, card: Option<&Gpu>) -> Result<Option<Room>, Erro
 }
 
 /// Ranks that share a card have equal parts of what is free.
-fn least_of(all: &[Option<CardRoom>]) -> Option<Room> {
+fn least_of(all: &[Option<CardRoom>]) -> Option<GpuBudget> {
     let mut sharing = BTreeMap::<(&str, &str), u64>::new();
     for card in all.iter().flatten() {
         *sharing.entry((&card.host, &card.bus)).or_default() += 1;
@@ -82,7 +82,7 @@ fn least_of(all: &[Option<CardRoom>]) -> Option<Room> {
         let card = card.as_ref()?;
         let ranks = sharing[&(&*card.host, &*card.bus)];
         let name = format!("card {} of host {}", card.name, card.host);
-        Some(Room { rank, card: name, free: card.free / ranks, memory: card.memory / ranks })
+        Some(GpuBudget { rank, gpu: name, free: card.free / ranks, memory: card.memory / ranks })
     });
     rooms.min_by_key(|room| (room.free, room.rank))
 }
@@ -103,7 +103,7 @@ mod tests {
         assert_eq!(least(&[told("a", "1", 90), None, told("b", "1", 80)]), Some((2, 80, 100)));
         assert_eq!(least(&[told("a", "1", 70), told("a", "2", 60), told("a", "1", 66)]), Some((2, 33, 50)));
         let room = least_of(&[told("a", "1", 90)]).unwrap();
-        assert_eq!(room.card, "card 0 (X, 1) of host a");
+        assert_eq!(room.gpu, "card 0 (X, 1) of host a");
     }
 
     /// A card with so many bytes free, on a bus of its own.

@@ -7,7 +7,7 @@ use lambert_collective::{Endpoints, Group, local, mpi, nccl};
 use lambert_config::run::{Backend, Cluster, ReduceDtype};
 use lambert_config::{Layers, RunConfig};
 use lambert_control::EventKind;
-use lambert_dataset::{Dataset, DatasetError, check_fit};
+use lambert_dataset::{Dataset, DatasetError, check_compatibility};
 use lambert_plan::memory;
 use lambert_store::lease::Lease;
 use lambert_store::run::CONFIG;
@@ -276,8 +276,8 @@ impl Datasets {
             stages.iter().enumerate().map(|(index, dataset)| (format!("stage.{index}.data"), &**dataset)).collect();
         used.extend(evaluation.as_deref().map(|dataset| ("evaluation.data".to_owned(), dataset)));
         let mut faults = Vec::new();
-        check_fit(config, &used, None, &mut faults);
-        let data: Vec<memory::Data> = stages.iter().map(|dataset| dataset.sizes()).collect();
+        check_compatibility(config, &used, None, &mut faults);
+        let data: Vec<memory::DatasetShape> = stages.iter().map(|dataset| dataset.sizes()).collect();
         memory::check(config, &data, HostShare::count().ranks, &mut faults);
         if faults.is_empty() { Ok(Self { stages, evaluation }) } else { Err(Error::invalid_config(CONFIG, faults)) }
     }

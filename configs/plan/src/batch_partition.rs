@@ -1,96 +1,103 @@
-//! How a global batch is divided: its samples are dealt to the ranks, and each rank's are cut into micro-batches. A pure
-//! function of the lengths of its samples, so that every rank knows what all of them do.
+//! Partition of a global batch: assigns its samples to ranks, and each rank's samples to micro-batches. A pure function
+//! of the sample lengths, so every rank computes the whole plan.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
-/// One micro-batch: which samples of the global batch are in it, by their index there.
+/// Samples of one micro-batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cut {
+pub struct MicroBatchPlan {
     /// Indices into the global batch.
     pub samples: Vec<usize>,
-    /// Longest of them, in tokens: every row is padded to it.
+    /// Length of the longest sample, in tokens. All rows are padded to it.
     pub width: usize,
 }
 
-impl Cut {
-    /// Tokens that are computed with, padding included: rows x width.
+impl MicroBatchPlan {
+    /// Returns the number of tokens, padding included: rows x width.
     pub fn tokens(&self) -> usize {
         self.samples.len() * self.width
     }
 }
 
-/// A global batch divided among ranks.
+/// Partition of a global batch over ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Division {
-    /// The micro-batches of each rank; none for a rank without samples.
-    pub ranks: Vec<Vec<Cut>>,
+pub struct BatchPartition {
+    /// Micro-batches of each rank; empty for a rank without samples.
+    pub ranks: Vec<Vec<MicroBatchPlan>>,
 }
 
-impl Division {
-    /// Of samples of these lengths among `world` ranks, in micro-batches of `budget` tokens at most (rows x width).
+impl BatchPartition {
+    /// Partitions samples of these lengths over `world` ranks, in micro-batches of at most `budget` tokens (rows x
+    /// width).
     pub fn new(lengths: &[u16], world: usize, budget: usize) -> Self {
-        Self { ranks: deal(lengths, world).into_iter().map(|samples| cut(lengths, samples, budget)).collect() }
+        Self {
+            ranks: assign_to_ranks(lengths, world)
+                .into_iter()
+                .map(|samples| split_into_micro_batches(lengths, samples, budget))
+                .collect(),
+        }
     }
 
-    /// Of some of the samples alone.
-    pub fn of(lengths: &[u16], samples: &[usize], world: usize, budget: usize) -> Self {
-        let of_some: Vec<u16> = samples.iter().map(|sample| lengths[*sample]).collect();
-        let mut division = Self::new(&of_some, world, budget);
-        let cuts = division.ranks.iter_mut().flatten();
-        cuts.flat_map(|cut| &mut cut.samples).for_each(|index| *index = samples[*index]);
-        division
+    /// Partitions a subset of the samples.
+    pub fn for_subset(lengths: &[u16], samples: &[usize], world: usize, budget: usize) -> Self {
+        let subset: Vec<u16> = samples.iter().map(|sample| lengths[*sample]).collect();
+        let mut partition = Self::new(&subset, world, budget);
+        let micro_batches = partition.ranks.iter_mut().flatten();
+        micro_batches.flat_map(|micro_batch| &mut micro_batch.samples).for_each(|index| *index = samples[*index]);
+        partition
     }
 
-    /// Tokens that all ranks compute with, padding included.
+    /// Returns the number of tokens on all ranks, padding included.
     pub fn tokens(&self) -> usize {
-        self.by_rank().sum()
+        self.tokens_by_rank().sum()
     }
 
-    /// Tokens of the rank with the most over the mean of all ranks, padding included: 1 if all have the same to do.
-    pub fn balance(&self) -> f64 {
-        let most = self.by_rank().max().unwrap_or(0);
+    /// Returns the load imbalance: tokens of the busiest rank over the mean of all ranks, padding included. 1 is
+    /// optimal.
+    pub fn imbalance(&self) -> f64 {
+        let most = self.tokens_by_rank().max().unwrap_or(0);
         (most * self.ranks.len()) as f64 / self.tokens().max(1) as f64
     }
 
-    fn by_rank(&self) -> impl Iterator<Item = usize> {
-        self.ranks.iter().map(|cuts| cuts.iter().map(Cut::tokens).sum())
+    fn tokens_by_rank(&self) -> impl Iterator<Item = usize> {
+        self.ranks.iter().map(|micro_batches| micro_batches.iter().map(MicroBatchPlan::tokens).sum())
     }
 }
 
-/// The samples of each rank, longest first: one after the other, the longest first, goes to the rank with the fewest tokens
-/// (Graham 1969, longest processing time first), and what is uneven then is evened out.
-fn deal(lengths: &[u16], world: usize) -> Vec<Vec<usize>> {
+/// Assigns samples to ranks, each rank's longest first. Each sample, longest first, goes to the rank with the fewest
+/// tokens (longest processing time first, Graham 1969); then loads are rebalanced.
+fn assign_to_ranks(lengths: &[u16], world: usize) -> Vec<Vec<usize>> {
     let mut samples: Vec<usize> = (0..lengths.len()).collect();
     let longest_first = |index: &usize| (Reverse(lengths[*index]), *index);
     samples.sort_by_key(longest_first);
     let mut loads: BinaryHeap<_> = (0..world).map(|rank| Reverse((0, rank))).collect();
-    let mut ranks: Vec<Rank> = (0..world).map(|_| Rank::default()).collect();
+    let mut ranks: Vec<RankLoad> = (0..world).map(|_| RankLoad::default()).collect();
     for index in samples {
         let Some(Reverse((load, rank))) = loads.pop() else { break };
         ranks[rank].add(index, lengths);
         loads.push(Reverse((load + tokens(lengths, index), rank)));
     }
-    even_out(&mut ranks, lengths);
+    rebalance(&mut ranks, lengths);
     let mut ranks: Vec<Vec<usize>> = ranks.into_iter().map(|rank| rank.samples).collect();
     ranks.iter_mut().for_each(|samples| samples.sort_by_key(longest_first));
     ranks
 }
 
-/// Tokens of a sample; an empty one would cost nothing and go to any rank.
+/// Length of a sample, at least 1: an empty sample would have no cost and could go to any rank.
 fn tokens(lengths: &[u16], index: usize) -> usize {
     usize::from(lengths[index]).max(1)
 }
 
-/// The samples of one rank.
+/// Samples of one rank.
 #[derive(Default)]
-struct Rank {
+struct RankLoad {
     samples: Vec<usize>,
     tokens: usize,
 }
 
-impl Rank {
+impl RankLoad {
     fn add(&mut self, index: usize, lengths: &[u16]) {
         self.samples.push(index);
         self.tokens += tokens(lengths, index);
@@ -103,24 +110,25 @@ impl Rank {
     }
 }
 
-/// How far the rank with the most tokens may be above the mean without being relieved.
-const EVEN: f64 = 1.005;
-/// How many of the other ranks, those with the fewest tokens, are asked to relieve it.
-const TRIED: usize = 16;
+/// Accepted load of the busiest rank, relative to the mean.
+const MAX_IMBALANCE: f64 = 1.005;
+/// Number of least loaded ranks to consider for an exchange.
+const EXCHANGE_CANDIDATES: usize = 16;
 
-/// Relieves the rank with the most tokens, again and again: it gives a sample to another rank, perhaps for a shorter one, so
-/// that neither has as many as it had. With a few samples a rank this takes a tenth above the mean to a hundredth.
-fn even_out(ranks: &mut [Rank], lengths: &[u16]) {
+/// Repeatedly moves load off the busiest rank: it gives a sample to another rank, possibly in exchange for a shorter
+/// one, so that both end up below its previous load. With few samples per rank this reduces the imbalance from 10 % to
+/// 1 %.
+fn rebalance(ranks: &mut [RankLoad], lengths: &[u16]) {
     let all: usize = ranks.iter().map(|rank| rank.tokens).sum();
     for _ in 0..4 * ranks.len() {
         let mut by_load: Vec<usize> = (0..ranks.len()).collect();
         by_load.sort_by_key(|rank| (ranks[*rank].tokens, *rank));
         let Some(most) = by_load.pop() else { return };
-        if (ranks[most].tokens * ranks.len()) as f64 <= EVEN * all as f64 {
+        if (ranks[most].tokens * ranks.len()) as f64 <= MAX_IMBALANCE * all as f64 {
             return;
         }
-        let relief = |other: &usize| Some((*other, exchange(&ranks[most], &ranks[*other], lengths)?));
-        let Some((other, (given, taken))) = by_load.iter().take(TRIED).find_map(relief) else { return };
+        let relief = |other: &usize| Some((*other, find_exchange(&ranks[most], &ranks[*other], lengths)?));
+        let Some((other, (given, taken))) = by_load.iter().take(EXCHANGE_CANDIDATES).find_map(relief) else { return };
         let given = ranks[most].take(given, lengths);
         let taken = taken.map(|place| ranks[other].take(place, lengths));
         ranks[other].add(given, lengths);
@@ -130,27 +138,27 @@ fn even_out(ranks: &mut [Rank], lengths: &[u16]) {
     }
 }
 
-/// Which sample `most` gives to `other` and which it takes for it, by their places, so that they are as near to each other as
-/// can be; `None` if one of them had as much as `most` has then.
-fn exchange(most: &Rank, other: &Rank, lengths: &[u16]) -> Option<(usize, Option<usize>)> {
-    let apart = most.tokens.checked_sub(other.tokens)?;
+/// Finds the exchange between `most` and `other` that makes their loads most equal, as positions of the sample given
+/// and the sample taken. `None` if no exchange leaves both below the load of `most`.
+fn find_exchange(most: &RankLoad, other: &RankLoad, lengths: &[u16]) -> Option<(usize, Option<usize>)> {
+    let difference = most.tokens.checked_sub(other.tokens)?;
     let back = || std::iter::once(None).chain((0..other.samples.len()).map(Some));
     let moved = |given: usize, taken: Option<usize>| {
         let taken = taken.map_or(0, |place| tokens(lengths, other.samples[place]));
-        tokens(lengths, most.samples[given]).checked_sub(taken).filter(|moved| (1..apart).contains(moved))
+        tokens(lengths, most.samples[given]).checked_sub(taken).filter(|moved| (1..difference).contains(moved))
     };
     let all = (0..most.samples.len()).flat_map(|given| back().map(move |taken| (given, taken)));
-    let better = all.filter_map(|(given, taken)| Some((apart.abs_diff(2 * moved(given, taken)?), given, taken)));
+    let better = all.filter_map(|(given, taken)| Some((difference.abs_diff(2 * moved(given, taken)?), given, taken)));
     better.min().map(|(_, given, taken)| (given, taken))
 }
 
-/// Padding stays below this share of a rank's tokens.
-const PADDING: f64 = 0.03;
+/// Maximum padding, relative to the tokens of a rank.
+const MAX_PADDING: f64 = 0.03;
 
-/// Cuts a rank's `samples`, longest first, so that a micro-batch holds samples of like lengths. A sample longer than `budget`
-/// makes one of its own. Where padding is more than 3 % of the tokens then, micro-batches are split, each time where that
-/// saves most. The one with the most tokens comes last: gradients are sent while its backward pass runs.
-fn cut(lengths: &[u16], samples: Vec<usize>, budget: usize) -> Vec<Cut> {
+/// Splits a rank's `samples`, longest first, into micro-batches of similar lengths. A sample longer than `budget` is a
+/// micro-batch of one. While padding is 3 % of the tokens or more, the split that saves most padding is applied. The
+/// micro-batch with the most tokens comes last: gradients are sent during its backward pass.
+fn split_into_micro_batches(lengths: &[u16], samples: Vec<usize>, budget: usize) -> Vec<MicroBatchPlan> {
     let sorted: Vec<usize> = samples.iter().map(|index| usize::from(lengths[*index]).max(1)).collect();
     let tokens: usize = sorted.iter().sum();
     let (mut splits, mut start, mut room) = (BinaryHeap::new(), 0, 0);
@@ -160,7 +168,7 @@ fn cut(lengths: &[u16], samples: Vec<usize>, budget: usize) -> Vec<Cut> {
         splits.push(Split::best(&sorted, start..start + rows));
         start += rows;
     }
-    while (room - tokens) as f64 >= PADDING * tokens as f64
+    while (room - tokens) as f64 >= MAX_PADDING * tokens as f64
         && let Some(split) = splits.pop()
     {
         room -= split.saved;
@@ -169,20 +177,21 @@ fn cut(lengths: &[u16], samples: Vec<usize>, budget: usize) -> Vec<Cut> {
     }
     let mut rows: Vec<_> = splits.into_iter().map(|split| split.rows).collect();
     rows.sort_by_key(|rows| rows.start);
-    let cut = |rows: Range<usize>| Cut { width: sorted[rows.start], samples: samples[rows].to_vec() };
-    let mut cuts: Vec<Cut> = rows.into_iter().map(cut).collect();
-    if let Some(most) = (0..cuts.len()).max_by_key(|index| cuts[*index].tokens()) {
-        cuts[most..].rotate_left(1);
+    let micro_batch =
+        |rows: Range<usize>| MicroBatchPlan { width: sorted[rows.start], samples: samples[rows].to_vec() };
+    let mut micro_batches: Vec<MicroBatchPlan> = rows.into_iter().map(micro_batch).collect();
+    if let Some(most) = (0..micro_batches.len()).max_by_key(|index| micro_batches[*index].tokens()) {
+        micro_batches[most..].rotate_left(1);
     }
-    cuts
+    micro_batches
 }
 
-/// A micro-batch, as rows of the sorted samples, and where it is best split.
+/// Micro-batch as a range of the sorted samples, with its best split.
 #[derive(PartialEq, Eq)]
 struct Split {
-    /// Padding that this saves, tokens; 0 if nothing does.
+    /// Padding tokens that the split saves; 0 if none does.
     saved: usize,
-    /// Its second half's first row.
+    /// First row of the second half.
     at: usize,
     rows: Range<usize>,
 }
@@ -211,8 +220,8 @@ impl PartialOrd for Split {
 mod tests {
     use super::*;
 
-    /// Numbers from 1 to `most`, by a fixed congruence (Knuth's MMIX).
-    fn numbers(most: u16) -> impl FnMut() -> u16 {
+    /// Pseudo-random numbers from 1 to `most` (linear congruential generator, Knuth's MMIX).
+    fn pseudo_random_numbers(most: u16) -> impl FnMut() -> u16 {
         let mut state = 1_u64;
         move || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -224,62 +233,67 @@ mod tests {
         lengths.iter().map(|length| usize::from(*length)).sum()
     }
 
-    fn cut_all(lengths: &[u16], budget: usize) -> Vec<Cut> {
-        Division::new(lengths, 1, budget).ranks.remove(0)
+    fn split_on_one_rank(lengths: &[u16], budget: usize) -> Vec<MicroBatchPlan> {
+        BatchPartition::new(lengths, 1, budget).ranks.remove(0)
     }
 
     #[test]
     fn every_sample_is_in_one_micro_batch_within_the_budget() {
         let lengths: Vec<u16> = (0..300).map(|index| 5 + (index * 37 % 124)).collect();
         for world in [1, 2, 3, 8, 64, 400] {
-            let division = Division::new(&lengths, world, 1024);
-            assert_eq!(division.ranks.len(), world);
-            let cuts: Vec<Cut> = division.ranks.concat();
-            let mut seen: Vec<usize> = cuts.iter().flat_map(|cut| cut.samples.clone()).collect();
+            let partition = BatchPartition::new(&lengths, world, 1024);
+            assert_eq!(partition.ranks.len(), world);
+            let micro_batches: Vec<MicroBatchPlan> = partition.ranks.concat();
+            let mut seen: Vec<usize> =
+                micro_batches.iter().flat_map(|micro_batch| micro_batch.samples.clone()).collect();
             seen.sort_unstable();
             assert_eq!(seen, (0..300).collect::<Vec<_>>());
-            for cut in &cuts {
-                assert!(cut.samples.len() * cut.width <= 1024);
-                assert_eq!(cut.samples.iter().map(|index| usize::from(lengths[*index])).max(), Some(cut.width));
+            for micro_batch in &micro_batches {
+                assert!(micro_batch.samples.len() * micro_batch.width <= 1024);
+                assert_eq!(
+                    micro_batch.samples.iter().map(|index| usize::from(lengths[*index])).max(),
+                    Some(micro_batch.width)
+                );
             }
         }
     }
 
     #[test]
-    fn padding_is_little_whatever_the_lengths() {
+    fn padding_stays_below_three_percent() {
         for longest in [8, 64, 128, 512] {
-            let mut number = numbers(longest);
+            let mut number = pseudo_random_numbers(longest);
             for (rows, world) in [(1, 1), (7, 1), (32, 1), (256, 1), (4096, 1), (32, 8), (4096, 8), (4096, 64)] {
-                // All lengths alike, most of them the longest, few of them.
+                // From a uniform distribution of lengths to one dominated by long samples.
                 for skew in [1, 4, 10] {
                     let mut length = || (0..skew).map(|_| number()).max().unwrap_or(1);
                     let lengths: Vec<u16> = (0..rows).map(|_| length()).collect();
-                    let (room, all) = (Division::new(&lengths, world, 2048).tokens(), sum(&lengths));
+                    let (room, all) = (BatchPartition::new(&lengths, world, 2048).tokens(), sum(&lengths));
                     assert!((room as f64) < 1.03 * all as f64, "{room} for {all} tokens");
                 }
             }
         }
-        // No more micro-batches than that takes.
-        assert_eq!(cut_all(&[100; 64], 1000).len(), 7);
-        assert_eq!(cut_all(&[100, 99, 98, 97, 96, 95], 1000).len(), 1);
-        let split = cut_all(&[50, 99, 98, 100, 49, 48], 1000);
+        // No more micro-batches than necessary.
+        assert_eq!(split_on_one_rank(&[100; 64], 1000).len(), 7);
+        assert_eq!(split_on_one_rank(&[100, 99, 98, 97, 96, 95], 1000).len(), 1);
+        let split = split_on_one_rank(&[50, 99, 98, 100, 49, 48], 1000);
         assert_eq!([&split[0].samples, &split[1].samples], [&[0, 4, 5], &[3, 1, 2]]);
     }
 
     #[test]
     fn the_micro_batch_with_the_most_tokens_comes_last() {
         let lengths: Vec<u16> = (0..300).map(|index| 5 + (index * 37 % 124)).collect();
-        for cuts in Division::new(&lengths, 4, 1024).ranks {
-            let tokens: Vec<usize> = cuts.iter().map(Cut::tokens).collect();
+        for micro_batches in BatchPartition::new(&lengths, 4, 1024).ranks {
+            let tokens: Vec<usize> = micro_batches.iter().map(MicroBatchPlan::tokens).collect();
             assert_eq!(tokens.iter().max(), tokens.last(), "{tokens:?}");
-            let widths: Vec<usize> = cuts[..cuts.len() - 1].iter().map(|cut| cut.width).collect();
+            let widths: Vec<usize> =
+                micro_batches[..micro_batches.len() - 1].iter().map(|micro_batch| micro_batch.width).collect();
             assert!(widths.is_sorted_by(|a, b| a >= b), "longest first otherwise: {widths:?}");
         }
     }
 
-    /// What the rank with the most must have at least, however samples are dealt: of the n ranks x k + 1 longest samples some
+    /// Lower bound of the busiest rank's tokens for any assignment: among the n ranks x k + 1 longest samples, some
     /// rank has k + 1.
-    fn least(lengths: &[u16], world: usize) -> usize {
+    fn lower_bound(lengths: &[u16], world: usize) -> usize {
         let mut sorted = lengths.to_vec();
         sorted.sort_unstable_by_key(|length| Reverse(*length));
         let rounds = (0..=(lengths.len() - 1) / world).map(|k| sum(&sorted[k * world - k..=k * world]));
@@ -287,32 +301,33 @@ mod tests {
     }
 
     #[test]
-    fn ranks_have_the_same_to_do() {
+    fn ranks_are_balanced() {
         let lengths: Vec<u16> = (0..1000).map(|index| 5 + (index * 37 % 124)).collect();
         for (world, most) in [(1, 1.0), (2, 1.01), (3, 1.01), (8, 1.01), (64, 1.02)] {
-            let balance = Division::new(&lengths, world, 1024).balance();
+            let balance = BatchPartition::new(&lengths, world, 1024).imbalance();
             assert!((1.0..=most).contains(&balance), "{balance} among {world}");
         }
-        // What the shipped configurations have: 256 samples of 128 tokens, two or three micro-batches of 16,384 tokens.
-        assert_eq!(Division::new(&[128; 256], 8, 16384).balance(), 1.0);
-        let alone = Division::new(&[70, 40], 5, 1024);
+        // As in the shipped configurations: 256 samples of 128 tokens in two or three micro-batches of 16,384 tokens.
+        assert_eq!(BatchPartition::new(&[128; 256], 8, 16384).imbalance(), 1.0);
+        let alone = BatchPartition::new(&[70, 40], 5, 1024);
         assert_eq!(alone.ranks.iter().map(Vec::len).collect::<Vec<_>>(), [1, 1, 0, 0, 0]);
-        assert!((alone.balance() - 70.0 / 22.0).abs() < 1e-12);
+        assert!((alone.imbalance() - 70.0 / 22.0).abs() < 1e-12);
     }
 
-    /// Four samples a rank and more, of lengths of any kind: at most 5 % above the mean, or what cannot be avoided, and padding.
+    /// With at least four samples per rank of any lengths, the imbalance is at most 5 %, or the lower bound plus
+    /// padding.
     #[test]
-    fn four_samples_a_rank_are_within_five_percent() {
-        let mut number = numbers(128);
+    fn imbalance_is_below_five_percent_with_four_samples_per_rank() {
+        let mut number = pseudo_random_numbers(128);
         for world in [2, 3, 8, 64] {
             for a_rank in [4, 8, 32] {
                 for skew in [1, 4, 10, 40] {
                     let mut length = || (0..skew).map(|_| number()).max().unwrap_or(1);
                     let lengths: Vec<u16> = (0..world * a_rank).map(|_| length()).collect();
-                    let division = Division::new(&lengths, world, 16384);
-                    let mean = division.tokens() as f64 / world as f64;
-                    let bound = least(&lengths, world) as f64 / mean;
-                    let balance = division.balance();
+                    let partition = BatchPartition::new(&lengths, world, 16384);
+                    let mean = partition.tokens() as f64 / world as f64;
+                    let bound = lower_bound(&lengths, world) as f64 / mean;
+                    let balance = partition.imbalance();
                     assert!(balance <= (1.03 * bound).max(1.05), "{balance}, {bound} among {world}: {lengths:?}");
                 }
             }
@@ -320,10 +335,10 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_over_the_budget_stands_alone() {
-        let cuts = cut_all(&[10, 500, 10], 100);
-        assert_eq!(cuts[0], Cut { samples: vec![0, 2], width: 10 });
-        assert_eq!(cuts[1], Cut { samples: vec![1], width: 500 });
-        assert_eq!(cut_all(&[], 100), []);
+    fn a_sample_over_the_budget_is_a_micro_batch_of_one() {
+        let micro_batches = split_on_one_rank(&[10, 500, 10], 100);
+        assert_eq!(micro_batches[0], MicroBatchPlan { samples: vec![0, 2], width: 10 });
+        assert_eq!(micro_batches[1], MicroBatchPlan { samples: vec![1], width: 500 });
+        assert_eq!(split_on_one_rank(&[], 100), []);
     }
 }

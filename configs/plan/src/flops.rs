@@ -2,11 +2,10 @@
 
 use crate::architecture::{Architecture, Network};
 
-/// Useful operations of one training pass (forward and backward: three times the forward's) over samples of the given
-/// `lengths` (tokens, no padding) with `masked` predictions in all.
+/// Returns the FLOPs of one forward and backward pass (three times the forward pass) over samples of `lengths` tokens,
+/// padding excluded, with `masked` predictions in total.
 ///
-/// Those of matrix products only, as [`Network::forward_flops`] counts them; pieces that fill up the vocabulary do not
-/// count.
+/// Only matrix products count, as in [`Network::forward_flops`]. Padding rows of the vocabulary do not count.
 pub fn training(architecture: &Architecture, lengths: impl Iterator<Item = u64>, masked: u64) -> f64 {
     let lengths: Vec<u64> = lengths.collect();
     let forward = |network: &Network| network.forward_flops(lengths.iter().copied(), masked);
@@ -20,22 +19,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn published_sizes() {
+    fn parameter_counts_match_published_models() {
         let parameters = |model: &Model| Architecture::new(model, model.layers, 30522).parameters();
         // BertForPreTraining of bert-base-uncased has 110,106,428 parameters, bert-large-uncased 336,226,108.
         let base = Model::default();
         assert_eq!(parameters(&base), 110_106_428);
         let large = Model { layers: 24, hidden: 1024, heads: 16, intermediate: 4096, ..Model::default() };
         assert_eq!(parameters(&large), 336_226_108);
-        // Six rows of the table and of the decoder's bias more.
+        // Six more rows in the embedding table and in the decoder bias.
         let padded = Model { pad_vocabulary_to: 8, ..large };
         assert_eq!(parameters(&padded), 336_226_108 + 6 * 1025);
     }
 
-    /// 8 h^2 for the attention's projections, 4 h i for the feed-forward layer and 4 l h for scores and mixing, a token and
-    /// layer; the MLM head at the masked tokens; pooler and pair head once a sample.
+    /// Per token and layer: 8 h^2 for the attention projections, 4 h i for the feed-forward layer, 4 l h for attention
+    /// scores and the weighted sum. The MLM head runs per masked token, the pooler and pair head per sample.
     #[test]
-    fn operations_of_a_batch_by_hand() {
+    fn flops_match_manual_calculation() {
         let (h, i, v) = (768.0, 3072.0, 30522.0);
         let forward =
             |length: f64| length * 12.0 * (8.0 * h * h + 4.0 * h * i + 4.0 * length * h) + 2.0 * h * h + 4.0 * h;

@@ -1,12 +1,13 @@
-//! What follows from a run's configuration before anything is computed: networks, losses, micro-batches, steps, memory.
+//! Derives from a run's configuration: network descriptions, losses, micro-batches, step positions, memory
+//! requirements.
 //!
-//! - [`architecture`]: descriptions of networks: their segments, modules and tensors
-//! - [`objectives`]: the losses of a run
+//! - [`architecture`]: network descriptions: segments, modules and tensors
+//! - [`objectives`]: losses of a run
 //! - [`flops`]: floating-point operations of training, by formula
-//! - [`memory`]: bytes of its training state, and those that this host has
-//! - [`batch_partition`]: which samples of a global batch a rank works on, and in which micro-batches
-//! - [`timeline`]: the stages of a run laid end to end, in steps
-//! - [`schedule`]: the learning rate of a step
+//! - [`memory`]: memory requirements in bytes, and the memory of this host
+//! - [`batch_partition`]: assignment of a global batch's samples to ranks and micro-batches
+//! - [`timeline`]: position of a step in the run's stages
+//! - [`schedule`]: learning rate of a step
 
 pub mod architecture;
 pub mod batch_partition;

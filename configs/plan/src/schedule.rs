@@ -1,12 +1,12 @@
-//! The learning rate of a step: a linear warm-up, then a decay to the stage's end.
+//! Learning rate schedule: linear warm-up, then decay to the end of the stage.
 
 use lambert_config::run::{Decay, Stage};
 
-/// Learning rate of the step after `done` steps of this stage (so from 0 to `steps - 1`).
+/// Returns the learning rate of the step after `done` steps of this stage (0 to `steps - 1`).
 ///
-/// Warm-up rises linearly over `w = round(warmup x steps)` steps and ends at the full rate; the decay runs over the
-/// remaining steps and starts there too, so that the rate has no jump (`(1 - p)^power` with p over the decay alone; the
-/// NVIDIA recipe takes p over all steps and falls by a sixth at the end of its warm-up).
+/// The warm-up is linear over `w = round(warmup x steps)` steps and ends at the peak rate. The decay starts at the peak
+/// rate and runs over the remaining steps: `(1 - p)^power`, where p is the progress of the decay alone. NVIDIA's recipe
+/// takes p over all steps, so its rate drops by a sixth at the end of the warm-up.
 pub fn learning_rate(stage: &Stage, done: u64) -> f64 {
     let warmup = (stage.warmup * stage.steps as f64).round() as u64;
     if done < warmup {

@@ -1,44 +1,44 @@
-//! Errors of a configuration.
+//! Configuration errors.
 
 use std::path::PathBuf;
 
-/// One thing that is wrong with a configuration.
+/// One problem in a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
-    /// Where, as `stage.0.steps`; empty for the whole file.
+pub struct ConfigIssue {
+    /// Key, for example `stage.0.steps`; empty for the whole file.
     pub key: String,
-    /// What was found and what was expected.
+    /// Problem and expectation.
     pub message: String,
 }
 
-impl Fault {
-    /// A fault at `key`.
+impl ConfigIssue {
+    /// Creates an issue of `key`.
     pub fn new(key: impl Into<String>, message: impl Into<String>) -> Self {
         Self { key: key.into(), message: message.into() }
     }
 }
 
-impl std::fmt::Display for Fault {
+impl std::fmt::Display for ConfigIssue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if self.key.is_empty() { f.write_str(&self.message) } else { write!(f, "{}: {}", self.key, self.message) }
     }
 }
 
-/// Why a configuration could not be had.
+/// Error of loading a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read configuration {}", path.display())]
     Read {
-        /// The file.
+        /// File.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: std::io::Error,
     },
     /// The file is not TOML.
     #[error("{origin} is not TOML:\n{message}")]
     Syntax {
-        /// The file, or what stood in its place.
+        /// File, or the origin of the text.
         origin: String,
         /// Line, column and what was expected.
         message: String,
@@ -46,21 +46,21 @@ pub enum ConfigError {
     /// The layers cannot be merged.
     #[error("cannot merge {origin} with the environment and --set")]
     Merge {
-        /// The file, or what stood in its place.
+        /// File, or the origin of the text.
         origin: String,
-        /// Why.
+        /// Cause.
         source: Box<config::ConfigError>,
     },
-    /// Values are wrong; all of them are listed.
-    #[error("{origin} has {} fault{}:{}", faults.len(), if faults.len() == 1 { "" } else { "s" }, list(faults))]
-    Faults {
-        /// The file, or what stood in its place.
+    /// Invalid values, all listed.
+    #[error("{origin} has {} error{}:{}", issues.len(), if issues.len() == 1 { "" } else { "s" }, list(issues))]
+    Invalid {
+        /// File, or the origin of the text.
         origin: String,
-        /// Every fault, in the order of the keys.
-        faults: Vec<Fault>,
+        /// All issues, in the order they were found.
+        issues: Vec<ConfigIssue>,
     },
 }
 
-fn list(faults: &[Fault]) -> String {
-    faults.iter().map(|fault| format!("\n  {fault}")).collect()
+fn list(issues: &[ConfigIssue]) -> String {
+    issues.iter().map(|issue| format!("\n  {issue}")).collect()
 }

@@ -1,35 +1,36 @@
-//! The layers of a configuration as sources of the crate `config`, which merges them: the file, the environment, `--set`.
+//! Configuration layers (file, environment, `--set`) as sources of the crate `config`, which merges them.
 //!
-//! A layer writes into the merged tree itself, so that it can tell a list from a section: `stage.0.steps` names an element that must
-//! be there. What cannot be written is an error of its key, and hides no other.
+//! A layer writes into the merged tree directly, so that it can tell a list from a section: `stage.0.steps` names an
+//! element that must exist. An assignment that fails is reported as an issue of its key, and the others are still
+//! applied.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use config::{Config, Map, Source, Value, ValueKind};
 use toml::Table;
 
-use super::error::Fault;
+use super::error::ConfigIssue;
 
-/// The one key at the top of the merged tree. The crate takes the keys there for paths, so that one with a dot would be divided.
+/// Only key at the root of the merged tree. The crate parses root keys as paths, so a key with a dot would be split.
 const ROOT: &str = "configuration";
 
-/// A key and its value, as a person writes them.
+/// Key and value as the user wrote them.
 pub type Setting = (String, String);
 
-/// Assignments in their order.
+/// Assignments, in order.
 pub type Layer = Vec<Assignment>;
 
-/// A value and the path in the tree where it is put.
+/// Value and its path in the configuration tree.
 #[derive(Debug, Clone)]
 pub struct Assignment {
-    /// Keys and indices from the root, which is empty.
+    /// Keys and indices from the root; empty for the root itself.
     pub path: Vec<String>,
-    /// The value.
+    /// Value.
     pub value: toml::Value,
 }
 
 impl Assignment {
-    /// Whether it sets the key at `path`, or keys below it.
+    /// True if it sets the key at `path` or a key below it.
     pub fn sets(&self, path: &[String]) -> bool {
         match path.strip_prefix(&*self.path) {
             Some(rest) => rest.iter().try_fold(&self.value, |value, part| child(value, part)).is_some(),
@@ -45,12 +46,12 @@ fn child<'a>(value: &'a toml::Value, part: &str) -> Option<&'a toml::Value> {
     }
 }
 
-/// The layer of a file.
+/// Creates the layer of a file.
 pub fn of_file(content: Table) -> Layer {
     vec![Assignment { path: Vec::new(), value: toml::Value::Table(content) }]
 }
 
-/// The layer of keys with their values: of the environment, or of `--set`.
+/// Creates the layer of environment variables or `--set` options.
 pub fn of_settings(settings: &[Setting]) -> Layer {
     let assignment = |(key, value): &Setting| {
         let path = dotted(key).split('.').map(str::to_owned).collect();
@@ -59,26 +60,26 @@ pub fn of_settings(settings: &[Setting]) -> Layer {
     settings.iter().map(assignment).collect()
 }
 
-/// Merges layers in their order; the first is that of the file. What cannot be written is added to `faults`.
+/// Merges layers in order, the file first. Assignments that fail are added to `issues`.
 ///
 /// # Errors
-/// The crate `config` refuses a source, which none of these makes it do.
-pub fn merge(layers: Vec<Layer>, faults: &mut Vec<Fault>) -> Result<toml::Value, config::ConfigError> {
+/// The crate `config` rejected a source, which is not expected for these.
+pub fn merge(layers: Vec<Layer>, issues: &mut Vec<ConfigIssue>) -> Result<toml::Value, config::ConfigError> {
     let failed = Arc::new(Mutex::new(Vec::new()));
     let mut builder = Config::builder();
     for layer in layers {
         builder = builder.add_source(Assignments { layer, failed: Arc::clone(&failed) });
     }
     let merged = builder.build()?;
-    faults.append(&mut failed.lock().unwrap_or_else(PoisonError::into_inner));
+    issues.append(&mut failed.lock().unwrap_or_else(PoisonError::into_inner));
     Ok(to_toml(Value::new(None, ValueKind::Table(merged.get_table(ROOT)?))))
 }
 
-/// A layer as a source.
+/// Layer as a `config` source.
 #[derive(Debug, Clone)]
 struct Assignments {
     layer: Layer,
-    failed: Arc<Mutex<Vec<Fault>>>,
+    failed: Arc<Mutex<Vec<ConfigIssue>>>,
 }
 
 impl Source for Assignments {
@@ -96,15 +97,15 @@ impl Source for Assignments {
         for Assignment { path, value } in &self.layer {
             let from_root: Vec<&str> = std::iter::once(ROOT).chain(path.iter().map(String::as_str)).collect();
             if let Err(message) = insert(tree, &from_root, from_toml(value.clone())) {
-                let fault = Fault::new(path.join("."), message);
-                self.failed.lock().unwrap_or_else(PoisonError::into_inner).push(fault);
+                let issue = ConfigIssue::new(path.join("."), message);
+                self.failed.lock().unwrap_or_else(PoisonError::into_inner).push(issue);
             }
         }
         Ok(())
     }
 }
 
-/// `stage.0.steps` for `stage[0].steps`.
+/// Normalizes `stage[0].steps` to `stage.0.steps`.
 fn dotted(key: &str) -> String {
     let mut dotted = String::new();
     let mut rest = key;
@@ -115,14 +116,14 @@ fn dotted(key: &str) -> String {
     dotted + rest
 }
 
-/// What stands before the first `[number]`, the number, and what stands behind.
+/// Splits at the first `[number]`: text before it, the number, text after it.
 fn index_in(key: &str) -> Option<(&str, usize, &str)> {
     let (before, rest) = key.split_once('[')?;
     let (index, behind) = rest.split_once(']')?;
     Some((before, index.parse().ok()?, behind))
 }
 
-/// A value as a person writes it behind `=`: TOML where it is TOML (`3`, `true`, `[1, 2]`, `"3"`), else a string.
+/// Parses a value after `=`: as TOML (`3`, `true`, `[1, 2]`, `"3"`) if it is valid TOML, otherwise as a string.
 fn value_of(text: &str) -> toml::Value {
     toml::from_str::<Table>(&format!("value = {text}"))
         .ok()
@@ -130,7 +131,7 @@ fn value_of(text: &str) -> toml::Value {
         .unwrap_or_else(|| toml::Value::String(text.to_owned()))
 }
 
-/// Puts `value` at `path` below `node`, making sections (not list elements) that are not there.
+/// Inserts `value` at `path` below `node`. Creates missing sections, but no list elements.
 fn insert(node: &mut Value, path: &[&str], value: Value) -> Result<(), String> {
     let Some((first, rest)) = path.split_first() else {
         *node = value;
@@ -145,10 +146,10 @@ fn insert(node: &mut Value, path: &[&str], value: Value) -> Result<(), String> {
             let count = items.len();
             match first.parse::<usize>().ok().and_then(|index| items.get_mut(index)) {
                 Some(item) => insert(item, rest, value),
-                None => Err(format!("there is no element {first}; the list has {count}, numbered from 0")),
+                None => Err(format!("no element {first}: the list has {count} (indices start at 0)")),
             }
         }
-        _ => Err(format!("there is no {first} here: this is a value, not a section")),
+        _ => Err(format!("no key {first}: the parent is a value, not a section")),
     }
 }
 
@@ -158,7 +159,7 @@ fn from_toml(value: toml::Value) -> Value {
         toml::Value::Integer(number) => ValueKind::I64(number),
         toml::Value::Float(number) => ValueKind::Float(number),
         toml::Value::Boolean(value) => ValueKind::Boolean(value),
-        // No key holds a date: as text it is refused where a number is expected.
+        // No key holds a date; as a string it is rejected where a number is expected.
         toml::Value::Datetime(date) => ValueKind::String(date.to_string()),
         toml::Value::Array(items) => ValueKind::Array(items.into_iter().map(from_toml).collect()),
         toml::Value::Table(table) => {
@@ -168,7 +169,7 @@ fn from_toml(value: toml::Value) -> Value {
     Value::new(None, kind)
 }
 
-/// The way back of [`from_toml`], which makes neither absent values nor longer numbers.
+/// Inverse of [`from_toml`], which never creates nil values or longer integers.
 fn to_toml(value: Value) -> toml::Value {
     match value.kind {
         ValueKind::Boolean(value) => toml::Value::Boolean(value),
@@ -187,23 +188,23 @@ fn to_toml(value: Value) -> toml::Value {
 mod tests {
     use super::*;
 
-    fn merged(file: &str, environment: &[(&str, &str)], sets: &[(&str, &str)]) -> (toml::Value, Vec<Fault>) {
+    fn merged(file: &str, environment: &[(&str, &str)], sets: &[(&str, &str)]) -> (toml::Value, Vec<ConfigIssue>) {
         let owned = |settings: &[(&str, &str)]| -> Vec<Setting> {
             settings.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
         };
-        let mut faults = Vec::new();
+        let mut issues = Vec::new();
         let layers =
             vec![of_file(toml::from_str(file).unwrap()), of_settings(&owned(environment)), of_settings(&owned(sets))];
-        let tree = merge(layers, &mut faults).unwrap();
-        (tree, faults)
+        let tree = merge(layers, &mut issues).unwrap();
+        (tree, issues)
     }
 
     #[test]
     fn later_layers_win_and_lists_stay_lists() {
         let file = "a = 1\n[[stage]]\nsteps = 1\n[[stage]]\nsteps = 2\n";
-        let (tree, faults) =
+        let (tree, issues) =
             merged(file, &[("stage.0.steps", "3"), ("a", "2")], &[("stage[1].steps", "4"), ("a", "3")]);
-        assert_eq!(faults, []);
+        assert_eq!(issues, []);
         assert_eq!(
             tree,
             toml::Value::Table(toml::from_str("a = 3\n[[stage]]\nsteps = 3\n[[stage]]\nsteps = 4\n").unwrap())
@@ -219,9 +220,9 @@ mod tests {
 
     #[test]
     fn values_keep_their_kinds() {
-        let (tree, faults) =
+        let (tree, issues) =
             merged("", &[], &[("a", "yes"), ("b", "3.7"), ("c", "\"4\""), ("d", "9223372036854775807")]);
-        assert_eq!(faults, []);
+        assert_eq!(issues, []);
         let kinds = ["a", "b", "c", "d"].map(|key| tree[key].type_str());
         assert_eq!(kinds, ["string", "float", "string", "integer"]);
     }
@@ -233,10 +234,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_an_error_of_its_key() {
-        let (_, faults) =
+    fn missing_parents_are_issues_of_their_keys() {
+        let (_, issues) =
             merged("a = 1\n[[stage]]\n", &[], &[("stage[-3].steps", "1"), ("stage[4].steps", "1"), ("a.b", "1")]);
-        let keys: Vec<&str> = faults.iter().map(|fault| &*fault.key).collect();
+        let keys: Vec<&str> = issues.iter().map(|issue| &*issue.key).collect();
         assert_eq!(keys, ["stage.4.steps", "a.b"]);
     }
 }

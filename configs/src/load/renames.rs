@@ -1,36 +1,36 @@
-//! Old names of keys: in every layer they mean the new ones.
+//! Renamed keys: every layer accepts the old names.
 //!
-//! Names are dotted paths, in which `*` stands for the index of a list element: `stage.*.batch`. Both names of a key have the
-//! same number of `*`.
+//! Names are dotted paths in which `*` stands for the index of a list element: `stage.*.batch`. The old and the new
+//! name contain the same number of `*`.
 
 use toml::Value;
 
-use super::error::Fault;
+use super::error::ConfigIssue;
 use super::layers::{Assignment, Layer};
 
-/// A key that a layer names by its old name.
+/// Key that a layer names by its old name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RenamedKey {
-    /// The old name, as `stage.0.batch`.
+    /// Old name, for example `stage.0.batch`.
     pub old: String,
-    /// The new name.
+    /// New name.
     pub new: String,
 }
 
-/// Moves the values of old names in `layer` to the new ones, for `renames` of (old, new); returns the first use of each old name.
+/// Moves values in `layer` from old to new names, for `renames` of (old, new). Returns the first use of each old name.
 ///
-/// A layer with both names of a key is a fault; the new name keeps its value.
-pub fn apply(renames: &[(&str, &str)], layer: &mut Layer, faults: &mut Vec<Fault>) -> Vec<RenamedKey> {
-    renames.iter().filter_map(|(old, new)| rename(old, new, layer, faults)).collect()
+/// Both names of a key in one layer are an issue; the new name keeps its value.
+pub fn apply(renames: &[(&str, &str)], layer: &mut Layer, issues: &mut Vec<ConfigIssue>) -> Vec<RenamedKey> {
+    renames.iter().filter_map(|(old, new)| rename(old, new, layer, issues)).collect()
 }
 
-fn rename(old: &str, new: &str, layer: &mut Layer, faults: &mut Vec<Fault>) -> Option<RenamedKey> {
+fn rename(old: &str, new: &str, layer: &mut Layer, issues: &mut Vec<ConfigIssue>) -> Option<RenamedKey> {
     let (old, new): (Vec<&str>, Vec<&str>) = (old.split('.').collect(), new.split('.').collect());
     let before = layer.clone();
     let mut first = None;
     for mut assignment in std::mem::take(layer) {
         let found = take(&mut assignment, &old);
-        // An assignment of the old key itself has been taken as a whole.
+        // An assignment to the old key itself was moved as a whole.
         if !matches(&assignment.path, &old) {
             layer.push(assignment);
         }
@@ -39,8 +39,8 @@ fn rename(old: &str, new: &str, layer: &mut Layer, faults: &mut Vec<Fault>) -> O
             let target = substitute(&new, &old, path);
             let key = RenamedKey { old: path.join("."), new: target.join(".") };
             if before.iter().any(|other| other.sets(&target)) {
-                let message = format!("is the old name of {}, which is set, too: remove {}", key.new, key.old);
-                faults.push(Fault::new(&key.old, message));
+                let message = format!("is the old name of {}, which is also set: remove {}", key.new, key.old);
+                issues.push(ConfigIssue::new(&key.old, message));
             } else {
                 layer.push(Assignment { path: [&target, below].concat(), value: taken.value });
             }
@@ -50,7 +50,7 @@ fn rename(old: &str, new: &str, layer: &mut Layer, faults: &mut Vec<Fault>) -> O
     first
 }
 
-/// Whether `path` is at or below the key `name`.
+/// True if `path` is the key `name` or below it.
 fn matches(path: &[String], name: &[&str]) -> bool {
     path.len() >= name.len() && path.iter().zip(name).all(|(part, expected)| is_named(part, expected))
 }
@@ -59,7 +59,7 @@ fn is_named(part: &str, expected: &str) -> bool {
     if expected == "*" { part.parse::<usize>().is_ok() } else { part == expected }
 }
 
-/// Takes all values of the key `name` out of an assignment, each with its path.
+/// Removes all values of the key `name` from an assignment and returns them with their paths.
 fn take(assignment: &mut Assignment, name: &[&str]) -> Vec<Assignment> {
     if matches(&assignment.path, name) {
         return vec![assignment.clone()];
@@ -71,7 +71,7 @@ fn take(assignment: &mut Assignment, name: &[&str]) -> Vec<Assignment> {
     taken
 }
 
-/// Takes the values of the key `name` out of `value`, which stands at `path`.
+/// Removes the values of the key `name` from `value`, located at `path`.
 fn take_within(value: &mut Value, name: &[&str], path: &[String], taken: &mut Vec<Assignment>) {
     let below = |part: String| [path, &[part]].concat();
     match (value, name) {
@@ -93,7 +93,7 @@ fn take_within(value: &mut Value, name: &[&str], path: &[String], taken: &mut Ve
     }
 }
 
-/// The path of the new name for `path`, a key of the old one.
+/// Maps `path`, a key under the old name, to the new name.
 fn substitute(new: &[&str], old: &[&str], path: &[String]) -> Vec<String> {
     let mut indices = path.iter().zip(old).filter(|(_, expected)| **expected == "*").map(|(part, _)| part.clone());
     let index_or = |part: &&str| if *part == "*" { indices.next() } else { None }.unwrap_or_else(|| (*part).to_owned());
@@ -112,14 +112,14 @@ mod tests {
         layers::of_settings(&settings.iter().map(owned).collect::<Vec<_>>())
     }
 
-    /// The merged tree, the old names that were found and the faults.
+    /// Returns the merged tree, the old names found and the issues.
     fn renamed(mut layers: Vec<Layer>) -> (Value, Vec<String>, Vec<String>) {
-        let (mut found, mut faults) = (Vec::new(), Vec::new());
+        let (mut found, mut issues) = (Vec::new(), Vec::new());
         for layer in &mut layers {
-            found.extend(apply(&RENAMES, layer, &mut faults).into_iter().map(|key| key.old));
+            found.extend(apply(&RENAMES, layer, &mut issues).into_iter().map(|key| key.old));
         }
-        let tree = layers::merge(layers, &mut faults).unwrap();
-        (tree, found, faults.iter().map(Fault::to_string).collect())
+        let tree = layers::merge(layers, &mut issues).unwrap();
+        (tree, found, issues.iter().map(ConfigIssue::to_string).collect())
     }
 
     fn file(text: &str) -> Layer {
@@ -131,29 +131,29 @@ mod tests {
     }
 
     #[test]
-    fn old_names_in_a_file_mean_the_new_ones() {
+    fn old_names_in_a_file_are_renamed() {
         let text =
             "[cluster]\nranks = 2\ndevice = 'cpu'\n[[stage]]\nbatch = 1\n[[stage]]\nsteps = 3\n[[stage]]\nbatch = 2\n";
-        let (found, names, faults) = renamed(vec![file(text)]);
+        let (found, names, issues) = renamed(vec![file(text)]);
         let new = "[cluster]\nranks = 2\n[device]\nkind = 'cpu'\n\
                    [[stage]]\nglobal.batch = 1\n[[stage]]\nsteps = 3\n[[stage]]\nglobal.batch = 2\n";
         assert_eq!(found, tree(new));
         assert_eq!(names, ["cluster.device", "stage.0.batch"], "once for each key");
-        assert_eq!(faults, [""; 0]);
+        assert_eq!(issues, [""; 0]);
     }
 
     #[test]
-    fn old_names_in_settings_mean_the_new_ones() {
+    fn old_names_in_settings_are_renamed() {
         for set in [("stage[1].batch", "7"), ("stage.1", "{ batch = 7 }"), ("stage", "[{}, { batch = 7 }]")] {
-            let (found, names, faults) = renamed(vec![file("[[stage]]\n[[stage]]\nbatch = 5\n"), settings(&[set])]);
+            let (found, names, issues) = renamed(vec![file("[[stage]]\n[[stage]]\nbatch = 5\n"), settings(&[set])]);
             assert_eq!(found["stage"][1]["global"]["batch"].as_integer(), Some(7), "{set:?}");
             assert_eq!(names, ["stage.1.batch"; 2]);
-            assert_eq!(faults, [""; 0]);
+            assert_eq!(issues, [""; 0]);
         }
     }
 
     #[test]
-    fn layers_may_differ_in_their_names_of_a_key() {
+    fn layers_may_use_different_names_of_a_key() {
         let old = || settings(&[("cluster.device", "cpu")]);
         let new = || settings(&[("device.kind", "cuda")]);
         let kind = |layers| renamed(layers).0["device"]["kind"].as_str().map(str::to_owned);
@@ -163,24 +163,24 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_with_both_names_of_a_key_is_a_fault() {
-        let message = "cluster.device: is the old name of device.kind, which is set, too: remove cluster.device";
+    fn both_names_in_one_layer_are_an_issue() {
+        let message = "cluster.device: is the old name of device.kind, which is also set: remove cluster.device";
         let both = "[cluster]\ndevice = 'cpu'\n[device]\nkind = 'cuda'\n";
         let sets = [("device", "{ kind = \"cuda\" }"), ("cluster.device", "cpu")];
         for layers in [vec![file(both)], vec![file(""), settings(&sets)]] {
-            let (found, _, faults) = renamed(layers);
-            assert_eq!(faults, [message]);
+            let (found, _, issues) = renamed(layers);
+            assert_eq!(issues, [message]);
             assert_eq!(found["device"]["kind"].as_str(), Some("cuda"));
         }
-        let (_, _, faults) = renamed(vec![file("[[stage]]\nbatch = 1\n[[stage]]\nglobal = { batch = 2 }\n")]);
-        assert_eq!(faults, [""; 0], "of different elements");
-        let (_, _, faults) = renamed(vec![file("[[stage]]\nbatch = 1\nglobal = { batch = 2 }\n")]);
-        assert!(faults[0].starts_with("stage.0.batch: is the old name of stage.0.global.batch"), "{faults:?}");
+        let (_, _, issues) = renamed(vec![file("[[stage]]\nbatch = 1\n[[stage]]\nglobal = { batch = 2 }\n")]);
+        assert_eq!(issues, [""; 0], "of different elements");
+        let (_, _, issues) = renamed(vec![file("[[stage]]\nbatch = 1\nglobal = { batch = 2 }\n")]);
+        assert!(issues[0].starts_with("stage.0.batch: is the old name of stage.0.global.batch"), "{issues:?}");
     }
 
     #[test]
-    fn a_value_in_place_of_a_section_is_a_fault() {
-        let (_, _, faults) = renamed(vec![file("device = 'cpu'\n[cluster]\ndevice = 'cpu'\n")]);
-        assert_eq!(faults, ["device.kind: there is no kind here: this is a value, not a section"]);
+    fn a_value_in_place_of_a_section_is_an_issue() {
+        let (_, _, issues) = renamed(vec![file("device = 'cpu'\n[cluster]\ndevice = 'cpu'\n")]);
+        assert_eq!(issues, ["device.kind: no key kind: the parent is a value, not a section"]);
     }
 }

@@ -1,11 +1,11 @@
-//! The strict pass over the merged tree: each value that cannot be read is a fault of its own.
+//! Strict deserialization of the merged tree: every value that cannot be parsed is a separate issue.
 
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
-use super::error::Fault;
+use super::error::ConfigIssue;
 
-/// Takes out what stands at `path`; `false` if nothing does.
+/// Removes the value at `path`. Returns `false` if there is none.
 fn remove(node: &mut Value, path: &[String]) -> bool {
     let Some((first, rest)) = path.split_first() else { return false };
     match node {
@@ -14,7 +14,7 @@ fn remove(node: &mut Value, path: &[String]) -> bool {
             let Some(child) = table.get_mut(first) else { return false };
             let plain = child.as_array().is_some_and(|items| !items.iter().any(Value::is_table));
             if plain {
-                // A list of values goes as a whole: there is nothing that could stand in the place of one.
+                // A list of plain values is removed as a whole: there is no default for one element.
                 table.remove(first);
                 return true;
             }
@@ -22,7 +22,7 @@ fn remove(node: &mut Value, path: &[String]) -> bool {
         }
         Value::Array(items) => match first.parse::<usize>() {
             Ok(index) if index < items.len() && !rest.is_empty() => remove(&mut items[index], rest),
-            // An element is emptied, not taken out, so that the numbers of the others stay.
+            // Elements are emptied, not removed, so that the indices of the others stay the same.
             Ok(index) if index < items.len() && items[index] != Value::Table(Table::new()) => {
                 items[index] = Value::Table(Table::new());
                 true
@@ -33,8 +33,8 @@ fn remove(node: &mut Value, path: &[String]) -> bool {
     }
 }
 
-/// Reads `tree` as `T`; each value that cannot be read becomes a fault and is left at its default.
-pub fn read_all<T: DeserializeOwned>(mut tree: Value, faults: &mut Vec<Fault>) -> Option<T> {
+/// Deserializes `tree`. Each value that cannot be parsed becomes an issue and takes its default.
+pub fn read_all<T: DeserializeOwned>(mut tree: Value, issues: &mut Vec<ConfigIssue>) -> Option<T> {
     loop {
         let error = match serde_path_to_error::deserialize::<_, T>(tree.clone()) {
             Ok(config) => return Some(config),
@@ -55,7 +55,7 @@ pub fn read_all<T: DeserializeOwned>(mut tree: Value, faults: &mut Vec<Fault>) -
         {
             path.push(field);
         }
-        faults.push(Fault::new(path.join("."), message));
+        issues.push(ConfigIssue::new(path.join("."), message));
         if !remove(&mut tree, &path) {
             return None;
         }

@@ -1,49 +1,50 @@
-//! The sum of the gradients over the ranks.
+//! Gradient all-reduce.
 
 use serde::{Deserialize, Serialize};
 
-/// The library that exchanges gradients.
+/// Communication library for gradients.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Backend {
-    /// NCCL between several ranks on GPUs, MPI between several on CPUs, nothing for one rank.
+    /// NCCL between GPUs, MPI between CPUs, none for a single rank.
     #[default]
     Auto,
-    /// One rank in one process.
+    /// Single rank without communication.
     Local,
-    /// MPI all-reduce; gradients of a GPU go through pinned main memory.
+    /// MPI all-reduce; gradients on a GPU are staged in pinned host memory.
     Mpi,
-    /// NCCL all-reduce between GPUs, one a rank; MPI for everything else.
+    /// NCCL all-reduce, one GPU per rank. Other operations use MPI.
     Nccl,
 }
 
-/// The format in which gradients travel between ranks.
+/// Wire format of gradients.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReduceDtype {
-    /// As they are.
+    /// fp32, unchanged.
     #[default]
     Fp32,
-    /// Rounded to bf16: half the bytes.
+    /// Rounded to bf16: half the traffic.
     Bf16,
 }
 
-/// The sum of the gradients over the ranks.
+/// Gradient all-reduce.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AllReduce {
-    /// The library that exchanges gradients.
+    /// Communication library for gradients.
     pub backend: Backend,
-    /// Size of a bucket of gradients, MB; each is summed as soon as it is final.
+    /// Size of a gradient bucket, MB. A bucket is reduced as soon as its gradients are final.
     pub bucket_mb: f64,
-    /// The format that gradients travel in; MPI adds them up in f32, NCCL in this format.
+    /// Wire format of gradients. MPI accumulates in fp32, NCCL in this format.
     pub dtype: ReduceDtype,
-    /// Makes every world end with the same bits, on processors of one type with the same `device.threads`: the global batch is cut into
-    /// twelve leaves, whatever the world, and their gradients are summed exactly. Slower, with 16 bytes a parameter more.
+    /// Makes results bitwise identical for every number of ranks, on CPUs of one type with the same `device.threads`.
+    /// The global batch is split into twelve shards for any world size, and their gradients are summed exactly. Slower,
+    /// and takes 16 more bytes per parameter.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub canonical: bool,
-    /// Sends gradients while the rest of the backward pass runs, or at its end. Absent: while it runs, where NCCL sums, where
-    /// ranks are on several hosts, or where their host has more processors than they have threads.
+    /// Overlaps gradient communication with the backward pass. Default: on with NCCL, with several hosts, or if the
+    /// host has more CPUs than its ranks have threads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overlap: Option<bool>,
 }
@@ -54,16 +55,16 @@ impl Default for AllReduce {
     }
 }
 
-/// Parts of a global batch where every world computes alike: those of 1, 2, 3, 4, 6 and 12 ranks are equally many.
-pub const LEAVES: usize = 12;
+/// Shards of a global batch in canonical mode: divisible by 1, 2, 3, 4, 6 and 12 ranks.
+pub const CANONICAL_SHARDS: usize = 12;
 
 impl AllReduce {
-    /// Parts that a global batch is cut into for a world of so many ranks.
-    pub fn parts(&self, world: usize) -> usize {
-        if self.canonical { LEAVES } else { world }
+    /// Returns the number of shards of a global batch for `world` ranks.
+    pub fn shards(&self, world: usize) -> usize {
+        if self.canonical { CANONICAL_SHARDS } else { world }
     }
 
-    /// Gradients in a bucket of [`AllReduce::bucket_mb`]; one at least.
+    /// Returns the elements of a gradient bucket of [`AllReduce::bucket_mb`], at least 1.
     pub fn bucket_elements(&self) -> usize {
         (self.bucket_mb * 1e6 / size_of::<f32>() as f64).max(1.0) as usize
     }

@@ -1,26 +1,27 @@
-//! How many tokens a micro-batch may have: a number, or what fits.
+//! Token budget of a micro-batch: a number or `"auto"`.
 
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Tokens of a micro-batch at most, padding counted. In TOML a number, or the word `"auto"`.
+/// Maximum number of tokens in a micro-batch, padding included. In TOML a number or `"auto"`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenBudget {
-    /// So many.
+    /// Fixed number of tokens.
     Tokens(usize),
-    /// On a card the largest that fits into its free memory, decided anew by each attempt; in main memory [`TokenBudget::DEFAULT`].
+    /// On a GPU the largest number that fits into its free memory, chosen for each attempt; on a CPU
+    /// [`TokenBudget::DEFAULT`].
     Auto,
 }
 
 impl TokenBudget {
-    /// Where nothing is said, or nothing is known of a card.
+    /// Default number of tokens.
     pub const DEFAULT: usize = 4096;
 
-    /// Why some runs may not leave it open.
-    pub const NOT_FUSED: &str = "is \"auto\", which may be another number in each attempt, and fused attention draws its dropout by \
-                                 micro-batch: set a number, model.attention = \"keyed\", or model.attention_dropout = 0.0";
+    /// Error message for runs with attention dropout by fused kernels, which do not permit `"auto"`.
+    pub const NOT_FUSED: &str = "is \"auto\", which may differ between attempts, and the dropout of fused attention depends on \
+                                 micro-batches: set a number, model.attention = \"keyed\", or model.attention_dropout = 0.0";
 
-    /// The number, or the default where it is open.
+    /// Returns the number, or the default for `"auto"`.
     pub fn or_default(self) -> usize {
         match self {
             Self::Tokens(tokens) => tokens,
@@ -63,7 +64,7 @@ impl<'de> Deserialize<'de> for TokenBudget {
 
             fn visit_u64<E: Error>(self, tokens: u64) -> Result<TokenBudget, E> {
                 let tokens = usize::try_from(tokens);
-                tokens.map(TokenBudget::Tokens).map_err(|_| E::custom("more tokens than this machine can count"))
+                tokens.map(TokenBudget::Tokens).map_err(|_| E::custom("exceeds the address space"))
             }
 
             fn visit_i64<E: Error>(self, tokens: i64) -> Result<TokenBudget, E> {
@@ -96,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_or_the_word_is_read_and_written() {
+    fn numbers_and_auto_round_trip() {
         for (value, budget) in [("512", TokenBudget::Tokens(512)), ("\"auto\"", TokenBudget::Auto)] {
             assert_eq!(parse(value, &[]), Ok(budget));
             let config = RunConfig {
@@ -111,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_a_fault_that_says_what_is_expected() {
+    fn other_values_are_rejected_with_the_expected_format() {
         for (value, words) in [
             (
                 "\"much\"",
@@ -130,11 +131,11 @@ mod tests {
     }
 
     #[test]
-    fn what_demands_a_fixed_cut_refuses_auto() {
+    fn fused_attention_dropout_rejects_auto() {
         let sets = |sets: &[&str]| parse("\"auto\"", sets);
         let said = sets(&["model.attention=fused"]).unwrap_err();
         assert!(said.contains("stage.0.micro_batch_tokens: is \"auto\"") && said.contains("keyed"), "{said}");
-        assert!(sets(&["device.kind=cuda"]).is_err(), "fused on a card unless somebody says otherwise");
+        assert!(sets(&["device.kind=cuda"]).is_err(), "fused by default on a GPU");
         for fine in
             [&["model.attention=fused", "model.attention_dropout=0.0"], &["device.kind=cuda", "model.attention=keyed"]]
         {

@@ -1,58 +1,58 @@
-//! The machines of a run, the start of ranks on them, and time limits.
+//! Hosts of a run, process launch and timeouts.
 
 use serde::{Deserialize, Serialize};
 
 use super::all_reduce::AllReduce;
-use super::restart::Restart;
+use super::restart::RestartLimits;
 
-/// What starts the ranks.
+/// Launcher of the worker processes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LauncherKind {
-    /// `direct` for one rank without MPI, `srun` for several in a Slurm job, else `mpirun`.
+    /// `direct` for one rank, `srun` for several in a Slurm job, otherwise `mpirun`.
     #[default]
     Auto,
-    /// The coordinator itself starts the only rank.
+    /// The coordinator starts a single worker without MPI.
     Direct,
-    /// Open MPI's mpirun, 4 or 5.
+    /// `mpirun` of Open MPI 4 or 5.
     Mpirun,
-    /// Slurm's srun with PMIx, on the nodes of the job.
+    /// Slurm's `srun` with PMIx, on the nodes of the job.
     Srun,
 }
 
-/// The machines.
+/// Hosts, processes and their limits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Cluster {
-    /// Worker processes in all.
+    /// Number of worker processes.
     pub ranks: usize,
-    /// Hosts for ranks, as `NAME` or `NAME:RANKS` (`[ADDRESS]:RANKS` for IPv6); none: this host, or what Slurm has given.
-    /// They are filled in order; those that are not needed stand in for one that fails.
+    /// Hosts, as `NAME` or `NAME:RANKS` (`[ADDRESS]:RANKS` for IPv6). Empty: this host, or the nodes of the Slurm job.
+    /// Filled in order; surplus hosts are spares that replace failed ones.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<String>,
-    /// What starts the ranks.
+    /// Launcher of the worker processes.
     pub launcher: LauncherKind,
-    /// Arguments added to mpirun's command line.
+    /// Additional arguments of `mpirun`.
     pub mpirun_arguments: Vec<String>,
-    /// Arguments added to srun's command line.
+    /// Additional arguments of `srun`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub srun_arguments: Vec<String>,
-    /// Variables passed on to the ranks on other hosts beside the usual ones; `NAME` or `PREFIX_*`.
+    /// Additional environment variables to pass to workers on other hosts: `NAME` or `PREFIX_*`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub environment: Vec<String>,
-    /// A folder on each host, with an absolute path, for files of what the ranks there print; `none`: no files. The usual
-    /// place is `/tmp/lambert-logs-UID`.
+    /// Directory on each host for the output of its workers, as an absolute path; `none`: no files. Default:
+    /// `/tmp/lambert-logs-UID`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub log_folder: String,
-    /// The sum of the gradients.
+    /// Gradient all-reduce.
     pub all_reduce: AllReduce,
-    /// Limits of restarts.
-    pub restart: Restart,
-    /// Where the coordinator listens.
+    /// Restart limits.
+    pub restart: RestartLimits,
+    /// Address that the coordinator listens on.
     pub control: ControlChannel,
-    /// Where copies of datasets in object stores are kept on each host.
+    /// Local cache of datasets in object stores.
     pub dataset_cache: DatasetCache,
-    /// How long a rank may be in a phase.
+    /// Timeouts of each phase.
     pub limits: Limits,
 }
 
@@ -67,7 +67,7 @@ impl Default for Cluster {
             environment: Vec::new(),
             log_folder: String::new(),
             all_reduce: AllReduce::default(),
-            restart: Restart::default(),
+            restart: RestartLimits::default(),
             control: ControlChannel::default(),
             dataset_cache: DatasetCache::default(),
             limits: Limits::default(),
@@ -75,14 +75,14 @@ impl Default for Cluster {
     }
 }
 
-/// Where copies of datasets in object stores are kept on a host; all its ranks share them.
+/// Cache of remote datasets on a host, shared by its ranks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DatasetCache {
-    /// A folder on a disk of the host; empty for /var/tmp/lambert-USER, with the user's number.
+    /// Directory on a local disk; empty: /var/tmp/lambert-UID.
     pub folder: String,
-    /// What it may hold, GB; the copies that were used least recently go first. A dataset that is larger is fetched again and
-    /// again.
+    /// Capacity, GB. The least recently used shards are evicted first. A dataset larger than this is downloaded
+    /// repeatedly.
     pub gigabytes: f64,
 }
 
@@ -92,47 +92,48 @@ impl Default for DatasetCache {
     }
 }
 
-/// Where the coordinator listens for ranks on other hosts; those on its own reach it over the loopback interface.
+/// Address that the coordinator listens on for workers on other hosts. Workers on its own host use the loopback
+/// interface.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ControlChannel {
-    /// The name or address by which ranks reach the coordinator; none: found out.
+    /// Name or address of the coordinator for workers; detected if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// The network interface to listen on; none: all.
+    /// Network interface to listen on; all if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
-    /// The first and the last port to listen on; none: any.
+    /// First and last port to listen on; any port if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ports: Option<[u16; 2]>,
 }
 
-/// How long a rank may go without progress before its attempt is ended, seconds; 0 is no limit.
+/// Timeouts of a rank without progress, in seconds; 0: none. When one expires, the attempt ends.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Without a word from a process, which reports every two seconds. Longer than `stall_seconds`: the ranks that wait for it
-    /// know first which one it is.
+    /// Without a heartbeat, which a worker sends every two seconds. Longer than `stall_seconds`: waiting ranks identify
+    /// the failed one first.
     pub silence_seconds: f64,
-    /// In a sum over the ranks, without any part of it having arrived, until ranks that do not answer are given up.
+    /// Without any progress of an all-reduce, until unresponsive ranks are given up.
     pub stall_seconds: f64,
-    /// From the start of the processes until all have found each other.
+    /// From process launch until all workers have connected.
     pub join_seconds: f64,
-    /// Opening datasets, loading the checkpoint.
+    /// Opening datasets and loading the checkpoint.
     pub load_seconds: f64,
-    /// The least limit of a step, once the run's step time is known.
+    /// Minimum timeout of a step, once the step time is known.
     pub step_seconds: f64,
-    /// A step's limit in medians of the last steps, where that is more.
+    /// Timeout of a step in medians of recent step times, if that is longer.
     pub step_medians: f64,
-    /// A step, while the run's step time is not known.
+    /// Timeout of a step while the step time is unknown.
     pub first_step_seconds: f64,
-    /// Measuring the held-out loss.
+    /// Evaluation.
     pub evaluate_seconds: f64,
     /// Waiting for a checkpoint, beyond `checkpoint.give_up_minutes`.
     pub save_seconds: f64,
-    /// Leaving; and from a request to stop until the last checkpoint is saved.
+    /// Worker exit; also from a stop request until the last checkpoint is saved.
     pub stop_seconds: f64,
-    /// A coordinator that has not answered its workers for so long is gone, and they end.
+    /// Without an answer from the coordinator; the workers then exit.
     pub coordinator_seconds: f64,
 }
 
@@ -154,30 +155,30 @@ impl Default for Limits {
     }
 }
 
-/// A host, and how many ranks may be there.
+/// Host with its capacity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Host {
-    /// Its name or address.
+    /// Name or address.
     pub name: String,
-    /// Ranks at most.
+    /// Maximum number of ranks.
     pub ranks: usize,
 }
 
 impl Cluster {
-    /// In place of a folder: what ranks print is not kept on their hosts.
+    /// Value of `log_folder` that keeps no log files on the hosts.
     pub const NO_LOGS: &str = "none";
 
-    /// The hosts that the configuration names, in its order.
+    /// Parses the configured hosts, in order.
     ///
     /// # Errors
-    /// The first entry that is none, and what was expected.
+    /// The first invalid entry, and the expected format.
     pub fn host_list(&self) -> Result<Vec<Host>, String> {
         self.hosts.iter().map(|entry| parse_host(entry)).collect()
     }
 }
 
 fn parse_host(entry: &str) -> Result<Host, String> {
-    let wrong = || format!("{entry:?} is no host: NAME, NAME:RANKS or [IPV6]:RANKS is expected");
+    let wrong = || format!("{entry:?} is not a host: expected NAME, NAME:RANKS or [IPV6]:RANKS");
     let (name, ranks) = match entry.strip_prefix('[') {
         Some(rest) => {
             let (address, rest) = rest.split_once(']').ok_or_else(wrong)?;
@@ -196,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_are_names_with_numbers_of_ranks() {
+    fn hosts_are_parsed_with_rank_counts() {
         let host = |entry: &str| parse_host(entry).map(|host| (host.name, host.ranks));
         assert_eq!(host("a"), Ok(("a".to_owned(), 1)));
         assert_eq!(host("node-3.cluster:4"), Ok(("node-3.cluster".to_owned(), 4)));

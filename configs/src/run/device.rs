@@ -1,49 +1,49 @@
-//! The device of each rank.
+//! Device of each rank.
 
 use serde::{Deserialize, Serialize};
 
-/// Where tensors live.
+/// Device that stores tensors and computes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceKind {
-    /// A GPU where there is a driver with one, which then has to be usable; else main memory.
+    /// A GPU if a driver reports one, which must then be usable; otherwise the CPU.
     #[default]
     Auto,
-    /// Main memory.
+    /// CPU.
     Cpu,
-    /// A GPU.
+    /// CUDA GPU.
     Cuda,
 }
 
 impl DeviceKind {
-    /// Their names in a configuration and on a command line.
+    /// Names in configurations and on the command line.
     pub const NAMES: [&str; 3] = ["auto", "cpu", "cuda"];
 
-    /// The one of this name.
+    /// Returns the kind with this name.
     pub fn named(name: &str) -> Option<Self> {
         let place = Self::NAMES.iter().position(|other| *other == name)?;
         Some([Self::Auto, Self::Cpu, Self::Cuda][place])
     }
 }
 
-/// The device of each rank, and its CPU threads.
+/// Device of each rank, and its CPU threads.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Device {
-    /// Where tensors live.
+    /// Device that stores tensors and computes.
     pub kind: DeviceKind,
-    /// The folder of the CUDA half of libtorch on each host; empty: what `LAMBERT_LIBTORCH` names, lib/ beside the program, or
-    /// the installed Python package torch, or what cluster/setup.sh --cuda has fetched.
+    /// Directory of the CUDA build of libtorch on each host. Empty: the value of `LAMBERT_LIBTORCH`, lib/ beside the
+    /// program, the installed Python package torch, or the download of cluster/setup.sh --cuda.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub libtorch: String,
-    /// Lets ranks of a host share a GPU; with `cluster.all_reduce.backend = "mpi"`, because NCCL takes one rank a GPU.
+    /// Lets ranks of a host share a GPU. Requires `cluster.all_reduce.backend = "mpi"`: NCCL needs one GPU per rank.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub share: bool,
-    /// Makes a GPU add up in one order, so that a run that was interrupted ends with the bits of one that was not; slower.
-    /// Main memory always does.
+    /// Uses deterministic GPU algorithms, so that an interrupted run ends with the same bits as an uninterrupted one.
+    /// Slower. CPU computation is always deterministic.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub deterministic: bool,
-    /// CPU threads of a rank.
+    /// CPU threads per rank.
     pub threads: usize,
 }
 

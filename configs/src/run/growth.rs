@@ -1,65 +1,67 @@
-//! How a stage that is deeper than the one before makes its new layers (progressive stacking, Gong et al. 2019,
+//! Initialization of new layers in a stage deeper than the previous one (progressive stacking, Gong et al. 2019,
 //! proceedings.mlr.press/v97/gong19a).
 
 use serde::{Deserialize, Serialize};
 
-/// Which layer a layer of the deeper model is made from.
+/// Mapping from new layers to the old layers that they are copied from. L and L' are the depths before and after
+/// growth.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Order {
-    /// The old layers, and above them the same again from the bottom, as often as it takes: layer i from layer i mod L.
+pub enum GrowthOrder {
+    /// Repeats the stack of old layers: layer i copies layer i mod L.
     #[default]
     Stack,
-    /// Each old layer, and copies of it above it: layer i from layer i L / L'. L' is a multiple of L.
+    /// Repeats each old layer in place: layer i copies layer i L / L'. L' must be a multiple of L.
     Interleave,
 }
 
-/// What becomes of the optimizer's moments.
+/// Optimizer moments after growth.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Moments {
-    /// A new layer has those of the layer that it is made from.
+    /// New layers copy the moments of their source layers.
     Copy,
-    /// A new layer has none, and counts its updates from here on for the bias correction.
+    /// New layers start with zero moments and their own update count for bias correction.
     Zero,
-    /// Of the n layers made from one, each has 1/n of the first moment and 1/n² of the second: as if each had its share
-    /// of the gradient.
+    /// Each of the n layers copied from one layer gets 1/n of its first moment and 1/n² of its second, as if the
+    /// gradient were divided among them.
     #[default]
     Scale,
 }
 
-/// How new layers are made.
+/// Initialization of new layers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Growth {
-    /// What a layer is made from.
-    pub order: Order,
-    /// What becomes of the moments; `scale` if absent.
+    /// Mapping to source layers.
+    pub order: GrowthOrder,
+    /// Optimizer moments; `scale` if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub moments: Option<Moments>,
-    /// New layers begin with output projections of zero, so that what goes in comes out and no answer of the model changes.
+    /// Zeroes the output projections of new layers, so that they are identity functions and the model's outputs do not
+    /// change.
     pub identity: bool,
-    /// For so many steps of the stage only the new layers are trained.
+    /// Steps at the start of the stage that train only the new layers.
     pub new_layers_only: u64,
 }
 
 impl Growth {
-    /// Whether nothing is said about it.
+    /// True if all values are defaults.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
 
-    /// What becomes of the moments.
+    /// Returns the treatment of the moments.
     pub fn moments(&self) -> Moments {
         self.moments.unwrap_or_default()
     }
 
-    /// For each of `to` layers the one of `from` that it is made from, and whether it is new.
+    /// Returns, for each of the `to` layers, its source among the `from` layers and whether it is new.
     pub fn sources(&self, from: usize, to: usize) -> Vec<(usize, bool)> {
         let copies = (to / from.max(1)).max(1);
         let source = |layer: usize| match self.order {
-            Order::Stack => (layer % from, layer >= from),
-            Order::Interleave => (layer / copies, !layer.is_multiple_of(copies)),
+            GrowthOrder::Stack => (layer % from, layer >= from),
+            GrowthOrder::Interleave => (layer / copies, !layer.is_multiple_of(copies)),
         };
         (0..to).map(source).collect()
     }
@@ -70,17 +72,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layers_and_what_they_are_made_from() {
+    fn layers_are_mapped_to_sources() {
         let sources = |order, from, to| -> Vec<usize> {
             let sources = Growth { order, ..Growth::default() }.sources(from, to);
             let old = sources.iter().filter(|(_, new)| !new).count();
             assert_eq!(old, from, "each old layer stays once");
             sources.into_iter().map(|(source, _)| source).collect()
         };
-        assert_eq!(sources(Order::Stack, 3, 6), [0, 1, 2, 0, 1, 2]);
-        assert_eq!(sources(Order::Stack, 3, 5), [0, 1, 2, 0, 1]);
-        assert_eq!(sources(Order::Stack, 2, 5), [0, 1, 0, 1, 0]);
-        assert_eq!(sources(Order::Interleave, 2, 6), [0, 0, 0, 1, 1, 1]);
-        assert_eq!(sources(Order::Interleave, 3, 3), [0, 1, 2]);
+        assert_eq!(sources(GrowthOrder::Stack, 3, 6), [0, 1, 2, 0, 1, 2]);
+        assert_eq!(sources(GrowthOrder::Stack, 3, 5), [0, 1, 2, 0, 1]);
+        assert_eq!(sources(GrowthOrder::Stack, 2, 5), [0, 1, 0, 1, 0]);
+        assert_eq!(sources(GrowthOrder::Interleave, 2, 6), [0, 0, 0, 1, 1, 1]);
+        assert_eq!(sources(GrowthOrder::Interleave, 3, 3), [0, 1, 2]);
     }
 }

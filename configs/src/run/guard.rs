@@ -1,38 +1,37 @@
-//! What keeps a run on its way, and the faults that tests put in its way.
+//! Divergence guard, and fault injection for tests.
 
 use serde::{Deserialize, Serialize};
 
-/// What is done about a shard that cannot be read in mid-run.
+/// Handling of shards that become unreadable during a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DamagedShard {
-    /// A checkpoint is saved and the run stops.
+    /// Save a checkpoint and stop.
     #[default]
     Stop,
-    /// Its samples are left out from then on, and counted.
+    /// Skip its samples from then on, and count them.
     Skip,
 }
 
-/// What keeps the run on its way: when a step is undone and gone around.
+/// Divergence guard.
 ///
-/// A step whose loss or gradient is not finite changes nothing. Several in a row, or a loss above its band, send the run
-/// back to the last checkpoint from before them, and around their samples.
+/// A step with a non-finite loss or gradient does not update the weights. Several such steps in a row, or a loss above
+/// its band, roll the run back to the last checkpoint before them and skip their samples.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Guard {
-    /// So many steps in a row without a finite loss and gradient go back; 0: they are skipped for ever.
+    /// Consecutive steps with non-finite loss or gradient that trigger a rollback; 0: such steps are only skipped.
     pub nonfinite_steps: u64,
-    /// The band of the loss ends so many standard deviations above its running mean, and a tenth of the mean at least;
-    /// 0: there is no band.
+    /// Width of the loss band above the running mean, in standard deviations; at least a tenth of the mean. 0: no band.
     pub loss_band: f64,
-    /// Steps that mean and deviation are taken over, each stage's anew; there is no band before as many.
+    /// Window of mean and deviation, in steps. It restarts with each stage; the band applies once the window is full.
     pub loss_window: u64,
-    /// Global batches before the first bad one that are gone around, too: the update that derails a run shows in the loss
-    /// of the batch after it.
+    /// Additional global batches to skip before the first bad one: a harmful update shows in the loss of the next
+    /// batch.
     pub batches_before: u64,
-    /// Going back so often in a row without getting anywhere gives the run up.
+    /// Consecutive rollbacks without progress after which the run fails.
     pub rollbacks: usize,
-    /// What is done about a shard that cannot be read.
+    /// Handling of unreadable shards.
     pub damaged_shard: DamagedShard,
 }
 
@@ -49,38 +48,38 @@ impl Default for Guard {
     }
 }
 
-/// Faults on purpose: samples, by their rows in the stages' datasets, whose losses are falsified, and weights that change by
-/// themselves. For tests.
+/// Fault injection for tests: falsified losses of samples, by row in the stages' datasets, and corrupted weights or
+/// moments.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Test {
-    /// Their loss is not a number.
+pub struct FaultInjection {
+    /// Samples whose loss becomes NaN.
     pub nan_samples: Vec<u64>,
-    /// Their loss is multiplied by 1,000,000.
+    /// Samples whose loss is multiplied by 1,000,000.
     pub million_samples: Vec<u64>,
-    /// In the first attempt a bit of this rank's weights flips after this step: \[rank, step\] of each.
+    /// \[rank, step\] pairs: a bit of this rank's weights flips after this step of the first attempt.
     pub flipped_weights: Vec<[u64; 2]>,
-    /// In the first attempt the last second moment becomes infinite after these steps.
+    /// Steps of the first attempt after which the last second moment becomes infinite.
     pub infinite_moments: Vec<u64>,
 }
 
-impl Test {
-    /// Whether nothing is falsified.
+impl FaultInjection {
+    /// True if no fault is injected.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Whether a bit of the weights of `rank` flips after `step` of `attempt`.
+    /// True if a bit of the weights of `rank` flips after `step` of `attempt`.
     pub fn flips(&self, attempt: u32, rank: usize, step: u64) -> bool {
         attempt == 1 && self.flipped_weights.contains(&[rank as u64, step])
     }
 
-    /// Whether a moment becomes infinite after `step` of `attempt`.
-    pub fn spoils_moments(&self, attempt: u32, step: u64) -> bool {
+    /// True if a moment becomes infinite after `step` of `attempt`.
+    pub fn corrupts_moments(&self, attempt: u32, step: u64) -> bool {
         attempt == 1 && self.infinite_moments.contains(&step)
     }
 
-    /// What the loss of the sample in `row` is multiplied with.
+    /// Returns the factor of the loss of the sample in `row`.
     pub fn factor(&self, row: u64) -> f32 {
         match row {
             row if self.nan_samples.contains(&row) => f32::NAN,

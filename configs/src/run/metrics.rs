@@ -1,21 +1,21 @@
-//! What is measured on the way, by option.
+//! Optional metrics.
 
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-/// What a step's record holds now and then.
+/// Optional metrics in step records.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Metrics {
-    /// Steps between estimates of the gradient noise scale; 0: none. Such a step computes its global batch in two halves, which
-    /// are summed over the ranks one after the other: its roundings are others, and its gradients take their memory twice.
+    /// Steps between estimates of the gradient noise scale; 0: none. Such a step computes its global batch in two
+    /// halves with one all-reduce each, so rounding differs, and gradients take twice the memory.
     pub noise_scale_every_steps: u64,
-    /// Steps between records of LAMB's trust ratio of each tensor; 0: none.
+    /// Steps between records of LAMB's trust ratio for each tensor; 0: none.
     pub trust_ratios_every_steps: u64,
-    /// How many steps each rank writes a trace of, for Perfetto or chrome://tracing; 0: none.
+    /// Steps that each rank traces, for Perfetto or chrome://tracing; 0: none.
     pub trace_steps: u64,
-    /// The first of them.
+    /// First step to trace.
     pub trace_from_step: u64,
 }
 
@@ -26,17 +26,17 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Whether the step after `done` of them measures how noisy its gradient is.
+    /// True if the step after `done` steps measures the gradient noise scale.
     pub fn measures_noise(&self, done: u64) -> bool {
         is_due(self.noise_scale_every_steps, done)
     }
 
-    /// The steps that are traced, by their numbers in the records; `None` for none.
+    /// Returns the step numbers to trace, if any.
     pub fn traced(&self) -> Option<Range<u64>> {
         (self.trace_steps > 0).then(|| self.trace_from_step..self.trace_from_step.saturating_add(self.trace_steps))
     }
 
-    /// Whether the step after `done` of them records trust ratios.
+    /// True if the step after `done` steps records trust ratios.
     pub fn records_trust_ratios(&self, done: u64) -> bool {
         is_due(self.trust_ratios_every_steps, done)
     }

@@ -1,12 +1,12 @@
-//! The encoder.
+//! Encoder.
 
 use serde::{Deserialize, Serialize};
 
-/// The family of encoders that a model belongs to.
+/// Encoder family.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Family {
-    /// BERT (arXiv 1810.04805), post- or pre-normalised.
+    /// BERT (arXiv 1810.04805), post-norm or pre-norm.
     #[default]
     Bert,
 }
@@ -17,54 +17,54 @@ impl Family {
     }
 }
 
-/// Where layer normalisations stand.
+/// Position of layer normalizations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Norm {
-    /// Behind each sum, as in the original.
+    /// After each residual sum, as in the original.
     #[default]
     Post,
-    /// Before attention and feed-forward layer, and once at the end (Megatron-BERT, arXiv 1909.08053).
+    /// Before attention and feed-forward layer, and after the last layer (Megatron-BERT, arXiv 1909.08053).
     Pre,
 }
 
-/// The activation of the feed-forward layers and the MLM head.
+/// Activation function of the feed-forward layers and the MLM head.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Activation {
-    /// `x Phi(x)`.
+    /// GELU, `x Phi(x)`.
     #[default]
     Gelu,
-    /// Its approximation by a hyperbolic tangent.
+    /// Tanh approximation of GELU.
     GeluTanh,
 }
 
-/// What the model computes with. Weights, gradients, moments, losses and everything that is summed over ranks are f32 either
-/// way.
+/// Format of activations and matrix products. Weights, gradients, moments, losses and sums over ranks are fp32 in each
+/// case.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Precision {
-    /// 32 bits.
+    /// IEEE single precision.
     #[default]
     Fp32,
-    /// 32 bits, of which a GPU's matrix products read 19 (TensorFloat-32); the same as `fp32` elsewhere.
+    /// Single precision, with TensorFloat-32 (19 bits) matrix products on a GPU; elsewhere the same as `fp32`.
     Tf32,
-    /// 16 bits, 8 of them for the exponent (bfloat16).
+    /// bfloat16.
     Bf16,
 }
 
-/// What dropout of the attention weights is drawn from, where there is any.
+/// Random numbers of attention dropout.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Attention {
-    /// Fused on a GPU, keyed in main memory.
+    /// `fused` on a GPU, `keyed` on a CPU.
     #[default]
     Auto,
-    /// The seed, the step, the sample, the layer, the head and the position: the same on every device, in every world, however
-    /// a global batch is cut. The weights are kept for the backward pass.
+    /// Derived from seed, step, sample, layer, head and position: the same on every device, for every world size and
+    /// partition into micro-batches. The attention weights are kept for the backward pass.
     Keyed,
-    /// libtorch's fused attention, by its own generator, seeded from the seed, the step, the micro-batch and the layer: what is
-    /// dropped depends on how a global batch is cut and on the device. Faster on a GPU, and no weights are kept.
+    /// libtorch's fused attention with its generator, seeded per step, micro-batch and layer: results depend on the
+    /// partition into micro-batches and on the device. Faster on a GPU, and keeps no weights.
     Fused,
 }
 
@@ -74,55 +74,55 @@ impl Attention {
     }
 }
 
-/// The encoder. Defaults are BERT-base.
+/// Encoder. Defaults are BERT-base.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Model {
-    /// The family that it belongs to.
+    /// Encoder family.
     #[serde(skip_serializing_if = "Family::is_bert")]
     pub family: Family,
     /// Encoder layers.
     pub layers: usize,
-    /// Width.
+    /// Hidden size.
     pub hidden: usize,
-    /// Attention heads; they divide the width.
+    /// Attention heads; must divide the hidden size.
     pub heads: usize,
-    /// Width of the feed-forward layer.
+    /// Size of the feed-forward layer.
     pub intermediate: usize,
-    /// Longest sequence that has a position embedding.
+    /// Number of position embeddings: the longest sequence, in tokens.
     pub positions: usize,
-    /// What it computes with.
+    /// Format of activations and matrix products.
     pub precision: Precision,
-    /// Where layer normalisations stand.
+    /// Position of layer normalizations.
     pub norm: Norm,
-    /// The activation of the feed-forward layers and the MLM head.
+    /// Activation function of the feed-forward layers and the MLM head.
     pub activation: Activation,
-    /// The MLM head's decoder is the table of token embeddings.
+    /// Ties the MLM decoder to the token embeddings.
     pub tied_decoder: bool,
-    /// The tables of the vocabulary are filled up to a multiple of this many rows, which matrix units of GPUs ask for (8);
-    /// 1 adds none. Such a row is zero, and never predicted.
+    /// Pads the vocabulary to a multiple of this, as the matrix units of GPUs prefer (8); 1: no padding. Padding rows
+    /// are zero and never predicted.
     pub pad_vocabulary_to: usize,
-    /// Dropout of embeddings, attention weights and layer outputs.
+    /// Dropout of embeddings, attention weights and sublayer outputs.
     pub dropout: f64,
-    /// Dropout of attention weights, if it is another.
+    /// Dropout of attention weights, if different.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention_dropout: Option<f64>,
-    /// What dropout of attention weights is drawn from.
+    /// Random numbers of attention dropout.
     #[serde(skip_serializing_if = "Attention::is_auto")]
     pub attention: Attention,
     /// Standard deviation of the initial weights (truncated normal).
     pub initializer_range: f64,
-    /// Epsilon of the layer normalisations.
+    /// Epsilon of the layer normalizations.
     pub layer_norm_eps: f64,
 }
 
 impl Model {
-    /// Rows of the tables of a vocabulary of so many pieces.
-    pub fn rows_of(&self, vocabulary: usize) -> usize {
+    /// Returns the padded size of a vocabulary of `vocabulary` tokens.
+    pub fn padded_vocabulary(&self, vocabulary: usize) -> usize {
         vocabulary.next_multiple_of(self.pad_vocabulary_to.max(1))
     }
 
-    /// Whether attention weights are dropped.
+    /// True if attention weights have dropout.
     pub fn drops_attention(&self) -> bool {
         self.attention_dropout.unwrap_or(self.dropout) > 0.0
     }

@@ -1,10 +1,10 @@
-//! What is learnt.
+//! Training objective.
 
 use serde::{Deserialize, Serialize};
 
 use crate::prep::Pair;
 
-/// When masks change.
+/// Masking across epochs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Masking {
@@ -15,20 +15,20 @@ pub enum Masking {
     Static,
 }
 
-/// What is masked together.
+/// Unit of masking.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MaskUnit {
-    /// Single pieces.
+    /// Single tokens.
     #[default]
     Piece,
     /// Whole words.
     Word,
-    /// Spans of one to ten words (arXiv 1907.10529), each replaced alike.
+    /// Spans of one to ten words (SpanBERT, arXiv 1907.10529); all tokens of a span are replaced in the same way.
     Span,
 }
 
-/// What stands in the place of four in five masked tokens.
+/// Replacement of 80 % of the masked tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MaskToken {
@@ -39,30 +39,30 @@ pub enum MaskToken {
     Unk,
 }
 
-/// What is learnt: masked language modelling and a pair objective.
+/// Masked language modeling, and a sentence-pair objective.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Objective {
-    /// The pair objective; must be what the dataset says.
+    /// Sentence-pair objective; must match the dataset.
     pub pair: Pair,
-    /// When masks change.
+    /// Masking across epochs.
     pub masking: Masking,
-    /// Static masking: different masks of a sample; they come in turn, an epoch each.
+    /// Number of different static masks per sample, used in turn, one per epoch.
     pub static_masks: usize,
-    /// What is masked together.
+    /// Unit of masking.
     pub mask_unit: MaskUnit,
-    /// What stands in the place of four in five masked tokens.
+    /// Replacement of 80 % of the masked tokens.
     pub mask_token: MaskToken,
-    /// Share of a sample's tokens, the specials counted, that is masked.
+    /// Fraction of a sample's tokens to predict, special tokens counted.
     pub mask_probability: f64,
-    /// Masked tokens a sample at most; 0 for no limit.
+    /// Maximum number of masked tokens per sample; 0: no limit.
     pub max_predictions: usize,
 }
 
 impl Objective {
-    /// Tokens to hide in a sample of `length` tokens, specials counted: `min(max_predictions, max(1, round(p x length)))`,
-    /// as Google's create_pretraining_data. Fewer are hidden where the sample has fewer that may be, or where no word is
-    /// short enough for what is left.
+    /// Returns the number of tokens to mask in a sample of `length` tokens, special tokens counted:
+    /// `min(max_predictions, max(1, round(p x length)))`, as in Google's create_pretraining_data. Fewer are masked if
+    /// the sample has fewer maskable tokens, or no word is short enough for the remainder.
     pub fn predictions(&self, length: usize) -> usize {
         let share = ((self.mask_probability * length as f64).round() as usize).max(1);
         if self.max_predictions == 0 { share } else { share.min(self.max_predictions) }

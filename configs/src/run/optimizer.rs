@@ -1,8 +1,8 @@
-//! How weights are updated.
+//! Optimizer.
 
 use serde::{Deserialize, Serialize};
 
-/// The update rule.
+/// Update rule.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OptimizerKind {
@@ -11,37 +11,37 @@ pub enum OptimizerKind {
     Lamb,
     /// Adam with decoupled weight decay.
     Adamw,
-    /// The Adam of the original BERT: the same without bias correction, whatever `bias_correction` says.
+    /// Adam of the original BERT: like `Adamw`, but never with bias correction.
     AdamBert,
 }
 
-/// How weights are updated.
+/// Optimizer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Optimizer {
-    /// The update rule.
+    /// Update rule.
     pub kind: OptimizerKind,
-    /// Decay of the first moment.
+    /// Decay rate of the first moment.
     pub beta1: f64,
-    /// Decay of the second moment.
+    /// Decay rate of the second moment.
     pub beta2: f64,
-    /// Added to the root of the second moment.
+    /// Added to the square root of the second moment.
     pub eps: f64,
-    /// Weight decay; biases and layer normalisations have none.
+    /// Decoupled weight decay; biases and layer normalizations have none.
     pub weight_decay: f64,
-    /// Divide the moments by what they lack while there are few of them.
+    /// Corrects the moments for their initialization at zero.
     pub bias_correction: bool,
-    /// LAMB: biases and layer normalisations have a trust ratio too.
+    /// LAMB: applies trust ratios to biases and layer normalizations as well.
     pub trust_undecayed: bool,
-    /// LAMB: the least and the greatest trust ratio; unbounded if absent.
+    /// LAMB: minimum and maximum trust ratio; unbounded if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trust_ratio: Option<[f64; 2]>,
-    /// The gradient is scaled down to this L2 norm when above it; 0 turns it off.
+    /// Clips the L2 norm of the gradient; 0: no clipping.
     pub clip_norm: f64,
 }
 
 impl Optimizer {
-    /// Whether the moments are corrected for what they lack.
+    /// True if the moments are bias-corrected.
     pub fn corrects_bias(&self) -> bool {
         self.bias_correction && self.kind != OptimizerKind::AdamBert
     }

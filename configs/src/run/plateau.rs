@@ -1,15 +1,16 @@
-//! When a stage ends before its last step.
+//! Early stopping of a stage.
 
 use serde::{Deserialize, Serialize};
 
-/// The held-out MLM loss is flat where `evaluations` in a row have not brought it `min_delta` below the last loss of the stage that did, or
-/// its first. (Elsewhere this is called early stopping, and the number of evaluations its patience.)
+/// Early stopping on the held-out loss. The loss is flat after `evaluations` evaluations in a row without an
+/// improvement by `min_delta` over the stage's best loss, where smaller improvements do not lower the best.
+/// (`evaluations` is often called patience.)
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Plateau {
-    /// Evaluations in a row.
+    /// Consecutive evaluations without an improvement.
     pub evaluations: u64,
-    /// What counts as lower, nats.
+    /// Minimum improvement, nats.
     pub min_delta: f64,
 }
 

@@ -1,6 +1,6 @@
-//! Old names of keys.
+//! Renamed keys.
 
-/// Old names of keys, each with the new one.
+/// Renamed keys, as (old, new).
 pub const RENAMED: [(&str, &str); 13] = [
     ("cluster.device", "device.kind"),
     ("cluster.libtorch", "device.libtorch"),
@@ -24,7 +24,7 @@ mod tests {
 
     const STAGE: &str = "[[stage]]\nname = 'a'\ndata = '/d'\nsteps = 3\n";
 
-    /// The section `[cluster]` with all old names.
+    /// Section `[cluster]` with all old names.
     const OLD: &str = "[cluster]\nranks = 2\ndevice = 'cpu'\nlibtorch = '/l'\nshare_device = true\ndeterministic = true\nthreads = 3\n\
                        backend = 'mpi'\nbucket_mb = 7.0\nwire = 'bf16'\ncanonical = false\noverlap = true\nrestarts = 9\n\
                        restart_window_minutes = 5.0\npatience_minutes = 4.0\n";
@@ -38,7 +38,7 @@ mod tests {
     }
 
     #[test]
-    fn configurations_with_old_names_are_read() {
+    fn old_names_are_accepted() {
         let new = parse(NEW, &[]).unwrap();
         assert_eq!(parse(OLD, &[]).unwrap(), new);
         let written = toml::to_string(&new).unwrap();
@@ -53,10 +53,10 @@ mod tests {
     }
 
     #[test]
-    fn both_names_are_refused() {
+    fn both_names_are_rejected() {
         let message = parse("[cluster]\nrestarts = 1\nrestart.limit = 2\n", &[]).unwrap_err().to_string();
         let expected =
-            "cluster.restarts: is the old name of cluster.restart.limit, which is set, too: remove cluster.restarts";
+            "cluster.restarts: is the old name of cluster.restart.limit, which is also set: remove cluster.restarts";
         assert!(message.contains(expected), "{message}");
     }
 }

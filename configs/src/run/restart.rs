@@ -1,21 +1,21 @@
-//! Limits of restarting the ranks after failures.
+//! Restart limits after failures.
 
 use serde::{Deserialize, Serialize};
 
-/// Limits of restarting the ranks after failures.
+/// Restart limits after failures.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Restart {
-    /// Failures within `window_minutes`, and attempts in a row without a new checkpoint, that are followed by a restart; one
-    /// more gives the run up.
+pub struct RestartLimits {
+    /// Maximum number of failures within `window_minutes`, and of consecutive attempts without a new checkpoint. One
+    /// more fails the run.
     pub limit: usize,
-    /// Failures that are longer ago no longer count, unless no checkpoint has come since, minutes.
+    /// Minutes after which a failure no longer counts, provided that a checkpoint was saved since.
     pub window_minutes: f64,
-    /// Time in which starts that no rank reports from are tried again, minutes.
+    /// Minutes during which attempts are retried if no rank reports.
     pub start_timeout_minutes: f64,
 }
 
-impl Default for Restart {
+impl Default for RestartLimits {
     fn default() -> Self {
         Self { limit: 5, window_minutes: 60.0, start_timeout_minutes: 60.0 }
     }

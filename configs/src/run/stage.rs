@@ -1,81 +1,81 @@
-//! A stage: a length of training at one depth, on one dataset, with one schedule.
+//! Stage: a phase of training with one depth, dataset and learning rate schedule.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Growth, Model, Plateau, TokenBudget};
 
-/// How the learning rate falls after the warm-up.
+/// Decay of the learning rate after the warm-up.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Decay {
-    /// Polynomial of power 1.
+    /// Linear.
     #[default]
     Linear,
-    /// Polynomial of `decay_power`.
+    /// Polynomial of power `decay_power`.
     Polynomial,
-    /// Half a cosine.
+    /// Half a cosine period.
     Cosine,
-    /// Not at all.
+    /// Constant.
     Constant,
 }
 
-/// One stage of a run.
+/// Stage of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Stage {
-    /// For people and for the records.
+    /// Name in output and records.
     pub name: String,
-    /// The dataset, a folder or URL.
+    /// Dataset, as directory or URL.
     pub data: String,
     /// Encoder layers; `model.layers` if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<usize>,
-    /// How the new layers are made, if the stage before has fewer.
+    /// Initialization of new layers, if the previous stage has fewer.
     #[serde(skip_serializing_if = "Growth::is_default")]
     pub growth: Growth,
-    /// Weight updates; with `plateau` at most so many.
+    /// Number of weight updates; an upper bound with `plateau`.
     pub steps: u64,
-    /// When the stage ends before its last step; never if absent.
+    /// Early stopping; none if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plateau: Option<Plateau>,
-    /// Samples an update.
+    /// Samples per update.
     pub global_batch: usize,
-    /// Smaller global batches at the stage's beginning; none if absent.
+    /// Ramp of the global batch at the start of the stage; none if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_ramp: Option<BatchRamp>,
-    /// Tokens of a micro-batch at most, padding counted; `"auto"`: the largest that fits into the card.
+    /// Maximum number of tokens in a micro-batch, padding included; `"auto"`: the largest that fits into GPU memory.
     pub micro_batch_tokens: TokenBudget,
-    /// Keep only what goes into each layer on the way forward, and compute the rest again on the way back: a third more
-    /// work for a fraction of the memory, and the same result.
+    /// Activation checkpointing: keeps only the inputs of layers and recomputes the rest in the backward pass. A third
+    /// more computation and much less memory, with the same result.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub recompute: bool,
-    /// Highest learning rate.
+    /// Peak learning rate.
     pub learning_rate: f64,
-    /// Share of the stage's steps in which the learning rate rises linearly.
+    /// Fraction of the stage's steps for linear warm-up.
     pub warmup: f64,
-    /// How it falls afterwards.
+    /// Decay after the warm-up.
     pub decay: Decay,
-    /// Power of a polynomial decay.
+    /// Power of polynomial decay.
     pub decay_power: f64,
-    /// Learning rate at the stage's end.
+    /// Learning rate at the end of the stage.
     pub learning_rate_end: f64,
-    /// Whether moments and the count of updates begin anew with this stage; they go on otherwise.
+    /// Resets the moments and update counts at the start of the stage.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub restart_optimizer: bool,
 }
 
-/// A global batch that grows: from `start` at the stage's first step to `global_batch` after `steps` steps, in a line.
+/// Linear ramp of the global batch, from `start` samples at the first step to `global_batch` after `steps` steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BatchRamp {
     /// Samples of the first update.
     pub start: usize,
-    /// Updates until the whole global batch is reached.
+    /// Updates until the full global batch.
     pub steps: u64,
 }
 
 impl Stage {
-    /// Encoder layers of this stage.
+    /// Returns the number of encoder layers of this stage.
     pub fn depth(&self, model: &Model) -> usize {
         self.layers.unwrap_or(model.layers)
     }

@@ -1,8 +1,9 @@
-//! Copies of remote shards on this host, shared by all processes on it that use the same folder.
+//! Local cache of remote shards, shared by all processes of a host that use the same directory.
 //!
-//! A copy's name is its sha256: it gets that name when it is whole and verified. One process fetches a shard while the others that
-//! want it wait, as long as it makes progress. When a new copy would go beyond the limit, or the disk is full, those that were used
-//! least recently go first; a process that has one open goes on reading it.
+//! A cached shard is named by its sha256 and gets that name once it is complete and verified. One process downloads a
+//! shard while others that need it wait, as long as the download progresses. If a new shard would exceed the capacity,
+//! or the disk is full, the least recently used shards are evicted. Processes that have an evicted shard open can still
+//! read it.
 
 mod lock;
 
@@ -19,99 +20,99 @@ use super::error::is_full;
 use super::{DatasetError, Shard};
 use lock::{FetchLock, Timeouts, TryLock};
 
-/// What the name of a copy ends with.
-const COPY: &str = ".parquet";
-/// What the name of a lock ends with.
-const LOCK: &str = ".lock";
-/// What the name of a copy begins with that is not whole yet.
-const PARTIAL: &str = ".fetch-";
-/// The lock of those that make room.
-const ROOM: &str = "room.lock";
-/// A partial copy that nobody has written to for so long has lost its writer, and a lock its owner.
-const ABANDONED: Duration = Duration::from_secs(3600);
+/// File extension of a cached shard.
+const SHARD_EXTENSION: &str = ".parquet";
+/// File extension of a lock.
+const LOCK_EXTENSION: &str = ".lock";
+/// File name prefix of an incomplete download.
+const PARTIAL_PREFIX: &str = ".fetch-";
+/// Lock for eviction.
+const EVICTION_LOCK: &str = "room.lock";
+/// Age of the last write after which an incomplete download or a lock counts as abandoned.
+const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
 
-/// A folder with copies of shards.
+/// Cache directory.
 #[derive(Debug, Clone)]
 pub struct Cache {
     folder: PathBuf,
-    /// Whether the settings name the folder, which may then be other users', too.
-    named: bool,
-    /// Bytes of all copies at most, if that is more than one.
+    /// True if the settings name the directory, which other users may then share.
+    is_configured: bool,
+    /// Capacity in bytes. A single larger shard is still cached.
     limit: u64,
     timeouts: Timeouts,
 }
 
 impl Cache {
-    /// The folder that the settings name, or this user's usual one.
+    /// Uses the configured directory, or the user's default.
     pub fn new(settings: &DatasetCache) -> Self {
-        let named = !settings.folder.is_empty();
-        let folder = if named { PathBuf::from(&settings.folder) } else { host_paths::dataset_copies() };
-        Self { folder, named, limit: (settings.gigabytes * 1e9) as u64, timeouts: Timeouts::default() }
+        let is_configured = !settings.folder.is_empty();
+        let folder = if is_configured { PathBuf::from(&settings.folder) } else { host_paths::dataset_copies() };
+        Self { folder, is_configured, limit: (settings.gigabytes * 1e9) as u64, timeouts: Timeouts::default() }
     }
 
-    /// Bytes of all copies at most.
+    /// Returns the capacity in bytes.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// A shard's copy as it lies here, if it does; whoever reads it checks it.
+    /// Opens a cached shard, if present with the right size. The caller verifies its content.
     pub fn find(&self, shard: &Shard) -> Option<File> {
         self.create_folder().ok()?;
         let file = File::open(self.path(shard)).ok()?;
         let whole = file.metadata().is_ok_and(|metadata| metadata.len() == shard.bytes);
-        // The time of the last use. Where another user owns the copy it stays as it is.
+        // Record the time of last use. This fails if another user owns the file, which is harmless.
         let _ = file.set_modified(SystemTime::now());
         whole.then_some(file)
     }
 
-    /// Removes a copy that is not what it should be.
+    /// Removes a damaged copy.
     pub fn discard(&self, shard: &Shard) -> Result<(), DatasetError> {
-        remove(&self.path(shard)).map_err(self.fault("remove a damaged copy from"))
+        remove(&self.path(shard)).map_err(self.cache_error("remove a damaged shard from"))
     }
 
-    /// Fetches a shard unless its copy is there. While another process fetches it and makes progress, this one waits. Also says
-    /// whether it was fetched, and so verified, just now.
+    /// Downloads a shard unless it is cached. If another process is downloading it, waits while that makes progress.
+    /// Also returns whether the shard was downloaded, and so verified, by this call.
     pub fn fetch(&self, store: &Store, shard: &Shard) -> Result<(File, bool), DatasetError> {
         let file = self.lock_file(&lock_name(shard))?;
-        let purpose = format!("for a copy of {}/{}", store.url(), shard.path);
-        let lock = FetchLock::wait(file, self.timeouts, &purpose).map_err(self.fault("lock a file in"))?;
+        let purpose = format!("for the download of {}/{}", store.url(), shard.path);
+        let lock = FetchLock::wait(file, self.timeouts, &purpose).map_err(self.cache_error("lock a file in"))?;
         match self.find(shard) {
             Some(file) => Ok((file, false)),
-            None => self.copy(store, shard, lock).map(|file| (file, true)),
+            None => self.download(store, shard, lock).map(|file| (file, true)),
         }
     }
 
-    /// Fetches a shard unless its copy is there or another process is about it.
+    /// Downloads a shard unless it is cached or another process is downloading it.
     pub fn fetch_ahead(&self, store: &Store, shard: &Shard) -> Result<(), DatasetError> {
         let file = self.lock_file(&lock_name(shard))?;
-        let lock = FetchLock::try_take(file).map_err(self.fault("lock a file in"))?;
+        let lock = FetchLock::try_take(file).map_err(self.cache_error("lock a file in"))?;
         match (lock, self.find(shard)) {
             (TryLock::WouldBlock(_), _) | (_, Some(_)) => Ok(()),
-            (TryLock::Acquired(lock), None) => self.copy(store, shard, Some(lock)).map(drop),
+            (TryLock::Acquired(lock), None) => self.download(store, shard, Some(lock)).map(drop),
         }
     }
 
     fn path(&self, shard: &Shard) -> PathBuf {
-        self.folder.join(format!("{}{COPY}", shard.sha256))
+        self.folder.join(format!("{}{SHARD_EXTENSION}", shard.sha256))
     }
 
-    /// The usual folder must be this user's alone: anybody could have created it.
+    /// The default directory must belong to this user alone: anyone could have created it.
     fn create_folder(&self) -> io::Result<()> {
-        if self.named { std::fs::create_dir_all(&self.folder) } else { private_dir::create(&self.folder) }
+        if self.is_configured { std::fs::create_dir_all(&self.folder) } else { private_dir::create(&self.folder) }
     }
 
     fn lock_file(&self, name: &str) -> Result<File, DatasetError> {
-        self.create_folder().map_err(self.fault("use"))?;
+        self.create_folder().map_err(self.cache_error("use"))?;
         let path = self.folder.join(name);
         let open = || File::options().create(true).truncate(false).read(true).write(true).open(&path);
-        self.with_space(open).map_err(self.fault("lock a file in"))
+        self.evict_on_full_disk(open).map_err(self.cache_error("lock a file in"))
     }
 
-    /// Fetches a copy; `lock` is that of the shard, if another process has not kept it too long.
-    fn copy(&self, store: &Store, shard: &Shard, mut lock: Option<FetchLock>) -> Result<File, DatasetError> {
-        self.make_room(shard.bytes)?;
-        let create = || tempfile::Builder::new().prefix(PARTIAL).tempfile_in(&self.folder);
-        let mut copy = self.with_space(create).map_err(self.fault("write to"))?;
+    /// Downloads a shard. `lock` is the shard's lock, or `None` after a timeout on another process that holds it.
+    fn download(&self, store: &Store, shard: &Shard, mut lock: Option<FetchLock>) -> Result<File, DatasetError> {
+        self.evict_until_fits(shard.bytes)?;
+        let create = || tempfile::Builder::new().prefix(PARTIAL_PREFIX).tempfile_in(&self.folder);
+        let mut copy = self.evict_on_full_disk(create).map_err(self.cache_error("write to"))?;
         let (mut hasher, mut written) = (Hasher::new(), Ok(()));
         let take = |piece: &[u8]| {
             hasher.update(piece);
@@ -124,92 +125,92 @@ impl Cache {
         store
             .read_pieces(&shard.path, shard.bytes, take)
             .map_err(|source| DatasetError::Store { url: url(), source })?;
-        written.map_err(self.fault("write to"))?;
+        written.map_err(self.cache_error("write to"))?;
         let found = hasher.finish();
         if found != shard.sha256 {
             let (file, expected) = (shard.path.clone(), shard.sha256.clone());
             return Err(DatasetError::Damaged { url: url(), file, expected, found });
         }
-        let file = copy.persist(self.path(shard)).map_err(|error| self.fault("write to")(error.error))?;
-        // Whoever waits for its lock has the file, and finds the copy.
-        remove(&self.folder.join(lock_name(shard))).map_err(self.fault("remove a lock from"))?;
+        let file = copy.persist(self.path(shard)).map_err(|error| self.cache_error("write to")(error.error))?;
+        // Waiting processes still have the lock file open; they acquire it and find the copy.
+        remove(&self.folder.join(lock_name(shard))).map_err(self.cache_error("remove a lock from"))?;
         Ok(file)
     }
 
     fn write(&self, file: &mut File, mut piece: &[u8]) -> io::Result<()> {
         while !piece.is_empty() {
-            let count = self.with_space(|| file.write(piece))?;
+            let count = self.evict_on_full_disk(|| file.write(piece))?;
             piece = &piece[count..];
         }
         Ok(())
     }
 
-    /// Does something that takes space; where the disk has none, the least recently used copies are removed until it has.
-    fn with_space<T>(&self, mut work: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    /// Runs an operation that takes disk space. On a full disk, evicts the least recently used shards and retries.
+    fn evict_on_full_disk<T>(&self, mut work: impl FnMut() -> io::Result<T>) -> io::Result<T> {
         loop {
             match work() {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if is_full(&error) => {
-                    // Whatever keeps a copy from being removed: the disk is full, and that is what has to be reported.
+                    // The full disk is the error to report, even if eviction fails.
                     let copies = self.copies().unwrap_or_default();
                     let Some((_, _, oldest)) = copies.first().filter(|(_, _, path)| remove(path).is_ok()) else {
                         return Err(error);
                     };
-                    tracing::info!("{} is full: removed the copy {}", self.folder.display(), oldest.display());
+                    tracing::info!("disk full at {}: evicted cached shard {}", self.folder.display(), oldest.display());
                 }
                 other => return other,
             }
         }
     }
 
-    /// Removes what was used least recently, until `bytes` more fit in.
-    fn make_room(&self, bytes: u64) -> Result<(), DatasetError> {
-        // Who keeps the lock too long has been stopped: two that remove copies do no harm.
-        let purpose = "to make room for copies of datasets";
-        let _lock =
-            FetchLock::wait(self.lock_file(ROOM)?, self.timeouts, purpose).map_err(self.fault("lock a file in"))?;
+    /// Evicts the least recently used shards until `bytes` more fit.
+    fn evict_until_fits(&self, bytes: u64) -> Result<(), DatasetError> {
+        // A process that holds the lock too long is suspended. Concurrent eviction is harmless.
+        let purpose = "for cache eviction";
+        let _lock = FetchLock::wait(self.lock_file(EVICTION_LOCK)?, self.timeouts, purpose)
+            .map_err(self.cache_error("lock a file in"))?;
         let copies = self.copies()?;
         let mut all: u64 = copies.iter().map(|(_, bytes, _)| bytes).sum();
         for (_, freed, path) in copies {
             if all.saturating_add(bytes) <= self.limit {
                 break;
             }
-            remove(&path).map_err(self.fault("remove a copy from"))?;
+            remove(&path).map_err(self.cache_error("evict a shard from"))?;
             all -= freed;
         }
         Ok(())
     }
 
-    /// When each copy was used last, its bytes and its path, the least recently used first. Removes what lost processes left.
+    /// Lists the cached shards as (last use, bytes, path), least recently used first. Removes abandoned files.
     fn copies(&self) -> Result<Vec<(SystemTime, u64, PathBuf)>, DatasetError> {
         let mut copies = Vec::new();
-        for entry in std::fs::read_dir(&self.folder).map_err(self.fault("list"))? {
-            let entry = entry.map_err(self.fault("list"))?;
-            // Another process may have removed it.
+        for entry in std::fs::read_dir(&self.folder).map_err(self.cache_error("list"))? {
+            let entry = entry.map_err(self.cache_error("list"))?;
+            // Another process may have removed the file.
             let Ok(metadata) = entry.metadata() else { continue };
             let (name, used) = (entry.file_name(), metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH));
             let name = name.to_string_lossy();
-            if name.ends_with(COPY) {
+            if name.ends_with(SHARD_EXTENSION) {
                 copies.push((used, metadata.len(), entry.path()));
-            } else if (name.starts_with(PARTIAL) || name.ends_with(LOCK) && name != ROOM)
-                && used.elapsed().is_ok_and(|age| age > ABANDONED)
+            } else if (name.starts_with(PARTIAL_PREFIX) || name.ends_with(LOCK_EXTENSION) && name != EVICTION_LOCK)
+                && used.elapsed().is_ok_and(|age| age > ABANDONED_AFTER)
             {
-                remove(&entry.path()).map_err(self.fault("remove a partial copy from"))?;
+                remove(&entry.path()).map_err(self.cache_error("remove an abandoned file from"))?;
             }
         }
         copies.sort();
         Ok(copies)
     }
 
-    /// What went wrong with the folder.
-    pub fn fault(&self, operation: &'static str) -> impl Fn(io::Error) -> DatasetError {
+    /// Returns a constructor of errors of an operation in the cache directory.
+    pub fn cache_error(&self, operation: &'static str) -> impl Fn(io::Error) -> DatasetError {
         let folder = self.folder.clone();
         move |source| DatasetError::Cache { operation, folder: folder.clone(), source }
     }
 }
 
 fn lock_name(shard: &Shard) -> String {
-    format!("{}{LOCK}", shard.sha256)
+    format!("{}{LOCK_EXTENSION}", shard.sha256)
 }
 
 fn remove(path: &Path) -> io::Result<()> {

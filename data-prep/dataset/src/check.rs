@@ -1,13 +1,13 @@
-//! What the columns of a row group must satisfy before a row of it is used: a shard may have been written by another program.
+//! Validation of the columns of a row group before its rows are used: another program may have written the shard.
 
 use lambert_config::prep::Pair;
 
 use super::{Manifest, NO_PAIR, Samples};
 
-/// The lengths of rows, in tokens.
+/// Validates the lengths of rows, in tokens.
 ///
 /// # Errors
-/// What was found in which row, and what was expected.
+/// The invalid row, its value, and the expected range.
 pub fn lengths(manifest: &Manifest, column: &[i32]) -> Result<Vec<u16>, String> {
     let longest = manifest.sequence_length;
     let checked = column.iter().enumerate().map(|(row, &length)| match u16::try_from(length) {
@@ -17,21 +17,21 @@ pub fn lengths(manifest: &Manifest, column: &[i32]) -> Result<Vec<u16>, String> 
     checked.collect()
 }
 
-/// Where the second segments of rows start.
+/// Validates the start positions of second segments.
 ///
 /// # Errors
-/// What was found in which row, and what was expected.
+/// The invalid row and its value.
 pub fn starts(column: &[i32], lengths: &[u16]) -> Result<Vec<u16>, String> {
     let checked = column.iter().zip(lengths).enumerate().map(|(row, (&start, &length))| match u16::try_from(start) {
         Ok(start) if start <= length => Ok(start),
-        _ => Err(format!("the second segment of row {row}, of {length} tokens, starts at {start}")),
+        _ => Err(format!("row {row}: the second segment starts at {start}, but the row has {length} tokens")),
     });
     checked.collect()
 }
 
-/// What cannot be so in the samples of a row group, whose ids begin a new row where `repetition` is 0.
-pub fn fault(manifest: &Manifest, samples: &Samples, repetition: &[i16]) -> Option<String> {
-    // Sums and a maximum are computed several at a time, searches are not: this sees every token.
+/// Returns the first problem in the samples of a row group. `repetition` has the levels of `input_ids`: 0 starts a row.
+pub fn first_problem(manifest: &Manifest, samples: &Samples, repetition: &[i16]) -> Option<String> {
+    // Sums and maxima vectorize, unlike searches; these loops read every token.
     let rows: u32 = repetition.iter().map(|&level| u32::from(level == 0)).sum();
     if rows as usize != samples.rows() || samples.offsets.last() != Some(&samples.input_ids.len()) {
         return Some("the column length does not match input_ids".to_owned());

@@ -1,4 +1,4 @@
-//! The columns of a row group, decoded from Parquet.
+//! Decoding of a row group's columns from Parquet.
 
 use parquet::column::reader::ColumnReader;
 use parquet::errors::ParquetError;
@@ -8,13 +8,13 @@ use super::NO_PAIR;
 use super::file::Reader;
 use super::samples::RowGroup;
 
-/// A column of a row group as Parquet stores it.
+/// Column of a row group, as Parquet stores it.
 pub struct Column {
-    /// The values that are there, those of all rows one after another.
+    /// Non-null values of all rows.
     pub values: Vec<i32>,
-    /// For each value or absent value how much of its path is there; 0 = it is absent.
+    /// Definition level of each value; 0 = null.
     pub definition: Vec<i16>,
-    /// For each value 0 = it begins a row.
+    /// Repetition level of each value; 0 = start of a row.
     pub repetition: Vec<i16>,
 }
 
@@ -49,13 +49,13 @@ impl Column {
         Ok(read)
     }
 
-    /// The values as labels of pairs, [`NO_PAIR`] where they are absent.
+    /// Returns the values as pair labels, [`NO_PAIR`] for null.
     pub fn labels(&self) -> Vec<u8> {
         let mut values = self.values.iter();
         self.definition
             .iter()
             .map(|&level| if level == 0 { None } else { values.next() })
-            // What is no label at all becomes one that is refused.
+            // Values out of range become an invalid label, which validation rejects.
             .map(|value| value.map_or(NO_PAIR, |&value| u8::try_from(value).unwrap_or(NO_PAIR - 1)))
             .collect()
     }

@@ -1,119 +1,119 @@
 use std::path::PathBuf;
 
-/// Why a dataset cannot be opened, read or written.
+/// Error of opening, reading or writing a dataset.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DatasetError {
-    /// The store could not do what was asked.
+    /// A store operation failed.
     #[error("cannot read dataset {url}")]
     Store {
-        /// The dataset.
+        /// Dataset.
         url: String,
-        /// Why.
+        /// Cause.
         source: lambert_store::Error,
     },
-    /// There is no manifest, so no dataset (a preparation writes it last).
+    /// The manifest is missing, so this is not a complete dataset (a preparation writes the manifest last).
     #[error("{url} is not a dataset: it has no manifest.json (a preparation writes it last)")]
     NoManifest {
-        /// The folder or prefix.
+        /// Directory or URL prefix.
         url: String,
     },
-    /// The manifest is not what this program writes.
+    /// The manifest is invalid.
     #[error("{url}/manifest.json: {message}")]
     Manifest {
-        /// The dataset.
+        /// Dataset.
         url: String,
-        /// What was found and expected.
+        /// Problem and expectation.
         message: String,
     },
-    /// A file of the dataset is missing or has another size than the manifest says.
-    #[error("{url}/{file}: expected {expected} bytes as the manifest says, found {}", found.map_or("no such file".to_owned(), |bytes| format!("{bytes} bytes")))]
+    /// A file is missing, or its size differs from the manifest.
+    #[error("{url}/{file}: expected {expected} bytes according to the manifest, found {}", found.map_or("no such file".to_owned(), |bytes| format!("{bytes} bytes")))]
     Size {
-        /// The dataset.
+        /// Dataset.
         url: String,
-        /// The file.
+        /// File.
         file: String,
-        /// Bytes in the manifest.
+        /// Size in the manifest, bytes.
         expected: u64,
-        /// Bytes found.
+        /// Actual size, bytes; `None` if the file is missing.
         found: Option<u64>,
     },
-    /// A file of the dataset is not the one that was written.
-    #[error("{url}/{file} is damaged: its sha256 is {found}, the manifest says {expected}")]
+    /// The checksum of a file differs from the manifest.
+    #[error("{url}/{file} is damaged: sha256 is {found}, expected {expected} according to the manifest")]
     Damaged {
-        /// The dataset.
+        /// Dataset.
         url: String,
-        /// The file.
+        /// File.
         file: String,
-        /// In the manifest.
+        /// Checksum in the manifest.
         expected: String,
-        /// Of the bytes found.
+        /// Checksum of the file.
         found: String,
     },
-    /// A shard does not hold what its manifest and this format say.
+    /// The content of a shard violates the manifest or the format.
     #[error("{url}/{file}, row group {group}: {message}")]
     Content {
-        /// The dataset.
+        /// Dataset.
         url: String,
-        /// The shard.
+        /// Shard.
         file: String,
-        /// The row group in the shard, from 0.
+        /// Row group in the shard, from 0.
         group: usize,
-        /// What was found and expected.
+        /// Problem and expectation.
         message: String,
     },
-    /// The Parquet library failed.
+    /// The Parquet library returned an error.
     #[error("cannot {operation} {file}{}", group.map_or(String::new(), |group| format!(", row group {group}")))]
     Parquet {
-        /// What was tried.
+        /// Operation.
         operation: &'static str,
-        /// The shard.
+        /// Shard.
         file: String,
-        /// The row group in it, from 0, if it is about one.
+        /// Row group in the shard, from 0, if the error concerns one.
         group: Option<usize>,
-        /// Why.
+        /// Cause.
         source: parquet::errors::ParquetError,
     },
-    /// A file could not be read or written.
+    /// A file operation failed.
     #[error("cannot {operation} {}", path.display())]
     Io {
-        /// What was tried.
+        /// Operation.
         operation: &'static str,
-        /// The file.
+        /// File.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: std::io::Error,
     },
-    /// The folder with copies of shards cannot be used.
+    /// The local cache cannot be used.
     #[error("cannot {operation} {}, where copies of datasets are kept (cluster.dataset_cache)", folder.display())]
     Cache {
-        /// What was tried.
+        /// Operation.
         operation: &'static str,
-        /// The folder.
+        /// Directory.
         folder: PathBuf,
-        /// Why.
+        /// Cause.
         source: std::io::Error,
     },
-    /// A sample cannot be a row.
+    /// A sample is invalid.
     #[error("sample {row} of {file}: {message}")]
     Sample {
-        /// The shard.
+        /// Shard.
         file: String,
-        /// The row, from 0.
+        /// Row, from 0.
         row: u64,
-        /// What is wrong with it.
+        /// Problem of the sample.
         message: String,
     },
 }
 
 impl DatasetError {
-    /// Whether the disk with the copies of shards is full.
+    /// True if the disk of the local cache is full.
     pub(super) fn is_full_disk(&self) -> bool {
         matches!(self, Self::Cache { source, .. } if is_full(source))
     }
 }
 
-/// Whether a disk, or what this user may have of it, is full.
+/// True if the disk is full or the user's quota is exhausted.
 pub(super) fn is_full(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
 }

@@ -1,4 +1,4 @@
-//! A shard as a file of this machine, hashed before its first row is used.
+//! Opens shards as local files and verifies their checksums before first use.
 
 use std::fs::File;
 use std::io::Read;
@@ -13,18 +13,18 @@ use parquet::file::serialized_reader::SerializedFileReader;
 use sha2::{Digest, Sha256};
 
 use super::cache::Cache;
-use super::guard::guarded;
 use super::manifest::hex;
+use super::panics::catch_panics;
 use super::{DatasetError, Shard};
 
-/// Reads a shard.
-pub type Reader = SerializedFileReader<Positioned>;
+/// Parquet reader of a shard.
+pub type Reader = SerializedFileReader<ShardFile>;
 
-/// Which file of this machine a shard is: device and inode.
+/// Identity of a local file: device and inode.
 pub type Identity = (u64, u64);
 
-/// Opens a shard, checks its sha256 unless it is the file `checked`, and says which file it is. Of one that is not a file of this
-/// machine the copy in `cache` is taken.
+/// Opens a shard and returns the identity of its file. Verifies its sha256 unless it is the already verified file
+/// `checked`. Remote shards are read through `cache`.
 pub fn open(
     store: &Store,
     shard: &Shard,
@@ -48,7 +48,7 @@ pub fn open(
     };
     let io = |source| DatasetError::Io { operation: "read", path: shard.path.clone().into(), source };
     let found = identity(&file).map_err(io)?;
-    let reader = guarded(|| SerializedFileReader::new(Positioned { file: Arc::new(file), bytes: shard.bytes }));
+    let reader = catch_panics(|| SerializedFileReader::new(ShardFile { file: Arc::new(file), bytes: shard.bytes }));
     let file = || format!("{}/{}", store.url(), shard.path);
     let fault = |source| DatasetError::Parquet { operation: "open", file: file(), group: None, source };
     Ok((reader.map_err(fault)?, found))
@@ -58,7 +58,7 @@ fn identity(file: &File) -> std::io::Result<Identity> {
     file.metadata().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
-/// The copy in `cache`, which is fetched if it is not there or not sound.
+/// Returns the cached copy of a shard, downloading it if it is missing or damaged.
 fn copied(store: &Store, shard: &Shard, cache: &Cache, checked: Option<Identity>) -> Result<File, DatasetError> {
     let sound = |file: &mut File| -> std::io::Result<bool> {
         Ok(Some(identity(file)?) == checked || hash(file)? == shard.sha256)
@@ -71,18 +71,18 @@ fn copied(store: &Store, shard: &Shard, cache: &Cache, checked: Option<Identity>
     }
     let (mut file, verified) = cache.fetch(store, shard)?;
     if !verified {
-        let found = hash(&mut file).map_err(cache.fault("read a copy in"))?;
+        let found = hash(&mut file).map_err(cache.cache_error("read a shard in"))?;
         check(store, shard, found)?;
     }
     Ok(file)
 }
 
-/// Re-hashes a shard.
+/// Verifies the sha256 of a shard.
 pub fn verify(store: &Store, shard: &Shard, cache: &Cache) -> Result<(), DatasetError> {
     open(store, shard, cache, None).map(drop)
 }
 
-/// Where a shard lies, if it is a file of this machine.
+/// Returns the path of a file in the dataset, if it is local.
 pub fn local(store: &Store, path: &str) -> Result<Option<std::path::PathBuf>, DatasetError> {
     store.local_path(path).map_err(|source| DatasetError::Store { url: store.url().to_owned(), source })
 }
@@ -106,13 +106,13 @@ fn check(store: &Store, shard: &Shard, found: String) -> Result<(), DatasetError
     Err(DatasetError::Damaged { url, file, expected: shard.sha256.clone(), found })
 }
 
-/// A file read by position, so that threads do not move each other's cursor.
-pub struct Positioned {
+/// File with positional reads, so that threads do not share a cursor.
+pub struct ShardFile {
     file: Arc<File>,
     bytes: u64,
 }
 
-/// A cursor of its own over a [`Positioned`].
+/// Independent cursor over a [`ShardFile`].
 pub struct Cursor {
     file: Arc<File>,
     at: u64,
@@ -126,13 +126,13 @@ impl Read for Cursor {
     }
 }
 
-impl Length for Positioned {
+impl Length for ShardFile {
     fn len(&self) -> u64 {
         self.bytes
     }
 }
 
-impl ChunkReader for Positioned {
+impl ChunkReader for ShardFile {
     type T = std::io::BufReader<Cursor>;
 
     fn get_read(&self, start: u64) -> ParquetResult<Self::T> {
@@ -141,7 +141,7 @@ impl ChunkReader for Positioned {
 
     fn get_bytes(&self, start: u64, length: usize) -> ParquetResult<Bytes> {
         if start.checked_add(length as u64).is_none_or(|end| end > self.bytes) {
-            let message = format!("{length} bytes from byte {start} on, of a file of {}", self.bytes);
+            let message = format!("read of {length} bytes at offset {start} exceeds the file size {}", self.bytes);
             return Err(ParquetError::EOF(message));
         }
         let mut buffer = vec![0; length];

@@ -1,4 +1,4 @@
-//! `manifest.json`: what a dataset holds and how it was made.
+//! `manifest.json`: content and provenance of a dataset.
 
 use std::collections::BTreeMap;
 
@@ -9,181 +9,184 @@ use sha2::{Digest, Sha256};
 
 use crate::tokenizer::Special;
 
-/// The version of the format that this program writes and reads.
+/// Format version that this program writes and reads.
 pub const VERSION: u32 = 1;
-/// Bytes of a manifest that is read: those of some 20 million row groups.
-pub const LARGEST_MANIFEST: u64 = 256 << 20;
-/// Bytes of a vocabulary that is read.
-const LARGEST_VOCABULARY: u64 = 256 << 20;
-/// Rows of a row group that is read: a row group is in memory as a whole.
-const LARGEST_ROW_GROUP: u64 = 1 << 24;
+/// Maximum size of a manifest, bytes: enough for some 20 million row groups.
+pub const MAX_MANIFEST_BYTES: u64 = 256 << 20;
+/// Maximum size of a vocabulary, bytes.
+const MAX_VOCABULARY_BYTES: u64 = 256 << 20;
+/// Maximum number of rows in a row group, which is loaded into memory as a whole.
+const MAX_ROW_GROUP_ROWS: u64 = 1 << 24;
 
-/// `manifest.json`.
+/// Content of `manifest.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// [`VERSION`].
+    /// Format version, [`VERSION`].
     pub version: u32,
     /// `train` or `held-out`.
     pub split: String,
-    /// What decided these bytes besides the corpus (configuration, vocabulary, version), as a sha256; empty where no
-    /// preparation made them.
+    /// sha256 of all inputs except the corpus (configuration, vocabulary, version); empty if the dataset was not made
+    /// by a preparation.
     pub preparation: String,
-    /// The corpus.
+    /// Corpus.
     #[serde(default)]
     pub corpus: Corpus,
-    /// Tokens of a sample at most, special pieces included.
+    /// Maximum sample length in tokens, special tokens included.
     pub sequence_length: usize,
-    /// Whether text was lowercased and stripped of accents before it was split into pieces.
+    /// True if text was lowercased and stripped of accents before tokenization.
     pub lowercase: bool,
-    /// The vocabulary.
+    /// Vocabulary.
     pub vocabulary: VocabularyFile,
-    /// The ids of the special pieces.
+    /// Ids of the special tokens.
     pub special: Special,
-    /// How samples were cut.
+    /// Parameters of sample construction.
     pub samples: SampleRules,
-    /// How much went in and came out.
+    /// Counts of documents, samples and tokens.
     pub counts: Counts,
-    /// What the preparation read, in the order of its configuration; the same in both splits.
+    /// Statistics of each source, in configuration order; the same in both splits.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<SourceCounts>,
-    /// The held-out share, where the draw of whole documents did not meet it; absent where it did.
+    /// Achieved held-out fraction, if whole documents could not meet the configured one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_out: Option<HeldOut>,
-    /// Nats per piece: the entropy of the pieces of the samples, special ones left out; the loss of the unigram baseline.
+    /// Entropy of the samples' tokens, special tokens excluded, in nats per token: the loss of the unigram baseline.
     pub unigram_entropy: f64,
-    /// The Parquet files, in the order of their rows.
+    /// Parquet files, in row order.
     pub shards: Vec<Shard>,
 }
 
-/// What was read to make a dataset.
+/// Input of a dataset.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Corpus {
-    /// Bytes of all input files as they are stored.
+    /// Total size of the input files as stored, bytes.
     pub bytes: u64,
-    /// Of the number of the source and the sha256 of each input file, in their order; empty where no preparation made
-    /// the dataset.
+    /// sha256 over each input file's source index and sha256, in order; empty if the dataset was not made by a
+    /// preparation.
     pub sha256: String,
 }
 
-/// The vocabulary of a dataset.
+/// Vocabulary file of a dataset.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VocabularyFile {
-    /// Its name beside the manifest.
+    /// File name.
     pub path: String,
-    /// Pieces.
+    /// Number of tokens.
     pub size: usize,
-    /// Bytes of the file.
+    /// File size, bytes.
     pub bytes: u64,
-    /// Of the file.
+    /// sha256 of the file.
     pub sha256: String,
 }
 
-/// How the samples of a dataset were cut.
+/// Parameters of sample construction.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SampleRules {
-    /// The pair objective.
+    /// Sentence-pair objective.
     pub pair: Pair,
-    /// What fills a sample without a pair.
+    /// Packing of samples without a pair.
     #[serde(default)]
     pub packing: Packing,
-    /// Share of the samples that aimed at a random shorter length.
+    /// Fraction of samples with a random shorter target length.
     pub short_sequence_probability: f64,
-    /// How often each document was used.
+    /// Passes over the corpus.
     pub passes: usize,
-    /// Share of the tokens that was to be held out.
+    /// Configured held-out fraction of the tokens.
     pub held_out: f64,
     /// Seed of every random choice.
     pub seed: u64,
 }
 
-/// The share of a corpus that is held out, in tokens of the documents, each counted once.
+/// Held-out fraction of a corpus, in tokens of distinct documents.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HeldOut {
-    /// The configured share.
+    /// Configured fraction.
     pub asked: f64,
-    /// The share that is held out, to six decimals.
+    /// Achieved fraction, to six decimals.
     pub reached: f64,
-    /// Tokens of a block at least, where documents were split into blocks; absent where whole documents were chosen.
+    /// Minimum tokens per block, if documents were split into blocks; absent if whole documents were chosen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_tokens: Option<u64>,
 }
 
-/// How much went into a dataset and came out.
+/// Counts of a dataset.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Documents used.
     pub documents: u64,
-    /// Sentences in them.
+    /// Sentences in the documents.
     pub sentences: u64,
     /// Rows.
     pub samples: u64,
-    /// Tokens of all rows, special pieces included.
+    /// Tokens of all rows, special tokens included.
     pub tokens: u64,
-    /// Rows whose second segment was replaced or swapped.
+    /// Rows with a replaced or swapped second segment.
     pub positive_pairs: u64,
-    /// What was left out or mended, and how often, by reason; for the whole preparation, not only this split.
+    /// Rejected or repaired items by reason, for the whole preparation, not only this split.
     pub rejected: BTreeMap<String, u64>,
 }
 
-/// What was read of one source, for the whole preparation.
+/// Statistics of one source, for the whole preparation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceCounts {
-    /// What its files hold.
+    /// Input format.
     pub format: FormatName,
-    /// Whether its documents are only there to be kept out.
+    /// True for a source of documents to exclude.
     pub excluded: bool,
-    /// Files, or runs of whole bzip2 streams of one.
+    /// Files, or ranges of whole bzip2 streams within a file.
     pub files: u64,
-    /// Their bytes as stored.
+    /// Size of the files as stored, bytes.
     pub stored_bytes: u64,
-    /// Bytes of their documents, decompressed, markup included.
+    /// Size of the documents, decompressed, markup included, bytes.
     pub text_bytes: u64,
-    /// Documents that were found in them.
+    /// Documents found.
     pub found: u64,
     /// Documents used.
     pub documents: u64,
-    /// Documents that were left out because another one equals or resembles them.
+    /// Documents removed because they equal or resemble another one.
     pub duplicates: u64,
-    /// Sentences, those of duplicates included.
+    /// Sentences, including those of duplicates.
     pub sentences: u64,
-    /// Tokens, those of duplicates included.
+    /// Tokens, including those of duplicates.
     pub tokens: u64,
 }
 
-/// One Parquet file.
+/// Parquet file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shard {
-    /// Its name beside the manifest.
+    /// File name.
     pub path: String,
     /// Rows.
     pub rows: u64,
-    /// Bytes of the file.
+    /// File size, bytes.
     pub bytes: u64,
-    /// Of the file.
+    /// sha256 of the file.
     pub sha256: String,
-    /// Rows of each of its row groups.
+    /// Rows of each row group.
     pub row_groups: Vec<u64>,
 }
 
 impl Manifest {
-    /// The bytes of `manifest.json`.
+    /// Serializes `manifest.json`.
     #[must_use]
     pub fn to_json(&self) -> Vec<u8> {
-        // Serialising plain structs with string keys cannot fail; an empty file would be refused on reading.
+        // Serializing plain structs with string keys cannot fail; an empty file would be rejected on reading.
         let mut bytes = serde_json::to_vec_pretty(self).unwrap_or_default();
         bytes.push(b'\n');
         bytes
     }
 
-    /// Reads `manifest.json`; the error says what was expected.
+    /// Parses and validates `manifest.json`.
+    ///
+    /// # Errors
+    /// The problem found, and the expectation.
     pub fn from_json(bytes: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
-        struct Head {
+        struct VersionHeader {
             version: u32,
         }
-        let head: Head = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-        if head.version != VERSION {
-            return Err(format!("format version {}, this program reads {VERSION}", head.version));
+        let header: VersionHeader = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        if header.version != VERSION {
+            return Err(format!("format version {}, this program reads {VERSION}", header.version));
         }
         let manifest: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         manifest.check().map(|()| manifest)
@@ -196,7 +199,7 @@ impl Manifest {
             if name.contains('/') || name.starts_with('.') || names::check(name).is_err() {
                 return Err(format!("{name:?} is not a file name"));
             }
-            // It is a file name, too: that of a copy.
+            // The sha256 is also the file name of the cached copy.
             if sha256.len() != 64 || !sha256.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
                 return Err(format!("{name}: the sha256 is {sha256:?}, expected 64 hexadecimal digits"));
             }
@@ -204,17 +207,17 @@ impl Manifest {
         self.shards.iter().try_for_each(Shard::check)?;
         let rows = sum(self.shards.iter().map(|shard| shard.rows));
         if rows != Some(self.counts.samples) {
-            let rows = in_words(rows);
-            return Err(format!("{} samples counted, but the shards have {rows} rows", self.counts.samples));
+            let rows = format_count(rows);
+            return Err(format!("counts.samples is {}, but the shards have {rows} rows", self.counts.samples));
         }
         if !(1..=usize::from(u16::MAX)).contains(&self.sequence_length) {
             return Err(format!("sequence_length is {}, expected 1 to {}", self.sequence_length, u16::MAX));
         }
-        // A token is a line, which ends with a byte of its own.
-        if vocabulary.size as u64 > vocabulary.bytes || vocabulary.bytes > LARGEST_VOCABULARY {
+        // A token is a line, which ends with a newline byte.
+        if vocabulary.size as u64 > vocabulary.bytes || vocabulary.bytes > MAX_VOCABULARY_BYTES {
             let (size, bytes) = (vocabulary.size, vocabulary.bytes);
             return Err(format!(
-                "a vocabulary of {size} tokens in {bytes} bytes, expected {LARGEST_VOCABULARY} at most"
+                "a vocabulary of {size} tokens in {bytes} bytes, expected {MAX_VOCABULARY_BYTES} at most"
             ));
         }
         match self.special.all().iter().find(|&&id| id as usize >= self.vocabulary.size) {
@@ -228,27 +231,28 @@ impl Shard {
     fn check(&self) -> Result<(), String> {
         let rows = sum(self.row_groups.iter().copied());
         if rows != Some(self.rows) {
-            return Err(format!("{}: {} rows, but its row groups have {}", self.path, self.rows, in_words(rows)));
+            return Err(format!("{}: {} rows, but its row groups have {}", self.path, self.rows, format_count(rows)));
         }
-        match self.row_groups.iter().find(|&&rows| rows > LARGEST_ROW_GROUP) {
+        match self.row_groups.iter().find(|&&rows| rows > MAX_ROW_GROUP_ROWS) {
             Some(rows) => {
-                Err(format!("{}: a row group of {rows} rows, expected {LARGEST_ROW_GROUP} at most", self.path))
+                Err(format!("{}: a row group of {rows} rows, expected {MAX_ROW_GROUP_ROWS} at most", self.path))
             }
             None => Ok(()),
         }
     }
 }
 
-/// The sum of some numbers; `None` if it is too large for one.
+/// Sums numbers; `None` on overflow.
 fn sum(numbers: impl Iterator<Item = u64>) -> Option<u64> {
     numbers.into_iter().try_fold(0_u64, u64::checked_add)
 }
 
-fn in_words(sum: Option<u64>) -> String {
+fn format_count(sum: Option<u64>) -> String {
     sum.map_or_else(|| "too many".to_owned(), |sum| sum.to_string())
 }
 
-/// Nats per item of a distribution given by counts; to six decimals, so that it is the same on every machine.
+/// Returns the entropy of a distribution given by counts, in nats per item, rounded to six decimals to be the same on
+/// every machine.
 pub fn entropy(counts: &[u64]) -> f64 {
     let total = counts.iter().sum::<u64>() as f64;
     let nats: f64 = counts
@@ -262,13 +266,13 @@ pub fn entropy(counts: &[u64]) -> f64 {
     (nats * 1e6).round() / 1e6
 }
 
-/// The sha256 of `bytes`, in hexadecimal.
+/// Returns the sha256 of `bytes`, in hexadecimal.
 #[must_use]
 pub fn sha256_hex(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 
-/// A digest in hexadecimal digits.
+/// Formats a digest in hexadecimal.
 pub fn hex(digest: &[u8]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Runs `task` for `0..count` on `threads` threads, this one among them; the results in order.
+/// Runs `task` for `0..count` on `threads` threads, including the calling one. Returns the results in order.
 ///
 /// # Errors
-/// The first failure; what was not begun by then is left undone.
+/// Returns the error of the lowest failed index. After a failure no further tasks start.
 pub fn parallel<T: Send, E: Send>(
     threads: usize,
     count: usize,
@@ -30,7 +30,7 @@ pub fn parallel<T: Send, E: Send>(
         let others: Vec<_> = (1..threads.min(count)).map(|_| scope.spawn(work)).collect();
         let mut results = work();
         for other in others {
-            // What a thread says when it panics is what this one says.
+            // Propagate the thread's panic.
             results.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         }
         results

@@ -1,18 +1,17 @@
-//! Deterministic, keyed randomness whose values never change.
+//! Deterministic keyed random numbers with stable values.
 //!
-//! Every random choice of a preparation and of a run is drawn from a [`Key`], which is a pure function of what the
-//! choice is about (the seed, the epoch, the sample ...), so no generator state has to be kept or restored. The few
-//! lines are our own because the bytes of every dataset hang on them: no dependency update may change a value. The
-//! tests pin some.
+//! Every random choice of a preparation and a run derives from a [`Key`], a pure function of the choice's context
+//! (seed, epoch, sample and so on), so no generator state is stored or restored. The implementation is local because
+//! every dataset's bytes depend on it: no dependency update may change a value. Tests pin some values.
 
-/// What a random choice is about, folded into 64 bits.
+/// Key of a random choice: its context, hashed to 64 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Key(u64);
 
-/// 2^64 divided by the golden ratio: the step of `SplitMix64`.
+/// 2^64 divided by the golden ratio: the increment of `SplitMix64`.
 pub const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The finalizer of `SplitMix64` (Steele, Lea and Flood 2014; Stafford's variant 13): a bijection of 64 bits.
+/// Finalizer of `SplitMix64` (Steele, Lea and Flood 2014; Stafford's variant 13): a bijection of 64-bit values.
 #[must_use]
 pub const fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -21,22 +20,22 @@ pub const fn mix(value: u64) -> u64 {
 }
 
 impl Key {
-    /// The key of a seed.
+    /// Creates the key of a seed.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self(mix(seed.wrapping_add(STEP)))
     }
 
-    /// This key narrowed by one more fact; the order of the facts matters.
+    /// Derives a key from this one and a fact. The order of facts matters.
     #[must_use]
     pub const fn with(self, fact: u64) -> Self {
         Self(mix(self.0.rotate_left(23) ^ mix(fact.wrapping_add(STEP))).wrapping_add(self.0))
     }
 
-    /// This key narrowed by a name or any other bytes.
+    /// Derives a key from this one and bytes, such as a name.
     #[must_use]
     pub fn with_bytes(self, bytes: &[u8]) -> Self {
-        // The length keeps zero padding apart, the inversion keeps bytes apart from facts.
+        // The length distinguishes zero padding; the inversion distinguishes bytes from facts.
         let key = self.with(!(bytes.len() as u64));
         bytes.chunks(8).fold(key, |key, chunk| {
             let mut word = [0; 8];
@@ -45,41 +44,41 @@ impl Key {
         })
     }
 
-    /// The key as a number, evenly spread over all 64 bits.
+    /// Returns the key as a number, uniformly distributed over 64 bits.
     #[must_use]
     pub const fn value(self) -> u64 {
         mix(self.0 ^ STEP)
     }
 
-    /// The 64 bits that it is, for a device that narrows it further by itself.
+    /// Returns the raw 64 bits, for a device that derives further keys.
     #[must_use]
     pub const fn bits(self) -> u64 {
         self.0
     }
 
-    /// A generator for the choices about this key.
+    /// Creates a generator seeded with this key.
     #[must_use]
     pub const fn rng(self) -> Rng {
         Rng { state: self.0 }
     }
 }
 
-/// A stream of random values (`SplitMix64`); see [`Key::rng`].
+/// Random number generator (`SplitMix64`); see [`Key::rng`].
 #[derive(Debug, Clone)]
 pub struct Rng {
     state: u64,
 }
 
 impl Rng {
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub const fn next_u64(&mut self) -> u64 {
         self.state = self.state.wrapping_add(STEP);
         mix(self.state)
     }
 
-    /// A number from 0 to `n - 1`, each equally likely; 0 where `n` is 0.
+    /// Returns a uniform number from 0 to `n - 1`; 0 if `n` is 0.
     ///
-    /// By multiplication with rejection (Lemire 2019), so without the bias of a remainder.
+    /// Uses multiplication with rejection (Lemire 2019), so there is no modulo bias.
     pub fn below(&mut self, n: u64) -> u64 {
         let threshold = n.wrapping_neg() % n.max(1);
         loop {
@@ -90,22 +89,22 @@ impl Rng {
         }
     }
 
-    /// A number from `low` to `high`, both included.
+    /// Returns a uniform number from `low` to `high`, inclusive.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low + 1)
     }
 
-    /// A number from 0 (included) to 1 (excluded), in steps of 2^-53.
+    /// Returns a uniform number in [0, 1), in steps of 2^-53.
     pub fn unit_f64(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// `true` with the given probability.
+    /// Returns `true` with the given probability.
     pub fn chance(&mut self, probability: f64) -> bool {
         self.unit_f64() < probability
     }
 
-    /// Puts `items` in a random order (Fisher and Yates).
+    /// Shuffles `items` (Fisher and Yates).
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.below(last as u64 + 1) as usize);
@@ -113,10 +112,10 @@ impl Rng {
     }
 }
 
-/// A keyed permutation of `0..n`, evaluated at any index in the same short time and with no memory.
+/// Keyed pseudo-random permutation of `0..n`, evaluated at any index in constant time and memory.
 ///
-/// A Feistel network over the next power of two, walked until it falls below `n` (Black and Rogaway 2002): two
-/// evaluations an index on average at the most.
+/// A Feistel network over the next power of two with cycle walking (Black and Rogaway 2002). For `n` of at least 8 it
+/// takes at most two evaluations per index on average.
 #[derive(Debug, Clone)]
 pub struct Permutation {
     n: u64,
@@ -128,17 +127,17 @@ pub struct Permutation {
 const ROUNDS: usize = 8;
 
 impl Permutation {
-    /// The permutation of `0..n` that belongs to `key`.
+    /// Creates the permutation of `0..n` for `key`.
     #[must_use]
     pub fn new(n: u64, key: Key) -> Self {
-        // Sixteen values at the least: on fewer the network reaches only some of the permutations.
+        // At least 16 values: with fewer, the network reaches only some of the permutations.
         let bits = (u64::BITS - n.saturating_sub(1).leading_zeros()).max(4);
         let mut rng = key.rng();
         let rounds = std::array::from_fn(|_| rng.next_u64());
         Self { n, left_bits: bits / 2, right_bits: bits - bits / 2, rounds }
     }
 
-    /// Where `index` goes. `index` must be below `n`.
+    /// Returns the image of `index`, which must be below `n`.
     #[must_use]
     pub fn at(&self, index: u64) -> u64 {
         assert!(index < self.n, "index {index} of a permutation of {}", self.n);
@@ -169,7 +168,7 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
-    /// These values are a promise: a change here changes every dataset and every run.
+    /// Changing these values would change every dataset and every run.
     #[test]
     fn values_never_change() {
         let key = Key::new(1).with(2).with_bytes(b"nine bytes");
@@ -185,7 +184,7 @@ mod tests {
     const PINNED_ORDER: [u64; 10] = [4, 6, 8, 3, 0, 7, 1, 5, 2, 9];
 
     #[test]
-    fn keys_tell_order_length_and_content_apart() {
+    fn keys_depend_on_order_length_and_content() {
         let key = Key::new(3);
         let keys = [
             key,
@@ -212,14 +211,14 @@ mod tests {
     }
 
     #[test]
-    fn every_order_of_four_is_about_as_likely() {
+    fn permutations_of_four_are_uniform() {
         let mut counts: HashMap<Vec<u64>, u32> = HashMap::new();
         for seed in 0..24_000 {
             let permutation = Permutation::new(4, Key::new(seed));
             *counts.entry((0..4).map(|index| permutation.at(index)).collect()).or_default() += 1;
         }
         assert_eq!(counts.len(), 24);
-        // One thousand expected, standard deviation 31.
+        // Expected: 1000, standard deviation 31.
         assert!(counts.values().all(|count| (850..1150).contains(count)), "{counts:?}");
     }
 
@@ -229,12 +228,12 @@ mod tests {
         let permutation = Permutation::new(n, Key::new(5));
         let order: Vec<f64> = (0..n).map(|index| permutation.at(index) as f64 / n as f64).collect();
         let neighbours: f64 = order.windows(2).map(|pair| (pair[0] - 0.5) * (pair[1] - 0.5)).sum::<f64>() / n as f64;
-        // Independent values have a mean product of 0 with a standard deviation of 1/12/sqrt(n) = 0.00026.
+        // The mean product of independent values is 0, with standard deviation 1/12/sqrt(n) = 0.00026.
         assert!(neighbours.abs() < 0.0013, "{neighbours}");
     }
 
     #[test]
-    fn below_is_even_and_stays_below() {
+    fn below_is_uniform() {
         let mut rng = Key::new(1).rng();
         let mut counts = [0_u32; 7];
         (0..70_000).for_each(|_| counts[rng.below(7) as usize] += 1);

@@ -1,9 +1,9 @@
-//! Opening a dataset and reading its row groups.
+//! Opens datasets and reads row groups.
 
 use std::sync::Arc;
 
 use lambert_config::run::DatasetCache;
-use lambert_plan::memory::Data;
+use lambert_plan::memory::DatasetShape;
 use lambert_store::Store;
 use parquet::errors::ParquetError;
 use parquet::file::reader::FileReader;
@@ -11,18 +11,18 @@ use parquet::file::reader::FileReader;
 use super::cache::Cache;
 use super::column::Column;
 use super::file::{self, Reader};
-use super::guard::guarded;
-use super::manifest::LARGEST_MANIFEST;
+use super::manifest::MAX_MANIFEST_BYTES;
 use super::open_shards::OpenShards;
+use super::panics::catch_panics;
 use super::samples::{RowGroup, Samples, row_groups};
-use super::{DatasetError, FetchAhead, MANIFEST, Manifest, Shard, check, schema, sha256_hex};
+use super::{DatasetError, MANIFEST, Manifest, Shard, ShardPrefetch, check, schema, sha256_hex};
 
-/// Tokens of a row group that is read: a row group is in memory as a whole.
-const LARGEST: u64 = 1 << 28;
+/// Maximum number of tokens in a row group, which is loaded into memory as a whole.
+const MAX_ROW_GROUP_TOKENS: u64 = 1 << 28;
 
-/// A dataset that was opened: its manifest is read, the sizes of its files are right.
+/// Open dataset: the manifest is valid, and the file sizes match it.
 ///
-/// The bytes of a shard are checked against its sha256 once, when its first row group is read.
+/// The sha256 of a shard is verified once, when its first row group is read.
 pub struct Dataset {
     store: Store,
     manifest: Manifest,
@@ -33,16 +33,16 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Opens the dataset at a folder or URL.
+    /// Opens the dataset at a directory or URL.
     pub fn open(url: &str) -> Result<Self, DatasetError> {
         let store = Store::open(url).map_err(|source| DatasetError::Store { url: url.to_owned(), source })?;
         Self::at(store)
     }
 
-    /// Opens the dataset that lies at the root of `store`.
+    /// Opens the dataset at the root of `store`.
     pub fn at(store: Store) -> Result<Self, DatasetError> {
         let url = store.url().to_owned();
-        let bytes = store.get_at_most(MANIFEST, LARGEST_MANIFEST).map_err(|source| match source.is_not_found() {
+        let bytes = store.get_at_most(MANIFEST, MAX_MANIFEST_BYTES).map_err(|source| match source.is_not_found() {
             true => DatasetError::NoManifest { url: url.clone() },
             false => DatasetError::Store { url: url.clone(), source },
         })?;
@@ -55,18 +55,18 @@ impl Dataset {
         Ok(dataset)
     }
 
-    /// The same, with copies of its shards kept where `settings` say, if it lies in an object store.
+    /// Uses the cache of `settings` for shards in an object store.
     #[must_use]
     pub fn with_cache(self, settings: &DatasetCache) -> Self {
         Self { cache: Cache::new(settings), ..self }
     }
 
-    /// Begins to fetch the copies of `shards`, in the order in which they are needed, as far as they fit into the cache; nothing
-    /// if they are files of this machine.
+    /// Starts to download `shards`, in this order, up to the capacity of the cache. Returns `None` if there is nothing
+    /// to download or the shards are local.
     ///
     /// # Errors
-    /// The name of a shard that no store takes.
-    pub fn fetch_ahead(self: &Arc<Self>, shards: &[usize]) -> Result<Option<FetchAhead>, DatasetError> {
+    /// A shard name that the store rejects.
+    pub fn fetch_ahead(self: &Arc<Self>, shards: &[usize]) -> Result<Option<ShardPrefetch>, DatasetError> {
         let Some(first) = shards.first() else { return Ok(None) };
         if file::local(&self.store, &self.manifest.shards[*first].path)?.is_some() {
             return Ok(None);
@@ -78,67 +78,67 @@ impl Dataset {
             left.is_some()
         };
         let shards = shards.iter().take_while(fits).copied().collect();
-        Ok(Some(FetchAhead::start(self, shards)))
+        Ok(Some(ShardPrefetch::start(self, shards)))
     }
 
-    /// Fetches the copy of a shard, unless it is there or somebody is about it.
+    /// Downloads a shard unless it is cached or being downloaded.
     pub(super) fn fetch(&self, shard: usize) -> Result<(), DatasetError> {
         self.cache.fetch_ahead(&self.store, &self.manifest.shards[shard])
     }
 
-    /// The number and bytes of the smallest shard, if the shards are files of this machine.
+    /// Returns the index and size in bytes of the smallest non-empty shard, if the shards are local.
     pub(super) fn smallest_local_shard(&self) -> Result<Option<(usize, u64)>, DatasetError> {
         let sizes = self.manifest.shards.iter().enumerate().filter(|(_, shard)| shard.rows > 0);
         let Some((index, shard)) = sizes.min_by_key(|(_, shard)| shard.bytes) else { return Ok(None) };
         Ok(file::local(&self.store, &shard.path)?.map(|_| (index, shard.bytes)))
     }
 
-    /// Where it lies.
+    /// Returns the directory or URL.
     #[must_use]
     pub fn url(&self) -> &str {
         self.store.url()
     }
 
-    /// What it holds and how it was made.
+    /// Returns the manifest.
     #[must_use]
     pub const fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// The sha256 of `manifest.json`: the identity of the dataset, since it pins every other byte.
+    /// Returns the sha256 of `manifest.json`, which identifies the dataset: it covers the checksums of all other files.
     #[must_use]
     pub fn manifest_sha256(&self) -> &str {
         &self.sha256
     }
 
-    /// Samples.
+    /// Returns the number of samples.
     #[must_use]
     pub const fn rows(&self) -> u64 {
         self.manifest.counts.samples
     }
 
-    /// What it takes to read ahead in it.
+    /// Returns the dataset's shape, for memory estimates.
     #[must_use]
-    pub fn sizes(&self) -> Data {
+    pub fn sizes(&self) -> DatasetShape {
         let row_group = self.groups.iter().map(|group| group.rows).max().unwrap_or(0);
-        let (pieces, longest) = (self.manifest.vocabulary.size, self.manifest.sequence_length);
-        Data { pieces, longest, rows: self.rows(), row_group }
+        let (vocabulary, sequence_length) = (self.manifest.vocabulary.size, self.manifest.sequence_length);
+        DatasetShape { vocabulary, sequence_length, rows: self.rows(), row_group }
     }
 
-    /// All row groups, in the order of their rows.
+    /// Returns all row groups, in row order.
     #[must_use]
     pub fn row_groups(&self) -> &[RowGroup] {
         &self.groups
     }
 
-    /// Tokens of each row of a row group; reads only that column.
+    /// Returns the length of each row of a row group, in tokens. Reads only that column.
     pub fn lengths(&self, row_group: usize) -> Result<Vec<u16>, DatasetError> {
         let group = self.groups[row_group];
         let reader = self.shard(group.shard)?;
         self.checked_lengths(&reader, group)
     }
 
-    /// The samples of a row group, numbered as in [`Dataset::row_groups`].
+    /// Reads the samples of a row group, by index into [`Dataset::row_groups`].
     pub fn read(&self, row_group: usize) -> Result<Samples, DatasetError> {
         let group = self.groups[row_group];
         let reader = self.shard(group.shard)?;
@@ -148,8 +148,8 @@ impl Dataset {
         let [segment_b_start, pair_label] =
             [column(schema::SEGMENT_B_START, group.rows)?, column(schema::PAIR_LABEL, group.rows)?];
         let fault = |message| self.content(group, message);
-        if tokens > LARGEST {
-            return Err(fault(format!("{tokens} tokens, expected {LARGEST} at most")));
+        if tokens > MAX_ROW_GROUP_TOKENS {
+            return Err(fault(format!("{tokens} tokens, expected {MAX_ROW_GROUP_TOKENS} at most")));
         }
         let ids = column(schema::INPUT_IDS, tokens)?;
         let mut offsets = vec![0];
@@ -163,7 +163,8 @@ impl Dataset {
             segment_b_start: check::starts(&segment_b_start.values, &lengths).map_err(fault)?,
             pair_label: pair_label.labels(),
         };
-        check::fault(&self.manifest, &samples, &ids.repetition).map_or(Ok(samples), |message| Err(fault(message)))
+        check::first_problem(&self.manifest, &samples, &ids.repetition)
+            .map_or(Ok(samples), |message| Err(fault(message)))
     }
 
     fn checked_lengths(&self, reader: &Reader, group: RowGroup) -> Result<Vec<u16>, DatasetError> {
@@ -171,17 +172,17 @@ impl Dataset {
         check::lengths(&self.manifest, &column.values).map_err(|message| self.content(group, message))
     }
 
-    /// A column of a row group, which must have `values` values before any is decoded.
+    /// Reads a column of a row group after checking that it has `values` values.
     fn column(&self, reader: &Reader, group: RowGroup, index: usize, values: u64) -> Result<Column, DatasetError> {
         let found = reader.metadata().row_group(group.index).column(index).num_values();
         if u64::try_from(found) != Ok(values) {
             let name = schema::NAMES[index];
             return Err(self.content(group, format!("{name} has {found} values, expected {values}")));
         }
-        guarded(|| Column::read(reader, group, index)).map_err(|error| self.parquet(group, error))
+        catch_panics(|| Column::read(reader, group, index)).map_err(|error| self.parquet(group, error))
     }
 
-    /// The bytes of `vocab.txt`, checked.
+    /// Reads `vocab.txt` and verifies its sha256.
     pub fn vocabulary(&self) -> Result<Vec<u8>, DatasetError> {
         let file = &self.manifest.vocabulary;
         let bytes = self.store.get_at_most(&file.path, file.bytes).map_err(|source| self.store_error(source))?;
@@ -193,8 +194,8 @@ impl Dataset {
         Ok(bytes.to_vec())
     }
 
-    /// The number of the shard that `error` says is damaged: its bytes are not those of the manifest, or cannot be decoded.
-    /// `None` for other errors.
+    /// Returns the index of the shard that `error` reports as damaged: its checksum differs from the manifest, or it
+    /// cannot be decoded. `None` for other errors.
     #[must_use]
     pub fn damaged_shard(&self, error: &DatasetError) -> Option<usize> {
         let file = match error {
@@ -206,7 +207,7 @@ impl Dataset {
         self.manifest.shards.iter().position(|shard| *file == shard.path || *file == whole(shard))
     }
 
-    /// Re-hashes every file and reads every row.
+    /// Verifies the checksums of all files and reads every row.
     pub fn verify(&self) -> Result<(), DatasetError> {
         self.vocabulary()?;
         self.manifest.shards.iter().try_for_each(|shard| file::verify(&self.store, shard, &self.cache))?;
@@ -227,7 +228,8 @@ impl Dataset {
         if found == shard.row_groups && reader.metadata().file_metadata().schema_descr().num_columns() == 4 {
             return Ok(());
         }
-        let message = format!("row groups {found:?} in four columns, the manifest says {:?}", shard.row_groups);
+        let message =
+            format!("row groups {found:?}, expected {:?} (from the manifest) with four columns", shard.row_groups);
         Err(DatasetError::Content { url: self.url().to_owned(), file: shard.path.clone(), group: 0, message })
     }
 

@@ -2,47 +2,48 @@
 
 use super::Shard;
 
-/// A row group, numbered through the whole dataset.
+/// Row group, with its position in the dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowGroup {
-    /// Which shard of the manifest, from 0.
+    /// Index of the shard in the manifest.
     pub shard: usize,
-    /// Which row group of that shard, from 0.
+    /// Index of the row group in the shard.
     pub index: usize,
-    /// Rows.
+    /// Number of rows.
     pub rows: u64,
-    /// The number of its first row in the whole dataset.
+    /// Index of its first row in the dataset.
     pub first_row: u64,
 }
 
-/// The samples of a row group.
+/// Samples of a row group.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Samples {
-    /// Token ids of all rows, one after another, special pieces included, unmasked.
+    /// Token ids of all rows, concatenated, special tokens included, unmasked.
     pub input_ids: Vec<u32>,
-    /// Row `r` is `input_ids[offsets[r]..offsets[r + 1]]`; one more than there are rows.
+    /// Row offsets, one more than rows: row `r` is `input_ids[offsets[r]..offsets[r + 1]]`.
     pub offsets: Vec<usize>,
-    /// Where the second segment of each row starts; 0 = one segment.
+    /// Start of each row's second segment, in tokens; 0 = one segment.
     pub segment_b_start: Vec<u16>,
-    /// For each row 1 = the second segment was replaced or swapped, 0 = it was not, [`NO_PAIR`](crate::NO_PAIR) = no pair objective.
+    /// Pair label of each row: 1 = the second segment was replaced or swapped, 0 = it was not,
+    /// [`NO_PAIR`](crate::NO_PAIR) = no pair objective.
     pub pair_label: Vec<u8>,
 }
 
 impl Samples {
-    /// Rows.
+    /// Returns the number of rows.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.segment_b_start.len()
     }
 
-    /// The token ids of one row.
+    /// Returns the token ids of a row.
     #[must_use]
     pub fn ids(&self, row: usize) -> &[u32] {
         &self.input_ids[self.offsets[row]..self.offsets[row + 1]]
     }
 }
 
-/// The row groups of `shards`, in the order of their rows.
+/// Returns the row groups of `shards`, in row order.
 pub fn row_groups(shards: &[Shard]) -> Vec<RowGroup> {
     let mut first_row = 0;
     let mut groups = Vec::new();

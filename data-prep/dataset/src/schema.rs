@@ -1,4 +1,4 @@
-//! The columns of a shard, and how the Parquet library is told to write them.
+//! Parquet schema of a shard, and writer options.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use parquet::basic::{Compression, ZstdLevel};
 use parquet::errors::ParquetError;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 
-/// Column numbers, in the order of the schema.
+/// Column indices, in schema order.
 pub const INPUT_IDS: usize = 0;
 pub const LENGTH: usize = 1;
 pub const SEGMENT_B_START: usize = 2;
@@ -16,36 +16,37 @@ pub const PAIR_LABEL: usize = 3;
 /// Column names.
 pub const NAMES: [&str; 4] = ["input_ids", "length", "segment_b_start", "pair_label"];
 
-/// Compression level: higher ones gain less than 2 % on token ids.
+/// Compression level; higher levels save less than 2 % on token ids.
 const ZSTD_LEVEL: i32 = 3;
 
-/// `input_ids: list<uint16|uint32>`, `length: uint16`, `segment_b_start: uint16`, `pair_label: uint8?`.
+/// Returns the schema: `input_ids: list<uint16|uint32>`, `length: uint16`, `segment_b_start: uint16`, `pair_label:
+/// uint8?`.
 pub fn schema(vocabulary_size: usize) -> SchemaRef {
     let fields = [DataType::List(ids_field(vocabulary_size)), DataType::UInt16, DataType::UInt16, DataType::UInt8];
     let field = |(name, kind)| Field::new(name, kind, name == NAMES[PAIR_LABEL]);
     Arc::new(Schema::new(NAMES.into_iter().zip(fields).map(field).collect::<Vec<_>>()))
 }
 
-/// The elements of `input_ids`: 16 bits where that is enough for every id.
+/// Returns the element type of `input_ids`: 16 bits if that suffices for every id.
 pub fn ids_field(vocabulary_size: usize) -> FieldRef {
     let kind = if vocabulary_size <= 1 << 16 { DataType::UInt16 } else { DataType::UInt32 };
     Arc::new(Field::new("element", kind, false))
 }
 
-/// Options of the writer: no copy of the Arrow schema, and the root's name, as in the first datasets.
+/// Returns the writer options: no embedded Arrow schema, and the schema root name of the first datasets.
 pub fn options() -> Result<ArrowWriterOptions, ParquetError> {
     let options = ArrowWriterOptions::new().with_properties(properties()?);
     Ok(options.with_skip_arrow_metadata(true).with_schema_root("sample".to_owned()))
 }
 
-/// Nothing here depends on the time, the machine or the library's version, so that equal rows give equal bytes.
+/// Independent of time, machine and library version, so that equal rows yield equal bytes.
 fn properties() -> Result<WriterProperties, ParquetError> {
     Ok(WriterProperties::builder()
         .set_created_by("lambert".to_owned())
         .set_compression(Compression::ZSTD(ZstdLevel::try_new(ZSTD_LEVEL)?))
         .set_statistics_enabled(EnabledStatistics::None)
         .set_offset_index_disabled(true)
-        // A row group ends where the writer is told so.
+        // The writer ends row groups explicitly.
         .set_max_row_group_row_count(None)
         .build())
 }

@@ -1,13 +1,13 @@
-//! Text to piece ids and back, by a WordPiece vocabulary, as BERT does it.
+//! WordPiece tokenizer, as in BERT: text to token ids and back.
 //!
-//! The encoding itself (cleaning, splitting, longest match first) is the `tokenizers` crate's. It reads nothing but
-//! its own canonical JSON, which [`json`] writes from the pieces. No added tokens stand in that JSON, so a text that
-//! spells `[MASK]` is five characters of text and never the special id.
+//! The `tokenizers` crate implements the encoding (cleaning, splitting, longest match first). It only reads its own
+//! JSON format, which [`json`] writes from the vocabulary. That JSON has no added tokens, so `[MASK]` in a text is
+//! plain text and never the special token.
 
 mod error;
 pub mod json;
 mod library;
-mod memo;
+mod word_cache;
 mod words;
 
 use std::path::Path;
@@ -20,40 +20,40 @@ pub use error::TokenizerError;
 pub use json::{MASK, special_tokens, tokenizer_config, tokenizer_json};
 
 use library::Library;
-use memo::Memo;
+use word_cache::WordCache;
 use words::Words;
 
-/// The ids of the five special pieces.
+/// Ids of the five special tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Special {
-    /// `[PAD]`: fills a batch up; not part of any sample.
+    /// `[PAD]`: padding of a batch; not part of any sample.
     pub pad: u32,
-    /// `[UNK]`: a word that no pieces spell.
+    /// `[UNK]`: a word that the vocabulary cannot represent.
     pub unk: u32,
-    /// `[CLS]`: the first piece of every sample.
+    /// `[CLS]`: first token of every sample.
     pub cls: u32,
-    /// `[SEP]`: ends each segment.
+    /// `[SEP]`: end of each segment.
     pub sep: u32,
-    /// `[MASK]`: stands where a piece is to be guessed.
+    /// `[MASK]`: replaces a token to predict.
     pub mask: u32,
 }
 
 impl Special {
-    /// All five, in the order of the fields.
+    /// Returns all five, in field order.
     #[must_use]
     pub const fn all(&self) -> [u32; 5] {
         [self.pad, self.unk, self.cls, self.sep, self.mask]
     }
 
-    /// Whether `id` is one of the five.
+    /// True if `id` is a special token.
     #[must_use]
     pub fn contains(&self, id: u32) -> bool {
         self.all().contains(&id)
     }
 }
 
-/// A WordPiece tokenizer; cheap to share between threads.
+/// WordPiece tokenizer; cheap to share between threads.
 pub struct Tokenizer {
     library: Library,
     words: Words,
@@ -71,25 +71,26 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads a vocab.txt: a piece a line, the line number from 0 is its id.
+    /// Reads a vocab.txt: one token per line; the line number from 0 is its id.
     pub fn from_vocab_file(path: impl AsRef<Path>, lowercase: bool) -> Result<Self, TokenizerError> {
         let path = path.as_ref();
         let bytes = std::fs::read(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })?;
         Self::named(&bytes, lowercase, &path.display().to_string())
     }
 
-    /// The same from the bytes of a vocab.txt.
+    /// Creates a tokenizer from the bytes of a vocab.txt.
     pub fn from_vocab(bytes: &[u8], lowercase: bool) -> Result<Self, TokenizerError> {
         Self::named(bytes, lowercase, "the vocabulary")
     }
 
-    /// The same; errors call the vocabulary `origin`.
+    /// Like [`Tokenizer::from_vocab`]; errors name the vocabulary `origin`.
     pub fn named(bytes: &[u8], lowercase: bool, origin: &str) -> Result<Self, TokenizerError> {
         let tokenizer = Self::begin(bytes, lowercase, origin)?;
         tokenizer.check().map(|()| tokenizer)
     }
 
-    /// The same, while a part of it is still being built: what it encodes is of no use until [`Tokenizer::check`] was asked.
+    /// Like [`Tokenizer::named`], but returns while a background thread is still building it. Encode nothing before
+    /// [`Tokenizer::check`] succeeds.
     pub fn begin(bytes: &[u8], lowercase: bool, origin: &str) -> Result<Self, TokenizerError> {
         let pieces = Arc::new(json::pieces(bytes, origin)?);
         let special = special(&pieces, origin)?;
@@ -99,14 +100,18 @@ impl Tokenizer {
         Ok(Self { library, words, options, pieces, origin, special, lowercase })
     }
 
-    /// Whether all of it was built; waits until it is.
+    /// Waits until the tokenizer is built.
+    ///
+    /// # Errors
+    /// The tokenizers library rejected the vocabulary.
     pub fn check(&self) -> Result<(), TokenizerError> {
         let refused =
             |reason: &String| TokenizerError::Build { origin: self.origin.clone(), source: reason.clone().into() };
         self.library.built().as_ref().map(drop).map_err(refused)
     }
 
-    /// The ids of `text`, without special pieces. (The library refuses texts of 4 GiB; such a one is one `[UNK]`.)
+    /// Returns the token ids of `text`, without special tokens. Texts of 4 GiB or more, which the library rejects,
+    /// become one `[UNK]`.
     #[must_use]
     pub fn encode(&self, text: &str) -> Vec<u32> {
         let mut ids = Vec::new();
@@ -114,10 +119,11 @@ impl Tokenizer {
         PipelineToken::cast_slice(&ids).to_vec()
     }
 
-    /// For much text: remembers the words it has seen, spells most new ones itself, and is several times as fast.
+    /// Returns an encoder for large texts: it caches words and encodes most new ones without the library; several times
+    /// as fast.
     #[must_use]
     pub fn encoder(&self) -> Encoder<'_> {
-        Encoder { tokenizer: self, memo: Memo::new(), ids: Vec::new(), spelt: Vec::new() }
+        Encoder { tokenizer: self, word_cache: WordCache::new(), ids: Vec::new(), library_ids: Vec::new() }
     }
 
     fn append(&self, text: &str, ids: &mut Vec<PipelineToken>) {
@@ -129,43 +135,43 @@ impl Tokenizer {
         }
     }
 
-    /// The ids of the special pieces.
+    /// Returns the ids of the special tokens.
     #[must_use]
     pub const fn special(&self) -> Special {
         self.special
     }
 
-    /// Pieces in the vocabulary.
+    /// Returns the vocabulary size, in tokens.
     #[must_use]
     pub fn size(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Whether text is lowercased and stripped of accents.
+    /// True if text is lowercased and stripped of accents.
     #[must_use]
     pub const fn lowercase(&self) -> bool {
         self.lowercase
     }
 
-    /// All pieces, in the order of their ids.
+    /// Returns all tokens, in id order.
     #[must_use]
     pub fn pieces(&self) -> &[String] {
         &self.pieces
     }
 
-    /// The piece with this id; `[UNK]` for an id outside the vocabulary.
+    /// Returns the token with this id; `[UNK]` for an id outside the vocabulary.
     #[must_use]
     pub fn piece(&self, id: u32) -> &str {
         self.pieces.get(id as usize).map_or("[UNK]", String::as_str)
     }
 
-    /// Whether this piece goes on the word before it (`##ing`).
+    /// True if this token continues a word (`##ing`).
     #[must_use]
     pub fn is_continuation(&self, id: u32) -> bool {
         self.piece(id).starts_with(json::PREFIX)
     }
 
-    /// The pieces as text: continuations joined, words separated by a space.
+    /// Decodes token ids to text: continuations are joined, words are separated by spaces.
     #[must_use]
     pub fn decode(&self, ids: &[u32]) -> String {
         let mut text = String::new();
@@ -184,25 +190,25 @@ impl Tokenizer {
     }
 }
 
-/// See [`Tokenizer::encoder`].
+/// Caching encoder; see [`Tokenizer::encoder`].
 pub struct Encoder<'a> {
     tokenizer: &'a Tokenizer,
-    memo: Memo,
+    word_cache: WordCache,
     ids: Vec<u32>,
-    /// What the library gave for a part.
-    spelt: Vec<PipelineToken>,
+    /// Library output for one segment of the text.
+    library_ids: Vec<PipelineToken>,
 }
 
 impl Encoder<'_> {
-    /// The ids of `text`, without special pieces, until the next call; equal to those of [`Tokenizer::encode`].
+    /// Returns the token ids of `text`, without special tokens; equal to [`Tokenizer::encode`].
     pub fn encode(&mut self, text: &str) -> &[u32] {
-        let Self { tokenizer, memo, ids, spelt } = self;
+        let Self { tokenizer, word_cache, ids, library_ids } = self;
         ids.clear();
-        memo.encode(text, ids, |part, ids| {
+        word_cache.encode(text, ids, |part, ids| {
             if !tokenizer.words.append(part, ids) {
-                spelt.clear();
-                tokenizer.append(part, spelt);
-                ids.extend_from_slice(PipelineToken::cast_slice(spelt));
+                library_ids.clear();
+                tokenizer.append(part, library_ids);
+                ids.extend_from_slice(PipelineToken::cast_slice(library_ids));
             }
         });
         ids
@@ -227,7 +233,7 @@ mod tests {
     const VOCAB: &str = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\n##s\nsat\n.\n[\n]\nmask\ncafe\n";
 
     #[test]
-    fn words_split_at_the_longest_piece() {
+    fn words_split_at_the_longest_token() {
         let tokenizer = Tokenizer::from_vocab(VOCAB.as_bytes(), true).unwrap();
         assert_eq!(tokenizer.encode("The cats sat."), [5, 6, 7, 8, 9]);
         assert_eq!(tokenizer.encode("THE CAFÉ dogs"), [5, 13, 1]);
@@ -237,25 +243,25 @@ mod tests {
     }
 
     #[test]
-    fn case_is_kept_where_asked() {
+    fn cased_vocabularies_keep_case() {
         let tokenizer = Tokenizer::from_vocab(VOCAB.as_bytes(), false).unwrap();
         assert_eq!(tokenizer.encode("The the"), [1, 5]);
     }
 
     #[test]
-    fn special_pieces_in_a_text_are_text() {
+    fn special_tokens_in_text_are_plain_text() {
         let tokenizer = Tokenizer::from_vocab(VOCAB.as_bytes(), true).unwrap();
         assert_eq!(tokenizer.encode("the [MASK] sat"), [5, 10, 12, 11, 8]);
     }
 
     #[test]
-    fn a_vocabulary_without_special_pieces_is_refused() {
+    fn a_vocabulary_without_special_tokens_is_rejected() {
         let error = Tokenizer::named(b"[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\n", true, "v.txt").unwrap_err().to_string();
         assert!(error.contains("v.txt") && error.contains("lacks [MASK];"), "{error}");
     }
 
     #[test]
-    fn doubled_empty_and_unreadable_vocabularies_are_refused() {
+    fn duplicate_empty_and_unreadable_vocabularies_are_rejected() {
         let refused = |bytes: &[u8]| Tokenizer::named(bytes, true, "v.txt").unwrap_err().to_string();
         assert!(refused(format!("{VOCAB}cat\n").as_bytes()).contains("line 15"));
         assert!(refused(format!("{VOCAB}\nx\n").as_bytes()).contains("line 15"));

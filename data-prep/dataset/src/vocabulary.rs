@@ -1,22 +1,22 @@
-//! The facts of a vocabulary that decide a model's shape and how text becomes its input.
+//! Vocabulary properties that determine a model's shape and the tokenization of its input.
 
 use serde::{Deserialize, Serialize};
 
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
-/// The vocabulary that a model was trained with, as the state of a checkpoint names it. The ids of the special pieces follow from
-/// the pieces: [`Tokenizer::special`].
+/// Vocabulary properties of a trained model, as stored in the state of a checkpoint. The ids of the special tokens
+/// follow from the vocabulary: [`Tokenizer::special`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VocabularyFacts {
-    /// Pieces, the special ones included.
+    /// Number of tokens, special tokens included.
     #[serde(rename = "vocabulary")]
     pub size: usize,
-    /// Whether text is lowercased and stripped of accents before it is split into pieces.
+    /// True if text is lowercased and stripped of accents before tokenization.
     pub lowercase: bool,
 }
 
 impl VocabularyFacts {
-    /// The tokenizer of these facts and of the bytes of a vocab.txt. It may have another size.
+    /// Creates the tokenizer for the bytes of a vocab.txt, with this case handling. Its size may differ.
     ///
     /// # Errors
     /// The bytes are not a vocabulary.
@@ -29,9 +29,9 @@ impl VocabularyFacts {
 mod tests {
     use super::*;
 
-    /// Checkpoints that exist have these names.
+    /// Existing checkpoints use these names.
     #[test]
-    fn checkpoints_name_the_facts() {
+    fn serialized_field_names_are_stable() {
         let facts = VocabularyFacts { size: 9, lowercase: true };
         let text = serde_json::to_string(&facts).unwrap();
         assert_eq!(text, r#"{"vocabulary":9,"lowercase":true}"#);

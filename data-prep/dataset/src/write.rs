@@ -1,4 +1,4 @@
-//! Writing shards, and small datasets as a whole.
+//! Writes shards and small datasets.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -16,27 +16,27 @@ use sha2::{Digest, Sha256};
 use super::manifest::hex;
 use super::{DatasetError, MANIFEST, Manifest, NO_PAIR, Shard, VOCABULARY, schema, sha256_hex};
 
-/// One row, borrowed.
+/// Sample to write, borrowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sample<'a> {
     /// Token ids with `[CLS]` and `[SEP]`, unmasked; at least one, at most 65,535.
     pub input_ids: &'a [u32],
-    /// Where the second segment starts; 0 = one segment.
+    /// Start of the second segment, in tokens; 0 = one segment.
     pub segment_b_start: u16,
     /// 1 = the second segment was replaced or swapped, 0 = it was not, [`NO_PAIR`] = no pair objective.
     pub pair_label: u8,
 }
 
-/// `shard-00000-of-00064.parquet`.
+/// Returns the file name of a shard, such as `shard-00000-of-00064.parquet`.
 #[must_use]
 pub fn shard_name(index: usize, count: usize) -> String {
     format!("shard-{index:05}-of-{count:05}.parquet")
 }
 
-/// Writes one Parquet file, row by row; the bytes are a pure function of the rows.
+/// Writes one Parquet file row by row. Its bytes are a pure function of the rows.
 pub struct ShardWriter {
     name: String,
-    writer: ArrowWriter<Hashing>,
+    writer: ArrowWriter<HashingWriter>,
     schema: SchemaRef,
     ids: FieldRef,
     rows_per_group: usize,
@@ -45,25 +45,25 @@ pub struct ShardWriter {
     rows: u64,
 }
 
-/// The rows of a row group, column by column.
+/// Buffered rows of a row group, by column.
 #[derive(Default)]
 struct Columns {
     ids: Vec<u32>,
     length: Vec<u16>,
     segment_b_start: Vec<u16>,
-    /// `None` without a pair objective.
+    /// Null without a pair objective.
     pair_label: Vec<Option<u8>>,
 }
 
 impl ShardWriter {
-    /// Starts the file `folder/name`; what stands there is replaced.
+    /// Creates the file `folder/name`, replacing an existing one.
     pub fn create(folder: &Path, name: &str, vocabulary_size: usize, rows: usize) -> Result<Self, DatasetError> {
         let path = folder.join(name);
         let file = File::create(&path).map_err(|source| DatasetError::Io { operation: "create", path, source })?;
-        let hashing = Hashing { file: BufWriter::with_capacity(1 << 20, file), digest: Sha256::new(), bytes: 0 };
+        let sink = HashingWriter { file: BufWriter::with_capacity(1 << 20, file), digest: Sha256::new(), bytes: 0 };
         let (schema, ids) = (schema::schema(vocabulary_size), schema::ids_field(vocabulary_size));
         let writer = schema::options()
-            .and_then(|options| ArrowWriter::try_new_with_options(hashing, Arc::clone(&schema), options))
+            .and_then(|options| ArrowWriter::try_new_with_options(sink, Arc::clone(&schema), options))
             .map_err(|source| DatasetError::Parquet {
                 operation: "start",
                 file: name.to_owned(),
@@ -74,7 +74,7 @@ impl ShardWriter {
         Ok(Self { name, writer, schema, ids, rows_per_group, columns, groups: Vec::new(), rows: 0 })
     }
 
-    /// Adds a row.
+    /// Appends a row.
     pub fn push(&mut self, sample: Sample<'_>) -> Result<(), DatasetError> {
         let length = sample.input_ids.len();
         if length == 0 || length > usize::from(u16::MAX) || usize::from(sample.segment_b_start) >= length {
@@ -86,7 +86,7 @@ impl ShardWriter {
         if self.columns.length.len() == self.rows_per_group { self.write_group() } else { Ok(()) }
     }
 
-    /// Writes what is left and syncs the file; gives its entry for the manifest.
+    /// Writes the remaining rows and syncs the file. Returns its manifest entry.
     pub fn finish(mut self) -> Result<Shard, DatasetError> {
         if !self.columns.length.is_empty() {
             self.write_group()?;
@@ -98,8 +98,8 @@ impl ShardWriter {
             group: None,
             source,
         })?;
-        let hashing = writer.inner_mut();
-        let (bytes, sha256) = (hashing.bytes, hex(&hashing.digest.clone().finalize()));
+        let sink = writer.inner_mut();
+        let (bytes, sha256) = (sink.bytes, hex(&sink.digest.clone().finalize()));
         Ok(Shard { path: name, rows, bytes, sha256, row_groups: groups })
     }
 
@@ -116,7 +116,7 @@ impl ShardWriter {
 impl Columns {
     fn push(&mut self, sample: Sample<'_>) {
         self.ids.extend_from_slice(sample.input_ids);
-        // Lengths were checked.
+        // `ShardWriter::push` has checked the length.
         self.length.push(sample.input_ids.len() as u16);
         self.segment_b_start.push(sample.segment_b_start);
         self.pair_label.push((sample.pair_label != NO_PAIR).then_some(sample.pair_label));
@@ -138,21 +138,21 @@ impl Columns {
     }
 }
 
-/// A file that knows the size and sha256 of what went into it.
-struct Hashing {
+/// File that computes the size and sha256 of the bytes written.
+struct HashingWriter {
     file: BufWriter<File>,
     digest: Sha256,
     bytes: u64,
 }
 
-impl Hashing {
+impl HashingWriter {
     fn sync(&mut self) -> Result<(), ParquetError> {
         self.file.flush()?;
         Ok(self.file.get_ref().sync_all()?)
     }
 }
 
-impl Write for Hashing {
+impl Write for HashingWriter {
     fn write(&mut self, buffer: &[u8]) -> std::io::Result<usize> {
         let written = self.file.write(buffer)?;
         self.digest.update(&buffer[..written]);
@@ -165,10 +165,11 @@ impl Write for Hashing {
     }
 }
 
-/// Writes a whole small dataset to a local folder: `samples` in their order, in `shards` files equal to within a row.
+/// Writes a small dataset to a local directory: `samples` in order, in `shards` files whose sizes differ by at most one
+/// row.
 ///
-/// `manifest` says how it was made; its shards, its counts of samples and tokens and its vocabulary entry are filled
-/// in. Returns what was written as `manifest.json`.
+/// `manifest` contains the provenance. Shards, sample and token counts and the vocabulary entry are filled in. Returns
+/// the manifest as written.
 pub fn write(
     folder: &Path,
     mut manifest: Manifest,

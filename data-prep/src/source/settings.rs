@@ -3,23 +3,23 @@
 use std::collections::BTreeSet;
 
 use lambert_config::PrepConfig;
-use lambert_config::load::Fault;
+use lambert_config::load::ConfigIssue;
 use lambert_config::prep::Source;
 use serde_json::Value;
 
 use super::format::FormatRegistry;
 
 /// See [`super::check_settings`].
-pub fn check(formats: FormatRegistry, config: &PrepConfig, faults: &mut Vec<Fault>) {
+pub fn check(formats: FormatRegistry, config: &PrepConfig, faults: &mut Vec<ConfigIssue>) {
     for (key, source) in sources(config) {
         match formats.named(&source.format) {
-            Err(message) => faults.push(Fault::new(format!("{key}.format"), message)),
+            Err(message) => faults.push(ConfigIssue::new(format!("{key}.format"), message)),
             Ok(Some(format)) => {
                 let supported = format.documents();
                 if let Some(documents) = source.documents.filter(|documents| !supported.contains(documents)) {
                     let supported = supported.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ");
                     let message = format!("format = \"{}\" takes {supported}, not {documents}", format.name());
-                    faults.push(Fault::new(format!("{key}.documents"), message));
+                    faults.push(ConfigIssue::new(format!("{key}.documents"), message));
                 }
             }
             Ok(None) => {}
@@ -28,7 +28,7 @@ pub fn check(formats: FormatRegistry, config: &PrepConfig, faults: &mut Vec<Faul
 }
 
 /// See [`super::unused_settings`].
-pub fn unused(formats: FormatRegistry, config: &PrepConfig) -> Vec<Fault> {
+pub fn unused(formats: FormatRegistry, config: &PrepConfig) -> Vec<ConfigIssue> {
     let options: BTreeSet<&str> = formats.all().flat_map(|format| format.options()).copied().collect();
     let mut found = Vec::new();
     for (key, source) in sources(config) {
@@ -37,7 +37,7 @@ pub fn unused(formats: FormatRegistry, config: &PrepConfig) -> Vec<Fault> {
         for option in options.iter().filter(|option| !format.options().contains(option)) {
             if values.get(option) != defaults.get(option) {
                 let message = format!("has no effect with format = \"{}\"", format.name());
-                found.push(Fault::new(format!("{key}.{option}"), message));
+                found.push(ConfigIssue::new(format!("{key}.{option}"), message));
             }
         }
     }

@@ -6,7 +6,7 @@ use lambert_config::{Layers, RunConfig, exit};
 use lambert_dataset::VocabularyFacts;
 use lambert_dataset::tokenizer::{TokenizerError, special_tokens, tokenizer_config, tokenizer_json};
 use lambert_plan::architecture::{Architecture, Tensor, TransformersModel};
-use lambert_plan::objectives::{heads, is_unused};
+use lambert_plan::objectives::{heads, is_head_unused};
 use lambert_store::Store;
 use lambert_store::checkpoint::{self, Manifest, PassedOver};
 // The weights and the vocabulary have the names that transformers gives them.
@@ -121,7 +121,7 @@ impl Source {
         let weights = checkpoint::read_object(&self.store, &self.manifest, WEIGHTS).map_err(Failure::failed)?;
         let layers = self.config.depth(self.manifest.stage);
         let tensors = Architecture::of_run(&self.config, layers, self.vocabulary.size).tensors();
-        let left_out = |tensor: &Tensor| is_unused(tensor.head, &self.config.objective);
+        let left_out = |tensor: &Tensor| is_head_unused(tensor.head, &self.config.objective);
         let weights = trim::weights(&weights, &tensors, left_out).map_err(Failure::failed)?;
         let vocabulary = self.store.get(VOCABULARY).map_err(Failure::failed)?;
         let unusable = |source| Failure::failed(ExportError::Tokenizer { url: url.to_owned(), source });

@@ -38,22 +38,22 @@ fn cut<'a>(view: &TensorView<'a>, padding: usize) -> Result<TensorView<'a>, Safe
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lambert_plan::architecture::{Leaf, Part, Role, TensorId};
+    use lambert_plan::architecture::{ModuleKind, ParamKind, Role, TensorId};
     use safetensors::Dtype;
 
     #[test]
     fn tables_lose_their_last_rows() {
         let tensor = |name: &str, part, padding| Tensor {
-            id: TensorId::new(part, Leaf::Weight),
+            id: TensorId::new(part, ParamKind::Weight),
             role: Role::Matrix,
             name: name.to_owned(),
             shape: Vec::new(),
             padding,
-            joined: false,
+            is_joined: false,
             head: None,
             final_after: 1,
         };
-        let tensors = [tensor("table", Part::WordEmbeddings, Some(3)), tensor("other", Part::Pooler, None)];
+        let tensors = [tensor("table", ModuleKind::WordEmbeddings, Some(3)), tensor("other", ModuleKind::Pooler, None)];
         let data: Vec<u8> = (0..96).collect();
         let view = |shape: &[usize], bytes: usize| TensorView::new(Dtype::F32, shape.to_vec(), &data[..bytes]).unwrap();
         let format = std::collections::HashMap::from([("format".to_owned(), "pt".to_owned())]);
@@ -66,13 +66,13 @@ mod tests {
         assert_eq!((table.shape(), table.data()), (&[5, 3][..], &data[..60]));
         assert_eq!(file.tensor("other").unwrap(), view(&[8, 2], 64));
         assert_eq!(SafeTensors::read_metadata(&cut).unwrap().1.metadata(), &Some(format));
-        let none = [tensor("table", Part::WordEmbeddings, Some(0))];
+        let none = [tensor("table", ModuleKind::WordEmbeddings, Some(0))];
         assert_eq!(weights(&whole, &none, none_left_out).unwrap(), whole);
         let both = none.into_iter().chain([tensors[1].clone()]).collect::<Vec<_>>();
-        let without = weights(&whole, &both, |tensor| tensor.id.part == Part::Pooler).unwrap();
+        let without = weights(&whole, &both, |tensor| tensor.id.part == ModuleKind::Pooler).unwrap();
         let file = SafeTensors::deserialize(&without).unwrap();
         assert_eq!((file.names(), file.tensor("table").unwrap()), (vec!["table"], view(&[8, 3], 96)));
-        let all = [tensor("table", Part::WordEmbeddings, Some(8))];
+        let all = [tensor("table", ModuleKind::WordEmbeddings, Some(8))];
         assert!(weights(&whole, &all, none_left_out).is_err(), "nothing is left");
     }
 }

@@ -38,7 +38,7 @@ impl StatusTracker {
             name: config.run.name.clone(),
             progress: RunProgress {
                 step: before.progress.step,
-                steps: timeline::total_steps(config, &timeline::Ended::new()),
+                steps: timeline::total_steps(config, &timeline::EarlyStops::new()),
                 ..RunProgress::default()
             },
             checkpoint: before.checkpoint,

@@ -3,9 +3,9 @@
 use lambert_config::run::{RunConfig, Stage, TokenBudget};
 use lambert_dataset::Dataset;
 use lambert_plan::architecture::{Architecture, Tensor};
-use lambert_plan::batch_partition::Division;
-use lambert_plan::memory::card;
-use lambert_plan::objectives::Loss;
+use lambert_plan::batch_partition::BatchPartition;
+use lambert_plan::memory::gpu;
+use lambert_plan::objectives::LossSpec;
 use lambert_plan::{flops, memory, objectives, timeline};
 
 use crate::failure::Failure;
@@ -13,7 +13,7 @@ use crate::failure::Failure;
 /// What a forecast has to know of a dataset.
 #[derive(Debug, Clone, Copy)]
 struct Data {
-    sizes: memory::Data,
+    sizes: memory::DatasetShape,
     /// Tokens of all samples.
     tokens: u64,
 }
@@ -33,7 +33,7 @@ impl Data {
 /// Tokens of the rank with the most over the mean, in a global batch of a stage: as if samples were as long as can be but for
 /// some that were cut at any length, which a preparation's short samples are, and had the dataset's mean length.
 fn balance(config: &RunConfig, stage: &Stage, data: Data) -> f64 {
-    let longest = data.sizes.longest as f64;
+    let longest = data.sizes.sequence_length as f64;
     let cut = (2.0 * (1.0 - data.mean() / longest)).clamp(0.0, 1.0);
     let samples = stage.global_batch as f64;
     let length = |index: usize| {
@@ -41,14 +41,14 @@ fn balance(config: &RunConfig, stage: &Stage, data: Data) -> f64 {
         (longest * (place / cut.max(f64::EPSILON)).min(1.0)).ceil() as u16
     };
     let lengths: Vec<u16> = (0..stage.global_batch).map(length).collect();
-    Division::new(&lengths, config.cluster.ranks, stage.micro_batch_tokens.or_default()).balance()
+    BatchPartition::new(&lengths, config.cluster.ranks, stage.micro_batch_tokens.or_default()).imbalance()
 }
 
 /// FLOPs of a stage that count with so many layers, as if all its samples had the mean length.
 fn flops(config: &RunConfig, stage: &Stage, layers: usize, data: Data) -> f64 {
     let length = data.mean().round() as usize;
     let masked = config.objective.predictions(length) as u64;
-    let architecture = Architecture::of_run(config, layers, data.sizes.pieces);
+    let architecture = Architecture::of_run(config, layers, data.sizes.vocabulary);
     let sample = flops::training(&architecture, std::iter::once(length as u64), masked);
     sample * timeline::samples(stage) as f64
 }
@@ -69,7 +69,7 @@ pub fn lines(config: &RunConfig) -> Result<Vec<String>, Failure> {
 pub fn memory(config: &RunConfig) -> Result<u64, Failure> {
     let ranks = config.cluster.ranks.max(1);
     let mut needed = config.stage.iter().map(|stage| {
-        let a_rank = memory::of_a_rank(config, stage, Data::open(&stage.data)?.sizes, ranks);
+        let a_rank = memory::rank_bytes(config, stage, Data::open(&stage.data)?.sizes, ranks);
         Ok(a_rank.saturating_mul(ranks as u64))
     });
     needed.try_fold(0, |most, needed: Result<u64, Failure>| Ok(most.max(needed?)))
@@ -86,11 +86,11 @@ fn table(config: &RunConfig, data: &[Data]) -> Vec<String> {
         samples += timeline::samples(stage);
         all += here;
         at_full_depth += flops(config, stage, deepest, *data);
-        let memory = memory::of_a_rank(config, stage, data.sizes, config.cluster.ranks);
+        let memory = memory::rank_bytes(config, stage, data.sizes, config.cluster.ranks);
         rows.push([
             format!("{index} {}", stage.name),
             layers.to_string(),
-            data.sizes.longest.to_string(),
+            data.sizes.sequence_length.to_string(),
             format!("{}{}", if stage.plateau.is_some() { "<=" } else { "" }, stage.steps),
             timeline::samples(stage).to_string(),
             format!("{:.2}", timeline::samples(stage) as f64 / data.sizes.rows.max(1) as f64),
@@ -103,7 +103,7 @@ fn table(config: &RunConfig, data: &[Data]) -> Vec<String> {
     let saved = 100.0 * (1.0 - all / at_full_depth);
     let less =
         if saved > 0.0 { format!(", {saved:.0} % less than with {deepest} layers all along") } else { String::new() };
-    let steps = timeline::total_steps(config, &timeline::Ended::new());
+    let steps = timeline::total_steps(config, &timeline::EarlyStops::new());
     let most = if config.stage.iter().any(|stage| stage.plateau.is_some()) { "at most " } else { "" };
     lines.extend(on_cards(config, data));
     lines.extend(frozen(config));
@@ -115,7 +115,7 @@ fn table(config: &RunConfig, data: &[Data]) -> Vec<String> {
 fn on_cards(config: &RunConfig, data: &[Data]) -> Vec<String> {
     let line = |(index, data): (usize, &Data)| {
         let (stage, needed) =
-            (&config.stage[index], |tokens| card::needed(config, index, data.sizes, config.cluster.ranks, tokens));
+            (&config.stage[index], |tokens| gpu::needed(config, index, data.sizes, config.cluster.ranks, tokens));
         let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
         match stage.micro_batch_tokens {
             TokenBudget::Tokens(tokens) => {
@@ -130,10 +130,10 @@ fn on_cards(config: &RunConfig, data: &[Data]) -> Vec<String> {
             ),
         }
     };
-    if !memory::is_on_card(config) {
+    if !memory::uses_gpu(config) {
         return Vec::new();
     }
-    let by = if card::follows_cuts(config) { "micro-batch (fused attention)" } else { "sample" };
+    let by = if gpu::dropout_depends_on_micro_batches(config) { "micro-batch (fused attention)" } else { "sample" };
     let draws = config.model.drops_attention().then(|| format!("dropout of attention is drawn by {by}"));
     data.iter().enumerate().map(line).chain(draws).collect()
 }
@@ -143,11 +143,11 @@ fn frozen(config: &RunConfig) -> Option<String> {
     let objective = &config.objective;
     let tensors = Architecture::of_run(config, 0, 0).tensors();
     let frozen: Vec<&Tensor> =
-        tensors.iter().rev().filter(|tensor| objectives::is_unused(tensor.head, objective)).collect();
+        tensors.iter().rev().filter(|tensor| objectives::is_head_unused(tensor.head, objective)).collect();
     let part = |tensor: &&Tensor| tensor.name.rsplit_once('.').map_or("", |(part, _)| part).to_owned();
     let mut parts: Vec<String> = frozen.iter().map(part).collect();
     parts.dedup();
-    let would_train = |loss: &Loss| frozen.iter().any(|tensor| tensor.head == Some(loss.head));
+    let would_train = |loss: &LossSpec| frozen.iter().any(|tensor| tensor.head == Some(loss.head));
     let others = objectives::ALL.into_iter().filter(would_train);
     let titles: Vec<&str> = others.map(|loss| loss.title).collect();
     let why = format!("not trained without a {} objective, and not exported", titles.join(" or "));
@@ -178,9 +178,9 @@ mod tests {
     fn stages_of_other_depths_and_lengths() {
         let stage = |layers, steps| Stage { name: "one".into(), layers: Some(layers), steps, ..Stage::default() };
         let config = RunConfig { stage: vec![stage(6, 100), stage(12, 100)], ..RunConfig::default() };
-        let sizes = memory::Data { pieces: 30522, longest: 128, rows: 51200, row_group: 1024 };
+        let sizes = memory::DatasetShape { vocabulary: 30522, sequence_length: 128, rows: 51200, row_group: 1024 };
         let short = Data { sizes, tokens: 51200 * 128 };
-        let long = Data { sizes: memory::Data { longest: 512, ..sizes }, tokens: 51200 * 512 };
+        let long = Data { sizes: memory::DatasetShape { sequence_length: 512, ..sizes }, tokens: 51200 * 512 };
         let lines = table(&config, &[short, long]);
         assert_eq!(lines.len(), 4);
         // 128 tokens, 6 layers of 14.2 MFLOPs a token and layer and 0.39 of attention; 19 tokens of the head.

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use lambert_config::{ConfigError, Fault, Layers, RunConfig, exit};
-use lambert_dataset::{Dataset, check_fit};
+use lambert_config::{ConfigError, ConfigIssue, Layers, RunConfig, exit};
+use lambert_dataset::{Dataset, check_compatibility};
 use lambert_plan::memory;
 use lambert_store::run::{CONFIG, VOCABULARY};
 use lambert_store::{Store, checkpoint};
@@ -163,7 +163,7 @@ fn configuration(
     let layers = Layers::from_process(&sets).warn_with(warn_once);
     let vocabulary = vocabulary(store)?;
     let mut is_away = false;
-    let surroundings = |config: &RunConfig, faults: &mut Vec<Fault>| {
+    let surroundings = |config: &RunConfig, faults: &mut Vec<ConfigIssue>| {
         is_away = check_surroundings(config, vocabulary.as_deref(), room(config) == Room::Here, faults);
     };
     let loaded: Result<RunConfig, ConfigError> = match (&arguments.config, stored) {
@@ -237,7 +237,7 @@ fn settle(before: &RunConfig, now: &RunConfig, allowed: &[String], store: &Store
 /// What is wrong with the things that the configuration names, before anything is written: a mistyped path leaves no
 /// half-made run behind. `vocabulary` is the sha256 of the run's, if there is a run; `here` says whether all ranks will be on this host.
 /// Returns whether nothing else is wrong than that the store of a dataset cannot be reached.
-fn check_surroundings(config: &RunConfig, vocabulary: Option<&str>, here: bool, faults: &mut Vec<Fault>) -> bool {
+fn check_surroundings(config: &RunConfig, vocabulary: Option<&str>, here: bool, faults: &mut Vec<ConfigIssue>) -> bool {
     let stages = config.stage.iter().enumerate().map(|(index, stage)| (format!("stage.{index}.data"), &stage.data));
     let evaluation = ("evaluation.data".to_owned(), &config.evaluation.data);
     let (mut opened, before, mut away) = (Vec::new(), faults.len(), 0);
@@ -247,14 +247,14 @@ fn check_surroundings(config: &RunConfig, vocabulary: Option<&str>, here: bool, 
             Err(error) => {
                 let failure = Failure::from(error);
                 away += usize::from(failure.code == exit::FAILED);
-                faults.push(Fault::new(key, failure.to_string()));
+                faults.push(ConfigIssue::new(key, failure.to_string()));
             }
         }
     }
     let all = faults.len() == before;
     let used: Vec<_> = opened.iter().map(|(key, dataset)| (key.clone(), dataset)).collect();
-    check_fit(config, &used, vocabulary, faults);
-    let data: Vec<memory::Data> = opened.iter().map(|(_, dataset)| dataset.sizes()).collect();
+    check_compatibility(config, &used, vocabulary, faults);
+    let data: Vec<memory::DatasetShape> = opened.iter().map(|(_, dataset)| dataset.sizes()).collect();
     if here && all && !data.is_empty() && data.len() >= config.stage.len() {
         memory::check(config, &data, config.cluster.ranks, faults);
     }

@@ -1,7 +1,7 @@
 //! The checkpoint that a new run begins with, looked at before anything is written.
 
 use lambert_config::run::{Model, Moments};
-use lambert_config::{ConfigError, Fault, RunConfig};
+use lambert_config::{ConfigError, ConfigIssue, RunConfig};
 use lambert_dataset::Dataset;
 use lambert_plan::architecture::SHAPING;
 use lambert_store::{Store, checkpoint, run as names};
@@ -19,48 +19,51 @@ pub fn check(config: &RunConfig) -> Result<(), Failure> {
         Some((_, (run, Some(name)))) => look(config, run, name, &mut faults)?,
         Some((url, (_, None))) => {
             let expected = names::CHECKPOINT_URL;
-            faults.push(Fault::new(KEY, format!("{url} is not a checkpoint; expected {expected}")));
+            faults.push(ConfigIssue::new(KEY, format!("{url} is not a checkpoint; expected {expected}")));
         }
     }
     if faults.is_empty() {
         return Ok(());
     }
-    Err(ConfigError::Faults { origin: "the configuration".to_owned(), faults }.into())
+    Err(ConfigError::Invalid { origin: "the configuration".to_owned(), issues: faults }.into())
 }
 
-fn look(config: &RunConfig, run: &str, name: &str, faults: &mut Vec<Fault>) -> Result<(), Failure> {
+fn look(config: &RunConfig, run: &str, name: &str, faults: &mut Vec<ConfigIssue>) -> Result<(), Failure> {
     let store = Store::open(run).map_err(Failure::usage)?;
     let manifest = match checkpoint::read_manifest(&store, name) {
         Ok(manifest) => manifest,
         Err(error) => {
-            faults.push(Fault::new(KEY, Failure::usage(error).to_string()));
+            faults.push(ConfigIssue::new(KEY, Failure::usage(error).to_string()));
             return Ok(());
         }
     };
     let Some(text) = stored::text(&store)? else {
-        faults.push(Fault::new(KEY, format!("{run} has no {}, which says what its model is", names::CONFIG)));
+        faults.push(ConfigIssue::new(KEY, format!("{run} has no {}, which says what its model is", names::CONFIG)));
         return Ok(());
     };
     let from = stored::parse(&text, &store)?;
     let (theirs, ours) = (shape(&from.model)?, shape(&config.model)?);
     let pairs = theirs.into_iter().zip(ours).map(|((key, theirs), (_, ours))| (key, theirs, ours));
     for (key, theirs, ours) in pairs.filter(|(_, theirs, ours)| theirs != ours) {
-        faults.push(Fault::new(KEY, format!("its model has {key} = {theirs}, the configuration {ours}")));
+        faults.push(ConfigIssue::new(KEY, format!("its model has {key} = {theirs}, the configuration {ours}")));
     }
     let layers = from.depth(manifest.stage);
     let stage = &config.stage[0];
     stage.check_growth(0, layers, &config.model, faults);
     if stage.growth.moments.is_some_and(|moments| moments != Moments::Zero) && !config.run.from_optimizer {
         let message = "asks for moments; run.from gives them with run.from_optimizer only (--with-optimizer)";
-        faults.push(Fault::new("stage.0.growth.moments", message));
+        faults.push(ConfigIssue::new("stage.0.growth.moments", message));
     }
     if config.run.from_optimizer && !manifest.objects.iter().any(|object| names::is_moments(&object.path)) {
-        faults.push(Fault::new("run.from_optimizer", format!("{} has no moments", names::checkpoint_url(run, name))));
+        faults.push(ConfigIssue::new(
+            "run.from_optimizer",
+            format!("{} has no moments", names::checkpoint_url(run, name)),
+        ));
     }
     let vocabulary = store.get(names::VOCABULARY).map_err(Failure::failed)?;
     let data = &config.stage[0].data;
     if Dataset::open(data)?.manifest().vocabulary.sha256 != lambert_store::hash::sha256(&vocabulary) {
-        faults.push(Fault::new(KEY, format!("{run} does not have the vocabulary of {data}")));
+        faults.push(ConfigIssue::new(KEY, format!("{run} does not have the vocabulary of {data}")));
     }
     Ok(())
 }

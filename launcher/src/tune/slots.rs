@@ -70,7 +70,7 @@ impl Machine {
     pub fn here() -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let cards = std::env::var(CARDS).map_or_else(|_| devices(), |list| visible(&list));
-        Self { processors, bytes: memory::of_this_host(), cards }
+        Self { processors, bytes: memory::host_memory(), cards }
     }
 
     /// As many slots as there is room for, if each run takes no more than `need`, one at least; or `wanted` ones. A run with ranks

@@ -3,7 +3,7 @@
 
 use lambert_config::run::{Attention, Objective, RunConfig, Stage};
 use lambert_plan::architecture::Architecture;
-use lambert_plan::memory::{self, card};
+use lambert_plan::memory::{self, gpu};
 
 use super::*;
 
@@ -98,9 +98,10 @@ const MARGIN: f64 = 0.15;
 fn ratio(mut config: RunConfig, shape: Shape) -> f64 {
     let Shape { layers, hidden, heads, intermediate, length, .. } = shape;
     config.model = Model { layers, hidden, heads, intermediate, positions: length, ..config.model };
-    let data = memory::Data { pieces: shape.vocabulary, longest: length, rows: 1 << 20, row_group: 1024 };
+    let data =
+        memory::DatasetShape { vocabulary: shape.vocabulary, sequence_length: length, rows: 1 << 20, row_group: 1024 };
     let counted = peak(&config, shape);
-    card::needed(&config, 0, data, 1, shape.rows * length) as f64 / counted as f64
+    gpu::needed(&config, 0, data, 1, shape.rows * length) as f64 / counted as f64
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use lambert_config::run::{self, Model};
 use lambert_dataset::random::Key;
 use lambert_plan::architecture::{Architecture, Head, Module, Network};
-use lambert_plan::objectives::{self, MASKED_LANGUAGE, Targets};
+use lambert_plan::objectives::{self, MASKED_LANGUAGE, TargetKind};
 use tch::Reduction;
 
 use super::super::*;
@@ -57,7 +57,7 @@ fn shared_layers(model: &Model) -> Architecture {
 /// Position embeddings in a side segment with two outputs; each layer adds one of them to its input.
 fn table_in_every_layer(model: &Model) -> Architecture {
     let mut network = Network::new(model, &[], 3, VOCABULARY);
-    let is_table = |module: &&Module| module.part == Part::PositionEmbeddings;
+    let is_table = |module: &&Module| module.part == ModuleKind::PositionEmbeddings;
     let embed = &network.segments[0];
     let (tables, others): (Vec<_>, Vec<_>) = embed.modules.iter().partition(is_table);
     let side = Segment { kind: SegmentKind::Side, modules: tables.into(), ..embed.clone() };
@@ -66,9 +66,9 @@ fn table_in_every_layer(model: &Model) -> Architecture {
     for (index, segment) in network.segments.iter_mut().enumerate().skip(2) {
         // The side segment lies between the embeddings and the first layer.
         let below = if index == 2 { 0 } else { index - 1 };
-        segment.inputs = vec![Value { segment: below, output: 0 }];
+        segment.inputs = vec![SegmentOutput { segment: below, output: 0 }];
         if segment.kind != SegmentKind::Heads {
-            segment.inputs.push(Value { segment: 1, output: index % 2 });
+            segment.inputs.push(SegmentOutput { segment: 1, output: index % 2 });
         }
     }
     network.into()
@@ -77,7 +77,7 @@ fn table_in_every_layer(model: &Model) -> Architecture {
 /// BERT's blocks without segment embeddings, with other tensor names (RoBERTa, arXiv 1907.11692).
 fn no_segment_embeddings(model: &Model) -> Architecture {
     let mut network = Network::new(model, &[], 3, VOCABULARY);
-    let kept = |module: &&Module| module.part != Part::SegmentEmbeddings;
+    let kept = |module: &&Module| module.part != ModuleKind::SegmentEmbeddings;
     network.segments[0].modules = network.segments[0].modules.iter().filter(kept).copied().collect();
     network.name = |id| format!("other.{:?}.{:?}.{:?}", id.part, id.layer, id.leaf);
     network.into()
@@ -116,14 +116,14 @@ impl SegmentBlock for WithTable {
 }
 
 fn table_block(weights: NetworkWeights<'_>, segment: &Segment) -> Option<Box<dyn SegmentBlock>> {
-    let table = |part| weights.tensor(part, None, Leaf::Weight);
+    let table = |part| weights.tensor(part, None, ParamKind::Weight);
     Some(match segment.kind {
         SegmentKind::Embed => Box::new(EmbeddingsWithoutPositions {
-            words: table(Part::WordEmbeddings),
-            segments: table(Part::SegmentEmbeddings),
-            norm: LayerNorm::new(weights, Part::EmbeddingNorm, None),
+            words: table(ModuleKind::WordEmbeddings),
+            segments: table(ModuleKind::SegmentEmbeddings),
+            norm: LayerNorm::new(weights, ModuleKind::EmbeddingNorm, None),
         }),
-        SegmentKind::Side => Box::new(Tables(table(Part::PositionEmbeddings))),
+        SegmentKind::Side => Box::new(Tables(table(ModuleKind::PositionEmbeddings))),
         SegmentKind::Layer { application } => {
             Box::new(WithTable(layer::Layer::new(weights, segment.layer?, application)))
         }
@@ -137,7 +137,7 @@ fn last_layer_twice(model: &Model) -> Architecture {
     let mut network = Network::new(model, &[], 3, VOCABULARY);
     let twice = &mut network.segments[3];
     twice.layer = Some(1);
-    twice.inputs.push(Value { segment: 1, output: 0 });
+    twice.inputs.push(SegmentOutput { segment: 1, output: 0 });
     network.into()
 }
 
@@ -175,7 +175,7 @@ fn two_networks(model: &Model) -> Architecture {
     let mut embeddings = second.segments[0].modules.to_vec();
     embeddings.iter_mut().for_each(|module| module.owner = Some(0));
     second.segments[0].modules = embeddings.into();
-    Architecture::of(vec![first, second])
+    Architecture::from_networks(vec![first, second])
 }
 
 fn replaced_tokens(case: &Case, parameters: &Parameters, model: &Model) -> Vec<Pass> {
@@ -208,10 +208,10 @@ impl PassInput for Predictions {
 struct Replaced;
 
 impl Loss for Replaced {
-    fn description(&self) -> objectives::Loss {
+    fn description(&self) -> objectives::LossSpec {
         let (name, title) = ("replaced", "replaced tokens");
-        let (targets, weight, has_accuracy) = (Targets::Tokens, 50.0, false);
-        objectives::Loss { name, title, targets, weight, has_accuracy, head: Head::Pair }
+        let (targets, weight, has_accuracy) = (TargetKind::Tokens, 50.0, false);
+        objectives::LossSpec { name, title, targets, weight, has_accuracy, head: Head::Pair }
     }
 
     fn targets(&self, batch: &MicroBatch) -> usize {
@@ -261,10 +261,10 @@ impl PassInput for HiddenStates {
 struct Distance;
 
 impl Loss for Distance {
-    fn description(&self) -> objectives::Loss {
+    fn description(&self) -> objectives::LossSpec {
         let (name, title) = ("distance", "distance");
-        let (targets, weight, has_accuracy) = (Targets::Samples, 0.1, false);
-        objectives::Loss { name, title, targets, weight, has_accuracy, head: Head::Pair }
+        let (targets, weight, has_accuracy) = (TargetKind::Samples, 0.1, false);
+        objectives::LossSpec { name, title, targets, weight, has_accuracy, head: Head::Pair }
     }
 
     fn targets(&self, batch: &MicroBatch) -> usize {

@@ -1,19 +1,21 @@
-//! BERT (arXiv 1810.04805) and its pre-training heads, under the names that transformers gives them: those of
-//! `BertForPreTraining`, or with pre-normalisation those of `MegatronBertForPreTraining`.
+//! BERT (arXiv 1810.04805) and its pre-training heads. Parameter names are those of transformers' `BertForPreTraining`,
+//! or `MegatronBertForPreTraining` with pre-norm.
 
 use std::sync::Arc;
 
 use serde_json::json;
 
 use super::{
-    Each, Form, Head, Leaf, Module, Network, Normalises, Part, Segment, SegmentKind, TensorId, TransformersModel, Value,
+    CostUnit, Head, Module, ModuleKind, Network, NormInput, Op, ParamKind, Segment, SegmentKind, SegmentOutput,
+    TensorId, TransformersModel,
 };
 use lambert_config::run::{Activation, Model, Norm};
 
-/// The heads that every BERT has, whether a loss reads them or not: checkpoints have their parameters.
+/// Heads that every BERT model has, used by a loss or not: checkpoints contain their parameters.
 const ALWAYS: [Head; 2] = [Head::MaskedLanguage, Head::Pair];
 
-/// The network of a configuration with at least the heads `needed`, `layers` deep, for a vocabulary of so many tokens.
+/// Describes the network of a configuration with at least the heads `needed`, for `layers` layers and `vocabulary`
+/// tokens.
 pub fn network(model: &Model, needed: &[Head], layers: usize, vocabulary: usize) -> Network {
     let layer_modules: Arc<[Module]> = layer(model).into();
     let embed = Segment {
@@ -23,7 +25,7 @@ pub fn network(model: &Model, needed: &[Head], layers: usize, vocabulary: usize)
         modules: embeddings(model, vocabulary).into(),
         attention: 0,
     };
-    let below = |segment: usize| vec![Value { segment, output: 0 }];
+    let below = |segment: usize| vec![SegmentOutput { segment, output: 0 }];
     let application = |index: usize| Segment {
         kind: SegmentKind::Layer { application: index },
         inputs: below(index),
@@ -43,63 +45,64 @@ pub fn network(model: &Model, needed: &[Head], layers: usize, vocabulary: usize)
         Norm::Post => name_post,
         Norm::Pre => name_pre,
     };
-    Network { number: 0, segments, name, vocabulary, rows: model.rows_of(vocabulary) }
+    Network { number: 0, segments, name, vocabulary, rows: model.padded_vocabulary(vocabulary) }
 }
 
-pub(super) fn norm(part: Part, each: Each, width: usize) -> Module {
-    Module::new(part, each, Form::Norm { width })
+pub(super) fn norm(part: ModuleKind, unit: CostUnit, width: usize) -> Module {
+    Module::new(part, unit, Op::Norm { width })
 }
 
 pub(super) fn embeddings(model: &Model, vocabulary: usize) -> Vec<Module> {
     let width = model.hidden;
-    let table = |part, rows| Module::new(part, Each::Token, Form::Table { rows, width });
+    let table = |part, rows| Module::new(part, CostUnit::Token, Op::Table { rows, width });
     let mut modules = vec![
-        Module { of_vocabulary: true, ..table(Part::WordEmbeddings, model.rows_of(vocabulary)) },
-        table(Part::SegmentEmbeddings, 2),
-        table(Part::PositionEmbeddings, model.positions),
+        Module { is_vocabulary: true, ..table(ModuleKind::WordEmbeddings, model.padded_vocabulary(vocabulary)) },
+        table(ModuleKind::SegmentEmbeddings, 2),
+        table(ModuleKind::PositionEmbeddings, model.positions),
     ];
     if model.norm == Norm::Post {
-        modules.push(norm(Part::EmbeddingNorm, Each::Token, width));
+        modules.push(norm(ModuleKind::EmbeddingNorm, CostUnit::Token, width));
     }
     modules
 }
 
-/// A layer, in the order in which its modules are computed.
+/// Modules of a layer, in the order of computation.
 pub(super) fn layer(model: &Model) -> Vec<Module> {
     let (width, intermediate) = (model.hidden, model.intermediate);
-    let linear = |part, inputs, outputs| Module::new(part, Each::Token, Form::Linear { inputs, outputs });
+    let linear = |part, inputs, outputs| Module::new(part, CostUnit::Token, Op::Linear { inputs, outputs });
     let attention = [
-        linear(Part::Query, width, width),
-        Module { joined: true, ..linear(Part::Key, width, width) },
-        Module { joined: true, ..linear(Part::Value, width, width) },
-        Module { is_residual: true, ..linear(Part::AttentionOutput, width, width) },
+        linear(ModuleKind::Query, width, width),
+        Module { is_joined: true, ..linear(ModuleKind::Key, width, width) },
+        Module { is_joined: true, ..linear(ModuleKind::Value, width, width) },
+        Module { is_residual: true, ..linear(ModuleKind::AttentionOutput, width, width) },
     ];
     let feed_forward = [
-        Module { is_activated: true, ..linear(Part::Intermediate, width, intermediate) },
-        Module { is_residual: true, ..linear(Part::Output, intermediate, width) },
+        Module { is_activated: true, ..linear(ModuleKind::Intermediate, width, intermediate) },
+        Module { is_residual: true, ..linear(ModuleKind::Output, intermediate, width) },
     ];
-    let norm = |part, normalises| Module { normalises, ..norm(part, Each::Token, width) };
+    let norm = |part, norm_input| Module { norm_input, ..norm(part, CostUnit::Token, width) };
     let mut modules = Vec::new();
     match model.norm {
         Norm::Post => {
             modules.extend(attention);
-            modules.push(norm(Part::AttentionNorm, Normalises::InnerSum));
+            modules.push(norm(ModuleKind::AttentionNorm, NormInput::InnerSum));
             modules.extend(feed_forward);
-            modules.push(norm(Part::OutputNorm, Normalises::LastSum));
+            modules.push(norm(ModuleKind::OutputNorm, NormInput::LastSum));
         }
         Norm::Pre => {
-            modules.push(norm(Part::AttentionNorm, Normalises::Other));
+            modules.push(norm(ModuleKind::AttentionNorm, NormInput::Other));
             modules.extend(attention);
-            modules.push(norm(Part::OutputNorm, Normalises::Other));
+            modules.push(norm(ModuleKind::OutputNorm, NormInput::Other));
             modules.extend(feed_forward);
         }
     }
     modules
 }
 
-/// The modules above the layers: the closing normalisation of pre-normalised layers, then the heads, those in `needed` among them.
+/// Modules above the layers: the final layer normalization of pre-norm models, then the heads, including those in
+/// `needed`.
 pub(super) fn heads(model: &Model, needed: &[Head], vocabulary: usize) -> Vec<Module> {
-    let last = (model.norm == Norm::Pre).then(|| norm(Part::FinalNorm, Each::Token, model.hidden));
+    let last = (model.norm == Norm::Pre).then(|| norm(ModuleKind::FinalNorm, CostUnit::Token, model.hidden));
     let further = needed.iter().filter(|head| !ALWAYS.contains(head));
     let of = |head: &Head| {
         let head = *head;
@@ -108,23 +111,25 @@ pub(super) fn heads(model: &Model, needed: &[Head], vocabulary: usize) -> Vec<Mo
     last.into_iter().chain(ALWAYS.iter().chain(further).flat_map(of)).collect()
 }
 
-/// The modules of a head, in the order in which they are computed.
+/// Modules of a head, in the order of computation.
 fn head_modules(head: Head, model: &Model, vocabulary: usize) -> Vec<Module> {
-    let (width, rows) = (model.hidden, model.rows_of(vocabulary));
-    let linear = |part, each, outputs| Module::new(part, each, Form::Linear { inputs: width, outputs });
+    let (width, rows) = (model.hidden, model.padded_vocabulary(vocabulary));
+    let linear = |part, unit, outputs| Module::new(part, unit, Op::Linear { inputs: width, outputs });
     match head {
         Head::MaskedLanguage => {
-            let tied_to = model.tied_decoder.then_some(Part::WordEmbeddings);
-            let decoder = linear(Part::Decoder, Each::MaskedToken, rows);
-            let bias = Module::new(Part::PredictionBias, Each::MaskedToken, Form::Bias { width: rows });
+            let tied_to = model.tied_decoder.then_some(ModuleKind::WordEmbeddings);
+            let decoder = linear(ModuleKind::Decoder, CostUnit::MaskedToken, rows);
+            let bias = Module::new(ModuleKind::PredictionBias, CostUnit::MaskedToken, Op::Bias { width: rows });
             vec![
-                Module { is_activated: true, ..linear(Part::Transform, Each::MaskedToken, width) },
-                norm(Part::TransformNorm, Each::MaskedToken, width),
-                Module { of_vocabulary: true, tied_to, ..decoder },
-                Module { of_vocabulary: true, ..bias },
+                Module { is_activated: true, ..linear(ModuleKind::Transform, CostUnit::MaskedToken, width) },
+                norm(ModuleKind::TransformNorm, CostUnit::MaskedToken, width),
+                Module { is_vocabulary: true, tied_to, ..decoder },
+                Module { is_vocabulary: true, ..bias },
             ]
         }
-        Head::Pair => vec![linear(Part::Pooler, Each::Sample, width), linear(Part::PairHead, Each::Sample, 2)],
+        Head::Pair => {
+            vec![linear(ModuleKind::Pooler, CostUnit::Sample, width), linear(ModuleKind::PairHead, CostUnit::Sample, 2)]
+        }
     }
 }
 
@@ -138,31 +143,31 @@ fn name_pre(id: TensorId) -> String {
 
 fn name(TensorId { part, layer, leaf, .. }: TensorId, norm: Norm) -> String {
     let part = match (part, norm) {
-        (Part::WordEmbeddings, _) => "bert.embeddings.word_embeddings",
-        (Part::PositionEmbeddings, _) => "bert.embeddings.position_embeddings",
-        (Part::SegmentEmbeddings, _) => "bert.embeddings.token_type_embeddings",
-        (Part::EmbeddingNorm, _) => "bert.embeddings.LayerNorm",
-        (Part::Query, _) => "attention.self.query",
-        (Part::Key, _) => "attention.self.key",
-        (Part::Value, _) => "attention.self.value",
-        (Part::AttentionOutput, _) => "attention.output.dense",
-        (Part::AttentionNorm, Norm::Post) => "attention.output.LayerNorm",
-        (Part::AttentionNorm, Norm::Pre) => "attention.ln",
-        (Part::Intermediate, _) => "intermediate.dense",
-        (Part::Output, _) => "output.dense",
-        (Part::OutputNorm, Norm::Post) => "output.LayerNorm",
-        (Part::OutputNorm, Norm::Pre) => "ln",
-        (Part::FinalNorm, _) => "bert.encoder.ln",
-        (Part::Pooler, _) => "bert.pooler.dense",
-        (Part::PairHead, _) => "cls.seq_relationship",
-        (Part::Transform, _) => "cls.predictions.transform.dense",
-        (Part::TransformNorm, _) => "cls.predictions.transform.LayerNorm",
-        (Part::Decoder, _) => "cls.predictions.decoder",
-        (Part::PredictionBias, _) => "cls.predictions",
+        (ModuleKind::WordEmbeddings, _) => "bert.embeddings.word_embeddings",
+        (ModuleKind::PositionEmbeddings, _) => "bert.embeddings.position_embeddings",
+        (ModuleKind::SegmentEmbeddings, _) => "bert.embeddings.token_type_embeddings",
+        (ModuleKind::EmbeddingNorm, _) => "bert.embeddings.LayerNorm",
+        (ModuleKind::Query, _) => "attention.self.query",
+        (ModuleKind::Key, _) => "attention.self.key",
+        (ModuleKind::Value, _) => "attention.self.value",
+        (ModuleKind::AttentionOutput, _) => "attention.output.dense",
+        (ModuleKind::AttentionNorm, Norm::Post) => "attention.output.LayerNorm",
+        (ModuleKind::AttentionNorm, Norm::Pre) => "attention.ln",
+        (ModuleKind::Intermediate, _) => "intermediate.dense",
+        (ModuleKind::Output, _) => "output.dense",
+        (ModuleKind::OutputNorm, Norm::Post) => "output.LayerNorm",
+        (ModuleKind::OutputNorm, Norm::Pre) => "ln",
+        (ModuleKind::FinalNorm, _) => "bert.encoder.ln",
+        (ModuleKind::Pooler, _) => "bert.pooler.dense",
+        (ModuleKind::PairHead, _) => "cls.seq_relationship",
+        (ModuleKind::Transform, _) => "cls.predictions.transform.dense",
+        (ModuleKind::TransformNorm, _) => "cls.predictions.transform.LayerNorm",
+        (ModuleKind::Decoder, _) => "cls.predictions.decoder",
+        (ModuleKind::PredictionBias, _) => "cls.predictions",
     };
     let leaf = match leaf {
-        Leaf::Weight => "weight",
-        Leaf::Bias => "bias",
+        ParamKind::Weight => "weight",
+        ParamKind::Bias => "bias",
     };
     match layer {
         Some(layer) => format!("bert.encoder.layer.{layer}.{part}.{leaf}"),
@@ -170,8 +175,8 @@ fn name(TensorId { part, layer, leaf, .. }: TensorId, norm: Norm) -> String {
     }
 }
 
-/// transformers' `BertConfig` or, with pre-normalisation, `MegatronBertConfig`. Without a pair head the class is the one that has no
-/// pooler either.
+/// Describes the model as transformers' `BertConfig`, or `MegatronBertConfig` with pre-norm. Without a pair head, the
+/// model class has no pooler.
 pub fn transformers(model: &Model, heads: &[Head], layers: usize, vocabulary: usize, pad: u32) -> TransformersModel {
     let (class, model_type) = match (model.norm, heads.contains(&Head::Pair)) {
         (Norm::Post, true) => ("BertForPreTraining", "bert"),

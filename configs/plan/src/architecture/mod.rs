@@ -1,6 +1,6 @@
-//! Descriptions of networks: values made of segments and modules, which compute nothing. A family of encoders is one file here
-//! and a line in [`Network::new`]. From a description follow the names and shapes of the parameters and their order in memory,
-//! FLOPs, memory, growth, and what an export cuts off.
+//! Network descriptions: data that lists segments and modules and computes nothing. A family of encoders is one file
+//! here and one arm of [`Network::new`]. Parameter names, shapes and memory order, FLOPs, activation memory, growth and
+//! exports all derive from a description.
 
 mod bert;
 mod module;
@@ -8,8 +8,8 @@ mod network;
 mod networks;
 mod tensor;
 
-pub use module::{Each, Form, Head, Leaf, Module, Normalises, Part, Role, TensorId};
-pub use network::{Network, Segment, SegmentKind, Value};
+pub use module::{CostUnit, Head, Module, ModuleKind, NormInput, Op, ParamKind, Role, TensorId};
+pub use network::{Network, Segment, SegmentKind, SegmentOutput};
 pub use networks::{ALIGNMENT, Architecture};
 pub use tensor::Tensor;
 
@@ -17,12 +17,13 @@ use serde_json::Value as Json;
 
 use lambert_config::run::{Family, Model};
 
-/// Keys of a run's `[model]` that decide which tensors there are and what shapes they have.
+/// Keys of `[model]` that determine the set and the shapes of the parameters.
 pub const SHAPING: [&str; 8] =
     ["family", "layers", "hidden", "intermediate", "positions", "norm", "tied_decoder", "pad_vocabulary_to"];
 
 impl Network {
-    /// The network of a configuration with at least the heads `needed`, `layers` deep, for a vocabulary of so many tokens.
+    /// Describes the network of a configuration with at least the heads `needed`, for `layers` layers and `vocabulary`
+    /// tokens.
     pub fn new(model: &Model, needed: &[Head], layers: usize, vocabulary: usize) -> Self {
         match model.family {
             Family::Bert => bert::network(model, needed, layers, vocabulary),
@@ -30,18 +31,18 @@ impl Network {
     }
 }
 
-/// How transformers knows a run's model.
+/// Model class and configuration for Hugging Face Transformers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TransformersModel {
-    /// The class that loads it.
+    /// Class that loads the model.
     pub class: &'static str,
-    /// The content of its `config.json`.
+    /// Content of `config.json`.
     pub config: Json,
 }
 
 impl TransformersModel {
-    /// The model of a configuration with these `heads`, `layers` deep, for a vocabulary of so many tokens, of which `pad` is the
-    /// padding token.
+    /// Describes a model with these `heads` and `layers` for a vocabulary of `vocabulary` tokens; `pad` is the padding
+    /// token.
     pub fn new(model: &Model, heads: &[Head], layers: usize, vocabulary: usize, pad: u32) -> Self {
         match model.family {
             Family::Bert => bert::transformers(model, heads, layers, vocabulary, pad),
@@ -50,7 +51,7 @@ impl TransformersModel {
 }
 
 impl Architecture {
-    /// The networks of a model with the heads of its family only, `layers` deep, for a vocabulary of so many tokens.
+    /// Describes a model with only the heads of its family, for `layers` layers and `vocabulary` tokens.
     pub fn new(model: &Model, layers: usize, vocabulary: usize) -> Self {
         Network::new(model, &[], layers, vocabulary).into()
     }

@@ -1,50 +1,51 @@
-//! Modules: what a network's segments are made of, with the shapes of their tensors and what they compute.
+//! Modules of a network's segments, with the shapes of their tensors and their operations.
 
-/// A place in a network that has tensors; those of a layer are there once a layer.
+/// Kind of module, by its position in the network. Kinds inside a layer occur once per layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Part {
-    /// A row a token of the vocabulary.
+pub enum ModuleKind {
+    /// Token embeddings: one row per vocabulary token.
     WordEmbeddings,
-    /// A row a position.
+    /// Position embeddings: one row per position.
     PositionEmbeddings,
-    /// A row a segment.
+    /// Segment embeddings: one row per segment.
     SegmentEmbeddings,
-    /// Behind the sum of the embeddings.
+    /// Normalization of the summed embeddings.
     EmbeddingNorm,
-    /// Attention's queries.
+    /// Query projection.
     Query,
-    /// Attention's keys.
+    /// Key projection.
     Key,
-    /// Attention's values.
+    /// Value projection.
     Value,
-    /// From what the heads mix to what is added.
+    /// Attention output projection.
     AttentionOutput,
-    /// Behind that sum, or with pre-normalisation before attention.
+    /// Normalization after the attention residual, or before attention with pre-norm.
     AttentionNorm,
-    /// The feed-forward layer's way up.
+    /// Feed-forward up projection.
     Intermediate,
-    /// Its way down, to what is added.
+    /// Feed-forward down projection.
     Output,
-    /// Behind that sum, or with pre-normalisation before the feed-forward layer.
+    /// Normalization after the feed-forward residual, or before the feed-forward layer with pre-norm.
     OutputNorm,
-    /// Behind the last layer.
+    /// Normalization after the last layer (pre-norm only).
     FinalNorm,
-    /// Over the first token's hidden state.
+    /// Pooler: dense layer over the first token's hidden state.
     Pooler,
-    /// What the second segment is.
+    /// Classifier of sentence pairs.
     PairHead,
-    /// Before the decoder.
+    /// Dense layer of the MLM head.
     Transform,
-    /// Behind it.
+    /// Normalization of the MLM head.
     TransformNorm,
-    /// From a hidden state to logits over the vocabulary.
+    /// Projection from hidden states to vocabulary logits.
     Decoder,
-    /// Added to the logits where the decoder is tied to the word embeddings, and idle where it is not.
+    /// Bias of the logits if the decoder is tied to the token embeddings; otherwise unused.
     PredictionBias,
 }
 
-impl Part {
-    /// The name, in checkpoints, of the parameters outside the layers whose updates are counted together. Names never change.
+impl ModuleKind {
+    /// Returns the group of parameters outside the layers whose updates are counted together. Checkpoints store these
+    /// names, so they never change.
     pub fn group(self) -> &'static str {
         match self {
             Self::WordEmbeddings | Self::PositionEmbeddings | Self::SegmentEmbeddings | Self::EmbeddingNorm => {
@@ -66,211 +67,215 @@ impl Part {
     }
 }
 
-/// Which of a module's tensors.
+/// Kind of parameter in a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Leaf {
-    /// A matrix, or a normalisation's gain.
+pub enum ParamKind {
+    /// Weight matrix, or gain of a normalization.
     Weight,
-    /// What is added.
+    /// Bias vector.
     Bias,
 }
 
-/// The pre-training head that a module is part of. Each loss reads one head.
+/// Pre-training head. Each loss uses one head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Head {
-    /// Logits over the vocabulary, at masked tokens.
+    /// MLM head: logits over the vocabulary at masked tokens.
     MaskedLanguage,
-    /// Logits of the pair label.
+    /// Pair head: logits of the pair label.
     Pair,
 }
 
-/// The identity of a tensor among all others of an architecture.
+/// Unique identity of a tensor in an architecture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TensorId {
-    /// The number of the network that owns it.
+    /// Index of the network that owns it.
     pub network: usize,
-    /// The module that owns it.
-    pub part: Part,
-    /// The layer whose parameters it belongs to, from 0, if it is in one. Layers that share parameters have one number.
+    /// Module that owns it.
+    pub part: ModuleKind,
+    /// Index of the layer, if it is in a layer. Layers that share parameters share the index.
     pub layer: Option<usize>,
-    /// Which of the module's.
-    pub leaf: Leaf,
+    /// Kind of parameter.
+    pub leaf: ParamKind,
 }
 
 impl TensorId {
-    /// A tensor of a module that is there once, in network 0.
-    pub fn new(part: Part, leaf: Leaf) -> Self {
+    /// Identifies a tensor outside the layers, in network 0.
+    pub fn new(part: ModuleKind, leaf: ParamKind) -> Self {
         Self { network: 0, part, layer: None, leaf }
     }
 }
 
-/// What a tensor is for, as far as initialisation, weight decay and growth have to know.
+/// Role of a tensor in initialization, weight decay and growth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// A table or a matrix: drawn at random, and decayed.
+    /// Embedding table or weight matrix: random initialization, weight decay.
     Matrix,
-    /// A matrix, or its bias, whose product is added to what the layer was given.
-    ResidualOutput(Leaf),
-    /// Gain or bias of a normalisation of a sum inside a layer.
-    InnerNorm(Leaf),
-    /// Gain or bias of the normalisation of a layer's last sum, which closes the layer.
-    ClosingNorm(Leaf),
-    /// Gain or bias of any other normalisation.
-    Norm(Leaf),
+    /// Weight or bias of a projection whose output is added to a residual.
+    ResidualOutput(ParamKind),
+    /// Gain or bias of the normalization of an inner residual sum of a layer.
+    InnerNorm(ParamKind),
+    /// Gain or bias of the normalization of a layer's last residual sum.
+    ClosingNorm(ParamKind),
+    /// Gain or bias of any other normalization.
+    Norm(ParamKind),
     /// Any other bias.
     Bias,
 }
 
 impl Role {
-    /// Whether weight decay, and LAMB's trust ratio, apply. They are for matrices, not for biases and normalisations.
+    /// True if weight decay and LAMB's trust ratio apply: to matrices, not to biases and normalizations.
     pub fn decays(self) -> bool {
-        matches!(self, Self::Matrix | Self::ResidualOutput(Leaf::Weight))
+        matches!(self, Self::Matrix | Self::ResidualOutput(ParamKind::Weight))
     }
 
-    /// Whether it is what a normalisation multiplies by.
+    /// True for the gain of a normalization.
     pub fn is_gain(self) -> bool {
-        matches!(self, Self::InnerNorm(Leaf::Weight) | Self::ClosingNorm(Leaf::Weight) | Self::Norm(Leaf::Weight))
+        matches!(
+            self,
+            Self::InnerNorm(ParamKind::Weight) | Self::ClosingNorm(ParamKind::Weight) | Self::Norm(ParamKind::Weight)
+        )
     }
 }
 
-/// What a module computes.
+/// Operation of a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
-    /// Looks rows up.
+pub enum Op {
+    /// Embedding lookup.
     Table {
-        /// Rows of the table.
+        /// Number of rows.
         rows: usize,
-        /// Numbers in a row.
+        /// Elements per row.
         width: usize,
     },
     /// `x W^T + b`.
     Linear {
-        /// Numbers of `x`.
+        /// Input features.
         inputs: usize,
-        /// Numbers of the result.
+        /// Output features.
         outputs: usize,
     },
-    /// A layer normalisation.
+    /// Layer normalization.
     Norm {
-        /// Numbers that are normalised together.
+        /// Normalized elements.
         width: usize,
     },
-    /// Adds a vector.
+    /// Addition of a bias.
     Bias {
-        /// Its length.
+        /// Elements of the bias.
         width: usize,
     },
 }
 
-/// How often a module is computed.
+/// Unit that a module is computed once for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Each {
-    /// Once for each token.
+pub enum CostUnit {
+    /// Every token.
     Token,
-    /// Once for each masked token.
+    /// Every masked token.
     MaskedToken,
-    /// Once for each sample.
+    /// Every sample.
     Sample,
 }
 
-/// A place of a normalisation in a layer.
+/// Input of a layer normalization.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Normalises {
-    /// Behind a sum inside the layer.
+pub enum NormInput {
+    /// Inner residual sum of a layer.
     InnerSum,
-    /// Behind the layer's last sum.
+    /// Last residual sum of a layer.
     LastSum,
     /// Anything else.
     Other,
 }
 
-/// A module with its sizes.
+/// Module description with its sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Module {
-    /// Its place.
-    pub part: Part,
-    /// What it computes.
-    pub form: Form,
-    /// How often.
-    pub each: Each,
-    /// Whether its rows, or what it puts out, are tokens of the vocabulary.
-    pub of_vocabulary: bool,
-    /// The module whose weight it computes with; it has no tensors of its own then.
-    pub tied_to: Option<Part>,
-    /// The number of the network whose tensors it computes with, if that is another one.
+    /// Kind of module.
+    pub part: ModuleKind,
+    /// Operation.
+    pub op: Op,
+    /// Unit that it is computed once for.
+    pub unit: CostUnit,
+    /// True if its rows or outputs correspond to vocabulary tokens.
+    pub is_vocabulary: bool,
+    /// Module whose weight it shares, if tied. A tied module has no tensors itself.
+    pub tied_to: Option<ModuleKind>,
+    /// Index of the network that owns its tensors, if another one does.
     pub owner: Option<usize>,
-    /// The head that it is part of, if it is in one.
+    /// Head that it belongs to, if any.
     pub head: Option<Head>,
-    /// Whether its weight, and its bias, lie directly behind those of the module before it, so that they are one matrix and one
-    /// vector.
-    pub joined: bool,
-    /// Whether its output is added to what the layer was given.
+    /// True if its weight and bias directly follow those of the previous module in memory, so that they form one matrix
+    /// and one vector.
+    pub is_joined: bool,
+    /// True if its output is added to a residual.
     pub is_residual: bool,
-    /// Whether an activation function follows, whose result is kept, too.
+    /// True if an activation function follows, whose output is kept for the backward pass.
     pub is_activated: bool,
-    /// For a normalisation in a layer: what it normalises.
-    pub normalises: Normalises,
+    /// Input of the normalization; only for layer normalizations.
+    pub norm_input: NormInput,
 }
 
 impl Module {
-    /// A module that is like no special case.
-    pub fn new(part: Part, each: Each, form: Form) -> Self {
+    /// Creates a module with defaults for everything else.
+    pub fn new(part: ModuleKind, unit: CostUnit, op: Op) -> Self {
         Self {
             part,
-            form,
-            each,
-            of_vocabulary: false,
+            op,
+            unit,
+            is_vocabulary: false,
             tied_to: None,
             owner: None,
             head: None,
-            joined: false,
+            is_joined: false,
             is_residual: false,
             is_activated: false,
-            normalises: Normalises::Other,
+            norm_input: NormInput::Other,
         }
     }
 
-    /// Shapes of its own tensors.
-    pub fn shapes(&self) -> Vec<(Leaf, Vec<usize>)> {
-        match self.form {
+    /// Returns the shapes of the tensors that belong to this module.
+    pub fn shapes(&self) -> Vec<(ParamKind, Vec<usize>)> {
+        match self.op {
             _ if self.tied_to.is_some() => Vec::new(),
-            Form::Table { rows, width } => vec![(Leaf::Weight, vec![rows, width])],
-            Form::Linear { inputs, outputs } => {
-                vec![(Leaf::Weight, vec![outputs, inputs]), (Leaf::Bias, vec![outputs])]
+            Op::Table { rows, width } => vec![(ParamKind::Weight, vec![rows, width])],
+            Op::Linear { inputs, outputs } => {
+                vec![(ParamKind::Weight, vec![outputs, inputs]), (ParamKind::Bias, vec![outputs])]
             }
-            Form::Norm { width } => vec![(Leaf::Weight, vec![width]), (Leaf::Bias, vec![width])],
-            Form::Bias { width } => vec![(Leaf::Bias, vec![width])],
+            Op::Norm { width } => vec![(ParamKind::Weight, vec![width]), (ParamKind::Bias, vec![width])],
+            Op::Bias { width } => vec![(ParamKind::Bias, vec![width])],
         }
     }
 
-    /// What one of its tensors is for.
-    pub fn role(&self, leaf: Leaf) -> Role {
-        match (self.form, self.normalises) {
-            (Form::Norm { .. }, Normalises::InnerSum) => Role::InnerNorm(leaf),
-            (Form::Norm { .. }, Normalises::LastSum) => Role::ClosingNorm(leaf),
-            (Form::Norm { .. }, Normalises::Other) => Role::Norm(leaf),
+    /// Returns the role of one of its tensors.
+    pub fn role(&self, leaf: ParamKind) -> Role {
+        match (self.op, self.norm_input) {
+            (Op::Norm { .. }, NormInput::InnerSum) => Role::InnerNorm(leaf),
+            (Op::Norm { .. }, NormInput::LastSum) => Role::ClosingNorm(leaf),
+            (Op::Norm { .. }, NormInput::Other) => Role::Norm(leaf),
             _ if self.is_residual => Role::ResidualOutput(leaf),
-            _ if leaf == Leaf::Weight => Role::Matrix,
+            _ if leaf == ParamKind::Weight => Role::Matrix,
             _ => Role::Bias,
         }
     }
 
-    /// Multiplications and additions of its matrix product, each time; where it puts out tokens, `vocabulary` of them count.
+    /// Returns the FLOPs of its matrix product per unit. Vocabulary outputs count as `vocabulary` columns, without
+    /// padding.
     pub(super) fn flops(&self, vocabulary: usize) -> f64 {
-        let Form::Linear { inputs, outputs } = self.form else { return 0.0 };
-        let outputs = if self.of_vocabulary { vocabulary } else { outputs };
+        let Op::Linear { inputs, outputs } = self.op else { return 0.0 };
+        let outputs = if self.is_vocabulary { vocabulary } else { outputs };
         2.0 * inputs as f64 * outputs as f64
     }
 
-    /// Numbers that it puts out, each time.
+    /// Returns the number of output elements per unit.
     pub(super) fn outputs(&self) -> usize {
-        match self.form {
-            Form::Table { width, .. } | Form::Norm { width } | Form::Bias { width } => width,
-            Form::Linear { outputs, .. } => outputs,
+        match self.op {
+            Op::Table { width, .. } | Op::Norm { width } | Op::Bias { width } => width,
+            Op::Linear { outputs, .. } => outputs,
         }
     }
 
-    /// Numbers that it puts out and that are kept for the backward pass, each time.
+    /// Returns the number of elements per unit that the backward pass needs.
     pub(super) fn kept(&self) -> usize {
         self.outputs() * (1 + usize::from(self.is_activated))
     }

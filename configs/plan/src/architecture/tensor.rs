@@ -1,24 +1,24 @@
-//! A parameter of an architecture.
+//! Parameter tensor of an architecture.
 
 use super::module::{Head, Role, TensorId};
 
-/// A parameter of an architecture.
+/// Parameter tensor of an architecture.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tensor {
-    /// Its identity.
+    /// Identity.
     pub id: TensorId,
-    /// What it is for.
+    /// Role in initialization, weight decay and growth.
     pub role: Role,
-    /// Its name in transformers' model, such as `bert.encoder.layer.0.attention.self.query.weight`.
+    /// Name in the transformers model, for example `bert.encoder.layer.0.attention.self.query.weight`.
     pub name: String,
-    /// As \[out, in\].
+    /// Shape; \[out, in\] for a matrix.
     pub shape: Vec<usize>,
-    /// Its last rows that stand for no token of the vocabulary; `None` if its rows are not tokens.
+    /// Number of padding rows at the end; `None` if rows are not vocabulary tokens.
     pub padding: Option<usize>,
-    /// Whether it lies directly behind the tensor before it.
-    pub joined: bool,
-    /// The head that it is part of, if it is in one.
+    /// True if it directly follows the previous tensor in memory.
+    pub is_joined: bool,
+    /// Head that it belongs to, if any.
     pub head: Option<Head>,
-    /// The number of segments, of all networks, that the backward pass goes through until the gradient of this tensor is final.
+    /// Number of segments, over all networks, whose backward pass must be complete before this gradient is final.
     pub final_after: usize,
 }

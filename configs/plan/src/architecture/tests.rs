@@ -1,4 +1,4 @@
-//! Names, shapes and sizes against the published models'.
+//! Compares names, shapes and sizes with the published models.
 
 use serde_json::json;
 
@@ -11,7 +11,7 @@ fn names(model: &Model) -> Vec<String> {
     names
 }
 
-/// `BertForPreTraining(BertConfig(num_hidden_layers=1)).state_dict()` of transformers, without what is an alias there.
+/// `BertForPreTraining(BertConfig(num_hidden_layers=1)).state_dict()` of transformers, without aliases.
 const POST: [&str; 30] = [
     "bert.embeddings.LayerNorm.bias",
     "bert.embeddings.LayerNorm.weight",
@@ -46,7 +46,7 @@ const POST: [&str; 30] = [
 ];
 
 #[test]
-fn tensors_have_the_names_of_transformers() {
+fn tensor_names_match_transformers() {
     assert_eq!(names(&Model::default()), POST);
     let untied = names(&Model { tied_decoder: false, ..Model::default() });
     let more: Vec<_> = untied.iter().filter(|name| !POST.contains(&name.as_str())).collect();
@@ -67,7 +67,7 @@ fn tensors_have_the_names_of_transformers() {
 }
 
 #[test]
-fn every_tensor_is_there_once_and_is_what_its_name_says() {
+fn tensors_are_unique_and_match_their_names() {
     for norm in [Norm::Post, Norm::Pre] {
         let model = Model { norm, tied_decoder: false, pad_vocabulary_to: 8, ..Model::default() };
         let architecture = Architecture::new(&model, 3, 50);
@@ -89,9 +89,9 @@ fn every_tensor_is_there_once_and_is_what_its_name_says() {
     }
 }
 
-/// Each key of `[model]` is changed by itself.
+/// Changes each key of `[model]` separately.
 #[test]
-fn the_keys_that_shape_a_model_are_those_that_change_its_tensors() {
+fn shaping_keys_are_those_that_change_tensors() {
     let model = Model::default();
     let tensors = |model: &Model| Architecture::new(model, model.layers, 50).tensors();
     let table = toml::Table::try_from(&model).unwrap();
@@ -121,21 +121,21 @@ fn the_keys_that_shape_a_model_are_those_that_change_its_tensors() {
     assert_eq!(found, expected);
 }
 
-/// Two networks of which the second has the embeddings of the first (as ELECTRA's, arXiv 2003.10555): their gradients are final last.
+/// Two networks that share embeddings, as in ELECTRA (arXiv 2003.10555): the shared gradients become final last.
 #[test]
-fn tensors_that_two_networks_read_are_final_behind_the_second() {
+fn gradients_of_shared_tensors_are_final_after_the_second_network() {
     let model = Model::default();
     let mut second = Network::new(&model, &[], 2, 50);
     second.name = |id| format!("second.{id:?}");
     let mut embeddings = second.segments[0].modules.to_vec();
     embeddings.iter_mut().for_each(|module| module.owner = Some(0));
     second.segments[0].modules = embeddings.into();
-    let architecture = Architecture::of(vec![Network::new(&model, &[], 1, 50), second]);
+    let architecture = Architecture::from_networks(vec![Network::new(&model, &[], 1, 50), second]);
     let tensors = architecture.tensors();
     let of = |network: usize| tensors.iter().filter(move |tensor| tensor.id.network == network);
     let shared = |tensor: &&Tensor| tensor.name.starts_with("bert.embeddings");
     assert_eq!(tensors.iter().filter(shared).count(), 5);
-    // Three segments of the first network and four of the second; the tied decoders read the word embeddings, too.
+    // Three segments of the first network and four of the second. Both tied decoders also read the token embeddings.
     assert!(of(0).filter(shared).all(|tensor| tensor.final_after == 7));
     assert_eq!(of(0).filter(|tensor| !shared(tensor)).map(|tensor| tensor.final_after).max(), Some(2));
     assert_eq!(of(1).map(|tensor| tensor.final_after).min(), Some(4));
@@ -146,7 +146,7 @@ fn tensors_that_two_networks_read_are_final_behind_the_second() {
 }
 
 #[test]
-fn the_model_is_described_for_transformers() {
+fn transformers_config_matches_the_model() {
     let (model, heads) = (Model::default(), [Head::MaskedLanguage, Head::Pair]);
     let TransformersModel { class, config } = TransformersModel::new(&model, &heads, 6, 1000, 0);
     assert_eq!(
@@ -162,9 +162,9 @@ fn the_model_is_described_for_transformers() {
     }
 }
 
-/// A run of today has the heads of its family whatever its losses are, so that its checkpoints stay the same.
+/// The set of heads must not depend on the losses: existing checkpoints stay loadable.
 #[test]
-fn a_run_has_the_heads_of_its_family() {
+fn heads_do_not_depend_on_the_losses() {
     for pair in [Pair::None, Pair::Sop] {
         let objective = Objective { pair, ..Objective::default() };
         let config = RunConfig { objective, ..RunConfig::default() };
@@ -174,24 +174,27 @@ fn a_run_has_the_heads_of_its_family() {
 }
 
 #[test]
-fn heads_are_counted_as_often_as_they_are_computed() {
+fn head_costs_scale_with_their_unit() {
     let model = Model { hidden: 8, pad_vocabulary_to: 64, ..Model::default() };
     let network = Network::new(&model, &[], 1, 50);
     let (masked, samples) = (3.0, 2.0);
-    let count = |each| match each {
-        Each::Token => 1e9,
-        Each::MaskedToken => masked,
-        Each::Sample => samples,
+    let count = |unit| match unit {
+        CostUnit::Token => 1e9,
+        CostUnit::MaskedToken => masked,
+        CostUnit::Sample => samples,
     };
     // Input, projection, activation and norm of the MLM head; input, pooler and two labels of the pair head.
-    assert_eq!(network.kept_by_head(Head::MaskedLanguage, count), masked * 32.0);
-    assert_eq!(network.kept_by_head(Head::Pair, count), samples * 18.0);
+    assert_eq!(network.head_activation_elements(Head::MaskedLanguage, count), masked * 32.0);
+    assert_eq!(network.head_activation_elements(Head::Pair, count), samples * 18.0);
     assert_eq!(network.logits(Head::MaskedLanguage, count), masked * 64.0);
     assert_eq!(network.logits(Head::Pair, count), 0.0);
-    // A head that computes the vocabulary at every token, as distillation does.
+    // A head that computes logits at every token, as in distillation.
     let mut wide = network.clone();
     let mut modules = wide.segments[2].modules.to_vec();
-    modules.iter_mut().filter(|module| module.each == Each::MaskedToken).for_each(|module| module.each = Each::Token);
+    modules
+        .iter_mut()
+        .filter(|module| module.unit == CostUnit::MaskedToken)
+        .for_each(|module| module.unit = CostUnit::Token);
     wide.segments[2].modules = modules.into();
     assert_eq!(wide.logits(Head::MaskedLanguage, count), 64e9);
 }

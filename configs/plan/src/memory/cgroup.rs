@@ -1,34 +1,34 @@
-//! Memory limits of control groups: a process is held to those of its own group and of every group above it.
+//! Memory limits of cgroups. The limits of a process's own cgroup and of all its ancestors apply.
 
 use std::path::{Path, PathBuf};
 
-/// The files of a group that limit its memory, in version 2 and in version 1 of control groups. Above `memory.high` a group is not ended
-/// but held up, until it hardly runs.
+/// Limit files of a cgroup, versions 2 and 1. Above `memory.high` the kernel throttles a cgroup heavily instead of
+/// killing it.
 const LIMITS: [&str; 3] = ["memory.max", "memory.high", "memory.limit_in_bytes"];
 
-/// The smallest memory limit of the groups of this process, bytes; `None` without any. `read` gives the text of a file, empty where there is
-/// none.
+/// Returns the smallest memory limit of this process's cgroups, in bytes; `None` without a limit. `read` returns the
+/// content of a file, empty if there is none.
 pub fn limit(read: impl Fn(&Path) -> String) -> Option<u64> {
     let (groups, mounts) = (read(Path::new("/proc/self/cgroup")), read(Path::new("/proc/self/mountinfo")));
     let mounts = mounts.lines().filter_map(Mount::parse);
     let folders = mounts.filter_map(|mount| Some((mount.folder(&groups)?, mount.point))).flat_map(|(folder, point)| {
         folder.ancestors().take_while(|above| above.starts_with(&point)).map(Path::to_owned).collect::<Vec<_>>()
     });
-    // A group without a limit says `max`, in version 1 a number larger than any memory.
+    // Without a limit the file says `max`, or in version 1 a number larger than any memory.
     let number = |file: PathBuf| read(&file).trim().parse::<u64>().ok();
     folders.flat_map(|folder| LIMITS.map(|name| folder.join(name))).filter_map(number).min()
 }
 
-/// A hierarchy of groups that may limit memory, as it is mounted here.
+/// Mounted cgroup hierarchy that can limit memory.
 struct Mount {
-    /// The group that is mounted.
+    /// Cgroup at the root of the mount.
     root: PathBuf,
     point: PathBuf,
     is_second_version: bool,
 }
 
 impl Mount {
-    /// Of a line of `/proc/PID/mountinfo` (proc_pid_mountinfo(5)).
+    /// Parses a line of `/proc/PID/mountinfo` (proc_pid_mountinfo(5)).
     fn parse(line: &str) -> Option<Self> {
         let (mount, system) = line.split_once(" - ")?;
         let mut mount = mount.split(' ').skip(3);
@@ -43,8 +43,8 @@ impl Mount {
         })
     }
 
-    /// The folder of this process's group, of which `groups` (`/proc/PID/cgroup`) tells. The mount point where the group cannot be
-    /// seen through this mount.
+    /// Returns the directory of this process's cgroup, given `/proc/PID/cgroup`. Returns the mount point if the cgroup
+    /// lies outside the mount.
     fn folder(&self, groups: &str) -> Option<PathBuf> {
         let group = groups.lines().find_map(|line| {
             let (number, rest) = line.split_once(':')?;
@@ -61,7 +61,7 @@ impl Mount {
     }
 }
 
-/// A path of mountinfo, in which white space and backslashes are octal numbers.
+/// Unescapes a path of mountinfo, where white space and backslashes are octal escapes.
 fn unescape(path: &str) -> PathBuf {
     let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
     escapes.iter().fold(path.to_owned(), |path, (escape, letter)| path.replace(escape, letter)).into()
@@ -73,10 +73,10 @@ mod tests {
     use std::collections::BTreeMap;
 
     const MIB: u64 = 1 << 20;
-    /// Version 2, as systemd mounts it.
+    /// Version 2, mounted by systemd.
     const SECOND: &str = "24 1 0:22 / /sys rw - sysfs sysfs rw\n\
                           30 24 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
-    /// Version 1, with a second version beside it that has no controllers.
+    /// Version 1, with a version 2 hierarchy beside it that has no controllers.
     const FIRST: &str = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n\
                          36 31 0:33 / /sys/fs/cgroup/devices rw,relatime - cgroup cgroup rw,devices\n\
                          41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n";
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_of_a_job_holds_for_its_steps() {
+    fn the_limit_of_a_job_applies_to_its_steps() {
         let task = "0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n";
         let job = ("/sys/fs/cgroup/system.slice/slurmstepd.scope/job_7/memory.max", "314572800\n");
         let step = ("/sys/fs/cgroup/system.slice/slurmstepd.scope/job_7/step_0/memory.max", "max\n");
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_of_version_1_are_in_the_hierarchy_of_memory() {
+    fn cgroup_v1_limits_come_from_the_memory_hierarchy() {
         let groups = "5:devices:/other\n4:cpu,memory:/slurm/uid_0/job_7/step_batch\n0::/x\n";
         let unlimited = ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
         assert_eq!(of(groups, FIRST, &[unlimited]), Some(9_223_372_036_854_771_712));
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn containers_see_their_own_group() {
         let at_root = ("/sys/fs/cgroup/memory.max", "314572800\n");
-        // With a namespace of its own, without one, and one whose group is outside.
+        // With a cgroup namespace, without one, and with a cgroup outside the namespace.
         let mounted = "30 24 0:26 /docker/4a /sys/fs/cgroup ro - cgroup2 cgroup rw\n";
         assert_eq!(of("0::/\n", SECOND, &[at_root]), Some(300 * MIB));
         assert_eq!(of("0::/docker/4a\n", mounted, &[at_root]), Some(300 * MIB));
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_limits_nothing() {
+    fn unreadable_files_impose_no_limit() {
         assert_eq!(of("", "", &[]), None);
         assert_eq!(of("4:memory\nx\n", "1 2\n - \n3 4 5 6 7 - cgroup2\n", &[]), None);
     }

@@ -1,22 +1,22 @@
-//! The lock of a shard that is being fetched. Its file names the process that holds it, and the file's time changes as long as
-//! that process makes progress.
+//! Lock of a shard during its download. The lock file contains the name of the holder, and its modification time shows
+//! the holder's progress.
 
 use std::fs::{File, TryLockError};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Time between two tries to get a lock, at first and at most.
-const PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(200)];
-/// Time between two signs of progress.
-const SIGN: Duration = Duration::from_secs(1);
+/// Initial and maximum delay between lock attempts.
+const BACKOFF: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(200)];
+/// Interval of progress updates.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long to wait for a holder that makes no progress.
+/// Timeouts for a holder that makes no progress.
 #[derive(Debug, Clone, Copy)]
 pub struct Timeouts {
-    /// Until it is reported.
+    /// Until a warning.
     pub report: Duration,
-    /// Until the lock is done without.
+    /// Until the waiting process proceeds without the lock.
     pub stalled: Duration,
 }
 
@@ -26,24 +26,24 @@ impl Default for Timeouts {
     }
 }
 
-/// A lock that is held until it is dropped; on a file system without locks it keeps nobody out.
+/// File lock, released on drop. On file systems without locks it excludes nobody.
 #[derive(Debug)]
 pub struct FetchLock {
     file: File,
-    signed: Instant,
+    last_signal: Instant,
 }
 
-/// The result of locking a file without waiting.
+/// Result of a non-blocking lock attempt.
 #[derive(Debug)]
 pub enum TryLock {
-    /// This process has the lock.
+    /// This process holds the lock.
     Acquired(FetchLock),
-    /// Another process has it. The file is returned for another try.
+    /// Another process holds the lock. The file is returned for another attempt.
     WouldBlock(File),
 }
 
 impl FetchLock {
-    /// Locks `file` unless another process has locked it.
+    /// Tries to lock `file` without waiting.
     pub fn try_take(file: File) -> io::Result<TryLock> {
         match file.try_lock() {
             Ok(()) => {}
@@ -52,24 +52,24 @@ impl FetchLock {
             Err(TryLockError::Error(error)) => return Err(error),
         }
         let holder = format!("process {} on host {}", std::process::id(), lambert_store::host::name());
-        // Only for messages: a disk that is full may hold no name.
+        // Only for messages: writing the name may fail on a full disk.
         let _ = file.set_len(0).and_then(|()| file.write_all_at(holder.as_bytes(), 0));
-        Ok(TryLock::Acquired(Self { file, signed: Instant::now() }))
+        Ok(TryLock::Acquired(Self { file, last_signal: Instant::now() }))
     }
 
-    /// Waits for the lock of `file` as long as its holder makes progress; `None` if it has made none for too long. `purpose` says
-    /// in messages what the lock is for.
+    /// Waits for the lock of `file` while its holder makes progress; `None` after [`Timeouts::stalled`] without
+    /// progress. `purpose` describes the wait in messages.
     pub fn wait(file: File, timeouts: Timeouts, purpose: &str) -> io::Result<Option<Self>> {
-        let (mut file, mut pause, mut reported) = (file, PAUSES[0], false);
-        let (mut sign, mut since) = (sign(&file)?, Instant::now());
+        let (mut file, mut pause, mut reported) = (file, BACKOFF[0], false);
+        let (mut progress_time, mut since) = (progress_time(&file)?, Instant::now());
         loop {
             file = match Self::try_take(file)? {
                 TryLock::Acquired(lock) => return Ok(Some(lock)),
                 TryLock::WouldBlock(file) => file,
             };
-            let found = self::sign(&file)?;
-            if found != sign {
-                (sign, since) = (found, Instant::now());
+            let found = self::progress_time(&file)?;
+            if found != progress_time {
+                (progress_time, since) = (found, Instant::now());
             }
             let idle = since.elapsed();
             if idle >= timeouts.stalled {
@@ -82,25 +82,25 @@ impl FetchLock {
                 reported = true;
             }
             std::thread::sleep(pause);
-            pause = (2 * pause).min(PAUSES[1]);
+            pause = (2 * pause).min(BACKOFF[1]);
         }
     }
 
-    /// Shows those that wait that the work goes on.
+    /// Signals progress to waiting processes.
     pub fn progress(&mut self) {
-        if self.signed.elapsed() >= SIGN {
-            self.signed = Instant::now();
-            // Without it others wait less.
+        if self.last_signal.elapsed() >= PROGRESS_INTERVAL {
+            self.last_signal = Instant::now();
+            // If this fails, other processes time out earlier.
             let _ = self.file.set_modified(SystemTime::now());
         }
     }
 }
 
-fn sign(file: &File) -> io::Result<SystemTime> {
+fn progress_time(file: &File) -> io::Result<SystemTime> {
     file.metadata()?.modified()
 }
 
-/// The process that holds the lock, in words.
+/// Returns the name of the holder, for messages.
 fn holder(file: &File) -> String {
     let mut bytes = [0; 200];
     let length = file.read_at(&mut bytes, 0).unwrap_or(0);
@@ -108,7 +108,7 @@ fn holder(file: &File) -> String {
     if text.is_empty() { "another process".to_owned() } else { text }
 }
 
-/// A file system without locks has none to wait for: then each process may fetch its own, and the last one's copy stays.
+/// True if the file system does not support locks. Then each process may download the shard, and the last copy stays.
 fn has_no_locks(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let none = [Errno::NOLCK, Errno::NOSYS, Errno::OPNOTSUPP, Errno::INVAL].map(Errno::raw_os_error);
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holder_without_progress_is_named_and_not_waited_for() {
+    fn waiting_ends_if_the_holder_makes_no_progress() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.lock");
         let held = take(&path);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holder_that_makes_progress_is_waited_for() {
+    fn waiting_continues_while_the_holder_makes_progress() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.lock");
         let mut held = take(&path);
@@ -160,7 +160,7 @@ mod tests {
         });
         for _ in 0..20 {
             std::thread::sleep(SHORT.stalled / 6);
-            held.signed -= SIGN;
+            held.last_signal -= PROGRESS_INTERVAL;
             held.progress();
         }
         assert!(!waiting.is_finished());

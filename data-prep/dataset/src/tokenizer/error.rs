@@ -1,59 +1,59 @@
 use std::path::PathBuf;
 
-/// Why a vocabulary cannot be used.
+/// Error of reading a vocabulary.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenizerError {
     /// The file cannot be read.
     #[error("cannot read vocabulary {}", path.display())]
     Read {
-        /// The file.
+        /// File.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: std::io::Error,
     },
-    /// The file is not text.
-    #[error("vocabulary {origin} is not UTF-8 at byte {at}")]
+    /// The file is not UTF-8.
+    #[error("vocabulary {origin}: invalid UTF-8 at byte {at}")]
     NotUtf8 {
-        /// The file.
+        /// File.
         origin: String,
-        /// The first bad byte, from 0.
+        /// Offset of the first invalid byte.
         at: usize,
     },
-    /// A line holds no piece.
-    #[error("vocabulary {origin}, line {line}: the line is empty; expected one piece on every line")]
+    /// A line is empty.
+    #[error("vocabulary {origin}, line {line}: the line is empty; expected one token per line")]
     EmptyLine {
-        /// The file.
+        /// File.
         origin: String,
-        /// From 1.
+        /// Line number, from 1.
         line: usize,
     },
-    /// Two ids for one piece.
-    #[error("vocabulary {origin}, line {line}: {piece:?} stands on line {first} already")]
+    /// A token occurs twice.
+    #[error("vocabulary {origin}, line {line}: {piece:?} is already on line {first}")]
     Doubled {
-        /// The file.
+        /// File.
         origin: String,
-        /// From 1.
+        /// Line number, from 1.
         line: usize,
-        /// The line that has it first, from 1.
+        /// Line of the first occurrence, from 1.
         first: usize,
-        /// The piece.
+        /// Token.
         piece: String,
     },
-    /// Special pieces are missing.
+    /// Special tokens are missing.
     #[error("vocabulary {origin} lacks {pieces}; BERT needs [PAD] [UNK] [CLS] [SEP] [MASK]")]
     Missing {
-        /// The file.
+        /// File.
         origin: String,
-        /// Those that are missing.
+        /// Missing tokens.
         pieces: String,
     },
-    /// The tokenizers library refused it.
-    #[error("the tokenizers library refuses vocabulary {origin}")]
+    /// The tokenizers library rejected the vocabulary.
+    #[error("the tokenizers library rejected vocabulary {origin}")]
     Build {
-        /// The file.
+        /// File.
         origin: String,
-        /// Its reason.
+        /// Cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }

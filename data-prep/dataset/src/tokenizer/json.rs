@@ -1,5 +1,5 @@
-//! `tokenizer.json` written from a vocab.txt: the canonical form for the library in this program, and the form that
-//! Hugging Face's `BertTokenizerFast` loads.
+//! `tokenizer.json`, generated from a vocab.txt: in the form that the tokenizers library of this program reads, and in
+//! the form that Hugging Face's `BertTokenizerFast` loads.
 
 use std::collections::HashMap;
 
@@ -7,22 +7,22 @@ use serde_json::{Value, json};
 
 use super::TokenizerError;
 
-/// What marks a piece that goes on a word.
+/// Prefix of tokens that continue a word.
 pub const PREFIX: &str = "##";
 
-/// The special pieces, in the order of [`super::Special`].
+/// Special tokens, in the order of [`super::Special`].
 pub const SPECIAL: [&str; 5] = [PAD, UNK, CLS, SEP, MASK];
 const PAD: &str = "[PAD]";
 const UNK: &str = "[UNK]";
 const CLS: &str = "[CLS]";
 const SEP: &str = "[SEP]";
-/// The token that stands in the place of a masked one.
+/// Mask token.
 pub const MASK: &str = "[MASK]";
 
-/// BERT's own limit: a longer word is `[UNK]`.
-const LONGEST_WORD: usize = 100;
+/// BERT's limit, in characters: longer words become `[UNK]`.
+const MAX_WORD_CHARS: usize = 100;
 
-/// The pieces of a vocab.txt, in the order of their ids; `origin` names it in errors.
+/// Parses the tokens of a vocab.txt, in id order. `origin` names it in errors.
 pub fn pieces(bytes: &[u8], origin: &str) -> Result<Vec<String>, TokenizerError> {
     let text = std::str::from_utf8(bytes)
         .map_err(|error| TokenizerError::NotUtf8 { origin: origin.to_owned(), at: error.valid_up_to() })?;
@@ -41,7 +41,7 @@ pub fn pieces(bytes: &[u8], origin: &str) -> Result<Vec<String>, TokenizerError>
     Ok(pieces)
 }
 
-/// What `tokenizers` 1.0 reads: no added tokens and no post-processor, so that only text comes out.
+/// Writes the JSON for `tokenizers` 1.0: no added tokens and no post-processor, so only text is encoded.
 pub(super) fn canonical(pieces: &[String], lowercase: bool) -> String {
     json!({
         "version": "2.0",
@@ -52,8 +52,8 @@ pub(super) fn canonical(pieces: &[String], lowercase: bool) -> String {
     .to_string()
 }
 
-/// `tokenizer.json` for Hugging Face's `BertTokenizerFast`, with `[CLS] A [SEP] B [SEP]` around the text, from the
-/// bytes of a vocab.txt.
+/// Writes `tokenizer.json` for Hugging Face's `BertTokenizerFast` from the bytes of a vocab.txt, with the template
+/// `[CLS] A [SEP] B [SEP]`.
 pub fn tokenizer_json(vocab: &[u8], lowercase: bool) -> Result<String, TokenizerError> {
     let pieces = pieces(vocab, "the vocabulary")?;
     let special = super::special(&pieces, "the vocabulary")?;
@@ -89,7 +89,7 @@ fn model(pieces: &[String]) -> Value {
     let vocab: serde_json::Map<String, Value> =
         pieces.iter().enumerate().map(|(id, piece)| (piece.clone(), json!(id))).collect();
     json!({"type": "WordPiece", "unk_token": UNK, "continuing_subword_prefix": PREFIX,
-           "max_input_chars_per_word": LONGEST_WORD, "vocab": vocab})
+           "max_input_chars_per_word": MAX_WORD_CHARS, "vocab": vocab})
 }
 
 fn template(cls: u32, sep: u32) -> Value {
@@ -109,7 +109,7 @@ fn template(cls: u32, sep: u32) -> Value {
     })
 }
 
-/// The content of transformers' `tokenizer_config.json`.
+/// Returns the content of transformers' `tokenizer_config.json`.
 pub fn tokenizer_config(lowercase: bool, positions: usize) -> Value {
     let mut config = json!({
         "tokenizer_class": "BertTokenizer",
@@ -125,7 +125,7 @@ pub fn tokenizer_config(lowercase: bool, positions: usize) -> Value {
     config
 }
 
-/// The content of transformers' `special_tokens_map.json`.
+/// Returns the content of transformers' `special_tokens_map.json`.
 pub fn special_tokens() -> Value {
     json!({
         "unk_token": UNK,

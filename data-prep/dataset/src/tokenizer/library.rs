@@ -1,5 +1,5 @@
-//! The tokenizer of the `tokenizers` crate. Building it takes as long as encoding two megabytes of text, so that it is built on a
-//! thread of its own, while words that need no library are spelt already.
+//! Tokenizer of the `tokenizers` crate. Building it takes as long as encoding two megabytes of text, so a thread builds
+//! it in the background, while simple words are already encoded without it.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
@@ -8,29 +8,29 @@ use tokenizers::pipeline::PipelineTokenizer;
 
 use super::json;
 
-/// The tokenizer, or why there is none.
+/// Tokenizer, or the build error.
 type Built = Result<PipelineTokenizer, String>;
 
-/// See the module.
+/// Tokenizer that a background thread builds.
 pub struct Library {
     building: Mutex<Option<JoinHandle<Built>>>,
     built: OnceLock<Built>,
 }
 
 impl Library {
-    /// Begins to build it for a vocabulary.
+    /// Starts to build the tokenizer for a vocabulary.
     pub fn begin(pieces: Arc<Vec<String>>, lowercase: bool) -> Self {
         let build =
             move || tokenizers::from_json(&json::canonical(&pieces, lowercase)).map_err(|error| error.to_string());
         Self { building: Mutex::new(Some(std::thread::spawn(build))), built: OnceLock::new() }
     }
 
-    /// Waits until it is built.
+    /// Waits for the build to finish.
     pub fn built(&self) -> &Built {
         self.built.get_or_init(|| {
             let building = self.building.lock().unwrap_or_else(PoisonError::into_inner).take();
             let joined = building.map(JoinHandle::join);
-            joined.and_then(Result::ok).unwrap_or_else(|| Err("its thread panicked".to_owned()))
+            joined.and_then(Result::ok).unwrap_or_else(|| Err("the build thread panicked".to_owned()))
         })
     }
 }

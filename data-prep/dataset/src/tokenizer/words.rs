@@ -1,28 +1,29 @@
-//! Words of ASCII letters and digits and single marks, which are nearly all that English text has, by WordPiece's own rule: the
-//! longest piece first, again and again, and `[UNK]` for a word that cannot be spelt so. On them BERT's cleaning does nothing but
-//! lowercase, so that the library's way is longer than the work. data-prep/tests/tokenizer.rs holds this to be equal to it.
+//! Encoder for words of ASCII letters and digits and for single punctuation marks, which make up nearly all English
+//! text. Applies WordPiece directly: repeatedly the longest matching token, or `[UNK]` for a word without a match.
+//! BERT's cleaning only lowercases such words, so the library's pipeline would cost more than the encoding.
+//! data-prep/tests/tokenizer.rs tests that the results equal the library's.
 
 use super::json::PREFIX;
-use super::memo::{Key, index, is_mark, key};
+use super::word_cache::{WordKey, index, is_mark, key};
 
-/// Bytes of a word that is encoded here.
-const LONGEST: usize = super::memo::LONGEST;
-/// In a key's last byte, beside the length: the piece goes on a word.
+/// Maximum length of a word, bytes.
+const MAX_WORD_BYTES: usize = super::word_cache::MAX_WORD_BYTES;
+/// Flag in a key's last byte, beside the length: the token continues a word.
 const CONTINUES: u64 = 0x80 << 56;
 
-/// The pieces that such words can be made of.
+/// Tokens that such words consist of.
 #[derive(Debug)]
 pub struct Words {
-    /// By hash, each in the first free slot from its own on; a power of two, at least half of them free.
-    slots: Vec<Option<(Key, u32)>>,
-    /// Bytes of the longest piece.
+    /// Open-addressing hash table with linear probing; its size is a power of two, at most half full.
+    slots: Vec<Option<(WordKey, u32)>>,
+    /// Length of the longest token, bytes.
     longest: usize,
     unk: u32,
     lowercase: bool,
 }
 
 impl Words {
-    /// Of a vocabulary.
+    /// Creates the table of a vocabulary.
     pub fn new(pieces: &[String], unk: u32, lowercase: bool) -> Self {
         let size = (2 * pieces.len()).next_power_of_two();
         let mut words = Self { slots: vec![None; size], longest: 1, unk, lowercase };
@@ -41,9 +42,9 @@ impl Words {
         words
     }
 
-    /// Appends the ids of `word`; `false` if it is none that is encoded here.
+    /// Appends the ids of `word`. Returns `false` if it is not a word that this encoder handles.
     pub fn append(&self, word: &str, ids: &mut Vec<u32>) -> bool {
-        let mut bytes = [0; LONGEST];
+        let mut bytes = [0; MAX_WORD_BYTES];
         let Some(bytes) = bytes.get_mut(..word.len()).filter(|_| is_word(word.as_bytes())) else { return false };
         bytes.copy_from_slice(word.as_bytes());
         if self.lowercase {
@@ -66,7 +67,7 @@ impl Words {
         true
     }
 
-    fn find(&self, key: Key) -> Option<u32> {
+    fn find(&self, key: WordKey) -> Option<u32> {
         for slot in self.probe(key) {
             let (other, id) = self.slots[slot]?;
             if other == key {
@@ -76,15 +77,15 @@ impl Words {
         None
     }
 
-    /// The slots in which a key may be, in order.
-    fn probe(&self, key: Key) -> impl Iterator<Item = usize> {
+    /// Returns the slots to probe for a key, in order.
+    fn probe(&self, key: WordKey) -> impl Iterator<Item = usize> {
         let mask = self.slots.len() - 1;
         let first = index(key, self.slots.len());
         (0..=mask).map(move |step| (first + step) & mask)
     }
 }
 
-fn mark(text: &[u8], continues: bool) -> Key {
+fn mark(text: &[u8], continues: bool) -> WordKey {
     let mut key = key(text);
     key[3] |= if continues { CONTINUES } else { 0 };
     key
@@ -94,6 +95,6 @@ fn is_word(text: &[u8]) -> bool {
     match text {
         [mark] if mark.is_ascii_punctuation() => true,
         [_, _, _] if is_mark(text) => true,
-        _ => (1..=LONGEST).contains(&text.len()) && text.iter().all(u8::is_ascii_alphanumeric),
+        _ => (1..=MAX_WORD_BYTES).contains(&text.len()) && text.iter().all(u8::is_ascii_alphanumeric),
     }
 }

@@ -1,13 +1,13 @@
-//! How often the tokens of a vocabulary occur in a dataset, estimated from a part of it.
+//! Token frequencies of a dataset, estimated from a sample.
 
 use super::{Dataset, DatasetError, Manifest};
 
-/// Row groups that are read.
-const GROUPS: usize = 4;
-/// Larger shards are not opened for an estimate: their bytes would be hashed first.
-const LARGEST: u64 = 1 << 30;
+/// Maximum number of row groups to read.
+const MAX_ROW_GROUPS: usize = 4;
+/// Maximum size of a shard to read, bytes: its checksum must be verified first.
+const MAX_SHARD_BYTES: u64 = 1 << 30;
 
-/// Frequencies of tokens; those that frame and pad samples are not counted.
+/// Token frequencies, without `[PAD]`, `[CLS]`, `[SEP]` and `[MASK]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenUsage {
     counts: Vec<u64>,
@@ -16,18 +16,18 @@ pub struct TokenUsage {
 }
 
 impl TokenUsage {
-    /// Reads the first row groups of a shard: samples stand in a random order, so that they are a sample of the dataset. `None`
-    /// if the shards are not files of this machine, or too large, or there are none.
+    /// Estimates token frequencies from the first row groups of a shard; samples are in random order. Returns `None` if
+    /// there are no local shards or they are too large.
     ///
     /// # Errors
     /// The shard cannot be read.
     pub fn of(dataset: &Dataset) -> Result<Option<Self>, DatasetError> {
-        let Some(shard) = dataset.smallest_local_shard()?.filter(|(_, bytes)| *bytes <= LARGEST) else {
+        let Some(shard) = dataset.smallest_local_shard()?.filter(|(_, bytes)| *bytes <= MAX_SHARD_BYTES) else {
             return Ok(None);
         };
         let groups = dataset.row_groups().iter().enumerate().filter(|(_, group)| group.shard == shard.0);
         let mut ids = Vec::new();
-        for (number, _) in groups.take(GROUPS) {
+        for (number, _) in groups.take(MAX_ROW_GROUPS) {
             ids.extend(dataset.read(number)?.input_ids);
         }
         let usage = Self::count(&ids, dataset.manifest());
@@ -36,7 +36,7 @@ impl TokenUsage {
 
     fn count(ids: &[u32], manifest: &Manifest) -> Self {
         let mut counts = vec![0_u64; manifest.vocabulary.size];
-        // Reading has checked that all ids are in the vocabulary.
+        // Reading has validated the ids.
         ids.iter().for_each(|&id| counts[id as usize] += 1);
         let special = &manifest.special;
         for id in [special.pad, special.cls, special.sep, special.mask] {
@@ -46,13 +46,13 @@ impl TokenUsage {
         Self { counts, total, unknown }
     }
 
-    /// The share of `[UNK]`.
+    /// Returns the fraction of `[UNK]`.
     #[must_use]
     pub fn unknown(&self) -> f64 {
         self.unknown as f64 / self.total as f64
     }
 
-    /// The overlap of two distributions over one vocabulary, sum(min(p, q)): 1 if they are equal, 0 if no token is in both.
+    /// Returns the overlap of two distributions over one vocabulary, sum(min(p, q)): 1 if equal, 0 if disjoint.
     #[must_use]
     pub fn overlap(&self, other: &Self) -> f64 {
         let share = |count: u64, total: u64| count as f64 / total as f64;

@@ -1,65 +1,66 @@
-//! Words that were seen, with their ids: a memory in front of the library.
+//! Cache of encoded words in front of the tokenizers library.
 //!
-//! What lies between two spaces or punctuation marks gets the same ids wherever it stands: cleaning, decomposition and
-//! lowercasing work character by character or within a run of combining marks, and BERT splits at every space and
-//! around every punctuation mark. So a text is cut at the spaces and marks that are cheap to see, and each part is
-//! looked up by its bytes; what is not there the library encodes. data-prep/tests/tokenizer.rs holds this to be exact.
+//! Text between two spaces or punctuation marks has the same ids in any context: cleaning, decomposition and
+//! lowercasing work per character or within a run of combining marks, and BERT splits at every space and around every
+//! punctuation mark. The text is therefore split at the spaces and marks that are cheap to detect, and each segment is
+//! looked up by its bytes. Unknown segments are encoded by the caller. data-prep/tests/tokenizer.rs tests that results
+//! are exact.
 
-/// Bytes of a part that can be remembered.
-pub const LONGEST: usize = 31;
-/// Ids of a part that can be remembered.
-const MOST_IDS: usize = 7;
-/// Parts that are cut off at once, before their slots are looked at: so the processor waits for many slots at a time.
-const AT_ONCE: usize = 64;
-/// Slots: 8 MiB, which holds the words of a large corpus that make up nearly all of its text.
+/// Maximum length of a cached segment, bytes.
+pub const MAX_WORD_BYTES: usize = 31;
+/// Maximum number of ids of a cached segment.
+const MAX_IDS: usize = 7;
+/// Segments to split off before their slots are accessed, so that the cache misses of many slots overlap.
+const SEGMENT_BATCH: usize = 64;
+/// Number of slots: 8 MiB, enough for the words that make up nearly all text of a large corpus.
 const SLOTS: usize = 1 << 17;
 
-/// A table of words; a word takes the place of another with the same slot.
-pub struct Memo {
-    slots: Vec<Slot>,
-    /// Where the next parts of the text start and end.
+/// Direct-mapped cache of words: a new word replaces another in the same slot.
+pub struct WordCache {
+    slots: Vec<CachedWord>,
+    /// Byte ranges of the next segments.
     next: Vec<(usize, usize)>,
-    /// The text, and behind it as many zeros as a key is long.
+    /// Text, padded with zeros by the size of a key.
     text: Vec<u8>,
 }
 
-/// One word: a cache line.
+/// Cached word; fills one cache line.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Slot {
-    key: Key,
+struct CachedWord {
+    key: WordKey,
     count: u32,
-    ids: [u32; MOST_IDS],
+    ids: [u32; MAX_IDS],
 }
 
-/// The bytes of a word, zeros behind them, and its length in the last byte.
-pub type Key = [u64; 4];
+/// Bytes of a word, zero-padded, with its length in the last byte.
+pub type WordKey = [u64; 4];
 
-/// Bytes of a key.
-const KEY: usize = size_of::<Key>();
+/// Size of a key, bytes.
+const KEY: usize = size_of::<WordKey>();
 
-impl Memo {
-    /// An empty one.
+impl WordCache {
+    /// Creates an empty cache.
     pub fn new() -> Self {
         // No word has the length 255.
-        let empty = Slot { key: [u64::MAX; 4], count: 0, ids: [0; MOST_IDS] };
-        Self { slots: vec![empty; SLOTS], next: Vec::with_capacity(AT_ONCE), text: Vec::new() }
+        let empty = CachedWord { key: [u64::MAX; 4], count: 0, ids: [0; MAX_IDS] };
+        Self { slots: vec![empty; SLOTS], next: Vec::with_capacity(SEGMENT_BATCH), text: Vec::new() }
     }
 
-    /// Appends the ids of `text` to `output`; `encode` appends those of a part that is not known.
+    /// Appends the ids of `text` to `output`. Calls `encode` to append the ids of a segment that is not cached.
     pub fn encode(&mut self, text: &str, output: &mut Vec<u32>, mut encode: impl FnMut(&str, &mut Vec<u32>)) {
         self.text.clear();
         self.text.extend_from_slice(text.as_bytes());
         self.text.resize(text.len() + KEY, 0);
-        let mut parts = Parts { text: text.as_bytes(), at: 0 };
+        let mut parts = Segments { text: text.as_bytes(), at: 0 };
         loop {
             self.next.clear();
-            self.next.extend(parts.by_ref().take(AT_ONCE));
+            self.next.extend(parts.by_ref().take(SEGMENT_BATCH));
             if self.next.is_empty() {
                 return;
             }
             for &(start, end) in &self.next {
-                if end - start > LONGEST {
+                if end - start > MAX_WORD_BYTES {
                     encode(&text[start..end], output);
                     continue;
                 }
@@ -77,30 +78,30 @@ impl Memo {
     }
 }
 
-impl Slot {
-    /// Appends the ids of a word that is not here, by `encode`; it is here from now on.
-    fn take(&mut self, key: Key, output: &mut Vec<u32>, encode: impl FnOnce(&mut Vec<u32>)) {
+impl CachedWord {
+    /// Appends the ids of a word by `encode` and caches them.
+    fn take(&mut self, key: WordKey, output: &mut Vec<u32>, encode: impl FnOnce(&mut Vec<u32>)) {
         let start = output.len();
         encode(output);
         let found = &output[start..];
-        if found.len() <= MOST_IDS {
-            *self = Self { key, count: found.len() as u32, ids: [0; MOST_IDS] };
+        if found.len() <= MAX_IDS {
+            *self = Self { key, count: found.len() as u32, ids: [0; MAX_IDS] };
             self.ids[..found.len()].copy_from_slice(found);
         }
     }
 }
 
-/// The key of at most [`LONGEST`] bytes.
+/// Returns the key of at most [`MAX_WORD_BYTES`] bytes.
 #[inline]
-pub fn key(part: &[u8]) -> Key {
+pub fn key(part: &[u8]) -> WordKey {
     let mut bytes = [0; KEY];
     bytes[..part.len()].copy_from_slice(part);
     key_of(&bytes, part.len())
 }
 
-/// The key of the first `length` bytes, at most [`LONGEST`].
+/// Returns the key of the first `length` bytes, at most [`MAX_WORD_BYTES`].
 #[inline]
-fn key_of(bytes: &[u8; KEY], length: usize) -> Key {
+fn key_of(bytes: &[u8; KEY], length: usize) -> WordKey {
     let mut key = [0; 4];
     for ((word, bytes), mask) in key.iter_mut().zip(bytes.as_chunks().0).zip(MASKS[length]) {
         *word = u64::from_le_bytes(*bytes) & mask;
@@ -109,8 +110,8 @@ fn key_of(bytes: &[u8; KEY], length: usize) -> Key {
     key
 }
 
-/// The bits of a key that a word of each length fills.
-static MASKS: [Key; KEY] = {
+/// Mask of the key bits that a word of each length uses.
+static MASKS: [WordKey; KEY] = {
     let mut masks = [[0; 4]; KEY];
     let mut length = 0;
     while length < KEY {
@@ -124,25 +125,25 @@ static MASKS: [Key; KEY] = {
     masks
 };
 
-/// Its place among `slots`, a power of two.
+/// Returns the index of a key among `slots` slots, a power of two.
 #[inline]
-pub fn index(key: Key, slots: usize) -> usize {
+pub fn index(key: WordKey, slots: usize) -> usize {
     let [a, b, c, d] = key;
     let one = (a ^ c.rotate_left(29)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let other = (b ^ d.rotate_left(29)).wrapping_mul(0x517c_c1b7_2722_0a95);
     ((one ^ other) >> (u64::BITS - slots.trailing_zeros())) as usize
 }
 
-/// What a byte does to the part it stands in.
+/// Effect of a byte on the current segment.
 #[derive(Clone, Copy, PartialEq)]
 enum Class {
-    /// Belongs to it.
+    /// Part of the segment.
     Inside,
-    /// Ends it and is nothing itself.
+    /// Ends the segment and is dropped.
     Space,
-    /// Ends it and is a part by itself.
+    /// Ends the segment and forms one alone.
     Mark,
-    /// May begin one of the typographic marks.
+    /// May be the first byte of a typographic mark.
     Lead,
 }
 
@@ -163,19 +164,19 @@ const CLASSES: [Class; 256] = {
     classes
 };
 
-/// The start and the end of every part of a text, in order.
-struct Parts<'a> {
+/// Iterator over the byte ranges of a text's segments.
+struct Segments<'a> {
     text: &'a [u8],
     at: usize,
 }
 
-impl Parts<'_> {
+impl Segments<'_> {
     fn class(&self) -> Option<Class> {
         self.text.get(self.at).map(|&byte| CLASSES[usize::from(byte)])
     }
 }
 
-impl Iterator for Parts<'_> {
+impl Iterator for Segments<'_> {
     type Item = (usize, usize);
 
     #[inline]
@@ -200,7 +201,7 @@ impl Iterator for Parts<'_> {
     }
 }
 
-/// Whether `bytes` begin with one of the typographic marks of running text: – — ‘ ’ “ ” …
+/// True if `bytes` start with a typographic mark common in text: – — ‘ ’ “ ” …
 pub fn is_mark(bytes: &[u8]) -> bool {
     matches!(bytes, [0xe2, 0x80, 0x93 | 0x94 | 0x98 | 0x99 | 0x9c | 0x9d | 0xa6, ..])
 }
@@ -210,18 +211,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_are_cut_at_spaces_and_marks() {
+    fn text_is_split_at_spaces_and_marks() {
         let text = "“Don’t—é, x\u{a0}y…\t z”";
-        let found: Vec<&str> = Parts { text: text.as_bytes(), at: 0 }.map(|(start, end)| &text[start..end]).collect();
+        let found: Vec<&str> =
+            Segments { text: text.as_bytes(), at: 0 }.map(|(start, end)| &text[start..end]).collect();
         assert_eq!(found, ["“", "Don", "’", "t", "—", "é", ",", "x\u{a0}y", "…", "z", "”"]);
     }
 
     #[test]
-    fn a_word_is_encoded_once_and_keys_tell_all_apart() {
-        let mut memo = Memo::new();
+    fn a_word_is_encoded_once() {
+        let mut word_cache = WordCache::new();
         let (mut calls, mut output) = (0, Vec::new());
         let mut encode = |text: &str| {
-            memo.encode(text, &mut output, |part, output| {
+            word_cache.encode(text, &mut output, |part, output| {
                 calls += 1;
                 output.push(part.len() as u32);
             });

@@ -1,0 +1,163 @@
+//! GPU memory that a rank needs, by formula, and the largest micro-batch that fits.
+//!
+//! The formula counts the tensors of a step, as src/kernels/meta/memory.rs does without a GPU. It is never below that
+//! count and at most 15 % above. [`reserve`] covers memory that CUDA and libtorch take in addition.
+
+use crate::architecture::{ALIGNMENT, Architecture, CostUnit, NormInput};
+use crate::objectives::{self, LossSpec};
+use lambert_config::run::{Attention, Precision, RunConfig, Stage};
+
+use super::DatasetShape;
+
+/// Additional bytes per parameter with bf16: a bf16 copy of the weights.
+const BF16_WEIGHTS: u64 = 2;
+/// Upper bounds of the number of tensors per layer and outside the layers.
+const TENSOR_COUNTS: (u64, u64) = (16, 16);
+
+/// Bytes per masked token and vocabulary token, in f32: log-softmax, its gradient and the gradient of the logits.
+const SOFTMAX: f64 = 12.0;
+/// Bytes per token of the micro-batch itself: ids, segments, positions and masks, with temporaries.
+const IDS: f64 = 64.0;
+/// Bytes per token and layer for means and deviations of its two normalizations.
+const STATISTICS: f64 = 16.0;
+/// The backward pass of fused attention accumulates in f32, in blocks of `BLOCK` rows of weights and with head sizes
+/// padded to multiples of `HEAD`.
+const BLOCK: usize = 128;
+const HEAD: usize = 32;
+/// Factor for small tensors that are not listed here.
+const SMALL_TENSORS: f64 = 1.01;
+
+/// Returns the peak bytes of GPU memory for activations and their gradients of a micro-batch of `tokens` tokens, if all
+/// samples have the maximum length.
+pub fn activations(config: &RunConfig, stage: &Stage, data: DatasetShape, tokens: usize) -> u64 {
+    let model = &config.model;
+    let bytes = match model.precision {
+        Precision::Fp32 | Precision::Tf32 => 4.0,
+        Precision::Bf16 => 2.0,
+    };
+    let (hidden, layers) = (model.hidden as f64, stage.depth(model) as f64);
+    let architecture = Architecture::of_run(config, 1, data.vocabulary);
+    let network = &architecture.networks()[0];
+    let all = tokens as f64;
+    let (row, wide) = (bytes * all * hidden, bytes * all * model.intermediate as f64);
+    let is_pre_norm = !network.has(|module| module.norm_input == NormInput::InnerSum);
+    let normed = if is_pre_norm { row } else { 0.0 };
+
+    // Keyed attention keeps its weights before and after dropout. Fused attention keeps one log-sum-exp per row of
+    // weights and accumulates in f32 in its backward pass.
+    let lines = all / data.sequence_length.max(1) as f64 * model.heads as f64;
+    let (attention, mixing) = if keeps_weights(config) {
+        let weights = bytes * all * data.sequence_length as f64 * model.heads as f64;
+        (2.0 * weights, weights)
+    } else {
+        let head = (model.hidden / model.heads.max(1)).next_multiple_of(HEAD);
+        let sums = 4.0 * lines * (data.sequence_length.next_multiple_of(BLOCK) * head) as f64;
+        (4.0 * lines * data.sequence_length.next_multiple_of(HEAD) as f64, sums + 4.0 * row)
+    };
+    let layer = bytes * all * network.activation_elements() as f64 + attention + STATISTICS * all;
+
+    // Backward pass of one layer: peak at the feed-forward output, or at the attention once the tensors above are
+    // freed.
+    let back = (2.0 * row + normed + wide).max(3.0 * row).max(mixing - 2.0 * (row + wide));
+
+    let masked = masked(config, data, tokens);
+    let rows = network.rows as f64;
+    let count = |unit| match unit {
+        CostUnit::Token => all,
+        CostUnit::MaskedToken => masked,
+        CostUnit::Sample => all / data.sequence_length.max(1) as f64,
+    };
+    let of_loss = |loss: &LossSpec| {
+        SOFTMAX * network.logits(loss.head, count) + bytes * network.head_activation_elements(loss.head, count)
+    };
+    let head: f64 = objectives::losses(&config.objective).iter().map(of_loss).sum();
+
+    let most = if stage.recompute {
+        // Input of each layer, output of the last layer, and its gradient.
+        (layers + 2.0) * row + head.max(layer + back)
+    } else {
+        // The embedding sum is f32, and kept if it is normalized.
+        let embeddings = row + if is_pre_norm { 0.0 } else { 4.0 * all * hidden };
+        // The output of the last layer stays alive during the backward pass of the heads.
+        embeddings + layers * layer + (head + row).max(back)
+    };
+    // Parameter vectors in the compute dtype, and the padding columns of the logits.
+    let vectors = 4.0 * rows + (4.0 * layers + 8.0) * hidden * bytes;
+    (SMALL_TENSORS * (most + IDS * all + vectors)) as u64
+}
+
+/// True if dropout on a GPU depends on the partition into micro-batches: fused attention uses its own random generator.
+pub fn dropout_depends_on_micro_batches(config: &RunConfig) -> bool {
+    config.model.attention != Attention::Keyed && config.model.drops_attention()
+}
+
+/// True if attention keeps its weights in GPU memory for the backward pass.
+fn keeps_weights(config: &RunConfig) -> bool {
+    config.model.attention == Attention::Keyed && config.model.drops_attention()
+}
+
+/// Masked tokens of a micro-batch. Not an upper bound: shorter samples reach `max_predictions` later.
+fn masked(config: &RunConfig, data: DatasetShape, tokens: usize) -> f64 {
+    let share = config.objective.mask_probability.max(1.0 / data.sequence_length.max(1) as f64);
+    let samples = tokens.div_ceil(data.sequence_length.max(1)) as f64;
+    // The count is rounded per sample.
+    (tokens as f64 * share).max(samples * config.objective.predictions(data.sequence_length) as f64)
+}
+
+/// Returns the bytes of GPU memory for the training state of a model with `layers` layers.
+pub fn state(config: &RunConfig, layers: usize, vocabulary: usize) -> u64 {
+    let copy = if config.model.precision == Precision::Bf16 { BF16_WEIGHTS } else { 0 };
+    let tensors = TENSOR_COUNTS.0.saturating_mul(layers as u64).saturating_add(TENSOR_COUNTS.1);
+    let parameters = Architecture::of_run(config, layers, vocabulary).parameters();
+    let half = if config.metrics.noise_scale_every_steps > 0 { super::HALF_BATCH_GRADIENT } else { 0 };
+    parameters.saturating_add(ALIGNMENT as u64 * tensors).saturating_mul(super::STATE + copy + half)
+}
+
+/// Returns the bytes of GPU memory that a rank of `world` needs in stage `index`, with micro-batches of at most
+/// `tokens` tokens. If the stage grows the model, the old and the new state coexist at its start; the result is the
+/// larger peak.
+pub fn needed(config: &RunConfig, index: usize, data: DatasetShape, world: usize, tokens: usize) -> u64 {
+    let stage = &config.stage[index];
+    let layers = stage.depth(&config.model);
+    // A micro-batch never exceeds the rank batch. A sample above the token budget is a micro-batch of one.
+    let tokens = tokens.min(rank_samples(stage, world).saturating_mul(data.sequence_length)).max(data.sequence_length);
+    let own = state(config, layers, data.vocabulary);
+    let before = index.checked_sub(1).map_or(layers, |before| config.depth(before));
+    let growing = if before == layers { 0 } else { own.saturating_add(state(config, before, data.vocabulary)) };
+    own.saturating_add(activations(config, stage, data, tokens)).max(growing)
+}
+
+/// Returns the samples per rank of a global batch, rounded up, for samples of equal length.
+fn rank_samples(stage: &Stage, world: usize) -> usize {
+    stage.global_batch.div_ceil(world.max(1)).max(1)
+}
+
+/// Returns the bytes to reserve out of `free` bytes of GPU memory: 1 GiB for CUDA kernels and library workspaces, and 5
+/// % for fragmentation in libtorch's caching allocator. Estimated, not measured.
+pub fn reserve(free: u64) -> u64 {
+    (1 << 30) + free / 20
+}
+
+/// Returns the largest micro-batch, in tokens, that fits into `room` bytes in stage `index`: a multiple of the maximum
+/// sample length, within the rank batch, and without a tensor of 2^31 elements or more. `None` if not even one sample
+/// fits.
+pub fn largest(config: &RunConfig, index: usize, data: DatasetShape, world: usize, room: u64) -> Option<usize> {
+    let fits = |samples: usize| {
+        let tokens = samples.saturating_mul(data.sequence_length);
+        needed(config, index, data, world, tokens) <= room && elements(config, data, tokens) < f64::from(i32::MAX)
+    };
+    let (mut fitting, mut above) = (0, rank_samples(&config.stage[index], world).saturating_add(1));
+    while above - fitting > 1 {
+        let middle = fitting + (above - fitting) / 2;
+        *(if fits(middle) { &mut fitting } else { &mut above }) = middle;
+    }
+    (fitting > 0).then_some(fitting * data.sequence_length)
+}
+
+/// Returns the number of elements of a micro-batch's largest tensor.
+fn elements(config: &RunConfig, data: DatasetShape, tokens: usize) -> f64 {
+    let (model, all) = (&config.model, tokens as f64);
+    let weights = if keeps_weights(config) { all * data.sequence_length as f64 * model.heads as f64 } else { 0.0 };
+    let wide = all * model.intermediate.max(3 * model.hidden) as f64;
+    wide.max(weights).max(masked(config, data, tokens) * model.padded_vocabulary(data.vocabulary) as f64)
+}

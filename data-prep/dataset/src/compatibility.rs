@@ -1,0 +1,36 @@
+//! Compatibility of a run with its datasets.
+
+use lambert_config::ConfigIssue;
+use lambert_config::run::{Pair, RunConfig};
+
+use super::Dataset;
+
+/// Reports every dataset that this configuration's model cannot be trained on. `used` lists the datasets with the keys
+/// that name them. `vocabulary` is the sha256 that their vocabularies must have; if `None`, that of the first dataset.
+pub fn check_compatibility(
+    config: &RunConfig,
+    used: &[(String, &Dataset)],
+    vocabulary: Option<&str>,
+    issues: &mut Vec<ConfigIssue>,
+) {
+    let first = used.first().map(|(_, dataset)| dataset.manifest().vocabulary.sha256.as_str());
+    let (positions, required) = (config.model.positions, config.objective.pair);
+    for (key, dataset) in used {
+        let manifest = dataset.manifest();
+        let (length, prepared) = (manifest.sequence_length, manifest.samples.pair);
+        let mut issue = |message: String| issues.push(ConfigIssue::new(key, message));
+        if length > positions {
+            issue(format!("has samples of up to {length} tokens, but model.positions is {positions}"));
+        }
+        if required != Pair::None && prepared != required {
+            issue(format!("was prepared with pair = {prepared:?}, but objective.pair is {required:?}"));
+        }
+        if dataset.rows() == 0 {
+            issue("has no samples".to_owned());
+        }
+        if vocabulary.or(first).is_some_and(|expected| expected != manifest.vocabulary.sha256) {
+            let other = if vocabulary.is_some() { "the model" } else { used[0].0.as_str() };
+            issue(format!("does not have the vocabulary of {other}"));
+        }
+    }
+}
