@@ -42,9 +42,9 @@ impl Parameters {
         Self { kernels, values, bf16: None, architecture, specs, views, joined, places }
     }
 
-    /// Initializes as BERT does: matrices from a normal distribution truncated at two standard deviations, biases 0, layer norm gains
-    /// 1. Each parameter is a pure function of the seed and its name. Padding rows of the vocabulary are 0 and stay 0: they receive no
-    /// gradient.
+    /// Initializes as BERT does: matrices from a normal distribution truncated at two standard deviations, biases with 0, layer norm
+    /// gains with 1. Each parameter is a pure function of the seed and its name. Padding rows of the vocabulary are 0 and stay 0: they
+    /// receive no gradient.
     pub fn initialize(
         kernels: Arc<dyn Kernels>,
         architecture: impl Into<Arc<Architecture>>,
