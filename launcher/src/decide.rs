@@ -1,12 +1,12 @@
-//! The coordinator's decisions: one pure function from a state and an event to the next state and what is to be done.
+//! Coordinator decisions: a pure function from a state and an event to the next state and a list of actions.
 //!
-//! There is no clock, no I/O and no thread here. Signals, timers, the store, the lease, launchers and the control channel
-//! make [`Event`]s; the coordinator carries out [`Action`]s; status, display and log observe both.
+//! This module uses no clock, I/O or threads. Signals, timers, the store, the lease, launchers and the control server
+//! produce [`Event`]s; the coordinator executes [`Action`]s; status, display and log observe both.
 //!
-//! - [`state`]: all that a coordinator knows; [`event`]: events and actions; [`placement`]: which ranks an attempt has, and where
-//! - [`watch`]: what is known of the attempt under way, and why it failed; [`limits`]: when a rank is taken for hung
-//! - [`restart`]: what follows an attempt: another one, or the end; [`stop`]: why a run stops; [`memory`]: what a later start needs
-//!   to know; [`progress`]: whether the run gets anywhere
+//! - [`state`]: coordinator state; [`event`]: events and actions; [`placement`]: ranks of an attempt and their hosts
+//! - [`watch`]: monitoring of the running attempt and failure analysis; [`limits`]: phase timeouts
+//! - [`restart`]: restart or end after an attempt; [`stop`]: stop reasons; [`memory`]: history kept across
+//!   coordinators; [`progress`]: detection of attempts without progress
 
 pub mod event;
 pub mod limits;
@@ -22,7 +22,7 @@ use lambert_config::exit;
 use lambert_control::Message;
 use lambert_control::{Directive, EventKind, FailureKind};
 
-pub use event::{Action, Death, Event, Exit, FromWorkers, Note, Verdict, Wanted};
+pub use event::{Action, Death, Event, Exit, Note, Verdict, Wanted, WorkerEvent};
 pub use memory::Memory;
 pub use placement::{Attempt, LeftOut, Placement, Room};
 pub use state::{Phase, Running, Settings, State, Why};
@@ -30,10 +30,10 @@ pub use stop::{JobSettings, JobView, Requests, Signal, Standing, StopReason};
 
 use watch::{Failure, Watch};
 
-/// Seconds since the coordinator began.
+/// Seconds since the coordinator started.
 pub type Seconds = f64;
 
-/// What follows from `event` at the time `at`.
+/// Returns the next state and the actions for `event` at time `at`.
 pub fn decide(mut state: State, at: Seconds, event: Event) -> (State, Vec<Action>) {
     if state.verdict().is_some() {
         return (state, Vec::new());
@@ -54,7 +54,7 @@ pub fn decide(mut state: State, at: Seconds, event: Event) -> (State, Vec<Action
     (state, actions)
 }
 
-/// Takes in what people and Slurm ask for.
+/// Applies requests from users and Slurm.
 fn take_request(state: &mut State, at: Seconds, event: &Event) -> Vec<Action> {
     let (requests, job) = (&mut state.requests, state.settings.job.as_ref());
     match event {
@@ -78,7 +78,7 @@ fn take_request(state: &mut State, at: Seconds, event: &Event) -> Vec<Action> {
     Vec::new()
 }
 
-/// In a job a signal can mean several things.
+/// Requests the job state from Slurm to find out what a signal means.
 fn ask_slurm(state: &State) -> Vec<Action> {
     let unexplained = state.settings.job.is_some() && state.requests.stop == Some(StopReason::Signal);
     unexplained.then_some(Action::AskSlurm).into_iter().collect()
@@ -90,22 +90,22 @@ fn leasing(state: &mut State, at: Seconds, wanted: Wanted, event: Event, actions
             start(state, at, number, actions)
         }
         Event::LeaseHeld(number) => Phase::Over(replaced(number)),
-        // A run that is under way waits for its store.
+        // A running run waits for its store to recover.
         Event::LeaseFailed(message) => match wanted {
             Wanted::Next => Phase::Over(Verdict::Failed(exit::FAILED, message)),
             Wanted::Exactly(number) => restart::without_lease(state, at, number - 1, message, actions),
         },
-        // The wanted one may be this coordinator's own, whose answer is still on its way.
+        // The expected lease may be this coordinator's own, its confirmation still in flight.
         Event::LeaseSeen(newest) if matches!(wanted, Wanted::Exactly(own) if newest > own) => {
             Phase::Over(replaced(newest))
         }
-        // The last attempt's: without it there is no run to go on with.
+        // The last attempt's lease is gone, and the run with it.
         Event::LeaseGone(_, message) if matches!(wanted, Wanted::Exactly(_)) => Phase::Over(Verdict::Replaced(message)),
         _ => stopped(state).unwrap_or(Phase::Leasing(wanted)),
     }
 }
 
-/// The end that was asked for, if it was.
+/// Ends if a stop was requested.
 fn stopped(state: &State) -> Option<Phase> {
     state.requests.stop.map(|reason| Phase::Over(Verdict::Stopped(reason)))
 }
@@ -137,9 +137,9 @@ fn run(state: &mut State, at: Seconds, mut running: Box<Running>, event: Event, 
     let (number, tick) = (running.attempt.number, event == Event::Tick);
     match event {
         Event::Worker(attempt, what) if attempt == number => {
-            let gone = matches!(what, FromWorkers::Gone(_));
-            // Slurm asks the ranks, and at first nobody else, when the job has to make room. Not so while they are ended.
-            if matches!(&what, FromWorkers::Report(report) if report.has_received_sigterm)
+            let gone = matches!(what, WorkerEvent::Gone(_));
+            // On preemption Slurm may signal only the ranks at first. SIGTERM that we send ourselves arrives in another phase.
+            if matches!(&what, WorkerEvent::Report(report) if report.has_received_sigterm)
                 && state.requests.stop.is_none()
             {
                 state.requests.stop = Some(StopReason::Signal);
@@ -151,7 +151,7 @@ fn run(state: &mut State, at: Seconds, mut running: Box<Running>, event: Event, 
             }
         }
         Event::StartFailed(attempt, code, message) if attempt == number => {
-            // What was right at an earlier start is no fault of the configuration: an address or a mount is away.
+            // An earlier start succeeded, so the configuration is right: an address or mount is temporarily unavailable.
             return match state.tries.is_first() {
                 true => Phase::Over(Verdict::Failed(code, message)),
                 false => restart::wait(state, at, (running.begun, number), message, actions),
@@ -166,7 +166,7 @@ fn run(state: &mut State, at: Seconds, mut running: Box<Running>, event: Event, 
         Event::SaveRequested if !running.stopping => actions.push(Action::Order(Directive::Checkpoint)),
         _ => {}
     }
-    // Limits look at all ranks, and so are not for every report.
+    // Timeouts iterate over all ranks, so they are not checked on every report.
     let mut why = reason_to_end(state, at, &mut running, actions);
     if why.is_none() && tick {
         why = overdue(state, at, &mut running, actions);
@@ -184,9 +184,9 @@ fn replaced_message(newest: u32) -> String {
     }
 }
 
-/// What requests, the end of the launcher and a mismatch of versions ask for.
+/// Returns why the attempt must end: a request, a dead launcher or rank, or a version mismatch.
 fn reason_to_end(state: &State, at: Seconds, running: &mut Running, actions: &mut Vec<Action>) -> Option<Why> {
-    // With one rank the others are lost; not every launcher ends them.
+    // The other ranks cannot continue, and not every launcher terminates them.
     if running.watch.trouble.has_ended() {
         return Some(Why::Left);
     }
@@ -210,7 +210,7 @@ fn reason_to_end(state: &State, at: Seconds, running: &mut Running, actions: &mu
     Some(Why::Failed(Failure { message, fault: FailureKind::Usage, host: None }))
 }
 
-/// What the limits ask for.
+/// Checks the phase timeouts.
 fn overdue(state: &State, at: Seconds, running: &mut Running, actions: &mut Vec<Action>) -> Option<Why> {
     let patience = &state.settings.patience;
     match patience.slow(at, &running.watch) {
@@ -220,7 +220,7 @@ fn overdue(state: &State, at: Seconds, running: &mut Running, actions: &mut Vec<
     }
     let hang = patience.overdue(at, running.begun, running.attempt.world, &running.watch)?;
     if running.watch.leaving().is_some() {
-        // The run may end well all the same.
+        // All work is done; the run may still succeed.
         actions.push(Action::Note(Note::Slow(format!("{}: they are ended", hang.message))));
     }
     Some(Why::Failed(Failure { host: hang.host, ..Failure::passing(hang.message) }))
@@ -243,7 +243,7 @@ fn end(
     let number = running.attempt.number;
     match event {
         Event::Worker(attempt, what) if attempt == number => {
-            let gone = matches!(what, FromWorkers::Gone(_));
+            let gone = matches!(what, WorkerEvent::Gone(_));
             listen(state, at, &mut running, what, actions);
             if gone {
                 let why = if state.requests.kill && why != Why::Left { Why::Killed } else { why };
@@ -261,10 +261,10 @@ fn end(
     Phase::Ending(running, why)
 }
 
-/// Takes in what came from the processes of the attempt under way.
-fn listen(state: &mut State, at: Seconds, running: &mut Running, what: FromWorkers, actions: &mut Vec<Action>) {
+/// Applies an event from the processes of the running attempt.
+fn listen(state: &mut State, at: Seconds, running: &mut Running, what: WorkerEvent, actions: &mut Vec<Action>) {
     match &what {
-        FromWorkers::Report(report) => {
+        WorkerEvent::Report(report) => {
             if let Some(versions) = &report.versions
                 && let Some((name, own, other)) = state.settings.versions.first_difference(versions)
             {
@@ -272,16 +272,16 @@ fn listen(state: &mut State, at: Seconds, running: &mut Running, what: FromWorke
                 running.watch.versions.mismatch.get_or_insert(mismatch);
             }
         }
-        FromWorkers::Message(_, Message::Event(EventKind::Started { checkpoint, step, .. })) => {
+        WorkerEvent::Message(_, Message::Event(EventKind::Started { checkpoint, step, .. })) => {
             state.checkpoint.clone_from(checkpoint);
             state.memory.progress.loaded(*step);
         }
-        FromWorkers::Message(_, Message::Event(EventKind::Checkpoint { name, step, written, .. })) => {
+        WorkerEvent::Message(_, Message::Event(EventKind::Checkpoint { name, step, written, .. })) => {
             (state.checkpoint, state.requests.save) = (Some(name.clone()), false);
             state.memory.add_save(*written);
             state.memory.progress.committed(*step);
         }
-        FromWorkers::Gone(left) if !left.is_empty() => actions.push(Action::Note(Note::Left(left.clone()))),
+        WorkerEvent::Gone(left) if !left.is_empty() => actions.push(Action::Note(Note::Left(left.clone()))),
         _ => {}
     }
     running.watch.take(at, what);
@@ -296,13 +296,13 @@ fn listen(state: &mut State, at: Seconds, running: &mut Running, what: FromWorke
 
 fn pause(state: &mut State, at: Seconds, last: u32, until: Seconds, event: Event, actions: &mut Vec<Action>) -> Phase {
     match event {
-        // A creation that failed may have left this coordinator's own.
+        // A failed lease creation may have left this coordinator's own lease in the store.
         Event::LeaseSeen(newest) if newest > last + u32::from(state.tries.leaseless) => Phase::Over(replaced(newest)),
         Event::LeaseGone(attempt, message) if attempt == last => Phase::Over(Verdict::Replaced(message)),
         _ if state.requests.stop.is_some() => stopped(state).unwrap_or(Phase::Pausing { last, until }),
         _ if at >= until => {
             let wanted = Wanted::Exactly(last + 1);
-            // Taking it may last as long as the store is away.
+            // Taking the lease lasts as long as the store is unavailable.
             state.tries.begin(at);
             actions.push(Action::TakeLease(wanted));
             Phase::Leasing(wanted)

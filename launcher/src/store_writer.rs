@@ -1,4 +1,4 @@
-//! Small objects of a run written on a thread, so that a slow store never holds up the coordinator.
+//! Background writer for a run's small objects: a slow store never blocks the coordinator.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,25 +10,25 @@ use lambert_store::Store;
 use lambert_store::run::STATUS;
 use serde::Serialize;
 
-/// How often objects are written that are in no hurry.
+/// Interval of routine writes.
 const PERIOD: Duration = Duration::from_secs(3);
-/// How long the last writes may take.
+/// Time limit for writes at exit.
 const LAST_WRITES: Duration = Duration::from_secs(20);
 
-/// How often an object is written if the store panics, and the pause between.
+/// Number of attempts if the store panics, and the pause between them.
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How soon a change is to be seen.
+/// Urgency of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Urgency {
-    /// With the next regular writing.
+    /// With the next routine write.
     Routine,
-    /// At once.
+    /// Immediately.
     Change,
 }
 
-/// A change of one object.
+/// A write or removal of one object.
 pub struct Write {
     object: &'static str,
     content: Content,
@@ -38,22 +38,22 @@ type MakeJson = dyn FnOnce() -> serde_json::Result<Vec<u8>> + Send;
 
 enum Content {
     Json(Box<MakeJson>),
-    /// Its removal, and the warning if it fails.
+    /// Removal, with the warning to log on failure.
     Nothing(&'static str),
 }
 
 impl Write {
-    /// Writes a value as JSON.
+    /// Writes `value` as JSON.
     pub fn json(object: &'static str, value: impl Serialize + Send + 'static) -> Self {
         Self::json_made_by(object, move || value)
     }
 
-    /// Writes a value as JSON that is made at the moment of writing.
+    /// Writes a value as JSON that is created at the time of writing.
     pub fn json_made_by<T: Serialize>(object: &'static str, make: impl FnOnce() -> T + Send + 'static) -> Self {
         Self { object, content: Content::Json(Box::new(move || serde_json::to_vec_pretty(&make()))) }
     }
 
-    /// Removes an object; `warning` is logged with the error where that fails.
+    /// Removes an object; `warning` is logged with the error on failure.
     pub fn remove(object: &'static str, warning: &'static str) -> Self {
         Self { object, content: Content::Nothing(warning) }
     }
@@ -65,8 +65,8 @@ impl fmt::Debug for Write {
     }
 }
 
-/// Handle on the thread that writes to a run's store. When the last clone is dropped it waits for what was handed over, for a
-/// limited time: a write to a file server that is away never returns.
+/// Handle of the writer thread. Dropping the last clone waits for pending writes for a limited time: a write to an
+/// unavailable file server may never return.
 #[derive(Debug, Clone)]
 pub struct StoreWriter(Arc<Writer>);
 
@@ -74,7 +74,7 @@ pub struct StoreWriter(Arc<Writer>);
 struct Writer {
     shared: Arc<Shared>,
     url: String,
-    /// Disconnected when the thread has ended. Locked by the last clone alone, when it is dropped.
+    /// Disconnected when the thread has ended. Locked only by the last clone, when dropped.
     thread: Mutex<Receiver<()>>,
 }
 
@@ -86,19 +86,19 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Pending {
-    /// In the order in which they are made; one an object.
+    /// In order; at most one per object.
     writes: Vec<Write>,
-    /// The object that is being written or removed.
+    /// Object being written or removed.
     current: Option<&'static str>,
     urgent: bool,
     closing: bool,
 }
 
 impl StoreWriter {
-    /// Starts the thread.
+    /// Starts the writer thread.
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// The system cannot start a thread.
     pub fn start(store: Store) -> std::io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let (queue, url) = (Arc::clone(&shared), store.url().to_owned());
@@ -111,8 +111,7 @@ impl StoreWriter {
         Ok(Self(Arc::new(Writer { shared, url, thread: Mutex::new(thread) })))
     }
 
-    /// Hands over `writes`, to be made in this order behind those handed over before. What was not written yet of the same
-    /// objects is forgotten.
+    /// Queues `writes` in order. They replace pending writes of the same objects.
     pub fn hand_over(&self, writes: Vec<Write>, urgency: Urgency) {
         let mut pending = self.0.shared.lock();
         for write in writes {
@@ -123,7 +122,7 @@ impl StoreWriter {
         self.0.shared.changed.notify_one();
     }
 
-    /// Forgets objects that were not written yet; removals stay.
+    /// Drops pending writes; removals stay.
     pub fn discard(&self) {
         self.0.shared.lock().writes.retain(|write| matches!(write.content, Content::Nothing(_)));
     }
@@ -186,7 +185,7 @@ fn write_all(store: &Store, shared: &Shared) {
     }
 }
 
-/// Writes an object; returns whether the store is away, which is said once.
+/// Writes an object. Returns true if the store is unavailable, which is logged once.
 fn put(store: &Store, object: &str, make: Box<MakeJson>, away: bool) -> bool {
     let text = match make() {
         Ok(text) => text,
@@ -206,8 +205,8 @@ fn put(store: &Store, object: &str, make: Box<MakeJson>, away: bool) -> bool {
     }
 }
 
-/// Writes an object, again where the store has panicked (the system gives it no thread for the moment): a run that ends by a panic
-/// says so in its status.
+/// Writes an object, with retries if the store panics (e.g. when no thread can be started), so that a run that ends by
+/// a panic still records it in its status.
 fn put_in_spite_of_panics(store: &Store, object: &str, text: &[u8]) -> lambert_store::Result<()> {
     let write = || store.put(object, text.to_vec().into());
     for _ in 1..TRIES {
@@ -243,7 +242,7 @@ mod tests {
     fn what_is_discarded_is_not_written_and_what_is_removed_is_gone() {
         let store = Store::open("memory://writer/discarded").unwrap();
         let writer = StoreWriter::start(store.clone()).unwrap();
-        // The thread is asleep for a period once it has written.
+        // After a write the thread sleeps for a period.
         writer.hand_over(vec![Write::json("first", 1_u64), Write::json("request", 1_u64)], Urgency::Change);
         while read(&store, "request").is_none() {
             std::thread::sleep(Duration::from_millis(1));

@@ -1,4 +1,4 @@
-//! `lambert status`: where a run is, as its coordinator wrote it last, its checkpoints, and its job of Slurm.
+//! `lambert status`: a run's last status, its checkpoints and its Slurm job.
 
 use lambert_config::exit;
 use lambert_store::Store;
@@ -18,7 +18,7 @@ use crate::slurm::record::Record;
 use crate::status::Status;
 use crate::status::stored::{self, LONGEST, life};
 
-/// So many ends of jobs are shown.
+/// Maximum number of job ends shown.
 const ENDS: usize = 10;
 #[derive(Debug, thiserror::Error)]
 enum StatusError {
@@ -26,7 +26,7 @@ enum StatusError {
     NoRun { url: String },
 }
 
-/// Shows the run.
+/// Prints the status.
 pub fn status(arguments: &cli::Status) -> Outcome {
     let store = Store::open(&arguments.run).map_err(Failure::usage)?;
     require_run(&store)?;
@@ -55,7 +55,7 @@ pub fn status(arguments: &cli::Status) -> Outcome {
     Ok(exit::DONE)
 }
 
-/// Refuses a place that holds no run.
+/// Returns an error unless the store contains a run.
 pub fn require_run(store: &Store) -> Result<(), Failure> {
     match store.head(CONFIG).map_err(Failure::failed)? {
         Some(_) => Ok(()),
@@ -63,10 +63,10 @@ pub fn require_run(store: &Store) -> Result<(), Failure> {
     }
 }
 
-/// A run's job, and what Slurm says of it: `None` where it was never in a queue, or Slurm has forgotten it.
+/// A run's job and its state in Slurm; `None` if Slurm no longer knows the job.
 pub type SeenJob = (Record, Result<Option<Job>, AskError>);
 
-/// The job of a run, if it was ever in a queue.
+/// Returns the job of a run, if one was submitted.
 pub fn job_of(store: &Store) -> Result<Option<SeenJob>, Failure> {
     let record = Record::read(store).map_err(Failure::failed)?;
     Ok(record.map(|record| {
@@ -75,7 +75,7 @@ pub fn job_of(store: &Store) -> Result<Option<SeenJob>, Failure> {
     }))
 }
 
-/// What coordinators of the run remember; nothing, where it cannot be read.
+/// Reads the coordinators' history of the run; the default if it cannot be parsed.
 pub fn memory(store: &Store) -> Result<Memory, Failure> {
     match store.get_at_most(COORDINATOR, LONGEST) {
         Ok(bytes) => Ok(serde_json::from_slice(&bytes).unwrap_or_default()),

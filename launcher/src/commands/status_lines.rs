@@ -1,4 +1,4 @@
-//! What `lambert status` shows, line by line. Nothing here asks anybody.
+//! Text output of `lambert status`. Pure formatting.
 
 use lambert_control::RankTimes;
 use lambert_control::Score;
@@ -11,7 +11,7 @@ use crate::slurm::job::Job;
 use crate::status::stored::Life;
 use crate::status::{RankStatus, State, Status};
 
-/// A run, as its coordinator wrote it last; `job` is what Slurm says of its job.
+/// Formats a run's status; `job` is its state in Slurm, if known.
 pub fn run(url: &str, status: &Status, life: Life, job: Option<&Job>) -> Vec<String> {
     let mut lines = vec![format!("{url} ({}): {}", status.name, state(status, life, job))];
     let (progress, latest, workers) = (&status.progress, &status.latest, &status.workers);
@@ -53,12 +53,12 @@ pub fn run(url: &str, status: &Status, life: Life, job: Option<&Job>) -> Vec<Str
     lines
 }
 
-/// Whether the run's job is not running, whatever its coordinator wrote last.
+/// True if the run's job is pending or suspended, whatever its coordinator wrote last.
 fn is_waiting(job: Option<&Job>) -> bool {
     job.is_some_and(|job| job.is_pending() || job.is_suspended())
 }
 
-/// `mlm 6.8125, accuracy 0.0500`.
+/// `mlm 6.8125, acc 5.0%`.
 fn score(Score { name, loss, accuracy }: &Score) -> String {
     let accuracy = accuracy.map_or(String::new(), |accuracy| format!(", accuracy {accuracy:.4}"));
     format!("{name} {loss:.4}{accuracy}")
@@ -80,7 +80,7 @@ fn state(status: &Status, life: Life, job: Option<&Job>) -> String {
     }
 }
 
-/// A job of Slurm.
+/// Formats a Slurm job.
 pub fn job(job: &Job) -> String {
     let mut text = format!("job          {}: {}", job.id, job.state.to_lowercase());
     if let Some(reason) = &job.reason {
@@ -102,13 +102,13 @@ pub fn job(job: &Job) -> String {
     text
 }
 
-/// How a coordinator in a job ended.
+/// Formats the end of a coordinator's job.
 pub fn job_end(end: &JobEnd, now: f64) -> String {
     let step = end.step.map_or(String::new(), |step| format!(" at step {step}"));
     format!("ended        job {}{step}, {} ago: {}", end.job, duration(now - end.unix), end.cause)
 }
 
-/// The checkpoints, newest first.
+/// Formats the list of checkpoints, newest first.
 pub fn checkpoints(checkpoints: &[Listed]) -> Vec<String> {
     match checkpoints {
         [] => vec!["checkpoints  none".to_owned()],
@@ -116,7 +116,7 @@ pub fn checkpoints(checkpoints: &[Listed]) -> Vec<String> {
     }
 }
 
-/// How long the ranks took for their own samples, and which one the others wait for.
+/// Formats the spread of step times over the ranks and the slowest rank.
 fn rank_times(times: RankTimes, ranks: &[RankStatus]) -> String {
     let RankTimes { min, median, max, slowest } = times;
     let host = ranks.iter().find(|rank| rank.rank == slowest).map_or("?", |rank| rank.host.as_str());

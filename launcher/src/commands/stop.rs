@@ -1,5 +1,5 @@
-//! `lambert stop`: asks the coordinator of a run, wherever it is, to save a checkpoint and stop. The coordinator of a job that
-//! waits in the queue or is suspended finds the request when it runs.
+//! `lambert stop`: asks a run's coordinator, on any host, to save a checkpoint and stop. The coordinator of a pending
+//! or suspended job sees the request when the job runs.
 
 use lambert_config::exit;
 use lambert_store::Store;
@@ -20,20 +20,20 @@ enum StopError {
     NotRunning { url: String, state: String },
 }
 
-/// What a request meets.
+/// Recipient of a request.
 #[derive(Debug, PartialEq, Eq)]
 enum Met {
-    /// A coordinator that hears it.
+    /// A running coordinator.
     Coordinator,
-    /// A job that is suspended: its coordinator hears the request when it goes on.
+    /// A suspended job, whose coordinator sees the request when it resumes.
     Suspended(String),
-    /// A job that waits in the queue.
+    /// A pending job.
     Pending(String),
-    /// Nobody, and why.
+    /// No recipient, with the reason.
     Nobody(String),
 }
 
-/// Asks for a checkpoint and an end.
+/// Requests a checkpoint and a stop.
 pub fn stop(arguments: &cli::Stop) -> Outcome {
     let store = Store::open(&arguments.run).map_err(Failure::usage)?;
     let text = match meet(&store)? {
@@ -48,12 +48,12 @@ pub fn stop(arguments: &cli::Stop) -> Outcome {
         }
         Met::Pending(job) => stop_pending(&store, &job)?,
     };
-    // Whoever asked knows by the command's own exit code, should nobody read this.
+    // The exit code already tells the caller; a failed print is no error.
     let _ = console::result(&text);
     Ok(exit::DONE)
 }
 
-/// The request comes first: if the job starts in this moment, or is another user's to cancel, its coordinator finds it.
+/// Leaves the request before cancelling: if the job starts meanwhile or cannot be cancelled, its coordinator still sees it.
 fn stop_pending(store: &Store, job: &str) -> Result<String, Failure> {
     leave(store, STOP_OBJECT)?;
     if let Err(error) = cluster::cancel_pending(job) {
@@ -63,7 +63,7 @@ fn stop_pending(store: &Store, job: &str) -> Result<String, Failure> {
     Ok(format!("job {job} was pending and is cancelled"))
 }
 
-/// Leaves a request in the store of a run that somebody works on now.
+/// Leaves a request in the store of a run with a running coordinator.
 pub fn request(store: &Store, object: &str) -> Result<(), Failure> {
     match meet(store)? {
         Met::Coordinator => leave(store, object),
@@ -88,12 +88,12 @@ fn meet(store: &Store) -> Result<Met, Failure> {
     Ok(met(status.as_ref().map(|status| (status.state, stored::life(status))), job.as_ref()))
 }
 
-/// Slurm knows best what becomes of a job; without one, or where it is over, the coordinator's own word counts.
+/// Slurm's job state takes precedence; without a job, or when it is over, the coordinator's status counts.
 fn met(seen: Option<(State, Life)>, job: Option<&Job>) -> Met {
     match (job, seen) {
         (Some(job), _) if job.is_pending() => Met::Pending(job.id.clone()),
         (Some(job), _) if job.is_suspended() => Met::Suspended(job.id.clone()),
-        // It may not have come to writing a status, or be between its end and the queue.
+        // It may not have written a status yet, or may be about to be requeued.
         (Some(job), _) if job.is_alive() => Met::Coordinator,
         (_, None) => Met::Nobody("was never started".to_owned()),
         (_, Some((state, _))) if state.is_over() => Met::Nobody(format!("has {state}")),

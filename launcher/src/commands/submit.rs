@@ -1,5 +1,5 @@
-//! `lambert submit`: queues a run with Slurm. What the configuration says is settled now, and what would never start is
-//! refused now: nobody wants to learn either from a log in the morning.
+//! `lambert submit`: submits a run to Slurm. The configuration is checked and stored now, and jobs that could never
+//! start are rejected now, not hours later in a log.
 
 use std::path::Path;
 
@@ -48,7 +48,7 @@ enum SubmitError {
     Record { job: String, source: lambert_store::Error },
 }
 
-/// Shows the batch scripts, or queues them.
+/// Prints or submits the batch script.
 pub fn submit(arguments: &cli::Submit) -> Outcome {
     let place = |what| move |source| Failure::failed(SubmitError::Place { what, source });
     let folder = std::env::current_dir().map_err(place("the folder that this is"))?;
@@ -74,7 +74,7 @@ fn submit_run(arguments: &cli::Submit, run: &str, folder: &Path, lambert: &str) 
     let _claim = Claim::take(&store).map_err(Failure::failed)?;
     refuse_queued(&store)?;
     let order = proposed.settle()?;
-    // What was asked of an earlier job is not meant for this one.
+    // A stop request for an earlier job does not apply to this one.
     order.store.delete(STOP_OBJECT).map_err(Failure::failed)?;
     let number = cluster::submit(&script).map_err(Failure::usage)?;
     let record = Record { job: number.clone(), cluster: None };
@@ -85,7 +85,7 @@ fn submit_run(arguments: &cli::Submit, run: &str, folder: &Path, lambert: &str) 
     Ok(exit::DONE)
 }
 
-/// Two jobs of one run would take it from each other.
+/// Rejects a second job for the same run: the two would take the run from each other.
 fn refuse_queued(store: &Store) -> Result<(), Failure> {
     let url = store.url().to_owned();
     match status::job_of(store)? {
@@ -97,7 +97,7 @@ fn refuse_queued(store: &Store) -> Result<(), Failure> {
     }
 }
 
-/// A job would take the run from a coordinator that was started by hand.
+/// Rejects a run with a coordinator that was started by hand: a job would take the run over.
 fn refuse_coordinated(store: &Store, last: &Status) -> Result<(), Failure> {
     if stored::life(last) != Life::Alive {
         return Ok(());
@@ -107,8 +107,7 @@ fn refuse_coordinated(store: &Store, last: &Status) -> Result<(), Failure> {
     Err(Failure::usage(SubmitError::Coordinated { url, pid, host, age }))
 }
 
-/// Between Slurm's signal and its kill there must be time for the step under way and for a checkpoint, where it is known how
-/// long they take.
+/// Rejects a lead time that is shorter than the last step plus a checkpoint, as far as both are known.
 fn refuse_short_lead(lead: u64, memory: &Memory, last: &Status) -> Result<(), SubmitError> {
     let Some(save) = memory.median_save() else { return Ok(()) };
     let step = last.latest.record.as_ref().map_or(0.0, |record| record.times.seconds);

@@ -30,7 +30,7 @@ pub fn vocab(arguments: &cli::Vocab) -> Outcome {
     Ok(exit::DONE)
 }
 
-/// Whatever a preparation can recognize.
+/// Any format that a preparation detects.
 fn source(path: &str) -> Source {
     Source { path: path.to_owned(), format: FormatName::AUTO.into(), ..Source::default() }
 }

@@ -1,5 +1,5 @@
-//! When a rank is taken for hung, or for gone: from the phase of its training thread, the time it has been in it, and the
-//! time since it was heard.
+//! Phase timeouts: detects hung and lost ranks from the phase of the training thread, its duration and the time since
+//! the last report.
 
 use lambert_config::run::{Limits, RunConfig};
 use lambert_control::WorkerPhase;
@@ -7,33 +7,33 @@ use lambert_control::WorkerPhase;
 use super::Seconds;
 use super::watch::{Rank, Watch};
 
-/// How long processes may take to end when everything is done and saved, seconds: a job's time may be almost up.
+/// Time limit for processes to exit after all work is saved, seconds. Short, because the job may be near its time limit.
 const LEAVING: Seconds = 30.0;
 
-/// How long a rank may be in each phase, seconds.
+/// Timeouts for the phases of a rank, seconds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Patience {
     limits: Limits,
-    /// How long saves may fail before a rank gives up by itself.
+    /// Time after which a rank gives up on failing saves.
     saves: Seconds,
 }
 
-/// A rank that is taken for hung or gone.
+/// A rank that hangs or is lost.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hang {
-    /// Which and how, for people.
+    /// Description of the rank and the timeout.
     pub message: String,
-    /// Its host, where it is the host that is not heard.
+    /// Host to avoid, if it no longer reports.
     pub host: Option<String>,
 }
 
 impl Patience {
-    /// As the configuration says.
+    /// Takes the timeouts from the configuration.
     pub fn new(config: &RunConfig) -> Self {
         Self { limits: config.cluster.limits.clone(), saves: 60.0 * config.checkpoint.give_up_minutes }
     }
 
-    /// How long a phase may take; infinite without a limit.
+    /// Timeout of a phase; infinite if disabled.
     fn of(&self, phase: WorkerPhase, median: Option<Seconds>) -> Seconds {
         let limits = &self.limits;
         let (limit, more) = match (phase, median) {
@@ -50,7 +50,7 @@ impl Patience {
         if limit > 0.0 { limit + more } else { f64::INFINITY }
     }
 
-    /// The rank of an attempt of `world` ranks that is over its limit, if one is. `begun` is when the attempt was started.
+    /// Returns the first rank that has timed out in an attempt of `world` ranks started at `begun`.
     pub fn overdue(&self, at: Seconds, begun: Seconds, world: usize, watch: &Watch) -> Option<Hang> {
         self.lingering(at, watch)
             .or_else(|| self.silent(at, watch))
@@ -58,7 +58,7 @@ impl Patience {
             .or_else(|| self.hung(at, watch))
     }
 
-    /// Processes that do not end though all is done.
+    /// Processes that do not exit after all work is done.
     fn lingering(&self, at: Seconds, watch: &Watch) -> Option<Hang> {
         let limit = self.of(WorkerPhase::Stop, None);
         let since = watch.leaving().filter(|since| limit.is_finite() && at - since > limit.min(LEAVING))?;
@@ -66,7 +66,7 @@ impl Patience {
         Some(Hang { message, host: None })
     }
 
-    /// A process that is not heard any more. One that was leaving may have left.
+    /// A rank that no longer reports. Ranks in the stop phase may already have exited.
     fn silent(&self, at: Seconds, watch: &Watch) -> Option<Hang> {
         let limit = self.limits.silence_seconds;
         let silent = |rank: &Rank| limit > 0.0 && rank.phase != WorkerPhase::Stop && at - rank.heard > limit;
@@ -82,9 +82,9 @@ impl Patience {
         (at - begun > limit).then(|| Hang { message, host: watch.ranks.host(missing) })
     }
 
-    /// All ranks work in step, so that one that hangs holds up all, and one that is busy with something longer may hold
-    /// up others without harm: the attempt hangs when every rank is over its limit. The suspect is the first that does not
-    /// wait for others.
+    /// All ranks work in lockstep: one hung rank stalls all, and one in a longer phase may stall others legitimately.
+    /// The attempt hangs if every rank exceeds its timeout. The suspect is the first rank that is not waiting for
+    /// others.
     fn hung(&self, at: Seconds, watch: &Watch) -> Option<Hang> {
         let median = watch.steps.median();
         let over = |rank: &Rank| at - rank.since > self.of(rank.phase, median);
@@ -99,7 +99,7 @@ impl Patience {
         Some(Hang { message, host: None })
     }
 
-    /// A rank that is over half its limit: not hung, but slow.
+    /// Warns about a rank that has used more than half of its timeout.
     pub fn slow(&self, at: Seconds, watch: &Watch) -> Option<String> {
         let median = watch.steps.median();
         let slow = |rank: &Rank| at - rank.since > 0.5 * self.of(rank.phase, median);
@@ -112,7 +112,7 @@ impl Patience {
     }
 }
 
-/// The rank that the others wait for, as far as one can tell: the furthest behind that does not wait itself.
+/// The rank that the others wait for: furthest behind, preferring ranks that do not wait in an all-reduce.
 fn suspect(watch: &Watch) -> Option<(usize, &Rank)> {
     let order = |rank: &Rank| (rank.step, rank.phase == WorkerPhase::Exchange);
     let behind =
@@ -125,7 +125,7 @@ fn suspect(watch: &Watch) -> Option<(usize, &Rank)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decide::FromWorkers;
+    use crate::decide::WorkerEvent;
     use lambert_control::{EventKind, StepRecord, StepTimes};
     use lambert_control::{Message, WorkerReport};
 
@@ -143,13 +143,13 @@ mod tests {
             seconds_in_phase,
             ..WorkerReport::default()
         };
-        watch.take(at, FromWorkers::Report(report));
+        watch.take(at, WorkerEvent::Report(report));
     }
 
     fn pace(watch: &mut Watch, seconds: f64) {
         let times = StepTimes { seconds, ..StepTimes::default() };
         let record = StepRecord { times, ..StepRecord::default() };
-        (0..5).for_each(|_| watch.take(0.0, FromWorkers::Message(0, Message::Record(Box::new(record.clone())))));
+        (0..5).for_each(|_| watch.take(0.0, WorkerEvent::Message(0, Message::Record(Box::new(record.clone())))));
     }
 
     fn hang(watch: &Watch, at: Seconds) -> Option<String> {
@@ -214,7 +214,7 @@ mod tests {
         (0..2).for_each(|rank| report(&mut watch, 100.0, rank, WorkerPhase::Stop, 1.0));
         assert_eq!(hang(&watch, 160.0), None);
         let done = Message::Event(EventKind::Finished { step: 4, stopped: true });
-        watch.take(160.0, FromWorkers::Message(0, done));
+        watch.take(160.0, WorkerEvent::Message(0, done));
         assert_eq!(hang(&watch, 190.0), None);
         assert_eq!(hang(&watch, 190.5).unwrap(), "the ranks have not left 30 s after the last of their work");
         let mut config = RunConfig::default();

@@ -1,62 +1,62 @@
-//! Which ranks an attempt has and where they are: decided at each start, not written in the run's configuration.
+//! Placement of ranks on hosts, decided for each attempt.
 
 use std::collections::BTreeSet;
 
 use lambert_config::run::Host;
 
-/// A start of all ranks.
+/// One start of all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attempt {
-    /// Its number, which is its lease's.
+    /// Attempt number, equal to the number of its lease.
     pub number: u32,
-    /// Ranks.
+    /// Number of ranks.
     pub world: usize,
-    /// Where they are.
+    /// Hosts of the ranks.
     pub placement: Placement,
 }
 
-/// Where the ranks of an attempt are.
+/// Hosts of an attempt's ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Placement {
-    /// On the coordinator's host.
+    /// The coordinator's host.
     Here,
-    /// On these hosts, filled in this order.
+    /// These hosts, filled in order.
     Hosts(Vec<Host>),
-    /// Where the launcher puts them: on the nodes that Slurm has given, but for those that are left out, if any are.
+    /// Nodes of the Slurm job, chosen by the launcher; optionally with some nodes excluded.
     Allocation(Option<LeftOut>),
 }
 
-/// Nodes of a Slurm job that an attempt does without.
+/// Nodes of a Slurm job excluded from an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftOut {
-    /// Their names.
+    /// Names of the excluded nodes.
     pub nodes: Vec<String>,
-    /// How many others the ranks are on.
+    /// Number of nodes that the ranks use.
     pub used: usize,
 }
 
 impl Placement {
-    /// The names of the hosts, one a rank: launchers fill them in order. None where it is not decided here who is where.
+    /// Host name of each rank, as launchers fill hosts in order. Empty if the launcher decides.
     pub fn places(&self) -> Vec<String> {
         let Self::Hosts(hosts) = self else { return Vec::new() };
         hosts.iter().flat_map(|host| std::iter::repeat_n(host.name.clone(), host.ranks)).collect()
     }
 }
 
-/// Where ranks may be.
+/// Hosts available to a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Room {
-    /// On the coordinator's host only.
+    /// The coordinator's host only.
     #[default]
     Here,
-    /// On these hosts.
+    /// These hosts.
     Hosts(Vec<Host>),
-    /// On the nodes that Slurm has given: their names and how many ranks each has room for, where that is known.
+    /// Nodes of the Slurm job with their task counts; empty if unknown.
     Allocation(Vec<Host>),
 }
 
-/// Puts `world` ranks on the hosts of `room` in their order; those in `avoid` come last, and so are left out where the
-/// others have room enough.
+/// Places `world` ranks on the available hosts in order. Hosts in `avoid` come last and are excluded if the others have
+/// enough slots.
 pub fn place(room: &Room, world: usize, avoid: &BTreeSet<&str>) -> Placement {
     let hosts = match room {
         Room::Here => return Placement::Here,
@@ -75,7 +75,7 @@ pub fn place(room: &Room, world: usize, avoid: &BTreeSet<&str>) -> Placement {
     Placement::Hosts(placed)
 }
 
-/// Of the nodes in `avoid` those that `world` ranks can do without, in the order of the job's nodes.
+/// Returns the nodes in `avoid` that `world` ranks can do without, in node order.
 fn leave_out(nodes: &[Host], world: usize, avoid: &BTreeSet<&str>) -> Option<LeftOut> {
     let mut room: usize = nodes.iter().map(|node| node.ranks).sum();
     let mut left_out = Vec::new();
@@ -89,7 +89,7 @@ fn leave_out(nodes: &[Host], world: usize, avoid: &BTreeSet<&str>) -> Option<Lef
     (!left_out.is_empty()).then_some(LeftOut { nodes: left_out, used })
 }
 
-/// Whether a rank's host is the node of that name: a host may know itself by its domain, too, and Slurm does not.
+/// True if a rank's host is the Slurm node `node`; the host may report its fully qualified name.
 fn is_node(host: &str, node: &str) -> bool {
     host == node || host.strip_prefix(node).is_some_and(|domain| domain.starts_with('.'))
 }

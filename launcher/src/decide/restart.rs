@@ -1,4 +1,4 @@
-//! What follows when the processes of an attempt are gone.
+//! Decides what follows an attempt: a restart, a wait or the end of the run.
 
 use std::collections::BTreeSet;
 
@@ -12,58 +12,57 @@ use super::stop::StopReason;
 use super::watch::{Ending, Failure, Rollback, Watch};
 use super::{Phase, Running, State, Why, stopped};
 
-/// The longest pause before ranks are started again, seconds.
+/// Maximum pause before a restart, seconds.
 const LONGEST_PAUSE: Seconds = 60.0;
-/// How often a failure of a host is tried again, on another or the same.
+/// Maximum number of retries after host failures, on any host.
 const HOST_TRIES: usize = 3;
 
-/// How the attempts so far have fared, since the run last got anywhere.
+/// Failure counters since the run last made progress.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Tries {
-    /// Failures in a row without progress.
+    /// Consecutive failures without progress.
     in_a_row: usize,
-    /// Failures of a host in a row without progress.
+    /// Consecutive host failures without progress.
     of_hosts: usize,
-    /// Starts in a row that no rank reported from.
+    /// Consecutive starts without a report from any rank.
     absent: usize,
-    /// Whether the lease for the next attempt could not be taken.
+    /// True if the lease for the next attempt could not be taken.
     pub(super) leaseless: bool,
-    /// Since when they have been tried.
+    /// Start of the current series of starts without a report.
     absent_since: Option<Seconds>,
-    /// Hosts that the launcher could not reach in these.
+    /// Hosts that the launcher could not reach during this series.
     unreachable: BTreeSet<String>,
-    /// Most steps that an attempt has finished.
+    /// Most steps completed by any attempt.
     furthest: u64,
-    /// Since when, and until which step, work is being done again.
+    /// Start of the current recovery, and the step to reach again.
     recovering: Option<(Seconds, u64)>,
 }
 
 impl Tries {
-    /// Whether nothing has failed yet.
+    /// True if nothing has failed yet.
     pub fn is_first(&self) -> bool {
         self.in_a_row == 0 && self.absent == 0
     }
 
-    /// Hosts that could not be reached since a rank last came up.
+    /// Hosts that were unreachable since a rank last reported.
     pub fn unreachable(&self) -> impl Iterator<Item = &str> {
         self.unreachable.iter().map(String::as_str)
     }
 
-    /// The lease of another attempt is asked for: that it may take long counts, too, if no rank comes up.
+    /// Starts waiting for the next attempt's lease; the wait counts towards the start timeout.
     pub fn begin(&mut self, at: Seconds) {
         self.absent_since.get_or_insert(at);
     }
 
-    /// As many steps are done again as before the last failure: how many, and what it has cost.
+    /// Returns the step and the cost of the last failure, once the run has reached that step again.
     pub fn recover(&mut self, at: Seconds, watch: &Watch) -> Option<(u64, Seconds)> {
         let (since, step) = self.recovering.filter(|(_, step)| watch.steps.started && watch.steps.finished >= *step)?;
         self.recovering = None;
         Some((step, at - since))
     }
 
-    /// Counts a failure; a checkpoint or more steps than any attempt before set the counts back. A failure before the
-    /// steps of the one before are done again ends the account of that one, so that nothing is counted twice: returns
-    /// what it has cost.
+    /// Counts a failure. A checkpoint or more steps than in any earlier attempt reset the counts. If the previous
+    /// recovery is incomplete, closes it and returns its cost, so that no time is counted twice.
     fn fail(&mut self, at: Seconds, watch: &Watch) -> Option<Seconds> {
         let progress = watch.steps.committed || watch.steps.finished > self.furthest;
         self.furthest = self.furthest.max(watch.steps.finished);
@@ -81,7 +80,7 @@ impl Tries {
     }
 }
 
-/// What follows the end of `running`, whose processes were ended for the reason `why`.
+/// Decides what follows after the processes of `running` were ended for reason `why`.
 pub fn follow(state: &mut State, at: Seconds, running: &Running, why: Why, actions: &mut Vec<Action>) -> Phase {
     match ending(state, running, why, actions) {
         Ok(Ending::Finished) => Phase::Over(Verdict::Finished),
@@ -94,13 +93,13 @@ pub fn follow(state: &mut State, at: Seconds, running: &Running, why: Why, actio
     }
 }
 
-/// How an attempt has ended; a verdict, where that does not matter. What rank 0 said when its work was done stands, however
-/// the processes left after that: what it tells of was committed before.
+/// Classifies the end of an attempt, or returns a verdict directly. A result reported by rank 0 stands even if
+/// processes crash afterwards: its checkpoint is already committed.
 fn ending(state: &State, running: &Running, why: Why, actions: &mut Vec<Action>) -> Result<Ending, Verdict> {
     let watch = &running.watch;
     match (watch.result(), why) {
         (Some(Ending::Finished), Why::Replaced(_)) => Ok(Ending::Finished),
-        // Whoever has the run now is not to lose it to a job that is queued again.
+        // The new owner must not lose the run to a requeued job.
         (_, Why::Replaced(message)) => Err(Verdict::Replaced(message)),
         (Some(result @ (Ending::Finished | Ending::Stopped)), Why::Killed) => Ok(result),
         (_, Why::Killed) => Err(killed(state)),
@@ -116,8 +115,8 @@ fn ending(state: &State, running: &Running, why: Why, actions: &mut Vec<Action>)
     }
 }
 
-/// What `verdict` comes to, and what is done at the end. An attempt that ends with it counts in a job of Slurm, where the next
-/// one begins without anybody looking: unless a person has ended it.
+/// Ends the run with `verdict`. In a Slurm job the last attempt counts as one without progress, because the next job
+/// starts unattended, unless a user ended it.
 pub fn conclude(state: &mut State, at: Seconds, mut verdict: Verdict, actions: &mut Vec<Action>) -> Phase {
     let counts = match verdict {
         Verdict::Stopped(reason) => reason != StopReason::Person,
@@ -130,7 +129,7 @@ pub fn conclude(state: &mut State, at: Seconds, mut verdict: Verdict, actions: &
     {
         verdict = give_up(state, at, exit::FINAL, message);
     }
-    // A request that this coordinator has not seen is for the one that comes after a requeue.
+    // A request that this coordinator has not seen is for the next one, after a requeue.
     if matches!(verdict, Verdict::Finished | Verdict::Stopped(StopReason::Person)) {
         actions.push(Action::ForgetStop);
     }
@@ -146,19 +145,19 @@ fn killed(state: &State) -> Verdict {
     Verdict::Failed(exit::FAILED, format!("ended at once by a second signal; the run goes on from {from}"))
 }
 
-/// No rank has come up: a host, a link or a file system is away. That is waited for.
+/// No rank has reported: a host, network link or file system is unavailable. Waits and retries.
 fn absent(state: &mut State, at: Seconds, running: &Running, cause: String, actions: &mut Vec<Action>) -> Phase {
     state.tries.unreachable.extend(running.watch.complained_of());
     wait(state, at, (running.begun, running.attempt.number), cause, actions)
 }
 
-/// The lease of the attempt after `last` cannot be taken: the store is away, or full. That is waited for, too.
+/// The lease after attempt `last` cannot be taken: the store is unavailable or full. Waits and retries.
 pub fn without_lease(state: &mut State, at: Seconds, last: u32, cause: String, actions: &mut Vec<Action>) -> Phase {
     state.tries.leaseless = true;
     wait(state, at, (at, last), format!("the lease cannot be taken: {cause}"), actions)
 }
 
-/// Waits before what has failed since `begun` is tried again, after attempt `last`.
+/// Waits before retrying what has failed since `begun`, after attempt `last`.
 pub fn wait(
     state: &mut State,
     at: Seconds,
@@ -185,7 +184,7 @@ pub fn wait(
     Phase::Pausing { last, until: at + pause }
 }
 
-/// Nobody has failed: the ranks are started again, however often that has happened.
+/// No rank failed: the coordinator itself did not respond. Restarts without limit.
 fn unsupervised(state: &mut State, at: Seconds, running: &Running, cause: String, actions: &mut Vec<Action>) -> Phase {
     note(state, at, running, &Failure::passing(cause.clone()), false);
     state.memory.progress.end(false);
@@ -202,7 +201,7 @@ fn rolled_back(
     let Rollback { message: cause, step, to } = rollback;
     note(state, at, running, &Failure::passing(cause.clone()), false);
     state.memory.progress.rolled_back(step, to);
-    // What it goes back to is in the store: there is nothing to save.
+    // The rollback target is already in the store: there is nothing to save.
     if let Some(over) = stopped(state) {
         return over;
     }
@@ -243,7 +242,7 @@ fn failed(state: &mut State, at: Seconds, running: &Running, failure: Failure, a
     again(at, running, failure.message, pause, false, actions)
 }
 
-/// Whether this failure is one too many, in words.
+/// Returns a message if this failure exceeds a restart limit.
 fn one_too_many(state: &mut State, at: Seconds, failure: &Failure) -> Option<String> {
     state.tries.of_hosts += usize::from(failure.fault == FailureKind::Host);
     if state.tries.of_hosts > HOST_TRIES {
@@ -261,7 +260,7 @@ fn one_too_many(state: &mut State, at: Seconds, failure: &Failure) -> Option<Str
     fruitless(state, &failure.message)
 }
 
-/// Whether there were too many attempts without progress, in words; `last` says how the last one ended.
+/// Returns a message if too many attempts made no progress; `last` describes the last one.
 pub fn fruitless(state: &State, last: &str) -> Option<String> {
     let (attempts, limit) = (state.memory.progress.fruitless, state.settings.restarts);
     (attempts > limit).then(|| {
@@ -271,7 +270,7 @@ pub fn fruitless(state: &State, last: &str) -> Option<String> {
     })
 }
 
-/// Remembers a failure.
+/// Records a failure.
 fn note(state: &mut State, at: Seconds, running: &Running, failure: &Failure, counts: bool) {
     let watch = &running.watch;
     if let Some(cost) = state.tries.fail(at, watch) {
@@ -282,7 +281,7 @@ fn note(state: &mut State, at: Seconds, running: &Running, failure: &Failure, co
     state.memory.add(Restart { unix, attempt, step, cause, counts, host, seconds: None });
 }
 
-/// Whoever starts the run again by hand has mended something: what was before no longer counts.
+/// Gives the run up and resets the counts: a user who restarts it has fixed the cause.
 pub fn give_up(state: &mut State, at: Seconds, code: i32, message: String) -> Verdict {
     state.memory.counted_from = state.unix(at);
     state.memory.progress.forget_failures();
@@ -301,7 +300,7 @@ fn again(
     Phase::Pausing { last: running.attempt.number, until: at + pause }
 }
 
-/// 1, 2, 4 ... seconds for the first, second, third ... failure in a row.
+/// Exponential backoff: 1, 2, 4 ... seconds for consecutive failures.
 fn pause(failures: usize) -> Seconds {
     let doublings = i32::try_from(failures.saturating_sub(1)).unwrap_or(i32::MAX).min(16);
     f64::powi(2.0, doublings).min(LONGEST_PAUSE)

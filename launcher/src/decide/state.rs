@@ -1,4 +1,4 @@
-//! All that a coordinator knows, and where it is.
+//! Coordinator state.
 
 use lambert_config::{RunConfig, exit};
 use lambert_control::Versions;
@@ -12,33 +12,33 @@ use super::restart::{self, Tries};
 use super::stop::{JobSettings, Requests};
 use super::watch::{Failure, Watch};
 
-/// What does not change while a coordinator lives.
+/// Settings that are fixed while a coordinator runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// Ranks of an attempt.
+    /// Ranks per attempt.
     pub ranks: usize,
-    /// Where they may be.
+    /// Hosts available to the ranks.
     pub room: Room,
-    /// How long phases may take.
+    /// Phase timeouts.
     pub patience: Patience,
-    /// Failures within the window, and attempts in a row without progress, that are followed by a restart.
+    /// Maximum number of failures within the window, and of consecutive attempts without progress, before giving up.
     pub restarts: usize,
-    /// The window, seconds.
+    /// Window, seconds.
     pub window: Seconds,
-    /// How long starts that no rank reports from are tried again, seconds.
+    /// Timeout for consecutive starts without a report from any rank, seconds.
     pub absence: Seconds,
-    /// Rollbacks in a row without progress.
+    /// Maximum number of consecutive rollbacks without progress.
     pub rollbacks: usize,
-    /// When the coordinator began, seconds since 1970; later by the time that it was stopped since.
+    /// Start of the coordinator, seconds since the Unix epoch, shifted by the time that its process was suspended.
     pub unix: f64,
-    /// What the coordinator is made of.
+    /// Versions of the coordinator's components.
     pub versions: Versions,
-    /// The Slurm job that it is part of.
+    /// Slurm job of the coordinator, if any.
     pub job: Option<JobSettings>,
 }
 
 impl Settings {
-    /// Of a run whose ranks may be in `room`, for a coordinator that begins at `unix`.
+    /// Creates the settings of a coordinator started at `unix` (seconds since the Unix epoch).
     pub fn new(config: &RunConfig, room: Room, unix: f64) -> Self {
         let cluster = &config.cluster;
         Self {
@@ -56,76 +56,76 @@ impl Settings {
     }
 }
 
-/// An attempt under way.
+/// A running attempt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Running {
-    /// Which.
+    /// The attempt.
     pub attempt: Attempt,
-    /// When it was started.
+    /// Start time.
     pub begun: Seconds,
-    /// What is known of it.
+    /// Monitoring state.
     pub watch: Watch,
-    /// Whether it was said that it is slow.
+    /// True if a slow rank was reported.
     pub(super) slow: bool,
-    /// Whether the ranks have been ordered to stop.
+    /// True if the ranks were told to stop.
     pub stopping: bool,
 }
 
-/// Why the processes of an attempt are ended.
+/// Reason for ending the processes of an attempt.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Why {
-    /// They have ended by themselves; what is left of them goes, too.
+    /// They exited on their own; the remaining ones are terminated.
     Left,
     /// A second signal.
     Killed,
-    /// Another coordinator has the run.
+    /// Another coordinator took the run over.
     Replaced(String),
-    /// A stop was asked for, and no checkpoint is waited for.
+    /// A stop was requested and no checkpoint is needed.
     Stopped,
-    /// They failed in a way that only the coordinator sees.
+    /// A failure detected by the coordinator.
     Failed(Failure),
 }
 
-/// Where a coordinator is.
+/// Phase of the coordinator.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Phase {
-    /// It waits for a lease.
+    /// Waiting for a lease.
     Leasing(Wanted),
-    /// Ranks run.
+    /// An attempt is running.
     Running(Box<Running>),
-    /// Their processes are being ended.
+    /// The processes of an attempt are being terminated.
     Ending(Box<Running>, Why),
-    /// It waits before the next attempt.
+    /// Waiting before the next attempt.
     Pausing {
-        /// The attempt before.
+        /// Previous attempt.
         last: u32,
-        /// Until when.
+        /// Time of the next attempt.
         until: Seconds,
     },
-    /// It is over.
+    /// The run is over under this coordinator.
     Over(Verdict),
 }
 
-/// All that a coordinator knows.
+/// Coordinator state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct State {
-    /// What does not change.
+    /// Fixed settings.
     pub settings: Settings,
-    /// What a later start needs to know.
+    /// History kept in the store.
     pub memory: Memory,
-    /// Where it is.
+    /// Current phase.
     pub phase: Phase,
-    /// What people and Slurm have asked for.
+    /// Requests from users and Slurm.
     pub requests: Requests,
-    /// Steps finished, as far as this coordinator has heard.
+    /// Latest completed step known to this coordinator.
     pub step: u64,
-    /// The newest committed checkpoint, if one is known.
+    /// Newest committed checkpoint, if known.
     pub checkpoint: Option<String>,
     pub(super) tries: Tries,
 }
 
 impl State {
-    /// A coordinator that begins, and the first thing it wants done.
+    /// Returns the initial state and actions.
     pub fn begin(settings: Settings, memory: Memory) -> (Self, Vec<Action>) {
         let memory = memory.sanitized(settings.unix);
         let (phase, requests) = (Phase::Leasing(Wanted::Next), Requests::default());
@@ -134,7 +134,7 @@ impl State {
         if let Some(job) = state.settings.job.clone() {
             state.begin_in(&job, &mut actions);
         } else {
-            // A person who starts the run has seen to what ended the last attempt.
+            // A user who starts the run has dealt with the end of the last attempt.
             state.memory.progress.end(false);
         }
         if state.verdict().is_none() {
@@ -143,7 +143,7 @@ impl State {
         (state, actions)
     }
 
-    /// Begins in a job, perhaps after a coordinator that was killed in one: then the attempt that was under way counts.
+    /// Starts in a Slurm job. If the previous coordinator was killed in a job, its attempt counts as one without progress.
     fn begin_in(&mut self, job: &JobSettings, actions: &mut Vec<Action>) {
         let memory = &mut self.memory;
         memory.progress.end(memory.job.is_some());
@@ -158,7 +158,7 @@ impl State {
         }
     }
 
-    /// How it ended, if it has.
+    /// The outcome, once the run is over.
     pub fn verdict(&self) -> Option<&Verdict> {
         match &self.phase {
             Phase::Over(verdict) => Some(verdict),
@@ -166,7 +166,7 @@ impl State {
         }
     }
 
-    /// The attempt under way, if there is one.
+    /// The running attempt, if any.
     pub fn running(&self) -> Option<&Running> {
         match &self.phase {
             Phase::Running(running) | Phase::Ending(running, _) => Some(running),

@@ -1,7 +1,7 @@
-//! What is known of an attempt while it runs, put together from what ranks and the launcher say; and why it failed.
+//! Monitoring of an attempt: combines the events of ranks and launcher, and determines why it failed.
 //!
-//! - `ranks`: the ranks and their hosts; `versions`: the programs that they run; `steps`: what they have done
-//! - `trouble`: what has gone wrong, and why the attempt failed
+//! - `ranks`: ranks and hosts; `versions`: version check; `steps`: training progress
+//! - `trouble`: failure signs and the cause of a failure
 
 mod ranks;
 mod steps;
@@ -11,29 +11,29 @@ mod versions;
 use lambert_control::{EventKind, Message, WorkerPhase, WorkerReport};
 
 use super::Seconds;
-use super::event::FromWorkers;
+use super::event::WorkerEvent;
 pub use ranks::{Rank, Ranks};
 pub use steps::Steps;
 use trouble::RankFailure;
 pub use trouble::{Failure, Trouble};
 pub use versions::VersionCheck;
 
-/// An attempt, as far as it is known.
+/// Monitoring state of an attempt.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Watch {
-    /// The ranks and their hosts.
+    /// Ranks and hosts.
     pub ranks: Ranks,
-    /// The programs that they run.
+    /// Version check.
     pub versions: VersionCheck,
-    /// What they have done.
+    /// Training progress.
     pub steps: Steps,
-    /// What has gone wrong.
+    /// Failure signs.
     pub trouble: Trouble,
-    /// That the ranks leave in good order, and since when.
+    /// Orderly end reported by rank 0, and its time.
     left: Option<(Seconds, Left)>,
 }
 
-/// How the ranks left in good order.
+/// Orderly end of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Left {
     Complete,
@@ -41,50 +41,50 @@ enum Left {
     RolledBack(Rollback),
 }
 
-/// A rollback that rank 0 told of.
+/// A rollback reported by rank 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rollback {
-    /// What happened and what follows.
+    /// Cause and consequence.
     pub message: String,
-    /// The step at which it was decided.
+    /// Step at which the rollback was decided.
     pub step: u64,
-    /// Steps that stay: checkpoints of more are undone.
+    /// Step to resume from; later checkpoints are invalid.
     pub to: u64,
 }
 
-/// How an attempt ended.
+/// End of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending {
     /// All steps are done.
     Finished,
-    /// A checkpoint was saved on request and the ranks left.
+    /// A checkpoint was saved on request.
     Stopped,
-    /// The ranks left in good order, and the run goes back behind what derailed it.
+    /// The ranks exited so that the run can roll back and skip samples.
     RolledBack(Rollback),
-    /// No rank ever came up.
+    /// No rank ever reported.
     Absent(String),
-    /// The ranks ended because this coordinator did not answer them: it was suspended, or starved.
+    /// The ranks exited because this coordinator did not answer, e.g. while it was suspended.
     Unsupervised(String),
-    /// It failed.
+    /// The attempt failed.
     Failed(Failure),
 }
 
 impl Watch {
-    /// Of an attempt whose ranks are put on the hosts of these names.
+    /// Creates the monitor of an attempt; `places` is the host of each rank, if decided.
     pub fn new(places: Vec<String>) -> Self {
         Self { ranks: Ranks::new(places), ..Self::default() }
     }
 
-    /// Takes in what came from the processes.
-    pub fn take(&mut self, at: Seconds, what: FromWorkers) {
+    /// Applies an event.
+    pub fn take(&mut self, at: Seconds, what: WorkerEvent) {
         match what {
-            FromWorkers::Report(report) => self.report(at, report),
-            FromWorkers::Message(rank, Message::Event(event)) => self.event(at, rank, event),
-            FromWorkers::Message(_, Message::Record(record)) => self.steps.record(&record),
-            FromWorkers::Died(death) => self.trouble.died(at, death),
-            FromWorkers::Remark(text) => self.trouble.remark(text),
-            FromWorkers::Exited(exit) => self.trouble.exited(at, exit),
-            FromWorkers::Line(..) | FromWorkers::Gone(_) => {}
+            WorkerEvent::Report(report) => self.report(at, report),
+            WorkerEvent::Message(rank, Message::Event(event)) => self.event(at, rank, event),
+            WorkerEvent::Message(_, Message::Record(record)) => self.steps.record(&record),
+            WorkerEvent::Died(death) => self.trouble.died(at, death),
+            WorkerEvent::Remark(text) => self.trouble.remark(text),
+            WorkerEvent::Exited(exit) => self.trouble.exited(at, exit),
+            WorkerEvent::Line(..) | WorkerEvent::Gone(_) => {}
         }
     }
 
@@ -120,15 +120,13 @@ impl Watch {
         }
     }
 
-    /// Whether an end loses nothing: no step was finished and no checkpoint committed in this attempt, and no rank is further
-    /// than its first step.
+    /// True if ending the attempt loses nothing: no step completed, no checkpoint committed, and no rank beyond its first step.
     pub fn is_fresh(&self) -> bool {
         let early = |rank: &Rank| matches!(rank.phase, WorkerPhase::Join | WorkerPhase::Load) || rank.phase.is_step();
         self.steps.are_none() && self.left.is_none() && self.ranks.iter().all(|(_, rank)| early(rank))
     }
 
-    /// How the attempt ended, in the words of rank 0 when its work was done; `None` where it said nothing, or where it was not
-    /// to work at all.
+    /// The orderly end reported by rank 0. `None` if it reported none, or if the versions do not match.
     pub fn result(&self) -> Option<Ending> {
         let (_, left) = self.left.as_ref().filter(|_| self.versions.mismatch.is_none())?;
         Some(match left {
@@ -138,22 +136,22 @@ impl Watch {
         })
     }
 
-    /// Since when all is done and only the processes have to end.
+    /// Time since which all work is done and only the processes have to exit.
     pub fn leaving(&self) -> Option<Seconds> {
         self.left.as_ref().map(|(since, _)| *since)
     }
 
-    /// Why an attempt of `world` ranks failed, once its processes have ended.
+    /// Returns why an attempt of `world` ranks failed, once its processes have exited.
     pub fn failure(&self, world: usize) -> Ending {
         self.trouble.failure(&self.ranks, world)
     }
 
-    /// What has gone wrong among the processes of an attempt of `world` ranks, in words, if anything has.
+    /// Describes the crash of an attempt of `world` ranks; `None` if all processes exited normally.
     pub fn crash(&self, world: usize) -> Option<String> {
         self.trouble.crash(&self.ranks, world)
     }
 
-    /// The host that the launcher's remarks are about: that of whom they name, if it is one.
+    /// The one host named in the launcher's messages, if any.
     pub fn complained_of(&self) -> Option<String> {
         self.trouble.complained_of(&self.ranks)
     }

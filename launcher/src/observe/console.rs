@@ -1,4 +1,4 @@
-//! The log and the display: what happens, in words.
+//! Console output: log lines and progress on stderr.
 
 use lambert_control::Message;
 use lambert_control::Score;
@@ -8,17 +8,17 @@ use lambert_store::run::checkpoint_url;
 use super::display::{Display, duration};
 use super::{Observation, Observer, RunBegin, RunEnd, Setup};
 use crate::console;
-use crate::decide::{Action, Event, FromWorkers, Note, State, Verdict};
+use crate::decide::{Action, Event, Note, State, Verdict, WorkerEvent};
 use crate::status::{RunProgress, Status};
 
-/// The observer that tells people on standard error.
+/// Observer that reports a run on stderr.
 #[derive(Debug)]
 pub struct ConsoleObserver {
     display: Display,
     url: String,
 }
 
-/// Makes the observer.
+/// Creates the observer.
 pub fn make(setup: &Setup<'_>) -> Option<Box<dyn Observer>> {
     Some(Box::new(ConsoleObserver { display: Display::new(setup.steps), url: setup.url.to_owned() }))
 }
@@ -55,11 +55,11 @@ impl Observer for ConsoleObserver {
 }
 
 impl ConsoleObserver {
-    fn worker(&mut self, what: &FromWorkers, observation: &Observation<'_>) {
+    fn worker(&mut self, what: &WorkerEvent, observation: &Observation<'_>) {
         match what {
-            FromWorkers::Message(_, Message::Record(record)) => self.display.step(record, observation.pace),
-            FromWorkers::Message(rank, Message::Event(event)) => self.event(*rank, event),
-            FromWorkers::Line(rank, text) => console::line(&named(*rank, text, observation.state)),
+            WorkerEvent::Message(_, Message::Record(record)) => self.display.step(record, observation.pace),
+            WorkerEvent::Message(rank, Message::Event(event)) => self.event(*rank, event),
+            WorkerEvent::Line(rank, text) => console::line(&named(*rank, text, observation.state)),
             _ => {}
         }
     }
@@ -99,7 +99,7 @@ impl ConsoleObserver {
                 tracing::info!("stage {stage} has micro-batches of {tokens} tokens in this attempt");
             }
             EventKind::Warning { message } => tracing::warn!("rank {rank}: {message}"),
-            // Told once, with all that is known, when the attempt has ended.
+            // Reported once, with the full cause, when the attempt has ended.
             EventKind::Finished { .. } | EventKind::Failed { .. } | EventKind::RolledBack { .. } => {}
         }
     }
@@ -114,7 +114,7 @@ impl ConsoleObserver {
     }
 }
 
-/// A line of a rank's output, with its rank where there are several.
+/// Prefixes a line of output with its rank if there is more than one rank.
 fn named(rank: usize, text: &str, state: &State) -> String {
     match state.running().map_or(state.settings.ranks, |running| running.attempt.world) {
         1 => text.to_owned(),
@@ -178,7 +178,7 @@ fn say_note(note: &Note, state: &State) {
     }
 }
 
-/// A warning if the model predicts held-out tokens worse than their frequencies do.
+/// Returns a warning if the held-out loss is above the unigram baseline.
 fn above_baseline(evaluation: &Evaluation) -> Option<String> {
     let Score { name, loss, .. } = evaluation.scores.main();
     let (step, baseline) = (evaluation.step, evaluation.unigram_entropy);

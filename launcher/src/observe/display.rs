@@ -1,4 +1,4 @@
-//! Progress of a run on the console: a bar on a terminal, else a line now and then.
+//! Training progress on stderr: a progress bar on a terminal, otherwise periodic lines.
 
 use std::time::{Duration, Instant};
 
@@ -8,9 +8,9 @@ use lambert_control::StepRecord;
 use super::Pace;
 use crate::console::{self, Bar, Progress};
 
-/// Lines that are printed in any case at the start.
+/// Number of initial steps that are always printed.
 const FIRST: usize = 5;
-/// Time between lines later.
+/// Interval between lines after that.
 const PERIOD: Duration = Duration::from_secs(10);
 
 /// Shows the steps of a run on standard error.
@@ -23,17 +23,17 @@ pub struct Display {
 }
 
 impl Display {
-    /// For a run of `steps` steps: a bar if standard error is a terminal.
+    /// Creates a display for a run of `steps` steps; a progress bar if stderr is a terminal.
     pub fn new(steps: u64) -> Self {
         Self { bar: console::is_terminal(), steps, lines: 0, last: None }
     }
 
-    /// The run has `steps` steps after all.
+    /// Updates the total number of steps.
     pub fn set_steps(&mut self, steps: u64) {
         self.steps = steps;
     }
 
-    /// Shows a step.
+    /// Shows a completed step.
     pub fn step(&mut self, record: &StepRecord, pace: &Pace) {
         if self.bar {
             let message = brief(record, pace, self.steps);
@@ -45,17 +45,17 @@ impl Display {
         }
     }
 
-    /// Takes the bar away; what was said above it stays.
+    /// Removes the progress bar; lines above it stay.
     pub fn end(&mut self) {
         console::draw(Bar::Removed);
     }
 }
 
-/// Whether a step is worth a line: the first few, then every ten seconds or every twentieth of the run, and the last.
+/// True if a step is printed: the first few, then one every ten seconds or every 5% of the run, and the last.
 fn due(step: u64, steps: u64, lines: usize, last: Option<(Duration, u64)>) -> bool {
     let Some((ago, shown)) = last else { return true };
     let twentieth = (steps / 20).max(1);
-    // Going back, after a restart, is worth a line too.
+    // A step number that decreases after a restart is printed too.
     let passed = step / twentieth != shown / twentieth;
     lines < FIRST || step >= steps || step <= shown || ago >= PERIOD || (passed && ago >= PERIOD / 20)
 }

@@ -1,20 +1,20 @@
-//! Speed of a run.
+//! Training throughput.
 
 use std::collections::VecDeque;
 
 use lambert_control::StepRecord;
 
-/// Steps over which speed is averaged.
+/// Number of recent steps averaged over.
 const WINDOW: usize = 50;
 
-/// Speed, averaged over the last steps.
+/// Throughput averaged over recent steps.
 #[derive(Debug, Default)]
 pub struct Pace {
     steps: VecDeque<(u64, f64)>,
 }
 
 impl Pace {
-    /// Takes in a step.
+    /// Adds a step.
     pub fn add(&mut self, record: &StepRecord) {
         self.steps.push_back((record.batch.samples, record.times.seconds));
         if self.steps.len() > WINDOW {
@@ -22,13 +22,13 @@ impl Pace {
         }
     }
 
-    /// Samples a second; 0 before the first step.
+    /// Samples per second; 0 before the first step.
     pub fn samples_per_second(&self) -> f64 {
         let samples: u64 = self.steps.iter().map(|(samples, _)| samples).sum();
         if self.seconds() > 0.0 { samples as f64 / self.seconds() } else { 0.0 }
     }
 
-    /// Seconds that `left` steps will take; `None` before the first step.
+    /// Estimated seconds for `left` steps; `None` before the first step.
     pub fn seconds_for(&self, left: u64) -> Option<f64> {
         (!self.steps.is_empty()).then(|| left as f64 * self.seconds() / self.steps.len() as f64)
     }

@@ -1,4 +1,4 @@
-//! `status.json` and `coordinator.json`, kept up to date in the run's store.
+//! Writes `status.json` and `coordinator.json` to the run's store.
 
 use lambert_store::run::COORDINATOR;
 
@@ -8,15 +8,15 @@ use crate::host;
 use crate::status::{OBJECT, Status};
 use crate::store_writer::{StoreWriter, Urgency, Write};
 
-/// The observer that keeps the status and the coordinator's memory in the store.
+/// Observer that writes the status and the coordinator's history to the store.
 #[derive(Debug)]
 pub struct StatusFile {
     writer: StoreWriter,
-    /// As it was handed over last.
+    /// Last version handed to the writer.
     memory: Memory,
 }
 
-/// Makes the observer.
+/// Creates the observer.
 pub fn make(setup: &Setup<'_>) -> Option<Box<dyn Observer>> {
     Some(Box::new(StatusFile { writer: setup.writer.clone(), memory: Memory::default() }))
 }
@@ -30,7 +30,7 @@ impl Observer for StatusFile {
 
     fn end(&mut self, end: &RunEnd<'_>) {
         match end.verdict {
-            // The status belongs to the coordinator that has taken over.
+            // The status belongs to the coordinator that took over the run.
             Verdict::Replaced(_) => self.writer.discard(),
             _ => self.write(end.status, &end.state.memory, Urgency::Change),
         }
@@ -38,7 +38,7 @@ impl Observer for StatusFile {
 }
 
 impl StatusFile {
-    /// Hands over what has changed. What a later start needs comes before the status.
+    /// Hands changed objects to the writer. The coordinator's history comes first: the next start needs it.
     fn write(&mut self, status: &Status, memory: &Memory, urgency: Urgency) {
         let mut writes = Vec::new();
         if *memory != self.memory {

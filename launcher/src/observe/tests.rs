@@ -10,7 +10,7 @@ use lambert_store::run::COORDINATOR;
 
 use super::tracker::StatusTracker;
 use super::*;
-use crate::decide::{Exit, FromWorkers, Memory, Room, Settings, StopReason, decide};
+use crate::decide::{Exit, Memory, Room, Settings, StopReason, WorkerEvent, decide};
 use crate::status::{OBJECT, State as RunState};
 
 /// An event with its time, what follows from it, and the state afterwards.
@@ -63,7 +63,7 @@ fn make_none(_: &Setup<'_>) -> Option<Box<dyn Observer>> {
 }
 
 fn from_rank_0(what: Message) -> Event {
-    Event::Worker(1, FromWorkers::Message(0, what))
+    Event::Worker(1, WorkerEvent::Message(0, what))
 }
 
 /// What happens in a run of one rank that makes two steps and is stopped, with the times.
@@ -82,17 +82,17 @@ fn events() -> Vec<(Seconds, Event)> {
     let saved = EventKind::Checkpoint { name: "step-2".into(), step: 2, seconds: 0.1, written: 0.2 };
     vec![
         (0.25, Event::LeaseTaken(1)),
-        (1.5, Event::Worker(1, FromWorkers::Report(report))),
+        (1.5, Event::Worker(1, WorkerEvent::Report(report))),
         (1.75, from_rank_0(Message::Event(started))),
         (2.0, from_rank_0(Message::Record(Box::new(record(1))))),
-        (2.25, Event::Worker(1, FromWorkers::Line(0, "hello".into()))),
+        (2.25, Event::Worker(1, WorkerEvent::Line(0, "hello".into()))),
         (3.5, from_rank_0(Message::Record(Box::new(record(2))))),
         (3.75, Event::StopRequested),
         (3.75, Event::Tick),
         (4.0, from_rank_0(Message::Event(saved))),
         (4.25, from_rank_0(Message::Event(EventKind::Finished { step: 2, stopped: true }))),
-        (4.5, Event::Worker(1, FromWorkers::Exited(Exit::Code(0)))),
-        (4.75, Event::Worker(1, FromWorkers::Gone(Vec::new()))),
+        (4.5, Event::Worker(1, WorkerEvent::Exited(Exit::Code(0)))),
+        (4.75, Event::Worker(1, WorkerEvent::Gone(Vec::new()))),
     ]
 }
 

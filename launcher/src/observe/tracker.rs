@@ -1,4 +1,4 @@
-//! The status of a run, derived from what happens: a pure function of the events, the actions and the states before.
+//! Run status, derived from events and actions.
 
 use lambert_config::RunConfig;
 use lambert_config::run::Cluster;
@@ -8,31 +8,30 @@ use lambert_plan::timeline;
 
 use super::Pace;
 use crate::decide::memory::Restart;
-use crate::decide::{Action, Event, FromWorkers, Memory, Note, Seconds, State as Decided, Verdict};
+use crate::decide::{Action, Event, Memory, Note, Seconds, State as Decided, Verdict, WorkerEvent};
 use crate::logs;
 use crate::status::{Coordinator, Lost, RankStatus, RunProgress, State, Status};
 use crate::store_writer::Urgency;
 
-/// How often the status of all ranks is put together while nothing else changes, seconds. It does not follow each report:
-/// that would make a report's work grow with the ranks.
+/// Interval of full status updates between urgent events, seconds. Updating on each report would cost time proportional
+/// to the number of ranks.
 const PERIOD: Seconds = 1.0;
 
-/// Keeps the status and the pace of a run up to date.
+/// Maintains the status and throughput of a run.
 #[derive(Debug)]
 pub struct StatusTracker {
     status: Status,
     pace: Pace,
     cluster: Cluster,
     url: String,
-    /// When ranks and losses were put together last.
+    /// Time of the last full update.
     refreshed: Seconds,
-    /// The memory that the losses were taken from.
+    /// History that the downtime list was built from.
     memory: Memory,
 }
 
 impl StatusTracker {
-    /// Of the run at `url`, which begins, or goes on, under `coordinator`: what is known from `before` holds until the ranks say
-    /// otherwise.
+    /// Creates a tracker for the run at `url`. Values from `before` hold until the ranks report.
     pub fn new(config: &RunConfig, url: &str, before: Status, coordinator: Coordinator) -> Self {
         let status = Status {
             name: config.run.name.clone(),
@@ -50,25 +49,25 @@ impl StatusTracker {
         Self { status, pace: Pace::default(), cluster, url, refreshed: 0.0, memory: Memory::default() }
     }
 
-    /// The status, up to the last event.
+    /// Status after the last event.
     pub fn status(&self) -> &Status {
         &self.status
     }
 
-    /// Speed over the last steps.
+    /// Throughput over recent steps.
     pub fn pace(&self) -> &Pace {
         &self.pace
     }
 
-    /// Takes in how many requests the control channel of the current attempt has refused.
+    /// Records the number of requests that the control server refused in the current attempt.
     pub fn set_refused(&mut self, times: u64) {
         self.status.workers.refused = times;
     }
 
-    /// Takes in an event. Returns how soon the status should be shown; `None`: with a later one.
+    /// Applies an event. Returns how soon the status should be shown; `None`: together with a later one.
     pub fn observe(&mut self, at: Seconds, event: &Event, actions: &[Action], state: &Decided) -> Option<Urgency> {
         let mut urgent = false;
-        if let Event::Worker(_, FromWorkers::Message(_, saying)) = event {
+        if let Event::Worker(_, WorkerEvent::Message(_, saying)) = event {
             match saying {
                 Message::Record(record) => self.record(record),
                 Message::Event(event) => {
@@ -88,7 +87,7 @@ impl StatusTracker {
         Some(if urgent { Urgency::Change } else { Urgency::Routine })
     }
 
-    /// Takes in the end of the run under this coordinator.
+    /// Applies the end of the run under this coordinator.
     pub fn end(&mut self, verdict: &Verdict, state: &Decided) {
         let status = &mut self.status;
         status.state = match verdict {
@@ -98,7 +97,7 @@ impl StatusTracker {
                 status.error = Some(why.clone());
                 State::Failed
             }
-            // The status belongs to the coordinator that has taken over.
+            // The status belongs to the coordinator that took over the run.
             Verdict::Replaced(_) => return,
         };
         self.refresh(state);
@@ -160,7 +159,7 @@ impl StatusTracker {
         }
     }
 
-    /// Whether the state changes.
+    /// Applies an action. Returns true if the status changes.
     fn action(&mut self, action: &Action, state: &Decided) -> bool {
         let status = &mut self.status;
         match action {

@@ -1,4 +1,4 @@
-//! What the run's store holds when a coordinator begins, and what the coordinator leaves there first.
+//! Initial state from the run's store, and the coordinator's first writes to it.
 
 use std::time::Duration;
 
@@ -12,21 +12,21 @@ use crate::failure::Failure;
 use crate::slurm::record::Record;
 use crate::status::{self, Status};
 
-/// A store that has not answered for so long does not answer at all: each of some ten requests is tried for three minutes.
+/// Time limit for reading the store: each of about ten requests is retried for three minutes.
 const LIMIT: Duration = Duration::from_secs(45 * 60);
-/// No memory is longer than this, bytes.
+/// Maximum size of the history, bytes.
 const LONGEST: u64 = 16 << 20;
 
-/// What a coordinator begins with.
+/// Initial state of a coordinator.
 #[derive(Debug)]
 pub struct Beginning {
-    /// In a job: a request to stop was there before.
+    /// True if the coordinator runs in a job and a stop request was already there.
     pub stop_requested: bool,
-    /// Where the run is.
+    /// Last status of the run.
     pub status: Status,
-    /// What earlier coordinators have left.
+    /// History written by earlier coordinators.
     pub memory: Memory,
-    /// The Slurm job that this process is part of, which the run's store names from now on.
+    /// Slurm job of this process, now recorded in the run's store.
     pub job: Option<JobSettings>,
 }
 
@@ -37,11 +37,11 @@ struct Silent {
 }
 
 impl Beginning {
-    /// Reads the store of `order` on a thread of its own, for a limited time. Call this before signals are listened to: a store that
-    /// does not answer is given up by any signal.
+    /// Reads the store on a separate thread with a time limit. Call this before installing signal handlers, so that any
+    /// signal can interrupt an unresponsive store.
     ///
     /// # Errors
-    /// The store cannot be read or written, or does not answer.
+    /// The store cannot be read or written, or does not respond.
     pub fn read(order: &Order) -> Result<Self, Failure> {
         let (store, lead) = (order.store.clone(), order.config.slurm.lead_seconds as f64);
         let read = within("beginning", LIMIT, move || Self::of(&store, lead)).map_err(Failure::failed)?;
@@ -56,8 +56,8 @@ impl Beginning {
     }
 }
 
-/// What lies in the store from before this coordinator began. In a job a request to stop is for whoever comes next, because
-/// Slurm may have started the job since; a person who starts the run by hand wants it to run.
+/// Handles requests older than this coordinator. In a job a stop request is kept, because the job may have started
+/// after it; a user who starts the run by hand wants it to run.
 fn old_requests(store: &Store, in_job: bool) -> Result<bool, Error> {
     store.delete(SAVE_OBJECT)?;
     if !in_job {
@@ -67,7 +67,7 @@ fn old_requests(store: &Store, in_job: bool) -> Result<bool, Error> {
     Ok(store.head(STOP_OBJECT)?.is_some())
 }
 
-/// Names the job in the store.
+/// Records the job in the store.
 fn join_job(store: &Store, record: Record, lead: f64) -> JobSettings {
     let known = Record::read(store).ok().flatten();
     if known.as_ref() != Some(&record)
@@ -78,8 +78,7 @@ fn join_job(store: &Store, record: Record, lead: f64) -> JobSettings {
     JobSettings { id: record.job, lead }
 }
 
-/// What the last coordinator wrote, with the newest checkpoint that no rollback has undone: a run that was copied here has that, and no
-/// status.
+/// Last status with the newest checkpoint that no rollback invalidated. A copied run has checkpoints but no status.
 fn before(store: &Store) -> Status {
     let mut before = status::stored::before(store);
     if let Ok(listed) = checkpoint::list(store) {
@@ -94,7 +93,7 @@ fn before(store: &Store) -> Status {
     before
 }
 
-/// What earlier coordinators of the run have left; nothing, where it cannot be read.
+/// Reads the history of earlier coordinators; the default if unreadable.
 fn remembered(store: &Store) -> Memory {
     let bytes = match store.get_at_most(lambert_store::run::COORDINATOR, LONGEST) {
         Ok(bytes) => bytes,

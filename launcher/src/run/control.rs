@@ -1,7 +1,6 @@
-//! The coordinator's end of the control channel: HTTP on a thread of its own, events out of it through a queue.
+//! Control server: receives reports from ranks over HTTP on its own thread and queues events.
 //!
-//! The work of a report does not grow with the number of ranks: each has an inbox of its own, and nothing looks at the
-//! others.
+//! The cost of a report does not depend on the number of ranks: each rank has its own inbox.
 
 pub mod address;
 mod claims;
@@ -28,27 +27,27 @@ use lambert_control::{
 use subtle::ConstantTimeEq;
 use tokio::runtime::Runtime;
 
-use crate::decide::{Attempt, Event, FromWorkers};
+use crate::decide::{Attempt, Event, WorkerEvent};
 use claims::Claims;
 
-/// From the end of a report's head to the end of its body.
+/// Time limit for reading the body of a report after its headers.
 const BODY: Duration = Duration::from_secs(5);
 
-/// Why there is no control channel.
+/// The control server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// The system gave no random bytes.
+    /// No random bytes from the system.
     #[error("cannot draw a secret for the control channel")]
     Token(#[source] getrandom::Error),
-    /// No address or port.
+    /// No usable address or port.
     #[error(transparent)]
     Address(#[from] address::AddressError),
-    /// No thread or no runtime.
+    /// No thread or runtime.
     #[error("cannot start the control server")]
     Runtime(#[source] std::io::Error),
 }
 
-/// A server for the ranks of one attempt; it ends when dropped.
+/// Control server for the ranks of one attempt; stops when dropped.
 #[derive(Debug)]
 pub struct ControlServer {
     url: String,
@@ -56,10 +55,10 @@ pub struct ControlServer {
     runtime: Option<Runtime>,
 }
 
-/// What the server knows of a rank.
+/// Server-side state of a rank.
 #[derive(Debug, Default)]
 struct Seat {
-    /// Sequence number of the last report that was accepted.
+    /// Sequence number of the last accepted report.
     sequence: u64,
     inbox: Inbox,
     taken: u64,
@@ -78,7 +77,7 @@ struct Shared {
 }
 
 impl ControlServer {
-    /// Listens for the ranks of `attempt`: on the loopback interface if all are on this host, else where `channel` says.
+    /// Listens for the ranks of `attempt`: on the loopback interface if all are on this host, else as configured by `channel`.
     pub fn start(channel: &ControlChannel, attempt: &Attempt, events: Sender<Event>) -> Result<Self, ControlError> {
         let (listener, url) = address::listen(channel, &attempt.placement)?;
         let seats = (0..attempt.world).map(|_| Mutex::default()).collect();
@@ -90,24 +89,24 @@ impl ControlServer {
         Ok(Self { url, shared, runtime: Some(runtime) })
     }
 
-    /// Where it listens, as `http://127.0.0.1:41023`.
+    /// Base URL, e.g. `http://127.0.0.1:41023`.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// The secret of this attempt: 256 random bits in hexadecimal.
+    /// Secret of this attempt: 256 random bits in hexadecimal.
     pub fn secret(&self) -> &str {
         &self.shared.secret
     }
 
-    /// Orders the ranks, through rank 0: repeated until it has taken the order.
+    /// Sends a command to the ranks through rank 0, repeated until acknowledged.
     pub fn order(&self, directive: Directive) {
         let mut order = lock(&self.shared.order);
         let number = order.map_or(1, |last| last.number + 1);
         *order = Some(CoordinatorCommand { number, directive });
     }
 
-    /// How many connections, requests and messages were refused.
+    /// Number of refused connections, requests and messages.
     pub fn refused(&self) -> u64 {
         self.shared.refused.load(Ordering::Relaxed)
     }
@@ -146,7 +145,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Why a request was refused. Its connection is closed.
+/// A refused request; its connection is closed.
 struct Refusal(StatusCode, String);
 
 impl Refusal {
@@ -167,7 +166,7 @@ impl Shared {
         self.refused.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn pass_on(&self, what: FromWorkers) -> Result<(), Refusal> {
+    fn pass_on(&self, what: WorkerEvent) -> Result<(), Refusal> {
         self.events
             .send(Event::Worker(self.attempt, what))
             .map_err(|_| Refusal(StatusCode::SERVICE_UNAVAILABLE, "the coordinator is leaving".to_owned()))
@@ -178,7 +177,7 @@ impl Shared {
         self.seats.get(rank).ok_or_else(|| Refusal(StatusCode::BAD_REQUEST, format!("rank {rank} of {ranks} ranks")))
     }
 
-    /// Verifies the head of a report, before a byte of its body is read: signed with the secret, and no replay.
+    /// Verifies the headers of a report before reading its body: signature and sequence number.
     fn verify(&self, headers: &HeaderMap) -> Result<ReportHeader, Refusal> {
         let given = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes()).unwrap_or_default();
         let head = self.key.verify_report(given);
@@ -187,13 +186,13 @@ impl Shared {
         if head.sequence > last { Ok(head) } else { Err(replayed(&head, last)) }
     }
 
-    /// Takes in a report whose head was verified: what is new of it becomes events, in order.
+    /// Processes a report with verified headers; new messages become events, in order.
     fn take(&self, head: &ReportHeader, body: &[u8]) -> Result<ReportReply, Refusal> {
         if !head.matches_body(body) {
             return Err(unauthorized("the body of the report is not the one that was signed"));
         }
         let mut seat = lock(self.seat(head.rank)?);
-        // Another copy of it may have come meanwhile.
+        // A duplicate may have been accepted in the meantime.
         if head.sequence <= seat.sequence {
             return Err(replayed(head, seat.sequence));
         }
@@ -209,10 +208,10 @@ impl Shared {
         }
         seat.taken = seat.taken.max(report.acknowledged_command);
         let said = std::mem::take(&mut report.messages);
-        self.pass_on(FromWorkers::Report(report))?;
+        self.pass_on(WorkerEvent::Report(report))?;
         for saying in seat.inbox.accept(said) {
             match lock(&self.claims).objection(head.rank, &saying) {
-                None => self.pass_on(FromWorkers::Message(head.rank, saying))?,
+                None => self.pass_on(WorkerEvent::Message(head.rank, saying))?,
                 Some(objection) => {
                     tracing::warn!("ignored a message: {objection}");
                     self.refuse();
@@ -234,7 +233,7 @@ impl Shared {
         Ok((headers, text).into_response())
     }
 
-    /// Takes from an unsigned report which program sent it, so that the decision ends the attempt.
+    /// Extracts the versions from an unsigned report, so that the attempt ends with a version mismatch.
     async fn note_versions(&self, request: Request) -> Result<(), Refusal> {
         let (parts, body) = request.into_parts();
         let given = parts.headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
@@ -246,7 +245,7 @@ impl Shared {
         self.seat(report.rank)?;
         report.versions.get_or_insert_with(Versions::unknown);
         report.messages.clear();
-        self.pass_on(FromWorkers::Report(report))
+        self.pass_on(WorkerEvent::Report(report))
     }
 }
 
@@ -266,7 +265,7 @@ fn parse(body: &[u8]) -> Result<WorkerReport, Refusal> {
     })
 }
 
-/// Reads the body of a report, within limits of length and time.
+/// Reads the body of a report within limits of size and time.
 async fn read(headers: &HeaderMap, body: Body) -> Result<Bytes, Refusal> {
     let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     let too_long = || Refusal(StatusCode::PAYLOAD_TOO_LARGE, format!("a report has at most {MAX_REPORT_BYTES} bytes"));

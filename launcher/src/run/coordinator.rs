@@ -1,4 +1,4 @@
-//! The coordinator: hands events to the decision and carries out what it wants done, until there is a verdict.
+//! The coordinator: passes events to the decision function and executes its actions until the run is over.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -24,7 +24,7 @@ use crate::store_writer::{StoreWriter, Urgency, Write};
 #[error("{0}")]
 struct Bad(String);
 
-/// Watches over the run of `order`, whose ranks `launcher` starts, until there is a verdict. What fails on the way here is one, too.
+/// Supervises the run until it is over; `launcher` starts the ranks. Errors here end the run, too.
 pub fn run(order: &Order, launcher: &dyn Launcher, records: Records) -> Outcome {
     let (coordinator, state, actions) = Coordinator::begin(order, launcher, records)?;
     coordinator.run(state, actions)
@@ -44,8 +44,7 @@ struct Coordinator<'a> {
 }
 
 impl<'a> Coordinator<'a> {
-    /// Prepares to watch over `order`: from now on signals and the store are listened to. Also returns the first state, and what is
-    /// to be done first.
+    /// Starts listening to signals and the store. Returns the coordinator, its initial state and the first actions.
     fn begin(
         order: &'a Order,
         launcher: &'a dyn Launcher,
@@ -80,7 +79,7 @@ impl<'a> Coordinator<'a> {
         while done.is_ok() && state.verdict().is_none() {
             (state, done) = self.step(state);
         }
-        // Whatever is left of an attempt whose end was not waited for.
+        // Terminates the remaining processes of an attempt.
         self.workers = None;
         let verdict = match (done, state.verdict()) {
             (Err(failure), _) => Verdict::Failed(failure.code, failure.to_string()),
@@ -90,7 +89,7 @@ impl<'a> Coordinator<'a> {
         self.end(&verdict, &state)
     }
 
-    /// Takes in one event.
+    /// Processes one event.
     fn step(&mut self, mut state: State) -> (State, Result<(), Failure>) {
         let event = match self.next() {
             Ok(event) => event,
@@ -115,13 +114,13 @@ impl<'a> Coordinator<'a> {
         }
     }
 
-    /// The next event. Time passes, and processes are looked after, however many other events come.
+    /// Returns the next event. Ticks and process checks happen regardless of the event rate.
     fn next(&mut self) -> Result<Event, Failure> {
         loop {
             let left = self.clock.until_tick();
             if left.is_zero() {
                 self.clock.tick();
-                // A thread that is gone would be waited for without end.
+                // Waiting for a thread that panicked would never end.
                 panics::first().map_or(Ok(()), Err)?;
                 self.look_after()?;
                 return Ok(Event::Tick);
@@ -154,7 +153,7 @@ impl<'a> Coordinator<'a> {
                 Action::End => self.workers.iter_mut().try_for_each(Workers::end).map_err(Failure::failed)?,
                 Action::AskSlurm => self.ask_slurm().map_err(Failure::failed)?,
                 Action::ForgetStop => {
-                    // The run has ended as it was asked to, whether the request can be removed or not.
+                    // The run has stopped as requested, even if the request cannot be removed.
                     let forget = Write::remove(STOP_OBJECT, "the request to stop stays in the store");
                     self.writer.hand_over(vec![forget], Urgency::Change);
                 }
@@ -186,7 +185,7 @@ impl<'a> Coordinator<'a> {
     }
 }
 
-/// The run's store, with the patience that the workers have: one that is away is waited for.
+/// The run's store with the workers' retry timeout, so that an outage is waited for.
 fn patient(order: &Order) -> (Store, Duration) {
     let minutes = order.config.checkpoint.give_up_minutes;
     let mut patience = Patience::default();
@@ -195,12 +194,11 @@ fn patient(order: &Order) -> (Store, Duration) {
     (order.store.with_patience(patience), total)
 }
 
-/// Where ranks may be: on the hosts that the configuration names, on the nodes of a Slurm job that has others than this one,
-/// else here.
+/// Hosts available to a run: those configured, the nodes of a Slurm job with other nodes than this one, or this host.
 pub fn room(config: &lambert_config::RunConfig) -> Room {
     let hosts = config.cluster.host_list().unwrap_or_default();
     let number = std::env::var("SLURM_JOB_NUM_NODES").ok().and_then(|number| number.trim().parse::<u32>().ok());
-    // What salloc starts is on no node of the job.
+    // `salloc` starts its command outside the nodes of the job.
     let is_on_node = std::env::var_os("SLURMD_NODENAME").is_some();
     match (hosts.is_empty(), number) {
         (false, _) => Room::Hosts(hosts),

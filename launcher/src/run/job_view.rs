@@ -1,11 +1,10 @@
-//! The coordinator's view of its Slurm job.
+//! Interpretation of the coordinator's Slurm job.
 
 use crate::decide::{JobView, Standing};
 use crate::slurm::job::Job;
 
-/// What a coordinator in `job` needs to know, whose start of the job was number `start` (from 0). While its processes end,
-/// a job is `COMPLETING`, whatever comes afterwards: one that is put back into the queue counts a start more, one that
-/// is cancelled does not.
+/// Interprets the state of `job`, of which the coordinator is in start number `start` (from 0). A job is `COMPLETING`
+/// while its processes exit, whatever follows; a requeued job counts one more start, a cancelled one does not.
 pub fn view(job: &Job, start: u32) -> JobView {
     let standing = match job.state.as_str() {
         "CANCELLED" => Standing::Cancelled,

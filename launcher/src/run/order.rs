@@ -1,4 +1,4 @@
-//! What a run was asked to be: the command line and the configuration, checked, against what the run's store holds.
+//! Validated run specification, from the command line, the configuration and the run's store.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -18,29 +18,29 @@ use crate::decide::Room;
 use crate::failure::Failure;
 use crate::worker;
 
-/// A run that may be started.
+/// A validated run, ready to start.
 #[derive(Debug)]
 pub struct Order {
-    /// The configuration, complete; the same as in the store.
+    /// Complete configuration, as stored.
     pub config: RunConfig,
     /// The run's store.
     pub store: Store,
-    /// The lambert-worker program.
+    /// Path of lambert-worker.
     pub worker: PathBuf,
-    /// Where ranks may be.
+    /// Hosts available to the ranks.
     pub room: Room,
 }
 
-/// Why a run may not be started.
+/// The run cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum OrderError {
-    /// Nothing says what to train.
+    /// No configuration.
     #[error("{url} holds no run yet: --config FILE says what to train")]
     NoConfig {
         /// The run's URL.
         url: String,
     },
-    /// The run is another one.
+    /// The stored run has another configuration.
     #[error(
         "{url} holds a run that trains something else; give another place, or the configuration that it was started with, or \
          name what may change with `lambert run --allow-change`. What differs:{}",
@@ -49,10 +49,10 @@ pub enum OrderError {
     OtherRun {
         /// The run's URL.
         url: String,
-        /// The keys that decide it.
+        /// Differing keys.
         differences: Vec<Difference>,
     },
-    /// The run's checkpoints are of no use to such a model.
+    /// The run's checkpoints have other tensor shapes.
     #[error(
         "{url} has checkpoints, whose weights have the shapes of its model; another model is another --run. What \
          differs:{}",
@@ -61,10 +61,10 @@ pub enum OrderError {
     OtherShapes {
         /// The run's URL.
         url: String,
-        /// The keys that decide the shapes.
+        /// Differing keys that affect shapes.
         differences: Vec<Difference>,
     },
-    /// The configuration cannot be written down.
+    /// The configuration cannot be serialized.
     #[error("cannot write the configuration as TOML")]
     Toml(#[from] toml::ser::Error),
     /// A path cannot be made absolute.
@@ -72,7 +72,7 @@ pub enum OrderError {
     Path {
         /// The path.
         path: String,
-        /// Why not.
+        /// System error.
         source: std::io::Error,
     },
 }
@@ -81,20 +81,20 @@ fn list(differences: &[Difference]) -> String {
     differences.iter().map(|difference| format!("\n  {difference}")).collect()
 }
 
-/// An order that is sound, before anything was written.
+/// A run that passed all checks, before anything is written.
 #[derive(Debug)]
 pub struct Proposed {
     config: RunConfig,
     store: Store,
     worker: PathBuf,
     room: Room,
-    /// What the store holds.
+    /// Stored configuration.
     before: Option<RunConfig>,
 }
 
 impl Order {
-    /// Reads the configuration, checks it and what it names, and compares it with the run in the store if there is one, for ranks
-    /// that may be where `room` says. Nothing is written.
+    /// Loads and checks the configuration and the datasets it names, and compares it with the stored run, if any. `room`
+    /// returns the hosts available to the ranks. Writes nothing.
     pub fn propose(arguments: &cli::Run, room: impl Fn(&RunConfig) -> Room) -> Result<Proposed, Failure> {
         let store = Store::open(&arguments.run).map_err(Failure::usage)?;
         let worker = worker::find().map_err(Failure::failed)?;
@@ -111,17 +111,17 @@ impl Order {
 }
 
 impl Proposed {
-    /// The configuration, complete.
+    /// Complete configuration.
     pub fn config(&self) -> &RunConfig {
         &self.config
     }
 
-    /// Where ranks may be.
+    /// Hosts available to the ranks.
     pub fn room(&self) -> &Room {
         &self.room
     }
 
-    /// Whether the store holds no run yet.
+    /// True if the store contains no run yet.
     pub fn is_new(&self) -> bool {
         self.before.is_none()
     }
@@ -131,7 +131,7 @@ impl Proposed {
         &self.store
     }
 
-    /// Writes the configuration to the store, whose folder must be there from then on.
+    /// Writes the configuration to the store. From then on the store requires its directory to exist.
     pub fn settle(self) -> Result<Order, Failure> {
         let Self { config, store, worker, room, before } = self;
         match before {
@@ -143,7 +143,7 @@ impl Proposed {
     }
 }
 
-/// The sha256 of the run's vocabulary, which it has from its first start on.
+/// Returns the SHA-256 of the run's vocabulary, stored at its first start.
 fn vocabulary(store: &Store) -> Result<Option<String>, Failure> {
     match store.get(VOCABULARY) {
         Ok(bytes) => Ok(Some(lambert_store::hash::sha256(&bytes))),
@@ -172,7 +172,7 @@ fn configuration(
         (None, None) => return Err(Failure::usage(OrderError::NoConfig { url: store.url().to_owned() })),
     };
     let mut config = match loaded {
-        // Another start may find it: a job is queued again for this.
+        // A later start may succeed, so the job is requeued instead.
         Err(error) if is_away => return Err(Failure::failed(error)),
         loaded => loaded?,
     };
@@ -180,7 +180,7 @@ fn configuration(
         (Some(from), _) => {
             (config.run.from, config.run.from_optimizer) = (Some(from.clone()), arguments.with_optimizer);
         }
-        // Where a run began needs to be said once.
+        // `run.from` needs to be given only once.
         (None, Some(text)) if config.run.from.is_none() => {
             let before = stored::parse(text, store)?.run;
             (config.run.from, config.run.from_optimizer) = (before.from, before.from_optimizer);
@@ -195,7 +195,7 @@ fn configuration(
     Ok(config)
 }
 
-/// Prints a warning about the configuration, once: a tuning reads the same file for each of its runs.
+/// Logs a configuration warning once: a sweep loads the same file for each of its runs.
 fn warn_once(message: &str) {
     static PRINTED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     if PRINTED.lock().unwrap_or_else(PoisonError::into_inner).insert(message.to_owned()) {
@@ -203,12 +203,12 @@ fn warn_once(message: &str) {
     }
 }
 
-/// A path as it is found from any folder; a URL, and nothing, as they are.
+/// Makes a path absolute; URLs and empty strings stay.
 fn absolute(path: &str) -> Result<String, Failure> {
     if path.is_empty() || path.contains("://") {
         return Ok(path.to_owned());
     }
-    // With links resolved where it exists, so that the same folder has the same name each time.
+    // Resolves symbolic links if the path exists, so that a directory always has the same name.
     let found = std::fs::canonicalize(path).or_else(|_| std::path::absolute(path));
     match found {
         Ok(found) => Ok(found.to_string_lossy().into_owned()),
@@ -216,7 +216,7 @@ fn absolute(path: &str) -> Result<String, Failure> {
     }
 }
 
-/// Refuses what would train something else and is not `allowed`, and says what changes around it.
+/// Rejects changes of what is trained unless `allowed`, and logs all other changes.
 fn settle(before: &RunConfig, now: &RunConfig, allowed: &[String], store: &Store) -> Result<(), Failure> {
     let mut found = difference::compare(before, now).map_err(|error| Failure::failed(OrderError::Toml(error)))?;
     found.allow(allowed);
@@ -234,9 +234,9 @@ fn settle(before: &RunConfig, now: &RunConfig, allowed: &[String], store: &Store
     Ok(())
 }
 
-/// What is wrong with the things that the configuration names, before anything is written: a mistyped path leaves no
-/// half-made run behind. `vocabulary` is the sha256 of the run's, if there is a run; `here` says whether all ranks will be on this host.
-/// Returns whether nothing else is wrong than that the store of a dataset cannot be reached.
+/// Checks the datasets and the memory before anything is written, so that a mistyped path leaves no half-created run.
+/// `vocabulary` is the SHA-256 of the stored run's vocabulary, if any; `here` is true if all ranks run on this host.
+/// Returns true if unreachable dataset stores are the only errors.
 fn check_surroundings(config: &RunConfig, vocabulary: Option<&str>, here: bool, faults: &mut Vec<Fault>) -> bool {
     let stages = config.stage.iter().enumerate().map(|(index, stage)| (format!("stage.{index}.data"), &stage.data));
     let evaluation = ("evaluation.data".to_owned(), &config.evaluation.data);
@@ -265,12 +265,12 @@ fn text(config: &RunConfig) -> Result<String, Failure> {
     toml::to_string(config).map_err(|error| Failure::failed(OrderError::Toml(error)))
 }
 
-/// Makes this the store's run.
+/// Creates the run in the store.
 fn create(config: &RunConfig, store: &Store) -> Result<(), Failure> {
     if store.put_new(CONFIG, text(config)?.into()).map_err(Failure::failed)? {
         return Ok(());
     }
-    // Another coordinator was faster: what it wrote counts.
+    // Another coordinator was faster: compares with its configuration.
     let found = stored::text(store)?.unwrap_or_default();
     settle(&stored::parse(&found, store)?, config, &[], store)
 }
@@ -293,7 +293,7 @@ mod tests {
         assert_eq!(faults, []);
     }
 
-    /// The configuration of a run that lambert began before keys were renamed.
+    /// Stored configuration of a run that was started before keys were renamed.
     const OLD_RUN: &str = include_str!("../../../tests/golden/format-2/run.toml");
 
     #[test]

@@ -1,29 +1,29 @@
-//! Slurm's own programs, run to their end.
+//! Runs Slurm's command-line programs.
 
 use std::process::Command;
 
-/// Why Slurm gives no answer.
+/// A Slurm program failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// There is no Slurm, as far as this machine knows.
+    /// The program cannot be started.
     #[error("cannot start {program}: is Slurm on this machine?")]
     Absent {
-        /// The program that was looked for.
+        /// Program.
         program: &'static str,
-        /// Why not.
+        /// System error.
         source: std::io::Error,
     },
-    /// A program of Slurm's has failed.
+    /// The program returned an error.
     #[error("{program} says: {says}")]
     Refused {
-        /// The program.
+        /// Program.
         program: &'static str,
-        /// Its message.
+        /// Its stderr.
         says: String,
     },
 }
 
-/// What a program of Slurm's prints.
+/// Runs a Slurm program and returns its stdout.
 pub fn ask(program: &'static str, arguments: &[&str]) -> Result<String, AskError> {
     let output =
         Command::new(program).args(arguments).output().map_err(|source| AskError::Absent { program, source })?;
@@ -33,7 +33,7 @@ pub fn ask(program: &'static str, arguments: &[&str]) -> Result<String, AskError
     }
 }
 
-/// Output without the white space around it.
+/// Decodes and trims output.
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).trim().to_owned()
 }

@@ -1,5 +1,5 @@
-//! `control/submission` in a run's store: held by one `lambert submit` from the question whether the run has a job until
-//! job.json names the new one, so that two at the same time do not queue two jobs.
+//! Lock for `lambert submit`, in `control/submission` of the run's store. Held from checking for a job until job.json
+//! names the new one, so that two concurrent submissions do not queue two jobs.
 
 use lambert_store::Store;
 use lambert_store::run::SUBMISSION;
@@ -7,17 +7,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::host::{self, now};
 
-/// A holder on another host that is older than this has died: a submission takes seconds. Seconds.
+/// Age after which a holder on another host is presumed dead, seconds. A submission takes seconds.
 const ABANDONED: f64 = 600.0;
 
-/// Who holds it.
+/// Process that holds the lock.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Holder {
     host: String,
     pid: u32,
-    /// Which of the processes that have had this number: its start, as the kernel says it.
+    /// Process start time from the kernel, which distinguishes reused process IDs.
     since: String,
-    /// Seconds since 1970.
+    /// Time of locking, seconds since the Unix epoch.
     unix: f64,
 }
 
@@ -35,35 +35,35 @@ impl Holder {
     }
 }
 
-/// Why the run is not to be submitted now.
+/// The lock cannot be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError {
-    /// Another submission is under way.
+    /// Another submission is in progress.
     #[error(
         "another `lambert submit` (pid {pid} on host {host}) queues {url} at this moment: see `lambert status {url}`, or try again \
          in {ABANDONED} s should it have died"
     )]
     Held {
-        /// The run.
+        /// URL of the run.
         url: String,
-        /// Where it is.
+        /// Host of the holder.
         host: String,
-        /// Its process there.
+        /// Process ID of the holder.
         pid: u32,
     },
-    /// The run's store.
+    /// Store error.
     #[error(transparent)]
     Store(#[from] lambert_store::Error),
 }
 
-/// The right to queue a run, given up when it is dropped.
+/// The submission lock of a run, released when dropped.
 #[derive(Debug)]
 pub struct Claim<'a> {
     store: &'a Store,
 }
 
 impl<'a> Claim<'a> {
-    /// Takes it, from a holder that is gone, too.
+    /// Takes the lock, also from a dead holder.
     pub fn take(store: &'a Store) -> Result<Self, ClaimError> {
         let own = serde_json::json!(Holder::of_process()).to_string();
         if store.put_new(SUBMISSION, own.clone().into())? {
@@ -71,7 +71,7 @@ impl<'a> Claim<'a> {
         }
         let holder = match store.get_at_most(SUBMISSION, 1 << 16) {
             Ok(bytes) => serde_json::from_slice::<Holder>(&bytes).ok(),
-            // It was given up in this moment.
+            // Released in the meantime.
             Err(error) if error.is_not_found() => None,
             Err(error) => return Err(error.into()),
         };

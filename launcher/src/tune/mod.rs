@@ -1,8 +1,8 @@
-//! `lambert tune`: runs that differ in some keys, side by side, compared by their held-out loss at the end.
+//! `lambert tune`: hyperparameter sweep; concurrent runs compared by their final held-out loss.
 //!
-//! - [`grid`]: which settings; [`plan`]: the runs, checked; [`slots`]: how many at a time
-//! - [`runs`]: each a `lambert run` of its own, so that it resumes as any other run
-//! - [`results`]: how they ended, kept beside them; [`plot`]: against one of the keys
+//! - [`grid`]: parameter combinations; [`plan`]: validated runs; [`slots`]: concurrency and GPU assignment
+//! - [`runs`]: executes each run as a `lambert run` process, so that it can be resumed
+//! - [`results`]: table of results; [`plot`]: loss against a key
 
 pub mod grid;
 pub mod plan;
@@ -25,7 +25,7 @@ use results::{End, Results, Trial};
 use runs::{Ended, Stopped};
 use slots::Machine;
 
-/// Why a tuning has not done what it was to do.
+/// The sweep did not complete.
 #[derive(Debug, thiserror::Error)]
 enum TuneError {
     #[error("cannot find the path of this program")]
@@ -38,12 +38,12 @@ enum TuneError {
     Replaced { name: String, url: String },
 }
 
-/// Makes the runs that are missing, and shows all.
+/// Executes the missing runs and prints all results.
 pub fn tune(arguments: &cli::Tune) -> Outcome {
     console::detach().map_err(Failure::failed)?;
     let store = Store::open(&arguments.runs).map_err(Failure::usage)?;
     plan::refuse_own(&store, &arguments.config)?;
-    // Checked before anything runs: a mistyped value would be found after hours otherwise.
+    // All runs are checked before the first starts, so that a mistyped value is found at once.
     let plan = Plan::new(arguments, store.url())?;
     let mut results = Results::read(&store).map_err(Failure::failed)?;
     plan.settle(&store, &results)?;
@@ -74,19 +74,19 @@ pub fn tune(arguments: &cli::Tune) -> Outcome {
     }
 }
 
-/// Whether a run ended in a way that says nothing of what it trains.
+/// True if a run ended for a reason unrelated to its configuration.
 fn is_failure(ended: &Ended) -> bool {
     use exit::{DIVERGED, DONE, ENDED, REPLACED, STOPPED};
     !matches!(ended.code, Some(DONE | DIVERGED | STOPPED | ENDED | REPLACED))
 }
 
-/// Takes in the end of a run.
+/// Records the end of a run.
 fn take(store: &Store, results: &mut Results, ended: &Ended) -> Result<(), Failure> {
     let name = &ended.planned.name;
     let end = match ended.code {
         Some(exit::DONE) => End::Finished,
         Some(exit::DIVERGED) => End::Diverged,
-        // They go on next time.
+        // These runs resume next time.
         Some(exit::STOPPED | exit::ENDED | exit::REPLACED) => return Ok(()),
         _ if ended.stopping => {
             console::line(&format!("{name}: ended without a checkpoint ({})", ended.how));
@@ -98,7 +98,7 @@ fn take(store: &Store, results: &mut Results, ended: &Ended) -> Result<(), Failu
     let status = stored::read(&own)?.unwrap_or_default();
     let (step, latest) = (status.progress.step, &status.latest);
     let last = latest.evaluation.as_ref().filter(|evaluation| evaluation.step == step && end == End::Finished);
-    // Another `lambert run` makes the evaluation that is missing.
+    // A rerun of `lambert run` makes the missing evaluation.
     let end = if end == End::Finished && last.is_none() { End::Failed } else { end };
     let mut trial = Trial {
         name: name.clone(),
@@ -122,7 +122,7 @@ fn take(store: &Store, results: &mut Results, ended: &Ended) -> Result<(), Failu
         }
         End::Failed => console::line(&format!("{name}: failed ({}):\n{}", ended.how, ended.said)),
     }
-    // Another `lambert tune` may have written since.
+    // Another `lambert tune` may have written meanwhile.
     *results = Results::read(store).map_err(Failure::failed)?;
     results.add(trial);
     results.write(store).map_err(Failure::failed)
@@ -132,7 +132,7 @@ fn last_line(text: &str) -> &str {
     text.lines().last().unwrap_or_default()
 }
 
-/// The table, the plot, and the configuration of the best.
+/// Prints the table and writes the plot and the best configuration.
 fn show(store: &Store, results: &Results, arguments: &cli::Tune) -> Result<(), Failure> {
     let text = match arguments.json {
         true => serde_json::to_string(results).map_err(Failure::failed)?,

@@ -1,5 +1,4 @@
-//! What a tuning is to make: its runs, each checked before the first one starts, and what they have in common with those that
-//! are there.
+//! Plan of a sweep: validates each run before the first one starts, and compares the configuration with existing runs.
 
 use std::fs::File;
 use std::io::Write;
@@ -23,85 +22,85 @@ use crate::run::forecast;
 use crate::run::order::Order;
 use crate::slurm::record::is_in_job;
 
-/// The configuration of the first run: the others differ from it in the keys that are tuned.
+/// Configuration of the first run; the others differ only in the swept keys.
 const COMMON: &str = "tune.toml";
-/// That of the best run.
+/// Configuration of the best run.
 pub const BEST: &str = "best.toml";
-/// No configuration is longer than this, bytes.
+/// Maximum size of a configuration, bytes.
 const LONGEST: u64 = 1 << 20;
-/// What results depend on, beside what decides what is trained.
+/// Sections that affect results besides those that decide what is trained.
 const JUDGED_BY: [&str; 2] = ["evaluation", "guard"];
 
-/// What decides what a held-out loss is of.
+/// Sections that decide what the held-out loss measures.
 const ASKED_BY: [&str; 2] = ["evaluation", "objective"];
 
-/// Why a tuning cannot begin.
+/// The sweep cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// One of its runs cannot.
+    /// A run is invalid.
     #[error("run {name} cannot be made: {message}")]
     Refused {
-        /// The run.
+        /// Run name.
         name: String,
-        /// Why not.
+        /// Cause.
         message: String,
     },
-    /// Two runs would be one.
+    /// Two runs have the same name.
     #[error("two runs would be named {0}: their settings differ in what a name leaves out")]
     SameName(String),
-    /// There would be nothing to compare them by.
+    /// No held-out dataset to compare by.
     #[error("evaluation.data names no dataset: runs are compared by their held-out loss")]
     NoEvaluation,
-    /// Those that are there cannot be compared with these.
+    /// Existing runs are not comparable.
     #[error(
         "the runs of {url} were made with another configuration; give another --runs, or name what differs in a --grid. What \
          differs:{}",
         differences.iter().map(|difference| format!("\n  {difference}")).collect::<String>()
     )]
     OtherRuns {
-        /// Where.
+        /// URL of the runs.
         url: String,
-        /// The keys.
+        /// Differing keys.
         differences: Vec<Difference>,
     },
-    /// It would be written over.
+    /// The sweep would overwrite its own configuration file.
     #[error("--config {}: a tuning in this --runs writes that file; copy it to another place", .0.display())]
     Own(PathBuf),
-    /// The losses would be of different things.
+    /// The held-out losses would not be comparable.
     #[error("{0} cannot be tuned: runs are compared by their held-out loss, and it decides what that is measured of")]
     OtherQuestion(String),
-    /// The configuration cannot be kept until the last run has started.
+    /// The configuration cannot be copied to a temporary file.
     #[error("cannot copy the configuration to a temporary file")]
     Copy(#[source] std::io::Error),
-    /// What they had in common cannot be read.
+    /// The stored configuration cannot be read.
     #[error("{url}/{COMMON}")]
     Unreadable {
-        /// Where.
+        /// URL of the runs.
         url: String,
-        /// Why not.
+        /// Cause.
         source: ConfigError,
     },
 }
 
-/// Runs that can be started, as far as one can tell.
+/// A validated sweep.
 #[derive(Debug)]
 pub struct Plan {
-    /// All of them.
+    /// All runs.
     pub runs: Vec<Planned>,
-    /// What is enough for each.
+    /// Resources that suffice for every run.
     pub need: Need,
-    /// The configuration as it was checked: the file may be edited before the last run starts.
+    /// Copy of the configuration: the file may be edited before the last run starts.
     _config: File,
-    /// Those whose place is empty, by name.
+    /// Names of runs that do not exist yet.
     new: Vec<String>,
     first: RunConfig,
 }
 
 impl Plan {
-    /// Of these arguments, for runs below `url`.
+    /// Plans the runs of `arguments` below `url`.
     ///
     /// # Errors
-    /// A run that cannot be started.
+    /// A run is invalid.
     pub fn new(arguments: &cli::Tune, url: &str) -> Result<Self, Failure> {
         let (mut runs, mut need, mut new, mut first): (Vec<Planned>, _, _, _) =
             (Vec::new(), Need::default(), Vec::new(), None);
@@ -134,16 +133,16 @@ impl Plan {
         Ok(Self { runs, need, _config: kept, new, first: first.unwrap_or_default() })
     }
 
-    /// The runs that are to be made.
+    /// Returns the runs without results.
     pub fn missing(&self, results: &Results) -> Vec<Planned> {
         let there = |run: &&Planned| results.has(&run.name, &run.settings) && !self.new.contains(&run.name);
         self.runs.iter().filter(|run| !there(run)).cloned().collect()
     }
 
-    /// Refuses runs that could not be compared with the `results` that are there, else keeps what all have in common.
+    /// Rejects runs that are not comparable with existing `results`; otherwise stores the common configuration.
     ///
     /// # Errors
-    /// The store; runs of another configuration.
+    /// The store fails, or existing runs have another configuration.
     pub fn settle(&self, store: &Store, results: &Results) -> Result<(), Failure> {
         let before = if results.trials.is_empty() && !has_runs(store)? { None } else { common(store)? };
         if let Some(before) = before {
@@ -160,12 +159,12 @@ impl Plan {
     }
 }
 
-/// Refuses a configuration that is one of the files which a tuning at this place writes.
+/// Rejects a configuration file that the sweep itself would overwrite.
 ///
 /// # Errors
-/// It is.
+/// The file belongs to the sweep.
 pub fn refuse_own(store: &Store, config: &Path) -> Result<(), Failure> {
-    // What is not there is nothing to lose.
+    // A file that does not exist cannot be overwritten.
     let resolved = |path: &Path| std::fs::canonicalize(path).ok();
     let own = |name| store.local_path(name).ok().flatten().and_then(|path| resolved(&path));
     match resolved(config) {
@@ -176,7 +175,7 @@ pub fn refuse_own(store: &Store, config: &Path) -> Result<(), Failure> {
     }
 }
 
-/// A copy of the configuration file that has no name and so is not left behind, and a path to it while it is open here.
+/// Copies the configuration to an unnamed temporary file; returns it with a path valid while it is open.
 fn keep(path: &Path) -> Result<(File, PathBuf), Failure> {
     let text = std::fs::read(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     let written = tempfile::tempfile().and_then(|mut file| file.write_all(&text).map(|()| file));
@@ -185,14 +184,14 @@ fn keep(path: &Path) -> Result<(File, PathBuf), Failure> {
     Ok((file, path))
 }
 
-/// Whether a run was begun at this place.
+/// True if the store contains runs.
 fn has_runs(store: &Store) -> Result<bool, Failure> {
-    // A folder with a name that no run has may be anything.
+    // Directories without a run configuration may be anything.
     let is_run = |name: &String| store.head(&format!("{name}/{CONFIG}")).is_ok_and(|bytes| bytes.is_some());
     Ok(store.list_folders("").map_err(Failure::failed)?.iter().any(is_run))
 }
 
-/// What the runs of this place had in common, if any were made.
+/// Reads the common configuration of existing runs, if any.
 fn common(store: &Store) -> Result<Option<RunConfig>, Failure> {
     match store.get_at_most(COMMON, LONGEST) {
         Ok(bytes) => {
@@ -204,7 +203,7 @@ fn common(store: &Store) -> Result<Option<RunConfig>, Failure> {
     }
 }
 
-/// What makes results differ that are not the `tuned` keys.
+/// Returns differences that affect results, except in the `tuned` keys.
 fn judged(mut found: Differences, tuned: &[String]) -> Vec<Difference> {
     found.allow(tuned);
     let by = |difference: &Difference| {
@@ -227,7 +226,7 @@ fn order(arguments: &cli::Tune, run: String, settings: &[Setting]) -> cli::Run {
     }
 }
 
-/// The arguments of `lambert` that mean an order.
+/// Formats the arguments of `lambert run`.
 fn line(order: &cli::Run) -> Vec<String> {
     let config = order.config.iter().flat_map(|path| ["--config".to_owned(), path.to_string_lossy().into_owned()]);
     let sets = order.sets.iter().flat_map(|set| ["--set".to_owned(), set.clone()]);

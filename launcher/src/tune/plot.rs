@@ -1,4 +1,4 @@
-//! Held-out losses against one of the keys, as SVG.
+//! SVG plot of held-out loss against a key.
 
 use std::collections::BTreeMap;
 
@@ -8,22 +8,22 @@ use plotters::prelude::*;
 
 use super::results::Results;
 
-/// Above this ratio of the largest to the least value an axis is logarithmic.
+/// Ratio of the largest to the smallest value above which an axis is logarithmic.
 const WIDE: f64 = 8.0;
 const SIZE: (u32, u32) = (800, 480);
 
-/// A recipe's value of the key on the axis, what else it has, and the mean of its losses.
+/// A point: value of the key, remaining settings, and mean loss over seeds.
 struct Point {
     x: f64,
     series: String,
     y: f64,
 }
 
-/// The plot; `None` where no key has two numbers that finished runs were given. Seeds are no key.
+/// Renders the plot; `None` unless some key has two numeric values among finished runs. Seeds do not count.
 pub fn svg(results: &Results) -> Option<String> {
     let mut recipes: Vec<(Vec<&str>, f64)> =
         results.recipes().iter().filter_map(|recipe| Some((recipe.trials.first()?.recipe(), recipe.mean))).collect();
-    // The same plot, whichever run ended first.
+    // Makes the plot independent of the order in which runs ended.
     recipes.sort_by(|a, b| a.0.cmp(&b.0));
     let key = axis(&recipes)?;
     let points: Vec<Point> = recipes.iter().filter_map(|(settings, mean)| point(settings, *mean, &key)).collect();
@@ -32,7 +32,7 @@ pub fn svg(results: &Results) -> Option<String> {
     Some(text)
 }
 
-/// The first key with two different numbers.
+/// Returns the first key with two different numeric values.
 fn axis(recipes: &[(Vec<&str>, f64)]) -> Option<String> {
     let mut keys = recipes.iter().flat_map(|(settings, _)| settings).filter_map(|setting| setting.split_once('='));
     let differs = |key: &str| {

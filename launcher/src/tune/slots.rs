@@ -1,36 +1,36 @@
-//! How many runs go side by side, and on which cards.
+//! Number of concurrent runs and their GPU assignment.
 
 use lambert_config::RunConfig;
 use lambert_config::run::DeviceKind;
 use lambert_plan::memory;
 
-/// The variable by which a process is given cards.
+/// Environment variable that selects GPUs.
 pub const CARDS: &str = "CUDA_VISIBLE_DEVICES";
 
-/// Room for one run.
+/// Resources for one run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slot {
-    /// Its cards, as [`CARDS`] has them; `None` for a run that is left to itself.
+    /// Its GPUs, as a value of [`GPU_VARIABLE`]; `None` to inherit the environment.
     pub cards: Option<String>,
 }
 
-/// What one run takes of a host.
+/// Resources that a run needs on this host.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Need {
-    /// Ranks.
+    /// Number of ranks.
     pub ranks: usize,
-    /// Processors of all its ranks.
+    /// CPUs of all ranks.
     pub processors: usize,
-    /// Main memory of all its ranks, bytes.
+    /// Main memory of all ranks, bytes.
     pub bytes: u64,
-    /// It computes on cards where there are any.
+    /// True if the run uses GPUs where available.
     pub cards: bool,
-    /// Its ranks are on other hosts, too, or steps of a job, which Slurm gives processors and cards.
+    /// True if ranks run on other hosts or in Slurm steps, where Slurm assigns CPUs and GPUs.
     pub elsewhere: bool,
 }
 
 impl Need {
-    /// Of a run whose ranks take `bytes` of main memory together, and are all processes of this host if it is `here`.
+    /// Needs of a run whose ranks take `bytes` of main memory in total; `here` is true if all are processes on this host.
     pub fn of(config: &RunConfig, here: bool, bytes: u64) -> Self {
         let ranks = config.cluster.ranks.max(1);
         Self {
@@ -42,7 +42,7 @@ impl Need {
         }
     }
 
-    /// What is enough for both.
+    /// Maximum of both.
     pub fn max(self, other: Self) -> Self {
         Self {
             ranks: self.ranks.max(other.ranks),
@@ -54,27 +54,27 @@ impl Need {
     }
 }
 
-/// What a host has.
+/// Resources of a host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Machine {
-    /// Processors.
+    /// CPUs.
     pub processors: usize,
-    /// Main memory, bytes, if it is known.
+    /// Main memory, bytes, if known.
     pub bytes: Option<u64>,
-    /// Cards, by the names that [`CARDS`] has for them.
+    /// GPUs, as listed in [`GPU_VARIABLE`].
     pub cards: Vec<String>,
 }
 
 impl Machine {
-    /// This one.
+    /// This host.
     pub fn here() -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let cards = std::env::var(CARDS).map_or_else(|_| devices(), |list| visible(&list));
         Self { processors, bytes: memory::of_this_host(), cards }
     }
 
-    /// As many slots as there is room for, if each run takes no more than `need`, one at least; or `wanted` ones. A run with ranks
-    /// elsewhere has them to itself, and one with more ranks than there are cards has all cards.
+    /// Returns the slots for runs that need at most `need`, at least one, or exactly `wanted`. A run with ranks
+    /// elsewhere gets this host to itself, and one with more ranks than GPUs gets all GPUs.
     pub fn slots(&self, need: &Need, wanted: Option<usize>) -> Vec<Slot> {
         let by_memory =
             self.bytes.map_or(usize::MAX, |bytes| usize::try_from(bytes / need.bytes.max(1)).unwrap_or(usize::MAX));
@@ -93,13 +93,13 @@ impl Machine {
     }
 }
 
-/// The cards of a list as the driver reads it: those before the first that is none.
+/// Parses a list of GPUs like the CUDA driver: up to the first invalid entry.
 fn visible(list: &str) -> Vec<String> {
     let is_one = |card: &&str| !card.is_empty() && !card.starts_with('-');
     list.split(',').map(str::trim).take_while(is_one).map(str::to_owned).collect()
 }
 
-/// The cards of which the driver has made devices.
+/// Lists the GPUs with a device node in /dev.
 fn devices() -> Vec<String> {
     let entries = std::fs::read_dir("/dev").into_iter().flatten().flatten();
     let number = |name: String| name.strip_prefix("nvidia")?.parse::<usize>().ok();

@@ -5,8 +5,8 @@ use lambert_control::WorkerReport;
 use lambert_control::{EventKind, FailureKind};
 
 use lambert::decide::{
-    Action, Attempt, Event, Exit, FromWorkers, Note, Placement, Room, Settings, Signal, State, StopReason, Verdict,
-    Wanted,
+    Action, Attempt, Event, Exit, Note, Placement, Room, Settings, Signal, State, StopReason, Verdict, Wanted,
+    WorkerEvent,
 };
 use lambert_control::Versions;
 
@@ -20,9 +20,9 @@ fn a_run_that_finishes() {
     let attempt = Attempt { number: 4, world: 2, placement: Placement::Here };
     assert_eq!(scene.done, [Action::Start(attempt)]);
     scene.report().says(EventKind::Finished { step: 9, stopped: false });
-    scene.worker(FromWorkers::Exited(Exit::Code(0)));
+    scene.worker(WorkerEvent::Exited(Exit::Code(0)));
     assert_eq!(scene.done, [Action::End]);
-    scene.worker(FromWorkers::Gone(Vec::new()));
+    scene.worker(WorkerEvent::Gone(Vec::new()));
     assert_eq!((scene.state.verdict(), &scene.done[..]), (Some(&Verdict::Finished), &[Action::ForgetStop][..]));
     assert_eq!(scene.give(Event::Signal(Signal::Other)).done, [], "nothing after the end");
 }
@@ -119,7 +119,7 @@ fn ranks_that_are_done_and_do_not_leave_are_ended() {
             "{:?}",
             scene.done
         );
-        scene.worker(FromWorkers::Exited(Exit::Signal(9))).worker(FromWorkers::Gone(Vec::new()));
+        scene.worker(WorkerEvent::Exited(Exit::Signal(9))).worker(WorkerEvent::Gone(Vec::new()));
         assert_eq!(scene.state.verdict(), Some(&verdict));
     }
 }
@@ -150,7 +150,7 @@ fn a_start_that_nobody_reports_from_is_waited_for_and_no_restart() {
     let message = loop {
         lease += 1;
         scene.give(Event::LeaseTaken(lease)).wait(10.0);
-        scene.worker(FromWorkers::Remark("no route to host b".into())).exit(1);
+        scene.worker(WorkerEvent::Remark("no route to host b".into())).exit(1);
         match scene.state.verdict() {
             None => pauses.push(scene.pause().0),
             Some(_) => break scene.failure().1.to_owned(),
@@ -167,7 +167,7 @@ fn a_silent_rank_ends_its_attempt_and_its_host_is_remembered() {
     let mut scene = Scene::new();
     scene.train(1, 5).wait(91.0);
     assert_eq!(scene.done, [Action::End]);
-    scene.worker(FromWorkers::Gone(vec!["pid 12 (state D)".into()]));
+    scene.worker(WorkerEvent::Gone(vec!["pid 12 (state D)".into()]));
     assert_eq!(scene.done[0], Action::Note(Note::Left(vec!["pid 12 (state D)".into()])));
     assert_eq!(scene.state.memory.restarts[0].host.as_deref(), Some("a"));
     assert!(scene.state.memory.restarts[0].cause.ends_with("has been silent for 90 s"));
@@ -178,9 +178,9 @@ fn a_mixture_of_versions_is_refused() {
     let mut scene = Scene::new();
     let versions = Versions { program: "0.0.9".into(), ..Versions::current() };
     scene.give(Event::LeaseTaken(1));
-    scene.worker(FromWorkers::Report(WorkerReport { versions: Some(versions), ..WorkerReport::default() }));
+    scene.worker(WorkerEvent::Report(WorkerReport { versions: Some(versions), ..WorkerReport::default() }));
     assert_eq!(scene.done, [Action::End]);
-    scene.worker(FromWorkers::Gone(Vec::new()));
+    scene.worker(WorkerEvent::Gone(Vec::new()));
     let (code, message) = scene.failure();
     let expected = "the ranks do not run the same programs: this coordinator has program 0.1.0, rank 0 has 0.0.9";
     assert_eq!((code, message), (2, expected));

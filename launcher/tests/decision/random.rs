@@ -7,8 +7,8 @@ use lambert_control::{Message, WorkerPhase, WorkerReport};
 use lambert_dataset::random::{Key, Rng};
 
 use lambert::decide::{
-    Action, Death, Event, Exit, FromWorkers, JobSettings, JobView, Memory, Note, Placement, Room, Seconds, Settings,
-    Signal, Standing, State, Verdict, Wanted, decide,
+    Action, Death, Event, Exit, JobSettings, JobView, Memory, Note, Placement, Room, Seconds, Settings, Signal,
+    Standing, State, Verdict, Wanted, WorkerEvent, decide,
 };
 
 /// Sequences; each has its own seed.
@@ -68,15 +68,15 @@ struct Auditor {
 impl Auditor {
     fn before(&mut self, at: Seconds, event: &Event) {
         match event {
-            Event::Worker(attempt, FromWorkers::Gone(_)) | Event::StartFailed(attempt, ..)
+            Event::Worker(attempt, WorkerEvent::Gone(_)) | Event::StartFailed(attempt, ..)
                 if Some(*attempt) == self.active =>
             {
                 (self.active, self.ending) = (None, false);
             }
-            Event::Worker(attempt, FromWorkers::Report(_)) if Some(*attempt) == self.active => {
+            Event::Worker(attempt, WorkerEvent::Report(_)) if Some(*attempt) == self.active => {
                 (self.alive, self.waiting) = (at, None);
             }
-            Event::Worker(attempt, FromWorkers::Message(rank, Message::Event(said)))
+            Event::Worker(attempt, WorkerEvent::Message(rank, Message::Event(said)))
                 if Some(*attempt) == self.active =>
             {
                 self.hear(*rank, said);
@@ -196,7 +196,7 @@ impl Play {
             2 => Event::SaveRequested,
             3 => Event::LeaseSeen(newest + self.rng.below(20) as u32 / 18),
             4 => Event::LeaseSeen(newest.saturating_sub(1)),
-            5 => Event::Worker(attempt.saturating_sub(1), FromWorkers::Gone(Vec::new())),
+            5 => Event::Worker(attempt.saturating_sub(1), WorkerEvent::Gone(Vec::new())),
             6 if self.rng.below(40) == 0 => Event::LeaseGone(newest, "moved".into()),
             6 => Event::StartFailed(attempt.saturating_sub(1), 1, "late".into()),
             7 => Event::Job(self.job()),
@@ -223,24 +223,24 @@ impl Play {
         }
     }
 
-    fn end(&mut self) -> FromWorkers {
+    fn end(&mut self) -> WorkerEvent {
         match self.rng.below(8) {
-            0 | 1 => FromWorkers::Exited(Exit::Code([0, 0, 1, 2, 75][self.rng.below(5) as usize])),
-            2 => FromWorkers::Exited(Exit::Signal(9)),
-            3 => FromWorkers::Died(Death::Signal { rank: self.rank(), signal: 9 }),
-            4 => FromWorkers::Died(Death::Exit { rank: self.rank(), code: 1 }),
-            5 => FromWorkers::Remark("no route to host".into()),
-            _ if self.auditor.ending || self.rng.below(3) == 0 => FromWorkers::Gone(Vec::new()),
-            _ => FromWorkers::Line(0, "text".into()),
+            0 | 1 => WorkerEvent::Exited(Exit::Code([0, 0, 1, 2, 75][self.rng.below(5) as usize])),
+            2 => WorkerEvent::Exited(Exit::Signal(9)),
+            3 => WorkerEvent::Died(Death::Signal { rank: self.rank(), signal: 9 }),
+            4 => WorkerEvent::Died(Death::Exit { rank: self.rank(), code: 1 }),
+            5 => WorkerEvent::Remark("no route to host".into()),
+            _ if self.auditor.ending || self.rng.below(3) == 0 => WorkerEvent::Gone(Vec::new()),
+            _ => WorkerEvent::Line(0, "text".into()),
         }
     }
 
-    fn word(&mut self) -> FromWorkers {
+    fn word(&mut self) -> WorkerEvent {
         if self.rng.below(2) == 0 {
             let phase = WorkerPhase::ALL[self.rng.below(8) as usize];
             let (rank, step, seconds_in_phase) = (self.rank(), self.rng.below(50), self.rng.below(60) as f64);
             let host = ["a", "b", "c"][self.rng.below(3) as usize].into();
-            return FromWorkers::Report(WorkerReport {
+            return WorkerEvent::Report(WorkerReport {
                 rank,
                 pid: 1,
                 host,
@@ -264,17 +264,17 @@ impl Play {
             _ => {
                 let times = StepTimes { seconds: 1.0, ..StepTimes::default() };
                 let record = StepRecord { step, times, ..StepRecord::default() };
-                return FromWorkers::Message(0, Message::Record(Box::new(record)));
+                return WorkerEvent::Message(0, Message::Record(Box::new(record)));
             }
         };
-        FromWorkers::Message(self.rank(), Message::Event(event))
+        WorkerEvent::Message(self.rank(), Message::Event(event))
     }
 
     /// What the world owes the coordinator: an answer about the lease, processes that are gone when they were ended.
     fn owed(&mut self) -> Event {
         match self.auditor.active {
             _ if self.auditor.wanted.is_some() => Event::LeaseTaken(self.auditor.newest + 1),
-            Some(attempt) if self.auditor.ending => Event::Worker(attempt, FromWorkers::Gone(Vec::new())),
+            Some(attempt) if self.auditor.ending => Event::Worker(attempt, WorkerEvent::Gone(Vec::new())),
             _ => Event::Tick,
         }
     }

@@ -4,7 +4,7 @@ use lambert_control::{Directive, EventKind, FailureKind};
 use lambert_control::{WorkerPhase, WorkerReport};
 
 use lambert::decide::{
-    Action, Death, Event, FromWorkers, JobView, Memory, Note, Phase, Signal, Standing, StopReason, Verdict, Wanted,
+    Action, Death, Event, JobView, Memory, Note, Phase, Signal, Standing, StopReason, Verdict, Wanted, WorkerEvent,
 };
 
 use crate::scene::{JOB, Scene};
@@ -50,7 +50,7 @@ fn a_run_under_way_waits_for_its_lease() {
 /// Slurm asks ranks to end, and at first nobody else; a rank's death has its own consequence.
 #[test]
 fn what_slurm_says_to_ranks_counts() {
-    let terminated = || FromWorkers::Report(WorkerReport { has_received_sigterm: true, ..WorkerReport::default() });
+    let terminated = || WorkerEvent::Report(WorkerReport { has_received_sigterm: true, ..WorkerReport::default() });
     let mut scene = Scene::new();
     scene.train(1, 5).worker(terminated());
     assert_eq!(scene.done, [Action::Note(Note::Stopping), Action::Order(Directive::CheckpointAndStop)]);
@@ -58,7 +58,7 @@ fn what_slurm_says_to_ranks_counts() {
     assert_eq!(scene.state.verdict(), Some(&Verdict::Stopped(StopReason::Signal)));
 
     let mut scene = Scene::new();
-    scene.train(1, 5).worker(FromWorkers::Died(Death::Signal { rank: 1, signal: 9 }));
+    scene.train(1, 5).worker(WorkerEvent::Died(Death::Signal { rank: 1, signal: 9 }));
     assert_eq!(scene.done, [Action::End], "the other ranks wait for it for ever");
     assert_eq!(scene.worker(terminated()).done, [], "the launcher ends the others so");
     assert_eq!(scene.exit(143).pause(), (1.0, Wanted::Exactly(2)));
@@ -92,7 +92,7 @@ fn signals_count_in_every_phase() {
     assert_eq!(scene.give(Event::Signal(Signal::Other)).done, [], "`timeout` signals a process and its group");
     scene.at += 1.0;
     assert_eq!(scene.give(Event::Signal(Signal::Other)).done, [Action::End]);
-    scene.worker(FromWorkers::Gone(Vec::new()));
+    scene.worker(WorkerEvent::Gone(Vec::new()));
     assert!(scene.failure().1.starts_with("ended at once by a second signal"));
 
     let mut scene = Scene::new();
@@ -124,7 +124,7 @@ fn a_coordinator_does_not_evict_itself_and_leaves_to_a_successor() {
     scene.train(2, 5).give(Event::LeaseSeen(2));
     assert!(matches!(scene.state.phase, Phase::Running(_)));
     assert_eq!(scene.give(Event::LeaseSeen(3)).done, [Action::End]);
-    scene.worker(FromWorkers::Gone(Vec::new()));
+    scene.worker(WorkerEvent::Gone(Vec::new()));
     assert!(matches!(scene.state.verdict(), Some(Verdict::Replaced(_))));
 
     let mut scene = Scene::new();
@@ -146,11 +146,11 @@ fn a_run_that_is_not_there_any_more_is_left() {
     scene.train(2, 5);
     assert_eq!(scene.give(gone(1)).done, [], "an answer from before this attempt");
     assert_eq!(scene.give(gone(2)).done, [Action::End]);
-    assert_eq!(scene.worker(FromWorkers::Gone(Vec::new())).state.verdict(), left.as_ref());
+    assert_eq!(scene.worker(WorkerEvent::Gone(Vec::new())).state.verdict(), left.as_ref());
 
     let mut scene = Scene::new();
     scene.train(1, 5).give(Event::LeaseSeen(2));
-    scene.give(gone(1)).worker(FromWorkers::Gone(Vec::new()));
+    scene.give(gone(1)).worker(WorkerEvent::Gone(Vec::new()));
     assert_eq!(scene.state.verdict(), left.as_ref(), "while it ends for another reason");
 
     let mut scene = Scene::new();
@@ -226,12 +226,12 @@ fn a_stop_before_the_first_step_has_ended_is_heeded_at_once() {
     // A second signal changes nothing any more.
     scene.at += 2.0;
     assert_eq!(scene.give(Event::Signal(Signal::Other)).done, []);
-    scene.worker(FromWorkers::Gone(Vec::new()));
+    scene.worker(WorkerEvent::Gone(Vec::new()));
     assert_eq!(scene.failure().0, 1);
     // Who is killed meanwhile is no failure, and what ended well by then has.
     let mut scene = Scene::new();
     scene.load(1, WorkerPhase::Load).give(Event::Signal(Signal::Other));
-    scene.worker(FromWorkers::Died(Death::Signal { rank: 1, signal: 15 })).exit(143);
+    scene.worker(WorkerEvent::Died(Death::Signal { rank: 1, signal: 15 })).exit(143);
     assert_eq!(scene.state.verdict(), Some(&Verdict::Stopped(StopReason::Signal)));
     let mut scene = Scene::new();
     scene

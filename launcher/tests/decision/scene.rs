@@ -5,7 +5,7 @@ use lambert_control::{EventKind, FailureKind, StepRecord, StepTimes};
 use lambert_control::{Message, WorkerReport};
 
 use lambert::decide::{
-    Action, Event, Exit, FromWorkers, JobSettings, Memory, Note, Room, Seconds, Settings, State, Verdict, Wanted,
+    Action, Event, Exit, JobSettings, Memory, Note, Room, Seconds, Settings, State, Verdict, Wanted, WorkerEvent,
     decide,
 };
 
@@ -55,26 +55,26 @@ impl Scene {
         self.state.running().map_or(0, |running| running.attempt.number)
     }
 
-    pub fn worker(&mut self, what: FromWorkers) -> &mut Self {
+    pub fn worker(&mut self, what: WorkerEvent) -> &mut Self {
         let number = self.number();
         self.give(Event::Worker(number, what))
     }
 
     pub fn says(&mut self, kind: EventKind) -> &mut Self {
-        self.worker(FromWorkers::Message(0, Message::Event(kind)))
+        self.worker(WorkerEvent::Message(0, Message::Event(kind)))
     }
 
     pub fn record(&mut self, step: u64) -> &mut Self {
         let times = StepTimes { seconds: 1.0, ..StepTimes::default() };
         let record = StepRecord { step, times, ..StepRecord::default() };
-        self.worker(FromWorkers::Message(0, Message::Record(Box::new(record))))
+        self.worker(WorkerEvent::Message(0, Message::Record(Box::new(record))))
     }
 
     pub fn report(&mut self) -> &mut Self {
         for (rank, host) in ["a", "b"].into_iter().enumerate() {
             let phase = lambert_control::WorkerPhase::Step;
             let report = WorkerReport { rank, pid: 7, host: host.into(), phase, ..WorkerReport::default() };
-            self.worker(FromWorkers::Report(report));
+            self.worker(WorkerEvent::Report(report));
         }
         self
     }
@@ -83,7 +83,7 @@ impl Scene {
     pub fn load(&mut self, lease: u32, phase: lambert_control::WorkerPhase) -> &mut Self {
         self.give(Event::LeaseTaken(lease));
         let report = |rank| WorkerReport { rank, pid: 7, host: "a".into(), phase, ..WorkerReport::default() };
-        self.worker(FromWorkers::Report(report(0))).worker(FromWorkers::Report(report(1)))
+        self.worker(WorkerEvent::Report(report(0))).worker(WorkerEvent::Report(report(1)))
     }
 
     /// Starts the attempt of this lease, whose ranks report and train up to `step`.
@@ -99,7 +99,7 @@ impl Scene {
     }
 
     pub fn exit(&mut self, code: i32) -> &mut Self {
-        self.worker(FromWorkers::Exited(Exit::Code(code))).worker(FromWorkers::Gone(Vec::new()))
+        self.worker(WorkerEvent::Exited(Exit::Code(code))).worker(WorkerEvent::Gone(Vec::new()))
     }
 
     pub fn fail(&mut self, fault: FailureKind) -> &mut Self {

@@ -1,4 +1,4 @@
-//! What has gone wrong in an attempt, from the launcher and from the ranks; and which of it is the cause.
+//! Failure signs of an attempt from launcher and ranks, and the cause among them.
 
 use lambert_config::exit;
 use lambert_control::FailureKind;
@@ -7,25 +7,25 @@ use super::{Ending, Ranks};
 use crate::decide::Seconds;
 use crate::decide::event::{Death, Exit};
 
-/// So many of the launcher's remarks are told, from the beginning of each so many characters.
+/// Maximum number of launcher messages quoted, and characters of each.
 const REMARKS: usize = 4;
 const LONGEST_REMARK: usize = 300;
 
-/// The signs that something is wrong.
+/// Signs of a failure.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Trouble {
-    /// When it was first known.
+    /// Time of the first sign.
     pub since: Option<Seconds>,
-    /// How the launcher, or the only rank, ended.
+    /// Exit of the launcher, or of the only rank.
     exit: Option<Exit>,
-    /// The first death of a rank that the launcher has told of.
+    /// First rank death reported by the launcher.
     death: Option<Death>,
-    /// What else the launcher has said.
+    /// Other messages from the launcher.
     remarks: Vec<String>,
     failures: Vec<RankFailure>,
 }
 
-/// A failure that a rank told of itself.
+/// A failure reported by a rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RankFailure {
     pub rank: usize,
@@ -41,19 +41,19 @@ impl RankFailure {
     }
 }
 
-/// Why an attempt failed.
+/// Cause of an attempt's failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// Which rank and how, for people.
+    /// Description of the rank and the failure.
     pub message: String,
-    /// What a new attempt may hope for.
+    /// Kind, which decides about a restart.
     pub fault: FailureKind,
-    /// The host that is to blame, if one is.
+    /// Host to blame, if any.
     pub host: Option<String>,
 }
 
 impl Failure {
-    /// Something that a new attempt may be spared.
+    /// Creates a transient failure: a retry may succeed.
     pub fn passing(message: String) -> Self {
         Self { message, fault: FailureKind::Transient, host: None }
     }
@@ -83,12 +83,12 @@ impl Trouble {
         self.remarks.push(text);
     }
 
-    /// Whether the launcher or a rank has ended.
+    /// True if the launcher or a rank has exited.
     pub fn has_ended(&self) -> bool {
         self.exit.is_some() || self.death.is_some()
     }
 
-    /// What has gone wrong among the processes of an attempt of `world` ranks, in words, if anything has.
+    /// Describes the crash of an attempt of `world` ranks; `None` if all processes exited normally.
     pub fn crash(&self, ranks: &Ranks, world: usize) -> Option<String> {
         let in_order = matches!(self.exit, None | Some(Exit::Code(exit::DONE | exit::STOPPED)));
         if in_order && self.death.is_none() && self.failures.is_empty() {
@@ -102,8 +102,8 @@ impl Trouble {
         }
     }
 
-    /// Why an attempt of `world` ranks failed, once its processes have ended: the first of these that is known: a fault that a
-    /// rank says is lasting, a signal, what the dead rank said, what any rank said, how the process ended.
+    /// Returns the cause of a failed attempt of `world` ranks, once its processes have exited. Order of precedence: a
+    /// permanent failure reported by a rank, a signal, the dead rank's own report, any rank's report, the exit status.
     pub fn failure(&self, ranks: &Ranks, world: usize) -> Ending {
         let lasting = |failure: &&RankFailure| !matches!(failure.fault, FailureKind::Transient | FailureKind::Host);
         let by = |rank: usize| self.failures.iter().find(|failure| failure.rank == rank);
@@ -142,7 +142,7 @@ impl Trouble {
         }
     }
 
-    /// Nobody said anything: the process's own end is all there is to tell.
+    /// Without any report, the exit status is the only information.
     fn unexplained(&self, ranks: &Ranks, world: usize) -> Ending {
         let subject = if world == 1 { ranks.who(0) } else { "the launcher".to_owned() };
         let exit = self.exit.unwrap_or(Exit::Code(exit::FAILED));
@@ -152,7 +152,7 @@ impl Trouble {
         }
         self.remarks.iter().take(REMARKS).for_each(|remark| message.push_str(&format!(": {}", brief(remark))));
         match exit {
-            // One process is its rank: it did come up.
+            // With one process, the rank itself started.
             _ if world > 1 && ranks.is_empty() => Ending::Absent(message),
             Exit::Code(code) => self.coded(ranks, message, code),
             Exit::Signal(_) => Ending::Failed(Failure { host: self.complained_of(ranks), ..Failure::passing(message) }),
@@ -164,13 +164,13 @@ impl Trouble {
         Ending::Failed(Failure { message, fault, host: self.complained_of(ranks) })
     }
 
-    /// The host that the launcher's remarks are about: that of whom they name, if it is one.
+    /// The one host named in the launcher's messages, if any.
     pub fn complained_of(&self, ranks: &Ranks) -> Option<String> {
         ranks.host_named_in(&self.remarks)
     }
 }
 
-/// The beginning of what a launcher says: it tends to give advice for every system.
+/// Start of a launcher message; the rest tends to be generic advice.
 fn brief(remark: &str) -> String {
     match remark.char_indices().nth(LONGEST_REMARK) {
         Some((end, _)) => format!("{}...", &remark[..end]),

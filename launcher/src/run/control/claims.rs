@@ -1,17 +1,17 @@
-//! Which rank may say what: the decision believes what passes here.
+//! Validates messages by rank: the decision function trusts every message that passes.
 
 use lambert_control::EventKind;
 use lambert_control::Message;
 
-/// What rank 0 has said of the steps of this attempt.
+/// Step range reported by rank 0 for this attempt.
 #[derive(Debug, Default)]
 pub struct Claims {
-    /// The step that the attempt began at, and the last one of its plan.
+    /// First step of the attempt and last step of its schedule.
     steps: Option<(u64, u64)>,
 }
 
 impl Claims {
-    /// Why a message of `rank` is not believed, if it is not: rank 0 speaks for all, and the run ends where its plan does.
+    /// Returns why a message of `rank` is rejected, if it is: only rank 0 speaks for the run, and a run ends with its schedule.
     pub fn objection(&mut self, rank: usize, saying: &Message) -> Option<String> {
         let what = match saying {
             Message::Record(_) => "a step's record",
@@ -95,7 +95,8 @@ mod tests {
         assert!(ends(&plan, finished(5, true)) && ends(&plan, finished(8, true)));
         assert!(!ends(&plan, finished(4, true)) && !ends(&plan, finished(10, true)));
         assert!(!ends(&[], finished(9, false)) && !ends(&[], finished(9, true)));
-        // A stage that ends early shortens the plan; a configuration that was cut may end before the checkpoint.
+        // A stage that ends early shortens the schedule; after a shortened configuration the schedule may end before
+        // the checkpoint.
         let plateau = Message::Event(EventKind::Plateau { step: 6, stage: "a".into(), done: 6, steps: 7 });
         let shortened = [started(5, 9), plateau];
         assert!(ends(&shortened, finished(7, false)) && !ends(&shortened, finished(9, false)));

@@ -1,9 +1,9 @@
-//! One rank, started by the coordinator itself.
+//! A single rank, started as a child process.
 
 use super::{CommandLine, Launcher, Prose, Start};
-use crate::decide::FromWorkers;
+use crate::decide::WorkerEvent;
 
-/// Starts the only rank as a child.
+/// Starts the only rank as a child process.
 #[derive(Debug)]
 pub struct Direct;
 
@@ -21,15 +21,15 @@ impl Launcher for Direct {
     }
 }
 
-/// Every line is the rank's.
+/// Treats every line as output of rank 0.
 struct Plain;
 
 impl Prose for Plain {
-    fn line(&mut self, text: &str) -> Vec<FromWorkers> {
-        vec![FromWorkers::Line(0, text.to_owned())]
+    fn line(&mut self, text: &str) -> Vec<WorkerEvent> {
+        vec![WorkerEvent::Line(0, text.to_owned())]
     }
 
-    fn end(&mut self) -> Vec<FromWorkers> {
+    fn end(&mut self) -> Vec<WorkerEvent> {
         Vec::new()
     }
 }

@@ -1,4 +1,4 @@
-//! Open MPI's mpirun, of version 4 (ORTE) and 5 (PRRTE).
+//! Open MPI's mpirun, versions 4 (ORTE) and 5 (PRRTE).
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -10,17 +10,17 @@ use super::session::Session;
 use super::{CommandLine, LaunchError, Launcher, Prose, Start};
 use crate::decide::Placement;
 
-/// An mpirun that was found.
+/// The mpirun in PATH.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mpirun {
-    /// Open MPI's version, as `4.1.4`.
+    /// Open MPI version, e.g. `4.1.4`.
     pub version: String,
-    /// Whether this process is root, which Open MPI refuses unless told otherwise.
+    /// True if running as root, which Open MPI rejects without an extra flag.
     root: bool,
 }
 
 impl Mpirun {
-    /// Asks the mpirun of PATH what it is.
+    /// Determines the version of the mpirun in PATH.
     pub fn find(ranks: usize) -> Result<Self, LaunchError> {
         let asked = Command::new("mpirun").arg("--version").output();
         let output = asked.map_err(|source| LaunchError::NoMpirun { ranks, source })?;
@@ -35,13 +35,13 @@ impl Mpirun {
         }
     }
 
-    /// Open MPI 5 starts its processes by PRRTE, whose settings have names of their own.
+    /// Open MPI 5 launches through PRRTE, whose parameters have other names.
     fn is_five(&self) -> bool {
         self.version.starts_with("5.")
     }
 }
 
-/// The version that an mpirun says it has, if it is one that is known here.
+/// Parses the version output; `None` if the version is not supported.
 fn version(said: &str) -> Option<&str> {
     let version = said.lines().next()?.trim().strip_prefix("mpirun (Open MPI) ")?;
     ["4.", "5."].iter().any(|known| version.starts_with(known)).then_some(version)
@@ -67,7 +67,7 @@ impl Launcher for Mpirun {
         line.extend(self.session(start.session));
         if let Placement::Hosts(hosts) = &start.attempt.placement {
             let hosts: Vec<String> = hosts.iter().map(|host| format!("{}:{}", host.name, host.ranks)).collect();
-            // By slot: the ranks fill the hosts in order, so that it is known who is where.
+            // Mapping by slot fills the hosts in order, so that each rank's host is known.
             line.extend(["--host".into(), OsString::from(hosts.join(",")), "--map-by".into(), "slot".into()]);
         }
         for variable in start.variables {
@@ -79,7 +79,7 @@ impl Launcher for Mpirun {
         line
     }
 
-    /// mpirun would use a folder of another user's as it is.
+    /// mpirun would use an existing directory of another user.
     fn folders<'a>(&self, session: &'a Session) -> Vec<&'a Path> {
         session.folders().into()
     }
@@ -88,7 +88,7 @@ impl Launcher for Mpirun {
         Box::new(OpenMpi::default())
     }
 
-    /// It ends all ranks at once on SIGTERM, which a service manager sends to every process of a service.
+    /// On SIGTERM, which a service manager sends to every process, mpirun kills all ranks at once.
     fn end_by(&self) -> EndBy {
         EndBy::Interrupt
     }
@@ -154,7 +154,7 @@ mod tests {
     fn only_open_mpi_4_and_5_are_known() {
         assert_eq!(version("mpirun (Open MPI) 4.1.4\n\nReport bugs to ..."), Some("4.1.4"));
         assert_eq!(version("mpirun (Open MPI) 5.0.11\n"), Some("5.0.11"));
-        // MPICH's, Intel's, an Open MPI of another day, nothing.
+        // MPICH, Intel MPI, a later Open MPI, nothing.
         for other in ["HYDRA build details:\n", "Intel(R) MPI Library for Linux* OS", "mpirun (Open MPI) 6.0.0", ""] {
             assert_eq!(version(other), None, "{other}");
         }
