@@ -17,7 +17,7 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use crate::cli::LogFormat;
 pub use queue::{Bar, Progress};
-use queue::{Queue, Sink};
+use queue::{OutputQueue, Sink};
 
 /// Maximum bytes queued for a stream.
 const LONGEST: usize = 1 << 20;
@@ -41,8 +41,8 @@ pub fn show(bar: ProgressBar) -> ProgressBar {
 }
 
 struct Detached {
-    output: Queue,
-    error: Queue,
+    output: OutputQueue,
+    error: OutputQueue,
 }
 
 static DETACHED: OnceLock<Detached> = OnceLock::new();
@@ -53,8 +53,8 @@ static DETACHED: OnceLock<Detached> = OnceLock::new();
 /// The system cannot start a thread.
 pub fn detach() -> io::Result<()> {
     if DETACHED.get().is_none() {
-        let output = Queue::start("stdout", LONGEST, Output { closed: false })?;
-        let error = Queue::start("stderr", LONGEST, Errors { bar: None })?;
+        let output = OutputQueue::start("stdout", LONGEST, Output { closed: false })?;
+        let error = OutputQueue::start("stderr", LONGEST, Errors { bar: None })?;
         let _ = DETACHED.set(Detached { output, error });
     }
     Ok(())

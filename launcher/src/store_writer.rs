@@ -29,20 +29,20 @@ pub enum Urgency {
 }
 
 /// A write or removal of one object.
-pub struct Write {
+pub struct ObjectWrite {
     object: &'static str,
-    content: Content,
+    content: WriteContent,
 }
 
 type MakeJson = dyn FnOnce() -> serde_json::Result<Vec<u8>> + Send;
 
-enum Content {
+enum WriteContent {
     Json(Box<MakeJson>),
     /// Removal, with the warning to log on failure.
     Nothing(&'static str),
 }
 
-impl Write {
+impl ObjectWrite {
     /// Writes `value` as JSON.
     pub fn json(object: &'static str, value: impl Serialize + Send + 'static) -> Self {
         Self::json_made_by(object, move || value)
@@ -50,18 +50,18 @@ impl Write {
 
     /// Writes a value as JSON that is created at the time of writing.
     pub fn json_made_by<T: Serialize>(object: &'static str, make: impl FnOnce() -> T + Send + 'static) -> Self {
-        Self { object, content: Content::Json(Box::new(move || serde_json::to_vec_pretty(&make()))) }
+        Self { object, content: WriteContent::Json(Box::new(move || serde_json::to_vec_pretty(&make()))) }
     }
 
     /// Removes an object; `warning` is logged with the error on failure.
     pub fn remove(object: &'static str, warning: &'static str) -> Self {
-        Self { object, content: Content::Nothing(warning) }
+        Self { object, content: WriteContent::Nothing(warning) }
     }
 }
 
-impl fmt::Debug for Write {
+impl fmt::Debug for ObjectWrite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Write").field(&self.object).finish()
+        f.debug_tuple("ObjectWrite").field(&self.object).finish()
     }
 }
 
@@ -72,22 +72,22 @@ pub struct StoreWriter(Arc<Writer>);
 
 #[derive(Debug)]
 struct Writer {
-    shared: Arc<Shared>,
+    shared: Arc<WriterShared>,
     url: String,
     /// Disconnected when the thread has ended. Locked only by the last clone, when dropped.
     thread: Mutex<Receiver<()>>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    pending: Mutex<Pending>,
+struct WriterShared {
+    pending: Mutex<PendingWrites>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Pending {
+struct PendingWrites {
     /// In order; at most one per object.
-    writes: Vec<Write>,
+    writes: Vec<ObjectWrite>,
     /// Object being written or removed.
     current: Option<&'static str>,
     urgent: bool,
@@ -100,7 +100,7 @@ impl StoreWriter {
     /// # Errors
     /// The system cannot start a thread.
     pub fn start(store: Store) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(WriterShared::default());
         let (queue, url) = (Arc::clone(&shared), store.url().to_owned());
         let (alive, thread) = channel::<()>();
         let write = move || {
@@ -112,7 +112,7 @@ impl StoreWriter {
     }
 
     /// Queues `writes` in order. They replace pending writes of the same objects.
-    pub fn hand_over(&self, writes: Vec<Write>, urgency: Urgency) {
+    pub fn hand_over(&self, writes: Vec<ObjectWrite>, urgency: Urgency) {
         let mut pending = self.0.shared.lock();
         for write in writes {
             pending.writes.retain(|other| other.object != write.object);
@@ -124,12 +124,12 @@ impl StoreWriter {
 
     /// Drops pending writes; removals stay.
     pub fn discard(&self) {
-        self.0.shared.lock().writes.retain(|write| matches!(write.content, Content::Nothing(_)));
+        self.0.shared.lock().writes.retain(|write| matches!(write.content, WriteContent::Nothing(_)));
     }
 }
 
-impl Shared {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Pending> {
+impl WriterShared {
+    fn lock(&self) -> std::sync::MutexGuard<'_, PendingWrites> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -149,12 +149,12 @@ impl Drop for Writer {
     }
 }
 
-fn write_all(store: &Store, shared: &Shared) {
+fn write_all(store: &Store, shared: &WriterShared) {
     let mut written: Option<Instant> = None;
     let mut away = false;
     loop {
         let mut pending = shared.lock();
-        let due = |pending: &Pending| {
+        let due = |pending: &PendingWrites| {
             pending.closing
                 || pending.urgent
                 || (!pending.writes.is_empty() && written.is_none_or(|at| at.elapsed() >= PERIOD))
@@ -165,14 +165,14 @@ fn write_all(store: &Store, shared: &Shared) {
         let (writes, closing) = (std::mem::take(&mut pending.writes), pending.closing);
         pending.urgent = false;
         drop(pending);
-        for Write { object, content } in writes {
+        for ObjectWrite { object, content } in writes {
             shared.lock().current = Some(object);
             match content {
-                Content::Json(make) => {
+                WriteContent::Json(make) => {
                     away = put(store, object, make, away);
                     written = Some(Instant::now());
                 }
-                Content::Nothing(warning) => {
+                WriteContent::Nothing(warning) => {
                     if let Err(error) = store.delete(object) {
                         tracing::warn!("{warning}: {error}");
                     }
@@ -231,9 +231,12 @@ mod tests {
         let store = Store::open("memory://writer/newest").unwrap();
         let writer = StoreWriter::start(store.clone()).unwrap();
         for step in 0..100_u64 {
-            writer.clone().hand_over(vec![Write::json("step", step)], Urgency::Routine);
+            writer.clone().hand_over(vec![ObjectWrite::json("step", step)], Urgency::Routine);
         }
-        writer.hand_over(vec![Write::json("other", 1_u64), Write::json_made_by("step", || 100_u64)], Urgency::Change);
+        writer.hand_over(
+            vec![ObjectWrite::json("other", 1_u64), ObjectWrite::json_made_by("step", || 100_u64)],
+            Urgency::Change,
+        );
         drop(writer);
         assert_eq!((read(&store, "step"), read(&store, "other")), (Some(100), Some(1)));
     }
@@ -243,11 +246,14 @@ mod tests {
         let store = Store::open("memory://writer/discarded").unwrap();
         let writer = StoreWriter::start(store.clone()).unwrap();
         // After a write the thread sleeps for a period.
-        writer.hand_over(vec![Write::json("first", 1_u64), Write::json("request", 1_u64)], Urgency::Change);
+        writer.hand_over(vec![ObjectWrite::json("first", 1_u64), ObjectWrite::json("request", 1_u64)], Urgency::Change);
         while read(&store, "request").is_none() {
             std::thread::sleep(Duration::from_millis(1));
         }
-        writer.hand_over(vec![Write::json("second", 2_u64), Write::remove("request", "it stays")], Urgency::Routine);
+        writer.hand_over(
+            vec![ObjectWrite::json("second", 2_u64), ObjectWrite::remove("request", "it stays")],
+            Urgency::Routine,
+        );
         writer.discard();
         drop(writer);
         assert_eq!(["first", "second", "request"].map(|object| read(&store, object)), [Some(1), None, None]);

@@ -28,7 +28,7 @@ pub struct Cli {
     pub log: LogFormat,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 done; 1 failed; 2 the command or the configuration is wrong; \
+const EXIT_CODES: &str = "ProcessExit codes: 0 done; 1 failed; 2 the command or the configuration is wrong; \
 65 diverged and given up; 70 failed, and the same command would fail again; \
 75 stopped with a checkpoint, the same command goes on from it; 76 the same, by a person (`lambert stop`, Ctrl-C, scancel); 77 another `lambert run` has taken the run over.";
 

@@ -12,7 +12,7 @@ use super::stop;
 use crate::cli::CheckpointAction;
 use crate::console;
 use crate::failure::{Failure, Outcome};
-use crate::run::difference::{self, Difference};
+use crate::run::config_diff::{self, Difference};
 use crate::run::sources::SAVE_OBJECT;
 use crate::run::stored;
 
@@ -141,7 +141,7 @@ fn copy(url: &str, to: &str) -> Outcome {
     let (run, name) = names::split(url);
     let name = name.ok_or_else(no_checkpoint)?;
     let (from, to) = (open(run)?, Store::open(to).map_err(Failure::usage)?);
-    if let Some(what) = mixture(&from, &to)? {
+    if let Some(what) = run_mismatch(&from, &to)? {
         let (from, to) = (from.url().to_owned(), to.url().to_owned());
         return Err(Failure::usage(CheckpointError::OtherRun { from, to, what }));
     }
@@ -161,14 +161,14 @@ fn copy(url: &str, to: &str) -> Outcome {
 
 /// Describes why the checkpoints at `to` belong to another run than `from`; `None` if they match or `to` is empty. A
 /// checkpoint is read with the configuration and vocabulary next to it.
-fn mixture(from: &Store, to: &Store) -> Result<Option<String>, Failure> {
+fn run_mismatch(from: &Store, to: &Store) -> Result<Option<String>, Failure> {
     let Some(there) = stored::text(to)? else { return Ok(None) };
     let config = |store, text: &str| stored::parse(text, store);
     let here = stored::text(from)?.unwrap_or_default();
-    let compared = difference::compare(&config(to, &there)?, &config(from, &here)?).map_err(Failure::failed)?;
+    let compared = config_diff::compare(&config(to, &there)?, &config(from, &here)?).map_err(Failure::failed)?;
     // Stages and optimizer of a run may change during training.
     let is_of_model =
-        |key: &str| ["run", "model", "objective"].iter().any(|part| difference::is_at_or_below(key, part));
+        |key: &str| ["run", "model", "objective"].iter().any(|part| config_diff::is_at_or_below(key, part));
     let is_other = |difference: &&Difference| is_of_model(&difference.key) || difference.is_of_shapes();
     if let Some(difference) = compared.trained.iter().find(is_other) {
         return Ok(Some(format!("{} is {} there and {} here", difference.key, difference.before, difference.now)));

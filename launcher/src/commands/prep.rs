@@ -29,7 +29,7 @@ pub fn prep(arguments: &cli::Prep) -> Outcome {
     let config = prep::load(&Layers::from_process(&arguments.sets), &arguments.config)?;
     source::unused_settings(&config).iter().for_each(|setting| tracing::warn!("{setting}"));
     let threads = arguments.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-    let display = Display::default();
+    let display = PrepDisplay::default();
     let started = Instant::now();
     let options = PrepOptions { threads, memory: arguments.memory, part: arguments.part, progress: &display };
     let report = prep::run(&config, &options);
@@ -140,7 +140,7 @@ fn table(sources: &[SourceCounts]) -> Vec<String> {
 
 /// Progress bar on a terminal, otherwise periodic lines.
 #[derive(Default)]
-struct Display(Mutex<Shown>);
+struct PrepDisplay(Mutex<Shown>);
 
 #[derive(Default)]
 struct Shown {
@@ -152,7 +152,7 @@ struct Shown {
     line: Option<Instant>,
 }
 
-impl PrepProgress for Display {
+impl PrepProgress for PrepDisplay {
     fn start(&self, plan: &PrepPlan) {
         let mut shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         (shown.phase, shown.begun, shown.sources) = ("", Some(Instant::now()), plan.sources);
@@ -212,7 +212,7 @@ impl PrepProgress for Display {
     }
 }
 
-impl Display {
+impl PrepDisplay {
     fn end(&self) {
         let mut shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(bar) = shown.bar.take() {

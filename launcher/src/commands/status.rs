@@ -9,14 +9,14 @@ use serde_json::json;
 use super::status_lines as lines;
 use crate::cli;
 use crate::console;
-use crate::decide::Memory;
+use crate::decide::RestartHistory;
 use crate::failure::{Failure, Outcome};
 use crate::host;
-use crate::slurm::ask::AskError;
 use crate::slurm::job::{self, Job};
-use crate::slurm::record::Record;
+use crate::slurm::programs::SlurmError;
+use crate::slurm::record::JobRecord;
 use crate::status::Status;
-use crate::status::stored::{self, LONGEST, life};
+use crate::status::stored::{self, LONGEST, liveness};
 
 /// Maximum number of job ends shown.
 const ENDS: usize = 10;
@@ -33,21 +33,21 @@ pub fn status(arguments: &cli::Status) -> Outcome {
     let status = stored::read(&store)?;
     let checkpoints = checkpoint::list(&store).map_err(Failure::failed)?;
     let job = job_of(&store)?;
-    let memory = memory(&store)?;
+    let history = history(&store)?;
     let text = if arguments.json {
         json!({
             "run": store.url(),
             "age": status.as_ref().map(|status| host::now() - status.updated),
-            "coordinator": status.as_ref().map(|status| format!("{:?}", life(status)).to_lowercase()),
+            "coordinator": status.as_ref().map(|status| format!("{:?}", liveness(status)).to_lowercase()),
             "status": status,
             "job": job.as_ref().and_then(|(_, seen)| seen.as_ref().ok()),
-            "job_ends": memory.job_ends,
+            "job_ends": history.job_ends,
             "checkpoints": checkpoints.iter().map(|listed| &listed.name).collect::<Vec<_>>(),
         })
         .to_string()
     } else {
         let mut lines = described(store.url(), status.as_ref(), job.as_ref());
-        lines.extend(memory.job_ends.iter().rev().take(ENDS).rev().map(|end| lines::job_end(end, host::now())));
+        lines.extend(history.job_ends.iter().rev().take(ENDS).rev().map(|end| lines::job_end(end, host::now())));
         lines.extend(lines::checkpoints(&checkpoints));
         lines.join("\n")
     };
@@ -64,11 +64,11 @@ pub fn require_run(store: &Store) -> Result<(), Failure> {
 }
 
 /// A run's job and its state in Slurm; `None` if Slurm no longer knows the job.
-pub type SeenJob = (Record, Result<Option<Job>, AskError>);
+pub type SeenJob = (JobRecord, Result<Option<Job>, SlurmError>);
 
 /// Returns the job of a run, if one was submitted.
 pub fn job_of(store: &Store) -> Result<Option<SeenJob>, Failure> {
-    let record = Record::read(store).map_err(Failure::failed)?;
+    let record = JobRecord::read(store).map_err(Failure::failed)?;
     Ok(record.map(|record| {
         let seen = job::look(&record.job);
         (record, seen)
@@ -76,10 +76,10 @@ pub fn job_of(store: &Store) -> Result<Option<SeenJob>, Failure> {
 }
 
 /// Reads the coordinators' history of the run; the default if it cannot be parsed.
-pub fn memory(store: &Store) -> Result<Memory, Failure> {
+pub fn history(store: &Store) -> Result<RestartHistory, Failure> {
     match store.get_at_most(COORDINATOR, LONGEST) {
         Ok(bytes) => Ok(serde_json::from_slice(&bytes).unwrap_or_default()),
-        Err(error) if error.is_not_found() => Ok(Memory::default()),
+        Err(error) if error.is_not_found() => Ok(RestartHistory::default()),
         Err(error) => Err(Failure::failed(error)),
     }
 }
@@ -87,7 +87,7 @@ pub fn memory(store: &Store) -> Result<Memory, Failure> {
 fn described(url: &str, status: Option<&Status>, job: Option<&SeenJob>) -> Vec<String> {
     let seen = job.and_then(|(_, seen)| seen.as_ref().ok()?.as_ref());
     let mut lines = match status {
-        Some(status) => lines::run(url, status, life(status), seen),
+        Some(status) => lines::run(url, status, liveness(status), seen),
         None => vec![format!("{url}: no coordinator has written a status yet")],
     };
     lines.extend(job.map(|(record, seen)| match seen {

@@ -40,19 +40,19 @@ pub trait Sink: Send + 'static {
 
 /// Lines waiting for a [`Sink`]. When the queue is full, the oldest are dropped and counted.
 #[derive(Debug)]
-pub struct Queue {
-    shared: Arc<Shared>,
+pub struct OutputQueue {
+    shared: Arc<QueueShared>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct QueueShared {
     limit: usize,
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct QueueState {
     lines: VecDeque<Vec<u8>>,
     bytes: usize,
     /// Lines dropped since the last gap line was written.
@@ -67,19 +67,19 @@ struct State {
 }
 
 /// Next unit of work for the writer.
-struct Batch {
+struct WriteBatch {
     gap: u64,
     lines: Vec<u8>,
     bar: Option<Bar>,
 }
 
-impl Queue {
+impl OutputQueue {
     /// Starts the writer thread `name` with a queue of at most `limit` bytes.
     ///
     /// # Errors
     /// The system cannot start a thread.
     pub fn start(name: &str, limit: usize, sink: impl Sink) -> io::Result<Self> {
-        let shared = Arc::new(Shared { limit, state: Mutex::default(), changed: Condvar::new() });
+        let shared = Arc::new(QueueShared { limit, state: Mutex::default(), changed: Condvar::new() });
         let writer = Arc::clone(&shared);
         std::thread::Builder::new().name(name.to_owned()).spawn(move || writer.write_all(sink))?;
         Ok(Self { shared })
@@ -120,7 +120,7 @@ impl Queue {
     }
 }
 
-impl State {
+impl QueueState {
     fn is_done(&self) -> bool {
         !self.is_busy && !self.has_more()
     }
@@ -129,7 +129,7 @@ impl State {
         !self.lines.is_empty() || self.gap > 0 || self.bar.is_some()
     }
 
-    fn take(&mut self) -> Batch {
+    fn take(&mut self) -> WriteBatch {
         let mut lines = self.lines.pop_front().unwrap_or_default();
         while self.lines.front().is_some_and(|next| lines.len() + next.len() <= BATCH) {
             lines.append(&mut self.lines.pop_front().unwrap_or_default());
@@ -137,12 +137,12 @@ impl State {
         self.bytes -= lines.len();
         (self.is_busy, self.writing) = (true, count(&lines));
         let bar = if self.lines.is_empty() { self.bar.take() } else { None };
-        Batch { gap: std::mem::take(&mut self.gap), lines, bar }
+        WriteBatch { gap: std::mem::take(&mut self.gap), lines, bar }
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl QueueShared {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -154,7 +154,7 @@ impl Shared {
             while !state.has_more() {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
-            let Batch { gap, lines, bar } = state.take();
+            let WriteBatch { gap, lines, bar } = state.take();
             drop(state);
             if gap > 0 {
                 sink.write((sink.gap(gap) + "\n").as_bytes());
@@ -205,9 +205,9 @@ mod tests {
         }
     }
 
-    fn slow(limit: usize) -> (Queue, Sender<()>, Receiver<String>) {
+    fn slow(limit: usize) -> (OutputQueue, Sender<()>, Receiver<String>) {
         let ((resume, reads), (read, said)) = (channel(), channel());
-        (Queue::start("test", limit, Slow { reads, read }).unwrap(), resume, said)
+        (OutputQueue::start("test", limit, Slow { reads, read }).unwrap(), resume, said)
     }
 
     #[test]

@@ -46,18 +46,18 @@ pub enum WorkerEvent {
     /// A line of output from a rank.
     Line(usize, String),
     /// The launcher reported how the first rank died.
-    Died(Death),
+    Died(RankDeath),
     /// Other launcher output, one paragraph.
     Remark(String),
     /// The launcher, or the only rank, exited.
-    Exited(Exit),
+    Exited(ProcessExit),
     /// All processes have ended except those listed, which cannot be killed. The last event of an attempt.
     Gone(Vec<String>),
 }
 
 /// Death of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Death {
+pub enum RankDeath {
     /// Killed by a signal.
     Signal {
         /// Rank.
@@ -81,14 +81,14 @@ pub enum Death {
 
 /// Exit status of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Exit {
+pub enum ProcessExit {
     /// Exit code.
     Code(i32),
     /// Signal number.
     Signal(i32),
 }
 
-impl std::fmt::Display for Exit {
+impl std::fmt::Display for ProcessExit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Code(code) => write!(f, "exited with code {code}"),
@@ -99,7 +99,7 @@ impl std::fmt::Display for Exit {
 
 /// Requested lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
+pub enum LeaseRequest {
     /// The lease after the newest in the store.
     Next,
     /// This lease, the one after the coordinator's own.
@@ -110,11 +110,11 @@ pub enum Wanted {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
     /// Take a lease; answered by [`Event::LeaseTaken`], [`Event::LeaseHeld`] or [`Event::LeaseFailed`].
-    TakeLease(Wanted),
+    TakeLease(LeaseRequest),
     /// Start an attempt's processes; its last event is [`WorkerEvent::Gone`] or [`Event::StartFailed`].
     Start(Attempt),
     /// Send a command to the ranks.
-    Order(Directive),
+    Command(Directive),
     /// Terminate the processes of the attempt; answered by [`WorkerEvent::Gone`].
     End,
     /// Query Slurm for the job's state; answered by [`Event::Job`].
@@ -180,7 +180,7 @@ pub enum Note {
     /// Processes crashed, as described, after their work was done.
     ResultStands(String),
     /// Processes that cannot be killed remain.
-    Left(Vec<String>),
+    LeftoverProcesses(Vec<String>),
 }
 
 /// Outcome of a run under this coordinator.

@@ -23,12 +23,12 @@ pub enum Placement {
     /// These hosts, filled in order.
     Hosts(Vec<Host>),
     /// Nodes of the Slurm job, chosen by the launcher; optionally with some nodes excluded.
-    Allocation(Option<LeftOut>),
+    Allocation(Option<ExcludedNodes>),
 }
 
 /// Nodes of a Slurm job excluded from an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LeftOut {
+pub struct ExcludedNodes {
     /// Names of the excluded nodes.
     pub nodes: Vec<String>,
     /// Number of nodes that the ranks use.
@@ -37,7 +37,7 @@ pub struct LeftOut {
 
 impl Placement {
     /// Host name of each rank, as launchers fill hosts in order. Empty if the launcher decides.
-    pub fn places(&self) -> Vec<String> {
+    pub fn rank_hosts(&self) -> Vec<String> {
         let Self::Hosts(hosts) = self else { return Vec::new() };
         hosts.iter().flat_map(|host| std::iter::repeat_n(host.name.clone(), host.ranks)).collect()
     }
@@ -45,7 +45,7 @@ impl Placement {
 
 /// Hosts available to a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Room {
+pub enum HostPool {
     /// The coordinator's host only.
     #[default]
     Here,
@@ -57,11 +57,11 @@ pub enum Room {
 
 /// Places `world` ranks on the available hosts in order. Hosts in `avoid` come last and are excluded if the others have
 /// enough slots.
-pub fn place(room: &Room, world: usize, avoid: &BTreeSet<&str>) -> Placement {
-    let hosts = match room {
-        Room::Here => return Placement::Here,
-        Room::Allocation(nodes) => return Placement::Allocation(leave_out(nodes, world, avoid)),
-        Room::Hosts(hosts) => hosts,
+pub fn place(host_pool: &HostPool, world: usize, avoid: &BTreeSet<&str>) -> Placement {
+    let hosts = match host_pool {
+        HostPool::Here => return Placement::Here,
+        HostPool::Allocation(nodes) => return Placement::Allocation(leave_out(nodes, world, avoid)),
+        HostPool::Hosts(hosts) => hosts,
     };
     let (bad, good): (Vec<&Host>, Vec<&Host>) = hosts.iter().partition(|host| avoid.contains(host.name.as_str()));
     let (mut left, mut placed) = (world, Vec::new());
@@ -76,17 +76,17 @@ pub fn place(room: &Room, world: usize, avoid: &BTreeSet<&str>) -> Placement {
 }
 
 /// Returns the nodes in `avoid` that `world` ranks can do without, in node order.
-fn leave_out(nodes: &[Host], world: usize, avoid: &BTreeSet<&str>) -> Option<LeftOut> {
-    let mut room: usize = nodes.iter().map(|node| node.ranks).sum();
+fn leave_out(nodes: &[Host], world: usize, avoid: &BTreeSet<&str>) -> Option<ExcludedNodes> {
+    let mut free_slots: usize = nodes.iter().map(|node| node.ranks).sum();
     let mut left_out = Vec::new();
     for node in nodes.iter().filter(|node| avoid.iter().any(|host| is_node(host, &node.name))) {
-        if room >= world + node.ranks {
-            room -= node.ranks;
+        if free_slots >= world + node.ranks {
+            free_slots -= node.ranks;
             left_out.push(node.name.clone());
         }
     }
     let used = (nodes.len() - left_out.len()).min(world);
-    (!left_out.is_empty()).then_some(LeftOut { nodes: left_out, used })
+    (!left_out.is_empty()).then_some(ExcludedNodes { nodes: left_out, used })
 }
 
 /// True if a rank's host is the Slurm node `node`; the host may report its fully qualified name.
@@ -100,8 +100,8 @@ mod tests {
 
     fn placed(world: usize, avoid: &[&str]) -> String {
         let host = |name: &str, ranks| Host { name: name.to_owned(), ranks };
-        let room = Room::Hosts(vec![host("a", 2), host("b", 2), host("c", 1)]);
-        let Placement::Hosts(hosts) = place(&room, world, &avoid.iter().copied().collect()) else { panic!() };
+        let host_pool = HostPool::Hosts(vec![host("a", 2), host("b", 2), host("c", 1)]);
+        let Placement::Hosts(hosts) = place(&host_pool, world, &avoid.iter().copied().collect()) else { panic!() };
         hosts.iter().map(|host| format!("{}:{} ", host.name, host.ranks)).collect()
     }
 
@@ -112,9 +112,9 @@ mod tests {
         assert_eq!(placed(4, &["a"]), "b:2 c:1 a:1 ");
         assert_eq!(placed(5, &["a", "b", "c"]), "a:2 b:2 c:1 ");
         assert_eq!(placed(2, &["nowhere"]), "a:2 ");
-        assert_eq!(place(&Room::Here, 9, &BTreeSet::new()), Placement::Here);
+        assert_eq!(place(&HostPool::Here, 9, &BTreeSet::new()), Placement::Here);
         let host = |name: &str, ranks| Host { name: name.to_owned(), ranks };
-        assert_eq!(Placement::Hosts(vec![host("a", 2), host("b", 1)]).places(), ["a", "a", "b"]);
+        assert_eq!(Placement::Hosts(vec![host("a", 2), host("b", 1)]).rank_hosts(), ["a", "a", "b"]);
     }
 
     #[test]
@@ -122,7 +122,7 @@ mod tests {
         let node = |name: &str, ranks| Host { name: name.to_owned(), ranks };
         let nodes = vec![node("n1", 4), node("n2", 4), node("n3", 4)];
         let placed = |nodes: &[Host], world, avoid: &[&str]| {
-            let placement = place(&Room::Allocation(nodes.to_vec()), world, &avoid.iter().copied().collect());
+            let placement = place(&HostPool::Allocation(nodes.to_vec()), world, &avoid.iter().copied().collect());
             let Placement::Allocation(left_out) = placement else { panic!("{placement:?}") };
             left_out.map(|left_out| (left_out.nodes.join(","), left_out.used))
         };
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(placed(&nodes, 8, &["n2.cluster.example"]), left_out("n2", 2));
         assert_eq!(placed(&nodes, 8, &["n22", "n", "vm"]), None, "no nodes of the job");
         assert_eq!(placed(&nodes, 12, &["n2"]), None, "no node is spare");
-        assert_eq!(placed(&nodes, 8, &["n1", "n3"]), left_out("n1", 2), "room for one only");
+        assert_eq!(placed(&nodes, 8, &["n1", "n3"]), left_out("n1", 2), "host_pool for one only");
         assert_eq!(placed(&nodes, 4, &["n1", "n3"]), left_out("n1,n3", 1));
         assert_eq!(placed(&nodes, 1, &["n1"]), left_out("n1", 1));
         assert_eq!(placed(&[], 8, &["n1"]), None, "it is not known which nodes there are");

@@ -4,13 +4,13 @@ use lambert_config::{RunConfig, exit};
 use lambert_control::Versions;
 
 use super::Seconds;
-use super::event::{Action, Note, Verdict, Wanted};
-use super::limits::Patience;
-use super::memory::Memory;
-use super::placement::{Attempt, Room};
-use super::restart::{self, Tries};
+use super::event::{Action, LeaseRequest, Note, Verdict};
+use super::history::RestartHistory;
+use super::limits::PhaseTimeouts;
+use super::monitor::{AttemptFailure, AttemptMonitor};
+use super::placement::{Attempt, HostPool};
+use super::restart::{self, RestartCounters};
 use super::stop::{JobSettings, Requests};
-use super::watch::{Failure, Watch};
 
 /// Settings that are fixed while a coordinator runs.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,9 +18,9 @@ pub struct Settings {
     /// Ranks per attempt.
     pub ranks: usize,
     /// Hosts available to the ranks.
-    pub room: Room,
+    pub host_pool: HostPool,
     /// Phase timeouts.
-    pub patience: Patience,
+    pub timeouts: PhaseTimeouts,
     /// Maximum number of failures within the window, and of consecutive attempts without progress, before giving up.
     pub restarts: usize,
     /// Window, seconds.
@@ -39,12 +39,12 @@ pub struct Settings {
 
 impl Settings {
     /// Creates the settings of a coordinator started at `unix` (seconds since the Unix epoch).
-    pub fn new(config: &RunConfig, room: Room, unix: f64) -> Self {
+    pub fn new(config: &RunConfig, host_pool: HostPool, unix: f64) -> Self {
         let cluster = &config.cluster;
         Self {
             ranks: cluster.ranks,
-            room,
-            patience: Patience::new(config),
+            host_pool,
+            timeouts: PhaseTimeouts::new(config),
             restarts: cluster.restart.limit,
             window: 60.0 * cluster.restart.window_minutes,
             absence: 60.0 * cluster.restart.start_timeout_minutes,
@@ -64,7 +64,7 @@ pub struct Running {
     /// Start time.
     pub begun: Seconds,
     /// Monitoring state.
-    pub watch: Watch,
+    pub monitor: AttemptMonitor,
     /// True if a slow rank was reported.
     pub(super) slow: bool,
     /// True if the ranks were told to stop.
@@ -73,9 +73,9 @@ pub struct Running {
 
 /// Reason for ending the processes of an attempt.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Why {
+pub enum EndReason {
     /// They exited on their own; the remaining ones are terminated.
-    Left,
+    Exited,
     /// A second signal.
     Killed,
     /// Another coordinator took the run over.
@@ -83,18 +83,18 @@ pub enum Why {
     /// A stop was requested and no checkpoint is needed.
     Stopped,
     /// A failure detected by the coordinator.
-    Failed(Failure),
+    Failed(AttemptFailure),
 }
 
 /// Phase of the coordinator.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Phase {
     /// Waiting for a lease.
-    Leasing(Wanted),
+    Leasing(LeaseRequest),
     /// An attempt is running.
     Running(Box<Running>),
     /// The processes of an attempt are being terminated.
-    Ending(Box<Running>, Why),
+    Ending(Box<Running>, EndReason),
     /// Waiting before the next attempt.
     Pausing {
         /// Previous attempt.
@@ -108,11 +108,11 @@ pub enum Phase {
 
 /// Coordinator state.
 #[derive(Debug, Clone, PartialEq)]
-pub struct State {
+pub struct CoordinatorState {
     /// Fixed settings.
     pub settings: Settings,
     /// History kept in the store.
-    pub memory: Memory,
+    pub history: RestartHistory,
     /// Current phase.
     pub phase: Phase,
     /// Requests from users and Slurm.
@@ -121,37 +121,45 @@ pub struct State {
     pub step: u64,
     /// Newest committed checkpoint, if known.
     pub checkpoint: Option<String>,
-    pub(super) tries: Tries,
+    pub(super) counters: RestartCounters,
 }
 
-impl State {
+impl CoordinatorState {
     /// Returns the initial state and actions.
-    pub fn begin(settings: Settings, memory: Memory) -> (Self, Vec<Action>) {
-        let memory = memory.sanitized(settings.unix);
-        let (phase, requests) = (Phase::Leasing(Wanted::Next), Requests::default());
-        let mut state = Self { settings, memory, phase, requests, step: 0, checkpoint: None, tries: Tries::default() };
+    pub fn begin(settings: Settings, history: RestartHistory) -> (Self, Vec<Action>) {
+        let history = history.sanitized(settings.unix);
+        let (phase, requests) = (Phase::Leasing(LeaseRequest::Next), Requests::default());
+        let mut state = Self {
+            settings,
+            history,
+            phase,
+            requests,
+            step: 0,
+            checkpoint: None,
+            counters: RestartCounters::default(),
+        };
         let mut actions = Vec::new();
         if let Some(job) = state.settings.job.clone() {
             state.begin_in(&job, &mut actions);
         } else {
             // A user who starts the run has dealt with the end of the last attempt.
-            state.memory.progress.end(false);
+            state.history.progress.end(false);
         }
         if state.verdict().is_none() {
-            actions.push(Action::TakeLease(Wanted::Next));
+            actions.push(Action::TakeLease(LeaseRequest::Next));
         }
         (state, actions)
     }
 
     /// Starts in a Slurm job. If the previous coordinator was killed in a job, its attempt counts as one without progress.
     fn begin_in(&mut self, job: &JobSettings, actions: &mut Vec<Action>) {
-        let memory = &mut self.memory;
-        memory.progress.end(memory.job.is_some());
-        memory.begin_job(self.settings.unix, &job.id);
-        if let Some(save) = memory.last_save_seconds.filter(|save| *save > job.lead) {
+        let history = &mut self.history;
+        history.progress.end(history.job.is_some());
+        history.begin_job(self.settings.unix, &job.id);
+        if let Some(save) = history.last_save_seconds.filter(|save| *save > job.lead) {
             actions.push(Action::Note(Note::ShortLead { save, lead: job.lead }));
         }
-        let last = memory.job_ends.last().map_or(String::new(), |end| end.cause.clone());
+        let last = history.job_ends.last().map_or(String::new(), |end| end.cause.clone());
         if let Some(message) = restart::fruitless(self, &last) {
             let verdict = restart::give_up(self, 0.0, exit::FINAL, message);
             self.phase = restart::conclude(self, 0.0, verdict, actions);

@@ -65,14 +65,14 @@ pub struct JobSettings {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct JobView {
     /// Job state.
-    pub standing: Standing,
+    pub job_state: JobState,
     /// Seconds until the time limit, or until a preemption ends the job.
     pub seconds_left: Option<Seconds>,
 }
 
 /// Job states that matter to a coordinator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
+pub enum JobState {
     /// Running.
     Running,
     /// Preempted: running while another job waits for its nodes, or already ended for it.
@@ -88,14 +88,14 @@ pub enum Standing {
 impl JobView {
     /// Returns the meaning of a signal to a job in this state.
     pub fn reason(&self, job: &JobSettings) -> StopReason {
-        match self.standing {
-            Standing::Cancelled => StopReason::Person,
-            Standing::Preempted => StopReason::Preempted,
-            Standing::Requeued => StopReason::Requeued,
-            Standing::Running if self.seconds_left.is_some_and(|left| left <= job.lead + EARLY + LATE) => {
+        match self.job_state {
+            JobState::Cancelled => StopReason::Person,
+            JobState::Preempted => StopReason::Preempted,
+            JobState::Requeued => StopReason::Requeued,
+            JobState::Running if self.seconds_left.is_some_and(|left| left <= job.lead + EARLY + LATE) => {
                 StopReason::TimeLimit
             }
-            Standing::Running | Standing::Unknown => StopReason::Signal,
+            JobState::Running | JobState::Unknown => StopReason::Signal,
         }
     }
 }
@@ -159,14 +159,14 @@ mod tests {
 
     #[test]
     fn what_a_signal_means_is_what_slurm_says_of_the_job() {
-        let reason = |standing, seconds_left| JobView { standing, seconds_left }.reason(&job());
-        assert_eq!(reason(Standing::Cancelled, Some(20.0)), StopReason::Person);
-        assert_eq!(reason(Standing::Preempted, Some(20.0)), StopReason::Preempted);
-        assert_eq!(reason(Standing::Requeued, None), StopReason::Requeued);
-        assert_eq!(reason(Standing::Running, Some(120.0 + 60.0)), StopReason::TimeLimit);
-        assert_eq!(reason(Standing::Running, Some(200.0)), StopReason::Signal);
-        assert_eq!(reason(Standing::Running, None), StopReason::Signal);
-        assert_eq!(reason(Standing::Unknown, Some(1.0)), StopReason::Signal);
+        let reason = |job_state, seconds_left| JobView { job_state, seconds_left }.reason(&job());
+        assert_eq!(reason(JobState::Cancelled, Some(20.0)), StopReason::Person);
+        assert_eq!(reason(JobState::Preempted, Some(20.0)), StopReason::Preempted);
+        assert_eq!(reason(JobState::Requeued, None), StopReason::Requeued);
+        assert_eq!(reason(JobState::Running, Some(120.0 + 60.0)), StopReason::TimeLimit);
+        assert_eq!(reason(JobState::Running, Some(200.0)), StopReason::Signal);
+        assert_eq!(reason(JobState::Running, None), StopReason::Signal);
+        assert_eq!(reason(JobState::Unknown, Some(1.0)), StopReason::Signal);
     }
 
     #[test]
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn a_person_stays_the_reason() {
-        let view = JobView { standing: Standing::Preempted, seconds_left: None };
+        let view = JobView { job_state: JobState::Preempted, seconds_left: None };
         let mut requests = Requests { stop: Some(StopReason::Person), ..Requests::default() };
         requests.explain(0.0, &view, &job());
         assert_eq!(requests.stop, Some(StopReason::Person));
@@ -224,16 +224,16 @@ mod tests {
 
     #[test]
     fn time_is_kept_free_for_the_end_of_a_job() {
-        let end_by = |standing, seconds_left| {
+        let end_by = |job_state, seconds_left| {
             let mut requests = Requests { stop: Some(StopReason::Signal), ..Requests::default() };
-            requests.explain(1000.0, &JobView { standing, seconds_left }, &job());
+            requests.explain(1000.0, &JobView { job_state, seconds_left }, &job());
             requests.end_by
         };
-        assert_eq!(end_by(Standing::Running, Some(180.0)), Some(1095.0));
-        assert_eq!(end_by(Standing::Preempted, Some(400.0)), Some(1315.0));
-        assert_eq!(end_by(Standing::Preempted, Some(30.0)), Some(1015.0), "at most half of what is left");
-        assert_eq!(end_by(Standing::Running, Some(4000.0)), None, "a signal of somebody else");
-        assert_eq!(end_by(Standing::Cancelled, Some(180.0)), None, "the job is not queued again");
-        assert_eq!(end_by(Standing::Preempted, None), None);
+        assert_eq!(end_by(JobState::Running, Some(180.0)), Some(1095.0));
+        assert_eq!(end_by(JobState::Preempted, Some(400.0)), Some(1315.0));
+        assert_eq!(end_by(JobState::Preempted, Some(30.0)), Some(1015.0), "at most half of what is left");
+        assert_eq!(end_by(JobState::Running, Some(4000.0)), None, "a signal of somebody else");
+        assert_eq!(end_by(JobState::Cancelled, Some(180.0)), None, "the job is not queued again");
+        assert_eq!(end_by(JobState::Preempted, None), None);
     }
 }

@@ -5,22 +5,22 @@ use lambert_control::Score;
 use lambert_control::{Evaluation, EventKind};
 use lambert_store::run::checkpoint_url;
 
-use super::display::{Display, duration};
-use super::{Observation, Observer, RunBegin, RunEnd, Setup};
+use super::display::{ProgressDisplay, duration};
+use super::{Observation, Observer, ObserverSetup, RunBegin, RunEnd};
 use crate::console;
-use crate::decide::{Action, Event, Note, State, Verdict, WorkerEvent};
+use crate::decide::{Action, CoordinatorState, Event, Note, Verdict, WorkerEvent};
 use crate::status::{RunProgress, Status};
 
 /// Observer that reports a run on stderr.
 #[derive(Debug)]
 pub struct ConsoleObserver {
-    display: Display,
+    display: ProgressDisplay,
     url: String,
 }
 
 /// Creates the observer.
-pub fn make(setup: &Setup<'_>) -> Option<Box<dyn Observer>> {
-    Some(Box::new(ConsoleObserver { display: Display::new(setup.steps), url: setup.url.to_owned() }))
+pub fn make(setup: &ObserverSetup<'_>) -> Option<Box<dyn Observer>> {
+    Some(Box::new(ConsoleObserver { display: ProgressDisplay::new(setup.steps), url: setup.url.to_owned() }))
 }
 
 impl Observer for ConsoleObserver {
@@ -57,7 +57,7 @@ impl Observer for ConsoleObserver {
 impl ConsoleObserver {
     fn worker(&mut self, what: &WorkerEvent, observation: &Observation<'_>) {
         match what {
-            WorkerEvent::Message(_, Message::Record(record)) => self.display.step(record, observation.pace),
+            WorkerEvent::Message(_, Message::Record(record)) => self.display.step(record, observation.throughput),
             WorkerEvent::Message(rank, Message::Event(event)) => self.event(*rank, event),
             WorkerEvent::Line(rank, text) => console::line(&named(*rank, text, observation.state)),
             _ => {}
@@ -115,24 +115,24 @@ impl ConsoleObserver {
 }
 
 /// Prefixes a line of output with its rank if there is more than one rank.
-fn named(rank: usize, text: &str, state: &State) -> String {
+fn named(rank: usize, text: &str, state: &CoordinatorState) -> String {
     match state.running().map_or(state.settings.ranks, |running| running.attempt.world) {
         1 => text.to_owned(),
         _ => format!("rank {rank}: {text}"),
     }
 }
 
-fn say_action(action: &Action, state: &State) {
+fn say_action(action: &Action, state: &CoordinatorState) {
     match action {
         Action::Start(attempt) => {
             tracing::info!("attempt {}: starting {} rank(s)", attempt.number, attempt.world);
         }
         Action::Note(note) => say_note(note, state),
-        Action::TakeLease(_) | Action::Order(_) | Action::End | Action::AskSlurm | Action::ForgetStop => {}
+        Action::TakeLease(_) | Action::Command(_) | Action::End | Action::AskSlurm | Action::ForgetStop => {}
     }
 }
 
-fn say_note(note: &Note, state: &State) {
+fn say_note(note: &Note, state: &CoordinatorState) {
     match note {
         Note::Stopping => tracing::info!("stopping: the workers save a checkpoint after the next step"),
         Note::NothingToSave => {
@@ -167,12 +167,12 @@ fn say_note(note: &Note, state: &State) {
             "no rank has reported ({cause}); trying again in {pause} s, for {minutes_left:.0} minutes more"
         ),
         Note::Recovered { step, seconds } => {
-            let (all, times) = (state.memory.seconds_lost, state.memory.restarts.len());
+            let (all, times) = (state.history.seconds_lost, state.history.restarts.len());
             tracing::info!(
                 "step {step} is reached again: the restart cost {seconds:.1} s ({all:.1} s in all, {times} restart(s))"
             );
         }
-        Note::Left(left) => {
+        Note::LeftoverProcesses(left) => {
             tracing::error!("processes that cannot be ended are left on this host: {}", left.join(", "));
         }
     }

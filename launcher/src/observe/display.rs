@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use lambert_control::Score;
 use lambert_control::StepRecord;
 
-use super::Pace;
+use super::Throughput;
 use crate::console::{self, Bar, Progress};
 
 /// Number of initial steps that are always printed.
@@ -15,14 +15,14 @@ const PERIOD: Duration = Duration::from_secs(10);
 
 /// Shows the steps of a run on standard error.
 #[derive(Debug)]
-pub struct Display {
+pub struct ProgressDisplay {
     bar: bool,
     steps: u64,
     lines: usize,
     last: Option<(Instant, u64)>,
 }
 
-impl Display {
+impl ProgressDisplay {
     /// Creates a display for a run of `steps` steps; a progress bar if stderr is a terminal.
     pub fn new(steps: u64) -> Self {
         Self { bar: console::is_terminal(), steps, lines: 0, last: None }
@@ -34,12 +34,12 @@ impl Display {
     }
 
     /// Shows a completed step.
-    pub fn step(&mut self, record: &StepRecord, pace: &Pace) {
+    pub fn step(&mut self, record: &StepRecord, throughput: &Throughput) {
         if self.bar {
-            let message = brief(record, pace, self.steps);
+            let message = brief(record, throughput, self.steps);
             console::draw(Bar::Shown(Progress { position: record.step, length: self.steps, message }));
         } else if due(record.step, self.steps, self.lines, self.last.map(|(at, step)| (at.elapsed(), step))) {
-            console::line(&line(record, pace, self.steps));
+            console::line(&line(record, throughput, self.steps));
             self.lines += 1;
             self.last = Some((Instant::now(), record.step));
         }
@@ -61,7 +61,7 @@ fn due(step: u64, steps: u64, lines: usize, last: Option<(Duration, u64)>) -> bo
 }
 
 /// `step 120/300  loss 7.310  mlm 6.812 (acc 0.051)  lr 1.8e-3  44.1 samples/s  data wait 0.4 %  4 min left`.
-fn line(record: &StepRecord, pace: &Pace, steps: u64) -> String {
+fn line(record: &StepRecord, throughput: &Throughput, steps: u64) -> String {
     let wait = 100.0 * ratio(record.times.data_wait, record.times.seconds);
     let Score { name, loss, accuracy } = record.scores.main();
     let accuracy = accuracy.map_or(String::new(), |accuracy| format!(" (accuracy {accuracy:.4})"));
@@ -70,19 +70,19 @@ fn line(record: &StepRecord, pace: &Pace, steps: u64) -> String {
         record.step,
         record.loss,
         record.update.learning_rate,
-        pace.samples_per_second(),
-        left(pace, steps.saturating_sub(record.step)),
+        throughput.samples_per_second(),
+        left(throughput, steps.saturating_sub(record.step)),
     )
 }
 
-fn brief(record: &StepRecord, pace: &Pace, steps: u64) -> String {
-    let left = left(pace, steps.saturating_sub(record.step));
+fn brief(record: &StepRecord, throughput: &Throughput, steps: u64) -> String {
+    let left = left(throughput, steps.saturating_sub(record.step));
     let Score { name, loss, .. } = record.scores.main();
-    format!("loss {:.3}  {name} {loss:.3}  {:.1} samples/s{left}", record.loss, pace.samples_per_second())
+    format!("loss {:.3}  {name} {loss:.3}  {:.1} samples/s{left}", record.loss, throughput.samples_per_second())
 }
 
-fn left(pace: &Pace, steps: u64) -> String {
-    match pace.seconds_for(steps) {
+fn left(throughput: &Throughput, steps: u64) -> String {
+    match throughput.seconds_for(steps) {
         Some(seconds) if steps > 0 => format!("  {} left", duration(seconds)),
         _ => String::new(),
     }
@@ -122,14 +122,14 @@ mod tests {
 
     #[test]
     fn a_line_tells_what_matters() {
-        let mut pace = Pace::default();
-        pace.add(&record(120));
+        let mut throughput = Throughput::default();
+        throughput.add(&record(120));
         assert_eq!(
-            line(&record(120), &pace, 300),
+            line(&record(120), &throughput, 300),
             "step 120/300  loss 7.5000  mlm 6.8125 (accuracy 0.0500)  lr 1.800e-3  32.0 samples/s  \
              data wait 0.5 %  6 min 00 s left"
         );
-        assert!(line(&record(300), &pace, 300).ends_with("data wait 0.5 %"));
+        assert!(line(&record(300), &throughput, 300).ends_with("data wait 0.5 %"));
     }
 
     #[test]

@@ -4,13 +4,13 @@ use lambert_control::EventKind;
 use lambert_control::Message;
 use serde_json::{Value, json};
 
-use super::{Observation, Observer, RunEnd, Setup};
+use super::{Observation, Observer, ObserverSetup, RunEnd};
 use crate::console;
 use crate::decide::{Action, Event, Note, Verdict, WorkerEvent};
 
 /// Output of step records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Records {
+pub enum RecordOutput {
     /// Progress on stderr only.
     Shown,
     /// Also one JSON line per step on stdout.
@@ -22,8 +22,8 @@ pub enum Records {
 pub struct JsonLines;
 
 /// Creates the observer if records are printed.
-pub fn make(setup: &Setup<'_>) -> Option<Box<dyn Observer>> {
-    (setup.records == Records::Printed).then(|| Box::new(JsonLines) as Box<dyn Observer>)
+pub fn make(setup: &ObserverSetup<'_>) -> Option<Box<dyn Observer>> {
+    (setup.records == RecordOutput::Printed).then(|| Box::new(JsonLines) as Box<dyn Observer>)
 }
 
 impl Observer for JsonLines {

@@ -3,15 +3,15 @@
 //! - [`Observer`]: the trait; [`OBSERVERS`]: all implementations
 //! - [`console`]: log and progress [`display`] on stderr; [`json_lines`]: `lambert run --json`; [`status_file`]:
 //!   `status.json` and `coordinator.json` in the run's store
-//! - [`tracker`]: the run's status and [`pace`] (throughput), derived from events and passed to all observers
+//! - [`tracker`]: the run's status and [`throughput`] (throughput), derived from events and passed to all observers
 //!
 //! The module depends on [`decide`](crate::decide), not on [`crate::run`].
 
 pub mod console;
 pub mod display;
 pub mod json_lines;
-pub mod pace;
 pub mod status_file;
+pub mod throughput;
 pub mod tracker;
 
 #[cfg(test)]
@@ -19,20 +19,20 @@ mod tests;
 
 use lambert_config::RunConfig;
 
-use crate::decide::{Action, Event, Seconds, State, Verdict};
+use crate::decide::{Action, CoordinatorState, Event, Seconds, Verdict};
 use crate::status::{Coordinator, Status};
 use crate::store_writer::{StoreWriter, Urgency};
 
-pub use json_lines::Records;
-pub use pace::Pace;
+pub use json_lines::RecordOutput;
+pub use throughput::Throughput;
 use tracker::StatusTracker;
 
 /// Creates an observer; `None` if the run does not need it. An observer that cannot start logs a warning and returns
 /// `None`: a run does not fail for lack of an observer.
-pub type Make = fn(&Setup<'_>) -> Option<Box<dyn Observer>>;
+pub type MakeObserver = fn(&ObserverSetup<'_>) -> Option<Box<dyn Observer>>;
 
 /// All observers, in call order. A new one is a module in this directory and an entry here.
-pub const OBSERVERS: &[Make] = &[status_file::make, console::make, json_lines::make];
+pub const OBSERVERS: &[MakeObserver] = &[status_file::make, console::make, json_lines::make];
 
 /// Observes a run under one coordinator.
 ///
@@ -51,7 +51,7 @@ pub trait Observer {
 
 /// Inputs for creating observers.
 #[derive(Debug, Clone, Copy)]
-pub struct Setup<'a> {
+pub struct ObserverSetup<'a> {
     /// The run's configuration.
     pub config: &'a RunConfig,
     /// The run's URL.
@@ -59,7 +59,7 @@ pub struct Setup<'a> {
     /// Steps of all stages.
     pub steps: u64,
     /// Output of step records.
-    pub records: Records,
+    pub records: RecordOutput,
     /// Background writer for the run's store.
     pub writer: &'a StoreWriter,
 }
@@ -70,7 +70,7 @@ pub struct RunBegin<'a> {
     /// Initial actions.
     pub actions: &'a [Action],
     /// Coordinator state.
-    pub state: &'a State,
+    pub state: &'a CoordinatorState,
     /// Run status.
     pub status: &'a Status,
 }
@@ -85,13 +85,13 @@ pub struct Observation<'a> {
     /// Actions taken in response.
     pub actions: &'a [Action],
     /// Coordinator state after the event.
-    pub state: &'a State,
+    pub state: &'a CoordinatorState,
     /// Run status after the event. Its list of ranks is refreshed only when `urgency` is set.
     pub status: &'a Status,
     /// Urgency of showing the status. `None`: together with a later one.
     pub urgency: Option<Urgency>,
     /// Throughput, including this event's step.
-    pub pace: &'a Pace,
+    pub throughput: &'a Throughput,
 }
 
 /// End of a run under a coordinator.
@@ -100,7 +100,7 @@ pub struct RunEnd<'a> {
     /// Outcome.
     pub verdict: &'a Verdict,
     /// Coordinator state.
-    pub state: &'a State,
+    pub state: &'a CoordinatorState,
     /// Final run status. A run taken over by another coordinator keeps its previous state.
     pub status: &'a Status,
 }
@@ -113,37 +113,37 @@ pub struct Observers {
 
 impl Observers {
     /// Creates the enabled entries of [`OBSERVERS`]. `before` is the status left by the previous coordinator.
-    pub fn make(config: &RunConfig, url: &str, records: Records, before: Status, writer: &StoreWriter) -> Self {
+    pub fn make(config: &RunConfig, url: &str, records: RecordOutput, before: Status, writer: &StoreWriter) -> Self {
         let tracker = StatusTracker::new(config, url, before, Coordinator::of_process());
         let steps = tracker.status().progress.steps;
-        Self::made_by(OBSERVERS, tracker, &Setup { config, url, steps, records, writer })
+        Self::made_by(OBSERVERS, tracker, &ObserverSetup { config, url, steps, records, writer })
     }
 
-    fn made_by(list: &[Make], tracker: StatusTracker, setup: &Setup<'_>) -> Self {
+    fn made_by(list: &[MakeObserver], tracker: StatusTracker, setup: &ObserverSetup<'_>) -> Self {
         Self { tracker, observers: list.iter().filter_map(|make| make(setup)).collect() }
     }
 
     /// Notifies all observers of the start.
-    pub fn begin(&mut self, actions: &[Action], state: &State) {
+    pub fn begin(&mut self, actions: &[Action], state: &CoordinatorState) {
         let begin = RunBegin { actions, state, status: self.tracker.status() };
         self.observers.iter_mut().for_each(|observer| observer.begin(&begin));
     }
 
     /// Notifies all observers of an event.
-    pub fn observe(&mut self, at: Seconds, event: &Event, actions: &[Action], state: &State) {
+    pub fn observe(&mut self, at: Seconds, event: &Event, actions: &[Action], state: &CoordinatorState) {
         let urgency = self.tracker.observe(at, event, actions, state);
-        let (status, pace) = (self.tracker.status(), self.tracker.pace());
-        let observation = Observation { at, event, actions, state, status, urgency, pace };
+        let (status, throughput) = (self.tracker.status(), self.tracker.throughput());
+        let observation = Observation { at, event, actions, state, status, urgency, throughput };
         self.observers.iter_mut().for_each(|observer| observer.observe(&observation));
     }
 
-    /// Records the number of requests that the control server refused in the current attempt.
+    /// RecordOutput the number of requests that the control server refused in the current attempt.
     pub fn set_refused(&mut self, times: u64) {
         self.tracker.set_refused(times);
     }
 
     /// Notifies all observers of the end.
-    pub fn end(&mut self, verdict: &Verdict, state: &State) {
+    pub fn end(&mut self, verdict: &Verdict, state: &CoordinatorState) {
         self.tracker.end(verdict, state);
         let end = RunEnd { verdict, state, status: self.tracker.status() };
         self.observers.iter_mut().for_each(|observer| observer.end(&end));

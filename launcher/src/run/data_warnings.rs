@@ -22,14 +22,14 @@ const LEAST_OVERLAP: f64 = 0.3;
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An open dataset and the configuration key that names it.
-struct Named {
+struct NamedDataset {
     key: String,
     dataset: Dataset,
     /// Token frequencies, if known.
     usage: Option<TokenUsage>,
 }
 
-impl Named {
+impl NamedDataset {
     fn open(key: String, url: &str) -> Result<Self, Failure> {
         let dataset = Dataset::open(url)?;
         // Unreadable shards are reported by the worker that needs them.
@@ -63,16 +63,16 @@ pub fn find(config: &RunConfig) -> Result<Vec<String>, Failure> {
 }
 
 fn find_all(config: &RunConfig) -> Result<Vec<String>, Failure> {
-    let open = |(index, stage): (usize, &Stage)| Named::open(format!("stage.{index}.data"), &stage.data);
+    let open = |(index, stage): (usize, &Stage)| NamedDataset::open(format!("stage.{index}.data"), &stage.data);
     let stages = config.stage.iter().enumerate().map(open).collect::<Result<Vec<_>, _>>()?;
     let evaluation = match config.evaluation.data.as_str() {
         "" => None,
-        url => Some(Named::open("evaluation.data".to_owned(), url)?),
+        url => Some(NamedDataset::open("evaluation.data".to_owned(), url)?),
     };
     let repeated =
         config.stage.iter().zip(&stages).flat_map(|(stage, data)| counts(&data.key, stage, data.dataset.rows()));
     let mut warnings: Vec<String> = repeated.collect();
-    warnings.extend(stages.iter().chain(&evaluation).filter_map(Named::unknown));
+    warnings.extend(stages.iter().chain(&evaluation).filter_map(NamedDataset::unknown));
     // The final held-out loss should reflect the data of the last stage.
     if let (Some(train), Some(evaluation)) = (stages.last(), &evaluation)
         && let (Some(left), Some(right)) = (&train.usage, &evaluation.usage)

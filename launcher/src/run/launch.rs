@@ -10,9 +10,9 @@
 pub mod direct;
 pub mod environment;
 pub mod mpirun;
+pub mod output;
 pub mod processes;
-pub mod prose;
-pub mod session;
+pub mod scratch;
 pub mod srun;
 pub mod workers;
 
@@ -27,8 +27,8 @@ use crate::decide::{Attempt, WorkerEvent};
 use crate::slurm::record::is_in_job;
 use direct::Direct;
 use mpirun::Mpirun;
-use processes::EndBy;
-use session::Session;
+use processes::ExitSignal;
+use scratch::ScratchDirs;
 use srun::Srun;
 
 /// A command line: the program and its arguments. Contains no secrets.
@@ -36,7 +36,7 @@ pub type CommandLine = Vec<OsString>;
 
 /// Parameters of a launch.
 #[derive(Debug, Clone, Copy)]
-pub struct Start<'a> {
+pub struct LaunchParams<'a> {
     /// Attempt that holds the lease.
     pub attempt: &'a Attempt,
     /// Cluster configuration.
@@ -50,14 +50,14 @@ pub struct Start<'a> {
     /// Names of the environment variables to pass to all ranks.
     pub variables: &'a [String],
     /// Directories on each host for temporary files of launcher and MPI.
-    pub session: &'a Session,
+    pub scratch: &'a ScratchDirs,
     /// Log directory on each host, if enabled.
     pub logs: Option<&'a Path>,
     /// Steps to trace on each rank, if any.
     pub traced: Option<&'a Range<u64>>,
 }
 
-impl Start<'_> {
+impl LaunchParams<'_> {
     /// Command line of lambert-worker.
     pub fn worker_line(&self) -> CommandLine {
         let (attempt, world) = (self.attempt.number.to_string(), self.attempt.world.to_string());
@@ -75,21 +75,21 @@ pub trait Launcher: Debug {
     /// Name and version.
     fn name(&self) -> String;
     /// Command line that starts an attempt.
-    fn command(&self, start: &Start<'_>) -> CommandLine;
+    fn command(&self, start: &LaunchParams<'_>) -> CommandLine;
     /// Directories that must exist on this host before the command runs.
-    fn folders<'a>(&self, _session: &'a Session) -> Vec<&'a Path> {
+    fn folders<'a>(&self, _session: &'a ScratchDirs) -> Vec<&'a Path> {
         Vec::new()
     }
     /// Creates a parser for one of its output streams.
-    fn prose(&self) -> Box<dyn Prose>;
+    fn parser(&self) -> Box<dyn OutputParser>;
     /// Signal that makes it terminate its ranks.
-    fn end_by(&self) -> EndBy {
-        EndBy::Terminate
+    fn exit_signal(&self) -> ExitSignal {
+        ExitSignal::Terminate
     }
 }
 
 /// Parses an output stream of a launcher, line by line.
-pub trait Prose: Send {
+pub trait OutputParser: Send {
     /// Returns the events in a line.
     fn line(&mut self, text: &str) -> Vec<WorkerEvent>;
     /// Returns the remaining events at the end of the stream.

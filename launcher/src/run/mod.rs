@@ -12,38 +12,38 @@
 //!
 //! [`crate::observe`] reports on it: status in the store, log and progress display, `--json` lines.
 
-pub mod beginning;
+pub mod base_checkpoint;
 pub mod clock;
+pub mod config_diff;
 pub mod control;
 pub mod coordinator;
 pub mod data_warnings;
-pub mod difference;
-pub mod forecast;
+pub mod initial;
 pub mod job_view;
 pub mod launch;
-pub mod order;
-pub mod origin;
+pub mod run_plan;
 pub mod sources;
+pub mod spec;
 pub mod stored;
 
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
-use crate::observe::Records;
+use crate::observe::RecordOutput;
 use launch::workers::WorkersError;
-use order::Order;
+use spec::RunSpec;
 
 /// Starts or resumes a run; returns when it is done, stopped or given up.
 pub fn run(arguments: &cli::Run) -> Outcome {
     console::detach().map_err(Failure::failed)?;
     std::env::current_dir().map_err(|error| Failure::usage(WorkersError::NoFolder(error)))?;
-    let proposed = Order::propose(arguments, coordinator::room)?;
-    let launcher = launch::choose(&proposed.config().cluster).map_err(Failure::failed)?;
+    let validated = RunSpec::validate(arguments, coordinator::host_pool)?;
+    let launcher = launch::choose(&validated.config().cluster).map_err(Failure::failed)?;
     tracing::debug!("ranks are started by {}", launcher.name());
-    forecast::lines(proposed.config())?.iter().for_each(|line| console::line(line));
-    data_warnings::find(proposed.config())?.iter().for_each(|warning| tracing::warn!("{warning}"));
+    run_plan::lines(validated.config())?.iter().for_each(|line| console::line(line));
+    data_warnings::find(validated.config())?.iter().for_each(|warning| tracing::warn!("{warning}"));
     // As late as possible: ranks of a running coordinator read the stored configuration on every restart.
-    let order = proposed.settle()?;
-    let records = if arguments.json { Records::Printed } else { Records::Shown };
-    coordinator::run(&order, &*launcher, records)
+    let spec = validated.commit()?;
+    let records = if arguments.json { RecordOutput::Printed } else { RecordOutput::Shown };
+    coordinator::run(&spec, &*launcher, records)
 }

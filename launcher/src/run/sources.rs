@@ -11,7 +11,7 @@ use lambert_store::{Lease, Patience, Store};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 
 use super::job_view;
-use crate::decide::{Event, JobView, Signal, Standing, Wanted};
+use crate::decide::{Event, JobState, JobView, LeaseRequest, Signal};
 use crate::slurm::job;
 
 /// Random ID by which this coordinator recognizes its own leases.
@@ -119,7 +119,7 @@ fn take(store: &Store, object: &str) -> Result<bool, lambert_store::Error> {
 pub fn ask_slurm(job: String, start: u32, events: Sender<Event>) -> std::io::Result<()> {
     let ask = move || {
         let seen = job::look(&job).inspect_err(|error| tracing::debug!("cannot ask for job {job}: {error}"));
-        let unknown = JobView { standing: Standing::Unknown, seconds_left: None };
+        let unknown = JobView { job_state: JobState::Unknown, seconds_left: None };
         let _ = events.send(Event::Job(seen.ok().flatten().map_or(unknown, |job| job_view::view(&job, start))));
     };
     std::thread::Builder::new().name("slurm".into()).spawn(ask).map(drop)
@@ -133,15 +133,17 @@ const SILENCE: Duration = Duration::from_secs(30);
 pub fn take_lease(
     store: Store,
     patience: Duration,
-    wanted: Wanted,
+    wanted: LeaseRequest,
     own: OwnLease,
     events: Sender<Event>,
 ) -> std::io::Result<()> {
     let url = store.url().to_owned();
     let take = move || {
         let lease = match wanted {
-            Wanted::Next => Lease::take(&store).map(Ok),
-            Wanted::Exactly(number) => Lease::take_exactly(&store, number, &TAKER).map(|lease| lease.ok_or(number)),
+            LeaseRequest::Next => Lease::take(&store).map(Ok),
+            LeaseRequest::Exactly(number) => {
+                Lease::take_exactly(&store, number, &TAKER).map(|lease| lease.ok_or(number))
+            }
         };
         match lease {
             Ok(Ok(lease)) => {

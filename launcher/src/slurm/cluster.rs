@@ -7,14 +7,14 @@ use std::process::{Command, Stdio};
 
 use lambert_config::run::Slurm;
 
-use super::ask::{AskError, ask, text};
+use super::programs::{SlurmError, query, text};
 
 /// A job cannot be submitted.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
     /// A Slurm program failed.
     #[error(transparent)]
-    Ask(#[from] AskError),
+    Ask(#[from] SlurmError),
     /// The job could never start, or its output would be lost.
     #[error("{}", list(faults))]
     Faults {
@@ -36,7 +36,7 @@ fn list(faults: &[String]) -> String {
 
 /// Rejects a job that Slurm would accept but could never start.
 pub fn check(slurm: &Slurm, folder: &Path) -> Result<(), ClusterError> {
-    let partitions = partitions(&ask("sinfo", &["--noheader", "--all", "--format=%P|%D|%l"])?);
+    let partitions = partitions(&query("sinfo", &["--noheader", "--all", "--format=%P|%D|%l"])?);
     let mut faults = check_partitions(slurm, &partitions);
     faults.extend(check_association(slurm)?);
     // Slurm expands patterns in the directory name.
@@ -124,7 +124,8 @@ fn check_association(slurm: &Slurm) -> Result<Vec<String>, ClusterError> {
         return Ok(Vec::new());
     }
     let user = format!("user={}", user());
-    let Ok(said) = ask("sacctmgr", &["--noheader", "--parsable2", "show", "association", &user, "format=account,qos"])
+    let Ok(said) =
+        query("sacctmgr", &["--noheader", "--parsable2", "show", "association", &user, "format=account,qos"])
     else {
         // Without accounting there is nothing to check; sbatch decides.
         return Ok(Vec::new());
@@ -159,19 +160,19 @@ fn user() -> String {
 }
 
 /// Cancels a job in any state.
-pub fn cancel(job: &str) -> Result<(), AskError> {
-    ask("scancel", &[job]).map(drop)
+pub fn cancel(job: &str) -> Result<(), SlurmError> {
+    query("scancel", &[job]).map(drop)
 }
 
 /// Cancels a pending job; a running one is left alone.
-pub fn cancel_pending(job: &str) -> Result<(), AskError> {
-    ask("scancel", &["--state=PENDING", job]).map(drop)
+pub fn cancel_pending(job: &str) -> Result<(), SlurmError> {
+    query("scancel", &["--state=PENDING", job]).map(drop)
 }
 
 /// Submits a script with sbatch; returns the job ID.
 pub fn submit(script: &str) -> Result<String, ClusterError> {
     let program = "sbatch";
-    let absent = |source| AskError::Absent { program, source };
+    let absent = |source| SlurmError::Absent { program, source };
     let mut command = Command::new(program);
     command.arg("--parsable");
     // Such variables override the script: SBATCH_EXPORT=ALL would pass every secret to Slurm.
@@ -185,7 +186,7 @@ pub fn submit(script: &str) -> Result<String, ClusterError> {
     let _ = sbatch.stdin.take().map(|mut stdin| stdin.write_all(script.as_bytes()));
     let output = sbatch.wait_with_output().map_err(absent)?;
     if !output.status.success() {
-        return Err(AskError::Refused { program, says: text(&output.stderr) }.into());
+        return Err(SlurmError::Refused { program, says: text(&output.stderr) }.into());
     }
     // In a federation the cluster's name follows.
     Ok(text(&output.stdout).split(';').next().unwrap_or_default().to_owned())

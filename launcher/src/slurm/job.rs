@@ -3,7 +3,7 @@
 use lambert_config::run::Slurm;
 use serde::Serialize;
 
-use super::ask::{AskError, ask};
+use super::programs::{SlurmError, query};
 
 /// Fields for squeue. Free text comes last: it may contain the separator.
 const FIELDS: &str = "State:|,Reason:|,StartTime:|,NodeList:|,Partition:|,RestartCnt:|,PreemptTime:|,TimeLeft:|";
@@ -32,11 +32,11 @@ pub struct Job {
 }
 
 /// Queries Slurm for a job; `None` if Slurm no longer knows it.
-pub fn look(id: &str) -> Result<Option<Job>, AskError> {
-    match ask("squeue", &["--noheader", "--states=all", &format!("--jobs={id}"), "--Format", FIELDS]) {
+pub fn look(id: &str) -> Result<Option<Job>, SlurmError> {
+    match query("squeue", &["--noheader", "--states=all", &format!("--jobs={id}"), "--Format", FIELDS]) {
         Ok(text) => Ok(of_squeue(id, &text).or_else(|| in_accounting(id))),
         // A job that ended minutes ago is only in the accounting database.
-        Err(AskError::Refused { says, .. }) if says.contains("Invalid job id") => Ok(in_accounting(id)),
+        Err(SlurmError::Refused { says, .. }) if says.contains("Invalid job id") => Ok(in_accounting(id)),
         Err(error) => Err(error),
     }
 }
@@ -62,7 +62,7 @@ fn of_squeue(id: &str, text: &str) -> Option<Job> {
 /// Queries Slurm's accounting, if available.
 fn in_accounting(id: &str) -> Option<Job> {
     let fields = ["--noheader", "--parsable2", "--allocations", "--format=state,start,nodelist,partition"];
-    of_sacct(id, &ask("sacct", &[&fields[..], &["--jobs", id]].concat()).ok()?)
+    of_sacct(id, &query("sacct", &[&fields[..], &["--jobs", id]].concat()).ok()?)
 }
 
 /// Parses a line of sacct.

@@ -2,15 +2,15 @@
 //!
 //! - [`script`]: batch script of a run; [`prep_script`]: batch scripts of a preparation; [`directives`]: common parts
 //! - [`cluster`]: checks of partitions, accounts and nodes, and submission with sbatch
-//! - [`job`]: job state; [`nodes`]: nodes of the current job; [`record`]: job ID of a run; [`claim`]: submission lock
-//! - [`ask`]: runs Slurm's programs
+//! - [`job`]: job state; [`nodes`]: nodes of the current job; [`record`]: job ID of a run; [`submission_lock`]: submission lock
+//! - [`programs`]: runs Slurm's programs
 
-pub mod ask;
-pub mod claim;
 pub mod cluster;
 pub mod directives;
 pub mod job;
 pub mod nodes;
 pub mod prep_script;
+pub mod programs;
 pub mod record;
 pub mod script;
+pub mod submission_lock;

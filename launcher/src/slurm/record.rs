@@ -9,7 +9,7 @@ const LONGEST: u64 = 1 << 16;
 
 /// The job last submitted, or the one in which a coordinator last started.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
+pub struct JobRecord {
     /// Job ID.
     pub job: String,
     /// Cluster name, if known.
@@ -25,7 +25,7 @@ pub fn is_in_job() -> bool {
     std::env::var_os(JOB_VARIABLE).is_some()
 }
 
-impl Record {
+impl JobRecord {
     /// Returns the job of this process, if any.
     pub fn of_process() -> Option<Self> {
         let named = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
@@ -60,13 +60,13 @@ mod tests {
     #[test]
     fn a_record_is_read_back_and_nonsense_is_not() {
         let store = Store::open("memory://record/run").unwrap();
-        assert_eq!(Record::read(&store).unwrap(), None);
-        let record = Record { job: "12".into(), cluster: None };
+        assert_eq!(JobRecord::read(&store).unwrap(), None);
+        let record = JobRecord { job: "12".into(), cluster: None };
         record.write(&store).unwrap();
-        assert_eq!(Record::read(&store).unwrap(), Some(record));
+        assert_eq!(JobRecord::read(&store).unwrap(), Some(record));
         for nonsense in ["", "{}", "{\"job\": \"12 --all\"}"] {
             store.put(JOB, nonsense.into()).unwrap();
-            assert_eq!(Record::read(&store).unwrap(), None, "{nonsense}");
+            assert_eq!(JobRecord::read(&store).unwrap(), None, "{nonsense}");
         }
     }
 }

@@ -6,7 +6,7 @@ use super::directives::{self, DirectiveError, in_shell};
 
 /// Parameters of the script besides the configuration.
 #[derive(Debug, Clone, Copy)]
-pub struct Job<'a> {
+pub struct ScriptParams<'a> {
     /// The run's URL.
     pub run: &'a str,
     /// Path of lambert on the nodes.
@@ -16,7 +16,7 @@ pub struct Job<'a> {
 }
 
 /// Renders the batch script of a run.
-pub fn render(config: &RunConfig, job: &Job<'_>) -> Result<String, DirectiveError> {
+pub fn render(config: &RunConfig, job: &ScriptParams<'_>) -> Result<String, DirectiveError> {
     // Traps come before the prologue, which may take minutes.
     let first: Vec<String> = TRAPS.lines().map(str::to_owned).collect();
     let script = directives::head(&options(config, job), &[first, config.slurm.prologue.clone()].concat())?;
@@ -28,7 +28,7 @@ pub fn render(config: &RunConfig, job: &Job<'_>) -> Result<String, DirectiveErro
 }
 
 /// Returns the sbatch options.
-fn options(config: &RunConfig, job: &Job<'_>) -> Vec<String> {
+fn options(config: &RunConfig, job: &ScriptParams<'_>) -> Vec<String> {
     let (slurm, cluster) = (&config.slurm, &config.cluster);
     let mut options = vec![
         format!("--job-name={}", config.run.name),
@@ -142,7 +142,8 @@ mod tests {
     use lambert_config::run::Slurm;
     use std::process::Command;
 
-    const JOB: Job<'_> = Job { run: "/runs/it's a \"run\"", lambert: "/opt/lam bert/lambert", folder: "/home/me" };
+    const JOB: ScriptParams<'_> =
+        ScriptParams { run: "/runs/it's a \"run\"", lambert: "/opt/lam bert/lambert", folder: "/home/me" };
 
     fn config() -> RunConfig {
         let mut config = RunConfig::default();
@@ -209,7 +210,7 @@ mod tests {
             let error = render(&config, &JOB).unwrap_err().to_string();
             assert!(error.contains(r"a\ntouch /tmp/x") && error.contains("has a control character"), "{error}");
         }
-        let error = render(&config(), &Job { folder: "/home/me\r/x", ..JOB }).unwrap_err().to_string();
+        let error = render(&config(), &ScriptParams { folder: "/home/me\r/x", ..JOB }).unwrap_err().to_string();
         assert!(error.contains(r"--chdir=/home/me\r/x"), "{error}");
     }
 

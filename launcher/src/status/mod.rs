@@ -11,7 +11,7 @@ use crate::host;
 /// Run state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum State {
+pub enum RunState {
     /// Workers are starting.
     #[default]
     Starting,
@@ -29,14 +29,14 @@ pub enum State {
     Failed,
 }
 
-impl State {
+impl RunState {
     /// True if no coordinator works on a run in this state.
     pub fn is_over(self) -> bool {
         matches!(self, Self::Stopped | Self::Finished | Self::Failed)
     }
 }
 
-impl std::fmt::Display for State {
+impl std::fmt::Display for RunState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Starting => "starting",
@@ -55,7 +55,7 @@ impl std::fmt::Display for State {
 #[serde(default)]
 pub struct Status {
     /// Run state.
-    pub state: State,
+    pub state: RunState,
     /// Run name.
     pub name: String,
     /// Current attempt.
@@ -104,7 +104,7 @@ pub struct Restarts {
     #[serde(rename = "restarts")]
     pub count: u64,
     /// Downtime of each failure.
-    pub lost: Vec<Lost>,
+    pub lost: Vec<Downtime>,
 }
 
 /// Latest measurements of a run.
@@ -202,7 +202,7 @@ pub struct RankStatus {
 
 /// Cost of a failure and the restart after it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Lost {
+pub struct Downtime {
     /// Failed attempt.
     pub attempt: u32,
     /// Completed steps at the time of failure.
@@ -244,14 +244,14 @@ mod tests {
     /// The status of [`FULL`].
     fn full() -> Status {
         Status {
-            state: State::Training,
+            state: RunState::Training,
             name: "demo".to_owned(),
             attempt: 3,
             progress: RunProgress { step: 70, steps: 120, samples_per_second: 64.0, seconds_left: Some(25.5) },
             checkpoint: Some("step-000000060-a0002".to_owned()),
             restarts: Restarts {
                 count: 1,
-                lost: vec![Lost { attempt: 2, step: 64, seconds: None, cause: "rank 1: signal 9".to_owned() }],
+                lost: vec![Downtime { attempt: 2, step: 64, seconds: None, cause: "rank 1: signal 9".to_owned() }],
             },
             latest: LatestMetrics {
                 record: Some(StepRecord { step: 70, loss: 7.25, ..StepRecord::default() }),

@@ -20,7 +20,7 @@ struct Unreadable {
 
 /// Liveness of a run's coordinator, judged from this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Life {
+pub enum Liveness {
     /// Runs on this host, or updated the status recently.
     Alive,
     /// Ran on this host and has exited.
@@ -50,17 +50,17 @@ pub fn read(store: &Store) -> Result<Option<Status>, Failure> {
 }
 
 /// Returns the liveness of the coordinator that wrote `status`.
-pub fn life(status: &Status) -> Life {
+pub fn liveness(status: &Status) -> Liveness {
     let coordinator = &status.coordinator;
     if status.state.is_over() {
-        Life::Over
+        Liveness::Over
     } else if coordinator.host == host::name() {
         let there = host::since(coordinator.pid).filter(|_| host::lives(coordinator.pid));
         let is_it = |since: String| coordinator.since.is_empty() || since == coordinator.since;
-        if there.is_some_and(is_it) { Life::Alive } else { Life::Gone }
+        if there.is_some_and(is_it) { Liveness::Alive } else { Liveness::Gone }
     } else if host::now() - status.updated < OLD {
-        Life::Alive
+        Liveness::Alive
     } else {
-        Life::Unknown
+        Liveness::Unknown
     }
 }

@@ -11,15 +11,15 @@ use lambert_store::run::CONFIG;
 
 use super::grid::{self, Setting};
 use super::results::Results;
-use super::runs::Planned;
-use super::slots::Need;
+use super::runs::PlannedRun;
+use super::slots::ResourceNeed;
 use crate::cli;
-use crate::decide::Room;
+use crate::decide::HostPool;
 use crate::failure::Failure;
+use crate::run::config_diff::{self, Difference, Differences};
 use crate::run::coordinator;
-use crate::run::difference::{self, Difference, Differences};
-use crate::run::forecast;
-use crate::run::order::Order;
+use crate::run::run_plan;
+use crate::run::spec::RunSpec;
 use crate::slurm::record::is_in_job;
 
 /// Configuration of the first run; the others differ only in the swept keys.
@@ -84,11 +84,11 @@ pub enum PlanError {
 
 /// A validated sweep.
 #[derive(Debug)]
-pub struct Plan {
+pub struct SweepPlan {
     /// All runs.
-    pub runs: Vec<Planned>,
+    pub runs: Vec<PlannedRun>,
     /// Resources that suffice for every run.
-    pub need: Need,
+    pub need: ResourceNeed,
     /// Copy of the configuration: the file may be edited before the last run starts.
     _config: File,
     /// Names of runs that do not exist yet.
@@ -96,14 +96,14 @@ pub struct Plan {
     first: RunConfig,
 }
 
-impl Plan {
+impl SweepPlan {
     /// Plans the runs of `arguments` below `url`.
     ///
     /// # Errors
     /// A run is invalid.
     pub fn new(arguments: &cli::Tune, url: &str) -> Result<Self, Failure> {
-        let (mut runs, mut need, mut new, mut first): (Vec<Planned>, _, _, _) =
-            (Vec::new(), Need::default(), Vec::new(), None);
+        let (mut runs, mut need, mut new, mut first): (Vec<PlannedRun>, _, _, _) =
+            (Vec::new(), ResourceNeed::default(), Vec::new(), None);
         let (kept, path) = keep(&arguments.config)?;
         for settings in grid::settings(&arguments.grid, &arguments.trial).map_err(Failure::usage)? {
             if let Some(setting) = settings.iter().find(|setting| ASKED_BY.contains(&setting.part())) {
@@ -113,29 +113,29 @@ impl Plan {
             if runs.iter().any(|other| other.name == name) {
                 return Err(Failure::usage(PlanError::SameName(name)));
             }
-            let order = order(arguments, format!("{}/{name}", url.trim_end_matches('/')), &settings);
+            let run_arguments = run_arguments(arguments, format!("{}/{name}", url.trim_end_matches('/')), &settings);
             let refused = |failure: Failure| {
                 let message = failure.to_string();
                 Failure::coded(failure.code, PlanError::Refused { name: name.clone(), message })
             };
-            let proposed = Order::propose(&order, coordinator::room).map_err(refused)?;
-            let config = proposed.config();
+            let validated = RunSpec::validate(&run_arguments, coordinator::host_pool).map_err(refused)?;
+            let config = validated.config();
             if config.evaluation.data.is_empty() {
                 return Err(Failure::usage(PlanError::NoEvaluation));
             }
-            let here = *proposed.room() == Room::Here && !is_in_job();
-            need = need.max(Need::of(config, here, forecast::memory(config).map_err(refused)?));
-            new.extend(proposed.is_new().then(|| name.clone()));
+            let here = *validated.host_pool() == HostPool::Here && !is_in_job();
+            need = need.max(ResourceNeed::of(config, here, run_plan::memory(config).map_err(refused)?));
+            new.extend(validated.is_new().then(|| name.clone()));
             first.get_or_insert_with(|| config.clone());
-            let order = cli::Run { config: Some(path.clone()), ..order };
-            runs.push(Planned { name, settings, arguments: line(&order) });
+            let run_arguments = cli::Run { config: Some(path.clone()), ..run_arguments };
+            runs.push(PlannedRun { name, settings, arguments: line(&run_arguments) });
         }
         Ok(Self { runs, need, _config: kept, new, first: first.unwrap_or_default() })
     }
 
     /// Returns the runs without results.
-    pub fn missing(&self, results: &Results) -> Vec<Planned> {
-        let there = |run: &&Planned| results.has(&run.name, &run.settings) && !self.new.contains(&run.name);
+    pub fn missing(&self, results: &Results) -> Vec<PlannedRun> {
+        let there = |run: &&PlannedRun| results.has(&run.name, &run.settings) && !self.new.contains(&run.name);
         self.runs.iter().filter(|run| !there(run)).cloned().collect()
     }
 
@@ -146,7 +146,7 @@ impl Plan {
     pub fn settle(&self, store: &Store, results: &Results) -> Result<(), Failure> {
         let before = if results.trials.is_empty() && !has_runs(store)? { None } else { common(store)? };
         if let Some(before) = before {
-            let found = difference::compare(&before, &self.first).map_err(Failure::failed)?;
+            let found = config_diff::compare(&before, &self.first).map_err(Failure::failed)?;
             let tuned = self.runs.iter().flat_map(|run| &run.settings).map(|setting| setting.key.clone());
             let differences = judged(found, &tuned.chain(results.keys()).collect::<Vec<_>>());
             return match differences.is_empty() {
@@ -207,13 +207,13 @@ fn common(store: &Store) -> Result<Option<RunConfig>, Failure> {
 fn judged(mut found: Differences, tuned: &[String]) -> Vec<Difference> {
     found.allow(tuned);
     let by = |difference: &Difference| {
-        JUDGED_BY.iter().any(|part| difference::is_at_or_below(&difference.key, part))
-            && !tuned.iter().any(|key| difference::is_at_or_below(&difference.key, key))
+        JUDGED_BY.iter().any(|part| config_diff::is_at_or_below(&difference.key, part))
+            && !tuned.iter().any(|key| config_diff::is_at_or_below(&difference.key, key))
     };
     found.trained.into_iter().chain(found.around.into_iter().filter(by)).collect()
 }
 
-fn order(arguments: &cli::Tune, run: String, settings: &[Setting]) -> cli::Run {
+fn run_arguments(arguments: &cli::Tune, run: String, settings: &[Setting]) -> cli::Run {
     cli::Run {
         config: Some(arguments.config.clone()),
         run,
@@ -227,10 +227,16 @@ fn order(arguments: &cli::Tune, run: String, settings: &[Setting]) -> cli::Run {
 }
 
 /// Formats the arguments of `lambert run`.
-fn line(order: &cli::Run) -> Vec<String> {
-    let config = order.config.iter().flat_map(|path| ["--config".to_owned(), path.to_string_lossy().into_owned()]);
-    let sets = order.sets.iter().flat_map(|set| ["--set".to_owned(), set.clone()]);
-    ["run".to_owned()].into_iter().chain(config).chain(["--run".to_owned(), order.run.clone()]).chain(sets).collect()
+fn line(run_arguments: &cli::Run) -> Vec<String> {
+    let config =
+        run_arguments.config.iter().flat_map(|path| ["--config".to_owned(), path.to_string_lossy().into_owned()]);
+    let sets = run_arguments.sets.iter().flat_map(|set| ["--set".to_owned(), set.clone()]);
+    ["run".to_owned()]
+        .into_iter()
+        .chain(config)
+        .chain(["--run".to_owned(), run_arguments.run.clone()])
+        .chain(sets)
+        .collect()
 }
 
 #[cfg(test)]
@@ -249,7 +255,7 @@ mod tests {
         now.run.name = "other".into();
         let differing = |tuned: &[&str]| {
             let tuned: Vec<String> = tuned.iter().map(|key| (*key).to_owned()).collect();
-            let found = judged(difference::compare(&before, &now).unwrap(), &tuned);
+            let found = judged(config_diff::compare(&before, &now).unwrap(), &tuned);
             found.into_iter().map(|difference| difference.key).collect::<Vec<_>>()
         };
         let all = ["model.hidden", "optimizer.beta2", "evaluation.samples", "guard.rollbacks"];

@@ -12,7 +12,7 @@ use super::grid::Setting;
 /// Outcome of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum End {
+pub enum TrialOutcome {
     /// All steps are done.
     Finished,
     /// Given up by the divergence guard after repeated losses that were not finite or out of bounds.
@@ -29,7 +29,7 @@ pub struct Trial {
     /// Settings as KEY=VALUE.
     pub settings: Vec<String>,
     /// Outcome.
-    pub end: End,
+    pub end: TrialOutcome,
     /// Final held-out loss over all objectives, nats; only for finished runs.
     pub held_out: Option<f64>,
     /// Final held-out loss of the main objective (masked tokens), nats.
@@ -56,7 +56,7 @@ impl Trial {
 
     /// Score, lower is better; `None` unless the run finished.
     pub fn score(&self) -> Option<f64> {
-        self.held_out.filter(|loss| self.end == End::Finished && loss.is_finite())
+        self.held_out.filter(|loss| self.end == TrialOutcome::Finished && loss.is_finite())
     }
 }
 
@@ -150,7 +150,7 @@ impl Results {
     pub fn has(&self, name: &str, settings: &[Setting]) -> bool {
         let settings: Vec<String> = settings.iter().map(Setting::to_set).collect();
         let same = |trial: &&Trial| trial.name == name && trial.settings == settings;
-        self.trials.iter().find(same).is_some_and(|trial| trial.end != End::Failed)
+        self.trials.iter().find(same).is_some_and(|trial| trial.end != TrialOutcome::Failed)
     }
 
     /// Results sorted by score, those without a score last.
@@ -184,9 +184,9 @@ impl Results {
         let mut lines = vec![format!("{:width$}  held-out    main  training   steps  seconds", "run")];
         lines.extend(self.ranked().into_iter().map(|trial| {
             let end = match trial.end {
-                End::Finished => String::new(),
-                End::Diverged => "  diverged".to_owned(),
-                End::Failed => "  failed".to_owned(),
+                TrialOutcome::Finished => String::new(),
+                TrialOutcome::Diverged => "  diverged".to_owned(),
+                TrialOutcome::Failed => "  failed".to_owned(),
             };
             format!(
                 "{:width$}  {:>8} {:>7} {:>9} {:>7} {:>8.1}{end}",
@@ -243,17 +243,17 @@ pub enum ResultsError {
 mod tests {
     use super::*;
 
-    fn trial(name: &str, end: End, held_out: Option<f64>) -> Trial {
+    fn trial(name: &str, end: TrialOutcome, held_out: Option<f64>) -> Trial {
         let settings = vec![format!("a=\"{name}\"")];
         Trial { name: name.into(), settings, end, held_out, main: held_out, training: None, steps: 7, seconds: 1.25 }
     }
 
     fn three() -> Results {
         let trials = vec![
-            trial("wild", End::Diverged, Some(1.0)),
-            trial("good", End::Finished, Some(5.5)),
-            trial("better", End::Finished, Some(5.25)),
-            trial("lost", End::Failed, None),
+            trial("wild", TrialOutcome::Diverged, Some(1.0)),
+            trial("good", TrialOutcome::Finished, Some(5.5)),
+            trial("better", TrialOutcome::Finished, Some(5.25)),
+            trial("lost", TrialOutcome::Failed, None),
         ];
         Results { trials }
     }
@@ -271,7 +271,7 @@ mod tests {
     fn a_recipe_is_judged_by_the_mean_of_its_seeds() {
         let trial = |rate: &str, seed: &str, loss: f64| {
             let settings = vec![format!("rate={rate}"), format!("run.seed={seed}")];
-            Trial { settings, ..trial(&format!("{rate},{seed}"), End::Finished, Some(loss)) }
+            Trial { settings, ..trial(&format!("{rate},{seed}"), TrialOutcome::Finished, Some(loss)) }
         };
         let single = Trial { settings: vec!["rate=1".into()], ..trial("1", "", 3.0) };
         let trials = vec![

@@ -13,9 +13,9 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use super::grid::Settings;
-use super::slots::{CARDS, Slot};
+use super::slots::{GPU_VARIABLE, RunSlot};
 use crate::failure::Failure;
-use crate::run::launch::processes::{EndBy, end_with_parent};
+use crate::run::launch::processes::{ExitSignal, end_with_parent};
 use crate::run::sources::ignores;
 
 /// Polling interval of running processes.
@@ -25,7 +25,7 @@ const SHOWN: u64 = 2000;
 
 /// A run to execute.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Planned {
+pub struct PlannedRun {
     /// Run name.
     pub name: String,
     /// Settings that differ from the common configuration.
@@ -36,9 +36,9 @@ pub struct Planned {
 
 /// A finished `lambert run` process.
 #[derive(Debug)]
-pub struct Ended {
+pub struct FinishedRun {
     /// The run.
-    pub planned: Planned,
+    pub planned: PlannedRun,
     /// Exit code; `None` if killed by a signal.
     pub code: Option<i32>,
     /// Description of the exit.
@@ -72,9 +72,9 @@ pub enum RunsError {
     },
 }
 
-struct Running {
-    planned: Planned,
-    slot: Slot,
+struct RunningProcess {
+    planned: PlannedRun,
+    slot: RunSlot,
     child: Child,
     log: File,
 }
@@ -85,19 +85,19 @@ struct Running {
 ///
 /// # Errors
 /// A run cannot be started; the running ones are stopped.
-pub fn make(
+pub fn execute(
     program: &Path,
-    planned: Vec<Planned>,
-    slots: Vec<Slot>,
-    started: impl Fn(&Planned),
-    mut ended: impl FnMut(Ended) -> Result<(), Failure>,
-) -> Result<Stopped, Failure> {
+    planned: Vec<PlannedRun>,
+    slots: Vec<RunSlot>,
+    started: impl Fn(&PlannedRun),
+    mut ended: impl FnMut(FinishedRun) -> Result<(), Failure>,
+) -> Result<StopCause, Failure> {
     // A SIGHUP that was ignored at the start (nohup) stays ignored.
     let handled = [SIGINT, SIGTERM, SIGUSR1].into_iter().chain((!ignores(SIGHUP)).then_some(SIGHUP));
     let refused = |source| Failure::failed(RunsError::System { what: "listen to signals", source });
     let mut signals = Signals::new(handled).map_err(refused)?;
     let mut waiting = planned.into_iter();
-    let mut pool = Pool { program, free: slots, running: Vec::new(), stopped: Stopped::No, failed: None };
+    let mut pool = RunPool { program, free: slots, running: Vec::new(), stopped: StopCause::No, failed: None };
     loop {
         signals.pending().for_each(|signal| pool.stop(signal, signal));
         while let Some(end) = pool.take_ended() {
@@ -105,7 +105,7 @@ pub fn make(
                 pool.failed = Some(failure);
             }
         }
-        if pool.failed.is_some() && pool.stopped == Stopped::No {
+        if pool.failed.is_some() && pool.stopped == StopCause::No {
             pool.stop(SIGTERM, SIGTERM);
         }
         while pool.has_room()
@@ -114,7 +114,7 @@ pub fn make(
             started(&planned);
             pool.start(planned);
         }
-        let over = pool.stopped != Stopped::No || waiting.len() == 0;
+        let over = pool.stopped != StopCause::No || waiting.len() == 0;
         if pool.running.is_empty() && over {
             return pool.failed.map_or(Ok(pool.stopped), Err);
         }
@@ -123,36 +123,36 @@ pub fn make(
 }
 
 /// Running processes and free slots.
-struct Pool<'a> {
+struct RunPool<'a> {
     program: &'a Path,
-    free: Vec<Slot>,
-    running: Vec<Running>,
-    stopped: Stopped,
+    free: Vec<RunSlot>,
+    running: Vec<RunningProcess>,
+    stopped: StopCause,
     /// Error that prevents further starts.
     failed: Option<Failure>,
 }
 
-impl Pool<'_> {
+impl RunPool<'_> {
     /// Stops starting runs because of signal `by`, and sends `signal` to the running ones.
     fn stop(&mut self, by: i32, signal: i32) {
         self.running.iter().for_each(|run| forward(&run.child, signal));
-        self.stopped = Stopped::By(by);
+        self.stopped = StopCause::By(by);
     }
 
     /// Removes a finished run, if any.
-    fn take_ended(&mut self) -> Option<Ended> {
-        let over = |run: &mut Running| !matches!(run.child.try_wait(), Ok(None));
+    fn take_ended(&mut self) -> Option<FinishedRun> {
+        let over = |run: &mut RunningProcess| !matches!(run.child.try_wait(), Ok(None));
         let index = self.running.iter_mut().position(over)?;
         let mut run = self.running.swap_remove(index);
         self.free.push(run.slot.clone());
         let status = run.child.try_wait().ok().flatten();
-        let end = run.end(status, self.stopped != Stopped::No);
+        let end = run.end(status, self.stopped != StopCause::No);
         match end.code {
             // Stopped by `lambert stop` or a signal of its own: resumes next time.
             Some(exit::STOPPED | exit::ENDED) if !end.stopping => self.stop(SIGINT, SIGTERM),
             Some(exit::REPLACED) if !end.stopping => {
                 self.stop(SIGTERM, SIGTERM);
-                self.stopped = Stopped::Replaced(end.planned.name.clone());
+                self.stopped = StopCause::Replaced(end.planned.name.clone());
             }
             _ => {}
         }
@@ -160,10 +160,10 @@ impl Pool<'_> {
     }
 
     fn has_room(&self) -> bool {
-        self.stopped == Stopped::No && self.failed.is_none() && !self.free.is_empty()
+        self.stopped == StopCause::No && self.failed.is_none() && !self.free.is_empty()
     }
 
-    fn start(&mut self, planned: Planned) {
+    fn start(&mut self, planned: PlannedRun) {
         let Some(slot) = self.free.pop() else { return };
         match start(self.program, planned, slot) {
             Ok(run) => self.running.push(run),
@@ -174,7 +174,7 @@ impl Pool<'_> {
 
 /// Reason for leaving out runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Stopped {
+pub enum StopCause {
     /// All were executed.
     No,
     /// Stopped by this signal.
@@ -183,21 +183,21 @@ pub enum Stopped {
     Replaced(String),
 }
 
-fn start(program: &Path, planned: Planned, slot: Slot) -> Result<Running, RunsError> {
+fn start(program: &Path, planned: PlannedRun, slot: RunSlot) -> Result<RunningProcess, RunsError> {
     let log = tempfile::tempfile().map_err(|source| RunsError::System { what: "make a temporary file", source })?;
     let copy = log.try_clone().map_err(|source| RunsError::System { what: "use a temporary file", source })?;
     let mut command = Command::new(program);
     command.args(&planned.arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(copy);
-    command.envs(slot.cards.iter().map(|cards| (CARDS, cards)));
+    command.envs(slot.gpus.iter().map(|gpus| (GPU_VARIABLE, gpus)));
     // Signals from the terminal reach only this process, which forwards them once.
     command.process_group(0);
-    end_with_parent(&mut command, EndBy::Terminate);
+    end_with_parent(&mut command, ExitSignal::Terminate);
     let child = command.spawn().map_err(|source| RunsError::Start {
         program: program.to_owned(),
         name: planned.name.clone(),
         source,
     })?;
-    Ok(Running { planned, slot, child, log })
+    Ok(RunningProcess { planned, slot, child, log })
 }
 
 fn forward(child: &Child, signal: i32) {
@@ -213,8 +213,8 @@ fn forward(child: &Child, signal: i32) {
     }
 }
 
-impl Running {
-    fn end(mut self, status: Option<ExitStatus>, stopping: bool) -> Ended {
+impl RunningProcess {
+    fn end(mut self, status: Option<ExitStatus>, stopping: bool) -> FinishedRun {
         let mut said = String::new();
         let length = self.log.metadata().map_or(0, |facts| facts.len());
         let mut bytes = Vec::new();
@@ -229,6 +229,6 @@ impl Running {
             (None, Some(signal)) => format!("signal {signal}"),
             (None, None) => "its end was missed".to_owned(),
         };
-        Ended { planned: self.planned, code, how, said, stopping }
+        FinishedRun { planned: self.planned, code, how, said, stopping }
     }
 }

@@ -2,7 +2,7 @@
 
 use lambert_control::{EventKind, FailureKind};
 
-use lambert::decide::{Action, Death, Event, Exit, Note, Signal, StopReason, Verdict, WorkerEvent};
+use lambert::decide::{Action, Event, Note, ProcessExit, RankDeath, Signal, StopReason, Verdict, WorkerEvent};
 
 use crate::scene::Scene;
 
@@ -30,17 +30,17 @@ fn result(stopped: bool) -> Verdict {
 fn a_crash_after_the_end_is_a_warning() {
     let crashes = [
         (
-            WorkerEvent::Died(Death::Signal { rank: 1, signal: 6 }),
+            WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 6 }),
             134,
             "rank 1 (pid 7 on host b) was killed by signal 6",
         ),
-        (WorkerEvent::Died(Death::Exit { rank: 0, code: 3 }), 3, "rank 0 (pid 7 on host a) exited with code 3"),
+        (WorkerEvent::Died(RankDeath::Exit { rank: 0, code: 3 }), 3, "rank 0 (pid 7 on host a) exited with code 3"),
         (WorkerEvent::Remark("prterun noticed".into()), 1, "the launcher exited with code 1: prterun noticed"),
     ];
     for stopped in [false, true] {
         for (crash, code, message) in &crashes {
             let mut scene = done(stopped);
-            scene.worker(crash.clone()).worker(WorkerEvent::Exited(Exit::Code(*code)));
+            scene.worker(crash.clone()).worker(WorkerEvent::Exited(ProcessExit::Code(*code)));
             scene.worker(WorkerEvent::Gone(Vec::new()));
             assert_eq!(scene.done[0], Action::Note(Note::ResultStands((*message).to_owned())));
             assert_eq!(scene.state.verdict(), Some(&result(stopped)));
@@ -48,7 +48,11 @@ fn a_crash_after_the_end_is_a_warning() {
     }
     // The word of the end may come behind the news of the death.
     let mut scene = Scene::new();
-    scene.train(1, 5).worker(WorkerEvent::Died(Death::Signal { rank: 1, signal: 6 })).says(finished(false)).exit(134);
+    scene
+        .train(1, 5)
+        .worker(WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 6 }))
+        .says(finished(false))
+        .exit(134);
     assert_eq!(scene.state.verdict(), Some(&Verdict::Finished));
     // What a rank says of itself, too.
     let mut scene = done(false);
@@ -71,7 +75,10 @@ fn nobody_but_rank_0_says_that_the_work_is_done() {
 #[test]
 fn a_finished_run_is_not_taken_over() {
     let mut scene = done(false);
-    scene.worker(WorkerEvent::Exited(Exit::Code(0))).give(Event::LeaseSeen(2)).worker(WorkerEvent::Gone(Vec::new()));
+    scene
+        .worker(WorkerEvent::Exited(ProcessExit::Code(0)))
+        .give(Event::LeaseSeen(2))
+        .worker(WorkerEvent::Gone(Vec::new()));
     assert_eq!(scene.state.verdict(), Some(&Verdict::Finished), "while its processes are ended");
     let mut scene = done(false);
     scene.give(Event::LeaseSeen(2)).worker(WorkerEvent::Gone(Vec::new()));

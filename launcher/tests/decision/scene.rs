@@ -5,14 +5,14 @@ use lambert_control::{EventKind, FailureKind, StepRecord, StepTimes};
 use lambert_control::{Message, WorkerReport};
 
 use lambert::decide::{
-    Action, Event, Exit, JobSettings, Memory, Note, Room, Seconds, Settings, State, Verdict, Wanted, WorkerEvent,
-    decide,
+    Action, CoordinatorState, Event, HostPool, JobSettings, LeaseRequest, Note, ProcessExit, RestartHistory, Seconds,
+    Settings, Verdict, WorkerEvent, decide,
 };
 
 /// A coordinator on a stage: events in, what was decided out.
 pub struct Scene {
     pub at: Seconds,
-    pub state: State,
+    pub state: CoordinatorState,
     pub done: Vec<Action>,
 }
 
@@ -21,23 +21,23 @@ pub const JOB: &str = "12";
 
 impl Scene {
     /// A coordinator in a job of Slurm that is signalled `lead` seconds before its end, and begins `later` seconds after others.
-    pub fn in_job(memory: Memory, lead: Seconds, later: Seconds) -> Self {
-        let mut settings = Settings::new(&RunConfig::default(), Room::Here, 1e9 + later);
+    pub fn in_job(history: RestartHistory, lead: Seconds, later: Seconds) -> Self {
+        let mut settings = Settings::new(&RunConfig::default(), HostPool::Here, 1e9 + later);
         (settings.ranks, settings.job) = (2, Some(JobSettings { id: JOB.to_owned(), lead }));
-        let (state, done) = State::begin(settings, memory);
+        let (state, done) = CoordinatorState::begin(settings, history);
         Self { at: 0.0, state, done }
     }
 
-    pub fn with(change: impl FnOnce(&mut RunConfig), room: Room) -> Self {
+    pub fn with(change: impl FnOnce(&mut RunConfig), host_pool: HostPool) -> Self {
         let mut config = RunConfig::default();
         config.cluster.ranks = 2;
         change(&mut config);
-        let (state, done) = State::begin(Settings::new(&config, room, 1e9), Memory::default());
+        let (state, done) = CoordinatorState::begin(Settings::new(&config, host_pool, 1e9), RestartHistory::default());
         Self { at: 0.0, state, done }
     }
 
     pub fn new() -> Self {
-        Self::with(|_| (), Room::Here)
+        Self::with(|_| (), HostPool::Here)
     }
 
     pub fn give(&mut self, event: Event) -> &mut Self {
@@ -99,7 +99,7 @@ impl Scene {
     }
 
     pub fn exit(&mut self, code: i32) -> &mut Self {
-        self.worker(WorkerEvent::Exited(Exit::Code(code))).worker(WorkerEvent::Gone(Vec::new()))
+        self.worker(WorkerEvent::Exited(ProcessExit::Code(code))).worker(WorkerEvent::Gone(Vec::new()))
     }
 
     pub fn fail(&mut self, fault: FailureKind) -> &mut Self {
@@ -107,7 +107,7 @@ impl Scene {
     }
 
     /// The pause that was decided on; then the lease that is wanted after it.
-    pub fn pause(&mut self) -> (Seconds, Wanted) {
+    pub fn pause(&mut self) -> (Seconds, LeaseRequest) {
         let pause = self.done.iter().find_map(|action| match action {
             Action::Note(Note::Restart { pause, .. } | Note::Waiting { pause, .. }) => Some(*pause),
             _ => None,

@@ -24,7 +24,7 @@ pub fn most(ranks: usize) -> usize {
 
 /// Serves `routes` on at most `most` connections; further ones are closed and reported to `refuse`.
 pub async fn serve(listener: TcpListener, routes: Router, most: usize, refuse: impl Fn()) {
-    let room = Arc::new(Semaphore::new(most));
+    let permits = Arc::new(Semaphore::new(most));
     loop {
         let (socket, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -34,8 +34,8 @@ pub async fn serve(listener: TcpListener, routes: Router, most: usize, refuse: i
                 continue;
             }
         };
-        match Arc::clone(&room).try_acquire_owned() {
-            Ok(seat) => {
+        match Arc::clone(&permits).try_acquire_owned() {
+            Ok(permit) => {
                 tracing::debug!(%peer, "control connection accepted");
                 let routes = routes.clone();
                 tokio::spawn(async move {
@@ -45,7 +45,7 @@ pub async fn serve(listener: TcpListener, routes: Router, most: usize, refuse: i
                         Ok(Err(error)) => tracing::debug!(%peer, %error, "control connection lost"),
                         Err(_) => tracing::debug!(%peer, "control connection closed after its longest time"),
                     }
-                    drop(seat);
+                    drop(permit);
                 });
             }
             Err(_) => {

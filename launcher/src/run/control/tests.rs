@@ -93,14 +93,14 @@ fn what_a_rank_says_arrives_once_and_is_acknowledged() {
 #[test]
 fn an_order_is_repeated_until_rank_0_has_taken_it() {
     let (server, _inbox) = server();
-    server.order(Directive::Checkpoint);
-    let order = Some(CoordinatorCommand { number: 1, directive: Directive::Checkpoint });
+    server.send_command(Directive::Checkpoint);
+    let command = Some(CoordinatorCommand { number: 1, directive: Directive::Checkpoint });
     assert_eq!(answer(&server, 1, &from(1)).command, None, "rank 0 passes it on");
     for sequence in 1..3 {
-        assert_eq!(answer(&server, sequence, &from(0)).command, order);
+        assert_eq!(answer(&server, sequence, &from(0)).command, command);
     }
     assert_eq!(answer(&server, 3, &WorkerReport { acknowledged_command: 1, ..from(0) }).command, None);
-    server.order(Directive::CheckpointAndStop);
+    server.send_command(Directive::CheckpointAndStop);
     assert_eq!(answer(&server, 4, &WorkerReport { acknowledged_command: 1, ..from(0) }).command.unwrap().number, 2);
 }
 

@@ -1,6 +1,6 @@
 //! A single rank, started as a child process.
 
-use super::{CommandLine, Launcher, Prose, Start};
+use super::{CommandLine, LaunchParams, Launcher, OutputParser};
 use crate::decide::WorkerEvent;
 
 /// Starts the only rank as a child process.
@@ -12,19 +12,19 @@ impl Launcher for Direct {
         "direct".to_owned()
     }
 
-    fn command(&self, start: &Start<'_>) -> CommandLine {
+    fn command(&self, start: &LaunchParams<'_>) -> CommandLine {
         start.worker_line()
     }
 
-    fn prose(&self) -> Box<dyn Prose> {
-        Box::new(Plain)
+    fn parser(&self) -> Box<dyn OutputParser> {
+        Box::new(DirectParser)
     }
 }
 
 /// Treats every line as output of rank 0.
-struct Plain;
+struct DirectParser;
 
-impl Prose for Plain {
+impl OutputParser for DirectParser {
     fn line(&mut self, text: &str) -> Vec<WorkerEvent> {
         vec![WorkerEvent::Line(0, text.to_owned())]
     }

@@ -4,10 +4,10 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::processes::EndBy;
-use super::prose::OpenMpi;
-use super::session::Session;
-use super::{CommandLine, LaunchError, Launcher, Prose, Start};
+use super::output::OpenMpiParser;
+use super::processes::ExitSignal;
+use super::scratch::ScratchDirs;
+use super::{CommandLine, LaunchError, LaunchParams, Launcher, OutputParser};
 use crate::decide::Placement;
 
 /// The mpirun in PATH.
@@ -58,13 +58,13 @@ impl Launcher for Mpirun {
         format!("mpirun (Open MPI {})", self.version)
     }
 
-    fn command(&self, start: &Start<'_>) -> CommandLine {
+    fn command(&self, start: &LaunchParams<'_>) -> CommandLine {
         let mut line: CommandLine = ["mpirun", "-n", &start.attempt.world.to_string()].map(OsString::from).into();
         line.extend(["--oversubscribe", "--bind-to", "none", "--tag-output"].map(OsString::from));
         if self.root {
             line.push("--allow-run-as-root".into());
         }
-        line.extend(self.session(start.session));
+        line.extend(self.scratch(start.scratch));
         if let Placement::Hosts(hosts) = &start.attempt.placement {
             let hosts: Vec<String> = hosts.iter().map(|host| format!("{}:{}", host.name, host.ranks)).collect();
             // Mapping by slot fills the hosts in order, so that each rank's host is known.
@@ -75,32 +75,32 @@ impl Launcher for Mpirun {
         }
         line.extend(start.cluster.mpirun_arguments.iter().map(OsString::from));
         line.extend(start.worker_line());
-        line.extend(start.session.folders().into_iter().flat_map(|folder| ["--session".into(), folder.into()]));
+        line.extend(start.scratch.folders().into_iter().flat_map(|folder| ["--session".into(), folder.into()]));
         line
     }
 
     /// mpirun would use an existing directory of another user.
-    fn folders<'a>(&self, session: &'a Session) -> Vec<&'a Path> {
-        session.folders().into()
+    fn folders<'a>(&self, scratch: &'a ScratchDirs) -> Vec<&'a Path> {
+        scratch.folders().into()
     }
 
-    fn prose(&self) -> Box<dyn Prose> {
-        Box::new(OpenMpi::default())
+    fn parser(&self) -> Box<dyn OutputParser> {
+        Box::new(OpenMpiParser::default())
     }
 
     /// On SIGTERM, which a service manager sends to every process, mpirun kills all ranks at once.
-    fn end_by(&self) -> EndBy {
-        EndBy::Interrupt
+    fn exit_signal(&self) -> ExitSignal {
+        ExitSignal::Interrupt
     }
 }
 
 impl Mpirun {
-    fn session(&self, session: &Session) -> [OsString; 6] {
+    fn scratch(&self, scratch: &ScratchDirs) -> [OsString; 6] {
         let (kind, files, memory) = match self.is_five() {
             true => ("--prtemca", "prte_tmpdir_base", "btl_sm_backing_directory"),
             false => ("--mca", "orte_tmpdir_base", "btl_vader_backing_directory"),
         };
-        let Session { files: tmp, memory: shm } = session;
+        let ScratchDirs { files: tmp, memory: shm } = scratch;
         [kind.into(), files.into(), tmp.into(), "--mca".into(), memory.into(), shm.into()]
     }
 }
@@ -114,14 +114,14 @@ mod tests {
     fn line(version: &str, root: bool, placement: Placement) -> String {
         let cluster =
             Cluster { mpirun_arguments: vec!["--mca".into(), "btl".into(), "tcp,self".into()], ..Cluster::default() };
-        let start = Start {
+        let start = LaunchParams {
             attempt: &Attempt { number: 3, world: 2, placement },
             cluster: &cluster,
             threads: 1,
             worker: Path::new("/bin/lambert-worker"),
             run: "/runs/a",
             variables: &["LAMBERT_CONTROL_URL".to_owned(), "AWS_REGION".to_owned()],
-            session: &Session { files: "/tmp/s".into(), memory: "/dev/shm/s".into() },
+            scratch: &ScratchDirs { files: "/tmp/s".into(), memory: "/dev/shm/s".into() },
             logs: Some(Path::new("/tmp/l")),
             traced: Some(&(10..15)),
         };

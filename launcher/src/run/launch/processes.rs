@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions};
 
-use crate::decide::Exit;
+use crate::decide::ProcessExit;
 use crate::host::stat;
 
 /// A process operation failed.
@@ -47,7 +47,7 @@ pub fn allow_connections() {
 
 /// Signal that asks a program to exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EndBy {
+pub enum ExitSignal {
     /// SIGTERM.
     Terminate,
     /// SIGINT, with SIGTERM blocked in the program. For programs that would kill their ranks on a SIGTERM that a
@@ -55,7 +55,7 @@ pub enum EndBy {
     Interrupt,
 }
 
-impl EndBy {
+impl ExitSignal {
     fn signal(self) -> Signal {
         match self {
             Self::Terminate => Signal::TERM,
@@ -65,17 +65,17 @@ impl EndBy {
 }
 
 /// Makes the program of `command` receive its exit signal when the calling thread ends. Call this on the main thread.
-pub fn end_with_parent(command: &mut Command, end_by: EndBy) {
+pub fn end_with_parent(command: &mut Command, exit_signal: ExitSignal) {
     let parent = rustix::process::getpid();
     // SAFETY: the closure runs between fork and exec, where only async-signal-safe calls are allowed; it makes a few
     // system calls and allocates nothing.
     unsafe {
         command.pre_exec(move || {
-            if end_by == EndBy::Interrupt {
+            if exit_signal == ExitSignal::Interrupt {
                 block_sigterm()?;
                 hear_interrupts();
             }
-            rustix::process::set_parent_process_death_signal(Some(end_by.signal()))?;
+            rustix::process::set_parent_process_death_signal(Some(exit_signal.signal()))?;
             // If the parent died before the line above, no signal would be sent.
             match rustix::process::getppid() == Some(parent) {
                 true => Ok(()),
@@ -113,37 +113,41 @@ const GRACE: Duration = Duration::from_millis(600);
 
 /// A started program and its descendants.
 #[derive(Debug)]
-pub struct Tree {
+pub struct ProcessTree {
     /// The program, with its output not yet taken.
     pub root: Child,
-    end_by: EndBy,
-    ending: Option<Ending>,
+    exit_signal: ExitSignal,
+    ending: Option<Deadlines>,
     /// Time at which the program's exit was first seen.
     over: Option<Instant>,
 }
 
 /// Deadlines of a termination.
 #[derive(Debug, Clone, Copy)]
-struct Ending {
+struct Deadlines {
     force: Instant,
     leave: Instant,
 }
 
-impl Tree {
+impl ProcessTree {
     /// Starts `line` (program and arguments) with additional `environment` in a new process group, its output in pipes.
     /// The program receives its exit signal when the calling thread ends, so call this on the main thread.
-    pub fn start(line: &[OsString], environment: &[(&str, &str)], end_by: EndBy) -> Result<Self, ProcessError> {
+    pub fn start(
+        line: &[OsString],
+        environment: &[(&str, &str)],
+        exit_signal: ExitSignal,
+    ) -> Result<Self, ProcessError> {
         let (program, arguments) =
             line.split_first().map_or((OsString::new(), line), |(first, rest)| (first.clone(), rest));
         let mut command = Command::new(&program);
         command.args(arguments).envs(environment.iter().copied());
         // New process group: Ctrl-C on the terminal reaches only the coordinator, which saves a checkpoint first.
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-        end_with_parent(&mut command, end_by);
+        end_with_parent(&mut command, exit_signal);
         let root = command
             .spawn()
             .map_err(|source| ProcessError::Start { program: program.to_string_lossy().into_owned(), source })?;
-        Ok(Self { root, end_by, ending: None, over: None })
+        Ok(Self { root, exit_signal, ending: None, over: None })
     }
 
     /// Exit status of the program, if it has exited.
@@ -151,7 +155,7 @@ impl Tree {
         self.root.try_wait().map_err(ProcessError::Wait)
     }
 
-    /// Sends the exit signal to the program (mpirun forwards it to other hosts). [`Tree::poll_end`] kills what remains
+    /// Sends the exit signal to the program (mpirun forwards it to other hosts). [`ProcessTree::poll_end`] kills what remains
     /// after a timeout.
     pub fn end(&mut self) -> Result<(), ProcessError> {
         self.end_within(PATIENCE, FORCED)
@@ -160,16 +164,16 @@ impl Tree {
     fn end_within(&mut self, patience: Duration, forced: Duration) -> Result<(), ProcessError> {
         let mut force = Instant::now();
         if self.ended()?.is_none() {
-            signal(self.root.id(), self.end_by.signal());
+            signal(self.root.id(), self.exit_signal.signal());
             force += patience;
         }
-        self.ending.get_or_insert(Ending { force, leave: force + forced });
+        self.ending.get_or_insert(Deadlines { force, leave: force + forced });
         Ok(())
     }
 
     /// Continues the termination. `None` while processes remain on this host, then the processes that cannot be killed.
     pub fn poll_end(&mut self) -> Result<Option<Vec<String>>, ProcessError> {
-        let Some(Ending { force, leave }) = self.ending else { return Ok(None) };
+        let Some(Deadlines { force, leave }) = self.ending else { return Ok(None) };
         let now = Instant::now();
         let ended = self.ended()?.is_some();
         if !ended && now < force {
@@ -250,11 +254,11 @@ fn describe(pid: u32) -> String {
 }
 
 /// Converts an exit status.
-pub fn exit(status: ExitStatus) -> Exit {
+pub fn exit(status: ExitStatus) -> ProcessExit {
     use std::os::unix::process::ExitStatusExt;
     match (status.code(), status.signal()) {
-        (Some(code), _) => Exit::Code(code),
-        (None, signal) => Exit::Signal(signal.unwrap_or_default()),
+        (Some(code), _) => ProcessExit::Code(code),
+        (None, signal) => ProcessExit::Signal(signal.unwrap_or_default()),
     }
 }
 
@@ -264,7 +268,7 @@ mod tests {
     use crate::host::lives;
     use std::io::Read;
 
-    fn end(tree: &mut Tree) {
+    fn end(tree: &mut ProcessTree) {
         tree.end_within(Duration::from_millis(100), FORCED).unwrap();
         loop {
             match tree.poll_end().unwrap() {
@@ -281,21 +285,21 @@ mod tests {
         // The shell leaves an orphan behind that ignores SIGTERM.
         let script = "setsid sh -c 'trap \"\" TERM; while :; do sleep 0.1; done' & sleep 0.3; exit 3";
         let line: Vec<OsString> = ["sh", "-c", script].map(OsString::from).into();
-        let mut tree = Tree::start(&line, &[], EndBy::Terminate).unwrap();
+        let mut tree = ProcessTree::start(&line, &[], ExitSignal::Terminate).unwrap();
         let status = loop {
             match tree.ended().unwrap() {
                 Some(status) => break status,
                 None => std::thread::sleep(Duration::from_millis(10)),
             }
         };
-        assert_eq!(exit(status), Exit::Code(3));
+        assert_eq!(exit(status), ProcessExit::Code(3));
         assert!(!descendants().unwrap().is_empty(), "the orphan is ours now");
         end(&mut tree);
         assert_eq!(descendants().unwrap(), Vec::<u32>::new());
 
         let script = "trap '' TERM; echo $WORD; sleep 60 & wait";
         let line: Vec<OsString> = ["sh", "-c", script].map(OsString::from).into();
-        let mut stubborn = Tree::start(&line, &[("WORD", "ready")], EndBy::Terminate).unwrap();
+        let mut stubborn = ProcessTree::start(&line, &[("WORD", "ready")], ExitSignal::Terminate).unwrap();
         let mut said = [0; 6];
         stubborn.root.stdout.take().unwrap().read_exact(&mut said).unwrap();
         assert_eq!(&said, b"ready\n");
@@ -303,14 +307,14 @@ mod tests {
         assert!(lives(pid));
         end(&mut stubborn);
         assert!(!lives(pid));
-        assert_eq!(exit(stubborn.ended().unwrap().unwrap()), Exit::Signal(9));
+        assert_eq!(exit(stubborn.ended().unwrap().unwrap()), ProcessExit::Signal(9));
 
         // SIGTERM sent to all processes has no effect, although the program has a handler, as mpirun has. Uses bash,
         // because dash unblocks all signals.
         let script =
             "trap 'echo term; exit 4' TERM; trap 'echo int; exit 5' INT; echo ready; while :; do sleep 0.05; done";
         let line: Vec<OsString> = ["bash", "-c", script].map(OsString::from).into();
-        let mut shielded = Tree::start(&line, &[], EndBy::Interrupt).unwrap();
+        let mut shielded = ProcessTree::start(&line, &[], ExitSignal::Interrupt).unwrap();
         let mut output = shielded.root.stdout.take().unwrap();
         output.read_exact(&mut said).unwrap();
         signal(shielded.root.id(), Signal::TERM);
@@ -320,6 +324,6 @@ mod tests {
         while shielded.poll_end().unwrap().is_none() {
             std::thread::sleep(Duration::from_millis(10));
         }
-        assert_eq!(exit(shielded.ended().unwrap().unwrap()), Exit::Code(5));
+        assert_eq!(exit(shielded.ended().unwrap().unwrap()), ProcessExit::Code(5));
     }
 }

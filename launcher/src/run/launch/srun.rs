@@ -3,8 +3,8 @@
 use std::ffi::OsString;
 use std::process::Command;
 
-use super::{CommandLine, LaunchError, Launcher, Prose, Start};
-use crate::decide::{Death, Placement, WorkerEvent};
+use super::{CommandLine, LaunchError, LaunchParams, Launcher, OutputParser};
+use crate::decide::{Placement, RankDeath, WorkerEvent};
 use crate::slurm::record::is_in_job;
 
 /// The srun in PATH, inside a job.
@@ -39,7 +39,7 @@ impl Launcher for Srun {
         format!("srun (Slurm {})", self.version)
     }
 
-    fn command(&self, start: &Start<'_>) -> CommandLine {
+    fn command(&self, start: &LaunchParams<'_>) -> CommandLine {
         let world = start.attempt.world;
         let mut line: CommandLine = vec!["srun".into(), "--mpi=pmix".into()];
         line.push(format!("--ntasks={world}").into());
@@ -63,24 +63,24 @@ impl Launcher for Srun {
         let mut export = OsString::from("--export=ALL");
         for name in ["vader", "sm"] {
             export.push(format!(",OMPI_MCA_btl_{name}_backing_directory="));
-            export.push(&start.session.memory);
+            export.push(&start.scratch.memory);
         }
         line.push(export);
         line.extend(start.cluster.srun_arguments.iter().map(OsString::from));
         line.extend(start.worker_line());
-        line.extend(["--session".into(), start.session.memory.clone().into()]);
+        line.extend(["--session".into(), start.scratch.memory.clone().into()]);
         line
     }
 
-    fn prose(&self) -> Box<dyn Prose> {
-        Box::new(Labelled)
+    fn parser(&self) -> Box<dyn OutputParser> {
+        Box::new(SrunParser)
     }
 }
 
 /// Separates labelled lines of ranks from srun's own.
-struct Labelled;
+struct SrunParser;
 
-impl Prose for Labelled {
+impl OutputParser for SrunParser {
     fn line(&mut self, text: &str) -> Vec<WorkerEvent> {
         if let Some((rank, said)) = labelled(text) {
             return vec![WorkerEvent::Line(rank, said.to_owned())];
@@ -105,20 +105,20 @@ fn labelled(text: &str) -> Option<(usize, &str)> {
 
 /// Parses the report of dead tasks, and returns the first: `srun: error: NODE: task 1: Killed`, `tasks 0-1: Exited with
 /// exit code 3`.
-fn death(text: &str) -> Option<Death> {
+fn death(text: &str) -> Option<RankDeath> {
     let rest = text.strip_prefix("srun: error: ")?;
     let (_node, rest) = rest.split_once(": task")?;
     let (tasks, how) = rest.trim_start_matches('s').trim_start().split_once(": ")?;
     let rank = tasks[..tasks.find(|c: char| !c.is_ascii_digit()).unwrap_or(tasks.len())].parse().ok()?;
     if let Some(code) = how.strip_prefix("Exited with exit code ") {
-        return Some(Death::Exit { rank, code: code.trim().parse().ok()? });
+        return Some(RankDeath::Exit { rank, code: code.trim().parse().ok()? });
     }
     let name = how.trim().trim_end_matches(" (core dumped)");
     // The kernel kills with signal 9; Slurm knows the reason.
     if name == "Out Of Memory" {
-        return Some(Death::OutOfMemory { rank });
+        return Some(RankDeath::OutOfMemory { rank });
     }
-    SIGNALS.iter().find(|(known, _)| *known == name).map(|(_, signal)| Death::Signal { rank, signal: *signal })
+    SIGNALS.iter().find(|(known, _)| *known == name).map(|(_, signal)| RankDeath::Signal { rank, signal: *signal })
 }
 
 /// Names of signals in the C library.
@@ -148,21 +148,21 @@ fn is_banner(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decide::{Attempt, LeftOut};
-    use crate::run::launch::session::Session;
+    use crate::decide::{Attempt, ExcludedNodes};
+    use crate::run::launch::scratch::ScratchDirs;
     use lambert_config::run::Cluster;
     use std::path::Path;
 
     fn line(placement: Placement) -> String {
         let cluster = Cluster { srun_arguments: vec!["--gpu-bind=none".into()], ..Cluster::default() };
-        let start = Start {
+        let start = LaunchParams {
             attempt: &Attempt { number: 3, world: 2, placement },
             cluster: &cluster,
             threads: 3,
             worker: Path::new("/bin/lambert-worker"),
             run: "/runs/a",
             variables: &["AWS_SECRET_ACCESS_KEY".to_owned()],
-            session: &Session { files: "/tmp/s".into(), memory: "/dev/shm/s".into() },
+            scratch: &ScratchDirs { files: "/tmp/s".into(), memory: "/dev/shm/s".into() },
             logs: None,
             traced: None,
         };
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn nodes_are_left_out() {
-        let left_out = LeftOut { nodes: vec!["n1".into(), "n3".into()], used: 2 };
+        let left_out = ExcludedNodes { nodes: vec!["n1".into(), "n3".into()], used: 2 };
         let line = line(Placement::Allocation(Some(left_out)));
         let expected = "--distribution=block --cpu-bind=none --nodes=2 --exclude=n1,n3 --overlap";
         assert!(line.contains(expected), "{line}");
@@ -193,16 +193,16 @@ mod tests {
 
     #[test]
     fn lines_of_ranks_deaths_and_remarks_are_told_apart() {
-        let line = |text: &str| Labelled.line(text);
+        let line = |text: &str| SrunParser.line(text);
         assert_eq!(line("0: a: b"), [WorkerEvent::Line(0, "a: b".into())]);
         assert_eq!(line(" 7:"), [WorkerEvent::Line(7, String::new())]);
         assert_eq!(line("12: x"), [WorkerEvent::Line(12, "x".into())]);
-        let signal = |rank, signal| [WorkerEvent::Died(Death::Signal { rank, signal })];
+        let signal = |rank, signal| [WorkerEvent::Died(RankDeath::Signal { rank, signal })];
         assert_eq!(line("srun: error: vm: task 1: Killed"), signal(1, 9));
         assert_eq!(line("srun: error: n2: tasks 4-7: Segmentation fault (core dumped)"), signal(4, 11));
-        let memory = [WorkerEvent::Died(Death::OutOfMemory { rank: 0 })];
+        let memory = [WorkerEvent::Died(RankDeath::OutOfMemory { rank: 0 })];
         assert_eq!(line("srun: error: vm: task 0: Out Of Memory"), memory);
-        let exit = [WorkerEvent::Died(Death::Exit { rank: 3, code: 74 })];
+        let exit = [WorkerEvent::Died(RankDeath::Exit { rank: 3, code: 74 })];
         assert_eq!(line("srun: error: n2: tasks 3,5: Exited with exit code 74"), exit);
         assert_eq!(line("slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-22T23:44:50 ***"), []);
         assert_eq!(line("srun: Job step aborted: Waiting up to 7 seconds for job step to finish."), []);

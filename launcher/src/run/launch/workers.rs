@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use lambert_control::Directive;
 use lambert_control::{TOKEN_VARIABLE, URL_VARIABLE};
 
-use super::processes::{self, ProcessError, Tree};
-use super::session::{Session, SessionError};
-use super::{Launcher, Prose, Start, environment};
+use super::processes::{self, ProcessError, ProcessTree};
+use super::scratch::{ScratchDirs, ScratchError};
+use super::{LaunchParams, Launcher, OutputParser, environment};
 use crate::decide::{Attempt, Event, WorkerEvent};
 use crate::logs;
 use crate::run::control::address::AddressError;
 use crate::run::control::{ControlError, ControlServer};
-use crate::run::order::Order;
+use crate::run::spec::RunSpec;
 
 /// Time limit for draining output after the exit.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -27,7 +27,7 @@ pub enum WorkersError {
     Control(#[from] ControlError),
     /// A scratch directory cannot be created.
     #[error(transparent)]
-    Session(#[from] SessionError),
+    ScratchDirs(#[from] ScratchError),
     /// A process operation failed.
     #[error(transparent)]
     Process(#[from] ProcessError),
@@ -50,57 +50,57 @@ impl WorkersError {
 #[derive(Debug)]
 pub struct Workers {
     number: u32,
-    tree: Tree,
+    tree: ProcessTree,
     server: Option<ControlServer>,
     events: Sender<Event>,
     exited: bool,
     /// Disconnected when all output has been read.
     readers: Receiver<()>,
-    session: Session,
+    scratch: ScratchDirs,
 }
 
 impl Workers {
     /// Starts all ranks of `attempt`. Call this on the main thread: the ranks end when it does.
     pub fn start(
-        order: &Order,
+        spec: &RunSpec,
         launcher: &dyn Launcher,
         attempt: &Attempt,
         events: Sender<Event>,
     ) -> Result<Self, WorkersError> {
         // Programs started in a removed directory fail in confusing ways.
         std::env::current_dir().map_err(WorkersError::NoFolder)?;
-        let cluster = &order.config.cluster;
-        let session = Session::new(order.store.url(), attempt.number);
-        let for_gpus = environment::for_gpus(&order.config.device, |name| std::env::var_os(name).is_some());
-        Session::create(&launcher.folders(&session))?;
+        let cluster = &spec.config.cluster;
+        let scratch = ScratchDirs::new(spec.store.url(), attempt.number);
+        let for_gpus = environment::for_gpus(&spec.config.device, |name| std::env::var_os(name).is_some());
+        ScratchDirs::create(&launcher.folders(&scratch))?;
         let present = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         let present = present.chain(for_gpus.iter().map(|(name, _)| (*name).to_owned()));
-        let traced = order.config.metrics.traced();
-        let line = launcher.command(&Start {
+        let traced = spec.config.metrics.traced();
+        let line = launcher.command(&LaunchParams {
             attempt,
             cluster,
-            threads: order.config.device.threads,
-            worker: &order.worker,
-            run: order.store.url(),
+            threads: spec.config.device.threads,
+            worker: &spec.worker,
+            run: spec.store.url(),
             variables: &environment::passed_on(present, &cluster.environment),
-            session: &session,
-            logs: logs::folder(cluster, order.store.url(), attempt.number).as_deref(),
+            scratch: &scratch,
+            logs: logs::folder(cluster, spec.store.url(), attempt.number).as_deref(),
             traced: traced.as_ref(),
         });
         let server = ControlServer::start(&cluster.control, attempt, events.clone())?;
         let mut environment = vec![(URL_VARIABLE, server.url()), (TOKEN_VARIABLE, server.secret())];
         environment.extend(for_gpus);
         tracing::debug!("starting {line:?}");
-        let mut tree = Tree::start(&line, &environment, launcher.end_by())?;
+        let mut tree = ProcessTree::start(&line, &environment, launcher.exit_signal())?;
         let outputs = [
             tree.root.stdout.take().map(|output| Box::new(output) as Box<dyn Read + Send>),
             tree.root.stderr.take().map(|output| Box::new(output) as Box<dyn Read + Send>),
         ];
         let (alive, readers) = channel();
         let (number, server) = (attempt.number, Some(server));
-        let workers = Self { number, tree, server, events, exited: false, readers, session };
+        let workers = Self { number, tree, server, events, exited: false, readers, scratch };
         for output in outputs.into_iter().flatten() {
-            workers.read(output, launcher.prose(), alive.clone())?;
+            workers.read(output, launcher.parser(), alive.clone())?;
         }
         Ok(workers)
     }
@@ -108,7 +108,7 @@ impl Workers {
     fn read(
         &self,
         output: Box<dyn Read + Send>,
-        mut prose: Box<dyn Prose>,
+        mut parser: Box<dyn OutputParser>,
         alive: Sender<()>,
     ) -> Result<(), WorkersError> {
         let (number, events) = (self.number, self.events.clone());
@@ -118,16 +118,16 @@ impl Workers {
             let tell = |told: Vec<WorkerEvent>| {
                 told.into_iter().for_each(|what| drop(events.send(Event::Worker(number, what))));
             };
-            each_line(output, |line| tell(prose.line(line)));
-            tell(prose.end());
+            each_line(output, |line| tell(parser.line(line)));
+            tell(parser.end());
         };
         std::thread::Builder::new().name("output".into()).spawn(read).map(drop).map_err(WorkersError::Reader)
     }
 
     /// Sends a command to the ranks.
-    pub fn order(&self, directive: Directive) {
+    pub fn send_command(&self, directive: Directive) {
         if let Some(server) = &self.server {
-            server.order(directive);
+            server.send_command(directive);
         }
     }
 
@@ -179,7 +179,7 @@ impl Drop for Workers {
             Ok(left) => tracing::error!("processes that cannot be ended are left: {}", left.join(", ")),
             Err(error) => tracing::error!("workers may be left over: {error}"),
         }
-        self.session.remove();
+        self.scratch.remove();
     }
 }
 

@@ -1,26 +1,26 @@
 //! Monitoring of an attempt: combines the events of ranks and launcher, and determines why it failed.
 //!
 //! - `ranks`: ranks and hosts; `versions`: version check; `steps`: training progress
-//! - `trouble`: failure signs and the cause of a failure
+//! - `failure_signs`: failure signs and the cause of a failure
 
+mod failure_signs;
 mod ranks;
 mod steps;
-mod trouble;
 mod versions;
 
 use lambert_control::{EventKind, Message, WorkerPhase, WorkerReport};
 
 use super::Seconds;
 use super::event::WorkerEvent;
+use failure_signs::RankFailure;
+pub use failure_signs::{AttemptFailure, FailureSigns};
 pub use ranks::{Rank, Ranks};
 pub use steps::Steps;
-use trouble::RankFailure;
-pub use trouble::{Failure, Trouble};
 pub use versions::VersionCheck;
 
 /// Monitoring state of an attempt.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Watch {
+pub struct AttemptMonitor {
     /// Ranks and hosts.
     pub ranks: Ranks,
     /// Version check.
@@ -28,14 +28,14 @@ pub struct Watch {
     /// Training progress.
     pub steps: Steps,
     /// Failure signs.
-    pub trouble: Trouble,
+    pub failure_signs: FailureSigns,
     /// Orderly end reported by rank 0, and its time.
-    left: Option<(Seconds, Left)>,
+    left: Option<(Seconds, OrderlyEnd)>,
 }
 
 /// Orderly end of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Left {
+enum OrderlyEnd {
     Complete,
     Stopped,
     RolledBack(Rollback),
@@ -54,7 +54,7 @@ pub struct Rollback {
 
 /// End of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ending {
+pub enum AttemptEnd {
     /// All steps are done.
     Finished,
     /// A checkpoint was saved on request.
@@ -66,13 +66,13 @@ pub enum Ending {
     /// The ranks exited because this coordinator did not answer, e.g. while it was suspended.
     Unsupervised(String),
     /// The attempt failed.
-    Failed(Failure),
+    Failed(AttemptFailure),
 }
 
-impl Watch {
+impl AttemptMonitor {
     /// Creates the monitor of an attempt; `places` is the host of each rank, if decided.
-    pub fn new(places: Vec<String>) -> Self {
-        Self { ranks: Ranks::new(places), ..Self::default() }
+    pub fn new(rank_hosts: Vec<String>) -> Self {
+        Self { ranks: Ranks::new(rank_hosts), ..Self::default() }
     }
 
     /// Applies an event.
@@ -81,9 +81,9 @@ impl Watch {
             WorkerEvent::Report(report) => self.report(at, report),
             WorkerEvent::Message(rank, Message::Event(event)) => self.event(at, rank, event),
             WorkerEvent::Message(_, Message::Record(record)) => self.steps.record(&record),
-            WorkerEvent::Died(death) => self.trouble.died(at, death),
-            WorkerEvent::Remark(text) => self.trouble.remark(text),
-            WorkerEvent::Exited(exit) => self.trouble.exited(at, exit),
+            WorkerEvent::Died(death) => self.failure_signs.died(at, death),
+            WorkerEvent::Remark(text) => self.failure_signs.remark(text),
+            WorkerEvent::Exited(exit) => self.failure_signs.exited(at, exit),
             WorkerEvent::Line(..) | WorkerEvent::Gone(_) => {}
         }
     }
@@ -103,13 +103,15 @@ impl Watch {
             EventKind::Started { .. } => self.steps.started = true,
             EventKind::Checkpoint { .. } => self.steps.committed = true,
             EventKind::Finished { stopped, .. } if rank == 0 => {
-                self.left = Some((at, if stopped { Left::Stopped } else { Left::Complete }));
+                self.left = Some((at, if stopped { OrderlyEnd::Stopped } else { OrderlyEnd::Complete }));
             }
             EventKind::RolledBack { message, step, to } if rank == 0 => {
-                self.trouble.begin(at);
-                self.left = Some((at, Left::RolledBack(Rollback { message, step, to })));
+                self.failure_signs.begin(at);
+                self.left = Some((at, OrderlyEnd::RolledBack(Rollback { message, step, to })));
             }
-            EventKind::Failed { message, kind: fault } => self.trouble.failed(at, RankFailure { rank, message, fault }),
+            EventKind::Failed { message, kind: fault } => {
+                self.failure_signs.failed(at, RankFailure { rank, message, fault })
+            }
             EventKind::Finished { .. }
             | EventKind::RolledBack { .. }
             | EventKind::Evaluation(_)
@@ -127,12 +129,12 @@ impl Watch {
     }
 
     /// The orderly end reported by rank 0. `None` if it reported none, or if the versions do not match.
-    pub fn result(&self) -> Option<Ending> {
+    pub fn result(&self) -> Option<AttemptEnd> {
         let (_, left) = self.left.as_ref().filter(|_| self.versions.mismatch.is_none())?;
         Some(match left {
-            Left::Complete => Ending::Finished,
-            Left::Stopped => Ending::Stopped,
-            Left::RolledBack(rollback) => Ending::RolledBack(rollback.clone()),
+            OrderlyEnd::Complete => AttemptEnd::Finished,
+            OrderlyEnd::Stopped => AttemptEnd::Stopped,
+            OrderlyEnd::RolledBack(rollback) => AttemptEnd::RolledBack(rollback.clone()),
         })
     }
 
@@ -142,18 +144,18 @@ impl Watch {
     }
 
     /// Returns why an attempt of `world` ranks failed, once its processes have exited.
-    pub fn failure(&self, world: usize) -> Ending {
-        self.trouble.failure(&self.ranks, world)
+    pub fn failure(&self, world: usize) -> AttemptEnd {
+        self.failure_signs.failure(&self.ranks, world)
     }
 
     /// Describes the crash of an attempt of `world` ranks; `None` if all processes exited normally.
     pub fn crash(&self, world: usize) -> Option<String> {
-        self.trouble.crash(&self.ranks, world)
+        self.failure_signs.crash(&self.ranks, world)
     }
 
     /// The one host named in the launcher's messages, if any.
     pub fn complained_of(&self) -> Option<String> {
-        self.trouble.complained_of(&self.ranks)
+        self.failure_signs.complained_of(&self.ranks)
     }
 }
 

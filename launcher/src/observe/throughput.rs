@@ -9,11 +9,11 @@ const WINDOW: usize = 50;
 
 /// Throughput averaged over recent steps.
 #[derive(Debug, Default)]
-pub struct Pace {
+pub struct Throughput {
     steps: VecDeque<(u64, f64)>,
 }
 
-impl Pace {
+impl Throughput {
     /// Adds a step.
     pub fn add(&mut self, record: &StepRecord) {
         self.steps.push_back((record.batch.samples, record.times.seconds));
@@ -46,13 +46,13 @@ mod tests {
 
     #[test]
     fn speed_is_averaged_over_a_window() {
-        let mut pace = Pace::default();
-        assert_eq!((pace.samples_per_second(), pace.seconds_for(10)), (0.0, None));
+        let mut throughput = Throughput::default();
+        assert_eq!((throughput.samples_per_second(), throughput.seconds_for(10)), (0.0, None));
         for step in 0..200 {
             let batch = BatchStats { samples: 64, ..BatchStats::default() };
             let times = StepTimes { seconds: if step < 150 { 100.0 } else { 1.0 }, ..StepTimes::default() };
-            pace.add(&StepRecord { batch, times, ..StepRecord::default() });
+            throughput.add(&StepRecord { batch, times, ..StepRecord::default() });
         }
-        assert_eq!((pace.samples_per_second(), pace.seconds_for(10)), (64.0, Some(10.0)));
+        assert_eq!((throughput.samples_per_second(), throughput.seconds_for(10)), (64.0, Some(10.0)));
     }
 }

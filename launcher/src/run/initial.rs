@@ -5,11 +5,11 @@ use std::time::Duration;
 use lambert_store::checkpoint::{self, Listed, RollbackPoint};
 use lambert_store::{Error, Store};
 
-use super::order::Order;
 use super::sources::{SAVE_OBJECT, STOP_OBJECT, within};
-use crate::decide::{JobSettings, Memory};
+use super::spec::RunSpec;
+use crate::decide::{JobSettings, RestartHistory};
 use crate::failure::Failure;
-use crate::slurm::record::Record;
+use crate::slurm::record::JobRecord;
 use crate::status::{self, Status};
 
 /// Time limit for reading the store: each of about ten requests is retried for three minutes.
@@ -19,13 +19,13 @@ const LONGEST: u64 = 16 << 20;
 
 /// Initial state of a coordinator.
 #[derive(Debug)]
-pub struct Beginning {
+pub struct InitialState {
     /// True if the coordinator runs in a job and a stop request was already there.
     pub stop_requested: bool,
     /// Last status of the run.
     pub status: Status,
     /// History written by earlier coordinators.
-    pub memory: Memory,
+    pub history: RestartHistory,
     /// Slurm job of this process, now recorded in the run's store.
     pub job: Option<JobSettings>,
 }
@@ -36,23 +36,23 @@ struct Silent {
     url: String,
 }
 
-impl Beginning {
+impl InitialState {
     /// Reads the store on a separate thread with a time limit. Call this before installing signal handlers, so that any
     /// signal can interrupt an unresponsive store.
     ///
     /// # Errors
     /// The store cannot be read or written, or does not respond.
-    pub fn read(order: &Order) -> Result<Self, Failure> {
-        let (store, lead) = (order.store.clone(), order.config.slurm.lead_seconds as f64);
+    pub fn read(spec: &RunSpec) -> Result<Self, Failure> {
+        let (store, lead) = (spec.store.clone(), spec.config.slurm.lead_seconds as f64);
         let read = within("beginning", LIMIT, move || Self::of(&store, lead)).map_err(Failure::failed)?;
-        read.ok_or_else(|| Failure::failed(Silent { url: order.store.url().to_owned() }))?.map_err(Failure::failed)
+        read.ok_or_else(|| Failure::failed(Silent { url: spec.store.url().to_owned() }))?.map_err(Failure::failed)
     }
 
     fn of(store: &Store, lead: f64) -> Result<Self, Error> {
-        let record = Record::of_process();
+        let record = JobRecord::of_process();
         let stop_requested = old_requests(store, record.is_some())?;
         let job = record.map(|record| join_job(store, record, lead));
-        Ok(Self { stop_requested, status: before(store), memory: remembered(store), job })
+        Ok(Self { stop_requested, status: before(store), history: remembered(store), job })
     }
 }
 
@@ -68,8 +68,8 @@ fn old_requests(store: &Store, in_job: bool) -> Result<bool, Error> {
 }
 
 /// Records the job in the store.
-fn join_job(store: &Store, record: Record, lead: f64) -> JobSettings {
-    let known = Record::read(store).ok().flatten();
+fn join_job(store: &Store, record: JobRecord, lead: f64) -> JobSettings {
+    let known = JobRecord::read(store).ok().flatten();
     if known.as_ref() != Some(&record)
         && let Err(error) = record.write(store)
     {
@@ -94,13 +94,13 @@ fn before(store: &Store) -> Status {
 }
 
 /// Reads the history of earlier coordinators; the default if unreadable.
-fn remembered(store: &Store) -> Memory {
+fn remembered(store: &Store) -> RestartHistory {
     let bytes = match store.get_at_most(lambert_store::run::COORDINATOR, LONGEST) {
         Ok(bytes) => bytes,
-        Err(error) if error.is_not_found() => return Memory::default(),
+        Err(error) if error.is_not_found() => return RestartHistory::default(),
         Err(error) => {
             tracing::warn!("what earlier coordinators left cannot be read; restarts are counted anew: {error}");
-            return Memory::default();
+            return RestartHistory::default();
         }
     };
     serde_json::from_slice(&bytes).unwrap_or_else(|error| {
@@ -109,6 +109,6 @@ fn remembered(store: &Store) -> Memory {
             "{url}/{} is not a coordinator's memory; restarts are counted anew: {error}",
             lambert_store::run::COORDINATOR
         );
-        Memory::default()
+        RestartHistory::default()
     })
 }

@@ -4,7 +4,7 @@ use std::process::Command;
 
 /// A Slurm program failed.
 #[derive(Debug, thiserror::Error)]
-pub enum AskError {
+pub enum SlurmError {
     /// The program cannot be started.
     #[error("cannot start {program}: is Slurm on this machine?")]
     Absent {
@@ -24,12 +24,12 @@ pub enum AskError {
 }
 
 /// Runs a Slurm program and returns its stdout.
-pub fn ask(program: &'static str, arguments: &[&str]) -> Result<String, AskError> {
+pub fn query(program: &'static str, arguments: &[&str]) -> Result<String, SlurmError> {
     let output =
-        Command::new(program).args(arguments).output().map_err(|source| AskError::Absent { program, source })?;
+        Command::new(program).args(arguments).output().map_err(|source| SlurmError::Absent { program, source })?;
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => Err(AskError::Refused { program, says: text(&output.stderr) }),
+        false => Err(SlurmError::Refused { program, says: text(&output.stderr) }),
     }
 }
 

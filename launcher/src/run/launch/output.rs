@@ -1,15 +1,15 @@
 //! Parser for the output of Open MPI's mpirun: lines of ranks, the first death, and other messages.
 
-use super::Prose;
-use crate::decide::{Death, WorkerEvent};
+use super::OutputParser;
+use crate::decide::{RankDeath, WorkerEvent};
 
 /// Separates lines of ranks from mpirun's own, and joins the latter into paragraphs.
 #[derive(Debug, Default)]
-pub struct OpenMpi {
+pub struct OpenMpiParser {
     block: Option<Vec<String>>,
 }
 
-impl Prose for OpenMpi {
+impl OutputParser for OpenMpiParser {
     fn line(&mut self, text: &str) -> Vec<WorkerEvent> {
         match tagged(text) {
             Some((rank, said)) => vec![WorkerEvent::Line(rank, said)],
@@ -36,7 +36,7 @@ fn tagged(text: &str) -> Option<(usize, String)> {
     Some((rank.parse().ok()?, said.replace(tag, "")))
 }
 
-impl OpenMpi {
+impl OpenMpiParser {
     /// Handles a line of mpirun itself. A line of dashes opens and closes a paragraph.
     fn own(&mut self, text: &str) -> Option<WorkerEvent> {
         let rule = text.len() >= 20 && text.bytes().all(|byte| byte == b'-');
@@ -66,20 +66,20 @@ fn paragraph(text: String) -> Option<WorkerEvent> {
 }
 
 /// Parses the report of a rank's death; Open MPI 5 calls `mpirun` `prterun`.
-fn death(text: &str) -> Option<Death> {
+fn death(text: &str) -> Option<RankDeath> {
     let own = |rest: &'static str| ["mpirun", "prterun"].map(|name| format!("{name} {rest}"));
     let noticed = own("noticed that process rank ");
     if let Some(rest) = noticed.iter().find_map(|start| text.strip_prefix(start.as_str())) {
         let rank = number(rest)?;
         let signal = number(rest.split_once("exited on signal ")?.1)?;
-        return Some(Death::Signal { rank: usize::try_from(rank).ok()?, signal: i32::try_from(signal).ok()? });
+        return Some(RankDeath::Signal { rank: usize::try_from(rank).ok()?, signal: i32::try_from(signal).ok()? });
     }
     // Process name: [[54471,1],1] Exit code: 3; in Open MPI 5: [prterun-vm-14062@1,1].
     let rest = text.split_once("Process name: [")?.1;
-    let (name, rest) = rest.split_once(" Exit code:")?;
+    let (name, rest) = rest.split_once(" ProcessExit code:")?;
     let rank = number(name.rsplit_once(',')?.1)?;
     let code = number(rest)?;
-    Some(Death::Exit { rank: usize::try_from(rank).ok()?, code: i32::try_from(code).ok()? })
+    Some(RankDeath::Exit { rank: usize::try_from(rank).ok()?, code: i32::try_from(code).ok()? })
 }
 
 /// Parses the number at the start of `text`.
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn lines_of_ranks_are_told_apart() {
-        let line = |text: &str| OpenMpi::default().line(text);
+        let line = |text: &str| OpenMpiParser::default().line(text);
         assert_eq!(line("[1,0]<stderr>:a: b"), [WorkerEvent::Line(0, "a: b".into())]);
         assert_eq!(line("[1,0]<stderr>:a[1,0]<stderr>:: b"), [WorkerEvent::Line(0, "a: b".into())]);
         assert_eq!(line("[1,12]<stdout>:"), [WorkerEvent::Line(12, String::new())]);
@@ -116,9 +116,9 @@ mod tests {
     }
 
     fn told(text: &str) -> Vec<WorkerEvent> {
-        let mut prose = OpenMpi::default();
-        let mut told: Vec<_> = text.lines().flat_map(|line| prose.line(line)).collect();
-        told.extend(prose.end());
+        let mut parser = OpenMpiParser::default();
+        let mut told: Vec<_> = text.lines().flat_map(|line| parser.line(line)).collect();
+        told.extend(parser.end());
         told
     }
 
@@ -137,7 +137,7 @@ mod tests {
             "{RULE}\nprterun noticed that process rank 1 with PID 14042 on node vm exited on\nsignal 9 (Killed).\n{RULE}"
         );
         for text in [four, five] {
-            assert_eq!(told(&text), [WorkerEvent::Died(Death::Signal { rank: 1, signal: 9 })], "{text}");
+            assert_eq!(told(&text), [WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 9 })], "{text}");
         }
     }
 
@@ -145,15 +145,15 @@ mod tests {
     fn death_with_an_exit_code() {
         let four = format!(
             "{RULE}\nmpirun detected that one or more processes exited with non-zero status, thus causing\nthe job to be \
-             terminated. The first process to do so was:\n\n  Process name: [[54471,1],1]\n  Exit code:    3\n{RULE}"
+             terminated. The first process to do so was:\n\n  Process name: [[54471,1],1]\n  ProcessExit code:    3\n{RULE}"
         );
         let five = format!(
             "{RULE}\nprterun detected that one or more processes exited with non-zero status,\nthus causing the job to be \
-             terminated. The first process to do so was:\n\n   Process name: [prterun-vm-14062@1,1]\n   Exit code:    3\n\
+             terminated. The first process to do so was:\n\n   Process name: [prterun-vm-14062@1,1]\n   ProcessExit code:    3\n\
              {RULE}"
         );
         for text in [four, five] {
-            assert_eq!(told(&text), [WorkerEvent::Died(Death::Exit { rank: 1, code: 3 })], "{text}");
+            assert_eq!(told(&text), [WorkerEvent::Died(RankDeath::Exit { rank: 1, code: 3 })], "{text}");
         }
     }
 

@@ -12,13 +12,13 @@ use crate::failure::Failure;
 
 /// Dataset properties needed for the summary.
 #[derive(Debug, Clone, Copy)]
-struct Data {
+struct StageData {
     sizes: memory::Data,
     /// Total tokens of all samples.
     tokens: u64,
 }
 
-impl Data {
+impl StageData {
     fn open(url: &str) -> Result<Self, Failure> {
         let dataset = Dataset::open(url)?;
         Ok(Self { sizes: dataset.sizes(), tokens: dataset.manifest().counts.tokens })
@@ -32,7 +32,7 @@ impl Data {
 
 /// Estimates the load imbalance of a global batch: tokens of the busiest rank over the mean. Assumes full-length
 /// samples, except for a uniform share of short ones that matches the dataset's mean length.
-fn balance(config: &RunConfig, stage: &Stage, data: Data) -> f64 {
+fn balance(config: &RunConfig, stage: &Stage, data: StageData) -> f64 {
     let longest = data.sizes.longest as f64;
     let cut = (2.0 * (1.0 - data.mean() / longest)).clamp(0.0, 1.0);
     let samples = stage.global_batch as f64;
@@ -45,7 +45,7 @@ fn balance(config: &RunConfig, stage: &Stage, data: Data) -> f64 {
 }
 
 /// FLOPs of a stage with `layers` layers, assuming that all samples have the mean length.
-fn flops(config: &RunConfig, stage: &Stage, layers: usize, data: Data) -> f64 {
+fn flops(config: &RunConfig, stage: &Stage, layers: usize, data: StageData) -> f64 {
     let length = data.mean().round() as usize;
     let masked = config.objective.predictions(length) as u64;
     let architecture = Architecture::of_run(config, layers, data.sizes.pieces);
@@ -58,7 +58,7 @@ fn flops(config: &RunConfig, stage: &Stage, layers: usize, data: Data) -> f64 {
 /// # Errors
 /// A dataset cannot be opened.
 pub fn lines(config: &RunConfig) -> Result<Vec<String>, Failure> {
-    let data = config.stage.iter().map(|stage| Data::open(&stage.data)).collect::<Result<Vec<_>, _>>()?;
+    let data = config.stage.iter().map(|stage| StageData::open(&stage.data)).collect::<Result<Vec<_>, _>>()?;
     Ok(table(config, &data))
 }
 
@@ -69,13 +69,13 @@ pub fn lines(config: &RunConfig) -> Result<Vec<String>, Failure> {
 pub fn memory(config: &RunConfig) -> Result<u64, Failure> {
     let ranks = config.cluster.ranks.max(1);
     let mut needed = config.stage.iter().map(|stage| {
-        let a_rank = memory::of_a_rank(config, stage, Data::open(&stage.data)?.sizes, ranks);
+        let a_rank = memory::of_a_rank(config, stage, StageData::open(&stage.data)?.sizes, ranks);
         Ok(a_rank.saturating_mul(ranks as u64))
     });
     needed.try_fold(0, |most, needed: Result<u64, Failure>| Ok(most.max(needed?)))
 }
 
-fn table(config: &RunConfig, data: &[Data]) -> Vec<String> {
+fn table(config: &RunConfig, data: &[StageData]) -> Vec<String> {
     let deepest = config.stage.iter().map(|stage| stage.depth(&config.model)).max().unwrap_or_default();
     let (mut samples, mut all, mut at_full_depth) = (0, 0.0, 0.0);
     let head = ["stage", "layers", "tokens", "steps", "samples", "epochs", "FLOPs", "GiB a rank", "balance"];
@@ -105,15 +105,15 @@ fn table(config: &RunConfig, data: &[Data]) -> Vec<String> {
         if saved > 0.0 { format!(", {saved:.0} % less than with {deepest} layers all along") } else { String::new() };
     let steps = timeline::total_steps(config, &timeline::Ended::new());
     let most = if config.stage.iter().any(|stage| stage.plateau.is_some()) { "at most " } else { "" };
-    lines.extend(on_cards(config, data));
+    lines.extend(gpu_lines(config, data));
     lines.extend(frozen(config));
     lines.push(format!("in all {most}{steps} steps, {samples} samples, {all:.2e} FLOPs{less}"));
     lines
 }
 
 /// GPU memory per rank of each stage, if the ranks compute on GPUs.
-fn on_cards(config: &RunConfig, data: &[Data]) -> Vec<String> {
-    let line = |(index, data): (usize, &Data)| {
+fn gpu_lines(config: &RunConfig, data: &[StageData]) -> Vec<String> {
+    let line = |(index, data): (usize, &StageData)| {
         let (stage, needed) =
             (&config.stage[index], |tokens| card::needed(config, index, data.sizes, config.cluster.ranks, tokens));
         let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
@@ -179,8 +179,8 @@ mod tests {
         let stage = |layers, steps| Stage { name: "one".into(), layers: Some(layers), steps, ..Stage::default() };
         let config = RunConfig { stage: vec![stage(6, 100), stage(12, 100)], ..RunConfig::default() };
         let sizes = memory::Data { pieces: 30522, longest: 128, rows: 51200, row_group: 1024 };
-        let short = Data { sizes, tokens: 51200 * 128 };
-        let long = Data { sizes: memory::Data { longest: 512, ..sizes }, tokens: 51200 * 512 };
+        let short = StageData { sizes, tokens: 51200 * 128 };
+        let long = StageData { sizes: memory::Data { longest: 512, ..sizes }, tokens: 51200 * 512 };
         let lines = table(&config, &[short, long]);
         assert_eq!(lines.len(), 4);
         // 128 tokens, 6 layers of 14.2 MFLOPs per token and layer and 0.39 of attention; 19 tokens of the head.
@@ -197,7 +197,7 @@ mod tests {
         assert!(table(&uneven, &[short])[1].ends_with(" 1.33"), "{:?}", table(&uneven, &[short]));
         assert_eq!(frozen(&config), None);
         let on_card = RunConfig { device: Device { kind: DeviceKind::Cuda, ..Device::default() }, ..config.clone() };
-        let lines = on_cards(&on_card, &[short, long]);
+        let lines = gpu_lines(&on_card, &[short, long]);
         assert!(
             lines[1].starts_with("stage 1 needs about ") && lines[1].ends_with("micro-batches of 4096 tokens"),
             "{lines:?}"

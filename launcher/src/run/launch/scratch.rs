@@ -9,21 +9,21 @@ use lambert_store::{host_paths, private_dir};
 /// A directory cannot be created.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot use {}, where mpirun and MPI keep files of this attempt", folder.display())]
-pub struct SessionError {
+pub struct ScratchError {
     folder: PathBuf,
     source: std::io::Error,
 }
 
 /// Scratch directories of an attempt, with the same paths on every host.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Session {
+pub struct ScratchDirs {
     /// Files of the launcher, which creates the directory.
     pub files: PathBuf,
     /// Shared memory of the ranks on a host, which create the directory. A killed launcher would leave its contents behind.
     pub memory: PathBuf,
 }
 
-impl Session {
+impl ScratchDirs {
     /// Returns the directories for an attempt of the run at `url`.
     pub fn new(url: &str, attempt: u32) -> Self {
         let [files, memory] = host_paths::scratch(url, attempt);
@@ -34,11 +34,11 @@ impl Session {
     ///
     /// # Errors
     /// A directory cannot be created or belongs to another user.
-    pub fn create(folders: &[&Path]) -> Result<(), SessionError> {
+    pub fn create(folders: &[&Path]) -> Result<(), ScratchError> {
         for (index, folder) in folders.iter().enumerate() {
             if let Err(source) = private_dir::create(folder) {
                 folders[..index].iter().for_each(|created| drop(std::fs::remove_dir(created)));
-                return Err(SessionError { folder: folder.to_path_buf(), source });
+                return Err(ScratchError { folder: folder.to_path_buf(), source });
             }
         }
         Ok(())

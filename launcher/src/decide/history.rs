@@ -15,7 +15,7 @@ const SAVES: usize = 9;
 /// History written by a run's coordinators.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Memory {
+pub struct RestartHistory {
     /// Failures followed by a restart, oldest first.
     pub restarts: Vec<Restart>,
     /// Failures up to this time (seconds since the Unix epoch) no longer count, because the run was given up and restarted by hand.
@@ -71,7 +71,7 @@ pub struct Restart {
     pub seconds: Option<Seconds>,
 }
 
-impl Memory {
+impl RestartHistory {
     /// Drops failures dated after `now`: the clock was or is wrong, and their real time is unknown.
     pub fn sanitized(mut self, now: f64) -> Self {
         self.counted_from = self.counted_from.min(now);
@@ -160,50 +160,50 @@ mod tests {
 
     #[test]
     fn only_what_counts_within_the_window_is_counted() {
-        let mut memory = Memory { counted_from: 20.0, ..Memory::default() };
+        let mut history = RestartHistory { counted_from: 20.0, ..RestartHistory::default() };
         for (unix, counts) in [(10.0, true), (30.0, true), (40.0, false), (50.0, true)] {
-            memory.add(restart(unix, counts, (unix > 35.0).then_some("b")));
+            history.add(restart(unix, counts, (unix > 35.0).then_some("b")));
         }
-        assert_eq!((memory.count(0.0), memory.count(30.0)), (2, 1));
-        assert_eq!(memory.failed_hosts(35.0), BTreeSet::from(["b"]));
-        assert_eq!(memory.failed_hosts(60.0), BTreeSet::new());
-        let earlier = memory.clone().sanitized(15.0);
+        assert_eq!((history.count(0.0), history.count(30.0)), (2, 1));
+        assert_eq!(history.failed_hosts(35.0), BTreeSet::from(["b"]));
+        assert_eq!(history.failed_hosts(60.0), BTreeSet::new());
+        let earlier = history.clone().sanitized(15.0);
         assert_eq!((earlier.counted_from, earlier.restarts.len()), (15.0, 1));
-        memory.account(3.0);
-        memory.account(5.0);
-        assert_eq!((memory.restarts[3].seconds, memory.seconds_lost), (Some(3.0), 3.0));
-        (0..2000).for_each(|i| memory.add(restart(f64::from(i), true, None)));
-        assert_eq!(memory.restarts.len(), MOST);
+        history.account(3.0);
+        history.account(5.0);
+        assert_eq!((history.restarts[3].seconds, history.seconds_lost), (Some(3.0), 3.0));
+        (0..2000).for_each(|i| history.add(restart(f64::from(i), true, None)));
+        assert_eq!(history.restarts.len(), MOST);
     }
 
     /// Histories of older versions lack the progress.
     #[test]
     fn an_older_memory_is_read() {
         let text = r#"{"restarts":[],"counted_from":1.0,"seconds_lost":2.0,"last_save_seconds":null,"job_ends":[]}"#;
-        let memory: Memory = serde_json::from_str(text).unwrap();
-        assert_eq!((memory.counted_from, memory.progress), (1.0, Progress::default()));
+        let history: RestartHistory = serde_json::from_str(text).unwrap();
+        assert_eq!((history.counted_from, history.progress), (1.0, Progress::default()));
     }
 
     #[test]
     fn the_median_is_of_the_newest_saves() {
-        let mut memory = Memory { last_save_seconds: Some(4.0), ..Memory::default() };
-        assert_eq!(memory.median_save(), Some(4.0), "of a coordinator that kept no list");
-        [100.0, 100.0, 1.0, 9.0, 2.0, 8.0, 3.0, 7.0, 4.0, 6.0, 5.0].into_iter().for_each(|save| memory.add_save(save));
-        assert_eq!((memory.median_save(), memory.last_save_seconds), (Some(5.0), Some(5.0)));
-        assert_eq!(memory.recent_saves.len(), SAVES);
-        assert_eq!(Memory::default().median_save(), None);
+        let mut history = RestartHistory { last_save_seconds: Some(4.0), ..RestartHistory::default() };
+        assert_eq!(history.median_save(), Some(4.0), "of a coordinator that kept no list");
+        [100.0, 100.0, 1.0, 9.0, 2.0, 8.0, 3.0, 7.0, 4.0, 6.0, 5.0].into_iter().for_each(|save| history.add_save(save));
+        assert_eq!((history.median_save(), history.last_save_seconds), (Some(5.0), Some(5.0)));
+        assert_eq!(history.recent_saves.len(), SAVES);
+        assert_eq!(RestartHistory::default().median_save(), None);
     }
 
     #[test]
     fn a_job_whose_coordinator_vanished_is_told_from_one_that_ended() {
-        let mut memory = Memory::default();
-        memory.begin_job(1.0, "12");
-        memory.end_job(2.0, 7, Some("preempted".to_owned()));
-        memory.begin_job(3.0, "12");
-        memory.begin_job(4.0, "13");
-        memory.end_job(5.0, 9, None);
-        let told: Vec<_> = memory.job_ends.iter().map(|end| (end.unix, end.job.as_str(), end.step)).collect();
+        let mut history = RestartHistory::default();
+        history.begin_job(1.0, "12");
+        history.end_job(2.0, 7, Some("preempted".to_owned()));
+        history.begin_job(3.0, "12");
+        history.begin_job(4.0, "13");
+        history.end_job(5.0, 9, None);
+        let told: Vec<_> = history.job_ends.iter().map(|end| (end.unix, end.job.as_str(), end.step)).collect();
         assert_eq!(told, [(2.0, "12", Some(7)), (4.0, "12", None)]);
-        assert_eq!((memory.job_ends[0].cause.as_str(), memory.job), ("preempted", None));
+        assert_eq!((history.job_ends[0].cause.as_str(), history.job), ("preempted", None));
     }
 }

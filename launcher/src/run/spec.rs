@@ -10,17 +10,17 @@ use lambert_plan::memory;
 use lambert_store::run::{CONFIG, VOCABULARY};
 use lambert_store::{Store, checkpoint};
 
-use super::difference::{self, Difference, Differences};
-use super::origin;
+use super::base_checkpoint;
+use super::config_diff::{self, Difference, Differences};
 use super::stored;
 use crate::cli;
-use crate::decide::Room;
+use crate::decide::HostPool;
 use crate::failure::Failure;
 use crate::worker;
 
 /// A validated run, ready to start.
 #[derive(Debug)]
-pub struct Order {
+pub struct RunSpec {
     /// Complete configuration, as stored.
     pub config: RunConfig,
     /// The run's store.
@@ -28,12 +28,12 @@ pub struct Order {
     /// Path of lambert-worker.
     pub worker: PathBuf,
     /// Hosts available to the ranks.
-    pub room: Room,
+    pub host_pool: HostPool,
 }
 
 /// The run cannot be started.
 #[derive(Debug, thiserror::Error)]
-pub enum OrderError {
+pub enum RunSpecError {
     /// No configuration.
     #[error("{url} holds no run yet: --config FILE says what to train")]
     NoConfig {
@@ -83,42 +83,42 @@ fn list(differences: &[Difference]) -> String {
 
 /// A run that passed all checks, before anything is written.
 #[derive(Debug)]
-pub struct Proposed {
+pub struct ValidatedRun {
     config: RunConfig,
     store: Store,
     worker: PathBuf,
-    room: Room,
+    host_pool: HostPool,
     /// Stored configuration.
     before: Option<RunConfig>,
 }
 
-impl Order {
-    /// Loads and checks the configuration and the datasets it names, and compares it with the stored run, if any. `room`
+impl RunSpec {
+    /// Loads and checks the configuration and the datasets it names, and compares it with the stored run, if any. `host_pool`
     /// returns the hosts available to the ranks. Writes nothing.
-    pub fn propose(arguments: &cli::Run, room: impl Fn(&RunConfig) -> Room) -> Result<Proposed, Failure> {
+    pub fn validate(arguments: &cli::Run, host_pool: impl Fn(&RunConfig) -> HostPool) -> Result<ValidatedRun, Failure> {
         let store = Store::open(&arguments.run).map_err(Failure::usage)?;
         let worker = worker::find().map_err(Failure::failed)?;
         let before = stored::text(&store)?;
-        let config = configuration(arguments, &store, before.as_deref(), &room)?;
+        let config = configuration(arguments, &store, before.as_deref(), &host_pool)?;
         let before = before.map(|text| stored::parse(&text, &store)).transpose()?;
         match &before {
-            Some(before) => settle(before, &config, &arguments.allow_change, &store)?,
-            None => origin::check(&config)?,
+            Some(before) => check_changes(before, &config, &arguments.allow_change, &store)?,
+            None => base_checkpoint::check(&config)?,
         }
-        let room = room(&config);
-        Ok(Proposed { config, store, worker, room, before })
+        let host_pool = host_pool(&config);
+        Ok(ValidatedRun { config, store, worker, host_pool, before })
     }
 }
 
-impl Proposed {
+impl ValidatedRun {
     /// Complete configuration.
     pub fn config(&self) -> &RunConfig {
         &self.config
     }
 
     /// Hosts available to the ranks.
-    pub fn room(&self) -> &Room {
-        &self.room
+    pub fn host_pool(&self) -> &HostPool {
+        &self.host_pool
     }
 
     /// True if the store contains no run yet.
@@ -132,14 +132,14 @@ impl Proposed {
     }
 
     /// Writes the configuration to the store. From then on the store requires its directory to exist.
-    pub fn settle(self) -> Result<Order, Failure> {
-        let Self { config, store, worker, room, before } = self;
+    pub fn commit(self) -> Result<RunSpec, Failure> {
+        let Self { config, store, worker, host_pool, before } = self;
         match before {
             None => create(&config, &store)?,
             Some(before) if before == config => {}
             Some(_) => store.put(CONFIG, text(&config)?.into()).map_err(Failure::failed)?,
         }
-        Ok(Order { config, store: store.require_folder(), worker, room })
+        Ok(RunSpec { config, store: store.require_folder(), worker, host_pool })
     }
 }
 
@@ -156,7 +156,7 @@ fn configuration(
     arguments: &cli::Run,
     store: &Store,
     stored: Option<&str>,
-    room: &impl Fn(&RunConfig) -> Room,
+    host_pool: &impl Fn(&RunConfig) -> HostPool,
 ) -> Result<RunConfig, Failure> {
     let mut sets = arguments.sets.clone();
     sets.extend(arguments.ranks.map(|ranks| format!("cluster.ranks={ranks}")));
@@ -164,12 +164,12 @@ fn configuration(
     let vocabulary = vocabulary(store)?;
     let mut is_away = false;
     let surroundings = |config: &RunConfig, faults: &mut Vec<Fault>| {
-        is_away = check_surroundings(config, vocabulary.as_deref(), room(config) == Room::Here, faults);
+        is_away = check_surroundings(config, vocabulary.as_deref(), host_pool(config) == HostPool::Here, faults);
     };
     let loaded: Result<RunConfig, ConfigError> = match (&arguments.config, stored) {
         (Some(path), _) => layers.load_with(path, surroundings),
         (None, Some(text)) => layers.parse_with(text, &format!("{}/{CONFIG}", store.url()), surroundings),
-        (None, None) => return Err(Failure::usage(OrderError::NoConfig { url: store.url().to_owned() })),
+        (None, None) => return Err(Failure::usage(RunSpecError::NoConfig { url: store.url().to_owned() })),
     };
     let mut config = match loaded {
         // A later start may succeed, so the job is requeued instead.
@@ -212,21 +212,21 @@ fn absolute(path: &str) -> Result<String, Failure> {
     let found = std::fs::canonicalize(path).or_else(|_| std::path::absolute(path));
     match found {
         Ok(found) => Ok(found.to_string_lossy().into_owned()),
-        Err(source) => Err(Failure::usage(OrderError::Path { path: path.to_owned(), source })),
+        Err(source) => Err(Failure::usage(RunSpecError::Path { path: path.to_owned(), source })),
     }
 }
 
 /// Rejects changes of what is trained unless `allowed`, and logs all other changes.
-fn settle(before: &RunConfig, now: &RunConfig, allowed: &[String], store: &Store) -> Result<(), Failure> {
-    let mut found = difference::compare(before, now).map_err(|error| Failure::failed(OrderError::Toml(error)))?;
+fn check_changes(before: &RunConfig, now: &RunConfig, allowed: &[String], store: &Store) -> Result<(), Failure> {
+    let mut found = config_diff::compare(before, now).map_err(|error| Failure::failed(RunSpecError::Toml(error)))?;
     found.allow(allowed);
     let Differences { trained, around } = found;
     if !trained.is_empty() {
-        return Err(Failure::usage(OrderError::OtherRun { url: store.url().to_owned(), differences: trained }));
+        return Err(Failure::usage(RunSpecError::OtherRun { url: store.url().to_owned(), differences: trained }));
     }
     let shapes: Vec<_> = around.iter().filter(|change| change.is_of_shapes()).cloned().collect();
     if !shapes.is_empty() && !checkpoint::list(store).map_err(Failure::failed)?.is_empty() {
-        return Err(Failure::usage(OrderError::OtherShapes { url: store.url().to_owned(), differences: shapes }));
+        return Err(Failure::usage(RunSpecError::OtherShapes { url: store.url().to_owned(), differences: shapes }));
     }
     for change in around {
         tracing::info!("taken over: {change}");
@@ -262,7 +262,7 @@ fn check_surroundings(config: &RunConfig, vocabulary: Option<&str>, here: bool, 
 }
 
 fn text(config: &RunConfig) -> Result<String, Failure> {
-    toml::to_string(config).map_err(|error| Failure::failed(OrderError::Toml(error)))
+    toml::to_string(config).map_err(|error| Failure::failed(RunSpecError::Toml(error)))
 }
 
 /// Creates the run in the store.
@@ -272,7 +272,7 @@ fn create(config: &RunConfig, store: &Store) -> Result<(), Failure> {
     }
     // Another coordinator was faster: compares with its configuration.
     let found = stored::text(store)?.unwrap_or_default();
-    settle(&stored::parse(&found, store)?, config, &[], store)
+    check_changes(&stored::parse(&found, store)?, config, &[], store)
 }
 
 #[cfg(test)]
@@ -308,7 +308,7 @@ mod tests {
             .replace("\ndevice = \"cpu\"\nthreads = 1\n", "\n")
             + "[device]\nkind = \"cpu\"\nthreads = 1\n";
         let now = stored::parse(&renamed, &store).unwrap();
-        assert_eq!(difference::compare(&before, &now).unwrap(), Differences::default());
+        assert_eq!(config_diff::compare(&before, &now).unwrap(), Differences::default());
         let written = text(&before).unwrap();
         assert!(written.contains("[cluster.restart]\nlimit = 5\n"), "{written}");
         assert_eq!(stored::parse(&written, &store).unwrap(), before);

@@ -27,15 +27,15 @@ pub struct Rank {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Ranks {
     /// Configured host name of each rank, if any.
-    places: Vec<String>,
+    rank_hosts: Vec<String>,
     /// Ranks that have reported, by number.
     reported: BTreeMap<usize, Rank>,
 }
 
 impl Ranks {
     /// Creates ranks on the hosts `places`.
-    pub fn new(places: Vec<String>) -> Self {
-        Self { places, reported: BTreeMap::new() }
+    pub fn new(rank_hosts: Vec<String>) -> Self {
+        Self { rank_hosts, reported: BTreeMap::new() }
     }
 
     pub(super) fn insert(&mut self, number: usize, rank: Rank) {
@@ -64,7 +64,7 @@ impl Ranks {
 
     /// Host of a rank, by the name used to avoid it.
     pub fn host(&self, rank: usize) -> Option<String> {
-        self.places.get(rank).or_else(|| Some(&self.reported.get(&rank)?.host)).cloned()
+        self.rank_hosts.get(rank).or_else(|| Some(&self.reported.get(&rank)?.host)).cloned()
     }
 
     /// Description of a rank for messages.
@@ -85,7 +85,7 @@ impl Ranks {
                 .filter_map(|word| word.strip_prefix(place.as_str()))
                 .any(|rest| rest.is_empty() || rest.starts_with(':') || rest == ".")
         };
-        let mut named: Vec<&String> = self.places.iter().filter(is_named).collect();
+        let mut named: Vec<&String> = self.rank_hosts.iter().filter(is_named).collect();
         named.dedup();
         if let [name] = named[..] { Some(name.clone()) } else { None }
     }
