@@ -28,9 +28,9 @@ pub struct Cli {
     pub log: LogFormat,
 }
 
-const EXIT_CODES: &str = "ProcessExit codes: 0 done; 1 failed; 2 the command or the configuration is wrong; \
-65 diverged and given up; 70 failed, and the same command would fail again; \
-75 stopped with a checkpoint, the same command goes on from it; 76 the same, by a person (`lambert stop`, Ctrl-C, scancel); 77 another `lambert run` has taken the run over.";
+const EXIT_CODES: &str = "Exit codes: 0 success; 1 failure; 2 invalid command or configuration; 65 diverged; \
+70 permanent failure, do not retry; 75 stopped with a checkpoint, rerun to resume; \
+76 stopped by a user, rerun to resume; 77 superseded by another coordinator";
 
 /// Format of log lines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]

@@ -60,13 +60,13 @@ fn due(step: u64, steps: u64, lines: usize, last: Option<(Duration, u64)>) -> bo
     lines < FIRST || step >= steps || step <= shown || ago >= PERIOD || (passed && ago >= PERIOD / 20)
 }
 
-/// `step 120/300  loss 7.310  mlm 6.812 (acc 0.051)  lr 1.8e-3  44.1 samples/s  data wait 0.4 %  4 min left`.
+/// `step 120/300  loss 7.3101  mlm 6.8125  acc 5.1%  lr 1.80e-3  44 samples/s  data wait 0.4%  ETA 4:05`.
 fn line(record: &StepRecord, throughput: &Throughput, steps: u64) -> String {
     let wait = 100.0 * ratio(record.times.data_wait, record.times.seconds);
     let Score { name, loss, accuracy } = record.scores.main();
-    let accuracy = accuracy.map_or(String::new(), |accuracy| format!(" (accuracy {accuracy:.4})"));
+    let accuracy = accuracy.map_or(String::new(), |accuracy| format!("  acc {:.1}%", 100.0 * accuracy));
     format!(
-        "step {}/{steps}  loss {:.4}  {name} {loss:.4}{accuracy}  lr {:.3e}  {:.1} samples/s  data wait {wait:.1} %{}",
+        "step {}/{steps}  loss {:.4}  {name} {loss:.4}{accuracy}  lr {:.2e}  {:.0} samples/s  data wait {wait:.1}%{}",
         record.step,
         record.loss,
         record.update.learning_rate,
@@ -83,12 +83,12 @@ fn brief(record: &StepRecord, throughput: &Throughput, steps: u64) -> String {
 
 fn left(throughput: &Throughput, steps: u64) -> String {
     match throughput.seconds_for(steps) {
-        Some(seconds) if steps > 0 => format!("  {} left", duration(seconds)),
+        Some(seconds) if steps > 0 => format!("  ETA {}", clock(seconds)),
         _ => String::new(),
     }
 }
 
-/// A length of time in words: `42 s`, `3 min 05 s`, `2 h 10 min`.
+/// Formats a duration: `42 s`, `3 min 05 s`, `2 h 10 min`.
 pub fn duration(seconds: f64) -> String {
     let whole = seconds.max(0.0).round() as u64;
     match whole {
@@ -96,6 +96,13 @@ pub fn duration(seconds: f64) -> String {
         60..3600 => format!("{} min {:02} s", whole / 60, whole % 60),
         _ => format!("{} h {:02} min", whole / 3600, whole % 3600 / 60),
     }
+}
+
+/// Formats seconds as `m:ss` or `h:mm:ss`.
+fn clock(seconds: f64) -> String {
+    let whole = seconds.max(0.0).round() as u64;
+    let (hours, minutes, seconds) = (whole / 3600, whole % 3600 / 60, whole % 60);
+    if hours > 0 { format!("{hours}:{minutes:02}:{seconds:02}") } else { format!("{minutes}:{seconds:02}") }
 }
 
 fn ratio(part: f64, whole: f64) -> f64 {
@@ -126,10 +133,9 @@ mod tests {
         throughput.add(&record(120));
         assert_eq!(
             line(&record(120), &throughput, 300),
-            "step 120/300  loss 7.5000  mlm 6.8125 (accuracy 0.0500)  lr 1.800e-3  32.0 samples/s  \
-             data wait 0.5 %  6 min 00 s left"
+            "step 120/300  loss 7.5000  mlm 6.8125  acc 5.0%  lr 1.80e-3  32 samples/s  data wait 0.5%  ETA 6:00"
         );
-        assert!(line(&record(300), &throughput, 300).ends_with("data wait 0.5 %"));
+        assert!(line(&record(300), &throughput, 300).ends_with("data wait 0.5%"));
     }
 
     #[test]

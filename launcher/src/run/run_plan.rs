@@ -78,7 +78,7 @@ pub fn memory(config: &RunConfig) -> Result<u64, Failure> {
 fn table(config: &RunConfig, data: &[StageData]) -> Vec<String> {
     let deepest = config.stage.iter().map(|stage| stage.depth(&config.model)).max().unwrap_or_default();
     let (mut samples, mut all, mut at_full_depth) = (0, 0.0, 0.0);
-    let head = ["stage", "layers", "tokens", "steps", "samples", "epochs", "FLOPs", "GiB a rank", "balance"];
+    let head = ["stage", "layers", "seq_len", "steps", "samples", "epochs", "FLOPs", "GiB/rank", "imbalance"];
     let mut rows = vec![head.map(str::to_owned)];
     for (index, (stage, data)) in config.stage.iter().zip(data).enumerate() {
         let layers = stage.depth(&config.model);
@@ -102,12 +102,12 @@ fn table(config: &RunConfig, data: &[StageData]) -> Vec<String> {
     let mut lines = align(&rows);
     let saved = 100.0 * (1.0 - all / at_full_depth);
     let less =
-        if saved > 0.0 { format!(", {saved:.0} % less than with {deepest} layers all along") } else { String::new() };
+        if saved > 0.0 { format!(", {saved:.0}% less than with {deepest} layers throughout") } else { String::new() };
     let steps = timeline::total_steps(config, &timeline::Ended::new());
     let most = if config.stage.iter().any(|stage| stage.plateau.is_some()) { "at most " } else { "" };
     lines.extend(gpu_lines(config, data));
     lines.extend(frozen(config));
-    lines.push(format!("in all {most}{steps} steps, {samples} samples, {all:.2e} FLOPs{less}"));
+    lines.push(format!("total: {most}{steps} steps, {samples} samples, {all:.2e} FLOPs{less}"));
     lines
 }
 
@@ -189,7 +189,7 @@ mod tests {
         let expected = 3.0 * 25600.0 * (128.0 * 6.0 * (14_155_776.0 + 393_216.0) + 19.0 * 48_061_440.0);
         assert!((words[7].parse::<f64>().unwrap() / expected - 1.0).abs() < 0.01, "{} {expected:e}", words[7]);
         assert_eq!(words[words.len() - 1], "1.00");
-        assert!(lines[3].starts_with("in all 200 steps, 51200 samples, ") && lines[3].contains(" % less than with 12"));
+        assert!(lines[3].starts_with("total: 200 steps, 51200 samples, ") && lines[3].contains("% less than with 12"));
         // Six samples on four ranks: two ranks have two.
         let small = Stage { global_batch: 6, ..stage(6, 100) };
         let uneven =
