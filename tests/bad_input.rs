@@ -254,7 +254,7 @@ fn checkpoints_that_are_damaged() {
             assert!(warned, "{name} is not skipped in {log}");
         }
     }
-    assert!(resumed.err.contains(&format!("training goes on from {third}")), "{}", resumed.err);
+    assert!(resumed.err.contains(&format!("resuming from {third}")), "{}", resumed.err);
     assert_eq!(checkpoints(&run_url)[0], "step-000000200-a0002");
     let named = run(&["export", &format!("{run_url}/checkpoints/{newest}"), "--output", &place.path("x")]);
     refused(&named, 1, &[&newest, "model.safetensors"]);

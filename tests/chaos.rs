@@ -97,8 +97,8 @@ impl<'a> Trial<'a> {
         let ended = self.start().end();
         assert_eq!(ended.code, Some(0), "{}", ended.log);
         self.log += &ended.log;
-        let resumes = self.log.matches("training goes on from").count();
-        let anew = self.log.matches("training starts from nothing").count();
+        let resumes = self.log.matches("resuming from").count();
+        let anew = self.log.matches("starting at step 0 of").count();
         let attempts = self.log.matches(": starting ").count();
         eprintln!("{kills} kills {:?}", self.tally);
         eprintln!("{attempts} attempts, {resumes} resumes, {anew} from nothing; {steps} steps");
@@ -180,7 +180,7 @@ impl<'a> Trial<'a> {
         running.kill_coordinator("-9");
         let ended = running.end();
         support::wait_for_no_workers(&self.url);
-        let goes_on = |name: &String| ended.log.contains(&format!("training goes on from {name}"));
+        let goes_on = |name: &String| ended.log.contains(&format!("resuming from {name}"));
         assert!(goes_on(&sound[1]) && !goes_on(&sound[0]), "{} at {at}: {}", name.display(), ended.log);
         assert!(ended.log.contains(&format!("skipped checkpoint {}", sound[0])), "{}", ended.log);
         self.log += &ended.log;

@@ -125,7 +125,7 @@ fn changes_are_refused_unless_they_are_named() {
     let log =
         train(&config, &url, &[&change[..], &["--allow-change", "stage.0.steps", "--allow-change", "model"]].concat());
     assert!(log.contains("taken over: stage.0.steps: 7 in the run, 14 now"), "{log}");
-    assert!(log.contains("training goes on from step-000000007-a0001"), "{log}");
+    assert!(log.contains("resuming from step-000000007-a0001"), "{log}");
     // A width that no checkpoint has does not start the run anew.
     let wide = ["--set", "stage.0.steps=14", "--set", "model.hidden=64", "--set", "model.dropout=0.2"];
     let misfit = run(&[&["run", "--config", &config, "--run", &url, "--allow-change", "model"], &wide[..]].concat());
@@ -149,7 +149,7 @@ fn checkpoints_that_do_not_fit_are_passed_over() {
     checkpoint::copy(&Store::open(&wide).unwrap(), &alien, &Store::open(&url).unwrap()).unwrap();
     let log = train(&config, &url, &longer);
     let why = format!("skipped checkpoint {alien}: it has 4096 elements of bert.encoder.layer.1.output.dense.weight");
-    assert!(log.contains("training goes on from step-000000007-a0001"), "{log}");
+    assert!(log.contains("resuming from step-000000007-a0001"), "{log}");
     assert!(log.contains(&why), "{log}");
 
     let empty = place.path("empty");
@@ -274,7 +274,7 @@ fn an_adversarys_checkpoint_is_passed_over() {
         assert_eq!(ran.code, 0, "{}", ran.err);
         let line = ran.err.lines().find(|line| line.contains(&format!("skipped checkpoint {newest}")));
         assert!(line.is_some_and(|line| line.contains(word)), "no {word:?} in {}", ran.err);
-        assert!(ran.err.contains("training goes on from step-000000007-a0001"), "{}", ran.err);
+        assert!(ran.err.contains("resuming from step-000000007-a0001"), "{}", ran.err);
         // As it was before, for the next trick.
         let later = checkpoints(&url).into_iter().filter(|name| *name != newest && !name.ends_with("a0001"));
         later.for_each(|name| std::fs::remove_dir_all(Path::new(&url).join("checkpoints").join(name)).unwrap());

@@ -32,7 +32,7 @@ fn hangup_and_the_first_user_signal_save_and_stop() {
         running.kill_coordinator(signal);
         let ended = running.end();
         seconds(signal, start);
-        stopped(&run, &ended, 75, "stopped at step");
+        stopped(&run, &ended, 75, "stopped: step");
         // More, where it had come to a multiple of the interval.
         assert!(!checkpoints(&run).is_empty(), "{}", ended.log);
         assert_eq!(read_json(&run, "status.json")["state"], "stopped");
@@ -53,13 +53,13 @@ fn a_hangup_is_no_second_signal() {
     running.kill_coordinator("-HUP");
     std::thread::sleep(Duration::from_millis(300));
     running.kill_coordinator("-HUP");
-    stopped(&run, &running.end(), 76, "stopped at step");
+    stopped(&run, &running.end(), 76, "stopped: step");
     // The next start knows where the run is before its ranks do.
     let newest = checkpoints(&run).remove(0);
     let running = Running::start_in(&place.config(ENDLESS, 2), &run, &[], &[slow.preload, slow.trigger]);
     until(&run, "\"starting\"");
     running.kill_coordinator("-TERM");
-    stopped(&run, &running.end(), 75, "no step has been made since the start");
+    stopped(&run, &running.end(), 75, "no step completed since the start");
     let status = read_json(&run, "status.json");
     assert_eq!((status["checkpoint"].as_str(), status["state"].as_str()), (Some(&*newest), Some("stopped")));
     assert!(status["step"].as_u64() >= Some(3), "{status}");
@@ -76,7 +76,7 @@ fn a_stop_before_the_first_step_is_heeded_at_once() {
     (0..2).for_each(|_| running.kill_coordinator("-TERM"));
     let ended = running.end();
     let took = seconds("from SIGTERM in the first step to the end", start);
-    stopped(&run, &ended, 75, "no checkpoint was saved");
+    stopped(&run, &ended, 75, "no checkpoint saved");
     assert!(took < 20.0, "{}", ended.log);
     assert_eq!(Running::start(&config, &run).end().code, Some(0), "it begins again");
 }
@@ -143,7 +143,7 @@ fn a_stopped_rank_is_noticed_and_the_run_goes_on() {
     seconds("from SIGSTOP to the next attempt's step, with a limit of 6 s", start);
     let ended = running.end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
-    assert!(ended.log.contains("has been silent for 6 s; the workers are started again in 1 s"), "{}", ended.log);
+    assert!(ended.log.contains("has been silent for 6 s; restarting all workers"), "{}", ended.log);
     assert_same_bits(&reference, &run);
     assert!(read_json(&run, "coordinator.json")["restarts"][0]["cause"].as_str().unwrap().contains("silent"));
 }

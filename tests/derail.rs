@@ -102,7 +102,7 @@ fn a_loss_above_its_band_is_gone_around() {
     let faulty = train(&place, "faulty", 2, &fault);
     let told = faulty.log.lines().find(|line| line.contains("is above the limit of")).expect(&faulty.log);
     assert!(told.contains("step 51: loss ") && told.contains("rolled back to step 49"), "{told}");
-    assert_eq!(faulty.log.matches("the workers are started again in 0 s").count(), 1, "{}", faulty.log);
+    assert_eq!(faulty.log.matches("restarting all workers in 0 s").count(), 1, "{}", faulty.log);
     assert_eq!(left_out(&place, "faulty"), (vec![[49 * BATCH, 51 * BATCH]], 2 * BATCH));
     let without = without(&place, "without", 49 * BATCH..51 * BATCH);
     assert!(without.records.last().unwrap().loss < 0.97 * without.records[0].loss, "nothing was learnt");
@@ -197,7 +197,7 @@ fn what_is_not_finite_changes_nothing_and_several_in_a_row_go_back() {
 
 /// The steps of the checkpoints that the attempts of a run went on from.
 fn starts(ended: &Ended) -> Vec<u64> {
-    let steps = ended.log.split("training goes on from step-").skip(1);
+    let steps = ended.log.split("resuming from step-").skip(1);
     steps.map(|name| name[..9].parse().unwrap()).collect()
 }
 

@@ -66,10 +66,10 @@ fn a_growing_model_is_the_same_whatever_is_killed() {
     let place = Place::new();
     let reference = place.path("reference");
     let whole = finished(Running::start(&config(&place, 2), &reference).end());
-    assert!(whole.log.contains("grows from 1 to 2 layers after step 20"), "{}", whole.log);
-    let flat = "the held-out loss is flat: stage 2 ends after 12 steps, at step 32 of now 52";
+    assert!(whole.log.contains("growing the model from 1 to 2 layers after step 20"), "{}", whole.log);
+    let flat = "held-out loss plateau: stage 2 ends after 12 steps, at step 32 (total now 52)";
     assert!(whole.log.contains(flat), "{}", whole.log);
-    assert!(whole.log.contains("grows from 2 to 4 layers after step 32"), "{}", whole.log);
+    assert!(whole.log.contains("growing the model from 2 to 4 layers after step 32"), "{}", whole.log);
     let steps = |stage: &str| whole.records.iter().filter(|record| record.stage == stage).count() as u64;
     assert_eq!(["1", "2", "4"].map(steps), [STEPS, 12, STEPS]);
     let (first, last) = (&whole.records[0], whole.records.last().unwrap());
@@ -165,7 +165,7 @@ fn a_model_grows_from_another_runs_checkpoint() {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let (whole, killed) = (place.path("whole"), place.path("killed"));
     let ended = finished(Running::start_with(&config, &whole, &arguments).end());
-    assert!(ended.log.contains("grows from 1 to 2 layers after step 0"), "{}", ended.log);
+    assert!(ended.log.contains("growing the model from 1 to 2 layers after step 0"), "{}", ended.log);
     // Until step 12 only the new layer is trained.
     let [start, frozen, freed] =
         [(&first, 10..=10), (&whole, 1..=12), (&whole, 13..=19)].map(|(run, steps)| model_among(run, steps));
@@ -226,9 +226,9 @@ fn a_shipped_configuration_runs_from_end_to_end() {
     let url = place.path("shipped");
     let ended = finished(Running::start_with(&shipped, &url, &sets).end());
     for said in [
-        "grows from 3 to 6 layers after step 3: stage 6-layers begins",
-        "grows from 6 to 12 layers after step 6: stage 12-layers begins",
-        "% less than with 12 layers all along",
+        "growing the model from 3 to 6 layers after step 3: stage 6-layers begins",
+        "growing the model from 6 to 12 layers after step 6: stage 12-layers begins",
+        "% less than with 12 layers throughout",
     ] {
         assert!(ended.log.contains(said), "no {said:?} in {}", ended.log);
     }
@@ -257,7 +257,7 @@ fn a_stage_that_is_cut_short_behind_its_end_is_left_as_any_other() {
     let step = checkpoints(&url)[0][5..14].parse::<u64>().unwrap();
     let cut = ["--set", "stage.0.steps=10", "--allow-change", "stage"];
     let ended = finished(Running::start_with(&config, &url, &cut).end());
-    assert!(ended.log.contains(&format!("grows from 1 to 2 layers after step {step}")), "{}", ended.log);
+    assert!(ended.log.contains(&format!("growing the model from 1 to 2 layers after step {step}")), "{}", ended.log);
     assert_eq!(ended.records[0].stage, "2");
 }
 

@@ -120,7 +120,7 @@ fn on_another_host(spoil: &str, why: &str) {
     let ended = start(&network, &[0, 1, 2], &place.config(30, 2), &place.path("run"), &[]).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     let who = format!("on host {}) failed: ", network.host_of(1).name);
-    let restarts = ended.log.lines().filter(|line| line.contains("are started again")).collect::<Vec<_>>();
+    let restarts = ended.log.lines().filter(|line| line.contains("restarting all workers")).collect::<Vec<_>>();
     let [restart] = restarts[..] else { panic!("{restarts:?} in {}", ended.log) };
     assert!(restart.contains(&who) && restart.contains(why), "{restart}");
     assert_eq!(ranks(network.host_of(2)), only("rank-00001"), "{}", ended.log);

@@ -94,7 +94,7 @@ fn micro_batches_that_are_left_open_are_kept_by_attempt_and_are_the_default_in_m
         (url, ended)
     };
     let ((open, auto), (_, fixed)) = (run("open", "auto"), run("fixed", "4096"));
-    assert!(auto.log.contains("stage one has micro-batches of 4096 tokens in this attempt"), "{}", auto.log);
+    assert!(auto.log.contains("stage one: micro-batches of 4096 tokens in this attempt"), "{}", auto.log);
     let kept = std::fs::read_to_string(format!("{open}/micro-batches/attempt-0001.json")).unwrap();
     assert_eq!(kept, r#"{"one":4096}"#);
     assert!(std::fs::read_to_string(format!("{open}/run.toml")).unwrap().contains("micro_batch_tokens = \"auto\""));

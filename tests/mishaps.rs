@@ -94,7 +94,7 @@ fn a_clock_that_jumps_changes_nothing() {
     }
     let ended = running.end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
-    assert_eq!(ended.log.matches("training goes on from").count(), 2, "{}", ended.log);
+    assert_eq!(ended.log.matches("resuming from").count(), 2, "{}", ended.log);
     assert_same_bits(&reference, &run);
 }
 

@@ -28,7 +28,7 @@ fn ranks_whose_weights_differ_are_found_at_the_next_save() {
         let who = if ranks == 3 { "rank 1 (pid" } else { "failed: " };
         let told = |line: &str| line.contains(expected) && line.contains(who) && line.contains("failed: ");
         assert!(found.log.lines().any(told), "{}", found.log);
-        assert_eq!(found.log.matches("the workers are started again").count(), 1, "{}", found.log);
+        assert_eq!(found.log.matches("restarting all workers").count(), 1, "{}", found.log);
         // Nothing that holds the flipped bit was committed; on a slow disk there may be no checkpoint from before it.
         let goes_on = found.log.contains("goes on from step-000000007-a0001");
         assert_eq!(goes_on, found.log.contains("saved checkpoint step-000000007-a0001"), "{}", found.log);

@@ -54,11 +54,11 @@ fn killed_ranks(place: &Place, reference: &str, moments: &mut Rng) {
     for rank in killed {
         let line = ended.log.lines().find(|line| {
             line.contains(&format!("rank {rank} (pid "))
-                && line.contains("was killed by signal 9; the workers are started again")
+                && line.contains("was killed by signal 9; restarting all workers")
         });
         assert!(line.is_some(), "rank {rank} is not named in {}", ended.log);
     }
-    assert_eq!(ended.log.matches("is reached again: the restart cost").count(), 3, "{}", ended.log);
+    assert_eq!(ended.log.matches("recovered to step").count(), 3, "{}", ended.log);
     assert_same_bits(reference, &run);
 }
 

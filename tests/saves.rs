@@ -185,14 +185,14 @@ fn a_stop_in_an_evaluation_leaves_it_to_the_next_start() {
     running.kill_coordinator("-TERM");
     let ended = running.end();
     assert_eq!(ended.code, Some(75), "{}", ended.log);
-    assert!(!ended.log.contains("held-out loss"), "{}", ended.log);
+    assert!(!ended.log.contains("evaluation at step"), "{}", ended.log);
     let newest = checkpoints(&url).remove(0);
     let manifest = checkpoint::verify(&Store::open(&url).unwrap(), &newest).unwrap().manifest;
     assert_eq!((manifest.step, manifest.state["unevaluated"].as_bool()), (7, Some(true)));
     let resumed = Running::start_with(&config, &url, &more).end();
     assert_eq!(resumed.code, Some(0), "{}", resumed.log);
     let losses = |log: &str| {
-        let lines = log.lines().filter_map(|line| line.split_once("held-out loss after step ")).map(|(_, rest)| rest);
+        let lines = log.lines().filter_map(|line| line.split_once("evaluation at step ")).map(|(_, rest)| rest);
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
     assert_eq!(losses(&resumed.log), losses(&undisturbed.log));

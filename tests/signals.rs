@@ -50,7 +50,7 @@ fn sigterm_to_every_process_is_a_stop_with_a_checkpoint() {
         slow.release();
         let ended = running.end();
         assert_eq!(ended.code, Some(75), "{ranks} rank(s): {}", ended.log);
-        assert!(ended.log.contains("stopped at step"), "{ranks} rank(s): {}", ended.log);
+        assert!(ended.log.contains("stopped: step"), "{ranks} rank(s): {}", ended.log);
         assert_eq!(checkpoints(&run).len(), 1, "{ranks} rank(s): {}", ended.log);
         assert!(workers(&run).is_empty());
     }

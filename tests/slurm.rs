@@ -50,8 +50,8 @@ fn disturb(place: &Place, sandbox: &Sandbox, steps: u64) {
     assert_eq!(ranks.len(), 2, "{ranks:?}");
     let begun = Instant::now();
     signal(*ranks.last().unwrap(), "-9");
-    let seen = sandbox.say(&job, 0, "was killed by signal 9; the workers are started again");
-    let seen = sandbox.say(&job, seen, "is reached again");
+    let seen = sandbox.say(&job, 0, "was killed by signal 9; restarting all workers");
+    let seen = sandbox.say(&job, seen, "recovered to step");
     eprintln!("a rank killed: as far again after {:.1} s", begun.elapsed().as_secs_f64());
 
     let coordinator = sandbox.processes(&sandbox.path("bin/lambert run"));
@@ -83,7 +83,7 @@ fn disturb(place: &Place, sandbox: &Sandbox, steps: u64) {
     let user = sandbox.run("id", &["-u"]).out;
     let shared = Command::new("find").args(["/dev/shm", "-user", &user]).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&shared.stdout), "", "ranks that were killed have left memory behind");
-    assert!(sandbox.log(&job).contains("starting 2 rank(s)"), "the log was truncated: {}", sandbox.log(&job));
+    assert!(sandbox.log(&job).contains("starting 2 workers"), "the log was truncated: {}", sandbox.log(&job));
 }
 
 /// Ends that are meant: nobody queues the job again, and a checkpoint of the last step is there.

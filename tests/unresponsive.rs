@@ -76,7 +76,7 @@ fn a_reader_that_stalls_keeps_no_run_waiting() {
     assert!(steps.len() > 100 && steps.iter().enumerate().all(|(index, step)| *step == index as u64 + 1), "{steps:?}");
     assert_eq!(lines.last().unwrap()["event"], "end");
     let log = log.join().unwrap();
-    assert!(log.contains("stopped at step") && !log.contains("dropped"), "{log}");
+    assert!(log.contains("stopped: step") && !log.contains("dropped"), "{log}");
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn a_status_that_is_never_written_keeps_no_process() {
     let ended = running.end();
     eprintln!("from the blocked write to the end: {:.1} s", start.elapsed().as_secs_f64());
     assert_eq!(ended.code, Some(0), "{}", ended.log);
-    assert!(ended.log.contains("finished at step 40 of 40"), "{}", ended.log);
+    assert!(ended.log.contains("finished: step 40 of 40"), "{}", ended.log);
     assert!(ended.log.contains(&format!("{run}/status.json could not be written within 20 s")), "{}", ended.log);
     assert!(start.elapsed() < Duration::from_secs(60), "{}", ended.log);
 }

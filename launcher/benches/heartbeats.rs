@@ -8,7 +8,7 @@ use std::net::TcpStream;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use lambert::decide::{Attempt, Event, Memory, Placement, Room, Settings, State, decide};
+use lambert::decide::{Attempt, CoordinatorState, Event, HostPool, Placement, RestartHistory, Settings, decide};
 use lambert::run::control::ControlServer;
 use lambert::run::launch::processes;
 use lambert_config::RunConfig;
@@ -59,7 +59,8 @@ fn measure(ranks: usize) {
 fn attend(ranks: usize, inbox: &Receiver<Event>) -> (Duration, usize) {
     let mut config = RunConfig::default();
     config.cluster.ranks = ranks;
-    let (mut state, _) = State::begin(Settings::new(&config, Room::Here, 0.0), Memory::default());
+    let (mut state, _) =
+        CoordinatorState::begin(Settings::new(&config, HostPool::Here, 0.0), RestartHistory::default());
     (state, _) = decide(state, 0.0, Event::LeaseTaken(1));
     let (start, before, mut reports) = (Instant::now(), cpu_of("decision"), 0);
     while let Ok(event) = inbox.recv() {

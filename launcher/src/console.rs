@@ -1,7 +1,7 @@
-//! Standard error and standard output: progress, log lines and what the workers print, none of which may tear the other.
+//! Output to stderr and stdout without interleaving: progress bar, log lines and worker output.
 //!
-//! A command writes them itself, and waits for whoever reads. One that has others to look after calls [`detach`]: from then on a
-//! thread for each stream writes, out of a bounded queue.
+//! Short commands write directly and block on the reader. Long-running ones call [`detach`]; each stream is then
+//! written by a thread from a bounded queue.
 
 mod queue;
 
@@ -17,51 +17,50 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use crate::cli::LogFormat;
 pub use queue::{Bar, Progress};
-use queue::{Queue, Sink};
+use queue::{OutputQueue, Sink};
 
-/// Text that waits for the reader of a stream, bytes.
+/// Maximum bytes queued for a stream.
 const LONGEST: usize = 1 << 20;
-/// How long the process waits at its end for the readers of standard output and standard error, each.
+/// Time limit per stream for flushing at exit.
 const LAST_WRITES: Duration = Duration::from_secs(2);
 
-/// All lines and bars of this process; lines go above a bar that is being drawn.
+/// All progress bars of this process; lines are printed above them.
 fn bars() -> &'static MultiProgress {
     static BARS: OnceLock<MultiProgress> = OnceLock::new();
     BARS.get_or_init(|| MultiProgress::with_draw_target(ProgressDrawTarget::stderr()))
 }
 
-/// Whether a person sees standard error as it is written.
+/// True if stderr is a terminal.
 pub fn is_terminal() -> bool {
     io::stderr().is_terminal()
 }
 
-/// Puts `bar` at the bottom of the terminal.
+/// Adds `bar` at the bottom of the terminal.
 pub fn show(bar: ProgressBar) -> ProgressBar {
     bars().add(bar)
 }
 
 struct Detached {
-    output: Queue,
-    error: Queue,
+    output: OutputQueue,
+    error: OutputQueue,
 }
 
 static DETACHED: OnceLock<Detached> = OnceLock::new();
 
-/// From now on this process never waits for a reader of its output: what nobody reads is dropped and counted. [`finish`] belongs
-/// to it.
+/// Stops blocking on readers of stdout and stderr: unread output is dropped and counted. Call [`finish`] before exit.
 ///
 /// # Errors
-/// The system gives no thread.
+/// The system cannot start a thread.
 pub fn detach() -> io::Result<()> {
     if DETACHED.get().is_none() {
-        let output = Queue::start("stdout", LONGEST, Output { closed: false })?;
-        let error = Queue::start("stderr", LONGEST, Errors { bar: None })?;
+        let output = OutputQueue::start("stdout", LONGEST, Output { closed: false })?;
+        let error = OutputQueue::start("stderr", LONGEST, Errors { bar: None })?;
         let _ = DETACHED.set(Detached { output, error });
     }
     Ok(())
 }
 
-/// Waits a little for what [`detach`]ed output is not written yet, and says what was dropped.
+/// Flushes [`detach`]ed output for a limited time and reports dropped lines.
 pub fn finish() {
     let Some(detached) = DETACHED.get() else { return };
     let start = Instant::now();
@@ -69,11 +68,11 @@ pub fn finish() {
     if unread > 0 {
         line(&format!("lambert: {unread} lines for standard output were dropped: it was not read"));
     }
-    // Standard error has been written meanwhile.
+    // stderr was written in the meantime.
     detached.error.finish(LAST_WRITES.saturating_sub(start.elapsed()).max(LAST_WRITES / 4));
 }
 
-/// Writes a line to standard error. That nobody reads it is no reason to end a run, so failures are let go.
+/// Writes a line to stderr. Errors are ignored: a closed stderr must not end a run.
 pub fn line(text: &str) {
     to_stderr(format!("{text}\n").as_bytes());
 }
@@ -85,32 +84,32 @@ fn to_stderr(bytes: &[u8]) {
     }
 }
 
-/// Writes a line of results to standard output, and waits for its reader. That it (`| head`) has seen enough is no failure.
+/// Writes a result line to stdout, blocking on its reader. A closed pipe (`| head`) is not an error.
 pub fn result(text: &str) -> io::Result<()> {
     let write = || {
         let mut output = io::stdout().lock();
         writeln!(output, "{text}").and_then(|()| output.flush())
     };
-    // The thread of a detached standard error may hold the bars for long.
+    // The writer thread of a detached stderr may hold the progress-bar lock for long.
     let written = if DETACHED.get().is_some() { write() } else { bars().suspend(write) };
     written.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }
 
-/// Writes a record to standard output as a line, once [`detach`]ed.
+/// Writes a record line to stdout; only after [`detach`].
 pub fn record(text: &str) {
     if let Some(detached) = DETACHED.get() {
         detached.output.push(format!("{text}\n").into_bytes());
     }
 }
 
-/// Draws or removes a progress bar at the bottom of the terminal, once [`detach`]ed.
+/// Draws or removes the progress bar; only after [`detach`].
 pub fn draw(bar: Bar) {
     if let Some(detached) = DETACHED.get() {
         detached.error.draw(bar);
     }
 }
 
-/// Standard output, until it is closed.
+/// stdout, until it is closed.
 struct Output {
     closed: bool,
 }
@@ -118,7 +117,7 @@ struct Output {
 impl Sink for Output {
     fn write(&mut self, lines: &[u8]) {
         let write = || write_all(rustix::stdio::stdout(), lines);
-        // The bar's lock is for a terminal only: it must not be held while another reader is awaited.
+        // Only a terminal needs the progress-bar lock; it must not be held while a pipe blocks.
         let written = match (self.closed, io::stdout().is_terminal()) {
             (true, _) => return,
             (false, true) => bars().suspend(write),
@@ -139,14 +138,14 @@ impl Sink for Output {
     fn draw(&mut self, _: Bar) {}
 }
 
-/// Standard error, with the progress bar.
+/// stderr, with the progress bar.
 struct Errors {
     bar: Option<ProgressBar>,
 }
 
 impl Sink for Errors {
     fn write(&mut self, lines: &[u8]) {
-        // A closed one is no reason to end a run.
+        // A closed stderr must not end a run.
         let _ = bars().suspend(|| write_all(rustix::stdio::stderr(), lines));
     }
 
@@ -173,13 +172,13 @@ fn new_bar(length: u64) -> ProgressBar {
     ProgressBar::new(length).with_style(style)
 }
 
-/// Writes past the locks of the standard library, which a thread that is blocked here would keep from all others.
+/// Bypasses the standard library's lock, which a blocked writer would hold against all other threads.
 fn write_all(stream: BorrowedFd<'_>, mut bytes: &[u8]) -> rustix::io::Result<()> {
     while !bytes.is_empty() {
         match rustix::io::write(stream, bytes) {
             Ok(written) => bytes = &bytes[written..],
             Err(rustix::io::Errno::INTR) => {}
-            // Whoever shares the stream has made it non-blocking.
+            // Another process that shares the stream made it non-blocking.
             Err(rustix::io::Errno::AGAIN) => std::thread::sleep(Duration::from_millis(20)),
             Err(error) => return Err(error),
         }
@@ -187,11 +186,11 @@ fn write_all(stream: BorrowedFd<'_>, mut bytes: &[u8]) -> rustix::io::Result<()>
     Ok(())
 }
 
-/// Sends log lines of this process to standard error; `RUST_LOG` says which (information and worse if unset).
+/// Installs the log subscriber on stderr, filtered by `RUST_LOG` (default: info).
 pub fn log(format: LogFormat) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(AboveBars).with_target(false);
-    // A second call changes nothing: the first subscriber stays.
+    // A second call has no effect: the first subscriber stays.
     let _ = match format {
         LogFormat::Text => lines.with_ansi(is_terminal()).try_init(),
         LogFormat::Json => lines.json().try_init(),
@@ -209,7 +208,7 @@ impl<'a> MakeWriter<'a> for AboveBars {
 }
 
 impl Write for AboveBars {
-    /// tracing-subscriber hands over whole lines; it would report a failure to the same place, and panic.
+    /// tracing-subscriber passes whole lines. An error returned here would be printed to the same stream and panic.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         to_stderr(bytes);
         Ok(bytes.len())

@@ -1,45 +1,45 @@
-//! The coordinator's decisions: one pure function from a state and an event to the next state and what is to be done.
+//! Coordinator decisions: a pure function from a state and an event to the next state and a list of actions.
 //!
-//! There is no clock, no I/O and no thread here. Signals, timers, the store, the lease, launchers and the control channel
-//! make [`Event`]s; the coordinator carries out [`Action`]s; status, display and log observe both.
+//! This module uses no clock, I/O or threads. Signals, timers, the store, the lease, launchers and the control server
+//! produce [`Event`]s; the coordinator executes [`Action`]s; status, display and log observe both.
 //!
-//! - [`state`]: all that a coordinator knows; [`event`]: events and actions; [`placement`]: which ranks an attempt has, and where
-//! - [`watch`]: what is known of the attempt under way, and why it failed; [`limits`]: when a rank is taken for hung
-//! - [`restart`]: what follows an attempt: another one, or the end; [`stop`]: why a run stops; [`memory`]: what a later start needs
-//!   to know; [`progress`]: whether the run gets anywhere
+//! - [`state`]: coordinator state; [`event`]: events and actions; [`placement`]: ranks of an attempt and their hosts
+//! - [`monitor`]: monitoring of the running attempt and failure analysis; [`limits`]: phase timeouts
+//! - [`restart`]: restart or end after an attempt; [`stop`]: stop reasons; [`history`]: history kept across
+//!   coordinators; [`progress`]: detection of attempts without progress
 
 pub mod event;
+pub mod history;
 pub mod limits;
-pub mod memory;
+pub mod monitor;
 pub mod placement;
 pub mod progress;
 pub mod restart;
 pub mod state;
 pub mod stop;
-pub mod watch;
 
 use lambert_config::exit;
 use lambert_control::Message;
 use lambert_control::{Directive, EventKind, FailureKind};
 
-pub use event::{Action, Death, Event, Exit, FromWorkers, Note, Verdict, Wanted};
-pub use memory::Memory;
-pub use placement::{Attempt, LeftOut, Placement, Room};
-pub use state::{Phase, Running, Settings, State, Why};
-pub use stop::{JobSettings, JobView, Requests, Signal, Standing, StopReason};
+pub use event::{Action, Event, LeaseRequest, Note, ProcessExit, RankDeath, Verdict, WorkerEvent};
+pub use history::RestartHistory;
+pub use placement::{Attempt, ExcludedNodes, HostPool, Placement};
+pub use state::{CoordinatorState, EndReason, Phase, Running, Settings};
+pub use stop::{JobSettings, JobState, JobView, Requests, Signal, StopReason};
 
-use watch::{Failure, Watch};
+use monitor::{AttemptFailure, AttemptMonitor};
 
-/// Seconds since the coordinator began.
+/// Seconds since the coordinator started.
 pub type Seconds = f64;
 
-/// What follows from `event` at the time `at`.
-pub fn decide(mut state: State, at: Seconds, event: Event) -> (State, Vec<Action>) {
+/// Returns the next state and the actions for `event` at time `at`.
+pub fn decide(mut state: CoordinatorState, at: Seconds, event: Event) -> (CoordinatorState, Vec<Action>) {
     if state.verdict().is_some() {
         return (state, Vec::new());
     }
     let mut actions = take_request(&mut state, at, &event);
-    let phase = std::mem::replace(&mut state.phase, Phase::Leasing(Wanted::Next));
+    let phase = std::mem::replace(&mut state.phase, Phase::Leasing(LeaseRequest::Next));
     let next = match phase {
         Phase::Leasing(wanted) => leasing(&mut state, at, wanted, event, &mut actions),
         Phase::Running(running) => run(&mut state, at, running, event, &mut actions),
@@ -54,8 +54,8 @@ pub fn decide(mut state: State, at: Seconds, event: Event) -> (State, Vec<Action
     (state, actions)
 }
 
-/// Takes in what people and Slurm ask for.
-fn take_request(state: &mut State, at: Seconds, event: &Event) -> Vec<Action> {
+/// Applies requests from users and Slurm.
+fn take_request(state: &mut CoordinatorState, at: Seconds, event: &Event) -> Vec<Action> {
     let (requests, job) = (&mut state.requests, state.settings.job.as_ref());
     match event {
         Event::Signal(signal) => {
@@ -65,7 +65,7 @@ fn take_request(state: &mut State, at: Seconds, event: &Event) -> Vec<Action> {
         Event::Job(view) => {
             let Some(job) = job else { return Vec::new() };
             requests.explain(at, view, job);
-            let short = view.seconds_left.zip(state.memory.last_save_seconds).filter(|(left, save)| save > left);
+            let short = view.seconds_left.zip(state.history.last_save_seconds).filter(|(left, save)| save > left);
             return short.map(|(left, save)| Action::Note(Note::ShortOfTime { left, save })).into_iter().collect();
         }
         Event::StopRequested => requests.stop = Some(StopReason::Person),
@@ -78,35 +78,43 @@ fn take_request(state: &mut State, at: Seconds, event: &Event) -> Vec<Action> {
     Vec::new()
 }
 
-/// In a job a signal can mean several things.
-fn ask_slurm(state: &State) -> Vec<Action> {
+/// Requests the job state from Slurm to find out what a signal means.
+fn ask_slurm(state: &CoordinatorState) -> Vec<Action> {
     let unexplained = state.settings.job.is_some() && state.requests.stop == Some(StopReason::Signal);
     unexplained.then_some(Action::AskSlurm).into_iter().collect()
 }
 
-fn leasing(state: &mut State, at: Seconds, wanted: Wanted, event: Event, actions: &mut Vec<Action>) -> Phase {
+fn leasing(
+    state: &mut CoordinatorState,
+    at: Seconds,
+    wanted: LeaseRequest,
+    event: Event,
+    actions: &mut Vec<Action>,
+) -> Phase {
     match event {
-        Event::LeaseTaken(number) if wanted == Wanted::Next || wanted == Wanted::Exactly(number) => {
+        Event::LeaseTaken(number) if wanted == LeaseRequest::Next || wanted == LeaseRequest::Exactly(number) => {
             start(state, at, number, actions)
         }
         Event::LeaseHeld(number) => Phase::Over(replaced(number)),
-        // A run that is under way waits for its store.
+        // A running run waits for its store to recover.
         Event::LeaseFailed(message) => match wanted {
-            Wanted::Next => Phase::Over(Verdict::Failed(exit::FAILED, message)),
-            Wanted::Exactly(number) => restart::without_lease(state, at, number - 1, message, actions),
+            LeaseRequest::Next => Phase::Over(Verdict::Failed(exit::FAILED, message)),
+            LeaseRequest::Exactly(number) => restart::without_lease(state, at, number - 1, message, actions),
         },
-        // The wanted one may be this coordinator's own, whose answer is still on its way.
-        Event::LeaseSeen(newest) if matches!(wanted, Wanted::Exactly(own) if newest > own) => {
+        // The expected lease may be this coordinator's own, its confirmation still in flight.
+        Event::LeaseSeen(newest) if matches!(wanted, LeaseRequest::Exactly(own) if newest > own) => {
             Phase::Over(replaced(newest))
         }
-        // The last attempt's: without it there is no run to go on with.
-        Event::LeaseGone(_, message) if matches!(wanted, Wanted::Exactly(_)) => Phase::Over(Verdict::Replaced(message)),
+        // The last attempt's lease is gone, and the run with it.
+        Event::LeaseGone(_, message) if matches!(wanted, LeaseRequest::Exactly(_)) => {
+            Phase::Over(Verdict::Replaced(message))
+        }
         _ => stopped(state).unwrap_or(Phase::Leasing(wanted)),
     }
 }
 
-/// The end that was asked for, if it was.
-fn stopped(state: &State) -> Option<Phase> {
+/// Ends if a stop was requested.
+fn stopped(state: &CoordinatorState) -> Option<Phase> {
     state.requests.stop.map(|reason| Phase::Over(Verdict::Stopped(reason)))
 }
 
@@ -114,32 +122,38 @@ fn replaced(newest: u32) -> Verdict {
     Verdict::Replaced(format!("another `lambert run` has taken this run over, as attempt {newest}"))
 }
 
-fn start(state: &mut State, at: Seconds, number: u32, actions: &mut Vec<Action>) -> Phase {
+fn start(state: &mut CoordinatorState, at: Seconds, number: u32, actions: &mut Vec<Action>) -> Phase {
     if let Some(over) = stopped(state) {
         return over;
     }
-    state.tries.leaseless = false;
+    state.counters.lease_failed = false;
     let settings = &state.settings;
-    let mut avoid = state.memory.failed_hosts(state.unix(at) - settings.window);
-    avoid.extend(state.tries.unreachable());
-    let placement = placement::place(&settings.room, settings.ranks, &avoid);
+    let mut avoid = state.history.failed_hosts(state.unix(at) - settings.window);
+    avoid.extend(state.counters.unreachable());
+    let placement = placement::place(&settings.host_pool, settings.ranks, &avoid);
     let attempt = Attempt { number, world: settings.ranks, placement };
-    state.memory.progress.begin();
+    state.history.progress.begin();
     actions.push(Action::Start(attempt.clone()));
     if state.requests.save {
-        actions.push(Action::Order(Directive::Checkpoint));
+        actions.push(Action::Command(Directive::Checkpoint));
     }
-    let watch = Watch::new(attempt.placement.places());
-    Phase::Running(Box::new(Running { attempt, begun: at, watch, slow: false, stopping: false }))
+    let monitor = AttemptMonitor::new(attempt.placement.rank_hosts());
+    Phase::Running(Box::new(Running { attempt, begun: at, monitor, slow: false, stopping: false }))
 }
 
-fn run(state: &mut State, at: Seconds, mut running: Box<Running>, event: Event, actions: &mut Vec<Action>) -> Phase {
+fn run(
+    state: &mut CoordinatorState,
+    at: Seconds,
+    mut running: Box<Running>,
+    event: Event,
+    actions: &mut Vec<Action>,
+) -> Phase {
     let (number, tick) = (running.attempt.number, event == Event::Tick);
     match event {
         Event::Worker(attempt, what) if attempt == number => {
-            let gone = matches!(what, FromWorkers::Gone(_));
-            // Slurm asks the ranks, and at first nobody else, when the job has to make room. Not so while they are ended.
-            if matches!(&what, FromWorkers::Report(report) if report.has_received_sigterm)
+            let gone = matches!(what, WorkerEvent::Gone(_));
+            // On preemption Slurm may signal only the ranks at first. SIGTERM that we send ourselves arrives in another phase.
+            if matches!(&what, WorkerEvent::Report(report) if report.has_received_sigterm)
                 && state.requests.stop.is_none()
             {
                 state.requests.stop = Some(StopReason::Signal);
@@ -147,26 +161,26 @@ fn run(state: &mut State, at: Seconds, mut running: Box<Running>, event: Event, 
             }
             listen(state, at, &mut running, what, actions);
             if gone {
-                return restart::follow(state, at, &running, Why::Left, actions);
+                return restart::follow(state, at, &running, EndReason::Exited, actions);
             }
         }
         Event::StartFailed(attempt, code, message) if attempt == number => {
-            // What was right at an earlier start is no fault of the configuration: an address or a mount is away.
-            return match state.tries.is_first() {
+            // An earlier start succeeded, so the configuration is right: an address or mount is temporarily unavailable.
+            return match state.counters.is_first() {
                 true => Phase::Over(Verdict::Failed(code, message)),
                 false => restart::wait(state, at, (running.begun, number), message, actions),
             };
         }
         Event::LeaseSeen(newest) if newest > number => {
-            return to_end(running, Why::Replaced(replaced_message(newest)), actions);
+            return to_end(running, EndReason::Replaced(replaced_message(newest)), actions);
         }
         Event::LeaseGone(attempt, message) if attempt == number => {
-            return to_end(running, Why::Replaced(message), actions);
+            return to_end(running, EndReason::Replaced(message), actions);
         }
-        Event::SaveRequested if !running.stopping => actions.push(Action::Order(Directive::Checkpoint)),
+        Event::SaveRequested if !running.stopping => actions.push(Action::Command(Directive::Checkpoint)),
         _ => {}
     }
-    // Limits look at all ranks, and so are not for every report.
+    // Timeouts iterate over all ranks, so they are not checked on every report.
     let mut why = reason_to_end(state, at, &mut running, actions);
     if why.is_none() && tick {
         why = overdue(state, at, &mut running, actions);
@@ -184,126 +198,153 @@ fn replaced_message(newest: u32) -> String {
     }
 }
 
-/// What requests, the end of the launcher and a mismatch of versions ask for.
-fn reason_to_end(state: &State, at: Seconds, running: &mut Running, actions: &mut Vec<Action>) -> Option<Why> {
-    // With one rank the others are lost; not every launcher ends them.
-    if running.watch.trouble.has_ended() {
-        return Some(Why::Left);
+/// Returns why the attempt must end: a request, a dead launcher or rank, or a version mismatch.
+fn reason_to_end(
+    state: &CoordinatorState,
+    at: Seconds,
+    running: &mut Running,
+    actions: &mut Vec<Action>,
+) -> Option<EndReason> {
+    // The other ranks cannot continue, and not every launcher terminates them.
+    if running.monitor.failure_signs.has_ended() {
+        return Some(EndReason::Exited);
     }
     if state.requests.kill {
-        return Some(Why::Killed);
+        return Some(EndReason::Killed);
     }
     if state.requests.stop.is_some() && !running.stopping {
-        if running.watch.is_fresh() {
+        if running.monitor.is_fresh() {
             actions.push(Action::Note(Note::NothingToSave));
-            return Some(Why::Stopped);
+            return Some(EndReason::Stopped);
         }
         running.stopping = true;
-        actions.extend([Action::Note(Note::Stopping), Action::Order(Directive::CheckpointAndStop)]);
+        actions.extend([Action::Note(Note::Stopping), Action::Command(Directive::CheckpointAndStop)]);
     }
-    if running.stopping && running.watch.leaving().is_none() && state.requests.end_by.is_some_and(|by| at >= by) {
+    if running.stopping && running.monitor.leaving().is_none() && state.requests.end_by.is_some_and(|by| at >= by) {
         actions.push(Action::Note(Note::OutOfTime));
-        return Some(Why::Stopped);
+        return Some(EndReason::Stopped);
     }
-    let mismatch = running.watch.versions.mismatch.as_ref()?;
+    let mismatch = running.monitor.versions.mismatch.as_ref()?;
     let message = format!("the ranks do not run the same programs: {mismatch}");
-    Some(Why::Failed(Failure { message, fault: FailureKind::Usage, host: None }))
+    Some(EndReason::Failed(AttemptFailure { message, fault: FailureKind::Usage, host: None }))
 }
 
-/// What the limits ask for.
-fn overdue(state: &State, at: Seconds, running: &mut Running, actions: &mut Vec<Action>) -> Option<Why> {
-    let patience = &state.settings.patience;
-    match patience.slow(at, &running.watch) {
+/// Checks the phase timeouts.
+fn overdue(
+    state: &CoordinatorState,
+    at: Seconds,
+    running: &mut Running,
+    actions: &mut Vec<Action>,
+) -> Option<EndReason> {
+    let timeouts = &state.settings.timeouts;
+    match timeouts.slow(at, &running.monitor) {
         Some(message) if !std::mem::replace(&mut running.slow, true) => actions.push(Action::Note(Note::Slow(message))),
         Some(_) => {}
         None => running.slow = false,
     }
-    let hang = patience.overdue(at, running.begun, running.attempt.world, &running.watch)?;
-    if running.watch.leaving().is_some() {
-        // The run may end well all the same.
+    let hang = timeouts.overdue(at, running.begun, running.attempt.world, &running.monitor)?;
+    if running.monitor.leaving().is_some() {
+        // All work is done; the run may still succeed.
         actions.push(Action::Note(Note::Slow(format!("{}: they are ended", hang.message))));
     }
-    Some(Why::Failed(Failure { host: hang.host, ..Failure::passing(hang.message) }))
+    Some(EndReason::Failed(AttemptFailure { host: hang.host, ..AttemptFailure::passing(hang.message) }))
 }
 
-fn to_end(mut running: Box<Running>, why: Why, actions: &mut Vec<Action>) -> Phase {
+fn to_end(mut running: Box<Running>, why: EndReason, actions: &mut Vec<Action>) -> Phase {
     running.slow = false;
     actions.push(Action::End);
     Phase::Ending(running, why)
 }
 
 fn end(
-    state: &mut State,
+    state: &mut CoordinatorState,
     at: Seconds,
     mut running: Box<Running>,
-    why: Why,
+    why: EndReason,
     event: Event,
     actions: &mut Vec<Action>,
 ) -> Phase {
     let number = running.attempt.number;
     match event {
         Event::Worker(attempt, what) if attempt == number => {
-            let gone = matches!(what, FromWorkers::Gone(_));
+            let gone = matches!(what, WorkerEvent::Gone(_));
             listen(state, at, &mut running, what, actions);
             if gone {
-                let why = if state.requests.kill && why != Why::Left { Why::Killed } else { why };
+                let why = if state.requests.kill && why != EndReason::Exited { EndReason::Killed } else { why };
                 return restart::follow(state, at, &running, why, actions);
             }
         }
         Event::LeaseSeen(newest) if newest > number => {
-            return Phase::Ending(running, Why::Replaced(replaced_message(newest)));
+            return Phase::Ending(running, EndReason::Replaced(replaced_message(newest)));
         }
         Event::LeaseGone(attempt, message) if attempt == number => {
-            return Phase::Ending(running, Why::Replaced(message));
+            return Phase::Ending(running, EndReason::Replaced(message));
         }
         _ => {}
     }
     Phase::Ending(running, why)
 }
 
-/// Takes in what came from the processes of the attempt under way.
-fn listen(state: &mut State, at: Seconds, running: &mut Running, what: FromWorkers, actions: &mut Vec<Action>) {
+/// Applies an event from the processes of the running attempt.
+fn listen(
+    state: &mut CoordinatorState,
+    at: Seconds,
+    running: &mut Running,
+    what: WorkerEvent,
+    actions: &mut Vec<Action>,
+) {
     match &what {
-        FromWorkers::Report(report) => {
+        WorkerEvent::Report(report) => {
             if let Some(versions) = &report.versions
                 && let Some((name, own, other)) = state.settings.versions.first_difference(versions)
             {
                 let mismatch = format!("this coordinator has {name} {own}, rank {} has {other}", report.rank);
-                running.watch.versions.mismatch.get_or_insert(mismatch);
+                running.monitor.versions.mismatch.get_or_insert(mismatch);
             }
         }
-        FromWorkers::Message(_, Message::Event(EventKind::Started { checkpoint, step, .. })) => {
+        WorkerEvent::Message(_, Message::Event(EventKind::Started { checkpoint, step, .. })) => {
             state.checkpoint.clone_from(checkpoint);
-            state.memory.progress.loaded(*step);
+            state.history.progress.loaded(*step);
         }
-        FromWorkers::Message(_, Message::Event(EventKind::Checkpoint { name, step, written, .. })) => {
+        WorkerEvent::Message(_, Message::Event(EventKind::Checkpoint { name, step, written, .. })) => {
             (state.checkpoint, state.requests.save) = (Some(name.clone()), false);
-            state.memory.add_save(*written);
-            state.memory.progress.committed(*step);
+            state.history.add_save(*written);
+            state.history.progress.committed(*step);
         }
-        FromWorkers::Gone(left) if !left.is_empty() => actions.push(Action::Note(Note::Left(left.clone()))),
+        WorkerEvent::Gone(left) if !left.is_empty() => {
+            actions.push(Action::Note(Note::LeftoverProcesses(left.clone())))
+        }
         _ => {}
     }
-    running.watch.take(at, what);
-    if running.watch.steps.finished > 0 {
-        state.step = running.watch.steps.finished;
+    running.monitor.take(at, what);
+    if running.monitor.steps.finished > 0 {
+        state.step = running.monitor.steps.finished;
     }
-    if let Some(recovered) = state.tries.recover(at, &running.watch) {
-        state.memory.account(recovered.1);
+    if let Some(recovered) = state.counters.recover(at, &running.monitor) {
+        state.history.account(recovered.1);
         actions.push(Action::Note(Note::Recovered { step: recovered.0, seconds: recovered.1 }));
     }
 }
 
-fn pause(state: &mut State, at: Seconds, last: u32, until: Seconds, event: Event, actions: &mut Vec<Action>) -> Phase {
+fn pause(
+    state: &mut CoordinatorState,
+    at: Seconds,
+    last: u32,
+    until: Seconds,
+    event: Event,
+    actions: &mut Vec<Action>,
+) -> Phase {
     match event {
-        // A creation that failed may have left this coordinator's own.
-        Event::LeaseSeen(newest) if newest > last + u32::from(state.tries.leaseless) => Phase::Over(replaced(newest)),
+        // A failed lease creation may have left this coordinator's own lease in the store.
+        Event::LeaseSeen(newest) if newest > last + u32::from(state.counters.lease_failed) => {
+            Phase::Over(replaced(newest))
+        }
         Event::LeaseGone(attempt, message) if attempt == last => Phase::Over(Verdict::Replaced(message)),
         _ if state.requests.stop.is_some() => stopped(state).unwrap_or(Phase::Pausing { last, until }),
         _ if at >= until => {
-            let wanted = Wanted::Exactly(last + 1);
-            // Taking it may last as long as the store is away.
-            state.tries.begin(at);
+            let wanted = LeaseRequest::Exactly(last + 1);
+            // Taking the lease lasts as long as the store is unavailable.
+            state.counters.begin(at);
             actions.push(Action::TakeLease(wanted));
             Phase::Leasing(wanted)
         }

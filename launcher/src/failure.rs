@@ -1,4 +1,4 @@
-//! How a command ends that did not succeed: one error with its causes, and an exit code.
+//! Command failures: an error with its causes and an exit code.
 
 use std::error::Error;
 use std::fmt;
@@ -7,35 +7,35 @@ use lambert_config::{ConfigError, exit};
 use lambert_dataset::DatasetError;
 pub use lambert_store::error::chain;
 
-/// What a command gives back: an exit code, or the failure that decides it.
+/// Result of a command: an exit code or a failure.
 pub type Outcome = Result<i32, Failure>;
 
-/// An error on its way to the one place that prints it.
+/// An error with an exit code, printed once by `main`.
 #[derive(Debug)]
 pub struct Failure {
-    /// The exit code.
+    /// Process exit code.
     pub code: i32,
     error: Box<dyn Error + Send + Sync>,
 }
 
 impl Failure {
-    /// The command line or the configuration is wrong.
+    /// Invalid command line or configuration.
     pub fn usage(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self { code: exit::USAGE, error: error.into() }
     }
 
-    /// Something that has an exit code of its own.
+    /// An error with a specific exit code.
     pub fn coded(code: i32, error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self { code, error: error.into() }
     }
 
-    /// Something went wrong on the way.
+    /// A failure at run time.
     pub fn failed(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self { code: exit::FAILED, error: error.into() }
     }
 }
 
-/// The error and, after a colon each, what caused it.
+/// Formats the error and its causes, separated by colons.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&chain(&*self.error))
@@ -48,7 +48,7 @@ impl From<ConfigError> for Failure {
     }
 }
 
-/// A store that is away may be back at the next start.
+/// An unreachable store may be reachable on the next start, so it is not a usage error.
 impl From<DatasetError> for Failure {
     fn from(error: DatasetError) -> Self {
         match error {

@@ -1,19 +1,20 @@
-//! The front door of lambert.
+//! Command-line program and coordinator of lambert.
 //!
-//! - [`cli`]: the command line as it is typed
-//! - [`commands`]: one module a command; [`run`] is `lambert run`, the coordinator; [`decide`]: its decisions, a pure
-//!   function
-//! - [`slurm`]: the batch script of a run, and what Slurm is asked before it is queued
-//! - [`observe`]: what watches a run: the console, the status, the lines of `--json`
-//! - [`tune`]: runs that differ in some keys, compared
-//! - [`status`]: `status.json`, which tells other machines where a run is
-//! - [`store_writer`]: writes a run's small objects on a thread; [`logs`]: where ranks keep what they print; [`host`]: this host
-//! - [`worker`]: where `lambert-worker` is
-//! - [`console`]: standard output for results, standard error for everything else
-//! - [`failure`]: errors on their way to the exit code; [`panics`]: defects on the same way
+//! - [`cli`]: command-line arguments
+//! - [`commands`]: one module per subcommand
+//! - [`run`]: `lambert run`, the coordinator; [`decide`]: its decisions as a pure function
+//! - [`observe`]: observers of a run: console, status file, `--json` lines
+//! - [`slurm`]: batch scripts, job submission and job state
+//! - [`tune`]: hyperparameter sweeps
+//! - [`status`]: `status.json`, the run's state for other machines
+//! - [`store_writer`]: background writer for small objects; [`logs`]: log directories of the ranks; [`host`]: host
+//!   name, clock, processes
+//! - [`worker`]: locates and runs `lambert-worker`
+//! - [`console`]: results on stdout, everything else on stderr
+//! - [`failure`]: errors with exit codes; [`panics`]: panics as errors
 //!
-//! This crate knows neither tensors nor MPI nor the training engine: it starts `lambert-worker` as a process and talks
-//! to it over HTTP.
+//! This crate depends on neither tensors, MPI nor the training engine: it starts `lambert-worker` as a process and
+//! talks to it over HTTP.
 
 pub mod cli;
 pub mod commands;

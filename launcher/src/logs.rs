@@ -1,11 +1,11 @@
-//! The folder on each host for what its ranks print, beside passing it on to the coordinator.
+//! Directories for worker output on each host, kept in addition to forwarding it to the coordinator.
 
 use std::path::PathBuf;
 
 use lambert_config::run::Cluster;
 use lambert_store::host_paths;
 
-/// The folder of an attempt of the run at `url`; `None` if no files are wanted.
+/// Log directory of an attempt of the run at `url`; `None` if logging to files is disabled.
 pub fn folder(cluster: &Cluster, url: &str, attempt: u32) -> Option<PathBuf> {
     let logs = match cluster.log_folder.as_str() {
         Cluster::NO_LOGS => return None,

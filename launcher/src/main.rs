@@ -1,4 +1,4 @@
-//! The program `lambert`: the library behind a command line, and the one place where errors are printed.
+//! The `lambert` program: parses the command line, runs the command and prints its error.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! Panics of any thread: the first is kept, so that one line can tell of it at the end, and no backtrace is printed.
+//! Panic handling: the first panic of any thread becomes a one-line error; no backtrace is printed.
 
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
 use std::sync::OnceLock;
@@ -9,12 +9,12 @@ use crate::failure::{Failure, Outcome};
 
 static FIRST: OnceLock<String> = OnceLock::new();
 
-/// A defect of this program.
+/// Internal error.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Internal(String);
 
-/// Runs a command. A panic of any thread is its failure, whatever it made of that.
+/// Runs a command. A panic in any thread makes it fail, even if the command caught it.
 pub fn guard(command: impl FnOnce() -> Outcome) -> Outcome {
     std::panic::set_hook(Box::new(|info| drop(FIRST.set(describe(info)))));
     let outcome = catch_unwind(AssertUnwindSafe(command));
@@ -24,7 +24,7 @@ pub fn guard(command: impl FnOnce() -> Outcome) -> Outcome {
     }
 }
 
-/// The failure that follows from the first panic of any thread, if there was one.
+/// Failure for the first panic of any thread, if there was one.
 pub fn first() -> Option<Failure> {
     FIRST.get().map(|message| failure(message))
 }

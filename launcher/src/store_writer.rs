@@ -1,4 +1,4 @@
-//! Small objects of a run written on a thread, so that a slow store never holds up the coordinator.
+//! Background writer for a run's small objects: a slow store never blocks the coordinator.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,97 +10,97 @@ use lambert_store::Store;
 use lambert_store::run::STATUS;
 use serde::Serialize;
 
-/// How often objects are written that are in no hurry.
+/// Interval of routine writes.
 const PERIOD: Duration = Duration::from_secs(3);
-/// How long the last writes may take.
+/// Time limit for writes at exit.
 const LAST_WRITES: Duration = Duration::from_secs(20);
 
-/// How often an object is written if the store panics, and the pause between.
+/// Number of attempts if the store panics, and the pause between them.
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How soon a change is to be seen.
+/// Urgency of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Urgency {
-    /// With the next regular writing.
+    /// With the next routine write.
     Routine,
-    /// At once.
+    /// Immediately.
     Change,
 }
 
-/// A change of one object.
-pub struct Write {
+/// A write or removal of one object.
+pub struct ObjectWrite {
     object: &'static str,
-    content: Content,
+    content: WriteContent,
 }
 
 type MakeJson = dyn FnOnce() -> serde_json::Result<Vec<u8>> + Send;
 
-enum Content {
+enum WriteContent {
     Json(Box<MakeJson>),
-    /// Its removal, and the warning if it fails.
+    /// Removal, with the warning to log on failure.
     Nothing(&'static str),
 }
 
-impl Write {
-    /// Writes a value as JSON.
+impl ObjectWrite {
+    /// Writes `value` as JSON.
     pub fn json(object: &'static str, value: impl Serialize + Send + 'static) -> Self {
         Self::json_made_by(object, move || value)
     }
 
-    /// Writes a value as JSON that is made at the moment of writing.
+    /// Writes a value as JSON that is created at the time of writing.
     pub fn json_made_by<T: Serialize>(object: &'static str, make: impl FnOnce() -> T + Send + 'static) -> Self {
-        Self { object, content: Content::Json(Box::new(move || serde_json::to_vec_pretty(&make()))) }
+        Self { object, content: WriteContent::Json(Box::new(move || serde_json::to_vec_pretty(&make()))) }
     }
 
-    /// Removes an object; `warning` is logged with the error where that fails.
+    /// Removes an object; `warning` is logged with the error on failure.
     pub fn remove(object: &'static str, warning: &'static str) -> Self {
-        Self { object, content: Content::Nothing(warning) }
+        Self { object, content: WriteContent::Nothing(warning) }
     }
 }
 
-impl fmt::Debug for Write {
+impl fmt::Debug for ObjectWrite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Write").field(&self.object).finish()
+        f.debug_tuple("ObjectWrite").field(&self.object).finish()
     }
 }
 
-/// Handle on the thread that writes to a run's store. When the last clone is dropped it waits for what was handed over, for a
-/// limited time: a write to a file server that is away never returns.
+/// Handle of the writer thread. Dropping the last clone waits for pending writes for a limited time: a write to an
+/// unavailable file server may never return.
 #[derive(Debug, Clone)]
 pub struct StoreWriter(Arc<Writer>);
 
 #[derive(Debug)]
 struct Writer {
-    shared: Arc<Shared>,
+    shared: Arc<WriterShared>,
     url: String,
-    /// Disconnected when the thread has ended. Locked by the last clone alone, when it is dropped.
+    /// Disconnected when the thread has ended. Locked only by the last clone, when dropped.
     thread: Mutex<Receiver<()>>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    pending: Mutex<Pending>,
+struct WriterShared {
+    pending: Mutex<PendingWrites>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Pending {
-    /// In the order in which they are made; one an object.
-    writes: Vec<Write>,
-    /// The object that is being written or removed.
+struct PendingWrites {
+    /// In order; at most one per object.
+    writes: Vec<ObjectWrite>,
+    /// Object being written or removed.
     current: Option<&'static str>,
     urgent: bool,
     closing: bool,
 }
 
 impl StoreWriter {
-    /// Starts the thread.
+    /// Starts the writer thread.
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// The system cannot start a thread.
     pub fn start(store: Store) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(WriterShared::default());
         let (queue, url) = (Arc::clone(&shared), store.url().to_owned());
         let (alive, thread) = channel::<()>();
         let write = move || {
@@ -111,9 +111,8 @@ impl StoreWriter {
         Ok(Self(Arc::new(Writer { shared, url, thread: Mutex::new(thread) })))
     }
 
-    /// Hands over `writes`, to be made in this order behind those handed over before. What was not written yet of the same
-    /// objects is forgotten.
-    pub fn hand_over(&self, writes: Vec<Write>, urgency: Urgency) {
+    /// Queues `writes` in order. They replace pending writes of the same objects.
+    pub fn hand_over(&self, writes: Vec<ObjectWrite>, urgency: Urgency) {
         let mut pending = self.0.shared.lock();
         for write in writes {
             pending.writes.retain(|other| other.object != write.object);
@@ -123,14 +122,14 @@ impl StoreWriter {
         self.0.shared.changed.notify_one();
     }
 
-    /// Forgets objects that were not written yet; removals stay.
+    /// Drops pending writes; removals stay.
     pub fn discard(&self) {
-        self.0.shared.lock().writes.retain(|write| matches!(write.content, Content::Nothing(_)));
+        self.0.shared.lock().writes.retain(|write| matches!(write.content, WriteContent::Nothing(_)));
     }
 }
 
-impl Shared {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Pending> {
+impl WriterShared {
+    fn lock(&self) -> std::sync::MutexGuard<'_, PendingWrites> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -150,12 +149,12 @@ impl Drop for Writer {
     }
 }
 
-fn write_all(store: &Store, shared: &Shared) {
+fn write_all(store: &Store, shared: &WriterShared) {
     let mut written: Option<Instant> = None;
     let mut away = false;
     loop {
         let mut pending = shared.lock();
-        let due = |pending: &Pending| {
+        let due = |pending: &PendingWrites| {
             pending.closing
                 || pending.urgent
                 || (!pending.writes.is_empty() && written.is_none_or(|at| at.elapsed() >= PERIOD))
@@ -166,14 +165,14 @@ fn write_all(store: &Store, shared: &Shared) {
         let (writes, closing) = (std::mem::take(&mut pending.writes), pending.closing);
         pending.urgent = false;
         drop(pending);
-        for Write { object, content } in writes {
+        for ObjectWrite { object, content } in writes {
             shared.lock().current = Some(object);
             match content {
-                Content::Json(make) => {
+                WriteContent::Json(make) => {
                     away = put(store, object, make, away);
                     written = Some(Instant::now());
                 }
-                Content::Nothing(warning) => {
+                WriteContent::Nothing(warning) => {
                     if let Err(error) = store.delete(object) {
                         tracing::warn!("{warning}: {error}");
                     }
@@ -186,7 +185,7 @@ fn write_all(store: &Store, shared: &Shared) {
     }
 }
 
-/// Writes an object; returns whether the store is away, which is said once.
+/// Writes an object. Returns true if the store is unavailable, which is logged once.
 fn put(store: &Store, object: &str, make: Box<MakeJson>, away: bool) -> bool {
     let text = match make() {
         Ok(text) => text,
@@ -206,8 +205,8 @@ fn put(store: &Store, object: &str, make: Box<MakeJson>, away: bool) -> bool {
     }
 }
 
-/// Writes an object, again where the store has panicked (the system gives it no thread for the moment): a run that ends by a panic
-/// says so in its status.
+/// Writes an object, with retries if the store panics (e.g. when no thread can be started), so that a run that ends by
+/// a panic still records it in its status.
 fn put_in_spite_of_panics(store: &Store, object: &str, text: &[u8]) -> lambert_store::Result<()> {
     let write = || store.put(object, text.to_vec().into());
     for _ in 1..TRIES {
@@ -232,9 +231,12 @@ mod tests {
         let store = Store::open("memory://writer/newest").unwrap();
         let writer = StoreWriter::start(store.clone()).unwrap();
         for step in 0..100_u64 {
-            writer.clone().hand_over(vec![Write::json("step", step)], Urgency::Routine);
+            writer.clone().hand_over(vec![ObjectWrite::json("step", step)], Urgency::Routine);
         }
-        writer.hand_over(vec![Write::json("other", 1_u64), Write::json_made_by("step", || 100_u64)], Urgency::Change);
+        writer.hand_over(
+            vec![ObjectWrite::json("other", 1_u64), ObjectWrite::json_made_by("step", || 100_u64)],
+            Urgency::Change,
+        );
         drop(writer);
         assert_eq!((read(&store, "step"), read(&store, "other")), (Some(100), Some(1)));
     }
@@ -243,12 +245,15 @@ mod tests {
     fn what_is_discarded_is_not_written_and_what_is_removed_is_gone() {
         let store = Store::open("memory://writer/discarded").unwrap();
         let writer = StoreWriter::start(store.clone()).unwrap();
-        // The thread is asleep for a period once it has written.
-        writer.hand_over(vec![Write::json("first", 1_u64), Write::json("request", 1_u64)], Urgency::Change);
+        // After a write the thread sleeps for a period.
+        writer.hand_over(vec![ObjectWrite::json("first", 1_u64), ObjectWrite::json("request", 1_u64)], Urgency::Change);
         while read(&store, "request").is_none() {
             std::thread::sleep(Duration::from_millis(1));
         }
-        writer.hand_over(vec![Write::json("second", 2_u64), Write::remove("request", "it stays")], Urgency::Routine);
+        writer.hand_over(
+            vec![ObjectWrite::json("second", 2_u64), ObjectWrite::remove("request", "it stays")],
+            Urgency::Routine,
+        );
         writer.discard();
         drop(writer);
         assert_eq!(["first", "second", "request"].map(|object| read(&store, object)), [Some(1), None, None]);

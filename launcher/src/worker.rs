@@ -1,4 +1,4 @@
-//! Where `lambert-worker` is, and the commands that only hand over to it.
+//! Locates `lambert-worker` and runs the commands it implements.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -8,28 +8,28 @@ use crate::failure::{Failure, Outcome};
 
 const NAME: &str = "lambert-worker";
 
-/// Why there is no worker.
+/// `lambert-worker` cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
-    /// It is nowhere.
+    /// Not found.
     #[error("cannot find {NAME}; looked in {} and in PATH ({path})", beside.display())]
     Missing {
-        /// The folder of this program.
+        /// Directory of this program.
         beside: PathBuf,
-        /// PATH.
+        /// Value of PATH.
         path: String,
     },
-    /// It does not start.
+    /// Cannot be executed.
     #[error("cannot start {}", program.display())]
     Start {
-        /// The program.
+        /// Path of the program.
         program: PathBuf,
         /// Why not.
         source: std::io::Error,
     },
 }
 
-/// Finds `lambert-worker`: beside this program, else in PATH.
+/// Finds `lambert-worker` next to this program, else in PATH.
 pub fn find() -> Result<PathBuf, WorkerError> {
     let own = std::env::current_exe().ok().and_then(|program| program.canonicalize().ok());
     let beside = own.as_deref().and_then(Path::parent).unwrap_or(Path::new(".")).to_owned();
@@ -46,7 +46,7 @@ fn is_program(path: &Path) -> bool {
     path.metadata().is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
 }
 
-/// Becomes the worker with `arguments`: its output, its exit code. Returns only if that cannot be done.
+/// Replaces this process with the worker (`exec`). Returns only on failure.
 pub fn become_worker(arguments: &[String]) -> Outcome {
     let program = find().map_err(Failure::failed)?;
     let source = Command::new(&program).args(arguments).exec();

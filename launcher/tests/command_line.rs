@@ -136,7 +136,7 @@ fn a_generated_corpus_becomes_a_dataset() {
     assert_eq!(figures["documents"], 60);
     assert!(figures["unigram_entropy"].as_f64().unwrap() > 3.0);
     let vocab = lambert(path, &["vocab", "--input", "corpus.txt", "--size", "250", "--output", "vocab.txt"]);
-    assert_eq!((vocab.code, vocab.out.as_str()), (0, "vocab.txt: 250 pieces\n"), "{}", vocab.err);
+    assert_eq!((vocab.code, vocab.out.as_str()), (0, "wrote vocab.txt (250 tokens)\n"), "{}", vocab.err);
     let config = "[[source]]\npath = 'corpus.txt'\ndocuments = 'blank-line'\n[output]\nurl = 'data'\nshards = 2\n\
                   [vocabulary]\nfile = 'vocab.txt'\n[samples]\nsequence_length = 64\nheld_out = 0.1\n";
     std::fs::write(path.join("prep.toml"), config).unwrap();

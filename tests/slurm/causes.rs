@@ -48,7 +48,7 @@ pub fn asked_in_the_prologue(place: &Place, sandbox: &Sandbox) {
     sandbox.wait("the prologue", || Path::new(&begun).exists().then_some(()));
     assert_eq!(sandbox.run("scancel", &["--batch", "--signal=USR1", &job]).code, 0);
     let seen = sandbox.say(&job, 0, "the job is queued again");
-    assert!(!sandbox.log(&job).contains("starting 2 rank(s)"), "{}", sandbox.log(&job));
+    assert!(!sandbox.log(&job).contains("starting 2 workers"), "{}", sandbox.log(&job));
     sandbox.say(&job, seen, "\nstep ");
     assert_eq!(sandbox.lambert(&["stop", &run]).code, 0);
     assert_eq!(sandbox.ended(&job), "FAILED|76:0", "{}", sandbox.log(&job));

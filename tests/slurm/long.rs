@@ -111,17 +111,17 @@ fn time(sandbox: &Sandbox, job: &str, restart: Restart, event: impl FnOnce()) ->
     let mut seen = seen;
     if restart == Restart::InPlace {
         // The display's next line may be ten seconds away.
-        sandbox.say(job, seen, "is reached again");
+        sandbox.say(job, seen, "recovered to step");
         return (begun.elapsed().as_secs_f64(), slurm);
     }
     if restart == Restart::Yes {
-        seen = sandbox.say(job, seen, "stopped at step");
+        seen = sandbox.say(job, seen, "stopped: step");
         let ended = Instant::now();
         // The plan that a coordinator prints first.
-        seen = sandbox.say(job, seen, "\nin all ");
+        seen = sandbox.say(job, seen, "\ntotal: ");
         slurm = ended.elapsed().as_secs_f64();
     }
-    seen = sandbox.say(job, seen, "starting 2 rank(s)");
+    seen = sandbox.say(job, seen, "starting 2 workers");
     sandbox.say(job, seen, "\nstep ");
     (begun.elapsed().as_secs_f64(), slurm)
 }
@@ -191,14 +191,14 @@ fn how_long_a_run_stands_still() {
 /// Longer than ranks may be silent (90 s) and a coordinator may be (45 s).
 fn suspended(sandbox: &Sandbox, job: &str) {
     for seconds in [3, 100] {
-        let starts = sandbox.log(job).matches("starting 2 rank(s)").count();
+        let starts = sandbox.log(job).matches("starting 2 workers").count();
         sandbox.administer("scontrol", &["suspend", job]);
         sandbox.state(job, "SUSPENDED");
         std::thread::sleep(std::time::Duration::from_secs(seconds));
         let (step, begun) = (step(sandbox), Instant::now());
         sandbox.administer("scontrol", &["resume", job]);
         sandbox.wait("a step after a suspension", || (self::step(sandbox) > step).then_some(()));
-        let again = sandbox.log(job).matches("starting 2 rank(s)").count() - starts;
+        let again = sandbox.log(job).matches("starting 2 workers").count() - starts;
         eprintln!("| resumed after {seconds} s | 1 | {:.1}, {again} restart(s) | |", begun.elapsed().as_secs_f64());
     }
 }

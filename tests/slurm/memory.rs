@@ -18,7 +18,7 @@ pub fn starts(place: &Place, sandbox: &Sandbox, starts: usize) {
     let job = sandbox.submit(&config(place, sandbox, 1_000_000), &run, &more);
     let (mut seen, mut without) = (0, Vec::new());
     for start in 1..=starts {
-        seen = sandbox.say(&job, seen, "starting 2 rank(s)");
+        seen = sandbox.say(&job, seen, "starting 2 workers");
         seen = sandbox.say(&job, seen, "\nstep ");
         let ranks = sandbox.processes(&format!("{} train --run {run}", sandbox.path("bin/lambert-worker")));
         assert_eq!(ranks.len(), 2, "{ranks:?}");

@@ -46,7 +46,7 @@ fn held(sandbox: &Sandbox, file: &str) {
     sandbox.file("runs/held/control/stop", "asked\n");
     assert_eq!(sandbox.run("scontrol", &["release", &job]).code, 0);
     assert_eq!(sandbox.ended(&job), "FAILED|76:0", "{}", sandbox.log(&job));
-    assert!(!sandbox.log(&job).contains("starting 2 rank(s)"), "{}", sandbox.log(&job));
+    assert!(!sandbox.log(&job).contains("starting 2 workers"), "{}", sandbox.log(&job));
 }
 
 /// The job was put back into the queue by hand; before it starts again the run is stopped.
@@ -65,7 +65,7 @@ fn between_two_starts(sandbox: &Sandbox, run: &str, job: &str) {
     assert_eq!(stopped.out, format!("job {job} was pending and is cancelled"), "{}", stopped.err);
     assert!(sandbox.ended(job).starts_with("CANCELLED"));
     assert!(!checkpoints(run).is_empty());
-    assert_eq!(sandbox.log(job).matches("starting 2 rank(s)").count(), 1, "{}", sandbox.log(job));
+    assert_eq!(sandbox.log(job).matches("starting 2 workers").count(), 1, "{}", sandbox.log(job));
 }
 
 fn in_the_middle(sandbox: &Sandbox, run: &str, job: &str) {
@@ -79,7 +79,7 @@ fn in_the_middle(sandbox: &Sandbox, run: &str, job: &str) {
     sandbox.administer("scontrol", &["resume", job]);
     assert_eq!(sandbox.ended(job), "FAILED|76:0", "{}", sandbox.log(job));
     assert!(!checkpoints(run).is_empty());
-    assert_eq!(sandbox.log(job).matches("starting 2 rank(s)").count(), 1, "{}", sandbox.log(job));
+    assert_eq!(sandbox.log(job).matches("starting 2 workers").count(), 1, "{}", sandbox.log(job));
 }
 
 /// Two that look at the same time find no job, and only one may queue it.

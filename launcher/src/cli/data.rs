@@ -1,4 +1,4 @@
-//! The commands around datasets: prep, vocab, generate, inspect.
+//! Dataset commands: prep, vocab, generate, inspect.
 
 use std::path::PathBuf;
 
@@ -9,19 +9,19 @@ use super::values::{PREP_MEMORY, bytes, part};
 /// Arguments of `lambert prep`.
 #[derive(Debug, Args)]
 pub struct Prep {
-    /// The preparation, as TOML
+    /// Preparation configuration (TOML)
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
-    /// Change a value of the configuration: samples.seed=7, source.0.path=books
+    /// Override a configuration value, e.g. samples.seed=7 or source.0.path=books (repeatable)
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
-    /// Threads that tokenize; as many as there are processors if absent
+    /// Tokenizer threads [default: number of CPUs]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Memory for all threads together, as 512M or 4G; changes nothing of the result
+    /// Memory for all threads together, e.g. 512M or 4G; does not affect the result
     #[arg(long, value_name = "BYTES", default_value = PREP_MEMORY.as_str(), value_parser = bytes)]
     pub memory: u64,
-    /// Do only part I (from 0) of N; the same command without this joins all parts
+    /// Run only part I (from 0) of N; rerun without --part to merge all parts
     #[arg(long, value_name = "I/N", value_parser = part)]
     pub part: Option<(usize, usize)>,
     /// Print the manifests of the finished datasets as JSON
@@ -32,19 +32,19 @@ pub struct Prep {
 /// Arguments of `lambert vocab`.
 #[derive(Debug, Args)]
 pub struct Vocab {
-    /// Text: files, folders, globs or URLs
+    /// Input text: files, directories, globs or URLs
     #[arg(long, required = true, num_args = 1.., value_name = "URL")]
     pub input: Vec<String>,
-    /// Pieces of the vocabulary, the special ones included
+    /// Vocabulary size in tokens, including special tokens
     #[arg(long, default_value_t = 30522, value_name = "N")]
     pub size: usize,
-    /// Where the vocabulary goes: a piece a line
+    /// Output file, one token per line
     #[arg(long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Keep upper case and accents
+    /// Keep case and accents
     #[arg(long)]
     pub cased: bool,
-    /// Pieces must occur this often
+    /// Minimum number of occurrences of a token
     #[arg(long, default_value_t = 2, value_name = "N")]
     pub min_frequency: u64,
 }
@@ -52,16 +52,16 @@ pub struct Vocab {
 /// Arguments of `lambert generate`.
 #[derive(Debug, Args)]
 pub struct Generate {
-    /// Documents to write
+    /// Number of documents to write
     #[arg(long, value_name = "N")]
     pub documents: u64,
-    /// Seed: the same seed gives the same text
+    /// Random seed; the same seed gives the same text
     #[arg(long, default_value_t = 1, value_name = "S")]
     pub seed: u64,
-    /// The text file: a sentence a line, a blank line between documents
+    /// Output file: one sentence per line, a blank line between documents
     #[arg(long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Print the figures as JSON
+    /// Print the statistics as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -69,12 +69,12 @@ pub struct Generate {
 /// Arguments of `lambert inspect`.
 #[derive(Debug, Args)]
 pub struct Inspect {
-    /// The dataset's folder or URL
+    /// Dataset directory or URL
     pub dataset: String,
     /// Decode and show this many samples
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub samples: usize,
-    /// Read every shard and compare its checksum
+    /// Read every shard and verify its checksum
     #[arg(long)]
     pub verify: bool,
     /// Print as JSON

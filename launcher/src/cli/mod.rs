@@ -1,7 +1,7 @@
-//! The command line as it is typed: everything a user can touch, declared once. Nothing here is checked beyond its form.
+//! Command-line interface: all arguments, declared once. Only their syntax is checked here.
 //!
-//! - `data`: the commands around datasets; `run`: those around runs; `model`: those around checkpoints and models
-//! - `values`: the forms of values
+//! - `data`: dataset commands; `run`: run commands; `model`: checkpoint and model commands
+//! - `values`: parsers for argument values
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "these comments are the help texts too, where [MASK] is no link")]
 
@@ -16,59 +16,59 @@ pub use data::{Generate, Inspect, Prep, Vocab};
 pub use model::{Checkpoint, CheckpointAction, Eval, Export, FillMask};
 pub use run::{Run, Status, Stop, Submit, Tune};
 
-/// Pre-trains BERT-family encoders: text to dataset, dataset to model, on one machine or many.
+/// Pre-train BERT-family encoders on one machine or a cluster
 #[derive(Debug, Parser)]
 #[command(name = "lambert", version = lambert_control::version_text(), max_term_width = 110, after_help = EXIT_CODES)]
 pub struct Cli {
-    /// What to do.
+    /// Command to run.
     #[command(subcommand)]
     pub command: Command,
-    /// How log lines on standard error look.
+    /// Log format on stderr
     #[arg(long, global = true, value_enum, default_value_t)]
     pub log: LogFormat,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 done; 1 failed; 2 the command or the configuration is wrong; \
-65 diverged and given up; 70 failed, and the same command would fail again; \
-75 stopped with a checkpoint, the same command goes on from it; 76 the same, by a person (`lambert stop`, Ctrl-C, scancel); 77 another `lambert run` has taken the run over.";
+const EXIT_CODES: &str = "Exit codes: 0 success; 1 failure; 2 invalid command or configuration; 65 diverged; \
+70 permanent failure, do not retry; 75 stopped with a checkpoint, rerun to resume; \
+76 stopped by a user, rerun to resume; 77 superseded by another coordinator";
 
-/// How log lines look.
+/// Format of log lines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// For people.
+    /// Plain text.
     #[default]
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// The commands.
+/// Subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Turn text into a dataset: shuffled Parquet shards of token ids with a manifest
+    /// Tokenize text into a shuffled, sharded Parquet dataset
     Prep(Prep),
     /// Train a WordPiece vocabulary
     Vocab(Vocab),
-    /// Write a synthetic corpus, drawn from a small grammar in which words far apart agree
+    /// Generate a synthetic corpus
     Generate(Generate),
-    /// Show a dataset: its manifest, decoded samples, whether it is whole
+    /// Show a dataset's manifest and samples, or verify its checksums
     Inspect(Inspect),
-    /// Start a run, or go on with the one that is there
+    /// Start or resume a training run
     Run(Run),
-    /// Queue a run, or with --prep a preparation, with Slurm, as [slurm] of its configuration says; prints the job's number
+    /// Submit a run or a preparation to Slurm and print the job ID
     Submit(Submit),
-    /// Make runs that differ in some keys, side by side, and compare their held-out losses
+    /// Run a hyperparameter sweep and compare held-out losses
     Tune(Tune),
-    /// Show where a run is
+    /// Show a run's progress, restarts and checkpoints
     Status(Status),
-    /// Ask a run to save a checkpoint and stop
+    /// Checkpoint and stop a run
     Stop(Stop),
-    /// Look after a run's checkpoints
+    /// List, verify, prune, copy or save checkpoints
     Checkpoint(Checkpoint),
-    /// Measure loss and accuracy of a model on a held-out dataset
+    /// Evaluate a checkpoint on a held-out dataset
     Eval(Eval),
-    /// Let a model guess the pieces at [MASK]
+    /// Predict the tokens at [MASK]
     FillMask(FillMask),
-    /// Write a model as a folder that Hugging Face transformers loads
+    /// Export a checkpoint to Hugging Face Transformers format
     Export(Export),
 }

@@ -1,4 +1,4 @@
-//! The commands around checkpoints and models: checkpoint, eval, fill-mask, export.
+//! Checkpoint and model commands: checkpoint, eval, fill-mask, export.
 
 use std::path::PathBuf;
 
@@ -8,69 +8,68 @@ use lambert_config::run::DeviceKind;
 /// Arguments of `lambert checkpoint`.
 #[derive(Debug, Args)]
 pub struct Checkpoint {
-    /// What to do with the checkpoints.
+    /// Action on the run's checkpoints.
     #[command(subcommand)]
     pub action: CheckpointAction,
 }
 
-/// What to do with a run's checkpoints.
+/// Actions on a run's checkpoints.
 #[derive(Debug, Subcommand)]
 pub enum CheckpointAction {
-    /// List them, newest first
+    /// List checkpoints, newest first
     List {
-        /// The run's folder or URL
+        /// Run directory or URL
         run: String,
         /// Print as JSON
         #[arg(long)]
         json: bool,
     },
-    /// Read every object of every checkpoint and compare its checksum; exit code 1 if one is damaged
+    /// Verify the checksums of all checkpoints; exits with code 1 if one is damaged
     Verify {
-        /// The run's folder or URL
+        /// Run directory or URL
         run: String,
         /// Print as JSON
         #[arg(long)]
         json: bool,
     },
-    /// Delete all but the newest and those that the run's configuration keeps, and objects that belong to none; the
-    /// newest good one always stays
+    /// Delete checkpoints that the retention settings do not keep, and orphaned objects; always keeps the newest valid checkpoint
     Prune {
-        /// The run's folder or URL
+        /// Run directory or URL
         run: String,
-        /// How many of the newest to keep; checkpoint.keep of the run if absent
+        /// Number of newest checkpoints to keep [default: checkpoint.keep of the run]
         #[arg(long, value_name = "N")]
         keep: Option<usize>,
         /// Print as JSON
         #[arg(long)]
         json: bool,
     },
-    /// Copy a checkpoint, each object checked on the way, to another folder or bucket, which becomes a run like this one
+    /// Copy a checkpoint, verifying checksums, to another directory or bucket as a new run
     Copy {
         /// RUN/checkpoints/step-...
         checkpoint: String,
-        /// The folder or URL that it goes to
+        /// Destination directory or URL
         to: String,
     },
-    /// Ask a run to save a checkpoint now and go on
+    /// Save a checkpoint now and continue training
     Save {
-        /// The run's folder or URL
+        /// Run directory or URL
         run: String,
     },
 }
 
-/// Arguments of `lambert eval`, which are lambert-worker's.
+/// Arguments of `lambert eval`, passed on to lambert-worker.
 #[derive(Debug, Args)]
 pub struct Eval {
-    /// A run (its newest good checkpoint), or RUN/checkpoints/step-...
+    /// Run (newest valid checkpoint) or RUN/checkpoints/step-...
     #[arg(value_name = "RUN_OR_CHECKPOINT")]
     pub model: String,
-    /// The held-out dataset
+    /// Held-out dataset
     #[arg(long, value_name = "DATASET")]
     pub data: String,
-    /// Samples at most; 0 for all
+    /// Maximum number of samples; 0: all
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub samples: u64,
-    /// What computes, whatever the run was trained on
+    /// Compute device, independent of the training device
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = DeviceKind::NAMES)]
     pub device: String,
     /// Print as JSON
@@ -79,7 +78,7 @@ pub struct Eval {
 }
 
 impl Eval {
-    /// The same for lambert-worker.
+    /// Returns the arguments for lambert-worker.
     pub fn to_worker(&self) -> Vec<String> {
         let mut line = vec!["eval".to_owned(), "--data".to_owned(), self.data.clone()];
         line.extend(["--samples".to_owned(), self.samples.to_string(), "--device".to_owned(), self.device.clone()]);
@@ -89,18 +88,18 @@ impl Eval {
     }
 }
 
-/// Arguments of `lambert fill-mask`, which are lambert-worker's.
+/// Arguments of `lambert fill-mask`, passed on to lambert-worker.
 #[derive(Debug, Args)]
 pub struct FillMask {
-    /// A run (its newest good checkpoint), or RUN/checkpoints/step-...
+    /// Run (newest valid checkpoint) or RUN/checkpoints/step-...
     #[arg(value_name = "RUN_OR_CHECKPOINT")]
     pub model: String,
-    /// Text with one or more [MASK]
+    /// Text containing one or more [MASK]
     pub text: String,
-    /// Guesses at each [MASK]
+    /// Number of predictions per [MASK]
     #[arg(long, default_value_t = 5, value_name = "N")]
     pub top: usize,
-    /// What computes, whatever the run was trained on
+    /// Compute device, independent of the training device
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = DeviceKind::NAMES)]
     pub device: String,
     /// Print as JSON
@@ -109,7 +108,7 @@ pub struct FillMask {
 }
 
 impl FillMask {
-    /// The same for lambert-worker.
+    /// Returns the arguments for lambert-worker.
     pub fn to_worker(&self) -> Vec<String> {
         let mut line = vec!["fill-mask".to_owned(), "--top".to_owned(), self.top.to_string()];
         line.extend(["--device".to_owned(), self.device.clone()]);
@@ -122,10 +121,10 @@ impl FillMask {
 /// Arguments of `lambert export`.
 #[derive(Debug, Args)]
 pub struct Export {
-    /// A run (its newest good checkpoint), or RUN/checkpoints/step-...
+    /// Run (newest valid checkpoint) or RUN/checkpoints/step-...
     #[arg(value_name = "RUN_OR_CHECKPOINT")]
     pub model: String,
-    /// The folder to write; must not hold anything yet
+    /// Output directory; must be empty or absent
     #[arg(long, value_name = "DIR")]
     pub output: PathBuf,
 }

@@ -1,13 +1,13 @@
-//! The forms in which values are typed.
+//! Parsers for argument values.
 
 use std::sync::LazyLock;
 
 use lambert_data_prep::prep;
 
-/// Memory of a preparation unless it is told otherwise, as it is typed.
+/// Default memory of a preparation, as command-line text.
 pub static PREP_MEMORY: LazyLock<String> = LazyLock::new(|| format!("{}G", prep::DEFAULT_MEMORY >> 30));
 
-/// Bytes, written as a number with K, M, G or T (of 1024) behind it.
+/// Parses a byte count with an optional suffix K, M, G or T (powers of 1024).
 pub fn bytes(text: &str) -> Result<u64, String> {
     let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
     let shift = match unit.trim_end_matches("iB").trim_end_matches('B') {
@@ -22,7 +22,7 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     number.ok_or_else(|| "expected bytes as 512M or 4G".to_owned())
 }
 
-/// A part and the number of parts, written `I/N`.
+/// Parses `I/N` into a part index and the number of parts.
 pub fn part(text: &str) -> Result<(usize, usize), String> {
     let numbers = text.split_once('/').and_then(|(part, parts)| Some((part.parse().ok()?, parts.parse().ok()?)));
     numbers.filter(|(part, parts)| part < parts).ok_or_else(|| "expected I/N with I from 0 to N - 1".to_owned())

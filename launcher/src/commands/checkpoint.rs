@@ -12,7 +12,7 @@ use super::stop;
 use crate::cli::CheckpointAction;
 use crate::console;
 use crate::failure::{Failure, Outcome};
-use crate::run::difference::{self, Difference};
+use crate::run::config_diff::{self, Difference};
 use crate::run::sources::SAVE_OBJECT;
 use crate::run::stored;
 
@@ -31,7 +31,7 @@ enum CheckpointError {
     Trained { to: String, lease: String },
 }
 
-/// Does what is asked with a run's checkpoints.
+/// Runs a `lambert checkpoint` action.
 pub fn checkpoint(action: &CheckpointAction) -> Outcome {
     match action {
         CheckpointAction::List { run, json } => list(&open(run)?, *json),
@@ -95,7 +95,7 @@ fn verify(store: &Store, json: bool) -> Outcome {
     }
 }
 
-/// Keeps what the run's own configuration keeps, or the newest `keep`.
+/// Prunes by the run's own retention settings, or keeps the newest `keep`.
 fn prune(store: &Store, keep: Option<usize>, json: bool) -> Outcome {
     let retention = retention(store, keep)?;
     let pruned = checkpoint::retain(store, &retention).map_err(Failure::failed)?;
@@ -118,7 +118,7 @@ fn retention(store: &Store, keep: Option<usize>) -> Result<Retention, Failure> {
     let mut named = BTreeSet::new();
     if settings.keep_best {
         let listed = checkpoint::list(store).map_err(Failure::failed)?;
-        // The newest that is sound knows the best of all before it.
+        // The newest intact manifest names the best checkpoint of all before it.
         for Listed { name, .. } in listed {
             match checkpoint::read_manifest(store, &name) {
                 Ok(manifest) => {
@@ -126,7 +126,7 @@ fn retention(store: &Store, keep: Option<usize>) -> Result<Retention, Failure> {
                     break;
                 }
                 Err(error) if error.is_damaged() || error.is_not_found() => {}
-                // A store that is away for a moment must not cost the best.
+                // A temporary store failure must not lose the best checkpoint.
                 Err(error) => return Err(Failure::failed(error)),
             }
         }
@@ -135,17 +135,17 @@ fn retention(store: &Store, keep: Option<usize>) -> Result<Retention, Failure> {
     Ok(Retention { last, every_steps, named, known_sound: None })
 }
 
-/// Copies a checkpoint, and beside it what a run needs to be one.
+/// Copies a checkpoint with the configuration and vocabulary that make the destination a run.
 fn copy(url: &str, to: &str) -> Outcome {
     let no_checkpoint = || Failure::usage(CheckpointError::NoCheckpoint(url.to_owned()));
     let (run, name) = names::split(url);
     let name = name.ok_or_else(no_checkpoint)?;
     let (from, to) = (open(run)?, Store::open(to).map_err(Failure::usage)?);
-    if let Some(what) = mixture(&from, &to)? {
+    if let Some(what) = run_mismatch(&from, &to)? {
         let (from, to) = (from.url().to_owned(), to.url().to_owned());
         return Err(Failure::usage(CheckpointError::OtherRun { from, to, what }));
     }
-    // The attempts of a run count on from the newest, so that a copy could come after all of its checkpoints.
+    // A run numbers its attempts onward from its newest lease, so a copied checkpoint could rank above all of its own.
     if let Some(attempt) = Lease::newest(&to).map_err(Failure::failed)? {
         let (to, lease) = (to.url().to_owned(), names::lease(attempt));
         return Err(Failure::usage(CheckpointError::Trained { to, lease }));
@@ -159,23 +159,23 @@ fn copy(url: &str, to: &str) -> Outcome {
     Ok(exit::DONE)
 }
 
-/// What makes the checkpoints at `to` those of another run than `from`, if there are any and something does. A checkpoint is read with the
-/// configuration and the vocabulary beside it.
-fn mixture(from: &Store, to: &Store) -> Result<Option<String>, Failure> {
+/// Describes why the checkpoints at `to` belong to another run than `from`; `None` if they match or `to` is empty. A
+/// checkpoint is read with the configuration and vocabulary next to it.
+fn run_mismatch(from: &Store, to: &Store) -> Result<Option<String>, Failure> {
     let Some(there) = stored::text(to)? else { return Ok(None) };
     let config = |store, text: &str| stored::parse(text, store);
     let here = stored::text(from)?.unwrap_or_default();
-    let compared = difference::compare(&config(to, &there)?, &config(from, &here)?).map_err(Failure::failed)?;
-    // Stages and optimizers of a run may change on its way.
+    let compared = config_diff::compare(&config(to, &there)?, &config(from, &here)?).map_err(Failure::failed)?;
+    // Stages and optimizer of a run may change during training.
     let is_of_model =
-        |key: &str| ["run", "model", "objective"].iter().any(|part| difference::is_at_or_below(key, part));
+        |key: &str| ["run", "model", "objective"].iter().any(|part| config_diff::is_at_or_below(key, part));
     let is_other = |difference: &&Difference| is_of_model(&difference.key) || difference.is_of_shapes();
     if let Some(difference) = compared.trained.iter().find(is_other) {
         return Ok(Some(format!("{} is {} there and {} here", difference.key, difference.before, difference.now)));
     }
     let differs = match to.get(names::VOCABULARY) {
         Ok(there) => from.get(names::VOCABULARY).map_err(Failure::failed)? != there,
-        // A copy that failed may have left the configuration only.
+        // An interrupted copy may have left only the configuration.
         Err(error) if error.is_not_found() => false,
         Err(error) => return Err(Failure::failed(error)),
     };

@@ -1,4 +1,4 @@
-//! `lambert export`: a model as a folder that Hugging Face transformers loads.
+//! `lambert export`: writes a model as a directory for Hugging Face Transformers.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use lambert_plan::architecture::{Architecture, Tensor, TransformersModel};
 use lambert_plan::objectives::{heads, is_head_unused};
 use lambert_store::Store;
 use lambert_store::checkpoint::{self, Manifest, PassedOver};
-// The weights and the vocabulary have the names that transformers gives them.
+// Weights and vocabulary already have the file names that Transformers expects.
 use lambert_store::run::{CONFIG, VOCABULARY, WEIGHTS, split};
 use serde_json::Value;
 
@@ -39,7 +39,7 @@ fn why(passed_over: &[PassedOver]) -> String {
     passed_over.iter().map(|PassedOver { name, why, .. }| format!("; {name}: {why}")).collect()
 }
 
-/// Writes the folder: all of it or nothing.
+/// Exports a checkpoint to a directory, atomically.
 pub fn export(arguments: &cli::Export) -> Outcome {
     let folder = &arguments.output;
     refuse_full(folder)?;
@@ -55,8 +55,8 @@ pub fn export(arguments: &cli::Export) -> Outcome {
 /// Name and content of each file.
 type Files = Vec<(&'static str, Vec<u8>)>;
 
-/// The checkpoint and the files. The newest checkpoint of a run that is being trained may be pruned while it is read: then
-/// there is a newer one.
+/// Reads the checkpoint and renders the files. If the newest checkpoint of a running run is pruned while it is read, a
+/// newer one exists and is tried.
 fn read(model: &str) -> Result<(Source, Files), Failure> {
     let is_named = split(model).1.is_some();
     for _ in 0..RETRIES {
@@ -71,10 +71,10 @@ fn read(model: &str) -> Result<(Source, Files), Failure> {
     Ok((source, files))
 }
 
-/// How often another checkpoint is taken in place of one that is gone.
+/// Maximum number of retries after a pruned checkpoint.
 const RETRIES: usize = 10;
 
-/// A checkpoint that verified, and what belongs to it.
+/// A verified checkpoint with its run's configuration and vocabulary.
 struct Source {
     store: Store,
     config: RunConfig,
@@ -83,7 +83,7 @@ struct Source {
 }
 
 impl Source {
-    /// `model` is a run, whose newest good checkpoint is taken, or `RUN/checkpoints/step-...`.
+    /// Opens the checkpoint at `RUN/checkpoints/step-...`, or the newest valid one of a run.
     fn open(model: &str) -> Result<Self, Failure> {
         let (run, name) = split(model);
         let store = Store::open(run).map_err(Failure::usage)?;
@@ -100,7 +100,7 @@ impl Source {
         Ok(Self { store, config, manifest, vocabulary })
     }
 
-    /// The class of transformers that loads the model.
+    /// Transformers class that loads the model.
     fn class(&self) -> &'static str {
         self.description(0, 0, 0).class
     }
@@ -110,12 +110,12 @@ impl Source {
         TransformersModel::new(model, &heads(objective), layers, vocabulary, pad)
     }
 
-    /// Whether the checkpoint still exists.
+    /// True if the checkpoint still exists.
     fn is_there(&self) -> Result<bool, Failure> {
         checkpoint::is_committed(&self.store, &self.manifest.name()).map_err(Failure::failed)
     }
 
-    /// Name and content of every file.
+    /// Renders all files of the export.
     fn files(&self) -> Result<Files, Failure> {
         let url = self.store.url();
         let weights = checkpoint::read_object(&self.store, &self.manifest, WEIGHTS).map_err(Failure::failed)?;
@@ -167,7 +167,7 @@ fn refuse_full(folder: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Writes beside the folder and renames at the end: a folder of this name is whole.
+/// Writes to a temporary directory and renames it, so that the destination is always complete.
 fn write(folder: &Path, files: &[(&str, Vec<u8>)]) -> Result<(), Failure> {
     let failed = |path: &Path| {
         let path = path.to_owned();
@@ -182,11 +182,11 @@ fn write(folder: &Path, files: &[(&str, Vec<u8>)]) -> Result<(), Failure> {
         std::fs::write(&path, content).map_err(failed(&path))?;
     }
     readable(temporary.path()).map_err(failed(folder))?;
-    // An empty folder gives way to a rename; nothing else does.
+    // A rename replaces an empty directory and nothing else.
     std::fs::rename(temporary.keep(), &absolute).map_err(failed(folder))
 }
 
-/// A temporary folder is its owner's alone; a result is as open as any folder that this user makes.
+/// Temporary directories are private to their owner; gives the result ordinary permissions.
 fn readable(folder: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755))

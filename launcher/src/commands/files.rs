@@ -1,4 +1,4 @@
-//! Results that are files: there whole or not at all.
+//! Atomic file writes.
 
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ pub struct WriteError {
     source: std::io::Error,
 }
 
-/// Writes `path` by `content`, beside it first: what stood there stays until the new file is whole.
+/// Writes `path` with `content` through a temporary file: an existing file stays until the new one is complete.
 pub fn write<T>(
     path: &Path,
     content: impl FnOnce(&mut BufWriter<&mut NamedTempFile>) -> std::io::Result<T>,
@@ -39,7 +39,7 @@ fn whole<T>(
     Ok(result)
 }
 
-/// A temporary file is its owner's alone; a result is as readable as other files.
+/// Temporary files are private to their owner; gives the result ordinary permissions.
 fn open_to_all(file: &NamedTempFile) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(0o644))

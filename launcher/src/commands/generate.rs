@@ -1,4 +1,4 @@
-//! `lambert generate`: a corpus where none is at hand.
+//! `lambert generate`: writes a synthetic corpus.
 
 use lambert_config::exit;
 use lambert_data_prep::grammar;
@@ -9,7 +9,7 @@ use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
 
-/// Writes the corpus and prints its figures.
+/// Writes the corpus and prints its statistics.
 pub fn generate(arguments: &cli::Generate) -> Outcome {
     let report =
         files::write(&arguments.output, |output| grammar::generate(output, arguments.documents, arguments.seed))

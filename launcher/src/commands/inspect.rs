@@ -1,4 +1,4 @@
-//! `lambert inspect`: what a dataset holds, and whether it is whole.
+//! `lambert inspect`: shows or verifies a dataset.
 
 use lambert_config::exit;
 use lambert_data_prep::inspect::{self, DecodedSample, Inspection};
@@ -7,7 +7,7 @@ use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
 
-/// Shows the dataset.
+/// Prints the inspection.
 pub fn inspect(arguments: &cli::Inspect) -> Outcome {
     let found = inspect::inspect(&arguments.dataset, arguments.samples, arguments.verify).map_err(Failure::failed)?;
     let text = if arguments.json { serde_json::to_string(&found).map_err(Failure::failed)? } else { described(&found) };

@@ -1,4 +1,4 @@
-//! The commands, each from its raw arguments to an exit code.
+//! Subcommands, each from its arguments to an exit code.
 
 mod checkpoint;
 mod export;
@@ -18,7 +18,7 @@ use crate::cli::Command;
 use crate::failure::Outcome;
 use crate::{run, tune, worker};
 
-/// Does what the command line says.
+/// Runs a subcommand.
 pub fn run(command: &Command) -> Outcome {
     match command {
         Command::Prep(arguments) => prep::prep(arguments),

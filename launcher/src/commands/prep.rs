@@ -1,4 +1,4 @@
-//! `lambert prep`: text to a dataset.
+//! `lambert prep`: prepares datasets from text.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -17,19 +17,19 @@ use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
 
-/// Time between lines where there is no terminal.
+/// Interval between progress lines without a terminal.
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// Places of each kind that are named where something was left out.
+/// Maximum number of skipped places printed per reason.
 const NAMED: u64 = 20;
 const MORE: u64 = NAMED + 1;
 
-/// Prepares the datasets, or says that they are there.
+/// Prepares the datasets, unless they are up to date.
 pub fn prep(arguments: &cli::Prep) -> Outcome {
     let config = prep::load(&Layers::from_process(&arguments.sets), &arguments.config)?;
     source::unused_settings(&config).iter().for_each(|setting| tracing::warn!("{setting}"));
     let threads = arguments.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-    let display = Display::default();
+    let display = PrepDisplay::default();
     let started = Instant::now();
     let options = PrepOptions { threads, memory: arguments.memory, part: arguments.part, progress: &display };
     let report = prep::run(&config, &options);
@@ -42,7 +42,7 @@ pub fn prep(arguments: &cli::Prep) -> Outcome {
     Ok(exit::DONE)
 }
 
-/// What the user has to mend is a usage error; what happened on the way is a failure.
+/// Maps a preparation error to an exit code: usage errors are for the user to fix, others are failures.
 pub fn failure(error: PrepError) -> Failure {
     if error.is_usage() { Failure::usage(error) } else { Failure::failed(error) }
 }
@@ -86,12 +86,12 @@ fn held_out(HeldOut { asked, reached, block_tokens }: &HeldOut) -> String {
         Some(tokens) => format!(", in blocks of about {tokens} tokens: whole documents could not meet the share"),
         None => String::new(),
     };
-    // Two significant digits of small shares, too.
+    // Shares below 1% get two significant digits, too.
     let percent = |share: f64| format!("{:.*}%", if share < 0.01 { 3 } else { 1 }, 100.0 * share);
     format!("held out {} of the tokens ({} requested){how}", percent(*reached), percent(*asked))
 }
 
-/// What it took.
+/// Summary of time, throughput and peak memory.
 fn cost(time: Duration, report: &PrepReport) -> String {
     let seconds = time.as_secs_f64();
     let mut text = format!("took {seconds:.1} s");
@@ -106,14 +106,14 @@ fn cost(time: Duration, report: &PrepReport) -> String {
     }
 }
 
-/// The largest resident set of this process so far, in bytes, as the kernel tells.
+/// Peak resident set size of this process, bytes.
 fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kilobytes| kilobytes * 1024)
 }
 
-/// What went in, a line a source.
+/// Table with one line per source.
 fn table(sources: &[SourceCounts]) -> Vec<String> {
     let row = |cells: [String; 8]| {
         let [name, files, stored, text, found, used, sentences, tokens] = cells;
@@ -138,9 +138,9 @@ fn table(sources: &[SourceCounts]) -> Vec<String> {
     std::iter::once(row(head.map(str::to_owned))).chain(sources.iter().enumerate().map(source)).collect()
 }
 
-/// A bar, or a line now and then.
+/// Progress bar on a terminal, otherwise periodic lines.
 #[derive(Default)]
-struct Display(Mutex<Shown>);
+struct PrepDisplay(Mutex<Shown>);
 
 #[derive(Default)]
 struct Shown {
@@ -152,7 +152,7 @@ struct Shown {
     line: Option<Instant>,
 }
 
-impl PrepProgress for Display {
+impl PrepProgress for PrepDisplay {
     fn start(&self, plan: &PrepPlan) {
         let mut shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         (shown.phase, shown.begun, shown.sources) = ("", Some(Instant::now()), plan.sources);
@@ -212,7 +212,7 @@ impl PrepProgress for Display {
     }
 }
 
-impl Display {
+impl PrepDisplay {
     fn end(&self) {
         let mut shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(bar) = shown.bar.take() {
@@ -238,7 +238,7 @@ fn line(status: &PrepStatus, sources: usize, elapsed: f64) -> String {
     format!("{}: {} of {} {} ({percent:.0} %){detail}{left}", status.phase, status.done, status.total, status.unit)
 }
 
-/// The source that is read and how fast.
+/// Current source and throughput.
 fn detail(status: &PrepStatus, sources: usize, elapsed: f64) -> String {
     let source = status.source.map_or(String::new(), |source| format!(", source {source} of {sources}"));
     if status.text_bytes == 0 || elapsed <= 0.0 {

@@ -1,4 +1,4 @@
-//! `lambert status`: where a run is, as its coordinator wrote it last, its checkpoints, and its job of Slurm.
+//! `lambert status`: a run's last status, its checkpoints and its Slurm job.
 
 use lambert_config::exit;
 use lambert_store::Store;
@@ -9,16 +9,16 @@ use serde_json::json;
 use super::status_lines as lines;
 use crate::cli;
 use crate::console;
-use crate::decide::Memory;
+use crate::decide::RestartHistory;
 use crate::failure::{Failure, Outcome};
 use crate::host;
-use crate::slurm::ask::AskError;
 use crate::slurm::job::{self, Job};
-use crate::slurm::record::Record;
+use crate::slurm::programs::SlurmError;
+use crate::slurm::record::JobRecord;
 use crate::status::Status;
-use crate::status::stored::{self, LONGEST, life};
+use crate::status::stored::{self, LONGEST, liveness};
 
-/// So many ends of jobs are shown.
+/// Maximum number of job ends shown.
 const ENDS: usize = 10;
 #[derive(Debug, thiserror::Error)]
 enum StatusError {
@@ -26,28 +26,28 @@ enum StatusError {
     NoRun { url: String },
 }
 
-/// Shows the run.
+/// Prints the status.
 pub fn status(arguments: &cli::Status) -> Outcome {
     let store = Store::open(&arguments.run).map_err(Failure::usage)?;
     require_run(&store)?;
     let status = stored::read(&store)?;
     let checkpoints = checkpoint::list(&store).map_err(Failure::failed)?;
     let job = job_of(&store)?;
-    let memory = memory(&store)?;
+    let history = history(&store)?;
     let text = if arguments.json {
         json!({
             "run": store.url(),
             "age": status.as_ref().map(|status| host::now() - status.updated),
-            "coordinator": status.as_ref().map(|status| format!("{:?}", life(status)).to_lowercase()),
+            "coordinator": status.as_ref().map(|status| format!("{:?}", liveness(status)).to_lowercase()),
             "status": status,
             "job": job.as_ref().and_then(|(_, seen)| seen.as_ref().ok()),
-            "job_ends": memory.job_ends,
+            "job_ends": history.job_ends,
             "checkpoints": checkpoints.iter().map(|listed| &listed.name).collect::<Vec<_>>(),
         })
         .to_string()
     } else {
         let mut lines = described(store.url(), status.as_ref(), job.as_ref());
-        lines.extend(memory.job_ends.iter().rev().take(ENDS).rev().map(|end| lines::job_end(end, host::now())));
+        lines.extend(history.job_ends.iter().rev().take(ENDS).rev().map(|end| lines::job_end(end, host::now())));
         lines.extend(lines::checkpoints(&checkpoints));
         lines.join("\n")
     };
@@ -55,7 +55,7 @@ pub fn status(arguments: &cli::Status) -> Outcome {
     Ok(exit::DONE)
 }
 
-/// Refuses a place that holds no run.
+/// Returns an error unless the store contains a run.
 pub fn require_run(store: &Store) -> Result<(), Failure> {
     match store.head(CONFIG).map_err(Failure::failed)? {
         Some(_) => Ok(()),
@@ -63,23 +63,23 @@ pub fn require_run(store: &Store) -> Result<(), Failure> {
     }
 }
 
-/// A run's job, and what Slurm says of it: `None` where it was never in a queue, or Slurm has forgotten it.
-pub type SeenJob = (Record, Result<Option<Job>, AskError>);
+/// A run's job and its state in Slurm; `None` if Slurm no longer knows the job.
+pub type SeenJob = (JobRecord, Result<Option<Job>, SlurmError>);
 
-/// The job of a run, if it was ever in a queue.
+/// Returns the job of a run, if one was submitted.
 pub fn job_of(store: &Store) -> Result<Option<SeenJob>, Failure> {
-    let record = Record::read(store).map_err(Failure::failed)?;
+    let record = JobRecord::read(store).map_err(Failure::failed)?;
     Ok(record.map(|record| {
         let seen = job::look(&record.job);
         (record, seen)
     }))
 }
 
-/// What coordinators of the run remember; nothing, where it cannot be read.
-pub fn memory(store: &Store) -> Result<Memory, Failure> {
+/// Reads the coordinators' history of the run; the default if it cannot be parsed.
+pub fn history(store: &Store) -> Result<RestartHistory, Failure> {
     match store.get_at_most(COORDINATOR, LONGEST) {
         Ok(bytes) => Ok(serde_json::from_slice(&bytes).unwrap_or_default()),
-        Err(error) if error.is_not_found() => Ok(Memory::default()),
+        Err(error) if error.is_not_found() => Ok(RestartHistory::default()),
         Err(error) => Err(Failure::failed(error)),
     }
 }
@@ -87,7 +87,7 @@ pub fn memory(store: &Store) -> Result<Memory, Failure> {
 fn described(url: &str, status: Option<&Status>, job: Option<&SeenJob>) -> Vec<String> {
     let seen = job.and_then(|(_, seen)| seen.as_ref().ok()?.as_ref());
     let mut lines = match status {
-        Some(status) => lines::run(url, status, life(status), seen),
+        Some(status) => lines::run(url, status, liveness(status), seen),
         None => vec![format!("{url}: no coordinator has written a status yet")],
     };
     lines.extend(job.map(|(record, seen)| match seen {

@@ -1,23 +1,23 @@
-//! What `lambert status` shows, line by line. Nothing here asks anybody.
+//! Text output of `lambert status`. Pure formatting.
 
 use lambert_control::RankTimes;
 use lambert_control::Score;
 use lambert_store::checkpoint::Listed;
 
-use crate::decide::memory::JobEnd;
+use crate::decide::history::JobEnd;
 use crate::host::now;
 use crate::observe::display::duration;
 use crate::slurm::job::Job;
-use crate::status::stored::Life;
-use crate::status::{RankStatus, State, Status};
+use crate::status::stored::Liveness;
+use crate::status::{RankStatus, RunState, Status};
 
-/// A run, as its coordinator wrote it last; `job` is what Slurm says of its job.
-pub fn run(url: &str, status: &Status, life: Life, job: Option<&Job>) -> Vec<String> {
-    let mut lines = vec![format!("{url} ({}): {}", status.name, state(status, life, job))];
+/// Formats a run's status; `job` is its state in Slurm, if known.
+pub fn run(url: &str, status: &Status, liveness: Liveness, job: Option<&Job>) -> Vec<String> {
+    let mut lines = vec![format!("{url} ({}): {}", status.name, state(status, liveness, job))];
     let (progress, latest, workers) = (&status.progress, &status.latest, &status.workers);
     let share = 100.0 * progress.step as f64 / progress.steps.max(1) as f64;
     let mut step = format!("step         {} of {} ({share:.1} %)", progress.step, progress.steps);
-    if status.state == State::Training {
+    if status.state == RunState::Training {
         let left = progress.seconds_left.map_or(String::new(), |left| format!(", {} left", duration(left)));
         step += &format!(", {:.1} samples/s{left}", progress.samples_per_second);
     }
@@ -42,7 +42,7 @@ pub fn run(url: &str, status: &Status, life: Life, job: Option<&Job>) -> Vec<Str
         format!("lost         at step {} of attempt {}: {} ({cost})", lost.step, lost.attempt, lost.cause)
     }));
     lines.extend(workers.logs.iter().map(|folder| format!("logs         {folder}, on each rank's host")));
-    if status.state == State::Failed
+    if status.state == RunState::Failed
         && let Some(error) = &status.error
     {
         lines.push(format!("failed       {error}"));
@@ -53,34 +53,34 @@ pub fn run(url: &str, status: &Status, life: Life, job: Option<&Job>) -> Vec<Str
     lines
 }
 
-/// Whether the run's job is not running, whatever its coordinator wrote last.
+/// True if the run's job is pending or suspended, whatever its coordinator wrote last.
 fn is_waiting(job: Option<&Job>) -> bool {
     job.is_some_and(|job| job.is_pending() || job.is_suspended())
 }
 
-/// `mlm 6.8125, accuracy 0.0500`.
+/// `mlm 6.8125, acc 5.0%`.
 fn score(Score { name, loss, accuracy }: &Score) -> String {
     let accuracy = accuracy.map_or(String::new(), |accuracy| format!(", accuracy {accuracy:.4}"));
     format!("{name} {loss:.4}{accuracy}")
 }
 
-fn state(status: &Status, life: Life, job: Option<&Job>) -> String {
+fn state(status: &Status, liveness: Liveness, job: Option<&Job>) -> String {
     let age = duration(now() - status.updated);
     let who = format!("pid {} on host {}", status.coordinator.pid, status.coordinator.host);
     let state = status.state;
-    match (life, job) {
+    match (liveness, job) {
         (_, Some(job)) if job.is_pending() => format!("{state} {age} ago, and queued again"),
         (_, Some(job)) if job.is_suspended() => format!("{state}, and suspended with its job {age} ago"),
-        (Life::Alive, _) => format!("{state}, its coordinator ({who}) wrote this {age} ago"),
-        (Life::Over, _) => format!("{state} {age} ago"),
-        (Life::Gone, _) => {
+        (Liveness::Alive, _) => format!("{state}, its coordinator ({who}) wrote this {age} ago"),
+        (Liveness::Over, _) => format!("{state} {age} ago"),
+        (Liveness::Gone, _) => {
             format!("{state}, but its coordinator ({who}) is gone; this was written {age} ago. `lambert run` goes on")
         }
-        (Life::Unknown, _) => format!("{state}, but its coordinator ({who}) wrote last {age} ago: it may be gone"),
+        (Liveness::Unknown, _) => format!("{state}, but its coordinator ({who}) wrote last {age} ago: it may be gone"),
     }
 }
 
-/// A job of Slurm.
+/// Formats a Slurm job.
 pub fn job(job: &Job) -> String {
     let mut text = format!("job          {}: {}", job.id, job.state.to_lowercase());
     if let Some(reason) = &job.reason {
@@ -102,13 +102,13 @@ pub fn job(job: &Job) -> String {
     text
 }
 
-/// How a coordinator in a job ended.
+/// Formats the end of a coordinator's job.
 pub fn job_end(end: &JobEnd, now: f64) -> String {
     let step = end.step.map_or(String::new(), |step| format!(" at step {step}"));
     format!("ended        job {}{step}, {} ago: {}", end.job, duration(now - end.unix), end.cause)
 }
 
-/// The checkpoints, newest first.
+/// Formats the list of checkpoints, newest first.
 pub fn checkpoints(checkpoints: &[Listed]) -> Vec<String> {
     match checkpoints {
         [] => vec!["checkpoints  none".to_owned()],
@@ -116,7 +116,7 @@ pub fn checkpoints(checkpoints: &[Listed]) -> Vec<String> {
     }
 }
 
-/// How long the ranks took for their own samples, and which one the others wait for.
+/// Formats the spread of step times over the ranks and the slowest rank.
 fn rank_times(times: RankTimes, ranks: &[RankStatus]) -> String {
     let RankTimes { min, median, max, slowest } = times;
     let host = ranks.iter().find(|rank| rank.rank == slowest).map_or("?", |rank| rank.host.as_str());
@@ -154,13 +154,13 @@ mod tests {
 
     #[test]
     fn what_slurm_says_counts_more_than_an_old_status() {
-        let status = Status { state: State::Training, updated: now() - 180.0, ..Status::default() };
-        let head = |life, job: Option<&Job>| run("/r", &status, life, job)[0].clone();
-        assert!(head(Life::Unknown, None).contains("it may be gone"));
-        assert_eq!(head(Life::Unknown, Some(&of("PENDING"))), "/r (): training 3 min 00 s ago, and queued again");
-        assert!(head(Life::Unknown, Some(&of("SUSPENDED"))).contains("suspended with its job"));
-        let over = Status { state: State::Finished, ..status.clone() };
-        assert_eq!(run("/r", &over, Life::Over, None)[0], "/r (): finished 3 min 00 s ago");
+        let status = Status { state: RunState::Training, updated: now() - 180.0, ..Status::default() };
+        let head = |liveness, job: Option<&Job>| run("/r", &status, liveness, job)[0].clone();
+        assert!(head(Liveness::Unknown, None).contains("it may be gone"));
+        assert_eq!(head(Liveness::Unknown, Some(&of("PENDING"))), "/r (): training 3 min 00 s ago, and queued again");
+        assert!(head(Liveness::Unknown, Some(&of("SUSPENDED"))).contains("suspended with its job"));
+        let over = Status { state: RunState::Finished, ..status.clone() };
+        assert_eq!(run("/r", &over, Liveness::Over, None)[0], "/r (): finished 3 min 00 s ago");
     }
 
     #[test]

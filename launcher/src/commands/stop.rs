@@ -1,5 +1,5 @@
-//! `lambert stop`: asks the coordinator of a run, wherever it is, to save a checkpoint and stop. The coordinator of a job that
-//! waits in the queue or is suspended finds the request when it runs.
+//! `lambert stop`: asks a run's coordinator, on any host, to save a checkpoint and stop. The coordinator of a pending
+//! or suspended job sees the request when the job runs.
 
 use lambert_config::exit;
 use lambert_store::Store;
@@ -11,8 +11,8 @@ use crate::failure::{Failure, Outcome};
 use crate::run::sources::STOP_OBJECT;
 use crate::slurm::cluster;
 use crate::slurm::job::Job;
-use crate::status::State;
-use crate::status::stored::{self, Life};
+use crate::status::RunState;
+use crate::status::stored::{self, Liveness};
 
 #[derive(Debug, thiserror::Error)]
 enum StopError {
@@ -20,40 +20,40 @@ enum StopError {
     NotRunning { url: String, state: String },
 }
 
-/// What a request meets.
+/// Recipient of a request.
 #[derive(Debug, PartialEq, Eq)]
-enum Met {
-    /// A coordinator that hears it.
+enum RequestTarget {
+    /// A running coordinator.
     Coordinator,
-    /// A job that is suspended: its coordinator hears the request when it goes on.
+    /// A suspended job, whose coordinator sees the request when it resumes.
     Suspended(String),
-    /// A job that waits in the queue.
+    /// A pending job.
     Pending(String),
-    /// Nobody, and why.
+    /// No recipient, with the reason.
     Nobody(String),
 }
 
-/// Asks for a checkpoint and an end.
+/// Requests a checkpoint and a stop.
 pub fn stop(arguments: &cli::Stop) -> Outcome {
     let store = Store::open(&arguments.run).map_err(Failure::usage)?;
-    let text = match meet(&store)? {
-        Met::Nobody(state) => return Err(not_running(&store, state)),
-        Met::Coordinator => {
+    let text = match find_target(&store)? {
+        RequestTarget::Nobody(state) => return Err(not_running(&store, state)),
+        RequestTarget::Coordinator => {
             leave(&store, STOP_OBJECT)?;
             "asked to stop: a checkpoint is saved after the next step, then the workers leave".to_owned()
         }
-        Met::Suspended(job) => {
+        RequestTarget::Suspended(job) => {
             leave(&store, STOP_OBJECT)?;
             format!("asked to stop: job {job} is suspended; when it is resumed, it saves a checkpoint and ends")
         }
-        Met::Pending(job) => stop_pending(&store, &job)?,
+        RequestTarget::Pending(job) => stop_pending(&store, &job)?,
     };
-    // Whoever asked knows by the command's own exit code, should nobody read this.
+    // The exit code already tells the caller; a failed print is no error.
     let _ = console::result(&text);
     Ok(exit::DONE)
 }
 
-/// The request comes first: if the job starts in this moment, or is another user's to cancel, its coordinator finds it.
+/// Leaves the request before cancelling: if the job starts meanwhile or cannot be cancelled, its coordinator still sees it.
 fn stop_pending(store: &Store, job: &str) -> Result<String, Failure> {
     leave(store, STOP_OBJECT)?;
     if let Err(error) = cluster::cancel_pending(job) {
@@ -63,13 +63,13 @@ fn stop_pending(store: &Store, job: &str) -> Result<String, Failure> {
     Ok(format!("job {job} was pending and is cancelled"))
 }
 
-/// Leaves a request in the store of a run that somebody works on now.
+/// Leaves a request in the store of a run with a running coordinator.
 pub fn request(store: &Store, object: &str) -> Result<(), Failure> {
-    match meet(store)? {
-        Met::Coordinator => leave(store, object),
-        Met::Suspended(job) => Err(not_running(store, format!("is suspended with job {job}"))),
-        Met::Pending(job) => Err(not_running(store, format!("waits in the queue as job {job}"))),
-        Met::Nobody(state) => Err(not_running(store, state)),
+    match find_target(store)? {
+        RequestTarget::Coordinator => leave(store, object),
+        RequestTarget::Suspended(job) => Err(not_running(store, format!("is suspended with job {job}"))),
+        RequestTarget::Pending(job) => Err(not_running(store, format!("waits in the queue as job {job}"))),
+        RequestTarget::Nobody(state) => Err(not_running(store, state)),
     }
 }
 
@@ -81,26 +81,26 @@ fn not_running(store: &Store, state: String) -> Failure {
     Failure::failed(StopError::NotRunning { url: store.url().to_owned(), state })
 }
 
-fn meet(store: &Store) -> Result<Met, Failure> {
+fn find_target(store: &Store) -> Result<RequestTarget, Failure> {
     status::require_run(store)?;
     let status = stored::read(store)?;
     let job = status::job_of(store)?.and_then(|(_, seen)| seen.ok().flatten());
-    Ok(met(status.as_ref().map(|status| (status.state, stored::life(status))), job.as_ref()))
+    Ok(target(status.as_ref().map(|status| (status.state, stored::liveness(status))), job.as_ref()))
 }
 
-/// Slurm knows best what becomes of a job; without one, or where it is over, the coordinator's own word counts.
-fn met(seen: Option<(State, Life)>, job: Option<&Job>) -> Met {
+/// Slurm's job state takes precedence; without a job, or when it is over, the coordinator's status counts.
+fn target(seen: Option<(RunState, Liveness)>, job: Option<&Job>) -> RequestTarget {
     match (job, seen) {
-        (Some(job), _) if job.is_pending() => Met::Pending(job.id.clone()),
-        (Some(job), _) if job.is_suspended() => Met::Suspended(job.id.clone()),
-        // It may not have come to writing a status, or be between its end and the queue.
-        (Some(job), _) if job.is_alive() => Met::Coordinator,
-        (_, None) => Met::Nobody("was never started".to_owned()),
-        (_, Some((state, _))) if state.is_over() => Met::Nobody(format!("has {state}")),
-        (_, Some((_, Life::Gone))) => {
-            Met::Nobody("was, but its coordinator is gone; `lambert run` goes on with it".to_owned())
+        (Some(job), _) if job.is_pending() => RequestTarget::Pending(job.id.clone()),
+        (Some(job), _) if job.is_suspended() => RequestTarget::Suspended(job.id.clone()),
+        // It may not have written a status yet, or may be about to be requeued.
+        (Some(job), _) if job.is_alive() => RequestTarget::Coordinator,
+        (_, None) => RequestTarget::Nobody("was never started".to_owned()),
+        (_, Some((state, _))) if state.is_over() => RequestTarget::Nobody(format!("has {state}")),
+        (_, Some((_, Liveness::Gone))) => {
+            RequestTarget::Nobody("was, but its coordinator is gone; `lambert run` goes on with it".to_owned())
         }
-        (_, Some(_)) => Met::Coordinator,
+        (_, Some(_)) => RequestTarget::Coordinator,
     }
 }
 
@@ -111,16 +111,19 @@ mod tests {
     #[test]
     fn whom_a_request_meets() {
         let of = |state: &str| Job { id: "12".into(), state: state.into(), ..Job::default() };
-        let met = |seen, job: Option<&str>| met(seen, job.map(of).as_ref());
+        let target = |seen, job: Option<&str>| target(seen, job.map(of).as_ref());
         let id = || "12".to_owned();
-        assert_eq!(met(None, Some("PENDING")), Met::Pending(id()));
-        let stopped = Some((State::Stopped, Life::Over));
-        assert_eq!(met(stopped, Some("PENDING")), Met::Pending(id()), "between two starts of a job");
-        assert_eq!(met(stopped, Some("COMPLETING")), Met::Coordinator, "on its way into the queue");
-        assert_eq!(met(Some((State::Training, Life::Unknown)), Some("SUSPENDED")), Met::Suspended(id()));
-        assert_eq!(met(stopped, Some("CANCELLED")), Met::Nobody("has stopped".into()));
-        assert_eq!(met(None, None), Met::Nobody("was never started".into()));
-        assert_eq!(met(Some((State::Training, Life::Alive)), None), Met::Coordinator);
-        assert!(matches!(met(Some((State::Training, Life::Gone)), Some("FAILED")), Met::Nobody(_)));
+        assert_eq!(target(None, Some("PENDING")), RequestTarget::Pending(id()));
+        let stopped = Some((RunState::Stopped, Liveness::Over));
+        assert_eq!(target(stopped, Some("PENDING")), RequestTarget::Pending(id()), "between two starts of a job");
+        assert_eq!(target(stopped, Some("COMPLETING")), RequestTarget::Coordinator, "on its way into the queue");
+        assert_eq!(
+            target(Some((RunState::Training, Liveness::Unknown)), Some("SUSPENDED")),
+            RequestTarget::Suspended(id())
+        );
+        assert_eq!(target(stopped, Some("CANCELLED")), RequestTarget::Nobody("has stopped".into()));
+        assert_eq!(target(None, None), RequestTarget::Nobody("was never started".into()));
+        assert_eq!(target(Some((RunState::Training, Liveness::Alive)), None), RequestTarget::Coordinator);
+        assert!(matches!(target(Some((RunState::Training, Liveness::Gone)), Some("FAILED")), RequestTarget::Nobody(_)));
     }
 }

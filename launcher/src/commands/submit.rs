@@ -1,5 +1,5 @@
-//! `lambert submit`: queues a run with Slurm. What the configuration says is settled now, and what would never start is
-//! refused now: nobody wants to learn either from a log in the morning.
+//! `lambert submit`: submits a run to Slurm. The configuration is checked and stored now, and jobs that could never
+//! start are rejected now, not hours later in a log.
 
 use std::path::Path;
 
@@ -11,17 +11,17 @@ use super::status;
 use super::submit_prep;
 use crate::cli;
 use crate::console;
-use crate::decide::{Memory, Room};
+use crate::decide::{HostPool, RestartHistory};
 use crate::failure::{Failure, Outcome};
 use crate::host::now;
-use crate::run::order::Order;
 use crate::run::sources::STOP_OBJECT;
-use crate::slurm::ask::AskError;
-use crate::slurm::claim::Claim;
-use crate::slurm::record::Record;
+use crate::run::spec::RunSpec;
+use crate::slurm::programs::SlurmError;
+use crate::slurm::record::JobRecord;
+use crate::slurm::submission_lock::SubmissionLock;
 use crate::slurm::{cluster, script};
 use crate::status::Status;
-use crate::status::stored::{self, Life, before};
+use crate::status::stored::{self, Liveness, before};
 
 #[derive(Debug, thiserror::Error)]
 enum SubmitError {
@@ -32,7 +32,7 @@ enum SubmitError {
     #[error(
         "{url} was queued as job {job}, and whether that is still there cannot be asked: try again, or `lambert stop {url}`"
     )]
-    Unknown { url: String, job: String, source: AskError },
+    Unknown { url: String, job: String, source: SlurmError },
     #[error(
         "{url} is being trained: its coordinator (pid {pid} on host {host}) wrote its status {age:.0} s ago, and a job would take \
          the run from it; `lambert stop {url}` ends it with a checkpoint. One that was killed on another host counts for a minute"
@@ -48,7 +48,7 @@ enum SubmitError {
     Record { job: String, source: lambert_store::Error },
 }
 
-/// Shows the batch scripts, or queues them.
+/// Prints or submits the batch script.
 pub fn submit(arguments: &cli::Submit) -> Outcome {
     let place = |what| move |source| Failure::failed(SubmitError::Place { what, source });
     let folder = std::env::current_dir().map_err(place("the folder that this is"))?;
@@ -60,32 +60,33 @@ pub fn submit(arguments: &cli::Submit) -> Outcome {
 }
 
 fn submit_run(arguments: &cli::Submit, run: &str, folder: &Path, lambert: &str) -> Outcome {
-    let proposed = Order::propose(&arguments.to_run(run), |_| Room::Allocation(Vec::new()))?;
-    let job = script::Job { run: proposed.store().url(), lambert, folder: &folder.to_string_lossy() };
-    let script = script::render(proposed.config(), &job).map_err(Failure::usage)?;
+    let validated = RunSpec::validate(&arguments.to_run(run), |_| HostPool::Allocation(Vec::new()))?;
+    let job = script::ScriptParams { run: validated.store().url(), lambert, folder: &folder.to_string_lossy() };
+    let script = script::render(validated.config(), &job).map_err(Failure::usage)?;
     if arguments.dry_run {
         console::result(script.trim_end()).map_err(Failure::failed)?;
         return Ok(exit::DONE);
     }
-    let (store, last) = (proposed.store().clone(), before(proposed.store()));
+    let (store, last) = (validated.store().clone(), before(validated.store()));
     refuse_coordinated(&store, &last)?;
-    refuse_short_lead(proposed.config().slurm.lead_seconds, &status::memory(&store)?, &last).map_err(Failure::usage)?;
-    cluster::check(&proposed.config().slurm, folder).map_err(Failure::usage)?;
-    let _claim = Claim::take(&store).map_err(Failure::failed)?;
+    refuse_short_lead(validated.config().slurm.lead_seconds, &status::history(&store)?, &last)
+        .map_err(Failure::usage)?;
+    cluster::check(&validated.config().slurm, folder).map_err(Failure::usage)?;
+    let _lock = SubmissionLock::take(&store).map_err(Failure::failed)?;
     refuse_queued(&store)?;
-    let order = proposed.settle()?;
-    // What was asked of an earlier job is not meant for this one.
-    order.store.delete(STOP_OBJECT).map_err(Failure::failed)?;
+    let spec = validated.commit()?;
+    // A stop request for an earlier job does not apply to this one.
+    spec.store.delete(STOP_OBJECT).map_err(Failure::failed)?;
     let number = cluster::submit(&script).map_err(Failure::usage)?;
-    let record = Record { job: number.clone(), cluster: None };
+    let record = JobRecord { job: number.clone(), cluster: None };
     let untold = |source| Failure::failed(SubmitError::Record { job: number.clone(), source });
-    record.write(&order.store).map_err(untold)?;
+    record.write(&spec.store).map_err(untold)?;
     let text = if arguments.json { json!({ "job": number }).to_string() } else { number };
     console::result(&text).map_err(Failure::failed)?;
     Ok(exit::DONE)
 }
 
-/// Two jobs of one run would take it from each other.
+/// Rejects a second job for the same run: the two would take the run from each other.
 fn refuse_queued(store: &Store) -> Result<(), Failure> {
     let url = store.url().to_owned();
     match status::job_of(store)? {
@@ -97,9 +98,9 @@ fn refuse_queued(store: &Store) -> Result<(), Failure> {
     }
 }
 
-/// A job would take the run from a coordinator that was started by hand.
+/// Rejects a run with a coordinator that was started by hand: a job would take the run over.
 fn refuse_coordinated(store: &Store, last: &Status) -> Result<(), Failure> {
-    if stored::life(last) != Life::Alive {
+    if stored::liveness(last) != Liveness::Alive {
         return Ok(());
     }
     let (url, age) = (store.url().to_owned(), now() - last.updated);
@@ -107,10 +108,9 @@ fn refuse_coordinated(store: &Store, last: &Status) -> Result<(), Failure> {
     Err(Failure::usage(SubmitError::Coordinated { url, pid, host, age }))
 }
 
-/// Between Slurm's signal and its kill there must be time for the step under way and for a checkpoint, where it is known how
-/// long they take.
-fn refuse_short_lead(lead: u64, memory: &Memory, last: &Status) -> Result<(), SubmitError> {
-    let Some(save) = memory.median_save() else { return Ok(()) };
+/// Rejects a lead time that is shorter than the last step plus a checkpoint, as far as both are known.
+fn refuse_short_lead(lead: u64, history: &RestartHistory, last: &Status) -> Result<(), SubmitError> {
+    let Some(save) = history.median_save() else { return Ok(()) };
     let step = last.latest.record.as_ref().map_or(0.0, |record| record.times.seconds);
     if lead as f64 >= save + step {
         return Ok(());
@@ -127,15 +127,15 @@ mod tests {
 
     #[test]
     fn a_lead_holds_a_step_and_a_checkpoint() {
-        let memory = Memory { recent_saves: vec![90.0, 110.0, 500.0], ..Memory::default() };
+        let history = RestartHistory { recent_saves: vec![90.0, 110.0, 500.0], ..RestartHistory::default() };
         let times = StepTimes { seconds: 15.5, ..StepTimes::default() };
         let record = StepRecord { times, ..StepRecord::default() };
         let latest = LatestMetrics { record: Some(record), ..LatestMetrics::default() };
         let last = Status { latest, ..Status::default() };
-        assert!(refuse_short_lead(126, &memory, &last).is_ok());
-        let said = refuse_short_lead(125, &memory, &last).unwrap_err().to_string();
+        assert!(refuse_short_lead(126, &history, &last).is_ok());
+        let said = refuse_short_lead(125, &history, &last).unwrap_err().to_string();
         assert!(said.starts_with("slurm.lead_seconds: is 125; ") && said.ends_with("at least 126 is needed"), "{said}");
-        assert!(refuse_short_lead(110, &memory, &Status::default()).is_ok(), "no step is known");
-        assert!(refuse_short_lead(1, &Memory::default(), &last).is_ok(), "no checkpoint is known");
+        assert!(refuse_short_lead(110, &history, &Status::default()).is_ok(), "no step is known");
+        assert!(refuse_short_lead(1, &RestartHistory::default(), &last).is_ok(), "no checkpoint is known");
     }
 }

@@ -1,4 +1,4 @@
-//! `lambert submit --prep`: queues a preparation as an array of tasks and a job that joins them.
+//! `lambert submit --prep`: submits a preparation as a job array and a job that merges the parts.
 
 use std::path::Path;
 
@@ -24,7 +24,7 @@ enum PrepJobError {
     NoConfig,
 }
 
-/// Shows the batch scripts, or queues them.
+/// Prints or submits the batch scripts.
 pub fn submit(arguments: &cli::Submit, folder: &Path, lambert: &str) -> Outcome {
     let path = arguments.config.as_deref().ok_or_else(|| Failure::usage(PrepJobError::NoConfig))?;
     let config = prep::load(&Layers::from_process(&arguments.sets), path)?;
@@ -55,7 +55,7 @@ pub fn submit(arguments: &cli::Submit, folder: &Path, lambert: &str) -> Outcome 
     Ok(exit::DONE)
 }
 
-/// The parts that are named, or all of them.
+/// Returns the selected parts, by default all.
 fn tasks(parts: usize, named: &[usize]) -> Result<Vec<usize>, PrepJobError> {
     let mut tasks: Vec<usize> = if named.is_empty() { (0..parts).collect() } else { named.to_vec() };
     tasks.sort_unstable();

@@ -1,12 +1,11 @@
-//! Weights as they are exported: without the rows that fill up the vocabulary, and without the heads that nothing has
-//! trained.
+//! Trims weights for export: removes vocabulary padding rows and untrained heads.
 
 use lambert_plan::architecture::Tensor;
 use safetensors::tensor::{SafeTensorError, TensorView};
 use safetensors::{SafeTensors, serialize};
 
-/// The safetensors file `bytes` of a model made of `tensors`, without those that are `left_out`, and without the last rows of
-/// those whose rows are tokens of the vocabulary.
+/// Returns the safetensors file `bytes` of a model made of `tensors`, without tensors that are `left_out` and without
+/// vocabulary padding rows.
 pub fn weights(
     bytes: &[u8],
     tensors: &[Tensor],
@@ -27,7 +26,7 @@ pub fn weights(
     serialize(kept.collect::<Result<Vec<_>, SafeTensorError>>()?, header.metadata().clone())
 }
 
-/// All but the last `padding` rows, which lie one behind the other.
+/// Drops the last `padding` rows of a row-major tensor.
 fn cut<'a>(view: &TensorView<'a>, padding: usize) -> Result<TensorView<'a>, SafeTensorError> {
     let rows = view.shape().first().copied().unwrap_or(0);
     let pieces = rows.checked_sub(padding).filter(|pieces| *pieces > 0).ok_or(SafeTensorError::ValidationOverflow)?;

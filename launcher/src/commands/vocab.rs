@@ -24,13 +24,13 @@ pub fn vocab(arguments: &cli::Vocab) -> Outcome {
     files::write(&arguments.output, |output| output.write_all(text.as_bytes())).map_err(Failure::failed)?;
     let (pieces, output) = (text.lines().count(), arguments.output.display());
     if pieces < arguments.size {
-        tracing::warn!("the text has room for {pieces} pieces only, fewer than the {} asked for", arguments.size);
+        tracing::warn!("vocabulary has {pieces} tokens ({} requested): corpus too small", arguments.size);
     }
-    console::result(&format!("{output}: {pieces} pieces")).map_err(Failure::failed)?;
+    console::result(&format!("wrote {output} ({pieces} tokens)")).map_err(Failure::failed)?;
     Ok(exit::DONE)
 }
 
-/// Whatever a preparation can recognize.
+/// Any format that a preparation detects.
 fn source(path: &str) -> Source {
     Source { path: path.to_owned(), format: FormatName::AUTO.into(), ..Source::default() }
 }

@@ -1,91 +1,91 @@
-//! A bounded queue of lines in front of a slow reader, written by a thread: whoever has something to say never waits.
+//! Bounded queue of output lines with a writer thread: producers never block on a slow reader.
 
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A write takes lines from the queue up to this length, bytes.
+/// Maximum bytes of queued lines per write.
 const BATCH: usize = 64 << 10;
 
-/// The state of a progress bar.
+/// State of a progress bar.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Progress {
-    /// Units done.
+    /// Completed units.
     pub position: u64,
-    /// Units in all.
+    /// Total units.
     pub length: u64,
-    /// Text behind the bar.
+    /// Text after the bar.
     pub message: String,
 }
 
-/// What becomes of the progress bar.
+/// Progress bar command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Bar {
-    /// It shows this.
+    /// Shows this state.
     Shown(Progress),
-    /// It is removed.
+    /// Removes the bar.
     Removed,
 }
 
-/// The place where a queue's lines go.
+/// Destination of a queue's lines.
 pub trait Sink: Send + 'static {
-    /// Writes whole lines; may block for any time.
+    /// Writes whole lines; may block indefinitely.
     fn write(&mut self, lines: &[u8]);
-    /// The line that takes the place of `lines` lines that were dropped.
+    /// Returns the line that replaces `lines` dropped lines.
     fn gap(&self, lines: u64) -> String;
     /// Draws or removes the progress bar.
     fn draw(&mut self, bar: Bar);
 }
 
-/// Lines on their way to a [`Sink`]. When there are too many, the oldest are dropped and counted.
+/// Lines waiting for a [`Sink`]. When the queue is full, the oldest are dropped and counted.
 #[derive(Debug)]
-pub struct Queue {
-    shared: Arc<Shared>,
+pub struct OutputQueue {
+    shared: Arc<QueueShared>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct QueueShared {
     limit: usize,
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct QueueState {
     lines: VecDeque<Vec<u8>>,
     bytes: usize,
-    /// Lines dropped since the last gap was written.
+    /// Lines dropped since the last gap line was written.
     gap: u64,
-    /// Lines dropped in all.
+    /// Total lines dropped.
     dropped: u64,
-    /// The newest change of the progress bar, until it is drawn.
+    /// Latest progress bar update not yet drawn.
     bar: Option<Bar>,
-    /// Lines that are being written.
+    /// Number of lines being written.
     writing: u64,
     is_busy: bool,
 }
 
-/// What the writer does next.
-struct Batch {
+/// Next unit of work for the writer.
+struct WriteBatch {
     gap: u64,
     lines: Vec<u8>,
     bar: Option<Bar>,
 }
 
-impl Queue {
-    /// Starts the thread `name` that writes to `sink`; up to `limit` bytes wait for it.
+impl OutputQueue {
+    /// Starts the writer thread `name` with a queue of at most `limit` bytes.
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// The system cannot start a thread.
     pub fn start(name: &str, limit: usize, sink: impl Sink) -> io::Result<Self> {
-        let shared = Arc::new(Shared { limit, state: Mutex::default(), changed: Condvar::new() });
+        let shared = Arc::new(QueueShared { limit, state: Mutex::default(), changed: Condvar::new() });
         let writer = Arc::clone(&shared);
         std::thread::Builder::new().name(name.to_owned()).spawn(move || writer.write_all(sink))?;
         Ok(Self { shared })
     }
 
-    /// Adds text that ends with a line's end.
+    /// Adds text that ends with a newline.
     pub fn push(&self, text: Vec<u8>) {
         let mut state = self.shared.lock();
         state.bytes += text.len();
@@ -100,13 +100,13 @@ impl Queue {
         self.shared.changed.notify_all();
     }
 
-    /// Draws or removes the progress bar behind the lines that are waiting.
+    /// Draws or removes the progress bar after the queued lines.
     pub fn draw(&self, bar: Bar) {
         self.shared.lock().bar = Some(bar);
         self.shared.changed.notify_all();
     }
 
-    /// Waits until everything is written, `limit` at most. Returns how many lines were dropped or are not written yet.
+    /// Waits at most `limit` until everything is written. Returns the number of lines dropped or still unwritten.
     pub fn finish(&self, limit: Duration) -> u64 {
         let deadline = Instant::now() + limit;
         let mut state = self.shared.lock();
@@ -120,7 +120,7 @@ impl Queue {
     }
 }
 
-impl State {
+impl QueueState {
     fn is_done(&self) -> bool {
         !self.is_busy && !self.has_more()
     }
@@ -129,7 +129,7 @@ impl State {
         !self.lines.is_empty() || self.gap > 0 || self.bar.is_some()
     }
 
-    fn take(&mut self) -> Batch {
+    fn take(&mut self) -> WriteBatch {
         let mut lines = self.lines.pop_front().unwrap_or_default();
         while self.lines.front().is_some_and(|next| lines.len() + next.len() <= BATCH) {
             lines.append(&mut self.lines.pop_front().unwrap_or_default());
@@ -137,12 +137,12 @@ impl State {
         self.bytes -= lines.len();
         (self.is_busy, self.writing) = (true, count(&lines));
         let bar = if self.lines.is_empty() { self.bar.take() } else { None };
-        Batch { gap: std::mem::take(&mut self.gap), lines, bar }
+        WriteBatch { gap: std::mem::take(&mut self.gap), lines, bar }
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl QueueShared {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -154,7 +154,7 @@ impl Shared {
             while !state.has_more() {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
-            let Batch { gap, lines, bar } = state.take();
+            let WriteBatch { gap, lines, bar } = state.take();
             drop(state);
             if gap > 0 {
                 sink.write((sink.gap(gap) + "\n").as_bytes());
@@ -180,7 +180,7 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(20);
 
-    /// A reader that takes a write when it is told to.
+    /// Reader that accepts one write per signal.
     struct Slow {
         reads: Receiver<()>,
         read: Sender<String>,
@@ -205,9 +205,9 @@ mod tests {
         }
     }
 
-    fn slow(limit: usize) -> (Queue, Sender<()>, Receiver<String>) {
+    fn slow(limit: usize) -> (OutputQueue, Sender<()>, Receiver<String>) {
         let ((resume, reads), (read, said)) = (channel(), channel());
-        (Queue::start("test", limit, Slow { reads, read }).unwrap(), resume, said)
+        (OutputQueue::start("test", limit, Slow { reads, read }).unwrap(), resume, said)
     }
 
     #[test]
@@ -231,7 +231,7 @@ mod tests {
         (0..1000).for_each(|number| queue.push(format!("{number}\n").into_bytes()));
         queue.push(b"last\n".to_vec());
         assert!(start.elapsed() < SOON, "nobody waits for the reader");
-        // Six lines of four bytes and the last one of five have room; the first is being written.
+        // The queue holds six lines of four bytes and the last of five; the first is being written.
         assert_eq!(queue.finish(Duration::from_millis(50)), 1002);
         drop(resume);
         assert_eq!(queue.finish(SOON), 994, "what was dropped is lost, the rest has arrived");

@@ -1,4 +1,4 @@
-//! What the decision is told and what it wants done.
+//! Inputs and outputs of the coordinator's decisions.
 
 use lambert_control::Directive;
 use lambert_control::{Message, WorkerReport};
@@ -7,88 +7,88 @@ use super::Seconds;
 use super::placement::Attempt;
 use super::stop::{JobView, Signal, StopReason};
 
-/// What happens to a coordinator. Times come with the event: nothing here looks at a clock.
+/// Coordinator events. Times are passed with the event.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// Time has passed; comes many times a second.
+    /// Timer tick, several times a second.
     Tick,
-    /// The first asks for a checkpoint and an end; the second, a second later or more, for an end at once.
+    /// A signal. The first requests a checkpoint and a stop; a second at least one second later requests an immediate end.
     Signal(Signal),
-    /// What Slurm says of the job that the coordinator is part of.
+    /// State of the coordinator's own Slurm job.
     Job(JobView),
-    /// Somebody asks for a checkpoint and an end.
+    /// A user requested a checkpoint and a stop.
     StopRequested,
-    /// Somebody asks for a checkpoint.
+    /// A user requested a checkpoint.
     SaveRequested,
-    /// The lease that was wanted is held, as this attempt's.
+    /// The requested lease was taken, for this attempt.
     LeaseTaken(u32),
-    /// The lease that was wanted is another coordinator's.
+    /// The requested lease is held by another coordinator.
     LeaseHeld(u32),
-    /// The lease cannot be taken, for the reason in words.
+    /// The lease could not be taken, with the reason.
     LeaseFailed(String),
-    /// The newest lease in the store.
+    /// Newest lease in the store.
     LeaseSeen(u32),
-    /// The lease of this coordinator's attempt is not in the store any more, in words: the run was moved or removed.
+    /// The lease of this attempt is missing from the store, with details: the run was moved or removed.
     LeaseGone(u32, String),
-    /// The processes of an attempt did not come into being: the exit code that follows, and the reason in words.
+    /// The processes of an attempt could not be started: exit code and reason.
     StartFailed(u32, i32, String),
-    /// Something came from the processes of an attempt.
-    Worker(u32, FromWorkers),
+    /// An event from the processes of an attempt.
+    Worker(u32, WorkerEvent),
 }
 
-/// What comes from the processes of an attempt.
+/// Events from the processes of an attempt.
 #[derive(Debug, Clone, PartialEq)]
-pub enum FromWorkers {
-    /// A rank's report; what it says in it comes as [`FromWorkers::Message`] right behind.
+pub enum WorkerEvent {
+    /// A rank's report. Its messages follow as [`WorkerEvent::Message`].
     Report(WorkerReport),
-    /// A rank says something once.
+    /// A message from a rank, delivered once.
     Message(usize, Message),
-    /// A rank wrote a line.
+    /// A line of output from a rank.
     Line(usize, String),
-    /// The launcher tells how the first rank died.
-    Died(Death),
-    /// The launcher says something else, a paragraph.
+    /// The launcher reported how the first rank died.
+    Died(RankDeath),
+    /// Other launcher output, one paragraph.
     Remark(String),
-    /// The launcher, or the only rank, has ended.
-    Exited(Exit),
-    /// Nothing is left of the processes but these, which cannot be ended; nothing comes after it.
+    /// The launcher, or the only rank, exited.
+    Exited(ProcessExit),
+    /// All processes have ended except those listed, which cannot be killed. The last event of an attempt.
     Gone(Vec<String>),
 }
 
-/// How a rank died.
+/// Death of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Death {
-    /// By this signal.
+pub enum RankDeath {
+    /// Killed by a signal.
     Signal {
-        /// The rank.
+        /// Rank.
         rank: usize,
-        /// The signal's number.
+        /// Signal number.
         signal: i32,
     },
-    /// By the kernel, because its job's memory was used up.
+    /// Killed by the kernel because the job ran out of memory.
     OutOfMemory {
-        /// The rank.
+        /// Rank.
         rank: usize,
     },
-    /// With this exit code.
+    /// Exited with a nonzero code.
     Exit {
-        /// The rank.
+        /// Rank.
         rank: usize,
-        /// Its exit code.
+        /// Exit code.
         code: i32,
     },
 }
 
-/// How a process ended.
+/// Exit status of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Exit {
-    /// With this code.
+pub enum ProcessExit {
+    /// Exit code.
     Code(i32),
-    /// By this signal.
+    /// Signal number.
     Signal(i32),
 }
 
-impl std::fmt::Display for Exit {
+impl std::fmt::Display for ProcessExit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Code(code) => write!(f, "exited with code {code}"),
@@ -97,107 +97,107 @@ impl std::fmt::Display for Exit {
     }
 }
 
-/// Which lease is wanted.
+/// Requested lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
-    /// The one after the newest.
+pub enum LeaseRequest {
+    /// The lease after the newest in the store.
     Next,
-    /// This one: the one after the own.
+    /// This lease, the one after the coordinator's own.
     Exactly(u32),
 }
 
-/// What is to be done.
+/// Actions for the coordinator to execute.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
     /// Take a lease; answered by [`Event::LeaseTaken`], [`Event::LeaseHeld`] or [`Event::LeaseFailed`].
-    TakeLease(Wanted),
-    /// Start an attempt's processes; [`FromWorkers::Gone`] or [`Event::StartFailed`] is the last that comes of it.
+    TakeLease(LeaseRequest),
+    /// Start an attempt's processes; its last event is [`WorkerEvent::Gone`] or [`Event::StartFailed`].
     Start(Attempt),
-    /// Order the ranks.
-    Order(Directive),
-    /// End the processes of the attempt; answered by [`FromWorkers::Gone`].
+    /// Send a command to the ranks.
+    Command(Directive),
+    /// Terminate the processes of the attempt; answered by [`WorkerEvent::Gone`].
     End,
-    /// Ask Slurm for the state of the job; answered by [`Event::Job`].
+    /// Query Slurm for the job's state; answered by [`Event::Job`].
     AskSlurm,
-    /// Take the request to stop out of the store.
+    /// Delete the stop request from the store.
     ForgetStop,
-    /// Tell people.
+    /// Notify the user.
     Note(Note),
 }
 
-/// What people are told.
+/// Notifications for the user.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Note {
-    /// A stop was asked for; the ranks save a checkpoint after the next step.
+    /// A stop was requested; the ranks save a checkpoint after the next step.
     Stopping,
-    /// A stop was asked for before the attempt had made a step: the ranks are ended without a checkpoint.
+    /// A stop was requested before the attempt completed a step; the ranks are terminated without a checkpoint.
     NothingToSave,
-    /// The job is about to end and the checkpoint is not there: the ranks are ended so that the job can be queued again.
+    /// The job is about to end and the checkpoint is incomplete; the ranks are terminated so that the job can be requeued.
     OutOfTime,
-    /// A checkpoint was asked for.
+    /// A checkpoint was requested.
     Saving,
     /// The last checkpoint took longer than the time between Slurm's signal and the time limit.
     ShortLead {
-        /// The last checkpoint, seconds.
+        /// Duration of the last checkpoint, seconds.
         save: Seconds,
         /// `slurm.lead_seconds`.
         lead: Seconds,
     },
-    /// The job ends before a checkpoint like the last one can be written.
+    /// The job ends before a checkpoint of the last duration could finish.
     ShortOfTime {
-        /// Seconds until then.
+        /// Seconds until the job ends.
         left: Seconds,
-        /// The last checkpoint, seconds.
+        /// Duration of the last checkpoint, seconds.
         save: Seconds,
     },
-    /// A rank is in a phase for longer than usual, not yet for so long that it is taken for hung.
+    /// A rank has been in a phase for unusually long but has not timed out.
     Slow(String),
-    /// An attempt has failed and another follows after a pause.
+    /// An attempt failed; another follows after a pause.
     Restart {
-        /// Which rank failed and how.
+        /// Cause of the failure.
         cause: String,
-        /// Seconds until then.
+        /// Seconds until the next attempt.
         pause: Seconds,
-        /// Whether it goes back around samples, and not on from the newest checkpoint.
+        /// True if the run rolls back and skips samples; false if it resumes from the newest checkpoint.
         rollback: bool,
     },
-    /// No rank came up; the start is tried again after a pause, and is no restart.
+    /// No rank has reported; the start is retried after a pause and does not count as a restart.
     Waiting {
-        /// What the launcher says.
+        /// Message from the launcher.
         cause: String,
-        /// Seconds until then.
+        /// Seconds until the retry.
         pause: Seconds,
         /// Minutes until the run is given up.
         minutes_left: f64,
     },
-    /// As many steps are done as before the failure.
+    /// The step of the last failure was reached again.
     Recovered {
-        /// The steps.
+        /// Step.
         step: u64,
-        /// What that restart has cost.
+        /// Cost of the restart, seconds.
         seconds: f64,
     },
-    /// Processes crashed, in these words, after their work was done.
+    /// Processes crashed, as described, after their work was done.
     ResultStands(String),
-    /// Processes that cannot be ended are left.
-    Left(Vec<String>),
+    /// Processes that cannot be killed remain.
+    LeftoverProcesses(Vec<String>),
 }
 
-/// How a run under this coordinator ended.
+/// Outcome of a run under this coordinator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     /// All steps are done.
     Finished,
-    /// It stopped on request and can go on.
+    /// Stopped on request; can be resumed.
     Stopped(StopReason),
-    /// Another coordinator has it, or the run is not there any more.
+    /// Another coordinator took the run over, or the run no longer exists.
     Replaced(String),
-    /// It failed, with this exit code, for the reason in words.
+    /// Failed: exit code and reason.
     Failed(i32, String),
 }
 
 impl Verdict {
-    /// How a job ended under it, in words; `None` where the run is done.
+    /// Describes the end of the job; `None` if the run is done.
     pub fn job_end(&self) -> Option<String> {
         match self {
             Self::Finished => None,

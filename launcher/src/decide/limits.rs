@@ -1,39 +1,39 @@
-//! When a rank is taken for hung, or for gone: from the phase of its training thread, the time it has been in it, and the
-//! time since it was heard.
+//! Phase timeouts: detects hung and lost ranks from the phase of the training thread, its duration and the time since
+//! the last report.
 
 use lambert_config::run::{Limits, RunConfig};
 use lambert_control::WorkerPhase;
 
 use super::Seconds;
-use super::watch::{Rank, Watch};
+use super::monitor::{AttemptMonitor, Rank};
 
-/// How long processes may take to end when everything is done and saved, seconds: a job's time may be almost up.
+/// Time limit for processes to exit after all work is saved, seconds. Short, because the job may be near its time limit.
 const LEAVING: Seconds = 30.0;
 
-/// How long a rank may be in each phase, seconds.
+/// Timeouts for the phases of a rank, seconds.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Patience {
+pub struct PhaseTimeouts {
     limits: Limits,
-    /// How long saves may fail before a rank gives up by itself.
+    /// Time after which a rank gives up on failing saves.
     saves: Seconds,
 }
 
-/// A rank that is taken for hung or gone.
+/// A rank that hangs or is lost.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Hang {
-    /// Which and how, for people.
+pub struct RankTimeout {
+    /// Description of the rank and the timeout.
     pub message: String,
-    /// Its host, where it is the host that is not heard.
+    /// Host to avoid, if it no longer reports.
     pub host: Option<String>,
 }
 
-impl Patience {
-    /// As the configuration says.
+impl PhaseTimeouts {
+    /// Takes the timeouts from the configuration.
     pub fn new(config: &RunConfig) -> Self {
         Self { limits: config.cluster.limits.clone(), saves: 60.0 * config.checkpoint.give_up_minutes }
     }
 
-    /// How long a phase may take; infinite without a limit.
+    /// Timeout of a phase; infinite if disabled.
     fn of(&self, phase: WorkerPhase, median: Option<Seconds>) -> Seconds {
         let limits = &self.limits;
         let (limit, more) = match (phase, median) {
@@ -50,74 +50,74 @@ impl Patience {
         if limit > 0.0 { limit + more } else { f64::INFINITY }
     }
 
-    /// The rank of an attempt of `world` ranks that is over its limit, if one is. `begun` is when the attempt was started.
-    pub fn overdue(&self, at: Seconds, begun: Seconds, world: usize, watch: &Watch) -> Option<Hang> {
-        self.lingering(at, watch)
-            .or_else(|| self.silent(at, watch))
-            .or_else(|| self.absent(at, begun, world, watch))
-            .or_else(|| self.hung(at, watch))
+    /// Returns the first rank that has timed out in an attempt of `world` ranks started at `begun`.
+    pub fn overdue(&self, at: Seconds, begun: Seconds, world: usize, monitor: &AttemptMonitor) -> Option<RankTimeout> {
+        self.lingering(at, monitor)
+            .or_else(|| self.silent(at, monitor))
+            .or_else(|| self.absent(at, begun, world, monitor))
+            .or_else(|| self.hung(at, monitor))
     }
 
-    /// Processes that do not end though all is done.
-    fn lingering(&self, at: Seconds, watch: &Watch) -> Option<Hang> {
+    /// Processes that do not exit after all work is done.
+    fn lingering(&self, at: Seconds, monitor: &AttemptMonitor) -> Option<RankTimeout> {
         let limit = self.of(WorkerPhase::Stop, None);
-        let since = watch.leaving().filter(|since| limit.is_finite() && at - since > limit.min(LEAVING))?;
+        let since = monitor.leaving().filter(|since| limit.is_finite() && at - since > limit.min(LEAVING))?;
         let message = format!("the ranks have not left {:.0} s after the last of their work", at - since);
-        Some(Hang { message, host: None })
+        Some(RankTimeout { message, host: None })
     }
 
-    /// A process that is not heard any more. One that was leaving may have left.
-    fn silent(&self, at: Seconds, watch: &Watch) -> Option<Hang> {
+    /// A rank that no longer reports. Ranks in the stop phase may already have exited.
+    fn silent(&self, at: Seconds, monitor: &AttemptMonitor) -> Option<RankTimeout> {
         let limit = self.limits.silence_seconds;
         let silent = |rank: &Rank| limit > 0.0 && rank.phase != WorkerPhase::Stop && at - rank.heard > limit;
-        let (number, _) = watch.ranks.iter().find(|(_, rank)| silent(rank))?;
-        let message = format!("{} has been silent for {limit} s", watch.ranks.who(*number));
-        Some(Hang { message, host: watch.ranks.host(*number) })
+        let (number, _) = monitor.ranks.iter().find(|(_, rank)| silent(rank))?;
+        let message = format!("{} has been silent for {limit} s", monitor.ranks.who(*number));
+        Some(RankTimeout { message, host: monitor.ranks.host(*number) })
     }
 
-    fn absent(&self, at: Seconds, begun: Seconds, world: usize, watch: &Watch) -> Option<Hang> {
+    fn absent(&self, at: Seconds, begun: Seconds, world: usize, monitor: &AttemptMonitor) -> Option<RankTimeout> {
         let limit = self.of(WorkerPhase::Join, None);
-        let missing = (0..world).find(|rank| !watch.ranks.has(*rank))?;
+        let missing = (0..world).find(|rank| !monitor.ranks.has(*rank))?;
         let message = format!("rank {missing} has not reported within {limit} s of its start");
-        (at - begun > limit).then(|| Hang { message, host: watch.ranks.host(missing) })
+        (at - begun > limit).then(|| RankTimeout { message, host: monitor.ranks.host(missing) })
     }
 
-    /// All ranks work in step, so that one that hangs holds up all, and one that is busy with something longer may hold
-    /// up others without harm: the attempt hangs when every rank is over its limit. The suspect is the first that does not
-    /// wait for others.
-    fn hung(&self, at: Seconds, watch: &Watch) -> Option<Hang> {
-        let median = watch.steps.median();
+    /// All ranks work in lockstep: one hung rank stalls all, and one in a longer phase may stall others legitimately.
+    /// The attempt hangs if every rank exceeds its timeout. The suspect is the first rank that is not waiting for
+    /// others.
+    fn hung(&self, at: Seconds, monitor: &AttemptMonitor) -> Option<RankTimeout> {
+        let median = monitor.steps.median();
         let over = |rank: &Rank| at - rank.since > self.of(rank.phase, median);
-        if !watch.ranks.are_all(over) {
+        if !monitor.ranks.are_all(over) {
             return None;
         }
-        let (number, rank) = suspect(watch)?;
+        let (number, rank) = suspect(monitor)?;
         let limit = self.of(rank.phase, median);
-        let (who, phase, step, time) = (watch.ranks.who(number), rank.phase, rank.step + 1, at - rank.since);
+        let (who, phase, step, time) = (monitor.ranks.who(number), rank.phase, rank.step + 1, at - rank.since);
         let place = if phase.is_step() { format!(" (step {step})") } else { String::new() };
         let message = format!("{who} hangs: {phase}{place} for {time:.0} s; the limit is {limit:.0} s");
-        Some(Hang { message, host: None })
+        Some(RankTimeout { message, host: None })
     }
 
-    /// A rank that is over half its limit: not hung, but slow.
-    pub fn slow(&self, at: Seconds, watch: &Watch) -> Option<String> {
-        let median = watch.steps.median();
+    /// Warns about a rank that has used more than half of its timeout.
+    pub fn slow(&self, at: Seconds, monitor: &AttemptMonitor) -> Option<String> {
+        let median = monitor.steps.median();
         let slow = |rank: &Rank| at - rank.since > 0.5 * self.of(rank.phase, median);
-        let (number, rank) = suspect(watch).filter(|_| watch.ranks.are_all(slow))?;
+        let (number, rank) = suspect(monitor).filter(|_| monitor.ranks.are_all(slow))?;
         let (who, phase, time, limit) =
-            (watch.ranks.who(number), rank.phase, at - rank.since, self.of(rank.phase, median));
+            (monitor.ranks.who(number), rank.phase, at - rank.since, self.of(rank.phase, median));
         let usual = median.filter(|_| phase.is_step());
         let usual = usual.map_or(String::new(), |median| format!(" (a step takes {median:.1} s in the median)"));
         Some(format!("{who} is slow: {phase} for {time:.0} s{usual}; it is taken for hung after {limit:.0} s"))
     }
 }
 
-/// The rank that the others wait for, as far as one can tell: the furthest behind that does not wait itself.
-fn suspect(watch: &Watch) -> Option<(usize, &Rank)> {
+/// The rank that the others wait for: furthest behind, preferring ranks that do not wait in an all-reduce.
+fn suspect(monitor: &AttemptMonitor) -> Option<(usize, &Rank)> {
     let order = |rank: &Rank| (rank.step, rank.phase == WorkerPhase::Exchange);
     let behind =
         |one: &Rank, other: &Rank| order(one).cmp(&order(other)).then(one.since.total_cmp(&other.since)).is_lt();
-    let mut ranks = watch.ranks.iter().map(|(number, rank)| (*number, rank));
+    let mut ranks = monitor.ranks.iter().map(|(number, rank)| (*number, rank));
     let first = ranks.next()?;
     Some(ranks.fold(first, |worst, next| if behind(next.1, worst.1) { next } else { worst }))
 }
@@ -125,15 +125,15 @@ fn suspect(watch: &Watch) -> Option<(usize, &Rank)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decide::FromWorkers;
+    use crate::decide::WorkerEvent;
     use lambert_control::{EventKind, StepRecord, StepTimes};
     use lambert_control::{Message, WorkerReport};
 
-    fn patience() -> Patience {
-        Patience::new(&RunConfig::default())
+    fn timeouts() -> PhaseTimeouts {
+        PhaseTimeouts::new(&RunConfig::default())
     }
 
-    fn report(watch: &mut Watch, at: Seconds, rank: usize, phase: WorkerPhase, seconds_in_phase: f64) {
+    fn report(monitor: &mut AttemptMonitor, at: Seconds, rank: usize, phase: WorkerPhase, seconds_in_phase: f64) {
         let report = WorkerReport {
             rank,
             pid: 7,
@@ -143,31 +143,31 @@ mod tests {
             seconds_in_phase,
             ..WorkerReport::default()
         };
-        watch.take(at, FromWorkers::Report(report));
+        monitor.take(at, WorkerEvent::Report(report));
     }
 
-    fn pace(watch: &mut Watch, seconds: f64) {
+    fn pace(monitor: &mut AttemptMonitor, seconds: f64) {
         let times = StepTimes { seconds, ..StepTimes::default() };
         let record = StepRecord { times, ..StepRecord::default() };
-        (0..5).for_each(|_| watch.take(0.0, FromWorkers::Message(0, Message::Record(Box::new(record.clone())))));
+        (0..5).for_each(|_| monitor.take(0.0, WorkerEvent::Message(0, Message::Record(Box::new(record.clone())))));
     }
 
-    fn hang(watch: &Watch, at: Seconds) -> Option<String> {
-        patience().overdue(at, 0.0, 2, watch).map(|hang| hang.message)
+    fn hang(monitor: &AttemptMonitor, at: Seconds) -> Option<String> {
+        timeouts().overdue(at, 0.0, 2, monitor).map(|hang| hang.message)
     }
 
     #[test]
     fn a_rank_that_hangs_is_told_from_those_that_wait_for_it() {
-        let mut watch = Watch::default();
-        pace(&mut watch, 1.0);
+        let mut monitor = AttemptMonitor::default();
+        pace(&mut monitor, 1.0);
         for (at, hung) in [(250.0, false), (299.0, false), (301.0, true)] {
-            report(&mut watch, at, 0, WorkerPhase::Exchange, at - 0.5);
-            report(&mut watch, at, 1, WorkerPhase::Read, at);
-            assert_eq!(hang(&watch, at).is_some(), hung, "{at}");
+            report(&mut monitor, at, 0, WorkerPhase::Exchange, at - 0.5);
+            report(&mut monitor, at, 1, WorkerPhase::Read, at);
+            assert_eq!(hang(&monitor, at).is_some(), hung, "{at}");
         }
         let expected = "rank 1 (pid 7 on host x) hangs: waiting for samples (step 5) for 301 s; the limit is 300 s";
-        assert_eq!(hang(&watch, 301.0).unwrap(), expected);
-        let slow = patience().slow(301.0, &watch).unwrap();
+        assert_eq!(hang(&monitor, 301.0).unwrap(), expected);
+        let slow = timeouts().slow(301.0, &monitor).unwrap();
         assert!(
             slow.starts_with("rank 1 (pid 7 on host x) is slow: waiting for samples for 301 s (a step takes 1.0 s")
         );
@@ -175,51 +175,51 @@ mod tests {
 
     #[test]
     fn steps_have_a_floor_and_a_multiple_of_the_median() {
-        let mut watch = Watch::default();
-        (0..2).for_each(|rank| report(&mut watch, 7000.0, rank, WorkerPhase::Step, 7000.0));
-        assert_eq!(hang(&watch, 7000.0), None, "the first step has a limit of its own");
-        pace(&mut watch, 60.0);
-        (0..2).for_each(|rank| report(&mut watch, 7000.0, rank, WorkerPhase::Step, 500.0));
-        assert_eq!(hang(&watch, 7000.0), None);
-        (0..2).for_each(|rank| report(&mut watch, 7000.0, rank, WorkerPhase::Step, 601.0));
-        assert!(hang(&watch, 7000.0).unwrap().ends_with("the limit is 600 s"));
+        let mut monitor = AttemptMonitor::default();
+        (0..2).for_each(|rank| report(&mut monitor, 7000.0, rank, WorkerPhase::Step, 7000.0));
+        assert_eq!(hang(&monitor, 7000.0), None, "the first step has a limit of its own");
+        pace(&mut monitor, 60.0);
+        (0..2).for_each(|rank| report(&mut monitor, 7000.0, rank, WorkerPhase::Step, 500.0));
+        assert_eq!(hang(&monitor, 7000.0), None);
+        (0..2).for_each(|rank| report(&mut monitor, 7000.0, rank, WorkerPhase::Step, 601.0));
+        assert!(hang(&monitor, 7000.0).unwrap().ends_with("the limit is 600 s"));
     }
 
     #[test]
     fn who_waits_for_a_longer_phase_of_another_is_not_hung() {
-        let mut watch = Watch::default();
-        pace(&mut watch, 1.0);
-        report(&mut watch, 4000.0, 0, WorkerPhase::Save, 4000.0);
-        report(&mut watch, 4000.0, 1, WorkerPhase::Exchange, 4000.0);
-        assert_eq!(hang(&watch, 4000.0), None, "saves may fail for two hours");
+        let mut monitor = AttemptMonitor::default();
+        pace(&mut monitor, 1.0);
+        report(&mut monitor, 4000.0, 0, WorkerPhase::Save, 4000.0);
+        report(&mut monitor, 4000.0, 1, WorkerPhase::Exchange, 4000.0);
+        assert_eq!(hang(&monitor, 4000.0), None, "saves may fail for two hours");
     }
 
     #[test]
     fn silence_and_absence_have_limits() {
-        let mut watch = Watch::default();
-        report(&mut watch, 100.0, 0, WorkerPhase::Join, 1.0);
-        assert_eq!(hang(&watch, 190.0), None);
-        assert_eq!(hang(&watch, 191.0).unwrap(), "rank 0 (pid 7 on host x) has been silent for 90 s");
-        report(&mut watch, 601.0, 0, WorkerPhase::Join, 1.0);
-        assert_eq!(hang(&watch, 601.0).unwrap(), "rank 1 has not reported within 600 s of its start");
-        report(&mut watch, 650.0, 0, WorkerPhase::Stop, 1.0);
-        report(&mut watch, 650.0, 1, WorkerPhase::Stop, 1.0);
-        assert_eq!(hang(&watch, 1200.0), None, "ranks that leave are silent");
-        assert!(hang(&watch, 1300.0).unwrap().contains("leaving for 651 s"));
+        let mut monitor = AttemptMonitor::default();
+        report(&mut monitor, 100.0, 0, WorkerPhase::Join, 1.0);
+        assert_eq!(hang(&monitor, 190.0), None);
+        assert_eq!(hang(&monitor, 191.0).unwrap(), "rank 0 (pid 7 on host x) has been silent for 90 s");
+        report(&mut monitor, 601.0, 0, WorkerPhase::Join, 1.0);
+        assert_eq!(hang(&monitor, 601.0).unwrap(), "rank 1 has not reported within 600 s of its start");
+        report(&mut monitor, 650.0, 0, WorkerPhase::Stop, 1.0);
+        report(&mut monitor, 650.0, 1, WorkerPhase::Stop, 1.0);
+        assert_eq!(hang(&monitor, 1200.0), None, "ranks that leave are silent");
+        assert!(hang(&monitor, 1300.0).unwrap().contains("leaving for 651 s"));
     }
 
     #[test]
     fn ranks_that_are_done_have_less_time_to_leave() {
-        let mut watch = Watch::default();
-        (0..2).for_each(|rank| report(&mut watch, 100.0, rank, WorkerPhase::Stop, 1.0));
-        assert_eq!(hang(&watch, 160.0), None);
+        let mut monitor = AttemptMonitor::default();
+        (0..2).for_each(|rank| report(&mut monitor, 100.0, rank, WorkerPhase::Stop, 1.0));
+        assert_eq!(hang(&monitor, 160.0), None);
         let done = Message::Event(EventKind::Finished { step: 4, stopped: true });
-        watch.take(160.0, FromWorkers::Message(0, done));
-        assert_eq!(hang(&watch, 190.0), None);
-        assert_eq!(hang(&watch, 190.5).unwrap(), "the ranks have not left 30 s after the last of their work");
+        monitor.take(160.0, WorkerEvent::Message(0, done));
+        assert_eq!(hang(&monitor, 190.0), None);
+        assert_eq!(hang(&monitor, 190.5).unwrap(), "the ranks have not left 30 s after the last of their work");
         let mut config = RunConfig::default();
         config.cluster.limits.stop_seconds = 0.0;
-        assert_eq!(Patience::new(&config).overdue(500.0, 0.0, 2, &watch), None);
+        assert_eq!(PhaseTimeouts::new(&config).overdue(500.0, 0.0, 2, &monitor), None);
     }
 
     #[test]
@@ -227,9 +227,9 @@ mod tests {
         let mut config = RunConfig::default();
         let limits = &mut config.cluster.limits;
         (limits.silence_seconds, limits.join_seconds, limits.step_seconds) = (0.0, 0.0, 0.0);
-        let mut watch = Watch::default();
-        pace(&mut watch, 1.0);
-        report(&mut watch, 0.0, 0, WorkerPhase::Step, 1.0);
-        assert_eq!(Patience::new(&config).overdue(1e9, 0.0, 2, &watch), None);
+        let mut monitor = AttemptMonitor::default();
+        pace(&mut monitor, 1.0);
+        report(&mut monitor, 0.0, 0, WorkerPhase::Step, 1.0);
+        assert_eq!(PhaseTimeouts::new(&config).overdue(1e9, 0.0, 2, &monitor), None);
     }
 }

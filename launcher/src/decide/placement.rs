@@ -1,67 +1,67 @@
-//! Which ranks an attempt has and where they are: decided at each start, not written in the run's configuration.
+//! Placement of ranks on hosts, decided for each attempt.
 
 use std::collections::BTreeSet;
 
 use lambert_config::run::Host;
 
-/// A start of all ranks.
+/// One start of all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attempt {
-    /// Its number, which is its lease's.
+    /// Attempt number, equal to the number of its lease.
     pub number: u32,
-    /// Ranks.
+    /// Number of ranks.
     pub world: usize,
-    /// Where they are.
+    /// Hosts of the ranks.
     pub placement: Placement,
 }
 
-/// Where the ranks of an attempt are.
+/// Hosts of an attempt's ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Placement {
-    /// On the coordinator's host.
+    /// The coordinator's host.
     Here,
-    /// On these hosts, filled in this order.
+    /// These hosts, filled in order.
     Hosts(Vec<Host>),
-    /// Where the launcher puts them: on the nodes that Slurm has given, but for those that are left out, if any are.
-    Allocation(Option<LeftOut>),
+    /// Nodes of the Slurm job, chosen by the launcher; optionally with some nodes excluded.
+    Allocation(Option<ExcludedNodes>),
 }
 
-/// Nodes of a Slurm job that an attempt does without.
+/// Nodes of a Slurm job excluded from an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LeftOut {
-    /// Their names.
+pub struct ExcludedNodes {
+    /// Names of the excluded nodes.
     pub nodes: Vec<String>,
-    /// How many others the ranks are on.
+    /// Number of nodes that the ranks use.
     pub used: usize,
 }
 
 impl Placement {
-    /// The names of the hosts, one a rank: launchers fill them in order. None where it is not decided here who is where.
-    pub fn places(&self) -> Vec<String> {
+    /// Host name of each rank, as launchers fill hosts in order. Empty if the launcher decides.
+    pub fn rank_hosts(&self) -> Vec<String> {
         let Self::Hosts(hosts) = self else { return Vec::new() };
         hosts.iter().flat_map(|host| std::iter::repeat_n(host.name.clone(), host.ranks)).collect()
     }
 }
 
-/// Where ranks may be.
+/// Hosts available to a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Room {
-    /// On the coordinator's host only.
+pub enum HostPool {
+    /// The coordinator's host only.
     #[default]
     Here,
-    /// On these hosts.
+    /// These hosts.
     Hosts(Vec<Host>),
-    /// On the nodes that Slurm has given: their names and how many ranks each has room for, where that is known.
+    /// Nodes of the Slurm job with their task counts; empty if unknown.
     Allocation(Vec<Host>),
 }
 
-/// Puts `world` ranks on the hosts of `room` in their order; those in `avoid` come last, and so are left out where the
-/// others have room enough.
-pub fn place(room: &Room, world: usize, avoid: &BTreeSet<&str>) -> Placement {
-    let hosts = match room {
-        Room::Here => return Placement::Here,
-        Room::Allocation(nodes) => return Placement::Allocation(leave_out(nodes, world, avoid)),
-        Room::Hosts(hosts) => hosts,
+/// Places `world` ranks on the available hosts in order. Hosts in `avoid` come last and are excluded if the others have
+/// enough slots.
+pub fn place(host_pool: &HostPool, world: usize, avoid: &BTreeSet<&str>) -> Placement {
+    let hosts = match host_pool {
+        HostPool::Here => return Placement::Here,
+        HostPool::Allocation(nodes) => return Placement::Allocation(leave_out(nodes, world, avoid)),
+        HostPool::Hosts(hosts) => hosts,
     };
     let (bad, good): (Vec<&Host>, Vec<&Host>) = hosts.iter().partition(|host| avoid.contains(host.name.as_str()));
     let (mut left, mut placed) = (world, Vec::new());
@@ -75,21 +75,21 @@ pub fn place(room: &Room, world: usize, avoid: &BTreeSet<&str>) -> Placement {
     Placement::Hosts(placed)
 }
 
-/// Of the nodes in `avoid` those that `world` ranks can do without, in the order of the job's nodes.
-fn leave_out(nodes: &[Host], world: usize, avoid: &BTreeSet<&str>) -> Option<LeftOut> {
-    let mut room: usize = nodes.iter().map(|node| node.ranks).sum();
+/// Returns the nodes in `avoid` that `world` ranks can do without, in node order.
+fn leave_out(nodes: &[Host], world: usize, avoid: &BTreeSet<&str>) -> Option<ExcludedNodes> {
+    let mut free_slots: usize = nodes.iter().map(|node| node.ranks).sum();
     let mut left_out = Vec::new();
     for node in nodes.iter().filter(|node| avoid.iter().any(|host| is_node(host, &node.name))) {
-        if room >= world + node.ranks {
-            room -= node.ranks;
+        if free_slots >= world + node.ranks {
+            free_slots -= node.ranks;
             left_out.push(node.name.clone());
         }
     }
     let used = (nodes.len() - left_out.len()).min(world);
-    (!left_out.is_empty()).then_some(LeftOut { nodes: left_out, used })
+    (!left_out.is_empty()).then_some(ExcludedNodes { nodes: left_out, used })
 }
 
-/// Whether a rank's host is the node of that name: a host may know itself by its domain, too, and Slurm does not.
+/// True if a rank's host is the Slurm node `node`; the host may report its fully qualified name.
 fn is_node(host: &str, node: &str) -> bool {
     host == node || host.strip_prefix(node).is_some_and(|domain| domain.starts_with('.'))
 }
@@ -100,8 +100,8 @@ mod tests {
 
     fn placed(world: usize, avoid: &[&str]) -> String {
         let host = |name: &str, ranks| Host { name: name.to_owned(), ranks };
-        let room = Room::Hosts(vec![host("a", 2), host("b", 2), host("c", 1)]);
-        let Placement::Hosts(hosts) = place(&room, world, &avoid.iter().copied().collect()) else { panic!() };
+        let host_pool = HostPool::Hosts(vec![host("a", 2), host("b", 2), host("c", 1)]);
+        let Placement::Hosts(hosts) = place(&host_pool, world, &avoid.iter().copied().collect()) else { panic!() };
         hosts.iter().map(|host| format!("{}:{} ", host.name, host.ranks)).collect()
     }
 
@@ -112,9 +112,9 @@ mod tests {
         assert_eq!(placed(4, &["a"]), "b:2 c:1 a:1 ");
         assert_eq!(placed(5, &["a", "b", "c"]), "a:2 b:2 c:1 ");
         assert_eq!(placed(2, &["nowhere"]), "a:2 ");
-        assert_eq!(place(&Room::Here, 9, &BTreeSet::new()), Placement::Here);
+        assert_eq!(place(&HostPool::Here, 9, &BTreeSet::new()), Placement::Here);
         let host = |name: &str, ranks| Host { name: name.to_owned(), ranks };
-        assert_eq!(Placement::Hosts(vec![host("a", 2), host("b", 1)]).places(), ["a", "a", "b"]);
+        assert_eq!(Placement::Hosts(vec![host("a", 2), host("b", 1)]).rank_hosts(), ["a", "a", "b"]);
     }
 
     #[test]
@@ -122,7 +122,7 @@ mod tests {
         let node = |name: &str, ranks| Host { name: name.to_owned(), ranks };
         let nodes = vec![node("n1", 4), node("n2", 4), node("n3", 4)];
         let placed = |nodes: &[Host], world, avoid: &[&str]| {
-            let placement = place(&Room::Allocation(nodes.to_vec()), world, &avoid.iter().copied().collect());
+            let placement = place(&HostPool::Allocation(nodes.to_vec()), world, &avoid.iter().copied().collect());
             let Placement::Allocation(left_out) = placement else { panic!("{placement:?}") };
             left_out.map(|left_out| (left_out.nodes.join(","), left_out.used))
         };
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(placed(&nodes, 8, &["n2.cluster.example"]), left_out("n2", 2));
         assert_eq!(placed(&nodes, 8, &["n22", "n", "vm"]), None, "no nodes of the job");
         assert_eq!(placed(&nodes, 12, &["n2"]), None, "no node is spare");
-        assert_eq!(placed(&nodes, 8, &["n1", "n3"]), left_out("n1", 2), "room for one only");
+        assert_eq!(placed(&nodes, 8, &["n1", "n3"]), left_out("n1", 2), "host_pool for one only");
         assert_eq!(placed(&nodes, 4, &["n1", "n3"]), left_out("n1,n3", 1));
         assert_eq!(placed(&nodes, 1, &["n1"]), left_out("n1", 1));
         assert_eq!(placed(&[], 8, &["n1"]), None, "it is not known which nodes there are");

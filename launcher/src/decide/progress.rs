@@ -1,36 +1,35 @@
-//! Whether a run gets anywhere: attempts that end without a new checkpoint, and rollbacks that lead to no other end.
+//! Detects runs without progress: attempts that end without a new checkpoint, and repeated rollbacks.
 
 use serde::{Deserialize, Serialize};
 
-/// How far a run has come, and how often it has been tried since without getting further. Part of the coordinator's memory, so
-/// that it outlives a coordinator.
+/// Furthest checkpoint of a run and the attempts since. Stored with the coordinator's history, so it outlives a coordinator.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Progress {
     /// Steps of the furthest checkpoint.
     pub furthest: u64,
-    /// Attempts in a row that count and have ended without a checkpoint beyond it.
+    /// Consecutive attempts, of those that count, that ended without a checkpoint beyond it.
     pub fruitless: usize,
-    /// An attempt is under way that has not committed such a checkpoint.
+    /// True while an attempt runs that has not committed such a checkpoint.
     pub pending: bool,
-    /// Rollbacks in a row without a checkpoint beyond the step at which the last of them was decided.
+    /// Consecutive rollbacks without a checkpoint beyond the step of the last rollback.
     pub rollbacks: usize,
-    /// That step.
+    /// Step at which the last rollback was decided.
     pub diverged_at: u64,
 }
 
 impl Progress {
-    /// An attempt begins.
+    /// An attempt starts.
     pub fn begin(&mut self) {
         self.pending = true;
     }
 
-    /// An attempt has loaded a checkpoint of `step` steps.
+    /// An attempt loaded a checkpoint at step `step`.
     pub fn loaded(&mut self, step: u64) {
         self.furthest = self.furthest.max(step);
     }
 
-    /// A checkpoint of `step` steps was committed.
+    /// A checkpoint at step `step` was committed.
     pub fn committed(&mut self, step: u64) {
         if step > self.furthest {
             (self.furthest, self.fruitless, self.pending) = (step, 0, false);
@@ -40,21 +39,21 @@ impl Progress {
         }
     }
 
-    /// The attempt under way, if there is one, has ended; `counts` says whether that counts as fruitless if it was.
+    /// The running attempt, if any, ended; `counts` is true if it counts when it made no progress.
     pub fn end(&mut self, counts: bool) {
         self.fruitless += usize::from(self.pending && counts);
         self.pending = false;
     }
 
-    /// The attempt under way has ended with a rollback that was decided at step `at`; checkpoints of more than `to` steps are
-    /// undone, and the way to them is to be made again.
+    /// The attempt ended with a rollback decided at step `at`. Checkpoints after step `to` are invalid, so their steps
+    /// count as progress again.
     pub fn rolled_back(&mut self, at: u64, to: u64) {
         self.end(false);
         self.furthest = self.furthest.min(to);
         (self.rollbacks, self.diverged_at) = (self.rollbacks + 1, at);
     }
 
-    /// Whoever starts the run again has mended something: counts begin anew.
+    /// Resets the counts: a user who restarts the run has fixed the cause.
     pub fn forget_failures(&mut self) {
         *self = Self { furthest: self.furthest, ..Self::default() };
     }
@@ -64,7 +63,7 @@ impl Progress {
 mod tests {
     use super::*;
 
-    /// The furthest checkpoint and the fruitless attempts since.
+    /// Furthest checkpoint and attempts without progress since.
     fn counts(progress: &Progress) -> (u64, usize) {
         (progress.furthest, progress.fruitless)
     }
@@ -78,7 +77,7 @@ mod tests {
             progress.end(true);
             assert_eq!(counts(&progress), (committed, 0));
         }
-        // Back at 10, because the one of 20 is damaged.
+        // Resumes at 10 because the checkpoint at 20 is damaged.
         progress.begin();
         progress.loaded(10);
         progress.committed(15);
@@ -93,7 +92,7 @@ mod tests {
         progress.committed(21);
         progress.end(true);
         assert_eq!(counts(&progress), (21, 0));
-        // A run whose checkpoints were there before this memory.
+        // A run whose checkpoints predate this record.
         progress.loaded(100);
         progress.begin();
         progress.committed(50);

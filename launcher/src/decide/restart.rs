@@ -1,4 +1,4 @@
-//! What follows when the processes of an attempt are gone.
+//! Decides what follows an attempt: a restart, a wait or the end of the run.
 
 use std::collections::BTreeSet;
 
@@ -7,160 +7,183 @@ use lambert_control::FailureKind;
 
 use super::Seconds;
 use super::event::{Action, Note, Verdict};
-use super::memory::Restart;
+use super::history::Restart;
+use super::monitor::{AttemptEnd, AttemptFailure, AttemptMonitor, Rollback};
 use super::stop::StopReason;
-use super::watch::{Ending, Failure, Rollback, Watch};
-use super::{Phase, Running, State, Why, stopped};
+use super::{CoordinatorState, EndReason, Phase, Running, stopped};
 
-/// The longest pause before ranks are started again, seconds.
+/// Maximum pause before a restart, seconds.
 const LONGEST_PAUSE: Seconds = 60.0;
-/// How often a failure of a host is tried again, on another or the same.
+/// Maximum number of retries after host failures, on any host.
 const HOST_TRIES: usize = 3;
 
-/// How the attempts so far have fared, since the run last got anywhere.
+/// Failure counters since the run last made progress.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Tries {
-    /// Failures in a row without progress.
+pub struct RestartCounters {
+    /// Consecutive failures without progress.
     in_a_row: usize,
-    /// Failures of a host in a row without progress.
+    /// Consecutive host failures without progress.
     of_hosts: usize,
-    /// Starts in a row that no rank reported from.
+    /// Consecutive starts without a report from any rank.
     absent: usize,
-    /// Whether the lease for the next attempt could not be taken.
-    pub(super) leaseless: bool,
-    /// Since when they have been tried.
+    /// True if the lease for the next attempt could not be taken.
+    pub(super) lease_failed: bool,
+    /// Start of the current series of starts without a report.
     absent_since: Option<Seconds>,
-    /// Hosts that the launcher could not reach in these.
+    /// Hosts that the launcher could not reach during this series.
     unreachable: BTreeSet<String>,
-    /// Most steps that an attempt has finished.
+    /// Most steps completed by any attempt.
     furthest: u64,
-    /// Since when, and until which step, work is being done again.
+    /// Start of the current recovery, and the step to reach again.
     recovering: Option<(Seconds, u64)>,
 }
 
-impl Tries {
-    /// Whether nothing has failed yet.
+impl RestartCounters {
+    /// True if nothing has failed yet.
     pub fn is_first(&self) -> bool {
         self.in_a_row == 0 && self.absent == 0
     }
 
-    /// Hosts that could not be reached since a rank last came up.
+    /// Hosts that were unreachable since a rank last reported.
     pub fn unreachable(&self) -> impl Iterator<Item = &str> {
         self.unreachable.iter().map(String::as_str)
     }
 
-    /// The lease of another attempt is asked for: that it may take long counts, too, if no rank comes up.
+    /// Starts waiting for the next attempt's lease; the wait counts towards the start timeout.
     pub fn begin(&mut self, at: Seconds) {
         self.absent_since.get_or_insert(at);
     }
 
-    /// As many steps are done again as before the last failure: how many, and what it has cost.
-    pub fn recover(&mut self, at: Seconds, watch: &Watch) -> Option<(u64, Seconds)> {
-        let (since, step) = self.recovering.filter(|(_, step)| watch.steps.started && watch.steps.finished >= *step)?;
+    /// Returns the step and the cost of the last failure, once the run has reached that step again.
+    pub fn recover(&mut self, at: Seconds, monitor: &AttemptMonitor) -> Option<(u64, Seconds)> {
+        let (since, step) =
+            self.recovering.filter(|(_, step)| monitor.steps.started && monitor.steps.finished >= *step)?;
         self.recovering = None;
         Some((step, at - since))
     }
 
-    /// Counts a failure; a checkpoint or more steps than any attempt before set the counts back. A failure before the
-    /// steps of the one before are done again ends the account of that one, so that nothing is counted twice: returns
-    /// what it has cost.
-    fn fail(&mut self, at: Seconds, watch: &Watch) -> Option<Seconds> {
-        let progress = watch.steps.committed || watch.steps.finished > self.furthest;
-        self.furthest = self.furthest.max(watch.steps.finished);
+    /// Counts a failure. A checkpoint or more steps than in any earlier attempt reset the counts. If the previous
+    /// recovery is incomplete, closes it and returns its cost, so that no time is counted twice.
+    fn fail(&mut self, at: Seconds, monitor: &AttemptMonitor) -> Option<Seconds> {
+        let progress = monitor.steps.committed || monitor.steps.finished > self.furthest;
+        self.furthest = self.furthest.max(monitor.steps.finished);
         if progress {
             (self.in_a_row, self.of_hosts) = (0, 0);
         }
         self.in_a_row += 1;
         (self.absent, self.absent_since) = (0, None);
         self.unreachable.clear();
-        let since = watch.trouble.since.unwrap_or(at);
-        let before = self.recovering.replace((since, watch.steps.finished));
+        let since = monitor.failure_signs.since.unwrap_or(at);
+        let before = self.recovering.replace((since, monitor.steps.finished));
         let (begun, step) = before?;
-        self.recovering = Some((since, step.max(watch.steps.finished)));
+        self.recovering = Some((since, step.max(monitor.steps.finished)));
         Some(since - begun)
     }
 }
 
-/// What follows the end of `running`, whose processes were ended for the reason `why`.
-pub fn follow(state: &mut State, at: Seconds, running: &Running, why: Why, actions: &mut Vec<Action>) -> Phase {
+/// Decides what follows after the processes of `running` were ended for reason `why`.
+pub fn follow(
+    state: &mut CoordinatorState,
+    at: Seconds,
+    running: &Running,
+    why: EndReason,
+    actions: &mut Vec<Action>,
+) -> Phase {
     match ending(state, running, why, actions) {
-        Ok(Ending::Finished) => Phase::Over(Verdict::Finished),
-        Ok(Ending::Stopped) => Phase::Over(Verdict::Stopped(state.requests.stop.unwrap_or(StopReason::Signal))),
-        Ok(Ending::Absent(cause)) => absent(state, at, running, cause, actions),
-        Ok(Ending::Unsupervised(cause)) => unsupervised(state, at, running, cause, actions),
-        Ok(Ending::RolledBack(rollback)) => rolled_back(state, at, running, rollback, actions),
-        Ok(Ending::Failed(failure)) => failed(state, at, running, failure, actions),
+        Ok(AttemptEnd::Finished) => Phase::Over(Verdict::Finished),
+        Ok(AttemptEnd::Stopped) => Phase::Over(Verdict::Stopped(state.requests.stop.unwrap_or(StopReason::Signal))),
+        Ok(AttemptEnd::Absent(cause)) => absent(state, at, running, cause, actions),
+        Ok(AttemptEnd::Unsupervised(cause)) => unsupervised(state, at, running, cause, actions),
+        Ok(AttemptEnd::RolledBack(rollback)) => rolled_back(state, at, running, rollback, actions),
+        Ok(AttemptEnd::Failed(failure)) => failed(state, at, running, failure, actions),
         Err(verdict) => Phase::Over(verdict),
     }
 }
 
-/// How an attempt has ended; a verdict, where that does not matter. What rank 0 said when its work was done stands, however
-/// the processes left after that: what it tells of was committed before.
-fn ending(state: &State, running: &Running, why: Why, actions: &mut Vec<Action>) -> Result<Ending, Verdict> {
-    let watch = &running.watch;
-    match (watch.result(), why) {
-        (Some(Ending::Finished), Why::Replaced(_)) => Ok(Ending::Finished),
-        // Whoever has the run now is not to lose it to a job that is queued again.
-        (_, Why::Replaced(message)) => Err(Verdict::Replaced(message)),
-        (Some(result @ (Ending::Finished | Ending::Stopped)), Why::Killed) => Ok(result),
-        (_, Why::Killed) => Err(killed(state)),
+/// Classifies the end of an attempt, or returns a verdict directly. A result reported by rank 0 stands even if
+/// processes crash afterwards: its checkpoint is already committed.
+fn ending(
+    state: &CoordinatorState,
+    running: &Running,
+    why: EndReason,
+    actions: &mut Vec<Action>,
+) -> Result<AttemptEnd, Verdict> {
+    let monitor = &running.monitor;
+    match (monitor.result(), why) {
+        (Some(AttemptEnd::Finished), EndReason::Replaced(_)) => Ok(AttemptEnd::Finished),
+        // The new owner must not lose the run to a requeued job.
+        (_, EndReason::Replaced(message)) => Err(Verdict::Replaced(message)),
+        (Some(result @ (AttemptEnd::Finished | AttemptEnd::Stopped)), EndReason::Killed) => Ok(result),
+        (_, EndReason::Killed) => Err(killed(state)),
         (Some(result), why) => {
-            let crash = watch.crash(running.attempt.world).filter(|_| why == Why::Left);
+            let crash = monitor.crash(running.attempt.world).filter(|_| why == EndReason::Exited);
             actions.extend(crash.map(|message| Action::Note(Note::ResultStands(message))));
             Ok(result)
         }
-        (None, Why::Stopped) => Ok(Ending::Stopped),
-        (None, Why::Failed(failure)) if watch.ranks.is_empty() => Ok(Ending::Absent(failure.message)),
-        (None, Why::Failed(failure)) => Ok(Ending::Failed(failure)),
-        (None, Why::Left) => Ok(watch.failure(running.attempt.world)),
+        (None, EndReason::Stopped) => Ok(AttemptEnd::Stopped),
+        (None, EndReason::Failed(failure)) if monitor.ranks.is_empty() => Ok(AttemptEnd::Absent(failure.message)),
+        (None, EndReason::Failed(failure)) => Ok(AttemptEnd::Failed(failure)),
+        (None, EndReason::Exited) => Ok(monitor.failure(running.attempt.world)),
     }
 }
 
-/// What `verdict` comes to, and what is done at the end. An attempt that ends with it counts in a job of Slurm, where the next
-/// one begins without anybody looking: unless a person has ended it.
-pub fn conclude(state: &mut State, at: Seconds, mut verdict: Verdict, actions: &mut Vec<Action>) -> Phase {
+/// Ends the run with `verdict`. In a Slurm job the last attempt counts as one without progress, because the next job
+/// starts unattended, unless a user ended it.
+pub fn conclude(state: &mut CoordinatorState, at: Seconds, mut verdict: Verdict, actions: &mut Vec<Action>) -> Phase {
     let counts = match verdict {
         Verdict::Stopped(reason) => reason != StopReason::Person,
         Verdict::Failed(..) => !state.requests.kill,
         Verdict::Finished | Verdict::Replaced(_) => false,
     };
-    state.memory.progress.end(counts && state.settings.job.is_some());
+    state.history.progress.end(counts && state.settings.job.is_some());
     if let Verdict::Stopped(reason) = verdict
         && let Some(message) = fruitless(state, &reason.to_string()).filter(|_| counts)
     {
         verdict = give_up(state, at, exit::FINAL, message);
     }
-    // A request that this coordinator has not seen is for the one that comes after a requeue.
+    // A request that this coordinator has not seen is for the next one, after a requeue.
     if matches!(verdict, Verdict::Finished | Verdict::Stopped(StopReason::Person)) {
         actions.push(Action::ForgetStop);
     }
     if state.settings.job.is_some() {
         let (unix, cause) = (state.unix(at), verdict.job_end());
-        state.memory.end_job(unix, state.step, cause);
+        state.history.end_job(unix, state.step, cause);
     }
     Phase::Over(verdict)
 }
 
-fn killed(state: &State) -> Verdict {
+fn killed(state: &CoordinatorState) -> Verdict {
     let from = state.checkpoint.as_deref().unwrap_or("the beginning (no checkpoint yet)");
     Verdict::Failed(exit::FAILED, format!("ended at once by a second signal; the run goes on from {from}"))
 }
 
-/// No rank has come up: a host, a link or a file system is away. That is waited for.
-fn absent(state: &mut State, at: Seconds, running: &Running, cause: String, actions: &mut Vec<Action>) -> Phase {
-    state.tries.unreachable.extend(running.watch.complained_of());
+/// No rank has reported: a host, network link or file system is unavailable. Waits and retries.
+fn absent(
+    state: &mut CoordinatorState,
+    at: Seconds,
+    running: &Running,
+    cause: String,
+    actions: &mut Vec<Action>,
+) -> Phase {
+    state.counters.unreachable.extend(running.monitor.complained_of());
     wait(state, at, (running.begun, running.attempt.number), cause, actions)
 }
 
-/// The lease of the attempt after `last` cannot be taken: the store is away, or full. That is waited for, too.
-pub fn without_lease(state: &mut State, at: Seconds, last: u32, cause: String, actions: &mut Vec<Action>) -> Phase {
-    state.tries.leaseless = true;
+/// The lease after attempt `last` cannot be taken: the store is unavailable or full. Waits and retries.
+pub fn without_lease(
+    state: &mut CoordinatorState,
+    at: Seconds,
+    last: u32,
+    cause: String,
+    actions: &mut Vec<Action>,
+) -> Phase {
+    state.counters.lease_failed = true;
     wait(state, at, (at, last), format!("the lease cannot be taken: {cause}"), actions)
 }
 
-/// Waits before what has failed since `begun` is tried again, after attempt `last`.
+/// Waits before retrying what has failed since `begun`, after attempt `last`.
 pub fn wait(
-    state: &mut State,
+    state: &mut CoordinatorState,
     at: Seconds,
     (begun, last): (Seconds, u32),
     cause: String,
@@ -169,9 +192,9 @@ pub fn wait(
     if let Some(over) = stopped(state) {
         return over;
     }
-    let tries = &mut state.tries;
-    tries.absent += 1;
-    let since = *tries.absent_since.get_or_insert(begun);
+    let counters = &mut state.counters;
+    counters.absent += 1;
+    let since = *counters.absent_since.get_or_insert(begun);
     let left = since + state.settings.absence - at;
     if left <= 0.0 {
         let (minutes, limit) = ((at - since) / 60.0, state.settings.absence / 60.0);
@@ -180,42 +203,54 @@ pub fn wait(
         );
         return Phase::Over(give_up(state, at, exit::FAILED, message));
     }
-    let pause = pause(tries.absent);
+    let pause = pause(counters.absent);
     actions.push(Action::Note(Note::Waiting { cause, pause, minutes_left: left / 60.0 }));
     Phase::Pausing { last, until: at + pause }
 }
 
-/// Nobody has failed: the ranks are started again, however often that has happened.
-fn unsupervised(state: &mut State, at: Seconds, running: &Running, cause: String, actions: &mut Vec<Action>) -> Phase {
-    note(state, at, running, &Failure::passing(cause.clone()), false);
-    state.memory.progress.end(false);
+/// No rank failed: the coordinator itself did not respond. Restarts without limit.
+fn unsupervised(
+    state: &mut CoordinatorState,
+    at: Seconds,
+    running: &Running,
+    cause: String,
+    actions: &mut Vec<Action>,
+) -> Phase {
+    note(state, at, running, &AttemptFailure::passing(cause.clone()), false);
+    state.history.progress.end(false);
     stopped(state).unwrap_or_else(|| again(at, running, cause, 0.0, false, actions))
 }
 
 fn rolled_back(
-    state: &mut State,
+    state: &mut CoordinatorState,
     at: Seconds,
     running: &Running,
     rollback: Rollback,
     actions: &mut Vec<Action>,
 ) -> Phase {
     let Rollback { message: cause, step, to } = rollback;
-    note(state, at, running, &Failure::passing(cause.clone()), false);
-    state.memory.progress.rolled_back(step, to);
-    // What it goes back to is in the store: there is nothing to save.
+    note(state, at, running, &AttemptFailure::passing(cause.clone()), false);
+    state.history.progress.rolled_back(step, to);
+    // The rollback target is already in the store: there is nothing to save.
     if let Some(over) = stopped(state) {
         return over;
     }
     let limit = state.settings.rollbacks;
-    if state.memory.progress.rollbacks > limit {
+    if state.history.progress.rollbacks > limit {
         let message = format!("given up after {limit} rollbacks without progress; the last: {cause}");
         return Phase::Over(give_up(state, at, exit::DIVERGED, message));
     }
     again(at, running, cause, 0.0, true, actions)
 }
 
-fn failed(state: &mut State, at: Seconds, running: &Running, failure: Failure, actions: &mut Vec<Action>) -> Phase {
-    let Failure { message, fault, .. } = &failure;
+fn failed(
+    state: &mut CoordinatorState,
+    at: Seconds,
+    running: &Running,
+    failure: AttemptFailure,
+    actions: &mut Vec<Action>,
+) -> Phase {
+    let AttemptFailure { message, fault, .. } = &failure;
     if *fault == FailureKind::LeaseLost {
         return Phase::Over(Verdict::Replaced(message.clone()));
     }
@@ -232,25 +267,25 @@ fn failed(state: &mut State, at: Seconds, running: &Running, failure: Failure, a
         FailureKind::Host | FailureKind::Transient => {}
     }
     note(state, at, running, &failure, true);
-    state.memory.progress.end(true);
+    state.history.progress.end(true);
     if let Some(over) = stopped(state) {
         return over;
     }
     if let Some(message) = one_too_many(state, at, &failure) {
         return Phase::Over(give_up(state, at, exit::FAILED, message));
     }
-    let pause = pause(state.tries.in_a_row);
+    let pause = pause(state.counters.in_a_row);
     again(at, running, failure.message, pause, false, actions)
 }
 
-/// Whether this failure is one too many, in words.
-fn one_too_many(state: &mut State, at: Seconds, failure: &Failure) -> Option<String> {
-    state.tries.of_hosts += usize::from(failure.fault == FailureKind::Host);
-    if state.tries.of_hosts > HOST_TRIES {
+/// Returns a message if this failure exceeds a restart limit.
+fn one_too_many(state: &mut CoordinatorState, at: Seconds, failure: &AttemptFailure) -> Option<String> {
+    state.counters.of_hosts += usize::from(failure.fault == FailureKind::Host);
+    if state.counters.of_hosts > HOST_TRIES {
         return Some(format!("given up after {HOST_TRIES} tries: {}", failure.message));
     }
     let settings = &state.settings;
-    let failures = state.memory.count(state.unix(at) - settings.window);
+    let failures = state.history.count(state.unix(at) - settings.window);
     let (limit, minutes) = (settings.restarts, settings.window / 60.0);
     if failures > limit {
         return Some(format!(
@@ -261,9 +296,9 @@ fn one_too_many(state: &mut State, at: Seconds, failure: &Failure) -> Option<Str
     fruitless(state, &failure.message)
 }
 
-/// Whether there were too many attempts without progress, in words; `last` says how the last one ended.
-pub fn fruitless(state: &State, last: &str) -> Option<String> {
-    let (attempts, limit) = (state.memory.progress.fruitless, state.settings.restarts);
+/// Returns a message if too many attempts made no progress; `last` describes the last one.
+pub fn fruitless(state: &CoordinatorState, last: &str) -> Option<String> {
+    let (attempts, limit) = (state.history.progress.fruitless, state.settings.restarts);
     (attempts > limit).then(|| {
         format!(
             "given up after {attempts} attempts without a new checkpoint (cluster.restart.limit = {limit}); the last: {last}"
@@ -271,21 +306,21 @@ pub fn fruitless(state: &State, last: &str) -> Option<String> {
     })
 }
 
-/// Remembers a failure.
-fn note(state: &mut State, at: Seconds, running: &Running, failure: &Failure, counts: bool) {
-    let watch = &running.watch;
-    if let Some(cost) = state.tries.fail(at, watch) {
-        state.memory.account(cost);
+/// Records a failure.
+fn note(state: &mut CoordinatorState, at: Seconds, running: &Running, failure: &AttemptFailure, counts: bool) {
+    let monitor = &running.monitor;
+    if let Some(cost) = state.counters.fail(at, monitor) {
+        state.history.account(cost);
     }
     let (cause, host, unix) = (failure.message.clone(), failure.host.clone(), state.unix(at));
-    let (attempt, step) = (running.attempt.number, watch.steps.finished);
-    state.memory.add(Restart { unix, attempt, step, cause, counts, host, seconds: None });
+    let (attempt, step) = (running.attempt.number, monitor.steps.finished);
+    state.history.add(Restart { unix, attempt, step, cause, counts, host, seconds: None });
 }
 
-/// Whoever starts the run again by hand has mended something: what was before no longer counts.
-pub fn give_up(state: &mut State, at: Seconds, code: i32, message: String) -> Verdict {
-    state.memory.counted_from = state.unix(at);
-    state.memory.progress.forget_failures();
+/// Gives the run up and resets the counts: a user who restarts it has fixed the cause.
+pub fn give_up(state: &mut CoordinatorState, at: Seconds, code: i32, message: String) -> Verdict {
+    state.history.counted_from = state.unix(at);
+    state.history.progress.forget_failures();
     Verdict::Failed(code, message)
 }
 
@@ -301,7 +336,7 @@ fn again(
     Phase::Pausing { last: running.attempt.number, until: at + pause }
 }
 
-/// 1, 2, 4 ... seconds for the first, second, third ... failure in a row.
+/// Exponential backoff: 1, 2, 4 ... seconds for consecutive failures.
 fn pause(failures: usize) -> Seconds {
     let doublings = i32::try_from(failures.saturating_sub(1)).unwrap_or(i32::MAX).min(16);
     f64::powi(2.0, doublings).min(LONGEST_PAUSE)

@@ -1,50 +1,50 @@
-//! All that a coordinator knows, and where it is.
+//! Coordinator state.
 
 use lambert_config::{RunConfig, exit};
 use lambert_control::Versions;
 
 use super::Seconds;
-use super::event::{Action, Note, Verdict, Wanted};
-use super::limits::Patience;
-use super::memory::Memory;
-use super::placement::{Attempt, Room};
-use super::restart::{self, Tries};
+use super::event::{Action, LeaseRequest, Note, Verdict};
+use super::history::RestartHistory;
+use super::limits::PhaseTimeouts;
+use super::monitor::{AttemptFailure, AttemptMonitor};
+use super::placement::{Attempt, HostPool};
+use super::restart::{self, RestartCounters};
 use super::stop::{JobSettings, Requests};
-use super::watch::{Failure, Watch};
 
-/// What does not change while a coordinator lives.
+/// Settings that are fixed while a coordinator runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// Ranks of an attempt.
+    /// Ranks per attempt.
     pub ranks: usize,
-    /// Where they may be.
-    pub room: Room,
-    /// How long phases may take.
-    pub patience: Patience,
-    /// Failures within the window, and attempts in a row without progress, that are followed by a restart.
+    /// Hosts available to the ranks.
+    pub host_pool: HostPool,
+    /// Phase timeouts.
+    pub timeouts: PhaseTimeouts,
+    /// Maximum number of failures within the window, and of consecutive attempts without progress, before giving up.
     pub restarts: usize,
-    /// The window, seconds.
+    /// Window, seconds.
     pub window: Seconds,
-    /// How long starts that no rank reports from are tried again, seconds.
+    /// Timeout for consecutive starts without a report from any rank, seconds.
     pub absence: Seconds,
-    /// Rollbacks in a row without progress.
+    /// Maximum number of consecutive rollbacks without progress.
     pub rollbacks: usize,
-    /// When the coordinator began, seconds since 1970; later by the time that it was stopped since.
+    /// Start of the coordinator, seconds since the Unix epoch, shifted by the time that its process was suspended.
     pub unix: f64,
-    /// What the coordinator is made of.
+    /// Versions of the coordinator's components.
     pub versions: Versions,
-    /// The Slurm job that it is part of.
+    /// Slurm job of the coordinator, if any.
     pub job: Option<JobSettings>,
 }
 
 impl Settings {
-    /// Of a run whose ranks may be in `room`, for a coordinator that begins at `unix`.
-    pub fn new(config: &RunConfig, room: Room, unix: f64) -> Self {
+    /// Creates the settings of a coordinator started at `unix` (seconds since the Unix epoch).
+    pub fn new(config: &RunConfig, host_pool: HostPool, unix: f64) -> Self {
         let cluster = &config.cluster;
         Self {
             ranks: cluster.ranks,
-            room,
-            patience: Patience::new(config),
+            host_pool,
+            timeouts: PhaseTimeouts::new(config),
             restarts: cluster.restart.limit,
             window: 60.0 * cluster.restart.window_minutes,
             absence: 60.0 * cluster.restart.start_timeout_minutes,
@@ -56,109 +56,117 @@ impl Settings {
     }
 }
 
-/// An attempt under way.
+/// A running attempt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Running {
-    /// Which.
+    /// The attempt.
     pub attempt: Attempt,
-    /// When it was started.
+    /// Start time.
     pub begun: Seconds,
-    /// What is known of it.
-    pub watch: Watch,
-    /// Whether it was said that it is slow.
+    /// Monitoring state.
+    pub monitor: AttemptMonitor,
+    /// True if a slow rank was reported.
     pub(super) slow: bool,
-    /// Whether the ranks have been ordered to stop.
+    /// True if the ranks were told to stop.
     pub stopping: bool,
 }
 
-/// Why the processes of an attempt are ended.
+/// Reason for ending the processes of an attempt.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Why {
-    /// They have ended by themselves; what is left of them goes, too.
-    Left,
+pub enum EndReason {
+    /// They exited on their own; the remaining ones are terminated.
+    Exited,
     /// A second signal.
     Killed,
-    /// Another coordinator has the run.
+    /// Another coordinator took the run over.
     Replaced(String),
-    /// A stop was asked for, and no checkpoint is waited for.
+    /// A stop was requested and no checkpoint is needed.
     Stopped,
-    /// They failed in a way that only the coordinator sees.
-    Failed(Failure),
+    /// A failure detected by the coordinator.
+    Failed(AttemptFailure),
 }
 
-/// Where a coordinator is.
+/// Phase of the coordinator.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Phase {
-    /// It waits for a lease.
-    Leasing(Wanted),
-    /// Ranks run.
+    /// Waiting for a lease.
+    Leasing(LeaseRequest),
+    /// An attempt is running.
     Running(Box<Running>),
-    /// Their processes are being ended.
-    Ending(Box<Running>, Why),
-    /// It waits before the next attempt.
+    /// The processes of an attempt are being terminated.
+    Ending(Box<Running>, EndReason),
+    /// Waiting before the next attempt.
     Pausing {
-        /// The attempt before.
+        /// Previous attempt.
         last: u32,
-        /// Until when.
+        /// Time of the next attempt.
         until: Seconds,
     },
-    /// It is over.
+    /// The run is over under this coordinator.
     Over(Verdict),
 }
 
-/// All that a coordinator knows.
+/// Coordinator state.
 #[derive(Debug, Clone, PartialEq)]
-pub struct State {
-    /// What does not change.
+pub struct CoordinatorState {
+    /// Fixed settings.
     pub settings: Settings,
-    /// What a later start needs to know.
-    pub memory: Memory,
-    /// Where it is.
+    /// History kept in the store.
+    pub history: RestartHistory,
+    /// Current phase.
     pub phase: Phase,
-    /// What people and Slurm have asked for.
+    /// Requests from users and Slurm.
     pub requests: Requests,
-    /// Steps finished, as far as this coordinator has heard.
+    /// Latest completed step known to this coordinator.
     pub step: u64,
-    /// The newest committed checkpoint, if one is known.
+    /// Newest committed checkpoint, if known.
     pub checkpoint: Option<String>,
-    pub(super) tries: Tries,
+    pub(super) counters: RestartCounters,
 }
 
-impl State {
-    /// A coordinator that begins, and the first thing it wants done.
-    pub fn begin(settings: Settings, memory: Memory) -> (Self, Vec<Action>) {
-        let memory = memory.sanitized(settings.unix);
-        let (phase, requests) = (Phase::Leasing(Wanted::Next), Requests::default());
-        let mut state = Self { settings, memory, phase, requests, step: 0, checkpoint: None, tries: Tries::default() };
+impl CoordinatorState {
+    /// Returns the initial state and actions.
+    pub fn begin(settings: Settings, history: RestartHistory) -> (Self, Vec<Action>) {
+        let history = history.sanitized(settings.unix);
+        let (phase, requests) = (Phase::Leasing(LeaseRequest::Next), Requests::default());
+        let mut state = Self {
+            settings,
+            history,
+            phase,
+            requests,
+            step: 0,
+            checkpoint: None,
+            counters: RestartCounters::default(),
+        };
         let mut actions = Vec::new();
         if let Some(job) = state.settings.job.clone() {
             state.begin_in(&job, &mut actions);
         } else {
-            // A person who starts the run has seen to what ended the last attempt.
-            state.memory.progress.end(false);
+            // A user who starts the run has dealt with the end of the last attempt.
+            state.history.progress.end(false);
         }
         if state.verdict().is_none() {
-            actions.push(Action::TakeLease(Wanted::Next));
+            actions.push(Action::TakeLease(LeaseRequest::Next));
         }
         (state, actions)
     }
 
-    /// Begins in a job, perhaps after a coordinator that was killed in one: then the attempt that was under way counts.
+    /// Starts in a Slurm job. If the previous coordinator was killed in a job, its attempt counts as one without progress.
     fn begin_in(&mut self, job: &JobSettings, actions: &mut Vec<Action>) {
-        let memory = &mut self.memory;
-        memory.progress.end(memory.job.is_some());
-        memory.begin_job(self.settings.unix, &job.id);
-        if let Some(save) = memory.last_save_seconds.filter(|save| *save > job.lead) {
+        let history = &mut self.history;
+        history.progress.end(history.job.is_some());
+        history.begin_job(self.settings.unix, &job.id);
+        if let Some(save) = history.last_save_seconds.filter(|save| *save > job.lead) {
             actions.push(Action::Note(Note::ShortLead { save, lead: job.lead }));
         }
-        let last = memory.job_ends.last().map_or(String::new(), |end| end.cause.clone());
+        let last = history.job_ends.last().map_or(String::new(), |end| end.cause.clone());
         if let Some(message) = restart::fruitless(self, &last) {
             let verdict = restart::give_up(self, 0.0, exit::FINAL, message);
             self.phase = restart::conclude(self, 0.0, verdict, actions);
         }
     }
 
-    /// How it ended, if it has.
+    /// The outcome, once the run is over.
     pub fn verdict(&self) -> Option<&Verdict> {
         match &self.phase {
             Phase::Over(verdict) => Some(verdict),
@@ -166,7 +174,7 @@ impl State {
         }
     }
 
-    /// The attempt under way, if there is one.
+    /// The running attempt, if any.
     pub fn running(&self) -> Option<&Running> {
         match &self.phase {
             Phase::Running(running) | Phase::Ending(running, _) => Some(running),

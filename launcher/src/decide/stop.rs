@@ -1,42 +1,42 @@
-//! Why a run stops: a signal, a request, and what Slurm says of the job when a signal could mean two things.
+//! Stop reasons: signals, user requests, and Slurm's job state where a signal is ambiguous.
 
 use super::Seconds;
 
-/// Slurm may send the signal before a time limit so much earlier than it was asked to, seconds.
+/// Slurm may send the signal before a time limit this much earlier than requested, seconds.
 const EARLY: Seconds = 60.0;
-/// And the answer to a question may be so late, seconds.
+/// Allowance for a late answer from Slurm, seconds.
 const LATE: Seconds = 10.0;
-/// How long it may take to end the ranks, seconds.
+/// Time allowed for terminating the ranks, seconds.
 const ENDING: Seconds = 25.0;
-/// How long the batch script may take after that to ask Slurm and to queue the job again, seconds.
+/// Time allowed after that for the batch script to query Slurm and requeue the job, seconds.
 const REQUEUE: Seconds = 60.0;
-/// Signals that come within this time of the first are the same request, seconds: `timeout` signals its child and then the
-/// child's whole group, and a terminal may do the same.
+/// Signals within this time of the first are one request, seconds: `timeout` signals its child and then the child's
+/// process group, and a terminal may do the same.
 const SAME_REQUEST: Seconds = 1.0;
 
-/// A signal that asks for a checkpoint and an end.
+/// A signal that requests a checkpoint and a stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signal {
     /// SIGINT: Ctrl-C.
     Interrupt,
-    /// SIGHUP: the terminal is closed, of which the shell and the kernel both may tell.
+    /// SIGHUP: the terminal was closed; shell and kernel may both send it.
     Hangup,
-    /// SIGTERM, SIGUSR1: a supervisor, a batch system.
+    /// SIGTERM or SIGUSR1, from a supervisor or a batch system.
     Other,
 }
 
-/// Why a run stops with a checkpoint.
+/// Reason for stopping with a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopReason {
-    /// A person wants it: `lambert stop`, Ctrl-C, scancel.
+    /// Requested by a user: `lambert stop`, Ctrl-C, scancel.
     Person,
-    /// Another job goes first.
+    /// Preempted by another job.
     Preempted,
     /// The job's time limit is near.
     TimeLimit,
-    /// The job was put back into the queue: `scontrol requeue`.
+    /// The job was requeued: `scontrol requeue`.
     Requeued,
-    /// A signal, and no more is known.
+    /// A signal of unknown origin.
     Signal,
 }
 
@@ -52,75 +52,75 @@ impl std::fmt::Display for StopReason {
     }
 }
 
-/// The Slurm job that a coordinator is part of.
+/// The Slurm job of a coordinator.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JobSettings {
-    /// Its number.
+    /// Job ID.
     pub id: String,
-    /// How long before the time limit Slurm sends SIGUSR1.
+    /// Time between SIGUSR1 and the time limit, seconds (`slurm.lead_seconds`).
     pub lead: Seconds,
 }
 
-/// What Slurm says of the job.
+/// State of the job in Slurm.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct JobView {
-    /// What becomes of it.
-    pub standing: Standing,
-    /// Until its time limit, or until a preemption ends it.
+    /// Job state.
+    pub job_state: JobState,
+    /// Seconds until the time limit, or until a preemption ends the job.
     pub seconds_left: Option<Seconds>,
 }
 
-/// What becomes of a job, as far as Slurm knows.
+/// Job states that matter to a coordinator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
-    /// It runs.
+pub enum JobState {
+    /// Running.
     Running,
-    /// It runs, and another job waits for its nodes; or it has been ended for it.
+    /// Preempted: running while another job waits for its nodes, or already ended for it.
     Preempted,
-    /// It was cancelled.
+    /// Cancelled.
     Cancelled,
-    /// It is on its way back into the queue.
+    /// Being requeued.
     Requeued,
-    /// Slurm could not be asked, or says something else.
+    /// Slurm did not answer, or reports another state.
     Unknown,
 }
 
 impl JobView {
-    /// What a signal to a job in this state means.
+    /// Returns the meaning of a signal to a job in this state.
     pub fn reason(&self, job: &JobSettings) -> StopReason {
-        match self.standing {
-            Standing::Cancelled => StopReason::Person,
-            Standing::Preempted => StopReason::Preempted,
-            Standing::Requeued => StopReason::Requeued,
-            Standing::Running if self.seconds_left.is_some_and(|left| left <= job.lead + EARLY + LATE) => {
+        match self.job_state {
+            JobState::Cancelled => StopReason::Person,
+            JobState::Preempted => StopReason::Preempted,
+            JobState::Requeued => StopReason::Requeued,
+            JobState::Running if self.seconds_left.is_some_and(|left| left <= job.lead + EARLY + LATE) => {
                 StopReason::TimeLimit
             }
-            Standing::Running | Standing::Unknown => StopReason::Signal,
+            JobState::Running | JobState::Unknown => StopReason::Signal,
         }
     }
 }
 
-/// What people and Slurm have asked for.
+/// Requests from users and Slurm.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Requests {
-    /// A checkpoint and an end, and why.
+    /// Checkpoint and stop, with the reason.
     pub stop: Option<StopReason>,
-    /// An end at once.
+    /// Immediate end.
     pub kill: bool,
-    /// A checkpoint: until one was committed after the request.
+    /// Checkpoint; set until one is committed after the request.
     pub save: bool,
-    /// When the ranks of a job that ends are to be ended, saved or not.
+    /// Deadline for terminating the ranks of an ending job, with or without a checkpoint.
     pub end_by: Option<Seconds>,
-    /// When the first signal came that a second one may follow.
+    /// Time of the first signal that a second one may escalate.
     first_signal: Option<Seconds>,
-    /// When the first Ctrl-C came.
+    /// Time of the first Ctrl-C.
     first_interrupt: Option<Seconds>,
 }
 
 impl Requests {
-    /// Takes in a signal that came at the time `at`. A second one, at least `SAME_REQUEST` after the first, asks for an end at
-    /// once; in a job only a second Ctrl-C does, because Slurm sends SIGTERM more than once. A hangup never does: a terminal that
-    /// is closed behind a Ctrl-C does not take the checkpoint back.
+    /// Applies a signal received at time `at`. A second one, at least `SAME_REQUEST` later, requests an immediate end.
+    /// In a job only a second Ctrl-C does, because Slurm sends SIGTERM repeatedly. A hangup never does: closing the
+    /// terminal after Ctrl-C must not cancel the checkpoint.
     pub fn signal(&mut self, at: Seconds, signal: Signal, job: Option<&JobSettings>) {
         let is_second = |first: &mut Option<Seconds>| at - *first.get_or_insert(at) >= SAME_REQUEST;
         let second_signal = signal != Signal::Hangup && is_second(&mut self.first_signal);
@@ -132,7 +132,7 @@ impl Requests {
         }
     }
 
-    /// Slurm has said, at the time `at`, what the signal means.
+    /// Applies Slurm's explanation of a signal, received at time `at`.
     pub fn explain(&mut self, at: Seconds, view: &JobView, job: &JobSettings) {
         if self.stop == Some(StopReason::Signal) {
             self.stop = Some(view.reason(job));
@@ -143,8 +143,8 @@ impl Requests {
     }
 }
 
-/// What is kept free for the end of a job that has `left` seconds, so that it can be queued again: no more than half of them,
-/// because it mostly takes one or two.
+/// Time reserved for the end and requeueing of a job with `left` seconds: at most half, because it usually takes one or
+/// two seconds.
 fn end_takes(left: Seconds) -> Seconds {
     (ENDING + REQUEUE).min(0.5 * left)
 }
@@ -159,14 +159,14 @@ mod tests {
 
     #[test]
     fn what_a_signal_means_is_what_slurm_says_of_the_job() {
-        let reason = |standing, seconds_left| JobView { standing, seconds_left }.reason(&job());
-        assert_eq!(reason(Standing::Cancelled, Some(20.0)), StopReason::Person);
-        assert_eq!(reason(Standing::Preempted, Some(20.0)), StopReason::Preempted);
-        assert_eq!(reason(Standing::Requeued, None), StopReason::Requeued);
-        assert_eq!(reason(Standing::Running, Some(120.0 + 60.0)), StopReason::TimeLimit);
-        assert_eq!(reason(Standing::Running, Some(200.0)), StopReason::Signal);
-        assert_eq!(reason(Standing::Running, None), StopReason::Signal);
-        assert_eq!(reason(Standing::Unknown, Some(1.0)), StopReason::Signal);
+        let reason = |job_state, seconds_left| JobView { job_state, seconds_left }.reason(&job());
+        assert_eq!(reason(JobState::Cancelled, Some(20.0)), StopReason::Person);
+        assert_eq!(reason(JobState::Preempted, Some(20.0)), StopReason::Preempted);
+        assert_eq!(reason(JobState::Requeued, None), StopReason::Requeued);
+        assert_eq!(reason(JobState::Running, Some(120.0 + 60.0)), StopReason::TimeLimit);
+        assert_eq!(reason(JobState::Running, Some(200.0)), StopReason::Signal);
+        assert_eq!(reason(JobState::Running, None), StopReason::Signal);
+        assert_eq!(reason(JobState::Unknown, Some(1.0)), StopReason::Signal);
     }
 
     #[test]
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(after(&[Interrupt, Interrupt], Some(&job())), (person, true));
     }
 
-    /// `timeout 5 lambert run` signals the child and then the group.
+    /// `timeout 5 lambert run` signals the child and then its process group.
     #[test]
     fn signals_within_a_second_of_the_first_are_one_request() {
         let kills = |times: &[Seconds], signal: Signal, job: Option<&JobSettings>| {
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn a_person_stays_the_reason() {
-        let view = JobView { standing: Standing::Preempted, seconds_left: None };
+        let view = JobView { job_state: JobState::Preempted, seconds_left: None };
         let mut requests = Requests { stop: Some(StopReason::Person), ..Requests::default() };
         requests.explain(0.0, &view, &job());
         assert_eq!(requests.stop, Some(StopReason::Person));
@@ -224,16 +224,16 @@ mod tests {
 
     #[test]
     fn time_is_kept_free_for_the_end_of_a_job() {
-        let end_by = |standing, seconds_left| {
+        let end_by = |job_state, seconds_left| {
             let mut requests = Requests { stop: Some(StopReason::Signal), ..Requests::default() };
-            requests.explain(1000.0, &JobView { standing, seconds_left }, &job());
+            requests.explain(1000.0, &JobView { job_state, seconds_left }, &job());
             requests.end_by
         };
-        assert_eq!(end_by(Standing::Running, Some(180.0)), Some(1095.0));
-        assert_eq!(end_by(Standing::Preempted, Some(400.0)), Some(1315.0));
-        assert_eq!(end_by(Standing::Preempted, Some(30.0)), Some(1015.0), "at most half of what is left");
-        assert_eq!(end_by(Standing::Running, Some(4000.0)), None, "a signal of somebody else");
-        assert_eq!(end_by(Standing::Cancelled, Some(180.0)), None, "the job is not queued again");
-        assert_eq!(end_by(Standing::Preempted, None), None);
+        assert_eq!(end_by(JobState::Running, Some(180.0)), Some(1095.0));
+        assert_eq!(end_by(JobState::Preempted, Some(400.0)), Some(1315.0));
+        assert_eq!(end_by(JobState::Preempted, Some(30.0)), Some(1015.0), "at most half of what is left");
+        assert_eq!(end_by(JobState::Running, Some(4000.0)), None, "a signal of somebody else");
+        assert_eq!(end_by(JobState::Cancelled, Some(180.0)), None, "the job is not queued again");
+        assert_eq!(end_by(JobState::Preempted, None), None);
     }
 }

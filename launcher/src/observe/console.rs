@@ -1,26 +1,26 @@
-//! The log and the display: what happens, in words.
+//! Console output: log lines and progress on stderr.
 
 use lambert_control::Message;
 use lambert_control::Score;
 use lambert_control::{Evaluation, EventKind};
 use lambert_store::run::checkpoint_url;
 
-use super::display::{Display, duration};
-use super::{Observation, Observer, RunBegin, RunEnd, Setup};
+use super::display::{ProgressDisplay, duration};
+use super::{Observation, Observer, ObserverSetup, RunBegin, RunEnd};
 use crate::console;
-use crate::decide::{Action, Event, FromWorkers, Note, State, Verdict};
+use crate::decide::{Action, CoordinatorState, Event, Note, Verdict, WorkerEvent};
 use crate::status::{RunProgress, Status};
 
-/// The observer that tells people on standard error.
+/// Observer that reports a run on stderr.
 #[derive(Debug)]
 pub struct ConsoleObserver {
-    display: Display,
+    display: ProgressDisplay,
     url: String,
 }
 
-/// Makes the observer.
-pub fn make(setup: &Setup<'_>) -> Option<Box<dyn Observer>> {
-    Some(Box::new(ConsoleObserver { display: Display::new(setup.steps), url: setup.url.to_owned() }))
+/// Creates the observer.
+pub fn make(setup: &ObserverSetup<'_>) -> Option<Box<dyn Observer>> {
+    Some(Box::new(ConsoleObserver { display: ProgressDisplay::new(setup.steps), url: setup.url.to_owned() }))
 }
 
 impl Observer for ConsoleObserver {
@@ -46,7 +46,8 @@ impl Observer for ConsoleObserver {
             }
             Verdict::Stopped(reason) => {
                 let left = status.progress.seconds_left.map(duration);
-                let left = left.map_or(String::new(), |left| format!("; the same command goes on, {left} left"));
+                let left =
+                    left.map_or(String::new(), |left| format!("; rerun the same command to resume, {left} remaining"));
                 self.say_end("stopped", &format!(" ({reason}){left}"), status);
             }
             Verdict::Replaced(_) | Verdict::Failed(..) => {}
@@ -55,11 +56,11 @@ impl Observer for ConsoleObserver {
 }
 
 impl ConsoleObserver {
-    fn worker(&mut self, what: &FromWorkers, observation: &Observation<'_>) {
+    fn worker(&mut self, what: &WorkerEvent, observation: &Observation<'_>) {
         match what {
-            FromWorkers::Message(_, Message::Record(record)) => self.display.step(record, observation.pace),
-            FromWorkers::Message(rank, Message::Event(event)) => self.event(*rank, event),
-            FromWorkers::Line(rank, text) => console::line(&named(*rank, text, observation.state)),
+            WorkerEvent::Message(_, Message::Record(record)) => self.display.step(record, observation.throughput),
+            WorkerEvent::Message(rank, Message::Event(event)) => self.event(*rank, event),
+            WorkerEvent::Line(rank, text) => console::line(&named(*rank, text, observation.state)),
             _ => {}
         }
     }
@@ -69,83 +70,84 @@ impl ConsoleObserver {
             EventKind::Started { step, steps, checkpoint, skipped_checkpoints } => {
                 skipped_checkpoints.iter().for_each(|why| tracing::warn!("skipped checkpoint {why}"));
                 match checkpoint {
-                    Some(name) => tracing::info!("training goes on from {name}, step {step} of {steps}"),
-                    None => tracing::info!("training starts from nothing: {steps} steps"),
+                    Some(name) => tracing::info!("resuming from {name} (step {step} of {steps})"),
+                    None => tracing::info!("starting at step 0 of {steps}"),
                 }
                 self.display.set_steps(*steps);
             }
             EventKind::Checkpoint { name, seconds, written, .. } => {
-                tracing::info!("saved checkpoint {name} in {written:.2} s; training paused {seconds:.3} s");
+                tracing::info!(
+                    "saved checkpoint {name} in {written:.2} s (training paused {:.0} ms)",
+                    1000.0 * seconds
+                );
             }
             EventKind::Evaluation(evaluation) => {
                 let Score { name, loss, accuracy } = evaluation.scores.main();
-                let accuracy = accuracy.map_or(String::new(), |accuracy| format!("accuracy {accuracy:.4}; "));
+                let accuracy = accuracy.map_or(String::new(), |accuracy| format!(", acc {:.1}%", 100.0 * accuracy));
                 tracing::info!(
-                    "held-out loss after step {}: {name} {loss:.4} ({accuracy}without context {:.4})",
+                    "evaluation at step {}: {name} {loss:.4}{accuracy} (unigram baseline {:.4})",
                     evaluation.step,
                     evaluation.unigram_entropy
                 );
             }
             EventKind::Plateau { step, stage, done, steps } => {
                 tracing::info!(
-                    "the held-out loss is flat: stage {stage} ends after {done} steps, at step {step} of now {steps}"
+                    "held-out loss plateau: stage {stage} ends after {done} steps, at step {step} (total now {steps})"
                 );
                 self.display.set_steps(*steps);
             }
             EventKind::Grown { step, from, to, stage } => {
-                tracing::info!("the model grows from {from} to {to} layers after step {step}: stage {stage} begins");
+                tracing::info!("growing the model from {from} to {to} layers after step {step}: stage {stage} begins");
             }
             EventKind::MicroBatch { stage, tokens } => {
-                tracing::info!("stage {stage} has micro-batches of {tokens} tokens in this attempt");
+                tracing::info!("stage {stage}: micro-batches of {tokens} tokens in this attempt");
             }
             EventKind::Warning { message } => tracing::warn!("rank {rank}: {message}"),
-            // Told once, with all that is known, when the attempt has ended.
+            // Reported once, with the full cause, when the attempt has ended.
             EventKind::Finished { .. } | EventKind::Failed { .. } | EventKind::RolledBack { .. } => {}
         }
     }
 
     fn say_end(&self, word: &str, left: &str, status: &Status) {
-        let RunProgress { step, steps, samples_per_second: speed, .. } = status.progress;
+        let RunProgress { step, steps, .. } = status.progress;
         let checkpoint = match &status.checkpoint {
             Some(name) => format!("checkpoint {}", checkpoint_url(&self.url, name)),
-            None => "no checkpoint was saved".to_owned(),
+            None => "no checkpoint saved".to_owned(),
         };
-        console::line(&format!("{word} at step {step} of {steps} ({speed:.1} samples/s): {checkpoint}{left}"));
+        console::line(&format!("{word}: step {step} of {steps}, {checkpoint}{left}"));
     }
 }
 
-/// A line of a rank's output, with its rank where there are several.
-fn named(rank: usize, text: &str, state: &State) -> String {
+/// Prefixes a line of output with its rank if there is more than one rank.
+fn named(rank: usize, text: &str, state: &CoordinatorState) -> String {
     match state.running().map_or(state.settings.ranks, |running| running.attempt.world) {
         1 => text.to_owned(),
         _ => format!("rank {rank}: {text}"),
     }
 }
 
-fn say_action(action: &Action, state: &State) {
+fn say_action(action: &Action, state: &CoordinatorState) {
     match action {
         Action::Start(attempt) => {
-            tracing::info!("attempt {}: starting {} rank(s)", attempt.number, attempt.world);
+            tracing::info!("attempt {}: starting {} workers", attempt.number, attempt.world);
         }
         Action::Note(note) => say_note(note, state),
-        Action::TakeLease(_) | Action::Order(_) | Action::End | Action::AskSlurm | Action::ForgetStop => {}
+        Action::TakeLease(_) | Action::Command(_) | Action::End | Action::AskSlurm | Action::ForgetStop => {}
     }
 }
 
-fn say_note(note: &Note, state: &State) {
+fn say_note(note: &Note, state: &CoordinatorState) {
     match note {
         Note::Stopping => tracing::info!("stopping: the workers save a checkpoint after the next step"),
         Note::NothingToSave => {
-            tracing::info!(
-                "stopping: no step has been made since the start, so the workers are ended without a checkpoint"
-            );
+            tracing::info!("stopping without a checkpoint: no step completed since the start");
         }
         Note::OutOfTime => tracing::warn!(
             "the job is about to end and the checkpoint is not finished: the workers are ended so that the job can be \
              queued again; the steps since the last checkpoint are lost"
         ),
         Note::ResultStands(message) => tracing::warn!("{message}; the work was done before, and the result stands"),
-        Note::Saving => tracing::info!("a checkpoint was asked for"),
+        Note::Saving => tracing::info!("checkpoint requested"),
         Note::ShortLead { save, lead } => tracing::warn!(
             "the last checkpoint took {save:.0} s, and Slurm asks for one {lead:.0} s before the time limit: a larger \
              slurm.lead_seconds is needed"
@@ -158,27 +160,26 @@ fn say_note(note: &Note, state: &State) {
         Note::Restart { cause, pause, rollback } => {
             let from = match (rollback, &state.checkpoint) {
                 (true, _) => String::new(),
-                (false, Some(name)) => format!(", from {name}"),
-                (false, None) => ", from the beginning (no checkpoint yet)".to_owned(),
+                (false, Some(name)) => format!(" from {name}"),
+                (false, None) => " from step 0 (no checkpoint yet)".to_owned(),
             };
-            tracing::warn!("{cause}; the workers are started again in {pause} s{from}");
+            tracing::warn!("{cause}; restarting all workers{from} in {pause} s");
         }
         Note::Waiting { cause, pause, minutes_left } => tracing::warn!(
-            "no rank has reported ({cause}); trying again in {pause} s, for {minutes_left:.0} minutes more"
+            "no rank has reported ({cause}); retrying in {pause} s, giving up in {minutes_left:.0} minutes"
         ),
         Note::Recovered { step, seconds } => {
-            let (all, times) = (state.memory.seconds_lost, state.memory.restarts.len());
-            tracing::info!(
-                "step {step} is reached again: the restart cost {seconds:.1} s ({all:.1} s in all, {times} restart(s))"
-            );
+            let (all, times) = (state.history.seconds_lost, state.history.restarts.len());
+            let noun = if times == 1 { "restart" } else { "restarts" };
+            tracing::info!("recovered to step {step}: restart cost {seconds:.1} s ({times} {noun}, {all:.1} s total)");
         }
-        Note::Left(left) => {
-            tracing::error!("processes that cannot be ended are left on this host: {}", left.join(", "));
+        Note::LeftoverProcesses(left) => {
+            tracing::error!("processes on this host cannot be killed: {}", left.join(", "));
         }
     }
 }
 
-/// A warning if the model predicts held-out tokens worse than their frequencies do.
+/// Returns a warning if the held-out loss is above the unigram baseline.
 fn above_baseline(evaluation: &Evaluation) -> Option<String> {
     let Score { name, loss, .. } = evaluation.scores.main();
     let (step, baseline) = (evaluation.step, evaluation.unigram_entropy);

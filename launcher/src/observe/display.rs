@@ -1,94 +1,94 @@
-//! Progress of a run on the console: a bar on a terminal, else a line now and then.
+//! Training progress on stderr: a progress bar on a terminal, otherwise periodic lines.
 
 use std::time::{Duration, Instant};
 
 use lambert_control::Score;
 use lambert_control::StepRecord;
 
-use super::Pace;
+use super::Throughput;
 use crate::console::{self, Bar, Progress};
 
-/// Lines that are printed in any case at the start.
+/// Number of initial steps that are always printed.
 const FIRST: usize = 5;
-/// Time between lines later.
+/// Interval between lines after that.
 const PERIOD: Duration = Duration::from_secs(10);
 
 /// Shows the steps of a run on standard error.
 #[derive(Debug)]
-pub struct Display {
+pub struct ProgressDisplay {
     bar: bool,
     steps: u64,
     lines: usize,
     last: Option<(Instant, u64)>,
 }
 
-impl Display {
-    /// For a run of `steps` steps: a bar if standard error is a terminal.
+impl ProgressDisplay {
+    /// Creates a display for a run of `steps` steps; a progress bar if stderr is a terminal.
     pub fn new(steps: u64) -> Self {
         Self { bar: console::is_terminal(), steps, lines: 0, last: None }
     }
 
-    /// The run has `steps` steps after all.
+    /// Updates the total number of steps.
     pub fn set_steps(&mut self, steps: u64) {
         self.steps = steps;
     }
 
-    /// Shows a step.
-    pub fn step(&mut self, record: &StepRecord, pace: &Pace) {
+    /// Shows a completed step.
+    pub fn step(&mut self, record: &StepRecord, throughput: &Throughput) {
         if self.bar {
-            let message = brief(record, pace, self.steps);
+            let message = brief(record, throughput, self.steps);
             console::draw(Bar::Shown(Progress { position: record.step, length: self.steps, message }));
         } else if due(record.step, self.steps, self.lines, self.last.map(|(at, step)| (at.elapsed(), step))) {
-            console::line(&line(record, pace, self.steps));
+            console::line(&line(record, throughput, self.steps));
             self.lines += 1;
             self.last = Some((Instant::now(), record.step));
         }
     }
 
-    /// Takes the bar away; what was said above it stays.
+    /// Removes the progress bar; lines above it stay.
     pub fn end(&mut self) {
         console::draw(Bar::Removed);
     }
 }
 
-/// Whether a step is worth a line: the first few, then every ten seconds or every twentieth of the run, and the last.
+/// True if a step is printed: the first few, then one every ten seconds or every 5% of the run, and the last.
 fn due(step: u64, steps: u64, lines: usize, last: Option<(Duration, u64)>) -> bool {
     let Some((ago, shown)) = last else { return true };
     let twentieth = (steps / 20).max(1);
-    // Going back, after a restart, is worth a line too.
+    // A step number that decreases after a restart is printed too.
     let passed = step / twentieth != shown / twentieth;
     lines < FIRST || step >= steps || step <= shown || ago >= PERIOD || (passed && ago >= PERIOD / 20)
 }
 
-/// `step 120/300  loss 7.310  mlm 6.812 (acc 0.051)  lr 1.8e-3  44.1 samples/s  data wait 0.4 %  4 min left`.
-fn line(record: &StepRecord, pace: &Pace, steps: u64) -> String {
+/// `step 120/300  loss 7.3101  mlm 6.8125  acc 5.1%  lr 1.80e-3  44 samples/s  data wait 0.4%  ETA 4:05`.
+fn line(record: &StepRecord, throughput: &Throughput, steps: u64) -> String {
     let wait = 100.0 * ratio(record.times.data_wait, record.times.seconds);
     let Score { name, loss, accuracy } = record.scores.main();
-    let accuracy = accuracy.map_or(String::new(), |accuracy| format!(" (accuracy {accuracy:.4})"));
+    let accuracy = accuracy.map_or(String::new(), |accuracy| format!("  acc {:.1}%", 100.0 * accuracy));
     format!(
-        "step {}/{steps}  loss {:.4}  {name} {loss:.4}{accuracy}  lr {:.3e}  {:.1} samples/s  data wait {wait:.1} %{}",
+        "step {}/{steps}  loss {:.4}  {name} {loss:.4}{accuracy}  lr {:.2e}  {:.0} samples/s  data wait {wait:.1}%{}",
         record.step,
         record.loss,
         record.update.learning_rate,
-        pace.samples_per_second(),
-        left(pace, steps.saturating_sub(record.step)),
+        throughput.samples_per_second(),
+        left(throughput, steps.saturating_sub(record.step)),
     )
 }
 
-fn brief(record: &StepRecord, pace: &Pace, steps: u64) -> String {
-    let left = left(pace, steps.saturating_sub(record.step));
+fn brief(record: &StepRecord, throughput: &Throughput, steps: u64) -> String {
+    let left = left(throughput, steps.saturating_sub(record.step));
     let Score { name, loss, .. } = record.scores.main();
-    format!("loss {:.3}  {name} {loss:.3}  {:.1} samples/s{left}", record.loss, pace.samples_per_second())
+    format!("loss {:.3}  {name} {loss:.3}  {:.1} samples/s{left}", record.loss, throughput.samples_per_second())
 }
 
-fn left(pace: &Pace, steps: u64) -> String {
-    match pace.seconds_for(steps) {
-        Some(seconds) if steps > 0 => format!("  {} left", duration(seconds)),
+fn left(throughput: &Throughput, steps: u64) -> String {
+    match throughput.seconds_for(steps) {
+        Some(seconds) if steps > 0 => format!("  ETA {}", clock(seconds)),
         _ => String::new(),
     }
 }
 
-/// A length of time in words: `42 s`, `3 min 05 s`, `2 h 10 min`.
+/// Formats a duration: `42 s`, `3 min 05 s`, `2 h 10 min`.
 pub fn duration(seconds: f64) -> String {
     let whole = seconds.max(0.0).round() as u64;
     match whole {
@@ -96,6 +96,13 @@ pub fn duration(seconds: f64) -> String {
         60..3600 => format!("{} min {:02} s", whole / 60, whole % 60),
         _ => format!("{} h {:02} min", whole / 3600, whole % 3600 / 60),
     }
+}
+
+/// Formats seconds as `m:ss` or `h:mm:ss`.
+fn clock(seconds: f64) -> String {
+    let whole = seconds.max(0.0).round() as u64;
+    let (hours, minutes, seconds) = (whole / 3600, whole % 3600 / 60, whole % 60);
+    if hours > 0 { format!("{hours}:{minutes:02}:{seconds:02}") } else { format!("{minutes}:{seconds:02}") }
 }
 
 fn ratio(part: f64, whole: f64) -> f64 {
@@ -122,14 +129,13 @@ mod tests {
 
     #[test]
     fn a_line_tells_what_matters() {
-        let mut pace = Pace::default();
-        pace.add(&record(120));
+        let mut throughput = Throughput::default();
+        throughput.add(&record(120));
         assert_eq!(
-            line(&record(120), &pace, 300),
-            "step 120/300  loss 7.5000  mlm 6.8125 (accuracy 0.0500)  lr 1.800e-3  32.0 samples/s  \
-             data wait 0.5 %  6 min 00 s left"
+            line(&record(120), &throughput, 300),
+            "step 120/300  loss 7.5000  mlm 6.8125  acc 5.0%  lr 1.80e-3  32 samples/s  data wait 0.5%  ETA 6:00"
         );
-        assert!(line(&record(300), &pace, 300).ends_with("data wait 0.5 %"));
+        assert!(line(&record(300), &throughput, 300).ends_with("data wait 0.5%"));
     }
 
     #[test]

@@ -1,29 +1,29 @@
-//! `lambert run --json`: steps and what else happens, a JSON object a line on standard output.
+//! `lambert run --json`: step records and events as JSON lines on stdout.
 
 use lambert_control::EventKind;
 use lambert_control::Message;
 use serde_json::{Value, json};
 
-use super::{Observation, Observer, RunEnd, Setup};
+use super::{Observation, Observer, ObserverSetup, RunEnd};
 use crate::console;
-use crate::decide::{Action, Event, FromWorkers, Note, Verdict};
+use crate::decide::{Action, Event, Note, Verdict, WorkerEvent};
 
-/// How step records are given out.
+/// Output of step records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Records {
-    /// Progress on standard error only.
+pub enum RecordOutput {
+    /// Progress on stderr only.
     Shown,
-    /// A JSON line each on standard output, too.
+    /// Also one JSON line per step on stdout.
     Printed,
 }
 
-/// The observer that writes the lines. A step's has no `event`; every other has.
+/// Observer that writes JSON lines. All lines but step records have an `event` key.
 #[derive(Debug)]
 pub struct JsonLines;
 
-/// Makes the observer of a run whose records are printed.
-pub fn make(setup: &Setup<'_>) -> Option<Box<dyn Observer>> {
-    (setup.records == Records::Printed).then(|| Box::new(JsonLines) as Box<dyn Observer>)
+/// Creates the observer if records are printed.
+pub fn make(setup: &ObserverSetup<'_>) -> Option<Box<dyn Observer>> {
+    (setup.records == RecordOutput::Printed).then(|| Box::new(JsonLines) as Box<dyn Observer>)
 }
 
 impl Observer for JsonLines {
@@ -53,7 +53,7 @@ fn words(verdict: &Verdict) -> (&'static str, Option<&str>) {
 }
 
 fn of_event(event: &Event) -> Option<Value> {
-    let Event::Worker(attempt, FromWorkers::Message(_, saying)) = event else { return None };
+    let Event::Worker(attempt, WorkerEvent::Message(_, saying)) = event else { return None };
     match saying {
         Message::Record(record) => serde_json::to_value(record).ok(),
         Message::Event(event) => of_kind(*attempt, event),

@@ -1,52 +1,52 @@
-//! `status.json` and `coordinator.json`, kept up to date in the run's store.
+//! Writes `status.json` and `coordinator.json` to the run's store.
 
 use lambert_store::run::COORDINATOR;
 
-use super::{Observation, Observer, RunEnd, Setup};
-use crate::decide::{Memory, Verdict};
+use super::{Observation, Observer, ObserverSetup, RunEnd};
+use crate::decide::{RestartHistory, Verdict};
 use crate::host;
 use crate::status::{OBJECT, Status};
-use crate::store_writer::{StoreWriter, Urgency, Write};
+use crate::store_writer::{ObjectWrite, StoreWriter, Urgency};
 
-/// The observer that keeps the status and the coordinator's memory in the store.
+/// Observer that writes the status and the coordinator's history to the store.
 #[derive(Debug)]
 pub struct StatusFile {
     writer: StoreWriter,
-    /// As it was handed over last.
-    memory: Memory,
+    /// Last version handed to the writer.
+    history: RestartHistory,
 }
 
-/// Makes the observer.
-pub fn make(setup: &Setup<'_>) -> Option<Box<dyn Observer>> {
-    Some(Box::new(StatusFile { writer: setup.writer.clone(), memory: Memory::default() }))
+/// Creates the observer.
+pub fn make(setup: &ObserverSetup<'_>) -> Option<Box<dyn Observer>> {
+    Some(Box::new(StatusFile { writer: setup.writer.clone(), history: RestartHistory::default() }))
 }
 
 impl Observer for StatusFile {
     fn observe(&mut self, observation: &Observation<'_>) {
         if let Some(urgency) = observation.urgency {
-            self.write(observation.status, &observation.state.memory, urgency);
+            self.write(observation.status, &observation.state.history, urgency);
         }
     }
 
     fn end(&mut self, end: &RunEnd<'_>) {
         match end.verdict {
-            // The status belongs to the coordinator that has taken over.
+            // The status belongs to the coordinator that took over the run.
             Verdict::Replaced(_) => self.writer.discard(),
-            _ => self.write(end.status, &end.state.memory, Urgency::Change),
+            _ => self.write(end.status, &end.state.history, Urgency::Change),
         }
     }
 }
 
 impl StatusFile {
-    /// Hands over what has changed. What a later start needs comes before the status.
-    fn write(&mut self, status: &Status, memory: &Memory, urgency: Urgency) {
+    /// Hands changed objects to the writer. The coordinator's history comes first: the next start needs it.
+    fn write(&mut self, status: &Status, history: &RestartHistory, urgency: Urgency) {
         let mut writes = Vec::new();
-        if *memory != self.memory {
-            self.memory = memory.clone();
-            writes.push(Write::json(COORDINATOR, memory.clone()));
+        if *history != self.history {
+            self.history = history.clone();
+            writes.push(ObjectWrite::json(COORDINATOR, history.clone()));
         }
         let status = status.clone();
-        writes.push(Write::json_made_by(OBJECT, move || Status { updated: host::now(), ..status }));
+        writes.push(ObjectWrite::json_made_by(OBJECT, move || Status { updated: host::now(), ..status }));
         self.writer.hand_over(writes, urgency);
     }
 }

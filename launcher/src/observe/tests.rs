@@ -10,11 +10,11 @@ use lambert_store::run::COORDINATOR;
 
 use super::tracker::StatusTracker;
 use super::*;
-use crate::decide::{Exit, FromWorkers, Memory, Room, Settings, StopReason, decide};
-use crate::status::{OBJECT, State as RunState};
+use crate::decide::{HostPool, ProcessExit, RestartHistory, Settings, StopReason, WorkerEvent, decide};
+use crate::status::{OBJECT, RunState};
 
 /// An event with its time, what follows from it, and the state afterwards.
-type Shown = (Seconds, Event, Vec<Action>, State);
+type Shown = (Seconds, Event, Vec<Action>, CoordinatorState);
 
 /// What an observer has seen.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,7 +31,7 @@ thread_local! {
 /// Keeps all that it sees.
 struct Recorder;
 
-fn make_recorder(_: &Setup<'_>) -> Option<Box<dyn Observer>> {
+fn make_recorder(_: &ObserverSetup<'_>) -> Option<Box<dyn Observer>> {
     Some(Box::new(Recorder))
 }
 
@@ -58,12 +58,12 @@ impl Observer for Recorder {
 }
 
 /// Makes nothing, as an observer that the run does not want.
-fn make_none(_: &Setup<'_>) -> Option<Box<dyn Observer>> {
+fn make_none(_: &ObserverSetup<'_>) -> Option<Box<dyn Observer>> {
     None
 }
 
 fn from_rank_0(what: Message) -> Event {
-    Event::Worker(1, FromWorkers::Message(0, what))
+    Event::Worker(1, WorkerEvent::Message(0, what))
 }
 
 /// What happens in a run of one rank that makes two steps and is stopped, with the times.
@@ -82,24 +82,24 @@ fn events() -> Vec<(Seconds, Event)> {
     let saved = EventKind::Checkpoint { name: "step-2".into(), step: 2, seconds: 0.1, written: 0.2 };
     vec![
         (0.25, Event::LeaseTaken(1)),
-        (1.5, Event::Worker(1, FromWorkers::Report(report))),
+        (1.5, Event::Worker(1, WorkerEvent::Report(report))),
         (1.75, from_rank_0(Message::Event(started))),
         (2.0, from_rank_0(Message::Record(Box::new(record(1))))),
-        (2.25, Event::Worker(1, FromWorkers::Line(0, "hello".into()))),
+        (2.25, Event::Worker(1, WorkerEvent::Line(0, "hello".into()))),
         (3.5, from_rank_0(Message::Record(Box::new(record(2))))),
         (3.75, Event::StopRequested),
         (3.75, Event::Tick),
         (4.0, from_rank_0(Message::Event(saved))),
         (4.25, from_rank_0(Message::Event(EventKind::Finished { step: 2, stopped: true }))),
-        (4.5, Event::Worker(1, FromWorkers::Exited(Exit::Code(0)))),
-        (4.75, Event::Worker(1, FromWorkers::Gone(Vec::new()))),
+        (4.5, Event::Worker(1, WorkerEvent::Exited(ProcessExit::Code(0)))),
+        (4.75, Event::Worker(1, WorkerEvent::Gone(Vec::new()))),
     ]
 }
 
 /// Lets `observers` watch the run of [`events`]; returns what an observer should see, without status and urgency, and the end.
-fn watch(observers: &mut Observers) -> (Vec<Shown>, Verdict) {
-    let settings = Settings::new(&RunConfig::default(), Room::Here, 1e9);
-    let (mut state, actions) = State::begin(settings, Memory::default());
+fn monitor(observers: &mut Observers) -> (Vec<Shown>, Verdict) {
+    let settings = Settings::new(&RunConfig::default(), HostPool::Here, 1e9);
+    let (mut state, actions) = CoordinatorState::begin(settings, RestartHistory::default());
     observers.begin(&actions, &state);
     let mut shown = Vec::new();
     for (at, event) in events() {
@@ -121,12 +121,12 @@ fn tracker() -> StatusTracker {
 fn seen_by_a_new_observer(store: &str) -> (Vec<Seen>, Vec<Shown>, Verdict) {
     let writer = StoreWriter::start(Store::open(store).unwrap()).unwrap();
     let config = RunConfig::default();
-    let setup = Setup { config: &config, url: store, steps: 9, records: Records::Shown, writer: &writer };
-    let list: &[Make] = &[make_none, status_file::make, make_recorder, status_file::make];
+    let setup = ObserverSetup { config: &config, url: store, steps: 9, records: RecordOutput::Shown, writer: &writer };
+    let list: &[MakeObserver] = &[make_none, status_file::make, make_recorder, status_file::make];
     let mut observers = Observers::made_by(list, tracker(), &setup);
     assert_eq!(observers.observers.len(), 3);
     SEEN.take();
-    let (shown, verdict) = watch(&mut observers);
+    let (shown, verdict) = monitor(&mut observers);
     (SEEN.take(), shown, verdict)
 }
 
@@ -143,7 +143,7 @@ fn a_new_observer_sees_every_event_and_action_and_the_end_in_order() {
     // The scenes are worth watching: an attempt is started, stopped by an order, and the request is followed.
     let actions: Vec<&Action> = shown.iter().flat_map(|(_, _, actions, _)| actions).collect();
     assert!(actions.iter().any(|action| matches!(action, Action::Start(_))), "{actions:?}");
-    assert!(actions.iter().any(|action| matches!(action, Action::Order(_))), "{actions:?}");
+    assert!(actions.iter().any(|action| matches!(action, Action::Command(_))), "{actions:?}");
     assert_eq!(actions.last(), Some(&&Action::ForgetStop));
     assert_eq!((end, last), (&verdict, &RunState::Stopped));
     assert_eq!(verdict, Verdict::Stopped(StopReason::Person));
@@ -194,7 +194,8 @@ fn a_status_is_a_function_of_what_happened() {
 #[test]
 fn a_run_that_was_taken_over_keeps_its_status() {
     let mut tracker = tracker();
-    let (state, _) = State::begin(Settings::new(&RunConfig::default(), Room::Here, 1e9), Memory::default());
+    let (state, _) =
+        CoordinatorState::begin(Settings::new(&RunConfig::default(), HostPool::Here, 1e9), RestartHistory::default());
     tracker.observe(2.0, &Event::Tick, &[], &state);
     let before = tracker.status().clone();
     tracker.end(&Verdict::Replaced("so".into()), &state);
@@ -209,25 +210,27 @@ fn the_observers_of_the_list_are_made_and_the_status_is_in_the_store() {
     let writer = StoreWriter::start(store.clone()).unwrap();
     let config = RunConfig::default();
     let make = |records| Observers::make(&config, store.url(), records, Status::default(), &writer);
-    assert_eq!(make(Records::Printed).observers.len(), make(Records::Shown).observers.len() + 1);
-    let mut observers = make(Records::Shown);
+    assert_eq!(make(RecordOutput::Printed).observers.len(), make(RecordOutput::Shown).observers.len() + 1);
+    let mut observers = make(RecordOutput::Shown);
     observers.set_refused(3);
-    let (shown, _) = watch(&mut observers);
+    let (shown, _) = monitor(&mut observers);
     drop((observers, writer));
     let status: Status = serde_json::from_slice(&store.get(OBJECT).unwrap()).unwrap();
     assert_eq!((status.state, status.progress.step, status.workers.refused), (RunState::Stopped, 2, 3));
     assert!((crate::host::now() - status.updated).abs() < 60.0);
     assert_eq!(status.coordinator, Coordinator::of_process());
-    let memory: Memory = serde_json::from_slice(&store.get(COORDINATOR).unwrap()).unwrap();
-    assert_eq!(Some(&memory), shown.last().map(|(.., state)| &state.memory));
+    let history: RestartHistory = serde_json::from_slice(&store.get(COORDINATOR).unwrap()).unwrap();
+    assert_eq!(Some(&history), shown.last().map(|(.., state)| &state.history));
 }
 
 #[test]
 fn the_status_is_left_to_who_has_taken_over() {
     let store = Store::open("memory://observe/replaced").unwrap();
     let writer = StoreWriter::start(store.clone()).unwrap();
-    let mut observers = Observers::make(&RunConfig::default(), store.url(), Records::Shown, Status::default(), &writer);
-    let (state, actions) = State::begin(Settings::new(&RunConfig::default(), Room::Here, 1e9), Memory::default());
+    let mut observers =
+        Observers::make(&RunConfig::default(), store.url(), RecordOutput::Shown, Status::default(), &writer);
+    let (state, actions) =
+        CoordinatorState::begin(Settings::new(&RunConfig::default(), HostPool::Here, 1e9), RestartHistory::default());
     observers.begin(&actions, &state);
     observers.end(&Verdict::Replaced("so".into()), &state);
     drop((observers, writer));

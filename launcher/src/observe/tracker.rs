@@ -1,4 +1,4 @@
-//! The status of a run, derived from what happens: a pure function of the events, the actions and the states before.
+//! Run status, derived from events and actions.
 
 use lambert_config::RunConfig;
 use lambert_config::run::Cluster;
@@ -6,33 +6,32 @@ use lambert_control::Message;
 use lambert_control::{EventKind, StepRecord};
 use lambert_plan::timeline;
 
-use super::Pace;
-use crate::decide::memory::Restart;
-use crate::decide::{Action, Event, FromWorkers, Memory, Note, Seconds, State as Decided, Verdict};
+use super::Throughput;
+use crate::decide::history::Restart;
+use crate::decide::{Action, CoordinatorState, Event, Note, RestartHistory, Seconds, Verdict, WorkerEvent};
 use crate::logs;
-use crate::status::{Coordinator, Lost, RankStatus, RunProgress, State, Status};
+use crate::status::{Coordinator, Downtime, RankStatus, RunProgress, RunState, Status};
 use crate::store_writer::Urgency;
 
-/// How often the status of all ranks is put together while nothing else changes, seconds. It does not follow each report:
-/// that would make a report's work grow with the ranks.
+/// Interval of full status updates between urgent events, seconds. Updating on each report would cost time proportional
+/// to the number of ranks.
 const PERIOD: Seconds = 1.0;
 
-/// Keeps the status and the pace of a run up to date.
+/// Maintains the status and throughput of a run.
 #[derive(Debug)]
 pub struct StatusTracker {
     status: Status,
-    pace: Pace,
+    throughput: Throughput,
     cluster: Cluster,
     url: String,
-    /// When ranks and losses were put together last.
+    /// Time of the last full update.
     refreshed: Seconds,
-    /// The memory that the losses were taken from.
-    memory: Memory,
+    /// History that the downtime list was built from.
+    history: RestartHistory,
 }
 
 impl StatusTracker {
-    /// Of the run at `url`, which begins, or goes on, under `coordinator`: what is known from `before` holds until the ranks say
-    /// otherwise.
+    /// Creates a tracker for the run at `url`. Values from `before` hold until the ranks report.
     pub fn new(config: &RunConfig, url: &str, before: Status, coordinator: Coordinator) -> Self {
         let status = Status {
             name: config.run.name.clone(),
@@ -47,28 +46,41 @@ impl StatusTracker {
             ..Status::default()
         };
         let (cluster, url) = (config.cluster.clone(), url.to_owned());
-        Self { status, pace: Pace::default(), cluster, url, refreshed: 0.0, memory: Memory::default() }
+        Self {
+            status,
+            throughput: Throughput::default(),
+            cluster,
+            url,
+            refreshed: 0.0,
+            history: RestartHistory::default(),
+        }
     }
 
-    /// The status, up to the last event.
+    /// Status after the last event.
     pub fn status(&self) -> &Status {
         &self.status
     }
 
-    /// Speed over the last steps.
-    pub fn pace(&self) -> &Pace {
-        &self.pace
+    /// Throughput over recent steps.
+    pub fn throughput(&self) -> &Throughput {
+        &self.throughput
     }
 
-    /// Takes in how many requests the control channel of the current attempt has refused.
+    /// RecordOutput the number of requests that the control server refused in the current attempt.
     pub fn set_refused(&mut self, times: u64) {
         self.status.workers.refused = times;
     }
 
-    /// Takes in an event. Returns how soon the status should be shown; `None`: with a later one.
-    pub fn observe(&mut self, at: Seconds, event: &Event, actions: &[Action], state: &Decided) -> Option<Urgency> {
+    /// Applies an event. Returns how soon the status should be shown; `None`: together with a later one.
+    pub fn observe(
+        &mut self,
+        at: Seconds,
+        event: &Event,
+        actions: &[Action],
+        state: &CoordinatorState,
+    ) -> Option<Urgency> {
         let mut urgent = false;
-        if let Event::Worker(_, FromWorkers::Message(_, saying)) = event {
+        if let Event::Worker(_, WorkerEvent::Message(_, saying)) = event {
             match saying {
                 Message::Record(record) => self.record(record),
                 Message::Event(event) => {
@@ -88,25 +100,25 @@ impl StatusTracker {
         Some(if urgent { Urgency::Change } else { Urgency::Routine })
     }
 
-    /// Takes in the end of the run under this coordinator.
-    pub fn end(&mut self, verdict: &Verdict, state: &Decided) {
+    /// Applies the end of the run under this coordinator.
+    pub fn end(&mut self, verdict: &Verdict, state: &CoordinatorState) {
         let status = &mut self.status;
         status.state = match verdict {
-            Verdict::Finished => State::Finished,
-            Verdict::Stopped(_) => State::Stopped,
+            Verdict::Finished => RunState::Finished,
+            Verdict::Stopped(_) => RunState::Stopped,
             Verdict::Failed(_, why) => {
                 status.error = Some(why.clone());
-                State::Failed
+                RunState::Failed
             }
-            // The status belongs to the coordinator that has taken over.
+            // The status belongs to the coordinator that took over the run.
             Verdict::Replaced(_) => return,
         };
         self.refresh(state);
     }
 
-    fn refresh(&mut self, state: &Decided) {
+    fn refresh(&mut self, state: &CoordinatorState) {
         if let Some(running) = state.running() {
-            let ranks = running.watch.ranks.iter().map(|(number, rank)| RankStatus {
+            let ranks = running.monitor.ranks.iter().map(|(number, rank)| RankStatus {
                 rank: *number,
                 host: rank.host.clone(),
                 pid: rank.pid,
@@ -116,21 +128,21 @@ impl StatusTracker {
             });
             self.status.workers.ranks = ranks.collect();
         }
-        if state.memory != self.memory {
-            self.memory = state.memory.clone();
-            self.status.restarts.lost = state.memory.restarts.iter().map(lost).collect();
+        if state.history != self.history {
+            self.history = state.history.clone();
+            self.status.restarts.lost = state.history.restarts.iter().map(lost).collect();
         }
     }
 
     fn record(&mut self, record: &StepRecord) {
-        let (status, pace) = (&mut self.status, &mut self.pace);
-        pace.add(record);
+        let (status, throughput) = (&mut self.status, &mut self.throughput);
+        throughput.add(record);
         let steps = status.progress.steps;
         status.progress = RunProgress {
             step: record.step,
             steps,
-            samples_per_second: pace.samples_per_second(),
-            seconds_left: pace.seconds_for(steps.saturating_sub(record.step)),
+            samples_per_second: throughput.samples_per_second(),
+            seconds_left: throughput.seconds_for(steps.saturating_sub(record.step)),
         };
         if let Some(noise) = record.update.noise {
             status.latest.noise.get_or_insert_default().add(noise);
@@ -144,8 +156,8 @@ impl StatusTracker {
             EventKind::Started { step, steps, checkpoint, .. } => {
                 (status.progress.step, status.progress.steps) = (*step, *steps);
                 status.checkpoint = checkpoint.clone();
-                if status.state != State::Stopping {
-                    status.state = State::Training;
+                if status.state != RunState::Stopping {
+                    status.state = RunState::Training;
                 }
             }
             EventKind::Checkpoint { name, .. } => status.checkpoint = Some(name.clone()),
@@ -160,34 +172,34 @@ impl StatusTracker {
         }
     }
 
-    /// Whether the state changes.
-    fn action(&mut self, action: &Action, state: &Decided) -> bool {
+    /// Applies an action. Returns true if the status changes.
+    fn action(&mut self, action: &Action, state: &CoordinatorState) -> bool {
         let status = &mut self.status;
         match action {
             Action::Start(attempt) => {
-                status.state = State::Starting;
+                status.state = RunState::Starting;
                 status.attempt = attempt.number;
                 status.workers.logs = logs::folder(&self.cluster, &self.url, attempt.number)
                     .map(|folder| folder.to_string_lossy().into_owned());
                 status.workers.ranks.clear();
             }
-            Action::Note(Note::Stopping | Note::NothingToSave | Note::OutOfTime) => status.state = State::Stopping,
+            Action::Note(Note::Stopping | Note::NothingToSave | Note::OutOfTime) => status.state = RunState::Stopping,
             Action::Note(Note::Restart { cause, .. }) => {
-                status.state = State::Restarting;
+                status.state = RunState::Restarting;
                 status.restarts.count += 1;
                 status.error = Some(cause.clone());
             }
             Action::Note(Note::Waiting { cause, .. }) => {
-                (status.state, status.error) = (State::Restarting, Some(cause.clone()));
+                (status.state, status.error) = (RunState::Restarting, Some(cause.clone()));
             }
-            Action::Note(Note::Recovered { .. }) | Action::TakeLease(_) => return state.memory != self.memory,
+            Action::Note(Note::Recovered { .. }) | Action::TakeLease(_) => return state.history != self.history,
             _ => return false,
         }
         true
     }
 }
 
-fn lost(restart: &Restart) -> Lost {
+fn lost(restart: &Restart) -> Downtime {
     let Restart { attempt, step, seconds, cause, .. } = restart;
-    Lost { attempt: *attempt, step: *step, seconds: *seconds, cause: cause.clone() }
+    Downtime { attempt: *attempt, step: *step, seconds: *seconds, cause: cause.clone() }
 }

@@ -1,49 +1,48 @@
-//! The coordinator's clock, which stands still while its process is stopped.
+//! Coordinator clock that excludes time during which the process was suspended.
 
 use std::time::{Duration, Instant};
 
 use crate::decide::Seconds;
 use crate::host;
 
-/// How often time passes.
+/// Interval between ticks.
 const TICK: Duration = Duration::from_millis(50);
-/// Nothing that the coordinator does takes so long: if time did not pass meanwhile, the process was stopped.
+/// The coordinator never blocks this long: a longer gap between ticks means that the process was suspended.
 const STOPPED: Duration = Duration::from_secs(10);
 
-/// The time since a coordinator began, without that in which its process was stopped (a job that is suspended): ranks were not heard
-/// in it.
+/// Time since the coordinator started, excluding suspension (e.g. of a Slurm job), during which no rank reports are received.
 #[derive(Debug)]
 pub struct Clock {
     begun: Instant,
-    /// When time passed last.
+    /// Time of the last tick.
     ticked: Instant,
-    /// When it began, seconds since 1970; later by the time that the process was stopped since.
+    /// Start time, seconds since the Unix epoch, shifted by the time suspended.
     unix: f64,
 }
 
 impl Clock {
-    /// Begins.
+    /// Starts the clock.
     pub fn start() -> Self {
         let now = Instant::now();
         Self { begun: now, ticked: now, unix: host::now() }
     }
 
-    /// Seconds since it began.
+    /// Seconds since the start.
     pub fn seconds(&self) -> Seconds {
         self.begun.elapsed().as_secs_f64()
     }
 
-    /// Seconds from 1970 to the beginning: [`Clock::seconds`] later it is now.
+    /// Start time, seconds since the Unix epoch, such that adding [`Clock::seconds`] gives the current time.
     pub fn unix(&self) -> f64 {
         self.unix
     }
 
-    /// How long until time is to pass again.
+    /// Time until the next tick.
     pub fn until_tick(&self) -> Duration {
         TICK.saturating_sub(self.ticked.elapsed())
     }
 
-    /// Lets time pass.
+    /// Advances to the next tick and excludes a suspension.
     pub fn tick(&mut self) {
         let passed = self.ticked.elapsed();
         self.ticked = Instant::now();
@@ -63,7 +62,7 @@ mod tests {
     fn time_in_which_the_process_was_stopped_does_not_count() {
         let mut clock = Clock::start();
         let Some(before) = Instant::now().checked_sub(Duration::from_secs(100)) else { return };
-        // Running for 60 s, stopped for 40 s since.
+        // Running for 60 s, then suspended for 40 s.
         (clock.begun, clock.ticked) = (before, before + Duration::from_secs(60));
         let unix = clock.unix();
         assert_eq!(clock.until_tick(), Duration::ZERO);

@@ -1,11 +1,10 @@
-//! The coordinator's end of the control channel: HTTP on a thread of its own, events out of it through a queue.
+//! Control server: receives reports from ranks over HTTP on its own thread and queues events.
 //!
-//! The work of a report does not grow with the number of ranks: each has an inbox of its own, and nothing looks at the
-//! others.
+//! The cost of a report does not depend on the number of ranks: each rank has its own inbox.
 
 pub mod address;
-mod claims;
 mod listener;
+mod message_validator;
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,86 +27,87 @@ use lambert_control::{
 use subtle::ConstantTimeEq;
 use tokio::runtime::Runtime;
 
-use crate::decide::{Attempt, Event, FromWorkers};
-use claims::Claims;
+use crate::decide::{Attempt, Event, WorkerEvent};
+use message_validator::MessageValidator;
 
-/// From the end of a report's head to the end of its body.
+/// Time limit for reading the body of a report after its headers.
 const BODY: Duration = Duration::from_secs(5);
 
-/// Why there is no control channel.
+/// The control server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// The system gave no random bytes.
+    /// No random bytes from the system.
     #[error("cannot draw a secret for the control channel")]
     Token(#[source] getrandom::Error),
-    /// No address or port.
+    /// No usable address or port.
     #[error(transparent)]
     Address(#[from] address::AddressError),
-    /// No thread or no runtime.
+    /// No thread or runtime.
     #[error("cannot start the control server")]
     Runtime(#[source] std::io::Error),
 }
 
-/// A server for the ranks of one attempt; it ends when dropped.
+/// Control server for the ranks of one attempt; stops when dropped.
 #[derive(Debug)]
 pub struct ControlServer {
     url: String,
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     runtime: Option<Runtime>,
 }
 
-/// What the server knows of a rank.
+/// Server-side state of a rank.
 #[derive(Debug, Default)]
-struct Seat {
-    /// Sequence number of the last report that was accepted.
+struct RankState {
+    /// Sequence number of the last accepted report.
     sequence: u64,
     inbox: Inbox,
     taken: u64,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ServerState {
     secret: String,
     key: SigningKey,
     attempt: u32,
-    claims: Mutex<Claims>,
-    seats: Vec<Mutex<Seat>>,
-    order: Mutex<Option<CoordinatorCommand>>,
+    validator: Mutex<MessageValidator>,
+    rank_states: Vec<Mutex<RankState>>,
+    pending_command: Mutex<Option<CoordinatorCommand>>,
     refused: AtomicU64,
     events: Sender<Event>,
 }
 
 impl ControlServer {
-    /// Listens for the ranks of `attempt`: on the loopback interface if all are on this host, else where `channel` says.
+    /// Listens for the ranks of `attempt`: on the loopback interface if all are on this host, else as configured by `channel`.
     pub fn start(channel: &ControlChannel, attempt: &Attempt, events: Sender<Event>) -> Result<Self, ControlError> {
         let (listener, url) = address::listen(channel, &attempt.placement)?;
-        let seats = (0..attempt.world).map(|_| Mutex::default()).collect();
-        let (order, refused, claims) = (Mutex::new(None), AtomicU64::new(0), Mutex::default());
+        let rank_states = (0..attempt.world).map(|_| Mutex::default()).collect();
+        let (pending_command, refused, validator) = (Mutex::new(None), AtomicU64::new(0), Mutex::default());
         let (secret, attempt) = (secret()?, attempt.number);
         let key = SigningKey::new(&secret, attempt);
-        let shared = Arc::new(Shared { secret, key, attempt, claims, seats, order, refused, events });
+        let shared =
+            Arc::new(ServerState { secret, key, attempt, validator, rank_states, pending_command, refused, events });
         let runtime = serve(listener, &shared).map_err(ControlError::Runtime)?;
         Ok(Self { url, shared, runtime: Some(runtime) })
     }
 
-    /// Where it listens, as `http://127.0.0.1:41023`.
+    /// Base URL, e.g. `http://127.0.0.1:41023`.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// The secret of this attempt: 256 random bits in hexadecimal.
+    /// Secret of this attempt: 256 random bits in hexadecimal.
     pub fn secret(&self) -> &str {
         &self.shared.secret
     }
 
-    /// Orders the ranks, through rank 0: repeated until it has taken the order.
-    pub fn order(&self, directive: Directive) {
-        let mut order = lock(&self.shared.order);
-        let number = order.map_or(1, |last| last.number + 1);
-        *order = Some(CoordinatorCommand { number, directive });
+    /// Sends a command to the ranks through rank 0, repeated until acknowledged.
+    pub fn send_command(&self, directive: Directive) {
+        let mut pending_command = lock(&self.shared.pending_command);
+        let number = pending_command.map_or(1, |last| last.number + 1);
+        *pending_command = Some(CoordinatorCommand { number, directive });
     }
 
-    /// How many connections, requests and messages were refused.
+    /// Number of refused connections, requests and messages.
     pub fn refused(&self) -> u64 {
         self.shared.refused.load(Ordering::Relaxed)
     }
@@ -121,7 +121,7 @@ impl Drop for ControlServer {
     }
 }
 
-fn serve(listener: TcpListener, shared: &Arc<Shared>) -> std::io::Result<Runtime> {
+fn serve(listener: TcpListener, shared: &Arc<ServerState>) -> std::io::Result<Runtime> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).thread_name("control").enable_all().build()?;
     let routes = Router::new()
@@ -131,7 +131,7 @@ fn serve(listener: TcpListener, shared: &Arc<Shared>) -> std::io::Result<Runtime
     let guard = runtime.enter();
     let listener = tokio::net::TcpListener::from_std(listener)?;
     drop(guard);
-    let (refusals, most) = (Arc::clone(shared), listener::most(shared.seats.len()));
+    let (refusals, most) = (Arc::clone(shared), listener::most(shared.rank_states.len()));
     runtime.spawn(listener::serve(listener, routes, most, move || refusals.refuse()));
     Ok(runtime)
 }
@@ -146,7 +146,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Why a request was refused. Its connection is closed.
+/// A refused request; its connection is closed.
 struct Refusal(StatusCode, String);
 
 impl Refusal {
@@ -162,43 +162,45 @@ impl IntoResponse for Refusal {
     }
 }
 
-impl Shared {
+impl ServerState {
     fn refuse(&self) {
         self.refused.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn pass_on(&self, what: FromWorkers) -> Result<(), Refusal> {
+    fn pass_on(&self, what: WorkerEvent) -> Result<(), Refusal> {
         self.events
             .send(Event::Worker(self.attempt, what))
             .map_err(|_| Refusal(StatusCode::SERVICE_UNAVAILABLE, "the coordinator is leaving".to_owned()))
     }
 
-    fn seat(&self, rank: usize) -> Result<&Mutex<Seat>, Refusal> {
-        let ranks = self.seats.len();
-        self.seats.get(rank).ok_or_else(|| Refusal(StatusCode::BAD_REQUEST, format!("rank {rank} of {ranks} ranks")))
+    fn rank_state(&self, rank: usize) -> Result<&Mutex<RankState>, Refusal> {
+        let ranks = self.rank_states.len();
+        self.rank_states
+            .get(rank)
+            .ok_or_else(|| Refusal(StatusCode::BAD_REQUEST, format!("rank {rank} of {ranks} ranks")))
     }
 
-    /// Verifies the head of a report, before a byte of its body is read: signed with the secret, and no replay.
+    /// Verifies the headers of a report before reading its body: signature and sequence number.
     fn verify(&self, headers: &HeaderMap) -> Result<ReportHeader, Refusal> {
         let given = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes()).unwrap_or_default();
         let head = self.key.verify_report(given);
         let head = head.ok_or_else(|| unauthorized("the report is not signed with the secret of this attempt"))?;
-        let last = lock(self.seat(head.rank)?).sequence;
+        let last = lock(self.rank_state(head.rank)?).sequence;
         if head.sequence > last { Ok(head) } else { Err(replayed(&head, last)) }
     }
 
-    /// Takes in a report whose head was verified: what is new of it becomes events, in order.
+    /// Processes a report with verified headers; new messages become events, in order.
     fn take(&self, head: &ReportHeader, body: &[u8]) -> Result<ReportReply, Refusal> {
         if !head.matches_body(body) {
             return Err(unauthorized("the body of the report is not the one that was signed"));
         }
-        let mut seat = lock(self.seat(head.rank)?);
-        // Another copy of it may have come meanwhile.
-        if head.sequence <= seat.sequence {
-            return Err(replayed(head, seat.sequence));
+        let mut rank_state = lock(self.rank_state(head.rank)?);
+        // A duplicate may have been accepted in the meantime.
+        if head.sequence <= rank_state.sequence {
+            return Err(replayed(head, rank_state.sequence));
         }
-        let is_first = seat.sequence == 0;
-        seat.sequence = head.sequence;
+        let is_first = rank_state.sequence == 0;
+        rank_state.sequence = head.sequence;
         let mut report = parse(body)?;
         if report.rank != head.rank {
             let text = format!("the report of rank {} is signed by rank {}", report.rank, head.rank);
@@ -207,20 +209,20 @@ impl Shared {
         if is_first {
             tracing::debug!(rank = report.rank, host = %report.host, pid = report.pid, "first report of a rank");
         }
-        seat.taken = seat.taken.max(report.acknowledged_command);
+        rank_state.taken = rank_state.taken.max(report.acknowledged_command);
         let said = std::mem::take(&mut report.messages);
-        self.pass_on(FromWorkers::Report(report))?;
-        for saying in seat.inbox.accept(said) {
-            match lock(&self.claims).objection(head.rank, &saying) {
-                None => self.pass_on(FromWorkers::Message(head.rank, saying))?,
-                Some(objection) => {
-                    tracing::warn!("ignored a message: {objection}");
+        self.pass_on(WorkerEvent::Report(report))?;
+        for saying in rank_state.inbox.accept(said) {
+            match lock(&self.validator).rejection(head.rank, &saying) {
+                None => self.pass_on(WorkerEvent::Message(head.rank, saying))?,
+                Some(rejection) => {
+                    tracing::warn!("ignored a message: {rejection}");
                     self.refuse();
                 }
             }
         }
-        let command = lock(&self.order).filter(|command| head.rank == 0 && command.number > seat.taken);
-        Ok(ReportReply { acknowledged: seat.inbox.acknowledged(), command })
+        let command = lock(&self.pending_command).filter(|command| head.rank == 0 && command.number > rank_state.taken);
+        Ok(ReportReply { acknowledged: rank_state.inbox.acknowledged(), command })
     }
 
     async fn answer(&self, request: Request) -> Result<Response, Refusal> {
@@ -234,7 +236,7 @@ impl Shared {
         Ok((headers, text).into_response())
     }
 
-    /// Takes from an unsigned report which program sent it, so that the decision ends the attempt.
+    /// Extracts the versions from an unsigned report, so that the attempt ends with a version mismatch.
     async fn note_versions(&self, request: Request) -> Result<(), Refusal> {
         let (parts, body) = request.into_parts();
         let given = parts.headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
@@ -243,10 +245,10 @@ impl Shared {
             return Err(unauthorized("this attempt has another secret"));
         }
         let mut report = parse(&read(&parts.headers, body).await?)?;
-        self.seat(report.rank)?;
+        self.rank_state(report.rank)?;
         report.versions.get_or_insert_with(Versions::unknown);
         report.messages.clear();
-        self.pass_on(FromWorkers::Report(report))
+        self.pass_on(WorkerEvent::Report(report))
     }
 }
 
@@ -266,7 +268,7 @@ fn parse(body: &[u8]) -> Result<WorkerReport, Refusal> {
     })
 }
 
-/// Reads the body of a report, within limits of length and time.
+/// Reads the body of a report within limits of size and time.
 async fn read(headers: &HeaderMap, body: Body) -> Result<Bytes, Refusal> {
     let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     let too_long = || Refusal(StatusCode::PAYLOAD_TOO_LARGE, format!("a report has at most {MAX_REPORT_BYTES} bytes"));
@@ -279,7 +281,7 @@ async fn read(headers: &HeaderMap, body: Body) -> Result<Bytes, Refusal> {
     }
 }
 
-async fn report(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+async fn report(State(shared): State<Arc<ServerState>>, request: Request) -> Response {
     shared.answer(request).await.unwrap_or_else(|refusal| {
         refusal.log();
         shared.refuse();
@@ -287,7 +289,7 @@ async fn report(State(shared): State<Arc<Shared>>, request: Request) -> Response
     })
 }
 
-async fn unsigned_report(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+async fn unsigned_report(State(shared): State<Arc<ServerState>>, request: Request) -> Response {
     let ours = lambert_control::PROTOCOL;
     let refusal = shared.note_versions(request).await.err().unwrap_or_else(|| {
         Refusal(StatusCode::UPGRADE_REQUIRED, format!("this coordinator has version {ours} of the control protocol"))

@@ -1,4 +1,4 @@
-//! The coordinator: hands events to the decision and carries out what it wants done, until there is a verdict.
+//! The coordinator: passes events to the decision function and executes its actions until the run is over.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -6,32 +6,32 @@ use std::time::Duration;
 use lambert_config::exit;
 use lambert_store::{Patience, Store};
 
-use super::beginning::Beginning;
 use super::clock::Clock;
+use super::initial::InitialState;
 use super::launch::workers::Workers;
 use super::launch::{Launcher, processes};
-use super::order::Order;
 use super::sources::{self, OwnLease, RequestPoller, STOP_OBJECT, Signals};
-use crate::decide::{self, Action, Attempt, Event, Room, Settings, State, StopReason, Verdict};
+use super::spec::RunSpec;
+use crate::decide::{self, Action, Attempt, CoordinatorState, Event, HostPool, Settings, StopReason, Verdict};
 use crate::failure::{Failure, Outcome};
-use crate::observe::{Observers, Records};
+use crate::observe::{Observers, RecordOutput};
 use crate::panics;
 use crate::slurm::nodes;
-use crate::slurm::record::Record;
-use crate::store_writer::{StoreWriter, Urgency, Write};
+use crate::slurm::record::JobRecord;
+use crate::store_writer::{ObjectWrite, StoreWriter, Urgency};
 
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Bad(String);
 
-/// Watches over the run of `order`, whose ranks `launcher` starts, until there is a verdict. What fails on the way here is one, too.
-pub fn run(order: &Order, launcher: &dyn Launcher, records: Records) -> Outcome {
-    let (coordinator, state, actions) = Coordinator::begin(order, launcher, records)?;
+/// Supervises the run until it is over; `launcher` starts the ranks. Errors here end the run, too.
+pub fn run(spec: &RunSpec, launcher: &dyn Launcher, records: RecordOutput) -> Outcome {
+    let (coordinator, state, actions) = Coordinator::begin(spec, launcher, records)?;
     coordinator.run(state, actions)
 }
 
 struct Coordinator<'a> {
-    order: &'a Order,
+    spec: &'a RunSpec,
     launcher: &'a dyn Launcher,
     clock: Clock,
     inbox: Receiver<Event>,
@@ -44,16 +44,15 @@ struct Coordinator<'a> {
 }
 
 impl<'a> Coordinator<'a> {
-    /// Prepares to watch over `order`: from now on signals and the store are listened to. Also returns the first state, and what is
-    /// to be done first.
+    /// Starts listening to signals and the store. Returns the coordinator, its initial state and the first actions.
     fn begin(
-        order: &'a Order,
+        spec: &'a RunSpec,
         launcher: &'a dyn Launcher,
-        records: Records,
-    ) -> Result<(Self, State, Vec<Action>), Failure> {
+        records: RecordOutput,
+    ) -> Result<(Self, CoordinatorState, Vec<Action>), Failure> {
         processes::adopt_orphans().map_err(Failure::failed)?;
         processes::allow_connections();
-        let Beginning { stop_requested, status, memory, job } = Beginning::read(order)?;
+        let InitialState { stop_requested, status, history, job } = InitialState::read(spec)?;
         let (events, inbox) = channel();
         if stop_requested {
             let _ = events.send(Event::StopRequested);
@@ -61,26 +60,26 @@ impl<'a> Coordinator<'a> {
         let signals = Signals::listen(events.clone()).map_err(Failure::failed)?;
         let lease = OwnLease::default();
         let requests =
-            RequestPoller::listen(order.store.clone(), lease.clone(), events.clone()).map_err(Failure::failed)?;
-        let writer = StoreWriter::start(order.store.clone()).map_err(Failure::failed)?;
+            RequestPoller::listen(spec.store.clone(), lease.clone(), events.clone()).map_err(Failure::failed)?;
+        let writer = StoreWriter::start(spec.store.clone()).map_err(Failure::failed)?;
         let clock = Clock::start();
-        let settings = Settings { job, ..Settings::new(&order.config, order.room.clone(), clock.unix()) };
-        let (mut state, actions) = State::begin(settings, memory);
+        let settings = Settings { job, ..Settings::new(&spec.config, spec.host_pool.clone(), clock.unix()) };
+        let (mut state, actions) = CoordinatorState::begin(settings, history);
         (state.step, state.checkpoint) = (status.progress.step, status.checkpoint.clone());
-        let observers = Observers::make(&order.config, order.store.url(), records, status, &writer);
+        let observers = Observers::make(&spec.config, spec.store.url(), records, status, &writer);
         let (workers, sources) = (None, (signals, requests));
         let coordinator =
-            Self { order, launcher, clock, inbox, events, lease, observers, writer, workers, _sources: sources };
+            Self { spec, launcher, clock, inbox, events, lease, observers, writer, workers, _sources: sources };
         Ok((coordinator, state, actions))
     }
 
-    fn run(mut self, mut state: State, actions: Vec<Action>) -> Outcome {
+    fn run(mut self, mut state: CoordinatorState, actions: Vec<Action>) -> Outcome {
         self.observers.begin(&actions, &state);
         let mut done = self.act(actions);
         while done.is_ok() && state.verdict().is_none() {
             (state, done) = self.step(state);
         }
-        // Whatever is left of an attempt whose end was not waited for.
+        // Terminates the remaining processes of an attempt.
         self.workers = None;
         let verdict = match (done, state.verdict()) {
             (Err(failure), _) => Verdict::Failed(failure.code, failure.to_string()),
@@ -90,8 +89,8 @@ impl<'a> Coordinator<'a> {
         self.end(&verdict, &state)
     }
 
-    /// Takes in one event.
-    fn step(&mut self, mut state: State) -> (State, Result<(), Failure>) {
+    /// Processes one event.
+    fn step(&mut self, mut state: CoordinatorState) -> (CoordinatorState, Result<(), Failure>) {
         let event = match self.next() {
             Ok(event) => event,
             Err(failure) => return (state, Err(failure)),
@@ -104,7 +103,7 @@ impl<'a> Coordinator<'a> {
         (state, done)
     }
 
-    fn end(&mut self, verdict: &Verdict, state: &State) -> Outcome {
+    fn end(&mut self, verdict: &Verdict, state: &CoordinatorState) -> Outcome {
         self.observers.end(verdict, state);
         match verdict {
             Verdict::Finished => Ok(exit::DONE),
@@ -115,13 +114,13 @@ impl<'a> Coordinator<'a> {
         }
     }
 
-    /// The next event. Time passes, and processes are looked after, however many other events come.
+    /// Returns the next event. Ticks and process checks happen regardless of the event rate.
     fn next(&mut self) -> Result<Event, Failure> {
         loop {
             let left = self.clock.until_tick();
             if left.is_zero() {
                 self.clock.tick();
-                // A thread that is gone would be waited for without end.
+                // Waiting for a thread that panicked would never end.
                 panics::first().map_or(Ok(()), Err)?;
                 self.look_after()?;
                 return Ok(Event::Tick);
@@ -145,17 +144,17 @@ impl<'a> Coordinator<'a> {
         for action in actions {
             match action {
                 Action::TakeLease(wanted) => {
-                    let ((store, patience), lease) = (patient(self.order), self.lease.clone());
+                    let ((store, patience), lease) = (patient(self.spec), self.lease.clone());
                     let events = self.events.clone();
                     sources::take_lease(store, patience, wanted, lease, events).map_err(Failure::failed)?;
                 }
                 Action::Start(attempt) => self.start(&attempt),
-                Action::Order(directive) => self.workers.iter().for_each(|workers| workers.order(directive)),
+                Action::Command(directive) => self.workers.iter().for_each(|workers| workers.send_command(directive)),
                 Action::End => self.workers.iter_mut().try_for_each(Workers::end).map_err(Failure::failed)?,
                 Action::AskSlurm => self.ask_slurm().map_err(Failure::failed)?,
                 Action::ForgetStop => {
-                    // The run has ended as it was asked to, whether the request can be removed or not.
-                    let forget = Write::remove(STOP_OBJECT, "the request to stop stays in the store");
+                    // The run has stopped as requested, even if the request cannot be removed.
+                    let forget = ObjectWrite::remove(STOP_OBJECT, "the request to stop stays in the store");
                     self.writer.hand_over(vec![forget], Urgency::Change);
                 }
                 Action::Note(_) => {}
@@ -165,7 +164,7 @@ impl<'a> Coordinator<'a> {
     }
 
     fn ask_slurm(&self) -> std::io::Result<()> {
-        match Record::of_process() {
+        match JobRecord::of_process() {
             Some(record) => {
                 let start = std::env::var("SLURM_RESTART_COUNT").ok().and_then(|count| count.trim().parse().ok());
                 sources::ask_slurm(record.job, start.unwrap_or(0), self.events.clone())
@@ -175,7 +174,7 @@ impl<'a> Coordinator<'a> {
     }
 
     fn start(&mut self, attempt: &Attempt) {
-        match Workers::start(self.order, self.launcher, attempt, self.events.clone()) {
+        match Workers::start(self.spec, self.launcher, attempt, self.events.clone()) {
             Ok(workers) => self.workers = Some(workers),
             Err(error) => {
                 let code = if error.is_usage() { exit::USAGE } else { exit::FAILED };
@@ -186,25 +185,24 @@ impl<'a> Coordinator<'a> {
     }
 }
 
-/// The run's store, with the patience that the workers have: one that is away is waited for.
-fn patient(order: &Order) -> (Store, Duration) {
-    let minutes = order.config.checkpoint.give_up_minutes;
+/// The run's store with the workers' retry timeout, so that an outage is waited for.
+fn patient(spec: &RunSpec) -> (Store, Duration) {
+    let minutes = spec.config.checkpoint.give_up_minutes;
     let mut patience = Patience::default();
     patience.total = patience.total.max(Duration::from_secs_f64(60.0 * minutes));
     let total = patience.total;
-    (order.store.with_patience(patience), total)
+    (spec.store.with_patience(patience), total)
 }
 
-/// Where ranks may be: on the hosts that the configuration names, on the nodes of a Slurm job that has others than this one,
-/// else here.
-pub fn room(config: &lambert_config::RunConfig) -> Room {
+/// Hosts available to a run: those configured, the nodes of a Slurm job with other nodes than this one, or this host.
+pub fn host_pool(config: &lambert_config::RunConfig) -> HostPool {
     let hosts = config.cluster.host_list().unwrap_or_default();
     let number = std::env::var("SLURM_JOB_NUM_NODES").ok().and_then(|number| number.trim().parse::<u32>().ok());
-    // What salloc starts is on no node of the job.
+    // `salloc` starts its command outside the nodes of the job.
     let is_on_node = std::env::var_os("SLURMD_NODENAME").is_some();
     match (hosts.is_empty(), number) {
-        (false, _) => Room::Hosts(hosts),
-        (true, Some(number)) if number > 1 || !is_on_node => Room::Allocation(nodes::of_job()),
-        (true, _) => Room::Here,
+        (false, _) => HostPool::Hosts(hosts),
+        (true, Some(number)) if number > 1 || !is_on_node => HostPool::Allocation(nodes::of_job()),
+        (true, _) => HostPool::Here,
     }
 }

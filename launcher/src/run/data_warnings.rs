@@ -1,5 +1,5 @@
-//! Warnings about a run's data, given before it starts: samples that are repeated too often, or too few for a batch, and
-//! evaluation on data that is unlike the training data.
+//! Warnings about a run's data before it starts: too many repetitions, too few samples for a batch, and evaluation data
+//! unlike the training data.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -10,34 +10,34 @@ use lambert_plan::timeline;
 
 use crate::failure::Failure;
 
-/// Epochs above which a stage is warned about; BERT's pre-training had about 40 (Devlin et al. 2018).
+/// Maximum number of epochs without a warning; BERT's pre-training had about 40 (Devlin et al. 2018).
 const MOST_EPOCHS: f64 = 40.0;
-/// Share of `[UNK]` above which a dataset is warned about.
+/// Maximum share of `[UNK]` tokens without a warning.
 const MOST_UNKNOWN: f64 = 0.05;
-/// Overlap of token frequencies below which evaluation data is warned about: two parts of a novel have 0.78, two novels 0.63, a novel
-/// and Wikipedia 0.47, different languages below 0.2 (data-prep/tests/held_out.rs).
+/// Minimum overlap of token frequencies without a warning: two parts of a novel have 0.78, two novels 0.63, a novel and
+/// Wikipedia 0.47, different languages below 0.2 (data-prep/tests/held_out.rs).
 const LEAST_OVERLAP: f64 = 0.3;
 
-/// How long datasets are read for warnings.
+/// Time limit for reading the datasets.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A dataset that was opened, under the key that names it.
-struct Named {
+/// An open dataset and the configuration key that names it.
+struct NamedDataset {
     key: String,
     dataset: Dataset,
-    /// `None` where it is not known.
+    /// Token frequencies, if known.
     usage: Option<TokenUsage>,
 }
 
-impl Named {
+impl NamedDataset {
     fn open(key: String, url: &str) -> Result<Self, Failure> {
         let dataset = Dataset::open(url)?;
-        // A shard that cannot be read is reported by the worker that needs it.
+        // Unreadable shards are reported by the worker that needs them.
         let usage = TokenUsage::of(&dataset).ok().flatten();
         Ok(Self { key, dataset, usage })
     }
 
-    /// A warning if much of it is `[UNK]`.
+    /// Warns about a large share of `[UNK]` tokens.
     fn unknown(&self) -> Option<String> {
         let unknown = self.usage.as_ref()?.unknown();
         (unknown > MOST_UNKNOWN).then(|| {
@@ -47,10 +47,10 @@ impl Named {
     }
 }
 
-/// All warnings; each begins with the key that it is about. A file system that hangs is not waited for.
+/// Returns all warnings, each starting with its configuration key. Gives up on a file system that hangs.
 ///
 /// # Errors
-/// A dataset that cannot be opened.
+/// A dataset cannot be opened.
 pub fn find(config: &RunConfig) -> Result<Vec<String>, Failure> {
     let (sender, found) = mpsc::channel();
     let config = config.clone();
@@ -63,17 +63,17 @@ pub fn find(config: &RunConfig) -> Result<Vec<String>, Failure> {
 }
 
 fn find_all(config: &RunConfig) -> Result<Vec<String>, Failure> {
-    let open = |(index, stage): (usize, &Stage)| Named::open(format!("stage.{index}.data"), &stage.data);
+    let open = |(index, stage): (usize, &Stage)| NamedDataset::open(format!("stage.{index}.data"), &stage.data);
     let stages = config.stage.iter().enumerate().map(open).collect::<Result<Vec<_>, _>>()?;
     let evaluation = match config.evaluation.data.as_str() {
         "" => None,
-        url => Some(Named::open("evaluation.data".to_owned(), url)?),
+        url => Some(NamedDataset::open("evaluation.data".to_owned(), url)?),
     };
     let repeated =
         config.stage.iter().zip(&stages).flat_map(|(stage, data)| counts(&data.key, stage, data.dataset.rows()));
     let mut warnings: Vec<String> = repeated.collect();
-    warnings.extend(stages.iter().chain(&evaluation).filter_map(Named::unknown));
-    // The last stage's data is what the final held-out loss should speak of.
+    warnings.extend(stages.iter().chain(&evaluation).filter_map(NamedDataset::unknown));
+    // The final held-out loss should reflect the data of the last stage.
     if let (Some(train), Some(evaluation)) = (stages.last(), &evaluation)
         && let (Some(left), Some(right)) = (&train.usage, &evaluation.usage)
     {
@@ -82,7 +82,7 @@ fn find_all(config: &RunConfig) -> Result<Vec<String>, Failure> {
     Ok(warnings)
 }
 
-/// Warnings about how many samples a stage has.
+/// Warnings about the number of samples of a stage.
 fn counts(key: &str, stage: &Stage, rows: u64) -> Vec<String> {
     let epochs = timeline::samples(stage) as f64 / rows.max(1) as f64;
     let repeated = (epochs > MOST_EPOCHS).then(|| {
@@ -100,7 +100,7 @@ fn counts(key: &str, stage: &Stage, rows: u64) -> Vec<String> {
     repeated.into_iter().chain(few).collect()
 }
 
-/// A warning if too little of the token frequencies is common to both datasets.
+/// Warns if the token frequencies of two datasets overlap too little.
 fn unlike(train: &str, overlap: f64) -> Option<String> {
     (overlap < LEAST_OVERLAP).then(|| {
         let percent = 100.0 * overlap;

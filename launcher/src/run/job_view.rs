@@ -1,22 +1,21 @@
-//! The coordinator's view of its Slurm job.
+//! Interpretation of the coordinator's Slurm job.
 
-use crate::decide::{JobView, Standing};
+use crate::decide::{JobState, JobView};
 use crate::slurm::job::Job;
 
-/// What a coordinator in `job` needs to know, whose start of the job was number `start` (from 0). While its processes end,
-/// a job is `COMPLETING`, whatever comes afterwards: one that is put back into the queue counts a start more, one that
-/// is cancelled does not.
+/// Interprets the state of `job`, of which the coordinator is in start number `start` (from 0). A job is `COMPLETING`
+/// while its processes exit, whatever follows; a requeued job counts one more start, a cancelled one does not.
 pub fn view(job: &Job, start: u32) -> JobView {
-    let standing = match job.state.as_str() {
-        "CANCELLED" => Standing::Cancelled,
-        "PREEMPTED" => Standing::Preempted,
-        _ if job.preempted => Standing::Preempted,
-        "RUNNING" => Standing::Running,
-        _ if job.is_pending() || job.requeues > start => Standing::Requeued,
-        "COMPLETING" if job.seconds_left.is_some_and(|left| left > 0) => Standing::Cancelled,
-        _ => Standing::Unknown,
+    let job_state = match job.state.as_str() {
+        "CANCELLED" => JobState::Cancelled,
+        "PREEMPTED" => JobState::Preempted,
+        _ if job.preempted => JobState::Preempted,
+        "RUNNING" => JobState::Running,
+        _ if job.is_pending() || job.requeues > start => JobState::Requeued,
+        "COMPLETING" if job.seconds_left.is_some_and(|left| left > 0) => JobState::Cancelled,
+        _ => JobState::Unknown,
     };
-    JobView { standing, seconds_left: job.seconds_left.map(|left| left as f64) }
+    JobView { job_state, seconds_left: job.seconds_left.map(|left| left as f64) }
 }
 
 #[cfg(test)]
@@ -25,20 +24,20 @@ mod tests {
 
     #[test]
     fn states_mean_something_to_a_coordinator() {
-        let standing = |state: &str, preempted| {
+        let job_state = |state: &str, preempted| {
             let job = Job { state: state.to_owned(), preempted, ..Job::default() };
-            view(&job, 0).standing
+            view(&job, 0).job_state
         };
-        assert_eq!(standing("RUNNING", false), Standing::Running);
-        assert_eq!(standing("RUNNING", true), Standing::Preempted);
-        assert_eq!(standing("CANCELLED", true), Standing::Cancelled);
-        assert_eq!(standing("PENDING", false), Standing::Requeued);
-        assert_eq!(standing("NODE_FAIL", false), Standing::Unknown);
+        assert_eq!(job_state("RUNNING", false), JobState::Running);
+        assert_eq!(job_state("RUNNING", true), JobState::Preempted);
+        assert_eq!(job_state("CANCELLED", true), JobState::Cancelled);
+        assert_eq!(job_state("PENDING", false), JobState::Requeued);
+        assert_eq!(job_state("NODE_FAIL", false), JobState::Unknown);
         let ending = |start| {
             let job = Job { state: "COMPLETING".into(), requeues: 1, seconds_left: Some(9), ..Job::default() };
-            view(&job, start).standing
+            view(&job, start).job_state
         };
-        assert_eq!((ending(0), ending(1)), (Standing::Requeued, Standing::Cancelled));
-        assert_eq!(standing("COMPLETING", false), Standing::Unknown, "its time is over");
+        assert_eq!((ending(0), ending(1)), (JobState::Requeued, JobState::Cancelled));
+        assert_eq!(job_state("COMPLETING", false), JobState::Unknown, "its time is over");
     }
 }

@@ -1,18 +1,18 @@
-//! What starts the ranks of an attempt. Flags, prose and process trees live in here; the rest of the coordinator knows
-//! attempts and events.
+//! Launchers for the ranks of an attempt. Command-line flags, output formats and process trees are confined to this
+//! module; the rest of the coordinator deals in attempts and events.
 //!
-//! - [`direct`]: one rank, started by the coordinator itself; [`mpirun`]: Open MPI 4 and 5, [`prose`] is what they print;
-//!   [`srun`]: a step of a Slurm job
-//! - [`environment`]: the variables that ranks on other hosts are given
-//! - [`processes`]: a tree of processes that is ended to the last; [`session`]: where Open MPI keeps its files
-//! - [`workers`]: an attempt's processes under way
+//! - [`direct`]: a single rank as a child process; [`mpirun`]: Open MPI 4 and 5, with its output parsed by [`output`];
+//!   [`srun`]: a Slurm job step
+//! - [`environment`]: environment variables for ranks on other hosts
+//! - [`processes`]: process trees that are terminated completely; [`scratch`]: scratch directories of Open MPI
+//! - [`workers`]: the running processes of an attempt
 
 pub mod direct;
 pub mod environment;
 pub mod mpirun;
+pub mod output;
 pub mod processes;
-pub mod prose;
-pub mod session;
+pub mod scratch;
 pub mod srun;
 pub mod workers;
 
@@ -23,42 +23,42 @@ use std::path::{Path, PathBuf};
 
 use lambert_config::run::{Backend, Cluster, LauncherKind};
 
-use crate::decide::{Attempt, FromWorkers};
+use crate::decide::{Attempt, WorkerEvent};
 use crate::slurm::record::is_in_job;
 use direct::Direct;
 use mpirun::Mpirun;
-use processes::EndBy;
-use session::Session;
+use processes::ExitSignal;
+use scratch::ScratchDirs;
 use srun::Srun;
 
-/// A command line: the program, then its arguments. It holds no secret.
+/// A command line: the program and its arguments. Contains no secrets.
 pub type CommandLine = Vec<OsString>;
 
-/// What is started.
+/// Parameters of a launch.
 #[derive(Debug, Clone, Copy)]
-pub struct Start<'a> {
-    /// The attempt that the lease was taken for.
+pub struct LaunchParams<'a> {
+    /// Attempt that holds the lease.
     pub attempt: &'a Attempt,
-    /// The machines, as configured.
+    /// Cluster configuration.
     pub cluster: &'a Cluster,
-    /// CPU threads of a rank.
+    /// CPU threads per rank.
     pub threads: usize,
-    /// The lambert-worker program.
+    /// Path of lambert-worker.
     pub worker: &'a Path,
     /// The run's URL.
     pub run: &'a str,
-    /// Names of the variables that all ranks are given.
+    /// Names of the environment variables to pass to all ranks.
     pub variables: &'a [String],
-    /// Folders on each host for what the launcher and MPI keep there in this attempt.
-    pub session: &'a Session,
-    /// A folder on each host for files of what the ranks there print.
+    /// Directories on each host for temporary files of launcher and MPI.
+    pub scratch: &'a ScratchDirs,
+    /// Log directory on each host, if enabled.
     pub logs: Option<&'a Path>,
-    /// The steps that each rank writes a trace of, if there are any.
+    /// Steps to trace on each rank, if any.
     pub traced: Option<&'a Range<u64>>,
 }
 
-impl Start<'_> {
-    /// The worker's own command line.
+impl LaunchParams<'_> {
+    /// Command line of lambert-worker.
     pub fn worker_line(&self) -> CommandLine {
         let (attempt, world) = (self.attempt.number.to_string(), self.attempt.world.to_string());
         let mut line = vec![self.worker.into()];
@@ -70,69 +70,69 @@ impl Start<'_> {
     }
 }
 
-/// A way to start ranks.
+/// A program that starts ranks.
 pub trait Launcher: Debug {
-    /// Its name and version, for people.
+    /// Name and version.
     fn name(&self) -> String;
-    /// The command that starts an attempt.
-    fn command(&self, start: &Start<'_>) -> CommandLine;
-    /// Folders that must be there, on this host, before the command runs.
-    fn folders<'a>(&self, _session: &'a Session) -> Vec<&'a Path> {
+    /// Command line that starts an attempt.
+    fn command(&self, start: &LaunchParams<'_>) -> CommandLine;
+    /// Directories that must exist on this host before the command runs.
+    fn folders<'a>(&self, _session: &'a ScratchDirs) -> Vec<&'a Path> {
         Vec::new()
     }
-    /// What understands a stream of its output.
-    fn prose(&self) -> Box<dyn Prose>;
-    /// How it is asked to end, so that it ends its ranks.
-    fn end_by(&self) -> EndBy {
-        EndBy::Terminate
+    /// Creates a parser for one of its output streams.
+    fn parser(&self) -> Box<dyn OutputParser>;
+    /// Signal that makes it terminate its ranks.
+    fn exit_signal(&self) -> ExitSignal {
+        ExitSignal::Terminate
     }
 }
 
-/// Understands a stream of a launcher's output, line by line.
-pub trait Prose: Send {
-    /// What a line tells.
-    fn line(&mut self, text: &str) -> Vec<FromWorkers>;
-    /// What the last lines told, at the end of the stream.
-    fn end(&mut self) -> Vec<FromWorkers>;
+/// Parses an output stream of a launcher, line by line.
+pub trait OutputParser: Send {
+    /// Returns the events in a line.
+    fn line(&mut self, text: &str) -> Vec<WorkerEvent>;
+    /// Returns the remaining events at the end of the stream.
+    fn end(&mut self) -> Vec<WorkerEvent>;
 }
 
-/// Why there is no launcher.
+/// No usable launcher.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// There is no mpirun.
+    /// mpirun cannot be started.
     #[error("cannot start mpirun, which {ranks} ranks need (Open MPI 4 or 5)")]
     NoMpirun {
-        /// Ranks.
+        /// Number of ranks.
         ranks: usize,
-        /// Why not.
+        /// System error.
         source: std::io::Error,
     },
-    /// mpirun is of another MPI.
+    /// mpirun is from another MPI implementation.
     #[error("{} is not Open MPI 4 or 5, which is what lambert is started with; it says {says:?}", program.display())]
     OtherMpi {
-        /// The program.
+        /// Path of mpirun.
         program: PathBuf,
-        /// The first line of what it says of its version.
+        /// First line of its version output.
         says: String,
     },
-    /// srun is wanted outside a job.
+    /// srun was configured outside a job.
     #[error("cluster.launcher is srun, and this is no Slurm job: `sbatch` and `salloc` begin one")]
     NoJob,
-    /// There is no srun.
+    /// srun cannot be started.
     #[error("cannot start srun")]
     NoSrun {
-        /// Why not.
+        /// System error.
         source: std::io::Error,
     },
-    /// Its tasks would not find each other.
+    /// srun lacks PMIx, so its tasks cannot connect.
     #[error("srun of Slurm {version} has no PMIx (`srun --mpi=list`); cluster.launcher = \"mpirun\" does without")]
     NoPmix {
-        /// Slurm's version.
+        /// Slurm version.
         version: String,
     },
 }
 
-/// The launcher that the configuration asks for.
+/// Selects the configured launcher.
 pub fn choose(cluster: &Cluster) -> Result<Box<dyn Launcher>, LaunchError> {
     match cluster.launcher {
         LauncherKind::Direct => Ok(Box::new(Direct)),
@@ -141,7 +141,7 @@ pub fn choose(cluster: &Cluster) -> Result<Box<dyn Launcher>, LaunchError> {
         LauncherKind::Auto if is_alone(cluster) => Ok(Box::new(Direct)),
         LauncherKind::Auto if is_in_job() && cluster.hosts.is_empty() => match Srun::find() {
             Ok(srun) => Ok(Box::new(srun)),
-            // In a container, say.
+            // For example inside a container.
             Err(error) => {
                 tracing::warn!("ranks are started by mpirun: {}", crate::failure::chain(&error));
                 Ok(Box::new(Mpirun::find(cluster.ranks)?))
@@ -151,7 +151,7 @@ pub fn choose(cluster: &Cluster) -> Result<Box<dyn Launcher>, LaunchError> {
     }
 }
 
-/// Whether one process on this host is all there is.
+/// True if the run consists of a single process on this host.
 fn is_alone(cluster: &Cluster) -> bool {
     let local = matches!(cluster.all_reduce.backend, Backend::Auto | Backend::Local);
     cluster.ranks == 1 && cluster.hosts.is_empty() && local

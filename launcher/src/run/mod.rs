@@ -1,48 +1,49 @@
-//! `lambert run`: the coordinator, which starts the workers of a run, watches them and starts them again.
+//! `lambert run`: the coordinator, which starts, monitors and restarts the workers of a run.
 //!
-//! - [`order`]: what was asked for, checked against the run that is there ([`difference`]) and against the checkpoint that
-//!   a new one begins with ([`origin`])
+//! - [`spec`]: validated configuration, compared with the stored run ([`config_diff`]) and with the checkpoint that a
+//!   new run starts from ([`base_checkpoint`])
 //! - [`stored`]: the configuration in the run's store
-//! - [`beginning`]: what the run's store holds when a coordinator begins
-//! - [`coordinator`]: hands events to [`crate::decide`], a pure function, and carries out what it wants done; [`clock`]: its time
-//! - [`sources`] of events: signals, the run's store, the lease; [`job_view`]: its Slurm job; [`control`]: the HTTP server that the ranks report to
-//! - [`launch`]: the processes of an attempt, started directly, by mpirun or by srun, ended to the last
-//! - [`forecast`]: what a run will do and need, said before it starts; [`data_warnings`]: what is doubtful about its data
+//! - [`initial`]: state read from the run's store at the start
+//! - [`coordinator`]: passes events to [`crate::decide`] and executes its actions; [`clock`]: its clock
+//! - [`sources`]: events from signals, the run's store and the lease; [`job_view`]: state of the Slurm job;
+//!   [`control`]: HTTP server for the ranks' reports
+//! - [`launch`]: the processes of an attempt, started directly, by mpirun or by srun
+//! - [`run_plan`]: summary printed before the start; [`data_warnings`]: warnings about the data
 //!
-//! [`crate::observe`] watches it: the status in the store, the log and the display, the lines of `--json`.
+//! [`crate::observe`] reports on it: status in the store, log and progress display, `--json` lines.
 
-pub mod beginning;
+pub mod base_checkpoint;
 pub mod clock;
+pub mod config_diff;
 pub mod control;
 pub mod coordinator;
 pub mod data_warnings;
-pub mod difference;
-pub mod forecast;
+pub mod initial;
 pub mod job_view;
 pub mod launch;
-pub mod order;
-pub mod origin;
+pub mod run_plan;
 pub mod sources;
+pub mod spec;
 pub mod stored;
 
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
-use crate::observe::Records;
+use crate::observe::RecordOutput;
 use launch::workers::WorkersError;
-use order::Order;
+use spec::RunSpec;
 
-/// Starts or resumes the run, and returns when it is done, stopped or given up.
+/// Starts or resumes a run; returns when it is done, stopped or given up.
 pub fn run(arguments: &cli::Run) -> Outcome {
     console::detach().map_err(Failure::failed)?;
     std::env::current_dir().map_err(|error| Failure::usage(WorkersError::NoFolder(error)))?;
-    let proposed = Order::propose(arguments, coordinator::room)?;
-    let launcher = launch::choose(&proposed.config().cluster).map_err(Failure::failed)?;
+    let validated = RunSpec::validate(arguments, coordinator::host_pool)?;
+    let launcher = launch::choose(&validated.config().cluster).map_err(Failure::failed)?;
     tracing::debug!("ranks are started by {}", launcher.name());
-    forecast::lines(proposed.config())?.iter().for_each(|line| console::line(line));
-    data_warnings::find(proposed.config())?.iter().for_each(|warning| tracing::warn!("{warning}"));
-    // Only now: ranks of a coordinator at work read the run's configuration whenever they are started again.
-    let order = proposed.settle()?;
-    let records = if arguments.json { Records::Printed } else { Records::Shown };
-    coordinator::run(&order, &*launcher, records)
+    run_plan::lines(validated.config())?.iter().for_each(|line| console::line(line));
+    data_warnings::find(validated.config())?.iter().for_each(|warning| tracing::warn!("{warning}"));
+    // As late as possible: ranks of a running coordinator read the stored configuration on every restart.
+    let spec = validated.commit()?;
+    let records = if arguments.json { RecordOutput::Printed } else { RecordOutput::Shown };
+    coordinator::run(&spec, &*launcher, records)
 }

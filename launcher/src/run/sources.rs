@@ -1,5 +1,5 @@
-//! Where events come from, beside the processes of an attempt: signals, the run's store, the lease. Each on a thread of its
-//! own, so that none keeps another waiting.
+//! Event sources other than the processes of an attempt: signals, the run's store and the lease. Each runs on its own
+//! thread, so that none blocks another.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -11,22 +11,21 @@ use lambert_store::{Lease, Patience, Store};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 
 use super::job_view;
-use crate::decide::{Event, JobView, Signal, Standing, Wanted};
+use crate::decide::{Event, JobState, JobView, LeaseRequest, Signal};
 use crate::slurm::job;
 
-/// By what this coordinator knows a lease as its own.
+/// Random ID by which this coordinator recognizes its own leases.
 static TAKER: LazyLock<String> = LazyLock::new(|| format!("{:016x}", RandomState::new().hash_one(std::process::id())));
 
-/// How often the store is asked.
+/// Polling interval of the store.
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// Signals that are events, for as long as it lives.
+/// Signals forwarded as events while this value lives.
 #[derive(Debug)]
 pub struct Signals(signal_hook::iterator::Handle);
 
 impl Signals {
-    /// From now on SIGTERM, SIGINT, SIGUSR1 and SIGHUP do not end this process. A SIGHUP that this process was started to
-    /// ignore (by nohup) stays ignored.
+    /// Handles SIGTERM, SIGINT, SIGUSR1 and SIGHUP from now on. A SIGHUP that was ignored at the start (nohup) stays ignored.
     pub fn listen(events: Sender<Event>) -> std::io::Result<Self> {
         let handled = [SIGINT, SIGTERM, SIGUSR1].into_iter().chain((!ignores(SIGHUP)).then_some(SIGHUP));
         let mut signals = signal_hook::iterator::Signals::new(handled)?;
@@ -51,24 +50,24 @@ impl Drop for Signals {
     }
 }
 
-/// Whether this process ignores a signal.
+/// True if this process ignores `signal`.
 pub fn ignores(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
     mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
-/// The lease that this coordinator has taken last, if any.
+/// Last lease taken by this coordinator, if any.
 pub type OwnLease = Arc<Mutex<Option<Lease>>>;
 
-/// Asks the store for requests and for the newest lease, for as long as it lives.
+/// Polls the store for requests and the newest lease while this value lives.
 #[derive(Debug)]
 pub struct RequestPoller {
     _alive: Sender<()>,
 }
 
 impl RequestPoller {
-    /// Asks `store` now and then, and whether the coordinator's `own` lease is still there.
+    /// Polls `store`, and checks the coordinator's `own` lease.
     pub fn listen(store: Store, own: OwnLease, events: Sender<Event>) -> std::io::Result<Self> {
         let (alive, ended) = channel::<()>();
         std::thread::Builder::new().name("requests".into()).spawn(move || {
@@ -83,7 +82,7 @@ impl RequestPoller {
     }
 }
 
-/// A store that is away asks for nothing; it is asked again.
+/// Store errors yield no event; the next poll tries again.
 fn ask(store: &Store, own: Option<&Lease>) -> Vec<Event> {
     let answers = [
         store.head(STOP_OBJECT).map(|found| found.map(|_| Event::StopRequested)),
@@ -96,7 +95,7 @@ fn ask(store: &Store, own: Option<&Lease>) -> Vec<Event> {
     answers.into_iter().filter_map(said).collect()
 }
 
-/// What has become of the coordinator's own lease, if anything.
+/// Checks the coordinator's own lease.
 fn look_after(own: &Lease) -> Result<Option<Event>, lambert_store::Error> {
     use lambert_store::Error as E;
     match own.check() {
@@ -107,7 +106,7 @@ fn look_after(own: &Lease) -> Result<Option<Event>, lambert_store::Error> {
     }
 }
 
-/// Whether an object was there; it is there no more.
+/// Deletes an object; returns true if it existed.
 fn take(store: &Store, object: &str) -> Result<bool, lambert_store::Error> {
     if store.head(object)?.is_none() {
         return Ok(false);
@@ -116,38 +115,40 @@ fn take(store: &Store, object: &str) -> Result<bool, lambert_store::Error> {
     Ok(true)
 }
 
-/// Asks Slurm for a job, of which this is start number `start`, on a thread of its own: a controller that is away keeps nobody waiting.
+/// Queries Slurm for a job in start number `start` on a separate thread, so that an unresponsive controller blocks nothing.
 pub fn ask_slurm(job: String, start: u32, events: Sender<Event>) -> std::io::Result<()> {
     let ask = move || {
         let seen = job::look(&job).inspect_err(|error| tracing::debug!("cannot ask for job {job}: {error}"));
-        let unknown = JobView { standing: Standing::Unknown, seconds_left: None };
+        let unknown = JobView { job_state: JobState::Unknown, seconds_left: None };
         let _ = events.send(Event::Job(seen.ok().flatten().map_or(unknown, |job| job_view::view(&job, start))));
     };
     std::thread::Builder::new().name("slurm".into()).spawn(ask).map(drop)
 }
 
-/// How long a lease is waited for in silence.
+/// Time to wait for a lease before logging a warning.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// Takes a lease on a thread of its own: a store that is away keeps nobody waiting. One that has not even refused it after
-/// `patience` and a little more does not answer. The lease is the coordinator's `own` then.
+/// Takes a lease on a separate thread, so that an unavailable store blocks nothing, and stores it in `own`. Reports an
+/// unresponsive store after `patience` and a margin.
 pub fn take_lease(
     store: Store,
     patience: Duration,
-    wanted: Wanted,
+    wanted: LeaseRequest,
     own: OwnLease,
     events: Sender<Event>,
 ) -> std::io::Result<()> {
     let url = store.url().to_owned();
     let take = move || {
         let lease = match wanted {
-            Wanted::Next => Lease::take(&store).map(Ok),
-            Wanted::Exactly(number) => Lease::take_exactly(&store, number, &TAKER).map(|lease| lease.ok_or(number)),
+            LeaseRequest::Next => Lease::take(&store).map(Ok),
+            LeaseRequest::Exactly(number) => {
+                Lease::take_exactly(&store, number, &TAKER).map(|lease| lease.ok_or(number))
+            }
         };
         match lease {
             Ok(Ok(lease)) => {
                 let attempt = lease.attempt();
-                // What the poller asks of it must not hold the process up as long as the workers may.
+                // The poller must not block as long as a worker may.
                 let lease = lease.with_patience(Patience::default());
                 *own.lock().unwrap_or_else(PoisonError::into_inner) = Some(lease);
                 Event::LeaseTaken(attempt)
@@ -169,7 +170,7 @@ pub fn take_lease(
     std::thread::Builder::new().name("lease".into()).spawn(wait).map(drop)
 }
 
-/// Does `work` on a thread `name` and waits for it, `limit` at most: `None` if it has not ended by then, or panicked.
+/// Runs `work` on a thread `name` and waits at most `limit`; `None` on timeout or panic.
 pub fn within<T: Send + 'static>(
     name: &str,
     limit: Duration,

@@ -6,7 +6,7 @@ use lambert_store::run::CONFIG;
 
 use crate::failure::Failure;
 
-/// No configuration is longer than this, bytes.
+/// Maximum size of a configuration, bytes.
 const LONGEST: u64 = 1 << 20;
 
 #[derive(Debug, thiserror::Error)]
@@ -15,7 +15,7 @@ struct NotText {
     url: String,
 }
 
-/// The text of the run's configuration, if there is a run.
+/// Reads the text of the run's configuration, if there is a run.
 pub fn text(store: &Store) -> Result<Option<String>, Failure> {
     match store.get_at_most(CONFIG, LONGEST) {
         Ok(bytes) => match String::from_utf8(bytes.to_vec()) {
@@ -27,7 +27,7 @@ pub fn text(store: &Store) -> Result<Option<String>, Failure> {
     }
 }
 
-/// A run's configuration out of its text.
+/// Parses a run's configuration.
 pub fn parse(text: &str, store: &Store) -> Result<RunConfig, ConfigError> {
     Layers::from_sets(&[]).parse(text, &format!("{}/{CONFIG}", store.url()))
 }

@@ -1,5 +1,5 @@
-//! What Slurm says of itself, and how a job is handed to it. `sbatch --test-only` lets much pass that never starts, so what
-//! can be known is asked first.
+//! Queries Slurm's configuration and submits jobs. `sbatch --test-only` accepts unschedulable jobs, so the limits are
+//! checked first.
 
 use std::io::Write;
 use std::path::Path;
@@ -7,18 +7,18 @@ use std::process::{Command, Stdio};
 
 use lambert_config::run::Slurm;
 
-use super::ask::{AskError, ask, text};
+use super::programs::{SlurmError, query, text};
 
-/// Why nothing is queued.
+/// A job cannot be submitted.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
-    /// Slurm gives no answer.
+    /// A Slurm program failed.
     #[error(transparent)]
-    Ask(#[from] AskError),
-    /// The job could never start, or would lose what it prints.
+    Ask(#[from] SlurmError),
+    /// The job could never start, or its output would be lost.
     #[error("{}", list(faults))]
     Faults {
-        /// Key and message of each fault.
+        /// Errors, each with its configuration key.
         faults: Vec<String>,
     },
 }
@@ -34,12 +34,12 @@ fn list(faults: &[String]) -> String {
     }
 }
 
-/// Refuses a job that Slurm would take and that could never start.
+/// Rejects a job that Slurm would accept but could never start.
 pub fn check(slurm: &Slurm, folder: &Path) -> Result<(), ClusterError> {
-    let partitions = partitions(&ask("sinfo", &["--noheader", "--all", "--format=%P|%D|%l"])?);
+    let partitions = partitions(&query("sinfo", &["--noheader", "--all", "--format=%P|%D|%l"])?);
     let mut faults = check_partitions(slurm, &partitions);
     faults.extend(check_association(slurm)?);
-    // A pattern in the folder's own name is for Slurm to fill in.
+    // Slurm expands patterns in the directory name.
     let output = folder.join(&slurm.output);
     if let Some(parent) = output.parent().filter(|parent| !parent.to_string_lossy().contains('%'))
         && !parent.is_dir()
@@ -50,7 +50,7 @@ pub fn check(slurm: &Slurm, folder: &Path) -> Result<(), ClusterError> {
     if faults.is_empty() { Ok(()) } else { Err(ClusterError::Faults { faults }) }
 }
 
-/// What is wrong with the partitions that are named, or with the default one. A job that names several takes any of them.
+/// Checks the named partitions, or the default one. Of several named partitions one suffices.
 fn check_partitions(slurm: &Slurm, partitions: &[Partition]) -> Vec<String> {
     let named: Vec<&str> = slurm.partition.iter().flat_map(|named| named.split(',')).collect();
     let is_meant = |partition: &&Partition| match named[..] {
@@ -71,17 +71,17 @@ fn check_partitions(slurm: &Slurm, partitions: &[Partition]) -> Vec<String> {
     faults
 }
 
-/// A partition, as sinfo says.
+/// A partition reported by sinfo.
 #[derive(Debug, PartialEq, Eq)]
 struct Partition {
     name: String,
     is_default: bool,
     nodes: usize,
-    /// Seconds; `None` for no limit.
+    /// Time limit, seconds; `None`: unlimited.
     limit: Option<u64>,
 }
 
-/// Lines of `NAME|NODES|LIMIT`, several a partition where its nodes differ; the default's name has a star.
+/// Parses lines of `NAME|NODES|LIMIT`, several per partition if its nodes differ. A star marks the default.
 fn partitions(text: &str) -> Vec<Partition> {
     let mut found: Vec<Partition> = Vec::new();
     for line in text.lines() {
@@ -104,7 +104,7 @@ fn names(partitions: &[Partition]) -> String {
     partitions.iter().map(|partition| partition.name.as_str()).collect::<Vec<_>>().join(", ")
 }
 
-/// What a job asks for beyond a partition.
+/// Returns the limits of a partition that the job exceeds.
 fn beyond(slurm: &Slurm, partition: &Partition) -> Vec<String> {
     let (mut faults, name) = (Vec::new(), &partition.name);
     if slurm.nodes > partition.nodes {
@@ -118,15 +118,16 @@ fn beyond(slurm: &Slurm, partition: &Partition) -> Vec<String> {
     faults
 }
 
-/// Whether the user may charge the account and has the quality of service, where Slurm keeps accounts.
+/// Checks account and QOS of the user, if Slurm has accounting.
 fn check_association(slurm: &Slurm) -> Result<Vec<String>, ClusterError> {
     if slurm.account.is_none() && slurm.qos.is_none() {
         return Ok(Vec::new());
     }
     let user = format!("user={}", user());
-    let Ok(said) = ask("sacctmgr", &["--noheader", "--parsable2", "show", "association", &user, "format=account,qos"])
+    let Ok(said) =
+        query("sacctmgr", &["--noheader", "--parsable2", "show", "association", &user, "format=account,qos"])
     else {
-        // Without accounting there is nothing to compare with: sbatch has the last word.
+        // Without accounting there is nothing to check; sbatch decides.
         return Ok(Vec::new());
     };
     let held: Vec<(&str, &str)> = said.lines().filter_map(|line| line.trim().split_once('|')).collect();
@@ -151,43 +152,43 @@ fn check_association(slurm: &Slurm) -> Result<Vec<String>, ClusterError> {
     Ok(faults)
 }
 
-/// The user's name, or number where it has none.
+/// User name, or the numeric ID if there is none.
 fn user() -> String {
     let named = Command::new("id").arg("-un").output();
     let name = named.ok().filter(|output| output.status.success()).map(|output| text(&output.stdout));
     name.unwrap_or_else(|| rustix::process::geteuid().as_raw().to_string())
 }
 
-/// Cancels a job, whatever it is doing.
-pub fn cancel(job: &str) -> Result<(), AskError> {
-    ask("scancel", &[job]).map(drop)
+/// Cancels a job in any state.
+pub fn cancel(job: &str) -> Result<(), SlurmError> {
+    query("scancel", &[job]).map(drop)
 }
 
-/// Cancels a job that waits in the queue; one that runs is left alone.
-pub fn cancel_pending(job: &str) -> Result<(), AskError> {
-    ask("scancel", &["--state=PENDING", job]).map(drop)
+/// Cancels a pending job; a running one is left alone.
+pub fn cancel_pending(job: &str) -> Result<(), SlurmError> {
+    query("scancel", &["--state=PENDING", job]).map(drop)
 }
 
-/// Hands a script to sbatch; the job's number.
+/// Submits a script with sbatch; returns the job ID.
 pub fn submit(script: &str) -> Result<String, ClusterError> {
     let program = "sbatch";
-    let absent = |source| AskError::Absent { program, source };
+    let absent = |source| SlurmError::Absent { program, source };
     let mut command = Command::new(program);
     command.arg("--parsable");
-    // They would take the place of what the script says: SBATCH_EXPORT=ALL would hand Slurm every secret.
+    // Such variables override the script: SBATCH_EXPORT=ALL would pass every secret to Slurm.
     let names = std::env::vars_os().map(|(name, _)| name);
     for name in names.filter(|name| name.as_encoded_bytes().starts_with(b"SBATCH_")) {
         command.env_remove(name);
     }
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut sbatch = command.spawn().map_err(absent)?;
-    // One that refuses before it has read everything says why.
+    // If sbatch exits before reading everything, its stderr has the reason.
     let _ = sbatch.stdin.take().map(|mut stdin| stdin.write_all(script.as_bytes()));
     let output = sbatch.wait_with_output().map_err(absent)?;
     if !output.status.success() {
-        return Err(AskError::Refused { program, says: text(&output.stderr) }.into());
+        return Err(SlurmError::Refused { program, says: text(&output.stderr) }.into());
     }
-    // With federations the cluster's name follows.
+    // In a federation the cluster's name follows.
     Ok(text(&output.stdout).split(';').next().unwrap_or_default().to_owned())
 }
 
@@ -197,7 +198,7 @@ mod tests {
 
     #[test]
     fn what_a_partition_does_not_have_is_said() {
-        // sinfo's own lines; nodes of two states have one each.
+        // Output of sinfo; nodes in two states have one line each.
         let found = partitions("batch*|2|1:00:00\nbatch*|1|1:00:00\ngpu|4|infinite\n");
         let partition =
             |name: &str, is_default, nodes, limit| Partition { name: name.to_owned(), is_default, nodes, limit };

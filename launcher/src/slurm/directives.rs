@@ -1,10 +1,10 @@
-//! What batch scripts have in common: the lines for sbatch, and words that survive it and the shell.
+//! Common parts of batch scripts: #SBATCH lines and quoting.
 
 use std::fmt::Write;
 
 use lambert_config::run::Slurm;
 
-/// An option for sbatch cannot stand in a script: a line break would begin a line of shell.
+/// An sbatch option contains a control character: a line break would start a line of shell.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the batch script cannot hold {option:?}: it has a control character; change the name, path or setting that it is from"
@@ -13,7 +13,7 @@ pub struct DirectiveError {
     option: String,
 }
 
-/// The beginning of a script: lines for sbatch, then those of `slurm.prologue`.
+/// Returns the start of a script: #SBATCH lines, then those of `slurm.prologue`.
 pub fn head(options: &[String], prologue: &[String]) -> Result<String, DirectiveError> {
     let mut script = String::from("#!/bin/bash\n");
     for option in options {
@@ -29,7 +29,7 @@ pub fn head(options: &[String], prologue: &[String]) -> Result<String, Directive
     Ok(script)
 }
 
-/// What every job asks sbatch for, as configured, when it begins in `folder`.
+/// Returns the configured sbatch options of every job; `folder` is the working directory.
 pub fn common(slurm: &Slurm, folder: &str) -> Vec<String> {
     let named = [
         ("time", &slurm.time),
@@ -43,7 +43,7 @@ pub fn common(slurm: &Slurm, folder: &str) -> Vec<String> {
     options.extend(slurm.exclusive.then(|| "--exclusive".to_owned()));
     options.push(format!("--chdir={folder}"));
     options.push(format!("--output={}", slurm.output));
-    // Without append a job that is queued again would truncate its log.
+    // Without append, a requeued job would truncate its log.
     options.extend(["--requeue", "--open-mode=append"].map(str::to_owned));
     let export = if slurm.export.is_empty() { "NONE".to_owned() } else { slurm.export.join(",") };
     options.push(format!("--export={export}"));
@@ -51,7 +51,7 @@ pub fn common(slurm: &Slurm, folder: &str) -> Vec<String> {
     options
 }
 
-/// A word of an `#SBATCH` line, which sbatch reads much as a shell does.
+/// Quotes a word of an `#SBATCH` line, which sbatch parses like a shell.
 fn in_directive(option: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_=./:,%@+".contains(c);
     if option.chars().all(is_plain) {
@@ -62,12 +62,12 @@ fn in_directive(option: &str) -> String {
     format!("\"{quoted}\"")
 }
 
-/// A word of a shell.
+/// Quotes a word for the shell.
 pub fn in_shell(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// Fails where ShellCheck finds something in a script.
+/// Fails if ShellCheck reports anything.
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 pub fn shellcheck(script: &str) {

@@ -1,47 +1,47 @@
-//! A job, as Slurm sees it: from squeue while it is in the queue, from sacct afterwards.
+//! State of a Slurm job: from squeue while it is queued or running, from sacct afterwards.
 
 use lambert_config::run::Slurm;
 use serde::Serialize;
 
-use super::ask::{AskError, ask};
+use super::programs::{SlurmError, query};
 
-/// What squeue is asked for. Free text comes last: it may hold a separator.
+/// Fields for squeue. Free text comes last: it may contain the separator.
 const FIELDS: &str = "State:|,Reason:|,StartTime:|,NodeList:|,Partition:|,RestartCnt:|,PreemptTime:|,TimeLeft:|";
 
-/// A job of Slurm.
+/// A Slurm job.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Job {
-    /// Its number.
+    /// Job ID.
     pub id: String,
-    /// Slurm's word for its state: `PENDING`, `RUNNING`, ...
+    /// Slurm state: `PENDING`, `RUNNING`, ...
     pub state: String,
-    /// Why it is not running, in Slurm's word.
+    /// Slurm reason for not running.
     pub reason: Option<String>,
-    /// When it has started, or is expected to, as Slurm writes it: `2026-11-23T03:46:12`.
+    /// Actual or expected start time, in Slurm's format: `2026-11-23T03:46:12`.
     pub start: Option<String>,
-    /// Its nodes, as `n[1-2]`.
+    /// Nodes, e.g. `n[1-2]`.
     pub nodes: Option<String>,
-    /// Its partition.
+    /// Partition.
     pub partition: Option<String>,
-    /// How often it was put back into the queue.
+    /// Number of requeues.
     pub requeues: u32,
-    /// Whether another job waits for its nodes.
+    /// True if another job waits for its nodes.
     pub preempted: bool,
-    /// Until its time limit.
+    /// Seconds until the time limit.
     pub seconds_left: Option<u64>,
 }
 
-/// Asks Slurm for a job; `None` if it knows none of this number any more.
-pub fn look(id: &str) -> Result<Option<Job>, AskError> {
-    match ask("squeue", &["--noheader", "--states=all", &format!("--jobs={id}"), "--Format", FIELDS]) {
+/// Queries Slurm for a job; `None` if Slurm no longer knows it.
+pub fn look(id: &str) -> Result<Option<Job>, SlurmError> {
+    match query("squeue", &["--noheader", "--states=all", &format!("--jobs={id}"), "--Format", FIELDS]) {
         Ok(text) => Ok(of_squeue(id, &text).or_else(|| in_accounting(id))),
-        // What was over some minutes ago is in the accounts only.
-        Err(AskError::Refused { says, .. }) if says.contains("Invalid job id") => Ok(in_accounting(id)),
+        // A job that ended minutes ago is only in the accounting database.
+        Err(SlurmError::Refused { says, .. }) if says.contains("Invalid job id") => Ok(in_accounting(id)),
         Err(error) => Err(error),
     }
 }
 
-/// A line of squeue's.
+/// Parses a line of squeue.
 fn of_squeue(id: &str, text: &str) -> Option<Job> {
     let fields: Vec<&str> = text.lines().next()?.split('|').map(str::trim).collect();
     let [state, reason, start, nodes, partition, requeues, preempted, left, ..] = fields[..] else { return None };
@@ -59,13 +59,13 @@ fn of_squeue(id: &str, text: &str) -> Option<Job> {
     })
 }
 
-/// What Slurm's accounting says, where there is one.
+/// Queries Slurm's accounting, if available.
 fn in_accounting(id: &str) -> Option<Job> {
     let fields = ["--noheader", "--parsable2", "--allocations", "--format=state,start,nodelist,partition"];
-    of_sacct(id, &ask("sacct", &[&fields[..], &["--jobs", id]].concat()).ok()?)
+    of_sacct(id, &query("sacct", &[&fields[..], &["--jobs", id]].concat()).ok()?)
 }
 
-/// A line of sacct's.
+/// Parses a line of sacct.
 fn of_sacct(id: &str, text: &str) -> Option<Job> {
     let fields: Vec<&str> = text.lines().next()?.split('|').map(str::trim).collect();
     let [state, start, nodes, partition] = fields[..] else { return None };
@@ -81,17 +81,17 @@ fn known(field: &str) -> Option<String> {
 }
 
 impl Job {
-    /// Whether it waits in the queue.
+    /// True if the job waits in the queue.
     pub fn is_pending(&self) -> bool {
         ["PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "REQUEUE_FED"].contains(&self.state.as_str())
     }
 
-    /// Whether it is stopped in the middle.
+    /// True if the job is suspended.
     pub fn is_suspended(&self) -> bool {
         ["SUSPENDED", "STOPPED"].contains(&self.state.as_str())
     }
 
-    /// Whether Slurm still has something to do with it.
+    /// True if the job is pending, running or ending.
     pub fn is_alive(&self) -> bool {
         let under_way = ["RUNNING", "COMPLETING", "CONFIGURING", "SIGNALING", "STAGE_OUT", "RESIZING", "RESV_DEL_HOLD"];
         self.is_pending() || self.is_suspended() || under_way.contains(&self.state.as_str())
@@ -102,7 +102,7 @@ impl Job {
 mod tests {
     use super::*;
 
-    // Lines of Slurm 22.05.8.
+    // Output of Slurm 22.05.8.
 
     #[test]
     fn squeue_tells_of_a_job() {

@@ -1,18 +1,16 @@
-//! Jobs of Slurm: what `lambert submit` queues, and what becomes of it.
+//! Slurm: batch scripts, job submission and job state.
 //!
-//! - [`script`]: the batch script of a run, a pure function of its configuration; [`prep_script`]: those of a preparation;
-//!   [`directives`]: what they have in common
-//! - [`cluster`]: what Slurm says of partitions, accounts and nodes, and sbatch itself
-//! - [`job`]: what Slurm says of a job; [`nodes`]: those of the job that this process is in; [`record`]: which job a run has;
-//!   [`claim`]: who queues one now
-//! - [`ask`]: Slurm's own programs
+//! - [`script`]: batch script of a run; [`prep_script`]: batch scripts of a preparation; [`directives`]: common parts
+//! - [`cluster`]: checks of partitions, accounts and nodes, and submission with sbatch
+//! - [`job`]: job state; [`nodes`]: nodes of the current job; [`record`]: job ID of a run; [`submission_lock`]: submission lock
+//! - [`programs`]: runs Slurm's programs
 
-pub mod ask;
-pub mod claim;
 pub mod cluster;
 pub mod directives;
 pub mod job;
 pub mod nodes;
 pub mod prep_script;
+pub mod programs;
 pub mod record;
 pub mod script;
+pub mod submission_lock;

@@ -1,12 +1,11 @@
-//! The nodes of the job that this process is in, as Slurm's environment names them.
+//! Nodes of the current job, from Slurm's environment variables.
 
 use lambert_config::run::Host;
 
-/// More nodes than any cluster has: a range beyond that is a mistake.
+/// Maximum number of nodes; larger ranges are treated as errors.
 const MOST: usize = 100_000;
 
-/// The nodes of this process's job, each with the number of tasks that the job has for it. None where Slurm does not say, or
-/// says it in a way that is not known here.
+/// Returns the nodes of the current job with their task counts. Empty if the variables are missing or cannot be parsed.
 pub fn of_job() -> Vec<Host> {
     let variable = |name| std::env::var(name).unwrap_or_default();
     hosts(&variable("SLURM_JOB_NODELIST"), &variable("SLURM_TASKS_PER_NODE")).unwrap_or_default()
@@ -18,7 +17,7 @@ fn hosts(list: &str, tasks: &str) -> Option<Vec<Host>> {
     is_sound.then(|| names.into_iter().zip(tasks).map(|(name, ranks)| Host { name, ranks }).collect())
 }
 
-/// The names of a node list: `n[01-03,7],login`.
+/// Expands a node list, e.g. `n[01-03,7],login`.
 fn expand(list: &str) -> Option<Vec<String>> {
     let (mut names, mut rest) = (Vec::new(), list);
     while !rest.is_empty() {
@@ -35,20 +34,20 @@ fn expand(list: &str) -> Option<Vec<String>> {
                 rest = behind;
             }
         }
-        // Names of several dimensions go on behind the bracket.
+        // Multi-dimensional names continue after the bracket.
         rest = if rest.is_empty() { rest } else { rest.strip_prefix(',')? };
     }
     Some(names)
 }
 
-/// The numbers of a range, as `7` or `01-03`, with the zeros that they begin with, if there are no more than `most`.
+/// Expands a range, e.g. `7` or `01-03`, keeping leading zeros; at most `most` numbers.
 fn numbers(range: &str, most: usize) -> Option<impl Iterator<Item = String>> {
     let (first, last) = range.split_once('-').unwrap_or((range, range));
     let (width, first, last) = (first.len(), first.parse::<usize>().ok()?, last.parse::<usize>().ok()?);
     (last.checked_sub(first)? < most).then(|| (first..=last).map(move |number| format!("{number:0width$}")))
 }
 
-/// Numbers with repetitions: `4(x2),3`.
+/// Expands repeated numbers, e.g. `4(x2),3`.
 fn repeat(text: &str) -> Option<Vec<usize>> {
     let mut numbers = Vec::new();
     for part in text.split(',') {

@@ -1,38 +1,38 @@
-//! The batch scripts of a preparation: an array whose tasks do a part each, and the job that joins the parts. A pure function
-//! of the configuration, which the scripts carry: what is in its file later does not count.
+//! Batch scripts of a preparation: a job array with one task per part, and a job that merges the parts. The scripts
+//! contain the configuration, so later edits of its file have no effect.
 
 use lambert_config::PrepConfig;
 use lambert_store::hash::sha256;
 
 use super::directives::{self, DirectiveError, in_shell};
 
-/// What the scripts are made of, beside the configuration.
+/// Parameters of the scripts besides the configuration.
 #[derive(Debug, Clone)]
 pub struct PrepJob<'a> {
-    /// The configuration as TOML, complete.
+    /// Complete configuration as TOML.
     pub toml: &'a str,
-    /// The program lambert, by a path that holds on the nodes.
+    /// Path of lambert on the nodes.
     pub lambert: &'a str,
-    /// The folder that the jobs begin in.
+    /// Working directory of the jobs.
     pub folder: &'a str,
-    /// How many parts there are.
+    /// Number of parts.
     pub parts: usize,
-    /// Which of them are done now.
+    /// Parts to submit.
     pub tasks: &'a [usize],
-    /// Threads of a task.
+    /// Threads per task.
     pub threads: usize,
-    /// Memory of a task, bytes.
+    /// Memory per task, bytes.
     pub memory: u64,
 }
 
-/// The array.
+/// Renders the job array.
 pub fn render_tasks(config: &PrepConfig, job: &PrepJob<'_>) -> Result<String, DirectiveError> {
     let tasks: Vec<String> = job.tasks.iter().map(usize::to_string).collect();
     let part = format!(" --part \"$SLURM_ARRAY_TASK_ID/{}\"", job.parts);
     render(config, job, format!("--array={}", tasks.join(",")), &part)
 }
 
-/// The job that joins all parts once the tasks of the job `array` are done. Where one fails, it leaves the queue.
+/// Renders the job that merges all parts after job `array`. Slurm removes it if a task fails.
 pub fn render_join(config: &PrepConfig, job: &PrepJob<'_>, array: &str) -> Result<String, DirectiveError> {
     let script = format!("--dependency=afterok:{array}");
     render(config, job, script, "")
@@ -45,7 +45,7 @@ fn render(config: &PrepConfig, job: &PrepJob<'_>, option: String, part: &str) ->
     options.push(format!("--cpus-per-task={}", job.threads));
     options.extend(directives::common(&config.slurm, job.folder));
     let mut script = directives::head(&options, &config.slurm.prologue)?;
-    // No line of the configuration is this one.
+    // The hash keeps the delimiter from occurring in the configuration.
     let end = format!("LAMBERT_{}", &sha256(job.toml.as_bytes())[..16]);
     script += &format!(
         "\nexec {} prep --config /dev/stdin --threads {} --memory {}{part} <<'{end}'\n{}\n{end}\n",

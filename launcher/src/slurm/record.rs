@@ -1,38 +1,38 @@
-//! `job.json` in a run's store: which job of Slurm trains the run, for those who ask later and elsewhere.
+//! `job.json` in a run's store: the Slurm job that trains the run.
 
 use lambert_store::Store;
 use lambert_store::run::JOB;
 use serde::{Deserialize, Serialize};
 
-/// No record is longer than this, bytes.
+/// Maximum size of the object, bytes.
 const LONGEST: u64 = 1 << 16;
 
-/// The job that was submitted last, or that a coordinator was started in.
+/// The job last submitted, or the one in which a coordinator last started.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
-    /// Its number.
+pub struct JobRecord {
+    /// Job ID.
     pub job: String,
-    /// The cluster's name, where it is known.
+    /// Cluster name, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
 }
 
-/// The variable by which a process knows that it is part of a job.
+/// Environment variable set in Slurm jobs.
 const JOB_VARIABLE: &str = "SLURM_JOB_ID";
 
-/// Whether this process is part of a Slurm job.
+/// True if this process runs in a Slurm job.
 pub fn is_in_job() -> bool {
     std::env::var_os(JOB_VARIABLE).is_some()
 }
 
-impl Record {
-    /// The job that this process is part of.
+impl JobRecord {
+    /// Returns the job of this process, if any.
     pub fn of_process() -> Option<Self> {
         let named = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         Some(Self { job: named(JOB_VARIABLE)?, cluster: named("SLURM_CLUSTER_NAME") })
     }
 
-    /// Reads it; `None` where the run was never in a queue. A record that is none counts as absent, with a warning.
+    /// Reads the job; `None` if the run was never submitted. Invalid content counts as absent, with a warning.
     pub fn read(store: &Store) -> Result<Option<Self>, lambert_store::Error> {
         let bytes = match store.get_at_most(JOB, LONGEST) {
             Ok(bytes) => bytes,
@@ -47,7 +47,7 @@ impl Record {
         Ok(record)
     }
 
-    /// Writes it.
+    /// Writes the job.
     pub fn write(&self, store: &Store) -> Result<(), lambert_store::Error> {
         store.put(JOB, serde_json::json!(self).to_string().into())
     }
@@ -60,13 +60,13 @@ mod tests {
     #[test]
     fn a_record_is_read_back_and_nonsense_is_not() {
         let store = Store::open("memory://record/run").unwrap();
-        assert_eq!(Record::read(&store).unwrap(), None);
-        let record = Record { job: "12".into(), cluster: None };
+        assert_eq!(JobRecord::read(&store).unwrap(), None);
+        let record = JobRecord { job: "12".into(), cluster: None };
         record.write(&store).unwrap();
-        assert_eq!(Record::read(&store).unwrap(), Some(record));
+        assert_eq!(JobRecord::read(&store).unwrap(), Some(record));
         for nonsense in ["", "{}", "{\"job\": \"12 --all\"}"] {
             store.put(JOB, nonsense.into()).unwrap();
-            assert_eq!(Record::read(&store).unwrap(), None, "{nonsense}");
+            assert_eq!(JobRecord::read(&store).unwrap(), None, "{nonsense}");
         }
     }
 }

@@ -1,34 +1,34 @@
-//! The batch script of a run: what sbatch is asked for, and how the coordinator is looked after inside the job.
+//! Batch script of a run: sbatch options, and supervision of the coordinator inside the job.
 
 use lambert_config::{RunConfig, exit};
 
 use super::directives::{self, DirectiveError, in_shell};
 
-/// What a script is made of, beside the configuration.
+/// Parameters of the script besides the configuration.
 #[derive(Debug, Clone, Copy)]
-pub struct Job<'a> {
+pub struct ScriptParams<'a> {
     /// The run's URL.
     pub run: &'a str,
-    /// The program lambert, by a path that holds on the nodes.
+    /// Path of lambert on the nodes.
     pub lambert: &'a str,
-    /// The folder that the job begins in.
+    /// Working directory of the job.
     pub folder: &'a str,
 }
 
-/// The script for a job of the run that `config` describes.
-pub fn render(config: &RunConfig, job: &Job<'_>) -> Result<String, DirectiveError> {
-    // Traps go before the prologue, which may take minutes.
+/// Renders the batch script of a run.
+pub fn render(config: &RunConfig, job: &ScriptParams<'_>) -> Result<String, DirectiveError> {
+    // Traps come before the prologue, which may take minutes.
     let first: Vec<String> = TRAPS.lines().map(str::to_owned).collect();
     let script = directives::head(&options(config, job), &[first, config.slurm.prologue.clone()].concat())?;
     let coordinator = format!("{} run --run {}", in_shell(job.lambert), in_shell(job.run));
     let body = BODY.replace("@STOPPED@", &exit::STOPPED.to_string()).replace("@FAILED@", &exit::FAILED.to_string());
     let body = body.replace("@REQUEUES@", &config.slurm.requeues.to_string());
-    // Last: a run's name may have any text in it.
+    // Last, because a run's name may contain any text.
     Ok(script + &body.replace("@COORDINATOR@", &coordinator))
 }
 
-/// What sbatch is asked for.
-fn options(config: &RunConfig, job: &Job<'_>) -> Vec<String> {
+/// Returns the sbatch options.
+fn options(config: &RunConfig, job: &ScriptParams<'_>) -> Vec<String> {
     let (slurm, cluster) = (&config.slurm, &config.cluster);
     let mut options = vec![
         format!("--job-name={}", config.run.name),
@@ -38,13 +38,13 @@ fn options(config: &RunConfig, job: &Job<'_>) -> Vec<String> {
         format!("--cpus-per-task={}", config.device.threads),
     ];
     options.extend((slurm.gpus_per_node > 0).then(|| format!("--gpus-per-node={}", slurm.gpus_per_node)));
-    // B: the shell below is signalled, and only it.
+    // B: signals only the batch shell.
     options.push(format!("--signal=B:USR1@{}", slurm.lead_seconds));
     options.extend(directives::common(slurm, job.folder));
     options
 }
 
-/// What is asked of the job while it runs.
+/// Signal handling of the batch script.
 const TRAPS: &str = r#"# The first signal goes on to the coordinator, which saves a checkpoint and ends; a second one would end it without.
 coordinator='' asked=''
 # shellcheck disable=SC2317  # the traps call it
@@ -56,8 +56,9 @@ trap 'pass_on USR1' USR1
 trap 'pass_on TERM' TERM
 "#;
 
-/// The coordinator is a child in the background, because bash runs a trap only when no child is in the foreground. Each
-/// signal ends `wait`, which then has a code that is nobody's: the last `wait` has the coordinator's.
+/// Main part of the batch script. The coordinator runs in the background, because bash runs traps only while no child
+/// is in the foreground. Each signal interrupts `wait` with an unrelated code; only the last `wait` returns the
+/// coordinator's.
 const BODY: &str = r#"
 code=@STOPPED@
 for _ in 1 2 3 4; do
@@ -141,7 +142,8 @@ mod tests {
     use lambert_config::run::Slurm;
     use std::process::Command;
 
-    const JOB: Job<'_> = Job { run: "/runs/it's a \"run\"", lambert: "/opt/lam bert/lambert", folder: "/home/me" };
+    const JOB: ScriptParams<'_> =
+        ScriptParams { run: "/runs/it's a \"run\"", lambert: "/opt/lam bert/lambert", folder: "/home/me" };
 
     fn config() -> RunConfig {
         let mut config = RunConfig::default();
@@ -187,7 +189,7 @@ mod tests {
         directives::shellcheck(&render(&config(), &JOB).unwrap());
     }
 
-    /// Whoever names a run or a folder writes no line of the script.
+    /// Run names and paths cannot add lines to the script.
     #[test]
     fn control_characters_are_refused_in_every_directive() {
         let text = "a\ntouch /tmp/x";
@@ -208,11 +210,11 @@ mod tests {
             let error = render(&config, &JOB).unwrap_err().to_string();
             assert!(error.contains(r"a\ntouch /tmp/x") && error.contains("has a control character"), "{error}");
         }
-        let error = render(&config(), &Job { folder: "/home/me\r/x", ..JOB }).unwrap_err().to_string();
+        let error = render(&config(), &ScriptParams { folder: "/home/me\r/x", ..JOB }).unwrap_err().to_string();
         assert!(error.contains(r"--chdir=/home/me\r/x"), "{error}");
     }
 
-    /// The shell's own function, as it stands in the script.
+    /// Tests the shell function as it appears in the script.
     #[test]
     fn only_lamberts_own_count_in_a_comment_is_read() {
         let script = render(&config(), &JOB).unwrap();

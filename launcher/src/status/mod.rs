@@ -1,4 +1,4 @@
-//! `status.json`: where a run is, for people and programs on other machines.
+//! `status.json`: the state of a run, for users and other programs.
 
 pub mod stored;
 
@@ -8,35 +8,35 @@ use serde::{Deserialize, Serialize};
 
 use crate::host;
 
-/// What a run is doing.
+/// Run state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum State {
-    /// Workers are being started.
+pub enum RunState {
+    /// Workers are starting.
     #[default]
     Starting,
-    /// Steps are being made.
+    /// Training.
     Training,
-    /// Workers died; they are started again after a pause.
+    /// Workers failed; waiting to restart them.
     Restarting,
-    /// A checkpoint was asked for, after which the run stops.
+    /// Saving a checkpoint before stopping.
     Stopping,
-    /// It stopped on request and can go on.
+    /// Stopped on request; can be resumed.
     Stopped,
     /// All steps are done.
     Finished,
-    /// It was given up.
+    /// Failed permanently.
     Failed,
 }
 
-impl State {
-    /// Whether nobody works on the run in this state.
+impl RunState {
+    /// True if no coordinator works on a run in this state.
     pub fn is_over(self) -> bool {
         matches!(self, Self::Stopped | Self::Finished | Self::Failed)
     }
 }
 
-impl std::fmt::Display for State {
+impl std::fmt::Display for RunState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Starting => "starting",
@@ -50,20 +50,20 @@ impl std::fmt::Display for State {
     }
 }
 
-/// The status of a run. Its parts are written as keys of one JSON object, and absent keys have their defaults.
+/// Run status. Nested parts are flattened into one JSON object; missing keys take defaults.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Status {
-    /// The state of the run.
-    pub state: State,
-    /// Its name.
+    /// Run state.
+    pub state: RunState,
+    /// Run name.
     pub name: String,
-    /// The attempt that holds it.
+    /// Current attempt.
     pub attempt: u32,
     /// Progress and speed.
     #[serde(flatten)]
     pub progress: RunProgress,
-    /// The newest committed checkpoint.
+    /// Newest committed checkpoint.
     pub checkpoint: Option<String>,
     /// Restarts under this coordinator.
     #[serde(flatten)]
@@ -71,18 +71,18 @@ pub struct Status {
     /// The last measurements.
     #[serde(flatten)]
     pub latest: LatestMetrics,
-    /// The workers of the current attempt.
+    /// Workers of the current attempt.
     #[serde(flatten)]
     pub workers: WorkerStatus,
-    /// The coordinator that watches them.
+    /// Coordinator of the run.
     pub coordinator: Coordinator,
-    /// The last failure.
+    /// Last failure.
     pub error: Option<String>,
-    /// When this was written, seconds since 1970.
+    /// Time of writing, seconds since the Unix epoch.
     pub updated: f64,
 }
 
-/// The steps that a run has finished, and its speed.
+/// Completed steps and throughput.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunProgress {
@@ -92,22 +92,22 @@ pub struct RunProgress {
     pub steps: u64,
     /// Samples a second, averaged over the last steps.
     pub samples_per_second: f64,
-    /// Seconds to the end at that speed, if known.
+    /// Estimated seconds until completion, if known.
     pub seconds_left: Option<f64>,
 }
 
-/// The restarts of the workers under a coordinator.
+/// Worker restarts under a coordinator.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Restarts {
-    /// Their number.
+    /// Number of restarts.
     #[serde(rename = "restarts")]
     pub count: u64,
-    /// Their cost.
-    pub lost: Vec<Lost>,
+    /// Downtime of each failure.
+    pub lost: Vec<Downtime>,
 }
 
-/// The last measurements of a run.
+/// Latest measurements of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LatestMetrics {
@@ -115,40 +115,40 @@ pub struct LatestMetrics {
     pub record: Option<StepRecord>,
     /// The last held-out measurement.
     pub evaluation: Option<Evaluation>,
-    /// The gradient noise, averaged over the last steps that measured it.
+    /// Gradient noise averaged over recent measurements.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub noise: Option<NoiseScale>,
 }
 
-/// The workers of an attempt.
+/// Workers of an attempt.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WorkerStatus {
-    /// The folder on each host that has the output of the attempt's ranks there.
+    /// Log directory of the attempt on each host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logs: Option<String>,
-    /// Each rank.
+    /// Status of each rank.
     pub ranks: Vec<RankStatus>,
-    /// Connections and requests that the attempt's control channel has refused.
+    /// Number of connections and requests that the control server refused.
     pub refused: u64,
 }
 
-/// The averages of the estimates of [`GradientNoise`], the latest with the most weight.
+/// Weighted averages of [`GradientNoise`] estimates; recent estimates weigh most.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct NoiseScale {
-    /// How many estimates there were.
+    /// Number of estimates.
     pub estimates: u64,
-    /// Of |G|^2.
+    /// Average of |G|^2.
     pub gradient: f64,
-    /// Of tr(S).
+    /// Average of tr(S).
     pub variance: f64,
 }
 
-/// The weight of the newest estimate, once there are as many as its inverse; the mean of all before.
+/// Weight of a new estimate after the first 1 / `NEWEST`; before that, the plain mean is used.
 const NEWEST: f64 = 0.05;
 
 impl NoiseScale {
-    /// Takes in an estimate.
+    /// Adds an estimate.
     pub fn add(&mut self, noise: GradientNoise) {
         self.estimates += 1;
         let weight = NEWEST.max(1.0 / self.estimates as f64);
@@ -156,61 +156,60 @@ impl NoiseScale {
         self.variance += weight * (noise.variance - self.variance);
     }
 
-    /// The noise scale, in samples; `None` while the averages still stray below zero.
+    /// Gradient noise scale in samples; `None` while an average is not positive.
     pub fn samples(self) -> Option<f64> {
         (self.gradient > 0.0 && self.variance > 0.0).then(|| self.variance / self.gradient)
     }
 }
 
-/// The coordinator.
+/// Process identity of a coordinator.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Coordinator {
     /// Host name.
     pub host: String,
-    /// Process id there.
+    /// Process ID on that host.
     pub pid: u32,
-    /// Since when that process is there (its start in the kernel's words), which tells it from a later one of the same number; empty
-    /// if unknown.
+    /// Process start time from the kernel, which distinguishes reused process IDs; empty if unknown.
     #[serde(default)]
     pub since: String,
 }
 
 impl Coordinator {
-    /// This process.
+    /// Identity of this process.
     pub fn of_process() -> Self {
         let pid = std::process::id();
         Self { host: host::name(), pid, since: host::since(pid).unwrap_or_default() }
     }
 }
 
-/// A worker.
+/// Status of a worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RankStatus {
-    /// Its rank.
+    /// Rank.
     pub rank: usize,
     /// Host name.
     pub host: String,
-    /// Process id there.
+    /// Process ID on that host.
     pub pid: u32,
-    /// Steps it has finished.
+    /// Completed steps.
     pub step: u64,
-    /// What its training thread is doing, in words.
+    /// Description of the training thread's phase.
     #[serde(default)]
     pub phase: String,
-    /// Seconds since it last reported.
+    /// Seconds since the last report.
     pub silent: f64,
 }
 
-/// What a failure and the restart after it cost.
+/// Cost of a failure and the restart after it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Lost {
-    /// The attempt that failed.
+pub struct Downtime {
+    /// Failed attempt.
     pub attempt: u32,
-    /// Steps finished when it failed.
+    /// Completed steps at the time of failure.
     pub step: u64,
-    /// Seconds from the failure until as many steps were finished again; absent until then.
+    /// Seconds from the failure until that step was reached again, if it has been.
     pub seconds: Option<f64>,
-    /// Which rank failed and how.
+    /// Cause of the failure.
     pub cause: String,
 }
 
@@ -220,7 +219,7 @@ mod tests {
 
     use super::*;
 
-    /// A status with every field, as it is written.
+    /// Serialized status with every field set.
     const FULL: &str = concat!(
         r#"{"state":"training","name":"demo","attempt":3,"step":70,"steps":120,"samples_per_second":64.0,"#,
         r#""seconds_left":25.5,"checkpoint":"step-000000060-a0002","restarts":1,"lost":[{"attempt":2,"step":64,"#,
@@ -235,7 +234,7 @@ mod tests {
         r#""updated":1750000000.0}"#,
     );
 
-    /// A status of which nothing is known.
+    /// Serialized default status.
     const EMPTY: &str = concat!(
         r#"{"state":"starting","name":"","attempt":0,"step":0,"steps":0,"samples_per_second":0.0,"#,
         r#""seconds_left":null,"checkpoint":null,"restarts":0,"lost":[],"record":null,"evaluation":null,"ranks":[],"#,
@@ -245,14 +244,14 @@ mod tests {
     /// The status of [`FULL`].
     fn full() -> Status {
         Status {
-            state: State::Training,
+            state: RunState::Training,
             name: "demo".to_owned(),
             attempt: 3,
             progress: RunProgress { step: 70, steps: 120, samples_per_second: 64.0, seconds_left: Some(25.5) },
             checkpoint: Some("step-000000060-a0002".to_owned()),
             restarts: Restarts {
                 count: 1,
-                lost: vec![Lost { attempt: 2, step: 64, seconds: None, cause: "rank 1: signal 9".to_owned() }],
+                lost: vec![Downtime { attempt: 2, step: 64, seconds: None, cause: "rank 1: signal 9".to_owned() }],
             },
             latest: LatestMetrics {
                 record: Some(StepRecord { step: 70, loss: 7.25, ..StepRecord::default() }),

@@ -1,4 +1,4 @@
-//! The status that a run's coordinator wrote last, and whether that coordinator still works.
+//! Last status written by a run's coordinator, and its liveness.
 
 use lambert_store::Store;
 
@@ -6,10 +6,10 @@ use super::{OBJECT, Status};
 use crate::failure::Failure;
 use crate::host;
 
-/// No status is longer than this, bytes.
+/// Maximum size of a status, bytes.
 pub const LONGEST: u64 = 16 << 20;
 
-/// A coordinator writes every few seconds; one that has not for this long is likely gone.
+/// Seconds without an update after which a coordinator on another host may be dead.
 const OLD: f64 = 60.0;
 #[derive(Debug, thiserror::Error)]
 #[error("{url}/{OBJECT} is not a status: {message}")]
@@ -18,26 +18,26 @@ struct Unreadable {
     message: String,
 }
 
-/// Whether somebody works on a run, as far as one can tell from here.
+/// Liveness of a run's coordinator, judged from this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Life {
-    /// Its coordinator lives on this host, or wrote a moment ago.
+pub enum Liveness {
+    /// Runs on this host, or updated the status recently.
     Alive,
-    /// Its coordinator was on this host and is no more.
+    /// Ran on this host and has exited.
     Gone,
-    /// Its coordinator is on another host and has not written for a while.
+    /// Runs on another host and has not updated the status recently.
     Unknown,
-    /// There is nobody, and need not be: the run is over.
+    /// The run is over; no coordinator is needed.
     Over,
 }
 
-/// What the run's last coordinator wrote, as far as it can be read: a coordinator begins without it, too.
+/// Reads the previous coordinator's status; the default if absent or unreadable.
 pub fn before(store: &Store) -> Status {
     let bytes = store.get_at_most(OBJECT, LONGEST).ok();
     bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
 }
 
-/// The status in the run's store, if there is one.
+/// Reads the status from the run's store, if present.
 pub fn read(store: &Store) -> Result<Option<Status>, Failure> {
     match store.get_at_most(OBJECT, LONGEST) {
         Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| {
@@ -49,18 +49,18 @@ pub fn read(store: &Store) -> Result<Option<Status>, Failure> {
     }
 }
 
-/// Whether the writer of `status` still works on the run.
-pub fn life(status: &Status) -> Life {
+/// Returns the liveness of the coordinator that wrote `status`.
+pub fn liveness(status: &Status) -> Liveness {
     let coordinator = &status.coordinator;
     if status.state.is_over() {
-        Life::Over
+        Liveness::Over
     } else if coordinator.host == host::name() {
         let there = host::since(coordinator.pid).filter(|_| host::lives(coordinator.pid));
         let is_it = |since: String| coordinator.since.is_empty() || since == coordinator.since;
-        if there.is_some_and(is_it) { Life::Alive } else { Life::Gone }
+        if there.is_some_and(is_it) { Liveness::Alive } else { Liveness::Gone }
     } else if host::now() - status.updated < OLD {
-        Life::Alive
+        Liveness::Alive
     } else {
-        Life::Unknown
+        Liveness::Unknown
     }
 }

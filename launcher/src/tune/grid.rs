@@ -1,11 +1,11 @@
-//! Which runs a tuning is made of: all combinations of the values of some keys, and single combinations beside them.
+//! Parameter combinations of a sweep: a grid over some keys, plus single trials.
 
-/// A key of the configuration and the value that it is given.
+/// A configuration key and its value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
-    /// As `stage.0.learning_rate`.
+    /// Key, e.g. `stage.0.learning_rate`.
     pub key: String,
-    /// As a person writes it behind `=`.
+    /// Value, as written after `=`.
     pub value: String,
 }
 
@@ -19,50 +19,50 @@ impl Setting {
         }
     }
 
-    /// As an argument of `--set`.
+    /// Formats the setting as an argument of `--set`.
     pub fn to_set(&self) -> String {
         format!("{}={}", self.key, self.value)
     }
 
-    /// The part of the configuration that its key is in.
+    /// Section of the configuration that the key belongs to.
     pub fn part(&self) -> &str {
         self.key.split('.').next().unwrap_or(&self.key)
     }
 
-    /// The last part of its key.
+    /// Last component of the key.
     pub fn short(&self) -> &str {
         self.key.rsplit('.').next().unwrap_or(&self.key)
     }
 }
 
-/// What one run is given.
+/// Settings of one run.
 pub type Settings = Vec<Setting>;
 
-/// What is wrong with the keys and values of a command line.
+/// Invalid `--grid` or `--trial` argument.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GridError {
-    /// It is no KEY=VALUE.
+    /// Not of the form KEY=VALUE.
     #[error("{0:?}: expected KEY=VALUE")]
     NoValue(String),
-    /// A key without a value would leave nothing of the whole product.
+    /// A key without values, which would make the product empty.
     #[error("--grid {0}: expected KEY=VALUE,VALUE")]
     NoValues(String),
-    /// What stands behind would belong to it.
+    /// Unclosed quote or bracket.
     #[error("{0}: a quote or bracket is not closed")]
     Open(String),
-    /// There is nothing to compare.
+    /// No settings.
     #[error("nothing to tune: --grid KEY=VALUE,VALUE or --trial KEY=VALUE names what differs between runs")]
     Nothing,
-    /// A key stands in two grids.
+    /// A key occurs in two grids.
     #[error("{0} stands in two --grid; one --grid has all its values")]
     Twice(String),
 }
 
-/// The settings of each run: the product of `grids` (`KEY=VALUE,VALUE`), the last one changing fastest, then `trials`
-/// (`KEY=VALUE KEY=VALUE`). Commas and blanks inside quotes and brackets belong to a value.
+/// Returns the settings of each run: the product of `grids` (`KEY=VALUE,VALUE`), the last key changing fastest, then
+/// `trials` (`KEY=VALUE KEY=VALUE`). Commas and spaces inside quotes and brackets belong to a value.
 ///
 /// # Errors
-/// Something is no setting, or there is none.
+/// An argument is malformed, or there is none.
 pub fn settings(grids: &[String], trials: &[String]) -> Result<Vec<Settings>, GridError> {
     let mut all: Vec<Settings> = if grids.is_empty() { Vec::new() } else { vec![Vec::new()] };
     let mut keys: Vec<String> = Vec::new();
@@ -106,7 +106,7 @@ pub fn settings(grids: &[String], trials: &[String]) -> Result<Vec<Settings>, Gr
     }
 }
 
-/// The parts of `text` between `separator`s that stand outside quotes and brackets; empty ones are left out.
+/// Splits `text` at separators outside quotes and brackets; drops empty parts.
 fn split(text: &str, separator: char) -> Result<Vec<String>, GridError> {
     let (mut parts, mut depth, mut quote) = (vec![String::new()], 0_usize, None);
     for letter in text.chars() {
@@ -128,7 +128,7 @@ fn split(text: &str, separator: char) -> Result<Vec<String>, GridError> {
     Ok(parts.into_iter().map(|part| part.trim().to_owned()).filter(|part| !part.is_empty()).collect())
 }
 
-/// The name of a run with these settings, for a folder or an object: letters, digits, `.`, `-`, `+`, `_`, `=` and `,` only.
+/// Name of a run with these settings, safe for directories and objects: letters, digits, `.`, `-`, `+`, `_`, `=` and `,`.
 pub fn name(settings: &[Setting]) -> String {
     let parts = settings.iter().map(|setting| format!("{}={}", setting.short(), setting.value));
     let name: String = parts.collect::<Vec<_>>().join(",");

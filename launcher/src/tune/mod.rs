@@ -1,8 +1,8 @@
-//! `lambert tune`: runs that differ in some keys, side by side, compared by their held-out loss at the end.
+//! `lambert tune`: hyperparameter sweep; concurrent runs compared by their final held-out loss.
 //!
-//! - [`grid`]: which settings; [`plan`]: the runs, checked; [`slots`]: how many at a time
-//! - [`runs`]: each a `lambert run` of its own, so that it resumes as any other run
-//! - [`results`]: how they ended, kept beside them; [`plot`]: against one of the keys
+//! - [`grid`]: parameter combinations; [`plan`]: validated runs; [`slots`]: concurrency and GPU assignment
+//! - [`runs`]: executes each run as a `lambert run` process, so that it can be resumed
+//! - [`results`]: table of results; [`plot`]: loss against a key
 
 pub mod grid;
 pub mod plan;
@@ -20,12 +20,12 @@ use crate::console;
 use crate::failure::{Failure, Outcome};
 use crate::status::stored;
 use grid::Setting;
-use plan::Plan;
-use results::{End, Results, Trial};
-use runs::{Ended, Stopped};
-use slots::Machine;
+use plan::SweepPlan;
+use results::{Results, Trial, TrialOutcome};
+use runs::{FinishedRun, StopCause};
+use slots::HostResources;
 
-/// Why a tuning has not done what it was to do.
+/// The sweep did not complete.
 #[derive(Debug, thiserror::Error)]
 enum TuneError {
     #[error("cannot find the path of this program")]
@@ -38,68 +38,68 @@ enum TuneError {
     Replaced { name: String, url: String },
 }
 
-/// Makes the runs that are missing, and shows all.
+/// Executes the missing runs and prints all results.
 pub fn tune(arguments: &cli::Tune) -> Outcome {
     console::detach().map_err(Failure::failed)?;
     let store = Store::open(&arguments.runs).map_err(Failure::usage)?;
     plan::refuse_own(&store, &arguments.config)?;
-    // Checked before anything runs: a mistyped value would be found after hours otherwise.
-    let plan = Plan::new(arguments, store.url())?;
+    // All runs are checked before the first starts, so that a mistyped value is found at once.
+    let plan = SweepPlan::new(arguments, store.url())?;
     let mut results = Results::read(&store).map_err(Failure::failed)?;
     plan.settle(&store, &results)?;
-    let slots = Machine::here().slots(&plan.need, arguments.parallel.map(usize::from));
+    let slots = HostResources::here().slots(&plan.need, arguments.parallel.map(usize::from));
     let missing = plan.missing(&results);
     console::line(&format!("{} runs, {} to be made, {} at a time", plan.runs.len(), missing.len(), slots.len()));
     let program = std::env::current_exe().map_err(|error| Failure::failed(TuneError::Program(error)))?;
-    let started = |planned: &runs::Planned| console::line(&format!("{}: started", planned.name));
+    let started = |planned: &runs::PlannedRun| console::line(&format!("{}: started", planned.name));
     let mut unsaved = 0;
-    let ended = |ended: Ended| {
+    let ended = |ended: FinishedRun| {
         unsaved += usize::from(ended.stopping && is_failure(&ended));
         take(&store, &mut results, &ended)
     };
-    let stopped = runs::make(&program, missing, slots, started, ended)?;
+    let stopped = runs::execute(&program, missing, slots, started, ended)?;
     show(&store, &results, arguments)?;
     let failed = plan.runs.iter().filter(|planned| !results.has(&planned.name, &planned.settings)).count();
     match (stopped, failed) {
-        (Stopped::Replaced(name), _) => {
+        (StopCause::Replaced(name), _) => {
             Err(Failure::coded(exit::REPLACED, TuneError::Replaced { name, url: store.url().to_owned() }))
         }
-        (Stopped::By(_), _) if unsaved > 0 => Err(Failure::failed(TuneError::Unsaved(unsaved))),
-        (Stopped::By(signal), _) => {
+        (StopCause::By(_), _) if unsaved > 0 => Err(Failure::failed(TuneError::Unsaved(unsaved))),
+        (StopCause::By(signal), _) => {
             console::line("stopped; the same command goes on");
             Ok(if signal == signal_hook::consts::SIGINT { exit::ENDED } else { exit::STOPPED })
         }
-        (Stopped::No, 0) => Ok(exit::DONE),
-        (Stopped::No, failed) => Err(Failure::failed(TuneError::Failed { failed, all: plan.runs.len() })),
+        (StopCause::No, 0) => Ok(exit::DONE),
+        (StopCause::No, failed) => Err(Failure::failed(TuneError::Failed { failed, all: plan.runs.len() })),
     }
 }
 
-/// Whether a run ended in a way that says nothing of what it trains.
-fn is_failure(ended: &Ended) -> bool {
+/// True if a run ended for a reason unrelated to its configuration.
+fn is_failure(ended: &FinishedRun) -> bool {
     use exit::{DIVERGED, DONE, ENDED, REPLACED, STOPPED};
     !matches!(ended.code, Some(DONE | DIVERGED | STOPPED | ENDED | REPLACED))
 }
 
-/// Takes in the end of a run.
-fn take(store: &Store, results: &mut Results, ended: &Ended) -> Result<(), Failure> {
+/// Records the end of a run.
+fn take(store: &Store, results: &mut Results, ended: &FinishedRun) -> Result<(), Failure> {
     let name = &ended.planned.name;
     let end = match ended.code {
-        Some(exit::DONE) => End::Finished,
-        Some(exit::DIVERGED) => End::Diverged,
-        // They go on next time.
+        Some(exit::DONE) => TrialOutcome::Finished,
+        Some(exit::DIVERGED) => TrialOutcome::Diverged,
+        // These runs resume next time.
         Some(exit::STOPPED | exit::ENDED | exit::REPLACED) => return Ok(()),
         _ if ended.stopping => {
             console::line(&format!("{name}: ended without a checkpoint ({})", ended.how));
             return Ok(());
         }
-        _ => End::Failed,
+        _ => TrialOutcome::Failed,
     };
     let own = Store::open(&format!("{}/{name}", store.url().trim_end_matches('/'))).map_err(Failure::failed)?;
     let status = stored::read(&own)?.unwrap_or_default();
     let (step, latest) = (status.progress.step, &status.latest);
-    let last = latest.evaluation.as_ref().filter(|evaluation| evaluation.step == step && end == End::Finished);
-    // Another `lambert run` makes the evaluation that is missing.
-    let end = if end == End::Finished && last.is_none() { End::Failed } else { end };
+    let last = latest.evaluation.as_ref().filter(|evaluation| evaluation.step == step && end == TrialOutcome::Finished);
+    // A rerun of `lambert run` makes the missing evaluation.
+    let end = if end == TrialOutcome::Finished && last.is_none() { TrialOutcome::Failed } else { end };
     let mut trial = Trial {
         name: name.clone(),
         settings: ended.planned.settings.iter().map(Setting::to_set).collect(),
@@ -113,16 +113,16 @@ fn take(store: &Store, results: &mut Results, ended: &Ended) -> Result<(), Failu
     trial.measured(last);
     let loss = trial.held_out.map_or_else(String::new, |loss| format!(", held-out loss {loss:.4}"));
     match end {
-        End::Finished => console::line(&format!("{name}: finished after {:.0} s{loss}", trial.seconds)),
-        End::Diverged => {
+        TrialOutcome::Finished => console::line(&format!("{name}: finished after {:.0} s{loss}", trial.seconds)),
+        TrialOutcome::Diverged => {
             console::line(&format!("{name}: given up at step {step}: {}", last_line(&ended.said)));
         }
-        End::Failed if ended.code == Some(exit::DONE) => {
+        TrialOutcome::Failed if ended.code == Some(exit::DONE) => {
             console::line(&format!("{name}: finished, and its held-out loss after the last step is not in its status"));
         }
-        End::Failed => console::line(&format!("{name}: failed ({}):\n{}", ended.how, ended.said)),
+        TrialOutcome::Failed => console::line(&format!("{name}: failed ({}):\n{}", ended.how, ended.said)),
     }
-    // Another `lambert tune` may have written since.
+    // Another `lambert tune` may have written meanwhile.
     *results = Results::read(store).map_err(Failure::failed)?;
     results.add(trial);
     results.write(store).map_err(Failure::failed)
@@ -132,7 +132,7 @@ fn last_line(text: &str) -> &str {
     text.lines().last().unwrap_or_default()
 }
 
-/// The table, the plot, and the configuration of the best.
+/// Prints the table and writes the plot and the best configuration.
 fn show(store: &Store, results: &Results, arguments: &cli::Tune) -> Result<(), Failure> {
     let text = match arguments.json {
         true => serde_json::to_string(results).map_err(Failure::failed)?,

@@ -1,5 +1,4 @@
-//! What a tuning is to make: its runs, each checked before the first one starts, and what they have in common with those that
-//! are there.
+//! Plan of a sweep: validates each run before the first one starts, and compares the configuration with existing runs.
 
 use std::fs::File;
 use std::io::Write;
@@ -12,99 +11,99 @@ use lambert_store::run::CONFIG;
 
 use super::grid::{self, Setting};
 use super::results::Results;
-use super::runs::Planned;
-use super::slots::Need;
+use super::runs::PlannedRun;
+use super::slots::ResourceNeed;
 use crate::cli;
-use crate::decide::Room;
+use crate::decide::HostPool;
 use crate::failure::Failure;
+use crate::run::config_diff::{self, Difference, Differences};
 use crate::run::coordinator;
-use crate::run::difference::{self, Difference, Differences};
-use crate::run::forecast;
-use crate::run::order::Order;
+use crate::run::run_plan;
+use crate::run::spec::RunSpec;
 use crate::slurm::record::is_in_job;
 
-/// The configuration of the first run: the others differ from it in the keys that are tuned.
+/// Configuration of the first run; the others differ only in the swept keys.
 const COMMON: &str = "tune.toml";
-/// That of the best run.
+/// Configuration of the best run.
 pub const BEST: &str = "best.toml";
-/// No configuration is longer than this, bytes.
+/// Maximum size of a configuration, bytes.
 const LONGEST: u64 = 1 << 20;
-/// What results depend on, beside what decides what is trained.
+/// Sections that affect results besides those that decide what is trained.
 const JUDGED_BY: [&str; 2] = ["evaluation", "guard"];
 
-/// What decides what a held-out loss is of.
+/// Sections that decide what the held-out loss measures.
 const ASKED_BY: [&str; 2] = ["evaluation", "objective"];
 
-/// Why a tuning cannot begin.
+/// The sweep cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// One of its runs cannot.
+    /// A run is invalid.
     #[error("run {name} cannot be made: {message}")]
     Refused {
-        /// The run.
+        /// Run name.
         name: String,
-        /// Why not.
+        /// Cause.
         message: String,
     },
-    /// Two runs would be one.
+    /// Two runs have the same name.
     #[error("two runs would be named {0}: their settings differ in what a name leaves out")]
     SameName(String),
-    /// There would be nothing to compare them by.
+    /// No held-out dataset to compare by.
     #[error("evaluation.data names no dataset: runs are compared by their held-out loss")]
     NoEvaluation,
-    /// Those that are there cannot be compared with these.
+    /// Existing runs are not comparable.
     #[error(
         "the runs of {url} were made with another configuration; give another --runs, or name what differs in a --grid. What \
          differs:{}",
         differences.iter().map(|difference| format!("\n  {difference}")).collect::<String>()
     )]
     OtherRuns {
-        /// Where.
+        /// URL of the runs.
         url: String,
-        /// The keys.
+        /// Differing keys.
         differences: Vec<Difference>,
     },
-    /// It would be written over.
+    /// The sweep would overwrite its own configuration file.
     #[error("--config {}: a tuning in this --runs writes that file; copy it to another place", .0.display())]
     Own(PathBuf),
-    /// The losses would be of different things.
+    /// The held-out losses would not be comparable.
     #[error("{0} cannot be tuned: runs are compared by their held-out loss, and it decides what that is measured of")]
     OtherQuestion(String),
-    /// The configuration cannot be kept until the last run has started.
+    /// The configuration cannot be copied to a temporary file.
     #[error("cannot copy the configuration to a temporary file")]
     Copy(#[source] std::io::Error),
-    /// What they had in common cannot be read.
+    /// The stored configuration cannot be read.
     #[error("{url}/{COMMON}")]
     Unreadable {
-        /// Where.
+        /// URL of the runs.
         url: String,
-        /// Why not.
+        /// Cause.
         source: ConfigError,
     },
 }
 
-/// Runs that can be started, as far as one can tell.
+/// A validated sweep.
 #[derive(Debug)]
-pub struct Plan {
-    /// All of them.
-    pub runs: Vec<Planned>,
-    /// What is enough for each.
-    pub need: Need,
-    /// The configuration as it was checked: the file may be edited before the last run starts.
+pub struct SweepPlan {
+    /// All runs.
+    pub runs: Vec<PlannedRun>,
+    /// Resources that suffice for every run.
+    pub need: ResourceNeed,
+    /// Copy of the configuration: the file may be edited before the last run starts.
     _config: File,
-    /// Those whose place is empty, by name.
+    /// Names of runs that do not exist yet.
     new: Vec<String>,
     first: RunConfig,
 }
 
-impl Plan {
-    /// Of these arguments, for runs below `url`.
+impl SweepPlan {
+    /// Plans the runs of `arguments` below `url`.
     ///
     /// # Errors
-    /// A run that cannot be started.
+    /// A run is invalid.
     pub fn new(arguments: &cli::Tune, url: &str) -> Result<Self, Failure> {
-        let (mut runs, mut need, mut new, mut first): (Vec<Planned>, _, _, _) =
-            (Vec::new(), Need::default(), Vec::new(), None);
+        let (mut runs, mut need, mut new, mut first): (Vec<PlannedRun>, _, _, _) =
+            (Vec::new(), ResourceNeed::default(), Vec::new(), None);
         let (kept, path) = keep(&arguments.config)?;
         for settings in grid::settings(&arguments.grid, &arguments.trial).map_err(Failure::usage)? {
             if let Some(setting) = settings.iter().find(|setting| ASKED_BY.contains(&setting.part())) {
@@ -114,40 +113,40 @@ impl Plan {
             if runs.iter().any(|other| other.name == name) {
                 return Err(Failure::usage(PlanError::SameName(name)));
             }
-            let order = order(arguments, format!("{}/{name}", url.trim_end_matches('/')), &settings);
+            let run_arguments = run_arguments(arguments, format!("{}/{name}", url.trim_end_matches('/')), &settings);
             let refused = |failure: Failure| {
                 let message = failure.to_string();
                 Failure::coded(failure.code, PlanError::Refused { name: name.clone(), message })
             };
-            let proposed = Order::propose(&order, coordinator::room).map_err(refused)?;
-            let config = proposed.config();
+            let validated = RunSpec::validate(&run_arguments, coordinator::host_pool).map_err(refused)?;
+            let config = validated.config();
             if config.evaluation.data.is_empty() {
                 return Err(Failure::usage(PlanError::NoEvaluation));
             }
-            let here = *proposed.room() == Room::Here && !is_in_job();
-            need = need.max(Need::of(config, here, forecast::memory(config).map_err(refused)?));
-            new.extend(proposed.is_new().then(|| name.clone()));
+            let here = *validated.host_pool() == HostPool::Here && !is_in_job();
+            need = need.max(ResourceNeed::of(config, here, run_plan::memory(config).map_err(refused)?));
+            new.extend(validated.is_new().then(|| name.clone()));
             first.get_or_insert_with(|| config.clone());
-            let order = cli::Run { config: Some(path.clone()), ..order };
-            runs.push(Planned { name, settings, arguments: line(&order) });
+            let run_arguments = cli::Run { config: Some(path.clone()), ..run_arguments };
+            runs.push(PlannedRun { name, settings, arguments: line(&run_arguments) });
         }
         Ok(Self { runs, need, _config: kept, new, first: first.unwrap_or_default() })
     }
 
-    /// The runs that are to be made.
-    pub fn missing(&self, results: &Results) -> Vec<Planned> {
-        let there = |run: &&Planned| results.has(&run.name, &run.settings) && !self.new.contains(&run.name);
+    /// Returns the runs without results.
+    pub fn missing(&self, results: &Results) -> Vec<PlannedRun> {
+        let there = |run: &&PlannedRun| results.has(&run.name, &run.settings) && !self.new.contains(&run.name);
         self.runs.iter().filter(|run| !there(run)).cloned().collect()
     }
 
-    /// Refuses runs that could not be compared with the `results` that are there, else keeps what all have in common.
+    /// Rejects runs that are not comparable with existing `results`; otherwise stores the common configuration.
     ///
     /// # Errors
-    /// The store; runs of another configuration.
+    /// The store fails, or existing runs have another configuration.
     pub fn settle(&self, store: &Store, results: &Results) -> Result<(), Failure> {
         let before = if results.trials.is_empty() && !has_runs(store)? { None } else { common(store)? };
         if let Some(before) = before {
-            let found = difference::compare(&before, &self.first).map_err(Failure::failed)?;
+            let found = config_diff::compare(&before, &self.first).map_err(Failure::failed)?;
             let tuned = self.runs.iter().flat_map(|run| &run.settings).map(|setting| setting.key.clone());
             let differences = judged(found, &tuned.chain(results.keys()).collect::<Vec<_>>());
             return match differences.is_empty() {
@@ -160,12 +159,12 @@ impl Plan {
     }
 }
 
-/// Refuses a configuration that is one of the files which a tuning at this place writes.
+/// Rejects a configuration file that the sweep itself would overwrite.
 ///
 /// # Errors
-/// It is.
+/// The file belongs to the sweep.
 pub fn refuse_own(store: &Store, config: &Path) -> Result<(), Failure> {
-    // What is not there is nothing to lose.
+    // A file that does not exist cannot be overwritten.
     let resolved = |path: &Path| std::fs::canonicalize(path).ok();
     let own = |name| store.local_path(name).ok().flatten().and_then(|path| resolved(&path));
     match resolved(config) {
@@ -176,7 +175,7 @@ pub fn refuse_own(store: &Store, config: &Path) -> Result<(), Failure> {
     }
 }
 
-/// A copy of the configuration file that has no name and so is not left behind, and a path to it while it is open here.
+/// Copies the configuration to an unnamed temporary file; returns it with a path valid while it is open.
 fn keep(path: &Path) -> Result<(File, PathBuf), Failure> {
     let text = std::fs::read(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     let written = tempfile::tempfile().and_then(|mut file| file.write_all(&text).map(|()| file));
@@ -185,14 +184,14 @@ fn keep(path: &Path) -> Result<(File, PathBuf), Failure> {
     Ok((file, path))
 }
 
-/// Whether a run was begun at this place.
+/// True if the store contains runs.
 fn has_runs(store: &Store) -> Result<bool, Failure> {
-    // A folder with a name that no run has may be anything.
+    // Directories without a run configuration may be anything.
     let is_run = |name: &String| store.head(&format!("{name}/{CONFIG}")).is_ok_and(|bytes| bytes.is_some());
     Ok(store.list_folders("").map_err(Failure::failed)?.iter().any(is_run))
 }
 
-/// What the runs of this place had in common, if any were made.
+/// Reads the common configuration of existing runs, if any.
 fn common(store: &Store) -> Result<Option<RunConfig>, Failure> {
     match store.get_at_most(COMMON, LONGEST) {
         Ok(bytes) => {
@@ -204,17 +203,17 @@ fn common(store: &Store) -> Result<Option<RunConfig>, Failure> {
     }
 }
 
-/// What makes results differ that are not the `tuned` keys.
+/// Returns differences that affect results, except in the `tuned` keys.
 fn judged(mut found: Differences, tuned: &[String]) -> Vec<Difference> {
     found.allow(tuned);
     let by = |difference: &Difference| {
-        JUDGED_BY.iter().any(|part| difference::is_at_or_below(&difference.key, part))
-            && !tuned.iter().any(|key| difference::is_at_or_below(&difference.key, key))
+        JUDGED_BY.iter().any(|part| config_diff::is_at_or_below(&difference.key, part))
+            && !tuned.iter().any(|key| config_diff::is_at_or_below(&difference.key, key))
     };
     found.trained.into_iter().chain(found.around.into_iter().filter(by)).collect()
 }
 
-fn order(arguments: &cli::Tune, run: String, settings: &[Setting]) -> cli::Run {
+fn run_arguments(arguments: &cli::Tune, run: String, settings: &[Setting]) -> cli::Run {
     cli::Run {
         config: Some(arguments.config.clone()),
         run,
@@ -227,11 +226,17 @@ fn order(arguments: &cli::Tune, run: String, settings: &[Setting]) -> cli::Run {
     }
 }
 
-/// The arguments of `lambert` that mean an order.
-fn line(order: &cli::Run) -> Vec<String> {
-    let config = order.config.iter().flat_map(|path| ["--config".to_owned(), path.to_string_lossy().into_owned()]);
-    let sets = order.sets.iter().flat_map(|set| ["--set".to_owned(), set.clone()]);
-    ["run".to_owned()].into_iter().chain(config).chain(["--run".to_owned(), order.run.clone()]).chain(sets).collect()
+/// Formats the arguments of `lambert run`.
+fn line(run_arguments: &cli::Run) -> Vec<String> {
+    let config =
+        run_arguments.config.iter().flat_map(|path| ["--config".to_owned(), path.to_string_lossy().into_owned()]);
+    let sets = run_arguments.sets.iter().flat_map(|set| ["--set".to_owned(), set.clone()]);
+    ["run".to_owned()]
+        .into_iter()
+        .chain(config)
+        .chain(["--run".to_owned(), run_arguments.run.clone()])
+        .chain(sets)
+        .collect()
 }
 
 #[cfg(test)]
@@ -250,7 +255,7 @@ mod tests {
         now.run.name = "other".into();
         let differing = |tuned: &[&str]| {
             let tuned: Vec<String> = tuned.iter().map(|key| (*key).to_owned()).collect();
-            let found = judged(difference::compare(&before, &now).unwrap(), &tuned);
+            let found = judged(config_diff::compare(&before, &now).unwrap(), &tuned);
             found.into_iter().map(|difference| difference.key).collect::<Vec<_>>()
         };
         let all = ["model.hidden", "optimizer.beta2", "evaluation.samples", "guard.rollbacks"];

@@ -1,4 +1,4 @@
-//! Held-out losses against one of the keys, as SVG.
+//! SVG plot of held-out loss against a key.
 
 use std::collections::BTreeMap;
 
@@ -8,22 +8,22 @@ use plotters::prelude::*;
 
 use super::results::Results;
 
-/// Above this ratio of the largest to the least value an axis is logarithmic.
+/// Ratio of the largest to the smallest value above which an axis is logarithmic.
 const WIDE: f64 = 8.0;
 const SIZE: (u32, u32) = (800, 480);
 
-/// A recipe's value of the key on the axis, what else it has, and the mean of its losses.
+/// A point: value of the key, remaining settings, and mean loss over seeds.
 struct Point {
     x: f64,
     series: String,
     y: f64,
 }
 
-/// The plot; `None` where no key has two numbers that finished runs were given. Seeds are no key.
+/// Renders the plot; `None` unless some key has two numeric values among finished runs. Seeds do not count.
 pub fn svg(results: &Results) -> Option<String> {
     let mut recipes: Vec<(Vec<&str>, f64)> =
         results.recipes().iter().filter_map(|recipe| Some((recipe.trials.first()?.recipe(), recipe.mean))).collect();
-    // The same plot, whichever run ended first.
+    // Makes the plot independent of the order in which runs ended.
     recipes.sort_by(|a, b| a.0.cmp(&b.0));
     let key = axis(&recipes)?;
     let points: Vec<Point> = recipes.iter().filter_map(|(settings, mean)| point(settings, *mean, &key)).collect();
@@ -32,7 +32,7 @@ pub fn svg(results: &Results) -> Option<String> {
     Some(text)
 }
 
-/// The first key with two different numbers.
+/// Returns the first key with two different numeric values.
 fn axis(recipes: &[(Vec<&str>, f64)]) -> Option<String> {
     let mut keys = recipes.iter().flat_map(|(settings, _)| settings).filter_map(|setting| setting.split_once('='));
     let differs = |key: &str| {
@@ -106,10 +106,10 @@ where
 
 #[cfg(test)]
 mod tests {
-    use super::super::results::{End, Trial};
+    use super::super::results::{Trial, TrialOutcome};
     use super::*;
 
-    fn trial(settings: &[&str], loss: f64, end: End) -> Trial {
+    fn trial(settings: &[&str], loss: f64, end: TrialOutcome) -> Trial {
         let settings = settings.iter().map(|setting| (*setting).to_owned()).collect();
         let (held_out, name) = (Some(loss), String::new());
         Trial { name, settings, end, held_out, main: None, training: None, steps: 1, seconds: 1.0 }
@@ -120,9 +120,9 @@ mod tests {
         let mut results = Results::default();
         for (kind, rate, loss) in [("lamb", "1e-3", 5.0), ("lamb", "1e-2", 4.5), ("adamw", "1e-3", 4.75)] {
             let settings = [format!("optimizer.kind={kind}"), format!("stage.0.learning_rate={rate}")];
-            results.trials.push(trial(&settings.each_ref().map(String::as_str), loss, End::Finished));
+            results.trials.push(trial(&settings.each_ref().map(String::as_str), loss, TrialOutcome::Finished));
         }
-        results.trials.push(trial(&["optimizer.kind=wild", "stage.0.learning_rate=1"], 9.0, End::Diverged));
+        results.trials.push(trial(&["optimizer.kind=wild", "stage.0.learning_rate=1"], 9.0, TrialOutcome::Diverged));
         let svg = svg(&results).unwrap();
         assert!(svg.starts_with("<svg") && svg.contains("stage.0.learning_rate") && svg.contains("held-out loss"));
         assert!(svg.contains("optimizer.kind=lamb") && svg.contains("optimizer.kind=adamw"));
@@ -133,7 +133,7 @@ mod tests {
     fn seeds_are_one_point() {
         let runs = [("1", "1", 4.0), ("1", "2", 5.0), ("2", "1", 4.25)];
         let trials = runs.map(|(rate, seed, loss)| {
-            trial(&[&format!("rate={rate}"), &format!("run.seed={seed}")], loss, End::Finished)
+            trial(&[&format!("rate={rate}"), &format!("run.seed={seed}")], loss, TrialOutcome::Finished)
         });
         let svg = svg(&Results { trials: trials.into() }).unwrap();
         assert!(!svg.contains("run.seed"), "{svg}");
@@ -142,8 +142,9 @@ mod tests {
 
     #[test]
     fn nothing_is_plotted_against_words() {
-        let results =
-            Results { trials: vec![trial(&["a=b"], 1.0, End::Finished), trial(&["a=c"], 2.0, End::Finished)] };
+        let results = Results {
+            trials: vec![trial(&["a=b"], 1.0, TrialOutcome::Finished), trial(&["a=c"], 2.0, TrialOutcome::Finished)],
+        };
         assert_eq!(svg(&results), None);
     }
 }

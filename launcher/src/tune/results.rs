@@ -1,4 +1,4 @@
-//! How the runs of a tuning ended: kept beside them, as a table, and as CSV.
+//! Results of a sweep: stored next to the runs, printed as a table, exported as CSV.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,66 +9,66 @@ use serde::{Deserialize, Serialize};
 
 use super::grid::Setting;
 
-/// What a run of a tuning came to.
+/// Outcome of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum End {
+pub enum TrialOutcome {
     /// All steps are done.
     Finished,
-    /// Its guard gave it up: losses that are not finite, or above their band, again and again.
+    /// Given up by the divergence guard after repeated losses that were not finite or out of bounds.
     Diverged,
-    /// Something else ended it; the log says what. It is tried again by the next `lambert tune`.
+    /// Failed for another reason, shown in the log. Retried by the next `lambert tune`.
     Failed,
 }
 
-/// One run.
+/// Result of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Trial {
-    /// Its name.
+    /// Run name.
     pub name: String,
-    /// What it was given, as KEY=VALUE.
+    /// Settings as KEY=VALUE.
     pub settings: Vec<String>,
-    /// What it came to.
-    pub end: End,
-    /// Its held-out loss after its last step, nats, all objectives together; none where it did not finish.
+    /// Outcome.
+    pub end: TrialOutcome,
+    /// Final held-out loss over all objectives, nats; only for finished runs.
     pub held_out: Option<f64>,
-    /// The same of the main objective alone, the hidden tokens.
+    /// Final held-out loss of the main objective (masked tokens), nats.
     pub main: Option<f64>,
-    /// The loss of its last step.
+    /// Training loss of the last step.
     pub training: Option<f64>,
-    /// Steps that it made.
+    /// Completed steps.
     pub steps: u64,
-    /// Of all its steps together, seconds.
+    /// Total duration of its steps, seconds.
     pub seconds: f64,
 }
 
 impl Trial {
-    /// Takes in what was measured last.
+    /// Sets the held-out losses from the last evaluation.
     pub fn measured(&mut self, evaluation: Option<&Evaluation>) {
         self.held_out = evaluation.map(|evaluation| evaluation.scores.loss());
         self.main = evaluation.map(|evaluation| evaluation.scores.main().loss);
     }
 
-    /// What it was given beside a seed.
+    /// Settings except the seed.
     pub fn recipe(&self) -> Vec<&str> {
         self.settings.iter().map(String::as_str).filter(|setting| !setting.starts_with(SEED)).collect()
     }
 
-    /// What it is judged by: lower is better. A run that did not finish is judged by nothing.
+    /// Score, lower is better; `None` unless the run finished.
     pub fn score(&self) -> Option<f64> {
-        self.held_out.filter(|loss| self.end == End::Finished && loss.is_finite())
+        self.held_out.filter(|loss| self.end == TrialOutcome::Finished && loss.is_finite())
     }
 }
 
-/// Runs that differ in nothing else are draws of one recipe.
+/// Runs that differ only in this setting belong to one recipe.
 pub const SEED: &str = "run.seed=";
 
-/// Finished runs of one recipe, with as many seeds.
+/// Finished runs with the same settings and different seeds.
 #[derive(Debug)]
 pub struct Recipe<'a> {
-    /// The best first.
+    /// Best first.
     pub trials: Vec<&'a Trial>,
-    /// Of their losses, nats.
+    /// Mean loss, nats.
     pub mean: f64,
 }
 
@@ -78,7 +78,7 @@ impl<'a> Recipe<'a> {
         Self { trials, mean }
     }
 
-    /// The standard deviation of the losses, nats; `None` for a single run.
+    /// Standard deviation of the losses, nats; `None` for a single run.
     pub fn deviation(&self) -> Option<f64> {
         let more = self.trials.len().checked_sub(2)? + 1;
         let squares = self.trials.iter().filter_map(|trial| trial.score()).map(|loss| (loss - self.mean).powi(2));
@@ -86,33 +86,33 @@ impl<'a> Recipe<'a> {
     }
 }
 
-/// Seconds of a run's steps, each as its last attempt made it. Damaged records are warned about and left out.
+/// Total duration of a run's steps, counting the last attempt of each, seconds. Damaged records are skipped with a warning.
 ///
 /// # Errors
-/// The store.
+/// The store fails.
 pub fn seconds(run: &Store) -> Result<f64, Error> {
     let records = StepRecords::<StepRecord>::read(run)?;
     records.damaged.iter().for_each(|damaged| tracing::warn!("{damaged}"));
     Ok(records.latest().iter().map(|recorded| recorded.record.times.seconds).sum())
 }
 
-/// Their object beside the runs.
+/// Name of the object with all results.
 const OBJECT: &str = "tune.json";
-/// No list of runs is longer than this, bytes.
+/// Maximum size of the results, bytes.
 const LONGEST: u64 = 16 << 20;
 
-/// All runs so far.
+/// Results of all runs so far.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Results {
-    /// In the order in which they ended.
+    /// In order of completion.
     pub trials: Vec<Trial>,
 }
 
 impl Results {
-    /// What an earlier `lambert tune` has left.
+    /// Reads the results of earlier `lambert tune` calls.
     ///
     /// # Errors
-    /// The store, or a file that is not one of ours.
+    /// The store fails, or the object is invalid.
     pub fn read(store: &Store) -> Result<Self, ResultsError> {
         match store.get_at_most(OBJECT, LONGEST) {
             Ok(bytes) => serde_json::from_slice(&bytes)
@@ -122,10 +122,10 @@ impl Results {
         }
     }
 
-    /// Keeps them, with a table for other programs.
+    /// Writes the results, and a CSV table.
     ///
     /// # Errors
-    /// The store.
+    /// The store fails.
     pub fn write(&self, store: &Store) -> Result<(), ResultsError> {
         let text = serde_json::to_vec_pretty(self)
             .map_err(|source| ResultsError::Unreadable { url: store.url().to_owned(), source })?;
@@ -133,27 +133,27 @@ impl Results {
         Ok(store.put("tune.csv", self.csv().into())?)
     }
 
-    /// Takes in a run, in place of what was known of it.
+    /// Adds the result of a run, replacing an earlier one.
     pub fn add(&mut self, trial: Trial) {
         self.trials.retain(|other| other.name != trial.name);
         self.trials.push(trial);
     }
 
-    /// The keys in which they differ.
+    /// Keys set in any of the runs.
     pub fn keys(&self) -> Vec<String> {
         let settings = self.trials.iter().flat_map(|trial| &trial.settings);
         let keys: BTreeSet<&str> = settings.filter_map(|setting| setting.split_once('=')).map(|(key, _)| key).collect();
         keys.into_iter().map(str::to_owned).collect()
     }
 
-    /// Whether this run need not be made again.
+    /// True if the run has a result and did not fail.
     pub fn has(&self, name: &str, settings: &[Setting]) -> bool {
         let settings: Vec<String> = settings.iter().map(Setting::to_set).collect();
         let same = |trial: &&Trial| trial.name == name && trial.settings == settings;
-        self.trials.iter().find(same).is_some_and(|trial| trial.end != End::Failed)
+        self.trials.iter().find(same).is_some_and(|trial| trial.end != TrialOutcome::Failed)
     }
 
-    /// The best first; those without a score behind.
+    /// Results sorted by score, those without a score last.
     pub fn ranked(&self) -> Vec<&Trial> {
         let mut trials: Vec<&Trial> = self.trials.iter().collect();
         let score = |trial: &Trial| trial.score().unwrap_or(f64::INFINITY);
@@ -161,7 +161,7 @@ impl Results {
         trials
     }
 
-    /// The recipes, that of the lowest mean first: the luckiest of many seeds says less than a mean.
+    /// Recipes sorted by mean loss: the minimum over many seeds would favor luck.
     pub fn recipes(&self) -> Vec<Recipe<'_>> {
         let mut groups = BTreeMap::<Vec<&str>, Vec<&Trial>>::new();
         for trial in self.ranked().into_iter().filter(|trial| trial.score().is_some()) {
@@ -172,21 +172,21 @@ impl Results {
         recipes
     }
 
-    /// The best run of the best recipe, if one has finished.
+    /// Best run of the best recipe, if any has finished.
     pub fn best(&self) -> Option<&Trial> {
         self.recipes().first().and_then(|recipe| recipe.trials.first().copied())
     }
 
-    /// A line a run, the best first; then a line a recipe, where one has several seeds.
+    /// Formats a line per run, best first, then a line per recipe if one has several seeds.
     pub fn table(&self) -> Vec<String> {
         let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.4}"));
         let width = self.trials.iter().map(|trial| trial.name.len()).max().unwrap_or(0).max(3);
         let mut lines = vec![format!("{:width$}  held-out    main  training   steps  seconds", "run")];
         lines.extend(self.ranked().into_iter().map(|trial| {
             let end = match trial.end {
-                End::Finished => String::new(),
-                End::Diverged => "  diverged".to_owned(),
-                End::Failed => "  failed".to_owned(),
+                TrialOutcome::Finished => String::new(),
+                TrialOutcome::Diverged => "  diverged".to_owned(),
+                TrialOutcome::Failed => "  failed".to_owned(),
             };
             format!(
                 "{:width$}  {:>8} {:>7} {:>9} {:>7} {:>8.1}{end}",
@@ -223,18 +223,18 @@ impl Results {
     }
 }
 
-/// Why results cannot be read or kept.
+/// Results cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum ResultsError {
-    /// The store.
+    /// Store error.
     #[error(transparent)]
     Store(#[from] Error),
-    /// It is no list of runs.
+    /// Invalid content.
     #[error("{url}/{OBJECT} is no list of runs of `lambert tune`")]
     Unreadable {
-        /// Where.
+        /// URL of the runs.
         url: String,
-        /// Why not.
+        /// Cause.
         source: serde_json::Error,
     },
 }
@@ -243,17 +243,17 @@ pub enum ResultsError {
 mod tests {
     use super::*;
 
-    fn trial(name: &str, end: End, held_out: Option<f64>) -> Trial {
+    fn trial(name: &str, end: TrialOutcome, held_out: Option<f64>) -> Trial {
         let settings = vec![format!("a=\"{name}\"")];
         Trial { name: name.into(), settings, end, held_out, main: held_out, training: None, steps: 7, seconds: 1.25 }
     }
 
     fn three() -> Results {
         let trials = vec![
-            trial("wild", End::Diverged, Some(1.0)),
-            trial("good", End::Finished, Some(5.5)),
-            trial("better", End::Finished, Some(5.25)),
-            trial("lost", End::Failed, None),
+            trial("wild", TrialOutcome::Diverged, Some(1.0)),
+            trial("good", TrialOutcome::Finished, Some(5.5)),
+            trial("better", TrialOutcome::Finished, Some(5.25)),
+            trial("lost", TrialOutcome::Failed, None),
         ];
         Results { trials }
     }
@@ -271,7 +271,7 @@ mod tests {
     fn a_recipe_is_judged_by_the_mean_of_its_seeds() {
         let trial = |rate: &str, seed: &str, loss: f64| {
             let settings = vec![format!("rate={rate}"), format!("run.seed={seed}")];
-            Trial { settings, ..trial(&format!("{rate},{seed}"), End::Finished, Some(loss)) }
+            Trial { settings, ..trial(&format!("{rate},{seed}"), TrialOutcome::Finished, Some(loss)) }
         };
         let single = Trial { settings: vec!["rate=1".into()], ..trial("1", "", 3.0) };
         let trials = vec![

@@ -1,4 +1,4 @@
-//! The runs of a tuning, side by side: each a `lambert run` of its own, with a place of its own.
+//! Concurrent runs of a sweep, each a separate `lambert run` process.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -13,91 +13,91 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use super::grid::Settings;
-use super::slots::{CARDS, Slot};
+use super::slots::{GPU_VARIABLE, RunSlot};
 use crate::failure::Failure;
-use crate::run::launch::processes::{EndBy, end_with_parent};
+use crate::run::launch::processes::{ExitSignal, end_with_parent};
 use crate::run::sources::ignores;
 
-/// Between two looks at the runs under way.
+/// Polling interval of running processes.
 const POLL: Duration = Duration::from_millis(100);
-/// What is shown of the log of a run that failed, bytes.
+/// Number of bytes of a failed run's log to show.
 const SHOWN: u64 = 2000;
 
-/// A run that is to be made.
+/// A run to execute.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Planned {
-    /// Its name.
+pub struct PlannedRun {
+    /// Run name.
     pub name: String,
-    /// What it is given beside what all are.
+    /// Settings that differ from the common configuration.
     pub settings: Settings,
     /// Arguments of `lambert run`.
     pub arguments: Vec<String>,
 }
 
-/// How a `lambert run` ended.
+/// A finished `lambert run` process.
 #[derive(Debug)]
-pub struct Ended {
-    /// Which.
-    pub planned: Planned,
-    /// Its exit code; none if a signal ended it.
+pub struct FinishedRun {
+    /// The run.
+    pub planned: PlannedRun,
+    /// Exit code; `None` if killed by a signal.
     pub code: Option<i32>,
-    /// The same in words.
+    /// Description of the exit.
     pub how: String,
-    /// The last of what it said.
+    /// End of its log.
     pub said: String,
-    /// It had been asked to stop.
+    /// True if it had been told to stop.
     pub stopping: bool,
 }
 
-/// Why runs cannot be made.
+/// Runs cannot be executed.
 #[derive(Debug, thiserror::Error)]
 pub enum RunsError {
     /// A run does not start.
     #[error("cannot start {} for {name}", program.display())]
     Start {
-        /// This program.
+        /// Path of lambert.
         program: PathBuf,
-        /// The run.
+        /// Run name.
         name: String,
-        /// Why not.
+        /// System error.
         source: std::io::Error,
     },
-    /// The system refuses something else.
+    /// Another system error.
     #[error("cannot {what}")]
     System {
-        /// What.
+        /// Operation.
         what: &'static str,
-        /// Why not.
+        /// System error.
         source: std::io::Error,
     },
 }
 
-struct Running {
-    planned: Planned,
-    slot: Slot,
+struct RunningProcess {
+    planned: PlannedRun,
+    slot: RunSlot,
     child: Child,
     log: File,
 }
 
-/// Makes the `planned` runs, as many at a time as there are `slots`; `started` and `ended` hear of each. Signals go on to the runs
-/// under way, which save and stop; no other is begun then. They stop, too, if this process is killed. Call this on the main
-/// thread: its end is taken for the process's.
+/// Executes `planned` runs in parallel, one per slot, and calls `started` and `ended` for each. Signals are forwarded
+/// to the running processes, which save and stop, and no more are started. They also stop if this process is killed.
+/// Call this on the main thread.
 ///
 /// # Errors
-/// A run cannot be started; those under way are stopped.
-pub fn make(
+/// A run cannot be started; the running ones are stopped.
+pub fn execute(
     program: &Path,
-    planned: Vec<Planned>,
-    slots: Vec<Slot>,
-    started: impl Fn(&Planned),
-    mut ended: impl FnMut(Ended) -> Result<(), Failure>,
-) -> Result<Stopped, Failure> {
-    // A SIGHUP that this process was started to ignore, by nohup, stays ignored.
+    planned: Vec<PlannedRun>,
+    slots: Vec<RunSlot>,
+    started: impl Fn(&PlannedRun),
+    mut ended: impl FnMut(FinishedRun) -> Result<(), Failure>,
+) -> Result<StopCause, Failure> {
+    // A SIGHUP that was ignored at the start (nohup) stays ignored.
     let handled = [SIGINT, SIGTERM, SIGUSR1].into_iter().chain((!ignores(SIGHUP)).then_some(SIGHUP));
     let refused = |source| Failure::failed(RunsError::System { what: "listen to signals", source });
     let mut signals = Signals::new(handled).map_err(refused)?;
     let mut waiting = planned.into_iter();
-    let mut pool = Pool { program, free: slots, running: Vec::new(), stopped: Stopped::No, failed: None };
+    let mut pool = RunPool { program, free: slots, running: Vec::new(), stopped: StopCause::No, failed: None };
     loop {
         signals.pending().for_each(|signal| pool.stop(signal, signal));
         while let Some(end) = pool.take_ended() {
@@ -105,7 +105,7 @@ pub fn make(
                 pool.failed = Some(failure);
             }
         }
-        if pool.failed.is_some() && pool.stopped == Stopped::No {
+        if pool.failed.is_some() && pool.stopped == StopCause::No {
             pool.stop(SIGTERM, SIGTERM);
         }
         while pool.has_room()
@@ -114,7 +114,7 @@ pub fn make(
             started(&planned);
             pool.start(planned);
         }
-        let over = pool.stopped != Stopped::No || waiting.len() == 0;
+        let over = pool.stopped != StopCause::No || waiting.len() == 0;
         if pool.running.is_empty() && over {
             return pool.failed.map_or(Ok(pool.stopped), Err);
         }
@@ -122,37 +122,37 @@ pub fn make(
     }
 }
 
-/// The runs under way, and the places that are free.
-struct Pool<'a> {
+/// Running processes and free slots.
+struct RunPool<'a> {
     program: &'a Path,
-    free: Vec<Slot>,
-    running: Vec<Running>,
-    stopped: Stopped,
-    /// Why no other is to be started.
+    free: Vec<RunSlot>,
+    running: Vec<RunningProcess>,
+    stopped: StopCause,
+    /// Error that prevents further starts.
     failed: Option<Failure>,
 }
 
-impl Pool<'_> {
-    /// No other run is begun, for the sake of signal `by`; those under way are sent `signal`.
+impl RunPool<'_> {
+    /// Stops starting runs because of signal `by`, and sends `signal` to the running ones.
     fn stop(&mut self, by: i32, signal: i32) {
         self.running.iter().for_each(|run| forward(&run.child, signal));
-        self.stopped = Stopped::By(by);
+        self.stopped = StopCause::By(by);
     }
 
-    /// One of those that have ended.
-    fn take_ended(&mut self) -> Option<Ended> {
-        let over = |run: &mut Running| !matches!(run.child.try_wait(), Ok(None));
+    /// Removes a finished run, if any.
+    fn take_ended(&mut self) -> Option<FinishedRun> {
+        let over = |run: &mut RunningProcess| !matches!(run.child.try_wait(), Ok(None));
         let index = self.running.iter_mut().position(over)?;
         let mut run = self.running.swap_remove(index);
         self.free.push(run.slot.clone());
         let status = run.child.try_wait().ok().flatten();
-        let end = run.end(status, self.stopped != Stopped::No);
+        let end = run.end(status, self.stopped != StopCause::No);
         match end.code {
-            // `lambert stop` of one run, or a signal that only it has had: it goes on next time.
+            // Stopped by `lambert stop` or a signal of its own: resumes next time.
             Some(exit::STOPPED | exit::ENDED) if !end.stopping => self.stop(SIGINT, SIGTERM),
             Some(exit::REPLACED) if !end.stopping => {
                 self.stop(SIGTERM, SIGTERM);
-                self.stopped = Stopped::Replaced(end.planned.name.clone());
+                self.stopped = StopCause::Replaced(end.planned.name.clone());
             }
             _ => {}
         }
@@ -160,10 +160,10 @@ impl Pool<'_> {
     }
 
     fn has_room(&self) -> bool {
-        self.stopped == Stopped::No && self.failed.is_none() && !self.free.is_empty()
+        self.stopped == StopCause::No && self.failed.is_none() && !self.free.is_empty()
     }
 
-    fn start(&mut self, planned: Planned) {
+    fn start(&mut self, planned: PlannedRun) {
         let Some(slot) = self.free.pop() else { return };
         match start(self.program, planned, slot) {
             Ok(run) => self.running.push(run),
@@ -172,32 +172,32 @@ impl Pool<'_> {
     }
 }
 
-/// Whether runs were left out.
+/// Reason for leaving out runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Stopped {
-    /// All were made.
+pub enum StopCause {
+    /// All were executed.
     No,
-    /// A signal of this number stopped the last ones.
+    /// Stopped by this signal.
     By(i32),
-    /// Another coordinator has taken over the run of this name, as another `lambert tune` at the same place would.
+    /// Another coordinator took over this run, possibly from another `lambert tune` on the same directory.
     Replaced(String),
 }
 
-fn start(program: &Path, planned: Planned, slot: Slot) -> Result<Running, RunsError> {
+fn start(program: &Path, planned: PlannedRun, slot: RunSlot) -> Result<RunningProcess, RunsError> {
     let log = tempfile::tempfile().map_err(|source| RunsError::System { what: "make a temporary file", source })?;
     let copy = log.try_clone().map_err(|source| RunsError::System { what: "use a temporary file", source })?;
     let mut command = Command::new(program);
     command.args(&planned.arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(copy);
-    command.envs(slot.cards.iter().map(|cards| (CARDS, cards)));
-    // Signals of a terminal come here only, and go on once.
+    command.envs(slot.gpus.iter().map(|gpus| (GPU_VARIABLE, gpus)));
+    // Signals from the terminal reach only this process, which forwards them once.
     command.process_group(0);
-    end_with_parent(&mut command, EndBy::Terminate);
+    end_with_parent(&mut command, ExitSignal::Terminate);
     let child = command.spawn().map_err(|source| RunsError::Start {
         program: program.to_owned(),
         name: planned.name.clone(),
         source,
     })?;
-    Ok(Running { planned, slot, child, log })
+    Ok(RunningProcess { planned, slot, child, log })
 }
 
 fn forward(child: &Child, signal: i32) {
@@ -208,13 +208,13 @@ fn forward(child: &Child, signal: i32) {
         _ => Signal::TERM,
     };
     if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
-        // It may have ended meanwhile.
+        // It may have exited meanwhile.
         let _ = kill_process(pid, signal);
     }
 }
 
-impl Running {
-    fn end(mut self, status: Option<ExitStatus>, stopping: bool) -> Ended {
+impl RunningProcess {
+    fn end(mut self, status: Option<ExitStatus>, stopping: bool) -> FinishedRun {
         let mut said = String::new();
         let length = self.log.metadata().map_or(0, |facts| facts.len());
         let mut bytes = Vec::new();
@@ -229,6 +229,6 @@ impl Running {
             (None, Some(signal)) => format!("signal {signal}"),
             (None, None) => "its end was missed".to_owned(),
         };
-        Ended { planned: self.planned, code, how, said, stopping }
+        FinishedRun { planned: self.planned, code, how, said, stopping }
     }
 }

@@ -1,105 +1,105 @@
-//! How many runs go side by side, and on which cards.
+//! Number of concurrent runs and their GPU assignment.
 
 use lambert_config::RunConfig;
 use lambert_config::run::DeviceKind;
 use lambert_plan::memory;
 
-/// The variable by which a process is given cards.
-pub const CARDS: &str = "CUDA_VISIBLE_DEVICES";
+/// Environment variable that selects GPUs.
+pub const GPU_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 
-/// Room for one run.
+/// Resources for one run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Slot {
-    /// Its cards, as [`CARDS`] has them; `None` for a run that is left to itself.
-    pub cards: Option<String>,
+pub struct RunSlot {
+    /// Its GPUs, as a value of [`GPU_VARIABLE`]; `None` to inherit the environment.
+    pub gpus: Option<String>,
 }
 
-/// What one run takes of a host.
+/// Resources that a run needs on this host.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Need {
-    /// Ranks.
+pub struct ResourceNeed {
+    /// Number of ranks.
     pub ranks: usize,
-    /// Processors of all its ranks.
+    /// CPUs of all ranks.
     pub processors: usize,
-    /// Main memory of all its ranks, bytes.
+    /// Main memory of all ranks, bytes.
     pub bytes: u64,
-    /// It computes on cards where there are any.
-    pub cards: bool,
-    /// Its ranks are on other hosts, too, or steps of a job, which Slurm gives processors and cards.
+    /// True if the run uses GPUs where available.
+    pub gpus: bool,
+    /// True if ranks run on other hosts or in Slurm steps, where Slurm assigns CPUs and GPUs.
     pub elsewhere: bool,
 }
 
-impl Need {
-    /// Of a run whose ranks take `bytes` of main memory together, and are all processes of this host if it is `here`.
+impl ResourceNeed {
+    /// Needs of a run whose ranks take `bytes` of main memory in total; `here` is true if all are processes on this host.
     pub fn of(config: &RunConfig, here: bool, bytes: u64) -> Self {
         let ranks = config.cluster.ranks.max(1);
         Self {
             ranks,
             processors: ranks * config.device.threads.max(1),
             bytes,
-            cards: config.device.kind != DeviceKind::Cpu,
+            gpus: config.device.kind != DeviceKind::Cpu,
             elsewhere: !here,
         }
     }
 
-    /// What is enough for both.
+    /// Maximum of both.
     pub fn max(self, other: Self) -> Self {
         Self {
             ranks: self.ranks.max(other.ranks),
             processors: self.processors.max(other.processors),
             bytes: self.bytes.max(other.bytes),
-            cards: self.cards || other.cards,
+            gpus: self.gpus || other.gpus,
             elsewhere: self.elsewhere || other.elsewhere,
         }
     }
 }
 
-/// What a host has.
+/// Resources of a host.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Machine {
-    /// Processors.
+pub struct HostResources {
+    /// CPUs.
     pub processors: usize,
-    /// Main memory, bytes, if it is known.
+    /// Main memory, bytes, if known.
     pub bytes: Option<u64>,
-    /// Cards, by the names that [`CARDS`] has for them.
-    pub cards: Vec<String>,
+    /// GPUs, as listed in [`GPU_VARIABLE`].
+    pub gpus: Vec<String>,
 }
 
-impl Machine {
-    /// This one.
+impl HostResources {
+    /// This host.
     pub fn here() -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let cards = std::env::var(CARDS).map_or_else(|_| devices(), |list| visible(&list));
-        Self { processors, bytes: memory::host_memory(), cards }
+        let gpus = std::env::var(GPU_VARIABLE).map_or_else(|_| devices(), |list| visible(&list));
+        Self { processors, bytes: memory::host_memory(), gpus }
     }
 
-    /// As many slots as there is room for, if each run takes no more than `need`, one at least; or `wanted` ones. A run with ranks
-    /// elsewhere has them to itself, and one with more ranks than there are cards has all cards.
-    pub fn slots(&self, need: &Need, wanted: Option<usize>) -> Vec<Slot> {
+    /// Returns the slots for runs that need at most `need`, at least one, or exactly `wanted`. A run with ranks
+    /// elsewhere gets this host to itself, and one with more ranks than GPUs gets all GPUs.
+    pub fn slots(&self, need: &ResourceNeed, wanted: Option<usize>) -> Vec<RunSlot> {
         let by_memory =
             self.bytes.map_or(usize::MAX, |bytes| usize::try_from(bytes / need.bytes.max(1)).unwrap_or(usize::MAX));
-        let on_cards = need.cards && !self.cards.is_empty();
-        let by_ranks = match (need.elsewhere, on_cards) {
+        let on_gpus = need.gpus && !self.gpus.is_empty();
+        let by_ranks = match (need.elsewhere, on_gpus) {
             (true, _) => 1,
-            (false, true) => self.cards.len() / need.ranks,
+            (false, true) => self.gpus.len() / need.ranks,
             (false, false) => self.processors / need.processors,
         };
         let count = wanted.unwrap_or(by_ranks.min(by_memory)).max(1);
-        if need.elsewhere || !on_cards || by_ranks == 0 {
-            return vec![Slot { cards: None }; count];
+        if need.elsewhere || !on_gpus || by_ranks == 0 {
+            return vec![RunSlot { gpus: None }; count];
         }
-        let groups = self.cards.chunks_exact(need.ranks).map(|cards| Slot { cards: Some(cards.join(",")) });
+        let groups = self.gpus.chunks_exact(need.ranks).map(|gpus| RunSlot { gpus: Some(gpus.join(",")) });
         groups.cycle().take(count).collect()
     }
 }
 
-/// The cards of a list as the driver reads it: those before the first that is none.
+/// Parses a list of GPUs like the CUDA driver: up to the first invalid entry.
 fn visible(list: &str) -> Vec<String> {
-    let is_one = |card: &&str| !card.is_empty() && !card.starts_with('-');
+    let is_one = |gpu: &&str| !gpu.is_empty() && !gpu.starts_with('-');
     list.split(',').map(str::trim).take_while(is_one).map(str::to_owned).collect()
 }
 
-/// The cards of which the driver has made devices.
+/// Lists the GPUs with a device node in /dev.
 fn devices() -> Vec<String> {
     let entries = std::fs::read_dir("/dev").into_iter().flatten().flatten();
     let number = |name: String| name.strip_prefix("nvidia")?.parse::<usize>().ok();
@@ -113,16 +113,16 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn need(ranks: usize, threads: usize, device: DeviceKind) -> Need {
+    fn need(ranks: usize, threads: usize, device: DeviceKind) -> ResourceNeed {
         let mut config = RunConfig::default();
         (config.cluster.ranks, config.device.threads, config.device.kind) = (ranks, threads, device);
-        Need::of(&config, true, GIB)
+        ResourceNeed::of(&config, true, GIB)
     }
 
-    fn slots(cards: usize, need: Need, wanted: Option<usize>) -> Vec<String> {
-        let cards = (0..cards).map(|card| card.to_string()).collect();
-        let machine = Machine { processors: 8, bytes: Some(8 * GIB), cards };
-        machine.slots(&need, wanted).into_iter().map(|slot| slot.cards.unwrap_or_default()).collect()
+    fn slots(gpus: usize, need: ResourceNeed, wanted: Option<usize>) -> Vec<String> {
+        let gpus = (0..gpus).map(|gpu| gpu.to_string()).collect();
+        let machine = HostResources { processors: 8, bytes: Some(8 * GIB), gpus };
+        machine.slots(&need, wanted).into_iter().map(|slot| slot.gpus.unwrap_or_default()).collect()
     }
 
     #[test]
@@ -135,17 +135,17 @@ mod tests {
 
     #[test]
     fn they_share_memory() {
-        let large = Need { bytes: 3 * GIB, ..need(1, 1, DeviceKind::Cpu) };
+        let large = ResourceNeed { bytes: 3 * GIB, ..need(1, 1, DeviceKind::Cpu) };
         assert_eq!(slots(0, large, None).len(), 2);
-        assert_eq!(slots(4, Need { cards: true, ..large }, None), ["0", "1"]);
-        assert_eq!(slots(0, Need { bytes: 9 * GIB, ..large }, None).len(), 1);
+        assert_eq!(slots(4, ResourceNeed { gpus: true, ..large }, None), ["0", "1"]);
+        assert_eq!(slots(0, ResourceNeed { bytes: 9 * GIB, ..large }, None).len(), 1);
         assert_eq!(slots(0, large, Some(4)).len(), 4, "who asks for it has it");
     }
 
     #[test]
     fn runs_of_several_sizes_have_room_for_the_largest_of_each() {
-        let need = need(2, 1, DeviceKind::Cpu).max(Need { bytes: 5 * GIB, ..need(1, 3, DeviceKind::Auto) });
-        assert_eq!(need, Need { ranks: 2, processors: 3, bytes: 5 * GIB, cards: true, elsewhere: false });
+        let need = need(2, 1, DeviceKind::Cpu).max(ResourceNeed { bytes: 5 * GIB, ..need(1, 3, DeviceKind::Auto) });
+        assert_eq!(need, ResourceNeed { ranks: 2, processors: 3, bytes: 5 * GIB, gpus: true, elsewhere: false });
     }
 
     #[test]
@@ -154,10 +154,10 @@ mod tests {
         assert_eq!(slots(4, need(1, 1, DeviceKind::Cuda), Some(2)), ["0", "1"]);
         assert_eq!(slots(3, need(2, 1, DeviceKind::Auto), None), ["0,1"]);
         assert_eq!(slots(2, need(1, 1, DeviceKind::Auto), Some(3)), ["0", "1", "0"]);
-        assert_eq!(slots(2, need(4, 1, DeviceKind::Auto), None), [""], "more ranks than cards");
-        let elsewhere = Need { elsewhere: true, ..need(2, 1, DeviceKind::Cuda) };
+        assert_eq!(slots(2, need(4, 1, DeviceKind::Auto), None), [""], "more ranks than gpus");
+        let elsewhere = ResourceNeed { elsewhere: true, ..need(2, 1, DeviceKind::Cuda) };
         assert_eq!(slots(4, elsewhere, None), [""]);
-        assert!(Need::of(&RunConfig::default(), false, 0).elsewhere);
+        assert!(ResourceNeed::of(&RunConfig::default(), false, 0).elsewhere);
     }
 
     #[test]

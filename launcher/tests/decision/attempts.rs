@@ -5,8 +5,8 @@ use lambert_control::WorkerReport;
 use lambert_control::{EventKind, FailureKind};
 
 use lambert::decide::{
-    Action, Attempt, Event, Exit, FromWorkers, Note, Placement, Room, Settings, Signal, State, StopReason, Verdict,
-    Wanted,
+    Action, Attempt, CoordinatorState, Event, HostPool, LeaseRequest, Note, Placement, ProcessExit, Settings, Signal,
+    StopReason, Verdict, WorkerEvent,
 };
 use lambert_control::Versions;
 
@@ -15,32 +15,32 @@ use crate::scene::Scene;
 #[test]
 fn a_run_that_finishes() {
     let mut scene = Scene::new();
-    assert_eq!(scene.done, [Action::TakeLease(Wanted::Next)]);
+    assert_eq!(scene.done, [Action::TakeLease(LeaseRequest::Next)]);
     scene.give(Event::LeaseTaken(4));
     let attempt = Attempt { number: 4, world: 2, placement: Placement::Here };
     assert_eq!(scene.done, [Action::Start(attempt)]);
     scene.report().says(EventKind::Finished { step: 9, stopped: false });
-    scene.worker(FromWorkers::Exited(Exit::Code(0)));
+    scene.worker(WorkerEvent::Exited(ProcessExit::Code(0)));
     assert_eq!(scene.done, [Action::End]);
-    scene.worker(FromWorkers::Gone(Vec::new()));
+    scene.worker(WorkerEvent::Gone(Vec::new()));
     assert_eq!((scene.state.verdict(), &scene.done[..]), (Some(&Verdict::Finished), &[Action::ForgetStop][..]));
     assert_eq!(scene.give(Event::Signal(Signal::Other)).done, [], "nothing after the end");
 }
 
 #[test]
 fn pauses_grow_and_progress_sets_them_back() {
-    let mut scene = Scene::with(|config| config.cluster.restart.limit = 100, Room::Here);
+    let mut scene = Scene::with(|config| config.cluster.restart.limit = 100, HostPool::Here);
     let mut pauses = Vec::new();
     for lease in 1..=9 {
         let (pause, wanted) = scene.train(lease, 10).fail(FailureKind::Transient).pause();
-        assert_eq!(wanted, Wanted::Exactly(lease + 1));
+        assert_eq!(wanted, LeaseRequest::Exactly(lease + 1));
         pauses.push(pause);
     }
     assert_eq!(pauses, [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]);
     assert_eq!(scene.train(10, 11).fail(FailureKind::Transient).pause().0, 1.0, "a step further");
     scene.train(11, 3).saves(3);
     assert_eq!(scene.fail(FailureKind::Transient).pause().0, 1.0, "a newer checkpoint");
-    assert_eq!(scene.state.memory.last_save_seconds, Some(2.0));
+    assert_eq!(scene.state.history.last_save_seconds, Some(2.0));
 }
 
 /// Crashes with a step between them restarted for ever once.
@@ -57,15 +57,16 @@ fn restarts_are_counted_in_a_window_whatever_progress_they_make() {
     patient.train(6, 6).saves(6).fail(FailureKind::Transient).pause();
     // A coordinator that comes after one that vanished counts on; after one that has given up it begins anew.
     let later = Settings { unix: 1e9 + patient.at, ..patient.state.settings.clone() };
-    let (vanished, _) = State::begin(later, patient.state.memory.clone());
-    assert_eq!(vanished.memory.count(1e9 - 1.0), 6);
-    let (anew, _) = State::begin(Settings { unix: 1e9 + 9999.0, ..scene.state.settings.clone() }, scene.state.memory);
-    assert_eq!(anew.memory.count(1e9 - 1.0), 0);
+    let (vanished, _) = CoordinatorState::begin(later, patient.state.history.clone());
+    assert_eq!(vanished.history.count(1e9 - 1.0), 6);
+    let (anew, _) =
+        CoordinatorState::begin(Settings { unix: 1e9 + 9999.0, ..scene.state.settings.clone() }, scene.state.history);
+    assert_eq!(anew.history.count(1e9 - 1.0), 0);
 }
 
 #[test]
 fn no_restarts_may_be_wanted() {
-    let mut scene = Scene::with(|config| config.cluster.restart.limit = 0, Room::Here);
+    let mut scene = Scene::with(|config| config.cluster.restart.limit = 0, HostPool::Here);
     assert_eq!(scene.train(1, 50).fail(FailureKind::Transient).failure().0, 1);
 }
 
@@ -83,7 +84,7 @@ fn what_cannot_get_better_is_not_tried_again() {
 #[test]
 fn a_failure_of_a_host_is_tried_elsewhere_and_three_times() {
     let host = |name: &str| Host { name: name.into(), ranks: 1 };
-    let mut scene = Scene::with(|_| (), Room::Hosts(vec![host("a"), host("b"), host("c")]));
+    let mut scene = Scene::with(|_| (), HostPool::Hosts(vec![host("a"), host("b"), host("c")]));
     let names = |scene: &Scene| match &scene.state.running().unwrap().attempt.placement {
         Placement::Hosts(hosts) => hosts.iter().map(|host| host.name.as_str()).collect::<String>(),
         other => panic!("{other:?}"),
@@ -97,7 +98,7 @@ fn a_failure_of_a_host_is_tried_elsewhere_and_three_times() {
     scene.fail(FailureKind::Host).pause();
     scene.train(3, 5).fail(FailureKind::Host).pause();
     let (_, message) = { scene.train(4, 5).fail(FailureKind::Host).failure() };
-    assert!(message.starts_with("given up after 3 tries: rank 0"), "{message}");
+    assert!(message.starts_with("given up after 3 counters: rank 0"), "{message}");
 }
 
 /// The run's end does not depend on how its processes leave.
@@ -119,7 +120,7 @@ fn ranks_that_are_done_and_do_not_leave_are_ended() {
             "{:?}",
             scene.done
         );
-        scene.worker(FromWorkers::Exited(Exit::Signal(9))).worker(FromWorkers::Gone(Vec::new()));
+        scene.worker(WorkerEvent::Exited(ProcessExit::Signal(9))).worker(WorkerEvent::Gone(Vec::new()));
         assert_eq!(scene.state.verdict(), Some(&verdict));
     }
 }
@@ -136,7 +137,7 @@ fn processes_that_cannot_be_started_again_are_waited_for() {
     scene.train(1, 5).fail(FailureKind::Transient).pause();
     for (lease, pause) in [(2, 1.0), (3, 2.0)] {
         scene.give(Event::LeaseTaken(lease)).give(Event::StartFailed(lease, 2, none()));
-        assert_eq!(scene.pause(), (pause, Wanted::Exactly(lease + 1)));
+        assert_eq!(scene.pause(), (pause, LeaseRequest::Exactly(lease + 1)));
     }
     scene.wait(3601.0).give(Event::LeaseTaken(4)).give(Event::StartFailed(4, 2, none()));
     let (code, message) = scene.failure();
@@ -150,7 +151,7 @@ fn a_start_that_nobody_reports_from_is_waited_for_and_no_restart() {
     let message = loop {
         lease += 1;
         scene.give(Event::LeaseTaken(lease)).wait(10.0);
-        scene.worker(FromWorkers::Remark("no route to host b".into())).exit(1);
+        scene.worker(WorkerEvent::Remark("no route to host b".into())).exit(1);
         match scene.state.verdict() {
             None => pauses.push(scene.pause().0),
             Some(_) => break scene.failure().1.to_owned(),
@@ -159,7 +160,7 @@ fn a_start_that_nobody_reports_from_is_waited_for_and_no_restart() {
     assert_eq!(pauses[..7], [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0]);
     assert!((3600.0..3700.0).contains(&scene.at), "given up after {} s", scene.at);
     assert!(message.ends_with("the launcher exited with code 1: no route to host b"), "{message}");
-    assert_eq!(scene.state.memory.restarts, [], "none of them is a restart");
+    assert_eq!(scene.state.history.restarts, [], "none of them is a restart");
 }
 
 #[test]
@@ -167,10 +168,10 @@ fn a_silent_rank_ends_its_attempt_and_its_host_is_remembered() {
     let mut scene = Scene::new();
     scene.train(1, 5).wait(91.0);
     assert_eq!(scene.done, [Action::End]);
-    scene.worker(FromWorkers::Gone(vec!["pid 12 (state D)".into()]));
-    assert_eq!(scene.done[0], Action::Note(Note::Left(vec!["pid 12 (state D)".into()])));
-    assert_eq!(scene.state.memory.restarts[0].host.as_deref(), Some("a"));
-    assert!(scene.state.memory.restarts[0].cause.ends_with("has been silent for 90 s"));
+    scene.worker(WorkerEvent::Gone(vec!["pid 12 (state D)".into()]));
+    assert_eq!(scene.done[0], Action::Note(Note::LeftoverProcesses(vec!["pid 12 (state D)".into()])));
+    assert_eq!(scene.state.history.restarts[0].host.as_deref(), Some("a"));
+    assert!(scene.state.history.restarts[0].cause.ends_with("has been silent for 90 s"));
 }
 
 #[test]
@@ -178,9 +179,9 @@ fn a_mixture_of_versions_is_refused() {
     let mut scene = Scene::new();
     let versions = Versions { program: "0.0.9".into(), ..Versions::current() };
     scene.give(Event::LeaseTaken(1));
-    scene.worker(FromWorkers::Report(WorkerReport { versions: Some(versions), ..WorkerReport::default() }));
+    scene.worker(WorkerEvent::Report(WorkerReport { versions: Some(versions), ..WorkerReport::default() }));
     assert_eq!(scene.done, [Action::End]);
-    scene.worker(FromWorkers::Gone(Vec::new()));
+    scene.worker(WorkerEvent::Gone(Vec::new()));
     let (code, message) = scene.failure();
     let own = env!("CARGO_PKG_VERSION");
     let expected =
@@ -193,9 +194,9 @@ fn what_a_restart_costs_is_counted_once() {
     let mut scene = Scene::new();
     scene.train(1, 100).wait(1.0).fail(FailureKind::Transient).pause();
     scene.train(2, 40).wait(10.0).fail(FailureKind::Transient).pause();
-    assert_eq!(scene.state.memory.restarts[0].seconds, Some(11.0), "a failure on the way ends the account");
+    assert_eq!(scene.state.history.restarts[0].seconds, Some(11.0), "a failure on the way ends the account");
     scene.train(3, 60).wait(20.0);
     scene.record(100);
     assert_eq!(scene.done, [Action::Note(Note::Recovered { step: 100, seconds: 22.0 })]);
-    assert_eq!(scene.state.memory.seconds_lost, 33.0);
+    assert_eq!(scene.state.history.seconds_lost, 33.0);
 }

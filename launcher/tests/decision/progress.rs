@@ -3,7 +3,8 @@
 use lambert_control::{EventKind, FailureKind};
 
 use lambert::decide::{
-    Action, Event, JobView, Memory, Room, Seconds, Signal, Standing, State, StopReason, Verdict, Wanted,
+    Action, CoordinatorState, Event, HostPool, JobState, JobView, LeaseRequest, RestartHistory, Seconds, Signal,
+    StopReason, Verdict,
 };
 use lambert_control::WorkerPhase;
 
@@ -31,11 +32,11 @@ fn attempts_without_a_new_checkpoint_end_the_run_whatever_their_spacing() {
     let (code, message) = { scene.train(7, 60).fail(FailureKind::Transient).failure() };
     let expected = "given up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: rank 0";
     assert!(code == 1 && message.starts_with(expected), "{message}");
-    assert_eq!(scene.state.memory.progress.fruitless, 0, "who starts it again has mended something");
+    assert_eq!(scene.state.history.progress.fruitless, 0, "who starts it again has mended something");
     // A checkpoint further than any is progress.
     lucky.wait(LATER);
     lucky.train(7, 60).saves(51).fail(FailureKind::Transient).pause();
-    assert_eq!(lucky.state.memory.progress.fruitless, 0);
+    assert_eq!(lucky.state.history.progress.fruitless, 0);
 }
 
 #[test]
@@ -45,83 +46,83 @@ fn the_count_outlives_a_coordinator() {
         scene.train(lease, 5).fail(FailureKind::Transient).pause();
         scene.wait(LATER);
     }
-    let memory: Memory = serde_json::from_value(serde_json::to_value(&scene.state.memory).unwrap()).unwrap();
-    let (state, done) = State::begin(scene.state.settings.clone(), memory);
+    let history: RestartHistory = serde_json::from_value(serde_json::to_value(&scene.state.history).unwrap()).unwrap();
+    let (state, done) = CoordinatorState::begin(scene.state.settings.clone(), history);
     let mut next = Scene { at: 0.0, state, done };
     assert!(next.train(6, 5).fail(FailureKind::Transient).failure().1.starts_with("given up after 6 "));
 }
 
 /// A coordinator in a job that is near its time limit while its ranks load.
-fn too_short(memory: Memory, start: u32) -> Scene {
-    let mut scene = Scene::in_job(memory, 120.0, f64::from(start) * LATER);
+fn too_short(history: RestartHistory, start: u32) -> Scene {
+    let mut scene = Scene::in_job(history, 120.0, f64::from(start) * LATER);
     scene.load(start, WorkerPhase::Load).give(Event::Signal(Signal::Other));
-    scene.give(Event::Job(JobView { standing: Standing::Running, seconds_left: Some(100.0) }));
+    scene.give(Event::Job(JobView { job_state: JobState::Running, seconds_left: Some(100.0) }));
     scene.exit(143);
     scene
 }
 
 #[test]
 fn a_load_that_is_longer_than_the_time_limit_is_not_queued_again_for_ever() {
-    let mut memory = Memory::default();
+    let mut history = RestartHistory::default();
     for start in 1..=5 {
-        let scene = too_short(memory, start);
+        let scene = too_short(history, start);
         assert_eq!(scene.state.verdict(), Some(&Verdict::Stopped(StopReason::TimeLimit)), "start {start}");
-        memory = scene.state.memory;
+        history = scene.state.history;
     }
-    let scene = too_short(memory.clone(), 6);
+    let scene = too_short(history.clone(), 6);
     let expected = "given up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: close to its time limit";
     assert_eq!(scene.failure(), (70, expected), "a job that ends so is not queued again");
     assert!(!scene.done.contains(&Action::ForgetStop));
-    let told = &scene.state.memory.job_ends[5];
+    let told = &scene.state.history.job_ends[5];
     assert_eq!(told.cause, format!("failed: {expected}"));
     // A checkpoint sets the count back.
-    let mut scene = Scene::in_job(memory, 120.0, 6.0 * LATER);
+    let mut scene = Scene::in_job(history, 120.0, 6.0 * LATER);
     scene.train(6, 5).saves(5).fail(FailureKind::Transient).pause();
-    assert_eq!(scene.state.memory.progress.fruitless, 0);
+    assert_eq!(scene.state.history.progress.fruitless, 0);
 }
 
 /// Slurm ends a job by SIGKILL, or its node fails, and queues it again.
 #[test]
 fn a_coordinator_that_is_killed_in_its_job_counts() {
-    let mut memory = Memory::default();
+    let mut history = RestartHistory::default();
     for start in 1..=6 {
-        let mut scene = Scene::in_job(memory, 120.0, f64::from(start) * LATER);
-        assert_eq!(scene.done, [Action::TakeLease(Wanted::Next)], "start {start}");
+        let mut scene = Scene::in_job(history, 120.0, f64::from(start) * LATER);
+        assert_eq!(scene.done, [Action::TakeLease(LeaseRequest::Next)], "start {start}");
         scene.load(start, WorkerPhase::Load);
-        memory = scene.state.memory;
+        history = scene.state.history;
     }
-    let scene = Scene::in_job(memory.clone(), 120.0, 7.0 * LATER);
+    let scene = Scene::in_job(history.clone(), 120.0, 7.0 * LATER);
     let expected = "given up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: the coordinator was \
                     killed, or its node failed";
     assert_eq!(scene.failure(), (70, expected));
     assert_eq!(scene.done, []);
     // By hand, whoever has killed it.
     let by_hand = Scene::new();
-    let (state, done) = State::begin(by_hand.state.settings, memory);
-    assert_eq!((done, state.memory.progress.fruitless), (vec![Action::TakeLease(Wanted::Next)], 5));
+    let (state, done) = CoordinatorState::begin(by_hand.state.settings, history);
+    assert_eq!((done, state.history.progress.fruitless), (vec![Action::TakeLease(LeaseRequest::Next)], 5));
 }
 
 #[test]
 fn what_a_person_stops_does_not_count() {
     for in_job in [false, true] {
-        let mut memory = Memory::default();
+        let mut history = RestartHistory::default();
         for start in 1..=20 {
-            let (state, _) = State::begin(Scene::new().state.settings, memory.clone());
+            let (state, _) = CoordinatorState::begin(Scene::new().state.settings, history.clone());
             let mut scene = Scene { at: 0.0, state, done: Vec::new() };
             if in_job {
-                scene = Scene::in_job(memory, 120.0, 0.0);
+                scene = Scene::in_job(history, 120.0, 0.0);
             }
             let request = [Event::StopRequested, Event::Signal(Signal::Interrupt)][start as usize % 2].clone();
             scene.load(start, WorkerPhase::Load).give(request).exit(143);
             assert_eq!(scene.state.verdict(), Some(&Verdict::Stopped(StopReason::Person)));
-            memory = scene.state.memory;
+            history = scene.state.history;
         }
-        assert_eq!(memory.progress.fruitless, 0);
+        assert_eq!(history.progress.fruitless, 0);
     }
     // Nor what a supervisor stops that is not Slurm: it has its own rules.
     let mut scene = Scene::new();
     scene.load(1, WorkerPhase::Load).give(Event::Signal(Signal::Other)).exit(143);
-    assert_eq!(scene.state.memory.progress.fruitless, 0);
+    assert_eq!(scene.state.history.progress.fruitless, 0);
 }
 
 /// A host whose clock was a year ahead has recorded failures; the next kill gave the run up.
@@ -132,26 +133,26 @@ fn failures_from_the_future_do_not_count() {
     for lease in 1..=5 {
         ahead.train(lease, u64::from(lease)).saves(u64::from(lease)).fail(FailureKind::Transient).pause();
     }
-    let (state, done) = State::begin(Scene::new().state.settings, ahead.state.memory);
+    let (state, done) = CoordinatorState::begin(Scene::new().state.settings, ahead.state.history);
     let mut scene = Scene { at: 0.0, state, done };
     scene.train(6, 9).fail(FailureKind::Transient).pause();
-    assert_eq!(scene.state.memory.restarts.len(), 1);
+    assert_eq!(scene.state.history.restarts.len(), 1);
 }
 
 #[test]
 fn going_back_does_not_wait_and_has_its_limit() {
-    let mut scene = Scene::with(|config| config.guard.rollbacks = 2, Room::Here);
+    let mut scene = Scene::with(|config| config.guard.rollbacks = 2, HostPool::Here);
     for lease in 1..=2 {
         // Checkpoints on the way to the step that derails the run are no way past it.
         scene.train(lease, 9).saves(7).says(rolled_back(9, 7)).exit(0);
-        assert_eq!(scene.pause(), (0.0, Wanted::Exactly(lease + 1)));
+        assert_eq!(scene.pause(), (0.0, LeaseRequest::Exactly(lease + 1)));
     }
     let mut past = Scene { at: scene.at, state: scene.state.clone(), done: Vec::new() };
     scene.train(3, 9).saves(7).saves(9).says(rolled_back(9, 7)).exit(0);
     assert_eq!(scene.failure(), (65, "given up after 2 rollbacks without progress; the last: the loss"));
     past.train(3, 12).saves(10).says(rolled_back(12, 10)).exit(0);
     assert_eq!(past.pause().0, 0.0, "a checkpoint beyond the step of the rollback");
-    assert_eq!(past.state.memory.progress.rollbacks, 1);
+    assert_eq!(past.state.history.progress.rollbacks, 1);
 }
 
 /// The way back to where a run was before it went back is progress.

@@ -7,8 +7,8 @@ use lambert_control::{Message, WorkerPhase, WorkerReport};
 use lambert_dataset::random::{Key, Rng};
 
 use lambert::decide::{
-    Action, Death, Event, Exit, FromWorkers, JobSettings, JobView, Memory, Note, Placement, Room, Seconds, Settings,
-    Signal, Standing, State, Verdict, Wanted, decide,
+    Action, CoordinatorState, Event, HostPool, JobSettings, JobState, JobView, LeaseRequest, Note, Placement,
+    ProcessExit, RankDeath, RestartHistory, Seconds, Settings, Signal, Verdict, WorkerEvent, decide,
 };
 
 /// Sequences; each has its own seed.
@@ -32,7 +32,7 @@ fn settings(seed: u64) -> Settings {
     config.checkpoint.give_up_minutes = 1.0;
     let host = |name: &str| Host { name: name.into(), ranks: 1 };
     config.guard.rollbacks = ROLLBACKS;
-    let mut settings = Settings::new(&config, Room::Hosts(vec![host("a"), host("b"), host("c")]), 1e9);
+    let mut settings = Settings::new(&config, HostPool::Hosts(vec![host("a"), host("b"), host("c")]), 1e9);
     settings.job = (seed / 2).is_multiple_of(2).then(|| JobSettings { id: "12".to_owned(), lead: 120.0 });
     settings
 }
@@ -46,7 +46,7 @@ struct Auditor {
     active: Option<u32>,
     ending: bool,
     newest: u32,
-    wanted: Option<Wanted>,
+    wanted: Option<LeaseRequest>,
     /// When the processes of the attempt were last heard of.
     alive: Seconds,
     restarts: Vec<Seconds>,
@@ -68,15 +68,15 @@ struct Auditor {
 impl Auditor {
     fn before(&mut self, at: Seconds, event: &Event) {
         match event {
-            Event::Worker(attempt, FromWorkers::Gone(_)) | Event::StartFailed(attempt, ..)
+            Event::Worker(attempt, WorkerEvent::Gone(_)) | Event::StartFailed(attempt, ..)
                 if Some(*attempt) == self.active =>
             {
                 (self.active, self.ending) = (None, false);
             }
-            Event::Worker(attempt, FromWorkers::Report(_)) if Some(*attempt) == self.active => {
+            Event::Worker(attempt, WorkerEvent::Report(_)) if Some(*attempt) == self.active => {
                 (self.alive, self.waiting) = (at, None);
             }
-            Event::Worker(attempt, FromWorkers::Message(rank, Message::Event(said)))
+            Event::Worker(attempt, WorkerEvent::Message(rank, Message::Event(said)))
                 if Some(*attempt) == self.active =>
             {
                 self.hear(*rank, said);
@@ -103,7 +103,7 @@ impl Auditor {
         }
     }
 
-    fn after(&mut self, at: Seconds, tick: bool, state: &State, actions: &[Action]) {
+    fn after(&mut self, at: Seconds, tick: bool, state: &CoordinatorState, actions: &[Action]) {
         if self.verdict.is_some() {
             assert_eq!((actions, state.verdict()), (&[][..], self.verdict.as_ref()), "something after a verdict");
         }
@@ -137,7 +137,7 @@ impl Auditor {
                 assert!(self.active.is_some() && !self.ending, "nothing to end");
                 self.ending = true;
             }
-            Action::Order(_) => assert!(self.active.is_some(), "an order to nobody"),
+            Action::Command(_) => assert!(self.active.is_some(), "an order to nobody"),
             Action::Note(Note::Restart { rollback, .. }) => {
                 self.waiting = None;
                 if *rollback {
@@ -157,7 +157,7 @@ impl Auditor {
 struct Play {
     rng: Rng,
     at: Seconds,
-    state: State,
+    state: CoordinatorState,
     auditor: Auditor,
 }
 
@@ -165,7 +165,7 @@ impl Play {
     fn begin(seed: u64) -> Self {
         let settings = settings(seed);
         let mut auditor = Auditor { window: settings.window, ..Auditor::default() };
-        let (state, actions) = State::begin(settings, Memory::default());
+        let (state, actions) = CoordinatorState::begin(settings, RestartHistory::default());
         actions.iter().for_each(|action| auditor.act(0.0, action));
         Self { rng: Key::new(seed).rng(), at: 0.0, state, auditor }
     }
@@ -196,7 +196,7 @@ impl Play {
             2 => Event::SaveRequested,
             3 => Event::LeaseSeen(newest + self.rng.below(20) as u32 / 18),
             4 => Event::LeaseSeen(newest.saturating_sub(1)),
-            5 => Event::Worker(attempt.saturating_sub(1), FromWorkers::Gone(Vec::new())),
+            5 => Event::Worker(attempt.saturating_sub(1), WorkerEvent::Gone(Vec::new())),
             6 if self.rng.below(40) == 0 => Event::LeaseGone(newest, "moved".into()),
             6 => Event::StartFailed(attempt.saturating_sub(1), 1, "late".into()),
             7 => Event::Job(self.job()),
@@ -209,9 +209,9 @@ impl Play {
     }
 
     fn job(&mut self) -> JobView {
-        use Standing::{Cancelled, Preempted, Requeued, Running, Unknown};
-        let standing = [Running, Preempted, Cancelled, Requeued, Unknown][self.rng.below(5) as usize];
-        JobView { standing, seconds_left: (self.rng.below(2) == 0).then(|| self.rng.below(300) as f64) }
+        use JobState::{Cancelled, Preempted, Requeued, Running, Unknown};
+        let job_state = [Running, Preempted, Cancelled, Requeued, Unknown][self.rng.below(5) as usize];
+        JobView { job_state, seconds_left: (self.rng.below(2) == 0).then(|| self.rng.below(300) as f64) }
     }
 
     fn lease(&mut self) -> Event {
@@ -223,24 +223,24 @@ impl Play {
         }
     }
 
-    fn end(&mut self) -> FromWorkers {
+    fn end(&mut self) -> WorkerEvent {
         match self.rng.below(8) {
-            0 | 1 => FromWorkers::Exited(Exit::Code([0, 0, 1, 2, 75][self.rng.below(5) as usize])),
-            2 => FromWorkers::Exited(Exit::Signal(9)),
-            3 => FromWorkers::Died(Death::Signal { rank: self.rank(), signal: 9 }),
-            4 => FromWorkers::Died(Death::Exit { rank: self.rank(), code: 1 }),
-            5 => FromWorkers::Remark("no route to host".into()),
-            _ if self.auditor.ending || self.rng.below(3) == 0 => FromWorkers::Gone(Vec::new()),
-            _ => FromWorkers::Line(0, "text".into()),
+            0 | 1 => WorkerEvent::Exited(ProcessExit::Code([0, 0, 1, 2, 75][self.rng.below(5) as usize])),
+            2 => WorkerEvent::Exited(ProcessExit::Signal(9)),
+            3 => WorkerEvent::Died(RankDeath::Signal { rank: self.rank(), signal: 9 }),
+            4 => WorkerEvent::Died(RankDeath::Exit { rank: self.rank(), code: 1 }),
+            5 => WorkerEvent::Remark("no route to host".into()),
+            _ if self.auditor.ending || self.rng.below(3) == 0 => WorkerEvent::Gone(Vec::new()),
+            _ => WorkerEvent::Line(0, "text".into()),
         }
     }
 
-    fn word(&mut self) -> FromWorkers {
+    fn word(&mut self) -> WorkerEvent {
         if self.rng.below(2) == 0 {
             let phase = WorkerPhase::ALL[self.rng.below(8) as usize];
             let (rank, step, seconds_in_phase) = (self.rank(), self.rng.below(50), self.rng.below(60) as f64);
             let host = ["a", "b", "c"][self.rng.below(3) as usize].into();
-            return FromWorkers::Report(WorkerReport {
+            return WorkerEvent::Report(WorkerReport {
                 rank,
                 pid: 1,
                 host,
@@ -264,17 +264,17 @@ impl Play {
             _ => {
                 let times = StepTimes { seconds: 1.0, ..StepTimes::default() };
                 let record = StepRecord { step, times, ..StepRecord::default() };
-                return FromWorkers::Message(0, Message::Record(Box::new(record)));
+                return WorkerEvent::Message(0, Message::Record(Box::new(record)));
             }
         };
-        FromWorkers::Message(self.rank(), Message::Event(event))
+        WorkerEvent::Message(self.rank(), Message::Event(event))
     }
 
     /// What the world owes the coordinator: an answer about the lease, processes that are gone when they were ended.
     fn owed(&mut self) -> Event {
         match self.auditor.active {
             _ if self.auditor.wanted.is_some() => Event::LeaseTaken(self.auditor.newest + 1),
-            Some(attempt) if self.auditor.ending => Event::Worker(attempt, FromWorkers::Gone(Vec::new())),
+            Some(attempt) if self.auditor.ending => Event::Worker(attempt, WorkerEvent::Gone(Vec::new())),
             _ => Event::Tick,
         }
     }

@@ -4,7 +4,8 @@ use lambert_control::{Directive, EventKind, FailureKind};
 use lambert_control::{WorkerPhase, WorkerReport};
 
 use lambert::decide::{
-    Action, Death, Event, FromWorkers, JobView, Memory, Note, Phase, Signal, Standing, StopReason, Verdict, Wanted,
+    Action, Event, JobState, JobView, LeaseRequest, Note, Phase, RankDeath, RestartHistory, Signal, StopReason,
+    Verdict, WorkerEvent,
 };
 
 use crate::scene::{JOB, Scene};
@@ -17,7 +18,7 @@ fn a_run_under_way_waits_for_its_lease() {
     assert_eq!(scene.failure(), (1, "no space"), "a run that begins is to be looked at at once");
 
     let mut scene = Scene::new();
-    assert_eq!(scene.train(1, 5).fail(FailureKind::Transient).pause(), (1.0, Wanted::Exactly(2)));
+    assert_eq!(scene.train(1, 5).fail(FailureKind::Transient).pause(), (1.0, LeaseRequest::Exactly(2)));
     for pause in [1.0, 2.0, 4.0] {
         scene.give(Event::LeaseFailed("no space".into()));
         // The creation may have failed when the object was there already.
@@ -25,7 +26,7 @@ fn a_run_under_way_waits_for_its_lease() {
         assert!(matches!(&scene.done[..], [Action::Note(Note::Waiting { cause: said, .. })] if said == cause));
         assert_eq!(scene.give(Event::LeaseSeen(2)).state.verdict(), None);
         scene.done = vec![Action::Note(Note::Waiting { cause: cause.into(), pause, minutes_left: 1.0 })];
-        assert_eq!(scene.pause(), (pause, Wanted::Exactly(2)));
+        assert_eq!(scene.pause(), (pause, LeaseRequest::Exactly(2)));
     }
     assert!(matches!(scene.train(2, 9).state.phase, Phase::Running(_)));
 
@@ -50,18 +51,18 @@ fn a_run_under_way_waits_for_its_lease() {
 /// Slurm asks ranks to end, and at first nobody else; a rank's death has its own consequence.
 #[test]
 fn what_slurm_says_to_ranks_counts() {
-    let terminated = || FromWorkers::Report(WorkerReport { has_received_sigterm: true, ..WorkerReport::default() });
+    let terminated = || WorkerEvent::Report(WorkerReport { has_received_sigterm: true, ..WorkerReport::default() });
     let mut scene = Scene::new();
     scene.train(1, 5).worker(terminated());
-    assert_eq!(scene.done, [Action::Note(Note::Stopping), Action::Order(Directive::CheckpointAndStop)]);
+    assert_eq!(scene.done, [Action::Note(Note::Stopping), Action::Command(Directive::CheckpointAndStop)]);
     scene.says(EventKind::Finished { step: 6, stopped: true }).exit(0);
     assert_eq!(scene.state.verdict(), Some(&Verdict::Stopped(StopReason::Signal)));
 
     let mut scene = Scene::new();
-    scene.train(1, 5).worker(FromWorkers::Died(Death::Signal { rank: 1, signal: 9 }));
+    scene.train(1, 5).worker(WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 9 }));
     assert_eq!(scene.done, [Action::End], "the other ranks wait for it for ever");
     assert_eq!(scene.worker(terminated()).done, [], "the launcher ends the others so");
-    assert_eq!(scene.exit(143).pause(), (1.0, Wanted::Exactly(2)));
+    assert_eq!(scene.exit(143).pause(), (1.0, LeaseRequest::Exactly(2)));
 
     let mut scene = Scene::new();
     scene.train(1, 5).give(Event::StopRequested);
@@ -87,12 +88,12 @@ fn signals_count_in_every_phase() {
 
     let mut scene = Scene::new();
     scene.train(1, 5).give(Event::Signal(Signal::Other));
-    assert_eq!(scene.done, [Action::Note(Note::Stopping), Action::Order(Directive::CheckpointAndStop)]);
+    assert_eq!(scene.done, [Action::Note(Note::Stopping), Action::Command(Directive::CheckpointAndStop)]);
     assert_eq!(scene.give(Event::StopRequested).done, [], "said once");
     assert_eq!(scene.give(Event::Signal(Signal::Other)).done, [], "`timeout` signals a process and its group");
     scene.at += 1.0;
     assert_eq!(scene.give(Event::Signal(Signal::Other)).done, [Action::End]);
-    scene.worker(FromWorkers::Gone(Vec::new()));
+    scene.worker(WorkerEvent::Gone(Vec::new()));
     assert!(scene.failure().1.starts_with("ended at once by a second signal"));
 
     let mut scene = Scene::new();
@@ -105,11 +106,11 @@ fn signals_count_in_every_phase() {
 fn a_request_for_a_checkpoint_lives_until_one_is_saved() {
     let mut scene = Scene::new();
     scene.train(1, 5).give(Event::SaveRequested);
-    assert_eq!(scene.done, [Action::Note(Note::Saving), Action::Order(Directive::Checkpoint)]);
+    assert_eq!(scene.done, [Action::Note(Note::Saving), Action::Command(Directive::Checkpoint)]);
     scene.wait(50.0);
     scene.report().fail(FailureKind::Transient).pause();
     scene.give(Event::LeaseTaken(2));
-    assert!(matches!(scene.done[..], [Action::Start(_), Action::Order(Directive::Checkpoint)]), "{:?}", scene.done);
+    assert!(matches!(scene.done[..], [Action::Start(_), Action::Command(Directive::Checkpoint)]), "{:?}", scene.done);
     scene.report().says(EventKind::Checkpoint { name: "c".into(), step: 5, seconds: 0.1, written: 0.2 });
     scene.fail(FailureKind::Transient).pause();
     assert!(matches!(scene.give(Event::LeaseTaken(3)).done[..], [Action::Start(_)]), "{:?}", scene.done);
@@ -120,11 +121,11 @@ fn a_coordinator_does_not_evict_itself_and_leaves_to_a_successor() {
     let mut scene = Scene::new();
     scene.train(1, 5).fail(FailureKind::Transient).pause();
     // The poller sees the lease that this coordinator is about to get.
-    assert_eq!(scene.give(Event::LeaseSeen(2)).state.phase, Phase::Leasing(Wanted::Exactly(2)));
+    assert_eq!(scene.give(Event::LeaseSeen(2)).state.phase, Phase::Leasing(LeaseRequest::Exactly(2)));
     scene.train(2, 5).give(Event::LeaseSeen(2));
     assert!(matches!(scene.state.phase, Phase::Running(_)));
     assert_eq!(scene.give(Event::LeaseSeen(3)).done, [Action::End]);
-    scene.worker(FromWorkers::Gone(Vec::new()));
+    scene.worker(WorkerEvent::Gone(Vec::new()));
     assert!(matches!(scene.state.verdict(), Some(Verdict::Replaced(_))));
 
     let mut scene = Scene::new();
@@ -146,11 +147,11 @@ fn a_run_that_is_not_there_any_more_is_left() {
     scene.train(2, 5);
     assert_eq!(scene.give(gone(1)).done, [], "an answer from before this attempt");
     assert_eq!(scene.give(gone(2)).done, [Action::End]);
-    assert_eq!(scene.worker(FromWorkers::Gone(Vec::new())).state.verdict(), left.as_ref());
+    assert_eq!(scene.worker(WorkerEvent::Gone(Vec::new())).state.verdict(), left.as_ref());
 
     let mut scene = Scene::new();
     scene.train(1, 5).give(Event::LeaseSeen(2));
-    scene.give(gone(1)).worker(FromWorkers::Gone(Vec::new()));
+    scene.give(gone(1)).worker(WorkerEvent::Gone(Vec::new()));
     assert_eq!(scene.state.verdict(), left.as_ref(), "while it ends for another reason");
 
     let mut scene = Scene::new();
@@ -163,50 +164,50 @@ fn a_run_that_is_not_there_any_more_is_left() {
 }
 
 /// A coordinator in a job of Slurm.
-fn in_job(memory: Memory) -> Scene {
-    Scene::in_job(memory, 60.0, 0.0)
+fn in_job(history: RestartHistory) -> Scene {
+    Scene::in_job(history, 60.0, 0.0)
 }
 
 #[test]
 fn in_a_job_slurm_says_what_a_signal_means() {
-    for (standing, reason, forgets) in [
-        (Standing::Cancelled, StopReason::Person, true),
-        (Standing::Preempted, StopReason::Preempted, false),
-        (Standing::Running, StopReason::TimeLimit, false),
+    for (job_state, reason, forgets) in [
+        (JobState::Cancelled, StopReason::Person, true),
+        (JobState::Preempted, StopReason::Preempted, false),
+        (JobState::Running, StopReason::TimeLimit, false),
     ] {
-        let mut scene = in_job(Memory::default());
+        let mut scene = in_job(RestartHistory::default());
         scene.train(1, 5).give(Event::Signal(Signal::Other));
-        let stop = [Action::Note(Note::Stopping), Action::Order(Directive::CheckpointAndStop)];
+        let stop = [Action::Note(Note::Stopping), Action::Command(Directive::CheckpointAndStop)];
         assert_eq!(scene.done, [&[Action::AskSlurm][..], &stop].concat());
-        scene.give(Event::Job(JobView { standing, seconds_left: Some(100.0) }));
+        scene.give(Event::Job(JobView { job_state, seconds_left: Some(100.0) }));
         assert_eq!(scene.give(Event::Signal(Signal::Other)).done, [], "SIGTERM comes twice, and ends nothing");
         scene.says(EventKind::Finished { step: 6, stopped: true }).exit(0);
         assert_eq!(scene.state.verdict(), Some(&Verdict::Stopped(reason)));
         assert_eq!(scene.done.contains(&Action::ForgetStop), forgets, "a request may have come meanwhile");
-        let end = &scene.state.memory.job_ends[0];
+        let end = &scene.state.history.job_ends[0];
         assert_eq!((end.job.as_str(), end.step, end.cause.as_str()), (JOB, Some(5), reason.to_string().as_str()));
-        assert_eq!(scene.state.memory.job, None);
+        assert_eq!(scene.state.history.job, None);
     }
 }
 
 #[test]
 fn a_job_that_is_too_short_for_a_checkpoint_is_known() {
-    let memory = Memory { last_save_seconds: Some(90.0), ..Memory::default() };
-    let mut scene = in_job(memory);
+    let history = RestartHistory { last_save_seconds: Some(90.0), ..RestartHistory::default() };
+    let mut scene = in_job(history);
     assert_eq!(scene.done[0], Action::Note(Note::ShortLead { save: 90.0, lead: 60.0 }));
     scene.train(1, 5).give(Event::Signal(Signal::Other));
-    scene.give(Event::Job(JobView { standing: Standing::Preempted, seconds_left: Some(20.0) }));
+    scene.give(Event::Job(JobView { job_state: JobState::Preempted, seconds_left: Some(20.0) }));
     assert_eq!(scene.done, [Action::Note(Note::ShortOfTime { left: 20.0, save: 90.0 })]);
-    assert_eq!(in_job(Memory { last_save_seconds: Some(59.0), ..Memory::default() }).done.len(), 1);
+    assert_eq!(in_job(RestartHistory { last_save_seconds: Some(59.0), ..RestartHistory::default() }).done.len(), 1);
 }
 
 /// A coordinator that was killed in its job has said nothing; the next one knows.
 #[test]
 fn a_coordinator_that_vanished_is_remembered_by_the_next() {
-    let mut scene = in_job(Memory::default());
+    let mut scene = in_job(RestartHistory::default());
     scene.train(1, 5);
-    let next = in_job(scene.state.memory.clone());
-    let end = &next.state.memory.job_ends[0];
+    let next = in_job(scene.state.history.clone());
+    let end = &next.state.history.job_ends[0];
     assert_eq!((end.step, end.cause.as_str()), (None, "the coordinator was killed, or its node failed"));
 }
 
@@ -226,12 +227,12 @@ fn a_stop_before_the_first_step_has_ended_is_heeded_at_once() {
     // A second signal changes nothing any more.
     scene.at += 2.0;
     assert_eq!(scene.give(Event::Signal(Signal::Other)).done, []);
-    scene.worker(FromWorkers::Gone(Vec::new()));
+    scene.worker(WorkerEvent::Gone(Vec::new()));
     assert_eq!(scene.failure().0, 1);
     // Who is killed meanwhile is no failure, and what ended well by then has.
     let mut scene = Scene::new();
     scene.load(1, WorkerPhase::Load).give(Event::Signal(Signal::Other));
-    scene.worker(FromWorkers::Died(Death::Signal { rank: 1, signal: 15 })).exit(143);
+    scene.worker(WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 15 })).exit(143);
     assert_eq!(scene.state.verdict(), Some(&Verdict::Stopped(StopReason::Signal)));
     let mut scene = Scene::new();
     scene
@@ -244,7 +245,7 @@ fn a_stop_before_the_first_step_has_ended_is_heeded_at_once() {
 
 #[test]
 fn a_stop_waits_for_its_checkpoint_where_there_is_something_to_save() {
-    let stop = [Action::Note(Note::Stopping), Action::Order(Directive::CheckpointAndStop)];
+    let stop = [Action::Note(Note::Stopping), Action::Command(Directive::CheckpointAndStop)];
     for phase in [WorkerPhase::Save, WorkerPhase::Evaluate] {
         assert_eq!(Scene::new().load(1, phase).give(Event::StopRequested).done, stop, "{phase}");
     }
@@ -256,9 +257,9 @@ fn a_stop_waits_for_its_checkpoint_where_there_is_something_to_save() {
 #[test]
 fn ranks_are_ended_when_a_job_has_time_for_nothing_else() {
     let stop = || {
-        let mut scene = Scene::in_job(Memory::default(), 120.0, 0.0);
+        let mut scene = Scene::in_job(RestartHistory::default(), 120.0, 0.0);
         scene.train(1, 5).saves(4).give(Event::Signal(Signal::Other));
-        scene.give(Event::Job(JobView { standing: Standing::Running, seconds_left: Some(180.0) }));
+        scene.give(Event::Job(JobView { job_state: JobState::Running, seconds_left: Some(180.0) }));
         scene
     };
     let mut scene = stop();
@@ -278,8 +279,8 @@ fn ranks_are_ended_when_a_job_has_time_for_nothing_else() {
     let mut scene = stop();
     scene.says(EventKind::Finished { step: 6, stopped: true });
     assert_eq!(scene.wait(25.0).done, []);
-    let mut scene = Scene::in_job(Memory::default(), 120.0, 0.0);
+    let mut scene = Scene::in_job(RestartHistory::default(), 120.0, 0.0);
     scene.train(1, 5).give(Event::Signal(Signal::Other));
-    scene.give(Event::Job(JobView { standing: Standing::Cancelled, seconds_left: Some(20.0) }));
+    scene.give(Event::Job(JobView { job_state: JobState::Cancelled, seconds_left: Some(20.0) }));
     assert_eq!(scene.wait(19.0).done, []);
 }

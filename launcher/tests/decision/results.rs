@@ -2,7 +2,7 @@
 
 use lambert_control::{EventKind, FailureKind};
 
-use lambert::decide::{Action, Death, Event, Exit, FromWorkers, Note, Signal, StopReason, Verdict};
+use lambert::decide::{Action, Event, Note, ProcessExit, RankDeath, Signal, StopReason, Verdict, WorkerEvent};
 
 use crate::scene::Scene;
 
@@ -30,25 +30,29 @@ fn result(stopped: bool) -> Verdict {
 fn a_crash_after_the_end_is_a_warning() {
     let crashes = [
         (
-            FromWorkers::Died(Death::Signal { rank: 1, signal: 6 }),
+            WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 6 }),
             134,
             "rank 1 (pid 7 on host b) was killed by signal 6",
         ),
-        (FromWorkers::Died(Death::Exit { rank: 0, code: 3 }), 3, "rank 0 (pid 7 on host a) exited with code 3"),
-        (FromWorkers::Remark("prterun noticed".into()), 1, "the launcher exited with code 1: prterun noticed"),
+        (WorkerEvent::Died(RankDeath::Exit { rank: 0, code: 3 }), 3, "rank 0 (pid 7 on host a) exited with code 3"),
+        (WorkerEvent::Remark("prterun noticed".into()), 1, "the launcher exited with code 1: prterun noticed"),
     ];
     for stopped in [false, true] {
         for (crash, code, message) in &crashes {
             let mut scene = done(stopped);
-            scene.worker(crash.clone()).worker(FromWorkers::Exited(Exit::Code(*code)));
-            scene.worker(FromWorkers::Gone(Vec::new()));
+            scene.worker(crash.clone()).worker(WorkerEvent::Exited(ProcessExit::Code(*code)));
+            scene.worker(WorkerEvent::Gone(Vec::new()));
             assert_eq!(scene.done[0], Action::Note(Note::ResultStands((*message).to_owned())));
             assert_eq!(scene.state.verdict(), Some(&result(stopped)));
         }
     }
     // The word of the end may come behind the news of the death.
     let mut scene = Scene::new();
-    scene.train(1, 5).worker(FromWorkers::Died(Death::Signal { rank: 1, signal: 6 })).says(finished(false)).exit(134);
+    scene
+        .train(1, 5)
+        .worker(WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 6 }))
+        .says(finished(false))
+        .exit(134);
     assert_eq!(scene.state.verdict(), Some(&Verdict::Finished));
     // What a rank says of itself, too.
     let mut scene = done(false);
@@ -65,20 +69,23 @@ fn a_crash_after_the_end_is_a_warning() {
 fn nobody_but_rank_0_says_that_the_work_is_done() {
     let mut scene = Scene::new();
     let said = lambert_control::Message::Event(finished(false));
-    scene.train(1, 5).worker(FromWorkers::Message(1, said)).exit(134).pause();
+    scene.train(1, 5).worker(WorkerEvent::Message(1, said)).exit(134).pause();
 }
 
 #[test]
 fn a_finished_run_is_not_taken_over() {
     let mut scene = done(false);
-    scene.worker(FromWorkers::Exited(Exit::Code(0))).give(Event::LeaseSeen(2)).worker(FromWorkers::Gone(Vec::new()));
+    scene
+        .worker(WorkerEvent::Exited(ProcessExit::Code(0)))
+        .give(Event::LeaseSeen(2))
+        .worker(WorkerEvent::Gone(Vec::new()));
     assert_eq!(scene.state.verdict(), Some(&Verdict::Finished), "while its processes are ended");
     let mut scene = done(false);
-    scene.give(Event::LeaseSeen(2)).worker(FromWorkers::Gone(Vec::new()));
+    scene.give(Event::LeaseSeen(2)).worker(WorkerEvent::Gone(Vec::new()));
     assert_eq!(scene.state.verdict(), Some(&Verdict::Finished), "while they leave");
     // One that has stopped is the other's: a job that is queued again must not take it back.
     let mut scene = done(true);
-    scene.give(Event::LeaseSeen(2)).worker(FromWorkers::Gone(Vec::new()));
+    scene.give(Event::LeaseSeen(2)).worker(WorkerEvent::Gone(Vec::new()));
     assert!(matches!(scene.state.verdict(), Some(Verdict::Replaced(_))));
 }
 
@@ -88,7 +95,7 @@ fn a_second_signal_takes_no_result_back() {
         let mut scene = done(stopped);
         scene.give(Event::Signal(Signal::Interrupt));
         scene.at += 2.0;
-        scene.give(Event::Signal(Signal::Interrupt)).worker(FromWorkers::Gone(Vec::new()));
+        scene.give(Event::Signal(Signal::Interrupt)).worker(WorkerEvent::Gone(Vec::new()));
         assert_eq!(scene.state.verdict(), Some(&result(stopped)));
     }
 }

@@ -5,14 +5,14 @@ use lambert_control::{EventKind, FailureKind, StepRecord, StepTimes};
 use lambert_control::{Message, WorkerReport};
 
 use lambert::decide::{
-    Action, Event, Exit, FromWorkers, JobSettings, Memory, Note, Room, Seconds, Settings, State, Verdict, Wanted,
-    decide,
+    Action, CoordinatorState, Event, HostPool, JobSettings, LeaseRequest, Note, ProcessExit, RestartHistory, Seconds,
+    Settings, Verdict, WorkerEvent, decide,
 };
 
 /// A coordinator on a stage: events in, what was decided out.
 pub struct Scene {
     pub at: Seconds,
-    pub state: State,
+    pub state: CoordinatorState,
     pub done: Vec<Action>,
 }
 
@@ -21,23 +21,23 @@ pub const JOB: &str = "12";
 
 impl Scene {
     /// A coordinator in a job of Slurm that is signalled `lead` seconds before its end, and begins `later` seconds after others.
-    pub fn in_job(memory: Memory, lead: Seconds, later: Seconds) -> Self {
-        let mut settings = Settings::new(&RunConfig::default(), Room::Here, 1e9 + later);
+    pub fn in_job(history: RestartHistory, lead: Seconds, later: Seconds) -> Self {
+        let mut settings = Settings::new(&RunConfig::default(), HostPool::Here, 1e9 + later);
         (settings.ranks, settings.job) = (2, Some(JobSettings { id: JOB.to_owned(), lead }));
-        let (state, done) = State::begin(settings, memory);
+        let (state, done) = CoordinatorState::begin(settings, history);
         Self { at: 0.0, state, done }
     }
 
-    pub fn with(change: impl FnOnce(&mut RunConfig), room: Room) -> Self {
+    pub fn with(change: impl FnOnce(&mut RunConfig), host_pool: HostPool) -> Self {
         let mut config = RunConfig::default();
         config.cluster.ranks = 2;
         change(&mut config);
-        let (state, done) = State::begin(Settings::new(&config, room, 1e9), Memory::default());
+        let (state, done) = CoordinatorState::begin(Settings::new(&config, host_pool, 1e9), RestartHistory::default());
         Self { at: 0.0, state, done }
     }
 
     pub fn new() -> Self {
-        Self::with(|_| (), Room::Here)
+        Self::with(|_| (), HostPool::Here)
     }
 
     pub fn give(&mut self, event: Event) -> &mut Self {
@@ -55,26 +55,26 @@ impl Scene {
         self.state.running().map_or(0, |running| running.attempt.number)
     }
 
-    pub fn worker(&mut self, what: FromWorkers) -> &mut Self {
+    pub fn worker(&mut self, what: WorkerEvent) -> &mut Self {
         let number = self.number();
         self.give(Event::Worker(number, what))
     }
 
     pub fn says(&mut self, kind: EventKind) -> &mut Self {
-        self.worker(FromWorkers::Message(0, Message::Event(kind)))
+        self.worker(WorkerEvent::Message(0, Message::Event(kind)))
     }
 
     pub fn record(&mut self, step: u64) -> &mut Self {
         let times = StepTimes { seconds: 1.0, ..StepTimes::default() };
         let record = StepRecord { step, times, ..StepRecord::default() };
-        self.worker(FromWorkers::Message(0, Message::Record(Box::new(record))))
+        self.worker(WorkerEvent::Message(0, Message::Record(Box::new(record))))
     }
 
     pub fn report(&mut self) -> &mut Self {
         for (rank, host) in ["a", "b"].into_iter().enumerate() {
             let phase = lambert_control::WorkerPhase::Step;
             let report = WorkerReport { rank, pid: 7, host: host.into(), phase, ..WorkerReport::default() };
-            self.worker(FromWorkers::Report(report));
+            self.worker(WorkerEvent::Report(report));
         }
         self
     }
@@ -83,7 +83,7 @@ impl Scene {
     pub fn load(&mut self, lease: u32, phase: lambert_control::WorkerPhase) -> &mut Self {
         self.give(Event::LeaseTaken(lease));
         let report = |rank| WorkerReport { rank, pid: 7, host: "a".into(), phase, ..WorkerReport::default() };
-        self.worker(FromWorkers::Report(report(0))).worker(FromWorkers::Report(report(1)))
+        self.worker(WorkerEvent::Report(report(0))).worker(WorkerEvent::Report(report(1)))
     }
 
     /// Starts the attempt of this lease, whose ranks report and train up to `step`.
@@ -99,7 +99,7 @@ impl Scene {
     }
 
     pub fn exit(&mut self, code: i32) -> &mut Self {
-        self.worker(FromWorkers::Exited(Exit::Code(code))).worker(FromWorkers::Gone(Vec::new()))
+        self.worker(WorkerEvent::Exited(ProcessExit::Code(code))).worker(WorkerEvent::Gone(Vec::new()))
     }
 
     pub fn fail(&mut self, fault: FailureKind) -> &mut Self {
@@ -107,7 +107,7 @@ impl Scene {
     }
 
     /// The pause that was decided on; then the lease that is wanted after it.
-    pub fn pause(&mut self) -> (Seconds, Wanted) {
+    pub fn pause(&mut self) -> (Seconds, LeaseRequest) {
         let pause = self.done.iter().find_map(|action| match action {
             Action::Note(Note::Restart { pause, .. } | Note::Waiting { pause, .. }) => Some(*pause),
             _ => None,

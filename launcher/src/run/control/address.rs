@@ -1,4 +1,4 @@
-//! Where the control channel listens, and by what address ranks reach it.
+//! Listening address of the control server, and the address by which ranks reach it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
 
@@ -7,25 +7,25 @@ use lambert_config::run::ControlChannel;
 use crate::decide::Placement;
 use crate::host;
 
-/// Why nothing listens.
+/// The control server cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub enum AddressError {
-    /// No port.
+    /// No port is available.
     #[error("cannot listen on {address} for the ranks{}", ports.map_or(String::new(), |[first, last]| format!(" (cluster.control.ports: {first} to {last})")))]
     Listen {
-        /// Where.
+        /// IP address.
         address: IpAddr,
-        /// The ports that may be used, if not all.
+        /// Permitted ports, if restricted.
         ports: Option<[u16; 2]>,
-        /// Why not.
+        /// System error.
         source: std::io::Error,
     },
-    /// No such interface.
+    /// The configured interface does not exist or has no address.
     #[error("cluster.control.interface: this host has no interface {name} with an address; it has {there}")]
     Interface {
-        /// Its name.
+        /// Name of the interface.
         name: String,
-        /// Those that there are.
+        /// Existing interfaces.
         there: String,
     },
     /// The interfaces cannot be listed.
@@ -33,7 +33,7 @@ pub enum AddressError {
     Interfaces(#[source] std::io::Error),
 }
 
-/// Listens for ranks that are placed so; the second is the URL by which they reach it.
+/// Binds a listener for ranks with this placement; returns it with its URL.
 pub fn listen(channel: &ControlChannel, placement: &Placement) -> Result<(TcpListener, String), AddressError> {
     let (ip, name) = match placement {
         Placement::Here => loopback(),
@@ -49,8 +49,8 @@ fn loopback() -> (IpAddr, String) {
     (ip, in_url(&ip.to_string()))
 }
 
-/// The interface's address, or all; and the name that the configuration gives, or the address that leads to the other
-/// hosts, or this host's name.
+/// Binds to the configured interface or to all. The URL has the configured address, else the address of the route to
+/// the other hosts, else this host's name.
 fn elsewhere(channel: &ControlChannel, placement: &Placement) -> Result<(IpAddr, String), AddressError> {
     let interface = channel.interface.as_deref().map(of_interface).transpose()?;
     let name = match (&channel.address, interface) {
@@ -59,14 +59,14 @@ fn elsewhere(channel: &ControlChannel, placement: &Placement) -> Result<(IpAddr,
         (None, None) => towards(placement).map_or_else(host::name, |ip| ip.to_string()),
     };
     let all = match UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)) {
-        // On Linux it takes IPv4 connections, too.
+        // On Linux an IPv6 socket accepts IPv4 connections, too.
         Ok(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
         Err(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
     };
     Ok((interface.unwrap_or(all), in_url(&name)))
 }
 
-/// The address of this host from which the first other one is reached: no packet is sent to find out.
+/// Local address of the route to the first other host. `connect` on a UDP socket sends no packet.
 fn towards(placement: &Placement) -> Option<IpAddr> {
     let Placement::Hosts(hosts) = placement else { return None };
     let reach = |name: &str| {
@@ -81,7 +81,7 @@ fn towards(placement: &Placement) -> Option<IpAddr> {
 
 fn of_interface(name: &str) -> Result<IpAddr, AddressError> {
     let mut all = if_addrs::get_if_addrs().map_err(AddressError::Interfaces)?;
-    // A link-local address does not lead to every host; IPv4 comes first where there is both.
+    // Link-local addresses are not reachable from every host; IPv4 is preferred.
     all.sort_by_key(|interface| (interface.is_link_local(), interface.ip().is_ipv6()));
     let found = all.iter().find(|interface| interface.name == name);
     found.map(|interface| interface.ip()).ok_or_else(|| {
@@ -107,7 +107,7 @@ fn bind(ip: IpAddr, ports: Option<[u16; 2]>) -> Result<(TcpListener, u16), Addre
     Err(AddressError::Listen { address: ip, ports, source: last })
 }
 
-/// An address as it stands in a URL: IPv6 in brackets.
+/// Formats an address for a URL: IPv6 in brackets.
 fn in_url(name: &str) -> String {
     if name.contains(':') && !name.starts_with('[') { format!("[{name}]") } else { name.to_owned() }
 }

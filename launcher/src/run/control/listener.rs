@@ -1,4 +1,4 @@
-//! Connections of the control channel, within limits: how many, and how long one may take to say what it wants.
+//! Connection handling of the control server, with limits on the number and duration of connections.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,21 +9,22 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-/// From a connection, or the last answer on it, to the end of the next request's head. Ranks report every two seconds.
+/// Time limit from accepting a connection, or from the last reply, to the end of the next request's headers. Ranks
+/// report every two seconds.
 const HEAD: Duration = Duration::from_secs(5);
-/// A connection is closed after so long in any case; a rank opens another.
+/// Maximum lifetime of a connection; the rank reconnects.
 const WHOLE: Duration = Duration::from_secs(3600);
-/// No request's head is longer, bytes.
+/// Maximum size of a request's headers, bytes.
 const LONGEST_HEAD: usize = 16 << 10;
 
-/// Connections at a time, for so many ranks: each has one, and opens a second when the first has stalled.
+/// Maximum number of connections for `ranks` ranks. Each has one, and opens a second when the first stalls.
 pub fn most(ranks: usize) -> usize {
     2 * ranks + 64
 }
 
-/// Serves `routes` on `most` connections at a time; one too many is closed, and said to `refuse`.
+/// Serves `routes` on at most `most` connections; further ones are closed and reported to `refuse`.
 pub async fn serve(listener: TcpListener, routes: Router, most: usize, refuse: impl Fn()) {
-    let room = Arc::new(Semaphore::new(most));
+    let permits = Arc::new(Semaphore::new(most));
     loop {
         let (socket, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -33,18 +34,18 @@ pub async fn serve(listener: TcpListener, routes: Router, most: usize, refuse: i
                 continue;
             }
         };
-        match Arc::clone(&room).try_acquire_owned() {
-            Ok(seat) => {
+        match Arc::clone(&permits).try_acquire_owned() {
+            Ok(permit) => {
                 tracing::debug!(%peer, "control connection accepted");
                 let routes = routes.clone();
                 tokio::spawn(async move {
-                    // Too slow, or gone: a rank repeats what was not answered.
+                    // On timeout or disconnection the rank repeats unanswered reports.
                     match tokio::time::timeout(WHOLE, connection(socket, routes)).await {
                         Ok(Ok(())) => tracing::debug!(%peer, "control connection closed"),
                         Ok(Err(error)) => tracing::debug!(%peer, %error, "control connection lost"),
                         Err(_) => tracing::debug!(%peer, "control connection closed after its longest time"),
                     }
-                    drop(seat);
+                    drop(permit);
                 });
             }
             Err(_) => {
@@ -56,7 +57,7 @@ pub async fn serve(listener: TcpListener, routes: Router, most: usize, refuse: i
 }
 
 async fn connection(socket: TcpStream, routes: Router) -> Result<(), hyper::Error> {
-    // Reports are small, and each waits for its answer.
+    // Reports are small, and each waits for its reply.
     let _ = socket.set_nodelay(true);
     hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())

@@ -1,4 +1,4 @@
-//! The server over real connections: what is accepted, and what is refused without a trace.
+//! Tests of the control server over real connections: accepted and refused reports.
 
 use super::*;
 use crate::decide::Placement;
@@ -21,7 +21,7 @@ fn key(server: &ControlServer) -> SigningKey {
     SigningKey::new(server.secret(), ATTEMPT)
 }
 
-/// A request as it travels.
+/// Raw HTTP request.
 fn request(path: &str, authorization: &str, body: &str) -> Vec<u8> {
     let length = body.len();
     let head = format!("POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: {authorization}\r\n");
@@ -33,12 +33,12 @@ fn signed(server: &ControlServer, sequence: u64, report: &WorkerReport) -> Vec<u
     request(REPORT_PATH, &key(server).sign_report(report.rank, sequence, body.as_bytes()), &body)
 }
 
-/// What comes back on a connection of its own until the server closes it: the status, 0 for none, and the rest.
+/// Sends a request on a new connection; returns the status (0: none) and the response until the server closes the connection.
 fn send(server: &ControlServer, request: &[u8]) -> (u16, String) {
     exchange(server, request, |_| {})
 }
 
-/// The same where this side ends with the request, which is cut short.
+/// Sends a truncated request and shuts down the sending side.
 fn send_cut(server: &ControlServer, request: &[u8]) -> (u16, String) {
     exchange(server, request, |stream| stream.shutdown(Shutdown::Write).unwrap_or_default())
 }
@@ -46,7 +46,7 @@ fn send_cut(server: &ControlServer, request: &[u8]) -> (u16, String) {
 fn exchange(server: &ControlServer, request: &[u8], end: impl Fn(&TcpStream)) -> (u16, String) {
     let mut stream = TcpStream::connect(server.url().strip_prefix("http://").unwrap()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(4))).unwrap();
-    // The server may close the connection before all is written.
+    // The server may close the connection before the request is complete.
     let _ = stream.write_all(request);
     end(&stream);
     let mut said = Vec::new();
@@ -57,7 +57,7 @@ fn exchange(server: &ControlServer, request: &[u8], end: impl Fn(&TcpStream)) ->
     (said.strip_prefix("HTTP/1.1 ").and_then(|rest| rest[..3].parse().ok()).unwrap_or(0), said)
 }
 
-/// The answer to report `sequence`, whose signature is verified.
+/// Reply to report `sequence`, with its signature verified.
 fn answer(server: &ControlServer, sequence: u64, report: &WorkerReport) -> ReportReply {
     let (code, said) = send(server, &signed(server, sequence, report));
     assert_eq!(code, 200, "{said}");
@@ -85,22 +85,22 @@ fn what_a_rank_says_arrives_once_and_is_acknowledged() {
         assert_eq!(answer(&server, sequence, &report), ReportReply { acknowledged: 1, command: None });
     }
     let events: Vec<_> = inbox.try_iter().collect();
-    let report = Event::Worker(3, FromWorkers::Report(from(1)));
-    let said = Event::Worker(3, FromWorkers::Message(1, warning("slow")));
+    let report = Event::Worker(3, WorkerEvent::Report(from(1)));
+    let said = Event::Worker(3, WorkerEvent::Message(1, warning("slow")));
     assert_eq!(events, [report.clone(), said, report.clone(), report]);
 }
 
 #[test]
 fn an_order_is_repeated_until_rank_0_has_taken_it() {
     let (server, _inbox) = server();
-    server.order(Directive::Checkpoint);
-    let order = Some(CoordinatorCommand { number: 1, directive: Directive::Checkpoint });
+    server.send_command(Directive::Checkpoint);
+    let command = Some(CoordinatorCommand { number: 1, directive: Directive::Checkpoint });
     assert_eq!(answer(&server, 1, &from(1)).command, None, "rank 0 passes it on");
     for sequence in 1..3 {
-        assert_eq!(answer(&server, sequence, &from(0)).command, order);
+        assert_eq!(answer(&server, sequence, &from(0)).command, command);
     }
     assert_eq!(answer(&server, 3, &WorkerReport { acknowledged_command: 1, ..from(0) }).command, None);
-    server.order(Directive::CheckpointAndStop);
+    server.send_command(Directive::CheckpointAndStop);
     assert_eq!(answer(&server, 4, &WorkerReport { acknowledged_command: 1, ..from(0) }).command.unwrap().number, 2);
 }
 
@@ -118,7 +118,7 @@ fn strangers_and_nonsense_are_refused_and_counted() {
     {
         assert_eq!(with(&stranger, 1, 1, &good), 401);
     }
-    // The secret itself opens nothing: it is never to be sent.
+    // The secret alone is not accepted: it must never be sent.
     assert_eq!(send(&server, &request(REPORT_PATH, &format!("Bearer {secret}"), &good)).0, 401);
     assert_eq!(with(&own, 2, 1, &good), 400, "there is no rank 2");
     assert_eq!(with(&own, 0, 1, &good), 400, "rank 0 signs a report of rank 1");
@@ -128,16 +128,16 @@ fn strangers_and_nonsense_are_refused_and_counted() {
     assert!(inbox.try_recv().is_err());
 }
 
-/// Writes log lines to a file, those of debug level too.
+/// Subscriber that writes log lines to a file, including debug level.
 fn debug_lines(log: &tempfile::NamedTempFile) -> impl tracing::Subscriber + Send + Sync + use<> {
-    // An event that another test reaches first, without a subscriber, would be disabled for good.
+    // A callsite first reached by another test without a subscriber would stay disabled.
     let discard = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_writer(std::io::sink);
     let _ = tracing::subscriber::set_global_default(discard.finish());
     let lines = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_ansi(false);
     lines.with_writer(log.reopen().unwrap()).finish()
 }
 
-/// The server's own thread has no subscriber here, so its handler runs on this one.
+/// The server's own thread has no subscriber here, so the handler runs on this thread.
 #[test]
 fn first_reports_and_refusals_are_logged_at_debug_level() {
     let (server, _inbox) = server();
@@ -159,7 +159,7 @@ fn first_reports_and_refusals_are_logged_at_debug_level() {
     assert!(!log.contains(server.secret()) && !log.contains(&authorization), "{log}");
 }
 
-/// Connections, too, on a runtime of this thread.
+/// Connection logging, on a runtime of this thread.
 #[test]
 fn connections_are_logged_at_debug_level() {
     let log = tempfile::NamedTempFile::new().unwrap();
@@ -188,7 +188,7 @@ fn connections_are_logged_at_debug_level() {
     assert!(told().contains("control connection accepted peer=127.0.0.1:"), "{}", told());
 }
 
-/// The end of a run that is not rank 0's, or not where the plan ends, reaches nobody.
+/// An end of the run reported by another rank, or before the end of the schedule, is ignored.
 #[test]
 fn an_end_that_cannot_be_true_is_ignored_and_counted() {
     let (server, inbox) = server();
@@ -203,7 +203,7 @@ fn an_end_that_cannot_be_true_is_ignored_and_counted() {
             "it is not repeated"
         );
         outboxes[rank].acknowledge(number);
-        inbox.try_iter().filter(|event| matches!(event, Event::Worker(_, FromWorkers::Message(..)))).count() == 1
+        inbox.try_iter().filter(|event| matches!(event, Event::Worker(_, WorkerEvent::Message(..)))).count() == 1
     };
     let end = |step| EventKind::Finished { step, stopped: false };
     assert!(!believed(0, end(9)), "before the start");
@@ -213,7 +213,7 @@ fn an_end_that_cannot_be_true_is_ignored_and_counted() {
     assert_eq!(server.refused(), 3);
 }
 
-/// Programs of protocol 2 send the secret with each report. They are told apart, and nothing else of them is believed.
+/// Protocol 2 sent the secret with each report. Its versions are recorded and everything else is ignored.
 #[test]
 fn a_rank_of_the_protocol_before_is_known_by_its_version() {
     let (server, inbox) = server();
@@ -225,14 +225,14 @@ fn a_rank_of_the_protocol_before_is_known_by_its_version() {
         assert_eq!(send(&server, &request(UNSIGNED_REPORT_PATH, "Bearer wrong", &body)).0, 401);
         assert!(inbox.try_recv().is_err());
         assert_eq!(send(&server, &request(UNSIGNED_REPORT_PATH, &secret, &body)).0, 426);
-        let Ok(Event::Worker(3, FromWorkers::Report(report))) = inbox.try_recv() else { panic!("no report") };
+        let Ok(Event::Worker(3, WorkerEvent::Report(report))) = inbox.try_recv() else { panic!("no report") };
         assert_eq!(report.versions.unwrap().protocol, "2");
         assert!(inbox.try_recv().is_err(), "what it says is not believed");
     }
 }
 
-/// Real reports that somebody on the network changes, cuts short, repeats, reorders, or sends in another's name: none of them
-/// is taken in, each connection is closed, and the rank goes on as if nothing had been.
+/// Genuine reports that are modified, truncated, replayed, reordered or sent as another rank: none is accepted, each
+/// connection is closed, and the rank's own reports still pass.
 #[test]
 fn forged_replayed_reordered_and_truncated_reports_are_refused() {
     let (server, inbox) = server();
@@ -275,8 +275,8 @@ fn forged_replayed_reordered_and_truncated_reports_are_refused() {
         }
         let (code, said) = send(&server, &genuine);
         assert_eq!(code, 200, "{said}");
-        let said = Event::Worker(3, FromWorkers::Message(rank, warning(&turn.to_string())));
-        assert_eq!(inbox.try_iter().collect::<Vec<_>>(), [Event::Worker(3, FromWorkers::Report(from(rank))), said]);
+        let said = Event::Worker(3, WorkerEvent::Message(rank, warning(&turn.to_string())));
+        assert_eq!(inbox.try_iter().collect::<Vec<_>>(), [Event::Worker(3, WorkerEvent::Report(from(rank))), said]);
         recorded.push(genuine);
     }
     assert!(recorded[1..].iter().all(|replayed| send(&server, replayed).0 == 409));
@@ -286,7 +286,7 @@ fn forged_replayed_reordered_and_truncated_reports_are_refused() {
     eprintln!("{forgeries} forged and {} replayed reports were refused, {} counted", recorded.len(), server.refused());
 }
 
-/// Neither the body nor the end of the head of a stranger is waited for, and the connection is closed.
+/// Invalid headers are refused without waiting for the rest of the request, and the connection is closed.
 #[test]
 fn the_signature_is_verified_before_anything_is_read() {
     let (server, _inbox) = server();
@@ -298,7 +298,7 @@ fn the_signature_is_verified_before_anything_is_read() {
         )
     };
     assert_eq!(answer(&server, 1, &from(1)).acknowledged, 0);
-    // A stranger, and one who repeats the head of an old report.
+    // An unsigned request, and a replay of old headers.
     for (sequence, expected) in [(0, "HTTP/1.1 401"), (1, "HTTP/1.1 409")] {
         let mut stranger = TcpStream::connect(server.url().strip_prefix("http://").unwrap()).unwrap();
         stranger.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
@@ -315,7 +315,7 @@ fn a_hundred_idle_connections_hold_up_nobody_and_are_closed() {
     let address = server.url().strip_prefix("http://").unwrap();
     let idle: Vec<_> = (0..listener::most(2) + 50).map(|_| TcpStream::connect(address).unwrap()).collect();
     let (start, mut sequence) = (Instant::now(), 0);
-    // Those beyond the limit are refused at once; a rank tries again until there is room.
+    // Connections beyond the limit are refused at once; a rank retries until one is free.
     loop {
         sequence += 1;
         if send(&server, &signed(&server, sequence, &from(1))).0 == 200 {

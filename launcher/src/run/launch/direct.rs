@@ -1,9 +1,9 @@
-//! One rank, started by the coordinator itself.
+//! A single rank, started as a child process.
 
-use super::{CommandLine, Launcher, Prose, Start};
-use crate::decide::FromWorkers;
+use super::{CommandLine, LaunchParams, Launcher, OutputParser};
+use crate::decide::WorkerEvent;
 
-/// Starts the only rank as a child.
+/// Starts the only rank as a child process.
 #[derive(Debug)]
 pub struct Direct;
 
@@ -12,24 +12,24 @@ impl Launcher for Direct {
         "direct".to_owned()
     }
 
-    fn command(&self, start: &Start<'_>) -> CommandLine {
+    fn command(&self, start: &LaunchParams<'_>) -> CommandLine {
         start.worker_line()
     }
 
-    fn prose(&self) -> Box<dyn Prose> {
-        Box::new(Plain)
+    fn parser(&self) -> Box<dyn OutputParser> {
+        Box::new(DirectParser)
     }
 }
 
-/// Every line is the rank's.
-struct Plain;
+/// Treats every line as output of rank 0.
+struct DirectParser;
 
-impl Prose for Plain {
-    fn line(&mut self, text: &str) -> Vec<FromWorkers> {
-        vec![FromWorkers::Line(0, text.to_owned())]
+impl OutputParser for DirectParser {
+    fn line(&mut self, text: &str) -> Vec<WorkerEvent> {
+        vec![WorkerEvent::Line(0, text.to_owned())]
     }
 
-    fn end(&mut self) -> Vec<FromWorkers> {
+    fn end(&mut self) -> Vec<WorkerEvent> {
         Vec::new()
     }
 }

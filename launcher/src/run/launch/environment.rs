@@ -1,12 +1,12 @@
-//! Which variables of the coordinator's environment ranks on other hosts are given, and which ones all ranks have beside them.
-//! mpirun is told their names; the values travel in its own messages and stand on no command line.
+//! Environment variables passed to ranks on other hosts, and variables set for all ranks. mpirun is given only names on
+//! its command line; it sends the values itself.
 
 use lambert_config::gpu_environment;
 use lambert_config::run::{Device, DeviceKind};
 use lambert_control::{TOKEN_VARIABLE, URL_VARIABLE};
 
-/// Credentials and endpoints of stores, certificates, logging, and the settings of libraries. Those of mpirun's own process
-/// (`OMPI_MCA_*`) it passes on itself where they are for it; ranks get them, too.
+/// Credentials and endpoints of stores, certificates, logging and library settings. mpirun forwards `OMPI_MCA_*` itself
+/// where they concern it; ranks get them as well.
 const USUAL: [&str; 15] = [
     "AWS_*",
     "GOOGLE_*",
@@ -25,7 +25,7 @@ const USUAL: [&str; 15] = [
     "RUST_BACKTRACE",
 ];
 
-/// What ranks need that may compute on a GPU, beside the variables for which `is_set`.
+/// Default variables for ranks on GPUs, without those for which `is_set` is true.
 pub fn for_gpus(device: &Device, is_set: impl Fn(&str) -> bool) -> Vec<(&'static str, &'static str)> {
     match device.kind {
         DeviceKind::Cpu => Vec::new(),
@@ -33,8 +33,7 @@ pub fn for_gpus(device: &Device, is_set: impl Fn(&str) -> bool) -> Vec<(&'static
     }
 }
 
-/// The names out of `present` that are passed on, with `more` patterns beside the usual ones; and those of the control
-/// channel.
+/// Filters `present` by the usual patterns and `more`, and adds the control server's variables.
 pub fn passed_on(present: impl Iterator<Item = String>, more: &[String]) -> Vec<String> {
     let patterns: Vec<&str> = USUAL.into_iter().chain(more.iter().map(String::as_str)).collect();
     let mut names: Vec<String> =
@@ -52,7 +51,7 @@ fn matches(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// A name that cannot be taken for something else on mpirun's command line.
+/// True if mpirun's command line cannot misinterpret the name.
 fn is_plain(name: &str) -> bool {
     name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }

@@ -1,26 +1,26 @@
-//! Open MPI's mpirun, of version 4 (ORTE) and 5 (PRRTE).
+//! Open MPI's mpirun, versions 4 (ORTE) and 5 (PRRTE).
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::processes::EndBy;
-use super::prose::OpenMpi;
-use super::session::Session;
-use super::{CommandLine, LaunchError, Launcher, Prose, Start};
+use super::output::OpenMpiParser;
+use super::processes::ExitSignal;
+use super::scratch::ScratchDirs;
+use super::{CommandLine, LaunchError, LaunchParams, Launcher, OutputParser};
 use crate::decide::Placement;
 
-/// An mpirun that was found.
+/// The mpirun in PATH.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mpirun {
-    /// Open MPI's version, as `4.1.4`.
+    /// Open MPI version, e.g. `4.1.4`.
     pub version: String,
-    /// Whether this process is root, which Open MPI refuses unless told otherwise.
+    /// True if running as root, which Open MPI rejects without an extra flag.
     root: bool,
 }
 
 impl Mpirun {
-    /// Asks the mpirun of PATH what it is.
+    /// Determines the version of the mpirun in PATH.
     pub fn find(ranks: usize) -> Result<Self, LaunchError> {
         let asked = Command::new("mpirun").arg("--version").output();
         let output = asked.map_err(|source| LaunchError::NoMpirun { ranks, source })?;
@@ -35,13 +35,13 @@ impl Mpirun {
         }
     }
 
-    /// Open MPI 5 starts its processes by PRRTE, whose settings have names of their own.
+    /// Open MPI 5 launches through PRRTE, whose parameters have other names.
     fn is_five(&self) -> bool {
         self.version.starts_with("5.")
     }
 }
 
-/// The version that an mpirun says it has, if it is one that is known here.
+/// Parses the version output; `None` if the version is not supported.
 fn version(said: &str) -> Option<&str> {
     let version = said.lines().next()?.trim().strip_prefix("mpirun (Open MPI) ")?;
     ["4.", "5."].iter().any(|known| version.starts_with(known)).then_some(version)
@@ -58,16 +58,16 @@ impl Launcher for Mpirun {
         format!("mpirun (Open MPI {})", self.version)
     }
 
-    fn command(&self, start: &Start<'_>) -> CommandLine {
+    fn command(&self, start: &LaunchParams<'_>) -> CommandLine {
         let mut line: CommandLine = ["mpirun", "-n", &start.attempt.world.to_string()].map(OsString::from).into();
         line.extend(["--oversubscribe", "--bind-to", "none", "--tag-output"].map(OsString::from));
         if self.root {
             line.push("--allow-run-as-root".into());
         }
-        line.extend(self.session(start.session));
+        line.extend(self.scratch(start.scratch));
         if let Placement::Hosts(hosts) = &start.attempt.placement {
             let hosts: Vec<String> = hosts.iter().map(|host| format!("{}:{}", host.name, host.ranks)).collect();
-            // By slot: the ranks fill the hosts in order, so that it is known who is where.
+            // Mapping by slot fills the hosts in order, so that each rank's host is known.
             line.extend(["--host".into(), OsString::from(hosts.join(",")), "--map-by".into(), "slot".into()]);
         }
         for variable in start.variables {
@@ -75,32 +75,32 @@ impl Launcher for Mpirun {
         }
         line.extend(start.cluster.mpirun_arguments.iter().map(OsString::from));
         line.extend(start.worker_line());
-        line.extend(start.session.folders().into_iter().flat_map(|folder| ["--session".into(), folder.into()]));
+        line.extend(start.scratch.folders().into_iter().flat_map(|folder| ["--session".into(), folder.into()]));
         line
     }
 
-    /// mpirun would use a folder of another user's as it is.
-    fn folders<'a>(&self, session: &'a Session) -> Vec<&'a Path> {
-        session.folders().into()
+    /// mpirun would use an existing directory of another user.
+    fn folders<'a>(&self, scratch: &'a ScratchDirs) -> Vec<&'a Path> {
+        scratch.folders().into()
     }
 
-    fn prose(&self) -> Box<dyn Prose> {
-        Box::new(OpenMpi::default())
+    fn parser(&self) -> Box<dyn OutputParser> {
+        Box::new(OpenMpiParser::default())
     }
 
-    /// It ends all ranks at once on SIGTERM, which a service manager sends to every process of a service.
-    fn end_by(&self) -> EndBy {
-        EndBy::Interrupt
+    /// On SIGTERM, which a service manager sends to every process, mpirun kills all ranks at once.
+    fn exit_signal(&self) -> ExitSignal {
+        ExitSignal::Interrupt
     }
 }
 
 impl Mpirun {
-    fn session(&self, session: &Session) -> [OsString; 6] {
+    fn scratch(&self, scratch: &ScratchDirs) -> [OsString; 6] {
         let (kind, files, memory) = match self.is_five() {
             true => ("--prtemca", "prte_tmpdir_base", "btl_sm_backing_directory"),
             false => ("--mca", "orte_tmpdir_base", "btl_vader_backing_directory"),
         };
-        let Session { files: tmp, memory: shm } = session;
+        let ScratchDirs { files: tmp, memory: shm } = scratch;
         [kind.into(), files.into(), tmp.into(), "--mca".into(), memory.into(), shm.into()]
     }
 }
@@ -114,14 +114,14 @@ mod tests {
     fn line(version: &str, root: bool, placement: Placement) -> String {
         let cluster =
             Cluster { mpirun_arguments: vec!["--mca".into(), "btl".into(), "tcp,self".into()], ..Cluster::default() };
-        let start = Start {
+        let start = LaunchParams {
             attempt: &Attempt { number: 3, world: 2, placement },
             cluster: &cluster,
             threads: 1,
             worker: Path::new("/bin/lambert-worker"),
             run: "/runs/a",
             variables: &["LAMBERT_CONTROL_URL".to_owned(), "AWS_REGION".to_owned()],
-            session: &Session { files: "/tmp/s".into(), memory: "/dev/shm/s".into() },
+            scratch: &ScratchDirs { files: "/tmp/s".into(), memory: "/dev/shm/s".into() },
             logs: Some(Path::new("/tmp/l")),
             traced: Some(&(10..15)),
         };
@@ -154,7 +154,7 @@ mod tests {
     fn only_open_mpi_4_and_5_are_known() {
         assert_eq!(version("mpirun (Open MPI) 4.1.4\n\nReport bugs to ..."), Some("4.1.4"));
         assert_eq!(version("mpirun (Open MPI) 5.0.11\n"), Some("5.0.11"));
-        // MPICH's, Intel's, an Open MPI of another day, nothing.
+        // MPICH, Intel MPI, a later Open MPI, nothing.
         for other in ["HYDRA build details:\n", "Intel(R) MPI Library for Linux* OS", "mpirun (Open MPI) 6.0.0", ""] {
             assert_eq!(version(other), None, "{other}");
         }

@@ -1,4 +1,4 @@
-//! A tree of processes that ends with its coordinator, and that can be ended whole.
+//! Process tree that ends with its coordinator and can be terminated completely.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -9,53 +9,53 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions};
 
-use crate::decide::Exit;
+use crate::decide::ProcessExit;
 use crate::host::stat;
 
-/// What cannot be done with processes.
+/// A process operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
-    /// The system refuses to hand orphaned grandchildren to this process.
+    /// This process cannot become a subreaper.
     #[error("cannot become the parent of orphaned workers")]
     Reaper(#[source] io::Error),
-    /// The program cannot be started.
+    /// A program cannot be started.
     #[error("cannot start {program}")]
     Start {
-        /// The program.
+        /// Program.
         program: String,
-        /// Why not.
+        /// System error.
         source: io::Error,
     },
-    /// The state of the child cannot be had.
+    /// The child's status is unavailable.
     #[error("cannot wait for the workers")]
     Wait(#[source] io::Error),
 }
 
-/// Makes this process the parent of its descendants whose own parents die, so that no worker is ever lost sight of.
+/// Makes this process a subreaper: orphaned descendants become its children, so that no worker is lost.
 pub fn adopt_orphans() -> Result<(), ProcessError> {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|error| ProcessError::Reaper(error.into()))
 }
 
-/// Lets this process have as many files open as the system allows: each rank has a connection.
+/// Raises the limit of open files to its maximum: each rank has a connection.
 pub fn allow_connections() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
-    // Where that is refused, a run of few ranks goes well.
+    // On failure a run with few ranks still works.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
-/// How a program is asked to end.
+/// Signal that asks a program to exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EndBy {
-    /// By SIGTERM.
+pub enum ExitSignal {
+    /// SIGTERM.
     Terminate,
-    /// By SIGINT. SIGTERM, which a supervisor may send to all processes at once, does not reach it: it stays blocked. For programs that
-    /// would end others at once.
+    /// SIGINT, with SIGTERM blocked in the program. For programs that would kill their ranks on a SIGTERM that a
+    /// supervisor sends to all processes.
     Interrupt,
 }
 
-impl EndBy {
+impl ExitSignal {
     fn signal(self) -> Signal {
         match self {
             Self::Terminate => Signal::TERM,
@@ -64,19 +64,19 @@ impl EndBy {
     }
 }
 
-/// The program of `command` is asked to end when the thread that starts it ends, however that comes: start it on the main thread.
-pub fn end_with_parent(command: &mut Command, end_by: EndBy) {
+/// Makes the program of `command` receive its exit signal when the calling thread ends. Call this on the main thread.
+pub fn end_with_parent(command: &mut Command, exit_signal: ExitSignal) {
     let parent = rustix::process::getpid();
-    // SAFETY: the closure runs between fork and exec, where only async-signal-safe calls are allowed; it makes a few system calls,
-    // and allocates nothing.
+    // SAFETY: the closure runs between fork and exec, where only async-signal-safe calls are allowed; it makes a few
+    // system calls and allocates nothing.
     unsafe {
         command.pre_exec(move || {
-            if end_by == EndBy::Interrupt {
+            if exit_signal == ExitSignal::Interrupt {
                 block_sigterm()?;
                 hear_interrupts();
             }
-            rustix::process::set_parent_process_death_signal(Some(end_by.signal()))?;
-            // Had the parent died before the line above, no signal would ever come.
+            rustix::process::set_parent_process_death_signal(Some(exit_signal.signal()))?;
+            // If the parent died before the line above, no signal would be sent.
             match rustix::process::getppid() == Some(parent) {
                 true => Ok(()),
                 false => Err(io::ErrorKind::BrokenPipe.into()),
@@ -85,9 +85,9 @@ pub fn end_with_parent(command: &mut Command, end_by: EndBy) {
     }
 }
 
-/// Blocks SIGTERM in this thread, and in the program that it becomes: the handler that the program installs is never called.
+/// Blocks SIGTERM in this thread and in the program it executes, so that the program's handler never runs.
 fn block_sigterm() -> io::Result<()> {
-    // SAFETY: both calls write to a set on this stack and nowhere else.
+    // SAFETY: both calls write only to a signal set on this stack.
     let failed = unsafe {
         let mut set = std::mem::zeroed();
         libc::sigemptyset(&mut set);
@@ -97,63 +97,66 @@ fn block_sigterm() -> io::Result<()> {
     if failed == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(failed)) }
 }
 
-/// A shell starts what it puts into the background with SIGINT ignored, and a program may leave that so: here it would not end.
+/// Resets SIGINT, which shells ignore in background jobs and programs inherit: the program could not be interrupted.
 fn hear_interrupts() {
-    // SAFETY: the default action replaces an ignored signal; no handler of this process is lost, because exec follows.
+    // SAFETY: sets the default action; no handler of this process is lost, because exec follows.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
 }
 
-/// How long processes that are asked to end may take, before they are forced.
+/// Time to exit after the exit signal, before SIGKILL.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long processes that are forced may take: one in an uninterruptible state (a file system that is away) may take for
-/// ever.
+/// Time to exit after SIGKILL; a process in uninterruptible sleep (e.g. on an unavailable file system) may never exit.
 const FORCED: Duration = Duration::from_secs(20);
 
-/// How long what has outlived the program by itself may take: it passes on last words, removes files.
+/// Time for descendants to exit by themselves after the program: they forward output and remove files.
 const GRACE: Duration = Duration::from_millis(600);
 
-/// A started program and all that came from it.
+/// A started program and its descendants.
 #[derive(Debug)]
-pub struct Tree {
-    /// The program itself, with its output still to be taken.
+pub struct ProcessTree {
+    /// The program, with its output not yet taken.
     pub root: Child,
-    end_by: EndBy,
-    ending: Option<Ending>,
-    /// When the program had ended first.
+    exit_signal: ExitSignal,
+    ending: Option<Deadlines>,
+    /// Time at which the program's exit was first seen.
     over: Option<Instant>,
 }
 
-/// When what happens while a tree is ended.
+/// Deadlines of a termination.
 #[derive(Debug, Clone, Copy)]
-struct Ending {
+struct Deadlines {
     force: Instant,
     leave: Instant,
 }
 
-impl Tree {
-    /// Starts `line` (program, then arguments) with `environment` added, in a process group of its own, its output in
-    /// pipes. The calling thread's end, however it comes, asks the program to end: call this on the main thread.
-    pub fn start(line: &[OsString], environment: &[(&str, &str)], end_by: EndBy) -> Result<Self, ProcessError> {
+impl ProcessTree {
+    /// Starts `line` (program and arguments) with additional `environment` in a new process group, its output in pipes.
+    /// The program receives its exit signal when the calling thread ends, so call this on the main thread.
+    pub fn start(
+        line: &[OsString],
+        environment: &[(&str, &str)],
+        exit_signal: ExitSignal,
+    ) -> Result<Self, ProcessError> {
         let (program, arguments) =
             line.split_first().map_or((OsString::new(), line), |(first, rest)| (first.clone(), rest));
         let mut command = Command::new(&program);
         command.args(arguments).envs(environment.iter().copied());
-        // Its own group: Ctrl-C at the terminal is for the coordinator, which asks for a checkpoint first.
+        // New process group: Ctrl-C on the terminal reaches only the coordinator, which saves a checkpoint first.
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-        end_with_parent(&mut command, end_by);
+        end_with_parent(&mut command, exit_signal);
         let root = command
             .spawn()
             .map_err(|source| ProcessError::Start { program: program.to_string_lossy().into_owned(), source })?;
-        Ok(Self { root, end_by, ending: None, over: None })
+        Ok(Self { root, exit_signal, ending: None, over: None })
     }
 
-    /// How the program ended, if it has.
+    /// Exit status of the program, if it has exited.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>, ProcessError> {
         self.root.try_wait().map_err(ProcessError::Wait)
     }
 
-    /// Asks the program to end (mpirun then reaches other hosts too). What is left after a while is forced, by
-    /// [`Tree::poll_end`].
+    /// Sends the exit signal to the program (mpirun forwards it to other hosts). [`ProcessTree::poll_end`] kills what remains
+    /// after a timeout.
     pub fn end(&mut self) -> Result<(), ProcessError> {
         self.end_within(PATIENCE, FORCED)
     }
@@ -161,17 +164,16 @@ impl Tree {
     fn end_within(&mut self, patience: Duration, forced: Duration) -> Result<(), ProcessError> {
         let mut force = Instant::now();
         if self.ended()?.is_none() {
-            signal(self.root.id(), self.end_by.signal());
+            signal(self.root.id(), self.exit_signal.signal());
             force += patience;
         }
-        self.ending.get_or_insert(Ending { force, leave: force + forced });
+        self.ending.get_or_insert(Deadlines { force, leave: force + forced });
         Ok(())
     }
 
-    /// Goes on with the end that was begun: `None` while something is left of the program on this host, then the
-    /// processes that cannot be ended.
+    /// Continues the termination. `None` while processes remain on this host, then the processes that cannot be killed.
     pub fn poll_end(&mut self) -> Result<Option<Vec<String>>, ProcessError> {
-        let Some(Ending { force, leave }) = self.ending else { return Ok(None) };
+        let Some(Deadlines { force, leave }) = self.ending else { return Ok(None) };
         let now = Instant::now();
         let ended = self.ended()?.is_some();
         if !ended && now < force {
@@ -191,7 +193,7 @@ impl Tree {
         Ok((now >= leave).then(|| left.into_iter().map(describe).collect()))
     }
 
-    /// Ends the program and everything that came from it, and waits until that is so.
+    /// Terminates the program and its descendants and waits for them.
     pub fn end_now(&mut self) -> Result<Vec<String>, ProcessError> {
         self.end()?;
         loop {
@@ -202,7 +204,7 @@ impl Tree {
         }
     }
 
-    /// Takes leave of dead orphans, once the program itself has been waited for.
+    /// Reaps dead orphans, once the program itself has been waited for.
     fn reap(&mut self) -> Result<(), ProcessError> {
         if self.ended()?.is_some() {
             while let Ok(Some(_)) = rustix::process::wait(WaitOptions::NOHANG) {}
@@ -213,12 +215,12 @@ impl Tree {
 
 fn signal(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-        // One that has just ended cannot be signalled, and need not be.
+        // A process that has just exited cannot be signalled.
         let _ = rustix::process::kill_process(pid, signal);
     }
 }
 
-/// Every living process that descends from this one.
+/// All living descendants of this process.
 fn descendants() -> Result<Vec<u32>, ProcessError> {
     let mut parents = Vec::new();
     for entry in std::fs::read_dir("/proc").map_err(ProcessError::Wait)?.flatten() {
@@ -229,7 +231,7 @@ fn descendants() -> Result<Vec<u32>, ProcessError> {
         }
     }
     let mut family = HashSet::from([std::process::id()]);
-    // A child may stand before its parent in the list.
+    // A child may precede its parent in the list.
     while parents.iter().filter(|(pid, parent, _)| family.contains(parent) && !family.contains(pid)).count() > 0 {
         let next: Vec<u32> =
             parents.iter().filter(|(_, parent, _)| family.contains(parent)).map(|(pid, ..)| *pid).collect();
@@ -239,7 +241,7 @@ fn descendants() -> Result<Vec<u32>, ProcessError> {
     Ok(living.map(|(pid, ..)| *pid).filter(|pid| family.contains(pid)).collect())
 }
 
-/// A process in words: `pid 12 (lambert-worker, uninterruptible)`.
+/// Describes a process: `pid 12 (lambert-worker, uninterruptible)`.
 fn describe(pid: u32) -> String {
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
@@ -251,12 +253,12 @@ fn describe(pid: u32) -> String {
     format!("pid {pid} ({}, {state})", name.trim())
 }
 
-/// How a process ended.
-pub fn exit(status: ExitStatus) -> Exit {
+/// Converts an exit status.
+pub fn exit(status: ExitStatus) -> ProcessExit {
     use std::os::unix::process::ExitStatusExt;
     match (status.code(), status.signal()) {
-        (Some(code), _) => Exit::Code(code),
-        (None, signal) => Exit::Signal(signal.unwrap_or_default()),
+        (Some(code), _) => ProcessExit::Code(code),
+        (None, signal) => ProcessExit::Signal(signal.unwrap_or_default()),
     }
 }
 
@@ -266,7 +268,7 @@ mod tests {
     use crate::host::lives;
     use std::io::Read;
 
-    fn end(tree: &mut Tree) {
+    fn end(tree: &mut ProcessTree) {
         tree.end_within(Duration::from_millis(100), FORCED).unwrap();
         loop {
             match tree.poll_end().unwrap() {
@@ -276,28 +278,28 @@ mod tests {
         }
     }
 
-    /// One test, because the children of a process are all its children, whichever test started them.
+    /// A single test, because all tests share the children of this process.
     #[test]
     fn a_tree_is_ended_to_the_last_orphan() {
         adopt_orphans().unwrap();
-        // The shell leaves a grandchild behind that ignores being asked.
+        // The shell leaves an orphan behind that ignores SIGTERM.
         let script = "setsid sh -c 'trap \"\" TERM; while :; do sleep 0.1; done' & sleep 0.3; exit 3";
         let line: Vec<OsString> = ["sh", "-c", script].map(OsString::from).into();
-        let mut tree = Tree::start(&line, &[], EndBy::Terminate).unwrap();
+        let mut tree = ProcessTree::start(&line, &[], ExitSignal::Terminate).unwrap();
         let status = loop {
             match tree.ended().unwrap() {
                 Some(status) => break status,
                 None => std::thread::sleep(Duration::from_millis(10)),
             }
         };
-        assert_eq!(exit(status), Exit::Code(3));
+        assert_eq!(exit(status), ProcessExit::Code(3));
         assert!(!descendants().unwrap().is_empty(), "the orphan is ours now");
         end(&mut tree);
         assert_eq!(descendants().unwrap(), Vec::<u32>::new());
 
         let script = "trap '' TERM; echo $WORD; sleep 60 & wait";
         let line: Vec<OsString> = ["sh", "-c", script].map(OsString::from).into();
-        let mut stubborn = Tree::start(&line, &[("WORD", "ready")], EndBy::Terminate).unwrap();
+        let mut stubborn = ProcessTree::start(&line, &[("WORD", "ready")], ExitSignal::Terminate).unwrap();
         let mut said = [0; 6];
         stubborn.root.stdout.take().unwrap().read_exact(&mut said).unwrap();
         assert_eq!(&said, b"ready\n");
@@ -305,14 +307,14 @@ mod tests {
         assert!(lives(pid));
         end(&mut stubborn);
         assert!(!lives(pid));
-        assert_eq!(exit(stubborn.ended().unwrap().unwrap()), Exit::Signal(9));
+        assert_eq!(exit(stubborn.ended().unwrap().unwrap()), ProcessExit::Signal(9));
 
-        // SIGTERM, which comes to all, has no effect; the program has a handler of its own, as mpirun has. Not in sh: dash unblocks
-        // all signals.
+        // SIGTERM sent to all processes has no effect, although the program has a handler, as mpirun has. Uses bash,
+        // because dash unblocks all signals.
         let script =
             "trap 'echo term; exit 4' TERM; trap 'echo int; exit 5' INT; echo ready; while :; do sleep 0.05; done";
         let line: Vec<OsString> = ["bash", "-c", script].map(OsString::from).into();
-        let mut shielded = Tree::start(&line, &[], EndBy::Interrupt).unwrap();
+        let mut shielded = ProcessTree::start(&line, &[], ExitSignal::Interrupt).unwrap();
         let mut output = shielded.root.stdout.take().unwrap();
         output.read_exact(&mut said).unwrap();
         signal(shielded.root.id(), Signal::TERM);
@@ -322,6 +324,6 @@ mod tests {
         while shielded.poll_end().unwrap().is_none() {
             std::thread::sleep(Duration::from_millis(10));
         }
-        assert_eq!(exit(shielded.ended().unwrap().unwrap()), Exit::Code(5));
+        assert_eq!(exit(shielded.ended().unwrap().unwrap()), ProcessExit::Code(5));
     }
 }

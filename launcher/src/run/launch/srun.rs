@@ -1,28 +1,28 @@
-//! Slurm's srun, whose tasks find each other by PMIx: the ranks are a step of the job that the coordinator is part of.
+//! Slurm's srun with PMIx: the ranks are a step of the coordinator's job.
 
 use std::ffi::OsString;
 use std::process::Command;
 
-use super::{CommandLine, LaunchError, Launcher, Prose, Start};
-use crate::decide::{Death, FromWorkers, Placement};
+use super::{CommandLine, LaunchError, LaunchParams, Launcher, OutputParser};
+use crate::decide::{Placement, RankDeath, WorkerEvent};
 use crate::slurm::record::is_in_job;
 
-/// An srun that was found, in a job.
+/// The srun in PATH, inside a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Srun {
-    /// Slurm's version, as `22.05.8`.
+    /// Slurm version, e.g. `22.05.8`.
     pub version: String,
 }
 
 impl Srun {
-    /// Asks the srun of PATH what it is, and whether it knows PMIx.
+    /// Determines the version of the srun in PATH and checks its PMIx support.
     pub fn find() -> Result<Self, LaunchError> {
         if !is_in_job() {
             return Err(LaunchError::NoJob);
         }
         let asked = |flag: &str| {
             let output = Command::new("srun").arg(flag).output().map_err(|source| LaunchError::NoSrun { source })?;
-            // The list goes to standard error.
+            // srun prints the list of plugins to stderr.
             Ok(String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr))
         };
         let version = asked("--version")?.trim().trim_start_matches("slurm ").to_owned();
@@ -39,87 +39,89 @@ impl Launcher for Srun {
         format!("srun (Slurm {})", self.version)
     }
 
-    fn command(&self, start: &Start<'_>) -> CommandLine {
+    fn command(&self, start: &LaunchParams<'_>) -> CommandLine {
         let world = start.attempt.world;
         let mut line: CommandLine = vec!["srun".into(), "--mpi=pmix".into()];
         line.push(format!("--ntasks={world}").into());
-        // Not inherited from the job since 22.05.
+        // Steps do not inherit this from the job since Slurm 22.05.
         line.push(format!("--cpus-per-task={}", start.threads).into());
         line.extend(["--distribution=block", "--cpu-bind=none"].map(OsString::from));
         if let Placement::Allocation(Some(left_out)) = &start.attempt.placement {
-            // The job's own number of nodes would be asked for otherwise.
+            // Overrides the job's own number of nodes.
             line.extend(
                 [format!("--nodes={}", left_out.used), format!("--exclude={}", left_out.nodes.join(","))]
                     .map(OsString::from),
             );
         }
-        // What is left of the step before keeps this one not waiting.
+        // Starts even while processes of the previous step remain.
         line.push("--overlap".into());
-        // The coordinator ends the step when a rank dies: srun would send the others SIGTERM, which they take for Slurm's.
+        // The coordinator terminates the step when a rank dies: srun would send SIGTERM to the others, which they would
+        // take for Slurm's.
         line.extend(["--kill-on-bad-exit=0", "--label", "--unbuffered"].map(OsString::from));
-        // The environment as it is: a job's --export would go on to its steps. Open MPI 4 and 5 have a name each for where
-        // ranks of a node share memory.
+        // Exports the full environment: a job's --export would apply to its steps. Open MPI 4 and 5 have different
+        // names for the shared-memory directory.
         let mut export = OsString::from("--export=ALL");
         for name in ["vader", "sm"] {
             export.push(format!(",OMPI_MCA_btl_{name}_backing_directory="));
-            export.push(&start.session.memory);
+            export.push(&start.scratch.memory);
         }
         line.push(export);
         line.extend(start.cluster.srun_arguments.iter().map(OsString::from));
         line.extend(start.worker_line());
-        line.extend(["--session".into(), start.session.memory.clone().into()]);
+        line.extend(["--session".into(), start.scratch.memory.clone().into()]);
         line
     }
 
-    fn prose(&self) -> Box<dyn Prose> {
-        Box::new(Labelled)
+    fn parser(&self) -> Box<dyn OutputParser> {
+        Box::new(SrunParser)
     }
 }
 
-/// Lines of ranks behind their labels, and srun's own.
-struct Labelled;
+/// Separates labelled lines of ranks from srun's own.
+struct SrunParser;
 
-impl Prose for Labelled {
-    fn line(&mut self, text: &str) -> Vec<FromWorkers> {
+impl OutputParser for SrunParser {
+    fn line(&mut self, text: &str) -> Vec<WorkerEvent> {
         if let Some((rank, said)) = labelled(text) {
-            return vec![FromWorkers::Line(rank, said.to_owned())];
+            return vec![WorkerEvent::Line(rank, said.to_owned())];
         }
         match death(text) {
-            Some(death) => vec![FromWorkers::Died(death)],
+            Some(death) => vec![WorkerEvent::Died(death)],
             None if text.trim().is_empty() || is_banner(text) => Vec::new(),
-            None => vec![FromWorkers::Remark(text.trim().to_owned())],
+            None => vec![WorkerEvent::Remark(text.trim().to_owned())],
         }
     }
 
-    fn end(&mut self) -> Vec<FromWorkers> {
+    fn end(&mut self) -> Vec<WorkerEvent> {
         Vec::new()
     }
 }
 
-/// A rank's line, which `--label` marks as `RANK: text`, the number padded to the width of the largest.
+/// Parses a rank's line, labelled by `--label` as `RANK: text`, the number padded to the width of the largest.
 fn labelled(text: &str) -> Option<(usize, &str)> {
     let (rank, said) = text.split_once(':')?;
     Some((rank.trim_start().parse().ok()?, said.strip_prefix(' ').unwrap_or(said)))
 }
 
-/// The first of the tasks that srun says have died: `srun: error: NODE: task 1: Killed`, `tasks 0-1: Exited with exit code 3`.
-fn death(text: &str) -> Option<Death> {
+/// Parses the report of dead tasks, and returns the first: `srun: error: NODE: task 1: Killed`, `tasks 0-1: Exited with
+/// exit code 3`.
+fn death(text: &str) -> Option<RankDeath> {
     let rest = text.strip_prefix("srun: error: ")?;
     let (_node, rest) = rest.split_once(": task")?;
     let (tasks, how) = rest.trim_start_matches('s').trim_start().split_once(": ")?;
     let rank = tasks[..tasks.find(|c: char| !c.is_ascii_digit()).unwrap_or(tasks.len())].parse().ok()?;
     if let Some(code) = how.strip_prefix("Exited with exit code ") {
-        return Some(Death::Exit { rank, code: code.trim().parse().ok()? });
+        return Some(RankDeath::Exit { rank, code: code.trim().parse().ok()? });
     }
     let name = how.trim().trim_end_matches(" (core dumped)");
-    // The kernel kills by signal 9; Slurm knows why.
+    // The kernel kills with signal 9; Slurm knows the reason.
     if name == "Out Of Memory" {
-        return Some(Death::OutOfMemory { rank });
+        return Some(RankDeath::OutOfMemory { rank });
     }
-    SIGNALS.iter().find(|(known, _)| *known == name).map(|(_, signal)| Death::Signal { rank, signal: *signal })
+    SIGNALS.iter().find(|(known, _)| *known == name).map(|(_, signal)| RankDeath::Signal { rank, signal: *signal })
 }
 
-/// What the C library calls the signals that end ranks.
+/// Names of signals in the C library.
 const SIGNALS: [(&str, i32); 9] = [
     ("Hangup", 1),
     ("Interrupt", 2),
@@ -132,7 +134,7 @@ const SIGNALS: [(&str, i32); 9] = [
     ("Terminated", 15),
 ];
 
-/// Whether a line tells only that something else was told, or asked for.
+/// True if a line only announces another message or a requested end.
 fn is_banner(text: &str) -> bool {
     const BANNERS: [&str; 4] = [
         "srun: launch/slurm: _step_signal: Terminating StepId=",
@@ -146,21 +148,21 @@ fn is_banner(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decide::{Attempt, LeftOut};
-    use crate::run::launch::session::Session;
+    use crate::decide::{Attempt, ExcludedNodes};
+    use crate::run::launch::scratch::ScratchDirs;
     use lambert_config::run::Cluster;
     use std::path::Path;
 
     fn line(placement: Placement) -> String {
         let cluster = Cluster { srun_arguments: vec!["--gpu-bind=none".into()], ..Cluster::default() };
-        let start = Start {
+        let start = LaunchParams {
             attempt: &Attempt { number: 3, world: 2, placement },
             cluster: &cluster,
             threads: 3,
             worker: Path::new("/bin/lambert-worker"),
             run: "/runs/a",
             variables: &["AWS_SECRET_ACCESS_KEY".to_owned()],
-            session: &Session { files: "/tmp/s".into(), memory: "/dev/shm/s".into() },
+            scratch: &ScratchDirs { files: "/tmp/s".into(), memory: "/dev/shm/s".into() },
             logs: None,
             traced: None,
         };
@@ -181,30 +183,30 @@ mod tests {
 
     #[test]
     fn nodes_are_left_out() {
-        let left_out = LeftOut { nodes: vec!["n1".into(), "n3".into()], used: 2 };
+        let left_out = ExcludedNodes { nodes: vec!["n1".into(), "n3".into()], used: 2 };
         let line = line(Placement::Allocation(Some(left_out)));
         let expected = "--distribution=block --cpu-bind=none --nodes=2 --exclude=n1,n3 --overlap";
         assert!(line.contains(expected), "{line}");
     }
 
-    // What follows are lines of Slurm 22.05.8.
+    // Output of Slurm 22.05.8.
 
     #[test]
     fn lines_of_ranks_deaths_and_remarks_are_told_apart() {
-        let line = |text: &str| Labelled.line(text);
-        assert_eq!(line("0: a: b"), [FromWorkers::Line(0, "a: b".into())]);
-        assert_eq!(line(" 7:"), [FromWorkers::Line(7, String::new())]);
-        assert_eq!(line("12: x"), [FromWorkers::Line(12, "x".into())]);
-        let signal = |rank, signal| [FromWorkers::Died(Death::Signal { rank, signal })];
+        let line = |text: &str| SrunParser.line(text);
+        assert_eq!(line("0: a: b"), [WorkerEvent::Line(0, "a: b".into())]);
+        assert_eq!(line(" 7:"), [WorkerEvent::Line(7, String::new())]);
+        assert_eq!(line("12: x"), [WorkerEvent::Line(12, "x".into())]);
+        let signal = |rank, signal| [WorkerEvent::Died(RankDeath::Signal { rank, signal })];
         assert_eq!(line("srun: error: vm: task 1: Killed"), signal(1, 9));
         assert_eq!(line("srun: error: n2: tasks 4-7: Segmentation fault (core dumped)"), signal(4, 11));
-        let memory = [FromWorkers::Died(Death::OutOfMemory { rank: 0 })];
+        let memory = [WorkerEvent::Died(RankDeath::OutOfMemory { rank: 0 })];
         assert_eq!(line("srun: error: vm: task 0: Out Of Memory"), memory);
-        let exit = [FromWorkers::Died(Death::Exit { rank: 3, code: 74 })];
+        let exit = [WorkerEvent::Died(RankDeath::Exit { rank: 3, code: 74 })];
         assert_eq!(line("srun: error: n2: tasks 3,5: Exited with exit code 74"), exit);
         assert_eq!(line("slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-22T23:44:50 ***"), []);
         assert_eq!(line("srun: Job step aborted: Waiting up to 7 seconds for job step to finish."), []);
         let told = "srun: error: Unable to create step for job 3: More processors requested than permitted";
-        assert_eq!(line(told), [FromWorkers::Remark(told.into())]);
+        assert_eq!(line(told), [WorkerEvent::Remark(told.into())]);
     }
 }

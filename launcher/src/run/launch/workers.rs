@@ -1,4 +1,4 @@
-//! The processes of one attempt, from their start to the last one gone: what they do and say comes out as events.
+//! The processes of one attempt, from start to exit; their output and exit become events.
 
 use std::io::{BufRead, BufReader, Read};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -7,100 +7,100 @@ use std::time::{Duration, Instant};
 use lambert_control::Directive;
 use lambert_control::{TOKEN_VARIABLE, URL_VARIABLE};
 
-use super::processes::{self, ProcessError, Tree};
-use super::session::{Session, SessionError};
-use super::{Launcher, Prose, Start, environment};
-use crate::decide::{Attempt, Event, FromWorkers};
+use super::processes::{self, ProcessError, ProcessTree};
+use super::scratch::{ScratchDirs, ScratchError};
+use super::{LaunchParams, Launcher, OutputParser, environment};
+use crate::decide::{Attempt, Event, WorkerEvent};
 use crate::logs;
 use crate::run::control::address::AddressError;
 use crate::run::control::{ControlError, ControlServer};
-use crate::run::order::Order;
+use crate::run::spec::RunSpec;
 
-/// How long what they said last may take to arrive.
+/// Time limit for draining output after the exit.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// Why workers cannot be started or ended.
+/// Workers cannot be started or terminated.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkersError {
-    /// No control channel.
+    /// The control server cannot start.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// A folder for the launcher's and MPI's files.
+    /// A scratch directory cannot be created.
     #[error(transparent)]
-    Session(#[from] SessionError),
-    /// A process.
+    ScratchDirs(#[from] ScratchError),
+    /// A process operation failed.
     #[error(transparent)]
     Process(#[from] ProcessError),
-    /// The folder that this process works in is gone.
+    /// The working directory no longer exists.
     #[error("the working directory was removed; start lambert in another one")]
     NoFolder(#[source] std::io::Error),
-    /// No thread.
+    /// A thread cannot start.
     #[error("cannot start a thread that reads what the workers print")]
     Reader(#[source] std::io::Error),
 }
 
 impl WorkersError {
-    /// Whether the configuration is to blame, and every other start would end here, too.
+    /// True if the configuration is wrong, so that a retry would fail as well.
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::NoFolder(_) | Self::Control(ControlError::Address(AddressError::Interface { .. })))
     }
 }
 
-/// Workers under way. Dropping them ends them.
+/// The running workers of an attempt. Terminates them when dropped.
 #[derive(Debug)]
 pub struct Workers {
     number: u32,
-    tree: Tree,
+    tree: ProcessTree,
     server: Option<ControlServer>,
     events: Sender<Event>,
     exited: bool,
-    /// Disconnected when all output was read.
+    /// Disconnected when all output has been read.
     readers: Receiver<()>,
-    session: Session,
+    scratch: ScratchDirs,
 }
 
 impl Workers {
-    /// Starts all ranks of `attempt`. Call this on the main thread, whose end is theirs.
+    /// Starts all ranks of `attempt`. Call this on the main thread: the ranks end when it does.
     pub fn start(
-        order: &Order,
+        spec: &RunSpec,
         launcher: &dyn Launcher,
         attempt: &Attempt,
         events: Sender<Event>,
     ) -> Result<Self, WorkersError> {
-        // Programs that start without one fail in ways of their own.
+        // Programs started in a removed directory fail in confusing ways.
         std::env::current_dir().map_err(WorkersError::NoFolder)?;
-        let cluster = &order.config.cluster;
-        let session = Session::new(order.store.url(), attempt.number);
-        let for_gpus = environment::for_gpus(&order.config.device, |name| std::env::var_os(name).is_some());
-        Session::create(&launcher.folders(&session))?;
+        let cluster = &spec.config.cluster;
+        let scratch = ScratchDirs::new(spec.store.url(), attempt.number);
+        let for_gpus = environment::for_gpus(&spec.config.device, |name| std::env::var_os(name).is_some());
+        ScratchDirs::create(&launcher.folders(&scratch))?;
         let present = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         let present = present.chain(for_gpus.iter().map(|(name, _)| (*name).to_owned()));
-        let traced = order.config.metrics.traced();
-        let line = launcher.command(&Start {
+        let traced = spec.config.metrics.traced();
+        let line = launcher.command(&LaunchParams {
             attempt,
             cluster,
-            threads: order.config.device.threads,
-            worker: &order.worker,
-            run: order.store.url(),
+            threads: spec.config.device.threads,
+            worker: &spec.worker,
+            run: spec.store.url(),
             variables: &environment::passed_on(present, &cluster.environment),
-            session: &session,
-            logs: logs::folder(cluster, order.store.url(), attempt.number).as_deref(),
+            scratch: &scratch,
+            logs: logs::folder(cluster, spec.store.url(), attempt.number).as_deref(),
             traced: traced.as_ref(),
         });
         let server = ControlServer::start(&cluster.control, attempt, events.clone())?;
         let mut environment = vec![(URL_VARIABLE, server.url()), (TOKEN_VARIABLE, server.secret())];
         environment.extend(for_gpus);
         tracing::debug!("starting {line:?}");
-        let mut tree = Tree::start(&line, &environment, launcher.end_by())?;
+        let mut tree = ProcessTree::start(&line, &environment, launcher.exit_signal())?;
         let outputs = [
             tree.root.stdout.take().map(|output| Box::new(output) as Box<dyn Read + Send>),
             tree.root.stderr.take().map(|output| Box::new(output) as Box<dyn Read + Send>),
         ];
         let (alive, readers) = channel();
         let (number, server) = (attempt.number, Some(server));
-        let workers = Self { number, tree, server, events, exited: false, readers, session };
+        let workers = Self { number, tree, server, events, exited: false, readers, scratch };
         for output in outputs.into_iter().flatten() {
-            workers.read(output, launcher.prose(), alive.clone())?;
+            workers.read(output, launcher.parser(), alive.clone())?;
         }
         Ok(workers)
     }
@@ -108,54 +108,54 @@ impl Workers {
     fn read(
         &self,
         output: Box<dyn Read + Send>,
-        mut prose: Box<dyn Prose>,
+        mut parser: Box<dyn OutputParser>,
         alive: Sender<()>,
     ) -> Result<(), WorkersError> {
         let (number, events) = (self.number, self.events.clone());
         let read = move || {
             let _alive = alive;
-            // That nobody listens any more is no failure.
-            let tell = |told: Vec<FromWorkers>| {
+            // The coordinator may already be gone.
+            let tell = |told: Vec<WorkerEvent>| {
                 told.into_iter().for_each(|what| drop(events.send(Event::Worker(number, what))));
             };
-            each_line(output, |line| tell(prose.line(line)));
-            tell(prose.end());
+            each_line(output, |line| tell(parser.line(line)));
+            tell(parser.end());
         };
         std::thread::Builder::new().name("output".into()).spawn(read).map(drop).map_err(WorkersError::Reader)
     }
 
-    /// What the ranks are ordered.
-    pub fn order(&self, directive: Directive) {
+    /// Sends a command to the ranks.
+    pub fn send_command(&self, directive: Directive) {
         if let Some(server) = &self.server {
-            server.order(directive);
+            server.send_command(directive);
         }
     }
 
-    /// How many requests the control server has refused.
+    /// Number of requests refused by the control server.
     pub fn refused(&self) -> u64 {
         self.server.as_ref().map_or(0, ControlServer::refused)
     }
 
-    /// Begins to end them.
+    /// Starts to terminate the processes.
     pub fn end(&mut self) -> Result<(), ProcessError> {
         self.tree.end()
     }
 
-    /// Makes events of what has become of the processes; whether they are gone, which is the last event.
+    /// Emits events for exited processes. Returns true when all are gone, after the last event.
     pub fn poll(&mut self) -> Result<bool, ProcessError> {
         if !self.exited
             && let Some(status) = self.tree.ended()?
         {
             self.exited = true;
-            self.tell(FromWorkers::Exited(processes::exit(status)));
+            self.tell(WorkerEvent::Exited(processes::exit(status)));
         }
         let Some(left) = self.tree.poll_end()? else { return Ok(false) };
         self.hear_out();
-        self.tell(FromWorkers::Gone(left));
+        self.tell(WorkerEvent::Gone(left));
         Ok(true)
     }
 
-    /// Waits until the readers of the output have passed on the last line, and the server its last request.
+    /// Waits until all output and the last report have been processed.
     fn hear_out(&mut self) {
         let deadline = Instant::now() + LAST_WORDS;
         let left = || deadline.saturating_duration_since(Instant::now());
@@ -167,7 +167,7 @@ impl Workers {
         self.server = None;
     }
 
-    fn tell(&self, what: FromWorkers) {
+    fn tell(&self, what: WorkerEvent) {
         let _ = self.events.send(Event::Worker(self.number, what));
     }
 }
@@ -179,7 +179,7 @@ impl Drop for Workers {
             Ok(left) => tracing::error!("processes that cannot be ended are left: {}", left.join(", ")),
             Err(error) => tracing::error!("workers may be left over: {error}"),
         }
-        self.session.remove();
+        self.scratch.remove();
     }
 }
 

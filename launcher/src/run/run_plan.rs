@@ -1,4 +1,4 @@
-//! What a run will do and need, said before it starts: its stages, their FLOPs, the memory of a rank.
+//! Summary of a run before it starts: stages, FLOPs and memory per rank.
 
 use lambert_config::run::{RunConfig, Stage, TokenBudget};
 use lambert_dataset::Dataset;
@@ -10,29 +10,29 @@ use lambert_plan::{flops, memory, objectives, timeline};
 
 use crate::failure::Failure;
 
-/// What a forecast has to know of a dataset.
+/// Dataset properties needed for the summary.
 #[derive(Debug, Clone, Copy)]
-struct Data {
+struct StageData {
     sizes: memory::DatasetShape,
-    /// Tokens of all samples.
+    /// Total tokens of all samples.
     tokens: u64,
 }
 
-impl Data {
+impl StageData {
     fn open(url: &str) -> Result<Self, Failure> {
         let dataset = Dataset::open(url)?;
         Ok(Self { sizes: dataset.sizes(), tokens: dataset.manifest().counts.tokens })
     }
 
-    /// Tokens of a sample in the mean.
+    /// Mean tokens per sample.
     fn mean(self) -> f64 {
         self.tokens as f64 / self.sizes.rows.max(1) as f64
     }
 }
 
-/// Tokens of the rank with the most over the mean, in a global batch of a stage: as if samples were as long as can be but for
-/// some that were cut at any length, which a preparation's short samples are, and had the dataset's mean length.
-fn balance(config: &RunConfig, stage: &Stage, data: Data) -> f64 {
+/// Estimates the load imbalance of a global batch: tokens of the busiest rank over the mean. Assumes full-length
+/// samples, except for a uniform share of short ones that matches the dataset's mean length.
+fn balance(config: &RunConfig, stage: &Stage, data: StageData) -> f64 {
     let longest = data.sizes.sequence_length as f64;
     let cut = (2.0 * (1.0 - data.mean() / longest)).clamp(0.0, 1.0);
     let samples = stage.global_batch as f64;
@@ -44,8 +44,8 @@ fn balance(config: &RunConfig, stage: &Stage, data: Data) -> f64 {
     BatchPartition::new(&lengths, config.cluster.ranks, stage.micro_batch_tokens.or_default()).imbalance()
 }
 
-/// FLOPs of a stage that count with so many layers, as if all its samples had the mean length.
-fn flops(config: &RunConfig, stage: &Stage, layers: usize, data: Data) -> f64 {
+/// FLOPs of a stage with `layers` layers, assuming that all samples have the mean length.
+fn flops(config: &RunConfig, stage: &Stage, layers: usize, data: StageData) -> f64 {
     let length = data.mean().round() as usize;
     let masked = config.objective.predictions(length) as u64;
     let architecture = Architecture::of_run(config, layers, data.sizes.vocabulary);
@@ -53,32 +53,32 @@ fn flops(config: &RunConfig, stage: &Stage, layers: usize, data: Data) -> f64 {
     sample * timeline::samples(stage) as f64
 }
 
-/// A table of the stages and a line for the whole run.
+/// Returns a table of the stages and a summary line.
 ///
 /// # Errors
-/// A dataset that cannot be opened.
+/// A dataset cannot be opened.
 pub fn lines(config: &RunConfig) -> Result<Vec<String>, Failure> {
-    let data = config.stage.iter().map(|stage| Data::open(&stage.data)).collect::<Result<Vec<_>, _>>()?;
+    let data = config.stage.iter().map(|stage| StageData::open(&stage.data)).collect::<Result<Vec<_>, _>>()?;
     Ok(table(config, &data))
 }
 
-/// Bytes of main memory of all ranks together, as if they were on one host, in the stage that needs most.
+/// Main memory of all ranks on one host in the most demanding stage, bytes.
 ///
 /// # Errors
-/// A dataset that cannot be opened.
+/// A dataset cannot be opened.
 pub fn memory(config: &RunConfig) -> Result<u64, Failure> {
     let ranks = config.cluster.ranks.max(1);
     let mut needed = config.stage.iter().map(|stage| {
-        let a_rank = memory::rank_bytes(config, stage, Data::open(&stage.data)?.sizes, ranks);
+        let a_rank = memory::rank_bytes(config, stage, StageData::open(&stage.data)?.sizes, ranks);
         Ok(a_rank.saturating_mul(ranks as u64))
     });
     needed.try_fold(0, |most, needed: Result<u64, Failure>| Ok(most.max(needed?)))
 }
 
-fn table(config: &RunConfig, data: &[Data]) -> Vec<String> {
+fn table(config: &RunConfig, data: &[StageData]) -> Vec<String> {
     let deepest = config.stage.iter().map(|stage| stage.depth(&config.model)).max().unwrap_or_default();
     let (mut samples, mut all, mut at_full_depth) = (0, 0.0, 0.0);
-    let head = ["stage", "layers", "tokens", "steps", "samples", "epochs", "FLOPs", "GiB a rank", "balance"];
+    let head = ["stage", "layers", "seq_len", "steps", "samples", "epochs", "FLOPs", "GiB/rank", "imbalance"];
     let mut rows = vec![head.map(str::to_owned)];
     for (index, (stage, data)) in config.stage.iter().zip(data).enumerate() {
         let layers = stage.depth(&config.model);
@@ -102,18 +102,18 @@ fn table(config: &RunConfig, data: &[Data]) -> Vec<String> {
     let mut lines = align(&rows);
     let saved = 100.0 * (1.0 - all / at_full_depth);
     let less =
-        if saved > 0.0 { format!(", {saved:.0} % less than with {deepest} layers all along") } else { String::new() };
+        if saved > 0.0 { format!(", {saved:.0}% less than with {deepest} layers throughout") } else { String::new() };
     let steps = timeline::total_steps(config, &timeline::EarlyStops::new());
     let most = if config.stage.iter().any(|stage| stage.plateau.is_some()) { "at most " } else { "" };
-    lines.extend(on_cards(config, data));
+    lines.extend(gpu_lines(config, data));
     lines.extend(frozen(config));
-    lines.push(format!("in all {most}{steps} steps, {samples} samples, {all:.2e} FLOPs{less}"));
+    lines.push(format!("total: {most}{steps} steps, {samples} samples, {all:.2e} FLOPs{less}"));
     lines
 }
 
-/// What each stage needs of a rank's card, if the ranks compute on cards.
-fn on_cards(config: &RunConfig, data: &[Data]) -> Vec<String> {
-    let line = |(index, data): (usize, &Data)| {
+/// GPU memory per rank of each stage, if the ranks compute on GPUs.
+fn gpu_lines(config: &RunConfig, data: &[StageData]) -> Vec<String> {
+    let line = |(index, data): (usize, &StageData)| {
         let (stage, needed) =
             (&config.stage[index], |tokens| gpu::needed(config, index, data.sizes, config.cluster.ranks, tokens));
         let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
@@ -138,7 +138,7 @@ fn on_cards(config: &RunConfig, data: &[Data]) -> Vec<String> {
     data.iter().enumerate().map(line).chain(draws).collect()
 }
 
-/// The parts that stay as they are, if there are any.
+/// Describes parameters that are not trained, if any.
 fn frozen(config: &RunConfig) -> Option<String> {
     let objective = &config.objective;
     let tensors = Architecture::of_run(config, 0, 0).tensors();
@@ -154,7 +154,7 @@ fn frozen(config: &RunConfig) -> Option<String> {
     (!parts.is_empty()).then(|| format!("frozen: {} ({why})", parts.join(", ")))
 }
 
-/// The first column to the left, the others to the right.
+/// Left-aligns the first column and right-aligns the others.
 fn align(rows: &[[String; 9]]) -> Vec<String> {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
     let widths: [usize; 9] = std::array::from_fn(width);
@@ -179,25 +179,25 @@ mod tests {
         let stage = |layers, steps| Stage { name: "one".into(), layers: Some(layers), steps, ..Stage::default() };
         let config = RunConfig { stage: vec![stage(6, 100), stage(12, 100)], ..RunConfig::default() };
         let sizes = memory::DatasetShape { vocabulary: 30522, sequence_length: 128, rows: 51200, row_group: 1024 };
-        let short = Data { sizes, tokens: 51200 * 128 };
-        let long = Data { sizes: memory::DatasetShape { sequence_length: 512, ..sizes }, tokens: 51200 * 512 };
+        let short = StageData { sizes, tokens: 51200 * 128 };
+        let long = StageData { sizes: memory::DatasetShape { sequence_length: 512, ..sizes }, tokens: 51200 * 512 };
         let lines = table(&config, &[short, long]);
         assert_eq!(lines.len(), 4);
-        // 128 tokens, 6 layers of 14.2 MFLOPs a token and layer and 0.39 of attention; 19 tokens of the head.
+        // 128 tokens, 6 layers of 14.2 MFLOPs per token and layer and 0.39 of attention; 19 tokens of the head.
         let words: Vec<&str> = lines[1].split_whitespace().collect();
         assert_eq!(words[..7], ["0", "one", "6", "128", "100", "25600", "0.50"]);
         let expected = 3.0 * 25600.0 * (128.0 * 6.0 * (14_155_776.0 + 393_216.0) + 19.0 * 48_061_440.0);
         assert!((words[7].parse::<f64>().unwrap() / expected - 1.0).abs() < 0.01, "{} {expected:e}", words[7]);
         assert_eq!(words[words.len() - 1], "1.00");
-        assert!(lines[3].starts_with("in all 200 steps, 51200 samples, ") && lines[3].contains(" % less than with 12"));
-        // Six samples for four ranks: two of them have two.
+        assert!(lines[3].starts_with("total: 200 steps, 51200 samples, ") && lines[3].contains("% less than with 12"));
+        // Six samples on four ranks: two ranks have two.
         let small = Stage { global_batch: 6, ..stage(6, 100) };
         let uneven =
             RunConfig { stage: vec![small], cluster: Cluster { ranks: 4, ..Cluster::default() }, ..config.clone() };
         assert!(table(&uneven, &[short])[1].ends_with(" 1.33"), "{:?}", table(&uneven, &[short]));
         assert_eq!(frozen(&config), None);
         let on_card = RunConfig { device: Device { kind: DeviceKind::Cuda, ..Device::default() }, ..config.clone() };
-        let lines = on_cards(&on_card, &[short, long]);
+        let lines = gpu_lines(&on_card, &[short, long]);
         assert!(
             lines[1].starts_with("stage 1 needs about ") && lines[1].ends_with("micro-batches of 4096 tokens"),
             "{lines:?}"

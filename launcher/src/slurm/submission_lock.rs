@@ -1,5 +1,5 @@
-//! `control/submission` in a run's store: held by one `lambert submit` from the question whether the run has a job until
-//! job.json names the new one, so that two at the same time do not queue two jobs.
+//! Lock for `lambert submit`, in `control/submission` of the run's store. Held from checking for a job until job.json
+//! names the new one, so that two concurrent submissions do not queue two jobs.
 
 use lambert_store::Store;
 use lambert_store::run::SUBMISSION;
@@ -7,21 +7,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::host::{self, now};
 
-/// A holder on another host that is older than this has died: a submission takes seconds. Seconds.
+/// Age after which a holder on another host is presumed dead, seconds. A submission takes seconds.
 const ABANDONED: f64 = 600.0;
 
-/// Who holds it.
+/// Process that holds the lock.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Holder {
+struct LockHolder {
     host: String,
     pid: u32,
-    /// Which of the processes that have had this number: its start, as the kernel says it.
+    /// Process start time from the kernel, which distinguishes reused process IDs.
     since: String,
-    /// Seconds since 1970.
+    /// Time of locking, seconds since the Unix epoch.
     unix: f64,
 }
 
-impl Holder {
+impl LockHolder {
     fn of_process() -> Self {
         let pid = std::process::id();
         Self { host: host::name(), pid, since: host::since(pid).unwrap_or_default(), unix: now() }
@@ -35,43 +35,43 @@ impl Holder {
     }
 }
 
-/// Why the run is not to be submitted now.
+/// The lock cannot be taken.
 #[derive(Debug, thiserror::Error)]
-pub enum ClaimError {
-    /// Another submission is under way.
+pub enum SubmissionLockError {
+    /// Another submission is in progress.
     #[error(
         "another `lambert submit` (pid {pid} on host {host}) queues {url} at this moment: see `lambert status {url}`, or try again \
          in {ABANDONED} s should it have died"
     )]
     Held {
-        /// The run.
+        /// URL of the run.
         url: String,
-        /// Where it is.
+        /// Host of the holder.
         host: String,
-        /// Its process there.
+        /// Process ID of the holder.
         pid: u32,
     },
-    /// The run's store.
+    /// Store error.
     #[error(transparent)]
     Store(#[from] lambert_store::Error),
 }
 
-/// The right to queue a run, given up when it is dropped.
+/// The submission lock of a run, released when dropped.
 #[derive(Debug)]
-pub struct Claim<'a> {
+pub struct SubmissionLock<'a> {
     store: &'a Store,
 }
 
-impl<'a> Claim<'a> {
-    /// Takes it, from a holder that is gone, too.
-    pub fn take(store: &'a Store) -> Result<Self, ClaimError> {
-        let own = serde_json::json!(Holder::of_process()).to_string();
+impl<'a> SubmissionLock<'a> {
+    /// Takes the lock, also from a dead holder.
+    pub fn take(store: &'a Store) -> Result<Self, SubmissionLockError> {
+        let own = serde_json::json!(LockHolder::of_process()).to_string();
         if store.put_new(SUBMISSION, own.clone().into())? {
             return Ok(Self { store });
         }
         let holder = match store.get_at_most(SUBMISSION, 1 << 16) {
-            Ok(bytes) => serde_json::from_slice::<Holder>(&bytes).ok(),
-            // It was given up in this moment.
+            Ok(bytes) => serde_json::from_slice::<LockHolder>(&bytes).ok(),
+            // Released in the meantime.
             Err(error) if error.is_not_found() => None,
             Err(error) => return Err(error.into()),
         };
@@ -82,11 +82,11 @@ impl<'a> Claim<'a> {
             }
         }
         let (host, pid) = holder.map_or_else(|| ("unknown".to_owned(), 0), |holder| (holder.host, holder.pid));
-        Err(ClaimError::Held { url: store.url().to_owned(), host, pid })
+        Err(SubmissionLockError::Held { url: store.url().to_owned(), host, pid })
     }
 }
 
-impl Drop for Claim<'_> {
+impl Drop for SubmissionLock<'_> {
     fn drop(&mut self) {
         if let Err(error) = self.store.delete(SUBMISSION) {
             tracing::warn!("{}/{SUBMISSION} stays: {error}", self.store.url());
@@ -101,24 +101,24 @@ mod tests {
     #[test]
     fn one_submission_at_a_time() {
         let store = Store::open("memory://claim/run").unwrap();
-        let first = Claim::take(&store).unwrap();
-        let refused = Claim::take(&store).unwrap_err().to_string();
+        let first = SubmissionLock::take(&store).unwrap();
+        let refused = SubmissionLock::take(&store).unwrap_err().to_string();
         assert!(refused.contains(&format!("(pid {} on host", std::process::id())), "{refused}");
         drop(first);
-        drop(Claim::take(&store).unwrap());
+        drop(SubmissionLock::take(&store).unwrap());
         assert_eq!(store.head(SUBMISSION).unwrap(), None);
     }
 
     #[test]
     fn a_holder_that_died_holds_nothing() {
         let store = Store::open("memory://claim-dead/run").unwrap();
-        let own = Holder::of_process();
-        let dead = Holder { since: "long ago".into(), ..own.clone() };
-        let elsewhere = Holder { host: "another".into(), ..own.clone() };
-        let old = Holder { unix: own.unix - 2.0 * ABANDONED, ..elsewhere.clone() };
+        let own = LockHolder::of_process();
+        let dead = LockHolder { since: "long ago".into(), ..own.clone() };
+        let elsewhere = LockHolder { host: "another".into(), ..own.clone() };
+        let old = LockHolder { unix: own.unix - 2.0 * ABANDONED, ..elsewhere.clone() };
         for (holder, is_taken) in [(own, false), (dead, true), (elsewhere, false), (old, true)] {
             store.put(SUBMISSION, serde_json::json!(holder).to_string().into()).unwrap();
-            assert_eq!(Claim::take(&store).is_ok(), is_taken, "{holder:?}");
+            assert_eq!(SubmissionLock::take(&store).is_ok(), is_taken, "{holder:?}");
         }
     }
 }

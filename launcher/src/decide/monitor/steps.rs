@@ -1,4 +1,4 @@
-//! The steps of an attempt.
+//! Training progress of an attempt.
 
 use std::collections::VecDeque;
 
@@ -6,24 +6,24 @@ use lambert_control::StepRecord;
 
 use crate::decide::Seconds;
 
-/// Steps that the median is taken over.
+/// Number of recent steps in the median.
 const WINDOW: usize = 50;
 
-/// The work that an attempt has done.
+/// Training progress of an attempt.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Steps {
-    /// Whether training has started.
+    /// True once training has started.
     pub started: bool,
-    /// Most steps that a rank has finished.
+    /// Most steps completed by any rank.
     pub finished: u64,
-    /// Whether a checkpoint was committed.
+    /// True once a checkpoint was committed.
     pub committed: bool,
-    /// Seconds of each of the last steps.
+    /// Durations of recent steps, seconds.
     seconds: VecDeque<f64>,
 }
 
 impl Steps {
-    /// A rank has finished this many.
+    /// A rank has completed `finished` steps.
     pub(super) fn reach(&mut self, finished: u64) {
         self.finished = self.finished.max(finished);
     }
@@ -34,14 +34,14 @@ impl Steps {
         self.reach(record.step);
     }
 
-    /// The median of the last steps, seconds; `None` before the first.
+    /// Median duration of recent steps, seconds; `None` before the first.
     pub fn median(&self) -> Option<Seconds> {
         let mut seconds: Vec<f64> = self.seconds.iter().copied().collect();
         seconds.sort_by(f64::total_cmp);
         seconds.get(seconds.len() / 2).copied()
     }
 
-    /// Whether there is nothing to lose: no step has a record and no checkpoint was committed.
+    /// True if nothing would be lost: no step record and no committed checkpoint.
     pub(super) fn are_none(&self) -> bool {
         self.seconds.is_empty() && !self.committed
     }

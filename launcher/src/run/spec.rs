@@ -1,4 +1,4 @@
-//! What a run was asked to be: the command line and the configuration, checked, against what the run's store holds.
+//! Validated run specification, from the command line, the configuration and the run's store.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -10,37 +10,37 @@ use lambert_plan::memory;
 use lambert_store::run::{CONFIG, VOCABULARY};
 use lambert_store::{Store, checkpoint};
 
-use super::difference::{self, Difference, Differences};
-use super::origin;
+use super::base_checkpoint;
+use super::config_diff::{self, Difference, Differences};
 use super::stored;
 use crate::cli;
-use crate::decide::Room;
+use crate::decide::HostPool;
 use crate::failure::Failure;
 use crate::worker;
 
-/// A run that may be started.
+/// A validated run, ready to start.
 #[derive(Debug)]
-pub struct Order {
-    /// The configuration, complete; the same as in the store.
+pub struct RunSpec {
+    /// Complete configuration, as stored.
     pub config: RunConfig,
     /// The run's store.
     pub store: Store,
-    /// The lambert-worker program.
+    /// Path of lambert-worker.
     pub worker: PathBuf,
-    /// Where ranks may be.
-    pub room: Room,
+    /// Hosts available to the ranks.
+    pub host_pool: HostPool,
 }
 
-/// Why a run may not be started.
+/// The run cannot be started.
 #[derive(Debug, thiserror::Error)]
-pub enum OrderError {
-    /// Nothing says what to train.
+pub enum RunSpecError {
+    /// No configuration.
     #[error("{url} holds no run yet: --config FILE says what to train")]
     NoConfig {
         /// The run's URL.
         url: String,
     },
-    /// The run is another one.
+    /// The stored run has another configuration.
     #[error(
         "{url} holds a run that trains something else; give another place, or the configuration that it was started with, or \
          name what may change with `lambert run --allow-change`. What differs:{}",
@@ -49,10 +49,10 @@ pub enum OrderError {
     OtherRun {
         /// The run's URL.
         url: String,
-        /// The keys that decide it.
+        /// Differing keys.
         differences: Vec<Difference>,
     },
-    /// The run's checkpoints are of no use to such a model.
+    /// The run's checkpoints have other tensor shapes.
     #[error(
         "{url} has checkpoints, whose weights have the shapes of its model; another model is another --run. What \
          differs:{}",
@@ -61,10 +61,10 @@ pub enum OrderError {
     OtherShapes {
         /// The run's URL.
         url: String,
-        /// The keys that decide the shapes.
+        /// Differing keys that affect shapes.
         differences: Vec<Difference>,
     },
-    /// The configuration cannot be written down.
+    /// The configuration cannot be serialized.
     #[error("cannot write the configuration as TOML")]
     Toml(#[from] toml::ser::Error),
     /// A path cannot be made absolute.
@@ -72,7 +72,7 @@ pub enum OrderError {
     Path {
         /// The path.
         path: String,
-        /// Why not.
+        /// System error.
         source: std::io::Error,
     },
 }
@@ -81,47 +81,47 @@ fn list(differences: &[Difference]) -> String {
     differences.iter().map(|difference| format!("\n  {difference}")).collect()
 }
 
-/// An order that is sound, before anything was written.
+/// A run that passed all checks, before anything is written.
 #[derive(Debug)]
-pub struct Proposed {
+pub struct ValidatedRun {
     config: RunConfig,
     store: Store,
     worker: PathBuf,
-    room: Room,
-    /// What the store holds.
+    host_pool: HostPool,
+    /// Stored configuration.
     before: Option<RunConfig>,
 }
 
-impl Order {
-    /// Reads the configuration, checks it and what it names, and compares it with the run in the store if there is one, for ranks
-    /// that may be where `room` says. Nothing is written.
-    pub fn propose(arguments: &cli::Run, room: impl Fn(&RunConfig) -> Room) -> Result<Proposed, Failure> {
+impl RunSpec {
+    /// Loads and checks the configuration and the datasets it names, and compares it with the stored run, if any. `host_pool`
+    /// returns the hosts available to the ranks. Writes nothing.
+    pub fn validate(arguments: &cli::Run, host_pool: impl Fn(&RunConfig) -> HostPool) -> Result<ValidatedRun, Failure> {
         let store = Store::open(&arguments.run).map_err(Failure::usage)?;
         let worker = worker::find().map_err(Failure::failed)?;
         let before = stored::text(&store)?;
-        let config = configuration(arguments, &store, before.as_deref(), &room)?;
+        let config = configuration(arguments, &store, before.as_deref(), &host_pool)?;
         let before = before.map(|text| stored::parse(&text, &store)).transpose()?;
         match &before {
-            Some(before) => settle(before, &config, &arguments.allow_change, &store)?,
-            None => origin::check(&config)?,
+            Some(before) => check_changes(before, &config, &arguments.allow_change, &store)?,
+            None => base_checkpoint::check(&config)?,
         }
-        let room = room(&config);
-        Ok(Proposed { config, store, worker, room, before })
+        let host_pool = host_pool(&config);
+        Ok(ValidatedRun { config, store, worker, host_pool, before })
     }
 }
 
-impl Proposed {
-    /// The configuration, complete.
+impl ValidatedRun {
+    /// Complete configuration.
     pub fn config(&self) -> &RunConfig {
         &self.config
     }
 
-    /// Where ranks may be.
-    pub fn room(&self) -> &Room {
-        &self.room
+    /// Hosts available to the ranks.
+    pub fn host_pool(&self) -> &HostPool {
+        &self.host_pool
     }
 
-    /// Whether the store holds no run yet.
+    /// True if the store contains no run yet.
     pub fn is_new(&self) -> bool {
         self.before.is_none()
     }
@@ -131,19 +131,19 @@ impl Proposed {
         &self.store
     }
 
-    /// Writes the configuration to the store, whose folder must be there from then on.
-    pub fn settle(self) -> Result<Order, Failure> {
-        let Self { config, store, worker, room, before } = self;
+    /// Writes the configuration to the store. From then on the store requires its directory to exist.
+    pub fn commit(self) -> Result<RunSpec, Failure> {
+        let Self { config, store, worker, host_pool, before } = self;
         match before {
             None => create(&config, &store)?,
             Some(before) if before == config => {}
             Some(_) => store.put(CONFIG, text(&config)?.into()).map_err(Failure::failed)?,
         }
-        Ok(Order { config, store: store.require_folder(), worker, room })
+        Ok(RunSpec { config, store: store.require_folder(), worker, host_pool })
     }
 }
 
-/// The sha256 of the run's vocabulary, which it has from its first start on.
+/// Returns the SHA-256 of the run's vocabulary, stored at its first start.
 fn vocabulary(store: &Store) -> Result<Option<String>, Failure> {
     match store.get(VOCABULARY) {
         Ok(bytes) => Ok(Some(lambert_store::hash::sha256(&bytes))),
@@ -156,7 +156,7 @@ fn configuration(
     arguments: &cli::Run,
     store: &Store,
     stored: Option<&str>,
-    room: &impl Fn(&RunConfig) -> Room,
+    host_pool: &impl Fn(&RunConfig) -> HostPool,
 ) -> Result<RunConfig, Failure> {
     let mut sets = arguments.sets.clone();
     sets.extend(arguments.ranks.map(|ranks| format!("cluster.ranks={ranks}")));
@@ -164,15 +164,15 @@ fn configuration(
     let vocabulary = vocabulary(store)?;
     let mut is_away = false;
     let surroundings = |config: &RunConfig, faults: &mut Vec<ConfigIssue>| {
-        is_away = check_surroundings(config, vocabulary.as_deref(), room(config) == Room::Here, faults);
+        is_away = check_surroundings(config, vocabulary.as_deref(), host_pool(config) == HostPool::Here, faults);
     };
     let loaded: Result<RunConfig, ConfigError> = match (&arguments.config, stored) {
         (Some(path), _) => layers.load_with(path, surroundings),
         (None, Some(text)) => layers.parse_with(text, &format!("{}/{CONFIG}", store.url()), surroundings),
-        (None, None) => return Err(Failure::usage(OrderError::NoConfig { url: store.url().to_owned() })),
+        (None, None) => return Err(Failure::usage(RunSpecError::NoConfig { url: store.url().to_owned() })),
     };
     let mut config = match loaded {
-        // Another start may find it: a job is queued again for this.
+        // A later start may succeed, so the job is requeued instead.
         Err(error) if is_away => return Err(Failure::failed(error)),
         loaded => loaded?,
     };
@@ -180,7 +180,7 @@ fn configuration(
         (Some(from), _) => {
             (config.run.from, config.run.from_optimizer) = (Some(from.clone()), arguments.with_optimizer);
         }
-        // Where a run began needs to be said once.
+        // `run.from` needs to be given only once.
         (None, Some(text)) if config.run.from.is_none() => {
             let before = stored::parse(text, store)?.run;
             (config.run.from, config.run.from_optimizer) = (before.from, before.from_optimizer);
@@ -195,7 +195,7 @@ fn configuration(
     Ok(config)
 }
 
-/// Prints a warning about the configuration, once: a tuning reads the same file for each of its runs.
+/// Logs a configuration warning once: a sweep loads the same file for each of its runs.
 fn warn_once(message: &str) {
     static PRINTED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     if PRINTED.lock().unwrap_or_else(PoisonError::into_inner).insert(message.to_owned()) {
@@ -203,30 +203,30 @@ fn warn_once(message: &str) {
     }
 }
 
-/// A path as it is found from any folder; a URL, and nothing, as they are.
+/// Makes a path absolute; URLs and empty strings stay.
 fn absolute(path: &str) -> Result<String, Failure> {
     if path.is_empty() || path.contains("://") {
         return Ok(path.to_owned());
     }
-    // With links resolved where it exists, so that the same folder has the same name each time.
+    // Resolves symbolic links if the path exists, so that a directory always has the same name.
     let found = std::fs::canonicalize(path).or_else(|_| std::path::absolute(path));
     match found {
         Ok(found) => Ok(found.to_string_lossy().into_owned()),
-        Err(source) => Err(Failure::usage(OrderError::Path { path: path.to_owned(), source })),
+        Err(source) => Err(Failure::usage(RunSpecError::Path { path: path.to_owned(), source })),
     }
 }
 
-/// Refuses what would train something else and is not `allowed`, and says what changes around it.
-fn settle(before: &RunConfig, now: &RunConfig, allowed: &[String], store: &Store) -> Result<(), Failure> {
-    let mut found = difference::compare(before, now).map_err(|error| Failure::failed(OrderError::Toml(error)))?;
+/// Rejects changes of what is trained unless `allowed`, and logs all other changes.
+fn check_changes(before: &RunConfig, now: &RunConfig, allowed: &[String], store: &Store) -> Result<(), Failure> {
+    let mut found = config_diff::compare(before, now).map_err(|error| Failure::failed(RunSpecError::Toml(error)))?;
     found.allow(allowed);
     let Differences { trained, around } = found;
     if !trained.is_empty() {
-        return Err(Failure::usage(OrderError::OtherRun { url: store.url().to_owned(), differences: trained }));
+        return Err(Failure::usage(RunSpecError::OtherRun { url: store.url().to_owned(), differences: trained }));
     }
     let shapes: Vec<_> = around.iter().filter(|change| change.is_of_shapes()).cloned().collect();
     if !shapes.is_empty() && !checkpoint::list(store).map_err(Failure::failed)?.is_empty() {
-        return Err(Failure::usage(OrderError::OtherShapes { url: store.url().to_owned(), differences: shapes }));
+        return Err(Failure::usage(RunSpecError::OtherShapes { url: store.url().to_owned(), differences: shapes }));
     }
     for change in around {
         tracing::info!("taken over: {change}");
@@ -234,9 +234,9 @@ fn settle(before: &RunConfig, now: &RunConfig, allowed: &[String], store: &Store
     Ok(())
 }
 
-/// What is wrong with the things that the configuration names, before anything is written: a mistyped path leaves no
-/// half-made run behind. `vocabulary` is the sha256 of the run's, if there is a run; `here` says whether all ranks will be on this host.
-/// Returns whether nothing else is wrong than that the store of a dataset cannot be reached.
+/// Checks the datasets and the memory before anything is written, so that a mistyped path leaves no half-created run.
+/// `vocabulary` is the SHA-256 of the stored run's vocabulary, if any; `here` is true if all ranks run on this host.
+/// Returns true if unreachable dataset stores are the only errors.
 fn check_surroundings(config: &RunConfig, vocabulary: Option<&str>, here: bool, faults: &mut Vec<ConfigIssue>) -> bool {
     let stages = config.stage.iter().enumerate().map(|(index, stage)| (format!("stage.{index}.data"), &stage.data));
     let evaluation = ("evaluation.data".to_owned(), &config.evaluation.data);
@@ -262,17 +262,17 @@ fn check_surroundings(config: &RunConfig, vocabulary: Option<&str>, here: bool, 
 }
 
 fn text(config: &RunConfig) -> Result<String, Failure> {
-    toml::to_string(config).map_err(|error| Failure::failed(OrderError::Toml(error)))
+    toml::to_string(config).map_err(|error| Failure::failed(RunSpecError::Toml(error)))
 }
 
-/// Makes this the store's run.
+/// Creates the run in the store.
 fn create(config: &RunConfig, store: &Store) -> Result<(), Failure> {
     if store.put_new(CONFIG, text(config)?.into()).map_err(Failure::failed)? {
         return Ok(());
     }
-    // Another coordinator was faster: what it wrote counts.
+    // Another coordinator was faster: compares with its configuration.
     let found = stored::text(store)?.unwrap_or_default();
-    settle(&stored::parse(&found, store)?, config, &[], store)
+    check_changes(&stored::parse(&found, store)?, config, &[], store)
 }
 
 #[cfg(test)]
@@ -293,7 +293,7 @@ mod tests {
         assert_eq!(faults, []);
     }
 
-    /// The configuration of a run that lambert began before keys were renamed.
+    /// Stored configuration of a run that was started before keys were renamed.
     const OLD_RUN: &str = include_str!("../../../tests/golden/format-2/run.toml");
 
     #[test]
@@ -308,7 +308,7 @@ mod tests {
             .replace("\ndevice = \"cpu\"\nthreads = 1\n", "\n")
             + "[device]\nkind = \"cpu\"\nthreads = 1\n";
         let now = stored::parse(&renamed, &store).unwrap();
-        assert_eq!(difference::compare(&before, &now).unwrap(), Differences::default());
+        assert_eq!(config_diff::compare(&before, &now).unwrap(), Differences::default());
         let written = text(&before).unwrap();
         assert!(written.contains("[cluster.restart]\nlimit = 5\n"), "{written}");
         assert_eq!(stored::parse(&written, &store).unwrap(), before);

@@ -1,18 +1,18 @@
-//! Which rank may say what: the decision believes what passes here.
+//! Validates messages by rank: the decision function trusts every message that passes.
 
 use lambert_control::EventKind;
 use lambert_control::Message;
 
-/// What rank 0 has said of the steps of this attempt.
+/// Step range reported by rank 0 for this attempt.
 #[derive(Debug, Default)]
-pub struct Claims {
-    /// The step that the attempt began at, and the last one of its plan.
+pub struct MessageValidator {
+    /// First step of the attempt and last step of its schedule.
     steps: Option<(u64, u64)>,
 }
 
-impl Claims {
-    /// Why a message of `rank` is not believed, if it is not: rank 0 speaks for all, and the run ends where its plan does.
-    pub fn objection(&mut self, rank: usize, saying: &Message) -> Option<String> {
+impl MessageValidator {
+    /// Returns why a message of `rank` is rejected, if it is: only rank 0 speaks for the run, and a run ends with its schedule.
+    pub fn rejection(&mut self, rank: usize, saying: &Message) -> Option<String> {
         let what = match saying {
             Message::Record(_) => "a step's record",
             Message::Event(EventKind::Started { .. }) => "the start of the training",
@@ -61,32 +61,32 @@ mod tests {
 
     #[test]
     fn only_rank_0_speaks_for_all() {
-        let mut claims = Claims::default();
+        let mut validator = MessageValidator::default();
         let checkpoint = EventKind::Checkpoint { name: "c".into(), step: 1, seconds: 0.0, written: 0.0 };
         let plateau = EventKind::Plateau { step: 4, stage: "a".into(), done: 4, steps: 4 };
         let events =
             [checkpoint, plateau, EventKind::RolledBack { message: "m".into(), step: 2, to: 1 }].map(Message::Event);
         let all = [Message::Record(Box::default()), started(0, 9), finished(9, false), finished(4, true)];
         for saying in all.iter().chain(&events) {
-            let objection = claims.objection(1, saying).unwrap();
-            assert!(objection.starts_with("rank 1 reports ") && objection.ends_with("which only rank 0 does"));
+            let rejection = validator.rejection(1, saying).unwrap();
+            assert!(rejection.starts_with("rank 1 reports ") && rejection.ends_with("which only rank 0 does"));
         }
         let of_all = [
             EventKind::Warning { message: "w".into() },
             EventKind::Failed { message: "f".into(), kind: FailureKind::Transient },
         ];
         for saying in of_all.map(Message::Event) {
-            assert_eq!(claims.objection(1, &saying), None);
+            assert_eq!(validator.rejection(1, &saying), None);
         }
-        assert!(claims.objection(0, &finished(9, false)).is_some(), "rank 1 started nothing");
+        assert!(validator.rejection(0, &finished(9, false)).is_some(), "rank 1 started nothing");
     }
 
     #[test]
     fn a_run_ends_where_its_plan_does() {
         let ends = |before: &[Message], end: Message| {
-            let mut claims = Claims::default();
-            before.iter().for_each(|saying| assert_eq!(claims.objection(0, saying), None));
-            claims.objection(0, &end).is_none()
+            let mut validator = MessageValidator::default();
+            before.iter().for_each(|saying| assert_eq!(validator.rejection(0, saying), None));
+            validator.rejection(0, &end).is_none()
         };
         let plan = [started(5, 9)];
         assert!(
@@ -95,7 +95,8 @@ mod tests {
         assert!(ends(&plan, finished(5, true)) && ends(&plan, finished(8, true)));
         assert!(!ends(&plan, finished(4, true)) && !ends(&plan, finished(10, true)));
         assert!(!ends(&[], finished(9, false)) && !ends(&[], finished(9, true)));
-        // A stage that ends early shortens the plan; a configuration that was cut may end before the checkpoint.
+        // A stage that ends early shortens the schedule; after a shortened configuration the schedule may end before
+        // the checkpoint.
         let plateau = Message::Event(EventKind::Plateau { step: 6, stage: "a".into(), done: 6, steps: 7 });
         let shortened = [started(5, 9), plateau];
         assert!(ends(&shortened, finished(7, false)) && !ends(&shortened, finished(9, false)));

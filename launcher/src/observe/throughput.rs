@@ -1,20 +1,20 @@
-//! Speed of a run.
+//! Training throughput.
 
 use std::collections::VecDeque;
 
 use lambert_control::StepRecord;
 
-/// Steps over which speed is averaged.
+/// Number of recent steps averaged over.
 const WINDOW: usize = 50;
 
-/// Speed, averaged over the last steps.
+/// Throughput averaged over recent steps.
 #[derive(Debug, Default)]
-pub struct Pace {
+pub struct Throughput {
     steps: VecDeque<(u64, f64)>,
 }
 
-impl Pace {
-    /// Takes in a step.
+impl Throughput {
+    /// Adds a step.
     pub fn add(&mut self, record: &StepRecord) {
         self.steps.push_back((record.batch.samples, record.times.seconds));
         if self.steps.len() > WINDOW {
@@ -22,13 +22,13 @@ impl Pace {
         }
     }
 
-    /// Samples a second; 0 before the first step.
+    /// Samples per second; 0 before the first step.
     pub fn samples_per_second(&self) -> f64 {
         let samples: u64 = self.steps.iter().map(|(samples, _)| samples).sum();
         if self.seconds() > 0.0 { samples as f64 / self.seconds() } else { 0.0 }
     }
 
-    /// Seconds that `left` steps will take; `None` before the first step.
+    /// Estimated seconds for `left` steps; `None` before the first step.
     pub fn seconds_for(&self, left: u64) -> Option<f64> {
         (!self.steps.is_empty()).then(|| left as f64 * self.seconds() / self.steps.len() as f64)
     }
@@ -46,13 +46,13 @@ mod tests {
 
     #[test]
     fn speed_is_averaged_over_a_window() {
-        let mut pace = Pace::default();
-        assert_eq!((pace.samples_per_second(), pace.seconds_for(10)), (0.0, None));
+        let mut throughput = Throughput::default();
+        assert_eq!((throughput.samples_per_second(), throughput.seconds_for(10)), (0.0, None));
         for step in 0..200 {
             let batch = BatchStats { samples: 64, ..BatchStats::default() };
             let times = StepTimes { seconds: if step < 150 { 100.0 } else { 1.0 }, ..StepTimes::default() };
-            pace.add(&StepRecord { batch, times, ..StepRecord::default() });
+            throughput.add(&StepRecord { batch, times, ..StepRecord::default() });
         }
-        assert_eq!((pace.samples_per_second(), pace.seconds_for(10)), (64.0, Some(10.0)));
+        assert_eq!((throughput.samples_per_second(), throughput.seconds_for(10)), (64.0, Some(10.0)));
     }
 }

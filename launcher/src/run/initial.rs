@@ -1,32 +1,32 @@
-//! What the run's store holds when a coordinator begins, and what the coordinator leaves there first.
+//! Initial state from the run's store, and the coordinator's first writes to it.
 
 use std::time::Duration;
 
 use lambert_store::checkpoint::{self, Listed, RollbackPoint};
 use lambert_store::{Error, Store};
 
-use super::order::Order;
 use super::sources::{SAVE_OBJECT, STOP_OBJECT, within};
-use crate::decide::{JobSettings, Memory};
+use super::spec::RunSpec;
+use crate::decide::{JobSettings, RestartHistory};
 use crate::failure::Failure;
-use crate::slurm::record::Record;
+use crate::slurm::record::JobRecord;
 use crate::status::{self, Status};
 
-/// A store that has not answered for so long does not answer at all: each of some ten requests is tried for three minutes.
+/// Time limit for reading the store: each of about ten requests is retried for three minutes.
 const LIMIT: Duration = Duration::from_secs(45 * 60);
-/// No memory is longer than this, bytes.
+/// Maximum size of the history, bytes.
 const LONGEST: u64 = 16 << 20;
 
-/// What a coordinator begins with.
+/// Initial state of a coordinator.
 #[derive(Debug)]
-pub struct Beginning {
-    /// In a job: a request to stop was there before.
+pub struct InitialState {
+    /// True if the coordinator runs in a job and a stop request was already there.
     pub stop_requested: bool,
-    /// Where the run is.
+    /// Last status of the run.
     pub status: Status,
-    /// What earlier coordinators have left.
-    pub memory: Memory,
-    /// The Slurm job that this process is part of, which the run's store names from now on.
+    /// History written by earlier coordinators.
+    pub history: RestartHistory,
+    /// Slurm job of this process, now recorded in the run's store.
     pub job: Option<JobSettings>,
 }
 
@@ -36,28 +36,28 @@ struct Silent {
     url: String,
 }
 
-impl Beginning {
-    /// Reads the store of `order` on a thread of its own, for a limited time. Call this before signals are listened to: a store that
-    /// does not answer is given up by any signal.
+impl InitialState {
+    /// Reads the store on a separate thread with a time limit. Call this before installing signal handlers, so that any
+    /// signal can interrupt an unresponsive store.
     ///
     /// # Errors
-    /// The store cannot be read or written, or does not answer.
-    pub fn read(order: &Order) -> Result<Self, Failure> {
-        let (store, lead) = (order.store.clone(), order.config.slurm.lead_seconds as f64);
+    /// The store cannot be read or written, or does not respond.
+    pub fn read(spec: &RunSpec) -> Result<Self, Failure> {
+        let (store, lead) = (spec.store.clone(), spec.config.slurm.lead_seconds as f64);
         let read = within("beginning", LIMIT, move || Self::of(&store, lead)).map_err(Failure::failed)?;
-        read.ok_or_else(|| Failure::failed(Silent { url: order.store.url().to_owned() }))?.map_err(Failure::failed)
+        read.ok_or_else(|| Failure::failed(Silent { url: spec.store.url().to_owned() }))?.map_err(Failure::failed)
     }
 
     fn of(store: &Store, lead: f64) -> Result<Self, Error> {
-        let record = Record::of_process();
+        let record = JobRecord::of_process();
         let stop_requested = old_requests(store, record.is_some())?;
         let job = record.map(|record| join_job(store, record, lead));
-        Ok(Self { stop_requested, status: before(store), memory: remembered(store), job })
+        Ok(Self { stop_requested, status: before(store), history: remembered(store), job })
     }
 }
 
-/// What lies in the store from before this coordinator began. In a job a request to stop is for whoever comes next, because
-/// Slurm may have started the job since; a person who starts the run by hand wants it to run.
+/// Handles requests older than this coordinator. In a job a stop request is kept, because the job may have started
+/// after it; a user who starts the run by hand wants it to run.
 fn old_requests(store: &Store, in_job: bool) -> Result<bool, Error> {
     store.delete(SAVE_OBJECT)?;
     if !in_job {
@@ -67,9 +67,9 @@ fn old_requests(store: &Store, in_job: bool) -> Result<bool, Error> {
     Ok(store.head(STOP_OBJECT)?.is_some())
 }
 
-/// Names the job in the store.
-fn join_job(store: &Store, record: Record, lead: f64) -> JobSettings {
-    let known = Record::read(store).ok().flatten();
+/// Records the job in the store.
+fn join_job(store: &Store, record: JobRecord, lead: f64) -> JobSettings {
+    let known = JobRecord::read(store).ok().flatten();
     if known.as_ref() != Some(&record)
         && let Err(error) = record.write(store)
     {
@@ -78,8 +78,7 @@ fn join_job(store: &Store, record: Record, lead: f64) -> JobSettings {
     JobSettings { id: record.job, lead }
 }
 
-/// What the last coordinator wrote, with the newest checkpoint that no rollback has undone: a run that was copied here has that, and no
-/// status.
+/// Last status with the newest checkpoint that no rollback invalidated. A copied run has checkpoints but no status.
 fn before(store: &Store) -> Status {
     let mut before = status::stored::before(store);
     if let Ok(listed) = checkpoint::list(store) {
@@ -94,14 +93,14 @@ fn before(store: &Store) -> Status {
     before
 }
 
-/// What earlier coordinators of the run have left; nothing, where it cannot be read.
-fn remembered(store: &Store) -> Memory {
+/// Reads the history of earlier coordinators; the default if unreadable.
+fn remembered(store: &Store) -> RestartHistory {
     let bytes = match store.get_at_most(lambert_store::run::COORDINATOR, LONGEST) {
         Ok(bytes) => bytes,
-        Err(error) if error.is_not_found() => return Memory::default(),
+        Err(error) if error.is_not_found() => return RestartHistory::default(),
         Err(error) => {
             tracing::warn!("what earlier coordinators left cannot be read; restarts are counted anew: {error}");
-            return Memory::default();
+            return RestartHistory::default();
         }
     };
     serde_json::from_slice(&bytes).unwrap_or_else(|error| {
@@ -110,6 +109,6 @@ fn remembered(store: &Store) -> Memory {
             "{url}/{} is not a coordinator's memory; restarts are counted anew: {error}",
             lambert_store::run::COORDINATOR
         );
-        Memory::default()
+        RestartHistory::default()
     })
 }

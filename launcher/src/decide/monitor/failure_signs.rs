@@ -1,31 +1,31 @@
-//! What has gone wrong in an attempt, from the launcher and from the ranks; and which of it is the cause.
+//! Failure signs of an attempt from launcher and ranks, and the cause among them.
 
 use lambert_config::exit;
 use lambert_control::FailureKind;
 
-use super::{Ending, Ranks};
+use super::{AttemptEnd, Ranks};
 use crate::decide::Seconds;
-use crate::decide::event::{Death, Exit};
+use crate::decide::event::{ProcessExit, RankDeath};
 
-/// So many of the launcher's remarks are told, from the beginning of each so many characters.
+/// Maximum number of launcher messages quoted, and characters of each.
 const REMARKS: usize = 4;
 const LONGEST_REMARK: usize = 300;
 
-/// The signs that something is wrong.
+/// Signs of a failure.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Trouble {
-    /// When it was first known.
+pub struct FailureSigns {
+    /// Time of the first sign.
     pub since: Option<Seconds>,
-    /// How the launcher, or the only rank, ended.
-    exit: Option<Exit>,
-    /// The first death of a rank that the launcher has told of.
-    death: Option<Death>,
-    /// What else the launcher has said.
+    /// Exit of the launcher, or of the only rank.
+    exit: Option<ProcessExit>,
+    /// First rank death reported by the launcher.
+    death: Option<RankDeath>,
+    /// Other messages from the launcher.
     remarks: Vec<String>,
     failures: Vec<RankFailure>,
 }
 
-/// A failure that a rank told of itself.
+/// A failure reported by a rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RankFailure {
     pub rank: usize,
@@ -34,42 +34,42 @@ pub struct RankFailure {
 }
 
 impl RankFailure {
-    fn ending(&self, ranks: &Ranks) -> Ending {
+    fn ending(&self, ranks: &Ranks) -> AttemptEnd {
         let message = format!("{} failed: {}", ranks.who(self.rank), self.message);
         let host = ranks.host(self.rank).filter(|_| self.fault == FailureKind::Host);
-        Ending::Failed(Failure { message, fault: self.fault, host })
+        AttemptEnd::Failed(AttemptFailure { message, fault: self.fault, host })
     }
 }
 
-/// Why an attempt failed.
+/// Cause of an attempt's failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failure {
-    /// Which rank and how, for people.
+pub struct AttemptFailure {
+    /// Description of the rank and the failure.
     pub message: String,
-    /// What a new attempt may hope for.
+    /// Kind, which decides about a restart.
     pub fault: FailureKind,
-    /// The host that is to blame, if one is.
+    /// Host to blame, if any.
     pub host: Option<String>,
 }
 
-impl Failure {
-    /// Something that a new attempt may be spared.
+impl AttemptFailure {
+    /// Creates a transient failure: a retry may succeed.
     pub fn passing(message: String) -> Self {
         Self { message, fault: FailureKind::Transient, host: None }
     }
 }
 
-impl Trouble {
+impl FailureSigns {
     pub(super) fn begin(&mut self, at: Seconds) {
         self.since.get_or_insert(at);
     }
 
-    pub(super) fn died(&mut self, at: Seconds, death: Death) {
+    pub(super) fn died(&mut self, at: Seconds, death: RankDeath) {
         self.begin(at);
         self.death.get_or_insert(death);
     }
 
-    pub(super) fn exited(&mut self, at: Seconds, exit: Exit) {
+    pub(super) fn exited(&mut self, at: Seconds, exit: ProcessExit) {
         self.begin(at);
         self.exit.get_or_insert(exit);
     }
@@ -83,28 +83,28 @@ impl Trouble {
         self.remarks.push(text);
     }
 
-    /// Whether the launcher or a rank has ended.
+    /// True if the launcher or a rank has exited.
     pub fn has_ended(&self) -> bool {
         self.exit.is_some() || self.death.is_some()
     }
 
-    /// What has gone wrong among the processes of an attempt of `world` ranks, in words, if anything has.
+    /// Describes the crash of an attempt of `world` ranks; `None` if all processes exited normally.
     pub fn crash(&self, ranks: &Ranks, world: usize) -> Option<String> {
-        let in_order = matches!(self.exit, None | Some(Exit::Code(exit::DONE | exit::STOPPED)));
+        let in_order = matches!(self.exit, None | Some(ProcessExit::Code(exit::DONE | exit::STOPPED)));
         if in_order && self.death.is_none() && self.failures.is_empty() {
             return None;
         }
         match self.failure(ranks, world) {
-            Ending::Failed(Failure { message, .. }) | Ending::Absent(message) | Ending::Unsupervised(message) => {
-                Some(message)
-            }
-            Ending::Finished | Ending::Stopped | Ending::RolledBack(_) => None,
+            AttemptEnd::Failed(AttemptFailure { message, .. })
+            | AttemptEnd::Absent(message)
+            | AttemptEnd::Unsupervised(message) => Some(message),
+            AttemptEnd::Finished | AttemptEnd::Stopped | AttemptEnd::RolledBack(_) => None,
         }
     }
 
-    /// Why an attempt of `world` ranks failed, once its processes have ended: the first of these that is known: a fault that a
-    /// rank says is lasting, a signal, what the dead rank said, what any rank said, how the process ended.
-    pub fn failure(&self, ranks: &Ranks, world: usize) -> Ending {
+    /// Returns the cause of a failed attempt of `world` ranks, once its processes have exited. Order of precedence: a
+    /// permanent failure reported by a rank, a signal, the dead rank's own report, any rank's report, the exit status.
+    pub fn failure(&self, ranks: &Ranks, world: usize) -> AttemptEnd {
         let lasting = |failure: &&RankFailure| !matches!(failure.fault, FailureKind::Transient | FailureKind::Host);
         let by = |rank: usize| self.failures.iter().find(|failure| failure.rank == rank);
         let host = || self.failures.iter().find(|failure| failure.fault == FailureKind::Host);
@@ -113,17 +113,17 @@ impl Trouble {
             (Some(told), _) => told.ending(ranks),
             (None, _) if self.is_unsupervised() => {
                 let cause = "this coordinator did not answer the ranks (was it suspended?), and they ended";
-                Ending::Unsupervised(cause.to_owned())
+                AttemptEnd::Unsupervised(cause.to_owned())
             }
-            (None, Some(Death::Signal { rank, signal })) => {
+            (None, Some(RankDeath::Signal { rank, signal })) => {
                 let message = format!("{} was killed by signal {signal}", ranks.who(rank));
-                Ending::Failed(Failure::passing(message))
+                AttemptEnd::Failed(AttemptFailure::passing(message))
             }
-            (None, Some(Death::OutOfMemory { rank })) => {
+            (None, Some(RankDeath::OutOfMemory { rank })) => {
                 let message = format!("{} was killed: the memory of its job is used up", ranks.who(rank));
-                Ending::Failed(Failure::passing(message))
+                AttemptEnd::Failed(AttemptFailure::passing(message))
             }
-            (None, Some(Death::Exit { rank, code })) => match by(rank) {
+            (None, Some(RankDeath::Exit { rank, code })) => match by(rank) {
                 Some(told) => told.ending(ranks),
                 None => self.coded(ranks, format!("{} exited with code {code}", ranks.who(rank)), code),
             },
@@ -136,41 +136,44 @@ impl Trouble {
 
     fn is_unsupervised(&self) -> bool {
         match self.death {
-            Some(Death::Exit { code, .. }) => code == exit::UNSUPERVISED,
+            Some(RankDeath::Exit { code, .. }) => code == exit::UNSUPERVISED,
             Some(_) => false,
-            None => self.exit == Some(Exit::Code(exit::UNSUPERVISED)),
+            None => self.exit == Some(ProcessExit::Code(exit::UNSUPERVISED)),
         }
     }
 
-    /// Nobody said anything: the process's own end is all there is to tell.
-    fn unexplained(&self, ranks: &Ranks, world: usize) -> Ending {
+    /// Without any report, the exit status is the only information.
+    fn unexplained(&self, ranks: &Ranks, world: usize) -> AttemptEnd {
         let subject = if world == 1 { ranks.who(0) } else { "the launcher".to_owned() };
-        let exit = self.exit.unwrap_or(Exit::Code(exit::FAILED));
+        let exit = self.exit.unwrap_or(ProcessExit::Code(exit::FAILED));
         let mut message = format!("{subject} {exit}");
-        if exit == Exit::Code(exit::DONE) {
+        if exit == ProcessExit::Code(exit::DONE) {
             message.push_str(" before the ranks had said that they were done");
         }
         self.remarks.iter().take(REMARKS).for_each(|remark| message.push_str(&format!(": {}", brief(remark))));
         match exit {
-            // One process is its rank: it did come up.
-            _ if world > 1 && ranks.is_empty() => Ending::Absent(message),
-            Exit::Code(code) => self.coded(ranks, message, code),
-            Exit::Signal(_) => Ending::Failed(Failure { host: self.complained_of(ranks), ..Failure::passing(message) }),
+            // With one process, the rank itself started.
+            _ if world > 1 && ranks.is_empty() => AttemptEnd::Absent(message),
+            ProcessExit::Code(code) => self.coded(ranks, message, code),
+            ProcessExit::Signal(_) => AttemptEnd::Failed(AttemptFailure {
+                host: self.complained_of(ranks),
+                ..AttemptFailure::passing(message)
+            }),
         }
     }
 
-    fn coded(&self, ranks: &Ranks, message: String, code: i32) -> Ending {
+    fn coded(&self, ranks: &Ranks, message: String, code: i32) -> AttemptEnd {
         let fault = if code == exit::USAGE { FailureKind::Usage } else { FailureKind::Transient };
-        Ending::Failed(Failure { message, fault, host: self.complained_of(ranks) })
+        AttemptEnd::Failed(AttemptFailure { message, fault, host: self.complained_of(ranks) })
     }
 
-    /// The host that the launcher's remarks are about: that of whom they name, if it is one.
+    /// The one host named in the launcher's messages, if any.
     pub fn complained_of(&self, ranks: &Ranks) -> Option<String> {
         ranks.host_named_in(&self.remarks)
     }
 }
 
-/// The beginning of what a launcher says: it tends to give advice for every system.
+/// Start of a launcher message; the rest tends to be generic advice.
 fn brief(remark: &str) -> String {
     match remark.char_indices().nth(LONGEST_REMARK) {
         Some((end, _)) => format!("{}...", &remark[..end]),

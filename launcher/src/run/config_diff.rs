@@ -1,23 +1,23 @@
-//! Whether a configuration trains the same as the one a run was started with.
+//! Compares a configuration with the one a run was started with.
 
 use lambert_config::RunConfig;
 use lambert_plan::architecture;
 use toml::Value;
 
-/// Sections and keys that decide what is trained: a run keeps them for life, unless its owner says otherwise.
+/// Sections and keys that decide what is trained. A run keeps them unless the user allows a change.
 const TRAINED: [&str; 7] = ["run.seed", "run.from", "run.from_optimizer", "model", "objective", "optimizer", "stage"];
 
-/// How a stage is computed: the same samples, masks and dropout, summed up in another order.
+/// Stage keys that change only numerical rounding: the same samples, masks and dropout, summed in another order.
 const ROUNDED: [&str; 2] = [".micro_batch_tokens", ".recompute"];
 
-/// A key with two values.
+/// A key whose values differ.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
-    /// The key, as `stage.0.steps`.
+    /// Key, e.g. `stage.0.steps`.
     pub key: String,
-    /// What the run has, as TOML.
+    /// Value in the run, as TOML.
     pub before: String,
-    /// What is asked for now, as TOML.
+    /// New value, as TOML.
     pub now: String,
 }
 
@@ -28,20 +28,20 @@ impl std::fmt::Display for Difference {
     }
 }
 
-/// What differs between two configurations.
+/// Differences between two configurations.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Differences {
-    /// What would train something else.
+    /// Keys that change what is trained.
     pub trained: Vec<Difference>,
-    /// What may change from start to start: machines, checkpoints, evaluation, the name.
+    /// Keys that may change between starts: hosts, checkpoints, evaluation, name.
     pub around: Vec<Difference>,
 }
 
-/// Compares the run's configuration with the one asked for `now`.
+/// Compares the configuration of the run with the new one.
 pub fn compare(run: &RunConfig, now: &RunConfig) -> Result<Differences, toml::ser::Error> {
     let mut found = Vec::new();
     walk("", Some(&Value::try_from(run)?), Some(&Value::try_from(now)?), &mut found);
-    // Where evaluations decide when a stage ends, they decide what is trained.
+    // If evaluations end a stage, they affect training.
     let evaluated = [run, now].iter().any(|config| config.stage.iter().any(|stage| stage.plateau.is_some()));
     let decides = |key: &str| is_trained(key) || (evaluated && is_at_or_below(key, "evaluation"));
     let (trained, around) = found.into_iter().partition(|difference| decides(&difference.key));
@@ -49,7 +49,7 @@ pub fn compare(run: &RunConfig, now: &RunConfig) -> Result<Differences, toml::se
 }
 
 impl Difference {
-    /// Whether it gives the model other weights, or other shapes of them: then no checkpoint from before can be gone on from.
+    /// True if the key changes the set of weights or their shapes, so that existing checkpoints cannot be resumed.
     pub fn is_of_shapes(&self) -> bool {
         architecture::SHAPING.iter().any(|name| {
             self.key
@@ -60,7 +60,7 @@ impl Difference {
 }
 
 impl Differences {
-    /// Lets `keys`, and what lies below them, differ.
+    /// Allows `keys` and the keys below them to differ.
     pub fn allow(&mut self, keys: &[String]) {
         let allowed = |difference: &mut Difference| keys.iter().any(|key| is_at_or_below(&difference.key, key));
         let allowed: Vec<_> = self.trained.extract_if(.., allowed).collect();
@@ -76,7 +76,7 @@ fn is_rounding(key: &str) -> bool {
     ROUNDED.iter().any(|end| key.ends_with(end))
 }
 
-/// Whether a key is `part`, or lies below it.
+/// True if a key is `part` or lies below it.
 pub fn is_at_or_below(key: &str, part: &str) -> bool {
     key.strip_prefix(part).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }

@@ -1,28 +1,28 @@
-//! What Open MPI's mpirun prints, read back: lines of ranks, how the first of them died, and what else it has to say.
+//! Parser for the output of Open MPI's mpirun: lines of ranks, the first death, and other messages.
 
-use super::Prose;
-use crate::decide::{Death, FromWorkers};
+use super::OutputParser;
+use crate::decide::{RankDeath, WorkerEvent};
 
-/// Puts mpirun's own lines together to paragraphs, and tells those of ranks apart.
+/// Separates lines of ranks from mpirun's own, and joins the latter into paragraphs.
 #[derive(Debug, Default)]
-pub struct OpenMpi {
+pub struct OpenMpiParser {
     block: Option<Vec<String>>,
 }
 
-impl Prose for OpenMpi {
-    fn line(&mut self, text: &str) -> Vec<FromWorkers> {
+impl OutputParser for OpenMpiParser {
+    fn line(&mut self, text: &str) -> Vec<WorkerEvent> {
         match tagged(text) {
-            Some((rank, said)) => vec![FromWorkers::Line(rank, said)],
+            Some((rank, said)) => vec![WorkerEvent::Line(rank, said)],
             None => self.own(text).into_iter().collect(),
         }
     }
 
-    fn end(&mut self) -> Vec<FromWorkers> {
+    fn end(&mut self) -> Vec<WorkerEvent> {
         self.close().into_iter().collect()
     }
 }
 
-/// A rank's line, which `--tag-output` marks as `[job,rank]<stream>:text` (Open MPI 5 adds a space).
+/// Parses a rank's line, tagged by `--tag-output` as `[job,rank]<stream>:text` (Open MPI 5 adds a space).
 fn tagged(text: &str) -> Option<(usize, String)> {
     let (_job, rest) = text.strip_prefix('[')?.split_once(',')?;
     let (rank, rest) = rest.split_once("]<")?;
@@ -30,15 +30,15 @@ fn tagged(text: &str) -> Option<(usize, String)> {
     if !["stdout", "stderr", "stddiag"].contains(&stream) {
         return None;
     }
-    // A line that was written in pieces has a tag before each of them.
+    // A line written in pieces has a tag before each piece.
     let tag = &text[..text.len() - said.len()];
     let said = said.strip_prefix(' ').unwrap_or(said);
     Some((rank.parse().ok()?, said.replace(tag, "")))
 }
 
-impl OpenMpi {
-    /// Takes in a line of mpirun's own. A rule of dashes opens and closes a paragraph.
-    fn own(&mut self, text: &str) -> Option<FromWorkers> {
+impl OpenMpiParser {
+    /// Handles a line of mpirun itself. A line of dashes opens and closes a paragraph.
+    fn own(&mut self, text: &str) -> Option<WorkerEvent> {
         let rule = text.len() >= 20 && text.bytes().all(|byte| byte == b'-');
         match (rule, self.block.as_mut()) {
             (true, None) => self.block = Some(Vec::new()),
@@ -49,46 +49,46 @@ impl OpenMpi {
         None
     }
 
-    /// Takes the open paragraph for whole.
-    fn close(&mut self) -> Option<FromWorkers> {
+    /// Ends the open paragraph.
+    fn close(&mut self) -> Option<WorkerEvent> {
         let block = self.block.take()?;
         let words: Vec<&str> = block.iter().flat_map(|line| line.split_whitespace()).collect();
         paragraph(words.join(" "))
     }
 }
 
-fn paragraph(text: String) -> Option<FromWorkers> {
+fn paragraph(text: String) -> Option<WorkerEvent> {
     match death(&text) {
-        Some(death) => Some(FromWorkers::Died(death)),
+        Some(death) => Some(WorkerEvent::Died(death)),
         None if text.is_empty() || is_banner(&text) => None,
-        None => Some(FromWorkers::Remark(text)),
+        None => Some(WorkerEvent::Remark(text)),
     }
 }
 
-/// The report of a rank's death, in one line; `mpirun` is `prterun` in Open MPI 5.
-fn death(text: &str) -> Option<Death> {
+/// Parses the report of a rank's death; Open MPI 5 calls `mpirun` `prterun`.
+fn death(text: &str) -> Option<RankDeath> {
     let own = |rest: &'static str| ["mpirun", "prterun"].map(|name| format!("{name} {rest}"));
     let noticed = own("noticed that process rank ");
     if let Some(rest) = noticed.iter().find_map(|start| text.strip_prefix(start.as_str())) {
         let rank = number(rest)?;
         let signal = number(rest.split_once("exited on signal ")?.1)?;
-        return Some(Death::Signal { rank: usize::try_from(rank).ok()?, signal: i32::try_from(signal).ok()? });
+        return Some(RankDeath::Signal { rank: usize::try_from(rank).ok()?, signal: i32::try_from(signal).ok()? });
     }
     // Process name: [[54471,1],1] Exit code: 3; in Open MPI 5: [prterun-vm-14062@1,1].
     let rest = text.split_once("Process name: [")?.1;
-    let (name, rest) = rest.split_once(" Exit code:")?;
+    let (name, rest) = rest.split_once(" ProcessExit code:")?;
     let rank = number(name.rsplit_once(',')?.1)?;
     let code = number(rest)?;
-    Some(Death::Exit { rank: usize::try_from(rank).ok()?, code: i32::try_from(code).ok()? })
+    Some(RankDeath::Exit { rank: usize::try_from(rank).ok()?, code: i32::try_from(code).ok()? })
 }
 
-/// The number that `text` begins with.
+/// Parses the number at the start of `text`.
 fn number(text: &str) -> Option<u64> {
     let text = text.trim_start();
     text[..text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len())].parse().ok()
 }
 
-/// Whether a paragraph tells only that something else was told.
+/// True if a paragraph only announces another message.
 fn is_banner(text: &str) -> bool {
     const BANNERS: [&str; 5] = [
         "Primary job terminated normally, but ",
@@ -106,19 +106,19 @@ mod tests {
 
     #[test]
     fn lines_of_ranks_are_told_apart() {
-        let line = |text: &str| OpenMpi::default().line(text);
-        assert_eq!(line("[1,0]<stderr>:a: b"), [FromWorkers::Line(0, "a: b".into())]);
-        assert_eq!(line("[1,0]<stderr>:a[1,0]<stderr>:: b"), [FromWorkers::Line(0, "a: b".into())]);
-        assert_eq!(line("[1,12]<stdout>:"), [FromWorkers::Line(12, String::new())]);
-        assert_eq!(line("[1,1]<stdout>: out 1"), [FromWorkers::Line(1, "out 1".into())]);
-        assert_eq!(line("[vm:123] something"), [FromWorkers::Remark("[vm:123] something".into())]);
-        assert_eq!(line("[1,0] text"), [FromWorkers::Remark("[1,0] text".into())]);
+        let line = |text: &str| OpenMpiParser::default().line(text);
+        assert_eq!(line("[1,0]<stderr>:a: b"), [WorkerEvent::Line(0, "a: b".into())]);
+        assert_eq!(line("[1,0]<stderr>:a[1,0]<stderr>:: b"), [WorkerEvent::Line(0, "a: b".into())]);
+        assert_eq!(line("[1,12]<stdout>:"), [WorkerEvent::Line(12, String::new())]);
+        assert_eq!(line("[1,1]<stdout>: out 1"), [WorkerEvent::Line(1, "out 1".into())]);
+        assert_eq!(line("[vm:123] something"), [WorkerEvent::Remark("[vm:123] something".into())]);
+        assert_eq!(line("[1,0] text"), [WorkerEvent::Remark("[1,0] text".into())]);
     }
 
-    fn told(text: &str) -> Vec<FromWorkers> {
-        let mut prose = OpenMpi::default();
-        let mut told: Vec<_> = text.lines().flat_map(|line| prose.line(line)).collect();
-        told.extend(prose.end());
+    fn told(text: &str) -> Vec<WorkerEvent> {
+        let mut parser = OpenMpiParser::default();
+        let mut told: Vec<_> = text.lines().flat_map(|line| parser.line(line)).collect();
+        told.extend(parser.end());
         told
     }
 
@@ -137,7 +137,7 @@ mod tests {
             "{RULE}\nprterun noticed that process rank 1 with PID 14042 on node vm exited on\nsignal 9 (Killed).\n{RULE}"
         );
         for text in [four, five] {
-            assert_eq!(told(&text), [FromWorkers::Died(Death::Signal { rank: 1, signal: 9 })], "{text}");
+            assert_eq!(told(&text), [WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 9 })], "{text}");
         }
     }
 
@@ -145,15 +145,15 @@ mod tests {
     fn death_with_an_exit_code() {
         let four = format!(
             "{RULE}\nmpirun detected that one or more processes exited with non-zero status, thus causing\nthe job to be \
-             terminated. The first process to do so was:\n\n  Process name: [[54471,1],1]\n  Exit code:    3\n{RULE}"
+             terminated. The first process to do so was:\n\n  Process name: [[54471,1],1]\n  ProcessExit code:    3\n{RULE}"
         );
         let five = format!(
             "{RULE}\nprterun detected that one or more processes exited with non-zero status,\nthus causing the job to be \
-             terminated. The first process to do so was:\n\n   Process name: [prterun-vm-14062@1,1]\n   Exit code:    3\n\
+             terminated. The first process to do so was:\n\n   Process name: [prterun-vm-14062@1,1]\n   ProcessExit code:    3\n\
              {RULE}"
         );
         for text in [four, five] {
-            assert_eq!(told(&text), [FromWorkers::Died(Death::Exit { rank: 1, code: 3 })], "{text}");
+            assert_eq!(told(&text), [WorkerEvent::Died(RankDeath::Exit { rank: 1, code: 3 })], "{text}");
         }
     }
 
@@ -165,7 +165,7 @@ mod tests {
              2 total processes failed to start\n"
         );
         let told = told(&text);
-        let [FromWorkers::Remark(first), FromWorkers::Remark(_)] = &told[..] else { panic!("{told:?}") };
+        let [WorkerEvent::Remark(first), WorkerEvent::Remark(_)] = &told[..] else { panic!("{told:?}") };
         assert!(first.ends_with("Executable: /tmp/nope Node: vm while attempting to start process rank 0."));
     }
 }

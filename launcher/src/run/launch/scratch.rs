@@ -1,54 +1,55 @@
-//! Where Open MPI keeps the files of an attempt: two folders on every host, which go when the launcher there is gone, whoever
-//! is killed. The first rank of each host sees to that (`lambert-worker train --session`), the coordinator on its own.
+//! Scratch directories of Open MPI for an attempt: two on every host, removed once the launcher there has exited, even
+//! if killed. The first rank of each host removes them (`lambert-worker train --session`), the coordinator those on its
+//! host.
 
 use std::path::{Path, PathBuf};
 
 use lambert_store::{host_paths, private_dir};
 
-/// A folder cannot be used.
+/// A directory cannot be created.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot use {}, where mpirun and MPI keep files of this attempt", folder.display())]
-pub struct SessionError {
+pub struct ScratchError {
     folder: PathBuf,
     source: std::io::Error,
 }
 
-/// The folders of an attempt, of one name on every host.
+/// Scratch directories of an attempt, with the same paths on every host.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Session {
-    /// Of the launcher, which makes it.
+pub struct ScratchDirs {
+    /// Files of the launcher, which creates the directory.
     pub files: PathBuf,
-    /// Of the memory that the ranks of a host share. They make it: the launcher would leave its contents where it is killed.
+    /// Shared memory of the ranks on a host, which create the directory. A killed launcher would leave its contents behind.
     pub memory: PathBuf,
 }
 
-impl Session {
-    /// That of an attempt of the run at `url`.
+impl ScratchDirs {
+    /// Returns the directories for an attempt of the run at `url`.
     pub fn new(url: &str, attempt: u32) -> Self {
         let [files, memory] = host_paths::scratch(url, attempt);
         Self { files, memory }
     }
 
-    /// Creates `folders` of this session on this host, for this user alone.
+    /// Creates `folders` on this host, private to this user.
     ///
     /// # Errors
-    /// The first that cannot be created, or that somebody else has created.
-    pub fn create(folders: &[&Path]) -> Result<(), SessionError> {
+    /// A directory cannot be created or belongs to another user.
+    pub fn create(folders: &[&Path]) -> Result<(), ScratchError> {
         for (index, folder) in folders.iter().enumerate() {
             if let Err(source) = private_dir::create(folder) {
                 folders[..index].iter().for_each(|created| drop(std::fs::remove_dir(created)));
-                return Err(SessionError { folder: folder.to_path_buf(), source });
+                return Err(ScratchError { folder: folder.to_path_buf(), source });
             }
         }
         Ok(())
     }
 
-    /// Both folders.
+    /// Returns both directories.
     pub fn folders(&self) -> [&Path; 2] {
         [&self.files, &self.memory]
     }
 
-    /// Removes the folders on this host. Those of a launcher that never began are not there.
+    /// Removes the directories on this host; missing ones are ignored.
     pub fn remove(&self) {
         for folder in self.folders() {
             if let Err(error) = std::fs::remove_dir_all(folder)

@@ -1,12 +1,12 @@
-//! The programs that the ranks of an attempt run, compared.
+//! Version comparison between the ranks of an attempt.
 
 use lambert_control::Versions;
 
-/// The versions of the ranks: those of the first that has told them are the standard.
+/// Compares all ranks to the first that reported its versions.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct VersionCheck {
     first: Option<(usize, Versions)>,
-    /// The first difference between two versions, in words.
+    /// Description of the first mismatch.
     pub mismatch: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What a later start of the same run needs to know: kept in the run's store.
+//! Restart history of a run, kept in its store across coordinators.
 
 use std::collections::BTreeSet;
 
@@ -7,72 +7,72 @@ use serde::{Deserialize, Serialize};
 use super::Seconds;
 use super::progress::Progress;
 
-/// So many failures are remembered.
+/// Maximum number of failures kept.
 const MOST: usize = 1000;
-/// How many checkpoints' times are remembered.
+/// Number of recent checkpoint durations kept.
 const SAVES: usize = 9;
 
-/// What coordinators of a run remember.
+/// History written by a run's coordinators.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Memory {
-    /// Failures that were followed by another start, oldest first.
+pub struct RestartHistory {
+    /// Failures followed by a restart, oldest first.
     pub restarts: Vec<Restart>,
-    /// Failures up to this moment (seconds since 1970) no longer count: the run was given up, and started again by hand.
+    /// Failures up to this time (seconds since the Unix epoch) no longer count, because the run was given up and restarted by hand.
     pub counted_from: f64,
-    /// What all failures have cost so far, seconds.
+    /// Total downtime of all failures, seconds.
     pub seconds_lost: f64,
-    /// How long the last checkpoint took from the copy of the state to the manifest, seconds.
+    /// Duration of the last checkpoint from state copy to manifest, seconds.
     pub last_save_seconds: Option<f64>,
-    /// The same of the newest checkpoints, oldest first.
+    /// Durations of recent checkpoints, oldest first, seconds.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub recent_saves: Vec<Seconds>,
-    /// How coordinators in jobs of Slurm ended before the run did, oldest first.
+    /// Ends of coordinators in Slurm jobs before the run was done, oldest first.
     pub job_ends: Vec<JobEnd>,
-    /// How far the run has come, and how often it has been tried since.
+    /// Furthest checkpoint and attempts since.
     pub progress: Progress,
-    /// The job that a coordinator works in.
+    /// Slurm job of the current coordinator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job: Option<String>,
 }
 
-/// How a coordinator in a job of Slurm ended.
+/// End of a coordinator in a Slurm job.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct JobEnd {
-    /// When, seconds since 1970.
+    /// Time, seconds since the Unix epoch.
     pub unix: f64,
-    /// The job's number.
+    /// Slurm job ID.
     pub job: String,
-    /// Steps finished then; absent where the coordinator said nothing.
+    /// Completed steps; absent if the coordinator was killed.
     pub step: Option<u64>,
-    /// Why.
+    /// Cause.
     pub cause: String,
 }
 
-/// A failure that was followed by another start.
+/// A failure followed by a restart.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Restart {
-    /// When, seconds since 1970.
+    /// Time, seconds since the Unix epoch.
     pub unix: f64,
-    /// The attempt that failed.
+    /// Failed attempt.
     pub attempt: u32,
-    /// Steps finished then.
+    /// Completed steps.
     pub step: u64,
-    /// Which rank failed and how.
+    /// Cause of the failure.
     pub cause: String,
-    /// Whether it counts against `cluster.restart.limit`.
+    /// True if the failure counts against `cluster.restart.limit`.
     pub counts: bool,
-    /// The host that is to blame, if one is.
+    /// Host to blame, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// Seconds until as many steps were finished again; none until then.
+    /// Seconds until that step was reached again, if it has been.
     #[serde(default)]
     pub seconds: Option<Seconds>,
 }
 
-impl Memory {
-    /// Drops failures from the future of `now`: a clock was wrong then or is now, and when they were cannot be known.
+impl RestartHistory {
+    /// Drops failures dated after `now`: the clock was or is wrong, and their real time is unknown.
     pub fn sanitized(mut self, now: f64) -> Self {
         self.counted_from = self.counted_from.min(now);
         self.restarts.retain(|restart| restart.unix <= now);
@@ -87,7 +87,7 @@ impl Memory {
         }
     }
 
-    /// A checkpoint took this long.
+    /// Adds the duration of a checkpoint.
     pub fn add_save(&mut self, seconds: Seconds) {
         self.last_save_seconds = Some(seconds);
         self.recent_saves.push(seconds);
@@ -96,14 +96,14 @@ impl Memory {
         }
     }
 
-    /// The median time of the newest checkpoints, if there were any; the larger middle one of two.
+    /// Median duration of recent checkpoints, seconds; the upper median of an even number.
     pub fn median_save(&self) -> Option<Seconds> {
         let mut saves = self.recent_saves.clone();
         saves.sort_by(f64::total_cmp);
         saves.get(saves.len() / 2).copied().or(self.last_save_seconds)
     }
 
-    /// A coordinator begins in this job. One that was there before and has not said how it ended was killed.
+    /// Registers a coordinator in a job. A previous one that did not report its end was killed.
     pub fn begin_job(&mut self, unix: f64, job: &str) {
         if let Some(before) = self.job.replace(job.to_owned()) {
             let cause = "the coordinator was killed, or its node failed".to_owned();
@@ -111,7 +111,7 @@ impl Memory {
         }
     }
 
-    /// The coordinator ends, for a reason in words if the run is not done.
+    /// Registers the end of the coordinator, with the cause if the run is not done.
     pub fn end_job(&mut self, unix: f64, step: u64, cause: Option<String>) {
         if let (Some(job), Some(cause)) = (self.job.take(), cause) {
             self.add_job_end(JobEnd { unix, job, step: Some(step), cause });
@@ -125,20 +125,20 @@ impl Memory {
         }
     }
 
-    /// Failures that count, after the moment `since`.
+    /// Number of counting failures after time `since`.
     pub fn count(&self, since: f64) -> usize {
         let since = since.max(self.counted_from);
         let counts = |restart: &&Restart| restart.counts && restart.unix > since;
         self.restarts.iter().filter(counts).count()
     }
 
-    /// Hosts that were to blame after the moment `since`.
+    /// Hosts blamed for failures after time `since`.
     pub fn failed_hosts(&self, since: f64) -> BTreeSet<&str> {
         let recent = self.restarts.iter().filter(|restart| restart.unix > since);
         recent.filter_map(|restart| restart.host.as_deref()).collect()
     }
 
-    /// Notes what the last failure has cost.
+    /// Sets the cost of the last failure.
     pub fn account(&mut self, cost: Seconds) {
         if let Some(last) = self.restarts.last_mut()
             && last.seconds.is_none()
@@ -160,50 +160,50 @@ mod tests {
 
     #[test]
     fn only_what_counts_within_the_window_is_counted() {
-        let mut memory = Memory { counted_from: 20.0, ..Memory::default() };
+        let mut history = RestartHistory { counted_from: 20.0, ..RestartHistory::default() };
         for (unix, counts) in [(10.0, true), (30.0, true), (40.0, false), (50.0, true)] {
-            memory.add(restart(unix, counts, (unix > 35.0).then_some("b")));
+            history.add(restart(unix, counts, (unix > 35.0).then_some("b")));
         }
-        assert_eq!((memory.count(0.0), memory.count(30.0)), (2, 1));
-        assert_eq!(memory.failed_hosts(35.0), BTreeSet::from(["b"]));
-        assert_eq!(memory.failed_hosts(60.0), BTreeSet::new());
-        let earlier = memory.clone().sanitized(15.0);
+        assert_eq!((history.count(0.0), history.count(30.0)), (2, 1));
+        assert_eq!(history.failed_hosts(35.0), BTreeSet::from(["b"]));
+        assert_eq!(history.failed_hosts(60.0), BTreeSet::new());
+        let earlier = history.clone().sanitized(15.0);
         assert_eq!((earlier.counted_from, earlier.restarts.len()), (15.0, 1));
-        memory.account(3.0);
-        memory.account(5.0);
-        assert_eq!((memory.restarts[3].seconds, memory.seconds_lost), (Some(3.0), 3.0));
-        (0..2000).for_each(|i| memory.add(restart(f64::from(i), true, None)));
-        assert_eq!(memory.restarts.len(), MOST);
+        history.account(3.0);
+        history.account(5.0);
+        assert_eq!((history.restarts[3].seconds, history.seconds_lost), (Some(3.0), 3.0));
+        (0..2000).for_each(|i| history.add(restart(f64::from(i), true, None)));
+        assert_eq!(history.restarts.len(), MOST);
     }
 
-    /// A program of before wrote no progress.
+    /// Histories of older versions lack the progress.
     #[test]
     fn an_older_memory_is_read() {
         let text = r#"{"restarts":[],"counted_from":1.0,"seconds_lost":2.0,"last_save_seconds":null,"job_ends":[]}"#;
-        let memory: Memory = serde_json::from_str(text).unwrap();
-        assert_eq!((memory.counted_from, memory.progress), (1.0, Progress::default()));
+        let history: RestartHistory = serde_json::from_str(text).unwrap();
+        assert_eq!((history.counted_from, history.progress), (1.0, Progress::default()));
     }
 
     #[test]
     fn the_median_is_of_the_newest_saves() {
-        let mut memory = Memory { last_save_seconds: Some(4.0), ..Memory::default() };
-        assert_eq!(memory.median_save(), Some(4.0), "of a coordinator that kept no list");
-        [100.0, 100.0, 1.0, 9.0, 2.0, 8.0, 3.0, 7.0, 4.0, 6.0, 5.0].into_iter().for_each(|save| memory.add_save(save));
-        assert_eq!((memory.median_save(), memory.last_save_seconds), (Some(5.0), Some(5.0)));
-        assert_eq!(memory.recent_saves.len(), SAVES);
-        assert_eq!(Memory::default().median_save(), None);
+        let mut history = RestartHistory { last_save_seconds: Some(4.0), ..RestartHistory::default() };
+        assert_eq!(history.median_save(), Some(4.0), "of a coordinator that kept no list");
+        [100.0, 100.0, 1.0, 9.0, 2.0, 8.0, 3.0, 7.0, 4.0, 6.0, 5.0].into_iter().for_each(|save| history.add_save(save));
+        assert_eq!((history.median_save(), history.last_save_seconds), (Some(5.0), Some(5.0)));
+        assert_eq!(history.recent_saves.len(), SAVES);
+        assert_eq!(RestartHistory::default().median_save(), None);
     }
 
     #[test]
     fn a_job_whose_coordinator_vanished_is_told_from_one_that_ended() {
-        let mut memory = Memory::default();
-        memory.begin_job(1.0, "12");
-        memory.end_job(2.0, 7, Some("preempted".to_owned()));
-        memory.begin_job(3.0, "12");
-        memory.begin_job(4.0, "13");
-        memory.end_job(5.0, 9, None);
-        let told: Vec<_> = memory.job_ends.iter().map(|end| (end.unix, end.job.as_str(), end.step)).collect();
+        let mut history = RestartHistory::default();
+        history.begin_job(1.0, "12");
+        history.end_job(2.0, 7, Some("preempted".to_owned()));
+        history.begin_job(3.0, "12");
+        history.begin_job(4.0, "13");
+        history.end_job(5.0, 9, None);
+        let told: Vec<_> = history.job_ends.iter().map(|end| (end.unix, end.job.as_str(), end.step)).collect();
         assert_eq!(told, [(2.0, "12", Some(7)), (4.0, "12", None)]);
-        assert_eq!((memory.job_ends[0].cause.as_str(), memory.job), ("preempted", None));
+        assert_eq!((history.job_ends[0].cause.as_str(), history.job), ("preempted", None));
     }
 }

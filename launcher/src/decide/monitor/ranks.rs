@@ -1,4 +1,4 @@
-//! The ranks of an attempt, as last heard of, and the hosts that they are on.
+//! Last reports of an attempt's ranks, and their hosts.
 
 use std::collections::{BTreeMap, btree_map};
 
@@ -6,68 +6,68 @@ use lambert_control::WorkerPhase;
 
 use crate::decide::Seconds;
 
-/// A rank, as last heard of.
+/// Last report of a rank.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rank {
-    /// Process id on `host`.
+    /// Process ID on `host`.
     pub pid: u32,
     /// Host name.
     pub host: String,
-    /// Steps it has finished.
+    /// Completed steps.
     pub step: u64,
-    /// What its training thread is doing.
+    /// Phase of the training thread.
     pub phase: WorkerPhase,
-    /// Since when.
+    /// Start of the phase.
     pub since: Seconds,
-    /// When it last reported.
+    /// Time of the last report.
     pub heard: Seconds,
 }
 
 /// The ranks of an attempt.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Ranks {
-    /// The host of each rank, by the name that the configuration gives it, where it does.
-    places: Vec<String>,
-    /// The ranks that have reported, by number.
+    /// Configured host name of each rank, if any.
+    rank_hosts: Vec<String>,
+    /// Ranks that have reported, by number.
     reported: BTreeMap<usize, Rank>,
 }
 
 impl Ranks {
-    /// Ranks that are put on the hosts of these names.
-    pub fn new(places: Vec<String>) -> Self {
-        Self { places, reported: BTreeMap::new() }
+    /// Creates ranks on the hosts `places`.
+    pub fn new(rank_hosts: Vec<String>) -> Self {
+        Self { rank_hosts, reported: BTreeMap::new() }
     }
 
     pub(super) fn insert(&mut self, number: usize, rank: Rank) {
         self.reported.insert(number, rank);
     }
 
-    /// Whether none has reported.
+    /// True if no rank has reported.
     pub fn is_empty(&self) -> bool {
         self.reported.is_empty()
     }
 
-    /// Whether this one has reported.
+    /// True if `rank` has reported.
     pub fn has(&self, rank: usize) -> bool {
         self.reported.contains_key(&rank)
     }
 
-    /// The ranks that have reported, by number.
+    /// Iterates over ranks that have reported, by number.
     pub fn iter(&self) -> btree_map::Iter<'_, usize, Rank> {
         self.reported.iter()
     }
 
-    /// Whether `condition` holds for all that have reported, and one has.
+    /// True if at least one rank has reported and `condition` holds for all that have.
     pub fn are_all(&self, condition: impl Fn(&Rank) -> bool) -> bool {
         !self.is_empty() && self.reported.values().all(condition)
     }
 
-    /// The host of a rank, by the name under which it is avoided.
+    /// Host of a rank, by the name used to avoid it.
     pub fn host(&self, rank: usize) -> Option<String> {
-        self.places.get(rank).or_else(|| Some(&self.reported.get(&rank)?.host)).cloned()
+        self.rank_hosts.get(rank).or_else(|| Some(&self.reported.get(&rank)?.host)).cloned()
     }
 
-    /// A rank in words.
+    /// Description of a rank for messages.
     pub fn who(&self, rank: usize) -> String {
         match self.reported.get(&rank) {
             Some(known) => format!("rank {rank} (pid {} on host {})", known.pid, known.host),
@@ -75,17 +75,17 @@ impl Ranks {
         }
     }
 
-    /// The host that `texts` name, if it is one.
+    /// The one configured host named in `texts`, if any.
     pub fn host_named_in(&self, texts: &[String]) -> Option<String> {
         let is_of_name = |c: char| c.is_ascii_alphanumeric() || ['.', '-', '_', ':'].contains(&c);
         let is_named = |place: &&String| {
             let words = texts.iter().flat_map(|text| text.split(|c| !is_of_name(c)));
-            // A port, or the end of a sentence, may stand behind it.
+            // A port or a full stop may follow the name.
             words
                 .filter_map(|word| word.strip_prefix(place.as_str()))
                 .any(|rest| rest.is_empty() || rest.starts_with(':') || rest == ".")
         };
-        let mut named: Vec<&String> = self.places.iter().filter(is_named).collect();
+        let mut named: Vec<&String> = self.rank_hosts.iter().filter(is_named).collect();
         named.dedup();
         if let [name] = named[..] { Some(name.clone()) } else { None }
     }

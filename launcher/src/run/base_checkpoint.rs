@@ -1,4 +1,4 @@
-//! The checkpoint that a new run begins with, looked at before anything is written.
+//! Checks the base checkpoint of a new run before anything is written.
 
 use lambert_config::run::{Model, Moments};
 use lambert_config::{ConfigError, ConfigIssue, RunConfig};
@@ -11,7 +11,7 @@ use crate::failure::Failure;
 
 const KEY: &str = "run.from";
 
-/// Refuses a `run.from` whose weights are not those of this model, nor such that it can grow from them.
+/// Rejects a `run.from` whose weights do not fit this model and cannot grow into it.
 pub fn check(config: &RunConfig) -> Result<(), Failure> {
     let mut faults = Vec::new();
     match config.run.from.as_deref().map(|url| (url, names::split(url))) {
@@ -68,11 +68,11 @@ fn look(config: &RunConfig, run: &str, name: &str, faults: &mut Vec<ConfigIssue>
     Ok(())
 }
 
-/// What decides which weights there are, and their shapes; as TOML.
+/// Model keys that determine the weights and their shapes, with their values as TOML.
 fn shape(model: &Model) -> Result<Vec<(&'static str, String)>, Failure> {
     let table = toml::Table::try_from(model).map_err(Failure::failed)?;
     let value = |key| (key, table.get(key).map_or(String::new(), ToString::to_string));
-    // With other heads the same weights mean something else; layers may grow.
+    // The number of heads changes the meaning of weights of equal shape; `layers` may grow.
     let shaping = SHAPING.into_iter().filter(|key| *key != "layers");
     Ok(shaping.chain(["heads"]).map(value).collect())
 }

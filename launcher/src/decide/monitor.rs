@@ -1,0 +1,163 @@
+//! Monitoring of an attempt: combines the events of ranks and launcher, and determines why it failed.
+//!
+//! - `ranks`: ranks and hosts; `versions`: version check; `steps`: training progress
+//! - `failure_signs`: failure signs and the cause of a failure
+
+mod failure_signs;
+mod ranks;
+mod steps;
+mod versions;
+
+use lambert_control::{EventKind, Message, WorkerPhase, WorkerReport};
+
+use super::Seconds;
+use super::event::WorkerEvent;
+use failure_signs::RankFailure;
+pub use failure_signs::{AttemptFailure, FailureSigns};
+pub use ranks::{Rank, Ranks};
+pub use steps::Steps;
+pub use versions::VersionCheck;
+
+/// Monitoring state of an attempt.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct AttemptMonitor {
+    /// Ranks and hosts.
+    pub ranks: Ranks,
+    /// Version check.
+    pub versions: VersionCheck,
+    /// Training progress.
+    pub steps: Steps,
+    /// Failure signs.
+    pub failure_signs: FailureSigns,
+    /// Orderly end reported by rank 0, and its time.
+    left: Option<(Seconds, OrderlyEnd)>,
+}
+
+/// Orderly end of an attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum OrderlyEnd {
+    Complete,
+    Stopped,
+    RolledBack(Rollback),
+}
+
+/// A rollback reported by rank 0.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rollback {
+    /// Cause and consequence.
+    pub message: String,
+    /// Step at which the rollback was decided.
+    pub step: u64,
+    /// Step to resume from; later checkpoints are invalid.
+    pub to: u64,
+}
+
+/// End of an attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AttemptEnd {
+    /// All steps are done.
+    Finished,
+    /// A checkpoint was saved on request.
+    Stopped,
+    /// The ranks exited so that the run can roll back and skip samples.
+    RolledBack(Rollback),
+    /// No rank ever reported.
+    Absent(String),
+    /// The ranks exited because this coordinator did not answer, e.g. while it was suspended.
+    Unsupervised(String),
+    /// The attempt failed.
+    Failed(AttemptFailure),
+}
+
+impl AttemptMonitor {
+    /// Creates the monitor of an attempt; `places` is the host of each rank, if decided.
+    pub fn new(rank_hosts: Vec<String>) -> Self {
+        Self { ranks: Ranks::new(rank_hosts), ..Self::default() }
+    }
+
+    /// Applies an event.
+    pub fn take(&mut self, at: Seconds, what: WorkerEvent) {
+        match what {
+            WorkerEvent::Report(report) => self.report(at, report),
+            WorkerEvent::Message(rank, Message::Event(event)) => self.event(at, rank, event),
+            WorkerEvent::Message(_, Message::Record(record)) => self.steps.record(&record),
+            WorkerEvent::Died(death) => self.failure_signs.died(at, death),
+            WorkerEvent::Remark(text) => self.failure_signs.remark(text),
+            WorkerEvent::Exited(exit) => self.failure_signs.exited(at, exit),
+            WorkerEvent::Line(..) | WorkerEvent::Gone(_) => {}
+        }
+    }
+
+    fn report(&mut self, at: Seconds, report: WorkerReport) {
+        let WorkerReport { rank, pid, host, step, phase, seconds_in_phase, versions, .. } = report;
+        if let Some(versions) = versions {
+            self.versions.compare(rank, versions);
+        }
+        self.steps.reach(step);
+        let since = at - seconds_in_phase.max(0.0);
+        self.ranks.insert(rank, Rank { pid, host, step, phase, since, heard: at });
+    }
+
+    fn event(&mut self, at: Seconds, rank: usize, event: EventKind) {
+        match event {
+            EventKind::Started { .. } => self.steps.started = true,
+            EventKind::Checkpoint { .. } => self.steps.committed = true,
+            EventKind::Finished { stopped, .. } if rank == 0 => {
+                self.left = Some((at, if stopped { OrderlyEnd::Stopped } else { OrderlyEnd::Complete }));
+            }
+            EventKind::RolledBack { message, step, to } if rank == 0 => {
+                self.failure_signs.begin(at);
+                self.left = Some((at, OrderlyEnd::RolledBack(Rollback { message, step, to })));
+            }
+            EventKind::Failed { message, kind: fault } => {
+                self.failure_signs.failed(at, RankFailure { rank, message, fault })
+            }
+            EventKind::Finished { .. }
+            | EventKind::RolledBack { .. }
+            | EventKind::Evaluation(_)
+            | EventKind::Plateau { .. }
+            | EventKind::Grown { .. }
+            | EventKind::MicroBatch { .. }
+            | EventKind::Warning { .. } => {}
+        }
+    }
+
+    /// True if ending the attempt loses nothing: no step completed, no checkpoint committed, and no rank beyond its first step.
+    pub fn is_fresh(&self) -> bool {
+        let early = |rank: &Rank| matches!(rank.phase, WorkerPhase::Join | WorkerPhase::Load) || rank.phase.is_step();
+        self.steps.are_none() && self.left.is_none() && self.ranks.iter().all(|(_, rank)| early(rank))
+    }
+
+    /// The orderly end reported by rank 0. `None` if it reported none, or if the versions do not match.
+    pub fn result(&self) -> Option<AttemptEnd> {
+        let (_, left) = self.left.as_ref().filter(|_| self.versions.mismatch.is_none())?;
+        Some(match left {
+            OrderlyEnd::Complete => AttemptEnd::Finished,
+            OrderlyEnd::Stopped => AttemptEnd::Stopped,
+            OrderlyEnd::RolledBack(rollback) => AttemptEnd::RolledBack(rollback.clone()),
+        })
+    }
+
+    /// Time since which all work is done and only the processes have to exit.
+    pub fn leaving(&self) -> Option<Seconds> {
+        self.left.as_ref().map(|(since, _)| *since)
+    }
+
+    /// Returns why an attempt of `world` ranks failed, once its processes have exited.
+    pub fn failure(&self, world: usize) -> AttemptEnd {
+        self.failure_signs.failure(&self.ranks, world)
+    }
+
+    /// Describes the crash of an attempt of `world` ranks; `None` if all processes exited normally.
+    pub fn crash(&self, world: usize) -> Option<String> {
+        self.failure_signs.crash(&self.ranks, world)
+    }
+
+    /// The one host named in the launcher's messages, if any.
+    pub fn complained_of(&self) -> Option<String> {
+        self.failure_signs.complained_of(&self.ranks)
+    }
+}
+
+#[cfg(test)]
+mod tests;

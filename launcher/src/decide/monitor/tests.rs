@@ -1,0 +1,168 @@
+//! Tests of attempt monitoring.
+
+use super::*;
+use crate::decide::{ProcessExit, RankDeath};
+use lambert_config::exit;
+use lambert_control::{FailureKind, Versions};
+
+fn monitor() -> AttemptMonitor {
+    watch_on(&[])
+}
+
+fn watch_on(rank_hosts: &[&str]) -> AttemptMonitor {
+    let mut monitor = AttemptMonitor::new(rank_hosts.iter().map(|place| (*place).to_owned()).collect());
+    for rank in 0..2 {
+        let report = WorkerReport { rank, pid: 40 + rank as u32, host: "x".into(), step: 5, ..WorkerReport::default() };
+        monitor.take(0.0, WorkerEvent::Report(report));
+    }
+    monitor
+}
+
+fn tell(monitor: &mut AttemptMonitor, rank: usize, kind: EventKind) {
+    monitor.take(1.0, WorkerEvent::Message(rank, Message::Event(kind)));
+}
+
+fn failed(message: &str, fault: FailureKind) -> EventKind {
+    EventKind::Failed { message: message.into(), kind: fault }
+}
+
+fn ended(mut monitor: AttemptMonitor, code: i32) -> AttemptEnd {
+    monitor.take(2.0, WorkerEvent::Exited(ProcessExit::Code(code)));
+    monitor.failure(2)
+}
+
+fn failure(monitor: AttemptMonitor, code: i32) -> (String, FailureKind) {
+    match ended(monitor, code) {
+        AttemptEnd::Failed(failure) => (failure.message, failure.fault),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_word_of_rank_0_is_the_result_whatever_follows() {
+    let mut monitor = monitor();
+    assert!(failure(monitor.clone(), 0).0.contains("before the ranks had said"));
+    assert_eq!(monitor.result(), None);
+    tell(&mut monitor, 1, EventKind::Finished { step: 9, stopped: false });
+    assert_eq!(monitor.result(), None, "rank 0 says so");
+    tell(&mut monitor, 0, EventKind::Finished { step: 9, stopped: false });
+    assert_eq!((monitor.result(), monitor.crash(2)), (Some(AttemptEnd::Finished), None));
+    tell(&mut monitor, 0, EventKind::Finished { step: 9, stopped: true });
+    assert_eq!(monitor.result(), Some(AttemptEnd::Stopped));
+    let rollback = Rollback { message: "the loss".into(), step: 9, to: 7 };
+    tell(&mut monitor, 0, EventKind::RolledBack { message: "the loss".into(), step: 9, to: 7 });
+    monitor.take(1.0, WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 9 }));
+    assert_eq!(monitor.result(), Some(AttemptEnd::RolledBack(rollback)));
+    assert_eq!(monitor.crash(2).as_deref(), Some("rank 1 (pid 41 on host x) was killed by signal 9"));
+    monitor.versions.mismatch = Some("versions".into());
+    assert_eq!(monitor.result(), None, "it was not to work at all");
+}
+
+#[test]
+fn the_killed_rank_is_named_whatever_the_survivors_say() {
+    let mut monitor = monitor();
+    monitor.take(1.0, WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 9 }));
+    tell(&mut monitor, 0, failed("the all-reduce failed", FailureKind::Transient));
+    let expected = ("rank 1 (pid 41 on host x) was killed by signal 9".to_owned(), FailureKind::Transient);
+    assert_eq!(failure(monitor, 137), expected);
+}
+
+#[test]
+fn a_lasting_fault_and_one_of_a_host_come_before_everything() {
+    for fault in [FailureKind::Permanent, FailureKind::Host, FailureKind::LeaseLost, FailureKind::Usage] {
+        let mut monitor = monitor();
+        monitor.take(1.0, WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 9 }));
+        tell(&mut monitor, 1, failed("a peer left", FailureKind::Transient));
+        tell(&mut monitor, 0, failed("shard-00001 is damaged", fault));
+        let AttemptEnd::Failed(failure) = ended(monitor, 1) else { panic!() };
+        assert_eq!(failure.message, "rank 0 (pid 40 on host x) failed: shard-00001 is damaged");
+        assert_eq!((failure.fault, failure.host.is_some()), (fault, fault == FailureKind::Host));
+    }
+}
+
+#[test]
+fn what_the_dead_rank_said_is_its_cause() {
+    let mut monitor = monitor();
+    monitor.take(1.0, WorkerEvent::Died(RankDeath::Exit { rank: 1, code: 1 }));
+    tell(&mut monitor, 0, failed("a peer left", FailureKind::Transient));
+    tell(&mut monitor, 1, failed("the store is away", FailureKind::Transient));
+    assert!(failure(monitor, 1).0.ends_with("failed: the store is away"));
+}
+
+#[test]
+fn a_wrong_configuration_is_final() {
+    assert_eq!(failure(monitor(), 2).1, FailureKind::Usage);
+}
+
+#[test]
+fn a_start_that_no_rank_reports_from_is_none() {
+    let mut monitor = AttemptMonitor::default();
+    monitor.take(1.0, WorkerEvent::Remark("no route to host b".into()));
+    assert_eq!(
+        ended(monitor.clone(), 1),
+        AttemptEnd::Absent("the launcher exited with code 1: no route to host b".into())
+    );
+    monitor.take(1.0, WorkerEvent::Died(RankDeath::Exit { rank: 1, code: 1 }));
+    assert!(matches!(ended(monitor, 1), AttemptEnd::Failed(_)), "a rank that died was there");
+    let mut alone = AttemptMonitor::default();
+    alone.take(1.0, WorkerEvent::Exited(ProcessExit::Signal(9)));
+    assert!(matches!(alone.failure(1), AttemptEnd::Failed(_)), "the only process is the rank");
+}
+
+#[test]
+fn a_host_that_the_launcher_has_lost_is_to_blame() {
+    let mut monitor = watch_on(&["10.0.0.1", "10.0.0.2"]);
+    let remark = "ORTE has lost communication with a remote daemon. HNP daemon : [[27258,0],0] on node x Remote daemon: \
+                  [[27258,0],1] on node 10.0.0.2 This is usually due to";
+    monitor.take(1.0, WorkerEvent::Remark(remark.into()));
+    let AttemptEnd::Failed(failure) = ended(monitor, 205) else { panic!() };
+    assert_eq!((failure.fault, failure.host.as_deref()), (FailureKind::Transient, Some("10.0.0.2")));
+}
+
+#[test]
+fn the_one_host_that_a_launcher_names_is_the_one_it_complains_of() {
+    let complained = |remark: &str| {
+        let mut monitor = AttemptMonitor::new(["10.0.0.1", "10.0.0.1", "10.0.0.12", "d"].map(str::to_owned).into());
+        monitor.take(1.0, WorkerEvent::Remark(remark.into()));
+        monitor.complained_of()
+    };
+    let exited = "dbclient: Connection to root@10.0.0.12:22 exited: Connect failed: No route to host";
+    assert_eq!(complained(exited).as_deref(), Some("10.0.0.12"));
+    assert_eq!(complained("ssh: connect to host d port 22: Connection refused").as_deref(), Some("d"));
+    assert_eq!(complained("cannot reach 10.0.0.1."), Some("10.0.0.1".to_owned()));
+    for other in ["a daemon died", "10.0.0.1 cannot reach d", "10.0.0.13"] {
+        assert_eq!(complained(other), None, "{other}");
+    }
+}
+
+#[test]
+fn a_mismatch_of_versions_is_found() {
+    let mut monitor = AttemptMonitor::default();
+    let report = |rank, mpi: &str| {
+        let versions = Versions { mpi: mpi.into(), ..Versions::current() };
+        WorkerEvent::Report(WorkerReport { rank, versions: Some(versions), ..WorkerReport::default() })
+    };
+    monitor.take(0.0, report(0, "four"));
+    monitor.take(0.0, report(1, "four"));
+    assert_eq!(monitor.versions.mismatch, None);
+    monitor.take(0.0, report(2, "five"));
+    assert_eq!(monitor.versions.mismatch.as_deref(), Some("rank 0 has MPI library four, rank 2 has five"));
+}
+
+/// A suspended coordinator learns in one of these ways that its ranks have exited.
+#[test]
+fn ranks_that_this_coordinator_left_alone_have_not_failed() {
+    let is_unsupervised =
+        |monitor: AttemptMonitor, code: i32| matches!(ended(monitor, code), AttemptEnd::Unsupervised(_));
+    let mut named = monitor();
+    assert!(is_unsupervised(named.clone(), exit::UNSUPERVISED));
+    named.take(1.0, WorkerEvent::Died(RankDeath::Exit { rank: 1, code: exit::UNSUPERVISED }));
+    // Other ranks see a lost peer before they see that the coordinator is silent.
+    tell(&mut named, 0, failed("the all-reduce failed", FailureKind::Transient));
+    assert!(is_unsupervised(named.clone(), exit::UNSUPERVISED));
+    tell(&mut named, 0, failed("a damaged shard", FailureKind::Permanent));
+    assert!(!is_unsupervised(named, exit::UNSUPERVISED));
+    let mut crashed = monitor();
+    crashed.take(1.0, WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 11 }));
+    assert!(!is_unsupervised(crashed, exit::UNSUPERVISED));
+}
