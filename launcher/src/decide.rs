@@ -312,7 +312,7 @@ fn listen(
             state.history.progress.committed(*step);
         }
         WorkerEvent::Gone(left) if !left.is_empty() => {
-            actions.push(Action::Note(Note::LeftoverProcesses(left.clone())))
+            actions.push(Action::Note(Note::LeftoverProcesses(left.clone())));
         }
         _ => {}
     }

@@ -110,7 +110,7 @@ impl AttemptMonitor {
                 self.left = Some((at, OrderlyEnd::RolledBack(Rollback { message, step, to })));
             }
             EventKind::Failed { message, kind: fault } => {
-                self.failure_signs.failed(at, RankFailure { rank, message, fault })
+                self.failure_signs.failed(at, RankFailure { rank, message, fault });
             }
             EventKind::Finished { .. }
             | EventKind::RolledBack { .. }
