@@ -156,12 +156,12 @@ impl Error {
     }
 
     /// What CUDA says of a card that is lost to this process, whether a tensor operation, a sum over ranks or the driver met it.
-    pub fn lost_card(&self) -> Option<&str> {
+    pub fn lost_gpu(&self) -> Option<&str> {
         use lambert_collective::Error as Sum;
         match self {
-            Self::Torch(failed) => failed.lost_card(),
-            Self::Collective(Sum::Device { text, .. }) => torch::lost_card(text),
-            Self::Collective(Sum::Nccl { text, last, .. }) => torch::lost_card(last).or_else(|| torch::lost_card(text)),
+            Self::Torch(failed) => failed.lost_gpu(),
+            Self::Collective(Sum::Device { text, .. }) => torch::lost_gpu(text),
+            Self::Collective(Sum::Nccl { text, last, .. }) => torch::lost_gpu(last).or_else(|| torch::lost_gpu(text)),
             _ => None,
         }
     }
@@ -228,14 +228,14 @@ mod tests {
         let met = "an illegal memory access was encountered";
         let event =
             lambert_collective::Error::Device { operation: "the sum of a bucket", ordinal: 1, text: met.into() };
-        assert_eq!(Error::Collective(event).lost_card(), Some(met));
+        assert_eq!(Error::Collective(event).lost_gpu(), Some(met));
         let sum = |text: &str, last: &str| {
             let (text, last) = (text.to_owned(), last.to_owned());
             Error::Collective(lambert_collective::Error::Nccl { operation: "ncclAllReduce", code: 1, text, last })
         };
         let last = format!("Cuda failure 700 '{met}'");
-        assert_eq!(sum("unhandled cuda error", &last).lost_card(), Some(&*last));
-        assert_eq!(sum("remote process exited or there was a network error", "").lost_card(), None);
+        assert_eq!(sum("unhandled cuda error", &last).lost_gpu(), Some(&*last));
+        assert_eq!(sum("remote process exited or there was a network error", "").lost_gpu(), None);
     }
 
     #[test]

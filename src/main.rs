@@ -292,7 +292,7 @@ fn leave(control: Arc<Control>, failed: &Error) -> ! {
     // The last of its owners, the session being gone: what it has to tell is told.
     drop(control);
     tracing::error!("{}", error::chain(failed));
-    leave::now(failed.exit_code());
+    leave::exit_now(failed.exit_code());
 }
 
 /// The device of a name.

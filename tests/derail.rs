@@ -110,10 +110,10 @@ fn a_loss_above_its_band_is_gone_around() {
     // The record of the step that was undone is kept, and so is the reason.
     let run = place.path("faulty");
     let records = StepRecords::<StepRecord>::read(&Store::open(&run).unwrap()).unwrap();
-    let undone = records.all.iter().rfind(|recorded| recorded.place.attempt == 1).unwrap();
+    let undone = records.all.iter().rfind(|recorded| recorded.position.attempt == 1).unwrap();
     assert!(undone.record.loss > 1000.0, "{undone:?}");
-    let standing = records.standing();
-    assert!(standing.iter().map(|recorded| recorded.place.step).eq(1..=STEPS), "{standing:?}");
+    let standing = records.effective();
+    assert!(standing.iter().map(|recorded| recorded.position.step).eq(1..=STEPS), "{standing:?}");
     assert!(standing.iter().all(|recorded| recorded.record.loss < 1000.0), "{standing:?}");
     assert!(std::fs::read_to_string(format!("{run}/rollbacks/attempt-0001.json")).unwrap().contains("above its band"));
     // Without the guard the same sample leaves its mark; another world goes around the same samples, and ends with other

@@ -39,7 +39,7 @@ impl Saved {
     /// # Errors
     /// No such run, no good checkpoint, a device that cannot be used.
     pub fn open(url: &str, device: DeviceKind) -> Result<Self, Error> {
-        let (of, name) = run::split(url);
+        let (of, name) = run::split_checkpoint_url(url);
         let store = Store::open(of)?;
         let (mut config, _) = session::read_config(&store)?;
         // Whoever trained it may not choose which library is loaded here: LAMBERT_LIBTORCH does.

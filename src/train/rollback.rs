@@ -125,5 +125,7 @@ pub fn end_for(
 /// What all ranks could not read, told to all.
 fn gather(collective: &mut dyn Group, dataset: &Dataset, error: Option<&DatasetError>) -> Result<Vec<Unread>, Error> {
     let own = error.map(|error| Unread { shard: dataset.damaged_shard(error), message: error::chain(error) });
-    agreement::together(collective, &own, |all: &[Option<Unread>]| all.iter().flatten().cloned().collect::<Vec<_>>())
+    agreement::gather_and_decide(collective, &own, |all: &[Option<Unread>]| {
+        all.iter().flatten().cloned().collect::<Vec<_>>()
+    })
 }

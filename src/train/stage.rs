@@ -210,7 +210,7 @@ impl<'a> Stage<'a> {
         let in_places = |share: &Vec<Totals>| Totals::in_places(&zero, share, first, parts);
         let mut sums: Vec<f64> = totals.iter().flat_map(in_places).collect();
         let vote = Vote { directive: wanted, save: saver.vote(), unread };
-        let (agreement, busy) = agreement::exchange(collective, &mut sums, vote, busy)?;
+        let (agreement, busy) = agreement::all_reduce_votes(collective, &mut sums, vote, busy)?;
         Ok(Agreed { totals: Totals::of_places(&zero, &sums), agreement, busy, verdict: Verdict::Sound })
     }
 

@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use lambert_config::exit;
-use lambert_store::{Patience, Store};
+use lambert_store::{RetryPolicy, Store};
 
 use super::beginning::Beginning;
 use super::clock::Clock;
@@ -189,10 +189,10 @@ impl<'a> Coordinator<'a> {
 /// The run's store, with the patience that the workers have: one that is away is waited for.
 fn patient(order: &Order) -> (Store, Duration) {
     let minutes = order.config.checkpoint.give_up_minutes;
-    let mut patience = Patience::default();
-    patience.total = patience.total.max(Duration::from_secs_f64(60.0 * minutes));
-    let total = patience.total;
-    (order.store.with_patience(patience), total)
+    let mut patience = RetryPolicy::default();
+    patience.total_timeout = patience.total_timeout.max(Duration::from_secs_f64(60.0 * minutes));
+    let total = patience.total_timeout;
+    (order.store.with_retry_policy(patience), total)
 }
 
 /// Where ranks may be: on the hosts that the configuration names, on the nodes of a Slurm job that has others than this one,

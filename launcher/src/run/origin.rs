@@ -14,7 +14,7 @@ const KEY: &str = "run.from";
 /// Refuses a `run.from` whose weights are not those of this model, nor such that it can grow from them.
 pub fn check(config: &RunConfig) -> Result<(), Failure> {
     let mut faults = Vec::new();
-    match config.run.from.as_deref().map(|url| (url, names::split(url))) {
+    match config.run.from.as_deref().map(|url| (url, names::split_checkpoint_url(url))) {
         None => config.stage[0].check_growth(0, config.depth(0), &config.model, &mut faults),
         Some((_, (run, Some(name)))) => look(config, run, name, &mut faults)?,
         Some((url, (_, None))) => {
