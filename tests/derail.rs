@@ -208,9 +208,8 @@ fn a_run_that_diverges_again_from_a_checkpoint_starts_one_further_back() {
     let further = train(&place, "further", 2, &fault);
     let [first, second] = starts(&further)[..] else { panic!("{}", further.log) };
     let name = format!("step-{first:09}-a0001");
-    let told = format!(
-        "it has diverged from {name} before, so the next attempt starts one checkpoint further back, from step-"
-    );
+    let told =
+        format!("the run diverged from {name} before; the next attempt starts one checkpoint further back, from step-");
     assert!(second < first && further.log.contains(&told), "{}", further.log);
     let record = |name: &str| std::fs::read(format!("{}/rollbacks/attempt-0002.json", place.path(name))).unwrap();
     let steps = |name: &str| serde_json::from_slice::<Value>(&record(name)).unwrap()["steps"].clone();

@@ -40,12 +40,12 @@ pub fn go_further_back(
         NextStart::Earlier(place) => {
             record.steps = loaded.step - 1;
             Some(format!(
-                "it has diverged from {name} before, so the next attempt starts one checkpoint further back, from {}",
+                "the run diverged from {name} before; the next attempt starts one checkpoint further back, from {}",
                 place.name()
             ))
         }
         NextStart::NoEarlier => Some(format!(
-            "it has diverged from {name} before, and no earlier checkpoint is left (checkpoint.keep = {keep}), so the next \
+            "the run diverged from {name} before and no earlier checkpoint is left (checkpoint.keep = {keep}); the next \
              attempt starts from it again"
         )),
     })

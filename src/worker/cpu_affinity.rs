@@ -38,12 +38,12 @@ impl fmt::Display for CpuBinding {
         match self {
             Self::Nodes { nodes, cpus } => {
                 let nodes: Vec<String> = nodes.iter().map(usize::to_string).collect();
-                write!(f, "bound to the {} cpus of NUMA node {}", cpus.len(), nodes.join(", "))
+                write!(f, "pinned to {} CPUs of NUMA node {}", cpus.len(), nodes.join(", "))
             }
-            Self::OneNode => f.write_str("not bound: the host has one NUMA node"),
-            Self::Alone => f.write_str("not bound: the only rank of its host"),
-            Self::Already(count) => write!(f, "bound to {count} cpus by what started it"),
-            Self::Unknown => f.write_str("not bound: the host does not tell its NUMA nodes"),
+            Self::OneNode => f.write_str("no CPU pinning (single NUMA node)"),
+            Self::Alone => f.write_str("no CPU pinning (only rank of its host)"),
+            Self::Already(count) => write!(f, "pinned to {count} CPUs by the launcher"),
+            Self::Unknown => f.write_str("no CPU pinning (unknown NUMA topology)"),
         }
     }
 }

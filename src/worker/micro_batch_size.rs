@@ -81,7 +81,7 @@ fn least_of(all: &[Option<GpuMemory>]) -> Option<Room> {
     let rooms = all.iter().enumerate().filter_map(|(rank, gpu)| {
         let gpu = gpu.as_ref()?;
         let ranks = sharing[&(&*gpu.host, &*gpu.bus)];
-        let name = format!("card {} of host {}", gpu.name, gpu.host);
+        let name = format!("GPU {} on host {}", gpu.name, gpu.host);
         Some(Room { rank, card: name, free: gpu.free / ranks, memory: gpu.memory / ranks })
     });
     rooms.min_by_key(|room| (room.free, room.rank))
@@ -103,7 +103,7 @@ mod tests {
         assert_eq!(least(&[memory("a", "1", 90), None, memory("b", "1", 80)]), Some((2, 80, 100)));
         assert_eq!(least(&[memory("a", "1", 70), memory("a", "2", 60), memory("a", "1", 66)]), Some((2, 33, 50)));
         let room = least_of(&[memory("a", "1", 90)]).unwrap();
-        assert_eq!(room.card, "card 0 (X, 1) of host a");
+        assert_eq!(room.card, "GPU 0 (X, 1) on host a");
     }
 
     /// A GPU with `free` bytes of free memory and its own bus ID.

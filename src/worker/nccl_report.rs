@@ -64,8 +64,8 @@ impl RankNccl {
 /// A failed collective, or a store error.
 pub fn report(group: &mut dyn Group, nccl: &Nccl, store: &Store, attempt: u32) -> Result<Vec<String>, Error> {
     let own = RankNccl::new(group.rank(), nccl);
-    let transports = own.transports.as_deref().unwrap_or("not known: NCCL_DEBUG is set, see NCCL's own log");
-    tracing::info!("rank {} sums by NCCL {} from {}: {transports}", own.rank, own.version, own.library);
+    let transports = own.transports.as_deref().unwrap_or("unknown (NCCL_DEBUG is set; see NCCL's log)");
+    tracing::info!("rank {} uses NCCL {} from {}: {transports}", own.rank, own.version, own.library);
     let (all, warnings) =
         agreement::gather_and_decide(group, &own, |all: &[RankNccl]| (all.to_vec(), RankNccl::warnings(all)))?;
     if own.rank > 0 {

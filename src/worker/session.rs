@@ -161,8 +161,8 @@ fn compute_kind(config: &RunConfig, gpu: Option<&Gpu>) -> Result<Kind, Error> {
 fn bind(rank: usize, threads: usize, gpu: Option<&Gpu>) {
     let binding =
         cpu_affinity::bind(lambert_collective::world::detect().as_ref(), gpu.map(|gpu| &*gpu.properties.pci_bus_id));
-    let place = gpu.map_or_else(String::new, |gpu| format!(" on {gpu},"));
-    tracing::info!("rank {rank} computes{place} with {threads} threads, {binding}");
+    let device = gpu.map_or_else(String::new, |gpu| format!("{gpu}, "));
+    tracing::info!("rank {rank}: {device}{threads} thread(s), {binding}");
 }
 
 /// Reads the configuration that the coordinator stored in the run, and the SHA-256 of its file.

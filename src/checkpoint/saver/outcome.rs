@@ -92,8 +92,7 @@ impl Saver<'_> {
 
     fn warn(&self, name: &str, why: &str) {
         let seconds = self.schedule.retry_pause().as_secs();
-        self.session.warn(format!(
-            "checkpoint {name} was not saved, training goes on and another is tried in {seconds} s: {why}"
-        ));
+        self.session
+            .warn(format!("checkpoint {name} was not saved; training continues, retrying in {seconds} s: {why}"));
     }
 }
