@@ -1,9 +1,9 @@
-//! Compiles the shim over libtorch's C++ interface, and lets the binaries find libtorch by themselves.
+//! Compiles the C++ shim over libtorch and sets the binaries' rpath to libtorch.
 
 use std::path::PathBuf;
 
 fn main() {
-    // torch-sys hands its choice of libtorch on to the packages that depend on it.
+    // torch-sys passes the path of its libtorch to dependent packages.
     let lib = PathBuf::from(std::env::var("DEP_TCH_LIBTORCH_LIB").expect("torch-sys names libtorch's lib folder"));
     let include = lib.with_file_name("include");
     cc::Build::new()
@@ -11,17 +11,17 @@ fn main() {
         .std("c++17")
         .include(&include)
         .include(include.join("torch/csrc/api/include"))
-        // As libtorch was built: some of its classes have other members without.
+        // Must match libtorch's build: NDEBUG changes the layout of some classes.
         .define("NDEBUG", None)
-        // For each of the thousands of headers of libtorch: nobody asks for it.
+        // Debug information of libtorch's thousands of headers is large and unused.
         .debug(false)
         .flag_if_supported("-Wno-unused-parameter")
         .file("src/torch/shim.cpp")
-        .file("src/torch/card.cpp")
-        // Of the tests: a program that does not ask for it does not get it.
+        .file("src/torch/gpu.cpp")
+        // For tests; the linker omits it from programs that do not use it.
         .file("src/kernels/meta_shapes.cpp")
         .compile("lambert_torch_shim");
-    // Of the tests, too: the kernels of a GPU as C++, rounded as the GPU rounds.
+    // For tests: the GPU kernels compiled as C++, with the GPU's rounding.
     cc::Build::new()
         .cpp(true)
         .std("c++17")
@@ -31,7 +31,7 @@ fn main() {
         .compile("lambert_emulator");
     println!("cargo:rerun-if-changed=src/kernels/cuda");
     println!("cargo:rerun-if-changed=src/torch/shim.cpp");
-    println!("cargo:rerun-if-changed=src/torch/card.cpp");
+    println!("cargo:rerun-if-changed=src/torch/gpu.cpp");
     println!("cargo:rerun-if-changed=src/torch/caught.h");
     println!("cargo:rerun-if-changed=src/kernels/meta_shapes.cpp");
     let version = std::fs::read_to_string(include.join("torch/headeronly/version.h")).unwrap_or_default();
@@ -42,6 +42,6 @@ fn main() {
     println!("cargo:rustc-link-search=native={}", lib.display());
     println!("cargo:rustc-link-lib=dylib=torch_cpu");
     println!("cargo:rustc-link-lib=dylib=c10");
-    // First beside the program (a copy on a cluster), then where it was built.
+    // Searches beside the program (a copy on a cluster), then the build's location.
     println!("cargo:rustc-link-arg=-Wl,-rpath,$ORIGIN/../lib:$ORIGIN:{}", lib.display());
 }

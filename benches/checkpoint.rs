@@ -16,10 +16,10 @@ use std::time::Instant;
 use clap::Parser;
 use lambert_config::RunConfig;
 use lambert_plan::architecture::Architecture;
-use lambert_store::checkpoint::{FORMAT, Manifest, Writer, verify};
+use lambert_store::checkpoint::{CheckpointWriter, FORMAT, Manifest, verify};
 use lambert_store::{Lease, Store};
 use lambert_worker::checkpoint::read_state;
-use lambert_worker::checkpoint::snapshot::{Object, Snapshot};
+use lambert_worker::checkpoint::snapshot::{Snapshot, SnapshotObject};
 use lambert_worker::kernels::Host;
 use lambert_worker::state::{Buffer, Parameters, TrainState};
 
@@ -113,8 +113,8 @@ fn state(layers: usize) -> TrainState {
 /// Times the wait of the training loop and the whole save.
 fn save(times: &mut Times, store: &Store, lease: &Lease, snapshot: &mut Snapshot, state: &TrainState) {
     let start = Instant::now();
-    let writer = Writer::new(store, state.step, lease.attempt());
-    let begin = |object: Object| (writer.start_object(&object.name, object.bytes).unwrap(), object.slices);
+    let writer = CheckpointWriter::new(store, state.step, lease.attempt());
+    let begin = |object: SnapshotObject| (writer.start_object(&object.name, object.bytes).unwrap(), object.slices);
     let copying = snapshot.begin(state);
     let pending: Vec<_> = snapshot.finish(copying).into_iter().map(begin).collect();
     note(times, "lambert: training waits", start.elapsed().as_secs_f64());

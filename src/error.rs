@@ -154,13 +154,13 @@ impl Error {
         Self::Config(ConfigError::Invalid { origin: origin.to_owned(), issues: faults })
     }
 
-    /// CUDA's message if a GPU failed, whether a tensor operation or an all-reduce reported it.
+    /// What CUDA says of a card that is lost to this process, whether a tensor operation, a sum over ranks or the driver met it.
     pub fn gpu_failure(&self) -> Option<&str> {
         use lambert_collective::Error as Sum;
         match self {
-            Self::Torch(failed) => failed.lost_card(),
-            Self::Collective(Sum::Device { text, .. }) => torch::lost_card(text),
-            Self::Collective(Sum::Nccl { text, last, .. }) => torch::lost_card(last).or_else(|| torch::lost_card(text)),
+            Self::Torch(failed) => failed.lost_gpu(),
+            Self::Collective(Sum::Device { text, .. }) => torch::lost_gpu(text),
+            Self::Collective(Sum::Nccl { text, last, .. }) => torch::lost_gpu(last).or_else(|| torch::lost_gpu(text)),
             _ => None,
         }
     }

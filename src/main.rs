@@ -299,7 +299,7 @@ fn leave(control: Arc<Control>, failed: &Error) -> ! {
     // This is the last reference, since the session is dropped: dropping it flushes pending messages.
     drop(control);
     tracing::error!("{}", error::chain(failed));
-    leave::now(failed.exit_code());
+    leave::exit_now(failed.exit_code());
 }
 
 /// Parses a device name.

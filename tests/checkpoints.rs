@@ -263,7 +263,7 @@ fn an_adversarys_checkpoint_is_passed_over() {
         (&|| name("../../../../etc/passwd"), "not an object name"),
         (&|| name("s3://elsewhere/model.safetensors"), "not an object name"),
         (&|| name("/etc/passwd"), "not an object name"),
-        (&|| name("optimizer-00000-of-00001.safetensors"), "named twice"),
+        (&|| name("optimizer-00000-of-00001.safetensors"), "listed twice"),
         (&|| forge(&folder.join("manifest.json"), &before.0, "\"bytes\": 1125899906842624"), "1125899906842624 bytes"),
         (&|| replace(petabyte.clone()), "claims a header of 1125899906842624 bytes"),
         (&|| replace(not_a_number.clone()), "finite"),

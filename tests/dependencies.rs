@@ -220,7 +220,7 @@ fn main_memory_is_the_host_s() {
         let (code, _) = text.split_once("mod tests {").unwrap_or((&text, ""));
         let allowed = [
             "torch/mod.rs",
-            "torch/card.rs",
+            "torch/gpu.rs",
             "allocator.rs",
             "worker/environment.rs",
             "train/gradients.rs",

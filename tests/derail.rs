@@ -110,10 +110,10 @@ fn a_loss_above_its_band_is_gone_around() {
     // The record of the step that was undone is kept, and so is the reason.
     let run = place.path("faulty");
     let records = StepRecords::<StepRecord>::read(&Store::open(&run).unwrap()).unwrap();
-    let undone = records.all.iter().rfind(|recorded| recorded.place.attempt == 1).unwrap();
+    let undone = records.all.iter().rfind(|recorded| recorded.position.attempt == 1).unwrap();
     assert!(undone.record.loss > 1000.0, "{undone:?}");
-    let standing = records.standing();
-    assert!(standing.iter().map(|recorded| recorded.place.step).eq(1..=STEPS), "{standing:?}");
+    let standing = records.effective();
+    assert!(standing.iter().map(|recorded| recorded.position.step).eq(1..=STEPS), "{standing:?}");
     assert!(standing.iter().all(|recorded| recorded.record.loss < 1000.0), "{standing:?}");
     assert!(
         std::fs::read_to_string(format!("{run}/rollbacks/attempt-0001.json")).unwrap().contains("above the limit of")
@@ -210,9 +210,8 @@ fn a_run_that_diverges_again_from_a_checkpoint_starts_one_further_back() {
     let further = train(&place, "further", 2, &fault);
     let [first, second] = starts(&further)[..] else { panic!("{}", further.log) };
     let name = format!("step-{first:09}-a0001");
-    let told = format!(
-        "it has diverged from {name} before, so the next attempt starts one checkpoint further back, from step-"
-    );
+    let told =
+        format!("the run diverged from {name} before; the next attempt starts one checkpoint further back, from step-");
     assert!(second < first && further.log.contains(&told), "{}", further.log);
     let record = |name: &str| std::fs::read(format!("{}/rollbacks/attempt-0002.json", place.path(name))).unwrap();
     let steps = |name: &str| serde_json::from_slice::<Value>(&record(name)).unwrap()["steps"].clone();

@@ -89,9 +89,9 @@ fn the_lines_of_the_page_run_as_they_stand() {
             "ssh" if line.contains("ls") => "/srv/data/train/manifest.json",
             "ssh" => "mpirun (Open MPI) 4",
             "lambert" if line.contains("status") => "50 of 50",
-            _ => "not bound: the host has one NUMA node",
+            _ => "no CPU pinning (single NUMA node)",
         };
-        assert!(said.contains(expected) || line.starts_with("lambert run") && said.contains("bound"), "{line}: {said}");
+        assert!(said.contains(expected) || line.starts_with("lambert run") && said.contains("pinn"), "{line}: {said}");
     }
 }
 

@@ -1,6 +1,6 @@
-//! Rank 0's last act in a save, on a thread of its own: records and manifest.
+//! Commits a checkpoint: writes step records and manifest, on a thread of rank 0.
 
-use lambert_store::checkpoint::{Manifest, ObjectEntry, Retention, Slice, Writer};
+use lambert_store::checkpoint::{CheckpointWriter, Manifest, ObjectEntry, Retention, Slice};
 use lambert_store::{Lease, Store};
 use serde::{Deserialize, Serialize};
 
@@ -12,74 +12,74 @@ use crate::worker::agreement::Decision;
 use crate::worker::session::{self, Session};
 use crate::worker::trace::span;
 
-/// What is committed, once every rank has handed in its entries.
+/// A checkpoint to commit, once all ranks have sent their entries.
 pub struct Commit {
-    /// The checkpoint.
-    pub writer: Writer,
-    /// Its manifest, without objects.
+    /// Writer of the checkpoint.
+    pub writer: CheckpointWriter,
+    /// Manifest, without objects.
     pub manifest: Manifest,
-    /// What the ranks handed in, [`Part::encode`] of each.
+    /// [`RankEntries::encode`] of each rank.
     pub parts: Vec<Vec<u8>>,
-    /// The records of the steps that it holds.
+    /// Step records since the previous checkpoint.
     pub records: RecordBatch,
-    /// The run's store.
+    /// Store of the run.
     pub store: Store,
-    /// The attempt's right to write there.
+    /// Lease of the attempt.
     pub lease: Lease,
-    /// What is kept beside it.
+    /// Retention rules for older checkpoints.
     pub retention: Retention,
-    /// What removes the others.
+    /// Background deletion of old checkpoints.
     pub pruner: Pruner,
 }
 
-/// What came of a save.
+/// SaveOutcome of a save.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
-    /// The checkpoint exists.
+pub enum SaveOutcome {
+    /// The checkpoint is committed.
     Committed,
-    /// It does not, for a reason that may pass.
+    /// Transient failure: a retry may succeed.
     Failed(String),
-    /// It does not, because the ranks do not have the same weights.
-    Apart(ReplicaMismatch),
-    /// It does not, because a tensor has numbers that are not finite: which and whose.
+    /// The ranks' weights differ.
+    ReplicasDiffer(ReplicaMismatch),
+    /// A tensor has an element that is not finite; names tensor and rank.
     NotFinite(String),
-    /// It does not, and this attempt will never save one.
+    /// Permanent failure: this attempt cannot save any more.
     Lost(String),
 }
 
-impl Outcome {
-    /// What the other ranks are told of it.
+impl SaveOutcome {
+    /// The outcome as broadcast to the other ranks.
     pub fn decision(&self) -> Decision {
         match self {
             Self::Committed => Decision::Committed,
             Self::Failed(_) => Decision::Failed,
-            Self::Apart(_) => Decision::Apart,
+            Self::ReplicasDiffer(_) => Decision::ReplicasDiffer,
             Self::NotFinite(_) => Decision::NotFinite,
             Self::Lost(_) => Decision::Lost,
         }
     }
 }
 
-/// What a rank hands in.
+/// A rank's contribution to the manifest.
 #[derive(Serialize, Deserialize)]
-pub struct Part {
-    /// Of its weights, as they were when it began to save.
+pub struct RankEntries {
+    /// Digest of its weights when the save began.
     digest: u64,
-    /// The entries of what it has written, or why it could not.
-    written: Result<Vec<ObjectEntry>, Refusal>,
+    /// Entries of the written objects, or the failure.
+    written: Result<Vec<ObjectEntry>, WriteFailure>,
 }
 
-/// Why a rank has not written its part.
+/// Reason why a rank has not written its objects.
 #[derive(Serialize, Deserialize)]
-enum Refusal {
-    /// The store has not taken it, which may pass.
+enum WriteFailure {
+    /// A store error, possibly transient.
     Store(String),
-    /// A tensor has numbers that are not finite.
+    /// A tensor has an element that is not finite.
     NotFinite(String),
 }
 
-impl Part {
-    /// As it is sent to rank 0. `slices` are those of the rank's part of the moments.
+impl RankEntries {
+    /// Serializes the contribution for rank 0. `slices` are the slices of the rank's optimizer shard.
     pub fn encode(
         digest: u64,
         written: Result<Vec<ObjectEntry>, lambert_store::Error>,
@@ -87,15 +87,16 @@ impl Part {
     ) -> Result<Vec<u8>, Error> {
         let written = written.map_err(|error| match &error {
             lambert_store::Error::NotFinite { tensor, element, .. } => {
-                Refusal::NotFinite(name_element(tensor, *element, slices))
+                WriteFailure::NotFinite(name_element(tensor, *element, slices))
             }
-            _ => Refusal::Store(error::chain(&error)),
+            _ => WriteFailure::Store(error::chain(&error)),
         });
         serde_json::to_vec(&Self { digest, written }).map_err(Error::Json)
     }
 }
 
-/// An element of a tensor of a checkpoint, for people. The moments of many parameters are one tensor, which `slices` cut.
+/// Describes an element of a checkpoint's tensor. Optimizer tensors concatenate many parameters, so `slices` locate
+/// the parameter.
 fn name_element(tensor: &str, element: u64, slices: &[Slice]) -> String {
     let mut before = 0;
     let moments = [super::files::FIRST, super::files::SECOND].contains(&tensor);
@@ -109,48 +110,53 @@ fn name_element(tensor: &str, element: u64, slices: &[Slice]) -> String {
 }
 
 impl Commit {
-    /// Commits, and hands the records back: they are needed again if it failed. Removing old checkpoints goes on behind it.
-    pub fn run(mut self) -> (Outcome, RecordBatch) {
+    /// Commits and returns the records, which are needed again after a failure. Deletes old checkpoints in the
+    /// background.
+    pub fn run(mut self) -> (SaveOutcome, RecordBatch) {
         let _commit = span!("commit", checkpoint = self.writer.name());
-        // So that a disk holds no more than two checkpoints beside those that are kept; buckets have room.
+        // Limits a local disk to two checkpoints beyond the retained ones; buckets need no limit.
         if self.store.is_local() {
             self.pruner.wait();
         }
         let outcome = self.outcome();
-        if outcome == Outcome::Committed {
-            self.retention.known_sound = Some(self.writer.name().to_owned());
+        if outcome == SaveOutcome::Committed {
+            self.retention.known_intact = Some(self.writer.name().to_owned());
             self.pruner.start(self.store, self.lease, self.retention);
         } else if let Err(error) = self.writer.abandon() {
-            tracing::debug!("what was written of {} stays: {}", self.writer.name(), error::chain(&error));
+            tracing::debug!(
+                "cannot delete the objects of the failed save {}: {}",
+                self.writer.name(),
+                error::chain(&error)
+            );
         }
         (outcome, self.records)
     }
 
-    /// What came of it. A lost lease explains any failure: the run was moved, or its store is another attempt's.
-    fn outcome(&mut self) -> Outcome {
+    /// Commits. A lost lease explains any failure: the run was moved, or another attempt holds it.
+    fn outcome(&mut self) -> SaveOutcome {
         match self.commit() {
-            Outcome::Failed(why) => match session::loss(&self.lease) {
-                Some(lost) => Outcome::Lost(error::chain(&lost)),
-                None => Outcome::Failed(why),
+            SaveOutcome::Failed(why) => match session::lease_loss(&self.lease) {
+                Some(lost) => SaveOutcome::Lost(error::chain(&lost)),
+                None => SaveOutcome::Failed(why),
             },
             outcome => outcome,
         }
     }
 
-    fn commit(&mut self) -> Outcome {
-        let parts: Result<Vec<Part>, _> = self.parts.iter().map(|part| serde_json::from_slice(part)).collect();
+    fn commit(&mut self) -> SaveOutcome {
+        let parts: Result<Vec<RankEntries>, _> = self.parts.iter().map(|part| serde_json::from_slice(part)).collect();
         let parts = match parts {
             Ok(parts) => parts,
-            Err(error) => return Outcome::Failed(error.to_string()),
+            Err(error) => return SaveOutcome::Failed(error.to_string()),
         };
         if let Some(apart) = ReplicaMismatch::detect(&parts.iter().map(|part| part.digest).collect::<Vec<_>>()) {
-            return Outcome::Apart(apart);
+            return SaveOutcome::ReplicasDiffer(apart);
         }
-        self.manifest.objects = match gathered(parts) {
+        self.manifest.objects = match merge_entries(parts) {
             Ok(objects) => objects,
             Err(outcome) => return outcome,
         };
-        self.write().map_or_else(|error| outcome(&error), |()| Outcome::Committed)
+        self.write().map_or_else(|error| failure_outcome(&error), |()| SaveOutcome::Committed)
     }
 
     fn write(&self) -> Result<(), lambert_store::Error> {
@@ -159,40 +165,40 @@ impl Commit {
     }
 }
 
-/// The entries of all ranks, or what comes of the save without. Numbers that are not finite go before a store that fails: a
-/// store that is mended would not help.
-fn gathered(parts: Vec<Part>) -> Result<Vec<ObjectEntry>, Outcome> {
+/// Merges the entries of all ranks. A non-finite element takes precedence over a store error, which a retry could
+/// fix.
+fn merge_entries(parts: Vec<RankEntries>) -> Result<Vec<ObjectEntry>, SaveOutcome> {
     let (mut objects, mut failed) = (Vec::new(), None);
     for (rank, part) in parts.into_iter().enumerate() {
         match part.written {
             Ok(entries) => objects.extend(entries),
-            Err(Refusal::NotFinite(what)) => {
-                return Err(Outcome::NotFinite(format!("{what} is not finite on rank {rank}")));
+            Err(WriteFailure::NotFinite(what)) => {
+                return Err(SaveOutcome::NotFinite(format!("{what} is not finite on rank {rank}")));
             }
-            Err(Refusal::Store(why)) => drop(failed.get_or_insert(why)),
+            Err(WriteFailure::Store(why)) => drop(failed.get_or_insert(why)),
         }
     }
-    failed.map_or(Ok(objects), |why| Err(Outcome::Failed(why)))
+    failed.map_or(Ok(objects), |why| Err(SaveOutcome::Failed(why)))
 }
 
-fn outcome(error: &lambert_store::Error) -> Outcome {
+fn failure_outcome(error: &lambert_store::Error) -> SaveOutcome {
     use lambert_store::Error as E;
     let message = error::chain(error);
     match error {
-        // Somebody else runs this run, or what was to be committed makes no sense: trying again changes nothing.
-        E::LeaseLost { .. } | E::LeaseGone { .. } | E::Refused { .. } | E::Exists { .. } => Outcome::Lost(message),
-        _ => Outcome::Failed(message),
+        // Another attempt holds the run, or the manifest is invalid: retries are pointless.
+        E::LeaseLost { .. } | E::LeaseGone { .. } | E::Refused { .. } | E::Exists { .. } => SaveOutcome::Lost(message),
+        _ => SaveOutcome::Failed(message),
     }
 }
 
-/// What is kept when the checkpoint of `manifest` is committed.
+/// Retention rules when the checkpoint of `manifest` is committed.
 pub fn retention(session: &Session, manifest: &Manifest) -> Retention {
     let settings = &session.config.checkpoint;
     Retention {
         last: settings.keep,
         every_steps: settings.keep_every_steps,
         named: manifest.best.iter().filter(|_| settings.keep_best).map(|best| best.checkpoint.clone()).collect(),
-        known_sound: None,
+        known_intact: None,
     }
 }
 
@@ -204,16 +210,16 @@ mod tests {
 
     use super::*;
 
-    /// Two ranks save step 20 of a run whose step 10 is saved; `lie` changes what they hand in. What comes of it, and the
-    /// checkpoint that the next start takes.
-    fn save(lie: impl FnOnce(&mut [Part; 2])) -> (Outcome, String, Vec<String>) {
+    /// Saves step 20 with two ranks after step 10; `lie` changes their contributions. Returns the outcome, the
+    /// checkpoint that the next start selects, and the reasons for skipped ones.
+    fn save(lie: impl FnOnce(&mut [RankEntries; 2])) -> (SaveOutcome, String, Vec<String>) {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path().to_str().unwrap()).unwrap();
         let lease = Lease::take(&store).unwrap();
         let mut outcomes = Vec::new();
         let mut lie = Some(lie);
         for step in [10, 20] {
-            let writer = Writer::new(&store, step, lease.attempt());
+            let writer = CheckpointWriter::new(&store, step, lease.attempt());
             let mut parts = [0, 1].map(|rank| part(&writer, rank));
             if let Some(lie) = lie.take_if(|_| step == 20) {
                 lie(&mut parts);
@@ -230,16 +236,16 @@ mod tests {
             };
             outcomes.push(commit.run().0);
         }
-        assert_eq!(outcomes[0], Outcome::Committed);
+        assert_eq!(outcomes[0], SaveOutcome::Committed);
         let (newest, passed_over) = stored::newest_verified(&store).unwrap();
         (outcomes.remove(1), newest.unwrap().0, passed_over.into_iter().map(|over| over.why).collect())
     }
 
-    fn part(writer: &Writer, rank: usize) -> Part {
+    fn part(writer: &CheckpointWriter, rank: usize) -> RankEntries {
         let header = r#"{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
         let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &1.0_f32.to_le_bytes()].concat();
         let entry = writer.put_object(&lambert_store::run::moments(rank, 2), file.into()).unwrap();
-        Part { digest: 7, written: Ok(vec![entry]) }
+        RankEntries { digest: 7, written: Ok(vec![entry]) }
     }
 
     fn manifest(step: u64, attempt: u32) -> Manifest {
@@ -259,7 +265,7 @@ mod tests {
         }
     }
 
-    fn entry(part: &mut Part) -> &mut ObjectEntry {
+    fn entry(part: &mut RankEntries) -> &mut ObjectEntry {
         &mut part.written.as_mut().ok().unwrap()[0]
     }
 
@@ -267,15 +273,15 @@ mod tests {
     const SECOND: &str = "step-000000020-a0001";
 
     #[test]
-    fn honest_ranks_are_committed() {
-        assert_eq!(save(|_| ()), (Outcome::Committed, SECOND.to_owned(), vec![]));
+    fn consistent_entries_are_committed() {
+        assert_eq!(save(|_| ()), (SaveOutcome::Committed, SECOND.to_owned(), vec![]));
     }
 
-    /// Whatever a rank claims of what it has written: nothing is committed that is not there, and the checkpoint before stays.
+    /// A false entry commits nothing, and the previous checkpoint stays valid.
     #[test]
-    fn a_rank_that_lies_about_its_objects_costs_the_save_and_nothing_else() {
-        let failed = |lie: fn(&mut [Part; 2]), word: &str| match save(lie) {
-            (Outcome::Failed(why) | Outcome::Lost(why), newest, over) => {
+    fn a_false_entry_fails_the_save_and_keeps_the_previous_checkpoint() {
+        let failed = |lie: fn(&mut [RankEntries; 2]), word: &str| match save(lie) {
+            (SaveOutcome::Failed(why) | SaveOutcome::Lost(why), newest, over) => {
                 assert!(why.contains(word), "{why}");
                 assert_eq!((&*newest, over), (FIRST, vec![]), "{why}");
             }
@@ -283,34 +289,34 @@ mod tests {
         };
         failed(|parts| entry(&mut parts[1]).path = "optimizer-00009-of-00002.safetensors".into(), "no object");
         failed(|parts| entry(&mut parts[1]).bytes += 1, "size");
-        failed(|parts| entry(&mut parts[1]).path = entry(&mut parts[0]).path.clone(), "named twice");
+        failed(|parts| entry(&mut parts[1]).path = entry(&mut parts[0]).path.clone(), "listed twice");
         failed(|parts| entry(&mut parts[1]).path = "../lease-000009".into(), "not an object name");
         failed(|parts| entry(&mut parts[1]).sha256 = "0".into(), "no sha256");
     }
 
-    /// A commit does not read the objects again. The next start does: it says why it passes the checkpoint over.
+    /// A commit does not read the objects; the next start does, and reports why it skips the checkpoint.
     #[test]
-    fn a_rank_that_lies_about_its_bytes_is_found_by_the_next_start() {
+    fn a_false_checksum_is_detected_by_the_next_start() {
         let (outcome, newest, over) = save(|parts| entry(&mut parts[1]).sha256 = sha256(b"something else"));
-        assert_eq!((outcome, &*newest), (Outcome::Committed, FIRST));
+        assert_eq!((outcome, &*newest), (SaveOutcome::Committed, FIRST));
         assert!(over.len() == 1 && over[0].contains("sha256"), "{over:?}");
     }
 
     #[test]
-    fn a_rank_with_other_weights_and_one_that_is_not_finite_are_named() {
+    fn ranks_with_different_or_non_finite_weights_are_named() {
         let (outcome, newest, _) = save(|parts| parts[1].digest = 8);
-        assert_eq!(outcome, Outcome::Apart(ReplicaMismatch { ranks: vec![0, 1], agreed: None }));
+        assert_eq!(outcome, SaveOutcome::ReplicasDiffer(ReplicaMismatch { ranks: vec![0, 1], agreed: None }));
         assert_eq!(newest, FIRST);
         let (outcome, newest, _) = save(|parts| {
-            parts[0].written = Err(Refusal::Store("the disk is full".into()));
-            parts[1].written = Err(Refusal::NotFinite("element 3 of exp_avg of a".into()));
+            parts[0].written = Err(WriteFailure::Store("the disk is full".into()));
+            parts[1].written = Err(WriteFailure::NotFinite("element 3 of exp_avg of a".into()));
         });
-        assert_eq!(outcome, Outcome::NotFinite("element 3 of exp_avg of a is not finite on rank 1".into()));
+        assert_eq!(outcome, SaveOutcome::NotFinite("element 3 of exp_avg of a is not finite on rank 1".into()));
         assert_eq!(newest, FIRST);
     }
 
     #[test]
-    fn elements_of_moments_are_named_by_their_parameter() {
+    fn elements_of_moments_are_located_in_their_parameter() {
         let slice = |tensor: &str, first, count| Slice { tensor: tensor.into(), first, count };
         let slices = [slice("a", 5, 2), slice("b", 0, 10)];
         let name = |tensor: &str, element| name_element(tensor, element, &slices);

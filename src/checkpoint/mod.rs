@@ -1,18 +1,17 @@
-//! The training state, to and from the checkpoints of a run.
+//! Saves and restores the training state.
 //!
-//! - [`resume`]: the state to go on from, out of the newest checkpoint that verifies and fits
-//! - [`saver`]: when to save, and saves beside the training; save: one that is under way, [`snapshot`] the copy that it
-//!   writes, [`commit`] what rank 0 does when all ranks have written theirs, pruner what removes
-//!   old checkpoints after that, [`retry_state`] what follows failures, [`time_limit`] how long a save may take
-//! - [`rollback`]: where the attempt after a rollback starts, and the samples that it skips
-//! - [`records`]: the records of steps, between two checkpoints
-//! - [`Facts`]: the counters of a checkpoint
-//! - files and filler: the objects of a checkpoint, and how they are taken in as they are read
+//! - [`resume`]: loads the newest checkpoint that verifies and fits the configuration
+//! - [`saver`]: schedules asynchronous saves; `save`: one save in progress; [`snapshot`]: the host copy that it
+//!   writes; [`commit`]: rank 0's commit once all ranks have written; `pruner`: deletes old checkpoints;
+//!   [`retry_state`]: retries after failures; [`time_limit`]: time limits of a save
+//! - [`rollback`]: start of the attempt after a rollback, and the samples that it skips
+//! - [`records`]: step records between two checkpoints
+//! - [`EngineState`]: counters and history stored in the manifest
+//! - `files`, `tensor_loader`: objects of a checkpoint, and their streaming into the state
 
 pub mod commit;
-mod facts;
+mod engine_state;
 mod files;
-mod filler;
 mod pruner;
 pub mod records;
 mod resume;
@@ -21,8 +20,9 @@ pub mod rollback;
 mod save;
 pub mod saver;
 pub mod snapshot;
+mod tensor_loader;
 pub mod time_limit;
 
-pub use facts::Facts;
-pub use resume::{Origin, read_chosen, read_model, read_state, resume};
+pub use engine_state::EngineState;
+pub use resume::{ResumeOrigin, read_chosen, read_model, read_state, resume};
 pub use saver::Saver;

@@ -1,4 +1,4 @@
-//! Removes old checkpoints beside the training, one save's at a time.
+//! Deletes old checkpoints in the background.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -8,47 +8,47 @@ use lambert_store::{Lease, Store};
 
 use crate::error;
 
-/// How long the end of an attempt waits for it. What is left then is removed by the next attempt.
-const AT_THE_END: Duration = Duration::from_secs(10);
+/// Time that the end of an attempt waits for a deletion. The next attempt deletes the rest.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// At most one removal under way. Its clones are the same one.
+/// Runs at most one deletion at a time. Clones share the state.
 #[derive(Debug, Clone, Default)]
 pub struct Pruner {
-    /// Whether one is under way.
+    /// True while a deletion runs.
     busy: Arc<(Mutex<bool>, Condvar)>,
 }
 
 impl Pruner {
-    /// Removes in the background what `retention` does not keep, as long as `lease` is held. Where one is under way nothing begins:
-    /// the next removes what both would.
+    /// Deletes checkpoints that `retention` does not select, as long as `lease` is held. Does nothing if a deletion
+    /// is running: the next one covers both.
     pub fn start(&self, store: Store, lease: Lease, retention: Retention) {
         if std::mem::replace(&mut *self.lock(), true) {
             return;
         }
-        // Dropped at the end of the thread whatever happens there, and here if there is no thread.
-        let end = End(self.clone());
+        // Dropped when the thread ends, even by a panic, or here if it cannot start.
+        let end = BusyGuard(self.clone());
         let prune = move || {
             let _end = end;
             match stored::retain_under(&lease, &store, &retention) {
-                Ok(pruned) => tracing::debug!("removed {} object(s) of old checkpoints", pruned.objects),
-                Err(error) => tracing::warn!("old checkpoints could not be removed: {}", error::chain(&error)),
+                Ok(pruned) => tracing::debug!("deleted {} object(s) of old checkpoints", pruned.objects),
+                Err(error) => tracing::warn!("cannot delete old checkpoints: {}", error::chain(&error)),
             }
         };
         if let Err(error) = std::thread::Builder::new().name("prune".to_owned()).spawn(prune) {
-            tracing::warn!("old checkpoints could not be removed: no thread for it: {error}");
+            tracing::warn!("cannot delete old checkpoints: cannot start a thread: {error}");
         }
     }
 
-    /// Waits until none is under way.
+    /// Waits for the running deletion.
     pub fn wait(&self) {
         drop(self.busy.1.wait_while(self.lock(), |busy| *busy));
     }
 
-    /// Waits for the end of the one under way, if it comes soon.
+    /// Waits a limited time for the running deletion.
     pub fn finish(&self) {
-        let waited = self.busy.1.wait_timeout_while(self.lock(), AT_THE_END, |busy| *busy);
+        let waited = self.busy.1.wait_timeout_while(self.lock(), FINISH_TIMEOUT, |busy| *busy);
         if *waited.unwrap_or_else(PoisonError::into_inner).0 {
-            tracing::info!("old checkpoints are still being removed: the next attempt goes on with it");
+            tracing::info!("old checkpoints are still being deleted; the next attempt continues");
         }
     }
 
@@ -57,9 +57,9 @@ impl Pruner {
     }
 }
 
-struct End(Pruner);
+struct BusyGuard(Pruner);
 
-impl Drop for End {
+impl Drop for BusyGuard {
     fn drop(&mut self) {
         *self.0.lock() = false;
         self.0.busy.1.notify_all();

@@ -1,4 +1,4 @@
-//! The state to go on from.
+//! Loads the state to resume from.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,33 +9,35 @@ use lambert_control::EventKind;
 use lambert_plan::architecture::Architecture;
 use lambert_plan::timeline;
 use lambert_store::Store;
-use lambert_store::checkpoint::{self as stored, Best, Manifest, PassedOver, RollbackRecord, Selection, Verified};
+use lambert_store::checkpoint::{
+    self as stored, Best, CheckpointSelection, Manifest, RollbackRecord, SkippedCheckpoint, VerifiedCheckpoint,
+};
 use lambert_store::run::{self as stored_run, VOCABULARY};
 use serde::{Deserialize, Serialize};
 
-use super::{Facts, files, rollback};
+use super::{EngineState, files, rollback};
 use crate::error::{self, Error};
 use crate::kernels::Kernels;
 use crate::state::{self, ParamSpec, Parameters, TrainState};
 use crate::torch;
 use crate::worker::session::{self, Datasets, Session};
 
-/// Where a state comes from.
+/// ResumeOrigin of a resumed state.
 #[derive(Debug, Clone, Default)]
-pub struct Origin {
-    /// The run's checkpoint that holds it; `None` at the beginning of a run.
+pub struct ResumeOrigin {
+    /// Checkpoint of this run; `None` at the beginning of a run.
     pub checkpoint: Option<String>,
-    /// The best checkpoint by held-out loss up to then.
+    /// Best checkpoint by held-out loss so far.
     pub best: Option<Best>,
 }
 
-/// The state of the newest checkpoint that verifies and fits the configuration; in a run without one the weights of
-/// `run.from`, or random ones.
+/// Loads the newest checkpoint that verifies and fits the configuration; in a run without one, the weights of
+/// `run.from`, or random weights.
 pub fn resume(
     session: &Session,
     collective: &mut dyn Group,
     datasets: &Datasets,
-) -> Result<(TrainState, Origin), Error> {
+) -> Result<(TrainState, ResumeOrigin), Error> {
     let config = &session.config;
     let found = agree_on_start(session, collective, datasets)?;
     let (mut state, best) = match &found.checkpoint {
@@ -52,79 +54,83 @@ pub fn resume(
             skipped_checkpoints: found.passed_over,
         });
     }
-    Ok((state, Origin { checkpoint, best }))
+    Ok((state, ResumeOrigin { checkpoint, best }))
 }
 
-/// What rank 0 found, told to all ranks, so that none of them looks for itself and sees another state of the store.
+/// Rank 0's decision, broadcast so that all ranks see the same state of the store.
 #[derive(Default, Serialize, Deserialize)]
-struct Found {
-    checkpoint: Option<Verified>,
+struct StartDecision {
+    checkpoint: Option<VerifiedCheckpoint>,
     passed_over: Vec<String>,
     rollbacks: Vec<RollbackRecord>,
     error: Option<String>,
-    misfit: Option<String>,
+    incompatibility: Option<String>,
 }
 
-fn agree_on_start(session: &Session, collective: &mut dyn Group, datasets: &Datasets) -> Result<Found, Error> {
+fn agree_on_start(session: &Session, collective: &mut dyn Group, datasets: &Datasets) -> Result<StartDecision, Error> {
     let mut bytes = Vec::new();
     if session.is_first() {
-        let found = look(session, datasets)
-            .unwrap_or_else(|error| Found { error: Some(error::chain(&error)), ..Found::default() });
-        // A coordinator prints these from the event that tells of the start.
+        let found = select_start(session, datasets)
+            .unwrap_or_else(|error| StartDecision { error: Some(error::chain(&error)), ..StartDecision::default() });
+        // A coordinator prints these from the `Started` event.
         for passed_over in found.passed_over.iter().filter(|_| !session.control.is_connected()) {
             tracing::warn!("skipped checkpoint {passed_over}");
         }
         bytes = serde_json::to_vec(&found).map_err(Error::Json)?;
     }
     collective.broadcast_bytes(&mut bytes, 0)?;
-    let found: Found = serde_json::from_slice(&bytes).map_err(Error::Json)?;
+    let found: StartDecision = serde_json::from_slice(&bytes).map_err(Error::Json)?;
     let url = session.store.url().to_owned();
-    match (found.error, found.misfit) {
+    match (found.error, found.incompatibility) {
         (Some(message), _) => Err(Error::Resume { url, message }),
         (None, Some(message)) => Err(Error::Usage(message)),
         (None, None) if found.checkpoint.is_none() && !found.passed_over.is_empty() => {
             Err(Error::NoUsableCheckpoint { url, problems: found.passed_over.join("; ") })
         }
-        (None, None) => Ok(Found { error: None, misfit: None, ..found }),
+        (None, None) => Ok(StartDecision { error: None, incompatibility: None, ..found }),
     }
 }
 
-/// Looks for the checkpoint to go on from: one that the run did not go back behind, if there is any.
-fn look(session: &Session, datasets: &Datasets) -> Result<Found, Error> {
-    let oldest = stored::list(&session.store)?.last().map_or(0, |listed| listed.place.attempt);
+/// Selects the checkpoint to resume from: one that no rollback invalidated, if there is any.
+fn select_start(session: &Session, datasets: &Datasets) -> Result<StartDecision, Error> {
+    let oldest = stored::list(&session.store)?.last().map_or(0, |listed| listed.position.attempt);
     let rollbacks = RollbackRecord::read_from(&session.store, oldest)?;
-    let fits = |manifest: &Manifest| misfit(&session.config, manifest, vocabulary(datasets));
-    let undone = |manifest: &Manifest| rollbacks.iter().find_map(|record| record.point().objection(manifest));
+    let fits = |manifest: &Manifest| incompatibility(&session.config, manifest, vocabulary(datasets));
+    let invalidated = |manifest: &Manifest| rollbacks.iter().find_map(|record| record.point().invalid_reason(manifest));
     let (newest, passed_over) =
-        stored::newest_fitting(&session.store, |manifest| fits(manifest).or_else(|| undone(manifest)))?;
-    // Older checkpoints may have been pruned: then one from just before the fault is better than none.
+        stored::newest_fitting(&session.store, |manifest| fits(manifest).or_else(|| invalidated(manifest)))?;
+    // Older checkpoints may have been pruned: then one shortly before the divergence is better than none.
     let selection = match newest {
         Some(_) => (newest, passed_over),
         None => stored::newest_fitting(&session.store, fits)?,
     };
-    Ok(Found { rollbacks, ..found(selection, &session.store) })
+    Ok(StartDecision { rollbacks, ..start_decision(selection, &session.store) })
 }
 
-fn found((newest, passed_over): Selection, store: &Store) -> Found {
-    let shown = |over: &PassedOver| format!("{}: {}", over.name, over.why);
-    // Starting anew would leave everything that the run has learnt behind, and its checkpoints would take the place of the old.
-    let misfit = passed_over.iter().find(|over| newest.is_none() && over.sound).map(|over| {
+fn start_decision((newest, passed_over): CheckpointSelection, store: &Store) -> StartDecision {
+    let shown = |over: &SkippedCheckpoint| format!("{}: {}", over.name, over.why);
+    // Starting from scratch would discard the run's training and let new checkpoints displace the old ones.
+    let incompatibility = passed_over.iter().find(|over| newest.is_none() && over.is_rejected).map(|over| {
         format!("no checkpoint of {} fits the run's configuration; the newest is {}", store.url(), shown(over))
     });
-    Found {
+    StartDecision {
         checkpoint: newest.map(|(_, verified)| verified),
         passed_over: passed_over.iter().map(shown).collect(),
         rollbacks: Vec::new(),
         error: None,
-        misfit,
+        incompatibility,
     }
 }
 
-/// What keeps a checkpoint from being gone on from under this configuration, if anything does: its parameters, as the
-/// slices of its moments tell them, are not the model's.
-fn misfit(config: &RunConfig, manifest: &Manifest, vocabulary: usize) -> Option<String> {
+/// Returns why a checkpoint does not fit the configuration, if so: its parameters, as listed in its slices, differ
+/// from the model's.
+fn incompatibility(config: &RunConfig, manifest: &Manifest, vocabulary: usize) -> Option<String> {
     let Some(stage) = config.stage.get(manifest.stage) else {
-        return Some(format!("it was saved in stage {}, of which this run has {}", manifest.stage, config.stage.len()));
+        return Some(format!(
+            "it was saved in stage {}, but this run has {} stage(s)",
+            manifest.stage,
+            config.stage.len()
+        ));
     };
     let mut counts = BTreeMap::<&str, u64>::new();
     for slice in manifest.objects.iter().flat_map(|object| &object.slices) {
@@ -134,20 +140,20 @@ fn misfit(config: &RunConfig, manifest: &Manifest, vocabulary: usize) -> Option<
     let wrong = |spec: &&ParamSpec| counts.get(spec.name.as_str()) != Some(&(spec.count() as u64));
     if let Some(spec) = specs.iter().find(wrong) {
         let there = counts.get(spec.name.as_str()).copied().unwrap_or(0);
-        return Some(format!("it has {there} elements of {}, the run's model has {}", spec.name, spec.count()));
+        return Some(format!("it has {there} elements of {}, the run's model {}", spec.name, spec.count()));
     }
     let more = counts.len() - specs.len();
-    (more > 0).then(|| format!("it has {more} tensors more than the run's model"))
+    (more > 0).then(|| format!("it has {more} tensor(s) that the run's model does not have"))
 }
 
 fn vocabulary(datasets: &Datasets) -> usize {
     datasets.first().manifest().vocabulary.size
 }
 
-/// The state of a run before its first step.
+/// Creates the state of a run before its first step.
 fn begin(session: &Session, datasets: &Datasets) -> Result<TrainState, Error> {
     let config = &session.config;
-    // The run keeps its vocabulary beside its configuration, for export and for those who only read the model.
+    // The run keeps its vocabulary for exports and for readers that need only the model.
     if session.is_first() {
         session.store.put(VOCABULARY, datasets.first().vocabulary()?.into())?;
     }
@@ -163,11 +169,11 @@ fn begin(session: &Session, datasets: &Datasets) -> Result<TrainState, Error> {
     }
 }
 
-/// Step 0 with another run's weights, and with its moments and count of updates if the configuration says so. The model is as
-/// deep as it is there: the first stage lets it grow.
+/// Creates step 0 from another run's weights, and its moments and update counts if configured. Keeps that model's
+/// depth: the first stage grows it.
 fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<TrainState, Error> {
     let config = &session.config;
-    let (run, name) = stored_run::split(url);
+    let (run, name) = stored_run::split_checkpoint_url(url);
     let name = name.ok_or_else(|| {
         Error::Usage(format!("run.from: {url} is not a checkpoint; expected {}", stored_run::CHECKPOINT_URL))
     })?;
@@ -184,55 +190,55 @@ fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<Train
     match config.run.from_optimizer {
         true => {
             files::read(&store, &verified, &mut state)?;
-            state.updates = Facts::read(&verified.manifest)?.updates(state.parameters.specs());
+            state.updates = EngineState::read(&verified.manifest)?.updates(state.parameters.specs());
         }
         false => files::read_weights(&store, &verified, &state.parameters)?,
     }
     Ok(state)
 }
 
-/// A state of the run's model with so many layers, to be filled.
+/// Allocates a zeroed state of the run's model with `layers` encoder layers.
 fn empty(session: &Session, layers: usize, datasets: &Datasets) -> Result<TrainState, Error> {
     let architecture = Architecture::of_run(&session.config, layers, vocabulary(datasets));
     Ok(torch::guard(|| TrainState::new(Parameters::zeros(session.kernels.clone(), architecture)))?)
 }
 
-fn load(session: &Session, verified: &Verified, datasets: &Datasets) -> Result<TrainState, Error> {
+fn load(session: &Session, verified: &VerifiedCheckpoint, datasets: &Datasets) -> Result<TrainState, Error> {
     let mut state = empty(session, session.config.depth(verified.manifest.stage), datasets)?;
     read_state(&session.store, verified, &mut state)?;
     Ok(state)
 }
 
-/// Fills `state`, which has a model's parameters, from a checkpoint.
-pub fn read_state(store: &Store, verified: &Verified, state: &mut TrainState) -> Result<(), Error> {
-    let facts = Facts::read(&verified.manifest)?;
+/// Restores `state`, which has the checkpoint's parameters, from a checkpoint.
+pub fn read_state(store: &Store, verified: &VerifiedCheckpoint, state: &mut TrainState) -> Result<(), Error> {
+    let engine_state = EngineState::read(&verified.manifest)?;
     files::read(store, verified, state)?;
-    facts.apply(&verified.manifest, state);
+    engine_state.apply(&verified.manifest, state);
     Ok(())
 }
 
-/// The checkpoint `name` of a run, or its newest one that verifies, and what `read` makes of it. The newest checkpoint of a run that
-/// is being trained may be pruned while it is read: then there is a newer one.
+/// Reads the checkpoint `name` of a run, or its newest that verifies, with `read`. If the newest is pruned while it
+/// is read, selects again.
 pub fn read_chosen<T>(
     store: &Store,
     name: Option<&str>,
-    read: impl Fn(&Verified, &Facts) -> Result<T, Error>,
-) -> Result<(Verified, Facts, T), Error> {
+    read: impl Fn(&VerifiedCheckpoint, &EngineState) -> Result<T, Error>,
+) -> Result<(VerifiedCheckpoint, EngineState, T), Error> {
     let mut left = RETRIES;
     loop {
-        let (verified, facts) = choose(store, name)?;
+        let (verified, engine_state) = choose(store, name)?;
         left -= 1;
-        match read(&verified, &facts) {
+        match read(&verified, &engine_state) {
             Err(_) if name.is_none() && left > 0 && !stored::is_committed(store, &verified.manifest.name())? => {}
-            read => return Ok((verified, facts, read?)),
+            read => return Ok((verified, engine_state, read?)),
         }
     }
 }
 
-/// How often another checkpoint is taken in place of one that is gone.
+/// Attempts to read a checkpoint while others are pruned.
 const RETRIES: usize = 10;
 
-fn choose(store: &Store, name: Option<&str>) -> Result<(Verified, Facts), Error> {
+fn choose(store: &Store, name: Option<&str>) -> Result<(VerifiedCheckpoint, EngineState), Error> {
     let verified = match name {
         Some(name) => stored::verify(store, name)?,
         None => {
@@ -244,15 +250,15 @@ fn choose(store: &Store, name: Option<&str>) -> Result<(Verified, Facts), Error>
             newest.ok_or_else(none)?.1
         }
     };
-    let facts = Facts::read(&verified.manifest)?;
-    Ok((verified, facts))
+    let engine_state = EngineState::read(&verified.manifest)?;
+    Ok((verified, engine_state))
 }
 
-/// The weights of a checkpoint; names, shapes and types are checked against the model's.
+/// Loads the weights of a checkpoint. Names, shapes and types must match the model's.
 pub fn read_model(
     kernels: Arc<dyn Kernels>,
     store: &Store,
-    verified: &Verified,
+    verified: &VerifiedCheckpoint,
     architecture: Architecture,
 ) -> Result<Parameters, Error> {
     let parameters = torch::guard(|| Parameters::zeros(kernels, architecture))?;

@@ -1,11 +1,11 @@
-//! Saves that fail: when to try again, and when to stop.
+//! Retry schedule of failed saves.
 
 use std::time::{Duration, Instant};
 
-/// The longest pause between two tries.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Upper bound of the backoff.
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
-/// Failures in a row.
+/// Consecutive failures.
 #[derive(Debug, Default)]
 pub struct RetryState {
     failures: u32,
@@ -14,34 +14,34 @@ pub struct RetryState {
 }
 
 impl RetryState {
-    /// A save that was begun at `began` has failed.
+    /// Records a failed save that began at `began`.
     pub fn add(&mut self, began: Instant) {
         self.failures += 1;
         self.since.get_or_insert(began);
         self.last = Some(Instant::now());
     }
 
-    /// A save has succeeded.
+    /// Records a successful save.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// Whether the last save has failed.
+    /// True if the last save failed.
     pub fn is_there(&self) -> bool {
         self.failures > 0
     }
 
-    /// From a failure to the next try: 1, 2, 4 ... 60 seconds.
+    /// Backoff after a failure: 1, 2, 4 ... 60 seconds.
     pub fn pause(&self) -> Duration {
-        Duration::from_secs(1 << self.failures.saturating_sub(1).min(16)).min(LONGEST_PAUSE)
+        Duration::from_secs(1 << self.failures.saturating_sub(1).min(16)).min(MAX_BACKOFF)
     }
 
-    /// Whether it is time for the next try.
+    /// True if the backoff has elapsed.
     pub fn is_due(&self) -> bool {
         self.last.is_some_and(|last| last.elapsed() >= self.pause())
     }
 
-    /// How long saves have failed, should the one that was begun at `began` have failed, too.
+    /// Time since the first failed save began, counting the save that began at `began` as failed.
     pub fn lasts(&self, began: Instant) -> Duration {
         self.since.unwrap_or(began).elapsed()
     }
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_double_up_to_a_minute_and_begin_again_after_a_success() {
+    fn backoff_doubles_up_to_a_minute_and_resets_after_a_success() {
         let mut retry_state = RetryState::default();
         assert!(!retry_state.is_due());
         let mut pauses = Vec::new();
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn it_lasts_since_the_first_failed_save_began() {
+    fn failures_last_since_the_first_failed_save_began() {
         let mut retry_state = RetryState::default();
         let began = Instant::now() - Duration::from_secs(100);
         retry_state.add(began);

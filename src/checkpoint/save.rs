@@ -1,76 +1,76 @@
-//! One save under way, from the copy of the state to rank 0's word of what came of it.
+//! A save in progress, from the snapshot to rank 0's decision.
 
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use lambert_store::checkpoint::{Manifest, PendingObject, Slice, Writer};
+use lambert_store::checkpoint::{CheckpointWriter, Manifest, PendingObject, Slice};
 use tch::Tensor;
 
-use super::commit::Outcome;
+use super::commit::SaveOutcome;
 use super::records::RecordBatch;
 use super::retry_state::RetryState;
-use super::snapshot::Copying;
-use super::time_limit::Standing;
+use super::snapshot::PendingCopies;
+use super::time_limit::SaveTiming;
 use crate::worker::agreement::{Decision, SaveVote};
 
-/// A save under way.
+/// A save in progress.
 pub(super) struct Save {
-    pub writer: Writer,
+    pub writer: CheckpointWriter,
     pub manifest: Manifest,
-    /// Of this rank's weights, if there are others to compare with.
+    /// Digest of this rank's weights, if there are other ranks.
     pub digest: Option<Tensor>,
     pub began: Instant,
-    /// Seconds that training paused for it.
+    /// Time that training was blocked, seconds.
     pub stall: f64,
-    /// How it stood by rank 0's clock at the last vote.
-    pub standing: Standing,
-    /// Whether people were told that it is slow.
-    pub told_slow: bool,
+    /// SaveTiming by rank 0's clock at the last vote.
+    pub timing: SaveTiming,
+    /// True if the slow save was reported.
+    pub has_reported_slow: bool,
     pub progress: Progress,
 }
 
-/// How far it is.
+/// Progress of a save.
 pub(super) enum Progress {
-    Copying(Copying, RecordBatch),
+    Copying(PendingCopies, RecordBatch),
     Writing(Vec<(PendingObject, Vec<Slice>)>, RecordBatch),
-    /// The thread is rank 0's.
-    Committing(Option<JoinHandle<(Outcome, RecordBatch)>>),
-    /// Rank 0 knows, and the others do not yet.
-    Decided(Outcome, RecordBatch),
+    /// The commit thread, on rank 0.
+    Committing(Option<JoinHandle<(SaveOutcome, RecordBatch)>>),
+    /// The outcome, known to rank 0 only.
+    Decided(SaveOutcome, RecordBatch),
 }
 
 impl Save {
-    /// Rank 0 takes up what its thread has done, if it has ended. What has failed for longer than `limit` minutes is given up,
-    /// and so is every failure once `stop_is_over` names a limit.
+    /// Collects the outcome of rank 0's commit thread if it has ended. A failure becomes permanent if saves have
+    /// failed for `limit` minutes, or once `stop_is_over` names a limit.
     pub fn decide(&mut self, retry_state: &RetryState, limit: f64, stop_is_over: Option<String>) {
         let Progress::Committing(thread) = &mut self.progress else { return };
         let Some(thread) = thread.take_if(|thread| thread.is_finished()) else { return };
         let (outcome, records) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         let lasts = retry_state.lasts(self.began).as_secs_f64() / 60.0;
         let outcome = match (outcome, stop_is_over) {
-            (Outcome::Failed(why), _) if lasts >= limit => Outcome::Lost(format!(
-                "no checkpoint could be saved for {lasts:.1} minutes, and checkpoint.give_up_minutes is {limit}: {why}"
+            (SaveOutcome::Failed(why), _) if lasts >= limit => SaveOutcome::Lost(format!(
+                "all saves have failed for {lasts:.1} minutes (checkpoint.give_up_minutes = {limit}): {why}"
             )),
-            (Outcome::Failed(why), Some(over)) => Outcome::Lost(format!("not saved {over}: {why}")),
+            (SaveOutcome::Failed(why), Some(over)) => SaveOutcome::Lost(format!("not saved {over}: {why}")),
             (outcome, _) => outcome,
         };
         self.progress = Progress::Decided(outcome, records);
     }
 
-    /// What this rank says, on rank 0 with its `standing` by the clock. That counts from the second vote on: steps may take so
-    /// long that all ranks have written before the first.
-    pub fn vote(&mut self, standing: Option<Standing>) -> SaveVote {
+    /// Returns this rank's vote; on rank 0 with `timing` by the clock. A limit counts only from the second vote on:
+    /// a long step may end after all ranks have written.
+    pub fn vote(&mut self, timing: Option<SaveTiming>) -> SaveVote {
         if let Progress::Decided(outcome, _) = &self.progress {
             return SaveVote::Decided(outcome.decision());
         }
-        let before = match standing {
-            Some(standing) => std::mem::replace(&mut self.standing, standing),
-            None => Standing::InTime,
+        let before = match timing {
+            Some(timing) => std::mem::replace(&mut self.timing, timing),
+            None => SaveTiming::InTime,
         };
-        match (&before, &self.standing) {
-            (Standing::Over(_), Standing::Over(_)) => return SaveVote::Decided(Decision::Stuck),
-            (Standing::InTime, _) | (_, Standing::InTime) => {}
-            _ if std::mem::replace(&mut self.told_slow, true) => {}
+        match (&before, &self.timing) {
+            (SaveTiming::Over(_), SaveTiming::Over(_)) => return SaveVote::Decided(Decision::Stuck),
+            (SaveTiming::InTime, _) | (_, SaveTiming::InTime) => {}
+            _ if std::mem::replace(&mut self.has_reported_slow, true) => {}
             _ => return SaveVote::Slow,
         }
         match &mut self.progress {
@@ -82,7 +82,7 @@ impl Save {
         }
     }
 
-    /// What this rank waits for: the URLs of the objects that it has not written, on rank 0 the manifest that it commits.
+    /// URLs of the objects that this rank has not written yet; on rank 0 of the manifest during the commit.
     pub fn waits_for(&mut self) -> Vec<String> {
         match &mut self.progress {
             Progress::Writing(objects, _) => {

@@ -1,6 +1,5 @@
-//! The copy of the state that a checkpoint is written from: safetensors files in memory, whose headers are made once and
-//! whose data is filled in again for each save. Training waits for one copy of the flat buffers in main memory; out of a
-//! card's memory they are copied while it goes on, up to the next update.
+//! Host copy of the state that a checkpoint is written from: safetensors files in memory, with reused headers. A copy
+//! from host memory blocks training; a copy from a GPU runs in the background until the next update.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -16,32 +15,32 @@ use crate::error::Error;
 use crate::kernels::{HostBuffer, Kernels, PendingSnapshot};
 use crate::state::{Buffer, ParamSpec, Parameters, Region, TrainState};
 
-/// Headers are padded to this, so that the data is aligned.
+/// Header padding, bytes, for aligned data.
 const ALIGNMENT: usize = 8;
 
-/// A safetensors file in memory, of f32 tensors that lie one after the other in the order given.
-pub struct File {
+/// An in-memory safetensors file of f32 tensors in the given order.
+pub struct SnapshotFile {
     kernels: Arc<dyn Kernels>,
     header: Vec<u8>,
     data: usize,
-    /// Of the last copy.
+    /// Buffer of the last copy.
     memory: Option<Arc<HostBuffer>>,
 }
 
-/// Bytes that a store reads while their owner keeps the buffer.
-struct Lent(Arc<HostBuffer>);
+/// Shared buffer that a store reads while the snapshot keeps it for reuse.
+struct SharedBuffer(Arc<HostBuffer>);
 
-impl AsRef<[u8]> for Lent {
+impl AsRef<[u8]> for SharedBuffer {
     fn as_ref(&self) -> &[u8] {
         self.0.bytes()
     }
 }
 
-impl File {
-    /// Room for tensors of these names and shapes, from the device of `kernels`.
+impl SnapshotFile {
+    /// Allocates a file for tensors of these names and shapes, for copies from the device of `kernels`.
     ///
     /// # Errors
-    /// More elements than a file can have.
+    /// More elements than a file can hold.
     pub fn new(
         kernels: Arc<dyn Kernels>,
         tensors: impl IntoIterator<Item = (String, Vec<usize>)>,
@@ -53,7 +52,7 @@ impl File {
             (name, TensorInfo { dtype: Dtype::F32, shape, data_offsets: (start, end) })
         };
         let tensors: Vec<_> = tensors.into_iter().map(place).collect();
-        // `"format": "pt"` is what transformers asks for.
+        // transformers requires `"format": "pt"`.
         let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
         let metadata = Metadata::new(Some(format), tensors).map_err(files::write_error)?;
         let mut header = serde_json::to_vec(&metadata).map_err(Error::Json)?;
@@ -61,21 +60,21 @@ impl File {
         let mut whole = (header.len() as u64).to_le_bytes().to_vec();
         whole.append(&mut header);
         let mut file = Self { kernels, header: whole, data: end, memory: None };
-        file.memory = Some(Arc::new(file.room()));
+        file.memory = Some(Arc::new(file.allocate()));
         Ok(file)
     }
 
-    fn room(&self) -> HostBuffer {
+    fn allocate(&self) -> HostBuffer {
         let mut bytes = self.header.clone();
-        // Not zero, so that the system gives the pages now and not during the first save.
+        // Nonzero, so that pages are faulted in now and not during the first save.
         bytes.resize(self.header.len() + self.data, 0xff);
         self.kernels.host_buffer(bytes)
     }
 
-    /// Begins to copy `parts`, one after the other, to where the data is, which they fill exactly. The memory of the last copy
-    /// is used again; while it is still held somewhere, other memory takes its place.
+    /// Starts to copy `parts` contiguously into the data section, which they fill exactly. Reuses the last buffer
+    /// unless it is still shared; then allocates another.
     pub fn begin(&mut self, parts: &[Region]) -> Box<dyn PendingSnapshot> {
-        let memory = self.memory.take().and_then(Arc::into_inner).unwrap_or_else(|| self.room());
+        let memory = self.memory.take().and_then(Arc::into_inner).unwrap_or_else(|| self.allocate());
         let mut at = self.header.len();
         let mut copies = Vec::new();
         for part in parts {
@@ -86,93 +85,93 @@ impl File {
         self.kernels.start_snapshot(copies, memory)
     }
 
-    /// The file, once the copies that [`File::begin`] has begun are done.
+    /// Waits for the copies of [`SnapshotFile::begin`] and returns the file.
     pub fn finish(&mut self, copies: Box<dyn PendingSnapshot>) -> Bytes {
         let memory = Arc::new(copies.wait());
         self.memory = Some(Arc::clone(&memory));
-        Bytes::from_owner(Lent(memory))
+        Bytes::from_owner(SharedBuffer(memory))
     }
 }
 
-/// An object of a checkpoint, ready to be written.
+/// A checkpoint object, ready to be written.
 #[derive(Debug)]
-pub struct Object {
-    /// Its name within the checkpoint.
+pub struct SnapshotObject {
+    /// Name within the checkpoint.
     pub name: String,
-    /// Its content.
+    /// Content.
     pub bytes: Bytes,
-    /// Which elements of which parameters it holds, if it is a part of the moments.
+    /// Parameter slices of an optimizer shard; empty for the weights.
     pub slices: Vec<Slice>,
 }
 
-/// Copies of what a rank writes, under way.
-pub struct Copying {
+/// Copies in progress of a rank's objects.
+pub struct PendingCopies {
     moments: Box<dyn PendingSnapshot>,
     weights: Option<Box<dyn PendingSnapshot>>,
 }
 
-impl Copying {
-    /// Whether they have all been made.
+impl PendingCopies {
+    /// True if all copies are complete.
     pub fn is_done(&self) -> bool {
         self.moments.is_complete() && self.weights.as_ref().is_none_or(|weights| weights.is_complete())
     }
 }
 
-/// Room for what one rank writes: its part of the moments and, on rank 0, the weights.
+/// Buffers for one rank's objects: its optimizer shard and, on rank 0, the weights.
 pub struct Snapshot {
-    weights: Option<File>,
-    moments: File,
+    weights: Option<SnapshotFile>,
+    moments: SnapshotFile,
     name: String,
-    /// The elements of the flat buffers whose moments this rank writes.
+    /// Ranges of the flat buffers in this rank's optimizer shard.
     ranges: Vec<Range<usize>>,
     slices: Vec<Slice>,
 }
 
 impl Snapshot {
-    /// For rank `rank` of `world`.
+    /// Allocates the buffers of rank `rank` of `world`.
     ///
     /// # Errors
-    /// More elements than a file can have.
+    /// More elements than a file can hold.
     pub fn new(parameters: &Parameters, rank: usize, world: usize) -> Result<Self, Error> {
         let (specs, kernels) = (parameters.specs(), parameters.kernels());
         let elements = specs.iter().map(ParamSpec::count).sum();
-        let range = files::part_range(elements, rank, world);
+        let range = files::shard_range(elements, rank, world);
         let slices = files::slices(specs, &range);
         let weights = specs.iter().map(|spec| (spec.name.clone(), spec.sizes()));
         let moments = [files::FIRST, files::SECOND].map(|name| (name.to_owned(), vec![range.len()]));
         Ok(Self {
-            weights: (rank == 0).then(|| File::new(Arc::clone(kernels), weights)).transpose()?,
-            moments: File::new(Arc::clone(kernels), moments)?,
+            weights: (rank == 0).then(|| SnapshotFile::new(Arc::clone(kernels), weights)).transpose()?,
+            moments: SnapshotFile::new(Arc::clone(kernels), moments)?,
             name: run::moments(rank, world),
             ranges: slices.iter().filter_map(|slice| files::place(specs, slice)).collect(),
             slices,
         })
     }
 
-    /// The elements of this rank's part of the moments.
+    /// Parameter slices of this rank's optimizer shard.
     pub fn slices(&self) -> &[Slice] {
         &self.slices
     }
 
-    /// Begins to copy what this rank writes of `state`, as it is now, whatever changes it afterwards.
-    pub fn begin(&mut self, state: &TrainState) -> Copying {
+    /// Starts to copy this rank's objects from `state`. Later changes of `state` do not affect the copy.
+    pub fn begin(&mut self, state: &TrainState) -> PendingCopies {
         let moments = [Buffer::First, Buffer::Second].map(|buffer| state.region(buffer, self.ranges.clone()));
         let moments = self.moments.begin(&moments);
         let weights = self.weights.as_mut().map(|file| {
             let all = state.parameters.specs().iter().map(ParamSpec::range).collect();
             file.begin(&[state.region(Buffer::Weights, all)])
         });
-        Copying { moments, weights }
+        PendingCopies { moments, weights }
     }
 
-    /// What was copied, once that has ended.
-    pub fn finish(&mut self, copying: Copying) -> Vec<Object> {
+    /// Waits for the copies and returns the objects.
+    pub fn finish(&mut self, copying: PendingCopies) -> Vec<SnapshotObject> {
         let bytes = self.moments.finish(copying.moments);
-        let moments = Object { name: self.name.clone(), bytes, slices: self.slices.clone() };
+        let moments = SnapshotObject { name: self.name.clone(), bytes, slices: self.slices.clone() };
         let weights = self.weights.as_mut().zip(copying.weights);
         let weights = weights.map(|(file, copies)| {
             let bytes = file.finish(copies);
-            Object { name: run::WEIGHTS.to_owned(), bytes, slices: Vec::new() }
+            SnapshotObject { name: run::WEIGHTS.to_owned(), bytes, slices: Vec::new() }
         });
         std::iter::once(moments).chain(weights).collect()
     }
@@ -190,17 +189,17 @@ mod tests {
     use lambert_plan::architecture::Architecture;
     use safetensors::tensor::TensorView;
 
-    fn file(tensors: impl IntoIterator<Item = (String, Vec<usize>)>) -> File {
-        File::new(Arc::new(Host), tensors).unwrap()
+    fn file(tensors: impl IntoIterator<Item = (String, Vec<usize>)>) -> SnapshotFile {
+        SnapshotFile::new(Arc::new(Host), tensors).unwrap()
     }
 
-    fn fill(file: &mut File, parts: &[Region]) -> Bytes {
+    fn fill(file: &mut SnapshotFile, parts: &[Region]) -> Bytes {
         let copies = file.begin(parts);
         file.finish(copies)
     }
 
     #[test]
-    fn a_file_is_what_the_safetensors_library_writes() {
+    fn a_file_matches_the_safetensors_library() {
         let (a, b) = ([1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [7.0f32, 8.0]);
         let mut file = file([("a".to_owned(), vec![2, 3]), ("b".to_owned(), vec![2])]);
         let view =
@@ -211,22 +210,22 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_is_used_again_and_never_under_a_reader() {
+    fn a_buffer_is_reused_only_when_no_reader_is_left() {
         let mut file = file([("a".to_owned(), vec![2])]);
         let first = fill(&mut file, &[region(&[1.0, 2.0])]);
         let second = fill(&mut file, &[region(&[3.0, 4.0])]);
-        assert_ne!(first, second, "the first was written over while somebody read it");
+        assert_ne!(first, second, "the first was overwritten while it was read");
         let address = second.as_ptr();
         drop((first, second));
         assert_eq!(fill(&mut file, &[region(&[5.0, 6.0])]).as_ptr(), address);
     }
 
-    /// On an emulated card, which copies as late as it may.
+    /// Uses an emulated GPU, which copies as late as possible.
     #[test]
-    fn a_snapshot_is_the_state_when_it_was_begun_whatever_happens_then() {
-        let card = || Arc::new(Cuda::new(Arc::new(Emulator::default())));
+    fn later_changes_do_not_affect_a_snapshot() {
+        let gpu = || Arc::new(Cuda::new(Arc::new(Emulator::default())));
         let model = Model { hidden: 16, heads: 2, intermediate: 32, positions: 16, ..Model::default() };
-        let mut state = TrainState::new(Parameters::initialize(card(), Architecture::new(&model, 2, 50), 1, 0.2));
+        let mut state = TrainState::new(Parameters::initialize(gpu(), Architecture::new(&model, 2, 50), 1, 0.2));
         let all = 0..state.elements();
         let mut snapshot = Snapshot::new(&state.parameters, 0, 1).unwrap();
         let bytes = |state: &TrainState| {

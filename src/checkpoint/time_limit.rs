@@ -1,5 +1,5 @@
-//! How long a save may take. A write that never returns would otherwise end checkpointing without a word. Only rank 0's clock
-//! counts: the other ranks learn the verdict from the agreement after a step.
+//! Time limits of saves, so that a write that never returns is detected. Only rank 0's clock counts: the other ranks
+//! learn the verdict from the vote after a step.
 
 use std::time::Duration;
 
@@ -9,34 +9,34 @@ use lambert_config::RunConfig;
 use crate::error::Error;
 use crate::worker::agreement;
 
-/// After this part of its time a save is reported as slow.
+/// Fraction of the limit after which a save is reported as slow.
 const SLOW: f64 = 0.1;
 
-/// The time limits of a save.
+/// Time limits of a save.
 #[derive(Debug, Clone, PartialEq)]
-pub struct TimeLimit {
-    /// From its beginning, seconds; infinite without a limit.
+pub struct SaveTimeLimit {
+    /// Limit from the beginning of a save, seconds; infinite if disabled.
     total: f64,
-    /// The limit and its key, for messages.
+    /// The limit and its configuration key, for messages.
     total_text: String,
-    /// From a request to stop, seconds; infinite without a limit.
+    /// Limit from a stop request, seconds; infinite if disabled.
     stop: f64,
 }
 
-/// How a save stands by the clock.
+/// State of a save relative to its time limits.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Standing {
-    /// Within its time.
+pub enum SaveTiming {
+    /// Within the limits.
     InTime,
-    /// Within its time, and slower than is usual.
+    /// Within the limits, but slow.
     Slow,
-    /// Over a limit, which the text names.
+    /// Over a limit; the text names it.
     Over(String),
 }
 
-impl TimeLimit {
-    /// Takes `checkpoint.give_up_minutes`; where that is 0, so that the first failure ends a run, a save that is merely under
-    /// way has `cluster.limits.save_seconds`.
+impl SaveTimeLimit {
+    /// Uses `checkpoint.give_up_minutes`; if that is 0 (the first failure ends the run),
+    /// `cluster.limits.save_seconds` limits a save in progress.
     pub fn new(config: &RunConfig) -> Self {
         let (minutes, limits) = (config.checkpoint.give_up_minutes, &config.cluster.limits);
         let (total, total_text) = match minutes > 0.0 {
@@ -47,41 +47,42 @@ impl TimeLimit {
         Self { total: limit(total), total_text, stop: limit(limits.stop_seconds) }
     }
 
-    /// How a save stands that began `took` ago, where a stop was requested `stopping` ago.
-    pub fn judge(&self, took: Duration, stopping: Option<Duration>) -> Standing {
+    /// Judges a save that began `took` ago, with a stop requested `stopping` ago.
+    pub fn judge(&self, took: Duration, stopping: Option<Duration>) -> SaveTiming {
         if let Some(message) = self.stop_is_over(stopping) {
-            return Standing::Over(message);
+            return SaveTiming::Over(message);
         }
         match took.as_secs_f64() {
-            took if took >= self.total => Standing::Over(format!("within {}", self.total_text)),
-            took if took >= SLOW * self.total => Standing::Slow,
-            _ => Standing::InTime,
+            took if took >= self.total => SaveTiming::Over(format!("within {}", self.total_text)),
+            took if took >= SLOW * self.total => SaveTiming::Slow,
+            _ => SaveTiming::InTime,
         }
     }
 
-    /// The limit that is over where a stop was requested `stopping` ago.
+    /// Returns the exceeded limit if a stop was requested `stopping` ago and its limit has passed.
     pub fn stop_is_over(&self, stopping: Option<Duration>) -> Option<String> {
         let over = stopping.is_some_and(|stopping| stopping.as_secs_f64() >= self.stop);
         over.then(|| format!("within {} s of the request to stop (cluster.limits.stop_seconds)", self.stop))
     }
 
-    /// What follows if the save goes on like this, for people.
+    /// Warning about the limit of a slow save.
     pub fn warning(&self) -> String {
         format!("the run ends if it is not saved within {}", self.total_text)
     }
 }
 
-/// Rank 0's `beginning`, and what the ranks wait for: the same text on all, which call this together. `own` are the URLs that
-/// this rank writes.
+/// Appends the objects that each rank waits for to rank 0's `beginning`. Collective; returns the same text on all
+/// ranks. `own` are the URLs that this rank is still writing.
 ///
 /// # Errors
-/// They cannot exchange it.
+/// A failed collective.
 pub fn gather(collective: &mut dyn Group, own: &[String], beginning: String) -> Result<String, Error> {
-    agreement::together(collective, &own.to_vec(), |all: &[Vec<String>]| format!("{beginning}: {}", describe(all)))
+    agreement::gather_and_decide(collective, &own.to_vec(), |all: &[Vec<String>]| {
+        format!("{beginning}: {}", describe(all))
+    })
 }
 
-/// What ranks wait for, for people: the first few of them and the number of the others. Each rank's `waits` are the URLs that it
-/// writes.
+/// Describes the first few waiting ranks and counts the others. `waits` has the URLs that each rank is still writing.
 fn describe(waits: &[Vec<String>]) -> String {
     const SHOWN: usize = 4;
     let waiting: Vec<_> = waits.iter().enumerate().filter(|(_, urls)| !urls.is_empty()).collect();
@@ -98,50 +99,50 @@ fn describe(waits: &[Vec<String>]) -> String {
 mod tests {
     use super::*;
 
-    fn limit(minutes: f64, save: f64, stop: f64) -> TimeLimit {
+    fn limit(minutes: f64, save: f64, stop: f64) -> SaveTimeLimit {
         let mut config = RunConfig::default();
         config.checkpoint.give_up_minutes = minutes;
         (config.cluster.limits.save_seconds, config.cluster.limits.stop_seconds) = (save, stop);
-        TimeLimit::new(&config)
+        SaveTimeLimit::new(&config)
     }
 
-    fn judge(limit: &TimeLimit, took: f64, stopping: Option<f64>) -> Standing {
+    fn judge(limit: &SaveTimeLimit, took: f64, stopping: Option<f64>) -> SaveTiming {
         limit.judge(Duration::from_secs_f64(took), stopping.map(Duration::from_secs_f64))
     }
 
     #[test]
-    fn a_save_is_slow_after_a_tenth_of_its_time() {
+    fn a_save_is_slow_after_a_tenth_of_its_limit() {
         let limit = limit(2.0, 3600.0, 600.0);
-        assert_eq!(judge(&limit, 11.9, None), Standing::InTime);
-        assert_eq!(judge(&limit, 12.0, None), Standing::Slow);
-        assert_eq!(judge(&limit, 119.9, Some(119.9)), Standing::Slow);
-        let over = Standing::Over("within 2 minutes (checkpoint.give_up_minutes)".into());
+        assert_eq!(judge(&limit, 11.9, None), SaveTiming::InTime);
+        assert_eq!(judge(&limit, 12.0, None), SaveTiming::Slow);
+        assert_eq!(judge(&limit, 119.9, Some(119.9)), SaveTiming::Slow);
+        let over = SaveTiming::Over("within 2 minutes (checkpoint.give_up_minutes)".into());
         assert_eq!(judge(&limit, 120.0, None), over);
     }
 
     #[test]
-    fn a_stop_has_a_limit_of_its_own() {
+    fn a_stop_has_a_separate_limit() {
         let limit = limit(120.0, 3600.0, 30.0);
-        assert_eq!(judge(&limit, 600.0, Some(29.0)), Standing::InTime);
+        assert_eq!(judge(&limit, 600.0, Some(29.0)), SaveTiming::InTime);
         let over = "within 30 s of the request to stop (cluster.limits.stop_seconds)";
-        assert_eq!(judge(&limit, 1.0, Some(30.0)), Standing::Over(over.into()));
+        assert_eq!(judge(&limit, 1.0, Some(30.0)), SaveTiming::Over(over.into()));
         assert_eq!(limit.stop_is_over(Some(Duration::from_secs(31))).as_deref(), Some(over));
         assert_eq!(limit.stop_is_over(None), None);
     }
 
     #[test]
-    fn zero_minutes_end_no_save_that_is_under_way() {
+    fn zero_minutes_do_not_end_a_save_in_progress() {
         let limited = limit(0.0, 100.0, 600.0);
-        assert_eq!(judge(&limited, 0.0, None), Standing::InTime);
-        assert_eq!(judge(&limited, 99.0, None), Standing::Slow);
-        let over = Standing::Over("within 100 s (cluster.limits.save_seconds)".into());
+        assert_eq!(judge(&limited, 0.0, None), SaveTiming::InTime);
+        assert_eq!(judge(&limited, 99.0, None), SaveTiming::Slow);
+        let over = SaveTiming::Over("within 100 s (cluster.limits.save_seconds)".into());
         assert_eq!(judge(&limited, 100.0, None), over);
         let endless = limit(0.0, 0.0, 0.0);
-        assert_eq!(judge(&endless, 1e6, Some(1e6)), Standing::InTime);
+        assert_eq!(judge(&endless, 1e6, Some(1e6)), SaveTiming::InTime);
     }
 
     #[test]
-    fn those_who_write_are_named_and_the_rest_counted() {
+    fn the_first_waiting_ranks_are_named_and_the_rest_counted() {
         let none: Vec<String> = Vec::new();
         assert_eq!(describe(&[none.clone(), vec!["/r/a".into()], none]), "rank 1 is writing /r/a");
         let many: Vec<Vec<String>> = (0..6).map(|rank| vec![format!("/r/{rank}")]).collect();

@@ -9,7 +9,7 @@ use super::driver::{Driver, DriverError, LoadedKernels};
 use crate::kernels::cuda::KERNELS;
 use crate::kernels::cuda::launch::{KernelArguments, KernelDevice, THREADS};
 use crate::kernels::{Host, HostBuffer, Kernels, PendingSnapshot, TensorCopy};
-use crate::torch::{self, card, card::Lane};
+use crate::torch::{self, gpu, gpu::CopyStream};
 
 /// Minimum size of a pinned buffer in bytes.
 const MIN_PINNED_BYTES: usize = 1 << 20;
@@ -20,15 +20,15 @@ pub struct CudaDevice {
     driver: Arc<Driver>,
     kernels: Arc<LoadedKernels>,
     /// Host-to-device copies of micro-batches.
-    upload_stream: Mutex<Lane>,
+    upload_stream: Mutex<CopyStream>,
     /// Device-to-host copies of snapshots.
-    readback_stream: Arc<Mutex<Lane>>,
+    readback_stream: Arc<Mutex<CopyStream>>,
 }
 
 impl CudaDevice {
     /// Creates a device for GPU `index`, with the kernels from [`CudaDevice::load`].
     pub fn new(driver: Arc<Driver>, index: usize, kernels: Arc<LoadedKernels>) -> Self {
-        let stream = || Mutex::new(Lane::new(index));
+        let stream = || Mutex::new(CopyStream::new(index));
         Self { index, driver, kernels, upload_stream: stream(), readback_stream: Arc::new(stream()) }
     }
 
@@ -60,17 +60,17 @@ impl KernelDevice for CudaDevice {
 
     fn to_device(&self, host: Tensor) -> Tensor {
         let stream = lock(&self.upload_stream);
-        let tensor = stream.send(&host);
-        stream.order();
+        let tensor = stream.upload(&host);
+        stream.join();
         tensor
     }
 
     fn to_device_async(&self, host: Tensor) -> Tensor {
-        lock(&self.upload_stream).send(&host)
+        lock(&self.upload_stream).upload(&host)
     }
 
     fn wait_uploads(&self) {
-        lock(&self.upload_stream).order();
+        lock(&self.upload_stream).join();
     }
 
     fn host_buffer(&self, mut bytes: Vec<u8>) -> HostBuffer {
@@ -96,7 +96,7 @@ impl KernelDevice for CudaDevice {
     }
 
     fn wait_snapshots(&self) {
-        lock(&self.readback_stream).order();
+        lock(&self.readback_stream).join();
     }
 
     fn fetch(&self, numbers: &Tensor) -> Vec<f64> {
@@ -104,15 +104,15 @@ impl KernelDevice for CudaDevice {
     }
 
     fn peak_memory(&self) -> Option<u64> {
-        card::peak_memory(self.index).ok()
+        gpu::peak_memory(self.index).ok()
     }
 
     fn seed(&self, seed: u64) {
-        card::seed(self.index, seed);
+        gpu::seed(self.index, seed);
     }
 
     fn launch(&self, kernel: &str, blocks: usize, arguments: &mut KernelArguments) -> Result<(), String> {
-        let stream = card::current_stream(self.index)?;
+        let stream = gpu::current_stream(self.index)?;
         // SAFETY: src/kernels/cuda passes the parameters of kernels.cu; the tests make the same calls through the
         // emulator.
         let launched = unsafe { self.kernels.launch(kernel, blocks, THREADS, stream, arguments.pointers()) };
@@ -135,7 +135,7 @@ trait ReadbackStream: Send {
     fn wait(&self);
 }
 
-impl ReadbackStream for Lane {
+impl ReadbackStream for CopyStream {
     unsafe fn begin_read(&self, tensor: &Tensor, src_offset: usize, into: &mut [u8]) {
         // SAFETY: guaranteed by the caller.
         unsafe { torch::begin_read(self, tensor, src_offset, into) };

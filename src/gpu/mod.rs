@@ -216,7 +216,7 @@ impl ComputeDevice {
         }
         libtorch.load()?;
         if device.deterministic {
-            torch::guard(torch::card::add_in_one_order)?;
+            torch::guard(torch::gpu::use_deterministic_algorithms)?;
         }
         let nccl = if uses_nccl { Some(Nccl::load(&libtorch)?) } else { None };
         Ok(Self::Gpu(driver, libtorch, nccl))
@@ -255,8 +255,8 @@ impl ComputeDevice {
             return Err(DeviceError::CudaUnavailable { version: libtorch.version, folder: libtorch.folder });
         }
         torch::guard(|| {
-            torch::card::allow_tf32(precision == Precision::Tf32);
-            torch::card::leave_out_cudnn();
+            torch::gpu::allow_tf32(precision == Precision::Tf32);
+            torch::gpu::disable_cudnn_attention();
         })?;
         let searched = libtorch.nvidia_folders();
         let mut compiler = None;

@@ -10,7 +10,7 @@ use lambert_collective::{Error, Result};
 
 use super::driver::{CuResult, Driver, DriverError, LoadedKernels};
 use crate::kernels::cuda::launch::THREADS;
-use crate::torch::card;
+use crate::torch::gpu;
 
 type CuHandle = *mut c_void;
 
@@ -171,7 +171,7 @@ unsafe impl NcclDevice for CommStream {
 
     fn record_compute_event(&self) -> Result<CudaEvent> {
         let refused = |text| Error::Device { operation: "query the compute stream", ordinal: self.index, text };
-        let computing = card::current_stream(self.index).map_err(refused)?;
+        let computing = gpu::current_stream(self.index).map_err(refused)?;
         self.record(computing).map_err(self.failed("record an event after the gradients"))
     }
 

@@ -39,7 +39,7 @@ impl LoadedModel {
     /// # Errors
     /// The run does not exist, has no valid checkpoint, or the device cannot be used.
     pub fn open(url: &str, device: DeviceKind) -> Result<Self, Error> {
-        let (of, name) = run::split(url);
+        let (of, name) = run::split_checkpoint_url(url);
         let store = Store::open(of)?;
         let (mut config, _) = session::read_config(&store)?;
         // The run's configuration must not choose the library to load on this host: LAMBERT_LIBTORCH does.

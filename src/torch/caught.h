@@ -1,4 +1,4 @@
-// Exceptions that must not leave C++: a caller in Rust cannot unwind them.
+// Catches C++ exceptions, which must not unwind into Rust.
 
 #pragma once
 
@@ -6,7 +6,7 @@
 
 using Failed = void (*)(const char *);
 
-// Returns what `work` does; where it throws, returns `otherwise` and tells `failed` why.
+// Returns the result of `work`; if it throws, passes the message to `failed` and returns `otherwise`.
 template <typename Work, typename Result>
 Result caught(Work work, Result otherwise, Failed failed) {
   try {

@@ -1,4 +1,4 @@
-//! Failures of libtorch, which tch reports as panics, as errors.
+//! Converts libtorch failures, which tch reports as panics, to errors.
 
 use std::cell::RefCell;
 use std::panic::AssertUnwindSafe;
@@ -7,17 +7,17 @@ thread_local! {
     static LAST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// libtorch refused an operation (mostly: out of memory).
+/// A failed libtorch operation (mostly out of memory).
 #[derive(Debug, thiserror::Error)]
 #[error("libtorch failed: {0}")]
 pub struct TorchError(String);
 
 impl TorchError {
-    /// How much memory was asked for in vain, in words, if that is what failed.
+    /// Size of the allocation that failed, for messages; `None` for other errors.
     pub fn memory(&self) -> Option<String> {
         let said = &self.0;
         let after = |words: &str| said.split_once(words).map(|(_, rest)| rest);
-        // As the CPU's allocator says it, then as that of a GPU.
+        // Messages of the CPU allocator, then of the GPU allocator.
         if let Some(bytes) =
             after("you tried to allocate ").and_then(|rest| rest.split(' ').next()?.parse::<f64>().ok())
         {
@@ -31,7 +31,7 @@ impl TorchError {
     }
 }
 
-/// What CUDA says of a card that no call of the process reaches any more. Each is an error of
+/// CUDA errors after which the process cannot use the GPU any more. Each is an error of
 /// <https://docs.nvidia.com/cuda/cuda-runtime-api> after which "the process must be terminated".
 const LOST: [&str; 13] = [
     "uncorrectable ECC error",
@@ -49,37 +49,36 @@ const LOST: [&str; 13] = [
     "GPU has fallen off the bus",
 ];
 
-/// Whether a card is lost to this process by what CUDA has `said`; then the line that tells.
-pub fn lost_card(said: &str) -> Option<&str> {
+/// Returns the line of a CUDA message that says that the GPU is unusable in this process, if any.
+pub fn lost_gpu(said: &str) -> Option<&str> {
     said.lines().find(|line| LOST.iter().any(|words| line.contains(words)))
 }
 
 impl TorchError {
-    /// Whether a card is lost to this process; then what CUDA says of it, in one line.
-    pub fn lost_card(&self) -> Option<&str> {
-        lost_card(&self.0).filter(|line| line.contains("CUDA") || line.contains("driver"))
+    /// Returns CUDA's message if the GPU is unusable in this process.
+    pub fn lost_gpu(&self) -> Option<&str> {
+        lost_gpu(&self.0).filter(|line| line.contains("CUDA") || line.contains("driver"))
     }
 }
 
-/// Keeps panics quiet: their words go into the error of [`guard`], or to whoever asks [`last_panic`].
+/// Silences panics: their messages go into the error of [`guard`] or to [`last_panic`].
 pub fn quiet_panics() {
     std::panic::set_hook(Box::new(|info| {
         LAST_PANIC.with(|last| *last.borrow_mut() = Some(info.to_string().replace('\n', " ")));
     }));
 }
 
-/// What the last panic of this thread said, if one was caught since the last call.
+/// Message of this thread's last panic, if one was caught since the last call.
 pub fn last_panic() -> Option<String> {
     LAST_PANIC.with(|last| last.borrow_mut().take())
 }
 
-/// Runs tensor code. tch panics where libtorch reports an error; here that becomes an error again, so that model code
-/// can be written as formulas.
+/// Runs tensor code and converts tch's panics to errors, so that model code can be written as formulas.
 pub fn guard<T>(work: impl FnOnce() -> T) -> Result<T, TorchError> {
     caught(work).map_err(TorchError)
 }
 
-/// Runs `work`; if it panics, what it said.
+/// Runs `work`; returns the message if it panics.
 pub fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     std::panic::catch_unwind(AssertUnwindSafe(work)).map_err(|payload| {
         let said = payload.downcast_ref::<String>().cloned();
@@ -95,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_asked_for_is_read_from_the_messages_of_libtorch() {
+    fn the_size_of_a_failed_allocation_is_parsed() {
         let asked = |said: &str| TorchError(said.to_owned()).memory();
         let cpu = "err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 3221225472 bytes. Error code 12";
         assert_eq!(asked(cpu).as_deref(), Some("3.00 GiB"));
@@ -108,8 +107,8 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_card_is_told_from_an_operation_that_failed() {
-        let lost = |said: &str| TorchError(said.to_owned()).lost_card().map(str::to_owned);
+    fn a_lost_gpu_is_distinguished_from_a_failed_operation() {
+        let lost = |said: &str| TorchError(said.to_owned()).lost_gpu().map(str::to_owned);
         let said = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported later";
         assert_eq!(lost(said).as_deref(), Some("CUDA error: an illegal memory access was encountered"));
         let said = "kernel adamw: the driver's cuLaunchKernel failed: CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC error encountered (214)";

@@ -1,15 +1,14 @@
-//! The thinnest layer over libtorch: the only `unsafe` code that touches tensors, and the one place where its failures
-//! become errors.
+//! Thin layer over libtorch: all `unsafe` tensor code, and conversion of its failures to errors.
 
-pub mod card;
 mod error;
+pub mod gpu;
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_void};
 
 use tch::{Device, Kind, Tensor};
 
-pub use error::{TorchError, caught, guard, last_panic, lost_card, quiet_panics};
+pub use error::{TorchError, caught, guard, last_panic, lost_gpu, quiet_panics};
 
 unsafe extern "C" {
     fn lambert_set_gradient(parameter: *mut torch_sys::C_tensor, gradient: *mut torch_sys::C_tensor) -> i32;
@@ -22,7 +21,7 @@ unsafe extern "C" {
         low_bias: *const torch_sys::C_tensor,
         failed: Failed,
     ) -> *mut torch_sys::C_tensor;
-    fn lambert_own_transpose(
+    fn lambert_self_adjoint(
         x: *const torch_sys::C_tensor,
         added: *const torch_sys::C_tensor,
         call: Call,
@@ -43,11 +42,11 @@ unsafe extern "C" {
     ) -> *mut torch_sys::C_tensor;
 }
 
-/// Told why an operation failed.
+/// Callback with the message of a failed operation.
 type Failed = extern "C" fn(*const c_char);
 
-/// Calls the [`Map`] behind the first argument with `x` and what is added to it, if it is not null; null where that fails, and
-/// why.
+/// Calls the [`Map`] behind the first argument with `x` and the addend, which may be null. Returns null on failure
+/// and sets the message.
 type Call = extern "C" fn(
     *mut c_void,
     *const torch_sys::C_tensor,
@@ -55,11 +54,11 @@ type Call = extern "C" fn(
     *mut *const c_char,
 ) -> *mut torch_sys::C_tensor;
 
-/// A linear map of tensors that is its own transpose, with something added to its result.
+/// A self-adjoint linear map of tensors, with an addend.
 type Map = Box<dyn Fn(&Tensor, Option<&Tensor>) -> Tensor + Send>;
 
 thread_local! {
-    /// Why the last operation of the shim failed.
+    /// Message of the shim's last failure.
     static SAID: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
@@ -73,48 +72,47 @@ unsafe extern "C" {
     fn lambert_torch_settings() -> *const c_char;
 }
 
-/// The version of libtorch's headers that the program was built with.
+/// Version of the libtorch headers used in the build.
 pub const BUILT_WITH: &str = env!("LAMBERT_LIBTORCH_VERSION");
 
-/// What the libtorch that is loaded was built with, in its own words.
+/// Build settings of the loaded libtorch, as it prints them.
 pub fn settings() -> String {
     // SAFETY: the shim gives a string with its end that lives as long as the program.
     unsafe { CStr::from_ptr(lambert_torch_settings()) }.to_string_lossy().into_owned()
 }
 
-/// The version of the libtorch that is loaded, as `2.11.0`; empty where it does not tell.
+/// Version of the loaded libtorch, such as `2.11.0`; empty if unknown.
 pub fn version() -> String {
     let settings = settings();
     let version = settings.split("TORCH_VERSION=").nth(1).and_then(|rest| rest.split([',', ' ']).next());
     version.unwrap_or_default().to_owned()
 }
 
-/// Lets backward accumulate the gradient of `parameter` straight into `gradient`, a view of the same shape.
+/// Makes backward accumulate the gradient of `parameter` into `gradient`, a view of the same shape.
 pub fn set_gradient(parameter: &Tensor, gradient: &Tensor) {
     // SAFETY: both pointers are live at::Tensor objects for the whole call, which copies the handle it keeps.
     let failed = unsafe { lambert_set_gradient(parameter.as_ptr().cast_mut(), gradient.as_ptr().cast_mut()) };
     assert_eq!(failed, 0, "a gradient of another shape or type than its parameter");
 }
 
-/// Whether [`linear`] may compute by oneDNN, as it does unless this says otherwise, in the whole process. Without, all
-/// operations are those of PyTorch, and so are their roundings.
+/// Allows or forbids oneDNN in [`linear`], process-wide; allowed by default. Without it, results round as in PyTorch.
 pub fn allow_onednn(allowed: bool) {
     // SAFETY: sets a flag.
     unsafe { lambert_allow_onednn(allowed) }
 }
 
-/// `x W^T + b`, \[..., in\] to \[..., out\], in the kind of number that `x` is. `weight`, \[out, in\], and `bias`, \[out\], are
-/// parameters with gradients from [`set_gradient`]: the backward pass adds to those without a tensor in between. `low` are
-/// both in the kind of number of `x`; without it they are cast.
+/// `x W^T + b`, \[..., in\] to \[..., out\], in the dtype of `x`. `weight`, \[out, in\], and `bias`, \[out\], are
+/// parameters with gradients from [`set_gradient`]; backward adds to those without a temporary. `low` has both in the
+/// dtype of `x`; without it they are cast.
 pub fn linear(x: &Tensor, weight: &Tensor, bias: &Tensor, low: Option<&[Tensor; 2]>) -> Tensor {
     let [low_weight, low_bias] = low.map_or([std::ptr::null(); 2], |low| low.each_ref().map(Tensor::as_ptr));
     // SAFETY: all pointers are live at::Tensor objects for the whole call, or null where that is allowed.
     made(|failed| unsafe { lambert_linear(x.as_ptr(), weight.as_ptr(), bias.as_ptr(), low_weight, low_bias, failed) })
 }
 
-/// `map(x, added)`, where `map` is linear in `x`, its own transpose, and adds `added`, of the same shape: the gradient of `x` is
-/// `map` of the result's. It may be called by another thread, and again, but not by two at once.
-pub fn own_transpose(
+/// `map(x, added)` with a self-adjoint linear `map` of `x` plus `added` of the same shape: the gradient of `x` is
+/// `map` of the result's gradient. `map` may be called again and from another thread, but not concurrently.
+pub fn self_adjoint(
     x: &Tensor,
     added: Option<&Tensor>,
     map: impl Fn(&Tensor, Option<&Tensor>) -> Tensor + Send + 'static,
@@ -128,7 +126,7 @@ pub fn own_transpose(
         thread_local! {
             static WHY: RefCell<CString> = RefCell::default();
         }
-        // SAFETY: the Map that own_transpose gave away, which lives until it is forgotten.
+        // SAFETY: the Map passed by self_adjoint, which lives until `forget`.
         let map = unsafe { &*owner.cast::<Map>() };
         let handle = |tensor: *const torch_sys::C_tensor| {
             // SAFETY: a live at::Tensor, of which this makes a handle of its own.
@@ -156,10 +154,10 @@ pub fn own_transpose(
     let owner = Box::into_raw(Box::<Map>::new(Box::new(map))).cast::<c_void>();
     let added = added.map_or(std::ptr::null(), Tensor::as_ptr);
     // SAFETY: the pointers are live at::Tensor objects, or null where that is allowed; `owner` is what `call` and `forget` expect.
-    made(|failed| unsafe { lambert_own_transpose(x.as_ptr(), added, call, owner, forget, failed) })
+    made(|failed| unsafe { lambert_self_adjoint(x.as_ptr(), added, call, owner, forget, failed) })
 }
 
-/// Goes back from `outputs`, whose graphs may share tensors, to what they were made of; `gradients` are theirs, of their shapes.
+/// Runs backward from `outputs`, whose graphs may share tensors, with `gradients` of the same shapes.
 pub fn backward(outputs: &[Tensor], gradients: &[Tensor]) {
     assert_eq!(outputs.len(), gradients.len(), "an output has one gradient");
     let pointers = |tensors: &[Tensor]| tensors.iter().map(Tensor::as_ptr).collect::<Vec<_>>();
@@ -169,51 +167,51 @@ pub fn backward(outputs: &[Tensor], gradients: &[Tensor]) {
     assert_eq!(failure, 0, "{}", SAID.with(RefCell::take));
 }
 
-/// Copies bytes of a contiguous tensor on any device, from byte `first` on, into `into`.
+/// Copies bytes of a contiguous tensor on any device into `into`, starting at byte `first`.
 pub fn read_bytes(tensor: &Tensor, first: usize, into: &mut [u8]) {
     // SAFETY: the tensor over `into` lives no longer than `into` is borrowed, and the copy has ended when `copy_` returns.
     let mut host = unsafe { bytes_in_place(into.as_mut_ptr(), into.len()) };
     host.copy_(&bytes_of(tensor, first, into.len()));
 }
 
-/// Begins to copy bytes of a contiguous tensor on a card, from byte `first` on, into `into`.
+/// Starts an asynchronous copy of bytes of a contiguous GPU tensor into `into`, starting at byte `first`.
 ///
 /// # Safety
-/// As of [`Lane::take`](card::Lane::take).
-pub unsafe fn begin_read(lane: &card::Lane, tensor: &Tensor, first: usize, into: &mut [u8]) {
+/// As of [`CopyStream::download`](gpu::CopyStream::download).
+pub unsafe fn begin_read(stream: &gpu::CopyStream, tensor: &Tensor, first: usize, into: &mut [u8]) {
     // SAFETY: the caller sees to the memory, for longer than this tensor lives.
     let host = unsafe { bytes_in_place(into.as_mut_ptr(), into.len()) };
     // SAFETY: the caller's.
-    unsafe { lane.take(&host, &bytes_of(tensor, first, into.len())) }
+    unsafe { stream.download(&host, &bytes_of(tensor, first, into.len())) }
 }
 
-/// Copies `bytes` into a contiguous tensor on any device, from byte `first` on.
+/// Copies `bytes` into a contiguous tensor on any device, starting at byte `first`.
 pub fn write_bytes(tensor: &Tensor, first: usize, bytes: &[u8]) {
     // SAFETY: as above; nothing writes through this tensor.
     let host = unsafe { bytes_in_place(bytes.as_ptr().cast_mut(), bytes.len()) };
     bytes_of(tensor, first, bytes.len()).copy_(&host);
 }
 
-/// Bytes of main memory as a tensor, u8 \[count\].
+/// Wraps host memory as a tensor, u8 \[count\].
 unsafe fn bytes_in_place(first: *mut u8, count: usize) -> Tensor {
     // SAFETY: the caller sees to the memory.
     unsafe { Tensor::from_blob(first, &[count as i64], &[1], Kind::Uint8, Device::Cpu) }
 }
 
-/// `count` bytes of a contiguous tensor, from byte `first` on, u8.
+/// Views `count` bytes of a contiguous tensor, starting at byte `first`, as u8.
 fn bytes_of(tensor: &Tensor, first: usize, count: usize) -> Tensor {
     assert!(tensor.is_contiguous(), "bytes of a tensor that has gaps");
     tensor.detach().flatten(0, -1).view_dtype(Kind::Uint8).narrow(0, first as i64, count as i64)
 }
 
-/// The rows of `table`, \[rows, width\], that `ids`, \[...\] of i64, name: \[..., width\]. `table` is a parameter like those of
+/// Looks up rows of `table`, \[rows, width\], by `ids`, i64 \[...\]: \[..., width\]. `table` is a parameter as in
 /// [`linear`].
 pub fn embedding(table: &Tensor, ids: &Tensor) -> Tensor {
     // SAFETY: both pointers are live at::Tensor objects for the whole call.
     made(|failed| unsafe { lambert_embedding(table.as_ptr(), ids.as_ptr(), failed) })
 }
 
-/// The tensor that `make` gives to its caller; panics like tch with what it says where it fails.
+/// Takes ownership of the tensor that `make` returns; panics like tch on failure.
 fn made(make: impl FnOnce(Failed) -> *mut torch_sys::C_tensor) -> Tensor {
     let made = make(failed);
     assert!(!made.is_null(), "{}", SAID.with(RefCell::take));
@@ -230,12 +228,12 @@ mod tests {
     }
 
     #[test]
-    fn the_loaded_library_tells_its_version() {
+    fn the_loaded_library_reports_its_version() {
         assert!(version().starts_with("2."), "{:?}", version());
     }
 
     #[test]
-    fn a_linear_map_adds_to_the_gradients_of_what_is_not_frozen() {
+    fn linear_accumulates_gradients_of_unfrozen_parameters() {
         let options = (Kind::Float, Device::Cpu);
         for kind in [Kind::Float, Kind::BFloat16] {
             let parameter = |shape: &[i64]| {
@@ -263,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn an_embedding_adds_each_row_s_gradient_to_the_table_s() {
+    fn embedding_accumulates_row_gradients_in_the_table() {
         let options = (Kind::Float, Device::Cpu);
         let table = Tensor::arange(6, options).view([3, 2]).set_requires_grad(true);
         let gradient = Tensor::zeros([3, 2], options);
@@ -279,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_that_do_not_fit_are_an_error() {
+    fn incompatible_shapes_are_an_error() {
         let zeros = |shape: &[i64]| Tensor::zeros(shape, (Kind::Float, Device::Cpu));
         let failed = guard(|| linear(&zeros(&[2, 3]), &zeros(&[5, 4]), &zeros(&[5]), None)).unwrap_err();
         assert!(failed.to_string().contains("shapes cannot be multiplied (2x3 and 4x5)"), "{failed}");

@@ -1,4 +1,4 @@
-// What tch does not reach in libtorch. A tch C_tensor is an at::Tensor*.
+// Functions of libtorch that tch does not expose. A tch C_tensor is an at::Tensor*.
 
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -13,14 +13,14 @@
 #include "caught.h"
 
 namespace at::native {
-// oneDNN's x W^T + b, fused with what `attr` names. libtorch exports it, but has no header for it.
+// oneDNN's x W^T + b, fused with the operation `attr`. libtorch exports it without a header.
 Tensor mkldnn_linear_pointwise(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &bias,
                                std::string_view attr, c10::List<std::optional<Scalar>> scalars,
                                std::optional<std::string_view> algorithm);
 }  // namespace at::native
 
-// Makes `gradient`, a view into the flat gradient buffer, the place where backward accumulates the gradient of
-// `parameter`, so that all-reduce and optimizer see one buffer and nothing is copied.
+// Makes backward accumulate the gradient of `parameter` into `gradient`, a view of the flat gradient buffer, so that
+// all-reduce and optimizer use one buffer without copies.
 extern "C" int lambert_set_gradient(at::Tensor *parameter, at::Tensor *gradient) {
   try {
     parameter->mutable_grad() = *gradient;
@@ -32,7 +32,7 @@ extern "C" int lambert_set_gradient(at::Tensor *parameter, at::Tensor *gradient)
 
 static std::atomic<bool> onednn_allowed{true};
 
-// Whether linear maps may be computed by oneDNN.
+// Allows or forbids oneDNN in linear layers.
 extern "C" void lambert_allow_onednn(bool allowed) { onednn_allowed = allowed; }
 
 namespace {
@@ -41,8 +41,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using MaybeTensor = std::optional<at::Tensor>;
 
-// x W^T + b; W may be strided. For f32 in main memory by oneDNN, which is faster than MKL, what at::linear calls
-// (docs/experiments/training-speed.md). Shapes that do not fit are left to at::linear, which says so.
+// x W^T + b; W may be strided. Uses oneDNN for f32 on the CPU, which is faster than at::linear's MKL
+// (docs/experiments/training-speed.md). Incompatible shapes are left to at::linear, which reports them.
 at::Tensor product(const at::Tensor &x, const at::Tensor &weight, const std::optional<at::Tensor> &bias) {
   const bool plain = x.is_cpu() && x.scalar_type() == at::kFloat;
   if (onednn_allowed && plain && x.numel() > 0 && x.size(-1) == weight.size(1)) {
@@ -52,10 +52,10 @@ at::Tensor product(const at::Tensor &x, const at::Tensor &weight, const std::opt
   return at::linear(x, weight, bias);
 }
 
-// x W^T + b, computed in x's kind of number. libtorch's own puts the gradient of W into a tensor of its own, which is then
-// read again to be added to the flat buffer; here the matrix product adds to the buffer itself.
+// x W^T + b, computed in x's dtype. libtorch's own linear allocates the gradient of W and then adds it to the flat
+// buffer; here the matrix product accumulates into the buffer directly.
 struct Linear : torch::autograd::Function<Linear> {
-  // `low` are weight and bias in x's kind of number, if there is such a copy.
+  // `low_weight` and `low_bias` are weight and bias in x's dtype, if such a copy exists.
   static at::Tensor forward(AutogradContext *context, const at::Tensor &x, const at::Tensor &weight,
                             const at::Tensor &bias, const MaybeTensor &low_weight, const MaybeTensor &low_bias) {
     const auto cast = [&](const at::Tensor &parameter, const MaybeTensor &low) {
@@ -79,7 +79,7 @@ struct Linear : torch::autograd::Function<Linear> {
       if (x.scalar_type() == weight.scalar_type()) {
         sum.addmm_(gradient.t(), x);
       } else if (!x.is_cpu()) {
-        // Not rounded for each micro-batch: the product of bf16 adds to f32. Main memory does not have it.
+        // No rounding per micro-batch: the bf16 product accumulates in f32. The CPU does not support this.
         at::addmm_out(sum, sum, gradient.t(), x, at::kFloat, 1, 1);
       } else {
         weight.mutable_grad().add_(gradient.t().mm(x));
@@ -96,7 +96,7 @@ struct Linear : torch::autograd::Function<Linear> {
   }
 };
 
-// Rows of a table. libtorch's own puts the gradient into a table of its own, which is then added to the flat buffer.
+// Embedding lookup. libtorch's own allocates the gradient as a table and then adds it to the flat buffer.
 struct Embedding : torch::autograd::Function<Embedding> {
   static at::Tensor forward(AutogradContext *context, const at::Tensor &table, const at::Tensor &ids) {
     context->save_for_backward({ids});
@@ -109,7 +109,7 @@ struct Embedding : torch::autograd::Function<Embedding> {
     const at::Tensor ids = context->get_saved_variables()[0].flatten();
     const at::Tensor rows = gradients[0].reshape({-1, table.size(1)});
     if (!ids.is_cpu() && table.size(0) <= 16) {
-      // Thousands of threads would wait for each other at the same few rows.
+      // A matrix product avoids contention of thousands of threads on a few rows.
       const at::Tensor kinds = at::arange(table.size(0), ids.options()).unsqueeze(1);
       table.mutable_grad().addmm_((ids.unsqueeze(0) == kinds).to(rows.scalar_type()), rows);
     } else {
@@ -119,7 +119,7 @@ struct Embedding : torch::autograd::Function<Embedding> {
   }
 };
 
-// A function of Rust's, and what it belongs to.
+// A Rust closure and its owner.
 struct Map : torch::CustomClassHolder {
   using Call = at::Tensor *(*)(void *owner, const at::Tensor *x, const at::Tensor *added, const char **said);
   Call call;
@@ -141,8 +141,8 @@ struct Map : torch::CustomClassHolder {
   }
 };
 
-// map(x) + added, where map is linear and its own transpose: its way back is the map itself.
-struct OwnTranspose : torch::autograd::Function<OwnTranspose> {
+// map(x) + added for a self-adjoint linear map: its backward is the map itself.
+struct SelfAdjoint : torch::autograd::Function<SelfAdjoint> {
   static at::Tensor forward(AutogradContext *context, const at::Tensor &x, const MaybeTensor &added,
                             const c10::intrusive_ptr<Map> &map) {
     context->saved_data["map"] = c10::IValue::make_capsule(map);
@@ -166,7 +166,7 @@ struct OwnTranspose : torch::autograd::Function<OwnTranspose> {
 
 MaybeTensor some(const at::Tensor *tensor) { return tensor == nullptr ? MaybeTensor() : MaybeTensor(*tensor); }
 
-// What `make` makes, as its caller's own; where libtorch fails, nothing, and `failed` is told why.
+// Returns the tensor of `make`, owned by the caller; on failure null, with the message passed to `failed`.
 template <typename Make>
 at::Tensor *made(Make make, Failed failed) {
   return caught([&] { return new at::Tensor(make()); }, static_cast<at::Tensor *>(nullptr), failed);
@@ -174,23 +174,22 @@ at::Tensor *made(Make make, Failed failed) {
 
 }  // namespace
 
-// x W^T + b, whose backward pass adds the gradients of W and b to where lambert_set_gradient put them; `weight` and
-// `bias` are parameters that have such places, `low_weight` and `low_bias` the same in x's kind of number or null. Returns as
-// `made` does.
+// x W^T + b, whose backward adds the gradients of W and b to those set by lambert_set_gradient. `weight` and `bias`
+// are such parameters; `low_weight` and `low_bias` are the same in x's dtype, or null. Returns like `made`.
 extern "C" at::Tensor *lambert_linear(const at::Tensor *x, const at::Tensor *weight, const at::Tensor *bias,
                                       const at::Tensor *low_weight, const at::Tensor *low_bias,
                                       Failed failed) {
   return made([&] { return Linear::apply(*x, *weight, *bias, some(low_weight), some(low_bias)); }, failed);
 }
 
-// map(x) + added, or map(x) where `added` is null; `owner` belongs to the map and is forgotten with it. Returns as `made`
-// does.
-extern "C" at::Tensor *lambert_own_transpose(const at::Tensor *x, const at::Tensor *added, Map::Call call, void *owner,
+// map(x) + added, or map(x) if `added` is null. `owner` belongs to the map and is released with it by `forget`.
+// Returns like `made`.
+extern "C" at::Tensor *lambert_self_adjoint(const at::Tensor *x, const at::Tensor *added, Map::Call call, void *owner,
                                              void (*forget)(void *), Failed failed) {
-  return made([&] { return OwnTranspose::apply(*x, some(added), c10::make_intrusive<Map>(call, owner, forget)); }, failed);
+  return made([&] { return SelfAdjoint::apply(*x, some(added), c10::make_intrusive<Map>(call, owner, forget)); }, failed);
 }
 
-// Goes back from `count` outputs, whose gradients are `gradients`. Returns 0, or tells `failed` why not.
+// Runs backward from `count` outputs with `gradients`. Returns 0, or 1 with the message passed to `failed`.
 extern "C" int lambert_backward(const at::Tensor *const *outputs, const at::Tensor *const *gradients, size_t count,
                                 Failed failed) {
   const auto all = [&](const at::Tensor *const *tensors) {
@@ -201,12 +200,12 @@ extern "C" int lambert_backward(const at::Tensor *const *outputs, const at::Tens
   return caught([&] { return torch::autograd::backward(all(outputs), all(gradients)), 0; }, 1, failed);
 }
 
-// The rows of `table`, a parameter of the same sort, that `ids` name. Returns as `made` does.
+// Looks up rows of `table`, a parameter as above, by `ids`. Returns like `made`.
 extern "C" at::Tensor *lambert_embedding(const at::Tensor *table, const at::Tensor *ids, Failed failed) {
   return made([&] { return Embedding::apply(*table, *ids); }, failed);
 }
 
-// What libtorch was built with, its version among it, as the library that is loaded says; nothing where that fails.
+// Build settings of the loaded libtorch, including its version; empty on failure.
 extern "C" const char *lambert_torch_settings() {
   try {
     static const std::string settings = at::show_config();

@@ -91,7 +91,7 @@ pub fn evaluate(
         let is_stopped = collective.rank() == 0 && is_stop_requested();
         let directive = if is_stopped { Directive::CheckpointAndStop } else { Directive::Continue };
         let vote = Vote { directive, unread: batch.is_err(), ..Vote::default() };
-        let (agreed, _) = agreement::exchange(collective, &mut [], vote, 0.0)?;
+        let (agreed, _) = agreement::all_reduce_votes(collective, &mut [], vote, 0.0)?;
         let batch = match batch {
             Ok(batch) if agreed.unread == 0 => batch,
             unread => return Ok(EvalOutcome::Unreadable(unread.err())),

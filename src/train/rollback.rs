@@ -129,7 +129,7 @@ fn gather(
     error: Option<&DatasetError>,
 ) -> Result<Vec<ReadFailure>, Error> {
     let own = error.map(|error| ReadFailure { shard: dataset.damaged_shard(error), message: error::chain(error) });
-    agreement::together(collective, &own, |all: &[Option<ReadFailure>]| {
+    agreement::gather_and_decide(collective, &own, |all: &[Option<ReadFailure>]| {
         all.iter().flatten().cloned().collect::<Vec<_>>()
     })
 }

@@ -209,7 +209,7 @@ impl<'a> StageRun<'a> {
         let in_places = |share: &Vec<ObjectiveTotals>| ObjectiveTotals::scatter_shards(&zero, share, first, parts);
         let mut sums: Vec<f64> = totals.iter().flat_map(in_places).collect();
         let vote = Vote { directive, save: saver.vote(), unread };
-        let (agreement, busy) = agreement::exchange(collective, &mut sums, vote, busy)?;
+        let (agreement, busy) = agreement::all_reduce_votes(collective, &mut sums, vote, busy)?;
         Ok(Agreed { totals: ObjectiveTotals::sum_shards(&zero, &sums), agreement, busy, verdict: GuardVerdict::Apply })
     }
 

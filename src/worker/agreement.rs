@@ -1,5 +1,5 @@
-//! What ranks tell each other after a step, beside the sums of the losses: it travels in the same all-reduce, so that all ranks
-//! know the same after the same step. And what they decide together before the first.
+//! Votes of the ranks after a step. They travel in the all-reduce of the losses, so that all ranks reach the same
+//! decision after the same step. Also a collective decision for the time before the first step.
 
 use lambert_collective::Group;
 use lambert_control::Directive;
@@ -8,103 +8,104 @@ use serde::de::DeserializeOwned;
 
 use crate::error::Error;
 
-/// What `decide` makes, on rank 0, of what each rank has, in their order; the same on all ranks, which call it together.
+/// Gathers `own` of all ranks in rank order, runs `decide` on rank 0, and broadcasts its result. Collective.
 ///
 /// # Errors
-/// They cannot exchange it.
-pub fn together<T, R>(group: &mut dyn Group, own: &T, decide: impl FnOnce(&[T]) -> R) -> Result<R, Error>
+/// A failed collective.
+pub fn gather_and_decide<T, R>(group: &mut dyn Group, own: &T, decide: impl FnOnce(&[T]) -> R) -> Result<R, Error>
 where
     T: Serialize + DeserializeOwned,
     R: Serialize + DeserializeOwned,
 {
     let gathered = group.gather_bytes(&serde_json::to_vec(own).map_err(Error::Json)?, 0)?;
-    let mut word = Vec::new();
+    let mut decision = Vec::new();
     if let Some(all) = gathered {
         let all = all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<Vec<T>, _>>();
-        word = serde_json::to_vec(&decide(&all.map_err(Error::Json)?)).map_err(Error::Json)?;
+        decision = serde_json::to_vec(&decide(&all.map_err(Error::Json)?)).map_err(Error::Json)?;
     }
-    group.broadcast_bytes(&mut word, 0)?;
-    serde_json::from_slice(&word).map_err(Error::Json)
+    group.broadcast_bytes(&mut decision, 0)?;
+    serde_json::from_slice(&decision).map_err(Error::Json)
 }
 
-/// What one rank says.
+/// Vote of one rank.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Vote {
-    /// What rank 0 wants to happen; the others want nothing.
+    /// Directive of rank 0; `Continue` on the others.
     pub directive: Directive,
-    /// How the save under way stands with this rank.
+    /// State of the save in progress on this rank.
     pub save: SaveVote,
-    /// Whether this rank could not read its samples.
+    /// True if this rank could not read its samples.
     pub unread: bool,
 }
 
-/// How the save under way stands with one rank.
+/// State of the save in progress on one rank.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SaveVote {
-    /// There is none, or nothing is to be told of it.
+    /// No save, or no news.
     #[default]
     Nothing,
     /// This rank has written its objects.
     Written,
-    /// It takes long by rank 0's clock, and that has not been told yet.
+    /// Slow by rank 0's clock, and not reported yet.
     Slow,
-    /// Rank 0 knows what came of it.
+    /// Rank 0 knows the outcome.
     Decided(Decision),
 }
 
-/// What came of a save.
+/// Outcome of a save.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Decision {
-    /// The checkpoint exists.
+    /// The checkpoint is committed.
     Committed,
-    /// It does not, for a reason that may pass.
+    /// Transient failure.
     Failed,
-    /// It does not, because the ranks do not have the same weights.
-    Apart,
-    /// It does not, because the state has numbers that are not finite.
+    /// The ranks' weights differ.
+    ReplicasDiffer,
+    /// The state has elements that are not finite.
     NotFinite,
-    /// It does not, and this attempt will never save one.
+    /// Permanent failure: this attempt cannot save any more.
     Lost,
-    /// Nobody knows: a write has not ended within its time limit.
+    /// Unknown: a write exceeded its time limit.
     Stuck,
 }
 
 impl Decision {
-    /// All of them, in the order of their strength.
-    const ALL: [Self; 6] = [Self::Committed, Self::Failed, Self::Apart, Self::NotFinite, Self::Lost, Self::Stuck];
+    /// All decisions, by increasing precedence.
+    const ALL: [Self; 6] =
+        [Self::Committed, Self::Failed, Self::ReplicasDiffer, Self::NotFinite, Self::Lost, Self::Stuck];
 }
 
-/// What all ranks know.
+/// Result of a vote, equal on all ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Agreement {
-    /// What is to happen after this step.
+    /// Directive after this step.
     pub directive: Directive,
-    /// Ranks that have written their objects of the save under way.
+    /// Ranks that have written their objects of the save in progress.
     pub written: usize,
-    /// Whether the save under way takes so long that people are told now.
+    /// True if the save in progress must be reported as slow now.
     pub slow: bool,
-    /// What came of the save under way, once rank 0 knows.
+    /// Outcome of the save in progress, once rank 0 knows it.
     pub decided: Option<Decision>,
     /// Ranks that could not read their samples.
     pub unread: usize,
 }
 
-/// Numbers of an encoded [`Vote`]: how many ranks ask for each directive, have written, find the save slow, could not read,
-/// and know each decision.
+/// Elements of an encoded [`Vote`]: one counter for each directive, for written, slow and unread, and for each
+/// decision.
 const LENGTH: usize = 5 + Decision::ALL.len();
 
 impl Vote {
-    /// Its number of ranks, one, at the places of what it says: whatever ranks say, the sums can be told apart.
+    /// Encodes the vote as counters, so that sums over ranks are unambiguous.
     fn encode(self) -> [f64; LENGTH] {
-        let says = |said: bool| f64::from(u8::from(said));
-        let decided = Decision::ALL.map(|decision| says(self.save == SaveVote::Decided(decision)));
+        let count = |flag: bool| f64::from(u8::from(flag));
+        let decided = Decision::ALL.map(|decision| count(self.save == SaveVote::Decided(decision)));
         let mut numbers = [0.0; LENGTH];
         numbers[..5].copy_from_slice(&[
-            says(self.directive == Directive::Checkpoint),
-            says(self.directive == Directive::CheckpointAndStop),
-            says(self.save == SaveVote::Written),
-            says(self.save == SaveVote::Slow),
-            says(self.unread),
+            count(self.directive == Directive::Checkpoint),
+            count(self.directive == Directive::CheckpointAndStop),
+            count(self.save == SaveVote::Written),
+            count(self.save == SaveVote::Slow),
+            count(self.unread),
         ]);
         numbers[5..].copy_from_slice(&decided);
         numbers
@@ -112,7 +113,7 @@ impl Vote {
 }
 
 impl Agreement {
-    /// From the sums of all ranks' votes; of what more than one rank says the strongest holds.
+    /// Decodes the summed counters. If ranks disagree, the decision of highest precedence counts.
     fn decode(sums: [f64; LENGTH]) -> Self {
         let ranks = sums.map(|ranks| ranks as usize);
         let [checkpoint, stop, written, slow, unread, decisions @ ..] = ranks;
@@ -131,9 +132,8 @@ impl Agreement {
     }
 }
 
-/// Adds `sums` up over all ranks; their votes and a time of each, in seconds, go through the same all-reduce. Returns what they
-/// have agreed on, and the times in the order of the ranks.
-pub fn exchange(
+/// All-reduces `sums` together with the ranks' votes and times, seconds. Returns the agreement and the times by rank.
+pub fn all_reduce_votes(
     group: &mut dyn Group,
     sums: &mut [f64],
     vote: Vote,
@@ -159,7 +159,7 @@ mod tests {
 
     const DIRECTIVES: [Directive; 3] = [Directive::Continue, Directive::Checkpoint, Directive::CheckpointAndStop];
 
-    /// Every vote that there is.
+    /// All possible votes.
     fn votes() -> impl Iterator<Item = Vote> {
         let saves = [SaveVote::Nothing, SaveVote::Written, SaveVote::Slow];
         let saves = saves.into_iter().chain(Decision::ALL.map(SaveVote::Decided));
@@ -170,13 +170,14 @@ mod tests {
         DIRECTIVES.into_iter().flat_map(with)
     }
 
-    /// The agreement of some votes, and the sums of the numbers 0.1, 1.1, ... that travel with them.
+    /// Exchanges `votes`, one per rank, and checks that all ranks get the same agreement and sums.
     fn agree(votes: &[Vote]) -> Agreement {
         let ranks = local::group(votes.len()).into_iter().zip(votes.to_vec()).enumerate();
         let rank = |(rank, (mut ends, vote)): (usize, (lambert_collective::Endpoints, Vote))| {
             std::thread::spawn(move || {
                 let mut sums = [rank as f64 + 0.1, 7.0];
-                let (agreement, times) = exchange(&mut *ends.group, &mut sums, vote, rank as f64 + 0.5).unwrap();
+                let (agreement, times) =
+                    all_reduce_votes(&mut *ends.group, &mut sums, vote, rank as f64 + 0.5).unwrap();
                 let expected: Vec<f64> = (0..ends.group.world_size()).map(|rank| rank as f64 + 0.5).collect();
                 assert_eq!(times, expected);
                 (agreement, sums.map(f64::to_bits))
@@ -184,14 +185,14 @@ mod tests {
         };
         let threads: Vec<_> = ranks.map(rank).collect();
         let all: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-        assert!(all.iter().all(|one| *one == all[0]), "ranks know different things: {all:?}");
+        assert!(all.iter().all(|one| *one == all[0]), "ranks disagree: {all:?}");
         let first = (1..votes.len()).fold(0.1, |sum, rank| sum + (rank as f64 + 0.1));
         assert_eq!(all[0].1, [first, 7.0 * votes.len() as f64].map(f64::to_bits), "the sums of the losses");
         all[0].0
     }
 
     #[test]
-    fn one_rank_alone_is_understood_whatever_it_says() {
+    fn any_single_vote_is_decoded() {
         assert_eq!(votes().count(), 54);
         for vote in votes() {
             let Vote { directive, save, unread } = vote;
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn rank_0_is_understood_whatever_the_others_say() {
+    fn votes_of_other_ranks_do_not_hide_rank_0() {
         for vote in votes() {
             let others = [SaveVote::Written, SaveVote::Nothing].map(|save| Vote {
                 directive: Directive::Continue,
@@ -221,9 +222,9 @@ mod tests {
         }
     }
 
-    /// Only rank 0 should; if the rule is broken, no other word comes out of it.
+    /// Only rank 0 should send decisions; if several ranks do, the result is still one of them.
     #[test]
-    fn of_several_words_the_strongest_holds() {
+    fn the_decision_of_highest_precedence_counts() {
         let saying = |directive, decision| Vote { directive, save: SaveVote::Decided(decision), unread: false };
         let (once, stop) = (Directive::Checkpoint, Directive::CheckpointAndStop);
         let agreed = agree(&[saying(once, Decision::Committed), saying(once, Decision::Committed)]);

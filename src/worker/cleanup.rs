@@ -1,17 +1,18 @@
-//! Removes what a launcher and MPI keep on this host once the launcher is gone. It may be killed at any moment, and so may
-//! this rank and the coordinator: a process of its own waits for the launcher's end.
+//! Removes the files of a launcher and of MPI from this host after the launcher has ended. Launcher, rank and
+//! coordinator may be killed at any time, so a separate process waits for the launcher's end.
 
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// Waits for the end of the process `$0`, unless that is 1, which has taken the place of a launcher that is gone. Under srun it
-/// is root's slurmstepd, which may not be signalled and not be seen in /proc: tail counts a process that answers EPERM as alive.
-/// Then removes the folders `$@`, and this user's of the same run's earlier attempts, whose launchers may have been cut off before a rank came
-/// up: names end with `-` and the attempt's number (`lambert_store::host_paths::scratch_name`). At last the memory that NCCL's processes of a host share, if they were killed
-/// before all of them had it: files of this user that no process has mapped. SIGTERM, which a supervisor may send to all processes,
-/// does not end it.
+/// Waits for the end of process `$0`, unless that is 1, which has adopted the orphan of a launcher that has ended.
+/// Under srun the launcher is root's slurmstepd, which cannot be signalled or seen in /proc; tail treats EPERM as
+/// alive. Then removes the directories `$@`, and this user's of earlier attempts of the run, whose launchers may have
+/// been killed before a rank started: names end with `-` and the attempt number
+/// (`lambert_store::host_paths::scratch_name`). Finally removes NCCL's shared-memory files of this user that no
+/// process has mapped, which remain when processes are killed during initialization. Ignores SIGTERM, which a
+/// supervisor may send to all processes.
 const SCRIPT: &str = r#"
 trap "" TERM
 [ "$0" = 1 ] || tail --pid="$0" --sleep-interval=0.2 -f /dev/null || exit
@@ -26,10 +27,10 @@ for left in /dev/shm/nccl-*; do
 done
 "#;
 
-/// Removes `folders` on this host when this process's parent, the launcher, is gone.
+/// Starts a process that removes `folders` on this host after this process's parent, the launcher, has ended.
 ///
 /// # Errors
-/// No process can be started.
+/// The process cannot be started.
 pub fn remove_after_launcher(folders: &[PathBuf]) -> io::Result<()> {
     let Some(launcher) = rustix::process::getppid() else { return Ok(()) };
     let mut shell = Command::new("sh");
@@ -44,7 +45,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[test]
-    fn folders_go_when_the_launcher_has_gone() {
+    fn folders_are_removed_after_the_launcher_ends() {
         let place = tempfile::tempdir().unwrap();
         let folder = |parent: &str, attempt| place.path().join(parent).join(scratch_name("/run", attempt));
         let (own, shared) = (folder("tmp", 10), folder("shm", 10));
@@ -56,12 +57,12 @@ mod tests {
         ];
         let all = [&own, &shared].into_iter().chain(&earlier).chain(&others);
         all.for_each(|folder| std::fs::create_dir_all(folder).unwrap());
-        // Memory of NCCL's: nobody has the first, this process the second.
+        // NCCL segments: the first is unmapped, the second mapped by this process.
         let segments =
             ["left", "held"].map(|name| PathBuf::from(format!("/dev/shm/nccl-{}{name}", std::process::id())));
         segments.iter().for_each(|segment| std::fs::write(segment, [0; 4096]).unwrap());
         let held = std::fs::File::open(&segments[1]).unwrap();
-        // SAFETY: one page of a file that is open, at an address that nobody has.
+        // SAFETY: maps one page of an open file at an address that the kernel chooses.
         let page = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -77,7 +78,7 @@ mod tests {
         let mut shell = Command::new("sh");
         let mut shell = shell.args(["-c", SCRIPT, &launcher.id().to_string()]).args([&own, &shared]).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(500));
-        assert!(earlier[0].exists(), "the launcher is still there");
+        assert!(earlier[0].exists(), "the launcher is still running");
         launcher.kill().unwrap();
         launcher.wait().unwrap();
         let start = Instant::now();
@@ -86,10 +87,10 @@ mod tests {
         assert_eq!(segments.each_ref().map(|segment| segment.exists()), [false, true]);
         std::fs::remove_file(&segments[1]).unwrap();
         assert!([&own, &shared].into_iter().chain(&earlier).all(|folder| !folder.exists()));
-        assert!(others.iter().all(|folder| folder.exists()), "of a later attempt, and not of this run");
+        assert!(others.iter().all(|folder| folder.exists()), "folders of a later attempt and of another run stay");
     }
 
-    /// slurmstepd is root's, the ranks are not: `kill -0` says EPERM to them.
+    /// slurmstepd belongs to root, the ranks do not: `kill -0` fails with EPERM.
     #[test]
     fn a_launcher_of_another_user_is_waited_for() {
         if !rustix::process::geteuid().is_root() {
@@ -115,7 +116,7 @@ mod tests {
         launcher.kill().unwrap();
         launcher.wait().unwrap();
         shell.wait().unwrap();
-        assert_eq!(waited, (true, true), "the launcher is still there");
+        assert_eq!(waited, (true, true), "the launcher is still running");
         assert!(!folder.exists());
     }
 }

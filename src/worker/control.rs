@@ -1,5 +1,5 @@
-//! The worker's end of the control channel: a thread that reports to the coordinator what the training thread does, repeats
-//! what was not acknowledged, and keeps the coordinator's last order.
+//! The worker's end of the control channel: a thread that reports the training thread's progress to the coordinator,
+//! resends unacknowledged messages, and keeps the coordinator's last command.
 
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,73 +23,74 @@ use signal_hook::iterator::exfiltrator::WithOrigin;
 
 use crate::worker::leave;
 
-/// A rank tells that it is alive at least this often.
+/// Interval of heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(2);
-/// A report that was not answered is repeated after this long.
-const AGAIN: Duration = Duration::from_millis(200);
-/// One report, from the connection to the answer.
-const REQUEST: Duration = Duration::from_secs(5);
-/// The same where its host says all that time that nobody listens: a link that is cut says nothing.
-const REFUSED: Duration = Duration::from_secs(5);
-/// The longest that a rank waits for acknowledgements before it leaves MPI. Its last reports are repeated after that, too.
-const FLUSH: Duration = Duration::from_secs(5);
+/// Delay before an unanswered report is resent.
+const RESEND_DELAY: Duration = Duration::from_millis(200);
+/// Timeout of one report, from connection to reply.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time of continuously refused connections after which the coordinator is considered gone. (A broken link causes
+/// timeouts, not refusals.)
+const REFUSED_TIMEOUT: Duration = Duration::from_secs(5);
+/// Limit of the wait for acknowledgements before a rank leaves MPI. Reports are resent after that, too.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The way to the coordinator, or to nobody where the worker was started by hand.
+/// Channel to the coordinator; inactive if the worker was started manually.
 pub struct Control {
-    shared: Arc<Shared>,
+    shared: Arc<SharedControl>,
     wake: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Shared {
-    state: Mutex<State>,
-    /// Signalled when the coordinator has acknowledged something.
+struct SharedControl {
+    state: Mutex<ControlState>,
+    /// Signalled on acknowledgements.
     acknowledged: Condvar,
 }
 
-/// What the training thread and the reporting thread know of each other.
-struct State {
+/// State shared by the training thread and the reporting thread.
+struct ControlState {
     step: u64,
     phase: WorkerPhase,
-    /// Since when it is in the phase, or the last step is finished.
+    /// Start of the phase, or end of the last step.
     since: Instant,
     outbox: Outbox,
-    orders: CommandSlot,
+    commands: CommandSlot,
 }
 
-impl Shared {
+impl SharedControl {
     fn new(phase: WorkerPhase) -> Arc<Self> {
-        let (outbox, orders) = (Outbox::default(), CommandSlot::default());
-        let state = State { step: 0, phase, since: Instant::now(), outbox, orders };
+        let (outbox, commands) = (Outbox::default(), CommandSlot::default());
+        let state = ControlState { step: 0, phase, since: Instant::now(), outbox, commands };
         Arc::new(Self { state: Mutex::new(state), acknowledged: Condvar::new() })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ControlState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Control {
-    /// Connects to the coordinator of attempt `attempt`, which the environment names. If that has not answered for `patience`, it
-    /// is gone, and this process ends.
+    /// Connects to the coordinator of attempt `attempt`, which the environment names. If it does not answer for
+    /// `patience`, this process exits.
     pub fn connect(rank: usize, attempt: u32, versions: Versions, patience: Duration) -> Self {
-        let shared = Shared::new(WorkerPhase::Join);
+        let shared = SharedControl::new(WorkerPhase::Join);
         let (Ok(url), Ok(secret)) = (std::env::var(URL_VARIABLE), std::env::var(TOKEN_VARIABLE)) else {
             return Self { shared, wake: None, thread: None };
         };
         let (wake, woken) = crossbeam_channel::bounded(1);
         let signer = ReportSigner::new(SigningKey::new(&secret, attempt), rank);
-        let mut post = Post::new(rank, &url, signer, Arc::clone(&shared), versions, patience);
-        let thread = std::thread::Builder::new().name("control".to_owned()).spawn(move || post.serve(&woken)).ok();
+        let mut reporter = Reporter::new(rank, &url, signer, Arc::clone(&shared), versions, patience);
+        let thread = std::thread::Builder::new().name("control".to_owned()).spawn(move || reporter.serve(&woken)).ok();
         Self { shared, wake: Some(wake), thread }
     }
 
-    /// Whether there is a coordinator.
+    /// True if there is a coordinator.
     pub fn is_connected(&self) -> bool {
         self.wake.is_some()
     }
 
-    /// The training thread goes on to another phase.
+    /// Sets the phase of the training thread.
     pub fn phase(&self, phase: WorkerPhase) {
         let mut state = self.shared.state();
         if state.phase != phase {
@@ -97,7 +98,7 @@ impl Control {
         }
     }
 
-    /// Reports the steps that are finished, with the last step's record (rank 0).
+    /// Reports the finished steps, with the last step's record (rank 0).
     pub fn step(&self, step: u64, record: Option<StepRecord>) {
         let mut state = self.shared.state();
         (state.step, state.since) = (step, Instant::now());
@@ -108,7 +109,7 @@ impl Control {
         self.wake();
     }
 
-    /// Reports that something happened.
+    /// Reports an event.
     pub fn event(&self, kind: EventKind) {
         if self.is_connected() {
             self.shared.state().outbox.push(Message::Event(kind));
@@ -118,34 +119,34 @@ impl Control {
 
     fn wake(&self) {
         if let Some(wake) = &self.wake {
-            // A full channel wakes it, too.
+            // A full channel already wakes it.
             let _ = wake.try_send(());
         }
     }
 
-    /// What the coordinator wants, once, however often it says so.
+    /// Returns the coordinator's directive once, even if it is repeated.
     pub fn take_directive(&self) -> Directive {
-        self.shared.state().orders.take()
+        self.shared.state().commands.take()
     }
 
-    /// Whether the coordinator wants a checkpoint and an end, which nobody has taken yet.
+    /// True if the coordinator requested a checkpoint and a stop, and the request was not taken yet.
     pub fn stop_is_requested(&self) -> bool {
-        self.shared.state().orders.peek() == Directive::CheckpointAndStop
+        self.shared.state().commands.peek() == Directive::CheckpointAndStop
     }
 
-    /// What was taken could not be followed: it is taken again after the next step.
+    /// Puts back a directive that could not be followed; it is taken again after the next step.
     pub fn put_back(&self, directive: Directive) {
-        self.shared.state().orders.restore(directive);
+        self.shared.state().commands.restore(directive);
     }
 
-    /// Waits until the coordinator has acknowledged everything that was reported, 5 s at most.
+    /// Waits until all messages are acknowledged, at most 5 s.
     pub fn flush(&self) {
         self.wake();
-        let is_waited_for = |state: &mut State| self.is_connected() && !state.outbox.is_empty();
-        drop(self.shared.acknowledged.wait_timeout_while(self.shared.state(), FLUSH, is_waited_for));
+        let is_waited_for = |state: &mut ControlState| self.is_connected() && !state.outbox.is_empty();
+        drop(self.shared.acknowledged.wait_timeout_while(self.shared.state(), FLUSH_TIMEOUT, is_waited_for));
     }
 
-    /// Waits until the coordinator has heard everything.
+    /// Ends the reporting thread, which first delivers all messages.
     fn finish(&mut self) {
         self.wake = None;
         if let Some(thread) = self.thread.take() {
@@ -160,28 +161,28 @@ impl Drop for Control {
     }
 }
 
-struct Post {
+struct Reporter {
     agent: ureq::Agent,
     url: String,
     signer: ReportSigner,
     rank: usize,
     host: String,
-    shared: Arc<Shared>,
-    /// What this rank runs, until the coordinator knows.
+    shared: Arc<SharedControl>,
+    /// Versions of this rank, until the coordinator has received them.
     versions: Option<Versions>,
     heard: Instant,
-    /// A coordinator that has not answered for this long is gone.
+    /// Silence after which the coordinator is considered gone.
     patience: Duration,
-    /// Since when connections have been refused without exception.
+    /// Start of continuously refused connections.
     refused: Option<Instant>,
-    /// Whether this process has had SIGTERM, where that is reported.
+    /// True once SIGTERM was received and is reported.
     terminated: Arc<AtomicBool>,
 }
 
-/// Whether SIGTERM has come, from now on. It does not end this process: a service manager sends it to all processes at once, and a
-/// batch system to the ranks, and at first to them only, when a job has to make room for another. The coordinator then has all
-/// ranks save after the same step. One that the launcher sends ends this rank.
-fn termination() -> Arc<AtomicBool> {
+/// Handles SIGTERM from now on: returns a flag that it sets instead of ending the process. A service manager sends it
+/// to all processes at once; a batch system sends it to the ranks first on preemption. The coordinator then has all
+/// ranks save after the same step. SIGTERM from the launcher still ends this rank.
+fn flag_on_sigterm() -> Arc<AtomicBool> {
     let terminated = Arc::new(AtomicBool::new(false));
     let launcher = lambert_collective::world::detect().map(|world| world.launcher);
     let parent = rustix::process::getppid().map_or(0, Pid::as_raw_pid);
@@ -189,7 +190,7 @@ fn termination() -> Arc<AtomicBool> {
     let listen = move |mut signals: SignalsInfo<WithOrigin>| {
         for signal in signals.forever() {
             match signal.process {
-                Some(sender) if is_told_to_end(launcher, sender.pid, parent) => {
+                Some(sender) if sigterm_ends_process(launcher, sender.pid, parent) => {
                     let _ = signal_hook::low_level::emulate_default_handler(SIGTERM);
                 }
                 _ => flag.store(true, Ordering::Relaxed),
@@ -198,70 +199,70 @@ fn termination() -> Arc<AtomicBool> {
     };
     let start = |signals| std::thread::Builder::new().name("sigterm".to_owned()).spawn(move || listen(signals));
     if let Err(error) = SignalsInfo::new([SIGTERM]).and_then(start) {
-        tracing::warn!("SIGTERM will end this rank: {error}");
+        tracing::warn!("cannot handle SIGTERM, which will end this rank: {error}");
     }
     terminated
 }
 
-/// Whether SIGTERM from the process `sender` ends this one: it is the parent, or another process of the launcher above a program
-/// between them. A launcher that passes on the batch system's is not obeyed, because the two cannot be told apart.
-fn is_told_to_end(launcher: Option<&Launcher>, sender: i32, parent: i32) -> bool {
+/// True if SIGTERM from the process `sender` ends this process: the sender is the parent, or another process of the
+/// launcher. Launchers that forward the batch system's SIGTERM are ignored, because the two cannot be distinguished.
+fn sigterm_ends_process(launcher: Option<&Launcher>, sender: i32, parent: i32) -> bool {
     let Some(launcher) = launcher else { return sender == parent };
     let name = std::fs::read_to_string(format!("/proc/{sender}/comm")).unwrap_or_default();
     !launcher.passes_on_sigterm && (sender == parent || launcher.processes.contains(&name.trim()))
 }
 
-impl Post {
+impl Reporter {
     fn new(
         rank: usize,
         url: &str,
         signer: ReportSigner,
-        shared: Arc<Shared>,
+        shared: Arc<SharedControl>,
         versions: Versions,
         patience: Duration,
     ) -> Self {
-        // A proxy of the environment is for the world outside, never for the way to the coordinator.
-        let agent = ureq::Agent::config_builder().timeout_global(Some(REQUEST)).proxy(None).build().new_agent();
+        // Ignores proxies of the environment, which are for external hosts.
+        let agent = ureq::Agent::config_builder().timeout_global(Some(REQUEST_TIMEOUT)).proxy(None).build().new_agent();
         let host = lambert_store::host::name();
         let url = format!("{url}{REPORT_PATH}");
         let (versions, heard) = (Some(versions), Instant::now());
-        let terminated = termination();
+        let terminated = flag_on_sigterm();
         Self { agent, url, signer, rank, host, shared, versions, heard, patience, refused: None, terminated }
     }
 
-    /// Reports until the training loop is done with it and everything was acknowledged.
+    /// Reports until the channel is closed and all messages are acknowledged.
     fn serve(&mut self, woken: &Receiver<()>) {
         loop {
             let answered = self.report();
-            let pause = if answered { HEARTBEAT } else { AGAIN };
+            let pause = if answered { HEARTBEAT } else { RESEND_DELAY };
             let ended = matches!(woken.recv_timeout(pause), Err(RecvTimeoutError::Disconnected));
             if ended && self.shared.state().outbox.is_empty() {
                 return;
             }
             if ended && !answered {
-                std::thread::sleep(AGAIN);
+                std::thread::sleep(RESEND_DELAY);
             }
         }
     }
 
-    /// Sends a report; whether it was answered.
+    /// Sends a report. Returns true if it was answered.
     fn report(&mut self) -> bool {
-        let (report, begun) = (self.written(), Instant::now());
+        let (report, begun) = (self.next_report(), Instant::now());
         match self.send(&report) {
             Ok(answer) => self.take(answer),
             Err(error) => {
-                // This process was stopped meanwhile (its job was suspended): the coordinator had no chance to answer.
-                if begun.elapsed() > 2 * REQUEST {
+                // This process was suspended meanwhile (e.g. by Slurm), so the coordinator could not answer.
+                if begun.elapsed() > 2 * REQUEST_TIMEOUT {
                     (self.heard, self.refused) = (Instant::now(), None);
                 }
-                self.doubt(&error);
+                self.handle_silence(&error);
                 return false;
             }
         }
         true
     }
 
-    /// Sends a report, and verifies the answer: what anybody else answers is as good as no answer.
+    /// Sends a report and verifies the signature of the reply; any other reply counts as none.
     fn send(&mut self, report: &WorkerReport) -> Result<ReportReply, ureq::Error> {
         let body = serde_json::to_vec(report).map_err(ureq::Error::Json)?;
         let request = self.agent.post(&self.url).header("Authorization", self.signer.sign(&body));
@@ -270,35 +271,35 @@ impl Post {
         let signature =
             answer.headers().get(SIGNATURE_HEADER).and_then(|value| value.to_str().ok()).unwrap_or_default();
         if !self.signer.verify_reply(&text, signature) {
-            return Err(ureq::Error::Other("the answer is not signed with the secret of this attempt".into()));
+            return Err(ureq::Error::Other("the reply is not signed with the secret of this attempt".into()));
         }
         serde_json::from_slice(&text).map_err(ureq::Error::Json)
     }
 
-    /// It was not answered. Ends this process if the coordinator is gone.
-    fn doubt(&mut self, error: &ureq::Error) {
+    /// Handles an unanswered report. Exits if the coordinator is gone.
+    fn handle_silence(&mut self, error: &ureq::Error) {
         let is_refused = matches!(error, ureq::Error::Io(error) if error.kind() == ErrorKind::ConnectionRefused);
-        // It has never answered, and knows neither the path of a report nor its signature.
+        // It has never answered, and rejects the path or the signature of reports.
         let is_foreign = matches!(error, ureq::Error::StatusCode(401 | 404)) && self.versions.is_some();
         self.refused = (is_refused || is_foreign).then(|| self.refused.unwrap_or_else(Instant::now));
-        let is_over = self.refused.is_some_and(|since| since.elapsed() > REFUSED);
+        let is_over = self.refused.is_some_and(|since| since.elapsed() > REFUSED_TIMEOUT);
         if is_foreign && is_over {
             let url = &self.url;
             tracing::error!(
-                "{url} refuses this rank's reports ({error}): it is a coordinator of another version; ending"
+                "{url} rejects this rank's reports ({error}): the coordinator has another version; exiting"
             );
-            leave::now(exit::USAGE);
+            leave::exit_now(exit::USAGE);
         }
         let silent = self.heard.elapsed();
         if silent > self.patience || is_over {
-            tracing::error!("the coordinator has not answered for {} s ({error}); ending", silent.as_secs());
-            // Other threads compute, or wait in MPI for ranks that end in the same way.
-            leave::now(exit::UNSUPERVISED);
+            tracing::error!("no reply from the coordinator for {} s ({error}); exiting", silent.as_secs());
+            // Other threads compute, or wait in MPI for ranks that exit the same way.
+            leave::exit_now(exit::UNSUPERVISED);
         }
         tracing::debug!(url = %self.url, rank = self.rank, "the coordinator does not answer: {error}");
     }
 
-    fn written(&self) -> WorkerReport {
+    fn next_report(&self) -> WorkerReport {
         let state = self.shared.state();
         WorkerReport {
             rank: self.rank,
@@ -308,7 +309,7 @@ impl Post {
             phase: state.phase,
             seconds_in_phase: state.since.elapsed().as_secs_f64(),
             has_received_sigterm: self.terminated.load(Ordering::Relaxed),
-            acknowledged_command: state.orders.acknowledged(),
+            acknowledged_command: state.commands.acknowledged(),
             versions: self.versions.clone(),
             messages: state.outbox.batch(),
         }
@@ -322,7 +323,7 @@ impl Post {
         let mut state = self.shared.state();
         state.outbox.acknowledge(answer.acknowledged);
         self.shared.acknowledged.notify_all();
-        answer.command.into_iter().for_each(|command| state.orders.receive(command));
+        answer.command.into_iter().for_each(|command| state.commands.receive(command));
     }
 }
 

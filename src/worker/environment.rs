@@ -1,10 +1,10 @@
-//! The environment of this process, where no coordinator has prepared it.
+//! Environment variables of a process without a coordinator.
 
 use lambert_config::gpu_environment;
 use lambert_control::URL_VARIABLE;
 
-/// Sets what libraries of a GPU read ([`gpu_environment`]), and returns it. Ranks under a coordinator have it from there.
-/// Only a process with one thread may do this: call it first in `main`. With more threads nothing is set.
+/// Sets the defaults of GPU libraries ([`gpu_environment`]) and returns them. Under a coordinator the ranks inherit
+/// them. Sound only in a single-threaded process: call it first in `main`. With more threads it sets nothing.
 pub fn prepare(deterministic: bool) -> Vec<(&'static str, &'static str)> {
     let threads = std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count);
     if threads != 1 || std::env::var_os(URL_VARIABLE).is_some() {

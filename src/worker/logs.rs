@@ -1,5 +1,5 @@
-//! What a rank prints goes to a file on its host, too: the lines of the log, and what libraries print, to the last word of
-//! one that crashes. The coordinator may be cut off, or have an output that nobody keeps.
+//! Copies a rank's output to a log file on its host: log lines, and output of libraries up to a crash. The
+//! coordinator may be unreachable, or its output discarded.
 
 use std::fs;
 use std::io;
@@ -14,44 +14,44 @@ use lambert_store::private_dir;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::geteuid;
 
-/// Attempts of a run whose files are kept on a host.
-const KEPT: u32 = 20;
-/// A run's files are removed from a host when nothing was written there for so long.
-const FORGOTTEN: Duration = Duration::from_secs(30 * 24 * 3600);
+/// Attempts of a run whose logs are kept on a host.
+const KEPT_ATTEMPTS: u32 = 20;
+/// Age without writes after which a run's logs are removed from a host.
+const STALE_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// Copies to the file `$0` and on.
+/// Copies standard input to the file `$0` and to standard output.
 const TEE: &str = r#"trap "" TERM; exec tee --append --ignore-interrupts --output-error=warn-nopipe -- "$0""#;
 
-/// Why there is no such file.
+/// Failure to open a rank's log.
 #[derive(Debug, thiserror::Error)]
 pub enum RankLogError {
-    /// The folder or the file cannot be made.
+    /// The directory or file cannot be created.
     #[error("cannot write {}", path.display())]
     Write {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
-    /// Somebody else could put another file in its place.
+    /// Another user owns the directory and could replace the file.
     #[error("{} belongs to user {owner}, expected this user or root", path.display())]
     NotOurs {
-        /// The folder.
+        /// The directory.
         path: PathBuf,
-        /// The number of its user.
+        /// Uid of its owner.
         owner: u32,
     },
-    /// There is no program that copies.
+    /// The copying program cannot be started.
     #[error("cannot start tee (coreutils)")]
     Tee(#[source] io::Error),
 }
 
-/// From here on standard output and standard error go to this rank's log in `folder`, the folder of an attempt in the run's
-/// own, and on to where standard error went. A process of its own copies them, so that nothing is lost when this one
-/// crashes; it ends with this one. The folders of old attempts, and of runs that are long over, are removed.
+/// Redirects standard output and standard error to this rank's log in `folder` (an attempt's directory), and on to
+/// the previous standard error. A separate process copies them, so that nothing is lost in a crash; it exits with
+/// this process. Removes logs of old attempts and of runs that ended long ago.
 ///
 /// # Errors
-/// The file cannot be written; everything goes where it went.
+/// The file cannot be written; the output is not redirected.
 pub fn begin(folder: &Path, rank: usize) -> Result<(), RankLogError> {
     let file = folder.join(host_paths::rank_log(rank));
     let failed = |path: &Path| {
@@ -59,29 +59,30 @@ pub fn begin(folder: &Path, rank: usize) -> Result<(), RankLogError> {
         |source| RankLogError::Write { path, source }
     };
     create(folder)?;
-    // Told here rather than by tee.
+    // Reports an error here rather than in tee.
     fs::File::options().create(true).append(true).open(&file).map_err(failed(&file))?;
-    if let Some(folders) = LogFolders::around(folder) {
-        forget_old(folders);
-        forget_runs(folders.all, SystemTime::now());
+    if let Some(folders) = LogFolders::from_attempt(folder) {
+        remove_old_attempts(folders);
+        remove_stale_runs(folders.all, SystemTime::now());
     }
     let system = |error: rustix::io::Errno| RankLogError::Tee(error.into());
     let (out, into) = pipe_with(PipeFlags::CLOEXEC).map_err(system)?;
     let on = rustix::io::fcntl_dupfd_cloexec(io::stderr(), 3).map_err(system)?;
     let mut tee = Command::new("sh");
-    // It goes on if nobody reads any more, and no signal to a group or to all processes ends it: the end of the pipe does.
+    // tee continues without a reader and ignores signals to a group or to all processes; it exits at the end of the
+    // pipe.
     tee.args(["-c", TEE]).arg(&file).process_group(0);
     tee.stdin(out).stdout(on).stderr(Stdio::null()).spawn().map_err(RankLogError::Tee)?;
     rustix::stdio::dup2_stdout(&into).map_err(system)?;
     rustix::stdio::dup2_stderr(&into).map_err(system)
 }
 
-/// Creates the folder of an attempt, the run's and that of all runs.
+/// Creates the log directories of an attempt, of its run, and of all runs.
 ///
 /// # Errors
-/// One of them cannot be created, or is another user's.
+/// A directory cannot be created or belongs to another user.
 pub fn create(folder: &Path) -> Result<(), RankLogError> {
-    if let Some(LogFolders { all, run, attempt }) = LogFolders::around(folder) {
+    if let Some(LogFolders { all, run, attempt }) = LogFolders::from_attempt(folder) {
         prepare_all(all)?;
         for path in [run, attempt] {
             let failed = |source| RankLogError::Write { path: path.to_owned(), source };
@@ -91,8 +92,8 @@ pub fn create(folder: &Path) -> Result<(), RankLogError> {
     Ok(())
 }
 
-/// Creates the folder of all runs. Where anybody can create it, as in /tmp, it must be this user's alone; in another place an
-/// administrator may have made it for several users.
+/// Creates the log directory of all runs. Below a parent that others can write to, such as /tmp, it must be private;
+/// elsewhere an administrator may have created it for several users.
 fn prepare_all(all: &Path) -> Result<(), RankLogError> {
     let failed = |source| RankLogError::Write { path: all.to_owned(), source };
     let parent = all.parent().unwrap_or(all);
@@ -108,19 +109,21 @@ fn prepare_all(all: &Path) -> Result<(), RankLogError> {
     Ok(())
 }
 
-/// Removes the folders of attempts long before this one.
-fn forget_old(folders: LogFolders<'_>) {
+/// Removes the logs of attempts long before this one.
+fn remove_old_attempts(folders: LogFolders<'_>) {
     let number = |path: &Path| host_paths::attempt_of_logs(path.file_name()?.to_str()?);
     let Some(own) = number(folders.attempt) else { return };
     let entries = fs::read_dir(folders.run).into_iter().flatten().flatten();
-    for path in entries.map(|entry| entry.path()).filter(|path| number(path).is_some_and(|old| old + KEPT <= own)) {
-        // Another rank of this host may be at it, too.
+    for path in
+        entries.map(|entry| entry.path()).filter(|path| number(path).is_some_and(|old| old + KEPT_ATTEMPTS <= own))
+    {
+        // Another rank of this host may remove it concurrently.
         let _ = fs::remove_dir_all(path);
     }
 }
 
-/// Removes the folders of runs, among whatever else is in `all`, in which nothing was written for long.
-fn forget_runs(all: &Path, now: SystemTime) {
+/// Removes the logs of runs, among other entries of `all`, that had no writes for long.
+fn remove_stale_runs(all: &Path, now: SystemTime) {
     let within = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let name = |path: &Path| path.file_name().and_then(|name| name.to_str()).map(str::to_owned).unwrap_or_default();
     let is_run = |path: &Path| {
@@ -130,7 +133,7 @@ fn forget_runs(all: &Path, now: SystemTime) {
     };
     let is_old = |path: &Path| {
         let written = path.symlink_metadata().and_then(|facts| facts.modified());
-        written.is_ok_and(|written| now.duration_since(written).is_ok_and(|ago| ago > FORGOTTEN))
+        written.is_ok_and(|written| now.duration_since(written).is_ok_and(|ago| ago > STALE_AGE))
     };
     let is_over = |run: &Path| {
         is_old(run) && within(run).all(|attempt| is_old(&attempt) && within(&attempt).all(|file| is_old(&file)))
@@ -146,7 +149,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn runs_that_are_long_over_are_forgotten() {
+    fn logs_of_stale_runs_are_removed() {
         let all = tempfile::tempdir().unwrap();
         let folder = |name: &str| all.path().join(name);
         for name in ["run-0123abcd/attempt-000001", "mine-0123abcd/letters", "run/attempt-000001"] {
@@ -155,19 +158,19 @@ mod tests {
         }
         let left = || ["run-0123abcd", "mine-0123abcd", "run"].map(|name| folder(name).exists());
         let now = SystemTime::now();
-        forget_runs(all.path(), now + FORGOTTEN / 2);
+        remove_stale_runs(all.path(), now + STALE_AGE / 2);
         assert_eq!(left(), [true; 3], "somebody may still want to read it");
         let log = fs::File::open(folder("run-0123abcd/attempt-000001/rank-00000.log")).unwrap();
-        log.set_modified(now + FORGOTTEN).unwrap();
-        forget_runs(all.path(), now + FORGOTTEN * 3 / 2);
+        log.set_modified(now + STALE_AGE).unwrap();
+        remove_stale_runs(all.path(), now + STALE_AGE * 3 / 2);
         assert_eq!(left(), [true; 3], "a rank still writes there");
-        forget_runs(all.path(), now + FORGOTTEN * 3);
+        remove_stale_runs(all.path(), now + STALE_AGE * 3);
         assert_eq!(left(), [false, true, true], "what is not ours stays");
     }
 
-    /// Whoever may write to a place decides what has to be true of a folder there.
+    /// The parent's permissions decide the required state of the directory.
     #[test]
-    fn folders_that_others_made_are_refused() {
+    fn folders_of_other_users_are_rejected() {
         if !geteuid().is_root() {
             eprintln!("SKIPPED: only root can act as another user");
             return;
@@ -194,7 +197,7 @@ mod tests {
         nobody_in(&place.path().join("logs"), &run, &nobody);
         refused(&run.join("attempt-000001"));
         assert_eq!(fs::read_dir(&run).unwrap().count(), 0);
-        // Root's, and everybody may write to it: others may have put folders there.
+        // Owned by root and world-writable: others may have created directories there.
         let roots = place.path().join("open");
         fs::create_dir(&roots).unwrap();
         mode(&roots, 0o777);
@@ -202,7 +205,7 @@ mod tests {
         assert!(error.contains("other users may write to it (mode 0777)"), "{error}");
     }
 
-    /// Lets nobody make a folder in one that is open for a moment.
+    /// Creates a directory as user nobody in a parent that is world-writable for a moment.
     fn nobody_in(parent: &Path, path: &Path, nobody: &dyn Fn(&Path)) {
         fs::set_permissions(parent, fs::Permissions::from_mode(0o777)).unwrap();
         nobody(path);
@@ -218,7 +221,7 @@ mod tests {
         }
         let other = folder(25).with_file_name("other");
         fs::create_dir(&other).unwrap();
-        forget_old(LogFolders::around(&folder(25)).unwrap());
+        remove_old_attempts(LogFolders::from_attempt(&folder(25)).unwrap());
         let left: Vec<u32> = [1, 5, 6, 24].into_iter().filter(|number| folder(*number).exists()).collect();
         assert_eq!(left, [6, 24]);
         assert!(other.exists());

@@ -1,4 +1,4 @@
-//! How many tokens a micro-batch has, for this attempt: what the configuration says, or the largest that fits into the cards.
+//! Micro-batch sizes of an attempt, tokens: as configured, or the largest that fit into GPU memory.
 
 use std::collections::BTreeMap;
 
@@ -14,13 +14,13 @@ use crate::gpu::{DeviceError, Gpu};
 use crate::worker::agreement;
 use crate::worker::session::{Datasets, Session};
 
-/// Tokens of a micro-batch at most, of each stage. All ranks call it together and come to the same end: before anything of the
-/// training state is on a card.
+/// Returns the maximum tokens of a micro-batch of each stage. Collective; call it before any training state is on a
+/// GPU.
 ///
 /// # Errors
-/// A stage does not fit into a card.
+/// A stage does not fit into GPU memory.
 pub fn settle(session: &Session, group: &mut dyn Group, datasets: &Datasets) -> Result<Vec<usize>, Error> {
-    let room = least(group, session.card.as_ref())?;
+    let room = least_free_gpu(group, session.gpu.as_ref())?;
     let data: Vec<DatasetShape> = datasets.stages.iter().map(|dataset| dataset.sizes()).collect();
     let config = &session.config;
     let chosen = fit::micro_batches(config, &data, session.world, room.as_ref()).map_err(|short| {
@@ -28,13 +28,13 @@ pub fn settle(session: &Session, group: &mut dyn Group, datasets: &Datasets) -> 
         if is_passing { DeviceError::InsufficientFreeMemory(error.to_string()).into() } else { error }
     })?;
     if session.is_first() {
-        tell(session, &chosen)?;
+        report(session, &chosen)?;
     }
     Ok(chosen)
 }
 
-/// Tells people what was chosen for the stages that leave it open, and the run's store, by attempt.
-fn tell(session: &Session, chosen: &[usize]) -> Result<(), Error> {
+/// Reports the sizes of stages that leave them open, and records them in the run's store by attempt.
+fn report(session: &Session, chosen: &[usize]) -> Result<(), Error> {
     let open = session.config.stage.iter().zip(chosen);
     let open: BTreeMap<&str, usize> = open
         .filter(|(stage, _)| stage.micro_batch_tokens == TokenBudget::Auto)
@@ -50,9 +50,9 @@ fn tell(session: &Session, chosen: &[usize]) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a rank tells of its card.
+/// GPU memory of a rank.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct CardRoom {
+struct GpuMemory {
     host: String,
     bus: String,
     name: String,
@@ -60,29 +60,29 @@ struct CardRoom {
     memory: u64,
 }
 
-/// The card that has the least room for a rank; the same on all ranks. `None` if none has a card.
-fn least(group: &mut dyn Group, card: Option<&Gpu>) -> Result<Option<GpuBudget>, Error> {
-    let own = card.map(|card| CardRoom {
+/// Returns the GPU with the least free memory per rank, equal on all ranks; `None` if no rank has a GPU. Collective.
+fn least_free_gpu(group: &mut dyn Group, gpu: Option<&Gpu>) -> Result<Option<GpuBudget>, Error> {
+    let own = gpu.map(|gpu| GpuMemory {
         host: lambert_store::host::name(),
-        bus: card.properties.pci_bus_id.clone(),
-        name: card.name(),
-        free: card.free_memory,
-        memory: card.properties.memory,
+        bus: gpu.properties.pci_bus_id.clone(),
+        name: gpu.name(),
+        free: gpu.free_memory,
+        memory: gpu.properties.memory,
     });
-    agreement::together(group, &own, least_of)
+    agreement::gather_and_decide(group, &own, least_of)
 }
 
-/// Ranks that share a card have equal parts of what is free.
-fn least_of(all: &[Option<CardRoom>]) -> Option<GpuBudget> {
+/// Divides the free memory of a GPU evenly between the ranks that share it.
+fn least_of(all: &[Option<GpuMemory>]) -> Option<GpuBudget> {
     let mut sharing = BTreeMap::<(&str, &str), u64>::new();
-    for card in all.iter().flatten() {
-        *sharing.entry((&card.host, &card.bus)).or_default() += 1;
+    for gpu in all.iter().flatten() {
+        *sharing.entry((&gpu.host, &gpu.bus)).or_default() += 1;
     }
-    let rooms = all.iter().enumerate().filter_map(|(rank, card)| {
-        let card = card.as_ref()?;
-        let ranks = sharing[&(&*card.host, &*card.bus)];
-        let name = format!("card {} of host {}", card.name, card.host);
-        Some(GpuBudget { rank, gpu: name, free: card.free / ranks, memory: card.memory / ranks })
+    let rooms = all.iter().enumerate().filter_map(|(rank, gpu)| {
+        let gpu = gpu.as_ref()?;
+        let ranks = sharing[&(&*gpu.host, &*gpu.bus)];
+        let name = format!("GPU {} on host {}", gpu.name, gpu.host);
+        Some(GpuBudget { rank, gpu: name, free: gpu.free / ranks, memory: gpu.memory / ranks })
     });
     rooms.min_by_key(|room| (room.free, room.rank))
 }
@@ -92,22 +92,22 @@ mod tests {
     use super::*;
     use crate::gpu::{GpuProperties, Libtorch};
 
-    fn told(host: &str, bus: &str, free: u64) -> Option<CardRoom> {
-        Some(CardRoom { host: host.into(), bus: bus.into(), name: format!("0 (X, {bus})"), free, memory: 100 })
+    fn memory(host: &str, bus: &str, free: u64) -> Option<GpuMemory> {
+        Some(GpuMemory { host: host.into(), bus: bus.into(), name: format!("0 (X, {bus})"), free, memory: 100 })
     }
 
     #[test]
-    fn the_least_room_is_found_and_shared_cards_are_divided() {
+    fn the_least_memory_is_found_and_shared_gpus_are_divided() {
         assert_eq!(least_of(&[None, None]), None);
-        let least = |all: &[Option<CardRoom>]| least_of(all).map(|room| (room.rank, room.free, room.memory));
-        assert_eq!(least(&[told("a", "1", 90), None, told("b", "1", 80)]), Some((2, 80, 100)));
-        assert_eq!(least(&[told("a", "1", 70), told("a", "2", 60), told("a", "1", 66)]), Some((2, 33, 50)));
-        let room = least_of(&[told("a", "1", 90)]).unwrap();
-        assert_eq!(room.gpu, "card 0 (X, 1) of host a");
+        let least = |all: &[Option<GpuMemory>]| least_of(all).map(|room| (room.rank, room.free, room.memory));
+        assert_eq!(least(&[memory("a", "1", 90), None, memory("b", "1", 80)]), Some((2, 80, 100)));
+        assert_eq!(least(&[memory("a", "1", 70), memory("a", "2", 60), memory("a", "1", 66)]), Some((2, 33, 50)));
+        let room = least_of(&[memory("a", "1", 90)]).unwrap();
+        assert_eq!(room.gpu, "GPU 0 (X, 1) on host a");
     }
 
-    /// A card with so many bytes free, on a bus of its own.
-    fn card(free: u64) -> Gpu {
+    /// A GPU with `free` bytes of free memory and its own bus ID.
+    fn gpu(free: u64) -> Gpu {
         let properties = GpuProperties {
             name: "X".into(),
             compute_capability: (9, 0),
@@ -119,18 +119,20 @@ mod tests {
     }
 
     #[test]
-    fn all_ranks_know_the_same() {
-        let rooms = |free: [Option<u64>; 3]| {
+    fn all_ranks_get_the_same_gpu() {
+        let gpus = |free: [Option<u64>; 3]| {
             let ranks = lambert_collective::local::group(3).into_iter().zip(free);
             let threads: Vec<_> = ranks
-                .map(|(mut ends, free)| std::thread::spawn(move || least(&mut *ends.group, free.map(card).as_ref())))
+                .map(|(mut ends, free)| {
+                    std::thread::spawn(move || least_free_gpu(&mut *ends.group, free.map(gpu).as_ref()))
+                })
                 .collect();
             let mut rooms: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect();
             rooms.dedup();
-            assert_eq!(rooms.len(), 1, "ranks know different things");
+            assert_eq!(rooms.len(), 1, "ranks disagree");
             rooms.remove(0).map(|room| (room.rank, room.free))
         };
-        assert_eq!(rooms([None; 3]), None);
-        assert_eq!(rooms([Some(80), None, Some(70)]), Some((2, 70)));
+        assert_eq!(gpus([None; 3]), None);
+        assert_eq!(gpus([Some(80), None, Some(70)]), Some((2, 70)));
     }
 }

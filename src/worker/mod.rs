@@ -1,15 +1,15 @@
-//! A rank's process: its place in the run, the control channel, and the host it runs on.
+//! A worker process: run session, control channel, and host resources.
 //!
-//! - [`session`]: what a rank holds while it trains: configuration, world, control channel, store
+//! - [`session`]: configuration, world, control channel, store and device of a rank
 //! - [`control`]: the worker's end of the control channel
-//! - [`agreement`]: what ranks tell each other after a step
-//! - [`nccl_report`]: what NCCL has chosen to sum with
-//! - [`micro_batch_size`]: whether micro-batches fit into the GPUs, and how large they are where that is left open
-//! - [`peak`]: the speed of a device; [`stopwatch`]: seconds; [`trace`]: what a rank does in chosen steps
-//! - [`output`]: results on standard output; [`logs`]: what a rank prints, in a file of its host
-//! - [`cleanup`]: what its launcher leaves on a host, removed; [`host_share`]: a rank's part of its host; `cpu_affinity`: on which
-//!   processors it runs
-//! - [`leave`]: the end of a worker beside threads that are stuck; [`environment`]: the environment of this process
+//! - [`agreement`]: votes of the ranks in each step's all-reduce
+//! - [`nccl_report`]: version, variables and transports of NCCL
+//! - [`micro_batch_size`]: micro-batch sizes that fit into GPU memory
+//! - [`peak`]: matmul throughput of a device; [`stopwatch`]: elapsed time; [`trace`]: Chrome traces of selected steps
+//! - [`output`]: results on standard output; [`logs`]: log file of a rank on its host
+//! - [`cleanup`]: removal of the launcher's files from a host; [`host_share`]: CPUs per rank; `cpu_affinity`: CPU
+//!   pinning
+//! - [`leave`]: exit with threads that cannot be joined; [`environment`]: environment variables of GPU libraries
 
 pub mod agreement;
 pub mod cleanup;

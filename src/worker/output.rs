@@ -1,13 +1,13 @@
-//! Standard output: results, which a reader may have seen enough of.
+//! Results on standard output, whose reader may close the pipe early.
 
 use std::io::{self, Write};
 
 use crate::error::Error;
 
-/// Writes a line of results. That its reader (`| head`) has gone is no failure.
+/// Writes a line of results. A closed pipe (`| head`) is not an error.
 ///
 /// # Errors
-/// It cannot be written for another reason, as a full disk.
+/// Any other write error, such as a full disk.
 pub fn line(text: &str) -> Result<(), Error> {
     let mut output = io::stdout().lock();
     let written = writeln!(output, "{text}").and_then(|()| output.flush());

@@ -1,4 +1,4 @@
-//! The speed of a device in a matrix product: what the utilization of a run is measured against.
+//! Matmul throughput of a device, the reference for the utilization of a run.
 
 use tch::{Kind, Tensor};
 
@@ -6,13 +6,13 @@ use super::stopwatch::Stopwatch;
 use crate::kernels::Kernels;
 use crate::torch::{self, TorchError};
 
-/// Width of the matrices whose product shows what a device can do: a card needs larger ones.
-pub fn peak_width(card: bool) -> i64 {
-    if card { 8192 } else { 1024 }
+/// Matrix width that saturates a device: larger on a GPU.
+pub fn peak_width(is_gpu: bool) -> i64 {
+    if is_gpu { 8192 } else { 1024 }
 }
 
-/// Floating-point operations a second of this rank in a product of two square matrices of `width` in `kind`: the best of a few
-/// by each of the two functions that a training step uses (in main memory those are MKL and oneDNN).
+/// Measures the throughput of this rank, FLOP/s, in a product of two square matrices of `width` and dtype `kind`: the
+/// best of several runs of the two functions that a training step uses (on the CPU MKL and oneDNN).
 pub fn matmul_peak(kernels: &dyn Kernels, kind: Kind, width: i64) -> Result<f64, TorchError> {
     torch::guard(|| {
         let ones = |shape: &[i64]| kernels.zeros(shape, kind) + 1.0;
@@ -22,7 +22,7 @@ pub fn matmul_peak(kernels: &dyn Kernels, kind: Kind, width: i64) -> Result<f64,
         for _ in 0..6 {
             for product in products {
                 let mut watch = Stopwatch::start();
-                // A number of it, which has to be waited for.
+                // Fetching an element waits for the product.
                 kernels.fetch(&product().flatten(0, -1).narrow(0, 0, 1).to_kind(Kind::Double));
                 best = best.min(watch.lap());
             }

@@ -1,4 +1,4 @@
-//! What a rank holds while it trains, beside the training state.
+//! Session of a rank: configuration, store, lease, device and control channel.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use lambert_dataset::{Dataset, DatasetError, check_compatibility};
 use lambert_plan::memory;
 use lambert_store::lease::Lease;
 use lambert_store::run::CONFIG;
-use lambert_store::{Patience, Store};
+use lambert_store::{RetryPolicy, Store};
 use tch::Kind;
 
 use super::agreement;
@@ -27,37 +27,37 @@ use crate::worker::host_share::HostShare;
 use crate::worker::leave;
 use crate::worker::nccl_report;
 
-/// A rank's place in a run.
+/// Session of a rank in a run.
 pub struct Session {
     /// The resolved configuration.
     pub config: RunConfig,
-    /// sha256 of the resolved configuration's file.
+    /// SHA-256 of the resolved configuration file.
     pub config_sha256: String,
     /// The run's store.
     pub store: Store,
-    /// The attempt that this process belongs to.
+    /// Lease of this process's attempt.
     pub lease: Lease,
-    /// This rank, from 0.
+    /// Rank, from 0.
     pub rank: usize,
-    /// All ranks.
+    /// World size.
     pub world: usize,
-    /// This rank's host, as it was before the rank was bound to some of its processors.
+    /// CPUs and ranks of this host, before the rank was pinned.
     pub host: HostShare,
-    /// Whether NCCL sums gradients.
+    /// True if NCCL reduces gradients.
     pub nccl: bool,
-    /// The coordinator.
+    /// Channel to the coordinator.
     pub control: Arc<Control>,
-    /// The device that this rank computes on.
+    /// Kernels of this rank's device.
     pub kernels: Arc<dyn Kernels>,
-    /// The card, if it is one.
-    pub card: Option<Gpu>,
-    /// Floating-point operations a second of all ranks together, in a matrix product.
+    /// The GPU, if the device is one.
+    pub gpu: Option<Gpu>,
+    /// Matmul throughput of all ranks together, FLOP/s.
     pub peak: f64,
 }
 
 impl Session {
-    /// Joins attempt `attempt` of the run at `url`, which has `world` ranks if that is known, to compute on `device`; also
-    /// returns the way to the other ranks.
+    /// Joins attempt `attempt` of the run at `url` with `world` ranks, if known, on `device`. Also returns the
+    /// collective endpoints.
     pub fn open(
         url: &str,
         attempt: u32,
@@ -72,34 +72,34 @@ impl Session {
         let mut ranks = join(&config, world)?;
         let (rank, world) = (ranks.group.rank(), ranks.group.world_size());
         let sums = device.take_nccl();
-        let (kernels, card) = device.kernels(lambert_collective::world::detect().as_ref(), config.model.precision)?;
-        check_devices(&mut *ranks.group, card.as_ref(), sharing(config.device.share, sums.is_some()))?;
-        let kind = kind(&config, card.as_ref())?;
+        let (kernels, gpu) = device.kernels(lambert_collective::world::detect().as_ref(), config.model.precision)?;
+        check_devices(&mut *ranks.group, gpu.as_ref(), sharing(config.device.share, sums.is_some()))?;
+        let kind = compute_kind(&config, gpu.as_ref())?;
         let (host, nccl) = (HostShare::count(), sums.is_some());
-        bind(rank, config.device.threads, card.as_ref());
-        let mut peak = [peak::matmul_peak(&*kernels, kind, peak::peak_width(card.is_some()))?];
+        bind(rank, config.device.threads, gpu.as_ref());
+        let mut peak = [peak::matmul_peak(&*kernels, kind, peak::peak_width(gpu.is_some()))?];
         ranks.group.all_reduce_sum_f64(&mut peak)?;
         let peak = peak[0];
         let session =
-            Self { config, config_sha256, store, lease, rank, world, host, nccl, control, kernels, card, peak };
-        if let (Some(sums), Some(card)) = (sums, &session.card) {
-            ranks = sum_by_nccl(ranks, &sums, card, nccl_options(&session.config.cluster))?;
+            Self { config, config_sha256, store, lease, rank, world, host, nccl, control, kernels, gpu, peak };
+        if let (Some(sums), Some(gpu)) = (sums, &session.gpu) {
+            ranks = use_nccl_reducer(ranks, &sums, gpu, nccl_options(&session.config.cluster))?;
             let attempt = session.lease.attempt();
-            let warnings = nccl_report::tell(&mut *ranks.group, &sums, &session.store, attempt)?;
+            let warnings = nccl_report::report(&mut *ranks.group, &sums, &session.store, attempt)?;
             warnings.into_iter().for_each(|warning| session.warn(warning));
         }
         Ok((session, ranks))
     }
 
-    /// Whether this rank speaks for all.
+    /// True on rank 0.
     pub fn is_first(&self) -> bool {
         self.rank == 0
     }
 
-    /// Reports a lost lease instead of the error of a write that came of it, and names a card that is lost.
+    /// Replaces a write error by the lost lease that caused it, and names a GPU that failed.
     pub fn explain(&self, error: Error) -> Error {
-        if let (Some(said), Some(card)) = (error.gpu_failure(), &self.card) {
-            return Error::GpuLost { gpu: card.name(), message: said.to_owned() };
+        if let (Some(said), Some(gpu)) = (error.gpu_failure(), &self.gpu) {
+            return Error::GpuLost { gpu: gpu.name(), message: said.to_owned() };
         }
         match error {
             Error::Save { .. } | Error::Store(_) => self.lost_lease().map_or(error, Error::Store),
@@ -107,23 +107,24 @@ impl Session {
         }
     }
 
-    /// That another attempt has taken the run. A folder that hangs is not waited for.
+    /// Returns the error of a lost lease, if it is lost. Does not wait for a hanging file system.
     fn lost_lease(&self) -> Option<lambert_store::Error> {
         let lease = self.lease.clone();
-        leave::within(2 * BRIEF, move || loss(&lease))?
+        leave::run_with_timeout(2 * BRIEF, move || lease_loss(&lease))?
     }
 
-    /// Whether all ranks end now, with what is saved: rank 0 knows that a stop is requested. All call it together.
+    /// Returns true on all ranks if a stop is requested on rank 0; they then end with the last checkpoint.
+    /// Collective.
     ///
     /// # Errors
-    /// They cannot exchange it.
+    /// A failed collective.
     pub fn agree_on_stop(&self, collective: &mut dyn Group) -> Result<bool, Error> {
-        let mut word = vec![u8::from(self.is_first() && self.control.stop_is_requested())];
-        collective.broadcast_bytes(&mut word, 0)?;
-        Ok(word == [1])
+        let mut is_stop = vec![u8::from(self.is_first() && self.control.stop_is_requested())];
+        collective.broadcast_bytes(&mut is_stop, 0)?;
+        Ok(is_stop == [1])
     }
 
-    /// Tells people something, through the coordinator where there is one.
+    /// Warns the user, through the coordinator if there is one.
     pub fn warn(&self, message: String) {
         match self.control.is_connected() {
             true => self.control.event(EventKind::Warning { message }),
@@ -132,39 +133,39 @@ impl Session {
     }
 }
 
-/// How long a store that is away is asked for a lease.
+/// Retry limit of a lease check.
 const BRIEF: Duration = Duration::from_secs(5);
 
-/// Whether a lease is lost, as an error that says so. A store that is away is not waited for.
-pub fn loss(lease: &Lease) -> Option<lambert_store::Error> {
-    let brief = Patience { total: BRIEF, ..Patience::default() };
-    lease.with_patience(brief).check().err().filter(lambert_store::Error::is_lease_lost)
+/// Returns the error of a lost lease, if it is lost. Does not wait for an unreachable store.
+pub fn lease_loss(lease: &Lease) -> Option<lambert_store::Error> {
+    let brief = RetryPolicy { total_timeout: BRIEF, ..RetryPolicy::default() };
+    lease.with_retry_policy(brief).check().err().filter(lambert_store::Error::is_lease_lost)
 }
 
-/// What a rank computes in.
-fn kind(config: &RunConfig, card: Option<&Gpu>) -> Result<Kind, Error> {
-    match card {
+/// Returns the compute dtype of a rank.
+fn compute_kind(config: &RunConfig, gpu: Option<&Gpu>) -> Result<Kind, Error> {
+    match gpu {
         None if config.cluster.all_reduce.backend == Backend::Nccl => {
-            Err(Error::Usage("cluster.all_reduce.backend is nccl, and this rank computes on a processor".into()))
+            Err(Error::Usage("cluster.all_reduce.backend is nccl, but this rank computes on the CPU".into()))
         }
         None => Ok(Kind::Float),
-        Some(card) if config.cluster.all_reduce.canonical => Err(Error::Usage(format!(
-            "cluster.all_reduce.canonical is true and this rank computes on {card}, whose products are not the same in every world: \
-             device.kind = \"cpu\" computes on the processor"
+        Some(gpu) if config.cluster.all_reduce.canonical => Err(Error::Usage(format!(
+            "cluster.all_reduce.canonical is true, but this rank computes on {gpu}, whose results depend on the world size; \
+             set device.kind = \"cpu\""
         ))),
         Some(_) => Ok(model::compute_dtype(&config.model)),
     }
 }
 
-/// Binds this rank to its share of the host, and says so.
-fn bind(rank: usize, threads: usize, card: Option<&Gpu>) {
+/// Pins this rank to its share of the host's CPUs, and logs it.
+fn bind(rank: usize, threads: usize, gpu: Option<&Gpu>) {
     let binding =
-        cpu_affinity::bind(lambert_collective::world::detect().as_ref(), card.map(|card| &*card.properties.pci_bus_id));
-    let place = card.map_or_else(String::new, |card| format!(" on {card},"));
-    tracing::info!("rank {rank} computes{place} with {threads} threads, {binding}");
+        cpu_affinity::bind(lambert_collective::world::detect().as_ref(), gpu.map(|gpu| &*gpu.properties.pci_bus_id));
+    let device = gpu.map_or_else(String::new, |gpu| format!("{gpu}, "));
+    tracing::info!("rank {rank}: {device}{threads} thread(s), {binding}");
 }
 
-/// The configuration that the coordinator laid down in the run's store, and its file's sha256.
+/// Reads the configuration that the coordinator stored in the run, and the SHA-256 of its file.
 pub fn read_config(store: &Store) -> Result<(RunConfig, String), Error> {
     let bytes = match store.get(CONFIG) {
         Err(lambert_store::Error::NotFound { .. }) => {
@@ -177,7 +178,7 @@ pub fn read_config(store: &Store) -> Result<(RunConfig, String), Error> {
     Ok((Layers::default().parse(&text, &origin)?, lambert_store::hash::sha256(&bytes)))
 }
 
-/// The world at hand; that it is the attempt's is checked.
+/// Joins the world of the launcher; checks that it has `world` ranks.
 fn join(config: &RunConfig, world: Option<usize>) -> Result<Endpoints, Error> {
     if let Some(launcher) = lambert_collective::world::unsupported_launcher() {
         return Err(Error::Usage(format!("{launcher}: `lambert run` starts them")));
@@ -199,28 +200,30 @@ fn join(config: &RunConfig, world: Option<usize>) -> Result<Endpoints, Error> {
     Ok(ranks)
 }
 
-/// The same ranks with sums between their cards; MPI's own sum tells who has come.
-fn sum_by_nccl(ranks: Endpoints, sums: &Nccl, card: &Gpu, options: nccl::NcclOptions) -> Result<Endpoints, Error> {
+/// Replaces the reducer by NCCL between GPUs; MPI detects absent ranks.
+fn use_nccl_reducer(ranks: Endpoints, sums: &Nccl, gpu: &Gpu, options: nccl::NcclOptions) -> Result<Endpoints, Error> {
     let Endpoints { mut group, reducer } = ranks;
     let refused = |error: lambert_collective::Error| match error.is_nccl_unsupported() {
         true => Error::Device(DeviceError::Nccl(error)),
         false => Error::Collective(error),
     };
-    let kernels = card.kernels.clone().ok_or_else(|| Error::Usage(format!("{card} has no kernels")))?;
-    let stream = CommStream::new(card.index, kernels).map_err(DeviceError::Driver)?;
+    let kernels = gpu.kernels.clone().ok_or_else(|| Error::Usage(format!("{gpu} has no kernels")))?;
+    let stream = CommStream::new(gpu.index, kernels).map_err(DeviceError::Driver)?;
     let reducer = nccl::init(&mut *group, reducer, &sums.library, stream, options).map_err(refused)?;
     Ok(Endpoints { group, reducer })
 }
 
-/// Checks the devices of all ranks, which call this together; `sharing` says whether they may share one.
-fn check_devices(group: &mut dyn Group, card: Option<&Gpu>, sharing: DeviceSharing) -> Result<(), Error> {
-    match agreement::together(group, &RankDevice::local(card), |all: &[RankDevice]| find_conflict(all, sharing))? {
+/// Checks the devices of all ranks for conflicts. Collective; `sharing` says if ranks may share a GPU.
+fn check_devices(group: &mut dyn Group, gpu: Option<&Gpu>, sharing: DeviceSharing) -> Result<(), Error> {
+    match agreement::gather_and_decide(group, &RankDevice::local(gpu), |all: &[RankDevice]| {
+        find_conflict(all, sharing)
+    })? {
         Some(conflict) => Err(DeviceError::Conflict(conflict).into()),
         None => Ok(()),
     }
 }
 
-/// Whether ranks may have one card together.
+/// Returns the sharing rule of GPUs.
 fn sharing(is_allowed: bool, over_nccl: bool) -> DeviceSharing {
     match (is_allowed, over_nccl) {
         (false, false) => DeviceSharing::Forbidden,
@@ -230,13 +233,13 @@ fn sharing(is_allowed: bool, over_nccl: bool) -> DeviceSharing {
     }
 }
 
-/// How the ranks deal with each other over MPI.
+/// MPI options.
 fn options(cluster: &Cluster) -> mpi::MpiOptions {
-    // The coordinator knows how long a rank that lives may take.
+    // The coordinator limits the time of live ranks.
     mpi::MpiOptions { stall_timeout: stall(cluster), straggler_timeout: NEVER, wire: wire(cluster) }
 }
 
-/// How their cards do over NCCL.
+/// NCCL options.
 fn nccl_options(cluster: &Cluster) -> nccl::NcclOptions {
     nccl::NcclOptions { stall_timeout: stall(cluster), wire: wire(cluster) }
 }
@@ -253,19 +256,20 @@ fn wire(cluster: &Cluster) -> mpi::WireFormat {
     }
 }
 
-/// Ten years.
+/// Ten years: effectively no timeout.
 const NEVER: Duration = Duration::from_secs(315_360_000);
 
-/// The datasets of a run.
+/// Datasets of a run.
 pub struct Datasets {
-    /// One a stage.
+    /// One per stage.
     pub stages: Vec<Arc<Dataset>>,
-    /// The held-out samples, if any.
+    /// Held-out dataset, if any.
     pub evaluation: Option<Arc<Dataset>>,
 }
 
 impl Datasets {
-    /// Opens all of them, and checks that the model, the objective and this host's memory fit; every fault is listed.
+    /// Opens all datasets, and checks that they fit the model, the objective and this host's memory. The error lists
+    /// every problem.
     pub fn open(config: &RunConfig) -> Result<Self, Error> {
         let cache = &config.cluster.dataset_cache;
         let open = |url: &String| Ok(Arc::new(Dataset::open(url)?.with_cache(cache)));
@@ -282,7 +286,7 @@ impl Datasets {
         if faults.is_empty() { Ok(Self { stages, evaluation }) } else { Err(Error::invalid_config(CONFIG, faults)) }
     }
 
-    /// Facts of the vocabulary that all datasets share.
+    /// Returns the first dataset, for the vocabulary that all share.
     pub fn first(&self) -> &Dataset {
         &self.stages[0]
     }

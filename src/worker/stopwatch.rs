@@ -1,17 +1,17 @@
-//! The time that passes between two moments of a step.
+//! Elapsed time between points of a step.
 
 use std::time::Instant;
 
-/// Seconds since the last reading, again and again.
+/// Measures consecutive intervals.
 pub struct Stopwatch(Instant);
 
 impl Stopwatch {
-    /// Starts now.
+    /// Starts the first interval.
     pub fn start() -> Self {
         Self(Instant::now())
     }
 
-    /// Seconds since the start or the last lap.
+    /// Returns the seconds since the start or the last lap, and starts the next.
     pub fn lap(&mut self) -> f64 {
         let now = Instant::now();
         let seconds = now.duration_since(self.0).as_secs_f64();

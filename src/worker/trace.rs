@@ -1,6 +1,6 @@
-//! A trace of chosen steps: what this rank does, and when, for Perfetto or chrome://tracing.
+//! Chrome trace of selected steps of this rank, for Perfetto or chrome://tracing.
 //!
-//! The spans of the engine (`span!`) cost next to nothing in all other steps. Logs show them with `RUST_LOG=debug` only.
+//! The engine's spans (`span!`) are nearly free in other steps. Logs show them only with `RUST_LOG=debug`.
 
 use std::fs::File;
 use std::io::BufWriter;
@@ -16,16 +16,16 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{LevelFilter, dynamic_filter_fn};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Whether this step is traced.
+/// True while the current step is traced.
 static IS_ON: AtomicBool = AtomicBool::new(false);
 
-/// The trace under way, if one was asked for: the steps that it has, and the end of its file.
+/// The active trace, if requested: its steps and the guard that finishes its file.
 static TRACE: Mutex<Option<(Range<u64>, FlushGuard)>> = Mutex::new(None);
 
-/// The target of the spans that a trace has.
+/// Tracing target of the traced spans.
 const TARGET: &str = "lambert_trace";
 
-/// A layer that writes the spans of `steps` to the file `path`.
+/// Creates a layer that writes the spans of `steps` to the file `path`.
 ///
 /// # Errors
 /// The file cannot be created.
@@ -43,24 +43,24 @@ where
     Ok(layer.with_filter(filter))
 }
 
-/// To be called before step `step` (numbered as in the records) begins: the trace begins, goes on or ends with it.
+/// Starts, continues or ends the trace. Call it before step `step`, numbered as in the records.
 pub fn begin_step(step: u64) {
     let mut trace = TRACE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some((steps, _)) = &*trace else { return };
     IS_ON.store(steps.contains(&step), Ordering::Relaxed);
     if step >= steps.end {
-        // Its guard writes the end of the file.
+        // Dropping the guard finishes the file.
         *trace = None;
     }
 }
 
-/// Ends the trace, if it has not ended yet. To be called before the process ends.
+/// Ends the trace if it is active. Call it before the process exits.
 pub fn finish() {
     IS_ON.store(false, Ordering::Relaxed);
     *TRACE.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }
 
-/// Begins a span of this name, which ends when it is dropped; `key = value` after the name says more of it.
+/// Enters a span of this name until the result is dropped; `key = value` arguments add fields.
 macro_rules! span {
     ($name:literal $(, $($field:tt)*)?) => {
         tracing::debug_span!(target: "lambert_trace", $name $(, $($field)*)?).entered()

@@ -1,5 +1,5 @@
-//! What the store reaches on a checkpoint-sized object, beside what the machine reaches without it:
-//! `cargo bench --workspace --bench throughput [-- MEBIBYTES [FOLDER]]`. Each line is the median of five.
+//! Throughput of the store on a checkpoint-sized object, compared with the raw disk and object_store: `cargo bench
+//! --workspace --bench throughput [-- MEBIBYTES [FOLDER]]`. Each line is a median of five.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a benchmark reports")]
 
@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use lambert_store::{Patience, Store, hash};
+use lambert_store::{RetryPolicy, Store, hash};
 use object_store::aws::AmazonS3Builder;
 use object_store::{ObjectStoreExt, WriteMultipart};
 
@@ -32,7 +32,7 @@ fn main() {
     s3(&folder.path().join("s3"), &part);
 }
 
-/// Rounds of all contestants in turn, so that whatever else the machine does hits all of them.
+/// Runs all candidates in turn, so that other load affects all of them.
 fn contest(bytes: usize, contestants: &mut [(&str, &mut dyn FnMut())]) {
     let mut times = vec![Vec::new(); contestants.len()];
     for _ in 0..ROUNDS {
@@ -78,7 +78,7 @@ fn local(folder: &std::path::Path, bytes: &Bytes) {
 
 fn s3(folder: &std::path::Path, bytes: &Bytes) {
     let server = s3_server::Server::start(folder, 0);
-    let store = server.store_with("bench", s3_server::SECRET_KEY, Patience::default());
+    let store = server.store_with("bench", s3_server::SECRET_KEY, RetryPolicy::default());
     let size = bytes.len() as u64;
     let mut contestants: [(&str, &mut dyn FnMut()); 5] = [
         ("plain multipart put", &mut || plain_multipart(&server, bytes)),
@@ -106,7 +106,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap().block_on(future)
 }
 
-/// object_store's own writer, with its default of parallel parts.
+/// object_store's own multipart writer with its default concurrency.
 fn plain_multipart(server: &s3_server::Server, bytes: &Bytes) {
     let client = client(server);
     block_on(async {

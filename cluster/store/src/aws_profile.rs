@@ -1,17 +1,17 @@
-//! The keys that AWS's own tools keep in `~/.aws`: object_store reads the environment only.
+//! Credentials from the shared AWS files in `~/.aws`: object_store reads the environment only.
 
 use std::env::VarError;
 use std::path::PathBuf;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey as Key};
 
-/// Fills in what the environment has left open, from the profile that `AWS_PROFILE` names (or `default`).
+/// Fills in settings that the environment lacks, from the profile that `AWS_PROFILE` names (or `default`).
 ///
 /// # Errors
-/// The named profile is not in the credentials file.
+/// The named profile has no keys in the credentials file.
 pub(crate) fn fill(builder: AmazonS3Builder) -> Result<AmazonS3Builder, String> {
-    let elsewhere = [Key::AccessKeyId, Key::WebIdentityTokenFile, Key::ContainerCredentialsRelativeUri];
-    if elsewhere.iter().any(|key| builder.get_config_value(key).is_some()) {
+    let other_credentials = [Key::AccessKeyId, Key::WebIdentityTokenFile, Key::ContainerCredentialsRelativeUri];
+    if other_credentials.iter().any(|key| builder.get_config_value(key).is_some()) {
         return Ok(builder);
     }
     let (name, named) = match std::env::var("AWS_PROFILE") {
@@ -23,7 +23,7 @@ pub(crate) fn fill(builder: AmazonS3Builder) -> Result<AmazonS3Builder, String> 
     let config = file("AWS_CONFIG_FILE", "config");
     let keys = section(&credentials, &name);
     if keys.is_empty() && named {
-        return Err(format!("AWS_PROFILE is {name:?}, and the AWS credentials file has no keys for it"));
+        return Err(format!("AWS_PROFILE is {name:?}, but the AWS credentials file has no keys for it"));
     }
     let config_name = if name == "default" { name } else { format!("profile {name}") };
     let all = section(&config, &config_name).into_iter().filter(|(key, _)| key == "region").chain(keys);
@@ -48,9 +48,9 @@ fn file(variable: &str, name: &str) -> String {
 }
 
 /// The settings of one section of an INI file.
-fn section(text: &str, wanted: &str) -> Vec<(String, String)> {
+fn section(text: &str, name: &str) -> Vec<(String, String)> {
     let header = |line: &str| Some(line.strip_prefix('[')?.strip_suffix(']')?.trim().to_string());
-    let lines = text.lines().map(str::trim).skip_while(|line| header(line).as_deref() != Some(wanted)).skip(1);
+    let lines = text.lines().map(str::trim).skip_while(|line| header(line).as_deref() != Some(name)).skip(1);
     let own = lines.take_while(|line| header(line).is_none());
     let setting =
         |line: &str| line.split_once('=').map(|(key, value)| (key.trim().to_lowercase(), value.trim().to_string()));

@@ -1,4 +1,4 @@
-//! Operations on many objects at once.
+//! Batched reads and deletes.
 
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -10,39 +10,39 @@ use crate::retry;
 use crate::runtime;
 use crate::store::Store;
 
-/// Small objects that are fetched at the same time.
+/// Concurrent reads of small objects.
 const PARALLEL: usize = 32;
 
-/// Objects that one attempt deletes: what S3 takes in a request.
-const DELETED_TOGETHER: usize = 1000;
+/// Objects per delete request: S3's limit.
+const DELETE_BATCH: usize = 1000;
 
 impl Store {
-    /// Small objects of at most `limit` bytes each, in the order of `paths`; several are fetched at the same time.
+    /// Reads small objects of at most `limit` bytes each, in the order of `paths`, several concurrently.
     ///
     /// # Errors
-    /// As for [`Store::get_at_most`], of the first that fails.
+    /// As for [`Store::get_at_most`]; the first error ends the batch.
     pub fn get_all(&self, paths: &[String], limit: u64) -> Result<Vec<Bytes>> {
-        let asked = paths.iter().map(|path| self.ask("get", path)).collect::<Result<Vec<_>>>()?;
+        let asked = paths.iter().map(|path| self.prepare("get", path)).collect::<Result<Vec<_>>>()?;
         runtime::wait(async move {
-            let read = |(store, name, place): (Self, Path, retry::Place)| async move {
-                store.fetch(&name, &place, limit).await
+            let read = |(store, name, request): (Self, Path, retry::StoreRequest)| async move {
+                store.fetch(&name, &request, limit).await
             };
             stream::iter(asked).map(read).buffered(PARALLEL).try_collect().await
         })
     }
 
-    /// Deletes objects, many in a request where the store can; that one of them is not there is no error.
+    /// Deletes objects, batched where the store supports it. Missing objects are not an error.
     ///
     /// # Errors
-    /// What the store says; some objects may be deleted then.
+    /// A store error; some objects may have been deleted.
     pub fn delete_all(&self, paths: &[String]) -> Result<()> {
-        for some in paths.chunks(DELETED_TOGETHER) {
+        for some in paths.chunks(DELETE_BATCH) {
             let names = some.iter().map(|path| names::below(&self.root, path)).collect::<Result<Vec<_>>>()?;
-            // The first stands for all in messages.
-            let (store, place) = (self.clone(), self.place("delete", &some[0]));
+            // Messages name the first object of a batch.
+            let (store, request) = (self.clone(), self.request("delete", &some[0]));
             runtime::wait(async move {
                 let once = |_| delete(&store, names.clone());
-                retry::attempts(&place, store.retried(), once).await
+                retry::attempts(&request, store.retried(), once).await
             })?;
         }
         Ok(())

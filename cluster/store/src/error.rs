@@ -1,76 +1,76 @@
-//! What can go wrong with a store. Every message names the operation and the URL; none holds a credential.
+//! Store errors. Every message names the operation and the URL and contains no credential.
 
 use std::fmt;
 
-/// An operation on a store that did not do what it was asked.
+/// A failed store operation.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The URL is of no kind this crate opens, or holds what a URL must not hold (a password, a query).
+    /// The URL has an unsupported scheme, or contains a password or a query.
     #[error("cannot open {url}: {why}")]
     Url {
-        /// The URL as far as it may be shown.
+        /// The URL without secrets.
         url: String,
-        /// What is wrong with it and what was expected.
+        /// The problem and the expected form.
         why: String,
     },
-    /// An object name that could reach outside the store, or that no store takes.
+    /// An object name that could escape the store, or that no store accepts.
     #[error("{name:?} is not an object name: {why}")]
     Name {
-        /// The refused name.
+        /// The rejected name.
         name: String,
-        /// The rule it breaks.
+        /// The broken rule.
         why: &'static str,
     },
-    /// There is no such object (or bucket, or folder).
-    #[error("{operation} {url}: there is no such object")]
+    /// No such object, bucket or folder.
+    #[error("{operation} {url}: no such object")]
     NotFound {
-        /// What was tried.
+        /// Operation.
         operation: &'static str,
         /// The object's URL.
         url: String,
     },
-    /// The store refuses: no permission, no credential, or an expired one.
+    /// Access denied: no permission, no credential, or an expired one.
     #[error(
-        "{operation} {url}: access denied (are the credentials in the environment present, current and allowed to do this?)"
+        "{operation} {url}: access denied (check that the credentials in the environment are present, valid and permit this)"
     )]
     Denied {
-        /// What was tried.
+        /// Operation.
         operation: &'static str,
         /// The object's URL.
         url: String,
-        /// The store's own words.
+        /// The store's message.
         #[source]
         source: Cause,
     },
-    /// The operation failed and trying again would not help, or was tried until patience ran out.
+    /// A permanent failure, or a transient one that outlasted the retries.
     #[error("{operation} {url} failed after {attempts} attempt(s) in {seconds:.1} s")]
     Failed {
-        /// What was tried.
+        /// Operation.
         operation: &'static str,
         /// The object's URL.
         url: String,
-        /// How often it was tried.
+        /// Number of attempts.
         attempts: u32,
-        /// For how long it was tried, in seconds.
+        /// Total time of all attempts, seconds.
         seconds: f64,
         /// The last failure.
         #[source]
         source: Cause,
     },
-    /// An object is not what its writer recorded: truncated, flipped, replaced.
+    /// An object differs from what its writer recorded: truncated, corrupted or replaced.
     #[error("{url} is damaged: {what}: expected {expected}, found {found}")]
     Damaged {
         /// The object's URL.
         url: String,
-        /// Which property differs: size, sha256, format...
+        /// The property that differs: size, sha256, format...
         what: &'static str,
         /// The recorded value.
         expected: String,
         /// The value found.
         found: String,
     },
-    /// An object is larger than what its reader is prepared to hold.
-    #[error("{url} has {bytes} bytes, more than the {limit} accepted here")]
+    /// An object exceeds the reader's size limit.
+    #[error("{url} has {bytes} bytes, more than the limit of {limit}")]
     TooLarge {
         /// The object's URL.
         url: String,
@@ -79,40 +79,40 @@ pub enum Error {
         /// The reader's limit in bytes.
         limit: u64,
     },
-    /// A tensor that is being written has a number that is infinite or none: what is read refuses it.
+    /// A tensor to be written has a NaN or infinite element; readers would reject it.
     #[error("{url}: element {element} of tensor {tensor} is not finite")]
     NotFinite {
         /// The object's URL.
         url: String,
-        /// The tensor, as the object names it.
+        /// The tensor's name in the object.
         tensor: String,
-        /// The first such element, counted in the flattened tensor from 0.
+        /// The first such element, as an index into the flattened tensor.
         element: u64,
     },
     /// A checkpoint of this name is already committed.
-    #[error("{url} exists already and is never replaced")]
+    #[error("{url} already exists; checkpoints are never overwritten")]
     Exists {
         /// The object's URL.
         url: String,
     },
-    /// A checkpoint that is being committed contradicts itself or the writer.
+    /// A manifest that is inconsistent or belongs to another checkpoint.
     #[error("{url} cannot be committed: {why}")]
     Refused {
         /// The checkpoint's URL.
         url: String,
-        /// What is wrong.
+        /// The inconsistency.
         why: String,
     },
-    /// The store replaces objects that were to be created only, so that two coordinators would hold the same lease.
+    /// The store ignores create-only conditions, so two coordinators could hold the same lease.
     #[error(
-        "{url} was to be created only and was replaced: this store does not honour If-None-Match (create-only writes), \
-         which leases and commits rest on"
+        "{url} was replaced by a create-only write: this store ignores If-None-Match, which leases and \
+         commits require"
     )]
     NotCreateOnly {
         /// The object's URL.
         url: String,
     },
-    /// No attempt can be numbered after the one that an object names.
+    /// The attempt number of an object has no successor.
     #[error(
         "{url} is of attempt {attempt}, and no lease can follow it: attempts are numbered up to {last}. Nothing but a mistake \
          makes such a name: remove it or move it away, then start the run again",
@@ -121,42 +121,42 @@ pub enum Error {
     LastAttempt {
         /// The object's URL.
         url: String,
-        /// The attempt that it names.
+        /// Attempt number in its name.
         attempt: u32,
     },
-    /// The folder that a store writes to was moved or removed.
+    /// The store's directory was moved or removed.
     #[error(
-        "{operation} {url}: the folder {folder} is not there any more (moved, removed, or its file system is not mounted), and \
-         is not made again"
+        "{operation} {url}: directory {folder} no longer exists (moved, removed or not mounted) and is \
+         not recreated"
     )]
     FolderGone {
-        /// What was tried.
+        /// Operation.
         operation: &'static str,
         /// The object's URL.
         url: String,
-        /// The folder.
+        /// The missing directory.
         folder: String,
     },
-    /// The lease is not in the run's store, or another one has its name: this attempt must not write there any more.
+    /// The lease object is missing or was replaced: this attempt may no longer write to the run.
     #[error(
-        "attempt {attempt} has lost the lease of {url}: {object} is not there any more, or not the one that was taken; the run \
-         was moved, removed or replaced while it was trained",
+        "attempt {attempt} has lost the lease of {url}: {object} is missing or was replaced; the run was moved, \
+         removed or replaced during training",
         object = crate::run::lease(*attempt)
     )]
     LeaseGone {
         /// The run's URL.
         url: String,
-        /// The attempt that asked.
+        /// The attempt that lost the lease.
         attempt: u32,
     },
-    /// A newer attempt holds the run; this one must not write to it any more.
+    /// A newer attempt holds the lease: this one may no longer write to the run.
     #[error("attempt {attempt} has lost the lease of {url}: attempt {newest} holds it")]
     LeaseLost {
         /// The run's URL.
         url: String,
-        /// The attempt that asked.
+        /// The attempt that lost the lease.
         attempt: u32,
-        /// The attempt that holds the run.
+        /// The attempt that holds the lease.
         newest: u32,
     },
 }
@@ -165,37 +165,37 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// Whether the cause is that the object does not exist.
+    /// True if the object does not exist.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::NotFound { .. })
     }
 
-    /// Whether the attempt that asked must not write to the run any more.
+    /// True if the attempt may no longer write to the run.
     pub fn is_lease_lost(&self) -> bool {
         matches!(self, Self::LeaseLost { .. } | Self::LeaseGone { .. })
     }
 
-    /// Whether the object is there but its content is not what was recorded.
+    /// True if the object exists but differs from what was recorded.
     pub fn is_damaged(&self) -> bool {
         matches!(self, Self::Damaged { .. } | Self::TooLarge { .. })
     }
 }
 
-/// A lower layer's failure as text, with every credential of the environment taken out.
+/// Message of a lower layer, with secrets from the environment redacted.
 ///
-/// Text, because the layers below quote requests and responses, and only text can be searched for secrets.
+/// Text, because lower layers quote requests and responses, and only text can be searched for secrets.
 #[derive(Debug, Clone)]
 pub struct Cause(String);
 
 impl Cause {
     pub(crate) fn new(message: impl fmt::Display) -> Self {
-        // What is not UTF-8 can have come into a message as its lossy form only.
+        // Messages can contain non-UTF-8 values only in lossy form.
         let variables = std::env::vars_os();
         let text = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
-        Self(without_secrets(message.to_string(), variables.map(|(name, value)| (text(name), text(value)))))
+        Self(redact_secrets(message.to_string(), variables.map(|(name, value)| (text(name), text(value)))))
     }
 
-    /// The operating system's number of the failure, where its words have one: `(os error 5)`.
+    /// The errno, if the message ends with `(os error N)`.
     pub fn os_error(&self) -> Option<i32> {
         let (_, rest) = self.0.rsplit_once("(os error ")?;
         rest.split_once(')')?.0.parse().ok()
@@ -210,11 +210,12 @@ impl fmt::Display for Cause {
 
 impl std::error::Error for Cause {}
 
-/// Variables whose names look like these hold secrets; shorter values than this are no secrets but words.
+/// Environment variables whose names contain these words hold secrets.
 const SECRET_NAMES: [&str; 6] = ["SECRET", "TOKEN", "PASSWORD", "ACCESS_KEY", "ACCOUNT_KEY", "SAS"];
+/// Shorter values are ordinary words, not secrets.
 const SHORTEST_SECRET: usize = 8;
 
-fn without_secrets(mut message: String, variables: impl Iterator<Item = (String, String)>) -> String {
+fn redact_secrets(mut message: String, variables: impl Iterator<Item = (String, String)>) -> String {
     for (name, value) in variables {
         let secret = SECRET_NAMES.iter().any(|part| name.contains(part)) && value.len() >= SHORTEST_SECRET;
         if secret && message.contains(&value) {
@@ -224,7 +225,7 @@ fn without_secrets(mut message: String, variables: impl Iterator<Item = (String,
     message
 }
 
-/// An error and all its causes, on one line.
+/// Formats an error and its sources on one line.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -240,10 +241,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_of_the_environment_are_taken_out_of_messages() {
+    fn secrets_of_the_environment_are_redacted() {
         let variables = [("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI"), ("AWS_REGION", "eu-west-1"), ("SAS", "short")];
         let variables = variables.map(|(name, value)| (name.to_string(), value.to_string()));
-        let shown = without_secrets("PUT eu-west-1 short wJalrXUtnFEMI".into(), variables.into_iter());
+        let shown = redact_secrets("PUT eu-west-1 short wJalrXUtnFEMI".into(), variables.into_iter());
         assert_eq!(shown, "PUT eu-west-1 short [AWS_SECRET_ACCESS_KEY]");
     }
 }

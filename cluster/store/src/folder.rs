@@ -1,15 +1,15 @@
-//! A folder of this machine that must stay where it is: whoever moves or removes it takes what it holds along.
+//! Detects that a store's directory was moved or removed while the store is in use.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The folder of a store that makes missing folders when it writes.
+/// Root directory of a local store that creates missing directories on write.
 #[derive(Debug)]
-pub struct Folder {
+pub struct RequiredFolder {
     path: PathBuf,
-    /// Inode, by which another folder in its place is known; `None` if it was not there. (The device's number may change where a
-    /// file system is mounted again.)
+    /// Inode, which identifies the directory; `None` if it did not exist. (The device number may change when a file
+    /// system is remounted.)
     inode: Option<u64>,
 }
 
@@ -17,18 +17,18 @@ fn inode(path: &Path) -> Option<u64> {
     fs::metadata(path).ok().map(|metadata| metadata.ino())
 }
 
-impl Folder {
-    /// The folder that is at `path` now.
+impl RequiredFolder {
+    /// Records the directory that is at `path` now.
     pub fn at(path: PathBuf) -> Self {
         Self { inode: inode(&path), path }
     }
 
-    /// Where it was.
+    /// RecordedStep path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether it is still there.
+    /// True if the same directory is still at its path.
     pub fn is_there(&self) -> bool {
         match self.inode {
             Some(_) => inode(&self.path) == self.inode,
@@ -36,13 +36,13 @@ impl Folder {
         }
     }
 
-    /// Removes `file`, and the folders from there up to this one's place that are empty then: they were made by a write that
-    /// began before this folder was moved. Does nothing where no other folder is seen in its place.
+    /// Removes `file` and its empty parent directories up to this one's path, after a write recreated them at the old
+    /// path of a moved directory. Does nothing unless another directory has taken the path.
     pub fn undo(&self, file: &Path) {
         if inode(&self.path).is_none_or(|found| Some(found) == self.inode) {
             return;
         }
-        // What cannot be removed stays: somebody else uses it.
+        // Best effort: whatever cannot be removed is in use.
         let _ = fs::remove_file(file);
         let within = |folder: &&Path| folder.starts_with(&self.path);
         for folder in file.ancestors().skip(1).take_while(within) {
@@ -58,16 +58,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_write_after_the_move_is_undone() {
+    fn a_write_after_a_move_is_undone() {
         let place = tempfile::tempdir().unwrap();
         let (run, moved) = (place.path().join("run"), place.path().join("moved"));
         fs::create_dir_all(run.join("metrics")).unwrap();
         fs::write(run.join("metrics/1"), "1").unwrap();
-        let folder = Folder::at(run.clone());
+        let folder = RequiredFolder::at(run.clone());
         assert!(folder.is_there());
         fs::rename(&run, &moved).unwrap();
         assert!(!folder.is_there());
-        // As a store does that has just looked.
+        // A store that checked before the move recreates the directory.
         fs::create_dir_all(run.join("metrics")).unwrap();
         fs::write(run.join("metrics/2"), "2").unwrap();
         assert!(!folder.is_there(), "another folder has its name");
@@ -76,11 +76,11 @@ mod tests {
     }
 
     #[test]
-    fn what_others_have_written_there_stays() {
+    fn undo_keeps_files_of_others() {
         let place = tempfile::tempdir().unwrap();
         let run = place.path().join("run");
         fs::create_dir(&run).unwrap();
-        let folder = Folder::at(run.clone());
+        let folder = RequiredFolder::at(run.clone());
         fs::rename(&run, place.path().join("moved")).unwrap();
         fs::create_dir_all(run.join("metrics")).unwrap();
         fs::write(run.join("run.toml"), "another run").unwrap();

@@ -1,4 +1,4 @@
-//! Who holds a run: one object per attempt, created and never overwritten.
+//! Run leases: one object per attempt, created and never overwritten.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -6,61 +6,62 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 
 use crate::error::{Error, Result};
-use crate::retry::Patience;
+use crate::retry::RetryPolicy;
 use crate::run::{self, LAST_ATTEMPT};
 use crate::store::Store;
 
-/// The right to write to a run, until somebody takes a newer one.
+/// The right to write to a run, until a newer lease is taken.
 ///
-/// There is nothing to renew and no clock involved: whoever starts the run next takes the next number, and the
-/// attempt before has lost it from then on.
+/// A lease does not expire and needs no renewal: the next coordinator creates the next number, which ends the
+/// previous lease.
 #[derive(Debug, Clone)]
 pub struct Lease {
     store: Store,
     attempt: u32,
-    /// What its object holds, by which it is told from another of the same name.
+    /// Content of the lease object, which distinguishes it from another of the same name.
     object: Bytes,
 }
 
-/// No lease is longer than this, bytes.
+/// Size limit of a lease, bytes.
 const LONGEST: u64 = 64 << 10;
 
 impl Lease {
-    /// Takes the run for a new attempt: creates `lease-000001`, or one more than the newest there is. Checkpoints count,
-    /// too: one that was copied here from another run must not come after those of the attempts to follow.
+    /// Acquires the lease of a new attempt: creates `lease-000001`, or one more than the newest attempt. Checkpoints
+    /// count as attempts too: one that was copied from another run must order before those of later attempts.
     ///
-    /// A store that replaces objects which were to be created only would give two coordinators the same lease. So this
-    /// proves that the store does not: a second creation must be refused, and the object must still carry the mark of the
-    /// first.
+    /// A store that ignores create-only conditions would give two coordinators the same lease. Therefore this
+    /// verifies that a second creation fails and that the object keeps the first content.
     ///
     /// # Errors
-    /// [`Error::NotCreateOnly`] where the store cannot hold a lease, [`Error::LastAttempt`] where no number is left; else what
-    /// the store says.
+    /// [`Error::NotCreateOnly`] if the store ignores create-only conditions, [`Error::LastAttempt`] if no attempt
+    /// number is left, or another store error.
     pub fn take(store: &Store) -> Result<Self> {
         let of_lease = Self::newest(store)?.map(|attempt| (attempt, run::lease(attempt)));
-        let mut newest = of_lease.max(highest_attempt(store)?);
+        let mut newest = of_lease.max(highest_checkpoint_attempt(store)?);
         let lease = loop {
-            let attempt = after(store, newest)?;
+            let attempt = next_attempt(store, newest)?;
             match Self::create(store, attempt, "")? {
                 Some(taken) => break taken,
                 None => newest = Some((attempt, run::lease(attempt))),
             }
         };
         let name = run::lease(lease.attempt);
-        if store.put_new(&name, holder(lease.attempt, ""))? || store.get_at_most(&name, LONGEST)? != lease.object {
+        if store.put_new(&name, lease_content(lease.attempt, ""))? || store.get_at_most(&name, LONGEST)? != lease.object
+        {
             return Err(Error::NotCreateOnly { url: store.url_of(&name) });
         }
         Ok(lease)
     }
 
-    /// Takes the run for exactly this attempt, the one after the taker's own; `None` if somebody else has it. A creation may fail
-    /// when the object is there already: one that bears the name of the same `taker` is its own.
+    /// Acquires the lease of exactly this attempt, the successor of the taker's own; `None` if another coordinator
+    /// holds it. A failed creation may have succeeded at the store: an object with the name of the same `taker` is
+    /// its own.
     ///
     /// # Errors
-    /// [`Error::LastAttempt`] where that is no number of an attempt; else what the store says.
+    /// [`Error::LastAttempt`] if `attempt` is out of range, or another store error.
     pub fn take_exactly(store: &Store, attempt: u32, taker: &str) -> Result<Option<Self>> {
         let before = attempt.saturating_sub(1);
-        let attempt = after(store, Some((before, run::lease(before))))?;
+        let attempt = next_attempt(store, Some((before, run::lease(before))))?;
         if let Some(lease) = Self::create(store, attempt, taker)? {
             return Ok(Some(lease));
         }
@@ -70,46 +71,46 @@ impl Lease {
         Ok(is_own.then(|| Self { store: store.clone(), attempt, object }))
     }
 
-    /// The lease, unless there is one of that attempt.
+    /// Creates the lease of an attempt; `None` if it exists.
     fn create(store: &Store, attempt: u32, taker: &str) -> Result<Option<Self>> {
-        let object = holder(attempt, taker);
+        let object = lease_content(attempt, taker);
         let created = store.put_new(&run::lease(attempt), object.clone())?;
         Ok(created.then(|| Self { store: store.clone(), attempt, object }))
     }
 
-    /// The lease that another process (the coordinator) has taken as `attempt`.
+    /// Opens the lease that another process (the coordinator) acquired as `attempt`.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if there is no such lease; else what the store says.
+    /// [`Error::NotFound`], or another store error.
     pub fn attach(store: &Store, attempt: u32) -> Result<Self> {
         let object = store.get_at_most(&run::lease(attempt), LONGEST)?;
         Ok(Self { store: store.clone(), attempt, object })
     }
 
-    /// The same lease, asked for with another patience.
+    /// Returns the same lease with another retry policy.
     #[must_use]
-    pub fn with_patience(&self, patience: Patience) -> Self {
-        Self { store: self.store.with_patience(patience), ..self.clone() }
+    pub fn with_retry_policy(&self, retry_policy: RetryPolicy) -> Self {
+        Self { store: self.store.with_retry_policy(retry_policy), ..self.clone() }
     }
 
-    /// The newest attempt that took the run, if any did.
+    /// Returns the newest attempt with a lease; `None` if there is none.
     ///
     /// # Errors
-    /// What the store says.
+    /// A store error.
     pub fn newest(store: &Store) -> Result<Option<u32>> {
         let names = store.list_names("")?;
         Ok(names.iter().filter_map(|name| run::attempt_of_lease(name)).max())
     }
 
-    /// This attempt's number, from 1.
+    /// Attempt number, from 1.
     pub fn attempt(&self) -> u32 {
         self.attempt
     }
 
-    /// Whether this lease is there and none is newer.
+    /// Returns true if this lease exists and is the newest.
     ///
     /// # Errors
-    /// What the store says; then nothing is known.
+    /// A store error, after which the state is unknown.
     pub fn still_held(&self) -> Result<bool> {
         match self.check() {
             Ok(()) => Ok(true),
@@ -118,17 +119,17 @@ impl Lease {
         }
     }
 
-    /// Like [`Lease::still_held`], with the loss as an error that says what has become of the run.
+    /// Like [`Lease::still_held`], but a lost lease is an error that says what happened to the run.
     ///
     /// # Errors
-    /// [`Error::LeaseLost`] names the new holder, [`Error::LeaseGone`] says that the run was moved or removed; else what the
-    /// store says.
+    /// [`Error::LeaseLost`] with the newer attempt, [`Error::LeaseGone`] if the run was moved or removed, or another
+    /// store error.
     pub fn check(&self) -> Result<()> {
         let (url, attempt) = (self.store.url().to_string(), self.attempt);
         if let Some(newest) = Self::newest(&self.store)?.filter(|newest| *newest > attempt) {
             return Err(Error::LeaseLost { url, attempt, newest });
         }
-        // Read by its name: a shared file system may show an old listing of a folder for a while.
+        // Read by name: a directory listing on a shared file system can be stale.
         match self.store.get_at_most(&run::lease(attempt), LONGEST) {
             Ok(object) if object == self.object => Ok(()),
             Ok(_) => Err(Error::LeaseGone { url, attempt }),
@@ -138,32 +139,33 @@ impl Lease {
     }
 }
 
-/// The number of the attempt after the newest, which an object names; the first is 1.
-fn after(store: &Store, newest: Option<(u32, String)>) -> Result<u32> {
+/// Returns the attempt number after the newest; the first is 1. The string is the object that named the newest.
+fn next_attempt(store: &Store, newest: Option<(u32, String)>) -> Result<u32> {
     let Some((attempt, object)) = newest else { return Ok(1) };
     let next = attempt.checked_add(1).filter(|next| *next <= LAST_ATTEMPT);
     next.ok_or_else(|| Error::LastAttempt { url: store.url_of(&object), attempt })
 }
 
-/// Who took it, for people; and a random mark, by which a writer whose answer was lost knows its own object.
-fn holder(attempt: u32, taker: &str) -> Bytes {
+/// Content of a lease: its holder for diagnostics, and a random token that identifies the writer.
+fn lease_content(attempt: u32, taker: &str) -> Bytes {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    // Each RandomState has keys of its own.
-    let mark = format!("{:016x}", RandomState::new().hash_one((seconds, std::process::id())));
+    // Each RandomState has new random keys.
+    let token = format!("{:016x}", RandomState::new().hash_one((seconds, std::process::id())));
     let holder = serde_json::json!({
         "attempt": attempt,
         "host": crate::host::name(),
         "process": std::process::id(),
         "unix_seconds": seconds,
         "taker": taker,
-        "mark": mark,
+        "mark": token,
     });
     Bytes::from(format!("{holder}\n"))
 }
 
-/// The highest attempt that the folder of a checkpoint names, finished or not, and the folder's name.
-fn highest_attempt(store: &Store) -> Result<Option<(u32, String)>> {
+/// Returns the highest attempt in a checkpoint's name, committed or not, and that checkpoint's prefix.
+fn highest_checkpoint_attempt(store: &Store) -> Result<Option<(u32, String)>> {
     let folders = store.list_folders(run::CHECKPOINTS)?;
-    let attempts = folders.iter().filter_map(|name| Some((run::Place::of(name)?.attempt, run::checkpoint(name))));
+    let attempts =
+        folders.iter().filter_map(|name| Some((run::AttemptStep::parse(name)?.attempt, run::checkpoint(name))));
     Ok(attempts.max())
 }

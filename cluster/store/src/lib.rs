@@ -1,41 +1,41 @@
-//! Object stores behind blocking calls, and what a run keeps in them.
+//! Blocking object-store client, and the objects of a training run: lease, checkpoints, step records.
 //!
-//! A [`Store`] is a folder or a bucket prefix. On it stand two things: a [`lease`] says which attempt holds a
-//! run, and a [`checkpoint`] is a set of objects that exists from the moment its manifest does.
+//! A [`Store`] is a local directory or a bucket prefix. A [`lease`] names the attempt that may write to a run. A
+//! [`checkpoint`] is a set of objects that exists once its manifest exists.
 
 mod aws_profile;
 mod batch;
-/// Checkpoints: written in parts, committed manifest last, verified before use.
+/// Checkpoints: objects written by all ranks, manifest committed last, verified before use.
 pub mod checkpoint;
-/// [`Error`]: operation + URL + cause, free of credentials.
+/// [`Error`]: operation, URL and cause, without credentials.
 pub mod error;
 mod folder;
-/// SHA-256 as hexadecimal digits.
+/// SHA-256 and XXH3.
 pub mod hash;
 pub mod host;
-/// Folders and files of a run on the hosts of its ranks.
+/// Per-host directories and files of a run.
 pub mod host_paths;
-/// Which attempt holds a run.
+/// Lease: the attempt that may write to a run.
 pub mod lease;
-mod leftovers;
 mod listing;
 mod local_read;
-/// Which names objects may have.
+/// Validation of object names.
 pub mod names;
 mod open;
-/// Directories of one user at paths that others can predict.
+/// Directories with mode 0700 at predictable paths.
 pub mod private_dir;
-/// The step records of a run: of all attempts, and as its history stands.
+/// Step records of a run, per attempt and as the effective history.
 pub mod records;
 mod retry;
-/// The names of a run's objects, and the URLs of its checkpoints.
+/// Object names of a run and checkpoint URLs.
 pub mod run;
 mod runtime;
 mod store;
+mod temp_files;
 
 pub use error::{Cause, Error, Result};
 pub use lease::Lease;
 pub use listing::Object;
-pub use open::Settings;
-pub use retry::Patience;
+pub use open::StoreSettings;
+pub use retry::RetryPolicy;
 pub use store::{Store, Upload};

@@ -1,4 +1,4 @@
-//! Reading large local files: one thread reads, the calling thread takes what is there, usually to hash it.
+//! Reads large local files: a reader thread fills buffers, the calling thread consumes them, usually to hash them.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -8,16 +8,16 @@ use std::thread;
 
 use crate::hash::Hasher;
 
-/// Small enough that what one thread has read is still in the cache when the other takes it.
+/// Small enough to stay in the shared cache between the two threads.
 const PIECE: usize = 1 << 20;
 
-/// Half of a usual core's own cache: the rest is for what is made of the piece.
-const PIECE_HERE: usize = 512 << 10;
+/// Half of a typical L2 cache: the rest is for the consumer's data.
+const INLINE_PIECE: usize = 512 << 10;
 
-/// Buffers that go round between the two threads.
+/// Buffers in circulation between the two threads.
 const BUFFERS: usize = 4;
 
-/// Hands the first `bytes` bytes of `file` to `take`, in order.
+/// Passes the first `bytes` bytes of `file` to `take`, in order.
 pub(crate) fn pieces(file: &Path, bytes: u64, mut take: impl FnMut(&[u8])) -> io::Result<()> {
     let mut file = File::open(file)?;
     thread::scope(|scope| {
@@ -40,20 +40,20 @@ pub(crate) fn pieces(file: &Path, bytes: u64, mut take: impl FnMut(&[u8])) -> io
         });
         for buffer in full {
             take(&buffer);
-            // The reader is gone when it has read everything.
+            // The reader exits after the last read.
             let _ = empty_sender.send(buffer);
         }
         reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
 
-/// The same on one thread, for a `take` that is quicker than handing a piece to another thread.
-pub(crate) fn pieces_here(file: &Path, bytes: u64, mut take: impl FnMut(&[u8])) -> io::Result<()> {
+/// Single-threaded [`pieces`], for a `take` that is cheaper than a hand-over between threads.
+pub(crate) fn pieces_inline(file: &Path, bytes: u64, mut take: impl FnMut(&[u8])) -> io::Result<()> {
     let mut file = File::open(file)?;
-    let mut buffer = vec![0; bytes.min(PIECE_HERE as u64) as usize];
+    let mut buffer = vec![0; bytes.min(INLINE_PIECE as u64) as usize];
     let mut left = bytes;
     while left > 0 {
-        let piece = &mut buffer[..left.min(PIECE_HERE as u64) as usize];
+        let piece = &mut buffer[..left.min(INLINE_PIECE as u64) as usize];
         file.read_exact(piece)?;
         take(piece);
         left -= piece.len() as u64;
@@ -69,7 +69,7 @@ fn next_buffer(fresh: &mut usize, empty: &std::sync::mpsc::Receiver<Vec<u8>>) ->
     empty.recv().unwrap_or_default()
 }
 
-/// Fills `whole` from the start of `file`; returns its SHA-256.
+/// Fills `whole` from the start of `file` and returns its SHA-256.
 pub(crate) fn whole(file: &Path, whole: &mut [u8]) -> io::Result<String> {
     let mut file = File::open(file)?;
     thread::scope(|scope| {

@@ -1,27 +1,27 @@
-//! Object names: relative, forward slashes, and unable to leave the store they are used in.
+//! Validation of object names: relative, with forward slashes, and confined to their store.
 
 use object_store::path::Path;
 
 use crate::error::{Error, Result};
 
-/// S3's limit for a whole key; names leave room for the prefix.
+/// Longest object name, bytes: half of S3's limit for a key, which includes the prefix.
 const LONGEST: usize = 512;
 
 /// Checks that `name` is a plain relative object name such as `checkpoints/step-000000100-a0001/manifest.json`.
 ///
-/// Names also come from manifests, which anybody may have written: `..`, absolute paths, URLs, empty parts,
-/// control characters, backslashes and `#` (the mark of a half-written local file) are refused.
+/// Names also come from manifests, which are untrusted: `..`, absolute paths, URLs, empty components, control
+/// characters, backslashes and `#` (the suffix of temporary files) are rejected.
 ///
 /// # Errors
-/// [`Error::Name`] says which rule is broken.
+/// [`Error::Name`] with the broken rule.
 pub fn check(name: &str) -> Result<()> {
-    match fault(name) {
+    match broken_rule(name) {
         None => Ok(()),
         Some(why) => Err(Error::Name { name: name.chars().take(200).collect(), why }),
     }
 }
 
-fn fault(name: &str) -> Option<&'static str> {
+fn broken_rule(name: &str) -> Option<&'static str> {
     if name.is_empty() {
         return Some("it is empty");
     }
@@ -29,29 +29,29 @@ fn fault(name: &str) -> Option<&'static str> {
         return Some("it is longer than 512 bytes");
     }
     if name.contains("://") {
-        return Some("it is a URL, where a name inside the store was expected");
+        return Some("it is a URL, expected a name relative to the store");
     }
     if name.starts_with('/') {
-        return Some("it is absolute, where a name inside the store was expected");
+        return Some("it is absolute, expected a name relative to the store");
     }
     if name.chars().any(|c| c.is_control() || matches!(c, '\\' | '#')) {
-        return Some("it holds a control character, a backslash or a #");
+        return Some("it contains a control character, a backslash or a #");
     }
     name.split('/').find_map(|part| match part {
-        "" => Some("it has an empty part"),
-        "." | ".." => Some("it has a part . or .."),
+        "" => Some("it has an empty component"),
+        "." | ".." => Some("it has a component . or .."),
         _ => None,
     })
 }
 
-/// `root` with the checked `name` below it.
+/// Appends the checked `name` to `root`.
 pub(crate) fn below(root: &Path, name: &str) -> Result<Path> {
     check(name)?;
     let full = if root.is_root() { name.to_string() } else { format!("{root}/{name}") };
-    Path::parse(full).map_err(|_| Error::Name { name: name.to_string(), why: "the store takes no such name" })
+    Path::parse(full).map_err(|_| Error::Name { name: name.to_string(), why: "the store does not accept it" })
 }
 
-/// `root` with `prefix` below it, where an empty prefix means the root itself.
+/// Appends `prefix` to `root`; an empty prefix means the root.
 pub(crate) fn folder(root: &Path, prefix: &str) -> Result<Path> {
     match prefix.trim_end_matches('/') {
         "" => Ok(root.clone()),
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_leave_the_store_are_refused() {
+    fn names_that_escape_the_store_are_rejected() {
         for bad in [
             "",
             "/etc/passwd",

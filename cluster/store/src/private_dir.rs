@@ -1,16 +1,17 @@
-//! Directories for one user alone at paths that anybody can predict and create first: below /tmp, /var/tmp and /dev/shm.
+//! Private directories (mode 0700) at paths that any user can predict and create first: below /tmp, /var/tmp and
+//! /dev/shm.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
-/// Creates `path` with mode 0700; its parent must exist. An existing directory is accepted if this user owns it and nobody else
-/// can have written to it. Then it gets mode 0700, too.
+/// Creates `path` with mode 0700; its parent must exist. An existing directory is accepted if this user owns it and
+/// no other user could write to it; its mode is then set to 0700.
 ///
 /// # Errors
-/// It cannot be created, or what is there belongs to another user (the message has the number), is a symbolic link or no
-/// directory, or could be written to by others.
+/// The directory cannot be created, or the existing entry belongs to another user (the message has the uid), is a
+/// symbolic link or not a directory, or is writable by others.
 pub fn create(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => accept(path),
@@ -18,13 +19,13 @@ pub fn create(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether users other than the owner may create files in `path`. A path that is not there, or cannot be looked at, is not
-/// known to be safe.
+/// True if users other than the owner may create files in `path`. A path that is missing or cannot be read counts as
+/// unsafe.
 pub fn is_open_to_others(path: &Path) -> bool {
     fs::metadata(path).map_or(true, |found| found.mode() & OTHERS_WRITE != 0)
 }
 
-/// Write permission of the group and of everybody.
+/// Write permission of group and others.
 const OTHERS_WRITE: u32 = 0o022;
 
 fn accept(path: &Path) -> io::Result<()> {
@@ -34,7 +35,7 @@ fn accept(path: &Path) -> io::Result<()> {
         return refused(format!("it belongs to user {}, expected user {user}; have it removed", found.uid()));
     }
     if !found.is_dir() {
-        let kind = if found.is_symlink() { "a symbolic link" } else { "no directory" };
+        let kind = if found.is_symlink() { "a symbolic link" } else { "not a directory" };
         return refused(format!("it is {kind}, expected a directory; remove it"));
     }
     if found.mode() & OTHERS_WRITE != 0 {
@@ -64,20 +65,20 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_created_and_accepted_again() {
+    fn a_directory_is_created_and_later_reused() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("own");
         create(&path).unwrap();
         assert_eq!(mode(&path), 0o700);
         create(&path).unwrap();
-        // As older versions left it: nobody else has written there.
+        // Mode of older versions: no other user could write.
         fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
         create(&path).unwrap();
         assert_eq!(mode(&path), 0o700);
     }
 
     #[test]
-    fn what_others_can_have_written_is_refused() {
+    fn directories_writable_by_others_are_rejected() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("open");
         fs::create_dir(&path).unwrap();
@@ -93,12 +94,12 @@ mod tests {
         symlink(&target, &link).unwrap();
         fs::write(&file, "").unwrap();
         assert!(refusal(&link).contains("it is a symbolic link"));
-        assert!(refusal(&file).contains("it is no directory"));
+        assert!(refusal(&file).contains("it is not a directory"));
     }
 
-    /// Directories that user nobody has created first, with a mode that looks harmless and with one that invites.
+    /// Directories created first by user nobody, with a closed and with an open mode.
     #[test]
-    fn another_users_directory_is_refused_by_its_owner() {
+    fn a_directory_of_another_user_is_rejected() {
         if !rustix::process::geteuid().is_root() {
             eprintln!("SKIPPED: only root can act as another user");
             return;

@@ -1,4 +1,4 @@
-//! The step records of a run, read back: JSON lines, an object for each stretch of steps between two saves of an attempt.
+//! Reads the step records of a run: JSON lines, one object per stretch of steps between two saves of an attempt.
 
 use std::collections::BTreeMap;
 
@@ -6,19 +6,19 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
-use crate::checkpoint::{Place, RollbackPoint};
+use crate::checkpoint::{AttemptStep, RollbackPoint};
 use crate::error::Result;
 use crate::run::{self, RECORDS};
 use crate::store::Store;
 
-/// Objects whose bytes are in memory at a time.
+/// Objects in memory at a time.
 const OBJECTS: usize = 32;
 
-/// A step record, with the attempt that made the step.
+/// A step record with its attempt.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Recorded<T> {
-    /// The attempt and the step.
-    pub place: Place,
+pub struct RecordedStep<T> {
+    /// Attempt and step.
+    pub position: AttemptStep,
     /// The record.
     pub record: T,
 }
@@ -27,38 +27,38 @@ pub struct Recorded<T> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{url}, line {line}: not a step record: {cause}")]
 pub struct DamagedLine {
-    /// The object.
+    /// URL of the object.
     pub url: String,
-    /// Its line, from 1.
+    /// Line number, from 1.
     pub line: usize,
     /// The parser's message.
     pub cause: String,
 }
 
-/// The step records of all attempts of a run. `T` is the record's type; it needs a field `step`.
+/// Step records of all attempts of a run. `T` is the record type; it needs a field `step`.
 ///
-/// Steps that were not saved before an attempt died have no record of that attempt.
+/// Steps since the last save of a killed attempt have no record of that attempt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepRecords<T> {
-    /// All records, by attempt, in the order in which they were made.
-    pub all: Vec<Recorded<T>>,
-    /// Lines that cannot be read, which are left out of `all`.
+    /// All records, by attempt, in the order of execution.
+    pub all: Vec<RecordedStep<T>>,
+    /// Unreadable lines, omitted from `all`.
     pub damaged: Vec<DamagedLine>,
     rollbacks: Vec<RollbackPoint>,
 }
 
 impl<T: DeserializeOwned> StepRecords<T> {
-    /// Reads a run's step records and rollbacks. A run that has none yet is no error.
+    /// Reads a run's step records and rollbacks. A run without any is not an error.
     ///
     /// # Errors
-    /// What the store says, or a record of a rollback that cannot be read.
+    /// A store error, or an unreadable rollback record.
     pub fn read(run: &Store) -> Result<Self> {
         let rollbacks = RollbackPoint::read_from(run, 0)?;
         let mut records = Self { all: Vec::new(), damaged: Vec::new(), rollbacks };
         let listed = run.list(RECORDS)?.into_iter();
-        // Names of more than 9999 attempts do not sort by number.
-        let mut objects: Vec<(Place, String)> =
-            listed.filter_map(|object| Some((run::place_of_records(&object.path)?, object.path))).collect();
+        // Attempt numbers above 9999 do not sort by name.
+        let mut objects: Vec<(AttemptStep, String)> =
+            listed.filter_map(|object| Some((run::position_of_records(&object.path)?, object.path))).collect();
         objects.sort();
         for some in objects.chunks(OBJECTS) {
             let paths: Vec<String> = some.iter().map(|(_, path)| path.clone()).collect();
@@ -72,7 +72,9 @@ impl<T: DeserializeOwned> StepRecords<T> {
     fn add(&mut self, attempt: u32, url: &str, object: &Bytes) {
         for (index, line) in object.split(|byte| *byte == b'\n').enumerate().filter(|(_, line)| !line.is_empty()) {
             match parse(line) {
-                Ok(Some((step, record))) => self.all.push(Recorded { place: Place { attempt, step }, record }),
+                Ok(Some((step, record))) => {
+                    self.all.push(RecordedStep { position: AttemptStep { attempt, step }, record })
+                }
                 Ok(None) => {}
                 Err(error) => {
                     let (url, line, cause) = (url.to_owned(), index + 1, error.to_string());
@@ -84,37 +86,38 @@ impl<T: DeserializeOwned> StepRecords<T> {
 }
 
 impl<T> StepRecords<T> {
-    /// Each step as the last attempt made it, by step. Steps that a rollback has undone are among them until a later attempt
-    /// has made them again.
-    pub fn latest(&self) -> Vec<&Recorded<T>> {
+    /// Returns the last attempt's record of each step, by step. Steps that were rolled back are included until a
+    /// later attempt repeats them.
+    pub fn latest(&self) -> Vec<&RecordedStep<T>> {
         last_of_each_step(self.all.iter())
     }
 
-    /// Each step of the run's history as it stands, by step: like [`Self::latest`], without what rollbacks have undone.
-    pub fn standing(&self) -> Vec<&Recorded<T>> {
-        let stands =
-            |recorded: &&Recorded<T>| !self.rollbacks.iter().any(|rollback| rollback.invalidates(recorded.place));
+    /// Returns the effective history by step: like [`Self::latest`], without steps that were rolled back.
+    pub fn effective(&self) -> Vec<&RecordedStep<T>> {
+        let stands = |recorded: &&RecordedStep<T>| {
+            !self.rollbacks.iter().any(|rollback| rollback.invalidates(recorded.position))
+        };
         last_of_each_step(self.all.iter().filter(stands))
     }
 }
 
-fn last_of_each_step<'a, T>(records: impl Iterator<Item = &'a Recorded<T>>) -> Vec<&'a Recorded<T>> {
-    let last: BTreeMap<u64, &Recorded<T>> = records.map(|recorded| (recorded.place.step, recorded)).collect();
+fn last_of_each_step<'a, T>(records: impl Iterator<Item = &'a RecordedStep<T>>) -> Vec<&'a RecordedStep<T>> {
+    let last: BTreeMap<u64, &RecordedStep<T>> = records.map(|recorded| (recorded.position.step, recorded)).collect();
     last.into_values().collect()
 }
 
-/// What tells a step record from an event.
+/// Fields that distinguish step records from events.
 #[derive(Deserialize)]
-struct Kind {
+struct RecordKind {
     #[serde(default)]
     event: Option<IgnoredAny>,
     #[serde(default)]
     step: Option<u64>,
 }
 
-/// A step and its record; `None` for an event, such as an evaluation.
+/// Parses a step and its record; `None` for an event, such as an evaluation.
 fn parse<T: DeserializeOwned>(line: &[u8]) -> serde_json::Result<Option<(u64, T)>> {
-    let kind: Kind = serde_json::from_slice(line)?;
+    let kind: RecordKind = serde_json::from_slice(line)?;
     if kind.event.is_some() {
         return Ok(None);
     }
@@ -148,40 +151,40 @@ mod tests {
         StepRecords::read(store).unwrap()
     }
 
-    fn losses(records: &[&Recorded<Record>]) -> Vec<(u64, f64)> {
+    fn losses(records: &[&RecordedStep<Record>]) -> Vec<(u64, f64)> {
         records.iter().map(|recorded| (recorded.record.step, recorded.record.loss)).collect()
     }
 
     #[test]
     fn a_run_without_records_has_none() {
         let records = read(&store("none"));
-        assert_eq!((records.all.len(), records.damaged.len(), records.standing().len()), (0, 0, 0));
+        assert_eq!((records.all.len(), records.damaged.len(), records.effective().len()), (0, 0, 0));
     }
 
     #[test]
-    fn the_last_attempt_counts() {
+    fn the_last_attempt_takes_precedence() {
         let store = store("attempts");
-        // By name attempt 10000 comes before attempt 9999.
+        // Sorted by name, attempt 10000 precedes attempt 9999.
         put(&store, 10_000, 2, &line(3, 0.5));
         put(&store, 2, 0, &(line(1, 5.0) + &line(2, 4.0) + &line(3, 3.0)));
         put(&store, 2, 3, "{\"event\":\"evaluation\",\"step\":3}\n");
         put(&store, 9999, 1, &(line(2, 1.0) + &line(3, 2.0)));
         store.put("metrics/notes.txt", "not ours".into()).unwrap();
         let records = read(&store);
-        let attempts: Vec<u32> = records.all.iter().map(|recorded| recorded.place.attempt).collect();
+        let attempts: Vec<u32> = records.all.iter().map(|recorded| recorded.position.attempt).collect();
         assert_eq!((attempts, records.damaged.len()), (vec![2, 2, 2, 9999, 9999, 10_000], 0));
         assert_eq!(losses(&records.latest()), [(1, 5.0), (2, 1.0), (3, 0.5)]);
-        assert_eq!(records.latest(), records.standing());
+        assert_eq!(records.latest(), records.effective());
     }
 
     #[test]
-    fn what_a_rollback_has_undone_does_not_stand() {
+    fn rolled_back_steps_are_not_effective() {
         let store = store("rollback");
         put(&store, 1, 0, &(line(1, 5.0) + &line(2, 900.0) + &line(3, 901.0)));
         store.put(&run::rollback(1), "{\"attempt\":1,\"steps\":1}".into()).unwrap();
         put(&store, 2, 1, &line(2, 4.0));
         let records = read(&store);
-        assert_eq!(losses(&records.standing()), [(1, 5.0), (2, 4.0)]);
+        assert_eq!(losses(&records.effective()), [(1, 5.0), (2, 4.0)]);
         assert_eq!(losses(&records.latest()), [(1, 5.0), (2, 4.0), (3, 901.0)]);
         store.put(&run::rollback(2), "{".into()).unwrap();
         let error = StepRecords::<Record>::read(&store).unwrap_err().to_string();
@@ -189,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_lines_are_named_and_left_out() {
+    fn damaged_lines_are_reported_and_omitted() {
         let store = store("damaged");
         put(
             &store,
@@ -200,12 +203,12 @@ mod tests {
         let records = read(&store);
         assert_eq!(losses(&records.latest()), [(1, 5.0), (3, 3.0)]);
         let damaged: Vec<String> = records.damaged.iter().map(ToString::to_string).collect();
-        let place = "memory://records/damaged/metrics/attempt-0001-from-000000000.jsonl, line";
+        let position = "memory://records/damaged/metrics/attempt-0001-from-000000000.jsonl, line";
         for (text, (line, cause)) in
             damaged.iter().zip([(2, "EOF"), (3, "missing field `loss`"), (4, "missing field `step`")])
         {
             assert!(
-                text.starts_with(&format!("{place} {line}: not a step record: ")) && text.contains(cause),
+                text.starts_with(&format!("{position} {line}: not a step record: ")) && text.contains(cause),
                 "{text}"
             );
         }

@@ -1,7 +1,7 @@
-//! When to try again, for how long, and what a failure means.
+//! Retries with exponential backoff, and classification of errors.
 //!
-//! object_store's own retries are switched off and this one loop stands in their place: it knows about lost
-//! success answers of create-only writes, resumes nothing half-read, and says in the log what it does.
+//! Replaces object_store's retries: this loop handles lost success responses of create-only writes, never resumes a
+//! partial read, and logs every retry.
 
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
@@ -9,51 +9,55 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Cause, Error, Result};
 
-/// How long to wait for a store before giving up.
+/// Timeouts and backoff of store requests.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Patience {
-    /// All attempts of one request together. A request that has begun within this time is let finish.
-    pub total: Duration,
-    /// One attempt, from sending to the last byte of the answer.
-    pub request: Duration,
-    /// The pause after the first failure; it doubles with each further one, give or take a half at random.
-    pub first_pause: Duration,
-    /// The longest pause.
-    pub longest_pause: Duration,
+pub struct RetryPolicy {
+    /// Total time of all attempts of a request. No attempt starts later; one that has started may finish.
+    pub total_timeout: Duration,
+    /// Timeout of one attempt, from sending to the last byte of the response.
+    pub request_timeout: Duration,
+    /// Backoff after the first failure; doubles with each further one, with 50 % jitter.
+    pub initial_backoff: Duration,
+    /// Upper bound of the backoff before jitter.
+    pub max_backoff: Duration,
 }
 
-impl Default for Patience {
+impl Default for RetryPolicy {
     fn default() -> Self {
         Self {
-            total: Duration::from_secs(180),
-            request: Duration::from_secs(60),
-            first_pause: Duration::from_millis(100),
-            longest_pause: Duration::from_secs(15),
+            total_timeout: Duration::from_secs(180),
+            request_timeout: Duration::from_secs(60),
+            initial_backoff: Duration::from_millis(100),
+            max_backoff: Duration::from_secs(15),
         }
     }
 }
 
-impl Patience {
-    /// The pause after failure number `failures` (from 1): doubled each time, spread over 50 to 150 percent so
-    /// that a thousand ranks turned away together do not come back together.
-    fn pause(&self, failures: u32) -> Duration {
-        let doubled = self.first_pause.saturating_mul(1 << (failures - 1).min(20));
+impl RetryPolicy {
+    /// Backoff after failure number `failures` (from 1): doubled each time, with a jitter of 50 to 150 percent so
+    /// that many throttled ranks do not retry at once.
+    fn backoff(&self, failures: u32) -> Duration {
+        let doubled = self.initial_backoff.saturating_mul(1 << (failures - 1).min(20));
         let spread = 0.5 + (RandomState::new().hash_one(failures) >> 11) as f64 / (1u64 << 53) as f64;
-        doubled.min(self.longest_pause).mul_f64(spread)
+        doubled.min(self.max_backoff).mul_f64(spread)
     }
 }
 
-/// What a request is about: for messages.
+/// Operation and URL of a request, for messages.
 #[derive(Debug, Clone)]
-pub(crate) struct Place {
+pub(crate) struct StoreRequest {
     pub operation: &'static str,
     pub url: String,
 }
 
-/// Runs `once(attempt)` (from 1) until it succeeds, fails for good, or patience ends.
+/// Runs `once(attempt)` (from 1) until it succeeds, fails permanently, or the total timeout expires.
 ///
-/// `patience` is `None` for stores where trying again is pointless (this machine's disk and memory).
-pub(crate) async fn attempts<T, F, Fut>(place: &Place, patience: Option<&Patience>, mut once: F) -> Result<T>
+/// `retry_policy` is `None` for local disks and memory, where retries are pointless.
+pub(crate) async fn attempts<T, F, Fut>(
+    request: &StoreRequest,
+    retry_policy: Option<&RetryPolicy>,
+    mut once: F,
+) -> Result<T>
 where
     F: FnMut(u32) -> Fut,
     Fut: Future<Output = object_store::Result<T>>,
@@ -61,110 +65,114 @@ where
     let start = Instant::now();
     let mut attempt = 1;
     loop {
-        let failure = match limited(patience, once(attempt)).await {
+        let failure = match limited(retry_policy, once(attempt)).await {
             Ok(value) => return Ok(value),
             Err(failure) => failure,
         };
-        let again = patience.filter(|patience| failure.again.is_worth(attempt) && start.elapsed() < patience.total);
-        let Some(patience) = again else { return Err(failure.into_error(place, attempt, start.elapsed())) };
-        let pause = patience.pause(attempt);
-        let (operation, url, cause, seconds) = (place.operation, &place.url, &failure.cause, pause.as_secs_f32());
-        tracing::warn!(operation, %url, attempt, "trying again in {seconds:.1} s: {cause}");
+        let retry = retry_policy
+            .filter(|retry_policy| failure.retry.allows(attempt) && start.elapsed() < retry_policy.total_timeout);
+        let Some(retry_policy) = retry else { return Err(failure.into_error(request, attempt, start.elapsed())) };
+        let pause = retry_policy.backoff(attempt);
+        let (operation, url, cause, seconds) = (request.operation, &request.url, &failure.cause, pause.as_secs_f32());
+        tracing::warn!(operation, %url, attempt, "retrying in {seconds:.1} s: {cause}");
         tokio::time::sleep(pause).await;
         attempt += 1;
     }
 }
 
 async fn limited<T>(
-    patience: Option<&Patience>,
+    retry_policy: Option<&RetryPolicy>,
     once: impl Future<Output = object_store::Result<T>>,
 ) -> Result<T, Failure> {
-    let Some(patience) = patience else { return once.await.map_err(|error| Failure::local(&error)) };
-    match tokio::time::timeout(patience.request, once).await {
+    let Some(retry_policy) = retry_policy else { return once.await.map_err(|error| Failure::local(&error)) };
+    match tokio::time::timeout(retry_policy.request_timeout, once).await {
         Ok(done) => done.map_err(|error| Failure::remote(&error)),
         Err(_) => Err(Failure {
-            meaning: Meaning::Other,
-            again: Again::Patiently,
-            cause: Cause::new(format_args!("no complete answer within {} s", patience.request.as_secs_f32())),
+            class: ErrorClass::Other,
+            retry: Retry::UntilTimeout,
+            cause: Cause::new(format_args!(
+                "no complete response within {} s",
+                retry_policy.request_timeout.as_secs_f32()
+            )),
         }),
     }
 }
 
-/// What a failed request means for the caller.
+/// Error class of a failed request.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Meaning {
+enum ErrorClass {
     NotFound,
     Denied,
     Other,
 }
 
-/// Whether the next attempt may fare better.
+/// Retry decision after a failure.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Again {
+enum Retry {
     Never,
-    /// A few times: it may be a hiccup, but most likely it is not.
-    Briefly,
-    /// As long as patience lasts.
-    Patiently,
+    /// A few times: possibly transient, but probably not.
+    Limited,
+    /// Until the total timeout.
+    UntilTimeout,
 }
 
-impl Again {
-    fn is_worth(self, attempts: u32) -> bool {
+impl Retry {
+    fn allows(self, attempts: u32) -> bool {
         match self {
             Self::Never => false,
-            Self::Briefly => attempts < 3,
-            Self::Patiently => true,
+            Self::Limited => attempts < 3,
+            Self::UntilTimeout => true,
         }
     }
 }
 
 /// A failed attempt.
 struct Failure {
-    meaning: Meaning,
-    again: Again,
+    class: ErrorClass,
+    retry: Retry,
     cause: Cause,
 }
 
 impl Failure {
     fn local(error: &object_store::Error) -> Self {
         use std::io::ErrorKind::{NotADirectory, NotFound, PermissionDenied, ReadOnlyFilesystem};
-        let meaning = match (error, io_kind(error)) {
-            (object_store::Error::NotFound { .. }, _) | (_, Some(NotFound | NotADirectory)) => Meaning::NotFound,
-            (_, Some(PermissionDenied | ReadOnlyFilesystem)) => Meaning::Denied,
-            _ => Meaning::Other,
+        let class = match (error, io_kind(error)) {
+            (object_store::Error::NotFound { .. }, _) | (_, Some(NotFound | NotADirectory)) => ErrorClass::NotFound,
+            (_, Some(PermissionDenied | ReadOnlyFilesystem)) => ErrorClass::Denied,
+            _ => ErrorClass::Other,
         };
-        Self { meaning, again: Again::Never, cause: Cause::new(chain(error)) }
+        Self { class, retry: Retry::Never, cause: Cause::new(chain(error)) }
     }
 
     fn remote(error: &object_store::Error) -> Self {
         use object_store::Error as E;
         let text = chain(error);
-        let (meaning, again) = match error {
-            E::NotFound { .. } => (Meaning::NotFound, Again::Never),
-            E::PermissionDenied { .. } | E::Unauthenticated { .. } => (Meaning::Denied, Again::Never),
+        let (class, retry) = match error {
+            E::NotFound { .. } => (ErrorClass::NotFound, Retry::Never),
+            E::PermissionDenied { .. } | E::Unauthenticated { .. } => (ErrorClass::Denied, Retry::Never),
             E::Generic { .. } => from_text(&text),
-            _ => (Meaning::Other, Again::Never),
+            _ => (ErrorClass::Other, Retry::Never),
         };
-        Self { meaning, again, cause: Cause::new(text) }
+        Self { class, retry, cause: Cause::new(text) }
     }
 
-    fn into_error(self, place: &Place, attempts: u32, elapsed: Duration) -> Error {
-        let (operation, url, source) = (place.operation, place.url.clone(), self.cause);
-        match self.meaning {
-            Meaning::NotFound => Error::NotFound { operation, url },
-            Meaning::Denied => Error::Denied { operation, url, source },
-            Meaning::Other => Error::Failed { operation, url, attempts, seconds: elapsed.as_secs_f64(), source },
+    fn into_error(self, request: &StoreRequest, attempts: u32, elapsed: Duration) -> Error {
+        let (operation, url, source) = (request.operation, request.url.clone(), self.cause);
+        match self.class {
+            ErrorClass::NotFound => Error::NotFound { operation, url },
+            ErrorClass::Denied => Error::Denied { operation, url, source },
+            ErrorClass::Other => Error::Failed { operation, url, attempts, seconds: elapsed.as_secs_f64(), source },
         }
     }
 }
 
-/// object_store keeps the HTTP status of a failed request in a private type, but writes it into the message.
-fn from_text(text: &str) -> (Meaning, Again) {
+/// Classifies by message: object_store keeps the HTTP status in a private type but prints it.
+fn from_text(text: &str) -> (ErrorClass, Retry) {
     if text.contains("ExpiredToken") || text.contains("InvalidAccessKeyId") || text.contains("TokenRefreshRequired") {
-        return (Meaning::Denied, Again::Never);
+        return (ErrorClass::Denied, Retry::Never);
     }
     if METADATA_SERVICES.iter().any(|host| text.contains(host)) {
-        return (Meaning::Denied, Again::Briefly);
+        return (ErrorClass::Denied, Retry::Limited);
     }
     let status = text.split_once("status code: ").and_then(|(_, rest)| rest.get(..3)?.parse::<u16>().ok());
     let permanent = match status {
@@ -172,11 +180,10 @@ fn from_text(text: &str) -> (Meaning, Again) {
         Some(status) => (300..500).contains(&status),
         None => ["redirect", "scheme is not allowed", "Wanted range"].iter().any(|part| text.contains(part)),
     };
-    (Meaning::Other, if permanent { Again::Never } else { Again::Patiently })
+    (ErrorClass::Other, if permanent { Retry::Never } else { Retry::UntilTimeout })
 }
 
-/// Where a provider's machines ask for their own credentials. Elsewhere nobody answers there, which means that no
-/// other credential was found.
+/// Instance metadata services, queried when no other credential was found. Elsewhere nothing answers there.
 const METADATA_SERVICES: [&str; 2] = ["169.254.169.254", "metadata.google.internal"];
 
 fn io_kind(error: &object_store::Error) -> Option<std::io::ErrorKind> {
@@ -190,7 +197,7 @@ fn io_kind(error: &object_store::Error) -> Option<std::io::ErrorKind> {
     None
 }
 
-/// The messages of `error` and its sources, without those a message above already quotes.
+/// Joins the messages of `error` and its sources, skipping those already quoted.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
@@ -213,38 +220,39 @@ mod tests {
     }
 
     #[test]
-    fn server_trouble_is_tried_again_and_refusals_are_not() {
-        let transient = |text: &str| Failure::remote(&generic(text)).again == Again::Patiently;
+    fn server_errors_are_retried_and_client_errors_are_not() {
+        let transient = |text: &str| Failure::remote(&generic(text)).retry == Retry::UntilTimeout;
         for status in ["500 Internal Server Error", "503 Slow Down", "429 Too Many Requests", "408 Request Timeout"] {
             assert!(transient(&format!("Server returned non-2xx status code: {status}: ")), "{status}");
         }
         assert!(transient("HTTP error: connection reset by peer"));
-        assert!(!transient("Server returned non-2xx status code: 400 Bad Request: MalformedXML"));
+        assert!(!transient("Server returned non-2xx status code: 400 Bad StoreRequest: MalformedXML"));
         assert!(!transient("Received redirect without LOCATION"));
-        let expired = generic("Server returned non-2xx status code: 400 Bad Request: <Code>ExpiredToken</Code>");
-        assert_eq!(Failure::remote(&expired).meaning, Meaning::Denied);
+        let expired = generic("Server returned non-2xx status code: 400 Bad StoreRequest: <Code>ExpiredToken</Code>");
+        assert_eq!(Failure::remote(&expired).class, ErrorClass::Denied);
         let nobody = Failure::remote(&generic("error sending request for http://169.254.169.254/latest/api/token"));
-        assert!(nobody.meaning == Meaning::Denied && !nobody.again.is_worth(3));
+        assert!(nobody.class == ErrorClass::Denied && !nobody.retry.allows(3));
     }
 
     #[test]
-    fn pauses_double_up_to_the_longest_and_are_spread() {
-        let patience = Patience::default();
+    fn backoff_doubles_up_to_its_maximum_with_jitter() {
+        let retry_policy = RetryPolicy::default();
         for failures in 1..40 {
             let middle = (0.1 * 2f64.powi(failures - 1)).min(15.0);
-            let pause = patience.pause(failures as u32).as_secs_f64();
+            let pause = retry_policy.backoff(failures as u32).as_secs_f64();
             assert!((middle * 0.5..middle * 1.5).contains(&pause), "{failures}: {pause}");
         }
     }
 
     #[test]
-    fn gives_up_when_patience_ends_and_says_how_often_it_tried() {
+    fn the_total_timeout_ends_retries_and_the_error_counts_attempts() {
         let pause = Duration::from_millis(10);
         let total = Duration::from_millis(100);
-        let patience = Patience { total, request: total, first_pause: pause, longest_pause: pause };
-        let place = Place { operation: "get", url: "s3://bucket/x".into() };
+        let retry_policy =
+            RetryPolicy { total_timeout: total, request_timeout: total, initial_backoff: pause, max_backoff: pause };
+        let request = StoreRequest { operation: "get", url: "s3://bucket/x".into() };
         let failed = crate::runtime::wait(async move {
-            attempts(&place, Some(&patience), |_| async { Err::<(), _>(generic("reset")) }).await
+            attempts(&request, Some(&retry_policy), |_| async { Err::<(), _>(generic("reset")) }).await
         });
         let Err(Error::Failed { attempts, seconds, .. }) = failed else { panic!("{failed:?}") };
         assert!(attempts > 4 && (0.1..2.0).contains(&seconds), "{attempts} attempts in {seconds} s");

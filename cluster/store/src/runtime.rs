@@ -1,4 +1,4 @@
-//! One small tokio runtime for the whole process, hidden behind blocking calls.
+//! Process-wide tokio runtime behind blocking calls.
 
 use std::future::Future;
 use std::sync::OnceLock;
@@ -6,7 +6,7 @@ use std::sync::mpsc::{TryRecvError, sync_channel};
 
 use tokio::runtime::{Builder, Handle, Runtime};
 
-/// Network work is waiting, not computing: two threads serve many requests at once.
+/// Network I/O mostly waits: two threads serve many concurrent requests.
 const THREADS: usize = 2;
 
 fn handle() -> &'static Handle {
@@ -14,23 +14,23 @@ fn handle() -> &'static Handle {
     RUNTIME
         .get_or_init(|| {
             let built = Builder::new_multi_thread().worker_threads(THREADS).thread_name("store").enable_all().build();
-            // Only a system that gives this process no threads or no epoll gets here; nothing can go on then.
+            // Fails only if the system denies threads or epoll: unrecoverable.
             built.unwrap_or_else(|source| panic!("cannot start the store's threads: {source}"))
         })
         .handle()
 }
 
-/// Starts `future` and returns a way to wait for it.
+/// Spawns `future` and returns a handle to its result.
 pub(crate) fn start<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> Pending<T> {
     let (sender, receiver) = sync_channel(1);
     handle().spawn(async move {
-        // The receiver is gone when nobody waits any more; the result is then of no use.
+        // A dropped receiver means that the result is no longer needed.
         let _ = sender.send(future.await);
     });
     Pending { receiver }
 }
 
-/// Runs computing work beside the runtime's own threads and waits for it without holding one up.
+/// Runs CPU-bound work on the blocking pool, off the runtime's worker threads.
 pub(crate) async fn compute<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(value) => value,
@@ -38,32 +38,32 @@ pub(crate) async fn compute<T: Send + 'static>(work: impl FnOnce() -> T + Send +
     }
 }
 
-/// Runs `future` to its end while the calling thread waits.
+/// Blocks the calling thread until `future` completes.
 ///
-/// The wait is on a standard channel and not in the runtime, so a thread that belongs to somebody else's
-/// runtime may call this too (it then holds up that thread, nothing else).
+/// Waits on a std channel rather than in the runtime, so a thread of another async runtime may call this (it blocks
+/// that thread only).
 pub(crate) fn wait<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> T {
     start(future).wait()
 }
 
-/// Work under way in the runtime.
+/// A spawned task.
 pub(crate) struct Pending<T> {
     receiver: std::sync::mpsc::Receiver<T>,
 }
 
 impl<T> Pending<T> {
-    /// The value, if it is there by now.
+    /// Returns the value if the task has completed.
     pub(crate) fn take(&mut self) -> Option<T> {
         match self.receiver.try_recv() {
             Ok(value) => Some(value),
             Err(TryRecvError::Empty) => None,
-            Err(TryRecvError::Disconnected) => panic!("a store task panicked; its message stands above"),
+            Err(TryRecvError::Disconnected) => panic!("a store task panicked; see its message above"),
         }
     }
 
     pub(crate) fn wait(self) -> T {
-        // The sender only vanishes without a value when the task itself panicked: a defect of this crate.
-        self.receiver.recv().unwrap_or_else(|_| panic!("a store task panicked; its message stands above"))
+        // The sender is dropped without a value only if the task panicked: a bug in this crate.
+        self.receiver.recv().unwrap_or_else(|_| panic!("a store task panicked; see its message above"))
     }
 }
 
@@ -72,13 +72,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_of_another_runtime_may_wait() {
+    fn a_thread_of_another_runtime_can_wait() {
         let other = Builder::new_current_thread().enable_all().build().unwrap();
         assert_eq!(other.block_on(async { wait(async { 7 }) }), 7);
     }
 
     #[test]
-    fn many_threads_wait_at_once() {
+    fn many_threads_can_wait_concurrently() {
         let threads: Vec<_> = (0..8).map(|i| std::thread::spawn(move || wait(async move { i }))).collect();
         let sum: i32 = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
         assert_eq!(sum, 28);

@@ -1,5 +1,5 @@
-//! Over HTTP against Azurite, Microsoft's own emulator of Azure Blob Storage. tests/setup.sh fetches it; where it or node is
-//! missing the tests say SKIPPED.
+//! Tests over HTTP against Azurite, Microsoft's emulator of Azure Blob Storage, which tests/setup.sh downloads;
+//! skipped without it or node.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
@@ -11,14 +11,14 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use bytes::Bytes;
 use common::{OBJECTS, behaviour, content, save};
-use lambert_store::{Error, Lease, Patience, Settings, Store, checkpoint};
+use lambert_store::{Error, Lease, RetryPolicy, Store, StoreSettings, checkpoint};
 
-/// The account that Azurite has without being told of any, and its published key.
+/// Azurite's default account and its published key.
 const ACCOUNT: &str = "devstoreaccount1";
 const KEY: &str = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 const CONTAINER: &str = "runs";
 
-/// Creates a container, which no object store does: a PUT that is signed with the account's key.
+/// Creates a container (object_store cannot) by a signed PUT.
 const CREATE_CONTAINER: &str = r#"
 const [url, account, key, container] = process.argv.slice(1);
 const date = new Date().toUTCString(), version = "2021-08-06";
@@ -32,13 +32,13 @@ fetch(`${url}/${account}/${container}?restype=container`, { method: "PUT", heade
 
 struct Azurite {
     process: Child,
-    /// What it says: Azurite ends where nobody reads that.
+    /// Its output: Azurite exits if nobody reads it.
     _output: BufReader<ChildStdout>,
     url: String,
 }
 
 impl Azurite {
-    /// A server of its own on a free port, with an empty container; `None` where there is none to start.
+    /// Starts a server on a free port with an empty container; `None` if Azurite is not installed.
     fn start() -> Option<Self> {
         let home = |name: &str| std::env::var(name).ok();
         let cache = home("XDG_CACHE_HOME").or_else(|| Some(home("HOME")? + "/.cache"))?;
@@ -48,7 +48,7 @@ impl Azurite {
             eprintln!("SKIPPED: there is no Azurite; tests/setup.sh fetches one where npm is");
             return None;
         }
-        // The kernel ends it with the test, however that ends.
+        // The kernel kills it when the test ends for any reason.
         let mut process = Command::new("setpriv")
             .args(["--pdeathsig", "KILL"])
             .arg(program)
@@ -75,7 +75,7 @@ impl Azurite {
             ("allow_http", "true"),
         ];
         let options = options.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec();
-        let settings = Settings { patience: Patience::default(), options };
+        let settings = StoreSettings { retry_policy: RetryPolicy::default(), options };
         Store::open_with(&format!("az://{CONTAINER}/{prefix}"), settings).unwrap()
     }
 }
@@ -87,7 +87,7 @@ impl Drop for Azurite {
     }
 }
 
-/// One server for all: it takes two seconds to start.
+/// One test for all checks: the server takes two seconds to start.
 #[test]
 fn azure_blob_storage_behaves_like_every_store() {
     let Some(server) = Azurite::start() else { return };

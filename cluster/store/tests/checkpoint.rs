@@ -1,4 +1,4 @@
-//! Checkpoints exist when their manifest does, are verified before use, and outlive damage to newer ones.
+//! Checkpoints: commit by manifest, verification before use, and fallback after damage.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
@@ -6,7 +6,7 @@ mod common;
 
 use bytes::Bytes;
 use common::{Kept, OBJECTS, content, folder_store, manifest, path, save};
-use lambert_store::checkpoint::{self, Manifest, Retention, Verified, Writer};
+use lambert_store::checkpoint::{self, CheckpointWriter, Manifest, Retention, VerifiedCheckpoint};
 use lambert_store::{Error, Lease, Store};
 
 fn newest(run: &Store) -> (Option<String>, Vec<String>) {
@@ -19,7 +19,7 @@ fn names(run: &Store) -> Vec<String> {
 }
 
 #[test]
-fn what_was_saved_is_found_and_read() {
+fn a_saved_checkpoint_is_selected_and_read() {
     let (_folder, run) = folder_store();
     assert_eq!(newest(&run), (None, vec![]));
     let lease = Lease::take(&run).unwrap();
@@ -40,7 +40,7 @@ fn without_a_manifest_there_is_no_checkpoint() {
     let (_folder, run) = folder_store();
     let lease = Lease::take(&run).unwrap();
     let first = save(&run, &lease, 50);
-    manifest(&Writer::new(&run, 100, 1), 100, 1);
+    manifest(&CheckpointWriter::new(&run, 100, 1), 100, 1);
     assert_eq!(newest(&run), (Some(first), vec![]));
 }
 
@@ -57,10 +57,10 @@ fn attempts_order_before_steps() {
 }
 
 #[test]
-fn who_has_lost_the_lease_commits_nothing() {
+fn a_commit_fails_after_the_lease_is_lost() {
     let (_folder, run) = folder_store();
     let old = Lease::take(&run).unwrap();
-    let writer = Writer::new(&run, 50, old.attempt());
+    let writer = CheckpointWriter::new(&run, 50, old.attempt());
     let prepared = manifest(&writer, 50, old.attempt());
     Lease::take(&run).unwrap();
     assert!(matches!(writer.commit(&prepared, &old), Err(Error::LeaseLost { attempt: 1, newest: 2, .. })));
@@ -68,10 +68,10 @@ fn who_has_lost_the_lease_commits_nothing() {
 }
 
 #[test]
-fn a_commit_checks_what_it_promises() {
+fn a_commit_checks_its_objects() {
     let (_folder, run) = folder_store();
     let lease = Lease::take(&run).unwrap();
-    let writer = Writer::new(&run, 50, 1);
+    let writer = CheckpointWriter::new(&run, 50, 1);
     let good = manifest(&writer, 50, 1);
     let commit = |manifest: &Manifest| writer.commit(manifest, &lease).unwrap_err();
 
@@ -95,7 +95,7 @@ fn a_commit_checks_what_it_promises() {
     assert!(matches!(commit(&other), Error::Exists { .. }));
 }
 
-/// Damages the newest of two checkpoints; resume must take the older one and name what is wrong.
+/// Damages the newest of two checkpoints; selection must skip it and report the damage.
 fn passes_over(damage: impl FnOnce(&Store, &str), why: &str) {
     let (_folder, run) = folder_store();
     let lease = Lease::take(&run).unwrap();
@@ -115,7 +115,7 @@ fn change(run: &Store, path: &str, change: impl FnOnce(&mut Vec<u8>)) {
 }
 
 #[test]
-fn a_flipped_bit_is_noticed_wherever_it_is() {
+fn any_flipped_bit_is_detected() {
     for object in OBJECTS {
         let length = content(object, 100, 1).len();
         for position in [0, 1, 7, length / 2, length - 1] {
@@ -126,7 +126,7 @@ fn a_flipped_bit_is_noticed_wherever_it_is() {
 }
 
 #[test]
-fn truncated_missing_and_lengthened_objects_are_noticed() {
+fn truncated_missing_and_lengthened_objects_are_detected() {
     for object in OBJECTS {
         passes_over(|run, name| change(run, &path(name, object), |bytes| bytes.truncate(bytes.len() - 1)), "size");
         passes_over(|run, name| change(run, &path(name, object), Vec::clear), "size");
@@ -136,7 +136,7 @@ fn truncated_missing_and_lengthened_objects_are_noticed() {
 }
 
 #[test]
-fn manifests_that_are_none_are_passed_over() {
+fn invalid_manifests_are_skipped() {
     let put = |text: &'static str| {
         move |run: &Store, name: &str| {
             run.put(&path(name, "manifest.json"), Bytes::from_static(text.as_bytes())).unwrap();
@@ -150,7 +150,7 @@ fn manifests_that_are_none_are_passed_over() {
 }
 
 #[test]
-fn a_manifest_under_another_name_is_passed_over() {
+fn a_manifest_under_another_name_is_skipped() {
     passes_over(
         |run, name| {
             let other = run.get(&path("step-000000050-a0001", "manifest.json")).unwrap();
@@ -161,16 +161,16 @@ fn a_manifest_under_another_name_is_passed_over() {
 }
 
 #[test]
-fn prune_keeps_the_newest_and_what_is_asked_for() {
+fn prune_keeps_the_newest_and_the_selected() {
     let (_folder, run) = folder_store();
     let lease = Lease::take(&run).unwrap();
-    // The one that was due at step 200 came later.
+    // The save due at step 200 was delayed.
     let all = [50, 100, 150, 230, 260, 310, 320].map(|step| save(&run, &lease, step));
-    let retention = Retention { last: 2, every_steps: 100, named: [all[0].clone()].into(), known_sound: None };
+    let retention = Retention { last: 2, every_steps: 100, named: [all[0].clone()].into(), known_intact: None };
     let pruned = checkpoint::retain(&run, &retention).unwrap();
     assert_eq!(pruned.checkpoints, [all[2].clone(), all[4].clone()]);
     assert_eq!(pruned.objects, 6);
-    // The first at or after 300 goes on being kept when newer ones have come.
+    // The first at or after 300 is kept when there are newer ones.
     save(&run, &lease, 330);
     save(&run, &lease, 340);
     let pruned = checkpoint::retain(&run, &Retention { named: [].into(), ..retention }).unwrap();
@@ -193,7 +193,7 @@ fn prune_never_removes_the_newest_that_verifies() {
 }
 
 #[test]
-fn checkpoints_that_were_undone_push_none_out() {
+fn invalidated_checkpoints_displace_no_valid_one() {
     let (_folder, run) = folder_store();
     let first = Lease::take(&run).unwrap();
     let before: Vec<_> = [50, 100, 150, 200].map(|step| save(&run, &first, step)).into();
@@ -202,20 +202,20 @@ fn checkpoints_that_were_undone_push_none_out() {
             format!(r#"{{"attempt": {attempt}, "steps": {steps}, "dataset": "d", "samples": {{}}, "why": "a test"}}"#);
         run.put(&lambert_store::run::rollback(attempt), record.into()).unwrap();
     };
-    // The run went back to step 60: the next one that it saves is not at once the only one that it can go back to.
+    // After a rollback to step 60, the next save must not become the only valid checkpoint.
     undo(1, 60);
     let second = Lease::take(&run).unwrap();
     let after = save(&run, &second, 70);
-    let retention = Retention { last: 2, known_sound: Some(after.clone()), ..Retention::default() };
+    let retention = Retention { last: 2, known_intact: Some(after.clone()), ..Retention::default() };
     checkpoint::retain(&run, &Retention { named: [before[3].clone()].into(), ..retention.clone() }).unwrap();
     assert_eq!(names(&run), [after.clone(), before[3].clone(), before[0].clone()]);
     assert_eq!(newest(&run).0, Some(after.clone()));
     checkpoint::retain(&run, &retention).unwrap();
     assert_eq!(names(&run), [after.clone(), before[0].clone()]);
-    // What a model is taken from is no step that was undone, either; where there is no other, it is.
+    // Exports skip invalidated checkpoints, too, unless there is no other.
     undo(2, 60);
     assert_eq!(newest(&run).0, Some(before[0].clone()));
-    // Where all are undone, the newest stay; and where the others are damaged, the newest sound one.
+    // If all are invalid, the newest are kept; if the others are damaged, the newest intact one.
     undo(2, 10);
     checkpoint::retain(&run, &Retention { last: 2, ..Retention::default() }).unwrap();
     assert_eq!(names(&run), [after.clone(), before[0].clone()]);
@@ -230,11 +230,11 @@ fn checkpoints_that_were_undone_push_none_out() {
 fn prune_removes_leftovers_but_not_a_save_under_way() {
     let (_folder, run) = folder_store();
     let first = Lease::take(&run).unwrap();
-    manifest(&Writer::new(&run, 90, first.attempt()), 90, first.attempt());
+    manifest(&CheckpointWriter::new(&run, 90, first.attempt()), 90, first.attempt());
     let second = Lease::take(&run).unwrap();
-    manifest(&Writer::new(&run, 40, second.attempt()), 40, second.attempt());
+    manifest(&CheckpointWriter::new(&run, 40, second.attempt()), 40, second.attempt());
     save(&run, &second, 50);
-    let under_way = Writer::new(&run, 100, second.attempt());
+    let under_way = CheckpointWriter::new(&run, 100, second.attempt());
     let prepared = manifest(&under_way, 100, second.attempt());
     let pruned = checkpoint::prune(&run, 5).unwrap();
     assert_eq!((pruned.checkpoints.len(), pruned.objects), (0, 4));
@@ -243,9 +243,9 @@ fn prune_removes_leftovers_but_not_a_save_under_way() {
 }
 
 #[test]
-fn objects_written_in_the_background_come_out_the_same() {
+fn background_writes_yield_the_same_objects() {
     let (_folder, run) = folder_store();
-    let writer = Writer::new(&run, 50, 1);
+    let writer = CheckpointWriter::new(&run, 50, 1);
     let bytes = Bytes::from_owner(vec![3u8; 20 << 20]);
     let mut pending: Vec<_> =
         (0..3).map(|i| writer.start_object(&format!("part-{i}"), bytes.clone()).unwrap()).collect();
@@ -262,24 +262,24 @@ fn objects_written_in_the_background_come_out_the_same() {
     assert!(writer.start_object("../x", bytes).is_err());
 }
 
-/// Replaces an object of the newest checkpoint and its entry, as somebody with write access to the store can.
+/// Replaces an object of a checkpoint and its manifest entry, like an attacker with write access.
 fn forge(run: &Store, name: &str, object: &str, bytes: Vec<u8>) {
     let mut manifest = checkpoint::read_manifest(run, name).unwrap();
     let place = manifest.objects.iter().position(|entry| entry.path == object).unwrap();
     run.delete(&path(name, "manifest.json")).unwrap();
     let lease = Lease::attach(run, manifest.attempt).unwrap();
-    let writer = Writer::new(run, manifest.step, manifest.attempt);
+    let writer = CheckpointWriter::new(run, manifest.step, manifest.attempt);
     let entry = &mut manifest.objects[place];
     (entry.bytes, entry.sha256) = (bytes.len() as u64, lambert_store::hash::sha256(&bytes));
     run.put(&path(name, object), bytes.into()).unwrap();
     writer.commit(&manifest, &lease).unwrap();
 }
 
-/// What loading would refuse is refused when it is written, however large the object is.
+/// Tensors that loading rejects are rejected on write, at any size.
 #[test]
 fn numbers_that_are_not_finite_are_not_written_as_a_checkpoint() {
     let (_folder, run) = folder_store();
-    let writer = Writer::new(&run, 100, 1);
+    let writer = CheckpointWriter::new(&run, 100, 1);
     let file = |elements: usize, bad: usize| {
         let header = format!(r#"{{"x":{{"dtype":"F32","shape":[{elements}],"data_offsets":[0,{}]}}}}"#, 4 * elements);
         let mut numbers = vec![1.0_f32; elements];
@@ -293,12 +293,12 @@ fn numbers_that_are_not_finite_are_not_written_as_a_checkpoint() {
             other => panic!("{other:?}"),
         }
     }
-    // Other objects are not looked into.
+    // Other objects are not inspected.
     writer.put_object("x.bin", file(300, 7)).unwrap();
 }
 
 #[test]
-fn tensors_that_cannot_be_a_training_state_are_passed_over() {
+fn checkpoints_with_invalid_tensors_are_skipped() {
     let with_first_number = |number: f32| {
         let mut bytes = content(OBJECTS[0], 100, 1).to_vec();
         let at = bytes.len() - 1200;
@@ -347,12 +347,12 @@ fn a_copy_is_the_same_checkpoint_and_a_damaged_one_is_not_copied() {
 }
 
 #[test]
-fn what_changes_between_verifying_and_loading_is_noticed() {
+fn changes_between_verification_and_loading_are_detected() {
     let (_folder, run) = folder_store();
     let lease = Lease::take(&run).unwrap();
     let name = save(&run, &lease, 100);
     let verified = checkpoint::verify(&run, &name).unwrap();
-    let sent: Verified = serde_json::from_str(&serde_json::to_string(&verified).unwrap()).unwrap();
+    let sent: VerifiedCheckpoint = serde_json::from_str(&serde_json::to_string(&verified).unwrap()).unwrap();
     assert_eq!(sent, verified);
     let size = content(OBJECTS[1], 100, 1).len();
     for at in [0, size / 2, size - 1] {
@@ -366,9 +366,9 @@ fn what_changes_between_verifying_and_loading_is_noticed() {
     }
 }
 
-/// Every byte of the manifest, of the headers and every 29th of the data, flipped; and every length that is shorter.
+/// Flips every byte of the manifest and headers and every 29th of the data, and tries every shorter length.
 #[test]
-fn no_byte_can_change_and_none_can_be_missing() {
+fn any_changed_or_missing_byte_is_detected() {
     let (_folder, run) = folder_store();
     let lease = Lease::take(&run).unwrap();
     let name = save(&run, &lease, 100);

@@ -1,4 +1,4 @@
-//! A store that fails in every way a network can, between the client and a real S3 server.
+//! Fault injection between the client and an S3 server.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use common::{Kept, OBJECTS, content, path, save};
 use lambert_store::checkpoint::{self, Retention};
-use lambert_store::{Error, Lease, Patience, Store};
+use lambert_store::{Error, Lease, RetryPolicy, Store};
 use s3_server::{Fault, Rule, SECRET_KEY, Server, Weather, brisk};
 
 fn server() -> (tempfile::TempDir, Server) {
@@ -21,7 +21,7 @@ fn server() -> (tempfile::TempDir, Server) {
 
 const STALL: Fault = Fault::Stall(Duration::from_millis(1500));
 
-/// Faults that every request can meet and get over by being sent again.
+/// Transient faults, which a retry fixes.
 const PASSING: [Fault; 7] = [
     Fault::Refuse(500, "InternalError"),
     Fault::Refuse(503, "SlowDown"),
@@ -32,16 +32,16 @@ const PASSING: [Fault; 7] = [
     STALL,
 ];
 
-/// Waits less for an answer than a stall lasts.
-fn hasty() -> Patience {
-    Patience { request: Duration::from_millis(700), total: Duration::from_secs(20), ..brisk() }
+/// Request timeout shorter than a stall.
+fn hasty() -> RetryPolicy {
+    RetryPolicy { request_timeout: Duration::from_millis(700), total_timeout: Duration::from_secs(20), ..brisk() }
 }
 
 fn strike(server: &Server, method: &str, contains: &'static str, times: usize, fault: Fault) {
     server.fail(Rule { method: method.parse().unwrap(), contains, after: 0, times, fault });
 }
 
-/// Does `operation` once for each fault, with the first two requests of `method` failing.
+/// Runs `operation` once per fault, with the first two requests of `method` failing.
 fn survives(method: &str, operation: impl Fn(&Store, Fault)) {
     let (_folder, server) = server();
     let store = server.store_with("x", SECRET_KEY, hasty());
@@ -79,7 +79,7 @@ fn writing_and_deleting_survive() {
 }
 
 #[test]
-fn a_create_whose_answer_was_lost_knows_its_own_object() {
+fn a_create_with_a_lost_response_recognizes_its_object() {
     let (_folder, server) = server();
     let store = server.store_with("x", SECRET_KEY, hasty());
     for fault in PASSING {
@@ -100,7 +100,7 @@ fn a_create_whose_answer_was_lost_knows_its_own_object() {
 #[test]
 fn every_request_of_a_large_upload_survives() {
     let (_folder, server) = server();
-    let store = server.store_with("x", SECRET_KEY, Patience { request: Duration::from_secs(10), ..hasty() });
+    let store = server.store_with("x", SECRET_KEY, RetryPolicy { request_timeout: Duration::from_secs(10), ..hasty() });
     let bytes = Bytes::from(vec![7; 17 << 20]);
     for fault in [Fault::Refuse(503, "SlowDown"), Fault::Reset, Fault::LoseAnswer] {
         strike(&server, "POST", "uploads", 1, fault);
@@ -114,7 +114,7 @@ fn every_request_of_a_large_upload_survives() {
 }
 
 #[test]
-fn a_short_or_wrong_answer_does_not_condemn_a_sound_checkpoint() {
+fn a_wrong_response_does_not_reject_an_intact_checkpoint() {
     let (_folder, server) = server();
     let run = server.store_with("run", SECRET_KEY, hasty());
     let lease = Lease::take(&run).unwrap();
@@ -139,7 +139,7 @@ fn a_short_or_wrong_answer_does_not_condemn_a_sound_checkpoint() {
 }
 
 #[test]
-fn an_object_that_is_always_wrong_is_passed_over() {
+fn a_checkpoint_with_a_damaged_object_is_skipped() {
     let (_folder, server) = server();
     let run = server.store_with("run", SECRET_KEY, hasty());
     let lease = Lease::take(&run).unwrap();
@@ -152,9 +152,10 @@ fn an_object_that_is_always_wrong_is_passed_over() {
 }
 
 #[test]
-fn a_store_that_is_down_is_no_reason_to_take_an_older_checkpoint() {
+fn an_unreachable_store_never_selects_an_older_checkpoint() {
     let (_folder, server) = server();
-    let run = server.store_with("run", SECRET_KEY, Patience { total: Duration::from_millis(200), ..brisk() });
+    let run =
+        server.store_with("run", SECRET_KEY, RetryPolicy { total_timeout: Duration::from_millis(200), ..brisk() });
     let lease = Lease::take(&run).unwrap();
     save(&run, &lease, 50);
     save(&run, &lease, 100);
@@ -171,11 +172,12 @@ fn a_store_that_is_down_is_no_reason_to_take_an_older_checkpoint() {
 #[test]
 fn a_failed_save_leaves_the_earlier_checkpoints_alone() {
     let (_folder, server) = server();
-    let run = server.store_with("run", SECRET_KEY, Patience { total: Duration::from_millis(100), ..brisk() });
+    let run =
+        server.store_with("run", SECRET_KEY, RetryPolicy { total_timeout: Duration::from_millis(100), ..brisk() });
     let lease = Lease::take(&run).unwrap();
     let first = save(&run, &lease, 50);
     strike(&server, "PUT", "", usize::MAX, Fault::Refuse(503, "SlowDown"));
-    let writer = checkpoint::Writer::new(&run, 100, 1);
+    let writer = checkpoint::CheckpointWriter::new(&run, 100, 1);
     assert!(writer.put_object(OBJECTS[0], Bytes::from_static(b"x")).is_err());
     server.clear();
     let (found, passed_over) = checkpoint::newest_verified(&run).unwrap();
@@ -183,9 +185,9 @@ fn a_failed_save_leaves_the_earlier_checkpoints_alone() {
     save(&run, &lease, 100);
 }
 
-/// A whole run's worth of operations with a fault in every fourth request: nothing is lost and nothing is wrong.
+/// Runs the operations of a training run with a fault in every fourth request: no data is lost or wrong.
 #[test]
-fn a_run_in_bad_weather() {
+fn a_run_survives_random_faults() {
     let (_folder, server) = server();
     let run = server.store_with("run", SECRET_KEY, hasty());
     let faults = PASSING.into_iter().filter(|fault| *fault != STALL).collect();
@@ -198,7 +200,7 @@ fn a_run_in_bad_weather() {
             assert!(lease.still_held().unwrap());
             let (found, passed_over) = checkpoint::newest_verified(&run).unwrap();
             assert_eq!((found.unwrap().0, passed_over), (name.clone(), vec![]));
-            let retention = Retention { last: 2, known_sound: Some(name), ..Retention::default() };
+            let retention = Retention { last: 2, known_intact: Some(name), ..Retention::default() };
             checkpoint::retain(&run, &retention).unwrap();
         }
     }

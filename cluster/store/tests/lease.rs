@@ -1,4 +1,4 @@
-//! One holder at a time, whoever comes and however many come at once.
+//! Leases: one holder at a time, also under concurrent acquisition.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
@@ -38,10 +38,10 @@ fn attempts_that_start_together_get_different_numbers() {
     }
 }
 
-/// Names that anybody with access to the store can make. An attempt number that none can follow is an error that names
-/// the object; what is no name of a lease counts for nothing.
+/// Object names may be forged. An attempt number without successor is an error that names the object; other invalid
+/// names are ignored.
 #[test]
-fn an_attempt_that_none_can_follow_is_refused_by_name() {
+fn an_attempt_without_successor_is_an_error_that_names_it() {
     for (object, number) in [
         ("lease-4294967295", u32::MAX),
         ("lease-4294967294", u32::MAX - 1),
@@ -69,9 +69,9 @@ fn an_attempt_that_none_can_follow_is_refused_by_name() {
     assert!(refused.contains("lease-4294967294"), "{refused}");
 }
 
-/// A run's folder that is moved or removed takes the lease with it, and one that has come into its place is another run's.
+/// Moving or removing a run's directory ends the lease; a directory in its place is another run.
 #[test]
-fn a_lease_that_is_not_there_is_lost() {
+fn a_missing_lease_is_lost() {
     for replaced in [false, true] {
         let (folder, run) = common::folder_store();
         let lease = Lease::take(&run).unwrap();
@@ -90,22 +90,22 @@ fn a_lease_that_is_not_there_is_lost() {
     }
 }
 
-/// One that comes back after somebody else has begun finds its next lease taken, and takes no other.
+/// A coordinator that returns after another one started finds its next lease taken and takes no other.
 #[test]
-fn a_restart_takes_the_lease_after_its_own_or_none() {
+fn a_restart_takes_only_the_lease_after_its_own() {
     let (_folder, run) = common::folder_store();
     let first = Lease::take(&run).unwrap();
     let second = Lease::take_exactly(&run, first.attempt() + 1, "a").unwrap().unwrap();
     assert!(second.still_held().unwrap());
-    // A creation that failed behind the point at which the object was there is tried again.
+    // Retry of a creation that failed after the object existed.
     assert!(Lease::take_exactly(&run, first.attempt() + 1, "a").unwrap().is_some(), "it is the taker's own");
     assert!(Lease::take_exactly(&run, first.attempt() + 1, "b").unwrap().is_none(), "it is another's now");
     assert_eq!(Lease::newest(&run).unwrap(), Some(2), "and no later one was taken");
 }
 
-/// Who creates a lease and never hears of it knows it for its own.
+/// A creator that lost the response recognizes its own lease.
 #[test]
-fn a_lost_answer_loses_no_lease() {
+fn a_lost_response_loses_no_lease() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), 0);
     let run = server.store("lost-answer");
@@ -123,7 +123,7 @@ fn a_lost_answer_loses_no_lease() {
 }
 
 #[test]
-fn a_store_that_replaces_what_was_to_be_created_is_refused() {
+fn a_store_without_create_only_writes_is_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), 0);
     let run = server.store("careless");

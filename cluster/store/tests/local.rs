@@ -1,4 +1,4 @@
-//! Folders of this machine: processes killed in the middle of a write, full disks, folders that are not ours.
+//! Local stores: killed writers, full disks, directories without permission.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use common::{folder_store, manifest, path, save};
-use lambert_store::checkpoint::{self, Writer};
+use lambert_store::checkpoint::{self, CheckpointWriter};
 use lambert_store::{Error, Lease, Store};
 
-/// The folder in which the killed child writes; set by the test that kills it.
+/// Variable with the child's directory; set by the test that kills it.
 const FOLDER: &str = "LAMBERT_TEST_FOLDER";
 const SIZE: usize = 3 << 20;
 
-/// What the child does until it is killed; run by hand it does nothing.
+/// Body of the child process; does nothing without the variable.
 #[test]
 fn child_that_writes_until_killed() {
     let Ok(folder) = std::env::var(FOLDER) else { return };
@@ -53,7 +53,7 @@ fn a_killed_writer_leaves_whole_objects_or_none() {
     assert_eq!(files(&Path::new(store.url()).join("checkpoints")), [""; 0], "pruning removes what the killed left");
 }
 
-/// Every file below `folder`, half-written ones too.
+/// All files below `folder`, including temporary ones.
 fn files(folder: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(folder) else { return vec![] };
     let entries = entries.map(|entry| entry.unwrap().path());
@@ -61,11 +61,11 @@ fn files(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn half_written_files_go_where_nobody_writes_and_stay_where_somebody_may() {
+fn temporary_files_are_removed_only_without_a_writer() {
     let (_folder, run) = folder_store();
     let lease = Lease::take(&run).unwrap();
     let finished = save(&run, &lease, 50);
-    let under_way = Writer::new(&run, 100, 1);
+    let under_way = CheckpointWriter::new(&run, 100, 1);
     manifest(&under_way, 100, 1);
     let half = |name: &str| {
         let file = run.local_path(name).unwrap().unwrap();
@@ -76,7 +76,7 @@ fn half_written_files_go_where_nobody_writes_and_stay_where_somebody_may() {
     let dead = half(&path(&finished, "manifest.json"));
     let alive = half(&path(under_way.name(), "model.safetensors"));
     let young = half("status.json");
-    // A writer that was killed before its first byte, or a pruner before its last act.
+    // Remains of a writer killed before its first byte, or of an interrupted deletion.
     let empty = run.local_path("checkpoints/step-000000010-a0001").unwrap().unwrap();
     std::fs::create_dir(&empty).unwrap();
     assert_eq!(checkpoint::prune(&run, 3).unwrap().half_written, 1);
@@ -84,9 +84,9 @@ fn half_written_files_go_where_nobody_writes_and_stay_where_somebody_may() {
     checkpoint::verify(&run, &finished).unwrap();
 }
 
-/// Who uses a run that exists does not make it again where it was moved away from.
+/// A store that requires its directory does not recreate it after a move.
 #[test]
-fn a_folder_that_must_be_there_is_not_made_again() {
+fn a_required_folder_is_not_recreated() {
     let (folder, run) = folder_store();
     let lease = Lease::take(&run).unwrap();
     let store = run.require_folder();
@@ -108,7 +108,7 @@ fn a_folder_that_must_be_there_is_not_made_again() {
     assert!(matches!(error, Error::FolderGone { .. }), "another folder in its place: {error}");
 }
 
-/// A file system of one MiB, or `None` where this process may not mount one.
+/// A tmpfs of one MiB; `None` if this process may not mount.
 struct Small(tempfile::TempDir);
 
 impl Small {
@@ -137,14 +137,15 @@ fn mount(arguments: &[&str], on: &Path) -> bool {
 }
 
 #[test]
-fn a_full_disk_is_said_clearly_and_costs_no_earlier_checkpoint() {
+fn a_full_disk_is_reported_and_keeps_earlier_checkpoints() {
     let Some(small) = Small::mount() else { return };
     let run = small.store();
     let lease = Lease::take(&run).unwrap();
     let sound = save(&run, &lease, 50);
     let before = files(small.0.path());
     for bytes in [2 << 20, 20 << 20] {
-        let error = Writer::new(&run, 100, 1).put_object("model.safetensors", vec![1; bytes].into()).unwrap_err();
+        let error =
+            CheckpointWriter::new(&run, 100, 1).put_object("model.safetensors", vec![1; bytes].into()).unwrap_err();
         let text = format!("{error}: {}", std::error::Error::source(&error).unwrap());
         assert!(text.contains("No space left") && text.contains("step-000000100-a0001/model.safetensors"), "{text}");
     }
@@ -154,7 +155,7 @@ fn a_full_disk_is_said_clearly_and_costs_no_earlier_checkpoint() {
 }
 
 #[test]
-fn a_read_only_folder_is_said_clearly_and_can_be_read() {
+fn a_read_only_folder_is_reported_and_can_be_read() {
     let Some(small) = Small::mount() else { return };
     let run = small.store();
     let lease = Lease::take(&run).unwrap();
@@ -167,7 +168,7 @@ fn a_read_only_folder_is_said_clearly_and_can_be_read() {
 }
 
 #[test]
-fn a_file_where_a_folder_should_be_is_said_clearly() {
+fn a_file_in_place_of_a_folder_is_reported() {
     let (folder, _) = folder_store();
     let file = folder.path().join("file");
     std::fs::write(&file, "x").unwrap();

@@ -1,4 +1,4 @@
-//! Over HTTP, with credentials, against a real S3 protocol server.
+//! Tests over HTTP with credentials against an S3 server.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
@@ -7,8 +7,8 @@ mod s3_server;
 
 use bytes::Bytes;
 use common::{OBJECTS, behaviour, content, manifest, save};
-use lambert_store::checkpoint::{Retention, Writer};
-use lambert_store::{Error, Lease, Patience, checkpoint};
+use lambert_store::checkpoint::{CheckpointWriter, Retention};
+use lambert_store::{Error, Lease, RetryPolicy, checkpoint};
 use s3_server::{Fault, Rule, SECRET_KEY, Server, brisk};
 
 fn server() -> (tempfile::TempDir, Server) {
@@ -17,12 +17,12 @@ fn server() -> (tempfile::TempDir, Server) {
     (folder, server)
 }
 
-/// The next put is answered with this status and code.
+/// Fails the next PUT with this status and code.
 fn refuse(status: u16, code: &'static str) -> Rule {
     Rule { method: "PUT".parse().unwrap(), contains: "/x/", after: 0, times: 1, fault: Fault::Refuse(status, code) }
 }
 
-/// All messages of an error, as a user sees them.
+/// Formats an error with its sources.
 fn shown(error: &dyn std::error::Error) -> String {
     let source = error.source().map(shown).unwrap_or_default();
     format!("{error}: {source}")
@@ -35,7 +35,7 @@ fn behaves_like_every_store() {
 }
 
 #[test]
-fn large_objects_go_and_come_in_parts() {
+fn large_objects_are_transferred_in_parts() {
     let (_folder, server) = server();
     let store = server.store("large");
     let bytes: Bytes = (0..40_000_003u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
@@ -67,14 +67,14 @@ fn a_run_lives_in_a_bucket() {
     assert_eq!(checkpoint::read_object(&run, &verified.manifest, OBJECTS[0]).unwrap(), content(OBJECTS[0], 150, 2));
 }
 
-/// A save commits, and the run is started again, between the two listings that pruning makes.
+/// A save commits, and a new attempt starts, between the two listings of pruning.
 #[test]
 fn a_checkpoint_that_is_committed_while_another_process_prunes_stays() {
     let (_folder, server) = server();
     let run = server.store("busy");
     let lease = Lease::take(&run).unwrap();
     save(&run, &lease, 50);
-    let writer = Writer::new(&run, 100, lease.attempt());
+    let writer = CheckpointWriter::new(&run, 100, lease.attempt());
     let prepared = manifest(&writer, 100, lease.attempt());
     let elsewhere = run.clone();
     server.before("GET /runs?", 1, move || {
@@ -88,8 +88,8 @@ fn a_checkpoint_that_is_committed_while_another_process_prunes_stays() {
     assert_eq!((found.unwrap().0, passed_over), ("step-000000100-a0001".to_owned(), vec![]));
 }
 
-/// With `keep = 1` the newest checkpoint of a listing may be gone before it is read. An older one that is kept beside it is not taken
-/// in its place.
+/// With `keep = 1` the newest checkpoint of a listing may be deleted before it is read. Selection must not fall back
+/// to an older retained one.
 #[test]
 fn a_checkpoint_that_is_pruned_while_it_is_read_is_followed_by_the_next() {
     for contains in [
@@ -114,9 +114,9 @@ fn a_checkpoint_that_is_pruned_while_it_is_read_is_followed_by_the_next() {
     }
 }
 
-/// A successor takes the run while this attempt removes its first checkpoint: the others are not this attempt's to remove.
+/// A new attempt takes the lease while this one deletes its first checkpoint; it must delete no other.
 #[test]
-fn an_attempt_removes_nothing_after_its_lease() {
+fn an_attempt_deletes_nothing_after_losing_its_lease() {
     let (_folder, server) = server();
     let run = server.store("lost");
     let lease = Lease::take(&run).unwrap();
@@ -128,7 +128,7 @@ fn an_attempt_removes_nothing_after_its_lease() {
     let retention = Retention { last: 1, ..Retention::default() };
     assert!(checkpoint::retain_under(&lease, &run, &retention).unwrap_err().is_lease_lost());
     assert!(!server.has_hook());
-    let left: Vec<u64> = checkpoint::list(&run).unwrap().iter().map(|listed| listed.place.step).collect();
+    let left: Vec<u64> = checkpoint::list(&run).unwrap().iter().map(|listed| listed.position.step).collect();
     assert_eq!(left, [150, 100]);
     assert!(checkpoint::retain_under(&lease, &run, &retention).unwrap_err().is_lease_lost());
     assert_eq!(checkpoint::list(&run).unwrap().len(), 2);
@@ -148,9 +148,9 @@ fn many_objects_are_deleted_by_few_requests() {
     assert_eq!(store.list("").unwrap(), []);
 }
 
-/// What two submissions do: one gives its claim up while the other looks whose it is.
+/// Models two submissions: one drops its claim while the other reads it.
 #[test]
-fn an_object_that_is_removed_while_it_is_looked_at_is_created() {
+fn an_object_deleted_during_creation_is_created() {
     let (_folder, server) = server();
     let store = server.store("claims");
     assert!(store.put_new("claim", "theirs".into()).unwrap());
@@ -162,7 +162,7 @@ fn an_object_that_is_removed_while_it_is_looked_at_is_created() {
 }
 
 #[test]
-fn of_many_writers_one_creates() {
+fn one_of_many_concurrent_creators_succeeds() {
     let (_folder, server) = server();
     let run = server.store("race");
     let take = |_| {
@@ -187,7 +187,7 @@ fn a_wrong_secret_is_denied_at_once_and_not_shown() {
 }
 
 #[test]
-fn no_permission_and_expired_credentials_are_said_clearly() {
+fn missing_permission_and_expired_credentials_are_reported() {
     let (_folder, server) = server();
     let store = server.store("x");
     for (status, code) in [(403, "AccessDenied"), (400, "ExpiredToken")] {
@@ -199,7 +199,7 @@ fn no_permission_and_expired_credentials_are_said_clearly() {
 }
 
 #[test]
-fn a_bucket_that_is_not_there_is_said_clearly() {
+fn a_missing_bucket_is_reported() {
     let (_folder, server) = server();
     server.fail(refuse(404, "NoSuchBucket"));
     let error = server.store("x").put("object", Bytes::from_static(b"x")).unwrap_err();
@@ -207,10 +207,10 @@ fn a_bucket_that_is_not_there_is_said_clearly() {
 }
 
 #[test]
-fn a_server_that_is_not_there_is_given_up_when_patience_ends() {
-    let patience = Patience { total: std::time::Duration::from_millis(300), ..brisk() };
+fn an_unreachable_server_fails_after_the_total_timeout() {
+    let retry_policy = RetryPolicy { total_timeout: std::time::Duration::from_millis(300), ..brisk() };
     let (folder, server) = server();
-    let store = server.store_with("x", SECRET_KEY, patience);
+    let store = server.store_with("x", SECRET_KEY, retry_policy);
     drop((server, folder));
     let start = std::time::Instant::now();
     let error = store.get("object").unwrap_err();

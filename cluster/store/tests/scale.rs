@@ -1,4 +1,4 @@
-//! Runs with many records: what is not needed is not read.
+//! Runs with many records: unneeded ones are not read.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
@@ -13,14 +13,14 @@ use lambert_store::checkpoint::{self, Retention};
 use lambert_store::{Lease, Store, run};
 use s3_server::Server;
 
-/// A record in a folder, without waiting for the disk.
+/// Writes a record without fsync.
 fn plant(folder: &Path, object: &str, text: &str) {
     let path = folder.join(object);
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     std::fs::write(path, text).unwrap();
 }
 
-/// Each attempt so far has rolled back behind all of its checkpoints, and left a record of metrics or several.
+/// Every attempt has rolled back before all of its checkpoints and left one or more objects of metrics.
 fn plant_all(folder: &Path, rollbacks: u32, metrics: u32) {
     for attempt in 1..=rollbacks {
         let record =
@@ -31,7 +31,7 @@ fn plant_all(folder: &Path, rollbacks: u32, metrics: u32) {
     (0..metrics).for_each(|number| plant(folder, &run::records(1 + number % rollbacks.max(1), number.into()), "{}\n"));
 }
 
-/// The requests of `work` that have to do with `what`.
+/// Counts the requests of `work` that contain `what`.
 fn requests(server: &Server, what: &str, work: impl FnOnce()) -> usize {
     server.requests();
     work();
@@ -47,7 +47,7 @@ fn a_rollback_from_before_the_oldest_checkpoint_is_not_read() {
     let lease = Lease::take(&store).unwrap();
     assert_eq!(lease.attempt(), 51);
     [10, 20, 30].iter().for_each(|step| drop(save(&store, &lease, *step)));
-    // It undoes the last.
+    // It invalidates the last checkpoint.
     let record = r#"{"attempt": 51, "steps": 20, "dataset": "d", "samples": {}, "why": "a test"}"#;
     store.put(&run::rollback(51), record.into()).unwrap();
     let newest = || checkpoint::newest_verified(&store).unwrap().0.unwrap().0;
@@ -59,7 +59,7 @@ fn a_rollback_from_before_the_oldest_checkpoint_is_not_read() {
     assert_eq!(requests(&server, "metrics", both), 0);
 }
 
-/// Seconds of what a start, a save and a person do in a run of so many records.
+/// Times, seconds, of the operations of a start, a save and a user in a run with these numbers of records.
 fn measure(rollbacks: u32, metrics: u32) -> Vec<(&'static str, f64)> {
     let (_folder, store) = folder_store();
     plant_all(Path::new(store.url()), rollbacks, metrics);

@@ -1,4 +1,4 @@
-//! Every kind of store does the same things: one body of checks, run over each.
+//! Runs the conformance suite on the local and in-memory backends.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
@@ -33,7 +33,7 @@ fn memory() {
 }
 
 #[test]
-fn of_many_writers_one_creates() {
+fn one_of_many_concurrent_creators_succeeds() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path().to_str().unwrap()).unwrap();
     let create = |i: usize| {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use lambert_config::exit;
-use lambert_store::checkpoint::{self, Listed, Retention};
+use lambert_store::checkpoint::{self, ListedCheckpoint, Retention};
 use lambert_store::{Lease, Store, run as names};
 use serde_json::json;
 
@@ -50,8 +50,8 @@ fn open(run: &str) -> Result<Store, Failure> {
 
 fn list(store: &Store, json: bool) -> Outcome {
     let listed = checkpoint::list(store).map_err(Failure::failed)?;
-    let line = |listed: &Listed| match json {
-        true => json!({ "name": listed.name, "step": listed.place.step, "attempt": listed.place.attempt,
+    let line = |listed: &ListedCheckpoint| match json {
+        true => json!({ "name": listed.name, "step": listed.position.step, "attempt": listed.position.attempt,
                         "bytes": listed.bytes })
         .to_string(),
         false => format!("{}  {:.1} MB", listed.name, listed.bytes as f64 / 1e6),
@@ -68,7 +68,7 @@ fn list(store: &Store, json: bool) -> Outcome {
 fn verify(store: &Store, json: bool) -> Outcome {
     let listed = checkpoint::list(store).map_err(Failure::failed)?;
     let (mut damaged, mut all) = (0, 0);
-    for Listed { name, .. } in &listed {
+    for ListedCheckpoint { name, .. } in &listed {
         let fault = match checkpoint::verify(store, name) {
             Ok(_) => None,
             Err(error) if error.is_damaged() || error.is_not_found() => Some(error.to_string()),
@@ -119,7 +119,7 @@ fn retention(store: &Store, keep: Option<usize>) -> Result<Retention, Failure> {
     if settings.keep_best {
         let listed = checkpoint::list(store).map_err(Failure::failed)?;
         // The newest intact manifest names the best checkpoint of all before it.
-        for Listed { name, .. } in listed {
+        for ListedCheckpoint { name, .. } in listed {
             match checkpoint::read_manifest(store, &name) {
                 Ok(manifest) => {
                     named.extend(manifest.best.map(|best| best.checkpoint));
@@ -132,13 +132,13 @@ fn retention(store: &Store, keep: Option<usize>) -> Result<Retention, Failure> {
         }
     }
     let (last, every_steps) = (keep.unwrap_or(settings.keep), settings.keep_every_steps);
-    Ok(Retention { last, every_steps, named, known_sound: None })
+    Ok(Retention { last, every_steps, named, known_intact: None })
 }
 
 /// Copies a checkpoint with the configuration and vocabulary that make the destination a run.
 fn copy(url: &str, to: &str) -> Outcome {
     let no_checkpoint = || Failure::usage(CheckpointError::NoCheckpoint(url.to_owned()));
-    let (run, name) = names::split(url);
+    let (run, name) = names::split_checkpoint_url(url);
     let name = name.ok_or_else(no_checkpoint)?;
     let (from, to) = (open(run)?, Store::open(to).map_err(Failure::usage)?);
     if let Some(what) = run_mismatch(&from, &to)? {

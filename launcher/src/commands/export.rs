@@ -8,9 +8,9 @@ use lambert_dataset::tokenizer::{TokenizerError, special_tokens, tokenizer_confi
 use lambert_plan::architecture::{Architecture, Tensor, TransformersModel};
 use lambert_plan::objectives::{heads, is_head_unused};
 use lambert_store::Store;
-use lambert_store::checkpoint::{self, Manifest, PassedOver};
+use lambert_store::checkpoint::{self, Manifest, SkippedCheckpoint};
 // Weights and vocabulary already have the file names that Transformers expects.
-use lambert_store::run::{CONFIG, VOCABULARY, WEIGHTS, split};
+use lambert_store::run::{CONFIG, VOCABULARY, WEIGHTS, split_checkpoint_url};
 use serde_json::Value;
 
 use super::status::require_run;
@@ -24,7 +24,7 @@ enum ExportError {
     #[error("{} is not empty; an export goes to a new folder", folder.display())]
     NotEmpty { folder: PathBuf },
     #[error("{url} has no checkpoint that can be used{}", why(passed_over))]
-    NoCheckpoint { url: String, passed_over: Vec<PassedOver> },
+    NoCheckpoint { url: String, passed_over: Vec<SkippedCheckpoint> },
     #[error("checkpoint {name} does not say which vocabulary it was trained with")]
     NoVocabulary { name: String, source: serde_json::Error },
     #[error("{url}/{VOCABULARY} has {found} pieces, but checkpoint {name} was trained with {expected}")]
@@ -35,8 +35,8 @@ enum ExportError {
     Write { path: PathBuf, source: std::io::Error },
 }
 
-fn why(passed_over: &[PassedOver]) -> String {
-    passed_over.iter().map(|PassedOver { name, why, .. }| format!("; {name}: {why}")).collect()
+fn why(passed_over: &[SkippedCheckpoint]) -> String {
+    passed_over.iter().map(|SkippedCheckpoint { name, why, .. }| format!("; {name}: {why}")).collect()
 }
 
 /// Exports a checkpoint to a directory, atomically.
@@ -58,7 +58,7 @@ type Files = Vec<(&'static str, Vec<u8>)>;
 /// Reads the checkpoint and renders the files. If the newest checkpoint of a running run is pruned while it is read, a
 /// newer one exists and is tried.
 fn read(model: &str) -> Result<(Source, Files), Failure> {
-    let is_named = split(model).1.is_some();
+    let is_named = split_checkpoint_url(model).1.is_some();
     for _ in 0..RETRIES {
         let source = Source::open(model)?;
         match source.files() {
@@ -85,7 +85,7 @@ struct Source {
 impl Source {
     /// Opens the checkpoint at `RUN/checkpoints/step-...`, or the newest valid one of a run.
     fn open(model: &str) -> Result<Self, Failure> {
-        let (run, name) = split(model);
+        let (run, name) = split_checkpoint_url(model);
         let store = Store::open(run).map_err(Failure::usage)?;
         require_run(&store)?;
         let text = store.get(CONFIG).map_err(Failure::failed)?;

@@ -2,7 +2,7 @@
 
 use lambert_control::RankTimes;
 use lambert_control::Score;
-use lambert_store::checkpoint::Listed;
+use lambert_store::checkpoint::ListedCheckpoint;
 
 use crate::decide::history::JobEnd;
 use crate::host::now;
@@ -109,7 +109,7 @@ pub fn job_end(end: &JobEnd, now: f64) -> String {
 }
 
 /// Formats the list of checkpoints, newest first.
-pub fn checkpoints(checkpoints: &[Listed]) -> Vec<String> {
+pub fn checkpoints(checkpoints: &[ListedCheckpoint]) -> Vec<String> {
     match checkpoints {
         [] => vec!["checkpoints  none".to_owned()],
         _ => checkpoints.iter().map(|listed| format!("checkpoint   {}", listed.name)).collect(),

@@ -14,7 +14,7 @@ const KEY: &str = "run.from";
 /// Rejects a `run.from` whose weights do not fit this model and cannot grow into it.
 pub fn check(config: &RunConfig) -> Result<(), Failure> {
     let mut faults = Vec::new();
-    match config.run.from.as_deref().map(|url| (url, names::split(url))) {
+    match config.run.from.as_deref().map(|url| (url, names::split_checkpoint_url(url))) {
         None => config.stage[0].check_growth(0, config.depth(0), &config.model, &mut faults),
         Some((_, (run, Some(name)))) => look(config, run, name, &mut faults)?,
         Some((url, (_, None))) => {

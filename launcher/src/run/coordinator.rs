@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use lambert_config::exit;
-use lambert_store::{Patience, Store};
+use lambert_store::{RetryPolicy, Store};
 
 use super::clock::Clock;
 use super::initial::InitialState;
@@ -188,10 +188,10 @@ impl<'a> Coordinator<'a> {
 /// The run's store with the workers' retry timeout, so that an outage is waited for.
 fn patient(spec: &RunSpec) -> (Store, Duration) {
     let minutes = spec.config.checkpoint.give_up_minutes;
-    let mut patience = Patience::default();
-    patience.total = patience.total.max(Duration::from_secs_f64(60.0 * minutes));
-    let total = patience.total;
-    (spec.store.with_patience(patience), total)
+    let mut policy = RetryPolicy::default();
+    policy.total_timeout = policy.total_timeout.max(Duration::from_secs_f64(60.0 * minutes));
+    let total = policy.total_timeout;
+    (spec.store.with_retry_policy(policy), total)
 }
 
 /// Hosts available to a run: those configured, the nodes of a Slurm job with other nodes than this one, or this host.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lambert_store::checkpoint::{self, Listed, RollbackPoint};
+use lambert_store::checkpoint::{self, ListedCheckpoint, RollbackPoint};
 use lambert_store::{Error, Store};
 
 use super::sources::{SAVE_OBJECT, STOP_OBJECT, within};
@@ -82,13 +82,14 @@ fn join_job(store: &Store, record: JobRecord, lead: f64) -> JobSettings {
 fn before(store: &Store) -> Status {
     let mut before = status::stored::before(store);
     if let Ok(listed) = checkpoint::list(store) {
-        let oldest = listed.last().map_or(0, |oldest| oldest.place.attempt);
+        let oldest = listed.last().map_or(0, |oldest| oldest.position.attempt);
         let rollbacks = RollbackPoint::read_from(store, oldest).unwrap_or_default();
-        let stays = |listed: &&Listed| !rollbacks.iter().any(|rollback| rollback.invalidates(listed.place));
+        let stays =
+            |listed: &&ListedCheckpoint| !rollbacks.iter().any(|rollback| rollback.invalidates(listed.position));
         let newest = listed.iter().find(stays).or(listed.first());
         before.checkpoint = newest.map(|newest| newest.name.clone());
         let step = &mut before.progress.step;
-        *step = (*step).max(newest.map_or(0, |newest| newest.place.step));
+        *step = (*step).max(newest.map_or(0, |newest| newest.position.step));
     }
     before
 }

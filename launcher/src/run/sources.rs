@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 pub use lambert_store::run::{SAVE as SAVE_OBJECT, STOP as STOP_OBJECT};
-use lambert_store::{Lease, Patience, Store};
+use lambert_store::{Lease, RetryPolicy, Store};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 
 use super::job_view;
@@ -149,7 +149,7 @@ pub fn take_lease(
             Ok(Ok(lease)) => {
                 let attempt = lease.attempt();
                 // The poller must not block as long as a worker may.
-                let lease = lease.with_patience(Patience::default());
+                let lease = lease.with_retry_policy(RetryPolicy::default());
                 *own.lock().unwrap_or_else(PoisonError::into_inner) = Some(lease);
                 Event::LeaseTaken(attempt)
             }

@@ -1,19 +1,19 @@
-//! The end of a save: committed, failed or stuck.
+//! Completion of a save: committed, failed or stuck.
 
 use lambert_collective::Group;
 use lambert_control::EventKind;
 
 use super::Saver;
-use crate::checkpoint::commit::Outcome;
+use crate::checkpoint::commit::SaveOutcome;
 use crate::checkpoint::save::{Progress, Save};
-use crate::checkpoint::time_limit::{self, Standing};
+use crate::checkpoint::time_limit::{self, SaveTiming};
 use crate::error::Error;
 use crate::recovery::replicas::ReplicaMismatch;
 use crate::worker::agreement::Decision;
 
 impl Saver<'_> {
-    /// Tells people which ranks have not written what, long before that ends the run.
-    pub(super) fn tell_slow(&mut self, collective: &mut dyn Group) -> Result<(), Error> {
+    /// Warns which ranks have not written which objects, long before the time limit ends the run.
+    pub(super) fn report_slow(&mut self, collective: &mut dyn Group) -> Result<(), Error> {
         let Some(save) = &mut self.save else { return Ok(()) };
         let (name, seconds) = (save.writer.name(), save.began.elapsed().as_secs_f64());
         let beginning = format!("checkpoint {name} is not saved after {seconds:.1} s");
@@ -24,16 +24,18 @@ impl Saver<'_> {
         Ok(())
     }
 
-    /// The error that ends all ranks, because a write has not ended within the limit. Nothing is tried again in this process:
-    /// the write still reads the copy of the state.
-    pub(super) fn stuck(&mut self, collective: &mut dyn Group) -> Result<Error, Error> {
-        let Some(save) = &mut self.save else { return Ok(Error::Peer("rank 0 waits for a save that is not there")) };
-        let limit = if let Standing::Over(limit) = &save.standing { limit.clone() } else { String::new() };
+    /// Returns the error that ends all ranks because a write exceeded its time limit. The save is not retried in this
+    /// process: the write still reads the snapshot.
+    pub(super) fn stuck_error(&mut self, collective: &mut dyn Group) -> Result<Error, Error> {
+        let Some(save) = &mut self.save else {
+            return Ok(Error::Peer("rank 0 reports a stuck save, but none is in progress"));
+        };
+        let limit = if let SaveTiming::Over(limit) = &save.timing { limit.clone() } else { String::new() };
         let message = time_limit::gather(collective, &save.waits_for(), format!("not saved {limit}"))?;
         Ok(Error::Save { name: save.writer.name().to_owned(), message })
     }
 
-    /// All ranks act on what came of the save.
+    /// Applies the decision on all ranks.
     pub(super) fn conclude(&mut self, collective: &mut dyn Group, decision: Decision) -> Result<(), Error> {
         let Some(save) = self.save.take() else { return Ok(()) };
         if decision == Decision::Committed {
@@ -51,7 +53,7 @@ impl Saver<'_> {
             return Ok(());
         }
         collective.broadcast_bytes(&mut message, 0)?;
-        if decision == Decision::Apart {
+        if decision == Decision::ReplicasDiffer {
             let apart: ReplicaMismatch = serde_json::from_slice(&message).map_err(Error::Json)?;
             let blamed = apart.blames(self.session.rank);
             return Err(Error::Replicas { step: manifest.step, mismatch: apart, blamed });
@@ -63,7 +65,7 @@ impl Saver<'_> {
         }
     }
 
-    /// Takes in a committed save, and reports it on rank 0.
+    /// Records a committed save, and reports it on rank 0.
     fn take_commit(&mut self, save: Save) {
         let Save { writer, manifest, began, stall, progress, .. } = save;
         let name = writer.name().to_owned();
@@ -76,22 +78,21 @@ impl Saver<'_> {
         self.history.commit(name, manifest);
     }
 
-    /// Takes the records of a failed save back. Returns the error in the form that ranks exchange; empty on the ranks that do
+    /// Restores the records of a failed save. Returns the error, serialized for the broadcast; empty on ranks that do
     /// not know it.
     fn take_failure(&mut self, progress: Progress) -> Result<Vec<u8>, Error> {
         let Progress::Decided(outcome, records) = progress else { return Ok(Vec::new()) };
         self.records.restore(records);
         Ok(match outcome {
-            Outcome::Committed => Vec::new(),
-            Outcome::Failed(why) | Outcome::Lost(why) | Outcome::NotFinite(why) => why.into_bytes(),
-            Outcome::Apart(apart) => serde_json::to_vec(&apart).map_err(Error::Json)?,
+            SaveOutcome::Committed => Vec::new(),
+            SaveOutcome::Failed(why) | SaveOutcome::Lost(why) | SaveOutcome::NotFinite(why) => why.into_bytes(),
+            SaveOutcome::ReplicasDiffer(apart) => serde_json::to_vec(&apart).map_err(Error::Json)?,
         })
     }
 
     fn warn(&self, name: &str, why: &str) {
         let seconds = self.schedule.retry_pause().as_secs();
-        self.session.warn(format!(
-            "checkpoint {name} was not saved, training goes on and another is tried in {seconds} s: {why}"
-        ));
+        self.session
+            .warn(format!("checkpoint {name} was not saved; training continues, retrying in {seconds} s: {why}"));
     }
 }

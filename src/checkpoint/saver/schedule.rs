@@ -1,4 +1,4 @@
-//! When a save is due, and how long it may take.
+//! Save schedule: intervals, retries and time limits.
 
 use std::time::{Duration, Instant};
 
@@ -7,75 +7,75 @@ use lambert_config::run::Checkpoint;
 
 use crate::checkpoint::retry_state::RetryState;
 use crate::checkpoint::save::Save;
-use crate::checkpoint::time_limit::TimeLimit;
+use crate::checkpoint::time_limit::SaveTimeLimit;
 use crate::worker::agreement::SaveVote;
 
-/// The times of saves: intervals, retries after failures, and limits.
+/// Save intervals, retries after failures, and time limits.
 pub(super) struct SaveSchedule {
     settings: Checkpoint,
-    /// A save is wanted as soon as none is under way.
+    /// A save is due and waits for the previous one to end.
     due: bool,
     last_save: Instant,
     retry_state: RetryState,
-    limit: TimeLimit,
-    /// Since when a stop is requested.
+    limit: SaveTimeLimit,
+    /// Time of the stop request.
     stopping: Option<Instant>,
 }
 
 impl SaveSchedule {
-    /// Starts the first interval now.
+    /// Starts the first interval.
     pub fn new(config: &RunConfig) -> Self {
         Self {
             settings: config.checkpoint.clone(),
             due: false,
             last_save: Instant::now(),
             retry_state: RetryState::default(),
-            limit: TimeLimit::new(config),
+            limit: SaveTimeLimit::new(config),
             stopping: None,
         }
     }
 
-    /// Returns whether a save is due after `step`, or was due before and has not begun.
+    /// Returns true if a save is due after `step`, or was due earlier and has not begun.
     pub fn is_due(&mut self, step: u64, wanted: bool) -> bool {
         let every = self.settings.every_steps;
         self.due |= wanted || every > 0 && step.is_multiple_of(every) && !self.retry_state.is_there();
         self.due
     }
 
-    /// Returns whether the interval, or the pause after a failure, is over.
+    /// Returns true if the interval, or the backoff after a failure, has elapsed.
     pub fn is_overdue(&self) -> bool {
         let minutes = self.settings.every_minutes;
         let interval = minutes > 0.0 && self.last_save.elapsed() >= Duration::from_secs_f64(60.0 * minutes);
         if self.retry_state.is_there() { self.retry_state.is_due() } else { interval }
     }
 
-    /// Begins a save, at the returned time.
+    /// Begins a save and returns its start time.
     pub fn begin(&mut self) -> Instant {
         (self.due, self.last_save) = (false, Instant::now());
         self.last_save
     }
 
-    /// Takes in a save that was begun at `began` and has failed.
+    /// Records a failed save that began at `began`.
     pub fn add_failure(&mut self, began: Instant) {
         self.retry_state.add(began);
     }
 
-    /// Takes in a save that has succeeded.
+    /// Records a successful save.
     pub fn clear_failures(&mut self) {
         self.retry_state.clear();
     }
 
-    /// The time from a failure to the next try.
+    /// Backoff after a failure.
     pub fn retry_pause(&self) -> Duration {
         self.retry_state.pause()
     }
 
-    /// Starts the limit for saves before a stop. Later calls change nothing.
+    /// Starts the time limit of saves before a stop. Later calls have no effect.
     pub fn stop(&mut self) {
         self.stopping.get_or_insert_with(Instant::now);
     }
 
-    /// This rank's vote on the save under way; only rank 0, the `first` one, judges it by the clock.
+    /// Returns this rank's vote on the save in progress; only rank 0 (`first`) checks the clock.
     pub fn vote(&self, save: &mut Save, first: bool) -> SaveVote {
         let stopping = self.stopping.map(|since| since.elapsed());
         let over = self.limit.stop_is_over(stopping);
@@ -83,7 +83,7 @@ impl SaveSchedule {
         save.vote(first.then(|| self.limit.judge(save.began.elapsed(), stopping)))
     }
 
-    /// The consequence for a save that stays slow, for people.
+    /// Warning about the time limit of a slow save.
     pub fn warning(&self) -> String {
         self.limit.warning()
     }
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_failure_the_pause_counts_and_not_the_interval() {
+    fn after_a_failure_the_backoff_replaces_the_interval() {
         let mut schedule = schedule(5, 1e-9);
         std::thread::sleep(Duration::from_millis(1));
         assert!(schedule.is_overdue());

@@ -1,11 +1,11 @@
-//! A save on its way from the copy of the state to the commit.
+//! Uploads of a save, from the snapshot to the commit.
 
 use lambert_collective::Group;
 
 use super::Saver;
-use crate::checkpoint::commit::{Commit, Part, retention};
+use crate::checkpoint::commit::{Commit, RankEntries, retention};
 use crate::checkpoint::save::{Progress, Save};
-use crate::checkpoint::time_limit::Standing;
+use crate::checkpoint::time_limit::SaveTiming;
 use crate::error::Error;
 use crate::torch;
 use crate::worker::control::WorkerPhase;
@@ -13,8 +13,8 @@ use crate::worker::stopwatch::Stopwatch;
 use crate::worker::trace::span;
 
 impl Saver<'_> {
-    /// Lets the store write the copy of the state when it is there, or waits for it.
-    pub(super) fn write_what_is_copied(&mut self, wait: bool) -> Result<(), Error> {
+    /// Starts the uploads once the snapshot is complete, or waits for it if `wait`.
+    pub(super) fn start_uploads(&mut self, wait: bool) -> Result<(), Error> {
         let Some(save) = &mut self.save else { return Ok(()) };
         if !matches!(&save.progress, Progress::Copying(copying, _) if wait || copying.is_done()) {
             return Ok(());
@@ -37,8 +37,8 @@ impl Saver<'_> {
         Ok(())
     }
 
-    /// All ranks hand their entries to rank 0, which begins to commit.
-    pub(super) fn hand_in(&mut self, collective: &mut dyn Group) -> Result<(), Error> {
+    /// Gathers the entries of all ranks on rank 0, which starts the commit thread.
+    pub(super) fn send_entries(&mut self, collective: &mut dyn Group) -> Result<(), Error> {
         self.session.control.phase(WorkerPhase::Save);
         let mut watch = Stopwatch::start();
         let Some(save) = &mut self.save else { return Ok(()) };
@@ -52,10 +52,10 @@ impl Saver<'_> {
             Ok(entry)
         });
         let mut digest = [0; size_of::<u64>()];
-        if let Some(made) = &save.digest {
-            torch::guard(|| self.session.kernels.read(made, 0, &mut digest))?;
+        if let Some(tensor) = &save.digest {
+            torch::guard(|| self.session.kernels.read(tensor, 0, &mut digest))?;
         }
-        let part = Part::encode(u64::from_ne_bytes(digest), entries.collect(), self.snapshot.slices())?;
+        let part = RankEntries::encode(u64::from_ne_bytes(digest), entries.collect(), self.snapshot.slices())?;
         let Some(parts) = collective.gather_bytes(&part, 0)? else { return Ok(()) };
         let Save { writer, manifest, .. } = &*save;
         let (writer, manifest, session) = (writer.clone(), manifest.clone(), self.session);
@@ -63,7 +63,7 @@ impl Saver<'_> {
         let pruner = self.pruner.clone();
         let commit = Commit { writer, manifest, parts, records, store, lease, retention, pruner };
         let thread = std::thread::Builder::new().name("commit".to_owned()).spawn(move || commit.run());
-        (save.progress, save.standing) = (Progress::Committing(Some(thread.map_err(Error::Thread)?)), Standing::InTime);
+        (save.progress, save.timing) = (Progress::Committing(Some(thread.map_err(Error::Thread)?)), SaveTiming::InTime);
         let seconds = watch.lap();
         save.stall += seconds;
         self.stall += seconds;

@@ -200,7 +200,7 @@ impl<C: KernelDevice + 'static> Kernels for Cuda<C> {
         let map = move |x: &Tensor, added: Option<&Tensor>| {
             apply_dropout(&*device, x, added, &DropoutParams { key, samples: &samples, threshold, scale })
         };
-        torch::own_transpose(x, added, map)
+        torch::self_adjoint(x, added, map)
     }
 
     fn norm(&self, values: &Tensor) -> Tensor {

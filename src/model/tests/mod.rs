@@ -9,11 +9,11 @@ use lambert_config::run::{Attention, Model, Norm, Precision};
 use lambert_dataset::random::Key;
 use lambert_plan::architecture::Architecture;
 use lambert_plan::batch_partition::BatchPartition;
-use lambert_store::checkpoint::{FORMAT, Manifest, Writer, verify};
+use lambert_store::checkpoint::{CheckpointWriter, FORMAT, Manifest, verify};
 use lambert_store::{Lease, Store};
 
 use crate::checkpoint::read_state;
-use crate::checkpoint::snapshot::{Object, Snapshot};
+use crate::checkpoint::snapshot::{Snapshot, SnapshotObject};
 use crate::data::GlobalBatch;
 use crate::kernels::cuda::Emulator;
 use crate::kernels::{Cuda, Host, Kernels};
@@ -247,10 +247,10 @@ fn resume_from_checkpoint_is_bit_exact() {
 
 /// Writes a checkpoint of `state` and returns its name.
 fn save(state: &TrainState, store: &Store, lease: &Lease) -> String {
-    let writer = Writer::new(store, state.step, lease.attempt());
+    let writer = CheckpointWriter::new(store, state.step, lease.attempt());
     let mut snapshot = Snapshot::new(&state.parameters, 0, 1).unwrap();
     let copying = snapshot.begin(state);
-    let write = |object: Object| {
+    let write = |object: SnapshotObject| {
         let mut entry = writer.start_object(&object.name, object.bytes).unwrap().wait().unwrap();
         entry.slices = object.slices;
         entry

@@ -1,4 +1,4 @@
-//! Reports that are lost, answers that are forged, and whose SIGTERM ends a rank.
+//! Tests of lost reports, forged replies, and SIGTERM.
 
 use super::*;
 use lambert_collective::launchers::{LAUNCHERS, MPIRUN, SRUN};
@@ -10,19 +10,20 @@ use std::process::{Command, Stdio};
 
 const SECRET: &str = "secret";
 
-/// A rank whose training is at its end, and where its coordinator listens.
+/// A rank at the end of training, and its coordinator's listener.
 fn rank() -> (Control, TcpListener) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
-    let shared = Shared::new(WorkerPhase::Stop);
+    let shared = SharedControl::new(WorkerPhase::Stop);
     let (wake, woken) = crossbeam_channel::bounded(1);
     let signer = ReportSigner::new(SigningKey::new(SECRET, 1), 0);
-    let mut post = Post::new(0, &url, signer, Arc::clone(&shared), Versions::default(), Duration::from_secs(45));
-    let thread = std::thread::spawn(move || post.serve(&woken));
+    let mut reporter =
+        Reporter::new(0, &url, signer, Arc::clone(&shared), Versions::default(), Duration::from_secs(45));
+    let thread = std::thread::spawn(move || reporter.serve(&woken));
     (Control { shared, wake: Some(wake), thread: Some(thread) }, listener)
 }
 
-/// The next report that arrives whole, with its sequence number: its signature is verified.
+/// Returns the next complete report, with its sequence number and verified signature.
 fn next(listener: &TcpListener) -> (TcpStream, u64, WorkerReport) {
     loop {
         let (stream, _) = listener.accept().unwrap();
@@ -32,7 +33,7 @@ fn next(listener: &TcpListener) -> (TcpStream, u64, WorkerReport) {
     }
 }
 
-/// Reads a report; `None` where the connection has ended.
+/// Reads a report; `None` if the connection was closed.
 fn read(stream: &TcpStream) -> Option<(u64, WorkerReport)> {
     let mut lines = BufReader::new(stream);
     let (mut length, mut head) = (0, None);
@@ -57,7 +58,7 @@ fn read(stream: &TcpStream) -> Option<(u64, WorkerReport)> {
     }
 }
 
-/// An answer to report `sequence` of rank 0, as it travels.
+/// A signed HTTP reply to report `sequence` of rank 0.
 fn signed(secret: &str, sequence: u64, answer: &ReportReply) -> String {
     let body = serde_json::to_string(answer).unwrap();
     let signature = SigningKey::new(secret, 1).sign_reply(0, sequence, body.as_bytes());
@@ -65,9 +66,9 @@ fn signed(secret: &str, sequence: u64, answer: &ReportReply) -> String {
     head + "connection: close\r\n\r\n" + &body
 }
 
-/// Answers that are lost, connections that break: what was said last arrives, and the rank waits until it has.
+/// With lost replies and broken connections, the last message arrives, and the rank waits for it.
 #[test]
-fn the_last_word_arrives_however_often_it_is_lost() {
+fn the_last_message_arrives_after_lost_replies() {
     let (mut control, listener) = rank();
     control.event(EventKind::Finished { step: 9, stopped: true });
     let coordinator = std::thread::spawn(move || {
@@ -75,7 +76,7 @@ fn the_last_word_arrives_however_often_it_is_lost() {
         loop {
             let (mut stream, sequence, report) = next(&listener);
             if !report.messages.is_empty() && lost < 3 {
-                // The report has arrived, or not; its answer never does.
+                // The report may have arrived; its reply is lost.
                 lost += 1;
                 continue;
             }
@@ -93,9 +94,9 @@ fn the_last_word_arrives_however_often_it_is_lost() {
     assert_eq!(coordinator.join().unwrap(), [Message::Event(EventKind::Finished { step: 9, stopped: true })]);
 }
 
-/// Whoever is on the network can answer in the coordinator's place; what was not signed for this very report changes nothing.
+/// Anyone on the network can answer; a reply that was not signed for this very report has no effect.
 #[test]
-fn forged_and_replayed_answers_change_nothing() {
+fn forged_and_replayed_replies_have_no_effect() {
     let (mut control, listener) = rank();
     let stop = ReportReply {
         acknowledged: 1,
@@ -133,25 +134,25 @@ fn a_launcher_ends_its_ranks_unless_it_passes_on_the_batch_system_s_signals() {
     let own = i32::try_from(std::process::id()).unwrap();
     let parent = rustix::process::getppid().map_or(0, Pid::as_raw_pid);
     assert!(
-        is_told_to_end(None, parent, parent) && !is_told_to_end(None, own, parent),
+        sigterm_ends_process(None, parent, parent) && !sigterm_ends_process(None, own, parent),
         "the coordinator is the parent"
     );
-    assert!(is_told_to_end(Some(&MPIRUN), parent, parent) && !is_told_to_end(Some(&MPIRUN), own, parent));
-    assert!(!is_told_to_end(Some(&SRUN), parent, parent));
-    // A daemon above a program between them.
+    assert!(sigterm_ends_process(Some(&MPIRUN), parent, parent) && !sigterm_ends_process(Some(&MPIRUN), own, parent));
+    assert!(!sigterm_ends_process(Some(&SRUN), parent, parent));
+    // A launcher daemon that is not the parent.
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("orted");
     std::os::unix::fs::symlink("/bin/sh", &program).unwrap();
     let mut daemon = Command::new(program);
     let daemon = daemon.args(["-c", "echo; read line"]).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut daemon = daemon.spawn().unwrap();
-    // It has its name before it writes.
+    // Its name is set before it writes.
     daemon.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
     let sender = i32::try_from(daemon.id()).unwrap();
-    let told = [&MPIRUN, &SRUN].map(|launcher| is_told_to_end(Some(launcher), sender, parent));
+    let told = [&MPIRUN, &SRUN].map(|launcher| sigterm_ends_process(Some(launcher), sender, parent));
     daemon.kill().unwrap();
     daemon.wait().unwrap();
-    assert_eq!((told, is_told_to_end(None, sender, parent)), ([true, false], false));
+    assert_eq!((told, sigterm_ends_process(None, sender, parent)), ([true, false], false));
 }
 
 #[test]
@@ -167,8 +168,14 @@ fn the_first_answer_and_lost_ones_are_logged_at_debug_level() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let signer = ReportSigner::new(SigningKey::new(SECRET, 1), 0);
-    let mut post =
-        Post::new(0, &url, signer, Shared::new(WorkerPhase::Stop), Versions::default(), Duration::from_secs(45));
+    let mut reporter = Reporter::new(
+        0,
+        &url,
+        signer,
+        SharedControl::new(WorkerPhase::Stop),
+        Versions::default(),
+        Duration::from_secs(45),
+    );
     let coordinator = std::thread::spawn(move || {
         for _ in 0..2 {
             let (mut stream, sequence, _) = next(&listener);
@@ -183,9 +190,9 @@ fn the_first_answer_and_lost_ones_are_logged_at_debug_level() {
     let lines = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_ansi(false);
     let lines = lines.with_writer(log.reopen().unwrap()).finish();
     tracing::subscriber::with_default(lines, || {
-        assert!(post.report() && post.report());
+        assert!(reporter.report() && reporter.report());
         coordinator.join().unwrap();
-        assert!(!post.report(), "nobody listens there any more");
+        assert!(!reporter.report(), "nobody listens there any more");
     });
     let log = std::fs::read_to_string(log.path()).unwrap();
     let fields = format!("url={url}{REPORT_PATH} rank=0");

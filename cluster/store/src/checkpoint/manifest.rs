@@ -1,50 +1,50 @@
-//! The manifest: what a checkpoint holds, in a text that notices any change to itself.
+//! Checkpoint manifest: the list of objects, with a checksum of the manifest itself.
 
 use std::collections::{BTreeMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::Place;
+use super::AttemptStep;
 use crate::error::{Error, Result};
 use crate::run::MANIFEST;
 use crate::{hash, names};
 
-/// The format that this version writes.
+/// Manifest format of this version.
 pub const FORMAT: u32 = 3;
 
-/// The oldest format that it reads: without `held_out_loss` and `best`.
+/// Oldest readable format: without `held_out_loss` and `best`.
 const OLDEST: u32 = 1;
 
-/// A checkpoint's description, `manifest.json`.
+/// A checkpoint's `manifest.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// [`FORMAT`] at the time of writing; the older ones are read, too.
+    /// [`FORMAT`] of the writer; older formats are readable.
     pub format: u32,
-    /// Optimizer steps done.
+    /// Completed optimizer steps.
     pub step: u64,
-    /// The attempt that wrote it.
+    /// Attempt that wrote the checkpoint.
     pub attempt: u32,
-    /// The name of the checkpoint that this attempt went on from; `None` if it started from nothing.
+    /// Name of the previous checkpoint of this run, which the attempt saved or resumed from; `None` if there is none.
     pub parent: Option<String>,
-    /// Number of the stage under way, from 0.
+    /// Index of the current stage, from 0.
     pub stage: usize,
-    /// Samples taken so far from each dataset, by the sha256 of the dataset's manifest. Epochs count on: the
+    /// Samples consumed from each dataset, keyed by the SHA-256 of the dataset's manifest. Counts over epochs: the
     /// second epoch of 100 samples begins at 100.
     pub cursor: BTreeMap<String, u64>,
     /// SHA-256 of the run's resolved configuration.
     pub config_sha256: String,
-    /// Number of ranks that wrote it.
+    /// World size when written.
     pub world: usize,
-    /// Loss on held-out samples after exactly these steps, nats; `None` if it was not measured then.
+    /// Held-out loss at this step, nats; `None` if it was not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_out_loss: Option<f64>,
-    /// The best checkpoint of the run by held-out loss so far; it may be this one.
+    /// Best checkpoint of the run by held-out loss so far, possibly this one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub best: Option<Best>,
-    /// Counters and whatever else the engine must carry over; this crate does not look into it.
+    /// Engine state, opaque to this crate.
     pub state: serde_json::Value,
-    /// Every object of the checkpoint but the manifest.
+    /// All objects of the checkpoint except the manifest.
     pub objects: Vec<ObjectEntry>,
 }
 
@@ -52,9 +52,9 @@ pub struct Manifest {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Best {
-    /// Its name.
+    /// Checkpoint name.
     pub checkpoint: String,
-    /// Its loss, nats.
+    /// Held-out loss, nats.
     pub loss: f64,
 }
 
@@ -62,66 +62,65 @@ pub struct Best {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ObjectEntry {
-    /// Its name within the checkpoint, such as `model.safetensors`.
+    /// Name within the checkpoint, such as `model.safetensors`.
     pub path: String,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Its SHA-256, 64 lower-case hexadecimal digits.
+    /// SHA-256, 64 lower-case hexadecimal digits.
     pub sha256: String,
-    /// For a part of the optimizer's state: which elements of which parameters it holds, in the order of the
-    /// flat range. Empty for other objects.
+    /// For an optimizer shard: the parameter slices that it holds, in order. Empty for other objects.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub slices: Vec<Slice>,
 }
 
-/// A run of elements of one parameter.
+/// A contiguous range of elements of one parameter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Slice {
-    /// The parameter's name.
+    /// Parameter name.
     pub tensor: String,
-    /// Its first element here, counted in the flattened parameter from 0.
+    /// First element, as an index into the flattened parameter.
     pub first: u64,
-    /// The number of elements.
+    /// Number of elements.
     pub count: u64,
 }
 
-/// What every format has, and all that is looked at before the format is known.
+/// The field common to all formats, read before the rest.
 #[derive(Deserialize)]
 struct Versioned {
     format: u32,
 }
 
-/// The manifest ends with its own checksum: SHA-256 of the whole text with zeros in place of these digits.
-const SEAL: &str = ",\n  \"manifest_sha256\": \"";
+/// The manifest ends with its own checksum: SHA-256 of the whole text with these digits set to zero.
+const CHECKSUM_KEY: &str = ",\n  \"manifest_sha256\": \"";
 const END: &str = "\"\n}\n";
 const DIGITS: usize = 64;
 
 impl Manifest {
-    /// The checkpoint's name.
+    /// Checkpoint name.
     pub fn name(&self) -> String {
-        Place { attempt: self.attempt, step: self.step }.name()
+        AttemptStep { attempt: self.attempt, step: self.step }.name()
     }
 
-    /// The entry of an object.
+    /// Returns the entry of an object.
     pub fn object(&self, path: &str) -> Option<&ObjectEntry> {
         self.objects.iter().find(|entry| entry.path == path)
     }
 
-    /// Bytes of all objects together.
+    /// Total size of all objects, bytes.
     pub fn bytes(&self) -> u64 {
         self.objects.iter().fold(0, |sum, entry| sum.saturating_add(entry.bytes))
     }
 
-    /// The text to store.
+    /// Serializes the manifest with its checksum.
     pub(super) fn to_text(&self) -> Result<String, serde_json::Error> {
         let body = serde_json::to_string_pretty(self)?;
         let open = body.trim_end_matches("\n}");
-        let text = |digits: &str| format!("{open}{SEAL}{digits}{END}");
+        let text = |digits: &str| format!("{open}{CHECKSUM_KEY}{digits}{END}");
         Ok(text(&hash::sha256(text(&"0".repeat(DIGITS)).as_bytes())))
     }
 
-    /// The manifest that `text`, found at `url` under the checkpoint name `name`, holds.
+    /// Parses and verifies a manifest read from `url` for the checkpoint `name`.
     pub(super) fn from_text(text: &[u8], url: &str, name: &str) -> Result<Self> {
         let damaged = |what, expected: &str, found: String| {
             Err(Error::Damaged { url: url.to_string(), what, expected: expected.to_string(), found })
@@ -129,29 +128,30 @@ impl Manifest {
         match serde_json::from_slice::<Versioned>(text) {
             Ok(Versioned { format: OLDEST..=FORMAT }) => {}
             Ok(Versioned { format }) => {
-                let expected = format!("{OLDEST} to {FORMAT} (what this version of lambert reads)");
+                let expected = format!("{OLDEST} to {FORMAT} (supported by this version of lambert)");
                 return damaged("format", &expected, format.to_string());
             }
-            Err(fault) => return damaged("text", "a checkpoint manifest", fault.to_string()),
+            Err(error) => return damaged("text", "a checkpoint manifest", error.to_string()),
         }
-        let Some(body) = unsealed(text) else {
-            return damaged("checksum", "the text that was written", "a changed one".into());
+        let Some(body) = verify_checksum(text) else {
+            return damaged("checksum", "that of the text", "a different one".into());
         };
         let manifest: Self = match serde_json::from_slice(&body) {
             Ok(manifest) => manifest,
-            Err(fault) => return damaged("text", "a checkpoint manifest", fault.to_string()),
+            Err(error) => return damaged("text", "a checkpoint manifest", error.to_string()),
         };
         if manifest.name() != name {
             return damaged("name", name, manifest.name());
         }
-        match manifest.fault() {
+        match manifest.invalid_entry() {
             None => Ok(manifest),
-            Some(fault) => damaged("content", "sound entries", fault),
+            Some(reason) => damaged("content", "valid entries", reason),
         }
     }
 
-    /// What makes the entries unusable, if anything does: names that leave the checkpoint, doubles, no checksum.
-    pub(super) fn fault(&self) -> Option<String> {
+    /// Returns why the entries are invalid, if they are: a name outside the checkpoint, a duplicate, no checksum, or
+    /// a slice that overflows.
+    pub(super) fn invalid_entry(&self) -> Option<String> {
         let mut seen = HashSet::new();
         self.objects.iter().find_map(|entry| {
             let ObjectEntry { path, sha256, .. } = entry;
@@ -159,20 +159,20 @@ impl Manifest {
                 return Some(error.to_string());
             }
             if path == MANIFEST || !seen.insert(path) {
-                return Some(format!("{path:?} is named twice"));
+                return Some(format!("{path:?} is listed twice"));
             }
             let digits = sha256.len() == DIGITS && sha256.bytes().all(|byte| byte.is_ascii_hexdigit());
             let ends = entry.slices.iter().all(|slice| slice.first.checked_add(slice.count).is_some());
-            (!digits || !ends).then(|| format!("{path:?} has no sha256 or impossible slices"))
+            (!digits || !ends).then(|| format!("{path:?} has no valid sha256 or invalid slices"))
         })
     }
 }
 
-/// The text without its checksum, as a complete JSON object again, if the checksum is right.
-fn unsealed(text: &[u8]) -> Option<Vec<u8>> {
+/// Verifies the checksum and returns the JSON text without it; `None` if it does not match.
+fn verify_checksum(text: &[u8]) -> Option<Vec<u8>> {
     let before_end = text.strip_suffix(END.as_bytes())?;
     let (sealed, digits) = before_end.split_at_checked(before_end.len().checked_sub(DIGITS)?)?;
-    let body = sealed.strip_suffix(SEAL.as_bytes())?;
+    let body = sealed.strip_suffix(CHECKSUM_KEY.as_bytes())?;
     let mut hasher = hash::Hasher::new();
     for part in [sealed, &[b'0'; DIGITS], END.as_bytes()] {
         hasher.update(part);
@@ -212,14 +212,14 @@ mod tests {
     }
 
     #[test]
-    fn reads_back_what_it_wrote() {
+    fn a_manifest_round_trips() {
         let text = manifest().to_text().unwrap();
         assert_eq!(read(text.as_bytes()).unwrap(), manifest());
         serde_json::from_str::<serde_json::Value>(&text).unwrap();
     }
 
     #[test]
-    fn any_changed_byte_is_noticed() {
+    fn any_changed_byte_is_detected() {
         let text = manifest().to_text().unwrap().into_bytes();
         for i in 0..text.len() {
             for bit in [0x01, 0x20, 0x80] {
@@ -232,15 +232,15 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_format_is_refused_by_its_number() {
+    fn unknown_formats_are_rejected_by_number() {
         for format in [0, FORMAT + 1] {
             let other = Manifest { format, ..manifest() };
             let message = read(other.to_text().unwrap().as_bytes()).unwrap_err().to_string();
-            assert!(message.ends_with(&format!("reads), found {format}")), "{message}");
+            assert!(message.ends_with(&format!("lambert), found {format}")), "{message}");
         }
     }
 
-    /// Written by the version of lambert before format 2.
+    /// Golden file written before format 2.
     #[test]
     fn format_1_is_read() {
         let text = include_bytes!("../../tests/golden/manifest-format-1.json");
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_leave_the_checkpoint_or_come_twice_are_refused() {
+    fn entries_outside_the_checkpoint_and_duplicates_are_rejected() {
         for path in ["../x", "/etc/passwd", "s3://other/x", "manifest.json", "model.safetensors"] {
             let mut bad = manifest();
             bad.objects[1].path = path.into();

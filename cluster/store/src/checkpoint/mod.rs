@@ -1,8 +1,8 @@
-//! Checkpoints of a run: sets of objects under `checkpoints/step-000012000-a0003/`.
+//! Checkpoints of a run: sets of objects below `checkpoints/step-000012000-a0003/`.
 //!
-//! A checkpoint exists if and only if its manifest exists and every object has the size and checksum that the
-//! manifest says. Ranks put their objects, rank 0 commits the manifest last; `newest_verified` finds what to
-//! resume from, `prune` removes what is no longer wanted.
+//! A checkpoint exists if and only if its manifest exists. It is intact if every object has the size and checksum in
+//! the manifest. All ranks write objects; rank 0 commits the manifest last. `newest_verified` selects the checkpoint
+//! to resume from; `prune` removes old ones.
 
 mod copy;
 mod manifest;
@@ -12,13 +12,13 @@ mod select;
 mod tensors;
 mod writer;
 
-pub use crate::run::Place;
+pub use crate::run::AttemptStep;
 pub use copy::copy;
 pub use manifest::{Best, FORMAT, Manifest, ObjectEntry, Slice};
 pub use prune::{Pruned, Retention, prune, retain, retain_under};
 pub use rollback::{RollbackPoint, RollbackRecord};
 pub use select::{
-    Listed, PassedOver, Selection, Sink, Verified, is_committed, list, newest_fitting, newest_verified, read_manifest,
-    read_object, stream_object, verify,
+    CheckpointSelection, ListedCheckpoint, ObjectSink, SkippedCheckpoint, VerifiedCheckpoint, is_committed, list,
+    newest_fitting, newest_verified, read_manifest, read_object, stream_object, verify,
 };
-pub use writer::{PendingObject, Writer};
+pub use writer::{CheckpointWriter, PendingObject};

@@ -1,6 +1,6 @@
-//! The record that an attempt leaves when it rolls back, and the checkpoints that it invalidates.
+//! Rollback records, and the checkpoints that they invalidate.
 //!
-//! An invalidated checkpoint is used only where no other is left.
+//! An invalidated checkpoint is used only if no other is left.
 
 use std::ops::Range;
 
@@ -8,61 +8,59 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{Manifest, Place};
+use super::{AttemptStep, Manifest};
 use crate::error::{Error, Result};
 use crate::run::{self, ROLLBACKS};
 use crate::store::Store;
 
-/// No record of a rollback is longer than this, bytes.
+/// Size limit of a rollback record, bytes.
 const LONGEST: u64 = 1 << 20;
 
-/// `rollbacks/attempt-0003.json`. It is written before the attempt ends; an attempt that is killed before that comes to the
-/// same step and the same decision again.
+/// Rollback record, `rollbacks/attempt-0003.json`. Written before the attempt ends; an attempt that is killed earlier
+/// reaches the same step and decision again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RollbackRecord {
-    /// The attempt that rolled back.
+    /// Attempt that rolled back.
     pub attempt: u32,
-    /// Steps that stay: checkpoints of this attempt and those before it that have more are invalid.
+    /// Last valid step: later checkpoints of this and earlier attempts are invalid.
     pub steps: u64,
-    /// The sha256 of the dataset's manifest.
+    /// SHA-256 of the dataset's manifest.
     pub dataset: String,
-    /// The samples of the dataset that are skipped from now on, counted over all epochs.
+    /// Samples of the dataset to skip, counted over all epochs.
     pub samples: Range<u64>,
-    /// The reason.
+    /// Reason, for messages.
     pub why: String,
 }
 
 impl RollbackRecord {
-    /// Writes it into the run's store.
+    /// Writes the record to the run's store.
     ///
     /// # Errors
-    /// What the store says.
+    /// A store error.
     pub fn write(&self, run: &Store) -> Result<()> {
         let path = run::rollback(self.attempt);
         let failed = |error: serde_json::Error| damaged(run, &path, &error);
         run.put(&path, serde_json::to_vec_pretty(self).map_err(failed)?.into())
     }
 
-    /// Reads the records of attempt `oldest` and later. What an earlier one skips is in the state of every checkpoint of
-    /// `oldest`.
+    /// Reads the records of attempt `oldest` and later. Every checkpoint of `oldest` already includes the skipped
+    /// samples of earlier ones.
     ///
     /// # Errors
-    /// What the store says; [`Error::Damaged`] for a record that cannot be read, or has members that this program does not
-    /// know.
+    /// A store error; [`Error::Damaged`] for a record that is unreadable or has unknown fields.
     pub fn read_from(run: &Store, oldest: u32) -> Result<Vec<Self>> {
         read_from(run, oldest)
     }
 
-    /// The checkpoints that it invalidates.
+    /// Returns the fields that decide which checkpoints are invalid.
     #[must_use]
     pub fn point(&self) -> RollbackPoint {
         RollbackPoint { attempt: self.attempt, steps: self.steps }
     }
 }
 
-/// The members of a [`RollbackRecord`] that decide which checkpoints it invalidates. Readers that need no more accept
-/// records with members that they do not know.
+/// The fields of a [`RollbackRecord`] that decide which checkpoints are invalid. Parsing ignores unknown fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub struct RollbackPoint {
     /// See [`RollbackRecord::attempt`].
@@ -72,29 +70,29 @@ pub struct RollbackPoint {
 }
 
 impl RollbackPoint {
-    /// Reads those of attempt `oldest` and later: earlier ones invalidate no checkpoint of `oldest`.
+    /// Reads the records of attempt `oldest` and later: earlier ones invalidate no checkpoint of `oldest`.
     ///
     /// # Errors
-    /// What the store says, or [`Error::Damaged`] for a record that cannot be read.
+    /// A store error, or [`Error::Damaged`] for an unreadable record.
     pub fn read_from(run: &Store, oldest: u32) -> Result<Vec<Self>> {
         read_from(run, oldest)
     }
 
-    /// Whether it invalidates the checkpoint at `place`.
+    /// True if the checkpoint of this attempt and step is invalid.
     #[must_use]
-    pub fn invalidates(&self, place: Place) -> bool {
-        place.attempt <= self.attempt && place.step > self.steps
+    pub fn invalidates(&self, position: AttemptStep) -> bool {
+        position.attempt <= self.attempt && position.step > self.steps
     }
 
-    /// Says why a checkpoint is invalid, if it is.
+    /// Returns why a checkpoint is invalid, if it is.
     #[must_use]
-    pub fn objection(&self, manifest: &Manifest) -> Option<String> {
-        let place = Place { attempt: manifest.attempt, step: manifest.step };
-        self.invalidates(place).then(|| format!("attempt {} rolled back to step {}", self.attempt, self.steps))
+    pub fn invalid_reason(&self, manifest: &Manifest) -> Option<String> {
+        let position = AttemptStep { attempt: manifest.attempt, step: manifest.step };
+        self.invalidates(position).then(|| format!("attempt {} rolled back to step {}", self.attempt, self.steps))
     }
 }
 
-/// Reads the records of attempt `oldest` and later, and no others.
+/// Reads the records of attempt `oldest` and later.
 fn read_from<T: DeserializeOwned>(run: &Store, oldest: u32) -> Result<Vec<T>> {
     let names = run.list(ROLLBACKS)?.into_iter().map(|object| object.path);
     let is_read = |name: &String| run::attempt_of_rollback(name).is_none_or(|attempt| attempt >= oldest);
@@ -123,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_record_has_the_members_that_older_programs_read() {
+    fn the_record_keeps_the_fields_of_older_versions() {
         let run = Store::open("memory://rollbacks/members").unwrap();
         record().write(&run).unwrap();
         let text = run.get(&run::rollback(2)).unwrap();
@@ -134,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn both_readers_read_what_is_written() {
+    fn both_readers_read_a_written_record() {
         let run = Store::open("memory://rollbacks/readers").unwrap();
         record().write(&run).unwrap();
         assert_eq!(RollbackRecord::read_from(&run, 2).unwrap(), [record()]);
@@ -143,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn only_readers_of_the_whole_record_refuse_members_of_later_programs() {
+    fn unknown_fields_are_rejected_only_by_the_full_reader() {
         let run = Store::open("memory://rollbacks/later").unwrap();
         run.put(&run::rollback(1), r#"{"attempt":1,"steps":1,"new":0}"#.into()).unwrap();
         assert_eq!(RollbackPoint::read_from(&run, 0).unwrap(), [RollbackPoint { attempt: 1, steps: 1 }]);

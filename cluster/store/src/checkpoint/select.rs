@@ -1,265 +1,270 @@
-//! Which checkpoints there are, which of them are sound, and reading from them.
+//! Lists, verifies, selects and reads checkpoints.
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::tensors::{self, Inspector};
-use super::{Manifest, ObjectEntry, Place, RollbackPoint};
+use super::tensors::{self, TensorValidator};
+use super::{AttemptStep, Manifest, ObjectEntry, RollbackPoint};
 use crate::error::{Error, Result};
-use crate::hash::{Hasher, Mark};
+use crate::hash::{Hasher, Xxh3};
 use crate::listing::Object;
 use crate::run::{CHECKPOINTS, MANIFEST, in_checkpoint};
 use crate::store::Store;
 
-/// No manifest comes near this; a larger object under its name is something else.
-pub(super) const LARGEST_MANIFEST: u64 = 256 << 20;
+/// Size limit of a manifest, bytes; a larger object is not one.
+pub(super) const MAX_MANIFEST_BYTES: u64 = 256 << 20;
 
-/// A committed checkpoint in a listing. Nothing of it has been read.
+/// A committed checkpoint in a listing; not read yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
+pub struct ListedCheckpoint {
     /// Its name.
     pub name: String,
-    /// Where it stands among the others.
-    pub place: Place,
-    /// Bytes of all its objects.
+    /// Attempt and step.
+    pub position: AttemptStep,
+    /// Total size of its objects, bytes.
     pub bytes: u64,
 }
 
-/// A committed checkpoint that was not taken.
+/// A committed checkpoint that was skipped in selection.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PassedOver {
-    /// Its name.
+pub struct SkippedCheckpoint {
+    /// Checkpoint name.
     pub name: String,
-    /// What is wrong with it.
+    /// Reason.
     pub why: String,
-    /// Whether nothing is wrong with the manifest, and the caller cannot use what it describes.
-    pub sound: bool,
+    /// True if the caller rejected its manifest; false if it is damaged.
+    pub is_rejected: bool,
 }
 
-/// A checkpoint of which every byte was read and found sound. It can be sent to others, which then read it as it was found,
-/// or not at all.
+/// A fully read and verified checkpoint. Can be sent to other processes, which then read exactly the verified bytes
+/// or fail.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Verified {
-    /// What it holds.
+pub struct VerifiedCheckpoint {
+    /// The manifest.
     pub manifest: Manifest,
-    /// [`Mark`]s of its objects.
-    marks: BTreeMap<String, u64>,
+    /// XXH3 hashes of its objects.
+    hashes: BTreeMap<String, u64>,
 }
 
-/// The checkpoint to go on from (with its name), if any is sound, and those that were passed over, newest first.
-pub type Selection = (Option<(String, Verified)>, Vec<PassedOver>);
+/// The selected checkpoint with its name, if any, and the skipped ones, newest first.
+pub type CheckpointSelection = (Option<(String, VerifiedCheckpoint)>, Vec<SkippedCheckpoint>);
 
-/// All folders of the run with a checkpoint's name, and the objects in each (paths relative to the run).
-pub(super) fn folders(run: &Store) -> Result<BTreeMap<Place, Vec<Object>>> {
-    let mut folders = BTreeMap::<Place, Vec<Object>>::new();
+/// Lists the objects of each checkpoint, committed or not (paths relative to the run).
+pub(super) fn folders(run: &Store) -> Result<BTreeMap<AttemptStep, Vec<Object>>> {
+    let mut folders = BTreeMap::<AttemptStep, Vec<Object>>::new();
     for object in run.list(CHECKPOINTS)? {
         let name = object.path.split('/').nth(1);
-        if let Some(place) = name.and_then(Place::of) {
-            folders.entry(place).or_default().push(object);
+        if let Some(position) = name.and_then(AttemptStep::parse) {
+            folders.entry(position).or_default().push(object);
         }
     }
     Ok(folders)
 }
 
-pub(super) fn committed(place: Place, objects: &[Object]) -> bool {
-    let manifest = in_checkpoint(&place.name(), MANIFEST);
+pub(super) fn is_committed_in(position: AttemptStep, objects: &[Object]) -> bool {
+    let manifest = in_checkpoint(&position.name(), MANIFEST);
     objects.iter().any(|object| object.path == manifest)
 }
 
-/// The committed checkpoints of a run, newest first: by attempt, then by step.
+/// Lists the committed checkpoints of a run, newest first: by attempt, then by step.
 ///
 /// # Errors
-/// What the store says.
-pub fn list(run: &Store) -> Result<Vec<Listed>> {
-    let committed = folders(run)?.into_iter().rev().filter(|(place, objects)| committed(*place, objects));
-    let listed = committed.map(|(place, objects)| {
+/// A store error.
+pub fn list(run: &Store) -> Result<Vec<ListedCheckpoint>> {
+    let committed = folders(run)?.into_iter().rev().filter(|(position, objects)| is_committed_in(*position, objects));
+    let listed = committed.map(|(position, objects)| {
         let bytes = objects.iter().map(|object| object.bytes).sum();
-        Listed { name: place.name(), place, bytes }
+        ListedCheckpoint { name: position.name(), position, bytes }
     });
     Ok(listed.collect())
 }
 
-/// The manifest of a checkpoint, checked in itself; the objects are not looked at.
+/// Reads the manifest of a checkpoint and verifies its checksum; the objects are not read.
 ///
 /// # Errors
-/// [`Error::NotFound`] if the checkpoint is not committed, [`Error::Damaged`] if the manifest is not what was
-/// written or is of another format; else what the store says.
+/// [`Error::NotFound`] if the checkpoint is not committed, [`Error::Damaged`] if the manifest is damaged or of an
+/// unsupported format, or another store error.
 pub fn read_manifest(run: &Store, checkpoint: &str) -> Result<Manifest> {
     let name = in_checkpoint(checkpoint, MANIFEST);
-    looking_twice(run, || {
-        let text = run.get_at_most(&name, LARGEST_MANIFEST)?;
+    retry_if_damaged(run, || {
+        let text = run.get_at_most(&name, MAX_MANIFEST_BYTES)?;
         Manifest::from_text(&text, &run.url_of(&name), checkpoint)
     })
 }
 
-/// Over a network a wrong answer is possible though the object is sound; one that comes twice is believed.
-fn looking_twice<T>(run: &Store, mut look: impl FnMut() -> Result<T>) -> Result<T> {
+/// Reads again after damage in a remote store: a network response can be wrong while the object is intact. The second
+/// result is final.
+fn retry_if_damaged<T>(run: &Store, mut look: impl FnMut() -> Result<T>) -> Result<T> {
     match look() {
         Err(error) if error.is_damaged() && !run.is_local() => {
-            tracing::warn!("reading again: {error}");
+            tracing::warn!("rereading after damage: {error}");
             look()
         }
         looked => looked,
     }
 }
 
-/// Reads everything of a checkpoint and compares sizes and checksums with its manifest. Objects that are
-/// safetensors must also have a sound header and finite numbers: nothing can be trained from others.
+/// Reads all objects of a checkpoint and verifies sizes and checksums. Safetensors objects must also have a valid
+/// header and finite elements: training cannot resume from others.
 ///
 /// # Errors
-/// [`Error::NotFound`] or [`Error::Damaged`] if it is not sound; else what the store says.
-pub fn verify(run: &Store, checkpoint: &str) -> Result<Verified> {
+/// [`Error::NotFound`] or [`Error::Damaged`] if it is not intact, or another store error.
+pub fn verify(run: &Store, checkpoint: &str) -> Result<VerifiedCheckpoint> {
     let manifest = read_manifest(run, checkpoint)?;
-    // Sizes first: they are cheap, and most damage shows in them.
+    // Sizes first: cheap, and they reveal most damage.
     for entry in &manifest.objects {
         check_size(run, checkpoint, entry)?;
     }
-    let mut marks = BTreeMap::new();
+    let mut hashes = BTreeMap::new();
     for some in manifest.objects.chunks(PARALLEL) {
         std::thread::scope(|scope| {
-            let look = |entry| scope.spawn(move || looking_twice(run, || check_content(run, checkpoint, entry)));
+            let look = |entry| scope.spawn(move || retry_if_damaged(run, || check_content(run, checkpoint, entry)));
             let threads: Vec<_> = some.iter().map(look).collect();
             threads.into_iter().zip(some).try_for_each(|(thread, entry)| {
-                let mark = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-                marks.insert(entry.path.clone(), mark);
+                let hash = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+                hashes.insert(entry.path.clone(), hash);
                 Ok(())
             })
         })?;
     }
-    Ok(Verified { manifest, marks })
+    Ok(VerifiedCheckpoint { manifest, hashes })
 }
 
-/// Objects that are read at the same time: enough to keep a processor hashing while others wait.
+/// Concurrent reads: enough to overlap hashing with I/O.
 const PARALLEL: usize = 4;
 
-/// The newest checkpoint that verifies, and those that were passed over on the way to it. One that a rollback has undone is only taken
-/// where there is no other.
+/// Selects the newest checkpoint that verifies. One invalidated by a rollback is used only if there is no other.
 ///
 /// # Errors
-/// What the store says. A store that cannot be reached proves nothing about a checkpoint, so it is an error and
-/// never a reason to take an older one.
-pub fn newest_verified(run: &Store) -> Result<Selection> {
-    let oldest = list(run)?.last().map_or(0, |listed| listed.place.attempt);
+/// A store error. An unreachable store says nothing about a checkpoint, so it is never a reason to select an older
+/// one.
+pub fn newest_verified(run: &Store) -> Result<CheckpointSelection> {
+    let oldest = list(run)?.last().map_or(0, |listed| listed.position.attempt);
     let rollbacks = RollbackPoint::read_from(run, oldest)?;
-    match newest_fitting(run, |manifest| rollbacks.iter().find_map(|rollback| rollback.objection(manifest)))? {
+    match newest_fitting(run, |manifest| rollbacks.iter().find_map(|rollback| rollback.invalid_reason(manifest)))? {
         (None, _) => newest_fitting(run, |_| None),
         found => Ok(found),
     }
 }
 
-/// Like [`newest_verified`], of those that `misfit` has nothing to say against; it is asked before any object is read.
-/// Where a checkpoint is pruned while it is read, the run is listed again: there is a newer one then.
+/// Like [`newest_verified`], for checkpoints whose manifest `reject` accepts (`None`); it is called before any object
+/// is read. If a checkpoint is pruned while it is read, the run is listed again: then there is a newer one.
 ///
 /// # Errors
-/// As there.
-pub fn newest_fitting(run: &Store, misfit: impl Fn(&Manifest) -> Option<String>) -> Result<Selection> {
-    let mut passed_over = Vec::<PassedOver>::new();
+/// As for [`newest_verified`].
+pub fn newest_fitting(run: &Store, reject: impl Fn(&Manifest) -> Option<String>) -> Result<CheckpointSelection> {
+    let mut passed_over = Vec::<SkippedCheckpoint>::new();
     let mut listings = 1;
     'listing: loop {
-        for Listed { name, .. } in list(run)? {
+        for ListedCheckpoint { name, .. } in list(run)? {
             if passed_over.iter().any(|over| over.name == name) {
                 continue;
             }
-            let (why, sound) = match judge(run, &name, &misfit)? {
-                Judged::Fits(verified) => return Ok((Some((name, *verified)), newest_first(passed_over))),
-                Judged::Misfit(why) => (why, true),
-                Judged::Unsound(_) if listings < MOST_LISTINGS && !is_committed(run, &name)? => {
+            let (why, is_rejected) = match check(run, &name, &reject)? {
+                Verdict::Fits(verified) => return Ok((Some((name, *verified)), newest_first(passed_over))),
+                Verdict::Rejected(why) => (why, true),
+                Verdict::Unusable(_) if listings < MAX_LISTINGS && !is_committed(run, &name)? => {
                     listings += 1;
                     continue 'listing;
                 }
-                Judged::Unsound(why) => (why, false),
+                Verdict::Unusable(why) => (why, false),
             };
-            passed_over.push(PassedOver { name, why, sound });
+            passed_over.push(SkippedCheckpoint { name, why, is_rejected });
         }
         return Ok((None, newest_first(passed_over)));
     }
 }
 
-/// A run whose checkpoints are pruned faster than they can be read is not listed for ever.
-const MOST_LISTINGS: usize = 20;
+/// Bounds relisting of a run whose checkpoints are pruned faster than they can be read.
+const MAX_LISTINGS: usize = 20;
 
-enum Judged {
-    Fits(Box<Verified>),
-    /// The manifest is sound, and the caller cannot use what it describes.
-    Misfit(String),
-    /// Something of it is missing or damaged.
-    Unsound(String),
+enum Verdict {
+    Fits(Box<VerifiedCheckpoint>),
+    /// The caller rejects the manifest.
+    Rejected(String),
+    /// An object is missing or damaged.
+    Unusable(String),
 }
 
-fn judge(run: &Store, name: &str, misfit: impl Fn(&Manifest) -> Option<String>) -> Result<Judged> {
-    let judged = read_manifest(run, name).and_then(|manifest| match misfit(&manifest) {
-        Some(why) => Ok(Judged::Misfit(why)),
-        None => verify(run, name).map(|verified| Judged::Fits(Box::new(verified))),
+fn check(run: &Store, name: &str, reject: impl Fn(&Manifest) -> Option<String>) -> Result<Verdict> {
+    let verdict = read_manifest(run, name).and_then(|manifest| match reject(&manifest) {
+        Some(why) => Ok(Verdict::Rejected(why)),
+        None => verify(run, name).map(|verified| Verdict::Fits(Box::new(verified))),
     });
-    match judged {
-        Err(error) if error.is_damaged() || error.is_not_found() => Ok(Judged::Unsound(error.to_string())),
-        judged => judged,
+    match verdict {
+        Err(error) if error.is_damaged() || error.is_not_found() => Ok(Verdict::Unusable(error.to_string())),
+        verdict => verdict,
     }
 }
 
-fn newest_first(mut passed_over: Vec<PassedOver>) -> Vec<PassedOver> {
-    passed_over.sort_by_key(|over| std::cmp::Reverse(Place::of(&over.name)));
+fn newest_first(mut passed_over: Vec<SkippedCheckpoint>) -> Vec<SkippedCheckpoint> {
+    passed_over.sort_by_key(|over| std::cmp::Reverse(AttemptStep::parse(&over.name)));
     passed_over
 }
 
-/// Whether a checkpoint exists, be it sound or not. Pruning removes the manifest first: an object that cannot be read is
-/// damage only where this is true afterwards.
+/// True if a checkpoint is committed, intact or not. Pruning deletes the manifest first: an unreadable object is
+/// damage only if this is still true afterwards.
 ///
 /// # Errors
-/// What the store says.
+/// A store error.
 pub fn is_committed(run: &Store, checkpoint: &str) -> Result<bool> {
     run.head(&in_checkpoint(checkpoint, MANIFEST)).map(|found| found.is_some())
 }
 
-/// One object of a checkpoint, whole and checked against the manifest.
+/// Reads one object of a checkpoint and verifies it against the manifest.
 ///
 /// # Errors
-/// [`Error::NotFound`] for an object that the manifest does not name or the store does not have,
-/// [`Error::Damaged`] if it is not what was written; else what the store says.
+/// [`Error::NotFound`] if the manifest or the store lacks the object, [`Error::Damaged`] if it was changed, or
+/// another store error.
 pub fn read_object(run: &Store, manifest: &Manifest, object: &str) -> Result<Bytes> {
-    // Only now that the store itself gives this size is memory taken for it.
-    let (name, entry) = sized(run, manifest, object)?;
-    looking_twice(run, || {
+    // Allocates only after the store has confirmed the size.
+    let (name, entry) = checked_entry(run, manifest, object)?;
+    retry_if_damaged(run, || {
         let (bytes, found) = run.get_hashed(&name, entry.bytes)?;
-        same_sha256(run, &name, entry, found).map(|()| bytes)
+        check_sha256(run, &name, entry, found).map(|()| bytes)
     })
 }
 
-/// Takes an object piece by piece.
-pub trait Sink {
-    /// Forgets what came: the object comes again from its beginning.
+/// Receives an object in pieces.
+pub trait ObjectSink {
+    /// Discards all pieces: the object is sent again from the beginning.
     fn restart(&mut self);
-    /// Takes the next bytes.
+    /// Receives the next bytes.
     fn update(&mut self, piece: &[u8]);
 }
 
-/// Hands one object of a checkpoint to `sink` and looks meanwhile whether it is still what was verified: what the sink has
-/// taken is to be trusted if this succeeds, and not before.
+/// Streams one object of a verified checkpoint to `sink`. The data is valid only if this succeeds: the hash is
+/// compared at the end.
 ///
 /// # Errors
 /// As for [`read_object`].
-pub fn stream_object(run: &Store, verified: &Verified, object: &str, sink: &mut impl Sink) -> Result<()> {
-    let (name, entry) = sized(run, &verified.manifest, object)?;
-    looking_twice(run, || {
+pub fn stream_object(
+    run: &Store,
+    verified: &VerifiedCheckpoint,
+    object: &str,
+    sink: &mut impl ObjectSink,
+) -> Result<()> {
+    let (name, entry) = checked_entry(run, &verified.manifest, object)?;
+    retry_if_damaged(run, || {
         sink.restart();
-        let mut mark = Mark::new();
-        run.read_pieces_here(&name, entry.bytes, |piece| {
-            mark.update(piece);
+        let mut xxh3 = Xxh3::new();
+        run.read_pieces_inline(&name, entry.bytes, |piece| {
+            xxh3.update(piece);
             sink.update(piece);
         })?;
-        let found = mark.finish();
-        if verified.marks.get(object) == Some(&found) {
+        let found = xxh3.finish();
+        if verified.hashes.get(object) == Some(&found) {
             return Ok(());
         }
-        let (what, expected) = ("content", "that which was verified".to_string());
-        Err(Error::Damaged { url: run.url_of(&name), what, expected, found: "another".to_string() })
+        let (what, expected) = ("content", "the verified bytes".to_string());
+        Err(Error::Damaged { url: run.url_of(&name), what, expected, found: "different bytes".to_string() })
     })
 }
 
-/// The place and the entry of an object that has the size its entry says.
-fn sized<'a>(run: &Store, manifest: &'a Manifest, object: &str) -> Result<(String, &'a ObjectEntry)> {
+/// Returns the name and the entry of an object whose size was checked.
+fn checked_entry<'a>(run: &Store, manifest: &'a Manifest, object: &str) -> Result<(String, &'a ObjectEntry)> {
     let checkpoint = manifest.name();
     let name = in_checkpoint(&checkpoint, object);
     let missing = || Error::NotFound { operation: "read", url: run.url_of(&name) };
@@ -279,26 +284,26 @@ fn check_size(run: &Store, checkpoint: &str, entry: &ObjectEntry) -> Result<()> 
     Err(Error::Damaged { url: run.url_of(&name), what: "size", expected, found })
 }
 
-/// Reads an object whole; gives the mark of its bytes.
+/// Verifies the content of an object and returns its XXH3 hash.
 fn check_content(run: &Store, checkpoint: &str, entry: &ObjectEntry) -> Result<u64> {
     let name = in_checkpoint(checkpoint, &entry.path);
-    let (mut hasher, mut mark) = (Hasher::new(), Mark::new());
-    let mut inspector = entry.path.ends_with(tensors::SUFFIX).then(|| Inspector::new(entry.bytes));
+    let (mut hasher, mut xxh3) = (Hasher::new(), Xxh3::new());
+    let mut inspector = entry.path.ends_with(tensors::SUFFIX).then(|| TensorValidator::new(entry.bytes));
     run.read_pieces(&name, entry.bytes, |piece| {
         hasher.update(piece);
-        mark.update(piece);
+        xxh3.update(piece);
         inspector.iter_mut().for_each(|inspector| inspector.update(piece));
     })?;
-    same_sha256(run, &name, entry, hasher.finish())?;
-    // The writer's bytes, but are they a training state?
-    let fault = inspector.and_then(Inspector::finish);
-    let expected = "sound safetensors with finite numbers".to_string();
-    fault.map_or(Ok(mark.finish()), |found| {
+    check_sha256(run, &name, entry, hasher.finish())?;
+    // The checksum matches; check that the tensors are usable, too.
+    let problem = inspector.and_then(TensorValidator::finish);
+    let expected = "valid safetensors with finite elements".to_string();
+    problem.map_or(Ok(xxh3.finish()), |found| {
         Err(Error::Damaged { url: run.url_of(&name), what: "content", expected, found: found.to_string() })
     })
 }
 
-fn same_sha256(run: &Store, name: &str, entry: &ObjectEntry, found: String) -> Result<()> {
+fn check_sha256(run: &Store, name: &str, entry: &ObjectEntry, found: String) -> Result<()> {
     if found == entry.sha256 {
         return Ok(());
     }

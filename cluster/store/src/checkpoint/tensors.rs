@@ -1,4 +1,4 @@
-//! A look into safetensors objects while they are written and verified: sound headers, finite numbers.
+//! Incremental validation of safetensors objects: valid headers, finite elements.
 //!
 //! The format (huggingface.co/docs/safetensors): 8 bytes, little-endian, the header's length; the header, a JSON
 //! object from tensor name to `dtype`, `shape` and `data_offsets`; the data, without gaps.
@@ -10,54 +10,54 @@ use serde::Deserialize;
 use serde::de::{MapAccess, Visitor};
 use serde_json::Value;
 
-/// Names ending so are looked into.
+/// File name suffix of validated objects.
 pub(super) const SUFFIX: &str = ".safetensors";
 
-/// Headers of real models have kilobytes.
-const LARGEST_HEADER: u64 = 16 << 20;
+/// Header size limit, bytes; headers of real models have kilobytes.
+const MAX_HEADER_BYTES: u64 = 16 << 20;
 
 const LENGTH_BYTES: usize = 8;
 
-/// Takes an object piece by piece and holds no more of it than the header.
-pub(super) struct Inspector {
+/// Streaming validator; buffers only the header.
+pub(super) struct TensorValidator {
     size: u64,
     head: Vec<u8>,
-    body: Option<Body>,
-    fault: Option<Fault>,
+    body: Option<DataValidator>,
+    fault: Option<TensorFault>,
 }
 
-/// What is wrong with an object.
+/// Validation failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Fault {
-    /// It is not a safetensors file.
+pub(super) enum TensorFault {
+    /// Not a valid safetensors file.
     Malformed(String),
-    /// A number is infinite or none.
+    /// An element is NaN or infinite.
     NotFinite {
-        /// Its tensor.
+        /// Tensor name.
         tensor: String,
-        /// The first such element of the flattened tensor.
+        /// First such element, as an index into the flattened tensor.
         element: u64,
     },
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for TensorFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Malformed(why) => f.write_str(why),
             Self::NotFinite { tensor, element } => {
-                write!(f, "tensor {tensor} holds numbers that are not finite, the first as element {element}")
+                write!(f, "tensor {tensor} has elements that are not finite, the first at index {element}")
             }
         }
     }
 }
 
-impl Inspector {
-    /// For an object of `size` bytes.
+impl TensorValidator {
+    /// Creates a validator for an object of `size` bytes.
     pub(super) fn new(size: u64) -> Self {
         Self { size, head: Vec::new(), body: None, fault: None }
     }
 
-    /// Takes the next bytes.
+    /// Validates the next bytes.
     pub(super) fn update(&mut self, mut piece: &[u8]) {
         while self.fault.is_none() && !piece.is_empty() {
             match &mut self.body {
@@ -65,32 +65,32 @@ impl Inspector {
                     self.fault = body.update(piece);
                     return;
                 }
-                None => self.take_head(&mut piece),
+                None => self.take_header(&mut piece),
             }
         }
     }
 
-    /// What is wrong with the object, if anything is.
-    pub(super) fn finish(self) -> Option<Fault> {
-        let cut = || Fault::Malformed("it ends inside its header".to_string());
+    /// Returns the first failure, if any.
+    pub(super) fn finish(self) -> Option<TensorFault> {
+        let cut = || TensorFault::Malformed("it ends inside its header".to_string());
         self.fault.or_else(|| self.body.is_none().then(cut))
     }
 
-    fn take_head(&mut self, piece: &mut &[u8]) {
-        let wanted = match self.head.first_chunk::<LENGTH_BYTES>() {
+    fn take_header(&mut self, piece: &mut &[u8]) {
+        let needed = match self.head.first_chunk::<LENGTH_BYTES>() {
             None => LENGTH_BYTES as u64,
             Some(length) => LENGTH_BYTES as u64 + u64::from_le_bytes(*length),
         };
-        let missing = wanted - self.head.len() as u64;
+        let missing = needed - self.head.len() as u64;
         let (now, rest) = piece.split_at(missing.min(piece.len() as u64) as usize);
         self.head.extend_from_slice(now);
         *piece = rest;
         if let Some(length) = self.head.first_chunk::<LENGTH_BYTES>() {
             let length = u64::from_le_bytes(*length);
-            let most = LARGEST_HEADER.min(self.size.saturating_sub(LENGTH_BYTES as u64));
+            let most = MAX_HEADER_BYTES.min(self.size.saturating_sub(LENGTH_BYTES as u64));
             if length > most {
-                let why = format!("it claims a header of {length} bytes, {most} are possible");
-                self.fault = Some(Fault::Malformed(why));
+                let why = format!("it claims a header of {length} bytes, at most {most} are valid");
+                self.fault = Some(TensorFault::Malformed(why));
             } else if self.head.len() as u64 == LENGTH_BYTES as u64 + length {
                 self.open_body();
             }
@@ -99,38 +99,38 @@ impl Inspector {
 
     fn open_body(&mut self) {
         match regions(&self.head[LENGTH_BYTES..], self.size - self.head.len() as u64) {
-            Ok(regions) => self.body = Some(Body { regions, at: 0, current: 0, partial: Vec::new() }),
-            Err(why) => self.fault = Some(Fault::Malformed(why)),
+            Ok(regions) => self.body = Some(DataValidator { regions, at: 0, current: 0, partial: Vec::new() }),
+            Err(why) => self.fault = Some(TensorFault::Malformed(why)),
         }
     }
 }
 
-/// The data, tensor after tensor.
-struct Body {
-    regions: Vec<Region>,
+/// Validation state of the data section.
+struct DataValidator {
+    regions: Vec<TensorRegion>,
     at: u64,
     current: usize,
-    /// The first bytes of a number that the pieces cut in two.
+    /// The first bytes of an element that is split across pieces.
     partial: Vec<u8>,
 }
 
-struct Region {
+struct TensorRegion {
     name: String,
-    kind: Kind,
+    kind: ElementKind,
     first: u64,
     end: u64,
 }
 
-impl Body {
-    fn update(&mut self, mut piece: &[u8]) -> Option<Fault> {
+impl DataValidator {
+    fn update(&mut self, mut piece: &[u8]) -> Option<TensorFault> {
         while let Some(region) = self.regions.get(self.current)
             && !piece.is_empty()
         {
             let (now, rest) = piece.split_at((region.end - self.at).min(piece.len() as u64) as usize);
             let started = self.partial.len() as u64;
-            if let Some(number) = region.kind.first_bad_number(&mut self.partial, now) {
+            if let Some(number) = region.kind.first_not_finite(&mut self.partial, now) {
                 let element = (self.at - started - region.first) / region.kind.bytes() as u64 + number;
-                return Some(Fault::NotFinite { tensor: region.name.clone(), element });
+                return Some(TensorFault::NotFinite { tensor: region.name.clone(), element });
             }
             piece = rest;
             self.at += now.len() as u64;
@@ -140,16 +140,16 @@ impl Body {
     }
 }
 
-/// How a tensor's numbers are stored, as far as it matters here.
+/// Storage format of a tensor's elements.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Kind {
-    /// Floating point of so many bytes; a number with all these exponent bits set is infinite or none.
+enum ElementKind {
+    /// Floating point. An element with all exponent bits set is NaN or infinite.
     Float { bytes: usize, exponent: u64 },
-    /// Anything else, of so many bytes: every pattern is a number.
+    /// Any other type: every bit pattern is valid.
     Other { bytes: usize },
 }
 
-impl Kind {
+impl ElementKind {
     fn of(dtype: &str) -> Option<Self> {
         Some(match dtype {
             "F64" => Self::Float { bytes: 8, exponent: 0x7ff0_0000_0000_0000 },
@@ -170,8 +170,8 @@ impl Kind {
         }
     }
 
-    /// The first number of `piece`, or of the one that began with `partial`, that is infinite or none, counted from there.
-    fn first_bad_number(self, partial: &mut Vec<u8>, mut piece: &[u8]) -> Option<u64> {
+    /// Returns the index of the first NaN or infinite element of `partial` followed by `piece`.
+    fn first_not_finite(self, partial: &mut Vec<u8>, mut piece: &[u8]) -> Option<u64> {
         let Self::Float { bytes, exponent } = self else { return None };
         let mut before = 0;
         if !partial.is_empty() {
@@ -181,7 +181,7 @@ impl Kind {
             if partial.len() < bytes {
                 return None;
             }
-            if any_bad(bytes, exponent, partial) {
+            if any_not_finite(bytes, exponent, partial) {
                 return Some(0);
             }
             partial.clear();
@@ -189,15 +189,15 @@ impl Kind {
         }
         let (whole, cut) = piece.split_at(piece.len() - piece.len() % bytes);
         partial.extend_from_slice(cut);
-        let bad = any_bad(bytes, exponent, whole);
-        let place = || whole.chunks(bytes).position(|number| any_bad(bytes, exponent, number)).unwrap_or(0);
-        bad.then(|| before + place() as u64)
+        let bad = any_not_finite(bytes, exponent, whole);
+        let position = || whole.chunks(bytes).position(|number| any_not_finite(bytes, exponent, number)).unwrap_or(0);
+        bad.then(|| before + position() as u64)
     }
 }
 
-/// Whether any of the `width`-byte numbers in `bytes` has all bits of `exponent` set. Without a branch in the
-/// loops, so that the compiler makes vector instructions of them.
-fn any_bad(width: usize, exponent: u64, bytes: &[u8]) -> bool {
+/// True if any `width`-byte element of `bytes` has all bits of `exponent` set. Branch-free loops, which the compiler
+/// vectorizes.
+fn any_not_finite(width: usize, exponent: u64, bytes: &[u8]) -> bool {
     match width {
         2 => bytes
             .as_chunks()
@@ -218,13 +218,13 @@ fn any_bad(width: usize, exponent: u64, bytes: &[u8]) -> bool {
 }
 
 #[derive(Deserialize)]
-struct Tensor {
+struct TensorHeader {
     dtype: String,
     shape: Vec<u64>,
     data_offsets: (u64, u64),
 }
 
-/// A JSON object with all its members, doubles too: a map would hide them.
+/// A JSON object with all members, including duplicate keys, which a map would hide.
 struct Members(Vec<(String, Value)>);
 
 impl<'de> Deserialize<'de> for Members {
@@ -249,17 +249,17 @@ impl<'de> Deserialize<'de> for Members {
     }
 }
 
-/// The tensors of a header in the order of their data, of which there are `data` bytes.
-fn regions(header: &[u8], data: u64) -> Result<Vec<Region>, String> {
-    let members: Members = serde_json::from_slice(header).map_err(|fault| format!("its header is none: {fault}"))?;
+/// Parses a header into tensors in the order of their data, which has `data` bytes.
+fn regions(header: &[u8], data: u64) -> Result<Vec<TensorRegion>, String> {
+    let members: Members = serde_json::from_slice(header).map_err(|error| format!("its header is invalid: {error}"))?;
     let mut tensors = Vec::new();
     let mut names = HashSet::new();
     for (name, value) in members.0 {
         if !names.insert(name.clone()) {
-            return Err(format!("tensor {name} is named twice"));
+            return Err(format!("tensor {name} is listed twice"));
         }
         if name != "__metadata__" {
-            let tensor = Tensor::deserialize(value).map_err(|fault| format!("tensor {name}: {fault}"))?;
+            let tensor = TensorHeader::deserialize(value).map_err(|error| format!("tensor {name}: {error}"))?;
             tensors.push((name, tensor));
         }
     }
@@ -267,24 +267,24 @@ fn regions(header: &[u8], data: u64) -> Result<Vec<Region>, String> {
     in_order(tensors, data)
 }
 
-fn in_order(tensors: Vec<(String, Tensor)>, data: u64) -> Result<Vec<Region>, String> {
+fn in_order(tensors: Vec<(String, TensorHeader)>, data: u64) -> Result<Vec<TensorRegion>, String> {
     let mut end = 0;
     let mut regions = Vec::new();
     for (name, tensor) in tensors {
-        let kind =
-            Kind::of(&tensor.dtype).ok_or_else(|| format!("tensor {name} has the unknown type {}", tensor.dtype))?;
+        let kind = ElementKind::of(&tensor.dtype)
+            .ok_or_else(|| format!("tensor {name} has the unsupported type {}", tensor.dtype))?;
         let elements = tensor.shape.iter().try_fold(1u64, |product, size| product.checked_mul(*size));
         let bytes = elements.and_then(|elements| elements.checked_mul(kind.bytes() as u64));
         let (first, last) = tensor.data_offsets;
         if first != end || bytes != last.checked_sub(first) || last > data {
-            return Err(format!("tensor {name} lies at {first}..{last} of {data} bytes of data, which cannot be"));
+            return Err(format!("tensor {name} has invalid data offsets {first}..{last} (data has {data} bytes)"));
         }
         end = last;
         if last > first {
-            regions.push(Region { name, kind, first, end });
+            regions.push(TensorRegion { name, kind, first, end });
         }
     }
-    if end == data { Ok(regions) } else { Err(format!("its tensors have {end} bytes, its data {data}")) }
+    if end == data { Ok(regions) } else { Err(format!("its tensors have {end} bytes, its data section {data}")) }
 }
 
 #[cfg(test)]
@@ -296,7 +296,7 @@ mod tests {
     }
 
     fn inspect(bytes: &[u8], piece: usize) -> Option<String> {
-        let mut inspector = Inspector::new(bytes.len() as u64);
+        let mut inspector = TensorValidator::new(bytes.len() as u64);
         bytes.chunks(piece).for_each(|piece| inspector.update(piece));
         inspector.finish().map(|fault| fault.to_string())
     }
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn sound_files_pass_however_they_are_cut() {
+    fn valid_files_pass_for_any_piece_size() {
         for piece in [1, 2, 3, 5, 7, 64, 1000] {
             assert_eq!(inspect(&two(2.0), piece), None);
         }
@@ -324,11 +324,11 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_are_not_finite_are_found_however_they_are_cut() {
+    fn elements_that_are_not_finite_are_found_for_any_piece_size() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for piece in [1, 2, 3, 5, 7, 64, 1000] {
                 let fault = inspect(&two(bad), piece).unwrap();
-                assert_eq!(fault, "tensor b holds numbers that are not finite, the first as element 1", "{piece}");
+                assert_eq!(fault, "tensor b has elements that are not finite, the first at index 1", "{piece}");
             }
         }
         let half = |dtype: &str, bits: u16| {
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_headers_are_refused_without_room_for_what_they_claim() {
+    fn invalid_headers_are_rejected_without_allocating_their_claimed_size() {
         let one = |header: String| inspect(&file(&header, &[0; 8]), 4);
         let claims = [1u64 << 50, u64::MAX, 17 << 20].map(|length| [&length.to_le_bytes()[..], &[b'{'; 40]].concat());
         for claim in claims {

@@ -1,10 +1,10 @@
-//! Writing a checkpoint: objects from all ranks, then the manifest from one.
+//! Writes a checkpoint: objects from all ranks, then the manifest from rank 0.
 
 use bytes::Bytes;
 
-use super::select::LARGEST_MANIFEST;
-use super::tensors::{self, Fault, Inspector};
-use super::{Manifest, ObjectEntry, Place};
+use super::select::MAX_MANIFEST_BYTES;
+use super::tensors::{self, TensorFault, TensorValidator};
+use super::{AttemptStep, Manifest, ObjectEntry};
 use crate::error::{Error, Result};
 use crate::hash::Hasher;
 use crate::lease::Lease;
@@ -12,7 +12,7 @@ use crate::run::{MANIFEST, checkpoint, in_checkpoint};
 use crate::store::Store;
 use crate::store::Upload;
 
-/// An object of a checkpoint on its way to the store.
+/// A checkpoint object being uploaded.
 #[derive(Debug)]
 pub struct PendingObject {
     upload: Upload,
@@ -22,63 +22,63 @@ pub struct PendingObject {
 }
 
 impl PendingObject {
-    /// Whether the write has ended, well or not.
+    /// True if the upload has succeeded or failed.
     pub fn is_done(&mut self) -> bool {
         self.upload.is_done()
     }
 
-    /// Where it is written.
+    /// URL of the object.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// Waits for the end; the entry has no slices.
+    /// Waits for the upload and returns the manifest entry, without slices.
     ///
     /// # Errors
-    /// [`Error::NotFinite`] for tensors that no reader would take; else what the store said.
+    /// [`Error::NotFinite`] for tensors that readers would reject, or another store error.
     pub fn wait(self) -> Result<ObjectEntry> {
         let sha256 = self.upload.wait()?;
         Ok(ObjectEntry { path: self.object, bytes: self.bytes, sha256, slices: Vec::new() })
     }
 }
 
-/// A checkpoint being written. Every rank makes its own for the same step and attempt; it is cheap to clone and
-/// works from any thread.
+/// A checkpoint being written. Every rank creates its own for the same step and attempt. Cheap to clone; usable from
+/// any thread.
 #[derive(Debug, Clone)]
-pub struct Writer {
+pub struct CheckpointWriter {
     run: Store,
     name: String,
 }
 
-impl Writer {
-    /// A writer of the checkpoint of `step` by `attempt` in the run at `run`. Nothing is written yet.
+impl CheckpointWriter {
+    /// Creates a writer for the checkpoint of `step` by `attempt`. Writes nothing yet.
     pub fn new(run: &Store, step: u64, attempt: u32) -> Self {
-        Self { run: run.clone(), name: Place { attempt, step }.name() }
+        Self { run: run.clone(), name: AttemptStep { attempt, step }.name() }
     }
 
-    /// The checkpoint's name.
+    /// Checkpoint name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The URL of the manifest, which makes the checkpoint exist.
+    /// URL of the manifest, which commits the checkpoint.
     pub fn manifest_url(&self) -> String {
         self.run.url_of(&in_checkpoint(&self.name, MANIFEST))
     }
 
-    /// Writes one object and returns its entry for the manifest, without slices.
+    /// Writes one object and returns its manifest entry, without slices.
     ///
     /// # Errors
-    /// A name that is none, [`Error::NotFinite`], else what the store says.
+    /// An invalid name, [`Error::NotFinite`], or another store error.
     pub fn put_object(&self, object: &str, bytes: Bytes) -> Result<ObjectEntry> {
         self.start_object(object, bytes)?.wait()
     }
 
-    /// Starts to write one object and returns at once. The bytes must be a snapshot: they are read until the
-    /// write is done. (`Bytes::from_owner` takes over a buffer without copying it.)
+    /// Starts the upload of one object. `bytes` must not change: they are read until the upload ends.
+    /// (`Bytes::from_owner` wraps a buffer without a copy.)
     ///
     /// # Errors
-    /// A name that is none; everything else comes out of the [`PendingObject`].
+    /// An invalid name; [`PendingObject`] returns all others.
     pub fn start_object(&self, object: &str, bytes: Bytes) -> Result<PendingObject> {
         crate::names::check(object)?;
         let size = bytes.len() as u64;
@@ -94,37 +94,36 @@ impl Writer {
         Ok(PendingObject { upload, object: object.to_string(), url, bytes: size })
     }
 
-    /// Makes the checkpoint exist: checks that every object is there with its size and that the lease is held,
-    /// then creates the manifest. Called by one rank, after all have put their objects.
+    /// Commits the checkpoint: checks that every object exists with its size and that the lease is held, then creates
+    /// the manifest. Called by one rank after all have written their objects.
     ///
     /// # Errors
-    /// [`Error::LeaseLost`]; [`Error::Damaged`] for an object that is missing or has another size;
-    /// [`Error::Refused`] for a manifest that is not this checkpoint's; [`Error::Exists`]; else what the store
-    /// says.
+    /// [`Error::LeaseLost`]; [`Error::Damaged`] for an object that is missing or has another size; [`Error::Refused`]
+    /// for a manifest of another checkpoint; [`Error::Exists`]; or another store error.
     pub fn commit(&self, manifest: &Manifest, lease: &Lease) -> Result<()> {
-        if let Some(why) = self.objection(manifest, lease) {
+        if let Some(why) = self.reason_to_refuse(manifest, lease) {
             return Err(Error::Refused { url: self.manifest_url(), why });
         }
         self.check_objects(manifest)?;
-        let text = manifest.to_text().map_err(|fault| Error::Refused {
+        let text = manifest.to_text().map_err(|error| Error::Refused {
             url: self.manifest_url(),
-            why: format!("it cannot be written as JSON: {fault}"),
+            why: format!("it cannot be serialized: {error}"),
         })?;
         lease.check()?;
         let name = in_checkpoint(&self.name, MANIFEST);
         let text = Bytes::from(text);
-        // A commit that seemed to fail may have arrived after all; done again, it is no conflict with itself.
-        if self.run.put_new(&name, text.clone())? || self.run.get_at_most(&name, LARGEST_MANIFEST)? == text {
+        // A commit whose response was lost may have succeeded; repeating it must not conflict with itself.
+        if self.run.put_new(&name, text.clone())? || self.run.get_at_most(&name, MAX_MANIFEST_BYTES)? == text {
             return Ok(());
         }
         Err(Error::Exists { url: self.run.url_of(&name) })
     }
 
-    /// Takes back what a failed save has left in a folder, so that a full disk does not stay full. In a bucket nothing is
-    /// done, because a manifest whose answer was lost may still arrive: pruning removes the objects after a later commit.
+    /// Deletes the objects of a failed save from a local store, to free disk space. Does nothing in a bucket, where a
+    /// manifest whose response was lost may still appear: pruning deletes the objects after a later commit.
     ///
     /// # Errors
-    /// What the store says.
+    /// A store error.
     pub fn abandon(&self) -> Result<()> {
         if !self.run.is_local() || self.run.head(&in_checkpoint(&self.name, MANIFEST))?.is_some() {
             return Ok(());
@@ -133,14 +132,14 @@ impl Writer {
         left.iter().try_for_each(|object| self.run.delete(&object.path))
     }
 
-    fn objection(&self, manifest: &Manifest, lease: &Lease) -> Option<String> {
+    fn reason_to_refuse(&self, manifest: &Manifest, lease: &Lease) -> Option<String> {
         if manifest.name() != self.name {
-            return Some(format!("the manifest is that of {}", manifest.name()));
+            return Some(format!("the manifest belongs to {}", manifest.name()));
         }
         if manifest.attempt != lease.attempt() {
-            return Some(format!("the lease is that of attempt {}", lease.attempt()));
+            return Some(format!("the lease belongs to attempt {}", lease.attempt()));
         }
-        manifest.fault()
+        manifest.invalid_entry()
     }
 
     fn check_objects(&self, manifest: &Manifest) -> Result<()> {
@@ -161,18 +160,18 @@ impl Writer {
     }
 }
 
-/// Bytes that are hashed and looked into together, while they are in the processor's cache.
+/// Bytes that are hashed and validated together, while they are in the CPU cache.
 const PIECE: usize = 256 << 10;
 
-/// The SHA-256 of the tensors in `bytes`, if all their numbers are finite: what is read refuses others.
+/// Returns the SHA-256 of a safetensors file, or an error if an element is not finite.
 fn digest(bytes: &[u8], url: String) -> Result<String> {
-    let (mut hasher, mut inspector) = (Hasher::new(), Inspector::new(bytes.len() as u64));
+    let (mut hasher, mut inspector) = (Hasher::new(), TensorValidator::new(bytes.len() as u64));
     for piece in bytes.chunks(PIECE) {
         hasher.update(piece);
         inspector.update(piece);
     }
     match inspector.finish() {
-        Some(Fault::NotFinite { tensor, element }) => Err(Error::NotFinite { url, tensor, element }),
-        Some(Fault::Malformed(_)) | None => Ok(hasher.finish()),
+        Some(TensorFault::NotFinite { tensor, element }) => Err(Error::NotFinite { url, tensor, element }),
+        Some(TensorFault::Malformed(_)) | None => Ok(hasher.finish()),
     }
 }

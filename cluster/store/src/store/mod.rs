@@ -1,4 +1,4 @@
-//! A place in an object store, with blocking calls.
+//! Object-store client with blocking calls.
 
 mod read;
 mod transfer;
@@ -13,27 +13,26 @@ use object_store::path::Path;
 use object_store::{GetOptions, ObjectStore, ObjectStoreExt};
 
 use crate::error::{Error, Result};
-use crate::folder::Folder;
+use crate::folder::RequiredFolder;
 use crate::names;
-use crate::open::{self, Backend, Settings};
-use crate::retry::{self, Patience, Place};
+use crate::open::{self, StorageBackend, StoreSettings};
+use crate::retry::{self, RetryPolicy, StoreRequest};
 use crate::runtime;
 pub use transfer::Upload;
 
-/// A folder or an object-store prefix. Cheap to clone, usable from many threads at once.
+/// A local directory or an object-store prefix. Cheap to clone; usable from many threads.
 ///
-/// Every call blocks its thread until the store has answered, and may also be made on a thread of an
-/// asynchronous runtime (it holds up that thread). Remote stores are retried within [`Settings::patience`];
-/// local writes are on the disk when a call returns, and a name is there completely or not at all, whenever the
-/// process is killed.
+/// Every call blocks until the store responds; a call from an async runtime's thread blocks that thread. Remote
+/// requests are retried as [`StoreSettings::retry_policy`] says. Local writes are fsynced and atomic: after a crash an object
+/// is complete or absent.
 #[derive(Clone)]
 pub struct Store {
-    pub(crate) backend: Arc<Backend>,
+    pub(crate) backend: Arc<StorageBackend>,
     pub(crate) root: Path,
     pub(crate) url: String,
-    pub(crate) patience: Patience,
-    /// What is written goes below this folder, which must be there.
-    required: Option<Arc<Folder>>,
+    pub(crate) retry_policy: RetryPolicy,
+    /// Directory that must exist for writes.
+    required: Option<Arc<RequiredFolder>>,
 }
 
 impl std::fmt::Debug for Store {
@@ -44,122 +43,122 @@ impl std::fmt::Debug for Store {
 
 impl Store {
     /// Opens a path, `file://`, `memory://name/prefix` (shared within the process), `s3://bucket/prefix`,
-    /// `gs://bucket/prefix` or `az://container/prefix`. Nothing is read or created yet.
+    /// `gs://bucket/prefix` or `az://container/prefix`, without any request.
     ///
-    /// Credentials and endpoints come from the environment (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, ...) or from
-    /// the machine's own identity at its provider.
+    /// Credentials and endpoints come from the environment (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, ...) or from the
+    /// cloud instance's identity.
     ///
     /// # Errors
-    /// A URL of an unknown kind, one that holds a password, or a configuration that its provider refuses.
+    /// An unknown scheme, a URL with a password, or a configuration that the backend rejects.
     pub fn open(url: &str) -> Result<Self> {
-        Self::open_with(url, Settings::default())
+        Self::open_with(url, StoreSettings::default())
     }
 
-    /// Like [`Store::open`], with settings of one's own.
+    /// Like [`Store::open`], with explicit settings.
     ///
     /// # Errors
     /// As for [`Store::open`].
-    pub fn open_with(url: &str, settings: Settings) -> Result<Self> {
+    pub fn open_with(url: &str, settings: StoreSettings) -> Result<Self> {
         let opened = open::open(url, &settings)?;
         let (backend, root, url) = (Arc::new(opened.backend), opened.root, opened.url);
-        Ok(Self { backend, root, url, patience: settings.patience, required: None })
+        Ok(Self { backend, root, url, retry_policy: settings.retry_policy, required: None })
     }
 
-    /// The same store with another patience: a background save can wait longer than a person.
+    /// Returns the same store with another retry policy.
     #[must_use]
-    pub fn with_patience(&self, patience: Patience) -> Self {
-        Self { patience, ..self.clone() }
+    pub fn with_retry_policy(&self, retry_policy: RetryPolicy) -> Self {
+        Self { retry_policy, ..self.clone() }
     }
 
-    /// The same store for one who uses what is there: if it is a folder that is moved or removed from now on, writing fails
-    /// with [`Error::FolderGone`] and does not make it again. Buckets have no folders.
+    /// Returns the same store, which does not recreate its root: if a local store's directory is moved or removed
+    /// from now on, writes fail with [`Error::FolderGone`]. No effect on buckets.
     #[must_use]
     pub fn require_folder(&self) -> Self {
-        let required = self.is_local().then(|| Arc::new(Folder::at(PathBuf::from(&self.url))));
+        let required = self.is_local().then(|| Arc::new(RequiredFolder::at(PathBuf::from(&self.url))));
         Self { required, ..self.clone() }
     }
 
-    /// Where this is, as it can be given to [`Store::open`] again. Holds no credential.
+    /// URL of the store, as accepted by [`Store::open`]. Contains no credentials.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// The same store, one or more levels down.
+    /// Returns the store at `prefix` below this one.
     ///
     /// # Errors
-    /// [`Error::Name`] if `prefix` is no plain relative name.
+    /// [`Error::Name`] if `prefix` is not a plain relative name.
     pub fn join(&self, prefix: &str) -> Result<Self> {
         let prefix = prefix.trim_end_matches('/');
         let root = names::below(&self.root, prefix)?;
         Ok(Self { root, url: self.url_of(prefix), ..self.clone() })
     }
 
-    /// The file that holds `path`, if this store is a folder of this machine. The file need not exist.
+    /// Returns the file path of object `path` in a local store; `None` for remote stores. The file need not exist.
     ///
     /// # Errors
-    /// [`Error::Name`] if `path` is no plain relative name.
+    /// [`Error::Name`] if `path` is not a plain relative name.
     pub fn local_path(&self, path: &str) -> Result<Option<PathBuf>> {
         names::check(path)?;
         Ok(self.is_local().then(|| PathBuf::from(&self.url).join(path)))
     }
 
-    /// A whole object, whatever its size. Where the size is not known to be small use [`Store::get_at_most`].
+    /// Reads a whole object of any size. Use [`Store::get_at_most`] unless it is known to be small.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if there is none; else what the store says.
+    /// [`Error::NotFound`], or another store error.
     pub fn get(&self, path: &str) -> Result<Bytes> {
         self.get_at_most(path, u64::MAX)
     }
 
-    /// A whole object that must not have more than `limit` bytes; a larger one is not read at all.
+    /// Reads a whole object of at most `limit` bytes; a larger one is not transferred.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::TooLarge`], else what the store says.
+    /// [`Error::NotFound`], [`Error::TooLarge`], or another store error.
     pub fn get_at_most(&self, path: &str, limit: u64) -> Result<Bytes> {
-        let (store, name, place) = self.ask("get", path)?;
-        runtime::wait(async move { store.fetch(&name, &place, limit).await })
+        let (store, name, request) = self.prepare("get", path)?;
+        runtime::wait(async move { store.fetch(&name, &request, limit).await })
     }
 
     /// Reads a whole object of at most `limit` bytes.
-    pub(crate) async fn fetch(&self, name: &Path, place: &Place, limit: u64) -> Result<Bytes> {
+    pub(crate) async fn fetch(&self, name: &Path, request: &StoreRequest, limit: u64) -> Result<Bytes> {
         let once = |_| async {
             let answer = self.backend.objects().get(name).await?;
             let bytes = answer.meta.size;
             if bytes > limit {
-                return Ok(Fetched::TooLarge(bytes));
+                return Ok(LimitedRead::TooLarge(bytes));
             }
-            complete(bytes, answer.bytes().await?).map(Fetched::Object)
+            complete(bytes, answer.bytes().await?).map(LimitedRead::Object)
         };
-        match retry::attempts(place, self.retried(), once).await? {
-            Fetched::Object(bytes) => Ok(bytes),
-            Fetched::TooLarge(bytes) => Err(Error::TooLarge { url: place.url.clone(), bytes, limit }),
+        match retry::attempts(request, self.retried(), once).await? {
+            LimitedRead::Object(bytes) => Ok(bytes),
+            LimitedRead::TooLarge(bytes) => Err(Error::TooLarge { url: request.url.clone(), bytes, limit }),
         }
     }
 
-    /// The bytes `range` of an object.
+    /// Reads the byte range `range` of an object.
     ///
     /// # Errors
-    /// [`Error::NotFound`], a range beyond the object's end, else what the store says.
+    /// [`Error::NotFound`], a range beyond the object's end, or another store error.
     pub fn get_range(&self, path: &str, range: Range<u64>) -> Result<Bytes> {
         if range.is_empty() {
             return Ok(Bytes::new());
         }
-        let (store, name, place) = self.ask("get range of", path)?;
+        let (store, name, request) = self.prepare("get range of", path)?;
         runtime::wait(async move {
             let once = |_| part(store.backend.objects(), &name, &range);
-            retry::attempts(&place, store.retried(), once).await
+            retry::attempts(&request, store.retried(), once).await
         })
     }
 
-    /// The size of an object in bytes, or `None` if there is none.
+    /// Returns the size of an object in bytes; `None` if it does not exist.
     ///
     /// # Errors
-    /// What the store says.
+    /// A store error.
     pub fn head(&self, path: &str) -> Result<Option<u64>> {
-        let (store, name, place) = self.ask("look at", path)?;
+        let (store, name, request) = self.prepare("head", path)?;
         let found = runtime::wait(async move {
             let once = |_| store.backend.objects().head(&name);
-            retry::attempts(&place, store.retried(), once).await
+            retry::attempts(&request, store.retried(), once).await
         });
         match found {
             Ok(meta) => Ok(Some(meta.size)),
@@ -168,27 +167,27 @@ impl Store {
         }
     }
 
-    /// Whether this is a folder of this machine or of a shared file system.
+    /// True for a directory on a local or shared file system.
     pub fn is_local(&self) -> bool {
-        matches!(*self.backend, Backend::Local(_))
+        matches!(*self.backend, StorageBackend::Local(_))
     }
 
-    /// The patience to retry with, where retrying helps at all.
-    pub(crate) fn retried(&self) -> Option<&Patience> {
-        matches!(*self.backend, Backend::Remote { in_memory: false, .. }).then_some(&self.patience)
+    /// Retry policy, where retries make sense.
+    pub(crate) fn retried(&self) -> Option<&RetryPolicy> {
+        matches!(*self.backend, StorageBackend::Remote { in_memory: false, .. }).then_some(&self.retry_policy)
     }
 
     pub(crate) fn url_of(&self, path: &str) -> String {
         if path.is_empty() { self.url.clone() } else { format!("{}/{path}", self.url) }
     }
 
-    pub(crate) fn place(&self, operation: &'static str, path: &str) -> Place {
-        Place { operation, url: self.url_of(path) }
+    pub(crate) fn request(&self, operation: &'static str, path: &str) -> StoreRequest {
+        StoreRequest { operation, url: self.url_of(path) }
     }
 
-    /// What every request needs: the store to take along, the checked full name, and words for messages.
-    pub(crate) fn ask(&self, operation: &'static str, path: &str) -> Result<(Self, Path, Place)> {
-        Ok((self.clone(), names::below(&self.root, path)?, self.place(operation, path)))
+    /// Returns what a request needs: an owned store, the checked full name, and the operation for messages.
+    pub(crate) fn prepare(&self, operation: &'static str, path: &str) -> Result<(Self, Path, StoreRequest)> {
+        Ok((self.clone(), names::below(&self.root, path)?, self.request(operation, path)))
     }
 
     pub(crate) fn relative(&self, full: &Path) -> Option<String> {
@@ -197,31 +196,31 @@ impl Store {
     }
 }
 
-/// The answer to a read with a size limit. An object above the limit is not read, and not tried again.
-enum Fetched {
+/// Result of a size-limited read. Not an error, so that it is not retried.
+enum LimitedRead {
     /// The whole object.
     Object(Bytes),
-    /// The size of an object above the limit, bytes.
+    /// Size of an object above the limit, bytes; not read.
     TooLarge(u64),
 }
 
-/// A body that ends early can look like a success; its length cannot.
-pub(crate) fn complete(wanted: u64, body: Bytes) -> object_store::Result<Bytes> {
-    if body.len() as u64 == wanted {
+/// Checks the length of a body: a truncated one can look like a success.
+pub(crate) fn complete(expected: u64, body: Bytes) -> object_store::Result<Bytes> {
+    if body.len() as u64 == expected {
         return Ok(body);
     }
-    let source = format!("the answer has {} bytes where {wanted} were announced", body.len()).into();
+    let source = format!("the response has {} bytes, expected {expected}", body.len()).into();
     Err(object_store::Error::Generic { store: "answer", source })
 }
 
-/// The bytes `range` of an object. Where the object ends before `range` does, S3 and Azure answer with the bytes that there
-/// are; that is an error, and not one to try again.
+/// Reads the bytes `range` of an object. S3 and Azure truncate a range beyond the object's end; here that is a
+/// permanent error.
 pub(crate) async fn part(objects: &dyn ObjectStore, name: &Path, range: &Range<u64>) -> object_store::Result<Bytes> {
     let options = GetOptions { range: Some(range.clone().into()), ..GetOptions::default() };
     let answer = objects.get_opts(name, options).await?;
     let bytes = answer.meta.size;
     if bytes < range.end {
-        let source = format!("the object has {bytes} bytes, and bytes up to {} were asked for", range.end).into();
+        let source = format!("the object has {bytes} bytes, the requested range ends at {}", range.end).into();
         return Err(object_store::Error::Precondition { path: name.to_string(), source });
     }
     complete(range.end - range.start, answer.bytes().await?)

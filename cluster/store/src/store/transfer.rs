@@ -1,4 +1,4 @@
-//! Large objects: uploads in parallel parts, downloads in parallel ranges.
+//! Multipart uploads and parallel range downloads of large objects.
 
 use std::fs::File;
 use std::ops::Range;
@@ -14,22 +14,22 @@ use object_store::{MultipartId, ObjectStoreExt, PutPayload};
 
 use super::{Store, part};
 use crate::error::{Cause, Error, Result};
-use crate::open::Backend;
-use crate::retry::{self, Place};
+use crate::open::StorageBackend;
+use crate::retry::{self, StoreRequest};
 use crate::runtime::{self, Pending};
 
-/// Large enough for a good rate on one connection, small enough that a lost part costs little to send again.
+/// Part size, bytes: large enough for throughput on one connection, small enough for a cheap retry.
 const PIECE: u64 = 16 << 20;
 
-/// S3 takes no more parts than this.
-const MOST_PARTS: u64 = 10_000;
+/// S3's limit of parts per upload.
+const MAX_PARTS: u64 = 10_000;
 
-/// Pieces under way at once.
+/// Concurrent parts.
 const PARALLEL: usize = 8;
 
-/// A write under way. It goes on whether or not anybody waits for it, and ends with the process.
+/// A background write. It continues if this handle is dropped, until the process exits.
 pub struct Upload {
-    under_way: Pending<Result<String>>,
+    task: Pending<Result<String>>,
     done: Option<Result<String>>,
 }
 
@@ -40,74 +40,80 @@ impl std::fmt::Debug for Upload {
 }
 
 impl Upload {
-    /// Writes `bytes`; `digest` gives their SHA-256 meanwhile, or what speaks against them.
+    /// Writes `bytes` and concurrently computes their digest, which may reject them.
     pub(crate) fn start(
         store: Store,
         name: Path,
-        place: Place,
+        request: StoreRequest,
         bytes: Bytes,
         digest: impl FnOnce(&[u8]) -> Result<String> + Send + 'static,
     ) -> Self {
-        let under_way = runtime::start(async move {
+        let task = runtime::start(async move {
             let copy = bytes.clone();
             let hashed = runtime::compute(move || digest(&copy));
-            let (sent, sha256) = future::join(upload(store, name, place, bytes), hashed).await;
+            let (sent, sha256) = future::join(upload(store, name, request, bytes), hashed).await;
             sent.and(sha256)
         });
-        Self { under_way, done: None }
+        Self { task, done: None }
     }
 
-    /// Whether it has ended, well or not: [`Upload::wait`] then returns at once.
+    /// True if the write has succeeded or failed: [`Upload::wait`] then returns at once.
     pub fn is_done(&mut self) -> bool {
         if self.done.is_none() {
-            self.done = self.under_way.take();
+            self.done = self.task.take();
         }
         self.done.is_some()
     }
 
-    /// Waits for the end and returns the SHA-256 of what was written.
+    /// Waits for completion and returns the SHA-256 of the written bytes.
     ///
     /// # Errors
-    /// What the store said.
+    /// A store error, or the digest's.
     pub fn wait(self) -> Result<String> {
-        let under_way = self.under_way;
-        self.done.unwrap_or_else(|| under_way.wait())
+        let task = self.task;
+        self.done.unwrap_or_else(|| task.wait())
     }
 }
 
-/// Writes `bytes` under `name`. The name appears, complete, when everything has arrived.
-pub(crate) async fn upload(store: Store, name: Path, place: Place, bytes: Bytes) -> Result<()> {
+/// Writes `bytes` as `name` atomically.
+pub(crate) async fn upload(store: Store, name: Path, request: StoreRequest, bytes: Bytes) -> Result<()> {
     match &*store.backend {
-        Backend::Remote { parts, .. } if bytes.len() as u64 > PIECE => {
-            let upload = Multipart { store: &store, parts: parts.as_ref(), name: &name, place: &place };
+        StorageBackend::Remote { parts, .. } if bytes.len() as u64 > PIECE => {
+            let upload = Multipart { store: &store, parts: parts.as_ref(), name: &name, request: &request };
             upload.run(&Content::Bytes(bytes)).await
         }
         backend => {
             let payload = PutPayload::from_bytes(bytes);
             let once = |_| backend.objects().put(&name, payload.clone());
-            store.write(&place, retry::attempts(&place, store.retried(), once)).await.map(drop)
+            store.write(&request, retry::attempts(&request, store.retried(), once)).await.map(drop)
         }
     }
 }
 
-/// Writes the first `bytes` bytes of a file under `name`: a few pieces of it are in memory at a time.
-pub(crate) async fn upload_file(store: Store, name: Path, place: Place, file: Arc<File>, bytes: u64) -> Result<()> {
+/// Writes the first `bytes` bytes of a file as `name`. A multipart upload holds a few parts in memory at a time.
+pub(crate) async fn upload_file(
+    store: Store,
+    name: Path,
+    request: StoreRequest,
+    file: Arc<File>,
+    bytes: u64,
+) -> Result<()> {
     match &*store.backend {
-        Backend::Remote { parts, .. } if bytes > PIECE => {
-            let upload = Multipart { store: &store, parts: parts.as_ref(), name: &name, place: &place };
+        StorageBackend::Remote { parts, .. } if bytes > PIECE => {
+            let upload = Multipart { store: &store, parts: parts.as_ref(), name: &name, request: &request };
             upload.run(&Content::File(file, bytes)).await
         }
         _ => {
-            let whole = Content::File(file, bytes).read(0..bytes, &place).await?;
-            upload(store, name, place, whole).await
+            let whole = Content::File(file, bytes).read(0..bytes, &request).await?;
+            upload(store, name, request, whole).await
         }
     }
 }
 
-/// What is to be written.
+/// Content of an upload.
 enum Content {
     Bytes(Bytes),
-    /// So many bytes of a file.
+    /// The first n bytes of a file.
     File(Arc<File>, u64),
 }
 
@@ -119,7 +125,7 @@ impl Content {
         }
     }
 
-    async fn read(&self, range: Range<u64>, place: &Place) -> Result<Bytes> {
+    async fn read(&self, range: Range<u64>, request: &StoreRequest) -> Result<Bytes> {
         match self {
             Self::Bytes(bytes) => Ok(slice(bytes, range)),
             Self::File(file, _) => {
@@ -129,33 +135,33 @@ impl Content {
                     file.read_exact_at(&mut buffer, range.start).map(|()| buffer)
                 });
                 read.await.map(Bytes::from).map_err(|source| Error::Failed {
-                    operation: place.operation,
-                    url: place.url.clone(),
+                    operation: request.operation,
+                    url: request.url.clone(),
                     attempts: 1,
                     seconds: 0.0,
-                    source: Cause::new(format_args!("cannot read the file that is to go there: {source}")),
+                    source: Cause::new(format_args!("cannot read the source file: {source}")),
                 })
             }
         }
     }
 }
 
-/// A multipart upload. Each of its requests is retried by itself.
+/// A multipart upload. Each request is retried separately.
 struct Multipart<'a> {
     store: &'a Store,
     parts: &'a dyn MultipartStore,
     name: &'a Path,
-    place: &'a Place,
+    request: &'a StoreRequest,
 }
 
 impl Multipart<'_> {
     async fn run(&self, content: &Content) -> Result<()> {
         let begin = |_| self.parts.create_multipart(self.name);
-        let id = retry::attempts(self.place, self.store.retried(), begin).await?;
+        let id = retry::attempts(self.request, self.store.retried(), begin).await?;
         let done = self.send_and_complete(&id, content).await;
         if done.is_err() {
-            // Parts of a given-up upload cost money until they are removed; if this fails too, the bucket's
-            // lifecycle rule is what is left (docs/guides/object-stores.md).
+            // Parts of an aborted upload incur cost until they are removed. If this fails too, the bucket's lifecycle
+            // rule removes them (docs/guides/object-stores.md).
             let _ = self.parts.abort_multipart(self.name, &id).await;
         }
         done
@@ -164,24 +170,24 @@ impl Multipart<'_> {
     async fn send_and_complete(&self, id: &MultipartId, content: &Content) -> Result<()> {
         let pieces = pieces(content.len()).into_iter().enumerate();
         let sent = stream::iter(pieces.map(|(i, range)| async move {
-            let bytes = content.read(range, self.place).await?;
+            let bytes = content.read(range, self.request).await?;
             self.send(id, i, bytes).await
         }));
         let parts: Vec<PartId> = sent.buffered(PARALLEL).try_collect().await?;
         let finish = |attempt| self.finish(id, parts.clone(), content.len(), attempt);
-        retry::attempts(self.place, self.store.retried(), finish).await
+        retry::attempts(self.request, self.store.retried(), finish).await
     }
 
     async fn send(&self, id: &MultipartId, index: usize, bytes: Bytes) -> Result<PartId> {
         let payload = PutPayload::from_bytes(bytes);
         let once = |_| self.parts.put_part(self.name, id, index, payload.clone());
-        retry::attempts(self.place, self.store.retried(), once).await
+        retry::attempts(self.request, self.store.retried(), once).await
     }
 
     async fn finish(&self, id: &MultipartId, parts: Vec<PartId>, bytes: u64, attempt: u32) -> object_store::Result<()> {
         match self.parts.complete_multipart(self.name, id, parts).await {
-            // An upload that is gone at the second try was completed by the first, whose answer was lost. (Most
-            // stores say "not found" then, some "denied".)
+            // If a retry finds no upload, the first attempt completed it and its response was lost. (Most stores
+            // answer "not found", some "denied".)
             Err(object_store::Error::NotFound { .. } | object_store::Error::PermissionDenied { .. }) if attempt > 1 => {
                 let there = self.store.backend.objects().head(self.name).await?;
                 if there.size == bytes { Ok(()) } else { Err(lost_upload()) }
@@ -195,11 +201,17 @@ fn lost_upload() -> object_store::Error {
     object_store::Error::NotSupported { source: "the store has lost the parts of an upload".into() }
 }
 
-/// Fetches `bytes` bytes of `name` and hands them, in order, to `take` on the calling thread.
-pub(crate) fn download(store: Store, name: Path, place: Place, bytes: u64, mut take: impl FnMut(&[u8])) -> Result<()> {
+/// Downloads `bytes` bytes of `name` and passes them to `take` in order, on the calling thread.
+pub(crate) fn download(
+    store: Store,
+    name: Path,
+    request: StoreRequest,
+    bytes: u64,
+    mut take: impl FnMut(&[u8]),
+) -> Result<()> {
     let (sender, receiver) = sync_channel(1);
     let fetching = runtime::start(async move {
-        let fetches = stream::iter(pieces(bytes).into_iter().map(|range| fetch(&store, &name, &place, range)));
+        let fetches = stream::iter(pieces(bytes).into_iter().map(|range| fetch(&store, &name, &request, range)));
         let mut fetched = fetches.buffered(PARALLEL);
         while let Some(piece) = fetched.next().await {
             let sent = sender.send(piece?);
@@ -213,14 +225,14 @@ pub(crate) fn download(store: Store, name: Path, place: Place, bytes: u64, mut t
     fetching.wait()
 }
 
-async fn fetch(store: &Store, name: &Path, place: &Place, range: Range<u64>) -> Result<Bytes> {
+async fn fetch(store: &Store, name: &Path, request: &StoreRequest, range: Range<u64>) -> Result<Bytes> {
     let once = |_| part(store.backend.objects(), name, &range);
-    retry::attempts(place, store.retried(), once).await
+    retry::attempts(request, store.retried(), once).await
 }
 
-/// `0..bytes` cut into pieces, of equal size but for the last.
+/// Splits `0..bytes` into parts of equal size except the last.
 fn pieces(bytes: u64) -> Vec<Range<u64>> {
-    let piece = PIECE.max(bytes.div_ceil(MOST_PARTS));
+    let piece = PIECE.max(bytes.div_ceil(MAX_PARTS));
     (0..bytes.div_ceil(piece)).map(|i| i * piece..((i + 1) * piece).min(bytes)).collect()
 }
 
@@ -233,10 +245,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_cover_everything_once_and_are_never_too_many() {
-        for bytes in [0, 1, PIECE - 1, PIECE, PIECE + 1, 5 * PIECE, MOST_PARTS * PIECE + 1, 1 << 50] {
+    fn pieces_cover_every_byte_once_within_the_part_limit() {
+        for bytes in [0, 1, PIECE - 1, PIECE, PIECE + 1, 5 * PIECE, MAX_PARTS * PIECE + 1, 1 << 50] {
             let pieces = pieces(bytes);
-            assert!(pieces.len() as u64 <= MOST_PARTS);
+            assert!(pieces.len() as u64 <= MAX_PARTS);
             let mut next = 0;
             for piece in pieces {
                 assert_eq!(piece.start, next);

@@ -1,4 +1,4 @@
-//! Objects written, created and removed.
+//! Writes, creates and deletes objects.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -9,98 +9,98 @@ use object_store::{GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
 
 use super::{Store, Upload, transfer};
 use crate::error::{Error, Result};
-use crate::retry::{self, Place};
+use crate::retry::{self, StoreRequest};
 use crate::{hash, runtime};
 
-/// How often an object is created that was there at first and then was not.
-const CREATIONS: u32 = 8;
+/// Attempts to create an object that is concurrently deleted.
+const MAX_CREATE_ATTEMPTS: u32 = 8;
 
 impl Store {
-    /// Writes an object, in place of any that has the name; large ones in parallel parts where the store has them.
+    /// Writes an object, replacing an existing one; large ones as a multipart upload where supported.
     ///
     /// # Errors
-    /// What the store says.
+    /// A store error.
     pub fn put(&self, path: &str, bytes: Bytes) -> Result<()> {
-        let (store, name, place) = self.ask("put", path)?;
-        runtime::wait(transfer::upload(store, name, place, bytes))
+        let (store, name, request) = self.prepare("put", path)?;
+        runtime::wait(transfer::upload(store, name, request, bytes))
     }
 
-    /// Writes an object of the first `bytes` bytes of `file`. A few pieces of it are in memory at a time where the store
-    /// takes large objects in parts.
+    /// Writes the first `bytes` bytes of `file` as an object. A multipart upload holds a few parts in memory at a
+    /// time.
     ///
     /// # Errors
-    /// The file cannot be read, or what the store says.
+    /// The file cannot be read, or a store error.
     pub fn put_file(&self, path: &str, file: File, bytes: u64) -> Result<()> {
-        let (store, name, place) = self.ask("put", path)?;
-        runtime::wait(transfer::upload_file(store, name, place, Arc::new(file), bytes))
+        let (store, name, request) = self.prepare("put", path)?;
+        runtime::wait(transfer::upload_file(store, name, request, Arc::new(file), bytes))
     }
 
-    /// Like [`Store::put`]; returns the SHA-256 of `bytes`, computed while they are on their way.
+    /// Like [`Store::put`]; also returns the SHA-256 of `bytes`, computed concurrently.
     ///
     /// # Errors
-    /// What the store says.
+    /// A store error.
     pub fn put_hashed(&self, path: &str, bytes: Bytes) -> Result<String> {
         self.put_in_background(path, bytes)?.wait()
     }
 
-    /// Starts what [`Store::put_hashed`] does and returns at once. Several may be under way.
+    /// Starts [`Store::put_hashed`] in the background. Several may run concurrently.
     ///
     /// # Errors
-    /// [`Error::Name`]; everything else comes out of the [`Upload`].
+    /// [`Error::Name`]; the [`Upload`] returns all others.
     pub fn put_in_background(&self, path: &str, bytes: Bytes) -> Result<Upload> {
         self.put_digested(path, bytes, |bytes| Ok(hash::sha256(bytes)))
     }
 
-    /// The same with a `digest` that may refuse the bytes.
+    /// Like [`Store::put_in_background`], with a `digest` that may reject the bytes.
     pub(crate) fn put_digested(
         &self,
         path: &str,
         bytes: Bytes,
         digest: impl FnOnce(&[u8]) -> Result<String> + Send + 'static,
     ) -> Result<Upload> {
-        let (store, name, place) = self.ask("put", path)?;
-        Ok(Upload::start(store, name, place, bytes, digest))
+        let (store, name, request) = self.prepare("put", path)?;
+        Ok(Upload::start(store, name, request, bytes, digest))
     }
 
-    /// Writes an object only if there is none of the name; returns whether it was written.
+    /// Creates an object unless it exists. Returns true if it was created.
     ///
-    /// If an answer was lost on the way and the object is then found with exactly these bytes, it counts as
-    /// written by this call; so bytes that tell writers apart (a random mark) make the result exact.
+    /// If a response was lost and the object exists with exactly these bytes, it counts as created by this call.
+    /// Include a random token in the bytes to distinguish concurrent writers.
     ///
     /// # Errors
-    /// What the store says; "it exists" is not an error.
+    /// A store error; an existing object is not an error.
     pub fn put_new(&self, path: &str, bytes: Bytes) -> Result<bool> {
-        let (store, name, place) = self.ask("create", path)?;
+        let (store, name, request) = self.prepare("create", path)?;
         runtime::wait(async move {
             store
-                .write(&place, async {
+                .write(&request, async {
                     let once = |attempt| create(store.backend.objects(), &name, bytes.clone(), attempt);
-                    retry::attempts(&place, store.retried(), once).await
+                    retry::attempts(&request, store.retried(), once).await
                 })
                 .await
         })
     }
 
-    /// Removes an object; that there is none is no error.
+    /// Deletes an object. A missing object is not an error.
     ///
     /// # Errors
-    /// What the store says.
+    /// A store error.
     pub fn delete(&self, path: &str) -> Result<()> {
-        let (store, name, place) = self.ask("delete", path)?;
+        let (store, name, request) = self.prepare("delete", path)?;
         let done = runtime::wait(async move {
             let once = |_| store.backend.objects().delete(&name);
-            retry::attempts(&place, store.retried(), once).await
+            retry::attempts(&request, store.retried(), once).await
         });
         done.or_else(|error| if error.is_not_found() { Ok(()) } else { Err(error) })
     }
 
-    /// Writes the object at `place`. Fails where the folder that must be there is not: a store makes the missing folders of what it
-    /// writes, so what was made in its old place, should it be moved in this moment, is removed again.
-    pub(crate) async fn write<T>(&self, place: &Place, writing: impl Future<Output = Result<T>>) -> Result<T> {
+    /// Runs `writing` for the object of `request`. Fails if the required directory is missing. A store creates missing
+    /// parent directories, so if the directory is moved during the write, the recreated path is removed.
+    pub(crate) async fn write<T>(&self, request: &StoreRequest, writing: impl Future<Output = Result<T>>) -> Result<T> {
         let Some(folder) = self.required.as_deref() else { return writing.await };
         let gone = || Error::FolderGone {
-            operation: place.operation,
-            url: place.url.clone(),
+            operation: request.operation,
+            url: request.url.clone(),
             folder: folder.path().display().to_string(),
         };
         if !folder.is_there() {
@@ -110,21 +110,22 @@ impl Store {
         if folder.is_there() {
             return written;
         }
-        folder.undo(std::path::Path::new(&place.url));
+        folder.undo(std::path::Path::new(&request.url));
         Err(gone())
     }
 }
 
-/// Creates an object, unless there is one; whether it has. One that is removed while it is looked at is no reason not to.
+/// Creates an object unless it exists. Returns true if it was created. Retries if the existing object is deleted
+/// before it can be read.
 async fn create(objects: &dyn ObjectStore, name: &Path, bytes: Bytes, attempt: u32) -> object_store::Result<bool> {
-    for _ in 0..CREATIONS {
+    for _ in 0..MAX_CREATE_ATTEMPTS {
         let options = PutOptions::from(PutMode::Create);
         match objects.put_opts(name, PutPayload::from_bytes(bytes.clone()), options).await {
             Ok(_) => return Ok(true),
             Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {}
             Err(error) => return Err(error),
         }
-        // A later attempt may find what an earlier one wrote before its answer was lost.
+        // A retry may find the object of an earlier attempt whose response was lost.
         match objects.get_opts(name, GetOptions::default()).await {
             Ok(answer) => {
                 return Ok(attempt > 1 && answer.meta.size == bytes.len() as u64 && answer.bytes().await? == bytes);
@@ -133,6 +134,6 @@ async fn create(objects: &dyn ObjectStore, name: &Path, bytes: Bytes, attempt: u
             Err(error) => return Err(error),
         }
     }
-    let source = format!("refused as existing, and then not there, {CREATIONS} times").into();
+    let source = format!("reported as existing and then as missing, {MAX_CREATE_ATTEMPTS} times").into();
     Err(object_store::Error::Generic { store: "create", source })
 }

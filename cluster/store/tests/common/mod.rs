@@ -1,14 +1,14 @@
-//! Small runs with checkpoints, to be damaged by the tests.
+//! Small runs with checkpoints for tests.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 #![allow(dead_code, reason = "each test program uses a part")]
 
 pub mod behaviour;
 
 use bytes::Bytes;
-use lambert_store::checkpoint::{FORMAT, Manifest, Sink, Writer};
+use lambert_store::checkpoint::{CheckpointWriter, FORMAT, Manifest, ObjectSink};
 use lambert_store::{Lease, Store};
 
-/// The two objects of the checkpoints written here; their bytes depend on step and attempt.
+/// The two objects of a test checkpoint; their bytes depend on step and attempt.
 pub const OBJECTS: [&str; 2] = ["model.safetensors", "optimizer-00000-of-00001.safetensors"];
 
 pub fn folder_store() -> (tempfile::TempDir, Store) {
@@ -17,11 +17,11 @@ pub fn folder_store() -> (tempfile::TempDir, Store) {
     (folder, store)
 }
 
-/// A sink that keeps what it takes.
+/// A sink that collects the bytes.
 #[derive(Default)]
 pub struct Kept(pub Vec<u8>);
 
-impl Sink for Kept {
+impl ObjectSink for Kept {
     fn restart(&mut self) {
         self.0.clear();
     }
@@ -39,7 +39,7 @@ pub fn content(object: &str, step: u64, attempt: u32) -> Bytes {
     [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &numbers].concat().into()
 }
 
-pub fn manifest(writer: &Writer, step: u64, attempt: u32) -> Manifest {
+pub fn manifest(writer: &CheckpointWriter, step: u64, attempt: u32) -> Manifest {
     let put = |object: &&str| writer.put_object(object, content(object, step, attempt)).unwrap();
     Manifest {
         format: FORMAT,
@@ -59,7 +59,7 @@ pub fn manifest(writer: &Writer, step: u64, attempt: u32) -> Manifest {
 
 /// Writes and commits the checkpoint of `step`; returns its name.
 pub fn save(run: &Store, lease: &Lease, step: u64) -> String {
-    let writer = Writer::new(run, step, lease.attempt());
+    let writer = CheckpointWriter::new(run, step, lease.attempt());
     writer.commit(&manifest(&writer, step, lease.attempt()), lease).unwrap();
     writer.name().to_string()
 }

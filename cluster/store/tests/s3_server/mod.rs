@@ -1,4 +1,4 @@
-//! A real S3 protocol server on this machine, over a folder, and in front of it a TCP proxy that fails on command.
+//! A local S3 server over a directory, behind a fault-injecting TCP proxy.
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 #![allow(dead_code, reason = "each test program uses a part")]
 
@@ -13,7 +13,7 @@ use std::time::Duration;
 use hyper::body::Incoming;
 use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
-use lambert_store::{Patience, Settings, Store};
+use lambert_store::{RetryPolicy, Store, StoreSettings};
 use s3s::auth::SimpleAuth;
 use s3s::service::{S3Service, S3ServiceBuilder};
 
@@ -21,38 +21,38 @@ pub const BUCKET: &str = "runs";
 pub const ACCESS_KEY: &str = "AKIATESTTESTTEST";
 pub const SECRET_KEY: &str = "verysecretkeyverysecretkey";
 
-/// What goes wrong with a request.
+/// Fault injected into a request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Fault {
-    /// The request is not carried out; the answer is this status with this S3 error code.
+    /// The request is not executed; the response is this status with this S3 error code.
     Refuse(u16, &'static str),
-    /// The connection is reset in the middle of the request's body, which the server never sees the end of.
+    /// The connection is reset in the middle of the request body; the server never sees its end.
     Reset,
-    /// The request is carried out, and the connection reset without an answer.
+    /// The request is executed, and the connection reset without a response.
     LoseAnswer,
-    /// The body of the answer stops in the middle and the connection is reset.
+    /// The response body stops in the middle and the connection is reset.
     CutBody,
-    /// The body is shorter than it should be, and its header agrees with it.
+    /// The response body is truncated, with a matching header.
     ShortBody,
-    /// The body has the right length and other bytes.
+    /// The response body is corrupted at the same length.
     WrongBody,
-    /// Nothing is answered for this long; then the connection is closed.
+    /// No response for this time; then the connection is closed.
     Stall(Duration),
 }
 
-/// Which requests a fault hits, and how many of them.
+/// Selects the requests that a fault hits, and their number.
 #[derive(Debug, Clone)]
 pub struct Rule {
     pub method: Method,
-    /// A part of the path and query.
+    /// Substring of path and query.
     pub contains: &'static str,
-    /// So many matching requests pass first.
+    /// Number of matching requests that pass first.
     pub after: usize,
     pub times: usize,
     pub fault: Fault,
 }
 
-/// Every request fails with this chance, by a fault of the list; the numbers come from the seed.
+/// Injects random faults of a list with this probability, from a seed.
 #[derive(Debug, Clone)]
 pub struct Weather {
     pub per_mille: u64,
@@ -60,18 +60,19 @@ pub struct Weather {
     pub seed: u64,
 }
 
-/// Something that a test does between two requests.
+/// Action of a test between two requests.
 type Hook = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 pub struct Layer {
     rules: Mutex<Vec<Rule>>,
-    /// Part of the method and target, how many matching requests pass first, and what runs before the next one.
+    /// Substring of method and target, number of matching requests that pass first, and the action before the next
+    /// one.
     hook: Mutex<Option<(&'static str, usize, Hook)>>,
     weather: Mutex<Option<Weather>>,
     seen: Mutex<Vec<String>>,
     hit: Mutex<usize>,
-    /// Whether PUT's If-None-Match is ignored, as by a store that does not know it.
+    /// True to ignore PUT's If-None-Match, like a store without support.
     unconditional: AtomicBool,
 }
 
@@ -87,7 +88,7 @@ impl Server {
         Self::start_at(folder, "127.0.0.1", port)
     }
 
-    /// The same for who reaches this machine under another of its addresses.
+    /// Like [`Server::start`], on another local address.
     pub fn start_at(folder: &Path, address: &str, port: u16) -> Self {
         std::fs::create_dir_all(folder.join(BUCKET)).unwrap();
         let mut builder = S3ServiceBuilder::new(s3s_fs::FileSystem::new(folder).unwrap());
@@ -106,12 +107,12 @@ impl Server {
         format!("http://{}", self.address)
     }
 
-    /// The store at `prefix` of the bucket, with little patience.
+    /// Opens the store at `prefix` of the bucket with short timeouts.
     pub fn store(&self, prefix: &str) -> Store {
         self.store_with(prefix, SECRET_KEY, brisk())
     }
 
-    pub fn store_with(&self, prefix: &str, secret: &str, patience: Patience) -> Store {
+    pub fn store_with(&self, prefix: &str, secret: &str, retry_policy: RetryPolicy) -> Store {
         let options = [
             ("aws_endpoint", self.endpoint()),
             ("aws_region", "us-east-1".to_string()),
@@ -119,10 +120,10 @@ impl Server {
             ("aws_secret_access_key", secret.to_string()),
         ];
         let options = options.map(|(key, value)| (key.to_string(), value)).to_vec();
-        Store::open_with(&format!("s3://{BUCKET}/{prefix}"), Settings { patience, options }).unwrap()
+        Store::open_with(&format!("s3://{BUCKET}/{prefix}"), StoreSettings { retry_policy, options }).unwrap()
     }
 
-    /// The variables by which a program finds this server and may use it.
+    /// Environment variables for programs that use this server.
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         vec![
             ("AWS_ENDPOINT_URL", self.endpoint()),
@@ -132,12 +133,12 @@ impl Server {
         ]
     }
 
-    /// How many requests were hit by a fault since the last [`Server::clear`].
+    /// Number of requests hit by a fault since the last [`Server::clear`].
     pub fn hits(&self) -> usize {
         *self.layer.hit.lock().unwrap()
     }
 
-    /// From now on objects that are to be created only are replaced.
+    /// Makes create-only writes replace objects from now on.
     pub fn ignore_conditions(&self) {
         self.layer.unconditional.store(true, Ordering::SeqCst);
     }
@@ -151,7 +152,7 @@ impl Server {
         *self.layer.hook.lock().unwrap() = Some((contains, after, Box::new(hook)));
     }
 
-    /// Whether a hook waits for its request.
+    /// True if a hook has not run yet.
     pub fn has_hook(&self) -> bool {
         self.layer.hook.lock().unwrap().is_some()
     }
@@ -160,7 +161,7 @@ impl Server {
         *self.layer.weather.lock().unwrap() = weather;
     }
 
-    /// Forgets all faults; returns how many requests were hit since the last time.
+    /// Removes all faults; returns the number of requests hit since the last call.
     pub fn clear(&self) -> usize {
         self.layer.rules.lock().unwrap().clear();
         self.weather(None);
@@ -173,25 +174,25 @@ impl Server {
     }
 }
 
-/// Pauses of milliseconds, so that tests of retrying take no time.
-pub fn brisk() -> Patience {
-    Patience {
-        total: Duration::from_secs(5),
-        request: Duration::from_secs(2),
-        first_pause: Duration::from_millis(2),
-        longest_pause: Duration::from_millis(20),
+/// Backoff of milliseconds for fast tests.
+pub fn brisk() -> RetryPolicy {
+    RetryPolicy {
+        total_timeout: Duration::from_secs(5),
+        request_timeout: Duration::from_secs(2),
+        initial_backoff: Duration::from_millis(2),
+        max_backoff: Duration::from_millis(20),
     }
 }
 
 async fn accept(listener: tokio::net::TcpListener, service: S3Service, layer: Arc<Layer>, folder: PathBuf) {
-    // s3s-fs looks and then writes; S3 does both at once.
+    // s3s-fs checks and then writes; S3 does both atomically.
     let creating = Arc::new(tokio::sync::Mutex::new(()));
     while let Ok((socket, _)) = listener.accept().await {
         let (service, creating) = (service.clone(), creating.clone());
         let (layer, folder) = (layer.clone(), folder.clone());
         let answer = move |request: Request<Incoming>| {
             if layer.unconditional.load(Ordering::SeqCst) && request.headers().contains_key("if-none-match") {
-                // The header is part of the signature, so the object goes in its place.
+                // The header is signed, so the object is deleted instead.
                 let _ = std::fs::remove_file(folder.join(request.uri().path().trim_start_matches('/')));
             }
             answer(request, service.clone(), creating.clone())
@@ -213,7 +214,7 @@ async fn answer(
 }
 
 impl Layer {
-    /// The hook whose turn it is.
+    /// Takes the hook of this request, if any.
     fn hook(&self, method: &str, target: &str) -> Option<Hook> {
         let mut hook = self.hook.lock().unwrap();
         let (contains, after, _) = hook.as_mut()?;

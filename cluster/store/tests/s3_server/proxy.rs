@@ -1,4 +1,4 @@
-//! A TCP proxy that forwards HTTP requests, one a connection, and fails on command.
+//! TCP proxy that forwards one HTTP request per connection and injects faults.
 
 use std::io::{Error, ErrorKind, Result};
 use std::net::SocketAddr;
@@ -9,25 +9,25 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::{Fault, Layer};
 
-/// Takes connections on `listener` and forwards them to the server at `server`.
+/// Accepts connections on `listener` and forwards them to `server`.
 pub async fn serve(listener: TcpListener, server: SocketAddr, layer: Arc<Layer>) {
     while let Ok((client, _)) = listener.accept().await {
         let layer = layer.clone();
         tokio::spawn(async move {
-            // A client that goes away ends its connection, nothing else.
+            // A client that disconnects ends only its connection.
             let _ = forward(client, server, &layer).await;
         });
     }
 }
 
-/// The head of a request or an answer, and what came with it of the body.
+/// Head of a request or response, and the part of the body read with it.
 struct Message {
     lines: Vec<String>,
     body: Vec<u8>,
 }
 
 impl Message {
-    /// Reads up to the end of the head, and a little more.
+    /// Reads at least to the end of the head.
     async fn read(from: &mut TcpStream) -> Result<Self> {
         let mut bytes = Vec::new();
         loop {
@@ -61,7 +61,7 @@ impl Message {
         (self.lines.join("\r\n") + "\r\n\r\n").into_bytes()
     }
 
-    /// Reads the rest of a body whose length the head gives.
+    /// Reads the rest of a body by its Content-Length.
     async fn fill(&mut self, from: &mut TcpStream) -> Result<()> {
         while self.body.len() < self.length() {
             if from.read_buf(&mut self.body).await? == 0 {
@@ -106,11 +106,11 @@ async fn forward(mut client: TcpStream, server: SocketAddr, layer: &Layer) -> Re
     tokio::io::copy(&mut (&mut client).take(missing as u64), &mut server).await?;
     match fault {
         None => tokio::io::copy(&mut server, &mut client).await.map(drop),
-        Some(fault) => spoil(client, server, method == "HEAD", fault).await,
+        Some(fault) => corrupt_response(client, server, method == "HEAD", fault).await,
     }
 }
 
-/// The server sees half of the request, and then the end of the connection; the client sees a reset.
+/// Sends half of the request to the server, then closes; the client sees a reset.
 async fn reset_inside(mut client: TcpStream, mut request: Message, mut server: TcpStream) -> Result<()> {
     let half = request.length() / 2;
     while request.body.len() < half {
@@ -124,20 +124,20 @@ async fn reset_inside(mut client: TcpStream, mut request: Message, mut server: T
     server.set_zero_linger()
 }
 
-/// Takes the server's whole answer and hands the client less, or other bytes, or nothing.
-async fn spoil(mut client: TcpStream, mut server: TcpStream, bodiless: bool, fault: Fault) -> Result<()> {
+/// Reads the server's whole response and returns less, other bytes or nothing.
+async fn corrupt_response(mut client: TcpStream, mut server: TcpStream, bodiless: bool, fault: Fault) -> Result<()> {
     let mut answer = Message::read(&mut server).await?;
     server.read_to_end(&mut answer.body).await?;
     let half = answer.body.len() / 2;
     match fault {
         Fault::LoseAnswer => return client.set_zero_linger(),
         Fault::CutBody => {
-            // An answer without a body is cut in its head: without a body to miss it would be complete.
+            // A response without a body is truncated in its head; otherwise it would be complete.
             let mut head = answer.head();
             head.truncate(if half == 0 { head.len() / 2 } else { head.len() });
             client.write_all(&head).await?;
             client.write_all(&answer.body[..half]).await?;
-            // Time for the half to be read: a reset takes back what was not.
+            // Wait until the half is read: a reset discards unread data.
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
             return client.set_zero_linger();
         }

@@ -1,4 +1,4 @@
-//! The counters and facts of a checkpoint: what its manifest has under `state`.
+//! Engine state in a checkpoint's manifest (`state`): counters, history and vocabulary.
 
 use std::collections::BTreeMap;
 
@@ -13,61 +13,61 @@ use crate::recovery::skipped_samples::SkippedSamples;
 use crate::state::plateau::PlateauTracker;
 use crate::state::{ParamSpec, Skipped, StageProgress, TrainState};
 
-/// The counters and facts of a manifest's `state`.
+/// Contents of a manifest's `state`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Facts {
-    /// Updates that the moments of each group of parameters have seen.
+pub struct EngineState {
+    /// Optimizer updates of the moments, by parameter group.
     updates: Updates,
-    /// Of the encoder layers whose moments were zero after so many updates; in format 2 and older.
+    /// Formats up to 2: updates before each later encoder layer was added.
     #[serde(default, skip_serializing)]
     born: BTreeMap<usize, u64>,
-    /// Steps whose loss or gradient was not finite.
+    /// Steps skipped because loss or gradient was not finite.
     skipped_updates: u64,
-    /// Samples that were passed over or taught nothing.
+    /// Samples that were skipped or had no effect.
     #[serde(default)]
     skipped_samples: u64,
-    /// What of each dataset is not drawn, by the sha256 of its manifest.
-    #[serde(default)]
-    detours: BTreeMap<String, SkippedSamples>,
-    /// What the steps of the stage have shown.
+    /// Skipped samples of each dataset, keyed by the SHA-256 of its manifest.
+    #[serde(default, rename = "detours")]
+    skipped_by_dataset: BTreeMap<String, SkippedSamples>,
+    /// Statistics of the stage's steps for the divergence guard.
     #[serde(default)]
     history: LossHistory,
-    /// What the evaluations of the stage have shown.
+    /// Plateau detection over the stage's evaluations.
     #[serde(default, skip_serializing_if = "PlateauTracker::is_new")]
     watched: PlateauTracker,
-    /// Stages that have ended at a plateau, and their steps.
+    /// Stages that ended early at a plateau, and their steps.
     #[serde(default, skip_serializing_if = "EarlyStops::is_empty")]
     ended: EarlyStops,
-    /// Whether the evaluation after the step is still to be made.
+    /// True if the evaluation of this step is pending.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     unevaluated: bool,
-    /// Layers before the stage's growth, if its model has grown.
+    /// Encoder layers before the stage's growth, if the model has grown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     grown_from: Option<usize>,
-    /// The vocabulary.
+    /// Vocabulary size and case.
     #[serde(flatten)]
     pub vocabulary: VocabularyFacts,
 }
 
-/// Counts of updates.
+/// Update counts.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(untagged)]
 enum Updates {
-    /// Of all parameters alike, but for layers that were born later: format 2 and older.
+    /// Formats up to 2: one count for all parameters except layers added later.
     Alike(u64),
-    /// By group.
+    /// By parameter group.
     Groups(BTreeMap<String, u64>),
 }
 
-impl Facts {
-    /// Those of `state`, whose datasets have a vocabulary of so many pieces, lowercased or not.
-    pub fn of(state: &TrainState, (size, lowercase): (usize, bool)) -> Self {
+impl EngineState {
+    /// Captures `state`; the tuple is the vocabulary's size and whether text is lowercased.
+    pub fn capture(state: &TrainState, (size, lowercase): (usize, bool)) -> Self {
         Self {
             updates: Updates::Groups(state.updates.clone()),
             born: BTreeMap::new(),
             skipped_updates: state.skipped.updates,
             skipped_samples: state.skipped.samples,
-            detours: state.skipped.by_dataset.clone(),
+            skipped_by_dataset: state.skipped.by_dataset.clone(),
             history: state.stages.history.clone(),
             watched: state.stages.plateau.clone(),
             ended: state.stages.ended.clone(),
@@ -77,16 +77,16 @@ impl Facts {
         }
     }
 
-    /// Those of a checkpoint.
+    /// Parses the state in a checkpoint's manifest.
     pub fn read(manifest: &Manifest) -> Result<Self, Error> {
         let fault = |error: serde_json::Error| Error::Checkpoint {
             name: manifest.name(),
-            message: format!("its state: {error}"),
+            message: format!("invalid state: {error}"),
         };
         serde_json::from_value(manifest.state.clone()).map_err(fault)
     }
 
-    /// The counts of updates, for a model of these parameters.
+    /// Returns the update count of each parameter group of a model.
     pub fn updates(&self, specs: &[ParamSpec]) -> BTreeMap<String, u64> {
         let count = |spec: &ParamSpec| {
             let born = spec.id.layer.and_then(|layer| self.born.get(&layer)).copied().unwrap_or(0);
@@ -98,11 +98,14 @@ impl Facts {
         specs.iter().map(|spec| (spec.group(), count(spec))).filter(|(_, count)| *count > 0).collect()
     }
 
-    /// Gives them, with the step, stage and cursors of `manifest`, to a state of its model.
+    /// Restores this state, and the step, stage and cursors of `manifest`, in a state of the same model.
     pub fn apply(self, manifest: &Manifest, state: &mut TrainState) {
         state.updates = self.updates(state.parameters.specs());
-        state.skipped =
-            Skipped { updates: self.skipped_updates, samples: self.skipped_samples, by_dataset: self.detours };
+        state.skipped = Skipped {
+            updates: self.skipped_updates,
+            samples: self.skipped_samples,
+            by_dataset: self.skipped_by_dataset,
+        };
         state.stages = StageProgress {
             entered: Some(manifest.stage),
             grown_from: self.grown_from,
@@ -123,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_of_the_formats_before_are_those_of_the_groups() {
+    fn update_counts_of_older_formats_are_converted_to_groups() {
         let spec = |name: &str, part, layer| {
             let id = TensorId { layer, ..TensorId::new(part, ParamKind::Bias) };
             ParamSpec {
@@ -145,13 +148,14 @@ mod tests {
         let others = others.map(|(name, part)| spec(name, part, None));
         let specs = [&layers[..], &others].concat();
         let rest = r#""skipped_updates": 0, "vocabulary": 9, "lowercase": true"#;
-        let facts: Facts =
+        let engine_state: EngineState =
             serde_json::from_str(&format!(r#"{{"updates": 70, "born": {{"1": 30, "12": 70}}, {rest}}}"#)).unwrap();
         let counts = [("bert.pooler", 70), ("cls.predictions", 70), ("layer.0", 70), ("layer.1", 40)];
         let counts: BTreeMap<String, u64> = counts.map(|(group, count)| (group.to_owned(), count)).into();
-        assert_eq!(facts.updates(&specs), counts);
-        let text = serde_json::to_string(&Facts { updates: Updates::Groups(counts.clone()), ..facts }).unwrap();
+        assert_eq!(engine_state.updates(&specs), counts);
+        let text =
+            serde_json::to_string(&EngineState { updates: Updates::Groups(counts.clone()), ..engine_state }).unwrap();
         assert!(!text.contains("born") && text.ends_with(r#""vocabulary":9,"lowercase":true}"#), "{text}");
-        assert_eq!(serde_json::from_str::<Facts>(&text).unwrap().updates(&specs), counts);
+        assert_eq!(serde_json::from_str::<EngineState>(&text).unwrap().updates(&specs), counts);
     }
 }

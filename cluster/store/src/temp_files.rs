@@ -1,7 +1,7 @@
-//! Half-written files that a killed process leaves in a local store.
+//! Removal of temporary files that killed processes leave in a local store.
 //!
-//! A local object is written as `NAME#1` (`#2`, ... if that is taken), flushed, and given its name by a rename
-//! or a hard link. Listings do not show such files, so nothing but this removes them.
+//! A local object is written as `NAME#1` (`#2`, ... if that is taken), fsynced, and renamed or hard-linked to its
+//! name. Listings hide such files, so only this module removes them.
 
 use std::fs;
 use std::io;
@@ -11,24 +11,24 @@ use std::time::{Duration, SystemTime};
 use crate::error::{Cause, Error, Result};
 use crate::store::Store;
 
-/// Which folders are searched.
+/// Directories to search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Depth {
-    /// Only the one that is named.
-    Folder,
-    /// All below it, too.
+pub(crate) enum SearchDepth {
+    /// Only the named directory.
+    Directory,
+    /// The named directory and everything below.
     Tree,
 }
 
-/// Removes half-written files below `prefix` that have not been touched for `age`; returns how many. Folders
-/// left empty by this go too. Does nothing in stores that are not local.
-pub(crate) fn remove(store: &Store, prefix: &str, depth: Depth, age: Duration) -> Result<usize> {
+/// Removes temporary files below `prefix` that were not modified for `age`, and directories left empty by this.
+/// Returns the number of files removed. Does nothing for remote stores.
+pub(crate) fn remove(store: &Store, prefix: &str, depth: SearchDepth, age: Duration) -> Result<usize> {
     if !store.is_local() {
         return Ok(0);
     }
     let folder = Path::new(store.url()).join(prefix);
     sweep(&folder, depth, age).map_err(|source| Error::Failed {
-        operation: "remove half-written files below",
+        operation: "remove temporary files below",
         url: store.url_of(prefix),
         attempts: 1,
         seconds: 0.0,
@@ -36,7 +36,7 @@ pub(crate) fn remove(store: &Store, prefix: &str, depth: Depth, age: Duration) -
     })
 }
 
-fn sweep(folder: &Path, depth: Depth, age: Duration) -> io::Result<usize> {
+fn sweep(folder: &Path, depth: SearchDepth, age: Duration) -> io::Result<usize> {
     let entries = match fs::read_dir(folder) {
         Err(missing) if missing.kind() == io::ErrorKind::NotFound => return Ok(0),
         entries => entries?,
@@ -45,26 +45,27 @@ fn sweep(folder: &Path, depth: Depth, age: Duration) -> io::Result<usize> {
     for entry in entries {
         let entry = entry?;
         let kind = entry.file_type()?;
-        if kind.is_dir() && depth == Depth::Tree {
+        if kind.is_dir() && depth == SearchDepth::Tree {
             removed += sweep(&entry.path(), depth, age)?;
-        } else if kind.is_file() && is_half_written(&entry) {
-            removed += usize::from(gone_is_fine(remove_older(&entry, age))?);
+        } else if kind.is_file() && is_temp_file(&entry) {
+            removed += usize::from(ignore_not_found(remove_older(&entry, age))?);
         }
     }
     if removed > 0 || age.is_zero() {
-        // Only an empty folder can be removed; any other is still in use.
+        // remove_dir fails for a directory that is not empty, which is in use.
         let _ = fs::remove_dir(folder);
     }
     Ok(removed)
 }
 
-fn is_half_written(entry: &fs::DirEntry) -> bool {
+fn is_temp_file(entry: &fs::DirEntry) -> bool {
     let name = entry.file_name();
     let number = name.to_str().and_then(|name| name.rsplit_once('#')).map(|(_, number)| number);
     number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Removes a file that is old enough; whether it was. One from the future (a clock that jumped back) counts as young.
+/// Removes a file of at least this age. Returns true if it was removed. A modification time in the future (after a
+/// clock step) counts as recent.
 fn remove_older(entry: &fs::DirEntry, age: Duration) -> io::Result<bool> {
     let touched = entry.metadata()?.modified()?;
     let is_older = age.is_zero() || SystemTime::now().duration_since(touched).is_ok_and(|idle| idle >= age);
@@ -74,7 +75,7 @@ fn remove_older(entry: &fs::DirEntry, age: Duration) -> io::Result<bool> {
     Ok(is_older)
 }
 
-/// Its writer may give a file its name meanwhile, or another process remove it.
-fn gone_is_fine(removed: io::Result<bool>) -> io::Result<bool> {
+/// A file may vanish concurrently: its writer renames it, or another process removes it.
+fn ignore_not_found(removed: io::Result<bool>) -> io::Result<bool> {
     removed.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(false) } else { Err(error) })
 }

@@ -1,0 +1,183 @@
+// GPU functions of libtorch: random generator, streams, memory statistics. Uses c10's device-generic interface, which
+// needs no CUDA headers.
+
+#include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <cstdlib>
+#include <mutex>
+#include <vector>
+
+#include "caught.h"
+
+namespace {
+
+c10::Device gpu(int index) { return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index)}; }
+
+// A GPU stream for copies beside the compute stream.
+class CopyStream {
+ public:
+  explicit CopyStream(c10::Device device)
+      : device(device), guard(device.type()), stream(guard.getStreamFromGlobalPool(device)), last(device.type()) {}
+
+  // Uploads a host tensor asynchronously through pinned memory, which libtorch keeps until the copy ends. The compute
+  // stream may use it after `join`.
+  at::Tensor upload(const at::Tensor &host) {
+    const c10::StreamGuard here(stream);
+    at::Tensor made = host.pin_memory().to(device, host.scalar_type(), /*non_blocking=*/true);
+    last.record(stream);
+    sent.push_back(made);
+    return made;
+  }
+
+  // Copies `from` to pinned memory after the work enqueued so far on the compute stream.
+  void download(at::Tensor &to, const at::Tensor &from) {
+    c10::Event computed(device.type());
+    computed.record(guard.getStream(device));
+    computed.block(stream);
+    const c10::StreamGuard here(stream);
+    to.copy_(from, /*non_blocking=*/true);
+    last.record(stream);
+  }
+
+  // Makes the compute stream wait for all copies so far.
+  void join() {
+    const c10::Stream computing = guard.getStream(device);
+    last.block(computing);
+    for (const at::Tensor &tensor : sent) {
+      // If freed, its memory is reused only after the compute stream has passed this point.
+      guard.recordDataPtrOnStream(tensor.storage().data_ptr(), computing);
+    }
+    sent.clear();
+  }
+
+  bool is_done() const { return last.query(); }
+
+  // Waits for all copies so far.
+  void wait() const { last.synchronize(); }
+
+ private:
+  c10::Device device;
+  c10::impl::VirtualGuardImpl guard;
+  c10::Stream stream;
+  // Recorded after the last copy.
+  c10::Event last;
+  // Uploads that the compute stream does not wait for yet.
+  std::vector<at::Tensor> sent;
+};
+
+// Returns the result of `work`, or -1 and passes the message to `failed`.
+template <typename Work>
+int attempt(Work work, Failed failed) {
+  return caught([&]() -> int { return work(); }, -1, failed);
+}
+
+}  // namespace
+
+// Enables deterministic algorithms on GPUs. cuBLAS then needs a workspace of fixed size from CUBLAS_WORKSPACE_CONFIG,
+// read at its initialization; configs/src/gpu_environment.rs sets it. Returns 0, or -1 and passes the message to
+// `failed`, like all functions below that return an int.
+extern "C" int lambert_use_deterministic_algorithms(Failed failed) {
+  return attempt(
+      [] {
+        at::Context &context = at::globalContext();
+        context.setDeterministicAlgorithms(true, /*warn_only=*/false);
+        context.setDeterministicCuDNN(true);
+        // The engine never reads uninitialized memory.
+        context.setDeterministicFillUninitializedMemory(false);
+        return 0;
+      },
+      failed);
+}
+
+// Allows or forbids TF32 in f32 matrix products.
+extern "C" int lambert_allow_tf32(bool allowed, Failed failed) {
+  return attempt(
+      [&] {
+        at::globalContext().setFloat32MatmulPrecision(allowed ? "high" : "highest");
+        return 0;
+      },
+      failed);
+}
+
+// Disables cuDNN in fused attention: it builds a plan for every new shape, which takes a large part of a second, and
+// nearly every micro-batch has a new shape. The other kernels need no plan.
+extern "C" int lambert_disable_cudnn_attention(Failed failed) {
+  return attempt(
+      [] {
+        at::globalContext().setSDPUseCuDNN(false);
+        return 0;
+      },
+      failed);
+}
+
+// Seeds the default generator of GPU `index`.
+extern "C" int lambert_seed_gpu(int index, uint64_t seed, Failed failed) {
+  return attempt(
+      [&] {
+        at::Generator generator = at::globalContext().defaultGenerator(gpu(index));
+        const std::lock_guard<std::mutex> lock(generator.mutex());
+        generator.set_current_seed(seed);
+        return 0;
+      },
+      failed);
+}
+
+// Returns the CUDA stream of GPU `index` that this thread's operations run on in `stream` (null: the default stream).
+extern "C" int lambert_current_stream(int index, void **stream, Failed failed) {
+  return attempt(
+      [&] {
+        const auto *guard = c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA);
+        *stream = guard->getStreamNativeHandle(guard->getStream(gpu(index)));
+        return 0;
+      },
+      failed);
+}
+
+// Returns the peak memory of tensors on GPU `index`, bytes, in `bytes`.
+extern "C" int lambert_peak_memory(int index, int64_t *bytes, Failed failed) {
+  return attempt(
+      [&] {
+        const auto stats = c10::getDeviceAllocator(c10::DeviceType::CUDA)->getDeviceStats(gpu(index).index());
+        *bytes = stats.allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)].peak;
+        return 0;
+      },
+      failed);
+}
+
+// Creates a copy stream on GPU `index`; null on failure.
+extern "C" CopyStream *lambert_copy_stream(int index, Failed failed) {
+  return caught([&] { return new CopyStream(gpu(index)); }, static_cast<CopyStream *>(nullptr), failed);
+}
+
+// Deletes a copy stream, whose copies must be complete.
+extern "C" void lambert_copy_stream_delete(CopyStream *copies) { delete copies; }
+
+// CopyStream::upload; the caller owns the result. Null on failure.
+extern "C" at::Tensor *lambert_copy_stream_upload(CopyStream *copies, const at::Tensor *host, Failed failed) {
+  return caught([&] { return new at::Tensor(copies->upload(*host)); }, static_cast<at::Tensor *>(nullptr), failed);
+}
+
+// CopyStream::download.
+extern "C" int lambert_copy_stream_download(CopyStream *copies, at::Tensor *to, const at::Tensor *from, Failed failed) {
+  return attempt([&] { return copies->download(*to, *from), 0; }, failed);
+}
+
+// CopyStream::join.
+extern "C" int lambert_copy_stream_join(CopyStream *copies, Failed failed) {
+  return attempt([&] { return copies->join(), 0; }, failed);
+}
+
+// CopyStream::is_done: 1 or 0.
+extern "C" int lambert_copy_stream_is_done(const CopyStream *copies, Failed failed) {
+  return attempt([&] { return copies->is_done() ? 1 : 0; }, failed);
+}
+
+// CopyStream::wait.
+extern "C" int lambert_copy_stream_wait(const CopyStream *copies, Failed failed) {
+  return attempt([&] { return copies->wait(), 0; }, failed);
+}
