@@ -154,7 +154,7 @@ impl Error {
         Self::Config(ConfigError::Invalid { origin: origin.to_owned(), issues: faults })
     }
 
-    /// What CUDA says of a card that is lost to this process, whether a tensor operation, a sum over ranks or the driver met it.
+    /// CUDA's message if a GPU failed, from a tensor operation, an all-reduce or the driver.
     pub fn gpu_failure(&self) -> Option<&str> {
         use lambert_collective::Error as Sum;
         match self {

@@ -119,8 +119,8 @@ mod tests {
     fn a_run_that_keeps_one_checkpoint_has_no_earlier_one() {
         let only = [place(1, 48)];
         assert_eq!(next(2, 50, only[0], &[(1, 49)], &only), NextStart::NoEarlier);
-        let undone = [place(2, 60), place(1, 48)];
-        assert_eq!(next(2, 50, place(1, 48), &[(1, 49)], &undone), NextStart::NoEarlier);
+        let rolled_back = [place(2, 60), place(1, 48)];
+        assert_eq!(next(2, 50, place(1, 48), &[(1, 49)], &rolled_back), NextStart::NoEarlier);
     }
 
     /// Rollbacks before the checkpoint was written did not return to it.

@@ -10,11 +10,11 @@ pub struct Launcher {
     pub name: &'static str,
     /// Its name in messages.
     pub description: &'static str,
-    /// The environment variables by which a process knows that it is a rank, and which.
+    /// Environment variables that identify a rank.
     pub variables: Variables,
     /// Names of its processes that may send SIGTERM to a rank, beside the rank's parent.
     pub processes: &'static [&'static str],
-    /// Whether it passes on the batch system's SIGTERM to ranks, so that one from it need not be meant to end them.
+    /// True if it forwards the batch system's SIGTERM to ranks, so that its SIGTERM may not be a request to end them.
     pub passes_on_sigterm: bool,
 }
 

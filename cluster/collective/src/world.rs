@@ -19,7 +19,7 @@ pub struct World {
     pub local_size: usize,
 }
 
-/// Whether this process was started as a rank of an MPI job, and as which; `None` if it stands alone.
+/// Detects from the environment if a launcher started this process as a rank; `None` outside of a job.
 pub fn detect() -> Option<World> {
     detect_in(|name| std::env::var(name).ok())
 }
@@ -28,7 +28,7 @@ fn detect_in(variable: impl Fn(&str) -> Option<String>) -> Option<World> {
     LAUNCHERS.iter().find_map(|launcher| world_of(launcher, &variable))
 }
 
-/// The world of a process that `launcher` has started, if it has.
+/// World of a process that `launcher` started; `None` if another launcher did.
 fn world_of(launcher: &'static Launcher, variable: impl Fn(&str) -> Option<String>) -> Option<World> {
     let number = |name: &str| variable(name)?.parse::<usize>().ok();
     let first = |names: &[&str]| names.iter().find_map(|name| number(name));
@@ -45,14 +45,14 @@ fn world_of(launcher: &'static Launcher, variable: impl Fn(&str) -> Option<Strin
     Some(World { launcher, rank, size, local_rank, local_size: local_size.unwrap_or(size) })
 }
 
-/// Several processes that a launcher has started without making ranks of them.
+/// Several processes of a launcher that does not set the variables of ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnsupportedLauncher {
     /// The launcher's name.
     pub name: &'static str,
     /// The variable that holds the number of processes.
     pub variable: &'static str,
-    /// How many it has started.
+    /// Number of processes that it started.
     pub size: usize,
 }
 

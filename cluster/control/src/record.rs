@@ -154,16 +154,16 @@ impl Throughput {
     }
 }
 
-/// How a time is spread over the ranks, seconds.
+/// Distribution of a time over the ranks, seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankTimes {
-    /// Of the fastest rank.
+    /// Time of the fastest rank.
     pub min: f64,
-    /// Of the one in the middle; the slower one of two.
+    /// Upper median.
     pub median: f64,
-    /// Of the slowest.
+    /// Time of the slowest rank.
     pub max: f64,
-    /// Which one that is; the first of several.
+    /// Number of the slowest rank; the lowest of several.
     pub slowest: usize,
 }
 

@@ -73,7 +73,7 @@ impl<T: DeserializeOwned> StepRecords<T> {
         for (index, line) in object.split(|byte| *byte == b'\n').enumerate().filter(|(_, line)| !line.is_empty()) {
             match parse(line) {
                 Ok(Some((step, record))) => {
-                    self.all.push(RecordedStep { position: AttemptStep { attempt, step }, record })
+                    self.all.push(RecordedStep { position: AttemptStep { attempt, step }, record });
                 }
                 Ok(None) => {}
                 Err(error) => {

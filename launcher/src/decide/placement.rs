@@ -20,7 +20,7 @@ pub struct Attempt {
 pub enum Placement {
     /// The coordinator's host.
     Here,
-    /// These hosts, filled in order.
+    /// Listed hosts, filled in order.
     Hosts(Vec<Host>),
     /// Nodes of the Slurm job, chosen by the launcher; optionally with some nodes excluded.
     Allocation(Option<ExcludedNodes>),
@@ -49,7 +49,7 @@ pub enum HostPool {
     /// The coordinator's host only.
     #[default]
     Here,
-    /// These hosts.
+    /// Listed hosts.
     Hosts(Vec<Host>),
     /// Nodes of the Slurm job with their task counts; empty if unknown.
     Allocation(Vec<Host>),

@@ -100,14 +100,16 @@ fn remembered(store: &Store) -> RestartHistory {
         Ok(bytes) => bytes,
         Err(error) if error.is_not_found() => return RestartHistory::default(),
         Err(error) => {
-            tracing::warn!("what earlier coordinators left cannot be read; restarts are counted anew: {error}");
+            tracing::warn!(
+                "cannot read the restart history of earlier coordinators; counting restarts from 0: {error}"
+            );
             return RestartHistory::default();
         }
     };
     serde_json::from_slice(&bytes).unwrap_or_else(|error| {
         let url = store.url();
         tracing::warn!(
-            "{url}/{} is not a coordinator's memory; restarts are counted anew: {error}",
+            "{url}/{} is not a restart history; counting restarts from 0: {error}",
             lambert_store::run::COORDINATOR
         );
         RestartHistory::default()

@@ -120,12 +120,12 @@ fn gpu_lines(config: &RunConfig, data: &[StageData]) -> Vec<String> {
         match stage.micro_batch_tokens {
             TokenBudget::Tokens(tokens) => {
                 format!(
-                    "stage {index} needs about {:.1} GiB of a rank's card, for micro-batches of {tokens} tokens",
+                    "stage {index} needs about {:.1} GiB of GPU memory per rank with micro-batches of {tokens} tokens",
                     gib(needed(tokens))
                 )
             }
             TokenBudget::Auto => format!(
-                "stage {index} takes the largest micro-batches that fit into a rank's card, which need {:.1} GiB at least",
+                "stage {index} uses the largest micro-batches that fit into GPU memory; it needs at least {:.1} GiB per rank",
                 gib(needed(0))
             ),
         }

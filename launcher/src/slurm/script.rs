@@ -97,9 +97,9 @@ again() {
     case $state in
     RUNNING)
         echo "lambert: $1: the job is queued again" >&2
-        patiently scontrol requeue "$SLURM_JOB_ID" || echo "lambert: Slurm has not queued the job again: submit it anew" >&2
+        patiently scontrol requeue "$SLURM_JOB_ID" || echo "lambert: Slurm did not requeue the job; submit it again" >&2
         ;;
-    '') echo "lambert: Slurm does not say whether the job runs, and it is not queued again: submit it anew" >&2 ;;
+    '') echo "lambert: cannot query the job state from Slurm, so the job is not requeued; submit it again" >&2 ;;
     esac
 }
 # Sets `failures`, which lambert counts at the end of the job's comment, and `others`, what somebody else has written before it.
@@ -119,7 +119,7 @@ case $code in
 @STOPPED@) again 'stopped, because of the time limit or of a job that goes first' ;;
 @FAILED@)
     if ! comment=$(ask %k); then
-        echo "lambert: Slurm does not say how often the run has failed, and it is not queued again: submit it anew" >&2
+        echo "lambert: cannot query the failure count from Slurm, so the job is not requeued; submit it again" >&2
         exit "$code"
     fi
     read_comment "$comment"

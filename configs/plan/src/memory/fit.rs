@@ -143,7 +143,7 @@ mod tests {
     const DATA: DatasetShape = DatasetShape { vocabulary: 30522, sequence_length: 128, rows: 1 << 20, row_group: 1024 };
 
     fn room(free: u64) -> GpuBudget {
-        GpuBudget { rank: 3, gpu: "card 1 (NVIDIA H200, 0000:1B:00.0) of host a".to_owned(), free, memory: 139 * GIB }
+        GpuBudget { rank: 3, gpu: "GPU 1 (NVIDIA H200, 0000:1B:00.0) on host a".to_owned(), free, memory: 139 * GIB }
     }
 
     /// Run with two stages of BERT-base and keyed attention.
@@ -168,7 +168,7 @@ mod tests {
         let begin = "stage.0.micro_batch_tokens: micro-batches of 1048576 tokens need about ";
         assert!(message.starts_with(begin), "{message}");
         for words in
-            ["(rank 3), which has 80.0 GiB free of 139.0 GiB, 5.0 GiB of them", "of host a", "110106428 parameters"]
+            ["(rank 3), which has 80.0 GiB free of 139.0 GiB, 5.0 GiB of them", "on host a", "110106428 parameters"]
         {
             assert!(message.contains(words), "{message}");
         }
