@@ -78,7 +78,7 @@ last=$(cat "$demo"/run/metrics/*.jsonl | grep '"seconds"' | tail -n 20 \
     | grep -o '"mlm_loss":[-0-9.e]*' | sed 's/.*://' | awk '{ sum += $1 } END { printf "%.4f", sum / NR }')
 entropy=$(number unigram_entropy < "$demo/data/train/manifest.json")
 held_out=$(number mlm_loss < "$demo/eval.json")
-lost=$("$lambert" status "$demo/run" --json | grep -o '"lost":\[.*' | number seconds)
+lost=$("$lambert" status "$demo/run" --json | grep -o '"failures":\[.*' | number seconds)
 say "Summary"
 printf 'MLM loss at the first step            %.4f nats\n' "$first"
 printf 'MLM loss of the last 20 steps         %.4f nats\n' "$last"

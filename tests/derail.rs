@@ -47,8 +47,8 @@ fn manifest(place: &Place, name: &str) -> Value {
 fn left_out(place: &Place, name: &str) -> (Vec<[u64; 2]>, u64) {
     let manifest = manifest(place, name);
     let only = |value: &Value| value.as_object().unwrap().values().next().cloned().unwrap_or_default();
-    let detours = only(&manifest["state"]["detours"]);
-    let ranges: Vec<Range<u64>> = serde_json::from_value(detours["samples"].clone()).unwrap_or_default();
+    let by_dataset = only(&manifest["state"]["skipped_by_dataset"]);
+    let ranges: Vec<Range<u64>> = serde_json::from_value(by_dataset["samples"].clone()).unwrap_or_default();
     let skipped = manifest["state"]["skipped_samples"].as_u64().unwrap();
     assert_eq!(ranges.iter().map(|range| range.end - range.start).sum::<u64>(), skipped);
     let learnt = manifest["state"]["updates"]["bert.embeddings"].as_u64().unwrap() * BATCH;
@@ -59,7 +59,7 @@ fn left_out(place: &Place, name: &str) -> (Vec<[u64; 2]>, u64) {
 /// A run whose samples `samples` are left out from its first step on, and which no fault disturbs.
 fn without(place: &Place, name: &str, samples: Range<u64>) -> Ended {
     let dataset = Dataset::open(&place.path("data/train")).unwrap().manifest_sha256().to_owned();
-    let left_out = RollbackRecord { attempt: 0, steps: 0, dataset, samples, why: "a test leaves them out".into() };
+    let left_out = RollbackRecord { attempt: 0, steps: 0, dataset, samples, reason: "a test leaves them out".into() };
     std::fs::create_dir_all(place.path(name)).unwrap();
     left_out.write(&Store::open(&place.path(name)).unwrap()).unwrap();
     train(place, name, 2, &[])

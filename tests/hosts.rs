@@ -248,7 +248,7 @@ fn step_of_bert_base(megabits: u32, sets: &[&str]) -> [f64; 2] {
         seconds.sort_by(f64::total_cmp);
         seconds[seconds.len() / 2]
     };
-    let (step, exposed) = (median(|record| record.times.seconds), median(|record| record.times.communicate));
+    let (step, exposed) = (median(|record| record.times.seconds), median(|record| record.times.communication));
     eprintln!("{megabits} Mbit/s, {sets:?}: a step {step:.2} s, communication that nothing hid {exposed:.2} s");
     [step, exposed]
 }

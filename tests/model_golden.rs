@@ -223,7 +223,7 @@ impl Golden {
             sample_range: 0..micro_batch.rows as u64,
             lengths: micro_batch.lengths.iter().map(|length| *length as u16).collect(),
             padding: 0,
-            balance: 1.0,
+            imbalance: 1.0,
             masked_tokens: micro_batch.labels.len() as u64,
             micro_batches: vec![micro_batch],
             shard_micro_batches: vec![1],

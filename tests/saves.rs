@@ -188,7 +188,7 @@ fn a_stop_in_an_evaluation_leaves_it_to_the_next_start() {
     assert!(!ended.log.contains("evaluation at step"), "{}", ended.log);
     let newest = checkpoints(&url).remove(0);
     let manifest = checkpoint::verify(&Store::open(&url).unwrap(), &newest).unwrap().manifest;
-    assert_eq!((manifest.step, manifest.state["unevaluated"].as_bool()), (7, Some(true)));
+    assert_eq!((manifest.step, manifest.state["evaluation_pending"].as_bool()), (7, Some(true)));
     let resumed = Running::start_with(&config, &url, &more).end();
     assert_eq!(resumed.code, Some(0), "{}", resumed.log);
     let losses = |log: &str| {

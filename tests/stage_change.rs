@@ -43,7 +43,7 @@ fn sizes(config: &RunConfig) -> (Vec<f64>, u64) {
     let mut state = TrainState::new(Parameters::initialize(Arc::new(Host), specs, 1, 0.02));
     let mut rng = Key::new(3).rng();
     let mut sizes = Vec::new();
-    while let Some(place) = timeline::position(config, &state.stages.ended, state.step) {
+    while let Some(place) = timeline::position(config, &state.stages.early_stops, state.step) {
         stages::enter(&mut state, config, &place).unwrap();
         let rate = schedule::learning_rate(place.stage, place.done);
         let before = state.read(Buffer::Weights, 0..state.elements());

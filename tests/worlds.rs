@@ -26,7 +26,7 @@ fn train_alike(steps: u64, others: &[(usize, f64)], tolerance: f64) {
     assert!(one.windows(2).all(|pair| pair[0].batch.digest != pair[1].batch.digest), "every batch is another");
     let padding = |records: &[StepRecord]| records.iter().map(|record| record.batch.padding).collect::<Vec<_>>();
     assert!(padding(&one).iter().any(|share| *share > 0.0));
-    assert!(one.iter().all(|record| record.batch.balance == 1.0));
+    assert!(one.iter().all(|record| record.batch.imbalance == 1.0));
     for &(ranks, even) in others {
         let mut worst: f64 = 0.0;
         let others = train_for(steps, &place, ranks, &[]);
@@ -35,7 +35,7 @@ fn train_alike(steps: u64, others: &[(usize, f64)], tolerance: f64) {
             "{ranks} ranks: {:?}",
             padding(&others)
         );
-        let balance: Vec<f64> = others.iter().map(|record| record.batch.balance).collect();
+        let balance: Vec<f64> = others.iter().map(|record| record.batch.imbalance).collect();
         assert!(balance.iter().all(|balance| (1.0..even).contains(balance)), "{ranks} ranks: {balance:?}");
         for (one, other) in one.iter().zip(others) {
             let facts =

@@ -13,7 +13,7 @@ use crate::recovery::skipped_samples::SkippedSamples;
 use crate::state::plateau::PlateauTracker;
 use crate::state::{ParamSpec, Skipped, StageProgress, TrainState};
 
-/// Contents of a manifest's `state`.
+/// Contents of a manifest's `state`. The aliases are the keys of formats up to 3.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct EngineState {
     /// Optimizer updates of the moments, by parameter group.
@@ -27,20 +27,20 @@ pub struct EngineState {
     #[serde(default)]
     skipped_samples: u64,
     /// Skipped samples of each dataset, keyed by the SHA-256 of its manifest.
-    #[serde(default, rename = "detours")]
+    #[serde(default, alias = "detours")]
     skipped_by_dataset: BTreeMap<String, SkippedSamples>,
     /// Statistics of the stage's steps for the divergence guard.
     #[serde(default)]
     history: LossHistory,
     /// Plateau detection over the stage's evaluations.
-    #[serde(default, skip_serializing_if = "PlateauTracker::is_new")]
-    watched: PlateauTracker,
+    #[serde(default, alias = "watched", skip_serializing_if = "PlateauTracker::is_new")]
+    plateau: PlateauTracker,
     /// Stages that ended early at a plateau, and their steps.
-    #[serde(default, skip_serializing_if = "EarlyStops::is_empty")]
-    ended: EarlyStops,
+    #[serde(default, alias = "ended", skip_serializing_if = "EarlyStops::is_empty")]
+    early_stops: EarlyStops,
     /// True if the evaluation of this step is pending.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    unevaluated: bool,
+    #[serde(default, alias = "unevaluated", skip_serializing_if = "std::ops::Not::not")]
+    evaluation_pending: bool,
     /// Encoder layers before the stage's growth, if the model has grown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     grown_from: Option<usize>,
@@ -69,9 +69,9 @@ impl EngineState {
             skipped_samples: state.skipped.samples,
             skipped_by_dataset: state.skipped.by_dataset.clone(),
             history: state.stages.history.clone(),
-            watched: state.stages.plateau.clone(),
-            ended: state.stages.ended.clone(),
-            unevaluated: state.unevaluated,
+            plateau: state.stages.plateau.clone(),
+            early_stops: state.stages.early_stops.clone(),
+            evaluation_pending: state.evaluation_pending,
             grown_from: state.stages.grown_from,
             vocabulary: VocabularyFacts { size, lowercase },
         }
@@ -110,10 +110,10 @@ impl EngineState {
             entered: Some(manifest.stage),
             grown_from: self.grown_from,
             history: self.history,
-            plateau: self.watched,
-            ended: self.ended,
+            plateau: self.plateau,
+            early_stops: self.early_stops,
         };
-        state.unevaluated = self.unevaluated;
+        state.evaluation_pending = self.evaluation_pending;
         state.step = manifest.step;
         state.cursors = manifest.cursor.clone();
     }

@@ -49,7 +49,7 @@ pub fn resume(
     if session.is_first() {
         session.control.event(EventKind::Started {
             step: state.step,
-            steps: timeline::total_steps(config, &state.stages.ended),
+            steps: timeline::total_steps(config, &state.stages.early_stops),
             checkpoint: checkpoint.clone(),
             skipped_checkpoints: found.passed_over,
         });

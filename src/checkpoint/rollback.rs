@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn a_run_without_rollbacks_starts_as_recorded() {
         let run = Store::open("memory://further-back/run").unwrap();
-        let record = RollbackRecord { attempt: 2, steps: 50, dataset: "d".into(), samples: 3..5, why: "w".into() };
+        let record = RollbackRecord { attempt: 2, steps: 50, dataset: "d".into(), samples: 3..5, reason: "w".into() };
         let mut further = record.clone();
         for loaded in [None, Some("step-000000048-a0001")] {
             assert_eq!(go_further_back(&mut further, &run, loaded, 3).unwrap(), None);

@@ -16,7 +16,7 @@ pub struct GlobalBatch {
     /// Padding tokens in the micro-batches of all ranks.
     pub padding: u64,
     /// Padded tokens of the largest shard over the mean of all shards; 0 if the samples could not be read.
-    pub balance: f64,
+    pub imbalance: f64,
     /// Masked tokens of all ranks: the divisor of the masked-language loss. Computed from the lengths alone, so that
     /// every rank knows it before its first backward pass. With whole-word or span masking slightly fewer tokens may
     /// be masked.

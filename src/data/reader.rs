@@ -102,14 +102,15 @@ impl BatchReader {
 
         let (epoch, sample_range, tokens) =
             (locations[0].0, cursor..end, partitions.iter().map(BatchPartition::tokens).sum::<usize>());
-        let balance = partitions.iter().map(|partition| partition.imbalance() * partition.tokens() as f64).sum::<f64>()
-            / tokens.max(1) as f64;
+        let imbalance =
+            partitions.iter().map(|partition| partition.imbalance() * partition.tokens() as f64).sum::<f64>()
+                / tokens.max(1) as f64;
         let mut batch = GlobalBatch {
             epoch,
             sample_range,
             lengths,
             padding: 0,
-            balance,
+            imbalance,
             masked_tokens,
             micro_batches,
             shard_micro_batches,

@@ -33,7 +33,7 @@ pub struct RecentStep {
     /// Indices of its samples in the stage's dataset, counted over all epochs.
     pub samples: Range<u64>,
     /// True if loss and gradient were finite.
-    #[serde(rename = "sound")]
+    #[serde(rename = "finite", alias = "sound")]
     pub is_finite: bool,
 }
 

@@ -51,7 +51,7 @@ pub struct TrainState {
     /// Progress through the stages.
     pub stages: StageProgress,
     /// True if the evaluation after the last step is missing, because of a failed read or a stop request.
-    pub unevaluated: bool,
+    pub evaluation_pending: bool,
     /// Samples drawn from each dataset, by the sha256 of its manifest.
     pub cursors: BTreeMap<String, u64>,
 }
@@ -85,7 +85,7 @@ impl TrainState {
             second,
             skipped: Skipped::default(),
             stages: StageProgress::default(),
-            unevaluated: false,
+            evaluation_pending: false,
             cursors: BTreeMap::new(),
         }
     }

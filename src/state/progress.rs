@@ -31,5 +31,5 @@ pub struct StageProgress {
     /// Plateau detector of the stage.
     pub plateau: PlateauTracker,
     /// Stages that ended at a plateau.
-    pub ended: EarlyStops,
+    pub early_stops: EarlyStops,
 }

@@ -42,7 +42,7 @@ pub struct GradientStats {
     /// Time of the forward and backward passes, seconds.
     pub seconds: f64,
     /// Exposed communication time, seconds.
-    pub communicate: f64,
+    pub communication: f64,
 }
 
 impl GradientPass<'_> {
@@ -116,7 +116,7 @@ impl GradientPass<'_> {
                 pending
             }
         };
-        stats.communicate += watch.lap();
+        stats.communication += watch.lap();
         stats.pending.push(pending);
         Ok(())
     }

@@ -61,13 +61,13 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
     let (mut state, origin) = checkpoint::resume(session, collective, &datasets)?;
     let loaded = origin.checkpoint.clone();
     let mut saver = Saver::new(session, &datasets, &state, origin)?;
-    if state.unevaluated {
+    if state.evaluation_pending {
         run_missed_evaluation(session, collective, &datasets, &budgets, &mut saver, &mut state)?;
-        if state.unevaluated {
+        if state.evaluation_pending {
             return Ok(finish(session, &saver, &state, TrainOutcome::Stopped));
         }
     }
-    'stages: while let Some(place) = timeline::position(&session.config, &state.stages.ended, state.step) {
+    'stages: while let Some(place) = timeline::position(&session.config, &state.stages.early_stops, state.step) {
         let dataset = &*datasets.stages[place.index];
         let stops = enter(session, collective, &mut saver, &mut state, &place)?;
         session.control.phase(WorkerPhase::Load);
@@ -102,13 +102,13 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
             let stops = agreed.agreement.directive == Directive::CheckpointAndStop;
             if ends || state.step.is_multiple_of(session.config.evaluation.every_steps) {
                 match stops && datasets.evaluation.is_some() {
-                    true => state.unevaluated = true,
+                    true => state.evaluation_pending = true,
                     false => best = stage.evaluate(&mut state, collective, &mut saver)?,
                 }
-                ends |= state.stages.ended.contains_key(&place.index);
+                ends |= state.stages.early_stops.contains_key(&place.index);
             }
-            let is_last = timeline::position(&session.config, &state.stages.ended, state.step).is_none();
-            if state.unevaluated || stops && !is_last {
+            let is_last = timeline::position(&session.config, &state.stages.early_stops, state.step).is_none();
+            if state.evaluation_pending || stops && !is_last {
                 return stop(session, collective, &mut saver, &state);
             }
             if saver.is_due(state.step, agreed.agreement.directive != Directive::Continue) || ends || best {
@@ -151,7 +151,7 @@ fn inject_faults(session: &Session, state: &mut TrainState) {
 }
 
 /// Runs the evaluation that the previous attempt missed after its last step, and saves its result. A stop request during the
-/// evaluation leaves it to the next attempt: the checkpoint keeps the `unevaluated` flag.
+/// evaluation leaves it to the next attempt: the checkpoint keeps the `evaluation_pending` flag.
 fn run_missed_evaluation(
     session: &Session,
     collective: &mut dyn Group,
@@ -161,16 +161,16 @@ fn run_missed_evaluation(
     state: &mut TrainState,
 ) -> Result<(), Error> {
     let last =
-        state.step.checked_sub(1).and_then(|step| timeline::position(&session.config, &state.stages.ended, step));
+        state.step.checked_sub(1).and_then(|step| timeline::position(&session.config, &state.stages.early_stops, step));
     let Some(last) = last.filter(|place| Some(place.index) == state.stages.entered) else {
         // The stage has been shortened since, to end before this step.
-        state.unevaluated = false;
+        state.evaluation_pending = false;
         return Ok(());
     };
     session.control.phase(WorkerPhase::Load);
     let place = StagePosition { done: last.done + 1, ..last };
     StageRun::open(session, datasets, state, place, budgets[place.index])?.evaluate(state, collective, saver)?;
-    if state.unevaluated { Ok(()) } else { saver.renew(collective, state) }
+    if state.evaluation_pending { Ok(()) } else { saver.renew(collective, state) }
 }
 
 /// Enters or resumes a stage. Saves a checkpoint before growing the model. Returns true if a stop was requested: then the stage

@@ -35,7 +35,7 @@ pub struct StepOutcome {
     /// Padding tokens in the micro-batches of all ranks.
     pub padding: u64,
     /// Tokens of the rank with the most, relative to the mean over ranks; padding included.
-    pub balance: f64,
+    pub imbalance: f64,
     /// Samples drawn.
     pub drawn: StepSamples,
     /// Learning rate of the update.

@@ -57,14 +57,14 @@ fn write_record(
     saver.write_records()?;
     let RollbackPlan { step, to_step, samples, reason } = plan;
     let (attempt, identity) = (session.lease.attempt(), dataset.manifest_sha256().to_owned());
-    let mut record = RollbackRecord { attempt, steps: to_step, dataset: identity, samples, why: reason };
+    let mut record = RollbackRecord { attempt, steps: to_step, dataset: identity, samples, reason };
     let keep = session.config.checkpoint.keep;
     let repeated = rollback::go_further_back(&mut record, &session.store, loaded, keep)?;
     record.write(&session.store)?;
-    let RollbackRecord { steps, samples, why, .. } = record;
+    let RollbackRecord { steps, samples, reason, .. } = record;
     let (first, last, url) = (samples.start, samples.end - 1, dataset.url());
     let skipped = format!("rolled back to step {steps}, skipping samples {first} to {last} of {url}");
-    let message = format!("{why}; {skipped}{}", repeated.map_or(String::new(), |repeated| format!("; {repeated}")));
+    let message = format!("{reason}; {skipped}{}", repeated.map_or(String::new(), |repeated| format!("; {repeated}")));
     Ok(EventKind::RolledBack { message, step, to: steps })
 }
 

@@ -141,7 +141,7 @@ impl<'a> StageRun<'a> {
         let has_no_samples = unread.is_some();
         let pass = GradientPass { session, objective: &self.objective, batch: &batch, dropout, has_no_samples };
         let stats = pass.gradient(state, collective, reducer, &mut watch).map_err(|error| self.explain(error))?;
-        let (forward_backward, mut communicate) = (stats.seconds, stats.communicate);
+        let (forward_backward, mut communication) = (stats.seconds, stats.communication);
 
         session.control.phase(WorkerPhase::Step);
         let updating = span!("update");
@@ -160,7 +160,7 @@ impl<'a> StageRun<'a> {
         let agreeing = span!("agree");
         let mut agreed = self.agree(collective, &totals, saver, has_no_samples, data_wait + forward_backward)?;
         drop(agreeing);
-        communicate += watch.lap();
+        communication += watch.lap();
         if agreed.agreement.unread > 0 {
             if session.is_first() {
                 session.control.put_back(agreed.agreement.directive);
@@ -175,7 +175,7 @@ impl<'a> StageRun<'a> {
         let ranks = RankTimes::of(&agreed.busy);
         let seconds = whole.lap();
         record.times =
-            StepTimes { seconds, data_wait, forward_backward, communicate, ranks, optimizer, ..StepTimes::default() };
+            StepTimes { seconds, data_wait, forward_backward, communication, ranks, optimizer, ..StepTimes::default() };
         step_record::set_throughput(&mut record, flops(state, &batch), session.peak);
         Ok(StepResult::Completed(Box::new(record), agreed))
     }
@@ -223,7 +223,7 @@ impl<'a> StageRun<'a> {
             samples: batch.lengths.len() as u64,
             tokens: batch.tokens(),
             padding: batch.padding,
-            balance: batch.balance,
+            imbalance: batch.imbalance,
             drawn: StepSamples { dataset, samples: batch.sample_range.clone(), skipped: batch.skipped() },
             ..StepOutcome::default()
         }
@@ -246,14 +246,14 @@ impl<'a> StageRun<'a> {
     }
 
     /// Measures the held-out loss, if evaluation data is configured, and ends the stage at a plateau. Returns true if the loss is a
-    /// new best that needs a checkpoint. A stop request cancels the evaluation and sets `state.unevaluated`.
+    /// new best that needs a checkpoint. A stop request cancels the evaluation and sets `state.evaluation_pending`.
     pub fn evaluate(
         &self,
         state: &mut TrainState,
         collective: &mut dyn Group,
         saver: &mut Saver<'_>,
     ) -> Result<bool, Error> {
-        state.unevaluated = false;
+        state.evaluation_pending = false;
         let Some(dataset) = &self.datasets.evaluation else { return Ok(false) };
         self.session.control.phase(WorkerPhase::Evaluate);
         let _evaluation = span!("evaluate");
@@ -270,11 +270,11 @@ impl<'a> StageRun<'a> {
         let evaluation = match evaluate::evaluate(&self.objective, collective, &request, state.step, stop)? {
             EvalOutcome::Completed(evaluation) => evaluation,
             EvalOutcome::Unreadable(unread) => {
-                state.unevaluated = true;
+                state.evaluation_pending = true;
                 return rollback::save_and_fail(collective, saver, state, unread).map(|_| false);
             }
             EvalOutcome::Stopped => {
-                state.unevaluated = true;
+                state.evaluation_pending = true;
                 return Ok(false);
             }
         };
@@ -287,9 +287,9 @@ impl<'a> StageRun<'a> {
         let StagePosition { stage, index, .. } = self.place;
         let done = self.done(state);
         if stage.plateau.is_some_and(|plateau| state.stages.plateau.is_flat(&plateau, loss)) && done < stage.steps {
-            state.stages.ended.insert(index, done);
+            state.stages.early_stops.insert(index, done);
             if self.session.is_first() {
-                let steps = timeline::total_steps(config, &state.stages.ended);
+                let steps = timeline::total_steps(config, &state.stages.early_stops);
                 let stage = stage.name.clone();
                 self.session.control.event(EventKind::Plateau { step: state.step, stage, done, steps });
             }

@@ -240,7 +240,7 @@ pub(crate) mod tests {
             sample_range: 0..5,
             lengths,
             padding: 0,
-            balance: 1.0,
+            imbalance: 1.0,
             masked_tokens: 5,
             micro_batches: cuts.iter().map(micro).collect(),
             shard_micro_batches: vec![cuts.len()],

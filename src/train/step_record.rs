@@ -15,7 +15,7 @@ pub fn record(outcome: &StepOutcome, state: &TrainState) -> StepRecord {
             samples: outcome.samples,
             tokens: outcome.tokens,
             padding: outcome.padding as f64 / outcome.tokens.max(1) as f64,
-            balance: outcome.balance,
+            imbalance: outcome.imbalance,
             masked_tokens: outcome.totals.masked_tokens(),
             digest: outcome.totals.digest as u64,
         },

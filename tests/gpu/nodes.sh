@@ -102,14 +102,14 @@ if ! everywhere all; then
     point "$ranks ranks" FAILED "see above"
     exit 1
 fi
-python3 - "$work/all/sums/attempt-0001.json" <<'PYTHON' || true
+python3 - "$work/all/nccl/attempt-0001.json" <<'PYTHON' || true
 import json, sys
 for own in json.load(open(sys.argv[1])):
     print("rank %d on %s: NCCL %s, %s, from %s; %s" % (own["rank"], own["host"], own["version"], own["transports"], own["library"], " ".join(own["variables"])))
     for warning in own["warnings"]:
         print("  warning:", warning)
 PYTHON
-facts=$(python3 - "$work/all/sums/attempt-0001.json" "$ranks" <<'PYTHON'
+facts=$(python3 - "$work/all/nccl/attempt-0001.json" "$ranks" <<'PYTHON'
 import json, sys
 all = json.load(open(sys.argv[1]))
 ways = sorted({own["transports"] or "not known" for own in all})

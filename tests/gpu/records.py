@@ -28,7 +28,7 @@ def apart(run, other):
 
 def rate(run, size, ranks):
     size, ranks = float(size), int(ranks)
-    seconds = sorted(record["communicate"] for record in steps(run).values())
+    seconds = sorted(record["communication"] for record in steps(run).values())
     if not seconds:
         sys.exit("no steps")
     print("%.4f %.3f" % (seconds[0], 2 * (ranks - 1) / ranks * size / seconds[0] / 1e9))

@@ -175,7 +175,7 @@ nccl() {
     lambert run --config "$work/one.toml" --run "$work/alone" --set stage.0.steps=100 > "$output/alone.log" 2>&1 || true
     lambert run --config "$work/one.toml" --run "$work/one" --set stage.0.steps=100 --set cluster.all_reduce.backend=nccl \
         > "$output/one.log" 2>&1 || true
-    cat "$work/one/sums/attempt-0001.json" 2>/dev/null || tail -n 20 "$output/one.log"
+    cat "$work/one/nccl/attempt-0001.json" 2>/dev/null || tail -n 20 "$output/one.log"
     apart=$(python3 "$here/records.py" apart "$work/alone" "$work/one" 2>&1) || true
     # One rank's sum is its own gradients.
     if [ "$apart" = "0.0e+00" ]; then passed=passed; else passed=FAILED; fi
@@ -204,7 +204,7 @@ SH
         point "two ranks on one card by NCCL" passed "NCCL does not: $(grep -o 'NCCL error.*\|deadline.*' "$output/apart.log" | head -n 1)"
         return
     fi
-    cat "$work/apart-run/sums/attempt-0001.json" || true
+    cat "$work/apart-run/nccl/attempt-0001.json" || true
     [ -e "$work/two/metrics" ] || two
     apart=$(python3 "$here/records.py" apart "$work/two" "$work/apart-run" 2>&1) || true
     if awk -v apart="$apart" 'BEGIN { exit !(apart + 0 < 1e-4 && apart ~ /e/) }'; then passed=passed; else passed=FAILED; fi

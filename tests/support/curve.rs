@@ -82,7 +82,7 @@ impl Golden {
             sample_range: number * ROWS as u64..(number + 1) * ROWS as u64,
             lengths: micro_batches.iter().flat_map(|batch| &batch.lengths).map(|length| *length as u16).collect(),
             padding: 0,
-            balance: 1.0,
+            imbalance: 1.0,
             masked_tokens: micro_batches.iter().map(|batch| batch.labels.len() as u64).sum(),
             shard_micro_batches: vec![micro_batches.len()],
             micro_batches,

@@ -76,8 +76,8 @@ pub struct BatchStats {
     pub padding: f64,
     /// Tokens of the rank with the most over the mean of all ranks, padding included: the factor by which imbalance lengthens
     /// a step. 0 in records of earlier versions.
-    #[serde(default)]
-    pub balance: f64,
+    #[serde(default, alias = "balance")]
+    pub imbalance: f64,
     /// Masked tokens.
     pub masked_tokens: u64,
     /// Sum of a 32-bit hash of each sample as it was fed, masks included: equal digests mean the same samples under the
@@ -123,7 +123,8 @@ pub struct StepTimes {
     /// Forward and backward passes.
     pub forward_backward: f64,
     /// Exposed communication.
-    pub communicate: f64,
+    #[serde(alias = "communicate")]
+    pub communication: f64,
     /// Each rank's time for its own samples and for waiting for them; absent in records of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranks: Option<RankTimes>,
@@ -198,20 +199,20 @@ mod tests {
 
     /// A record with every field, as it is written.
     const FULL: &str = concat!(
-        r#"{"step":7,"stage":"short","epoch":1,"samples":256,"tokens":30000,"padding":0.03125,"balance":1.05,"#,
+        r#"{"step":7,"stage":"short","epoch":1,"samples":256,"tokens":30000,"padding":0.03125,"imbalance":1.05,"#,
         r#""masked_tokens":4500,"batch_digest":18446744073709551615,"loss":7.25,"mlm_loss":6.5,"mlm_accuracy":0.25,"#,
         r#""pair_loss":null,"learning_rate":0.0001,"grad_norm":2.5,"noise":{"gradient":-0.5,"variance":30.0},"#,
         r#""trust_ratios":{"bert.pooler.dense.weight":0.125},"skipped_updates":2,"skipped_samples":512,"#,
-        r#""seconds":4.0,"data_wait":0.5,"forward_backward":2.0,"communicate":0.25,"ranks":{"min":1.0,"median":1.5,"#,
+        r#""seconds":4.0,"data_wait":0.5,"forward_backward":2.0,"communication":0.25,"ranks":{"min":1.0,"median":1.5,"#,
         r#""max":2.0,"slowest":3},"optimizer":0.75,"checkpoint":0.5,"samples_per_second":64.0,"#,
         r#""tokens_per_second":7500.0,"flops_utilization":0.375}"#,
     );
 
     /// A record with none of the optional fields, whose loss is not finite.
     const EMPTY: &str = concat!(
-        r#"{"step":0,"stage":"","epoch":0,"samples":0,"tokens":0,"padding":0.0,"balance":0.0,"masked_tokens":0,"#,
+        r#"{"step":0,"stage":"","epoch":0,"samples":0,"tokens":0,"padding":0.0,"imbalance":0.0,"masked_tokens":0,"#,
         r#""batch_digest":0,"loss":null,"learning_rate":0.0,"skipped_updates":0,"skipped_samples":0,"seconds":0.0,"#,
-        r#""data_wait":0.0,"forward_backward":0.0,"communicate":0.0,"optimizer":0.0,"checkpoint":0.0,"#,
+        r#""data_wait":0.0,"forward_backward":0.0,"communication":0.0,"optimizer":0.0,"checkpoint":0.0,"#,
         r#""samples_per_second":0.0,"tokens_per_second":0.0,"flops_utilization":0.0}"#,
     );
 
@@ -231,7 +232,7 @@ mod tests {
                 samples: 256,
                 tokens: 30_000,
                 padding: 0.03125,
-                balance: 1.05,
+                imbalance: 1.05,
                 masked_tokens: 4500,
                 digest: u64::MAX,
             },
@@ -248,7 +249,7 @@ mod tests {
                 seconds: 4.0,
                 data_wait: 0.5,
                 forward_backward: 2.0,
-                communicate: 0.25,
+                communication: 0.25,
                 ranks: Some(RankTimes { min: 1.0, median: 1.5, max: 2.0, slowest: 3 }),
                 optimizer: 0.75,
                 checkpoint: 0.5,
@@ -270,7 +271,7 @@ mod tests {
     fn records_of_earlier_versions_are_read() {
         let optional = [
             (r#""padding":0.0,"#, ""),
-            (r#""balance":0.0,"#, ""),
+            (r#""imbalance":0.0,"#, ""),
             (r#""skipped_updates":0,"#, ""),
             (r#""skipped_samples":0,"#, r#""grad_norm":null,"ranks":null,"#),
             // JSON writers other than serde_json drop the fraction.
@@ -278,7 +279,7 @@ mod tests {
             (r#""step":0"#, r#""unknown":{"step":[1]},"step":0"#),
         ];
         let earlier = optional.iter().fold(EMPTY.to_owned(), |text, (now, then)| text.replace(now, then));
-        assert!(!earlier.contains("balance") && !earlier.contains("0.0"), "{earlier}");
+        assert!(!earlier.contains("imbalance") && !earlier.contains("0.0"), "{earlier}");
         assert_eq!(serde_json::to_string(&read(&earlier).unwrap()).unwrap(), EMPTY);
     }
 

@@ -77,7 +77,7 @@ pub fn micro_batches(attempt: u32) -> String {
 
 /// Name of the NCCL report of an attempt.
 pub fn nccl_report(attempt: u32) -> String {
-    format!("sums/attempt-{attempt:04}.json")
+    format!("nccl/attempt-{attempt:04}.json")
 }
 
 /// Name of the object with an attempt's step records after step `from`, up to a checkpoint.

@@ -37,7 +37,7 @@ pub fn run(url: &str, status: &Status, liveness: Liveness, job: Option<&Job>) ->
         lines.push(format!("noise scale  about {samples:.0} samples, from {} estimates", noise.estimates));
     }
     lines.push(format!("attempt      {}, {} restart(s)", status.attempt, status.restarts.count));
-    lines.extend(status.restarts.lost.iter().map(|lost| {
+    lines.extend(status.restarts.failures.iter().map(|lost| {
         let cost = lost.seconds.map_or("not made up for yet".to_owned(), |seconds| format!("cost {seconds:.1} s"));
         format!("lost         at step {} of attempt {}: {} ({cost})", lost.step, lost.attempt, lost.cause)
     }));
@@ -126,7 +126,7 @@ fn rank_times(times: RankTimes, ranks: &[RankStatus]) -> String {
 }
 
 fn rank(rank: &RankStatus) -> String {
-    let (number, pid, host, step, silent) = (rank.rank, rank.pid, &rank.host, rank.step, rank.silent);
+    let (number, pid, host, step, silent) = (rank.rank, rank.pid, &rank.host, rank.step, rank.seconds_since_heartbeat);
     let phase = &rank.phase;
     format!("rank {number:<7} pid {pid} on host {host}, step {step}, {phase}, last heartbeat {silent:.1} s ago")
 }

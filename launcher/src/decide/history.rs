@@ -62,7 +62,8 @@ pub struct Restart {
     /// Cause of the failure.
     pub cause: String,
     /// True if the failure counts against `cluster.restart.limit`.
-    pub counts: bool,
+    #[serde(alias = "counts")]
+    pub counts_toward_limit: bool,
     /// Host to blame, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
@@ -128,7 +129,7 @@ impl RestartHistory {
     /// Number of counting failures after time `since`.
     pub fn count(&self, since: f64) -> usize {
         let since = since.max(self.counted_from);
-        let counts = |restart: &&Restart| restart.counts && restart.unix > since;
+        let counts = |restart: &&Restart| restart.counts_toward_limit && restart.unix > since;
         self.restarts.iter().filter(counts).count()
     }
 
@@ -155,7 +156,7 @@ mod tests {
 
     fn restart(unix: f64, counts: bool, host: Option<&str>) -> Restart {
         let host = host.map(str::to_owned);
-        Restart { unix, attempt: 1, step: 1, cause: "c".into(), counts, host, seconds: None }
+        Restart { unix, attempt: 1, step: 1, cause: "c".into(), counts_toward_limit: counts, host, seconds: None }
     }
 
     #[test]

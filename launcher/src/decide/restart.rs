@@ -314,7 +314,7 @@ fn note(state: &mut CoordinatorState, at: Seconds, running: &Running, failure: &
     }
     let (cause, host, unix) = (failure.message.clone(), failure.host.clone(), state.unix(at));
     let (attempt, step) = (running.attempt.number, monitor.steps.finished);
-    state.history.add(Restart { unix, attempt, step, cause, counts, host, seconds: None });
+    state.history.add(Restart { unix, attempt, step, cause, counts_toward_limit: counts, host, seconds: None });
 }
 
 /// Gives the run up and resets the counts: a user who restarts it has fixed the cause.

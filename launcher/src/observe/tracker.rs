@@ -124,13 +124,13 @@ impl StatusTracker {
                 pid: rank.pid,
                 step: rank.step,
                 phase: rank.phase.to_string(),
-                silent: self.refreshed - rank.heard,
+                seconds_since_heartbeat: self.refreshed - rank.heard,
             });
             self.status.workers.ranks = ranks.collect();
         }
         if state.history != self.history {
             self.history = state.history.clone();
-            self.status.restarts.lost = state.history.restarts.iter().map(lost).collect();
+            self.status.restarts.failures = state.history.restarts.iter().map(lost).collect();
         }
     }
 

@@ -104,7 +104,8 @@ pub struct Restarts {
     #[serde(rename = "restarts")]
     pub count: u64,
     /// Downtime of each failure.
-    pub lost: Vec<Downtime>,
+    #[serde(alias = "lost")]
+    pub failures: Vec<Downtime>,
 }
 
 /// Latest measurements of a run.
@@ -197,7 +198,8 @@ pub struct RankStatus {
     #[serde(default)]
     pub phase: String,
     /// Seconds since the last report.
-    pub silent: f64,
+    #[serde(alias = "silent")]
+    pub seconds_since_heartbeat: f64,
 }
 
 /// Cost of a failure and the restart after it.
@@ -222,14 +224,14 @@ mod tests {
     /// Serialized status with every field set.
     const FULL: &str = concat!(
         r#"{"state":"training","name":"demo","attempt":3,"step":70,"steps":120,"samples_per_second":64.0,"#,
-        r#""seconds_left":25.5,"checkpoint":"step-000000060-a0002","restarts":1,"lost":[{"attempt":2,"step":64,"#,
+        r#""seconds_left":25.5,"checkpoint":"step-000000060-a0002","restarts":1,"failures":[{"attempt":2,"step":64,"#,
         r#""seconds":null,"cause":"rank 1: signal 9"}],"record":{"step":70,"stage":"","epoch":0,"samples":0,"#,
-        r#""tokens":0,"padding":0.0,"balance":0.0,"masked_tokens":0,"batch_digest":0,"loss":7.25,"#,
+        r#""tokens":0,"padding":0.0,"imbalance":0.0,"masked_tokens":0,"batch_digest":0,"loss":7.25,"#,
         r#""learning_rate":0.0,"skipped_updates":0,"skipped_samples":0,"seconds":0.0,"data_wait":0.0,"#,
-        r#""forward_backward":0.0,"communicate":0.0,"optimizer":0.0,"checkpoint":0.0,"samples_per_second":0.0,"#,
+        r#""forward_backward":0.0,"communication":0.0,"optimizer":0.0,"checkpoint":0.0,"samples_per_second":0.0,"#,
         r#""tokens_per_second":0.0,"flops_utilization":0.0},"evaluation":{"step":60,"samples":8,"masked_tokens":9,"#,
         r#""unigram_entropy":3.5},"noise":{"estimates":2,"gradient":1.0,"variance":40.0},"logs":"/scratch/logs","#,
-        r#""ranks":[{"rank":0,"host":"node1","pid":4711,"step":70,"phase":"computing a step","silent":0.5}],"#,
+        r#""ranks":[{"rank":0,"host":"node1","pid":4711,"step":70,"phase":"computing a step","seconds_since_heartbeat":0.5}],"#,
         r#""refused":2,"coordinator":{"host":"node0","pid":42,"since":"99"},"error":"rank 1: signal 9","#,
         r#""updated":1750000000.0}"#,
     );
@@ -237,7 +239,7 @@ mod tests {
     /// Serialized default status.
     const EMPTY: &str = concat!(
         r#"{"state":"starting","name":"","attempt":0,"step":0,"steps":0,"samples_per_second":0.0,"#,
-        r#""seconds_left":null,"checkpoint":null,"restarts":0,"lost":[],"record":null,"evaluation":null,"ranks":[],"#,
+        r#""seconds_left":null,"checkpoint":null,"restarts":0,"failures":[],"record":null,"evaluation":null,"ranks":[],"#,
         r#""refused":0,"coordinator":{"host":"","pid":0,"since":""},"error":null,"updated":0.0}"#,
     );
 
@@ -251,7 +253,7 @@ mod tests {
             checkpoint: Some("step-000000060-a0002".to_owned()),
             restarts: Restarts {
                 count: 1,
-                lost: vec![Downtime { attempt: 2, step: 64, seconds: None, cause: "rank 1: signal 9".to_owned() }],
+                failures: vec![Downtime { attempt: 2, step: 64, seconds: None, cause: "rank 1: signal 9".to_owned() }],
             },
             latest: LatestMetrics {
                 record: Some(StepRecord { step: 70, loss: 7.25, ..StepRecord::default() }),
@@ -272,7 +274,7 @@ mod tests {
                     pid: 4711,
                     step: 70,
                     phase: "computing a step".to_owned(),
-                    silent: 0.5,
+                    seconds_since_heartbeat: 0.5,
                 }],
                 refused: 2,
             },
@@ -295,8 +297,9 @@ mod tests {
     fn a_status_of_another_version_is_read() {
         let read = |text: &str| serde_json::from_str::<Status>(text).unwrap();
         assert_eq!(read("{}"), Status::default());
-        let other =
-            read(r#"{"step":5,"samples_per_second":4,"seconds_left":9,"lost":[],"refused":1,"unknown":{"step":1}}"#);
+        let other = read(
+            r#"{"step":5,"samples_per_second":4,"seconds_left":9,"failures":[],"refused":1,"unknown":{"step":1}}"#,
+        );
         let expected = Status {
             progress: RunProgress { step: 5, steps: 0, samples_per_second: 4.0, seconds_left: Some(9.0) },
             workers: WorkerStatus { refused: 1, ..WorkerStatus::default() },

@@ -10,7 +10,7 @@ use crate::run::MANIFEST;
 use crate::{hash, names};
 
 /// Manifest format of this version.
-pub const FORMAT: u32 = 3;
+pub const FORMAT: u32 = 4;
 
 /// Oldest readable format: without `held_out_loss` and `best`.
 const OLDEST: u32 = 1;

@@ -30,7 +30,8 @@ pub struct RollbackRecord {
     /// Samples of the dataset to skip, counted over all epochs.
     pub samples: Range<u64>,
     /// Reason, for messages.
-    pub why: String,
+    #[serde(alias = "why")]
+    pub reason: String,
 }
 
 impl RollbackRecord {
@@ -117,7 +118,7 @@ mod tests {
     use super::*;
 
     fn record() -> RollbackRecord {
-        RollbackRecord { attempt: 2, steps: 50, dataset: "d".into(), samples: 3..5, why: "w".into() }
+        RollbackRecord { attempt: 2, steps: 50, dataset: "d".into(), samples: 3..5, reason: "w".into() }
     }
 
     #[test]
@@ -127,7 +128,7 @@ mod tests {
         let text = run.get(&run::rollback(2)).unwrap();
         let written: serde_json::Value = serde_json::from_slice(&text).unwrap();
         let expected = serde_json::json!({ "attempt": 2, "steps": 50, "dataset": "d", "samples": { "start": 3, "end": 5 },
-                                           "why": "w" });
+                                           "reason": "w" });
         assert_eq!(written, expected);
     }
 
