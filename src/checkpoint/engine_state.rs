@@ -158,4 +158,27 @@ mod tests {
         assert!(!text.contains("born") && text.ends_with(r#""vocabulary":9,"lowercase":true}"#), "{text}");
         assert_eq!(serde_json::from_str::<EngineState>(&text).unwrap().updates(&specs), counts);
     }
+
+    /// Format 3 has other keys for the same values.
+    #[test]
+    fn keys_of_format_3_are_read() {
+        let recent = |key: &str| {
+            format!(
+                r#"{{"losses":3,"mean":2.5,"variance":0.5,"recent":[{{"before":6,"samples":{{"start":96,"end":112}},"{key}":false}}]}}"#
+            )
+        };
+        let ranges = r#"{"d":{"samples":[{"start":3,"end":5}]}}"#;
+        let rest = r#""vocabulary":9,"lowercase":true}"#;
+        let old = format!(
+            r#"{{"updates":{{"layer.0":4}},"skipped_updates":1,"skipped_samples":2,"detours":{ranges},"history":{},"watched":{{"lowest":2.0,"flat":1}},"ended":{{"0":7}},"unevaluated":true,{rest}"#,
+            recent("sound")
+        );
+        let new = format!(
+            r#"{{"updates":{{"layer.0":4}},"skipped_updates":1,"skipped_samples":2,"skipped_by_dataset":{ranges},"history":{},"plateau":{{"lowest":2.0,"flat":1}},"early_stops":{{"0":7}},"evaluation_pending":true,{rest}"#,
+            recent("finite")
+        );
+        for text in [&old, &new] {
+            assert_eq!(serde_json::to_string(&serde_json::from_str::<EngineState>(text).unwrap()).unwrap(), new);
+        }
+    }
 }

@@ -283,6 +283,14 @@ mod tests {
         assert_eq!(serde_json::to_string(&read(&earlier).unwrap()).unwrap(), EMPTY);
     }
 
+    /// Keys of versions up to 0.1.
+    #[test]
+    fn old_keys_are_read() {
+        let old = FULL.replace("imbalance", "balance").replace("communication", "communicate");
+        assert!(old.contains(r#""balance":1.05"#) && old.contains(r#""communicate":0.25"#), "{old}");
+        assert_eq!(serde_json::to_string(&read(&old).unwrap()).unwrap(), FULL);
+    }
+
     #[test]
     fn damaged_records_are_refused_by_key() {
         let refused = |now: &str, then: &str, cause: &str| {

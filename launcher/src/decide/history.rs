@@ -177,6 +177,13 @@ mod tests {
         assert_eq!(history.restarts.len(), MOST);
     }
 
+    /// Key of versions up to 0.1.
+    #[test]
+    fn the_old_key_of_counted_failures_is_read() {
+        let text = r#"{"restarts":[{"unix":30.0,"attempt":1,"step":1,"cause":"c","counts":true}]}"#;
+        assert_eq!(serde_json::from_str::<RestartHistory>(text).unwrap().count(0.0), 1);
+    }
+
     /// Histories of older versions lack the progress.
     #[test]
     fn an_older_memory_is_read() {

@@ -293,6 +293,13 @@ mod tests {
         assert_eq!((read(FULL), read(EMPTY)), (full(), Status::default()));
     }
 
+    /// Keys of versions up to 0.1.
+    #[test]
+    fn old_keys_are_read() {
+        let old = FULL.replace("failures", "lost").replace("seconds_since_heartbeat", "silent");
+        assert!(old != FULL && serde_json::from_str::<Status>(&old).unwrap() == full(), "{old}");
+    }
+
     #[test]
     fn a_status_of_another_version_is_read() {
         let read = |text: &str| serde_json::from_str::<Status>(text).unwrap();

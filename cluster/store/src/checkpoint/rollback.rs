@@ -132,6 +132,15 @@ mod tests {
         assert_eq!(written, expected);
     }
 
+    /// Key of versions up to 0.1.
+    #[test]
+    fn the_old_key_of_the_reason_is_read() {
+        let run = Store::open("memory://rollbacks/old-key").unwrap();
+        let text = r#"{"attempt":2,"steps":50,"dataset":"d","samples":{"start":3,"end":5},"why":"w"}"#;
+        run.put(&run::rollback(2), text.into()).unwrap();
+        assert_eq!(RollbackRecord::read_from(&run, 2).unwrap(), [record()]);
+    }
+
     #[test]
     fn both_readers_read_a_written_record() {
         let run = Store::open("memory://rollbacks/readers").unwrap();
