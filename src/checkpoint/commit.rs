@@ -291,7 +291,7 @@ mod tests {
         failed(|parts| entry(&mut parts[1]).bytes += 1, "size");
         failed(|parts| entry(&mut parts[1]).path = entry(&mut parts[0]).path.clone(), "listed twice");
         failed(|parts| entry(&mut parts[1]).path = "../lease-000009".into(), "not an object name");
-        failed(|parts| entry(&mut parts[1]).sha256 = "0".into(), "no sha256");
+        failed(|parts| entry(&mut parts[1]).sha256 = "0".into(), "no valid sha256");
     }
 
     /// A commit does not read the objects; the next start does, and reports why it skips the checkpoint.

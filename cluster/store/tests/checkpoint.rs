@@ -361,7 +361,7 @@ fn changes_between_verification_and_loading_are_detected() {
         assert_eq!(kept.0, content(OBJECTS[1], 100, 1));
         change(&run, &path(&name, OBJECTS[1]), |bytes| bytes[at] ^= 1);
         let error = checkpoint::stream_object(&run, &sent, OBJECTS[1], &mut kept).unwrap_err();
-        assert!(error.is_damaged() && error.to_string().contains("that which was verified"), "{error}");
+        assert!(error.is_damaged() && error.to_string().contains("expected the verified bytes"), "{error}");
         change(&run, &path(&name, OBJECTS[1]), |bytes| bytes[at] ^= 1);
     }
 }

@@ -98,7 +98,7 @@ fn a_failure_of_a_host_is_tried_elsewhere_and_three_times() {
     scene.fail(FailureKind::Host).pause();
     scene.train(3, 5).fail(FailureKind::Host).pause();
     let (_, message) = { scene.train(4, 5).fail(FailureKind::Host).failure() };
-    assert!(message.starts_with("given up after 3 counters: rank 0"), "{message}");
+    assert!(message.starts_with("given up after 3 tries: rank 0"), "{message}");
 }
 
 /// The run's end does not depend on how its processes leave.
