@@ -1,0 +1,138 @@
+//! Changes to a run's store while it is in use: the folder is moved, names are forged, checkpoints are pruned during
+//! reads, deletions are slow.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::s3_server::{BUCKET, Fault, Rule, Server};
+use crate::support::{self, Running, TestDir, checkpoints, done, run_in, wait_for_no_workers};
+
+/// Moving a run's folder moves the run: nothing is created at the old path, and the run resumes at the new one.
+#[test]
+fn a_run_moved_during_training_ends() {
+    let place = TestDir::new();
+    let (config, run, moved) = (place.config(1_000_000, 2), place.path("run"), place.path("moved"));
+    let mut running = Running::start(&config, &run);
+    running.reach(9);
+    while checkpoints(&run).is_empty() {
+        running.reach_now(1);
+    }
+    let start = Instant::now();
+    std::fs::rename(&run, &moved).unwrap();
+    let ended = running.end_within(Duration::from_secs(60));
+    eprintln!("{:.1} s from the move to the end", start.elapsed().as_secs_f64());
+    assert_eq!(ended.code, Some(77), "{}", ended.log);
+    assert!(ended.log.contains("has lost the lease") && ended.log.contains("lease-000001"), "{}", ended.log);
+    assert!(!Path::new(&run).exists(), "{:?}", support::tree(Path::new(&run)).keys());
+    wait_for_no_workers(&run);
+    let newest = checkpoints(&moved).remove(0);
+    done(&["checkpoint", "verify", &moved]);
+    let mut second = Running::start(&config, &moved);
+    second.reach_now(1);
+    second.kill_coordinator("-TERM");
+    let ended = second.end();
+    assert_eq!(ended.code, Some(75), "{}", ended.log);
+    assert!(ended.log.contains(&newest), "{}", ended.log);
+}
+
+/// Object names may be forged; no thread panics over one.
+#[test]
+fn an_attempt_number_without_successor_is_an_error() {
+    let place = TestDir::new();
+    for (name, object) in [("a", "lease-4294967295"), ("b", "checkpoints/step-000000001-a4294967295/model.safetensors")]
+    {
+        let run = place.path(name);
+        place.file(&format!("{name}/{object}"), "x");
+        let mut running = Running::start(&place.config(7, 1), &run);
+        let start = Instant::now();
+        let said = loop {
+            if let Some(said) = running.log_if_ended() {
+                break said;
+            }
+            assert!(start.elapsed() < Duration::from_secs(20), "the coordinator hangs");
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        let object = object.trim_end_matches("/model.safetensors");
+        assert!(said.contains("exit status: 1") && said.contains(object) && said.contains("remove it"), "{said}");
+        assert!(!said.contains("panicked"), "{said}");
+    }
+}
+
+/// Checkpoints are pruned while another process reads them: that is not damage, and the reader continues with a newer
+/// one.
+#[test]
+fn a_checkpoint_pruned_during_a_read_is_not_damaged() {
+    let place = TestDir::new();
+    let server = Server::start(Path::new(&place.path("s3")), 0);
+    let url = format!("s3://{BUCKET}/run");
+    let environment = server.environment();
+    let ended = Running::start_in(&place.config(14, 1), &url, &[], &environment).end();
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    let folder = Path::new(&place.path("s3")).join(BUCKET).join("run");
+    let (older, newer) = ("step-000000007-a0001", "step-000000014-a0001");
+    let spare = Path::new(&place.path("spare")).to_owned();
+    support::copy(&folder, &spare);
+    let there = |names: &[&str]| {
+        let _ = std::fs::remove_dir_all(folder.join("checkpoints"));
+        for name in names {
+            let name = Path::new("checkpoints").join(name);
+            support::copy(&spare.join(&name), &folder.join(&name));
+        }
+    };
+    // Same order as the run's pruning: the manifest goes first.
+    let replace = |from: &'static str, to: Option<&'static str>| {
+        let (folder, spare) = (folder.join("checkpoints"), spare.join("checkpoints"));
+        move || {
+            std::fs::remove_dir_all(folder.join(from)).unwrap();
+            to.iter().for_each(|to| support::copy(&spare.join(to), &folder.join(to)));
+        }
+    };
+    there(&[older, newer]);
+    server.before("GET /runs/run/checkpoints/step-000000007-a0001/model", 0, replace(older, None));
+    let verified = run_in(&["checkpoint", "verify", &url, "--json"], &environment);
+    assert_eq!((verified.code, verified.out.lines().count()), (0, 1), "{}{}", verified.out, verified.err);
+    assert!(verified.out.contains(newer) && verified.err.contains("was removed while it was read"), "{}", verified.err);
+    // Actual damage is still reported.
+    there(&[older, newer]);
+    std::fs::remove_file(folder.join("checkpoints").join(older).join("model.safetensors")).unwrap();
+    let verified = run_in(&["checkpoint", "verify", &url], &environment);
+    assert_eq!((verified.code, verified.out.lines().count()), (1, 2), "{}{}", verified.out, verified.err);
+    // The first read verifies the object, the second loads it.
+    for after in [0, 1] {
+        let exported = place.path(&format!("exported-{after}"));
+        for arguments in [&["export", &url, "--output", &exported][..], &["fill-mask", &url, "the [MASK] ."]] {
+            there(&[older]);
+            server.before("GET /runs/run/checkpoints/step-000000007-a0001/model", after, replace(older, Some(newer)));
+            let ran = run_in(arguments, &environment);
+            assert_eq!(ran.code, 0, "{arguments:?}: {}", ran.err);
+            assert!(!server.has_hook(), "{arguments:?}");
+        }
+    }
+}
+
+/// Pruning blocks neither saves nor stages, and delays the end of the run by seconds only.
+#[test]
+fn slow_deletions_delay_no_step() {
+    let place = TestDir::new();
+    let server = Server::start(Path::new(&place.path("s3")), 0);
+    let url = format!("s3://{BUCKET}/run");
+    let environment = server.environment();
+    let more = ["--set", "checkpoint.keep=1"];
+    let mut running = Running::start_in(&place.config(28, 2), &url, &more, &environment);
+    // The coordinator's deletions at startup are done; the next one is of the first checkpoint.
+    running.reach(3);
+    let (fault, start) = (Fault::Stall(Duration::from_secs(40)), Instant::now());
+    server.fail(Rule { method: "POST".parse().unwrap(), contains: "delete", after: 0, times: 1, fault });
+    let ended = running.end();
+    let seconds = start.elapsed().as_secs_f64();
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    assert_eq!(server.hits(), 1, "the fault was not hit");
+    assert!(seconds < 35.0, "{seconds:.1} s: {}", ended.log);
+    eprintln!("{seconds:.1} s to the end, of which at most 10 s are for what was being removed");
+    // Remaining checkpoints are removed later.
+    server.clear();
+    let pruned = run_in(&["checkpoint", "prune", &url, "--json"], &environment);
+    assert_eq!(pruned.code, 0, "{}", pruned.err);
+    let left = run_in(&["checkpoint", "list", &url], &environment).out;
+    assert!(left.lines().count() == 1 && left.contains("step-000000028-a0001"), "{left}");
+}
