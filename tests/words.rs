@@ -51,8 +51,7 @@ fn replaced_names(text: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
     for (number, line) in text.lines().enumerate() {
         let words: Vec<&str> = line.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
-        let is_comment = line.trim_start().starts_with("//");
-        for pair in words.windows(2).filter(|_| !is_comment) {
+        for pair in words.windows(2).filter(|_| !line.trim_start().starts_with("//")) {
             let is_replaced = match pair[0] {
                 "struct" | "enum" | "trait" | "type" => TYPES.contains(&pair[1]),
                 "fn" | "mod" => FUNCTIONS.contains(&pair[1]),
@@ -64,13 +63,13 @@ fn replaced_names(text: &str) -> Vec<(usize, &str)> {
     found
 }
 
-/// Rust files below `folder` of the workspace, with their text.
+/// Rust files below `folder` except this one, with their text.
 fn read(folder: &Path, files: &mut Vec<(String, String)>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() && !path.ends_with("target") {
             read(&path, files);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+        } else if path.extension().is_some_and(|extension| extension == "rs") && !path.ends_with("words.rs") {
             files.push((path.display().to_string(), std::fs::read_to_string(&path).unwrap()));
         }
     }
